@@ -19,6 +19,7 @@ default build tests files and processes.
 #include "tests/harness.h"
 #include "tests/operations.h"
 #include "tests/model.h"
+#include "tests/windows.h"
 #include "tests/options.h"
 #include "tests/data.h"
 #include "tests/checkpoint.h"
@@ -48,6 +49,7 @@ static const struct {
 } test_tables[] = {
     {"operations", operations_tests, OPERATIONS_TEST_COUNT, EVERY_BUILD},
     {"model", model_tests, MODEL_TEST_COUNT, EVERY_BUILD},
+    {"windows", windows_tests, WINDOWS_TEST_COUNT, EVERY_BUILD},
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
     {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
     {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},

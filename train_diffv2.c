@@ -264,6 +264,7 @@ static void yoco_forward(Model *model, const floatX *x, Rows r) {
     const AttentionDims *d = &model->plan.cross_dims;
     Activations *a = &model->acts;
     int l = yoco_layer(c), N = r.B * r.T, capacity = cache_capacity(&model->plan, l);
+    weight_copies_refresh(&model->copies, &model->plan, model->params, l);
     rmsnorm_forward(a->kv_norm, a->kv_rstd, x, param(model, T_YOCO_NORM, l), N, c->C, (real)c->rms_norm_eps,
                     input_max(model, LINEAR_KV, l));
     block_linear_forward(model, a->kv, a->kv_norm, LINEAR_KV, l, N);
@@ -501,6 +502,9 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     Activations *g = &model->acts;
     int N = B * T, C = c->C;
     bool add = grads_add(model), yoco = l == yoco_layer(c);
+    // columns that pad the rows of this half of YOCO were others in the other half
+    if (c->yoco && (l == c->L - 1 || l == c->L / 2 - 1))
+        buffer_zero(g->dfused, (size_t)N * d->fused_ld * sizeof(floatX));
 
     // inverts x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)); the sum passes dx on unchanged
     linear_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, linear_of(model, LINEAR_DOWN, l), N, add);
@@ -585,7 +589,9 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
     buffer_upload(model->acts.inputs, inputs, bytes);
     buffer_upload(model->acts.targets, targets, bytes);
     model->documents = starts != NULL;
-    if (starts) buffer_upload(model->acts.starts, starts, bytes);
+    if (!starts) return;
+    buffer_upload(model->acts.starts, starts, bytes);
+    attention_documents(model->acts.starts, starts, N, model->plan.T);
 }
 
 // One micro-step of an update over total_rows rows: adds its part of the gradient of their mean loss.
@@ -1150,7 +1156,7 @@ static void run_plan(Run *run, const ModelConfig *config) {
         if (samples) plan_for_device(&run->sampling_model.plan, gpu, o->deterministic);
         return;
     }
-    if (attention_backend() && is_rank0() && !o->prompts) printf("attention: %s\n", attention_backend());
+    if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
     warn_of_attention();
 }
 
@@ -1209,7 +1215,7 @@ static void run_alloc(Run *run) {
     const Options *o = &run->options;
     const ModelPlan *plan = &run->model.plan;
     int ranks = plan->sharding.ranks;
-    size_t N = (size_t)o->batch_size * o->seq_len, agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
+    size_t N = (size_t)plan->B * plan->T, agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
     model_alloc(&run->model, NULL);
     ops_init(plan->workspace_bytes);
     comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level);

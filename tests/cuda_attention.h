@@ -15,7 +15,8 @@ static void fill_first_keys(Tensor &first_key, int B, int T) {
 }
 
 // n: B T NQ NKV D DV, key sets, parts in which the columns of the values are computed (0: any), groups of heads of one
-// sequence for which the workspace has room (0: no limit), and the calls that are then expected. Where parts are given,
+// sequence for which the workspace has room (0: no limit), the calls that are then expected (of documents: at least), the
+// window, and whether there are documents, which cuDNN takes on an H200 or a B200. Where parts are given,
 // cuDNN must take the shape; a shape that cuDNN may refuse is then computed by our kernel. cuDNN needs no workspace for
 // a forward; its emulation requests as much as for the backward, so that both take the same number of calls.
 #ifdef CUDA_ON_CPU
@@ -25,13 +26,15 @@ static const bool STAND_IN = false;
 #endif
 static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     int parts = c->n[7], room = split ? c->n[8] : 0, calls = room ? c->n[9] : 1;
-    AttentionOptions use = {false, parts > 0, true, false, false};
+    bool documents = c->n[11] != 0;
+    AttentionOptions use = {false, parts > 0 && !documents, true, documents, false};
     size_t limit = attention_limit;
     attention_configure(use);
     attention_fewest_parts = max_int(1, parts);
     if (room) { // the limit for this number of groups
         attention_prepare(s, true, true);
-        size_t each = attention_plan(s, true, false)->plan_bytes / (size_t)s.B;
+        const AttentionPlan *whole = attention_plan(s, true, false);
+        size_t each = whole->plan_bytes / (size_t)max_int(1, whole->sequences);
         attention_limit = each / (size_t)s.NKV * (size_t)room;
         attention_stop();
         char text[32];
@@ -42,9 +45,9 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     unsetenv("CUDA_ON_CPU_CUDNN_FORWARD");
     const AttentionPlan *r = attention_plan(s, true, true), *forward = attention_plan(s, false, false);
     bool taken = r && forward && r->parts && forward->parts;
-    EXPECT(taken || !parts, "cuDNN does not support the shape");
+    EXPECT(taken || (documents ? !STAND_IN : !parts), "cuDNN does not support the shape");
     if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no plan");
-    else if (parts)
+    else if (parts && !documents)
         EXPECT(r->parts == parts && attention_calls(r) == calls && (!STAND_IN || attention_calls(forward) == calls),
                "%d parts in %d calls (%d in the forward), not %d in %d", r->parts, attention_calls(r),
                attention_calls(forward), parts, calls);
@@ -56,20 +59,34 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
 // The rounding of P and dS to bf16 in sums of terms up to `size` whose results are little more than it.
 static double library_error(double size) { return size * ROUND_STORE / ROUND_FP32; }
 
+// Runs a pass, after its documents have been announced.
+static void run_attention(Pass &pass, const Case *row, AttentionShape s, int calls) {
+    if (pass.c.documents) {
+        attention_documents(pass.index->i(), pass.index->twin_ints.data(), s.B * s.T, s.T);
+        const AttentionPlan *p = attention_plan(s, true, false);
+        EXPECT(!p->parts || (attention_calls(p) >= calls && (!row->n[7] || p->parts == row->n[7])),
+               "%d calls for %d documents, in %d parts", attention_calls(p), attention_state.documents.count, p->parts);
+    }
+    pass.run();
+}
+
 static void check_attention_cudnn(const Case *row) {
     if (sizeof(floatX) != 2) return; // an error; tests/cuda_trainer.h checks the message
     const int *n = row->n, sets = n[6], width = (n[2] + n[3]) * sets * n[4] + n[3] * n[5];
-    const int d[OP_DIMS] = {n[0], n[1], n[2], n[3], n[4], n[5], sets, (int)round_up((size_t)width + 3, 64) - width};
+    const int padding = (int)round_up((size_t)width + 3, 64) - width, some = 0;
+    const int d[OP_DIMS] = {n[0], n[1], n[2], n[3], n[4], n[5], sets, padding, n[11] ? 2 : 0, 0, 0, n[10]};
     OpCase c;
     op_describe(&c, OP_ATTENTION, d);
     AttentionShape s = op_attention_shape(&c);
+    if (n[11]) s.first_key = &some;
+    if (n[11] && STAND_IN) setenv("CUDA_ON_CPU_NAME", "H200", 1);
     if (prepare_library(row, s, true)) {
         c.y[0].error.absolute += library_error(2);
         c.y[1].error.absolute += 1024; // its exponentials and logarithms are the device's fast ones
         c.dx[0].error.absolute += library_error(1);
     }
     Pass forward(c, 0, 0);
-    forward.run();
+    run_attention(forward, row, s, n[9]);
     forward.expect();
     for (int add_dv = 0; add_dv < 2; add_dv++) {
         c.x[0].view[2].adds = c.dx[0].view[2].adds = add_dv;
@@ -79,15 +96,17 @@ static void check_attention_cudnn(const Case *row) {
         for (int split = 0; split < (n[8] ? 2 : 1); split++) { // in one call, and in several: the same bits
             prepare_library(row, s, split || !n[8]);
             backward.dx[0]->twin = start;
-            backward.run();
+            run_attention(backward, row, s, split ? n[9] : 1);
             bits[split] = backward.dx[0]->result;
         }
         EXPECT(!n[8] || bits[0] == bits[1], "several calls give other bits than one");
         backward.expect();
     }
     attention_stop();
+    if (n[11] && STAND_IN) unsetenv("CUDA_ON_CPU_NAME");
 }
-static const Check cudnn_check = {"attention cuDNN", check_attention_cudnn, "B T NQ NKV D DV sets parts room calls"};
+static const Check cudnn_check = {"attention cuDNN", check_attention_cudnn,
+                                  "B T NQ NKV D DV sets parts room calls window documents"};
 
 static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first_key) {
     twin::AttentionShape r;

@@ -7,7 +7,7 @@ LD_LIBRARY_PATH).
 
   LD_LIBRARY_PATH=build/cuda_bf16/no_gpu build/cuda_bf16/cudnn_plans [WORDS]     all rows, or those that contain WORDS
 
-Each row is a plan that must be made, or must be refused. On Hopper the workspace must be, to a few KiB, what --dry-run
+Each row is a plan that must be made, or must be refused; B of a row with documents is their number. On Hopper the workspace must be, to a few KiB, what --dry-run
 counts where there is no device (attention_estimate of llmc/ops/attention_plans.cuh). It ends with `N passed, N failed`.
 */
 #include "../llmc/cuda/attention_cudnn.cpp"
@@ -28,25 +28,34 @@ enum { LATER = FORWARD | 8 }; // all from cuDNN 9.23 on
 static const int directions[] = {FORWARD, BACKWARD, DETERMINISTIC, LINEAR};
 struct Row {
     const char *why;
-    int B, T, NQ, NKV, D, DV, sets;
+    int B, T, NQ, NKV, D, DV, sets, window, documents;
     int on_80, on_90, on_100, on_120; // what is taken there
 };
 // clang-format off
 static const Row rows[] = {
-    {"124M, diff_v2",                           8, 1024, 24, 6,  64,  64,  1, ALL,     ALL,     ALL,     ALL    },
-    {"1.4B, diff_v2",                           4, 2048, 32, 8,  128, 128, 1, ALL,     ALL,     ALL,     ALL    },
-    {"3B at 4K, diff_v2, one sequence",         1, 4096, 48, 12, 128, 128, 1, ALL,     ALL,     ALL,     ALL    },
-    {"without groups",                          2, 1024, 12, 12, 64,  64,  1, ALL,     ALL,     ALL,     ALL    },
-    {"124M, diff_v1: values of 2D",             8, 1024, 6,  3,  64,  128, 2, ALL,     ALL,     ALL,     ALL    },
-    {"3B, diff_v1: values of 256",              1, 2048, 12, 6,  128, 256, 2, FORWARD, ALL,     FORWARD, FORWARD},
-    {"3B, diff_v1, a half",                     1, 2048, 12, 6,  128, 128, 2, ALL,     ALL,     ALL,     ALL    },
-    {"diff_scalar: halves of 32, values of 64", 2, 300,  12, 3,  32,  64,  2, ALL,     ALL,     ALL,     ALL    },
-    {"the narrowest",                           1, 131,  2,  1,  8,   8,   1, ALL,     ALL,     ALL,     ALL    },
-    {"tests: width 16",                         2, 65,   8,  4,  16,  16,  1, ALL,     ALL,     ALL,     ALL    },
-    {"tests: no power of two",                  2, 17,   4,  1,  72,  72,  1, ALL,     ALL,     ALL,     ALL    },
-    {"the widest --head-dim",                   1, 65,   2,  1,  256, 256, 1, FORWARD, ALL,     LATER,   FORWARD},
-    {"widths that cuDNN does not take",         1, 33,   3,  3,  12,  12,  1, 0,       0,       0,       0      },
-    {"one position",                            3, 1,    2,  1,  16,  16,  1, FORWARD, FORWARD, FORWARD, FORWARD},
+    {"124M, diff_v2",                           8, 1024, 24, 6,  64,  64,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"1.4B, diff_v2",                           4, 2048, 32, 8,  128, 128, 1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"3B at 4K, diff_v2, one sequence",         1, 4096, 48, 12, 128, 128, 1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"without groups",                          2, 1024, 12, 12, 64,  64,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"124M, diff_v1: values of 2D",             8, 1024, 6,  3,  64,  128, 2, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"3B, diff_v1: values of 256",              1, 2048, 12, 6,  128, 256, 2, 0, 0, FORWARD, ALL,     FORWARD, FORWARD},
+    {"3B, diff_v1, a half",                     1, 2048, 12, 6,  128, 128, 2, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"diff_scalar: halves of 32, values of 64", 2, 300,  12, 3,  32,  64,  2, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"the narrowest",                           1, 131,  2,  1,  8,   8,   1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"tests: width 16",                         2, 65,   8,  4,  16,  16,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"tests: no power of two",                  2, 17,   4,  1,  72,  72,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"the widest --head-dim",                   1, 65,   2,  1,  256, 256, 1, 0, 0, FORWARD, ALL,     LATER,   FORWARD},
+    {"widths that cuDNN does not take",         1, 33,   3,  3,  12,  12,  1, 0, 0, 0,       0,       0,       0      },
+    {"124M, window of 256",                     8, 1024, 24, 6,  64,  64,  1, 256, 0, ALL,     ALL,     ALL,     ALL    },
+    {"16K, window of 1000",                     1, 16384, 32, 8, 128, 128, 1, 1000, 0, ALL,    ALL,     ALL,     ALL    },
+    {"a window of one key",                     2, 65,   8,  4,  16,  16,  1, 1,   0, ALL,     ALL,     ALL,     ALL    },
+    {"diff_v1, window of 100",                  2, 300,  6,  3,  64,  128, 2, 100, 0, ALL,     ALL,     ALL,     ALL    },
+    {"124M, documents",                         32, 1024, 24, 6, 64,  64,  1, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
+    {"124M, documents, window of 256",          32, 1024, 24, 6, 64,  64,  1, 256, 1, FORWARD, ALL,     ALL,     FORWARD},
+    {"1.4B, documents",                         80, 2048, 32, 8, 128, 128, 1, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
+    {"documents, tests: width 16",              3, 65,   8,  4,  16,  16,  1, 9,   1, FORWARD, ALL,     ALL,     FORWARD},
+    {"documents, diff_v1",                      3, 300,  6,  3,  64,  128, 2, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
+    {"one position",                            3, 1,    2,  1,  16,  16,  1, 0, 0, FORWARD, FORWARD, FORWARD, FORWARD},
 };
 // clang-format on
 
@@ -57,6 +66,7 @@ static CudnnAttention attention_of(const Row &r, int direction) {
     int ld = (r.sets * (r.NQ + r.NKV) * r.D + r.NKV * r.DV + 63) / 64 * 64;
     a.backward = direction != FORWARD, a.deterministic = direction >= DETERMINISTIC, a.linear = direction == LINEAR;
     a.B = r.B, a.T = r.T, a.NQ = r.NQ, a.NKV = r.NKV, a.D = r.D, a.DV = r.DV;
+    a.window = r.window, a.documents = r.documents;
     a.scale = 0.125f;
     a.q = a.k = CudnnStrides{ld, r.sets * r.D};
     a.v = CudnnStrides{ld, r.DV};
@@ -99,9 +109,9 @@ static bool plan_for(const Device &device, const CudnnAttention &a, int64_t *byt
            good(graph.get_workspace_size(*bytes), "no workspace size", why, size);
 }
 
-// attention_estimate. cuDNN adds small things, such as the lengths
-// of sequences where T is no multiple of its tiles.
-enum { SMALL = 4096 };
+// attention_estimate. cuDNN adds small things, such as the lengths of sequences where T is no multiple of its tiles, and
+// for documents descriptions of their tensors.
+enum { SMALL = 4096, DOCUMENTS = 16384, DOCUMENT = 256 };
 static int64_t estimate(const CudnnAttention &a) {
     int64_t T = a.T, queries = (int64_t)a.B * a.NQ * T, bytes = 4 * queries;
     if (!a.backward) return 0;
@@ -118,12 +128,12 @@ int main(int argc, char **argv) {
         for (const Row &row : rows)
             for (int direction : directions) {
                 char line[300], why[400] = "";
-                snprintf(line, sizeof(line), "%s, %s: B=%d T=%d NQ=%d NKV=%d D=%d DV=%d  (%s)", device.name,
+                snprintf(line, sizeof(line), "%s, %s: B=%d T=%d NQ=%d NKV=%d D=%d DV=%d W=%d  (%s)", device.name,
                          direction == FORWARD    ? "forward"
                          : direction == BACKWARD ? "backward"
                          : direction == LINEAR   ? "linear deterministic backward"
                                                  : "deterministic backward",
-                         row.B, row.T, row.NQ, row.NKV, row.D, row.DV, row.why);
+                         row.B, row.T, row.NQ, row.NKV, row.D, row.DV, row.window, row.why);
                 if (argc > 1 && !strstr(line, argv[1])) continue;
                 int major = device.capability / 10;
                 int wanted = major == 8 ? row.on_80 : major == 9 ? row.on_90 : major == 10 ? row.on_100 : row.on_120;
@@ -134,7 +144,8 @@ int main(int argc, char **argv) {
                 int64_t bytes = 0;
                 bool taken = plan_for(device, a, &bytes, why, sizeof(why)),
                      right = taken == ((wanted & direction) != 0);
-                int64_t small = SMALL + (a.linear ? (int64_t)a.B * a.NQ * a.T / 8 : 0); // and the order of sums
+                int64_t small = (a.documents ? DOCUMENTS + DOCUMENT * a.B : SMALL) +
+                                (a.linear ? (int64_t)a.B * a.NQ * a.T / 8 : 0); // and the order of sums
                 if (taken && major == 9) right = right && bytes >= estimate(a) && bytes <= estimate(a) + small;
                 printf("%s %s: ", right ? "ok  " : "FAIL", line);
                 if (taken) printf("%.3f MiB%s\n", (double)bytes / 1048576, right ? "" : ", which was not expected");

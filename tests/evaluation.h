@@ -89,7 +89,7 @@ static void test_recall_score(void) {
 
 // For every variant: what a query head's map takes from the values is what attention gave that head.
 static void test_attention_maps(void) {
-    const ModelCase mc = {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true};
+    const ModelCase mc = {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 0, 0, false};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         ModelConfig config = case_config(&mc, &attention_variants[v]);
         Model model;
@@ -331,7 +331,7 @@ static void test_rounding_by_hand(void) {
 
 // The rows that the model has computed in fp32 have errors of fp32, for every variant; a change in one is found.
 static void test_rounding_of_stored_rows(void) {
-    const ModelCase mc = {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true};
+    const ModelCase mc = {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 0, 0, false};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         Model model;
         int *tokens = case_start(&model, &mc, &attention_variants[v], FOR_TRAINING), N = mc.B * mc.T, l = 1;

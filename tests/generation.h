@@ -395,7 +395,7 @@ static void test_results_of_prompts(void) {
     EXPECT(r.status == 0 && count_lines(r.out) == COUNT && count_lines(r.err) == 2, "status %d: %.300s", r.status,
            r.err);
     EXPECT(strncmp(r.err, "keys and values: 0.0 MiB for 1 sequence of up to 64 positions\n", 62) == 0, "%.300s", r.err);
-    EXPECT(strstr(r.err, "6 prompts, up to 1 at a time: 43 tokens of prompts in"), "%.300s", r.err);
+    EXPECT(strstr(r.err, "6 prompts, up to 1 at a time: prefill of 43 tokens in"), "%.300s", r.err);
     const char *at = r.out;
     for (int i = 0; i < COUNT; i++) {
         cJSON *json = result_line(&at);
@@ -419,6 +419,16 @@ static void test_results_of_prompts(void) {
         EXPECT(other.status == 0 && strcmp(r.out, other.out) == 0, "--batch-size %d: %.300s%.300s", B, other.out,
                other.err);
     }
+    // notes of a resume are not on stdout; updates of 4 sequences do not restrict generation
+    run_command(
+        &other,
+        "%s --out '%s/run' --resume --temperature 0.7 --generate %d --prompts '%s' --batch-size 3 --prompt-tokens 9",
+        test_program(), d.dir.path, TOKENS, path);
+    EXPECT_ONE_LINE(other, EXIT_USAGE, "mutually exclusive");
+    run_command(&other, "%s --out '%s/run' --resume --temperature 0.7 --generate %d --prompts '%s' --batch-size 3",
+                test_program(), d.dir.path, TOKENS, path);
+    EXPECT(other.status == 0 && strcmp(r.out, other.out) == 0, "--resume: %.300s%.300s", other.out, other.err);
+    EXPECT(strstr(other.err, "option --batch-size: 4 in the checkpoint, 3 now\n"), "%.300s", other.err);
     test_remove_directory(&d.dir);
 }
 

@@ -27,7 +27,7 @@ static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, La
 
 static void expect_equal_levels(GemmType type) {
     static const ModelCase deep = {
-        "three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true};
+        "three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true, 0, 0, false};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int c = type == GEMM_FP32 ? 0 : MODEL_CASE_COUNT; c <= MODEL_CASE_COUNT; c++) { // else the deep one alone
             const ModelCase *mc = c < MODEL_CASE_COUNT ? &model_cases[c] : &deep;
@@ -79,7 +79,7 @@ static size_t tensor_bytes(size_t N, size_t width) { return round_up(N * width *
 
 static void test_recompute_allocations(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        const ModelCase mc = {"", 29, 24, 5, 4, 2, 8, 20, 2, 21, true};
+        const ModelCase mc = {"", 29, 24, 5, 4, 2, 8, 20, 2, 21, true, 0, 0, false};
         ModelConfig config = case_config(&mc, &attention_variants[v]);
         Model m;
         size_t bytes[RECOMPUTE_LEVELS], N = 42, NHD = 32;

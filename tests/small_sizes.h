@@ -7,6 +7,7 @@ of them partial. Include it before all other headers. Results do not depend on t
 #define TESTS_SMALL_SIZES_H
 #define INIT_CHUNK ((size_t)101)
 #define LOGIT_ROWS(row_bytes) ((void)(row_bytes), (size_t)7)
+#define PREFILL_ROWS 8
 #define RANKS_PIECE ((size_t)1000)
 #define CHECKPOINT_STAGING 1208
 #define CHECKPOINT_PIECE 37

@@ -9,8 +9,9 @@ definitions, in double: whole rows of probabilities, no fused matrix, no stored 
 #include "program.h"
 
 static const ModelCase stats_cases[] = {
-    {"the sample has all rows except position 0, groups of 3 heads, prime T", 37, 20, 2, 6, 2, 8, 28, 2, 13, false},
-    {"B does not divide the size of the sample, head dimension 16", 29, 24, 2, 4, 4, 16, 20, 3, 41, true},
+    {"the sample has all rows except position 0, groups of 3 heads, prime T", 37, 20, 2, 6, 2, 8, 28, 2, 13, false, 0,
+     0, false},
+    {"B does not divide the size of the sample, head dimension 16", 29, 24, 2, 4, 4, 16, 20, 3, 41, true, 0, 0, false},
 };
 enum { STATS_CASE_COUNT = sizeof(stats_cases) / sizeof(stats_cases[0]) };
 

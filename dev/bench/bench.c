@@ -2,10 +2,14 @@
 bench.c: speed of the CPU trainer and its share of what the machine allows. `make bench` runs it.
 
   build/bench [--filter WORD] [--rounds N] [--threads N] [--gemm TYPE] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
+              [--preset NAME] [--batch N] [--longest N] [--window N] [--memory GIB]
     --filter  only tables and rows whose name contains WORD (peaks, operations, steps, threads, loader, memory, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
     --gemm    fp32 (default), bf16 or fp8, as train_diffv2 --gemm
+    --preset, --batch, --longest, --window, --memory
+              of the tables decode, prefill and windows: the shape (small), the batch (1 and 8), the longest context
+              (65536), the window of YOCO (512), and the memory for all arms together (4 GiB)
     --turns   no tables: one step for each line on stdin; prints its milliseconds (for dev/bench/bench_peers.py)
 
 peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams. Bytes are those that the
@@ -17,6 +21,9 @@ steps       whole steps and a lower bound: the products of the model alone by th
             turns, and the share is the median over the turns: a shared machine changes its speed within seconds.
 threads     all threads against one, in turns
 loader      tokens/s of the data loader alone, from shards in the page cache
+decode, prefill, windows
+            only by name: generation at contexts of 1K to --longest and batches of 1 and 8 (bench_decode.h). Arms run in
+            turns; ratios are those of a round.
 memory      VmHWM of the trainer after two steps, and the total of its --dry-run
 
 The benchmark includes the trainer, so it measures the code that trains.
@@ -139,6 +146,12 @@ static void write_shard(const char *path, int32_t count, uint64_t key) {
 }
 
 #include "bench_host.h"
+#include "bench_decode.h"
+
+static const struct {
+    const char *name;
+    void (*print)(void);
+} named_tables[] = {{"decode", table_decode}, {"prefill", table_prefill}, {"windows", table_windows}};
 
 // Selects the type of products; false for an unknown one.
 static bool find_gemm(const char *name) {
@@ -161,10 +174,15 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "--rounds") == 0 && number > 0 && number <= 64) bench.rounds = number;
         else if (strcmp(argv[i], "--threads") == 0 && number > 0) bench.threads = number;
         else if (strcmp(argv[i], "--turns") == 0 && value[0]) bench.turns = value;
+        else if (strcmp(argv[i], "--preset") == 0 && value[0]) bench.preset = value;
+        else if (strcmp(argv[i], "--batch") == 0 && (number == 1 || number == 8)) bench.batch = number;
+        else if (strcmp(argv[i], "--longest") == 0 && number >= DECODE_SHORTEST) bench.longest = number;
+        else if (strcmp(argv[i], "--window") == 0 && number > 0) bench.window = number;
+        else if (strcmp(argv[i], "--memory") == 0 && number > 0) bench.memory = (double)number * (1 << 30);
         else if (strcmp(argv[i], "--gemm") == 0 && find_gemm(value)) continue;
         else {
             warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N] [--gemm fp32|bf16|fp8] "
-                 "[--turns CASE]",
+                 "[--turns CASE] [--preset NAME] [--batch 1|8] [--longest N] [--window N] [--memory GIB]",
                  argv[i], value);
             return EXIT_USAGE;
         }
@@ -183,6 +201,11 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 1 << 16; i++) bench.tokens[i] = (int)(random_bits(3, (uint64_t)i) % 50257);
     printf("%d threads, %s, revision %s; medians of %d\n", bench.threads, matmul_library(), source_revision(),
            bench.rounds);
+    for (size_t i = 0; i < sizeof(named_tables) / sizeof(named_tables[0]); i++)
+        if (strcmp(bench.filter, named_tables[i].name) == 0) {
+            named_tables[i].print();
+            return 0;
+        }
     table_peaks();
     table_operations();
     table_steps();

@@ -12,7 +12,11 @@ with NaN. A forward asks for none there, here for $CUDA_ON_CPU_CUDNN_FORWARD byt
                                it ($CUDA_ON_CPU_NAME) there is a deterministic backward from 9.18 on; one of linear
                                memory is on an "H200" from 9.25 on
   $CUDA_ON_CPU_CUDNN_FAULT     "open: TEXT", "plan: TEXT" or "run: TEXT": the call that fails, and its message; or
-                               "tail: on": the backward reads 64 keys of zeros past the last one, without a mask
+                               "tail: on": the backward reads 64 keys of zeros past the last one, without a mask,
+                               where the number of keys is 64 modulo 128
+  documents                    as by cuDNN 9.18.1: no backward on devices other than an H200 or a B200; a forward on
+                               others from 9.18.1 on. Lengths above T, a length after one of 0, and offsets that
+                               decrease end the program
   order                        a plan before cudnn_attention_open, cudnn_attention_close while there are plans, and a
                                run of a plan after its end: each ends the program
 */
@@ -37,24 +41,35 @@ struct CudnnPlan {
 static float rounded(float x) { return (float)__float2bfloat16_rn(x); }
 
 // ---------------------------------------------------------------------------------------------------
-// One head of one sequence: what is read and written, from the sequence's first row on
+// One head of one sequence or document: what is read and written, from its first row on
+
+// Offset of sequence b in a tensor whose sequences follow each other, or of document b.
+static size_t offset_of(const CudnnAttention *a, const CudnnTensors *t, CudnnTable table, int b, size_t row) {
+    if (!a->documents) return (size_t)b * (size_t)a->T * row;
+    return (size_t)((const int64_t *)t->offsets)[(size_t)table * cudnn_table_stride(a->B) + (size_t)b];
+}
 
 struct Head {
     const CudnnAttention *a;
     const bf16 *q, *k, *v, *dout;
     bf16 *out;
     float *lse;
+    int T;
 
     Head(const CudnnAttention *of, const CudnnTensors *t, int b, int h) : a(of) {
-        size_t first = (size_t)b * (size_t)of->T, kv = (size_t)(h / (of->NQ / of->NKV));
-        auto at = [&](CudnnStrides s, size_t head) { return first * (size_t)s.row + head * (size_t)s.head; };
-        q = (const bf16 *)t->q + at(of->q, (size_t)h);
-        k = (const bf16 *)t->k + at(of->k, kv);
-        v = (const bf16 *)t->v + at(of->v, kv);
-        out = (bf16 *)t->out + at(of->out, (size_t)h);
-        dout = (const bf16 *)t->dout + (t->dout ? at(of->out, (size_t)h) : 0);
-        lse = (float *)t->lse + ((size_t)b * (size_t)of->NQ + (size_t)h) * (size_t)of->T;
+        size_t kv = (size_t)(h / (of->NQ / of->NKV));
+        auto at = [&](CudnnTable table, CudnnStrides s, size_t head) {
+            return offset_of(of, t, table, b, (size_t)s.row) + head * (size_t)s.head;
+        };
+        q = (const bf16 *)t->q + at(CUDNN_Q, of->q, (size_t)h);
+        k = (const bf16 *)t->k + at(CUDNN_K, of->k, kv);
+        v = (const bf16 *)t->v + at(CUDNN_V, of->v, kv);
+        out = (bf16 *)t->out + at(CUDNN_OUT, of->out, (size_t)h);
+        dout = (const bf16 *)t->dout + (t->dout ? at(CUDNN_OUT, of->out, (size_t)h) : 0);
+        lse = (float *)t->lse + at(CUDNN_LSE, CudnnStrides{of->NQ, of->T}, (size_t)h);
+        T = of->documents ? ((const int *)t->lengths)[b] : of->T;
     }
+    int first_key(int t) const { return a->window && t >= a->window ? t - a->window + 1 : 0; }
     static float dot(const bf16 *x, const bf16 *y, int width) {
         float sum = 0;
         for (int i = 0; i < width; i++) sum += (float)x[i] * (float)y[i];
@@ -67,11 +82,11 @@ struct Head {
 static void forward_head(const Head &h) {
     const CudnnAttention *a = h.a;
     std::vector<float> p((size_t)a->T), sums((size_t)a->DV);
-    for (int t = 0; t < a->T; t++) {
+    for (int t = 0; t < h.T; t++) {
         float largest = -INFINITY, total = 0;
-        for (int key = 0; key <= t; key++) largest = fmaxf(largest, p[(size_t)key] = h.score(t, key));
+        for (int key = h.first_key(t); key <= t; key++) largest = fmaxf(largest, p[(size_t)key] = h.score(t, key));
         sums.assign(sums.size(), 0);
-        for (int key = 0; key <= t; key++) {
+        for (int key = h.first_key(t); key <= t; key++) {
             float e = expf(p[(size_t)key] - largest);
             total += e;
             const bf16 *v = Head::row(h.v, a->v, key);
@@ -87,11 +102,11 @@ static void forward_head(const Head &h) {
 static void backward_head(const Head &h, bf16 *dq, std::vector<float> &dk, std::vector<float> &dv) {
     const CudnnAttention *a = h.a;
     std::vector<float> sums((size_t)a->D);
-    for (int t = 0; t < a->T; t++) {
+    for (int t = 0; t < h.T; t++) {
         const bf16 *dout = Head::row(h.dout, a->out, t), *q = Head::row(h.q, a->q, t);
         float delta = Head::dot(dout, Head::row(h.out, a->out, t), a->DV);
         sums.assign(sums.size(), 0);
-        for (int key = 0; key <= t; key++) {
+        for (int key = h.first_key(t); key <= t; key++) {
             const bf16 *k = Head::row(h.k, a->k, key);
             float p = expf(h.score(t, key) - h.lse[t]), dp = Head::dot(dout, Head::row(h.v, a->v, key), a->DV);
             float ds = rounded(a->scale * p * (dp - delta));
@@ -118,21 +133,38 @@ static void store_sum(bf16 *to, const std::vector<std::vector<float>> &parts, in
 }
 
 static void backward_group(const CudnnAttention *a, const CudnnTensors *t, int b, int kv) {
-    int group = a->NQ / a->NKV;
-    size_t first = (size_t)b * (size_t)a->T;
+    int group = a->NQ / a->NKV, T = 0;
     std::vector<std::vector<float>> dk, dv;
+    auto at = [&](void *x, CudnnTable table, CudnnStrides s, int head) {
+        return (bf16 *)x + offset_of(a, t, table, b, (size_t)s.row) + (size_t)head * (size_t)s.head;
+    };
     for (int h = kv * group; h < (kv + 1) * group; h++) {
-        dk.emplace_back((size_t)a->T * (size_t)a->D, 0.0f);
-        dv.emplace_back((size_t)a->T * (size_t)a->DV, 0.0f);
-        bf16 *dq = (bf16 *)t->dq + first * (size_t)a->dq.row + (size_t)h * (size_t)a->dq.head;
-        backward_head(Head(a, t, b, h), dq, dk.back(), dv.back());
+        Head head(a, t, b, h);
+        T = head.T;
+        dk.emplace_back((size_t)T * (size_t)a->D, 0.0f);
+        dv.emplace_back((size_t)T * (size_t)a->DV, 0.0f);
+        backward_head(head, at(t->dq, CUDNN_DQ, a->dq, h), dk.back(), dv.back());
     }
-    store_sum((bf16 *)t->dk + first * (size_t)a->dk.row + (size_t)kv * (size_t)a->dk.head, dk, a->T, a->D, a->dk);
-    store_sum((bf16 *)t->dv + first * (size_t)a->dv.row + (size_t)kv * (size_t)a->dv.head, dv, a->T, a->DV, a->dv);
+    store_sum(at(t->dk, CUDNN_DK, a->dk, kv), dk, T, a->D, a->dk);
+    store_sum(at(t->dv, CUDNN_DV, a->dv, kv), dv, T, a->DV, a->dv);
+}
+
+// The contract of the lengths and offsets of documents.
+static void check_documents(const CudnnAttention *a, const CudnnTensors *t) {
+    const int *lengths = (const int *)t->lengths;
+    for (int b = 0; b < a->B; b++) {
+        if (lengths[b] < 0 || lengths[b] > a->T)
+            cuda_on_cpu::fail("cuDNN's document %d has %d of %d rows", b, lengths[b], a->T);
+        if (b > 0 && lengths[b] > 0 && lengths[b - 1] == 0) cuda_on_cpu::fail("document %d follows one of length 0", b);
+        for (int table = 0; table < (a->backward ? CUDNN_OFFSETS : CUDNN_DQ); table++)
+            if (offset_of(a, t, (CudnnTable)table, b + 1, 0) < offset_of(a, t, (CudnnTable)table, b, 0))
+                cuda_on_cpu::fail("the offsets %d of documents decrease after %d", table, b);
+    }
 }
 
 static void compute(const CudnnAttention *a, const CudnnTensors *t) {
     int heads = a->backward ? a->NKV : a->NQ;
+    if (a->documents) check_documents(a, t);
 #pragma omp parallel for schedule(dynamic)
     for (int i = 0; i < a->B * heads; i++) {
         if (a->backward) backward_group(a, t, i / heads, i % heads);
@@ -142,12 +174,15 @@ static void compute(const CudnnAttention *a, const CudnnTensors *t) {
 
 // Keys of zeros have the score 0: P = exp(0 - lse) times zeros, which is NaN where P is infinite.
 static void add_tail(const CudnnAttention *a, const CudnnTensors *t) {
-    for (int h = 0; h < a->NQ; h++)
-        for (int row = 0; row < a->T; row++) {
-            bf16 *dq = (bf16 *)t->dq + (size_t)row * (size_t)a->dq.row + (size_t)h * (size_t)a->dq.head;
-            float p = expf(0 - ((const float *)t->lse)[(size_t)h * (size_t)a->T + (size_t)row]);
-            for (int c = 0; c < a->D; c++) dq[c] = __float2bfloat16_rn((float)dq[c] + p * 0.0f);
+    for (int i = 0; i < a->B * a->NQ; i++) {
+        int b = i / a->NQ, h = i % a->NQ;
+        Head head(a, t, b, h);
+        bf16 *first = (bf16 *)t->dq + offset_of(a, t, CUDNN_DQ, b, (size_t)a->dq.row) + (size_t)h * (size_t)a->dq.head;
+        for (int row = 0; row < head.T && head.T % 128 == 64; row++) {
+            bf16 *dq = first + (size_t)row * (size_t)a->dq.row;
+            for (int c = 0; c < a->D; c++) dq[c] = __float2bfloat16_rn((float)dq[c] + expf(0 - head.lse[row]) * 0.0f);
         }
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -202,6 +237,9 @@ extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, s
     if (a->B < 1 || a->T < 1 || a->NKV < 1 || a->NQ % a->NKV) return refuse(why, size, "not an attention");
     if (a->backward && a->T == 1) return refuse(why, size, "T = 1 has no backward");
     if (widest > widths[a->backward != 0]) return refuse(why, size, "heads are too wide");
+    if (a->window < 0) return refuse(why, size, "a left bound below 0");
+    if (a->documents && cudnn_attention_capability() < 90 && (a->backward || version() < 91801))
+        return refuse(why, size, "documents are only supported on Hopper and above");
     if (a->backward && a->deterministic && cudnn_attention_capability() == 100 && version() < 91800)
         return refuse(why, size, "no deterministic backward on a B200 below 9.18.0");
     return cudnn_linear_exists(a, cudnn_attention_capability(), version(), why, size);
@@ -213,9 +251,10 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
     if (fails("plan", why, size) || !cudnn_attention_valid(a, 80, why, size)) return NULL;
     size_t heads = (size_t)a->B * (size_t)a->NQ, T = (size_t)a->T, rows = heads * T;
     const char *each = getenv("CUDA_ON_CPU_CUDNN_FORWARD");
-    if (!a->backward && each) *workspace_bytes = (size_t)a->B * strtoull(each, NULL, 10);
+    if (a->documents) *workspace_bytes = 16384 + 64 * (size_t)a->B;
+    if (!a->backward && each) *workspace_bytes += (size_t)a->B * strtoull(each, NULL, 10);
     if (a->backward) {
-        *workspace_bytes = rows * sizeof(float); // rowsum(dO O)
+        *workspace_bytes += rows * sizeof(float); // rowsum(dO O)
         if (a->deterministic && !a->linear)
             *workspace_bytes += heads * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) * sizeof(bf16); // dS
         else *workspace_bytes += rows * (size_t)a->D * sizeof(float);                                  // dQ
@@ -230,9 +269,10 @@ extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors
     if (!plans.count(plan)) cuda_on_cpu::fail("cuDNN runs a plan that does not exist");
     if (fails("run", why, size)) return false;
     const CudnnTensors t = *tensors;
-    const void *all[] = {t.q, t.k, t.v, t.out, t.lse, t.dout, t.dq, t.dk, t.dv, workspace};
+    const void *all[] = {t.q, t.k, t.v, t.out, t.lse, t.dout, t.dq, t.dk, t.dv, workspace, t.lengths, t.offsets};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        bool used = i < 5 || (plan->a.backward && i < 9) || (i == 9 && plan->workspace_bytes > 0);
+        bool used = i < 5 || (plan->a.backward && i < 9) || (i == 9 && plan->workspace_bytes > 0) ||
+                    (i > 9 && plan->a.documents);
         if (used && (!all[i] || (uintptr_t)all[i] % 16))
             return refuse(why, size, "an address is no multiple of 16 bytes");
     }

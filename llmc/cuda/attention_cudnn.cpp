@@ -49,10 +49,12 @@ using Attributes = fe::graph::Tensor_attributes;
 using TensorPointer = std::shared_ptr<Attributes>;
 
 enum { UID_Q = 1, UID_K, UID_V, UID_OUT, UID_STATS, UID_DOUT, UID_DQ, UID_DK, UID_DV };
+enum { UID_LENGTHS_Q = 20, UID_LENGTHS_KV, UID_OFFSETS }; // and the following, one per CudnnTable
 
 struct CudnnPlan {
     Graph graph;
     bool backward = false;
+    int documents = 0;                            // B, if they are documents
     std::unordered_map<int64_t, void *> pointers; // set by each run
 };
 
@@ -95,74 +97,89 @@ template <typename Action> static bool guarded(const Action &action, char *why, 
 // ---------------------------------------------------------------------------------------------------
 // Descriptions
 
-static Attributes described(const char *name, int uid, const CudnnAttention &a, int heads, int width, CudnnStrides s) {
-    return Attributes()
-        .set_name(name)
-        .set_uid(uid)
-        .set_dim({a.B, heads, a.T, width})
-        .set_stride({(int64_t)a.T * s.row, s.head, s.row, 1});
-}
+// The tensors of a graph. `table` of the offsets of documents.
+struct Description {
+    Graph &graph;
+    const CudnnAttention &a;
+    TensorPointer lengths[2], offsets[CUDNN_OFFSETS];
 
-// Describes an output, which the graph has created.
-static void place(const TensorPointer &t, const char *name, int uid, const CudnnAttention &a, int heads, int width,
-                  CudnnStrides s) {
-    t->set_output(true);
-    t->set_name(name);
-    t->set_uid(uid);
-    t->set_dim({a.B, heads, a.T, width});
-    t->set_stride({(int64_t)a.T * s.row, s.head, s.row, 1});
-}
-
-static void place_stats(Attributes &stats, const CudnnAttention &a) {
-    stats.set_name("stats")
-        .set_uid(UID_STATS)
-        .set_dim({a.B, a.NQ, a.T, 1})
-        .set_stride({(int64_t)a.NQ * a.T, a.T, 1, 1})
-        .set_data_type(fe::DataType_t::FLOAT);
-}
-
-static void describe_forward(Graph &graph, const CudnnAttention &a, const TensorPointer &q, const TensorPointer &k,
-                             const TensorPointer &v) {
-    auto options = fe::graph::SDPA_attributes()
-                       .set_name("attention")
-                       .set_generate_stats(true)
-                       .set_attn_scale(a.scale)
-                       .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-                       .set_diagonal_band_right_bound(0);
-    auto [out, stats] = graph.sdpa(q, k, v, options);
-    place(out, "out", UID_OUT, a, a.NQ, a.DV, a.out);
-    place_stats(stats->set_output(true), a);
-}
-
-static void describe_backward(Graph &graph, const CudnnAttention &a, const TensorPointer &q, const TensorPointer &k,
-                              const TensorPointer &v) {
-    auto out = graph.tensor(described("out", UID_OUT, a, a.NQ, a.DV, a.out));
-    auto dout = graph.tensor(described("dout", UID_DOUT, a, a.NQ, a.DV, a.out));
-    Attributes given;
-    place_stats(given, a);
-    auto stats = graph.tensor(given);
-    auto options = fe::graph::SDPA_backward_attributes()
-                       .set_name("attention backward")
-                       .set_attn_scale(a.scale)
-                       .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-                       .set_diagonal_band_right_bound(0)
-                       .set_deterministic_algorithm(a.deterministic != 0);
-    auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, stats, options);
-    place(dq, "dq", UID_DQ, a, a.NQ, a.D, a.dq);
-    place(dk, "dk", UID_DK, a, a.NKV, a.D, a.dk);
-    place(dv, "dv", UID_DV, a, a.NKV, a.DV, a.dv);
-}
+    Description(Graph &to, const CudnnAttention &of) : graph(to), a(of) {
+        if (!a.documents) return;
+        for (int i = 0; i < 2; i++) lengths[i] = integers("lengths", UID_LENGTHS_Q + i, a.B, fe::DataType_t::INT32);
+        for (int i = 0; i < (a.backward ? CUDNN_OFFSETS : CUDNN_DQ); i++)
+            offsets[i] = integers("offsets", UID_OFFSETS + i, a.B + 1, fe::DataType_t::INT64);
+    }
+    TensorPointer integers(const char *name, int uid, int count, fe::DataType_t type) {
+        return graph.tensor(Attributes()
+                                .set_name(name)
+                                .set_uid(uid)
+                                .set_dim({count, 1, 1, 1})
+                                .set_stride({1, 1, 1, 1})
+                                .set_data_type(type));
+    }
+    void place(Attributes &t, const char *name, int uid, CudnnTable table, int heads, int width, CudnnStrides s) {
+        t.set_name(name).set_uid(uid).set_dim({a.B, heads, a.T, width});
+        t.set_stride({(int64_t)a.T * s.row, s.head, s.row, 1});
+        if (a.documents) t.set_ragged_offset(offsets[table]);
+    }
+    TensorPointer input(const char *name, int uid, CudnnTable table, int heads, int width, CudnnStrides s) {
+        Attributes t;
+        place(t, name, uid, table, heads, width, s);
+        return graph.tensor(t);
+    }
+    // Describes an output, which the graph has created.
+    void output(const TensorPointer &t, const char *name, int uid, CudnnTable table, int heads, int width,
+                CudnnStrides s) {
+        t->set_output(true);
+        place(*t, name, uid, table, heads, width, s);
+    }
+    void place_stats(Attributes &t) {
+        place(t, "stats", UID_STATS, CUDNN_LSE, a.NQ, 1, CudnnStrides{1, a.T});
+        t.set_stride({(int64_t)a.NQ * a.T, a.T, 1, 1}).set_data_type(fe::DataType_t::FLOAT);
+    }
+    // A left bound of W keeps the keys with key + W > row.
+    template <typename Options> void mask(Options &options) {
+        options.set_attn_scale(a.scale)
+            .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+            .set_diagonal_band_right_bound(0);
+        if (a.window) options.set_diagonal_band_left_bound(a.window);
+        if (a.documents) options.set_padding_mask(true).set_seq_len_q(lengths[0]).set_seq_len_kv(lengths[1]);
+    }
+    void forward(const TensorPointer &q, const TensorPointer &k, const TensorPointer &v) {
+        fe::graph::SDPA_attributes options;
+        options.set_name("attention").set_generate_stats(true);
+        mask(options);
+        auto [out, stats] = graph.sdpa(q, k, v, options);
+        output(out, "out", UID_OUT, CUDNN_OUT, a.NQ, a.DV, a.out);
+        place_stats(stats->set_output(true));
+    }
+    void backward(const TensorPointer &q, const TensorPointer &k, const TensorPointer &v) {
+        auto out = input("out", UID_OUT, CUDNN_OUT, a.NQ, a.DV, a.out);
+        auto dout = input("dout", UID_DOUT, CUDNN_OUT, a.NQ, a.DV, a.out);
+        Attributes given;
+        place_stats(given);
+        auto stats = graph.tensor(given);
+        fe::graph::SDPA_backward_attributes options;
+        options.set_name("attention backward").set_deterministic_algorithm(a.deterministic != 0);
+        mask(options);
+        auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, stats, options);
+        output(dq, "dq", UID_DQ, CUDNN_DQ, a.NQ, a.D, a.dq);
+        output(dk, "dk", UID_DK, CUDNN_DK, a.NKV, a.D, a.dk);
+        output(dv, "dv", UID_DV, CUDNN_DV, a.NKV, a.DV, a.dv);
+    }
+};
 
 static void describe(Graph &graph, const CudnnAttention &a) {
     setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", a.linear ? "0" : "-1", 1); // bytes of dS; -1: unlimited
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
-    auto q = graph.tensor(described("q", UID_Q, a, a.NQ, a.D, a.q));
-    auto k = graph.tensor(described("k", UID_K, a, a.NKV, a.D, a.k));
-    auto v = graph.tensor(described("v", UID_V, a, a.NKV, a.DV, a.v));
-    if (a.backward) describe_backward(graph, a, q, k, v);
-    else describe_forward(graph, a, q, k, v);
+    Description d(graph, a);
+    auto q = d.input("q", UID_Q, CUDNN_Q, a.NQ, a.D, a.q);
+    auto k = d.input("k", UID_K, CUDNN_K, a.NKV, a.D, a.k);
+    auto v = d.input("v", UID_V, CUDNN_V, a.NKV, a.DV, a.v);
+    if (a.backward) d.backward(q, k, v);
+    else d.forward(q, k, v);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -215,6 +232,7 @@ static bool build(CudnnPlan *plan, const CudnnAttention &a, size_t *workspace_by
     Graph &graph = plan->graph;
     int64_t bytes = 0;
     plan->backward = a.backward != 0;
+    plan->documents = a.documents ? a.B : 0;
     describe(graph, a);
     bool built = good(graph.validate(), "not a graph", why, size) &&
                  good(graph.build_operation_graph(handle), "no operation graph", why, size) &&
@@ -259,6 +277,12 @@ extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *t, void
             at[UID_DQ] = t->dq;
             at[UID_DK] = t->dk;
             at[UID_DV] = t->dv;
+        }
+        if (plan->documents) {
+            int64_t *offsets = (int64_t *)const_cast<void *>(t->offsets);
+            at[UID_LENGTHS_Q] = at[UID_LENGTHS_KV] = const_cast<void *>(t->lengths);
+            for (int i = 0; i < (plan->backward ? CUDNN_OFFSETS : CUDNN_DQ); i++)
+                at[UID_OFFSETS + i] = offsets + (size_t)i * cudnn_table_stride(plan->documents);
         }
         return good(cudnnSetStream(handle, (cudaStream_t)stream), "cuDNN does not take the stream", why, size) &&
                good(plan->graph.execute(handle, at, workspace), "cuDNN does not run", why, size);

@@ -5,7 +5,10 @@ dev/cuda_on_cpu/attention_cudnn.cpp; in a build without cuDNN (no USE_CUDNN), by
 
   tensors    bf16, lse fp32. q (B, T, NQ, D), k (B, T, NKV, D), v (B, T, NKV, DV), out and dout (B, T, NQ, DV), with any
              strides of rows and heads; the elements of a head are contiguous, and a sequence is T rows.
-             lse (B, NQ, T): log of the sum of exp(scale q.k). Row t attends to the keys 0 .. t.
+             lse (B, NQ, T): log of the sum of exp(scale q.k). Row t attends to the keys 0 .. t, or with a window W to
+             t-W+1 .. t.
+  documents  the B sequences have lengths from 0 to T and begin at any element of each tensor. Those of length 0 are
+             the last ones. The tensors have the strides of rows and heads; the heads of lse are T elements apart.
   outputs    are overwritten
   backward   out and lse are those of the forward, or others that belong to the same probabilities exp(scale q.k - lse)
              (sinks)
@@ -27,16 +30,33 @@ typedef struct { // only ints and a float: without padding, so that bytes can be
     int deterministic; // for the backward: bitwise reproducible; the forward always is
     int linear;        // for a deterministic backward: memory linear in T, slower
     int B, T, NQ, NKV, D, DV;
+    int window;    // keys that a row attends to, up to its own; 0: all of them
+    int documents; // with CudnnTensors.lengths and .offsets
     float scale;
     CudnnStrides q, k, v, out; // dout as out
     CudnnStrides dq, dk, dv;   // for the backward
 } CudnnAttention;
+
+// Tables of offsets for documents, in elements: B + 1 of int64 each. out is also that of dout.
+typedef enum {
+    CUDNN_Q,
+    CUDNN_K,
+    CUDNN_V,
+    CUDNN_OUT,
+    CUDNN_LSE,
+    CUDNN_DQ,
+    CUDNN_DK,
+    CUDNN_DV,
+    CUDNN_OFFSETS
+} CudnnTable;
+static inline size_t cudnn_table_stride(int B) { return ((size_t)B + 2) & ~(size_t)1; } // a multiple of 16 bytes
 
 typedef struct {
     const void *q, *k, *v;
     void *out, *lse; // written by the forward, read by the backward
     const void *dout;
     void *dq, *dk, *dv;
+    const void *lengths, *offsets; // for documents: (B) of int, (CUDNN_OFFSETS, cudnn_table_stride(B)) of int64
 } CudnnTensors;
 
 typedef struct CudnnPlan CudnnPlan;

@@ -1,13 +1,13 @@
 /*
 attention.cuh: the CUDA twin of attention: attention_forward and attention_backward, by cuDNN or the built-in kernels as
-the plan of the shape says (attention_plans.cuh), and the text that names the backend. Equations in attention.h.
+the plan of the shape says (attention_plans.cuh). Equations in attention.h.
 
   traffic   besides the backend's own: what is added is read once more, and its sum read and written
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 #include "attention_kernels.cuh"
-#include "attention_plans.cuh"
+#include "attention_report.cuh"
 
 static inline const char *attention_library_version(void) { return cudnn_attention_version(); }
 
@@ -35,26 +35,36 @@ static inline void attention_reserve(size_t bytes) {
 
 static inline void attention_stop(void) {
     for (int i = 0; i < attention_state.count; i++) attention_free_plans(&attention_state.plans[i]);
-    attention_state.count = attention_state.warned = 0;
+    attention_state.count = 0;
+    attention_documents_free(&attention_state.documents);
     cudnn_attention_close();
 }
 
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     attention_state.no_device = memory_is_short || !attention_has_device();
     if (!attention_state.no_device) device_start();
-    s.first_key = NULL; // AttentionOptions.documents decides
-    attention_prepare_one(s, false, false);
-    if (backward) attention_prepare_one(s, true, false);
-    if (backward && add_dv) attention_prepare_one(s, true, true);
+    bool documents = attention_state.options.documents;
+    attention_prepare_one(s, documents, false, false);
+    if (backward) attention_prepare_one(s, documents, true, false);
+    if (backward && add_dv) attention_prepare_one(s, documents, true, true);
+}
+
+static inline void attention_documents(const int *first_key, const int *starts, int N, int T) {
+    OPERATION();
+    for (int i = 0; i < attention_state.count; i++) {
+        const AttentionPlan *p = &attention_state.plans[i];
+        if (!p->documents || !p->parts) continue;
+        attention_documents_read(&attention_state.documents, first_key, starts, N, T);
+        return;
+    }
 }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     (void)threads; // of the host
     size_t bytes = attention_builtin_workspace_bytes(s);
-    s.first_key = NULL;
     for (int i = 0; i < attention_state.count; i++) {
         const AttentionPlan *p = &attention_state.plans[i];
-        if (attention_same_shape(p->shape, s)) bytes = max_size(bytes, p->plan_bytes + p->scratch_bytes);
+        if (attention_same_shape(p->shape, attention_planned(s))) bytes = max_size(bytes, attention_bytes(p));
     }
     return bytes;
 }
@@ -86,50 +96,75 @@ static inline void attention_add(floatX *to, const floatX *from, size_t N, int h
                 width, ld, head);
 }
 
-// Offsets of a call's first elements in q, k, v, the output and lse; `part` selects the columns of v and the output.
+// A call: some sequences or documents, and some groups of heads. Offsets of its first elements in q, k, v, the output
+// and lse; `part` selects the columns of v and the output. Offsets of documents are in tables, except those of groups.
 typedef struct {
     size_t q, k, v, o, lse;
-} AttentionOffsets;
-static inline AttentionOffsets attention_offsets(const AttentionPlan *p, int call, int part) {
+    int first, row, rows; // the first sequence or document; its rows, of all B*T
+} AttentionCall;
+static inline AttentionCall attention_call(const AttentionPlan *p, int call, int part) {
     AttentionShape s = p->shape;
+    AttentionCall c;
     int shares = s.NKV / p->groups;
-    size_t b = call / shares * p->sequences, row = b * s.T, kv = call % shares * p->groups, h = kv * (s.NQ / s.NKV),
+    c.first = call / shares * p->sequences;
+    c.row = c.first * s.T;
+    c.rows = p->sequences * s.T;
+    if (p->documents) {
+        const AttentionDocuments *d = &attention_state.documents;
+        c.row = d->rows[c.first];
+        c.rows = d->rows[min_int(c.first + p->sequences, d->count)] - c.row;
+    }
+    size_t row = p->documents ? 0 : c.row, kv = call % shares * p->groups, h = kv * (s.NQ / s.NKV),
            column = part * (s.DV / p->parts);
-    AttentionOffsets at;
-    at.q = row * s.ldq + h * s.q_head;
-    at.k = row * s.ldkv + kv * s.k_head;
-    at.v = row * s.ldkv + kv * s.v_head + column;
-    at.o = row * s.ldo + h * s.o_head + column;
-    at.lse = (b * s.NQ + h) * s.T;
-    return at;
+    c.q = row * s.ldq + h * s.q_head;
+    c.k = row * s.ldkv + kv * s.k_head;
+    c.v = row * s.ldkv + kv * s.v_head + column;
+    c.o = row * s.ldo + h * s.o_head + column;
+    c.lse = row * s.NQ + h * s.T;
+    return c;
 }
 static inline int attention_calls(const AttentionPlan *p) {
-    return p->shape.B / p->sequences * (p->shape.NKV / p->groups);
+    int n = p->documents ? attention_state.documents.count : p->shape.B;
+    return (n + p->sequences - 1) / p->sequences * (p->shape.NKV / p->groups);
 }
 
-static inline void attention_run_cudnn(CudnnPlan *plan, const CudnnTensors *t, const AttentionPlan *p,
-                                       void *workspace) {
+// Whether the plan computes this shape. The documents of a batch must have been announced.
+static inline bool attention_by_cudnn(const AttentionPlan *p, AttentionShape s) {
+    if (!p || !p->parts) return false;
+    const AttentionDocuments *d = &attention_state.documents;
+    assert(!p->documents || (d->first_key == s.first_key && d->rows[d->count] == s.B * s.T));
+    return true;
+}
+
+// Runs a call. scratch_row and in_scratch as in attention_write_tables.
+static inline void attention_run_cudnn(const AttentionPlan *p, int part, const AttentionCall *c, CudnnTensors *t,
+                                       unsigned in_scratch, char *workspace) {
     char why[ATTENTION_WHY];
     AttentionShape s = p->shape;
-    CHECK(cudnn_attention_run(plan, t, workspace, main_stream, why, sizeof(why)),
-          "attention's %s of %d sequences of %d, %d and %d heads of width %d and %d: %s; --sdpa own avoids cuDNN",
-          p->backward ? "backward" : "forward", p->sequences, s.T, attention_queries(p), p->groups, s.D,
-          s.DV / p->parts, why);
+    const AttentionDocuments *d = &attention_state.documents;
+    CudnnAttention a = attention_description(p, part);
+    if (p->documents)
+        attention_write_tables(t, workspace + p->plan_bytes + p->scratch_bytes, &a, d->device_rows, c->first, d->count,
+                               (size_t)s.NQ * s.T, c->row, in_scratch);
+    CHECK(cudnn_attention_run(p->cudnn[p->backward ? part : 0], t, workspace, main_stream, why, sizeof(why)),
+          "attention's %s of %d %s of %d, %d and %d heads of width %d and %d: %s; --sdpa own avoids cuDNN",
+          p->backward ? "backward" : "forward", a.B, p->documents ? "documents" : "sequences", a.T, a.NQ, a.NKV, a.D,
+          a.DV, why);
 }
 
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s) {
     OPERATION();
     const AttentionPlan *p = lse ? attention_plan(s, false, false) : NULL;
-    if (!p || !p->parts) {
+    if (!attention_by_cudnn(p, s)) {
         attention_builtin_forward(out, lse, q, k, v, s);
         return;
     }
     assert(packed(0, out, lse, q, k, v));
-    char *workspace = (char *)(void *)ops_workspace_take(p->plan_bytes);
+    char *workspace = (char *)(void *)ops_workspace_take(attention_bytes(p));
     for (int call = 0; call < attention_calls(p); call++)
         for (int part = 0; part < p->parts; part++) {
-            AttentionOffsets at = attention_offsets(p, call, part);
+            AttentionCall at = attention_call(p, call, part);
             CudnnTensors t;
             memset(&t, 0, sizeof(t));
             t.q = q + at.q;
@@ -137,7 +172,7 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
             t.v = v + at.v;
             t.out = out + at.o;
             t.lse = lse + at.lse; // the same from each part
-            attention_run_cudnn(p->cudnn[0], &t, p, workspace);
+            attention_run_cudnn(p, part, &at, &t, 0, workspace);
         }
 }
 
@@ -147,12 +182,14 @@ static inline void attention_backward_part(const AttentionPlan *p, int part, int
                                            const floatX *q, const floatX *k, const floatX *v) {
     AttentionShape s = p->shape;
     AttentionScratch scratch;
-    char *workspace = (char *)(void *)ops_workspace_take(p->plan_bytes + p->scratch_bytes);
+    char *workspace = (char *)(void *)ops_workspace_take(attention_bytes(p));
     attention_scratch(p, workspace + p->plan_bytes, &scratch);
-    AttentionOffsets at = attention_offsets(p, call, part);
+    AttentionCall at = attention_call(p, call, part);
     int queries = attention_queries(p);
-    size_t N = (size_t)p->sequences * s.T;
+    size_t N = at.rows, first = p->documents ? at.row : 0;
+    unsigned in_scratch = (part ? 1u << CUDNN_DQ | 1u << CUDNN_DK : 0) | (p->add_dv ? 1u << CUDNN_DV : 0);
     CudnnTensors t;
+    memset(&t, 0, sizeof(t));
     t.q = q + at.q;
     t.k = k + at.k;
     t.v = v + at.v;
@@ -162,10 +199,13 @@ static inline void attention_backward_part(const AttentionPlan *p, int part, int
     t.dq = part ? scratch.dq : dq + at.q;
     t.dk = part ? scratch.dk : dk + at.k;
     t.dv = p->add_dv ? scratch.dv : dv + at.v;
-    attention_run_cudnn(p->cudnn[part], &t, p, workspace);
-    if (part) attention_add(dq + at.q, scratch.dq, N, queries, s.D, s.ldq, s.q_head);
-    if (part) attention_add(dk + at.k, scratch.dk, N, p->groups, s.D, s.ldkv, s.k_head);
-    if (p->add_dv) attention_add(dv + at.v, scratch.dv, N, p->groups, s.DV / p->parts, s.ldkv, s.v_head);
+    attention_run_cudnn(p, part, &at, &t, in_scratch, workspace);
+    dq += at.q + first * s.ldq;
+    dk += at.k + first * s.ldkv;
+    dv += at.v + first * s.ldkv;
+    if (part) attention_add(dq, scratch.dq, N, queries, s.D, s.ldq, s.q_head);
+    if (part) attention_add(dk, scratch.dk, N, p->groups, s.D, s.ldkv, s.k_head);
+    if (p->add_dv) attention_add(dv, scratch.dv, N, p->groups, s.DV / p->parts, s.ldkv, s.v_head);
 }
 
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
@@ -173,7 +213,7 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       AttentionShape s, bool add_dv) {
     OPERATION();
     const AttentionPlan *p = attention_plan(s, true, add_dv);
-    if (!p || !p->parts) {
+    if (!attention_by_cudnn(p, s)) {
         attention_builtin_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
         return;
     }
@@ -181,72 +221,5 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
     for (int call = 0; call < attention_calls(p); call++)
         for (int part = 0; part < p->parts; part++)
             attention_backward_part(p, part, call, dq, dk, dv, dout, out, lse, q, k, v);
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Texts
-
-// The backend of the first shape that was prepared.
-static inline const char *attention_backend(void) {
-    static char text[2 * ATTENTION_WHY];
-    const AttentionPlan *forward = NULL, *backward = NULL;
-    for (int i = attention_state.count - 1; i >= 0; i--) {
-        const AttentionPlan *p = &attention_state.plans[i];
-        if (p->backward) backward = p;
-        else forward = p;
-    }
-    if (!forward) return NULL;
-    const AttentionPlan *refused = !forward->parts ? forward : backward && !backward->parts ? backward : NULL;
-    const AttentionPlan *cudnn = backward && backward->parts ? backward : forward;
-    if (!cudnn->parts) {
-        FORMAT(text, "the built-in kernel (%s)", forward->why);
-        return text;
-    }
-    FORMAT(text, "%s%s", cudnn_attention_version(), cudnn->parts > 1 ? ", values in two parts" : "");
-    size_t used = strlen(text);
-    if (cudnn->backward)
-        used += snprintf(text + used, sizeof(text) - used, ", %s backward",
-                         attention_state.options.deterministic ? "deterministic" : "nondeterministic");
-    if (cudnn->sequences < cudnn->shape.B)
-        used += snprintf(text + used, sizeof(text) - used, ", %d sequence%s per call", cudnn->sequences,
-                         cudnn->sequences == 1 ? "" : "s");
-    if (cudnn->groups < cudnn->shape.NKV)
-        used += snprintf(text + used, sizeof(text) - used, ", %d of %d groups of heads per call", cudnn->groups,
-                         cudnn->shape.NKV);
-    if (refused)
-        snprintf(text + used, sizeof(text) - used, "; %s by the built-in kernel (%s)",
-                 refused->backward ? "backward" : "forward", refused->why);
-    return text;
-}
-
-// One line about the plans that were made since the last call; NULL: no further warning.
-static inline const char *attention_warning(void) {
-    static char text[2 * ATTENTION_WHY];
-    const AttentionPlan *first = NULL;
-    if (attention_state.ignored) {
-        FORMAT(text,
-               "%s is ignored, since it would change cuDNN's algorithm without a record; use --sdpa-linear or "
-               "--no-deterministic",
-               attention_state.ignored);
-        attention_state.ignored = NULL;
-        return text;
-    }
-    bool slow[2] = {false, false}; // forward, backward
-    for (int i = attention_state.warned; i < attention_state.count; i++) {
-        const AttentionPlan *p = &attention_state.plans[i];
-        if (p->parts || !p->remedy) continue;
-        first = first ? first : p;
-        slow[p->backward] = true;
-    }
-    attention_state.warned = attention_state.count;
-    if (!first) return NULL;
-    FORMAT(text,
-           "attention%s is computed by the built-in kernel, without tensor cores and several times slower: %s; %s; "
-           "--sdpa own requests the built-in kernel without this warning",
-           slow[0] && slow[1] ? ""
-           : slow[0]          ? "'s forward"
-                              : "'s backward",
-           first->why, first->remedy);
-    return text;
 }
 #endif

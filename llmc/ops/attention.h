@@ -13,7 +13,8 @@ attention.h: causal grouped-query attention, block by block, without a matrix of
             TILE_COLUMNS for the products with K^T and V^T, and as rows padded with zeros. A block of ATTENTION_ROWS
             queries of one head is then combined with the keys in blocks of ATTENTION_KEYS, with a running maximum and
             sum per row (forward), or accumulating dQ, dK and dV (backward). All products are tiles of tile.h. Each
-            stops at the last key that its six rows attend to, so little is computed above the diagonal.
+            stops at the last key that its six rows attend to, so little is computed above the diagonal, and starts at
+            the panel of the first, so little is computed outside of a window or document.
   numerics  all in `real`. One thread computes a block, so results do not depend on the number of threads. The heads of
             a group write separate dK and dV, which are then added in order. A single query (generation) uses plain
             loops over the keys in place: attention_forward_row.
@@ -95,9 +96,13 @@ static inline void attention_reserve(size_t bytes) { (void)bytes; }
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     (void)s, (void)backward, (void)add_dv;
 }
+static inline void attention_documents(const int *first_key, const int *starts, int N, int T) {
+    (void)first_key, (void)starts, (void)N, (void)T; // first_key says it all
+}
 static inline const char *attention_backend(void) { return NULL; }
 static inline const char *attention_library_version(void) { return "none"; }
 static inline const char *attention_warning(void) { return NULL; }
+static inline size_t attention_deterministic_bytes(void) { return 0; }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     return attention_workspace(s, threads, s.first == 0, NULL).total * sizeof(real);
@@ -121,34 +126,43 @@ static inline void attention_copy_panels(real *to, const floatX *x, size_t count
             for (size_t c = 0; c < width; c++) to[c * TILE_COLUMNS + t] = t0 + t < count ? x[(t0 + t) * ld + c] : 0;
 }
 
-static inline void attention_copy_keys(const AttentionWorkspace *a, const floatX *k, const floatX *v, AttentionShape s,
-                                       bool backward) {
-    int parts = backward ? 4 : 2;
-#pragma omp parallel for schedule(dynamic)
-    for (int item = 0; item < s.B * s.NKV * parts; item++) {
-        size_t head = (item / parts), b = head / s.NKV, kv = head % s.NKV;
-        const floatX *kh = k + b * s.T * s.ldkv + kv * s.k_head;
-        const floatX *vh = v + b * s.T * s.ldkv + kv * s.v_head;
-        size_t at_k = head * a->padded * a->D, at_v = head * a->padded * a->DV, D = s.D, DV = s.DV, ld = s.ldkv;
-        switch (item % parts) {
-        case 0: attention_copy_panels(a->kt + at_k, kh, a->keys, a->padded, D, a->D, ld); break;
-        case 1: attention_copy_rows(a->v + at_v, vh, a->keys, a->padded, DV, a->DV, ld, 1); break;
-        case 2: attention_copy_rows(a->k + at_k, kh, a->keys, a->padded, D, a->D, ld, 1); break;
-        default: attention_copy_panels(a->vt + at_v, vh, a->keys, a->padded, DV, a->DV, ld);
-        }
-    }
-}
-
 // The first key that query row t of sequence b attends to.
 static inline int attention_first_key(AttentionShape s, int b, int t) {
     int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
     return s.window ? max_int(document, s.first + t - s.window + 1) : document;
 }
 
+// The first key of the first block of keys that query row t of sequence b, or a later one, uses.
+static inline int attention_first_block(AttentionShape s, int b, int t) {
+    return attention_first_key(s, b, t) / ATTENTION_KEYS * ATTENTION_KEYS;
+}
+
+static inline void attention_copy_keys(const AttentionWorkspace *a, const floatX *k, const floatX *v, AttentionShape s,
+                                       bool backward) {
+    int parts = backward ? 4 : 2;
+#pragma omp parallel for schedule(dynamic)
+    for (int item = 0; item < s.B * s.NKV * parts; item++) {
+        size_t head = (item / parts), b = head / s.NKV, kv = head % s.NKV;
+        size_t from = attention_first_block(s, (int)b, 0), row = (b * s.T + from) * s.ldkv; // earlier keys are not used
+        const floatX *kh = k + row + kv * s.k_head, *vh = v + row + kv * s.v_head;
+        size_t at_k = (head * a->padded + from) * a->D, at_v = (head * a->padded + from) * a->DV;
+        size_t D = s.D, DV = s.DV, ld = s.ldkv, keys = a->keys - from, padded = a->padded - from;
+        switch (item % parts) {
+        case 0: attention_copy_panels(a->kt + at_k, kh, keys, padded, D, a->D, ld); break;
+        case 1: attention_copy_rows(a->v + at_v, vh, keys, padded, DV, a->DV, ld, 1); break;
+        case 2: attention_copy_rows(a->k + at_k, kh, keys, padded, D, a->D, ld, 1); break;
+        default: attention_copy_panels(a->vt + at_v, vh, keys, padded, DV, a->DV, ld);
+        }
+    }
+}
+
 // The number of keys of the block at k0 that a tile of rows uses whose last row is t.
 static inline int attention_reach(AttentionShape s, int t, int k0) {
     return max_int(0, min_int(ATTENTION_KEYS, s.first + min_int(t, s.T - 1) + 1 - k0));
 }
+
+// The number of its first keys, in whole panels, that no row attends to of a tile with these first keys `low` of its rows.
+static inline int attention_unused(int low, int k0) { return max_int(0, low - k0) / TILE_COLUMNS * TILE_COLUMNS; }
 
 // scores (TILE_ROWS, n) = a b^T,  a (TILE_ROWS, width), b in panels (n / TILE_COLUMNS, width_padded, TILE_COLUMNS)
 static inline void attention_scores(real *scores, const real *a, size_t lda, const real *panels, int n, int width,
@@ -187,20 +201,22 @@ static inline void attention_forward_block(floatX *o, real *l, const floatX *q, 
     for (int i = 0; i < ATTENTION_ROWS; i++) max[i] = lowest, sum[i] = 0;
     attention_copy_rows(block.q, q, rows, tiles * TILE_ROWS, s.D, a->D, s.ldq, s.scale);
     memset(block.acc, 0, tiles * TILE_ROWS * a->DV * sizeof(real));
-    int k0 = attention_first_key(s, b, t0) / ATTENTION_KEYS * ATTENTION_KEYS;
+    int k0 = attention_first_block(s, b, t0);
     for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS)
         for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
-            int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0);
-            if (n == 0) continue;
-            attention_scores(block.p, block.q + i0 * a->D, a->D, kt + k0 * a->D, n, s.D, a->D);
+            int from = attention_unused(attention_first_key(s, b, t0 + i0), k0), j0 = k0 + from;
+            int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0) - from;
+            if (n <= 0) continue;
+            attention_scores(block.p, block.q + i0 * a->D, a->D, kt + j0 * a->D, n, s.D, a->D);
             for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
-                int visible = attention_reach(s, t0 + i, k0), low = max_int(0, attention_first_key(s, b, t0 + i) - k0);
+                int visible = max_int(0, attention_reach(s, t0 + i, k0) - from);
+                int low = max_int(0, attention_first_key(s, b, t0 + i) - j0);
                 real *p = block.p + (i - i0) * SCORES_LD, *acc = block.acc + i * a->DV;
                 real factor = attention_softmax(p, &max[i], &sum[i], min_int(low, n), visible, n);
                 if (factor != 1)
                     for (size_t c = 0; c < a->DV; c++) acc[c] *= factor;
             }
-            tile_multiply((int)a->DV, n, block.p, SCORES_LD, v + k0 * a->DV, a->DV, block.acc + i0 * a->DV, a->DV,
+            tile_multiply((int)a->DV, n, block.p, SCORES_LD, v + j0 * a->DV, a->DV, block.acc + i0 * a->DV, a->DV,
                           true);
         }
     for (int i = 0; i < rows; i++) {

@@ -24,21 +24,22 @@ static inline void attention_backward_scores(const AttentionBlock *block, const 
                                              AttentionShape s) {
     for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
         int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), end = n ? n + TILE_ROWS : 0;
-        real *p0 = block->p + i0 * SCORES_LD, *ds0 = block->ds + i0 * SCORES_LD;
+        int unused = attention_unused(low[i0], k0), j0 = k0 + unused;
+        real *p0 = block->p + i0 * SCORES_LD + unused, *ds0 = block->ds + i0 * SCORES_LD + unused;
         // S = scale Q K^T, recomputed
-        attention_scores(p0, block->q + i0 * a->D, a->D, h->kt + k0 * a->D, n, s.D, a->D);
+        attention_scores(p0, block->q + i0 * a->D, a->D, h->kt + j0 * a->D, n - unused, s.D, a->D);
         // dP = dO V^T, the backward of O = P V
-        attention_scores(ds0, block->dout + i0 * a->DV, a->DV, h->vt + k0 * a->DV, n, s.DV, a->DV);
+        attention_scores(ds0, block->dout + i0 * a->DV, a->DV, h->vt + j0 * a->DV, n - unused, s.DV, a->DV);
         for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
             int visible = attention_reach(s, t0 + i, k0), from = min_int(max_int(0, low[i] - k0), visible);
             real *p = block->p + i * SCORES_LD, *ds = block->ds + i * SCORES_LD, l = h->lse[t0 + i], d = delta[i];
             int whole = (visible + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed
 #pragma omp simd
-            for (int j = 0; j < whole; j++) {
+            for (int j = unused; j < whole; j++) {
                 p[j] = real_exp(p[j] - l);
                 ds[j] = p[j] * (ds[j] - d); // backward of P = softmax(S)
             }
-            for (int j = 0; j < from; j++) p[j] = ds[j] = 0;
+            for (int j = max_int(0, unused - TILE_ROWS); j < from; j++) p[j] = ds[j] = 0;
             for (int j = visible; j < end; j++) p[j] = ds[j] = 0; // the products below read whole tiles
         }
     }
@@ -66,20 +67,24 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
         for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS) {
             attention_backward_scores(&block, h, low, delta, t0, rows, k0, a, s);
             int keys = attention_reach(s, t0 + rows - 1, k0);
-            for (int j0 = 0; j0 < keys; j0 += TILE_ROWS) {
+            int begin = max_int(0, low[0] - k0) / TILE_ROWS * TILE_ROWS; // no row attends to earlier keys
+            for (int j0 = begin, r1 = rows; j0 < keys; j0 += TILE_ROWS, r1 = rows) {
                 int r0 = max_int(0, k0 + j0 - t0); // the first row that attends to key j0
                 bool add = k0 + j0 < t0;           // the first rows that attend to these keys set dk and dv
                 size_t at = (k0 + j0);
+                while (r1 > r0 && low[r1 - 1] >= k0 + j0 + TILE_ROWS) r1--; // the last rows attend to later keys alone
                 const real *p = block.p + r0 * SCORES_LD + j0, *ds = block.ds + r0 * SCORES_LD + j0;
-                tile_multiply_transposed((int)a->DV, rows - r0, p, SCORES_LD, block.dout + r0 * a->DV, a->DV,
+                tile_multiply_transposed((int)a->DV, r1 - r0, p, SCORES_LD, block.dout + r0 * a->DV, a->DV,
                                          h->dv + at * a->DV, a->DV, add); // dV = P^T dO
-                tile_multiply_transposed((int)a->D, rows - r0, ds, SCORES_LD, block.q + r0 * a->D, a->D,
+                tile_multiply_transposed((int)a->D, r1 - r0, ds, SCORES_LD, block.q + r0 * a->D, a->D,
                                          h->dk + at * a->D, a->D, add); // dK = scale dS^T Q; block.q includes the scale
             }
-            for (int i0 = 0; i0 < rows; i0 += TILE_ROWS)
-                tile_multiply((int)a->D, attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), block.ds + i0 * SCORES_LD,
-                              SCORES_LD, h->k + k0 * a->D, a->D, block.acc + i0 * a->D, a->D,
+            for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
+                int unused = attention_unused(low[i0], k0), n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0);
+                tile_multiply((int)a->D, n - unused, block.ds + i0 * SCORES_LD + unused, SCORES_LD,
+                              h->k + (k0 + unused) * a->D, a->D, block.acc + i0 * a->D, a->D,
                               true); // dQ = scale dS K; the scale below
+            }
         }
         for (int i = 0; i < rows; i++)
             for (int c = 0; c < s.D; c++) h->dq[(size_t)(t0 + i) * s.ldq + c] = s.scale * block.acc[i * a->D + c];

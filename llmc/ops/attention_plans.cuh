@@ -10,11 +10,16 @@ tensor cores. If the user did not request them, attention_warning prints the rea
              dS = P (dP - delta) is dS_1 + dS_2, so dQ and dK are sums over the halves: the second half is written to
              scratch memory and added.
   add_dv     dV of a second key set is written to scratch memory and added
+  window     the left bound of cuDNN's diagonal band. A window of T or more is none, and shares that plan.
   calls      cuDNN's deterministic backward may need NQ T^2 bf16 of workspace per sequence. If the workspace exceeds
              attention_limit, a call computes fewer sequences or, if one sequence is too large, fewer groups of heads (a
              key/value head with the query heads that read it), provided that lse stays aligned. No sum crosses
              sequences or groups, so the result is bitwise equal to that of a single call. The limit is half of the
-             device memory that the run does not use.
+             device memory that the run does not use. If one group of one sequence is too large, or the calls are many,
+             attention_warning says what --no-deterministic saves.
+  documents  With --doc-mask a call computes up to `sequences` documents, each as a sequence of its own: cuDNN reads
+             their lengths and offsets (attention_documents.cuh). A batch of more documents takes several calls, so the
+             number per call (attention_slots) decides the workspace and the time, not the result.
   numerics   terms that are added were rounded to floatX: one rounding more than in the built-in kernels
   order      bitwise reproducible, unless AttentionOptions say otherwise
 */
@@ -22,6 +27,7 @@ tensor cores. If the user did not request them, attention_warning prints the rea
 #define LLMC_ATTENTION_PLANS_CUH
 #include "../cuda/attention_cudnn.h"
 #include "../cuda/device.cuh"
+#include "attention_probe.cuh"
 #include "ops.h"
 #include "traffic.h"
 
@@ -30,22 +36,25 @@ enum { ATTENTION_PLANS = 16, ATTENTION_PARTS = 2, ATTENTION_WHY = 400 };
 // The computation of one shape in one direction.
 typedef struct {
     AttentionShape shape;
-    bool backward, add_dv;
+    bool backward, add_dv, documents;
     int parts;     // ranges of the value columns, one call each; 0: the built-in kernel
-    int sequences; // per call
+    int sequences; // per call, or documents
     int groups;    // of heads per call; all, unless a call computes one sequence
     CudnnPlan *cudnn[ATTENTION_PARTS];
-    size_t plan_bytes, scratch_bytes; // workspace of cuDNN, and behind it the scratch memory for sums
-    char why[ATTENTION_WHY];          // the reason why cuDNN does not compute it
-    const char *remedy;               // what makes cuDNN compute it; NULL: no warning is needed
+    size_t plan_bytes;                 // workspace of cuDNN
+    size_t scratch_bytes, table_bytes; // behind it: the scratch memory for sums, and the tables of documents
+    char why[ATTENTION_WHY];           // the reason why cuDNN does not compute it
+    const char *remedy;                // what makes cuDNN compute it; NULL: no warning is needed
+    bool reported;                     // by attention_warning
 } AttentionPlan;
 
 static struct {
     AttentionOptions options;
     bool no_device;
     const char *ignored; // an environment variable that attention_warning has yet to report
-    int count, warned;   // plans; plans that attention_warning has examined
+    int count;           // plans
     AttentionPlan plans[ATTENTION_PLANS];
+    AttentionDocuments documents;
 } attention_state;
 static size_t attention_limit = GPU_ATTENTION_LIMIT; // bytes
 static int attention_fewest_parts = 1;               // tests set 2 to split values that cuDNN supports whole
@@ -71,7 +80,7 @@ static inline CudnnAttention attention_description(const AttentionPlan *p, int p
     a.linear = a.backward && a.deterministic && attention_state.options.linear;
     a.B = p->sequences, a.T = s.T, a.NQ = attention_queries(p), a.NKV = p->groups;
     a.D = s.D, a.DV = s.DV / p->parts;
-    a.scale = s.scale;
+    a.window = s.window, a.documents = p->documents, a.scale = s.scale;
     a.q = attention_strides(s.ldq, s.q_head), a.k = attention_strides(s.ldkv, s.k_head);
     a.v = attention_strides(s.ldkv, s.v_head), a.out = attention_strides(s.ldo, s.o_head);
     if (!p->backward) return a;
@@ -87,12 +96,16 @@ typedef struct {
 } AttentionScratch;
 static inline size_t attention_scratch(const AttentionPlan *p, char *base, AttentionScratch *to) {
     AttentionShape s = p->shape;
-    size_t rows = (size_t)p->sequences * s.T * sizeof(floatX), queries = rows * attention_queries(p),
+    size_t rows = min_size(p->sequences, s.B) * s.T * sizeof(floatX), queries = rows * attention_queries(p),
            kv = rows * p->groups, at = 0;
     to->dq = (floatX *)(void *)(base + at), at += p->parts > 1 ? round_up(queries * s.D, 256) : 0;
     to->dk = (floatX *)(void *)(base + at), at += p->parts > 1 ? round_up(kv * s.D, 256) : 0;
     to->dv = (floatX *)(void *)(base + at), at += p->add_dv ? round_up(kv * (s.DV / p->parts), 256) : 0;
     return at;
+}
+
+static inline size_t attention_bytes(const AttentionPlan *p) {
+    return p->plan_bytes + p->scratch_bytes + p->table_bytes;
 }
 
 static inline void attention_free_plans(AttentionPlan *p) {
@@ -107,7 +120,7 @@ static inline void attention_free_plans(AttentionPlan *p) {
 static inline bool attention_estimate(const CudnnAttention *a, size_t *bytes, char *why, size_t size) {
     size_t T = a->T, heads = (size_t)a->B * a->NQ, rows = heads * T;
     snprintf(why, size, "heads of width %d and %d", a->D, a->DV);
-    *bytes = 0;
+    *bytes = a->documents ? 16384 + 64 * (size_t)a->B : 0; // about
     if (a->D > 256 || a->DV > 256) return false;
     if (!a->backward) return true;
     if (a->deterministic && !a->linear) *bytes += heads * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
@@ -138,6 +151,7 @@ static inline bool attention_make_plans(AttentionPlan *p, int parts, int sequenc
     AttentionScratch scratch;
     static char nowhere;
     p->scratch_bytes = p->backward ? attention_scratch(p, &nowhere, &scratch) : 0;
+    p->table_bytes = p->documents ? attention_tables_bytes(sequences) : 0;
     return true;
 }
 
@@ -152,11 +166,13 @@ static inline int attention_share(int n, size_t bytes, size_t lse) {
 
 static inline bool attention_fit(AttentionPlan *p, int parts) {
     AttentionShape s = p->shape;
-    if (!attention_make_plans(p, parts, s.B, s.NKV)) return false;
-    size_t each = p->plan_bytes / s.B;
-    int sequences = attention_share(s.B, each, (size_t)s.NQ * s.T), groups = s.NKV;
+    int all = p->documents ? attention_slots(s) : s.B, groups = s.NKV;
+    if (!attention_make_plans(p, parts, all, groups)) return false;
+    size_t each = p->plan_bytes / all;
+    int sequences = p->documents ? (int)min_size(all, max_size(1, attention_limit / max_size(1, each)))
+                                 : attention_share(all, each, (size_t)s.NQ * s.T);
     if (sequences == 1) groups = attention_share(groups, each / s.NKV, (size_t)(s.NQ / s.NKV) * s.T);
-    return (sequences == s.B && groups == s.NKV) || attention_make_plans(p, parts, sequences, groups);
+    return (sequences == all && groups == s.NKV) || attention_make_plans(p, parts, sequences, groups);
 }
 
 static inline bool attention_refuse(AttentionPlan *p, const char *why, const char *remedy) {
@@ -174,9 +190,6 @@ static inline bool attention_refused(AttentionPlan *p) {
     if (!CUDNN_ATTENTION)
         return attention_refuse(p, "this build has no cuDNN",
                                 "to add it: scripts/install_deps.sh --with-cuda-python, then make train_diffv2cu");
-    if (attention_state.options.documents)
-        return attention_refuse(p, "--doc-mask: cuDNN does not support document masks",
-                                "cuDNN computes it without --doc-mask");
     if (s.T < 2) return attention_refuse(p, "one position", NULL);
     if ((s.D | s.DV | strides) % 8)
         return attention_refuse(p, "a head's width or offset is not a multiple of 8 elements",
@@ -207,6 +220,11 @@ static inline bool attention_supported_without(AttentionPlan p, bool *required) 
 
 static inline const char *attention_remedy(const AttentionPlan *p) {
     AttentionOptions *options = &attention_state.options;
+    AttentionPlan whole = *p; // without documents
+    whole.documents = false;
+    bool by_documents = p->documents && attention_try_cudnn(&whole);
+    attention_free_plans(&whole);
+    if (by_documents) return "cuDNN computes it without --doc-mask, and on an H200 or B200 with it";
     if (attention_supported_without(*p, &options->linear)) return "cuDNN computes it without --sdpa-linear";
     if (attention_supported_without(*p, &options->deterministic))
         return "cuDNN computes it with --no-deterministic; a newer cuDNN may support it as it is (9.18 on a B200)";
@@ -214,67 +232,20 @@ static inline const char *attention_remedy(const AttentionPlan *p) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// A known bug of cuDNN's backward on Hopper. For T % 128 = 64 the kernel reads 64 zero keys behind the last key. If it
-// does not mask them, P = exp(0 - lse) is infinite for rows with lse < -88.7, and dQ = scale dS K is NaN. It has been
-// seen in versions up to 9.26 without a causal mask; no report covers a causal mask, so the kernel is tested before it
-// is used. The test has one group of heads, one sequence of T positions, k = -97 and lse = -97.4: P and all gradients
-// are 0. Sources: github.com/NVIDIA/cudnn-frontend/pull/628 (cause), github.com/pytorch/pytorch/issues/196678 (shapes).
+// Choice
 
-// Whether the gradients of the queries are finite. 0x3F3F is 0.75 in bf16, 0xC2C2 is -97, 0xC2C2C2C2 is -97.4 in fp32.
-static inline bool attention_test_is_finite(const AttentionPlan *p, CudnnPlan *plan, size_t plan_bytes, char *why) {
-    enum { Q, OUT, DOUT, DQ, K, V, DK, DV, LSE, WORKSPACE, PIECES };
+// Whether a plan that cuDNN supports computes finite gradients; otherwise the built-in kernel is used.
+static inline bool attention_passes(AttentionPlan *p) {
     AttentionShape s = p->shape;
-    size_t width = max_int(s.D, s.DV) * sizeof(floatX), keys = round_up(s.T * width, 256),
-           queries = keys * (s.NQ / s.NKV), at[PIECES + 1] = {0};
-    for (int i = 0; i < PIECES; i++)
-        at[i + 1] = at[i] + (i < K ? queries : i < LSE ? keys : i == LSE ? queries : plan_bytes);
-    char *memory = (char *)buffer_alloc(at[PIECES], "a test of cuDNN's attention");
-    CUDA_CHECK(cudaMemsetAsync(memory, 0x3F, at[PIECES], main_stream));
-    CUDA_CHECK(cudaMemsetAsync(memory + at[K], 0xC2, at[DK] - at[K], main_stream));
-    CUDA_CHECK(cudaMemsetAsync(memory + at[LSE], 0xC2, queries, main_stream));
-    CudnnTensors t;
-    t.q = memory + at[Q], t.k = memory + at[K], t.v = memory + at[V], t.out = memory + at[OUT];
-    t.lse = memory + at[LSE], t.dout = memory + at[DOUT];
-    t.dq = memory + at[DQ], t.dk = memory + at[DK], t.dv = memory + at[DV];
-    bool finite = cudnn_attention_run(plan, &t, memory + at[WORKSPACE], main_stream, why, ATTENTION_WHY);
-    if (finite) {
-        floatX *dq = (floatX *)checked_calloc(queries, 1);
-        size_t count = (size_t)s.T * (s.NQ / s.NKV) * s.D;
-        buffer_download(dq, memory + at[DQ], count * sizeof(floatX));
-        for (size_t i = 0; i < count; i++) finite = finite && isfinite((float)dq[i]);
-        if (!finite)
-            snprintf(why, ATTENTION_WHY, "this cuDNN's backward gives NaN at %d positions, where T %% 128 is 64", s.T);
-        free(dq);
-    }
-    buffer_free(memory);
-    return finite;
-}
-
-// Whether a plan that cuDNN supports is free of the bug; otherwise the built-in kernel computes it.
-static inline bool attention_masks_tail(AttentionPlan *p) {
-    AttentionShape s = p->shape;
-    size_t bytes = 0;
-    if (!p->backward || s.T % 128 != 64 || attention_state.no_device || cudnn_attention_capability() / 10 != 9)
-        return true;
     CudnnAttention a = attention_description(p, 0);
-    int group = s.NQ / s.NKV;
-    a.B = a.NKV = 1, a.NQ = group;
-    a.q = a.dq = attention_strides(group * s.D, s.D);
-    a.k = a.dk = attention_strides(s.D, s.D);
-    a.v = a.dv = attention_strides(a.DV, a.DV);
-    a.out = attention_strides(group * a.DV, a.DV);
-    CudnnPlan *plan = cudnn_attention_plan(&a, &bytes, p->why, sizeof(p->why));
-    bool correct = plan && attention_test_is_finite(p, plan, bytes, p->why);
-    cudnn_attention_free(plan);
-    if (correct) return true;
+    if (!p->backward || attention_state.no_device || cudnn_probe(&a, s.NQ / s.NKV, p->why, sizeof(p->why))) return true;
     attention_free_plans(p);
     p->parts = 0;
-    p->remedy = "cuDNN computes it if --seq-len is a multiple of 128; a newer cuDNN may compute it as it is";
+    p->remedy = p->documents ? "a newer cuDNN may compute it; cuDNN may compute it without --doc-mask"
+                             : "cuDNN computes it if --seq-len is a multiple of 128; a newer cuDNN may compute it as "
+                               "it is";
     return false;
 }
-
-// ---------------------------------------------------------------------------------------------------
-// Choice
 
 static inline void attention_choose(AttentionPlan *p) {
     AttentionShape s = p->shape;
@@ -283,7 +254,7 @@ static inline void attention_choose(AttentionPlan *p) {
     else if (!attention_state.no_device && !cudnn_attention_open(p->why, sizeof(p->why)))
         p->remedy = "make train_diffv2cu CUDNN=DIRECTORY builds with another cuDNN";
     else if (!attention_try_cudnn(p)) p->remedy = attention_remedy(p);
-    else supported = attention_masks_tail(p);
+    else supported = attention_passes(p);
     CHECK(supported || !attention_state.options.cudnn,
           "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave out --sdpa to use the built-in kernel",
           p->backward ? "backward" : "forward", s.NQ, s.D, s.DV, p->why);
@@ -293,24 +264,35 @@ static inline bool attention_same_shape(AttentionShape a, AttentionShape b) {
     return a.B == b.B && a.T == b.T && a.first == b.first && a.NQ == b.NQ && a.NKV == b.NKV && a.D == b.D &&
            a.DV == b.DV && a.ldq == b.ldq && a.ldkv == b.ldkv && a.ldo == b.ldo && a.q_head == b.q_head &&
            a.k_head == b.k_head && a.v_head == b.v_head && a.o_head == b.o_head && a.scale == b.scale &&
-           a.first_key == b.first_key;
+           a.window == b.window;
+}
+
+// The shape as plans state it, which is that of every batch.
+static inline AttentionShape attention_planned(AttentionShape s) {
+    if (s.window >= s.T) s.window = 0;
+    s.first_key = NULL;
+    return s;
 }
 
 // The plan for a shape; NULL: attention_prepare was not called for it.
 static inline const AttentionPlan *attention_plan(AttentionShape s, bool backward, bool add_dv) {
+    AttentionShape planned = attention_planned(s);
     for (int i = 0; i < attention_state.count; i++) {
         const AttentionPlan *p = &attention_state.plans[i];
-        if (p->backward == backward && p->add_dv == add_dv && attention_same_shape(p->shape, s)) return p;
+        bool same = attention_same_shape(p->shape, planned) && p->documents == (s.first_key != NULL);
+        if (same && p->backward == backward && p->add_dv == add_dv) return p;
     }
     return NULL;
 }
 
-static inline void attention_prepare_one(AttentionShape s, bool backward, bool add_dv) {
+static inline void attention_prepare_one(AttentionShape s, bool documents, bool backward, bool add_dv) {
+    static const int some = 0;
+    s.first_key = documents ? &some : NULL;
     if (attention_plan(s, backward, add_dv)) return;
     CHECK(attention_state.count < ATTENTION_PLANS, "attention has more than %d shapes", ATTENTION_PLANS);
     AttentionPlan *p = &attention_state.plans[attention_state.count];
     memset(p, 0, sizeof(*p));
-    p->shape = s, p->backward = backward, p->add_dv = add_dv;
+    p->shape = attention_planned(s), p->documents = documents, p->backward = backward, p->add_dv = add_dv;
     attention_choose(p);
     attention_state.count++;
 }

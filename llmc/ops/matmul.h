@@ -4,7 +4,8 @@ matmul.h: a linear layer without bias, by a GEMM library.
   forward   y = x weight^T
   backward  dx = dy weight,   dweight = dy^T x, or with add += dy^T x
   shapes    x (N,IC), weight (OC,IC), y and dy (N,OC) with row stride ldy >= OC
-  numerics  products and sums in `real`, in an order that the library fixes for a given shape and number of threads
+  numerics  products and sums in `real`, in an order that the library fixes for a given shape and number of threads;
+            up to MATMUL_FEW_ROWS rows of the forward in an order that depends on the shape alone
   flops     2 N IC OC forward, twice that backward
   library   oneDNN for fp32 if the build has it (ONEDNN), since it is faster on the products of training (dev/BENCH.md);
             CBLAS otherwise and for fp64. OpenBLAS, the usual CBLAS, may select AVX2 kernels on a CPU that is newer than
@@ -14,6 +15,7 @@ matmul.h: a linear layer without bias, by a GEMM library.
 #define LLMC_MATMUL_H
 #include "ops.h"
 #include "runtime.h"
+#include "tile.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,8 +57,28 @@ static inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int M, int N, in
 // 64 MiB of rows are enough for the full speed of the GEMM (dev/BENCH.md).
 static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return max_size(64, (64u << 20) / row_bytes); }
 
+// Few rows, as in generation: the time is that of reading the weight, once for all rows, which a GEMM of tiles does not
+// reach (dev/BENCH.md). IC is a multiple of TILE_LANES.
+enum { MATMUL_FEW_ROWS = 8 };
+static inline void matmul_few_rows(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
+#pragma omp parallel for schedule(static)
+    for (int o = 0; o < OC; o += TILE_LANES)
+        for (int n = 0; n < N; n++) {
+            floatX *to = y + (size_t)n * ldy + o;
+            const floatX *a = x + (size_t)n * IC, *w = weight + (size_t)o * IC;
+            if (o + TILE_LANES <= OC) tile_dots(to, a, w, IC, IC);
+            for (int i = 0; i < OC - o && o + TILE_LANES > OC; i++) {
+                real dot = 0;
+#pragma omp simd reduction(+ : dot)
+                for (int c = 0; c < IC; c++) dot += a[c] * w[(size_t)i * IC + c];
+                to[i] = dot;
+            }
+        }
+}
+
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
-    gemm(CblasNoTrans, CblasTrans, N, OC, IC, 1, x, IC, weight, IC, 0, y, ldy);
+    if (N <= MATMUL_FEW_ROWS && IC % TILE_LANES == 0) matmul_few_rows(y, x, weight, N, IC, OC, ldy);
+    else gemm(CblasNoTrans, CblasTrans, N, OC, IC, 1, x, IC, weight, IC, 0, y, ldy);
 }
 
 static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,

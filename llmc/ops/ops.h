@@ -125,6 +125,10 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                                                       // the same values); strides of q, k, v and out
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // for both, of the plans so far
 
+// Announces the documents of a batch of N rows, before the attention whose first_key is a copy of starts, a host array:
+// where the document of each row begins in its sequence of T rows.
+static inline void attention_documents(const int *first_key, const int *starts, int N, int T);
+
 // The backend of attention: the built-in kernels, or a library (cuDNN).
 typedef struct {
     bool builtin, cudnn; // required; neither: cuDNN for the shapes that it supports
@@ -143,6 +147,7 @@ static inline const char *attention_library_version(void); // of the library, us
 // A line about a shape, prepared since the last call, that is slower than the user may expect, with the remedy; NULL:
 // no further warning.
 static inline const char *attention_warning(void);
+static inline size_t attention_deterministic_bytes(void); // workspace that AttentionOptions.deterministic costs
 
 // The key/value cache of a layer: (B, capacity, width), rows [k | v]. The row of position p is p % capacity, so that a
 // layer with a window of W positions needs W rows.

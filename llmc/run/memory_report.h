@@ -147,6 +147,11 @@ static inline void memory_advice_text(char *text, size_t size) {
     }
     if (B > 0 && m->purpose != FOR_GENERATION)
         memory_offer(offers, sizeof(offers), now, "batch-size", B, B, m->recompute, level);
+    size_t saved = attention_deterministic_bytes();
+    if (saved) {
+        size_t at = strlen(offers);
+        snprintf(offers + at, sizeof(offers) - at, "%s --no-deterministic (%.1f MiB)", at ? "," : "", in_mib(saved));
+    }
     if (offers[0]) snprintf(text + used, size - used, "; options that save memory:%s", offers);
     else snprintf(text + used, size - used, "; use a smaller --seq-len or model");
 }

@@ -221,8 +221,10 @@ static inline size_t plan_attention(const ModelPlan *plan) {
             int piece = min_int(plan->T, PREFILL_ROWS);
             AttentionShape one = key_set(plan, l, 0, plan->B, 1, 0).shape;
             bytes = max_size(bytes, attention_decode_workspace_bytes(one, cache_capacity(plan, l), threads));
-            one = key_set(plan, l, 0, 1, piece, plan->T - piece).shape;
-            bytes = max_size(bytes, attention_workspace_bytes(one, threads));
+            for (int last = 0; last < 2; last++) { // the first piece of a prompt, and the last
+                one = key_set(plan, l, 0, 1, piece, last * (plan->T - piece)).shape;
+                bytes = max_size(bytes, attention_workspace_bytes(one, threads));
+            }
             continue;
         }
         AttentionShape shape = key_set(plan, l, 0, plan->B, plan->T, 0).shape;

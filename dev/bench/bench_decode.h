@@ -1,0 +1,271 @@
+/*
+bench_decode.h: speed of generation: one more token of each sequence, prompts, and windows (bench.c). Included after
+bench_operations.h.
+*/
+#ifndef DEV_BENCH_DECODE_H
+#define DEV_BENCH_DECODE_H
+
+// The shape is that of bench.preset, with NH heads times `heads` and the same key/value heads: all arms but that with
+// YOCO have caches of the same size.
+typedef struct {
+    const char *name, *attention;
+    double heads;
+    bool yoco;
+} DecodeArm;
+static const DecodeArm decode_arms[] = {
+    {"Transformer NH", "baseline", 1, false},   {"Transformer 1.5 NH", "baseline", 1.5, false},
+    {"Transformer 2 NH", "baseline", 2, false}, {"DIFF V1", "diff_v1", 1, false},
+    {"DIFF V2", "diff_v2", 1, false},           {"DIFF V2 YOCO", "diff_v2", 1, true},
+};
+enum { DECODE_ARMS = sizeof(decode_arms) / sizeof(decode_arms[0]), DECODE_SHORTEST = 1024 };
+
+// With one thread the time of the CPU, which other processes on the machine change less.
+static double decode_now(void) {
+    struct timespec t;
+    if (bench.threads > 1) return now_seconds();
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static double decode_bandwidth(void) {
+    double start = decode_now();
+    probe_bandwidth(READ, PROBE_COUNT);
+    return sizeof(float) * (double)PROBE_COUNT / (decode_now() - start);
+}
+
+static void decode_config(ModelConfig *c, const DecodeArm *arm, int T) {
+    CHECK(find_model(c, bench.preset, arm->attention, 0, T), "no preset '%s'", bench.preset);
+    c->NH = (int)(arm->heads * c->NH);
+    c->yoco = arm->yoco;
+    c->window = arm->yoco ? bench.window : 0;
+}
+
+// A model for generation whose caches are full.
+static void decode_open(BenchModel *b, const DecodeArm *arm, int B, int T) {
+    ModelConfig c;
+    decode_config(&c, arm, T);
+    b->B = B, b->T = T;
+    model_plan(&b->model, &c, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
+    model_alloc(&b->model, NULL);
+    bench_init(&b->model);
+    b->tokens = bench_tokens((size_t)max_int(B, T), c.V);
+    for (int l = 0; l < c.L; l++) {
+        size_t count = (size_t)B * (size_t)cache_capacity(&b->model.plan, l) * (size_t)b->model.plan.dims.kv_rows;
+#pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < count; i++) b->model.acts.layers[l].kv[i] = (real)((double)(i * 37 % 101) / 50 - 1);
+    }
+}
+
+// Bytes that a token of each of B sequences reads: weights, then keys and values, the values once per key set.
+static void decode_bytes(const Model *model, int B, double *weights, double *cache) {
+    const ModelPlan *plan = &model->plan;
+    const AttentionDims *d = &plan->dims;
+    *weights = *cache = 0;
+    for (int i = 0; i < plan->tensors.count; i++)
+        if (is_product_weight(plan, &plan->tensors.tensors[i])) *weights += (double)plan->tensors.tensors[i].count;
+    for (int l = 0; l < plan->config.L; l++)
+        *cache +=
+            (double)B * cache_capacity(plan, l) * (d->NK * d->QD + plan->config.attention->key_sets * d->NV * d->DV);
+    *weights *= sizeof(floatX), *cache *= sizeof(floatX);
+}
+
+// Attention of one token alone, in all layers.
+static void decode_attention(Model *model, int B) {
+    const ModelPlan *plan = &model->plan;
+    for (int l = 0; l < plan->config.L; l++)
+        for (int set = 0; set < plan->config.attention->key_sets; set++) {
+            const LayerActivations *a = &model->acts.layers[l];
+            KeySet s = key_set(plan, l, set, B, 1, 0);
+            attention_decode(a->heads + s.out, a->lse + s.lse, a->fused + s.q, a->kv + s.k, a->kv + s.v,
+                             model->acts.first, cache_capacity(plan, l), s.shape);
+        }
+}
+
+// Seconds of one token, or of its attention alone; the mean of enough calls.
+static double decode_seconds(BenchModel *b, bool attention, int calls) {
+    float *logits = (float *)checked_calloc((size_t)b->B * (size_t)b->model.plan.config.V, sizeof(float));
+    int *first = (int *)checked_calloc((size_t)b->B, sizeof(int));
+    for (int i = 0; i < b->B; i++) first[i] = b->T - 1;
+    double start = decode_now();
+    for (int i = 0; i < calls; i++)
+        attention ? decode_attention(&b->model, b->B) : model_decode(&b->model, b->tokens, first, b->B, logits);
+    double seconds = (decode_now() - start) / calls;
+    CHECK(attention || isfinite(logits[0]), "the logits of a model with random weights are not finite");
+    free(first);
+    free(logits);
+    return seconds;
+}
+
+// The median of `rounds` values and, in brackets, the first and the last quartile.
+static const char *with_quartiles(char *text, size_t size, const double *values) {
+    double sorted[64];
+    memcpy(sorted, values, (size_t)bench.rounds * sizeof(double));
+    double middle = median(sorted, bench.rounds);
+    snprintf(text, size, "%5.3f [%5.3f %5.3f]", middle, sorted[bench.rounds / 4], sorted[bench.rounds * 3 / 4]);
+    return text;
+}
+
+typedef struct {
+    double token[64], attention[64], share[64], attention_share[64]; // of the bandwidth
+    double token_ratio[64], attention_ratio[64], rest_ratio[64];     // to the first arm, in the same round
+} DecodeTimes;
+
+static double decode_memory(int B, int T) {
+    double bytes = 0;
+    for (int i = 0; i < DECODE_ARMS; i++) {
+        Model model;
+        ModelConfig c;
+        decode_config(&c, &decode_arms[i], T);
+        model_plan(&model, &c, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
+        bytes += (double)(model.plan.params_bytes + model.plan.activations_bytes + model.plan.workspace_bytes);
+        plan_free(&model.plan);
+    }
+    return bytes;
+}
+
+static void decode_round(BenchModel *models, DecodeTimes *times, int r, const int *calls, int B) {
+    for (int k = 0; k < DECODE_ARMS; k++) {
+        int i = (k + r) % DECODE_ARMS; // no arm always follows the same one
+        DecodeTimes *t = &times[i];
+        double weights, cache, bandwidth = decode_bandwidth();
+        decode_bytes(&models[i].model, B, &weights, &cache);
+        t->token[r] = decode_seconds(&models[i], false, calls[i]);
+        t->attention[r] = decode_seconds(&models[i], true, calls[i]);
+        bandwidth = 0.5 * (bandwidth + decode_bandwidth());
+        t->share[r] = (weights + cache) / t->token[r] / bandwidth;
+        t->attention_share[r] = cache / t->attention[r] / bandwidth;
+    }
+    for (int i = 0; i < DECODE_ARMS; i++) {
+        DecodeTimes *t = &times[i];
+        t->token_ratio[r] = t->token[r] / times->token[r];
+        t->attention_ratio[r] = t->attention[r] / times->attention[r];
+        t->rest_ratio[r] = (t->token[r] - t->attention[r]) / (times->token[r] - times->attention[r]);
+    }
+}
+
+static void decode_case(int B, int T) {
+    double need = decode_memory(B, T);
+    if (need > bench.memory) {
+        printf("  batch %d, context %d: not measured: all arms need %.1f GiB, --memory is %.1f\n", B, T,
+               need / (1 << 30), bench.memory / (1 << 30));
+        return;
+    }
+    BenchModel models[DECODE_ARMS];
+    static DecodeTimes times[DECODE_ARMS];
+    int calls[DECODE_ARMS];
+    size_t workspace = 0;
+    for (int i = 0; i < DECODE_ARMS; i++) {
+        decode_open(&models[i], &decode_arms[i], B, T);
+        workspace = max_size(workspace, models[i].model.plan.workspace_bytes);
+    }
+    ops_init(workspace);
+    for (int i = 0; i < DECODE_ARMS; i++) {
+        decode_seconds(&models[i], false, 1);
+        calls[i] = 1 + (int)(0.01 / decode_seconds(&models[i], false, 1)); // 10 ms
+    }
+    for (int r = 0; r < bench.rounds; r++) decode_round(models, times, r, calls, B);
+    for (int i = 0; i < DECODE_ARMS; i++) {
+        DecodeTimes *t = &times[i];
+        double weights, cache, token = median(t->token, bench.rounds);
+        char ratio[3][48];
+        decode_bytes(&models[i].model, B, &weights, &cache);
+        printf("  %3d %6d  %-18s %9.1f %8.2f %8.1f %5.0f%%  %-21s  %8.2f %5.0f%%  %-21s  %-21s\n", B, T,
+               decode_arms[i].name, B / token, 1e3 * token, 1e-6 * (weights + cache),
+               100 * median(t->share, bench.rounds), with_quartiles(ratio[0], sizeof(ratio[0]), t->token_ratio),
+               1e3 * median(t->attention, bench.rounds), 100 * median(t->attention_share, bench.rounds),
+               with_quartiles(ratio[1], sizeof(ratio[1]), t->attention_ratio),
+               with_quartiles(ratio[2], sizeof(ratio[2]), t->rest_ratio));
+        bench_close(&models[i]);
+    }
+    fflush(stdout);
+}
+
+static void table_decode(void) {
+    printf("\ndecode %s, window of YOCO %d; ratios to the first arm in the same round, with quartiles\n"
+           "  batch context                   tokens/s ms/token  MB read share  ratio                  attn. ms share"
+           "  ratio                  ratio of the rest\n",
+           bench.preset, bench.window);
+    for (int B = 1; B <= 8; B += 7)
+        for (int T = DECODE_SHORTEST; T <= bench.longest; T *= 2)
+            if (!bench.batch || bench.batch == B) decode_case(B, T);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Prompts
+
+static void table_prefill(void) {
+    printf("\nprefill %s, window of YOCO %d: seconds of a prompt, tokens/s\n"
+           "  context  %22s %22s %22s\n",
+           bench.preset, bench.window, decode_arms[0].name, decode_arms[DECODE_ARMS - 2].name,
+           decode_arms[DECODE_ARMS - 1].name);
+    static const int arms[] = {0, DECODE_ARMS - 2, DECODE_ARMS - 1};
+    double last[3] = {0, 0, 0}; // seconds at half the length
+    for (int T = DECODE_SHORTEST; T <= bench.longest; T *= 2) {
+        printf("  %7d", T);
+        for (int i = 0; i < 3; i++) {
+            double seconds[64];
+            if (last[i] > bench.seconds) {
+                printf(" %22s", "not measured");
+                continue;
+            }
+            BenchModel b;
+            decode_open(&b, &decode_arms[arms[i]], 1, T);
+            ops_init(b.model.plan.workspace_bytes);
+            float *logits = (float *)checked_calloc((size_t)b.model.plan.config.V, sizeof(float));
+            int rounds = last[i] > 1 ? 1 : min_int(3, bench.rounds);
+            for (int r = 0; r < rounds; r++) {
+                double start = decode_now();
+                model_prefill(&b.model, 0, b.tokens, T, logits);
+                seconds[r] = decode_now() - start;
+            }
+            CHECK(isfinite(logits[0]), "the logits of a model with random weights are not finite");
+            last[i] = median(seconds, rounds);
+            printf(" %9.2f s %8.0f /s", last[i], T / last[i]);
+            fflush(stdout);
+            free(logits);
+            bench_close(&b);
+        }
+        printf("\n");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Windows: attention alone, in training
+
+static void windows_row(int T, int window) {
+    ModelConfig c;
+    CHECK(find_model(&c, bench.preset, "diff_v2", 0, T), "no preset '%s'", bench.preset);
+    c.window = window;
+    Model model;
+    model_plan(&model, &c, 1, T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
+    KeySet k = key_set(&model.plan, 0, 0, 1, T, 0);
+    AttentionShape s = k.shape;
+    size_t rows = (size_t)T * (size_t)s.ldq, out = (size_t)T * (size_t)s.ldo;
+    real *x = (real *)checked_calloc(2 * rows + 2 * out + (size_t)s.NQ * (size_t)T, sizeof(real)), *dx = x + rows,
+         *o = dx + rows, *d = o + out, *lse = d + out;
+    for (size_t i = 0; i < rows; i++) x[i] = (real)((double)(i * 37 % 101) / 50 - 1);
+    for (size_t i = 0; i < out; i++) d[i] = x[i];
+    ops_init(attention_workspace_bytes(s, omp_get_max_threads()));
+    double forward[64], backward[64];
+    int rounds = min_int(5, bench.rounds);
+    for (int r = 0; r < rounds; r++) {
+        double start = decode_now();
+        attention_forward(o, lse, x + k.q, x + k.k, x + k.v, s);
+        double middle = decode_now();
+        attention_backward(dx + k.q, dx + k.k, dx + k.v, d, o, lse, x + k.q, x + k.k, x + k.v, s, false);
+        forward[r] = middle - start, backward[r] = decode_now() - middle;
+    }
+    printf("  %7d %7d %12.2f %12.2f\n", T, window, 1e6 * median(forward, rounds) / T,
+           1e6 * median(backward, rounds) / T);
+    fflush(stdout);
+    free(x);
+    plan_free(&model.plan);
+}
+
+static void table_windows(void) {
+    printf("\nwindows %s diff_v2: attention of one layer, microseconds per token\n"
+           "        T  window      forward     backward\n",
+           bench.preset);
+    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 32768); T *= 2) windows_row(T, bench.window);
+    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 8192); T *= 2) windows_row(T, 0);
+}
+#endif

@@ -1,0 +1,260 @@
+/*
+windows.h: tests of windows and YOCO in the whole model: which positions a layer reads, identities with models without
+windows, the tensors of YOCO, and generation with caches. model.h has the gradients of these models.
+*/
+#ifndef TESTS_WINDOWS_H
+#define TESTS_WINDOWS_H
+#include "harness.h"
+#include "model.h"
+
+// More positions than a block of keys has, so that blocks outside the window are skipped.
+static const ModelCase reach_cases[] = {
+    {"windows of one position", 11, 16, 2, 4, 2, 8, 12, 1, 205, true, 1, 0, false},
+    {"windows of 5", 11, 16, 2, 4, 2, 8, 12, 1, 205, true, 5, 0, false},
+    {"windows of 97, every second layer full", 11, 16, 4, 4, 2, 8, 12, 1, 205, true, 97, 2, false},
+    {"YOCO", 11, 16, 4, 4, 2, 8, 12, 1, 205, true, 5, 0, true},
+};
+enum { REACH_CASES = sizeof(reach_cases) / sizeof(reach_cases[0]), REACH_T = 205 };
+
+// The output of the last norm; starts as in model_read_batch.
+static void reach_forward(Model *m, const int *tokens, const int *starts, floatX *out) {
+    model_read_batch(m, tokens, tokens + 1, starts, REACH_T);
+    model_forward(m, 1, REACH_T);
+    memcpy(out, m->acts.norm_final, (size_t)REACH_T * m->plan.config.C * sizeof(floatX));
+}
+
+// Expects that a change of token u changes row u and the rows that see it, and no other, in a model in which at most
+// one layer mixes positions. window: of that layer, 0: it has none, -1: no layer mixes positions.
+static void expect_reach(Model *m, int *tokens, const int *starts, int window, const char *what) {
+    static const int changed[] = {60, 191, 192};
+    size_t C = m->plan.config.C;
+    floatX *before = (floatX *)checked_calloc(REACH_T * C, sizeof(floatX)),
+           *after = (floatX *)checked_calloc(REACH_T * C, sizeof(floatX));
+    reach_forward(m, tokens, starts, before);
+    for (size_t i = 0; i < sizeof(changed) / sizeof(changed[0]); i++) {
+        int u = changed[i], old = tokens[u], wrong = 0, first_wrong = 0;
+        tokens[u] = (old + 1) % m->plan.config.V;
+        reach_forward(m, tokens, starts, after);
+        tokens[u] = old;
+        for (int t = 0; t < REACH_T; t++) {
+            bool visible = t >= u && (!starts || starts[t] <= u) && (window == 0 || t - u < window);
+            bool same = memcmp(before + t * C, after + t * C, C * sizeof(floatX)) == 0;
+            if ((visible || t == u) != same) continue;
+            if (!wrong++) first_wrong = t;
+        }
+        EXPECT(!wrong, "%s, window %d: a change of token %d is wrong in %d rows, the first is %d", what, window, u,
+               wrong, first_wrong);
+    }
+    free(before);
+    free(after);
+}
+
+// Without their o_proj, layers do not mix positions: all but one, in turn.
+static void test_reach_of_layers(void) {
+    int starts[REACH_T];
+    for (int t = 0; t < REACH_T; t++) starts[t] = t < 58 ? 0 : t < 190 ? 58 : 190;
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int i = 0; i < REACH_CASES; i++) {
+            const ModelCase *mc = &reach_cases[i];
+            Model m;
+            char what[200];
+            int *tokens = case_start(&m, mc, &attention_variants[v], FOR_EVALUATION);
+            for (int l = 0; l < mc->L; l++) {
+                case_randomise(&m, 7);
+                for (int other = 0; other < mc->L; other++) {
+                    const Tensor *o = tensor_of(&m.plan.tensors, T_O, other);
+                    if (other != l) memset(m.params + o->offset, 0, o->count * sizeof(floatX));
+                }
+                bool all = (mc->full_every && (l + 1) % mc->full_every == 0) || (mc->yoco && l >= mc->L / 2);
+                FORMAT(what, "%s, %s, layer %d", attention_variants[v].name, mc->why, l);
+                if (l < 2) expect_reach(&m, tokens, NULL, all ? 0 : mc->window, what);
+                expect_reach(&m, tokens, starts, all ? 0 : mc->window, what);
+                if (!layer_cross(&m.plan.config, l)) continue;
+                const Tensor *value = tensor_of(&m.plan.tensors, T_YOCO_V, mc->L / 2);
+                memset(m.params + value->offset, 0, value->count * sizeof(floatX));
+                expect_reach(&m, tokens, NULL, -1, what); // a layer of the upper half has no other values
+            }
+            case_end(&m, tokens);
+        }
+}
+
+// Loss and gradients of `config` over one sequence of T tokens, T below the context of the model.
+static double window_gradients(Model *m, const ModelConfig *config, const int *tokens, int T) {
+    case_open(m, config, 1, T, FOR_TRAINING);
+    case_randomise(m, 7);
+    return case_loss(m, tokens, 1, T, true);
+}
+
+static void test_windows_of_all_positions(void) {
+    enum { T = 110 };
+    static const int windows[] = {T, T + 1, T + 20, 1 << 24};
+    const ModelCase mc = {"", 23, 20, 2, 4, 2, 8, 12, 1, T + 20, false, 0, 0, false};
+    int *tokens = case_tokens(T + 1, mc.V, 3);
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        ModelConfig config = case_config(&mc, &attention_variants[v]);
+        Model none;
+        double loss = window_gradients(&none, &config, tokens, T);
+        for (int i = 0; i < 5; i++) {
+            Model m;
+            config.window = i < 4 ? windows[i] : T - 1; // the last one hides one key from one row
+            config.full_every = i == 1 ? 2 : 0;
+            double other = window_gradients(&m, &config, tokens, T);
+            bool same = loss == other && memcmp(none.grads, m.grads, none.plan.grads_bytes) == 0;
+            EXPECT(same == (i < 4), "%s: --window %d and no window: losses %.9g and %.9g, gradients %s",
+                   attention_variants[v].name, config.window, other, loss, same ? "are equal" : "differ");
+            model_free(&m, true);
+        }
+        case_close(&none);
+    }
+    free(tokens);
+}
+
+static void test_tensors_of_yoco(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        const ModelCase *mc = &reach_cases[REACH_CASES - 1];
+        ModelConfig c = case_config(mc, &attention_variants[v]);
+        TensorList list = tensor_list_build(&c, 1);
+        int at = 0;
+        while (at < list.count && strcmp(list.tensors[at].name, "model.yoco.norm.weight") != 0) at++;
+        static const char *const names[] = {"model.yoco.norm.weight", "model.yoco.k_proj.weight",
+                                            "model.yoco.v_proj.weight", "model.layers.2.input_layernorm.weight"};
+        for (int i = 0; i < 4; i++)
+            EXPECT(at + i < list.count && strcmp(list.tensors[at + i].name, names[i]) == 0 &&
+                       list.tensors[at + i].layer == 2,
+                   "%s: tensor %d is not %s in the group of layer 2", attention_variants[v].name, at + i, names[i]);
+        const Tensor *k = tensor_of(&list, T_YOCO_K, 2), *value = tensor_of(&list, T_YOCO_V, 2);
+        for (int l = 0; l < mc->L; l++) {
+            const Tensor *own_k = tensor_of(&list, T_K, l), *own_v = tensor_of(&list, T_V, l);
+            EXPECT(l < 2 ? own_k && own_v && own_k->count == k->count && own_v->count == value->count
+                         : !own_k && !own_v,
+                   "%s: layer %d: k_proj and v_proj", attention_variants[v].name, l);
+            EXPECT(tensor_of(&list, T_Q, l) && tensor_of(&list, T_O, l), "%s: layer %d has no q_proj or o_proj",
+                   attention_variants[v].name, l);
+        }
+        tensor_list_free(&list);
+    }
+}
+
+// ---- generation
+
+// PREFILL_ROWS is 8 here. T - 1 new positions and more go through each ring.
+static const ModelCase generation_cases[] = {
+    {"no window", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 0, 0, false},
+    {"windows of 6 positions, less than a piece of a prompt", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 6, 0, false},
+    {"windows of 11 positions, every second layer full", 29, 24, 2, 4, 2, 8, 20, 3, 41, false, 11, 2, false},
+    {"YOCO", 29, 24, 4, 4, 2, 8, 20, 3, 41, true, 6, 0, true},
+    {"windows of one position", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 1, 0, false},
+    {"windows of all positions but one", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 40, 0, false},
+    {"groups of 8 query heads", 29, 24, 2, 16, 2, 8, 20, 3, 41, true, 6, 0, false},
+    {"YOCO with a window of all positions", 29, 24, 2, 4, 2, 8, 20, 3, 41, false, 41, 0, true},
+};
+enum { GENERATION_CASES = sizeof(generation_cases) / sizeof(generation_cases[0]), GENERATION_V = 29 };
+enum { GENERATION_SHORT = 4 }; // the first cases, for every variant; the others for diff_v2
+
+// Logits [T][V] after each position, by one forward of the whole sequence.
+static void whole_logits(Model *whole, const int *tokens, float *logits) {
+    int T = whole->plan.T, C = whole->plan.config.C;
+    model_read_batch(whole, tokens, tokens + 1, NULL, T);
+    model_forward(whole, 1, T);
+    for (int t = 0; t < T; t++)
+        model_logits(whole, whole->acts.norm_final + (size_t)t * C, 1, logits + (size_t)t * GENERATION_V);
+}
+
+// Eight operations per layer round; the widest sums have 2F terms, whose roundings add up as a random walk.
+static void expect_logits(const float *got, const float *want, const Model *m, const char *what, int sequence, int t) {
+    double largest = 0, worst = 0, tolerance = 0x1p-23 * 8 * m->plan.config.L * sqrt(2.0 * m->plan.config.F);
+    for (int i = 0; i < GENERATION_V; i++) {
+        largest = fmax(largest, fabs((double)want[i]));
+        worst = fmax(worst, fabs((double)got[i] - (double)want[i]));
+    }
+    EXPECT(worst <= tolerance * largest, "%s: sequence %d, position %d: a logit is off by %.3g of %.3g", what, sequence,
+           t, worst, largest);
+}
+
+// Prompts of different lengths, then new tokens of all sequences together. When the longest is complete, its place is
+// used for a new prompt.
+static void expect_cached_logits(const ModelCase *mc, const AttentionVariant *variant) {
+    enum { SEQUENCES = 4, B = 3 };
+    const int lengths[SEQUENCES] = {1, 8, 29, 17}, T = mc->T;
+    char what[200];
+    ModelConfig config = case_config(mc, variant);
+    Model cached, whole;
+    float *want[SEQUENCES], got[B * GENERATION_V];
+    int *tokens[SEQUENCES], of[B] = {0, 1, 2}, first[B], next[B];
+    FORMAT(what, "%s, %s", variant->name, mc->why);
+    case_open(&cached, &config, B, T, FOR_GENERATION);
+    case_randomise(&cached, 5);
+    size_t workspace = cached.plan.workspace_bytes;
+    model_plan(&whole, &config, 1, T, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
+    model_alloc(&whole, &cached);
+    for (int s = 0; s < SEQUENCES; s++) {
+        tokens[s] = case_tokens(T + 1, GENERATION_V, 8 + (uint64_t)s);
+        want[s] = (float *)checked_calloc((size_t)T * GENERATION_V, sizeof(float));
+        ops_init(whole.plan.workspace_bytes);
+        whole_logits(&whole, tokens[s], want[s]);
+    }
+    ops_init(workspace); // no more than the plan for generation
+    for (int b = 0; b < B; b++) first[b] = 0;
+    for (int s = B; s <= SEQUENCES; s++) {
+        for (int b = 0; b < B; b++) {
+            if (first[b]) continue;
+            first[b] = lengths[of[b]];
+            model_prefill(&cached, b, tokens[of[b]], first[b], got);
+            expect_logits(got, want[of[b]] + (size_t)(first[b] - 1) * GENERATION_V, &cached, what, of[b], first[b] - 1);
+        }
+        for (; max_int(first[0], max_int(first[1], first[2])) < T; first[0]++, first[1]++, first[2]++) {
+            for (int b = 0; b < B; b++) next[b] = tokens[of[b]][first[b]];
+            model_decode(&cached, next, first, B, got);
+            for (int b = 0; b < B; b++)
+                expect_logits(got + b * GENERATION_V, want[of[b]] + (size_t)first[b] * GENERATION_V, &cached, what,
+                              of[b], first[b]);
+        }
+        for (int b = 0; b < B && s < SEQUENCES; b++)
+            if (first[b] == T) of[b] = s, first[b] = 0;
+    }
+    for (int s = 0; s < SEQUENCES; s++) {
+        free(tokens[s]);
+        free(want[s]);
+    }
+    model_free(&whole, false);
+    case_close(&cached);
+}
+
+static void test_cached_logits(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int i = 0; i < GENERATION_CASES; i++)
+            if (i < GENERATION_SHORT || &attention_variants[v] == variant_find("diff_v2"))
+                expect_cached_logits(&generation_cases[i], &attention_variants[v]);
+}
+
+// The rows of a layer's cache, and one cache for the upper half of YOCO.
+static void test_cache_sizes(void) {
+    for (int i = 0; i < GENERATION_CASES; i++) {
+        const ModelCase *mc = &generation_cases[i];
+        ModelConfig config = case_config(mc, variant_find("diff_v2"));
+        Model m;
+        case_open(&m, &config, mc->B, mc->T, FOR_GENERATION);
+        for (int l = 0; l < mc->L; l++) {
+            bool all = !mc->window || (mc->full_every && (l + 1) % mc->full_every == 0) || (mc->yoco && l >= mc->L / 2);
+            int rows = all ? mc->T : mc->window;
+            EXPECT(cache_capacity(&m.plan, l) == rows, "%s: layer %d keeps %d positions, not %d", mc->why, l,
+                   cache_capacity(&m.plan, l), rows);
+            for (int k = 0; k < l; k++) {
+                bool shared = mc->yoco && k >= mc->L / 2;
+                EXPECT((m.acts.layers[k].kv == m.acts.layers[l].kv) == shared, "%s: the caches of layers %d and %d",
+                       mc->why, k, l);
+            }
+        }
+        case_close(&m);
+    }
+}
+
+static const Test windows_tests[] = {
+    {"a layer reads the positions of its window, or all, within the document", test_reach_of_layers},
+    {"a window of all positions gives the bits of no window", test_windows_of_all_positions},
+    {"the keys and values of YOCO precede the upper half, whose layers have none", test_tensors_of_yoco},
+    {"logits with caches, of prompts in pieces and of batches, equal those of whole sequences", test_cached_logits},
+    {"a layer's cache has the rows of its window; the upper half of YOCO shares one", test_cache_sizes},
+};
+enum { WINDOWS_TEST_COUNT = sizeof(windows_tests) / sizeof(windows_tests[0]) };
+#endif
