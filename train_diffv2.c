@@ -264,6 +264,7 @@ static void yoco_forward(Model *model, const floatX *x, Rows r) {
     const AttentionDims *d = &model->plan.cross_dims;
     Activations *a = &model->acts;
     int l = yoco_layer(c), N = r.B * r.T, capacity = cache_capacity(&model->plan, l);
+    weight_copies_refresh(&model->copies, &model->plan, model->params, l);
     rmsnorm_forward(a->kv_norm, a->kv_rstd, x, param(model, T_YOCO_NORM, l), N, c->C, (real)c->rms_norm_eps,
                     input_max(model, LINEAR_KV, l));
     block_linear_forward(model, a->kv, a->kv_norm, LINEAR_KV, l, N);
@@ -1155,7 +1156,7 @@ static void run_plan(Run *run, const ModelConfig *config) {
         if (samples) plan_for_device(&run->sampling_model.plan, gpu, o->deterministic);
         return;
     }
-    if (attention_backend() && is_rank0() && !o->prompts) printf("attention: %s\n", attention_backend());
+    if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
     warn_of_attention();
 }
 
@@ -1214,7 +1215,7 @@ static void run_alloc(Run *run) {
     const Options *o = &run->options;
     const ModelPlan *plan = &run->model.plan;
     int ranks = plan->sharding.ranks;
-    size_t N = (size_t)o->batch_size * o->seq_len, agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
+    size_t N = (size_t)plan->B * plan->T, agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
     model_alloc(&run->model, NULL);
     ops_init(plan->workspace_bytes);
     comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level);
@@ -1384,6 +1385,7 @@ static void mode_generate(Run *run) {
     Model *model = &run->model;
     if (o->prompts) {
         Generator g = run_generator(run, model);
+        print_cache(&model->plan);
         int broken = print_results(&g, run->sequences, &run->prompts, &run->tokenizer);
         CHECK(broken == 0,
               "the model's logits are not finite after %d of %d prompts: its weights are broken or training diverged",

@@ -152,8 +152,10 @@ static bool checkpoint_test_child(int argc, char **argv) {
         safetensors_close(s);
     } else if (strcmp(action, "config") == 0) {
         ModelConfig c = config_json_read(path);
-        printf("%s C %d NH %d NKV %d D %d theta %g eps %g tied %d\n", c.attention->name, c.C, c.NH, c.NKV, c.D,
+        printf("%s C %d NH %d NKV %d D %d theta %g eps %g tied %d", c.attention->name, c.C, c.NH, c.NKV, c.D,
                c.rope_theta, c.rms_norm_eps, c.tied);
+        if (c.window) printf(", window %d, full every %d, yoco %d", c.window, c.full_every, c.yoco);
+        printf("\n");
     } else if (strncmp(action, "load", 4) == 0) { // load-weights, load-all, load-master
         CkptModel m = ckpt_model("diff_v2", strcmp(more, "untied") != 0, 0);
         if (strcmp(action, "load-master") == 0)
@@ -596,25 +598,50 @@ static void test_config_round_trip(void) {
     "  \"vocab_size\": 11,\n  \"hidden_size\": 12,\n  \"num_hidden_layers\": 2,\n  \"num_attention_heads\": 2,\n" \
     "  \"num_key_value_heads\": 1,\n  \"head_dim\": 8,\n  \"intermediate_size\": 20,\n"                           \
     "  \"max_position_embeddings\": 32,\n  \"rope_theta\": 10000,\n  \"rms_norm_eps\": 1e-05,\n"
-    const char *want[] = {
-        "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n" SHAPES
-        "  \"tie_word_embeddings\": false,\n  \"torch_dtype\": \"float32\",\n  \"hidden_act\": \"silu\",\n"
-        "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n  \"bos_token_id\": null,\n"
-        "  \"eos_token_id\": null\n}\n",
-        "{\n  \"architectures\": [\"DiffV2ForCausalLM\"],\n  \"model_type\": \"diffv2\",\n  \"attention\": "
-        "\"diff_v2\",\n" SHAPES "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"bfloat16\"\n}\n"};
+#define PLAIN(class_name, type, windows)                                                                      \
+    "{\n  \"architectures\": [\"" class_name "ForCausalLM\"],\n  \"model_type\": \"" type "\",\n" SHAPES      \
+    "  \"tie_word_embeddings\": false,\n  \"torch_dtype\": \"float32\",\n" windows                            \
+    "  \"hidden_act\": \"silu\",\n  \"attention_bias\": false,\n  \"mlp_bias\": false,\n  \"bos_token_id\": " \
+    "null,\n  \"eos_token_id\": null\n}\n"
+#define DIFFV2(attention, dtype, more)                                                                   \
+    "{\n  \"architectures\": [\"DiffV2ForCausalLM\"],\n  \"model_type\": \"diffv2\",\n  \"attention\": " \
+    "\"" attention "\",\n" SHAPES "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"" dtype "\"" more "\n}\n"
+#define WINDOWS(window, first, second) \
+    "  \"sliding_window\": " window ",\n  \"layer_types\": [\"" first "_attention\", \"" second "_attention\"]"
+    static const struct {
+        const char *attention;
+        int window, full_every;
+        bool yoco;
+        const char *text;
+    } cases[] = {
+        {"baseline", 0, 0, false, PLAIN("Llama", "llama", "")},
+        {"diff_v2", 0, 0, false, DIFFV2("diff_v2", "bfloat16", "")},
+        {"baseline", 4, 0, false, PLAIN("Ministral", "ministral", WINDOWS("4", "sliding", "sliding") ",\n")},
+        {"baseline", 4, 2, false, PLAIN("Ministral", "ministral", WINDOWS("4", "sliding", "full") ",\n")},
+        // the class of a Ministral generates other tokens with a window of 1, and has no YOCO
+        {"baseline", 1, 0, false, DIFFV2("baseline", "bfloat16", ",\n" WINDOWS("1", "sliding", "sliding"))},
+        {"baseline", 4, 0, true,
+         DIFFV2("baseline", "bfloat16", ",\n" WINDOWS("4", "sliding", "full") ",\n  \"yoco\": true")},
+        {"diff_v2", 4, 2, false, DIFFV2("diff_v2", "bfloat16", ",\n" WINDOWS("4", "sliding", "full"))},
+    };
 #undef SHAPES
-    for (int i = 0; i < 2; i++) {
-        ModelConfig c = ckpt_config(i == 0 ? "baseline" : "diff_v2", i == 1);
-        config_json_write(path.text, &c, i == 0 ? DTYPE_F32 : DTYPE_BF16);
+#undef PLAIN
+#undef DIFFV2
+#undef WINDOWS
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        bool plain = !strstr(cases[i].text, "diffv2");
+        ModelConfig c = ckpt_config(cases[i].attention, !plain);
+        c.window = cases[i].window, c.full_every = cases[i].full_every, c.yoco = cases[i].yoco;
+        config_json_write(path.text, &c, plain ? DTYPE_F32 : DTYPE_BF16);
         size_t size = 0;
         char *text = ckpt_read_file(path.text, &size);
-        EXPECT(strcmp(text, want[i]) == 0, "config.json is\n%s", text);
+        EXPECT(strcmp(text, cases[i].text) == 0, "config.json is\n%s", text);
         free(text);
         ModelConfig back = config_json_read(d.path);
         EXPECT(back.attention == c.attention && back.V == c.V && back.C == c.C && back.L == c.L && back.NH == c.NH &&
                    back.NKV == c.NKV && back.D == c.D && back.F == c.F && back.T == c.T &&
-                   back.rope_theta == c.rope_theta && back.rms_norm_eps == c.rms_norm_eps && back.tied == c.tied,
+                   back.rope_theta == c.rope_theta && back.rms_norm_eps == c.rms_norm_eps && back.tied == c.tied &&
+                   back.window == c.window && back.full_every == c.full_every && back.yoco == c.yoco,
                "the configuration of %s came back otherwise", c.attention->name);
     }
     test_remove_directory(&d);
@@ -642,6 +669,7 @@ static void ckpt_write_config(const char *directory, const char *without, const 
     ckpt_write_text(ckpt_path("%s/config.json", directory).text, text);
 }
 
+#define MINISTRAL "\"model_type\": \"ministral\", \"num_key_value_heads\": null"
 static void test_config_defaults(void) {
     static const struct {
         const char *without, *more, *want;
@@ -663,6 +691,14 @@ static void test_config_defaults(void) {
         {"model_type", "\"attention\": \"diff_v2\"", "diff_v2 C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"},
         {"model_type", "\"model_type\": \"gpt2\", \"attention\": \"baseline\"",
          "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"},
+        {"model_type", MINISTRAL ", \"sliding_window\": 8",
+         "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0, window 8, full every 0, yoco 0\n"},
+        {"model_type", MINISTRAL ", \"sliding_window\": null",
+         "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"},
+        {"model_type", MINISTRAL ", \"sliding_window\": 8, \"layer_types\": [\"full_attention\", \"full_attention\"]",
+         "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"},
+        {"model_type", "\"attention\": \"sink\", \"sliding_window\": 8, \"yoco\": true",
+         "sink C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0, window 8, full every 0, yoco 1\n"},
     };
     TestDirectory d = test_make_directory();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -693,6 +729,25 @@ static void test_config_refusals(void) {
         {"", "\"mlp_bias\": true", "mlp_bias is true"},
         {"", "\"hidden_act\": \"gelu\"", "hidden_act is \"gelu\""},
         {"", "\"sliding_window\": 4096", "sliding_window is 4096"},
+        {"model_type", MINISTRAL, "the key sliding_window is missing"},
+        {"model_type", "\"model_type\": \"ministral\", \"sliding_window\": 8",
+         "the key num_key_value_heads is missing"},
+        {"model_type", MINISTRAL ", \"sliding_window\": 0", "sliding_window is 0"},
+        {"model_type", MINISTRAL ", \"sliding_window\": 8, \"layer_types\": \"full_attention\"", "layer_types is"},
+        {"model_type", MINISTRAL ", \"sliding_window\": 8, \"layer_types\": [\"full_attention\"]", "layer_types is"},
+        {"model_type",
+         MINISTRAL ", \"sliding_window\": 8, \"layer_types\": [\"full_attention\", \"sliding_attention\"]",
+         "layer_types: layer 1"},
+        {"model_type",
+         MINISTRAL ", \"sliding_window\": 8, \"layer_types\": [\"chunked_attention\", \"full_attention\"]",
+         "layer_types has \"chunked_attention\""},
+        {"", "\"layer_types\": [\"sliding_attention\", \"full_attention\"]", "there is no sliding_window"},
+        {"model_type", "\"attention\": \"sink\", \"yoco\": true", "YOCO needs a window"},
+        {"model_type",
+         "\"attention\": \"sink\", \"yoco\": true, \"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", "
+         "\"sliding_attention\"]",
+         "layer_types: layer 1"},
+        {"model_type", "\"attention\": \"sink\", \"yoco\": 1, \"sliding_window\": 8", "yoco is 1"},
         {"", "\"attention_dropout\": 0.1", "attention_dropout is 0.1"},
         {"", "\"quantization_config\": {}", "quantization_config is {}"},
         {"", "\"partial_rotary_factor\": 0.5", "partial_rotary_factor is 0.5"},
@@ -729,6 +784,7 @@ static void test_config_refusals(void) {
         ckpt_write_config(d.path, cases[i].without, cases[i].more);
         ckpt_refused("config", d.path, "", cases[i].word);
     }
+#undef MINISTRAL
     ckpt_refused("config", ckpt_path("%s/none", d.path).text, "", "none/config.json: No such file");
     test_remove_directory(&d);
 }

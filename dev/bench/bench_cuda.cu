@@ -15,8 +15,6 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   and B*T <= 32768.
   --gemm fp8          matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
   --sdpa own          attention by the built-in kernel
-  --window W          all layers attend to the last W positions
-  --yoco              the upper half of the layers attends to one set of keys and values
   --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
   --window W, --full-every K, --yoco, --doc-mask   layers as the trainer's options; documents of a third of T
   --repeats N         repetitions of each operation (default: as many as take 0.15 s; 1 for profilers)
@@ -270,7 +268,8 @@ static void run_facts(void) {
 
 int main(int argc, char **argv) {
     const char *usage =
-        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--window W] [--yoco] [--json FILE] facts | "
+        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--window W] [--full-every K] [--yoco] [--doc-mask] "
+        "[--json FILE] facts | "
         "kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | profile PRESET ATTENTION KV_HEADS B T | "
         "turns PRESET ATTENTION KV_HEADS B T | decode PRESET KV_HEADS B CONTEXT... | "
         "decode-turns PRESET ATTENTION KV_HEADS B T";
@@ -286,8 +285,6 @@ int main(int argc, char **argv) {
             use.builtin = true, i++;
         else if (strcmp(argv[i], "--gemm") == 0 && i + 1 < argc && strcmp(argv[i + 1], "fp8") == 0) fp8 = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
-        else if (strcmp(argv[i], "--window") == 0 && i + 1 < argc) bench_layers.window = number(argv[++i], 1);
-        else if (strcmp(argv[i], "--yoco") == 0) bench_layers.yoco = true;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
             CHECK(bench_json, "cannot write %s: %s", argv[i], strerror(errno));

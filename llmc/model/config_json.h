@@ -6,14 +6,15 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
                                                        line that names the key and its value
 
   format   One object, with keys in the order of config_json_build. The key "attention" names the variant. A baseline is
-           a Llama, or with windows a Ministral, and is written as one, without "attention", so that other programs can
-           load it. Windows are "sliding_window" and "layer_types"; "yoco" is true or missing.
+           a Llama, or with windows above 1 a Ministral, and is written as one, without "attention", so that other
+           programs can load it. Windows are "sliding_window" and "layer_types"; "yoco" is true or missing.
   reading  The variant is "attention" if present; otherwise model_type must be "llama" or "ministral". A key for a feature that this
            model does not have must have the value that disables it (absent_features), otherwise the file is rejected.
            Other keys are ignored. null is the same as a missing key. Defaults are those of Llama configurations:
            num_key_value_heads = num_attention_heads, head_dim = hidden_size / num_attention_heads, rope_theta 10000
            (at the top level or in rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false. rope_parameters and
-           rope_scaling must not scale angles.
+           rope_scaling must not scale angles. A Ministral must have the keys whose defaults in its class differ from
+           these: sliding_window (4096) and num_key_value_heads (8); without layer_types, all its layers have the window.
 */
 #ifndef LLMC_CONFIG_JSON_H
 #define LLMC_CONFIG_JSON_H
@@ -33,14 +34,14 @@ static inline bool config_json_add_windows(cJSON *o, const ModelConfig *c) {
 }
 
 static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
-    bool foreign = c->attention == variant_find("baseline") && !c->yoco, ministral = foreign && c->window;
+    // with a window of 1, Ministral's cache keeps all positions (Transformers 5.23.0, DynamicSlidingWindowLayer)
+    bool foreign = c->attention == variant_find("baseline") && !c->yoco && c->window != 1;
+    bool ministral = foreign && c->window;
     cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "architectures");
     const char *class_name = ministral ? "MinistralForCausalLM" : foreign ? "LlamaForCausalLM" : "DiffV2ForCausalLM";
+    const char *type = ministral ? "ministral" : foreign ? "llama" : "diffv2";
     bool ok =
-        cJSON_AddItemToArray(list, cJSON_CreateString(class_name)) && cJSON_AddStringToObject(o, "model_type",
-                                                                                              ministral ? "ministral"
-                                                                                              : foreign ? "llama"
-                                                                                                        : "diffv2");
+        cJSON_AddItemToArray(list, cJSON_CreateString(class_name)) && cJSON_AddStringToObject(o, "model_type", type);
     if (!foreign) ok = ok && cJSON_AddStringToObject(o, "attention", c->attention->name);
     ok = ok && cJSON_AddNumberToObject(o, "vocab_size", c->V) && cJSON_AddNumberToObject(o, "hidden_size", c->C) &&
          cJSON_AddNumberToObject(o, "num_hidden_layers", c->L) &&
@@ -216,6 +217,10 @@ static inline bool config_layer_is_full(const ConfigReader *r, const cJSON *type
 // sliding_window, layer_types and yoco. The class of model_type llama ignores windows: none may be given.
 static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
     const cJSON *types = config_item(r, "layer_types"), *window = config_item(r, "sliding_window");
+    const char *const required[] = {"sliding_window", "num_key_value_heads"}; // or null
+    for (int i = 0; i < 2 && config_is_type(r, "ministral"); i++)
+        CHECK(cJSON_GetObjectItemCaseSensitive(r->object, required[i]),
+              "%s: the key %s is missing, and model_type is \"ministral\", which requires it", r->path, required[i]);
     c->window = window ? config_int(r, "sliding_window", 0) : 0;
     CHECK(!window || !config_is_type(r, "llama"),
           "%s: sliding_window is %s, but model_type is \"llama\", which has none", r->path,

@@ -134,8 +134,8 @@ static inline int print_results(const Generator *g, Sequence *list, const Prompt
     Results r = {g, list, p, tokenizer->tokenizer, 0};
     GenerationTimes t = generate_sequences(g, list, p->count, print_result, &r);
     fprintf(stderr,
-            "%d prompt%s, up to %d at a time: %" PRId64 " tokens of prompts in %.3g s, %.0f tokens/s; then %" PRId64
-            " tokens one after another in %.3g s, %.0f tokens/s\n",
+            "%d prompt%s, up to %d at a time: prefill of %" PRId64
+            " tokens in %.3g s, %.0f tokens/s; decoding of %" PRId64 " tokens in %.3g s, %.0f tokens/s\n",
             p->count, p->count == 1 ? "" : "s", min_int(g->B, p->count), t.prefill_tokens, t.prefill_seconds,
             (double)t.prefill_tokens / fmax(t.prefill_seconds, 1e-9), t.decode_tokens, t.decode_seconds,
             (double)t.decode_tokens / fmax(t.decode_seconds, 1e-9));

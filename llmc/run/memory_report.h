@@ -72,6 +72,12 @@ static inline size_t memory_available(const DeviceMemory *now, size_t estimated)
 
 static inline double in_mib(size_t bytes) { return (double)bytes / 1048576.0; }
 
+// The size of the cache of a model for generation, before the first token; on stderr, as stdout has the results.
+static inline void print_cache(const ModelPlan *plan) {
+    fprintf(stderr, "keys and values: %.1f MiB for %d sequence%s of up to %d positions\n", in_mib(plan->cache_bytes),
+            plan->B, plan->B == 1 ? "" : "s", plan->T);
+}
+
 static inline void print_memory(const ModelPlan *plan, const ModelPlan *sampling) {
     MemoryPart parts[MEMORY_PARTS];
     int count = memory_parts(plan, sampling, parts);

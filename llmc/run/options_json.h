@@ -103,7 +103,7 @@ static inline int options_adopt_json(Options *o, const cJSON *saved) {
                  new_value);
             refused++;
         } else {
-            printf("option --%s: %s in the checkpoint, %s now\n", name, old_value, new_value);
+            fprintf(options_notes(o), "option --%s: %s in the checkpoint, %s now\n", name, old_value, new_value);
         }
     }
     options_free(&checkpoint);

@@ -309,6 +309,9 @@ static inline int option_row(const char *name) {
 }
 static inline bool options_given(const Options *o, const char *name) { return o->given[option_row(name)]; }
 
+// Where notes on the run are printed. With --prompts, stdout has only the results.
+static inline FILE *options_notes(const Options *o) { return o->prompts ? stderr : stdout; }
+
 typedef char OptionText[512]; // a value or a description on one line
 
 // Prepares a user's text for a message: replaces control characters, truncates after 100 characters.

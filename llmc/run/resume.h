@@ -48,7 +48,7 @@ static inline Resume resume_find(Options *o) {
         const char *init = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init"));
         FORMAT(r.path, "%s", init ? init : "");
         options_adopt_json(o, options);
-        printf("%s was stopped before its first checkpoint: starting again from step 0\n", o->out);
+        fprintf(options_notes(o), "%s was stopped before its first checkpoint: starting again from step 0\n", o->out);
     }
     return r;
 }
@@ -70,9 +70,10 @@ static inline void start_configure_operations(Options *o) {
                                   o->sdpa_linear};
     attention_configure(attention);
     if (o->gemm != GEMM_FP32 && !linear_native())
-        printf("--gemm %s: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
-               "its speed\n",
-               gemm_choice(o->gemm));
+        fprintf(options_notes(o),
+                "--gemm %s: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
+                "its speed\n",
+                gemm_choice(o->gemm));
 }
 
 static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, char **argv) {
