@@ -24,10 +24,10 @@ static const ModelCase model_cases[] = {
     {"head dimension 256, one key/value head for all", 5, 12, 1, 2, 1, 256, 8, 1, 3, false, 0, 0, false},
     {"windows of 3 positions in both layers", 19, 16, 2, 4, 2, 8, 12, 2, 11, true, 3, 0, false},
     {"windows, every second layer full, untied", 23, 20, 4, 2, 2, 8, 12, 1, 17, false, 5, 2, false},
-    {"YOCO of two layers, tied", 19, 16, 2, 4, 4, 8, 12, 2, 11, true, 4, 0, true},
+    {"YOCO of two layers, 20 rows of keys and values, tied", 19, 16, 2, 4, 1, 10, 12, 2, 11, true, 4, 0, true},
     {"YOCO of four layers, fused rows no multiple of 8, untied", 37, 20, 4, 6, 2, 8, 28, 2, 13, false, 3, 0, true},
 };
-enum { MODEL_CASE_COUNT = sizeof(model_cases) / sizeof(model_cases[0]) };
+enum { MODEL_CASE_COUNT = sizeof(model_cases) / sizeof(model_cases[0]), PLAIN_CASE_COUNT = 4 }; // without windows
 
 static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant *attention) {
     ModelConfig c;
