@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """
-The Python tables of attention variants equal llmc/model/variants.h. The last line is "N passed, N failed".
+The Python tables of attention variants and layer types equal those of llmc/model. The last line is "N passed, N
+failed".
 
 Usage: tests/variants_test.py
 Exit status: 0 nothing failed, 1 something did.
@@ -12,21 +13,33 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "dev/reference"))
 import variants
 
-HEADER, MODELING = variants.HEADER.read_text(), variants.MODELING.read_text()
+HEADER, CONFIG, MODELING = (p.read_text() for p in (variants.HEADER, variants.CONFIG, variants.MODELING))
 ROW = '    "sink": Variant(1, 1, 1, 1, "none", "none", "none", 0, "none", "learned"),\n'
 PLANTED = [
     ("a trait that differs", "2, 2, 1, 2", "2, 2, 1, 1", "diff_scalar: split is 1, in variants.h 2"),
     ("a missing variant", ROW, "", "sink is missing"),
     ("an unknown variant", ROW, ROW + ROW.replace('"sink"', '"other"'), "other is not in variants.h"),
+    (
+        "a layer type of another name",
+        '"full_attention")',
+        '"cross_attention")',
+        "the layer types are ('sliding_attention', ",
+    ),
+    (
+        "layer types in another order",
+        '("sliding_attention", "full',
+        '("full_attention", "full',
+        "the layer types are (",
+    ),
     ("a field of another name", "    merge: int", "    mergers: int", "the fields are maps, key_sets, mergers"),
 ]
 
 
 def main():
-    cases = [("modeling_diffv2.py has the table of variants.h", variants.differences(HEADER, MODELING), None)]
+    cases = [("modeling_diffv2.py has the tables of llmc/model", variants.differences(HEADER, CONFIG, MODELING), None)]
     for what, old, new, line in PLANTED:
         assert MODELING.count(old) == 1, old
-        found = variants.differences(HEADER, MODELING.replace(old, new))
+        found = variants.differences(HEADER, CONFIG, MODELING.replace(old, new))
         cases.append((f"{what} is reported", found, line))
     failed = 0
     for what, found, expected in cases:

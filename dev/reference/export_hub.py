@@ -3,10 +3,11 @@
 Exports a checkpoint as a directory for the Hugging Face Hub.
 
 OUT contains config.json with an `auto_map`, modeling_diffv2.py, and the weights, so that
-AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) opens it anywhere. A baseline is a Llama and needs no
-code, unless its heads do not divide its hidden size, which transformers 5 refuses: it is then exported as diffv2 with
-attention "baseline". train_diffv2 --init reads OUT too. Optimizer and trainer state are not exported. Weights are
-copied, not linked: a program that saves into OUT must not change the checkpoint. Requires nothing but Python.
+AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) opens it anywhere. A baseline is a Llama, or with
+windows a Ministral, and needs no code, unless it is a Llama whose heads do not divide its hidden size, which
+transformers 5 refuses: it is then exported as diffv2 with attention "baseline". train_diffv2 --init reads OUT too.
+Optimizer and trainer state are not exported. Weights are copied, not linked: a program that saves into OUT must not
+change the checkpoint. Requires nothing but Python.
 
 Usage: export_hub.py CHECKPOINT OUT
 """
@@ -22,7 +23,7 @@ AUTO_MAP = {"AutoConfig": "modeling_diffv2.DiffV2Config", "AutoModelForCausalLM"
 
 def exported_config(config):
     if "attention" not in config:
-        if config["hidden_size"] % config["num_attention_heads"] == 0:
+        if config["model_type"] != "llama" or config["hidden_size"] % config["num_attention_heads"] == 0:
             return config
         config = {**config, "attention": "baseline"}
     return {**config, "architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2", "auto_map": AUTO_MAP}

@@ -24,8 +24,8 @@ DTYPES = {"F32": "<f4", "F64": "<f8", "U16": "<u2"}
 
 # a: no size divides another, untied head. b: widths that are multiples of 8, tied head, T beyond a tile of 64 keys
 # (65: by one), one KV head or as many as query heads. c: another rms_norm_eps, which applies to the norm before o_proj
-# of diff_scalar and not to that of diff_v1. w: windows, T beyond several tiles. f: windows and full layers. y: YOCO, with
-# two layers that read its keys and values, and another rms_norm_eps.
+# of diff_scalar and not to that of diff_v1. w: windows, T beyond several tiles. f: windows and full layers. y: YOCO,
+# with two layers that read its keys and values, and another rms_norm_eps.
 COLUMNS = ("B", "T", "L", "C", "F", "V", "NH", "NKV", "D")
 SHAPES = {
     #                                B   T  L   C   F   V  NH NKV  D

@@ -36,7 +36,8 @@ class Variant(NamedTuple):
     sink: str  # extra logit in each softmax, whose column is dropped: 0, or learned per head
 
 
-# dev/reference/variants.py compares this table with llmc/model/variants.h.
+# dev/reference/variants.py compares these tables with llmc/model/config_json.h and variants.h.
+LAYER_TYPES = ("sliding_attention", "full_attention")  # with a window, without
 VARIANTS = {
     #                   maps key_sets merge split pair    lambda_    norm   norm_eps gate    sink
     "baseline": Variant(1, 1, 1, 1, "none", "none", "none", 0, "none", "none"),
@@ -57,7 +58,7 @@ Shape = namedtuple("Shape", "H NQ NK NV DQ DV")
 
 
 class DiffV2Config(PretrainedConfig):
-    """config.json of a checkpoint. That of a Llama has no key `attention`."""
+    """config.json of a checkpoint. That of a Llama or Ministral has no key `attention`."""
 
     model_type = "diffv2"
 
@@ -75,6 +76,9 @@ class DiffV2Config(PretrainedConfig):
         rope_theta=10000.0,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
+        sliding_window=None,
+        layer_types=None,
+        yoco=False,
         **others,
     ):
         if attention not in VARIANTS or others.get("rope_parameters") or others.get("rope_scaling"):
@@ -84,6 +88,18 @@ class DiffV2Config(PretrainedConfig):
         self.num_hidden_layers, self.max_position_embeddings = num_hidden_layers, max_position_embeddings
         self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
         self.head_dim, self.rope_theta, self.rms_norm_eps = head_dim, rope_theta, rms_norm_eps
+        # None: no layer has a window. Without layer_types, all layers have it, but those of YOCO's upper half
+        self.sliding_window, self.yoco = sliding_window, yoco
+        sliding, full = LAYER_TYPES
+        lower = num_hidden_layers // 2 if yoco else num_hidden_layers
+        kinds = [full if sliding_window is None else sliding] * lower + [full] * (num_hidden_layers - lower)
+        self.layer_types = layer_types or kinds
+        if set(self.layer_types) - set(LAYER_TYPES) or len(self.layer_types) != num_hidden_layers:
+            raise ValueError(f"layer_types must be one of {LAYER_TYPES} for each layer, not {layer_types}")
+        if sliding_window is None and sliding in self.layer_types:
+            raise ValueError(f"layer_types has {sliding}, but there is no sliding_window")
+        if yoco and (num_hidden_layers % 2 or sliding in self.layer_types[lower:]):
+            raise ValueError(f"yoco needs an even number of layers, of which the upper half is {full}")
         super().__init__(tie_word_embeddings=tie_word_embeddings, **others)
 
 
@@ -115,26 +131,51 @@ def rotate(x, cos, sin):
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
 
 
-def causal_softmax(scores, sink):
-    """scores (B,H,T,T); sink None or (H,): an extra logit per head, whose column is dropped."""
-    T = scores.shape[-1]
-    future = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(1)
-    scores = scores.masked_fill(future, -math.inf)
+def causal_softmax(scores, sink, window):
+    """scores (B,H,T,T); sink None or (H,): an extra logit per head, whose column is dropped; window None, or W:
+    position t sees t-W+1 .. t."""
+    t = torch.arange(scores.shape[-1], device=scores.device)
+    distance = t[:, None] - t
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    scores = scores.masked_fill(hidden, -math.inf)
     if sink is None:
         return scores.softmax(-1)
     column = sink[:, None, None].expand(*scores.shape[:-1], 1)
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
 
 
+class KeysValues(nn.Module):
+    """Of the layers from L/2, with YOCO (arXiv 2405.05254)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.shape, s, C = shape_of(config), shape_of(config), config.hidden_size
+        self.norm = nn.RMSNorm(C, eps=config.rms_norm_eps)
+        self.k_proj = nn.Linear(C, s.NK * s.DQ, bias=False)
+        self.v_proj = nn.Linear(C, s.NV * s.DV, bias=False)
+
+    def forward(self, x, cos, sin):
+        """x (B,T,C), the output of layer L/2-1 -> (B,T,NK,DQ), (B,T,NV,DV)"""
+        return keys_and_values(self, self.norm(x), cos, sin)
+
+
+def keys_and_values(owner, x, cos, sin):
+    s, (B, T, _) = owner.shape, x.shape
+    return rotate(owner.k_proj(x).view(B, T, s.NK, s.DQ), cos, sin), owner.v_proj(x).view(B, T, s.NV, s.DV)
+
+
 class Attention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
+        self.window = config.sliding_window if config.layer_types[layer] == LAYER_TYPES[0] else None
+        self.cross = config.yoco and layer >= config.num_hidden_layers // 2  # reads the keys of YOCO
         self.variant, self.shape = v, s = VARIANTS[config.attention], shape_of(config)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
         C, NH, D = config.hidden_size, config.num_attention_heads, config.head_dim
         self.q_proj = nn.Linear(C, s.NQ * s.DQ, bias=False)
-        self.k_proj = nn.Linear(C, s.NK * s.DQ, bias=False)
-        self.v_proj = nn.Linear(C, s.NV * s.DV, bias=False)
+        if not self.cross:
+            self.k_proj = nn.Linear(C, s.NK * s.DQ, bias=False)
+            self.v_proj = nn.Linear(C, s.NV * s.DV, bias=False)
         self.o_proj = nn.Linear(NH * D, C, bias=False)
         if v.lambda_ in ("sigmoid", "linear"):
             self.lambda_proj = nn.Linear(C, NH, bias=False)
@@ -162,12 +203,11 @@ class Attention(nn.Module):
             return first.exp() - second.exp() + self.lambda_init
         return getattr(self, "lambda") if kind == "scalar" else 1.0
 
-    def forward(self, x, cos, sin):
-        """x (B,T,C) after its norm -> (B,T,C)"""
+    def forward(self, x, cos, sin, shared):
+        """x (B,T,C) after its norm -> (B,T,C); shared: the keys and values of YOCO, else None"""
         v, s, (B, T, _) = self.variant, self.shape, x.shape
         query = rotate(self.q_proj(x).view(B, T, s.NQ, s.DQ), cos, sin)
-        key = rotate(self.k_proj(x).view(B, T, s.NK, s.DQ), cos, sin)
-        value = self.v_proj(x).view(B, T, s.NV, s.DV)
+        key, value = shared if self.cross else keys_and_values(self, x, cos, sin)
 
         sink = {"none": None, "zero": x.new_zeros(s.H), "learned": getattr(self, "sinks", None)}[v.sink]
         head = torch.arange(s.H, device=x.device)
@@ -177,7 +217,7 @@ class Attention(nn.Module):
             g = q // (s.NQ // s.NV)  # its value head
             k = g * v.key_sets + m % v.key_sets  # its key head
             scores = torch.einsum("bthd,bshd->bhts", query[:, :, q], key[:, :, k]) / math.sqrt(s.DQ)
-            a = causal_softmax(wide(scores), sink if sink is None else wide(sink)).to(x.dtype)
+            a = causal_softmax(wide(scores), sink if sink is None else wide(sink), self.window).to(x.dtype)
             outputs.append(torch.einsum("bhts,bshd->bthd", a, value[:, :, g]))
 
         o = outputs[0]  # (B,T,H,DV)
@@ -210,8 +250,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(C, eps=eps)
         self.mlp = MLP(C, config.intermediate_size)
 
-    def forward(self, x, cos, sin):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x, cos, sin, shared):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, shared)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -221,13 +261,18 @@ class Decoder(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        if config.yoco:
+            self.yoco = KeysValues(config)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, input_ids):
         x = self.embed_tokens(input_ids)  # (B,T,C)
         cos, sin = rope_table(self.config, x.shape[1], like=x)
+        shared = None
         for block in self.layers:
-            x = block(x, cos, sin)
+            if block.self_attn.cross and shared is None:
+                shared = self.yoco(x, cos, sin)
+            x = block(x, cos, sin, shared)
         return self.norm(x)
 
 

@@ -21,7 +21,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=WORK.name)  # before the import of
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM
 
 from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
@@ -29,7 +29,7 @@ from make_fixtures import arrays_of
 from modeling_diffv2 import DiffV2ForCausalLM
 
 HERE = Path(__file__).resolve().parent
-PROGRAM = HERE.parent.parent / "train_diffv2"
+PROGRAM = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).resolve()
 FIXTURES = Path(WORK.name) / "fixtures"  # a directory for each file
 for fixture in FIXTURE_FILES.iterdir():
     unpack(fixture, FIXTURES / fixture.stem)
@@ -83,6 +83,13 @@ def open_model(path, dtype=torch.float32, model_class=AutoModelForCausalLM):
     return model
 
 
+def class_of(path):
+    """By the names of the fixtures: sizes w and f have windows, y is YOCO."""
+    variant, _, size = path.name.rpartition("_")
+    plain = {"w": MinistralForCausalLM, "f": MinistralForCausalLM, "y": DiffV2ForCausalLM}.get(size, LlamaForCausalLM)
+    return plain if variant == "baseline" else DiffV2ForCausalLM
+
+
 def gradients_of_model(model, batch=None):
     batch = windows(tokens_and_shard()[0], B, T) if batch is None else batch
     loss = model(input_ids=batch, labels=batch).loss
@@ -115,23 +122,23 @@ def test_every_fixture_opens_with_its_loss_and_gradients():
         T = json.loads((path / "config.json").read_text())["max_position_embeddings"]
         batch = windows(arrays["tokens"], len(arrays["tokens"]) // T, T)
         expected = {n.removeprefix("grad."): a for n, a in arrays.items() if n == "loss" or n.startswith("grad.")}
-        llama = path.name.startswith("baseline")  # whose class computes norms and angles in float32
+        plain = class_of(path) is not DiffV2ForCausalLM  # and computes norms and angles in float32
         model = open_model(path)
-        exact = open_model(path, torch.float64, DiffV2ForCausalLM if llama else AutoModelForCausalLM)
-        assert type(model) is (LlamaForCausalLM if llama else DiffV2ForCausalLM), type(model)
+        exact = open_model(path, torch.float64, DiffV2ForCausalLM if plain else AutoModelForCausalLM)
+        assert type(model) is class_of(path), type(model)
         assert type(exact) is DiffV2ForCausalLM, type(exact)
         expect_close(gradients_of_model(model, batch), expected, torch.float32, path.name)
         expect_close(gradients_of_model(exact, batch), expected, torch.float64, path.name)
 
 
 def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and_gradients():
-    for fixture in sorted(FIXTURES.iterdir()):  # no gradient is negligible; a is untied, b tied
+    for fixture in sorted(FIXTURES.iterdir()):  # no gradient is negligible; b and f are tied
         path = train(fixture.name, "--init", fixture)
-        model, llama = open_model(path), fixture.name.startswith("baseline")
-        assert type(model) is (LlamaForCausalLM if llama else DiffV2ForCausalLM), type(model)
+        model = open_model(path)
+        assert type(model) is class_of(fixture), type(model)
         assert model.generation_config.eos_token_id is None, f"token {model.generation_config.eos_token_id} ends a text"
         tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-        assert tied == fixture.name.endswith("b"), f"{fixture.name}: tied {tied}"
+        assert tied == (fixture.name[-1] in "bf"), f"{fixture.name}: tied {tied}"
         expect_close(gradients_of_model(model), gradients_of_program(path), torch.float32, fixture.name)
 
         tokens, shard = tokens_and_shard()
@@ -153,13 +160,49 @@ def test_half_precision_computes_nearly_the_same_loss():
 
 
 def test_generation_continues_with_the_most_probable_token_and_no_token_ends_it():
-    for path in sorted(FIXTURES.glob("*_a")):
+    for path in sorted(FIXTURES.glob("*_[awfy]")):
         model, text = open_model(path), torch.tensor([[5, 1, 9], [0, 0, 3]])
-        found = model.generate(text, max_new_tokens=20, do_sample=False)
+        found = model.generate(text, max_new_tokens=20, do_sample=False)  # Ministral: with a cache of the window
         for _ in range(20):
-            text = torch.cat((text, model(input_ids=text).logits[:, -1].argmax(-1, keepdim=True)), 1)
+            text = torch.cat((text, model(input_ids=text, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)), 1)
         assert torch.equal(found, text), f"{path.name}: {found.tolist()} instead of {text.tolist()}"
         model.generate(text, max_new_tokens=3, num_beams=3, do_sample=True, use_cache=True)
+
+
+def test_generation_gives_the_tokens_of_the_program():
+    for path in sorted(FIXTURES.glob("*_[awfy]")):
+        prompt = [5, 1, 9, 30, 2, 2, 17, 8]  # longer than the windows
+        T = json.loads((path / "config.json").read_text())["max_position_embeddings"]
+        count = min(40, T - len(prompt))  # the program moves a full context, transformers goes beyond T
+        if count < 1:
+            continue
+        text = ",".join(map(str, prompt))
+        out = succeed("--init", path, "--prompt-tokens", text, "--generate", count, "--temperature", 0)
+        model, tokens = open_model(path), torch.tensor([prompt])
+        logits = model.generate(
+            tokens, max_new_tokens=count, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+        top = torch.stack(logits.logits, 1)[0].topk(2).values
+        assert (top[:, 0] - top[:, 1]).min() > 1e-4 * top.abs().max(), f"{path.name}: two tokens are equally probable"
+        found = list(map(int, out.split()))
+        assert found == logits.sequences[0].tolist(), f"{path.name}: {found}, not {logits.sequences[0].tolist()}"
+
+
+def test_the_most_probable_tokens_show_a_window_that_is_too_long_or_too_short_and_the_end_of_the_shared_keys():
+    for path in sorted(FIXTURES.glob("*_[wfy]")):
+        model, text = open_model(path, model_class=DiffV2ForCausalLM), torch.tensor([[5, 1, 9, 30, 2, 2, 17, 8]])
+        generate = lambda: model.generate(text, max_new_tokens=40, do_sample=False)
+        right, sliding = generate(), [b.self_attn for b in model.model.layers if b.self_attn.window]
+        assert sliding, f"{path.name} has no windows"
+        for change in (-1, 1):
+            for attention in sliding:
+                attention.window += change
+            assert not torch.equal(generate(), right), f"{path.name}: a window changed by {change} does not show"
+            for attention in sliding:
+                attention.window -= change
+        if path.name.endswith("y"):
+            model.model.yoco.norm.eps = 1.0
+            assert not torch.equal(generate(), right), f"{path.name}: another norm of the shared keys does not show"
 
 
 def test_padding_is_refused():
@@ -217,8 +260,8 @@ def test_exported_directories_open_where_the_code_was_never_imported_and_in_the_
     assert len(lines) == len(paths), done.stdout
     batch = torch.arange(60).view(3, 20) % 37
     for path, out, (loss, name) in zip(paths, exported, lines):
-        plain = path.name.startswith("baseline")
-        assert name == ("LlamaForCausalLM" if plain else "DiffV2ForCausalLM"), f"{path.name} is a {name}"
+        wanted = DiffV2ForCausalLM if path is odd else class_of(path)
+        assert name == wanted.__name__, f"{path.name} is a {name}"
         for model in (
             open_model(path, model_class=DiffV2ForCausalLM if path is odd else AutoModelForCausalLM),
             open_model(out),
@@ -288,6 +331,57 @@ def test_llama_directories_of_transformers_load_as_baseline_with_its_loss_and_gr
         expect_close(gradients_of_program(path), expected, torch.float32, f"Llama {case} {place}")
 
 
+# What the class does: keys that must be there for it to be exact, and a window of 1, with which its cache is wrong.
+def test_windows_of_ministral_are_those_of_the_program():
+    model = MinistralForCausalLM(MinistralConfig(**MINISTRAL, sliding_window=3))
+    assert model.config.layer_types == ["sliding_attention"] * 4, "without layer_types, all layers have the window"
+    for number, (window, types) in enumerate(WINDOWS):
+        path = directory(f"ministral/{number}")
+        types = types and [f"{t}_attention" for t in types]
+        config = MinistralConfig(**MINISTRAL, sliding_window=window, layer_types=types)
+        model, generator = MinistralForCausalLM(config), torch.Generator().manual_seed(7)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(0.25 * torch.randn(p.shape, generator=generator) + (p.dim() == 1))
+        model.save_pretrained(path)
+        config = json.loads((path / "config.json").read_text())
+        if types is None:
+            del config["layer_types"]  # as older files
+            (path / "config.json").write_text(json.dumps(config))
+        expected = gradients_of_model(open_model(path))
+        found = gradients_of_program(path)
+        if window == 1:  # one key: queries and keys have no gradient
+            found, expected = ({"loss": g["loss"]} for g in (found, expected))
+        expect_close(found, expected, torch.float32, f"Ministral {window} {types}")
+        again = train(f"ministral/{number}", "--init", path, "--lr", 1e-9)  # as the program writes it
+        full = types == ["full_attention"] * 4  # then no layer has a window
+        wanted = DiffV2ForCausalLM if window == 1 else LlamaForCausalLM if full else MinistralForCausalLM
+        assert type(open_model(again)) is wanted, f"window {window}: written as {type(open_model(again))}"
+        for missing in ("sliding_window", "num_key_value_heads"):  # whose defaults in the class are 4096 and 8
+            (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != missing}))
+            expect_refusal(path, f"the key {missing} is missing")
+
+
+MINISTRAL = dict(
+    vocab_size=V,
+    hidden_size=32,
+    intermediate_size=20,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=64,
+)
+WINDOWS = [  # layer_types as the class, or an older file, has them
+    (5, None),
+    (5, ["sliding", "full", "sliding", "full"]),
+    (3, ["sliding", "sliding", "full", "sliding"]),
+    (1, None),
+    (64, None),
+    (7, ["full"] * 4),
+]
+
+
 # Unsupported features: the configuration, or the keys added to a valid one, and the words of the message.
 SCALINGS = [
     dict(rope_type="linear", factor=2.0),
@@ -304,9 +398,16 @@ REFUSED_LLAMAS = [
 REFUSED_KEYS = [
     (dict(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling"),
     (dict(rope_scaling=SCALINGS[2]), "rope_scaling"),
-    (dict(sliding_window=8), "sliding_window is 8"),
+    (dict(sliding_window=8), "sliding_window is 8"),  # which the class of a Llama ignores
+    (dict(layer_types=["sliding_attention"] * 2), "layer_types"),
+    (dict(model_type="ministral", sliding_window=8, layer_types=["full_attention"]), "layer_types"),
+    (dict(model_type="ministral", sliding_window=8, layer_types=["chunked_attention"] * 2), "chunked_attention"),
+    (
+        dict(model_type="ministral", sliding_window=8, layer_types=["full_attention", "sliding_attention"]),
+        "layer_types",
+    ),
     (dict(quantization_config={"bits": 4}), "quantization_config"),
-    (dict(rope_theta=7.0, rope_parameters={"rope_theta": 500.0}), "rope_theta is 7, but 500 inside"),
+    (dict(rope_theta=7.0, rope_parameters={"rope_theta": 500.0}), "rope_theta is 7, but 500 in rope_parameters"),
     (dict(model_type="mistral"), 'model_type is "mistral"'),
 ]
 REFUSED_CLASSES = ["Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma2", "Phi3", "Olmo2", "GPT2"]

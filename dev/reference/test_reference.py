@@ -186,8 +186,8 @@ def test_a_token_reaches_the_positions_of_the_windows_of_all_layers():
 
 
 def shared_and_own(weights, config):
-    """Weights of a YOCO model, and the same as those of a model without. Layers from L/2 have the norm of the shared keys
-    and values. Layer L/2 adds nothing, such that the layer after it has the same input."""
+    """Weights of a YOCO model, and the same as those of a model without. Layers from L/2 have the norm of the shared
+    keys and values. Layer L/2 adds nothing, such that the layer after it has the same input."""
     L, shared = config["num_hidden_layers"], dict(weights)
     for name in (f"model.layers.{L // 2}.{n}.weight" for n in ("self_attn.o_proj", "mlp.down_proj")):
         shared[name] = torch.zeros_like(shared[name])
