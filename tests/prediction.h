@@ -156,6 +156,23 @@ static void test_prediction_of_windows(void) {
            "products take %g, %g and %g ms", products[0], products[1], products[2]);
 }
 
+// cuDNN has no backward of documents on an A100 and on cards.
+static void test_prediction_of_documents(void) {
+    static const char *const devices[] = {"A100", "H200", "B200", "RTX 5090"};
+    for (int d = 0; d < 4; d++) {
+        PredictedRun run;
+        predicted_run(&run, devices[d], "1.4b", "diff_v2", 8, 16, 1);
+        Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        run.options.doc_mask = true;
+        Prediction q = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        double ratio = q.class_ms[CLASS_ATTENTION_BACKWARD] / p.class_ms[CLASS_ATTENTION_BACKWARD];
+        bool builtin = d == 0 || d == 3;
+        EXPECT(builtin ? ratio > 2 : ratio == 1, "%s: the backward takes %g times as long", devices[d], ratio);
+        EXPECT(q.class_ms[CLASS_ATTENTION_FORWARD] == p.class_ms[CLASS_ATTENTION_FORWARD], "%s", devices[d]);
+        predicted_run_free(&run);
+    }
+}
+
 // The cache by hand, for 1.4b with 8 key/value heads of width 128: 2 x 8 x 128 numbers per position and layer.
 static void test_cache_bytes(void) {
     enum { B = 3, T = 4096, W = 1000, L = 24, POSITION = 2 * 8 * 128 * 2 };
@@ -395,6 +412,7 @@ static const Test prediction_tests[] = {
     {"operations have the FLOPs that the trainer counts, and bytes of bf16", test_prediction_flops_and_bytes},
     {"the pairs that attention computes are those that a window leaves", test_visible_pairs},
     {"windows and YOCO take the time of the pairs and products that they leave", test_prediction_of_windows},
+    {"--doc-mask costs the built-in backward where cuDNN has none for documents", test_prediction_of_documents},
     {"the cache has the positions of windows, and one of YOCO's upper half", test_cache_bytes},
     {"classes and operations add up to the step on every device", test_prediction_sums},
     {"worse assumptions never make a step faster, up to 4096 ranks", test_prediction_is_monotone},

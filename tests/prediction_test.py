@@ -116,6 +116,7 @@ def main():
         (f"the same of {v} with {options}", same_operations, trainer, bench, v, *options.split())
         for v in VARIANTS
         for options in LAYERS
+        if "--yoco" in options or v in ("diff_v2", "diff_v1")  # windows alone change no number of calls
     ]
     cases += [
         (f"the same in fp8 of {v} with {options}", same_operations, trainer, bench, v, *options.split())
