@@ -13,7 +13,8 @@ static double median(double *values, int count) {
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
-// Traits of layers: --window W, --full-every K and --yoco, as the trainer's; --doc-mask: documents of a third of T.
+// Traits of the layers of all models of a call: --window W, --full-every K and --yoco, as the trainer's; --doc-mask:
+// documents of a third of T.
 static struct {
     int window, full_every;
     bool yoco, documents;

@@ -6,6 +6,8 @@ of shared keys and values where as many layers have windows. The gap of an arm i
 change in the family of the reference, paired by seed.
 """
 
+import itertools
+
 from . import stats
 
 FAMILY = "attention preset layers hidden heads kv-heads head-dim".split()
@@ -100,10 +102,10 @@ def costs(study, lr):
                 row |= {"minus": other, "cost": stats.as_json(stats.t_interval(list(cost.values())))}
                 row |= {"gap": stats.as_json(gap), "seeds": {str(seed): x for seed, x in cost.items()}}
                 table.append(row)
-    for key in ("cost", "gap"):
-        for row, p in zip(table, stats.holm([(row[key] or {}).get("p") for row in table])):
-            if row[key]:
-                row[key]["p_holm"] = p
+    for what, key in itertools.product(measures(study), ("cost", "gap")):
+        same = [row for row in table if row["what"] == what and row[key]]
+        for row, p in zip(same, stats.holm([row[key]["p"] for row in same])):
+            row[key]["p_holm"] = p
     return table
 
 

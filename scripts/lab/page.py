@@ -299,7 +299,7 @@ def long_context_section(r):
             "Cost: the arm minus the arm of the same variant that the change is compared with, at the same seed. Gap: "
             f"the cost minus that of the same change in the reference's variant. Square brackets: {confidence} t "
             "intervals over seeds; an interval that contains 0 shows no difference. p: adjusted by Holm's method for "
-            "the costs, and for the gaps, of the table.",
+            "the costs, and for the gaps, of one value.",
         )
     )
 
