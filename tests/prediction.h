@@ -33,7 +33,7 @@ static bool predicted_layers_run(PredictedRun *run, const char *device, const ch
     run->options.total_batch = (int64_t)B * p->T * ranks;
     run->options.steps = 100;
     plan_build(&run->model, &c, B, p->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks, 1);
-    plan_for_device(&run->model, device_peak_named(device), true);
+    plan_for_device(&run->model, device_peak_named(device), &run->options);
     return true;
 }
 static bool predicted_run(PredictedRun *run, const char *device, const char *preset, const char *attention, int NKV,
@@ -168,7 +168,8 @@ static void test_prediction_of_documents(void) {
         double ratio = q.class_ms[CLASS_ATTENTION_BACKWARD] / p.class_ms[CLASS_ATTENTION_BACKWARD];
         bool builtin = d == 0 || d == 3;
         EXPECT(builtin ? ratio > 2 : ratio == 1, "%s: the backward takes %g times as long", devices[d], ratio);
-        EXPECT(q.class_ms[CLASS_ATTENTION_FORWARD] == p.class_ms[CLASS_ATTENTION_FORWARD], "%s", devices[d]);
+        ratio = q.class_ms[CLASS_ATTENTION_FORWARD] / p.class_ms[CLASS_ATTENTION_FORWARD];
+        EXPECT(ratio > 1 && ratio < 1.001, "%s: the forward takes %g times as long", devices[d], ratio);
         predicted_run_free(&run);
     }
 }
@@ -189,7 +190,7 @@ static void test_cache_bytes(void) {
         ModelPlan plan;
         predicted_layers_run(&run, "H200", "1.4b", "baseline", 8, 1, 1, cases[i].layers);
         plan_build(&plan, &run.model.config, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
-        plan_for_device(&plan, device_peak_named("H200"), true);
+        plan_for_device(&plan, device_peak_named("H200"), &run.options);
         size_t want = B * POSITION * cases[i].positions;
         EXPECT(plan.cache_bytes == want, "case %zu: %zu bytes of keys and values, not %zu", i, plan.cache_bytes, want);
         EXPECT(plan.activations_bytes > want, "case %zu: all activations have %zu bytes", i, plan.activations_bytes);

@@ -228,6 +228,8 @@ static inline void predict_forward(Prediction *p, int N) {
     LayerKind kinds[LAYER_KINDS];
     int count = layer_kinds(c, c->L, kinds);
     predict_begin(p, PART_EMBED);
+    if (p->options->doc_mask)
+        predict_rows(p, CLASS_ATTENTION_FORWARD, "attention_documents", 1, 1, (size_t)N * sizeof(int));
     predict_rows(p, CLASS_EMBEDDING, "embedding_forward", 1, 1, embedding_forward_bytes(N, c->C));
     predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, c->C));
     for (int k = 0; k < count; k++) {
