@@ -216,6 +216,10 @@ static inline void predict_yoco_backward(Prediction *p, int N) {
     size_t count = (size_t)N * d->kv_ld;
     if (!p->plan->config.yoco) return;
     predict_begin_layers(p, PART_LAYER_BACKWARD, 1);
+    for (int half = 0; half < 2; half++) { // gradients of the fused rows, whose padding differs between the halves
+        int ld = half ? p->plan->dims.fused_ld : d->fused_ld;
+        predict_rows(p, CLASS_YOCO, "buffer_zero", 1, 1, (size_t)N * ld * FLOATX_BYTES);
+    }
     predict_rows(p, CLASS_YOCO, "accumulate", 1, 1, accumulate_bytes(count, false));
     predict_rows(p, CLASS_YOCO, "accumulate", layers - 1, 1, accumulate_bytes(count, true));
     predict_rows(p, CLASS_ROPE, "rope_backward", 1, 1, rope_bytes(N, d->NK, d->QD));
