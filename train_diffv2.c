@@ -1152,8 +1152,8 @@ static void run_plan(Run *run, const ModelConfig *config) {
                    (int)o->zero);
     if (o->device) {
         const DevicePeak *gpu = device_peak_named(o->device);
-        plan_for_device(&run->model.plan, gpu, o->deterministic);
-        if (samples) plan_for_device(&run->sampling_model.plan, gpu, o->deterministic);
+        plan_for_device(&run->model.plan, gpu, o);
+        if (samples) plan_for_device(&run->sampling_model.plan, gpu, o);
         return;
     }
     if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
