@@ -87,60 +87,78 @@ static void test_recall_score(void) {
     EXPECT(s.answers == 5 && s.exact == 1 && s.among == 2, "%d exact, %d among the values", (int)s.exact, (int)s.among);
 }
 
-// For every variant: what a query head's map takes from the values is what attention gave that head.
-static void test_attention_maps(void) {
-    const ModelCase mc = {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 0, 0, false};
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        ModelConfig config = case_config(&mc, &attention_variants[v]);
-        Model model;
-        case_open(&model, &config, mc.B, mc.T, FOR_TRAINING);
-        case_randomise(&model, 11);
-        int T = mc.T, *tokens = case_tokens(mc.B * T + 1, mc.V, 4), l = 1;
-        case_loss(&model, tokens, mc.B, T, false);
-        LayerOnHost host =
-            layer_to_host(&model.plan, &model.acts.layers[l], l, model_key_set(&model, l, 0, mc.B, T, 0));
-        const HostAttention *m = &host.attention;
-        const AttentionDims *d = &model.plan.dims;
-        const LayerActivations *a = &model.acts.layers[l];
-        float map[11 * 11], second[11 * 11];
-        for (int b = 0; b < mc.B; b++)
-            for (int head = 0; head < d->NQ; head++) {
-                int kv = head / config.attention->key_sets / (m->shape.NQ / m->shape.NKV);
-                attention_map(map, NULL, m, b, head);
-                for (int t = 0; t < T; t++) {
-                    double sum = 0, worst = 0;
-                    size_t row = (size_t)(b * T + t);
-                    for (int j = 0; j < T; j++) sum += (double)map[t * T + j];
-                    for (int i = 0; i < d->DV; i++) {
-                        double o = 0;
-                        for (int j = 0; j < T; j++)
-                            o += (double)map[t * T + j] * (double)a->fused[(size_t)(b * T + j) * (size_t)d->fused_ld +
-                                                                           (size_t)(d->v_at + kv * d->DV + i)];
-                        worst = fmax(
-                            worst,
-                            fabs(o - (double)a->heads[row * (size_t)(d->NQ * d->DV) + (size_t)(head * d->DV + i)]));
-                    }
-                    bool whole = config.attention->sink == SINK_NONE;
-                    EXPECT(worst < 1e-5 && (whole ? fabs(sum - 1) < 1e-5 : sum > 0 && sum < 1),
-                           "%s: head %d, row %d: sum %g, off by %g", config.attention->name, head, t, sum, worst);
-                }
-            }
-        for (int h = 0; m->stride && h < maps_output_heads(m); h++) // and the pair is the one that is subtracted
-            for (int t = 0; t < T; t++) {
-                int h1 = maps_query_head(m, h);
-                attention_map(map, NULL, m, 1, h1);
-                attention_map(second, NULL, m, 1, h1 + m->stride);
-                size_t row = (size_t)(T + t), ldh = (size_t)d->NQ * (size_t)d->DV;
-                double s = map_lambda(m, 1, t, h),
-                       o = (double)a->heads[row * ldh + (size_t)(h1 * d->DV)] -
-                           s * (double)a->heads[row * ldh + (size_t)((h1 + m->stride) * d->DV)];
-                EXPECT(fabs(o - (double)a->combined[row * (size_t)(d->OH * d->DV) + (size_t)(h * d->DV)]) < 1e-5,
-                       "%s: pair %d, row %d", config.attention->name, h, t);
-            }
-        layer_on_host_free(&host);
-        free(tokens);
-        case_close(&model);
+static const ModelCase map_cases[] = {
+    {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 0, 0, false},
+    {"windows of 3, every second layer full", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 3, 2, false},
+    {"YOCO", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 3, 0, true},
+};
+enum { MAP_CASES = sizeof(map_cases) / sizeof(map_cases[0]), MAP_T = 11 };
+
+// What a query head's map takes from the values is what attention gave that head.
+static void expect_map_of_head(const Model *model, const HostAttention *m, int l, int b, int head, const char *what) {
+    const ModelConfig *c = &model->plan.config;
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    const LayerActivations *a = &model->acts.layers[l];
+    bool all = !c->window || (c->full_every && (l + 1) % c->full_every == 0) || (c->yoco && l >= c->L / 2);
+    int kv = head / c->attention->key_sets / (m->shape.NQ / m->shape.NKV), T = MAP_T;
+    bool cross = c->yoco && l >= c->L / 2, whole = c->attention->sink == SINK_NONE;
+    const floatX *values = cross ? model->acts.kv + d->NK * d->QD : a->fused + d->v_at;
+    int ld = cross ? d->kv_ld : d->fused_ld;
+    float map[MAP_T * MAP_T];
+    attention_map(map, NULL, m, b, head);
+    for (int t = 0; t < T; t++) {
+        double sum = 0, worst = 0;
+        int wrong = 0;
+        for (int j = 0; j < T; j++) {
+            sum += (double)map[t * T + j];
+            wrong += (map[t * T + j] > 0) != (j <= t && (all || t - j < c->window));
+        }
+        for (int i = 0; i < d->DV; i++) {
+            double o = 0;
+            for (int j = 0; j < T; j++)
+                o += (double)map[t * T + j] * (double)values[(size_t)(b * T + j) * ld + kv * d->DV + i];
+            worst = fmax(worst, fabs(o - (double)a->heads[((b * T + t) * d->NQ + head) * d->DV + i]));
+        }
+        EXPECT(worst < 1e-5 && !wrong && (whole ? fabs(sum - 1) < 1e-5 : sum > 0 && sum < 1),
+               "%s, layer %d: head %d, row %d: sum %g, off by %g, %d keys are wrongly visible or not", what, l, head, t,
+               sum, worst, wrong);
     }
+}
+
+// The heads of a pair are those that are subtracted.
+static void expect_pairs_of_maps(const Model *model, const HostAttention *m, int l, const char *what) {
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    const LayerActivations *a = &model->acts.layers[l];
+    for (int h = 0; m->stride && h < maps_output_heads(m); h++)
+        for (int t = 0; t < MAP_T; t++) {
+            int h1 = maps_query_head(m, h), row = MAP_T + t;
+            double o = (double)a->heads[(row * d->NQ + h1) * d->DV] -
+                       map_lambda(m, 1, t, h) * (double)a->heads[(row * d->NQ + h1 + m->stride) * d->DV];
+            EXPECT(fabs(o - (double)a->combined[(row * d->OH + h) * d->DV]) < 1e-5, "%s, layer %d: pair %d, row %d",
+                   what, l, h, t);
+        }
+}
+
+static void test_attention_maps(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int i = 0; i < MAP_CASES; i++) {
+            const ModelCase *mc = &map_cases[i];
+            char what[200];
+            Model model;
+            int *tokens = case_start(&model, mc, &attention_variants[v], FOR_TRAINING);
+            FORMAT(what, "%s, %s", attention_variants[v].name, mc->why);
+            case_loss(&model, tokens, mc->B, MAP_T, false);
+            for (int l = 0; l < mc->L; l++) {
+                LayerOnHost host =
+                    layer_to_host(&model.plan, &model.acts.layers[l], l, model_key_set(&model, l, 0, mc->B, MAP_T, 0));
+                for (int b = 0; b < mc->B; b++)
+                    for (int head = 0; head < model.plan.dims.NQ; head++)
+                        expect_map_of_head(&model, &host.attention, l, b, head, what);
+                expect_pairs_of_maps(&model, &host.attention, l, what);
+                layer_on_host_free(&host);
+            }
+            case_end(&model, tokens);
+        }
 }
 
 static void test_attention_map_first_mass(void) {
@@ -215,6 +233,13 @@ static double quantized_loss(Model *model, const char *spec, const int *tokens, 
     memcpy(weights, model->params, bytes);
     EXPECT(quantization_parse(&model->quant, spec), "%s is not accepted", spec);
     quantize_weights(&model->quant, &model->plan, model->params);
+    for (int i = 0; i < model->plan.tensors.count && model->quant.weight_bits;
+         i++) { // all matrices of blocks, no others
+        const Tensor *t = &model->plan.tensors.tensors[i];
+        bool same = memcmp((floatX *)weights + t->offset, model->params + t->offset, t->count * sizeof(floatX)) == 0;
+        bool rounded = t->ndim == 2 && t->layer >= 0 && t->layer < mc->L;
+        EXPECT(same != rounded, "%s: %s is %srounded", spec, t->name, same ? "not " : "");
+    }
     double loss = case_loss(model, tokens, mc->B, mc->T, false);
     memcpy(model->params, weights, bytes);
     free(weights);
@@ -224,22 +249,25 @@ static double quantized_loss(Model *model, const char *spec, const int *tokens, 
 // 16 bits change no bit. A step of 8 bits is max/127, which moves a number of size max/2 by 0.4% at most, and the loss
 // of a few thousand such numbers, as a random walk, by less than a few times that.
 static void test_quantized_losses(void) {
-    const ModelCase *mc = &model_cases[1];
     static const char *const fine[] = {"w8a8", "w8a8:tensor", "logits8", "w8a16", "w16a8"};
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+    static const int cases[] = {1, 5, 7};
+    for (int i = 0; i < 3 * ATTENTION_VARIANT_COUNT; i++) {
+        const ModelCase *mc = &model_cases[cases[i / ATTENTION_VARIANT_COUNT]];
+        int v = i % ATTENTION_VARIANT_COUNT;
         Model model;
         int *tokens = case_start(&model, mc, &attention_variants[v], FOR_EVALUATION);
         if (!tokens) continue;
         const char *name = attention_variants[v].name;
         double plain = case_loss(&model, tokens, mc->B, mc->T, false);
         EXPECT(quantized_loss(&model, "w16a16:tensor+logits16", tokens, mc) == plain, "%s: 16 bits change bits", name);
-        for (size_t i = 0; i < sizeof(fine) / sizeof(fine[0]); i++) {
-            double loss = quantized_loss(&model, fine[i], tokens, mc);
-            EXPECT(loss != plain && fabs(loss - plain) < 0.02 * plain, "%s, %s: %.9g, not rounded %.9g", name, fine[i],
-                   loss, plain);
+        for (size_t f = 0; f < sizeof(fine) / sizeof(fine[0]); f++) {
+            double loss = quantized_loss(&model, fine[f], tokens, mc);
+            EXPECT(loss != plain && fabs(loss - plain) < 0.02 * plain, "%s, %s, %s: %.9g, not rounded %.9g", name,
+                   mc->why, fine[f], loss, plain);
         }
         double coarse = quantized_loss(&model, "w2a2+logits2", tokens, mc);
-        EXPECT(fabs(coarse - plain) > 2e-3 * plain, "%s: 2 bits: %.9g, not rounded %.9g", name, coarse, plain);
+        EXPECT(fabs(coarse - plain) > 2e-3 * plain, "%s, %s: 2 bits: %.9g, not rounded %.9g", name, mc->why, coarse,
+               plain);
         case_end(&model, tokens);
     }
 }
@@ -330,38 +358,46 @@ static void test_rounding_by_hand(void) {
 }
 
 // The rows that the model has computed in fp32 have errors of fp32, for every variant; a change in one is found.
-static void test_rounding_of_stored_rows(void) {
-    const ModelCase mc = {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 0, 0, false};
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        Model model;
-        int *tokens = case_start(&model, &mc, &attention_variants[v], FOR_TRAINING), N = mc.B * mc.T, l = 1;
-        case_loss(&model, tokens, mc.B, mc.T, false);
-        const AttentionDims *d = &model.plan.dims;
-        const LayerActivations *a = &model.acts.layers[l];
-        bool pairs = d->pair_stride > 0;
-        EvaluationModel m = {&model.plan, &model.acts, linear_of(&model, LINEAR_HEAD, 0), &model, model_forward_tokens};
-        RoundingInput in = rounding_input(&m, a, l, key_set(&model.plan, l, 0, mc.B, mc.T, 0), false);
-        double *heads = (double *)checked_calloc(N * (d->NQ + d->OH), sizeof(double)), *combined = heads + N * d->NQ;
-        for (int planted = 0; planted < 2; planted++) {
-            int row = 5 * d->NQ + 1, output = 5 * d->OH + 1;
-            for (int i = 0; i < d->DV && planted; i++) {
-                a->heads[row * d->DV + i] *= (floatX)1.125;
-                if (pairs) a->combined[output * d->DV + i] *= (floatX)1.125;
-            }
-            rounding_errors(heads, pairs ? combined : NULL, &in, &in, a->heads, a->combined);
-            for (int i = 0; i < N * d->NQ; i++)
-                EXPECT(fabs(heads[i] - (planted && i == row ? 0.125 : 0)) < 1e-5, "%s: row %d, error %g",
-                       attention_variants[v].name, i, heads[i]);
-            // a difference may be small beside its terms; that of a first token, which has one key, may be 0
-            for (int i = 0; i < N * d->OH && pairs; i++)
-                EXPECT((isnan(combined[i]) && i % (mc.T * d->OH) < d->OH) ||
-                           fabs(combined[i] - (planted && i == output ? 0.125 : 0)) < 1e-3,
-                       "%s: output row %d, error %g", attention_variants[v].name, i, combined[i]);
+// Errors of the rows that the forward has stored, and of one row and output that are changed by an eighth.
+static void expect_rounding_of_layer(Model *model, const ModelCase *mc, int l, const char *what) {
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    const LayerActivations *a = &model->acts.layers[l];
+    bool pairs = d->pair_stride > 0;
+    int N = mc->B * mc->T, row = 5 * d->NQ + 1, output = 5 * d->OH + 1;
+    EvaluationModel m = {&model->plan, &model->acts, linear_of(model, LINEAR_HEAD, 0), model, model_forward_tokens};
+    RoundingInput in = rounding_input(&m, a, l, key_set(&model->plan, l, 0, mc->B, mc->T, 0), false);
+    double *heads = (double *)checked_calloc(N * (d->NQ + d->OH), sizeof(double)), *combined = heads + N * d->NQ;
+    for (int planted = 0; planted < 2; planted++) {
+        for (int i = 0; i < d->DV && planted; i++) {
+            a->heads[row * d->DV + i] *= (floatX)1.125;
+            if (pairs) a->combined[output * d->DV + i] *= (floatX)1.125;
         }
-        free(heads);
-        layer_on_host_free(&in.layer);
-        case_end(&model, tokens);
+        rounding_errors(heads, pairs ? combined : NULL, &in, &in, a->heads, a->combined);
+        for (int i = 0; i < N * d->NQ; i++)
+            EXPECT(fabs(heads[i] - (planted && i == row ? 0.125 : 0)) < 1e-5, "%s, layer %d: row %d, error %g", what, l,
+                   i, heads[i]);
+        // a difference may be small beside its terms; that of a first token, which has one key, may be 0
+        for (int i = 0; i < N * d->OH && pairs; i++)
+            EXPECT((isnan(combined[i]) && i % (mc->T * d->OH) < d->OH) ||
+                       fabs(combined[i] - (planted && i == output ? 0.125 : 0)) < 1e-3,
+                   "%s, layer %d: output row %d, error %g", what, l, i, combined[i]);
     }
+    free(heads);
+    layer_on_host_free(&in.layer);
+}
+
+static void test_rounding_of_stored_rows(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int i = 0; i < MAP_CASES; i++) {
+            const ModelCase *mc = &map_cases[i];
+            char what[200];
+            Model model;
+            int *tokens = case_start(&model, mc, &attention_variants[v], FOR_TRAINING);
+            FORMAT(what, "%s, %s", attention_variants[v].name, mc->why);
+            case_loss(&model, tokens, mc->B, mc->T, false);
+            for (int l = i ? 0 : 1; l < mc->L; l++) expect_rounding_of_layer(&model, mc, l, what);
+            case_end(&model, tokens);
+        }
 }
 
 static void test_eval_output(void) {
@@ -421,6 +457,40 @@ static void test_eval_output(void) {
     run_command(&r, "%s --train-data '%s/train.bin' --eval-out x --dump-attention y", test_program(), d.dir.path);
     EXPECT(r.status == 2 && count_lines(r.err) == 2 && strstr(r.err, "--eval-out requires --eval"), "status %d: %.300s",
            r.status, r.err);
+    test_remove_directory(&d.dir);
+}
+
+// The maps of a run with windows: zero outside of them, and rows that sum to 1.
+static void test_eval_of_windows(void) {
+    static const char *const options[] = {"--window 6 --full-every 2", "--window 6 --yoco", "--window 6"};
+    ProgramData d = program_data();
+    ProgramResult r;
+    char path[600], text[100];
+    float map[1600];
+    for (int i = 0; i < 3; i++) {
+        FORMAT(text, "--steps 2 --attention diff_v2 %s", options[i]);
+        run_trainer(&r, &d, "run", text);
+        EXPECT_STATUS(r, 0);
+        run_command(&r,
+                    "cd '%s' && %s --init run/checkpoints/step_00000002 --eval --val-data val.bin --val-steps 3 "
+                    "--batch-size 3 --seq-len 40 --threads 1 --dump-attention maps && rm -r run",
+                    d.dir.path, test_program_path());
+        EXPECT(r.status == 0 && strstr(r.out, "exact match"), "%s: status %d: %.300s", options[i], r.status, r.err);
+        FORMAT(path, "%s/maps", d.dir.path);
+        SafeTensors *maps = safetensors_open(path);
+        for (int l = 0; l < 2; l++) {
+            FORMAT(text, "layer.%d.head.1.a2", l);
+            safetensors_read(maps, text, 0, 1600, map, DTYPE_F32);
+            for (int t = 0; t < 40; t++) {
+                double sum = 0;
+                int visible = 0, wanted = l == 1 && i < 2 ? t + 1 : min_int(t + 1, 6);
+                for (int j = 0; j < 40; j++) sum += (double)map[t * 40 + j], visible += map[t * 40 + j] > 0;
+                EXPECT(fabs(sum - 1) < 1e-5 && visible == wanted, "%s: %s: row %d: %d keys, not %d; their sum is %g",
+                       options[i], text, t, visible, wanted, sum);
+            }
+        }
+        safetensors_close(maps);
+    }
     test_remove_directory(&d.dir);
 }
 
@@ -496,6 +566,7 @@ static const Test evaluation_tests[] = {
 enum { EVALUATION_TEST_COUNT = sizeof(evaluation_tests) / sizeof(evaluation_tests[0]) };
 static const Test evaluation_program_tests[] = {
     {"--eval writes its measurements, and a second --eval writes the same", test_eval_output},
+    {"--dump-attention writes the maps of windows and YOCO", test_eval_of_windows},
     {"--quantize writes a loss per specification and leaves the model as it was", test_quantize_output},
     {"an evaluation does not depend on the sizes of its batches and pieces", test_evaluation_batch_sizes},
 };

@@ -24,10 +24,10 @@ static const ModelCase model_cases[] = {
     {"head dimension 256, one key/value head for all", 5, 12, 1, 2, 1, 256, 8, 1, 3, false, 0, 0, false},
     {"windows of 3 positions in both layers", 19, 16, 2, 4, 2, 8, 12, 2, 11, true, 3, 0, false},
     {"windows, every second layer full, untied", 23, 20, 4, 2, 2, 8, 12, 1, 17, false, 5, 2, false},
-    {"YOCO of two layers, tied", 19, 16, 2, 4, 4, 8, 12, 2, 11, true, 4, 0, true},
+    {"YOCO of two layers, 20 rows of keys and values, tied", 19, 16, 2, 4, 1, 10, 12, 2, 11, true, 4, 0, true},
     {"YOCO of four layers, fused rows no multiple of 8, untied", 37, 20, 4, 6, 2, 8, 28, 2, 13, false, 3, 0, true},
 };
-enum { MODEL_CASE_COUNT = sizeof(model_cases) / sizeof(model_cases[0]) };
+enum { MODEL_CASE_COUNT = sizeof(model_cases) / sizeof(model_cases[0]), PLAIN_CASE_COUNT = 4 }; // without windows
 
 static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant *attention) {
     ModelConfig c;
@@ -224,6 +224,25 @@ static void test_gradients_equal_reference(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         check_fixture(attention_variants[v].name, "a");
         check_fixture(attention_variants[v].name, "b");
+    }
+}
+
+static void test_gradients_of_windows_equal_reference(void) {
+    const char *const variants[] = {"baseline", "diff_v2", "diff_v1"};
+    for (int v = 0; v < 3; v++) {
+        ModelConfig all = check_fixture(variants[v], "w"), some = check_fixture(variants[v], "f");
+        EXPECT(all.window == 6 && all.full_every == 0, "%s_w: window %d, full every %d", variants[v], all.window,
+               all.full_every);
+        EXPECT(some.window == 4 && some.full_every == 2, "%s_f: window %d, full every %d", variants[v], some.window,
+               some.full_every);
+    }
+}
+
+static void test_gradients_of_yoco_equal_reference(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        ModelConfig config = check_fixture(attention_variants[v].name, "y");
+        EXPECT(config.yoco && config.window == 5 && config.full_every == 0, "%s_y: YOCO %d, window %d, full every %d",
+               attention_variants[v].name, config.yoco, config.window, config.full_every);
     }
 }
 
@@ -717,6 +736,9 @@ static void test_initial_values_of_variants(void) {
 
 static const Test model_tests[] = {
     {"gradients equal those of the float64 reference", test_gradients_equal_reference},
+    {"gradients of models with windows equal those of the float64 reference",
+     test_gradients_of_windows_equal_reference},
+    {"gradients of YOCO models equal those of the float64 reference", test_gradients_of_yoco_equal_reference},
     {"the norm before o_proj has the epsilon of its variant", test_head_norm_epsilon},
     {"gradients add up over micro-steps", test_gradient_accumulation},
     {"zero rows pad matrices so that products have widths of whole 16 bytes", test_padded_widths},

@@ -203,22 +203,33 @@ static void test_comparison_presets(void) {
 
 // 3 C L parameters depend on each unit of the width, so half of that may be missing: at most 0.1% in tiny.
 static void test_match_params(void) {
+    static const char *const windows[] = {"--window=0", "--window=64", "--yoco"};
     for (int p = 0; p < PRESET_COUNT; p++)
-        for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        for (int i = 0; i < 3 * ATTENTION_VARIANT_COUNT; i++) {
+            int v = i / 3;
             const char *preset = presets[p].name, *attention = attention_variants[v].name;
-            const char *words[] = {"x",    "--dry-run",   "--match-params", "--preset",
-                                   preset, "--attention", attention,        NULL};
+            const char *words[] = {"x",        "--dry-run",    "--match-params",
+                                   "--preset", preset,         "--attention",
+                                   attention,  windows[i % 3], i % 3 == 2 ? "--window=64" : NULL,
+                                   NULL};
             Options o;
             parse_words(&o, words);
             options_finish(&o, 1);
             ModelConfig c = options_model(&o), plain = c;
             plain.attention = variant_find("baseline");
             plain.F = presets[p].F;
+            plain.window = 0, plain.yoco = false;
             double want = (double)model_parameter_count(&plain), difference = (double)model_parameter_count(&c) - want;
             EXPECT(fabs(difference) <= 1e-3 * want && 2 * fabs(difference) <= 3.0 * c.C * c.L,
-                   "%s %s: MLP %d leaves %g parameters of %g", preset, attention, c.F, difference, want);
-            EXPECT(o.ffn == presets[p].F && (c.F == plain.F || c.attention != plain.attention),
-                   "%s %s: MLP %d, --ffn %d", preset, attention, c.F, (int)o.ffn);
+                   "%s %s %s: MLP %d leaves %g parameters of %g", preset, attention, windows[i % 3], c.F, difference,
+                   want);
+            EXPECT(o.ffn == presets[p].F && (c.F == plain.F || c.attention != plain.attention || c.yoco) &&
+                       c.window == 64 * (i % 3 > 0) && c.yoco == (i % 3 == 2),
+                   "%s %s %s: MLP %d, --ffn %d", preset, attention, windows[i % 3], c.F, (int)o.ffn);
+            // the baseline with YOCO lacks the key and value matrices of half of the layers, and has one more
+            double wider = (double)c.F - plain.F, lacks = (c.L / 2 - 1) * 2.0 * c.NKV * c.D / (3.0 * c.L);
+            EXPECT(!c.yoco || v > 0 || fabs(wider - lacks) <= 1, "%s %s: the MLP of YOCO is %g wider, not %g", preset,
+                   attention, wider, lacks);
             options_free(&o);
         }
 }
@@ -245,6 +256,18 @@ static const char *const wrong_options[][2] = {
     {"--trian-data 'x*'", "did you mean --train-data?"},
     {"--no-tie-embedings", "did you mean --no-tie-embeddings?"},
     {"--no-lr", "unknown option --no-lr: "},
+    {"--dry-run --full-every 2", "--full-every 2 requires --window W (--attention"},
+    {"--dry-run --window 8 --full-every 1", "--full-every 1 leaves no layer a window"},
+    {"--dry-run --window 8 --full-every 5", "--full-every 5 is more than the 4 layers"},
+    {"--dry-run --yoco", "YOCO requires a window for the lower half of the layers; use --window W"},
+    {"--dry-run --yoco --window 8 --full-every 2", "--yoco and --full-every are mutually exclusive"},
+    {"--dry-run --yoco --window 8 --layers 3", "YOCO requires an even number of layers, not 3"},
+    {"--dry-run --window -1", "--window '-1' is not accepted: it must be a whole number in [0, 16777216]"},
+    {"--dry-run --window 16777217", "--window '16777217' is not accepted"},
+    {"--dry-run --window 1.5", "--window '1.5' is not accepted"},
+    {"--dry-run --window all --yoco", "--window 'all' is not accepted"}, // not: YOCO requires a window
+    {"--dry-run --window 8 --full-every 65537", "--full-every '65537' is not accepted"},
+    {"--dry-run --yoco 8 --window 8", "unexpected argument '8'"},
     {"--", "unknown option --: "},
     {"--kept 3 --dry-run", "unknown option --kept: "},
     {"--dry-run 5", "unexpected argument '5'"},
@@ -354,7 +377,7 @@ static const char *const wrong_options[][2] = {
         "3 ranks; use --batch-size 2 or --total-batch 384"},
     {"--dry-run --batch-size 8 --seq-len 16 --total-batch 112", "1 rank; use --batch-size 7 or --total-batch 128"},
     {"--dry-run --batch-size 1000000 --seq-len 1000000", "is more than 2147483647 tokens"},
-    {"--dry-run --heads 3", "3 heads are not a multiple of 2 key/value heads (--attention diff_v2 --heads 3"},
+    {"--dry-run --heads 3", "3 heads are not a multiple of 2 key/value heads (--attention diff_v2 --layers 4 --heads 3"},
     {"--dry-run --kv-heads 3", "--kv-heads 3"},
     {"--dry-run --match-params --ffn 40", "--match-params: diff_v2 has more parameters than the baseline with --ffn "
      "40"},
@@ -414,6 +437,10 @@ static void test_accepted_edges(void) {
         "--dry-run --no-tie-embeddings --no-resume --no-eval --attention baseline",
         "--dry-run --prompt=--lr",
         "--dry-run --match-params --ffn 45 --attention diff_v2", // 44 narrower
+        "--dry-run --window 16777216",
+        "--dry-run --window 1 --full-every 4",
+        "--dry-run --window 1 --yoco --layers 2 --attention diff_v1",
+        "--dry-run --window 0 --full-every 0 --no-yoco",
     };
     for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
         run_command(&program, "%s %s", test_program(), lines[i]);
@@ -573,6 +600,10 @@ static const AdoptCase adopt_cases[] = {
     {"{\"layers\":4,\"seed\":1}", {"--layers=5", "--seed=3", NULL}, 2, 0, "--layers: 4 in the checkpoint, 5 now"},
     {"{\"layers\":4,\"seed\":1}", {"--layers=5", "--seed=3", NULL}, 2, 0, "--seed: 1 in the checkpoint, 3 now"},
     {"{\"attention\":\"diff_v2\"}", {"--attention=baseline", NULL}, 2, 0, "--attention: diff_v2 in the checkpoint"},
+    {"{\"window\":8}", {"--window=9", NULL}, 2, 0, "--window: 8 in the checkpoint, 9 now"},
+    {"{\"window\":8}", {"--window=8", NULL}, 0, 0, ""},
+    {"{\"full-every\":2}", {"--full-every=3", NULL}, 2, 0, "--full-every: 2 in the checkpoint, 3 now"},
+    {"{\"yoco\":true}", {"--no-yoco", NULL}, 2, 0, "--yoco: yes in the checkpoint, no now"},
     {"{\"tie-embeddings\":true}", {"--no-tie-embeddings", NULL}, 2, 0, "--tie-embeddings: yes in the checkpoint, no "
      "now"},
     // what this program does not write
@@ -596,6 +627,8 @@ static const AdoptCase adopt_cases[] = {
     {"{\"seed\":9007199254740994}", {NULL}, 1, 0, "value of --seed"},     // 2^53 + 2: may have been rounded
     {"{\"seed\":\"1e3\"}", {NULL}, 1, 0, "value of --seed"},
     {"{\"layers\":4294967297}", {NULL}, 1, 0, "value of --layers"},
+    {"{\"window\":-1}", {NULL}, 1, 0, "value of --window"},
+    {"{\"yoco\":1}", {NULL}, 1, 0, "value of --yoco"},
     {"{\"schedule\":0}", {NULL}, 1, 0, "value of --schedule"},
     {"{\"schedule\":\"\"}", {NULL}, 1, 0, "value of --schedule"},
     {"{\"tie-embeddings\":1}", {NULL}, 1, 0, "value of --tie-embeddings"},
@@ -691,6 +724,16 @@ static const struct {
     {{"x", "--init=m", "--dry-run", "--vocab=256", NULL}, 1, "--vocab 256 contradicts"},
     {{"x", "--init=m", "--dry-run", "--attention=diff_v2", NULL}, 1, "--attention diff_v2 contradicts"},
     {{"x", "--init=m", "--dry-run", "--rope-theta=10000", NULL}, 1, "--rope-theta 10000 contradicts"},
+    {{"x", "--init=m", "--dry-run", "--window=8", NULL}, 1, "--window 8 contradicts the loaded model, which has 0"},
+    {{"x", "--init=m", "--dry-run", "--yoco", NULL}, 1, "--yoco contradicts the loaded model, which has no YOCO"},
+    {{"x", "--init=windows", "--dry-run", NULL}, 0, ""},
+    {{"x", "--init=windows", "--dry-run", "--window=8", "--full-every=3", "--no-yoco", NULL}, 0, ""},
+    {{"x", "--init=windows", "--dry-run", "--window=9", NULL}, 1, "--window 9 contradicts the loaded model, which has 8"},
+    {{"x", "--init=windows", "--dry-run", "--full-every=0", NULL}, 1, "--full-every 0 contradicts the loaded model, "
+     "which has 3"},
+    {{"x", "--init=yoco", "--dry-run", NULL}, 0, ""},
+    {{"x", "--init=yoco", "--dry-run", "--yoco", "--window=8", NULL}, 0, ""},
+    {{"x", "--init=yoco", "--dry-run", "--no-yoco", NULL}, 1, "--no-yoco contradicts the loaded model, which has it"},
     {{"x", "--init=m", "--dry-run", "--tie-embeddings", NULL}, 1, "--tie-embeddings contradicts"},
     {{"x", "--init=m", "--dry-run", "--heads=2", "--ffn=95", "--head-dim=8", NULL}, 3, "--ffn 95 contradicts"},
     {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=96", NULL}, 0, ""},
@@ -708,6 +751,9 @@ static void adopt_model_run(const void *argument) {
     Options o;
     parse_words(&o, (const char *const *)argument);
     ModelConfig loaded = loaded_model();
+    bool windows = strcmp(o.init, "windows") == 0, yoco = strcmp(o.init, "yoco") == 0;
+    if (windows || yoco) loaded.window = 8, loaded.full_every = windows ? 3 : 0;
+    if (yoco) loaded.L = 4, loaded.yoco = true;
     options_adopt_model(&o, &loaded);
     options_finish(&o, 1);
     ModelConfig c = options_model(&o);
@@ -715,7 +761,8 @@ static void adopt_model_run(const void *argument) {
     loaded.T = (int)T;
     bool same = c.attention == loaded.attention && c.L == loaded.L && c.C == loaded.C && c.NH == loaded.NH &&
                 c.NKV == loaded.NKV && c.D == loaded.D && c.F == loaded.F && c.V == loaded.V && c.T == loaded.T &&
-                c.rope_theta == loaded.rope_theta && c.rms_norm_eps == loaded.rms_norm_eps && c.tied == loaded.tied;
+                c.rope_theta == loaded.rope_theta && c.rms_norm_eps == loaded.rms_norm_eps && c.tied == loaded.tied &&
+                c.window == loaded.window && c.full_every == loaded.full_every && c.yoco == loaded.yoco;
     if (!same || o.total_batch != 8 * T) warn("the loaded model was not adopted");
     options_free(&o);
 }

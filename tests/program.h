@@ -149,12 +149,15 @@ static void test_dump_grads_of_checkpoint(void) {
     test_remove_directory(&d.dir);
 }
 
-static void test_resume_equals_uninterrupted(void) {
+static void expect_resume_of_model(const char *model) {
     ProgramData d = program_data();
     ProgramResult r;
-    run_trainer(&r, &d, "whole", "--steps 7 --total-batch 128");
+    char options[200];
+    FORMAT(options, "--steps 7 --total-batch 128 %s", model);
+    run_trainer(&r, &d, "whole", options);
     EXPECT_STATUS(r, 0);
-    run_trainer(&r, &d, "parts", "--steps 3 --total-batch 128");
+    FORMAT(options, "--steps 3 --total-batch 128 %s", model);
+    run_trainer(&r, &d, "parts", options);
     EXPECT_STATUS(r, 0);
     for (int steps = 5; steps <= 7; steps += 2) {
         run_command(&r, "%s --out '%s/parts' --resume --steps %d --threads 2", test_program(), d.dir.path, steps);
@@ -175,6 +178,11 @@ static void test_resume_equals_uninterrupted(void) {
            r.out);
     expect_same_directories(&d, "parts", "before");
     test_remove_directory(&d.dir);
+}
+static void test_resume_equals_uninterrupted(void) {
+    expect_resume_of_model("");
+    expect_resume_of_model("--window 9 --full-every 2");
+    expect_resume_of_model("--window 9 --yoco --attention diff_v2");
 }
 
 // The matched width is worked out once: a resume, which sees the width that was asked for again, gets the same model.

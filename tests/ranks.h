@@ -15,11 +15,12 @@ mpirun starts the programs on this machine. Faults come from tests/faulty_diffv2
 static void test_shard_owners(void) {
     static const int rank_counts[] = {1, 2, 3, 4, 7, 64};
     static const size_t limits[] = {1, 1000, 4096, 8 << 20};
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+    for (int v = 0; v < 2 * ATTENTION_VARIANT_COUNT; v++) // without and with YOCO
         for (int k = 0; k < 6; k++)
             for (int level = 0; level <= 2; level += 1) {
                 int ranks = rank_counts[k];
-                ModelConfig c = case_config(&model_cases[1], &attention_variants[v]);
+                const AttentionVariant *variant = &attention_variants[v / 2];
+                ModelConfig c = case_config(&model_cases[v % 2 ? 7 : 1], variant);
                 TensorList list = tensor_list_build(&c, ranks);
                 unsigned char *owners = (unsigned char *)checked_calloc(list.buffer_count, 1);
                 size_t limit = limits[(k + level) % 4];
@@ -35,7 +36,7 @@ static void test_shard_owners(void) {
                                 EXPECT(r.at + e == t->offset + r.begin + e && r.compact_at + e < s.own &&
                                            !used[r.compact_at + e],
                                        "%s of %s, rank %d of %d: element %zu is in place %zu of %zu", t->name,
-                                       attention_variants[v].name, rank, ranks, r.begin + e, r.compact_at + e, s.own);
+                                       variant->name, rank, ranks, r.begin + e, r.compact_at + e, s.own);
                                 used[min_size(r.compact_at + e, s.own - 1)] = 1;
                                 owners[r.at + e]++;
                             }
@@ -151,8 +152,8 @@ static const char *ranks_program(const char *name) {
 static const char *const ranks_environment =
     "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
     "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_WAIT_POLICY=passive";
-static const char *const ranks_model =
-    "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1";
+#define RANKS_MODEL "--hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1"
+static const char *const ranks_model_of_layers = RANKS_MODEL, *const ranks_model = "--layers 3 " RANKS_MODEL;
 // removes the messages of mpirun and OpenMPI about failed processes from stderr
 static const char *const ranks_filter = "2> raw; status=$?; grep -a '^diffv2: ' raw >&2; (exit $status)";
 
@@ -171,7 +172,9 @@ static void ranks_run(ProgramResult *r, const ProgramData *d, int ranks, const c
 static void ranks_train(ProgramResult *r, const ProgramData *d, int ranks, const char *fault, const char *out,
                         const char *options) {
     char text[1000];
-    FORMAT(text, "--train-data train.bin %s --out '%s' %s", ranks_model, out, options);
+    // YOCO requires an even number of layers
+    FORMAT(text, "--train-data train.bin --layers %d %s --out '%s' %s", strstr(options, "--yoco") ? 4 : 3,
+           ranks_model_of_layers, out, options);
     ranks_run(r, d, ranks, fault, text);
 }
 static void ranks_resume(ProgramResult *r, const ProgramData *d, int ranks, const char *out, const char *options) {
@@ -227,8 +230,10 @@ static void test_ranks_and_micro_batches(void) {
     } cases[] = {{"diff_v2", ""},
                  {"diff_v1", ""},
                  {"baseline", "--no-tie-embeddings"},
-                 {"sink", "--doc-mask --separator 10 --recompute 2"}};
-    for (int c = 0; c < 4; c++) {
+                 {"sink", "--doc-mask --separator 10 --recompute 2"},
+                 {"diff_v2", "--window 5 --yoco --recompute 2"},
+                 {"diff_v1", "--window 5 --full-every 2 --doc-mask --separator 10"}};
+    for (int c = 0; c < 6; c++) {
         ProgramData d = fault_data();
         ProgramResult r;
         char options[400];
@@ -255,10 +260,10 @@ static void test_zero_levels(void) {
     static const struct {
         int total;
         const char *gemm;
-    } cases[] = {{96, "fp32"}, {192, "fp32"}, {96, "bf16"}, {96, "fp8"}};
+    } cases[] = {{96, "fp32"}, {192, "fp32"}, {96, "bf16"}, {96, "fp8"}, {96, "bf16 --window 5 --yoco"}};
     ProgramData d = fault_data();
     ProgramResult r;
-    for (int c = 0; c < 4; c++) {
+    for (int c = 0; c < 5; c++) {
         char out[3][20], options[200];
         for (int zero = 0; zero <= 2; zero++) {
             FORMAT(out[zero], "z%d%d", c, zero);

@@ -26,11 +26,14 @@ static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, La
 }
 
 static void expect_equal_levels(GemmType type) {
-    static const ModelCase deep = {
-        "three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true, 0, 0, false};
+    static const ModelCase deep[] = {
+        {"three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true, 0, 0, false},
+        {"windows, every third layer full", 29, 24, 4, 4, 2, 8, 20, 2, 21, true, 6, 3, false},
+        {"YOCO", 29, 24, 4, 4, 2, 8, 20, 2, 21, false, 6, 0, true},
+    };
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        for (int c = type == GEMM_FP32 ? 0 : MODEL_CASE_COUNT; c <= MODEL_CASE_COUNT; c++) { // else the deep one alone
-            const ModelCase *mc = c < MODEL_CASE_COUNT ? &model_cases[c] : &deep;
+        for (int c = type == GEMM_FP32 ? 0 : PLAIN_CASE_COUNT; c < PLAIN_CASE_COUNT + 3; c++) { // else the deep ones
+            const ModelCase *mc = c < PLAIN_CASE_COUNT ? &model_cases[c] : &deep[c - PLAIN_CASE_COUNT];
             ModelConfig config = case_config(mc, &attention_variants[v]);
             Problem problem;
             if (model_config_problems(&config, &problem, 1)) continue;
@@ -45,6 +48,7 @@ static void expect_equal_levels(GemmType type) {
                 // NaN in all activations but the tables
                 memset(m.activations_memory + m.plan.activations_bytes / 2, 0xFF, m.plan.activations_bytes / 2);
                 memset(m.acts.dfused, 0, (size_t)(mc->B * mc->T) * m.plan.dims.fused_ld * sizeof(floatX));
+                if (mc->yoco) memset(m.acts.dkv, 0, (size_t)(mc->B * mc->T) * m.plan.dims.kv_ld * sizeof(floatX));
                 case_randomise(&m, 7);
                 recompute_steps(&m, mc, tokens, stats[level]);
                 EXPECT(isfinite(case_grad_norm(&m)) && case_grad_norm(&m) > 0, "%s, %s: the gradient norm is %g",
@@ -78,9 +82,10 @@ static void test_recompute_gradients(void) {
 static size_t tensor_bytes(size_t N, size_t width) { return round_up(N * width * sizeof(real), 256); }
 
 static void test_recompute_allocations(void) {
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        const ModelCase mc = {"", 29, 24, 5, 4, 2, 8, 20, 2, 21, true, 0, 0, false};
-        ModelConfig config = case_config(&mc, &attention_variants[v]);
+    for (int v = 0; v < 2 * ATTENTION_VARIANT_COUNT; v++) {
+        bool yoco = v >= ATTENTION_VARIANT_COUNT;
+        const ModelCase mc = {"", 29, 24, yoco ? 6 : 5, 4, 2, 8, 20, 2, 21, true, yoco ? 5 : 0, 0, yoco};
+        ModelConfig config = case_config(&mc, &attention_variants[v % ATTENTION_VARIANT_COUNT]);
         Model m;
         size_t bytes[RECOMPUTE_LEVELS], N = 42, NHD = 32;
         for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
@@ -93,15 +98,16 @@ static void test_recompute_allocations(void) {
         size_t norms = 2 * tensor_bytes(N, 24) + 2 * tensor_bytes(N, 1),
                mlp = tensor_bytes(N, 40) + tensor_bytes(N, 20);
         if (d->norm_width) norms += tensor_bytes(N, NHD) + tensor_bytes(N, d->norm_count);
-        size_t rest = tensor_bytes(N, d->fused_ld) + tensor_bytes(N, d->NQ * d->DV) + tensor_bytes(N, d->NQ) +
-                      tensor_bytes(N, 24);
+        size_t again = (size_t)mc.L - 1, upper = yoco ? 3 : 0, fused = (again - upper) * tensor_bytes(N, d->fused_ld);
+        if (yoco) fused += upper * tensor_bytes(N, round_up(d->fused_rows - d->kv_rows, 64));
+        size_t rest = tensor_bytes(N, d->NQ * d->DV) + tensor_bytes(N, d->NQ) + tensor_bytes(N, 24);
         if (d->pair_stride) rest += tensor_bytes(N, NHD);
         if (d->pair_stride && !d->lambda_rows) rest += tensor_bytes(N, d->OH);
         if (d->gate_width) rest += tensor_bytes(N, NHD);
-        EXPECT(bytes[0] - bytes[1] == 4 * (norms + mlp), "%s: level 1 saves %zu bytes, not %zu", a->name,
-               bytes[0] - bytes[1], 4 * (norms + mlp));
-        EXPECT(bytes[1] - bytes[2] == 4 * rest, "%s: level 2 saves %zu bytes more, not %zu", a->name,
-               bytes[1] - bytes[2], 4 * rest);
+        EXPECT(bytes[0] - bytes[1] == again * (norms + mlp), "%s: level 1 saves %zu bytes, not %zu", a->name,
+               bytes[0] - bytes[1], again * (norms + mlp));
+        EXPECT(bytes[1] - bytes[2] == fused + again * rest, "%s: level 2 saves %zu bytes more, not %zu", a->name,
+               bytes[1] - bytes[2], fused + again * rest);
         model_free(&m, true);
         for (Purpose p = FOR_EVALUATION; p <= FOR_GENERATION; p = (Purpose)(p + 1)) {
             size_t other[2];

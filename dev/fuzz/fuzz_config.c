@@ -18,6 +18,7 @@ void fuzz_seeds(void) {
         c.attention = &attention_variants[i];
         c.V = 256, c.C = 64, c.L = 2, c.NH = 4, c.NKV = 2, c.D = 16, c.F = 172, c.T = 64;
         c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = i % 2;
+        c.window = 8 * (i % 3), c.full_every = i % 3 == 2 ? 2 : 0, c.yoco = i % 3 == 1;
         cJSON *object = config_json_build(&c, DTYPE_F32);
         size_t size = 0;
         char *text = json_text(object, &size);
@@ -38,7 +39,8 @@ void fuzz_seeds(void) {
     }
     for (int t = 0; t < DTYPE_COUNT; t++) fuzz_word(dtype_table[t].torch_name);
     fuzz_words("\"rope_parameters\":\n\"rope_type\":\n\"head_dim\":\n\"num_key_value_heads\":\n"
-               "\"attention\":\n\"model_type\":\n16777216\n2147483647\n65536\n-0");
+               "\"attention\":\n\"model_type\":\n\"sliding_window\":\n\"layer_types\":\n\"sliding_attention\"\n"
+               "\"full_attention\"\n\"yoco\":\ntrue\nministral\n16777216\n2147483647\n65536\n-0");
 }
 
 static void check_sizes(const ModelConfig *c) {
@@ -47,7 +49,12 @@ static void check_sizes(const ModelConfig *c) {
     FUZZ_EXPECT(a.NQ % a.NK == 0 || a.NK % a.NV == 0, "query heads do not divide among key heads");
     FUZZ_EXPECT(a.QD % 2 == 0 && (int64_t)a.OH * a.DV == (int64_t)c->NH * c->D, "heads do not add up");
     FUZZ_EXPECT(a.fused_rows > 0 && a.fused_ld >= a.fused_rows, "%d rows with stride %d", a.fused_rows, a.fused_ld);
+    AttentionDims cross = attention_dims(c, true);
+    FUZZ_EXPECT(cross.k_rows == 0 && cross.v_rows == 0 && cross.fused_rows + cross.kv_rows == a.fused_rows,
+                "a layer without keys has %d rows of %d", cross.fused_rows, a.fused_rows);
     if (c->L > LAYER_LIMIT) return;
+    for (int l = 0; l < c->L; l++)
+        FUZZ_EXPECT(!layer_cross(c, l) || layer_window(c, l) == 0, "layer %d of the upper half has a window", l);
     for (int ranks = 1; ranks <= 3; ranks++) {
         TensorList list = tensor_list_build(c, ranks);
         FUZZ_EXPECT(list.parameter_count <= list.buffer_count, "more parameters than room for them, with %d ranks",
@@ -75,6 +82,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     ModelConfig d = config_json_read(again);
     FUZZ_EXPECT(c.attention == d.attention && c.V == d.V && c.C == d.C && c.L == d.L && c.NH == d.NH &&
                     c.NKV == d.NKV && c.D == d.D && c.F == d.F && c.T == d.T && c.rope_theta == d.rope_theta &&
-                    c.rms_norm_eps == d.rms_norm_eps && c.tied == d.tied,
+                    c.rms_norm_eps == d.rms_norm_eps && c.tied == d.tied && c.window == d.window &&
+                    c.full_every == d.full_every && c.yoco == d.yoco,
                 "what was written is not what was read");
 }

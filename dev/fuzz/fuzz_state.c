@@ -29,6 +29,9 @@ static cJSON *build_state(uint64_t big) {
     options_defaults(&o);
     option_set(&o, option_row("train-data"), "corpus/*.bin");
     option_set(&o, option_row("layers"), "2");
+    option_set(&o, option_row("window"), "64");
+    if (big > UINT32_MAX) option_set(&o, option_row("yoco"), "yes");
+    else option_set(&o, option_row("full-every"), "2");
     if (big > UINT32_MAX) option_set(&o, option_row("seed"), "18446744073709551615");
     json_add_u64(state, "step", STEP);
     json_add_u64(state, "updates", STEP);
@@ -158,7 +161,10 @@ void fuzz_one(const uint8_t *data, size_t size) {
     check_options(&o);
     options_finish(&o, 1);
     ModelConfig c = options_model(&o);
-    FUZZ_EXPECT(attention_dims(&c, false).fused_rows > 0, "a model without a projection");
+    FUZZ_EXPECT(attention_dims(&c, false).fused_rows > 0 && attention_dims(&c, true).fused_rows > 0,
+                "a model without a projection");
+    FUZZ_EXPECT(!c.full_every || (c.window && c.full_every <= c.L), "a layer is full, and none has a window");
+    FUZZ_EXPECT(!c.yoco || (c.window && c.L % 2 == 0), "YOCO with %d layers and a window of %d", c.L, c.window);
     options_free(&o);
 }
 

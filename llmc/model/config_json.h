@@ -203,10 +203,8 @@ static inline double config_rope_theta(const ConfigReader *r) {
     return isnan(theta) ? 10000 : theta;
 }
 
-// Whether layer l attends to all positions, by layer_types; without them the layers of a model with a window have it.
-static inline bool config_layer_is_full(const ConfigReader *r, const cJSON *types, int l, bool window) {
-    const cJSON *type = types ? cJSON_GetArrayItem(types, l) : NULL;
-    if (!types) return !window;
+// Whether a layer attends to all positions, by its entry in layer_types.
+static inline bool config_layer_is_full(const ConfigReader *r, const cJSON *type) {
     for (int full = 0; full < 2; full++)
         if (cJSON_IsString(type) && strcmp(type->valuestring, layer_type_names[full]) == 0) return full;
     CHECK(false, "%s: layer_types has %s; supported are \"%s\" and \"%s\"", r->path, config_value_text(type).text,
@@ -214,7 +212,28 @@ static inline bool config_layer_is_full(const ConfigReader *r, const cJSON *type
     return false;
 }
 
-// sliding_window, layer_types and yoco. The class of model_type llama ignores windows: none may be given.
+// Sets window and full_every from layer_types. A model that has a window and no layer_types has it in every layer.
+static inline void config_read_layer_types(const ConfigReader *r, const cJSON *types, ModelConfig *c) {
+    bool *full = (bool *)checked_calloc(c->L, sizeof(bool));
+    const cJSON *type = types->child;
+    int upper = c->yoco ? c->L / 2 : c->L, first = upper; // first: the first layer that attends to all positions
+    for (int l = 0; l < c->L; l++, type = type->next) {
+        full[l] = config_layer_is_full(r, type);
+        CHECK(c->window || full[l], "%s: layer_types has \"%s\", but there is no sliding_window", r->path,
+              layer_type_names[0]);
+        if (full[l]) first = min_int(first, l);
+    }
+    if (first == 0) c->window = 0; // no layer that the window applies to
+    if (c->window && first < upper) c->full_every = first + 1;
+    for (int l = 0; l < c->L; l++)
+        CHECK(full[l] == (layer_window(c, l) == 0),
+              "%s: layer_types: layer %d is not as the others say; supported are windows in every layer, or in all but "
+              "every K-th layer",
+              r->path, l);
+    free(full);
+}
+
+// sliding_window, layer_types and yoco. A key that the class of model_type ignores is rejected.
 static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
     const cJSON *types = config_item(r, "layer_types"), *window = config_item(r, "sliding_window");
     const char *const required[] = {"sliding_window", "num_key_value_heads"}; // or null
@@ -225,22 +244,12 @@ static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
     CHECK(!window || !config_is_type(r, "llama"),
           "%s: sliding_window is %s, but model_type is \"llama\", which has none", r->path,
           config_value_text(window).text);
+    c->yoco = config_bool(r, "yoco", false);
+    CHECK(!c->yoco || config_item(r, "attention"), "%s: yoco is true; a model with it has the key attention", r->path);
     CHECK(!types || (cJSON_IsArray(types) && cJSON_GetArraySize(types) == c->L),
           "%s: layer_types is %s; it must be an array with a name for each of the %d layers", r->path,
           config_value_text(types).text, c->L);
-    c->yoco = config_bool(r, "yoco", false);
-    int upper = c->yoco ? c->L / 2 : c->L, first = upper; // first: the first layer that attends to all positions
-    for (int l = upper - 1; l >= 0; l--)
-        if (config_layer_is_full(r, types, l, c->window > 0)) first = l;
-    CHECK(c->window || first == 0, "%s: layer_types has \"%s\", but there is no sliding_window", r->path,
-          layer_type_names[0]);
-    if (first == 0) c->window = 0; // no layer that the window applies to
-    if (c->window && first < upper) c->full_every = first + 1;
-    for (int l = 0; l < c->L; l++)
-        CHECK(config_layer_is_full(r, types, l, c->window > 0 && !layer_cross(c, l)) == (layer_window(c, l) == 0),
-              "%s: layer_types: layer %d is not as the others say; supported are windows in every layer, or in all but "
-              "every K-th layer",
-              r->path, l);
+    if (types) config_read_layer_types(r, types, c);
 }
 
 static inline ModelConfig config_json_read(const char *directory) {

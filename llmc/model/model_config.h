@@ -114,14 +114,13 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
     PROBLEM(c->attention->split > 1 && c->D % (2 * c->attention->split),
             "%s needs a head dimension that is a multiple of %d, not %d", c->attention->name, 2 * c->attention->split,
             c->D);
-    PROBLEM(c->full_every && !c->window, "every %d-th layer is to attend to all positions, but no layer has a window",
-            c->full_every);
-    PROBLEM(c->full_every == 1, "every layer is to attend to all positions: then there is no window");
-    PROBLEM(c->full_every > c->L, "every %d-th layer is to attend to all positions, and there are %d layers",
-            c->full_every, c->L);
-    PROBLEM(c->yoco && !c->window, "YOCO needs a window for the lower half of the layers");
-    PROBLEM(c->yoco && c->full_every, "YOCO: all layers of the lower half have a window, none is full");
-    PROBLEM(c->yoco && c->L % 2, "YOCO needs an even number of layers, not %d", c->L);
+    PROBLEM(c->full_every && !c->window, "--full-every %d requires --window W", c->full_every);
+    PROBLEM(c->full_every == 1, "--full-every 1 leaves no layer a window; use 2 or more, or neither option");
+    PROBLEM(c->full_every > c->L, "--full-every %d is more than the %d layers; leave it out", c->full_every, c->L);
+    PROBLEM(c->yoco && !c->window, "YOCO requires a window for the lower half of the layers; use --window W");
+    PROBLEM(c->yoco && c->full_every,
+            "--yoco and --full-every are mutually exclusive: each layer of the lower half has a window");
+    PROBLEM(c->yoco && c->L % 2, "YOCO requires an even number of layers, not %d", c->L);
     // the size of one row is an int; larger sizes are size_t
     PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->V > 1 << 28 || c->L > 1 << 16 ||
                 c->T > 1 << 24 || c->window > 1 << 24,

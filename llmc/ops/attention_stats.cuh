@@ -67,7 +67,7 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
     AttentionHeadStats *result = results + blockIdx.y * (size_t)in.NH + blockIdx.x;
     int h = (int)blockIdx.x, b, t, thread = (int)threadIdx.x, maps = in.stride ? 2 : 1;
     attention_stats_row(first_row + (int)blockIdx.y, in.rows, s.B, s.T, &b, &t);
-    int low = attention_low(s, b, t);
+    int start = s.first_key ? s.first_key[b * s.T + t] : 0, low = attention_low(s, b, t);
     int head = in.stride ? 2 * in.stride * (h / in.stride) + h % in.stride : h; // as in diff_combine
     double lambda = in.stride ? stats_lambda(in.l[((size_t)b * s.T + t) * in.ldl + h], in.sigmoid) : 0;
     double sum = 0, local = 0;
@@ -82,16 +82,17 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
             a[m] = exp(logit - map.lse);
         }
         double e = fabs(a[0] - lambda * a[1]);
-        if (j == low) at_first[0] = a[0], at_first[1] = a[1], at_first[2] = e;
+        if (j == start) at_first[0] = a[0], at_first[1] = a[1], at_first[2] = e;
         sum += e;
     }
     largest[thread] = local;
     sum = block_sum(sum, memory); // its barriers precede the reads below
     if (thread > 0) return;
     for (int i = 1; i < ATTENTION_STATS_THREADS; i++) local = larger_or_nan(local, largest[i]);
-    result->first[0] = at_first[0];
-    result->first[1] = at_first[1];
-    result->effective = at_first[2];
+    bool seen = start >= low; // a window may hide it
+    result->first[0] = seen ? at_first[0] : 0;
+    result->first[1] = seen ? at_first[1] : 0;
+    result->effective = seen ? at_first[2] : 0;
     result->sum = maps == 1 ? 1 : sum; // including the probability of a sink
     result->largest = local;
     result->used = low < t; // otherwise the first row of a document, which attends only to itself

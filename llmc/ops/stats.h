@@ -158,9 +158,10 @@ typedef struct {
     bool used;
 } AttentionRowStats;
 
-// Adds one output head whose second map has the factor `lambda`, over the visible keys [low, high).
+// Adds one output head whose second map has the factor `lambda`, over the visible keys [low, high). start: of the
+// document; a window may hide it.
 static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *maps, int map_count, double lambda,
-                                        int low, int high, AttentionShape s) {
+                                        int start, int low, int high, AttentionShape s) {
     double first = 0, sum = 0;
     for (int j = low; j < high; j++) {
         double a[2] = {0, 0}; // A1[j], A2[j]
@@ -172,10 +173,10 @@ static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *ma
             double logit = (double)s.scale * (double)dot;
             r->largest_logit = larger_or_nan(r->largest_logit, fabs(logit));
             a[m] = exp(logit - maps[m].lse);
-            if (j == low) r->first[m] += a[m];
+            if (j == start) r->first[m] += a[m];
         }
         double e = fabs(a[0] - lambda * a[1]);
-        if (j == low) first = e;
+        if (j == start) first = e;
         sum += e;
     }
     if (map_count == 1) sum = 1; // including the probability of a sink
@@ -193,7 +194,7 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
     for (int r = 0; r < rows; r++) {
         int b, t;
         attention_stats_row(r, rows, s.B, s.T, &b, &t);
-        int low = attention_first_key(s, b, t);
+        int start = s.first_key ? s.first_key[b * s.T + t] : 0, low = attention_first_key(s, b, t);
         if (low == t) continue; // the first row of a document attends only to itself
         parts[r].used = true;
         for (int h = 0; h < NH; h++) {
@@ -201,7 +202,7 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
             double lambda = stride ? stats_lambda(l[((size_t)b * s.T + t) * ldl + h], sigmoid) : 0;
             StatsMap map[2];
             for (int m = 0; m < maps; m++) map[m] = stats_map(q, k, lse, s, key_sets, b, t, head + m * stride);
-            attention_stats_head(&parts[r], map, maps, lambda, low, t + 1, s);
+            attention_stats_head(&parts[r], map, maps, lambda, start, low, t + 1, s);
         }
     }
     AttentionStats stats;

@@ -105,7 +105,8 @@ static inline int64_t options_smaller_batch(const Options *o, int ranks) {
 
 // Checks numbers against each other. All options have values.
 static inline int options_number_problems(const Options *o, int ranks) {
-    static const char *const shape[] = {"attention", "preset", "heads", "kv-heads", "head-dim", NULL};
+    static const char *const shape[] = {"attention", "preset", "heads",      "kv-heads", "head-dim",
+                                        "layers",    "window", "full-every", "yoco",     NULL};
     static const char *const length[] = {"steps", "warmup", NULL};
     static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};
     int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
