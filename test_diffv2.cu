@@ -99,6 +99,17 @@ static const Case cuda_cases[] = {
      0,
      "the same, one group of one document at a time, window"},
     {&cudnn_check, {2, 17, 4, 1, 72, 72, 1, 0, 0, 0, 0, 1}, 0, "short documents"},
+    {&cudnn_check, {1, 4096, 2, 2, 8, 8, 1, 1, 1, 2, 9}, 0, "4K positions, one group at a time, a window"},
+#ifdef CUDA_ON_CPU
+    {&attention_split_check, {2, 16384, 32, 8, 128, 40000, 2, 8, 0}, 0, "16K positions, all at once"},
+    {&attention_split_check, {2, 16384, 32, 8, 128, 17000, 1, 8, 0}, 0, "one sequence at a time"},
+    {&attention_split_check, {2, 16384, 32, 8, 128, 10000, 1, 4, 0}, 0, "half of one sequence"},
+    {&attention_split_check, {2, 16384, 32, 8, 128, 2100, 1, 1, 0}, 0, "one group"},
+    {&attention_split_check, {2, 16384, 32, 8, 128, 2000, 1, 1, 1}, 0, "one group does not fit"},
+    {&attention_split_check, {1, 32768, 32, 8, 128, 9000, 1, 1, 0}, 0, "32K positions, one group"},
+    {&attention_split_check, {4, 32768, 32, 8, 128, 9000, 1, 1, 1}, 0, "32 calls"},
+    {&attention_split_check, {1, 32768, 32, 8, 128, 1024, 1, 1, 1}, 0, "32K positions, one group does not fit"},
+#endif
     {&sink_check, {2, 9, 3, 16, 1}, 0, "packs"},
     {&sink_check, {1, 33, 2, 10, 1}, 0, "no packs"},
     {&sink_check, {2, 70, 2, 96, 1}, 0, "D = 96: fewer lanes with several packs each"},

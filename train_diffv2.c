@@ -595,7 +595,7 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
     model->documents = starts != NULL;
     if (!starts) return;
     buffer_upload(model->acts.starts, starts, bytes);
-    attention_documents(model->acts.starts, starts, N, model->plan.T);
+    attention_documents(model->acts.documents, model->acts.starts, starts, N, model->plan.T);
 }
 
 // One micro-step of an update over total_rows rows: adds its part of the gradient of their mean loss.

@@ -61,13 +61,16 @@ static double library_error(double size) { return size * ROUND_STORE / ROUND_FP3
 
 // Runs a pass, after its documents have been announced.
 static void run_attention(Pass &pass, const Case *row, AttentionShape s, int calls) {
+    int *list = nullptr;
     if (pass.c.documents) {
-        attention_documents(pass.index->i(), pass.index->twin_ints.data(), s.B * s.T, s.T);
+        list = (int *)buffer_alloc((product(s.B, s.T) + 1) * sizeof(int), "a list of documents");
+        attention_documents(list, pass.index->i(), pass.index->twin_ints.data(), s.B * s.T, s.T);
         const AttentionPlan *p = attention_plan(s, true, false);
         EXPECT(!p->parts || (attention_calls(p) >= calls && (!row->n[7] || p->parts == row->n[7])),
                "%d calls for %d documents, in %d parts", attention_calls(p), attention_state.documents.count, p->parts);
     }
     pass.run();
+    buffer_free(list);
 }
 
 static void check_attention_cudnn(const Case *row) {
@@ -119,6 +122,37 @@ static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first
     r.first_key = first_key;
     return r;
 }
+
+#ifdef CUDA_ON_CPU
+// The calls of a deterministic backward whose workspace is limited, down to one group of heads of one sequence; what
+// still does not fit, and what takes many calls, is told with what --no-deterministic needs. n: B T NQ NKV D, limit in
+// MiB, sequences and groups per call, whether there is a warning
+static void check_attention_split(const Case *c) {
+    const int *n = c->n;
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = n[0], s.T = n[1], s.NQ = n[2], s.NKV = n[3], s.D = s.DV = n[4], s.scale = 1;
+    s.q_head = s.k_head = s.v_head = s.o_head = s.D;
+    s.ldq = s.ldkv = (s.NQ + 2 * s.NKV) * s.D, s.ldo = s.NQ * s.D;
+    const AttentionOptions use = {false, false, true, false, false};
+    size_t before = attention_limit;
+    attention_configure(use);
+    attention_limit = (size_t)n[5] << 20;
+    attention_prepare(s, true, false);
+    const AttentionPlan *p = attention_plan(s, true, false);
+    const char *text = attention_warning();
+    EXPECT(sizeof(floatX) != 2 || (p->sequences == n[6] && p->groups == n[7]), "%d sequences and %d groups per call",
+           p->sequences, p->groups);
+    EXPECT(sizeof(floatX) != 2 || n[8] || p->plan_bytes <= attention_limit, "%zu bytes", p->plan_bytes);
+    EXPECT(sizeof(floatX) != 2 || n[8] == (text && strstr(text, "with --no-deterministic it needs")), "%s",
+           text ? text : "no warning");
+    EXPECT(!attention_warning(), "a second warning");
+    attention_stop();
+    attention_limit = before;
+}
+static const Check attention_split_check = {"attention split", check_attention_split,
+                                            "B T NQ NKV D limit sequences groups warns"};
+#endif
 
 // ---------------------------------------------------------------------------------------------------
 // Statistics

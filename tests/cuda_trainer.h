@@ -338,8 +338,19 @@ static void test_attention_line(void) {
                      "attention: loops in the place of cuDNN, nondeterministic backward");
     expect_attention(NULL, "--sdpa own", "attention: the built-in kernel (--sdpa own)",
                      "attention: the built-in kernel (--sdpa own)");
+    expect_attention(NULL, "--window 9 --full-every 2", fp32, cudnn);
+    setenv("CUDA_ON_CPU_CUDNN_FAULT", "window: no engine", 1);
+    expect_attention(NULL, "--window 9 --full-every 2", fp32,
+                     "attention: the built-in kernel (no engine); layers without a window: loops in the place of "
+                     "cuDNN, deterministic backward");
+    unsetenv("CUDA_ON_CPU_CUDNN_FAULT");
     expect_attention(NULL, "--doc-mask --separator 0", fp32,
-                     "attention: the built-in kernel (--doc-mask: cuDNN does not support document masks)");
+                     "attention: loops in the place of cuDNN, up to 3 documents per call; backward by the built-in "
+                     "kernel (documents are only supported on Hopper and above)");
+    setenv("CUDA_ON_CPU_NAME", "H200", 1);
+    expect_attention(NULL, "--attention diff_v1 --doc-mask --separator 0 --window 9 --full-every 2", fp32,
+                     "attention: loops in the place of cuDNN, deterministic backward, up to 3 documents per call");
+    unsetenv("CUDA_ON_CPU_NAME");
     // 65 log-sum-exps of the first key set, of 4 bytes each: those of the second begin on the next 16 bytes
     expect_attention_of(ONE_ODD_SEQUENCE, "--attention diff_v1", fp32, cudnn);
     expect_attention_of(ONE_ODD_SEQUENCE, "--attention diff_scalar", fp32, cudnn);
@@ -368,7 +379,15 @@ static void test_attention_warnings(void) {
          "choose --head-dim so that the width of every head is a multiple of 8"},
         {false, "", "--head-dim 12 --seq-len 9 --dry-run",
          "choose --head-dim so that the width of every head is a multiple of 8"},
-        {false, "", "--doc-mask --separator 0", "cuDNN computes it without --doc-mask"},
+        {false, "", "--window 4", NULL},
+        {false, "CUDA_ON_CPU_CUDNN_FAULT='window: no engine'", "--window 4", "slower: no engine; a newer cuDNN"},
+        {false, "", "--doc-mask --separator 0", "attention's backward is computed by the built-in kernel"},
+        {false, "", "--doc-mask --separator 0", "cuDNN computes it without --doc-mask, and on an H200 or B200 with"},
+        {false, "CUDA_ON_CPU_NAME=H200", "--doc-mask --separator 0 --window 4", NULL},
+        {false, "CUDA_ON_CPU_NAME=H200 CUDA_ON_CPU_CUDNN_FAULT='tail: on'",
+         "--head-dim 16 --seq-len 65 --doc-mask --separator 0",
+         "gives NaN for documents, one of them of 64 positions, where T % 128 is 64; a newer cuDNN may"},
+        {true, "91800", "--doc-mask --separator 0", NULL},
         {false, "", "--doc-mask --separator 0 --sdpa own", NULL},
         {false, "CUDA_ON_CPU_CUDNN=16,8", "", "attention's backward is computed by the built-in kernel"},
         {false, "CUDA_ON_CPU_CUDNN=16,8", "",

@@ -227,6 +227,25 @@ static void test_gradients_equal_reference(void) {
     }
 }
 
+static void test_gradients_of_windows_equal_reference(void) {
+    const char *const variants[] = {"baseline", "diff_v2", "diff_v1"};
+    for (int v = 0; v < 3; v++) {
+        ModelConfig all = check_fixture(variants[v], "w"), some = check_fixture(variants[v], "f");
+        EXPECT(all.window == 6 && all.full_every == 0, "%s_w: window %d, full every %d", variants[v], all.window,
+               all.full_every);
+        EXPECT(some.window == 4 && some.full_every == 2, "%s_f: window %d, full every %d", variants[v], some.window,
+               some.full_every);
+    }
+}
+
+static void test_gradients_of_yoco_equal_reference(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        ModelConfig config = check_fixture(attention_variants[v].name, "y");
+        EXPECT(config.yoco && config.window == 5 && config.full_every == 0, "%s_y: YOCO %d, window %d, full every %d",
+               attention_variants[v].name, config.yoco, config.window, config.full_every);
+    }
+}
+
 // Fixtures with rms_norm_eps far from 1e-5: the norm before o_proj uses it in diff_scalar, and 1e-5 in diff_v1.
 static void test_head_norm_epsilon(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
@@ -717,6 +736,9 @@ static void test_initial_values_of_variants(void) {
 
 static const Test model_tests[] = {
     {"gradients equal those of the float64 reference", test_gradients_equal_reference},
+    {"gradients of models with windows equal those of the float64 reference",
+     test_gradients_of_windows_equal_reference},
+    {"gradients of YOCO models equal those of the float64 reference", test_gradients_of_yoco_equal_reference},
     {"the norm before o_proj has the epsilon of its variant", test_head_norm_epsilon},
     {"gradients add up over micro-steps", test_gradient_accumulation},
     {"zero rows pad matrices so that products have widths of whole 16 bytes", test_padded_widths},

@@ -2,14 +2,18 @@
 bench.c: speed of the CPU trainer and its share of what the machine allows. `make bench` runs it.
 
   build/bench [--filter WORD] [--rounds N] [--threads N] [--gemm TYPE] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
-              [--preset NAME] [--batch N] [--longest N] [--window N] [--memory GIB]
+              [--preset NAME] [--batch N] [--longest N] [--memory GIB] [--seconds N]
+              [--window W] [--full-every K] [--yoco] [--doc-mask]
     --filter  only tables and rows whose name contains WORD (peaks, operations, steps, threads, loader, memory, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
     --gemm    fp32 (default), bf16 or fp8, as train_diffv2 --gemm
-    --preset, --batch, --longest, --window, --memory
+    --window, --full-every, --yoco, --doc-mask
+              traits of the layers in steps and threads, as the trainer's
+    --preset, --batch, --longest, --memory, --seconds
               of the tables decode, prefill and windows: the shape (small), the batch (1 and 8), the longest context
-              (65536), the window of YOCO (512), and the memory for all arms together (4 GiB)
+              (65536), the memory for all arms together (4 GiB), and the time of a prompt up to which the prompt of
+              twice its length is measured too (20 s); there --window is the window of YOCO (512)
     --turns   no tables: one step for each line on stdin; prints its milliseconds (for dev/bench/bench_peers.py)
 
 peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams. Bytes are those that the
@@ -170,19 +174,21 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         int number = atoi(value);
-        if (strcmp(argv[i], "--filter") == 0 && value[0]) bench.filter = value;
+        if (bench_layer_option(argc, argv, &i)) i--; // some have no value
+        else if (strcmp(argv[i], "--filter") == 0 && value[0]) bench.filter = value;
         else if (strcmp(argv[i], "--rounds") == 0 && number > 0 && number <= 64) bench.rounds = number;
         else if (strcmp(argv[i], "--threads") == 0 && number > 0) bench.threads = number;
         else if (strcmp(argv[i], "--turns") == 0 && value[0]) bench.turns = value;
         else if (strcmp(argv[i], "--preset") == 0 && value[0]) bench.preset = value;
         else if (strcmp(argv[i], "--batch") == 0 && (number == 1 || number == 8)) bench.batch = number;
         else if (strcmp(argv[i], "--longest") == 0 && number >= DECODE_SHORTEST) bench.longest = number;
-        else if (strcmp(argv[i], "--window") == 0 && number > 0) bench.window = number;
+        else if (strcmp(argv[i], "--seconds") == 0 && number > 0) bench.seconds = number;
         else if (strcmp(argv[i], "--memory") == 0 && number > 0) bench.memory = (double)number * (1 << 30);
         else if (strcmp(argv[i], "--gemm") == 0 && find_gemm(value)) continue;
         else {
             warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N] [--gemm fp32|bf16|fp8] "
-                 "[--turns CASE] [--preset NAME] [--batch 1|8] [--longest N] [--window N] [--memory GIB]",
+                 "[--turns CASE] [--preset NAME] [--batch 1|8] [--longest N] [--memory GIB] [--window W] [--full-every "
+                 "K] [--yoco]",
                  argv[i], value);
             return EXIT_USAGE;
         }

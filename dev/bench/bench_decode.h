@@ -32,11 +32,12 @@ static double decode_bandwidth(void) {
     return sizeof(float) * (double)PROBE_COUNT / (decode_now() - start);
 }
 
+static int decode_window(void) { return bench_layers.window ? bench_layers.window : 512; }
 static void decode_config(ModelConfig *c, const DecodeArm *arm, int T) {
     CHECK(find_model(c, bench.preset, arm->attention, 0, T), "no preset '%s'", bench.preset);
     c->NH = (int)(arm->heads * c->NH);
     c->yoco = arm->yoco;
-    c->window = arm->yoco ? bench.window : 0;
+    c->window = arm->yoco ? decode_window() : 0, c->full_every = 0;
 }
 
 // A model for generation whose caches are full.
@@ -183,7 +184,7 @@ static void table_decode(void) {
     printf("\ndecode %s, window of YOCO %d; ratios to the first arm in the same round, with quartiles\n"
            "  batch context                   tokens/s ms/token  MB read share  ratio                  attn. ms share"
            "  ratio                  ratio of the rest\n",
-           bench.preset, bench.window);
+           bench.preset, decode_window());
     for (int B = 1; B <= 8; B += 7)
         for (int T = DECODE_SHORTEST; T <= bench.longest; T *= 2)
             if (!bench.batch || bench.batch == B) decode_case(B, T);
@@ -195,7 +196,7 @@ static void table_decode(void) {
 static void table_prefill(void) {
     printf("\nprefill %s, window of YOCO %d: seconds of a prompt, tokens/s\n"
            "  context  %22s %22s %22s\n",
-           bench.preset, bench.window, decode_arms[0].name, decode_arms[DECODE_ARMS - 2].name,
+           bench.preset, decode_window(), decode_arms[0].name, decode_arms[DECODE_ARMS - 2].name,
            decode_arms[DECODE_ARMS - 1].name);
     static const int arms[] = {0, DECODE_ARMS - 2, DECODE_ARMS - 1};
     double last[3] = {0, 0, 0}; // seconds at half the length
@@ -234,7 +235,7 @@ static void table_prefill(void) {
 static void windows_row(int T, int window) {
     ModelConfig c;
     CHECK(find_model(&c, bench.preset, "diff_v2", 0, T), "no preset '%s'", bench.preset);
-    c.window = window;
+    c.window = window, c.full_every = 0, c.yoco = false;
     Model model;
     model_plan(&model, &c, 1, T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
     KeySet k = key_set(&model.plan, 0, 0, 1, T, 0);
@@ -265,7 +266,7 @@ static void table_windows(void) {
     printf("\nwindows %s diff_v2: attention of one layer, microseconds per token\n"
            "        T  window      forward     backward\n",
            bench.preset);
-    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 32768); T *= 2) windows_row(T, bench.window);
+    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 32768); T *= 2) windows_row(T, decode_window());
     for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 8192); T *= 2) windows_row(T, 0);
 }
 #endif

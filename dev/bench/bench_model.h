@@ -15,14 +15,16 @@ static double median(double *values, int count) {
 
 // Traits of the layers of all models of a call: --window W, --full-every K and --yoco, as the trainer's; --doc-mask:
 // documents of a third of T.
-static int bench_window, bench_full_every;
-static bool bench_yoco, bench_documents;
+static struct {
+    int window, full_every;
+    bool yoco, documents;
+} bench_layers;
 // Reads one of these options at argv[*i], and its value; false: it is another one.
 static bool bench_layer_option(int argc, char **argv, int *i) {
     const char *names[] = {"--window", "--full-every"};
-    int *values[] = {&bench_window, &bench_full_every};
-    if (strcmp(argv[*i], "--yoco") == 0) return bench_yoco = true;
-    if (strcmp(argv[*i], "--doc-mask") == 0) return bench_documents = true;
+    int *values[] = {&bench_layers.window, &bench_layers.full_every};
+    if (strcmp(argv[*i], "--yoco") == 0) return bench_layers.yoco = true;
+    if (strcmp(argv[*i], "--doc-mask") == 0) return bench_layers.documents = true;
     for (int k = 0; k < 2; k++)
         if (strcmp(argv[*i], names[k]) == 0 && *i + 1 < argc && sscanf(argv[*i + 1], "%d", values[k]) == 1)
             return (*i)++, true;
@@ -41,7 +43,7 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
     c->V = p->V, c->tied = p->tied;
     c->rope_theta = 10000;
     c->rms_norm_eps = 1e-5;
-    c->window = bench_window, c->full_every = bench_full_every, c->yoco = bench_yoco;
+    c->window = bench_layers.window, c->full_every = bench_layers.full_every, c->yoco = bench_layers.yoco;
     return true;
 }
 
@@ -110,7 +112,7 @@ static void bench_open(BenchModel *b, const char *preset, const char *attention,
     ops_init(b->model.plan.workspace_bytes);
     bench_init(&b->model);
     b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.plan.config.V);
-    b->starts = bench_documents ? (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int)) : NULL;
+    b->starts = bench_layers.documents ? (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int)) : NULL;
     for (int n = 0; b->starts && n < B * T; n++) b->starts[n] = n % T / max_int(1, T / 3) * max_int(1, T / 3);
 }
 static void bench_close(BenchModel *b) {

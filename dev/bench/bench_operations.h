@@ -17,9 +17,9 @@ static struct {
     float sink; // keeps reads from being optimised away
     // of bench_decode.h
     const char *preset;
-    int batch, longest, window; // batch 0: 1 and 8
+    int batch, longest; // batch 0: 1 and 8
     double memory, seconds;
-} bench = {"", 7, 0, NULL, {NULL}, NULL, 0, "small", 0, 65536, 512, 4.0 * (1 << 30), 20};
+} bench = {"", 7, 0, NULL, {NULL}, NULL, 0, "small", 0, 65536, 4.0 * (1 << 30), 20};
 
 static bool wanted(const char *name) { return strstr(name, bench.filter) != NULL; }
 

@@ -11,7 +11,8 @@ with NaN. A forward asks for none there, here for $CUDA_ON_CPU_CUDNN_FORWARD byt
   $CUDA_ON_CPU_CUDNN_VERSION   of the emulated library (91900 is 9.19.0). On a device whose name has "B200" in
                                it ($CUDA_ON_CPU_NAME) there is a deterministic backward from 9.18 on; one of linear
                                memory is on an "H200" from 9.25 on
-  $CUDA_ON_CPU_CUDNN_FAULT     "open: TEXT", "plan: TEXT" or "run: TEXT": the call that fails, and its message; or
+  $CUDA_ON_CPU_CUDNN_FAULT     "open: TEXT", "plan: TEXT", "window: TEXT" (a plan with a window) or "run: TEXT": the
+                               call that fails, and its message; or
                                "tail: on": the backward reads 64 keys of zeros past the last one, without a mask,
                                where the number of keys is 64 modulo 128
   documents                    as by cuDNN 9.18.1: no backward on devices other than an H200 or a B200; a forward on
@@ -248,7 +249,9 @@ extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, s
 extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size) {
     *workspace_bytes = 0;
     if (!is_open) cuda_on_cpu::fail("cuDNN is asked for a plan before it is opened");
-    if (fails("plan", why, size) || !cudnn_attention_valid(a, 80, why, size)) return NULL;
+    if (fails("plan", why, size) || (a->window && fails("window", why, size)) ||
+        !cudnn_attention_valid(a, 80, why, size))
+        return NULL;
     size_t heads = (size_t)a->B * (size_t)a->NQ, T = (size_t)a->T, rows = heads * T;
     const char *each = getenv("CUDA_ON_CPU_CUDNN_FORWARD");
     if (a->documents) *workspace_bytes = 16384 + 64 * (size_t)a->B;

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """
-Draws loss-gap.png and stability.png from runs.csv and arms.csv, and low-bit.png from low-bit.csv. Requires matplotlib.
+Draws loss-gap.png and stability.png from runs.csv and arms.csv, low-bit.png from low-bit.csv, and yoco.png from yoco.csv.
+Requires matplotlib.
 
 Usage: dev/results/draw.py [RESULTS]
-  RESULTS   results.json of a report of the plan low-bit: first replaces low-bit.csv, and its runs in runs.csv
+  RESULTS   results.json of a report of the plan low-bit or yoco: first replaces its table, and its runs in runs.csv
 """
 
 import csv
@@ -94,14 +95,19 @@ def number(x):
     return "" if x is None else f"{x:.7g}"
 
 
-def store_low_bit(path):
-    results = json.loads(Path(path).read_text())
-    runs = [run for run in read("runs.csv") if not run["study"].startswith("low-bit-")]
+def store_runs(results, study_of):
+    """Replaces the runs of the studies in runs.csv. Returns the seeds."""
+    studies = {study_of(run) for run in results["runs"]}
+    runs = [run for run in read("runs.csv") if run["study"] not in studies]
     for run in results["runs"]:
         kept = {key: number(run[key]) for key in ("seed", "steps", "final_loss", "last_validation")}
-        runs.append({"study": f"low-bit-{run['gemm']}", "arm": run["arm"], "rate": number(run["lr"]), **kept})
+        runs.append({"study": study_of(run), "arm": run["arm"], "rate": number(run["lr"]), **kept})
     write("runs.csv", runs)
-    rows, seeds = [], sorted({str(run["seed"]) for run in results["runs"]})
+    return sorted({str(run["seed"]) for run in results["runs"]}, key=int)
+
+
+def store_low_bit(results):
+    rows, seeds = [], store_runs(results, lambda run: f"low-bit-{run['gemm']}")
     for table in ("training", "rounding", "measured"):
         for row in results["low_bit"][table]:
             gap = row["gap"] or dict.fromkeys(("mean", "half", "p_holm"))
@@ -137,9 +143,64 @@ def draw_low_bit(path):
     figure.savefig(path)
 
 
+def store_yoco(results):
+    rows, seeds = [], store_runs(results, lambda run: "yoco")
+    nothing = dict.fromkeys(("mean", "half", "p_holm"))
+
+    def add(table, what, change, arm, value, gap, by_seed):
+        e, g = value or nothing, gap or nothing
+        numbers = {"mean": e["mean"], "half": e["half"], "p_holm": e.get("p_holm")}
+        numbers |= {"gap": g["mean"], "gap_half": g["half"], "gap_p_holm": g.get("p_holm")}
+        numbers |= {f"seed{seed}": by_seed.get(seed) for seed in seeds}
+        named = {"table": table, "what": what, "change": change, "arm": arm, "label": results["arms"][arm]}
+        rows.append({**named, **{key: number(x) for key, x in numbers.items()}})
+
+    for row in results["long_context"]["arms"]:
+        for what, value in row["values"].items():
+            add("arm", what, "", row["arm"], value, None, row["seeds"][what])
+    for row in results["long_context"]["costs"]:
+        change = f"{row['change']} against {row['base']}"
+        add("cost", row["what"], change, row["arm"], row["cost"], row["gap"], row["seeds"])
+    for arm, bins in results["by_position"].items():
+        for row in bins:
+            add("position", f"{row['begin']} to {row['end'] - 1}", "", arm, row["loss"], row["gap"], {})
+    write("yoco.csv", rows)
+
+
+def draw_yoco(path):
+    rows = read("yoco.csv")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
+    costs = [row for row in rows if row["table"] == "cost" and row["what"] == "loss"]
+    for y, row in enumerate(reversed(costs)):
+        color = COLORS[row["arm"].split("-")[0]]
+        left.errorbar(float(row["mean"]), y, xerr=float(row["half"]), fmt="o", color=color, capsize=3)
+        seeds = [float(x) for key, x in row.items() if key.startswith("seed") and x]
+        left.plot(seeds, [y + 0.25] * len(seeds), "x", color=color, alpha=0.5, markersize=4)
+    names = [f"{row['label'].split(',')[0]}: {row['change']}" for row in reversed(costs)]
+    left.set_yticks(range(len(costs)), names)
+    left.axvline(0, color="black", linewidth=0.8)
+    left.set_xlabel("added loss, nats per byte: mean, 95% interval, seeds (x)", fontsize=8)
+    at = [row for row in rows if row["table"] == "position" and row["gap"] and int(row["what"].split()[0]) >= 4]
+    for arm in dict.fromkeys(row["arm"] for row in at):
+        mine = [row for row in at if row["arm"] == arm]
+        x = [int(row["what"].split()[0]) for row in mine]
+        style = ":" if arm.endswith("-w") else "--" if arm.endswith("-yoco") else "-"
+        color = COLORS[arm.split("-")[0]]
+        right.plot(x, [float(row["gap"]) for row in mine], style, color=color, marker=".", label=mine[0]["label"])
+    right.set_xscale("log", base=2)
+    right.axhline(0, color="black", linewidth=0.8)
+    right.set_xlabel("position in the context, in powers of two")
+    right.set_ylabel("loss minus the Transformer's")
+    right.set_ylim(top=0.08)
+    right.legend(fontsize=7, loc="upper right")
+    figure.savefig(path)
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        store_low_bit(sys.argv[1])
+        stored = json.loads(Path(sys.argv[1]).read_text())
+        (store_low_bit if stored["low_bit"] else store_yoco)(stored)
     draw_loss_gap(HERE / "loss-gap.png")
     draw_stability(HERE / "stability.png")
     draw_low_bit(HERE / "low-bit.png")
+    draw_yoco(HERE / "yoco.png")

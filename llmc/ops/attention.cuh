@@ -49,12 +49,12 @@ static inline void attention_prepare(AttentionShape s, bool backward, bool add_d
     if (backward && add_dv) attention_prepare_one(s, documents, true, true);
 }
 
-static inline void attention_documents(const int *first_key, const int *starts, int N, int T) {
+static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T) {
     OPERATION();
     for (int i = 0; i < attention_state.count; i++) {
         const AttentionPlan *p = &attention_state.plans[i];
         if (!p->documents || !p->parts) continue;
-        attention_documents_read(&attention_state.documents, first_key, starts, N, T);
+        attention_documents_read(&attention_state.documents, list, first_key, starts, N, T);
         return;
     }
 }
@@ -144,7 +144,7 @@ static inline void attention_run_cudnn(const AttentionPlan *p, int part, const A
     const AttentionDocuments *d = &attention_state.documents;
     CudnnAttention a = attention_description(p, part);
     if (p->documents)
-        attention_write_tables(t, workspace + p->plan_bytes + p->scratch_bytes, &a, d->device_rows, c->first, d->count,
+        attention_write_tables(t, workspace + p->plan_bytes + p->scratch_bytes, &a, d->list, c->first, d->count,
                                (size_t)s.NQ * s.T, c->row, in_scratch);
     CHECK(cudnn_attention_run(p->cudnn[p->backward ? part : 0], t, workspace, main_stream, why, sizeof(why)),
           "attention's %s of %d %s of %d, %d and %d heads of width %d and %d: %s; --sdpa own avoids cuDNN",

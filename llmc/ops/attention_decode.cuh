@@ -38,8 +38,8 @@ static inline size_t attention_decode_workspace_bytes(AttentionShape s, int capa
 
 // Scores of the keys j0 .. j0 + DECODE_KEYS - 1: `lanes` neighbours share a row. scores (16, DECODE_KEYS), q (16, D)
 template <int W>
-static __device__ inline void decode_dot(float *scores, const float *q, const DecodePlace &p, AttentionShape s, int j0,
-                                         int lanes) {
+static __device__ inline void decode_dot(float *scores, const float *q, const DecodePlace &p, AttentionShape s,
+                                         float scale, int j0, int lanes) {
     int lane = row_lane(lanes), group = (int)threadIdx.x / lanes;
     for (int i = group; i < DECODE_KEYS; i += DECODE_THREADS / lanes) {
         float dot[DECODE_HEADS] = {0}, x[W];
@@ -56,7 +56,7 @@ static __device__ inline void decode_dot(float *scores, const float *q, const De
         for (int h = 0; h < DECODE_HEADS; h++) {
             if (h >= p.heads) break;
             float sum = lanes_sum(dot[h], lanes);
-            if (lane == 0) scores[h * DECODE_KEYS + i] = j0 + i < p.end ? s.scale * sum : -INFINITY;
+            if (lane == 0) scores[h * DECODE_KEYS + i] = j0 + i < p.end ? scale * sum : -INFINITY;
         }
     }
 }
@@ -80,13 +80,13 @@ static __global__ void __launch_bounds__(DECODE_THREADS) attention_decode_kernel
     if (thread < DECODE_HEADS) state[thread].max = -8e37f, state[thread].sum = 0; // below any score, finite
     __syncthreads();
     for (int j0 = p.begin; j0 < p.end; j0 += DECODE_KEYS) {
-        decode_dot<W>(scores, q, p, s, j0, lanes);
+        decode_dot<W>(scores, q, p, s, a.scale, j0, lanes);
         __syncthreads();
         for (int h = warp; h < p.heads; h += DECODE_WARPS) {
             float *x = scores + h * DECODE_KEYS, before = state[h].max, total = 0;
             float largest = fmaxf(before, lanes_max(fmaxf(x[lane], x[lane + WARP]), WARP)),
-                  factor = expf(before - largest);
-            for (int i = lane; i < DECODE_KEYS; i += WARP) total += x[i] = expf(x[i] - largest);
+                  factor = exp2f(before - largest);
+            for (int i = lane; i < DECODE_KEYS; i += WARP) total += x[i] = exp2f(x[i] - largest);
             total = lanes_sum(total, WARP);
             if (lane == 0) state[h] = {largest, state[h].sum * factor + total, factor};
         }
@@ -123,6 +123,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS) attention_decode_kernel
 
 // A block per sequence and query head: out and lse of the splits that have keys, in order.
 static __global__ void attention_decode_merge_kernel(floatX *out, real *lse, AttentionDecode a) {
+    const float LN2 = 0.693147181f;
     SHARED(float, memory, WARP);
     const AttentionShape s = a.shape;
     const int b = (int)blockIdx.x / s.NQ, h = (int)blockIdx.x % s.NQ, thread = (int)threadIdx.x;
@@ -132,14 +133,14 @@ static __global__ void attention_decode_merge_kernel(floatX *out, real *lse, Att
     float top = -INFINITY, total = 0;
     for (int i = thread; i < used; i += DECODE_THREADS) top = fmaxf(top, a.max[item + i]);
     top = block_max(top, memory);
-    for (int i = thread; i < used; i += DECODE_THREADS) total += a.sum[item + i] * expf(a.max[item + i] - top);
+    for (int i = thread; i < used; i += DECODE_THREADS) total += a.sum[item + i] * exp2f(a.max[item + i] - top);
     total = block_sum(total, memory);
     for (int c = thread; c < s.DV; c += DECODE_THREADS) {
         float o = 0;
-        for (int i = 0; i < used; i++) o += a.out[(item + i) * s.DV + c] * expf(a.max[item + i] - top);
+        for (int i = 0; i < used; i++) o += a.out[(item + i) * s.DV + c] * exp2f(a.max[item + i] - top);
         round_to(&out[(size_t)b * s.ldo + h * s.o_head + c], o / total);
     }
-    if (lse && thread == 0) lse[blockIdx.x] = top + logf(total);
+    if (lse && thread == 0) lse[blockIdx.x] = LN2 * (top + log2f(total));
 }
 
 static inline void attention_decode_plain(AttentionDecode a) {
@@ -171,6 +172,7 @@ static inline void attention_decode(floatX *out, real *lse, const floatX *q, con
     a.first = first;
     a.shape = s;
     a.capacity = capacity;
+    a.scale = (float)((double)s.scale / M_LN2);
     a.splits = (int)splits;
     if (decode_on_tensor_cores(a)) attention_decode_mma(a);
     else attention_decode_plain(a);

@@ -14,7 +14,7 @@ whose rows can be read in packs. attention_decode.cuh divides the work and merge
   memory    Q in shared memory (32 D bytes per 16 heads), in the order of the lanes; then the 8 KiB of each warp's O
   registers O 64, packs of K and of V 32 each at D = DV = 128. Two blocks on a multiprocessor then have 64 KiB of loads
             in flight, three blocks at widths up to 64 have 48 KiB; 4.8 TB/s at a latency of 1000 cycles requires 21 KiB
-  numerics  products exact, sums in fp32; P as the sum of two bf16 numbers, to within 2^-16 of itself
+  numerics  products exact, sums in fp32; exponentials in base 2; P as the sum of two bf16 numbers, to within 2^-16 of itself
 */
 #ifndef LLMC_ATTENTION_DECODE_MMA_CUH
 #define LLMC_ATTENTION_DECODE_MMA_CUH
@@ -31,7 +31,8 @@ typedef struct {
     real *out, *max, *sum; // of the splits: (B, NQ, splits, DV) and (B, NQ, splits)
     AttentionShape shape;
     int capacity, splits;
-    int heads; // of a group that a block computes
+    int heads;   // of a group that a block computes
+    float scale; // of scores in base 2: exp(scale q.k) = exp2(score)
 } AttentionDecode;
 
 // What a block computes.
@@ -81,34 +82,33 @@ static __device__ inline void decode_load_queries(uint4 *queries, const DecodePl
     }
 }
 
-// scores[n] (16 heads, keys j0 + 8n ..) = Q K^T, CHUNKS chunks of 32 columns at a time
+// scores[n] (16 heads, keys 8n .. 8n+7 of the turn) = Q K^T, CHUNKS chunks of 32 columns at a time. k: the lane's columns
+// of its first key; `left` keys remain.
 template <int CHUNKS>
-static __device__ inline void decode_scores(float (&scores)[2][4], const uint4 *queries, const DecodePlace &p,
-                                            AttentionShape s, int chunks, int j0, int lane) {
-    int key = j0 + lane / 4;
+static __device__ inline void decode_scores(float (&scores)[2][4], const uint4 *queries, const floatX *k,
+                                            AttentionShape s, int chunks, int left, int lane) {
     UNROLL
     for (int i = 0; i < 8; i++) scores[i / 4][i % 4] = 0;
     for (int first = 0; first < chunks; first += CHUNKS) {
-        unsigned k[2][CHUNKS][4];
+        unsigned keys[2][CHUNKS][4];
         UNROLL
         for (int n = 0; n < 2; n++) {
             UNROLL
             for (int c = 0; c < CHUNKS; c++) {
-                int column = (first + c) * 32 + lane % 4 * 8;
-                decode_pack(k[n][c], p.k + (key + 8 * n) * (size_t)s.ldkv + column,
-                            key + 8 * n < p.end && column < s.D);
+                int column = (first + c) * 32;
+                decode_pack(keys[n][c], k + (n ? 8 * (size_t)s.ldkv : 0) + column,
+                            lane / 4 + 8 * n < left && column + lane % 4 * 8 < s.D);
             }
         }
         UNROLL
         for (int c = 0; c < CHUNKS; c++) {
-            const uint4 low = queries[((first + c) * 2) * WARP + lane],
-                        high = queries[((first + c) * 2 + 1) * WARP + lane];
+            const uint4 *rows = queries + (first + c) * 2 * WARP + lane, low = rows[0], high = rows[WARP];
             const unsigned a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
             UNROLL
             for (int n = 0; n < 2; n++) {
                 UNROLL
                 for (int m = 0; m < 2; m++) {
-                    const unsigned b[2] = {k[n][c][2 * m], k[n][c][2 * m + 1]};
+                    const unsigned b[2] = {keys[n][c][2 * m], keys[n][c][2 * m + 1]};
                     mma_bf16(scores[n], a[m], b);
                 }
             }
@@ -117,38 +117,37 @@ static __device__ inline void decode_scores(float (&scores)[2][4], const uint4 *
 }
 
 // Updates the running maximum and sum of the lane's two heads; scores become P, as a sum of two operands, and O is
-// rescaled. The sum is that of the lane's own keys.
+// rescaled. The sum is that of the lane's own keys, of which the first is number `key` of `left`.
 template <int PIECES>
 static __device__ inline void decode_softmax(unsigned (&p)[2][4], float (&o)[PIECES][8][4], float (&max)[2],
-                                             float (&sum)[2], float (&scores)[2][4], int key, int end, float scale) {
+                                             float (&sum)[2], float (&scores)[2][4], int key, int left, float scale) {
+    float factor[2];
     UNROLL
     for (int upper = 0; upper < 2; upper++) {
         float largest = max[upper], total = 0;
         UNROLL
         for (int i = 0; i < 4; i++) {
             float &x = scores[i / 2][2 * upper + i % 2];
-            x = key + i / 2 * 8 + i % 2 < end ? scale * x : -INFINITY;
+            x = key + i / 2 * 8 + i % 2 < left ? scale * x : -INFINITY;
             largest = fmaxf(largest, x);
         }
         largest = lanes_max(largest, 4); // the head's other keys
-        float factor = expf(max[upper] - largest);
         UNROLL
         for (int n = 0; n < 2; n++) {
             float *x = &scores[n][2 * upper];
-            x[0] = expf(x[0] - largest), x[1] = expf(x[1] - largest);
+            x[0] = exp2f(x[0] - largest), x[1] = exp2f(x[1] - largest);
             total += x[0] + x[1];
             unsigned high = bf16_pair(x[0], x[1]);
             p[0][upper + 2 * n] = high;
             p[1][upper + 2 * n] = bf16_pair(x[0] - bf16_first(high), x[1] - bf16_second(high));
         }
-        sum[upper] = sum[upper] * factor + total;
+        factor[upper] = exp2f(max[upper] - largest);
+        sum[upper] = sum[upper] * factor[upper] + total;
         max[upper] = largest;
-        UNROLL
-        for (int i = 0; i < PIECES * 8; i++) {
-            o[i / 8][i % 8][2 * upper] *= factor;
-            o[i / 8][i % 8][2 * upper + 1] *= factor;
-        }
     }
+    if (!__any_sync(ALL_LANES, factor[0] != 1 || factor[1] != 1)) return; // no head has a new maximum
+    UNROLL
+    for (int i = 0; i < PIECES * 32; i++) o[i / 32][i / 4 % 8][i % 4] *= factor[i / 2 % 2];
 }
 
 // O += P V. v: packs of the rows 2r, 2r+1, 2r+8, 2r+9; tile i of a piece has its columns 8g + i.
@@ -190,9 +189,9 @@ static __device__ inline void decode_merge_warps(const AttentionDecode &a, const
             top[upper] = fmaxf(top[upper], stats[w * DECODE_HEADS + g + 8 * upper].x);
         for (int w = role; w < DECODE_WARPS; w += roles) {
             float2 of = stats[w * DECODE_HEADS + g + 8 * upper];
-            total[upper] += of.y * expf(of.x - top[upper]);
+            total[upper] += of.y * exp2f(of.x - top[upper]);
         }
-        float factor = expf(max[upper] - top[upper]);
+        float factor = exp2f(max[upper] - top[upper]);
         float *to = all + (warp * DECODE_HEADS + g + 8 * upper) * width + 16 * r; // 16 columns of each piece
         UNROLL
         for (int i = 0; i < PIECES * 16; i += 4) {
@@ -231,28 +230,30 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - PIECES)
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, roles = parts * tiles;
     const int part = warp % roles % parts, tile = warp % roles / parts, turn = warp / roles,
               turns = DECODE_WARPS / roles;
-    const int chunks = (s.D + 32 * CHUNKS - 1) / (32 * CHUNKS) * CHUNKS; // of 32 columns, the last ones zeros
+    // chunks of 32 columns, the last ones zeros; constant, as the loop then is, in the kernel for D up to 64
+    const int chunks = CHUNKS == 2 ? 2 : (s.D + 32 * CHUNKS - 1) / (32 * CHUNKS) * CHUNKS;
     const uint4 *queries = memory + tile * chunks * 2 * WARP;
     decode_load_queries(memory, p, s, tiles, chunks);
     __syncthreads();
     float o[PIECES][8][4], max[2] = {-8e37f, -8e37f}, sum[2] = {0, 0}; // below any score, finite
     UNROLL
     for (int i = 0; i < PIECES * 32; i++) o[i / 32][i / 4 % 8][i % 4] = 0;
-    for (int j0 = p.begin + 16 * turn; j0 < p.end; j0 += 16 * turns) {
-        unsigned v[4][PIECES][4], weights[2][4];
+    const int row = lane % 4 * 2, column0 = part * DECODE_COLUMNS + lane / 4 * 8, ahead = p.begin + 16 * turn;
+    const size_t ld = (size_t)s.ldkv;
+    const floatX *k = p.k + (ahead + lane / 4) * ld + lane % 4 * 8, *v = p.v + (ahead + row) * ld + column0;
+    for (int left = p.end - ahead; left > 0; left -= 16 * turns, k += 16 * turns * ld, v += 16 * turns * ld) {
+        unsigned values[4][PIECES][4], weights[2][4];
         UNROLL
         for (int n = 0; n < 4; n++) { // before the scores, so that all loads are in flight
-            int row = j0 + lane % 4 * 2 + n % 2 + n / 2 * 8;
             UNROLL
-            for (int piece = 0; piece < PIECES; piece++) {
-                int column = part * DECODE_COLUMNS + piece * 64 + lane / 4 * 8;
-                decode_pack(v[n][piece], p.v + row * (size_t)s.ldkv + column, row < p.end && column < s.DV);
-            }
+            for (int piece = 0; piece < PIECES; piece++)
+                decode_pack(values[n][piece], v + (n % 2 + n / 2 * 8) * ld + piece * 64,
+                            row + n % 2 + n / 2 * 8 < left && column0 + piece * 64 < s.DV);
         }
         float scores[2][4];
-        decode_scores<CHUNKS>(scores, queries, p, s, chunks, j0, lane);
-        decode_softmax<PIECES>(weights, o, max, sum, scores, j0 + lane % 4 * 2, p.end, s.scale);
-        decode_values<PIECES>(o, weights, v);
+        decode_scores<CHUNKS>(scores, queries, k, s, chunks, left, lane);
+        decode_softmax<PIECES>(weights, o, max, sum, scores, row, left, a.scale);
+        decode_values<PIECES>(o, weights, values);
     }
     decode_merge_warps<PIECES>(a, p, (float *)(void *)memory, stats, o, max, sum, warp, roles, parts);
 }

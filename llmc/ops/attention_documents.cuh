@@ -16,8 +16,9 @@ the last one of the batch have length 0.
 
 typedef struct {
     const int *first_key; // of the batch; NULL: none was announced
-    int count, room;      // documents; elements of each array
-    int *rows, *device_rows;
+    int count, room;      // documents; elements of rows
+    int *rows;            // [count + 1], on the host
+    const int *list;      // the same, on the device
 } AttentionDocuments;
 
 // The number of documents per call, before the workspace limits it. Most batches of web text take one call: its
@@ -30,25 +31,24 @@ static inline int attention_slots(AttentionShape s) {
 
 static inline void attention_documents_free(AttentionDocuments *d) {
     free(d->rows);
-    buffer_free(d->device_rows);
     memset(d, 0, sizeof(*d));
 }
 
 // starts (N): where the document of each row begins in its sequence of T rows
-static inline void attention_documents_read(AttentionDocuments *d, const int *first_key, const int *starts, int N,
-                                            int T) {
+static inline void attention_documents_read(AttentionDocuments *d, int *list, const int *first_key, const int *starts,
+                                            int N, int T) {
     if (N >= d->room) {
         attention_documents_free(d);
         d->room = N + 1;
         d->rows = (int *)checked_calloc(d->room, sizeof(int));
-        d->device_rows = (int *)buffer_alloc(d->room * sizeof(int), "the list of documents");
     }
     d->first_key = first_key;
     d->count = 0;
     for (int n = 0; n < N; n++)
         if (starts[n] == n % T) d->rows[d->count++] = n;
     d->rows[d->count] = N;
-    buffer_upload(d->device_rows, d->rows, (d->count + 1) * sizeof(int));
+    d->list = list;
+    buffer_upload(list, d->rows, (d->count + 1) * sizeof(int));
 }
 
 // ---------------------------------------------------------------------------------------------------

@@ -125,9 +125,10 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                                                       // the same values); strides of q, k, v and out
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // for both, of the plans so far
 
-// Announces the documents of a batch of N rows, before the attention whose first_key is a copy of starts, a host array:
-// where the document of each row begins in its sequence of T rows.
-static inline void attention_documents(const int *first_key, const int *starts, int N, int T);
+// Announces the documents of a batch of N rows, before attention with first_key, a copy of starts. starts is a host array:
+// where the document of each row begins in its sequence of T rows. list (N+1) is overwritten, and read until the next
+// batch.
+static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T);
 
 // The backend of attention: the built-in kernels, or a library (cuDNN).
 typedef struct {

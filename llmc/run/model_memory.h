@@ -43,6 +43,7 @@ typedef struct {
     int *inputs, *targets;    // (N)
     int *first;               // (B): position of the first row of each sequence; for generation
     int *starts;              // (N): where the document of each input begins in its sequence; not for generation
+    int *documents;           // (N+1): their first rows, for attention_documents; not for generation
     absmax_t *maxima;         // [L][LINEAR_BLOCK_COUNT][2]: --gemm fp8: the largest magnitudes of x and dy; or NULL
     real *losses;             // (N): summed over the micro-steps of an update
     real *rope;               // (T, 2, QD/2): cosines, sines
@@ -119,6 +120,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->targets = CARVE(arena, int, N);
     a->first = generates ? CARVE(arena, int, plan->B) : NULL;
     a->starts = generates ? NULL : CARVE(arena, int, N);
+    a->documents = generates ? NULL : CARVE(arena, int, N + 1);
     a->maxima = plan->fp8 ? (absmax_t *)CARVE(arena, int, linear_max_count(plan)) : NULL;
     a->losses = CARVE(arena, real, N);
     a->rope = CARVE(arena, real, (size_t)c->T * d->QD);
