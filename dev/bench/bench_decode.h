@@ -32,7 +32,7 @@ static double decode_bandwidth(void) {
     return sizeof(float) * (double)PROBE_COUNT / (decode_now() - start);
 }
 
-static int decode_window(void) { return bench_layers.window ? bench_layers.window : 512; }
+static int decode_window(void) { return bench_window ? bench_window : 512; }
 static void decode_config(ModelConfig *c, const DecodeArm *arm, int T) {
     CHECK(find_model(c, bench.preset, arm->attention, 0, T), "no preset '%s'", bench.preset);
     c->NH = (int)(arm->heads * c->NH);
@@ -44,6 +44,7 @@ static void decode_config(ModelConfig *c, const DecodeArm *arm, int T) {
 static void decode_open(BenchModel *b, const DecodeArm *arm, int B, int T) {
     ModelConfig c;
     decode_config(&c, arm, T);
+    memset(b, 0, sizeof(*b));
     b->B = B, b->T = T;
     model_plan(&b->model, &c, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
     model_alloc(&b->model, NULL);
