@@ -108,6 +108,7 @@ static const OpRow op_cases[] = {
     {OP_ATTENTION, {1, 70, 2, 1, 16, 16, 1, 3, 0, 0, 0, 70}, BOTH, "a window of T: the last row attends to all"},
     {OP_ATTENTION, {1, 70, 2, 1, 16, 16, 1, 64, 0, 0, 0, 69}, BOTH, "a window of T - 1: the last row omits one key"},
     {OP_ATTENTION, {1, 33, 2, 2, 16, 16, 1, 0, 0, 0, 0, 1000}, BOTH, "a window larger than T"},
+    {OP_ATTENTION, {1, 130, 2, 1, 16, 16, 1, 0, 0, 0, 0, 5}, BOTH, "a small window, across the borders of tiles"},
     {OP_ATTENTION, {1, 260, 3, 1, 16, 16, 1, 0, 0, 0, 0, 64}, BOTH, "a window of one tile of 64 keys, skips tiles"},
     {OP_ATTENTION, {1, 260, 3, 1, 16, 16, 1, 64, 0, 0, 0, 65}, BOTH, "one key more: rows reach into the next tile"},
     {OP_ATTENTION, {1, 450, 4, 2, 16, 16, 1, 0, 0, 0, 0, 37}, BOTH, "skips whole blocks of keys; GQA"},
