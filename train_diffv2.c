@@ -532,6 +532,10 @@ static void grads_open(Model *model, int group) {
     if (model->plan.sharding.level == 2) {
         comm_wait(model->reduced[group]);
         if (group > 0 && group + 2 < L + 1) comm_wait(model->reduced[group + 2]);
+        const size_t *at = model->plan.tensors.group_offset;
+        // the padding between tensors, which the norm includes, was gradients of a layer of the other half
+        if (model->plan.config.yoco)
+            buffer_zero(model->group_grads[group], (at[group + 1] - at[group]) * sizeof(grad_t));
     }
     if (grads_add(model)) return;
     for (int i = 0; i < model->plan.tensors.count; i++) {
@@ -1152,8 +1156,8 @@ static void run_plan(Run *run, const ModelConfig *config) {
                    (int)o->zero);
     if (o->device) {
         const DevicePeak *gpu = device_peak_named(o->device);
-        plan_for_device(&run->model.plan, gpu, o->deterministic);
-        if (samples) plan_for_device(&run->sampling_model.plan, gpu, o->deterministic);
+        plan_for_device(&run->model.plan, gpu, o);
+        if (samples) plan_for_device(&run->sampling_model.plan, gpu, o);
         return;
     }
     if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());

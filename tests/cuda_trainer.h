@@ -18,9 +18,10 @@ typedef struct {
     const char *why, *options;
     int vocab;
 } CudaCase;
-#define ODD_MODEL                                                                                                  \
-    "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --batch-size 3 " \
+#define ODD_SHAPE                                                                                       \
+    "--hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --batch-size 3 " \
     "--no-tie-embeddings"
+#define ODD_MODEL "--layers 3 " ODD_SHAPE
 #define TRAIN_ODD "--train-data data.bin " ODD_MODEL
 static const CudaCase cuda_cases[] = {
     {"39 rows, V % 8 = 3, widths no multiple of 8, groups of 3", ODD_MODEL, 43},
@@ -165,6 +166,25 @@ static void test_gradients_of_variants(void) {
             test_remove_directory(&d);
         }
     }
+}
+
+// Windows in all layers, in all but every second one, and the lower half of YOCO, within and beyond documents. The
+// sequence has 13 positions: a window of 13 hides none.
+static void test_gradients_of_windows(void) {
+    static const char *const windows[] = {"--yoco --window 13", "--yoco --window 4 --doc-mask --separator 0",
+                                          "--window 4 --full-every 2", "--window 1 --doc-mask --separator 0"};
+    TestDirectory d = cuda_data(43);
+    char options[1024], what[256];
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int w = 0; w < 4; w++) {
+            const char *name = attention_variants[v].name;
+            if (w > 1 && strcmp(name, "diff_v2") != 0 && strcmp(name, "diff_v1") != 0 && strcmp(name, "sink") != 0)
+                continue;
+            FORMAT(options, "--train-data data.bin --attention %s --layers 4 %s %s", name, ODD_SHAPE, windows[w]);
+            FORMAT(what, "%s, %s", name, windows[w]);
+            dump_both(&d, &attention_variants[v], what, options);
+        }
+    test_remove_directory(&d);
 }
 
 // Gradients with --gemm fp8. A number that differs by a share d of it between the programs, at most a unit of bf16 or
@@ -1023,6 +1043,7 @@ static const CudaTest cuda_trainer_tests[] = {
     {BOTH_PRECISIONS,
      {"three steps of every variant have the losses and statistics of the CPU trainer", test_losses_of_variants}},
     {BOTH_PRECISIONS, {"gradients of every variant equal those of the CPU trainer", test_gradients_of_variants}},
+    {BOTH_PRECISIONS, {"gradients of windows and YOCO equal those of the CPU trainer", test_gradients_of_windows}},
     {BOTH_PRECISIONS,
      {"gradients of every variant in fp8 have the directions of the CPU trainer's", test_fp8_gradients_of_variants}},
     {BF16_ALONE,

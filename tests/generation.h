@@ -365,6 +365,9 @@ static void test_prompts_that_do_not_fit(void) {
                    r.err);
         EXPECT((r.out[0] == 0) == (cases[i].words != NULL), "%s: printed %.200s", cases[i].options, r.out);
     }
+    run_command(&r, "seq 64 | %s --vocab 256 --seq-len 16777216 --batch-size 64 --generate 5 --prompts -",
+                test_program());
+    EXPECT_ONE_LINE(r, EXIT_FAILED, "options that save memory: --batch-size 32 (");
     static const char *const usage[][2] = {
         {"--prompts x --train-data y", "--prompts requires --generate"},
         {"--stop-at-separator --train-data y", "--stop-at-separator requires --generate"},

@@ -33,7 +33,7 @@ static bool predicted_layers_run(PredictedRun *run, const char *device, const ch
     run->options.total_batch = (int64_t)B * p->T * ranks;
     run->options.steps = 100;
     plan_build(&run->model, &c, B, p->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks, 1);
-    plan_for_device(&run->model, device_peak_named(device), true);
+    plan_for_device(&run->model, device_peak_named(device), &run->options);
     return true;
 }
 static bool predicted_run(PredictedRun *run, const char *device, const char *preset, const char *attention, int NKV,
@@ -156,6 +156,24 @@ static void test_prediction_of_windows(void) {
            "products take %g, %g and %g ms", products[0], products[1], products[2]);
 }
 
+// cuDNN has no backward of documents on an A100 and on cards.
+static void test_prediction_of_documents(void) {
+    static const char *const devices[] = {"A100", "H200", "B200", "RTX 5090"};
+    for (int d = 0; d < 4; d++) {
+        PredictedRun run;
+        predicted_run(&run, devices[d], "1.4b", "diff_v2", 8, 16, 1);
+        Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        run.options.doc_mask = true;
+        Prediction q = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        double ratio = q.class_ms[CLASS_ATTENTION_BACKWARD] / p.class_ms[CLASS_ATTENTION_BACKWARD];
+        bool builtin = d == 0 || d == 3;
+        EXPECT(builtin ? ratio > 2 : ratio == 1, "%s: the backward takes %g times as long", devices[d], ratio);
+        ratio = q.class_ms[CLASS_ATTENTION_FORWARD] / p.class_ms[CLASS_ATTENTION_FORWARD];
+        EXPECT(ratio > 1 && ratio < 1.001, "%s: the forward takes %g times as long", devices[d], ratio);
+        predicted_run_free(&run);
+    }
+}
+
 // The cache by hand, for 1.4b with 8 key/value heads of width 128: 2 x 8 x 128 numbers per position and layer.
 static void test_cache_bytes(void) {
     enum { B = 3, T = 4096, W = 1000, L = 24, POSITION = 2 * 8 * 128 * 2 };
@@ -172,7 +190,7 @@ static void test_cache_bytes(void) {
         ModelPlan plan;
         predicted_layers_run(&run, "H200", "1.4b", "baseline", 8, 1, 1, cases[i].layers);
         plan_build(&plan, &run.model.config, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
-        plan_for_device(&plan, device_peak_named("H200"), true);
+        plan_for_device(&plan, device_peak_named("H200"), &run.options);
         size_t want = B * POSITION * cases[i].positions;
         EXPECT(plan.cache_bytes == want, "case %zu: %zu bytes of keys and values, not %zu", i, plan.cache_bytes, want);
         EXPECT(plan.activations_bytes > want, "case %zu: all activations have %zu bytes", i, plan.activations_bytes);
@@ -395,6 +413,7 @@ static const Test prediction_tests[] = {
     {"operations have the FLOPs that the trainer counts, and bytes of bf16", test_prediction_flops_and_bytes},
     {"the pairs that attention computes are those that a window leaves", test_visible_pairs},
     {"windows and YOCO take the time of the pairs and products that they leave", test_prediction_of_windows},
+    {"--doc-mask costs the built-in backward where cuDNN has none for documents", test_prediction_of_documents},
     {"the cache has the positions of windows, and one of YOCO's upper half", test_cache_bytes},
     {"classes and operations add up to the step on every device", test_prediction_sums},
     {"worse assumptions never make a step faster, up to 4096 ranks", test_prediction_is_monotone},

@@ -36,6 +36,7 @@ MEMORY = [
     "--preset 350m --window 256 --yoco --batch-size 2 --attention diff_v1 --gemm fp8",
     "--preset 124m --window 256 --full-every 4 --batch-size 2 --sample-every 1",
     "--preset 124m --window 256 --yoco --batch-size 2 --sample-every 1",
+    "--preset 124m --batch-size 4 --doc-mask",
 ]
 BUFFERS = [
     "parameters",
@@ -108,6 +109,7 @@ def main():
         print(__doc__, file=sys.stderr)
         return 2
     trainer, bench, device_trainer = (a.split() for a in sys.argv[1:])
+    os.environ["CUDA_ON_CPU_NAME"] = "NVIDIA H200"  # the emulated device: cuDNN computes documents on it
     cases = [
         (f"a prediction has the operations and calls of a step of {v}", same_operations, trainer, bench, v)
         for v in VARIANTS
@@ -116,6 +118,7 @@ def main():
         (f"the same of {v} with {options}", same_operations, trainer, bench, v, *options.split())
         for v in VARIANTS
         for options in LAYERS
+        if "--yoco" in options or v in ("diff_v2", "diff_v1")  # windows alone change no number of calls
     ]
     cases += [
         (f"the same in fp8 of {v} with {options}", same_operations, trainer, bench, v, *options.split())

@@ -290,6 +290,7 @@ int main(int argc, char **argv) {
             CHECK(bench_json, "cannot write %s: %s", argv[i], strerror(errno));
         } else break;
     }
+    use.documents = bench_layers.documents;
     attention_configure(use);
     const char *refused = linear_configure(fp8 ? GEMM_FP8 : GEMM_BF16);
     CHECK(!refused, "--gemm fp8: %s", refused);

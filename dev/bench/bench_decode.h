@@ -44,6 +44,7 @@ static void decode_config(ModelConfig *c, const DecodeArm *arm, int T) {
 static void decode_open(BenchModel *b, const DecodeArm *arm, int B, int T) {
     ModelConfig c;
     decode_config(&c, arm, T);
+    memset(b, 0, sizeof(*b));
     b->B = B, b->T = T;
     model_plan(&b->model, &c, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
     model_alloc(&b->model, NULL);

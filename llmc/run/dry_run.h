@@ -29,7 +29,7 @@ static inline void print_communication(const ModelPlan *plan, const ModelPlan *s
         ModelPlan other;
         plan_build(&other, &plan->config, plan->B, plan->T, FOR_TRAINING, plan->recompute, 0, plan->sharding.ranks,
                    zero);
-        plan_for_device(&other, plan->device, o->deterministic);
+        plan_for_device(&other, plan->device, o);
         double bytes = communication_bytes(&other, zero, micro_steps);
         printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(process_bytes(&other, sampling)), bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));

@@ -145,8 +145,7 @@ static inline void memory_advice_text(char *text, size_t size) {
         for (int z = level + 1; z <= 2 && m->sharding.ranks > 1; z++)
             memory_offer(offers, sizeof(offers), now, "zero", z, m->B, m->recompute, z);
     }
-    if (B > 0 && m->purpose != FOR_GENERATION)
-        memory_offer(offers, sizeof(offers), now, "batch-size", B, B, m->recompute, level);
+    if (B > 0) memory_offer(offers, sizeof(offers), now, "batch-size", B, B, m->recompute, level);
     size_t saved = attention_deterministic_bytes();
     if (saved) {
         size_t at = strlen(offers);

@@ -2,7 +2,7 @@
 prediction.h: predicts memory and time of a training step on a GPU that this machine need not have (--dry-run --device
 NAME).
 
-  plan_for_device(plan, device, deterministic)   turns a plan into that of the bf16 program on the GPU
+  plan_for_device(plan, device, options)         turns a plan into that of the bf16 program on the GPU
   predict_step(plan, options, worse)             Prediction (prediction_types.h)
   prediction_summary(prediction)                 share of the peak, tokens/s, hours, what limits the speed
 */
@@ -20,27 +20,31 @@ static inline size_t predicted_share(size_t n, size_t bytes, size_t lse) {
     return best;
 }
 // Bytes of workspace of cuDNN's attention backward, by the rules of attention_plans.cuh. Layers differ only in their
-// windows, which need the same.
-static inline size_t predicted_workspace(const ModelPlan *plan, bool deterministic) {
+// windows, which need the same. documents: --doc-mask, of which a call computes several.
+static inline size_t predicted_workspace(const ModelPlan *plan, bool deterministic, bool documents) {
+    enum { DOCUMENT_BYTES = 136, DOCUMENT_TOKENS = 512 }; // tables and cuDNN's own; as attention_slots
     AttentionShape s = key_set(plan, 0, 0, plan->B, plan->T, 0).shape;
-    size_t T = s.T, group = s.NQ / s.NKV, head = T * FP32_BYTES; // rowsum(dO O)
+    size_t T = s.T, rows = s.B * T, group = s.NQ / s.NKV, head = T * FP32_BYTES; // rowsum(dO O)
     head += deterministic ? round_up(T, 64) * round_up(T, 128) * FLOATX_BYTES : T * s.D * FP32_BYTES;
     head += group > 1 ? T * (s.D + s.DV) * FLOATX_BYTES : 0;
-    size_t sequences = predicted_share(s.B, s.NQ * head, s.NQ * T);
+    size_t slots = min_size(rows, s.B + (rows + DOCUMENT_TOKENS - 1) / DOCUMENT_TOKENS);
+    if (documents && plan->device->generation < HOPPER) return slots * DOCUMENT_BYTES; // only the forward
+    size_t sequences = documents ? min_size(slots, max_size(1, GPU_ATTENTION_LIMIT / (s.NQ * head)))
+                                 : predicted_share(s.B, s.NQ * head, s.NQ * T);
     size_t groups = sequences == 1 ? predicted_share(s.NKV, group * head, group * T) : (size_t)s.NKV;
-    return sequences * groups * group * head;
+    return sequences * (groups * group * head + (documents ? DOCUMENT_BYTES : 0));
 }
 
 // Turns a plan into that of the bf16 program on this GPU, with the same --gemm fp8. The plan must not be allocated. A
 // CUDA program's plan already is one: only its device changes.
-static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, bool deterministic) {
+static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, const Options *o) {
     plan->device = gpu;
     if (!gpu || !ops_use_host_memory) return;
     const Sharding *s = &plan->sharding;
     size_t rows = gpu_logit_rows((size_t)plan->Vp * FLOATX_BYTES);
     if (plan->purpose == FOR_TRAINING) plan->logit_rows = (int)min_size((size_t)plan->B * plan->T, rows);
     plan_count_bytes(plan, gpu_elements);
-    plan->workspace_bytes = predicted_workspace(plan, deterministic);
+    plan->workspace_bytes = predicted_workspace(plan, o->deterministic, o->doc_mask);
     plan->copies_bytes = 0;
     for (int kind = 0; kind < LINEAR_HEAD && plan->fp8; kind++) {
         Linear w = linear_shape(plan, (LinearKind)kind, 0);

@@ -101,6 +101,12 @@ static inline void predict_linear_backward(Prediction *p, PredictionClass kind, 
 // How often a step writes the gradient of a weight: once, or with --zero 2 in every micro-step.
 static inline double gradient_writes(const Prediction *p) { return p->plan->sharding.level == 2 ? p->micro_steps : 1; }
 
+// Whether the built-in kernel computes attention. cuDNN has a backward of documents only for data center GPUs from
+// Hopper on (tests/cudnn_plans.cpp).
+static inline bool predicted_builtin(const Prediction *p, bool backward) {
+    bool masked = backward && p->options->doc_mask && p->plan->device->generation < HOPPER;
+    return p->options->sdpa == SDPA_OWN || masked;
+}
 static inline void predict_attention(Prediction *p, AttentionShape s, int sets, bool backward) {
     double share = p->assumed[backward ? ASSUME_ATTENTION_BACKWARD : ASSUME_ATTENTION_FORWARD];
     double length = p->assumed[backward ? ASSUME_BACKWARD_HALF : ASSUME_FORWARD_HALF];
@@ -111,8 +117,7 @@ static inline void predict_attention(Prediction *p, AttentionShape s, int sets, 
     if (s.window) length += TILE * (1 - (double)s.window / s.T);
     share *= span / (span + length) * fmin(1, 0.5 + s.D / 256.0); // narrow heads leave matrix units idle
     if (backward && p->options->deterministic) share *= p->assumed[ASSUME_DETERMINISTIC];
-    bool masked = backward && p->options->doc_mask && p->plan->device->generation <= CARD; // not by cuDNN
-    if (p->options->sdpa == SDPA_OWN || masked) share = p->assumed[ASSUME_OWN_ATTENTION];
+    if (predicted_builtin(p, backward)) share = p->assumed[ASSUME_OWN_ATTENTION];
     double flops = backward ? attention_backward_flops(s) : attention_forward_flops(s);
     double bytes = (double)(backward ? attention_backward_bytes(s) : attention_forward_bytes(s));
     double ms = fmax(1e-9 * flops / (share * p->plan->device->tflops), memory_ms(p, bytes));
@@ -211,6 +216,10 @@ static inline void predict_yoco_backward(Prediction *p, int N) {
     size_t count = (size_t)N * d->kv_ld;
     if (!p->plan->config.yoco) return;
     predict_begin_layers(p, PART_LAYER_BACKWARD, 1);
+    for (int half = 0; half < 2; half++) { // gradients of the fused rows, whose padding differs between the halves
+        int ld = half ? p->plan->dims.fused_ld : d->fused_ld;
+        predict_rows(p, CLASS_YOCO, "buffer_zero", 1, 1, (size_t)N * ld * FLOATX_BYTES);
+    }
     predict_rows(p, CLASS_YOCO, "accumulate", 1, 1, accumulate_bytes(count, false));
     predict_rows(p, CLASS_YOCO, "accumulate", layers - 1, 1, accumulate_bytes(count, true));
     predict_rows(p, CLASS_ROPE, "rope_backward", 1, 1, rope_bytes(N, d->NK, d->QD));
@@ -223,6 +232,8 @@ static inline void predict_forward(Prediction *p, int N) {
     LayerKind kinds[LAYER_KINDS];
     int count = layer_kinds(c, c->L, kinds);
     predict_begin(p, PART_EMBED);
+    if (p->options->doc_mask)
+        predict_rows(p, CLASS_ATTENTION_FORWARD, "attention_documents", 1, 1, (size_t)N * sizeof(int));
     predict_rows(p, CLASS_EMBEDDING, "embedding_forward", 1, 1, embedding_forward_bytes(N, c->C));
     predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, c->C));
     for (int k = 0; k < count; k++) {

@@ -86,6 +86,9 @@ static inline void print_prediction(const ModelPlan *plan, const Options *o) {
     printf("expected step on %s (%.1f TFLOP/s, %.0f GB/s), bf16%s: from assumed rates, not measured\n", d->name,
            d->tflops, d->memory_gbs, fp8);
     print_prediction_classes(&p);
+    if (o->doc_mask)
+        printf("  --doc-mask: as if each sequence were one document%s\n",
+               predicted_builtin(&p, true) ? "; the built-in kernel computes the backward of attention" : "");
     format_count(rate, sizeof(rate), s.tokens_per_s);
     printf("  %-24s %10.2f ms for %.0f micro-step%s of %d x %d, %d rows of logits at a time\n", "step", p.step_ms,
            p.micro_steps, p.micro_steps == 1 ? "" : "s", plan->B, plan->T, plan->logit_rows);
