@@ -77,11 +77,19 @@ static inline void print_flops(const ModelPlan *plan, const Options *o) {
     }
 }
 
+static inline void print_windows(const ModelConfig *c) {
+    int windows = 0;
+    for (int l = 0; l < c->L; l++) windows += layer_window(c, l) > 0;
+    printf("layers: %d attend to the last %d positions, %d to all", windows, c->window, c->L - windows);
+    printf(c->yoco ? ", with keys and values that they share\n" : "\n");
+}
+
 static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
     const ModelConfig *c = &plan->config;
     printf("model: %s, %d layers, hidden %d, %d heads (%d query, %d key/value), head dimension %d, MLP %d, vocabulary "
            "%d, context %d\n",
            c->attention->name, c->L, c->C, c->NH, plan->dims.NQ, c->NKV, c->D, c->F, c->V, c->T);
+    if (c->window) print_windows(c);
     print_parameters(plan);
     if (o->match_params) print_match(plan, o);
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
