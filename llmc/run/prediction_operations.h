@@ -216,8 +216,8 @@ static inline void predict_yoco_backward(Prediction *p, int N) {
     size_t count = (size_t)N * d->kv_ld;
     if (!p->plan->config.yoco) return;
     predict_begin_layers(p, PART_LAYER_BACKWARD, 1);
-    for (int half = 0; half < 2; half++) { // gradients of the fused rows, whose padding differs between the halves
-        int ld = half ? p->plan->dims.fused_ld : d->fused_ld;
+    for (int h = 0; h < 2; h++) { // gradients of the fused rows, whose padding differs between the halves
+        int ld = h ? p->plan->dims.fused_ld : d->fused_ld;
         predict_rows(p, CLASS_YOCO, "buffer_zero", 1, 1, (size_t)N * ld * FLOATX_BYTES);
     }
     predict_rows(p, CLASS_YOCO, "accumulate", 1, 1, accumulate_bytes(count, false));
