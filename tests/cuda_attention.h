@@ -15,8 +15,8 @@ static void fill_first_keys(Tensor &first_key, int B, int T) {
 }
 
 // n: B T NQ NKV D DV, key sets, parts in which the columns of the values are computed (0: any), groups of heads of one
-// sequence for which the workspace has room (0: no limit), the calls that are then expected (of documents: at least), the
-// window, and whether there are documents, which cuDNN takes on an H200 or a B200. Where parts are given,
+// sequence for which the workspace has room (0: no limit), the calls that are then expected (of documents: at least),
+// the window, and whether there are documents, which cuDNN takes on an H200 or a B200. Where parts are given,
 // cuDNN must take the shape; a shape that cuDNN may refuse is then computed by our kernel. cuDNN needs no workspace for
 // a forward; its emulation requests as much as for the backward, so that both take the same number of calls.
 #ifdef CUDA_ON_CPU

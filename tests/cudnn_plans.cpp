@@ -7,8 +7,9 @@ LD_LIBRARY_PATH).
 
   LD_LIBRARY_PATH=build/cuda_bf16/no_gpu build/cuda_bf16/cudnn_plans [WORDS]     all rows, or those that contain WORDS
 
-Each row is a plan that must be made, or must be refused; B of a row with documents is their number. On Hopper the workspace must be, to a few KiB, what --dry-run
-counts where there is no device (attention_estimate of llmc/ops/attention_plans.cuh). It ends with `N passed, N failed`.
+Each row is a plan that must be made, or must be refused; B of a row with documents is their number. On Hopper the
+workspace must be, to a few KiB, what --dry-run counts where there is no device (attention_estimate of
+llmc/ops/attention_plans.cuh). It ends with `N passed, N failed`.
 */
 #include "../llmc/cuda/attention_cudnn.cpp"
 
@@ -33,29 +34,29 @@ struct Row {
 };
 // clang-format off
 static const Row rows[] = {
-    {"124M, diff_v2",                           8, 1024, 24, 6,  64,  64,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"1.4B, diff_v2",                           4, 2048, 32, 8,  128, 128, 1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"3B at 4K, diff_v2, one sequence",         1, 4096, 48, 12, 128, 128, 1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"without groups",                          2, 1024, 12, 12, 64,  64,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"124M, diff_v1: values of 2D",             8, 1024, 6,  3,  64,  128, 2, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"3B, diff_v1: values of 256",              1, 2048, 12, 6,  128, 256, 2, 0, 0, FORWARD, ALL,     FORWARD, FORWARD},
-    {"3B, diff_v1, a half",                     1, 2048, 12, 6,  128, 128, 2, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"diff_scalar: halves of 32, values of 64", 2, 300,  12, 3,  32,  64,  2, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"the narrowest",                           1, 131,  2,  1,  8,   8,   1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"tests: width 16",                         2, 65,   8,  4,  16,  16,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"tests: no power of two",                  2, 17,   4,  1,  72,  72,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"the widest --head-dim",                   1, 65,   2,  1,  256, 256, 1, 0, 0, FORWARD, ALL,     LATER,   FORWARD},
-    {"widths that cuDNN does not take",         1, 33,   3,  3,  12,  12,  1, 0, 0, 0,       0,       0,       0      },
-    {"124M, window of 256",                     8, 1024, 24, 6,  64,  64,  1, 256, 0, ALL,     ALL,     ALL,     ALL    },
-    {"16K, window of 1000",                     1, 16384, 32, 8, 128, 128, 1, 1000, 0, ALL,    ALL,     ALL,     ALL    },
-    {"a window of one key",                     2, 65,   8,  4,  16,  16,  1, 1,   0, ALL,     ALL,     ALL,     ALL    },
-    {"diff_v1, window of 100",                  2, 300,  6,  3,  64,  128, 2, 100, 0, ALL,     ALL,     ALL,     ALL    },
-    {"124M, documents",                         32, 1024, 24, 6, 64,  64,  1, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
-    {"124M, documents, window of 256",          32, 1024, 24, 6, 64,  64,  1, 256, 1, FORWARD, ALL,     ALL,     FORWARD},
-    {"1.4B, documents",                         80, 2048, 32, 8, 128, 128, 1, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
-    {"documents, tests: width 16",              3, 65,   8,  4,  16,  16,  1, 9,   1, FORWARD, ALL,     ALL,     FORWARD},
-    {"documents, diff_v1",                      3, 300,  6,  3,  64,  128, 2, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
-    {"one position",                            3, 1,    2,  1,  16,  16,  1, 0, 0, FORWARD, FORWARD, FORWARD, FORWARD},
+    {"124M, diff_v2",                         8, 1024, 24, 6,  64,  64,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"1.4B, diff_v2",                         4, 2048, 32, 8,  128, 128, 1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"3B at 4K, diff_v2, one sequence",       1, 4096, 48, 12, 128, 128, 1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"without groups",                        2, 1024, 12, 12, 64,  64,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"124M, diff_v1: values of 2D",           8, 1024, 6,  3,  64,  128, 2, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"3B, diff_v1: values of 256",            1, 2048, 12, 6,  128, 256, 2, 0, 0, FORWARD, ALL,     FORWARD, FORWARD},
+    {"3B, diff_v1, a half",                   1, 2048, 12, 6,  128, 128, 2, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"diff_scalar: half heads, values of 64",  2, 300,  12, 3,  32,  64,  2, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"the narrowest",                         1, 131,  2,  1,  8,   8,   1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"tests: width 16",                       2, 65,   8,  4,  16,  16,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"tests: no power of two",                2, 17,   4,  1,  72,  72,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"the widest --head-dim",                 1, 65,   2,  1,  256, 256, 1, 0, 0, FORWARD, ALL,     LATER,   FORWARD},
+    {"widths that cuDNN does not take",       1, 33,   3,  3,  12,  12,  1, 0, 0, 0,       0,       0,       0      },
+    {"124M, window of 256",                   8, 1024, 24, 6,  64,  64,  1, 256, 0, ALL,     ALL,     ALL,     ALL    },
+    {"16K, window of 1000",                   1, 16384, 32, 8, 128, 128, 1, 1000, 0, ALL,    ALL,     ALL,     ALL    },
+    {"a window of one key",                   2, 65,   8,  4,  16,  16,  1, 1,   0, ALL,     ALL,     ALL,     ALL    },
+    {"diff_v1, window of 100",                2, 300,  6,  3,  64,  128, 2, 100, 0, ALL,     ALL,     ALL,     ALL    },
+    {"124M, documents",                       32, 1024, 24, 6, 64,  64,  1, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
+    {"124M, documents, window of 256",        32, 1024, 24, 6, 64,  64,  1, 256, 1, FORWARD, ALL,     ALL,     FORWARD},
+    {"1.4B, documents",                       80, 2048, 32, 8, 128, 128, 1, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
+    {"documents, tests: width 16",            3, 65,   8,  4,  16,  16,  1, 9,   1, FORWARD, ALL,     ALL,     FORWARD},
+    {"documents, diff_v1",                    3, 300,  6,  3,  64,  128, 2, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
+    {"one position",                          3, 1,    2,  1,  16,  16,  1, 0, 0, FORWARD, FORWARD, FORWARD, FORWARD},
 };
 // clang-format on
 
@@ -109,8 +110,8 @@ static bool plan_for(const Device &device, const CudnnAttention &a, int64_t *byt
            good(graph.get_workspace_size(*bytes), "no workspace size", why, size);
 }
 
-// attention_estimate. cuDNN adds small things, such as the lengths of sequences where T is no multiple of its tiles, and
-// for documents descriptions of their tensors.
+// attention_estimate. cuDNN adds small things, such as the lengths of sequences where T is no multiple of its tiles,
+// and for documents descriptions of their tensors.
 enum { SMALL = 4096, DOCUMENTS = 16384, DOCUMENT = 256 };
 static int64_t estimate(const CudnnAttention &a) {
     int64_t T = a.T, queries = (int64_t)a.B * a.NQ * T, bytes = 4 * queries;

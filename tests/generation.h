@@ -541,8 +541,8 @@ static void test_results_are_utf8(void) {
     test_remove_directory(&d);
 }
 
-// A weight that is not a number in the embedding of token 5: sequences that have it stop, the others do not. The text is
-// null: the 37 tokens have none.
+// A weight that is not a number in the embedding of token 5: sequences that have it stop, the others do not. The text
+// is null: the 37 tokens have none.
 static void test_not_finite_prompts(void) {
     Fixture f = fixture_open("diff_v2", "a");
     static ProgramResult r;

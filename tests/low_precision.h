@@ -92,8 +92,8 @@ static void expect_backward_rounds(Model *m, LinearKind kind, int l, const float
     free(dw);
 }
 
-// The gradient of o_proj's output is dx before norm1, and the norm of shared keys, add to it: they add zeros while their
-// weights are zero.
+// The gradient of o_proj's output is dx before norm1, and the norm of shared keys, add to it: they add zeros while
+// their weights are zero.
 static void expect_model_rounds(Model *m, const ModelCase *mc, const int *tokens, const char *what) {
     Activations *a = &m->acts;
     int N = mc->B * mc->T, C = mc->C, L = mc->L;
@@ -183,10 +183,10 @@ static void test_formats_of_operands(void) {
 // The smallest cosine of the gradient of a tensor with that in fp32. Each of the 4L products (in bf16 one more, of the
 // LM head) rounds two operands in the forward, and W and dy in the backward; dweight rounds x and dy. If the relative
 // errors of these steps are independent, their squares add up. It is assumed that what is between the products at most
-// doubles an error: swiglu multiplies two numbers that have errors, and softmax and norms subtract means; with windows at
-// most triples it, because a sum over few keys averages less. Maps that are subtracted without a factor cancel: errors of
-// both are in a difference that may be no larger than one of them. With a relative error e, orthogonal to the gradient,
-// the cosine is 1/sqrt(1 + e^2).
+// doubles an error: swiglu multiplies two numbers that have errors, and softmax and norms subtract means; with windows
+// at most triples it, because a sum over few keys averages less. Maps that are subtracted without a factor cancel:
+// errors of both are in a difference that may be no larger than one of them. With a relative error e, orthogonal to the
+// gradient, the cosine is 1/sqrt(1 + e^2).
 static double least_cosine(GemmType type, const ModelCase *mc, const AttentionVariant *variant) {
     double products = 4 * mc->L + (type == GEMM_BF16), u = rounding_share(type, false),
            u_dy = rounding_share(type, true), growth = mc->window ? 3 : 2, maps = variant->lambda == LAMBDA_ONE ? 2 : 1;

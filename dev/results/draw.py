@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
-Draws loss-gap.png and stability.png from runs.csv and arms.csv, low-bit.png from low-bit.csv, and yoco.png from yoco.csv.
-Requires matplotlib.
+Draws loss-gap.png and stability.png from runs.csv and arms.csv, low-bit.png from low-bit.csv, and yoco.png from
+yoco.csv. Requires matplotlib.
 
 Usage: dev/results/draw.py [RESULTS]
   RESULTS   results.json of a report of the plan low-bit or yoco: first replaces its table, and its runs in runs.csv

@@ -8,13 +8,14 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
   format   One object, with keys in the order of config_json_build. The key "attention" names the variant. A baseline is
            a Llama, or with windows above 1 a Ministral, and is written as one, without "attention", so that other
            programs can load it. Windows are "sliding_window" and "layer_types"; "yoco" is true or missing.
-  reading  The variant is "attention" if present; otherwise model_type must be "llama" or "ministral". A key for a feature that this
-           model does not have must have the value that disables it (absent_features), otherwise the file is rejected.
-           Other keys are ignored. null is the same as a missing key. Defaults are those of Llama configurations:
-           num_key_value_heads = num_attention_heads, head_dim = hidden_size / num_attention_heads, rope_theta 10000
-           (at the top level or in rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false. rope_parameters and
-           rope_scaling must not scale angles. A Ministral must have the keys whose defaults in its class differ from
-           these: sliding_window (4096) and num_key_value_heads (8); without layer_types, all its layers have the window.
+  reading  The variant is "attention" if present; otherwise model_type must be "llama" or "ministral". A key for a
+           feature that this model does not have must have the value that disables it (absent_features), otherwise the
+           file is rejected. Other keys are ignored. null is the same as a missing key. Defaults are those of Llama
+           configurations: num_key_value_heads = num_attention_heads, head_dim = hidden_size / num_attention_heads,
+           rope_theta 10000 (at the top level or in rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false.
+           rope_parameters and rope_scaling must not scale angles. A Ministral must have the keys whose defaults in its
+           class differ from these: sliding_window (4096) and num_key_value_heads (8); without layer_types, all its
+           layers have the window.
 */
 #ifndef LLMC_CONFIG_JSON_H
 #define LLMC_CONFIG_JSON_H

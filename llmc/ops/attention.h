@@ -161,7 +161,8 @@ static inline int attention_reach(AttentionShape s, int t, int k0) {
     return max_int(0, min_int(ATTENTION_KEYS, s.first + min_int(t, s.T - 1) + 1 - k0));
 }
 
-// The number of its first keys, in whole panels, that no row attends to of a tile with these first keys `low` of its rows.
+// The number of its first keys, in whole panels, that no row attends to of a tile with these first keys `low` of its
+// rows.
 static inline int attention_unused(int low, int k0) { return max_int(0, low - k0) / TILE_COLUMNS * TILE_COLUMNS; }
 
 // scores (TILE_ROWS, n) = a b^T,  a (TILE_ROWS, width), b in panels (n / TILE_COLUMNS, width_padded, TILE_COLUMNS)

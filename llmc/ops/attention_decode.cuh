@@ -6,8 +6,8 @@ cache in cache.h.
             that each key and value is read from device memory once for the group. A second kernel merges the splits in
             order. Two kernels compute a split: attention_decode_mma.cuh (tensor cores), and the one here for fp32 and
             for rows that cannot be read in packs, with up to 16 heads per block.
-  splits    as many as fill an H200 with two or three blocks per multiprocessor, from the shape and the capacity alone, so that
-            the order of the sums does not depend on the device. Shorter sequences use fewer of them.
+  splits    as many as fill an H200 with two or three blocks per multiprocessor, from the shape and the capacity alone,
+            so that the order of the sums does not depend on the device. Shorter sequences use fewer of them.
   numerics  products, softmax and sums in fp32, the output rounded once
   traffic   k, v and q once; per split, written and read: DV + 2 fp32 numbers for each query head
   source    Dao et al. 2023, "Flash-Decoding for long-context inference"

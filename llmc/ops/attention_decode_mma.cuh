@@ -14,7 +14,8 @@ whose rows can be read in packs. attention_decode.cuh divides the work and merge
   memory    Q in shared memory (32 D bytes per 16 heads), in the order of the lanes; then the 8 KiB of each warp's O
   registers O 64, packs of K and of V 32 each at D = DV = 128. Two blocks on a multiprocessor then have 64 KiB of loads
             in flight, three blocks at widths up to 64 have 48 KiB; 4.8 TB/s at a latency of 1000 cycles requires 21 KiB
-  numerics  products exact, sums in fp32; exponentials in base 2; P as the sum of two bf16 numbers, to within 2^-16 of itself
+  numerics  products exact, sums in fp32; exponentials in base 2; P as the sum of two bf16 numbers, to within 2^-16 of
+            itself
 */
 #ifndef LLMC_ATTENTION_DECODE_MMA_CUH
 #define LLMC_ATTENTION_DECODE_MMA_CUH
@@ -82,8 +83,8 @@ static __device__ inline void decode_load_queries(uint4 *queries, const DecodePl
     }
 }
 
-// scores[n] (16 heads, keys 8n .. 8n+7 of the turn) = Q K^T, CHUNKS chunks of 32 columns at a time. k: the lane's columns
-// of its first key; `left` keys remain.
+// scores[n] (16 heads, keys 8n .. 8n+7 of the turn) = Q K^T, CHUNKS chunks of 32 columns at a time. k: the lane's
+// columns of its first key; `left` keys remain.
 template <int CHUNKS>
 static __device__ inline void decode_scores(float (&scores)[2][4], const uint4 *queries, const floatX *k,
                                             AttentionShape s, int chunks, int left, int lane) {

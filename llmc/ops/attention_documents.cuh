@@ -22,8 +22,8 @@ typedef struct {
 } AttentionDocuments;
 
 // The number of documents per call, before the workspace limits it. Most batches of web text take one call: its
-// documents have 400 to 1000 tokens on average, and the ends of B sequences divide up to B of them. More would slow down
-// batches of few documents, since a kernel starts blocks for all of them.
+// documents have 400 to 1000 tokens on average, and the ends of B sequences divide up to B of them. More would slow
+// down batches of few documents, since a kernel starts blocks for all of them.
 static inline int attention_slots(AttentionShape s) {
     enum { TOKENS = 512 };
     return min_int(s.B * s.T, s.B + (s.B * s.T + TOKENS - 1) / TOKENS);

@@ -125,9 +125,9 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                                                       // the same values); strides of q, k, v and out
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // for both, of the plans so far
 
-// Announces the documents of a batch of N rows, before attention with first_key, a copy of starts. starts is a host array:
-// where the document of each row begins in its sequence of T rows. list (N+1) is overwritten, and read until the next
-// batch.
+// Announces the documents of a batch of N rows, before attention with first_key, a copy of starts. starts is a host
+// array: where the document of each row begins in its sequence of T rows. list (N+1) is overwritten, and read until the
+// next batch.
 static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T);
 
 // The backend of attention: the built-in kernels, or a library (cuDNN).
@@ -152,8 +152,8 @@ static inline size_t attention_deterministic_bytes(void); // workspace that Atte
 
 // The key/value cache of a layer: (B, capacity, width), rows [k | v]. The row of position p is p % capacity, so that a
 // layer with a window of W positions needs W rows.
-// Stores T rows per sequence, rows (B*T, width) with row stride ld, at positions first[b] .. first[b]+T-1; first NULL: 0.
-// Of rows with the same place the last is stored.
+// Stores T rows per sequence, rows (B*T, width) with row stride ld, at positions first[b] .. first[b]+T-1;
+// or with first NULL from 0 on. Of rows with the same place the last is stored.
 static inline void cache_store(floatX *cache, const floatX *rows, const int *first, int B, int T, int capacity,
                                int width, int ld);
 // Loads `count` rows of one sequence, positions first .. first+count-1, which are in the cache; rows (count, width)

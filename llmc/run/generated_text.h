@@ -2,8 +2,8 @@
 generated_text.h: what --generate prints: text for a terminal, or with --prompts a JSON line for each prompt.
 
   bool print_generated(g, tokenizer, count, key)                 the prompt of the options and its continuation
-  Sequence *prompts_sequences(p, tokenizer, V, T, count, key)    the prompts of a file, as tokens; free_sequences(). Exits
-                                                                 with one line if a prompt has no tokens in the
+  Sequence *prompts_sequences(p, tokenizer, V, T, count, key)    the prompts of a file, as tokens; free_sequences().
+                                                                 Exits with one line if a prompt has no tokens in the
                                                                  vocabulary, or is too long for the context
   int  print_results(g, list, p, tokenizer)                      generates and prints them in the order of the file
 

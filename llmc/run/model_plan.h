@@ -76,8 +76,8 @@ static inline int cache_capacity(const ModelPlan *plan, int l) {
     return window ? min_int(window, plan->T) : plan->T;
 }
 
-// The attention of one key set of layer l: which heads it reads, and where they are in the fused rows and in the rows of
-// keys and values (LayerActivations.kv).
+// The attention of one key set of layer l: which heads it reads, and where they are in the fused rows and in the rows
+// of keys and values (LayerActivations.kv).
 typedef struct {
     AttentionShape shape;
     size_t q, k, v, out, lse; // first elements, in a fused row, in a row of keys and values, in a row of heads, in lse

@@ -260,8 +260,8 @@ static const OptionRow option_rows[] = {
     {"modes", "prompt-tokens", OPTION_TEXT, OPTION_SAVED, FIELD(prompt_tokens), "ID,ID,...", NULL, NULL, NULL,
         "token IDs to continue; nothing is prepended"},
     {"modes", "prompts", OPTION_TEXT, OPTION_LOCAL, FIELD(prompts), "FILE", NULL, NULL, NULL,
-        "with --generate: continue each prompt of FILE (- for stdin), a text on each line or JSON lines, --batch-size at "
-        "a time; print JSON lines"},
+        "with --generate: continue each prompt of FILE (- for stdin), a text on each line or JSON lines, --batch-size "
+        "at a time; print JSON lines"},
     {"modes", "stop-at-separator", OPTION_BOOL, OPTION_LOCAL, FIELD(stop_at_separator), NULL, "no", NULL, NULL,
         "with --generate: stop at the token that separates documents"},
     {"modes", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,

@@ -5,8 +5,9 @@ prompts.h: a file of prompts: one on each line, or JSON lines.
                                file cannot be read, has no prompts or has an invalid one
   void    prompts_close(p)
 
-  format      JSON lines if the first character other than white space is '{': {"prompt": TEXT} or {"tokens": [ID, ...]},
-              without other keys; else each line is a text. Both are UTF-8; a byte order mark is skipped
+  format      JSON lines if the first character other than white space is '{': {"prompt": TEXT} or
+              {"tokens": [ID, ...]}, without other keys; else each line is a text. Both are UTF-8; a byte order mark is
+              skipped
   lines       end with LF or CRLF, the last one also with the end of the file. Empty lines are skipped, with a warning;
               in JSON lines also lines of spaces. {"prompt": ""} is an empty prompt
   refused     NUL bytes, also as \u0000: {"tokens": [0]} gives such a byte
