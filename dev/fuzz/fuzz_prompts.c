@@ -12,8 +12,7 @@ void fuzz_prepare(void) {}
 void fuzz_seeds(void) {
     const char *const texts[] = {
         "one\ntwo\r\n\r\n \xC3\xA9\t\xE2\x82\xAC\xF0\x9F\x98\x80\nlast",
-        "\xEF\xBB\xBF{\"prompt\": \"a\\n\\\"\\\\\\u00e9\\ud83d\\ude00\"}\n\n{\"tokens\": [0, 7, "
-        "255]}\r\n{\"prompt\":\"\"}\n",
+        "\xEF\xBB\xBF{\"prompt\": \"a\\n\\\"\\\\\\u00e9\\ud83d\\ude00\"}\n\n{\"tokens\":[255]}\r\n{\"prompt\":\"\"}\n",
         " \n{\"tokens\":[1]}",
     };
     const char *const names[] = {"text", "json", "spaces"};
