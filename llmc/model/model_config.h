@@ -21,7 +21,7 @@ typedef struct {
     bool yoco;      // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
 } ModelConfig;
 
-// Whether layer l has no keys and values of its own: with YOCO those of the upper half.
+// Whether layer l belongs to the upper half of YOCO, whose layers have no k_proj and v_proj.
 static inline bool layer_cross(const ModelConfig *c, int l) { return c->yoco && l >= c->L / 2; }
 // The layer before which the keys and values of YOCO's upper half are computed; -1: none.
 static inline int yoco_layer(const ModelConfig *c) { return c->yoco ? c->L / 2 : -1; }
@@ -46,15 +46,15 @@ typedef struct {
     int norm_width;  // elements of the attention output that are normalised together; 0: no norm
     int norm_count;  // norms per row: NH*D / norm_width; 0: no norm
     int rope_heads;  // heads at the start of a fused row that are rotated: q, k
-    int kv_rows;     // rows of k and v together, which with YOCO are a matrix of their own
+    int kv_rows;     // rows of k and v together: of YOCO's shared matrix, and elements of a position in a cache
     int kv_ld;       // row stride of their activation: kv_rows rounded up to 64
     int fused_ld;    // row stride of the fused activation: fused_rows rounded up to 64
     int fused_width; // columns that products write and read: fused_rows rounded up to MATRIX_ROWS
     int pair_stride; // query heads h1 and h1 + pair_stride form a pair; 0: no pairs
 } AttentionDims;
 
-// cross: of a layer without keys and values of its own, whose fused rows are [q | lambda | gate]; NK, NV and kv_* are
-// those of the keys and values that it reads.
+// cross: for a layer of layer_cross, whose fused rows are [q | lambda | gate]. Its NK, NV and kv_* describe the shared
+// keys and values.
 static inline AttentionDims attention_dims(const ModelConfig *c, bool cross) {
     const AttentionVariant *a = c->attention;
     AttentionDims d;
