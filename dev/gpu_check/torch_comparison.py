@@ -31,8 +31,10 @@ class StepServer:
             preexec_fn=kill_with_parent,
         )
         self.arrived = threading.Condition()
-        for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self.errors)):
-            threading.Thread(target=self.read, args=(stream, lines), daemon=True).start()
+        streams = ((self.process.stdout, self.lines), (self.process.stderr, self.errors))
+        self.readers = [threading.Thread(target=self.read, args=of, daemon=True) for of in streams]
+        for reader in self.readers:
+            reader.start()
 
     def read(self, stream, lines):
         for line in stream:
@@ -67,6 +69,12 @@ class StepServer:
             return None
 
     def why(self):
+        """Its last error. The end of stdout may be read before the error: an ended program's streams are read to the end."""
+        try:
+            self.process.wait(1)
+            self.readers[1].join(10)
+        except subprocess.TimeoutExpired:
+            pass
         said = [line for line in self.errors if line]
         return said[-1][:300] if said else "it ended, or did not answer in time"
 
