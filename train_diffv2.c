@@ -168,12 +168,44 @@ static void block_linear_forward(const Model *model, floatX *y, floatX *x, Linea
     linear_forward(y, x, w, N);
 }
 
-// Lambda, the factor of the second map, of each row and head, in variants that do not project it from the input.
+// The query and key heads of a layer's fused rows, or the key heads of YOCO: their norm with --qk-norm.
+typedef struct {
+    floatX *rows, *kept; // kept: (N, ldk): before the norm; or NULL
+    int heads, ld, ldk;
+    TensorKind weight;
+} HeadNorm;
+static HeadNorm query_norm(const Model *model, int l, floatX *fused) {
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    HeadNorm n = {fused, model->acts.layers[l].qk, d->NQ, d->fused_ld, d->rope_heads * d->QD, T_Q_NORM};
+    return n;
+}
+static HeadNorm key_norm(const Model *model, int l, floatX *fused) {
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    floatX *kept = model->acts.layers[l].qk;
+    HeadNorm n = {fused + d->k_at, kept ? kept + d->q_rows : NULL, d->rope_heads - d->NQ, d->fused_ld,
+                  d->rope_heads * d->QD, T_K_NORM};
+    return n;
+}
+static HeadNorm yoco_key_norm(const Model *model, floatX *kv) {
+    const AttentionDims *d = &model->plan.cross_dims;
+    HeadNorm n = {kv, model->acts.kv_kept, d->NK, d->kv_ld, d->NK * d->QD, T_YOCO_K_NORM};
+    return n;
+}
+static void normalise_heads(Model *model, int l, HeadNorm n, int N) {
+    const ModelConfig *c = &model->plan.config;
+    if (!c->qk_norm || n.heads == 0) return;
+    head_norm_forward(n.rows, n.kept, param(model, n.weight, l), N, n.heads, model->plan.dims.QD, n.ld, n.ldk,
+                      (real)c->rms_norm_eps);
+}
+
+// Lambda, the factor of the noise head, of each row and head, in variants that do not project it from the input.
 static void lambda_forward(Model *model, int l, int N) {
-    size_t count = (size_t)N * model->plan.dims.OH;
+    int OH = model->plan.dims.OH;
     floatX *rows = model->acts.layers[l].lambda;
+    size_t count = (size_t)N * OH;
     switch (model->plan.config.attention->lambda) {
-    case LAMBDA_SCALAR: lambda_scalar_forward(rows, param(model, T_LAYER_LAMBDA, l), count); break;
+    case LAMBDA_LAYER: lambda_learned_forward(rows, param(model, T_OWN_LAMBDA, l), 1, N, OH); break;
+    case LAMBDA_HEAD: lambda_learned_forward(rows, param(model, T_OWN_LAMBDA, l), OH, N, OH); break;
     case LAMBDA_EXP:
         lambda_exp_forward(rows, param(model, T_LAMBDA_Q1, l), param(model, T_LAMBDA_K1, l),
                            param(model, T_LAMBDA_Q2, l), param(model, T_LAMBDA_K2, l), model->plan.config.D,
@@ -188,9 +220,9 @@ static void subnorm_forward(Model *model, int l, int N) {
     const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     const AttentionVariant *variant = model->plan.config.attention;
-    double eps = variant->norm_eps > 0 ? variant->norm_eps : model->plan.config.rms_norm_eps;
+    double eps = variant->norm == NORM_HEAD ? HEAD_NORM_EPS : model->plan.config.rms_norm_eps;
     if (d->norm_count)
-        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
+        rmsnorm_forward(a->normed, a->rstd_sub, a->exclusive, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
                         (real)eps, NULL);
     if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
 }
@@ -229,6 +261,19 @@ static void cached_attention_forward(Model *model, int l, const floatX *fused, R
     }
 }
 
+// The values of the rows that a forward computes: in the layer's fused rows, or in the rows of YOCO.
+typedef struct {
+    floatX *rows;
+    int ld;
+} ValueRows;
+static ValueRows own_values(const Model *model, int l) {
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    bool cross = layer_cross(&model->plan.config, l);
+    ValueRows v = {cross ? model->acts.kv + d->NK * d->QD : model->acts.layers[l].fused + d->v_at,
+                   cross ? d->kv_ld : d->fused_ld};
+    return v;
+}
+
 // From the fused rows to the attention output that o_proj reads. Traits of the variant decide which steps there are.
 static void attention_heads_forward(Model *model, int l, Rows r) {
     const AttentionVariant *variant = model->plan.config.attention;
@@ -236,7 +281,7 @@ static void attention_heads_forward(Model *model, int l, Rows r) {
     const LayerActivations *a = &model->acts.layers[l];
     bool cached = model->plan.purpose == FOR_GENERATION;
     int B = r.B, T = r.T, N = B * T, ld = d->fused_ld;
-    absmax_t *max = input_max(model, LINEAR_O, l), *combined_max = d->norm_count || d->gate_width ? NULL : max;
+    absmax_t *max = input_max(model, LINEAR_O, l); // of attn_out, by the last operation if it can
     if (cached) cached_attention_forward(model, l, a->fused, r);
     for (int set = 0; set < variant->key_sets && !cached; set++) {
         KeySet s = model_key_set(model, l, set, B, T, 0);
@@ -247,15 +292,21 @@ static void attention_heads_forward(Model *model, int l, Rows r) {
     }
     if (variant->sink) sink_forward(a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
     if (a->lambda) lambda_forward(model, l, N);
-    if (d->pair_stride) {
+    if (d->groups.noise) {
         LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
-        diff_combine_forward(a->combined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld, d->pair_stride,
-                             variant->lambda == LAMBDA_SIGMOID, combined_max);
+        diff_combine_forward(a->combined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld, d->groups, variant->factor,
+                             a->combined == a->attn_out ? max : NULL);
+    }
+    if (variant->xsa) {
+        ValueRows v = own_values(model, l);
+        exclusive_forward(a->exclusive, a->combined, v.rows, N, d->OH, d->NV, d->DV, v.ld,
+                          a->exclusive == a->attn_out ? max : NULL);
     }
     subnorm_forward(model, l, N);
     if (d->gate_width)
         gate_forward(a->attn_out, a->normed, a->fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width, max);
-    else if (max && !(d->pair_stride && combined_max)) absmax_update(max, a->attn_out, N, d->OH * d->DV, d->OH * d->DV);
+    else if (max && (d->norm_count || a->attn_out == a->heads))
+        absmax_update(max, a->attn_out, N, d->OH * d->DV, d->OH * d->DV);
 }
 
 // YOCO: the keys and values that the upper half of the layers reads, from x, the output of the lower half.
@@ -268,6 +319,7 @@ static void yoco_forward(Model *model, const floatX *x, Rows r) {
     rmsnorm_forward(a->kv_norm, a->kv_rstd, x, param(model, T_YOCO_NORM, l), N, c->C, (real)c->rms_norm_eps,
                     input_max(model, LINEAR_KV, l));
     block_linear_forward(model, a->kv, a->kv_norm, LINEAR_KV, l, N);
+    normalise_heads(model, l, yoco_key_norm(model, a->kv), N);
     rope_forward(a->kv, a->rope, r.B, r.T, d->NK, d->QD, d->kv_ld, a->first);
     if (model->plan.purpose == FOR_GENERATION)
         cache_store(a->layers[l].kv + (size_t)r.sequence * capacity * d->kv_rows, a->kv, a->first, r.B, r.T, capacity,
@@ -298,7 +350,9 @@ static void block_forward_attention(Model *model, int l, const floatX *x, Rows r
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
     int N = r.B * r.T, C = c->C;
-    block_linear_forward(model, a->fused, a->norm1, LINEAR_FUSED, l, N); // q, k, v and lambda or gate
+    block_linear_forward(model, a->fused, a->norm1, LINEAR_FUSED, l, N); // q, k, v, lambda, gate
+    normalise_heads(model, l, query_norm(model, l, a->fused), N);
+    normalise_heads(model, l, key_norm(model, l, a->fused), N);
     rope_forward(a->fused, model->acts.rope, r.B, r.T, d->rope_heads, d->QD, d->fused_ld, model->acts.first);
     attention_heads_forward(model, l, r);
     block_linear_forward(model, branch, a->attn_out, LINEAR_O, l, N);
@@ -404,12 +458,22 @@ static void model_gather_stats(Model *model, int l, int B, int T) {
 // ---------------------------------------------------------------------------------------------------
 // Backward: the lines of the forward in reverse order; each comment quotes what it inverts
 
+// Inverts normalise_heads: n.rows are the gradients.
+static void normalise_heads_backward(Model *model, int l, HeadNorm n, int N) {
+    const ModelConfig *c = &model->plan.config;
+    if (!c->qk_norm || n.heads == 0) return;
+    head_norm_backward(n.rows, grad(model, n.weight, l), n.kept, param(model, n.weight, l), N, n.heads,
+                       model->plan.dims.QD, n.ld, n.ldk, (real)c->rms_norm_eps);
+}
+
 static void lambda_backward(Model *model, int l, int N) {
-    size_t count = (size_t)N * model->plan.dims.OH;
+    int OH = model->plan.dims.OH;
+    size_t count = (size_t)N * OH;
     const floatX *drows = model->acts.dlambda;
     switch (model->plan.config.attention->lambda) {
-    // inverts lambda = the scalar of the layer
-    case LAMBDA_SCALAR: lambda_scalar_backward(grad(model, T_LAYER_LAMBDA, l), drows, count); break;
+    // inverts lambda = the number of the layer, or of the head
+    case LAMBDA_LAYER: lambda_learned_backward(grad(model, T_OWN_LAMBDA, l), drows, 1, N, OH); break;
+    case LAMBDA_HEAD: lambda_learned_backward(grad(model, T_OWN_LAMBDA, l), drows, OH, N, OH); break;
     // inverts lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init
     case LAMBDA_EXP:
         lambda_exp_backward(grad(model, T_LAMBDA_Q1, l), grad(model, T_LAMBDA_K1, l), grad(model, T_LAMBDA_Q2, l),
@@ -433,17 +497,25 @@ static void attention_heads_backward(Model *model, int l, int B, int T) {
     if (d->gate_width)
         gate_backward(g->dnormed, g->dfused + d->gate_at, g->dattn_out, a->normed, a->fused + d->gate_at, N, d->OH,
                       d->DV, ld, d->gate_width);
-    // inverts normed = rmsnorm(combined), times 1 - lambda_init in DIFF V1
+    // inverts normed = rmsnorm(exclusive), times 1 - lambda_init in DIFF V1
     if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * width);
     if (d->norm_count) {
-        rmsnorm_backward(g->dcombined, grad(model, T_SUBLN, l), g->dnormed, a->combined, param(model, T_SUBLN, l),
+        rmsnorm_backward(g->dexclusive, grad(model, T_SUBLN, l), g->dnormed, a->exclusive, param(model, T_SUBLN, l),
                          a->rstd_sub, N * d->norm_count, d->norm_width, false, NULL);
     }
-    // inverts combined = first head of the pair - lambda * second head
-    if (d->pair_stride) {
+    bool cross = layer_cross(&model->plan.config, l);
+    floatX *dkv = cross ? g->dkv : g->dfused;
+    // inverts exclusive = combined without its component along the own value; attention_backward adds to dV
+    if (variant->xsa) {
+        ValueRows v = own_values(model, l);
+        exclusive_backward(g->dcombined, dkv + model_key_set(model, l, 0, B, T, 0).v, g->dexclusive, a->combined, v.rows,
+                           N, d->OH, d->NV, d->DV, v.ld, v.ld);
+    }
+    // inverts combined = signal head - s(lambda) * noise head
+    if (d->groups.noise) {
         LambdaRows lambda = lambda_rows(d, a->lambda, a->fused), dlambda = lambda_rows(d, g->dlambda, g->dfused);
         diff_combine_backward(g->dheads, dlambda.rows, g->dcombined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld,
-                              d->pair_stride, variant->lambda == LAMBDA_SIGMOID);
+                              d->groups, variant->factor);
     }
     if (a->lambda) lambda_backward(model, l, N);
     // inverts heads *= exp(lse) / (exp(lse) + exp(sink)) for the sinks; attention_backward reads lse with the sink
@@ -451,12 +523,11 @@ static void attention_heads_backward(Model *model, int l, int B, int T) {
         sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ,
                       d->DV);
     // inverts heads, lse = attention(q, k, v), for each set of keys
-    bool cross = layer_cross(&model->plan.config, l);
-    floatX *dkv = cross ? g->dkv : g->dfused;
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet s = model_key_set(model, l, set, B, T, 0);
         attention_backward(g->dfused + s.q, dkv + s.k, dkv + s.v, g->dheads + s.out, a->heads + s.out, a->lse + s.lse,
-                           a->fused + s.q, a->kv + s.k, a->kv + s.v, s.shape, set > 0);
+                           a->fused + s.q, a->kv + s.k, a->kv + s.v, s.shape,
+                           attention_adds_dv(&model->plan, set > 0));
     }
     // the layers of YOCO's upper half read the same keys and values
     if (cross) accumulate(g->dkv_sum, dkv, (size_t)N * d->kv_ld, l < model->plan.config.L - 1);
@@ -469,6 +540,7 @@ static void yoco_backward(Model *model, const floatX *x, int B, int T) {
     Activations *g = &model->acts;
     int l = yoco_layer(c), N = B * T;
     rope_backward(g->dkv, g->rope, B, T, d->NK, d->QD, d->kv_ld, NULL);
+    normalise_heads_backward(model, l, yoco_key_norm(model, g->dkv), N);
     if (g->maxima) absmax_update(output_max(model, LINEAR_KV, l), g->dkv, N, d->kv_rows, d->kv_ld);
     linear_backward(g->dnorm, grad(model, T_YOCO_K, l), g->dkv, g->kv_norm, linear_of(model, LINEAR_KV, l), N,
                     grads_add(model));
@@ -518,6 +590,8 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     linear_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, linear_of(model, LINEAR_O, l), N, add);
     attention_heads_backward(model, l, B, T);
     rope_backward(g->dfused, g->rope, B, T, d->rope_heads, d->QD, d->fused_ld, NULL);
+    normalise_heads_backward(model, l, query_norm(model, l, g->dfused), N);
+    normalise_heads_backward(model, l, key_norm(model, l, g->dfused), N);
     if (g->maxima) absmax_update(output_max(model, LINEAR_FUSED, l), g->dfused, N, d->fused_width, d->fused_ld);
     linear_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, linear_of(model, LINEAR_FUSED, l), N, add);
     rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C, true,
@@ -719,6 +793,7 @@ static void model_prefill(void *generator, int sequence, const int *tokens, int 
         Rows r = {1, 1, count - 1, sequence};
         row_to_front(a->layers[lower - 1].x_out, last, c->C);
         row_to_front(a->layers[lower].norm1, last, c->C);
+        row_to_front(a->kv, last, model->plan.cross_dims.kv_ld);
         buffer_upload(a->first, &r.first, sizeof(int));
         for (int l = lower; l < c->L; l++) block_forward(model, l, block_input(model, l), r);
         last = 0;

@@ -88,9 +88,9 @@ static void test_recall_score(void) {
 }
 
 static const ModelCase map_cases[] = {
-    {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 0, 0, false},
-    {"windows of 3, every second layer full", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 3, 2, false},
-    {"YOCO", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 3, 0, true},
+    {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 0, 0, false, false},
+    {"windows of 3, every second layer full", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 3, 2, false, false},
+    {"YOCO", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 3, 0, true, false},
 };
 enum { MAP_CASES = sizeof(map_cases) / sizeof(map_cases[0]), MAP_T = 11 };
 
@@ -129,11 +129,11 @@ static void expect_map_of_head(const Model *model, const HostAttention *m, int l
 static void expect_pairs_of_maps(const Model *model, const HostAttention *m, int l, const char *what) {
     const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
-    for (int h = 0; m->stride && h < maps_output_heads(m); h++)
+    for (int h = 0; m->groups.noise && h < maps_output_heads(m); h++)
         for (int t = 0; t < MAP_T; t++) {
-            int h1 = maps_query_head(m, h), row = MAP_T + t;
+            int h1 = maps_query_head(m, h, 0), h2 = maps_query_head(m, h, 1), row = MAP_T + t;
             double o = (double)a->heads[(row * d->NQ + h1) * d->DV] -
-                       map_lambda(m, 1, t, h) * (double)a->heads[(row * d->NQ + h1 + m->stride) * d->DV];
+                       map_lambda(m, 1, t, h) * (double)a->heads[(row * d->NQ + h2) * d->DV];
             EXPECT(fabs(o - (double)a->combined[(row * d->OH + h) * d->DV]) < 1e-5, "%s, layer %d: pair %d, row %d",
                    what, l, h, t);
         }
@@ -250,8 +250,8 @@ static double quantized_loss(Model *model, const char *spec, const int *tokens, 
 // of a few thousand such numbers, as a random walk, by less than a few times that.
 static void test_quantized_losses(void) {
     static const char *const fine[] = {"w8a8", "w8a8:tensor", "logits8", "w8a16", "w16a8"};
-    static const int cases[] = {1, 5, 7};
-    for (int i = 0; i < 3 * ATTENTION_VARIANT_COUNT; i++) {
+    static const int cases[] = {1, 6, 8, 9};
+    for (int i = 0; i < 4 * ATTENTION_VARIANT_COUNT; i++) {
         const ModelCase *mc = &model_cases[cases[i / ATTENTION_VARIANT_COUNT]];
         int v = i % ATTENTION_VARIANT_COUNT;
         Model model;
@@ -362,7 +362,7 @@ static void test_rounding_by_hand(void) {
 static void expect_rounding_of_layer(Model *model, const ModelCase *mc, int l, const char *what) {
     const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
-    bool pairs = d->pair_stride > 0;
+    bool pairs = d->groups.noise > 0;
     int N = mc->B * mc->T, row = 5 * d->NQ + 1, output = 5 * d->OH + 1;
     EvaluationModel m = {&model->plan, &model->acts, linear_of(model, LINEAR_HEAD, 0), model, model_forward_tokens};
     RoundingInput in = rounding_input(&m, a, l, key_set(&model->plan, l, 0, mc->B, mc->T, 0), false);

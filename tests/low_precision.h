@@ -229,7 +229,7 @@ static void test_gradients_of_types(void) {
                 for (int i = 0; i < m.plan.tensors.count && type != GEMM_FP32; i++) {
                     const Tensor *t = &m.plan.tensors.tensors[i];
                     if (tensor_norm(&m, exact, i) < 1e-5 * largest) continue; // zero in exact arithmetic
-                    if (t->row->kind == T_LAYER_LAMBDA || strstr(t->name, ".lambda_q") || strstr(t->name, ".lambda_k"))
+                    if (t->row->kind == T_OWN_LAMBDA || strstr(t->name, ".lambda_q") || strstr(t->name, ".lambda_k"))
                         continue; // one number, times a vector that is not rounded: the cosine is its sign
                     double is = cosine(m.grads + t->offset, exact + t->offset, t->count);
                     worst[type - 1] = fmin(worst[type - 1], is);

@@ -13,21 +13,25 @@ typedef struct {
     int V, C, L, NH, NKV, D, F, B, T;
     bool tied;
     int window, full_every;
-    bool yoco;
+    bool yoco, qk_norm;
 } ModelCase;
 
 static const ModelCase model_cases[] = {
-    {"one token, one layer, one key/value head", 11, 16, 1, 2, 1, 8, 12, 1, 1, true, 0, 0, false},
-    {"NH*D differs from C, groups of 3 heads, prime T, untied", 37, 20, 2, 6, 2, 8, 28, 2, 13, false, 0, 0, false},
-    {"as many key/value heads as heads, one row more than a block of 64", 29, 24, 2, 2, 2, 16, 20, 1, 65, true, 0, 0,
+    {"one token, one layer, one key/value head", 11, 16, 1, 2, 1, 8, 12, 1, 1, true, 0, 0, false, false},
+    {"NH*D differs from C, groups of 3 heads, prime T, untied", 37, 20, 2, 6, 2, 8, 28, 2, 13, false, 0, 0, false,
      false},
-    {"head dimension 256, one key/value head for all", 5, 12, 1, 2, 1, 256, 8, 1, 3, false, 0, 0, false},
-    {"windows of 3 positions in both layers", 19, 16, 2, 4, 2, 8, 12, 2, 11, true, 3, 0, false},
-    {"windows, every second layer full, untied", 23, 20, 4, 2, 2, 8, 12, 1, 17, false, 5, 2, false},
-    {"YOCO of two layers, 20 rows of keys and values, tied", 19, 16, 2, 4, 1, 10, 12, 2, 11, true, 4, 0, true},
-    {"YOCO of four layers, fused rows no multiple of 8, untied", 37, 20, 4, 6, 2, 8, 28, 2, 13, false, 3, 0, true},
+    {"as many key/value heads as heads, one row more than a block of 64", 29, 24, 2, 2, 2, 16, 20, 1, 65, true, 0, 0,
+     false, false},
+    {"head dimension 256, one key/value head for all", 5, 12, 1, 2, 1, 256, 8, 1, 3, false, 0, 0, false, false},
+    {"QK-norm, head dimension 12, untied", 17, 20, 2, 4, 2, 12, 20, 2, 9, false, 0, 0, false, true},
+    {"windows of 3 positions in both layers", 19, 16, 2, 4, 2, 8, 12, 2, 11, true, 3, 0, false, false},
+    {"windows, every second layer full, untied", 23, 20, 4, 2, 2, 8, 12, 1, 17, false, 5, 2, false, false},
+    {"YOCO of two layers, 20 rows of keys and values, tied", 19, 16, 2, 4, 1, 10, 12, 2, 11, true, 4, 0, true, false},
+    {"YOCO of four layers, fused rows no multiple of 8, untied", 37, 20, 4, 6, 2, 8, 28, 2, 13, false, 3, 0, true,
+     false},
+    {"YOCO with QK-norm, tied", 19, 20, 2, 4, 2, 8, 12, 2, 11, true, 4, 0, true, true},
 };
-enum { MODEL_CASE_COUNT = sizeof(model_cases) / sizeof(model_cases[0]), PLAIN_CASE_COUNT = 4 }; // without windows
+enum { MODEL_CASE_COUNT = sizeof(model_cases) / sizeof(model_cases[0]), PLAIN_CASE_COUNT = 5 }; // without windows
 
 static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant *attention) {
     ModelConfig c;
@@ -38,6 +42,8 @@ static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant
     c.rms_norm_eps = 1e-5;
     c.tied = m->tied;
     c.window = m->window, c.full_every = m->full_every, c.yoco = m->yoco;
+    c.qk_norm = m->qk_norm;
+    while (attention->signals > 1 && c.NH / c.NKV % attention->signals) c.NH += c.NKV;
     return c;
 }
 

@@ -40,6 +40,11 @@ static AttentionShape op_decode_shape(const OpCase *c) {
     return s;
 }
 
+static HeadGroups op_groups(const OpCase *c) {
+    HeadGroups g = {c->d[4], c->d[5]};
+    return g;
+}
+
 static void op_forward(const OpCase *c) {
     const int *d = c->d;
     const OpAttention *a = &c->a;
@@ -57,13 +62,13 @@ static void op_forward(const OpCase *c) {
         sink_forward(OP_Y(0), OP_STAT(1), d[6] ? OP_X(1) : NULL, a->B, a->T, a->NQ, a->DV);
         break;
     case OP_DIFF_COMBINE:
-        diff_combine_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], d[5] != 0, c->max);
+        diff_combine_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], op_groups(c), (Factor)d[6], c->max);
         break;
     case OP_LAMBDA_EXP:
         lambda_exp_forward(OP_Y(0), OP_X(0), OP_X(0) + d[0], OP_X(1), OP_X(1) + d[0], d[0], (real)lambda_init(d[2]),
                            (size_t)d[1]);
         break;
-    case OP_LAMBDA_SCALAR: lambda_scalar_forward(OP_Y(0), OP_X(0), (size_t)d[0]); break;
+    case OP_LAMBDA_LEARNED: lambda_learned_forward(OP_Y(0), OP_X(0), d[0], d[1], d[2]); break;
     case OP_FILL: fill_forward(OP_Y(0), (real)(d[1] / 8.0), (size_t)d[0]); break;
     case OP_SCALE: scale_inplace(OP_Y(0), (real)op_factor(c), (size_t)d[0]); break;
     case OP_ACCUMULATE: accumulate(OP_STAT(1), OP_Y(0), (size_t)d[0], d[1] != 0); break;
@@ -109,13 +114,14 @@ static void op_backward(const OpCase *c) {
         op_attention_backward(c, 0, false);
         break;
     case OP_DIFF_COMBINE:
-        diff_combine_backward(OP_DX(0), OP_DX(1), OP_DY, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], d[5] != 0);
+        diff_combine_backward(OP_DX(0), OP_DX(1), OP_DY, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], op_groups(c),
+                              (Factor)d[6]);
         break;
     case OP_LAMBDA_EXP:
         lambda_exp_backward(OP_DW(0), OP_DW(0) + d[0], OP_DW(1), OP_DW(1) + d[0], OP_DY, OP_X(0), OP_X(0) + d[0],
                             OP_X(1), OP_X(1) + d[0], d[0], (size_t)d[1]);
         break;
-    case OP_LAMBDA_SCALAR: lambda_scalar_backward(OP_DW(0), OP_DY, (size_t)d[0]); break;
+    case OP_LAMBDA_LEARNED: lambda_learned_backward(OP_DW(0), OP_DY, d[0], d[1], d[2]); break;
     case OP_SCALE: scale_inplace(OP_DX(0), (real)op_factor(c), (size_t)d[0]); break;
     case OP_GATE: gate_backward(OP_DX(0), OP_DX(1), OP_DY, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4]); break;
     case OP_SWIGLU: swiglu_backward(OP_DX(0), OP_DY, OP_X(0), d[0], d[1], c->max); break;

@@ -64,7 +64,7 @@ typedef enum {
     OP_SINK,
     OP_DIFF_COMBINE,
     OP_LAMBDA_EXP,
-    OP_LAMBDA_SCALAR,
+    OP_LAMBDA_LEARNED,
     OP_FILL,
     OP_SCALE,
     OP_ACCUMULATE,
@@ -368,27 +368,29 @@ static void sink_reference(OpCase *c) {
     attention_define(c, 0, c->d[6] ? c->x[1].ref : zeros, 0);
 }
 
-// --- diff_combine: a (N,2NH,D), l (N,NH) with row stride ldl, y (N,NH,D) ---
+// --- diff_combine: a (N,NQ,D), l (N,NH) with row stride ldl, y (N,NH,D); blocks of signal heads, then noise heads ---
 
 static void diff_combine_setup(OpCase *c) {
-    int N = c->d[0], NH = c->d[1], D = c->d[2];
-    op_rows(&c->x[0], "a", N, 2 * NH * D, 2 * NH * D);
+    int N = c->d[0], NH = c->d[1], D = c->d[2], NQ = NH + NH / c->d[4] * c->d[5], shared = c->d[4] / c->d[5];
+    op_rows(&c->x[0], "a", N, NQ * D, NQ * D);
     op_rows(&c->x[1], "l", N, NH, c->d[3]);
     c->x[1].spread = 6;
     op_rows(&c->y[0], "o", N, NH * D, NH * D);
     op_error(&c->y[0], 0, 16);
-    op_error(&c->dx[0], 16, 0);
+    op_error(&c->dx[0], 16 * shared, 0);
     op_error(&c->dx[1], 16, error_of_sum(D));
-    c->length = D, c->exact = !c->d[5]; // without the sigmoid
+    c->length = D, c->exact = c->d[6] == S_LINEAR;
     c->max_of_y = true;
 }
 static void diff_combine_reference(OpCase *c) {
-    int NH = c->d[1], D = c->d[2];
+    int NH = c->d[1], D = c->d[2], signals = c->d[4], noise = c->d[5], NQ = NH + NH / signals * noise;
     for (int i = 0; i < c->d[0] * NH * D; i++) {
-        int n = i / D / NH, h = i / D % NH, h1 = c->d[4] == 1 ? 2 * h : h, h2 = c->d[4] == 1 ? 2 * h + 1 : h + NH;
-        const double *a = c->x[0].ref + n * 2 * NH * D + i % D;
+        int n = i / D / NH, h = i / D % NH, block = h / signals * (signals + noise);
+        const double *a = c->x[0].ref + n * NQ * D + i % D;
         double l = c->x[1].ref[n * c->d[3] + h];
-        c->y->ref[i] = a[h1 * D] - a[h2 * D] * (c->d[5] ? 1 / (1 + exp(-l)) : l);
+        double s = c->d[6] == S_SIGMOID ? 1 / (1 + exp(-l)) : c->d[6] == S_TANH ? tanh(l) : l;
+        int h1 = block + h % signals, h2 = block + signals + h % signals * noise / signals;
+        c->y->ref[i] = a[h1 * D] - a[h2 * D] * s;
     }
 }
 
@@ -415,13 +417,14 @@ static void lambda_exp_reference(OpCase *c) {
         for (int i = 0, D = c->d[0]; i < D; i++) dot[m] += c->x[m].ref[i] * c->x[m].ref[D + i];
     for (int i = 0; i < c->d[1]; i++) c->y->ref[i] = exp(dot[0]) - exp(dot[1]) + lambda_init(c->d[2]);
 }
-static void lambda_scalar_setup(OpCase *c) {
-    op_error(op_parameter(c, 0, "lambda", 1, 1, 1), 2, 2);
-    op_rows(&c->y[0], "l", 1, c->d[0], c->d[0]);
-    c->length = c->d[0];
+static void lambda_learned_setup(OpCase *c) {
+    int numbers = c->d[0], N = c->d[1], NH = c->d[2];
+    op_error(op_parameter(c, 0, "lambda", 1, numbers, 1), 2, 2);
+    op_rows(&c->y[0], "l", N, NH, NH);
+    c->length = N * NH / numbers;
 }
-static void lambda_scalar_reference(OpCase *c) {
-    for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x->ref[0];
+static void lambda_learned_reference(OpCase *c) {
+    for (int i = 0; i < c->d[1] * c->d[2]; i++) c->y->ref[i] = c->x->ref[c->d[0] > 1 ? i % c->d[2] : 0];
 }
 static void fill_setup(OpCase *c) {
     op_rows(&c->y[0], "l", 1, c->d[0], c->d[0]);
@@ -644,9 +647,9 @@ static const struct {
      attention_reference},
     {"attention of two sets", "B T NQ NKV D DV maps padding window", attention_sets_setup, attention_sets_reference},
     {"attention with sinks", "B T NQ NKV D DV learned padding", sink_setup, sink_reference},
-    {"diff_combine", "N NH D ldl stride sigmoid", diff_combine_setup, diff_combine_reference},
+    {"diff_combine", "N NH D ldl signals noise factor", diff_combine_setup, diff_combine_reference},
     {"lambda_exp", "D count layer", lambda_exp_setup, lambda_exp_reference},
-    {"lambda_scalar", "count", lambda_scalar_setup, lambda_scalar_reference},
+    {"lambda_learned", "numbers N NH", lambda_learned_setup, lambda_learned_reference},
     {"fill", "count 8*value", fill_setup, fill_reference},
     {"scale_inplace", "count 10*factor", scale_setup, scale_reference},
     {"accumulate", "count add", accumulate_setup, accumulate_reference},

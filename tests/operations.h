@@ -15,7 +15,7 @@ static void test_sink(void) { op_check_all(OP_SINK); }
 static void test_diff_combine(void) { op_check_all(OP_DIFF_COMBINE); }
 static void test_layer_lambda(void) {
     op_check_all(OP_LAMBDA_EXP);
-    op_check_all(OP_LAMBDA_SCALAR);
+    op_check_all(OP_LAMBDA_LEARNED);
     op_check_all(OP_FILL);
 }
 static void test_scale(void) { op_check_all(OP_SCALE); }
@@ -355,24 +355,31 @@ static void test_sink_extremes(void) {
     }
 }
 
-static void test_diff_combine_pairs(void) {
+static void test_diff_combine_heads(void) {
     enum { NH = 4 };
-    static const int pairs[][1 + 2 * NH] = {
-        // stride, then the two heads of each pair
-        {1, 0, 1, 2, 3, 4, 5, 6, 7}, // diff_v2
-        {2, 0, 2, 1, 3, 4, 6, 5, 7}, // an intermediate stride
-        {4, 0, 4, 1, 5, 2, 6, 3, 7}, // diff_v2_cross_group
+    static const int heads[][2 + 2 * NH] = {
+        // signal and noise heads of a block, then the two heads of each output head
+        {1, 1, 0, 1, 2, 3, 4, 5, 6, 7}, // diff_v2
+        {2, 2, 0, 2, 1, 3, 4, 6, 5, 7}, // blocks of two
+        {4, 4, 0, 4, 1, 5, 2, 6, 3, 7}, // diff_v2_cross_group
+        {2, 1, 0, 2, 1, 2, 3, 5, 4, 5}, // diff_grouped_2
+        {4, 1, 0, 4, 1, 4, 2, 4, 3, 4}, // diff_grouped_4
+        {4, 2, 0, 4, 1, 4, 2, 5, 3, 5}, // groups of two, with their noise heads last
     };
-    for (size_t k = 0; k < sizeof(pairs) / sizeof(pairs[0]); k++) {
+    for (size_t k = 0; k < sizeof(heads) / sizeof(heads[0]); k++) {
+        HeadGroups groups = {heads[k][0], heads[k][1]};
         real a[2 * NH], l[NH] = {0, 0, 0, 0}, o[NH], da[2 * NH], dl[NH], g[NH] = {1, 2, 4, 8};
         for (int h = 0; h < 2 * NH; h++) a[h] = (real)(1 << h);
-        diff_combine_forward(o, a, l, 1, NH, 1, NH, pairs[k][0], true, NULL);
-        diff_combine_backward(da, dl, g, a, l, 1, NH, 1, NH, pairs[k][0], true);
+        diff_combine_forward(o, a, l, 1, NH, 1, NH, groups, S_SIGMOID, NULL);
+        diff_combine_backward(da, dl, g, a, l, 1, NH, 1, NH, groups, S_SIGMOID);
         for (int h = 0; h < NH; h++) { // s = 1/2: all is exact
-            int h1 = pairs[k][1 + 2 * h], h2 = pairs[k][2 + 2 * h];
+            int h1 = heads[k][2 + 2 * h], h2 = heads[k][3 + 2 * h];
+            real shared = 0; // of the output heads that share the noise head
+            for (int i = 0; i < NH; i++) shared += heads[k][3 + 2 * i] == h2 ? g[i] : 0;
             bool right =
-                o[h] == a[h1] - a[h2] / 2 && da[h1] == g[h] && da[h2] == -g[h] / 2 && dl[h] == -g[h] * a[h2] / 4;
-            EXPECT(right, "stride %d: head %d is not made of (%d, %d)", pairs[k][0], h, h1, h2);
+                o[h] == a[h1] - a[h2] / 2 && da[h1] == g[h] && da[h2] == -shared / 2 && dl[h] == -g[h] * a[h2] / 4;
+            EXPECT(right, "%d signal and %d noise heads: head %d is not made of (%d, %d)", groups.signals,
+                   groups.noise, h, h1, h2);
         }
     }
 }
@@ -679,7 +686,7 @@ static const Test operations_tests[] = {
     {"a sink and its backward agree with a softmax with one more column", test_sink},
     {"a sink far below the scores has no effect, one far above makes the output 0", test_sink_extremes},
     {"diff_combine and its backward agree with the definition", test_diff_combine},
-    {"diff_combine pairs the heads of each variant", test_diff_combine_pairs},
+    {"diff_combine subtracts the noise head of each output head", test_diff_combine_heads},
     {"lambdas of layers and their backward agree with the definitions", test_layer_lambda},
     {"scale_inplace scales values and gradients", test_scale},
     {"accumulate adds to the sum and copies it", test_accumulate},

@@ -191,7 +191,7 @@ static void test_comparison_presets(void) {
                kv);
         EXPECT(attention_parameters(more->name, kv, "baseline", &none) == diff - lambda && lambda > 0 && none == 0,
                "%s has not the attention parameters of diff_v2 with the heads of %s", more->name, p->name);
-        ModelConfig c = {variant_find("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true, 0, 0, false},
+        ModelConfig c = {variant_find("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true, 0, 0, false, false},
                     plain = c;
         plain.attention = variant_find("baseline");
         plain.NH = twice->NH;

@@ -585,7 +585,7 @@ typedef struct {
 enum { REFERENCE_B = 12, REFERENCE_T = 16, REFERENCE_STEPS = 8, REFERENCE_WARMUP = 3 };
 
 static void reference_open(ReferenceRun *r, const ProgramData *d, uint64_t seed) {
-    const ModelCase mc = {"", 256, 24, 2, 2, 1, 8, 40, REFERENCE_B, REFERENCE_T, true, 0, 0, false};
+    const ModelCase mc = {"", 256, 24, 2, 2, 1, 8, 40, REFERENCE_B, REFERENCE_T, true, 0, 0, false, false};
     ModelConfig config = case_config(&mc, variant_find("sink"));
     char path[600];
     FORMAT(path, "%s/train.bin", d->dir.path);

@@ -10,10 +10,10 @@ definitions, in double: whole rows of probabilities, no fused matrix, no stored 
 
 static const ModelCase stats_cases[] = {
     {"the sample has all rows except position 0, groups of 3 heads, prime T", 37, 20, 2, 6, 2, 8, 28, 2, 13, false, 0,
-     0, false},
-    {"B does not divide the size of the sample, head dimension 16", 29, 24, 2, 4, 4, 16, 20, 3, 41, true, 0, 0, false},
-    {"windows of 4, every second layer full", 23, 20, 2, 4, 2, 8, 12, 2, 13, true, 4, 2, false},
-    {"YOCO", 23, 20, 2, 4, 2, 8, 12, 2, 13, true, 4, 0, true},
+     0, false, false},
+    {"B does not divide the size of the sample, head dimension 16", 29, 24, 2, 4, 4, 16, 20, 3, 41, true, 0, 0, false, false},
+    {"windows of 4, every second layer full", 23, 20, 2, 4, 2, 8, 12, 2, 13, true, 4, 2, false, false},
+    {"YOCO", 23, 20, 2, 4, 2, 8, 12, 2, 13, true, 4, 0, true, false},
 };
 enum { STATS_CASE_COUNT = sizeof(stats_cases) / sizeof(stats_cases[0]) };
 
@@ -75,20 +75,30 @@ static inline DirectInputs direct_inputs(const Model *m, int layer, const floatX
     return in;
 }
 
-static inline double direct_lambda(const Model *m, int layer, double l) {
+static inline double direct_lambda(const Model *m, int layer, int head, double l) {
     double dots[2] = {0, 0};
-    switch (m->plan.config.attention->lambda) {
-    case LAMBDA_SIGMOID: return 1 / (1 + exp(-l));
-    case LAMBDA_LINEAR: return l;
-    case LAMBDA_SCALAR: return (double)param(m, T_LAYER_LAMBDA, layer)[0];
+    const AttentionVariant *a = m->plan.config.attention;
+    switch (a->lambda) {
+    case LAMBDA_LAYER: l = (double)param(m, T_OWN_LAMBDA, layer)[0]; break;
+    case LAMBDA_HEAD: l = (double)param(m, T_OWN_LAMBDA, layer)[head]; break;
     case LAMBDA_EXP:
         for (int i = 0; i < m->plan.config.D; i++) {
             dots[0] += (double)param(m, T_LAMBDA_Q1, layer)[i] * (double)param(m, T_LAMBDA_K1, layer)[i];
             dots[1] += (double)param(m, T_LAMBDA_Q2, layer)[i] * (double)param(m, T_LAMBDA_K2, layer)[i];
         }
         return exp(dots[0]) - exp(dots[1]) + lambda_init(layer);
-    default: return 1;
+    case LAMBDA_ONE: return 1;
+    default: break;
     }
+    return a->factor == S_SIGMOID ? 1 / (1 + exp(-l)) : a->factor == S_TANH ? tanh(l) : l;
+}
+
+// The query head of map 0 or 1 of output head h: of g + 1 heads in a row, g make outputs, and the last is subtracted.
+static inline int direct_query_head(const AttentionDims *d, const AttentionVariant *a, int h, int map) {
+    int g = a->signals;
+    if (g == 0) return h;
+    if (a->noise == NOISE_LAST) return h + map * d->OH;
+    return (g + 1) * (h / g) + (map ? g : h % g);
 }
 
 // The key head of query head h. With two key sets, query heads are [OH][2] and key heads [NV][2], and each pair of key
@@ -169,12 +179,12 @@ static inline LayerStats direct_stats(double *condition, const Model *m, int lay
     for (int n = 0; n < B * T; n++) {
         int t = n % T, start = direct_start(m, n / T, t, T), low = direct_low(m, layer, n / T, t, T);
         for (int h = 0; h < d->OH; h++) {
-            double s = a->maps == 2 ? direct_lambda(m, layer, in.l[d->lambda_rows ? n * d->OH + h : 0]) : 0, sum = 0,
+            double s = a->signals ? direct_lambda(m, layer, h, in.l[d->lambda_rows ? n * d->OH + h : 0]) : 0, sum = 0,
                    all = 0;
-            if (a->maps == 2) direct_add(&lambda, s);
+            if (a->signals) direct_add(&lambda, s);
             for (int i = 0; i < d->DV; i++) context[h * d->DV + i] = 0;
-            for (int map = 0; map < a->maps; map++) {
-                int head = a->maps == 1 ? h : a->pair == PAIR_HALF ? h + map * d->OH : 2 * h + map;
+            for (int map = 0; map < (a->signals ? 2 : 1); map++) {
+                int head = direct_query_head(d, a, h, map);
                 double logit = direct_probabilities(p + map * T, m, layer, &in, head, n / T, t, T);
                 int value = direct_key_head(d, head) / a->key_sets;
                 for (int j = 0; j <= t; j++)
@@ -188,7 +198,7 @@ static inline LayerStats direct_stats(double *condition, const Model *m, int lay
             for (int j = 0; j <= t; j++) sum += fabs(p[j] - s * p[T + j]), all += p[j] + fabs(s) * p[T + j];
             if (!sampled[n] || low == t) continue;
             direct_add(&grows, all / sum);
-            direct_add(&effective, a->maps == 1 ? p[start] : fabs(p[start] - s * p[T + start]) / sum);
+            direct_add(&effective, !a->signals ? p[start] : fabs(p[start] - s * p[T + start]) / sum);
         }
         direct_epilogue(context, m, layer, in.gate + n * d->gate_rows);
         for (int h = 0; h < d->OH; h++) direct_add(&rms, direct_rms(context + h * d->DV, d->DV, 0));
@@ -287,7 +297,7 @@ static void test_statistics_definition(void) {
                                                  mc->B, mc->T, sampled);
                 const AttentionStats *g = &got.attention, *w = &wanted.attention;
                 double grad_norm = direct_grad_norm(&m, l);
-                if (m.plan.config.attention->maps == 2) {
+                if (m.plan.config.attention->signals) {
                     expect_near_range(&m, mc->why, l, "lambda", got.lambda, wanted.lambda);
                     expect_near(&m, mc->why, l, "mass of map 1", g->first[1], w->first[1], w->first[1]);
                 } else
@@ -481,7 +491,7 @@ static void test_statistics_records(void) {
         run_command(&r, "%s --train-data '%s/train.bin' %s --attention %s --steps 3 --stats-every 2 --out '%s/%s'",
                     test_program(), d.dir.path, stats_model, a->name, d.dir.path, a->name);
         EXPECT_STATUS(r, 0);
-        expect_stats_records(&d, a->name, 3, 2, a->maps);
+        expect_stats_records(&d, a->name, 3, 2, a->signals ? 2 : 1);
     }
     run_command(&r, "%s --out '%s/diff_v2' --resume --steps 5 --threads 2", test_program(), d.dir.path);
     EXPECT_STATUS(r, 0);

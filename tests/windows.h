@@ -9,10 +9,10 @@ windows, the tensors of YOCO, and generation with caches. model.h has the gradie
 
 // More positions than a block of keys has, so that blocks outside the window are skipped.
 static const ModelCase reach_cases[] = {
-    {"windows of one position", 11, 16, 2, 4, 2, 8, 12, 1, 205, true, 1, 0, false},
-    {"windows of 5", 11, 16, 2, 4, 2, 8, 12, 1, 205, true, 5, 0, false},
-    {"windows of 97, every second layer full", 11, 16, 4, 4, 2, 8, 12, 1, 205, true, 97, 2, false},
-    {"YOCO", 11, 16, 4, 4, 2, 8, 12, 1, 205, true, 5, 0, true},
+    {"windows of one position", 11, 16, 2, 4, 2, 8, 12, 1, 205, true, 1, 0, false, false},
+    {"windows of 5", 11, 16, 2, 4, 2, 8, 12, 1, 205, true, 5, 0, false, false},
+    {"windows of 97, every second layer full", 11, 16, 4, 4, 2, 8, 12, 1, 205, true, 97, 2, false, false},
+    {"YOCO", 11, 16, 4, 4, 2, 8, 12, 1, 205, true, 5, 0, true, false},
 };
 enum { REACH_CASES = sizeof(reach_cases) / sizeof(reach_cases[0]), REACH_T = 205 };
 
@@ -88,7 +88,7 @@ static double window_gradients(Model *m, const ModelConfig *config, const int *t
 static void test_windows_of_all_positions(void) {
     enum { T = 110 };
     static const int windows[] = {T, T + 1, T + 20, 1 << 24};
-    const ModelCase mc = {"", 23, 20, 2, 4, 2, 8, 12, 1, T + 20, false, 0, 0, false};
+    const ModelCase mc = {"", 23, 20, 2, 4, 2, 8, 12, 1, T + 20, false, 0, 0, false, false};
     int *tokens = case_tokens(T + 1, mc.V, 3);
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         ModelConfig config = case_config(&mc, &attention_variants[v]);
@@ -139,14 +139,14 @@ static void test_tensors_of_yoco(void) {
 
 // PREFILL_ROWS is 8 here. T - 1 new positions and more go through each ring.
 static const ModelCase generation_cases[] = {
-    {"no window", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 0, 0, false},
-    {"windows of 6 positions, less than a piece of a prompt", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 6, 0, false},
-    {"windows of 11 positions, every second layer full", 29, 24, 2, 4, 2, 8, 20, 3, 41, false, 11, 2, false},
-    {"YOCO", 29, 24, 4, 4, 2, 8, 20, 3, 41, true, 6, 0, true},
-    {"windows of one position", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 1, 0, false},
-    {"windows of all positions but one", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 40, 0, false},
-    {"groups of 8 query heads", 29, 24, 2, 16, 2, 8, 20, 3, 41, true, 6, 0, false},
-    {"YOCO with a window of all positions", 29, 24, 2, 4, 2, 8, 20, 3, 41, false, 41, 0, true},
+    {"no window", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 0, 0, false, false},
+    {"windows of 6 positions, less than a piece of a prompt", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 6, 0, false, false},
+    {"windows of 11 positions, every second layer full", 29, 24, 2, 4, 2, 8, 20, 3, 41, false, 11, 2, false, false},
+    {"YOCO", 29, 24, 4, 4, 2, 8, 20, 3, 41, true, 6, 0, true, false},
+    {"windows of one position", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 1, 0, false, false},
+    {"windows of all positions but one", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 40, 0, false, false},
+    {"groups of 8 query heads", 29, 24, 2, 16, 2, 8, 20, 3, 41, true, 6, 0, false, false},
+    {"YOCO with a window of all positions", 29, 24, 2, 4, 2, 8, 20, 3, 41, false, 41, 0, true, false},
 };
 enum { GENERATION_CASES = sizeof(generation_cases) / sizeof(generation_cases[0]), GENERATION_V = 29 };
 enum { GENERATION_SHORT = 4 }; // the first cases, for every variant; the others for diff_v2

@@ -19,6 +19,7 @@ typedef struct {
     int window;     // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
     int full_every; // every full_every-th layer has no window; 0: all have it
     bool yoco;      // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
+    bool qk_norm;   // RMSNorm of each query and key head, before the rotation
 } ModelConfig;
 
 // Whether layer l belongs to the upper half of YOCO, whose layers have no k_proj and v_proj.
@@ -50,7 +51,7 @@ typedef struct {
     int kv_ld;       // row stride of their activation: kv_rows rounded up to 64
     int fused_ld;    // row stride of the fused activation: fused_rows rounded up to 64
     int fused_width; // columns that products write and read: fused_rows rounded up to MATRIX_ROWS
-    int pair_stride; // query heads h1 and h1 + pair_stride form a pair; 0: no pairs
+    HeadGroups groups; // of the query heads
 } AttentionDims;
 
 // cross: for a layer of layer_cross, whose fused rows are [q | lambda | gate]. Its NK, NV and kv_* describe the shared
@@ -60,7 +61,9 @@ static inline AttentionDims attention_dims(const ModelConfig *c, bool cross) {
     AttentionDims d;
     d.OH = c->NH / a->merge;
     d.DV = c->D * a->merge;
-    d.NQ = a->maps * d.OH;
+    d.groups.signals = a->noise == NOISE_LAST ? d.OH : a->signals;
+    d.groups.noise = a->signals ? d.groups.signals / a->signals : 0;
+    d.NQ = d.OH + (a->signals ? d.OH / a->signals : 0);
     d.QD = c->D / a->split;
     d.NV = c->NKV / a->merge;
     d.NK = a->key_sets * d.NV;
@@ -70,8 +73,8 @@ static inline AttentionDims attention_dims(const ModelConfig *c, bool cross) {
     d.k_rows = cross ? 0 : d.NK * d.QD;
     d.v_rows = cross ? 0 : d.NV * d.DV;
     d.rope_heads = d.NQ + (cross ? 0 : d.NK);
-    d.lambda_rows = a->lambda == LAMBDA_SIGMOID || a->lambda == LAMBDA_LINEAR ? c->NH : 0;
-    d.gate_width = a->gate == GATE_HEAD ? 1 : a->gate == GATE_ELEMENT ? d.DV : 0;
+    d.lambda_rows = a->lambda == LAMBDA_INPUT ? c->NH : 0;
+    d.gate_width = a->gate == GATE_HEAD ? 1 : a->gate == GATE_ELEM ? d.DV : 0;
     d.norm_width = a->norm == NORM_ALL ? d.OH * d.DV : a->norm == NORM_HEAD ? d.DV : 0;
     d.norm_count = d.norm_width ? d.OH * d.DV / d.norm_width : 0;
     d.gate_rows = d.OH * d.gate_width;
@@ -82,7 +85,6 @@ static inline AttentionDims attention_dims(const ModelConfig *c, bool cross) {
     d.fused_rows = d.gate_at + d.gate_rows;
     d.fused_ld = (int)round_up(d.fused_rows, 64);
     d.fused_width = (int)round_up(d.fused_rows, MATRIX_ROWS);
-    d.pair_stride = a->pair == PAIR_NEXT ? 1 : a->pair == PAIR_HALF ? c->NH : 0;
     return d;
 }
 
@@ -107,7 +109,10 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
         PROBLEM(c->NH % c->attention->merge || c->NKV % c->attention->merge,
                 "%s needs heads and key/value heads in multiples of %d, not %d and %d", c->attention->name,
                 c->attention->merge, c->NH, c->NKV);
-        PROBLEM(c->attention->pair == PAIR_HALF && c->NKV == 1,
+        PROBLEM(c->attention->signals > 1 && c->NH / c->NKV % c->attention->signals,
+                "%s needs a multiple of %d heads for each key/value head, not %d heads for %d", c->attention->name,
+                c->attention->signals, c->NH, c->NKV);
+        PROBLEM(c->attention->noise == NOISE_LAST && c->NKV == 1,
                 "%s pairs heads of different key/value groups: with 1 key/value head there are none",
                 c->attention->name);
     }
@@ -132,19 +137,20 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
 // clang-format off
 typedef enum { // a tensor of a layer, or of the whole model
     T_EMBED,
-    T_YOCO_NORM, T_YOCO_K, T_YOCO_V,
-    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_O, T_SUBLN, T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2,
-    T_LAYER_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
+    T_YOCO_NORM, T_YOCO_K, T_YOCO_V, T_YOCO_K_NORM,
+    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_Q_NORM, T_K_NORM, T_O, T_SUBLN, T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2,
+    T_OWN_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
     T_NORM_FINAL, T_LM_HEAD,
     TENSOR_KINDS
 } TensorKind;
 
 typedef enum {
     DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR,
-    DIM_LAYER_LAMBDA, DIM_SINKS, DIM_YOCO_NORM, DIM_YOCO_K, DIM_YOCO_V, DIM_HEAD, DIM_COUNT
+    DIM_OWN_LAMBDA, DIM_SINKS, DIM_Q_NORM, DIM_K_NORM, DIM_YOCO_NORM, DIM_YOCO_K, DIM_YOCO_V, DIM_YOCO_K_NORM, DIM_HEAD,
+    DIM_COUNT
 } Dim;
 // clang-format on
-// 0; 1; normal(0, 0.02); normal(0, 0.02) / sqrt(2L); normal(0, 0.1); lambda_init of the layer
+// 0; 1; normal(0, 0.02); normal(0, 0.02) / sqrt(2L); normal(0, 0.1); lambda_init of the layer, or 0 before a sigmoid
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_WIDE, INIT_LAMBDA } Init;
 
 typedef struct {
@@ -164,19 +170,22 @@ static const TensorRow tensor_rows[] = {
     {T_YOCO_NORM,  true,  "model.yoco.norm.weight",           {DIM_YOCO_NORM, DIM_NONE}, INIT_ONE,    false, false},
     {T_YOCO_K,     true,  "model.yoco.k_proj.weight",         {DIM_YOCO_K, DIM_C},     INIT_NORMAL,   true,  false},
     {T_YOCO_V,     true,  "model.yoco.v_proj.weight",         {DIM_YOCO_V, DIM_C},     INIT_NORMAL,   true,  true},
+    {T_YOCO_K_NORM, true, "model.yoco.k_norm.weight",         {DIM_YOCO_K_NORM, DIM_NONE}, INIT_ONE,  false, false},
     {T_NORM1,      true,  "input_layernorm.weight",           {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
     {T_Q,          true,  "self_attn.q_proj.weight",          {DIM_Q, DIM_C},          INIT_NORMAL,   true,  false},
     {T_K,          true,  "self_attn.k_proj.weight",          {DIM_K, DIM_C},          INIT_NORMAL,   true,  true},
     {T_V,          true,  "self_attn.v_proj.weight",          {DIM_VALUE, DIM_C},      INIT_NORMAL,   true,  true},
     {T_LAMBDA,     true,  "self_attn.lambda_proj.weight",     {DIM_LAMBDA, DIM_C},     INIT_NORMAL,   true,  true},
     {T_GATE,       true,  "self_attn.gate_proj.weight",       {DIM_GATE, DIM_C},       INIT_NORMAL,   true,  true},
+    {T_Q_NORM,     true,  "self_attn.q_norm.weight",          {DIM_Q_NORM, DIM_NONE},  INIT_ONE,      false, false},
+    {T_K_NORM,     true,  "self_attn.k_norm.weight",          {DIM_K_NORM, DIM_NONE},  INIT_ONE,      false, false},
     {T_O,          true,  "self_attn.o_proj.weight",          {DIM_C, DIM_O},          INIT_RESIDUAL, true,  false},
     {T_SUBLN,      true,  "self_attn.subln.weight",           {DIM_SUBLN, DIM_NONE},   INIT_ONE,      false, false},
     {T_LAMBDA_Q1,  true,  "self_attn.lambda_q1",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
     {T_LAMBDA_K1,  true,  "self_attn.lambda_k1",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
     {T_LAMBDA_Q2,  true,  "self_attn.lambda_q2",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
     {T_LAMBDA_K2,  true,  "self_attn.lambda_k2",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
-    {T_LAYER_LAMBDA, true, "self_attn.lambda",                {DIM_LAYER_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false},
+    {T_OWN_LAMBDA, true, "self_attn.lambda",                {DIM_OWN_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false},
     {T_SINKS,      true,  "self_attn.sinks",                  {DIM_SINKS, DIM_NONE},   INIT_ZERO,     false, false},
     {T_NORM2,      true,  "post_attention_layernorm.weight",  {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
     {T_MLP_GATE,   true,  "mlp.gate_proj.weight",             {DIM_F, DIM_C},          INIT_NORMAL,   true,  false},
@@ -235,6 +244,9 @@ static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUN
     dims[DIM_YOCO_NORM] = yoco ? c->C : 0;
     dims[DIM_YOCO_K] = yoco ? a.NK * a.QD : 0;
     dims[DIM_YOCO_V] = yoco ? a.NV * a.DV : 0;
+    dims[DIM_YOCO_K_NORM] = yoco && c->qk_norm ? a.QD : 0;
+    dims[DIM_Q_NORM] = c->qk_norm ? a.QD : 0;
+    dims[DIM_K_NORM] = c->qk_norm && a.k_rows ? a.QD : 0;
     dims[DIM_V] = c->V;
     dims[DIM_C] = c->C;
     dims[DIM_F] = c->F;
@@ -246,7 +258,7 @@ static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUN
     dims[DIM_O] = c->NH * c->D;
     dims[DIM_SUBLN] = a.norm_width;
     dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? c->D : 0;
-    dims[DIM_LAYER_LAMBDA] = c->attention->lambda == LAMBDA_SCALAR;
+    dims[DIM_OWN_LAMBDA] = c->attention->lambda == LAMBDA_LAYER ? 1 : c->attention->lambda == LAMBDA_HEAD ? c->NH : 0;
     dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? a.NQ : 0;
     dims[DIM_HEAD] = c->tied ? 0 : c->V;
 }
@@ -325,7 +337,7 @@ static inline ModelConfig model_as_baseline(const ModelConfig *c) {
     ModelConfig plain = *c;
     plain.attention = variant_find("baseline");
     plain.window = plain.full_every = 0;
-    plain.yoco = false;
+    plain.yoco = plain.qk_norm = false;
     return plain;
 }
 

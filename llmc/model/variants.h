@@ -2,64 +2,100 @@
 variants.h: the table of attention variants. A trait is a number that becomes a loop bound or a size; only variant_find
 compares names.
 
-  maps      attention maps per output head: 1, or 2 of which the second is subtracted
-  key_sets  sets of keys; with 2, map m reads key set m
+  signals   output heads that share a noise head, whose map is subtracted from theirs; 0: there are no noise heads
+  key_sets  sets of keys; with 2, signal heads read the first and noise heads the second
   merge     number of adjacent heads merged into one output head; its width and its value width are merge*D
   split     query and key heads have width D/split
-  pair      query heads of a pair: adjacent (2i, 2i+1) or across groups (i, i+NH)
-  lambda    origin of the factor of the second map
+  noise     where a noise head is: after its signal heads, or after all signal heads (i, i+NH)
+  lambda    origin of the number l of an output head, from which the factor s of its noise head follows
+  factor    s as a function of l
+  xsa       whether the component of an output head along its position's own value is removed
   norm      normalisation of the output heads before o_proj
-  norm_eps  epsilon of that norm; 0: rms_norm_eps of the configuration
   gate      sigmoid gate on the output, computed from the input
   sink      extra logit in the softmax denominator
 
-  OH = NH/merge output heads of width DV = merge*D;  NQ = maps*OH query heads of width QD = D/split;
+  OH = NH/merge output heads of width DV = merge*D;  NQ = OH + OH/signals query heads of width QD = D/split;
   NV = NKV/merge value heads;  NK = key_sets*NV key heads of width QD.  OH*DV = NH*D always.
 */
 #ifndef LLMC_VARIANTS_H
 #define LLMC_VARIANTS_H
 #include "../base/common.h"
 
-typedef enum { PAIR_NONE, PAIR_NEXT, PAIR_HALF } Pair;
-// Projected from the input, with or without a sigmoid; the constant 1; or one number per layer, a parameter or
+typedef enum { NOISE_NONE, NOISE_NEXT, NOISE_LAST } Noise;
+// The constant 1; projected from the input; a parameter, one number per layer or head; or one number per layer,
 // exp(q1.k1) - exp(q2.k2) + lambda_init.
-typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR, LAMBDA_ONE, LAMBDA_SCALAR, LAMBDA_EXP } Lambda;
-// RMSNorm over all NH*D elements, or over each head and then times 1 - lambda_init.
+typedef enum { LAMBDA_NONE, LAMBDA_ONE, LAMBDA_INPUT, LAMBDA_LAYER, LAMBDA_HEAD, LAMBDA_EXP } Lambda;
+typedef enum { S_LINEAR, S_SIGMOID, S_TANH } Factor;
+// RMSNorm over all NH*D elements; or over each head, with an epsilon of its own, and then times 1 - lambda_init.
 typedef enum { NORM_NONE, NORM_ALL, NORM_HEAD } Norm;
-typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEMENT } Gate;
+typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEM } Gate;
 typedef enum { SINK_NONE, SINK_ZERO, SINK_LEARNED } Sink;
 
 typedef struct {
     const char *name;
-    int maps, key_sets, merge, split;
-    Pair pair;
+    int signals, key_sets, merge, split;
+    Noise noise;
     Lambda lambda;
+    Factor factor;
+    bool xsa;
     Norm norm;
-    double norm_eps;
     Gate gate;
     Sink sink;
 } AttentionVariant;
 
 // clang-format off
 static const AttentionVariant attention_variants[] = {
-    // name                 maps keys merge split pair       lambda          norm       eps   gate       sink
-    {"baseline",            1,   1,   1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_NONE},
-    {"diff_v2",             2,   1,   1,    1,    PAIR_NEXT, LAMBDA_SIGMOID, NORM_NONE, 0,    GATE_NONE, SINK_NONE},
-    {"diff_v2_cross_group", 2,   1,   1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, 0,    GATE_NONE, SINK_NONE},
-    {"diff_v2_no_lambda",   2,   1,   1,    1,    PAIR_NEXT, LAMBDA_ONE,     NORM_NONE, 0,    GATE_NONE, SINK_NONE},
-    {"diff_v2_no_sigmoid",  2,   1,   1,    1,    PAIR_NEXT, LAMBDA_LINEAR,  NORM_NONE, 0,    GATE_NONE, SINK_NONE},
-    {"diff_v1",             2,   2,   2,    1,    PAIR_NEXT, LAMBDA_EXP,     NORM_HEAD, 1e-5, GATE_NONE, SINK_NONE},
-    {"diff_scalar",         2,   2,   1,    2,    PAIR_NEXT, LAMBDA_SCALAR,  NORM_ALL,  0,    GATE_NONE, SINK_NONE},
-    {"off_by_one",          1,   1,   1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_ZERO},
-    {"sink",                1,   1,   1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_LEARNED},
-    {"gated_head",          1,   1,   1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_HEAD, SINK_NONE},
-    {"gated_elem",          1,   1,   1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_ELEMENT, SINK_NONE},
+    // name                  s  k  m  s  noise       lambda        factor     xsa    norm       gate       sink
+    {"baseline",             0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2",              1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_cross_group",  1, 1, 1, 1, NOISE_LAST, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_no_lambda",    1, 1, 1, 1, NOISE_NEXT, LAMBDA_ONE,   S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_no_sigmoid",   1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_signed",       1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_TANH,    false, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_head_lambda",  1, 1, 1, 1, NOISE_NEXT, LAMBDA_HEAD,  S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_layer_lambda", 1, 1, 1, 1, NOISE_NEXT, LAMBDA_LAYER, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_gated_head",   1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_HEAD, SINK_NONE},
+    {"diff_v2_gated_elem",   1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_ELEM, SINK_NONE},
+    {"diff_v2_xsa",          1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, true,  NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_grouped_2",       2, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_grouped_4",       4, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v1",              1, 2, 2, 1, NOISE_NEXT, LAMBDA_EXP,   S_LINEAR,  false, NORM_HEAD, GATE_NONE, SINK_NONE},
+    {"diff_scalar",          1, 2, 1, 2, NOISE_NEXT, LAMBDA_LAYER, S_LINEAR,  false, NORM_ALL,  GATE_NONE, SINK_NONE},
+    {"off_by_one",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_ZERO},
+    {"sink",                 0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_LEARNED},
+    {"gated_head",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_HEAD, SINK_NONE},
+    {"gated_elem",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_ELEM, SINK_NONE},
+    {"xsa",                  0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  true,  NORM_NONE, GATE_NONE, SINK_NONE},
 };
 // clang-format on
 enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };
 
+static const double HEAD_NORM_EPS = 1e-5; // of NORM_HEAD
+
 // The initial lambda of a layer (layers from 0).
 static inline double lambda_init(int layer) { return 0.8 - 0.6 * exp(-0.3 * layer); }
+
+// The order of query heads: blocks of `signals` signal heads, then `noise` noise heads. Every signal head makes one
+// output head; signals/noise consecutive ones share a noise head. Without noise heads both numbers are 0.
+typedef struct {
+    int signals, noise;
+} HeadGroups;
+// The query heads of output head h.
+static inline int signal_head(HeadGroups g, int h) {
+    return g.noise ? h / g.signals * (g.signals + g.noise) + h % g.signals : h;
+}
+static inline int noise_head(HeadGroups g, int h) {
+    return h / g.signals * (g.signals + g.noise) + g.signals + h % g.signals / (g.signals / g.noise);
+}
+
+static inline int output_heads(HeadGroups g, int query_heads) {
+    return g.noise ? query_heads / (g.signals + g.noise) * g.signals : query_heads;
+}
+
+// s of l, for statistics; operations compute it in their own precision
+static inline double factor_of(double l, Factor factor) {
+    return factor == S_SIGMOID ? 1 / (1 + exp(-l)) : factor == S_TANH ? tanh(l) : l;
+}
 
 // NULL if there is no such variant.
 static inline const AttentionVariant *variant_find(const char *name) {

@@ -1,16 +1,18 @@
 /*
-diff_combine.h: subtracts the second head of each pair from the first.
+diff_combine.h: subtracts from each signal head its noise head, times a factor.
 
-  forward   o[n,h,:] = a[n,h1,:] - s a[n,h2,:],   s = sigmoid(l[n,h]) or s = l[n,h]
+  forward   o[n,h,:] = a[n,h1,:] - s a[n,h2,:],   s = sigmoid(l), tanh(l) or l,   l = l[n,h]
   backward  da[n,h1,:] = do[n,h,:]                 o is linear in a
-            da[n,h2,:] = -s do[n,h,:]
-            ds         = -<do[n,h,:], a[n,h2,:]>,  ds/dl = s (1 - s) or 1
+            da[n,h2,:] = sum over the h that share the noise head: -s do[n,h,:]
+            ds         = -<do[n,h,:], a[n,h2,:]>,  ds/dl = s (1 - s), 1 - s^2 or 1
             dl[n,h]    = ds ds/dl
-  shapes    a (N,2NH,D), l (N,NH) with row stride ldl, o (N,NH,D); n = b*T + t
-  pairing   h1 = 2 stride (h / stride) + h % stride,  h2 = h1 + stride
+  shapes    a (N,NQ,D), l (N,NH) with row stride ldl, o (N,NH,D); n = b*T + t
+  heads     h1 and h2 by signal_head and noise_head (variants.h)
   numerics  arithmetic in `real`, one rounding at the store
-  traffic   2D+1 in, D out per (n,h); backward 2D+1 in, 2D+1 out: bandwidth-bound
-  source    DIFF V2: the two heads of a pair share keys and values, lambda is projected from the input
+  traffic   per output head D (1 + noise/signals) + 1 in, D out; backward as much in, and as much as `a` and l out:
+            bandwidth-bound
+  source    DIFF V2: the two heads of a pair share keys and values, lambda is projected from the input. More signal
+            heads than noise heads: arXiv 2510.06949 (grouped differential attention)
 */
 #ifndef LLMC_DIFF_COMBINE_H
 #define LLMC_DIFF_COMBINE_H
@@ -18,41 +20,47 @@ diff_combine.h: subtracts the second head of each pair from the first.
 #include "ops.h"
 #include "vecmath.h"
 
-static inline int diff_first_head(int h, int stride) { return 2 * stride * (h / stride) + h % stride; }
-
-static inline real diff_factor(real l, bool sigmoid) { return sigmoid ? real_sigmoid(l) : l; }
+static inline real diff_factor(real l, Factor factor) {
+    return factor == S_SIGMOID ? real_sigmoid(l) : factor == S_TANH ? (real)tanh((double)l) : l;
+}
+// ds/dl
+static inline real diff_factor_slope(real s, Factor factor) {
+    return factor == S_SIGMOID ? s * (1 - s) : factor == S_TANH ? 1 - s * s : 1;
+}
 
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        int stride, bool sigmoid, absmax_t *max) {
+                                        HeadGroups groups, Factor factor, absmax_t *max) {
+    size_t heads = (size_t)(NH + NH / groups.signals * groups.noise);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int h = 0; h < NH; h++) {
-            const floatX *a1 = a + ((size_t)n * 2 * NH + diff_first_head(h, stride)) * D;
-            const floatX *a2 = a1 + (size_t)stride * D;
+            const floatX *a1 = a + (n * heads + signal_head(groups, h)) * D;
+            const floatX *a2 = a + (n * heads + noise_head(groups, h)) * D;
             floatX *out = o + ((size_t)n * NH + h) * D;
-            real s = diff_factor(l[(size_t)n * ldl + h], sigmoid);
+            real s = diff_factor(l[(size_t)n * ldl + h], factor);
             for (int i = 0; i < D; i++) out[i] = a1[i] - s * a2[i];
         }
     if (max) absmax_update(max, o, N, NH * D, NH * D);
 }
 
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
-                                         int N, int NH, int D, int ldl, int stride, bool sigmoid) {
+                                         int N, int NH, int D, int ldl, HeadGroups groups, Factor factor) {
+    size_t heads = (size_t)(NH + NH / groups.signals * groups.noise);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int h = 0; h < NH; h++) {
-            size_t first = ((size_t)n * 2 * NH + diff_first_head(h, stride)) * D;
-            size_t second = first + (size_t)stride * D;
+            size_t first = (n * heads + signal_head(groups, h)) * D, second = (n * heads + noise_head(groups, h)) * D;
+            bool shared = h > 0 && noise_head(groups, h) == noise_head(groups, h - 1); // the sum has begun
             const floatX *g = do_ + ((size_t)n * NH + h) * D;
             size_t at = (size_t)n * ldl + h;
-            real s = diff_factor(l[at], sigmoid), dot = 0;
+            real s = diff_factor(l[at], factor), dot = 0;
 #pragma omp simd reduction(+ : dot)
             for (int i = 0; i < D; i++) {
-                da[first + i] = g[i];       // backward of a1 in o = a1 - s a2
-                da[second + i] = -s * g[i]; // backward of a2
+                da[first + i] = g[i];                                     // backward of a1 in o = a1 - s a2
+                da[second + i] = -s * g[i] + (shared ? da[second + i] : 0); // backward of a2
                 dot += g[i] * a[second + i];
             }
-            dl[at] = -dot * (sigmoid ? s * (1 - s) : 1); // backward of s = sigmoid(l), or s = l
+            dl[at] = -dot * diff_factor_slope(s, factor); // backward of s = factor(l)
         }
 }
 #endif

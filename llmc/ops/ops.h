@@ -20,6 +20,7 @@ Pointers refer to memory of buffer_alloc. Only operations dereference them.
 #ifndef LLMC_OPS_H
 #define LLMC_OPS_H
 #include "../base/common.h"
+#include "../model/variants.h"
 
 #ifdef DEVICE_OPS
 #include "../cuda/device_types.cuh"
@@ -174,26 +175,39 @@ static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int
 static inline void sink_backward(grad_t *dsinks, const floatX *dout, const floatX *out, const real *lse,
                                  const floatX *sinks, int B, int T, int NH, int D); // +=
 
-// o[n,h,:] = a[n,h1,:] - s a[n,h2,:]                         a (N,2NH,D), l (N,NH) with row stride ldl, o (N,NH,D)
-// s = sigmoid(l[n,h]), or l[n,h] itself
-// h1 = 2 stride (h / stride) + h % stride, h2 = h1 + stride: stride 1 pairs (2h, 2h+1), stride NH pairs (h, h+NH)
+// o[n,h,:] = a[n,h1,:] - s a[n,h2,:]                         o (N,NH,D), l (N,NH) with row stride ldl
+// a (N, NH + NH noise/signals, D): h1 = signal_head(groups, h), h2 = noise_head(groups, h); s = factor(l[n,h])
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        int stride, bool sigmoid, absmax_t *max);
+                                        HeadGroups groups, Factor factor, absmax_t *max);
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
-                                         int N, int NH, int D, int ldl, int stride,
-                                         bool sigmoid); // =; dl with the stride of l
+                                         int N, int NH, int D, int ldl, HeadGroups groups,
+                                         Factor factor); // =; dl with the stride of l
 
 // l[:] = value                                               a lambda that is the same for all rows: layer_lambda.h
 static inline void fill_forward(floatX *l, real value, size_t count);
-// l[:] = lambda[0]; dlambda (1)
-static inline void lambda_scalar_forward(floatX *l, const floatX *lambda, size_t count);
-static inline void lambda_scalar_backward(grad_t *dlambda, const floatX *dl, size_t count); // +=
+// l[n,h] = lambda[h], or lambda[0]; l (N,NH), lambda and dlambda (numbers), numbers 1 or NH
+static inline void lambda_learned_forward(floatX *l, const floatX *lambda, int numbers, int N, int NH);
+static inline void lambda_learned_backward(grad_t *dlambda, const floatX *dl, int numbers, int N, int NH); // +=
 // l[:] = exp(q1.k1) - exp(q2.k2) + init; q1, k1, q2, k2 (D) each
 static inline void lambda_exp_forward(floatX *l, const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2,
                                       int D, real init, size_t count);
 static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2, const floatX *dl,
                                        const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D,
                                        size_t count); // +=
+
+// y[n,h,:] = x[n,h,:] - (x.v / v.v) v, v = v[n,h/(heads/NKV),:]   x, y (N,heads,D), v (N,NKV,D) with row stride ldv
+static inline void exclusive_forward(floatX *y, const floatX *x, const floatX *v, int N, int heads, int NKV, int D,
+                                     int ldv, absmax_t *max);
+static inline void exclusive_backward(floatX *dx, floatX *dv, const floatX *dy, const floatX *x, const floatX *v, int N,
+                                      int heads, int NKV, int D, int ldv, int lddv); // =; dv with row stride lddv
+
+// RMSNorm of each of `heads` adjacent heads of width D, in place: x (N, heads*D) with row stride ld, weight (D).
+// kept (N, heads*D) with row stride ldk, or NULL: x before the norm, which the backward reads
+static inline void head_norm_forward(floatX *x, floatX *kept, const floatX *weight, int N, int heads, int D, int ld,
+                                     int ldk, real eps);
+static inline void head_norm_backward(floatX *dx, grad_t *dweight, const floatX *kept, const floatX *weight, int N,
+                                      int heads, int D, int ld, int ldk, real eps); // dx in place, dweight +=
+static inline size_t head_norm_workspace_bytes(int D);
 
 // x[:] *= factor; its own backward
 static inline void scale_inplace(floatX *x, real factor, size_t count);
@@ -248,16 +262,17 @@ typedef struct {
 } AttentionStats;
 
 // the factors of the second maps, as in diff_combine_forward         l (N,NH) with row stride ldl
-static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool sigmoid);
+static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor);
 // root mean squares of rows                                            x (rows,D), rows > 0
 static inline Range rms_stats(const floatX *x, size_t rows, int D);
 // count > 0
 static inline Magnitudes magnitude_stats(const floatX *x, size_t count);
 // On sampled query rows that attend to more than themselves; NaN if there are none. s describes key set 0 of
-// `key_sets`, whose heads alternate within q and k; lse (key_sets, lse_set_stride). l, ldl, stride and sigmoid as in
-// diff_combine_forward; stride 0: one map, no l
+// `key_sets`, whose heads alternate within q and k; lse (key_sets, lse_set_stride). l, ldl, groups and factor as in
+// diff_combine_forward; without noise heads one map, no l
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
-                                             AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid);
+                                             AttentionShape s, int key_sets, int ldl, HeadGroups groups,
+                                             Factor factor);
 
 // Called before the first operation; allocates the workspace that the operations share, the maximum of
 // *_workspace_bytes.

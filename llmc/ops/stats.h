@@ -55,16 +55,15 @@ static inline Range range_finish(const Range *parts, size_t count) {
     return r;
 }
 
-static inline double stats_lambda(floatX l, bool sigmoid) { return (double)(sigmoid ? real_sigmoid(l) : l); }
 
-static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool sigmoid) {
+static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor) {
     Range parts[STATS_PARTS];
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < STATS_PARTS; p++) {
         range_start(&parts[p]);
         for (size_t n = (size_t)N * p / STATS_PARTS; n < (size_t)N * (p + 1) / STATS_PARTS; n++)
             for (int h = 0; h < NH; h++) {
-                double s = stats_lambda(l[n * ldl + h], sigmoid);
+                double s = factor_of((double)l[n * ldl + h], factor);
                 range_add(&parts[p], s, s, s);
             }
     }
@@ -186,8 +185,10 @@ static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *ma
 }
 
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
-                                             AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid) {
-    int maps = stride ? 2 : 1, NH = s.NQ * key_sets / maps, rows = attention_stats_rows(s.B, s.T), count = 0, used = 0;
+                                             AttentionShape s, int key_sets, int ldl, HeadGroups groups,
+                                             Factor factor) {
+    int maps = groups.noise ? 2 : 1, NH = output_heads(groups, s.NQ * key_sets);
+    int rows = attention_stats_rows(s.B, s.T), count = 0, used = 0;
     AttentionRowStats parts[ATTENTION_STATS_ROWS];
     memset(parts, 0, sizeof(parts));
 #pragma omp parallel for schedule(dynamic)
@@ -198,10 +199,10 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
         if (low == t) continue; // the first row of a document attends only to itself
         parts[r].used = true;
         for (int h = 0; h < NH; h++) {
-            int head = stride ? 2 * stride * (h / stride) + h % stride : h; // as in diff_combine
-            double lambda = stride ? stats_lambda(l[((size_t)b * s.T + t) * ldl + h], sigmoid) : 0;
+            double lambda = maps > 1 ? factor_of((double)l[((size_t)b * s.T + t) * ldl + h], factor) : 0;
             StatsMap map[2];
-            for (int m = 0; m < maps; m++) map[m] = stats_map(q, k, lse, s, key_sets, b, t, head + m * stride);
+            for (int m = 0; m < maps; m++)
+                map[m] = stats_map(q, k, lse, s, key_sets, b, t, m ? noise_head(groups, h) : signal_head(groups, h));
             attention_stats_head(&parts[r], map, maps, lambda, start, low, t + 1, s);
         }
     }

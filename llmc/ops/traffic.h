@@ -121,13 +121,27 @@ static inline size_t sink_forward_bytes(size_t N, size_t NH, size_t D) {
 static inline size_t sink_backward_bytes(size_t N, size_t NH, size_t D) {
     return N * NH * (2 * D * FLOATX_BYTES + FP32_BYTES);
 }
-static inline size_t diff_combine_forward_bytes(size_t N, size_t NH, size_t D) {
-    return N * NH * (3 * D + 1) * FLOATX_BYTES;
+// NQ heads in, NH out
+static inline size_t diff_combine_forward_bytes(size_t N, size_t NQ, size_t NH, size_t D) {
+    return N * (NQ * D + NH * (D + 1)) * FLOATX_BYTES;
 }
-static inline size_t diff_combine_backward_bytes(size_t N, size_t NH, size_t D) {
-    return N * NH * (4 * D + 2) * FLOATX_BYTES;
+static inline size_t diff_combine_backward_bytes(size_t N, size_t NQ, size_t NH, size_t D) {
+    return N * 2 * (NQ * D + NH) * FLOATX_BYTES;
 }
 static inline size_t layer_lambda_bytes(size_t count) { return count * FLOATX_BYTES; }
+static inline size_t exclusive_forward_bytes(size_t N, size_t heads, size_t NKV, size_t D) {
+    return N * (2 * heads + NKV) * D * FLOATX_BYTES;
+}
+static inline size_t exclusive_backward_bytes(size_t N, size_t heads, size_t NKV, size_t D) {
+    return N * (3 * heads + 2 * NKV) * D * FLOATX_BYTES;
+}
+// kept: whether the input is kept for a backward
+static inline size_t head_norm_forward_bytes(size_t N, size_t heads, size_t D, bool kept) {
+    return N * heads * D * (2 + kept) * FLOATX_BYTES;
+}
+static inline size_t head_norm_backward_bytes(size_t N, size_t heads, size_t D) {
+    return 3 * N * heads * D * FLOATX_BYTES;
+}
 static inline size_t gate_forward_bytes(size_t N, size_t heads, size_t D, size_t width) {
     return N * heads * (2 * D + width) * FLOATX_BYTES;
 }

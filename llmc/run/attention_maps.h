@@ -22,18 +22,21 @@ static const double SINK_ALPHA = 0.3;
 // A layer's attention on the host, of B sequences of T positions.
 typedef struct {
     AttentionShape shape; // of key set 0
-    int key_sets, stride; // stride: between the heads of a pair; 0: one map
-    bool sigmoid;
+    int key_sets;
+    HeadGroups groups; // without noise heads: one map
+    Factor factor;
     const floatX *q, *k; // of key set 0, first row
     const real *lse;
-    const floatX *lambda; // (N, .) with row stride ldl; not read without pairs
+    const floatX *lambda; // (N, .) with row stride ldl; not read without noise heads
     int ldl;
 } HostAttention;
 
-static inline int maps_output_heads(const HostAttention *m) { return m->shape.NQ * m->key_sets / (m->stride ? 2 : 1); }
-// The query head of an output head's first map; the second's is `stride` further.
-static inline int maps_query_head(const HostAttention *m, int h) {
-    return m->stride ? 2 * m->stride * (h / m->stride) + h % m->stride : h;
+static inline int maps_output_heads(const HostAttention *m) {
+    return output_heads(m->groups, m->shape.NQ * m->key_sets);
+}
+// The query head of map 0 or 1 of an output head.
+static inline int maps_query_head(const HostAttention *m, int h, int map) {
+    return map ? noise_head(m->groups, h) : signal_head(m->groups, h);
 }
 
 // The first key that row t attends to.
@@ -62,7 +65,7 @@ static inline void attention_map(float *map, float *logits, const HostAttention 
 // s of output head h in row t of sequence b
 static inline double map_lambda(const HostAttention *m, int b, int t, int h) {
     floatX l = m->lambda[((size_t)b * m->shape.T + t) * (size_t)m->ldl + (size_t)h];
-    return m->sigmoid ? 1 / (1 + exp(-(double)l)) : (double)l;
+    return factor_of((double)l, m->factor);
 }
 
 // alpha of a map, whose rows sum to 1, or to less with a sink

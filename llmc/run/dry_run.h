@@ -90,6 +90,7 @@ static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *samplin
            "%d, context %d\n",
            c->attention->name, c->L, c->C, c->NH, plan->dims.NQ, c->NKV, c->D, c->F, c->V, c->T);
     if (c->window) print_windows(c);
+    if (c->qk_norm) printf("queries and keys are normalised\n");
     print_parameters(plan);
     if (o->match_params) print_match(plan, o);
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);

@@ -63,8 +63,8 @@ static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActiva
     LambdaRows lambda = lambda_rows(d, a->lambda ? h.own_lambda : NULL, h.fused);
     h.attention.shape = s.shape;
     h.attention.key_sets = plan->config.attention->key_sets;
-    h.attention.stride = d->pair_stride;
-    h.attention.sigmoid = plan->config.attention->lambda == LAMBDA_SIGMOID;
+    h.attention.groups = d->groups;
+    h.attention.factor = plan->config.attention->factor;
     h.attention.q = h.fused + s.q;
     h.attention.k = h.kv + s.k;
     h.attention.lse = h.lse;
@@ -86,7 +86,7 @@ typedef struct {
 } AttentionDump;
 
 static inline AttentionDump attention_dump_open(const ModelPlan *plan, const char *path, int T) {
-    int maps = plan->dims.pair_stride ? 2 : 1, per_head = maps == 2 ? 3 : 1, heads = plan->dims.OH, count = 0;
+    int maps = plan->dims.groups.noise ? 2 : 1, per_head = maps == 2 ? 3 : 1, heads = plan->dims.OH, count = 0;
     static const char *const parts[] = {"a1", "a2", "lambda"};
     SafeTensorSpec *specs =
         (SafeTensorSpec *)checked_calloc(1 + (size_t)(plan->config.L * heads * per_head), sizeof(SafeTensorSpec));
@@ -113,13 +113,13 @@ static inline void attention_dump_write(AttentionDump *dump, const float *values
 static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump, const LayerOnHost *host,
                                        float *maps[2], float *logits) {
     const HostAttention *m = &host->attention;
-    int T = m->shape.T, count = m->stride ? 2 : 1;
+    int T = m->shape.T, count = m->groups.noise ? 2 : 1;
     size_t square = (size_t)T * T;
     for (int b = 0; b < m->shape.B; b++)
         for (int h = 0; h < maps_output_heads(m); h++) {
             double alpha[3] = {0, 0, 0};
             for (int i = 0; i < count; i++) {
-                attention_map(maps[i], logits, m, b, maps_query_head(m, h) + i * m->stride);
+                attention_map(maps[i], logits, m, b, maps_query_head(m, h, i));
                 alpha[i] = map_first_mass(maps[i], T);
                 for (int t = 0; t < T; t++)
                     for (int j = map_first_key(m->shape, t); j <= t; j++)
@@ -237,7 +237,7 @@ static inline void evaluate_attention(const EvaluationModel *m, const int *first
     printf("  %5s %16s %17s %12s %12s %12s %12s\n", "layer", "mass", "sink rate", "logit max", "median", "hidden max",
            "median");
     for (int l = 0; l < m->plan->config.L; l++)
-        layer_attention_json(list, &sums.layers[l], l, m->plan->dims.pair_stride > 0);
+        layer_attention_json(list, &sums.layers[l], l, m->plan->dims.groups.noise > 0);
     attention_sums_free(&sums);
 }
 #endif

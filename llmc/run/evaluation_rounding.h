@@ -140,7 +140,7 @@ static inline void rounding_errors(double *heads, double *combined, const Roundi
             heads[(size_t)n * NQ + h] = rounding_error(g, w, w, DV);
         }
         for (int h = 0; h < OH && combined; h++) {
-            int h1 = maps_query_head(m, h) * DV, h2 = h1 + m->stride * DV;
+            int h1 = maps_query_head(m, h, 0) * DV, h2 = maps_query_head(m, h, 1) * DV;
             double s = map_lambda(e, n / T, n % T, h);
             float s_read = (float)map_lambda(m, n / T, n % T, h);
             for (int i = 0; i < DV; i++) {
@@ -182,7 +182,7 @@ static inline void rounding_visit(void *data, int l) {
     const EvaluationModel *m = sums->model;
     const AttentionDims *d = &m->plan->dims;
     const LayerActivations *a = &m->acts->layers[l];
-    const bool stored = sizeof(floatX) == 2, pairs = d->pair_stride > 0;
+    const bool stored = sizeof(floatX) == 2, pairs = d->groups.noise > 0;
     KeySet s = key_set(m->plan, l, 0, sums->windows, sums->T, 0);
     size_t N = (size_t)sums->windows * sums->T, heads = N * (size_t)d->NQ, outputs = pairs ? N * (size_t)d->OH : 0;
     double *errors = (double *)checked_calloc(heads + outputs, sizeof(double));

@@ -25,13 +25,12 @@ static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivatio
     const AttentionVariant *variant = plan->config.attention;
     size_t N = (size_t)s.shape.B * s.shape.T;
     LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
-    bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
     LayerStats stats;
     stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
-    if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
+    if (d->groups.noise) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, variant->factor);
     stats.context_rms = rms_stats(a->attn_out, N * d->OH, d->DV);
     stats.attention = attention_stats(a->fused + s.q, a->kv + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
-                                      lambda.ld, d->pair_stride, sigmoid);
+                                      lambda.ld, d->groups, variant->factor);
     stats.residual = magnitude_stats(a->x_out, N * plan->config.C);
     return stats;
 }

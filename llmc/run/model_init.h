@@ -12,10 +12,10 @@ neither on the number of ranks nor on the precision.
 #define INIT_CHUNK ((size_t)1 << 20)
 #endif
 
-static inline void init_scale(const Tensor *t, int L, double *mean, double *std) {
+static inline void init_scale(const Tensor *t, const ModelConfig *c, double *mean, double *std) {
     Init init = t->row->init;
-    *mean = init == INIT_ONE ? 1 : init == INIT_LAMBDA ? lambda_init(t->layer) : 0;
-    *std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * L) : init == INIT_NORMAL ? 0.02 : init == INIT_WIDE ? 0.1 : 0;
+    *mean = init == INIT_ONE ? 1 : init == INIT_LAMBDA && c->attention->factor == S_LINEAR ? lambda_init(t->layer) : 0;
+    *std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * c->L) : init == INIT_NORMAL ? 0.02 : init == INIT_WIDE ? 0.1 : 0;
 }
 
 // Fills params [tensors.buffer_count] and, unless it is NULL, master: with --zero this rank's own pieces.
@@ -27,7 +27,7 @@ static inline void model_init(const ModelPlan *plan, floatX *params, real *maste
         const Tensor *t = &plan->tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
         double mean, std;
-        init_scale(t, plan->config.L, &mean, &std);
+        init_scale(t, &plan->config, &mean, &std);
         for (size_t begin = 0; begin < t->count; begin += INIT_CHUNK) {
             size_t count = min_size(INIT_CHUNK, t->count - begin);
 #pragma omp parallel for schedule(static)

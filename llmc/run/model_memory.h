@@ -20,7 +20,8 @@ these sizes. [] shapes are row-major.
 typedef struct {
     floatX *norm1; // (N, C)
     real *rstd1;   // (N)
-    floatX *fused; // (N, fused_ld): rows [q | k | v | lambda], q and k rotated
+    floatX *fused; // (N, fused_ld): rows [q | k | v | lambda | gate], q and k normalised and rotated
+    floatX *qk;    // (N, rope_heads*QD): with qk_norm and a backward: q and k before their norm; else NULL
     // Keys and values that the layer's attention reads, as KeySet says: its fused rows, the rows of YOCO, or in a model
     // for generation its cache (B, cache_capacity, kv_rows)
     floatX *kv;
@@ -28,7 +29,8 @@ typedef struct {
     real *lse;        // (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T)
     floatX *lambda;   // (N, OH): where lambda is not projected from the input, else NULL
     floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
-    floatX *normed;   // (N, NH*D): combined, normalised; in variants without a norm: combined
+    floatX *exclusive; // (N, OH, DV): without the component along the own value; in variants that keep it, combined
+    floatX *normed;   // (N, NH*D): exclusive, normalised; in variants without a norm: exclusive
     real *rstd_sub;   // (N, norm_count)
     floatX *attn_out; // (N, NH*D): input of o_proj, after the gate; in variants without a gate: normed
     floatX *x_mid;    // (N, C): residual stream after attention
@@ -49,7 +51,8 @@ typedef struct {
     real *rope;               // (T, 2, QD/2): cosines, sines
     floatX *kv_norm;          // with YOCO: (N, C): input of the keys and values of the upper half
     real *kv_rstd;            // (N)
-    floatX *kv;               // (N, kv_ld): rows [k | v], k rotated
+    floatX *kv;               // (N, kv_ld): rows [k | v], k normalised and rotated
+    floatX *kv_kept;          // (N, NK*QD): with qk_norm and a backward: k before its norm; else NULL
     floatX *staged;           // generation with windows: (window - 1 + rows, kv_rows): what a piece of a prompt reads
     floatX *embedded;         // (N, C)
     LayerActivations *layers; // [L]
@@ -67,6 +70,7 @@ typedef struct {
     floatX *dheads;    // (N, NQ, DV)
     floatX *dlambda;   // (N, OH): as lambda
     floatX *dcombined; // (N, OH, DV): as combined
+    floatX *dexclusive; // (N, OH, DV): as exclusive
     floatX *dnormed;   // (N, NH*D): as normed
     floatX *dattn_out; // (N, NH*D)
     floatX *dgate_up;  // (N, 2F)
@@ -113,8 +117,8 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     const AttentionDims *d = &plan->dims;
     size_t N = (size_t)plan->rows, C = (size_t)c->C, F = (size_t)c->F;
     size_t heads_width = (size_t)(d->NQ * d->DV), attn_width = (size_t)(c->NH * c->D), ld = (size_t)d->fused_ld;
-    bool backward = plan->purpose == FOR_TRAINING, own_lambda = d->pair_stride && d->lambda_rows == 0;
-    bool generates = plan->purpose == FOR_GENERATION;
+    bool backward = plan->purpose == FOR_TRAINING, own_lambda = d->groups.noise && d->lambda_rows == 0;
+    bool generates = plan->purpose == FOR_GENERATION, xsa = c->attention->xsa;
 
     a->inputs = CARVE(arena, int, N);
     a->targets = CARVE(arena, int, N);
@@ -128,6 +132,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->kv_norm = c->yoco ? CARVE(arena, floatX, N * C) : NULL;
     a->kv_rstd = c->yoco ? CARVE(arena, real, N) : NULL;
     a->kv = c->yoco ? CARVE(arena, floatX, N * d->kv_ld) : NULL;
+    a->kv_kept = c->yoco && c->qk_norm && backward ? CARVE(arena, floatX, N * d->NK * d->QD) : NULL;
     bool ring = generates && c->window && c->window < plan->T;
     a->staged = ring ? CARVE(arena, floatX, (c->window - 1 + N) * d->kv_rows) : NULL;
     for (int l = 0; l < c->L; l++) {
@@ -137,11 +142,14 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
         if (l == 0 || backward) layer->x_out = CARVE(arena, floatX, N * C); // the next block's input
         if (own) {
             layer->fused = CARVE(arena, floatX, N * (size_t)plan_dims(plan, l)->fused_ld);
+            size_t rotated = (size_t)plan_dims(plan, l)->rope_heads * d->QD;
+            layer->qk = c->qk_norm && backward ? CARVE(arena, floatX, N * rotated) : NULL;
             layer->heads = CARVE(arena, floatX, N * heads_width);
             layer->lse =
                 CARVE(arena, real, generates ? lse_count(plan, 1, plan->rows) : lse_count(plan, plan->B, plan->T));
             layer->lambda = own_lambda ? CARVE(arena, floatX, N * d->OH) : NULL;
-            layer->combined = d->pair_stride ? CARVE(arena, floatX, N * attn_width) : layer->heads;
+            layer->combined = d->groups.noise ? CARVE(arena, floatX, N * attn_width) : layer->heads;
+            layer->exclusive = xsa ? CARVE(arena, floatX, N * attn_width) : layer->combined;
             layer->x_mid = CARVE(arena, floatX, N * C);
         }
         if (layer_keeps(plan, l, RECOMPUTE_NORMS_AND_MLP)) {
@@ -157,7 +165,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
         layer->kv = layer->fused;
         if (generates) layer->kv = layer_carve_cache(a, plan, l, arena);
         else if (layer_cross(c, l)) layer->kv = a->kv;
-        if (!d->norm_width) layer->normed = layer->combined;
+        if (!d->norm_width) layer->normed = layer->exclusive;
         if (!d->gate_width) layer->attn_out = layer->normed;
         else if (own) layer->attn_out = CARVE(arena, floatX, N * attn_width);
     }
@@ -174,8 +182,9 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->dkv_sum = c->yoco ? CARVE(arena, real, N * d->kv_ld) : NULL;
     a->dheads = CARVE(arena, floatX, N * heads_width);
     a->dlambda = own_lambda ? CARVE(arena, floatX, N * d->OH) : NULL;
-    a->dcombined = d->pair_stride ? CARVE(arena, floatX, N * attn_width) : a->dheads;
-    a->dnormed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : a->dcombined;
+    a->dcombined = d->groups.noise ? CARVE(arena, floatX, N * attn_width) : a->dheads;
+    a->dexclusive = xsa ? CARVE(arena, floatX, N * attn_width) : a->dcombined;
+    a->dnormed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : a->dexclusive;
     a->dattn_out = d->gate_width ? CARVE(arena, floatX, N * attn_width) : a->dnormed;
     a->dgate_up = CARVE(arena, floatX, N * 2 * F);
     a->dhidden = CARVE(arena, floatX, N * F);
@@ -230,7 +239,7 @@ static inline size_t plan_attention(const ModelPlan *plan) {
             continue;
         }
         AttentionShape shape = key_set(plan, l, 0, plan->B, plan->T, 0).shape;
-        attention_prepare(shape, plan->purpose == FOR_TRAINING, plan->config.attention->key_sets > 1);
+        attention_prepare(shape, plan->purpose == FOR_TRAINING, attention_adds_dv(plan, true));
         bytes = max_size(bytes, attention_workspace_bytes(shape, threads));
     }
     return bytes;
@@ -262,7 +271,8 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
         plan->received_bytes =
             comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks, plan->sharding.level);
     int widest = max_int(config->C, plan->dims.norm_width), N = plan->rows;
-    size_t needs[] = {plan_attention(plan), rmsnorm_workspace_bytes(widest), embedding_workspace_bytes(N)};
+    size_t needs[] = {plan_attention(plan), rmsnorm_workspace_bytes(widest), embedding_workspace_bytes(N),
+                      head_norm_workspace_bytes(plan->dims.QD)};
     for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
         plan->workspace_bytes = max_size(plan->workspace_bytes, needs[i]);
     for (int kind = 0; kind < LINEAR_COUNT; kind++) {

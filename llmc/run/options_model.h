@@ -66,6 +66,7 @@ static inline ModelConfig options_config(const Options *o) {
     c.window = (int)o->window;
     c.full_every = (int)o->full_every;
     c.yoco = o->yoco;
+    c.qk_norm = o->qk_norm;
     if (o->match_params) c.F = model_match_ffn(&c); // --ffn itself does not change
     return c;
 }
@@ -347,6 +348,9 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     if (options_given(o, "yoco") && o->yoco != loaded->yoco)
         REFUSE(count, "--%syoco contradicts the loaded model, which has %s", o->yoco ? "" : "no-",
                loaded->yoco ? "it" : "no YOCO");
+    if (options_given(o, "qk-norm") && o->qk_norm != loaded->qk_norm)
+        REFUSE(count, "--%sqk-norm contradicts the loaded model, which has %s", o->qk_norm ? "" : "no-",
+               loaded->qk_norm ? "it" : "no norm of queries and keys");
     bool tie_given = options_given(o, "tie-embeddings");
     bool tied = tie_given ? o->tie_embeddings : presets[o->preset].tied;
     if ((tie_given || o->given[preset]) && tied != loaded->tied)
@@ -384,6 +388,7 @@ static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     o->window = loaded->window;
     o->full_every = loaded->full_every;
     o->yoco = loaded->yoco;
+    o->qk_norm = loaded->qk_norm;
     o->tie_embeddings = loaded->tied;
     o->has[option_row("tie-embeddings")] = true;
 }

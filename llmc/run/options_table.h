@@ -27,7 +27,7 @@ typedef struct {
     double rope_theta;
     bool tie_embeddings, match_params;
     int64_t seq_len, vocab, window, full_every; // window, full_every: 0: none
-    bool yoco;
+    bool yoco, qk_norm;
 
     const char *train_data, *val_data, *separator, *tokenizer;
     bool doc_mask;
@@ -152,6 +152,8 @@ static const OptionRow option_rows[] = {
     {"model", "yoco", OPTION_BOOL, OPTION_FIXED, FIELD(yoco), NULL, "no", NULL, NULL,
         "the upper half of the layers attends to keys and values that are computed once, from the output of the lower "
         "half, whose layers have the --window"},
+    {"model", "qk-norm", OPTION_BOOL, OPTION_FIXED, FIELD(qk_norm), NULL, "no", NULL, NULL,
+        "normalise each query and key head before the rotary position embedding"},
 
     {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
         "training data: token shards (a quoted pattern), a corpus directory, or a mixture 'NAME=DATA:WEIGHT "

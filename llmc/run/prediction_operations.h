@@ -159,6 +159,20 @@ static inline int layer_kinds(const ModelConfig *c, int layers, LayerKind kinds[
     return count;
 }
 
+// --qk-norm: of the query heads, then of the layer's own key heads
+static inline void predict_head_norms(Prediction *p, const AttentionDims *d, int N) {
+    const int heads[] = {d->NQ, d->rope_heads - d->NQ};
+    for (int i = 0; i < 2 && p->plan->config.qk_norm; i++)
+        if (heads[i])
+            predict_rows(p, CLASS_NORMS, "head_norm_forward", 1, 1, head_norm_forward_bytes(N, heads[i], d->QD, true));
+}
+static inline void predict_head_norms_backward(Prediction *p, const AttentionDims *d, int N) {
+    const int heads[] = {d->NQ, d->rope_heads - d->NQ};
+    for (int i = 0; i < 2 && p->plan->config.qk_norm; i++)
+        if (heads[i])
+            predict_rows(p, CLASS_NORMS, "head_norm_backward", 1, 2, head_norm_backward_bytes(N, heads[i], d->QD));
+}
+
 static inline void predict_subnorm(Prediction *p, int N) {
     const AttentionDims *d = &p->plan->dims;
     if (d->norm_count)
@@ -172,14 +186,17 @@ static inline void predict_heads(Prediction *p, int l, int N) {
     const AttentionVariant *v = p->plan->config.attention;
     predict_attention(p, key_set(p->plan, l, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, false);
     if (v->sink) predict_rows(p, CLASS_COMBINE, "sink_forward", 1, 1, sink_forward_bytes(N, d->NQ, d->DV));
-    if (d->pair_stride && d->lambda_rows == 0)
+    if (d->groups.noise && d->lambda_rows == 0)
         predict_rows(p, CLASS_COMBINE,
-                     v->lambda == LAMBDA_SCALAR ? "lambda_scalar_forward"
-                     : v->lambda == LAMBDA_EXP  ? "lambda_exp_forward"
-                                                : "fill_forward",
+                     v->lambda == LAMBDA_ONE   ? "fill_forward"
+                     : v->lambda == LAMBDA_EXP ? "lambda_exp_forward"
+                                               : "lambda_learned_forward",
                      1, 1, layer_lambda_bytes((size_t)N * d->OH));
-    if (d->pair_stride)
-        predict_rows(p, CLASS_COMBINE, "diff_combine_forward", 1, 1, diff_combine_forward_bytes(N, d->OH, d->DV));
+    if (d->groups.noise)
+        predict_rows(p, CLASS_COMBINE, "diff_combine_forward", 1, 1,
+                     diff_combine_forward_bytes(N, d->NQ, d->OH, d->DV));
+    if (v->xsa)
+        predict_rows(p, CLASS_COMBINE, "exclusive_forward", 1, 1, exclusive_forward_bytes(N, d->OH, d->NV, d->DV));
     predict_subnorm(p, N);
     if (d->gate_width)
         predict_rows(p, CLASS_COMBINE, "gate_forward", 1, 1, gate_forward_bytes(N, d->OH, d->DV, d->gate_width));
@@ -189,6 +206,7 @@ static inline void predict_block_attention(Prediction *p, int l, int N) {
     const ModelConfig *c = &p->plan->config;
     const AttentionDims *d = plan_dims(p->plan, l);
     predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, d->fused_rows);
+    predict_head_norms(p, d, N);
     predict_rows(p, CLASS_ROPE, "rope_forward", 1, 1, rope_bytes(N, d->rope_heads, d->QD));
     predict_heads(p, l, N);
     predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->NH * c->D, c->C);
@@ -208,6 +226,8 @@ static inline void predict_yoco(Prediction *p, int N) {
     predict_begin_layers(p, PART_LAYER, 1);
     predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, C));
     predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, C, d->kv_rows);
+    if (p->plan->config.qk_norm)
+        predict_rows(p, CLASS_NORMS, "head_norm_forward", 1, 1, head_norm_forward_bytes(N, d->NK, d->QD, true));
     predict_rows(p, CLASS_ROPE, "rope_forward", 1, 1, rope_bytes(N, d->NK, d->QD));
 }
 static inline void predict_yoco_backward(Prediction *p, int N) {
@@ -223,6 +243,8 @@ static inline void predict_yoco_backward(Prediction *p, int N) {
     predict_rows(p, CLASS_YOCO, "accumulate", 1, 1, accumulate_bytes(count, false));
     predict_rows(p, CLASS_YOCO, "accumulate", layers - 1, 1, accumulate_bytes(count, true));
     predict_rows(p, CLASS_ROPE, "rope_backward", 1, 1, rope_bytes(N, d->NK, d->QD));
+    if (p->plan->config.qk_norm)
+        predict_rows(p, CLASS_NORMS, "head_norm_backward", 1, 2, head_norm_backward_bytes(N, d->NK, d->QD));
     predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, gradient_writes(p), N, C, d->kv_rows);
     predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 1, 2, rmsnorm_backward_bytes(N, C));
 }
@@ -269,10 +291,13 @@ static inline void predict_heads_backward(Prediction *p, int l, int N) {
     if (d->norm_count)
         predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 1, 2,
                      rmsnorm_backward_bytes(N * d->norm_count, d->norm_width));
-    if (d->pair_stride)
-        predict_rows(p, CLASS_COMBINE, "diff_combine_backward", 1, 1, diff_combine_backward_bytes(N, d->OH, d->DV));
-    if (v->lambda == LAMBDA_SCALAR || v->lambda == LAMBDA_EXP)
-        predict_rows(p, CLASS_COMBINE, v->lambda == LAMBDA_SCALAR ? "lambda_scalar_backward" : "lambda_exp_backward", 1,
+    if (v->xsa)
+        predict_rows(p, CLASS_COMBINE, "exclusive_backward", 1, 1, exclusive_backward_bytes(N, d->OH, d->NV, d->DV));
+    if (d->groups.noise)
+        predict_rows(p, CLASS_COMBINE, "diff_combine_backward", 1, 1,
+                     diff_combine_backward_bytes(N, d->NQ, d->OH, d->DV));
+    if (v->lambda > LAMBDA_INPUT)
+        predict_rows(p, CLASS_COMBINE, v->lambda == LAMBDA_EXP ? "lambda_exp_backward" : "lambda_learned_backward", 1,
                      2, layer_lambda_bytes((size_t)N * d->OH));
     if (v->sink == SINK_LEARNED)
         predict_rows(p, CLASS_COMBINE, "sink_backward", 1, 2, sink_backward_bytes(N, d->NQ, d->DV));
@@ -291,6 +316,7 @@ static inline void predict_layers_backward(Prediction *p, LayerKind kind, int N)
     predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->NH * c->D, c->C);
     predict_heads_backward(p, kind.l, N);
     predict_rows(p, CLASS_ROPE, "rope_backward", 1, 1, rope_bytes(N, d->rope_heads, d->QD));
+    predict_head_norms_backward(p, d, N);
     predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, d->fused_rows);
 }
 static inline void predict_backward(Prediction *p, int N) {
@@ -357,7 +383,7 @@ static inline void predict_fp8(Prediction *p, int N) {
     const AttentionDims *d = &p->plan->dims;
     LayerKind kinds[LAYER_KINDS], once = {yoco_layer(c), 1};
     int count = layer_kinds(c, c->L, kinds);
-    bool by_combine = d->pair_stride && !d->norm_count;
+    bool by_operation = (d->groups.noise || c->attention->xsa) && !d->norm_count;
     predict_begin(p, PART_EMBED);
     predict_rows(p, CLASS_FP8, "buffer_zero", 1, 1, linear_max_count(p->plan) * sizeof(absmax_t));
     for (int k = 0; k < count; k++) {
@@ -368,7 +394,7 @@ static inline void predict_fp8(Prediction *p, int N) {
         predict_fp8_copy(p, LINEAR_KV, once);
         predict_fp8_maximum(p, PART_LAYER_BACKWARD, 1, N, d->kv_rows);
     }
-    if (by_combine || d->gate_width) return;
+    if (by_operation || d->gate_width) return;
     predict_fp8_maximum(p, PART_LAYER, c->L, N, d->OH * d->DV);
     if (p->plan->recompute == RECOMPUTE_BLOCK) predict_fp8_maximum(p, PART_RECOMPUTE, c->L - 1, N, d->OH * d->DV);
 }
