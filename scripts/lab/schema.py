@@ -65,7 +65,7 @@ LAB = {
     "reference": "text",
     "precisions?": ["text"],
     "quantize?": ["text"],
-    "arms": {"*": {"label?": "text"}},
+    "arms": {"*": {"label?": "text", "group?": "text", "match?": "text"}},
     "runs": [{"name": "text", "arm": "text"}],
 }
 EVALUATION = {
