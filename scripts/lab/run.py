@@ -7,7 +7,7 @@ stop the others; the next start repeats it.
     OUT/lab.json       the plan and its runs
     OUT/NAME/          a run (ARM.lrX.seedN, or ARM.PRECISION.lrX.seedN), as the trainer writes it
     OUT/NAME/eval.json loss by position, recall and sinks of its last checkpoint; attention.safetensors: maps
-    OUT/NAME/probe.json mechanisms of its last checkpoint (--probe), if the plan has `probes = yes`; on the CPU only
+    OUT/NAME/probe.json mechanisms of its last checkpoint, and probe-STEP.json of others, as `probes` says; CPU only
     OUT/NAME.out       the output of the trainer
 
 Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed; 2 usage; 3 stopped by a signal.

@@ -1,8 +1,8 @@
 """scheduler.py: starts the runs of a plan, watches them, and prints their progress.
 
-A run is a training and then, if the trainer supports it, an evaluation of its last checkpoint, and its probes if the
-plan has `probes = yes`. When this process dies, the kernel signals the trainings, which save a checkpoint, so that none
-continues unobserved.
+A run is a training and then, if the trainer supports it, an evaluation of its last checkpoint, and probes of the
+checkpoints that `probes` names. When this process dies, the kernel signals the trainings, which save a checkpoint, so
+that none continues unobserved.
 
 A process gets SIGTERM; the launcher of several ranks gets SIGUSR1, which mpirun forwards. At SIGTERM mpirun kills the
 ranks before they have saved.
@@ -33,7 +33,8 @@ class Job:
         self.run, self.directory, self.flops_per_token = run, directory, flops_per_token
         self.state, self.step, self.process, self.why = "waiting", 0, None, ""
         self.loss, self.rate, self.gpus, self.started = None, 0.0, [], 0.0
-        self.ended = set()  # evaluating, probing: once each in this lab, even if it failed
+        self.ended = set()  # files of evaluations and probes: each is made once in this lab, even if it fails
+        self.making = None  # such a file
         self.signals, self.asked = [], False  # signals to send, each stronger than the last; whether one was sent
 
     def send(self):
@@ -141,21 +142,28 @@ class Queue:
         same = [other.run.seed for other in self.jobs if other.run.arm == job.run.arm]
         return job.run.seed == min(same)
 
-    def probe_command(self, job):
-        checkpoint = run_directory.checkpoint(job.directory, job.run.steps)
+    def probe_command(self, job, step):
         kept = {k: v for k, v in job.run.options.items() if k in ("val-data", "doc-mask", "separator")}
-        words = [str(self.trainer.path), "--probe", str(job.directory / "probe.json"), "--init", str(checkpoint)]
-        return words + plans.arguments(kept) + ["--seed", "1"] + self.thread_words(job.run)
+        output = str(job.directory / run_directory.probe_name(step, job.run.steps))
+        words = [str(self.trainer.path), "--probe", output, "--seed", "1", *plans.arguments(kept)]
+        words += ["--init", str(run_directory.checkpoint(job.directory, step))]
+        return words + self.thread_words(job.run)
 
     def remaining(self, job):
-        """What a trained run still requires: evaluating, probing, or None."""
-        wanted = (
-            ("evaluating", "eval.json", self.evaluates),
-            ("probing", "probe.json", self.probes and job.run.probes),
-        )
-        for state, file, wants in wanted if "val-data" in job.run.options else ():
-            if wants and state not in job.ended and not (job.directory / file).exists():
-                return state
+        """(state, file, command) of the next evaluation or probe that a trained run requires; None if there is none."""
+        steps = run_directory.probed_steps(job.directory, job.run.steps, job.run.probes) if self.probes else []
+        wanted = [("evaluating", "eval.json", self.evaluation_command)] * self.evaluates
+        wanted += [
+            (
+                "probing",
+                run_directory.probe_name(step, job.run.steps),
+                lambda job, step=step: self.probe_command(job, step),
+            )
+            for step in steps
+        ]
+        for state, file, command in wanted if "val-data" in job.run.options else ():
+            if file not in job.ended and not (job.directory / file).exists():
+                return state, file, command
         return None
 
     # ---- starting and collecting
@@ -205,8 +213,8 @@ class Queue:
                 if found in ("done", "diverged"):
                     job.state = "trained" if found == "done" and self.remaining(job) else found
             if job.state == "trained":
-                state = self.remaining(job)
-                self.start(job, state, (self.probe_command if state == "probing" else self.evaluation_command)(job))
+                state, job.making, command = self.remaining(job)
+                self.start(job, state, command(job))
                 room -= 1
             elif job.state == "waiting":
                 self.start(job, "training", self.training_command(job))
@@ -229,7 +237,7 @@ class Queue:
             self.free_gpus = sorted(self.free_gpus + job.gpus)
             found = job.update()
             if job.state in ("evaluating", "probing"):
-                job.ended.add(job.state)
+                job.ended.add(job.making)
                 if status and not self.stopping:
                     job.why = f"{job.state}: {self.last_message(job, status)}"
             if found == "done":
