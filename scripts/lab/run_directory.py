@@ -111,6 +111,12 @@ def probe_name(step, steps):
     return "probe.json" if step == steps else f"probe-{step:08d}.json"
 
 
+def probed_step(name, steps):
+    """The step of a file of probes."""
+    digits = name.removeprefix("probe").removesuffix(".json").lstrip("-")
+    return int(digits) if digits.isdigit() else steps
+
+
 def probed_steps(directory, steps, probes):
     """The steps of the checkpoints to probe: last, all or none."""
     if probes != "all":
