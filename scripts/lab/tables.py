@@ -334,6 +334,7 @@ def results(study):
     first = study.runs[0]
     return {
         "title": study.title,
+        "plan": study.plan,
         "question": study.question,
         "reference": study.reference,
         "arms": study.arms,
