@@ -65,7 +65,7 @@ LAB = {
     "reference": "text",
     "precisions?": ["text"],
     "quantize?": ["text"],
-    "arms": {"*": {"label?": "text"}},
+    "arms": {"*": {"label?": "text", "group?": "text", "match?": "text"}},
     "runs": [{"name": "text", "arm": "text"}],
 }
 EVALUATION = {
@@ -85,6 +85,19 @@ EVALUATION = {
     "quantized?": [{"spec": "text", "val_loss": "number or null"}],
     "attention?": {"layers": [{"*": "number or null"}]},
     "attention_rounding?": {"layers": [{"*": "number or null"}]},
+}
+NULLABLE = ("subtraction", "maps", "lambda")  # parts of a probe that a variant does not have
+PERMUTED = {"mean": "number or null", "low": "number or null", "high": "number or null"}
+PROBE = {
+    "step?": "number or null",
+    "layers": [
+        {
+            "layer": "non-negative integer",
+            "subtraction?": {"*": "number or null", "adjacent_permuted?": PERMUTED, "closest_permuted?": PERMUTED},
+            "maps?": {"*": "number or null"},
+            "lambda?": {"*": {"mean": "number or null", "sd?": "number or null", "count?": "number or null"}},
+        }
+    ],
 }
 RECORDS = {
     "train": {"tokens": "number", "*": "value"},
@@ -119,6 +132,8 @@ def violation(value, shape, where=""):
         return next(
             (wrong for i, item in enumerate(value) if (wrong := violation(item, shape[0], f"{where}[{i}]"))), ""
         )
+    if value is None and where.endswith(NULLABLE):
+        return ""
     if not isinstance(value, dict):
         return f"{where or 'it'} is not an object"
     for key in shape:

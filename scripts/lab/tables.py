@@ -1,5 +1,7 @@
 """tables.py: the tables of a report: losses and gaps, spikes, learning rates, layers, positions, recall, seed noise."""
 
+import math
+
 from . import long_context, low_bit, option_history, stats
 
 
@@ -154,6 +156,49 @@ def layer_table(study, lr):
                 stats.mean_or_none([layers[l].get(key) for layers in measured]) for l in range(min(map(len, measured)))
             ]
     return table
+
+
+LATE = 0.75  # share of the steps after which statistics are late
+
+
+def late_gradient(run, layer=None):
+    """The geometric mean of the gradient norms of a layer, or of all layers, over the statistics late in a run."""
+    norms = [
+        record.get("grad_norm")
+        for step, layers in run.layers.items()
+        if step > LATE * run.steps
+        for record in layers.values()
+        if layer in (None, record["layer"])
+    ]
+    logs = [math.log(x) for x in norms if stats.finite(x) and x > 0]
+    return math.exp(stats.mean(logs)) if logs else None
+
+
+def late_gradients(study):
+    """One row per arm and rate: the late gradient norm of each layer, and the logarithm of its ratio to the reference's,
+    over all layers, paired by seed. Empty with fewer than 4 late statistics per run."""
+    rows, reference = [], study.reference
+    done = [run for run in study.runs if run.state == "done"]
+    if not done or min(sum(step > LATE * run.steps for step in run.layers) for run in done) < 4:
+        return []
+    for arm, label in study.arms.items():
+        for lr in study.rates():
+            runs = [run for run in study.runs_of(arm, lr) if run.state == "done"]
+            logs = lambda runs: {run.seed: math.log(x) for run in runs if (x := late_gradient(run))}
+            other = [run for run in study.runs_of(reference, lr) if run.state == "done"]
+            layers = sorted({layer for run in runs for layers in run.layers.values() for layer in layers})
+            rows.append(
+                {
+                    "arm": arm,
+                    "label": label,
+                    "lr": lr,
+                    "seeds": len(runs),
+                    "layers": [stats.mean_or_none([late_gradient(run, layer) for run in runs]) for layer in layers],
+                    "all": stats.mean_or_none([late_gradient(run) for run in runs]),
+                    "ratio": None if arm == reference else stats.as_json(stats.paired_gap(logs(runs), logs(other))),
+                }
+            )
+    return rows
 
 
 def evaluated(study, arm, lr, get):
