@@ -390,7 +390,8 @@ static const char *const wrong_options[][2] = {
      "key/value head, not 8 heads for 4"},
     {"--dry-run --attention diff_grouped_2 --heads 6 --kv-heads 2", "diff_grouped_2 needs a multiple of 2 heads for each "
      "key/value head, not 6 heads for 2"},
-    {"--dry-run --attention diff_grouped_3", "--attention 'diff_grouped_3' is not accepted: it must be one of baseline"},
+    {"--dry-run --attention diff_grouped_3", "'diff_grouped_3' is not accepted: did you mean diff_grouped_2? It must be "
+     "one of baseline, diff_v2"},
     {"--dry-run --qk-norm=1", "--qk-norm takes no value, not '1'"},
     {"--dry-run --qk-norm --no-qk-norm", "is specified more than once"},
     {"--dry-run --qk_norm", "did you mean --qk-norm?"},
