@@ -155,6 +155,7 @@ static bool checkpoint_test_child(int argc, char **argv) {
         printf("%s C %d NH %d NKV %d D %d theta %g eps %g tied %d", c.attention->name, c.C, c.NH, c.NKV, c.D,
                c.rope_theta, c.rms_norm_eps, c.tied);
         if (c.window) printf(", window %d, full every %d, yoco %d", c.window, c.full_every, c.yoco);
+        if (c.qk_norm) printf(", qk-norm");
         printf("\n");
     } else if (strncmp(action, "load", 4) == 0) { // load-weights, load-all, load-master
         CkptModel m = ckpt_model("diff_v2", strcmp(more, "untied") != 0, 0);
@@ -608,30 +609,46 @@ static void test_config_round_trip(void) {
     "\"" attention "\",\n" SHAPES "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"" dtype "\"" more "\n}\n"
 #define WINDOWS(window, first, second) \
     "  \"sliding_window\": " window ",\n  \"layer_types\": [\"" first "_attention\", \"" second "_attention\"]"
+#define SWITCHED(window, first, second)                                                                 \
+    "  \"sliding_window\": " window ",\n  \"use_sliding_window\": true,\n  \"max_window_layers\": 0,\n" \
+    "  \"layer_types\": [\"" first "_attention\", \"" second "_attention\"],\n"
+#define QK_NORM "  \"use_qk_norm\": true"
     static const struct {
         const char *attention;
         int window, full_every;
-        bool yoco;
+        bool yoco, qk_norm;
         const char *text;
     } cases[] = {
-        {"baseline", 0, 0, false, PLAIN("Llama", "llama", "")},
-        {"diff_v2", 0, 0, false, DIFFV2("diff_v2", "bfloat16", "")},
-        {"baseline", 4, 0, false, PLAIN("Ministral", "ministral", WINDOWS("4", "sliding", "sliding") ",\n")},
-        {"baseline", 4, 2, false, PLAIN("Ministral", "ministral", WINDOWS("4", "sliding", "full") ",\n")},
-        // the class of a Ministral generates other tokens with a window of 1, and has no YOCO
-        {"baseline", 1, 0, false, DIFFV2("baseline", "bfloat16", ",\n" WINDOWS("1", "sliding", "sliding"))},
-        {"baseline", 4, 0, true,
+        {"baseline", 0, 0, false, false, PLAIN("Llama", "llama", "")},
+        {"diff_v2", 0, 0, false, false, DIFFV2("diff_v2", "bfloat16", "")},
+        {"baseline", 4, 0, false, false, PLAIN("Ministral", "ministral", WINDOWS("4", "sliding", "sliding") ",\n")},
+        {"baseline", 4, 2, false, false, PLAIN("Ministral", "ministral", WINDOWS("4", "sliding", "full") ",\n")},
+        // these classes generate other tokens with a window of 1, and have no YOCO
+        {"baseline", 1, 0, false, false, DIFFV2("baseline", "bfloat16", ",\n" WINDOWS("1", "sliding", "sliding"))},
+        {"baseline", 4, 0, true, false,
          DIFFV2("baseline", "bfloat16", ",\n" WINDOWS("4", "sliding", "full") ",\n  \"yoco\": true")},
-        {"diff_v2", 4, 2, false, DIFFV2("diff_v2", "bfloat16", ",\n" WINDOWS("4", "sliding", "full"))},
+        {"diff_v2", 4, 2, false, false, DIFFV2("diff_v2", "bfloat16", ",\n" WINDOWS("4", "sliding", "full"))},
+        {"baseline", 0, 0, false, true, PLAIN("Qwen3", "qwen3", QK_NORM ",\n")},
+        {"baseline", 4, 0, false, true, PLAIN("Qwen3", "qwen3", SWITCHED("4", "sliding", "sliding") QK_NORM ",\n")},
+        {"baseline", 4, 2, false, true, PLAIN("Qwen3", "qwen3", SWITCHED("4", "sliding", "full") QK_NORM ",\n")},
+        {"baseline", 1, 0, false, true,
+         DIFFV2("baseline", "bfloat16", ",\n" WINDOWS("1", "sliding", "sliding") ",\n" QK_NORM)},
+        {"baseline", 4, 0, true, true,
+         DIFFV2("baseline", "bfloat16", ",\n" WINDOWS("4", "sliding", "full") ",\n  \"yoco\": true,\n" QK_NORM)},
+        {"diff_grouped_2", 0, 0, false, true, DIFFV2("diff_grouped_2", "bfloat16", ",\n" QK_NORM)},
+        {"xsa", 4, 0, false, true, DIFFV2("xsa", "bfloat16", ",\n" WINDOWS("4", "sliding", "sliding") ",\n" QK_NORM)},
     };
 #undef SHAPES
 #undef PLAIN
 #undef DIFFV2
 #undef WINDOWS
+#undef SWITCHED
+#undef QK_NORM
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         bool plain = !strstr(cases[i].text, "diffv2");
         ModelConfig c = ckpt_config(cases[i].attention, !plain);
         c.window = cases[i].window, c.full_every = cases[i].full_every, c.yoco = cases[i].yoco;
+        c.qk_norm = cases[i].qk_norm;
         config_json_write(path.text, &c, plain ? DTYPE_F32 : DTYPE_BF16);
         size_t size = 0;
         char *text = ckpt_read_file(path.text, &size);
@@ -641,7 +658,8 @@ static void test_config_round_trip(void) {
         EXPECT(back.attention == c.attention && back.V == c.V && back.C == c.C && back.L == c.L && back.NH == c.NH &&
                    back.NKV == c.NKV && back.D == c.D && back.F == c.F && back.T == c.T &&
                    back.rope_theta == c.rope_theta && back.rms_norm_eps == c.rms_norm_eps && back.tied == c.tied &&
-                   back.window == c.window && back.full_every == c.full_every && back.yoco == c.yoco,
+                   back.window == c.window && back.full_every == c.full_every && back.yoco == c.yoco &&
+                   back.qk_norm == c.qk_norm,
                "the configuration of %s came back otherwise", c.attention->name);
     }
     test_remove_directory(&d);
@@ -670,6 +688,8 @@ static void ckpt_write_config(const char *directory, const char *without, const 
 }
 
 #define MINISTRAL "\"model_type\": \"ministral\", \"num_key_value_heads\": null"
+#define QWEN3 "\"model_type\": \"qwen3\", \"num_key_value_heads\": 2, \"head_dim\": 8"
+#define QWEN3_WINDOW QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 8"
 static void test_config_defaults(void) {
     static const struct {
         const char *without, *more, *want;
@@ -699,6 +719,27 @@ static void test_config_defaults(void) {
          "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"},
         {"model_type", "\"attention\": \"sink\", \"sliding_window\": 8, \"yoco\": true",
          "sink C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0, window 8, full every 0, yoco 1\n"},
+        {"model_type", "\"attention\": \"sink\", \"use_qk_norm\": true",
+         "sink C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0, qk-norm\n"},
+        {"", "\"use_qk_norm\": false", "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"},
+        // with the keys of the smallest published Qwen3; the class ignores a window that is not switched on
+        {"model_type",
+         QWEN3 ", \"attention_bias\": false, \"attention_dropout\": 0.0, \"bos_token_id\": 1, \"eos_token_id\": 2, "
+               "\"hidden_act\": \"silu\", \"initializer_range\": 0.02, \"max_window_layers\": 28, "
+               "\"rms_norm_eps\": 1e-06, \"rope_scaling\": null, \"rope_theta\": 1000000, \"sliding_window\": null, "
+               "\"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"use_sliding_window\": false",
+         "baseline C 64 NH 4 NKV 2 D 8 theta 1e+06 eps 1e-06 tied 1, qk-norm\n"},
+        {"model_type", QWEN3 ", \"sliding_window\": 4096, \"layer_types\": [\"full_attention\", \"full_attention\"]",
+         "baseline C 64 NH 4 NKV 2 D 8 theta 10000 eps 1e-06 tied 0, qk-norm\n"},
+        {"model_type", QWEN3_WINDOW ", \"max_window_layers\": 2",
+         "baseline C 64 NH 4 NKV 2 D 8 theta 10000 eps 1e-06 tied 0, qk-norm\n"},
+        {"model_type", QWEN3_WINDOW ", \"max_window_layers\": 0",
+         "baseline C 64 NH 4 NKV 2 D 8 theta 10000 eps 1e-06 tied 0, window 8, full every 0, yoco 0, qk-norm\n"},
+        {"model_type",
+         QWEN3_WINDOW ", \"max_window_layers\": 1, \"layer_types\": [\"sliding_attention\", \"full_attention\"]",
+         "baseline C 64 NH 4 NKV 2 D 8 theta 10000 eps 1e-06 tied 0, window 8, full every 2, yoco 0, qk-norm\n"},
+        {"model_type", QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": null, \"use_qk_norm\": true",
+         "baseline C 64 NH 4 NKV 2 D 8 theta 10000 eps 1e-06 tied 0, qk-norm\n"},
     };
     TestDirectory d = test_make_directory();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -749,6 +790,27 @@ static void test_config_refusals(void) {
          "layer_types: layer 1"},
         {"model_type", "\"attention\": \"sink\", \"yoco\": 1, \"sliding_window\": 8", "yoco is 1"},
         {"", "\"layer_types\": [\"full_attention\", null]", "layer_types has null; supported are"},
+        {"", "\"use_qk_norm\": true",
+         "use_qk_norm is true, but model_type is \"llama\", which does not have this norm"},
+        {"model_type", MINISTRAL ", \"sliding_window\": 8, \"use_qk_norm\": true",
+         "use_qk_norm is true, but model_type is \"ministral\""},
+        {"model_type", QWEN3 ", \"use_qk_norm\": false",
+         "use_qk_norm is false, but model_type is \"qwen3\", which always has this norm"},
+        {"", "\"use_qk_norm\": 1", "use_qk_norm is 1; it must be true or false"},
+        {"model_type", "\"model_type\": \"qwen3\", \"head_dim\": 8",
+         "the key num_key_value_heads is missing, and model_type is \"qwen3\""},
+        {"model_type", "\"model_type\": \"qwen3\", \"num_key_value_heads\": 2", "the key head_dim is missing"},
+        {"model_type", QWEN3 ", \"attention_bias\": true", "attention_bias is true"},
+        {"model_type", QWEN3 ", \"use_sliding_window\": 1", "use_sliding_window is 1; it must be true or false"},
+        {"model_type", QWEN3 ", \"use_sliding_window\": true", "the key sliding_window is missing"},
+        {"model_type", QWEN3_WINDOW, "one of the keys layer_types and max_window_layers is required"},
+        {"model_type", QWEN3_WINDOW ", \"max_window_layers\": 1",
+         "max_window_layers is 1; supported are 0, a window in every layer, and 2 or more"},
+        {"model_type", QWEN3_WINDOW ", \"max_window_layers\": -1", "max_window_layers is -1"},
+        {"model_type", QWEN3 ", \"sliding_window\": 8, \"layer_types\": [\"sliding_attention\", \"sliding_attention\"]",
+         "layer_types has \"sliding_attention\", but there is no sliding_window with use_sliding_window true"},
+        {"model_type", QWEN3_WINDOW ", \"layer_types\": [\"full_attention\", \"sliding_attention\"]",
+         "layer_types: layer 1"},
         {"model_type", MINISTRAL ", \"sliding_window\": true", "sliding_window is true; it must be an integer"},
         {"model_type", MINISTRAL ", \"sliding_window\": 20000000", "a dimension is too large"},
         {"model_type", MINISTRAL ", \"sliding_window\": 8, \"yoco\": true", "a model with it has the key attention"},
@@ -761,7 +823,9 @@ static void test_config_refusals(void) {
         {"", "\"num_local_experts\": 8", "num_local_experts is 8"},
         {"", "\"attention\": \"diff_v9\"", "attention is \"diff_v9\"; supported are baseline, diff_v2"},
         {"", "\"attention\": 2", "attention is 2; supported are"},
-        {"model_type", "\"model_type\": \"gpt2\"", "model_type is \"gpt2\""},
+        {"model_type", "\"model_type\": \"gpt2\"",
+         "model_type is \"gpt2\"; without the key attention it must be one of "
+         "llama, ministral, qwen3"},
         {"model_type", "", "the key model_type is missing"},
         {"vocab_size", "", "the key vocab_size is missing"},
         {"hidden_size", "", "the key hidden_size is missing"},
@@ -792,6 +856,8 @@ static void test_config_refusals(void) {
         ckpt_refused("config", d.path, "", cases[i].word);
     }
 #undef MINISTRAL
+#undef QWEN3
+#undef QWEN3_WINDOW
     ckpt_refused("config", ckpt_path("%s/none", d.path).text, "", "none/config.json: No such file");
     test_remove_directory(&d);
 }

@@ -25,7 +25,8 @@ DTYPES = {"F32": "<f4", "F64": "<f8", "U16": "<u2"}
 # a: no size divides another, untied head. b: widths that are multiples of 8, tied head, T beyond a tile of 64 keys
 # (65: by one), one KV head or as many as query heads. c: another rms_norm_eps, which applies to the norm before o_proj
 # of diff_scalar and not to that of diff_v1. w: windows, T beyond several tiles. f: windows and full layers. y: YOCO,
-# with two layers that read its keys and values, and another rms_norm_eps.
+# with two layers that read its keys and values, and another rms_norm_eps. q: QK-norm, and another rms_norm_eps. v: the
+# same with windows and full layers. k: the same with YOCO.
 COLUMNS = ("B", "T", "L", "C", "F", "V", "NH", "NKV", "D")
 SHAPES = {
     #                                B   T  L   C   F   V  NH NKV  D
@@ -70,8 +71,44 @@ SHAPES = {
     ("sink", "y"): (2, 72, 4, 8, 6, 37, 2, 1, 8),
     ("gated_head", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
     ("gated_elem", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_signed", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2_signed", "b"): (2, 65, 2, 8, 8, 40, 2, 1, 16),
+    ("diff_v2_signed", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_head_lambda", "a"): (2, 13, 2, 12, 6, 37, 6, 2, 8),
+    ("diff_v2_head_lambda", "b"): (2, 72, 2, 8, 8, 40, 2, 2, 16),
+    ("diff_v2_head_lambda", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_layer_lambda", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2_layer_lambda", "b"): (2, 65, 2, 8, 8, 40, 3, 1, 16),
+    ("diff_v2_layer_lambda", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_gated_head", "a"): (2, 9, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2_gated_head", "b"): (2, 72, 2, 8, 8, 40, 2, 1, 16),
+    ("diff_v2_gated_head", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_gated_elem", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2_gated_elem", "b"): (2, 65, 2, 8, 8, 40, 2, 2, 16),
+    ("diff_v2_gated_elem", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_xsa", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2_xsa", "b"): (2, 72, 2, 8, 8, 40, 2, 1, 16),
+    ("diff_v2_xsa", "y"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
+    ("diff_grouped_2", "a"): (2, 13, 2, 12, 6, 37, 8, 2, 8),  # two noise heads in a K/V group
+    ("diff_grouped_2", "b"): (2, 65, 2, 8, 8, 40, 4, 2, 16),
+    ("diff_grouped_2", "y"): (2, 13, 4, 8, 6, 37, 4, 1, 8),
+    ("diff_grouped_4", "a"): (2, 13, 2, 12, 6, 37, 8, 1, 8),
+    ("diff_grouped_4", "b"): (2, 72, 2, 8, 8, 40, 8, 2, 8),
+    ("diff_grouped_4", "y"): (2, 13, 4, 8, 6, 37, 4, 1, 8),
+    ("xsa", "a"): (3, 7, 2, 8, 6, 37, 4, 2, 8),
+    ("xsa", "b"): (2, 65, 2, 8, 8, 40, 3, 1, 16),
+    ("xsa", "y"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
+    ("baseline", "q"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2", "q"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v1", "q"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_scalar", "q"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
+    ("xsa", "q"): (2, 13, 2, 12, 6, 37, 6, 2, 8),
+    ("baseline", "v"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
+    ("baseline", "k"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
+    ("diff_v2", "k"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
+    ("diff_v1", "k"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
 }
-Size = namedtuple("Size", "tied theta eps window full_every yoco", defaults=(0, 0, False))
+Size = namedtuple("Size", "tied theta eps window full_every yoco qk_norm", defaults=(0, 0, False, False))
 SIZES = {
     "a": Size(False, 10000.0, 1e-5),
     "b": Size(True, 500.0, 1e-5),
@@ -79,9 +116,13 @@ SIZES = {
     "w": Size(False, 10000.0, 1e-5, window=6),
     "f": Size(True, 500.0, 1e-5, window=4, full_every=2),
     "y": Size(False, 500.0, 0.02, window=5, yoco=True),
+    "q": Size(False, 500.0, 0.02, qk_norm=True),
+    "v": Size(True, 500.0, 0.02, window=4, full_every=2, qk_norm=True),
+    "k": Size(False, 500.0, 0.02, window=5, yoco=True, qk_norm=True),
 }
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 MINISTRAL = {"architectures": ["MinistralForCausalLM"], "model_type": "ministral"}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 DIFFV2 = {"architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2"}
 OF_LLAMA = {
     "hidden_act": "silu",
@@ -100,12 +141,16 @@ def layer_types(size, L):
 
 def make_config(attention, size, T, L, C, F, V, NH, NKV, D):
     plain = attention == "baseline" and not size.yoco  # written as a class of transformers
-    kind = {**DIFFV2, "attention": attention} if not plain else MINISTRAL if size.window else LLAMA
-    rest = OF_LLAMA if plain else {}
+    kind = QWEN3 if size.qk_norm else MINISTRAL if size.window else LLAMA
+    kind, rest = (kind, OF_LLAMA) if plain else ({**DIFFV2, "attention": attention}, {})
     if size.window:
         rest = {**rest, "sliding_window": size.window, "layer_types": layer_types(size, L)}
+    if size.window and kind is QWEN3:
+        rest = {**rest, "use_sliding_window": True}
     if size.yoco:
         rest = {**rest, "yoco": True}
+    if size.qk_norm and not plain:
+        rest = {**rest, "use_qk_norm": True}
     return {
         **kind,
         "vocab_size": V,

@@ -7,10 +7,15 @@ The model as plain tensor code, the reference for all other implementations.
   window   position t of a layer with a window W attends to t-W+1 .. t
   YOCO     the layers from L/2 read one set of keys and values: K = rope(Wk z), V = Wv z, z = rmsnorm(x), x the output
            of layer L/2-1 (arXiv 2405.05254)
+  QK-norm  q = rope(rmsnorm(Wq x)), k = rope(rmsnorm(Wk x)): over the width of each head, with one weight for the query
+           heads of a layer and one for its key heads
+  heads    a signal map each, o = a; with noise heads o_i = a_i - s_i n_(i/g), g signals for each noise head, s = 1, l,
+           sigmoid(l) or tanh(l); XSA o - (o.v / v.v) v, v the value of the position itself in the head's K/V group
+           (arXiv 2603.09078); then a norm, and a gate sigmoid(Wg x)
   legend   B sequences, T positions, C hidden size, L layers, V vocabulary, F MLP width,
            D head_dim, NH num_attention_heads, NKV num_key_value_heads;
            derived per variant: H heads after the subtraction, NQ NK NV query, key and value heads,
-           DQ width of queries and keys, DV width of values; always H*DV = NH*D
+           DQ width of queries and keys, DV width of values; always H*DV = NH*D, NQ = H + H/g with noise heads
   numerics the dtype of the weights; nothing is fused, cached or approximated
 """
 
@@ -35,10 +40,11 @@ def shape_of(config):
     v = variant_of(config)
     NH, NKV, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
     H, NV = NH // v.merge, NKV // v.merge
-    s = Shape(H, v.maps * H, v.key_sets * NV, NV, D // v.split, D * v.merge)
-    if NH % NKV or NKV % v.merge or s.DQ % 2:
+    noise = H // v.signals if v.signals else 0
+    s = Shape(H, H + noise, v.key_sets * NV, NV, D // v.split, D * v.merge)
+    if NH % NKV or NKV % v.merge or s.DQ % 2 or (v.signals and NH // NKV % v.signals):
         raise ValueError(f"NH {NH}, NKV {NKV}, D {D}: heads do not divide")
-    if v.pair == "half" and NKV == 1:
+    if v.noise == "last" and NKV == 1:
         raise ValueError("with one KV head both heads of a pair read the same group")
     if config.get("yoco", False) and config["num_hidden_layers"] % 2:
         raise ValueError(f"YOCO needs an even number of layers, not {config['num_hidden_layers']}")
@@ -56,10 +62,8 @@ def layer_window(config, layer):
     return config.get("sliding_window") if types[layer] == "sliding_attention" else None
 
 
-# The factor of the second map, from the weights w of the layer, its normed input x (B,T,C) and its index. Projected
-# factors are per token and head, (B,T,H,1); the others broadcast.
-def projected_lambda(w, x):
-    return (x @ w["self_attn.lambda_proj.weight"].T)[..., None]
+def has_qk_norm(config):
+    return config.get("use_qk_norm", config.get("model_type") == "qwen3")
 
 
 LAMBDA_VECTORS = ("q1", "k1", "q2", "k2")
@@ -74,13 +78,17 @@ def exp_lambda(w, layer):
     return torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + lambda_init(layer)
 
 
-FACTORS = {
-    "sigmoid": lambda w, x, layer: torch.sigmoid(projected_lambda(w, x)),
-    "linear": lambda w, x, layer: projected_lambda(w, x),
+# The number l of each head, from the weights w of the layer, its normed input x (B,T,C) and its index: (B,T,H,1), or
+# what broadcasts to it. FACTORS: the factor of the noise map as a function of l.
+LAMBDAS = {
+    "input": lambda w, x, layer: (x @ w["self_attn.lambda_proj.weight"].T)[..., None],
     "one": lambda w, x, layer: 1.0,
     "exp": lambda w, x, layer: exp_lambda(w, layer),
-    "scalar": lambda w, x, layer: w["self_attn.lambda"],
+    "layer": lambda w, x, layer: w["self_attn.lambda"],
+    "head": lambda w, x, layer: w["self_attn.lambda"][:, None],
 }
+FACTORS = {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "linear": lambda l: l}
+HEAD_NORM_EPS = 1e-5  # of a norm over each head; that over all heads has rms_norm_eps
 
 
 def rmsnorm(x, weight, eps):
@@ -108,11 +116,38 @@ def causal_softmax(scores, sink, window):
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
 
 
+def rotated_heads(config, w, x, of, heads):
+    """x (B,T,C) -> the queries or keys (B,T,heads,DQ); of: "q" or "k" """
+    y = (x @ w[of + "_proj.weight"].T).view(*x.shape[:2], heads, shape_of(config).DQ)
+    if has_qk_norm(config):
+        y = rmsnorm(y, w[of + "_norm.weight"], config["rms_norm_eps"])
+    return rope(y, config["rope_theta"])
+
+
 def keys_and_values(config, w, x):
     """x (B,T,C) after its norm -> (B,T,NK,DQ), (B,T,NV,DV)"""
     s, (B, T, _) = shape_of(config), x.shape
-    key = rope((x @ w["k_proj.weight"].T).view(B, T, s.NK, s.DQ), config["rope_theta"])
+    key = rotated_heads(config, w, x, "k", s.NK)
     return key, (x @ w["v_proj.weight"].T).view(B, T, s.NV, s.DV)
+
+
+def map_heads(v, H):
+    """The query heads of the signal maps, and with noise heads those of the noise maps."""
+    head = torch.arange(H)
+    if v.noise == "none":
+        return [head]
+    block = torch.arange(H // v.signals)  # a noise head each
+    if v.noise == "last":
+        return [head, H + block]
+    return [head + head // v.signals, block * (v.signals + 1) + v.signals]
+
+
+def without_own_value(o, value):
+    """XSA: o (B,T,H,DV) without its component along value (B,T,NV,DV). Values of length 0 have no direction."""
+    v = value.repeat_interleave(o.shape[2] // value.shape[2], 2)
+    square = (v * v).sum(-1, keepdim=True)
+    share = (o * v).sum(-1, keepdim=True) / square.clamp(min=1e-24)
+    return o - torch.where(square >= 1e-24, share, torch.zeros_like(share)) * v
 
 
 def attention(config, w, x, layer, shared=None):
@@ -120,32 +155,31 @@ def attention(config, w, x, layer, shared=None):
     or None for the layer's own."""
     v, s = variant_of(config), shape_of(config)
     B, T, _ = x.shape
-    eps = config["rms_norm_eps"] if v.norm_eps == 0 else v.norm_eps
-    query = rope((x @ w["self_attn.q_proj.weight"].T).view(B, T, s.NQ, s.DQ), config["rope_theta"])
+    query = rotated_heads(config, part(w, "self_attn."), x, "q", s.NQ)
     key, value = shared or keys_and_values(config, part(w, "self_attn."), x)
     window = layer_window(config, layer)
 
     sink = {"none": None, "zero": x.new_zeros(s.H), "learned": w.get("self_attn.sinks")}[v.sink]
-    head = torch.arange(s.H)
     outputs = []
-    for m in range(v.maps):
-        q = head + m * s.H if v.pair == "half" else head * v.maps + m  # its query head, (H)
+    for m, q in enumerate(map_heads(v, s.H)):
         g = q // (s.NQ // s.NV)  # its value head
         k = g * v.key_sets + m % v.key_sets  # its key head
         scores = torch.einsum("bthd,bshd->bhts", query[:, :, q], key[:, :, k]) / math.sqrt(s.DQ)
         outputs.append(torch.einsum("bhts,bshd->bthd", causal_softmax(scores, sink, window), value[:, :, g]))
 
     o = outputs[0]  # (B,T,H,DV)
-    if v.maps == 2:
-        o = o - FACTORS[v.lambda_](w, x, layer) * outputs[1]
+    if v.signals:
+        noise = outputs[1].repeat_interleave(v.signals, 2)
+        o = o - FACTORS[v.factor](LAMBDAS[v.lambda_](w, x, layer)) * noise
+    if v.xsa:
+        o = without_own_value(o, value)
     if v.norm == "head":
-        o = rmsnorm(o, w["self_attn.subln.weight"], eps) * (1 - lambda_init(layer))
+        o = rmsnorm(o, w["self_attn.subln.weight"], HEAD_NORM_EPS) * (1 - lambda_init(layer))
+    if v.norm == "all":
+        o = rmsnorm(o.flatten(2), w["self_attn.subln.weight"], config["rms_norm_eps"]).view_as(o)
     if v.gate != "none":  # (B,T,H,1) or (B,T,H,D)
         o = o * torch.sigmoid(x @ w["self_attn.gate_proj.weight"].T).view(B, T, s.H, -1)
-    o = o.reshape(B, T, s.H * s.DV)
-    if v.norm == "all":
-        o = rmsnorm(o, w["self_attn.subln.weight"], eps)
-    return o @ w["self_attn.o_proj.weight"].T
+    return o.flatten(2) @ w["self_attn.o_proj.weight"].T
 
 
 def mlp(w, y):
@@ -188,31 +222,35 @@ def tensor_table(config):
     norm = lambda width: ((width,), 1, 0.2)
     vector = ((config["head_dim"],), 0, 0.5)
     keys_values = [("k_proj.weight", *linear(s.NK * s.DQ, C)), ("v_proj.weight", *linear(s.NV * s.DV, C))]
+    head_norm = [("k_norm.weight", *norm(s.DQ))] if has_qk_norm(config) else []
     layer_rows = lambda own: [  # present, name, shape and values; own: the layer has keys and values of its own
         (True, "input_layernorm.weight", norm(C)),
         (True, "self_attn.q_proj.weight", linear(s.NQ * s.DQ, C)),
         *((own, "self_attn." + name, row) for name, *row in keys_values),
-        (v.lambda_ == "sigmoid", "self_attn.lambda_proj.weight", linear(NH, C)),
-        (v.lambda_ == "linear", "self_attn.lambda_proj.weight", linear(NH, C)),
+        (v.lambda_ == "input", "self_attn.lambda_proj.weight", linear(NH, C)),
         (v.gate == "head", "self_attn.gate_proj.weight", linear(NH, C)),
-        (v.gate == "element", "self_attn.gate_proj.weight", linear(ND, C)),
+        (v.gate == "elem", "self_attn.gate_proj.weight", linear(ND, C)),
+        (has_qk_norm(config), "self_attn.q_norm.weight", norm(s.DQ)),
+        *((own, "self_attn." + name, row) for name, *row in head_norm),
         (True, "self_attn.o_proj.weight", linear(C, ND)),
         (v.norm == "head", "self_attn.subln.weight", norm(s.DV)),
         (v.norm == "all", "self_attn.subln.weight", norm(ND)),
         *((v.lambda_ == "exp", "self_attn.lambda_" + i, vector) for i in LAMBDA_VECTORS),
-        (v.lambda_ == "scalar", "self_attn.lambda", ((1,), 0.5, 0.2)),
+        (v.lambda_ == "layer", "self_attn.lambda", ((1,), 0.5, 0.2)),
+        (v.lambda_ == "head", "self_attn.lambda", ((NH,), 0, 1)),
         (v.sink == "learned", "self_attn.sinks", ((NH,), 0, 1)),
         (True, "post_attention_layernorm.weight", norm(C)),
         (True, "mlp.gate_proj.weight", linear(F_, C)),
         (True, "mlp.up_proj.weight", linear(F_, C)),
         (True, "mlp.down_proj.weight", linear(C, F_)),
     ]
+    yoco_rows = [("norm.weight", *norm(C)), *keys_values, *head_norm]
     table = [("model.embed_tokens.weight", (V, C), 0, 0.5)]
     L = config["num_hidden_layers"]
     for layer in range(L):
         cross = layer_is_cross(config, layer)
         if cross and layer == L // 2:
-            table += [("model.yoco." + name, *row) for name, *row in [("norm.weight", *norm(C)), *keys_values]]
+            table += [("model.yoco." + name, *row) for name, *row in yoco_rows]
         table += [(f"model.layers.{layer}.{name}", *row) for present, name, row in layer_rows(not cross) if present]
     table.append(("model.norm.weight", *norm(C)))
     if not config["tie_word_embeddings"]:

@@ -1,5 +1,5 @@
 """
-The model for the transformers library. It opens checkpoints of train_diffv2, with all eleven attention variants.
+The model for the transformers library. It opens checkpoints of train_diffv2, with all attention variants.
 Importing it registers model_type "diffv2", after which
 
   AutoModelForCausalLM.from_pretrained("out/checkpoints/step_00001000", trust_remote_code=True)
@@ -24,14 +24,15 @@ from transformers.modeling_outputs import CausalLMOutput
 
 
 class Variant(NamedTuple):
-    maps: int  # attention maps per output head: 1, or 2 that are subtracted
-    key_sets: int  # 2: each map has its own keys; 1: both maps read the same keys
+    signals: int  # output heads that share a noise head, whose map is subtracted from theirs; 0: no noise heads
+    key_sets: int  # 2: noise heads have keys of their own; 1: signal and noise heads read the same keys
     merge: int  # neighbouring heads merged into one output head of width merge*D
     split: int  # query and key heads have width D/split
-    pair: str  # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
-    lambda_: str  # factor of the second map, see Attention.factor
-    norm: str  # rmsnorm before o_proj: over each head's DV, or over all NH*D
-    norm_eps: float  # epsilon of that norm; 0: rms_norm_eps of the configuration
+    noise: str  # a noise head comes after its signal heads ("next"), or after all of them ("last")
+    lambda_: str  # origin of the number l of an output head, see Attention.factor
+    factor: str  # of the noise head, as a function of l
+    xsa: bool  # the component of an output head along the value of its own position is removed
+    norm: str  # rmsnorm before o_proj: over each head's DV with an epsilon of its own, or over all NH*D
     gate: str  # sigmoid gate on the heads before o_proj: per head, or per element
     sink: str  # extra logit in each softmax, whose column is dropped: 0, or learned per head
 
@@ -39,26 +40,38 @@ class Variant(NamedTuple):
 # dev/reference/variants.py compares these tables with llmc/model/config_json.h and variants.h.
 LAYER_TYPES = ("sliding_attention", "full_attention")  # with a window, without
 VARIANTS = {
-    #                   maps key_sets merge split pair    lambda_    norm   norm_eps gate    sink
-    "baseline": Variant(1, 1, 1, 1, "none", "none", "none", 0, "none", "none"),
-    "diff_v2": Variant(2, 1, 1, 1, "next", "sigmoid", "none", 0, "none", "none"),
-    "diff_v2_cross_group": Variant(2, 1, 1, 1, "half", "sigmoid", "none", 0, "none", "none"),
-    "diff_v2_no_lambda": Variant(2, 1, 1, 1, "next", "one", "none", 0, "none", "none"),
-    "diff_v2_no_sigmoid": Variant(2, 1, 1, 1, "next", "linear", "none", 0, "none", "none"),
-    "diff_v1": Variant(2, 2, 2, 1, "next", "exp", "head", 1e-05, "none", "none"),
-    "diff_scalar": Variant(2, 2, 1, 2, "next", "scalar", "all", 0, "none", "none"),
-    "off_by_one": Variant(1, 1, 1, 1, "none", "none", "none", 0, "none", "zero"),
-    "sink": Variant(1, 1, 1, 1, "none", "none", "none", 0, "none", "learned"),
-    "gated_head": Variant(1, 1, 1, 1, "none", "none", "none", 0, "head", "none"),
-    "gated_elem": Variant(1, 1, 1, 1, "none", "none", "none", 0, "element", "none"),
+    # signals key_sets merge split noise lambda_ factor xsa norm gate sink
+    "baseline": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "none", "none"),
+    "diff_v2": Variant(1, 1, 1, 1, "next", "input", "sigmoid", False, "none", "none", "none"),
+    "diff_v2_cross_group": Variant(1, 1, 1, 1, "last", "input", "sigmoid", False, "none", "none", "none"),
+    "diff_v2_no_lambda": Variant(1, 1, 1, 1, "next", "one", "linear", False, "none", "none", "none"),
+    "diff_v2_no_sigmoid": Variant(1, 1, 1, 1, "next", "input", "linear", False, "none", "none", "none"),
+    "diff_v2_signed": Variant(1, 1, 1, 1, "next", "input", "tanh", False, "none", "none", "none"),
+    "diff_v2_head_lambda": Variant(1, 1, 1, 1, "next", "head", "sigmoid", False, "none", "none", "none"),
+    "diff_v2_layer_lambda": Variant(1, 1, 1, 1, "next", "layer", "sigmoid", False, "none", "none", "none"),
+    "diff_v2_gated_head": Variant(1, 1, 1, 1, "next", "input", "sigmoid", False, "none", "head", "none"),
+    "diff_v2_gated_elem": Variant(1, 1, 1, 1, "next", "input", "sigmoid", False, "none", "elem", "none"),
+    "diff_v2_xsa": Variant(1, 1, 1, 1, "next", "input", "sigmoid", True, "none", "none", "none"),
+    "diff_grouped_2": Variant(2, 1, 1, 1, "next", "input", "sigmoid", False, "none", "none", "none"),
+    "diff_grouped_4": Variant(4, 1, 1, 1, "next", "input", "sigmoid", False, "none", "none", "none"),
+    "diff_v1": Variant(1, 2, 2, 1, "next", "exp", "linear", False, "head", "none", "none"),
+    "diff_scalar": Variant(1, 2, 1, 2, "next", "layer", "linear", False, "all", "none", "none"),
+    "off_by_one": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "none", "zero"),
+    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "none", "learned"),
+    "gated_head": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "head", "none"),
+    "gated_elem": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "elem", "none"),
+    "xsa": Variant(0, 1, 1, 1, "none", "none", "linear", True, "none", "none", "none"),
 }
+
+HEAD_NORM_EPS = 1e-5  # of norm "head"
+OWN_VALUE_LEAST = 1e-24  # squared length of a value below which XSA removes nothing
 
 # H heads after the subtraction, NQ NK NV heads of width DQ, DQ and DV; always H*DV = NH*D
 Shape = namedtuple("Shape", "H NQ NK NV DQ DV")
 
 
 class DiffV2Config(PretrainedConfig):
-    """config.json of a checkpoint. That of a Llama or Ministral has no key `attention`."""
+    """config.json of a checkpoint. That of a Llama, Ministral or Qwen3 has no key `attention`; a Qwen3 has QK-norm."""
 
     model_type = "diffv2"
 
@@ -79,6 +92,7 @@ class DiffV2Config(PretrainedConfig):
         sliding_window=None,
         layer_types=None,
         yoco=False,
+        use_qk_norm=None,
         **others,
     ):
         if attention not in VARIANTS or others.get("rope_parameters") or others.get("rope_scaling"):
@@ -88,6 +102,10 @@ class DiffV2Config(PretrainedConfig):
         self.num_hidden_layers, self.max_position_embeddings = num_hidden_layers, max_position_embeddings
         self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
         self.head_dim, self.rope_theta, self.rms_norm_eps = head_dim, rope_theta, rms_norm_eps
+        qwen3 = others.get("model_type") == "qwen3"
+        self.use_qk_norm = qwen3 if use_qk_norm is None else use_qk_norm
+        if qwen3 and (not self.use_qk_norm or (sliding_window and not others.get("use_sliding_window"))):
+            raise ValueError("a qwen3 has QK-norm, and a window only if use_sliding_window is true")
         # None: no layer has a window. Without layer_types, all layers have it, but those of YOCO's upper half
         self.sliding_window, self.yoco = sliding_window, yoco
         sliding, full = LAYER_TYPES
@@ -107,8 +125,10 @@ def shape_of(config):
     v, D = VARIANTS[config.attention], config.head_dim
     NH, NKV = config.num_attention_heads, config.num_key_value_heads
     H, NV = NH // v.merge, NKV // v.merge
-    s = Shape(H, v.maps * H, v.key_sets * NV, NV, D // v.split, D * v.merge)
-    if NH % NKV or NKV % v.merge or s.DQ % 2 or (v.pair == "half" and NKV == 1):
+    noise = H // v.signals if v.signals else 0
+    s = Shape(H, H + noise, v.key_sets * NV, NV, D // v.split, D * v.merge)
+    wrong = NH % NKV or NKV % v.merge or s.DQ % 2 or (v.signals and NH // NKV % v.signals)
+    if wrong or (v.noise == "last" and NKV == 1):
         raise ValueError(f"{config.attention} cannot have {NH} heads, {NKV} key/value heads of dimension {D}")
     return s
 
@@ -144,6 +164,27 @@ def causal_softmax(scores, sink, window):
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
 
 
+def map_heads(v, H, device):
+    """The query heads of the H signal maps, and with noise heads those of the noise maps."""
+    if v.signals == 0:
+        return [torch.arange(H, device=device)]
+    heads = torch.arange(H + H // v.signals, device=device)
+    if v.noise == "last":
+        return [heads[:H], heads[H:]]
+    heads = heads.view(-1, v.signals + 1)  # blocks of signal heads and their noise head
+    return [heads[:, :-1].flatten(), heads[:, -1]]
+
+
+def without_own_value(o, value):
+    """XSA (arXiv 2603.09078). o (B,T,H,DV) without its component along value (B,T,NV,DV)."""
+    o = o.unflatten(2, (value.shape[2], -1))  # (B,T,NV,H/NV,DV)
+    v = value[:, :, :, None]
+    square = wide(v).square().sum(-1, keepdim=True)
+    along = (wide(o) * wide(v)).sum(-1, keepdim=True) / square.clamp(min=OWN_VALUE_LEAST)
+    along = along * (square >= OWN_VALUE_LEAST)
+    return (wide(o) - along * wide(v)).to(o.dtype).flatten(2, 3)
+
+
 class KeysValues(nn.Module):
     """Of the layers from L/2, with YOCO (arXiv 2405.05254)."""
 
@@ -153,15 +194,22 @@ class KeysValues(nn.Module):
         self.norm = nn.RMSNorm(C, eps=config.rms_norm_eps)
         self.k_proj = nn.Linear(C, s.NK * s.DQ, bias=False)
         self.v_proj = nn.Linear(C, s.NV * s.DV, bias=False)
+        self.k_norm = head_norm(config)
 
     def forward(self, x, cos, sin):
         """x (B,T,C), the output of layer L/2-1 -> (B,T,NK,DQ), (B,T,NV,DV)"""
         return keys_and_values(self, self.norm(x), cos, sin)
 
 
+def head_norm(config):
+    """QK-norm, of each query or key head (B,T,heads,DQ)."""
+    return nn.RMSNorm(shape_of(config).DQ, eps=config.rms_norm_eps) if config.use_qk_norm else nn.Identity()
+
+
 def keys_and_values(owner, x, cos, sin):
     s, (B, T, _) = owner.shape, x.shape
-    return rotate(owner.k_proj(x).view(B, T, s.NK, s.DQ), cos, sin), owner.v_proj(x).view(B, T, s.NV, s.DV)
+    key = owner.k_norm(owner.k_proj(x).view(B, T, s.NK, s.DQ))
+    return rotate(key, cos, sin), owner.v_proj(x).view(B, T, s.NV, s.DV)
 
 
 class Attention(nn.Module):
@@ -176,44 +224,46 @@ class Attention(nn.Module):
         if not self.cross:
             self.k_proj = nn.Linear(C, s.NK * s.DQ, bias=False)
             self.v_proj = nn.Linear(C, s.NV * s.DV, bias=False)
+            self.k_norm = head_norm(config)
+        self.q_norm = head_norm(config)
         self.o_proj = nn.Linear(NH * D, C, bias=False)
-        if v.lambda_ in ("sigmoid", "linear"):
+        if v.lambda_ == "input":
             self.lambda_proj = nn.Linear(C, NH, bias=False)
         if v.lambda_ == "exp":
             for name in ("q1", "k1", "q2", "k2"):
                 self.register_parameter("lambda_" + name, nn.Parameter(0.1 * torch.randn(D)))
-        if v.lambda_ == "scalar":  # a keyword of Python
-            self.register_parameter("lambda", nn.Parameter(torch.full((1,), self.lambda_init)))
+        if v.lambda_ in ("layer", "head"):  # the name is a keyword of Python
+            start = self.lambda_init if v.factor == "linear" else 0.0
+            self.register_parameter("lambda", nn.Parameter(torch.full((NH if v.lambda_ == "head" else 1,), start)))
         if v.gate != "none":
             self.gate_proj = nn.Linear(C, NH if v.gate == "head" else NH * D, bias=False)
         if v.norm != "none":
-            eps = config.rms_norm_eps if v.norm_eps == 0 else v.norm_eps
+            eps = HEAD_NORM_EPS if v.norm == "head" else config.rms_norm_eps
             self.subln = nn.RMSNorm(s.DV if v.norm == "head" else NH * D, eps=eps)
         if v.sink == "learned":
             self.sinks = nn.Parameter(torch.zeros(NH))
 
     def factor(self, x):
-        """The factor of the second map: (B,T,H,1) when projected from x, else one number."""
+        """The factor of each output head's noise map: (B,T,H,1) when projected from x, else (H,1), (1,1) or ()."""
         kind = self.variant.lambda_
-        if kind in ("sigmoid", "linear"):
-            projected = self.lambda_proj(x)[..., None]
-            return projected.sigmoid() if kind == "sigmoid" else projected
-        if kind == "exp":
+        if kind == "input":
+            l = self.lambda_proj(x)[..., None]
+        elif kind == "exp":
             first, second = self.lambda_q1 @ self.lambda_k1, self.lambda_q2 @ self.lambda_k2
-            return first.exp() - second.exp() + self.lambda_init
-        return getattr(self, "lambda") if kind == "scalar" else 1.0
+            l = first.exp() - second.exp() + self.lambda_init
+        else:
+            l = x.new_ones(()) if kind == "one" else getattr(self, "lambda")[:, None]
+        return {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "linear": lambda l: l}[self.variant.factor](l)
 
     def forward(self, x, cos, sin, shared):
         """x (B,T,C) after its norm -> (B,T,C); shared: the keys and values of YOCO, else None"""
         v, s, (B, T, _) = self.variant, self.shape, x.shape
-        query = rotate(self.q_proj(x).view(B, T, s.NQ, s.DQ), cos, sin)
+        query = rotate(self.q_norm(self.q_proj(x).view(B, T, s.NQ, s.DQ)), cos, sin)
         key, value = shared if self.cross else keys_and_values(self, x, cos, sin)
 
         sink = {"none": None, "zero": x.new_zeros(s.H), "learned": getattr(self, "sinks", None)}[v.sink]
-        head = torch.arange(s.H, device=x.device)
         outputs = []
-        for m in range(v.maps):
-            q = head + m * s.H if v.pair == "half" else head * v.maps + m  # its query head, (H)
+        for m, q in enumerate(map_heads(v, s.H, x.device)):
             g = q // (s.NQ // s.NV)  # its value head
             k = g * v.key_sets + m % v.key_sets  # its key head
             scores = torch.einsum("bthd,bshd->bhts", query[:, :, q], key[:, :, k]) / math.sqrt(s.DQ)
@@ -221,14 +271,17 @@ class Attention(nn.Module):
             outputs.append(torch.einsum("bhts,bshd->bthd", a, value[:, :, g]))
 
         o = outputs[0]  # (B,T,H,DV)
-        if v.maps == 2:
-            o = o - self.factor(x) * outputs[1]
+        if v.signals:
+            o = o - self.factor(x) * outputs[1].repeat_interleave(v.signals, 2)
+        if v.xsa:
+            o = without_own_value(o, value)
         if v.norm == "head":
             o = self.subln(o) * (1 - self.lambda_init)
+        if v.norm == "all":
+            o = self.subln(o.flatten(2)).view_as(o)
         if v.gate != "none":  # (B,T,H,1) or (B,T,H,D)
             o = o * torch.sigmoid(self.gate_proj(x)).view(B, T, s.H, -1)
-        o = o.reshape(B, T, s.H * s.DV)
-        return self.o_proj(self.subln(o) if v.norm == "all" else o)
+        return self.o_proj(o.flatten(2))
 
 
 class MLP(nn.Module):

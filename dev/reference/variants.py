@@ -6,7 +6,7 @@ from these headers.
   from variants import VARIANTS      {name: Variant}, in the order of the header
 
 Variant has the fields of the C struct AttentionVariant. Enumerators become lower-case words without
-their prefix: PAIR_NEXT is "next". The field `lambda` is `lambda_`, since lambda is a Python keyword.
+their prefix: NOISE_NEXT is "next". The field `lambda` is `lambda_`, since lambda is a Python keyword.
 Run as a program, it checks that modeling_diffv2.py, which is one file and therefore repeats the
 tables, has the same rows. Requires nothing but Python.
 
@@ -29,7 +29,7 @@ MODELING = HERE / "modeling_diffv2.py"
 def value_of(text):
     if re.fullmatch(r"[A-Z]+_[A-Z]+", text):
         return text.split("_")[1].lower()
-    return ast.literal_eval(text)
+    return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
 
 
 def variants_of_header(text):

@@ -5,17 +5,19 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
   ModelConfig config_json_read(directory)              from DIRECTORY/config.json, complete and checked. Exits with one
                                                        line that names the key and its value
 
-  format   One object, with keys in the order of config_json_build. The key "attention" names the variant. A baseline is
-           a Llama, or with windows above 1 a Ministral, and is written as one, without "attention", so that other
-           programs can load it. Windows are "sliding_window" and "layer_types"; "yoco" is true or missing.
-  reading  The variant is "attention" if present; otherwise model_type must be "llama" or "ministral". A key for a
+  format   One object, with keys in the order of config_json_build. The key "attention" names the variant. A baseline
+           is written as the first of foreign_classes that has its features, without "attention", so that other programs
+           can load it; with YOCO or a window of 1 it has none. Windows are "sliding_window" and "layer_types"; "yoco"
+           and "use_qk_norm" are true or missing.
+  reading  The variant is "attention" if present; otherwise model_type must be one of foreign_classes. A key for a
            feature that this model does not have must have the value that disables it (absent_features), otherwise the
            file is rejected. Other keys are ignored. null is the same as a missing key. Defaults are those of Llama
            configurations: num_key_value_heads = num_attention_heads, head_dim = hidden_size / num_attention_heads,
            rope_theta 10000 (at the top level or in rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false.
-           rope_parameters and rope_scaling must not scale angles. A Ministral must have the keys whose defaults in its
-           class differ from these: sliding_window (4096) and num_key_value_heads (8); without layer_types, all its
-           layers have the window.
+           rope_parameters and rope_scaling must not scale angles. Where the class of model_type has another default,
+           the key must be there.
+  qwen3    Always normalises queries and keys. Its windows count if use_sliding_window is true; without layer_types,
+           layers from max_window_layers have the window. A Ministral without layer_types has it in all layers.
 */
 #ifndef LLMC_CONFIG_JSON_H
 #define LLMC_CONFIG_JSON_H
@@ -25,9 +27,35 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
 #include "../base/json.h"
 #include "model_config.h"
 
+// Classes of Transformers 5.23.0 that are read, and written for a model that they hold exactly, with their defaults.
+typedef struct {
+    const char *type, *class_name; // model_type, architectures
+    bool windows, window_switch;   // has sliding_window (4096); reads it only if use_sliding_window (false) is true
+    bool qk_norm;                  // normalises queries and keys
+    int kv_heads, head_dim;        // defaults that are not Llama's; 0: Llama's
+} ForeignClass;
+static const ForeignClass foreign_classes[] = {
+    {"llama", "LlamaForCausalLM", false, false, false, 0, 0},
+    {"ministral", "MinistralForCausalLM", true, false, false, 8, 0},
+    {"qwen3", "Qwen3ForCausalLM", true, true, true, 32, 128},
+};
+enum { FOREIGN_CLASS_COUNT = sizeof(foreign_classes) / sizeof(foreign_classes[0]) };
+
+// The class that a model is written as; NULL: none holds it.
+static inline const ForeignClass *foreign_class_of(const ModelConfig *c) {
+    // with a window of 1, the cache of these classes keeps all positions (DynamicSlidingWindowLayer)
+    if (c->attention != variant_find("baseline") || c->yoco || c->window == 1) return NULL;
+    for (int i = 0; i < FOREIGN_CLASS_COUNT; i++)
+        if (foreign_classes[i].qk_norm == c->qk_norm && (foreign_classes[i].windows || !c->window))
+            return &foreign_classes[i];
+    return NULL;
+}
+
 static const char *const layer_type_names[] = {"sliding_attention", "full_attention"};
-static inline bool config_json_add_windows(cJSON *o, const ModelConfig *c) {
+static inline bool config_json_add_windows(cJSON *o, const ModelConfig *c, const ForeignClass *foreign) {
     bool ok = cJSON_AddNumberToObject(o, "sliding_window", c->window) != NULL;
+    if (foreign && foreign->window_switch) // max_window_layers is for readers that do not know layer_types
+        ok = ok && cJSON_AddTrueToObject(o, "use_sliding_window") && cJSON_AddNumberToObject(o, "max_window_layers", 0);
     cJSON *types = cJSON_AddArrayToObject(o, "layer_types");
     for (int l = 0; l < c->L; l++)
         ok = ok && cJSON_AddItemToArray(types, cJSON_CreateString(layer_type_names[layer_window(c, l) == 0]));
@@ -35,14 +63,10 @@ static inline bool config_json_add_windows(cJSON *o, const ModelConfig *c) {
 }
 
 static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
-    // with a window of 1, Ministral's cache keeps all positions (Transformers 5.23.0, DynamicSlidingWindowLayer)
-    bool foreign = c->attention == variant_find("baseline") && !c->yoco && c->window != 1;
-    bool ministral = foreign && c->window;
+    const ForeignClass *foreign = foreign_class_of(c);
     cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "architectures");
-    const char *class_name = ministral ? "MinistralForCausalLM" : foreign ? "LlamaForCausalLM" : "DiffV2ForCausalLM";
-    const char *type = ministral ? "ministral" : foreign ? "llama" : "diffv2";
-    bool ok =
-        cJSON_AddItemToArray(list, cJSON_CreateString(class_name)) && cJSON_AddStringToObject(o, "model_type", type);
+    bool ok = cJSON_AddItemToArray(list, cJSON_CreateString(foreign ? foreign->class_name : "DiffV2ForCausalLM")) &&
+              cJSON_AddStringToObject(o, "model_type", foreign ? foreign->type : "diffv2");
     if (!foreign) ok = ok && cJSON_AddStringToObject(o, "attention", c->attention->name);
     ok = ok && cJSON_AddNumberToObject(o, "vocab_size", c->V) && cJSON_AddNumberToObject(o, "hidden_size", c->C) &&
          cJSON_AddNumberToObject(o, "num_hidden_layers", c->L) &&
@@ -54,8 +78,9 @@ static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
          cJSON_AddNumberToObject(o, "rms_norm_eps", c->rms_norm_eps) &&
          cJSON_AddBoolToObject(o, "tie_word_embeddings", c->tied) &&
          cJSON_AddStringToObject(o, "torch_dtype", dtype_table[dtype].torch_name);
-    if (c->window) ok = ok && config_json_add_windows(o, c);
+    if (c->window) ok = ok && config_json_add_windows(o, c, foreign);
     if (c->yoco) ok = ok && cJSON_AddTrueToObject(o, "yoco");
+    if (c->qk_norm) ok = ok && cJSON_AddTrueToObject(o, "use_qk_norm");
     if (foreign) // defaults that a reader might assume otherwise; Llama's tokens 1 and 2 have no special meaning here
         ok = ok && cJSON_AddStringToObject(o, "hidden_act", "silu") && cJSON_AddFalseToObject(o, "attention_bias") &&
              cJSON_AddFalseToObject(o, "mlp_bias") && cJSON_AddNullToObject(o, "bos_token_id") &&
@@ -86,6 +111,7 @@ enum { ABSENT_FEATURE_COUNT = sizeof(absent_features) / sizeof(absent_features[0
 typedef struct {
     const char *path;
     const cJSON *object;
+    const ForeignClass *foreign; // of model_type; NULL: another one, or none
 } ConfigReader;
 
 // A JSON value as text for a message.
@@ -145,29 +171,33 @@ static inline void config_refuse_features(const ConfigReader *r) {
     }
 }
 
-static inline bool config_is_type(const ConfigReader *r, const char *name) {
+// NULL if model_type is missing or another one.
+static inline const ForeignClass *config_foreign_class(const ConfigReader *r) {
     const cJSON *type = config_item(r, "model_type");
-    return cJSON_IsString(type) && strcmp(type->valuestring, name) == 0;
+    for (int i = 0; i < FOREIGN_CLASS_COUNT; i++)
+        if (cJSON_IsString(type) && strcmp(type->valuestring, foreign_classes[i].type) == 0) return &foreign_classes[i];
+    return NULL;
+}
+
+// Appends a name to a list for a message.
+static inline void config_list_add(char *list, size_t size, const char *name) {
+    size_t length = strlen(list);
+    snprintf(list + length, size - length, "%s%s", length ? ", " : "", name);
 }
 
 static inline const AttentionVariant *config_attention(const ConfigReader *r) {
     const cJSON *attention = config_item(r, "attention"), *type = config_item(r, "model_type");
+    char known[1024] = "";
     if (!attention) {
-        CHECK(type,
-              "%s: the key model_type is missing; supported are \"llama\" and \"ministral\", and models with the key "
-              "attention",
-              r->path);
-        CHECK(config_is_type(r, "llama") || config_is_type(r, "ministral"),
-              "%s: model_type is %s; without the key attention only \"llama\" and \"ministral\" are supported", r->path,
-              config_value_text(type).text);
+        for (int i = 0; i < FOREIGN_CLASS_COUNT; i++) config_list_add(known, sizeof(known), foreign_classes[i].type);
+        CHECK(type, "%s: the key model_type is missing; without the key attention it must be one of %s", r->path,
+              known);
+        CHECK(r->foreign, "%s: model_type is %s; without the key attention it must be one of %s", r->path,
+              config_value_text(type).text, known);
         return variant_find("baseline");
     }
     const AttentionVariant *v = cJSON_IsString(attention) ? variant_find(attention->valuestring) : NULL;
-    char known[1024] = "";
-    for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++) {
-        size_t length = strlen(known);
-        snprintf(known + length, sizeof(known) - length, "%s%s", i ? ", " : "", attention_variants[i].name);
-    }
+    for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++) config_list_add(known, sizeof(known), attention_variants[i].name);
     CHECK(v, "%s: attention is %s; supported are %s", r->path, config_value_text(attention).text, known);
     return v;
 }
@@ -185,8 +215,7 @@ static inline double config_unscaled_rope(const ConfigReader *r, const char *key
               "%s: %s has %s = %s; only rope_type \"default\" is supported", r->path, key,
               printable(e->string) ? e->string : "a key", config_value_text(e).text);
     }
-    ConfigReader inner;
-    inner.path = r->path;
+    ConfigReader inner = *r;
     inner.object = rope;
     return config_number(&inner, "rope_theta", NAN);
 }
@@ -213,15 +242,15 @@ static inline bool config_layer_is_full(const ConfigReader *r, const cJSON *type
     return false;
 }
 
-// Sets window and full_every from layer_types. A model that has a window and no layer_types has it in every layer.
+// Sets window and full_every from layer_types.
 static inline void config_read_layer_types(const ConfigReader *r, const cJSON *types, ModelConfig *c) {
     bool *full = (bool *)checked_calloc(c->L, sizeof(bool));
     const cJSON *type = types->child;
     int upper = c->yoco ? c->L / 2 : c->L, first = upper; // first: the first layer that attends to all positions
     for (int l = 0; l < c->L; l++, type = type->next) {
         full[l] = config_layer_is_full(r, type);
-        CHECK(c->window || full[l], "%s: layer_types has \"%s\", but there is no sliding_window", r->path,
-              layer_type_names[0]);
+        CHECK(c->window || full[l], "%s: layer_types has \"%s\", but there is no sliding_window%s", r->path,
+              layer_type_names[0], r->foreign && r->foreign->window_switch ? " with use_sliding_window true" : "");
         if (full[l]) first = min_int(first, l);
     }
     if (first == 0) c->window = 0; // no layer that the window applies to
@@ -234,23 +263,49 @@ static inline void config_read_layer_types(const ConfigReader *r, const cJSON *t
     free(full);
 }
 
+// For a class with a default of its own: the key must be there. It may be null.
+static inline void config_require(const ConfigReader *r, const char *key) {
+    CHECK(cJSON_GetObjectItemCaseSensitive(r->object, key),
+          "%s: the key %s is missing, and model_type is \"%s\", which requires it", r->path, key, r->foreign->type);
+}
+
+// A window without layer_types: in the layers from max_window_layers where the class has this key, otherwise in all.
+static inline void config_read_first_window(const ConfigReader *r, ModelConfig *c) {
+    uint64_t first = 0;
+    if (!r->foreign || !r->foreign->window_switch) return;
+    const cJSON *item = config_item(r, "max_window_layers");
+    CHECK(item, "%s: use_sliding_window is true: one of the keys layer_types and max_window_layers is required",
+          r->path);
+    CHECK(json_size(item, &first) && (first == 0 || first >= (uint64_t)c->L),
+          "%s: max_window_layers is %s; supported are 0, a window in every layer, and %d or more, in none", r->path,
+          config_value_text(item).text, c->L);
+    if (first) c->window = 0;
+}
+
 // sliding_window, layer_types and yoco. A key that the class of model_type ignores is rejected.
 static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
     const cJSON *types = config_item(r, "layer_types"), *window = config_item(r, "sliding_window");
-    const char *const required[] = {"sliding_window", "num_key_value_heads"}; // or null
-    for (int i = 0; i < 2 && config_is_type(r, "ministral"); i++)
-        CHECK(cJSON_GetObjectItemCaseSensitive(r->object, required[i]),
-              "%s: the key %s is missing, and model_type is \"ministral\", which requires it", r->path, required[i]);
+    const ForeignClass *foreign = r->foreign;
+    CHECK(!window || !foreign || foreign->windows, "%s: sliding_window is %s, but model_type is \"%s\", which has none",
+          r->path, config_value_text(window).text, foreign->type);
+    if (foreign && foreign->window_switch && !config_bool(r, "use_sliding_window", false)) window = NULL;
+    else if (foreign && foreign->windows) config_require(r, "sliding_window");
     c->window = window ? config_int(r, "sliding_window", 0) : 0;
-    CHECK(!window || !config_is_type(r, "llama"),
-          "%s: sliding_window is %s, but model_type is \"llama\", which has none", r->path,
-          config_value_text(window).text);
     c->yoco = config_bool(r, "yoco", false);
     CHECK(!c->yoco || config_item(r, "attention"), "%s: yoco is true; a model with it has the key attention", r->path);
     CHECK(!types || (cJSON_IsArray(types) && cJSON_GetArraySize(types) == c->L),
           "%s: layer_types is %s; it must be an array with a name for each of the %d layers", r->path,
           config_value_text(types).text, c->L);
     if (types) config_read_layer_types(r, types, c);
+    else if (window) config_read_first_window(r, c);
+}
+
+// use_qk_norm. A class has the norm or not: the key cannot change that.
+static inline bool config_qk_norm(const ConfigReader *r) {
+    bool own = r->foreign && r->foreign->qk_norm, norm = config_bool(r, "use_qk_norm", own);
+    CHECK(!r->foreign || norm == own, "%s: use_qk_norm is %s, but model_type is \"%s\", which %s this norm", r->path,
+          norm ? "true" : "false", r->foreign->type, own ? "always has" : "does not have");
+    return norm;
 }
 
 static inline ModelConfig config_json_read(const char *directory) {
@@ -268,6 +323,8 @@ static inline ModelConfig config_json_read(const char *directory) {
     ConfigReader reader, *r = &reader;
     r->path = path;
     r->object = object;
+    r->foreign = config_foreign_class(r);
+    if (r->foreign && r->foreign->kv_heads) config_require(r, "num_key_value_heads");
 
     ModelConfig c;
     memset(&c, 0, sizeof(c));
@@ -278,13 +335,15 @@ static inline ModelConfig config_json_read(const char *directory) {
     c.L = config_int(r, "num_hidden_layers", 0);
     c.NH = config_int(r, "num_attention_heads", 0);
     c.NKV = config_int(r, "num_key_value_heads", c.NH);
-    c.D = config_int(r, "head_dim", c.C % c.NH == 0 ? c.C / c.NH : 0);
+    bool own_width = r->foreign && r->foreign->head_dim;
+    c.D = config_int(r, "head_dim", c.C % c.NH == 0 && !own_width ? c.C / c.NH : 0);
     c.F = config_int(r, "intermediate_size", 0);
     c.T = config_int(r, "max_position_embeddings", 0);
     c.rope_theta = config_rope_theta(r);
     c.rms_norm_eps = config_number(r, "rms_norm_eps", 1e-6);
     c.tied = config_bool(r, "tie_word_embeddings", false);
     config_read_windows(r, &c);
+    c.qk_norm = config_qk_norm(r);
     const char *const dtype_keys[] = {"torch_dtype", "dtype"}; // informative only: each tensor states its type
     for (int k = 0; k < 2; k++) {
         const cJSON *item = config_item(r, dtype_keys[k]);

@@ -21,7 +21,8 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
 Keys of an arm override those of the size, which override those before the sections. Steps are tokens / total-batch,
 rounded up. `validations`, `statistics` and `checkpoints` are their numbers per run. `precisions` repeats each run with
 these values of --gemm, `quantize` lists the values of --quantize for the evaluations, and `eval-steps` limits their
-batches (default: all validation data).
+batches (default: all validation data). `probes = last` probes each last checkpoint, `all` keeps and probes every checkpoint.
+Arms with the same `group` stand together in figures.
 """
 
 import itertools
@@ -34,6 +35,8 @@ KEYS = {
     "question": str,
     "reference": str,
     "label": str,
+    "group": str,
+    "probes": "checkpoints",
     "match": str,
     "launcher": str,
     "seeds": "whole numbers",
@@ -50,7 +53,7 @@ KEYS = {
     "eval-steps": "count",
 }
 PLAN_ONLY = ("title", "question", "reference", "seeds", "precisions")  # not allowed in a size or an arm
-ARM_ONLY = ("match", "label")
+ARM_ONLY = ("match", "label", "group")
 # options of the trainer that a plan must not set: what sets them instead
 TAKEN = {
     "out": "--out of the lab",
@@ -64,6 +67,7 @@ TAKEN = {
     "checkpoint-every": "checkpoints",
     "match-params": "match",
     "keep": "the lab",
+    "probe": "probes",
 }
 OWN = ("lr", "ranks", "threads", "quantize")  # also names of trainer options, which a plan does not set
 NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
@@ -99,6 +103,7 @@ class PlannedRun:
     launcher: str = ""
     quantize: tuple = ()  # values of --quantize
     eval_steps: int = 10**6  # batches of the evaluation: all data
+    probes: str = "none"  # last, all or none
 
 
 def parse_count(text):
@@ -120,6 +125,10 @@ def parse_value(key, text):
         if value is None:
             raise ValueError("a positive integer, such as 2000, 2K or 1.5M")
         return value
+    if kind == "checkpoints":
+        if text not in ("last", "all", "none"):
+            raise ValueError("last, all or none")
+        return text
     if kind == "whole numbers":
         if not re.fullmatch(r"[0-9]+(\s+[0-9]+)*", text) or len(set(text.split())) < len(text.split()):
             raise ValueError("different integers, separated by spaces")
@@ -269,7 +278,7 @@ def expand_arm(plan, arm, keys, trainer_options):
     ):
         if key in keys and (key != "validations" or "val-data" in keys):
             options[option] = str(max(1, steps // keys[key]))
-    options["keep"] = "1"
+    options["keep"] = "0" if keys.get("probes") == "all" else "1"
     precisions = keys.get("precisions", [None])
     runs = []
     for seed, lr, precision in itertools.product(keys.get("seeds", [1]), keys["lr"], precisions):
@@ -288,6 +297,7 @@ def expand_arm(plan, arm, keys, trainer_options):
                 keys.get("launcher", ""),
                 tuple(keys.get("quantize", ())),
                 keys.get("eval-steps", 10**6),
+                keys.get("probes", "none"),
             )
         )
     return runs

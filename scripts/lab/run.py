@@ -7,6 +7,7 @@ stop the others; the next start repeats it.
     OUT/lab.json       the plan and its runs
     OUT/NAME/          a run (ARM.lrX.seedN, or ARM.PRECISION.lrX.seedN), as the trainer writes it
     OUT/NAME/eval.json loss by position, recall and sinks of its last checkpoint; attention.safetensors: maps
+    OUT/NAME/probe.json mechanisms of its last checkpoint, and probe-STEP.json of others, as `probes` says; CPU only
     OUT/NAME.out       the output of the trainer
 
 Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed; 2 usage; 3 stopped by a signal.
@@ -194,12 +195,16 @@ def is_number(value):
         return False
 
 
+def facts_of_arm(arm, keys):
+    return {"label": keys.get("label", arm), **{key: keys[key] for key in ("group", "match") if key in keys}}
+
+
 def write_lab(out, plan, size, runs, costs):
     """Writes lab.json: the facts for the report that are not in the runs. Keeps the runs of earlier starts."""
     old = run_directory.read_lab(out) or {}
     if old and (old["plan"], old["size"]) != (plan.name, size):
         fail(f"{out} holds the plan {old['plan']} at size {old['size']}: specify another --out", 2)
-    arms = {**old.get("arms", {}), **{arm: {"label": keys.get("label", arm)} for arm, keys in plan.arms.items()}}
+    arms = {**old.get("arms", {}), **{arm: facts_of_arm(arm, keys) for arm, keys in plan.arms.items()}}
     listed = {run["name"]: run for run in old.get("runs", [])}
     for run in runs:
         listed[run.name] = {

@@ -106,6 +106,25 @@ def checkpoint(directory, step):
     return Path(directory) / "checkpoints" / f"step_{step:08d}"
 
 
+def probe_name(step, steps):
+    """The file of the probes of a checkpoint."""
+    return "probe.json" if step == steps else f"probe-{step:08d}.json"
+
+
+def probed_step(name, steps):
+    """The step of a file of probes."""
+    digits = name.removeprefix("probe").removesuffix(".json").lstrip("-")
+    return int(digits) if digits.isdigit() else steps
+
+
+def probed_steps(directory, steps, probes):
+    """The steps of the checkpoints to probe: last, all or none."""
+    if probes != "all":
+        return [steps] if probes == "last" else []
+    found = (Path(directory) / "checkpoints").glob("step_*/trainer_state.json")
+    return sorted((int(path.parent.name.removeprefix("step_")) for path in found), reverse=True)
+
+
 LOCK_LAYOUT = "hhqqi4x"  # struct flock: type, whence, start, length, process
 
 

@@ -1,7 +1,8 @@
 """scheduler.py: starts the runs of a plan, watches them, and prints their progress.
 
-A run is a training and then, if the trainer supports it, an evaluation of its last checkpoint. When this process dies,
-the kernel signals the trainings, which save a checkpoint, so that none continues unobserved.
+A run is a training and then, if the trainer supports it, an evaluation of its last checkpoint, and probes of the
+checkpoints that `probes` names. When this process dies, the kernel signals the trainings, which save a checkpoint, so
+that none continues unobserved.
 
 A process gets SIGTERM; the launcher of several ranks gets SIGUSR1, which mpirun forwards. At SIGTERM mpirun kills the
 ranks before they have saved.
@@ -26,13 +27,14 @@ PR_SET_PDEATHSIG = 1
 
 
 class Job:
-    """A run of the plan. state: waiting, training, trained, evaluating, done, diverged or failed."""
+    """A run of the plan. state: waiting, training, trained, evaluating, probing, done, diverged or failed."""
 
     def __init__(self, run, directory, flops_per_token):
         self.run, self.directory, self.flops_per_token = run, directory, flops_per_token
         self.state, self.step, self.process, self.why = "waiting", 0, None, ""
         self.loss, self.rate, self.gpus, self.started = None, 0.0, [], 0.0
-        self.no_eval = False
+        self.ended = set()  # files of evaluations and probes: each is made once in this lab, even if it fails
+        self.making = None  # such a file
         self.signals, self.asked = [], False  # signals to send, each stronger than the last; whether one was sent
 
     def send(self):
@@ -99,6 +101,7 @@ class Queue:
         self.jobs = [Job(run, out / run.name, costs[run.name][1]) for run in runs]
         self.free_gpus = list(range(arguments.gpus))
         self.evaluates = "eval-out" in trainer.options and not arguments.no_eval
+        self.probes = self.evaluates and "probe" in trainer.options and not arguments.gpus  # a probe uses the CPU
         self.stopping, self.stopped_at = None, 0.0
         self.spare = min(SPARE_S, 6 * arguments.minutes)
         self.ends = started + 60 * arguments.minutes - self.spare if arguments.minutes else None
@@ -139,13 +142,29 @@ class Queue:
         same = [other.run.seed for other in self.jobs if other.run.arm == job.run.arm]
         return job.run.seed == min(same)
 
-    def wants_evaluation(self, job):
-        return (
-            self.evaluates
-            and "val-data" in job.run.options
-            and not job.no_eval
-            and not (job.directory / "eval.json").exists()
-        )
+    def probe_command(self, job, step):
+        kept = {k: v for k, v in job.run.options.items() if k in ("val-data", "doc-mask", "separator")}
+        output = str(job.directory / run_directory.probe_name(step, job.run.steps))
+        words = [str(self.trainer.path), "--probe", output, "--seed", "1", *plans.arguments(kept)]
+        words += ["--init", str(run_directory.checkpoint(job.directory, step))]
+        return words + self.thread_words(job.run)
+
+    def remaining(self, job):
+        """(state, file, command) of the next evaluation or probe that a trained run requires; None if there is none."""
+        steps = run_directory.probed_steps(job.directory, job.run.steps, job.run.probes) if self.probes else []
+        wanted = [("evaluating", "eval.json", self.evaluation_command)] * self.evaluates
+        wanted += [
+            (
+                "probing",
+                run_directory.probe_name(step, job.run.steps),
+                lambda job, step=step: self.probe_command(job, step),
+            )
+            for step in steps
+        ]
+        for state, file, command in wanted if "val-data" in job.run.options else ():
+            if file not in job.ended and not (job.directory / file).exists():
+                return state, file, command
+        return None
 
     # ---- starting and collecting
 
@@ -192,9 +211,10 @@ class Queue:
                     continue  # a trainer of an earlier lab is still saving its checkpoint
                 found = job.update()
                 if found in ("done", "diverged"):
-                    job.state = "trained" if found == "done" and self.wants_evaluation(job) else found
+                    job.state = "trained" if found == "done" and self.remaining(job) else found
             if job.state == "trained":
-                self.start(job, "evaluating", self.evaluation_command(job))
+                state, job.making, command = self.remaining(job)
+                self.start(job, state, command(job))
                 room -= 1
             elif job.state == "waiting":
                 self.start(job, "training", self.training_command(job))
@@ -216,12 +236,12 @@ class Queue:
             job.process = None
             self.free_gpus = sorted(self.free_gpus + job.gpus)
             found = job.update()
-            if job.state == "evaluating":
-                job.state, job.no_eval = "done", status != 0
+            if job.state in ("evaluating", "probing"):
+                job.ended.add(job.making)
                 if status and not self.stopping:
-                    job.why = f"evaluation: {self.last_message(job, status)}"
-            elif found == "done":
-                job.state = "trained" if self.wants_evaluation(job) else "done"
+                    job.why = f"{job.state}: {self.last_message(job, status)}"
+            if found == "done":
+                job.state = "trained" if self.remaining(job) else "done"
             elif found == "diverged":
                 job.state = "diverged"
             elif status == 3 or self.stopping:
@@ -330,7 +350,16 @@ class Queue:
         left = self.time_left()
         head = ", ".join(f"{count} {state}" for state, count in counts.items())
         lines = [f"{time.strftime('%H:%M:%S')} {head}" + (f"; about {duration(left)} left" if left is not None else "")]
-        order = {"training": 0, "evaluating": 1, "failed": 2, "diverged": 3, "trained": 4, "done": 5, "waiting": 6}
+        order = {
+            "training": 0,
+            "evaluating": 1,
+            "probing": 1,
+            "failed": 2,
+            "diverged": 3,
+            "trained": 4,
+            "done": 5,
+            "waiting": 6,
+        }
         shown = sorted((job for job in self.jobs if room or job.process), key=lambda job: order[job.state])
         wide = max(len(job.run.name) for job in self.jobs)
         for job in shown[:room] if room else shown:

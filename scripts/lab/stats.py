@@ -3,6 +3,7 @@
 A gap is a paired difference: arm minus reference at the same seed, hence with the same data in the same order, and the
 same initial weights of tensors with equal shapes. Its interval is Student's t over the seeds, with n - 1 degrees of
 freedom; it assumes that the differences are independent and approximately normal. One seed has no interval.
+A pooled interval takes the deviation of all arms, which it assumes to be equal, and has more degrees of freedom.
 """
 
 import math
@@ -77,6 +78,11 @@ def t_cdf(t, df):
     return 1 - tail if t > 0 else tail
 
 
+def f_cdf(x, df1, df2):
+    """Of the ratio of two estimates of one variance."""
+    return incomplete_beta(df1 / 2, df2 / 2, df1 * x / (df1 * x + df2)) if x > 0 else 0.0
+
+
 @lru_cache(maxsize=4096)
 def t_quantile(p, df):
     """t with t_cdf(t, df) = p, by bisection."""
@@ -135,10 +141,75 @@ def paired_gap(arm, reference, confidence=CONFIDENCE):
     return t_interval([arm[s] - reference[s] for s in seeds], confidence)
 
 
-def seeds_needed(sd, gap, confidence=CONFIDENCE, limit=1000):
-    """The fewest seeds whose interval is narrower than the gap on each side, with deviation sd; or None."""
+OWN_DEVIATION_P = 0.01
+
+
+def pooled_interval(xs, pooled):
+    """(estimate of the mean of paired differences, whether its deviation is that of the Pool, which may be None). Their
+    own deviation is used if it exceeds the pool's by more than chance allows (F test, 1%)."""
+    own = t_interval(xs)
+    if not pooled or not pooled.sd or len(xs) < 2:
+        return own, False
+    sd, df = math.sqrt(2) * pooled.sd, pooled.df
+    if 1 - f_cdf((own.sd / sd) ** 2, len(xs) - 1, df) < OWN_DEVIATION_P:
+        return own, False
+    error = sd / math.sqrt(len(xs))
+    p = 2 * (1 - t_cdf(abs(own.mean) / error, df))
+    return Estimate(own.mean, t_quantile((1 + CONFIDENCE) / 2, df) * error, len(xs), sd, p), True
+
+
+@dataclass
+class Pool:
+    """The error in value = arm + seed + error. A paired difference of two arms has the deviation sqrt(2) sd."""
+
+    sd: float
+    df: int
+    arms: list  # without those that deviate more
+
+
+def squares_of_arms(cells, seeds):
+    """{arm: sum of its squared residuals} of the fit arm + seed, which alternates: cells may be missing."""
+    of_seed = dict.fromkeys(seeds, 0.0)
+    for _ in range(1000):
+        of_arm = {arm: mean([x - of_seed[s] for s, x in row.items()]) for arm, row in cells.items()}
+        new = {s: mean([row[s] - of_arm[arm] for arm, row in cells.items() if s in row]) for s in seeds}
+        moved = max(abs(new[s] - of_seed[s]) for s in seeds)
+        of_seed = new
+        if moved < 1e-13:
+            break
+    return {arm: math.fsum((x - of_arm[arm] - of_seed[s]) ** 2 for s, x in row.items()) for arm, row in cells.items()}
+
+
+def pooled_deviation(table, reference):
+    """The Pool of {arm: {seed: value}}; None without degrees of freedom. Seeds that the reference lacks are left out, and,
+    the largest first, arms that deviate more than the others together (F test, 1% divided by the number of arms)."""
+    seeds = sorted(s for s, x in table.get(reference, {}).items() if finite(x))
+    cells = {arm: {s: row[s] for s in seeds if finite(row.get(s))} for arm, row in table.items()}
+    cells = {arm: row for arm, row in cells.items() if row}
+    while True:
+        df = sum(map(len, cells.values())) - len(cells) - len(seeds) + 1
+        if df < 1:
+            return None
+        squares = squares_of_arms(cells, seeds)
+        everything, p = math.fsum(squares.values()), {}
+        for arm, row in cells.items():
+            own, rest = len(row) - 1, df - len(row) + 1
+            others = (everything - squares[arm]) / rest if rest > 0 else 0
+            if arm != reference and own > 0 and others > 0:
+                p[arm] = 1 - f_cdf(squares[arm] / own / others, own, rest)
+        worst = min(p, key=p.get, default=None)
+        if worst is None or p[worst] >= OWN_DEVIATION_P / len(cells):
+            return Pool(math.sqrt(everything / df), df, list(cells))
+        del cells[worst]
+
+
+def seeds_needed(sd, gap, confidence=CONFIDENCE, limit=1000, power=0.5, arms=2):
+    """The fewest seeds with which a true difference `gap`, of deviation sd, has an interval without 0 with probability
+    `power`; at 0.5 the interval is narrower than the gap on each side. The deviation is that of 2 arms, or pooled over
+    more. None: more than the limit."""
     for n in range(2, limit + 1):
-        if t_quantile((1 + confidence) / 2, n - 1) * sd / math.sqrt(n) < abs(gap):
+        df = (arms - 1) * (n - 1)
+        if (t_quantile((1 + confidence) / 2, df) + t_quantile(power, df)) * sd / math.sqrt(n) < abs(gap):
             return n
     return None
 

@@ -33,6 +33,7 @@ class Run:
     layers: dict = field(default_factory=dict)  # step -> records of its layers
     read: list = field(default_factory=list)  # [(step, validation data)]
     eval: dict | None = None
+    probes: dict = field(default_factory=dict)  # step -> probe.json
 
     @property
     def options(self):
@@ -132,12 +133,24 @@ def load_run(directory, arm=None, label=None, left_out=None):
     run.state = run_directory.state(directory, run.steps)[0]
     if run.state == "begun" and run_directory.locked(directory):
         run.state = "running"
-    if (directory / "eval.json").exists():
+    read_measurements(run, left_out)
+    return run
+
+
+def read_measurements(run, left_out):
+    """The evaluation of the last checkpoint, and the probes of all."""
+    files = [("eval.json", schema.EVALUATION, None)] if (run.directory / "eval.json").exists() else []
+    files += [(path.name, schema.PROBE, path) for path in sorted(run.directory.glob("probe*.json"))]
+    for name, shape, probe in files:
         try:
-            run.eval = run_directory.read_json(directory / "eval.json", schema.EVALUATION)
+            found = run_directory.read_json(run.directory / name, shape)
         except RunError as error:
             left_out.append(str(error))
-    return run
+            continue
+        if probe:
+            run.probes[run_directory.probed_step(name, run.steps)] = found
+        else:
+            run.eval = found
 
 
 @dataclass
@@ -157,6 +170,8 @@ class Study:
     quantize: list = field(default_factory=list)  # of the plan
     others: list = field(default_factory=list)  # the runs at other precisions than the first, which low_bit.py compares
     problems: list = field(default_factory=list)  # what prevents a comparison, one line each
+    groups: dict = field(default_factory=dict)  # name of an arm -> its group in figures
+    plan: str = ""  # of all labs, without its suffix; empty if they have several
 
     def rates(self):
         return sorted({run.lr for run in self.runs})
@@ -207,6 +222,7 @@ def load_runs(path, study):
         study.missing += [r["name"] for r in lab["runs"] if r["name"] not in begun]
         study.precisions = study.precisions or lab.get("precisions", [])
         study.quantize += lab.get("quantize", [])
+        study.groups |= {arm: keys["group"] for arm, keys in lab["arms"].items() if "group" in keys}
     for directory, arm, label in present:
         if os.path.realpath(directory) in {os.path.realpath(run.directory) for run in study.runs + study.others}:
             continue
@@ -247,6 +263,8 @@ def load(paths, reference=None):
     )
     if study.reference not in study.arms:
         raise RunError(f"--reference {study.reference}: no such arm; the arms are {', '.join(study.arms)}")
+    plans = {lab["plan"].removesuffix(".plan") for lab in labs}
+    study.plan = plans.pop() if len(plans) == 1 else ""
     study.title = "; ".join(dict.fromkeys(f"{lab['title']} ({lab['size']})" for lab in labs)) or "Comparison"
     study.question = " ".join(dict.fromkeys(lab["question"] for lab in labs if lab.get("question")))
     study.live = study.live or any(run.state == "running" for run in study.runs + study.others)
