@@ -4,7 +4,6 @@ calculation by hand, classes of tokens, all variants, and what the program write
 */
 #ifndef TESTS_PROBE_H
 #define TESTS_PROBE_H
-#include "evaluation.h"
 #include "harness.h"
 #include "model.h"
 #include "program.h"

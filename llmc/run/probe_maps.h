@@ -95,8 +95,7 @@ static inline void row_correlation(ProbeMean *to, const float *x, const float *y
         double dx = (double)x[j] - mean_x, dy = (double)y[j] - mean_y;
         xx += dx * dx, yy += dy * dy, xy += dx * dy;
     }
-    const double rounding =
-        0x1p-20; // an element has a relative error of a few 2^-24, from its own rounding and its logit
+    const double rounding = 0x1p-20; // of an element: a few 2^-24, from its own and from that of its logit
     if (!(xx > n * pow(rounding * mean_x, 2) && yy > n * pow(rounding * mean_y, 2)) || n < 3) return;
     probe_add(to, xy / sqrt(xx * yy));
 }
