@@ -97,7 +97,6 @@ METRICS = {
     "early_context_rms": Metric(logged("context_rms_mean", stats.mean, True), "", True),
     "context_rms_min": Metric(logged("context_rms_min", min), "", True),
     "lambda": Metric(logged("lambda_mean", stats.mean), ""),
-    "cancelled": Metric(probed("cancelled"), "of the attention"),
     "wo_adjacent": Metric(excess("adjacent"), ""),
     "wo_closest": Metric(excess("closest"), ""),
 }
