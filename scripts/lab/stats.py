@@ -169,8 +169,8 @@ class Pool:
 
 
 def residual_squares(cells, seeds):
-    """(sum of the squared residuals of the fit value = arm + seed, its degrees of freedom). Cells may be missing: the fit
-    alternates between arms and seeds."""
+    """(sum of the squared residuals of the fit value = arm + seed, its degrees of freedom). The fit alternates between
+    arms and seeds, since cells may be missing."""
     of_seed = dict.fromkeys(seeds, 0.0)
     for _ in range(1000):
         of_arm = {arm: mean([x - of_seed[s] for s, x in row.items()]) for arm, row in cells.items()}
@@ -184,8 +184,8 @@ def residual_squares(cells, seeds):
 
 
 def pooled_deviation(table, reference):
-    """The Pool of {arm: {seed: value}}; None without degrees of freedom. Seeds that the reference lacks are left out, and,
-    the largest first, arms that deviate more than the others together (F test, 1% divided by the number of arms)."""
+    """The Pool of {arm: {seed: value}}; None without degrees of freedom. It leaves out seeds that the reference lacks
+    and, the largest first, arms that deviate more than the others together (F test, 1% divided by their number)."""
     seeds = sorted(s for s, x in table.get(reference, {}).items() if finite(x))
     cells = {arm: {s: row[s] for s in seeds if finite(row.get(s))} for arm, row in table.items()}
     cells = {arm: row for arm, row in cells.items() if row}
