@@ -48,8 +48,8 @@ def beyond(probes, key):
 
 
 def tables(study, lr):
-    """{"layers": {arm: {name: one interval per layer}}, "steps": {arm: [{"step", name: interval}]}, "beyond": ...} of the
-    runs at a rate; names without values are left out. None without probes."""
+    """{"layers": {arm: {name: one interval per layer}}, "steps": {arm: [{"step", name: interval}]}, "beyond": ...}
+    of the runs at a rate; names without values are left out. None without probes."""
     found = {"layers": {}, "steps": {}, "beyond": {}}
     for arm in study.arms:
         runs = [run for run in study.runs_of(arm, lr) if run.probes]

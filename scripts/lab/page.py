@@ -171,7 +171,8 @@ def verdict_table(r):
         ["claim", "source", "difference", "expected, smallest effect", "value", "verdict", "seeds"],
         rows,
         "Claims of scripts/lab/claims; scripts/lab/claims.py defines their rules. Differences of magnitudes are "
-        "logarithms of ratios; the effect 0.1 is then a factor of 1.1. A verdict holds for these tokens, parameters and data.",
+        "logarithms of ratios; the effect 0.1 is then a factor of 1.1. A verdict holds for these tokens and "
+        "parameters.",
     )
 
 
