@@ -191,8 +191,9 @@ static void test_comparison_presets(void) {
                kv);
         EXPECT(attention_parameters(more->name, kv, "baseline", &none) == diff - lambda && lambda > 0 && none == 0,
                "%s has not the attention parameters of diff_v2 with the heads of %s", more->name, p->name);
-        ModelConfig c = {variant_find("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true, 0, 0, false, false},
-                    plain = c;
+        ModelConfig
+            c = {variant_find("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true, 0, 0, false, false},
+            plain = c;
         plain.attention = variant_find("baseline");
         plain.NH = twice->NH;
         AttentionDims a = attention_dims(&c, false), b = attention_dims(&plain, false);
@@ -208,23 +209,24 @@ static void test_match_params(void) {
         for (int i = 0; i < 3 * ATTENTION_VARIANT_COUNT; i++) {
             int v = i / 3;
             const char *preset = presets[p].name, *attention = attention_variants[v].name;
-            const char *words[] = {"x",        "--dry-run",    "--match-params",
-                                   "--preset", preset,         "--attention",
-                                   attention,  windows[i % 3], i % 3 == 2 ? "--window=64" : NULL,
-                                   NULL};
+            const char *words[13] = {"x",    "--dry-run",   "--match-params", "--preset",
+                                     preset, "--attention", attention,        windows[i % 3]};
+            int count = 8;
+            if (i % 3 == 2) words[count++] = "--window=64", words[count++] = "--qk-norm";
+            if (attention_variants[v].signals > 1) words[count++] = "--heads=8", words[count++] = "--kv-heads=2";
             Options o;
             parse_words(&o, words);
             options_finish(&o, 1);
             ModelConfig c = options_model(&o), plain = c;
             plain.attention = variant_find("baseline");
             plain.F = presets[p].F;
-            plain.window = 0, plain.yoco = false;
+            plain.window = 0, plain.yoco = plain.qk_norm = false;
             double want = (double)model_parameter_count(&plain), difference = (double)model_parameter_count(&c) - want;
             EXPECT(fabs(difference) <= 1e-3 * want && 2 * fabs(difference) <= 3.0 * c.C * c.L,
                    "%s %s %s: MLP %d leaves %g parameters of %g", preset, attention, windows[i % 3], c.F, difference,
                    want);
             EXPECT(o.ffn == presets[p].F && (c.F == plain.F || c.attention != plain.attention || c.yoco) &&
-                       c.window == 64 * (i % 3 > 0) && c.yoco == (i % 3 == 2),
+                       c.window == 64 * (i % 3 > 0) && c.yoco == (i % 3 == 2) && c.qk_norm == c.yoco,
                    "%s %s %s: MLP %d, --ffn %d", preset, attention, windows[i % 3], c.F, (int)o.ffn);
             // the baseline with YOCO lacks the key and value matrices of half of the layers, and has one more
             double wider = (double)c.F - plain.F, lacks = (c.L / 2 - 1) * 2.0 * c.NKV * c.D / (3.0 * c.L);
