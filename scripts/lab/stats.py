@@ -141,22 +141,34 @@ def paired_gap(arm, reference, confidence=CONFIDENCE):
     return t_interval([arm[s] - reference[s] for s in seeds], confidence)
 
 
-def known_interval(xs, sd, df, confidence=CONFIDENCE):
-    """Mean and interval of values whose deviation is estimated by others, with df degrees of freedom."""
-    m, error = mean(xs), sd / math.sqrt(len(xs))
-    return Estimate(m, t_quantile((1 + confidence) / 2, df) * error, len(xs), sd, 2 * (1 - t_cdf(abs(m) / error, df)))
+OWN_DEVIATION_P = 0.01
 
 
-def pooled_deviation(table, reference):
-    """(sd, df) of the error in value = arm + seed + error, of {arm: {seed: value}}; None without degrees of freedom.
-    Seeds that the reference lacks, and arms without a seed of it, are left out. A paired difference of two arms has the
-    deviation sqrt(2) sd. The fit alternates between the arms and the seeds: cells may be missing."""
-    seeds = sorted(s for s, x in table.get(reference, {}).items() if finite(x))
-    cells = {arm: {s: row[s] for s in seeds if finite(row.get(s))} for arm, row in table.items()}
-    cells = {arm: row for arm, row in cells.items() if row}
-    df = sum(map(len, cells.values())) - len(cells) - len(seeds) + 1
-    if df < 1:
-        return None
+def pooled_interval(xs, pooled):
+    """(estimate of the mean of paired differences, whether its deviation is that of the Pool, which may be None). Their
+    own deviation is used if it exceeds the pool's by more than chance allows (F test, 1%)."""
+    own = t_interval(xs)
+    if not pooled or not pooled.sd or len(xs) < 2:
+        return own, False
+    sd, df = math.sqrt(2) * pooled.sd, pooled.df
+    if 1 - f_cdf((own.sd / sd) ** 2, len(xs) - 1, df) < OWN_DEVIATION_P:
+        return own, False
+    error = sd / math.sqrt(len(xs))
+    p = 2 * (1 - t_cdf(abs(own.mean) / error, df))
+    return Estimate(own.mean, t_quantile((1 + CONFIDENCE) / 2, df) * error, len(xs), sd, p), True
+
+
+@dataclass
+class Pool:
+    """The error in value = arm + seed + error. A paired difference of two arms has the deviation sqrt(2) sd."""
+
+    sd: float
+    df: int
+    arms: list  # without those that deviate more
+
+
+def squares_of_arms(cells, seeds):
+    """{arm: sum of its squared residuals} of the fit arm + seed, which alternates: cells may be missing."""
     of_seed = dict.fromkeys(seeds, 0.0)
     for _ in range(1000):
         of_arm = {arm: mean([x - of_seed[s] for s, x in row.items()]) for arm, row in cells.items()}
@@ -165,8 +177,30 @@ def pooled_deviation(table, reference):
         of_seed = new
         if moved < 1e-13:
             break
-    squares = [(x - of_arm[arm] - of_seed[s]) ** 2 for arm, row in cells.items() for s, x in row.items()]
-    return math.sqrt(math.fsum(squares) / df), df
+    return {arm: math.fsum((x - of_arm[arm] - of_seed[s]) ** 2 for s, x in row.items()) for arm, row in cells.items()}
+
+
+def pooled_deviation(table, reference):
+    """The Pool of {arm: {seed: value}}; None without degrees of freedom. Seeds that the reference lacks are left out, and,
+    the largest first, arms that deviate more than the others together (F test, 1% divided by the number of arms)."""
+    seeds = sorted(s for s, x in table.get(reference, {}).items() if finite(x))
+    cells = {arm: {s: row[s] for s in seeds if finite(row.get(s))} for arm, row in table.items()}
+    cells = {arm: row for arm, row in cells.items() if row}
+    while True:
+        df = sum(map(len, cells.values())) - len(cells) - len(seeds) + 1
+        if df < 1:
+            return None
+        squares = squares_of_arms(cells, seeds)
+        everything, p = math.fsum(squares.values()), {}
+        for arm, row in cells.items():
+            own, rest = len(row) - 1, df - len(row) + 1
+            others = (everything - squares[arm]) / rest if rest > 0 else 0
+            if arm != reference and own > 0 and others > 0:
+                p[arm] = 1 - f_cdf(squares[arm] / own / others, own, rest)
+        worst = min(p, key=p.get, default=None)
+        if worst is None or p[worst] >= OWN_DEVIATION_P / len(cells):
+            return Pool(math.sqrt(everything / df), df, list(cells))
+        del cells[worst]
 
 
 def seeds_needed(sd, gap, confidence=CONFIDENCE, limit=1000, power=0.5, arms=2):
