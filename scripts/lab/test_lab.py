@@ -143,6 +143,9 @@ def a_plan_repeats_its_runs_at_each_precision():
     assert (after("--quantize"), after("--gemm"), after("--val-steps")) == ("w8a8,w4a4:tensor+logits6", "fp32", "40"), (
         said
     )
+    refused("probes = yes\n[arm a]\n", "x.plan:1: 'probes = yes': must be last, all or none")
+    refused("group = g\n[arm a]\n", "x.plan:1: 'group' is only allowed in an [arm ...]")
+    refused("probe = x\n[arm a]\n", "x.plan:1: 'probe' cannot be set in a plan: probes sets it")
     refused("precisions = fp32 fp32\n[arm a]\n", "x.plan:1: 'precisions = fp32 fp32': must be different words")
     refused("quantize = w8a8,w4a4\n[arm a]\n", "x.plan:1: 'quantize = w8a8,w4a4': must be different words")
     refused("[arm a]\nprecisions = fp32\n", "x.plan:2: 'precisions' must precede the first section")
