@@ -12,6 +12,7 @@ case checks besides the numbers.
 */
 // Small, so that a case of few elements takes several rounds, the last of them partial.
 #define RMSNORM_BLOCKS 64
+#define HEAD_NORM_BLOCKS 16
 #define SQUARES_PARTS 64
 #define SQUARES_LEAST 2048
 #define LINEAR_PIECE_BYTES 20000
@@ -130,15 +131,17 @@ static const Case cuda_cases[] = {
     {&magnitudes_check, {5000}, 0, "even count"},
     {&magnitudes_check, {1}, 1, "one number"},
     {&magnitudes_check, {20001}, 0, "odd count"},
-    {&attention_stats_check, {2, 40, 4, 0, 1, 0}, 0, "one map"},
-    {&attention_stats_check, {2, 40, 4, 1, 1, 0}, 0, "neighbouring pairs"},
-    {&attention_stats_check, {1, 300, 2, 1, 1, 0}, 0, "more keys than threads"},
-    {&attention_stats_check, {1, 200, 2, 2, 1, 1}, 0, "pairs (h, h + NH), documents, more keys than threads"},
-    {&attention_stats_check, {3, 17, 4, 1, 2, 1}, 1, "two key sets"},
-    {&attention_stats_check, {2, 200, 4, 1, 1, 0, 9}, 0, "a window"},
-    {&attention_stats_check, {1, 300, 2, 2, 1, 1, 20}, 0, "a window and documents"},
-    {&attention_stats_check, {2, 40, 2, 1, 1, 0, 1}, 0, "window 1: no statistics"},
-    {&attention_stats_check, {2, 1, 2, 1, 1, 0}, 0, "T = 1: no statistics"},
+    {&attention_stats_check, {2, 40, 4, 0, 0, 1, 0}, 0, "one map"},
+    {&attention_stats_check, {2, 40, 4, 1, 1, 1, 0}, 0, "neighbouring pairs"},
+    {&attention_stats_check, {1, 300, 2, 1, 1, 1, 0}, 0, "more keys than threads"},
+    {&attention_stats_check, {1, 200, 2, 2, 2, 1, 1}, 0, "pairs (h, h + NH), documents, more keys than threads"},
+    {&attention_stats_check, {2, 40, 8, 4, 1, 1, 0}, 0, "four signal heads share a noise head"},
+    {&attention_stats_check, {1, 30, 8, 4, 2, 1, 1}, 0, "blocks of four signal heads and two noise heads"},
+    {&attention_stats_check, {3, 17, 4, 1, 1, 2, 1}, 1, "two key sets"},
+    {&attention_stats_check, {2, 200, 4, 1, 1, 1, 0, 9}, 0, "a window"},
+    {&attention_stats_check, {1, 300, 2, 2, 2, 1, 1, 20}, 0, "a window and documents"},
+    {&attention_stats_check, {2, 40, 2, 1, 1, 1, 0, 1}, 0, "window 1: no statistics"},
+    {&attention_stats_check, {2, 1, 2, 1, 1, 1, 0}, 0, "T = 1: no statistics"},
 };
 
 static void case_line(char *line, size_t size, const Case *c) {

@@ -23,6 +23,7 @@ CUDA operations.
 #include "llmc/run/linear_layers.h"
 #include "llmc/run/model_init.h"
 #include "llmc/run/model_memory.h"
+#include "llmc/run/probe.h"
 #include "llmc/run/quantization.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_data.h"
@@ -996,6 +997,22 @@ static void run_evaluate(Run *run) {
     CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
 }
 
+static void run_probe(Run *run, const char *checkpoint) {
+    Model *model = &run->model;
+    Probe p;
+    memset(&p, 0, sizeof(p));
+    EvaluationModel m = {&model->plan, &model->acts, linear_of(model, LINEAR_HEAD, 0), model, model_forward_tokens};
+    p.model = m;
+    p.params = model->params;
+    p.val = &run->val;
+    p.tokenizer = run->tokenizer.tokenizer;
+    p.windows = (int)min_size(PROBE_WINDOWS, (size_t)run_validation_windows(run));
+    p.seed = run->options.seed;
+    p.checkpoint = checkpoint;
+    p.out = run->options.probe;
+    probe(&p);
+}
+
 static Generator run_generator(const Run *run, Model *model) {
     const Options *o = &run->options;
     int stop = o->stop_at_separator ? run->tokenizer.separator : -1;
@@ -1482,6 +1499,7 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     case MODE_DUMP_GRADS: dump_gradients(run); break;
     case MODE_GENERATE: mode_generate(run); break;
     case MODE_EVAL: run_evaluate(run); break;
+    case MODE_PROBE: run_probe(run, resume_weights(resume, &run->options)); break;
     default: print_dry_run(&run->model.plan, run_sampling_plan(run), &run->options);
     }
     return EXIT_DONE;

@@ -175,9 +175,9 @@ static void check_ranges(const Case *c) {
         Tensor &l = o.in("l", product(N, ldl), 6), &x = o.in("x", product(N, D), 3);
         if (special) l.set(product(N - 1, ldl) + (size_t)(NH - 1), NAN), x.set(0, NAN);
         o.run(0, [&] {
-            for (int sigmoid = 0; sigmoid < 2; sigmoid++)
-                expect_range("lambda", lambda_stats(l.x(), N, NH, ldl, sigmoid),
-                             twin::lambda_stats(l.t(), N, NH, ldl, sigmoid));
+            for (int f = S_LINEAR; f <= S_TANH; f++)
+                expect_range("lambda", lambda_stats(l.x(), N, NH, ldl, (Factor)f),
+                             twin::lambda_stats(l.t(), N, NH, ldl, (Factor)f));
             expect_range("rms", rms_stats(x.x(), (size_t)N, D), twin::rms_stats(x.t(), (size_t)N, D));
         });
     }
@@ -203,18 +203,21 @@ static void check_magnitudes(const Case *c) {
 }
 static const Check magnitudes_check = {"magnitude_stats", check_magnitudes, "count"};
 
-// n: B, T, output heads, pair stride (0: one map), key sets, documents, window
+// n: B, T, output heads, signal and noise heads per block (0: one map), key sets, documents, window
 static void check_attention_stats(const Case *c) {
-    int B = c->n[0], T = c->n[1], NH = c->n[2], stride = c->n[3], sets = c->n[4], documents = c->n[5], D = 12,
-        maps = stride ? 2 : 1;
+    int B = c->n[0], T = c->n[1], NH = c->n[2], sets = c->n[5], documents = c->n[6], D = 12;
+    const HeadGroups groups = {c->n[3], c->n[4]};
+    const Factor factor = sets > 1 ? S_LINEAR : groups.signals > 1 ? S_TANH : S_SIGMOID;
+    const bool two = groups.noise > 0;
     AttentionShape s;
     memset(&s, 0, sizeof(s));
-    s.B = B, s.T = T, s.NQ = maps * NH / sets, s.NKV = s.NQ > 1 && s.NQ % 2 == 0 ? s.NQ / 2 : s.NQ, s.D = D, s.DV = D;
+    s.B = B, s.T = T, s.NQ = (NH + (two ? NH / groups.signals * groups.noise : 0)) / sets,
+    s.NKV = s.NQ > 1 && s.NQ % 2 == 0 ? s.NQ / 2 : s.NQ, s.D = D, s.DV = D;
     s.q_head = s.k_head = sets * D;
     int q_width = s.NQ * sets * D, ld = q_width + s.NKV * sets * D + 1, ldl = NH + 2;
     s.ldq = s.ldkv = ld;
     s.scale = (float)(1 / sqrt((double)D));
-    s.window = c->n[6];
+    s.window = c->n[7];
     Operands o(c->shift);
     Tensor &fused = o.in("q and k", product(B * T, ld), 2), &l = o.in("l", product(B * T, ldl), 3);
     Tensor &lse = o.in_fp32("lse", (size_t)sets * lse_set_stride(s)),
@@ -223,13 +226,13 @@ static void check_attention_stats(const Case *c) {
     for (size_t k = 0; k < lse.count; k++) lse.set(k, 3 + lse.twin[k]); // as with sinks
     s.first_key = documents ? first_key.i() : nullptr;
     twin::AttentionShape t = twin_shape(s, documents ? first_key.twin_ints.data() : nullptr);
-    twin::AttentionStats want = twin::attention_stats(fused.t(), fused.t() + q_width, lse.t(), stride ? l.t() : nullptr,
-                                                      t, sets, ldl, stride, true);
+    twin::AttentionStats want = twin::attention_stats(fused.t(), fused.t() + q_width, lse.t(), two ? l.t() : nullptr, t,
+                                                      sets, ldl, groups, factor);
     // with documents: seven rows at a time
     if (documents) attention_stats_limit = 7 * (size_t)NH * sizeof(AttentionHeadStats);
     o.run(0, [&] {
-        AttentionStats got = attention_stats(fused.x(), fused.x() + q_width, lse.f(), stride ? l.x() : nullptr, s, sets,
-                                             ldl, stride, true);
+        AttentionStats got = attention_stats(fused.x(), fused.x() + q_width, lse.f(), two ? l.x() : nullptr, s, sets,
+                                             ldl, groups, factor);
         double error = ROUND_FP32 * 4 * error_of_sum(D); // products q.k in fp32
         expect_number("mass of the first map", got.first[0], want.first[0], error);
         expect_number("mass of the second map", got.first[1], want.first[1], error);
@@ -239,5 +242,5 @@ static void check_attention_stats(const Case *c) {
     attention_stats_limit = SCRATCH_BYTES;
 }
 static const Check attention_stats_check = {"attention_stats", check_attention_stats,
-                                            "B T heads stride sets documents window"};
+                                            "B T heads signals noise sets documents window"};
 #endif

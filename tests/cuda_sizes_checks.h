@@ -89,18 +89,67 @@ static void sizes_diff_combine(const Case *c) {
     int rows = (int)s.rows.size();
     Big &o = s.poisoned(N, narrow), &a = s.random(N, wide), &l = s.random(N, ld, 6), &da = s.poisoned(N, wide),
         &dl = s.poisoned(N, ld), &dout = s.random(N, narrow);
+    const HeadGroups pairs = {1, 1};
     with_workspace(0, [&] {
-        diff_combine_forward(o.x(), a.x(), l.x(), m.N, m.NH, m.D, m.ld, 1, true, NULL);
-        diff_combine_backward(da.x(), dl.x(), dout.x(), a.x(), l.x(), m.N, m.NH, m.D, m.ld, 1, true);
+        diff_combine_forward(o.x(), a.x(), l.x(), m.N, m.NH, m.D, m.ld, pairs, S_SIGMOID, NULL);
+        diff_combine_backward(da.x(), dl.x(), dout.x(), a.x(), l.x(), m.N, m.NH, m.D, m.ld, pairs, S_SIGMOID);
     });
     Values as = s.sample(a), ls = s.sample(l), douts = s.sample(dout), want_o(douts.size()), want_da(as.size()),
            want_dl(ls.size(), NAN);
-    twin::diff_combine_forward(want_o.data(), as.data(), ls.data(), rows, m.NH, m.D, m.ld, 1, true, NULL);
+    twin::diff_combine_forward(want_o.data(), as.data(), ls.data(), rows, m.NH, m.D, m.ld, pairs, S_SIGMOID, NULL);
     twin::diff_combine_backward(want_da.data(), want_dl.data(), douts.data(), as.data(), ls.data(), rows, m.NH, m.D,
-                                m.ld, 1, true);
+                                m.ld, pairs, S_SIGMOID);
     s.expect("o", o, want_o, {0, 16});
     s.expect("da", da, want_da, {16, 0});
     s.expect("dl", dl, want_dl, {16, error_of_sum(m.D)});
+}
+
+static void sizes_exclusive(const Case *c) {
+    SizesShape m(c);
+    Sizes s((size_t)m.N);
+    size_t N = (size_t)m.N, width = product(m.NH, m.D), ld = (size_t)m.ld;
+    int rows = (int)s.rows.size(), D = m.D, shared = m.NH / m.NKV;
+    Big &y = s.poisoned(N, width), &x = s.random(N, width), &v = s.random(N, ld), &dx = s.poisoned(N, width),
+        &dv = s.poisoned(N, ld), &dy = s.random(N, width);
+    with_workspace(0, [&] {
+        exclusive_forward(y.x(), x.x(), v.x(), m.N, m.NH, m.NKV, D, m.ld, NULL);
+        exclusive_backward(dx.x(), dv.x(), dy.x(), x.x(), v.x(), m.N, m.NH, m.NKV, D, m.ld, m.ld);
+    });
+    Values xs = s.sample(x), vs = s.sample(v), dys = s.sample(dy), want_y(xs.size()), want_dx(xs.size()),
+           want_dv(vs.size(), NAN);
+    twin::exclusive_forward(want_y.data(), xs.data(), vs.data(), rows, m.NH, m.NKV, D, m.ld, NULL);
+    twin::exclusive_backward(want_dx.data(), want_dv.data(), dys.data(), xs.data(), vs.data(), rows, m.NH, m.NKV, D,
+                             m.ld, m.ld);
+    const double error = 4 * error_of_sum(D) * 12 / D; // as in operation_cases.h
+    s.expect("y", y, want_y, {4, 4 + error});
+    s.expect("dx", dx, want_dx, {4, 4 + error});
+    s.expect("dv", dv, want_dv, {4, shared * (8 + 8 * error)});
+}
+
+static void sizes_head_norm(const Case *c) {
+    SizesShape m(c);
+    Sizes s((size_t)m.N);
+    size_t N = (size_t)m.N, ld = (size_t)m.ld, D = (size_t)m.D;
+    int rows = (int)s.rows.size(), heads = 2 * m.NH, ldk = heads * m.D;
+    Big &x = s.random(N, ld), &kept = s.poisoned(N, (size_t)ldk), &weight = s.random(1, D, 2), &dx = s.sparse(N, ld),
+        &dweight = s.zero(1, D, FP32);
+    Values want_y = s.sample(x), want_kept(s.rows.size() * (size_t)ldk), want_dx = s.sample(dx), want_dw(D, 0),
+           ws = s.sample(weight, {0});
+    with_workspace(head_norm_workspace_bytes(m.D), [&] {
+        head_norm_forward(x.x(), kept.x(), weight.x(), m.N, heads, m.D, m.ld, ldk, 1e-5f);
+        head_norm_backward(dx.x(), dweight.f(), kept.x(), weight.x(), m.N, heads, m.D, m.ld, ldk, 1e-5f);
+    });
+    twin_workspace(twin::head_norm_workspace_bytes(m.D));
+    twin::head_norm_forward(want_y.data(), want_kept.data(), ws.data(), rows, heads, m.D, m.ld, ldk, 1e-5);
+    twin::head_norm_backward(want_dx.data(), want_dw.data(), want_kept.data(), ws.data(), rows, heads, m.D, m.ld, ldk,
+                             1e-5);
+    const double z = 4, r = 4, g = 2; // as in operation_cases.h
+    s.expect("kept", kept, want_kept, {0, 0});
+    s.expect("y", x, want_y, {error_of_sum(m.D) + 4, 0});
+    s.expect("dx", dx, want_dx,
+             {4 + error_of_sum(m.D), r * (4 * g + z * z * g * error_of_sum(m.D) / sqrt((double)m.D))});
+    expect_values("dweight", FP32, s.sample(dweight, {0}), want_dw,
+                  {4, z * (error_of_sum(m.S * heads) + error_of_sum(m.D))});
 }
 
 static void sizes_gate(const Case *c) {
@@ -370,6 +419,8 @@ static std::vector<Case> sizes_cases(const char *preset, int NKV, int B, int T) 
                                    {"rmsnorm", sizes_rmsnorm, SIZES_DIMS},
                                    {"rope", sizes_rope, SIZES_DIMS},
                                    {"diff_combine", sizes_diff_combine, SIZES_DIMS},
+                                   {"exclusive", sizes_exclusive, SIZES_DIMS},
+                                   {"head_norm", sizes_head_norm, SIZES_DIMS},
                                    {"gate", sizes_gate, SIZES_DIMS},
                                    {"swiglu", sizes_swiglu, SIZES_DIMS},
                                    {"cross_entropy", sizes_cross_entropy, SIZES_DIMS},

@@ -90,7 +90,7 @@ static void test_recall_score(void) {
 static const ModelCase map_cases[] = {
     {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 0, 0, false, false},
     {"windows of 3, every second layer full", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 3, 2, false, false},
-    {"YOCO", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 3, 0, true, false},
+    {"YOCO with QK-norm", 13, 24, 2, 4, 2, 8, 20, 2, 11, true, 3, 0, true, true},
 };
 enum { MAP_CASES = sizeof(map_cases) / sizeof(map_cases[0]), MAP_T = 11 };
 
@@ -247,10 +247,12 @@ static double quantized_loss(Model *model, const char *spec, const int *tokens, 
 }
 
 // 16 bits change no bit. A step of 8 bits is max/127, which moves a number of size max/2 by 0.4% at most, and the loss
-// of a few thousand such numbers, as a random walk, by less than a few times that.
+// of a few thousand such numbers, as a random walk, by less than a few times that. A step of 2 bits is 127 times larger;
+// on average it moves the loss by far more, though the sign is random and a single loss may happen to move little.
 static void test_quantized_losses(void) {
     static const char *const fine[] = {"w8a8", "w8a8:tensor", "logits8", "w8a16", "w16a8"};
     static const int cases[] = {1, 6, 8, 9};
+    double moved[2] = {0, 0}; // sums over models, of 8 bits and of 2 bits
     for (int i = 0; i < 4 * ATTENTION_VARIANT_COUNT; i++) {
         const ModelCase *mc = &model_cases[cases[i / ATTENTION_VARIANT_COUNT]];
         int v = i % ATTENTION_VARIANT_COUNT;
@@ -264,12 +266,15 @@ static void test_quantized_losses(void) {
             double loss = quantized_loss(&model, fine[f], tokens, mc);
             EXPECT(loss != plain && fabs(loss - plain) < 0.02 * plain, "%s, %s, %s: %.9g, not rounded %.9g", name,
                    mc->why, fine[f], loss, plain);
+            if (f == 0) moved[0] += fabs(loss - plain) / plain;
         }
         double coarse = quantized_loss(&model, "w2a2+logits2", tokens, mc);
-        EXPECT(fabs(coarse - plain) > 2e-3 * plain, "%s, %s: 2 bits: %.9g, not rounded %.9g", name, mc->why, coarse,
-               plain);
+        EXPECT(coarse != plain, "%s, %s: 2 bits do not change the loss %.9g", name, mc->why, plain);
+        moved[1] += fabs(coarse - plain) / plain;
         case_end(&model, tokens);
     }
+    EXPECT(moved[1] > 10 * moved[0], "the changes of losses add up to %g with 8 bits, %g with 2 bits", moved[0],
+           moved[1]);
 }
 
 // An evaluation with --quantize, which rounds the weights in place before the other measurements, and one without.
@@ -462,7 +467,7 @@ static void test_eval_output(void) {
 
 // The maps of a run with windows: zero outside of them, and rows that sum to 1.
 static void test_eval_of_windows(void) {
-    static const char *const options[] = {"--window 6 --full-every 2", "--window 6 --yoco", "--window 6"};
+    static const char *const options[] = {"--window 6 --full-every 2", "--window 6 --yoco --qk-norm", "--window 6"};
     ProgramData d = program_data();
     ProgramResult r;
     char path[600], text[100];

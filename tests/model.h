@@ -252,6 +252,20 @@ static void test_gradients_of_yoco_equal_reference(void) {
     }
 }
 
+// q: QK-norm, v: with windows and full layers, k: with YOCO. Those of the baseline are a Qwen3 without YOCO.
+static void test_gradients_of_head_norms_equal_reference(void) {
+    static const char *const fixtures[][2] = {{"baseline", "q"},    {"diff_v2", "q"}, {"diff_v1", "q"},
+                                              {"diff_scalar", "q"}, {"xsa", "q"},     {"baseline", "v"},
+                                              {"baseline", "k"},    {"diff_v2", "k"}, {"diff_v1", "k"}};
+    for (size_t i = 0; i < sizeof(fixtures) / sizeof(fixtures[0]); i++) {
+        ModelConfig config = check_fixture(fixtures[i][0], fixtures[i][1]);
+        EXPECT(config.qk_norm && config.rms_norm_eps == 0.02 && (config.window > 0) == (fixtures[i][1][0] != 'q') &&
+                   config.yoco == (fixtures[i][1][0] == 'k'),
+               "%s_%s: QK-norm %d, rms_norm_eps %g, window %d, YOCO %d", fixtures[i][0], fixtures[i][1], config.qk_norm,
+               config.rms_norm_eps, config.window, config.yoco);
+    }
+}
+
 // Fixtures with rms_norm_eps far from 1e-5: the norm before o_proj uses it in diff_scalar, and 1e-5 in diff_v1.
 static void test_head_norm_epsilon(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
@@ -457,12 +471,17 @@ static void lambda_far_below(Model *a, Model *b) {
     for (int h = 0; h < b->plan.config.NH; h++) of[h] = 2 * h;
     move_query_heads(b, a, of);
 }
-static void lambda_is_the_sigmoid(Model *a, Model *b) {
-    double column = make_equal_rows(a), l[3] = {-1.5, 0.25, 2}, projection[3], sigmoid[3];
-    for (int i = 0; i < 3; i++) projection[i] = l[i] / column, sigmoid[i] = 1 / (1 + exp(-l[i])) / column;
+// b, which is linear in lambda, projects the factors that a computes from its own lambda.
+static void lambda_is_the_factor(Model *a, Model *b) {
+    double column = make_equal_rows(a), l[3] = {-1.5, 0.25, 2}, projection[3], factor[3];
+    bool sigmoid = strcmp(a->plan.config.attention->name, "diff_v2") == 0;
+    for (int i = 0; i < 3; i++) {
+        projection[i] = l[i] / column;
+        factor[i] = (sigmoid ? 1 / (1 + exp(-l[i])) : (exp(2 * l[i]) - 1) / (exp(2 * l[i]) + 1)) / column;
+    }
     read_constant_column(a, T_LAMBDA, projection, 3);
     copy_common(b, a);
-    read_constant_column(b, T_LAMBDA, sigmoid, 3);
+    read_constant_column(b, T_LAMBDA, factor, 3);
 }
 static void lambda_is_one(Model *a, Model *b) {
     double one = 1 / make_equal_rows(a);
@@ -483,7 +502,42 @@ static void groups_are_equal(Model *a, Model *b) {
     move_query_heads(b, a, of);
 }
 
+static void own_lambdas_are_equal(Model *a, Model *b) {
+    for (int l = 0; l < a->plan.config.L; l++)
+        for (int h = 0; h < a->plan.config.NH; h++)
+            param(a, T_OWN_LAMBDA, l)[h] = param(b, T_OWN_LAMBDA, l)[0] = (floatX)(0.75 - l);
+}
+static void own_lambda_far_above(Model *a, Model *b) {
+    (void)b;
+    for (int l = 0; l < a->plan.config.L; l++) param(a, T_OWN_LAMBDA, l)[0] = 10000;
+}
+// b has a copy of the noise head of each group of a for every signal head.
+static void noise_heads_are_copied(Model *a, Model *b) {
+    int of[64], g = a->plan.config.attention->name[strlen("diff_grouped_")] - '0';
+    copy_common(b, a);
+    for (int h = 0; h < a->plan.config.NH; h++)
+        of[2 * h] = h / g * (g + 1) + h % g, of[2 * h + 1] = h / g * (g + 1) + g;
+    move_query_heads(b, a, of);
+}
+// Windows of one position: a head of a is its own value, of which XSA leaves nothing. b adds nothing either.
+static void only_own_values(Model *a, Model *b) {
+    (void)a;
+    for (int l = 0; l < b->plan.config.L; l++) {
+        const Tensor *o = tensor_of(&b->plan.tensors, T_O, l);
+        memset(b->params + o->offset, 0, o->count * sizeof(floatX));
+    }
+}
+// Values without a direction: nothing is removed along them.
+static void values_are_zero(Model *a, Model *b) {
+    for (int l = 0; l < a->plan.config.L; l++) {
+        const Tensor *v = tensor_of(&a->plan.tensors, T_V, l);
+        memset(a->params + v->offset, 0, v->count * sizeof(floatX));
+    }
+    copy_common(b, a);
+}
+
 #define BIT(kind) (1u << (kind))
+#define ATTENTION_BITS (BIT(T_Q) | BIT(T_K) | BIT(T_V) | BIT(T_O))
 static const struct {
     const char *a, *b;
     void (*make)(Model *a, Model *b);
@@ -491,15 +545,27 @@ static const struct {
     bool exact; // bitwise equal; else equal up to rounding, because the fused GEMMs have different shapes
     // kinds of tensors whose gradients differ: only one model has a gradient through lambda, or their order differs
     unsigned except;
+    int window;
 } identities[] = {
-    {"off_by_one", "sink", sinks_at_zero, 2, true, 0},
-    {"sink", "baseline", sinks_far_below, 2, true, 0},
-    {"gated_head", "baseline", gates_open, 2, false, 0},
-    {"gated_elem", "baseline", gates_open, 2, false, 0},
-    {"diff_v2", "baseline", lambda_far_below, 2, false, 0},
-    {"diff_v2", "diff_v2_no_sigmoid", lambda_is_the_sigmoid, 1, false, BIT(T_EMBED) | BIT(T_NORM1) | BIT(T_LAMBDA)},
-    {"diff_v2_no_lambda", "diff_v2_no_sigmoid", lambda_is_one, 1, false, BIT(T_EMBED) | BIT(T_NORM1)},
-    {"diff_v2_cross_group", "diff_v2", groups_are_equal, 2, false, BIT(T_Q) | BIT(T_K) | BIT(T_V)},
+    {"off_by_one", "sink", sinks_at_zero, 2, true, 0, 0},
+    {"sink", "baseline", sinks_far_below, 2, true, 0, 0},
+    {"gated_head", "baseline", gates_open, 2, false, 0, 0},
+    {"gated_elem", "baseline", gates_open, 2, false, 0, 0},
+    {"diff_v2_gated_head", "diff_v2", gates_open, 2, false, 0, 0},
+    {"diff_v2_gated_elem", "diff_v2", gates_open, 2, false, 0, 0},
+    {"diff_v2", "baseline", lambda_far_below, 2, false, 0, 0},
+    {"diff_v2_xsa", "xsa", lambda_far_below, 2, false, 0, 0},
+    {"diff_v2", "diff_v2_no_sigmoid", lambda_is_the_factor, 1, false, BIT(T_EMBED) | BIT(T_NORM1) | BIT(T_LAMBDA), 0},
+    {"diff_v2_signed", "diff_v2_no_sigmoid", lambda_is_the_factor, 1, false,
+     BIT(T_EMBED) | BIT(T_NORM1) | BIT(T_LAMBDA), 0},
+    {"diff_v2_no_lambda", "diff_v2_no_sigmoid", lambda_is_one, 1, false, BIT(T_EMBED) | BIT(T_NORM1), 0},
+    {"diff_v2_head_lambda", "diff_v2_layer_lambda", own_lambdas_are_equal, 2, true, 0, 0},
+    {"diff_v2_layer_lambda", "diff_v2_no_lambda", own_lambda_far_above, 2, true, 0, 0},
+    {"diff_grouped_2", "diff_v2", noise_heads_are_copied, 2, false, BIT(T_Q), 0},
+    {"diff_grouped_4", "diff_v2", noise_heads_are_copied, 2, false, BIT(T_Q), 0},
+    {"diff_v2_cross_group", "diff_v2", groups_are_equal, 2, false, BIT(T_Q) | BIT(T_K) | BIT(T_V), 0},
+    {"xsa", "baseline", only_own_values, 2, false, ATTENTION_BITS | BIT(T_NORM1), 1},
+    {"xsa", "baseline", values_are_zero, 2, true, 0, 0},
 };
 
 // Compares loss and gradients of two variants whose parameters make them the same function.
@@ -510,6 +576,8 @@ static void test_equivalent_variants(void) {
         const char *a_name = identities[i].a, *b_name = identities[i].b;
         ModelConfig a_config = case_config(mc, variant_find(a_name)), b_config = case_config(mc, variant_find(b_name));
         a_config.L = b_config.L = identities[i].layers;
+        a_config.window = b_config.window = identities[i].window;
+        b_config.NH = a_config.NH;
         Model a, b;
         case_open(&a, &a_config, mc->B, mc->T, FOR_TRAINING);
         model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
@@ -528,6 +596,7 @@ static void test_equivalent_variants(void) {
                 if (strcmp(ta->name, b.plan.tensors.tensors[u].name) == 0) tb = &b.plan.tensors.tensors[u];
             if (!tb || tb->count != ta->count || identities[i].except & BIT(ta->row->kind)) continue;
             double error = gradient_distance(a.grads + ta->offset, b.grads + tb->offset, ta->count);
+            if (memcmp(a.grads + ta->offset, b.grads + tb->offset, ta->count * sizeof(grad_t)) == 0) error = 0;
             EXPECT(error <= (identities[i].exact ? 0 : 100 * epsilon),
                    "%s and %s: the gradients of %s differ by %.3g of their norm", a_name, b_name, ta->name, error);
             compared++;
@@ -536,6 +605,81 @@ static void test_equivalent_variants(void) {
         free(tokens);
         model_free(&b, true);
         case_close(&a);
+    }
+}
+
+// XSA leaves each output head without a component along its position's own value. At a first position, which attends to
+// itself alone, nothing is left. Rounding: the dot product of the head, its factor, and the elements that are stored.
+static void test_exclusive_heads(void) {
+    double epsilon = sizeof(real) == 8 ? 0x1p-53 : 0x1p-24;
+    int rows = 0, changed = 0;
+    for (int v = 0; v < 2 * MODEL_CASE_COUNT; v++) {
+        const ModelCase *mc = &model_cases[v / 2];
+        Model m;
+        int *tokens = case_start(&m, mc, variant_find(v % 2 ? "diff_v2_xsa" : "xsa"), FOR_TRAINING), N = mc->B * mc->T;
+        double loss = case_loss(&m, tokens, mc->B, mc->T, true);
+        const AttentionDims *d = &m.plan.dims;
+        EXPECT(isfinite(loss) && isfinite(case_grad_norm(&m)), "%s: loss %g, gradient norm %g", mc->why, loss,
+               case_grad_norm(&m));
+        for (int l = 0; l < mc->L; l++)
+            for (int i = 0; i < N * d->OH; i++, rows++) {
+                const LayerActivations *a = &m.acts.layers[l];
+                bool cross = mc->yoco && l >= mc->L / 2;
+                const floatX *own =
+                    cross ? m.acts.kv + i / d->OH * d->kv_ld + d->k_rows : a->fused + i / d->OH * d->fused_ld + d->v_at;
+                double along = 0, left = 0, square = 0, before = 0;
+                for (int e = 0; e < d->DV; e++) {
+                    double y = (double)a->attn_out[i * d->DV + e], x = (double)a->combined[i * d->DV + e],
+                           value = (double)own[i % d->OH / (d->OH / d->NV) * d->DV + e];
+                    along += y * value, left += y * y, square += value * value, before += x * x;
+                }
+                double bound = (2 * d->DV + 4) * epsilon * sqrt(before);
+                EXPECT(fabs(along) <= bound * sqrt(square), "%s, layer %d, head %d: %g along a value of length %g",
+                       mc->why, l, i, along, sqrt(square));
+                bool first = i / d->OH % mc->T == 0 || mc->window == 1;
+                EXPECT(sqrt(left) <= (first ? bound : sqrt(before)), "%s, layer %d, head %d: %g of %g is left", mc->why,
+                       l, i, sqrt(left), sqrt(before));
+                changed += sqrt(left) > bound && left < before * (1 - 1e-6);
+            }
+        case_end(&m, tokens);
+    }
+    EXPECT(rows > 1000 && changed > rows / 2, "of %d rows, %d are changed, and not to zero", rows, changed);
+}
+
+// QK-norm without an epsilon, because products with 4 are exact: queries and keys that are 4 times as large give the
+// same bits of the loss and of all gradients, those of their own projections divided by 4.
+static void test_head_norm_scale(void) {
+    static const TensorKind kinds[] = {T_Q, T_K, T_YOCO_K};
+    for (int v = 0; v < 2 * ATTENTION_VARIANT_COUNT; v++) {
+        const ModelCase *mc = &model_cases[v % 2 ? 9 : 4];
+        ModelConfig config = case_config(mc, &attention_variants[v / 2]);
+        const char *name = config.attention->name;
+        config.rms_norm_eps = 0;
+        Model m;
+        case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
+        case_randomise(&m, 7);
+        size_t bytes = m.plan.grads_bytes;
+        int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+        grad_t *before = (grad_t *)checked_calloc(1, bytes);
+        double loss = case_loss(&m, tokens, mc->B, mc->T, true);
+        memcpy(before, m.grads, bytes);
+        assert(mc->qk_norm);
+        for (int scaled = 0; scaled < 3; scaled++)
+            for (int i = 0; i < m.plan.tensors.count; i++) {
+                const Tensor *t = &m.plan.tensors.tensors[i];
+                if (t->row->kind != kinds[scaled]) continue;
+                for (size_t e = 0; e < t->count; e++) m.params[t->offset + e] *= 4, before[t->offset + e] /= 4;
+            }
+        double other = case_loss(&m, tokens, mc->B, mc->T, true);
+        EXPECT(loss == other, "%s, %s: the loss is %.9g, with larger queries and keys %.9g", name, mc->why, loss,
+               other);
+        for (int i = 0; i < m.plan.tensors.count; i++) {
+            const Tensor *t = &m.plan.tensors.tensors[i];
+            EXPECT(memcmp(before + t->offset, m.grads + t->offset, t->count * sizeof(grad_t)) == 0,
+                   "%s, %s: the gradient of %s has other bits", name, mc->why, t->name);
+        }
+        free(before);
+        case_end(&m, tokens);
     }
 }
 
@@ -613,7 +757,8 @@ static void test_gradient_clipping(void) {
 
 // Compares one update with the AdamW formula, tensor by tensor: weight decay of matrices only, the clipped gradient.
 static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
-    const ModelCase *mc = &model_cases[1];
+    const ModelCase *mc = &model_cases[4];
+    assert(mc->qk_norm);
     Model model;
     int *tokens = case_start(&model, mc, variant, FOR_TRAINING);
     double loss = case_loss(&model, tokens, mc->B, mc->T, true), lr = 0.01;
@@ -660,6 +805,7 @@ static void test_update_decay_and_clipping(void) {
 static void test_initial_values(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         ModelConfig config = case_config(&model_cases[1], &attention_variants[v]);
+        config.qk_norm = true;
         Model model;
         size_t pieces = 0;
         model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
@@ -668,10 +814,10 @@ static void test_initial_values(void) {
         for (int i = 0; i < model.plan.tensors.count; i++) {
             const Tensor *t = &model.plan.tensors.tensors[i];
             static const double deviations[] = {0, 0, 0.02, 0.02, 0.1, 0}; // in the order of Init
-            double mean = t->row->init == INIT_ONE      ? 1
-                          : t->row->init == INIT_LAMBDA ? lambda_init(t->layer)
-                                                        : 0,
+            double mean = t->row->init == INIT_ONE ? 1 : 0,
                    deviation = deviations[t->row->init] / (t->row->init == INIT_RESIDUAL ? sqrt(2.0 * config.L) : 1);
+            if (t->row->init == INIT_LAMBDA && strcmp(config.attention->name, "diff_scalar") == 0)
+                mean = lambda_init(t->layer); // else before a sigmoid: 0
             pieces = max_size(pieces, (t->count + INIT_CHUNK - 1) / INIT_CHUNK);
             for (size_t e = 0; e < t->count; e++) {
                 floatX want = (floatX)(float)(mean + deviation * random_normal(random_key(t->name, 17), e));
@@ -745,12 +891,16 @@ static const Test model_tests[] = {
     {"gradients of models with windows equal those of the float64 reference",
      test_gradients_of_windows_equal_reference},
     {"gradients of YOCO models equal those of the float64 reference", test_gradients_of_yoco_equal_reference},
+    {"gradients of models with QK-norm equal those of the float64 reference",
+     test_gradients_of_head_norms_equal_reference},
     {"the norm before o_proj has the epsilon of its variant", test_head_norm_epsilon},
     {"gradients add up over micro-steps", test_gradient_accumulation},
     {"zero rows pad matrices so that products have widths of whole 16 bytes", test_padded_widths},
     {"no position attends to a later one", test_model_is_causal},
     {"the heads of a pair share keys and values", test_head_pairs},
     {"variants with equivalent sinks, gates or lambdas have equal losses and gradients", test_equivalent_variants},
+    {"XSA leaves nothing along the own value, and nothing at a first position", test_exclusive_heads},
+    {"QK-norm makes the size of queries and keys irrelevant", test_head_norm_scale},
     {"generation keeps the last half of a full context, and reads all of a prompt that fills it",
      test_generation_full_context},
     {"generation continues beyond the context, and depends on its key", test_generation_beyond_context},

@@ -87,6 +87,10 @@ static void op_forward(const OpCase *c) {
         break;
     }
     case OP_GATE: gate_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], c->max); break;
+    case OP_EXCLUSIVE: exclusive_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], c->max); break;
+    case OP_HEAD_NORM:
+        head_norm_forward(OP_Y(0), d[4] ? OP_Y(1) : NULL, OP_X(1), d[0], d[1], d[2], d[3], d[4], (real)OP_EPS);
+        break;
     case OP_SWIGLU: swiglu_forward(OP_Y(0), OP_X(0), d[0], d[1], c->max); break;
     case OP_CROSS_ENTROPY: cross_entropy(OP_STAT(0), OP_X(0), c->index, d[0], d[1], d[2], 0); break;
     case OP_KIND_COUNT: break;
@@ -124,6 +128,12 @@ static void op_backward(const OpCase *c) {
     case OP_LAMBDA_LEARNED: lambda_learned_backward(OP_DW(0), OP_DY, d[0], d[1], d[2]); break;
     case OP_SCALE: scale_inplace(OP_DX(0), (real)op_factor(c), (size_t)d[0]); break;
     case OP_GATE: gate_backward(OP_DX(0), OP_DX(1), OP_DY, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4]); break;
+    case OP_EXCLUSIVE:
+        exclusive_backward(OP_DX(0), OP_DX(1), OP_DY, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], d[4]);
+        break;
+    case OP_HEAD_NORM:
+        head_norm_backward(OP_DX(0), OP_DW(1), OP_Y(1), OP_X(1), d[0], d[1], d[2], d[3], d[4], (real)OP_EPS);
+        break;
     case OP_SWIGLU: swiglu_backward(OP_DX(0), OP_DY, OP_X(0), d[0], d[1], c->max); break;
     case OP_CROSS_ENTROPY: cross_entropy(OP_STAT(0), OP_DX(0), c->index, d[0], d[1], d[2], (real)c->dloss); break;
     case OP_FILL:
@@ -141,6 +151,7 @@ static size_t op_workspace(const OpCase *c, bool backward) {
     switch (c->kind) {
     case OP_EMBEDDING: return backward ? embedding_workspace_bytes(c->d[0]) : 0;
     case OP_RMSNORM: return backward ? rmsnorm_workspace_bytes(c->d[1]) : 0;
+    case OP_HEAD_NORM: return backward ? head_norm_workspace_bytes(c->d[2]) : 0;
     case OP_MATMUL: return 0;
     case OP_ATTENTION:
     case OP_ATTENTION_SETS:

@@ -74,6 +74,8 @@ typedef enum {
     OP_QUANTIZE,
     OP_ATTENTION_QUANTIZED,
     OP_GATE,
+    OP_EXCLUSIVE,
+    OP_HEAD_NORM,
     OP_SWIGLU,
     OP_CROSS_ENTROPY,
     OP_KIND_COUNT
@@ -377,7 +379,8 @@ static void diff_combine_setup(OpCase *c) {
     c->x[1].spread = 6;
     op_rows(&c->y[0], "o", N, NH * D, NH * D);
     op_error(&c->y[0], 0, 16);
-    op_error(&c->dx[0], 16 * shared, 0);
+    // of a noise head: a sum of terms up to the largest factor
+    op_error(&c->dx[0], 16, shared > 1 ? 16 * shared * (c->d[6] == S_LINEAR ? c->x[1].spread : 1) : 0);
     op_error(&c->dx[1], 16, error_of_sum(D));
     c->length = D, c->exact = c->d[6] == S_LINEAR;
     c->max_of_y = true;
@@ -593,6 +596,58 @@ static void gate_reference(OpCase *c) {
     }
 }
 
+// --- exclusive: x (N,heads,D), v (N,NKV,D) with row stride ldv, y (N,heads,D) ---
+
+static void exclusive_setup(OpCase *c) {
+    int N = c->d[0], heads = c->d[1], NKV = c->d[2], D = c->d[3];
+    op_rows(&c->x[0], "x", N, heads * D, heads * D);
+    op_rows(&c->x[1], "v", N, NKV * D, c->d[4]);
+    op_rows(&c->y[0], "y", N, heads * D, heads * D);
+    // of c = x.v / v.v and of b = dy.v / v.v, which are at most 3 where v.v, D/3 in the mean, is at least D/12
+    const double error = 4 * error_of_sum(D) * 12 / D;
+    op_error(&c->y[0], 4, 4 + error);
+    op_error(&c->dx[0], 4, 4 + error);
+    op_error(&c->dx[1], 4, heads / NKV * (8 + 8 * error)); // dy, x and v are at most 1
+    c->length = D * (heads / NKV), c->max_of_y = true;
+}
+static void exclusive_reference(OpCase *c) {
+    int heads = c->d[1], D = c->d[3], shared = heads / c->d[2];
+    for (int i = 0; i < c->d[0] * heads; i++) {
+        const double *x = c->x[0].ref + i * D, *v = c->x[1].ref + i / heads * c->d[4] + i % heads / shared * D;
+        double xv = 0, vv = 0;
+        for (int k = 0; k < D; k++) xv += x[k] * v[k], vv += v[k] * v[k];
+        for (int k = 0; k < D; k++) c->y->ref[i * D + k] = x[k] - xv / vv * v[k];
+    }
+}
+
+// --- head_norm: x and y[0] (N,heads,D) with row stride ld, weight (D), y[1] x before, with row stride ldk; or without ---
+
+static void head_norm_setup(OpCase *c) {
+    int N = c->d[0], heads = c->d[1], D = c->d[2], ld = c->d[3], ldk = c->d[4];
+    op_view(&c->x[0], "x", 0, N, heads, D, ld, D);
+    c->x[0].spread = 1.0 / c->d[5];
+    op_view(&c->y[0], "y", 0, N, heads, D, ld, D);
+    if (ldk) op_view(&c->y[1], "kept", 0, N, heads, D, ldk, D);
+    op_error(&c->y[0], error_of_sum(D) + 4, 0);
+    // largest |x r|, r and |dy weight|: the root mean square of x is at least a quarter of the spread
+    const double z = fmin(sqrt((double)D), 4), r = fmin(4 * c->d[5], 1 / sqrt(OP_EPS)), g = 2;
+    op_error(&c->dx[0], 4 + error_of_sum(D), r * (4 * g + z * z * g * error_of_sum(D) / sqrt((double)D)));
+    op_error(op_parameter(c, 1, "weight", 1, D, 2), 4, z * (error_of_sum(N * heads) + error_of_sum(D)));
+    c->length = max_int(N * heads, D);
+    c->in_place = true, c->no_backward = ldk == 0;
+}
+static void head_norm_reference(OpCase *c) {
+    int heads = c->d[1], D = c->d[2];
+    for (int i = 0; i < c->d[0] * heads; i++) {
+        size_t at = op_at(c->y->view, (size_t)(i * D));
+        const double *x = c->x->ref + at;
+        double mean = 0;
+        for (int k = 0; k < D; k++) mean += x[k] * x[k] / D;
+        for (int k = 0; k < D; k++) c->y->ref[at + (size_t)k] = x[k] / sqrt(mean + OP_EPS) * c->x[1].ref[k];
+        for (int k = 0; k < D && c->y[1].views; k++) c->y[1].ref[op_at(c->y[1].view, (size_t)(i * D + k))] = x[k];
+    }
+}
+
 // --- swiglu: x rows [gate | up] (N,2F), y (N,F) ---
 
 static void swiglu_setup(OpCase *c) {
@@ -660,6 +715,8 @@ static const struct {
     {"attention_quantized", "B T NQ NKV D DV maps padding documents bits window", attention_quantized_setup,
      attention_quantized_reference},
     {"gate", "N heads D ldg width", gate_setup, gate_reference},
+    {"exclusive", "N heads NKV D ldv", exclusive_setup, exclusive_reference},
+    {"head_norm", "N heads D ld ldk,NULL=0 1/scale", head_norm_setup, head_norm_reference},
     {"swiglu", "N F scale", swiglu_setup, swiglu_reference},
     {"cross_entropy", "N V Vp special", cross_entropy_setup, cross_entropy_reference},
 };

@@ -28,8 +28,27 @@ static void test_decode(void) { op_check_all(OP_DECODE); }
 static void test_quantize(void) { op_check_all(OP_QUANTIZE); }
 static void test_attention_quantized(void) { op_check_all(OP_ATTENTION_QUANTIZED); }
 static void test_gate(void) { op_check_all(OP_GATE); }
+static void test_exclusive(void) { op_check_all(OP_EXCLUSIVE); }
+static void test_head_norm(void) { op_check_all(OP_HEAD_NORM); }
 static void test_swiglu(void) { op_check_all(OP_SWIGLU); }
 static void test_cross_entropy(void) { op_check_all(OP_CROSS_ENTROPY); }
+
+// Values of 0, and below 1e-12, are left in: no division by 0, and their gradient is 0 rather than added to.
+static void test_exclusive_of_zeros(void) {
+    enum { NKV = 2, SHARED = 2, D = 5, HEADS = NKV * SHARED, LD = NKV * D + 1 };
+    TestRandom random = {19};
+    real *x = op_alloc_random(&random, HEADS * D, 1), *dy = op_alloc_random(&random, HEADS * D, 1), *v = op_alloc(LD),
+         *y = op_alloc(HEADS * D), *dx = op_alloc(HEADS * D), *dv = op_alloc_random(&random, LD, 1);
+    real beyond = dv[LD - 1];
+    for (int i = 0; i < D; i++) v[i] = 0, v[D + i] = (real)1e-13;
+    exclusive_forward(y, x, v, 1, HEADS, NKV, D, LD, NULL);
+    exclusive_backward(dx, dv, dy, x, v, 1, HEADS, NKV, D, LD, LD);
+    EXPECT(op_same(y, x, HEADS * D), "the outputs differ from the inputs");
+    EXPECT(op_same(dx, dy, HEADS * D), "the gradients of inputs and outputs differ");
+    for (int i = 0; i < NKV * D; i++) EXPECT(dv[i] == 0, "the gradient of value element %d is %g", i, (double)dv[i]);
+    EXPECT(dv[LD - 1] == beyond, "the gradient behind the values was written");
+    op_free("exclusive");
+}
 
 static void test_rmsnorm_of_zeros(void) {
     real x[5] = {0, 0, 0, 0, 0}, weight[5] = {1, 2, 3, 4, 5}, y[5], rstd;
@@ -378,8 +397,8 @@ static void test_diff_combine_heads(void) {
             for (int i = 0; i < NH; i++) shared += heads[k][3 + 2 * i] == h2 ? g[i] : 0;
             bool right =
                 o[h] == a[h1] - a[h2] / 2 && da[h1] == g[h] && da[h2] == -shared / 2 && dl[h] == -g[h] * a[h2] / 4;
-            EXPECT(right, "%d signal and %d noise heads: head %d is not made of (%d, %d)", groups.signals,
-                   groups.noise, h, h1, h2);
+            EXPECT(right, "%d signal and %d noise heads: head %d is not made of (%d, %d)", groups.signals, groups.noise,
+                   h, h1, h2);
         }
     }
 }
@@ -696,6 +715,9 @@ static const Test operations_tests[] = {
     {"attention with rounded logits agrees with the definition", test_attention_quantized},
     {"the gates and their backward agree with the definition", test_gate},
     {"saturated gates are 0 or 1 and have no gradient", test_gate_extremes},
+    {"exclusive attention and its backward agree with the definition", test_exclusive},
+    {"exclusive attention leaves heads whose value is 0 as they are", test_exclusive_of_zeros},
+    {"the norm of heads and its backward agree with the definition", test_head_norm},
     {"swiglu and its backward agree with the definition", test_swiglu},
     {"residual_rmsnorm equals the sum and rmsnorm, bit for bit", test_residual_rmsnorm},
     {"the largest magnitude of a tensor with infinity is infinity, and with NaN it is NaN", test_absmax},

@@ -110,27 +110,26 @@ class Model:
         return [sum(a * row[i] for a, row in zip(p, values)) / total for i in range(len(values[0]))]
 
     def factor(self, layer, projected, head):
-        """lambda of an output head: of a token's projected numbers, or of the layer."""
+        """The factor of an output head's noise head: of a token's projected numbers, or of parameters."""
         name = f"model.layers.{layer}.self_attn.lambda"
-        kind = self.variant.lambda_
-        if kind in ("sigmoid", "linear"):
-            return sigmoid(projected[head]) if kind == "sigmoid" else projected[head]
+        kind, number = self.variant.lambda_, 1.0
         if kind == "exp":
             q1, k1, q2, k2 = (self.w[f"{name}_{i}"] for i in ("q1", "k1", "q2", "k2"))
             dot = lambda a, b: math.exp(sum(x * y for x, y in zip(a, b)))
-            return dot(q1, k1) - dot(q2, k2) + 0.8 - 0.6 * math.exp(-0.3 * layer)
-        return self.w[name][0] if kind == "scalar" else 1
+            number = dot(q1, k1) - dot(q2, k2) + 0.8 - 0.6 * math.exp(-0.3 * layer)
+        elif kind != "one":
+            number = projected[head] if kind == "input" else self.w[name][head if kind == "head" else 0]
+        return {"sigmoid": sigmoid, "tanh": math.tanh, "linear": float}[self.variant.factor](number)
 
     def attention(self, x, layer):
         """x (B*T,C) after its norm -> (B*T,NH*D)"""
         v, c, theta = self.variant, self.config, self.config["rope_theta"]
         NH, NKV, D = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         OH, DQ, DV = NH // v.merge, D // v.split, D * v.merge
-        extra = (["lambda_proj"] if v.lambda_ in ("sigmoid", "linear") else []) + (
-            ["gate_proj"] if v.gate != "none" else []
-        )
+        extra = ["lambda_proj"] * (v.lambda_ == "input") + ["gate_proj"] * (v.gate != "none")
         q, k, value, *more = self.linear(x, layer, ["self_attn." + n for n in ["q_proj", "k_proj", "v_proj", *extra]])
-        group = v.maps * OH // (NKV // v.merge)
+        noise_heads = OH // v.signals if v.signals else 0
+        group = (OH + noise_heads) // (NKV // v.merge)
         sinks = self.w.get(f"model.layers.{layer}.self_attn.sinks", [0] * NH)
         rows = []
         for n in range(self.B * self.T):
@@ -142,27 +141,38 @@ class Model:
             out = []
             for h in range(OH):
                 maps = []
-                for m in range(v.maps):
-                    query = h + m * OH if v.pair == "half" else h * v.maps + m
+                block, within = divmod(h, v.signals or 1)
+                queries = (
+                    [h]
+                    if v.noise == "none"
+                    else [h, OH + block]
+                    if v.noise == "last"
+                    else [block * (v.signals + 1) + within, block * (v.signals + 1) + v.signals]
+                )
+                for m, query in enumerate(queries):
                     kv = query // group
                     key = kv * v.key_sets + m % v.key_sets
                     sink = None if v.sink == "none" else sinks[h]
                     values = heads(value, kv, DV, False)
                     maps.append(self.attend(heads(q, query, DQ), heads(k, key, DQ), values, t, sink))
-                if v.maps == 2:
+                if v.signals:
                     s = self.factor(layer, more[0][n] if more else None, h)
                     maps[0] = [a - s * b for a, b in zip(*maps)]
+                if v.xsa:
+                    own = value[n][h // (OH // (NKV // v.merge)) * DV :][:DV]
+                    share = sum(a * b for a, b in zip(maps[0], own)) / sum(b * b for b in own)
+                    maps[0] = [a - share * b for a, b in zip(maps[0], own)]
                 out.append(maps[0])
             if v.norm == "head":
                 init = 0.8 - 0.6 * math.exp(-0.3 * layer)
                 weight = self.w[f"model.layers.{layer}.self_attn.subln.weight"]
-                out = [[(1 - init) * y for y in rmsnorm(o, weight, v.norm_eps or c["rms_norm_eps"])] for o in out]
+                out = [[(1 - init) * y for y in rmsnorm(o, weight, 1e-5)] for o in out]
             out = sum(out, [])
-            if v.gate != "none":
-                gates = [sigmoid(g) for g in more[0][n]]
-                out = [o * gates[i // DV if v.gate == "head" else i] for i, o in enumerate(out)]
             if v.norm == "all":
                 out = rmsnorm(out, self.w[f"model.layers.{layer}.self_attn.subln.weight"], c["rms_norm_eps"])
+            if v.gate != "none":
+                gates = [sigmoid(g) for g in more[-1][n]]
+                out = [o * gates[i // DV if v.gate == "head" else i] for i, o in enumerate(out)]
             rows.append(out)
         return rows
 

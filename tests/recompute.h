@@ -27,9 +27,10 @@ static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, La
 
 static void expect_equal_levels(GemmType type) {
     static const ModelCase deep[] = {
-        {"three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true, 0, 0, false, false},
-        {"windows, every third layer full", 29, 24, 4, 4, 2, 8, 20, 2, 21, true, 6, 3, false, false},
-        {"YOCO", 29, 24, 4, 4, 2, 8, 20, 2, 21, false, 6, 0, true, false},
+        {"three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true, 0, 0, false,
+         false},
+        {"windows, every third layer full, QK-norm", 29, 24, 4, 4, 2, 8, 20, 2, 21, true, 6, 3, false, true},
+        {"YOCO with QK-norm", 29, 24, 4, 4, 2, 8, 20, 2, 21, false, 6, 0, true, true},
     };
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int c = type == GEMM_FP32 ? 0 : PLAIN_CASE_COUNT; c < PLAIN_CASE_COUNT + 3; c++) { // else the deep ones
@@ -84,7 +85,7 @@ static size_t tensor_bytes(size_t N, size_t width) { return round_up(N * width *
 static void test_recompute_allocations(void) {
     for (int v = 0; v < 2 * ATTENTION_VARIANT_COUNT; v++) {
         bool yoco = v >= ATTENTION_VARIANT_COUNT;
-        const ModelCase mc = {"", 29, 24, yoco ? 6 : 5, 4, 2, 8, 20, 2, 21, true, yoco ? 5 : 0, 0, yoco, false};
+        const ModelCase mc = {"", 29, 24, yoco ? 6 : 5, 4, 2, 8, 20, 2, 21, true, yoco ? 5 : 0, 0, yoco, v % 2 == 1};
         ModelConfig config = case_config(&mc, &attention_variants[v % ATTENTION_VARIANT_COUNT]);
         Model m;
         size_t bytes[RECOMPUTE_LEVELS], N = 42, NHD = (size_t)config.NH * 8;
@@ -103,6 +104,8 @@ static void test_recompute_allocations(void) {
         size_t rest = tensor_bytes(N, d->NQ * d->DV) + tensor_bytes(N, d->NQ) + tensor_bytes(N, 24);
         if (d->groups.noise) rest += tensor_bytes(N, NHD);
         if (a->xsa) rest += tensor_bytes(N, NHD);
+        if (mc.qk_norm) // kept before the norm: in the upper half of YOCO queries only
+            fused += (again - upper) * tensor_bytes(N, d->q_rows + d->k_rows) + upper * tensor_bytes(N, d->q_rows);
         if (d->groups.noise && !d->lambda_rows) rest += tensor_bytes(N, d->OH);
         if (d->gate_width) rest += tensor_bytes(N, NHD);
         EXPECT(bytes[0] - bytes[1] == again * (norms + mlp), "%s: level 1 saves %zu bytes, not %zu", a->name,
@@ -192,7 +195,9 @@ static void test_recompute_runs(void) {
     ProgramData d = program_data();
     ProgramResult r;
     static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
-    static const char *const names[] = {"diff_v2", "diff_v1", "gated_head"}, *const more[] = {"", "", "--gemm fp8"};
+    static const char *const names[] = {"diff_v2", "diff_v1", "diff_v2_gated_head"}, *const more[] = {
+                                                                                         "", "",
+                                                                                         "--qk-norm --gemm fp8"};
     for (int v = 0; v < 3; v++) {
         for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
             run_command(

@@ -11,9 +11,10 @@ definitions, in double: whole rows of probabilities, no fused matrix, no stored 
 static const ModelCase stats_cases[] = {
     {"the sample has all rows except position 0, groups of 3 heads, prime T", 37, 20, 2, 6, 2, 8, 28, 2, 13, false, 0,
      0, false, false},
-    {"B does not divide the size of the sample, head dimension 16", 29, 24, 2, 4, 4, 16, 20, 3, 41, true, 0, 0, false, false},
+    {"B does not divide the size of the sample, head dimension 16, QK-norm", 29, 24, 2, 4, 4, 16, 20, 3, 41, true, 0, 0,
+     false, true},
     {"windows of 4, every second layer full", 23, 20, 2, 4, 2, 8, 12, 2, 13, true, 4, 2, false, false},
-    {"YOCO", 23, 20, 2, 4, 2, 8, 12, 2, 13, true, 4, 0, true, false},
+    {"YOCO with QK-norm", 23, 20, 2, 4, 2, 8, 12, 2, 13, true, 4, 0, true, true},
 };
 enum { STATS_CASE_COUNT = sizeof(stats_cases) / sizeof(stats_cases[0]) };
 
@@ -29,6 +30,14 @@ static inline double direct_rms(const double *x, int count, double eps) {
     double sum = 0;
     for (int i = 0; i < count; i++) sum += x[i] * x[i];
     return sqrt(sum / count + eps);
+}
+
+// QK-norm, with the weight (D) of all heads.
+static inline void direct_head_norm(double *x, const floatX *weight, int heads, int D, double eps) {
+    for (int h = 0; h < heads; h++, x += D) {
+        double rms = direct_rms(x, D, eps);
+        for (int i = 0; i < D; i++) x[i] *= (double)weight[i] / rms;
+    }
 }
 
 static inline void direct_rope(double *x, int heads, int D, int t, double theta) {
@@ -66,6 +75,12 @@ static inline DirectInputs direct_inputs(const Model *m, int layer, const floatX
             bool of_kv = cross && (i == 1 || i == 2);
             direct_matrix(parts[i] + n * widths[i], param(m, kinds[i], of_kv ? half : layer), of_kv ? kv : y, widths[i],
                           C);
+        }
+        if (m->plan.config.qk_norm) {
+            const floatX *of_keys = cross ? param(m, T_YOCO_K_NORM, half) : param(m, T_K_NORM, layer);
+            double eps = m->plan.config.rms_norm_eps;
+            direct_head_norm(parts[0] + n * widths[0], param(m, T_Q_NORM, layer), d->NQ, d->QD, eps);
+            direct_head_norm(parts[1] + n * widths[1], of_keys, d->NK, d->QD, eps);
         }
         direct_rope(parts[0] + n * widths[0], d->NQ, d->QD, n % T, m->plan.config.rope_theta);
         direct_rope(parts[1] + n * widths[1], d->NK, d->QD, n % T, m->plan.config.rope_theta);
@@ -140,10 +155,16 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
     return largest;
 }
 
-// Applies norm and gate to the combined heads (OH,DV), as in variants.h.
-static inline void direct_epilogue(double *context, const Model *m, int layer, const double *gate) {
+// Applies XSA, norm and gate to the combined heads (OH,DV), as in variants.h; v (NV,DV): the position's own values.
+static inline void direct_epilogue(double *context, const Model *m, int layer, const double *v, const double *gate) {
     const AttentionDims *d = &m->plan.dims;
     const AttentionVariant *a = m->plan.config.attention;
+    for (int h = 0; a->xsa && h < d->OH; h++) {
+        const double *own = v + h / (d->OH / d->NV) * d->DV;
+        double *x = context + h * d->DV, along = 0, square = 0;
+        for (int i = 0; i < d->DV; i++) along += x[i] * own[i], square += own[i] * own[i];
+        for (int i = 0; i < d->DV; i++) x[i] -= along / square * own[i];
+    }
     int width = a->norm == NORM_HEAD ? d->DV : d->OH * d->DV;
     for (int at = 0; a->norm != NORM_NONE && at < d->OH * d->DV; at += width) {
         double rms = direct_rms(context + at, width, 1e-5), factor = a->norm == NORM_HEAD ? 1 - lambda_init(layer) : 1;
@@ -200,7 +221,7 @@ static inline LayerStats direct_stats(double *condition, const Model *m, int lay
             direct_add(&grows, all / sum);
             direct_add(&effective, !a->signals ? p[start] : fabs(p[start] - s * p[T + start]) / sum);
         }
-        direct_epilogue(context, m, layer, in.gate + n * d->gate_rows);
+        direct_epilogue(context, m, layer, in.v + n * d->v_rows, in.gate + n * d->gate_rows);
         for (int h = 0; h < d->OH; h++) direct_add(&rms, direct_rms(context + h * d->DV, d->DV, 0));
     }
     *condition = grows.range.mean;
@@ -275,6 +296,23 @@ static void documents_step(Model *m, const int *tokens, int B, int T) {
     free(starts);
 }
 
+// The largest |weight| of QK-norm of queries, times that of keys.
+static double largest_head_weight(const Model *m, int l) {
+    double product = 1;
+    for (int k = 0; k < 2 && m->plan.config.qk_norm; k++) {
+        bool cross = layer_cross(&m->plan.config, l);
+        const floatX *w = param(m,
+                                k == 0  ? T_Q_NORM
+                                : cross ? T_YOCO_K_NORM
+                                        : T_K_NORM,
+                                cross && k ? m->plan.config.L / 2 : l);
+        double largest = 0;
+        for (int i = 0; i < m->plan.dims.QD; i++) largest = fmax(largest, fabs((double)w[i]));
+        product *= largest;
+    }
+    return product;
+}
+
 // After a forward and a backward, which does not change the activations. Every case runs twice: with one document per
 // sequence and with several.
 static void test_statistics_definition(void) {
@@ -308,6 +346,11 @@ static void test_statistics_definition(void) {
                 expect_near(&m, mc->why, l, "mass of map 0", g->first[0], w->first[0], w->first[0]);
                 expect_near(&m, mc->why, l, "effective mass", g->first_effective, w->first_effective, condition);
                 expect_near(&m, mc->why, l, "largest logit", g->largest_logit, w->largest_logit, w->largest_logit);
+                // QK-norm: |q| <= sqrt(QD) max|weight|, likewise |k|; a rotation changes no length
+                double bound = sqrt(m.plan.dims.QD) * largest_head_weight(&m, l);
+                EXPECT(!mc->qk_norm || g->largest_logit <= bound * (1 + m.plan.dims.QD * 0x1p-20),
+                       "%s, layer %d: a logit of %g with QK-norm, at most %g", m.plan.config.attention->name, l,
+                       g->largest_logit, bound);
                 expect_near(&m, mc->why, l, "gradient norm", squares_norm(&m, 1 + l, 1 + l), grad_norm, grad_norm);
                 Magnitudes residual = direct_magnitudes(m.acts.layers[l].x_out, mc->B * mc->T * mc->C);
                 EXPECT(got.residual.largest == residual.largest && got.residual.median == residual.median,

@@ -138,12 +138,13 @@ static double op_rope(const Shape *s, real *const *x) {
     if (x) rope_forward(x[0], x[1], s->B, s->T, s->rope_heads, s->QD, s->ld, NULL);
     return 2.0 * s->N * s->rope_heads * s->QD;
 }
+static const HeadGroups bench_pairs = {1, 1};
 static double op_combine(const Shape *s, real *const *x) {
-    if (x) diff_combine_forward(x[0], x[1], x[2], s->N, s->NH, s->D, s->ld, 1, true, NULL);
+    if (x) diff_combine_forward(x[0], x[1], x[2], s->N, s->NH, s->D, s->ld, bench_pairs, S_SIGMOID, NULL);
     return 3.0 * s->N * s->NH * s->D;
 }
 static double op_combine_b(const Shape *s, real *const *x) {
-    if (x) diff_combine_backward(x[0], x[1], x[2], x[3], x[4], s->N, s->NH, s->D, s->ld, 1, true);
+    if (x) diff_combine_backward(x[0], x[1], x[2], x[3], x[4], s->N, s->NH, s->D, s->ld, bench_pairs, S_SIGMOID);
     return 4.0 * s->N * s->NH * s->D;
 }
 static double op_fused_norm(const Shape *s, real *const *x) {

@@ -9,6 +9,7 @@ kernel_utils.cuh: the parts that kernels share: packs of 16 bytes, mappings of t
 #ifndef LLMC_KERNEL_UTILS_CUH
 #define LLMC_KERNEL_UTILS_CUH
 #include "device.cuh"
+#include <type_traits>
 
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
@@ -158,6 +159,49 @@ static __device__ inline unsigned row_index(int lanes) {
     return blockIdx.x * (unsigned)(ROW_THREADS >> shift) + (threadIdx.x >> shift);
 }
 static __device__ inline int row_lane(int lanes) { return (int)threadIdx.x & (lanes - 1); }
+
+// Heads: rows of at most HEAD_WIDEST elements, which their lanes keep in registers, PACKS packs each: pack p of a lane is
+// the pack lane + p lanes of the head. Calls launch(W, PACKS, lanes) with the first two as types of constants.
+enum { HEAD_PART = 16, HEAD_WIDEST = WARP * HEAD_PART }; // elements of a lane, of a head
+template <int value> using Constant = std::integral_constant<int, value>;
+template <typename Launch> static inline void launch_heads(bool wide, int D, Launch launch) {
+    int packs = wide ? D / PACK : D, lanes = 1;
+    assert(D > 0 && D <= HEAD_WIDEST);
+    while (lanes < packs && lanes < WARP) lanes *= 2;
+    if (!wide) launch(Constant<1>(), Constant<HEAD_PART>(), lanes);
+    else if (packs <= WARP) launch(Constant<PACK>(), Constant<1>(), lanes);
+    else launch(Constant<PACK>(), Constant<HEAD_PART / PACK>(), lanes);
+}
+// Elements beyond `width` are 0.
+template <int W, int PACKS>
+static __device__ inline void load_head(float (&v)[PACKS][W], const floatX *from, int lanes, int width) {
+    UNROLL
+    for (int p = 0; p < PACKS; p++) {
+        int i = (row_lane(lanes) + p * lanes) * W;
+        UNROLL
+        for (int k = 0; k < W; k++) v[p][k] = 0;
+        if (i < width) load<W>(v[p], from + i);
+    }
+}
+template <int W, int PACKS>
+static __device__ inline void store_head(floatX *to, const float (&v)[PACKS][W], int lanes, int width) {
+    UNROLL
+    for (int p = 0; p < PACKS; p++) {
+        int i = (row_lane(lanes) + p * lanes) * W;
+        if (i < width) store<W>(to + i, v[p]);
+    }
+}
+// A lane's part of <a,b>
+template <int W, int PACKS>
+static __device__ inline float head_dot(const float (&a)[PACKS][W], const float (&b)[PACKS][W]) {
+    float dot = 0;
+    UNROLL
+    for (int p = 0; p < PACKS; p++) {
+        UNROLL
+        for (int k = 0; k < W; k++) dot += a[p][k] * b[p][k];
+    }
+    return dot;
+}
 
 // ---------------------------------------------------------------------------------------------------
 // Reductions. All threads of the warps (or of the block) call them, and all receive the result.

@@ -37,9 +37,17 @@ typedef struct {
     const real *lse;
     AttentionShape shape;
     size_t lse_set; // elements of lse per key set
-    int key_sets, ldl, stride, rows, NH;
-    bool sigmoid;
+    int key_sets, ldl, rows, NH;
+    HeadGroups groups;
+    Factor factor;
 } AttentionStatsInput;
+
+// signal_head and noise_head (variants.h), on the device
+static __device__ inline int stats_head(HeadGroups g, int h, int map) {
+    if (!g.noise) return h;
+    int first = h / g.signals * (g.signals + g.noise), i = h % g.signals;
+    return first + (map ? g.signals + i / (g.signals / g.noise) : i);
+}
 
 // The map of query head `head` (key sets alternating).
 typedef struct {
@@ -65,16 +73,15 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
     SHARED(double, at_first, 3);
     const AttentionShape s = in.shape;
     AttentionHeadStats *result = results + blockIdx.y * (size_t)in.NH + blockIdx.x;
-    int h = (int)blockIdx.x, b, t, thread = (int)threadIdx.x, maps = in.stride ? 2 : 1;
+    int h = (int)blockIdx.x, b, t, thread = (int)threadIdx.x, maps = in.groups.noise ? 2 : 1;
     attention_stats_row(first_row + (int)blockIdx.y, in.rows, s.B, s.T, &b, &t);
     int start = s.first_key ? s.first_key[b * s.T + t] : 0, low = attention_low(s, b, t);
-    int head = in.stride ? 2 * in.stride * (h / in.stride) + h % in.stride : h; // as in diff_combine
-    double lambda = in.stride ? stats_lambda(in.l[((size_t)b * s.T + t) * in.ldl + h], in.sigmoid) : 0;
+    double lambda = maps > 1 ? stats_factor(in.l[((size_t)b * s.T + t) * in.ldl + h], in.factor) : 0;
     double sum = 0, local = 0;
     for (int j = low + thread; j <= t; j += ATTENTION_STATS_THREADS) {
         double a[2] = {0, 0}; // A1[j], A2[j]
         for (int m = 0; m < maps; m++) {
-            StatsMap map = stats_map(&in, b, t, head + m * in.stride);
+            StatsMap map = stats_map(&in, b, t, stats_head(in.groups, h, m));
             float dot = 0;
             for (int i = 0; i < s.D; i++) dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * s.ldkv + i]);
             double logit = (double)s.scale * (double)dot;
@@ -118,9 +125,10 @@ static inline void attention_stats_add(AttentionStatsTotal *total, const Attenti
 }
 
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
-                                             AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid) {
-    int maps = stride ? 2 : 1, NH = s.NQ * key_sets / maps, rows = attention_stats_rows(s.B, s.T);
-    AttentionStatsInput in = {q, k, l, lse, s, lse_set_stride(s), key_sets, ldl, stride, rows, NH, sigmoid};
+                                             AttentionShape s, int key_sets, int ldl, HeadGroups groups,
+                                             Factor factor) {
+    int maps = groups.noise ? 2 : 1, NH = output_heads(groups, s.NQ * key_sets), rows = attention_stats_rows(s.B, s.T);
+    AttentionStatsInput in = {q, k, l, lse, s, lse_set_stride(s), key_sets, ldl, rows, NH, groups, factor};
     size_t row_bytes = NH * sizeof(AttentionHeadStats);
     int at_once = (int)min_size(ATTENTION_STATS_ROWS, attention_stats_limit / row_bytes); // rows per launch
     AttentionHeadStats *results = (AttentionHeadStats *)ops_scratch(at_once * row_bytes);

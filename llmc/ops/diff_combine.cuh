@@ -1,10 +1,12 @@
 /*
-diff_combine.cuh: subtracts the second head of each pair from the first. Equations in diff_combine.h.
+diff_combine.cuh: subtracts from each signal head its noise head, times a factor. Equations in diff_combine.h.
 
-  mapping   up to a warp of threads per (n,h), one pack each at a time; the backward writes both da and sums dl in the
-            same pass, by exchange among the lanes of the head, without atomics
+  mapping   up to a warp of threads per row and noise head, one pack each at a time, for all of the SHARE signal heads
+            that read it, so that the noise head is read once. The backward writes all da, of which that of the noise
+            head is a sum in registers over the signal heads in order, and sums dl in the same pass, by exchange among
+            the lanes of the head, without atomics.
   numerics  arithmetic fp32, one rounding at each store; dl from the unrounded products
-  traffic   forward 2D+1 in, D out per (n,h); backward 2D+1 in, 2D+1 out: bandwidth-bound
+  traffic   per noise head (2 SHARE + 1) D + SHARE elements; backward (2 SHARE + 2) D + 2 SHARE: bandwidth-bound
 */
 #ifndef LLMC_DIFF_COMBINE_CUH
 #define LLMC_DIFF_COMBINE_CUH
@@ -12,80 +14,137 @@ diff_combine.cuh: subtracts the second head of each pair from the first. Equatio
 #include "fp8.cuh"
 #include "ops.h"
 
-static __device__ inline float diff_factor(floatX l, bool sigmoid) {
-    return sigmoid ? sigmoid_of(to_float(l)) : to_float(l);
+static __device__ inline float diff_factor(floatX l, Factor factor) {
+    if (factor == S_TANH) return tanhf(to_float(l));
+    return factor == S_SIGMOID ? sigmoid_of(to_float(l)) : to_float(l);
+}
+// ds/dl
+static __device__ inline float diff_factor_slope(float s, Factor factor) {
+    return factor == S_SIGMOID ? s * (1 - s) : factor == S_TANH ? 1 - s * s : 1;
 }
 
-// The offset in `a` of the first head of the pair of output head h of row n.
-static __device__ inline size_t diff_first(unsigned n, int h, int NH, int D, int stride) {
-    return (n * (size_t)(2 * NH) + (2 * stride * (h / stride) + h % stride)) * D;
+// Where a group of lanes finds noise head `row % (NH/SHARE)` of row n, and the SHARE consecutive signal heads that read
+// it: elements of `a`, of o and of l. noise: noise heads per block of heads.
+template <int SHARE> struct DiffHeads {
+    unsigned n;
+    size_t signal, second, out, l;
+    __device__ DiffHeads(unsigned row, int NH, int D, int ldl, int noise) {
+        unsigned heads = (unsigned)NH / SHARE, h = row % heads, block = h / (unsigned)noise, i = h % (unsigned)noise;
+        n = row / heads;
+        size_t first = n * (size_t)(heads * (SHARE + 1)) + block * (unsigned)(noise * (SHARE + 1));
+        signal = (first + i * SHARE) * D;
+        second = (first + (unsigned)(noise * SHARE) + i) * D;
+        out = row * (size_t)(SHARE * D);
+        l = n * (size_t)ldl + h * SHARE;
+    }
+};
+
+// v[j] = pack i of the j-th of SHARE adjacent heads
+template <int W, int SHARE> static __device__ inline void diff_load(float (*v)[W], const floatX *from, int D, int i) {
+    UNROLL
+    for (int j = 0; j < SHARE; j++) load<W>(v[j], from + (size_t)j * D + i);
 }
 
-template <int W, typename Max = NoMax>
+template <int W, int SHARE, typename Max>
 static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const floatX *a, const floatX *l, int N,
-                                                   int NH, int D, int ldl, int stride, bool sigmoid, Max max) {
-    unsigned row = row_index(lanes), n = row / (unsigned)NH;
-    int h = (int)(row % (unsigned)NH);
-    bool active = n < (unsigned)N; // the other lanes take part in the maximum
-    const floatX *a1 = a + diff_first(n, h, NH, D, stride), *a2 = a1 + (size_t)stride * D;
-    floatX factor = l[active ? n * (size_t)ldl + h : 0];
-    float v1[W] = {0}, v2[W] = {0};
+                                                   int NH, int D, int ldl, int noise, Factor factor, Max max) {
+    const DiffHeads<SHARE> at(row_index(lanes), NH, D, ldl, noise);
+    bool active = at.n < (unsigned)N; // the other lanes take part in the maximum
+    floatX of[SHARE];
+    float v1[SHARE][W] = {{0}}, v2[W] = {0}, s[SHARE];
+    UNROLL
+    for (int j = 0; j < SHARE; j++) of[j] = l[active ? at.l + j : 0];
     int i = active ? row_lane(lanes) * W : D;
-    if (i < D) load<W>(v1, a1 + i), load<W>(v2, a2 + i); // issued before the factor arrives
-    float s = diff_factor(factor, sigmoid);
+    if (i < D)
+        diff_load<W, SHARE>(v1, a + at.signal, D, i), load<W>(v2, a + at.second + i); // before the factors arrive
+    UNROLL
+    for (int j = 0; j < SHARE; j++) s[j] = diff_factor(of[j], factor);
     while (i < D) {
         UNROLL
-        for (int k = 0; k < W; k++) v1[k] -= s * v2[k];
-        store<W>(o + row * (size_t)D + i, v1);
-        max.add(v1);
+        for (int j = 0; j < SHARE; j++) {
+            UNROLL
+            for (int k = 0; k < W; k++) v1[j][k] -= s[j] * v2[k];
+            max.add(v1[j]);
+        }
+        UNROLL // multiples of W that nvcc recognises, as in element_index
+            for (int j = 0; j < SHARE; j++) store<W>(o + (at.out + (size_t)j * D + i) / W * W, v1[j]);
         i += lanes * W;
-        if (i < D) load<W>(v1, a1 + i), load<W>(v2, a2 + i);
+        if (i < D) diff_load<W, SHARE>(v1, a + at.signal, D, i), load<W>(v2, a + at.second + i);
     }
     max.finish();
 }
 
-static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        int stride, bool sigmoid, absmax_t *max) {
-    OPERATION();
-    assert(stride > 0 && NH % stride == 0);
-    LAUNCH_MAX(LAUNCH_ROWS_EITHER, diff_combine_forward_kernel, max, packed(D, o, a), (size_t)N * NH, D, o, a, l, N, NH,
-               D, ldl, stride, sigmoid);
-}
-
-template <int W>
+template <int W, int SHARE>
 static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, floatX *dl, const floatX *do_,
                                                     const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                                    int stride, bool sigmoid) {
-    unsigned row = row_index(lanes), n = row / (unsigned)NH;
-    size_t at = n * (size_t)ldl + row % (unsigned)NH;
-    size_t first = diff_first(n, (int)(row % (unsigned)NH), NH, D, stride), second = first + (size_t)stride * D;
-    bool active = n < (unsigned)N; // the other lanes take part in the exchange
+                                                    int noise, Factor factor) {
+    const DiffHeads<SHARE> at(row_index(lanes), NH, D, ldl, noise);
+    bool active = at.n < (unsigned)N; // the other lanes take part in the exchange
+    floatX of[SHARE];
+    float dot[SHARE] = {0}, g[SHARE][W] = {{0}}, v[W] = {0}, s[SHARE];
+    UNROLL
+    for (int j = 0; j < SHARE; j++) of[j] = l[active ? at.l + j : 0];
     int lane = row_lane(lanes), i = active ? lane * W : D;
-    float dot = 0, g[W] = {0}, v[W] = {0};
-    floatX factor = l[active ? at : 0];
-    if (i < D) load<W>(g, do_ + row * (size_t)D + i), load<W>(v, a + second + i);
-    float s = diff_factor(factor, sigmoid);
+    if (i < D) diff_load<W, SHARE>(g, do_ + at.out, D, i), load<W>(v, a + at.second + i);
+    UNROLL
+    for (int j = 0; j < SHARE; j++) s[j] = diff_factor(of[j], factor);
     while (i < D) {
-        store<W>(da + first + i, g); // backward of a1 in o = a1 - s a2
+        float sum[W];
         UNROLL
-        for (int k = 0; k < W; k++) {
-            dot += g[k] * v[k];
-            v[k] = -s * g[k]; // backward of a2
+        for (int j = 0; j < SHARE; j++) {
+            store<W>(da + at.signal + (size_t)j * D + i, g[j]); // backward of a1 in o = a1 - s a2
+            UNROLL
+            for (int k = 0; k < W; k++) {
+                dot[j] += g[j][k] * v[k];
+                sum[k] = j ? sum[k] - s[j] * g[j][k] : -s[j] * g[j][k]; // backward of a2
+            }
         }
-        store<W>(da + second + i, v);
+        store<W>(da + at.second + i, sum);
         i += lanes * W;
-        if (i < D) load<W>(g, do_ + row * (size_t)D + i), load<W>(v, a + second + i);
+        if (i < D) diff_load<W, SHARE>(g, do_ + at.out, D, i), load<W>(v, a + at.second + i);
     }
-    dot = lanes_sum(dot, lanes);
-    if (active && lane == 0)
-        round_to(dl + at, -dot * (sigmoid ? s * (1 - s) : 1)); // backward of s = sigmoid(l), or s = l
+    UNROLL
+    for (int j = 0; j < SHARE; j++) {
+        float total = lanes_sum(dot[j], lanes);
+        if (active && lane == 0) round_to(dl + at.l + j, -total * diff_factor_slope(s[j], factor)); // of s = factor(l)
+    }
+}
+
+// Calls launch with the number of signal heads per noise head, a constant of its type.
+template <typename Launch> static inline void diff_for_share(int NH, HeadGroups groups, Launch launch) {
+    assert(groups.noise > 0 && NH % groups.signals == 0 && groups.signals % groups.noise == 0);
+    switch (groups.signals / groups.noise) {
+    case 1: launch(Constant<1>()); break;
+    case 2: launch(Constant<2>()); break;
+    case 4: launch(Constant<4>()); break;
+    default: assert(!"a case for each number of signal heads in the table of variants");
+    }
+}
+
+static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                        HeadGroups groups, Factor factor, absmax_t *max) {
+    OPERATION();
+    diff_for_share(NH, groups, [&](auto share) {
+        constexpr int SHARE = decltype(share)::value;
+        auto launch = [&](auto of_o) {
+            typedef decltype(of_o) Max;
+            LAUNCH_ROWS_EITHER((diff_combine_forward_kernel<PACK, SHARE, Max>),
+                               (diff_combine_forward_kernel<1, SHARE, Max>), packed(D, o, a), (size_t)N * (NH / SHARE),
+                               D, o, a, l, N, NH, D, ldl, groups.noise, factor, of_o);
+        };
+        if (max) launch(Absmax{max, 0});
+        else launch(NoMax());
+    });
 }
 
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
-                                         int N, int NH, int D, int ldl, int stride, bool sigmoid) {
+                                         int N, int NH, int D, int ldl, HeadGroups groups, Factor factor) {
     OPERATION();
-    assert(stride > 0 && NH % stride == 0);
-    LAUNCH_ROWS(diff_combine_backward_kernel, packed(D, da, do_, a), (size_t)N * NH, D, da, dl, do_, a, l, N, NH, D,
-                ldl, stride, sigmoid);
+    diff_for_share(NH, groups, [&](auto share) {
+        constexpr int SHARE = decltype(share)::value;
+        LAUNCH_ROWS_EITHER((diff_combine_backward_kernel<PACK, SHARE>), (diff_combine_backward_kernel<1, SHARE>),
+                           packed(D, da, do_, a), (size_t)N * (NH / SHARE), D, da, dl, do_, a, l, N, NH, D, ldl,
+                           groups.noise, factor);
+    });
 }
 #endif

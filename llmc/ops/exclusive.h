@@ -16,7 +16,7 @@ exclusive.h: removes from each output head its component along its position's ow
 #include "ops.h"
 
 // The square of 1e-12, below which PyTorch's normalize no longer divides by the length of a vector.
-#define EXCLUSIVE_LEAST ((real)1e-24)
+static const real EXCLUSIVE_LEAST = (real)1e-24;
 
 static inline real exclusive_dot(const floatX *a, const floatX *b, int D) {
     real sum = 0;

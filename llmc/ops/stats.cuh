@@ -16,9 +16,9 @@ stats.cuh: statistics of a layer's activations, for the log. Equations in stats.
 
 enum { STATS_PARTS = 256, STATS_THREADS = 256 };
 
-static __device__ inline double stats_lambda(floatX l, bool sigmoid) {
+static __device__ inline double stats_factor(floatX l, Factor factor) { // factor_of, on the device
     double x = (double)to_float(l);
-    return sigmoid ? 1 / (1 + exp(-x)) : x;
+    return factor == S_SIGMOID ? 1 / (1 + exp(-x)) : factor == S_TANH ? tanh(x) : x;
 }
 
 // The sums and extremes of a block's threads. parts[blockIdx.x] of (sum, min, max)
@@ -66,18 +66,19 @@ static inline Range stats_range(const Range *device_parts, size_t count) {
     return r;
 }
 
-static __global__ void lambda_stats_kernel(Range *parts, const floatX *l, size_t count, int NH, int ldl, bool sigmoid) {
+static __global__ void lambda_stats_kernel(Range *parts, const floatX *l, size_t count, int NH, int ldl,
+                                           Factor factor) {
     Range local = stats_no_range();
     size_t begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
     for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS)
-        stats_range_add(&local, stats_lambda(l[i / NH * ldl + i % NH], sigmoid));
+        stats_range_add(&local, stats_factor(l[i / NH * ldl + i % NH], factor));
     stats_write_range(parts, local);
 }
 
-static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool sigmoid) {
+static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor) {
     Range *parts = (Range *)ops_scratch(STATS_PARTS * sizeof(Range));
     size_t count = (size_t)N * NH;
-    LAUNCH(lambda_stats_kernel, STATS_PARTS, STATS_THREADS, 0, parts, l, count, NH, ldl, sigmoid);
+    LAUNCH(lambda_stats_kernel, STATS_PARTS, STATS_THREADS, 0, parts, l, count, NH, ldl, factor);
     return stats_range(parts, count);
 }
 

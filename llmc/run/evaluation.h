@@ -128,35 +128,17 @@ typedef struct {
     const char *eval_out, *dump_attention; // files, or NULL
 } Evaluation;
 
-// The first T tokens of the first windows, as (windows, T). counts [V]: how often each token occurs in whole windows.
-static inline int *evaluation_windows(const Evaluation *e, int windows, int T, int64_t *counts) {
-    int B = e->model.plan->B, window = e->model.plan->T;
-    size_t N = (size_t)B * window;
-    int *first = (int *)checked_calloc((size_t)windows * T, sizeof(int));
-    int *batch = (int *)checked_calloc(3 * N, sizeof(int)); // inputs, targets, starts of documents
-    dataloader_start(e->val, 0);
-    for (int done = 0; done < windows; done += B) {
-        int count = min_int(B, windows - done);
-        dataloader_next(e->val, batch, batch + N, e->val->documents ? batch + 2 * N : NULL);
-        for (int n = 0; n < count * window; n++) counts[batch[n]]++;
-        for (int b = 0; b < count; b++)
-            memcpy(first + (size_t)(done + b) * T, batch + (size_t)b * window, (size_t)T * sizeof(int));
-    }
-    free(batch);
-    return first;
-}
-
 // Recall, attention and its rounding, which one process measures.
 static inline void evaluate_model(const Evaluation *e, cJSON *json) {
     const ModelPlan *p = e->model.plan;
     int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)e->windows), T = min_int(MAP_TOKENS, p->T);
     int64_t *counts = (int64_t *)checked_calloc(p->config.V, sizeof(int64_t));
-    int *first = evaluation_windows(e, windows, T, counts);
+    int *first = evaluation_windows(&e->model, e->val, windows, T, counts);
     evaluate_recall(&e->model, counts, e->seed, json);
     evaluate_attention(&e->model, first, windows, T, e->dump_attention, json);
     free(first);
     windows = min_int(windows, ROUNDING_WINDOWS), T = min_int(ROUNDING_TOKENS, p->T);
-    first = evaluation_windows(e, windows, T, counts);
+    first = evaluation_windows(&e->model, e->val, windows, T, counts);
     evaluate_rounding(&e->model, first, windows, T, json);
     free(counts);
     free(first);

@@ -119,9 +119,11 @@ static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump
         for (int h = 0; h < maps_output_heads(m); h++) {
             double alpha[3] = {0, 0, 0};
             for (int i = 0; i < count; i++) {
-                attention_map(maps[i], logits, m, b, maps_query_head(m, h, i));
+                int head = maps_query_head(m, h, i);
+                bool again = i == 1 && h > 0 && head == maps_query_head(m, h - 1, i); // a shared noise head
+                attention_map(maps[i], logits, m, b, head);
                 alpha[i] = map_first_mass(maps[i], T);
-                for (int t = 0; t < T; t++)
+                for (int t = 0; t < T && !again; t++)
                     for (int j = map_first_key(m->shape, t); j <= t; j++)
                         sums->logits[sums->logit_count++] = fabsf(logits[t * T + j]);
                 if (b == 0) attention_dump_write(dump, maps[i], square);

@@ -172,6 +172,8 @@ static inline int options_missing(const Options *o, bool adopted) {
     if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out requires --eval");
     if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention requires --eval");
     if (o->quantize && !o->eval) REFUSE(problems, "--quantize requires --eval");
+    if (o->probe && !o->init && !o->resume)
+        REFUSE(problems, "--probe requires --init DIR, the checkpoint that it measures");
     bool generates = o->generate || o->refused[option_row("generate")];
     if (o->prompts && !generates) REFUSE(problems, "--prompts requires --generate N");
     if (o->stop_at_separator && !generates) REFUSE(problems, "--stop-at-separator requires --generate N");

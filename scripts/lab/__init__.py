@@ -11,6 +11,9 @@ option_history.py     options of a run that was resumed with others
 report.py             the command `report`: runs become a page, PNG files and tables
 study.py              reads the runs of a report and finds what prevents a comparison
 tables.py             the tables of a report
+mechanisms.py         tables of the probes of checkpoints
+claims, claims.py     published claims, the rules of their verdicts, and the verdicts
+scoreboard.py         the command `scoreboard`: the verdicts as Markdown
 low_bit.py            what low precision costs each arm
 long_context.py       what windows and YOCO cost each variant
 attention_maps.py     reads attention maps

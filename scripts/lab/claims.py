@@ -14,12 +14,13 @@ least X for the claim to be testable). metric = elsewhere has `measured` instead
     not above    high < e                    low > 0 and high >= e
     not below    low > -e                    high < 0 and low <= -e
 
-Everything else is "not shown". So an interval that contains 0 and reaches the effect shows nothing, and an effect that is
-shown but too small for the claim is neither supported nor contradicted. `equal` is two one-sided tests, each at 2.5%.
+Everything else is "not shown". So an interval that contains 0 and reaches the effect shows nothing, and a difference
+that is shown but too small for the claim is neither supported nor contradicted.
+`equal` is two one-sided tests, at 2.5% each.
 
-The interval of a loss difference uses the deviation that is pooled over the arms of the plan (stats.pooled_deviation),
-unless the differences of the claim deviate more than the pool allows (F test, 1%); all other intervals use the n - 1
-degrees of freedom of their own differences. Magnitudes are compared as logarithms; their effect 0.1 is a factor of 1.1.
+The interval of a loss difference uses the deviation that is pooled over the arms of the plan (stats.pooled_interval),
+unless the differences of the claim deviate more than the pool allows; all other intervals use the n - 1 degrees of
+freedom of their own differences. Magnitudes are compared as logarithms; their effect 0.1 is a factor of 1.1.
 A verdict holds for the tokens, parameters and data of its runs.
 """
 
@@ -28,14 +29,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import stats, tables
+from . import mechanisms, stats, tables
 from .plan import NAME, close
 from .run_directory import RunError
 
 FILE = Path(__file__).resolve().parent / "claims"
 KEYS = "claim source plan metric arms expect effect seeds requires measured".split()
 EXPECT = ("below", "above", "equal", "not above", "not below")
-OWN_DEVIATION_P = 0.01
 
 
 # ---- metrics of a run: a number, or None
@@ -60,25 +60,16 @@ def logged(key, combine, first=False):
     return metric
 
 
-def probed(*path):
+def probed(name):
     """Mean over the layers of a number of probe.json."""
-
-    def metric(run):
-        values = []
-        for layer in (run.probes.get(run.steps) or {}).get("layers", []):
-            for key in path:
-                layer = layer.get(key) if isinstance(layer, dict) else None
-            values.append(layer)
-        return stats.mean_or_none(values)
-
-    return metric
+    return lambda run: mechanisms.mean_over_layers(run.probes[run.steps], name) if run.steps in run.probes else None
 
 
-def excess(key):
+def excess(name):
     """A similarity of the weights beyond that of permuted weights."""
 
     def metric(run):
-        found, chance = probed("subtraction", key)(run), probed("subtraction", f"{key}_permuted", "mean")(run)
+        found, chance = probed(name)(run), probed(f"{name}_permuted")(run)
         return None if found is None or chance is None else found - chance
 
     return metric
@@ -107,7 +98,6 @@ METRICS = {
     "early_context_rms": Metric(logged("context_rms_mean", stats.mean, True), "", True),
     "context_rms_min": Metric(logged("context_rms_min", min), "", True),
     "lambda": Metric(logged("lambda_mean", stats.mean), ""),
-    "cancelled": Metric(probed("maps", "cancelled"), "of the attention"),
     "wo_adjacent": Metric(excess("adjacent"), ""),
     "wo_closest": Metric(excess("closest"), ""),
 }
@@ -242,30 +232,21 @@ def by_seed(study, arm, metric):
     return {seed: stats.mean(list(at.values())) for seed, at in found.items() if set(at) == rates}
 
 
-def pool(study):
-    """The pooled deviation of a loss, and its degrees of freedom: (sd, df) or None."""
-    return stats.pooled_deviation({arm: by_seed(study, arm, "loss") for arm in study.arms}, study.reference)
-
-
-def difference(study, claim, pooled):
-    """(estimate of d, whether its deviation is the pooled one)."""
+def difference(study, claim):
+    """(estimate of d, whether its deviation is pooled)."""
     values = [by_seed(study, arm, claim.metric) for arm in claim.arms]
-    seeds = sorted(set.intersection(*map(set, values)))
-    d = [values[0][s] - (values[1][s] if len(values) > 1 else 0) for s in seeds]
-    own = stats.t_interval(d)
-    if claim.metric != "loss" or len(values) < 2 or not pooled or len(d) < 2:
-        return own, False
-    sd, df = math.sqrt(2) * pooled[0], pooled[1]
-    if sd == 0 or 1 - stats.f_cdf((own.sd / sd) ** 2, len(d) - 1, df) < OWN_DEVIATION_P:
-        return own, False
-    return stats.known_interval(d, sd, df), True
+    d = [values[0][s] - (values[1][s] if len(values) > 1 else 0) for s in sorted(set.intersection(*map(set, values)))]
+    if claim.metric != "loss" or len(values) < 2:
+        return stats.t_interval(d), False
+    everything = {arm: by_seed(study, arm, "loss") for arm in study.arms}
+    return stats.pooled_interval(d, stats.pooled_deviation(everything, study.reference))
 
 
 def effect_of(claim):
     return math.log1p(claim.effect) if METRICS[claim.metric].ratio else claim.effect
 
 
-def judge(claim, study, pooled):
+def judge(claim, study):
     """The verdict of a claim, with its numbers, as JSON. `study`: the runs of its plan, or None."""
     row = {key: getattr(claim, key) for key in ("id", "claim", "source", "plan", "metric", "arms", "expect", "effect")}
     row |= {"verdict": "not measured", "remark": "", "estimate": None, "pooled": False}
@@ -280,7 +261,7 @@ def judge(claim, study, pooled):
         "parameters": [next(r for r in runs if r.arm == a).parameters for a in claim.arms],
     }
     row |= {"rates": study.rates(), "diverged": sum(run.state == "diverged" for run in runs)}
-    estimate, row["pooled"] = difference(study, claim, pooled)
+    estimate, row["pooled"] = difference(study, claim)
     if estimate is None:
         return row | {"remark": f"no seed has the {claim.metric} of {' and '.join(claim.arms)}"}
     row |= {"estimate": stats.as_json(estimate), "verdict": "not shown"}
@@ -296,3 +277,8 @@ def judge(claim, study, pooled):
     if row["verdict"] == "not shown":
         row["remark"] = why_not_shown(claim.expect, estimate.low, estimate.high, effect_of(claim))
     return row
+
+
+def judge_all(study):
+    """The verdicts of the claims about the plan of a study."""
+    return [judge(claim, study) for claim in read() if claim.plan == study.plan and claim.metric != "elsewhere"]

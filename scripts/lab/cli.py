@@ -4,7 +4,11 @@ import argparse
 import importlib
 import sys
 
-COMMANDS = {"run": "runs a plan of comparisons, or continues one", "report": "writes the report of runs"}
+COMMANDS = {
+    "run": "runs a plan of comparisons, or continues one",
+    "report": "writes the report of runs",
+    "scoreboard": "prints the verdicts of published claims from the runs of their plans",
+}
 
 
 def main():
@@ -12,10 +16,10 @@ def main():
     if command in COMMANDS:
         return importlib.import_module(f".{command}", __package__).main(sys.argv[2:])
     if command not in ("--help", "-h"):
-        fail("lab", f"{command}: the commands are {' and '.join(COMMANDS)}; --help describes them", 2)
+        fail("lab", f"{command}: the commands are {', '.join(COMMANDS)}; --help describes them", 2)
     print("Usage: python3 scripts/lab COMMAND [OPTION...]\n")
     for name, what in COMMANDS.items():
-        print(f"  {name:<8} {what}; python3 scripts/lab {name} --help lists its options")
+        print(f"  {name:<11} {what}; python3 scripts/lab {name} --help lists its options")
     return 0
 
 

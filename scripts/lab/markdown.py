@@ -1,5 +1,7 @@
 """markdown.py: the main tables of the report as Markdown (results.md)."""
 
+import math
+
 from . import long_context, stats
 
 
@@ -41,11 +43,16 @@ def summary(r):
                 known("tokens_per_s", "{:.0f}".format),
                 interval(row["loss"]),
                 interval(row["gap"], True) if row["gap"] else "reference" if row["arm"] == r["reference"] else "–",
+                interval(row["gap_pooled"], True) if row["gap_pooled"] and row["gap_pooled"]["pooled"] else "–",
                 f"{p:.3f}" if stats.finite(p) else "–",
                 row["loss"]["n"],
             ]
         )
-    return table(["arm", "rate", "parameters", "FLOPs/token", "tokens/s", "loss", "gap", "p (Holm)", "seeds"], rows)
+    return table(
+        ["arm", "rate", "parameters", "FLOPs/token", "tokens/s", "loss", "gap"]
+        + ["gap, pooled deviation", "p (Holm)", "seeds"],
+        rows,
+    )
 
 
 def ladder(r):
@@ -85,9 +92,11 @@ def spikes(r):
 def noise(r):
     number = lambda x: "–" if x is None else f"{x:.4f}"
     return table(
-        ["arm", "rate", "deviation of the loss", "of the paired gap", "seeds for a gap of 0.02"],
+        ["arm", "rate", "deviation of the loss", "of the paired gap", "seeds for a gap of 0.02"]
+        + ["for 0.015 with power 0.8", "with the pooled deviation"],
         [
-            [row["label"], f"{row['lr']:g}", number(row["sd"]), number(row["gap_sd"]), row["seeds_for_0.02"] or "–"]
+            [row["label"], f"{row['lr']:g}", number(row["sd"]), number(row["gap_sd"])]
+            + [row[key] or "–" for key in ("seeds_for_0.02", "seeds_for_effect", "seeds_pooled")]
             for row in r["noise"]
         ],
     )
@@ -154,6 +163,51 @@ def windows(r):
     )
 
 
+def late_gradients(r):
+    ratio = lambda e: "{:.2f} [{:.2f}, {:.2f}]".format(*(math.exp(e["mean"] + sign * e["half"]) for sign in (0, -1, 1)))
+    rows = [
+        [
+            row["label"],
+            f"{row['lr']:g}",
+            *("–" if x is None else f"{x:.3g}" for x in (*row["layers"], row["all"])),
+            ratio(row["ratio"]) if row["ratio"] and row["ratio"]["half"] is not None else "–",
+            row["seeds"],
+        ]
+        for row in r["late_gradients"]
+    ]
+    layers = [f"layer {i}" for i in range(max(len(row["layers"]) for row in r["late_gradients"]))]
+    return table(["arm", "rate", *layers, "all", "ratio to the reference", "seeds"], rows)
+
+
+def verdicts(r):
+    rows = []
+    for c in r["claims"]:
+        e = c["estimate"] and {**c["estimate"]}
+        rows.append([c["claim"], f"{c['metric']} {' - '.join(c['arms'])}", f"{c['expect']}, {c['effect']:g}"])
+        rows[-1] += [
+            interval(e, True),
+            c["verdict"] + (f": {c['remark']}" if c["remark"] else ""),
+            e["n"] if e else "–",
+        ]
+    return table(["claim", "metric and arms", "expected, smallest effect", "difference", "verdict", "seeds"], rows)
+
+
+def probes(r):
+    part, rows = r["probes"], []
+    for arm, numbers in part["layers"].items():
+        for name, layers in numbers.items():
+            rows.append([r["arms"][arm], name, *(f"{e['mean']:.3f}" if e else "–" for e in layers)])
+    depth = max(len(row) for row in rows) - 2
+    rows = [row + ["–"] * (depth + 2 - len(row)) for row in rows]
+    lines = [
+        f"* {r['arms'][arm]}: {of['adjacent'][0]} of {of['adjacent'][1]} layers (all seeds) have a cos(W_O, minus W_O "
+        f"of the next head) that permuted weights rarely reach (p < 0.05); {of['closest'][0]} with the closest head.\n"
+        for arm, of in part["beyond"].items()
+        if of["adjacent"][1]
+    ]
+    return "\n".join([*lines, table(["arm", "number", *(f"layer {i}" for i in range(depth))], rows)])
+
+
 def page(r):
     t = r["training"]
     steps = f"{int(t['steps'])} steps of {int(t['total-batch'])}{' at the end' if r['runs'][0]['changes'] else ''}"
@@ -169,6 +223,12 @@ def page(r):
         parts += ["## Low precision\n", low_bit(r)]
     if r["long_context"]:
         parts += ["## Windows and YOCO\n", windows(r)]
+    if r["claims"]:
+        parts += ["## Claims: scripts/lab/claims.py has the rules; magnitudes as logarithms\n", verdicts(r)]
+    if r["late_gradients"]:
+        parts += ["## Gradient norms in the last quarter of the steps, geometric means\n", late_gradients(r)]
+    if r["probes"]:
+        parts += ["## Probes of the last checkpoints\n", probes(r)]
     if r["ladder"]:
         parts += ["## Learning rates\n", ladder(r)]
     parts += ["## Spikes\n", spikes(r)]

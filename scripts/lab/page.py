@@ -158,22 +158,80 @@ def ladder_table(r):
     )
 
 
+def verdict_table(r):
+    """The claims that the plan tests."""
+    rows = []
+    for c in r["claims"]:
+        kind = {"supported": "good", "contradicted": "bad"}.get(c["verdict"], "open")
+        rows.append([escape(c["claim"]), escape(c["source"]), escape(f"{c['metric']} of {' - '.join(c['arms'])}")])
+        rows[-1] += [f"{c['expect']}, {c['effect']:g}", interval(c["estimate"], True)]
+        rows[-1] += [(escape(c["verdict"] + (f": {c['remark']}" if c["remark"] else "")), kind)]
+        rows[-1] += [str(c["estimate"]["n"]) if c["estimate"] else "–"]
+    return table(
+        ["claim", "source", "difference", "expected, smallest effect", "value", "verdict", "seeds"],
+        rows,
+        "Claims of scripts/lab/claims; scripts/lab/claims.py defines their rules. Differences of magnitudes are "
+        "logarithms of ratios; the effect 0.1 is then a factor of 1.1. A verdict holds for these tokens and "
+        "parameters.",
+    )
+
+
+def late_gradient_table(r):
+    def ratio(e):
+        ends = [math.exp(e["mean"] + sign * e["half"]) for sign in (-1, 1)] if e and e["half"] is not None else []
+        return f"{math.exp(e['mean']):.2f} [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "–"
+
+    rows = [
+        [
+            arm_cell(row),
+            f"{row['lr']:g}",
+            *(number(x, 3) for x in row["layers"]),
+            number(row["all"], 3),
+            ratio(row["ratio"]),
+        ]
+        for row in r["late_gradients"]
+    ]
+    depth = max(len(row["layers"]) for row in r["late_gradients"])
+    return table(
+        ["arm", "rate", *(f"layer {i}" for i in range(depth)), "all", "ratio"],
+        rows,
+        "Gradient norms of the layers in the last quarter of the steps, before clipping: geometric means over "
+        "statistics and the seeds. Ratio: of all layers to the reference, paired by seed.",
+    )
+
+
+def probe_table(r):
+    rows = []
+    for arm, names in r["probes"]["layers"].items():
+        for name, layers in names.items():
+            rows.append([arm_cell({"arm": arm, "label": r["arms"][arm]}), name, *(interval(e) for e in layers)])
+    depth = max(len(row) for row in rows) - 2
+    return table(
+        ["arm", "number", *(f"layer {i}" for i in range(depth))],
+        [row + ["–"] * (depth + 2 - len(row)) for row in rows],
+        "Probes of the last checkpoints (--probe), mean over seeds. scripts/lab/mechanisms.py describes the numbers.",
+    )
+
+
 def noise_table(r):
+    seeds = lambda n: "–" if n is None else str(n)
     rows = [
         [
             arm_cell(row),
             f"{row['lr']:g}",
             number(row["sd"]),
             number(row["gap_sd"]),
-            "–" if row["seeds_for_0.02"] is None else str(row["seeds_for_0.02"]),
+            *(seeds(row[key]) for key in ("seeds_for_0.02", "seeds_for_effect", "seeds_pooled")),
         ]
         for row in r["noise"]
     ]
     return table(
-        ["arm", "rate", "deviation of the loss", "deviation of the paired gap", "seeds for a gap of 0.02"],
+        ["arm", "rate", "deviation of the loss", "deviation of the paired gap", "seeds for a gap of 0.02"]
+        + ["for 0.015 with power 0.8", "the same, pooled"],
         rows,
-        "Standard deviations over seeds. The last column is the number of seeds for which the interval of a gap is "
-        "narrower than 0.02 nats on each side, with this deviation.",
+        "Standard deviations over seeds. Seeds for a gap of 0.02: the interval of a gap is narrower than 0.02 nats on "
+        "each side, with this deviation. Then: a true gap of 0.015 has an interval without 0 with probability 0.8, "
+        "with this deviation, and with the one pooled over all arms.",
     )
 
 
@@ -527,6 +585,7 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
         *(f"<p class=warning>{escape(n)}</p>" for n in notes),
         "<h2 id=result>Result</h2><ul>" + "".join(f"<li>{s}</li>" for s in sentences) + "</ul>",
         summary_table(r),
+        verdict_table(r) if r["claims"] else "",
         low_bit_section(r) if r["low_bit"] else "",
         long_context_section(r) if r["long_context"] else "",
         "<h2 id=loss>Loss</h2>",
@@ -536,9 +595,11 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
         ladder_table(r) if r["ladder"] else "",
         *map(figure_html, stability),
         spike_table(r),
+        late_gradient_table(r) if r["late_gradients"] else "",
         "<h2 id=layers>Layers</h2><div class=grid>",
         *map(figure_html, layers),
         "</div>",
+        probe_table(r) if r["probes"] else "",
         "<h2 id=context>Use of context</h2><div class=grid>" if use else "",
         *map(figure_html, use),
         "</div>" if use else "",

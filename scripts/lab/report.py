@@ -18,7 +18,7 @@ from pathlib import Path
 
 import python_environment
 
-from . import attention_maps, cli, figures, markdown, page, published_results, run_directory, tables
+from . import attention_maps, claims, cli, figures, markdown, page, published_results, run_directory, tables
 from . import study as studies
 
 
@@ -144,6 +144,7 @@ def make(a, out, live, told):
     results = tables.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])
     beside = published_results.rows(study)
+    results["claims"] = claims.judge_all(study)
     results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
     text = page.build(
         study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0

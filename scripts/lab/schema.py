@@ -1,7 +1,7 @@
 """schema.py: required types of the values in run.json, log.jsonl, eval.json and lab.json.
 
-A schema is the name of a type, [schema] of a list, or {key: schema} of an object, in which "key?" is optional and "*"
-is any other key. Keys that are not in the schema are allowed.
+A schema is the name of a type, [schema] of a list, (schema,) of a value that may be null, or {key: schema} of an
+object, in which "key?" is optional and "*" is any other key. Keys that are not in the schema are allowed.
 """
 
 import math
@@ -86,18 +86,16 @@ EVALUATION = {
     "attention?": {"layers": [{"*": "number or null"}]},
     "attention_rounding?": {"layers": [{"*": "number or null"}]},
 }
-NULLABLE = ("subtraction", "maps", "lambda")  # parts of a probe that a variant does not have
-PERMUTED = {"mean": "number or null", "low": "number or null", "high": "number or null"}
+PERMUTED = ({"mean": "number or null", "low": "number or null", "high": "number or null"},)
 PROBE = {
-    "step?": "number or null",
     "layers": [
         {
             "layer": "non-negative integer",
-            "subtraction?": {"*": "number or null", "adjacent_permuted?": PERMUTED, "closest_permuted?": PERMUTED},
-            "maps?": {"*": "number or null"},
-            "lambda?": {"*": {"mean": "number or null", "sd?": "number or null", "count?": "number or null"}},
+            "subtraction?": ({"*": "number or null", "adjacent_permuted?": PERMUTED, "closest_permuted?": PERMUTED},),
+            "maps?": ({"*": "number or null"},),
+            "lambda?": ({"*": ({"mean": "number or null", "sd?": "number or null", "count?": "number or null"},)},),
         }
-    ],
+    ]
 }
 RECORDS = {
     "train": {"tokens": "number", "*": "value"},
@@ -126,14 +124,14 @@ def violation(value, shape, where=""):
     """The first violation of a schema, in words; "" if there is none."""
     if isinstance(shape, str):
         return "" if TYPES[shape](value) else f"{where or 'it'} is not a {shape}"
+    if isinstance(shape, tuple):
+        return violation(value, shape[0], where) if value is not None else ""
     if isinstance(shape, list):
         if not isinstance(value, list):
             return f"{where} is not a list"
         return next(
             (wrong for i, item in enumerate(value) if (wrong := violation(item, shape[0], f"{where}[{i}]"))), ""
         )
-    if value is None and where.endswith(NULLABLE):
-        return ""
     if not isinstance(value, dict):
         return f"{where or 'it'} is not an object"
     for key in shape:

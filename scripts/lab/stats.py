@@ -9,6 +9,7 @@ A pooled interval takes the deviation of all arms, which it assumes to be equal,
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 CONFIDENCE = 0.95
 SPIKE_Z = 7.0  # as in llmc/run/spikes.h, which computes z from the last 1000 accepted values
@@ -141,22 +142,35 @@ def paired_gap(arm, reference, confidence=CONFIDENCE):
     return t_interval([arm[s] - reference[s] for s in seeds], confidence)
 
 
-def known_interval(xs, sd, df, confidence=CONFIDENCE):
-    """Mean and interval of values whose deviation is estimated by others, with df degrees of freedom."""
-    m, error = mean(xs), sd / math.sqrt(len(xs))
-    return Estimate(m, t_quantile((1 + confidence) / 2, df) * error, len(xs), sd, 2 * (1 - t_cdf(abs(m) / error, df)))
+OWN_DEVIATION_P = 0.01
 
 
-def pooled_deviation(table, reference):
-    """(sd, df) of the error in value = arm + seed + error, of {arm: {seed: value}}; None without degrees of freedom.
-    Seeds that the reference lacks, and arms without a seed of it, are left out. A paired difference of two arms has the
-    deviation sqrt(2) sd. The fit alternates between the arms and the seeds: cells may be missing."""
-    seeds = sorted(s for s, x in table.get(reference, {}).items() if finite(x))
-    cells = {arm: {s: row[s] for s in seeds if finite(row.get(s))} for arm, row in table.items()}
-    cells = {arm: row for arm, row in cells.items() if row}
-    df = sum(map(len, cells.values())) - len(cells) - len(seeds) + 1
-    if df < 1:
-        return None
+def pooled_interval(xs, pooled):
+    """(estimate of the mean of paired differences, whether its deviation is that of the Pool, which may be None). Their
+    own deviation is used if it exceeds the pool's by more than chance allows (F test, 1%)."""
+    own = t_interval(xs)
+    if not pooled or not pooled.sd or len(xs) < 2:
+        return own, False
+    sd, df = math.sqrt(2) * pooled.sd, pooled.df
+    if 1 - f_cdf((own.sd / sd) ** 2, len(xs) - 1, df) < OWN_DEVIATION_P:
+        return own, False
+    error = sd / math.sqrt(len(xs))
+    p = 2 * (1 - t_cdf(abs(own.mean) / error, df))
+    return Estimate(own.mean, t_quantile((1 + CONFIDENCE) / 2, df) * error, len(xs), sd, p), True
+
+
+@dataclass
+class Pool:
+    """The error in value = arm + seed + error. A paired difference of two arms has the deviation sqrt(2) sd."""
+
+    sd: float
+    df: int
+    arms: list  # without those that deviate more
+
+
+def residual_squares(cells, seeds):
+    """(sum of the squared residuals of the fit value = arm + seed, its degrees of freedom). The fit alternates between
+    arms and seeds, since cells may be missing."""
     of_seed = dict.fromkeys(seeds, 0.0)
     for _ in range(1000):
         of_arm = {arm: mean([x - of_seed[s] for s, x in row.items()]) for arm, row in cells.items()}
@@ -166,14 +180,38 @@ def pooled_deviation(table, reference):
         if moved < 1e-13:
             break
     squares = [(x - of_arm[arm] - of_seed[s]) ** 2 for arm, row in cells.items() for s, x in row.items()]
-    return math.sqrt(math.fsum(squares) / df), df
+    return math.fsum(squares), len(squares) - len(cells) - len(seeds) + 1
+
+
+def pooled_deviation(table, reference):
+    """The Pool of {arm: {seed: value}}; None without degrees of freedom. It leaves out seeds that the reference lacks
+    and, the largest first, arms that deviate more than the others together (F test, 1% divided by their number)."""
+    seeds = sorted(s for s, x in table.get(reference, {}).items() if finite(x))
+    cells = {arm: {s: row[s] for s in seeds if finite(row.get(s))} for arm, row in table.items()}
+    cells = {arm: row for arm, row in cells.items() if row}
+    while seeds:
+        everything, df = residual_squares(cells, seeds)
+        if df < 1:
+            return None
+        p = {}
+        for arm in [arm for arm in cells if arm != reference]:
+            squares, rest = residual_squares({a: row for a, row in cells.items() if a != arm}, seeds)
+            if rest > 0 and df > rest and squares > 0:
+                p[arm] = 1 - f_cdf((everything - squares) / (df - rest) / (squares / rest), df - rest, rest)
+        worst = min(p, key=p.get, default=None)
+        if worst is None or p[worst] >= OWN_DEVIATION_P / len(cells):
+            return Pool(math.sqrt(everything / df), df, list(cells))
+        del cells[worst]
+    return None
 
 
 def seeds_needed(sd, gap, confidence=CONFIDENCE, limit=1000, power=0.5, arms=2):
     """The fewest seeds with which a true difference `gap`, of deviation sd, has an interval without 0 with probability
     `power`; at 0.5 the interval is narrower than the gap on each side. The deviation is that of 2 arms, or pooled over
     more. None: more than the limit."""
-    for n in range(2, limit + 1):
+    normal = NormalDist()  # its quantiles are below those of t
+    least = ((normal.inv_cdf((1 + confidence) / 2) + normal.inv_cdf(power)) * sd / gap) ** 2
+    for n in range(max(2, math.floor(min(least, limit + 1))), limit + 1):
         df = (arms - 1) * (n - 1)
         if (t_quantile((1 + confidence) / 2, df) + t_quantile(power, df)) * sd / math.sqrt(n) < abs(gap):
             return n

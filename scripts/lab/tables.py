@@ -2,7 +2,7 @@
 
 import math
 
-from . import long_context, low_bit, option_history, stats
+from . import long_context, low_bit, mechanisms, option_history, stats
 
 
 def main_rate(study):
@@ -23,16 +23,38 @@ def rate_of(runs):
     return changed.over_time("lr") if changed else f"{runs[0].lr:g}"
 
 
+def final_losses(study, arm, lr):
+    """{seed: final loss or None}"""
+    by_eval = study.all_evaluated()
+    return {run.seed: run.final_loss(by_eval) for run in study.runs_of(arm, lr)}
+
+
+def pooled_noise(study, lr):
+    """The stats.Pool of the losses at a rate; None without several seeds of several arms."""
+    return stats.pooled_deviation({arm: final_losses(study, arm, lr) for arm in study.arms}, study.reference)
+
+
+def gap(study, arm, lr, pooled):
+    """The gaps of an arm to the reference as JSON: with its own deviation, and with the pooled one."""
+    losses, reference = final_losses(study, arm, lr), final_losses(study, study.reference, lr)
+    if arm == study.reference:
+        return None, None
+    d = [x - reference[s] for s, x in losses.items() if stats.finite(x) and stats.finite(reference.get(s))]
+    estimate, is_pooled = stats.pooled_interval(d, pooled) if d else (None, False)
+    with_pool = estimate and {**stats.as_json(estimate), "pooled": is_pooled}
+    return stats.as_json(stats.paired_gap(losses, reference)), with_pool
+
+
 def summary(study):
     """One row per arm and rate, with the gap to the reference at the same rate."""
-    by_eval, rows = study.all_evaluated(), []
+    rows, pooled = [], {lr: pooled_noise(study, lr) for lr in study.rates()}
     for arm, label in study.arms.items():
         for lr in study.rates():
             runs = study.runs_of(arm, lr)
             if not runs:
                 continue
-            losses = {run.seed: run.final_loss(by_eval) for run in runs}
-            reference = {run.seed: run.final_loss(by_eval) for run in study.runs_of(study.reference, lr)}
+            losses = final_losses(study, arm, lr)
+            own, with_pool = gap(study, arm, lr, pooled[lr])
             speeds = [s for run in runs if (s := run.tokens_per_s)]
             done = [x for x in losses.values() if x is not None]
             rows.append(
@@ -50,7 +72,8 @@ def summary(study):
                     },
                     "losses": {str(seed): loss for seed, loss in losses.items()},
                     "loss": stats.as_json(stats.t_interval(done)),
-                    "gap": None if arm == study.reference else stats.as_json(stats.paired_gap(losses, reference)),
+                    "gap": own,
+                    "gap_pooled": with_pool,
                 }
             )
     adjusted = stats.holm([(row["gap"] or {}).get("p") for row in rows])
@@ -175,8 +198,8 @@ def late_gradient(run, layer=None):
 
 
 def late_gradients(study):
-    """One row per arm and rate: the late gradient norm of each layer, and the logarithm of its ratio to the reference's,
-    over all layers, paired by seed. Empty with fewer than 4 late statistics per run."""
+    """One row per arm and rate: the late gradient norm of each layer, and of all layers the logarithm of the ratio to
+    the reference's, paired by seed. Empty with fewer than 4 late statistics per run."""
     rows, reference = [], study.reference
     done = [run for run in study.runs if run.state == "done"]
     if not done or min(sum(step > LATE * run.steps for step in run.layers) for run in done) < 4:
@@ -270,22 +293,36 @@ def recall(study, lr):
     return table
 
 
+EFFECT = 0.015  # nats: the smallest difference of interest
+POWER = 0.8
+
+
 def noise(study):
-    """At each rate: deviations over seeds of losses and of paired gaps, and the seeds that a gap of 0.02 requires."""
-    rows = []
+    """At each rate: deviations over seeds of losses and of paired gaps, and the seeds that a gap requires: of 0.02
+    until its interval is narrower on each side, and of EFFECT to be shown with probability POWER, with the arm's own
+    deviation and with the pooled one."""
+    rows, pooled = [], {lr: pooled_noise(study, lr) for lr in study.rates()}
     for row in summary(study):
         losses = [x for x in row["losses"].values() if x is not None]
-        gap = row["gap"] or {}
+        gap, pool = row["gap"] or {}, pooled[row["lr"]]
         if len(losses) < 2:
             continue
+        own = gap.get("sd")
+        both = math.sqrt(2) * pool.sd if pool and gap else None
         rows.append(
             {
                 "arm": row["arm"],
                 "label": row["label"],
                 "lr": row["lr"],
                 "sd": stats.deviation(losses),
-                "gap_sd": gap.get("sd"),
-                "seeds_for_0.02": stats.seeds_needed(gap["sd"], 0.02) if gap.get("sd") is not None else None,
+                "gap_sd": own,
+                "pooled_gap_sd": both,
+                "pooled_df": pool and pool.df,
+                "pooled_arms": pool and len(pool.arms),
+                "in_pool": bool(pool) and row["arm"] in pool.arms,
+                "seeds_for_0.02": stats.seeds_needed(own, 0.02) if own is not None else None,
+                "seeds_for_effect": stats.seeds_needed(own, EFFECT, power=POWER) if own is not None else None,
+                "seeds_pooled": stats.seeds_needed(both, EFFECT, power=POWER, arms=len(pool.arms)) if both else None,
             }
         )
     return rows
@@ -297,6 +334,7 @@ def results(study):
     first = study.runs[0]
     return {
         "title": study.title,
+        "plan": study.plan,
         "question": study.question,
         "reference": study.reference,
         "arms": study.arms,
@@ -344,6 +382,9 @@ def results(study):
         "by_position": by_position(study, lr),
         "recall": recall(study, lr),
         "noise": noise(study),
+        "late_gradients": late_gradients(study),
+        "probes": mechanisms.tables(study, lr),
+        "groups": study.groups,
         "low_bit": low_bit.tables(study, lr),
         "long_context": long_context.tables(study, lr),
     }

@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[0] = str(HERE.parent)
-from lab import long_context, option_history, plan as plans, run_directory, scheduler, stats
+from lab import long_context, option_history, plan as plans, run_directory, scheduler, stats, test_claims
 from lab.testing import expect_error
 from lab.trainer import Trainer
 
@@ -922,6 +922,7 @@ def main():
     parser.add_argument("--browser", action="store_true")
     parser.add_argument("--only", metavar="WORD", default="")
     given = parser.parse_args()
+    tests.extend(test_claims.tests)
     if given.report or given.browser:
         import python_environment
 

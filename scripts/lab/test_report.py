@@ -335,6 +335,47 @@ def made_low_bit_lab(place):
     return lab
 
 
+@test
+def the_report_has_verdicts_probes_and_late_gradients():
+    from . import test_claims as made
+
+    def change(run, arm, seed):
+        (run / "probe.json").write_text(made.probe_of(0.2, 0.25))
+        records = [
+            {"kind": "stats", "step": s, "layer": 0, "grad_norm": 2.0 + (arm != "baseline")} for s in range(160, 200)
+        ]
+        with open(run / "log.jsonl", "a") as log:
+            log.write("".join(json.dumps(record) + "\n" for record in records))
+
+    with tempfile.TemporaryDirectory() as place:
+        arms = {"baseline": 2.0, "diff_v2": 1.95, "sink": 2.001}
+        losses = {
+            a: {s: x + s / 10 + (made.NOISE * 2)[s] / 2 * (a != "baseline") for s in range(1, 6)}
+            for a, x in arms.items()
+        }
+        lab = made.made_lab(place, losses, plan="family.plan", change=change)
+        done = report(lab, "--no-png")
+        assert done.returncode == 0, done.stderr
+        r = results_of(lab / "report")
+        verdicts = {row["id"]: row["verdict"] for row in r["claims"]}
+        assert verdicts["gap"] == "supported" and verdicts["extra-logit"] == "contradicted", verdicts
+        assert verdicts["1.5h"] == "not measured" and "decoding" not in verdicts, verdicts
+        assert r["plan"] == "family" and r["groups"]["sink"] == "G"
+        row = next(x for x in r["summary"] if x["arm"] == "diff_v2")
+        assert row["gap_pooled"]["pooled"] and row["gap_pooled"]["half"] != row["gap"]["half"]
+        near(row["gap_pooled"]["mean"], row["gap"]["mean"])
+        power = next(x for x in r["noise"] if x["arm"] == "diff_v2")
+        assert power["pooled_df"] == 8 and power["seeds_pooled"] <= power["seeds_for_effect"], power
+        near(r["probes"]["layers"]["sink"]["cancelled"][0]["mean"], 0.25)
+        late = next(x for x in r["late_gradients"] if x["arm"] == "sink")
+        said, page = (lab / "report/results.md").read_text(), (lab / "report/report.html").read_text()
+        assert (
+            f"{late['all']:.3g} | 1." in said and "| below, 0.015 |" in said and "| SINK | cancelled | 0.250 |" in said
+        )
+        assert "<td>DIFF V2 reaches a lower loss than a Transformer with as many heads" in page
+        assert "Gradient norms of the layers in the last quarter" in page and "Probes of the last checkpoints" in page
+
+
 def rewrite(path, change):
     value = json.loads(path.read_text())
     change(value)

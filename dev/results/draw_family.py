@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""
+Draws family.png from family.csv and mechanisms.png from mechanisms.csv. Requires matplotlib.
+
+Usage: dev/results/draw_family.py [RESULTS]
+  RESULTS   results.json of a report of the plan family: first replaces both tables, and its runs in runs.csv
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from draw import HERE, number, plt, read, store_runs, write
+
+EFFECT = 0.015  # nats: the smallest difference of interest (scripts/lab/claims)
+AS_IS, MATCHED = "#ee6677", "#4477aa"
+# arms of mechanisms.png: color
+ARMS = {
+    "diff_v2": "#ee6677",
+    "no_lambda": "#ccbb44",
+    "no_sigmoid": "#228833",
+    "signed": "#66ccee",
+    "head_lambda": "#aa3377",
+    "grouped_4": "#4477aa",
+    "diff_v1": "#999999",
+}
+CLASSES = ("first", "punctuation", "rare", "other")
+
+
+# ---- tables
+
+
+def store(results):
+    seeds = store_runs(results, lambda run: "family")
+    rows = []
+    for row in results["summary"]:
+        gap = row["gap_pooled"] or dict.fromkeys(("mean", "half", "p", "pooled"))
+        own = row["gap"] or {"half": None}
+        numbers = {"parameters": row["parameters"], "flops_per_token": row["flops_per_token"]}
+        numbers |= {"loss": row["loss"]["mean"], "loss_half": row["loss"]["half"]}
+        numbers |= {"gap": gap["mean"], "gap_half": gap["half"], "p": gap["p"], "gap_half_own": own["half"]}
+        numbers |= {f"seed{seed}": row["losses"].get(seed) for seed in seeds}
+        named = {"arm": row["arm"], "label": row["label"], "group": results["groups"].get(row["arm"], "")}
+        named["pooled"] = {True: "yes", False: "no", None: ""}[gap["pooled"]]
+        rows.append(named | {key: f"{x}" if key == "parameters" else number(x) for key, x in numbers.items()})
+    write("family.csv", rows)
+    if results["probes"]:
+        write("mechanisms.csv", mechanism_rows(results))
+
+
+def mechanism_rows(results):
+    """One row per arm, number, and layer (at the last step) or step (mean over the layers)."""
+    rows = []
+
+    def add(table, arm, name, at, e):
+        if e:
+            where = {"table": table, "arm": arm, "label": results["arms"][arm], "name": name, "at": f"{at}"}
+            rows.append({**where, "mean": number(e["mean"]), "half": number(e["half"])})
+
+    for arm, names in results["probes"]["layers"].items():
+        for name, layers in names.items():
+            for layer, e in enumerate(layers):
+                add("layer", arm, name, layer, e)
+    for arm, steps in results["probes"]["steps"].items():
+        for step in steps if len(steps) > 1 else ():
+            for name, e in step.items():
+                add("step", arm, name, step["step"], e) if name != "step" else None
+    return rows
+
+
+# ---- figures
+
+
+def grouped(rows):
+    """{group: [arm, without "-p"]} in the order of the plan."""
+    groups = {}
+    for row in rows:
+        if not row["arm"].endswith("-p"):
+            groups.setdefault(row["group"] or "others", []).append(row["arm"])
+    return groups
+
+
+def draw_family(path):
+    rows = {row["arm"]: row for row in read("family.csv")}
+    groups = grouped(rows.values())
+    count = sum(map(len, groups.values())) - 1
+    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.3 * count))
+    y, names, at = 0, [], []
+    for i, (group, arms) in enumerate(groups.items()):
+        arms = [arm for arm in arms if rows[arm]["gap"]]
+        axes.axhspan(y - 0.5, y + len(arms) - 0.5, color="black" if i % 2 else "white", alpha=0.04, linewidth=0)
+        axes.text(
+            0.995, y - 0.4, group, transform=axes.get_yaxis_transform(), ha="right", va="top", fontsize=8, alpha=0.6
+        )
+        for arm in arms:
+            both = ((rows[arm], AS_IS, "o", 0), (rows.get(f"{arm}-p"), MATCHED, "s", 0.24))
+            shift = 0.12 if both[1][0] else 0
+            for row, color, marker, below in both:
+                if row and row["gap"]:
+                    half = float(row["gap_half"] or 0)
+                    place = y + below - shift
+                    axes.errorbar(float(row["gap"]), place, xerr=half, fmt=marker, color=color, capsize=2, markersize=4)
+            names.append(rows[arm]["label"])
+            at.append(y)
+            y += 1
+    axes.axvspan(-EFFECT, EFFECT, color="gray", alpha=0.12, linewidth=0)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(at, names)
+    axes.set_ylim(y - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    figure.supxlabel(
+        "loss minus that of the Transformer with NH heads, nats per byte: mean and 95% interval; gray: within 0.015",
+        fontsize=9,
+    )
+    shown = [
+        plt.Line2D([], [], marker="o", color=AS_IS, label="as it is"),
+        plt.Line2D([], [], marker="s", color=MATCHED, label="with the parameters of the Transformer"),
+    ]
+    figure.legend(handles=shown, loc="outside upper center", ncols=2)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def lines(axes, rows, table, arm, name, color, label=None, style="-", marker="o"):
+    """The curve of a number of an arm, with its intervals. Returns whether there is one."""
+    mine = [row for row in rows if (row["table"], row["arm"], row["name"]) == (table, arm, name)]
+    x, mean = [int(row["at"]) for row in mine], [float(row["mean"]) for row in mine]
+    half = [float(row["half"] or 0) for row in mine]
+    if mine:
+        axes.errorbar(
+            x, mean, yerr=half, color=color, linestyle=style, marker=marker, markersize=3, capsize=2, label=label
+        )
+    return bool(mine)
+
+
+def draw_subtraction(axes, rows, table, arm="baseline-2h"):
+    """Whether a Transformer with as many query heads learns W_O of a head as minus W_O of another."""
+    for name, color, what in (
+        ("adjacent", AS_IS, "the next head"),
+        ("closest", MATCHED, "the closest head of the group"),
+    ):
+        lines(axes, rows, table, arm, name, color, what)
+        lines(axes, rows, table, arm, f"{name}_permuted", color, "the same, weights permuted", ":", "")
+    axes.axhline(0, color="black", linewidth=0.6)
+    axes.set_ylabel("cos(W_O of a head, minus W_O of ...)", fontsize=8)
+
+
+def draw_lambda(axes, rows):
+    """The factor by class of token: for each arm and class a point per layer."""
+    arms = [arm for arm in ARMS if any(row["arm"] == arm and row["name"] == "lambda_all" for row in rows)]
+    labels = {row["arm"]: row["label"] for row in rows}
+    for i, arm in enumerate(arms):
+        for j, of in enumerate(CLASSES):
+            mine = [
+                float(row["mean"])
+                for row in rows
+                if (row["table"], row["arm"], row["name"]) == ("layer", arm, f"lambda_{of}")
+            ]
+            if mine:
+                axes.plot([i + (j - 1.5) * 0.18] * len(mine), mine, ".", color=plt.cm.viridis(j / 3.5), markersize=6)
+    for j, of in enumerate(CLASSES):
+        axes.plot([], [], ".", color=plt.cm.viridis(j / 3.5), label=f"{of} {'position' if of == 'first' else 'tokens'}")
+    axes.axhline(0, color="black", linewidth=0.6)
+    axes.set_xticks(range(len(arms)), [labels[arm] for arm in arms], rotation=20, ha="right", fontsize=7)
+    axes.set_ylabel("factor of a layer, mean", fontsize=8)
+
+
+def draw_mechanisms(path):
+    rows = read("mechanisms.csv")
+    labels = {row["arm"]: row["label"] for row in rows}
+    figure, axes = plt.subplots(3, 2, figsize=(10, 10))
+    for place, table in ((axes[0, 0], "layer"), (axes[0, 1], "step")):
+        draw_subtraction(place, rows, table)
+        place.set_xlabel(f"{table}", fontsize=8)
+        place.set_title(
+            f"Transformer with 2 NH heads, by {'layer' if table == 'layer' else 'training step'}", fontsize=9
+        )
+    panels = (
+        (axes[1, 0], "correlation", "correlation of the two maps of a pair"),
+        (axes[1, 1], "cancelled", "share of the attention that cancels"),
+        (axes[2, 0], "effective_rank", "effective rank of the effective map"),
+    )
+    for place, name, title in panels:
+        for arm in ("baseline", *ARMS):
+            lines(place, rows, "layer", arm, name, ARMS.get(arm, "black"), labels.get(arm))
+        place.set_xlabel("layer", fontsize=8)
+        place.set_title(title, fontsize=9)
+    draw_lambda(axes[2, 1], rows)
+    axes[2, 1].set_title("factor by class of token; a point for each layer", fontsize=9)
+    for place in (axes[0, 0], axes[2, 0], axes[2, 1]):
+        place.legend(fontsize=7)
+    for place in axes.flat[:5]:
+        place.xaxis.get_major_locator().set_params(integer=True)
+    figure.suptitle("Probes of the checkpoints: means over the seeds with 95% intervals", fontsize=10)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        store(json.loads(Path(sys.argv[1]).read_text()))
+    draw_family(HERE / "family.png")
+    if (HERE / "mechanisms.csv").exists():
+        draw_mechanisms(HERE / "mechanisms.png")
