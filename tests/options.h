@@ -381,6 +381,9 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --batch-size 1000000 --seq-len 1000000", "is more than 2147483647 tokens"},
     {"--dry-run --heads 3", "3 heads are not a multiple of 2 key/value heads (--attention diff_v2 --layers 4 --heads"},
     {"--dry-run --kv-heads 3", "--kv-heads 3"},
+    {"--dry-run --attention diff_grouped_4 --heads 6",
+        "diff_grouped_4 needs a multiple of 4 heads for each key/value head, not 6 heads for 2 (--attention"},
+    {"--dry-run --attention diff_v2_xsa --qk-norm=1", "--qk-norm takes no value"},
     {"--dry-run --match-params --ffn 40", "--match-params: diff_v2 has more parameters than the baseline with --ffn "
      "40"},
     {"--dry-run --match-params --ffn 4x", "--ffn '4x'"}, // and no word of what the preset's would come to
