@@ -139,7 +139,7 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
     const AttentionVariant *a = m->plan.config.attention;
     int key = direct_key_head(d, h);
     double largest = 0, sum = a->sink == SINK_ZERO      ? 1
-                              : a->sink == SINK_LEARNED ? exp((double)param(m, T_SINKS, layer)[h])
+                              : a->sink == SINK_OWN ? exp((double)param(m, T_SINKS, layer)[h])
                                                         : 0;
     int low = direct_low(m, layer, b, t, T);
     for (int j = 0; j < low; j++) p[j] = 0;
@@ -235,11 +235,6 @@ static inline LayerStats direct_stats(double *condition, const Model *m, int lay
     double *const owned[] = {in.q, in.k, in.v, in.l, in.gate, p, context};
     for (int i = 0; i < 7; i++) free(owned[i]);
     return stats;
-}
-
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static inline Magnitudes direct_magnitudes(const floatX *x, size_t count) {
