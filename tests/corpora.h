@@ -289,11 +289,8 @@ static void test_packed_documents(void) {
     enum { T = 24, DOCUMENTS = 3 };
     const int begin[DOCUMENTS + 1] = {0, 7, 8, T};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        ModelConfig c;
-        memset(&c, 0, sizeof(c));
-        c.attention = &attention_variants[v];
-        c.L = 2, c.C = 24, c.NH = 4, c.NKV = 2, c.D = 8, c.F = 20, c.V = 50, c.T = T;
-        c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = true;
+        const ModelCase mc = {"", 50, 24, 2, 4, 2, 8, 20, 1, T, true, 0, 0, false, v % 2 == 1};
+        ModelConfig c = case_config(&mc, &attention_variants[v]);
         Model packed, alone;
         case_open(&alone, &c, 1, T, FOR_TRAINING);
         case_open(&packed, &c, 1, T, FOR_TRAINING);

@@ -467,7 +467,7 @@ static void test_eval_output(void) {
 
 // The maps of a run with windows: zero outside of them, and rows that sum to 1.
 static void test_eval_of_windows(void) {
-    static const char *const options[] = {"--window 6 --full-every 2", "--window 6 --yoco", "--window 6"};
+    static const char *const options[] = {"--window 6 --full-every 2", "--window 6 --yoco --qk-norm", "--window 6"};
     ProgramData d = program_data();
     ProgramResult r;
     char path[600], text[100];

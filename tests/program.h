@@ -134,7 +134,7 @@ static void test_seed(void) {
 static void test_dump_grads_of_checkpoint(void) {
     ProgramData d = program_data();
     ProgramResult r;
-    run_trainer(&r, &d, "run", "--steps 2");
+    run_trainer(&r, &d, "run", "--steps 2 --qk-norm --attention diff_v2_layer_lambda");
     EXPECT_STATUS(r, 0);
     const char *dir = d.dir.path;
     run_command(&r, "%s --out '%s/run' --resume --dump-grads '%s/resumed.safetensors'", test_program(), dir, dir);
@@ -181,8 +181,8 @@ static void expect_resume_of_model(const char *model) {
 }
 static void test_resume_equals_uninterrupted(void) {
     expect_resume_of_model("");
-    expect_resume_of_model("--window 9 --full-every 2");
-    expect_resume_of_model("--window 9 --yoco --attention diff_v2");
+    expect_resume_of_model("--window 9 --full-every 2 --qk-norm --attention diff_v2_head_lambda");
+    expect_resume_of_model("--window 9 --yoco --qk-norm --attention diff_v2");
 }
 
 // The matched width is worked out once: a resume, which sees the width that was asked for again, gets the same model.

@@ -229,9 +229,9 @@ static void test_ranks_and_micro_batches(void) {
         const char *variant, *more;
     } cases[] = {{"diff_v2", ""},
                  {"diff_v1", ""},
-                 {"baseline", "--no-tie-embeddings"},
+                 {"diff_v2_head_lambda", "--qk-norm --no-tie-embeddings"},
                  {"sink", "--doc-mask --separator 10 --recompute 2"},
-                 {"diff_v2", "--window 5 --yoco --recompute 2"},
+                 {"diff_v2_xsa", "--window 5 --yoco --qk-norm --recompute 2"},
                  {"diff_v1", "--window 5 --full-every 2 --doc-mask --separator 10"}};
     for (int c = 0; c < 6; c++) {
         ProgramData d = fault_data();
@@ -260,7 +260,11 @@ static void test_zero_levels(void) {
     static const struct {
         int total;
         const char *gemm;
-    } cases[] = {{96, "fp32"}, {192, "fp32"}, {96, "bf16"}, {96, "fp8"}, {96, "bf16 --window 5 --yoco"}};
+    } cases[] = {{96, "fp32"},
+                 {192, "fp32"},
+                 {96, "bf16"},
+                 {96, "fp8"},
+                 {96, "bf16 --window 5 --yoco --qk-norm --attention diff_grouped_2"}};
     ProgramData d = fault_data();
     ProgramResult r;
     for (int c = 0; c < 5; c++) {

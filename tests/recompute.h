@@ -195,7 +195,9 @@ static void test_recompute_runs(void) {
     ProgramData d = program_data();
     ProgramResult r;
     static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
-    static const char *const names[] = {"diff_v2", "diff_v1", "gated_head"}, *const more[] = {"", "", "--gemm fp8"};
+    static const char *const names[] = {"diff_v2", "diff_v1", "diff_v2_gated_head"}, *const more[] = {
+                                                                                         "", "",
+                                                                                         "--qk-norm --gemm fp8"};
     for (int v = 0; v < 3; v++) {
         for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
             run_command(

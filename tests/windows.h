@@ -143,8 +143,9 @@ static void test_tensors_of_yoco(void) {
 static const ModelCase generation_cases[] = {
     {"no window", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 0, 0, false, false},
     {"windows of 6 positions, less than a piece of a prompt", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 6, 0, false, false},
-    {"windows of 11 positions, every second layer full", 29, 24, 2, 4, 2, 8, 20, 3, 41, false, 11, 2, false, false},
-    {"YOCO", 29, 24, 4, 4, 2, 8, 20, 3, 41, true, 6, 0, true, false},
+    {"windows of 11 positions, every second layer full, QK-norm", 29, 24, 2, 4, 2, 8, 20, 3, 41, false, 11, 2, false,
+     true},
+    {"YOCO with QK-norm", 29, 24, 4, 4, 2, 8, 20, 3, 41, true, 6, 0, true, true},
     {"windows of one position", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 1, 0, false, false},
     {"windows of all positions but one", 29, 24, 2, 4, 2, 8, 20, 3, 41, true, 40, 0, false, false},
     {"groups of 8 query heads", 29, 24, 2, 16, 2, 8, 20, 3, 41, true, 6, 0, false, false},
