@@ -205,7 +205,14 @@ def probes(r):
         for arm, of in part["beyond"].items()
         if of["adjacent"][1]
     ]
-    return "\n".join([*lines, table(["arm", "number", *(f"layer {i}" for i in range(depth))], rows)])
+    tables = [table(["arm", "number", *(f"layer {i}" for i in range(depth))], rows)]
+    for arm, steps in part["steps"].items():
+        names = [name for name in steps[0] if name != "step"]
+        cells = [[row["step"], *(interval(row.get(name), True, 3) for name in names)] for row in steps]
+        tables += [f"{r['arms'][arm]}, by step, mean over the layers:\n", table(["step", *names], cells)] * (
+            len(steps) > 1
+        )
+    return "\n".join([*lines, *tables])
 
 
 def page(r):

@@ -529,6 +529,7 @@ def arm_button(arm, label):
     )
 
 
+MOST_SENTENCES = 16  # of more gaps only those are told whose interval excludes 0
 SECTIONS = (
     "Result",
     "Precision",
@@ -559,7 +560,12 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
     stability = [f for f in figures if f["id"] in ("ladder", "norms")]
     use = [f for f in figures if f["id"] in ("position", "recall")]
     layers = [f for f in figures if f not in curves + stability + use]
-    sentences = [s for row in r["summary"] if (s := sentence(row, escape(r["arms"][r["reference"]]), r["confidence"]))]
+    told = (
+        r["summary"]
+        if len(r["summary"]) <= MOST_SENTENCES
+        else [x for x in r["summary"] if x["gap"] and decided(x["gap"])]
+    )
+    sentences = [s for row in told if (s := sentence(row, escape(r["arms"][r["reference"]]), r["confidence"]))]
     everything = study.runs + study.others
     notes, total = list(study.notes), len(everything) + len(study.missing)
     unfinished = sum(run.state not in ("done", "diverged") for run in everything) + len(study.missing)

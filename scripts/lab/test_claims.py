@@ -368,6 +368,10 @@ def queue_of(out, probes, **more):
 
 @test
 def checkpoints_are_probed_as_the_plan_says():
+    text = "tokens = 1K\ntotal-batch = 100\ntrain-data = d\nlr = 1\nprobes = last\n[arm a]\n[arm b]\nprobes = all\n"
+    known = dict.fromkeys(("train-data", "total-batch"), "value")
+    runs = plans.expand(plans.parse(text, "x.plan", known), known)
+    assert [(run.probes, run.options["keep"]) for run in runs] == [("last", "1"), ("all", "0")], runs
     with tempfile.TemporaryDirectory() as place:
         made_run(Path(place) / "r", "a", 1e-3, 1, 2.0)
         for step in (50, 100):

@@ -868,7 +868,7 @@ def spoiled(text, path, wrong):
 
 def whole_report(path):
     """Computes a report without writing files."""
-    from . import figures, page, published_results, tables
+    from . import claims, figures, markdown, page, published_results, tables
     from . import study as studies
 
     study = studies.load([path])
@@ -876,13 +876,18 @@ def whole_report(path):
     studies.separate(study)
     results = tables.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])
-    results["published"] = published_results.rows(study)
+    results["claims"] = claims.judge_all(study)
+    beside = published_results.rows(study)
+    results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
     page.build(study, results, shown, [], [], "")
+    markdown.page(results)
     json.dumps(results, allow_nan=False)
 
 
 @test
 def values_of_any_type_do_not_crash_the_report():
+    from . import test_claims
+
     with tempfile.TemporaryDirectory() as place:
         lab = Path(place) / "lab"
         run = lab / "run"
@@ -902,18 +907,20 @@ def values_of_any_type_do_not_crash_the_report():
         (lab / "lab.json").write_text(
             json.dumps(
                 {
-                    "plan": "p",
+                    "plan": "family.plan",
                     "size": "s",
                     "title": "T",
                     "question": "Q",
-                    "reference": "a",
+                    "reference": "signed",
                     "precisions": ["fp32"],
-                    "arms": {"a": {"label": "L"}},
-                    "runs": [{"name": "run", "arm": "a"}],
+                    "arms": {"signed": {"label": "L", "group": "G", "match": "b"}},
+                    "runs": [{"name": "run", "arm": "signed"}],
                 }
             )
         )
-        cases = [(path, path.read_text(), "", "") for path in (run / "run.json", run / "eval.json", lab / "lab.json")]
+        (run / "probe.json").write_text(test_claims.probe_of(0.2, 0.25))
+        files = (run / "run.json", run / "eval.json", run / "probe.json", lab / "lab.json")
+        cases = [(path, path.read_text(), "", "") for path in files]
         log, whole = run / "log.jsonl", (run / "log.jsonl").read_text().splitlines(True)
         cases += [
             (log, line, "".join(whole[:i]), "".join(whole[i + 1 :]))
