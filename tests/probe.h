@@ -322,6 +322,8 @@ static void expect_layer_probe(const LayerProbe *p, const ModelCase *mc, const A
     const LambdaProbe *all = &p->lambda[TOKENS_ALL];
     EXPECT(count == all->count && count == (pairs ? mc->B * mc->T * heads : 0), "%s: %d factors, of %d", what,
            (int)count, (int)all->count);
+    EXPECT(p->lambda[TOKENS_FIRST].count == (pairs ? mc->B * heads : 0), "%s: %d factors at first positions", what,
+           (int)p->lambda[TOKENS_FIRST].count);
     EXPECT(!pairs || fabs(sum / (double)count - all->mean) < 1e-12, "%s: factor %.15g, by classes %.15g", what,
            all->mean, sum / (double)count);
     EXPECT(isnan(factor) || fabs(all->mean - factor) < 1e-6, "%s: factor %.9g, wanted %.9g", what, all->mean, factor);
@@ -427,6 +429,12 @@ static void test_probe_refusals(void) {
     EXPECT_ONE_LINE(r, 2, "--eval and --probe are mutually exclusive");
     run_command(&r, "cd '%s' && %s --probe no/x --init run/checkpoints/step_00000002 --val-data val.bin", dir, trainer);
     EXPECT_ONE_LINE(r, 1, "cannot create no/x.tmp");
+    run_command(&r, "cd '%s' && echo old >x && mkdir x.tmp", dir); // FILE is replaced as a whole, or not at all
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "cd '%s' && %s --probe x --init run/checkpoints/step_00000002 --val-data val.bin", dir, trainer);
+    EXPECT_ONE_LINE(r, 1, "cannot create x.tmp");
+    run_command(&r, "grep -qx old '%s/x'", dir);
+    EXPECT(r.status == 0, "--probe changed its file before it was complete");
     test_remove_directory(&d.dir);
 }
 
