@@ -158,7 +158,9 @@ static bool checkpoint_test_child(int argc, char **argv) {
         if (c.qk_norm) printf(", qk-norm");
         printf("\n");
     } else if (strncmp(action, "load", 4) == 0) { // load-weights, load-all, load-master
-        CkptModel m = ckpt_model("diff_v2", strcmp(more, "untied") != 0, 0);
+        ModelConfig config = ckpt_config("diff_v2", strcmp(more, "untied") != 0);
+        config.qk_norm = strcmp(more, "qk-norm") == 0;
+        CkptModel m = ckpt_model_of(config, 0);
         if (strcmp(action, "load-master") == 0)
             m.b.master = (real *)buffer_alloc(m.list.buffer_count * sizeof(real), "a test");
         checkpoint_load_weights(path, ckpt_buffers(&m), strcmp(action, "load-weights") != 0);
@@ -1245,6 +1247,7 @@ static void test_checkpoint_wrong_tensors(void) {
     ckpt_accepted("load-all", dir.text, "", "");
     ckpt_accepted("load-weights", dir.text, "", "");
     ckpt_refused("load-weights", dir.text, "untied", "tensor lm_head.weight is missing");
+    ckpt_refused("load-weights", dir.text, "qk-norm", "tensor model.layers.0.self_attn.q_norm.weight is missing");
     ckpt_refused("load-master", dir.text, "",
                  "tensor master.model.embed_tokens.weight is missing; this build has a different precision");
 

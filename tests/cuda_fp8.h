@@ -47,8 +47,8 @@ static void test_fp8_gradients(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int c = 0; c < CUDA_CASES; c++) {
             TestDirectory d = cuda_data(cuda_cases[c].vocab);
-            FORMAT(options, "--train-data data.bin --gemm fp8 --attention %s %s --dump-grads",
-                   attention_variants[v].name, cuda_cases[c].options);
+            FORMAT(options, "--train-data data.bin --gemm fp8 %s --dump-grads",
+                   with_variant(v, cuda_cases[c].options, c).text);
             FORMAT(cpu, "%s/cpu", d.path);
             FORMAT(gpu, "%s/device", d.path);
             if (run_in(&r, &d, cpu_trainer(), 0, "%s cpu", options) &&

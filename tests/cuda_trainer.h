@@ -36,6 +36,28 @@ static const CudaCase cuda_cases[] = {
 };
 enum { CUDA_CASES = sizeof(cuda_cases) / sizeof(cuda_cases[0]) };
 
+// --attention and the options of a shape, with as many more heads as the variant needs; every second time QK-norm.
+typedef struct {
+    char text[1024];
+} CudaOptions;
+static CudaOptions with_variant(int variant, const char *shape, int time) {
+    const AttentionVariant *a = &attention_variants[variant];
+    const char *at = strstr(shape, "--heads "), *kv = strstr(shape, "--kv-heads ");
+    int heads = 0, groups = 0, length = 0;
+    CudaOptions o;
+    CHECK(at && sscanf(at, "--heads %d%n", &heads, &length) == 1 && kv && sscanf(kv, "--kv-heads %d", &groups) == 1,
+          "a shape without heads: %s", shape);
+    while (a->signals > 1 && heads / groups % a->signals) heads += groups;
+    FORMAT(o.text, "--attention %s %.*s--heads %d%s%s", a->name, (int)(at - shape), shape, heads, at + length,
+           (variant + time) % 2 ? " --qk-norm" : "");
+    return o;
+}
+static int variant_index(const char *name) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        if (strcmp(attention_variants[v].name, name) == 0) return v;
+    CHECK(false, "no variant %s", name);
+}
+
 // The device's trainer: this program.
 static const char *device_trainer(void) {
     static char command[PATH_MAX + 16];
@@ -160,7 +182,7 @@ static void test_gradients_of_variants(void) {
         }
         for (int c = 0; c < CUDA_CASES; c++) {
             TestDirectory d = cuda_data(cuda_cases[c].vocab);
-            FORMAT(options, "--train-data data.bin --attention %s %s", name, cuda_cases[c].options);
+            FORMAT(options, "--train-data data.bin %s", with_variant(v, cuda_cases[c].options, c).text);
             FORMAT(what, "%s, %s", name, cuda_cases[c].why);
             dump_both(&d, &attention_variants[v], what, options);
             test_remove_directory(&d);
@@ -180,7 +202,7 @@ static void test_gradients_of_windows(void) {
             const char *name = attention_variants[v].name;
             if (w > 1 && strcmp(name, "diff_v2") != 0 && strcmp(name, "diff_v1") != 0 && strcmp(name, "sink") != 0)
                 continue;
-            FORMAT(options, "--train-data data.bin --attention %s --layers 4 %s %s", name, ODD_SHAPE, windows[w]);
+            FORMAT(options, "--train-data data.bin --layers 4 %s %s", with_variant(v, ODD_SHAPE, w).text, windows[w]);
             FORMAT(what, "%s, %s", name, windows[w]);
             dump_both(&d, &attention_variants[v], what, options);
         }
@@ -208,7 +230,7 @@ static void test_fp8_gradients_of_variants(void) {
         bool run = true;
         for (int gpu = 0; gpu < 2; gpu++)
             run = run_in(&r, &directory, gpu ? device_trainer() : cpu_trainer(), 0,
-                         "%s --attention %s --gemm fp8 --dump-grads %s.safetensors", TRAIN_ODD, name,
+                         "%s --gemm fp8 --dump-grads %s.safetensors", with_variant(v, TRAIN_ODD, 0).text,
                          gpu ? "device" : "cpu") &&
                   run;
         if (run) compare_dumps(name, 1 / sqrt(1 / (cosine * cosine) + cancels * squares), false, cpu, device_path);
@@ -264,9 +286,10 @@ static void test_losses_of_variants(void) {
         const char *name = attention_variants[v].name;
         for (int gpu = 0; gpu < 2; gpu++)
             run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
-                   "--train-data data.bin --val-data data.bin --val-steps 1 --attention %s %s --steps 3 --lr 3e-3 "
+                   "--train-data data.bin --val-data data.bin --val-steps 1 %s --steps 3 --lr 3e-3 "
                    "--warmup 1 --stats-every 3 %s --out %s",
-                   name, cuda_cases[0].options, v % 2 ? "--doc-mask --separator 0" : "", gpu ? "device" : "cpu");
+                   with_variant(v, cuda_cases[0].options, 0).text, v % 2 ? "--doc-mask --separator 0" : "",
+                   gpu ? "device" : "cpu");
         compare_records(&d, name, "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         compare_records(&d, name, "val", 2, cuda_fp32 ? 1e-5 : 0.01);
         compare_records(&d, name, "stats", 3, cuda_fp32 ? 2e-3 : 0.3);
@@ -288,9 +311,8 @@ static void test_recompute_bits(void) {
         const char *name = attention_variants[v].name;
         for (int fp8 = 0; fp8 < (v % 3 ? 1 : 2); fp8++) { // in fp8 every third variant
             for (int level = 0; level < 3; level++)
-                run_in(&r, &d, device_trainer(), 0,
-                       "--train-data data.bin --attention %s %s --recompute %d --dump-grads %d %s", name,
-                       cuda_cases[0].options, level, level, fp8 ? "--gemm fp8" : "");
+                run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --recompute %d --dump-grads %d %s",
+                       with_variant(v, cuda_cases[0].options, 0).text, level, level, fp8 ? "--gemm fp8" : "");
             expect_same_files(&d, fp8 ? "in fp8" : name, "0", "1");
             expect_same_files(&d, fp8 ? "in fp8" : name, "0", "2");
         }
@@ -302,14 +324,15 @@ static void test_recompute_bits(void) {
 // A result that depends on the order of threads is a race.
 static void test_thread_orders(void) {
     static const char *const orders[] = {"forward", "reverse", "shuffled:5"};
-    static const char *const names[] = {"diff_v2", "diff_v1", "sink", "gated_elem"};
+    static const char *const names[] = {
+        "diff_v2", "diff_v1", "sink", "gated_elem", "diff_grouped_2", "diff_v2_head_lambda", "diff_v2_xsa"};
     ProgramResult r;
-    for (int v = 0; v < 4; v++) {
+    for (size_t v = 0; v < sizeof(names) / sizeof(names[0]); v++) {
         TestDirectory d = cuda_data(43);
         for (int o = 0; o < 3; o++) {
             setenv("CUDA_ON_CPU_ORDER", orders[o], 1);
-            run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --attention %s %s --dump-grads %d", names[v],
-                   cuda_cases[0].options, o);
+            run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --dump-grads %d",
+                   with_variant(variant_index(names[v]), cuda_cases[0].options, 0).text, o);
         }
         unsetenv("CUDA_ON_CPU_ORDER");
         expect_same_files(&d, names[v], "0", "1");
@@ -1011,12 +1034,13 @@ static void test_odd_shapes(void) {
     TestDirectory d = cuda_data(11);
     ProgramResult r;
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        run_in(&r, &d, device_trainer(), 0,
-               "--train-data data.bin --attention %s --layers 2 --hidden 20 --heads 4 --kv-heads 2 --head-dim 12 --ffn "
-               "27 --vocab 11 --seq-len 7 "
-               "--batch-size 2 --steps 3 --recompute %d %s %s",
-               attention_variants[v].name, v % 3,
-               v % 2 ? "--doc-mask --separator 0" : "--val-data data.bin --val-steps 1",
+        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 3 --recompute %d %s %s",
+               with_variant(v,
+                            "--layers 2 --hidden 20 --heads 4 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 11 "
+                            "--seq-len 7 --batch-size 2",
+                            0)
+                   .text,
+               v % 3, v % 2 ? "--doc-mask --separator 0" : "--val-data data.bin --val-steps 1",
                v % 4 ? "" : "--stats-every 3 --out run --sample-every 3 && rm -r run");
     test_remove_directory(&d);
 }

@@ -29,34 +29,44 @@ enum { LATER = FORWARD | 8 }; // all from cuDNN 9.23 on
 static const int directions[] = {FORWARD, BACKWARD, DETERMINISTIC, LINEAR};
 struct Row {
     const char *why;
-    int B, T, NQ, NKV, D, DV, sets, window, documents;
-    int on_80, on_90, on_100, on_120; // what is taken there
+    int B, T, NQ, NKV, D, DV, sets, window, documents, add_dv; // add_dv: dV in memory of its own
+    int on_80, on_90, on_100, on_120;                          // what is taken there
 };
 // clang-format off
 static const Row rows[] = {
-    {"124M, diff_v2",                         8, 1024, 24, 6,  64,  64,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"1.4B, diff_v2",                         4, 2048, 32, 8,  128, 128, 1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"3B at 4K, diff_v2, one sequence",       1, 4096, 48, 12, 128, 128, 1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"without groups",                        2, 1024, 12, 12, 64,  64,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"124M, diff_v1: values of 2D",           8, 1024, 6,  3,  64,  128, 2, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"3B, diff_v1: values of 256",            1, 2048, 12, 6,  128, 256, 2, 0, 0, FORWARD, ALL,     FORWARD, FORWARD},
-    {"3B, diff_v1, a half",                   1, 2048, 12, 6,  128, 128, 2, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"diff_scalar: half heads, values of 64",  2, 300,  12, 3,  32,  64,  2, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"the narrowest",                         1, 131,  2,  1,  8,   8,   1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"tests: width 16",                       2, 65,   8,  4,  16,  16,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"tests: no power of two",                2, 17,   4,  1,  72,  72,  1, 0, 0, ALL,     ALL,     ALL,     ALL    },
-    {"the widest --head-dim",                 1, 65,   2,  1,  256, 256, 1, 0, 0, FORWARD, ALL,     LATER,   FORWARD},
-    {"widths that cuDNN does not take",       1, 33,   3,  3,  12,  12,  1, 0, 0, 0,       0,       0,       0      },
-    {"124M, window of 256",                   8, 1024, 24, 6,  64,  64,  1, 256, 0, ALL,     ALL,     ALL,     ALL    },
-    {"16K, window of 1000",                   1, 16384, 32, 8, 128, 128, 1, 1000, 0, ALL,    ALL,     ALL,     ALL    },
-    {"a window of one key",                   2, 65,   8,  4,  16,  16,  1, 1,   0, ALL,     ALL,     ALL,     ALL    },
-    {"diff_v1, window of 100",                2, 300,  6,  3,  64,  128, 2, 100, 0, ALL,     ALL,     ALL,     ALL    },
-    {"124M, documents",                       32, 1024, 24, 6, 64,  64,  1, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
-    {"124M, documents, window of 256",        32, 1024, 24, 6, 64,  64,  1, 256, 1, FORWARD, ALL,     ALL,     FORWARD},
-    {"1.4B, documents",                       80, 2048, 32, 8, 128, 128, 1, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
-    {"documents, tests: width 16",            3, 65,   8,  4,  16,  16,  1, 9,   1, FORWARD, ALL,     ALL,     FORWARD},
-    {"documents, diff_v1",                    3, 300,  6,  3,  64,  128, 2, 0,   1, FORWARD, ALL,     ALL,     FORWARD},
-    {"one position",                          3, 1,    2,  1,  16,  16,  1, 0, 0, FORWARD, FORWARD, FORWARD, FORWARD},
+    {"124M, diff_v2",                         8, 1024, 24, 6,  64,  64,  1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"1.4B, diff_v2",                         4, 2048, 32, 8,  128, 128, 1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"3B at 4K, diff_v2, one sequence",       1, 4096, 48, 12, 128, 128, 1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"without groups",                        2, 1024, 12, 12, 64,  64,  1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"124M, diff_v1: values of 2D",           8, 1024, 6,  3,  64,  128, 2, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"3B, diff_v1: values of 256",            1, 2048, 12, 6,  128, 256, 2, 0, 0, 0, FORWARD, ALL,     FORWARD, FORWARD},
+    {"3B, diff_v1, a half",                   1, 2048, 12, 6,  128, 128, 2, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"diff_scalar: half heads, values of 64",  2, 300,  12, 3,  32,  64,  2, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"the narrowest",                         1, 131,  2,  1,  8,   8,   1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"tests: width 16",                       2, 65,   8,  4,  16,  16,  1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"tests: no power of two",                2, 17,   4,  1,  72,  72,  1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"the widest --head-dim",                 1, 65,   2,  1,  256, 256, 1, 0, 0, 0, FORWARD, ALL,     LATER,   FORWARD},
+    {"widths that cuDNN does not take",       1, 33,   3,  3,  12,  12,  1, 0, 0, 0, 0,       0,       0,       0      },
+    {"124M, window of 256",                   8, 1024, 24, 6,  64,  64,  1, 256, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"16K, window of 1000",                   1, 16384, 32, 8, 128, 128, 1, 1000, 0, 0, ALL,    ALL,     ALL,     ALL    },
+    {"a window of one key",                   2, 65,   8,  4,  16,  16,  1, 1,   0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"diff_v1, window of 100",                2, 300,  6,  3,  64,  128, 2, 100, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"124M, documents",                       32, 1024, 24, 6, 64,  64,  1, 0,   1, 0, FORWARD, ALL,     ALL,     FORWARD},
+    {"124M, documents, window of 256",        32, 1024, 24, 6, 64,  64,  1, 256, 1, 0, FORWARD, ALL,     ALL,     FORWARD},
+    {"1.4B, documents",                       80, 2048, 32, 8, 128, 128, 1, 0,   1, 0, FORWARD, ALL,     ALL,     FORWARD},
+    {"documents, tests: width 16",            3, 65,   8,  4,  16,  16,  1, 9,   1, 0, FORWARD, ALL,     ALL,     FORWARD},
+    {"documents, diff_v1",                    3, 300,  6,  3,  64,  128, 2, 0,   1, 0, FORWARD, ALL,     ALL,     FORWARD},
+    {"124M, diff_grouped_2",                  8, 1024, 18, 6,  64,  64,  1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"124M, diff_grouped_4: groups of 5",     8, 1024, 15, 3,  64,  64,  1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"1.4B, diff_grouped_4: groups of 5",     4, 2048, 20, 4,  128, 128, 1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"124M, diff_grouped_4, window of 256",   8, 1024, 15, 3,  64,  64,  1, 256, 0, 0, ALL,   ALL,     ALL,     ALL    },
+    {"124M, diff_grouped_2, documents",       32, 1024, 18, 6, 64,  64,  1, 0, 1, 0, FORWARD, ALL,     ALL,     FORWARD},
+    {"tests: diff_grouped_4, width 16",       2, 65,   10, 2,  16,  16,  1, 0, 0, 0, ALL,     ALL,     ALL,     ALL    },
+    {"124M, diff_v2_xsa",                     8, 1024, 24, 6,  64,  64,  1, 0, 0, 1, ALL,     ALL,     ALL,     ALL    },
+    {"1.4B, xsa: baseline heads",             4, 2048, 16, 8,  128, 128, 1, 0, 0, 1, ALL,     ALL,     ALL,     ALL    },
+    {"124M, xsa, documents, window of 256",   32, 1024, 24, 6, 64,  64,  1, 256, 1, 1, FORWARD, ALL,   ALL,     FORWARD},
+    {"124M, diff_v1, the second key set",     8, 1024, 6,  3,  64,  128, 2, 0, 0, 1, ALL,     ALL,     ALL,     ALL    },
+    {"one position",                          3, 1,    2,  1,  16,  16,  1, 0, 0, 0, FORWARD, FORWARD, FORWARD, FORWARD},
 };
 // clang-format on
 
@@ -72,7 +82,7 @@ static CudnnAttention attention_of(const Row &r, int direction) {
     a.q = a.k = CudnnStrides{ld, r.sets * r.D};
     a.v = CudnnStrides{ld, r.DV};
     a.out = CudnnStrides{r.sets * r.NQ * r.DV, r.sets * r.DV};
-    a.dq = a.q, a.dk = a.k, a.dv = a.v;
+    a.dq = a.q, a.dk = a.k, a.dv = r.add_dv ? CudnnStrides{r.NKV * r.DV, r.DV} : a.v;
     return a;
 }
 

@@ -205,15 +205,17 @@ static void test_comparison_presets(void) {
 // 3 C L parameters depend on each unit of the width, so half of that may be missing: at most 0.1% in tiny.
 static void test_match_params(void) {
     static const char *const windows[] = {"--window=0", "--window=64", "--yoco"};
+    static const char *const more[] = {NULL, "--qk-norm", "--window=64"};
+    int covered[ATTENTION_VARIANT_COUNT] = {0}; // some numbers of heads of presets are none of a variant
     for (int p = 0; p < PRESET_COUNT; p++)
         for (int i = 0; i < 3 * ATTENTION_VARIANT_COUNT; i++) {
             int v = i / 3;
             const char *preset = presets[p].name, *attention = attention_variants[v].name;
-            const char *words[13] = {"x",    "--dry-run",   "--match-params", "--preset",
-                                     preset, "--attention", attention,        windows[i % 3]};
-            int count = 8;
-            if (i % 3 == 2) words[count++] = "--window=64", words[count++] = "--qk-norm";
-            if (attention_variants[v].signals > 1) words[count++] = "--heads=8", words[count++] = "--kv-heads=2";
+            int signals = max_int(1, attention_variants[v].signals);
+            if (presets[p].NH / presets[p].NKV % signals) continue;
+            covered[v]++;
+            const char *words[] = {"x",           "--dry-run", "--match-params", "--preset",  preset,
+                                   "--attention", attention,   windows[i % 3],   more[i % 3], NULL};
             Options o;
             parse_words(&o, words);
             options_finish(&o, 1);
@@ -226,7 +228,7 @@ static void test_match_params(void) {
                    "%s %s %s: MLP %d leaves %g parameters of %g", preset, attention, windows[i % 3], c.F, difference,
                    want);
             EXPECT(o.ffn == presets[p].F && (c.F == plain.F || c.attention != plain.attention || c.yoco) &&
-                       c.window == 64 * (i % 3 > 0) && c.yoco == (i % 3 == 2) && c.qk_norm == c.yoco,
+                       c.window == 64 * (i % 3 > 0) && c.yoco == (i % 3 == 2) && c.qk_norm == (i % 3 == 1),
                    "%s %s %s: MLP %d, --ffn %d", preset, attention, windows[i % 3], c.F, (int)o.ffn);
             // the baseline with YOCO lacks the key and value matrices of half of the layers, and has one more
             double wider = (double)c.F - plain.F, lacks = (c.L / 2 - 1) * 2.0 * c.NKV * c.D / (3.0 * c.L);
@@ -234,6 +236,8 @@ static void test_match_params(void) {
                    attention, wider, lacks);
             options_free(&o);
         }
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        EXPECT(covered[v] > 0, "no preset has heads for %s", attention_variants[v].name);
 }
 
 // ---- what is refused
@@ -381,9 +385,16 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --batch-size 1000000 --seq-len 1000000", "is more than 2147483647 tokens"},
     {"--dry-run --heads 3", "3 heads are not a multiple of 2 key/value heads (--attention diff_v2 --layers 4 --heads"},
     {"--dry-run --kv-heads 3", "--kv-heads 3"},
-    {"--dry-run --attention diff_grouped_4 --heads 6",
-        "diff_grouped_4 needs a multiple of 4 heads for each key/value head, not 6 heads for 2 (--attention"},
-    {"--dry-run --attention diff_v2_xsa --qk-norm=1", "--qk-norm takes no value"},
+    // a noise head has signal heads of one key/value group only
+    {"--dry-run --attention diff_grouped_4 --heads 8 --kv-heads 4", "diff_grouped_4 needs a multiple of 4 heads for each "
+     "key/value head, not 8 heads for 4"},
+    {"--dry-run --attention diff_grouped_2 --heads 6 --kv-heads 2", "diff_grouped_2 needs a multiple of 2 heads for each "
+     "key/value head, not 6 heads for 2"},
+    {"--dry-run --attention diff_grouped_3", "'diff_grouped_3' is not accepted: did you mean diff_grouped_2? It must be "
+     "one of baseline, diff_v2"},
+    {"--dry-run --qk-norm=1", "--qk-norm takes no value, not '1'"},
+    {"--dry-run --qk-norm --no-qk-norm", "is specified more than once"},
+    {"--dry-run --qk_norm", "did you mean --qk-norm?"},
     {"--dry-run --match-params --ffn 40", "--match-params: diff_v2 has more parameters than the baseline with --ffn "
      "40"},
     {"--dry-run --match-params --ffn 4x", "--ffn '4x'"}, // and no word of what the preset's would come to
@@ -446,6 +457,8 @@ static void test_accepted_edges(void) {
         "--dry-run --window 1 --full-every 4",
         "--dry-run --window 1 --yoco --layers 2 --attention diff_v1",
         "--dry-run --window 0 --full-every 0 --no-yoco",
+        "--dry-run --attention diff_grouped_4 --heads 8 --kv-heads 2 --qk-norm --window 8 --yoco",
+        "--dry-run --attention diff_grouped_4 --heads 4 --kv-heads 1 --no-qk-norm",
     };
     for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
         run_command(&program, "%s %s", test_program(), lines[i]);
@@ -609,6 +622,9 @@ static const AdoptCase adopt_cases[] = {
     {"{\"window\":8}", {"--window=8", NULL}, 0, 0, ""},
     {"{\"full-every\":2}", {"--full-every=3", NULL}, 2, 0, "--full-every: 2 in the checkpoint, 3 now"},
     {"{\"yoco\":true}", {"--no-yoco", NULL}, 2, 0, "--yoco: yes in the checkpoint, no now"},
+    {"{\"qk-norm\":false}", {"--qk-norm", NULL}, 2, 0, "--qk-norm: no in the checkpoint, yes now"},
+    {"{\"qk-norm\":true}", {"--no-qk-norm", NULL}, 2, 0, "--qk-norm: yes in the checkpoint, no now"},
+    {"{\"qk-norm\":true}", {"--qk-norm", NULL}, 0, 0, ""},
     {"{\"tie-embeddings\":true}", {"--no-tie-embeddings", NULL}, 2, 0, "--tie-embeddings: yes in the checkpoint, no "
      "now"},
     // what this program does not write
@@ -739,6 +755,12 @@ static const struct {
     {{"x", "--init=yoco", "--dry-run", NULL}, 0, ""},
     {{"x", "--init=yoco", "--dry-run", "--yoco", "--window=8", NULL}, 0, ""},
     {{"x", "--init=yoco", "--dry-run", "--no-yoco", NULL}, 1, "--no-yoco contradicts the loaded model, which has it"},
+    {{"x", "--init=m", "--dry-run", "--qk-norm", NULL}, 1, "--qk-norm contradicts the loaded model, which has no norm of "
+     "queries and keys"},
+    {{"x", "--init=qk-norm", "--dry-run", NULL}, 0, ""},
+    {{"x", "--init=qk-norm", "--dry-run", "--qk-norm", NULL}, 0, ""},
+    {{"x", "--init=qk-norm", "--dry-run", "--no-qk-norm", NULL}, 1, "--no-qk-norm contradicts the loaded model, which "
+     "has it"},
     {{"x", "--init=m", "--dry-run", "--tie-embeddings", NULL}, 1, "--tie-embeddings contradicts"},
     {{"x", "--init=m", "--dry-run", "--heads=2", "--ffn=95", "--head-dim=8", NULL}, 3, "--ffn 95 contradicts"},
     {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=96", NULL}, 0, ""},
@@ -759,6 +781,7 @@ static void adopt_model_run(const void *argument) {
     bool windows = strcmp(o.init, "windows") == 0, yoco = strcmp(o.init, "yoco") == 0;
     if (windows || yoco) loaded.window = 8, loaded.full_every = windows ? 3 : 0;
     if (yoco) loaded.L = 4, loaded.yoco = true;
+    loaded.qk_norm = strcmp(o.init, "qk-norm") == 0;
     options_adopt_model(&o, &loaded);
     options_finish(&o, 1);
     ModelConfig c = options_model(&o);
@@ -767,7 +790,8 @@ static void adopt_model_run(const void *argument) {
     bool same = c.attention == loaded.attention && c.L == loaded.L && c.C == loaded.C && c.NH == loaded.NH &&
                 c.NKV == loaded.NKV && c.D == loaded.D && c.F == loaded.F && c.V == loaded.V && c.T == loaded.T &&
                 c.rope_theta == loaded.rope_theta && c.rms_norm_eps == loaded.rms_norm_eps && c.tied == loaded.tied &&
-                c.window == loaded.window && c.full_every == loaded.full_every && c.yoco == loaded.yoco;
+                c.window == loaded.window && c.full_every == loaded.full_every && c.yoco == loaded.yoco &&
+                c.qk_norm == loaded.qk_norm;
     if (!same || o.total_batch != 8 * T) warn("the loaded model was not adopted");
     options_free(&o);
 }

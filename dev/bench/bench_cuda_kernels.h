@@ -298,6 +298,50 @@ static void kernels_of_update(const Model *m) {
     kernel_measure(tensors(k, "f", set), [=](void **t) { buffer_zero(t[0], set * sizeof(grad_t)); });
 }
 
+// Differences of heads with 1 and 4 signal heads per noise head, and exclusive attention.
+static void kernels_of_difference(const Model *m, int N) {
+    int NH = m->plan.config.NH, NKV = m->plan.config.NKV, D = m->plan.config.D, ld = m->plan.dims.fused_ld;
+    size_t n = (size_t)N, heads = n * (size_t)(NH * D), rows = n * (size_t)ld;
+    KernelCase k;
+    for (int signals = 1; signals <= 4 && NH % signals == 0; signals *= 4) {
+        const HeadGroups g = {signals, 1};
+        int NQ = NH + NH / signals;
+        size_t maps = n * (size_t)(NQ * D);
+        k = kernel_case("diff_combine_forward", (double)diff_combine_forward_bytes(N, NQ, NH, D), 0,
+                        "N %d NH %d NQ %d D %d", N, NH, NQ, D);
+        tensors(k, "xxx", heads, maps, rows);
+        kernel_measure(k, [=](void **t) { diff_combine_forward(X(0), X(1), X(2), N, NH, D, ld, g, S_SIGMOID, NULL); });
+        k = kernel_case("diff_combine_backward", (double)diff_combine_backward_bytes(N, NQ, NH, D), 0,
+                        "N %d NH %d NQ %d D %d", N, NH, NQ, D);
+        tensors(k, "xxxxx", maps, rows, heads, maps, rows);
+        kernel_measure(
+            k, [=](void **t) { diff_combine_backward(X(0), X(1), X(2), X(3), X(4), N, NH, D, ld, g, S_SIGMOID); });
+    }
+    k = kernel_case("exclusive_forward", (double)exclusive_forward_bytes(N, NH, NKV, D), 0, "N %d NH %d NKV %d D %d", N,
+                    NH, NKV, D);
+    tensors(k, "xxx", heads, heads, rows);
+    kernel_measure(k, [=](void **t) { exclusive_forward(X(0), X(1), X(2), N, NH, NKV, D, ld, NULL); });
+    k = kernel_case("exclusive_backward", (double)exclusive_backward_bytes(N, NH, NKV, D), 0, "N %d NH %d NKV %d D %d",
+                    N, NH, NKV, D);
+    tensors(k, "xxxxx", heads, rows, heads, heads, rows);
+    kernel_measure(k, [=](void **t) { exclusive_backward(X(0), X(1), X(2), X(3), X(4), N, NH, NKV, D, ld, ld); });
+}
+
+// QK-norm of the query heads.
+static void kernels_of_norms(const Model *m, int N) {
+    int NQ = m->plan.dims.NQ, D = m->plan.dims.QD, ld = m->plan.dims.fused_ld, width = NQ * D;
+    size_t n = (size_t)N, rows = n * (size_t)ld, kept = n * (size_t)width;
+    ops_init(max_size(m->plan.workspace_bytes, head_norm_workspace_bytes(D)));
+    KernelCase k = kernel_case("head_norm_forward", (double)head_norm_forward_bytes(N, NQ, D, true), 0,
+                               "N %d heads %d D %d", N, NQ, D);
+    tensors(k, "xxx", rows, kept, D);
+    kernel_measure(k, [=](void **t) { head_norm_forward(X(0), X(1), X(2), N, NQ, D, ld, width, (real)1e-5); });
+    k = kernel_case("head_norm_backward", (double)head_norm_backward_bytes(N, NQ, D), 0, "N %d heads %d D %d", N, NQ,
+                    D);
+    tensors(k, "xfxx", rows, D, kept, D);
+    kernel_measure(k, [=](void **t) { head_norm_backward(X(0), F(1), X(2), X(3), N, NQ, D, ld, width, (real)1e-5); });
+}
+
 // Operations after attention: N rows of NH heads of width D, in a fused row with room for the gates.
 static void kernels_of_heads(const Model *m, int B, int T) {
     int N = B * T, NH = m->plan.config.NH, D = m->plan.config.D, ld = m->plan.dims.fused_ld;
@@ -309,14 +353,8 @@ static void kernels_of_heads(const Model *m, int B, int T) {
     kernel_measure(k, [=](void **t) { rope_forward(X(0), F(1), B, T, rotated, D, ld, nullptr); });
     k.name = "rope_backward";
     kernel_measure(k, [=](void **t) { rope_backward(X(0), F(1), B, T, rotated, D, ld, nullptr); });
-    k = kernel_case("diff_combine_forward", (double)diff_combine_forward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH,
-                    D);
-    tensors(k, "xxx", heads, 2 * heads, n * (size_t)ld);
-    kernel_measure(k, [=](void **t) { diff_combine_forward(X(0), X(1), X(2), N, NH, D, ld, 1, true, NULL); });
-    k = kernel_case("diff_combine_backward", (double)diff_combine_backward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH,
-                    D);
-    tensors(k, "xxxxx", 2 * heads, n * (size_t)ld, heads, 2 * heads, n * (size_t)ld);
-    kernel_measure(k, [=](void **t) { diff_combine_backward(X(0), X(1), X(2), X(3), X(4), N, NH, D, ld, 1, true); });
+    kernels_of_difference(m, N);
+    kernels_of_norms(m, N);
     k = kernel_case("sink_forward", (double)sink_forward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH, D);
     kernel_measure(tensors(k, "xfx", heads, maps, NH), [=](void **t) { sink_forward(X(0), F(1), X(2), B, T, NH, D); });
     k = kernel_case("sink_backward", (double)sink_backward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH, D);

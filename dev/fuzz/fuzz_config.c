@@ -16,9 +16,10 @@ void fuzz_seeds(void) {
         ModelConfig c;
         memset(&c, 0, sizeof(c));
         c.attention = &attention_variants[i];
-        c.V = 256, c.C = 64, c.L = 2, c.NH = 4, c.NKV = 2, c.D = 16, c.F = 172, c.T = 64;
+        c.V = 256, c.C = 64, c.L = 2, c.NH = 8, c.NKV = 2, c.D = 16, c.F = 172, c.T = 64;
         c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = i % 2;
         c.window = 8 * (i % 3), c.full_every = i % 3 == 2 ? 2 : 0, c.yoco = i % 3 == 1;
+        c.qk_norm = i % 4 == 1;
         cJSON *object = config_json_build(&c, DTYPE_F32);
         size_t size = 0;
         char *text = json_text(object, &size);
@@ -32,6 +33,21 @@ void fuzz_seeds(void) {
                         "\"bfloat16\",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":5e5,"
                         "\"partial_rotary_factor\":1},\"rope_scaling\":null,\"attention_dropout\":0.0}";
     fuzz_seed("newer", newer, strlen(newer));
+    const char *norm = "{\"attention\":\"sink\",\"vocab_size\":9,\"hidden_size\":16,\"num_hidden_layers\":1,"
+                       "\"num_attention_heads\":2,\"intermediate_size\":8,\"max_position_embeddings\":4,"
+                       "\"use_qk_norm\":true}";
+    fuzz_seed("norm", norm, strlen(norm));
+    for (int i = 0; i < FOREIGN_CLASS_COUNT; i++) {
+        char text[512];
+        FORMAT(text,
+               "{\"model_type\":\"%s\",\"vocab_size\":9,\"hidden_size\":16,\"num_hidden_layers\":2,\"head_dim\":8,"
+               "\"num_attention_heads\":2,\"num_key_value_heads\":null,\"intermediate_size\":8,"
+               "\"max_position_embeddings\":4,\"rope_theta\":1000000,\"sliding_window\":%s,"
+               "\"use_sliding_window\":true,\"max_window_layers\":0}",
+               foreign_classes[i].type, foreign_classes[i].windows ? "2" : "null");
+        fuzz_seed(foreign_classes[i].type, text, strlen(text));
+        fuzz_word(foreign_classes[i].type);
+    }
     for (int i = 0; i < ABSENT_FEATURE_COUNT; i++) {
         char key[64];
         FORMAT(key, "\"%s\":", absent_features[i].key);
@@ -40,7 +56,8 @@ void fuzz_seeds(void) {
     for (int t = 0; t < DTYPE_COUNT; t++) fuzz_word(dtype_table[t].torch_name);
     fuzz_words("\"rope_parameters\":\n\"rope_type\":\n\"head_dim\":\n\"num_key_value_heads\":\n"
                "\"attention\":\n\"model_type\":\n\"sliding_window\":\n\"layer_types\":\n\"sliding_attention\"\n"
-               "\"full_attention\"\n\"yoco\":\ntrue\nministral\n16777216\n2147483647\n65536\n-0");
+               "\"full_attention\"\n\"yoco\":\n\"use_qk_norm\":\n\"use_sliding_window\":\n"
+               "\"max_window_layers\":\ntrue\n16777216\n2147483647\n65536\n-0");
 }
 
 static void check_sizes(const ModelConfig *c) {
@@ -83,6 +100,6 @@ void fuzz_one(const uint8_t *data, size_t size) {
     FUZZ_EXPECT(c.attention == d.attention && c.V == d.V && c.C == d.C && c.L == d.L && c.NH == d.NH &&
                     c.NKV == d.NKV && c.D == d.D && c.F == d.F && c.T == d.T && c.rope_theta == d.rope_theta &&
                     c.rms_norm_eps == d.rms_norm_eps && c.tied == d.tied && c.window == d.window &&
-                    c.full_every == d.full_every && c.yoco == d.yoco,
+                    c.full_every == d.full_every && c.yoco == d.yoco && c.qk_norm == d.qk_norm,
                 "what was written is not what was read");
 }

@@ -55,7 +55,7 @@ def sizes(check, part):
         part.end(name)
 
 
-MODEL = "--layers 4 --hidden 256 --heads 8 --kv-heads 4 --head-dim 64 --ffn 704 --vocab 5003 --no-tie-embeddings"
+MODEL = "--layers 4 --hidden 256 --heads 8 --kv-heads 2 --head-dim 64 --ffn 704 --vocab 5003 --no-tie-embeddings"
 TINY_MODEL = "--layers 2 --hidden 32 --heads 4 --kv-heads 2 --head-dim 16 --ffn 48 --vocab 259 --no-tie-embeddings"
 FP8_VARIANTS = ("diff_v2", "baseline")
 BATCH, TINY_BATCH = "--seq-len 256 --batch-size 4", "--seq-len 40 --batch-size 1"
@@ -68,7 +68,7 @@ def gradients(check, part):
     from variants import VARIANTS  # dev/reference/variants.py; the other parts do not require it
 
     # diff_v2 first: it matters most when time is short
-    variants = sorted(VARIANTS, key=lambda name: name != "diff_v2")
+    variants = [*sorted(VARIANTS, key=lambda name: name != "diff_v2"), "diff_v2 --qk-norm"]
     for variant in variants[:2] if check.pretend else variants:
         if part.pending(variant):
             folder = check.work / f"gradients-{variant}"

@@ -12,10 +12,11 @@ from runner import OutOfTime, Skip, Unfinished
 SHORT = [("memcheck", "unaligned"), ("memcheck", "smallest")]  # small cases, first those at unaligned addresses
 LONG = [
     ("memcheck", word)
-    for word in ("attention", "rmsnorm", "cross_entropy", "embedding", "adamw", "diff_combine", "matmul")
+    for word in ("attention", "rmsnorm", "cross_entropy", "embedding", "adamw", "diff_combine", "exclusive", "matmul")
 ]
 LONG += [
-    ("racecheck", word) for word in ("rmsnorm", "cross_entropy", "sum_of_squares", "attention", "embedding", "sink")
+    ("racecheck", word)
+    for word in ("rmsnorm", "head_norm", "cross_entropy", "sum_of_squares", "attention", "embedding", "sink")
 ]
 LONG += [("synccheck", "rmsnorm"), ("memcheck", "")]
 SHORT_LIMIT, LONG_LIMIT, LEAST = 60, 240, 20  # seconds per case; 15 times as many without --minutes

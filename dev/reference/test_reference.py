@@ -53,6 +53,7 @@ def attention_by_loops(config, w, x, layer, z):
     name = config.get("attention", "baseline")
     NH, NKV, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
     group, T, w = NH // NKV, len(x), {n: t.numpy() for n, t in w.items()}
+    g = int(name[-1]) if name.startswith("diff_grouped") else 1  # signal heads of a noise head
     q, k, v = (y @ w[f"self_attn.{p}_proj.weight"].T for p, y in zip("qkv", (x, z, z)))
     sliding = config.get("layer_types", ["full_attention"] * (layer + 1))[layer] == "sliding_attention"
     window = config["sliding_window"] if sliding else T
@@ -60,17 +61,24 @@ def attention_by_loops(config, w, x, layer, z):
     DV = 2 * D if name == "diff_v1" else D
     sigmoid = lambda z: 1 / (1 + np.exp(-z))
 
-    def rotated(row, head, t):  # element i and i + DQ/2 as one complex number
+    def rotated(row, head, t, p):  # element i and i + DQ/2 as one complex number
         z = row[head * DQ : (head + 1) * DQ]
+        if f"self_attn.{p}_norm.weight" in w:
+            z = z / np.sqrt((z * z).mean() + config["rms_norm_eps"]) * w[f"self_attn.{p}_norm.weight"]
         z = z[: DQ // 2] + 1j * z[DQ // 2 :]
         return z * np.exp(1j * t * config["rope_theta"] ** (-2 * np.arange(DQ // 2) / DQ))
 
     def one_map(t, query_head, key_head, value_head, sink=None):
-        a = rotated(q[t], query_head, t)
+        a = rotated(q[t], query_head, t, "q")
         seen = [u for u in range(t + 1) if t - window < u]
-        e = [math.exp((a * rotated(k[u], key_head, u).conj()).real.sum() / math.sqrt(DQ)) for u in seen]
+        e = [math.exp((a * rotated(k[u], key_head, u, "k").conj()).real.sum() / math.sqrt(DQ)) for u in seen]
         total = sum(e) + (0 if sink is None else math.exp(sink))
         return sum(p / total * v[u, value_head * DV : (value_head + 1) * DV] for p, u in zip(e, seen))
+
+    def without_own_value(o, t, head):  # u is the direction of the value
+        u = v[t, head // group * D : (head // group + 1) * D]
+        u = u / np.linalg.norm(u)
+        return o - np.outer(u, u) @ o
 
     def mean_square_normed(row, eps):
         return row / np.sqrt((row * row).mean() + eps) * w["self_attn.subln.weight"]
@@ -78,14 +86,19 @@ def attention_by_loops(config, w, x, layer, z):
     out = np.zeros((T, NH * D))
     for t in range(T):
         for i in range(NH // 2 if name == "diff_v1" else NH):
-            if name.startswith("diff_v2"):
-                first, second = (i, i + NH) if name == "diff_v2_cross_group" else (2 * i, 2 * i + 1)
-                kv1, kv2 = first // (2 * NH // NKV), second // (2 * NH // NKV)
+            if name.startswith(("diff_v2", "diff_grouped")):
+                if name == "diff_v2_cross_group":
+                    first, second = i, i + NH
+                else:  # blocks of g + 1 heads
+                    first, second = i // g * (g + 1) + i % g, i // g * (g + 1) + g
+                kv1, kv2 = (j // ((NH + NH // g) // NKV) for j in (first, second))
                 if name == "diff_v2_no_lambda":
                     s = 1
+                elif name in ("diff_v2_head_lambda", "diff_v2_layer_lambda"):
+                    s = sigmoid(w["self_attn.lambda"][i if name == "diff_v2_head_lambda" else 0])
                 else:
                     s = w["self_attn.lambda_proj.weight"][i] @ x[t]
-                    s = s if name == "diff_v2_no_sigmoid" else sigmoid(s)
+                    s = s if name == "diff_v2_no_sigmoid" else np.tanh(s) if name == "diff_v2_signed" else sigmoid(s)
                 o = one_map(t, first, kv1, kv1) - s * one_map(t, second, kv2, kv2)
             elif name == "diff_v1":
                 p, init = i // ((NH // 2) // (NKV // 2)), 0.8 - 0.6 * math.exp(-0.3 * layer)
@@ -100,12 +113,12 @@ def attention_by_loops(config, w, x, layer, z):
             else:
                 sink = {"off_by_one": 0.0, "sink": w.get("self_attn.sinks", np.zeros(NH))[i]}.get(name)
                 o = one_map(t, i, i // group, i // group, sink)
-            out[t, i * DV : (i + 1) * DV] = o
+            out[t, i * DV : (i + 1) * DV] = without_own_value(o, t, i) if name.endswith("xsa") else o
         if name == "diff_scalar":
             out[t] = mean_square_normed(out[t], config["rms_norm_eps"])
-        if name.startswith("gated"):
+        if "gated" in name:
             gate = sigmoid(w["self_attn.gate_proj.weight"] @ x[t])
-            out[t] *= np.repeat(gate, D) if name == "gated_head" else gate
+            out[t] *= np.repeat(gate, D) if name.endswith("gated_head") else gate
     return out @ w["self_attn.o_proj.weight"].T
 
 
@@ -119,7 +132,7 @@ def test_attention_equals_the_table_written_as_loops():
             if config.get("yoco") and layer == 3:
                 assert "self_attn.k_proj.weight" not in w and "self_attn.v_proj.weight" not in w
                 yoco = model.part(weights, "model.yoco.")
-                w |= {f"self_attn.{p}_proj.weight": yoco[f"{p}_proj.weight"] for p in "kv"}
+                w |= {"self_attn." + n: t for n, t in yoco.items() if n != "norm.weight"}
                 shared = model.keys_and_values(config, yoco, torch.from_numpy(z)[None])
             expected = torch.from_numpy(attention_by_loops(config, w, x, layer, x if shared is None else z))
             got = model.attention(config, w, torch.from_numpy(x)[None], layer, shared)[0]
@@ -160,7 +173,7 @@ def with_types(config, window, types):
 
 
 def test_a_window_of_all_positions_is_full_attention_and_full_layers_have_none():
-    for variant, size in (v for v in SHAPES if v[1] in "wf"):
+    for variant, size in (v for v in SHAPES if v[1] in "wfv"):
         config, weights, tokens, _ = case(variant, size)
         L, T = config["num_hidden_layers"], config["max_position_embeddings"]
         full = {n: x for n, x in config.items() if n not in ("sliding_window", "layer_types")}
@@ -194,13 +207,14 @@ def shared_and_own(weights, config):
     own = {}
     for prefix in (f"model.layers.{layer}." for layer in range(L // 2, L)):
         shared[prefix + "input_layernorm.weight"] = weights["model.yoco.norm.weight"]
-        own |= {f"{prefix}self_attn.{p}_proj.weight": weights[f"model.yoco.{p}_proj.weight"] for p in "kv"}
+        yoco = model.part(weights, "model.yoco.").items()
+        own |= {f"{prefix}self_attn.{n}": t for n, t in yoco if n != "norm.weight"}
     return shared, {**{n: t for n, t in shared.items() if "yoco" not in n}, **own}
 
 
 def test_yoco_is_a_plain_model_where_all_upper_layers_have_the_input_of_the_first():
-    for variant, size in (v for v in SHAPES if v[1] == "y"):
-        config, weights, tokens, _ = case(variant, size)
+    for variant, size in (v for v in SHAPES if v[1] in "yk"):
+        config, weights, tokens, _ = case(variant, size, L=4)
         shared, own = shared_and_own(weights, config)
         expected = model.forward({**config, "yoco": False}, own, tokens)
         expect_close(model.forward(config, shared, tokens), expected, variant)
@@ -298,6 +312,69 @@ def test_no_sigmoid_is_diff_v2_when_its_logits_are_the_sigmoids():
         expect_close(got, expected, size)
 
 
+def test_grouped_noise_heads_are_diff_v2_with_copies_of_the_noise_heads():
+    for variant, size in (v for v in SHAPES if v[0].startswith("diff_grouped")):
+        config, weights, tokens, _ = case(variant, size)
+        g, w = int(variant[-1]), dict(weights)
+        for name in (n for n in weights if n.endswith("q_proj.weight")):
+            blocks = weights[name].view(-1, g + 1, config["head_dim"], config["hidden_size"])
+            pairs = torch.stack((blocks[:, :g], blocks[:, g:].expand(-1, g, -1, -1)), 2)  # [block][signal][map]
+            w[name] = pairs.reshape(-1, config["hidden_size"])
+        expected = model.forward({**config, "attention": "diff_v2"}, w, tokens)
+        expect_close(model.forward(config, weights, tokens), expected, f"{variant} {size}")
+
+
+def test_own_lambdas_are_those_of_a_projection_that_gives_the_same_number_for_every_token():
+    for variant in ("diff_v2_head_lambda", "diff_v2_layer_lambda"):
+        config, weights, tokens, _ = case(variant, "a", L=1)
+        weights = with_projection(weights, "lambda", 0)  # embeddings only
+        own = weights["model.layers.0.self_attn.lambda"]
+        projected = {
+            **weights,
+            "model.layers.0.self_attn.lambda_proj.weight": torch.zeros(
+                config["num_attention_heads"], config["hidden_size"], dtype=torch.float64
+            ),
+        }
+        projected = with_projection(projected, "lambda", own.expand(config["num_attention_heads"]))
+        expected = model.forward({**config, "attention": "diff_v2"}, projected, tokens)
+        expect_close(model.forward(config, weights, tokens), expected, variant)
+
+
+def test_signed_factors_are_twice_those_of_a_sigmoid_of_twice_the_number_less_one():
+    for size in "ab":
+        config, weights, tokens, _ = case("diff_v2_signed", size, L=1)
+        logits = torch.linspace(-2, 1, config["num_attention_heads"], dtype=torch.float64)
+        got = model.forward(config, with_projection(weights, "lambda", logits), tokens)
+        w = with_projection(weights, "lambda", 2 * torch.sigmoid(2 * logits) - 1)
+        expect_close(got, model.forward({**config, "attention": "diff_v2_no_sigmoid"}, w, tokens), size)
+
+
+def test_xsa_leaves_heads_orthogonal_to_their_values_and_removes_nothing_without_one():
+    for variant, size in (v for v in SHAPES if v[0].endswith("xsa")):
+        config, _, _, _ = case(variant, size)
+        s = model.shape_of(config)
+        o, value = normal(2, 5, s.H, s.DV), normal(2, 5, s.NV, s.DV)
+        value[1, 2] = 0
+        y = model.without_own_value(o, value)
+        group = value.repeat_interleave(s.H // s.NV, 2)
+        assert float((y * group).sum(-1).abs().max()) < TOLERANCE * s.DV, f"{variant} {size}"
+        expect_close(y[1, 2], o[1, 2], "no value")
+        expect_close(model.without_own_value(y, value), y, "twice")
+        expect_close(y.pow(2).sum(-1) + (o - y).pow(2).sum(-1), o.pow(2).sum(-1), "lengths")
+
+
+def test_qk_norm_makes_attention_independent_of_the_length_of_queries_and_keys():
+    for variant, size in (v for v in SHAPES if v[1] in "qvk"):
+        config, weights, tokens, _ = case(variant, size)
+        config["rms_norm_eps"] = 0.0
+        longer = {n: t * (7.0 if n.endswith(("q_proj.weight", "k_proj.weight")) else 1.0) for n, t in weights.items()}
+        expected = model.forward(config, weights, tokens)
+        expect_close(model.forward(config, longer, tokens), expected, f"{variant} {size}")
+        for p in "qk":
+            longer = {n: t * (1.5 if n.endswith(p + "_norm.weight") else 1.0) for n, t in weights.items()}
+            expect_different(model.forward(config, longer, tokens), expected, f"{variant} {size}, {p}_norm")
+
+
 def test_cross_group_with_its_query_heads_reordered_differs_only_by_the_second_maps_group():
     for size in "ab":
         config, weights, tokens, _ = case("diff_v2_cross_group", size, L=1)
@@ -335,6 +412,7 @@ def test_what_has_no_meaning_is_refused():
     for variant, changes in (
         ("diff_v2_cross_group", {"NKV": 1}),
         ("diff_v1", {"NH": 3, "NKV": 3}),
+        ("diff_grouped_4", {"NH": 6, "NKV": 1}),
         ("baseline", {"NH": 3, "NKV": 2}),
         ("baseline", {"L": 3}),
     ):
@@ -345,24 +423,66 @@ def test_what_has_no_meaning_is_refused():
         raise AssertionError(f"{variant} {changes} was accepted")
 
 
-# Faults in model.py that the fixtures of these sizes must show.
+HEAD_NORM = 'w[of + "_norm.weight"]'
+NORM_THEN_ROPE = """
+        y = rmsnorm(y, w[of + "_norm.weight"], config["rms_norm_eps"])
+    return"""
+ROPE_THEN_NORM = """
+        return rmsnorm(rope(y, config["rope_theta"]), w[of + "_norm.weight"], config["rms_norm_eps"])
+    return"""
+OWN_VALUE = "value.repeat_interleave(o.shape[2] // value.shape[2], 2)"
+
+# Faults in model.py that the fixtures of these variants, "" for all, and sizes must show.
 PLANTED = [
-    ("a window longer by one", 'return config.get("sliding_window")', 'return config["sliding_window"] + 1', "wfy"),
-    ("a window shorter by one", 'return config.get("sliding_window")', 'return config["sliding_window"] - 1', "wfy"),
-    ("windows in full layers", 'types[layer] == "sliding_attention"', "True", "fy"),
-    ("shared keys of each layer's input", " and shared is None", "", "y"),
-    ("shared keys with the layer's norm", 'yoco["norm.weight"]', 'w["input_layernorm.weight"]', "y"),
-    ("shared keys with another epsilon", 'yoco["norm.weight"], eps', 'yoco["norm.weight"], 1e-5', "y"),
+    (
+        "a window longer by one",
+        'return config.get("sliding_window")',
+        'return config["sliding_window"] + 1',
+        "",
+        "wfyvk",
+    ),
+    (
+        "a window shorter by one",
+        'return config.get("sliding_window")',
+        'return config["sliding_window"] - 1',
+        "",
+        "wfyvk",
+    ),
+    ("windows in full layers", 'types[layer] == "sliding_attention"', "True", "", "fyvk"),
+    ("shared keys of each layer's input", " and shared is None", "", "", "y"),
+    ("shared keys with the layer's norm", 'yoco["norm.weight"]', 'w["input_layernorm.weight"]', "", "yk"),
+    ("shared keys with another epsilon", 'yoco["norm.weight"], eps', 'yoco["norm.weight"], 1e-5', "", "yk"),
+    ("QK-norm after the rotation", NORM_THEN_ROPE, ROPE_THEN_NORM, "", "qvk"),
+    ("QK-norm with another epsilon", HEAD_NORM + ', config["rms_norm_eps"]', HEAD_NORM + ", 1e-5", "", "qvk"),
+    ("QK-norm without the weight of queries", HEAD_NORM, f'(1 if of == "q" else {HEAD_NORM})', "", "qvk"),
+    ("QK-norm without the weight of keys", HEAD_NORM, f'(1 if of == "k" else {HEAD_NORM})', "", "qvk"),
+    (
+        "the noise head before its signal heads",
+        "(v.signals + 1) + v.signals]",
+        "(v.signals + 1)]",
+        "diff_grouped",
+        "aby",
+    ),
+    ("a sigmoid instead of tanh", '"tanh": torch.tanh', '"tanh": torch.sigmoid', "signed", "aby"),
+    ("one lambda for all heads", '"self_attn.lambda"][:, None]', '"self_attn.lambda"][:1]', "head_lambda", "aby"),
+    (
+        "XSA with the value of another group",
+        OWN_VALUE,
+        "value.repeat(1, 1, o.shape[2] // value.shape[2], 1)",
+        "xsa",
+        "ayq",
+    ),
+    ("XSA that removes a part", "o - torch.where(", "o - 0.9 * torch.where(", "xsa", "abyq"),
 ]
 
 
 def test_the_fixtures_show_planted_faults():
     source = Path(model.__file__).read_text()
-    for what, old, new, sizes in PLANTED:
+    for what, old, new, variants, sizes in PLANTED:
         assert source.count(old) == 1, old
         faulty = {}
         exec(source.replace(old, new), faulty)
-        for variant, size in (v for v in SHAPES if v[1] in sizes):
+        for variant, size in (v for v in SHAPES if v[1] in sizes and variants in v[0]):
             arrays = arrays_of((FIXTURES / f"{variant}_{size}.safetensors").read_bytes())
             config = make_config(variant, SIZES[size], **dict(zip(COLUMNS[1:], SHAPES[variant, size][1:])))
             weights = {n: torch.from_numpy(a.astype(np.float64)) for n, a in arrays.items() if is_weight(n)}

@@ -72,35 +72,36 @@ def mechanism_rows(results):
 
 
 def grouped(rows):
-    """{group: [arm, without "-p"]} in the order of the plan."""
+    """{group: [arm with a gap, without "-p"]} in the order of the plan."""
     groups = {}
     for row in rows:
-        if not row["arm"].endswith("-p"):
-            groups.setdefault(row["group"] or "others", []).append(row["arm"])
-    return groups
+        arms = groups.setdefault(row["group"] or "others", [])
+        arm = row["arm"].removesuffix("-p")
+        if row["gap"] and arm not in arms:
+            arms.append(arm)
+    return {group: arms for group, arms in groups.items() if arms}
 
 
 def draw_family(path):
     rows = {row["arm"]: row for row in read("family.csv")}
     groups = grouped(rows.values())
-    count = sum(map(len, groups.values())) - 1
+    count = sum(map(len, groups.values()))
     figure, axes = plt.subplots(figsize=(9, 1.6 + 0.3 * count))
     y, names, at = 0, [], []
     for i, (group, arms) in enumerate(groups.items()):
-        arms = [arm for arm in arms if rows[arm]["gap"]]
         axes.axhspan(y - 0.5, y + len(arms) - 0.5, color="black" if i % 2 else "white", alpha=0.04, linewidth=0)
         axes.text(
             0.995, y - 0.4, group, transform=axes.get_yaxis_transform(), ha="right", va="top", fontsize=8, alpha=0.6
         )
         for arm in arms:
-            both = ((rows[arm], AS_IS, "o", 0), (rows.get(f"{arm}-p"), MATCHED, "s", 0.24))
-            shift = 0.12 if both[1][0] else 0
+            both = ((rows.get(arm), AS_IS, "o", 0), (rows.get(f"{arm}-p"), MATCHED, "s", 0.24))
+            shift = 0.12 if both[0][0] and both[1][0] else 0.24 * bool(both[1][0])
             for row, color, marker, below in both:
                 if row and row["gap"]:
                     half = float(row["gap_half"] or 0)
                     place = y + below - shift
                     axes.errorbar(float(row["gap"]), place, xerr=half, fmt=marker, color=color, capsize=2, markersize=4)
-            names.append(rows[arm]["label"])
+            names.append(next(row["label"] for row, *_ in both if row).removesuffix(", the baseline's parameters"))
             at.append(y)
             y += 1
     axes.axvspan(-EFFECT, EFFECT, color="gray", alpha=0.12, linewidth=0)

@@ -60,7 +60,7 @@ static __global__ void __launch_bounds__(HEAD_NORM_THREADS)
     int shift = __ffs(lanes) - 1, group = (int)threadIdx.x >> shift, groups = HEAD_NORM_THREADS >> shift;
     size_t count = (size_t)N * heads;
     unsigned begin = (unsigned)(count * blockIdx.x / gridDim.x), end = (unsigned)(count * (blockIdx.x + 1) / gridDim.x);
-    float total[PACKS][W] = {{0}}, w[PACKS][W], v[PACKS][W], g[PACKS][W];
+    float total[PACKS][W] = {{0}}, w[PACKS][W], v[PACKS][W], g[PACKS][W], inverse = 1 / (float)D;
     load_head(w, weight, lanes, D);
     for (unsigned base = begin; base < end; base += (unsigned)groups) {
         unsigned row = base + (unsigned)group, n = row / (unsigned)heads, h = row % (unsigned)heads;
@@ -74,14 +74,14 @@ static __global__ void __launch_bounds__(HEAD_NORM_THREADS)
             UNROLL
             for (int k = 0; k < W; k++) dot += g[p][k] * w[p][k] * v[p][k];
         }
-        float r = 1 / sqrtf(lanes_sum(head_dot(v, v), lanes) / (float)D + eps);
-        float mean = lanes_sum(dot, lanes) * r / (float)D; // mean_i(g[i] z[i])
+        float r = 1 / sqrtf(lanes_sum(head_dot(v, v), lanes) * inverse + eps);
+        float mean = lanes_sum(dot, lanes) * r * inverse; // mean_i(g[i] z[i])
         UNROLL
         for (int p = 0; p < PACKS; p++) {
             UNROLL
             for (int k = 0; k < W; k++) {
                 float z = v[p][k] * r;
-                total[p][k] += g[p][k] * z;                    // backward of weight in y = z weight
+                total[p][k] += g[p][k] * z;                   // backward of weight in y = z weight
                 g[p][k] = r * (g[p][k] * w[p][k] - z * mean); // backward of y = x r weight
             }
         }

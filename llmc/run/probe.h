@@ -125,8 +125,7 @@ static inline void probe_lambda(Probe *p, LayerProbe *layer, const HostAttention
 static inline void probe_visit(void *data, int l) {
     Probe *p = (Probe *)data;
     const EvaluationModel *m = &p->model;
-    LayerOnHost host =
-        layer_to_host(m->plan, &m->acts->layers[l], l, key_set(m->plan, l, 0, p->batch, p->T, 0));
+    LayerOnHost host = layer_to_host(m->plan, &m->acts->layers[l], l, key_set(m->plan, l, 0, p->batch, p->T, 0));
     maps_probe_add(&p->layers[l].maps, &host.attention, RANK_WINDOWS - p->done);
     if (m->plan->dims.groups.noise) probe_lambda(p, &p->layers[l], &host.attention);
     layer_on_host_free(&host);
@@ -157,8 +156,7 @@ static inline void probe_weights(Probe *p) {
         const Tensor *t = tensor_of(&plan->tensors, T_O, l);
         floatX *o_proj = (floatX *)checked_calloc(t->count, sizeof(floatX));
         buffer_download(o_proj, p->params + t->offset, t->count * sizeof(floatX));
-        p->layers[l].subtraction =
-            probe_subtraction(o_proj, c->C, c->NH, c->NKV, c->D, random_key(t->name, p->seed));
+        p->layers[l].subtraction = probe_subtraction(o_proj, c->C, c->NH, c->NKV, c->D, random_key(t->name, p->seed));
         free(o_proj);
     }
 }
@@ -248,7 +246,7 @@ static inline void print_probe_layers(const Probe *p) {
            "layer", "correlation", "cancelled", "negative", "rank", "signal", "noise");
     for (int l = 0; l < L; l++) {
         const MapProbe *m = &p->layers[l].maps;
-        const ProbeMean list[] = {m->correlation,         m->cancelled,         m->negative,
+        const ProbeMean list[] = {m->correlation,          m->cancelled,         m->negative,
                                   m->rank[RANK_EFFECTIVE], m->rank[RANK_SIGNAL], m->rank[RANK_NOISE]};
         printf("  %5d", l);
         for (int i = 0; i < 6; i++) print_probe_number(probe_mean(list[i]), 11);
@@ -304,12 +302,14 @@ static inline void probe(Probe *p) {
     p->layers = (LayerProbe *)checked_calloc(plan->config.L, sizeof(LayerProbe));
     probe_weights(p);
     probe_maps(p);
-    printf("%s, %zu parameters: the first %d tokens of %d windows; ranks of %d of them\n",
-           plan->config.attention->name, plan->tensors.parameter_count, p->T, p->windows,
-           min_int(RANK_WINDOWS, p->windows));
+    printf("%s, %zu parameters: the first %d tokens of %d windows; ranks of %d of them\n", plan->config.attention->name,
+           plan->tensors.parameter_count, p->T, p->windows, min_int(RANK_WINDOWS, p->windows));
     if (p->layers[0].subtraction.heads_in_group > 1) print_probe_subtraction(p);
     print_probe_layers(p);
     probe_write(p);
+    for (int l = 0; l < plan->config.L; l++)
+        CHECK(p->layers[l].maps.broken == 0,
+              "the attention maps of layer %d are not finite: the model's weights are broken or training diverged", l);
     free(p->layers);
 }
 #endif

@@ -11,6 +11,7 @@ effective map E = A1 - s A2 (attention_maps.h), on the host.
                   map of zeros
   singular values one-sided Jacobi in double: rotates pairs of rows until all are orthogonal; then their norms are the
                   singular values. Rows whose cosine is below 1e-10 count as orthogonal
+  not finite      output heads with such a map are counted, and not measured
   sources         Roy and Vetterli 2007, "The effective rank"; Hestenes 1958, "Inversion of matrices by
                   biorthogonalization"
 */
@@ -29,14 +30,15 @@ static inline double probe_mean(ProbeMean m) { return m.count ? m.sum / (double)
 typedef enum { RANK_EFFECTIVE, RANK_SIGNAL, RANK_NOISE, RANK_KINDS } RankKind;
 typedef struct {
     ProbeMean correlation, cancelled, negative, rank[RANK_KINDS];
+    int64_t broken; // output heads with a map that is not finite
 } MapProbe;
 
 static inline void map_probe_join(MapProbe *to, const MapProbe *from) {
     ProbeMean *a[] = {&to->correlation, &to->cancelled, &to->negative};
     const ProbeMean *b[] = {&from->correlation, &from->cancelled, &from->negative};
     for (int i = 0; i < 3; i++) a[i]->sum += b[i]->sum, a[i]->count += b[i]->count;
-    for (int i = 0; i < RANK_KINDS; i++)
-        to->rank[i].sum += from->rank[i].sum, to->rank[i].count += from->rank[i].count;
+    to->broken += from->broken;
+    for (int i = 0; i < RANK_KINDS; i++) to->rank[i].sum += from->rank[i].sum, to->rank[i].count += from->rank[i].count;
 }
 
 static inline double row_dot(const double *x, const double *y, int n) {
@@ -93,7 +95,7 @@ static inline void row_correlation(ProbeMean *to, const float *x, const float *y
         double dx = (double)x[j] - mean_x, dy = (double)y[j] - mean_y;
         xx += dx * dx, yy += dy * dy, xy += dx * dy;
     }
-    const double rounding = 0x1p-20; // an element has a relative error of a few 2^-24, from its own rounding and its logit
+    const double rounding = 0x1p-20; // of an element: a few 2^-24, from its own and from that of its logit
     if (!(xx > n * pow(rounding * mean_x, 2) && yy > n * pow(rounding * mean_y, 2)) || n < 3) return;
     probe_add(to, xy / sqrt(xx * yy));
 }
@@ -101,7 +103,8 @@ static inline void row_correlation(ProbeMean *to, const float *x, const float *y
 // Adds the rows of a pair of maps of output head h of sequence b, and writes the effective map.
 static inline void map_pair_add(MapProbe *to, double *effective, const float *a1, const float *a2,
                                 const HostAttention *m, int b, int h) {
-    const double rounding = 0x1p-14; // below 512 an lse in fp32 has errors below 2^-15, and with it each element of a row
+    const double rounding =
+        0x1p-14; // below 512 an lse in fp32 has errors below 2^-15, and with it each element of a row
     int T = m->shape.T;
     for (int t = 0; t < T; t++) {
         int first = map_first_key(m->shape, t);
@@ -134,6 +137,10 @@ static inline void head_probe_add(MapProbe *to, const HostAttention *m, int b, i
     int T = m->shape.T, count = m->groups.noise ? 2 : 1;
     assert(T <= MAP_TOKENS);
     for (int i = 0; i < count; i++) attention_map(maps[i], NULL, m, b, maps_query_head(m, h, i));
+    if (!isfinite(map_first_mass(maps[0], T) + map_first_mass(maps[count - 1], T))) {
+        to->broken++;
+        return;
+    }
     if (count == 1) {
         if (ranks) map_rank_add(&to->rank[RANK_EFFECTIVE], maps[0], T);
         return;

@@ -32,7 +32,7 @@ typedef struct {
     PermutedStatistic adjacent, closest;
 } SubtractionProbe;
 
-static inline int compare_doubles(const void *a, const void *b) {
+static inline int ascending_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
@@ -50,7 +50,7 @@ static inline PermutedStatistic permuted_statistic(double *values) {
     double *draws = values + 1;
     int reached = 0;
     for (int i = 0; i < PROBE_DRAWS; i++) s.mean += draws[i] / PROBE_DRAWS, reached += draws[i] >= s.observed;
-    qsort(draws, PROBE_DRAWS, sizeof(double), compare_doubles);
+    qsort(draws, PROBE_DRAWS, sizeof(double), ascending_doubles);
     s.low = quantile_of(draws, PROBE_DRAWS, 0.025);
     s.high = quantile_of(draws, PROBE_DRAWS, 0.975);
     s.p = (1.0 + reached) / (1.0 + PROBE_DRAWS);
@@ -72,7 +72,8 @@ static inline void block_products(double *products, const floatX *o_proj, int C,
 static inline double block_norm(const floatX *o_proj, int C, int D, size_t ld, int h) {
     double sum = 0;
     for (int c = 0; c < C; c++)
-        for (int i = 0; i < D; i++) sum += (double)o_proj[(size_t)c * ld + h + i] * (double)o_proj[(size_t)c * ld + h + i];
+        for (int i = 0; i < D; i++)
+            sum += (double)o_proj[(size_t)c * ld + h + i] * (double)o_proj[(size_t)c * ld + h + i];
     return sqrt(sum);
 }
 

@@ -14,8 +14,9 @@ least X for the claim to be testable). metric = elsewhere has `measured` instead
     not above    high < e                    low > 0 and high >= e
     not below    low > -e                    high < 0 and low <= -e
 
-Everything else is "not shown". So an interval that contains 0 and reaches the effect shows nothing, and an effect that is
-shown but too small for the claim is neither supported nor contradicted. `equal` is two one-sided tests, each at 2.5%.
+Everything else is "not shown". So an interval that contains 0 and reaches the effect shows nothing, and a difference
+that is shown but too small for the claim is neither supported nor contradicted.
+`equal` is two one-sided tests, at 2.5% each.
 
 The interval of a loss difference uses the deviation that is pooled over the arms of the plan (stats.pooled_interval),
 unless the differences of the claim deviate more than the pool allows; all other intervals use the n - 1 degrees of
@@ -97,7 +98,6 @@ METRICS = {
     "early_context_rms": Metric(logged("context_rms_mean", stats.mean, True), "", True),
     "context_rms_min": Metric(logged("context_rms_min", min), "", True),
     "lambda": Metric(logged("lambda_mean", stats.mean), ""),
-    "cancelled": Metric(probed("cancelled"), "of the attention"),
     "wo_adjacent": Metric(excess("adjacent"), ""),
     "wo_closest": Metric(excess("closest"), ""),
 }

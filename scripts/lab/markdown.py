@@ -164,9 +164,7 @@ def windows(r):
 
 
 def late_gradients(r):
-    ratio = (
-        lambda e: f"{math.exp(e['mean']):.2f} [{math.exp(e['mean'] - e['half']):.2f}, {math.exp(e['mean'] + e['half']):.2f}]"
-    )
+    ratio = lambda e: "{:.2f} [{:.2f}, {:.2f}]".format(*(math.exp(e["mean"] + sign * e["half"]) for sign in (0, -1, 1)))
     rows = [
         [
             row["label"],
@@ -202,12 +200,19 @@ def probes(r):
     depth = max(len(row) for row in rows) - 2
     rows = [row + ["–"] * (depth + 2 - len(row)) for row in rows]
     lines = [
-        f"* {r['arms'][arm]}: {of['adjacent'][0]} of {of['adjacent'][1]} layers (all seeds) have a cos(W_O, minus W_O of the "
-        f"next head) that permuted weights rarely reach (p < 0.05); {of['closest'][0]} with the closest head.\n"
+        f"* {r['arms'][arm]}: {of['adjacent'][0]} of {of['adjacent'][1]} layers (all seeds) have a cos(W_O, minus W_O "
+        f"of the next head) that permuted weights rarely reach (p < 0.05); {of['closest'][0]} with the closest head.\n"
         for arm, of in part["beyond"].items()
         if of["adjacent"][1]
     ]
-    return "\n".join([*lines, table(["arm", "number", *(f"layer {i}" for i in range(depth))], rows)])
+    tables = [table(["arm", "number", *(f"layer {i}" for i in range(depth))], rows)]
+    for arm, steps in part["steps"].items():
+        names = [name for name in steps[0] if name != "step"]
+        cells = [[row["step"], *(interval(row.get(name), True, 3) for name in names)] for row in steps]
+        tables += [f"{r['arms'][arm]}, by step, mean over the layers:\n", table(["step", *names], cells)] * (
+            len(steps) > 1
+        )
+    return "\n".join([*lines, *tables])
 
 
 def page(r):

@@ -1,7 +1,7 @@
 """mechanisms.py: the probes of checkpoints (--probe), as tables: by layer at the last step, and by training step.
 
-    adjacent, closest   cos(W_O of a head, minus W_O of the next, or of the closest head of its K/V group); `permuted`: the
-                        mean of the same for permuted weights; `beyond`: layers whose value permutations rarely reach
+    adjacent, closest   cos(W_O of a head, minus W_O of the next, or of the closest head of its K/V group); `permuted`:
+                        the same for permuted weights; `beyond`: layers whose value permutations rarely reach
     correlation         of the two maps of a pair
     cancelled           share of the attention that the subtraction cancels; negative: share of it that is negative
     effective_rank      of the effective map, of the signal maps and of the noise maps
@@ -48,8 +48,8 @@ def beyond(probes, key):
 
 
 def tables(study, lr):
-    """{"layers": {arm: {name: one interval per layer}}, "steps": {arm: [{"step", name: interval}]}, "beyond": {arm: ...}} of
-    the runs at a rate; names without values are left out. None without probes."""
+    """{"layers": {arm: {name: one interval per layer}}, "steps": {arm: [{"step", name: interval}]}, "beyond": ...}
+    of the runs at a rate; names without values are left out. None without probes."""
     found = {"layers": {}, "steps": {}, "beyond": {}}
     for arm in study.arms:
         runs = [run for run in study.runs_of(arm, lr) if run.probes]

@@ -170,8 +170,9 @@ def verdict_table(r):
     return table(
         ["claim", "source", "difference", "expected, smallest effect", "value", "verdict", "seeds"],
         rows,
-        "Claims of scripts/lab/claims, whose rules scripts/lab/claims.py defines. Differences of magnitudes are logarithms "
-        "of their ratios; the effect 0.1 is then a factor of 1.1. A verdict holds for these tokens, parameters and data.",
+        "Claims of scripts/lab/claims; scripts/lab/claims.py defines their rules. Differences of magnitudes are "
+        "logarithms of ratios; the effect 0.1 is then a factor of 1.1. A verdict holds for these tokens and "
+        "parameters.",
     )
 
 
@@ -194,7 +195,7 @@ def late_gradient_table(r):
     return table(
         ["arm", "rate", *(f"layer {i}" for i in range(depth)), "all", "ratio"],
         rows,
-        "Gradient norms of the layers in the last quarter of the steps, before clipping: geometric means over the logged "
+        "Gradient norms of the layers in the last quarter of the steps, before clipping: geometric means over "
         "statistics and the seeds. Ratio: of all layers to the reference, paired by seed.",
     )
 
@@ -228,9 +229,9 @@ def noise_table(r):
         ["arm", "rate", "deviation of the loss", "deviation of the paired gap", "seeds for a gap of 0.02"]
         + ["for 0.015 with power 0.8", "the same, pooled"],
         rows,
-        "Standard deviations over seeds. Seeds for a gap of 0.02: the interval of a gap is narrower than 0.02 nats on each "
-        "side, with this deviation. Then: a true gap of 0.015 has an interval without 0 with probability 0.8, with this "
-        "deviation, and with the one pooled over all arms.",
+        "Standard deviations over seeds. Seeds for a gap of 0.02: the interval of a gap is narrower than 0.02 nats on "
+        "each side, with this deviation. Then: a true gap of 0.015 has an interval without 0 with probability 0.8, "
+        "with this deviation, and with the one pooled over all arms.",
     )
 
 
@@ -528,6 +529,7 @@ def arm_button(arm, label):
     )
 
 
+MOST_SENTENCES = 16  # of more gaps only those are told whose interval excludes 0
 SECTIONS = (
     "Result",
     "Precision",
@@ -558,7 +560,12 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
     stability = [f for f in figures if f["id"] in ("ladder", "norms")]
     use = [f for f in figures if f["id"] in ("position", "recall")]
     layers = [f for f in figures if f not in curves + stability + use]
-    sentences = [s for row in r["summary"] if (s := sentence(row, escape(r["arms"][r["reference"]]), r["confidence"]))]
+    told = (
+        r["summary"]
+        if len(r["summary"]) <= MOST_SENTENCES
+        else [x for x in r["summary"] if x["gap"] and decided(x["gap"])]
+    )
+    sentences = [s for row in told if (s := sentence(row, escape(r["arms"][r["reference"]]), r["confidence"]))]
     everything = study.runs + study.others
     notes, total = list(study.notes), len(everything) + len(study.missing)
     unfinished = sum(run.state not in ("done", "diverged") for run in everything) + len(study.missing)

@@ -63,7 +63,7 @@ def parse_arguments(words):
         help="save and stop within this time; the same command continues (default: no limit)",
     )
     parser.add_argument("--nice", type=int, default=0, help="added to the niceness of the runs")
-    parser.add_argument("--no-eval", action="store_true", help="do not evaluate the last checkpoints")
+    parser.add_argument("--no-eval", action="store_true", help="neither evaluate nor probe checkpoints")
     parser.add_argument("--report", action="store_true", help="write the report when the runs are done")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their cost, then exit")
     a = parser.parse_args(words)

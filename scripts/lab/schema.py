@@ -1,7 +1,7 @@
 """schema.py: required types of the values in run.json, log.jsonl, eval.json and lab.json.
 
-A schema is the name of a type, [schema] of a list, (schema,) of a value that may be null, or {key: schema} of an object,
-in which "key?" is optional and "*" is any other key. Keys that are not in the schema are allowed.
+A schema is the name of a type, [schema] of a list, (schema,) of a value that may be null, or {key: schema} of an
+object, in which "key?" is optional and "*" is any other key. Keys that are not in the schema are allowed.
 """
 
 import math

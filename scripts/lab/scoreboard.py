@@ -2,7 +2,7 @@
 
     python3 scripts/lab scoreboard runs/family-cpu runs/late-gradients-cpu [--out dev/results/scoreboard.md]
 
-Labs of one plan and size are read together, for example with different seeds. Runs that are not comparable are an error.
+Labs of one plan and size are read together, such as labs of other seeds. Runs that are not comparable are an error.
 Exit status: 0 done; 1 failed, or a file was left out; 2 usage, or the runs are not comparable.
 """
 
@@ -158,8 +158,8 @@ def page(all_claims, labs):
     decided = sum(counts.get(v, 0) for v in VERDICTS[:3])
     parts = [
         "# Scoreboard of claims\n",
-        f"{told}. The claims and the rules of their verdicts are in `scripts/lab/claims`; `scripts/lab/claims.py` defines "
-        f"the verdicts. Intervals are not adjusted for the number of claims: of {decided} intervals about "
+        f"{told}. `scripts/lab/claims` lists the claims, `scripts/lab/claims.py` defines the verdicts. "
+        f"Intervals are not adjusted for the number of claims: of {decided} intervals about "
         f"{decided / 20:.0f} miss the true value.\n",
         *sections,
     ]

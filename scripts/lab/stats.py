@@ -9,6 +9,7 @@ A pooled interval takes the deviation of all arms, which it assumes to be equal,
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 CONFIDENCE = 0.95
 SPIKE_Z = 7.0  # as in llmc/run/spikes.h, which computes z from the last 1000 accepted values
@@ -167,8 +168,9 @@ class Pool:
     arms: list  # without those that deviate more
 
 
-def squares_of_arms(cells, seeds):
-    """{arm: sum of its squared residuals} of the fit arm + seed, which alternates: cells may be missing."""
+def residual_squares(cells, seeds):
+    """(sum of the squared residuals of the fit value = arm + seed, its degrees of freedom). The fit alternates between
+    arms and seeds, since cells may be missing."""
     of_seed = dict.fromkeys(seeds, 0.0)
     for _ in range(1000):
         of_arm = {arm: mean([x - of_seed[s] for s, x in row.items()]) for arm, row in cells.items()}
@@ -177,37 +179,39 @@ def squares_of_arms(cells, seeds):
         of_seed = new
         if moved < 1e-13:
             break
-    return {arm: math.fsum((x - of_arm[arm] - of_seed[s]) ** 2 for s, x in row.items()) for arm, row in cells.items()}
+    squares = [(x - of_arm[arm] - of_seed[s]) ** 2 for arm, row in cells.items() for s, x in row.items()]
+    return math.fsum(squares), len(squares) - len(cells) - len(seeds) + 1
 
 
 def pooled_deviation(table, reference):
-    """The Pool of {arm: {seed: value}}; None without degrees of freedom. Seeds that the reference lacks are left out, and,
-    the largest first, arms that deviate more than the others together (F test, 1% divided by the number of arms)."""
+    """The Pool of {arm: {seed: value}}; None without degrees of freedom. It leaves out seeds that the reference lacks
+    and, the largest first, arms that deviate more than the others together (F test, 1% divided by their number)."""
     seeds = sorted(s for s, x in table.get(reference, {}).items() if finite(x))
     cells = {arm: {s: row[s] for s in seeds if finite(row.get(s))} for arm, row in table.items()}
     cells = {arm: row for arm, row in cells.items() if row}
-    while True:
-        df = sum(map(len, cells.values())) - len(cells) - len(seeds) + 1
+    while seeds:
+        everything, df = residual_squares(cells, seeds)
         if df < 1:
             return None
-        squares = squares_of_arms(cells, seeds)
-        everything, p = math.fsum(squares.values()), {}
-        for arm, row in cells.items():
-            own, rest = len(row) - 1, df - len(row) + 1
-            others = (everything - squares[arm]) / rest if rest > 0 else 0
-            if arm != reference and own > 0 and others > 0:
-                p[arm] = 1 - f_cdf(squares[arm] / own / others, own, rest)
+        p = {}
+        for arm in [arm for arm in cells if arm != reference]:
+            squares, rest = residual_squares({a: row for a, row in cells.items() if a != arm}, seeds)
+            if rest > 0 and df > rest and squares > 0:
+                p[arm] = 1 - f_cdf((everything - squares) / (df - rest) / (squares / rest), df - rest, rest)
         worst = min(p, key=p.get, default=None)
         if worst is None or p[worst] >= OWN_DEVIATION_P / len(cells):
             return Pool(math.sqrt(everything / df), df, list(cells))
         del cells[worst]
+    return None
 
 
 def seeds_needed(sd, gap, confidence=CONFIDENCE, limit=1000, power=0.5, arms=2):
     """The fewest seeds with which a true difference `gap`, of deviation sd, has an interval without 0 with probability
     `power`; at 0.5 the interval is narrower than the gap on each side. The deviation is that of 2 arms, or pooled over
     more. None: more than the limit."""
-    for n in range(2, limit + 1):
+    normal = NormalDist()  # its quantiles are below those of t
+    least = ((normal.inv_cdf((1 + confidence) / 2) + normal.inv_cdf(power)) * sd / gap) ** 2
+    for n in range(max(2, math.floor(min(least, limit + 1))), limit + 1):
         df = (arms - 1) * (n - 1)
         if (t_quantile((1 + confidence) / 2, df) + t_quantile(power, df)) * sd / math.sqrt(n) < abs(gap):
             return n

@@ -198,8 +198,8 @@ def late_gradient(run, layer=None):
 
 
 def late_gradients(study):
-    """One row per arm and rate: the late gradient norm of each layer, and the logarithm of its ratio to the reference's,
-    over all layers, paired by seed. Empty with fewer than 4 late statistics per run."""
+    """One row per arm and rate: the late gradient norm of each layer, and of all layers the logarithm of the ratio to
+    the reference's, paired by seed. Empty with fewer than 4 late statistics per run."""
     rows, reference = [], study.reference
     done = [run for run in study.runs if run.state == "done"]
     if not done or min(sum(step > LATE * run.steps for step in run.layers) for run in done) < 4:
@@ -298,9 +298,9 @@ POWER = 0.8
 
 
 def noise(study):
-    """At each rate: deviations over seeds of losses and of paired gaps, and the seeds that a gap requires: of 0.02 until
-    its interval is narrower on each side, and of EFFECT to be shown with probability POWER, with the arm's own deviation
-    and with the pooled one."""
+    """At each rate: deviations over seeds of losses and of paired gaps, and the seeds that a gap requires: of 0.02
+    until its interval is narrower on each side, and of EFFECT to be shown with probability POWER, with the arm's own
+    deviation and with the pooled one."""
     rows, pooled = [], {lr: pooled_noise(study, lr) for lr in study.rates()}
     for row in summary(study):
         losses = [x for x in row["losses"].values() if x is not None]

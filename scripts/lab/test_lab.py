@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[0] = str(HERE.parent)
-from lab import long_context, option_history, plan as plans, run_directory, scheduler, stats
+from lab import long_context, option_history, plan as plans, run_directory, scheduler, stats, test_claims
 from lab.testing import expect_error
 from lab.trainer import Trainer
 
@@ -143,6 +144,9 @@ def a_plan_repeats_its_runs_at_each_precision():
     assert (after("--quantize"), after("--gemm"), after("--val-steps")) == ("w8a8,w4a4:tensor+logits6", "fp32", "40"), (
         said
     )
+    refused("probes = yes\n[arm a]\n", "x.plan:1: 'probes = yes': must be last, all or none")
+    refused("group = g\n[arm a]\n", "x.plan:1: 'group' is only allowed in an [arm ...]")
+    refused("probe = x\n[arm a]\n", "x.plan:1: 'probe' cannot be set in a plan: probes sets it")
     refused("precisions = fp32 fp32\n[arm a]\n", "x.plan:1: 'precisions = fp32 fp32': must be different words")
     refused("quantize = w8a8,w4a4\n[arm a]\n", "x.plan:1: 'quantize = w8a8,w4a4': must be different words")
     refused("[arm a]\nprecisions = fp32\n", "x.plan:2: 'precisions' must precede the first section")
@@ -885,6 +889,26 @@ def the_plans_of_the_repository_are_valid_at_every_size():
 
 
 @test
+def the_family_has_every_variant_and_equal_parameters_where_they_differ():
+    trainer = Trainer(TRAINER)
+    path = ROOT / "scripts/plans/family.plan"
+    runs = {
+        run.arm: run for run in plans.expand(plans.parse(path.read_text(), path.name, trainer.options), trainer.options)
+    }
+    table = (ROOT / "llmc/model/variants.h").read_text()
+    variants = set(re.findall(r'^    \{"(\w+)",', table, re.M))
+    assert len(variants) >= 20 and {run.options["attention"] for run in runs.values()} == variants
+    parameters = {arm: trainer.dry_run(run.options)[0] for arm, run in runs.items() if not run.match}
+    narrow, wide = (trainer.dry_run({**runs["baseline"].options, "ffn": f"{width}"})[0] for width in (64, 65))
+    for arm, n in parameters.items():
+        differs = abs(n - parameters["baseline"]) > (wide - narrow) / 2
+        assert (f"{arm}-p" in runs) == differs, (arm, n)
+        if differs:
+            one, other = ({**runs[name].options, "keep": ""} for name in (arm, f"{arm}-p"))
+            assert one == other, arm
+
+
+@test
 def caches_follow_the_layers_of_the_trainers_config():
     with tempfile.TemporaryDirectory() as place:
         corpus(place)
@@ -922,6 +946,7 @@ def main():
     parser.add_argument("--browser", action="store_true")
     parser.add_argument("--only", metavar="WORD", default="")
     given = parser.parse_args()
+    tests.extend(test_claims.tests)
     if given.report or given.browser:
         import python_environment
 

@@ -335,6 +335,47 @@ def made_low_bit_lab(place):
     return lab
 
 
+@test
+def the_report_has_verdicts_probes_and_late_gradients():
+    from . import test_claims as made
+
+    def change(run, arm, seed):
+        (run / "probe.json").write_text(made.probe_of(0.2, 0.25))
+        records = [
+            {"kind": "stats", "step": s, "layer": 0, "grad_norm": 2.0 + (arm != "baseline")} for s in range(160, 200)
+        ]
+        with open(run / "log.jsonl", "a") as log:
+            log.write("".join(json.dumps(record) + "\n" for record in records))
+
+    with tempfile.TemporaryDirectory() as place:
+        arms = {"baseline": 2.0, "diff_v2": 1.95, "sink": 2.001}
+        losses = {
+            a: {s: x + s / 10 + (made.NOISE * 2)[s] / 2 * (a != "baseline") for s in range(1, 6)}
+            for a, x in arms.items()
+        }
+        lab = made.made_lab(place, losses, plan="family.plan", change=change)
+        done = report(lab, "--no-png")
+        assert done.returncode == 0, done.stderr
+        r = results_of(lab / "report")
+        verdicts = {row["id"]: row["verdict"] for row in r["claims"]}
+        assert verdicts["gap"] == "supported" and verdicts["extra-logit"] == "contradicted", verdicts
+        assert verdicts["1.5h"] == "not measured" and "decoding" not in verdicts, verdicts
+        assert r["plan"] == "family" and r["groups"]["sink"] == "G"
+        row = next(x for x in r["summary"] if x["arm"] == "diff_v2")
+        assert row["gap_pooled"]["pooled"] and row["gap_pooled"]["half"] != row["gap"]["half"]
+        near(row["gap_pooled"]["mean"], row["gap"]["mean"])
+        power = next(x for x in r["noise"] if x["arm"] == "diff_v2")
+        assert power["pooled_df"] == 8 and power["seeds_pooled"] <= power["seeds_for_effect"], power
+        near(r["probes"]["layers"]["sink"]["cancelled"][0]["mean"], 0.25)
+        late = next(x for x in r["late_gradients"] if x["arm"] == "sink")
+        said, page = (lab / "report/results.md").read_text(), (lab / "report/report.html").read_text()
+        assert (
+            f"{late['all']:.3g} | 1." in said and "| below, 0.015 |" in said and "| SINK | cancelled | 0.250 |" in said
+        )
+        assert "<td>DIFF V2 reaches a lower loss than a Transformer with as many heads" in page
+        assert "Gradient norms of the layers in the last quarter" in page and "Probes of the last checkpoints" in page
+
+
 def rewrite(path, change):
     value = json.loads(path.read_text())
     change(value)
@@ -827,7 +868,7 @@ def spoiled(text, path, wrong):
 
 def whole_report(path):
     """Computes a report without writing files."""
-    from . import figures, page, published_results, tables
+    from . import claims, figures, markdown, page, published_results, tables
     from . import study as studies
 
     study = studies.load([path])
@@ -835,13 +876,18 @@ def whole_report(path):
     studies.separate(study)
     results = tables.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])
-    results["published"] = published_results.rows(study)
+    results["claims"] = claims.judge_all(study)
+    beside = published_results.rows(study)
+    results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
     page.build(study, results, shown, [], [], "")
+    markdown.page(results)
     json.dumps(results, allow_nan=False)
 
 
 @test
 def values_of_any_type_do_not_crash_the_report():
+    from . import test_claims
+
     with tempfile.TemporaryDirectory() as place:
         lab = Path(place) / "lab"
         run = lab / "run"
@@ -861,18 +907,20 @@ def values_of_any_type_do_not_crash_the_report():
         (lab / "lab.json").write_text(
             json.dumps(
                 {
-                    "plan": "p",
+                    "plan": "family.plan",
                     "size": "s",
                     "title": "T",
                     "question": "Q",
-                    "reference": "a",
+                    "reference": "signed",
                     "precisions": ["fp32"],
-                    "arms": {"a": {"label": "L"}},
-                    "runs": [{"name": "run", "arm": "a"}],
+                    "arms": {"signed": {"label": "L", "group": "G", "match": "b"}},
+                    "runs": [{"name": "run", "arm": "signed"}],
                 }
             )
         )
-        cases = [(path, path.read_text(), "", "") for path in (run / "run.json", run / "eval.json", lab / "lab.json")]
+        (run / "probe.json").write_text(test_claims.probe_of(0.2, 0.25))
+        files = (run / "run.json", run / "eval.json", run / "probe.json", lab / "lab.json")
+        cases = [(path, path.read_text(), "", "") for path in files]
         log, whole = run / "log.jsonl", (run / "log.jsonl").read_text().splitlines(True)
         cases += [
             (log, line, "".join(whole[:i]), "".join(whole[i + 1 :]))

@@ -1,0 +1,424 @@
+"""test_claims.py: tests of the claims, of their statistics, and of probes, on constructed runs with known numbers.
+test_lab.py runs them."""
+
+import argparse
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from . import claims, mechanisms, plan as plans, run_directory, scheduler, stats, study as studies, tables
+from .run_directory import RunError
+from .test_report import STEPS, made_run, near
+from .testing import expect_error
+
+HERE = Path(__file__).resolve().parent
+tests = []
+
+
+def test(function):
+    tests.append(function)
+    return function
+
+
+CLAIMS = """source = S
+plan = p
+metric = loss
+effect = 0.02
+seeds = 4
+[claim lower]
+claim = a is below baseline
+arms = a - baseline
+expect = below
+[claim higher]
+claim = a is above baseline
+arms = a - baseline
+expect = above
+[claim same]
+claim = b is as good as baseline
+arms = b - baseline
+expect = equal
+[claim wide]
+claim = c is below baseline
+arms = c - baseline
+expect = below
+[claim missing]
+claim = d is below baseline
+arms = baseline - d
+expect = above
+[claim few]
+claim = e is below baseline
+arms = baseline - e
+expect = above
+[claim sinks]
+claim = a has fewer sinks
+metric = sink_rate
+arms = a - baseline
+expect = below
+effect = 1
+requires = baseline 20
+[claim other]
+claim = of another plan
+plan = q
+arms = a - baseline
+expect = below
+[claim speed]
+claim = as fast
+metric = elsewhere
+measured = a file
+"""
+NOISE = (0.001, -0.001, 0.0015, -0.0015)  # of the seeds 1 to 4: sums to 0
+WIDE = (0.06, -0.06, 0.05, -0.05)
+
+
+def made_lab(place, arms, plan="p.plan", change=None):
+    """A lab of {arm: {seed: loss}}."""
+    lab, runs = Path(place) / "lab", []
+    for arm, losses in arms.items():
+        for seed, loss in losses.items():
+            name = f"{arm}.lr0.001.seed{seed}"
+            made_run(lab / name, arm, 0.001, seed, loss)
+            if change:
+                change(lab / name, arm, seed)
+            runs.append({"name": name, "arm": arm})
+    lab_json = {"plan": plan, "size": "cpu", "title": "L", "reference": "baseline", "runs": runs}
+    lab_json["arms"] = {arm: {"label": arm.upper(), "group": "G"} for arm in arms}
+    (lab / "lab.json").write_text(json.dumps(lab_json))
+    return lab
+
+
+def known_arms():
+    """a is 0.05 below the baseline, b 0.002 above, c uncertain; e lacks a seed, f deviates like c."""
+    base = {s: 2 + s / 10 for s in range(1, 5)}
+    shifted = lambda by, noise: {s: base[s] + by + noise[s - 1] for s in base}
+    e = shifted(-0.05, NOISE)
+    del e[3]
+    return {
+        "baseline": base,
+        "a": shifted(-0.05, NOISE),
+        "b": shifted(0.002, NOISE[::-1]),
+        "c": shifted(-0.01, WIDE),
+        "e": e,
+    }
+
+
+def scoreboard(*words):
+    command = [sys.executable, str(HERE), "scoreboard", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@test
+def a_verdict_follows_from_the_interval_and_the_effect():
+    e = 1.0
+    regions = {  # below, above, equal, not above, not below: S, C or - (not shown)
+        (-2.0, -0.5): "SCCSC",
+        (-0.5, -0.1): "-CSSS",
+        (-0.5, 0.5): "CCSSS",
+        (0.1, 0.5): "C-SSS",
+        (0.5, 2.0): "CSCCS",
+        (-2.0, 0.5): "-C-S-",
+        (-0.5, 2.0): "C---S",
+        (-2.0, 2.0): "-----",
+    }
+    words = {"S": "supported", "C": "contradicted", "-": "not shown"}
+    for (low, high), wanted in regions.items():
+        for expect, letter in zip(claims.EXPECT, wanted):
+            got = claims.verdict(expect, low, high, e)
+            assert got == words[letter], (low, high, expect, got)
+            mirrored = {"below": "above", "above": "below", "not above": "not below", "not below": "not above"}
+            assert claims.verdict(mirrored.get(expect, expect), -high, -low, e) == got, (low, high, expect)
+
+
+@test
+def the_scoreboard_has_the_known_verdicts():
+    with tempfile.TemporaryDirectory() as place:
+        lab, file = made_lab(place, known_arms()), Path(place) / "claims"
+        file.write_text(CLAIMS)
+        study = studies.load([lab])
+        rows = {c.id: claims.judge(c, study if c.plan == "p" else None) for c in claims.read(file)}
+        got = {name: row["verdict"] for name, row in rows.items()}
+        assert got == {
+            "lower": "supported",
+            "higher": "contradicted",
+            "same": "supported",
+            "wide": "not shown",
+            "missing": "not measured",
+            "few": "not shown",
+            "sinks": "not shown",
+            "other": "not measured",
+            "speed": "measured elsewhere",
+        }, got
+        near(rows["lower"]["estimate"]["mean"], -0.05)
+        assert rows["few"]["remark"] == "3 of at least 4 seeds" and rows["missing"]["remark"] == "no runs of d"
+        assert rows["sinks"]["remark"].startswith("not testable here: baseline has 10"), rows["sinks"]
+        assert (rows["lower"]["tokens"], rows["lower"]["parameters"]) == (STEPS * 1000, [1000, 1000])
+        # c deviates more than the others: it leaves the pool, and has its own interval with 3 degrees of freedom
+        assert rows["lower"]["pooled"] and not rows["wide"]["pooled"]
+        sd = math.sqrt(sum(x * x for x in WIDE) / 3)
+        near(rows["wide"]["estimate"]["half"], 3.1824463 * sd / 2, 1e-6)
+        out = Path(place) / "scoreboard.md"
+        done = scoreboard(lab, "--claims", file, "--out", out)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        said = out.read_text()
+        assert "2 supported, 1 contradicted, 3 not shown, 2 not measured, 1 measured elsewhere" in said, said
+        assert "At 0.2M tokens per run, 1,000 to 1,000 parameters, learning rate 0.001" in said, said
+        assert "| a is below baseline | `a - baseline` loss, below, 0.02 | -0.0500 [" in said, said
+        assert "nats | **supported** | 4, pooled | 1,000 and 1,000 |" in said, said
+        assert "(without C, which deviate more)" in said and "| of another plan (S) | not measured |" in said, said
+
+
+@test
+def what_is_no_lab_or_not_comparable_has_no_verdict():
+    with tempfile.TemporaryDirectory() as place:
+        change = lambda run, arm, seed: edit_options(run, warmup=99) if (arm, seed) == ("a", 2) else None
+        lab = made_lab(place, known_arms(), change=change)
+        expect_error(scoreboard(lab), 2, "lab scoreboard: the runs of p are not comparable: --warmup: 10", 1)
+        expect_error(scoreboard(lab / "a.lr0.001.seed1"), 1, "no lab.json", 1)
+        expect_error(scoreboard(lab, "--claims", place + "/none"), 2, "not comparable", 1)
+        expect_error(scoreboard(), 2, "lab scoreboard: the following arguments are required: LAB", 1)
+
+
+def edit_options(directory, **options):
+    info = json.loads((directory / "run.json").read_text())
+    info["options"].update(options)
+    (directory / "run.json").write_text(json.dumps(info))
+
+
+@test
+def errors_of_the_claims_have_the_line_number():
+    for text, words in (
+        ("plan = p\n[claim x]\n", "claims:2: [claim x]: has no 'claim'"),
+        (CLAIMS.replace("metric = sink_rate", "metric = sink_rat"), "did you mean sink_rate?"),
+        (CLAIMS.replace("expect = equal", "expect = same"), "claims:14: [claim same]: expect = same: must be one of"),
+        (CLAIMS.replace("arms = c - baseline", "arms = c -baseline"), "[claim wide]: arms = c -baseline: must be ARM"),
+        (CLAIMS.replace("effect = 1\n", "effect = 0\n"), "effect must be a positive number"),
+        (CLAIMS.replace("seeds = 4", "seeds = 1"), "seeds an integer of at least 2"),
+        (CLAIMS.replace("requires = baseline 20", "requires = baseline"), "requires = baseline: must be ARM NUMBER"),
+        (CLAIMS + "[claim lower]\n", "[claim lower] is already specified"),
+        (CLAIMS + "claim = twice\n", "'claim' is already specified"),
+        ("color = red\n", "claims:1: 'color = red': must be [claim NAME] or KEY = VALUE"),
+        ("[arm x]\n", "claims:1: '[arm x]': must be [claim NAME]"),
+        (CLAIMS.replace("measured = a file\n", ""), "[claim speed]: has no 'measured'"),
+    ):
+        try:
+            claims.parse(text)
+        except RunError as error:
+            assert words in str(error) and "\n" not in str(error), (words, str(error))
+            continue
+        raise AssertionError(f"accepted, and must say: {words}")
+
+
+@test
+def every_claim_of_the_repository_is_about_arms_of_its_plan():
+    found = claims.read()
+    assert len(found) > 40 and len({c.claim for c in found}) == len(found)
+    plan_of = {}
+    for claim in found:
+        if claim.metric == "elsewhere":
+            continue
+        if claim.plan not in plan_of:
+            text = (HERE.parent / f"plans/{claim.plan}.plan").read_text()
+            names = {line.split("=")[0].strip() for line in text.splitlines() if "=" in line and line[0] != "#"}
+            plan_of[claim.plan] = plans.parse(text, claim.plan, dict.fromkeys(names, "value"))
+        plan = plan_of[claim.plan]
+        for arm in claim.arms + claim.requires[:1]:
+            assert arm in plan.arms, (claim.id, arm)
+        assert len(plan.common["seeds"]) >= claim.seeds, claim.id
+        if claim.metric in ("wo_adjacent", "wo_closest"):
+            assert all(size["probes"] == "last" for size in plan.sizes.values()), claim.id
+
+
+@test
+def quantiles_of_f_match_the_tables():
+    for df1, df2, x, p in ((1, 4, 7.7086, 0.95), (6, 7, 3.8660, 0.95), (4, 120, 3.4795, 0.99), (10, 10, 1.0, 0.5)):
+        near(stats.f_cdf(x, df1, df2), p, 2e-5)
+    near(stats.f_cdf(2.7764451**2, 1, 4), 0.95, 1e-7)  # t squared
+
+
+@test
+def the_pooled_deviation_is_that_of_the_two_way_layout():
+    random.seed(4)
+    table = {a: {s: random.gauss(0, 0.02) + s + a for s in range(5)} for a in range(6)}
+    of_arm = {a: stats.mean(list(row.values())) for a, row in table.items()}
+    of_seed = {s: stats.mean([row[s] for row in table.values()]) for s in range(5)}
+    middle = stats.mean(list(of_arm.values()))
+    squares = [(table[a][s] - of_arm[a] - of_seed[s] + middle) ** 2 for a in table for s in range(5)]
+    pool = stats.pooled_deviation(table, 0)
+    near(pool.sd, math.sqrt(sum(squares) / 20), 1e-10)
+    assert (pool.df, pool.arms) == (20, list(range(6)))
+    # two arms: the deviation of the paired difference is sqrt(2) sd, with n - 1 degrees of freedom
+    two = {a: table[a] for a in (0, 1)}
+    paired = stats.paired_gap(two[1], two[0])
+    pool = stats.pooled_deviation(two, 0)
+    near(math.sqrt(2) * pool.sd, paired.sd, 1e-10)
+    assert pool.df == 4
+    near(stats.pooled_interval([two[1][s] - two[0][s] for s in range(5)], pool)[0].half, paired.half, 1e-9)
+    # missing cells: a value that only one arm and seed explain changes nothing but the degrees of freedom
+    del table[3][2], table[5][0]
+    pool = stats.pooled_deviation(table, 0)
+    assert pool.df == 18
+    again = stats.pooled_deviation({**table, 9: {0: 7.0}, 10: {99: 1.0}}, 0)
+    near(again.sd, pool.sd, 1e-10)
+    assert again.df == 18 and 10 not in again.arms
+    assert stats.pooled_deviation({0: {1: 1.0}, 1: {1: 2.0}}, 0) is None
+    wild = stats.pooled_deviation({**table, 7: {s: 3 * (-1) ** s for s in range(5)}}, 0)
+    assert 7 not in wild.arms
+    near(wild.sd, pool.sd, 1e-10)
+
+
+@test
+def pooled_intervals_contain_the_true_difference_in_95_percent_of_cases():
+    random.seed(11)
+    hits, cases, wide = 0, 400, 0
+    for _ in range(cases):
+        table = {a: {s: random.gauss(0, 1) for s in range(4)} for a in range(8)}
+        pool = stats.pooled_deviation(table, 0)
+        estimate, is_pooled = stats.pooled_interval([table[1][s] - table[0][s] for s in range(4)], pool)
+        hits += estimate.low <= 0 <= estimate.high
+        wide += not is_pooled
+    # 3 standard deviations of a binomial count; the selection by the F test moves the level by less
+    assert abs(hits / cases - 0.95) < 3 * math.sqrt(0.95 * 0.05 / cases) + 0.005, hits / cases
+    assert wide / cases < 0.05, wide
+
+
+@test
+def the_seeds_for_a_power_show_the_effect_that_often():
+    random.seed(5)
+    for sd, gap, arms in ((0.02, 0.015, 2), (0.02, 0.015, 21)):
+        n = stats.seeds_needed(sd, gap, power=0.8, arms=arms)
+        df, shown, cases = (arms - 1) * (n - 1), 0, 1500
+        for _ in range(cases):
+            m = random.gauss(gap, sd / math.sqrt(n))
+            own = sd * math.sqrt(random.gammavariate(df / 2, 2) / df)
+            shown += abs(m) > stats.t_quantile(0.975, df) * own / math.sqrt(n)
+        assert 0.8 - 0.04 < shown / cases < 0.8 + 0.06, (n, arms, shown / cases)
+    assert stats.seeds_needed(0.02, 0.015, power=0.8, arms=21) < stats.seeds_needed(0.02, 0.015, power=0.8)
+    assert stats.seeds_needed(1, 0.01) is None
+
+
+# ---- probes
+
+
+def probe_of(adjacent, cancelled=None, step=STEPS):
+    """Two layers: the second has 0.1 more."""
+    layer = lambda l: {
+        "layer": l,
+        "subtraction": adjacent
+        and {
+            "heads_in_group": 2,
+            "adjacent": adjacent + l / 10,
+            "adjacent_permuted": {"mean": 0.01, "low": -0.1, "high": 0.1},
+            "adjacent_p": 0.5 - 0.49 * l,
+            "closest": None,
+            "closest_permuted": None,
+            "closest_p": None,
+        },
+        "maps": {"correlation": None, "cancelled": cancelled, "negative": None, "effective_rank": 3.0 + l},
+        "lambda": cancelled and {"all": {"mean": 0.5, "sd": 0.1, "count": 9}, "first": None},
+    }
+    return json.dumps({"attention": "x", "step": step, "layers": [layer(0), layer(1)]})
+
+
+@test
+def probes_are_averaged_by_layer_and_step():
+    def change(run, arm, seed):
+        for step in (50, STEPS) + (100,) * (seed == 1) if arm == "baseline" else (STEPS,):
+            text = probe_of(0.2 + seed / 100 + step / 1000, None, step) if arm == "baseline" else probe_of(None, 0.25)
+            (run / run_directory.probe_name(step, STEPS)).write_text(text)
+
+    with tempfile.TemporaryDirectory() as place:
+        arms = {arm: {s: 2.0 for s in range(1, 4)} for arm in ("baseline", "a")}
+        lab = made_lab(place, arms, change=change)
+        study = studies.load([lab])
+        assert not study.left_out, study.left_out
+        found = mechanisms.tables(study, 0.001)
+        adjacent = found["layers"]["baseline"]["adjacent"]
+        near(adjacent[0]["mean"], 0.2 + 0.02 + 0.2)
+        near(adjacent[1]["mean"], 0.1 + 0.2 + 0.02 + 0.2)
+        near(adjacent[0]["half"], 4.3026527 * 0.01 / math.sqrt(3), 1e-6)
+        steps = found["steps"]["baseline"]
+        assert [row["step"] for row in steps] == [50, STEPS] and "cancelled" not in steps[0]
+        near(steps[0]["adjacent"]["mean"], 0.2 + 0.02 + 0.05 + 0.05)
+        assert found["beyond"] == {
+            "baseline": {"adjacent": [3, 6], "closest": [0, 0]},
+            "a": {"adjacent": [0, 0], "closest": [0, 0]},
+        }
+        near(found["layers"]["a"]["cancelled"][0]["mean"], 0.25)
+        assert "lambda_first" not in found["layers"]["a"] and "adjacent" not in found["layers"]["a"]
+        near(claims.METRICS["wo_adjacent"].of(study.runs_of("baseline", 0.001)[0]), 0.2 + 0.01 + 0.2 + 0.05 - 0.01)
+        assert claims.METRICS["wo_adjacent"].of(study.runs_of("a", 0.001)[0]) is None
+        # a damaged file is left out with one line
+        (lab / "a.lr0.001.seed1/probe.json").write_text('{"layers": [{"layer": 0, "maps": 3}]}')
+        (lab / "a.lr0.001.seed2/probe.json").write_text("{")
+        left = studies.load([lab]).left_out
+        assert len(left) == 2 and "layers[0].maps is not an object" in left[0] and "not JSON" in left[1], left
+
+
+def queue_of(out, probes, **more):
+    """The queue of one finished run."""
+    options = {"val-data": "c", "seed": "1", "steps": str(STEPS)}
+    run = plans.PlannedRun("r", "a", 1e-3, 1, STEPS, 1, options, probes=probes)
+    known = argparse.Namespace(path="t", options={"eval-out": "value", "probe": "value"})
+    words = argparse.Namespace(**{"gpus": 0, "threads": 0, "no_eval": False, "minutes": 0, **more})
+    return scheduler.Queue(out, [run], {"r": (1, 1.0, 1)}, known, 1, words, 0)
+
+
+@test
+def checkpoints_are_probed_as_the_plan_says():
+    text = "tokens = 1K\ntotal-batch = 100\ntrain-data = d\nlr = 1\nprobes = last\n[arm a]\n[arm b]\nprobes = all\n"
+    known = dict.fromkeys(("train-data", "total-batch"), "value")
+    runs = plans.expand(plans.parse(text, "x.plan", known), known)
+    assert [(run.probes, run.options["keep"]) for run in runs] == [("last", "1"), ("all", "0")], runs
+    with tempfile.TemporaryDirectory() as place:
+        made_run(Path(place) / "r", "a", 1e-3, 1, 2.0)
+        for step in (50, 100):
+            run_directory.checkpoint(Path(place) / "r", step).mkdir(parents=True)
+            (run_directory.checkpoint(Path(place) / "r", step) / "trainer_state.json").write_text("{}")
+        run_directory.checkpoint(Path(place) / "r", 150).mkdir()  # incomplete
+        for probes, files in (
+            ("none", []),
+            ("last", ["probe.json"]),
+            ("all", ["probe.json", "probe-00000100.json", "probe-00000050.json"]),
+        ):
+            queue, made = queue_of(Path(place), probes), []
+            while queue.remaining(queue.jobs[0]):
+                state, file, command = queue.remaining(queue.jobs[0])
+                said = command(queue.jobs[0])
+                step = run_directory.probed_step(file, STEPS)
+                assert state == "probing" and said[said.index("--probe") + 1].endswith(f"r/{file}"), said
+                assert said[said.index("--init") + 1].endswith(f"step_{step:08d}"), said
+                made.append(file)
+                queue.jobs[0].ended.add(file)
+            assert made == files, (probes, made)
+        for words in ({"gpus": 1}, {"no_eval": True}):  # a probe uses the CPU
+            queue = queue_of(Path(place), "all", **words)
+            assert queue.remaining(queue.jobs[0]) is None, words
+        (Path(place) / "r/eval.json").unlink()
+        queue = queue_of(Path(place), "last")
+        assert queue.remaining(queue.jobs[0])[:2] == ("evaluating", "eval.json")
+
+
+@test
+def late_gradients_are_geometric_means_of_the_last_quarter():
+    def change(run, arm, seed):
+        kept = [line for line in (run / "log.jsonl").read_text().splitlines() if '"stats"' not in line]
+        for step in range(10, STEPS + 1, 10):
+            for layer, norm in ((0, 1.0), (1, 4.0)):
+                late = step > 150
+                value = norm * (3 if arm == "a" else 1) * math.exp(seed / 10) if late else 1000.0
+                kept.append(json.dumps({"kind": "stats", "step": step, "layer": layer, "grad_norm": value}))
+        (run / "log.jsonl").write_text("\n".join(kept) + "\n")
+
+    with tempfile.TemporaryDirectory() as place:
+        arms = {arm: {s: 2.0 for s in range(1, 4)} for arm in ("baseline", "a")}
+        study = studies.load([made_lab(place, arms, change=change)])
+        base, a = tables.late_gradients(study)
+        near(base["layers"][1] / base["layers"][0], 4)
+        near(a["ratio"]["mean"], math.log(3))
+        near(a["ratio"]["half"], 0, 1e-9)
+        near(tables.late_gradient(study.runs_of("a", 0.001)[0]), 3 * 2 * math.exp(0.1))
+        near(tables.late_gradient(study.runs_of("a", 0.001)[0], 0), 3 * math.exp(0.1))
+        assert tables.late_gradients(studies.load([made_lab(place + "/x", arms)])) == [], "too few statistics"
