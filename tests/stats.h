@@ -237,6 +237,11 @@ static inline LayerStats direct_stats(double *condition, const Model *m, int lay
     return stats;
 }
 
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 static inline Magnitudes direct_magnitudes(const floatX *x, size_t count) {
     double *sorted = (double *)checked_calloc(count, sizeof(double));
     for (size_t i = 0; i < count; i++) sorted[i] = (double)fabsf((float)x[i]);
