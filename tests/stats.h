@@ -138,9 +138,9 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
     const AttentionDims *d = &m->plan.dims;
     const AttentionVariant *a = m->plan.config.attention;
     int key = direct_key_head(d, h);
-    double largest = 0, sum = a->sink == SINK_ZERO      ? 1
+    double largest = 0, sum = a->sink == SINK_ZERO  ? 1
                               : a->sink == SINK_OWN ? exp((double)param(m, T_SINKS, layer)[h])
-                                                        : 0;
+                                                    : 0;
     int low = direct_low(m, layer, b, t, T);
     for (int j = 0; j < low; j++) p[j] = 0;
     for (int j = low; j <= t; j++) {
