@@ -82,7 +82,7 @@ SHAPES = {
     ("diff_v2_layer_lambda", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
     ("diff_v2_gated_head", "a"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
     ("diff_v2_gated_head", "b"): (2, 72, 2, 8, 8, 40, 2, 1, 16),
-    ("diff_v2_gated_head", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_gated_head", "y"): (3, 7, 4, 8, 6, 37, 4, 2, 8),
     ("diff_v2_gated_elem", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
     ("diff_v2_gated_elem", "b"): (2, 65, 2, 8, 8, 40, 2, 2, 16),
     ("diff_v2_gated_elem", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
