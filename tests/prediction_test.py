@@ -20,7 +20,7 @@ from prediction import calls, compare, predict
 from variants import VARIANTS
 
 B, T = 1, 32
-LAYERS = ["--window 8 --full-every 2 --doc-mask", "--window 8 --yoco --doc-mask"]
+LAYERS = ["--window 8 --full-every 2 --qk-norm --doc-mask", "--window 8 --yoco --qk-norm --doc-mask"]
 MEMORY = [
     "--preset 124m --batch-size 4",
     "--preset 350m --batch-size 2 --recompute 1 --ranks 8 --zero 1",
@@ -37,6 +37,9 @@ MEMORY = [
     "--preset 124m --window 256 --full-every 4 --batch-size 2 --sample-every 1",
     "--preset 124m --window 256 --yoco --batch-size 2 --sample-every 1",
     "--preset 124m --batch-size 4 --doc-mask",
+    "--preset 124m --batch-size 2 --attention diff_v2_xsa --qk-norm --recompute 2",
+    "--preset 350m --heads 16 --kv-heads 4 --batch-size 2 --attention diff_grouped_4 --gemm fp8",
+    "--preset 350m --window 256 --yoco --qk-norm --batch-size 2 --attention diff_v2_gated_elem --sample-every 1",
 ]
 BUFFERS = [
     "parameters",
@@ -58,8 +61,13 @@ def run(words):
     return done.stdout
 
 
+def key_heads(variant):
+    """Of the 4 heads of tiny: a noise head and its signal heads read the same keys."""
+    return 1 if variant.startswith("diff_grouped") else 2
+
+
 def operations_of(bench, variant, options):
-    command = [*bench, "--tiny", *options, "profile", "tiny", variant, 2, B, T]
+    command = [*bench, "--tiny", *options, "profile", "tiny", variant, key_heads(variant), B, T]
     records = [json.loads(line) for line in run(command).splitlines()]
     return {
         r["operation"]: r for r in records if r.get("table") == "profile" and r["operation"] not in ("step", "outside")
@@ -67,7 +75,7 @@ def operations_of(bench, variant, options):
 
 
 def same_operations(trainer, bench, variant, *more):
-    options = f"--preset tiny --kv-heads 2 --attention {variant} --batch-size {B} --seq-len {T}"
+    options = f"--preset tiny --kv-heads {key_heads(variant)} --attention {variant} --batch-size {B} --seq-len {T}"
     prediction = predict(trainer, "H200", [*options.split(), *more])
     measured = operations_of(bench, variant, more)
     predicted = calls(prediction)

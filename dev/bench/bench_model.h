@@ -13,17 +13,18 @@ static double median(double *values, int count) {
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
-// Traits of the layers of all models of a call: --window W, --full-every K and --yoco, as the trainer's; --doc-mask:
-// documents of a third of T.
+// Traits of the layers of all models of a call: --window W, --full-every K, --yoco and --qk-norm, as the trainer's;
+// --doc-mask: documents of a third of T.
 static struct {
     int window, full_every;
-    bool yoco, documents;
+    bool yoco, qk_norm, documents;
 } bench_layers;
 // Reads one of these options at argv[*i], and its value; false: it is another one.
 static bool bench_layer_option(int argc, char **argv, int *i) {
     const char *names[] = {"--window", "--full-every"};
     int *values[] = {&bench_layers.window, &bench_layers.full_every};
     if (strcmp(argv[*i], "--yoco") == 0) return bench_layers.yoco = true;
+    if (strcmp(argv[*i], "--qk-norm") == 0) return bench_layers.qk_norm = true;
     if (strcmp(argv[*i], "--doc-mask") == 0) return bench_layers.documents = true;
     for (int k = 0; k < 2; k++)
         if (strcmp(argv[*i], names[k]) == 0 && *i + 1 < argc && sscanf(argv[*i + 1], "%d", values[k]) == 1)
@@ -44,6 +45,7 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
     c->rope_theta = 10000;
     c->rms_norm_eps = 1e-5;
     c->window = bench_layers.window, c->full_every = bench_layers.full_every, c->yoco = bench_layers.yoco;
+    c->qk_norm = bench_layers.qk_norm;
     return true;
 }
 

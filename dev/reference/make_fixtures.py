@@ -75,7 +75,7 @@ SHAPES = {
     ("diff_v2_signed", "b"): (2, 65, 2, 8, 8, 40, 2, 1, 16),
     ("diff_v2_signed", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
     ("diff_v2_head_lambda", "a"): (2, 13, 2, 12, 6, 37, 6, 2, 8),
-    ("diff_v2_head_lambda", "b"): (2, 72, 2, 8, 8, 40, 2, 2, 16),
+    ("diff_v2_head_lambda", "b"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
     ("diff_v2_head_lambda", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
     ("diff_v2_layer_lambda", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
     ("diff_v2_layer_lambda", "b"): (2, 65, 2, 8, 8, 40, 3, 1, 16),
