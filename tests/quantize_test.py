@@ -232,7 +232,8 @@ def main(arguments):
         wrong, count = differences(arguments[0].split(), ROOT / f"dev/reference/fixtures/{variant}_a.safetensors")
         print(*(f"FAIL {line}" for line in wrong) if wrong else [f"ok   {variant}"], sep="\n")
         failed, fine = failed + bool(wrong), fine + count
-    enough = fine >= 0.9 * len(SPECS) * len(VARIANTS)
+    # A case rounds about 5000 numbers, a share of 2 NEAR of which is near a tie: a tenth of the cases is expected.
+    enough = fine >= 0.8 * len(SPECS) * len(VARIANTS)
     print(f"{'ok  ' if enough else 'FAIL'} {fine} of {len(SPECS) * len(VARIANTS)} cases had no number near a tie")
     failed += not enough
     print(f"{len(VARIANTS) + 1 - failed} passed, {failed} failed")

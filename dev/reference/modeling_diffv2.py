@@ -34,7 +34,7 @@ class Variant(NamedTuple):
     xsa: bool  # the component of an output head along the value of its own position is removed
     norm: str  # rmsnorm before o_proj: over each head's DV with an epsilon of its own, or over all NH*D
     gate: str  # sigmoid gate on the heads before o_proj: per head, or per element
-    sink: str  # extra logit in each softmax, whose column is dropped: 0, or learned per head
+    sink: str  # extra logit in each softmax, whose column is dropped: 0, or its own per head, learned
 
 
 # dev/reference/variants.py compares these tables with llmc/model/config_json.h and variants.h.
@@ -57,7 +57,7 @@ VARIANTS = {
     "diff_v1": Variant(1, 2, 2, 1, "next", "exp", "linear", False, "head", "none", "none"),
     "diff_scalar": Variant(1, 2, 1, 2, "next", "layer", "linear", False, "all", "none", "none"),
     "off_by_one": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "none", "zero"),
-    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "none", "learned"),
+    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "none", "own"),
     "gated_head": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "head", "none"),
     "gated_elem": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "elem", "none"),
     "xsa": Variant(0, 1, 1, 1, "none", "none", "linear", True, "none", "none", "none"),
@@ -241,7 +241,7 @@ class Attention(nn.Module):
         if v.norm != "none":
             eps = HEAD_NORM_EPS if v.norm == "head" else config.rms_norm_eps
             self.subln = nn.RMSNorm(s.DV if v.norm == "head" else NH * D, eps=eps)
-        if v.sink == "learned":
+        if v.sink == "own":
             self.sinks = nn.Parameter(torch.zeros(NH))
 
     def factor(self, x):
@@ -262,7 +262,7 @@ class Attention(nn.Module):
         query = rotate(self.q_norm(self.q_proj(x).view(B, T, s.NQ, s.DQ)), cos, sin)
         key, value = shared if self.cross else keys_and_values(self, x, cos, sin)
 
-        sink = {"none": None, "zero": x.new_zeros(s.H), "learned": getattr(self, "sinks", None)}[v.sink]
+        sink = {"none": None, "zero": x.new_zeros(s.H), "own": getattr(self, "sinks", None)}[v.sink]
         outputs = []
         for m, q in enumerate(map_heads(v, s.H, x.device)):
             g = q // (s.NQ // s.NV)  # its value head
