@@ -183,8 +183,8 @@ static HeadNorm query_norm(const Model *model, int l, floatX *fused) {
 static HeadNorm key_norm(const Model *model, int l, floatX *fused) {
     const AttentionDims *d = plan_dims(&model->plan, l);
     floatX *kept = model->acts.layers[l].qk;
-    HeadNorm n = {fused + d->k_at, kept ? kept + d->q_rows : NULL, d->rope_heads - d->NQ, d->fused_ld,
-                  d->rope_heads * d->QD, T_K_NORM};
+    HeadNorm n = {fused + d->k_at, kept ? kept + d->q_rows : NULL, d->rope_heads - d->NQ,
+                  d->fused_ld,     d->rope_heads * d->QD,          T_K_NORM};
     return n;
 }
 static HeadNorm yoco_key_norm(const Model *model, floatX *kv) {
@@ -223,8 +223,8 @@ static void subnorm_forward(Model *model, int l, int N) {
     const AttentionVariant *variant = model->plan.config.attention;
     double eps = variant->norm == NORM_HEAD ? HEAD_NORM_EPS : model->plan.config.rms_norm_eps;
     if (d->norm_count)
-        rmsnorm_forward(a->normed, a->rstd_sub, a->exclusive, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
-                        (real)eps, NULL);
+        rmsnorm_forward(a->normed, a->rstd_sub, a->exclusive, param(model, T_SUBLN, l), N * d->norm_count,
+                        d->norm_width, (real)eps, NULL);
     if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
 }
 
@@ -509,8 +509,8 @@ static void attention_heads_backward(Model *model, int l, int B, int T) {
     // inverts exclusive = combined without its component along the own value; attention_backward adds to dV
     if (variant->xsa) {
         ValueRows v = own_values(model, l);
-        exclusive_backward(g->dcombined, dkv + model_key_set(model, l, 0, B, T, 0).v, g->dexclusive, a->combined, v.rows,
-                           N, d->OH, d->NV, d->DV, v.ld, v.ld);
+        exclusive_backward(g->dcombined, dkv + model_key_set(model, l, 0, B, T, 0).v, g->dexclusive, a->combined,
+                           v.rows, N, d->OH, d->NV, d->DV, v.ld, v.ld);
     }
     // inverts combined = signal head - s(lambda) * noise head
     if (d->groups.noise) {
@@ -520,15 +520,14 @@ static void attention_heads_backward(Model *model, int l, int B, int T) {
     }
     if (a->lambda) lambda_backward(model, l, N);
     // inverts heads *= exp(lse) / (exp(lse) + exp(sink)) for the sinks; attention_backward reads lse with the sink
-    if (variant->sink == SINK_LEARNED)
+    if (variant->sink == SINK_OWN)
         sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ,
                       d->DV);
     // inverts heads, lse = attention(q, k, v), for each set of keys
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet s = model_key_set(model, l, set, B, T, 0);
         attention_backward(g->dfused + s.q, dkv + s.k, dkv + s.v, g->dheads + s.out, a->heads + s.out, a->lse + s.lse,
-                           a->fused + s.q, a->kv + s.k, a->kv + s.v, s.shape,
-                           attention_adds_dv(&model->plan, set > 0));
+                           a->fused + s.q, a->kv + s.k, a->kv + s.v, s.shape, attention_adds_dv(&model->plan, set > 0));
     }
     // the layers of YOCO's upper half read the same keys and values
     if (cross) accumulate(g->dkv_sum, dkv, (size_t)N * d->kv_ld, l < model->plan.config.L - 1);

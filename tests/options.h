@@ -386,12 +386,12 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --heads 3", "3 heads are not a multiple of 2 key/value heads (--attention diff_v2 --layers 4 --heads"},
     {"--dry-run --kv-heads 3", "--kv-heads 3"},
     // a noise head has signal heads of one key/value group only
-    {"--dry-run --attention diff_grouped_4 --heads 8 --kv-heads 4", "diff_grouped_4 needs a multiple of 4 heads for each "
-     "key/value head, not 8 heads for 4"},
-    {"--dry-run --attention diff_grouped_2 --heads 6 --kv-heads 2", "diff_grouped_2 needs a multiple of 2 heads for each "
-     "key/value head, not 6 heads for 2"},
-    {"--dry-run --attention diff_grouped_3", "'diff_grouped_3' is not accepted: did you mean diff_grouped_2? It must be "
-     "one of baseline, diff_v2"},
+    {"--dry-run --attention diff_grouped_4 --heads 8 --kv-heads 4",
+        "diff_grouped_4 needs a multiple of 4 heads for each key/value head, not 8 heads for 4"},
+    {"--dry-run --attention diff_grouped_2 --heads 6 --kv-heads 2",
+        "diff_grouped_2 needs a multiple of 2 heads for each key/value head, not 6 heads for 2"},
+    {"--dry-run --attention diff_grouped_3",
+        "'diff_grouped_3' is not accepted: did you mean diff_grouped_2? It must be one of baseline, diff_v2"},
     {"--dry-run --qk-norm=1", "--qk-norm takes no value, not '1'"},
     {"--dry-run --qk-norm --no-qk-norm", "is specified more than once"},
     {"--dry-run --qk_norm", "did you mean --qk-norm?"},

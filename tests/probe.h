@@ -110,6 +110,7 @@ static void test_maps_by_hand(void) {
     EXPECT(fabs(probe_mean(p.correlation) + 1) < 1e-6, "opposite maps: correlation %.12g", probe_mean(p.correlation));
     float uniform[PROBE_T * PROBE_T];
     linear_map(uniform, 0, 0);
+    for (int i = 0; i < PROBE_T * PROBE_T; i += 2) uniform[i] = nextafterf(uniform[i], 1);
     p = probe_of_pair(up, uniform, 0.5, 0);
     EXPECT(p.correlation.count == 0, "a uniform map correlates in %d rows", (int)p.correlation.count);
     linear_map(up, 1, 2);
@@ -165,6 +166,9 @@ static void test_subtraction_of_blocks(void) {
     s = probe_of_blocks(2, 1, 1, 1, 0, 2);
     EXPECT(fabs(s.adjacent.observed + 1) < 1e-14 && s.adjacent.p == 1, "W1 = 2 W0: adjacent %.17g, p %g",
            s.adjacent.observed, s.adjacent.p);
+    s = probe_of_blocks(2, 1, 1, 1, 0, 1e-320); // a block of zeros: all draws are equal to the observed value
+    EXPECT(s.adjacent.observed == 0 && s.adjacent.p == 1, "W1 = 0: adjacent %g, p %g", s.adjacent.observed,
+           s.adjacent.p);
     s = probe_of_blocks(4, 2, 1, 2, 1, -1); // opposite heads of different groups
     EXPECT(s.closest.observed < 0.5 && s.adjacent.observed < 0.5, "of two groups: %g and %g", s.closest.observed,
            s.adjacent.observed);
@@ -218,8 +222,8 @@ static void test_punctuation(void) {
     } cases[] = {{",", true},    {" ,", true},  {"...\n", true},         {"}\t;", true},   {"", false},
                  {" \n", false}, {"a.", false}, {"\xE2\x80\xA6", false}, {".\xC3", false}, {"7", false}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        EXPECT(token_is_punctuation((const unsigned char *)cases[i].text, strlen(cases[i].text)) == cases[i].is, "'%s'",
-               cases[i].text);
+        EXPECT(token_is_punctuation((const unsigned char *)cases[i].text, strlen(cases[i].text)) == cases[i].is,
+               "text %d", (int)i);
 }
 
 // 100 bytes: of them may 5 be rare. "xyz" are rare with 1 + 2 + 2; of the three bytes that occur twice, the two larger.
@@ -318,6 +322,8 @@ static void expect_layer_probe(const LayerProbe *p, const ModelCase *mc, const A
     const LambdaProbe *all = &p->lambda[TOKENS_ALL];
     EXPECT(count == all->count && count == (pairs ? mc->B * mc->T * heads : 0), "%s: %d factors, of %d", what,
            (int)count, (int)all->count);
+    EXPECT(p->lambda[TOKENS_FIRST].count == (pairs ? mc->B * heads : 0), "%s: %d factors at first positions", what,
+           (int)p->lambda[TOKENS_FIRST].count);
     EXPECT(!pairs || fabs(sum / (double)count - all->mean) < 1e-12, "%s: factor %.15g, by classes %.15g", what,
            all->mean, sum / (double)count);
     EXPECT(isnan(factor) || fabs(all->mean - factor) < 1e-6, "%s: factor %.9g, wanted %.9g", what, all->mean, factor);
@@ -423,6 +429,12 @@ static void test_probe_refusals(void) {
     EXPECT_ONE_LINE(r, 2, "--eval and --probe are mutually exclusive");
     run_command(&r, "cd '%s' && %s --probe no/x --init run/checkpoints/step_00000002 --val-data val.bin", dir, trainer);
     EXPECT_ONE_LINE(r, 1, "cannot create no/x.tmp");
+    run_command(&r, "cd '%s' && echo old >x && mkdir x.tmp", dir); // FILE is replaced as a whole, or not at all
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "cd '%s' && %s --probe x --init run/checkpoints/step_00000002 --val-data val.bin", dir, trainer);
+    EXPECT_ONE_LINE(r, 1, "cannot create x.tmp");
+    run_command(&r, "grep -qx old '%s/x'", dir);
+    EXPECT(r.status == 0, "--probe changed its file before it was complete");
     test_remove_directory(&d.dir);
 }
 

@@ -138,9 +138,9 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
     const AttentionDims *d = &m->plan.dims;
     const AttentionVariant *a = m->plan.config.attention;
     int key = direct_key_head(d, h);
-    double largest = 0, sum = a->sink == SINK_ZERO      ? 1
-                              : a->sink == SINK_LEARNED ? exp((double)param(m, T_SINKS, layer)[h])
-                                                        : 0;
+    double largest = 0, sum = a->sink == SINK_ZERO  ? 1
+                              : a->sink == SINK_OWN ? exp((double)param(m, T_SINKS, layer)[h])
+                                                    : 0;
     int low = direct_low(m, layer, b, t, T);
     for (int j = 0; j < low; j++) p[j] = 0;
     for (int j = low; j <= t; j++) {
@@ -419,7 +419,7 @@ static void test_statistics_nan(void) {
     floatX x[6];
     for (int at = 0; at < 6; at++) {
         for (int i = 0; i < 6; i++) x[i] = i == at ? (floatX)NAN : (floatX)(i + 1);
-        Range a = lambda_stats(x, 3, 2, 2, true), b = rms_stats(x, 3, 2);
+        Range a = lambda_stats(x, 3, 2, 2, S_SIGMOID), b = rms_stats(x, 3, 2);
         EXPECT(isnan(a.min) && isnan(a.mean) && isnan(a.max), "lambda %d: %g %g %g", at, a.min, a.mean, a.max);
         EXPECT(isnan(b.min) && isnan(b.mean) && isnan(b.max), "rms %d: %g %g %g", at, b.min, b.mean, b.max);
     }

@@ -69,7 +69,7 @@ class StepServer:
             return None
 
     def why(self):
-        """Its last error. The end of stdout may be read before the error: an ended program's streams are read to the end."""
+        """The last error. Of a program that has ended, stderr is read to its end first."""
         try:
             self.process.wait(1)
             self.readers[1].join(10)

@@ -3,11 +3,11 @@
 Exports a checkpoint as a directory for the Hugging Face Hub.
 
 OUT contains config.json with an `auto_map`, modeling_diffv2.py, and the weights, so that
-AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) opens it anywhere. A baseline is a Llama, or with
-windows a Ministral, and needs no code, unless it is a Llama whose heads do not divide its hidden size, which
-transformers 5 refuses: it is then exported as diffv2 with attention "baseline". train_diffv2 --init reads OUT too.
-Optimizer and trainer state are not exported. Weights are copied, not linked: a program that saves into OUT must not
-change the checkpoint. Requires nothing but Python.
+AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) opens it anywhere. A baseline is a Llama, with windows
+a Ministral, with QK-norm a Qwen3, and needs no code, unless it is a Llama whose heads do not divide its hidden size,
+which transformers 5 refuses: it is then exported as diffv2 with attention "baseline". train_diffv2 --init reads OUT
+too. Optimizer and trainer state are not exported. Weights are copied, not linked: a program that saves into OUT must
+not change the checkpoint. Requires nothing but Python.
 
 Usage: export_hub.py CHECKPOINT OUT
 """

@@ -104,8 +104,9 @@ class DiffV2Config(PretrainedConfig):
         self.head_dim, self.rope_theta, self.rms_norm_eps = head_dim, rope_theta, rms_norm_eps
         qwen3 = others.get("model_type") == "qwen3"
         self.use_qk_norm = qwen3 if use_qk_norm is None else use_qk_norm
-        if qwen3 and (not self.use_qk_norm or (sliding_window and not others.get("use_sliding_window"))):
-            raise ValueError("a qwen3 has QK-norm, and a window only if use_sliding_window is true")
+        windows = others.get("use_sliding_window") and layer_types  # without it, max_window_layers would tell
+        if qwen3 and (not self.use_qk_norm or (sliding_window and not windows)):
+            raise ValueError("a qwen3 has QK-norm, and a window with use_sliding_window true and layer_types")
         # None: no layer has a window. Without layer_types, all layers have it, but those of YOCO's upper half
         self.sliding_window, self.yoco = sliding_window, yoco
         sliding, full = LAYER_TYPES

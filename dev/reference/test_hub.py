@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
@@ -84,9 +85,10 @@ def open_model(path, dtype=torch.float32, model_class=AutoModelForCausalLM):
 
 
 def class_of(path):
-    """By the names of the fixtures: sizes w and f have windows, y is YOCO."""
+    """By the names of the fixtures: sizes w, f and v have windows, y and k are YOCO, q, v and k have QK-norm."""
     variant, _, size = path.name.rpartition("_")
-    plain = {"w": MinistralForCausalLM, "f": MinistralForCausalLM, "y": DiffV2ForCausalLM}.get(size, LlamaForCausalLM)
+    of_size = dict.fromkeys("wf", MinistralForCausalLM) | dict.fromkeys("qv", Qwen3ForCausalLM)
+    plain = (of_size | dict.fromkeys("yk", DiffV2ForCausalLM)).get(size, LlamaForCausalLM)
     return plain if variant == "baseline" else DiffV2ForCausalLM
 
 
@@ -132,13 +134,13 @@ def test_every_fixture_opens_with_its_loss_and_gradients():
 
 
 def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and_gradients():
-    for fixture in sorted(FIXTURES.iterdir()):  # no gradient is negligible; b and f are tied
+    for fixture in sorted(FIXTURES.iterdir()):  # no gradient is negligible; b, f and v are tied
         path = train(fixture.name, "--init", fixture)
         model = open_model(path)
         assert type(model) is class_of(fixture), type(model)
         assert model.generation_config.eos_token_id is None, f"token {model.generation_config.eos_token_id} ends a text"
         tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-        assert tied == (fixture.name[-1] in "bf"), f"{fixture.name}: tied {tied}"
+        assert tied == (fixture.name[-1] in "bfv"), f"{fixture.name}: tied {tied}"
         expect_close(gradients_of_model(model), gradients_of_program(path), torch.float32, fixture.name)
 
         tokens, shard = tokens_and_shard()
@@ -146,6 +148,10 @@ def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and
         batch = windows(tokens, 20, T)  # the first 4 * 5 windows
         loss = model(input_ids=batch, labels=batch).loss.item()
         assert abs(float(out.split()[2]) - loss) < 1e-5, f"{fixture.name}: {loss}, but {out}"
+        config = json.loads((path / "config.json").read_text())
+        assert config["model_type"] == model.config.model_type, f"{fixture.name}: {config['model_type']}"
+        normed = any(n.endswith("self_attn.q_norm.weight") for n, _ in model.named_parameters())
+        assert normed == (fixture.name[-1] in "qvk"), f"{fixture.name}: QK-norm {normed}"
 
 
 def test_half_precision_computes_nearly_the_same_loss():
@@ -160,7 +166,7 @@ def test_half_precision_computes_nearly_the_same_loss():
 
 
 def test_generation_continues_with_the_most_probable_token_and_no_token_ends_it():
-    for path in sorted(FIXTURES.glob("*_[awfy]")):
+    for path in sorted(FIXTURES.glob("*_[awfyqvk]")):
         model, text = open_model(path), torch.tensor([[5, 1, 9], [0, 0, 3]])
         found = model.generate(text, max_new_tokens=20, do_sample=False)  # Ministral: with a cache of the window
         for _ in range(20):
@@ -170,7 +176,7 @@ def test_generation_continues_with_the_most_probable_token_and_no_token_ends_it(
 
 
 def test_generation_gives_the_tokens_of_the_program():
-    for path in sorted(FIXTURES.glob("*_[awfy]")):
+    for path in sorted(FIXTURES.glob("*_[awfyqvk]")):
         prompt = [5, 1, 9, 30, 2, 2, 17, 8]  # longer than the windows
         T = json.loads((path / "config.json").read_text())["max_position_embeddings"]
         count = min(40, T - len(prompt))  # the program moves a full context, transformers goes beyond T
@@ -189,7 +195,7 @@ def test_generation_gives_the_tokens_of_the_program():
 
 
 def test_the_most_probable_tokens_show_a_window_that_is_too_long_or_too_short_and_the_end_of_the_shared_keys():
-    for path in sorted(FIXTURES.glob("*_[wfy]")):
+    for path in sorted(FIXTURES.glob("*_[wfyvk]")):
         model, text = open_model(path, model_class=DiffV2ForCausalLM), torch.tensor([[5, 1, 9, 30, 2, 2, 17, 8]])
         generate = lambda: model.generate(text, max_new_tokens=40, do_sample=False)
         right, sliding = generate(), [b.self_attn for b in model.model.layers if b.self_attn.window]
@@ -200,7 +206,7 @@ def test_the_most_probable_tokens_show_a_window_that_is_too_long_or_too_short_an
             assert not torch.equal(generate(), right), f"{path.name}: a window changed by {change} does not show"
             for attention in sliding:
                 attention.window -= change
-        if path.name.endswith("y"):
+        if path.name[-1] in "yk":
             model.model.yoco.norm.eps = 1.0
             assert not torch.equal(generate(), right), f"{path.name}: another norm of the shared keys does not show"
 
@@ -372,6 +378,7 @@ MINISTRAL = dict(
     head_dim=8,
     max_position_embeddings=64,
 )
+SOME_FULL = ["sliding_attention", "full_attention"] * 2
 WINDOWS = [  # layer_types as the class, or an older file, has them
     (5, None),
     (5, ["sliding", "full", "sliding", "full"]),
@@ -380,6 +387,96 @@ WINDOWS = [  # layer_types as the class, or an older file, has them
     (64, None),
     (7, ["full"] * 4),
 ]
+
+
+# What the class does: a window only with use_sliding_window, in the layers of layer_types, or else in those from
+# max_window_layers; defaults of the keys that must be there.
+QWEN3S = [  # dtype, what the configuration has, what is left out of the file, the class that the program writes
+    ("float32", dict(), (), Qwen3ForCausalLM),
+    ("float32", dict(tie_word_embeddings=True, rms_norm_eps=0.02), (), Qwen3ForCausalLM),
+    ("bfloat16", dict(num_key_value_heads=1, head_dim=16), (), Qwen3ForCausalLM),
+    ("float32", dict(sliding_window=5), (), Qwen3ForCausalLM),  # a window that the switch turns off
+    ("float32", dict(sliding_window=5, use_sliding_window=True, max_window_layers=0), (), Qwen3ForCausalLM),
+    (
+        "float32",
+        dict(sliding_window=5, use_sliding_window=True, max_window_layers=0),
+        ("layer_types",),
+        Qwen3ForCausalLM,
+    ),
+    ("float32", dict(sliding_window=5, use_sliding_window=True), ("layer_types",), Qwen3ForCausalLM),  # from layer 28
+    ("float32", dict(sliding_window=3, use_sliding_window=True, layer_types=SOME_FULL), (), Qwen3ForCausalLM),
+    ("float32", dict(sliding_window=1, use_sliding_window=True, max_window_layers=0), (), DiffV2ForCausalLM),
+]
+REFUSED_QWEN3S = [  # keys of a valid file that change, None: left out; words of the message
+    (dict(use_sliding_window=True, sliding_window=5, layer_types=None, max_window_layers=2), "max_window_layers"),
+    (dict(use_sliding_window=True, sliding_window=5, layer_types=None, max_window_layers=None), "max_window_layers"),
+    (dict(use_sliding_window=True, sliding_window=None), "sliding_window"),  # 4096 in the class
+    (dict(use_sliding_window=False, sliding_window=5, layer_types=["sliding_attention"] * 4), "layer_types"),
+    (dict(num_key_value_heads=None), "num_key_value_heads"),  # 32
+    (dict(head_dim=None), "head_dim"),  # 128
+    (dict(attention_bias=True), "attention_bias"),
+    (dict(use_qk_norm=False), "use_qk_norm"),
+]
+
+
+def qwen3_directory(path, dtype="float32", **changes):
+    """A model of the class, which transformers saves. Returns config.json."""
+    config = Qwen3Config(**{**MINISTRAL, "rms_norm_eps": 1e-5, **changes})
+    model, generator = Qwen3ForCausalLM(config), torch.Generator().manual_seed(7)
+    with torch.no_grad():  # no gradient is negligible
+        for p in model.parameters():
+            p.copy_(0.25 * torch.randn(p.shape, generator=generator) + (p.dim() == 1))
+    model.to(getattr(torch, dtype)).save_pretrained(path)
+    return json.loads((path / "config.json").read_text())
+
+
+def test_qwen3_directories_of_transformers_load_as_baseline_with_qk_norm_and_are_written_as_such():
+    for number, (dtype, changes, missing, wanted) in enumerate(QWEN3S):
+        path = directory(f"qwen3/{number}")
+        config = qwen3_directory(path, dtype, **changes)
+        (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in missing}))
+        what, model = f"Qwen3 {changes} without {missing}", open_model(path)
+        assert type(model) is Qwen3ForCausalLM, type(model)
+        found, expected = gradients_of_program(path), gradients_of_model(model)
+        if changes.get("sliding_window") == 1 and changes.get("use_sliding_window"):
+            found, expected = ({"loss": g["loss"]} for g in (found, expected))  # one key: no gradients of queries
+        expect_close(found, expected, torch.float32, what)
+        again = train(f"qwen3/{number}", "--init", path, "--lr", 1e-9)
+        written = open_model(again)
+        assert type(written) is wanted, f"{what}: written as {type(written)}"
+        batch = windows(tokens_and_shard()[0], B, T)
+        logits = [m(input_ids=batch, use_cache=False).logits.detach() for m in (model.float(), written)]
+        difference = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
+        assert difference < 1e-5, f"{what}: logits differ by {difference:.1e} after it was written"  # 5 steps of 1e-9
+    path = directory("qwen3/refused")
+    config = qwen3_directory(path)
+    for changes, word in REFUSED_QWEN3S:
+        changed = {k: v for k, v in {**config, **changes}.items() if k not in changes or v is not None}
+        (path / "config.json").write_text(json.dumps(changed))
+        expect_refusal(path, word)
+
+
+def test_a_key_that_the_class_has_no_place_for_is_refused_and_not_ignored():
+    config = json.loads((FIXTURES / "diff_v2_k" / "config.json").read_text())
+    qwen3 = json.loads((FIXTURES / "baseline_v" / "config.json").read_text())
+    for given in (
+        {**config, "attention": "diff_v3"},
+        {**config, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {**config, "layer_types": ["chunked_attention"] * 4},
+        {**qwen3, "use_sliding_window": False},
+        {**qwen3, "layer_types": None},
+        {**qwen3, "use_qk_norm": False},
+    ):
+        try:
+            DiffV2ForCausalLM.config_class(**given)
+        except ValueError:
+            continue
+        raise AssertionError(f"{given} was accepted")
+    weights = {n for n, _ in open_model(FIXTURES / "diff_v2_k").named_parameters()}
+    plain = DiffV2ForCausalLM(DiffV2ForCausalLM.config_class(**{**config, "use_qk_norm": False}))
+    lost = weights - {n for n, _ in plain.named_parameters()}
+    assert {n.split(".")[-2] for n in lost} == {"q_norm", "k_norm"}, lost
+    assert "model.yoco.k_norm.weight" in lost and "model.layers.2.self_attn.k_norm.weight" not in lost
 
 
 # Unsupported features: the configuration, or the keys added to a valid one, and the words of the message.
@@ -410,7 +507,7 @@ REFUSED_KEYS = [
     (dict(rope_theta=7.0, rope_parameters={"rope_theta": 500.0}), "rope_theta is 7, but 500 in rope_parameters"),
     (dict(model_type="mistral"), 'model_type is "mistral"'),
 ]
-REFUSED_CLASSES = ["Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma2", "Phi3", "Olmo2", "GPT2"]
+REFUSED_CLASSES = ["Mistral", "Mixtral", "Qwen2", "Qwen3Moe", "Gemma2", "Phi3", "Olmo2", "GPT2"]
 
 
 def expect_refusal(path, word):

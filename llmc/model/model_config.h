@@ -40,6 +40,7 @@ enum { MATRIX_ROWS = 8 };
 // Dimensions of the attention of a configuration; variants.h has the equations.
 typedef struct {
     int OH, DV, NQ, QD, NK, NV;
+    HeadGroups groups;                                  // of the NQ query heads
     int q_rows, k_rows, v_rows, lambda_rows, gate_rows; // rows of the fused input matrix, in this order
     int k_at, v_at, lambda_at, gate_at;                 // first row of each; q is at 0
     int fused_rows;                                     // their sum
@@ -51,7 +52,6 @@ typedef struct {
     int kv_ld;       // row stride of their activation: kv_rows rounded up to 64
     int fused_ld;    // row stride of the fused activation: fused_rows rounded up to 64
     int fused_width; // columns that products write and read: fused_rows rounded up to MATRIX_ROWS
-    HeadGroups groups; // of the query heads
 } AttentionDims;
 
 // cross: for a layer of layer_cross, whose fused rows are [q | lambda | gate]. Its NK, NV and kv_* describe the shared
@@ -138,8 +138,8 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
 typedef enum { // a tensor of a layer, or of the whole model
     T_EMBED,
     T_YOCO_NORM, T_YOCO_K, T_YOCO_V, T_YOCO_K_NORM,
-    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_Q_NORM, T_K_NORM, T_O, T_SUBLN, T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2,
-    T_OWN_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
+    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_Q_NORM, T_K_NORM, T_O, T_SUBLN,
+    T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2, T_OWN_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
     T_NORM_FINAL, T_LM_HEAD,
     TENSOR_KINDS
 } TensorKind;
@@ -259,7 +259,7 @@ static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUN
     dims[DIM_SUBLN] = a.norm_width;
     dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? c->D : 0;
     dims[DIM_OWN_LAMBDA] = c->attention->lambda == LAMBDA_LAYER ? 1 : c->attention->lambda == LAMBDA_HEAD ? c->NH : 0;
-    dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? a.NQ : 0;
+    dims[DIM_SINKS] = c->attention->sink == SINK_OWN ? a.NQ : 0;
     dims[DIM_HEAD] = c->tied ? 0 : c->V;
 }
 

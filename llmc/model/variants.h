@@ -29,7 +29,7 @@ typedef enum { S_LINEAR, S_SIGMOID, S_TANH } Factor;
 // RMSNorm over all NH*D elements; or over each head, with an epsilon of its own, and then times 1 - lambda_init.
 typedef enum { NORM_NONE, NORM_ALL, NORM_HEAD } Norm;
 typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEM } Gate;
-typedef enum { SINK_NONE, SINK_ZERO, SINK_LEARNED } Sink;
+typedef enum { SINK_NONE, SINK_ZERO, SINK_OWN } Sink;
 
 typedef struct {
     const char *name;
@@ -45,7 +45,7 @@ typedef struct {
 
 // clang-format off
 static const AttentionVariant attention_variants[] = {
-    // name                  s  k  m  s  noise       lambda        factor     xsa    norm       gate       sink
+    // name                  signals, key_sets, merge, split; then noise, lambda, factor, xsa, norm, gate, sink
     {"baseline",             0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2",              1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_cross_group",  1, 1, 1, 1, NOISE_LAST, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
@@ -62,7 +62,7 @@ static const AttentionVariant attention_variants[] = {
     {"diff_v1",              1, 2, 2, 1, NOISE_NEXT, LAMBDA_EXP,   S_LINEAR,  false, NORM_HEAD, GATE_NONE, SINK_NONE},
     {"diff_scalar",          1, 2, 1, 2, NOISE_NEXT, LAMBDA_LAYER, S_LINEAR,  false, NORM_ALL,  GATE_NONE, SINK_NONE},
     {"off_by_one",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_ZERO},
-    {"sink",                 0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_LEARNED},
+    {"sink",                 0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_OWN},
     {"gated_head",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_HEAD, SINK_NONE},
     {"gated_elem",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_ELEM, SINK_NONE},
     {"xsa",                  0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  true,  NORM_NONE, GATE_NONE, SINK_NONE},

@@ -56,7 +56,7 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
             real s = diff_factor(l[at], factor), dot = 0;
 #pragma omp simd reduction(+ : dot)
             for (int i = 0; i < D; i++) {
-                da[first + i] = g[i];                                     // backward of a1 in o = a1 - s a2
+                da[first + i] = g[i];                                       // backward of a1 in o = a1 - s a2
                 da[second + i] = -s * g[i] + (shared ? da[second + i] : 0); // backward of a2
                 dot += g[i] * a[second + i];
             }

@@ -57,7 +57,7 @@ static inline void head_norm_backward(floatX *dx, grad_t *dweight, const floatX 
 #pragma omp simd
                 for (int i = 0; i < D; i++) {
                     real z = x[i] * r;
-                    dw[i] += g[i] * z;                         // backward of weight in y = z weight
+                    dw[i] += g[i] * z;                        // backward of weight in y = z weight
                     g[i] = r * (g[i] * weight[i] - z * mean); // backward of y = x r weight
                 }
             }

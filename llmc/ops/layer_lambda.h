@@ -50,7 +50,8 @@ static inline void lambda_exp_forward(floatX *l, const floatX *q1, const floatX 
 static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2, const floatX *dl,
                                        const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D,
                                        size_t count) {
-    real sum = lambda_gradient(dl, count, 1), e1 = sum * lambda_exp_dot(q1, k1, D), e2 = sum * lambda_exp_dot(q2, k2, D);
+    real sum = lambda_gradient(dl, count, 1), e1 = sum * lambda_exp_dot(q1, k1, D),
+         e2 = sum * lambda_exp_dot(q2, k2, D);
     for (int i = 0; i < D; i++) { // backward of l = exp(q1.k1) - exp(q2.k2) + init
         dq1[i] += e1 * k1[i];
         dk1[i] += e1 * q1[i];

@@ -271,8 +271,7 @@ static inline Magnitudes magnitude_stats(const floatX *x, size_t count);
 // `key_sets`, whose heads alternate within q and k; lse (key_sets, lse_set_stride). l, ldl, groups and factor as in
 // diff_combine_forward; without noise heads one map, no l
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
-                                             AttentionShape s, int key_sets, int ldl, HeadGroups groups,
-                                             Factor factor);
+                                             AttentionShape s, int key_sets, int ldl, HeadGroups groups, Factor factor);
 
 // Called before the first operation; allocates the workspace that the operations share, the maximum of
 // *_workspace_bytes.

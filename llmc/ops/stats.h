@@ -55,7 +55,6 @@ static inline Range range_finish(const Range *parts, size_t count) {
     return r;
 }
 
-
 static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor) {
     Range parts[STATS_PARTS];
 #pragma omp parallel for schedule(static)

@@ -25,20 +25,20 @@ typedef struct {
     // Keys and values that the layer's attention reads, as KeySet says: its fused rows, the rows of YOCO, or in a model
     // for generation its cache (B, cache_capacity, kv_rows)
     floatX *kv;
-    floatX *heads;    // (N, NQ, DV): attention output of every query head
-    real *lse;        // (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T)
-    floatX *lambda;   // (N, OH): where lambda is not projected from the input, else NULL
-    floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
+    floatX *heads;     // (N, NQ, DV): attention output of every query head
+    real *lse;         // (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T)
+    floatX *lambda;    // (N, OH): where lambda is not projected from the input, else NULL
+    floatX *combined;  // (N, OH, DV): after the subtraction; without one, heads
     floatX *exclusive; // (N, OH, DV): without the component along the own value; in variants that keep it, combined
-    floatX *normed;   // (N, NH*D): exclusive, normalised; in variants without a norm: exclusive
-    real *rstd_sub;   // (N, norm_count)
-    floatX *attn_out; // (N, NH*D): input of o_proj, after the gate; in variants without a gate: normed
-    floatX *x_mid;    // (N, C): residual stream after attention
-    floatX *norm2;    // (N, C)
-    real *rstd2;      // (N)
-    floatX *gate_up;  // (N, 2F): rows [gate | up]
-    floatX *hidden;   // (N, F)
-    floatX *x_out;    // (N, C): residual stream after the MLP
+    floatX *normed;    // (N, NH*D): exclusive, normalised; in variants without a norm: exclusive
+    real *rstd_sub;    // (N, norm_count)
+    floatX *attn_out;  // (N, NH*D): input of o_proj, after the gate; in variants without a gate: normed
+    floatX *x_mid;     // (N, C): residual stream after attention
+    floatX *norm2;     // (N, C)
+    real *rstd2;       // (N)
+    floatX *gate_up;   // (N, 2F): rows [gate | up]
+    floatX *hidden;    // (N, F)
+    floatX *x_out;     // (N, C): residual stream after the MLP
 } LayerActivations;
 
 typedef struct {
@@ -62,19 +62,19 @@ typedef struct {
     floatX *logits;           // (logit_rows, Vp), then their gradient
     double *grad_squares;     // [buckets]: sums of squares of this rank's pieces of the gradients
     // of the backward: gradients of the activations with these names; dx: of the residual stream
-    floatX *dx;        // (N, C)
-    floatX *dnorm;     // (N, C)
-    floatX *dfused;    // (N, fused_ld); columns from fused_rows on are zero
-    floatX *dkv;       // (N, kv_ld): of kv, by one layer; then the sum over layers
-    real *dkv_sum;     // (N, kv_ld)
-    floatX *dheads;    // (N, NQ, DV)
-    floatX *dlambda;   // (N, OH): as lambda
-    floatX *dcombined; // (N, OH, DV): as combined
+    floatX *dx;         // (N, C)
+    floatX *dnorm;      // (N, C)
+    floatX *dfused;     // (N, fused_ld); columns from fused_rows on are zero
+    floatX *dkv;        // (N, kv_ld): of kv, by one layer; then the sum over layers
+    real *dkv_sum;      // (N, kv_ld)
+    floatX *dheads;     // (N, NQ, DV)
+    floatX *dlambda;    // (N, OH): as lambda
+    floatX *dcombined;  // (N, OH, DV): as combined
     floatX *dexclusive; // (N, OH, DV): as exclusive
-    floatX *dnormed;   // (N, NH*D): as normed
-    floatX *dattn_out; // (N, NH*D)
-    floatX *dgate_up;  // (N, 2F)
-    floatX *dhidden;   // (N, F)
+    floatX *dnormed;    // (N, NH*D): as normed
+    floatX *dattn_out;  // (N, NH*D)
+    floatX *dgate_up;   // (N, 2F)
+    floatX *dhidden;    // (N, F)
 } Activations;
 
 // Bytes of an element of each type: in this program, or in the bf16 program for the GPU of --device.

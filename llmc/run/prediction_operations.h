@@ -299,7 +299,7 @@ static inline void predict_heads_backward(Prediction *p, int l, int N) {
     if (v->lambda > LAMBDA_INPUT)
         predict_rows(p, CLASS_COMBINE, v->lambda == LAMBDA_EXP ? "lambda_exp_backward" : "lambda_learned_backward", 1,
                      2, layer_lambda_bytes((size_t)N * d->OH));
-    if (v->sink == SINK_LEARNED)
+    if (v->sink == SINK_OWN)
         predict_rows(p, CLASS_COMBINE, "sink_backward", 1, 2, sink_backward_bytes(N, d->NQ, d->DV));
     predict_attention(p, key_set(p->plan, l, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, true);
 }
