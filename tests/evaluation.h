@@ -247,8 +247,8 @@ static double quantized_loss(Model *model, const char *spec, const int *tokens, 
 }
 
 // 16 bits change no bit. A step of 8 bits is max/127, which moves a number of size max/2 by 0.4% at most, and the loss
-// of a few thousand such numbers, as a random walk, by less than a few times that. A step of 2 bits is 127 times larger.
-// A single loss may happen to move little, because the signs are random; the sum over models moves far more.
+// of a few thousand such numbers, as a random walk, by less than a few times that. A step of 2 bits is 127 times as
+// large. A single loss may happen to move little, because the signs are random; the sum over models moves far more.
 static void test_quantized_losses(void) {
     static const char *const fine[] = {"w8a8", "w8a8:tensor", "logits8", "w8a16", "w16a8"};
     static const int cases[] = {1, 6, 8, 9};
