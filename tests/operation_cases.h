@@ -620,7 +620,7 @@ static void exclusive_reference(OpCase *c) {
     }
 }
 
-// --- head_norm: x and y[0] (N,heads,D) with row stride ld, weight (D), y[1] x before, with row stride ldk; or without ---
+// --- head_norm: x and y[0] (N,heads,D) with row stride ld, weight (D), y[1] x before, with row stride ldk, or none ---
 
 static void head_norm_setup(OpCase *c) {
     int N = c->d[0], heads = c->d[1], D = c->d[2], ld = c->d[3], ldk = c->d[4];

@@ -755,8 +755,9 @@ static const struct {
     {{"x", "--init=yoco", "--dry-run", NULL}, 0, ""},
     {{"x", "--init=yoco", "--dry-run", "--yoco", "--window=8", NULL}, 0, ""},
     {{"x", "--init=yoco", "--dry-run", "--no-yoco", NULL}, 1, "--no-yoco contradicts the loaded model, which has it"},
-    {{"x", "--init=m", "--dry-run", "--qk-norm", NULL}, 1, "--qk-norm contradicts the loaded model, which has no norm of "
-     "queries and keys"},
+    {{"x", "--init=m", "--dry-run", "--qk-norm", NULL},
+        1,
+        "--qk-norm contradicts the loaded model, which has no norm of queries and keys"},
     {{"x", "--init=qk-norm", "--dry-run", NULL}, 0, ""},
     {{"x", "--init=qk-norm", "--dry-run", "--qk-norm", NULL}, 0, ""},
     {{"x", "--init=qk-norm", "--dry-run", "--no-qk-norm", NULL}, 1, "--no-qk-norm contradicts the loaded model, which "

@@ -49,8 +49,8 @@ static void expect_reach(Model *m, int *tokens, const int *starts, int window, c
     free(after);
 }
 
-// Without their o_proj, layers do not mix positions: all but one, in turn. The two plain variants, and those with two key
-// sets, have every case; the others one in turn.
+// Without their o_proj, layers do not mix positions: all but one, in turn. The two plain variants, and those with two
+// key sets, have every case; the others one in turn.
 static void test_reach_of_layers(void) {
     int starts[REACH_T];
     for (int t = 0; t < REACH_T; t++) starts[t] = t < 58 ? 0 : t < 190 ? 58 : 190;

@@ -160,8 +160,8 @@ static __device__ inline unsigned row_index(int lanes) {
 }
 static __device__ inline int row_lane(int lanes) { return (int)threadIdx.x & (lanes - 1); }
 
-// Heads: rows of at most HEAD_WIDEST elements, which their lanes keep in registers, PACKS packs each: pack p of a lane is
-// the pack lane + p lanes of the head. Calls launch(W, PACKS, lanes) with the first two as types of constants.
+// Heads: rows of at most HEAD_WIDEST elements, which their lanes keep in registers, PACKS packs each: pack p of a lane
+// is the pack lane + p lanes of the head. Calls launch(W, PACKS, lanes) with the first two as types of constants.
 enum { HEAD_PART = 16, HEAD_WIDEST = WARP * HEAD_PART }; // elements of a lane, of a head
 template <int value> using Constant = std::integral_constant<int, value>;
 template <typename Launch> static inline void launch_heads(bool wide, int D, Launch launch) {
