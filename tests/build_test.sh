@@ -508,20 +508,24 @@ test_make_compiles_cuda_on_the_cpu_after_a_change() {
 
 # nvcc splits a store if it cannot prove that the index is a multiple of the vector; PTX shows it.
 test_vectorised_kernels_store_16_bytes_at_a_time() {
-    local nvcc=${NVCC:-${CUDA:-/usr/local/cuda}/bin/nvcc} name kernels with_max
+    local nvcc=${NVCC:-${CUDA:-/usr/local/cuda}/bin/nvcc} name kernels with_max per_head per_head_with_max
     [ -x "$nvcc" ] || skip "no $nvcc"
     kernels='adamw scale fill swiglu_forward swiglu_backward rope embedding_forward'
-    with_max='swiglu_forward swiglu_backward diff_combine_forward gate_forward'
-    kernels+=' diff_combine_forward gate_forward'
+    with_max='swiglu_forward swiglu_backward gate_forward'
+    kernels+=' gate_forward'
+    per_head='head_norm_forward exclusive_backward' # their second argument is a number
+    per_head_with_max='exclusive_forward diff_combine_forward'
     file "$tree/kernels.cu" "#define DEVICE_OPS
 #define PRECISION_BF16
 #include \"llmc/base/common.h\"
 #include \"llmc/ops/all_ops.h\"
 extern const void *const kernels[] = {$(printf '(const void *)%s_kernel<PACK>, ' $kernels)
-$(printf '(const void *)%s_kernel<PACK, Absmax>, ' $with_max)};"
+$(printf '(const void *)%s_kernel<PACK, Absmax>, ' $with_max)
+$(printf '(const void *)%s_kernel<PACK, 2>, ' $per_head)
+$(printf '(const void *)%s_kernel<PACK, 2, Absmax>, ' $per_head_with_max)};"
     "$nvcc" -std=c++17 -O3 -arch=sm_90 -I. -ptx -o "$tree/ptx" "$tree/kernels.cu" 2>"$tree/err" \
         || fail "$(tail -n 3 "$tree/err")"
-    for name in $kernels; do
+    for name in $kernels $per_head $per_head_with_max; do
         awk -v kernel="${name}_kernelILi8E" '/\.entry / { here = index($0, kernel) }
             here && /st\.global/ { stores++; narrow += !/st\.global\.v4\.(u|b|f)32/ }
             END { exit stores == 0 || narrow > 0 }' "$tree/ptx" || fail "${name}_kernel has narrower stores, or none"

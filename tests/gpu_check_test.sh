@@ -191,7 +191,7 @@ found 1 'FAIL B 2: steps of every arm: diffv2: out of device memory' 'ok   atten
 ok "an arm of the decoding benchmark that does not run is reported with its reason" $?
 COMPUTE_SANITIZER="$fakes/sanitizer" check e --parts sanitizer
 found 1 'FAIL compute-sanitizer, racecheck rmsnorm: Error: Race reported between Write access at x.cuh:3' \
-    '14 passed, 1 failed'
+    '16 passed, 1 failed'
 ok "an error of the sanitizer is a failure" $?
 fake slow <<END
 [ -e "$work/quick" ] || case "\$*" in *unaligned*) exec sleep 60 ;; esac
