@@ -132,11 +132,13 @@ static inline double case_loss(Model *model, const int *tokens, int B, int T, bo
 
 // The derivative of the loss along a random direction d of each tensor is <gradient, d>. The difference quotient
 // (8 D(h) - D(2h)) / 12h with D(h) = loss(w + h d) - loss(w - h d) has a truncation error of order h^4 and a rounding
-// error of order 1e-16/h. For h = 1e-5 both are far below the tolerance.
+// error of order 1e-16/h. For h = 1e-5 both are far below the tolerance. All variants but the first two have every
+// second case with windows.
 static void test_finite_differences(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int m = 0; m < MODEL_CASE_COUNT; m++) {
             const ModelCase *mc = &model_cases[m];
+            if (v > 1 && m >= PLAIN_CASE_COUNT && (v + m) % 2) continue;
             Model model;
             int *tokens = case_start(&model, mc, &attention_variants[v], FOR_TRAINING);
             if (!tokens) continue;
