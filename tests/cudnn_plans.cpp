@@ -30,7 +30,7 @@ static const int directions[] = {FORWARD, BACKWARD, DETERMINISTIC, LINEAR};
 struct Row {
     const char *why;
     int B, T, NQ, NKV, D, DV, sets, window, documents, add_dv; // add_dv: dV in memory of its own
-    int on_80, on_90, on_100, on_120;                          // what is taken there
+    int on_80, on_90, on_100, on_120;                          // the directions that cuDNN takes on sm_80, ...
 };
 // clang-format off
 static const Row rows[] = {

@@ -648,8 +648,8 @@ static void test_exclusive_heads(void) {
     EXPECT(rows > 1000 && changed > rows / 2, "of %d rows, %d are changed, and not to zero", rows, changed);
 }
 
-// QK-norm without an epsilon, because products with 4 are exact: queries and keys that are 4 times as large give the
-// same bits of the loss and of all gradients, those of their own projections divided by 4.
+// QK-norm without an epsilon, because products with 4 are exact: queries and keys that are 4 times as large do
+// not change a bit of the loss and of the gradients, except that the gradients of q_proj and k_proj are a quarter.
 static void test_head_norm_scale(void) {
     static const TensorKind kinds[] = {T_Q, T_K, T_YOCO_K};
     for (int v = 0; v < 2 * ATTENTION_VARIANT_COUNT; v++) {

@@ -26,7 +26,7 @@ typedef enum { NOISE_NONE, NOISE_NEXT, NOISE_LAST } Noise;
 // exp(q1.k1) - exp(q2.k2) + lambda_init.
 typedef enum { LAMBDA_NONE, LAMBDA_ONE, LAMBDA_INPUT, LAMBDA_LAYER, LAMBDA_HEAD, LAMBDA_EXP } Lambda;
 typedef enum { S_LINEAR, S_SIGMOID, S_TANH } Factor;
-// RMSNorm over all NH*D elements; or over each head, with an epsilon of its own, and then times 1 - lambda_init.
+// RMSNorm over all NH*D elements; or over each head, with HEAD_NORM_EPS, and then times 1 - lambda_init.
 typedef enum { NORM_NONE, NORM_ALL, NORM_HEAD } Norm;
 typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEM } Gate;
 typedef enum { SINK_NONE, SINK_ZERO, SINK_OWN } Sink;

@@ -13,12 +13,10 @@ exclusive.cuh: removes from each output head its component along its position's 
 #include "fp8.cuh"
 #include "ops.h"
 
-static constexpr float EXCLUSIVE_LEAST = 1e-24f; // exclusive.h
-
 // 1 / <v,v>, or 0; the same in all lanes
 template <int W, int PACKS> static __device__ inline float exclusive_scale(const float (&v)[PACKS][W], int lanes) {
     float square = lanes_sum(head_dot(v, v), lanes);
-    return square >= EXCLUSIVE_LEAST ? 1 / square : 0;
+    return square >= (float)EXCLUSIVE_LEAST ? 1 / square : 0;
 }
 
 // shared: output heads per value head

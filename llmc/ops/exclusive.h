@@ -15,9 +15,6 @@ exclusive.h: removes from each output head its component along its position's ow
 #include "fp8.h"
 #include "ops.h"
 
-// The square of 1e-12, below which PyTorch's normalize no longer divides by the length of a vector.
-static const real EXCLUSIVE_LEAST = (real)1e-24;
-
 static inline real exclusive_dot(const floatX *a, const floatX *b, int D) {
     real sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -27,7 +24,7 @@ static inline real exclusive_dot(const floatX *a, const floatX *b, int D) {
 // 1 / <v,v>, or 0
 static inline real exclusive_scale(const floatX *v, int D) {
     real square = exclusive_dot(v, v, D);
-    return square >= EXCLUSIVE_LEAST ? 1 / square : 0;
+    return square >= (real)EXCLUSIVE_LEAST ? 1 / square : 0;
 }
 
 static inline void exclusive_forward(floatX *y, const floatX *x, const floatX *v, int N, int heads, int NKV, int D,

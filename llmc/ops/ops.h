@@ -195,6 +195,8 @@ static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, gr
                                        const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D,
                                        size_t count); // +=
 
+// Nothing is removed where v.v is smaller: the square of 1e-12, below which PyTorch's normalize does not divide by |v|.
+#define EXCLUSIVE_LEAST 1e-24
 // y[n,h,:] = x[n,h,:] - (x.v / v.v) v, v = v[n,h/(heads/NKV),:]   x, y (N,heads,D), v (N,NKV,D) with row stride ldv
 static inline void exclusive_forward(floatX *y, const floatX *x, const floatX *v, int N, int heads, int NKV, int D,
                                      int ldv, absmax_t *max);
