@@ -206,8 +206,7 @@ static void test_comparison_presets(void) {
 static void test_match_params(void) {
     static const char *const windows[] = {"--window=0", "--window=64", "--yoco"};
     static const char *const more[] = {NULL, "--qk-norm", "--window=64"};
-    int covered[ATTENTION_VARIANT_COUNT] = {
-        0}; // combinations per variant: not all presets have heads for diff_grouped_*
+    int covered[ATTENTION_VARIANT_COUNT] = {0}; // presets and options; few presets have heads for diff_grouped_4
     for (int p = 0; p < PRESET_COUNT; p++)
         for (int i = 0; i < 3 * ATTENTION_VARIANT_COUNT; i++) {
             int v = i / 3;
