@@ -243,8 +243,8 @@ def keys_and_values(owner, x, cos, sin, cache, cache_position):
     """x (B,T,C) after its norm -> keys (B,NK,S,DQ) and values (B,NV,S,DV), of the cache too, and the values of x
     (B,T,NV,DV). In the cache, a value head of DV is DV/DQ heads of DQ: caches expect the shape of the keys."""
     s = owner.shape
-    key = rotate(owner.k_norm(owner.k_proj(x).unflatten(-1, (s.NK, s.DQ))), cos, sin).to(x.dtype)
     own = owner.v_proj(x)
+    key = rotate(owner.k_norm(owner.k_proj(x).unflatten(-1, (s.NK, s.DQ))), cos, sin).to(own.dtype)
     key, value = key.transpose(1, 2), own.unflatten(-1, (s.NK, s.DQ)).transpose(1, 2)
     if cache is not None:
         key, value = cache.update(key, value, owner.layer_idx, {"cache_position": cache_position})
@@ -322,7 +322,7 @@ class Attention(nn.Module):
     def forward(self, x, *shared, cos, sin, masks, past_key_values=None, cache_position=None, **kwargs):
         """x (B,T,C) after its norm; shared: the keys and values of YOCO -> (B,T,C), weights (B,NQ,T,S) or None"""
         v, s = self.variant, self.shape
-        query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (s.NQ, s.DQ))), cos, sin).to(x.dtype)
+        query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (s.NQ, s.DQ))), cos, sin)
         key, value, own = shared or keys_and_values(self, x, cos, sin, past_key_values, cache_position)
         mask = masks[self.layer_type]
         if self.window and mask is not None:  # with a window of 1, the cache returns keys that are not in the mask
@@ -330,7 +330,7 @@ class Attention(nn.Module):
 
         # Query head j of a value head reads its key head j % key_sets: j / key_sets and j % key_sets change places
         swap = lambda t, dim, *sizes: t.unflatten(dim, (s.NV, *sizes)).transpose(dim + 1, dim + 2).flatten(dim, dim + 2)
-        query = swap(query, 2, -1, v.key_sets).transpose(1, 2)
+        query = swap(query, 2, -1, v.key_sets).transpose(1, 2).to(value.dtype)
         value = value[:, :, None].expand(-1, -1, v.key_sets, -1, -1).flatten(1, 2)
         a, weights = self.attend(query, key, value, mask, **kwargs)
         a = swap(a, 2, v.key_sets, -1)  # (B,T,NQ,DV)
