@@ -1256,7 +1256,8 @@ static void test_checkpoint_wrong_tensors(void) {
         const char *remove, *add, *reshape, *word;
     } cases[] = {
         {"", "lm_head.weight", "", NULL}, // a copy of the embedding
-        {"", "lm_head.weight", "", "lm_head.weight differs from the embedding, but config.json has tie_word_embeddings"},
+        {"", "lm_head.weight", "",
+         "lm_head.weight differs from the embedding, but config.json has tie_word_embeddings"},
         {"", "score.weight", "", "unexpected tensor score.weight"},
         {"", "model.layers.2.input_layernorm.weight", "", "unexpected tensor model.layers.2.input_layernorm.weight"},
         {"model.layers.1.self_attn.lambda_proj.weight", "", "",

@@ -28,6 +28,7 @@ from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
 from make_fixtures import arrays_of
 from modeling_diffv2 import DiffV2ForCausalLM
+from run_tests import run_tests
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).resolve()
@@ -542,24 +543,10 @@ def test_what_the_program_has_no_place_for_is_refused_by_name():
         expect_refusal(path, f'model_type is "{other.model_type}"')
 
 
-def main():
-    failed = 0
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            try:
-                test()
-                note = "ok"
-            except AssertionError as error:
-                note, failed = f"FAILED: {error}", failed + 1
-            print(f"{name[5:].replace('_', ' ')}: {note}", flush=True)
-    print(
-        f"{failed} failed, largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in "
-        f"float32, PyTorch {torch.__version__}, transformers {transformers.__version__}, numpy {np.__version__}"
-    )
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    status = run_tests(globals())
+    print(
+        f"largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in float32",
+        file=sys.stderr,
+    )
+    sys.exit(status)
