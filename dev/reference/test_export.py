@@ -185,7 +185,7 @@ def test_bytes_are_exact_in_the_exported_tokenizer_and_texts_are_those_of_the_pr
 
 
 def test_a_tokenizer_json_is_exported_with_its_separator_and_texts_are_those_of_the_program():
-    path, bpe = directory("bpe"), tokenizers.Tokenizer(tokenizers.models.BPE())  # as data/prepare.py --train-bpe
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())  # as data/prepare.py --train-bpe
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
