@@ -22,7 +22,11 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
     "lab": ("scripts/lab/requirements.txt", ("matplotlib", "plotly")),
     "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy")),
     "format": ("dev/format/requirements.txt", ()),
+    "hub": ("dev/reference/requirements.txt", ()),
+    "hub-oldest": ("dev/reference/oldest/requirements.txt", ()),
 }
+BASES = {"hub-oldest": "hub"}  # an environment also has the packages of its base, unless it has other versions
+COMPLETED_BY = {"hub": "dev/reference/absent_cuda.py"}  # run in the environment after its installation
 
 
 def fail(message):
@@ -40,11 +44,19 @@ def install(name):
     """The interpreter of the virtual environment, which is created or updated if its requirements have changed."""
     requirements, place = ROOT / ENVIRONMENTS[name][0], ROOT / f"build/venv-{name}"
     python, installed, wanted = place / "bin/python", place / "requirements.txt", requirements.read_text()
+    base = BASES.get(name) and Path(install(BASES[name])).parent.parent
     if not installed.exists() or installed.read_text() != wanted:
         print(f"installing Python packages into {place.relative_to(ROOT)} (once)", file=sys.stderr, flush=True)
         run([sys.executable, "-m", "venv", str(place)], "creating a virtual environment")
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, "--require-hashes", "--only-binary", ":all:", "-r", str(requirements)], "pip install")
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        run(
+            [*pip, "--no-compile", "--require-hashes", "--only-binary", ":all:", "-r", str(requirements)], "pip install"
+        )
+        if base:
+            packages = "lib/python{}.{}/site-packages".format(*sys.version_info)
+            (place / packages / "base.pth").write_text(f"{base / packages}\n")
+        if name in COMPLETED_BY:
+            run([str(python), str(ROOT / COMPLETED_BY[name])], COMPLETED_BY[name])
         installed.write_text(wanted)
     return str(python)
 
