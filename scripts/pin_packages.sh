@@ -32,5 +32,6 @@ pin data
 pin data/gpt2_ranks --no-deps
 pin scripts/lab
 pin scripts/cuda_python --no-deps
+pin scripts/export_python
 pin dev/format --no-deps
 pin tests
