@@ -5,13 +5,11 @@ training and the library's tools. test_hub.py compares the class with the progra
 
   tolerance  float64 1e-10 of the largest element: order of summation, as in test_hub.py. Logits are compared with those
              of model.py for each row alone, gradients with those of eager attention, which test_hub.py compares.
-  requires   PyTorch 2.6, transformers 4.57 and numpy, or later; not train_diffv2. What needs accelerate, peft or
-             bitsandbytes is skipped without it, and the test says so.
+  requires   PyTorch 2.6, transformers 4.57, accelerate, peft and numpy, or later; not train_diffv2
 
-Usage: test_modeling.py [WORD...]   the tests whose name contains the words
+Usage: test_modeling.py [WORD...]   tests whose name contains one of the words
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -31,6 +29,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, DynamicC
 import export_hub
 import model as reference
 from modeling_diffv2 import VARIANTS, DiffV2Config, DiffV2ForCausalLM, DiffV2ForSequenceClassification
+from run_tests import run_tests
 
 NEW = int(transformers.__version__.split(".")[0]) >= 5
 V, T, L, PAD = 37, 20, 4, 36
@@ -362,14 +361,7 @@ def test_what_is_saved_after_an_export_opens_elsewhere_with_its_code_and_a_large
     expect_equal(torch.load(again / "logits.pt"), logits_of(torch.arange(20)), "saved again")
 
 
-def missing(*packages):
-    lacking = [p for p in packages if importlib.util.find_spec(p) is None]
-    return f"skipped: {', '.join(lacking)} is not installed" if lacking else None
-
-
 def test_the_trainer_of_the_library_learns_from_padded_batches():
-    if note := missing("accelerate"):
-        return note
     model = make("diff_v2", "yoco", "sdpa")[0].float()
     rows = [{"input_ids": tokens(n, seed=n)} for n in (T, 6, 11, 9)]
     arguments = transformers.TrainingArguments(
@@ -391,8 +383,6 @@ def test_the_trainer_of_the_library_learns_from_padded_batches():
 
 
 def test_lora_adapters_train_generate_and_merge():
-    if note := missing("peft", "accelerate"):
-        return note
     from peft import LoraConfig, get_peft_model
 
     for variant, layers in [("diff_v2", "yoco"), ("diff_v1", "mixed")]:
@@ -418,8 +408,6 @@ def test_lora_adapters_train_generate_and_merge():
 
 @torch.no_grad()
 def test_layers_on_disk_and_automatic_placement_compute_the_same():
-    if note := missing("accelerate"):
-        return note
     path = Path(WORK.name) / "placed"
     model, logits_of = make("diff_v1", "yoco")
     model.save_pretrained(path)
@@ -435,23 +423,6 @@ def test_layers_on_disk_and_automatic_placement_compute_the_same():
         assert torch.equal(found, generate(model, row[None], use_cache=False)), device_map
 
 
-def main(arguments):
-    failed = skipped = 0
-    torch.set_num_threads(1)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    for name, test in list(globals().items()):
-        if not name.startswith("test_") or not all(word in name for word in arguments):
-            continue
-        try:
-            note = test() or "ok"
-            skipped += note != "ok"
-        except AssertionError as error:
-            note, failed = f"FAILED: {error}", failed + 1
-        print(f"{name[5:].replace('_', ' ')}: {note}", flush=True)
-    print(f"{failed} failed, {skipped} skipped, PyTorch {torch.__version__}, transformers {transformers.__version__}")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    torch.set_num_threads(1)
+    sys.exit(run_tests(globals()))
