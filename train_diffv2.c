@@ -17,6 +17,7 @@ CUDA operations.
 #include "llmc/run/dry_run.h"
 #include "llmc/run/environment.h"
 #include "llmc/run/evaluation.h"
+#include "llmc/run/evaluation_choices.h"
 #include "llmc/run/gemm_table.h"
 #include "llmc/run/generated_text.h"
 #include "llmc/run/layer_stats.h"
@@ -747,13 +748,20 @@ static void model_await_params(const Model *model) {
 // ---------------------------------------------------------------------------------------------------
 // Other uses of the forward: evaluation and generation
 
-// The forward of an EvaluationModel: up to the final norm, with a call of `visit` after each layer unless it is NULL.
+// The forward of an EvaluationModel: up to the final norm, with a call of `visit` after each layer unless it is NULL;
+// then the LM head is ready.
 static void model_forward_tokens(void *data, const int *tokens, int B, int T, LayerVisit visit, void *visitor) {
     Model *model = (Model *)data;
     Rows r = {B, T, 0, 0};
     model_read_batch(model, tokens, tokens, NULL, B * T);
     model_forward_embedding(model, B * T);
     model_forward_layers(model, 0, model->plan.config.L, r, visit, visitor);
+    weight_copies_refresh(&model->copies, &model->plan, model->params, model->plan.config.L);
+}
+
+static EvaluationModel evaluation_model(Model *model) {
+    EvaluationModel m = {&model->plan, &model->acts, linear_of(model, LINEAR_HEAD, 0), model, model_forward_tokens};
+    return m;
 }
 
 // Logits [B][V] of B rows of the final norm's output.
@@ -832,6 +840,7 @@ typedef struct {
     Model model;
     Model sampling_model; // the same parameters with memory for generation; only with --sample-every
     DataLoader train, val;
+    ChoiceTasks choices;                   // --eval-choices
     uint64_t fingerprint, val_fingerprint; // of their data
     RunTokenizer tokenizer;
     Prompts prompts;     // --prompts
@@ -946,9 +955,18 @@ static double run_validate(Run *run, double *by_position) {
     return sum / ((double)windows * T);
 }
 
+// The validation loss, and the multiple-choice tasks.
 static void run_log_validation(Run *run) {
-    run->val_loss = run_validate(run, NULL);
-    log_validation(&run->log, run->state.step, run->val_loss, run_validation_windows(run), run->val_fingerprint);
+    if (run->val.shard_count) {
+        run->val_loss = run_validate(run, NULL);
+        log_validation(&run->log, run->state.step, run->val_loss, run_validation_windows(run), run->val_fingerprint);
+    }
+    EvaluationModel m = evaluation_model(&run->model);
+    watch_phase(PHASE_VALIDATION);
+    for (int i = 0; i < run->choices.count; i++) {
+        ChoiceScore score = choices_measure(&m, &run->choices.tasks[i]);
+        log_choices(&run->log, run->state.step, &score);
+    }
 }
 
 // --quantize: the validation loss for each SPEC, into list. Returns their number; the model is as before.
@@ -980,7 +998,7 @@ static void run_evaluate(Run *run) {
     int quantized_count = run_validate_quantized(run, quantized);
     double *by_position = (double *)checked_calloc(model->plan.T, sizeof(double));
     double loss = run_validate(run, by_position);
-    Evaluation e = {{&model->plan, &model->acts, linear_of(model, LINEAR_HEAD, 0), model, model_forward_tokens},
+    Evaluation e = {evaluation_model(model),
                     &run->val,
                     loss,
                     quantized,
@@ -990,7 +1008,8 @@ static void run_evaluate(Run *run) {
                     run->val_fingerprint,
                     o->seed,
                     o->eval_out,
-                    o->dump_attention};
+                    o->dump_attention,
+                    &run->choices};
     evaluate(&e);
     free(by_position);
     CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
@@ -1000,8 +1019,7 @@ static void run_probe(Run *run, const char *checkpoint) {
     Model *model = &run->model;
     Probe p;
     memset(&p, 0, sizeof(p));
-    EvaluationModel m = {&model->plan, &model->acts, linear_of(model, LINEAR_HEAD, 0), model, model_forward_tokens};
-    p.model = m;
+    p.model = evaluation_model(model);
     p.params = model->params;
     p.val = &run->val;
     p.tokenizer = run->tokenizer.tokenizer;
@@ -1018,10 +1036,11 @@ static Generator run_generator(const Run *run, Model *model) {
     return model_generator(model, o->temperature, (int)o->top_k, stop);
 }
 
-// Prints `count` tokens that a model for generation appends to the prompt; false when its logits are not finite.
-static bool run_generate(const Run *run, Model *model, int count, uint64_t key) {
+// Prints, and writes to a log or NULL, `count` tokens that a model for generation appends to the prompt; false when its
+// logits are not finite.
+static bool run_generate(const Run *run, Model *model, int count, uint64_t key, Log *log) {
     Generator generator = run_generator(run, model);
-    return print_generated(&generator, &run->tokenizer, count, key);
+    return print_generated(&generator, &run->tokenizer, count, key, log, run->state.step);
 }
 
 static void run_print_sample(Run *run) {
@@ -1030,7 +1049,7 @@ static void run_print_sample(Run *run) {
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->state.step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->state.step);
-    bool whole = run_generate(run, &run->sampling_model, SAMPLE_TOKENS, key);
+    bool whole = run_generate(run, &run->sampling_model, SAMPLE_TOKENS, key, &run->log);
     printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
     progress_flush();
 }
@@ -1182,7 +1201,7 @@ static void run_train_begin(Run *run) {
     print_training(run->state.step, o, comm_ranks(), run->micro_steps, run->peak_gflops, run->peak_from);
     if (o->stats_every && !o->out)
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
-    if (o->val_data && run->state.step == 0) run_log_validation(run);
+    if (run->state.step == 0) run_log_validation(run);
     run->checkpointer.saved_at = now_seconds();
     dataloader_start(&run->train, run->state.next_window);
 }
@@ -1212,7 +1231,7 @@ static int run_train(Run *run) {
         run_stop_when_nothing_is_finite(run);
         run_roll_back(run);
         bool last = s->step == o->steps;
-        if (o->val_data && (last || every(s->step, o->val_every))) run_log_validation(run);
+        if (last || every(s->step, o->val_every)) run_log_validation(run);
         if (every(s->step, o->sample_every)) run_print_sample(run);
         stop = run_stop(run) || last || s->step == o->stop_after;
         bool finite = s->guard.not_finite_in_row == 0; // --keep must not delete a good checkpoint for a bad one
@@ -1296,6 +1315,8 @@ static void run_open_data(Run *run, const char *loaded) {
     if (mode->train_data) run_data_open(&run->train, o, "train-data", o->train_data, V, true);
     if (mode->val_data && o->val_data) run_data_open(&run->val, o, "val-data", o->val_data, V, false);
     if (run->val.shard_count) run_plan_last_batch(run);
+    if (run->mode == MODE_TRAIN || run->mode == MODE_EVAL)
+        run->choices = choices_open_all(o->eval_choices, V, (int)o->seq_len, run->tokenizer.tokenizer);
 }
 
 // The peak that the speed of a step is compared with: the manufacturer's, or that of a matrix product measured now.
@@ -1383,6 +1404,7 @@ static void run_close(Run *run) {
     background_close();
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
+    choices_close_all(&run->choices);
     log_close(&run->log);
     free_sequences(run->sequences, run->prompts.count);
     prompts_close(&run->prompts);
@@ -1443,6 +1465,7 @@ static void run_open_log(Run *run, const Resume *resume, int argc, char **argv) 
                       per_token,
                       &run->train,
                       run->options.val_data ? &run->val : NULL,
+                      &run->choices,
                       run->fingerprint,
                       run_windows(run),
                       run->peak_gflops,
@@ -1487,7 +1510,7 @@ static void mode_generate(Run *run) {
               broken, run->prompts.count);
         return;
     }
-    bool whole = run_generate(run, model, (int)o->generate, random_key("generate", o->seed));
+    bool whole = run_generate(run, model, (int)o->generate, random_key("generate", o->seed), NULL);
     CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
 }
 

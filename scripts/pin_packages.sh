@@ -32,6 +32,7 @@ pin data
 pin data/gpt2_ranks --no-deps
 pin scripts/lab
 pin scripts/cuda_python --no-deps
+pin scripts/export_python
 pin dev/format --no-deps
 pin tests
 absent=(triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-{cublas,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse}

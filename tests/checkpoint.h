@@ -1412,6 +1412,7 @@ static void test_log_records(void) {
     log_number(log, "loss_z", NAN);
     log_bool(log, "skipped", true);
     log_string(log, "text", "a \"b\"\n\xFF");
+    log_bytes(log, "bytes", "c\0d", 3);
     log_end(log);
     static char text[200000];
     memset(text, '\n', sizeof(text) - 1); // twelve times too long when escaped
@@ -1438,7 +1439,7 @@ static void test_log_records(void) {
     char *lines = ckpt_read_file(ckpt_path("%s/log.jsonl", dir.text).text, &size);
     const char *want = "{\"kind\": \"train\", \"step\": 3, \"loss\": 3.14159274, \"nan\": null, \"inf\": null, "
                        "\"tokens\": -9223372036854775808, \"loss_z\": null, \"skipped\": true, "
-                       "\"text\": \"a \\\"b\\\"\\u000a\xEF\xBF\xBD\"}\n";
+                       "\"text\": \"a \\\"b\\\"\\u000a\xEF\xBF\xBD\", \"bytes\": \"c\\u0000d\"}\n";
     EXPECT(strncmp(lines, want, strlen(want)) == 0, "the record is %.300s", lines);
     EXPECT(count_lines(lines) == 3, "%d lines", count_lines(lines));
     char *second = strchr(lines, '\n') + 1, *third = strchr(second, '\n') + 1;

@@ -1,7 +1,8 @@
 /*
 evaluation.h: --eval: the validation loss, the loss by position, the loss with rounded numbers (quantization.h),
-associative recall (recall.h), attention statistics (evaluation_attention.h) and the rounding errors of attention
-(evaluation_rounding.h), printed and, with --eval-out FILE, written as JSON. Recall is measured without --doc-mask.
+multiple-choice tasks (evaluation_choices.h), associative recall (recall.h), attention statistics
+(evaluation_attention.h) and the rounding errors of attention (evaluation_rounding.h), printed and, with --eval-out
+FILE, written as JSON. Recall is measured without --doc-mask.
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
@@ -9,6 +10,7 @@ associative recall (recall.h), attention statistics (evaluation_attention.h) and
 #include "../data/data_identity.h"
 #include "../data/recall.h"
 #include "evaluation_attention.h"
+#include "evaluation_choices.h"
 #include "evaluation_rounding.h"
 #include "quantization.h"
 
@@ -126,6 +128,7 @@ typedef struct {
     uint64_t windows;          // of the losses: the first ones
     uint64_t data_fingerprint, seed;
     const char *eval_out, *dump_attention; // files, or NULL
+    const ChoiceTasks *choices;
 } Evaluation;
 
 // Recall, attention and its rounding, which one process measures.
@@ -155,6 +158,7 @@ static inline void evaluate(const Evaluation *e) {
     json_add_u64(json, "data_fingerprint", e->data_fingerprint);
     json_add_u64(json, "seed", e->seed);
     report_quantized(e->quantized, e->quantized_count, e->loss, json);
+    evaluate_choices(&e->model, e->choices, json);
     if (comm_ranks() == 1) evaluate_model(e, json);
     else printf("recall and attention are measured by one process, not by %d ranks\n", comm_ranks());
     if (e->eval_out) {

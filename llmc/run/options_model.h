@@ -4,7 +4,7 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #ifndef LLMC_OPTIONS_MODEL_H
 #define LLMC_OPTIONS_MODEL_H
 #include "../comm/comm.h"
-#include "../data/corpus.h"
+#include "../data/choices.h"
 #include "../base/host.h"
 #include "../model/model_config.h"
 #include "../ops/all_ops.h"
@@ -198,6 +198,15 @@ static inline int options_quantize_problems(const char *list) {
     return problems;
 }
 
+static inline int options_choices_problems(const char *text) {
+    const char *why = NULL;
+    OptionText shown;
+    int problems = 0;
+    free(choices_parse(text, &why).items);
+    if (why) REFUSE(problems, "--eval-choices '%s' is not accepted: %s", option_shown(shown, text), why);
+    return problems;
+}
+
 // Reports a --device that no row matches. Returns 1.
 static inline int options_unknown_device(const char *name) {
     char list[2048] = "";
@@ -245,6 +254,7 @@ static inline int options_exclusions(const Options *o) {
     if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
         REFUSE(problems, "--eval-out and --dump-attention require a single process, not %d ranks", comm_ranks());
     if (o->quantize) problems += options_quantize_problems(o->quantize);
+    if (o->eval_choices) problems += options_choices_problems(o->eval_choices);
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
         REFUSE(problems,
@@ -291,7 +301,8 @@ static inline void options_finish(Options *o, int ranks) {
     int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
     if (problems) program_exit(EXIT_USAGE);
     options_limit_threads(o, host_cores(""));
-    if (o->val_every && !o->val_data) warn("--val-every has no effect without --val-data");
+    if (o->val_every && !o->val_data && !o->eval_choices)
+        warn("--val-every has no effect without --val-data or --eval-choices");
     if (o->rollback && (!o->out || !o->checkpoint_every))
         warn("--rollback has no effect without --out and --checkpoint-every: there is no checkpoint to return to");
 }

@@ -9,6 +9,7 @@ it.
 #include "../comm/comm.h"
 #include "../data/data_identity.h"
 #include "environment.h"
+#include "evaluation_choices.h"
 #include "options_json.h"
 #include <sys/utsname.h>
 
@@ -20,6 +21,7 @@ typedef struct {
     int F; // MLP width
     double flops_per_token;
     const DataLoader *train, *val; // val: NULL without --val-data
+    const ChoiceTasks *choices;
     uint64_t data_fingerprint;
     double windows;        // of the training order that the whole run reads
     double peak_gflops;    // flops_util of the log is a share of it
@@ -39,6 +41,7 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON *data = cJSON_AddObjectToObject(json, "data");
     cJSON_AddItemToObject(data, "train", dataloader_describe(f->train, f->windows));
     if (f->val) cJSON_AddItemToObject(data, "val", dataloader_describe(f->val, 0));
+    if (f->choices->count) cJSON_AddItemToObject(data, "choices", choices_describe(f->choices));
     cJSON_AddStringToObject(json, "revision", source_revision());
 }
 
