@@ -21,6 +21,8 @@
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
 #   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed
 #                    (tests/soak.sh), exports of runs; with --all the Slurm recipe under Slurm
+#   Hub              the class for Transformers, checkpoints in both directions, and exported directories, with PyTorch
+#                    and Transformers on the CPU; with --all every fixture, and the oldest supported Transformers
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #
@@ -299,6 +301,21 @@ runs() {
         skip "Slurm: $(tail -n 1 "$scratch/slurm")"
     fi
 }
+hub() {
+    local environment environments=(hub) tests=(modeling export) more=() python name
+    [ $all_tests = no ] || environments+=(hub-oldest) tests+=(hub) more=(--all)
+    build "the trainer" build/train_diffv2 || return
+    for environment in "${environments[@]}"; do
+        if ! python=$(python3 scripts/python_environment.py "$environment" 2>"$scratch/python"); then
+            skip "Hub: $(tail -n 1 "$scratch/python")"
+            continue
+        fi
+        for name in "${tests[@]}"; do
+            CUDA_VISIBLE_DEVICES='' TRAIN_DIFFV2=build/train_diffv2 run "test_$name.py in $environment" \
+                "$python" "dev/reference/test_$name.py" "${more[@]}"
+        done
+    done
+}
 lab() {
     local python reports=(--report --browser)
     if ! python=$(python3 scripts/python_environment.py lab 2>"$scratch/python"); then
@@ -348,6 +365,7 @@ if [ $quick = no ]; then
     stage compile_cuda "nvcc"
     stage data "data"
     stage runs "runs"
+    stage hub "Hub"
     stage lab "lab"
     stage fuzzing "fuzzing"
 fi

@@ -98,21 +98,24 @@ def in_float64(model):
 
 
 def test_a_bf16_diff_v1_loses_nothing_as_a_diffllama():
-    path = directory("half/diff_v1_b")  # products of two bf16 numbers are exact in F32
-    weights = load_file(FIXTURES / "diff_v1_b" / "model.safetensors")
-    save_file({n: w.to(torch.bfloat16) for n, w in weights.items()}, path / "model.safetensors")
-    (path / "config.json").write_text((FIXTURES / "diff_v1_b" / "config.json").read_text())
-    out = exported(path, "half/diffllama", "--as", "diffllama")
-    kinds = {n: w.dtype for n, w in load_file(out / "model.safetensors").items()}
-    assert {n.split(".")[-2] for n, kind in kinds.items() if kind is torch.float32} == {"o_proj"}, kinds
-    sdpa = dict(dtype=torch.float64, attn_implementation="sdpa")  # eager: softmax in float32
-    model = in_float64(DiffLlamaForCausalLM.from_pretrained(out, **sdpa))
-    batch = torch.arange(64).view(2, 32) * 7 % 37
-    with torch.no_grad():
-        found, expected = model(batch).logits, open_model(path, torch.float64)(input_ids=batch).logits
-    difference = float((found - expected).abs().max() / expected.abs().max())
-    assert difference < 2**-22, f"logits differ by {difference:.1e}"
-    return f"logits differ by {difference:.1e}"
+    config, worst = (FIXTURES / "diff_v1_b" / "config.json").read_text(), []
+    for lambdas, tolerance in ((1, 2**-22), (0, 1e-12)):  # exp(0) is exact in float32
+        path = directory(f"half/{lambdas}")  # products of two bf16 numbers are exact in F32
+        weights = load_file(FIXTURES / "diff_v1_b" / "model.safetensors")
+        weights = {n: w * (lambdas if ".lambda_" in n else 1) for n, w in weights.items()}
+        save_file({n: w.to(torch.bfloat16) for n, w in weights.items()}, path / "model.safetensors")
+        (path / "config.json").write_text(config)
+        out = exported(path, f"half/{lambdas}", "--as", "diffllama")
+        wide = {n.split(".")[-2] for n, w in load_file(out / "model.safetensors").items() if w.dtype is torch.float32}
+        assert wide == {"o_proj"}, wide
+        sdpa = dict(dtype=torch.float64, attn_implementation="sdpa")  # eager: softmax in float32
+        model = in_float64(DiffLlamaForCausalLM.from_pretrained(out, **sdpa))
+        batch = torch.arange(64).view(2, 32) * 7 % 37
+        with torch.no_grad():
+            found, expected = model(batch).logits, open_model(path, torch.float64)(input_ids=batch).logits
+        worst.append(float((found - expected).abs().max() / expected.abs().max()))
+        assert worst[-1] < tolerance, f"lambdas times {lambdas}: logits differ by {worst[-1]:.1e}"
+    return f"logits differ by {worst[0]:.1e}, and by {worst[1]:.1e} where lambda is exact in float32"
 
 
 def test_what_diffllama_does_not_hold_is_refused():
