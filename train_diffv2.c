@@ -1036,10 +1036,11 @@ static Generator run_generator(const Run *run, Model *model) {
     return model_generator(model, o->temperature, (int)o->top_k, stop);
 }
 
-// Prints `count` tokens that a model for generation appends to the prompt; false when its logits are not finite.
-static bool run_generate(const Run *run, Model *model, int count, uint64_t key) {
+// Prints, and writes to a log or NULL, `count` tokens that a model for generation appends to the prompt; false when its
+// logits are not finite.
+static bool run_generate(const Run *run, Model *model, int count, uint64_t key, Log *log) {
     Generator generator = run_generator(run, model);
-    return print_generated(&generator, &run->tokenizer, count, key);
+    return print_generated(&generator, &run->tokenizer, count, key, log, run->state.step);
 }
 
 static void run_print_sample(Run *run) {
@@ -1048,7 +1049,7 @@ static void run_print_sample(Run *run) {
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->state.step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->state.step);
-    bool whole = run_generate(run, &run->sampling_model, SAMPLE_TOKENS, key);
+    bool whole = run_generate(run, &run->sampling_model, SAMPLE_TOKENS, key, &run->log);
     printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
     progress_flush();
 }
@@ -1509,7 +1510,7 @@ static void mode_generate(Run *run) {
               broken, run->prompts.count);
         return;
     }
-    bool whole = run_generate(run, model, (int)o->generate, random_key("generate", o->seed));
+    bool whole = run_generate(run, model, (int)o->generate, random_key("generate", o->seed), NULL);
     CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
 }
 

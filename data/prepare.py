@@ -76,7 +76,7 @@ class Bytes:
 class Library:
     """A tokenizer.json. The text of a special token in a document is encoded as text."""
 
-    def __init__(self, path, name, separator):
+    def __init__(self, path, name, separator, required=True):
         try:
             self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises Exception
@@ -88,13 +88,15 @@ class Library:
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values()) + 1
         texts = [separator] if separator else [s for s in SEPARATORS if s in vocab]
-        if not texts or texts[0] not in vocab:
+        if not texts and not required:
+            texts = [None]
+        if not texts or (texts[0] and texts[0] not in vocab):
             raise BadInput(
                 f"the tokenizer has no token '{separator}'"
                 if separator
                 else "the tokenizer has no known separator of documents: specify --separator"
             )
-        self.separator, self.separator_text = vocab[texts[0]], texts[0]
+        self.separator, self.separator_text = vocab.get(texts[0]), texts[0]
 
     def encode(self, texts):
         return [np.asarray(e.ids, np.uint32) for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
@@ -110,20 +112,26 @@ def find_tokenizer(options, out, inputs):
         temporary = out / "tokenizer.json.tmp"
         if options.train_bpe:
             train_bpe(options, inputs, out, temporary)
-        elif name == "gpt2":
-            import gpt2_tokenizer
-
-            gpt2_tokenizer.write_tokenizer(temporary, options.gpt2_ranks)
-        elif os.path.exists(name):
-            shutil.copyfile(name, temporary)
         else:
-            try:
-                shutil.copyfile(hub().hf_hub_download(name, "tokenizer.json"), temporary)
-            except Exception as error:
-                kinds = "bytes, gpt2, a file, or a reachable repository of the Hub"
-                raise BadInput(f"--tokenizer {name} is not {kinds}: {first_line(error)}") from None
+            write_tokenizer_json(name, options.gpt2_ranks, temporary)
         os.replace(temporary, path)
     return Library(path, Path(name).name if os.path.exists(name) else name, options.separator)
+
+
+def write_tokenizer_json(name, gpt2_ranks, path):
+    """A copy of the tokenizer.json of GPT-2, a file, or a repository of the Hub."""
+    if name == "gpt2":
+        import gpt2_tokenizer
+
+        gpt2_tokenizer.write_tokenizer(path, gpt2_ranks)
+    elif os.path.exists(name):
+        shutil.copyfile(name, path)
+    else:
+        try:
+            shutil.copyfile(hub().hf_hub_download(name, "tokenizer.json"), path)
+        except Exception as error:
+            kinds = "bytes, gpt2, a file, or a reachable repository of the Hub"
+            raise BadInput(f"--tokenizer {name} is not {kinds}: {first_line(error)}") from None
 
 
 def train_bpe(options, inputs, out, path):

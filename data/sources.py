@@ -25,6 +25,7 @@ class HubCorpus:
     tokens: float  # by GPT-2's tokenizer, as published or from the published size of the text
     download: float  # bytes
     about: str
+    revision: str | None = None  # None: the newest
 
 
 # sizes: from the dataset cards
@@ -117,7 +118,7 @@ def hub_inputs(corpus, mirror):
             raise BadInput(f"{root} has no files {corpus.files}: it is not a copy of {corpus.repository}")
         return found
     try:
-        commit = hub().HfApi().dataset_info(corpus.repository).sha
+        commit = hub().HfApi().dataset_info(corpus.repository, revision=corpus.revision).sha
         tree = (
             hub()
             .HfApi()

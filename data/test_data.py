@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import shards
+import test_choices
 import zstandard
 from sources import HUB
 from tokenizers import Tokenizer
@@ -491,6 +492,7 @@ TESTS = (
     the_trainer_reads_a_corpus_and_generates_its_text,
     shards_are_printed_and_verified,
     megatron_corpora_are_converted,
+    *test_choices.TESTS,
 )
 
 

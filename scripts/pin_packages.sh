@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # pin_packages.sh: writes each requirements.txt of Python packages from the requirements.in beside it: the exact
-# versions of the packages and their dependencies, with hashes, for Python 3.10 and later. A package without a version
+# versions of the packages and their dependencies, with hashes, for Python 3.10 and later, or $python. A package without a version
 # in requirements.in gets the newest. pip installs only wheels from these files, so it runs no code to build a package.
 # Requires uv.
 #
@@ -19,7 +19,7 @@ command -v uv >/dev/null || {
 pin() { # directory, further options...
     local directory=$1 pins
     shift
-    pins=$(uv pip compile -q --universal --python-version 3.10 --generate-hashes --only-binary :all: --no-header \
+    pins=$(uv pip compile -q --universal --python-version "${python-3.10}" --generate-hashes --only-binary :all: --no-header \
         --no-annotate "$@" "$directory/requirements.in")
     {
         echo "# Written by scripts/pin_packages.sh from requirements.in."
@@ -32,5 +32,10 @@ pin data
 pin data/gpt2_ranks --no-deps
 pin scripts/lab
 pin scripts/cuda_python --no-deps
+pin scripts/export_python
 pin dev/format --no-deps
 pin tests
+absent=(triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-{cublas,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse}
+    nvidia-{cuda-cccl,cuda-cupti,cuda-nvrtc,cusparselt-cu13,nccl-cu13,nvjitlink,nvshmem-cu13,nvtx})
+python=3.11 pin dev/reference "${absent[@]/#/--no-emit-package=}"
+python=3.11 pin dev/reference/oldest --no-deps

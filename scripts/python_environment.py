@@ -5,6 +5,7 @@
 
 A script calls ensure(NAME) before it imports such packages. ensure() returns if the current interpreter can import
 them. Otherwise it creates build/venv-NAME, installs the packages there, and restarts the script with that interpreter.
+Of an installation by `make install`, whose files belong to root, it is ~/.cache/diffv2/venv-NAME (XDG_CACHE_HOME).
 """
 
 import importlib.util
@@ -21,8 +22,20 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
     ),
     "lab": ("scripts/lab/requirements.txt", ("matplotlib", "plotly")),
     "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy")),
+    "export": ("scripts/export_python/requirements.txt", ("tensorboard", "wandb")),
     "format": ("dev/format/requirements.txt", ()),
+    "hub": ("dev/reference/requirements.txt", ()),
+    "hub-oldest": ("dev/reference/oldest/requirements.txt", ()),
 }
+BASES = {"hub-oldest": "hub"}  # an environment also has the packages of its base, unless it has other versions
+COMPLETED_BY = {"hub": "dev/reference/absent_cuda.py"}  # run in the environment after its installation
+
+
+def place_of(name):
+    """The directory of a virtual environment."""
+    if (ROOT / "Makefile").exists():
+        return ROOT / f"build/venv-{name}"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / f"diffv2/venv-{name}"
 
 
 def fail(message):
@@ -38,13 +51,21 @@ def run(command, what):
 
 def install(name):
     """The interpreter of the virtual environment, which is created or updated if its requirements have changed."""
-    requirements, place = ROOT / ENVIRONMENTS[name][0], ROOT / f"build/venv-{name}"
+    requirements, place = ROOT / ENVIRONMENTS[name][0], place_of(name)
     python, installed, wanted = place / "bin/python", place / "requirements.txt", requirements.read_text()
+    base = BASES.get(name) and Path(install(BASES[name])).parent.parent
     if not installed.exists() or installed.read_text() != wanted:
-        print(f"installing Python packages into {place.relative_to(ROOT)} (once)", file=sys.stderr, flush=True)
+        print(f"installing Python packages into {os.path.relpath(place)} (once)", file=sys.stderr, flush=True)
         run([sys.executable, "-m", "venv", str(place)], "creating a virtual environment")
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, "--require-hashes", "--only-binary", ":all:", "-r", str(requirements)], "pip install")
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        run(
+            [*pip, "--no-compile", "--require-hashes", "--only-binary", ":all:", "-r", str(requirements)], "pip install"
+        )
+        if base:
+            packages = "lib/python{}.{}/site-packages".format(*sys.version_info)
+            (place / packages / "base.pth").write_text(f"{base / packages}\n")
+        if name in COMPLETED_BY:
+            run([str(python), str(ROOT / COMPLETED_BY[name])], COMPLETED_BY[name])
         installed.write_text(wanted)
     return str(python)
 
@@ -57,7 +78,7 @@ def interpreter(name):
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if modules and not missing:
         return sys.executable
-    if missing and Path(sys.prefix) == ROOT / f"build/venv-{name}":
+    if missing and Path(sys.prefix) == place_of(name):
         fail(f"cannot import {', '.join(missing)} after installing {ENVIRONMENTS[name][0]}; remove {sys.prefix}")
     return install(name)
 

@@ -20,7 +20,7 @@
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
 #   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed
-#                    (tests/soak.sh); with --all the Slurm recipe under Slurm
+#                    (tests/soak.sh), exports of runs; with --all the Slurm recipe under Slurm
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #
@@ -279,13 +279,18 @@ data() {
     fi
 }
 runs() {
-    local rounds=5 programs=(build/train_diffv2 build/text_to_shards)
+    local python rounds=5 programs=(build/train_diffv2 build/text_to_shards)
     [ $all_tests = no ] || rounds=20
     ! has_cuda_headers || programs+=(build/oncpu/test_trainer) # for the figures of the recipes
     build "the trainer" "${programs[@]}" || return
     run_script tests/readme_test.py
     run_script tests/recipe_test.sh
     run_script tests/soak.sh --rounds $rounds
+    if python=$(python3 scripts/python_environment.py export 2>"$scratch/python"); then
+        run tests/export_test.py "$python" tests/export_test.py
+    else
+        skip "export: $(tail -n 1 "$scratch/python")"
+    fi
     if [ $all_tests = no ]; then
         :
     elif tests/slurm_test.sh --check 2>"$scratch/slurm"; then
@@ -321,7 +326,7 @@ scripts/install_deps.sh --with-mpi || {
 stage float "float"
 if [ $quick = no ]; then
     # before the stages, of which several use one environment; each of them reports what is missing
-    for environment in tests data lab; do
+    for environment in tests data lab export; do
         python3 scripts/python_environment.py $environment >/dev/null 2>&1
     done
     stage sources "sources"

@@ -1255,7 +1255,9 @@ static void test_checkpoint_wrong_tensors(void) {
     static const struct {
         const char *remove, *add, *reshape, *word;
     } cases[] = {
-        {"", "lm_head.weight", "", "lm_head.weight exists, but config.json has tie_word_embeddings true"},
+        {"", "lm_head.weight", "", NULL}, // a copy of the embedding
+        {"", "lm_head.weight", "",
+         "lm_head.weight differs from the embedding, but config.json has tie_word_embeddings"},
         {"", "score.weight", "", "unexpected tensor score.weight"},
         {"", "model.layers.2.input_layernorm.weight", "", "unexpected tensor model.layers.2.input_layernorm.weight"},
         {"model.layers.1.self_attn.lambda_proj.weight", "", "",
@@ -1284,13 +1286,16 @@ static void test_checkpoint_wrong_tensors(void) {
             count++;
         }
         free(all);
-        if (*cases[i].add) specs[count++] = ckpt_spec(cases[i].add, DTYPE_F32, 1, 3, 0);
+        bool head = strcmp(cases[i].add, "lm_head.weight") == 0; // of the model's V and C
+        if (*cases[i].add) specs[count++] = ckpt_spec(cases[i].add, DTYPE_F32, head ? 2 : 1, head ? 11 : 3, 12);
         real zeros[512];
         memset(zeros, 0, sizeof(zeros));
         SafeTensorsWriter *w =
             safetensors_create(ckpt_path("%s/model.safetensors", other.text).text, specs, count, true);
-        for (int t = 0; t < count; t++)
+        for (int t = 0; t < count; t++) {
+            if (t == count - 1 && head && cases[i].word) zeros[11 * 12 - 1] = 1; // the last element of the head
             safetensors_write(w, t, 0, zeros, DTYPE_OF(real), safetensors_spec_elements(&specs[t]));
+        }
         safetensors_finish(w);
         if (cases[i].word) ckpt_refused("load-weights", other.text, "", cases[i].word);
         else ckpt_accepted("load-weights", other.text, "", "");
@@ -1407,6 +1412,7 @@ static void test_log_records(void) {
     log_number(log, "loss_z", NAN);
     log_bool(log, "skipped", true);
     log_string(log, "text", "a \"b\"\n\xFF");
+    log_bytes(log, "bytes", "c\0d", 3);
     log_end(log);
     static char text[200000];
     memset(text, '\n', sizeof(text) - 1); // twelve times too long when escaped
@@ -1433,7 +1439,7 @@ static void test_log_records(void) {
     char *lines = ckpt_read_file(ckpt_path("%s/log.jsonl", dir.text).text, &size);
     const char *want = "{\"kind\": \"train\", \"step\": 3, \"loss\": 3.14159274, \"nan\": null, \"inf\": null, "
                        "\"tokens\": -9223372036854775808, \"loss_z\": null, \"skipped\": true, "
-                       "\"text\": \"a \\\"b\\\"\\u000a\xEF\xBF\xBD\"}\n";
+                       "\"text\": \"a \\\"b\\\"\\u000a\xEF\xBF\xBD\", \"bytes\": \"c\\u0000d\"}\n";
     EXPECT(strncmp(lines, want, strlen(want)) == 0, "the record is %.300s", lines);
     EXPECT(count_lines(lines) == 3, "%d lines", count_lines(lines));
     char *second = strchr(lines, '\n') + 1, *third = strchr(second, '\n') + 1;

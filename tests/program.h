@@ -770,11 +770,37 @@ static void test_dump_grads(void) {
     test_remove_directory(&d);
 }
 
+// The words of the samples in log.jsonl are those in the output.
+static void expect_samples(const ProgramData *d, const char *run, const char *out) {
+    char path[600], line[4096];
+    int words = 0;
+    FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof(line), f)) {
+        cJSON *record = cJSON_Parse(line);
+        const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "text"));
+        while (text && *text) {
+            char word[200] = "";
+            size_t length = 0;
+            for (; *text > ' ' && *text < 0x7F; text++) word[length++] = *text;
+            text += length == 0;
+            words += length > 1;
+            EXPECT(strstr(out, word), "the log has %s, the output %.600s", word, out);
+        }
+        cJSON_Delete(record);
+    }
+    EXPECT(words > 10, "%d words in the samples of %s", words, path);
+    if (f) fclose(f);
+}
+
 static void test_generation_seed(void) {
     ProgramData d = program_data();
     ProgramResult a, b;
+    double tokens = 0;
     run_trainer(&a, &d, "run", "--steps 2 --sample-every 1 --prompt 'The '");
     EXPECT(a.status == 0 && strstr(a.out, "The "), "status %d: %.200s", a.status, a.err);
+    EXPECT(log_records(&d, "run", "sample", "tokens", &tokens) == 2 && tokens == 200, "%g tokens", tokens);
+    expect_samples(&d, "run", a.out);
     // at a rate that moves no weight, the step alone tells two samples apart
     run_trainer(&a, &d, "still", "--steps 2 --sample-every 1 --prompt 'The ' --lr 1e-30");
     char *first = strstr(a.out, "step 1\nThe "), *second = strstr(a.out, "step 2\nThe ");

@@ -1,51 +1,303 @@
 #!/usr/bin/env python3
 """
-Exports a checkpoint as a directory for the Hugging Face Hub.
+Exports a checkpoint as a directory for the Hugging Face Hub, which AutoModelForCausalLM, AutoTokenizer and pipeline()
+open. Requires nothing but Python.
 
-OUT contains config.json with an `auto_map`, modeling_diffv2.py, and the weights, so that
-AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) opens it anywhere. A baseline is a Llama, with windows
-a Ministral, with QK-norm a Qwen3, and needs no code, unless it is a Llama whose heads do not divide its hidden size,
-which transformers 5 refuses: it is then exported as diffv2 with attention "baseline". train_diffv2 --init reads OUT
-too. Optimizer and trainer state are not exported. Weights are copied, not linked: a program that saves into OUT must
-not change the checkpoint. Requires nothing but Python.
+OUT contains:
+  config.json       with an `auto_map` and modeling_diffv2.py, for trust_remote_code=True. A baseline is a Llama, with
+                    windows a Ministral, with QK-norm a Qwen3, and needs no code, unless it is a Llama whose heads do
+                    not divide its hidden size, which transformers 5 refuses: it is then a diffv2 with attention
+                    "baseline"
+  model.safetensors a copy, not a link: a program that saves into OUT must not change the checkpoint
+  generation_config.json   the separator of documents begins a text, ends it and pads it
+  tokenizer.json, tokenizer_config.json   the tokenizer of the checkpoint, which puts the separator before a text, as
+                    train_diffv2 --prompt does. Where tokens are bytes, one that maps each byte to its value
+  tokenizer.bin     for train_diffv2 --init OUT, which reads OUT too
+  README.md         a model card
 
-Usage: export_hub.py CHECKPOINT OUT
+The separator is --separator; else that of the run (--separator of train_diffv2, the corpora in run.json, tokenizer.bin);
+else byte 0 where tokens are bytes. Optimizer and trainer state are not exported.
+
+--as diffllama writes a diff_v1 as Transformers' DiffLlama, which needs no code. Its heads i and i + H are this
+program's 2i and 2i + 1, of queries and keys; its value heads g and g + NKV/2 are the halves of wide head g; the weight
+of the norm before o_proj is multiplied into o_proj, whose products are stored in F32. DiffLlama has no QK-norm, windows
+or YOCO, and uses rms_norm_eps for the norm before o_proj, which is 1e-5 here: other models are refused.
 """
 
+import argparse
 import json
 import shutil
+import struct
 import sys
+from array import array
+from itertools import chain, repeat
+from math import prod
+from operator import mul
 from pathlib import Path
 
 CODE = Path(__file__).resolve().parent / "modeling_diffv2.py"
-AUTO_MAP = {"AutoConfig": "modeling_diffv2.DiffV2Config", "AutoModelForCausalLM": "modeling_diffv2.DiffV2ForCausalLM"}
+CLASSES = {  # of modeling_diffv2.py
+    "AutoConfig": "DiffV2Config",
+    "AutoModel": "DiffV2Model",
+    "AutoModelForCausalLM": "DiffV2ForCausalLM",
+    "AutoModelForSequenceClassification": "DiffV2ForSequenceClassification",
+}
+BYTE_VOCABULARY, NONE = 256, 2**32 - 1  # of llmc/text
+HEAD_NORM_EPS = 1e-5  # of modeling_diffv2.py
+BYTES = {"F32": 4, "BF16": 2}  # of an element
 
 
-def exported_config(config):
+class BadInput(Exception):
+    pass
+
+
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def table_header(checkpoint):
+    """(kind, vocab_size, pattern, flags, separator, ...) of tokenizer.bin; None: there is none"""
+    path = checkpoint / "tokenizer.bin"
+    if not path.exists():
+        return None
+    head = path.open("rb").read(8 + 12 * 4)
+    if len(head) < 56 or head[:6] != b"DV2TOK":
+        raise BadInput(f"{path} is not a token table")
+    return struct.unpack_from("<12I", head, 8)
+
+
+def find_separator(checkpoint, config, table):
+    """The token that separates documents, by the rules of llmc/run/run_tokenizer.h; None: unknown"""
+    state, run = checkpoint / "trainer_state.json", checkpoint.resolve().parent.parent / "run.json"
+    if state.exists() and read_json(state)["options"].get("separator"):
+        return int(read_json(state)["options"]["separator"].partition(":")[0])
+    corpora = read_json(run)["data"].get("train", []) if state.exists() and run.exists() else []
+    tokens = [c["separator"]["token"] for c in corpora if c.get("separator")]
+    if tokens or table:
+        return tokens[0] if tokens else table[4] if table[4] != NONE else None
+    return 0 if config["vocab_size"] == BYTE_VOCABULARY else None
+
+
+def special_token(id_, text):
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": id_, "content": text, **flags, "special": True}
+
+
+def byte_tokenizer(separator):
+    """
+    A tokenizer.json whose tokens are bytes. The library writes a byte as a character: as itself if that is visible,
+    else as one from 256 on (GPT-2's alphabet). A separator below 128 keeps its own character, which is matched in the
+    text as a special token: the character of the alphabet would match other text.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    letters = [chr(b if b in visible else next(others)) for b in range(256)]
+    special = separator is not None and separator < 128
+    if special:
+        letters[separator] = chr(separator)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [special_token(separator, letters[separator])] if special else [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {c: b for b, c in enumerate(letters)}, "merges": []},
+    }
+
+
+def separator_before_text(text, id_):
+    """A post_processor that puts the token before a text, and before a pair of texts."""
+    part = lambda kind, name, of_pair: {kind: {"id": name, "type_id": of_pair}}
+    first, a, b = part("SpecialToken", text, 0), part("Sequence", "A", 0), part("Sequence", "B", 1)
+    known = {text: {"id": text, "ids": [id_], "tokens": [text]}}
+    return {"type": "TemplateProcessing", "single": [first, a], "pair": [first, a, b], "special_tokens": known}
+
+
+def exported_tokenizer(checkpoint, config, table, separator):
+    """tokenizer.json and tokenizer_config.json; None: the checkpoint has no tokenizer.json, and tokens are not bytes"""
+    path = checkpoint / "tokenizer.json"
+    if path.exists():
+        tokenizer = read_json(path)
+    elif table[0] == 0 if table else config["vocab_size"] == BYTE_VOCABULARY:
+        tokenizer = byte_tokenizer(separator)
+    else:
+        return None
+    added = {a["id"]: a["content"] for a in tokenizer.get("added_tokens") or []}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": config["max_position_embeddings"],
+    }
+    if separator in added:  # the text of another token would also match in texts that do not mean it
+        settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), added[separator])
+        before, own = separator_before_text(added[separator], separator), tokenizer.get("post_processor")
+        if own is None or own["type"] == "ByteLevel":  # others add tokens already
+            tokenizer["post_processor"] = {"type": "Sequence", "processors": [own, before]} if own else before
+    return tokenizer, settings
+
+
+def check_diffllama(config):
+    """Refuses a model that DiffLlama does not hold exactly."""
+    attention = config.get("attention", "baseline")
+    if attention != "diff_v1":
+        raise BadInput(f"--as diffllama requires attention diff_v1, not {attention}")
+    for key, name in (("sliding_window", "windows"), ("yoco", "YOCO"), ("use_qk_norm", "QK-norm")):
+        if config.get(key):
+            raise BadInput(
+                f"--as diffllama: the model has {name} ({key} is {json.dumps(config[key])}); DiffLlama does not"
+            )
+    if config["rms_norm_eps"] != HEAD_NORM_EPS:
+        raise BadInput(
+            f"--as diffllama: rms_norm_eps is {config['rms_norm_eps']:g}; DiffLlama uses it for the norm before o_proj "
+            f"too, which has {HEAD_NORM_EPS:g}"
+        )
+
+
+def exported_config(config, diffllama):
+    if diffllama:
+        check_diffllama(config)
+        others = {k: v for k, v in config.items() if k != "attention"}
+        changes = {"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama", "hidden_act": "silu"}
+        return {**others, **changes, "attention_bias": False}
     if "attention" not in config:
         if config["model_type"] != "llama" or config["hidden_size"] % config["num_attention_heads"] == 0:
             return config
         config = {**config, "attention": "baseline"}
-    return {**config, "architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2", "auto_map": AUTO_MAP}
+    auto_map = {auto: f"{CODE.stem}.{name}" for auto, name in CLASSES.items()}
+    return {**config, "architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2", "auto_map": auto_map}
 
 
-def main(arguments):
-    if len(arguments) != 2:
-        print("usage: export_hub.py CHECKPOINT OUT", file=sys.stderr)
-        return 2
-    checkpoint, out = map(Path, arguments)
+def floats(data, dtype):
+    """An array of float32 from little-endian F32 or BF16."""
+    if dtype == "BF16":  # the upper half of an F32
+        wide = bytearray(2 * len(data))
+        wide[2::4], wide[3::4] = data[0::2], data[1::2]
+        data = wide
+    return array("f", bytes(data))
+
+
+def times_columns(matrix, weights):
+    """A matrix whose column j is multiplied by weights[j % len(weights)]"""
+    return array("f", map(mul, matrix, chain.from_iterable(repeat(weights)))).tobytes()
+
+
+def even_then_odd(data, step):
+    """Heads 0, 2, 4 .. and then 1, 3, 5 .. of `step` bytes each"""
+    heads = [data[i : i + step] for i in range(0, len(data), step)]
+    return b"".join(heads[0::2] + heads[1::2])
+
+
+def write_diffllama(source, to, config):
+    """Copies model.safetensors, with the tensors of attention as DiffLlama has them."""
+    with source.open("rb") as f, to.open("wb") as out:
+        length = struct.unpack("<Q", f.read(8))[0]
+        header = json.loads(f.read(length))
+        metadata = header.pop("__metadata__", {})
+
+        def read(name):
+            begin, end = header[name]["data_offsets"]
+            f.seek(8 + length + begin)
+            return f.read(end - begin)
+
+        new, end = {"__metadata__": metadata}, 0
+        for name, tensor in header.items():
+            if tensor["dtype"] not in BYTES:
+                raise BadInput(f"--as diffllama: {name} has type {tensor['dtype']}; supported are {', '.join(BYTES)}")
+            if not name.endswith("subln.weight"):
+                dtype = "F32" if name.endswith("o_proj.weight") else tensor["dtype"]
+                begin, end = end, end + prod(tensor["shape"]) * BYTES[dtype]
+                new[name] = {"dtype": dtype, "shape": tensor["shape"], "data_offsets": [begin, end]}
+        text = json.dumps(new).encode()
+        text += b" " * (-len(text) % 8)
+        out.write(struct.pack("<Q", len(text)) + text)
+        for name in list(new)[1:]:
+            data, kind = read(name), name.split(".")[-2]
+            if kind in ("q_proj", "k_proj", "v_proj"):
+                data = even_then_odd(data, config["head_dim"] * config["hidden_size"] * BYTES[header[name]["dtype"]])
+            elif kind == "o_proj":
+                norm = name.replace("o_proj", "subln")
+                data = times_columns(*(floats(read(n), header[n]["dtype"]) for n in (name, norm)))
+            out.write(data)
+
+
+def model_card(config):
+    code = ", trust_remote_code=True" if "auto_map" in config else ""
+    tag = config.get("attention", config["model_type"])
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [diffv2.c, {tag}]
+---
+A language model with attention `{tag}`, trained by diffv2.c on sequences of {config["max_position_embeddings"]} tokens.
+
+    import transformers
+    pipe = transformers.pipeline("text-generation", "DIRECTORY"{code})
+    print(pipe("Once upon a time", max_new_tokens=100)[0]["generated_text"])
+"""
+
+
+def export(options, checkpoint, out):
+    """Writes OUT, whose parts are read and checked first."""
+    config = read_json(checkpoint / "config.json")
+    table = table_header(checkpoint)
+    separator = find_separator(checkpoint, config, table) if options.separator is None else options.separator
+    if separator is not None and not 0 <= separator < config["vocab_size"]:
+        raise BadInput(f"the separator is {separator}; the model has a vocabulary of {config['vocab_size']}")
+    tokenizer = exported_tokenizer(checkpoint, config, table, separator)
+    config = exported_config(config, options.diffllama)
+    special = {} if separator is None else {"bos_token_id": separator, "eos_token_id": separator}
+    out.mkdir(parents=True)
     try:
-        config = exported_config(json.loads((checkpoint / "config.json").read_text()))
-        out.mkdir(parents=True)
-        shutil.copyfile(checkpoint / "model.safetensors", out / "model.safetensors")
+        write_json(out / "config.json", config | special)
+        if special:
+            write_json(out / "generation_config.json", special | {"pad_token_id": separator})
+        for name, value in zip(("tokenizer.json", "tokenizer_config.json"), tokenizer or ()):
+            write_json(out / name, value)
+        if table:
+            shutil.copyfile(checkpoint / "tokenizer.bin", out / "tokenizer.bin")
         if "auto_map" in config:
             shutil.copyfile(CODE, out / CODE.name)
-        (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    except (OSError, ValueError, KeyError) as error:
-        print(f"export_hub.py: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+        (out / "README.md").write_text(model_card(config), encoding="utf-8")
+        write_weights = write_diffllama if options.diffllama else lambda source, to, _: shutil.copyfile(source, to)
+        write_weights(checkpoint / "model.safetensors", out / "model.safetensors", config)
+    except BaseException:
+        shutil.rmtree(out)
+        raise
+    if not special:
+        print("export_hub.py: the separator is unknown, and no token ends a text: give --separator ID", file=sys.stderr)
+    if not tokenizer:
+        print(f"export_hub.py: {checkpoint} has no tokenizer.json, and {out} has no tokenizer", file=sys.stderr)
+    elif special and "bos_token" not in tokenizer[1]:
+        print(f"export_hub.py: the tokenizer has no text for the separator {separator} and omits it", file=sys.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint of train_diffv2")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a directory that does not exist")
+    parser.add_argument("--as", dest="diffllama", choices=["diffllama"], help="the class that a diff_v1 is written as")
+    parser.add_argument("--separator", type=int, metavar="ID", help="token that separates documents")
+    options = parser.parse_args()
+    try:
+        export(options, options.checkpoint, options.out)
+    except (BadInput, OSError) as error:
+        print(f"export_hub.py: {error}", file=sys.stderr)
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        print(
+            f"export_hub.py: {options.checkpoint} is not a checkpoint: {type(error).__name__}: {error}", file=sys.stderr
+        )
+    else:
+        return 0
+    return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

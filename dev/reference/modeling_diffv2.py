@@ -1,17 +1,21 @@
 """
-The model for the transformers library. It opens checkpoints of train_diffv2, with all attention variants.
-Importing it registers model_type "diffv2", after which
+The model for the transformers library (4.57 or later). It opens checkpoints of train_diffv2, with all attention
+variants. Importing it registers model_type "diffv2", after which
 
   AutoModelForCausalLM.from_pretrained("out/checkpoints/step_00001000", trust_remote_code=True)
 
 works. A directory that opens without the import (export_hub.py writes one) contains this file, which therefore depends
-on no other file. Equations and legend are those of model.py. Attention computes a T x T matrix per head and map, and
-there is no cache: generate() computes the whole text for each token.
+on no other file. Equations and legend are those of model.py; S is the number of keys, those of the cache included.
 
-  numerics  parameters and activations have the dtype of the loaded model; angles are float64; softmax, norms and loss
-            at least float32
+  attention  one call per layer for all query heads, signal and noise, with the masks of the library and the
+             implementation that attn_implementation names. sdpa gets a sink as one more key (sink_column); flash
+             attention has no sinks, and is refused. Where values are wider than keys, zeros widen queries and keys.
+  cache      rotated keys and values of the layers before YOCO's; YOCO's shared ones once, as those of layer L/2
+  numerics   parameters and activations have the dtype of the loaded model; angles are float64; softmax of eager
+             attention, norms of XSA and loss at least float32
 """
 
+import inspect
 import math
 from collections import namedtuple
 from typing import NamedTuple
@@ -19,8 +23,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import can_return_tuple
 
 
 class Variant(NamedTuple):
@@ -74,6 +83,7 @@ class DiffV2Config(PretrainedConfig):
     """config.json of a checkpoint. That of a Llama, Ministral or Qwen3 has no key `attention`; a Qwen3 has QK-norm."""
 
     model_type = "diffv2"
+    keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(
         self,
@@ -138,11 +148,12 @@ def wide(x):
     return x.float() if x.itemsize == 2 else x
 
 
-def rope_table(config, T, like):
-    """cos and sin (T,1,DQ/2) of t * theta^(-2i/DQ), for every head."""
-    half = shape_of(config).DQ // 2
-    frequency = config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device="cpu") / half)
-    angle = torch.arange(T, dtype=torch.float64, device="cpu")[:, None, None] * frequency
+def rope_table(config, position_ids, like):
+    """position_ids (B,T) -> cos and sin (B,T,1,DQ/2) of t * theta^(-2i/DQ), for every head."""
+    half, device = shape_of(config).DQ // 2, position_ids.device
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    frequency = config.rope_theta ** (-torch.arange(half, dtype=dtype, device=device) / half)
+    angle = position_ids[..., None, None] * frequency
     return angle.cos().to(like), angle.sin().to(like)
 
 
@@ -152,28 +163,47 @@ def rotate(x, cos, sin):
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
 
 
-def causal_softmax(scores, sink, window):
-    """scores (B,H,T,T); sink None or (H,): an extra logit per head, whose column is dropped; window None, or W:
-    position t sees t-W+1 .. t."""
-    t = torch.arange(scores.shape[-1], device=scores.device)
-    distance = t[:, None] - t
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    scores = scores.masked_fill(hidden, -math.inf)
-    if sink is None:
-        return scores.softmax(-1)
-    column = sink[:, None, None].expand(*scores.shape[:-1], 1)
-    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+def attention_masks(config, x, attention_mask, cache, cache_position, position_ids):
+    """By layer type, what the attention implementation takes: None, or for eager and sdpa a mask (B,1,T,S)."""
+    arguments = {
+        "config": config,
+        "inputs_embeds": x,
+        "input_embeds": x,  # of older versions, as is cache_position
+        "attention_mask": attention_mask,
+        "cache_position": cache_position,
+        "past_key_values": cache,
+        "position_ids": position_ids,
+    }
+    arguments = {n: a for n, a in arguments.items() if n in inspect.signature(create_causal_mask).parameters}
+    create = dict(zip(LAYER_TYPES, (create_sliding_window_causal_mask, create_causal_mask)))
+    return {kind: create[kind](**arguments) for kind in set(config.layer_types)}
 
 
-def map_heads(v, H, device):
-    """The query heads of the H signal maps, and with noise heads those of the noise maps."""
-    if v.signals == 0:
-        return [torch.arange(H, device=device)]
-    heads = torch.arange(H + H // v.signals, device=device)
-    if v.noise == "last":
-        return [heads[:H], heads[H:]]
-    heads = heads.view(-1, v.signals + 1)  # blocks of signal heads and their noise head
-    return [heads[:, :-1].flatten(), heads[:, -1]]
+def eager_attention(module, query, key, value, mask, scaling, s_aux=None, **unused):
+    """The arguments and results of the implementations of the library: query (B,NQ,T,DQ), key and value
+    (B,heads,S,width), additive mask, s_aux (NQ,): an extra logit per head, whose column is dropped -> outputs
+    (B,T,NQ,DV), weights (B,NQ,T,S)."""
+    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
+    scores = wide(query @ key.transpose(2, 3) * scaling)
+    if mask is not None:
+        scores = scores + mask
+    if s_aux is not None:
+        scores = torch.cat((scores, wide(s_aux)[:, None, None].expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1)[..., : key.shape[2]].to(value.dtype)
+    return (weights @ value).transpose(1, 2), weights
+
+
+def sink_column(key, value, mask, sink, T):
+    """An extra logit as one more key: it and its value are 0, so that the score is the mask's column: the sink."""
+    S = key.shape[2]
+    if mask is None:  # causal: a single query, or keys that begin where the queries do
+        mask = torch.ones(T, S, dtype=torch.bool, device=key.device).tril(S if T == 1 else 0)[None, None]
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=key.dtype).masked_fill(~mask, -math.inf)
+    shape = (mask.shape[0], sink.shape[0], T)
+    column = sink.to(key.dtype)[:, None, None].expand(*shape, 1)
+    mask = torch.cat((mask[..., :S].expand(*shape, S), column), -1)
+    return F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)), mask
 
 
 def without_own_value(o, value):
@@ -192,14 +222,15 @@ class KeysValues(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.shape, s, C = shape_of(config), shape_of(config), config.hidden_size
+        self.layer_idx = config.num_hidden_layers // 2
         self.norm = nn.RMSNorm(C, eps=config.rms_norm_eps)
         self.k_proj = nn.Linear(C, s.NK * s.DQ, bias=False)
         self.v_proj = nn.Linear(C, s.NV * s.DV, bias=False)
         self.k_norm = head_norm(config)
 
-    def forward(self, x, cos, sin):
-        """x (B,T,C), the output of layer L/2-1 -> (B,T,NK,DQ), (B,T,NV,DV)"""
-        return keys_and_values(self, self.norm(x), cos, sin)
+    def forward(self, x, cos, sin, cache, cache_position):
+        """x (B,T,C), the output of layer L/2-1 -> as keys_and_values"""
+        return keys_and_values(self, self.norm(x), cos, sin, cache, cache_position)
 
 
 def head_norm(config):
@@ -207,20 +238,29 @@ def head_norm(config):
     return nn.RMSNorm(shape_of(config).DQ, eps=config.rms_norm_eps) if config.use_qk_norm else nn.Identity()
 
 
-def keys_and_values(owner, x, cos, sin):
-    s, (B, T, _) = owner.shape, x.shape
-    key = owner.k_norm(owner.k_proj(x).view(B, T, s.NK, s.DQ))
-    return rotate(key, cos, sin), owner.v_proj(x).view(B, T, s.NV, s.DV)
+def keys_and_values(owner, x, cos, sin, cache, cache_position):
+    """x (B,T,C) after its norm -> keys (B,NK,S,DQ) and values (B,NV,S,DV), of the cache too, and the values of x
+    (B,T,NV,DV)"""
+    s = owner.shape
+    key = rotate(owner.k_norm(owner.k_proj(x).unflatten(-1, (s.NK, s.DQ))), cos, sin).to(x.dtype).transpose(1, 2)
+    own = owner.v_proj(x).unflatten(-1, (s.NV, s.DV))
+    value = own.transpose(1, 2)
+    if cache is not None:
+        key, value = cache.update(key, value, owner.layer_idx, {"cache_position": cache_position})
+    return key, value, own
 
 
 class Attention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
-        self.window = config.sliding_window if config.layer_types[layer] == LAYER_TYPES[0] else None
+        self.config, self.layer_idx, self.is_causal = config, layer, True  # the library's implementations read these
+        self.layer_type = config.layer_types[layer]
+        self.window = config.sliding_window if self.layer_type == LAYER_TYPES[0] else None
         self.cross = config.yoco and layer >= config.num_hidden_layers // 2  # reads the keys of YOCO
         self.variant, self.shape = v, s = VARIANTS[config.attention], shape_of(config)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
         C, NH, D = config.hidden_size, config.num_attention_heads, config.head_dim
+        self.num_key_value_groups = s.NQ // s.NK
         self.q_proj = nn.Linear(C, s.NQ * s.DQ, bias=False)
         if not self.cross:
             self.k_proj = nn.Linear(C, s.NK * s.DQ, bias=False)
@@ -256,33 +296,59 @@ class Attention(nn.Module):
             l = x.new_ones(()) if kind == "one" else getattr(self, "lambda")[:, None]
         return {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "linear": lambda l: l}[self.variant.factor](l)
 
-    def forward(self, x, cos, sin, shared):
-        """x (B,T,C) after its norm -> (B,T,C); shared: the keys and values of YOCO, else None"""
-        v, s, (B, T, _) = self.variant, self.shape, x.shape
-        query = rotate(self.q_norm(self.q_proj(x).view(B, T, s.NQ, s.DQ)), cos, sin)
-        key, value = shared if self.cross else keys_and_values(self, x, cos, sin)
+    def attend(self, query, key, value, mask, **kwargs):
+        """query (B,NQ,T,DQ), key (B,NK,S,DQ), value (B,NK,S,DV) -> (B,T,NQ,DV), weights (B,NQ,T,S) or None"""
+        v, s, implementation = self.variant, self.shape, self.config._attn_implementation
+        sink = {"none": None, "zero": query.new_zeros(s.NQ), "own": getattr(self, "sinks", None)}[v.sink]
+        if sink is not None and "flash" in implementation:
+            raise ValueError(f"{implementation} has no sinks: open {self.config.attention} with sdpa or eager attention")
+        if implementation == "eager":
+            function = eager_attention
+        else:
+            function = ALL_ATTENTION_FUNCTIONS[implementation]
+            if s.DV > s.DQ:  # kernels for one width
+                query, key = F.pad(query, (0, s.DV - s.DQ)), F.pad(key, (0, s.DV - s.DQ))
+        if sink is not None and implementation == "sdpa":
+            key, value, mask = sink_column(key, value, mask, sink, query.shape[2])
+        elif sink is not None:
+            kwargs["s_aux"] = sink
+        kwargs.update(scaling=s.DQ**-0.5, dropout=0.0, sliding_window=self.window)
+        return function(self, query, key, value, mask, **kwargs)
 
-        sink = {"none": None, "zero": x.new_zeros(s.H), "own": getattr(self, "sinks", None)}[v.sink]
-        outputs = []
-        for m, q in enumerate(map_heads(v, s.H, x.device)):
-            g = q // (s.NQ // s.NV)  # its value head
-            k = g * v.key_sets + m % v.key_sets  # its key head
-            scores = torch.einsum("bthd,bshd->bhts", query[:, :, q], key[:, :, k]) / math.sqrt(s.DQ)
-            a = causal_softmax(wide(scores), sink if sink is None else wide(sink), self.window).to(x.dtype)
-            outputs.append(torch.einsum("bhts,bshd->bthd", a, value[:, :, g]))
+    def forward(self, x, *shared, cos, sin, masks, past_key_values=None, cache_position=None, **kwargs):
+        """x (B,T,C) after its norm; shared: the keys and values of YOCO -> (B,T,C), weights (B,NQ,T,S) or None"""
+        v, s = self.variant, self.shape
+        query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (s.NQ, s.DQ))), cos, sin).to(x.dtype)
+        key, value, own = shared or keys_and_values(self, x, cos, sin, past_key_values, cache_position)
+        mask = masks[self.layer_type]
+        if self.window and mask is not None:  # with a window of 1, the cache returns keys that are not in the mask
+            key, value = key[:, :, -mask.shape[-1] :], value[:, :, -mask.shape[-1] :]
 
-        o = outputs[0]  # (B,T,H,DV)
+        # Query head j of a value head reads its key head j % key_sets: j / key_sets and j % key_sets change places
+        swap = lambda t, dim, *sizes: t.unflatten(dim, (s.NV, *sizes)).transpose(dim + 1, dim + 2).flatten(dim, dim + 2)
+        query = swap(query, 2, -1, v.key_sets).transpose(1, 2)
+        value = value[:, :, None].expand(-1, -1, v.key_sets, -1, -1).flatten(1, 2)
+        a, weights = self.attend(query, key, value, mask, **kwargs)
+        a = swap(a, 2, v.key_sets, -1)  # (B,T,NQ,DV)
+        weights = None if weights is None else swap(weights, 1, v.key_sets, -1)
+
+        o = a  # (B,T,H,DV)
         if v.signals:
-            o = o - self.factor(x) * outputs[1].repeat_interleave(v.signals, 2)
+            if v.noise == "last":
+                o, noise = a[:, :, : s.H], a[:, :, s.H :]
+            else:  # blocks of signal heads and their noise head
+                blocks = a.unflatten(2, (-1, v.signals + 1))
+                o, noise = blocks[:, :, :, :-1].flatten(2, 3), blocks[:, :, :, -1]
+            o = o - self.factor(x) * noise.repeat_interleave(v.signals, 2)
         if v.xsa:
-            o = without_own_value(o, value)
+            o = without_own_value(o, own)
         if v.norm == "head":
             o = self.subln(o) * (1 - self.lambda_init)
         if v.norm == "all":
             o = self.subln(o.flatten(2)).view_as(o)
         if v.gate != "none":  # (B,T,H,1) or (B,T,H,D)
-            o = o * torch.sigmoid(self.gate_proj(x)).view(B, T, s.H, -1)
-        return self.o_proj(o.flatten(2))
+            o = o * torch.sigmoid(self.gate_proj(x)).unflatten(-1, (s.H, -1))
+        return self.o_proj(o.flatten(2)), weights
 
 
 class MLP(nn.Module):
@@ -295,7 +361,7 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
 
 
-class Block(nn.Module):
+class Block(GradientCheckpointingLayer):
     def __init__(self, config, layer):
         super().__init__()
         C, eps = config.hidden_size, config.rms_norm_eps
@@ -304,63 +370,155 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(C, eps=eps)
         self.mlp = MLP(C, config.intermediate_size)
 
-    def forward(self, x, cos, sin, shared):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, shared)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x, *shared, **kwargs):
+        """Tensors with gradients are positional, which checkpoints require."""
+        o, weights = self.self_attn(self.input_layernorm(x), *shared, **kwargs)
+        x = x + o
+        return x + self.mlp(self.post_attention_layernorm(x)), weights
 
 
-class Decoder(nn.Module):
+class DiffV2PreTrainedModel(PreTrainedModel):
+    config_class = DiffV2Config
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block", "KeysValues"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_flash_attn = _supports_sdpa = _supports_flex_attn = _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+
+class DiffV2Model(DiffV2PreTrainedModel):
     def __init__(self, config):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         if config.yoco:
             self.yoco = KeysValues(config)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
 
-    def forward(self, input_ids):
-        x = self.embed_tokens(input_ids)  # (B,T,C)
-        cos, sin = rope_table(self.config, x.shape[1], like=x)
-        shared = None
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        use_cache=None,
+        output_attentions=None,
+        output_hidden_states=None,
+        cache_position=None,
+        **kwargs,
+    ):
+        """input_ids (B,T) or inputs_embeds (B,T,C) -> last_hidden_state (B,T,C), after the norm. attention_mask (B,S):
+        0 for padding, on either side. use_cache: by default in evaluation, but not in training."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        config, given = self.config, lambda value, key: getattr(config, key, False) if value is None else value
+        output_attentions = given(output_attentions, "output_attentions")
+        output_hidden_states = given(output_hidden_states, "output_hidden_states")
+        if output_attentions and config._attn_implementation != "eager":
+            raise ValueError(f"output_attentions requires eager attention, not {config._attn_implementation}")
+        if use_cache is None:
+            use_cache = getattr(config, "use_cache", True) and not self.training
+        use_cache = use_cache and not (self.gradient_checkpointing and self.training)
+
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # (B,T,C)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=config)
+        if cache_position is None:
+            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            cache_position = torch.arange(x.shape[1], device=x.device) + past
+        position_ids = cache_position[None] if position_ids is None else position_ids
+        masks = attention_mask  # a dictionary when generate() has made them
+        if not isinstance(masks, dict):
+            masks = attention_masks(config, x, attention_mask, past_key_values, cache_position, position_ids)
+        cos, sin = rope_table(config, position_ids, like=x)
+
+        cached = {"past_key_values": past_key_values, "cache_position": cache_position}
+        shared, states, weights = (), (), ()
         for block in self.layers:
-            if block.self_attn.cross and shared is None:
-                shared = self.yoco(x, cos, sin)
-            x = block(x, cos, sin, shared)
-        return self.norm(x)
+            states += (x,)
+            if block.self_attn.cross and not shared:
+                shared = self.yoco(x, cos, sin, past_key_values, cache_position)
+            x, w = block(x, *shared, cos=cos, sin=sin, masks=masks, position_ids=position_ids, **cached, **kwargs)
+            weights += (w,)
+        x = self.norm(x)
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=(*states, x) if output_hidden_states else None,
+            attentions=weights if output_attentions else None,
+        )
 
 
-class DiffV2ForCausalLM(PreTrainedModel, GenerationMixin):
-    config_class = DiffV2Config
-    base_model_prefix = "model"
+class DiffV2ForCausalLM(DiffV2PreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _no_split_modules = ["Block"]
 
     def __init__(self, config):
         super().__init__(config)
-        self.model = Decoder(config)
+        self.model = DiffV2Model(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def forward(self, input_ids, attention_mask=None, labels=None, use_cache=None, return_dict=None):
-        """input_ids (B,T) -> logits (B,T,V). With labels (B,T), the inputs or -100 for tokens to ignore, also the mean
-        cross-entropy of logits t and label t+1 in nats: windows of T+1 tokens give the trainer's loss over T."""
-        if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
-            raise ValueError("attention_mask masks tokens, but padding is not supported: use sequences of one length")
-        logits = self.lm_head(self.model(input_ids))
+    def loss_function(self, logits, labels, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **unused):
+        """logits (B,T,V), labels (B,T): the inputs. Mean cross-entropy in nats of logits t and label t+1, or the sum
+        divided by num_items_in_batch."""
+        targets = F.pad(labels, (0, 1), value=ignore_index)[:, 1:] if shift_labels is None else shift_labels
+        how = {"ignore_index": ignore_index, "reduction": "mean" if num_items_in_batch is None else "sum"}
+        loss = F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten().to(logits.device), **how)
+        if torch.is_tensor(num_items_in_batch):
+            num_items_in_batch = num_items_in_batch.to(loss.device)
+        return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        labels=None,
+        use_cache=None,
+        cache_position=None,
+        logits_to_keep=0,
+        **kwargs,
+    ):
+        """As DiffV2Model -> logits (B,T,V), or of the last logits_to_keep positions. With labels (B,T), the inputs or
+        -100 for tokens to ignore, also the loss: windows of T+1 tokens give the trainer's loss over T."""
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            cache_position=cache_position,
+            return_dict=True,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(output.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(wide(logits[:, :-1]).flatten(0, 1), labels[:, 1:].flatten())
-        output = CausalLMOutput(loss=loss, logits=logits)
-        return output if return_dict in (None, True) else output.to_tuple()
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=output.past_key_values,
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls):
-        return False
 
-    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **unused):
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+class DiffV2ForSequenceClassification(GenericForSequenceClassification, DiffV2PreTrainedModel):
+    """A score of the last token that is not padding, from DiffV2Model."""
 
 
 AutoConfig.register("diffv2", DiffV2Config, exist_ok=True)
+AutoModel.register(DiffV2Config, DiffV2Model, exist_ok=True)
 AutoModelForCausalLM.register(DiffV2Config, DiffV2ForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(DiffV2Config, DiffV2ForSequenceClassification, exist_ok=True)

@@ -21,6 +21,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=WORK.name)  # before the import of
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -28,6 +29,7 @@ from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
 from make_fixtures import arrays_of
 from modeling_diffv2 import DiffV2ForCausalLM
+from run_tests import run_tests
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).resolve()
@@ -419,15 +421,64 @@ REFUSED_QWEN3S = [  # keys of a valid file that change, None: left out; words of
 ]
 
 
-def qwen3_directory(path, dtype="float32", **changes):
+def qwen3_directory(path, dtype="float32", shards="1GB", **changes):
     """A model of the class, which transformers saves. Returns config.json."""
     config = Qwen3Config(**{**MINISTRAL, "rms_norm_eps": 1e-5, **changes})
     model, generator = Qwen3ForCausalLM(config), torch.Generator().manual_seed(7)
     with torch.no_grad():  # no gradient is negligible
         for p in model.parameters():
             p.copy_(0.25 * torch.randn(p.shape, generator=generator) + (p.dim() == 1))
-    model.to(getattr(torch, dtype)).save_pretrained(path)
+    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shards)
     return json.loads((path / "config.json").read_text())
+
+
+QWEN3_ON_THE_HUB = dict(  # keys of Qwen3-0.6B, whose file also has lm_head.weight
+    attention_bias=False,
+    attention_dropout=0.0,
+    bos_token_id=151643,
+    eos_token_id=151645,
+    hidden_act="silu",
+    initializer_range=0.02,
+    max_window_layers=28,
+    rope_scaling=None,
+    rope_theta=1000000,
+    sliding_window=None,
+    torch_dtype="bfloat16",
+    transformers_version="4.51.0",
+    use_cache=True,
+    use_sliding_window=False,
+)
+
+
+def store_head(path, head):
+    """Adds lm_head.weight to the weights, as a shard of its own if there are shards."""
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        save_file(load_file(path / "model.safetensors") | {"lm_head.weight": head}, path / "model.safetensors")
+        return
+    save_file({"lm_head.weight": head}, path / "head.safetensors")
+    files = json.loads(index.read_text())
+    files["weight_map"]["lm_head.weight"] = "head.safetensors"
+    index.write_text(json.dumps(files))
+
+
+def test_qwen3_directories_as_the_hub_has_them_load_with_their_loss_and_gradients():
+    for number, (tied, shards) in enumerate([(True, "1GB"), (True, "4KB"), (False, "4KB")]):
+        path = directory(f"hub/{number}")
+        config = qwen3_directory(path, "bfloat16", shards, tie_word_embeddings=tied, rope_theta=1e6)
+        assert (path / "model.safetensors.index.json").exists() == (shards != "1GB")
+        for key in ("rope_parameters", "layer_types", "dtype", "pad_token_id"):
+            config.pop(key, None)
+        (path / "config.json").write_text(json.dumps(config | QWEN3_ON_THE_HUB))
+        expected = gradients_of_model(open_model(path))
+        if tied:
+            head = open_model(path, torch.bfloat16).get_input_embeddings().weight.detach().clone()
+            store_head(path, head)
+        expect_close(gradients_of_program(path), expected, torch.float32, f"tied {tied}, shards {shards}")
+        if tied:
+            head[-1, -1] += 1
+            store_head(path, head)
+            expect_refusal(path, "lm_head.weight differs from the embedding")
 
 
 def test_qwen3_directories_of_transformers_load_as_baseline_with_qk_norm_and_are_written_as_such():
@@ -542,24 +593,10 @@ def test_what_the_program_has_no_place_for_is_refused_by_name():
         expect_refusal(path, f'model_type is "{other.model_type}"')
 
 
-def main():
-    failed = 0
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            try:
-                test()
-                note = "ok"
-            except AssertionError as error:
-                note, failed = f"FAILED: {error}", failed + 1
-            print(f"{name[5:].replace('_', ' ')}: {note}", flush=True)
-    print(
-        f"{failed} failed, largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in "
-        f"float32, PyTorch {torch.__version__}, transformers {transformers.__version__}, numpy {np.__version__}"
-    )
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    status = run_tests(globals())
+    print(
+        f"largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in float32",
+        file=sys.stderr,
+    )
+    sys.exit(status)

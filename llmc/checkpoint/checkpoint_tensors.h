@@ -148,6 +148,23 @@ static inline void shape_text(int ndim, const size_t *shape, char out[160]) {
     snprintf(out + at, 160 - at, "]");
 }
 
+// Whether lm_head.weight has type, shape and bytes of the embedding: some programs store it for tied models too.
+static inline bool checkpoint_head_is_embedding(const SafeTensors *s) {
+    const SafeTensor *e = safetensors_find(s, "model.embed_tokens.weight"), *h = safetensors_find(s, "lm_head.weight");
+    if (!e || !h || e->dtype != h->dtype || e->dtype == DTYPE_COUNT || e->ndim != h->ndim ||
+        memcmp(e->shape, h->shape, sizeof(e->shape)) != 0)
+        return false;
+    char *a = (char *)checkpoint_staging(), *b = a + CHECKPOINT_STAGING / 2;
+    size_t chunk = CHECKPOINT_STAGING / 2 / dtype_size(e->dtype);
+    for (size_t done = 0, n; done < e->count; done += n) {
+        n = min_size(chunk, e->count - done);
+        safetensors_read(s, e->name, done, n, a, e->dtype);
+        safetensors_read(s, h->name, done, n, b, e->dtype);
+        if (memcmp(a, b, n * dtype_size(e->dtype)) != 0) return false;
+    }
+    return true;
+}
+
 static inline int compare_spec_name(const void *a, const void *b) {
     return strcmp(((const SafeTensorSpec *)a)->name, ((const SafeTensorSpec *)b)->name);
 }
@@ -177,11 +194,12 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
         // old Llama files store the angles, which rope_theta determines
         size_t length = strlen(name), tail = strlen(".rotary_emb.inv_freq");
         if (length > tail && strcmp(name + length - tail, ".rotary_emb.inv_freq") == 0) continue;
-        CHECK(
-            strcmp(name, "lm_head.weight") != 0,
-            "%s: tensor lm_head.weight exists, but config.json has tie_word_embeddings true, which uses the embedding: "
-            "set it to false, or remove the tensor",
-            s->path);
+        bool head = strcmp(name, "lm_head.weight") == 0;
+        if (head && checkpoint_head_is_embedding(s)) continue;
+        CHECK(!head,
+              "%s: tensor lm_head.weight differs from the embedding, but config.json has tie_word_embeddings true: set "
+              "it to false, or remove the tensor",
+              s->path);
         CHECK(false, "%s: unexpected tensor %.100s; %s", s->path, name, reason);
     }
     free(sorted);

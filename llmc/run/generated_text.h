@@ -1,7 +1,8 @@
 /*
 generated_text.h: what --generate prints: text for a terminal, or with --prompts a JSON line for each prompt.
 
-  bool print_generated(g, tokenizer, count, key)                 the prompt of the options and its continuation
+  bool print_generated(g, tokenizer, count, key, log, step)      the prompt of the options and its continuation, which
+                                                                 a log (NULL: none) gets as a record `sample`
   Sequence *prompts_sequences(p, tokenizer, V, T, count, key)    the prompts of a file, as tokens; free_sequences().
                                                                  Exits with one line if a prompt has no tokens in the
                                                                  vocabulary, or is too long for the context
@@ -18,10 +19,27 @@ generated_text.h: what --generate prints: text for a terminal, or with --prompts
 #define LLMC_GENERATED_TEXT_H
 #include "../text/prompts.h"
 #include "generation.h"
+#include "logger.h"
 #include "run_tokenizer.h"
 
+static const char *const stop_reasons[] = {NULL, "length", "separator", "not_finite"}; // by StopReason
+
+static inline void log_sample(Log *log, int64_t step, const int *tokens, int count, int V, const Tokenizer *tokenizer,
+                              StopReason stopped) {
+    size_t size = 0;
+    unsigned char *text = tokens_text(tokens, count, V, tokenizer, &size);
+    log_begin(log, "sample", step);
+    if (text) log_bytes(log, "text", (const char *)text, size);
+    else log_value(log, "text", "null");
+    log_integer(log, "tokens", count);
+    log_string(log, "stopped", stop_reasons[stopped]);
+    log_end(log);
+    free(text);
+}
+
 // Prints the prompt and the text that continues it; false when the logits were not finite.
-static inline bool print_generated(const Generator *g, const RunTokenizer *tokenizer, int count, uint64_t key) {
+static inline bool print_generated(const Generator *g, const RunTokenizer *tokenizer, int count, uint64_t key, Log *log,
+                                   int64_t step) {
     int length = tokenizer->prompt_length;
     int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
     StopReason stopped;
@@ -31,6 +49,7 @@ static inline bool print_generated(const Generator *g, const RunTokenizer *token
                  tokenizer->tokenizer, tokenizer->separator);
     printf("\n");
     fflush(stdout);
+    if (log) log_sample(log, step, tokens + length, generated, g->V, tokenizer->tokenizer, stopped);
     free(tokens);
     return stopped != STOPPED_NOT_FINITE;
 }
@@ -105,7 +124,6 @@ static inline void print_json_tokens(const int *tokens, int count) {
 
 // Prints the line of sequence i, and frees its tokens.
 static inline void print_result(void *to, int i) {
-    static const char *const reasons[] = {NULL, "length", "separator", "not_finite"};
     Results *r = (Results *)to;
     Sequence *s = &r->list[i];
     const Prompt *prompt = &r->prompts->items[i];
@@ -121,7 +139,7 @@ static inline void print_result(void *to, int i) {
     else printf("null");
     printf(", \"tokens\": ");
     print_json_tokens(tokens, count);
-    printf(", \"stopped\": \"%s\"}\n", reasons[s->stopped]);
+    printf(", \"stopped\": \"%s\"}\n", stop_reasons[s->stopped]);
     CHECK(fflush(stdout) == 0, "cannot write to stdout: %s", strerror(errno));
     r->not_finite += s->stopped == STOPPED_NOT_FINITE;
     free(text);

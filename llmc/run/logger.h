@@ -14,7 +14,7 @@ logger.h: the directory of a run: run.json and log.jsonl.
 
   A record: log_begin(log, kind, step), its values, log_end(log). It allocates no memory.
   log_number(log, key, double)   log_integer(log, key, int64_t)   log_bool(log, key, bool)
-  log_string(log, key, text)
+  log_string(log, key, text)     log_bytes(log, key, bytes, size): with bytes that are not UTF-8, and NUL
   log_record(log, record)              a whole record of any length, as JSON
 
   A Log that is all zero is closed: records are discarded.
@@ -224,11 +224,13 @@ static inline void log_append(Log *log, const char *text, size_t length) {
     log->length += length;
 }
 
-static inline void log_quoted(Log *log, const char *text) {
+// text[size] is 0.
+static inline void log_quoted(Log *log, const char *text, size_t size) {
     char piece[8];
+    const char *text_end = text + size;
     size_t end = log->length + LOG_STRING_LIMIT; // longer strings are cut: the line has a fixed size
     log_append(log, "\"", 1);
-    while (*text && log->length < end) {
+    while (text < text_end && log->length < end) {
         size_t length = json_escape(&text, piece);
         log_append(log, piece, length);
     }
@@ -237,7 +239,7 @@ static inline void log_quoted(Log *log, const char *text) {
 
 static inline void log_key(Log *log, const char *key) {
     log_append(log, log->length ? ", " : "{", log->length ? 2 : 1);
-    log_quoted(log, key);
+    log_quoted(log, key, strlen(key));
     log_append(log, ": ", 2);
 }
 
@@ -258,10 +260,11 @@ static inline void log_number(Log *log, const char *key, double value) {
     else FORMAT(digits, "%.9g", value);
     log_value(log, key, digits);
 }
-static inline void log_string(Log *log, const char *key, const char *text) {
+static inline void log_bytes(Log *log, const char *key, const char *bytes, size_t size) {
     log_key(log, key);
-    log_quoted(log, text);
+    log_quoted(log, bytes, size);
 }
+static inline void log_string(Log *log, const char *key, const char *text) { log_bytes(log, key, text, strlen(text)); }
 
 static inline void log_begin(Log *log, const char *kind, int64_t step) {
     log->length = 0;

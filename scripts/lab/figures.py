@@ -5,7 +5,7 @@ optionally mode (lines, markers), faint (thin, not in the legend), dash, low and
 (per point, on hover), symbol. None in y is a gap.
 """
 
-from . import stats, tables
+from . import stats, tables, tasks
 
 POINTS = 300  # per line at most
 
@@ -448,6 +448,29 @@ def recall_figure(study):
     return figure("recall", "Associative recall", note, views)
 
 
+def task_figure(study):
+    """The accuracy and the bits per byte of each task, by step."""
+    views = []
+    for name in tasks.names(study):
+        for key, title in (("accuracy", "accuracy"), ("bits_per_byte", "bits per byte")):
+            traces = []
+            for lr in study.rates():
+                found = tasks.by_step(study, lr, name, key)
+                for arm, points in found.items():
+                    x, y = [step for step, _ in points], [e.mean for _, e in points]
+                    error = [e.half or 0 for _, e in points]
+                    traces.append(trace(arm, study.arms[arm], x, y, lr, mode="lines+markers", error=error))
+                if key == "accuracy" and found:
+                    ends = [min(p[0][0] for p in found.values()), max(p[-1][0] for p in found.values())]
+                    traces.append(trace(None, "by chance", ends, [tasks.chance_of(study, name)] * 2, lr, dash=True))
+            views.append(view(name if key == "accuracy" else f"{name}, bits per byte", "step", title, traces))
+    note = (
+        "Multiple-choice tasks at each validation: means over the seeds with "
+        f"{100 * stats.CONFIDENCE:.0f}% t intervals. Bits per byte: of the correct completion, lower is better."
+    )
+    return figure("tasks", "Tasks: accuracy by step", note, views)
+
+
 def all_figures(study, summary, ladders):
     found = [
         loss_curves(study),
@@ -458,5 +481,6 @@ def all_figures(study, summary, ladders):
         *layer_figures(study),
         position_figure(study),
         recall_figure(study),
+        task_figure(study),
     ]
     return [f for f in found if f]

@@ -2,7 +2,7 @@
 
 import math
 
-from . import long_context, stats
+from . import long_context, stats, tasks
 
 
 def interval(e, sign=False, digits=4):
@@ -163,6 +163,23 @@ def windows(r):
     )
 
 
+def tasks_table(r):
+    rows = []
+    for row in r["tasks"]:
+        gaps = {"accuracy": (tasks.percent(row["accuracy_gap"]), 1), "bits_per_byte": (row["bits_per_byte_gap"], 4)}
+        accuracy, bits = (
+            "reference" if row["arm"] == r["reference"] else interval(gap, True, digits)
+            for gap, digits in gaps.values()
+        )
+        score = interval(tasks.percent(row["accuracy"]), False, 1)
+        rows.append([row["task"], row["label"], row["examples"], f"{100 * row['chance']:.1f}"])
+        rows[-1] += [score + (f", {row['against_chance']}" if row["against_chance"] else ""), accuracy]
+        rows[-1] += [interval(tasks.percent(row["accuracy_norm"]), False, 1), interval(row["bits_per_byte"]), bits]
+        rows[-1] += [len(row["seeds"])]
+    head = ["task", "arm", "examples", "chance", "accuracy, %", "gap", "normalised", "bits per byte", "gap", "seeds"]
+    return table(head, rows)
+
+
 def late_gradients(r):
     ratio = lambda e: "{:.2f} [{:.2f}, {:.2f}]".format(*(math.exp(e["mean"] + sign * e["half"]) for sign in (0, -1, 1)))
     rows = [
@@ -230,6 +247,8 @@ def page(r):
         parts += ["## Low precision\n", low_bit(r)]
     if r["long_context"]:
         parts += ["## Windows and YOCO\n", windows(r)]
+    if r["tasks"]:
+        parts += ["## Tasks\n", tasks_table(r)]
     if r["claims"]:
         parts += ["## Claims: scripts/lab/claims.py has the rules; magnitudes as logarithms\n", verdicts(r)]
     if r["late_gradients"]:

@@ -7,7 +7,7 @@ import math
 import time
 from pathlib import Path
 
-from . import long_context, stats
+from . import long_context, stats, tasks
 from .option_history import shown
 
 HERE = Path(__file__).resolve().parent
@@ -362,6 +362,35 @@ def long_context_section(r):
     )
 
 
+def tasks_table(r):
+    """The scores of multiple-choice tasks by arm."""
+    percent, rows = tasks.percent, []
+    for row in r["tasks"]:
+        half, said = row["half_over_examples"], row["against_chance"]
+        cells = [escape(row["task"]), arm_cell(row), str(row["examples"]), f"{100 * row['chance']:.1f}"]
+        cells += [interval(percent(row["accuracy"]), digits=1), number(half and 100 * half, 1)]
+        cells += [(said, "open" if said == "at chance" else "") if said else "–"]
+        for key, digits, better in (("accuracy", 1, 1), ("bits_per_byte", 4, -1)):
+            gap = row[f"{key}_gap"]
+            kind = "open" if not decided(gap) else "good" if better * gap["mean"] > 0 else "bad"
+            shown_gap = interval(percent(gap) if key == "accuracy" else gap, True, digits)
+            reference = "reference" if row["arm"] == r["reference"] else "–"
+            cells += [interval(row[key], digits=4)] if key == "bits_per_byte" else []
+            cells += [(shown_gap, kind) if gap else reference, number((gap or {}).get("p_holm"), 3)]
+        norm = interval(percent(row["accuracy_norm"]), digits=1)
+        rows.append([*cells, norm + (" by tokens" if row["norm"] == "tokens" and row["accuracy_norm"] else "")])
+    head = ["task", "arm", "examples", "chance", "accuracy, %", "± over examples", "against chance", "gap", "p"]
+    return table(
+        [*head, "bits per byte", "gap", "p", "normalised accuracy, %"],
+        rows,
+        "Scores of the last step, mean over seeds. Gap: arm minus reference at the same seed. Square brackets: "
+        f"{100 * r['confidence']:.0f}% t intervals over seeds. Over examples: half the interval that the number of "
+        "examples causes, which more seeds do not reduce. At chance: the wider of both intervals contains chance. Bits "
+        "per byte of the correct completion. Normalised: by characters of the completion. p: adjusted by Holm's method "
+        "for the gaps of the column.",
+    )
+
+
 def fairness(study, r):
     """The settings that are equal, and those that differ between arms, as a list and a table."""
     first = study.runs[0]
@@ -534,6 +563,7 @@ SECTIONS = (
     "Result",
     "Precision",
     "Windows",
+    "Tasks",
     "Loss",
     "Stability",
     "Layers",
@@ -545,7 +575,11 @@ SECTIONS = (
 
 
 def header(study, r):
-    absent = [name for name, part in (("Precision", "low_bit"), ("Windows", "long_context")) if not r[part]]
+    absent = [
+        name
+        for name, part in (("Precision", "low_bit"), ("Windows", "long_context"), ("Tasks", "tasks"))
+        if not r[part]
+    ]
     names = [name for name in SECTIONS if name not in absent]
     links = "".join(f"<a href=#{name.lower()}>{name}</a>" for name in names)
     legend = "".join(arm_button(arm, label) for arm, label in study.arms.items())
@@ -559,7 +593,8 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
     curves = [f for f in figures if f["id"] in ("loss", "final", "gap")]
     stability = [f for f in figures if f["id"] in ("ladder", "norms")]
     use = [f for f in figures if f["id"] in ("position", "recall")]
-    layers = [f for f in figures if f not in curves + stability + use]
+    task_figures = [f for f in figures if f["id"] == "tasks"]
+    layers = [f for f in figures if f not in curves + stability + use + task_figures]
     told = (
         r["summary"]
         if len(r["summary"]) <= MOST_SENTENCES
@@ -594,6 +629,9 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
         verdict_table(r) if r["claims"] else "",
         low_bit_section(r) if r["low_bit"] else "",
         long_context_section(r) if r["long_context"] else "",
+        "<h2 id=tasks>Tasks</h2>" if r["tasks"] or task_figures else "",
+        tasks_table(r) if r["tasks"] else "",
+        *map(figure_html, task_figures),
         "<h2 id=loss>Loss</h2>",
         *map(figure_html, curves),
         noise_table(r) if r["noise"] else "",

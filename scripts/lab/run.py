@@ -25,7 +25,7 @@ from .scheduler import Queue, launcher_of
 from .trainer import Trainer, TrainerError
 
 # options that a resume may change
-MAY_CHANGE = "val-every stats-every checkpoint-every checkpoint-minutes keep batch-size".split()
+MAY_CHANGE = "eval-choices val-every stats-every checkpoint-every checkpoint-minutes keep batch-size".split()
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

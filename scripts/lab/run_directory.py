@@ -71,23 +71,47 @@ def record_of(line):
     return None if wrong else record
 
 
+class Log:
+    """Reads a log.jsonl as it grows. A trainer that resumes removes the records after its checkpoint."""
+
+    def __init__(self, path, end=0, last=b""):
+        self.path, self.end, self.last, self.lines = Path(path), end, last, 0  # last: the bytes before `end`
+
+    def read(self, broken=None):
+        """(the records after those of the last call, whether what was read before is gone: then they are all records).
+        An incomplete last line is left for the next call; the numbers of other invalid lines are appended to
+        `broken`."""
+        data, gone = b"", self.end > 0
+        try:
+            with open(self.path, "rb") as f:
+                f.seek(self.end - len(self.last))
+                gone = f.read(len(self.last)) != self.last
+                if gone:
+                    f.seek(0)
+                data = f.read()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise RunError(f"{self.path}: {error.strerror}") from None
+        if gone:
+            self.end, self.last, self.lines = 0, b"", 0
+        complete = data[: data.rfind(b"\n") + 1]
+        records = []
+        for line in complete.split(b"\n")[:-1]:
+            self.lines += 1
+            record = record_of(line)
+            if record:
+                records.append(record)
+            elif broken is not None:
+                broken.append(self.lines)
+        if complete:
+            self.end, self.last = self.end + len(complete), complete[-4096:]
+        return records, gone
+
+
 def read_log(path, broken=None):
-    """The records of a log.jsonl, in order. An incomplete last line is ignored; the numbers of other invalid lines are
-    appended to `broken`."""
-    records = []
-    try:
-        lines = Path(path).read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return records
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}") from None
-    for number, line in enumerate(lines[:-1], 1):
-        record = record_of(line)
-        if record:
-            records.append(record)
-        elif broken is not None:
-            broken.append(number)
-    return records
+    """The records of a log.jsonl, in order."""
+    return Log(path).read(broken)[0]
 
 
 def tail(path, size=1 << 16):

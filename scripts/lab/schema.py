@@ -11,6 +11,7 @@ TYPES = {
     "text": lambda x: isinstance(x, str),
     "number": lambda x: is_number(x) and math.isfinite(x),
     "number or null": lambda x: x is None or is_number(x),
+    "share": lambda x: is_number(x) and 0 <= x <= 1,
     "non-negative integer": lambda x: is_number(x) and x == int(x) and 0 <= x <= 2**53,
     "positive integer": lambda x: is_number(x) and x == int(x) and 0 < x <= 2**53,
     "64-bit integer": lambda x: (is_number(x) and x == int(x) and x >= 0)
@@ -102,6 +103,16 @@ RECORDS = {
     "val": {"loss": "number or null", "windows?": "non-negative integer", "data_fingerprint?": "64-bit integer"},
     "stats": {"kind": "text", "layer": "non-negative integer", "*": "number or null"},
     "event": {"what?": "text"},
+    "choices": {
+        "name": "text",
+        "examples": "positive integer",
+        "accuracy": "share",
+        "chance": "share",
+        "norm": "text",
+        "fingerprint": "64-bit integer",
+        **{f"{key}?": "number or null" for key in ("accuracy_se", "accuracy_norm", "accuracy_norm_se")},
+        **{f"{key}?": "number or null" for key in ("bits_per_byte", "bits_per_byte_se")},
+    },
 }
 NUMBERS = (
     "loss",

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import option_history, run_directory, schema, stats
+from . import option_history, run_directory, schema, stats, tasks
 from .run_directory import RunError
 
 
@@ -31,6 +31,7 @@ class Run:
     train: list = field(default_factory=list)  # records, one per step
     val: dict = field(default_factory=dict)  # step -> loss
     layers: dict = field(default_factory=dict)  # step -> records of its layers
+    choices: dict = field(default_factory=dict)  # task -> step -> record
     read: list = field(default_factory=list)  # [(step, validation data)]
     eval: dict | None = None
     probes: dict = field(default_factory=dict)  # step -> probe.json
@@ -127,6 +128,8 @@ def load_run(directory, arm=None, label=None, left_out=None):
         elif kind == "stats":
             layers = run.layers.setdefault(step, {})
             layers[r["layer"]] = r
+        elif kind == "choices":
+            run.choices.setdefault(r["name"], {})[step] = r
     run.train = [by_step[s] for s in sorted(by_step)]
     run.last = max(by_step, default=0)
     run.read = option_history.validations(info, log)
@@ -312,6 +315,7 @@ def check(study):
         problems += option_history.differences(first.info, run.info, names, ignored)
         problems += option_history.validation_differences(first.read, run.read, names)
         problems += evaluation_differences(measured, run) if measured and run.eval else []
+    problems += tasks.differences(study.runs)
     seen = {}
     for run in study.runs:
         key = (run.arm, run.lr, run.seed)

@@ -2,7 +2,7 @@
 
 import math
 
-from . import long_context, low_bit, mechanisms, option_history, stats
+from . import long_context, low_bit, mechanisms, option_history, stats, tasks
 
 
 def main_rate(study):
@@ -385,6 +385,7 @@ def results(study):
         "late_gradients": late_gradients(study),
         "probes": mechanisms.tables(study, lr),
         "groups": study.groups,
+        "tasks": tasks.tables(study, lr),
         "low_bit": low_bit.tables(study, lr),
         "long_context": long_context.tables(study, lr),
     }

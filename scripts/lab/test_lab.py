@@ -951,9 +951,9 @@ def main():
         import python_environment
 
         python_environment.ensure("lab")
-        from lab import test_report
+        from lab import test_report, test_tasks
 
-        tests.extend(test_report.tests + (test_report.browser_tests if given.browser else []))
+        tests.extend(test_report.tests + test_tasks.tests + (test_report.browser_tests if given.browser else []))
     passed = failed = skipped = 0
     for function in tests:
         name = function.__name__.replace("_", " ")

@@ -1,0 +1,307 @@
+#!/usr/bin/env python3
+"""Writes a multiple-choice file, for --eval-choices, from the records of a benchmark.
+
+  data/prepare_choices.py TASK --tokenizer T --out FILE [options]
+
+  TASK         hellaswag, arc_easy, arc_challenge, piqa, winogrande, openbookqa, or lambada (its last word)
+  --tokenizer  a corpus directory (its tokenizer and separator), bytes, gpt2, a tokenizer.json, or a repository of the
+               Hub
+  --local      local copies of the files, .parquet or .jsonl, also with .gz or .zst (default: the Hub)
+
+Contexts, completions and labels are those of the tasks of the same names of lm-evaluation-harness 0.4 (lambada:
+lambada_openai), without examples in the context. So are the tokens: of the context with the completion, from the end of
+the context's tokens on. The separator of documents precedes the context, since documents begin so in training. The
+file has the counts for the normalised accuracy and the bits per byte; --llmc writes llm.c's own format, without them.
+data/choices.py describes both. The file appears completely or not at all.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+import python_environment
+
+python_environment.ensure("data")
+
+import prepare
+from choices import Completion, Example, write_choices
+from sources import BadInput, Documents, fetch, first_line, hub_inputs, kind_of, local_inputs
+
+BATCH = 1000  # records that are encoded together
+
+
+def at(record, path, kind, what):
+    value = record
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    try:
+        json.dumps(value if isinstance(value, kind) else None, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # an unpaired surrogate
+        value = None
+    if not isinstance(value, kind):
+        raise BadInput(f"has no {what} in '{'.'.join(path)}'")
+    return value
+
+
+def text(record, key):
+    return at(record, (key,), str, "text")
+
+
+def texts(record, *path):
+    values = at(record, path, list, "list of texts")
+    if not values or not all(isinstance(x, str) for x in values):
+        raise BadInput(f"has no list of texts in '{'.'.join(path)}'")
+    return values
+
+
+def position(record, key, values):
+    """The label: where the value of the key is in `values`. Splits without answers have other values."""
+    value = str(record.get(key)).lstrip()
+    if value not in values:
+        raise BadInput(f"has '{key}' {value[:40]!r}, which is none of {', '.join(values)[:80]}")
+    return values.index(value)
+
+
+def counted(values, first=0):
+    return [str(i + first) for i in range(len(values))]
+
+
+def without_brackets(value):
+    """Bracketed words mark the parts of WikiHow's articles."""
+    value = re.sub(r"\[[^\]\n]*\]", "", value.strip().replace(" [title]", ". "))
+    return value.replace("  ", " ")
+
+
+def hellaswag(record):
+    told = f"{text(record, 'ctx_a')} {text(record, 'ctx_b').capitalize()}"
+    endings = texts(record, "endings")
+    context = without_brackets(f"{text(record, 'activity_label')}: {told}")
+    return [context], [without_brackets(e) for e in endings], position(record, "label", counted(endings))
+
+
+def arc(record):
+    label = position(record, "answerKey", texts(record, "choices", "label"))
+    return [f"Question: {text(record, 'question')}\nAnswer:"], texts(record, "choices", "text"), label
+
+
+def piqa(record):
+    solutions = [text(record, key) for key in ("sol1", "sol2")]
+    return [f"Question: {text(record, 'goal')}\nAnswer:"], solutions, position(record, "label", counted(solutions))
+
+
+def winogrande(record):
+    """The text after the blank is scored, after the sentence with either option."""
+    before, blank, after = text(record, "sentence").partition("_")
+    if not blank:
+        raise BadInput("has no '_' in 'sentence'")
+    contexts = [before + text(record, key) for key in ("option1", "option2")]
+    return contexts, [after.strip()], position(record, "answer", counted(contexts, 1))
+
+
+def openbookqa(record):
+    label = position(record, "answerKey", texts(record, "choices", "label"))
+    return [text(record, "question_stem")], texts(record, "choices", "text"), label
+
+
+def lambada(record):
+    context, _, word = text(record, "text").rpartition(" ")
+    return [context], [word], 0
+
+
+@dataclass(frozen=True)
+class Task:
+    repository: str
+    files: str  # pattern of paths in the repository's conversion to Parquet by the Hub: CONFIGURATION/SPLIT/FILE
+    read: object  # record -> (contexts, completions, label); one context or completion stands for all
+    revision: str = "refs/convert/parquet"
+
+
+TASKS = {
+    "hellaswag": Task("Rowan/hellaswag", "default/validation/*.parquet", hellaswag),
+    "arc_easy": Task("allenai/ai2_arc", "ARC-Easy/test/*.parquet", arc),
+    "arc_challenge": Task("allenai/ai2_arc", "ARC-Challenge/test/*.parquet", arc),
+    "piqa": Task("baber/piqa", "*/validation/*.parquet", piqa),
+    "winogrande": Task("allenai/winogrande", "winogrande_xl/validation/*.parquet", winogrande),
+    "openbookqa": Task("allenai/openbookqa", "main/test/*.parquet", openbookqa),
+    "lambada": Task("EleutherAI/lambada_openai", "default/test/*.parquet", lambada),
+}
+
+
+class Records(Documents):
+    """Iterates over (record, share of the file that has been read)."""
+
+    def __init__(self, path, name):
+        if kind_of(name) == "text":
+            raise BadInput(f"{name}: must end in .parquet, .jsonl or .json, also with .gz or .zst")
+        limits = {"text_field": None, "max_document": float("inf"), "delimiter": None, "skip_bad": False}
+        super().__init__(path, name, SimpleNamespace(**limits))
+
+    def problem(self, text):
+        raise BadInput(text)
+
+    def json_text(self, line, number):
+        try:
+            record = json.loads(self.decode(line, f"line {number}"))
+        except (ValueError, RecursionError):
+            record = None
+        return record if isinstance(record, dict) else self.problem(f"{self.name}: line {number} is not a JSON object")
+
+    def parquet(self):
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(self.path) as file:
+            rows, seen = max(1, file.metadata.num_rows), 0
+            for batch in file.iter_batches(BATCH):
+                try:
+                    records = batch.to_pylist()
+                except UnicodeDecodeError:
+                    self.problem(f"{self.name}: a text of the rows from {seen + 1} on is not UTF-8")
+                for record in records:
+                    seen += 1
+                    yield record, seen / rows
+
+
+def requests(task, record):
+    """([(context, completion, characters)], label): the completion begins with its delimiter, a space."""
+    contexts, completions, label = task.read(record)
+    count = max(len(contexts), len(completions))
+    found = []
+    for i in range(count):
+        context, completion = contexts[i % len(contexts)], completions[i % len(completions)]
+        if not completion:
+            raise BadInput(f"has an empty completion {i + 1}")
+        kept = context.rstrip()  # tokens of words begin with the space before them
+        found.append((kept, f"{context[len(kept) :]} {completion}", len(completion)))
+    if label >= count:
+        raise BadInput(f"has answer {label + 1} of {count} completions")
+    return found, label
+
+
+def examples_of(named, tokenizer, prefix):
+    """The examples of [(place of the record, requests, label)]."""
+    parts = list(dict.fromkeys(x for _, rows, _ in named for c, t, _ in rows for x in (c, c + t)))
+    ids = {part: tokens.tolist() for part, tokens in zip(parts, tokenizer.encode(parts))}
+    for place, rows, label in named:
+        contexts = [prefix + ids[context] for context, _, _ in rows]
+        shared = len(os.path.commonprefix(contexts))
+        completions = []
+        for own, (context, completion, characters) in zip(contexts, rows):
+            scored = ids[context + completion][len(own) - len(prefix) :]
+            if not own or not scored:
+                what = "no context: use a separator" if not own else f"no tokens of its own in {completion[:40]!r}"
+                raise BadInput(f"{place} has {what}")
+            counts = (len(own) - shared, characters, len(completion.encode()))
+            completions.append(Completion(own[shared:] + scored, *counts))
+        yield Example(contexts[0][:shared], completions, label)
+
+
+def read_examples(task, inputs, directory, tokenizer, prefix, most):
+    examples, named = [], []
+    for source in inputs:
+        for number, (record, _) in enumerate(Records(fetch(source, directory), source.name), 1):
+            place = f"{source.name}: record {number}"
+            try:
+                named.append((place, *requests(task, record)))
+            except BadInput as error:
+                raise BadInput(f"{place} {error}") from None
+            if len(named) == BATCH or len(examples) + len(named) == most:
+                examples += examples_of(named, tokenizer, prefix)
+                named = []
+                if len(examples) == most:
+                    return examples
+    return examples + list(examples_of(named, tokenizer, prefix))
+
+
+def corpus_tokenizer(directory):
+    """The tokenizer and the separator of a corpus directory."""
+    try:
+        corpus = json.loads((directory / "corpus.json").read_text(encoding="utf-8"))
+        separator = (corpus["separator"] or {}).get("token")
+        name, size = corpus["tokenizer"], corpus["vocab_size"]
+    except FileNotFoundError:
+        raise BadInput(f"{directory} has no corpus.json: it is not a corpus, or unfinished") from None
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise BadInput(f"{directory}/corpus.json is damaged") from None
+    if name == "bytes":
+        tokenizer = prepare.Bytes()
+    elif (directory / "tokenizer.json").exists():
+        tokenizer = prepare.Library(directory / "tokenizer.json", name, None, required=False)
+    else:
+        raise BadInput(f"{directory} has no tokenizer.json: specify that of its tokens with --tokenizer")
+    tokenizer.vocab_size, tokenizer.separator = max(tokenizer.vocab_size, size), separator
+    return tokenizer
+
+
+def find_tokenizer(options, directory):
+    name = options.tokenizer
+    if name == "bytes" or Path(name).is_dir():
+        if options.separator:
+            raise BadInput(f"--separator: --tokenizer {name} specifies it")
+        return prepare.Bytes() if name == "bytes" else corpus_tokenizer(Path(name))
+    path = directory / "tokenizer.json"
+    prepare.write_tokenizer_json(name, options.gpt2_ranks, path)
+    return prepare.Library(path, name, options.separator, required=False)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=TASKS, metavar="TASK")
+    parser.add_argument("--tokenizer", required=True, metavar="T", help="that of the training data")
+    parser.add_argument("--out", required=True, metavar="FILE")
+    parser.add_argument("--local", nargs="+", metavar="FILE", help="local copies of the files, in their order")
+    parser.add_argument("--examples", type=int, metavar="N", help="only the first N (default: all)")
+    parser.add_argument(
+        "--prefix-separator",
+        action=argparse.BooleanOptionalAction,
+        help="begin each context with the separator of documents (default: if the tokenizer has one)",
+    )
+    parser.add_argument("--separator", metavar="TEXT", help="the separator (default: the tokenizer's own)")
+    parser.add_argument("--llmc", action="store_true", help="write llm.c's format, without counts; not for winogrande")
+    parser.add_argument("--gpt2-ranks", metavar="FILE", help="local gpt2.tiktoken")
+    options = parser.parse_args()
+    if options.examples is not None and options.examples < 1:
+        parser.error(f"--examples {options.examples}: must be at least 1")
+    return options
+
+
+def run(options):
+    task = TASKS[options.task]
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        tokenizer = find_tokenizer(options, directory)
+        if options.prefix_separator and tokenizer.separator is None:
+            raise BadInput("--prefix-separator: the tokenizer has no known separator: specify --separator")
+        prefix = [] if options.prefix_separator is False or tokenizer.separator is None else [tokenizer.separator]
+        inputs = local_inputs(options.local) if options.local else hub_inputs(task, None)
+        examples = read_examples(task, inputs, directory, tokenizer, prefix, options.examples)
+    if not examples:
+        raise BadInput(f"{inputs[0].name} has no records")
+    version = write_choices(options.out, examples, tokenizer.vocab_size, options.llmc)
+    counts = {len(e.completions) for e in examples}
+    each = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+    longest = max(e.longest for e in examples)
+    print(
+        f"{options.out}: {len(examples)} examples of {options.task} with {each} completions, version {version}; the "
+        f"longest has {longest} tokens and requires --seq-len {longest - 1}"
+    )
+
+
+def main():
+    options = parse_arguments()
+    try:
+        run(options)
+    except BadInput as error:
+        sys.exit(f"prepare_choices.py: {error}")
+    except OSError as error:
+        sys.exit(f"prepare_choices.py: {error.filename or options.out}: {error.strerror or first_line(error)}")
+
+
+if __name__ == "__main__":
+    main()

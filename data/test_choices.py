@@ -1,0 +1,268 @@
+"""Tests of prepare_choices.py on small records, which are written here. test_data.py runs them."""
+
+import gzip
+import io
+import json
+import struct
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import prepare_choices
+import pyarrow
+import pyarrow.parquet
+import tokenizers
+from choices import read_choices
+
+HERE = Path(__file__).resolve().parent
+LETTERS = {"text": ["a bee", "naïve 数学", "red"], "label": ["A", "B", "C"]}
+WIKI = "[header] Fold it [title] Take  paper "
+# task: (records, [(contexts, completions, label)]), the completions with the space before them
+RECORDS = {
+    "hellaswag": (
+        [
+            {
+                "activity_label": "Paper",
+                "ctx_a": WIKI,
+                "ctx_b": "the Man",
+                "endings": [" folds. [step] Ends", "[substeps] sits.", "runs  off"],
+                "label": "1",
+            },
+            {"activity_label": "A", "ctx_a": "b.", "ctx_b": "", "endings": ["x", "y", "z", "w"], "label": 3},
+            {"activity_label": "C", "ctx_a": "d [step]", "ctx_b": "", "endings": ["x", "yy"], "label": "0"},
+        ],
+        [
+            (["Paper: Fold it. Take paper The man"], [" folds. Ends", "  sits.", " runs off"], 1),
+            (["A: b."], [" x", " y", " z", " w"], 3),
+            (["C: d"], ["  x", "  yy"], 0),
+        ],
+    ),
+    "arc_easy": (
+        [{"question": "Which flies?", "choices": LETTERS, "answerKey": "C"}],
+        [(["Question: Which flies?\nAnswer:"], [" a bee", " naïve 数学", " red"], 2)],
+    ),
+    "piqa": (
+        [{"goal": "Open a jar.", "sol1": "Twist it. ", "sol2": " Sit on it.", "label": 0}],
+        [(["Question: Open a jar.\nAnswer:"], [" Twist it. ", "  Sit on it."], 0)],
+    ),
+    "winogrande": (
+        [{"sentence": "Ann thanked Eve, as _ had helped. ", "option1": "Eve", "option2": "Ann herself", "answer": "1"}],
+        [(["Ann thanked Eve, as Eve", "Ann thanked Eve, as Ann herself"], [" had helped.", " had helped."], 0)],
+    ),
+    "openbookqa": (
+        [{"question_stem": "Ice is cold because  ", "choices": LETTERS, "answerKey": " A"}],
+        [(["Ice is cold because"], ["   a bee", "   naïve 数学", "   red"], 0)],
+    ),
+    "lambada": (
+        [{"text": "she opened the door and saw her brother"}],
+        [(["she opened the door and saw her"], [" brother"], 0)],
+    ),
+}
+RECORDS["arc_challenge"] = RECORDS["arc_easy"]
+
+
+def check(condition, *what):
+    if not condition:
+        raise AssertionError(" ".join(map(str, what)))
+
+
+def prepare(task, local, out, *options, tokenizer="bytes"):
+    """prepare_choices.py, in this process, since the tests start it often."""
+    words = ["prepare_choices.py", task, "--local", local, "--out", out, "--tokenizer", tokenizer, *options]
+    stdout, stderr, status = io.StringIO(), io.StringIO(), 0
+    with mock.patch.object(sys, "argv", [*map(str, words)]), redirect_stdout(stdout), redirect_stderr(stderr):
+        try:
+            prepare_choices.main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+            stderr.write("" if isinstance(end.code, int) else end.code)
+    return SimpleNamespace(returncode=status, stdout=stdout.getvalue(), stderr=stderr.getvalue())
+
+
+def prepared(*arguments, **more):
+    r = prepare(*arguments, **more)
+    check(r.returncode == 0, r.stderr)
+    return read_choices(arguments[2])
+
+
+def write_jsonl(path, records):
+    data = "".join(json.dumps(r) + "\n" for r in records).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def full_contexts(example):
+    return [example.context + c.tokens[: c.unscored] for c in example.completions]
+
+
+def records_become_contexts_completions_and_labels(d):
+    for task, (records, wanted) in RECORDS.items():
+        files = [write_jsonl(d / f"{task}.jsonl.gz", records)]
+        if task != "hellaswag":  # whose labels above have two types
+            files.append(d / f"{task}.parquet")
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), files[1])
+        for file in files:
+            version, examples = prepared(task, file, d / "out.bin")
+            check(version == 3 and len(examples) == len(wanted), version, len(examples))
+            for e, (contexts, completions, label) in zip(examples, wanted):
+                contexts = [b"\0" + c.encode() for c in contexts * (len(completions) // len(contexts))]
+                check(list(map(bytes, full_contexts(e))) == contexts, full_contexts(e), contexts)
+                scored = [bytes(c.tokens[c.unscored :]).decode() for c in e.completions]
+                check(scored == completions and e.label == label, task, scored, e.label)
+                check([c.bytes for c in e.completions] == [len(c.encode()) for c in completions], task)
+            if task != "winogrande":
+                check(not any(c.unscored for e in examples for c in e.completions), task)
+    shared = prepared("winogrande", d / "winogrande.parquet", d / "out.bin")[1][0]
+    check(bytes(shared.context) == b"\0Ann thanked Eve, as ", bytes(shared.context))
+
+
+def the_counts_are_characters_of_the_choice_and_bytes_of_the_scored_text(d):
+    wanted = {"hellaswag": [[11, 6, 8], [1] * 4, [1, 2]], "openbookqa": [[5, 8, 3]], "piqa": [[10, 11]]}
+    for task, characters in wanted.items():
+        _, examples = prepared(task, write_jsonl(d / "in.jsonl", RECORDS[task][0]), d / "out.bin")
+        found = [[c.characters for c in e.completions] for e in examples]
+        check(found == characters, task, found)
+    check([c.bytes for c in examples[0].completions] == [11, 12], "the bytes of piqa")
+    r = prepare("piqa", d / "in.jsonl", d / "out.bin", "--examples", 1)
+    check(
+        r.stdout.endswith(
+            "1 examples of piqa with 2 completions, version 3; the longest has 42 tokens and requires --seq-len 41\n"
+        ),
+        r.stdout,
+    )
+
+
+def trained_tokenizer(path):
+    """A tokenizer without a pattern: its tokens may join the end of a context with the beginning of a completion."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=270, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False
+    )
+    rows = [row for _, wanted in RECORDS.values() for row in wanted]
+    tokenizer.train_from_iterator([c + x for contexts, texts, _ in rows for c in contexts for x in texts], trainer)
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def tokens_are_those_of_the_context_with_the_completion(d):
+    tokenizer = trained_tokenizer(d / "tokenizer.json")
+    separator, joined = tokenizer.token_to_id("<|endoftext|>"), 0
+    for task, (records, wanted) in RECORDS.items():
+        file = write_jsonl(d / "in.jsonl", records)
+        for options, prefix in (([], [separator]), (["--no-prefix-separator"], [])):
+            _, examples = prepared(task, file, d / "out.bin", *options, tokenizer=d / "tokenizer.json")
+            for e, (contexts, completions, _) in zip(examples, wanted):
+                for i, (c, completion) in enumerate(zip(e.completions, completions)):
+                    context = contexts[i % len(contexts)]
+                    ids = tokenizer.encode(context).ids
+                    whole = ids + tokenizer.encode(context + completion).ids[len(ids) :]
+                    check(e.context + c.tokens == prefix + whole, task, completion)
+                    check(len(e.context) + c.unscored == len(prefix + ids), task, completion)
+                    joined += whole[len(ids) :] != tokenizer.encode(completion).ids
+    check(joined > 5, "only", joined, "completions have other tokens alone")
+
+
+def llmc_s_format_has_its_words(d):
+    file = write_jsonl(d / "in.jsonl", RECORDS["arc_easy"][0] * 2)
+    version, _ = prepared("arc_easy", file, d / "out.bin", "--llmc")
+    _, wanted = RECORDS["arc_easy"]
+    contexts, completions, label = wanted[0]
+    rows = []
+    for index in range(2):
+        words = [65535, 0, index, label, len(completions)]
+        for tokens in [b"\0" + contexts[0].encode(), *(c.encode() for c in completions)]:
+            words += [len(tokens), *tokens]
+        words[1] = 2 * len(words)
+        rows.append(struct.pack(f"<{len(words)}H", *words))
+    header = struct.pack("<256i", 20240522, 1, 2, len(rows[0]), *[0] * 252)
+    check(version == 1 and (d / "out.bin").read_bytes() == header + b"".join(rows), "other bytes")
+    r = prepare("winogrande", write_jsonl(d / "w.jsonl", RECORDS["winogrande"][0]), d / "w.bin", "--llmc")
+    check(r.returncode == 1 and "one context per example" in r.stderr and not (d / "w.bin").exists(), r.stderr)
+
+
+def large_vocabularies_and_examples_have_words_of_32_bits(d):
+    corpus = {"tokenizer": "bytes", "vocab_size": 65536, "separator": {"token": 65535, "place": "after"}}
+    (d / "corpus").mkdir()
+    (d / "corpus/corpus.json").write_text(json.dumps(corpus))
+    file = write_jsonl(d / "in.jsonl", RECORDS["piqa"][0])
+    for options, version in (([], 4), (["--llmc"], 2)):
+        found, examples = prepared("piqa", file, d / "out.bin", *options, tokenizer=d / "corpus")
+        check(found == version and examples[0].context[0] == 65535, found, examples[0].context[:3])
+    for letters, version in ((32000, 3), (33000, 4)):  # of 2 bytes
+        long = write_jsonl(d / "long.jsonl", [{**RECORDS["piqa"][0][0], "goal": "x" * letters}])
+        check(prepared("piqa", long, d / "out.bin")[0] == version, letters)
+
+
+def invalid_records_are_a_one_line_error(d):
+    good = {task: json.dumps(records[0]) for task, (records, _) in RECORDS.items()}
+    changed = lambda task, **more: json.dumps({**RECORDS[task][0][0], **more})
+    cases = [
+        ("piqa", b"{", "line 2 is not a JSON object"),
+        ("piqa", b"[1]", "line 2 is not a JSON object"),
+        ("piqa", b'{"goal": "\xff"}', "line 2 is not UTF-8"),
+        ("piqa", changed("piqa", goal=None), "record 2 has no text in 'goal'"),
+        ("piqa", changed("piqa", sol2="\ud800"), "record 2 has no text in 'sol2'"),
+        ("piqa", changed("piqa", sol2=""), "record 2 has an empty completion 2"),
+        ("piqa", changed("piqa", label=-1), "record 2 has 'label' '-1', which is none of 0, 1"),
+        ("hellaswag", changed("hellaswag", label=""), "record 2 has 'label' ''"),
+        ("hellaswag", changed("hellaswag", endings=[]), "record 2 has no list of texts in 'endings'"),
+        ("arc_easy", changed("arc_easy", answerKey="E"), "record 2 has 'answerKey' 'E'"),
+        ("arc_easy", changed("arc_easy", choices={**LETTERS, "text": ["x"]}), "record 2 has answer 3 of 1"),
+        ("arc_easy", changed("arc_easy", choices=[]), "record 2 has no list of texts in 'choices.label'"),
+        ("winogrande", changed("winogrande", sentence="no blank"), "record 2 has no '_' in 'sentence'"),
+        ("lambada", changed("lambada", text="a\0 b"), "byte 0"),
+    ]
+    for task, line, words in cases:
+        line = line if isinstance(line, bytes) else line.encode()
+        (d / "in.jsonl").write_bytes(good[task].encode() + b"\n" + line + b"\n")
+        expect_error(prepare(task, d / "in.jsonl", d / "out.bin"), d, words)
+    (d / "in.parquet").write_bytes(b"PAR1")
+    (d / "empty.jsonl").write_bytes(b"")
+    (d / "in.txt").write_text("text")
+    (d / "in.jsonl").write_text(good["lambada"])
+    word = write_jsonl(d / "word.jsonl", [{"text": "word"}])
+    (d / "no").mkdir()
+    for task, file, options, words in (
+        ("piqa", "in.parquet", {}, "damaged"),
+        ("piqa", "empty.jsonl", {}, "has no records"),
+        ("piqa", "in.txt", {}, "must end in .parquet"),
+        ("piqa", "missing.jsonl", {}, "does not exist"),
+        ("lambada", "in.jsonl", {"tokenizer": d / "no"}, "no corpus.json"),
+        ("lambada", "in.jsonl", {"tokenizer": d / "in.txt"}, "not a tokenizer.json"),
+    ):
+        expect_error(prepare(task, d / file, d / "out.bin", **options), d, words)
+    expect_error(prepare("lambada", word, d / "out.bin", "--no-prefix-separator"), d, "no context")
+    expect_error(prepare("lambada", word, d / "no/no/out.bin"), d, "No such file")
+    joined = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {"a": 0, "\u0120": 1, "b": 2, "\u0120b": 3, "a\u0120b": 4}, [("\u0120", "b"), ("a", "\u0120b")]
+        )
+    )
+    joined.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    joined.save(str(d / "joined.json"))
+    pair = write_jsonl(d / "pair.jsonl", [{"text": "a b"}])
+    expect_error(
+        prepare("lambada", pair, d / "out.bin", tokenizer=d / "joined.json"), d, "no tokens of its own in ' b'"
+    )
+    r = prepare("boolq", word, d / "out.bin")
+    check(r.returncode == 2 and "boolq" in r.stderr, r.stderr)
+
+
+def expect_error(r, d, words):
+    lines = r.stderr.strip().splitlines()
+    check(r.returncode == 1 and words in r.stderr and len(lines) == 1, words, "status", r.returncode, r.stderr)
+    check(not list(d.rglob("out.bin*")), "left:", list(d.iterdir()))
+
+
+TESTS = (
+    records_become_contexts_completions_and_labels,
+    the_counts_are_characters_of_the_choice_and_bytes_of_the_scored_text,
+    tokens_are_those_of_the_context_with_the_completion,
+    llmc_s_format_has_its_words,
+    large_vocabularies_and_examples_have_words_of_32_bits,
+    invalid_records_are_a_one_line_error,
+)

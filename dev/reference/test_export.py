@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""
+Tests of export_hub.py: what it writes opens in the transformers library by itself, with the loss, gradients, tokens and
+texts of train_diffv2. test_hub.py opens exported directories of every fixture.
+
+  tolerance  as in test_hub.py. DiffLlama in float64 computes the factor of its noise heads in float32: two exponentials
+             of a sum and their difference, each rounded, in every layer; 2^-22 allows for four roundings.
+  requires   as test_hub.py
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from test_hub import FIXTURE_FILES, FIXTURES, HERE, WORK, arrays_of, directory, expect_close  # sets the environment
+from test_hub import gradients_of_model, open_model, succeed, windows
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, DiffLlamaForCausalLM
+
+from fixtures import token_shard_bytes
+from run_tests import run_tests
+
+sys.path.insert(0, str(HERE.parent.parent / "data"))
+import token_table
+
+TEXT = (HERE.parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def export(source, name, *options):
+    """status, stderr, and the directory"""
+    out = Path(WORK.name) / "exports" / name
+    command = [sys.executable, HERE / "export_hub.py", source, out, *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stderr, out
+
+
+def exported(source, name, *options):
+    status, error, out = export(source, name, *options)
+    assert status == 0, f"{name}: status {status}, {error}"
+    return out
+
+
+def as_diff_v1(gradients, weights, L, D):
+    """Gradients of a DiffLlama as those of the diff_v1 that it was written from, by the chain rule of the export."""
+    found = dict(gradients)
+    for prefix in (f"model.layers.{layer}.self_attn." for layer in range(L)):
+        for name in (f"{prefix}{p}_proj.weight" for p in "qkv"):
+            heads = found[name].reshape(2, -1, D, found[name].shape[1])  # even heads, odd heads
+            found[name] = heads.swapaxes(0, 1).reshape(found[name].shape)
+        norm, name = weights[f"{prefix}subln.weight"], f"{prefix}o_proj.weight"
+        product = found[name].reshape(-1, len(norm)), weights[name].reshape(-1, len(norm))
+        found[f"{prefix}subln.weight"] = (product[0] * product[1]).sum(0)
+        found[name] = (product[0] * norm).reshape(found[name].shape)
+    return found
+
+
+def test_diff_v1_is_written_as_a_diffllama_with_its_loss_and_gradients():
+    for name in ("diff_v1_a", "diff_v1_b"):
+        arrays = arrays_of((FIXTURE_FILES / f"{name}.safetensors").read_bytes())
+        model = open_model(exported(FIXTURES / name, f"llama/{name}", "--as", "diffllama"))
+        assert type(model) is DiffLlamaForCausalLM, type(model)
+        c = model.config
+        batch = windows(arrays["tokens"], len(arrays["tokens"]) // c.max_position_embeddings, c.max_position_embeddings)
+        expected = {n.removeprefix("grad."): a for n, a in arrays.items() if n == "loss" or n.startswith("grad.")}
+        found = as_diff_v1(gradients_of_model(model, batch), arrays, c.num_hidden_layers, c.head_dim)
+        expect_close(found, expected, torch.float32, name)
+
+
+class RMSNorm64(torch.nn.RMSNorm):
+    """In float64: that of DiffLlama computes in float32."""
+
+    def __init__(self, norm):
+        super().__init__(len(norm.weight), eps=norm.variance_epsilon, dtype=torch.float64)
+        self.weight = norm.weight
+
+
+def in_float64(model):
+    """A DiffLlama whose norms and angles are float64."""
+    for module in list(model.modules()):
+        for name, norm in module.named_children():
+            if type(norm).__name__ == "DiffLlamaRMSNorm":
+                setattr(module, name, RMSNorm64(norm))
+    D, theta = model.config.head_dim, json.loads((Path(model.name_or_path) / "config.json").read_text())["rope_theta"]
+
+    def angles(x, position_ids):
+        half = torch.arange(0, D, 2, dtype=torch.float64) / D
+        angle = (position_ids[..., None] * theta**-half).repeat(1, 1, 2)
+        return angle.cos(), angle.sin()
+
+    model.model.rotary_emb.forward = angles
+    return model
+
+
+def test_a_bf16_diff_v1_loses_nothing_as_a_diffllama():
+    path = directory("half/diff_v1_b")  # products of two bf16 numbers are exact in F32
+    weights = load_file(FIXTURES / "diff_v1_b" / "model.safetensors")
+    save_file({n: w.to(torch.bfloat16) for n, w in weights.items()}, path / "model.safetensors")
+    (path / "config.json").write_text((FIXTURES / "diff_v1_b" / "config.json").read_text())
+    out = exported(path, "half/diffllama", "--as", "diffllama")
+    kinds = {n: w.dtype for n, w in load_file(out / "model.safetensors").items()}
+    assert {n.split(".")[-2] for n, kind in kinds.items() if kind is torch.float32} == {"o_proj"}, kinds
+    sdpa = dict(dtype=torch.float64, attn_implementation="sdpa")  # eager: softmax in float32
+    model = in_float64(DiffLlamaForCausalLM.from_pretrained(out, **sdpa))
+    batch = torch.arange(64).view(2, 32) * 7 % 37
+    with torch.no_grad():
+        found, expected = model(batch).logits, open_model(path, torch.float64)(input_ids=batch).logits
+    difference = float((found - expected).abs().max() / expected.abs().max())
+    assert difference < 2**-22, f"logits differ by {difference:.1e}"
+    return f"logits differ by {difference:.1e}"
+
+
+def test_what_diffllama_does_not_hold_is_refused():
+    cases = [
+        ("baseline_a", {}, "requires attention diff_v1, not baseline"),
+        ("diff_v2_a", {}, "requires attention diff_v1, not diff_v2"),
+        ("diff_v1_w", {}, "the model has windows"),
+        ("diff_v1_a", {"yoco": True}, "the model has YOCO"),
+        ("diff_v1_q", {"rms_norm_eps": 1e-5}, "the model has QK-norm"),
+        ("diff_v1_c", {}, "rms_norm_eps is 0.02"),
+    ]
+    for number, (name, changes, word) in enumerate(cases):
+        path = directory(f"refused/{number}")
+        (path / "model.safetensors").symlink_to(FIXTURES / name / "model.safetensors")
+        (path / "config.json").write_text(
+            json.dumps(json.loads((FIXTURES / name / "config.json").read_text()) | changes)
+        )
+        status, error, out = export(path, f"refused/{number}", "--as", "diffllama")
+        assert status == 1 and word in error and error.count("\n") == 1 and not out.exists(), (
+            f"{word}: {status}, {error}"
+        )
+
+
+def run_on_text(name, ids, *options):
+    """The checkpoint of a run that learns a little of a text, given as tokens."""
+    out = directory(f"text/{name}")
+    (out / "tokens.bin").write_bytes(token_shard_bytes(np.asarray(ids, "<u2").tobytes()))
+    sizes = ("--layers", 2, "--hidden", 32, "--heads", 4, "--kv-heads", 2, "--head-dim", 8, "--ffn", 64)
+    data = ("--train-data", out / "tokens.bin", "--seq-len", 64, "--batch-size", 4, "--steps", 60, "--lr", 0.01)
+    succeed(*sizes, *data, "--val-every", 0, "--out", out, *options)
+    return out / "checkpoints" / "step_00000060"
+
+
+def expect_texts_of_the_program(checkpoint, out):
+    """pipeline() continues texts as train_diffv2 does, from the checkpoint and from the exported directory."""
+    pipe = transformers.pipeline("text-generation", str(out), trust_remote_code=True, device="cpu")
+    for prompt in ("The ", "    scripts/"):
+        found = pipe(prompt, max_new_tokens=6, do_sample=False)[0]["generated_text"]
+        for source in (checkpoint, out):
+            text = succeed("--init", source, "--prompt", prompt, "--generate", 6, "--temperature", 0)
+            assert text.rstrip("\n") == found.rstrip("\n"), f"{source.name}: {text!r}, not {found!r}"
+
+
+def expect_special_tokens(out, tokenizer, id_):
+    special = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
+    written = json.loads((out / "generation_config.json").read_text())
+    assert special == (id_,) * 3 == tuple(written[f"{k}_token_id"] for k in ("bos", "eos", "pad")), (special, written)
+    model = open_model(out)
+    assert model.generation_config.eos_token_id == model.config.eos_token_id == id_
+
+
+def test_bytes_are_exact_in_the_exported_tokenizer_and_texts_are_those_of_the_program():
+    for separator, attention in ((0, "diff_v2"), (10, "baseline"), (200, "diff_v2")):
+        options = () if separator == 0 else ("--separator", f"{separator}:after")
+        checkpoint = run_on_text(
+            f"bytes{separator}", list(TEXT.encode()), "--vocab", 256, "--attention", attention, *options
+        )
+        out = exported(checkpoint, f"bytes{separator}")
+        tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+        text = (
+            "".join(map(chr, (*range(0x900), *range(0xFF00, 0x10500)))) + "the end\n\0"
+        )  # every byte but C0, C1, F5 ..
+        raw = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert raw == list(text.encode()), f"separator {separator}: a text has other tokens than its bytes"
+        assert tokenizer.decode(raw) == text
+        if separator < 128:
+            assert tokenizer("a")["input_ids"] == [separator, 97]
+            expect_special_tokens(out, tokenizer, separator)
+            expect_texts_of_the_program(checkpoint, out)
+
+
+def test_a_tokenizer_json_is_exported_with_its_separator_and_texts_are_those_of_the_program():
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())  # as data/prepare.py --train-bpe
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    options = dict(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False)
+    bpe.train_from_iterator([TEXT], tokenizers.trainers.BpeTrainer(**options))
+    for number, own in enumerate((None, tokenizers.processors.ByteLevel(trim_offsets=True))):
+        place = directory(f"bpe/{number}")
+        if own is not None:
+            bpe.post_processor = own
+        bpe.save(str(place / "tokenizer.json"))
+        (place / "tokenizer.bin").write_bytes(
+            token_table.table_bytes(token_table.read_tokenizer(place / "tokenizer.json"), 0)
+        )
+        ids = bpe.encode(TEXT, add_special_tokens=False).ids
+        checkpoint = run_on_text(f"bpe{number}", ids, "--vocab", 400, "--attention", "diff_v2", "--tokenizer", place)
+        out = exported(checkpoint, f"bpe{number}")
+        tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+        assert tokenizer(TEXT)["input_ids"] == [0, *ids]
+        assert tokenizer.decode(ids) == TEXT
+        expect_special_tokens(out, tokenizer, 0)
+        expect_texts_of_the_program(checkpoint, out)
+
+
+def test_an_unknown_separator_is_reported_and_a_given_one_used():
+    status, error, out = export(FIXTURES / "diff_v2_a", "unknown")
+    assert status == 0 and "--separator ID" in error and not (out / "generation_config.json").exists(), error
+    assert "has no tokenizer.json" in error and not (out / "tokenizer_config.json").exists(), error
+    out = exported(FIXTURES / "diff_v2_a", "given", "--separator", 3)
+    assert open_model(out).generation_config.eos_token_id == 3
+    status, error, out = export(FIXTURES / "diff_v2_a", "outside", "--separator", 37)
+    assert status == 1 and "vocabulary of 37" in error and not out.exists(), f"{status}, {error}"
+
+
+if __name__ == "__main__":
+    sys.exit(run_tests(globals()))
