@@ -37,6 +37,7 @@ default build tests files and processes.
 #include "tests/progress.h"
 #include "tests/watchdog.h"
 #include "tests/evaluation.h"
+#include "tests/choices.h"
 #include "tests/probe.h"
 #include "tests/device.h"
 #include "tests/prediction.h"
@@ -79,6 +80,8 @@ static const struct {
     {"devices", isolated_tests, ISOLATED_TEST_COUNT, FP32_BUILD},
     {"evaluation", evaluation_tests, EVALUATION_TEST_COUNT, EVERY_BUILD},
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"choices", choices_tests, CHOICES_TEST_COUNT, EVERY_BUILD},
+    {"choices program", choices_program_tests, CHOICES_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"probe", probe_tests, PROBE_TEST_COUNT, EVERY_BUILD},
     {"probe program", probe_program_tests, PROBE_PROGRAM_TEST_COUNT, FP32_BUILD},
 };

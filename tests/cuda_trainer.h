@@ -8,6 +8,7 @@ pack, a vocabulary with V % 8 = 3 or of a few tokens, one row, and a sequence be
 */
 #ifndef TESTS_CUDA_TRAINER_H
 #define TESTS_CUDA_TRAINER_H
+#include "choice_file.h"
 #include "fixture.h"
 #include "harness.h"
 
@@ -268,9 +269,11 @@ static void compare_records(const TestDirectory *d, const char *what, const char
             if (strstr(x->string, "ms") || strcmp(x->string, "tokens_per_s") == 0 ||
                 strcmp(x->string, "flops_util") == 0)
                 continue;
+            // in bf16, near ties of a few of 12 examples have another order
+            double slack = !cuda_fp32 && strncmp(x->string, "accuracy", 8) == 0 ? 0.35 : 1e-6;
             EXPECT(y && x->type == y->type, "%s: %s of %s is of another kind", what, x->string, kind);
             if (y && cJSON_IsNumber(x))
-                EXPECT(fabs(x->valuedouble - y->valuedouble) <= tolerance * fabs(x->valuedouble) + 1e-6,
+                EXPECT(fabs(x->valuedouble - y->valuedouble) <= tolerance * fabs(x->valuedouble) + slack,
                        "%s: %s record %d: %s is %.9g, on the CPU %.9g", what, kind, i, x->string, y->valuedouble,
                        x->valuedouble);
         }
@@ -278,20 +281,26 @@ static void compare_records(const TestDirectory *d, const char *what, const char
     for (int i = 0; i < device_count; i++) cJSON_Delete(gpu[i]);
 }
 
-// With documents for every second variant, validation and statistics.
+// With documents for every second variant, validation, multiple choice and statistics.
 static void test_losses_of_variants(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
+    char path[600];
+    FORMAT(path, "%s/three", d.path);
+    choice_write_random(path, 3, 12, 3, 43, 13, 5);
+    FORMAT(path, "%s/one", d.path);
+    choice_write_random(path, 4, 12, 1, 43, 13, 6);
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v += cuda_fp32 ? 2 : 1) { // in fp32 every second variant
         const char *name = attention_variants[v].name;
         for (int gpu = 0; gpu < 2; gpu++)
             run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
                    "--train-data data.bin --val-data data.bin --val-steps 1 %s --steps 3 --lr 3e-3 "
-                   "--warmup 1 --stats-every 3 %s --out %s",
+                   "--warmup 1 --stats-every 3 --eval-choices 'three=three one=one' %s --out %s",
                    with_variant(v, cuda_cases[0].options, 0).text, v % 2 ? "--doc-mask --separator 0" : "",
                    gpu ? "device" : "cpu");
         compare_records(&d, name, "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         compare_records(&d, name, "val", 2, cuda_fp32 ? 1e-5 : 0.01);
+        compare_records(&d, name, "choices", 4, cuda_fp32 ? 1e-4 : 0.05);
         compare_records(&d, name, "stats", 3, cuda_fp32 ? 2e-3 : 0.3);
         run_command(&r, "cd '%s' && rm -rf cpu device", d.path);
     }

@@ -10,7 +10,7 @@
 #   --runs N       number of inputs of libFuzzer instead
 #   --mutations N  mutations of the regressions and seeds (20000)
 #   --show FILE    only runs FILE, and prints the messages of the reader (requires one TARGET)
-#   TARGET         config, corpus, index, prompts, safetensors, shards, state, tokenizer (all)
+#   TARGET         choices, config, corpus, index, prompts, safetensors, shards, state, tokenizer (all)
 # Variables: CC (cc), FUZZ_CC (clang)
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -19,7 +19,7 @@ usage() {
     echo "run.sh: $1: usage: dev/fuzz/run.sh [--seconds N | --runs N] [--mutations N] [--show FILE] [TARGET...]" >&2
     exit 2
 }
-all=(config corpus index prompts safetensors shards state tokenizer)
+all=(choices config corpus index prompts safetensors shards state tokenizer)
 targets=() seconds=20 runs='' show='' mutations=20000
 while [ $# -gt 0 ]; do
     case "$1" in

@@ -29,10 +29,10 @@ choices.h: files of multiple-choice tasks, for --eval-choices: a context, severa
 
 enum {
     CHOICES_MAGIC = 20240522,
-    CHOICES_VERSIONS = 4, // the odd ones have words of 2 bytes, the even ones of 4; from CHOICES_STATED on lengths of text
-    CHOICES_STATED = 3,
-    CHOICES_HEAD = 5,  // words before the context
-    CHOICES_LIMIT = 64 // files
+    CHOICES_VERSIONS = 4, // the odd ones have words of 2 bytes, the even ones of 4
+    CHOICES_STATED = 3,   // from this version on completions have three more words
+    CHOICES_HEAD = 5,     // words before the context
+    CHOICES_LIMIT = 64    // files
 };
 #define CHOICES_BLANK " \t\n"
 #ifndef CHOICES_FILE_LIMIT
@@ -166,14 +166,14 @@ static inline const ChoiceRow *choices_read_completion(ChoiceTask *t, ChoiceRead
     choices_skip(r, length, V, "a completion");
     row->length = (int)length, row->unscored = (int)unscored, row->example = r->example;
     CHECK(t->examples[r->example].context_length > 0 || unscored > 0,
-          "%s: example %d has no context: a token must precede the first scored one, such as the separator of documents",
-          path, r->example);
+          "%s: example %d has no context: a token, such as the separator, must precede the first scored one", path,
+          r->example);
     return row;
 }
 
 // Reads the next example, of `width` bytes per word and at most `longest` bytes.
-static inline void choices_read_example(ChoiceTask *t, ChoiceReader *r, size_t words, int width, int64_t longest,
-                                        int V, int T) {
+static inline void choices_read_example(ChoiceTask *t, ChoiceReader *r, size_t words, int width, int64_t longest, int V,
+                                        int T) {
     const char *path = t->spec.path;
     int i = r->example, length = 0;
     ChoiceExample *e = &t->examples[i];
@@ -184,8 +184,8 @@ static inline void choices_read_example(ChoiceTask *t, ChoiceReader *r, size_t w
     CHECK(head[0] == mark, "%s: example %d begins with %u instead of %u: write the file again", path, i, head[0], mark);
     CHECK(head[1] % (uint32_t)width == 0 && head[1] / (uint32_t)width >= shortest &&
               head[1] / (uint32_t)width <= words - begin && head[1] <= longest,
-          "%s: example %d states %u bytes, which must be whole words, %u bytes or more, within the file, and at most the "
-          "%lld bytes of the longest example: write the file again",
+          "%s: example %d states %u bytes: it must be whole words, at least %u bytes, within the file, and at most the "
+          "%lld of the longest example: write the file again",
           path, i, head[1], shortest * (uint32_t)width, (long long)longest);
     CHECK(head[2] == (uint32_t)i, "%s: example %d has index %u: write the file again", path, i, head[2]);
     CHECK(head[3] < head[4], "%s: example %d has label %u of %u completions: write the file again", path, i, head[3],
@@ -237,8 +237,8 @@ static inline void choices_open(ChoiceTask *t, const ChoiceSpec *spec, int V, in
     const char *body = file + SHARD_HEADER_BYTES;
     t->fingerprint = XXH64(file, bytes, 0);
     t->words = (uint32_t *)checked_calloc(words, sizeof(uint32_t));
-    for (size_t i = 0; i < words; i++)
-        t->words[i] = width == 2 ? ((const uint16_t *)(const void *)body)[i] : ((const uint32_t *)(const void *)body)[i];
+    for (size_t i = 0; i < words && width == 2; i++) t->words[i] = ((const uint16_t *)(const void *)body)[i];
+    if (width == 4) memcpy(t->words, body, words * sizeof(uint32_t));
     free(file);
     t->version = header[1];
     t->count = header[2];

@@ -1,0 +1,533 @@
+/*
+choices.h: tests of --eval-choices: scores against those of generation with a cache, one token at a time; accuracies and
+errors against a calculation by hand; files that are refused; what training, --eval and several ranks report.
+*/
+#ifndef TESTS_CHOICES_H
+#define TESTS_CHOICES_H
+#include "choice_file.h"
+#include "evaluation.h"
+#include "harness.h"
+#include "model.h"
+#include "program.h"
+#include "ranks.h"
+
+static ChoiceTask open_choices(const TestDirectory *d, int V, int T) {
+    ChoiceSpec spec = {"task", ""};
+    ChoiceTask t;
+    FORMAT(spec.path, "%s/choices.bin", d->path);
+    choices_open(&t, &spec, V, T);
+    choices_find_text(&t, V, NULL);
+    return t;
+}
+
+// ---- scores
+
+static const ModelCase choice_cases[] = {
+    {"groups of three heads, untied", 37, 20, 2, 6, 2, 8, 28, 3, 40, false, 0, 0, false, false},
+    {"windows with YOCO and QK-norm", 19, 20, 2, 4, 2, 8, 12, 2, 40, true, 5, 0, true, true},
+};
+
+// By generation: the context at once, then token by token.
+static CompletionScore score_by_generation(Model *model, const ChoiceTask *t, const ChoiceRow *row) {
+    const ChoiceExample *e = &t->examples[row->example];
+    int V = model->plan.config.V, tokens[256], length = e->context_length + row->length;
+    float *logits = (float *)checked_calloc(V, sizeof(float));
+    CompletionScore score = {0, true};
+    for (int i = 0; i < length; i++)
+        tokens[i] = (int)t->words[i < e->context_length ? e->context + i : row->tokens + i - e->context_length];
+    for (int first = e->context_length + row->unscored, n = first; n < length; n++) {
+        double sum = 0;
+        int last = n - 1;
+        if (n == first) model_prefill(model, 0, tokens, n, logits);
+        else model_decode(model, tokens + last, &last, 1, logits);
+        for (int v = 0; v < V; v++) sum += exp((double)logits[v]);
+        score.sum += (double)logits[tokens[n]] - log(sum);
+        score.greedy = score.greedy && largest_logit(logits, V) == tokens[n];
+    }
+    free(logits);
+    return score;
+}
+
+// A score adds up to 40 losses, each of a few sums of some tens of products of numbers near 1: an error of 64 epsilon
+// each.
+static void expect_scores(const ModelCase *mc, const AttentionVariant *variant, const ChoiceTask *t, Purpose purpose) {
+    ModelConfig config = case_config(mc, variant);
+    Model model;
+    EXPECT(t->row_count <= 64, "%d rows", t->row_count);
+    CompletionScore wanted[64], scores[64];
+    int order[64];
+    case_open(&model, &config, 1, mc->T, FOR_GENERATION);
+    case_randomise(&model, 7);
+    for (int i = 0; i < t->row_count; i++) wanted[i] = score_by_generation(&model, t, &t->rows[i]);
+    case_close(&model);
+    case_open(&model, &config, mc->B, mc->T, purpose);
+    case_randomise(&model, 7);
+    EvaluationModel m = evaluation_model(&model);
+    memset(scores, 0, sizeof(scores));
+    choices_score(&m, t, order, choices_deal(t, 0, 1, order), scores);
+    for (int i = 0; i < t->row_count; i++) {
+        double tolerance = 64 * 0x1p-23 * t->rows[i].length;
+        EXPECT(fabs(scores[i].sum - wanted[i].sum) <= tolerance && scores[i].sum < 0,
+               "%s, %s: completion %d scores %.9g, by generation %.9g", variant->name, mc->why, i, scores[i].sum,
+               wanted[i].sum);
+        EXPECT(!t->single || scores[i].greedy == wanted[i].greedy, "%s, %s: completion %d is %sgreedy", variant->name,
+               mc->why, i, wanted[i].greedy ? "" : "not ");
+    }
+    case_close(&model);
+}
+
+static void test_scores_by_generation(void) {
+    TestDirectory d = test_make_directory();
+    char path[600];
+    FORMAT(path, "%s/choices.bin", d.path);
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        const ModelCase *mc = &choice_cases[v % 2];
+        bool single = v % 3 == 0;
+        choice_write_random(path, 1 + v % 4, single ? 9 : 4, single ? 1 : 3, mc->V, mc->T, (uint64_t)v);
+        ChoiceTask t = open_choices(&d, mc->V, mc->T);
+        EXPECT(t.single == single && t.version == 1 + v % 4, "single %d, version %d", t.single, t.version);
+        expect_scores(mc, &attention_variants[v], &t, v % 2 ? FOR_TRAINING : FOR_EVALUATION);
+        choices_close(&t);
+    }
+    test_remove_directory(&d);
+}
+
+static void test_greedy(void) {
+    static const struct {
+        floatX logits[5];
+        int target;
+        bool greedy;
+    } cases[] = {{{0, 1, 2, 1, 0}, 2, true},   {{0, 1, 2, 1, 0}, 1, false},  {{0, 2, 1, 2, 0}, 1, true},
+                 {{0, 2, 1, 2, 0}, 3, false},  {{1, 1, 1, 1, 9}, 0, true}, // the last one is padding
+                 {{0, 3, NAN, 1, 0}, 1, true}, {{0, 3, NAN, 1, 0}, 2, false}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        EXPECT(choices_greedy(cases[i].logits, cases[i].target, 4) == cases[i].greedy, "case %zu", i);
+}
+
+// ---- sums
+
+static void add_texts(ChoiceFile *f, int label, const char *const *texts, int count) {
+    int context = 'x';
+    choice_begin(f, label, count, &context, 1);
+    for (int c = 0; c < count; c++) {
+        int tokens[16], n = 0;
+        for (const char *p = texts[c]; *p; p++) tokens[n++] = (unsigned char)*p;
+        choice_completion(f, tokens, n, 0, 10, 20); // the last two are stated in version 3
+    }
+    choice_end(f);
+}
+
+static ChoiceScore add_scores(const ChoiceTask *t, const CompletionScore *scores) {
+    ChoiceSums sums;
+    memset(&sums, 0, sizeof(sums));
+    for (int i = 0; i < t->count; i++) choices_add(&sums, t, &t->examples[i], scores);
+    return choices_finish(t, &sums);
+}
+
+#define EXPECT_NEAR(x, wanted) EXPECT(fabs((x) - (wanted)) < 1e-12, #x " is %.15g, by hand %.15g", x, (double)(wanted))
+
+// By characters without one leading space: 2 and 3; 1 and 4; none, which counts as one, and 2; 1, 2, 2 and 1.
+static void test_sums_by_hand(void) {
+    static const char *const texts[4][4] = {
+        {" ab", "cde"}, {" \xC3\xA9", "abcd"}, {" ", "  z"}, {"a", "bb", "cc", "d"}};
+    static const int labels[4] = {1, 0, 1, 2}, counts[4] = {2, 2, 2, 4};
+    // right; right by the tie's first, wrong by characters; wrong; right, beside a NaN
+    static const CompletionScore scores[10] = {{-4, false}, {-3.9, false}, {-3, false}, {-3, false}, {-1, false},
+                                               {-5, false}, {NAN, false},  {-9, false}, {-8, false}, {-8.5, false}};
+    static const double nats[4] = {3.9, 3, 5, 8}, bytes[4] = {3, 3, 3, 2};
+    TestDirectory d = test_make_directory();
+    char path[600];
+    FORMAT(path, "%s/choices.bin", d.path);
+    for (int version = 1; version <= 3; version++) {
+        ChoiceFile *f = choice_file(version);
+        double x = 0, y = 0, squares = 0;
+        for (int e = 0; e < 4; e++) {
+            add_texts(f, labels[e], texts[e], counts[e]);
+            x += nats[e] / log(2), y += version == 3 ? 20 : bytes[e];
+        }
+        for (int e = 0; e < 4; e++) squares += pow(nats[e] / log(2) - x / y * (version == 3 ? 20 : bytes[e]), 2);
+        choice_write(f, path);
+        ChoiceTask t = open_choices(&d, 256, 8);
+        ChoiceScore s = add_scores(&t, scores);
+        choices_close(&t);
+        EXPECT_NEAR(s.accuracy, 3 / 4.0);
+        EXPECT_NEAR(s.accuracy_se, 0.25);
+        EXPECT_NEAR(s.accuracy_norm, version == 3 ? 3 / 4.0 : 2 / 4.0);
+        EXPECT_NEAR(s.accuracy_norm_se, version == 3 ? 0.25 : sqrt(0.25 / 3));
+        EXPECT_NEAR(s.bits_per_byte, x / y);
+        EXPECT_NEAR(s.bits_per_byte_se, sqrt(4 / 3.0 * squares) / y);
+        EXPECT_NEAR(s.chance, (3 / 2.0 + 1 / 4.0) / 4);
+        EXPECT(s.text, "version %d has no text", version);
+        t = open_choices(&d, 300, 8); // tokens that may not be bytes
+        s = add_scores(&t, scores);
+        EXPECT(s.text == (version == 3) && isnan(s.bits_per_byte) == (version < 3), "version %d without text: %g",
+               version, s.bits_per_byte);
+        EXPECT_NEAR(s.accuracy_norm, version == 3 ? 3 / 4.0 : 2 / 4.0); // by tokens -4/3, -3.9/3; -1, -3/4 ..
+        choices_close(&t);
+    }
+    test_remove_directory(&d);
+}
+
+static void test_sums_of_single_completions(void) {
+    static const char *const texts[1] = {" word"};
+    static const CompletionScore scores[3] = {{-1, true}, {-2, false}, {-3, true}};
+    TestDirectory d = test_make_directory();
+    char path[600];
+    FORMAT(path, "%s/choices.bin", d.path);
+    for (int count = 1; count <= 3; count += 2) {
+        ChoiceFile *f = choice_file(1);
+        for (int e = 0; e < count; e++) add_texts(f, 0, texts, 1);
+        choice_write(f, path);
+        ChoiceTask t = open_choices(&d, 256, 8);
+        ChoiceScore s = add_scores(&t, scores);
+        EXPECT_NEAR(s.accuracy, count == 1 ? 1.0 : 2 / 3.0);
+        EXPECT_NEAR(s.bits_per_byte, (count == 1 ? 1.0 : 2.0) / log(2) / 5);
+        EXPECT(isnan(s.accuracy_norm) && isnan(s.accuracy_norm_se) && s.chance == 0, "normalised %g, chance %g",
+               s.accuracy_norm, s.chance);
+        EXPECT(isnan(s.accuracy_se) == (count == 1) && isnan(s.bits_per_byte_se) == (count == 1), "%d: errors %g, %g",
+               count, s.accuracy_se, s.bits_per_byte_se);
+        choices_close(&t);
+    }
+    test_remove_directory(&d);
+}
+
+static void test_dealing(void) {
+    TestDirectory d = test_make_directory();
+    char path[600];
+    FORMAT(path, "%s/choices.bin", d.path);
+    choice_write_random(path, 2, 20, 3, 100, 50, 3);
+    ChoiceTask t = open_choices(&d, 100, 50);
+    for (int ranks = 1; ranks <= 25; ranks += 3) {
+        int owner[60], times[60] = {0}, order[60];
+        for (int rank = 0; rank < ranks; rank++) {
+            int count = choices_deal(&t, rank, ranks, order);
+            EXPECT(abs(count / 3 - 20 / ranks) <= 1, "rank %d of %d has %d rows", rank, ranks, count);
+            for (int i = 0; i < count; i++) {
+                times[order[i]]++;
+                owner[order[i]] = rank;
+                EXPECT(i == 0 || choice_length(&t, order[i]) <= choice_length(&t, order[i - 1]), "not sorted");
+            }
+        }
+        for (int i = 0; i < 60; i++)
+            EXPECT(times[i] == 1 && owner[i] == owner[i / 3 * 3], "%d ranks: row %d is dealt %d times, to %d and %d",
+                   ranks, i, times[i], owner[i], owner[i / 3 * 3]);
+    }
+    choices_close(&t);
+    test_remove_directory(&d);
+}
+
+// ---- files and lists that are refused
+
+// Two examples of version 1, of 14 words: a context of three tokens, completions of two and one.
+static void write_two_examples(const char *path, int version) {
+    static const int tokens[3] = {1, 2, 255};
+    ChoiceFile *f = choice_file(version);
+    for (int e = 0; e < 2; e++) {
+        choice_begin(f, 0, 2, tokens, 3);
+        choice_completion(f, tokens, 2, 1, 3, 4);
+        choice_completion(f, tokens, 1, 0, 3, 4);
+        choice_end(f);
+    }
+    choice_write(f, path);
+}
+
+static const struct {
+    int header, at; // a word of the header, or -1; a word of the body, or -1
+    int value, cut; // what it becomes; bytes that are removed from the end, negative: added
+    const char *message;
+} choice_damages[] = {
+    {0, -1, 20240520, 0, "is not a file of choices, which begins with 20240522"},
+    {1, -1, 0, 0, "has version 0 and must have 1 to 4"},
+    {1, -1, 5, 0, "has version 5 and must have 1 to 4"},
+    {2, -1, 0, 0, "and its header states 0 examples"},
+    {2, -1, 4, 0, "has 1080 bytes, and its header states 4 examples"},
+    {2, -1, -1, 0, "states -1 examples"},
+    {2, -1, 3, 0, "ends before example 2"},
+    {2, -1, 1, 0, "has 28 bytes after its 1 examples"},
+    {3, -1, 26, 0, "example 0 states 28 bytes"},
+    {-1, 14, 7, 0, "example 1 begins with 7 instead of 65535"},
+    {-1, 1, 27, 0, "example 0 states 27 bytes"},
+    {-1, 1, 16, 0, "example 0 states 16 bytes"},
+    {-1, 1, 26, 0, "a completion of 1 tokens, beyond its end"},
+    {-1, 15, 30, 0, "example 1 states 30 bytes"},
+    {-1, 16, 2, 0, "example 1 has index 2"},
+    {-1, 3, 2, 0, "example 0 has label 2 of 2 completions"},
+    {-1, 4, 0, 0, "example 0 has label 0 of 0 completions"},
+    {-1, 4, 1, 0, "example 0 has 2 words after its completions"},
+    {-1, 4, 3, 0, "example 0 ends within its tokens"},
+    {-1, 5, 200, 0, "example 0 has a context of 200 tokens, beyond its end"},
+    {-1, 5, 0, 0, "example 0 has no context"},
+    {-1, 6, 256, 0, "example 0 has token 256, outside the vocabulary of 256"},
+    {-1, 13, 300, 0, "example 0 has token 300, outside the vocabulary of 256"},
+    {-1, 9, 0, 0, "example 0 has a completion of 0 tokens, 0 of them unscored"},
+    {-1, -1, 0, 1, "its header states 2 examples"},
+    {-1, -1, 0, 2, "example 1 states 28 bytes"},
+    {-1, -1, 0, 12, "ends before example 1"},
+    {-1, -1, 0, 100, "is not a file of choices"},
+    {-1, -1, 0, -2, "has 2 bytes after its 2 examples"},
+};
+enum { CHOICE_DAMAGES = sizeof(choice_damages) / sizeof(choice_damages[0]) };
+
+// In a process of its own: a refusal ends it.
+static int refused_choices(const TestDirectory *d, int T, char *line, size_t size) {
+    char path[600];
+    int status = 0;
+    FORMAT(path, "%s/err", d->path);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        if (!freopen(path, "w", stderr)) _exit(99);
+        open_choices(d, 256, T);
+        _exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child, "cannot run a child process: %s", strerror(errno));
+    test_read_file(path, line, size);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void test_refused_files(void) {
+    TestDirectory d = test_make_directory();
+    char path[600], line[4096];
+    FORMAT(path, "%s/choices.bin", d.path);
+    for (int i = 0; i < CHOICE_DAMAGES; i++) {
+        write_two_examples(path, 1);
+        FILE *f = fopen(path, "r+b");
+        int32_t wide = choice_damages[i].value;
+        uint16_t narrow = (uint16_t)wide;
+        long at = choice_damages[i].header >= 0 ? 4L * choice_damages[i].header : 1024 + 2L * choice_damages[i].at;
+        bool header = choice_damages[i].header >= 0, word = header || choice_damages[i].at >= 0;
+        CHECK(f && (!word || (fseek(f, at, SEEK_SET) == 0 &&
+                              fwrite(header ? (void *)&wide : (void *)&narrow, header ? 4 : 2, 1, f) == 1)),
+              "cannot write %s", path);
+        CHECK(fclose(f) == 0 && truncate(path, 1024 + 56 - choice_damages[i].cut) == 0, "cannot write %s", path);
+        int status = refused_choices(&d, 4, line, sizeof(line));
+        EXPECT(status == 1 && count_lines(line) == 1 && strstr(line, choice_damages[i].message) && strstr(line, d.path),
+               "damage %d: status %d, %.300s, not '%s'", i, status, line, choice_damages[i].message);
+    }
+    for (int version = 1; version <= 4; version++) {
+        write_two_examples(path, version);
+        EXPECT(refused_choices(&d, 4, line, sizeof(line)) == 0, "version %d: %.300s", version, line);
+        EXPECT(refused_choices(&d, 3, line, sizeof(line)) == 1 &&
+                   strstr(line, "example 0 has 5 tokens with its longest completion, and --seq-len 3 allows 4"),
+               "version %d: %.300s", version, line);
+    }
+    static const struct {
+        int unscored, characters, bytes;
+        const char *message;
+    } stated[] = {{2, 1, 1, "a completion of 2 tokens, 2 of them unscored"},
+                  {0, 0, 1, "a completion of 0 characters and 1 bytes"},
+                  {0, 1, 0, "a completion of 1 characters and 0 bytes"},
+                  {0, 1, 1, "has no context"}};
+    static const int tokens[3] = {1, 2, 3};
+    for (int i = 0; i < 4; i++) {
+        ChoiceFile *f = choice_file(3);
+        choice_begin(f, 0, 1, tokens, i < 3);
+        choice_completion(f, tokens, 2, stated[i].unscored, stated[i].characters, stated[i].bytes);
+        choice_end(f);
+        choice_write(f, path);
+        EXPECT(refused_choices(&d, 4, line, sizeof(line)) == 1 && strstr(line, stated[i].message),
+               "stated %d: %.300s, not '%s'", i, line, stated[i].message);
+    }
+    unlink(path);
+    EXPECT(refused_choices(&d, 4, line, sizeof(line)) == 1 && strstr(line, "--eval-choices task: cannot read"),
+           "%.300s", line);
+    test_remove_directory(&d);
+}
+
+static void test_choice_lists(void) {
+    static const struct {
+        const char *text, *why;
+    } cases[] = {{"", "it must be NAME=FILE"},
+                 {"  ", "it must be NAME=FILE"},
+                 {"file.bin", "it must be NAME=FILE"},
+                 {"=file.bin", "it must be NAME=FILE"},
+                 {"a b=file.bin", "it must be NAME=FILE"},
+                 {"a=", "a name has no file"},
+                 {"a= b=file.bin", "a name has no file"},
+                 {"a=x b=y a=z", "a name is given twice"},
+                 {"a23456789012345678901234567890123=x", "it must be NAME=FILE"},
+                 {"a=x", NULL},
+                 {" a=x/y.bin\t b-2=dir\\ name/z=1.bin \n", NULL}};
+    const char *why;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        free(choices_parse(cases[i].text, &why).items);
+        EXPECT((why != NULL) == (cases[i].why != NULL) && (!why || strstr(why, cases[i].why)), "'%s': %s",
+               cases[i].text, why ? why : "accepted");
+    }
+    ChoiceSpecs list = choices_parse(cases[10].text, &why);
+    EXPECT(list.count == 2 && strcmp(list.items[0].name, "a") == 0 && strcmp(list.items[0].path, "x/y.bin") == 0 &&
+               strcmp(list.items[1].name, "b-2") == 0 && strcmp(list.items[1].path, "dir name/z=1.bin") == 0,
+           "%d: %s %s", list.count, list.items[1].name, list.items[1].path);
+    free(list.items);
+    char many[65 * 8] = "";
+    for (int i = 0; i < 65; i++) FORMAT(many + strlen(many), " n%d=x", i);
+    free(choices_parse(many, &why).items);
+    EXPECT(why && strstr(why, "more than 64 files"), "65 files: %s", why ? why : "accepted");
+}
+
+// ---- the program
+
+// Sentences of the grammar that train.bin has: their ends, as they are and with their letters in reverse.
+static void write_grammar_choices(const char *path) {
+    ChoiceFile *f = choice_file(1);
+    for (int e = 0; e < 24; e++) {
+        int context[16], n = 0, label = e % 2;
+        for (const char *p = grammar_words[2][e % 8]; *p; p++) context[n++] = (unsigned char)*p;
+        choice_begin(f, label, 2, context, n);
+        for (int c = 0; c < 2; c++) {
+            const char *word = grammar_words[3][e / 3];
+            int tokens[16], length = (int)strlen(word);
+            for (int i = 0; i < length; i++) tokens[i] = (unsigned char)word[c == label ? i : length - 1 - i];
+            choice_completion(f, tokens, length, 0, 0, 0);
+        }
+        choice_end(f);
+    }
+    choice_write(f, path);
+}
+
+// Reads the records of choices of one task; returns their number.
+static int choices_records(const ProgramData *d, const char *run, const char *name, cJSON **records, int limit) {
+    char path[600], line[4096];
+    FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
+    FILE *f = fopen(path, "r");
+    int count = 0;
+    while (f && fgets(line, sizeof(line), f)) {
+        cJSON *record = cJSON_Parse(line);
+        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind")),
+                   *of = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "name"));
+        bool wanted = kind && of && strcmp(kind, "choices") == 0 && strcmp(of, name) == 0 && count < limit;
+        if (wanted) records[count++] = record;
+        else cJSON_Delete(record);
+    }
+    if (f) fclose(f);
+    return count;
+}
+
+static double number_of(const cJSON *json, const char *key) {
+    double value = NAN;
+    json_get_number(json, key, &value);
+    return value;
+}
+
+// What --eval writes of the checkpoint of the last record equals that record, and run.json names the tasks.
+static void expect_choices_of_eval(const ProgramData *d, const cJSON *record) {
+    static const char *const keys[] = {"examples",      "accuracy",         "accuracy_se", "accuracy_norm",
+                                       "bits_per_byte", "bits_per_byte_se", "chance"};
+    ProgramResult r;
+    char path[600], text[65536];
+    run_command(&r,
+                "cd '%s' && %s --out whole --resume --eval --val-data val.bin --val-steps 2 --eval-out eval "
+                "--threads 2",
+                d->dir.path, test_program_path());
+    EXPECT(r.status == 0 && strstr(r.out, "multiple choice\n  words: accuracy "), "status %d: %.300s", r.status, r.err);
+    FORMAT(path, "%s/eval", d->dir.path);
+    test_read_file(path, text, sizeof(text));
+    cJSON *json = cJSON_Parse(text);
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "choices"), *first = cJSON_GetArrayItem(list, 0);
+    EXPECT(cJSON_GetArraySize(list) == 2, "%d tasks", cJSON_GetArraySize(list));
+    for (size_t k = 0; k < sizeof(keys) / sizeof(keys[0]); k++)
+        EXPECT(fabs(number_of(first, keys[k]) - number_of(record, keys[k])) < 1e-8, "%s: --eval %.12g, log %.12g",
+               keys[k], number_of(first, keys[k]), number_of(record, keys[k]));
+    EXPECT(cJSON_Compare(cJSON_GetObjectItemCaseSensitive(first, "fingerprint"),
+                         cJSON_GetObjectItemCaseSensitive(record, "fingerprint"), true),
+           "another fingerprint");
+    cJSON_Delete(json);
+    FORMAT(path, "%s/whole/run.json", d->dir.path);
+    test_read_file(path, text, sizeof(text));
+    json = cJSON_Parse(text);
+    list = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "data"), "choices");
+    EXPECT(cJSON_GetArraySize(list) == 2 && number_of(cJSON_GetArrayItem(list, 0), "examples") == 24 &&
+               number_of(cJSON_GetArrayItem(list, 1), "examples") == 12,
+           "run.json has %d tasks", cJSON_GetArraySize(list));
+    cJSON_Delete(json);
+}
+
+// The records of a run without --val-data, of its resume, and of --eval of its last checkpoint. In bf16 the LM head has a
+// rounded copy, which nothing but the tasks refreshes after an update.
+static void test_choices_of_training(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    char path[600], options[1024], stopped[1100];
+    cJSON *records[8] = {NULL}, *resumed[8] = {NULL};
+    FORMAT(path, "%s/grammar.bin", d.dir.path);
+    write_grammar_choices(path);
+    FORMAT(path, "%s/random.bin", d.dir.path);
+    choice_write_random(path, 3, 12, 1, 256, 16, 5);
+    FORMAT(options,
+           "--steps 60 --lr 1e-2 --gemm bf16 --val-every 20 --eval-choices 'words=%s/grammar.bin one=%s/random.bin'",
+           d.dir.path, d.dir.path);
+    run_trainer(&r, &d, "whole", options);
+    EXPECT_STATUS(r, 0);
+    EXPECT(strstr(r.out, "step 60: words: accuracy "), "%.300s", r.out);
+    int count = choices_records(&d, "whole", "words", records, 8);
+    double before = number_of(records[0], "accuracy"), after = number_of(records[3], "accuracy");
+    EXPECT(count == 4 && number_of(records[1], "step") == 20 && number_of(records[3], "examples") == 24 &&
+               number_of(records[3], "chance") == 0.5 && before < 0.8 && after > 0.9,
+           "%d records; accuracy %g before training, %g after", count, before, after);
+    expect_choices_of_eval(&d, records[3]);
+    EXPECT(choices_records(&d, "whole", "one", resumed, 8) == 4 &&
+               cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(resumed[3], "accuracy_norm")) &&
+               number_of(resumed[3], "chance") == 0 && number_of(resumed[3], "bits_per_byte") > 1,
+           "single completions: %g bits per byte", number_of(resumed[3], "bits_per_byte"));
+    for (int i = 0; i < 8; i++) cJSON_Delete(resumed[i]);
+    FORMAT(stopped, "%s --stop-after 20", options);
+    run_trainer(&r, &d, "parts", stopped);
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "%s --out '%s/parts' --resume --threads 2", test_program(), d.dir.path);
+    EXPECT_STATUS(r, 0);
+    EXPECT(choices_records(&d, "parts", "words", resumed, 8) == 4, "a resumed run lacks records");
+    for (int i = 0; i < 4; i++) {
+        EXPECT(cJSON_Compare(records[i], resumed[i], true), "record %d differs after a resume", i);
+        cJSON_Delete(records[i]);
+        cJSON_Delete(resumed[i]);
+    }
+    test_remove_directory(&d.dir);
+}
+
+// The same numbers of one model from batches of other sizes, and from ranks that share the examples. Of three ranks one
+// has none of the two examples.
+static void test_choices_of_ranks(void) {
+    static const char *const tasks[2] = {"many", "two"};
+    ProgramData d = program_data();
+    ProgramResult r;
+    char path[600], options[600], what[100];
+    cJSON *records[4][2] = {{NULL}};
+    FORMAT(path, "%s/many.bin", d.dir.path);
+    choice_write_random(path, 4, 40, 3, 256, 16, 5);
+    FORMAT(path, "%s/two.bin", d.dir.path);
+    choice_write_random(path, 1, 2, 3, 256, 16, 6);
+    for (int i = 0; i < 4; i++) {
+        FORMAT(options, "--steps 2 --batch-size %d --eval-choices 'many=many.bin two=two.bin'", i == 0 ? 12 : i);
+        if (i == 0)
+            run_command(&r, "cd '%s' && %s --train-data train.bin %s --out run0 %s", d.dir.path, test_program_path(),
+                        ranks_model, options);
+        FORMAT(what, "run%d", i);
+        if (i > 0) ranks_train(&r, &d, i, "", what, options);
+        EXPECT_STATUS(r, 0);
+        for (int k = 0; k < 2; k++) {
+            EXPECT(choices_records(&d, what, tasks[k], &records[i][k], 1) == 1, "%s: no record", what); // of step 0
+            expect_same_numbers(records[0][k], records[i][k], what);
+        }
+    }
+    for (int i = 0; i < 8; i++) cJSON_Delete(records[i / 2][i % 2]);
+    run_command(&r, "%s --train-data '%s/train.bin' --eval-choices nothing", test_program(), d.dir.path);
+    EXPECT_ONE_LINE(r, 2, "--eval-choices 'nothing' is not accepted: it must be NAME=FILE");
+    test_remove_directory(&d.dir);
+}
+
+static const Test choices_tests[] = {
+    {"scores of completions equal those of generation, for all variants and versions", test_scores_by_generation},
+    {"a token is the most likely one only before equal ones", test_greedy},
+    {"accuracies, bits per byte and their errors equal a calculation by hand", test_sums_by_hand},
+    {"examples of one completion count when every token is the most likely one", test_sums_of_single_completions},
+    {"each rank gets whole examples of all lengths", test_dealing},
+    {"a damaged file of choices is refused with one line", test_refused_files},
+    {"--eval-choices accepts a list of names and files", test_choice_lists},
+};
+enum { CHOICES_TEST_COUNT = sizeof(choices_tests) / sizeof(choices_tests[0]) };
+static const Test choices_program_tests[] = {
+    {"training logs its choices, a resumed run the same, and --eval the same", test_choices_of_training},
+    {"choices do not depend on ranks or on the sizes of batches", test_choices_of_ranks},
+};
+enum { CHOICES_PROGRAM_TEST_COUNT = sizeof(choices_program_tests) / sizeof(choices_program_tests[0]) };
+#endif
