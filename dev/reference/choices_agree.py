@@ -11,7 +11,7 @@ as the bits per byte of a file with one completion; accuracy, normalised accurac
 
   tolerance  1e-4 per score, in nats. Accuracies may differ by the share of examples whose two best completions are
              closer than twice the largest difference of a score.
-  requires   lm_eval 0.4.9 or later, PyTorch, transformers, and the packages of data/requirements.txt; train_diffv2 in
+  requires   lm_eval 0.4.13 or later, PyTorch, transformers, and the packages of data/requirements.txt; train_diffv2 in
              the root of the repository, or TRAIN_DIFFV2
 """
 
