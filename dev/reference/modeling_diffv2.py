@@ -72,6 +72,7 @@ VARIANTS = {
     "xsa": Variant(0, 1, 1, 1, "none", "none", "linear", True, "none", "none", "none"),
 }
 
+MASK_ARGUMENTS = inspect.signature(create_causal_mask).parameters  # not the same in all versions
 HEAD_NORM_EPS = 1e-5  # of norm "head"
 OWN_VALUE_LEAST = 1e-24  # squared length of a value below which XSA removes nothing
 
@@ -174,7 +175,7 @@ def attention_masks(config, x, attention_mask, cache, cache_position, position_i
         "past_key_values": cache,
         "position_ids": position_ids,
     }
-    arguments = {n: a for n, a in arguments.items() if n in inspect.signature(create_causal_mask).parameters}
+    arguments = {n: a for n, a in arguments.items() if n in MASK_ARGUMENTS}
     create = dict(zip(LAYER_TYPES, (create_sliding_window_causal_mask, create_causal_mask)))
     return {kind: create[kind](**arguments) for kind in set(config.layer_types)}
 
@@ -240,14 +241,15 @@ def head_norm(config):
 
 def keys_and_values(owner, x, cos, sin, cache, cache_position):
     """x (B,T,C) after its norm -> keys (B,NK,S,DQ) and values (B,NV,S,DV), of the cache too, and the values of x
-    (B,T,NV,DV)"""
+    (B,T,NV,DV). In the cache, a value head of DV is DV/DQ heads of DQ: caches expect the shape of the keys."""
     s = owner.shape
-    key = rotate(owner.k_norm(owner.k_proj(x).unflatten(-1, (s.NK, s.DQ))), cos, sin).to(x.dtype).transpose(1, 2)
-    own = owner.v_proj(x).unflatten(-1, (s.NV, s.DV))
-    value = own.transpose(1, 2)
+    own = owner.v_proj(x)
+    key = rotate(owner.k_norm(owner.k_proj(x).unflatten(-1, (s.NK, s.DQ))), cos, sin).to(own.dtype)
+    key, value = key.transpose(1, 2), own.unflatten(-1, (s.NK, s.DQ)).transpose(1, 2)
     if cache is not None:
         key, value = cache.update(key, value, owner.layer_idx, {"cache_position": cache_position})
-    return key, value, own
+    value = value.unflatten(1, (s.NV, -1)).transpose(2, 3).flatten(3)
+    return key, value, own.unflatten(-1, (s.NV, s.DV))
 
 
 class Attention(nn.Module):
@@ -301,7 +303,9 @@ class Attention(nn.Module):
         v, s, implementation = self.variant, self.shape, self.config._attn_implementation
         sink = {"none": None, "zero": query.new_zeros(s.NQ), "own": getattr(self, "sinks", None)}[v.sink]
         if sink is not None and "flash" in implementation:
-            raise ValueError(f"{implementation} has no sinks: open {self.config.attention} with sdpa or eager attention")
+            raise ValueError(
+                f"{implementation} has no sinks: open {self.config.attention} with sdpa or eager attention"
+            )
         if implementation == "eager":
             function = eager_attention
         else:
@@ -318,7 +322,7 @@ class Attention(nn.Module):
     def forward(self, x, *shared, cos, sin, masks, past_key_values=None, cache_position=None, **kwargs):
         """x (B,T,C) after its norm; shared: the keys and values of YOCO -> (B,T,C), weights (B,NQ,T,S) or None"""
         v, s = self.variant, self.shape
-        query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (s.NQ, s.DQ))), cos, sin).to(x.dtype)
+        query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (s.NQ, s.DQ))), cos, sin)
         key, value, own = shared or keys_and_values(self, x, cos, sin, past_key_values, cache_position)
         mask = masks[self.layer_type]
         if self.window and mask is not None:  # with a window of 1, the cache returns keys that are not in the mask
@@ -326,7 +330,7 @@ class Attention(nn.Module):
 
         # Query head j of a value head reads its key head j % key_sets: j / key_sets and j % key_sets change places
         swap = lambda t, dim, *sizes: t.unflatten(dim, (s.NV, *sizes)).transpose(dim + 1, dim + 2).flatten(dim, dim + 2)
-        query = swap(query, 2, -1, v.key_sets).transpose(1, 2)
+        query = swap(query, 2, -1, v.key_sets).transpose(1, 2).to(value.dtype)
         value = value[:, :, None].expand(-1, -1, v.key_sets, -1, -1).flatten(1, 2)
         a, weights = self.attend(query, key, value, mask, **kwargs)
         a = swap(a, 2, v.key_sets, -1)  # (B,T,NQ,DV)
@@ -385,6 +389,10 @@ class DiffV2PreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = _supports_sdpa = _supports_flex_attn = _supports_attention_backend = True
     _can_compile_fullgraph = True
+
+    @classmethod
+    def _can_set_attn_implementation(cls):
+        return True  # the library would search the source for a phrase of its own models
 
 
 class DiffV2Model(DiffV2PreTrainedModel):
