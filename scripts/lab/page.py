@@ -362,33 +362,33 @@ def long_context_section(r):
     )
 
 
-def tasks_table(r):
-    """The scores of multiple-choice tasks by arm."""
-    percent, rows = tasks.percent, []
+def tasks_tables(r):
+    """The scores of multiple-choice tasks by arm: accuracies, and bits per byte."""
+
+    def gap_cells(row, key, sign, digits, scale=lambda e: e):
+        gap = row[f"{key}_gap"]
+        kind = "open" if not decided(gap) else "good" if sign * gap["mean"] > 0 else "bad"
+        reference = "reference" if row["arm"] == r["reference"] else "–"
+        return [(interval(scale(gap), True, digits), kind) if gap else reference, number((gap or {}).get("p_holm"), 3)]
+
+    accuracies, bits = [], []
     for row in r["tasks"]:
-        half, said = row["half_over_examples"], row["against_chance"]
-        cells = [escape(row["task"]), arm_cell(row), str(row["examples"]), f"{100 * row['chance']:.1f}"]
-        cells += [interval(percent(row["accuracy"]), digits=1), number(half and 100 * half, 1)]
-        cells += [(said, "open" if said == "at chance" else "") if said else "–"]
-        for key, digits, better in (("accuracy", 1, 1), ("bits_per_byte", 4, -1)):
-            gap = row[f"{key}_gap"]
-            kind = "open" if not decided(gap) else "good" if better * gap["mean"] > 0 else "bad"
-            shown_gap = interval(percent(gap) if key == "accuracy" else gap, True, digits)
-            reference = "reference" if row["arm"] == r["reference"] else "–"
-            cells += [interval(row[key], digits=4)] if key == "bits_per_byte" else []
-            cells += [(shown_gap, kind) if gap else reference, number((gap or {}).get("p_holm"), 3)]
-        norm = interval(percent(row["accuracy_norm"]), digits=1)
-        rows.append([*cells, norm + (" by tokens" if row["norm"] == "tokens" and row["accuracy_norm"] else "")])
+        name, half, said = [escape(row["task"]), arm_cell(row)], row["half_over_examples"], row["against_chance"]
+        cells = [str(row["examples"]), f"{100 * row['chance']:.1f}", interval(tasks.percent(row["accuracy"]), digits=1)]
+        cells += [number(half and 100 * half, 1), (said or "–", "open" if said == "at chance" else "")]
+        norm = interval(tasks.percent(row["accuracy_norm"]), digits=1)
+        by_tokens = " by tokens" if row["norm"] == "tokens" and row["accuracy_norm"] else ""
+        accuracies.append([*name, *cells, *gap_cells(row, "accuracy", 1, 1, tasks.percent), norm + by_tokens])
+        bits.append([*name, interval(row["bits_per_byte"]), *gap_cells(row, "bits_per_byte", -1, 4)])
     head = ["task", "arm", "examples", "chance", "accuracy, %", "± over examples", "against chance", "gap", "p"]
     return table(
-        [*head, "bits per byte", "gap", "p", "normalised accuracy, %"],
-        rows,
+        [*head, "normalised, %"],
+        accuracies,
         "Scores of the last step, mean over seeds. Gap: arm minus reference at the same seed. Square brackets: "
         f"{100 * r['confidence']:.0f}% t intervals over seeds. Over examples: half the interval that the number of "
-        "examples causes, which more seeds do not reduce. At chance: the wider of both intervals contains chance. Bits "
-        "per byte of the correct completion. Normalised: by characters of the completion. p: adjusted by Holm's method "
-        "for the gaps of the column.",
-    )
+        "examples causes, which more seeds do not reduce. At chance: the wider of both intervals contains chance. "
+        "Normalised: scores divided by the characters of the completion. p: adjusted by Holm's method for the gaps.",
+    ) + table(["task", "arm", "bits per byte", "gap", "p"], bits, "Of the correct completion; lower is better.")
 
 
 def fairness(study, r):
@@ -630,7 +630,7 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
         low_bit_section(r) if r["low_bit"] else "",
         long_context_section(r) if r["long_context"] else "",
         "<h2 id=tasks>Tasks</h2>" if r["tasks"] or task_figures else "",
-        tasks_table(r) if r["tasks"] else "",
+        tasks_tables(r) if r["tasks"] else "",
         *map(figure_html, task_figures),
         "<h2 id=loss>Loss</h2>",
         *map(figure_html, curves),

@@ -23,7 +23,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[0] = str(HERE.parent)
-from lab import long_context, option_history, plan as plans, run_directory, scheduler, stats, test_claims
+from lab import long_context, option_history, plan as plans, run_directory, scheduler, stats, study as studies
+from lab import tasks, test_claims
 from lab.testing import expect_error
 from lab.trainer import Trainer
 
@@ -465,6 +466,20 @@ def corpus(place):
     return directory
 
 
+def choices(place):
+    """A task in llm.c's format: 3 sums of bytes, each with 2 results."""
+    import struct
+
+    rows = []
+    for n in (5, 6, 7):
+        words = [n - 5, n % 2, 2]
+        for text in (f"{n} plus {n} is", f" {2 * n}", f" {3 * n}"):
+            words += [len(text), *text.encode()]
+        rows.append(struct.pack(f"<{len(words) + 2}H", 65535, 2 * len(words) + 4, *words))
+    header = struct.pack("<256i", 20240522, 1, len(rows), max(map(len, rows)), *[0] * 252)
+    (Path(place) / "sums.bin").write_bytes(header + b"".join(rows))
+
+
 SMALL = """title = small
 seeds = 1 2
 tokens = 20K
@@ -522,7 +537,9 @@ def train_steps(directory):
 def a_plan_runs_once_and_every_run_is_evaluated():
     with tempfile.TemporaryDirectory() as place:
         corpus(place)
-        done = lab(place)
+        choices(place)
+        plan = SMALL.replace("val-data = corpus", "val-data = corpus\neval-choices = sums=sums.bin")
+        done = lab(place, plan=plan)
         assert done.returncode == 0, done.stderr + done.stdout
         out = Path(place) / "out"
         names = [f"{arm}.lr0.01.seed{seed}" for seed in (1, 2) for arm in ("baseline", "diff_v2")]
@@ -531,10 +548,15 @@ def a_plan_runs_once_and_every_run_is_evaluated():
             measured = json.loads((out / name / "eval.json").read_text())
             assert len(measured["loss_by_position"]) == 64 and measured["recall"], name
             assert (out / name / "attention.safetensors").exists() == ("seed1" in name)
+        for run in (found := studies.load([out])).runs:
+            scores = run.choices["sums"]
+            assert [*scores] == [0, 39, 78, 117, 156, 157] and scores[157]["chance"] == 0.5, scores
+        task = tasks.tables(found, 0.01)[1]
+        assert task["arm"] == "diff_v2" and task["accuracy_gap"]["n"] == 2 and task["norm"] == "characters", task
         said = [json.loads((out / n / "run.json").read_text())["model"]["parameters"] for n in names[:2]]
         assert abs(said[0] - said[1]) <= 3 * 32 * 2 / 2, said  # matched to half of the cost of one MLP unit
         before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file() and p.name != "lab.lock"}
-        again = lab(place)
+        again = lab(place, plan=plan)
         assert again.returncode == 0 and {p: p.stat().st_mtime_ns for p in before} == before
         # a changed plan does not modify the existing runs
         other = lab(place, plan=SMALL.replace("warmup = 2", "warmup = 3"))
