@@ -779,6 +779,7 @@ static void expect_samples(const ProgramData *d, const char *run, const char *ou
     while (f && fgets(line, sizeof(line), f)) {
         cJSON *record = cJSON_Parse(line);
         const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "text"));
+        EXPECT(!text || strncmp(text, "The ", 4) != 0, "a sample includes the prompt: %.100s", text);
         while (text && *text) {
             char word[200] = "";
             size_t length = 0;

@@ -1,26 +1,59 @@
 """figures.py: the figures of the report as data, which the page (plotly) and the PNG files (matplotlib) draw.
 
-A figure is {id, title, note, views: [{label, x, y, xlog, ylog, traces}]}. A trace is {arm, name, lr, x, y} and
-optionally mode (lines, markers), faint (thin, not in the legend), dash, low and high (a band), error (per point), text
-(per point, on hover), symbol. None in y is a gap.
+A figure is {id, section, title, note, views: [{label, x, y, xlog, ylog, traces}]}; xlog is the base of the ticks. A
+trace is {arm, name, who, lr, x, y} and optionally mode (lines, markers), smooth (a running mean that the reader of the
+page chooses), faint (thin, not in the legend), dash, low and high (a band), error (per point), text (per point, on
+hover), symbol. None in y is a gap. `who` names the seeds, on hover.
 """
 
-from . import stats, tables, tasks
+from . import stats
 
 POINTS = 300  # per line at most
+SMOOTH = 0.02  # share of a line that a running mean covers unless the reader of the page changes it
 
 
-def trace(run_or_arm, name, x, y, lr=None, **more):
-    return {"arm": run_or_arm, "name": name, "x": x, "y": y, "lr": None if lr is None else f"{lr:g}", **more}
+def short(values):
+    return [float(f"{v:.6g}") if isinstance(v, float) and stats.finite(v) else v for v in values]
+
+
+def trace(arm, name, x, y, lr=None, **more):
+    lists = {key: short(more[key]) for key in ("low", "high", "error", "xerror") if more.get(key)}
+    lr = None if lr is None else f"{lr:g}"
+    return {"arm": arm, "name": name, "x": short(x), "y": short(y), "lr": lr, **more, **lists}
+
+
+def seed(run):
+    return f"seed {run.seed}"
+
+
+def over(runs):
+    return seed(runs[0]) if len(runs) == 1 else f"mean of {len(runs)} seeds"
+
+
+def binned(values, most=POINTS):
+    """The means of `most` consecutive parts, or the values if there are fewer."""
+    n = len(values)
+    if n <= most:
+        return list(values)
+    ends = [i * n // most for i in range(most + 1)]
+    return [stats.mean_or_none(values[a:b]) for a, b in zip(ends, ends[1:])]
+
+
+def smoothed(t, share=SMOOTH):
+    """The y of a trace as the page shows them."""
+    return stats.smooth(t["y"], round(share * len(t["y"])) | 1) if t.get("smooth") else t["y"]
 
 
 def view(label, x, y, traces, **more):
     return {"label": label, "x": x, "y": y, "traces": traces, **more}
 
 
-def figure(name, title, note, views):
-    views = [v for v in views if any(stats.finite(value) for t in v["traces"] for value in t["y"])]
-    return {"id": name, "title": title, "note": note, "views": views} if views else None
+def figure(name, section, title, note, views):
+    has_data = lambda t: any(stats.finite(value) for axis in "xy" for value in t[axis] if t[axis] is not None)
+    views = [v for v in views if any(stats.finite(y) for t in v["traces"] for y in t["y"])] or (
+        [v for v in views if v.get("category") and any(map(has_data, v["traces"]))]
+    )
+    return {"id": name, "section": section, "title": title, "note": note, "views": views} if views else None
 
 
 def window(study):
@@ -43,40 +76,37 @@ def axis(run, records, which):
 
 
 def loss_curves(study):
-    views, half = [], window(study)
+    views = []
     for which, title in AXES:
         traces = []
         for arm, label in study.arms.items():
             for lr in study.rates():
                 runs = [run for run in study.runs_of(arm, lr) if run.train]
-                lines = [
-                    (axis(run, run.train, which), stats.smooth([r.get("loss") for r in run.train], half))
-                    for run in runs
-                ]
-                for run, (x, y) in zip(runs, lines):
-                    keep = stats.thin(x, POINTS)
-                    traces.append(trace(arm, run.name, [x[i] for i in keep], [y[i] for i in keep], lr, faint=True))
+                lines = [(axis(run, run.train, which), [r.get("loss") for r in run.train]) for run in runs]
+                for run, (x, y) in zip(runs, lines) if len(runs) > 1 else ():
+                    more = {"who": seed(run), "faint": True, "smooth": True}
+                    traces.append(trace(arm, run.name, binned(x), binned(y), lr, **more))
                 n = min((len(x) for x, _ in lines), default=0)
                 if n:
-                    keep = stats.thin(range(n), POINTS)
-                    average = [stats.mean([x[i] for x, _ in lines]) for i in keep]
-                    means = [stats.mean_or_none([y[i] for _, y in lines]) for i in keep]
-                    traces.append(trace(arm, label, average, means, lr))
-        views.append(view(which, title, "training loss, nats per token", traces, range=focus(traces)))
+                    average = [stats.mean([x[i] for x, _ in lines]) for i in range(n)]
+                    means = [stats.mean_or_none([y[i] for _, y in lines]) for i in range(n)]
+                    traces.append(trace(arm, label, binned(average), binned(means), lr, who=over(runs), smooth=True))
+        views.append(view(which, title, "training loss, nats per token", traces, focus=True))
     return figure(
         "loss",
+        "loss",
         "Training loss",
-        f"Running mean over {half} steps. Thick: the mean over seeds, up to the last step of the shortest run; thin: "
-        "single runs. The axis of tokens compares models on equal data, the axis of FLOPs on equal compute. Time "
-        "depends on the machine and its other load.",
+        "Running mean over the share of the steps that the slider sets. Thick: the mean over seeds, up to the last "
+        "step of the shortest run; thin: single runs. The axis of tokens compares models on equal data, the axis of "
+        "FLOPs on equal compute. Time depends on the machine and its other load.",
         views,
     )
 
 
-def focus(traces):
+def focus(view, traces):
     """The range of y without the first 5% of each line, which are steep."""
-    late = [y for t in traces for y in t["y"][len(t["y"]) // 20 :] if stats.finite(y)]
-    return [min(late) - 0.03 * (max(late) - min(late)), max(late)] if late else None
+    late = [y for t in traces for y in smoothed(t)[len(t["y"]) // 20 :] if stats.finite(y)]
+    return [min(late) - 0.03 * (max(late) - min(late)), max(late)] if late and view.get("focus") else None
 
 
 def gap_curves(study):
@@ -105,6 +135,7 @@ def gap_curves(study):
                         [pairs[0][0].train[i]["tokens"] for i in keep],
                         [e.mean for e in found],
                         lr,
+                        who=over([a for a, _ in pairs]),
                         low=[e.low for e in found] if len(pairs) > 1 else None,
                         high=[e.high for e in found] if len(pairs) > 1 else None,
                     )
@@ -126,11 +157,12 @@ def gap_curves(study):
                     )
                 )
     note = (
-        f"Arm minus {study.arms[study.reference]} at the same seed, hence on the same batches; below 0 the arm is "
+        f"In training: running means over {half} steps. Arm minus {study.arms[study.reference]} at the same seed, hence on the same batches; below 0 the arm is "
         f"better. Band and bars: {100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not of the curve."
     )
     return figure(
         "gap",
+        "loss",
         "Gap during training",
         note,
         [
@@ -158,10 +190,7 @@ def final_gaps(study, rows):
                     row["lr"],
                     mode="markers",
                     xerror=[e["half"] or 0],
-                    text=[
-                        f"{e['mean']:+.4f}"
-                        + (f" ± {e['half']:.4f}" if e["half"] is not None else ", one seed: no interval")
-                    ],
+                    who=f"mean of {e['n']} seeds" if e["half"] is not None else "one seed: no interval",
                 )
             )
     by_eval = study.all_evaluated()
@@ -185,28 +214,17 @@ def final_gaps(study, rows):
                         mode="markers",
                         faint=True,
                         symbol="x",
-                        text=[f"seed {s}: {d:+.4f}" for s, d in single],
+                        text=[f"seed {s}" for s, _ in single],
                     )
                 )
-    v = [
-        view(
-            "gap",
-            f"final loss minus that of {study.arms[study.reference]}, nats",
-            "",
-            traces,
-            zero_x=True,
-            category=True,
-        )
-    ]
-    kept = [t for t in traces if stats.finite(t["x"][0])]
-    if not kept:
-        return None
-    return {
-        "id": "final",
-        "title": "Gap at the end",
-        "views": v,
-        "note": f"Dot and bar: mean and {100 * stats.CONFIDENCE:.0f}% t interval of the paired gaps; crosses: seeds.",
-    }
+    x = f"final loss minus that of {study.arms[study.reference]}, nats"
+    return figure(
+        "final",
+        "loss",
+        "Gap at the end",
+        f"Dot and bar: mean and {100 * stats.CONFIDENCE:.0f}% t interval of the paired gaps; crosses: seeds.",
+        [view("gap", x, "", traces, zero_x=True, category=True)],
+    )
 
 
 def spike_traces(study, key, z):
@@ -220,10 +238,11 @@ def spike_traces(study, key, z):
         keep = sorted(set(stats.thin(x, 600)) | set(found))
         first = run.seed == min(r.seed for r in study.runs_of(run.arm, run.lr))
         label = study.arms[run.arm]
-        traces.append(trace(run.arm, label, [x[i] for i in keep], [y[i] for i in keep], run.lr, faint=not first))
+        points = [x[i] for i in keep], [y[i] for i in keep]
+        traces.append(trace(run.arm, label, *points, run.lr, who=seed(run), faint=not first))
         if found:
-            text = [f"{run.name}, step {run.train[i]['step']}, z {run.train[i][z]:.1f}" for i in found]
-            style = {"mode": "markers", "symbol": "triangle-up", "unnamed": True}
+            text = [f"spike at step {run.train[i]['step']}, z {run.train[i][z]:.1f}" for i in found]
+            style = {"who": seed(run), "mode": "markers", "symbol": "triangle-up", "unnamed": True}
             points = [x[i] for i in found], [y[i] for i in found]
             marks.append(trace(run.arm, f"{label}: spikes", *points, run.lr, text=text, **style))
     return traces + marks
@@ -236,10 +255,11 @@ def gradient_norms(study):
     )
     return figure(
         "norms",
+        "stability",
         "Gradient norm and loss of every step",
         note,
         [
-            view("gradient norm", "tokens", "gradient norm", spike_traces(study, "grad_norm", "grad_z"), ylog=True),
+            view("gradient norm", "tokens", "gradient norm", spike_traces(study, "grad_norm", "grad_z"), ylog=10),
             view("loss", "tokens", "training loss, nats", spike_traces(study, "loss", "loss_z")),
         ],
     )
@@ -294,9 +314,10 @@ def ladder(study, rows):
     )
     return figure(
         "ladder",
+        "stability",
         "Final loss by learning rate",
         note,
-        [view("rates", "learning rate", "final loss, nats", traces, xlog=True)],
+        [view("rates", "learning rate", "final loss, nats", traces, xlog=10)],
     )
 
 
@@ -348,6 +369,7 @@ def layer_figures(study):
                         [stats.mean(v) if v else None for v in values],
                         lr,
                         mode="lines+markers",
+                        who=over(runs),
                         error=[(max(v) - min(v)) / 2 if v else 0 for v in values],
                     )
                 )
@@ -355,132 +377,29 @@ def layer_figures(study):
                 means = [
                     stats.mean_or_none([r.get(key) for run in runs for r in run.layers[s].values()]) for s in steps
                 ]
-                over_time.append(trace(arm, label, [runs[0].tokens_at(s) for s in steps], means, lr))
+                over_time.append(trace(arm, label, [runs[0].tokens_at(s) for s in steps], means, lr, who=over(runs)))
         figures.append(
             figure(
                 key.removesuffix("_mean"),
+                "layers",
                 title,
                 note + " Bars: half the range over seeds.",
                 [
-                    view("by layer", "layer", unit, by_layer, ylog=log, integers=True),
-                    view("mean over layers", "tokens", unit, over_time, ylog=log),
+                    view("by layer", "layer", unit, by_layer, ylog=10 * log, integers=True),
+                    view("mean over layers", "tokens", unit, over_time, ylog=10 * log),
                 ],
             )
         )
     return figures
 
 
-def position_figure(study):
-    loss, gap = [], []
-    for lr in study.rates():
-        for arm, rows in tables.by_position(study, lr).items():
-            x = [max(0.5, row["begin"]) for row in rows]
-            text = [f"positions {row['begin']} to {row['end'] - 1}" for row in rows]
-            for traces, key in ((loss, "loss"), (gap, "gap")):
-                if rows[0][key]:
-                    traces.append(
-                        trace(
-                            arm,
-                            study.arms[arm],
-                            x,
-                            [row[key]["mean"] for row in rows],
-                            lr,
-                            mode="lines+markers",
-                            error=[row[key]["half"] or 0 for row in rows],
-                            text=text,
-                        )
-                    )
-    note = (
-        "Validation loss of the last checkpoint, by position in powers of two; "
-        f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds. A model that uses context better is lower at the right."
-    )
-    return figure(
-        "position",
-        "Loss by position in the context",
-        note,
-        [
-            view("gap", "position", "gap, nats", gap, xlog=True, zero=True),
-            view("loss", "position", "loss, nats", loss, xlog=True),
-        ],
-    )
-
-
-def recall_figure(study):
-    views = []
-    for key, title in (("among_values", "share correct"), ("exact", "share correct")):
-        for noisy in (False, True):
-            traces = []
-            for lr in study.rates():
-                chance = {}
-                for arm, rows in tables.recall(study, lr).items():
-                    rows = [row for row in rows if (row["noise"] > 0) == noisy]
-                    chance.update({row["pairs"]: 1 / row["pairs"] for row in rows})
-                    traces.append(
-                        trace(
-                            arm,
-                            study.arms[arm],
-                            [row["pairs"] for row in rows],
-                            [row[key]["mean"] for row in rows],
-                            lr,
-                            mode="lines+markers",
-                            error=[row[key]["half"] or 0 for row in rows],
-                        )
-                    )
-                if key == "among_values" and chance:
-                    traces.append(
-                        trace(None, "by chance", sorted(chance), [chance[p] for p in sorted(chance)], lr, dash=True)
-                    )
-            views.append(
-                view(
-                    ("best of values" if key == "among_values" else "exact match") + (", with noise" if noisy else ""),
-                    "pairs",
-                    title,
-                    traces,
-                    xlog=True,
-                )
-            )
-    note = (
-        "Pairs of tokens, then each key again; the model predicts its value. Exact match: the value is the likeliest "
-        "of all tokens. Best of values: the likeliest of the tokens that followed a key (dashed: by chance). With "
-        "noise: other tokens between pairs and queries fill the context. "
-        f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds."
-    )
-    return figure("recall", "Associative recall", note, views)
-
-
-def task_figure(study):
-    """The accuracy and the bits per byte of each task, by step."""
-    views = []
-    for name in tasks.names(study):
-        for key, title in (("accuracy", "accuracy"), ("bits_per_byte", "bits per byte")):
-            traces = []
-            for lr in study.rates():
-                found = tasks.by_step(study, lr, name, key)
-                for arm, points in found.items():
-                    x, y = [step for step, _ in points], [e.mean for _, e in points]
-                    error = [e.half or 0 for _, e in points]
-                    traces.append(trace(arm, study.arms[arm], x, y, lr, mode="lines+markers", error=error))
-                if key == "accuracy" and found:
-                    ends = [min(p[0][0] for p in found.values()), max(p[-1][0] for p in found.values())]
-                    traces.append(trace(None, "by chance", ends, [tasks.chance_of(study, name)] * 2, lr, dash=True))
-            views.append(view(name if key == "accuracy" else f"{name}, bits per byte", "step", title, traces))
-    note = (
-        "Multiple-choice tasks at each validation: means over the seeds with "
-        f"{100 * stats.CONFIDENCE:.0f}% t intervals. Bits per byte: of the correct completion, lower is better."
-    )
-    return figure("tasks", "Tasks: accuracy by step", note, views)
-
-
-def all_figures(study, summary, ladders):
-    found = [
+def comparison(study, results):
+    """The figures of several runs."""
+    return [
         loss_curves(study),
-        final_gaps(study, summary),
+        final_gaps(study, results["summary"]),
         gap_curves(study),
-        ladder(study, ladders),
+        ladder(study, results["ladder"]),
         gradient_norms(study),
         *layer_figures(study),
-        position_figure(study),
-        recall_figure(study),
-        task_figure(study),
     ]
-    return [f for f in found if f]

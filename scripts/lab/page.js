@@ -1,56 +1,123 @@
-// Draws the figures with plotly and the attention maps on canvases, and handles the theme and the learning rate.
-// sessionStorage keeps the state when --watch reloads the page. D is the data of the report.
+// Draws the figures with plotly; handles the theme, the learning rate, smoothing, paper, and the updates of a live page.
+// sessionStorage keeps the state when a page reloads itself. D is the data of the report. page.py puts page_files.js and
+// page_maps.js before this file.
 'use strict';
 const root = document.documentElement, key = 'diffv2-lab:' + D.id;
+const SHARES = [0, .005, .01, .02, .05, .1, .2, .4]; // of a line, that the running mean covers
 const state = {
-  theme: null, lr: D.main_rate, views: {}, maps: {}, hidden: [], scroll: 0,
+  theme: null, lr: D.main_rate, views: {}, maps: {}, hidden: [], scroll: 0, smoothing: 3,
   ...JSON.parse(sessionStorage.getItem(key) || '{}'),
 };
 const save = () => { state.scroll = window.scrollY; sessionStorage.setItem(key, JSON.stringify(state)); };
 const media = window.matchMedia('(prefers-color-scheme: dark)');
-const theme = () => state.theme || (media.matches ? 'dark' : 'light');
+const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
+const of = id => document.getElementById(id);
+const make = (tag, properties, ...inside) => {
+  const e = Object.assign(document.createElement(tag), properties);
+  e.append(...inside);
+  return e;
+};
+let paper = false; // drawing for print or a file: in the light theme, every line with a dash
+const theme = () => paper ? 'light' : state.theme || (media.matches ? 'dark' : 'light');
 const css = name => getComputedStyle(root).getPropertyValue(name).trim();
-const color = arm =>
-  arm === null ? css('--muted') : D.palette[theme()][D.arms.indexOf(arm) % D.palette.light.length];
+const place = arm => Object.keys(D.arms).indexOf(arm), colors = D.palette.light.length;
+const color = arm => arm === null ? css('--muted') : D.palette[theme()][place(arm) % colors];
+const cycle = arm => arm === null ? 0 : Math.floor(place(arm) / colors) % 4;
+const dash = arm => arm === null ? 'dash' : D.dashes[paper ? (place(arm) + cycle(arm)) % 4 : cycle(arm)];
+const symbol = arm => ['circle', 'square', 'diamond', 'cross'][paper ? place(arm) % 4 : cycle(arm)];
 const pale = (hex, alpha) => `rgba(${[1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16)).join(',')},${alpha})`;
+const shortNumber = x => {
+  const power = Math.abs(x) >= 1e5 ? Math.min(5, Math.floor(Math.log10(Math.abs(x)) / 3)) : 0;
+  const digits = Number((x / 1000 ** power).toPrecision(6));
+  return Math.abs(x) < 1e-4 && x ? x.toExponential() : digits + ' kMGTP'[power].trim();
+};
 
-function plotlyTraces(t, all) {
-  const c = color(t.arm), mode = t.mode || 'lines', name = t.name + (all && t.lr ? ', ' + t.lr : ''), out = [];
+function smooth(ys) { // a centred running mean over the chosen share of the line
+  const half = Math.round(SHARES[state.smoothing] * ys.length) >> 1, sums = [0], counts = [0];
+  if (!half) return ys;
+  ys.forEach((y, i) => { sums.push(sums[i] + (y || 0)); counts.push(counts[i] + (y !== null)); });
+  return ys.map((y, i) => {
+    const a = Math.max(0, i - half), b = Math.min(ys.length, i + half + 1), n = counts[b] - counts[a];
+    return n ? (sums[b] - sums[a]) / n : null;
+  });
+}
+
+const visible = t => (t.lr === null || state.lr === 'all' || t.lr === state.lr) && !state.hidden.includes(t.arm);
+const valuesOf = t => t.smooth ? smooth(t.y) : t.y;
+const nameOf = t => t.name + (state.lr === 'all' && t.lr ? ', ' + t.lr : '');
+const viewOf = fig => fig.views[Math.min(state.views[fig.id] || 0, fig.views.length - 1)];
+
+function plotlyTraces(t, v) {
+  const c = color(t.arm), mode = t.mode || 'lines', out = [], y = valuesOf(t);
   if (t.low) {
-    const band = {x: t.x, mode: 'lines', line: {width: 0}, hoverinfo: 'skip'};
+    const band = {x: t.x, mode: 'lines', line: {width: 0}, hoverinfo: 'skip', showlegend: false};
     out.push({...band, y: t.low}, {...band, y: t.high, fill: 'tonexty', fillcolor: pale(c, .16)});
   }
-  const bars = (v, axis) => v ? {[axis]: {type: 'data', array: v, thickness: 1.2, width: 4, color: c}} : {};
-  const hover = (t.text ? '%{text}<br>' : '') + (t.faint ? t.name + '<br>' : '');
+  const bars = (e, axis) => e ? {[axis]: {type: 'data', array: e, thickness: 1.2, width: 4, color: c}} : {};
+  const line = text => text ? text.replaceAll('<', '&lt;') + '<br>' : '';
+  const error = t.error || t.xerror, more = error ? ' ± %{customdata:.3g}' : '';
+  const axes = v.category ? `${line(v.x + ': %{x:.5g}' + more)}`
+    : `${line(v.x + ': %{x:.6~s}')}${v.y.replaceAll('<', '&lt;')}: %{y:.5g}${more}`;
   out.push({
-    x: t.x, y: t.y, mode, name, text: t.text || undefined, connectgaps: false,
-    opacity: t.faint && mode === 'lines' ? .3 : t.faint ? .6 : 1,
-    line: {color: c, width: t.faint ? 1 : 2, dash: t.dash ? 'dash' : 'solid'},
-    marker: {color: c, size: t.faint ? 7 : t.symbol === 'triangle-up' ? 9 : 8, symbol: t.symbol || 'circle'},
-    hovertemplate: hover + '%{x:.6g}, %{y:.5g}<extra>' + (t.faint ? '' : name) + '</extra>',
+    x: t.x, y, mode, name: nameOf(t), text: t.text || undefined, customdata: error, connectgaps: false,
+    opacity: t.faint && mode === 'lines' ? .35 : t.faint ? .6 : 1, showlegend: !t.faint && !t.unnamed,
+    line: {color: c, width: t.faint ? 1 : 2, dash: t.dash ? 'dash' : dash(t.arm)},
+    marker: {color: c, size: t.faint ? 7 : t.symbol ? 9 : 8, symbol: t.symbol || symbol(t.arm)},
+    hovertemplate: line(nameOf(t)) + line(t.who) + (t.text ? '%{text}<br>' : '') + axes + '<extra></extra>',
     ...bars(t.error, 'error_y'), ...bars(t.xerror, 'error_x'),
   });
   return out;
 }
 
-// Ticks of a logarithmic axis: the values if there are few, otherwise 1, 2 and 5 times powers of 10, or powers of 10.
-function logTicks(values) {
-  const own = [...new Set(values.filter(x => x > 0))].sort((a, b) => a - b), ticks = [];
-  const low = own[0], high = own[own.length - 1], steps = high / low > 300 ? [1] : [1, 2, 5];
-  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++)
-    for (const m of steps) ticks.push(m * 10 ** k);
-  const at = own.length <= 12 ? own : ticks;
-  const label = x => x >= 1e5 || x < 1e-4 ? x.toExponential() : String(Number(x.toPrecision(3)));
-  return {tickmode: 'array', tickvals: at, ticktext: at.map(label)};
+// Round ticks of a logarithmic axis from `low` to `high` that is `length` pixels long, with labels of `size` pixels:
+// powers of 2; or 1..9, 1 2 5 or 1 times powers of 10, whichever fits; or multiples of a round step.
+function logTicks(low, high, base, length, size) {
+  const unit = length / Math.log10(high / low), ticks = [];
+  const within = x => x >= low * .999 && x <= high * 1.001;
+  const powers = (b, multiples, every) => {
+    for (let k = Math.floor(Math.log(b === 2 ? Math.max(1, low) : low) / Math.log(b)); b ** k <= high; k++)
+      if (k % every === 0) ticks.push(...multiples.map(m => m * b ** k).filter(within));
+  };
+  if (base === 2) powers(2, [1], Math.ceil(size / (unit * Math.log10(2)))); // of counts, from 1
+  else {
+    const sets = [[[1, 2, 3, 4, 5, 6, 7, 8, 9], Math.log10(10 / 9)], [[1, 2, 5], Math.log10(2)], [[1], 1]];
+    const [multiples, apart] = sets.find(([, apart]) => apart * unit >= size) || sets[2];
+    powers(10, multiples, Math.ceil(size / (apart * unit)));
+  }
+  if (ticks.length >= 3 || base === 2) return ticks;
+  const least = Math.max((high - low) / 6, size * high * Math.LN10 / unit), ten = 10 ** Math.floor(Math.log10(least));
+  const step = ten * [1, 2, 5, 10].find(m => m * ten >= least);
+  const round = [];
+  for (let i = Math.ceil(low / step); i * step <= high * 1.001; i++) round.push(i * step);
+  return round.length > ticks.length ? round : ticks;
+}
+
+// Sets the ticks of logarithmic axes for their present range, also after a zoom or a resize.
+function setTicks(div, v) {
+  const update = {};
+  for (const [name, base, size] of [['xaxis', v.xlog, 46], ['yaxis', v.ylog, 22]]) {
+    const axis = div._fullLayout[name];
+    if (!base || axis.type !== 'log') continue;
+    const ticks = logTicks(10 ** axis.range[0], 10 ** axis.range[1], base, axis._length, size);
+    if (JSON.stringify(ticks) === JSON.stringify(axis.tickvals)) continue;
+    Object.assign(update, {
+      [name + '.tickmode']: 'array', [name + '.tickvals']: ticks, [name + '.ticktext']: ticks.map(shortNumber),
+    });
+  }
+  return Object.keys(update).length ? Plotly.relayout(div, update) : null;
+}
+
+function focus(traces) { // the range of y without the first 5% of each line, which are steep
+  const late = traces.flatMap(t => valuesOf(t).slice(t.y.length / 20)).filter(y => y !== null);
+  if (!late.length) return undefined;
+  const [low, high] = late.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [Infinity, -Infinity]);
+  return [low - .03 * (high - low), high];
 }
 
 function draw(fig) {
-  const div = document.getElementById('plot-' + fig.id);
-  const i = Math.min(state.views[fig.id] || 0, fig.views.length - 1), v = fig.views[i];
-  document.querySelectorAll(`#views-${fig.id} button`).forEach((b, n) => b.setAttribute('aria-pressed', n === i));
-  const all = state.lr === 'all';
-  const visible = t => (t.lr === null || all || t.lr === state.lr) && !state.hidden.includes(t.arm);
-  const traces = v.traces.filter(visible).flatMap(t => plotlyTraces(t, all));
+  const div = of('plot-' + fig.id), v = viewOf(fig);
+  all(`#views-${fig.id} button`).forEach((b, n) => b.setAttribute('aria-pressed', fig.views[n] === v));
+  const shown = v.traces.filter(visible);
   const axis = (title, log, zero) => ({
     title: {text: title, standoff: 8}, type: log ? 'log' : undefined, gridcolor: css('--line'),
     zeroline: !!zero, zerolinecolor: css('--muted'), zerolinewidth: 1.5, linecolor: css('--line'),
@@ -59,117 +126,104 @@ function draw(fig) {
   const y = v.category ? {...axis('', false), type: 'category', autorange: 'reversed'} : axis(v.y, v.ylog, v.zero);
   const x = axis(v.x, v.xlog, v.zero_x);
   if (v.integers) x.dtick = 1;
-  if (v.range) y.range = v.range;
-  if (v.xlog) Object.assign(x, logTicks(v.traces.flatMap(t => t.x)));
-  if (v.ylog) Object.assign(y, logTicks(v.traces.flatMap(t => t.y)));
-  const clear = 'rgba(0,0,0,0)';
+  if (v.focus) y.range = focus(shown);
+  const clear = 'rgba(0,0,0,0)', few = new Set(shown.filter(t => !t.faint && !t.unnamed).map(t => t.arm)).size;
   const layout = {
-    paper_bgcolor: clear, plot_bgcolor: clear, font: {color: css('--text'), size: 12.5, family: 'inherit'},
-    margin: {l: 60, r: 12, t: 28, b: 40}, xaxis: x, yaxis: y, hovermode: 'closest', showlegend: false,
-    hoverlabel: {bgcolor: css('--bg'), bordercolor: css('--line'), font: {color: css('--text')}},
+    paper_bgcolor: paper ? '#ffffff' : clear, plot_bgcolor: clear,
+    font: {color: css('--text'), size: 12.5, family: getComputedStyle(document.body).fontFamily},
+    margin: {l: 60, r: 12, t: 28, b: 40}, xaxis: x, yaxis: y, hovermode: 'closest', width: paper ? 660 : undefined,
+    showlegend: paper && !v.category && few > 1, legend: {orientation: 'h', y: -.2},
+    hoverlabel: {bgcolor: css('--bg'), bordercolor: css('--line'), font: {color: css('--text')}, align: 'left'},
     modebar: {bgcolor: clear, color: css('--muted'), activecolor: css('--accent')},
   };
-  Plotly.react(div, traces, layout, {
-    responsive: true, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
-    toImageButtonOptions: {format: 'png', filename: fig.id, scale: 2},
+  if (v.category) layout.height = 110 + 26 * new Set(shown.flatMap(t => t.y)).size;
+  Plotly.react(div, shown.flatMap(t => plotlyTraces(t, v)), layout, {
+    responsive: !paper, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
+    toImageButtonOptions: {format: 'png', filename: fileOf(fig), scale: 2},
   });
-}
-
-// ---- attention maps: the lower triangle row by row, sqrt(value) as bytes, base64
-const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
-function square(packed, n) {
-  const b = bytes(packed), m = new Float32Array(n * n);
-  let i = 0;
-  for (let t = 0; t < n; t++) for (let j = 0; j <= t; j++) m[t * n + j] = (b[i++] / 255) ** 2;
-  return m;
-}
-const shown = [];
-
-function paint(canvas, values, n, diverging) {
-  const rgb = name => { const h = css(name); return [1, 3, 5].map(i => parseInt(h.slice(i, i + 2), 16)); };
-  const zero = rgb('--bg'), up = rgb('--accent'), down = rgb('--bad'), image = new ImageData(n, n);
-  let top = 0;
-  for (const x of values) top = Math.max(top, Math.abs(x));
-  for (let i = 0; i < n * n; i++) {
-    const x = values[i] / (top || 1), w = Math.sqrt(Math.abs(x)), to = diverging && x < 0 ? down : up;
-    for (let k = 0; k < 3; k++) image.data[4 * i + k] = zero[k] + (to[k] - zero[k]) * w;
-    image.data[4 * i + 3] = (i % n) > Math.floor(i / n) ? 40 : 255;
-  }
-  canvas.width = canvas.height = n;
-  canvas.getContext('2d').putImageData(image, 0, 0);
-}
-
-function drawMaps() {
-  if (!D.maps.length) return;
-  const m = state.maps;
-  if (!D.maps.some(a => a.arm === m.arm)) m.arm = (D.maps.find(a => a.heads[0].a2) || D.maps[0]).arm;
-  const arm = D.maps.find(a => a.arm === m.arm);
-  if (!arm.heads.some(h => h.name === m.head)) m.head = arm.sharpest;
-  const head = arm.heads.find(h => h.name === m.head), n = arm.tokens.length;
-  const fill = (id, options, value) => document.getElementById(id).replaceChildren(
-    ...options.map(([v, text]) => new Option(text, v, false, v === value)));
-  fill('map-arm', D.maps.map(a => [a.arm, a.label]), m.arm);
-  fill('map-head', arm.heads.map(h => [h.name, h.title]), m.head);
-  const a1 = square(head.a1, n), a2 = head.a2 && square(head.a2, n), lambda = head.lambda;
-  const effective = a2 && a1.map((x, i) => x - lambda[Math.floor(i / n)] * a2[i]);
-  const panels = a2 ? [['A1', a1, false], ['A2', a2, false], ['A1 - s A2', effective, true]] : [['A', a1, false]];
-  shown.length = 0;
-  const box = document.getElementById('maps');
-  box.replaceChildren(...panels.map(([title, values, diverging], p) => {
-    const [f, canvas, caption] = ['div', 'canvas', 'figcaption'].map(tag => document.createElement(tag));
-    canvas.setAttribute('role', 'img');
-    canvas.setAttribute('aria-label', `${title}, ${arm.label}, ${head.title}`);
-    let low = 0, high = 0;
-    for (const x of values) { low = Math.min(low, x); high = Math.max(high, x); }
-    caption.textContent = `${title}: ${diverging ? low.toFixed(3) + ' to ' : 'up to '}${high.toFixed(3)}`;
-    paint(canvas, values, n, diverging);
-    shown.push({title, values, n, tokens: arm.tokens});
-    canvas.addEventListener('mousemove', e => {
-      const box = canvas.getBoundingClientRect();
-      const at = (position, size) => Math.floor(position / size * n);
-      const j = at(e.clientX - box.left, box.width), t = at(e.clientY - box.top, box.height);
-      if (j < 0 || t < 0 || j >= n || t >= n || j > t) return;
-      document.getElementById('pointed').textContent = `query ${t} (${arm.tokens[t]}), key ${j} (${arm.tokens[j]}): `
-        + shown.map(s => `${s.title} ${s.values[t * n + j].toFixed(4)}`).join(', ');
-    });
-    f.append(canvas, caption);
-    return f;
-  }));
+  setTicks(div, v);
+  if (!div.followed) div.on('plotly_relayout', () => setTicks(div, viewOf(D.figures.find(f => f.id === fig.id))));
+  div.followed = true;
+  const link = document.querySelector(`#figure-${fig.id} a[data-pdf]`);
+  if (link) Object.assign(link, {hidden: !v.file, href: v.file + '.pdf', download: fileOf(fig) + '.pdf'});
 }
 
 function drawAll() {
   root.dataset.theme = theme();
-  document.getElementById('theme').textContent = theme() === 'dark' ? 'light' : 'dark';
-  document.querySelectorAll('[data-arm]').forEach(e => { e.style.background = color(e.dataset.arm); });
-  document.querySelectorAll('#legend button').forEach(
-    b => b.setAttribute('aria-pressed', !state.hidden.includes(b.dataset.of)));
+  of('theme').textContent = theme() === 'dark' ? 'light' : 'dark';
+  all('svg[data-arm]').forEach(e => {
+    Object.assign(e.style, {stroke: color(e.dataset.arm)});
+    e.style.strokeDasharray = {solid: '', dash: '7 3', dot: '2 3', dashdot: '7 3 2 3'}[dash(e.dataset.arm)];
+  });
+  all('#legend button').forEach(b => b.setAttribute('aria-pressed', !state.hidden.includes(b.dataset.of)));
   D.figures.forEach(draw);
   drawMaps();
 }
 
-document.getElementById('theme').addEventListener('click', () => {
+of('theme').addEventListener('click', () => {
   state.theme = theme() === 'dark' ? 'light' : 'dark';
   save(); drawAll();
 });
 media.addEventListener('change', drawAll);
-const rate = document.getElementById('rate');
+let back = null;
+window.addEventListener('beforeprint', () => { back = onPaper(drawAll); });
+window.addEventListener('afterprint', () => { if (back) back(); back = null; });
+const rate = of('rate'), slider = of('smoothing');
 if (rate) {
   if (![...rate.options].some(o => o.value === state.lr)) state.lr = D.main_rate;
   rate.value = state.lr;
   rate.addEventListener('change', () => { state.lr = rate.value; save(); drawAll(); });
 }
-document.querySelectorAll('#legend button').forEach(b => b.addEventListener('click', () => {
+if (slider) {
+  const tell = () => { slider.nextElementSibling.textContent = `${100 * SHARES[state.smoothing]}%`; };
+  slider.value = state.smoothing;
+  tell();
+  slider.addEventListener('input', () => {
+    state.smoothing = Number(slider.value);
+    tell(); save();
+    D.figures.filter(f => viewOf(f).traces.some(t => t.smooth)).forEach(draw);
+  });
+}
+if (of('arms')) of('arms').open = innerWidth > 700 && Object.keys(D.arms).length <= 10;
+all('#legend button').forEach(b => b.addEventListener('click', () => {
   const arm = b.dataset.of;
   state.hidden = state.hidden.includes(arm) ? state.hidden.filter(a => a !== arm) : [...state.hidden, arm];
   save(); drawAll();
 }));
-document.querySelectorAll('.views button[data-figure]').forEach(b => b.addEventListener('click', () => {
-  state.views[b.dataset.figure] = Number(b.dataset.view); save(); draw(D.figures.find(f => f.id === b.dataset.figure));
+all('.views button[data-figure]').forEach(b => b.addEventListener('click', () => {
+  state.views[b.dataset.figure] = Number(b.dataset.view); save(); draw(current(b.dataset.figure));
 }));
 for (const which of ['arm', 'head']) {
-  const s = document.getElementById('map-' + which);
+  const s = of('map-' + which);
   if (s) s.addEventListener('change', () => { state.maps[which] = s.value; save(); drawMaps(); });
 }
+addTools(document);
 drawAll();
 window.scrollTo(0, state.scroll);
 if (D.watch) setTimeout(() => { save(); location.reload(); }, 1000 * D.watch);
+
+// ---- a live page: new tables and lines replace the old ones; with other figures the page reloads itself
+const shape = figures => JSON.stringify(figures.map(f => [f.id, f.views.map(v => v.label)]));
+async function update() {
+  const begun = Date.now();
+  try {
+    const answer = await fetch('data?at=' + D.version), news = answer.status === 200 ? await answer.json() : null;
+    document.body.classList.remove('lost');
+    const parts = news && Object.keys(news.html).length;
+    if (news && (shape(news.figures) !== shape(D.figures) || all('[data-live]').length !== parts)) {
+      save();
+      location.reload();
+      return;
+    }
+    if (news) {
+      Object.assign(D, news);
+      for (const e of all('[data-live]')) if (e.was !== news.html[e.dataset.live]) {
+        e.innerHTML = e.was = news.html[e.dataset.live];
+        addTools(e);
+      }
+      drawAll();
+    }
+  } catch { document.body.classList.add('lost'); }
+  setTimeout(update, Math.max(2000, 5 * (Date.now() - begun)));
+}
+if (D.live) setTimeout(update, 2000);

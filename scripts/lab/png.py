@@ -1,4 +1,4 @@
-"""png.py: PNG files of the figures, with matplotlib: each view at the main learning rate, and attention maps."""
+"""png.py: PNG and PDF files, with matplotlib: each view of a figure at the main learning rate, and attention maps."""
 
 import math
 
@@ -7,17 +7,18 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from . import stats
-from .page import PALETTE
+from . import figures, stats
+from .page import DASHES, PALETTE
 
 MARKERS = {"x": "x", "triangle-up": "^", "star": "*", None: "o"}
+LINES = dict(zip(DASHES, ("-", "--", ":", "-.")))
 
 
 def clean(ys):
     return [y if stats.finite(y) else math.nan for y in ys]
 
 
-def draw_trace(axes, t, color, named):
+def draw_trace(axes, t, color, dash, named):
     mode, label = (
         t.get("mode", "lines"),
         t["name"] if t["name"] not in named and not t.get("faint") and not t.get("unnamed") else None,
@@ -30,27 +31,41 @@ def draw_trace(axes, t, color, named):
         "label": label,
         "linewidth": 0.7 if t.get("faint") else 1.6,
         "alpha": 0.35 if t.get("faint") and mode == "lines" else 1,
-        "linestyle": "none" if mode == "markers" else "--" if t.get("dash") else "-",
+        "linestyle": "none" if mode == "markers" else LINES["dash" if t.get("dash") else dash],
         "marker": None if mode == "lines" else MARKERS[t.get("symbol")],
         "markersize": 4.5,
     }
-    y = t["y"] if isinstance(t["y"][0], str) else clean(t["y"])
+    y = t["y"] if isinstance(t["y"][0], str) else clean(figures.smoothed(t))
     axes.errorbar(t["x"], y, yerr=t.get("error"), xerr=t.get("xerror"), capsize=2, elinewidth=1, **style)
 
 
-def figure_png(path, figure, view, arms, lr):
-    traces = [t for t in view["traces"] if t["lr"] in (None, lr)]
+def round_ticks(axis, base):
+    """Ticks of a logarithmic axis: powers of 2; or 1, 2, 5 times powers of 10, within a decade round numbers."""
+    low, high = axis.get_view_interval()
+    ticks = matplotlib.ticker
+    decade = ticks.LogLocator(10, (1, 2, 5) if high / low < 1000 else (1,))
+    axis.set_major_locator(
+        ticks.LogLocator(2) if base == 2 else decade if high / low > 8 else ticks.MaxNLocator(6, steps=[1, 2, 5, 10])
+    )
+    axis.set_minor_locator(ticks.NullLocator())
+    axis.set_major_formatter(ticks.FuncFormatter(lambda x, _: f"{x:g}"))
+
+
+def figure_files(path, figure, view, arms, lr):
+    """Writes path.png and path.pdf; False if the view has no data at this rate."""
+    traces = [t for t in view["traces"] if lr == "all" or t["lr"] in (None, lr)]
     if not traces:
         return False
     fig, axes = plt.subplots(figsize=(8, 4.6), dpi=110)
     named = {None}
     for t in traces:
-        color = "#888888" if t["arm"] is None else PALETTE["light"][arms.index(t["arm"]) % len(PALETTE["light"])]
-        draw_trace(axes, t, color, named)
-    if view.get("xlog"):
-        axes.set_xscale("log")
-    if view.get("ylog"):
-        axes.set_yscale("log")
+        i, colors = arms.index(t["arm"]) if t["arm"] is not None else 0, PALETTE["light"]
+        color = "#888888" if t["arm"] is None else colors[i % len(colors)]
+        draw_trace(axes, t, color, DASHES[i // len(colors) % len(DASHES)], named)
+    for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+        if view.get(f"{name}log"):
+            getattr(axes, f"set_{name}scale")("log")
+            round_ticks(axis, view[f"{name}log"])
     if view.get("zero"):
         axes.axhline(0, color="#555", linewidth=0.8)
     if view.get("zero_x"):
@@ -59,8 +74,8 @@ def figure_png(path, figure, view, arms, lr):
         axes.invert_yaxis()
     if view.get("integers"):
         axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
-    if view.get("range"):
-        axes.set_ylim(*view["range"])
+    if limits := figures.focus(view, traces):
+        axes.set_ylim(*limits)
     axes.set_xlabel(view["x"])
     axes.set_ylabel(view["y"])
     axes.set_title(figure["title"] + (f" (rate {lr})" if any(t["lr"] for t in traces) else ""), fontsize=10)
@@ -68,7 +83,8 @@ def figure_png(path, figure, view, arms, lr):
     axes.set_axisbelow(True)
     if len(named) > 2 and not view.get("category"):
         axes.legend(fontsize=7.5, frameon=False)
-    fig.savefig(path, bbox_inches="tight")
+    for suffix in ("png", "pdf"):
+        fig.savefig(f"{path}.{suffix}", bbox_inches="tight")
     plt.close(fig)
     return True
 

@@ -9,8 +9,8 @@ rows. Unreadable runs and files are left out with a message.
 Exit status: 0 done; 1 failed, or something was left out; 2 usage, or the runs are not comparable.
 """
 
-import importlib.util
 import json
+import os
 import re
 import sys
 import time
@@ -18,7 +18,8 @@ from pathlib import Path
 
 import python_environment
 
-from . import attention_maps, claims, cli, figures, markdown, page, published_results, run_directory, tables
+from . import attention_maps, claims, cli, evaluation_figures, figures, markdown, page, published_results
+from . import report_tables, run_directory, run_figures, tables
 from . import study as studies
 
 
@@ -28,7 +29,13 @@ def fail(message, status=1):
 
 def parse_arguments(words):
     parser = cli.Parser(prog="lab report", description="Writes the report of a comparison.")
-    parser.add_argument("paths", nargs="+", metavar="DIR", help="directory of a lab, of a run, or of several runs")
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="[NAME=]DIR",
+        help="directory of a lab, of a run, or of several runs; with names, any runs are compared, and the page lists "
+        "the options that differ",
+    )
     parser.add_argument("--out", help="output directory (default: FIRST/report)")
     parser.add_argument(
         "--reference", help="arm that the others are compared with (default: the plan's, else the first)"
@@ -49,29 +56,27 @@ def parse_arguments(words):
         parser.error("--watch: must be 1 to 1,000,000 seconds")
     if a.heads is not None and not all(re.fullmatch(r"[0-9]+:[0-9]+", head) for head in a.heads.split(",")):
         parser.error(f"--heads {a.heads}: must be LAYER:HEAD, separated by commas, such as 0:1,3:2")
+    pairs = [re.fullmatch("([^/=]+)=(.+)", path) if not Path(path).exists() else None for path in a.paths]
+    a.named = all(pairs)
+    if any(pairs) and not a.named:
+        parser.error("NAME=DIR: give every directory a name, or none")
+    names = [pair[1] for pair in pairs if pair]
+    if len(set(names)) < len(names):
+        parser.error(f"{next(n for n in names if names.count(n) > 1)}=DIR: the name is used more than once")
+    a.paths = [(pair[1], pair[2]) if pair else path for pair, path in zip(pairs, a.paths)]
     a.heads = a.heads and [":".join(str(int(number)) for number in head.split(":")) for head in a.heads.split(",")]
     return a
 
 
-def plotly_js():
-    """plotly.min.js of the package, without importing it, which takes seconds."""
-    return (
-        Path(importlib.util.find_spec("plotly").submodule_search_locations[0]) / "package_data/plotly.min.js"
-    ).read_text()
-
-
-def write_pngs(out, study, shown, maps, lr):
+def write_files(out, study, shown, maps, lr):
+    """The PNG and PDF files; names those of a view in its `file`, for the page."""
     from . import png
 
     for figure in shown:
         for view in figure["views"]:
-            png.figure_png(
-                out / (f"{figure['id']}-{view['label']}".replace(" ", "-").replace(",", "") + ".png"),
-                figure,
-                view,
-                list(study.arms),
-                f"{lr:g}",
-            )
+            name = re.sub(r"[^\w.+-]+", "-", f"{figure['id']}-{view['label']}")
+            if png.figure_files(out / name, figure, view, list(page.arms_of(study, shown)), lr):
+                view["file"] = name
     for m, tensors in maps:
         png.maps_png(out / (re.sub(r"[^\w.+-]+", "-", f"map-{m['arm']}") + ".png"), m["label"], m["sharpest"], tensors)
 
@@ -109,8 +114,8 @@ def load_maps(study, chosen, more_to_come):
             except run_directory.RunError as error:
                 study.left_out.append(str(error))
                 continue
-            there |= set(page.heads_of(tensors).values())
-            shown = page.maps_data(arm, label, tensors, chosen)
+            there |= set(attention_maps.heads_of(tensors).values())
+            shown = attention_maps.maps_data(arm, label, tensors, chosen)
             if shown:
                 found.append((shown, tensors))
             break
@@ -125,6 +130,24 @@ def load_maps(study, chosen, more_to_come):
     return found
 
 
+def files_of(run, out):
+    """The files of a run, relative to the directory of the page: (name, path)."""
+    files = [("log", run.directory / "log.jsonl"), ("run.json", run.directory / "run.json")]
+    files += [("output", run.directory.with_name(run.directory.name + ".out"))]
+    return tuple((name, os.path.relpath(path, out)) for name, path in files if path.exists())
+
+
+def compute(study):
+    """(results, figures) of a study that has been checked."""
+    results = tables.results(study)
+    shown = run_figures.all_figures(study.runs[0]) if study.single else figures.comparison(study, results)
+    shown = [f for f in [*shown, *evaluation_figures.all_figures(study)] if f]
+    beside = published_results.rows(study)
+    results["claims"] = claims.judge_all(study)
+    results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
+    return results, shown
+
+
 def make(a, out, live, told):
     """Reads the runs and writes all files; returns the study. `told`: messages that have been printed."""
     study = studies.load(a.paths, a.reference)
@@ -135,33 +158,28 @@ def make(a, out, live, told):
         if line not in told:
             print(f"lab report: {line}; left out", file=sys.stderr, flush=True)
             told.add(line)
-    if study.problems and not a.force:
+    if study.problems and not a.force and not a.named:
         more = f" (and {len(study.problems) - 1} more)" if len(study.problems) > 1 else ""
         fail(f"the runs are not comparable: {study.problems[0]}{more}; --force compares them", 2)
     study.notes += [f"Left out: {line}." for line in study.left_out] + [
         f"Differs between runs: {p}" for p in study.problems[:20]
     ]
-    results = tables.results(study)
-    shown = figures.all_figures(study, results["summary"], results["ladder"])
-    beside = published_results.rows(study)
-    results["claims"] = claims.judge_all(study)
-    results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
-    text = page.build(
-        study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0
-    )
+    results, shown = compute(study)
     out.mkdir(parents=True, exist_ok=True)
-    run_directory.write_atomic(out / "report.html", text)
-    run_directory.write_atomic(out / "results.json", compact(results))
-    run_directory.write_atomic(out / "results.md", markdown.page(results))
     if not a.no_png:
-        write_pngs(out, study, shown, maps, results["main_lr"])
+        write_files(out, study, shown, maps, page.first_rate(study, results))
+    watch = a.watch if live and study.live else 0
+    data, sections = page.content(study, results, shown, [m for m, _ in maps], lambda run: files_of(run, out), watch)
+    run_directory.write_atomic(out / "report.html", page.build(study, data, sections))
+    run_directory.write_atomic(out / "results.json", compact(results))
+    run_directory.write_atomic(out / "results.md", markdown.page(results, report_tables.sections(study, results)))
     return study
 
 
 def main(words):
     a = parse_arguments(words)
     python_environment.ensure("lab")
-    out, told = Path(a.out or Path(a.paths[0]) / "report"), set()
+    out, told = Path(a.out or Path(a.paths[0][1] if a.named else a.paths[0]) / "report"), set()
     study = None
     try:
         while study is None or (a.watch is not None and study.live):

@@ -102,6 +102,7 @@ RECORDS = {
     "train": {"tokens": "number", "*": "value"},
     "val": {"loss": "number or null", "windows?": "non-negative integer", "data_fingerprint?": "64-bit integer"},
     "stats": {"kind": "text", "layer": "non-negative integer", "*": "number or null"},
+    "sample": {"text": ("text",), "stopped?": "text"},
     "event": {"what?": "text"},
     "choices": {
         "name": "text",

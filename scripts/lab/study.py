@@ -28,7 +28,9 @@ class Run:
     history: list  # [(step, options)]: the options after each step
     last: int = 0  # last step of the log
     state: str = ""
-    train: list = field(default_factory=list)  # records, one per step
+    train: list = field(default_factory=list)  # records, one per step, in order
+    events: list = field(default_factory=list)  # records
+    samples: list = field(default_factory=list)  # records
     val: dict = field(default_factory=dict)  # step -> loss
     layers: dict = field(default_factory=dict)  # step -> records of its layers
     choices: dict = field(default_factory=dict)  # task -> step -> record
@@ -85,8 +87,15 @@ class Run:
 
     @property
     def tokens_per_s(self):
-        rates = [r["tokens_per_s"] for r in self.train if stats.finite(r.get("tokens_per_s"))]
-        return stats.median(rates) if rates else None
+        return (self.speed or {}).get("median")
+
+    @property
+    def machine(self):
+        return f"{', '.join(self.info.get('devices', [])) or 'an unknown device'} of {self.info.get('host')}"
+
+    @property
+    def speed(self):
+        return speed([self])
 
     def final_loss(self, by_eval):
         """The loss of the evaluation or of the last validation of a finished run; None if it diverged or continues."""
@@ -96,15 +105,59 @@ class Run:
         return loss if stats.finite(loss) else None
 
 
-def load_run(directory, arm=None, label=None, left_out=None):
-    """Reads a run. Raises RunError if run.json or the log is unreadable; appends other errors to `left_out`."""
-    directory, left_out = Path(directory), [] if left_out is None else left_out
+def speed(runs):
+    """Tokens/s over the steps of runs: median, 10% and 90%, and their machines; None without steps."""
+    rates = sorted(r["tokens_per_s"] for run in runs for r in run.train if stats.finite(r.get("tokens_per_s")))
+    at = lambda share: rates[round(share * (len(rates) - 1))]
+    machine = "; ".join(dict.fromkeys(run.machine for run in runs))
+    return {"median": stats.median(rates), "low": at(0.1), "high": at(0.9), "machine": machine} if rates else None
+
+
+def drop_from(run, step):
+    """Forgets the records of a step and later ones, to which a resume or rollback has returned."""
+    while run.train and run.train[-1]["step"] >= step:
+        run.train.pop()
+    for records in (run.val, run.layers, *run.choices.values()):
+        for later in [s for s in records if s >= step]:
+            del records[later]
+    for records in (run.events, run.samples):
+        records[:] = [r for r in records if r["step"] < step or r.get("what") in ("start", "rollback")]
+
+
+def absorb(run, records):
+    """Adds records of the log, in order."""
+    for r in records:
+        kind, step = r["kind"], r["step"]
+        if kind == "train":
+            if run.train and step <= run.train[-1]["step"]:
+                drop_from(run, step)
+            run.train.append(r)
+        elif kind == "val":
+            run.val[step] = r["loss"]
+        elif kind == "stats":
+            run.layers.setdefault(step, {})[r["layer"]] = r
+        elif kind == "choices":
+            run.choices.setdefault(r["name"], {})[step] = r
+        elif kind in ("event", "sample"):
+            (run.events if kind == "event" else run.samples).append(r)
+    run.last = run.train[-1]["step"] if run.train else 0
+
+
+def set_state(run):
+    run.state = run_directory.state(run.directory, run.steps)[0]
+    if run.state == "begun" and run_directory.locked(run.directory):
+        run.state = "running"
+
+
+def new_run(directory, arm=None, label=None):
+    """A run with its run.json, without the records of its log. Raises RunError if run.json is unreadable."""
+    directory = Path(directory)
     info = run_directory.read_run(directory)
     entries = option_history.history(info)
     options = entries[0][1]
-    run = Run(
+    return Run(
         directory,
-        directory.name,
+        directory.resolve().name,
         arm or options["attention"],
         label or arm or options["attention"],
         float(options["lr"]),
@@ -112,30 +165,22 @@ def load_run(directory, arm=None, label=None, left_out=None):
         info,
         entries,
     )
-    broken, by_step = [], {}
+
+
+def load_run(directory, arm=None, label=None, left_out=None):
+    """Reads a run. Raises RunError if run.json or the log is unreadable; appends other errors to `left_out`."""
+    directory, left_out = Path(directory), [] if left_out is None else left_out
+    run = new_run(directory, arm, label)
+    broken = []
     log = run_directory.read_log(directory / "log.jsonl", broken)
     if broken:
         left_out.append(
             f"{directory}/log.jsonl: line {broken[0]}"
             + (f" and {len(broken) - 1} more are not records" if broken[1:] else " is not a record")
         )
-    for r in log:
-        kind, step = r["kind"], r["step"]
-        if kind == "train":
-            by_step[step] = r
-        elif kind == "val":
-            run.val[step] = r["loss"]
-        elif kind == "stats":
-            layers = run.layers.setdefault(step, {})
-            layers[r["layer"]] = r
-        elif kind == "choices":
-            run.choices.setdefault(r["name"], {})[step] = r
-    run.train = [by_step[s] for s in sorted(by_step)]
-    run.last = max(by_step, default=0)
-    run.read = option_history.validations(info, log)
-    run.state = run_directory.state(directory, run.steps)[0]
-    if run.state == "begun" and run_directory.locked(directory):
-        run.state = "running"
+    absorb(run, log)
+    run.read = option_history.validations(run.info, log)
+    set_state(run)
     read_measurements(run, left_out)
     return run
 
@@ -175,6 +220,11 @@ class Study:
     problems: list = field(default_factory=list)  # what prevents a comparison, one line each
     groups: dict = field(default_factory=dict)  # name of an arm -> its group in figures
     plan: str = ""  # of all labs, without its suffix; empty if they have several
+
+    @property
+    def single(self):
+        """Whether this is one run, not a comparison."""
+        return len(self.runs) == 1 and not self.others and not self.missing
 
     def rates(self):
         return sorted({run.lr for run in self.runs})
@@ -216,9 +266,11 @@ def find_runs(path):
     return found, None
 
 
-def load_runs(path, study):
-    """Adds the runs of a path to the study."""
+def load_runs(path, study, name=None):
+    """Adds the runs of a path to the study. name: of the arm that they are all seeds of."""
     present, lab = find_runs(path)
+    if name:
+        present, lab = [(directory, name, name) for directory, _, _ in present], None
     if lab:
         study.live = study.live or run_directory.locked(path, "lab.lock")
         begun = {directory.name for directory, _, _ in present}
@@ -246,11 +298,12 @@ def reason(error):
 
 
 def load(paths, reference=None):
-    """Reads the runs of labs (lab.json), runs, or directories of runs."""
+    """Reads the runs of labs (lab.json), runs, or directories of runs: paths, or (name of an arm, path)."""
     study, labs = Study("", "", "", {}, [], [], [], [], False), []
-    for path in map(Path, paths):
+    named = [path if isinstance(path, tuple) else (None, path) for path in paths]
+    for name, path in named:
         try:
-            labs.append(load_runs(path, study))
+            labs.append(load_runs(Path(path), study, name))
         except Nowhere:
             raise
         except (RunError, OSError) as error:
@@ -258,7 +311,7 @@ def load(paths, reference=None):
     if not study.runs:
         if study.left_out:
             raise RunError(study.left_out[0] + (f" (and {len(study.left_out) - 1} more)" if study.left_out[1:] else ""))
-        raise NothingYet(f"{paths[0]}: no run of the plan has started")
+        raise NothingYet(f"{named[0][1]}: no run of the plan has started")
     labs = [lab for lab in labs if lab]
     planned = next((lab["reference"] for lab in labs), None)
     study.reference = (
@@ -268,7 +321,8 @@ def load(paths, reference=None):
         raise RunError(f"--reference {study.reference}: no such arm; the arms are {', '.join(study.arms)}")
     plans = {lab["plan"].removesuffix(".plan") for lab in labs}
     study.plan = plans.pop() if len(plans) == 1 else ""
-    study.title = "; ".join(dict.fromkeys(f"{lab['title']} ({lab['size']})" for lab in labs)) or "Comparison"
+    study.title = "; ".join(dict.fromkeys(f"{lab['title']} ({lab['size']})" for lab in labs))
+    study.title = study.title or (study.runs[0].name if study.single else "Comparison")
     study.question = " ".join(dict.fromkeys(lab["question"] for lab in labs if lab.get("question")))
     study.live = study.live or any(run.state == "running" for run in study.runs + study.others)
     arrange(study)

@@ -3,6 +3,7 @@
 import math
 
 from . import long_context, low_bit, mechanisms, option_history, stats, tasks
+from .study import speed
 
 
 def main_rate(study):
@@ -66,6 +67,7 @@ def summary(study):
                     "parameters": runs[0].parameters,
                     "flops_per_token": runs[0].flops_per_token,
                     "tokens_per_s": stats.median(speeds) if speeds else None,
+                    "speed": speed(runs),
                     "tokens": runs[0].tokens,
                     "states": {
                         state: sum(run.state == state for run in runs) for state in sorted({run.state for run in runs})

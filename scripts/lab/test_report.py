@@ -282,12 +282,14 @@ def the_report_has_the_known_numbers():
         assert beside["Loss, DIFF V2 minus Transformer"].startswith("-0.0400 [-0.0830, +0.0030], n = 3"), beside
         assert "Transformer 50.0 / 1.50" in beside["Largest / median attention logit"], beside
         said = (lab / "report/results.md").read_text()
-        assert "-0.0400 [-0.0830, +0.0030]" in said and "| Transformer | 0.004 | diverged |" in said, said
+        assert "| -0.0400 [-0.0830, +0.0030] not shown |" in said and "| 2.100, 2.200, 2.300 | diverged |" in said, said
         text = (lab / "report/report.html").read_text()
         assert (
             "no difference shown: -0.0400 nats" in text
             and "Made up &lt;&amp;&gt;" in text
             and "<&>" not in text.split("<script>")[0]
+            and "5k [5k, 5k] on CPU: 1 threads on 2 cores of h</td>" in text
+            and "../diff_v2.lr0.001.seed1/log.jsonl'>log</a>" in text
         )
         pngs = {p.name for p in (lab / "report").glob("*.png")}
         assert {
@@ -303,6 +305,8 @@ def the_report_has_the_known_numbers():
             "position-gap.png",
         } <= pngs, pngs
         assert all((lab / "report" / p).read_bytes().startswith(b"\x89PNG") for p in pngs)
+        pdf = (lab / "report/position-gap.pdf").read_bytes()
+        assert pdf.startswith(b"%PDF") and '"file":"position-gap"' in text
 
 
 NOISE = {1: 0.01, 2: -0.01, 3: 0.0}  # of a cost
@@ -370,7 +374,7 @@ def the_report_has_verdicts_probes_and_late_gradients():
         late = next(x for x in r["late_gradients"] if x["arm"] == "sink")
         said, page = (lab / "report/results.md").read_text(), (lab / "report/report.html").read_text()
         assert (
-            f"{late['all']:.3g} | 1." in said and "| below, 0.015 |" in said and "| SINK | cancelled | 0.250 |" in said
+            f"{late['all']:.3g} | 1." in said and "| below, 0.015 |" in said and "| SINK | cancelled | 0.250 [" in said
         )
         assert "<td>DIFF V2 reaches a lower loss than a Transformer with as many heads" in page
         assert "Gradient norms of the layers in the last quarter" in page and "Probes of the last checkpoints" in page
@@ -868,19 +872,16 @@ def spoiled(text, path, wrong):
 
 def whole_report(path):
     """Computes a report without writing files: (page, results, Markdown)."""
-    from . import claims, figures, markdown, page, published_results, tables
+    from . import markdown, page, report, report_tables
     from . import study as studies
 
     study = studies.load([path])
     studies.check(study)
     studies.separate(study)
-    results = tables.results(study)
-    shown = figures.all_figures(study, results["summary"], results["ladder"])
-    results["claims"] = claims.judge_all(study)
-    beside = published_results.rows(study)
-    results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
+    results, shown = report.compute(study)
     json.dumps(results, allow_nan=False)
-    return page.build(study, results, shown, [], [], ""), results, markdown.page(results)
+    text = page.build(study, *page.content(study, results, shown))
+    return text, results, markdown.page(results, report_tables.sections(study, results))
 
 
 @test
@@ -989,6 +990,13 @@ def wait_for(page, expression, seconds=20):
     raise AssertionError(f"timed out: {expression}")
 
 
+OVERLAP = """all('.plot').flatMap(p => ['.xaxislayer-above .xtick', '.yaxislayer-above .ytick'].flatMap(s => {
+  const boxes = all(s, p).map(e => e.getBoundingClientRect());
+  return boxes.filter((a, i) => boxes.some((b, j) => j > i && a.left < b.right && b.left < a.right && a.top < b.bottom
+    && b.top < a.bottom)).map(() => p.id + s);
+}))"""
+
+
 @browser_test
 def the_page_works_offline_in_a_browser():
     with tempfile.TemporaryDirectory() as place:
@@ -1003,6 +1011,40 @@ def the_page_works_offline_in_a_browser():
             assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth"), (
                 "the page is wider than the window"
             )
+            # every figure and table can be saved, and every table sorted
+            saved = "(async () => { const texts = []; window.download = () => 0; URL.createObjectURL = b => texts.push(b.text());"
+            for kind in ("CSV", "LaTeX"):
+                saved += f"all('.tools button').filter(b => b.textContent === '{kind}').forEach(b => b.click());"
+            texts = b.run(saved + " return Promise.all(texts); })()")
+            assert len(texts) == 2 * b.run("D.figures.length + all('.table').length"), len(texts)
+            assert any('Transformer,0.001,"1,000",6k,"2.2000 [1.9516, 2.4484]",reference,' in t for t in texts), texts
+            assert any("DIFF V2 & baseline" not in t and "\\begin{tabular}" in t and "Transformer & 0.001" in t for t in texts)
+            assert any("\\begin{axis}[xlabel={position}" in t and "xmode=log" in t and "(16," in t for t in texts)
+            assert any("line,of,rate,position,\"gap, nats\",low,high,note\nDIFF V2" in t for t in texts)
+            svg = b.run("(async () => { let url; window.download = (name, u) => { url = u; };"
+                " await saveSvg(current('gap')); return decodeURIComponent(url); })()")
+            assert svg.startswith("data:image/svg+xml,<svg") and "nats" in svg, svg[:200]
+            first = "document.querySelector('#table-runs tbody tr').innerText"
+            b.click("#table-runs th:nth-child(5) button")
+            assert b.run(first).startswith("diff_v2.lr0.001.seed1"), b.run(first)  # the lowest loss
+            b.click("#table-runs th:nth-child(5) button")
+            assert b.run(first).startswith("baseline.lr0.001.seed3"), b.run(first)  # the highest; the diverged run is last
+            assert "diverged" in b.run("document.querySelector('#table-runs tbody tr:last-child').innerText")
+            # smoothing: without it a line has its own values
+            line = "document.querySelector('#plot-loss').data.slice(-1)[0].y"
+            smooth = b.run(line)
+            b.run("(s => { s.value = 0; s.dispatchEvent(new Event('input')); })(of('smoothing'))")
+            own = "viewOf(current('loss')).traces.filter(visible).slice(-1)[0].y"
+            assert b.run(line) == b.run(own) != smooth
+            # round ticks that do not overlap, and hovers with units and the seed
+            ticks = b.run("all('.plot').map(p => [p.id, p._fullLayout.xaxis.tickvals, p._fullLayout.yaxis.tickvals])")
+            by = {name: (x, y) for name, x, y in ticks}
+            assert by["plot-position"][0] == [1, 2, 4, 8, 16] and by["plot-ladder"][0][:2] == [0.001, 0.002], by
+            assert by["plot-norms"][1] == [1, 2, 5, 10] and by["plot-recall"][0][0] == 1, by
+            overlap = b.run(OVERLAP)
+            assert overlap == [], overlap
+            hover = b.run("document.querySelector('#plot-loss').data.find(t => t.opacity < 1).hovertemplate")
+            assert "seed 1<br>tokens: " in hover and "training loss, nats per token: %{y" in hover, hover
             # views
             assert b.run("document.querySelector('#plot-loss').layout.xaxis.title.text") == "tokens"
             b.click("#views-loss button[data-view='1']")
@@ -1059,6 +1101,9 @@ def the_page_works_offline_in_a_browser():
             assert not b.errors, b.errors
         with browser.Browser(width=400, height=800) as b:
             b.open(lab / "report/report.html")
+            wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
+            assert b.run("document.querySelector('header').offsetHeight / innerHeight") < 0.15
+            assert b.run(OVERLAP) == []
             assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"), (
                 "a narrow window scrolls sideways"
             )
@@ -1093,4 +1138,4 @@ def a_watched_report_follows_a_run_to_its_end():
         os.rename(whole / "checkpoints", run / "checkpoints")
         trainer.close()
         assert process.wait(timeout=60) == 0, process.stderr.read()
-        assert '"watch":0' in page.read_text() and "1 done" in page.read_text()
+        assert '"watch":0' in page.read_text() and "<td>done</td>" in page.read_text()

@@ -1,0 +1,386 @@
+"""report_tables.py: the tables of a comparison and their sections, which report.html and results.md have in common."""
+
+import math
+
+from . import long_context, run_tables, stats, tasks
+from .option_history import shown
+from .table import Cell, Table, arm_cell, decided, difference, engineering, interval, number, speed_text
+
+MOST_SENTENCES = 16  # of more gaps only those are told whose interval excludes 0
+
+
+def sentence(row, reference, confidence):
+    """The conclusion from a row of the summary, as far as its interval allows."""
+    gap, name = row["gap"], row["label"]
+    if not gap:
+        return None
+    if gap["half"] is None:
+        return f"{name}, rate {row['rate']}: {gap['mean']:+.4f} nats with one seed, without an interval."
+    side = "lower" if gap["mean"] < 0 else "higher"
+    if decided(gap):
+        result = f"loss {side} than {reference} by {abs(gap['mean']):.4f} nats, {100 * confidence:.0f}% interval"
+    else:
+        result = f"no difference shown: {gap['mean']:+.4f} nats, interval"
+    limits = f"[{gap['mean'] - gap['half']:+.4f}, {gap['mean'] + gap['half']:+.4f}]"
+    return f"{name}, rate {row['rate']}: {result} {limits}, {gap['n']} seeds."
+
+
+def summary(r):
+    rows, told = [], r["summary"]
+    for row in r["summary"]:
+        pooled = row["gap_pooled"] if (row["gap_pooled"] or {}).get("pooled") else None
+        reference = Cell("reference" if row["arm"] == r["reference"] else "–")
+        rows.append([arm_cell(row), row["rate"], f"{row['parameters']:,}" if row["parameters"] else "–"])
+        rows[-1] += [engineering(row["flops_per_token"]), interval(row["loss"])]
+        rows[-1] += [difference(row["gap"]) if row["gap"] else reference, interval(pooled, True)]
+        rows[-1] += [number((row["gap"] or {}).get("p_holm"), 3), row["loss"]["n"] if row["loss"] else 0]
+        rows[-1] += [", ".join(f"{n} {s}" for s, n in row["states"].items()), speed_text(row["speed"])]
+    if len(told) > MOST_SENTENCES:
+        told = [row for row in told if row["gap"] and decided(row["gap"])]
+    sentences = [s for row in told if (s := sentence(row, r["arms"][r["reference"]], r["confidence"]))]
+    return Table(
+        "summary",
+        ["arm", "rate", "parameters", "FLOPs/token", "loss", "gap", "gap, pooled deviation", "p (Holm)", "seeds"]
+        + ["runs", "tokens/s"],
+        rows,
+        f"Loss: nats per token, of the {r['loss_of']}, mean over seeds. Gap: arm minus reference at the same rate and "
+        f"seed. Square brackets: {100 * r['confidence']:.0f}% t intervals over seeds, coloured if they exclude 0. p: "
+        "two-sided, of gap 0, adjusted by Holm's method for the gaps in the table. Tokens/s: median and 10% to 90% "
+        "of the steps of all runs; other load on the machine lowers it.",
+        lines=sentences,
+    )
+
+
+def options(study, r):
+    """The options that differ between arms, those in the table of arms excepted."""
+    ignored = {"out", "seed", "command_line"} | set(SHAPE)
+    first = {arm: next(run for run in study.runs if run.arm == arm) for arm in study.arms}
+    names = sorted({name for run in first.values() for name in run.options if name not in ignored})
+    value = lambda run, name: shown(run.options.get(name)) if len(run.history) == 1 else run.over_time(name)
+    differing = [n for n in names if len({value(run, n) for run in first.values()}) > 1] if len(first) > 1 else []
+    rows = [[f"--{n}", *(value(run, n) for run in first.values())] for n in differing]
+    return Table(
+        "options",
+        ["option", *study.arms.values()],
+        rows,
+        "Other options that differ between the arms, of the first run of each.",
+        wrap=True,
+    )
+
+
+def spikes(r):
+    score = lambda x: f"{x['spikes']} of {x['judged']}" + (f" ({x['score']:.2f}%)" if x["score"] is not None else "")
+    return Table(
+        "spikes",
+        ["arm", "rate", "runs", "diverged", "spikes of the gradient norm", "spikes of the loss"],
+        [
+            [arm_cell(row), row["rate"], row["runs"], row["diverged"], score(row["grad"]), score(row["loss"])]
+            for row in r["spikes"]
+        ],
+        f"A spike is a step at least {stats.SPIKE_Z:g} standard deviations above the mean of the last 1000 accepted "
+        "steps. The score is their percentage of the steps with a z, over all seeds (OLMo 2, arXiv 2501.00656).",
+    )
+
+
+def ladder(r):
+    rows, rates = [], list(dict.fromkeys(lr for row in r["ladder"] for lr in row["ladder"]))
+    for row in r["ladder"]:
+        stable = "none" if row["stable"] is None else f"{row['stable']:g}" + " or more" * row["bounded_by_ladder"]
+        losses = lambda lr: ", ".join(f"{x:.3f}" if stats.finite(x) else "diverged" for x in row["ladder"].get(lr, ()))
+        rows.append([arm_cell(row), "–" if row["best"] is None else f"{row['best']:g}", stable])
+        rows[-1] += [", ".join("none" if x is None else f"{x:g}" for x in row["stable_by_seed"]) or "–"]
+        rows[-1] += [number(row["sensitivity"]), *(losses(lr) or "–" for lr in rates)]
+    return Table(
+        "ladder",
+        ["arm", "best rate", "largest stable rate", "by seed", "sensitivity", *(f"losses at {lr}" for lr in rates)],
+        rows,
+        "The largest stable rate: up to it, from the best rate on, no run diverged or ended more than "
+        f"{stats.STABLE_TOLERANCE:g} nats above the best mean of the arm. Sensitivity: mean over the rates of the loss "
+        "(at most the initial loss), minus the best (Wortsman et al. 2023).",
+    )
+
+
+def verdicts(r):
+    """The claims that the plan tests."""
+    rows = []
+    for c in r["claims"]:
+        kind = {"supported": "good", "contradicted": "bad"}.get(c["verdict"], "open")
+        rows.append([c["claim"], c["source"], f"{c['metric']} of {' - '.join(c['arms'])}"])
+        rows[-1] += [f"{c['expect']}, {c['effect']:g}", interval(c["estimate"], True)]
+        rows[-1] += [Cell(c["verdict"] + (f": {c['remark']}" if c["remark"] else ""), kind)]
+        rows[-1] += [c["estimate"]["n"] if c["estimate"] else "–"]
+    return Table(
+        "claims",
+        ["claim", "source", "difference", "expected, smallest effect", "value", "verdict", "seeds"],
+        rows,
+        "Claims of scripts/lab/claims; scripts/lab/claims.py defines their rules. Differences of magnitudes are "
+        "logarithms of ratios; the effect 0.1 is then a factor of 1.1. A verdict holds for these tokens and "
+        "parameters.",
+        wrap=True,
+    )
+
+
+def layer_heads(rows):
+    """The heads of the columns of layers, and the rows with "–" in those that a shorter model lacks."""
+    depth = max((len(layers) for _, layers, _ in rows), default=0)
+    return [f"layer {i}" for i in range(depth)], [
+        [*begin, *layers, *["–"] * (depth - len(layers)), *end] for begin, layers, end in rows
+    ]
+
+
+def late_gradients(r):
+    def ratio(e):
+        ends = [math.exp(e["mean"] + sign * e["half"]) for sign in (-1, 1)] if e and e["half"] is not None else []
+        return f"{math.exp(e['mean']):.2f} [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "–"
+
+    short = lambda x: "–" if x is None else f"{x:.3g}"
+    heads, rows = layer_heads(
+        [
+            ([arm_cell(x), f"{x['lr']:g}"], list(map(short, x["layers"])), [short(x["all"]), ratio(x["ratio"])])
+            for x in r["late_gradients"]
+        ]
+    )
+    return Table(
+        "late-gradients",
+        ["arm", "rate", *heads, "all", "ratio"],
+        rows,
+        "Gradient norms of the layers in the last quarter of the steps, before clipping: geometric means over "
+        "statistics and the seeds. Ratio: of all layers to the reference, paired by seed.",
+    )
+
+
+def probes(r):
+    part = r["probes"]
+    heads, rows = layer_heads(
+        [
+            ([arm_cell({"arm": arm, "label": r["arms"][arm]}), name], [interval(e, False, 3) for e in layers], [])
+            for arm, numbers in part["layers"].items()
+            for name, layers in numbers.items()
+        ]
+    )
+    lines = [
+        f"{r['arms'][arm]}: {of['adjacent'][0]} of {of['adjacent'][1]} layers (all seeds) have a cos(W_O, minus W_O "
+        f"of the next head) that permuted weights rarely reach (p < 0.05); {of['closest'][0]} with the closest head."
+        for arm, of in part["beyond"].items()
+        if of["adjacent"][1]
+    ]
+    tables = [
+        Table(
+            "probes",
+            ["arm", "number", *heads],
+            rows,
+            "Probes of the last checkpoints (--probe), mean over seeds. scripts/lab/mechanisms.py describes the numbers.",
+            lines=lines,
+        )
+    ]
+    for arm, steps in part["steps"].items():
+        names = [name for name in steps[0] if name != "step"]
+        cells = [[row["step"], *(interval(row.get(name), True, 3) for name in names)] for row in steps]
+        if len(steps) > 1:
+            caption = f"Probes of {r['arms'][arm]}, by step, mean over the layers."
+            tables.append(Table(f"probes-{len(tables)}", ["step", *names], cells, caption))
+    return tables
+
+
+def noise(r):
+    rows = [
+        [arm_cell(row), f"{row['lr']:g}", number(row["sd"]), number(row["gap_sd"])]
+        + [row[key] or "–" for key in ("seeds_for_0.02", "seeds_for_effect", "seeds_pooled")]
+        for row in r["noise"]
+    ]
+    return Table(
+        "noise",
+        ["arm", "rate", "deviation of the loss", "deviation of the paired gap", "seeds for a gap of 0.02"]
+        + ["for 0.015 with power 0.8", "the same, pooled"],
+        rows,
+        "Standard deviations over seeds. Seeds for a gap of 0.02: the interval of a gap is narrower than 0.02 nats on "
+        "each side, with this deviation. Then: a true gap of 0.015 has an interval without 0 with probability 0.8, "
+        "with this deviation, and with the one pooled over all arms.",
+    )
+
+
+def recall(r):
+    head, rows = [], []
+    for arm, cells in r["recall"].items():
+        head = head or [f"{c['pairs']} pairs" + (f", {c['noise']} noise" if c["noise"] else "") for c in cells]
+        values = [f"{100 * c['exact']['mean']:.1f} / {100 * c['among_values']['mean']:.1f}" for c in cells]
+        rows.append([arm_cell({"arm": arm, "label": r["arms"][arm]}), *values])
+    return Table(
+        "recall",
+        ["arm", *head],
+        rows,
+        "Exact match / best of the shown values, percent, mean over seeds. By chance the second is 100 / pairs.",
+    )
+
+
+def published(r):
+    return Table(
+        "published",
+        ["what", "published", "by", "here", "limits of the comparison"],
+        [[p["what"], p["published"], p["by"], p["here"], p["scale"]] for p in r["published"]],
+        wrap=True,
+    )
+
+
+def low_bit(r):
+    """What low precision costs each arm."""
+    part, first, confidence = r["low_bit"], r["low_bit"]["precisions"][0], f"{100 * r['confidence']:.0f}%"
+    captions = {
+        "training": f"Cost: loss of a run minus that of the run in {first} with the same seed, nats per token. Gap: the "
+        f"arm's cost minus that of the reference at the same seed. Square brackets: {confidence} t intervals over "
+        "seeds; an interval that contains 0 shows no difference. p: adjusted for the gaps of the table.",
+        "rounding": "Evaluation with rounded numbers. Cost: loss with --quantize minus loss without, of the same "
+        "checkpoint. p: adjusted for the gaps at one training precision.",
+        "measured": "Over the layers. Logits and activations: on the first 64 tokens of windows. bf16 error: of rows of "
+        "attention in bf16, relative to their norm; an output is a head, or a pair after the subtraction. Gap: the "
+        "arm's value minus that of the reference.",
+    }
+    heads = {"training": ("losses", "cost"), "rounding": ("rounded to", "cost"), "measured": ("magnitude", "value")}
+    tables = []
+    for name, (what, value) in heads.items():
+        rows = []
+        for row in part[name]:
+            cost = interval(row["cost"], False, 5) if name == "measured" else difference(row["cost"], 5).text
+            gap = difference(row["gap"], 5) if row["arm"] != r["reference"] else "reference"
+            rows.append([row["precision"], row["what"], arm_cell(row), cost, gap])
+            rows[-1] += [number((row["gap"] or {}).get("p_holm"), 3), row["cost"]["n"]]
+        head = ["trained in", what, "arm", value, "gap", "p (Holm)", "seeds"]
+        tables.append(Table(f"precision-{name}", head, rows, captions[name]))
+    tables[0].lines = [f"Missing: {line}" for line in part["missing"]]
+    return tables
+
+
+def windows(r):
+    """What windows and YOCO cost each variant, and what they save."""
+    part, confidence = r["long_context"], f"{100 * r['confidence']:.0f}%"
+    first = next((row for row in part["arms"] if row["arm"] == r["reference"]), part["arms"][0])
+    whats, arms, costs = list(first["values"]), [], []
+    for row in part["arms"]:
+        arms.append([arm_cell(row), long_context.caches(row), f"{row['cache_numbers']:,}"])
+        arms[-1] += [f"{100 * row['cache_numbers'] / first['cache_numbers']:.0f}%"]
+        arms[-1] += [engineering(row["flops_per_token"]), *(interval(row["values"][what]) for what in whats)]
+    for row in part["costs"]:
+        costs.append([row["what"], f"{row['change']} against {row['base']}", arm_cell(row)])
+        for key in ("cost", "gap"):
+            costs[-1] += [difference(row[key]), number((row[key] or {}).get("p_holm"), 3)]
+        costs[-1] += [row["cost"]["n"]]
+    return [
+        Table(
+            "caches",
+            ["arm", "caches x positions", "numbers in a cache", "of the reference", "FLOPs/token", *whats],
+            arms,
+            "Cache: keys and values of one sequence of the full context, as generation keeps them. Losses: nats per "
+            f"token, mean over seeds with {confidence} t intervals. A last column below 0: positions far beyond the "
+            "window are predicted better than those before its end.",
+        ),
+        Table(
+            "windows-costs",
+            ["value", "change", "arm", "cost", "p (Holm)", "gap", "p (Holm)", "seeds"],
+            costs,
+            "Cost: the arm minus the arm of the same variant that the change is compared with, at the same seed. Gap: "
+            f"the cost minus that of the same change in the reference's variant. Square brackets: {confidence} t "
+            "intervals over seeds; an interval that contains 0 shows no difference. p: adjusted by Holm's method for "
+            "the costs, and for the gaps, of one value.",
+        ),
+    ]
+
+
+def task_scores(r):
+    """The scores of multiple-choice tasks by arm."""
+    percent, rows = tasks.percent, []
+    for row in r["tasks"]:
+        half, said = row["half_over_examples"], row["against_chance"]
+        rows.append([row["task"], arm_cell(row), row["examples"], f"{100 * row['chance']:.1f}"])
+        rows[-1] += [interval(percent(row["accuracy"]), digits=1), number(half and 100 * half, 1)]
+        rows[-1] += [Cell(said or "–", "open" if said == "at chance" else "")]
+        for key, digits, better in (("accuracy", 1, 1), ("bits_per_byte", 4, -1)):
+            gap = row[f"{key}_gap"]
+            kind = "open" if not decided(gap) else "good" if better * gap["mean"] > 0 else "bad"
+            shown_gap = interval(percent(gap) if key == "accuracy" else gap, True, digits)
+            reference = Cell("reference" if row["arm"] == r["reference"] else "–")
+            rows[-1] += [interval(row[key], digits=4)] if key == "bits_per_byte" else []
+            rows[-1] += [Cell(shown_gap, kind) if gap else reference, number((gap or {}).get("p_holm"), 3)]
+        norm = interval(percent(row["accuracy_norm"]), digits=1)
+        rows[-1] += [norm + (" by tokens" if row["norm"] == "tokens" and row["accuracy_norm"] else "")]
+        rows[-1] += [len(row["seeds"])]
+    head = ["task", "arm", "examples", "chance", "accuracy, %", "± over examples", "against chance", "gap", "p (Holm)"]
+    return Table(
+        "tasks",
+        [*head, "bits per byte", "gap", "p (Holm)", "normalised accuracy, %", "seeds"],
+        rows,
+        "Scores of the last step, mean over seeds. Gap: arm minus reference at the same seed. Square brackets: "
+        f"{100 * r['confidence']:.0f}% t intervals over seeds. Over examples: half the interval that the number of "
+        "examples causes, which more seeds do not reduce. At chance: the wider of both intervals contains chance. Bits "
+        "per byte of the correct completion. Normalised: by characters of the completion. p: adjusted by Holm's method "
+        "for the gaps of the column.",
+    )
+
+
+SHAPE = ("attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn")
+
+
+def fairness(study, r):
+    """The settings that are equal, as a list, and those that differ between arms."""
+    first = study.runs[0]
+    said = lambda key: shown(first.options.get(key)) + (
+        f" ({first.over_time(key)})" if f"{shown(first.options.get(key))}" != first.over_time(key) else ""
+    )
+    read = first.read[-1][1]
+    same = [
+        "The settings of the first run; the differences of others are listed at the top:"
+        if study.problems
+        else "Equal in all runs, as checked in run.json and log.jsonl:",
+        f"{r['tokens'] / 1e6:.4g}M tokens in {said('steps')} steps of {said('total-batch')}",
+        f"schedule {said('schedule')}, {said('warmup')} steps of warmup, decay to {said('min-lr-ratio')} of the rate",
+        f"AdamW with betas {said('beta1')} and {said('beta2')}, weight decay {said('weight-decay')}, clipping at "
+        f"{said('grad-clip')}; matrix products in {said('gemm')}",
+        f"training data with fingerprint {r['data_fingerprint']}, in an order that depends only on the seed",
+        "no validation data"
+        if not read
+        else f"validation on the first {read[0]} windows of data with fingerprint {shown(read[1])}",
+        "initial values that depend on (seed, tensor name, element): equal for tensors with the same shape in two arms",
+        f"context of {said('seq-len')} tokens, vocabulary of {said('vocab')}",
+    ]
+    rows = []
+    for arm, label in study.arms.items():
+        run = next(x for x in study.runs if x.arm == arm)
+        shape = [run.options[k] if isinstance(run.options[k], str) else int(run.options[k]) for k in SHAPE]
+        rows.append([arm_cell({"arm": arm, "label": label}), *shape, f"{run.parameters:,}" if run.parameters else "–"])
+        rows[-1] += [engineering(run.flops_per_token)]
+        rows[-1] += [" ".join(map(str, sorted({run.seed for run in study.runs if run.arm == arm})))]
+    caption = "Differences between arms. FLOPs: forward and backward, including attention."
+    return Table("arms", ["arm", *SHAPE, "parameters", "FLOPs/token", "seeds"], rows, caption, lines=same)
+
+
+def runs(study, r, links):
+    rows = []
+    for run, row in zip(study.runs + study.others, r["runs"]):
+        name = Cell(run.name, arm=run.arm, links=links(run))
+        rows.append([name, row["seed"], row["state"], f"{row['steps']}/{run.steps}", number(row["final_loss"])])
+        rows[-1] += [speed_text(run.speed), shown(run.info.get("revision"))]
+    return Table("runs", ["run", "seed", "state", "steps", "loss", "tokens/s", "revision"], rows)
+
+
+def sections(study, r, links=lambda run: ()):
+    """[(id, heading, tables)]. links(run): [(text, path)] of its files."""
+    part = lambda key, make: [make(r)] if r[key] else []
+    one = study.runs[0] if study.single else None
+    found = [
+        ("result", "Result", [run_tables.status(one, r["summary"][0]["rate"]) if one else summary(r)]),
+        ("claims", "Claims", part("claims", verdicts)),
+        ("precision", "Low precision", low_bit(r) if r["low_bit"] else []),
+        ("windows", "Windows and YOCO", windows(r) if r["long_context"] else []),
+        ("tasks", "Tasks", part("tasks", task_scores)),
+        ("loss", "Loss", part("noise", noise)),
+        ("stability", "Stability", [*part("ladder", ladder), spikes(r), *part("late_gradients", late_gradients)]),
+        ("speed", "Rate and throughput", []),
+        ("samples", "Samples", []),
+        ("layers", "Layers", probes(r) if r["probes"] else []),
+        ("context", "Use of context", part("recall", recall)),
+        ("attention", "Attention maps", []),
+        ("published", "Published results", part("published", published)),
+        ("fairness", "Fairness", [fairness(study, r), options(study, r)]),
+        ("events", "Events", [run_tables.events(one)] if one else []),
+        ("runs", "Runs", [runs(study, r, links)]),
+    ]
+    return [(name, heading, [t for t in tables if t.rows or t.lines]) for name, heading, tables in found]

@@ -1,0 +1,82 @@
+"""run_tables.py: the state of one run, its events and its samples."""
+
+import time
+
+from . import stats
+from .table import Table, engineering, escape, speed_text
+
+RECENT = 100  # steps
+MOST_EVENTS, MOST_SAMPLES = 200, 20
+HIDDEN = ("kind", "step", "what")
+
+
+def duration(seconds):
+    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def prediction(run, now):
+    """When the run ends, from the times of its last steps; "" unless it runs."""
+    times = sorted(r["ms"] / 1e3 for r in run.train[-RECENT:] if stats.finite(r.get("ms")))
+    if run.state != "running" or not times:
+        return ""
+    left = [(run.steps - run.last) * times[round(share * (len(times) - 1))] for share in (0.1, 0.5, 0.9)]
+    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(now + left[1]))
+    return f"in {duration(left[1])} [{duration(left[0])}, {duration(left[2])}], about {end}"
+
+
+def status(run, rate, now=None):
+    """The state of the run as a table. now: seconds since 1970."""
+    train, val = run.train, {s: x for s, x in run.val.items() if stats.finite(x)}
+    recent = [x for x in [r.get("loss") for r in train[-RECENT:]] if stats.finite(x)]
+    norms = [x for r in train[-RECENT:] if stats.finite(x := r.get("grad_norm"))]
+    spikes = {key: len(stats.spikes([r.get(key) for r in train])[0]) for key in ("loss_z", "grad_z")}
+    end = prediction(run, time.time() if now is None else now)
+    rows = [
+        ["state", run.state],
+        ["step", f"{run.last}/{run.steps} ({100 * run.last / run.steps:.1f}%)"],
+        ["end", end],
+        ["tokens", f"{engineering(train[-1]['tokens'])} of {engineering(run.tokens)}" if train else ""],
+        ["training loss", f"{stats.mean(recent):.4f}, mean of the last {len(recent)} steps" if recent else ""],
+        ["validation loss", f"{val[max(val)]:.4f} at step {max(val)}" if val else ""],
+        ["lowest validation loss", f"{min(val.values()):.4f} at step {min(val, key=val.get)}" if val else ""],
+        ["gradient norm", f"{stats.median(norms):.4g}, median of the last {len(norms)} steps" if norms else ""],
+        ["spikes", f"{spikes['loss_z']} of the loss, {spikes['grad_z']} of the gradient norm" if train else ""],
+        ["skipped updates", str(sum(bool(r.get("skipped")) for r in train) or "")],
+        ["learning rate", rate],
+        ["tokens/s", speed_text(run.speed) if run.speed else ""],
+        ["parameters", f"{run.parameters:,}" if run.parameters else ""],
+        ["FLOPs/token", engineering(run.flops_per_token) if run.flops_per_token else ""],
+    ]
+    caption = (
+        "End: the steps that are left take as long as the last "
+        f"{RECENT} (median; 10% to 90% in brackets), without validations and checkpoints. Tokens/s: median and 10% to "
+        "90% of the steps."
+    )
+    return Table("status", ["run", "value"], [row for row in rows if row[1]], caption, wrap=True)
+
+
+def shown(value):
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(f"{c.get('name')}: {c.get('old')} to {c.get('new')}" for c in value if isinstance(c, dict))
+    return str(value)
+
+
+def events(run):
+    rows = [
+        [r["step"], r.get("what", "–"), ", ".join(f"{k} {shown(v)}" for k, v in r.items() if k not in HIDDEN and v != [])]
+        for r in run.events[: -MOST_EVENTS - 1 : -1]
+    ]
+    caption = f"{len(rows)} of {len(run.events)} events, the last first. docs/formats.md describes them."
+    return Table("events", ["step", "event", "values"], rows, caption, wrap=True)
+
+
+def samples(run):
+    """HTML: text of the log is escaped."""
+    parts = []
+    for r in run.samples[: -MOST_SAMPLES - 1 : -1]:
+        text = r["text"] if r["text"] is not None else "(tokens without text)"
+        parts.append(f"<h3>step {int(r['step'])}</h3><pre>{escape(text)}</pre>")
+    return "".join(parts)
