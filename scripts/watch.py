@@ -35,7 +35,7 @@ class Watched:
 
     def __init__(self, directory):
         self.directory, self.study, self.version, self.error = Path(directory), None, 0, ""
-        self.log = run_directory.LogFollower(self.directory / "log.jsonl")
+        self.log = run_directory.Log(self.directory / "log.jsonl")
         self.seen, self.lock = None, threading.Lock()
 
     def fingerprint(self):
@@ -68,7 +68,7 @@ class Watched:
         if not (self.directory / "run.json").exists():
             raise run_directory.RunError("the run has not started: it has no run.json")
         run = studies.new_run(self.directory)
-        self.log = run_directory.LogFollower(self.directory / "log.jsonl")
+        self.log = run_directory.Log(self.directory / "log.jsonl")
         studies.absorb(run, self.log.read()[0])
         studies.set_state(run)
         found = studies.Study(run.name, "", run.arm, {run.arm: run.label}, [run], [], [], [], False)
@@ -94,7 +94,7 @@ class Watched:
     def news(self):
         """What page.js replaces in an open page. Without a run: nothing, at which the page reloads itself."""
         if not self.study:
-            return {"version": self.version, "figures": [], "html": {}}
+            return {"version": self.version, "arms": {}, "figures": [], "html": {}}
         data, sections = self.content()
         html = {"notes": data["notes"], **{name: text for name, _, text, _ in sections}}
         return {"version": self.version, "figures": data["figures"], "arms": data["arms"], "html": html}

@@ -1,11 +1,11 @@
-// Draws the figures with plotly; handles the theme, the learning rate, smoothing, paper, and the updates of a live page.
-// sessionStorage keeps the state when a page reloads itself. D is the data of the report. page.py puts page_files.js and
-// page_maps.js before this file.
+// Draws the figures with plotly; handles theme, learning rate, smoothing, paper, and the updates of a live page.
+// sessionStorage keeps the state when a page reloads itself. D is the data of the report. page.py puts page_files.js
+// and page_maps.js before this file.
 'use strict';
 const root = document.documentElement, key = 'diffv2-lab:' + D.id;
 const SHARES = [0, .005, .01, .02, .05, .1, .2, .4]; // of a line, that the running mean covers
 const state = {
-  theme: null, lr: D.main_rate, views: {}, maps: {}, hidden: [], scroll: 0, smoothing: 3,
+  theme: null, lr: D.main_rate, views: {}, maps: {}, hidden: [], scroll: 0, smoothing: 3, sorted: {},
   ...JSON.parse(sessionStorage.getItem(key) || '{}'),
 };
 const save = () => { state.scroll = window.scrollY; sessionStorage.setItem(key, JSON.stringify(state)); };
@@ -135,6 +135,7 @@ function draw(fig) {
     showlegend: paper && !v.category && few > 1, legend: {orientation: 'h', y: -.2},
     hoverlabel: {bgcolor: css('--bg'), bordercolor: css('--line'), font: {color: css('--text')}, align: 'left'},
     modebar: {bgcolor: clear, color: css('--muted'), activecolor: css('--accent')},
+    uirevision: v.label + state.lr, // a live page keeps the reader's zoom
   };
   if (v.category) layout.height = 110 + 26 * new Set(shown.flatMap(t => t.y)).size;
   Plotly.react(div, shown.flatMap(t => plotlyTraces(t, v)), layout, {
@@ -144,17 +145,19 @@ function draw(fig) {
   setTicks(div, v);
   if (!div.followed) div.on('plotly_relayout', () => setTicks(div, viewOf(D.figures.find(f => f.id === fig.id))));
   div.followed = true;
-  const link = document.querySelector(`#figure-${fig.id} a[data-pdf]`);
-  if (link) Object.assign(link, {hidden: !v.file, href: v.file + '.pdf', download: fileOf(fig) + '.pdf'});
+}
+
+function drawSwatches() {
+  all('svg[data-arm]').forEach(e => {
+    Object.assign(e.style, {stroke: color(e.dataset.arm)});
+    e.style.strokeDasharray = {solid: '', dash: '7 3', dot: '2 3', dashdot: '7 3 2 3'}[dash(e.dataset.arm)];
+  });
 }
 
 function drawAll() {
   root.dataset.theme = theme();
   of('theme').textContent = theme() === 'dark' ? 'light' : 'dark';
-  all('svg[data-arm]').forEach(e => {
-    Object.assign(e.style, {stroke: color(e.dataset.arm)});
-    e.style.strokeDasharray = {solid: '', dash: '7 3', dot: '2 3', dashdot: '7 3 2 3'}[dash(e.dataset.arm)];
-  });
+  drawSwatches();
   all('#legend button').forEach(b => b.setAttribute('aria-pressed', !state.hidden.includes(b.dataset.of)));
   D.figures.forEach(draw);
   drawMaps();
@@ -203,14 +206,14 @@ window.scrollTo(0, state.scroll);
 if (D.watch) setTimeout(() => { save(); location.reload(); }, 1000 * D.watch);
 
 // ---- a live page: new tables and lines replace the old ones; with other figures the page reloads itself
-const shape = figures => JSON.stringify(figures.map(f => [f.id, f.views.map(v => v.label)]));
+const shape = d => JSON.stringify([Object.keys(d.arms), d.figures.map(f => [f.id, f.views.map(v => v.label)])]);
 async function update() {
   const begun = Date.now();
   try {
     const answer = await fetch('data?at=' + D.version), news = answer.status === 200 ? await answer.json() : null;
     document.body.classList.remove('lost');
     const parts = news && Object.keys(news.html).length;
-    if (news && (shape(news.figures) !== shape(D.figures) || all('[data-live]').length !== parts)) {
+    if (news && (shape(news) !== shape(D) || all('[data-live]').length !== parts)) {
       save();
       location.reload();
       return;

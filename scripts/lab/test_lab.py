@@ -973,9 +973,10 @@ def main():
         import python_environment
 
         python_environment.ensure("lab")
-        from lab import test_report, test_tasks
+        from lab import test_page, test_report, test_tasks
 
-        tests.extend(test_report.tests + test_tasks.tests + (test_report.browser_tests if given.browser else []))
+        tests.extend(test_report.tests + test_tasks.tests + test_page.tests)
+        tests.extend(test_page.browser_tests if given.browser else [])
     passed = failed = skipped = 0
     for function in tests:
         name = function.__name__.replace("_", " ")
