@@ -80,7 +80,9 @@ class Watched:
         run = self.study.runs[0]
         run.read = option_history.validations(run.info, [])
         results, figures = report.compute(self.study)
-        return page.content(self.study, results, figures, links=lambda run: [(name, name) for name in FILES] if live else [])
+        return page.content(
+            self.study, results, figures, links=lambda run: [(name, name) for name in FILES] if live else []
+        )
 
     def page(self, live):
         if self.study:
@@ -154,7 +156,8 @@ def parse_arguments():
     return a
 
 
-def serve(watched, port):
+def start(watched, port):
+    """The server, which has a port but does not serve yet."""
     try:
         server = ThreadingHTTPServer((HOST, 8000 if port is None else port), Handler)
     except OSError as error:
@@ -162,11 +165,7 @@ def serve(watched, port):
             cli.fail("watch.py", f"--port {port}: {error.strerror}")
         server = ThreadingHTTPServer((HOST, 0), Handler)
     server.daemon_threads, server.watched = True, watched
-    print(f"http://{HOST}:{server.server_address[1]}", flush=True)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        pass
+    return server
 
 
 def main():
@@ -174,7 +173,12 @@ def main():
     python_environment.ensure("lab")
     watched = Watched(a.run)
     if a.out is None:
-        return serve(watched, a.port)
+        server = start(watched, a.port)
+        print(f"http://{HOST}:{server.server_address[1]}", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
     watched.update()
     if not watched.study:
         cli.fail("watch.py", f"{a.run}: {watched.error}")

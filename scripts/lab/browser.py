@@ -121,9 +121,11 @@ class Browser:
             features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
         )
 
-    def open(self, path):
+    def open(self, place):
+        """Opens a file, or an address that begins with http://."""
         self.events.clear()
-        self.send("Page.navigate", url=f"file://{os.path.abspath(path)}")
+        here = str(place).startswith("http://")
+        self.send("Page.navigate", url=str(place) if here else f"file://{os.path.abspath(place)}")
         self.wait()
 
     def wait(self):

@@ -36,7 +36,8 @@ function figureRows(fig) { // one row per point
 function texFigure(fig) {
   const v = viewOf(fig), lines = v.traces.filter(t => visible(t) && !t.faint);
   const names = v.category ? [...new Set(lines.flatMap(t => t.y))] : [];
-  const labels = names.map(n => `{${tex(n)}}`).join(','), rows = `ytick={1,...,${names.length}}, yticklabels={${labels}}`;
+  const labels = names.map(n => `{${tex(n)}}`).join(',');
+  const rows = `ytick={1,...,${names.length}}, yticklabels={${labels}}`;
   const axis = [
     `xlabel={${tex(v.x)}}`, `ylabel={${tex(v.y)}}`, 'legend style={font=\\tiny}', 'width=\\linewidth',
     ...(v.xlog ? ['xmode=log'] : []), ...(v.ylog ? ['ymode=log'] : []),
