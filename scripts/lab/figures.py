@@ -104,9 +104,12 @@ def loss_curves(study):
 
 
 def focus(view, traces):
-    """The range of y without the first 5% of each line, which are steep."""
-    late = [y for t in traces for y in smoothed(t)[len(t["y"]) // 20 :] if stats.finite(y)]
-    return [min(late) - 0.03 * (max(late) - min(late)), max(late)] if late and view.get("focus") else None
+    """The range of y without the first 5% of the axis, where lines are steep."""
+    at = [x for t in traces for x in t["x"]] if view.get("focus") else []
+    start = min(at) + 0.05 * (max(at) - min(at)) if at else 0
+    late = [y for t in traces for x, y in zip(t["x"], smoothed(t)) if at and x >= start and stats.finite(y)]
+    margin = 0.03 * (max(late) - min(late)) if late else 0
+    return [min(late) - margin, max(late) + margin] if late else None
 
 
 def gap_curves(study):

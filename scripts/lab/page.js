@@ -107,11 +107,12 @@ function setTicks(div, v) {
   return Object.keys(update).length ? Plotly.relayout(div, update) : null;
 }
 
-function focus(traces) { // the range of y without the first 5% of each line, which are steep
-  const late = traces.flatMap(t => valuesOf(t).slice(t.y.length / 20)).filter(y => y !== null);
+function focus(traces) { // the range of y without the first 5% of the axis, where lines are steep
+  const at = traces.flatMap(t => t.x), first = Math.min(...at), start = first + .05 * (Math.max(...at) - first);
+  const late = traces.flatMap(t => valuesOf(t).filter((y, i) => y !== null && t.x[i] >= start));
   if (!late.length) return undefined;
   const [low, high] = late.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [Infinity, -Infinity]);
-  return [low - .03 * (high - low), high];
+  return [low - .03 * (high - low), high + .03 * (high - low)];
 }
 
 function draw(fig) {
@@ -149,7 +150,7 @@ function draw(fig) {
 
 function drawSwatches() {
   all('svg[data-arm]').forEach(e => {
-    Object.assign(e.style, {stroke: color(e.dataset.arm)});
+    Object.assign(e.style, {stroke: color(e.dataset.arm), display: place(e.dataset.arm) < 0 ? 'none' : ''});
     e.style.strokeDasharray = {solid: '', dash: '7 3', dot: '2 3', dashdot: '7 3 2 3'}[dash(e.dataset.arm)];
   });
 }

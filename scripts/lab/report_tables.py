@@ -320,16 +320,16 @@ SHAPE = ("attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn"
 
 
 def fairness(study, r):
-    """The settings that are equal, as a list, and those that differ between arms."""
+    """The settings that are equal, as a list, and those that differ between arms; of one run all."""
     first = study.runs[0]
     said = lambda key: shown(first.options.get(key)) + (
         f" ({first.over_time(key)})" if f"{shown(first.options.get(key))}" != first.over_time(key) else ""
     )
     read = first.read[-1][1]
-    same = [
-        "The settings of the first run; the differences of others are listed at the top:"
-        if study.problems
-        else "Equal in all runs, as checked in run.json and log.jsonl:",
+    equal = "Equal in all runs, as checked in run.json and log.jsonl:"
+    other = "The settings of the first run; the differences of others are listed at the top:"
+    same = [] if study.single else [other if study.problems else equal]
+    same += [
         f"{r['tokens'] / 1e6:.4g}M tokens in {said('steps')} steps of {said('total-batch')}",
         f"schedule {said('schedule')}, {said('warmup')} steps of warmup, decay to {said('min-lr-ratio')} of the rate",
         f"AdamW with betas {said('beta1')} and {said('beta2')}, weight decay {said('weight-decay')}, clipping at "
@@ -348,7 +348,8 @@ def fairness(study, r):
         rows.append([arm_cell({"arm": arm, "label": label}), *shape, f"{run.parameters:,}" if run.parameters else "–"])
         rows[-1] += [engineering(run.flops_per_token)]
         rows[-1] += [" ".join(map(str, sorted({run.seed for run in study.runs if run.arm == arm})))]
-    caption = "Differences between arms. FLOPs: forward and backward, including attention."
+    caption = "" if study.single else "Differences between arms. "
+    caption += "FLOPs: forward and backward, including attention."
     return Table("arms", ["arm", *SHAPE, "parameters", "FLOPs/token", "seeds"], rows, caption, lines=same)
 
 
@@ -378,8 +379,8 @@ def sections(study, r, links=lambda run: ()):
         ("layers", "Layers", probes(r) if r["probes"] else []),
         ("context", "Use of context", part("recall", recall)),
         ("attention", "Attention maps", []),
-        ("published", "Published results", part("published", published)),
-        ("fairness", "Fairness", [fairness(study, r), options(study, r)]),
+        ("published", "Published results", [] if one else part("published", published)),
+        ("settings" if one else "fairness", "Settings" if one else "Fairness", [fairness(study, r), options(study, r)]),
         ("events", "Events", [run_tables.events(one)] if one else []),
         ("runs", "Runs", [runs(study, r, links)]),
     ]

@@ -82,9 +82,8 @@ def watching(run):
         thread.join()
 
 
-def points(news, figure, view=0, line=0):
-    """The last point of a line."""
-    t = next(f for f in news["figures"] if f["id"] == figure)["views"][view]["traces"][line]
+def last_point(news, figure, name):
+    t = next(t for f in news["figures"] if f["id"] == figure for t in f["views"][0]["traces"] if t["name"] == name)
     return t["x"][-1], t["y"][-1]
 
 
@@ -101,7 +100,7 @@ def the_live_page_follows_a_log_that_grows_and_shrinks():
             assert "<td>100/200 (50.0%)</td>" in page and '"live":true' in page
             assert "href='log.jsonl'" in page and "5k [5k, 5k] on CPU: 1 threads on 2 cores of h." in page
             headings = re.findall("<h2 id=([a-z]+)>", page)
-            assert headings == "result loss stability speed layers fairness runs".split(), headings
+            assert headings == "result loss stability speed layers settings runs".split(), headings
             at = int(re.search('"version":([0-9]+)', page)[1])
             assert get(f"/data?at={at}")[:2] == (204, "")
             log = run / "log.jsonl"
@@ -109,19 +108,19 @@ def the_live_page_follows_a_log_that_grows_and_shrinks():
             log.write_text(lines[:-5])  # its last line is being written
             news = json.loads(get(f"/data?at={at}")[1])
             assert news["version"] > at and "159/200" in news["html"]["result"], news["html"]["result"]
-            assert points(news, "loss")[0] == 159 and points(news, "norms", line=1) == (150, 9.0)
+            assert last_point(news, "loss", "training")[0] == 159 and last_point(news, "norms", "spike") == (150, 9.0)
             log.write_text(lines)
             again = json.loads(get(f"/data?at={news['version']}")[1])
-            assert points(again, "loss")[0] == 160 and points(again, "loss", line=1)[0] == 150
+            assert last_point(again, "loss", "training")[0] == 160 and last_point(again, "loss", "validation")[0] == 150
             log.write_text(lines_up_to(whole, 60))  # resumed from step 60
             news = json.loads(get(f"/data?at={again['version']}")[1])
-            assert "60/200" in news["html"]["result"] and points(news, "loss", line=1)[0] == 50
-            assert points(news, "loss")[0] == 60
+            assert "60/200" in news["html"]["result"] and last_point(news, "loss", "validation")[0] == 50
+            assert last_point(news, "loss", "training")[0] == 60
             train = json.loads(lines_up_to(whole, 61).splitlines()[-1])
             added(log, [{**train, "loss": 1.25}, {"kind": "sample", "step": 61, "text": "<script>a & b"}])
             added(log, [{"kind": "event", "step": 61, "what": "stopped", "why": "signal"}])
             news = json.loads(get("/data?at=x")[1])
-            assert points(news, "loss") == (61, 1.25), points(news, "loss")
+            assert last_point(news, "loss", "training") == (61, 1.25), last_point(news, "loss", "training")
             assert "<h3>step 61</h3><pre>&lt;script&gt;a &amp; b</pre>" in news["html"]["samples"]
             assert "<td>stopped</td><td>why signal</td>" in news["html"]["events"], news["html"]["events"]
             (run / "run.json").write_text("{")
