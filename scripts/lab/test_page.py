@@ -267,7 +267,7 @@ def colours_are_distinguishable_in_both_themes():
                 )
 
 
-def wait_for(page, expression, seconds=20):
+def wait_for(page, expression, seconds=60):
     deadline = time.time() + seconds
     while time.time() < deadline:
         try:
@@ -312,11 +312,27 @@ def the_page_works_offline_in_a_browser():
             )
             assert any("\\begin{axis}[xlabel={position}" in t and "xmode=log" in t and "(16," in t for t in texts)
             assert any('line,of,rate,position,"gap, nats",low,high,note\nDIFF V2' in t for t in texts)
-            svg = b.run(
-                "(async () => { let url; window.download = (name, u) => { url = u; };"
-                " await saveSvg(current('gap')); return decodeURIComponent(url); })()"
+            svg = b.run("figureSvg(current('gap'))")
+            assert svg.startswith("<svg") and "nats" in svg, svg[:200]
+            assert (
+                b.run(
+                    "(t => { const d = new DOMParser().parseFromString(t, 'image/svg+xml');"
+                    " return !d.querySelector('parsererror') && d.querySelectorAll('text').length; })"
+                    "(tableSvg(of('table-summary')))"
+                )
+                > 20
             )
-            assert svg.startswith("data:image/svg+xml,<svg") and "nats" in svg, svg[:200]
+            # the page on paper: each line has a dash of its own; a printed table is alone
+            b.run("window.print = () => window.dispatchEvent(new Event('beforeprint'))")
+            b.run("printOnly(of('table-summary'))")
+            b.send("Emulation.setEmulatedMedia", media="print")
+            seen = "all('.table, .plot').filter(e => e.offsetHeight).map(e => e.id)"
+            assert b.run(seen) == ["table-summary"], b.run(seen)
+            dashes = b.run("all('#plot-loss').map(p => p.data.map(t => t.line.dash))[0]")
+            assert {"solid", "dash"} <= set(dashes) and b.run("theme()") == "light", dashes
+            b.send("Emulation.setEmulatedMedia", media="screen")
+            b.run("window.dispatchEvent(new Event('afterprint'))")
+            assert len(b.run(seen)) > 10 and not b.run("document.body.classList.contains('one')")
             first = "document.querySelector('#table-runs tbody tr').innerText"
             b.click("#table-runs th:nth-child(5) button")
             assert b.run(first).startswith("diff_v2.lr0.001.seed1"), b.run(first)  # the lowest loss
@@ -436,3 +452,34 @@ def a_watched_report_follows_a_run_to_its_end():
         trainer.close()
         assert process.wait(timeout=60) == 0, process.stderr.read()
         assert '"watch":0' in page.read_text() and "<td>done</td>" in page.read_text()
+
+
+@browser_test
+def an_open_live_page_follows_its_run():
+    with tempfile.TemporaryDirectory() as place:
+        run, whole = Path(place) / "run", Path(place) / "whole/log.jsonl"
+        made.made_run(whole.parent, "diff_v2", 0.001, 1, 2.0)
+        made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
+        with browser.Browser(width=400, height=800) as b:
+            with watching(run) as (_, address):
+                b.open(address)
+                wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
+                b.run("window.same = true")
+                x, y = b.middle("#plot-rate .nsewdrag")
+                b.drag((x - 60, y), (x + 60, y))  # zooms
+                extent = "of('plot-rate')._fullLayout.xaxis.range.map(Math.round)"
+                wait_for(b, f"({extent})[0] > 10")
+                zoomed = b.run(extent)
+                b.click("#table-status th button")
+                (run / "log.jsonl").write_text(lines_up_to(whole, 140))
+                last = "document.querySelector('#plot-loss').data.find(t => t.name === 'training').x.slice(-1)[0]"
+                wait_for(b, f"{last} === 140")
+                assert b.run("window.same") and "140/200" in b.run("of('table-status').innerText")
+                assert b.run("document.querySelector('#table-status tbody tr').innerText").startswith("FLOPs/token")
+                assert b.run(extent) == zoomed
+                (run / "log.jsonl").write_text(lines_up_to(whole, 150))  # a new line: the spike
+                wait_for(b, "!window.same && Object.keys(D.arms).includes('spikes')")
+                wait_for(b, "document.querySelector('#plot-norms').data.slice(-1)[0].x[0] === 150")
+                assert not b.errors and not b.run("document.body.classList.contains('lost')"), b.errors
+                assert all(r.startswith((address, "data:", "blob:")) for r in b.requests), b.requests
+            wait_for(b, "document.body.classList.contains('lost')")  # the server has ended
