@@ -4,7 +4,7 @@
 Usage: dev/screenshot.py PAGE OUT.png [WIDTH HEIGHT]
   PAGE           report.html, or the address that watch.py prints
   WIDTH HEIGHT   of the window in pixels (default: 1280 900)
-Requires Chromium (scripts/install_deps.sh --with-browser). The file has 256 colours, to be small.
+Requires Chromium (scripts/install_deps.sh --with-browser).
 """
 
 import sys
@@ -22,7 +22,7 @@ def main():
     if len(sys.argv) not in (3, 5) or not all(word.isdigit() for word in sys.argv[3:]):
         sys.exit("usage: dev/screenshot.py PAGE OUT.png [WIDTH HEIGHT]")
     python_environment.ensure("lab")
-    from PIL import Image
+    from PIL import Image  # of matplotlib
 
     page, out, width, height = *sys.argv[1:3], *(map(int, sys.argv[3:] or (1280, 900)))
     with browser.Browser(width, height) as b:
@@ -30,7 +30,7 @@ def main():
         while not b.run(DRAWN):
             time.sleep(0.1)
         b.screenshot(out)
-    Image.open(out).quantize(256).save(out, optimize=True)
+    Image.open(out).convert("RGB").save(out, optimize=True)
 
 
 if __name__ == "__main__":

@@ -163,15 +163,12 @@ def gap_curves(study):
         f"In training: running means over {half} steps. Arm minus {study.arms[study.reference]} at the same seed, hence on the same batches; below 0 the arm is "
         f"better. Band and bars: {100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not of the curve."
     )
+    views = [
+        view("validation", "tokens", "gap, nats", marks, zero=True),
+        view("training", "tokens", "gap of the running mean, nats", traces, zero=True),
+    ]
     return figure(
-        "gap",
-        "loss",
-        "Gap during training",
-        note,
-        [
-            view("validation", "tokens", "gap, nats", marks, zero=True),
-            view("training", "tokens", "gap of the running mean, nats", traces, zero=True),
-        ],
+        "gap", "loss", "Gap during training", note, views if any(len(t["x"]) > 1 for t in marks) else views[::-1]
     )
 
 

@@ -127,6 +127,8 @@ function draw(fig) {
   const y = v.category ? {...axis('', false), type: 'category', autorange: 'reversed'} : axis(v.y, v.ylog, v.zero);
   const x = axis(v.x, v.xlog, v.zero_x);
   if (v.integers) x.dtick = 1;
+  const places = new Set(shown.flatMap(t => t.x));
+  if (places.size === 1 && !v.category) x.tickvals = [...places];
   if (v.focus) y.range = focus(shown);
   const clear = 'rgba(0,0,0,0)', few = new Set(shown.filter(t => !t.faint && !t.unnamed).map(t => t.arm)).size;
   const layout = {
@@ -139,6 +141,7 @@ function draw(fig) {
     uirevision: v.label + state.lr, // a live page keeps the reader's zoom
   };
   if (v.category) layout.height = 110 + 26 * new Set(shown.flatMap(t => t.y)).size;
+  div.style.height = v.category ? layout.height + 'px' : '';
   Plotly.react(div, shown.flatMap(t => plotlyTraces(t, v)), layout, {
     responsive: !paper, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
     toImageButtonOptions: {format: 'png', filename: fileOf(fig), scale: 2},

@@ -98,6 +98,7 @@ def the_live_page_follows_a_log_that_grows_and_shrinks():
             made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
             page = get("/")[1]
             assert "<td>100/200 (50.0%)</td>" in page and '"live":true' in page
+            assert "<td>0.001; 0.001 at the last step</td>" in page
             assert "href='log.jsonl'" in page and "5k [5k, 5k] on CPU: 1 threads on 2 cores of h." in page
             headings = re.findall("<h2 id=([a-z]+)>", page)
             assert headings == "result loss stability speed layers settings runs".split(), headings
@@ -355,6 +356,7 @@ def the_page_works_offline_in_a_browser():
             overlap = b.run(OVERLAP)
             assert overlap == [], overlap
             hover = b.run("document.querySelector('#plot-loss').data.find(t => t.opacity < 1).hovertemplate")
+            assert b.run("[of('plot-final').offsetHeight, of('plot-final')._fullLayout.height]") == [136, 136]
             assert "seed 1<br>tokens: " in hover and "training loss, nats per token: %{y" in hover, hover
             # views
             assert b.run("document.querySelector('#plot-loss').layout.xaxis.title.text") == "tokens"
@@ -416,6 +418,7 @@ def the_page_works_offline_in_a_browser():
             b.open(lab / "report/report.html")
             wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
             assert b.run("document.querySelector('header').offsetHeight / innerHeight") < 0.15
+            b.run("of('map-arm').options[0].text = 'long '.repeat(40)")
             assert b.run(OVERLAP) == []
             assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"), (
                 "a narrow window scrolls sideways"
