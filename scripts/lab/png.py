@@ -56,7 +56,8 @@ def figure_files(path, figure, view, arms, lr):
     traces = [t for t in view["traces"] if lr == "all" or t["lr"] in (None, lr)]
     if not traces:
         return False
-    fig, axes = plt.subplots(figsize=(8, 4.6), dpi=110)
+    rows = len({y for t in traces for y in t["y"]}) if view.get("category") else 0
+    fig, axes = plt.subplots(figsize=(8, 1.6 + 0.25 * rows if rows > 12 else 4.6), dpi=110)
     named = {None}
     for t in traces:
         i, colors = arms.index(t["arm"]) if t["arm"] is not None else 0, PALETTE["light"]
@@ -82,9 +83,18 @@ def figure_files(path, figure, view, arms, lr):
     axes.grid(color="#e3e6ea", linewidth=0.6)
     axes.set_axisbelow(True)
     if len(named) > 2 and not view.get("category"):
-        axes.legend(fontsize=7.5, frameon=False)
+        outside = (
+            {"loc": "upper left", "bbox_to_anchor": (1, 1.02), "fontsize": 5, "handlelength": 5}
+            if len(named) > 9
+            else {}
+        )
+        axes.legend(**{"fontsize": 7.5, "frameon": False, **outside})
+        fig.set_figheight(max(4.6, 0.13 * len(named)))
+    if not view.get("xlog") and not view.get("category") and axes.get_xlim()[1] >= 1e5:
+        axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    fig.tight_layout()  # once: bbox_inches="tight" would draw each file twice
     for suffix in ("png", "pdf"):
-        fig.savefig(f"{path}.{suffix}", bbox_inches="tight")
+        fig.savefig(f"{path}.{suffix}")
     plt.close(fig)
     return True
 

@@ -157,11 +157,12 @@ def watch_writes_a_page_and_rejects_bad_options():
     with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as used:
         run, out, port = Path(place) / "run", Path(place) / "page.html", used.getsockname()[1]
         expect_error(called(watch.main, "watch.py", run, "--out", out), 1, f"{run}: the run has not started", lines=1)
-        made.made_run(run, "baseline", 0.001, 1, 2.0)
+        made.made_run(run, "diff_v2", 0.001, 1, 2.0)
         done = called(watch.main, "watch.py", run, "--out", out)
         assert (done.returncode, done.stdout) == (0, f"{out}\n"), done
         page = out.read_text()
         assert '"live":false' in page and "200/200 (100.0%)" in page and "href='log.jsonl'" not in page
+        assert "<h2 id=settings>" in page and "<h2 id=published>" not in page
         for words, status, said in (
             (("--port", "0"), 2, "--port 0: must be 1 to 65535"),
             (("--port", "65536"), 2, "--port 65536: must be"),
@@ -199,7 +200,7 @@ def named_runs_are_compared_with_a_table_of_their_options():
     with tempfile.TemporaryDirectory() as place:
         one, many, out = Path(place) / "one", Path(place) / "many", Path(place) / "out"
         made.made_run(one, "baseline", 0.001, 1, 2.0)
-        for seed in (1, 2):
+        for seed in (2, 3):
             more = {"total-batch": 2000, "weight-decay": 0.2}
             made.made_run(many / f"seed{seed}", "baseline", 0.001, seed, 1.9 + seed / 10, **more)
         reported = lambda *words: called(lambda: report.main(list(map(str, words))), "lab")
@@ -207,11 +208,11 @@ def named_runs_are_compared_with_a_table_of_their_options():
         assert done.returncode == 0 and not done.stderr, done
         r, said = made.results_of(out), (out / "results.md").read_text()
         assert r["arms"] == {"plain": "plain", "more decay": "more decay"}, r["arms"]
-        assert [row["losses"] for row in r["summary"]] == [{"1": 2.0}, {"1": 2.0, "2": 2.1}], r["summary"]
+        assert [row["losses"] for row in r["summary"]] == [{"1": 2.0}, {"2": 2.1, "3": 2.2}], r["summary"]
         rows = [line for line in said.splitlines() if line.startswith("| --")]
         assert rows == ["| --total-batch | 1000 | 2000 |", "| --weight-decay | 0.1 | 0.2 |"], rows
         page = (out / "report.html").read_text()
-        assert "Differs between runs: --total-batch: 1000 in one, 2000 in seed1" in page
+        assert "Differs between runs: --total-batch: 1000 in one, 2000 in seed2" in page
         for words, text in (
             ((f"a={one}", many), "NAME=DIR: give every directory a name, or none"),
             ((f"a={one}", f"a={many}"), "a=DIR: the name is used more than once"),
