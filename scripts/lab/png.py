@@ -88,7 +88,7 @@ def figure_files(path, figure, view, arms, lr):
             if len(named) > 9
             else {}
         )
-        axes.legend(**{"fontsize": 7.5, "frameon": False, **outside})
+        axes.legend(**{"fontsize": 7.5, "frameon": False, **(outside if len(named) > 9 else {})})
         fig.set_figheight(max(4.6, 0.13 * len(named)))
     if not view.get("xlog") and not view.get("category") and axes.get_xlim()[1] >= 1e5:
         axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))

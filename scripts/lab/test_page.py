@@ -288,6 +288,126 @@ OVERLAP = """all('.plot').flatMap(p => ['.xaxislayer-above .xtick', '.yaxislayer
 }))"""
 
 
+def saves_figures_and_tables(b):
+    """Every figure and table can be saved."""
+    saved = (
+        "(async () => { const texts = []; window.download = () => 0; URL.createObjectURL = b => texts.push(b.text());"
+    )
+    for kind in ("CSV", "LaTeX"):
+        saved += f"all('.tools button').filter(b => b.textContent === '{kind}').forEach(b => b.click());"
+    texts = b.run(saved + " return Promise.all(texts); })()")
+    assert len(texts) == 2 * b.run("D.figures.length + all('.table').length"), len(texts)
+    assert any('Transformer,0.001,"1,000",6k,"2.2000 [1.9516, 2.4484]",reference,' in t for t in texts), texts
+    assert any("DIFF V2 & baseline" not in t and "\\begin{tabular}" in t and "Transformer & 0.001" in t for t in texts)
+    assert any("\\begin{axis}[xlabel={position}" in t and "xmode=log" in t and "(16," in t for t in texts)
+    assert any('line,of,rate,position,"gap, nats",low,high,note\nDIFF V2' in t for t in texts)
+    svg = b.run("figureSvg(current('gap'))")
+    assert svg.startswith("<svg") and "nats" in svg, svg[:200]
+    assert (
+        b.run(
+            "(t => { const d = new DOMParser().parseFromString(t, 'image/svg+xml');"
+            " return !d.querySelector('parsererror') && d.querySelectorAll('text').length; })"
+            "(tableSvg(of('table-summary')))"
+        )
+        > 20
+    )
+
+
+def prints(b):
+    """On paper each line has a dash of its own, and a printed table is alone."""
+    b.run("window.print = () => window.dispatchEvent(new Event('beforeprint'))")
+    b.run("printOnly(of('table-summary'))")
+    b.send("Emulation.setEmulatedMedia", media="print")
+    seen = "all('.table, .plot').filter(e => e.offsetHeight).map(e => e.id)"
+    assert b.run(seen) == ["table-summary"], b.run(seen)
+    dashes = b.run("all('#plot-loss').map(p => p.data.map(t => t.line.dash))[0]")
+    assert {"solid", "dash"} <= set(dashes) and b.run("theme()") == "light", dashes
+    b.send("Emulation.setEmulatedMedia", media="screen")
+    b.run("window.dispatchEvent(new Event('afterprint'))")
+    assert len(b.run(seen)) > 10 and not b.run("document.body.classList.contains('one')")
+
+
+def sorts_and_smooths(b):
+    """Tables are sorted by numbers; without smoothing a line has its own values; ticks and hovers."""
+    first = "document.querySelector('#table-runs tbody tr').innerText"
+    b.click("#table-runs th:nth-child(5) button")
+    assert b.run(first).startswith("diff_v2.lr0.001.seed1"), b.run(first)  # the lowest loss
+    b.click("#table-runs th:nth-child(5) button")
+    assert b.run(first).startswith("baseline.lr0.001.seed3"), b.run(first)  # the highest; the diverged run is last
+    assert "diverged" in b.run("document.querySelector('#table-runs tbody tr:last-child').innerText")
+    # smoothing: without it a line has its own values
+    line = "document.querySelector('#plot-loss').data.slice(-1)[0].y"
+    smooth = b.run(line)
+    b.run("(s => { s.value = 0; s.dispatchEvent(new Event('input')); })(of('smoothing'))")
+    own = "viewOf(current('loss')).traces.filter(visible).slice(-1)[0].y"
+    assert b.run(line) == b.run(own) != smooth
+    # round ticks that do not overlap, and hovers with units and the seed
+    ticks = b.run("all('.plot').map(p => [p.id, p._fullLayout.xaxis.tickvals, p._fullLayout.yaxis.tickvals])")
+    by = {name: (x, y) for name, x, y in ticks}
+    assert by["plot-position"][0] == [1, 2, 4, 8, 16] and by["plot-ladder"][0][:2] == [0.001, 0.002], by
+    assert by["plot-norms"][1] == [1, 2, 5, 10] and by["plot-recall"][0][0] == 1, by
+    overlap = b.run(OVERLAP)
+    assert overlap == [], overlap
+    hover = b.run("document.querySelector('#plot-loss').data.find(t => t.opacity < 1).hovertemplate")
+    assert b.run("[of('plot-final').offsetHeight, of('plot-final')._fullLayout.height]") == [136, 136]
+    assert "seed 1<br>tokens: " in hover and "training loss, nats per token: %{y" in hover, hover
+
+
+def chooses_views_arms_and_rates(b):
+    """The buttons and the choice of the rate change what is drawn."""
+    assert b.run("document.querySelector('#plot-loss').layout.xaxis.title.text") == "tokens"
+    b.click("#views-loss button[data-view='1']")
+    wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
+    assert (
+        b.run("Math.max(...document.querySelector('#plot-loss').data.filter(t => t.x).map(t => Math.max(...t.x)))")
+        == made.STEPS * made.BATCH * 6e3
+    )
+    # arms
+    before = b.run("document.querySelector('#plot-loss').data.length")
+    b.click("#legend button[data-of='diff_v2']")
+    wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
+    b.click("#legend button[data-of='diff_v2']")
+    wait_for(b, f"document.querySelector('#plot-loss').data.length === {before}")
+    # rates
+    b.run("(s => { s.value = '0.004'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))")
+    wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
+    b.run("(s => { s.value = '0.001'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))")
+
+
+def shows_maps(b):
+    """A pair has three maps; hovering over one prints its values."""
+    assert b.run("document.querySelectorAll('#maps canvas').length") == 3
+    assert b.run(
+        "(c => c.getContext('2d').getImageData(0, 0, c.width, c.height)"
+        ".data.some((v, i, d) => i % 4 === 0 && v < 128 && d[i + 3] === 255))(document.querySelector('#maps canvas'))"
+    )
+    x, y = b.middle("#maps canvas:nth-of-type(1)")
+    left = b.run("document.querySelector('#maps canvas').getBoundingClientRect().left")
+    b.mouse(left + 8, y + 30)  # the first column, where the second map is 1
+    wait_for(b, "document.querySelector('#pointed').textContent.includes('A1 - s A2')")
+    said = b.run("document.querySelector('#pointed').textContent")
+    values = [float(word.rstrip(",")) for word in said.split() if word.count(".") == 1]
+    row = int(said.split()[1])
+    assert row > 0 and abs(values[0] - 1 / (row + 1)) < 0.01, said
+    assert len(values) == 3 and values[1] > 0.9 and abs(values[0] - made.LAMBDA * values[1] - values[2]) < 2e-2, said
+    b.run("(s => { s.value = 'baseline'; s.dispatchEvent(new Event('change')); })(document.querySelector('#map-arm'))")
+    wait_for(b, "document.querySelectorAll('#maps canvas').length === 1")
+
+
+def changes_its_theme(b, path):
+    """The theme is the system's, then the button's, which survives a reload."""
+    assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    b.color_scheme(True)
+    wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
+    b.color_scheme(False)
+    wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'")
+    b.click("#theme")
+    wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
+    b.open(path)
+    assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
+
+
 @browser_test
 def the_page_works_offline_in_a_browser():
     with tempfile.TemporaryDirectory() as place:
@@ -302,118 +422,12 @@ def the_page_works_offline_in_a_browser():
             assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth"), (
                 "the page is wider than the window"
             )
-            # every figure and table can be saved, and every table sorted
-            saved = "(async () => { const texts = []; window.download = () => 0; URL.createObjectURL = b => texts.push(b.text());"
-            for kind in ("CSV", "LaTeX"):
-                saved += f"all('.tools button').filter(b => b.textContent === '{kind}').forEach(b => b.click());"
-            texts = b.run(saved + " return Promise.all(texts); })()")
-            assert len(texts) == 2 * b.run("D.figures.length + all('.table').length"), len(texts)
-            assert any('Transformer,0.001,"1,000",6k,"2.2000 [1.9516, 2.4484]",reference,' in t for t in texts), texts
-            assert any(
-                "DIFF V2 & baseline" not in t and "\\begin{tabular}" in t and "Transformer & 0.001" in t for t in texts
-            )
-            assert any("\\begin{axis}[xlabel={position}" in t and "xmode=log" in t and "(16," in t for t in texts)
-            assert any('line,of,rate,position,"gap, nats",low,high,note\nDIFF V2' in t for t in texts)
-            svg = b.run("figureSvg(current('gap'))")
-            assert svg.startswith("<svg") and "nats" in svg, svg[:200]
-            assert (
-                b.run(
-                    "(t => { const d = new DOMParser().parseFromString(t, 'image/svg+xml');"
-                    " return !d.querySelector('parsererror') && d.querySelectorAll('text').length; })"
-                    "(tableSvg(of('table-summary')))"
-                )
-                > 20
-            )
-            # the page on paper: each line has a dash of its own; a printed table is alone
-            b.run("window.print = () => window.dispatchEvent(new Event('beforeprint'))")
-            b.run("printOnly(of('table-summary'))")
-            b.send("Emulation.setEmulatedMedia", media="print")
-            seen = "all('.table, .plot').filter(e => e.offsetHeight).map(e => e.id)"
-            assert b.run(seen) == ["table-summary"], b.run(seen)
-            dashes = b.run("all('#plot-loss').map(p => p.data.map(t => t.line.dash))[0]")
-            assert {"solid", "dash"} <= set(dashes) and b.run("theme()") == "light", dashes
-            b.send("Emulation.setEmulatedMedia", media="screen")
-            b.run("window.dispatchEvent(new Event('afterprint'))")
-            assert len(b.run(seen)) > 10 and not b.run("document.body.classList.contains('one')")
-            first = "document.querySelector('#table-runs tbody tr').innerText"
-            b.click("#table-runs th:nth-child(5) button")
-            assert b.run(first).startswith("diff_v2.lr0.001.seed1"), b.run(first)  # the lowest loss
-            b.click("#table-runs th:nth-child(5) button")
-            assert b.run(first).startswith("baseline.lr0.001.seed3"), b.run(
-                first
-            )  # the highest; the diverged run is last
-            assert "diverged" in b.run("document.querySelector('#table-runs tbody tr:last-child').innerText")
-            # smoothing: without it a line has its own values
-            line = "document.querySelector('#plot-loss').data.slice(-1)[0].y"
-            smooth = b.run(line)
-            b.run("(s => { s.value = 0; s.dispatchEvent(new Event('input')); })(of('smoothing'))")
-            own = "viewOf(current('loss')).traces.filter(visible).slice(-1)[0].y"
-            assert b.run(line) == b.run(own) != smooth
-            # round ticks that do not overlap, and hovers with units and the seed
-            ticks = b.run("all('.plot').map(p => [p.id, p._fullLayout.xaxis.tickvals, p._fullLayout.yaxis.tickvals])")
-            by = {name: (x, y) for name, x, y in ticks}
-            assert by["plot-position"][0] == [1, 2, 4, 8, 16] and by["plot-ladder"][0][:2] == [0.001, 0.002], by
-            assert by["plot-norms"][1] == [1, 2, 5, 10] and by["plot-recall"][0][0] == 1, by
-            overlap = b.run(OVERLAP)
-            assert overlap == [], overlap
-            hover = b.run("document.querySelector('#plot-loss').data.find(t => t.opacity < 1).hovertemplate")
-            assert b.run("[of('plot-final').offsetHeight, of('plot-final')._fullLayout.height]") == [136, 136]
-            assert "seed 1<br>tokens: " in hover and "training loss, nats per token: %{y" in hover, hover
-            # views
-            assert b.run("document.querySelector('#plot-loss').layout.xaxis.title.text") == "tokens"
-            b.click("#views-loss button[data-view='1']")
-            wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
-            assert (
-                b.run(
-                    "Math.max(...document.querySelector('#plot-loss').data.filter(t => t.x).map(t => Math.max(...t.x)))"
-                )
-                == made.STEPS * made.BATCH * 6e3
-            )
-            # arms
-            before = b.run("document.querySelector('#plot-loss').data.length")
-            b.click("#legend button[data-of='diff_v2']")
-            wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
-            b.click("#legend button[data-of='diff_v2']")
-            wait_for(b, f"document.querySelector('#plot-loss').data.length === {before}")
-            # rates
-            b.run(
-                "(s => { s.value = '0.004'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))"
-            )
-            wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
-            b.run(
-                "(s => { s.value = '0.001'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))"
-            )
-            # maps: a pair has three; hovering over one prints its values
-            assert b.run("document.querySelectorAll('#maps canvas').length") == 3
-            assert b.run(
-                "(c => c.getContext('2d').getImageData(0, 0, c.width, c.height)"
-                ".data.some((v, i) => i % 4 === 0 && v < 128))(document.querySelector('#maps canvas'))"
-            )
-            x, y = b.middle("#maps canvas:nth-of-type(1)")
-            left = b.run("document.querySelector('#maps canvas').getBoundingClientRect().left")
-            b.mouse(left + 8, y + 30)  # the first column, where the second map is 1
-            wait_for(b, "document.querySelector('#pointed').textContent.includes('A1 - s A2')")
-            said = b.run("document.querySelector('#pointed').textContent")
-            values = [float(word.rstrip(",")) for word in said.split() if word.count(".") == 1]
-            assert (
-                len(values) == 3 and values[1] > 0.9 and abs(values[0] - made.LAMBDA * values[1] - values[2]) < 2e-2
-            ), said
-            b.run(
-                "(s => { s.value = 'baseline'; s.dispatchEvent(new Event('change')); })"
-                "(document.querySelector('#map-arm'))"
-            )
-            wait_for(b, "document.querySelectorAll('#maps canvas').length === 1")
-            # themes: the system's, then the button's, which survives a reload
-            assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-            b.color_scheme(True)
-            wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
-            b.color_scheme(False)
-            wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'")
-            b.click("#theme")
-            wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
-            b.open(lab / "report/report.html")
-            assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
-            wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
+            saves_figures_and_tables(b)
+            prints(b)
+            sorts_and_smooths(b)
+            chooses_views_arms_and_rates(b)
+            shows_maps(b)
+            changes_its_theme(b, lab / "report/report.html")
             assert not b.errors, b.errors
         with browser.Browser(width=400, height=800) as b:
             b.open(lab / "report/report.html")
