@@ -9,13 +9,13 @@ are functions of a key, of token IDs (symbols) and of a text (the haystack).
              and pairs of one depth are in random order.
   shots      K examples and a query:  a a t2 L2 | t1 a a L1 | .. | a t2 a -> L2. An example has SHOT_WORDS tokens, of
              which one, at a random place, is a trigger; each of SHOT_CLASSES classes has a trigger and a label. The
-             classes of the examples occur equally often; that of the query is random. A set has K examples and
-             SHOT_QUERIES queries, which are asked after SHOT_ORDERS random orders of the same examples.
+             classes of the examples occur equally often. A set has its own triggers and labels, K examples, and a query
+             of each class, which are asked after SHOT_ORDERS random orders of the same examples.
   answer     the candidate with the largest logit: the N values, except those that earlier questions of the prompt have
              shown, or the labels. Of equal logits the lowest ID is the answer, which is random: IDs are drawn at random.
-  chance     A model that ignores the key, or the query, is right in 1 of the remaining candidates, whatever it prefers:
-             over all depths of a length, the pairs are exchangeable; classes of queries are independent. At a single
-             depth it is not: a model that names the last value is right at depth 1 and wrong at depth 0.
+  chance     A model that does not look up the key, or the trigger, is right in 1 of the remaining candidates, whatever it
+             prefers: over all depths of a length, the pairs are exchangeable; triggers and labels of a set are paired at
+             random. At a single depth it is not: a model that names the last value is right at depth 1 and wrong at 0.
   source     Ye et al. 2024, "Differential Transformer", arXiv 2410.05258, sections 3.4 and 3.5: N needles with R asked,
              by length and depth; classification with many examples in several orders. There, text and numbers of several
              tokens are generated; here single tokens are compared, so that small models and any vocabulary can be
@@ -34,9 +34,9 @@ enum {
     SHOT_CLASSES = 4,
     SHOT_WORDS = 3, // tokens of an example, without its label
     SHOT_FILLERS = 4,
-    SHOT_SETS = 4,
+    SHOT_SETS = 32,
     SHOT_ORDERS = 5,
-    SHOT_QUERIES = 32,                             // per set
+    SHOT_QUERIES = SHOT_CLASSES,                   // per set
     SHOT_SYMBOLS = 2 * SHOT_CLASSES + SHOT_FILLERS // at least
 };
 
@@ -185,11 +185,11 @@ static inline void needles_generate(SyntheticPrompt *p, int *tokens, const Synth
 }
 
 // Writes the tokens of an example of a class: fillers, and its trigger among them. drawn: triggers, labels, fillers
-static inline int *shots_example(int *to, const int *drawn, int symbol_count, int class_, uint64_t key) {
+static inline int *shots_example(int *to, const int *drawn, int symbol_count, int trigger, uint64_t key) {
     int place = (int)(random_bits(key, 0) % SHOT_WORDS), fillers = symbol_count - 2 * SHOT_CLASSES;
     for (int i = 0; i < SHOT_WORDS; i++) {
         int filler = (int)(random_bits(key, (uint64_t)i + 1) % (uint64_t)fillers);
-        *to++ = i == place ? drawn[class_] : drawn[2 * SHOT_CLASSES + filler];
+        *to++ = i == place ? drawn[trigger] : drawn[2 * SHOT_CLASSES + filler];
     }
     return to;
 }
@@ -200,8 +200,7 @@ static inline void shots_generate(SyntheticPrompt *p, int *tokens, int K, int se
     int drawn[RECALL_SYMBOLS], *to = tokens, *places = (int *)checked_calloc(K, sizeof(int));
     uint64_t of_set = random_mix(key + (uint64_t)set), of_examples = random_mix(of_set + 1), next = 0;
     uint64_t of_query = random_mix(random_mix(of_set + 2) + (uint64_t)query);
-    int class_ = (int)(random_bits(of_query, SHOT_WORDS + 1) % SHOT_CLASSES);
-    assert(w->symbol_count >= SHOT_SYMBOLS);
+    assert(w->symbol_count >= SHOT_SYMBOLS && query < SHOT_QUERIES);
     memset(p, 0, sizeof(*p));
     p->length = (int)shots_length(K);
     memcpy(drawn, w->symbols, (size_t)w->symbol_count * sizeof(int));
@@ -214,9 +213,9 @@ static inline void shots_generate(SyntheticPrompt *p, int *tokens, int K, int se
         to = shots_example(to, drawn, w->symbol_count, of, random_mix(of_examples + (uint64_t)places[i]));
         *to++ = drawn[SHOT_CLASSES + of];
     }
-    to = shots_example(to, drawn, w->symbol_count, class_, of_query);
+    to = shots_example(to, drawn, w->symbol_count, query, of_query);
     assert(to == tokens + p->length);
-    synthetic_ask(p, p->length - 1, drawn[SHOT_CLASSES + class_], 0);
+    synthetic_ask(p, p->length - 1, drawn[SHOT_CLASSES + query], 0);
     synthetic_candidates(p, drawn + SHOT_CLASSES, SHOT_CLASSES);
     free(places);
 }

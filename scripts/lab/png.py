@@ -94,7 +94,8 @@ def figure_files(path, figure, view, arms, lr):
         axes.set_ylim(*limits)
     axes.set_xlabel(view["x"])
     axes.set_ylabel(view["y"])
-    axes.set_title(figure["title"] + (f" (rate {lr})" if any(t["lr"] for t in traces) else ""), fontsize=10)
+    title = f"{figure['title']}: {view['label']}" if view.get("heat") else figure["title"]
+    axes.set_title(title + (f" (rate {lr})" if any(t["lr"] for t in traces) else ""), fontsize=10)
     axes.grid(not view.get("heat"), **({} if view.get("heat") else {"color": "#e3e6ea", "linewidth": 0.6}))
     axes.set_axisbelow(True)
     if len(named) > 2 and not view.get("category"):
