@@ -377,7 +377,7 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --eval-needles 4:0", "R must be 1 to N - 1"},
     {"--dry-run --eval-needles 4:2 --seq-len 59", "--eval-needles 4:2 requires --seq-len 60 or more, and it is 59"},
     {"--dry-run --eval-shots 4,", "--eval-shots '4,' is not accepted: it must be K,K,..., such as 8,32"},
-    {"--dry-run --eval-shots 8;9", "'8;9'"},
+    {"--dry-run --eval-shots 8:9", "'8:9'"},
     {"--dry-run --eval-shots 3", "K must be at least 4, one example per class"},
     {"--dry-run --eval-shots 8,8", "numbers must ascend"},
     {"--dry-run --eval-shots 4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20", "it has more than 16 numbers"},

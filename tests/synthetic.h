@@ -4,6 +4,7 @@ the question are right by chance, and one that finds the answer always; scores a
 */
 #ifndef TESTS_SYNTHETIC_H
 #define TESTS_SYNTHETIC_H
+#include "data.h"
 #include "evaluation.h"
 #include "harness.h"
 #include "model.h"
@@ -339,7 +340,7 @@ static void constant_forward(void *data, const int *tokens, int B, int T, LayerV
     memset(model->acts.norm_final, 0, (size_t)B * T * model->plan.config.C * sizeof(floatX));
 }
 
-// Batches of 1 and of 3 rows of 272 positions; pieces of 7 rows of logits.
+// Batches of 1 and of 3 rows of 272 positions, pieces of 7 rows of logits, and the prompts of three ranks.
 static void test_answers_of_models(void) {
     enum { V = 500, LENGTH = 259 };
     ModelCase mc = {"the identity", V, V, 1, 2, 1, 8, 12, 3, 272, false, 0, 0, false, false};
@@ -355,10 +356,17 @@ static void test_answers_of_models(void) {
             Synthetic s = {{6, 3, {64}, 1}, made_words(shots ? SHOT_SYMBOLS : 40), true, 9};
             SyntheticPart part = {shots ? 64 : 0, LENGTH, 50};
             for (int constant = 0; constant < 2; constant++) {
-                SyntheticTally tallies[50], sum;
+                SyntheticTally tallies[50], shared[50], sum;
                 memset(tallies, 0, sizeof(tallies));
+                memset(shared, 0, sizeof(shared));
                 m.forward = constant ? constant_forward : shots ? shots_forward : induction_forward;
-                synthetic_measure(&m, &s, part, tallies, shots ? 50 : NEEDLE_DEPTHS);
+                synthetic_measure(&m, &s, part, 0, 1, tallies);
+                for (int rank = 0; rank < 3; rank++) synthetic_measure(&m, &s, part, rank, 3, shared);
+                for (int i = 0; i < 50; i++)
+                    EXPECT(shared[i].asked == tallies[i].asked && shared[i].right == tallies[i].right &&
+                               shared[i].exact == tallies[i].exact && fabs(shared[i].chance - tallies[i].chance) < 1e-9,
+                           "three ranks count %g right answers of %g, one %g of %g", shared[i].right, shared[i].asked,
+                           tallies[i].right, tallies[i].asked);
                 sum = tallies_sum(tallies, shots ? 50 : NEEDLE_DEPTHS);
                 SyntheticScore score = synthetic_score(sum, 50);
                 EXPECT(sum.asked == (shots ? 50 : 150), "%g questions", sum.asked);
@@ -403,6 +411,43 @@ static void test_words(void) {
     test_remove_directory(&d);
 }
 
+// Bytes: 0, which separates documents, then capitals of which A is the most frequent, then lower-case letters.
+static void test_text_and_symbols(void) {
+    TestDirectory d = test_make_directory();
+    char path[600];
+    for (int words = 4; words <= 12; words += 8) { // 4 are too few
+        uint16_t shard[512 + 10 * 101] = {0};
+        const int32_t header[3] = {SHARD_MAGIC_U16, SHARD_VERSION_U16, 10 * 101};
+        memcpy(shard, header, sizeof(header));
+        for (int i = 0; i < 10 * 101; i++)
+            shard[512 + i] = (uint16_t)(i % 10 == 0  ? 0
+                                        : i % 10 < 3 ? 'A' + i / 10 % words * (i % 10 - 1)
+                                                     : 'a' + i % 26);
+        FORMAT(path, "%s/val.bin", d.path);
+        data_write_file(path, shard, sizeof(shard));
+        Options o;
+        DataLoader val;
+        Synthetic s;
+        options_defaults(&o);
+        o.val_data = path, o.seq_len = 10, o.eval_needles = "4:1", o.eval_shots = "4";
+        dataloader_open(&val, path, 1, 10, 256, 0, 1, 0, false);
+        synthetic_open(&s, &o, &val, 256, NULL, 0);
+        int zeros = 0, capitals = 0, ignored;
+        for (size_t i = 0; i < s.words.text_count; i++) zeros += s.words.text[i] == 0;
+        for (int i = 0; i < s.words.symbol_count; i++)
+            capitals += s.words.symbols[i] >= 'A' && s.words.symbols[i] <= 'Z';
+        EXPECT(s.words.text_count == 64 * 9 && zeros == 0 && s.words.text[0] == 'A', "a text of %zu tokens, %d zeros",
+               s.words.text_count, zeros);
+        EXPECT(s.are_words == (words == 12) && capitals == words, "%d words, %d capitals", words, capitals);
+        EXPECT(s.words.symbol_count == (words == 12 ? 12 : 4 + 26) && s.words.symbols[0] == 'A' &&
+                   times_of(0, s.words.symbols, s.words.symbol_count, &ignored) == 0,
+               "%d symbols of %d capitals", s.words.symbol_count, words);
+        synthetic_close(&s);
+        dataloader_close(&val);
+    }
+    test_remove_directory(&d);
+}
+
 // ---- the program
 
 static void run_eval(ProgramResult *r, const ProgramData *d, const char *options) {
@@ -440,7 +485,7 @@ static void test_synthetic_of_program(void) {
     ProgramResult r;
     char text[400], *printed = NULL;
     cJSON *whole = NULL;
-    ranks_train(&r, &d, 1, "", "run", "--steps 2 --batch-size 4");
+    run_trainer(&r, &d, "run", "--steps 2");
     EXPECT_STATUS(r, 0);
     for (int i = 0; i < 2; i++) {
         FORMAT(text, "%s %s", tasks, options[i]);
@@ -461,12 +506,13 @@ static void test_synthetic_of_program(void) {
             if (end) printed = strdup(begin);
         } else cJSON_Delete(json);
     }
-    FORMAT(text,
-           "--init run/checkpoints/step_00000002 --eval --val-data val.bin --val-steps 2 --threads 1 "
-           "--batch-size 2 %s",
-           tasks);
-    ranks_run(&r, &d, 3, "", text);
+#ifdef USE_MPI
+    run_command(&r,
+                "cd '%s' && %s && timeout 120 mpirun -q -n 3 %s --init run/checkpoints/step_00000002 --eval --val-data "
+                "val.bin --val-steps 2 --threads 1 --batch-size 2 %s",
+                d.dir.path, ranks_environment, test_program_path(), tasks);
     EXPECT(r.status == 0 && printed && strstr(r.out, printed), "of 3 ranks: status %d, %.300s", r.status, r.err);
+#endif
     run_eval(&r, &d, "--seq-len 48 --threads 1 --eval-needles 20:2");
     EXPECT_ONE_LINE(r, 2, "--eval-needles 20:2 requires --seq-len 188 or more, and it is 48");
     run_eval(&r, &d, "--seq-len 260 --threads 1 --eval-needles 26:2");
@@ -486,7 +532,8 @@ static const Test synthetic_tests[] = {
     {"intervals of shares equal Wilson's", test_intervals_by_hand},
     {"the spread over orders equals a calculation by hand", test_spread_by_hand},
     {"a model that finds the answer is always right, and one that finds nothing at chance", test_answers_of_models},
-    {"symbols are words where tokens have a text", test_words},
+    {"words are tokens of letters after a space, or capitals and digits", test_words},
+    {"the text has no separators, and symbols are its most frequent words", test_text_and_symbols},
 };
 enum { SYNTHETIC_TEST_COUNT = sizeof(synthetic_tests) / sizeof(synthetic_tests[0]) };
 static const Test synthetic_program_tests[] = {

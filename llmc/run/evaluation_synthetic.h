@@ -158,24 +158,31 @@ static inline void synthetic_answer(const EvaluationModel *m, SyntheticTally *ta
     }
 }
 
-// All ranks call it; each generates and answers its prompts. tallies: zero before
-static inline void synthetic_measure(const EvaluationModel *m, const Synthetic *s, SyntheticPart part,
-                                     SyntheticTally *tallies, int tally_count) {
+// Adds the answers to the prompts of a rank.
+static inline void synthetic_measure(const EvaluationModel *m, const Synthetic *s, SyntheticPart part, int rank,
+                                     int ranks, SyntheticTally *tallies) {
     const ModelPlan *p = m->plan;
     int T = min_int(p->T, (int)round_up((size_t)part.length, CHOICES_STEP)), room = choices_batch(p, T);
     int *inputs = (int *)checked_calloc((size_t)room * T, sizeof(int));
     SyntheticPrompt *prompts = (SyntheticPrompt *)checked_calloc(room, sizeof(SyntheticPrompt));
     floatX *logits = (floatX *)checked_calloc((size_t)p->logit_rows * p->Vp, sizeof(floatX));
-    for (int next = comm_rank(); next < part.prompts;) {
+    for (int next = rank; next < part.prompts;) {
         int count = 0;
-        for (; count < room && next < part.prompts; count++, next += comm_ranks())
+        for (; count < room && next < part.prompts; count++, next += ranks)
             synthetic_generate(&prompts[count], inputs + (size_t)count * T, s, part, next);
         synthetic_answer(m, tallies, part, prompts, inputs, count, T, logits);
     }
-    comm_sum_f64(&tallies->asked, tally_count * (int)(sizeof(SyntheticTally) / sizeof(double)));
     free(inputs);
     free(prompts);
     free(logits);
+}
+
+// The answers to all prompts. All ranks call it.
+static inline void synthetic_measure_all(const EvaluationModel *m, const Synthetic *s, SyntheticPart part,
+                                         SyntheticTally *tallies, int count) {
+    memset(tallies, 0, (size_t)count * sizeof(SyntheticTally));
+    synthetic_measure(m, s, part, comm_rank(), comm_ranks(), tallies);
+    comm_sum_f64(&tallies->asked, count * (int)(sizeof(SyntheticTally) / sizeof(double)));
 }
 
 // ---- scores
@@ -220,7 +227,6 @@ static inline SyntheticTally tallies_sum(const SyntheticTally *tallies, int coun
 static inline void evaluate_needles(const EvaluationModel *m, const Synthetic *s, cJSON *json) {
     enum { CELLS = NEEDLE_LENGTHS * NEEDLE_DEPTHS };
     SyntheticTally tallies[CELLS];
-    memset(tallies, 0, sizeof(tallies));
     cJSON *needles = cJSON_AddObjectToObject(json, "needles"), *cells = cJSON_CreateArray();
     printf("retrieval of %d of %d needles, of %d %s, by length and depth; * at chance\n  %6s", s->tasks.asked,
            s->tasks.needles, s->words.symbol_count, s->are_words ? "words" : "tokens", "");
@@ -229,7 +235,7 @@ static inline void evaluate_needles(const EvaluationModel *m, const Synthetic *s
     for (int l = 0; l < NEEDLE_LENGTHS; l++) {
         SyntheticTally *row = tallies + l * NEEDLE_DEPTHS;
         SyntheticPart part = {0, needles_length(l, m->plan->T), NEEDLE_DEPTHS * NEEDLE_PROMPTS};
-        synthetic_measure(m, s, part, row, NEEDLE_DEPTHS);
+        synthetic_measure_all(m, s, part, row, NEEDLE_DEPTHS);
         printf("  %6d", part.length);
         for (int d = 0; d < NEEDLE_DEPTHS; d++) {
             SyntheticScore score = synthetic_score(row[d], row[d].asked);
@@ -285,8 +291,7 @@ static inline void evaluate_shots(const EvaluationModel *m, const Synthetic *s, 
         SyntheticPart part = {s->tasks.shots[k], (int)shots_length(s->tasks.shots[k]), PROMPTS};
         SyntheticTally tallies[PROMPTS];
         OrderSpread sums = {0, 0};
-        memset(tallies, 0, sizeof(tallies));
-        synthetic_measure(m, s, part, tallies, PROMPTS);
+        synthetic_measure_all(m, s, part, tallies, PROMPTS);
         SyntheticScore score = synthetic_score(tallies_sum(tallies, PROMPTS), SHOT_SETS * (SHOT_QUERIES - 1));
         for (int i = 0; i < SHOT_SETS; i++) shots_add_spread(&sums, tallies + i * OF_SET);
         double spread = sqrt(sums.variance / SHOT_SETS), independent = sqrt(sums.independent / SHOT_SETS);
