@@ -480,7 +480,7 @@ static void expect_rows(const cJSON *json) {
 // The same answers from other batches, threads and ranks.
 static void test_synthetic_of_program(void) {
     static const char *const options[] = {"--batch-size 3 --threads 1", "--batch-size 7 --threads 2"};
-    static const char tasks[] = "--seq-len 48 --eval-needles 3:2 --eval-shots 4,9";
+    static const char tasks[] = "--seq-len 52 --eval-needles 3:2 --eval-shots 4,9";
     ProgramData d = program_data();
     ProgramResult r;
     char text[400], *printed = NULL;
