@@ -196,9 +196,9 @@ static inline SyntheticScore synthetic_score(SyntheticTally t, double n) {
     const double z = 1.959963984540054; // 95 %
     SyntheticScore s = {t.right / t.asked, 0, 0, t.exact / t.asked, t.chance / t.asked};
     double middle = s.accuracy + z * z / (2 * n), scale = 1 + z * z / n;
-    double half = z * sqrt(s.accuracy * (1 - s.accuracy) / n + z * z / (4 * n * n));
-    s.low = fmax(0, (middle - half) / scale);
-    s.high = fmin(1, (middle + half) / scale);
+    double width = z * sqrt(s.accuracy * (1 - s.accuracy) / n + z * z / (4 * n * n));
+    s.low = fmax(0, (middle - width) / scale);
+    s.high = fmin(1, (middle + width) / scale);
     return s;
 }
 
