@@ -1,6 +1,7 @@
 /*
 synthetic.h: tests of --eval-needles and --eval-shots: prompts against an independent reading of them; models that ignore
-the question are right by chance, and one that finds the answer always; scores against a calculation by hand; the program.
+the question are right by chance, and one that finds the answer is always right; scores against a calculation by hand;
+the program.
 */
 #ifndef TESTS_SYNTHETIC_H
 #define TESTS_SYNTHETIC_H
@@ -35,8 +36,8 @@ static int times_of(int token, const int *tokens, int count, int *last) {
 
 // ---- needles
 
-// Reads a prompt: where the pairs are, that the rest continues the text, that each key and value is there once, and that
-// the pair of a question has the depth that is stated.
+// Reads a prompt: where the pairs are, that the rest continues the text, that each key and value is there once, and
+// that the pair of a question has the depth that is stated.
 static void expect_needles(const SyntheticPrompt *p, const int *tokens, const SyntheticTasks *t, int length,
                            const SyntheticWords *w, const char *what) {
     int body = length - (2 * t->asked - 1), text = body - 2 * t->needles, before[512] = {0}, value_at[NEEDLE_LIMIT];
@@ -178,6 +179,7 @@ static void test_guesses(void) {
                                           : 1 / 4.0)) < 1e-9,
                "%s: chance is %g", what, chance);
         expect_chance(right, what);
+        EXPECT(right[PREFERS_NOTHING].right == right[PREFERS_LOW_IDS].right, "%s: of equal logits not the first", what);
         free(w.text);
     }
 }

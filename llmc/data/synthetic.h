@@ -12,14 +12,14 @@ are functions of a key, of token IDs (symbols) and of a text (the haystack).
              classes of the examples occur equally often. A set has its own triggers and labels, K examples, and a query
              of each class, which are asked after SHOT_ORDERS random orders of the same examples.
   answer     the candidate with the largest logit: the N values, except those that earlier questions of the prompt have
-             shown, or the labels. Of equal logits the lowest ID is the answer, which is random: IDs are drawn at random.
-  chance     A model that does not look up the key, or the trigger, is right in 1 of the remaining candidates, whatever it
-             prefers: over all depths of a length, the pairs are exchangeable; triggers and labels of a set are paired at
-             random. At a single depth it is not: a model that names the last value is right at depth 1 and wrong at 0.
+             shown, or the labels. Of equal logits the lowest ID is the answer: a random one, as IDs are drawn.
+  chance     A model that does not look up the key, or the trigger, is right in 1 of the remaining candidates, whatever
+             it prefers: over all depths of a length, the pairs are exchangeable; triggers and labels of a set are paired
+             at random. At a single depth it may differ: the last value is right at depth 1 and wrong at depth 0.
   source     Ye et al. 2024, "Differential Transformer", arXiv 2410.05258, sections 3.4 and 3.5: N needles with R asked,
-             by length and depth; classification with many examples in several orders. There, text and numbers of several
-             tokens are generated; here single tokens are compared, so that small models and any vocabulary can be
-             measured, and the other needles have the depths of the asked ones, so that chance is exact.
+             by length and depth; classification with many examples in several orders. There, text of several tokens is
+             generated; here single tokens are compared, so that small models and any vocabulary can be measured, and
+             the other needles have the depths of the asked ones, so that chance is exact.
 */
 #ifndef LLMC_SYNTHETIC_H
 #define LLMC_SYNTHETIC_H

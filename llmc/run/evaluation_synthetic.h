@@ -6,14 +6,14 @@ evaluation_synthetic.h: --eval-needles and --eval-shots: synthetic tasks (data/s
              tokens are bytes, digits and capital letters. Where there are too few, and without a text of tokens, the
              most frequent tokens.
   accuracy   the share of questions whose answer has the largest logit of the candidates; exact: of all tokens
-  interval   Wilson's, 95 %. Needles: over questions, which are independent where a model guesses. Shots: the orders of a
-             query count as one, and the four queries of a set as three. Of a model that prefers a label for each trigger,
-             and does not look at the examples, 1 of 4 answers of a set is right on average, with a variance of up to 1
-             (the fixed points of a permutation), 4/3 of that of four independent answers.
+  interval   Wilson's, 95 %. Needles: over questions, which are independent where a model guesses. Shots: the orders of
+             a query count as one, and the four queries of a set as three. Of a model that prefers a label for each
+             trigger, and does not look at the examples, 1 of 4 answers of a set is right on average, with a variance of
+             up to 1 (the fixed points of a permutation), 4/3 of that of four independent answers.
   at chance  the interval contains chance
-  spread     of shots, over orders: the standard deviation of the accuracy on the four queries of a set, root mean square
-             over sets. spread_independent: what it would be if each order changed answers independently, with the same
-             share of right answers for each query. A larger spread is an effect of the order on many queries at once.
+  spread     of shots, over orders: the standard deviation of the accuracy on the four queries of a set, root mean
+             square over sets. spread_independent: what it would be if each order changed answers independently, with
+             the same share of right answers for each query. A larger spread is an effect of the order on many queries.
   ranks      Ranks share the prompts. Scores are counts, and do not depend on the number of ranks and the sizes of
              batches, except where these round logits differently.
 */

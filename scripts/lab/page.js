@@ -50,7 +50,8 @@ const viewOf = fig => fig.views[Math.min(state.views[fig.id] || 0, fig.views.len
 function heatMap(t, v) { // of shares, with a text in each cell
   const hover = `${t.name.replaceAll('<', '&lt;')}<br>${v.x}: %{x}<br>${v.y}: %{y}<br>%{z:.3f}<extra></extra>`;
   const [xs, ys] = [t.x, t.y].map(values => [...new Set(values)]);
-  const grid = values => ys.map(y => xs.map(x => values[t.x.findIndex((_, i) => t.x[i] === x && t.y[i] === y)] ?? null));
+  const at = (x, y) => t.x.findIndex((_, i) => t.x[i] === x && t.y[i] === y);
+  const grid = values => ys.map(y => xs.map(x => values[at(x, y)] ?? null));
   return [{
     type: 'heatmap', x: xs.map(String), y: ys.map(String), z: grid(t.z), text: grid(t.text), texttemplate: '%{text}',
     zmin: 0, zmax: 1, colorscale: [[0, css('--bg')], [1, css('--accent')]], showscale: false, xgap: 2, ygap: 2,

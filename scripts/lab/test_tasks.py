@@ -1,4 +1,5 @@
-"""test_tasks.py: tests of the tables and figures of multiple-choice and synthetic tasks. test_lab.py --report runs them."""
+"""test_tasks.py: tests of the tables and figures of multiple-choice and synthetic tasks, which test_lab.py
+--report runs."""
 
 import json
 import math
