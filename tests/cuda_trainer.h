@@ -855,27 +855,21 @@ static void test_master_weights(void) {
 static void test_checkpoint_on_cpu(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    double loss[2] = {0, 0}, shots[2] = {0, 0};
+    double loss[2] = {0, 0};
     static char text[2][65536];
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 3 --out run");
     for (int gpu = 0; gpu < 2; gpu++) {
         const char *trainer = gpu ? device_trainer() : cpu_trainer();
         run_in(&r, &d, trainer, 0,
-               "--init run/checkpoints/step_00000003 --val-data data.bin --val-steps 2 --batch-size 3 --eval "
-               "--seq-len 19 --eval-shots 4");
-        const char *at = strstr(r.out, "validation loss "), *answers = strstr(r.out, "K = 4: ");
+               "--init run/checkpoints/step_00000003 --val-data data.bin --val-steps 2 --batch-size 3 --eval");
+        const char *at = strstr(r.out, "validation loss ");
         EXPECT(at && sscanf(at, "validation loss %lf", &loss[gpu]) == 1, "no loss: %.300s", r.out);
-        EXPECT(answers && sscanf(answers, "K = 4: %lf%%", &shots[gpu]) == 1, "no answers: %.300s", r.out);
         run_in(&r, &d, trainer, 0,
                "--init run/checkpoints/step_00000003 --generate 30 --prompt-tokens 1,2,3 --temperature 0");
         memcpy(text[gpu], r.out, sizeof(r.out));
     }
     EXPECT(fabs(loss[0] - loss[1]) <= (cuda_fp32 ? 1e-6 : 1e-2) * loss[0], "loss %.9g on the CPU, %.9g on the device",
            loss[0], loss[1]);
-    EXPECT(fabs(shots[0] - shots[1]) <= (cuda_fp32 ? 0.5 : 10),
-           "%g%% of the answers are right on the CPU, %g%% on the "
-           "device",
-           shots[0], shots[1]); // near ties of 640
     EXPECT(!cuda_fp32 || strcmp(text[0], text[1]) == 0, "the CPU says %.100s, the device %.100s", text[0], text[1]);
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --sample-every 1");
     EXPECT(strstr(r.out, "--- sample after step 1"), "no sample: %.300s", r.out);
