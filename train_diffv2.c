@@ -18,6 +18,7 @@ CUDA operations.
 #include "llmc/run/environment.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/evaluation_choices.h"
+#include "llmc/run/evaluation_synthetic.h"
 #include "llmc/run/gemm_table.h"
 #include "llmc/run/generated_text.h"
 #include "llmc/run/layer_stats.h"
@@ -841,6 +842,7 @@ typedef struct {
     Model sampling_model; // the same parameters with memory for generation; only with --sample-every
     DataLoader train, val;
     ChoiceTasks choices;                   // --eval-choices
+    Synthetic synthetic;                   // --eval-needles, --eval-shots
     uint64_t fingerprint, val_fingerprint; // of their data
     RunTokenizer tokenizer;
     Prompts prompts;     // --prompts
@@ -1009,7 +1011,8 @@ static void run_evaluate(Run *run) {
                     o->seed,
                     o->eval_out,
                     o->dump_attention,
-                    &run->choices};
+                    &run->choices,
+                    &run->synthetic};
     evaluate(&e);
     free(by_position);
     CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
@@ -1317,6 +1320,8 @@ static void run_open_data(Run *run, const char *loaded) {
     if (run->val.shard_count) run_plan_last_batch(run);
     if (run->mode == MODE_TRAIN || run->mode == MODE_EVAL)
         run->choices = choices_open_all(o->eval_choices, V, (int)o->seq_len, run->tokenizer.tokenizer);
+    if (run->mode == MODE_EVAL)
+        synthetic_open(&run->synthetic, o, &run->val, V, run->tokenizer.tokenizer, run->tokenizer.separator);
 }
 
 // The peak that the speed of a step is compared with: the manufacturer's, or that of a matrix product measured now.
@@ -1405,6 +1410,7 @@ static void run_close(Run *run) {
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     choices_close_all(&run->choices);
+    synthetic_close(&run->synthetic);
     log_close(&run->log);
     free_sequences(run->sequences, run->prompts.count);
     prompts_close(&run->prompts);

@@ -5,6 +5,7 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #define LLMC_OPTIONS_MODEL_H
 #include "../comm/comm.h"
 #include "../data/choices.h"
+#include "../data/synthetic.h"
 #include "../base/host.h"
 #include "../model/model_config.h"
 #include "../ops/all_ops.h"
@@ -104,6 +105,33 @@ static inline int64_t options_smaller_batch(const Options *o, int ranks) {
     return B;
 }
 
+// The tasks of --eval-needles and --eval-shots. why: what is wrong with each of them, or NULL.
+static inline SyntheticTasks options_synthetic(const Options *o, const char *why[2]) {
+    SyntheticTasks tasks;
+    memset(&tasks, 0, sizeof(tasks));
+    why[0] = o->eval_needles ? needles_parse(&tasks, o->eval_needles) : NULL;
+    why[1] = o->eval_shots ? shots_parse(&tasks, o->eval_shots) : NULL;
+    return tasks;
+}
+
+// lengths: whether they fit into the context; otherwise whether they have their form.
+static inline int options_synthetic_problems(const Options *o, bool lengths) {
+    static const char *const names[] = {"eval-needles", "eval-shots"}, *const length[] = {"preset", "seq-len", NULL};
+    const char *const values[] = {o->eval_needles, o->eval_shots}, *why[2];
+    SyntheticTasks tasks = options_synthetic(o, why);
+    const int64_t wanted[] = {needles_context(&tasks), shots_context(&tasks)};
+    OptionText shown;
+    int problems = 0;
+    for (int i = 0; i < 2; i++) {
+        if (values[i] && !lengths && why[i])
+            REFUSE(problems, "--%s '%s' is not accepted: %s", names[i], option_shown(shown, values[i]), why[i]);
+        if (values[i] && lengths && !why[i] && options_usable(o, length) && o->seq_len < wanted[i])
+            REFUSE(problems, "--%s %s requires --seq-len %" PRId64 " or more, and it is %" PRId64, names[i],
+                   option_shown(shown, values[i]), wanted[i], o->seq_len);
+    }
+    return problems;
+}
+
 // Checks numbers against each other. All options have values.
 static inline int options_number_problems(const Options *o, int ranks) {
     static const char *const shape[] = {"attention", "preset", "heads",      "kv-heads", "head-dim",
@@ -113,6 +141,7 @@ static inline int options_number_problems(const Options *o, int ranks) {
     int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
     if (options_usable(o, length) && o->warmup > o->steps)
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
+    problems += options_synthetic_problems(o, true);
     if (!options_usable(o, batch)) return problems;
     int64_t N = o->batch_size * o->seq_len, micro_step = N * ranks; // at most 2^48 each
     if (N > INT_MAX)
@@ -172,6 +201,8 @@ static inline int options_missing(const Options *o, bool adopted) {
     if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out requires --eval");
     if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention requires --eval");
     if (o->quantize && !o->eval) REFUSE(problems, "--quantize requires --eval");
+    if (o->eval_needles && !o->eval && !o->dry_run) REFUSE(problems, "--eval-needles requires --eval");
+    if (o->eval_shots && !o->eval && !o->dry_run) REFUSE(problems, "--eval-shots requires --eval");
     if (o->probe && !o->init && !o->resume)
         REFUSE(problems, "--probe requires --init DIR, the checkpoint that it measures");
     bool generates = o->generate || o->refused[option_row("generate")];
@@ -255,6 +286,7 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems, "--eval-out and --dump-attention require a single process, not %d ranks", comm_ranks());
     if (o->quantize) problems += options_quantize_problems(o->quantize);
     if (o->eval_choices) problems += options_choices_problems(o->eval_choices);
+    problems += options_synthetic_problems(o, false);
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
         REFUSE(problems,

@@ -3,7 +3,8 @@
 A figure is {id, section, title, note, views: [{label, x, y, xlog, ylog, traces}]}; xlog is the base of the ticks. A
 trace is {arm, name, who, lr, x, y} and optionally mode (lines, markers), smooth (a running mean that the reader of the
 page chooses), faint (thin, not in the legend), dash, low and high (a band), error (per point), text (per point, on
-hover), symbol. None in y is a gap. `who` names the seeds, on hover.
+hover), symbol. None in y is a gap. `who` names the seeds, on hover. A view with `heat` has one trace, whose points are
+cells with a share z and a text.
 """
 
 from . import stats

@@ -47,7 +47,20 @@ const valuesOf = t => t.smooth ? smooth(t.y) : t.y;
 const nameOf = t => t.name + (state.lr === 'all' && t.lr ? ', ' + t.lr : '');
 const viewOf = fig => fig.views[Math.min(state.views[fig.id] || 0, fig.views.length - 1)];
 
+function heatMap(t, v) { // of shares, with a text in each cell
+  const hover = `${t.name.replaceAll('<', '&lt;')}<br>${v.x}: %{x}<br>${v.y}: %{y}<br>%{z:.3f}<extra></extra>`;
+  const [xs, ys] = [t.x, t.y].map(values => [...new Set(values)]);
+  const at = (x, y) => t.x.findIndex((_, i) => t.x[i] === x && t.y[i] === y);
+  const grid = values => ys.map(y => xs.map(x => values[at(x, y)] ?? null));
+  return [{
+    type: 'heatmap', x: xs.map(String), y: ys.map(String), z: grid(t.z), text: grid(t.text), texttemplate: '%{text}',
+    zmin: 0, zmax: 1, colorscale: [[0, css('--bg')], [1, css('--accent')]], showscale: false, xgap: 2, ygap: 2,
+    hovertemplate: hover,
+  }];
+}
+
 function plotlyTraces(t, v) {
+  if (t.z) return heatMap(t, v);
   const c = color(t.arm), mode = t.mode || 'lines', out = [], y = valuesOf(t);
   if (t.low) {
     const band = {x: t.x, mode: 'lines', line: {width: 0}, hoverinfo: 'skip', showlegend: false};
@@ -128,7 +141,8 @@ function draw(fig) {
   const x = axis(v.x, v.xlog, v.zero_x);
   if (v.integers) x.dtick = 1;
   const places = new Set(shown.flatMap(t => t.x));
-  if (places.size === 1 && !v.category) x.tickvals = [...places];
+  if (places.size === 1 && !v.category && !v.heat) x.tickvals = [...places];
+  if (v.heat) Object.assign(x, {type: 'category'}), Object.assign(y, {type: 'category', autorange: 'reversed'});
   if (v.focus) y.range = focus(shown);
   const clear = 'rgba(0,0,0,0)', few = new Set(shown.filter(t => !t.faint && !t.unnamed).map(t => t.arm)).size;
   const layout = {

@@ -44,6 +44,8 @@ function texFigure(fig) {
     ...(v.category ? [rows, 'y dir=reverse'] : []),
   ];
   const plot = t => {
+    if (t.z) return `  \\addplot+[only marks,nodes near coords,point meta=explicit symbolic] coordinates {`
+      + `${t.x.map((x, i) => `(${x},${t.y[i]}) [${tex(t.text[i])}]`).join(' ')}};\n`;
     const marks = /markers/.test(t.mode || '') ? (/lines/.test(t.mode) ? '' : 'only marks,') : 'no marks,';
     const point = (y, i) => y === null ? '' : `(${t.x[i]},${v.category ? names.indexOf(y) + 1 : y})`
       + (t.error || t.xerror ? ` +- (${t.xerror ? t.xerror[i] : 0},${t.error ? t.error[i] : 0})` : '');
