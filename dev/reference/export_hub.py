@@ -15,8 +15,8 @@ OUT contains:
   tokenizer.bin     for train_diffv2 --init OUT, which reads OUT too
   README.md         a model card
 
-The separator is --separator; else that of the run (--separator of train_diffv2, the corpora in run.json, tokenizer.bin);
-else byte 0 where tokens are bytes. Optimizer and trainer state are not exported.
+The separator is --separator; else that of the run (--separator of train_diffv2, the corpora in run.json,
+tokenizer.bin); else byte 0 where tokens are bytes. Optimizer and trainer state are not exported.
 
 --as diffllama writes a diff_v1 as Transformers' DiffLlama, which needs no code. Its heads i and i + H are this
 program's 2i and 2i + 1, of queries and keys; its value heads g and g + NKV/2 are the halves of wide head g; the weight
@@ -135,6 +135,7 @@ def exported_tokenizer(checkpoint, config, table, separator):
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         "model_max_length": config["max_position_embeddings"],
+        "padding_side": "left",  # generate() continues the last column of a batch
     }
     if separator in added:  # the text of another token would also match in texts that do not mean it
         settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), added[separator])
