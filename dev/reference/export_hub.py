@@ -280,13 +280,13 @@ def export(options, checkpoint, out):
         print(f"export_hub.py: the tokenizer has no text for the separator {separator} and omits it", file=sys.stderr)
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint of train_diffv2")
     parser.add_argument("out", type=Path, metavar="OUT", help="a directory that does not exist")
     parser.add_argument("--as", dest="diffllama", choices=["diffllama"], help="the class that a diff_v1 is written as")
     parser.add_argument("--separator", type=int, metavar="ID", help="token that separates documents")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         export(options, options.checkpoint, options.out)
     except (BadInput, OSError) as error:
