@@ -255,11 +255,13 @@ def export(options, checkpoint, out):
     tokenizer = exported_tokenizer(checkpoint, config, table, separator)
     config = exported_config(config, options.diffllama)
     special = {} if separator is None else {"bos_token_id": separator, "eos_token_id": separator}
+    pad = {"pad_token_id": separator} if special else {}
+    of_class = pad if "auto_map" in config else {}  # with this key, a Llama would not train the embedding of the token
     out.mkdir(parents=True)
     try:
-        write_json(out / "config.json", config | special)
+        write_json(out / "config.json", config | special | of_class)
         if special:
-            write_json(out / "generation_config.json", special | {"pad_token_id": separator})
+            write_json(out / "generation_config.json", special | pad)
         for name, value in zip(("tokenizer.json", "tokenizer_config.json"), tokenizer or ()):
             write_json(out / name, value)
         if table:

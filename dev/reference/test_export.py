@@ -173,6 +173,8 @@ def expect_special_tokens(out, tokenizer, id_):
     assert tokenizer.model_max_length == 64, tokenizer.model_max_length
     model = open_model(out)
     assert model.generation_config.eos_token_id == model.config.eos_token_id == id_
+    own = "auto_map" in json.loads((out / "config.json").read_text())
+    assert model.config.pad_token_id == (id_ if own else None)  # a Llama would not train the embedding of the token
 
 
 def test_bytes_are_exact_in_the_exported_tokenizer_and_texts_are_those_of_the_program():

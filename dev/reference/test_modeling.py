@@ -346,8 +346,9 @@ def test_sequence_classification_scores_the_last_token_of_each_row():
     model.save_pretrained(path)
     opened = AutoModelForSequenceClassification.from_pretrained(path, num_labels=3, dtype=torch.float64)
     assert type(opened) is DiffV2ForSequenceClassification, type(opened)
-    opened.config.pad_token_id = PAD
     rows, ids, mask = batch_of([T, 6, 11])
+    expect_error(ValueError, "padding token", lambda: opened(ids, attention_mask=mask))
+    opened.config.pad_token_id = PAD
     output = opened(ids, attention_mask=mask, labels=torch.tensor([0, 2, 1]))
     base = AutoModel.from_pretrained(path, dtype=torch.float64)
     wanted = torch.stack([opened.score(base(r[None]).last_hidden_state[0, -1]) for r in rows])
