@@ -28,7 +28,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, DynamicC
 
 import export_hub
 import model as reference
-from modeling_diffv2 import VARIANTS, DiffV2Config, DiffV2ForCausalLM, DiffV2ForSequenceClassification, eager_attention
+from modeling_diffv2 import VARIANTS, DiffV2Config, DiffV2ForCausalLM, DiffV2ForSequenceClassification
+from modeling_diffv2 import eager_attention, rope_table, rotate
 from run_tests import run_tests
 
 NEW = int(transformers.__version__.split(".")[0]) >= 5
@@ -227,7 +228,7 @@ def test_gradients_are_the_same_in_every_way_of_training():
         count = int((batch["labels"][:, 1:] != -100).sum())
         part = gradients(model, **batch, num_items_in_batch=torch.tensor(4 * count))
         expect_equal(4 * part, wanted, f"{what}, num_items_in_batch")
-        shifted = {**batch, "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1), value=-100)}
+        shifted = {**batch, "labels": ids, "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1), value=-100)}
         expect_equal(gradients(model, **shifted), wanted, f"{what}, shift_labels")
         for reentrant in (False, True):
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -257,15 +258,19 @@ def test_packed_sequences_and_requested_outputs():
             assert weights.shape == (1, heads, T, T) and not weights.triu(1).any(), f"{what}: {weights.shape}"
             sums = weights.sum(-1)
             assert (sums < 1 - 1e-6).all() if variant == "sink" else (sums - 1).abs().max() < 1e-12, what
-        # The first signal head's weights are those of its query and key
-        first = model.model.layers[0]
-        x = first.input_layernorm(output.hidden_states[0])
-        a = first.self_attn
-        q, k = (n(p(x).unflatten(-1, (-1, a.shape.DQ)))[0] for n, p in ((a.q_norm, a.q_proj), (a.k_norm, a.k_proj)))
-        for j in range(2):  # position 0, which is not rotated
-            score = q[0, j] @ k[0, j % VARIANTS[variant].key_sets] / a.shape.DQ**0.5
-            sink = a.sinks[j] if variant == "sink" else torch.tensor(-float("inf"))
-            expect_equal(output.attentions[0][0, j, 0, 0], torch.sigmoid(score - sink), f"{what}, weights of head {j}")
+        # Weights of the first layer, of positions within its window, are those of each query head and its key head
+        x = model.model.layers[0].input_layernorm(output.hidden_states[0])[:, :5]
+        a, angles = model.model.layers[0].self_attn, rope_table(model.config, torch.arange(5)[None], like=x)
+        parts = ((a.q_norm, a.q_proj), (a.k_norm, a.k_proj))
+        q, k = (rotate(norm(part(x).unflatten(-1, (-1, a.shape.DQ))), *angles)[0] for norm, part in parts)
+        sets, later = VARIANTS[variant].key_sets, torch.ones(5, 5, dtype=torch.bool).triu(1)
+        for j in range(heads):
+            key = j // (heads // a.shape.NV) * sets + j % sets
+            scores = (q[:, j] @ k[:, key].T / a.shape.DQ**0.5).masked_fill(later, -torch.inf)
+            if variant == "sink":
+                scores = torch.cat((scores, a.sinks[j].expand(5, 1)), -1)
+            wanted = scores.softmax(-1)[:, :5]
+            expect_equal(output.attentions[0][0, j, :5, :5], wanted, f"{what}, weights of head {j}")
         model.set_attn_implementation("sdpa")
         expect_error(ValueError, "requires eager", lambda: model(ids, output_attentions=True))
         assert model(ids, return_dict=False)[0].shape == (1, T, V)
@@ -319,6 +324,8 @@ def test_the_shared_keys_of_yoco_are_cached_once():
     sizes = [0 if layer.get_seq_length() == 0 else layer.keys.shape[2] for layer in cache.layers]
     assert sizes == [4, 4, T, 0], sizes
     assert model.train()(tokens(2, T)).past_key_values is None, "training keeps a cache"
+    model.gradient_checkpointing_enable()
+    assert model(tokens(2, T), use_cache=True).past_key_values is None, "checkpoints keep a cache"
 
 
 def tokenizer():
