@@ -183,6 +183,8 @@ def test_bytes_are_exact_in_the_exported_tokenizer_and_texts_are_those_of_the_pr
         options = ("--attention", attention, *options)
         checkpoint = run_on_text(f"bytes{separator}", list(TEXT.encode()), *options, separator=of_corpus)
         out = exported(checkpoint, f"bytes{separator}")
+        written = json.loads((out / "generation_config.json").read_text())
+        assert written["eos_token_id"] == separator, f"{written}, not {separator}"
         tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
         text = (
             "".join(map(chr, (*range(0x900), *range(0xFF00, 0x10500)))) + "the end\n\0"
