@@ -1562,6 +1562,7 @@ static void run_open_log(Run *run, const Resume *resume, int argc, char **argv) 
                       &run->options,
                       plan->tensors.parameter_count,
                       plan->config.F,
+                      plan->config.FE,
                       per_token,
                       &run->train,
                       run->options.val_data ? &run->val : NULL,
