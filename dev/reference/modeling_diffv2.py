@@ -130,7 +130,8 @@ class DiffV2Config(PretrainedConfig):
             raise ValueError(f"layer_types has {sliding}, but there is no sliding_window")
         if yoco and (num_hidden_layers % 2 or sliding in self.layer_types[lower:]):
             raise ValueError(f"yoco needs an even number of layers, of which the upper half is {full}")
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **others)
+        special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # which the library reads
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **special | others)
 
 
 def shape_of(config):
