@@ -140,6 +140,15 @@ static void test_presets(void) {
         {"13.1b", 13123015680, 14179783680},
         {"13.1b-1.5h", 13123015680, 14708167680},
         {"13.1b-2h", 14171591680, 16285127680},
+        {"moe-tiny", 2397312, 2464896},
+        {"moe-tiny-1.5h", 2462848, 2564224},
+        {"moe-tiny-2h", 2528384, 2663552},
+        {"moe-small", 18977024, 19509504},
+        {"moe-small-1.5h", 19501312, 20300032},
+        {"moe-small-2h", 20025600, 21090560},
+        {"30b-a3b", 30532110336, 30937909248},
+        {"30b-a3b-1.5h", 30934763520, 31543461888},
+        {"30b-a3b-2h", 31337416704, 32149014528},
     };
     EXPECT(PRESET_COUNT == sizeof(counts) / sizeof(counts[0]), "%d presets", (int)PRESET_COUNT);
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
@@ -767,10 +776,10 @@ static const struct {
     {{"x", "--init=m", "--dry-run", "--tie-embeddings", NULL}, 1, "--tie-embeddings contradicts"},
     {{"x", "--init=m", "--dry-run", "--heads=2", "--ffn=95", "--head-dim=8", NULL}, 3, "--ffn 95 contradicts"},
     {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=96", NULL}, 0, ""},
-    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "--ffn 95 requires an MLP width of 95; "
+    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "--ffn 95 requires a width of 95; "
      "the loaded model has 96"},
     {{"x", "--init=m", "--dry-run", "--match-params", "--preset=tiny", "--hidden=64", "--layers=3",
-      "--head-dim=16", "--vocab=1000", NULL}, 2, "--ffn 352 requires an MLP width of 352; the loaded"},
+      "--head-dim=16", "--vocab=1000", NULL}, 2, "--ffn 352 requires a width of 352; the loaded"},
     // tiny differs in layers, hidden, head-dim, ffn, vocab and tied; heads and key/value heads agree
     {{"x", "--init=m", "--dry-run", "--preset=tiny", NULL}, 6, "--preset tiny, with --layers 4, contradicts"},
     {{"x", "--init=m", "--dry-run", "--preset=tiny", "--layers=3", "--no-tie-embeddings", NULL}, 4, "--hidden 128"},

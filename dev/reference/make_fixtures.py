@@ -204,10 +204,10 @@ def arrays_of(file):
     return {n: np.frombuffer(data, DTYPES[dtype]).reshape(shape) for n, (dtype, shape, data) in tensors.items()}
 
 
-def gradients(config, weights, tokens, targets):
+def gradients(config, weights, tokens, targets, router_aux=ROUTER_AUX, router_z=ROUTER_Z):
     """`loss` [1], then the gradient of every tensor under its name."""
     weights = {name: t.clone().requires_grad_() for name, t in weights.items()}
-    value, routers = model.loss(config, weights, tokens, targets, ROUTER_AUX, ROUTER_Z)
+    value, routers = model.loss(config, weights, tokens, targets, router_aux, router_z)
     (value + routers).backward()
     return {"loss": value.reshape(1), **{name: t.grad for name, t in weights.items()}}
 

@@ -225,7 +225,7 @@ def part(weights, prefix):
     return {name[len(prefix) :]: t for name, t in weights.items() if name.startswith(prefix)}
 
 
-def forward(config, weights, tokens):
+def forward_with_losses(config, weights, tokens):
     """tokens (B,T) -> logits (B,T,V), and of each layer with experts its two losses"""
     losses = []
     eps, shared = config["rms_norm_eps"], None
@@ -248,9 +248,13 @@ def forward(config, weights, tokens):
     return rmsnorm(x, weights["model.norm.weight"], eps) @ weights.get("lm_head.weight", embedding).T, losses
 
 
+def forward(config, weights, tokens):
+    return forward_with_losses(config, weights, tokens)[0]
+
+
 def loss(config, weights, tokens, targets, router_aux=0.0, router_z=0.0):
     """Mean cross-entropy over all B*T targets, in nats; and the weighted losses of the routers."""
-    logits, losses = forward(config, weights, tokens)
+    logits, losses = forward_with_losses(config, weights, tokens)
     routers = sum(router_aux * balance + router_z * z for balance, z in losses) / max(1, len(losses))
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), routers
 

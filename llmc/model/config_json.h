@@ -315,7 +315,7 @@ static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
     CHECK(!types || (cJSON_IsArray(types) && cJSON_GetArraySize(types) == c->L),
           "%s: layer_types is %s; it must be an array with a name for each of the %d layers", r->path,
           config_value_text(types).text, c->L);
-    CHECK(!types || !foreign || foreign->layer_types, "%s: layer_types is %s, but model_type is \"%s\", which ignores it",
+    CHECK(!types || !foreign || !foreign->experts, "%s: layer_types is %s, but model_type is \"%s\", which ignores it",
           r->path, config_value_text(types).text, foreign->type);
     if (types) config_read_layer_types(r, types, c);
     else if (window) config_read_first_window(r, c);
