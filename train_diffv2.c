@@ -372,8 +372,8 @@ static void block_route(Model *model, int l, int N) {
     const LayerActivations *a = &model->acts.layers[l];
     Routing r = plan_routing(&model->plan, N);
     if (!a->starts) return;
-    router_forward(a->router_logits, a->router_lse, a->experts, a->expert_weights, a->norm2,
-                   param(model, T_ROUTER, l), r);
+    router_forward(a->router_logits, a->router_lse, a->experts, a->expert_weights, a->norm2, param(model, T_ROUTER, l),
+                   r);
     expert_group(a->starts, a->entries, a->places, a->experts, r);
 }
 

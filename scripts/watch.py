@@ -80,7 +80,9 @@ class Watched:
         run = self.study.runs[0]
         run.read = option_history.validations(run.info, [])
         results, figures = report.compute(self.study)
-        return page.content(self.study, results, figures, links=lambda run: [(name, name) for name in FILES] if live else [])
+        return page.content(
+            self.study, results, figures, links=lambda run: [(name, name) for name in FILES] if live else []
+        )
 
     def page(self, live):
         if self.study:

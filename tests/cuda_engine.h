@@ -203,8 +203,8 @@ class Operands {
         size_t wrong = 0, first = 0;
         for (size_t k = 0; k < t.count; k++)
             if ((int)t.value(t.result, k) != t.twin_ints[k] && wrong++ == 0) first = k;
-        EXPECT(wrong == 0, "%s: %zu of %zu wrong, first [%zu] is %g, the twin's %d", t.name.c_str(), wrong, t.count, first,
-               t.value(t.result, first), t.twin_ints[first]);
+        EXPECT(wrong == 0, "%s: %zu of %zu wrong, first [%zu] is %g, the twin's %d", t.name.c_str(), wrong, t.count,
+               first, t.value(t.result, first), t.twin_ints[first]);
     }
 
   private:

@@ -76,11 +76,11 @@ static void check_experts(const Case *c) {
         size_t RC = product(R, r.C), RF = product(R, F), stride = round_up(product(2 * F, r.C), 8);
         Tensor &experts = o.ints("experts", (size_t)R, r.E), &starts = o.out_ints("starts", (size_t)r.E + 1),
                &entries = o.out_ints("entries", (size_t)R), &places = o.out_ints("places", (size_t)R),
-               &weights = o.in_fp32("weights", (size_t)R), &x = o.in("x", product(r.N, r.C)),
-               &rows = o.out("rows", RC), &matrix = o.in("weight", (size_t)r.E * stride),
-               &gate_up = o.out("gate_up", 2 * RF), &given = o.in("given gate_up", 2 * RF, 3),
-               &hidden = o.out("hidden", RF), &ahidden = o.in("dhidden", RF), &dgate_up = o.out("dgate_up", 2 * RF),
-               &dweights = o.out_fp32("dweights", (size_t)R), &dy = o.in("dy", 2 * RF), &drows = o.out("drows", RC),
+               &weights = o.in_fp32("weights", (size_t)R), &x = o.in("x", product(r.N, r.C)), &rows = o.out("rows", RC),
+               &matrix = o.in("weight", (size_t)r.E * stride), &gate_up = o.out("gate_up", 2 * RF),
+               &given = o.in("given gate_up", 2 * RF, 3), &hidden = o.out("hidden", RF), &ahidden = o.in("dhidden", RF),
+               &dgate_up = o.out("dgate_up", 2 * RF), &dweights = o.out_fp32("dweights", (size_t)R),
+               &dy = o.in("dy", 2 * RF), &drows = o.out("drows", RC),
                &dweight = o.updated_fp32("dweight", (size_t)r.E * stride), &sum = o.updated("sum", product(r.N, r.C)),
                &given_rows = o.in("given rows", RC), &max = o.max("max", 0), &dmax = o.max("dmax", 0);
         fill_experts(experts, r, c->n[5]);
@@ -104,7 +104,8 @@ static void check_experts(const Case *c) {
         twin::expert_gather(rows.t(), x.t(), of, t);
         twin::expert_linear_forward(gate_up.t(), given_rows.t(), v, at, r.N, R);
         twin::expert_swiglu_forward(hidden.t(), given.t(), weights.t(), of, R, F, nullptr);
-        twin::expert_swiglu_backward(dgate_up.t(), dweights.t(), ahidden.t(), given.t(), weights.t(), of, R, F, nullptr);
+        twin::expert_swiglu_backward(dgate_up.t(), dweights.t(), ahidden.t(), given.t(), weights.t(), of, R, F,
+                                     nullptr);
         twin::expert_linear_backward(drows.t(), dweight.t(), dy.t(), given_rows.t(), v, at, r.N, R, add);
         twin::expert_combine(sum.t(), given_rows.t(), to, t, add);
         o.expect_ints(starts);

@@ -11,11 +11,25 @@ static const struct ExpertCase {
     ModelCase model;
     int E, K, FE, shared, dense_layers;
 } expert_cases[] = {
-    {{"two of five experts, widths that are no multiples of 8", 19, 20, 2, 4, 2, 8, 12, 2, 11, true, 0, 0, false, false},
-     5, 2, 13, 0, 0},
-    {{"every expert, a row more than a block", 23, 16, 2, 2, 1, 8, 12, 1, 65, false, 0, 0, false, false}, 3, 3, 8, 0, 0},
+    {{"two of five experts, widths that are no multiples of 8", 19, 20, 2, 4, 2, 8, 12, 2, 11, true, 0, 0, false,
+      false},
+     5,
+     2,
+     13,
+     0,
+     0},
+    {{"every expert, a row more than a block", 23, 16, 2, 2, 1, 8, 12, 1, 65, false, 0, 0, false, false},
+     3,
+     3,
+     8,
+     0,
+     0},
     {{"a shared expert of twice the width, a dense layer", 29, 24, 3, 4, 2, 8, 20, 2, 21, true, 0, 0, false, true},
-     4, 1, 16, 2, 1},
+     4,
+     1,
+     16,
+     2,
+     1},
     {{"more experts than tokens, windows", 19, 16, 3, 2, 1, 8, 12, 1, 5, true, 3, 2, false, false}, 9, 2, 8, 0, 1},
     {{"YOCO", 19, 16, 4, 4, 2, 8, 12, 2, 11, true, 4, 0, true, false}, 4, 2, 8, 1, 1},
 };
@@ -110,14 +124,16 @@ static void test_one_expert_is_an_mlp(void) {
     case_randomise(&b, 7);
     for (int l = 0; l < dense.L; l++)
         for (int p = 0; p < 3; p++) {
-            const Tensor *from = tensor_of(&a.plan.tensors, pairs[p][0], l), *to = tensor_of(&b.plan.tensors, pairs[p][1], l);
+            const Tensor *from = tensor_of(&a.plan.tensors, pairs[p][0], l),
+                         *to = tensor_of(&b.plan.tensors, pairs[p][1], l);
             memcpy(b.params + to->offset, a.params + from->offset, from->count * sizeof(floatX));
         }
     double other = case_loss(&b, tokens, mc->B, mc->T, true), epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
     EXPECT(fabs(loss - other) <= 8 * epsilon * loss, "losses %.9g and %.9g", loss, other);
     for (int l = 0; l < dense.L; l++)
         for (int p = 0; p < 3; p++) {
-            const Tensor *of = tensor_of(&a.plan.tensors, pairs[p][0], l), *too = tensor_of(&b.plan.tensors, pairs[p][1], l);
+            const Tensor *of = tensor_of(&a.plan.tensors, pairs[p][0], l),
+                         *too = tensor_of(&b.plan.tensors, pairs[p][1], l);
             double error = gradient_distance(b.grads + too->offset, a.grads + of->offset, of->count);
             EXPECT(error <= 100 * epsilon, "%s: relative difference %.3g", too->name, error);
         }
@@ -196,7 +212,8 @@ static void test_experts_generate(void) {
         Model m, cached;
         int *tokens = expert_start(&m, i, "diff_v2", FOR_EVALUATION, RECOMPUTE_NOTHING);
         ModelConfig config = expert_config(i, "diff_v2");
-        float *want = (float *)checked_calloc(mc->V, sizeof(float)), *got = (float *)checked_calloc(mc->V, sizeof(float));
+        float *want = (float *)checked_calloc(mc->V, sizeof(float)),
+              *got = (float *)checked_calloc(mc->V, sizeof(float));
         model_plan(&cached, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&cached, &m);
         ops_init(max_size(m.plan.workspace_bytes, cached.plan.workspace_bytes));
@@ -207,8 +224,8 @@ static void test_experts_generate(void) {
             case_loss(&m, tokens, 1, t + 1, false);
             model_logits(&m, m.acts.norm_final + (size_t)t * config.C, 1, want);
             for (int v = 0; v < mc->V; v++)
-                EXPECT(fabs((double)(got[v] - want[v])) < 1e-4, "%s: position %d, logit %d is %g, not %g", mc->why, t, v,
-                       (double)got[v], (double)want[v]);
+                EXPECT(fabs((double)(got[v] - want[v])) < 1e-4, "%s: position %d, logit %d is %g, not %g", mc->why, t,
+                       v, (double)got[v], (double)want[v]);
         }
         free(want);
         free(got);
@@ -259,9 +276,11 @@ static void test_experts_match_parameters(void) {
             ModelConfig plain = model_as_baseline(&c), wider;
             c.FE = model_match_ffn(&c, active);
             wider = c, wider.FE++;
-            double want = (double)model_parameter_count(&plain, active), have = (double)model_parameter_count(&c, active),
+            double want = (double)model_parameter_count(&plain, active),
+                   have = (double)model_parameter_count(&c, active),
                    step = (double)model_parameter_count(&wider, active) - have;
-            EXPECT(c.FE < 500 && fabs(have - want) <= step / 2 + 1, "case %d: %g parameters instead of %g", i, have, want);
+            EXPECT(c.FE < 500 && fabs(have - want) <= step / 2 + 1, "case %d: %g parameters instead of %g", i, have,
+                   want);
         }
 }
 

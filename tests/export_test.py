@@ -47,7 +47,8 @@ def train(directory, *options):
     tokens = directory.parent / "tokens.bin"
     count = 1000
     tokens.write_bytes(
-        struct.pack("<256i", 20240520, 1, count, *[0] * 253) + struct.pack(f"<{count}H", *(7 * i % 257 for i in range(count)))
+        struct.pack("<256i", 20240520, 1, count, *[0] * 253)
+        + struct.pack(f"<{count}H", *(7 * i % 257 for i in range(count)))
     )
     words = [TRAINER, *MODEL.split(), *RUN.split(), "--train-data", tokens, "--val-data", tokens, "--out", directory]
     done = subprocess.run([*words, *options], capture_output=True, text=True)
@@ -67,7 +68,13 @@ def expected(log):
         if kind == "event":
             row["events"] = json.dumps([*json.loads(row.get("events", "[]")), values])
             continue
-        part = f"/layer_{values.pop('layer'):02d}" if kind == "stats" else f"/{values.pop('name')}" if kind == "choices" else ""
+        part = (
+            f"/layer_{values.pop('layer'):02d}"
+            if kind == "stats"
+            else f"/{values.pop('name')}"
+            if kind == "choices"
+            else ""
+        )
         row.update({f"{kind}_{k}{part}" if part else f"{kind}/{k}": v for k, v in values.items() if v is not None})
     return rows
 
@@ -84,7 +91,9 @@ class Following:
 
     def __init__(self, *words):
         words = [sys.executable, EXPORT, *words, "--follow", "--interval", "0.05"]
-        self.process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def until(self, reached):
         end = time.monotonic() + 60
@@ -145,7 +154,10 @@ def read_wandb(directory):
             message.ParseFromString(data)
             for item in message.run.config.update if message.HasField("run") else message.config.update:
                 config[item.key] = json.loads(item.value_json)
-            row = {"/".join([item.key, *item.nested_key]).strip("/"): json.loads(item.value_json) for item in message.history.item}
+            row = {
+                "/".join([item.key, *item.nested_key]).strip("/"): json.loads(item.value_json)
+                for item in message.history.item
+            }
             if row:
                 rows[row["_step"]] = {key: value for key, value in row.items() if key[0] != "_"}
         runs.append((path.stem.removeprefix("run-"), config, rows))

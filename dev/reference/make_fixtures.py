@@ -114,9 +114,7 @@ SHAPES = {
     ("diff_v1", "x"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v2", "x"): (2, 13, 3, 8, 6, 37, 2, 1, 8),
 }
-Size = namedtuple(
-    "Size", "tied theta eps window full_every yoco qk_norm experts", defaults=(0, 0, False, False, None)
-)
+Size = namedtuple("Size", "tied theta eps window full_every yoco qk_norm experts", defaults=(0, 0, False, False, None))
 Experts = namedtuple("Experts", "count active shared dense_layers dense_width", defaults=(0, 0, 0))
 SIZES = {
     "a": Size(False, 10000.0, 1e-5),

@@ -295,7 +295,10 @@ def tensor_table(config):
         (v.lambda_ == "head", "self_attn.lambda", ((NH,), 0, 1)),
         (v.sink == "own", "self_attn.sinks", ((NH,), 0, 1)),
         (True, "post_attention_layernorm.weight", norm(C)),
-        *((mlp_width(config, layer), f"mlp.{name}.weight", row) for name, row in mlp_rows(mlp_width(config, layer) or 1)),
+        *(
+            (mlp_width(config, layer), f"mlp.{name}.weight", row)
+            for name, row in mlp_rows(mlp_width(config, layer) or 1)
+        ),
         *((has_experts(config, layer), name, row) for name, row in expert_rows),
     ]
     yoco_rows = [("norm.weight", *norm(C)), *keys_values, *head_norm]
@@ -305,7 +308,9 @@ def tensor_table(config):
         cross = layer_is_cross(config, layer)
         if cross and layer == L // 2:
             table += [("model.yoco." + name, *row) for name, *row in yoco_rows]
-        table += [(f"model.layers.{layer}.{name}", *row) for present, name, row in layer_rows(not cross, layer) if present]
+        table += [
+            (f"model.layers.{layer}.{name}", *row) for present, name, row in layer_rows(not cross, layer) if present
+        ]
     table.append(("model.norm.weight", *norm(C)))
     if not config["tie_word_embeddings"]:
         table.append(("lm_head.weight", *linear(V, C)))

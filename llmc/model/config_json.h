@@ -121,8 +121,8 @@ static inline void config_json_write(const char *path, const ModelConfig *c, DTy
 static const struct {
     const char *key, *absent;
 } absent_features[] = {
-    {"quantization_config", "null"}, {"attention_bias", "false"},  {"mlp_bias", "false"},
-    {"hidden_act", "\"silu\""},      {"attention_dropout", "0"},   {"partial_rotary_factor", "1"},
+    {"quantization_config", "null"}, {"attention_bias", "false"}, {"mlp_bias", "false"},
+    {"hidden_act", "\"silu\""},      {"attention_dropout", "0"},  {"partial_rotary_factor", "1"},
     {"router_jitter_noise", "0"},
 };
 enum { ABSENT_FEATURE_COUNT = sizeof(absent_features) / sizeof(absent_features[0]) };

@@ -14,9 +14,9 @@ tests iterate over.
 typedef struct {
     const AttentionVariant *attention;
     int V, C, L, NH, NKV, D, F;
-    int T;                      // max_position_embeddings
-    int E, K, FE;               // experts of a layer, those that a token passes, width of one; E = 0: no experts
-    int shared, dense_layers;   // experts that every token passes; first layers without experts
+    int T;                    // max_position_embeddings
+    int E, K, FE;             // experts of a layer, those that a token passes, width of one; E = 0: no experts
+    int shared, dense_layers; // experts that every token passes; first layers without experts
     double rope_theta, rms_norm_eps;
     bool tied;      // the LM head is the embedding
     int window;     // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
@@ -133,7 +133,8 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
             c->D);
     if (c->E > 0) {
         PROBLEM(c->K < 1 || c->K > c->E, "--experts-active must be from 1 to the %d experts, not %d", c->E, c->K);
-        PROBLEM(c->K > MAX_EXPERTS_ACTIVE, "--experts-active must be at most %d, not %d", (int)MAX_EXPERTS_ACTIVE, c->K);
+        PROBLEM(c->K > MAX_EXPERTS_ACTIVE, "--experts-active must be at most %d, not %d", (int)MAX_EXPERTS_ACTIVE,
+                c->K);
         PROBLEM(c->FE < 1, "--expert-ffn must be at least 1, not %d", c->FE);
         PROBLEM(c->dense_layers >= c->L, "--dense-layers %d leaves no layer with experts: there are %d layers",
                 c->dense_layers, c->L);
@@ -150,8 +151,8 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
             "--yoco and --full-every are mutually exclusive: each layer of the lower half has a window");
     PROBLEM(c->yoco && c->L % 2, "YOCO requires an even number of layers, not %d", c->L);
     // the size of one row is an int; larger sizes are size_t
-    PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->FE > 1 << 24 || c->V > 1 << 28 || c->L > 1 << 16 ||
-                c->T > 1 << 24 || c->window > 1 << 24,
+    PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->FE > 1 << 24 || c->V > 1 << 28 ||
+                c->L > 1 << 16 || c->T > 1 << 24 || c->window > 1 << 24,
             "a dimension is too large for this program");
 #undef PROBLEM
     return n;
@@ -184,8 +185,9 @@ typedef struct {
     Dim shape[2];     // the second is DIM_NONE for a vector; a tensor with a dimension of size 0 does not exist
     Init init;
     bool decay;
-    bool joined;     // stored directly after the previous tensor, as one matrix for a fused GEMM
-    bool per_expert; // one for each expert, after "block_sparse_moe.experts.E."; joined ones alternate with the previous
+    bool joined; // stored directly after the previous tensor, as one matrix for a fused GEMM
+    bool
+        per_expert; // one for each expert, after "block_sparse_moe.experts.E."; joined ones alternate with the previous
 } TensorRow;
 
 // clang-format off
@@ -231,7 +233,7 @@ typedef struct {
     const TensorRow *row;
     int layer;  // 0 .. L-1; -1 for tensors before the layers, L for tensors after them
     int expert; // from 0; 0 for tensors that are not of an expert
-    int ndim;  // 1 or 2
+    int ndim;   // 1 or 2
     size_t shape[2];
     size_t count;  // elements
     size_t offset; // of its first element in the buffers of parameters, gradients and moments
@@ -336,8 +338,8 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
     memset(&list, 0, sizeof(list));
     list.L = c->L;
     int index_count = c->L * TENSOR_KINDS;
-    list.tensors = (Tensor *)checked_calloc((size_t)c->L * (TENSOR_ROW_COUNT + EXPERT_ROW_COUNT * (size_t)c->E),
-                                            sizeof(Tensor));
+    list.tensors =
+        (Tensor *)checked_calloc((size_t)c->L * (TENSOR_ROW_COUNT + EXPERT_ROW_COUNT * (size_t)c->E), sizeof(Tensor));
     list.index = (int *)checked_calloc(index_count, sizeof(int));
     list.ranks = ranks;
     list.group_offset = (size_t *)checked_calloc(c->L + 3, sizeof(size_t));

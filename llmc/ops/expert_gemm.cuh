@@ -80,8 +80,8 @@ enum { EXPERT_TILE = 128, EXPERT_DEPTH = 32, EXPERT_LD = EXPERT_DEPTH + 8, EXPER
 
 // The packs of a thread of the operand's elements (i0 + i, k0 + k), which has `count` rows i and K columns k and is stored
 // by rows or by columns.
-static __device__ inline void expert_fetch(uint4 (&to)[EXPERT_PACKS], const floatX *x, int ld, int i0, int count, int k0,
-                                           int K, bool by_columns) {
+static __device__ inline void expert_fetch(uint4 (&to)[EXPERT_PACKS], const floatX *x, int ld, int i0, int count,
+                                           int k0, int K, bool by_columns) {
     UNROLL
     for (int p = 0; p < EXPERT_PACKS; p++) {
         int at = (int)threadIdx.x + p * EXPERT_THREADS;
@@ -146,7 +146,7 @@ static __device__ inline void expert_store(const GemmShape &s, void *C, int m, i
 
 static __global__ void __launch_bounds__(EXPERT_THREADS)
     expert_gemm_mma_kernel(ExpertGemm g, void *C, const floatX *A, const floatX *B) {
-    SHARED(uint4, shared4, 2 * EXPERT_TILE *EXPERT_LD / 8);
+    SHARED(uint4, shared4, 2 * EXPERT_TILE * EXPERT_LD / 8);
     unsigned short *a = (unsigned short *)(void *)shared4, *b = a + EXPERT_TILE * EXPERT_LD;
     ExpertPiece p;
     if (!expert_find_piece(&p, g, C, A, B, EXPERT_TILE, EXPERT_TILE)) return;

@@ -105,8 +105,7 @@ static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const flo
         int rows = starts[e + 1] - starts[e];
         size_t at = (size_t)starts[e];
         grad_t *to = dweight + (size_t)e * w.stride;
-        if (rows)
-            linear_backward(dx + at * IC, to, dy + at * OC, x + at * IC, expert_linear_of(w, e), rows, add);
+        if (rows) linear_backward(dx + at * IC, to, dy + at * OC, x + at * IC, expert_linear_of(w, e), rows, add);
         else if (!add) memset(to, 0, (size_t)OC * IC * sizeof(grad_t));
     }
 }

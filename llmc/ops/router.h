@@ -65,7 +65,7 @@ static inline void router_backward(floatX *dx, grad_t *dweight, const real *dwei
         for (int k = 0; k < r.K; k++) along += w[k] * dw[k];
         for (int k = 0; k < r.K; k++) d[experts[(size_t)n * r.K + k]] += w[k] * (dw[k] - along);
     }
-    gemm(CblasNoTrans, CblasNoTrans, r.N, r.C, r.E, 1, dlogits, r.E, weight, r.C, 1, dx, r.C); // dx += dl W
+    gemm(CblasNoTrans, CblasNoTrans, r.N, r.C, r.E, 1, dlogits, r.E, weight, r.C, 1, dx, r.C);         // dx += dl W
     gemm(CblasTrans, CblasNoTrans, r.E, r.C, r.N, 1, dlogits, r.E, x, r.C, add ? 1 : 0, dweight, r.C); // dW = dl^T x
 }
 

@@ -11,9 +11,8 @@ static inline void print_match(const ModelPlan *plan, const Options *o) {
     bool active = o->match_active;
     size_t own = model_parameter_count(&c, active), others = model_parameter_count(&baseline, active);
     printf("--match-%s: %s %d (baseline: %d), %zu %sparameters (baseline: %zu, %+.4f%%)\n",
-           active ? "active" : "params", c.E ? "experts" : "MLP", *model_match_width(&c),
-           *model_match_width(&baseline), own, active ? "active " : "", others,
-           100 * ((double)own / (double)others - 1));
+           active ? "active" : "params", c.E ? "experts" : "MLP", *model_match_width(&c), *model_match_width(&baseline),
+           own, active ? "active " : "", others, 100 * ((double)own / (double)others - 1));
 }
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
@@ -44,8 +43,8 @@ static inline void print_communication(const ModelPlan *plan, const ModelPlan *s
 
 static inline void print_parameters(const ModelPlan *plan) {
     enum { EMBEDDING, ATTENTION, MLP, ROUTER, EXPERTS, NORMS, HEAD, GROUPS };
-    static const char *const names[GROUPS] = {"embedding", "attention", "MLP",  "routers",
-                                              "experts",   "norms",     "LM head (untied)"};
+    static const char *const names[GROUPS] = {"embedding", "attention",       "MLP", "routers", "experts",
+                                              "norms",     "LM head (untied)"};
     size_t counts[GROUPS] = {0};
     for (int i = 0; i < plan->tensors.count; i++) {
         const Tensor *t = &plan->tensors.tensors[i];

@@ -46,7 +46,7 @@ typedef struct {
     int *starts;            // (E+1): as expert_group
     int *entries, *places;  // (N*K)
     floatX *expert_gate_up; // (N*K, 2FE)
-    floatX *x_out;     // (N, C): residual stream after the MLP
+    floatX *x_out;          // (N, C): residual stream after the MLP
 } LayerActivations;
 
 typedef struct {

@@ -24,10 +24,11 @@ typedef struct {
 #define DIMENSION(option, field, letter) \
     { option, offsetof(Options, field), offsetof(Preset, letter), offsetof(ModelConfig, letter) }
 static const ModelDim model_dims[] = {
-    DIMENSION("layers", layers, L),       DIMENSION("hidden", hidden, C),     DIMENSION("heads", heads, NH),
-    DIMENSION("kv-heads", kv_heads, NKV), DIMENSION("head-dim", head_dim, D), DIMENSION("ffn", ffn, F),
-    DIMENSION("seq-len", seq_len, T),     DIMENSION("vocab", vocab, V),
-    DIMENSION("experts", experts, E),     DIMENSION("experts-active", experts_active, K),
+    DIMENSION("layers", layers, L),          DIMENSION("hidden", hidden, C),
+    DIMENSION("heads", heads, NH),           DIMENSION("kv-heads", kv_heads, NKV),
+    DIMENSION("head-dim", head_dim, D),      DIMENSION("ffn", ffn, F),
+    DIMENSION("seq-len", seq_len, T),        DIMENSION("vocab", vocab, V),
+    DIMENSION("experts", experts, E),        DIMENSION("experts-active", experts_active, K),
     DIMENSION("expert-ffn", expert_ffn, FE),
 };
 #undef DIMENSION
@@ -43,7 +44,8 @@ static inline void options_derive(Options *o, int ranks) {
     const Preset *preset = &presets[o->preset];
     for (int i = 0; i < MODEL_DIM_COUNT; i++) {
         int r = option_row(model_dims[i].option);
-        bool of_experts = model_dims[i].model == offsetof(ModelConfig, K) || model_dims[i].model == offsetof(ModelConfig, FE);
+        bool of_experts =
+            model_dims[i].model == offsetof(ModelConfig, K) || model_dims[i].model == offsetof(ModelConfig, FE);
         if (!o->has[r])
             *option_int(o, model_dims[i].field) =
                 of_experts && o->experts == 0 ? 0 : *(const int *)((const char *)preset + model_dims[i].preset);
@@ -118,8 +120,8 @@ static inline int64_t options_smaller_batch(const Options *o, int ranks) {
 
 // Checks numbers against each other. All options have values.
 static inline int options_number_problems(const Options *o, int ranks) {
-    static const char *const shape[] = {"attention", "preset", "heads",      "kv-heads", "head-dim",
-                                        "layers",    "window", "full-every", "yoco",     "experts",
+    static const char *const shape[] = {"attention",      "preset",     "heads",          "kv-heads",     "head-dim",
+                                        "layers",         "window",     "full-every",     "yoco",         "experts",
                                         "experts-active", "expert-ffn", "shared-experts", "dense-layers", NULL};
     static const char *const length[] = {"steps", "warmup", NULL};
     static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};

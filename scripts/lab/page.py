@@ -79,7 +79,9 @@ def notes_html(study, watch):
 def arms_of(study, figures):
     """{arm: label} of the lines: the arms of the study, or what the lines of one run show."""
     lines = {t["arm"]: t["arm"] for f in figures for v in f["views"] for t in v["traces"] if t["arm"] is not None}
-    return {arm: label for arm, label in {**lines, **study.arms}.items() if arm in lines} if study.single else study.arms
+    return (
+        {arm: label for arm, label in {**lines, **study.arms}.items() if arm in lines} if study.single else study.arms
+    )
 
 
 def first_rate(study, r):

@@ -8,7 +8,15 @@ from .table import speed_text
 def loss(run):
     lines = [trace("training", "training", binned([r["step"] for r in run.train]), binned(losses(run)), smooth=True)]
     steps = sorted(run.val)
-    lines += [trace("validation", "validation", steps, [run.val[s] for s in steps], mode="lines+markers" if steps[2:] else "markers")] * bool(steps)
+    lines += [
+        trace(
+            "validation",
+            "validation",
+            steps,
+            [run.val[s] for s in steps],
+            mode="lines+markers" if steps[2:] else "markers",
+        )
+    ] * bool(steps)
     note = "Training: running mean over the share of the steps that the slider sets."
     return figure("loss", "loss", "Loss", note, [view("loss", "step", "loss, nats per token", lines, focus=True)])
 

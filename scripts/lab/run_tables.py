@@ -66,7 +66,11 @@ def shown(value):
 
 def events(run):
     rows = [
-        [r["step"], r.get("what", "–"), ", ".join(f"{k} {shown(v)}" for k, v in r.items() if k not in HIDDEN and v != [])]
+        [
+            r["step"],
+            r.get("what", "–"),
+            ", ".join(f"{k} {shown(v)}" for k, v in r.items() if k not in HIDDEN and v != []),
+        ]
         for r in run.events[: -MOST_EVENTS - 1 : -1]
     ]
     caption = f"{len(rows)} of {len(run.events)} events, the last first. docs/formats.md describes them."

@@ -1018,17 +1018,23 @@ def the_page_works_offline_in_a_browser():
             texts = b.run(saved + " return Promise.all(texts); })()")
             assert len(texts) == 2 * b.run("D.figures.length + all('.table').length"), len(texts)
             assert any('Transformer,0.001,"1,000",6k,"2.2000 [1.9516, 2.4484]",reference,' in t for t in texts), texts
-            assert any("DIFF V2 & baseline" not in t and "\\begin{tabular}" in t and "Transformer & 0.001" in t for t in texts)
+            assert any(
+                "DIFF V2 & baseline" not in t and "\\begin{tabular}" in t and "Transformer & 0.001" in t for t in texts
+            )
             assert any("\\begin{axis}[xlabel={position}" in t and "xmode=log" in t and "(16," in t for t in texts)
-            assert any("line,of,rate,position,\"gap, nats\",low,high,note\nDIFF V2" in t for t in texts)
-            svg = b.run("(async () => { let url; window.download = (name, u) => { url = u; };"
-                " await saveSvg(current('gap')); return decodeURIComponent(url); })()")
+            assert any('line,of,rate,position,"gap, nats",low,high,note\nDIFF V2' in t for t in texts)
+            svg = b.run(
+                "(async () => { let url; window.download = (name, u) => { url = u; };"
+                " await saveSvg(current('gap')); return decodeURIComponent(url); })()"
+            )
             assert svg.startswith("data:image/svg+xml,<svg") and "nats" in svg, svg[:200]
             first = "document.querySelector('#table-runs tbody tr').innerText"
             b.click("#table-runs th:nth-child(5) button")
             assert b.run(first).startswith("diff_v2.lr0.001.seed1"), b.run(first)  # the lowest loss
             b.click("#table-runs th:nth-child(5) button")
-            assert b.run(first).startswith("baseline.lr0.001.seed3"), b.run(first)  # the highest; the diverged run is last
+            assert b.run(first).startswith("baseline.lr0.001.seed3"), b.run(
+                first
+            )  # the highest; the diverged run is last
             assert "diverged" in b.run("document.querySelector('#table-runs tbody tr:last-child').innerText")
             # smoothing: without it a line has its own values
             line = "document.querySelector('#plot-loss').data.slice(-1)[0].y"
