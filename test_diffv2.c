@@ -32,6 +32,7 @@ default build tests files and processes.
 #include "tests/tokenizer.h"
 #include "tests/spikes.h"
 #include "tests/recompute.h"
+#include "tests/experts.h"
 #include "tests/low_precision.h"
 #include "tests/ranks.h"
 #include "tests/progress.h"
@@ -56,6 +57,8 @@ static const struct {
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
     {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
     {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"experts", expert_tests, EXPERT_TEST_COUNT, EVERY_BUILD},
+    {"experts in fp64", expert_fp64_tests, EXPERT_FP64_TEST_COUNT, FP64_BUILD},
     {"low precision", low_precision_tests, LOW_PRECISION_TEST_COUNT, FP32_BUILD},
     {"options", options_tests, OPTIONS_TEST_COUNT, FP32_BUILD},
     {"data", data_tests, DATA_TEST_COUNT, FP32_BUILD},

@@ -55,6 +55,10 @@ LAYERS = {
     "mixed": dict(sliding_window=5, layer_types=UPPER_FULL[1:] + UPPER_FULL[:1], use_qk_norm=True),
     "own": dict(sliding_window=1, layer_types=UPPER_FULL),  # with a window of 1, the cache of the library keeps all
     "yoco": dict(sliding_window=5, layer_types=UPPER_FULL, yoco=True, use_qk_norm=True),
+    "experts": dict(num_local_experts=5, num_experts_per_tok=2),
+    "shared": dict(
+        num_local_experts=4, num_experts_per_tok=3, num_shared_experts=2, num_dense_layers=1, dense_intermediate_size=9
+    ),
 }
 KINDS = [(variant, "yoco") for variant in VARIANTS] + [
     (v, k) for v in ("diff_v1", "sink") for k in LAYERS if k != "yoco"
