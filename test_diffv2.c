@@ -7,8 +7,8 @@ test_diffv2.c: the tests of the CPU build, in one program.
 
 This file includes the trainer, so that tests can call its functions. Tests that need another process start
 $TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program with --child. Run it in the root of the
-repository. Compiled with -DREAL=double it tests the mathematics alone, with finite differences of the whole model; the
-default build tests files and processes.
+repository. Compiled with -DREAL=double it tests the mathematics alone, with finite differences of the whole model, and
+starts no other program; the default build tests files and processes.
 */
 #include "tests/small_sizes.h"
 #define PLANNED_FAULTS
@@ -52,6 +52,7 @@ static const struct {
     {"operations", operations_tests, OPERATIONS_TEST_COUNT, EVERY_BUILD},
     {"model", model_tests, MODEL_TEST_COUNT, EVERY_BUILD},
     {"windows", windows_tests, WINDOWS_TEST_COUNT, EVERY_BUILD},
+    {"windows", windows_program_tests, WINDOWS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
     {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
     {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},
@@ -70,6 +71,7 @@ static const struct {
     {"progress", progress_tests, PROGRESS_TEST_COUNT, FP32_BUILD},
     {"faults", faults_tests, FAULTS_TEST_COUNT, FP32_BUILD},
     {"statistics", stats_tests, STATS_TEST_COUNT, EVERY_BUILD},
+    {"statistics", stats_program_tests, STATS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
     {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
     {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},

@@ -151,23 +151,29 @@ fp8() {
     fi
 }
 # Stages that do not measure speed: -O1 compiles in a third of the time; --all uses the optimization of users.
-speed=(OPT=-O1)
+speed=(OPT=-O1 DEBUG=-g1)
 [ $all_tests = no ] || speed=(OPT=-O3)
 double() {
-    build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/{train_diffv2,text_to_shards,test_diffv2} \
-        && run_tests build/fp64
+    build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/test_diffv2 && run_tests build/fp64
 }
 sanitized() {
     if ! has_sanitizers; then
         skip "sanitizers: the compiler of this machine does not support them"
-    elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" \
-        build/asan/{train_diffv2,text_to_shards,test_diffv2,faulty_diffv2,single_diffv2}; then
-        if [ $all_tests = yes ]; then run_tests build/asan; else run_tests build/asan -ranks "-200 steps of tiny"; fi
+        return
+    fi
+    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2,faulty_diffv2}) words=()
+    if [ $all_tests = yes ]; then
+        programs+=(build/asan/single_diffv2)
+    else
+        words=(-ranks "-200 steps of tiny")
+    fi
+    if build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]}"; then
+        run_tests build/asan ${words[@]+"${words[@]}"}
     fi
 }
 narrow() {
-    build "x86-64" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_diffv2 \
-        && run_tests build/narrow operations
+    build "x86-64" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_operations \
+        && run_script build/narrow/test_operations
 }
 
 cuda=${CUDA:-/usr/local/cuda}
