@@ -20,7 +20,7 @@
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
 #   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed
-#                    (tests/soak.sh), exports of runs; with --all the Slurm recipe under Slurm
+#                    (tests/soak.sh), installation, exports of runs; with --all the Slurm recipe under Slurm
 #   Hub              the class for Transformers, checkpoints in both directions, and exported directories, with PyTorch
 #                    and Transformers on the CPU; with --all every fixture, and the oldest supported Transformers
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
@@ -287,10 +287,11 @@ data() {
     fi
 }
 runs() {
-    local python rounds=5 programs=(build/train_diffv2 build/text_to_shards)
+    local python rounds=5 programs=(train_diffv2 text_to_shards)
     [ $all_tests = no ] || rounds=20
     ! has_cuda_headers || programs+=(build/oncpu/test_trainer) # for the figures of the recipes
     build "the trainer" "${programs[@]}" || return
+    run_script tests/install_test.sh
     run_script tests/readme_test.py
     run_script tests/recipe_test.sh
     run_script tests/soak.sh --rounds $rounds
