@@ -4,6 +4,7 @@ test_diffv2.c: the tests of the CPU build, in one program.
   build/test_diffv2            all tests; the last line is `N passed, N failed`, and `, N skipped` if any were skipped
   build/test_diffv2 WORDS...   those whose sentence or subject contains one of the WORDS
   build/test_diffv2 -WORDS...  all except those of these subjects, or whose sentence contains one of the WORDS
+  build/test_diffv2 --trainer ARGUMENTS   the trainer itself, with pieces of work as small as in the tests
 
 This file includes the trainer, so that tests can call its functions. Tests that need another process start
 $TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program with --child. Run it in the root of the
@@ -106,6 +107,7 @@ static void check_words(int count, char **words) {
 int main(int argc, char **argv) {
     signal(SIGHUP, SIG_DFL); // tests send it to programs, which would inherit that nohup ignores it
     environment_reexecute(argv);
+    if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     int child = data_test_child(argc, argv);
     if (child >= 0) return child;
     if (checkpoint_test_child(argc, argv)) return EXIT_DONE;

@@ -310,7 +310,9 @@ def parse(arguments):
     parser.add_argument("--wandb", metavar="PROJECT", help="write W&B runs to this project")
     parser.add_argument("--csv", metavar="FILE", help="write one table")
     parser.add_argument("--follow", action="store_true", help="continue until the runs have ended, or Ctrl-C")
-    parser.add_argument("--interval", metavar="SECONDS", type=float, default=5, help="with --follow: time between reads")
+    parser.add_argument(
+        "--interval", metavar="SECONDS", type=float, default=5, help="with --follow: time between reads"
+    )
     parser.add_argument("--offline", action="store_true", help="with --wandb: write files for `wandb sync`")
     a = parser.parse_args(arguments)
     if sum(target is not None for target in (a.tensorboard, a.wandb, a.csv)) != 1:

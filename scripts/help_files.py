@@ -41,7 +41,11 @@ class Option:
 
     @property
     def spellings(self):
-        return [f"--{self.name}", *([f"--no-{self.name}"] if self.negatable else []), *([self.short] if self.short else [])]
+        return [
+            f"--{self.name}",
+            *([f"--no-{self.name}"] if self.negatable else []),
+            *([self.short] if self.short else []),
+        ]
 
 
 def fail(message, status=1):
@@ -163,7 +167,13 @@ def zsh(options):
 
 def man(usage, description, options, status, date):
     def escaped(text):  # lines of at most 80 characters
-        text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("^", "\\(ha").replace("~", "\\(ti")
+        text = (
+            text.replace("\\", "\\e")
+            .replace("-", "\\-")
+            .replace("'", "\\(aq")
+            .replace("^", "\\(ha")
+            .replace("~", "\\(ti")
+        )
         text = "\n".join(textwrap.wrap(text, 78, break_long_words=False, break_on_hyphens=False))
         return re.sub(r"^(?=\.)", r"\\&", text, flags=re.M)
 
@@ -176,7 +186,10 @@ def man(usage, description, options, status, date):
     for program in PROGRAMS:
         lines += [f".B {program}", escaped(usage), *([".br"] if program != PROGRAMS[-1] else [])]
     lines += [".SH DESCRIPTION", escaped(description), ".PP"]
-    lines += [escaped("train_diffv2 runs on CPUs, train_diffv2cu on NVIDIA GPUs. Both have the same options."), ".SH OPTIONS"]
+    lines += [
+        escaped("train_diffv2 runs on CPUs, train_diffv2cu on NVIDIA GPUs. Both have the same options."),
+        ".SH OPTIONS",
+    ]
     section = None
     for option in options:
         if option.section != section:
@@ -200,7 +213,10 @@ def main():
         return
     dated = len(words) == 2 and words[0] == "man" and re.fullmatch(r"\d{4}-\d\d-\d\d", words[1])
     if words not in (["bash"], ["zsh"]) and not dated:
-        fail(f"unexpected arguments {words}: usage: train_diffv2 --help | scripts/help_files.py bash | zsh | man YYYY-MM-DD", 2)
+        fail(
+            f"unexpected arguments {words}: usage: train_diffv2 --help | scripts/help_files.py bash | zsh | man YYYY-MM-DD",
+            2,
+        )
     usage, description, options, status = parse(sys.stdin.read())
     if dated:
         print(man(usage, description, options, status, words[1]), end="")

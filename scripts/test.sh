@@ -161,9 +161,9 @@ sanitized() {
         skip "sanitizers: the compiler of this machine does not support them"
         return
     fi
-    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2,faulty_diffv2}) words=()
+    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) words=()
     if [ $all_tests = yes ]; then
-        programs+=(build/asan/single_diffv2)
+        programs+=(build/asan/{faulty_diffv2,single_diffv2}) # of the tests of ranks
     else
         words=(-ranks "-200 steps of tiny")
     fi

@@ -49,7 +49,8 @@ def train(directory, *options):
     tokens = directory.parent / "tokens.bin"
     count = 1000
     tokens.write_bytes(
-        struct.pack("<256i", 20240520, 1, count, *[0] * 253) + struct.pack(f"<{count}H", *(7 * i % 257 for i in range(count)))
+        struct.pack("<256i", 20240520, 1, count, *[0] * 253)
+        + struct.pack(f"<{count}H", *(7 * i % 257 for i in range(count)))
     )
     words = [TRAINER, *MODEL.split(), *RUN.split(), "--train-data", tokens, "--val-data", tokens, "--out", directory]
     done = subprocess.run([*words, *options], capture_output=True, text=True)
@@ -69,7 +70,13 @@ def expected(log):
         if kind == "event":
             row["events"] = json.dumps([*json.loads(row.get("events", "[]")), values])
             continue
-        part = f"/layer_{values.pop('layer'):02d}" if kind == "stats" else f"/{values.pop('name')}" if kind == "choices" else ""
+        part = (
+            f"/layer_{values.pop('layer'):02d}"
+            if kind == "stats"
+            else f"/{values.pop('name')}"
+            if kind == "choices"
+            else ""
+        )
         values = {k: json.dumps(v) if isinstance(v, (list, dict)) else v for k, v in values.items() if v is not None}
         row.update({f"{kind}_{k}{part}" if part else f"{kind}/{k}": v for k, v in values.items()})
     return rows
@@ -87,7 +94,9 @@ class Following:
 
     def __init__(self, *words):
         words = [sys.executable, EXPORT, *words, "--follow", "--interval", "0.05"]
-        self.process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def until(self, reached):
         end = time.monotonic() + 300  # on a busy machine, importing wandb takes a minute
@@ -148,7 +157,10 @@ def read_wandb(directory):
             message.ParseFromString(data)
             for item in message.run.config.update if message.HasField("run") else message.config.update:
                 config[item.key] = json.loads(item.value_json)
-            row = {"/".join([item.key, *item.nested_key]).strip("/"): json.loads(item.value_json) for item in message.history.item}
+            row = {
+                "/".join([item.key, *item.nested_key]).strip("/"): json.loads(item.value_json)
+                for item in message.history.item
+            }
             if row:
                 rows[row["_step"]] = {key: value for key, value in row.items() if key[0] != "_"}
         runs.append((path.stem.removeprefix("run-"), config, rows))
@@ -180,7 +192,7 @@ def a_table_has_every_value_of_two_runs(scratch, log):
     other.mkdir()
     (other / "run.json").write_bytes((scratch / "run/run.json").read_bytes())
     lines = record("train", 1, tokens=5, loss=2.5, lr=None) + json.dumps({**CHOICES, "step": 1}) + "\n"
-    lines += record("sample", 1, text=None, tokens=4) + record("sample", 2, text="a,\n\"b", tokens=4, stopped="length")
+    lines += record("sample", 1, text=None, tokens=4) + record("sample", 2, text='a,\n"b', tokens=4, stopped="length")
     lines += record("later", 2, number=3, flag=True, things=[1, {"a": 2}])  # of a newer trainer
     wrong = "not a record\n" + '{"kind": "train", "step": 3, "loss": NaN}\n{"kind": "train", "step": -1}\n'
     (other / "log.jsonl").write_text(lines + wrong + '{"kind": "val", "step": 2, "lo')

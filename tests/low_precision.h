@@ -499,9 +499,8 @@ static void test_runs_of_types(void) {
 // The copies of a layer are four matrices with rows of whole cache lines and a header; bf16 has one more, of the LM
 // head.
 static void test_memory_of_copies(void) {
-    const char *model =
-        "--layers 2 --hidden 768 --heads 6 --kv-heads 6 --head-dim 128 --ffn 2304 --attention baseline "
-        "--vocab 257 --seq-len 32 --batch-size 1 --steps 1 --threads 2";
+    const char *model = "--layers 2 --hidden 768 --heads 6 --kv-heads 6 --head-dim 128 --ffn 2304 --attention baseline "
+                        "--vocab 257 --seq-len 32 --batch-size 1 --steps 1 --threads 2";
     ProgramData d = program_data();
     double peak[3], said[3];
     for (int type = GEMM_FP32; type <= GEMM_FP8; type++) {
