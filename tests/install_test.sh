@@ -53,6 +53,7 @@ test_programs_scripts_man_page_and_completions_are_installed_without_tests() {
     equal "$(find "$root" -name '*test*' -o -name '*cu.1' -o -name '*.pyc' -o -path '*bin/*cu')" ''
     equal "$(find "$destination" ! -type l ! -perm -444)" ''
     equal "$(find "$root/bin" -type f ! -perm 755)" ''
+    equal "$(find "$root" -lname '/*')" '' # a link with the path of the installation
 }
 test_the_gpu_trainer_is_installed_if_it_is_built_and_a_second_installation_replaces_the_first() {
     cp "$trainer" "$source/train_diffv2cu"
