@@ -150,7 +150,8 @@ test_completions_have_every_option_of_the_trainer_with_the_values_that_it_accept
         line=$(grep -E -- "^diffv2: $name( |:)" "$work/out") || continue # a text that accepts ?
         case $line in
         *"not accepted: it must be one of "*)
-            equal "$(completes "$name" '')" "$(tr -d , <<<"${line##*one of }" | tr ' ' '\n' | LC_ALL=C sort | paste -sd ' ')"
+            equal "$(completes "$name" '')" \
+                "$(tr -d , <<<"${line##*one of }" | tr ' ' '\n' | LC_ALL=C sort | paste -sd ' ')"
             ;;
         *"takes no value"*) contains "$work/out" "$name" && [ -n "$(completes "$name" --)" ] ;;
         *"not accepted"*) equal "$(completes "$name" '')" '' ;;
@@ -196,7 +197,8 @@ test_the_man_page_has_the_options_of_the_help_and_no_warnings() {
         checked=yes
         equal "$(groff -ww -man -Tascii -z "$page" 2>&1)" ''
         # the text of the page, without indentation and hyphens of broken lines, is that of the help
-        groff -man -Tascii -P-c -rLL=2000n -rHY=0 "$page" | sed 's/.\x08//g; s/\x1b\[[0-9;]*m//g' | tr -s ' \n' ' ' >"$work/page"
+        groff -man -Tascii -P-c -rLL=2000n -rHY=0 "$page" \
+            | sed 's/.\x08//g; s/\x1b\[[0-9;]*m//g' | tr -s ' \n' ' ' >"$work/page"
         "$trainer" --help | sed -n '/^model$/,/^Exit/{/^Exit/d;p}' | tr -s ' \n' ' ' >"$work/help"
         grep -qF -- "$(sed 's/ $//' "$work/help")" "$work/page" || fail "the page is not the help: $(cat "$work/page")"
     fi
