@@ -18,7 +18,8 @@ fail() {
     echo "install.sh: $1" >&2
     exit "${2:-1}"
 }
-[[ $# -eq 1 && $1 =~ ^(install|uninstall)$ ]] || fail "usage: PREFIX=... DESTDIR=... scripts/install.sh install|uninstall" 2
+[[ $# -eq 1 && $1 =~ ^(install|uninstall)$ ]] \
+    || fail "usage: PREFIX=... DESTDIR=... scripts/install.sh install|uninstall" 2
 prefix=${PREFIX:-/usr/local} programs=(train_diffv2 text_to_shards train_diffv2cu)
 [[ $prefix == /* ]] || fail "PREFIX '$prefix' is relative: specify an absolute directory" 2
 [[ -z ${DESTDIR-} || $DESTDIR == /* ]] || fail "DESTDIR '$DESTDIR' is relative: specify an absolute directory" 2

@@ -12,7 +12,8 @@ source tests/shell_tests.sh
 }
 work=$(mktemp -d) || exit 1
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
-trainer=$(realpath "${TRAIN_DIFFV2:-build/train_diffv2}") converter=$(realpath "${TEXT_TO_SHARDS:-build/text_to_shards}")
+trainer=$(realpath "${TRAIN_DIFFV2:-build/train_diffv2}")
+converter=$(realpath "${TEXT_TO_SHARDS:-build/text_to_shards}")
 
 # A tree with links to the sources and with these programs, which make does not build.
 source=$work/source
