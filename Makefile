@@ -9,11 +9,15 @@
 # make format              formats all sources (dev/format/format.sh)
 # make rooms               checks the includes of llmc/ and draws them as docs/rooms.svg
 # make clean               removes what make has built
+# make install             copies the programs, scripts, man page and completions to PREFIX; builds train_diffv2 and
+#                          text_to_shards if necessary, and copies train_diffv2cu if it is built
+# make uninstall           removes them
 # make help                prints this text
 #
 # Variables:
 #   CC, CXX        compilers (gcc, g++)
 #   OPT, ARCH      optimization (-O3), architecture (-march=native)
+#   DEBUG          debug information (-g)
 #   BUILD          directory of objects and programs (build)
 #   REAL           element type of the CPU build: float, or double for tests
 #   SANITIZE       sanitizers, e.g. address,undefined
@@ -24,6 +28,8 @@
 #   ARCHS          GPU architectures, e.g. "80 90" (default: those of the installed GPUs, else all)
 #   CUDA, CUDNN, CUDNN_FRONTEND, NVRTC, NCCL   where each is installed (default: see scripts/find_cuda.sh); "no" builds
 #                  without it (not CUDA)
+#   PREFIX         where make install copies to (/usr/local); an absolute directory
+#   DESTDIR        of a package: precedes PREFIX when files are copied
 #   DEPS           a directory with include/ and lib/ that is searched first
 
 CC ?= gcc
@@ -55,7 +61,7 @@ define find_library # name for pkg-config, library, header, name in messages
     MISSING += $(4)
   endif
 endef
-ifeq ($(filter clean format help rooms test,$(MAKECMDGOALS)),)
+ifeq ($(filter clean format help rooms test uninstall,$(MAKECMDGOALS)),)
   $(eval $(call find_library,openblas,openblas,cblas.h,OpenBLAS))
   $(eval $(call find_library,libcjson,cjson,cjson/cJSON.h,cJSON))
   $(eval $(call find_library,libxxhash,xxhash,xxhash.h,xxHash))
@@ -83,10 +89,11 @@ WIDE := $(shell echo | $(CC) -mprefer-vector-width=512 -E -x c - >/dev/null 2>&1
 OPT ?= -O3
 OPTIMIZE = $(OPT) $(ARCH) $(WIDE) -fno-math-errno -fno-trapping-math -ffp-contract=fast
 CPPFLAGS += $(PACKAGE_CFLAGS)
-CFLAGS ?= $(OPTIMIZE) -g
+DEBUG ?= -g
+CFLAGS ?= $(OPTIMIZE) $(DEBUG)
 COMMON = $(WARN) -fopenmp -MD -MP # -MD: with system headers, since another version of a library may replace them
 ifdef SANITIZE
-  CFLAGS = -O1 -g $(ARCH) -fno-omit-frame-pointer -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
+  CFLAGS = -O1 -g1 $(ARCH) -fno-omit-frame-pointer -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
 endif
 ifdef REAL
   CPPFLAGS += -DREAL=$(REAL)
@@ -97,7 +104,7 @@ LDLIBS = $(PACKAGE_LIBS) -lpthread -lm
 # also contains the predefined macros of the compilers, which depend on their version and on -march=native.
 same = $(and $(findstring x$(1)x,x$(2)x),$(findstring x$(2)x,x$(1)x))
 stamp = $(if $(call same,$(file <$(1)),$(2)),,$(shell mkdir -p $(dir $(1)))$(file >$(1),$(2)))
-ifeq ($(filter clean format help rooms test,$(MAKECMDGOALS)),)
+ifeq ($(filter clean format help rooms test uninstall,$(MAKECMDGOALS)),)
   COMPILERS := $(CC) $(CXX) $(shell for compiler in '$(CC)' '$(CXX)'; do \
     echo | $$compiler $(ARCH) -dM -E -x c - 2>/dev/null | cksum; done)
   SEARCHED := $(CPATH) $(C_INCLUDE_PATH) $(CPLUS_INCLUDE_PATH) $(LIBRARY_PATH)
@@ -105,7 +112,7 @@ ifeq ($(filter clean format help rooms test,$(MAKECMDGOALS)),)
   $(call stamp,$(BUILD)/revision.c,const char program_revision[] = "$(REVISION)";)
 endif
 
-.PHONY: all test bench format rooms help clean all-archs train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
+.PHONY: all install uninstall test bench format rooms help clean all-archs train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 all: train_diffv2 text_to_shards
 
 # Phony: another BUILD or PRECISION may have made the copy. -f: the program may be running.
@@ -120,11 +127,11 @@ $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c 
 	$(CC) -std=c11 $(WARN) -fPIE -c -o $@ $<
 
 # encode_text is the tokenizer as a filter, for data/test_tokenizer.py, and round_fp8 the rounding of FP8, for
-# tests/fp8_test.py. train_diffv2_cpp is the trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has
+# tests/fp8_test.py. test_operations has a part of the tests of test_diffv2. train_diffv2_cpp is the trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has
 # planned faults and single_diffv2 has no MPI, for the tests of several ranks; without optimization they compile in half
 # the time.
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
-PROGRAMS = train_diffv2 test_diffv2 bench encode_text round_fp8 faulty_diffv2 single_diffv2
+PROGRAMS = train_diffv2 test_diffv2 test_operations bench encode_text round_fp8 faulty_diffv2 single_diffv2
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/revision.o
 	$(CC) $(LINK)
 $(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/revision.o
@@ -207,6 +214,12 @@ format:
 rooms:
 	dev/rooms.py
 	dev/rooms_figure.py
+# By environment variables, which need no quoting.
+export PREFIX DESTDIR
+install: train_diffv2 text_to_shards
+	@scripts/install.sh install
+uninstall:
+	@scripts/install.sh uninstall
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 clean:

@@ -4,11 +4,12 @@ test_diffv2.c: the tests of the CPU build, in one program.
   build/test_diffv2            all tests; the last line is `N passed, N failed`, and `, N skipped` if any were skipped
   build/test_diffv2 WORDS...   those whose sentence or subject contains one of the WORDS
   build/test_diffv2 -WORDS...  all except those of these subjects, or whose sentence contains one of the WORDS
+  build/test_diffv2 --trainer ARGUMENTS   the trainer itself, with pieces of work as small as in the tests
 
 This file includes the trainer, so that tests can call its functions. Tests that need another process start
 $TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program with --child. Run it in the root of the
-repository. Compiled with -DREAL=double it tests the mathematics alone, with finite differences of the whole model; the
-default build tests files and processes.
+repository. Compiled with -DREAL=double it tests the mathematics alone, with finite differences of the whole model, and
+starts no other program; the default build tests files and processes.
 */
 #include "tests/small_sizes.h"
 #define PLANNED_FAULTS
@@ -54,6 +55,7 @@ static const struct {
     {"operations", operations_tests, OPERATIONS_TEST_COUNT, EVERY_BUILD},
     {"model", model_tests, MODEL_TEST_COUNT, EVERY_BUILD},
     {"windows", windows_tests, WINDOWS_TEST_COUNT, EVERY_BUILD},
+    {"windows", windows_program_tests, WINDOWS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
     {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
     {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},
@@ -74,6 +76,7 @@ static const struct {
     {"progress", progress_tests, PROGRESS_TEST_COUNT, FP32_BUILD},
     {"faults", faults_tests, FAULTS_TEST_COUNT, FP32_BUILD},
     {"statistics", stats_tests, STATS_TEST_COUNT, EVERY_BUILD},
+    {"statistics", stats_program_tests, STATS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
     {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
     {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},
@@ -110,6 +113,7 @@ static void check_words(int count, char **words) {
 int main(int argc, char **argv) {
     signal(SIGHUP, SIG_DFL); // tests send it to programs, which would inherit that nohup ignores it
     environment_reexecute(argv);
+    if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     int child = data_test_child(argc, argv);
     if (child >= 0) return child;
     if (checkpoint_test_child(argc, argv)) return EXIT_DONE;

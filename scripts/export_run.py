@@ -8,7 +8,8 @@
 RUN is a run directory (--out of the trainer); NAME is its last component. Each value of log.jsonl gets the name
 KIND/KEY, such as train/loss, val/loss; a value of a layer stats_KEY/layer_NN, one of a multiple-choice task
 choices_KEY/TASK. Events are JSON texts with the name events. null values are left out, or empty cells. Where a run
-went back to an earlier step, the later values replace the earlier ones. docs/training.md has the details.
+went back to an earlier step, the later values replace the earlier ones. An incomplete last line is not read; other
+lines that are no records are counted. docs/training.md has the details.
 """
 
 import argparse
@@ -43,6 +44,7 @@ class Run:
     def start_over(self):
         self.log = run_directory.Log(self.directory / "log.jsonl")
         self.rows = {}
+        self.left_out = []  # numbers of lines that are no records
         self.written = self.last = -1  # steps
 
     @property
@@ -51,7 +53,9 @@ class Run:
 
     def read(self):
         """Adds the new records. Returns whether rows that are written already have changed."""
-        records, gone = self.log.read()
+        broken = []
+        records, gone = self.log.read(broken)
+        self.left_out = broken if gone else self.left_out + broken
         if records or gone:
             self.changed = time.monotonic()
         if any(record.get("what") == "start" for record in records):
@@ -259,6 +263,7 @@ class Table:
         self.table = csv.DictWriter(self.file, ["run", "step", *self.columns])
         self.table.writeheader()
         self.table.writerows(rows)
+        self.file.flush()  # readers see either file whole
         os.replace(temporary, self.path)
 
     def write(self, run, rows):
@@ -351,7 +356,10 @@ def main():
         for run in runs if target else []:
             target.end(run)
     for run in runs:
-        print(f"{run.name}: to step {run.written} in {target.place(run)}")
+        what = f"{run.name}: to step {run.written} in {target.place(run)}"
+        if run.left_out:
+            what += f"; lines of log.jsonl that are no records: {len(run.left_out)}, first {run.left_out[0]}"
+        print(what)
 
 
 if __name__ == "__main__":

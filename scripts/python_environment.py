@@ -5,7 +5,7 @@
 
 A script calls ensure(NAME) before it imports such packages. ensure() returns if the current interpreter can import
 them. Otherwise it creates build/venv-NAME, installs the packages there, and restarts the script with that interpreter.
-Of an installation by `make install`, whose files belong to root, it is ~/.cache/diffv2/venv-NAME (XDG_CACHE_HOME).
+After `make install`, whose files may belong to root, it is ~/.cache/diffv2/venv-NAME (XDG_CACHE_HOME).
 """
 
 import importlib.util
@@ -14,7 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent  # of the repository, or PREFIX/share/diffv2
+INSTALLED = not (ROOT / "Makefile").exists()
+PROGRAMS = ROOT.parent.parent / "bin" if INSTALLED else ROOT  # where train_diffv2 is
 ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; none: always use the virtual environment)
     "data": (
         "data/requirements.txt",
@@ -33,7 +35,7 @@ COMPLETED_BY = {"hub": "dev/reference/absent_cuda.py"}  # run in the environment
 
 def place_of(name):
     """The directory of a virtual environment."""
-    if (ROOT / "Makefile").exists():
+    if not INSTALLED:
         return ROOT / f"build/venv-{name}"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / f"diffv2/venv-{name}"
 

@@ -20,7 +20,7 @@
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
 #   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed
-#                    (tests/soak.sh), exports of runs; with --all the Slurm recipe under Slurm
+#                    (tests/soak.sh), installation, exports of runs; with --all the Slurm recipe under Slurm
 #   Hub              the class for Transformers, exported directories, and a part of these with the oldest supported
 #                    version and of the import, with PyTorch on the CPU; with --all everything with both versions
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
@@ -151,23 +151,29 @@ fp8() {
     fi
 }
 # Stages that do not measure speed: -O1 compiles in a third of the time; --all uses the optimization of users.
-speed=(OPT=-O1)
+speed=(OPT=-O1 DEBUG=-g1)
 [ $all_tests = no ] || speed=(OPT=-O3)
 double() {
-    build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/{train_diffv2,text_to_shards,test_diffv2} \
-        && run_tests build/fp64
+    build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/test_diffv2 && run_tests build/fp64
 }
 sanitized() {
     if ! has_sanitizers; then
         skip "sanitizers: the compiler of this machine does not support them"
-    elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" \
-        build/asan/{train_diffv2,text_to_shards,test_diffv2,faulty_diffv2,single_diffv2}; then
-        if [ $all_tests = yes ]; then run_tests build/asan; else run_tests build/asan -ranks "-200 steps of tiny"; fi
+        return
+    fi
+    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) words=()
+    if [ $all_tests = yes ]; then
+        programs+=(build/asan/{faulty_diffv2,single_diffv2}) # of the tests of ranks
+    else
+        words=(-ranks "-200 steps of tiny")
+    fi
+    if build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]}"; then
+        run_tests build/asan ${words[@]+"${words[@]}"}
     fi
 }
 narrow() {
-    build "x86-64" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_diffv2 \
-        && run_tests build/narrow operations
+    build "x86-64" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_operations \
+        && run_script build/narrow/test_operations
 }
 
 cuda=${CUDA:-/usr/local/cuda}
@@ -281,10 +287,11 @@ data() {
     fi
 }
 runs() {
-    local python rounds=5 programs=(build/train_diffv2 build/text_to_shards)
+    local python rounds=5 programs=(train_diffv2 text_to_shards)
     [ $all_tests = no ] || rounds=20
     ! has_cuda_headers || programs+=(build/oncpu/test_trainer) # for the figures of the recipes
     build "the trainer" "${programs[@]}" || return
+    run_script tests/install_test.sh
     run_script tests/readme_test.py
     run_script tests/recipe_test.sh
     run_script tests/soak.sh --rounds $rounds

@@ -526,16 +526,17 @@ static cJSON *evaluate_in_batches(const ProgramData *d, const char *trainer, int
 }
 
 // 20 windows and 128 recall sequences: a batch of all, of one, and two that leave a smaller last one, of which the
-// faulty trainer computes seven rows of logits at a time.
+// trainer in this program computes seven rows of logits at a time (small_sizes.h).
 static void test_evaluation_batch_sizes(void) {
     ProgramData d = program_data();
     ProgramResult r;
-    char path[600], what[100];
+    char path[600], what[100], small[PATH_MAX + 20];
+    FORMAT(small, "%s --trainer", data_self());
     FORMAT(path, "%s/short.bin", d.dir.path);
     write_grammar_shard(path, 20 * 40 + 1, 3);
     run_trainer(&r, &d, "run", "--steps 30 --lr 1e-2 --attention diff_v2");
     EXPECT_STATUS(r, 0);
-    // the faulty trainer has checksums of other pieces
+    // the trainer in this program has checksums of other pieces
     run_command(&r, "rm '%s/run/checkpoints/step_00000030/trainer_state.json'", d.dir.path);
     EXPECT_STATUS(r, 0);
     cJSON *whole = evaluate_in_batches(&d, test_program_path(), 20);
@@ -546,8 +547,7 @@ static void test_evaluation_batch_sizes(void) {
     EXPECT(windows == 20 && answers == 4 * RECALL_SEQUENCES, "%g windows, %g answers", windows, answers);
     static const int batch_sizes[] = {1, 3, 7};
     for (int i = 0; i < 3; i++) {
-        cJSON *parts =
-            evaluate_in_batches(&d, i < 2 ? test_program_path() : ranks_program("faulty_diffv2"), batch_sizes[i]);
+        cJSON *parts = evaluate_in_batches(&d, i < 2 ? test_program_path() : small, batch_sizes[i]);
         FORMAT(what, "in batches of %d", batch_sizes[i]);
         expect_same_numbers(whole, parts, what);
         cJSON_Delete(parts);

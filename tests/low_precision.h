@@ -499,9 +499,8 @@ static void test_runs_of_types(void) {
 // The copies of a layer are four matrices with rows of whole cache lines and a header; bf16 has one more, of the LM
 // head.
 static void test_memory_of_copies(void) {
-    const char *model =
-        "--layers 2 --hidden 1024 --heads 8 --kv-heads 8 --head-dim 128 --ffn 3072 --attention baseline "
-        "--vocab 257 --seq-len 32 --batch-size 1 --steps 1 --threads 2";
+    const char *model = "--layers 2 --hidden 768 --heads 6 --kv-heads 6 --head-dim 128 --ffn 2304 --attention baseline "
+                        "--vocab 257 --seq-len 32 --batch-size 1 --steps 1 --threads 2";
     ProgramData d = program_data();
     double peak[3], said[3];
     for (int type = GEMM_FP32; type <= GEMM_FP8; type++) {
@@ -511,10 +510,10 @@ static void test_memory_of_copies(void) {
     }
     low_precision_begin(GEMM_FP8, false);
     double bytes = linear_storage == STORE_BF16 ? 2 : 4; // fp32, or tiles of bf16 in two forms
-    double layer = bytes * (4.0 * 1024 * 1024 + 3.0 * 1024 * 3072);
+    double layer = bytes * (4.0 * 768 * 768 + 3.0 * 768 * 2304);
     for (int type = GEMM_BF16; type <= GEMM_FP8; type++) {
         double wanted = said[type] - said[0];
-        double copies = 2 * layer + (type == GEMM_BF16 ? bytes * 1024 * 264 : 0);
+        double copies = 2 * layer + (type == GEMM_BF16 ? bytes * 768 * 264 : 0);
         // printed to 0.1 MiB; less than 2 MB of workspace for the rounded operands of the largest product
         EXPECT(wanted > copies - 1e5 && wanted < copies + 2e6, "%s: --dry-run counts %.2f MB for copies of %.2f MB",
                gemm_choice(type), wanted / 1e6, copies / 1e6);

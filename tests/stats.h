@@ -608,9 +608,12 @@ static const Test stats_tests[] = {
     {"a NaN propagates to the statistics", test_statistics_nan},
     {"a sequence of one position has no attention statistics", test_statistics_one_position},
     {"statistics do not depend on the number of threads", test_statistics_threads},
+};
+enum { STATS_TEST_COUNT = sizeof(stats_tests) / sizeof(stats_tests[0]) };
+static const Test stats_program_tests[] = {
     {"--stats-every logs one record per layer with all its keys, also after a resume", test_statistics_records},
     {"statistics do not change the run, bit for bit", test_statistics_change_nothing},
     {"statistics describe the last micro-step", test_statistics_last_micro_step},
 };
-enum { STATS_TEST_COUNT = sizeof(stats_tests) / sizeof(stats_tests[0]) };
+enum { STATS_PROGRAM_TEST_COUNT = sizeof(stats_program_tests) / sizeof(stats_program_tests[0]) };
 #endif

@@ -270,8 +270,11 @@ static const Test windows_tests[] = {
     {"a window of all positions gives the bits of no window", test_windows_of_all_positions},
     {"the keys and values of YOCO precede the upper half, whose layers have none", test_tensors_of_yoco},
     {"logits with caches, of prompts in pieces and of batches, equal those of whole sequences", test_cached_logits},
-    {"a dry run says what the layers attend to", test_layers_of_dry_run},
     {"a layer's cache has the rows of its window; the upper half of YOCO shares one", test_cache_sizes},
 };
 enum { WINDOWS_TEST_COUNT = sizeof(windows_tests) / sizeof(windows_tests[0]) };
+static const Test windows_program_tests[] = {
+    {"a dry run says what the layers attend to", test_layers_of_dry_run},
+};
+enum { WINDOWS_PROGRAM_TEST_COUNT = sizeof(windows_program_tests) / sizeof(windows_program_tests[0]) };
 #endif

@@ -11,7 +11,7 @@ ONCPU_PRECISION_bf16 = -DPRECISION_BF16
 ONCPU_PRECISION_fp32 = -DPRECISION_FP32
 ONCPU_PRECISION = $(or $(ONCPU_PRECISION_$(PRECISION)),$(error PRECISION is '$(PRECISION)': bf16 or fp32 is expected))
 # kernels access memory as other types (16-byte vectors), which nvcc allows
-ONCPU_CFLAGS = -O2 $(ARCH) -g -fno-math-errno -fno-trapping-math -ffp-contract=fast
+ONCPU_CFLAGS = -O2 $(ARCH) -g1 -fno-math-errno -fno-trapping-math -ffp-contract=fast
 ifdef SANITIZE
   ONCPU_CFLAGS = $(CFLAGS) -fno-math-errno
 endif

@@ -64,7 +64,7 @@ export UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1
 printf '%s\n' 'src:*xxhash.h' 'fun:XXH*' >"$TMPDIR/uncovered"
 
 # Without OpenMP: its threads would outlive the input, and their order varies.
-flags=(-std=c11 -O2 -g -fno-omit-frame-pointer -fno-sanitize-recover=all -Wall -Wextra -Wshadow -Werror
+flags=(-std=c11 -O2 -g1 -fno-omit-frame-pointer -fno-sanitize-recover=all -Wall -Wextra -Wshadow -Werror
     -Wno-unknown-pragmas)
 read -ra package_flags <<<"$(pkg-config --cflags openblas libcjson libxxhash)"
 # Calls of exit, _exit, open and close go to __wrap_exit, __wrap__exit, __wrap_open and __wrap_close of harness.c.
@@ -91,15 +91,16 @@ libfuzzer_missing() {
 }
 
 build() { # program, compiler, target, coverage flags of the target, last sources
-    local program=$1 compiler=$2 target=$3 coverage=$4
+    local program=$1 compiler=$2 target=$3 coverage=$4 harness
+    harness=$TMPDIR/harness_${compiler##*/}.o
     shift 4
     # shellcheck disable=SC2086 # flags, or nothing
     "$compiler" "${flags[@]}" "${package_flags[@]}" -fsanitize=address,undefined $coverage -c \
         -o "$program.o" "$here/fuzz_$target.c" >"$TMPDIR/build" 2>&1 \
-        && "$compiler" "${flags[@]}" "${package_flags[@]}" -fsanitize=address,undefined -c \
-            -o "$program.harness.o" "$here/harness.c" >>"$TMPDIR/build" 2>&1 \
+        && { [ -e "$harness" ] || "$compiler" "${flags[@]}" "${package_flags[@]}" -fsanitize=address,undefined -c \
+            -o "$harness" "$here/harness.c" >>"$TMPDIR/build" 2>&1; } \
         && "$compiler" "${flags[@]}" -fsanitize="address,undefined${coverage:+,fuzzer}" \
-            -o "$program" "$program.o" "$program.harness.o" "$@" "${libraries[@]}" "${package_libraries[@]}" \
+            -o "$program" "$program.o" "$harness" "$@" "${libraries[@]}" "${package_libraries[@]}" \
             >>"$TMPDIR/build" 2>&1 && return
     cat "$TMPDIR/build"
     report FAIL "$target: $program does not build"

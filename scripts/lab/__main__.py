@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Entry point: `python3 scripts/lab COMMAND ...`. The package is not installed, so its folder is put on the path."""
 
 import sys

@@ -20,13 +20,16 @@ import sys
 import time
 from pathlib import Path
 
+import python_environment
+
 from . import cli, option_history, plan as plans, run_directory
 from .scheduler import Queue, launcher_of
 from .trainer import Trainer, TrainerError
 
 # options that a resume may change
 MAY_CHANGE = "eval-choices val-every stats-every checkpoint-every checkpoint-minutes keep batch-size".split()
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = python_environment.ROOT
+RUNS = Path.cwd() if python_environment.INSTALLED else ROOT
 
 
 def fail(message, status=1):
@@ -46,7 +49,9 @@ def parse_arguments(words):
     parser.add_argument("--seeds", help="seeds, separated by commas; overrides the plan")
     parser.add_argument("--lr", help="learning rates, separated by commas; overrides the plan")
     parser.add_argument(
-        "--trainer", default=str(ROOT / "train_diffv2"), help="trainer program (default: ./train_diffv2)"
+        "--trainer",
+        default=str(python_environment.PROGRAMS / "train_diffv2"),
+        help="trainer program (default: train_diffv2 of this repository, or beside the installed diffv2-lab)",
     )
     parser.add_argument("--jobs", type=int, help="concurrent runs (default: limited by cores or GPUs, and memory)")
     parser.add_argument(
@@ -249,7 +254,7 @@ def main(words):
         print_runs(runs, costs, jobs)
         return 0
     check_launchers(runs)
-    out = Path(a.out or ROOT / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")
+    out = Path(a.out or RUNS / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = open(out / "lab.lock", "w")
