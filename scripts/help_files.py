@@ -214,7 +214,8 @@ def main():
     dated = len(words) == 2 and words[0] == "man" and re.fullmatch(r"\d{4}-\d\d-\d\d", words[1])
     if words not in (["bash"], ["zsh"]) and not dated:
         fail(
-            f"unexpected arguments {words}: usage: train_diffv2 --help | scripts/help_files.py bash | zsh | man YYYY-MM-DD",
+            f"unexpected arguments {words}: usage: train_diffv2 --help | scripts/help_files.py bash | zsh | "
+            "man YYYY-MM-DD",
             2,
         )
     usage, description, options, status = parse(sys.stdin.read())

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # pin_packages.sh: writes each requirements.txt of Python packages from the requirements.in beside it: the exact
-# versions of the packages and their dependencies, with hashes, for Python 3.10 and later, or $python. A package without a version
-# in requirements.in gets the newest. pip installs only wheels from these files, so it runs no code to build a package.
-# Requires uv.
+# versions of the packages and their dependencies, with hashes, for Python 3.10 and later, or $python. A package
+# without a version in requirements.in gets the newest. pip installs only wheels from these files, so it runs no
+# code to build a package. Requires uv.
 #
 # Usage: scripts/pin_packages.sh
 set -euo pipefail
@@ -19,8 +19,8 @@ command -v uv >/dev/null || {
 pin() { # directory, further options...
     local directory=$1 pins
     shift
-    pins=$(uv pip compile -q --universal --python-version "${python-3.10}" --generate-hashes --only-binary :all: --no-header \
-        --no-annotate "$@" "$directory/requirements.in")
+    pins=$(uv pip compile -q --universal --python-version "${python-3.10}" --generate-hashes --only-binary :all: \
+        --no-header --no-annotate "$@" "$directory/requirements.in")
     {
         echo "# Written by scripts/pin_packages.sh from requirements.in."
         echo "--require-hashes"
@@ -35,7 +35,8 @@ pin scripts/cuda_python --no-deps
 pin scripts/export_python
 pin dev/format --no-deps
 pin tests
-absent=(triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-{cublas,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse}
+absent=(triton cuda-bindings cuda-pathfinder cuda-toolkit
+    nvidia-{cublas,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse}
     nvidia-{cuda-cccl,cuda-cupti,cuda-nvrtc,cusparselt-cu13,nccl-cu13,nvjitlink,nvshmem-cu13,nvtx})
 python=3.11 pin dev/reference "${absent[@]/#/--no-emit-package=}"
 python=3.11 pin dev/reference/oldest --no-deps

@@ -442,8 +442,8 @@ static void expect_choices_of_eval(const ProgramData *d, const cJSON *record) {
     cJSON_Delete(json);
 }
 
-// The records of a run without --val-data, of its resume, and of --eval of its last checkpoint. In bf16 the LM head has a
-// rounded copy, which nothing but the tasks refreshes after an update.
+// The records of a run without --val-data, of its resume, and of --eval of its last checkpoint. In bf16 the LM head has
+// a rounded copy, which nothing but the tasks refreshes after an update.
 static void test_choices_of_training(void) {
     ProgramData d = program_data();
     ProgramResult r;

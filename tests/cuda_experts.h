@@ -52,8 +52,8 @@ static void check_router(const Case *c) {
 }
 static const Check router_check = {"router", check_router, "N C E K losses"};
 
-// K different experts for each token. skew 0: any; 1: the same for all tokens; 2: only those with even numbers, if there
-// are enough
+// K different experts for each token. skew 0: any; 1: the same for all tokens; 2: only those with even numbers, if
+// there are enough
 static void fill_experts(Tensor &experts, Routing r, int skew) {
     std::vector<int> order((size_t)r.E);
     for (int n = 0; n < r.N; n++) {

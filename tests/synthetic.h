@@ -1,7 +1,7 @@
 /*
-synthetic.h: tests of --eval-needles and --eval-shots: prompts against an independent reading of them; models that ignore
-the question are right by chance, and one that finds the answer is always right; scores against a calculation by hand;
-the program.
+synthetic.h: tests of --eval-needles and --eval-shots: prompts against an independent reading of them; models that
+ignore the question are right by chance, and one that finds the answer is always right; scores against a
+calculation by hand; the program.
 */
 #ifndef TESTS_SYNTHETIC_H
 #define TESTS_SYNTHETIC_H

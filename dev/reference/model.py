@@ -13,9 +13,9 @@ The model as plain tensor code, the reference for all other implementations.
            sigmoid(l) or tanh(l); XSA o - (o.v / v.v) v, v the value of the position itself in the head's K/V group
            (arXiv 2603.09078); then a norm, and a gate sigmoid(Wg x)
   experts  of E experts the K with the largest of l = Wrouter y; Wdown is that of x += sum of p_e / (sum of the K p)
-           mlp_e(y), p = softmax(l), and of the shared experts, which are one MLP. The routers' losses join the gradients
-           but not the loss: E sum_e f_e mean(p_e), f_e the share of e in all choices, without a gradient; mean of
-           (log sum exp l)^2; both averaged over the layers with experts
+           mlp_e(y), p = softmax(l), and of the shared experts, which are one MLP. The routers' losses join the
+           gradients but not the loss: E sum_e f_e mean(p_e), f_e the share of e in all choices, without a
+           gradient; mean of (log sum exp l)^2; both averaged over the layers with experts
   legend   B sequences, T positions, C hidden size, L layers, V vocabulary, F MLP width,
            D head_dim, NH num_attention_heads, NKV num_key_value_heads;
            derived per variant: H heads after the subtraction, NQ NK NV query, key and value heads,

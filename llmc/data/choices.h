@@ -14,9 +14,9 @@ choices.h: files of multiple-choice tasks, for --eval-choices: a context, severa
             every length, and all rows of an example. A row is the context and one completion; the rows of a rank are
             sorted by length, so that a batch of consecutive rows needs little padding.
 
-  ChoiceSpecs choices_parse(text, &why)       the list of --eval-choices, NAME=FILE separated by white space; a backslash
-                                              makes the next character part of FILE. why: what is wrong with it, or NULL;
-                                              free(items)
+  ChoiceSpecs choices_parse(text, &why)       the list of --eval-choices, NAME=FILE separated by white space; a
+                                              backslash makes the next character part of FILE. why: what is wrong with
+                                              it, or NULL; free(items)
   void choices_open(task, spec, V, T)         exits with one line if the file is invalid for vocabulary V and context T
   int  choices_deal(task, rank, ranks, order) order: the rows of a rank; returns their number
   void choices_close(task)

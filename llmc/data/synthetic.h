@@ -14,8 +14,8 @@ are functions of a key, of token IDs (symbols) and of a text (the haystack).
   answer     the candidate with the largest logit: the N values, except those that earlier questions of the prompt have
              shown, or the labels. Of equal logits the lowest ID is the answer: a random one, as IDs are drawn.
   chance     A model that does not look up the key, or the trigger, is right in 1 of the remaining candidates, whatever
-             it prefers: over all depths of a length, the pairs are exchangeable; triggers and labels of a set are paired
-             at random. At a single depth it may differ: the last value is right at depth 1 and wrong at depth 0.
+             it prefers: over all depths of a length, the pairs are exchangeable; triggers and labels of a set are
+             paired at random. At a single depth it may differ: the last value is right at depth 1 and wrong at depth 0.
   source     Ye et al. 2024, "Differential Transformer", arXiv 2410.05258, sections 3.4 and 3.5: N needles with R asked,
              by length and depth; classification with many examples in several orders. There, text of several tokens is
              generated; here single tokens are compared, so that small models and any vocabulary can be measured, and

@@ -7,9 +7,9 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
 
   format   One object, with keys in the order of config_json_build. The key "attention" names the variant. A baseline
            is written as the first of foreign_classes that has its features, without "attention", so that other programs
-           can load it; with YOCO, a window of 1, shared experts or dense layers it has none. Windows are "sliding_window" and "layer_types"; "yoco"
-           and "use_qk_norm" are true or missing. With experts "intermediate_size" is the width of one; num_dense_layers
-           layers have dense_intermediate_size.
+           can load it; with YOCO, a window of 1, shared experts or dense layers it has none. Windows are
+           "sliding_window" and "layer_types"; "yoco" and "use_qk_norm" are true or missing. With experts
+           "intermediate_size" is the width of one; num_dense_layers layers have dense_intermediate_size.
   reading  The variant is "attention" if present; otherwise model_type must be one of foreign_classes. A key for a
            feature that this model does not have must have the value that disables it (absent_features), otherwise the
            file is rejected. Other keys are ignored. null is the same as a missing key. Defaults are those of Llama

@@ -1,8 +1,8 @@
 /*
 expert_gemm.cuh: the products of all experts in one launch. The rows of each expert are known to the device alone.
 
-  by rows     C = A op(B_e): rows starts[e] .. starts[e+1]-1 of A and C are those of expert e. The grid has as many pieces
-              as there may be; those beyond the last one end at once
+  by rows     C = A op(B_e): rows starts[e] .. starts[e+1]-1 of A and C are those of expert e. The grid has as many
+              pieces as there may be; those beyond the last one end at once
   by weights  C_e = A^T B, or +=: sums over the rows of expert e; zeros for an expert without rows
   kernels     bf16 rows that can be read in packs: tensor cores, pieces of 128 x 128, 32 numbers deep, the next operands
               loaded into registers during the products; otherwise gemm_plain_piece
@@ -78,8 +78,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 // Shared operands: element (i, k) at i * EXPERT_LD + k; the stride avoids bank conflicts of the fragments.
 enum { EXPERT_TILE = 128, EXPERT_DEPTH = 32, EXPERT_LD = EXPERT_DEPTH + 8, EXPERT_THREADS = 256, EXPERT_PACKS = 2 };
 
-// The packs of a thread of the operand's elements (i0 + i, k0 + k), which has `count` rows i and K columns k and is stored
-// by rows or by columns.
+// The packs of a thread of the operand's elements (i0 + i, k0 + k), which has `count` rows i and K columns k and is
+// stored by rows or by columns.
 static __device__ inline void expert_fetch(uint4 (&to)[EXPERT_PACKS], const floatX *x, int ld, int i0, int count,
                                            int k0, int K, bool by_columns) {
     UNROLL

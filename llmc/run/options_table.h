@@ -239,7 +239,8 @@ static const OptionRow option_rows[] = {
     {"run", "val-steps", OPTION_INT, OPTION_SAVED, FIELD(val_steps), "N", "20", "[1, 1e15]", NULL,
         "batches per validation"},
     {"run", "eval-choices", OPTION_TEXT, OPTION_SAVED, FIELD(eval_choices), "'NAME=FILE ...'", NULL, NULL, NULL,
-        "multiple-choice tasks to score at each validation, and with --eval; files of data/prepare_choices.py or llm.c"},
+        "multiple-choice tasks to score at each validation, and with --eval; files of data/prepare_choices.py or "
+        "llm.c"},
     {"run", "sample-every", OPTION_INT, OPTION_SAVED, FIELD(sample_every), "N", "0", "[0, 1e15]", NULL,
         "print generated text every N steps; 0: never"},
     {"run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,

@@ -126,8 +126,8 @@ def needle_figure(study):
                 views.append(view(label, "length of the context", "depth, %", traces, heat=True))
     note = (
         "The share of the asked pairs of tokens whose value is the most likely of all values, in percent, by the "
-        "length of the context and the share of the text before the pair. *: at chance. A model that prefers late values is "
-        "above chance at the bottom, and below at the top."
+        "length of the context and the share of the text before the pair. *: at chance. A model that prefers late "
+        "values is above chance at the bottom, and below at the top."
     )
     return figure("needles", "context", "Retrieval of needles", note, views)
 

@@ -161,8 +161,9 @@ def gap_curves(study):
                     )
                 )
     note = (
-        f"In training: running means over {half} steps. Arm minus {study.arms[study.reference]} at the same seed, hence on the same batches; below 0 the arm is "
-        f"better. Band and bars: {100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not of the curve."
+        f"In training: running means over {half} steps. Arm minus {study.arms[study.reference]} at the same seed, "
+        f"hence on the same batches; below 0 the arm is better. Band and bars: "
+        f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not of the curve."
     )
     views = [
         view("validation", "tokens", "gap, nats", marks, zero=True),

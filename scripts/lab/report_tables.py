@@ -169,7 +169,8 @@ def probes(r):
             "probes",
             ["arm", "number", *heads],
             rows,
-            "Probes of the last checkpoints (--probe), mean over seeds. scripts/lab/mechanisms.py describes the numbers.",
+            "Probes of the last checkpoints (--probe), mean over seeds. scripts/lab/mechanisms.py describes the "
+            "numbers.",
             lines=lines,
         )
     ]
@@ -226,12 +227,13 @@ def low_bit(r):
     """What low precision costs each arm."""
     part, first, confidence = r["low_bit"], r["low_bit"]["precisions"][0], f"{100 * r['confidence']:.0f}%"
     captions = {
-        "training": f"Cost: loss of a run minus that of the run in {first} with the same seed, nats per token. Gap: the "
-        f"arm's cost minus that of the reference at the same seed. Square brackets: {confidence} t intervals over "
+        "training": f"Cost: loss of a run minus that of the run in {first} with the same seed, nats per token. Gap: "
+        f"the arm's cost minus that of the reference at the same seed. Square brackets: {confidence} t intervals over "
         "seeds; an interval that contains 0 shows no difference. p: adjusted for the gaps of the table.",
         "rounding": "Evaluation with rounded numbers. Cost: loss with --quantize minus loss without, of the same "
         "checkpoint. p: adjusted for the gaps at one training precision.",
-        "measured": "Over the layers. Logits and activations: on the first 64 tokens of windows. bf16 error: of rows of "
+        "measured": "Over the layers. Logits and activations: on the first 64 tokens of windows. bf16 error: of "
+        "rows of "
         "attention in bf16, relative to their norm; an output is a head, or a pair after the subtraction. Gap: the "
         "arm's value minus that of the reference.",
     }
@@ -374,7 +376,8 @@ def fairness(study, r):
     for arm, label in study.arms.items():
         run = next(x for x in study.runs if x.arm == arm)
         shape = [run.options[k] if isinstance(run.options[k], str) else int(run.options[k]) for k in SHAPE]
-        rows.append([arm_cell({"arm": arm, "label": label}), *shape, f"{run.parameters:,}" if run.parameters else "–"])
+        parameters = f"{run.parameters:,}" if run.parameters else "–"
+        rows.append([arm_cell({"arm": arm, "label": label}), *shape, parameters])
         rows[-1] += [engineering(run.flops_per_token)]
         rows[-1] += [" ".join(map(str, sorted({run.seed for run in study.runs if run.arm == arm})))]
     caption = "" if study.single else "Differences between arms. "

@@ -38,8 +38,8 @@ def norms(run):
     marks = {"mode": "markers", "symbol": "triangle-up", "text": text}
     lines += [trace("spikes", "spike", [steps[i] for i in found], [values[i] for i in found], **marks)] * bool(found)
     note = (
-        f"Before clipping. Triangles: spikes, at least {stats.SPIKE_Z:g} standard deviations above the mean of the last "
-        "1000 steps (at the start fewer, at least 128)."
+        f"Before clipping. Triangles: spikes, at least {stats.SPIKE_Z:g} standard deviations above the mean of the "
+        "last 1000 steps (at the start fewer, at least 128)."
     )
     views = [view("gradient norm", "step", "gradient norm", lines, ylog=10)]
     return figure("norms", "stability", "Gradient norm", note, views)

@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from . import browser, run_directory
+from . import browser
 from . import test_report as made
 from .testing import expect_error
 
@@ -442,8 +442,6 @@ def the_page_works_offline_in_a_browser():
 
 @browser_test
 def a_watched_report_follows_a_run_to_its_end():
-    import fcntl
-
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
         made.made_run(run, "baseline", 0.001, 1, 2.0, steps=100)

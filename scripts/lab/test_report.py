@@ -2,13 +2,11 @@
 
 import json
 import math
-import os
 import random
 import struct
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from . import run_directory
