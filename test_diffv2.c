@@ -33,12 +33,14 @@ starts no other program; the default build tests files and processes.
 #include "tests/tokenizer.h"
 #include "tests/spikes.h"
 #include "tests/recompute.h"
+#include "tests/experts.h"
 #include "tests/low_precision.h"
 #include "tests/ranks.h"
 #include "tests/progress.h"
 #include "tests/watchdog.h"
 #include "tests/evaluation.h"
 #include "tests/choices.h"
+#include "tests/synthetic.h"
 #include "tests/probe.h"
 #include "tests/device.h"
 #include "tests/prediction.h"
@@ -57,6 +59,8 @@ static const struct {
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
     {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
     {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"experts", expert_tests, EXPERT_TEST_COUNT, EVERY_BUILD},
+    {"experts in fp64", expert_fp64_tests, EXPERT_FP64_TEST_COUNT, FP64_BUILD},
     {"low precision", low_precision_tests, LOW_PRECISION_TEST_COUNT, FP32_BUILD},
     {"options", options_tests, OPTIONS_TEST_COUNT, FP32_BUILD},
     {"data", data_tests, DATA_TEST_COUNT, FP32_BUILD},
@@ -85,6 +89,8 @@ static const struct {
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"choices", choices_tests, CHOICES_TEST_COUNT, EVERY_BUILD},
     {"choices program", choices_program_tests, CHOICES_PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"synthetic", synthetic_tests, SYNTHETIC_TEST_COUNT, EVERY_BUILD},
+    {"synthetic program", synthetic_program_tests, SYNTHETIC_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"probe", probe_tests, PROBE_TEST_COUNT, EVERY_BUILD},
     {"probe program", probe_program_tests, PROBE_PROGRAM_TEST_COUNT, FP32_BUILD},
 };

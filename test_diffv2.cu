@@ -18,6 +18,7 @@ case checks besides the numbers.
 #define LINEAR_PIECE_BYTES 20000
 #include "tests/cuda_attention.h"
 #include "tests/cuda_collectives.h"
+#include "tests/cuda_experts.h"
 #include "tests/cuda_linear.h"
 #include "tests/cuda_sizes.h"
 #include "tests/isolation.h"
@@ -62,6 +63,18 @@ static const Case cuda_cases[] = {
     {&gemm_plain_check, {65, 67, 33, 3}, 0, "one past a tile, odd strides"},
     {&gemm_plain_check, {1, 8, 64, 8}, 1, "one row, unaligned packs"},
     {&gemm_plain_check, {1, 1, 1, 0}, 0, "the smallest"},
+    {&router_check, {1, 8, 1, 1, 0}, 0, "one expert"},
+    {&router_check, {7, 16, 4, 2, 0}, 0, "equal logits: the first experts"},
+    {&router_check, {37, 24, 8, 8, 1}, 0, "all experts"},
+    {&router_check, {13, 40, 70, 8, 1}, 1, "more experts than lanes, not evenly; unaligned rows"},
+    {&router_check, {300, 8, 5, 3, 1}, 0, "more rows than threads; an odd number of experts"},
+    {&experts_check, {1, 8, 1, 1, 8, 0}, 0, "one expert, one row"},
+    {&experts_check, {37, 16, 4, 2, 24, 0}, 0, "packs"},
+    {&experts_check, {300, 72, 3, 2, 72, 1}, 0, "all rows at two experts, none at the third; several pieces"},
+    {&experts_check, {65, 40, 9, 3, 20, 2}, 0, "experts without rows"},
+    {&experts_check, {140, 136, 2, 2, 80, 0}, 0, "every expert has all rows; more than one tile of 128 columns"},
+    {&experts_check, {37, 13, 5, 2, 7, 0}, 0, "no packs"},
+    {&experts_check, {37, 16, 4, 2, 8, 0}, 1, "unaligned packs"},
     {&buffers_check, {1000, 20}, 0, "more small uploads than pinned slots"},
     {&buffers_check, {3000001, 2}, 0, "larger than a slot"},
     {&buffers_check, {2, 3}, 0, "tiny"},

@@ -18,6 +18,7 @@ CUDA operations.
 #include "llmc/run/environment.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/evaluation_choices.h"
+#include "llmc/run/evaluation_synthetic.h"
 #include "llmc/run/gemm_table.h"
 #include "llmc/run/generated_text.h"
 #include "llmc/run/layer_stats.h"
@@ -27,6 +28,7 @@ CUDA operations.
 #include "llmc/run/probe.h"
 #include "llmc/run/quantization.h"
 #include "llmc/run/resume.h"
+#include "llmc/run/router_losses.h"
 #include "llmc/run/run_data.h"
 #include "llmc/run/run_description.h"
 #include "llmc/run/run_records.h"
@@ -55,6 +57,7 @@ typedef struct {
     uint64_t *reduced, *gathered; // [L+2]: tickets of the collectives on a group's gradients and parameters
     LayerStats *stats;            // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds;         // spent on them
+    RouterLosses router;          // --router-aux, --router-z, and their values in the last update
 } Model;
 
 static floatX *param(const Model *model, TensorKind kind, int layer) {
@@ -72,6 +75,9 @@ static grad_t *grad(const Model *model, TensorKind kind, int layer) {
 // A linear layer of block l, or the LM head.
 static Linear linear_of(const Model *model, LinearKind kind, int l) {
     return linear_at(&model->plan, model->params, &model->copies, model->acts.maxima, kind, l);
+}
+static ExpertLinear experts_of(const Model *model, LinearKind kind, int l) {
+    return expert_linear_at(&model->plan, model->params, &model->copies, model->acts.maxima, kind, l);
 }
 // The largest magnitudes of its input and of its output's gradient, for --gemm fp8; NULL: not needed.
 static absmax_t *input_max(const Model *model, LinearKind kind, int l) {
@@ -362,11 +368,55 @@ static void block_forward_attention(Model *model, int l, const floatX *x, Rows r
                              (real)c->rms_norm_eps, input_max(model, LINEAR_GATE_UP, l));
 }
 
-// The MLP half without its down projection: from norm2 to hidden.
+// The experts that the rows of norm2 go to, and their weights.
+static void block_route(Model *model, int l, int N) {
+    const LayerActivations *a = &model->acts.layers[l];
+    Routing r = plan_routing(&model->plan, N);
+    if (!a->starts) return;
+    router_forward(a->router_logits, a->router_lse, a->experts, a->expert_weights, a->norm2, param(model, T_ROUTER, l),
+                   r);
+    expert_group(a->starts, a->entries, a->places, a->experts, r);
+}
+
+// y = a linear layer of the experts of block l on their rows of x. As block_linear_forward.
+static void block_experts_forward(const Model *model, floatX *y, floatX *x, LinearKind kind, int l, int N) {
+    const Quantization *q = &model->quant;
+    ExpertLinear w = experts_of(model, kind, l);
+    int R = N * model->plan.config.K;
+    if (q->activation_bits) quantize_inplace(x, R, w.first.IC, w.first.IC, q->activation_bits, q->whole);
+    expert_linear_forward(y, x, w, model->acts.layers[l].starts, N, R);
+}
+
+// The MLP half without its down projections: from norm2 to hidden, the activation of what every token passes, and to
+// the products of the experts.
 static void block_forward_mlp(Model *model, int l, int N) {
     const LayerActivations *a = &model->acts.layers[l];
+    if (a->starts) {
+        expert_gather(model->acts.expert_rows[0], a->norm2, a->entries, plan_routing(&model->plan, N));
+        block_experts_forward(model, a->expert_gate_up, model->acts.expert_rows[0], LINEAR_EXPERT_GATE_UP, l, N);
+    }
+    if (!a->gate_up) return;
     block_linear_forward(model, a->gate_up, a->norm2, LINEAR_GATE_UP, l, N);
-    swiglu_forward(a->hidden, a->gate_up, N, model->plan.config.F, input_max(model, LINEAR_DOWN, l));
+    swiglu_forward(a->hidden, a->gate_up, N, mlp_dims(&model->plan.config, l).width, input_max(model, LINEAR_DOWN, l));
+}
+
+// The activation of the experts, each row times its weight, which is not kept for the backward.
+static void block_expert_hidden(Model *model, int l, int N) {
+    const ModelConfig *c = &model->plan.config;
+    const LayerActivations *a = &model->acts.layers[l];
+    expert_swiglu_forward(model->acts.expert_hidden, a->expert_gate_up, a->expert_weights, a->entries, N * c->K, c->FE,
+                          input_max(model, LINEAR_EXPERT_DOWN, l));
+}
+
+// The down projections: from hidden and the products of the experts to branch.
+static void block_forward_down(Model *model, int l, int N) {
+    const LayerActivations *a = &model->acts.layers[l];
+    Activations *g = &model->acts;
+    if (a->gate_up) block_linear_forward(model, g->branch, a->hidden, LINEAR_DOWN, l, N);
+    if (!a->starts) return;
+    block_expert_hidden(model, l, N);
+    block_experts_forward(model, g->expert_rows[1], g->expert_hidden, LINEAR_EXPERT_DOWN, l, N);
+    expert_combine(g->branch, g->expert_rows[1], a->places, plan_routing(&model->plan, N), a->gate_up != NULL);
 }
 
 // One block: from the residual stream x and its norm, norm1, to x_out and the norm that follows the block.
@@ -376,8 +426,9 @@ static void block_forward(Model *model, int l, const floatX *x, Rows r) {
     int N = r.B * r.T, C = model->plan.config.C;
     weight_copies_refresh(&model->copies, &model->plan, model->params, l);
     block_forward_attention(model, l, x, r);
+    block_route(model, l, N);
     block_forward_mlp(model, l, N);
-    block_linear_forward(model, branch, a->hidden, LINEAR_DOWN, l, N);
+    block_forward_down(model, l, N);
     NextNorm next = norm_after_block(model, l);
     comm_wait(model->gathered[2 + l]); // the weight of that norm
     residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C,
@@ -567,6 +618,55 @@ static void block_recompute(Model *model, int l, const floatX *x, int B, int T) 
     block_forward_mlp(model, l, N);
 }
 
+// Inverts the part of the experts in block_forward_down and block_forward_mlp, and block_route: from dx to dnorm.
+// add: the gradient joins that of what every token passes.
+static void block_backward_experts(Model *model, int l, int N, bool add) {
+    const ModelConfig *c = &model->plan.config;
+    const LayerActivations *a = &model->acts.layers[l];
+    Activations *g = &model->acts;
+    Routing r = plan_routing(&model->plan, N);
+    floatX *rows = g->expert_rows[0], *drows = g->expert_rows[1];
+    int R = N * c->K;
+    bool grads = grads_add(model);
+    block_expert_hidden(model, l, N);
+    // inverts branch = sum over the places of a row, of down(hidden)
+    expert_gather(rows, g->dx, a->entries, r);
+    expert_linear_backward(g->dexpert_hidden, grad(model, T_EXPERT_DOWN, l), rows, g->expert_hidden,
+                           experts_of(model, LINEAR_EXPERT_DOWN, l), a->starts, N, R, grads);
+    // inverts hidden = weight * swiglu(expert_gate_up)
+    expert_swiglu_backward(g->dexpert_gate_up, g->dexpert_weights, g->dexpert_hidden, a->expert_gate_up,
+                           a->expert_weights, a->entries, R, c->FE, output_max(model, LINEAR_EXPERT_GATE_UP, l));
+    // inverts expert_gate_up = gate_up(the rows of norm2)
+    expert_gather(rows, a->norm2, a->entries, r);
+    expert_linear_backward(drows, grad(model, T_EXPERT_GATE, l), g->dexpert_gate_up, rows,
+                           experts_of(model, LINEAR_EXPERT_GATE_UP, l), a->starts, N, R, grads);
+    expert_combine(g->dnorm, drows, a->places, r, add);
+    // inverts the router, with its two losses
+    const real *loads = router_loads(&model->router, &model->plan, g, l);
+    router_backward(g->dnorm, grad(model, T_ROUTER, l), g->dexpert_weights, a->norm2, param(model, T_ROUTER, l),
+                    a->router_logits, a->router_lse, a->experts, a->expert_weights, loads, model->router.balance,
+                    model->router.squares, r, grads);
+}
+
+// Inverts the MLP half of a block: from dx, the gradient of x_out, to that of x_mid.
+static void block_backward_mlp(Model *model, int l, int N) {
+    const LayerActivations *a = &model->acts.layers[l];
+    Activations *g = &model->acts;
+    bool add = grads_add(model);
+    // inverts x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)); the sum passes dx on unchanged
+    if (a->gate_up) {
+        linear_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, linear_of(model, LINEAR_DOWN, l), N,
+                        add);
+        swiglu_backward(g->dgate_up, g->dhidden, a->gate_up, N, mlp_dims(&model->plan.config, l).width,
+                        output_max(model, LINEAR_GATE_UP, l));
+        linear_backward(g->dnorm, grad(model, T_MLP_GATE, l), g->dgate_up, a->norm2,
+                        linear_of(model, LINEAR_GATE_UP, l), N, add);
+    }
+    if (a->starts) block_backward_experts(model, l, N, a->gate_up != NULL);
+    rmsnorm_backward(g->dx, grad(model, T_NORM2, l), g->dnorm, a->x_mid, param(model, T_NORM2, l), a->rstd2, N,
+                     model->plan.config.C, true, output_max(model, LINEAR_O, l));
+}
+
 // On entry acts.dx is the gradient of x_out, on return that of x.
 static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const ModelConfig *c = &model->plan.config;
@@ -579,13 +679,7 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     if (c->yoco && (l == c->L - 1 || l == c->L / 2 - 1))
         buffer_zero(g->dfused, (size_t)N * d->fused_ld * sizeof(floatX));
 
-    // inverts x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)); the sum passes dx on unchanged
-    linear_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, linear_of(model, LINEAR_DOWN, l), N, add);
-    swiglu_backward(g->dgate_up, g->dhidden, a->gate_up, N, c->F, output_max(model, LINEAR_GATE_UP, l));
-    linear_backward(g->dnorm, grad(model, T_MLP_GATE, l), g->dgate_up, a->norm2, linear_of(model, LINEAR_GATE_UP, l), N,
-                    add);
-    rmsnorm_backward(g->dx, grad(model, T_NORM2, l), g->dnorm, a->x_mid, param(model, T_NORM2, l), a->rstd2, N, C, true,
-                     output_max(model, LINEAR_O, l));
+    block_backward_mlp(model, l, N);
 
     // inverts x_mid = x + o(attn_out), attn_out = heads(rope(fused(norm1)))
     linear_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, linear_of(model, LINEAR_O, l), N, add);
@@ -608,8 +702,8 @@ static void grads_open(Model *model, int group) {
         comm_wait(model->reduced[group]);
         if (group > 0 && group + 2 < L + 1) comm_wait(model->reduced[group + 2]);
         const size_t *at = model->plan.tensors.group_offset;
-        // the padding between tensors, which the norm includes, was gradients of a layer of the other half
-        if (model->plan.config.yoco)
+        // the padding between tensors, which the norm includes, was gradients of a layer of another shape
+        if (model->plan.config.yoco || model->plan.config.dense_layers)
             buffer_zero(model->group_grads[group], (at[group + 1] - at[group]) * sizeof(grad_t));
     }
     if (grads_add(model)) return;
@@ -679,6 +773,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
     model_read_batch(model, inputs, targets, starts, B * T);
     watch_phase(PHASE_FORWARD);
     model_forward(model, B, T);
+    router_count(&model->router, &model->plan, &model->acts, B * T, total_rows, model->micro_step == 0);
     watch_phase(PHASE_BACKWARD);
     grads_open(model, 0);
     grads_open(model, model->plan.config.L + 1);
@@ -841,6 +936,7 @@ typedef struct {
     Model sampling_model; // the same parameters with memory for generation; only with --sample-every
     DataLoader train, val;
     ChoiceTasks choices;                   // --eval-choices
+    Synthetic synthetic;                   // --eval-needles, --eval-shots
     uint64_t fingerprint, val_fingerprint; // of their data
     RunTokenizer tokenizer;
     Prompts prompts;     // --prompts
@@ -1009,7 +1105,8 @@ static void run_evaluate(Run *run) {
                     o->seed,
                     o->eval_out,
                     o->dump_attention,
-                    &run->choices};
+                    &run->choices,
+                    &run->synthetic};
     evaluate(&e);
     free(by_position);
     CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
@@ -1080,6 +1177,10 @@ static void run_agree(Run *run, StepResult *r) {
     }
     run->checkpointer.due = all[2] != 0;
     r->loss = loss / (double)run->options.total_batch;
+    router_measure(&model->router, &model->plan, &model->acts, run->options.total_batch);
+    r->routed = model->plan.config.E > 0;
+    r->router_aux = model->router.aux;
+    r->router_z = model->router.z;
     r->grad_norm = squares_norm(model, 0, model->plan.sharding.groups - 1);
 }
 
@@ -1317,6 +1418,8 @@ static void run_open_data(Run *run, const char *loaded) {
     if (run->val.shard_count) run_plan_last_batch(run);
     if (run->mode == MODE_TRAIN || run->mode == MODE_EVAL)
         run->choices = choices_open_all(o->eval_choices, V, (int)o->seq_len, run->tokenizer.tokenizer);
+    if (run->mode == MODE_EVAL)
+        synthetic_open(&run->synthetic, o, &run->val, V, run->tokenizer.tokenizer, run->tokenizer.separator);
 }
 
 // The peak that the speed of a step is compared with: the manufacturer's, or that of a matrix product measured now.
@@ -1343,6 +1446,8 @@ static void run_alloc(Run *run) {
     if (run->mode == MODE_TRAIN && o->stats_every && o->out && is_rank0())
         run->stats = (LayerStats *)checked_calloc(plan->config.L, sizeof(LayerStats));
     run->micro_steps = (int)(o->total_batch / ((int64_t)N * ranks));
+    run->model.router.aux_weight = o->router_aux;
+    run->model.router.z_weight = o->router_z;
 }
 
 // --tune-gemm: measures the matrix products of two micro-steps: one writes the gradients, one adds to them.
@@ -1405,6 +1510,7 @@ static void run_close(Run *run) {
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     choices_close_all(&run->choices);
+    synthetic_close(&run->synthetic);
     log_close(&run->log);
     free_sequences(run->sequences, run->prompts.count);
     prompts_close(&run->prompts);
@@ -1462,6 +1568,7 @@ static void run_open_log(Run *run, const Resume *resume, int argc, char **argv) 
                       &run->options,
                       plan->tensors.parameter_count,
                       plan->config.F,
+                      plan->config.FE,
                       per_token,
                       &run->train,
                       run->options.val_data ? &run->val : NULL,
@@ -1491,7 +1598,7 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     if (o->out && is_rank0()) run_open_log(run, resume, argc, argv);   // the last that may refuse to start
     dataloader_print(&run->train, run_windows(run));
     options_print(o);
-    if (o->match_params) print_match(&run->model.plan, o);
+    if (options_match(o)) print_match(&run->model.plan, o);
     comm_barrier();
     int status = run_train(run);
     progress_flush();

@@ -21,8 +21,8 @@
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
 #   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed
 #                    (tests/soak.sh), installation, exports of runs; with --all the Slurm recipe under Slurm
-#   Hub              the class for Transformers, checkpoints in both directions, and exported directories, with PyTorch
-#                    and Transformers on the CPU; with --all every fixture, and the oldest supported Transformers
+#   Hub              the class for Transformers, exported directories, and a part of these with the oldest supported
+#                    version and of the import, with PyTorch on the CPU; with --all everything with both versions
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #
@@ -309,18 +309,20 @@ runs() {
     fi
 }
 hub() {
-    local environment environments=(hub) tests=(modeling export) more=() python name
-    [ $all_tests = no ] || environments+=(hub-oldest) tests+=(hub) more=(--all)
+    local environment python name words part
+    # environment, test_NAME.py, and the words of its tests that run without --all
+    local parts=("hub modeling" "hub export" "hub hub as_the_hub_has_them" "hub-oldest modeling packed generation")
+    [ $all_tests = no ] || parts=(hub{,-oldest}\ {modeling,export,hub}\ --all)
     build "the trainer" build/train_diffv2 || return
-    for environment in "${environments[@]}"; do
+    for part in "${parts[@]}"; do
+        read -r environment name words <<<"$part"
         if ! python=$(python3 scripts/python_environment.py "$environment" 2>"$scratch/python"); then
-            skip "Hub: $(tail -n 1 "$scratch/python")"
+            skip "Hub: test_$name.py in $environment: $(tail -n 1 "$scratch/python")"
             continue
         fi
-        for name in "${tests[@]}"; do
-            CUDA_VISIBLE_DEVICES='' TRAIN_DIFFV2=build/train_diffv2 run "test_$name.py in $environment" \
-                "$python" "dev/reference/test_$name.py" "${more[@]}"
-        done
+        # shellcheck disable=SC2086
+        CUDA_VISIBLE_DEVICES='' TRAIN_DIFFV2=build/train_diffv2 run "test_$name.py in $environment" \
+            "$python" "dev/reference/test_$name.py" $words
     done
 }
 lab() {

@@ -35,7 +35,7 @@ class Watched:
 
     def __init__(self, directory):
         self.directory, self.study, self.version, self.error = Path(directory), None, 0, ""
-        self.log = run_directory.LogFollower(self.directory / "log.jsonl")
+        self.log = run_directory.Log(self.directory / "log.jsonl")
         self.seen, self.lock = None, threading.Lock()
 
     def fingerprint(self):
@@ -68,7 +68,7 @@ class Watched:
         if not (self.directory / "run.json").exists():
             raise run_directory.RunError("the run has not started: it has no run.json")
         run = studies.new_run(self.directory)
-        self.log = run_directory.LogFollower(self.directory / "log.jsonl")
+        self.log = run_directory.Log(self.directory / "log.jsonl")
         studies.absorb(run, self.log.read()[0])
         studies.set_state(run)
         found = studies.Study(run.name, "", run.arm, {run.arm: run.label}, [run], [], [], [], False)
@@ -80,7 +80,9 @@ class Watched:
         run = self.study.runs[0]
         run.read = option_history.validations(run.info, [])
         results, figures = report.compute(self.study)
-        return page.content(self.study, results, figures, links=lambda run: [(name, name) for name in FILES] if live else [])
+        return page.content(
+            self.study, results, figures, links=lambda run: [(name, name) for name in FILES] if live else []
+        )
 
     def page(self, live):
         if self.study:
@@ -94,7 +96,7 @@ class Watched:
     def news(self):
         """What page.js replaces in an open page. Without a run: nothing, at which the page reloads itself."""
         if not self.study:
-            return {"version": self.version, "figures": [], "html": {}}
+            return {"version": self.version, "arms": {}, "figures": [], "html": {}}
         data, sections = self.content()
         html = {"notes": data["notes"], **{name: text for name, _, text, _ in sections}}
         return {"version": self.version, "figures": data["figures"], "arms": data["arms"], "html": html}
@@ -154,7 +156,8 @@ def parse_arguments():
     return a
 
 
-def serve(watched, port):
+def start(watched, port):
+    """The server, which has a port but does not serve yet."""
     try:
         server = ThreadingHTTPServer((HOST, 8000 if port is None else port), Handler)
     except OSError as error:
@@ -162,11 +165,7 @@ def serve(watched, port):
             cli.fail("watch.py", f"--port {port}: {error.strerror}")
         server = ThreadingHTTPServer((HOST, 0), Handler)
     server.daemon_threads, server.watched = True, watched
-    print(f"http://{HOST}:{server.server_address[1]}", flush=True)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        pass
+    return server
 
 
 def main():
@@ -174,7 +173,12 @@ def main():
     python_environment.ensure("lab")
     watched = Watched(a.run)
     if a.out is None:
-        return serve(watched, a.port)
+        server = start(watched, a.port)
+        print(f"http://{HOST}:{server.server_address[1]}", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
     watched.update()
     if not watched.study:
         cli.fail("watch.py", f"{a.run}: {watched.error}")

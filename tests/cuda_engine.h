@@ -153,6 +153,7 @@ class Operands {
     Tensor &out(const std::string &name, size_t count) { return add(name, STORED, OUTPUT, count); }
     Tensor &out_fp32(const std::string &name, size_t count) { return add(name, FP32, OUTPUT, count); }
     Tensor &out_fp64(const std::string &name, size_t count) { return add(name, FP64, OUTPUT, count); }
+    Tensor &out_ints(const std::string &name, size_t count) { return add(name, INT32, OUTPUT, count); }
     Tensor &ints(const std::string &name, size_t count, int limit) { // in [0, limit)
         Tensor &t = add(name, INT32, INPUT, count);
         for (size_t k = 0; k < count; k++) t.set(k, test_random_int(&test_random, limit));
@@ -196,6 +197,14 @@ class Operands {
         std::vector<double> got(t.count);
         for (size_t k = 0; k < t.count; k++) got[k] = t.value(t.result, k);
         expect_values(t.name.c_str(), t.type, got, t.twin, error);
+    }
+
+    void expect_ints(const Tensor &t) {
+        size_t wrong = 0, first = 0;
+        for (size_t k = 0; k < t.count; k++)
+            if ((int)t.value(t.result, k) != t.twin_ints[k] && wrong++ == 0) first = k;
+        EXPECT(wrong == 0, "%s: %zu of %zu wrong, first [%zu] is %g, the twin's %d", t.name.c_str(), wrong, t.count,
+               first, t.value(t.result, first), t.twin_ints[first]);
     }
 
   private:

@@ -60,7 +60,7 @@ static void expect_forward_rounds(const Model *m, int l, int N, const char *what
     size_t wrong[] = {different(fused + d->v_at, a->fused + d->v_at, N, d->fused_rows - d->v_at, d->fused_ld),
                       different(o, a->x_mid, N, C, C), different(gate_up, a->gate_up, N, 2 * F, 2 * F),
                       different(down, a->x_out, N, C, C)};
-    for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++)
+    for (int kind = 0; kind <= LINEAR_DOWN; kind++)
         EXPECT(!wrong[kind], "%s: layer %d, matrix %d: %zu outputs are not those of operands with their own maxima",
                what, l, kind, wrong[kind]);
     free(fused);

@@ -132,8 +132,43 @@ static inline double case_loss(Model *model, const int *tokens, int B, int T, bo
 
 // The derivative of the loss along a random direction d of each tensor is <gradient, d>. The difference quotient
 // (8 D(h) - D(2h)) / 12h with D(h) = loss(w + h d) - loss(w - h d) has a truncation error of order h^4 and a rounding
-// error of order 1e-16/h. For h = 1e-5 both are far below the tolerance. All variants but the first two have every
-// second case with windows.
+// error of order 1e-16/h. For h = 1e-5 both are far below the tolerance. loss: the sum that is minimised
+typedef double CaseLoss(Model *model, const int *tokens, int B, int T);
+static void expect_differences(Model *model, const int *tokens, int B, int T, CaseLoss *loss, const char *why) {
+    const char *name = model->plan.config.attention->name;
+    case_loss(model, tokens, B, T, true);
+    for (int i = 0; i < model->plan.tensors.count; i++) {
+        const Tensor *t = &model->plan.tensors.tensors[i];
+        floatX *w = model->params + t->offset, *saved = (floatX *)checked_calloc(t->count, sizeof(floatX));
+        memcpy(saved, w, t->count * sizeof(floatX));
+        const double h = 1e-5;
+        const double offsets[] = {h, -h, 2 * h, -2 * h};
+        double dot = 0, scale = 0, losses[4];
+        for (int side = 0; side < 4; side++) {
+            TestRandom r = {99};
+            dot = scale = 0;
+            for (size_t e = 0; e < t->count; e++) {
+                double d = test_random_real(&r), g = (double)model->grads[t->offset + e];
+                w[e] = saved[e] + (floatX)(offsets[side] * d);
+                dot += g * d;
+                scale += g * g * d * d;
+            }
+            losses[side] = loss(model, tokens, B, T);
+        }
+        memcpy(w, saved, t->count * sizeof(floatX));
+        free(saved);
+        double difference = (8 * (losses[0] - losses[1]) - (losses[2] - losses[3])) / (12 * h);
+        EXPECT(isfinite(dot) && fabs(difference - dot) <= 1e-7 * sqrt(scale) + 1e-9,
+               "%s, %s: %s: %.12g from differences, %.12g from the backward", name, why, t->name, difference, dot);
+        EXPECT(scale > 0 || T == 1, "%s, %s: %s has no gradient", name, why, t->name);
+    }
+}
+
+static double plain_loss(Model *model, const int *tokens, int B, int T) {
+    return case_loss(model, tokens, B, T, false);
+}
+
+// All variants but the first two have every second case with windows.
 static void test_finite_differences(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int m = 0; m < MODEL_CASE_COUNT; m++) {
@@ -142,34 +177,7 @@ static void test_finite_differences(void) {
             Model model;
             int *tokens = case_start(&model, mc, &attention_variants[v], FOR_TRAINING);
             if (!tokens) continue;
-            case_loss(&model, tokens, mc->B, mc->T, true);
-            for (int i = 0; i < model.plan.tensors.count; i++) {
-                const Tensor *t = &model.plan.tensors.tensors[i];
-                floatX *w = model.params + t->offset, *saved = (floatX *)checked_calloc(t->count, sizeof(floatX));
-                memcpy(saved, w, t->count * sizeof(floatX));
-                const double h = 1e-5;
-                const double offsets[] = {h, -h, 2 * h, -2 * h};
-                double dot = 0, scale = 0, losses[4];
-                for (int side = 0; side < 4; side++) {
-                    TestRandom r = {99};
-                    dot = scale = 0;
-                    for (size_t e = 0; e < t->count; e++) {
-                        double d = test_random_real(&r), g = (double)model.grads[t->offset + e];
-                        w[e] = saved[e] + (floatX)(offsets[side] * d);
-                        dot += g * d;
-                        scale += g * g * d * d;
-                    }
-                    losses[side] = case_loss(&model, tokens, mc->B, mc->T, false);
-                }
-                memcpy(w, saved, t->count * sizeof(floatX));
-                free(saved);
-                double difference = (8 * (losses[0] - losses[1]) - (losses[2] - losses[3])) / (12 * h);
-                EXPECT(isfinite(dot) && fabs(difference - dot) <= 1e-7 * sqrt(scale) + 1e-9,
-                       "%s, %s: %s: %.12g from differences, %.12g from the backward", attention_variants[v].name,
-                       mc->why, t->name, difference, dot);
-                EXPECT(scale > 0 || mc->T == 1, "%s, %s: %s has no gradient", attention_variants[v].name, mc->why,
-                       t->name);
-            }
+            expect_differences(&model, tokens, mc->B, mc->T, plain_loss, mc->why);
             case_end(&model, tokens);
         }
 }
@@ -214,6 +222,7 @@ static inline ModelConfig check_fixture(const char *variant, const char *size) {
     EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", f.name, config.attention->name);
     Model model;
     case_open(&model, &config, f.B, f.T, FOR_TRAINING);
+    model.router.aux_weight = 0.5, model.router.z_weight = 0.1; // as make_fixtures.py
     CheckpointBuffers buffers = checkpoint_buffers(&model);
     checkpoint_load_weights(f.dir.path, &buffers, false);
     DataLoader loader;
@@ -265,6 +274,20 @@ static void test_gradients_of_head_norms_equal_reference(void) {
                    config.yoco == (fixtures[i][1][0] == 'k'),
                "%s_%s: QK-norm %d, rms_norm_eps %g, window %d, YOCO %d", fixtures[i][0], fixtures[i][1], config.qk_norm,
                config.rms_norm_eps, config.window, config.yoco);
+    }
+}
+
+// m: experts; x: with a shared one, a layer without experts, and QK-norm. That of the baseline is a Mixtral.
+static void test_gradients_of_experts_equal_reference(void) {
+    static const char *const fixtures[][2] = {
+        {"baseline", "m"}, {"diff_v2", "m"}, {"xsa", "m"}, {"diff_v1", "x"}, {"diff_v2", "x"}};
+    for (int i = 0; i < 5; i++) {
+        bool mixed = fixtures[i][1][0] == 'x';
+        ModelConfig c = check_fixture(fixtures[i][0], fixtures[i][1]);
+        EXPECT(c.E == 4 + mixed && c.K == 2 + mixed && c.shared == mixed && c.dense_layers == mixed &&
+                   c.F == (mixed ? 7 : c.FE),
+               "%s_%s: %d experts, %d active, %d shared, %d dense layers of width %d", fixtures[i][0], fixtures[i][1],
+               c.E, c.K, c.shared, c.dense_layers, c.F);
     }
 }
 
@@ -895,6 +918,8 @@ static const Test model_tests[] = {
     {"gradients of YOCO models equal those of the float64 reference", test_gradients_of_yoco_equal_reference},
     {"gradients of models with QK-norm equal those of the float64 reference",
      test_gradients_of_head_norms_equal_reference},
+    {"gradients of models with experts equal those of the float64 reference",
+     test_gradients_of_experts_equal_reference},
     {"the norm before o_proj has the epsilon of its variant", test_head_norm_epsilon},
     {"gradients add up over micro-steps", test_gradient_accumulation},
     {"zero rows pad matrices so that products have widths of whole 16 bytes", test_padded_widths},

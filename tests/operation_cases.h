@@ -12,6 +12,7 @@ To add an operation, add a name to OpKindName, its calls, an entry to op_kinds, 
 */
 #ifndef TESTS_OPERATION_CASES_H
 #define TESTS_OPERATION_CASES_H
+#include "../llmc/model/mlp_kinds.h"
 #include "../llmc/model/variants.h"
 #include "harness.h"
 

@@ -959,7 +959,7 @@ static void test_memory_of_ranks(void) {
     options_parse(&o, 4, arguments);
     options_finish(&o, 1);
     ModelConfig c = options_model(&o);
-    double layer_bytes = 16.0 * (double)model_parameter_count(&c) / c.L; // weights, gradients and two moments
+    double layer_bytes = 16.0 * (double)model_parameter_count(&c, false) / c.L; // weights, gradients and two moments
     options_free(&o);
     EXPECT(host_memory("", &host), "the system does not say how much memory is available");
     char options[300];

@@ -404,7 +404,7 @@ static void kernels_of_fp8(const Model *m, int N) {
     static const char *const names[] = {"q, k, v, lambda", "o_proj", "gate, up", "down"};
     if (kernels.fp8_tflops == 0) return;
     linear_configure(GEMM_FP8);
-    for (int i = 0; i < LINEAR_BLOCK_COUNT; i++) {
+    for (int i = 0; i <= LINEAR_DOWN; i++) {
         Linear shape = linear_shape(&m->plan, (LinearKind)i, 0);
         int IC = shape.IC, OC = shape.OC;
         size_t in = (size_t)N * (size_t)IC, out = (size_t)N * (size_t)shape.ld, weight = (size_t)IC * (size_t)OC;

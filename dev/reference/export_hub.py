@@ -15,8 +15,8 @@ OUT contains:
   tokenizer.bin     for train_diffv2 --init OUT, which reads OUT too
   README.md         a model card
 
-The separator is --separator; else that of the run (--separator of train_diffv2, the corpora in run.json, tokenizer.bin);
-else byte 0 where tokens are bytes. Optimizer and trainer state are not exported.
+The separator is --separator; else that of the run (--separator of train_diffv2, the corpora in run.json,
+tokenizer.bin); else byte 0 where tokens are bytes. Optimizer and trainer state are not exported.
 
 --as diffllama writes a diff_v1 as Transformers' DiffLlama, which needs no code. Its heads i and i + H are this
 program's 2i and 2i + 1, of queries and keys; its value heads g and g + NKV/2 are the halves of wide head g; the weight
@@ -135,6 +135,7 @@ def exported_tokenizer(checkpoint, config, table, separator):
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         "model_max_length": config["max_position_embeddings"],
+        "padding_side": "left",  # generate() continues the last column of a batch
     }
     if separator in added:  # the text of another token would also match in texts that do not mean it
         settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), added[separator])
@@ -254,11 +255,13 @@ def export(options, checkpoint, out):
     tokenizer = exported_tokenizer(checkpoint, config, table, separator)
     config = exported_config(config, options.diffllama)
     special = {} if separator is None else {"bos_token_id": separator, "eos_token_id": separator}
+    pad = {"pad_token_id": separator} if special else {}
+    of_class = pad if "auto_map" in config else {}  # with this key, a Llama would not train the embedding of the token
     out.mkdir(parents=True)
     try:
-        write_json(out / "config.json", config | special)
+        write_json(out / "config.json", config | special | of_class)
         if special:
-            write_json(out / "generation_config.json", special | {"pad_token_id": separator})
+            write_json(out / "generation_config.json", special | pad)
         for name, value in zip(("tokenizer.json", "tokenizer_config.json"), tokenizer or ()):
             write_json(out / name, value)
         if table:
@@ -279,13 +282,13 @@ def export(options, checkpoint, out):
         print(f"export_hub.py: the tokenizer has no text for the separator {separator} and omits it", file=sys.stderr)
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint of train_diffv2")
     parser.add_argument("out", type=Path, metavar="OUT", help="a directory that does not exist")
     parser.add_argument("--as", dest="diffllama", choices=["diffllama"], help="the class that a diff_v1 is written as")
     parser.add_argument("--separator", type=int, metavar="ID", help="token that separates documents")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         export(options, options.checkpoint, options.out)
     except (BadInput, OSError) as error:

@@ -26,7 +26,8 @@ DTYPES = {"F32": "<f4", "F64": "<f8", "U16": "<u2"}
 # (65: by one), one KV head or as many as query heads. c: another rms_norm_eps, which applies to the norm before o_proj
 # of diff_scalar and not to that of diff_v1. w: windows, T beyond several tiles. f: windows and full layers. y: YOCO,
 # with two layers that read its keys and values, and another rms_norm_eps. q: QK-norm, and another rms_norm_eps. v: the
-# same with windows and full layers. k: the same with YOCO.
+# same with windows and full layers. k: the same with YOCO. m: experts. x: experts, a shared expert, and a first layer
+# without experts, of another width.
 COLUMNS = ("B", "T", "L", "C", "F", "V", "NH", "NKV", "D")
 SHAPES = {
     #                                B   T  L   C   F   V  NH NKV  D
@@ -107,8 +108,14 @@ SHAPES = {
     ("baseline", "k"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
     ("diff_v2", "k"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
     ("diff_v1", "k"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
+    ("baseline", "m"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "m"): (3, 7, 2, 8, 5, 37, 2, 1, 8),
+    ("xsa", "m"): (2, 13, 2, 8, 6, 37, 2, 1, 8),
+    ("diff_v1", "x"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "x"): (2, 13, 3, 8, 6, 37, 2, 1, 8),
 }
-Size = namedtuple("Size", "tied theta eps window full_every yoco qk_norm", defaults=(0, 0, False, False))
+Size = namedtuple("Size", "tied theta eps window full_every yoco qk_norm experts", defaults=(0, 0, False, False, None))
+Experts = namedtuple("Experts", "count active shared dense_layers dense_width", defaults=(0, 0, 0))
 SIZES = {
     "a": Size(False, 10000.0, 1e-5),
     "b": Size(True, 500.0, 1e-5),
@@ -119,7 +126,11 @@ SIZES = {
     "q": Size(False, 500.0, 0.02, qk_norm=True),
     "v": Size(True, 500.0, 0.02, window=4, full_every=2, qk_norm=True),
     "k": Size(False, 500.0, 0.02, window=5, yoco=True, qk_norm=True),
+    "m": Size(False, 10000.0, 1e-5, experts=Experts(4, 2)),
+    "x": Size(True, 500.0, 0.02, qk_norm=True, experts=Experts(5, 3, shared=1, dense_layers=1, dense_width=7)),
 }
+ROUTER_AUX, ROUTER_Z = 0.5, 0.1  # of fixtures with experts
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 MINISTRAL = {"architectures": ["MinistralForCausalLM"], "model_type": "ministral"}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
@@ -139,10 +150,21 @@ def layer_types(size, L):
     return ["full_attention" if full(l) else "sliding_attention" for l in range(L)]
 
 
+def experts_config(e):
+    config = {"num_local_experts": e.count, "num_experts_per_tok": e.active}
+    if e.shared:
+        config["num_shared_experts"] = e.shared
+    if e.dense_layers:
+        config |= {"num_dense_layers": e.dense_layers, "dense_intermediate_size": e.dense_width}
+    return config
+
+
 def make_config(attention, size, T, L, C, F, V, NH, NKV, D):
     plain = attention == "baseline" and not size.yoco  # written as a class of transformers
-    kind = QWEN3 if size.qk_norm else MINISTRAL if size.window else LLAMA
+    kind = MIXTRAL if size.experts else QWEN3 if size.qk_norm else MINISTRAL if size.window else LLAMA
     kind, rest = (kind, OF_LLAMA) if plain else ({**DIFFV2, "attention": attention}, {})
+    if size.experts:
+        rest = {**rest, **experts_config(size.experts)}
     if size.window:
         rest = {**rest, "sliding_window": size.window, "layer_types": layer_types(size, L)}
     if size.window and kind is QWEN3:
@@ -180,11 +202,11 @@ def arrays_of(file):
     return {n: np.frombuffer(data, DTYPES[dtype]).reshape(shape) for n, (dtype, shape, data) in tensors.items()}
 
 
-def gradients(config, weights, tokens, targets):
+def gradients(config, weights, tokens, targets, router_aux=ROUTER_AUX, router_z=ROUTER_Z):
     """`loss` [1], then the gradient of every tensor under its name."""
     weights = {name: t.clone().requires_grad_() for name, t in weights.items()}
-    value = model.loss(config, weights, tokens, targets)
-    value.backward()
+    value, routers = model.loss(config, weights, tokens, targets, router_aux, router_z)
+    (value + routers).backward()
     return {"loss": value.reshape(1), **{name: t.grad for name, t in weights.items()}}
 
 

@@ -12,6 +12,10 @@ The model as plain tensor code, the reference for all other implementations.
   heads    a signal map each, o = a; with noise heads o_i = a_i - s_i n_(i/g), g signals for each noise head, s = 1, l,
            sigmoid(l) or tanh(l); XSA o - (o.v / v.v) v, v the value of the position itself in the head's K/V group
            (arXiv 2603.09078); then a norm, and a gate sigmoid(Wg x)
+  experts  of E experts the K with the largest of l = Wrouter y; Wdown is that of x += sum of p_e / (sum of the K p)
+           mlp_e(y), p = softmax(l), and of the shared experts, which are one MLP. The routers' losses join the gradients
+           but not the loss: E sum_e f_e mean(p_e), f_e the share of e in all choices, without a gradient; mean of
+           (log sum exp l)^2; both averaged over the layers with experts
   legend   B sequences, T positions, C hidden size, L layers, V vocabulary, F MLP width,
            D head_dim, NH num_attention_heads, NKV num_key_value_heads;
            derived per variant: H heads after the subtraction, NQ NK NV query, key and value heads,
@@ -182,9 +186,38 @@ def attention(config, w, x, layer, shared=None):
     return o.flatten(2) @ w["self_attn.o_proj.weight"].T
 
 
-def mlp(w, y):
-    hidden = F.silu(y @ w["mlp.gate_proj.weight"].T) * (y @ w["mlp.up_proj.weight"].T)
-    return hidden @ w["mlp.down_proj.weight"].T
+def mlp(w, y, gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj"):
+    hidden = F.silu(y @ w[gate + ".weight"].T) * (y @ w[up + ".weight"].T)
+    return hidden @ w[down + ".weight"].T
+
+
+def has_experts(config, layer):
+    return config.get("num_local_experts") is not None and layer >= config.get("num_dense_layers", 0)
+
+
+def mlp_width(config, layer):
+    """The width of the MLP that every token passes."""
+    if has_experts(config, layer):
+        return config.get("num_shared_experts", 0) * config["intermediate_size"]
+    return config.get("dense_intermediate_size", config["intermediate_size"])
+
+
+def experts(config, w, y):
+    """y (N,C) -> the weighted sum of the chosen experts (N,C), the load-balancing loss and the z loss"""
+    E, K = config["num_local_experts"], config["num_experts_per_tok"]
+    logits = y @ w["gate.weight"].T
+    chosen = logits.topk(K, -1).indices  # (N,K)
+    picked = F.one_hot(chosen, E).sum(1).to(y.dtype)  # (N,E), 0 or 1
+    p = logits.softmax(-1)
+    weight = p * picked / (p * picked).sum(-1, keepdim=True)
+    out = torch.zeros_like(y)
+    for e in range(E):
+        rows = picked[:, e].nonzero()[:, 0]
+        name = f"experts.{e}."
+        own = mlp(w, y[rows], name + "w1", name + "w3", name + "w2")
+        out = out.index_add(0, rows, weight[rows, e, None] * own)
+    balance = E * (picked.mean(0) / K * p.mean(0)).sum()
+    return out, balance, logits.logsumexp(-1).pow(2).mean()
 
 
 def part(weights, prefix):
@@ -192,8 +225,9 @@ def part(weights, prefix):
     return {name[len(prefix) :]: t for name, t in weights.items() if name.startswith(prefix)}
 
 
-def forward(config, weights, tokens):
-    """tokens (B,T) -> logits (B,T,V)"""
+def forward_with_losses(config, weights, tokens):
+    """tokens (B,T) -> logits (B,T,V), and of each layer with experts its two losses"""
+    losses = []
     eps, shared = config["rms_norm_eps"], None
     embedding = weights["model.embed_tokens.weight"]
     x = embedding[tokens]  # (B,T,C)
@@ -203,27 +237,48 @@ def forward(config, weights, tokens):
             yoco = part(weights, "model.yoco.")
             shared = keys_and_values(config, yoco, rmsnorm(x, yoco["norm.weight"], eps))
         x = x + attention(config, w, rmsnorm(x, w["input_layernorm.weight"], eps), layer, shared)
-        x = x + mlp(w, rmsnorm(x, w["post_attention_layernorm.weight"], eps))
-    return rmsnorm(x, weights["model.norm.weight"], eps) @ weights.get("lm_head.weight", embedding).T
+        y, add = rmsnorm(x, w["post_attention_layernorm.weight"], eps), 0
+        if mlp_width(config, layer):
+            add = mlp(w, y)
+        if has_experts(config, layer):
+            out, *own = experts(config, part(w, "block_sparse_moe."), y.flatten(0, 1))
+            add = add + out.view_as(y)
+            losses.append(own)
+        x = x + add
+    return rmsnorm(x, weights["model.norm.weight"], eps) @ weights.get("lm_head.weight", embedding).T, losses
 
 
-def loss(config, weights, tokens, targets):
-    """Mean cross-entropy over all B*T targets, in nats."""
-    return F.cross_entropy(forward(config, weights, tokens).flatten(0, 1), targets.flatten())
+def forward(config, weights, tokens):
+    return forward_with_losses(config, weights, tokens)[0]
+
+
+def loss(config, weights, tokens, targets, router_aux=0.0, router_z=0.0):
+    """Mean cross-entropy over all B*T targets, in nats; and the weighted losses of the routers."""
+    logits, losses = forward_with_losses(config, weights, tokens)
+    routers = sum(router_aux * balance + router_z * z for balance, z in losses) / max(1, len(losses))
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), routers
 
 
 def tensor_table(config):
     """(name, shape, center, deviation) of every tensor, in the order of a checkpoint. The last two are for tests, in
     which no gradient may be negligible; training starts from other values."""
     v, s = variant_of(config), shape_of(config)
-    V, C, F_ = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
+    V, C, FE = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
     NH, ND = config["num_attention_heads"], config["num_attention_heads"] * config["head_dim"]
     linear = lambda out, fan_in: ((out, fan_in), 0, 1.3 / math.sqrt(fan_in))
     norm = lambda width: ((width,), 1, 0.2)
     vector = ((config["head_dim"],), 0, 0.5)
     keys_values = [("k_proj.weight", *linear(s.NK * s.DQ, C)), ("v_proj.weight", *linear(s.NV * s.DV, C))]
     head_norm = [("k_norm.weight", *norm(s.DQ))] if has_qk_norm(config) else []
-    layer_rows = lambda own: [  # present, name, shape and values; own: the layer has keys and values of its own
+    moe = "block_sparse_moe."
+    mlp_rows = lambda F_: [("gate_proj", linear(F_, C)), ("up_proj", linear(F_, C)), ("down_proj", linear(C, F_))]
+    joined = [("w1", linear(FE, C)), ("w3", linear(FE, C))]
+    expert_rows = [
+        (moe + "gate.weight", linear(config.get("num_local_experts") or 0, C)),
+        *((f"{moe}experts.{e}.{n}.weight", r) for e in range(config.get("num_local_experts") or 0) for n, r in joined),
+        *((f"{moe}experts.{e}.w2.weight", linear(C, FE)) for e in range(config.get("num_local_experts") or 0)),
+    ]
+    layer_rows = lambda own, layer: [  # present, name, shape and values; own: the layer has keys and values of its own
         (True, "input_layernorm.weight", norm(C)),
         (True, "self_attn.q_proj.weight", linear(s.NQ * s.DQ, C)),
         *((own, "self_attn." + name, row) for name, *row in keys_values),
@@ -240,9 +295,11 @@ def tensor_table(config):
         (v.lambda_ == "head", "self_attn.lambda", ((NH,), 0, 1)),
         (v.sink == "own", "self_attn.sinks", ((NH,), 0, 1)),
         (True, "post_attention_layernorm.weight", norm(C)),
-        (True, "mlp.gate_proj.weight", linear(F_, C)),
-        (True, "mlp.up_proj.weight", linear(F_, C)),
-        (True, "mlp.down_proj.weight", linear(C, F_)),
+        *(
+            (mlp_width(config, layer), f"mlp.{name}.weight", row)
+            for name, row in mlp_rows(mlp_width(config, layer) or 1)
+        ),
+        *((has_experts(config, layer), name, row) for name, row in expert_rows),
     ]
     yoco_rows = [("norm.weight", *norm(C)), *keys_values, *head_norm]
     table = [("model.embed_tokens.weight", (V, C), 0, 0.5)]
@@ -251,7 +308,9 @@ def tensor_table(config):
         cross = layer_is_cross(config, layer)
         if cross and layer == L // 2:
             table += [("model.yoco." + name, *row) for name, *row in yoco_rows]
-        table += [(f"model.layers.{layer}.{name}", *row) for present, name, row in layer_rows(not cross) if present]
+        table += [
+            (f"model.layers.{layer}.{name}", *row) for present, name, row in layer_rows(not cross, layer) if present
+        ]
     table.append(("model.norm.weight", *norm(C)))
     if not config["tie_word_embeddings"]:
         table.append(("lm_head.weight", *linear(V, C)))

@@ -104,6 +104,11 @@ class DiffV2Config(PretrainedConfig):
         layer_types=None,
         yoco=False,
         use_qk_norm=None,
+        num_local_experts=None,
+        num_experts_per_tok=None,
+        num_shared_experts=0,
+        num_dense_layers=0,
+        dense_intermediate_size=None,
         **others,
     ):
         if attention not in VARIANTS or others.get("rope_parameters") or others.get("rope_scaling"):
@@ -130,7 +135,14 @@ class DiffV2Config(PretrainedConfig):
             raise ValueError(f"layer_types has {sliding}, but there is no sliding_window")
         if yoco and (num_hidden_layers % 2 or sliding in self.layer_types[lower:]):
             raise ValueError(f"yoco needs an even number of layers, of which the upper half is {full}")
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **others)
+        # intermediate_size is the width of an expert, and with experts that of the MLP of dense layers is another key
+        self.num_local_experts, self.num_experts_per_tok = num_local_experts, num_experts_per_tok
+        self.num_shared_experts, self.num_dense_layers = num_shared_experts, num_dense_layers
+        self.dense_intermediate_size = dense_intermediate_size
+        if num_local_experts and not 1 <= (num_experts_per_tok or 0) <= num_local_experts:
+            raise ValueError(f"num_experts_per_tok must be 1 to {num_local_experts}, not {num_experts_per_tok}")
+        special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # which the library reads
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **special | others)
 
 
 def shape_of(config):
@@ -365,6 +377,41 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
 
 
+class Expert(nn.Module):
+    """An MLP with the names of Mixtral."""
+
+    def __init__(self, C, width):
+        super().__init__()
+        self.w1 = nn.Linear(C, width, bias=False)
+        self.w3 = nn.Linear(C, width, bias=False)
+        self.w2 = nn.Linear(width, C, bias=False)
+
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Experts(nn.Module):
+    """The weighted sum of the experts with the largest logits; logits and weights at least in float32."""
+
+    def __init__(self, config):
+        super().__init__()
+        C, self.active = config.hidden_size, config.num_experts_per_tok
+        self.gate = nn.Linear(C, config.num_local_experts, bias=False)
+        self.experts = nn.ModuleList(Expert(C, config.intermediate_size) for _ in range(config.num_local_experts))
+
+    def forward(self, x):
+        y = x.flatten(0, -2)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        logits = F.linear(y.to(wide), self.gate.weight.to(wide))
+        weights, chosen = logits.topk(self.active, -1)  # (N,K)
+        weights = weights.softmax(-1).to(x.dtype)  # those of the K alone, p / (sum of their p)
+        out = torch.zeros_like(y)
+        for e, expert in enumerate(self.experts):
+            rows, place = (chosen == e).nonzero(as_tuple=True)
+            out = out.index_add(0, rows, weights[rows, place, None] * expert(y[rows]))
+        return out.view_as(x)
+
+
 class Block(GradientCheckpointingLayer):
     def __init__(self, config, layer):
         super().__init__()
@@ -372,13 +419,20 @@ class Block(GradientCheckpointingLayer):
         self.input_layernorm = nn.RMSNorm(C, eps=eps)
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = nn.RMSNorm(C, eps=eps)
-        self.mlp = MLP(C, config.intermediate_size)
+        experts = config.num_local_experts and layer >= config.num_dense_layers
+        width = config.num_shared_experts * config.intermediate_size if experts else config.intermediate_size
+        if config.dense_intermediate_size and not experts:
+            width = config.dense_intermediate_size
+        self.mlp = MLP(C, width) if width else None  # with experts: the shared ones
+        self.block_sparse_moe = Experts(config) if experts else None
 
     def forward(self, x, *shared, **kwargs):
         """Tensors with gradients are positional, which checkpoints require."""
         o, weights = self.self_attn(self.input_layernorm(x), *shared, **kwargs)
         x = x + o
-        return x + self.mlp(self.post_attention_layernorm(x)), weights
+        y = self.post_attention_layernorm(x)
+        parts = (part(y) for part in (self.mlp, self.block_sparse_moe) if part is not None)
+        return x + sum(parts), weights
 
 
 class DiffV2PreTrainedModel(PreTrainedModel):

@@ -23,6 +23,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, DiffLlamaForCausalLM
 
+import export_hub
 from fixtures import token_shard_bytes
 from run_tests import run_tests
 
@@ -139,12 +140,16 @@ def test_what_diffllama_does_not_hold_is_refused():
         )
 
 
-def run_on_text(name, ids, *options):
-    """The checkpoint of a run that learns a little of a text, given as tokens."""
-    out = directory(f"text/{name}")
-    (out / "tokens.bin").write_bytes(token_shard_bytes(np.asarray(ids, "<u2").tobytes()))
+def run_on_text(name, ids, *options, vocab_size=256, separator=None):
+    """The checkpoint of a run that learns a little of a corpus: a text, given as tokens."""
+    out, corpus = directory(f"text/{name}"), directory(f"text/{name}/corpus")
+    (corpus / "train_000000.bin").write_bytes(token_shard_bytes(np.asarray(ids, "<u2").tobytes()))
+    known = None if separator is None else {"token": separator, "place": "before"}
+    shards = [{"file": "train_000000.bin", "tokens": len(ids)}]
+    description = {"format": 1, "vocab_size": vocab_size, "separator": known, "shards": shards}
+    (corpus / "corpus.json").write_text(json.dumps(description))
     sizes = ("--layers", 2, "--hidden", 32, "--heads", 4, "--kv-heads", 2, "--head-dim", 8, "--ffn", 64)
-    data = ("--train-data", out / "tokens.bin", "--seq-len", 64, "--batch-size", 4, "--steps", 60, "--lr", 0.01)
+    data = ("--train-data", corpus, "--seq-len", 64, "--batch-size", 4, "--steps", 60, "--lr", 0.01)
     succeed(*sizes, *data, "--val-every", 0, "--out", out, *options)
     return out / "checkpoints" / "step_00000060"
 
@@ -152,8 +157,10 @@ def run_on_text(name, ids, *options):
 def expect_texts_of_the_program(checkpoint, out):
     """pipeline() continues texts as train_diffv2 does, from the checkpoint and from the exported directory."""
     pipe = transformers.pipeline("text-generation", str(out), trust_remote_code=True, device="cpu")
-    for prompt in ("The ", "    scripts/"):
-        found = pipe(prompt, max_new_tokens=6, do_sample=False)[0]["generated_text"]
+    prompts = ["The ", "    scripts/"]
+    texts = pipe(prompts, batch_size=2, max_new_tokens=6, do_sample=False)  # of other lengths, with padding
+    for prompt, [written] in zip(prompts, texts):
+        found = written["generated_text"]
         for source in (checkpoint, out):
             text = succeed("--init", source, "--prompt", prompt, "--generate", 6, "--temperature", 0)
             assert text.rstrip("\n") == found.rstrip("\n"), f"{source.name}: {text!r}, not {found!r}"
@@ -163,17 +170,21 @@ def expect_special_tokens(out, tokenizer, id_):
     special = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
     written = json.loads((out / "generation_config.json").read_text())
     assert special == (id_,) * 3 == tuple(written[f"{k}_token_id"] for k in ("bos", "eos", "pad")), (special, written)
+    assert tokenizer.model_max_length == 64, tokenizer.model_max_length
     model = open_model(out)
     assert model.generation_config.eos_token_id == model.config.eos_token_id == id_
+    own = "auto_map" in json.loads((out / "config.json").read_text())
+    assert model.config.pad_token_id == (id_ if own else None)  # a Llama would not train the embedding of the token
 
 
 def test_bytes_are_exact_in_the_exported_tokenizer_and_texts_are_those_of_the_program():
-    for separator, attention in ((0, "diff_v2"), (10, "baseline"), (200, "diff_v2")):
-        options = () if separator == 0 else ("--separator", f"{separator}:after")
-        checkpoint = run_on_text(
-            f"bytes{separator}", list(TEXT.encode()), "--vocab", 256, "--attention", attention, *options
-        )
+    sources = ((0, "diff_v2", (), None), (10, "baseline", (), 10), (200, "diff_v2", ("--separator", "200:after"), 10))
+    for separator, attention, options, of_corpus in sources:
+        options = ("--attention", attention, *options)
+        checkpoint = run_on_text(f"bytes{separator}", list(TEXT.encode()), *options, separator=of_corpus)
         out = exported(checkpoint, f"bytes{separator}")
+        written = json.loads((out / "generation_config.json").read_text())
+        assert written["eos_token_id"] == separator, f"{written}, not {separator}"
         tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
         text = (
             "".join(map(chr, (*range(0x900), *range(0xFF00, 0x10500)))) + "the end\n\0"
@@ -182,7 +193,7 @@ def test_bytes_are_exact_in_the_exported_tokenizer_and_texts_are_those_of_the_pr
         assert raw == list(text.encode()), f"separator {separator}: a text has other tokens than its bytes"
         assert tokenizer.decode(raw) == text
         if separator < 128:
-            assert tokenizer("a")["input_ids"] == [separator, 97]
+            assert dict(tokenizer("a")) == {"input_ids": [separator, 97], "attention_mask": [1, 1]}, tokenizer("a")
             expect_special_tokens(out, tokenizer, separator)
             expect_texts_of_the_program(checkpoint, out)
 
@@ -203,13 +214,26 @@ def test_a_tokenizer_json_is_exported_with_its_separator_and_texts_are_those_of_
             token_table.table_bytes(token_table.read_tokenizer(place / "tokenizer.json"), 0)
         )
         ids = bpe.encode(TEXT, add_special_tokens=False).ids
-        checkpoint = run_on_text(f"bpe{number}", ids, "--vocab", 400, "--attention", "diff_v2", "--tokenizer", place)
+        options = ("--attention", "diff_v2", "--tokenizer", place)
+        checkpoint = run_on_text(f"bpe{number}", ids, *options, vocab_size=400)
         out = exported(checkpoint, f"bpe{number}")
         tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
         assert tokenizer(TEXT)["input_ids"] == [0, *ids]
         assert tokenizer.decode(ids) == TEXT
         expect_special_tokens(out, tokenizer, 0)
         expect_texts_of_the_program(checkpoint, out)
+    end = "<|endoftext|>"
+    bpe.post_processor = tokenizers.processors.TemplateProcessing(f"$A {end}", special_tokens=[(end, 0)])
+    bpe.save(str(checkpoint / "tokenizer.json"))
+    tokenizer = AutoTokenizer.from_pretrained(exported(checkpoint, "bpe template"), trust_remote_code=True)
+    assert tokenizer(TEXT)["input_ids"] == [*ids, 0], "a tokenizer that adds tokens itself was changed"
+
+
+def test_a_llama_that_transformers_5_refuses_is_written_as_a_diffv2():
+    config = json.loads((FIXTURES / "baseline_a" / "config.json").read_text())
+    assert export_hub.exported_config(config, False) == config
+    found = export_hub.exported_config({**config, "hidden_size": 24, "num_attention_heads": 7}, False)
+    assert found["attention"] == "baseline" and found["model_type"] == "diffv2" and "auto_map" in found, found
 
 
 def test_an_unknown_separator_is_reported_and_a_given_one_used():

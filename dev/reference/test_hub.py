@@ -23,11 +23,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
-from make_fixtures import arrays_of
+from make_fixtures import arrays_of, gradients
 from modeling_diffv2 import DiffV2ForCausalLM
 from run_tests import run_tests
 
@@ -76,7 +76,9 @@ def gradients_of_program(path):
     """`loss` and the gradient of every parameter over the first B*T + 1 tokens"""
     _, shard = tokens_and_shard()
     dump = Path(WORK.name) / "grads.safetensors"
-    succeed("--init", path, "--dump-grads", dump, "--train-data", shard, "--batch-size", B, "--seq-len", T)
+    routers = ("--router-aux", 0, "--router-z", 0)  # of a training loss, which the classes do not compute
+    data = ("--train-data", shard, "--batch-size", B, "--seq-len", T)
+    succeed("--init", path, "--dump-grads", dump, *data, *routers)
     return arrays_of(dump.read_bytes())
 
 
@@ -87,9 +89,11 @@ def open_model(path, dtype=torch.float32, model_class=AutoModelForCausalLM):
 
 
 def class_of(path):
-    """By the names of the fixtures: sizes w, f and v have windows, y and k are YOCO, q, v and k have QK-norm."""
+    """By the names of the fixtures: sizes w, f and v have windows, y and k are YOCO, q, v and k have QK-norm, m and x
+    experts."""
     variant, _, size = path.name.rpartition("_")
     of_size = dict.fromkeys("wf", MinistralForCausalLM) | dict.fromkeys("qv", Qwen3ForCausalLM)
+    of_size["m"] = MixtralForCausalLM
     plain = (of_size | dict.fromkeys("yk", DiffV2ForCausalLM)).get(size, LlamaForCausalLM)
     return plain if variant == "baseline" else DiffV2ForCausalLM
 
@@ -98,7 +102,19 @@ def gradients_of_model(model, batch=None):
     batch = windows(tokens_and_shard()[0], B, T) if batch is None else batch
     loss = model(input_ids=batch, labels=batch).loss
     loss.backward()
-    return {"loss": np.array([loss.item()]), **{n: p.grad.numpy() for n, p in model.named_parameters()}}
+    named = [one for n, p in model.named_parameters() for one in as_written(n, p.grad.numpy())]
+    return {"loss": np.array([loss.item()]), **dict(named)}
+
+
+def as_written(name, grad):
+    """(name, gradient) of what a parameter is in a checkpoint: Transformers 5 joins the experts of a Mixtral."""
+    moe, joined, part = name.partition("mlp.experts.")
+    if not joined:
+        return [(name.replace("mlp.gate.weight", "block_sparse_moe.gate.weight"), grad)]
+    at = lambda e, w: f"{moe}block_sparse_moe.experts.{e}.{w}.weight"
+    if part == "down_proj":
+        return [(at(e, "w2"), g) for e, g in enumerate(grad)]
+    return [(at(e, w), g) for e, both in enumerate(grad) for w, g in zip(("w1", "w3"), np.split(both, 2))]
 
 
 def expect_close(found, expected, dtype, what):
@@ -126,6 +142,11 @@ def test_every_fixture_opens_with_its_loss_and_gradients():
         T = json.loads((path / "config.json").read_text())["max_position_embeddings"]
         batch = windows(arrays["tokens"], len(arrays["tokens"]) // T, T)
         expected = {n.removeprefix("grad."): a for n, a in arrays.items() if n == "loss" or n.startswith("grad.")}
+        if path.name[-1] in "mx":  # without the losses of the routers
+            config = json.loads((path / "config.json").read_text())
+            weights = {n: torch.from_numpy(arrays[n].astype(np.float64)) for n in expected if n != "loss"}
+            found = gradients(config, weights, batch[:, :-1], batch[:, 1:], 0, 0)
+            expected = {n: a.detach().numpy() for n, a in found.items()}
         plain = class_of(path) is not DiffV2ForCausalLM  # and computes norms and angles in float32
         model = open_model(path)
         exact = open_model(path, torch.float64, DiffV2ForCausalLM if plain else AutoModelForCausalLM)
@@ -142,7 +163,7 @@ def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and
         assert type(model) is class_of(fixture), type(model)
         assert model.generation_config.eos_token_id is None, f"token {model.generation_config.eos_token_id} ends a text"
         tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-        assert tied == (fixture.name[-1] in "bfv"), f"{fixture.name}: tied {tied}"
+        assert tied == (fixture.name[-1] in "bfvx"), f"{fixture.name}: tied {tied}"
         expect_close(gradients_of_model(model), gradients_of_program(path), torch.float32, fixture.name)
 
         tokens, shard = tokens_and_shard()
@@ -153,7 +174,7 @@ def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and
         config = json.loads((path / "config.json").read_text())
         assert config["model_type"] == model.config.model_type, f"{fixture.name}: {config['model_type']}"
         normed = any(n.endswith("self_attn.q_norm.weight") for n, _ in model.named_parameters())
-        assert normed == (fixture.name[-1] in "qvk"), f"{fixture.name}: QK-norm {normed}"
+        assert normed == (fixture.name[-1] in "qvkx"), f"{fixture.name}: QK-norm {normed}"
 
 
 def test_half_precision_computes_nearly_the_same_loss():
@@ -168,7 +189,7 @@ def test_half_precision_computes_nearly_the_same_loss():
 
 
 def test_generation_continues_with_the_most_probable_token_and_no_token_ends_it():
-    for path in sorted(FIXTURES.glob("*_[awfyqvk]")):
+    for path in sorted(FIXTURES.glob("*_[awfyqvkmx]")):
         model, text = open_model(path), torch.tensor([[5, 1, 9], [0, 0, 3]])
         found = model.generate(text, max_new_tokens=20, do_sample=False)  # Ministral: with a cache of the window
         for _ in range(20):
@@ -178,7 +199,7 @@ def test_generation_continues_with_the_most_probable_token_and_no_token_ends_it(
 
 
 def test_generation_gives_the_tokens_of_the_program():
-    for path in sorted(FIXTURES.glob("*_[awfyqvk]")):
+    for path in sorted(FIXTURES.glob("*_[awfyqvkmx]")):
         prompt = [5, 1, 9, 30, 2, 2, 17, 8]  # longer than the windows
         T = json.loads((path / "config.json").read_text())["max_position_embeddings"]
         count = min(40, T - len(prompt))  # the program moves a full context, transformers goes beyond T

@@ -29,6 +29,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, DynamicC
 import export_hub
 import model as reference
 from modeling_diffv2 import VARIANTS, DiffV2Config, DiffV2ForCausalLM, DiffV2ForSequenceClassification
+from modeling_diffv2 import eager_attention, rope_table, rotate
 from run_tests import run_tests
 
 NEW = int(transformers.__version__.split(".")[0]) >= 5
@@ -54,6 +55,10 @@ LAYERS = {
     "mixed": dict(sliding_window=5, layer_types=UPPER_FULL[1:] + UPPER_FULL[:1], use_qk_norm=True),
     "own": dict(sliding_window=1, layer_types=UPPER_FULL),  # with a window of 1, the cache of the library keeps all
     "yoco": dict(sliding_window=5, layer_types=UPPER_FULL, yoco=True, use_qk_norm=True),
+    "experts": dict(num_local_experts=5, num_experts_per_tok=2),
+    "shared": dict(
+        num_local_experts=4, num_experts_per_tok=3, num_shared_experts=2, num_dense_layers=1, dense_intermediate_size=9
+    ),
 }
 KINDS = [(variant, "yoco") for variant in VARIANTS] + [
     (v, k) for v in ("diff_v1", "sink") for k in LAYERS if k != "yoco"
@@ -227,11 +232,14 @@ def test_gradients_are_the_same_in_every_way_of_training():
         count = int((batch["labels"][:, 1:] != -100).sum())
         part = gradients(model, **batch, num_items_in_batch=torch.tensor(4 * count))
         expect_equal(4 * part, wanted, f"{what}, num_items_in_batch")
+        shifted = {**batch, "labels": ids, "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1), value=-100)}
+        expect_equal(gradients(model, **shifted), wanted, f"{what}, shift_labels")
         for reentrant in (False, True):
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
             calls = []
             handle = model.model.layers[3].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
-            expect_equal(gradients(model, **batch), wanted, f"{what}, checkpoints, reentrant {reentrant}")
+            found = gradients(model, **batch, use_cache=True)  # which the second forward pass would extend
+            expect_equal(found, wanted, f"{what}, checkpoints, reentrant {reentrant}")
             handle.remove()
             assert len(calls) == 2, f"{what}: {len(calls)} forward passes of a layer"
         model.gradient_checkpointing_disable()
@@ -254,15 +262,19 @@ def test_packed_sequences_and_requested_outputs():
             assert weights.shape == (1, heads, T, T) and not weights.triu(1).any(), f"{what}: {weights.shape}"
             sums = weights.sum(-1)
             assert (sums < 1 - 1e-6).all() if variant == "sink" else (sums - 1).abs().max() < 1e-12, what
-        # The first signal head's weights are those of its query and key
-        first = model.model.layers[0]
-        x = first.input_layernorm(output.hidden_states[0])
-        a = first.self_attn
-        q, k = (n(p(x).unflatten(-1, (-1, a.shape.DQ)))[0] for n, p in ((a.q_norm, a.q_proj), (a.k_norm, a.k_proj)))
-        for j in range(2):  # position 0, which is not rotated
-            score = q[0, j] @ k[0, j % VARIANTS[variant].key_sets] / a.shape.DQ**0.5
-            sink = a.sinks[j] if variant == "sink" else torch.tensor(-float("inf"))
-            expect_equal(output.attentions[0][0, j, 0, 0], torch.sigmoid(score - sink), f"{what}, weights of head {j}")
+        # Weights of the first layer, of positions within its window, are those of each query head and its key head
+        x = model.model.layers[0].input_layernorm(output.hidden_states[0])[:, :5]
+        a, angles = model.model.layers[0].self_attn, rope_table(model.config, torch.arange(5)[None], like=x)
+        parts = ((a.q_norm, a.q_proj), (a.k_norm, a.k_proj))
+        q, k = (rotate(norm(part(x).unflatten(-1, (-1, a.shape.DQ))), *angles)[0] for norm, part in parts)
+        sets, later = VARIANTS[variant].key_sets, torch.ones(5, 5, dtype=torch.bool).triu(1)
+        for j in range(heads):
+            key = j // (heads // a.shape.NV) * sets + j % sets
+            scores = (q[:, j] @ k[:, key].T / a.shape.DQ**0.5).masked_fill(later, -torch.inf)
+            if variant == "sink":
+                scores = torch.cat((scores, a.sinks[j].expand(5, 1)), -1)
+            wanted = scores.softmax(-1)[:, :5]
+            expect_equal(output.attentions[0][0, j, :5, :5], wanted, f"{what}, weights of head {j}")
         model.set_attn_implementation("sdpa")
         expect_error(ValueError, "requires eager", lambda: model(ids, output_attentions=True))
         assert model(ids, return_dict=False)[0].shape == (1, T, V)
@@ -291,12 +303,33 @@ def test_generation_with_a_cache_gives_the_tokens_without_it():
         assert torch.equal(found, wanted), f"{variant} {layers}, static cache: {found} instead of {wanted}"
 
 
+def test_generation_continues_embeddings():
+    model, row = make("diff_v1", "yoco", "sdpa")[0], tokens(1, T)
+    found = generate(model, None, inputs_embeds=model.get_input_embeddings()(row))
+    assert torch.equal(found, generate(model, row, use_cache=False)[:, T:]), found
+
+
+@torch.no_grad()
+def test_softmax_and_loss_of_half_precision_are_computed_in_float32():
+    query, key, value = (torch.randn(1, 2, T, 8, generator=torch.Generator().manual_seed(i)) * 2 for i in range(3))
+    query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
+    weights = eager_attention(None, query, key, value, None, 1.0)[1]
+    scores = query @ key.transpose(2, 3)
+    assert torch.equal(weights, scores.float().softmax(-1).bfloat16()) and weights.dtype == torch.bfloat16
+    model, row = make("diff_v2", "yoco")[0].bfloat16(), tokens(1, T)
+    output = model(row, labels=row)
+    wanted = F.cross_entropy(output.logits[0, :-1].float(), row[0, 1:])
+    assert output.logits.dtype == torch.bfloat16 and torch.equal(output.loss, wanted), f"{output.loss}, not {wanted}"
+
+
 def test_the_shared_keys_of_yoco_are_cached_once():
     model = make("diff_v1", "yoco")[0]
     cache = model(tokens(2, T)).past_key_values
     sizes = [0 if layer.get_seq_length() == 0 else layer.keys.shape[2] for layer in cache.layers]
     assert sizes == [4, 4, T, 0], sizes
     assert model.train()(tokens(2, T)).past_key_values is None, "training keeps a cache"
+    model.gradient_checkpointing_enable()
+    assert model(tokens(2, T), use_cache=True).past_key_values is None, "checkpoints keep a cache"
 
 
 def tokenizer():
@@ -324,8 +357,9 @@ def test_sequence_classification_scores_the_last_token_of_each_row():
     model.save_pretrained(path)
     opened = AutoModelForSequenceClassification.from_pretrained(path, num_labels=3, dtype=torch.float64)
     assert type(opened) is DiffV2ForSequenceClassification, type(opened)
-    opened.config.pad_token_id = PAD
     rows, ids, mask = batch_of([T, 6, 11])
+    expect_error(ValueError, "padding token", lambda: opened(ids, attention_mask=mask))
+    opened.config.pad_token_id = PAD
     output = opened(ids, attention_mask=mask, labels=torch.tensor([0, 2, 1]))
     base = AutoModel.from_pretrained(path, dtype=torch.float64)
     wanted = torch.stack([opened.score(base(r[None]).last_hidden_state[0, -1]) for r in rows])
@@ -344,6 +378,7 @@ last = open_path(again)
 assert last.config.vocab_size == V + 3 and last.config._attn_implementation == "sdpa" and last.dtype == torch.float64
 assert type(last).__module__.startswith("transformers_modules"), type(last).__module__
 last.generate(torch.tensor([[V + 1]]), max_new_tokens=2)
+transformers.AutoModelForSequenceClassification.from_pretrained(exported, trust_remote_code=True)
 torch.save(last(torch.arange(20)[None]).logits.detach()[0, :, :V], again + "/logits.pt")
 """
 
@@ -383,7 +418,7 @@ def test_the_trainer_of_the_library_learns_from_padded_batches():
 
 
 def test_lora_adapters_train_generate_and_merge():
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, PeftModel, get_peft_model
 
     for variant, layers in [("diff_v2", "yoco"), ("diff_v1", "mixed")]:
         base, logits_of = make(variant, layers, "sdpa")
@@ -401,6 +436,9 @@ def test_lora_adapters_train_generate_and_merge():
         model.eval()
         trained, text = model(input_ids=row[None]).logits, generate(model, row[None, :5])
         assert (trained[0] - logits_of(row)).abs().max() > 1e-3, "the adapters learn nothing"
+        model.save_pretrained(Path(WORK.name) / "adapters" / variant)
+        opened = PeftModel.from_pretrained(make(variant, layers, "sdpa")[0], Path(WORK.name) / "adapters" / variant)
+        expect_equal(opened(input_ids=row[None]).logits, trained, "opened again")
         merged = model.merge_and_unload()
         expect_equal(merged(row[None]).logits, trained, "merged")
         assert torch.equal(generate(merged, row[None, :5], use_cache=False), text)

@@ -166,31 +166,37 @@ def draw_lambda(axes, rows):
     axes.set_ylabel("factor of a layer, mean", fontsize=8)
 
 
+def legend_below(row, axes, loc):
+    """The legend of the lines of an axes, outside all panels of its row."""
+    row.legend(*axes.get_legend_handles_labels(), loc=f"outside lower {loc}", ncols=4, fontsize=7.5, frameon=False)
+
+
 def draw_mechanisms(path):
     rows = read("mechanisms.csv")
     labels = {row["arm"]: row["label"] for row in rows}
-    figure, axes = plt.subplots(3, 2, figsize=(10, 10))
-    for place, table in ((axes[0, 0], "layer"), (axes[0, 1], "step")):
+    figure = plt.figure(figsize=(10, 11))
+    places = figure.subfigures(3, 1)
+    axes = [place.subplots(1, 2) for place in places]
+    for place, table, what in ((axes[0][0], "layer", "layer"), (axes[0][1], "step", "training step")):
         draw_subtraction(place, rows, table)
-        place.set_xlabel(f"{table}", fontsize=8)
-        place.set_title(
-            f"Transformer with 2 NH heads, by {'layer' if table == 'layer' else 'training step'}", fontsize=9
-        )
+        place.set_xlabel(table, fontsize=8)
+        place.set_title(f"Transformer with 2 NH heads, by {what}", fontsize=9)
     panels = (
-        (axes[1, 0], "correlation", "correlation of the two maps of a pair"),
-        (axes[1, 1], "cancelled", "share of the attention that cancels"),
-        (axes[2, 0], "effective_rank", "effective rank of the effective map"),
+        (axes[1][0], "correlation", "correlation of the two maps of a pair"),
+        (axes[1][1], "cancelled", "share of the attention that cancels"),
+        (axes[2][0], "effective_rank", "effective rank of the effective map"),
     )
     for place, name, title in panels:
         for arm in ("baseline", *ARMS):
             lines(place, rows, "layer", arm, name, ARMS.get(arm, "black"), labels.get(arm))
         place.set_xlabel("layer", fontsize=8)
         place.set_title(title, fontsize=9)
-    draw_lambda(axes[2, 1], rows)
-    axes[2, 1].set_title("factor by class of token; a point for each layer", fontsize=9)
-    for place in (axes[0, 0], axes[2, 0], axes[2, 1]):
-        place.legend(fontsize=7)
-    for place in axes.flat[:5]:
+    draw_lambda(axes[2][1], rows)
+    axes[2][1].set_title("factor by class of token; a point for each layer", fontsize=9)
+    legend_below(places[0], axes[0][0], "center")
+    legend_below(places[1], axes[2][0], "center")  # it has all arms, also those without pairs
+    legend_below(places[2], axes[2][1], "right")
+    for place in (*axes[0], *axes[1], axes[2][0]):
         place.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle("Probes of the checkpoints: means over the seeds with 95% intervals", fontsize=10)
     figure.savefig(path)

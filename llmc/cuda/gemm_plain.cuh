@@ -36,11 +36,10 @@ static __device__ inline void gemm_plain_store(GemmShape s, void *C, int m, int 
     }
 }
 
-static __global__ void __launch_bounds__(TILE_THREADS)
-    gemm_plain_kernel(GemmShape s, void *C, const floatX *A, const floatX *B, bool wide_a, bool wide_b) {
-    SHARED(float4, operands4, TILE_OPERANDS / 4);
-    float *a = (float *)(void *)operands4, *b = a + TILE_DEPTH * TILE_LD, acc[1][4][4];
-    int columns = (s.N + TILE - 1) / TILE, m0 = (int)blockIdx.x / columns * TILE, n0 = (int)blockIdx.x % columns * TILE;
+// The piece of C that begins at (m0, n0), by a block. operands: TILE_OPERANDS shared numbers
+static __device__ inline void gemm_plain_piece(GemmShape s, void *C, const floatX *A, const floatX *B, int m0, int n0,
+                                               bool wide_a, bool wide_b, float *operands) {
+    float *a = operands, *b = a + TILE_DEPTH * TILE_LD, acc[1][4][4];
     tile_clear<1>(acc);
     for (int k0 = 0; k0 < s.K; k0 += TILE_DEPTH) {
         __syncthreads(); // earlier reads of the operands are complete
@@ -53,6 +52,13 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         for (int c = 0; c < 4; c++)
             gemm_plain_store(s, C, m0 + (int)threadIdx.x / 16 * 4 + r, n0 + (int)threadIdx.x % 16 * 4 + c,
                              acc[0][r][c]);
+}
+
+static __global__ void __launch_bounds__(TILE_THREADS)
+    gemm_plain_kernel(GemmShape s, void *C, const floatX *A, const floatX *B, bool wide_a, bool wide_b) {
+    SHARED(float4, operands4, TILE_OPERANDS / 4);
+    int columns = (s.N + TILE - 1) / TILE, m0 = (int)blockIdx.x / columns * TILE, n0 = (int)blockIdx.x % columns * TILE;
+    gemm_plain_piece(s, C, A, B, m0, n0, wide_a, wide_b, (float *)(void *)operands4);
 }
 
 static inline void gemm_plain(GemmShape s, void *C, const floatX *A, const floatX *B) {

@@ -7,8 +7,9 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
 
   format   One object, with keys in the order of config_json_build. The key "attention" names the variant. A baseline
            is written as the first of foreign_classes that has its features, without "attention", so that other programs
-           can load it; with YOCO or a window of 1 it has none. Windows are "sliding_window" and "layer_types"; "yoco"
-           and "use_qk_norm" are true or missing.
+           can load it; with YOCO, a window of 1, shared experts or dense layers it has none. Windows are "sliding_window" and "layer_types"; "yoco"
+           and "use_qk_norm" are true or missing. With experts "intermediate_size" is the width of one; num_dense_layers
+           layers have dense_intermediate_size.
   reading  The variant is "attention" if present; otherwise model_type must be one of foreign_classes. A key for a
            feature that this model does not have must have the value that disables it (absent_features), otherwise the
            file is rejected. Other keys are ignored. null is the same as a missing key. Defaults are those of Llama
@@ -33,11 +34,14 @@ typedef struct {
     bool windows, window_switch;   // has sliding_window (4096); reads it only if use_sliding_window (false) is true
     bool qk_norm;                  // normalises queries and keys
     int kv_heads, head_dim;        // defaults that are not Llama's; 0: Llama's
+    bool layer_types;              // reads layer_types; otherwise sliding_window holds for all layers
+    int experts, active;           // has experts: its defaults of num_local_experts and num_experts_per_tok; else 0
 } ForeignClass;
 static const ForeignClass foreign_classes[] = {
-    {"llama", "LlamaForCausalLM", false, false, false, 0, 0},
-    {"ministral", "MinistralForCausalLM", true, false, false, 8, 0},
-    {"qwen3", "Qwen3ForCausalLM", true, true, true, 32, 128},
+    {"llama", "LlamaForCausalLM", false, false, false, 0, 0, false, 0, 0},
+    {"ministral", "MinistralForCausalLM", true, false, false, 8, 0, true, 0, 0},
+    {"qwen3", "Qwen3ForCausalLM", true, true, true, 32, 128, true, 0, 0},
+    {"mixtral", "MixtralForCausalLM", true, false, false, 8, 0, false, 8, 2},
 };
 enum { FOREIGN_CLASS_COUNT = sizeof(foreign_classes) / sizeof(foreign_classes[0]) };
 
@@ -45,9 +49,12 @@ enum { FOREIGN_CLASS_COUNT = sizeof(foreign_classes) / sizeof(foreign_classes[0]
 static inline const ForeignClass *foreign_class_of(const ModelConfig *c) {
     // with a window of 1, the cache of these classes keeps all positions (DynamicSlidingWindowLayer)
     if (c->attention != variant_find("baseline") || c->yoco || c->window == 1) return NULL;
-    for (int i = 0; i < FOREIGN_CLASS_COUNT; i++)
-        if (foreign_classes[i].qk_norm == c->qk_norm && (foreign_classes[i].windows || !c->window))
-            return &foreign_classes[i];
+    if (c->shared || c->dense_layers) return NULL;
+    for (int i = 0; i < FOREIGN_CLASS_COUNT; i++) {
+        const ForeignClass *f = &foreign_classes[i];
+        bool windows = !c->window || (f->windows && (f->layer_types || !c->full_every));
+        if (f->qk_norm == c->qk_norm && (f->experts > 0) == (c->E > 0) && windows) return f;
+    }
     return NULL;
 }
 
@@ -56,9 +63,20 @@ static inline bool config_json_add_windows(cJSON *o, const ModelConfig *c, const
     bool ok = cJSON_AddNumberToObject(o, "sliding_window", c->window) != NULL;
     if (foreign && foreign->window_switch) // max_window_layers is for readers that do not know layer_types
         ok = ok && cJSON_AddTrueToObject(o, "use_sliding_window") && cJSON_AddNumberToObject(o, "max_window_layers", 0);
+    if (foreign && !foreign->layer_types) return ok;
     cJSON *types = cJSON_AddArrayToObject(o, "layer_types");
     for (int l = 0; l < c->L; l++)
         ok = ok && cJSON_AddItemToArray(types, cJSON_CreateString(layer_type_names[layer_window(c, l) == 0]));
+    return ok;
+}
+
+static inline bool config_json_add_experts(cJSON *o, const ModelConfig *c) {
+    bool ok = cJSON_AddNumberToObject(o, "num_local_experts", c->E) &&
+              cJSON_AddNumberToObject(o, "num_experts_per_tok", c->K);
+    if (c->shared) ok = ok && cJSON_AddNumberToObject(o, "num_shared_experts", c->shared);
+    if (c->dense_layers)
+        ok = ok && cJSON_AddNumberToObject(o, "num_dense_layers", c->dense_layers) &&
+             cJSON_AddNumberToObject(o, "dense_intermediate_size", c->F);
     return ok;
 }
 
@@ -72,12 +90,13 @@ static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
          cJSON_AddNumberToObject(o, "num_hidden_layers", c->L) &&
          cJSON_AddNumberToObject(o, "num_attention_heads", c->NH) &&
          cJSON_AddNumberToObject(o, "num_key_value_heads", c->NKV) && cJSON_AddNumberToObject(o, "head_dim", c->D) &&
-         cJSON_AddNumberToObject(o, "intermediate_size", c->F) &&
+         cJSON_AddNumberToObject(o, "intermediate_size", c->E ? c->FE : c->F) &&
          cJSON_AddNumberToObject(o, "max_position_embeddings", c->T) &&
          cJSON_AddNumberToObject(o, "rope_theta", c->rope_theta) &&
          cJSON_AddNumberToObject(o, "rms_norm_eps", c->rms_norm_eps) &&
          cJSON_AddBoolToObject(o, "tie_word_embeddings", c->tied) &&
          cJSON_AddStringToObject(o, "torch_dtype", dtype_table[dtype].torch_name);
+    if (c->E) ok = ok && config_json_add_experts(o, c);
     if (c->window) ok = ok && config_json_add_windows(o, c, foreign);
     if (c->yoco) ok = ok && cJSON_AddTrueToObject(o, "yoco");
     if (c->qk_norm) ok = ok && cJSON_AddTrueToObject(o, "use_qk_norm");
@@ -102,9 +121,9 @@ static inline void config_json_write(const char *path, const ModelConfig *c, DTy
 static const struct {
     const char *key, *absent;
 } absent_features[] = {
-    {"quantization_config", "null"}, {"num_local_experts", "null"}, {"attention_bias", "false"},
-    {"mlp_bias", "false"},           {"hidden_act", "\"silu\""},    {"attention_dropout", "0"},
-    {"partial_rotary_factor", "1"},
+    {"quantization_config", "null"}, {"attention_bias", "false"}, {"mlp_bias", "false"},
+    {"hidden_act", "\"silu\""},      {"attention_dropout", "0"},  {"partial_rotary_factor", "1"},
+    {"router_jitter_noise", "0"},
 };
 enum { ABSENT_FEATURE_COUNT = sizeof(absent_features) / sizeof(absent_features[0]) };
 
@@ -289,13 +308,15 @@ static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
     CHECK(!window || !foreign || foreign->windows, "%s: sliding_window is %s, but model_type is \"%s\", which has none",
           r->path, config_value_text(window).text, foreign->type);
     if (foreign && foreign->window_switch && !config_bool(r, "use_sliding_window", false)) window = NULL;
-    else if (foreign && foreign->windows) config_require(r, "sliding_window");
+    else if (foreign && foreign->windows && !foreign->experts) config_require(r, "sliding_window"); // Mixtral: none
     c->window = window ? config_int(r, "sliding_window", 0) : 0;
     c->yoco = config_bool(r, "yoco", false);
     CHECK(!c->yoco || config_item(r, "attention"), "%s: yoco is true; a model with it has the key attention", r->path);
     CHECK(!types || (cJSON_IsArray(types) && cJSON_GetArraySize(types) == c->L),
           "%s: layer_types is %s; it must be an array with a name for each of the %d layers", r->path,
           config_value_text(types).text, c->L);
+    CHECK(!types || !foreign || !foreign->experts, "%s: layer_types is %s, but model_type is \"%s\", which ignores it",
+          r->path, config_value_text(types).text, foreign->type);
     if (types) config_read_layer_types(r, types, c);
     else if (window) config_read_first_window(r, c);
 }
@@ -306,6 +327,27 @@ static inline bool config_qk_norm(const ConfigReader *r) {
     CHECK(!r->foreign || norm == own, "%s: use_qk_norm is %s, but model_type is \"%s\", which %s this norm", r->path,
           norm ? "true" : "false", r->foreign->type, own ? "always has" : "does not have");
     return norm;
+}
+
+// The keys of experts. A class has them or not: the keys cannot change that.
+static inline void config_read_experts(const ConfigReader *r, ModelConfig *c) {
+    static const char *const keys[] = {"num_local_experts", "num_experts_per_tok", "num_shared_experts",
+                                       "num_dense_layers", "dense_intermediate_size"};
+    const ForeignClass *f = config_item(r, "attention") ? NULL : r->foreign;
+    bool own = f && f->experts > 0;
+    for (int i = 0; i < 5; i++) {
+        const cJSON *item = config_item(r, keys[i]);
+        CHECK(!item || !f || (own && i < 2), "%s: %s is %s, but model_type is \"%s\", which does not have it", r->path,
+              keys[i], config_value_text(item).text, f->type);
+        CHECK(!item || own || config_item(r, keys[0]), "%s: %s requires %s", r->path, keys[i], keys[0]);
+    }
+    if (!own && !config_item(r, keys[0])) return;
+    c->E = config_int(r, keys[0], own ? f->experts : 0);
+    c->K = config_int(r, keys[1], own ? f->active : 0);
+    c->FE = c->F;
+    c->shared = config_item(r, keys[2]) ? config_int(r, keys[2], 0) : 0;
+    c->dense_layers = config_item(r, keys[3]) ? config_int(r, keys[3], 0) : 0;
+    if (c->dense_layers) c->F = config_int(r, keys[4], 0);
 }
 
 static inline ModelConfig config_json_read(const char *directory) {
@@ -338,6 +380,7 @@ static inline ModelConfig config_json_read(const char *directory) {
     bool own_width = r->foreign && r->foreign->head_dim;
     c.D = config_int(r, "head_dim", c.C % c.NH == 0 && !own_width ? c.C / c.NH : 0);
     c.F = config_int(r, "intermediate_size", 0);
+    config_read_experts(r, &c);
     c.T = config_int(r, "max_position_embeddings", 0);
     c.rope_theta = config_rope_theta(r);
     c.rms_norm_eps = config_number(r, "rms_norm_eps", 1e-6);

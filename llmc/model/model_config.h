@@ -8,12 +8,15 @@ tests iterate over.
 #ifndef LLMC_MODEL_CONFIG_H
 #define LLMC_MODEL_CONFIG_H
 #include "../base/common.h"
+#include "mlp_kinds.h"
 #include "variants.h"
 
 typedef struct {
     const AttentionVariant *attention;
     int V, C, L, NH, NKV, D, F;
-    int T; // max_position_embeddings
+    int T;                    // max_position_embeddings
+    int E, K, FE;             // experts of a layer, those that a token passes, width of one; E = 0: no experts
+    int shared, dense_layers; // experts that every token passes; first layers without experts
     double rope_theta, rms_norm_eps;
     bool tied;      // the LM head is the embedding
     int window;     // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
@@ -31,6 +34,15 @@ static inline int layer_window(const ModelConfig *c, int l) {
     bool full = layer_cross(c, l) || (c->full_every && (l + 1) % c->full_every == 0);
     return full ? 0 : c->window;
 }
+
+// The MLP of layer l.
+static inline MlpDims mlp_dims(const ModelConfig *c, int l) {
+    const MlpKind *kind = &mlp_kinds[c->E > 0 && l >= c->dense_layers ? MLP_EXPERTS : MLP_DENSE];
+    MlpDims d = {kind, kind->routed ? c->shared * c->FE : c->F, kind->routed * c->E, kind->routed * c->K, c->FE};
+    return d;
+}
+// The number of layers with experts.
+static inline int expert_layers(const ModelConfig *c) { return c->E > 0 ? c->L - c->dense_layers : 0; }
 
 // The fastest bf16 kernels of cuBLAS require row widths that are multiples of 16 bytes, 8 elements (cuBLAS
 // documentation, "Tensor Core Usage"). Products of arbitrary output width (q, k, v, lambda; the logits) therefore
@@ -119,6 +131,18 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
     PROBLEM(c->attention->split > 1 && c->D % (2 * c->attention->split),
             "%s needs a head dimension that is a multiple of %d, not %d", c->attention->name, 2 * c->attention->split,
             c->D);
+    if (c->E > 0) {
+        PROBLEM(c->K < 1 || c->K > c->E, "--experts-active must be from 1 to the %d experts, not %d", c->E, c->K);
+        PROBLEM(c->K > MAX_EXPERTS_ACTIVE, "--experts-active must be at most %d, not %d", (int)MAX_EXPERTS_ACTIVE,
+                c->K);
+        PROBLEM(c->FE < 1, "--expert-ffn must be at least 1, not %d", c->FE);
+        PROBLEM(c->dense_layers >= c->L, "--dense-layers %d leaves no layer with experts: there are %d layers",
+                c->dense_layers, c->L);
+        PROBLEM((int64_t)c->shared * c->FE > 1 << 24, "%d shared experts of width %d are too wide", c->shared, c->FE);
+    }
+    PROBLEM(c->E > MAX_EXPERTS, "--experts must be at most %d, not %d", (int)MAX_EXPERTS, c->E);
+    PROBLEM(c->E == 0 && (c->K || c->FE || c->shared || c->dense_layers),
+            "--experts-active, --expert-ffn, --shared-experts and --dense-layers require --experts E");
     PROBLEM(c->full_every && !c->window, "--full-every %d requires --window W", c->full_every);
     PROBLEM(c->full_every == 1, "--full-every 1 leaves no layer a window; use 2 or more, or neither option");
     PROBLEM(c->full_every > c->L, "--full-every %d is more than the %d layers; leave it out", c->full_every, c->L);
@@ -127,8 +151,8 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
             "--yoco and --full-every are mutually exclusive: each layer of the lower half has a window");
     PROBLEM(c->yoco && c->L % 2, "YOCO requires an even number of layers, not %d", c->L);
     // the size of one row is an int; larger sizes are size_t
-    PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->V > 1 << 28 || c->L > 1 << 16 ||
-                c->T > 1 << 24 || c->window > 1 << 24,
+    PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->FE > 1 << 24 || c->V > 1 << 28 ||
+                c->L > 1 << 16 || c->T > 1 << 24 || c->window > 1 << 24,
             "a dimension is too large for this program");
 #undef PROBLEM
     return n;
@@ -140,7 +164,7 @@ typedef enum { // a tensor of a layer, or of the whole model
     T_YOCO_NORM, T_YOCO_K, T_YOCO_V, T_YOCO_K_NORM,
     T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_Q_NORM, T_K_NORM, T_O, T_SUBLN,
     T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2, T_OWN_LAMBDA, T_SINKS,
-    T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
+    T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN, T_ROUTER, T_EXPERT_GATE, T_EXPERT_UP, T_EXPERT_DOWN,
     T_NORM_FINAL, T_LM_HEAD,
     TENSOR_KINDS
 } TensorKind;
@@ -148,7 +172,7 @@ typedef enum { // a tensor of a layer, or of the whole model
 typedef enum {
     DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR,
     DIM_OWN_LAMBDA, DIM_SINKS, DIM_Q_NORM, DIM_K_NORM, DIM_YOCO_NORM, DIM_YOCO_K, DIM_YOCO_V, DIM_YOCO_K_NORM, DIM_HEAD,
-    DIM_COUNT
+    DIM_EXPERTS, DIM_EXPERT_F, DIM_COUNT
 } Dim;
 // clang-format on
 // 0; 1; normal(0, 0.02); normal(0, 0.02) / sqrt(2L); normal(0, 0.1); lambda_init of the layer, or 0 before a sigmoid
@@ -162,47 +186,54 @@ typedef struct {
     Init init;
     bool decay;
     bool joined; // stored directly after the previous tensor, as one matrix for a fused GEMM
+    bool
+        per_expert; // one for each expert, after "block_sparse_moe.experts.E."; joined ones alternate with the previous
 } TensorRow;
 
 // clang-format off
 static const TensorRow tensor_rows[] = {
-    // kind        layer  name                                shape                    init           decay  joined
-    {T_EMBED,      false, "model.embed_tokens.weight",        {DIM_V, DIM_C},          INIT_NORMAL,   true,  false},
-    {T_YOCO_NORM,  true,  "model.yoco.norm.weight",           {DIM_YOCO_NORM, DIM_NONE}, INIT_ONE,    false, false},
-    {T_YOCO_K,     true,  "model.yoco.k_proj.weight",         {DIM_YOCO_K, DIM_C},     INIT_NORMAL,   true,  false},
-    {T_YOCO_V,     true,  "model.yoco.v_proj.weight",         {DIM_YOCO_V, DIM_C},     INIT_NORMAL,   true,  true},
-    {T_YOCO_K_NORM, true, "model.yoco.k_norm.weight",         {DIM_YOCO_K_NORM, DIM_NONE}, INIT_ONE,  false, false},
-    {T_NORM1,      true,  "input_layernorm.weight",           {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
-    {T_Q,          true,  "self_attn.q_proj.weight",          {DIM_Q, DIM_C},          INIT_NORMAL,   true,  false},
-    {T_K,          true,  "self_attn.k_proj.weight",          {DIM_K, DIM_C},          INIT_NORMAL,   true,  true},
-    {T_V,          true,  "self_attn.v_proj.weight",          {DIM_VALUE, DIM_C},      INIT_NORMAL,   true,  true},
-    {T_LAMBDA,     true,  "self_attn.lambda_proj.weight",     {DIM_LAMBDA, DIM_C},     INIT_NORMAL,   true,  true},
-    {T_GATE,       true,  "self_attn.gate_proj.weight",       {DIM_GATE, DIM_C},       INIT_NORMAL,   true,  true},
-    {T_Q_NORM,     true,  "self_attn.q_norm.weight",          {DIM_Q_NORM, DIM_NONE},  INIT_ONE,      false, false},
-    {T_K_NORM,     true,  "self_attn.k_norm.weight",          {DIM_K_NORM, DIM_NONE},  INIT_ONE,      false, false},
-    {T_O,          true,  "self_attn.o_proj.weight",          {DIM_C, DIM_O},          INIT_RESIDUAL, true,  false},
-    {T_SUBLN,      true,  "self_attn.subln.weight",           {DIM_SUBLN, DIM_NONE},   INIT_ONE,      false, false},
-    {T_LAMBDA_Q1,  true,  "self_attn.lambda_q1",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
-    {T_LAMBDA_K1,  true,  "self_attn.lambda_k1",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
-    {T_LAMBDA_Q2,  true,  "self_attn.lambda_q2",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
-    {T_LAMBDA_K2,  true,  "self_attn.lambda_k2",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
-    {T_OWN_LAMBDA, true, "self_attn.lambda",                {DIM_OWN_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false},
-    {T_SINKS,      true,  "self_attn.sinks",                  {DIM_SINKS, DIM_NONE},   INIT_ZERO,     false, false},
-    {T_NORM2,      true,  "post_attention_layernorm.weight",  {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
-    {T_MLP_GATE,   true,  "mlp.gate_proj.weight",             {DIM_F, DIM_C},          INIT_NORMAL,   true,  false},
-    {T_MLP_UP,     true,  "mlp.up_proj.weight",               {DIM_F, DIM_C},          INIT_NORMAL,   true,  true},
-    {T_MLP_DOWN,   true,  "mlp.down_proj.weight",             {DIM_C, DIM_F},          INIT_RESIDUAL, true,  false},
-    {T_NORM_FINAL, false, "model.norm.weight",                {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
-    {T_LM_HEAD,    false, "lm_head.weight",                   {DIM_HEAD, DIM_C},       INIT_NORMAL,   true,  false},
+    // kind        layer  name                                shape                    init           decay  joined per_expert
+    {T_EMBED,      false, "model.embed_tokens.weight",        {DIM_V, DIM_C},          INIT_NORMAL,   true,  false, false},
+    {T_YOCO_NORM,  true,  "model.yoco.norm.weight",           {DIM_YOCO_NORM, DIM_NONE}, INIT_ONE,    false, false, false},
+    {T_YOCO_K,     true,  "model.yoco.k_proj.weight",         {DIM_YOCO_K, DIM_C},     INIT_NORMAL,   true,  false, false},
+    {T_YOCO_V,     true,  "model.yoco.v_proj.weight",         {DIM_YOCO_V, DIM_C},     INIT_NORMAL,   true,  true, false},
+    {T_YOCO_K_NORM, true, "model.yoco.k_norm.weight",         {DIM_YOCO_K_NORM, DIM_NONE}, INIT_ONE,  false, false, false},
+    {T_NORM1,      true,  "input_layernorm.weight",           {DIM_C, DIM_NONE},       INIT_ONE,      false, false, false},
+    {T_Q,          true,  "self_attn.q_proj.weight",          {DIM_Q, DIM_C},          INIT_NORMAL,   true,  false, false},
+    {T_K,          true,  "self_attn.k_proj.weight",          {DIM_K, DIM_C},          INIT_NORMAL,   true,  true, false},
+    {T_V,          true,  "self_attn.v_proj.weight",          {DIM_VALUE, DIM_C},      INIT_NORMAL,   true,  true, false},
+    {T_LAMBDA,     true,  "self_attn.lambda_proj.weight",     {DIM_LAMBDA, DIM_C},     INIT_NORMAL,   true,  true, false},
+    {T_GATE,       true,  "self_attn.gate_proj.weight",       {DIM_GATE, DIM_C},       INIT_NORMAL,   true,  true, false},
+    {T_Q_NORM,     true,  "self_attn.q_norm.weight",          {DIM_Q_NORM, DIM_NONE},  INIT_ONE,      false, false, false},
+    {T_K_NORM,     true,  "self_attn.k_norm.weight",          {DIM_K_NORM, DIM_NONE},  INIT_ONE,      false, false, false},
+    {T_O,          true,  "self_attn.o_proj.weight",          {DIM_C, DIM_O},          INIT_RESIDUAL, true,  false, false},
+    {T_SUBLN,      true,  "self_attn.subln.weight",           {DIM_SUBLN, DIM_NONE},   INIT_ONE,      false, false, false},
+    {T_LAMBDA_Q1,  true,  "self_attn.lambda_q1",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
+    {T_LAMBDA_K1,  true,  "self_attn.lambda_k1",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
+    {T_LAMBDA_Q2,  true,  "self_attn.lambda_q2",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
+    {T_LAMBDA_K2,  true,  "self_attn.lambda_k2",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
+    {T_OWN_LAMBDA, true, "self_attn.lambda",                {DIM_OWN_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false, false},
+    {T_SINKS,      true,  "self_attn.sinks",                  {DIM_SINKS, DIM_NONE},   INIT_ZERO,     false, false, false},
+    {T_NORM2,      true,  "post_attention_layernorm.weight",  {DIM_C, DIM_NONE},       INIT_ONE,      false, false, false},
+    {T_MLP_GATE,   true,  "mlp.gate_proj.weight",             {DIM_F, DIM_C},          INIT_NORMAL,   true,  false, false},
+    {T_MLP_UP,     true,  "mlp.up_proj.weight",               {DIM_F, DIM_C},          INIT_NORMAL,   true,  true, false},
+    {T_MLP_DOWN,   true,  "mlp.down_proj.weight",             {DIM_C, DIM_F},          INIT_RESIDUAL, true,  false, false},
+    {T_ROUTER,     true,  "block_sparse_moe.gate.weight",     {DIM_EXPERTS, DIM_C},    INIT_NORMAL,   true,  false, false},
+    {T_EXPERT_GATE, true, "w1.weight",                        {DIM_EXPERT_F, DIM_C},   INIT_NORMAL,   true,  false, true},
+    {T_EXPERT_UP,  true,  "w3.weight",                        {DIM_EXPERT_F, DIM_C},   INIT_NORMAL,   true,  true,  true},
+    {T_EXPERT_DOWN, true, "w2.weight",                        {DIM_C, DIM_EXPERT_F},   INIT_RESIDUAL, true,  false, true},
+    {T_NORM_FINAL, false, "model.norm.weight",                {DIM_C, DIM_NONE},       INIT_ONE,      false, false, false},
+    {T_LM_HEAD,    false, "lm_head.weight",                   {DIM_HEAD, DIM_C},       INIT_NORMAL,   true,  false, false},
 };
 // clang-format on
-enum { TENSOR_ROW_COUNT = sizeof(tensor_rows) / sizeof(tensor_rows[0]) };
+enum { TENSOR_ROW_COUNT = sizeof(tensor_rows) / sizeof(tensor_rows[0]), EXPERT_ROW_COUNT = 3 };
 
 typedef struct {
     char name[96];
     const TensorRow *row;
-    int layer; // 0 .. L-1; -1 for tensors before the layers, L for tensors after them
-    int ndim;  // 1 or 2
+    int layer;  // 0 .. L-1; -1 for tensors before the layers, L for tensors after them
+    int expert; // from 0; 0 for tensors that are not of an expert
+    int ndim;   // 1 or 2
     size_t shape[2];
     size_t count;  // elements
     size_t offset; // of its first element in the buffers of parameters, gradients and moments
@@ -219,7 +250,7 @@ typedef struct {
     // [L+3]: offset of the tensors before the layers at [0], of layer l at [1+l], of those after the layers at [L+1]
     size_t *group_offset;
     int ranks;  // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
-    int *index; // [L][TENSOR_KINDS]: index into tensors, or -1; see tensor_of
+    int *index; // [L][TENSOR_KINDS]: index into tensors, or -1; see tensor_of. Of tensors of experts the first one
     int L;
 } TensorList;
 
@@ -250,7 +281,10 @@ static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUN
     dims[DIM_K_NORM] = c->qk_norm && a.k_rows ? a.QD : 0;
     dims[DIM_V] = c->V;
     dims[DIM_C] = c->C;
-    dims[DIM_F] = c->F;
+    MlpDims mlp = mlp_dims(c, l);
+    dims[DIM_F] = mlp.width;
+    dims[DIM_EXPERTS] = mlp.experts;
+    dims[DIM_EXPERT_F] = mlp.experts ? mlp.expert_width : 0;
     dims[DIM_Q] = a.q_rows;
     dims[DIM_K] = a.k_rows;
     dims[DIM_VALUE] = a.v_rows;
@@ -264,58 +298,76 @@ static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUN
     dims[DIM_HEAD] = c->tied ? 0 : c->V;
 }
 
+// Where tensor_add puts the next tensor: behind the last one, and the matrix that it may continue.
+typedef struct {
+    size_t offset, matrix, rows; // matrix: its offset; rows: those so far
+} TensorPlace;
+
+// Appends the tensor of row r in the group of layer l, -1 before and L after the layers, unless it has no elements.
+static inline void tensor_add(TensorList *list, TensorPlace *place, int r, const size_t dims[DIM_COUNT], int l,
+                              int expert) {
+    const TensorRow *row = &tensor_rows[r];
+    size_t count = dims[row->shape[0]] * (row->shape[1] == DIM_NONE ? 1 : dims[row->shape[1]]);
+    if (count == 0) return;
+    if (!row->joined) place->matrix = place->offset = round_up(place->offset, TENSOR_ALIGN), place->rows = 0;
+    Tensor *t = &list->tensors[list->count];
+    bool whole = !row->per_layer || strncmp(row->name, "model.", 6) == 0;
+    if (whole) FORMAT(t->name, "%s", row->name);
+    else if (row->per_expert) FORMAT(t->name, "model.layers.%d.block_sparse_moe.experts.%d.%s", l, expert, row->name);
+    else FORMAT(t->name, "model.layers.%d.%s", l, row->name);
+    t->row = row;
+    t->layer = l;
+    t->expert = expert;
+    t->ndim = row->shape[1] == DIM_NONE ? 1 : 2;
+    t->shape[0] = dims[row->shape[0]];
+    t->shape[1] = t->ndim == 2 ? dims[row->shape[1]] : 1;
+    t->count = count;
+    t->offset = place->offset;
+    place->rows += t->shape[0];
+    bool ends = t->ndim == 2 && !matrix_goes_on(r, dims);
+    place->offset = ends ? place->matrix + round_up(place->rows, MATRIX_ROWS) * t->shape[1] : place->offset + count;
+    list->parameter_count += count;
+    for (int k = row->per_layer ? l : 0; k < (row->per_layer ? l + 1 : list->L) && expert == 0; k++)
+        list->index[k * TENSOR_KINDS + row->kind] = list->count;
+    list->count++;
+}
+
 static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
     size_t dims[DIM_COUNT] = {0};
     TensorList list;
     memset(&list, 0, sizeof(list));
     list.L = c->L;
     int index_count = c->L * TENSOR_KINDS;
-    list.tensors = (Tensor *)checked_calloc(TENSOR_ROW_COUNT * c->L, sizeof(Tensor));
+    list.tensors =
+        (Tensor *)checked_calloc((size_t)c->L * (TENSOR_ROW_COUNT + EXPERT_ROW_COUNT * (size_t)c->E), sizeof(Tensor));
     list.index = (int *)checked_calloc(index_count, sizeof(int));
     list.ranks = ranks;
     list.group_offset = (size_t *)checked_calloc(c->L + 3, sizeof(size_t));
     for (int i = 0; i < index_count; i++) list.index[i] = -1;
 
-    size_t offset = 0, matrix = 0, rows = 0; // the current matrix: its offset, and its rows so far
-    bool after = false;                      // the layers are done
+    TensorPlace place = {0, 0, 0};
+    bool after = false; // the layers are done
     for (int r = 0; r < TENSOR_ROW_COUNT;) {
         int group_end = r; // rows r .. group_end-1 are either all per layer or all not
         while (group_end < TENSOR_ROW_COUNT && tensor_rows[group_end].per_layer == tensor_rows[r].per_layer)
             group_end++;
         bool per_layer = tensor_rows[r].per_layer;
         for (int l = 0; l < (per_layer ? c->L : 1); l++) {
-            list.group_offset[per_layer ? 1 + l : after ? c->L + 1 : 0] = offset;
+            list.group_offset[per_layer ? 1 + l : after ? c->L + 1 : 0] = place.offset;
             tensor_dims(c, l, dims);
-            for (int i = r; i < group_end; i++) {
-                const TensorRow *row = &tensor_rows[i];
-                size_t count = dims[row->shape[0]] * (row->shape[1] == DIM_NONE ? 1 : dims[row->shape[1]]);
-                if (count == 0) continue;
-                if (!row->joined) matrix = offset = round_up(offset, TENSOR_ALIGN), rows = 0;
-                Tensor *t = &list.tensors[list.count];
-                bool whole = !per_layer || strncmp(row->name, "model.", 6) == 0;
-                if (whole) FORMAT(t->name, "%s", row->name);
-                else FORMAT(t->name, "model.layers.%d.%s", l, row->name);
-                t->row = row;
-                t->layer = per_layer ? l : after ? c->L : -1;
-                t->ndim = row->shape[1] == DIM_NONE ? 1 : 2;
-                t->shape[0] = dims[row->shape[0]];
-                t->shape[1] = t->ndim == 2 ? dims[row->shape[1]] : 1;
-                t->count = count;
-                t->offset = offset;
-                rows += t->shape[0];
-                bool ends = t->ndim == 2 && !matrix_goes_on(i, dims);
-                offset = ends ? matrix + round_up(rows, MATRIX_ROWS) * t->shape[1] : offset + count;
-                list.parameter_count += count;
-                for (int k = per_layer ? l : 0; k < (per_layer ? l + 1 : c->L); k++)
-                    list.index[k * TENSOR_KINDS + row->kind] = list.count;
-                list.count++;
+            for (int i = r, end; i < group_end; i = end) { // rows i .. end-1 make one matrix of each expert
+                bool experts = tensor_rows[i].per_expert;
+                for (end = i + 1; experts && end < group_end && tensor_rows[end].joined;) end++;
+                for (int e = 0; e < (experts ? (int)dims[DIM_EXPERTS] : 1); e++)
+                    for (int k = i; k < end; k++)
+                        tensor_add(&list, &place, k, dims, per_layer ? l : after ? c->L : -1, e);
             }
-            offset = round_up(offset, TENSOR_ALIGN * ranks);
+            place.offset = round_up(place.offset, TENSOR_ALIGN * ranks);
         }
         after = after || per_layer;
         r = group_end;
     }
-    list.buffer_count = list.group_offset[c->L + 2] = offset;
+    list.buffer_count = list.group_offset[c->L + 2] = place.offset;
     return list;
 }
 
@@ -326,9 +378,12 @@ static inline void tensor_list_free(TensorList *list) {
     memset(list, 0, sizeof(*list));
 }
 
-static inline size_t model_parameter_count(const ModelConfig *c) {
+// active: without the experts that a token does not pass.
+static inline size_t model_parameter_count(const ModelConfig *c, bool active) {
     TensorList list = tensor_list_build(c, 1);
     size_t count = list.parameter_count;
+    for (int i = 0; i < list.count && active; i++)
+        if (list.tensors[i].row->per_expert && list.tensors[i].expert >= c->K) count -= list.tensors[i].count;
     tensor_list_free(&list);
     return count;
 }
@@ -342,13 +397,18 @@ static inline ModelConfig model_as_baseline(const ModelConfig *c) {
     return plain;
 }
 
-// The MLP width with which the model has as many parameters as the baseline with width c->F, to within 3/2 C L
-// parameters, half of the cost of one more. Of two equally close widths, the larger. Below 1: there is none.
-static inline int model_match_ffn(const ModelConfig *c) {
+// The width that --match-params changes: of each expert, or of the MLP of a model without experts.
+static inline int *model_match_width(ModelConfig *c) { return c->E ? &c->FE : &c->F; }
+
+// The width with which the model has as many parameters, or active parameters, as the baseline with the width of c, to
+// within half of the cost of one more. Of two equally close widths, the larger. Below 1: there is none.
+static inline int model_match_ffn(const ModelConfig *c, bool active) {
     ModelConfig plain = model_as_baseline(c), wider = *c;
-    wider.F++;
+    int width = *model_match_width(&plain);
+    *model_match_width(&wider) = width + 1;
     // modulo 2^64: the difference may be negative
-    size_t own = model_parameter_count(c), more = model_parameter_count(&plain) - own;
-    return c->F + (int)floor((double)(int64_t)more / (double)(model_parameter_count(&wider) - own) + 0.5);
+    size_t own = model_parameter_count(c, active), more = model_parameter_count(&plain, active) - own;
+    double cost = (double)(model_parameter_count(&wider, active) - own);
+    return width + (int)floor((double)(int64_t)more / cost + 0.5);
 }
 #endif

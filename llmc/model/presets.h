@@ -28,14 +28,20 @@ typedef struct {
     const char *name;
     int L, C, NH, NKV, D, F, T, V;
     bool tied;
+    int E, K, FE; // experts, those that a token passes, width of one
 } Preset;
 
 // clang-format off
 // a shape, and the same shape with more heads and `more_kv` key/value heads
 #define SHAPES(name, L, C, NH, NKV, more_kv, D, F, T, V)          \
-    {name,         L, C, NH,         NKV,     D, F, T, V, true},  \
-    {name "-1.5h", L, C, NH * 3 / 2, more_kv, D, F, T, V, true},  \
-    {name "-2h",   L, C, NH * 2,     more_kv, D, F, T, V, true}
+    {name,         L, C, NH,         NKV,     D, F, T, V, true, 0, 0, 0},  \
+    {name "-1.5h", L, C, NH * 3 / 2, more_kv, D, F, T, V, true, 0, 0, 0},  \
+    {name "-2h",   L, C, NH * 2,     more_kv, D, F, T, V, true, 0, 0, 0}
+// the same with E experts of width FE, of which a token passes K
+#define EXPERTS(name, L, C, NH, NKV, D, F, T, V, tied, E, K, FE)          \
+    {name,         L, C, NH,         NKV, D, F, T, V, tied, E, K, FE},    \
+    {name "-1.5h", L, C, NH * 3 / 2, NKV, D, F, T, V, tied, E, K, FE},    \
+    {name "-2h",   L, C, NH * 2,     NKV, D, F, T, V, tied, E, K, FE}
 static const Preset presets[] = {
     //     name     L   C     NH  NKV  more  D    F      T     V       // parameters of a baseline:
                                                                        //           NAME      NAME-1.5h        NAME-2h
@@ -49,8 +55,13 @@ static const Preset presets[] = {
     SHAPES("3b",    28, 3072, 24, 24,  12,   128, 8192,  2048, 100288),//  3,479,153,664  3,479,153,664  3,743,394,816
     SHAPES("6.8b",  32, 4096, 32, 32,  16,   128, 10944, 2048, 100288),//  6,861,885,440  6,861,885,440  7,398,756,352
     SHAPES("13.1b", 40, 5120, 40, 40,  20,   128, 13696, 2048, 100288),// 13,123,015,680 13,123,015,680 14,171,591,680
+    //       name         L   C     NH  NKV  D    F     T     V       tied   E    K  FE   // parameters, active ones
+    EXPERTS("moe-tiny",   4,  128,  4,  2,   32,  352,  256,  256,    true,  8,   2, 176),
+    EXPERTS("moe-small",  8,  256,  4,  2,   64,  704,  256,  256,    true,  16,  4, 176),
+    EXPERTS("30b-a3b",    48, 2048, 32, 4,   128, 6144, 4096, 151936, false, 128, 8, 768),
 };
 #undef SHAPES
+#undef EXPERTS
 // clang-format on
 enum { PRESET_COUNT = sizeof(presets) / sizeof(presets[0]) };
 #endif

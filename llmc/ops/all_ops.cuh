@@ -21,6 +21,8 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "accumulate.cuh"
 #include "quantize.cuh"
 #include "swiglu.cuh"
+#include "router.cuh"
+#include "experts.cuh"
 #include "cross_entropy.cuh"
 #include "adamw.cuh"
 #include "sum_of_squares.cuh"

@@ -29,6 +29,8 @@ all_ops.h: the definitions of all operations that ops.h declares: the CUDA twins
 #include "accumulate.h"
 #include "quantize.h"
 #include "swiglu.h"
+#include "router.h"
+#include "experts.h"
 #include "cross_entropy.h"
 #include "adamw.h"
 #include "sum_of_squares.h"

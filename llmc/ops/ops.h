@@ -233,6 +233,51 @@ static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
                                    absmax_t *max); // =
 
+// A router: each of N tokens goes to the K of E experts with the largest logits, the first of equal ones.
+typedef struct {
+    int N, C, E, K;
+} Routing;
+// logits = x weight^T; lse[n] = log of the sum of exp(logits[n,:]); experts[n,:] the K experts by falling logit;
+// weights[n,k] = exp(logits[n,experts[n,k]]) over the sum of the K of them     x (N,C), weight (E,C), logits (N,E),
+//                                                                              lse (N), experts, weights (N,K)
+static inline void router_forward(real *logits, real *lse, int *experts, real *weights, const floatX *x,
+                                  const floatX *weight, Routing r);
+// dweights (N,K). The gradient of the logits is that through `weights`, and that of two further losses:
+//   balance sum_n sum_e loads[e] / (sum of loads) softmax(logits[n,:])[e]  and  z sum_n lse[n]^2
+// dx (N,C) +=; dweight =, or with add +=
+static inline void router_backward(floatX *dx, grad_t *dweight, const real *dweights, const floatX *x,
+                                   const floatX *weight, const real *logits, const real *lse, const int *experts,
+                                   const real *weights, const real *loads, real balance, real z, Routing r, bool add);
+static inline size_t router_workspace_bytes(Routing r); // for the backward
+// Adds to totals (2E+1): of each expert, its tokens, then the sum of its probabilities; the sum of lse^2.
+static inline void router_totals(real *totals, const real *logits, const real *lse, const int *experts, Routing r);
+
+// The choices of the tokens, entry i = n*K + k, grouped by expert; those of an expert stay in order. places[i] is the
+// place of entry i, entries[place] its inverse; the places of expert e are starts[e] .. starts[e+1]-1.
+// starts (E+1), entries, places (N*K)
+static inline void expert_group(int *starts, int *entries, int *places, const int *experts, Routing r);
+// y[p,:] = x[entries[p] / K,:]                               y (N*K,C), x (N,C)
+static inline void expert_gather(floatX *y, const floatX *x, const int *entries, Routing r);
+// y[n,:] = sum over k of x[places[n*K+k],:], or with add +=  y (N,C), x (N*K,C)
+static inline void expert_combine(floatX *y, const floatX *x, const int *places, Routing r, bool add);
+// y[p,:] = weights[entries[p]] silu(gate) * up               gate_up (R,2F) rows [gate | up], y (R,F); R = N*K rows
+static inline void expert_swiglu_forward(floatX *y, const floatX *gate_up, const real *weights, const int *entries,
+                                         int R, int F, absmax_t *max);
+static inline void expert_swiglu_backward(floatX *dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,
+                                          const real *weights, const int *entries, int R, int F,
+                                          absmax_t *max); // =; dweights has the order of weights
+
+// The linear layers of `count` experts: rows starts[e] .. starts[e+1]-1 of x and y are those of expert e.
+typedef struct {
+    Linear first; // of expert 0; ld is OC
+    int count;
+    size_t stride, copy_stride; // from one expert to the next: elements of weights and gradients, bytes of copies
+} ExpertLinear;
+static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinear w, const int *starts, int N, int R);
+static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
+                                          ExpertLinear w, const int *starts, int N, int R,
+                                          bool add); // dx =; dweight =, or with add +=
+
 // losses[n] += -log softmax(logits[n,:V])[targets[n]];       logits (N,V) with row stride Vp
 // if dloss != 0, the logits are then overwritten by their gradient, dloss * (softmax - onehot), and the padding by 0
 static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss);

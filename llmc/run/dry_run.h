@@ -6,11 +6,13 @@ dry_run.h: the report of --dry-run: parameters, memory, communication, FLOPs, an
 #include "prediction_report.h"
 
 static inline void print_match(const ModelPlan *plan, const Options *o) {
-    ModelConfig baseline = model_as_baseline(&plan->config);
-    baseline.F = (int)o->ffn;
-    size_t own = plan->tensors.parameter_count, others = model_parameter_count(&baseline);
-    printf("--match-params: MLP %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", plan->config.F,
-           baseline.F, own, others, 100 * ((double)own / (double)others - 1));
+    ModelConfig c = plan->config, baseline = model_as_baseline(&c);
+    *model_match_width(&baseline) = (int)(c.E ? o->expert_ffn : o->ffn);
+    bool active = o->match_active;
+    size_t own = model_parameter_count(&c, active), others = model_parameter_count(&baseline, active);
+    printf("--match-%s: %s %d (baseline: %d), %zu %sparameters (baseline: %zu, %+.4f%%)\n",
+           active ? "active" : "params", c.E ? "experts" : "MLP", *model_match_width(&c), *model_match_width(&baseline),
+           own, active ? "active " : "", others, 100 * ((double)own / (double)others - 1));
 }
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
@@ -40,8 +42,9 @@ static inline void print_communication(const ModelPlan *plan, const ModelPlan *s
 }
 
 static inline void print_parameters(const ModelPlan *plan) {
-    enum { EMBEDDING, ATTENTION, MLP, NORMS, HEAD, GROUPS };
-    static const char *const names[GROUPS] = {"embedding", "attention", "MLP", "norms", "LM head (untied)"};
+    enum { EMBEDDING, ATTENTION, MLP, ROUTER, EXPERTS, NORMS, HEAD, GROUPS };
+    static const char *const names[GROUPS] = {"embedding", "attention",       "MLP", "routers", "experts",
+                                              "norms",     "LM head (untied)"};
     size_t counts[GROUPS] = {0};
     for (int i = 0; i < plan->tensors.count; i++) {
         const Tensor *t = &plan->tensors.tensors[i];
@@ -49,6 +52,8 @@ static inline void print_parameters(const ModelPlan *plan) {
         int group = t->ndim == 1 && !strstr(t->name, "self_attn")         ? NORMS
                     : k == T_EMBED                                        ? EMBEDDING
                     : k == T_LM_HEAD                                      ? HEAD
+                    : k == T_ROUTER                                       ? ROUTER
+                    : t->row->per_expert                                  ? EXPERTS
                     : k == T_MLP_GATE || k == T_MLP_UP || k == T_MLP_DOWN ? MLP
                                                                           : ATTENTION;
         counts[group] += t->count;
@@ -57,6 +62,7 @@ static inline void print_parameters(const ModelPlan *plan) {
     for (int i = 0; i < GROUPS; i++)
         if (counts[i]) printf("  %-44s %14zu\n", names[i], counts[i]);
     printf("  %-44s %14zu\n", "total", plan->tensors.parameter_count);
+    if (plan->config.E) printf("  %-44s %14zu\n", "active in a token", model_parameter_count(&plan->config, true));
 }
 
 static inline void print_flops(const ModelPlan *plan, const Options *o) {
@@ -89,10 +95,13 @@ static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *samplin
     printf("model: %s, %d layers, hidden %d, %d heads (%d query, %d key/value), head dimension %d, MLP %d, vocabulary "
            "%d, context %d\n",
            c->attention->name, c->L, c->C, c->NH, plan->dims.NQ, c->NKV, c->D, c->F, c->V, c->T);
+    if (c->E)
+        printf("experts: %d of width %d in %d layers, %d of them in a token, and %d shared\n", c->E, c->FE,
+               expert_layers(c), c->K, c->shared);
     if (c->window) print_windows(c);
     if (c->qk_norm) printf("queries and keys are normalised\n");
     print_parameters(plan);
-    if (o->match_params) print_match(plan, o);
+    if (options_match(o)) print_match(plan, o);
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
     else printf("memory of %s\n", plan->device ? "the GPU" : "this process");
     print_memory(plan, sampling);

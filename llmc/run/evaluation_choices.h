@@ -130,17 +130,23 @@ static inline bool choices_greedy(const floatX *logits, int target, int V) {
     return above == 0;
 }
 
+// The logits of rows n .. n + rows - 1 of acts->branch, at most logit_rows, into acts->logits.
+static inline void choices_head(const EvaluationModel *m, int n, int rows) {
+    const ModelPlan *p = m->plan;
+    int padded = min_int(p->logit_rows, min_int(p->rows - n, (int)round_up((size_t)rows, CHOICES_HEAD_STEP)));
+    linear_forward(m->acts->logits, m->acts->branch + (size_t)n * p->config.C, m->head, padded);
+}
+
 // Adds the losses of `count` predictions, whose rows of the final norm are in acts->branch, to acts->losses. greedy
 // [count]: whether each target is the most likely token; only if logits are downloaded.
 static inline void choices_classify(const ChoiceBatches *b, int count, bool *greedy) {
     const ModelPlan *p = b->model->plan;
     const Activations *a = b->model->acts;
-    int C = p->config.C, V = p->config.V;
+    int V = p->config.V;
     buffer_zero(a->losses, (size_t)count * sizeof(real));
     for (int n = 0; n < count; n += p->logit_rows) {
         int rows = min_int(p->logit_rows, count - n);
-        int padded = min_int(p->logit_rows, min_int(p->rows - n, (int)round_up((size_t)rows, CHOICES_HEAD_STEP)));
-        linear_forward(a->logits, a->branch + (size_t)n * C, b->model->head, padded);
+        choices_head(b->model, n, rows);
         if (b->logits) buffer_download(b->logits, a->logits, (size_t)rows * p->Vp * sizeof(floatX));
         for (int i = 0; b->logits && i < rows; i++)
             greedy[n + i] = choices_greedy(b->logits + (size_t)i * p->Vp, b->targets[n + i], V);

@@ -13,11 +13,41 @@ layer_stats.h: statistics of a layer's activations and gradients: the records "s
 #include "model_memory.h"
 
 typedef struct {
+    double load[MAX_EXPERTS]; // the tokens of each expert, relative to an equal share
+    double entropy;           // of the router's probabilities, nats, mean over the tokens
+    double largest_logit;     // |logit|
+} RouterStats;
+
+typedef struct {
     Range lambda;      // the factor of the second map; NaN for variants without one
     Range context_rms; // RMS of the attention output per row and output head
     AttentionStats attention;
     Magnitudes residual; // of the residual stream after the layer
+    int experts;         // of the layer
+    RouterStats router;
 } LayerStats;
+
+// Of N tokens. The sums are on the host, in the order of the tokens.
+static inline RouterStats router_stats(const LayerActivations *a, int N, int E, int K) {
+    size_t count = (size_t)N * E;
+    RouterStats s;
+    memset(&s, 0, sizeof(s));
+    real *logits = (real *)checked_calloc(count, sizeof(real)), *lse = (real *)checked_calloc(N, sizeof(real));
+    int *starts = (int *)checked_calloc(E + 1, sizeof(int));
+    buffer_download(logits, a->router_logits, count * sizeof(real));
+    buffer_download(lse, a->router_lse, (size_t)N * sizeof(real));
+    buffer_download(starts, a->starts, (size_t)(E + 1) * sizeof(int));
+    for (int e = 0; e < E; e++) s.load[e] = (double)(starts[e + 1] - starts[e]) * E / ((double)N * K);
+    for (size_t i = 0; i < count; i++) {
+        double logit = (double)logits[i], log_p = logit - (double)lse[i / (size_t)E];
+        s.entropy -= exp(log_p) * log_p / N;
+        if (!(fabs(logit) <= s.largest_logit)) s.largest_logit = fabs(logit); // NaN stays
+    }
+    free(logits);
+    free(lse);
+    free(starts);
+    return s;
+}
 
 // s: key set 0 of layer l
 static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivations *a, int l, KeySet s) {
@@ -26,6 +56,9 @@ static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivatio
     size_t N = (size_t)s.shape.B * s.shape.T;
     LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
     LayerStats stats;
+    memset(&stats, 0, sizeof(stats));
+    stats.experts = mlp_dims(&plan->config, l).experts;
+    if (stats.experts) stats.router = router_stats(a, (int)N, stats.experts, plan->config.K);
     stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
     if (d->groups.noise) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, variant->factor);
     stats.context_rms = rms_stats(a->attn_out, N * d->OH, d->DV);
@@ -33,6 +66,18 @@ static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivatio
                                       lambda.ld, d->groups, variant->factor);
     stats.residual = magnitude_stats(a->x_out, N * plan->config.C);
     return stats;
+}
+
+static inline void log_router_stats(Log *log, const RouterStats *s, int experts) {
+    char number[32];
+    log_key(log, "expert_load");
+    for (int e = 0; e < experts; e++) {
+        FORMAT(number, "%s%.4g", e ? ", " : "[", s->load[e]);
+        log_append(log, number, strlen(number));
+    }
+    log_append(log, "]", 1);
+    log_number(log, "router_entropy", s->entropy);
+    log_number(log, "router_logit_max", s->largest_logit);
 }
 
 // grad_norm: of the layer's gradients before clipping.
@@ -52,6 +97,7 @@ static inline void log_layer_stats(Log *log, int64_t step, int layer, const Laye
     log_number(log, "residual_max", s->residual.largest);
     log_number(log, "residual_median", s->residual.median);
     log_number(log, "grad_norm", grad_norm);
+    if (s->experts) log_router_stats(log, &s->router, s->experts);
     log_end(log);
 }
 #endif

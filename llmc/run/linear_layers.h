@@ -3,7 +3,8 @@ linear_layers.h: the linear layers of a model: their shapes, weights, rounded co
 magnitudes of their operands.
 
   linear_shape(plan, kind, l)                       without memory; OC is 0 if layer l has no such linear layer
-  linear_at(plan, params, copies, maxima, kind, l)  of layer l, or one that the model has once
+  linear_at(plan, params, copies, maxima, kind, l)  of layer l, or one that the model has once; of experts the first one
+  expert_linear_at(likewise)                        all experts of layer l
   linear_max(plan, maxima, kind, l, gradient)       where the largest magnitude of its x, or of its dy, is kept
 
 Copies are made by weight_copies_refresh, called before a layer's first product after an update, and used by all
@@ -13,16 +14,19 @@ micro-steps of the next one. weight_copies_forget is called when weights have ch
 #define LLMC_LINEAR_LAYERS_H
 #include "model_plan.h"
 
-// The shape of a linear layer, without memory.
+// The shape of a linear layer, without memory; of one expert.
 static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind, int l) {
     const ModelConfig *c = &plan->config;
     const AttentionDims *d = plan_dims(plan, l);
+    MlpDims mlp = mlp_dims(c, l);
     Linear w = {NULL, NULL, c->C, c->C, c->C, NULL, NULL};
     switch (kind) {
     case LINEAR_FUSED: w.OC = d->fused_width, w.ld = d->fused_ld; break; // q, k, v and lambda or gate
     case LINEAR_O: w.IC = c->NH * c->D; break;
-    case LINEAR_GATE_UP: w.OC = w.ld = 2 * c->F; break;
-    case LINEAR_DOWN: w.IC = c->F; break;
+    case LINEAR_GATE_UP: w.OC = w.ld = 2 * mlp.width; break;
+    case LINEAR_DOWN: w.IC = mlp.width, w.OC = mlp.width ? c->C : 0; break;
+    case LINEAR_EXPERT_GATE_UP: w.OC = w.ld = mlp.experts ? 2 * mlp.expert_width : 0; break;
+    case LINEAR_EXPERT_DOWN: w.IC = mlp.expert_width, w.OC = mlp.experts ? c->C : 0; break;
     case LINEAR_KV: w.OC = c->yoco ? (int)round_up(d->kv_rows, MATRIX_ROWS) : 0, w.ld = d->kv_ld; break;
     default: w.OC = plan->Vw, w.ld = plan->Vp;
     }
@@ -33,10 +37,24 @@ static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind, int l)
 static inline size_t linear_max_count(const ModelPlan *plan) {
     return ((size_t)plan->config.L * LINEAR_BLOCK_COUNT + plan->config.yoco) * 2;
 }
+// The rows of experts are copies of those of the MLP that every token passes, before gate_up and of the gradient.
 static inline absmax_t *linear_max(const ModelPlan *plan, absmax_t *maxima, LinearKind kind, int l, int gradient) {
+    if (kind == LINEAR_EXPERT_GATE_UP && !gradient) kind = LINEAR_GATE_UP;
+    if (kind == LINEAR_EXPERT_DOWN && gradient) kind = LINEAR_DOWN;
     bool kept = maxima && kind != LINEAR_HEAD && l >= 0 && l < plan->config.L;
     int at = kind == LINEAR_KV ? plan->config.L * LINEAR_BLOCK_COUNT : l * LINEAR_BLOCK_COUNT + (int)kind;
     return kept ? maxima + 2 * at + gradient : NULL;
+}
+
+// How many of it a layer has.
+static inline int linear_count(const ModelPlan *plan, LinearKind kind) {
+    return kind == LINEAR_EXPERT_GATE_UP || kind == LINEAR_EXPERT_DOWN ? plan->config.E : 1;
+}
+
+// Bytes of the rounded copy of one; 0: its operands are not rounded.
+static inline size_t linear_rounded_bytes(Linear w, LinearKind kind) {
+    bool expert = kind == LINEAR_EXPERT_GATE_UP || kind == LINEAR_EXPERT_DOWN;
+    return expert && !expert_linear_rounds ? 0 : linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD);
 }
 
 enum { COPY_ALIGN = 256 };
@@ -44,8 +62,12 @@ enum { COPY_ALIGN = 256 };
 static inline void plan_copies(ModelPlan *plan) {
     if (plan->purpose == FOR_GENERATION) return;
     for (int kind = 0; kind < LINEAR_COUNT; kind++) {
-        Linear w = linear_shape(plan, (LinearKind)kind, 0); // a layer without keys has a smaller one
-        size_t bytes = w.OC ? round_up(linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD), COPY_ALIGN) : 0;
+        size_t bytes = 0; // of the layer where it is largest: without experts, or with keys, the first, else the last
+        for (int l = 0; l < plan->config.L; l += max_int(1, plan->config.L - 1)) {
+            Linear w = linear_shape(plan, (LinearKind)kind, l);
+            size_t one = w.OC ? round_up(linear_rounded_bytes(w, (LinearKind)kind), COPY_ALIGN) : 0;
+            bytes = max_size(bytes, one * (size_t)linear_count(plan, (LinearKind)kind));
+        }
         if (kind < LINEAR_BLOCK_COUNT) {
             plan->copy_at[kind] = plan->layer_copies_bytes;
             plan->layer_copies_bytes += bytes;
@@ -74,14 +96,26 @@ static inline void weight_copies_free(WeightCopies *copies) {
 
 static inline Linear linear_at(const ModelPlan *plan, const floatX *params, const WeightCopies *copies,
                                absmax_t *maxima, LinearKind kind, int l) {
-    const TensorKind kinds[LINEAR_COUNT] = {T_Q, T_O, T_MLP_GATE, T_MLP_DOWN, T_YOCO_K, head_kind(plan)};
+    const TensorKind kinds[LINEAR_COUNT] = {T_Q,           T_O,           T_MLP_GATE, T_MLP_DOWN,
+                                            T_EXPERT_GATE, T_EXPERT_DOWN, T_YOCO_K,   head_kind(plan)};
     bool head = kind == LINEAR_HEAD, once = kind >= LINEAR_BLOCK_COUNT;
     Linear w = linear_shape(plan, kind, head ? 0 : l);
     w.weight = params + tensor_of(&plan->tensors, kinds[kind], head ? 0 : l)->offset;
-    if (copies->memory && linear_copy_bytes(w.IC, w.OC, head))
+    if (copies->memory && linear_rounded_bytes(w, kind))
         w.copy = copies->memory + plan->copy_at[kind] + (once ? 0 : (size_t)l * plan->layer_copies_bytes);
     w.x_max = linear_max(plan, maxima, kind, l, 0);
     w.dy_max = linear_max(plan, maxima, kind, l, 1);
+    return w;
+}
+
+static inline ExpertLinear expert_linear_at(const ModelPlan *plan, const floatX *params, const WeightCopies *copies,
+                                            absmax_t *maxima, LinearKind kind, int l) {
+    ExpertLinear w;
+    w.first = linear_at(plan, params, copies, maxima, kind, l);
+    w.count = plan->config.E;
+    w.stride = round_up((size_t)w.first.OC, MATRIX_ROWS) * (size_t)w.first.IC;
+    w.stride = round_up(w.stride, TENSOR_ALIGN);
+    w.copy_stride = round_up(linear_rounded_bytes(w.first, kind), COPY_ALIGN);
     return w;
 }
 
@@ -91,8 +125,14 @@ static inline void weight_copies_refresh(WeightCopies *copies, const ModelPlan *
     if (!copies->memory || copies->current[l]) return;
     int last = head ? LINEAR_HEAD : l == yoco_layer(&plan->config) ? LINEAR_KV : LINEAR_BLOCK_COUNT - 1;
     for (int kind = head ? LINEAR_HEAD : 0; kind <= last; kind++) {
-        Linear w = linear_at(plan, params, copies, NULL, (LinearKind)kind, l);
-        if (w.copy) linear_copy_weight(w);
+        if (linear_shape(plan, (LinearKind)kind, head ? 0 : l).OC == 0) continue;
+        ExpertLinear w = expert_linear_at(plan, params, copies, NULL, (LinearKind)kind, l);
+        for (int e = 0; e < linear_count(plan, (LinearKind)kind) && w.first.copy; e++) {
+            Linear one = w.first;
+            one.weight += (size_t)e * w.stride;
+            one.copy = (char *)one.copy + (size_t)e * w.copy_stride;
+            linear_copy_weight(one);
+        }
     }
     copies->current[l] = true;
 }

@@ -36,9 +36,17 @@ typedef struct {
     floatX *x_mid;     // (N, C): residual stream after attention
     floatX *norm2;     // (N, C)
     real *rstd2;       // (N)
-    floatX *gate_up;   // (N, 2F): rows [gate | up]
+    floatX *gate_up;   // (N, 2F): rows [gate | up]; F of the MLP that every token passes, NULL if there is none
     floatX *hidden;    // (N, F)
-    floatX *x_out;     // (N, C): residual stream after the MLP
+    // of layers with experts, else NULL. Routings are never computed again
+    real *router_logits;    // (N, E)
+    real *router_lse;       // (N)
+    int *experts;           // (N, K)
+    real *expert_weights;   // (N, K)
+    int *starts;            // (E+1): as expert_group
+    int *entries, *places;  // (N*K)
+    floatX *expert_gate_up; // (N*K, 2FE)
+    floatX *x_out;          // (N, C): residual stream after the MLP
 } LayerActivations;
 
 typedef struct {
@@ -57,6 +65,10 @@ typedef struct {
     floatX *embedded;         // (N, C)
     LayerActivations *layers; // [L]
     floatX *branch;           // (N, C): output of o_proj and of down_proj, before it joins the residual stream
+    floatX *expert_rows[2];   // (N*K, C): of layers with experts: input and output of the experts, and their gradients
+    floatX *expert_hidden;    // (N*K, FE)
+    real *router_totals;      // (L, 2E+1): as router_totals, of the micro-steps of an update
+    real *router_loads;       // (L, E): tokens of each expert, summed over ranks and over the micro-steps so far
     floatX *norm_final;       // (N, C)
     real *rstd_final;         // (N)
     floatX *logits;           // (logit_rows, Vp), then their gradient
@@ -75,6 +87,8 @@ typedef struct {
     floatX *dattn_out;  // (N, NH*D)
     floatX *dgate_up;   // (N, 2F)
     floatX *dhidden;    // (N, F)
+    floatX *dexpert_gate_up, *dexpert_hidden;
+    real *dexpert_weights; // (N, K)
 } Activations;
 
 // Bytes of an element of each type: in this program, or in the bf16 program for the GPU of --device.
@@ -97,6 +111,8 @@ static inline void *carve(Arena *arena, size_t count, size_t element_bytes) {
 }
 #define CARVE(arena, type, count) (type *)carve(arena, count, (arena)->bytes.type##_)
 
+static inline size_t router_total_count(const ModelConfig *c) { return c->E ? 2 * (size_t)c->E + 1 : 0; } // of a layer
+
 // Whether layer l has its own memory for the activations that --recompute LEVEL computes again; else it uses layer 0's.
 static inline bool layer_keeps(const ModelPlan *plan, int l, Recompute level) {
     return l == 0 || (plan->purpose == FOR_TRAINING && plan->recompute < level);
@@ -111,11 +127,46 @@ static inline floatX *layer_carve_cache(const Activations *a, const ModelPlan *p
     return cache;
 }
 
+// Without memory of its own a layer uses that of the layer before it.
+static inline void layer_copy_mlp(LayerActivations *layer, const LayerActivations *before) {
+    layer->gate_up = before->gate_up;
+    layer->hidden = before->hidden;
+    layer->router_logits = before->router_logits;
+    layer->router_lse = before->router_lse;
+    layer->experts = before->experts;
+    layer->expert_weights = before->expert_weights;
+    layer->starts = before->starts;
+    layer->entries = before->entries;
+    layer->places = before->places;
+    layer->expert_gate_up = before->expert_gate_up;
+}
+
+// The MLP activations of layer l; own: it has its own memory for those that the backward may compute again.
+static inline void layer_carve_mlp(LayerActivations *layer, const ModelPlan *plan, int l, bool own, Arena *arena) {
+    MlpDims mlp = mlp_dims(&plan->config, l), before = mlp_dims(&plan->config, max_int(l - 1, 0));
+    size_t N = (size_t)plan->rows, R = N * (size_t)mlp.active, E = (size_t)mlp.experts;
+    bool first = l == 0 || mlp.kind != before.kind; // of its kind: the layers that follow may share its memory
+    if (own || first) {
+        layer->gate_up = mlp.width ? CARVE(arena, floatX, N * 2 * (size_t)mlp.width) : NULL;
+        layer->hidden = mlp.width ? CARVE(arena, floatX, N * (size_t)mlp.width) : NULL;
+        layer->expert_gate_up = E ? CARVE(arena, floatX, R * 2 * (size_t)mlp.expert_width) : NULL;
+    }
+    if (!first && plan->purpose != FOR_TRAINING) return;
+    layer->router_logits = E ? CARVE(arena, real, N * E) : NULL;
+    layer->router_lse = E ? CARVE(arena, real, N) : NULL;
+    layer->experts = E ? CARVE(arena, int, R) : NULL;
+    layer->expert_weights = E ? CARVE(arena, real, R) : NULL;
+    layer->starts = E ? CARVE(arena, int, E + 1) : NULL;
+    layer->entries = E ? CARVE(arena, int, R) : NULL;
+    layer->places = E ? CARVE(arena, int, R) : NULL;
+}
+
 // Lays the activations of the model out in the arena. Only this function knows their sizes.
 static inline void activations_carve(Activations *a, const ModelPlan *plan, Arena *arena) {
     const ModelConfig *c = &plan->config;
     const AttentionDims *d = &plan->dims;
-    size_t N = (size_t)plan->rows, C = (size_t)c->C, F = (size_t)c->F;
+    size_t N = (size_t)plan->rows, C = (size_t)c->C, R = N * (size_t)c->K, FE = (size_t)c->FE;
+    size_t F = (size_t)max_int(mlp_dims(c, 0).width, mlp_dims(c, c->L - 1).width);
     size_t heads_width = (size_t)(d->NQ * d->DV), attn_width = (size_t)(c->NH * c->D), ld = (size_t)d->fused_ld;
     bool backward = plan->purpose == FOR_TRAINING, own_lambda = d->groups.noise && d->lambda_rows == 0;
     bool generates = plan->purpose == FOR_GENERATION, xsa = c->attention->xsa;
@@ -139,6 +190,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
         LayerActivations *layer = &a->layers[l];
         bool own = layer_keeps(plan, l, RECOMPUTE_BLOCK);
         if (l) *layer = a->layers[0];
+        if (l) layer_copy_mlp(layer, &a->layers[l - 1]);
         if (l == 0 || backward) layer->x_out = CARVE(arena, floatX, N * C); // the next block's input
         if (own) {
             layer->fused = CARVE(arena, floatX, N * (size_t)plan_dims(plan, l)->fused_ld);
@@ -159,9 +211,8 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
             layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * d->norm_count) : NULL;
             layer->norm2 = CARVE(arena, floatX, N * C);
             layer->rstd2 = CARVE(arena, real, N);
-            layer->gate_up = CARVE(arena, floatX, N * 2 * F);
-            layer->hidden = CARVE(arena, floatX, N * F);
         }
+        layer_carve_mlp(layer, plan, l, layer_keeps(plan, l, RECOMPUTE_NORMS_AND_MLP), arena);
         layer->kv = layer->fused;
         if (generates) layer->kv = layer_carve_cache(a, plan, l, arena);
         else if (layer_cross(c, l)) layer->kv = a->kv;
@@ -170,6 +221,8 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
         else if (own) layer->attn_out = CARVE(arena, floatX, N * attn_width);
     }
     a->branch = CARVE(arena, floatX, N * C);
+    for (int i = 0; i < 2; i++) a->expert_rows[i] = c->E ? CARVE(arena, floatX, R * C) : NULL;
+    a->expert_hidden = c->E ? CARVE(arena, floatX, R * FE) : NULL;
     a->norm_final = CARVE(arena, floatX, N * C);
     a->rstd_final = CARVE(arena, real, N);
     a->logits = CARVE(arena, floatX, (size_t)plan->logit_rows * plan->Vp);
@@ -186,8 +239,14 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->dexclusive = xsa ? CARVE(arena, floatX, N * attn_width) : a->dcombined;
     a->dnormed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : a->dexclusive;
     a->dattn_out = d->gate_width ? CARVE(arena, floatX, N * attn_width) : a->dnormed;
-    a->dgate_up = CARVE(arena, floatX, N * 2 * F);
-    a->dhidden = CARVE(arena, floatX, N * F);
+    a->dgate_up = F ? CARVE(arena, floatX, N * 2 * F) : NULL;
+    a->dhidden = F ? CARVE(arena, floatX, N * F) : NULL;
+    if (!c->E) return;
+    a->dexpert_gate_up = CARVE(arena, floatX, R * 2 * FE);
+    a->dexpert_hidden = CARVE(arena, floatX, R * FE);
+    a->dexpert_weights = CARVE(arena, real, R);
+    a->router_totals = CARVE(arena, real, (size_t)c->L * router_total_count(c));
+    a->router_loads = CARVE(arena, real, (size_t)c->L * c->E);
 }
 
 // Elements of the gradients of whole groups. With --zero 2 layer l uses the memory of layer l + 2, whose gradients have
@@ -272,14 +331,16 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
             comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks, plan->sharding.level);
     int widest = max_int(config->C, plan->dims.norm_width), N = plan->rows;
     size_t needs[] = {plan_attention(plan), rmsnorm_workspace_bytes(widest), embedding_workspace_bytes(N),
-                      head_norm_workspace_bytes(plan->dims.QD)};
+                      head_norm_workspace_bytes(plan->dims.QD), router_workspace_bytes(plan_routing(plan, N))};
     for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
         plan->workspace_bytes = max_size(plan->workspace_bytes, needs[i]);
     for (int kind = 0; kind < LINEAR_COUNT; kind++) {
-        Linear w = linear_shape(plan, (LinearKind)kind, 0);
-        int rows = kind == LINEAR_HEAD ? plan->logit_rows : N;
-        if (w.OC && linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD)) // otherwise nothing is rounded
-            plan->workspace_bytes = max_size(plan->workspace_bytes, linear_workspace_bytes(rows, w.IC, w.OC));
+        int rows = kind == LINEAR_HEAD ? plan->logit_rows : N; // an expert has at most all tokens
+        for (int l = 0; l < config->L; l += max_int(1, config->L - 1)) {
+            Linear w = linear_shape(plan, (LinearKind)kind, l);
+            if (w.OC && linear_rounded_bytes(w, (LinearKind)kind)) // otherwise nothing is rounded
+                plan->workspace_bytes = max_size(plan->workspace_bytes, linear_workspace_bytes(rows, w.IC, w.OC));
+        }
     }
 }
 #endif

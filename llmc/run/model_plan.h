@@ -24,6 +24,8 @@ typedef enum {
     LINEAR_O,
     LINEAR_GATE_UP,
     LINEAR_DOWN,
+    LINEAR_EXPERT_GATE_UP,
+    LINEAR_EXPERT_DOWN,
     LINEAR_BLOCK_COUNT,
     LINEAR_KV = LINEAR_BLOCK_COUNT, // with YOCO: the keys and values of the upper half
     LINEAR_HEAD,
@@ -135,12 +137,19 @@ static inline LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX
     return l;
 }
 
-// FLOPs of a forward over B sequences of T: 2 per weight of a matrix and row, and causal attention.
+// The routing of N tokens in a layer with experts.
+static inline Routing plan_routing(const ModelPlan *plan, int N) {
+    Routing r = {N, plan->config.C, plan->config.E, plan->config.K};
+    return r;
+}
+
+// FLOPs of a forward over B sequences of T: 2 per weight of a matrix and row that passes it, and causal attention.
 static inline double forward_flops(const ModelPlan *plan, int B, int T) {
     double weights = 0;
     for (int i = 0; i < plan->tensors.count; i++) {
         const Tensor *t = &plan->tensors.tensors[i];
-        if (is_product_weight(plan, t)) weights += (double)t->count;
+        if (is_product_weight(plan, t) && (!t->row->per_expert || t->expert < plan->config.K))
+            weights += (double)t->count;
     }
     double attention = 0;
     for (int l = 0; l < plan->config.L; l++) attention += attention_forward_flops(key_set(plan, l, 0, B, T, 0).shape);

@@ -5,6 +5,7 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #define LLMC_OPTIONS_MODEL_H
 #include "../comm/comm.h"
 #include "../data/choices.h"
+#include "../data/synthetic.h"
 #include "../base/host.h"
 #include "../model/model_config.h"
 #include "../ops/all_ops.h"
@@ -24,9 +25,12 @@ typedef struct {
 #define DIMENSION(option, field, letter) \
     { option, offsetof(Options, field), offsetof(Preset, letter), offsetof(ModelConfig, letter) }
 static const ModelDim model_dims[] = {
-    DIMENSION("layers", layers, L),       DIMENSION("hidden", hidden, C),     DIMENSION("heads", heads, NH),
-    DIMENSION("kv-heads", kv_heads, NKV), DIMENSION("head-dim", head_dim, D), DIMENSION("ffn", ffn, F),
-    DIMENSION("seq-len", seq_len, T),     DIMENSION("vocab", vocab, V),
+    DIMENSION("layers", layers, L),          DIMENSION("hidden", hidden, C),
+    DIMENSION("heads", heads, NH),           DIMENSION("kv-heads", kv_heads, NKV),
+    DIMENSION("head-dim", head_dim, D),      DIMENSION("ffn", ffn, F),
+    DIMENSION("seq-len", seq_len, T),        DIMENSION("vocab", vocab, V),
+    DIMENSION("experts", experts, E),        DIMENSION("experts-active", experts_active, K),
+    DIMENSION("expert-ffn", expert_ffn, FE),
 };
 #undef DIMENSION
 enum { MODEL_DIM_COUNT = sizeof(model_dims) / sizeof(model_dims[0]) };
@@ -41,8 +45,11 @@ static inline void options_derive(Options *o, int ranks) {
     const Preset *preset = &presets[o->preset];
     for (int i = 0; i < MODEL_DIM_COUNT; i++) {
         int r = option_row(model_dims[i].option);
+        bool of_experts =
+            model_dims[i].model == offsetof(ModelConfig, K) || model_dims[i].model == offsetof(ModelConfig, FE);
         if (!o->has[r])
-            *option_int(o, model_dims[i].field) = *(const int *)((const char *)preset + model_dims[i].preset);
+            *option_int(o, model_dims[i].field) =
+                of_experts && o->experts == 0 ? 0 : *(const int *)((const char *)preset + model_dims[i].preset);
         o->has[r] = true;
     }
     int tie = option_row("tie-embeddings"), total = option_row("total-batch"), warmup = option_row("warmup");
@@ -54,12 +61,19 @@ static inline void options_derive(Options *o, int ranks) {
     o->has[tie] = o->has[total] = o->has[warmup] = o->has[threads] = true;
 }
 
+// Whether the width of the MLP or of the experts follows from the number of parameters.
+static inline bool options_match(const Options *o) { return o->match_params || o->match_active; }
+// The option of that width.
+static inline const char *options_match_name(const ModelConfig *c) { return c->E ? "expert-ffn" : "ffn"; }
+
 static inline ModelConfig options_config(const Options *o) {
     ModelConfig c;
     memset(&c, 0, sizeof(c));
     c.attention = &attention_variants[o->attention];
     for (int i = 0; i < MODEL_DIM_COUNT; i++)
         *(int *)((char *)&c + model_dims[i].model) = (int)*(const int64_t *)((const char *)o + model_dims[i].field);
+    c.shared = (int)o->shared_experts;
+    c.dense_layers = (int)o->dense_layers;
     c.rope_theta = o->rope_theta;
     c.rms_norm_eps = o->rms_norm_eps;
     c.tied = o->tie_embeddings;
@@ -67,7 +81,7 @@ static inline ModelConfig options_config(const Options *o) {
     c.full_every = (int)o->full_every;
     c.yoco = o->yoco;
     c.qk_norm = o->qk_norm;
-    if (o->match_params) c.F = model_match_ffn(&c); // --ffn itself does not change
+    if (options_match(o)) *model_match_width(&c) = model_match_ffn(&c, o->match_active); // the option does not change
     return c;
 }
 
@@ -81,16 +95,17 @@ static inline bool options_usable(const Options *o, const char *const *names) {
 // Checks what the ranges of single options do not: the relations between heads, and whether --match-params has a
 // solution.
 static inline int options_model_problems(const Options *o) {
-    static const char *const widths[] = {"hidden", "ffn", NULL};
+    static const char *const widths[] = {"hidden", "ffn", "expert-ffn", NULL};
     ModelConfig c = options_config(o);
     Problem problems[8];
-    bool narrow = o->match_params && c.F < 1;
-    if (narrow) c.F = 1;
+    bool narrow = options_match(o) && *model_match_width(&c) < 1;
+    if (narrow) *model_match_width(&c) = 1;
     int count = model_config_problems(&c, problems, 8);
     if (narrow && options_usable(o, widths))
-        warn("--match-params: %s has more parameters than the baseline with --ffn %" PRId64
-             " at any MLP width; use a larger --ffn",
-             c.attention->name, o->ffn);
+        warn("--match-%s: %s has more parameters than the baseline with --%s %" PRId64
+             " at any width; use a larger --%s",
+             o->match_active ? "active" : "params", c.attention->name, options_match_name(&c),
+             c.E ? o->expert_ffn : o->ffn, options_match_name(&c));
     for (int i = 0; i < count; i++)
         warn("%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s)",
              problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every, c.yoco ? " --yoco" : "");
@@ -104,15 +119,44 @@ static inline int64_t options_smaller_batch(const Options *o, int ranks) {
     return B;
 }
 
+// The tasks of --eval-needles and --eval-shots. why: what is wrong with each of them, or NULL.
+static inline SyntheticTasks options_synthetic(const Options *o, const char *why[2]) {
+    SyntheticTasks tasks;
+    memset(&tasks, 0, sizeof(tasks));
+    why[0] = o->eval_needles ? needles_parse(&tasks, o->eval_needles) : NULL;
+    why[1] = o->eval_shots ? shots_parse(&tasks, o->eval_shots) : NULL;
+    return tasks;
+}
+
+// lengths: whether they fit into the context; otherwise whether they have their form.
+static inline int options_synthetic_problems(const Options *o, bool lengths) {
+    static const char *const names[] = {"eval-needles", "eval-shots"}, *const length[] = {"preset", "seq-len", NULL};
+    const char *const values[] = {o->eval_needles, o->eval_shots}, *why[2];
+    SyntheticTasks tasks = options_synthetic(o, why);
+    const int64_t wanted[] = {needles_context(&tasks), shots_context(&tasks)};
+    OptionText shown;
+    int problems = 0;
+    for (int i = 0; i < 2; i++) {
+        if (values[i] && !lengths && why[i])
+            REFUSE(problems, "--%s '%s' is not accepted: %s", names[i], option_shown(shown, values[i]), why[i]);
+        if (values[i] && lengths && !why[i] && options_usable(o, length) && o->seq_len < wanted[i])
+            REFUSE(problems, "--%s %s requires --seq-len %" PRId64 " or more, and it is %" PRId64, names[i],
+                   option_shown(shown, values[i]), wanted[i], o->seq_len);
+    }
+    return problems;
+}
+
 // Checks numbers against each other. All options have values.
 static inline int options_number_problems(const Options *o, int ranks) {
-    static const char *const shape[] = {"attention", "preset", "heads",      "kv-heads", "head-dim",
-                                        "layers",    "window", "full-every", "yoco",     NULL};
+    static const char *const shape[] = {"attention",      "preset",     "heads",          "kv-heads",     "head-dim",
+                                        "layers",         "window",     "full-every",     "yoco",         "experts",
+                                        "experts-active", "expert-ffn", "shared-experts", "dense-layers", NULL};
     static const char *const length[] = {"steps", "warmup", NULL};
     static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};
     int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
     if (options_usable(o, length) && o->warmup > o->steps)
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
+    problems += options_synthetic_problems(o, true);
     if (!options_usable(o, batch)) return problems;
     int64_t N = o->batch_size * o->seq_len, micro_step = N * ranks; // at most 2^48 each
     if (N > INT_MAX)
@@ -172,6 +216,8 @@ static inline int options_missing(const Options *o, bool adopted) {
     if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out requires --eval");
     if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention requires --eval");
     if (o->quantize && !o->eval) REFUSE(problems, "--quantize requires --eval");
+    if (o->eval_needles && !o->eval && !o->dry_run) REFUSE(problems, "--eval-needles requires --eval");
+    if (o->eval_shots && !o->eval && !o->dry_run) REFUSE(problems, "--eval-shots requires --eval");
     if (o->probe && !o->init && !o->resume)
         REFUSE(problems, "--probe requires --init DIR, the checkpoint that it measures");
     bool generates = o->generate || o->refused[option_row("generate")];
@@ -223,6 +269,8 @@ static inline int options_unknown_device(const char *name) {
 static inline int options_exclusions(const Options *o) {
     OptionText shown;
     int problems = 0, modes = 0;
+    if (o->match_params && o->match_active)
+        REFUSE(problems, "--match-params and --match-active are mutually exclusive: both determine one width");
     if (o->init && o->resume)
         REFUSE(problems, "--init and --resume are mutually exclusive: a resumed run already has weights");
     if (o->prompt && o->prompt_tokens)
@@ -244,6 +292,7 @@ static inline int options_exclusions(const Options *o) {
     if (o->device && !o->dry_run) REFUSE(problems, "--device requires --dry-run");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
         REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
+    if (o->device && o->experts) REFUSE(problems, "--device does not predict models with experts; leave it out");
     if (o->dry_run_out && !o->device) REFUSE(problems, "--dry-run-out requires --device");
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
     const DevicePeak *gpu = o->device ? device_peak_named(o->device) : NULL;
@@ -255,6 +304,7 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems, "--eval-out and --dump-attention require a single process, not %d ranks", comm_ranks());
     if (o->quantize) problems += options_quantize_problems(o->quantize);
     if (o->eval_choices) problems += options_choices_problems(o->eval_choices);
+    problems += options_synthetic_problems(o, false);
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
         REFUSE(problems,
@@ -313,12 +363,19 @@ static inline ModelConfig options_model(const Options *o) {
     return options_config(o);
 }
 
-// Whether the --ffn that --match-params starts from is known: given, adopted, or from a given preset.
-static inline bool options_ffn_known(const Options *o) {
-    return o->has[option_row("ffn")] || options_given(o, "preset");
+// Whether the width that --match-params starts from is known: given, adopted, or from a given preset.
+static inline bool options_width_known(const Options *o, const ModelConfig *loaded) {
+    return o->has[option_row(options_match_name(loaded))] || options_given(o, "preset");
 }
-static inline int64_t options_ffn(const Options *o) {
-    return o->has[option_row("ffn")] ? o->ffn : presets[o->preset].F;
+static inline int64_t options_width(const Options *o, const ModelConfig *loaded) {
+    const Preset *preset = &presets[o->preset];
+    if (!o->has[option_row(options_match_name(loaded))]) return loaded->E ? preset->FE : preset->F;
+    return loaded->E ? o->expert_ffn : o->ffn;
+}
+
+// Whether the model has no such dimension: without dense layers a model with experts has no MLP width.
+static inline bool model_dim_unused(const ModelConfig *c, const ModelDim *d) {
+    return d->model == offsetof(ModelConfig, F) && c->E && !c->dense_layers;
 }
 
 // Reports each architecture option that contradicts a loaded model, and returns their number. A given preset stands for
@@ -328,8 +385,8 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     for (int i = 0; i < MODEL_DIM_COUNT; i++) {
         const ModelDim *d = &model_dims[i];
         int r = option_row(d->option), have = *(const int *)((const char *)loaded + d->model);
-        if (d->model == offsetof(ModelConfig, T)) continue;
-        if (d->model == offsetof(ModelConfig, F) && o->match_params) continue; // checked below
+        if (d->model == offsetof(ModelConfig, T) || model_dim_unused(loaded, d)) continue;
+        if (options_match(o) && strcmp(d->option, options_match_name(loaded)) == 0) continue; // checked below
         int64_t want = *(const int64_t *)((const char *)o + d->field);
         if (o->given[r] && want != have)
             REFUSE(count, "--%s %" PRId64 " contradicts the loaded model, which has %d", d->option, want, have);
@@ -339,12 +396,13 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
                    presets[o->preset].name, d->option, want, have);
     }
     ModelConfig matched = *loaded;
-    if (o->match_params && options_ffn_known(o)) {
-        matched.F = (int)options_ffn(o);
-        matched.F = model_match_ffn(&matched);
-        if (matched.F != loaded->F)
-            REFUSE(count, "--match-params with --ffn %" PRId64 " requires an MLP width of %d; the loaded model has %d",
-                   options_ffn(o), matched.F, loaded->F);
+    if (options_match(o) && options_width_known(o, loaded)) {
+        *model_match_width(&matched) = (int)options_width(o, loaded);
+        int width = model_match_ffn(&matched, o->match_active), have = loaded->E ? loaded->FE : loaded->F;
+        if (width != have)
+            REFUSE(count, "--match-%s with --%s %" PRId64 " requires a width of %d; the loaded model has %d",
+                   o->match_active ? "active" : "params", options_match_name(loaded), options_width(o, loaded), width,
+                   have);
     }
     const AttentionVariant *attention = &attention_variants[o->attention];
     if (options_given(o, "attention") && attention != loaded->attention)
@@ -353,6 +411,12 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     if (options_given(o, "rope-theta") && o->rope_theta != loaded->rope_theta)
         REFUSE(count, "--rope-theta %.15g contradicts the loaded model, which has %.15g", o->rope_theta,
                loaded->rope_theta);
+    if (options_given(o, "shared-experts") && o->shared_experts != loaded->shared)
+        REFUSE(count, "--shared-experts %" PRId64 " contradicts the loaded model, which has %d", o->shared_experts,
+               loaded->shared);
+    if (options_given(o, "dense-layers") && o->dense_layers != loaded->dense_layers)
+        REFUSE(count, "--dense-layers %" PRId64 " contradicts the loaded model, which has %d", o->dense_layers,
+               loaded->dense_layers);
     if (options_given(o, "window") && o->window != loaded->window)
         REFUSE(count, "--window %" PRId64 " contradicts the loaded model, which has %d", o->window, loaded->window);
     if (options_given(o, "full-every") && o->full_every != loaded->full_every)
@@ -378,26 +442,27 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
 // unknown, the loaded width is used without matching. Exits with status 2 on contradictions.
 static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     if (options_contradictions(o, loaded)) program_exit(EXIT_USAGE);
-    int ffn = option_row("ffn");
-    if (o->match_params && options_ffn_known(o)) {
-        o->ffn = options_ffn(o);
-        o->has[ffn] = true;
-    } else if (o->match_params) {
-        warn("--match-params: using the loaded model's MLP width %d, because no --ffn or --preset specifies what to "
-             "match",
-             loaded->F);
-        o->match_params = false;
+    int width = option_row(options_match_name(loaded));
+    if (options_match(o) && options_width_known(o, loaded)) {
+        *option_int(o, option_rows[width].field) = options_width(o, loaded);
+        o->has[width] = true;
+    } else if (options_match(o)) {
+        warn("--match-%s: using the loaded model's width %d, because no --%s or --preset specifies what to match",
+             o->match_active ? "active" : "params", loaded->E ? loaded->FE : loaded->F, option_rows[width].name);
+        o->match_params = o->match_active = false;
     }
     for (int i = 0; i < MODEL_DIM_COUNT; i++) {
         int r = option_row(model_dims[i].option);
         if (model_dims[i].model == offsetof(ModelConfig, T) && o->has[r]) continue;
-        if (r == ffn && o->match_params) continue;
+        if ((r == width && options_match(o)) || model_dim_unused(loaded, &model_dims[i])) continue;
         *option_int(o, model_dims[i].field) = *(const int *)((const char *)loaded + model_dims[i].model);
         o->has[r] = true;
     }
     o->attention = (int)(loaded->attention - attention_variants);
     o->rope_theta = loaded->rope_theta;
     o->rms_norm_eps = loaded->rms_norm_eps;
+    o->shared_experts = loaded->shared;
+    o->dense_layers = loaded->dense_layers;
     o->window = loaded->window;
     o->full_every = loaded->full_every;
     o->yoco = loaded->yoco;

@@ -24,8 +24,9 @@ enum { OPTION_LIMIT = 96 };
 typedef struct {
     int attention, preset; // indices into attention_variants and presets
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
+    int64_t experts, experts_active, expert_ffn, shared_experts, dense_layers;
     double rope_theta;
-    bool tie_embeddings, match_params;
+    bool tie_embeddings, match_params, match_active;
     int64_t seq_len, vocab, window, full_every; // window, full_every: 0: none
     bool yoco, qk_norm;
 
@@ -37,7 +38,7 @@ typedef struct {
     double lr, min_lr_ratio;
     int64_t warmup;
     int schedule; // a Schedule
-    double weight_decay, beta1, beta2, eps, grad_clip;
+    double weight_decay, beta1, beta2, eps, grad_clip, router_aux, router_z;
     uint64_t seed;
 
     double skip_loss_z, skip_grad_z;
@@ -65,7 +66,7 @@ typedef struct {
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
-    const char *eval_out, *dump_attention, *quantize, *probe;
+    const char *eval_out, *dump_attention, *quantize, *eval_needles, *eval_shots, *probe;
     const char *device, *dry_run_out; // for --dry-run
 
     double rms_norm_eps; // not an option: 1e-5, or the value of a loaded model
@@ -135,12 +136,25 @@ static const OptionRow option_rows[] = {
         "head dimension, an even number"},
     {"model", "ffn", OPTION_INT, OPTION_FIXED, FIELD(ffn), "F", "(from the preset)", "[1, 16777216]", NULL,
         "MLP width"},
+    {"model", "experts", OPTION_INT, OPTION_FIXED, FIELD(experts), "E", "(from the preset)", "[0, 1024]", NULL,
+        "mixture of experts: number of experts in each layer; 0: none"},
+    {"model", "experts-active", OPTION_INT, OPTION_FIXED, FIELD(experts_active), "K", "(from the preset)", "[0, 64]",
+        NULL, "number of experts that the router selects for a token"},
+    {"model", "expert-ffn", OPTION_INT, OPTION_FIXED, FIELD(expert_ffn), "F", "(from the preset)", "[0, 16777216]",
+        NULL, "MLP width of an expert"},
+    {"model", "shared-experts", OPTION_INT, OPTION_FIXED, FIELD(shared_experts), "S", "0", "[0, 1024]", NULL,
+        "number of experts that every token passes, in addition"},
+    {"model", "dense-layers", OPTION_INT, OPTION_FIXED, FIELD(dense_layers), "N", "0", "[0, 65536]", NULL,
+        "with --experts: the first N layers have an MLP of width --ffn instead"},
     {"model", "rope-theta", OPTION_REAL, OPTION_FIXED, FIELD(rope_theta), "X", "10000", "(0, inf)", NULL,
         "base of the rotary position embedding"},
     {"model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(tie_embeddings), NULL, "(from the preset)", NULL, NULL,
         "share the weights of the embedding and the LM head"},
     {"model", "match-params", OPTION_BOOL, OPTION_FIXED, FIELD(match_params), NULL, "no", NULL, NULL,
-        "set the MLP width so that the model has as many parameters as the baseline with --ffn"},
+        "set the MLP width so that the model has as many parameters as the baseline with --ffn; with --experts the "
+        "width of an expert, and --expert-ffn"},
+    {"model", "match-active", OPTION_BOOL, OPTION_FIXED, FIELD(match_active), NULL, "no", NULL, NULL,
+        "the same for the parameters that a token passes"},
     {"model", "seq-len", OPTION_INT, OPTION_FIXED, FIELD(seq_len), "T",
         "(from the preset; with --init from the model)", "[1, 16777216]", NULL, "sequence length"},
     {"model", "vocab", OPTION_INT, OPTION_FIXED, FIELD(vocab), "V", "(from the corpus directory, or the preset)",
@@ -188,6 +202,10 @@ static const OptionRow option_rows[] = {
     {"training", "eps", OPTION_REAL, OPTION_SAVED, FIELD(eps), "X", "1e-8", "(0, inf)", NULL, "epsilon of AdamW"},
     {"training", "grad-clip", OPTION_REAL, OPTION_SAVED, FIELD(grad_clip), "X", "1.0", "[0, inf)", NULL,
         "maximum gradient norm; gradients with a larger norm are scaled down to it; 0: no limit"},
+    {"training", "router-aux", OPTION_REAL, OPTION_SAVED, FIELD(router_aux), "X", "0.01", "[0, inf)", NULL,
+        "with --experts: weight of the load-balancing loss of the routers; 0: none"},
+    {"training", "router-z", OPTION_REAL, OPTION_SAVED, FIELD(router_z), "X", "0.001", "[0, inf)", NULL,
+        "with --experts: weight of the squared log-sum-exp of the routers' logits; 0: none"},
     {"training", "seed", OPTION_U64, OPTION_FIXED, FIELD(seed), "N", "1", NULL, NULL,
         "seed of the initial weights, the data order and samples"},
 
@@ -281,6 +299,10 @@ static const OptionRow option_rows[] = {
     {"modes", "quantize", OPTION_TEXT, OPTION_LOCAL, FIELD(quantize), "SPEC,...", NULL, NULL, NULL,
         "with --eval: also the validation loss with rounded numbers: wNaM, weights and activations of N and M bits; "
         "wNaM:tensor, with one step per tensor; logitsN, attention logits; joined by +"},
+    {"modes", "eval-needles", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_needles), "N:R", NULL, NULL, NULL,
+        "with --eval: retrieve R of N pairs of tokens that stand in validation text, by length and depth"},
+    {"modes", "eval-shots", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_shots), "K,...", NULL, NULL, NULL,
+        "with --eval: classify after K examples of four classes, in several orders"},
     {"modes", "probe", OPTION_TEXT, OPTION_LOCAL, FIELD(probe), "FILE", NULL, NULL, NULL,
         "with --init or --resume, and --val-data: print what attention has learned in each layer (heads that subtract, "
         "maps, lambda), and write it as JSON"},

@@ -18,7 +18,7 @@ typedef struct {
     char **argv;
     const Options *options;
     size_t parameters;
-    int F; // MLP width
+    int F, FE; // widths of the MLP and, with experts, of one; else FE is 0
     double flops_per_token;
     const DataLoader *train, *val; // val: NULL without --val-data
     const ChoiceTasks *choices;
@@ -36,6 +36,7 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON *model = cJSON_AddObjectToObject(json, "model"); // with the data of a step, what a comparison of runs needs
     json_add_u64(model, "parameters", f->parameters);
     cJSON_AddNumberToObject(model, "ffn", f->F);
+    if (f->FE) cJSON_AddNumberToObject(model, "expert_ffn", f->FE);
     cJSON_AddNumberToObject(model, "flops_per_token", f->flops_per_token);
     json_add_u64(json, "data_fingerprint", f->data_fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");

@@ -13,6 +13,8 @@ takes plain data; a closed Log writes nothing. docs/formats.md describes the rec
 typedef struct {
     double loss, grad_norm, lr, seconds;
     double comm_seconds; // of these, waiting for other ranks
+    bool routed;         // the model has experts
+    double router_aux, router_z;
     UpdateDecision decision;
 } StepResult;
 
@@ -38,6 +40,10 @@ static inline void log_step(Log *log, int64_t step, int64_t steps, int64_t token
     log_number(log, "loss_z", r->decision.loss_z);
     log_number(log, "grad_z", r->decision.grad_z);
     log_bool(log, "skipped", !r->decision.apply);
+    if (r->routed) {
+        log_number(log, "router_aux", r->router_aux);
+        log_number(log, "router_z", r->router_z);
+    }
     log_end(log);
     progress_step(step, steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, seconds_left);
 }

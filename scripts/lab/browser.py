@@ -121,15 +121,23 @@ class Browser:
             features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
         )
 
-    def open(self, path):
+    def open(self, place):
+        """Opens a file, or an address that begins with http://."""
         self.events.clear()
-        self.send("Page.navigate", url=f"file://{os.path.abspath(path)}")
+        here = str(place).startswith("http://")
+        self.send("Page.navigate", url=str(place) if here else f"file://{os.path.abspath(place)}")
         self.wait()
 
     def wait(self):
         while "Page.loadEventFired" not in self.events:
             self.note(self.message())
-        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 100))))")
+        painted = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 100))))"
+        while True:
+            try:
+                return self.run(painted)
+            except RuntimeError as error:  # of a page that reloads itself
+                if "navigated" not in str(error):
+                    raise
 
     def run(self, expression):
         """The value of an expression in the page; a promise is awaited."""
@@ -144,6 +152,11 @@ class Browser:
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased") if click else ():
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def drag(self, begin, end):
+        self.mouse(*begin)
+        for kind, (x, y) in (("mousePressed", begin), ("mouseMoved", end), ("mouseReleased", end)):
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
     def middle(self, selector):
         """Scrolls an element into view, and returns the position of its centre."""

@@ -1,6 +1,7 @@
-"""evaluation_figures.py: figures of evaluations: loss by position, associative recall, multiple-choice tasks."""
+"""evaluation_figures.py: figures of evaluations: loss by position, associative recall, multiple-choice and synthetic
+tasks."""
 
-from . import stats, tables, tasks
+from . import stats, synthetic, tables, tasks
 from .figures import figure, trace, view
 
 
@@ -107,5 +108,60 @@ def task_figure(study):
     return figure("tasks", "tasks", "Tasks: accuracy by step", note, views)
 
 
+def needle_figure(study):
+    """A map of each arm: accuracy by depth (rows) and length (columns)."""
+    views, found = [], {lr: rows for lr in study.rates() if (rows := synthetic.tables(study, lr))}
+    for lr, rows in found.items():
+        for row in rows:
+            cells = sorted(row.get("cells", []), key=lambda c: (c["depth"], c["length"]))
+            x, y, z = (
+                [c["length"] for c in cells],
+                [100 * c["depth"] for c in cells],
+                [c["accuracy"]["mean"] for c in cells],
+            )
+            text = [f"{100 * c['accuracy']['mean']:.0f}{'*' * (c['against_chance'] == 'at chance')}" for c in cells]
+            label = row["label"] + (f", rate {lr:g}" if len(found) > 1 else "")
+            if cells:
+                traces = [trace(row["arm"], row["label"], x, y, z=z, text=text)]
+                views.append(view(label, "length of the context", "depth, %", traces, heat=True))
+    note = (
+        "The share of the asked pairs of tokens whose value is the most likely of all values, in percent, by the "
+        "length of the context and the share of the text before the pair. *: at chance. A model that prefers late values is "
+        "above chance at the bottom, and below at the top."
+    )
+    return figure("needles", "context", "Retrieval of needles", note, views)
+
+
+def shots_figure(study):
+    """The accuracy, and its spread over orders, by the number of examples."""
+    views = {"accuracy": [], "spread": []}
+    for lr in study.rates():
+        rows = [row for row in synthetic.tables(study, lr) or [] if "examples" in row]
+        for key, traces in views.items():
+            for arm in study.arms:
+                own = [(row["examples"], row[key]) for row in rows if row["arm"] == arm]
+                x, y, error = [k for k, _ in own], [e["mean"] for _, e in own], [e["half"] or 0 for _, e in own]
+                if own:
+                    traces.append(trace(arm, study.arms[arm], x, y, lr, mode="lines+markers", error=error))
+        if rows:
+            ends = [min(row["examples"] for row in rows), max(row["examples"] for row in rows)]
+            views["accuracy"].append(trace(None, "by chance", ends, [rows[0]["chance"]] * 2, lr, dash=True))
+    note = (
+        "Examples of four classes, each a few tokens with one that determines the class, and then a query. Spread: the "
+        "standard deviation of the accuracy over orders of the same examples. "
+        f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds."
+    )
+    return figure(
+        "shots",
+        "context",
+        "Classification after many examples",
+        note,
+        [
+            view("accuracy", "examples", "accuracy", views["accuracy"], xlog=2),
+            view("spread over orders", "examples", "standard deviation of the accuracy", views["spread"], xlog=2),
+        ],
+    )
+
+
 def all_figures(study):
-    return [position_figure(study), recall_figure(study), task_figure(study)]
+    return [position_figure(study), needle_figure(study), shots_figure(study), recall_figure(study), task_figure(study)]

@@ -3,7 +3,8 @@
 A figure is {id, section, title, note, views: [{label, x, y, xlog, ylog, traces}]}; xlog is the base of the ticks. A
 trace is {arm, name, who, lr, x, y} and optionally mode (lines, markers), smooth (a running mean that the reader of the
 page chooses), faint (thin, not in the legend), dash, low and high (a band), error (per point), text (per point, on
-hover), symbol. None in y is a gap. `who` names the seeds, on hover.
+hover), symbol. None in y is a gap. `who` names the seeds, on hover. A view with `heat` has one trace, whose points are
+cells with a share z and a text.
 """
 
 from . import stats
@@ -104,9 +105,12 @@ def loss_curves(study):
 
 
 def focus(view, traces):
-    """The range of y without the first 5% of each line, which are steep."""
-    late = [y for t in traces for y in smoothed(t)[len(t["y"]) // 20 :] if stats.finite(y)]
-    return [min(late) - 0.03 * (max(late) - min(late)), max(late)] if late and view.get("focus") else None
+    """The range of y without the first 5% of the axis, where lines are steep."""
+    at = [x for t in traces for x in t["x"]] if view.get("focus") else []
+    start = min(at) + 0.05 * (max(at) - min(at)) if at else 0
+    late = [y for t in traces for x, y in zip(t["x"], smoothed(t)) if at and x >= start and stats.finite(y)]
+    margin = 0.03 * (max(late) - min(late)) if late else 0
+    return [min(late) - margin, max(late) + margin] if late else None
 
 
 def gap_curves(study):
@@ -160,15 +164,12 @@ def gap_curves(study):
         f"In training: running means over {half} steps. Arm minus {study.arms[study.reference]} at the same seed, hence on the same batches; below 0 the arm is "
         f"better. Band and bars: {100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not of the curve."
     )
+    views = [
+        view("validation", "tokens", "gap, nats", marks, zero=True),
+        view("training", "tokens", "gap of the running mean, nats", traces, zero=True),
+    ]
     return figure(
-        "gap",
-        "loss",
-        "Gap during training",
-        note,
-        [
-            view("validation", "tokens", "gap, nats", marks, zero=True),
-            view("training", "tokens", "gap of the running mean, nats", traces, zero=True),
-        ],
+        "gap", "loss", "Gap during training", note, views if any(len(t["x"]) > 1 for t in marks) else views[::-1]
     )
 
 

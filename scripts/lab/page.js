@@ -1,11 +1,11 @@
-// Draws the figures with plotly; handles the theme, the learning rate, smoothing, paper, and the updates of a live page.
-// sessionStorage keeps the state when a page reloads itself. D is the data of the report. page.py puts page_files.js and
-// page_maps.js before this file.
+// Draws the figures with plotly; handles theme, learning rate, smoothing, paper, and the updates of a live page.
+// sessionStorage keeps the state when a page reloads itself. D is the data of the report. page.py puts page_files.js
+// and page_maps.js before this file.
 'use strict';
 const root = document.documentElement, key = 'diffv2-lab:' + D.id;
 const SHARES = [0, .005, .01, .02, .05, .1, .2, .4]; // of a line, that the running mean covers
 const state = {
-  theme: null, lr: D.main_rate, views: {}, maps: {}, hidden: [], scroll: 0, smoothing: 3,
+  theme: null, lr: D.main_rate, views: {}, maps: {}, hidden: [], scroll: 0, smoothing: 3, sorted: {},
   ...JSON.parse(sessionStorage.getItem(key) || '{}'),
 };
 const save = () => { state.scroll = window.scrollY; sessionStorage.setItem(key, JSON.stringify(state)); };
@@ -47,7 +47,20 @@ const valuesOf = t => t.smooth ? smooth(t.y) : t.y;
 const nameOf = t => t.name + (state.lr === 'all' && t.lr ? ', ' + t.lr : '');
 const viewOf = fig => fig.views[Math.min(state.views[fig.id] || 0, fig.views.length - 1)];
 
+function heatMap(t, v) { // of shares, with a text in each cell
+  const hover = `${t.name.replaceAll('<', '&lt;')}<br>${v.x}: %{x}<br>${v.y}: %{y}<br>%{z:.3f}<extra></extra>`;
+  const [xs, ys] = [t.x, t.y].map(values => [...new Set(values)]);
+  const at = (x, y) => t.x.findIndex((_, i) => t.x[i] === x && t.y[i] === y);
+  const grid = values => ys.map(y => xs.map(x => values[at(x, y)] ?? null));
+  return [{
+    type: 'heatmap', x: xs.map(String), y: ys.map(String), z: grid(t.z), text: grid(t.text), texttemplate: '%{text}',
+    zmin: 0, zmax: 1, colorscale: [[0, css('--bg')], [1, css('--accent')]], showscale: false, xgap: 2, ygap: 2,
+    hovertemplate: hover,
+  }];
+}
+
 function plotlyTraces(t, v) {
+  if (t.z) return heatMap(t, v);
   const c = color(t.arm), mode = t.mode || 'lines', out = [], y = valuesOf(t);
   if (t.low) {
     const band = {x: t.x, mode: 'lines', line: {width: 0}, hoverinfo: 'skip', showlegend: false};
@@ -107,11 +120,12 @@ function setTicks(div, v) {
   return Object.keys(update).length ? Plotly.relayout(div, update) : null;
 }
 
-function focus(traces) { // the range of y without the first 5% of each line, which are steep
-  const late = traces.flatMap(t => valuesOf(t).slice(t.y.length / 20)).filter(y => y !== null);
+function focus(traces) { // the range of y without the first 5% of the axis, where lines are steep
+  const at = traces.flatMap(t => t.x), first = Math.min(...at), start = first + .05 * (Math.max(...at) - first);
+  const late = traces.flatMap(t => valuesOf(t).filter((y, i) => y !== null && t.x[i] >= start));
   if (!late.length) return undefined;
   const [low, high] = late.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [Infinity, -Infinity]);
-  return [low - .03 * (high - low), high];
+  return [low - .03 * (high - low), high + .03 * (high - low)];
 }
 
 function draw(fig) {
@@ -126,6 +140,9 @@ function draw(fig) {
   const y = v.category ? {...axis('', false), type: 'category', autorange: 'reversed'} : axis(v.y, v.ylog, v.zero);
   const x = axis(v.x, v.xlog, v.zero_x);
   if (v.integers) x.dtick = 1;
+  const places = new Set(shown.flatMap(t => t.x));
+  if (places.size === 1 && !v.category && !v.heat) x.tickvals = [...places];
+  if (v.heat) Object.assign(x, {type: 'category'}), Object.assign(y, {type: 'category', autorange: 'reversed'});
   if (v.focus) y.range = focus(shown);
   const clear = 'rgba(0,0,0,0)', few = new Set(shown.filter(t => !t.faint && !t.unnamed).map(t => t.arm)).size;
   const layout = {
@@ -135,8 +152,10 @@ function draw(fig) {
     showlegend: paper && !v.category && few > 1, legend: {orientation: 'h', y: -.2},
     hoverlabel: {bgcolor: css('--bg'), bordercolor: css('--line'), font: {color: css('--text')}, align: 'left'},
     modebar: {bgcolor: clear, color: css('--muted'), activecolor: css('--accent')},
+    uirevision: v.label + state.lr, // a live page keeps the reader's zoom
   };
   if (v.category) layout.height = 110 + 26 * new Set(shown.flatMap(t => t.y)).size;
+  div.style.height = v.category ? layout.height + 'px' : '';
   Plotly.react(div, shown.flatMap(t => plotlyTraces(t, v)), layout, {
     responsive: !paper, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
     toImageButtonOptions: {format: 'png', filename: fileOf(fig), scale: 2},
@@ -144,17 +163,19 @@ function draw(fig) {
   setTicks(div, v);
   if (!div.followed) div.on('plotly_relayout', () => setTicks(div, viewOf(D.figures.find(f => f.id === fig.id))));
   div.followed = true;
-  const link = document.querySelector(`#figure-${fig.id} a[data-pdf]`);
-  if (link) Object.assign(link, {hidden: !v.file, href: v.file + '.pdf', download: fileOf(fig) + '.pdf'});
+}
+
+function drawSwatches() {
+  all('svg[data-arm]').forEach(e => {
+    Object.assign(e.style, {stroke: color(e.dataset.arm), display: place(e.dataset.arm) < 0 ? 'none' : ''});
+    e.style.strokeDasharray = {solid: '', dash: '7 3', dot: '2 3', dashdot: '7 3 2 3'}[dash(e.dataset.arm)];
+  });
 }
 
 function drawAll() {
   root.dataset.theme = theme();
   of('theme').textContent = theme() === 'dark' ? 'light' : 'dark';
-  all('svg[data-arm]').forEach(e => {
-    Object.assign(e.style, {stroke: color(e.dataset.arm)});
-    e.style.strokeDasharray = {solid: '', dash: '7 3', dot: '2 3', dashdot: '7 3 2 3'}[dash(e.dataset.arm)];
-  });
+  drawSwatches();
   all('#legend button').forEach(b => b.setAttribute('aria-pressed', !state.hidden.includes(b.dataset.of)));
   D.figures.forEach(draw);
   drawMaps();
@@ -203,14 +224,14 @@ window.scrollTo(0, state.scroll);
 if (D.watch) setTimeout(() => { save(); location.reload(); }, 1000 * D.watch);
 
 // ---- a live page: new tables and lines replace the old ones; with other figures the page reloads itself
-const shape = figures => JSON.stringify(figures.map(f => [f.id, f.views.map(v => v.label)]));
+const shape = d => JSON.stringify([Object.keys(d.arms), d.figures.map(f => [f.id, f.views.map(v => v.label)])]);
 async function update() {
   const begun = Date.now();
   try {
     const answer = await fetch('data?at=' + D.version), news = answer.status === 200 ? await answer.json() : null;
     document.body.classList.remove('lost');
     const parts = news && Object.keys(news.html).length;
-    if (news && (shape(news.figures) !== shape(D.figures) || all('[data-live]').length !== parts)) {
+    if (news && (shape(news) !== shape(D) || all('[data-live]').length !== parts)) {
       save();
       location.reload();
       return;

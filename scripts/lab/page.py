@@ -13,10 +13,10 @@ from . import attention_maps, report_tables, run_tables
 from .table import as_html, escape, swatch
 
 HERE = Path(__file__).resolve().parent
-# distinguishable in both themes, the first six also with colour vision deficiency
+# distinguishable in both themes, the first six also with colour vision deficiencies: test_page.py measures it
 PALETTE = {
-    "light": "#30363d #0b62c4 #c4570b #0a8f6a #9b3fb5 #b8860b #17a2c9 #d6336c #6b7a00 #7a5c45".split(),
-    "dark": "#e6e9ed #58a6ff #ff9149 #2ed3a0 #d48cf5 #f5d04c #66e0f5 #ff7aa8 #b6c92f #c9a58a".split(),
+    "light": "#30363d #0f39a5 #830405 #0a8f6a #904d8e #cd4c18 #1581b9 #d05369 #3d8401 #8d5c40".split(),
+    "dark": "#e6e9ed #68afe7 #ff6b3a #22bf8a #8c55d3 #fce718 #78e3f2 #f47cb2 #98d41a #bc925f".split(),
 }
 SCRIPTS = ("page_files.js", "page_maps.js", "page.js")
 DASHES = ["solid", "dash", "dot", "dashdot"]
@@ -79,7 +79,9 @@ def notes_html(study, watch):
 def arms_of(study, figures):
     """{arm: label} of the lines: the arms of the study, or what the lines of one run show."""
     lines = {t["arm"]: t["arm"] for f in figures for v in f["views"] for t in v["traces"] if t["arm"] is not None}
-    return {arm: label for arm, label in {**lines, **study.arms}.items() if arm in lines} if study.single else study.arms
+    return (
+        {arm: label for arm, label in {**lines, **study.arms}.items() if arm in lines} if study.single else study.arms
+    )
 
 
 def first_rate(study, r):

@@ -36,13 +36,16 @@ function figureRows(fig) { // one row per point
 function texFigure(fig) {
   const v = viewOf(fig), lines = v.traces.filter(t => visible(t) && !t.faint);
   const names = v.category ? [...new Set(lines.flatMap(t => t.y))] : [];
-  const labels = names.map(n => `{${tex(n)}}`).join(','), rows = `ytick={1,...,${names.length}}, yticklabels={${labels}}`;
+  const labels = names.map(n => `{${tex(n)}}`).join(',');
+  const rows = `ytick={1,...,${names.length}}, yticklabels={${labels}}`;
   const axis = [
     `xlabel={${tex(v.x)}}`, `ylabel={${tex(v.y)}}`, 'legend style={font=\\tiny}', 'width=\\linewidth',
     ...(v.xlog ? ['xmode=log'] : []), ...(v.ylog ? ['ymode=log'] : []),
     ...(v.category ? [rows, 'y dir=reverse'] : []),
   ];
   const plot = t => {
+    if (t.z) return `  \\addplot+[only marks,nodes near coords,point meta=explicit symbolic] coordinates {`
+      + `${t.x.map((x, i) => `(${x},${t.y[i]}) [${tex(t.text[i])}]`).join(' ')}};\n`;
     const marks = /markers/.test(t.mode || '') ? (/lines/.test(t.mode) ? '' : 'only marks,') : 'no marks,';
     const point = (y, i) => y === null ? '' : `(${t.x[i]},${v.category ? names.indexOf(y) + 1 : y})`
       + (t.error || t.xerror ? ` +- (${t.xerror ? t.xerror[i] : 0},${t.error ? t.error[i] : 0})` : '');
@@ -59,40 +62,95 @@ function onPaper(draws) { // draws as on paper, and returns a function that draw
   draws();
   return () => { paper = false; drawAll(); };
 }
-async function saveSvg(fig) {
+async function figureSvg(fig) {
   const back = onPaper(() => draw(fig)), div = of('plot-' + fig.id);
   await setTicks(div, viewOf(fig));
-  const size = {width: 660, height: div._fullLayout.height};
-  download(fileOf(fig) + '.svg', await Plotly.toImage(div, {format: 'svg', ...size}));
+  const url = await Plotly.toImage(div, {format: 'svg', width: 660, height: div._fullLayout.height});
   back();
+  return decodeURIComponent(url.slice(url.indexOf(',') + 1));
 }
+
+const xml = text => text.replace(/[&<>"]/g, c => `&#${c.charCodeAt(0)};`);
+function textLines(node) { // [{text, box}] of a text, as the page breaks it into lines
+  const range = document.createRange(), lines = [];
+  [...node.data].reduce((start, c) => {
+    range.setStart(node, start);
+    range.setEnd(node, start + c.length);
+    const box = range.getBoundingClientRect(), last = lines[lines.length - 1];
+    if (last && box.top < last.box.bottom) last.text += c;
+    else if (box.width) lines.push({text: c, box});
+    return start + c.length;
+  }, 0);
+  return lines;
+}
+function tableSvg(t) { // the texts and lines at their places on the page, without links
+  const back = onPaper(drawSwatches), table = t.querySelector('table'), box = table.getBoundingClientRect();
+  const at = (x, y, names) => `${names[0]}="${(x - box.left).toFixed(1)}" ${names[1]}="${(y - box.top).toFixed(1)}"`;
+  const line = (x1, x2, y, stroke, more) =>
+    `<line ${at(x1, y, ['x1', 'y1'])} ${at(x2, y, ['x2', 'y2'])} stroke="${stroke}" ${more || ''}/>\n`;
+  const texts = node => textLines(node).map(({text, box}) => {
+    const style = getComputedStyle(node.parentNode), size = parseFloat(style.fontSize);
+    const font = `font-size="${size}" font-weight="${style.fontWeight}" fill="${style.color}"`;
+    return `<text ${at(box.left, (box.top + box.bottom) / 2 + .35 * size, 'xy')} ${font}>${xml(text)}</text>\n`;
+  }).join('');
+  const parts = all('tr', table).map(row => line(box.left, box.right, row.getBoundingClientRect().bottom, '#d9dee4'));
+  for (const e of all('svg.swatch', table)) {
+    const b = e.getBoundingClientRect(), dashes = `stroke-width="2.5" stroke-dasharray="${e.style.strokeDasharray}"`;
+    parts.push(line(b.left, b.right, (b.top + b.bottom) / 2, e.style.stroke, dashes));
+  }
+  const walk = document.createTreeWalker(table, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) if (!walk.currentNode.parentNode.closest('a')) parts.push(texts(walk.currentNode));
+  back();
+  const size = `width="${Math.ceil(box.width)}" height="${Math.ceil(box.height)}"`;
+  return `<svg xmlns="http://www.w3.org/2000/svg" ${size} font-family="sans-serif">\n${parts.join('')}</svg>\n`;
+}
+
+function printOnly(e) { // the browser's dialog saves it as a PDF file with one page of its size
+  const size = `${Math.max(700, ...all('table', e).map(t => t.offsetWidth)) + 20}px ${e.offsetHeight + 60}px`;
+  const style = make('style', {textContent: `@page { size: ${size}; margin: 10px; }`});
+  document.head.append(style);
+  document.body.classList.add('one');
+  e.classList.add('only');
+  window.addEventListener('afterprint', () => {
+    style.remove();
+    document.body.classList.remove('one');
+    e.classList.remove('only');
+  }, {once: true});
+  window.print();
+}
+
 const button = (text, onclick) => make('button', {textContent: text, onclick});
 const current = id => D.figures.find(f => f.id === id);
+function figureTools(f) {
+  const fig = () => current(f.id.slice(7)), name = () => fileOf(fig()), file = () => viewOf(fig()).file;
+  return make('div', {className: 'tools'}, 'save ',
+    button('CSV', () => downloadText(name() + '.csv', csv(figureRows(fig())))),
+    button('LaTeX', () => downloadText(name() + '.tex', texFigure(fig()))),
+    button('SVG', async () => downloadText(name() + '.svg', await figureSvg(fig()))),
+    button('PDF', () => file() ? download(name() + '.pdf', file() + '.pdf') : printOnly(f))); // the report's files
+}
+function tableTools(t) {
+  const name = t.id.slice(6), caption = () => t.querySelector('.note').textContent;
+  return make('div', {className: 'tools'}, 'save ',
+    button('CSV', () => downloadText(name + '.csv', csv(cellsOf(t)))),
+    button('LaTeX', () => downloadText(name + '.tex', texTable(cellsOf(t), caption()))),
+    button('SVG', () => downloadText(name + '.svg', tableSvg(t))),
+    button('PDF', () => printOnly(t)));
+}
 function addTools(inside) {
-  for (const f of all('figure[id^=figure-]', inside)) {
-    const id = f.id.slice(7);
-    f.append(make('div', {className: 'tools'}, 'save ',
-      button('CSV', () => downloadText(fileOf(current(id)) + '.csv', csv(figureRows(current(id))))),
-      button('LaTeX', () => downloadText(fileOf(current(id)) + '.tex', texFigure(current(id)))),
-      button('SVG', () => saveSvg(current(id)))));
-    const pdf = make('a', {textContent: 'PDF', hidden: true});
-    pdf.dataset.pdf = '';
-    f.lastChild.append(pdf);
-  }
+  for (const f of all('figure[id^=figure-]', inside)) f.append(figureTools(f));
   for (const t of all('.table', inside)) {
-    const caption = () => t.querySelector('.note').textContent, name = t.id.slice(6);
-    t.append(make('div', {className: 'tools'}, 'save ',
-      button('CSV', () => downloadText(name + '.csv', csv(cellsOf(t)))),
-      button('LaTeX', () => downloadText(name + '.tex', texTable(cellsOf(t), caption())))));
+    t.append(tableTools(t));
     all('th', t).forEach((th, column) => {
       th.replaceChildren(make('button', {textContent: th.textContent, title: 'sort', onclick: () => sort(t, column)}));
     });
+    if (state.sorted[t.id]) sort(t, ...state.sorted[t.id]);
   }
 }
 
 // Sorts by the first number of each cell where most have one, else by text; empty cells come last.
-function sort(table, column) {
-  const th = all('th', table)[column], up = th.ariaSort !== 'ascending', body = table.querySelector('tbody');
+function sort(table, column, up = all('th', table)[column].ariaSort !== 'ascending') {
+  const th = all('th', table)[column], body = table.querySelector('tbody');
   const texts = new Map(all('tr', body).map(row => [row, row.cells[column].textContent.trim()]));
   const value = text => {
     const m = /^[-+]?[\d,]*\.?\d+(e[-+]?\d+)?([kMGTP]\b)?/.exec(text);
@@ -105,4 +163,5 @@ function sort(table, column) {
     || (empty(a) ? 0 : (up ? 1 : -1) * (numeric ? value(a) - value(b) : a.localeCompare(b)));
   all('th', table).forEach(h => { h.ariaSort = h === th ? (up ? 'ascending' : 'descending') : null; });
   body.append(...all('tr', body).sort((a, b) => order(texts.get(a), texts.get(b))));
+  state.sorted[table.id] = [column, up]; // a live page replaces its tables
 }

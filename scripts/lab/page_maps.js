@@ -1,4 +1,5 @@
-// page_maps.js: draws attention maps on canvases. A map is packed: the lower triangle row by row, sqrt(value) as bytes, base64
+// page_maps.js: draws attention maps on canvases. A map is packed: the lower triangle row by row, sqrt(value) as bytes,
+// base64.
 const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
 function square(packed, n) {
   const b = bytes(packed), m = new Float32Array(n * n);

@@ -21,7 +21,7 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
 Keys of an arm override those of the size, which override those before the sections. Steps are tokens / total-batch,
 rounded up. `validations`, `statistics` and `checkpoints` are their numbers per run. `precisions` repeats each run with
 these values of --gemm, `quantize` lists the values of --quantize for the evaluations, and `eval-steps` limits their
-batches (default: all validation data). `probes = last` probes each last checkpoint, `all` keeps and probes all of them.
+batches (default: all validation data). `eval-needles = 4:2` and `eval-shots = 8 32` are tasks of the evaluations. `probes = last` probes each last checkpoint, `all` keeps and probes all of them.
 Arms with the same `group` stand together in figures.
 """
 
@@ -51,6 +51,8 @@ KEYS = {
     "precisions": "words",
     "quantize": "words",
     "eval-steps": "count",
+    "eval-needles": str,
+    "eval-shots": "whole numbers",
 }
 PLAN_ONLY = ("title", "question", "reference", "seeds", "precisions")  # not allowed in a size or an arm
 ARM_ONLY = ("match", "label", "group")
@@ -69,7 +71,8 @@ TAKEN = {
     "keep": "the lab",
     "probe": "probes",
 }
-OWN = ("lr", "ranks", "threads", "quantize")  # also names of trainer options, which a plan does not set
+EVALUATED = ("eval-needles", "eval-shots")  # options of the evaluation, not of the training
+OWN = ("lr", "ranks", "threads", "quantize", *EVALUATED)  # also names of trainer options, which a plan does not set
 NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
@@ -104,6 +107,7 @@ class PlannedRun:
     quantize: tuple = ()  # values of --quantize
     eval_steps: int = 10**6  # batches of the evaluation: all data
     probes: str = "none"  # last, all or none
+    tasks: dict = field(default_factory=dict)  # options of the evaluation, name -> text
 
 
 def parse_count(text):
@@ -298,6 +302,11 @@ def expand_arm(plan, arm, keys, trainer_options):
                 tuple(keys.get("quantize", ())),
                 keys.get("eval-steps", 10**6),
                 keys.get("probes", "none"),
+                {
+                    key: keys[key] if isinstance(keys[key], str) else ",".join(map(str, keys[key]))
+                    for key in EVALUATED
+                    if key in keys
+                },
             )
         )
     return runs

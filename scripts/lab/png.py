@@ -39,6 +39,19 @@ def draw_trace(axes, t, color, dash, named):
     axes.errorbar(t["x"], y, yerr=t.get("error"), xerr=t.get("xerror"), capsize=2, elinewidth=1, **style)
 
 
+def draw_heat(axes, t):
+    """A map of shares, with a text in each cell."""
+    xs, ys = (sorted(set(t[key])) for key in "xy")
+    rows = [[math.nan] * len(xs) for _ in ys]
+    for x, y, z, text in zip(t["x"], t["y"], t["z"], t["text"]):
+        rows[ys.index(y)][xs.index(x)] = z
+        place = xs.index(x), ys.index(y)
+        axes.text(*place, text, ha="center", va="center", color="white" if z > 0.6 else "black")
+    axes.imshow(rows, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
+    axes.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])
+
+
 def round_ticks(axis, base):
     """Ticks of a logarithmic axis: powers of 2; or 1, 2, 5 times powers of 10, within a decade round numbers."""
     low, high = axis.get_view_interval()
@@ -56,11 +69,15 @@ def figure_files(path, figure, view, arms, lr):
     traces = [t for t in view["traces"] if lr == "all" or t["lr"] in (None, lr)]
     if not traces:
         return False
-    fig, axes = plt.subplots(figsize=(8, 4.6), dpi=110)
+    rows = len({y for t in traces for y in t["y"]}) if view.get("category") else 0
+    fig, axes = plt.subplots(figsize=(8, 1.6 + 0.25 * rows if rows > 12 else 4.6), dpi=110)
     named = {None}
     for t in traces:
         i, colors = arms.index(t["arm"]) if t["arm"] is not None else 0, PALETTE["light"]
         color = "#888888" if t["arm"] is None else colors[i % len(colors)]
+        if view.get("heat"):
+            draw_heat(axes, t)
+            continue
         draw_trace(axes, t, color, DASHES[i // len(colors) % len(DASHES)], named)
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         if view.get(f"{name}log"):
@@ -78,13 +95,23 @@ def figure_files(path, figure, view, arms, lr):
         axes.set_ylim(*limits)
     axes.set_xlabel(view["x"])
     axes.set_ylabel(view["y"])
-    axes.set_title(figure["title"] + (f" (rate {lr})" if any(t["lr"] for t in traces) else ""), fontsize=10)
-    axes.grid(color="#e3e6ea", linewidth=0.6)
+    title = f"{figure['title']}: {view['label']}" if view.get("heat") else figure["title"]
+    axes.set_title(title + (f" (rate {lr})" if any(t["lr"] for t in traces) else ""), fontsize=10)
+    axes.grid(not view.get("heat"), **({} if view.get("heat") else {"color": "#e3e6ea", "linewidth": 0.6}))
     axes.set_axisbelow(True)
     if len(named) > 2 and not view.get("category"):
-        axes.legend(fontsize=7.5, frameon=False)
+        outside = (
+            {"loc": "upper left", "bbox_to_anchor": (1, 1.02), "fontsize": 5, "handlelength": 5}
+            if len(named) > 9
+            else {}
+        )
+        axes.legend(**{"fontsize": 7.5, "frameon": False, **(outside if len(named) > 9 else {})})
+        fig.set_figheight(max(4.6, 0.13 * len(named)))
+    if not view.get("xlog") and not view.get("category") and axes.get_xlim()[1] >= 1e5:
+        axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    fig.tight_layout()  # once: bbox_inches="tight" would draw each file twice
     for suffix in ("png", "pdf"):
-        fig.savefig(f"{path}.{suffix}", bbox_inches="tight")
+        fig.savefig(f"{path}.{suffix}")
     plt.close(fig)
     return True
 

@@ -316,20 +316,49 @@ def task_scores(r):
     )
 
 
+def synthetic(r):
+    """The scores of synthetic tasks by arm."""
+    percent, rows = tasks.percent, []
+    for row in r["synthetic"]:
+        gap, said = row["gap"], row["against_chance"]
+        kind = "open" if not decided(gap) else "good" if gap["mean"] > 0 else "bad"
+        rows.append([row["task"], arm_cell(row), row["questions"], f"{100 * row['chance']:.1f}"])
+        rows[-1] += [interval(percent(row["accuracy"]), digits=1), f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"]
+        rows[-1] += [Cell(said, "open" if said == "at chance" else "")]
+        reference = Cell("reference" if row["arm"] == r["reference"] else "–")
+        rows[-1] += [Cell(interval(percent(gap), True, 1), kind) if gap else reference]
+        rows[-1] += [number((gap or {}).get("p_holm"), 3), interval(percent(row["exact"]), digits=1)]
+        for key in ("spread", "spread_independent"):
+            rows[-1] += [interval(percent(row.get(key)), digits=1)]
+        rows[-1] += [len(row["seeds"])]
+    head = ["task", "arm", "questions", "chance", "accuracy, %", "over questions", "against chance", "gap", "p (Holm)"]
+    return Table(
+        "synthetic",
+        [*head, "most likely of all, %", "spread over orders", "of independent answers", "seeds"],
+        rows,
+        "Pairs of tokens in text, of which some are asked for; and classification after examples of four classes. The "
+        "answer is the most likely candidate. Mean over seeds; square brackets: "
+        f"{100 * r['confidence']:.0f}% t intervals over seeds. Over questions: Wilson's interval, which more seeds do "
+        "not reduce. At chance: the wider of both intervals contains chance. Spread over orders: standard deviation of "
+        "the accuracy over orders of the same examples, and what it would be if every order changed answers "
+        "independently. p: adjusted by Holm's method for the gaps.",
+    )
+
+
 SHAPE = ("attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn")
 
 
 def fairness(study, r):
-    """The settings that are equal, as a list, and those that differ between arms."""
+    """The settings that are equal, as a list, and those that differ between arms; of one run all."""
     first = study.runs[0]
     said = lambda key: shown(first.options.get(key)) + (
         f" ({first.over_time(key)})" if f"{shown(first.options.get(key))}" != first.over_time(key) else ""
     )
     read = first.read[-1][1]
-    same = [
-        "The settings of the first run; the differences of others are listed at the top:"
-        if study.problems
-        else "Equal in all runs, as checked in run.json and log.jsonl:",
+    equal = "Equal in all runs, as checked in run.json and log.jsonl:"
+    other = "The settings of the first run; the differences of others are listed at the top:"
+    same = [] if study.single else [other if study.problems else equal]
+    same += [
         f"{r['tokens'] / 1e6:.4g}M tokens in {said('steps')} steps of {said('total-batch')}",
         f"schedule {said('schedule')}, {said('warmup')} steps of warmup, decay to {said('min-lr-ratio')} of the rate",
         f"AdamW with betas {said('beta1')} and {said('beta2')}, weight decay {said('weight-decay')}, clipping at "
@@ -348,7 +377,8 @@ def fairness(study, r):
         rows.append([arm_cell({"arm": arm, "label": label}), *shape, f"{run.parameters:,}" if run.parameters else "–"])
         rows[-1] += [engineering(run.flops_per_token)]
         rows[-1] += [" ".join(map(str, sorted({run.seed for run in study.runs if run.arm == arm})))]
-    caption = "Differences between arms. FLOPs: forward and backward, including attention."
+    caption = "" if study.single else "Differences between arms. "
+    caption += "FLOPs: forward and backward, including attention."
     return Table("arms", ["arm", *SHAPE, "parameters", "FLOPs/token", "seeds"], rows, caption, lines=same)
 
 
@@ -376,10 +406,10 @@ def sections(study, r, links=lambda run: ()):
         ("speed", "Rate and throughput", []),
         ("samples", "Samples", []),
         ("layers", "Layers", probes(r) if r["probes"] else []),
-        ("context", "Use of context", part("recall", recall)),
+        ("context", "Use of context", [*part("synthetic", synthetic), *part("recall", recall)]),
         ("attention", "Attention maps", []),
-        ("published", "Published results", part("published", published)),
-        ("fairness", "Fairness", [fairness(study, r), options(study, r)]),
+        ("published", "Published results", [] if one else part("published", published)),
+        ("settings" if one else "fairness", "Settings" if one else "Fairness", [fairness(study, r), options(study, r)]),
         ("events", "Events", [run_tables.events(one)] if one else []),
         ("runs", "Runs", [runs(study, r, links)]),
     ]

@@ -128,7 +128,7 @@ def cost_runs(plan, runs, trainer, a):
             if run.match:
                 wanted = trainer.dry_run(everything[run.match].options)[0]
                 run.options = trainer.match(run.options, wanted)
-            costs[run.name] = trainer.dry_run(run.options)
+            costs[run.name] = trainer.dry_run({**run.options, **run.tasks})  # which checks the tasks
         except TrainerError as error:
             fail(f"{plan.name}:{plan.lines[f'arm {run.arm}', None]}: [arm {run.arm}]: {error}", 2)
     return costs

@@ -105,39 +105,13 @@ class Log:
             elif broken is not None:
                 broken.append(self.lines)
         if complete:
-            self.end, self.last = self.end + len(complete), complete[-4096:]
+            self.end, self.last = self.end + len(complete), (self.last + complete)[-4096:]
         return records, gone
 
 
 def read_log(path, broken=None):
     """The records of a log.jsonl, in order."""
     return Log(path).read(broken)[0]
-
-
-class LogFollower:
-    """Reads a log that grows, and that a resume may replace by a shorter one."""
-
-    def __init__(self, path):
-        self.path, self.end, self.mark = path, 0, b""  # mark: the last bytes before `end`
-
-    def read(self):
-        """(the new records, whether the log is another one, of which these are all records)"""
-        try:
-            file = open(self.path, "rb")
-        except FileNotFoundError:
-            again, self.end, self.mark = self.end > 0, 0, b""
-            return [], again
-        with file:
-            file.seek(self.end - len(self.mark))
-            again = file.read(len(self.mark)) != self.mark
-            if again:
-                self.end, self.mark = 0, b""
-                file.seek(0)
-            lines = file.read()
-        lines = lines[: lines.rfind(b"\n") + 1]  # an incomplete last line is read when it is complete
-        self.end += len(lines)
-        self.mark = (self.mark + lines)[-4096:]
-        return [record for line in lines.split(b"\n") if (record := record_of(line))], again
 
 
 def tail(path, size=1 << 16):

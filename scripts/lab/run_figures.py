@@ -5,23 +5,35 @@ from .figures import LAYER_FIGURES, POINTS, binned, figure, trace, view
 from .table import speed_text
 
 
+def smoothable(name, x, y):
+    """A thin line of the values, and one of their running mean."""
+    return [trace("training", name, x, y, faint=True), trace("training", name, x, y, smooth=True)]
+
+
 def loss(run):
-    lines = [trace("training", "training", binned([r["step"] for r in run.train]), binned(losses(run)), smooth=True)]
-    steps = sorted(run.val)
-    lines += [trace("validation", "validation", steps, [run.val[s] for s in steps], mode="lines+markers" if steps[2:] else "markers")] * bool(steps)
-    note = "Training: running mean over the share of the steps that the slider sets."
+    train, losses = [r["step"] for r in run.train], [r.get("loss") for r in run.train]
+    lines, steps = smoothable("training", binned(train), binned(losses)), sorted(run.val)
+    lines += [
+        trace(
+            "validation",
+            "validation",
+            steps,
+            [run.val[s] for s in steps],
+            mode="lines+markers" if steps[2:] else "markers",
+        )
+    ] * bool(steps)
+    note = (
+        f"Training, thin: each step, or the means of {POINTS} parts of a longer run; thick: the running mean over the "
+        "share of the line that the slider sets."
+    )
     return figure("loss", "loss", "Loss", note, [view("loss", "step", "loss, nats per token", lines, focus=True)])
-
-
-def losses(run):
-    return [r.get("loss") for r in run.train]
 
 
 def norms(run):
     found, _, _ = stats.spikes([r.get("grad_z") for r in run.train])
     keep = sorted(set(stats.thin(run.train, 2 * POINTS)) | set(found))
     steps, values = [r["step"] for r in run.train], [r.get("grad_norm") for r in run.train]
-    lines = [trace("training", "gradient norm", [steps[i] for i in keep], [values[i] for i in keep], smooth=True)]
+    lines = smoothable("gradient norm", [steps[i] for i in keep], [values[i] for i in keep])
     text = [f"z {run.train[i]['grad_z']:.1f}" for i in found]
     marks = {"mode": "markers", "symbol": "triangle-up", "text": text}
     lines += [trace("spikes", "spike", [steps[i] for i in found], [values[i] for i in found], **marks)] * bool(found)
@@ -33,10 +45,10 @@ def norms(run):
     return figure("norms", "stability", "Gradient norm", note, views)
 
 
-def by_step(run, key, name, title, unit, note, **more):
-    steps, values = [r["step"] for r in run.train], [r.get(key) for r in run.train]
-    line = trace("training", title.lower(), binned(steps), binned(values), smooth=more.pop("smooth", False))
-    return figure(name, "speed", title, note, [view(name, "step", unit, [line], **more)])
+def by_step(run, key, name, title, unit, note, smooth=True):
+    x, y = binned([r["step"] for r in run.train]), binned([r.get(key) for r in run.train])
+    lines = smoothable(title.lower(), x, y) if smooth else [trace("training", title.lower(), x, y)]
+    return figure(name, "speed", title, note, [view(name, "step", unit, lines)])
 
 
 def layers(run):
@@ -56,8 +68,8 @@ def all_figures(run):
     found = [
         loss(run),
         norms(run),
-        by_step(run, "lr", "rate", "Learning rate", "learning rate", "As the schedule sets it."),
-        by_step(run, "tokens_per_s", "throughput", "Throughput", "tokens/s", speed, smooth=True),
+        by_step(run, "lr", "rate", "Learning rate", "learning rate", "As the schedule sets it.", smooth=False),
+        by_step(run, "tokens_per_s", "throughput", "Throughput", "tokens/s", speed),
         *layers(run),
     ]
     return [f for f in found if f]

@@ -30,6 +30,7 @@ def status(run, rate, now=None):
     train, val = run.train, {s: x for s, x in run.val.items() if stats.finite(x)}
     recent = [x for x in [r.get("loss") for r in train[-RECENT:]] if stats.finite(x)]
     norms = [x for r in train[-RECENT:] if stats.finite(x := r.get("grad_norm"))]
+    rates = [x for r in train[-1:] if stats.finite(x := r.get("lr"))]
     spikes = {key: len(stats.spikes([r.get(key) for r in train])[0]) for key in ("loss_z", "grad_z")}
     end = prediction(run, time.time() if now is None else now)
     rows = [
@@ -43,7 +44,7 @@ def status(run, rate, now=None):
         ["gradient norm", f"{stats.median(norms):.4g}, median of the last {len(norms)} steps" if norms else ""],
         ["spikes", f"{spikes['loss_z']} of the loss, {spikes['grad_z']} of the gradient norm" if train else ""],
         ["skipped updates", str(sum(bool(r.get("skipped")) for r in train) or "")],
-        ["learning rate", rate],
+        ["learning rate", rate + (f"; {rates[-1]:.3g} at the last step" if rates else "")],
         ["tokens/s", speed_text(run.speed) if run.speed else ""],
         ["parameters", f"{run.parameters:,}" if run.parameters else ""],
         ["FLOPs/token", engineering(run.flops_per_token) if run.flops_per_token else ""],
@@ -66,7 +67,11 @@ def shown(value):
 
 def events(run):
     rows = [
-        [r["step"], r.get("what", "–"), ", ".join(f"{k} {shown(v)}" for k, v in r.items() if k not in HIDDEN and v != [])]
+        [
+            r["step"],
+            r.get("what", "–"),
+            ", ".join(f"{k} {shown(v)}" for k, v in r.items() if k not in HIDDEN and v != []),
+        ]
         for r in run.events[: -MOST_EVENTS - 1 : -1]
     ]
     caption = f"{len(rows)} of {len(run.events)} events, the last first. docs/formats.md describes them."

@@ -132,6 +132,7 @@ class Queue:
             kept["gemm"] = "fp32"  # so that nothing else is rounded
         words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
         words += ["--val-steps", str(job.run.eval_steps), "--eval-out", str(job.directory / "eval.json"), "--seed", "1"]
+        words += plans.arguments(job.run.tasks)
         if job.run.quantize:
             words += ["--quantize", ",".join(job.run.quantize)]
         if self.first_of_arm(job):

@@ -69,6 +69,7 @@ LAB = {
     "arms": {"*": {"label?": "text", "group?": "text", "match?": "text"}},
     "runs": [{"name": "text", "arm": "text"}],
 }
+SYNTHETIC = {key: "share" for key in ("accuracy", "low", "high", "exact", "chance")}
 EVALUATION = {
     "loss?": "number or null",
     "loss_by_position?": ["number or null"],
@@ -81,6 +82,22 @@ EVALUATION = {
             "exact": "number or null",
             "among_values": "number or null",
             "loss": "number or null",
+        }
+    ],
+    "needles?": {
+        "needles": "positive integer",
+        "asked": "positive integer",
+        "questions": "positive integer",
+        **SYNTHETIC,
+        "cells": [{"length": "positive integer", "depth": "share", **SYNTHETIC}],
+    },
+    "shots?": [
+        {
+            "examples": "positive integer",
+            "queries": "positive integer",
+            **SYNTHETIC,
+            "spread": "share",
+            "spread_independent": "share",
         }
     ],
     "quantized?": [{"spec": "text", "val_loss": "number or null"}],
@@ -101,7 +118,7 @@ PROBE = {
 RECORDS = {
     "train": {"tokens": "number", "*": "value"},
     "val": {"loss": "number or null", "windows?": "non-negative integer", "data_fingerprint?": "64-bit integer"},
-    "stats": {"kind": "text", "layer": "non-negative integer", "*": "number or null"},
+    "stats": {"kind": "text", "layer": "non-negative integer", "expert_load?": ("number",), "*": "number or null"},
     "sample": {"text": ("text",), "stopped?": "text"},
     "event": {"what?": "text"},
     "choices": {

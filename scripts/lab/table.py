@@ -62,10 +62,7 @@ def difference(e, digits=4):
     if not e:
         return Cell("–")
     kind = "open" if not decided(e) else "good" if e["mean"] < 0 else "bad"
-    return Cell(
-        interval(e, True, digits) + (" not shown" if kind == "open" and e["half"] is not None else ""),
-        kind,
-    )
+    return Cell(interval(e, True, digits) + (" not shown" if kind == "open" and e["half"] is not None else ""), kind)
 
 
 def arm_cell(row):

@@ -2,7 +2,7 @@
 
 import math
 
-from . import long_context, low_bit, mechanisms, option_history, stats, tasks
+from . import long_context, low_bit, mechanisms, option_history, stats, synthetic, tasks
 from .study import speed
 
 
@@ -388,6 +388,7 @@ def results(study):
         "probes": mechanisms.tables(study, lr),
         "groups": study.groups,
         "tasks": tasks.tables(study, lr),
+        "synthetic": synthetic.tables(study, lr),
         "low_bit": low_bit.tables(study, lr),
         "long_context": long_context.tables(study, lr),
     }

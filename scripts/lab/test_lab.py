@@ -539,6 +539,7 @@ def a_plan_runs_once_and_every_run_is_evaluated():
         corpus(place)
         choices(place)
         plan = SMALL.replace("val-data = corpus", "val-data = corpus\neval-choices = sums=sums.bin")
+        plan = plan.replace("validations", "eval-needles = 4:2\neval-shots = 4 12\nvalidations")
         done = lab(place, plan=plan)
         assert done.returncode == 0, done.stderr + done.stdout
         out = Path(place) / "out"
@@ -547,6 +548,8 @@ def a_plan_runs_once_and_every_run_is_evaluated():
             assert train_steps(out / name) == list(range(1, 158)), name
             measured = json.loads((out / name / "eval.json").read_text())
             assert len(measured["loss_by_position"]) == 64 and measured["recall"], name
+            assert measured["needles"]["asked"] == 2 and measured["needles"]["words"] is False, name  # 10 digits
+            assert [row["examples"] for row in measured["shots"]] == [4, 12], name
             assert (out / name / "attention.safetensors").exists() == ("seed1" in name)
         for run in (found := studies.load([out])).runs:
             scores = run.choices["sums"]
@@ -566,6 +569,8 @@ def a_plan_runs_once_and_every_run_is_evaluated():
             plan=SMALL.replace("[arm diff_v2]", "[arm diff_v3]").replace("attention = diff_v2", "attention = diff_v3"),
         )
         expect_error(other, 2, "small.plan:23: [arm diff_v3]: --attention")
+        other = lab(place, plan=plan.replace("4:2", "8:2"))
+        expect_error(other, 2, "[arm baseline]: --eval-needles 8:2 requires --seq-len 92 or more", lines=1)
         assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
@@ -973,9 +978,10 @@ def main():
         import python_environment
 
         python_environment.ensure("lab")
-        from lab import test_report, test_tasks
+        from lab import test_page, test_report, test_tasks
 
-        tests.extend(test_report.tests + test_tasks.tests + (test_report.browser_tests if given.browser else []))
+        tests.extend(test_report.tests + test_tasks.tests + test_page.tests)
+        tests.extend(test_page.browser_tests if given.browser else [])
     passed = failed = skipped = 0
     for function in tests:
         name = function.__name__.replace("_", " ")

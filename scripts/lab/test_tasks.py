@@ -1,4 +1,5 @@
-"""test_tasks.py: tests of the tables and figures of multiple-choice tasks. test_lab.py --report runs them."""
+"""test_tasks.py: tests of the tables and figures of multiple-choice and synthetic tasks, which test_lab.py
+--report runs."""
 
 import json
 import math
@@ -120,3 +121,118 @@ def tasks_of_other_files_are_not_compared():
         expect_error(
             done, 2, "task three: fingerprint 5 in baseline.lr0.001.seed1, 6 in diff_v2.lr0.001.seed2", lines=1
         )
+
+
+# ---- synthetic tasks
+
+
+def wilson(score, n):
+    """Wilson's interval as the trainer has it: what a share of n questions has."""
+    z = NORMAL
+    middle, half = score + z * z / 2 / n, z * math.sqrt(score * (1 - score) / n + z * z / 4 / n / n)
+    low, high = ((middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+    return {"accuracy": score, "low": max(0, low), "high": min(1, high), "exact": score / 2, "chance": 0.25}
+
+
+def measured(found, near, far, shots):
+    """Writes needles of two lengths and depths, `near` at the depth 1 of the shorter one, and shots of 4 and 8."""
+    places = {(8, 0): far, (8, 1): near, (16, 0): far, (16, 1): far}
+    cells = [{"length": n, "depth": d, "questions": 100, **wilson(x, 100)} for (n, d), x in places.items()]
+    over = sum(places.values()) / 4
+    needles = {"needles": 4, "asked": 1, "questions": 400, **wilson(over, 400), "cells": cells}
+    rows = [{"examples": k, "queries": 128, "spread": 0.1, "spread_independent": 0.05} for k in (4, 8)]
+    return found.update(needles=needles, shots=[{**row, **wilson(x, 128)} for row, x in zip(rows, shots)])
+
+
+def measured_lab(place):
+    """The baseline is at chance everywhere; DIFF V2 above it in one cell and, with seeds that vary, with 8 examples."""
+    lab = made.made_lab(place)
+    for seed in (1, 2, 3):
+        for arm, near, best in (("baseline", 0.25, 0.3), ("diff_v2", 0.6 + 0.05 * seed, 0.5 + 0.05 * seed)):
+            path = lab / f"{arm}.lr0.001.seed{seed}" / "eval.json"
+            made.rewrite(path, lambda j: measured(j, near, 0.25, (0.22, best)))
+    return lab
+
+
+@test
+def synthetic_tasks_are_compared_with_chance_by_the_wider_interval():
+    with tempfile.TemporaryDirectory() as place:
+        page, results, said = made.whole_report(measured_lab(place))
+        rows = {(row["task"], row["arm"]): row for row in results["synthetic"]}
+        needles = "1 of 4 needles, up to 16 positions"
+        names = (needles, "4 examples", "8 examples")
+        assert [*rows] == [(task, arm) for task in names for arm in ("baseline", "diff_v2")], [*rows]
+        verdicts = {key: row["against_chance"] for key, row in rows.items()}
+        assert set(verdicts[task, "baseline"] for task in names) == {"at chance"}, verdicts
+        assert verdicts[needles, "diff_v2"] == verdicts["8 examples", "diff_v2"] == "above chance", verdicts
+        assert verdicts["4 examples", "diff_v2"] == "at chance", verdicts
+        row = rows[needles, "diff_v2"]
+        made.near(row["accuracy"]["mean"], 0.25 + 0.45 / 4)
+        made.near(row["accuracy"]["half"], 0.0125 * HALF)
+        made.near(row["gap"]["mean"], 0.45 / 4)
+        cells = {(c["length"], c["depth"]): c["against_chance"] for c in row["cells"]}
+        assert [place for place, verdict in cells.items() if verdict == "above chance"] == [(8, 1)], cells
+        made.near(rows["8 examples", "diff_v2"]["spread"]["mean"], 0.1)
+        gaps = [rows[task, "diff_v2"]["gap"] for task in names]
+        made.near(min(g["p_holm"] for g in gaps), min(3 * min(g["p"] for g in gaps), 1))
+        line = f"| {needles} | DIFF V2 | 400 | 25.0 | 36.2 [33.1, 39.4] |"
+        assert line in said and "| above chance | +11.2 [+8.1, +14.4] |" in said, said
+        assert "| 10.0 [10.0, 10.0] | 5.0 [5.0, 5.0] | 3 |" in said and "| at chance | reference |" in said, said
+        assert "Retrieval of needles" in page and "Classification after many examples" in page
+
+
+@test
+def a_wide_interval_over_seeds_or_questions_is_at_chance():
+    from . import synthetic
+
+    def verdict(shares, n):
+        return synthetic.against_chance({seed: wilson(share, n) for seed, share in enumerate(shares)})
+
+    assert verdict([0.4], 1000) == "above chance" and verdict([0.1], 1000) == "below chance"
+    assert verdict([0.4], 10) == "at chance"  # few questions
+    assert verdict([0.3, 0.4, 0.9], 1000) == "at chance"  # few seeds, far apart
+    assert verdict([0.39, 0.4, 0.41], 1000) == "above chance"
+    assert verdict([0.26, 0.26, 0.26], 1000) == "at chance"  # seeds agree, questions do not show it
+
+
+@test
+def the_map_of_needles_has_a_cell_for_each_length_and_depth():
+    from . import evaluation_figures
+    from . import study as studies
+
+    with tempfile.TemporaryDirectory() as place:
+        lab = measured_lab(place)
+        study = studies.load([lab])
+        shown = evaluation_figures.needle_figure(study)
+        assert [view["label"] for view in shown["views"]] == ["Transformer", "DIFF V2"], shown["views"]
+        (cells,) = shown["views"][1]["traces"]
+        assert (cells["x"], cells["y"]) == ([8, 16, 8, 16], [0, 0, 100, 100]), cells
+        made.near(cells["z"][2], 0.7)
+        assert cells["text"] == ["25*", "25*", "70", "25*"], cells
+        accuracy, spread = evaluation_figures.shots_figure(study)["views"]
+        assert accuracy["traces"][1]["x"] == [4, 8] and accuracy["traces"][2]["y"] == [0.25, 0.25], accuracy
+        made.near(spread["traces"][0]["y"][1], 0.1)
+        done = made.report(lab)
+        written = {path.name for path in (lab / "report").glob("needles-*")}
+        assert done.returncode == 0 and "needles-DIFF-V2.png" in written, (done.stderr, written)
+
+
+@test
+def damaged_synthetic_tasks_are_left_out_with_one_line():
+    with tempfile.TemporaryDirectory() as place:
+        run = measured_lab(place) / "baseline.lr0.001.seed1"
+        whole = json.loads((run / "eval.json").read_text())
+        for change, message in (
+            (lambda j: j["needles"].update(cells=3), "needles.cells is not a list"),
+            (lambda j: j["needles"]["cells"][1].update(depth=1.5), "needles.cells[1].depth is not a share"),
+            (lambda j: j["needles"].update(accuracy=None), "needles.accuracy is not a share"),
+            (lambda j: j["shots"][1].update(examples=0), "shots[1].examples is not a positive integer"),
+            (lambda j: j["shots"][0].pop("low"), "it has no shots[0].low"),
+            (lambda j: j.update(shots={}), "shots is not a list"),
+        ):
+            (run / "eval.json").write_text(json.dumps(whole))
+            made.rewrite(run / "eval.json", change)
+            expect_error(made.report(run, "--no-png"), 1, f"eval.json: {message}", lines=1)
+        (run / "eval.json").write_text(json.dumps(whole))
+        made.rewrite(run / "eval.json", lambda j: j["needles"].update(cells=[]))
+        assert made.report(run, "--no-png").returncode == 0  # no cells: nothing to show

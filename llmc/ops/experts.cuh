@@ -1,0 +1,183 @@
+/*
+experts.cuh: the experts of a mixture of experts. Equations in experts.h; products in expert_gemm.cuh.
+
+  grouping  a block per expert counts its choices, and after the sum over experts a second one lists them in order: no
+            atomics, hence the same order every time. E blocks read N K numbers each, from the L2 cache
+  mapping   gather: a row per group of lanes; combine and activation: a thread per pack; the activation's backward: a
+            block per row, which sums the gradient of its weight
+  numerics  arithmetic in fp32, each result rounded once
+*/
+#ifndef LLMC_EXPERTS_CUH
+#define LLMC_EXPERTS_CUH
+#include "cache.cuh"
+#include "expert_gemm.cuh"
+#include "fp8.cuh"
+#include "linear.cuh"
+#include "ops.h"
+
+static const bool expert_linear_rounds = false; // --gemm fp8 leaves the experts in bf16
+
+enum { GROUP_THREADS = 256 };
+static __global__ void expert_count_kernel(int *starts, const int *experts, int R) {
+    SHARED(int, memory, WARP);
+    int count = 0;
+    for (int i = (int)threadIdx.x; i < R; i += GROUP_THREADS) count += experts[i] == (int)blockIdx.x;
+    count = block_sum(count, memory);
+    if (threadIdx.x == 0) starts[blockIdx.x + 1] = count;
+}
+static __global__ void expert_starts_kernel(int *starts, int E) { // one warp
+    int sum = 0;
+    if (threadIdx.x == 0) starts[0] = 0;
+    for (int e0 = 0; e0 < E; e0 += WARP) {
+        int e = e0 + (int)threadIdx.x, x = e < E ? starts[e + 1] : 0;
+        for (int distance = 1; distance < WARP; distance *= 2) {
+            int lower = __shfl_up_sync(ALL_LANES, x, distance);
+            if ((int)threadIdx.x >= distance) x += lower;
+        }
+        if (e < E) starts[e + 1] = sum + x;
+        sum += __shfl_sync(ALL_LANES, x, WARP - 1);
+    }
+}
+static __global__ void expert_list_kernel(int *entries, int *places, const int *starts, const int *experts, int R) {
+    SHARED(int, counts, GROUP_THREADS / WARP);
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, place = starts[blockIdx.x];
+    for (int i0 = 0; i0 < R; i0 += GROUP_THREADS) {
+        int i = i0 + (int)threadIdx.x, before = 0, all = 0;
+        bool own = i < R && experts[i] == (int)blockIdx.x;
+        unsigned lanes = __ballot_sync(ALL_LANES, own);
+        if (lane == 0) counts[warp] = __popc(lanes);
+        __syncthreads();
+        for (int w = 0; w < GROUP_THREADS / WARP; w++) {
+            if (w < warp) before += counts[w];
+            all += counts[w];
+        }
+        __syncthreads(); // before the next counts
+        if (own) {
+            int p = place + before + __popc(lanes & ((1u << lane) - 1));
+            entries[p] = i;
+            places[i] = p;
+        }
+        place += all;
+    }
+}
+static inline void expert_group(int *starts, int *entries, int *places, const int *experts, Routing r) {
+    OPERATION();
+    LAUNCH(expert_count_kernel, r.E, GROUP_THREADS, 0, starts, experts, r.N * r.K);
+    LAUNCH(expert_starts_kernel, 1, WARP, 0, starts, r.E);
+    LAUNCH(expert_list_kernel, r.E, GROUP_THREADS, 0, entries, places, starts, experts, r.N * r.K);
+}
+
+template <int W>
+static __global__ void expert_gather_kernel(int lanes, floatX *y, const floatX *x, const int *entries, int R, int K,
+                                            int C) {
+    unsigned p = row_index(lanes);
+    if (p >= (unsigned)R) return;
+    cache_copy<W>(y + p * (size_t)C, x + (size_t)(entries[p] / K) * C, C, lanes);
+}
+static inline void expert_gather(floatX *y, const floatX *x, const int *entries, Routing r) {
+    OPERATION();
+    size_t R = (size_t)r.N * r.K;
+    LAUNCH_ROWS(expert_gather_kernel, packed(r.C, y, x), R, r.C, y, x, entries, (int)R, r.K, r.C);
+}
+
+template <int W>
+static __global__ void expert_combine_kernel(floatX *y, const floatX *x, const int *places, int K, int C, bool add) {
+    unsigned n = blockIdx.x, c = column_index<W>();
+    if (c >= (unsigned)C) return;
+    float sum[W] = {0}, v[W];
+    if (add) load<W>(sum, y + n * (size_t)C + c);
+    for (int k = 0; k < K; k++) {
+        load<W>(v, x + (size_t)places[n * (size_t)K + k] * C + c);
+        UNROLL
+        for (int i = 0; i < W; i++) sum[i] += v[i];
+    }
+    store<W>(y + n * (size_t)C + c, sum);
+}
+static inline void expert_combine(floatX *y, const floatX *x, const int *places, Routing r, bool add) {
+    OPERATION();
+    LAUNCH_COLUMNS(expert_combine_kernel, packed(r.C, y, x), r.N, r.C, y, x, places, r.K, r.C, add);
+}
+
+template <int W, typename Max = NoMax>
+static __global__ void expert_swiglu_forward_kernel(floatX *y, const floatX *gate_up, const float *weights,
+                                                    const int *entries, int F, Max max) {
+    unsigned p = blockIdx.x, i = column_index<W>();
+    if (i < (unsigned)F) {
+        const floatX *from = gate_up + p * 2 * (size_t)F + i;
+        float g[W], u[W], w = weights[entries[p]];
+        load<W>(g, from);
+        load<W>(u, from + F);
+        UNROLL
+        for (int k = 0; k < W; k++) u[k] *= w * (g[k] * sigmoid_of(g[k]));
+        store<W>(y + p * (size_t)F + i, u);
+        max.add(u);
+    }
+    max.finish();
+}
+static inline void expert_swiglu_forward(floatX *y, const floatX *gate_up, const real *weights, const int *entries,
+                                         int R, int F, absmax_t *max) {
+    OPERATION();
+    LAUNCH_MAX(LAUNCH_COLUMNS_EITHER, expert_swiglu_forward_kernel, max, packed(F, y, gate_up), R, F, y, gate_up,
+               weights, entries, F);
+}
+
+enum { EXPERT_ROW_THREADS = 128 };
+template <int W, typename Max = NoMax>
+static __global__ void expert_swiglu_backward_kernel(floatX *dgate_up, float *dweights, const floatX *dy,
+                                                     const floatX *gate_up, const float *weights, const int *entries,
+                                                     int F, Max max) {
+    SHARED(float, memory, WARP);
+    size_t p = blockIdx.x;
+    float w = weights[entries[p]], sum = 0;
+    for (int i = (int)threadIdx.x * W; i < F; i += EXPERT_ROW_THREADS * W) {
+        size_t at = p * 2 * (size_t)F + i;
+        float g[W], u[W], d[W];
+        load<W>(g, gate_up + at);
+        load<W>(u, gate_up + at + F);
+        load<W>(d, dy + p * (size_t)F + i);
+        UNROLL
+        for (int k = 0; k < W; k++) {
+            float s = sigmoid_of(g[k]), gk = g[k];
+            sum += d[k] * (gk * s * u[k]);                   // backward of w in y = w g s u
+            g[k] = w * d[k] * u[k] * s * (1 + gk * (1 - s)); // backward of g s, with ds/dg = s (1 - s)
+            u[k] = w * d[k] * gk * s;                        // backward of u
+        }
+        store<W>(dgate_up + at, g);
+        store<W>(dgate_up + at + F, u);
+        max.add(g);
+        max.add(u);
+    }
+    sum = block_sum(sum, memory);
+    if (threadIdx.x == 0) dweights[entries[p]] = sum;
+    max.finish();
+}
+#define LAUNCH_EXPERT_ROWS(of_packs, of_one, wide, rows, ...)                 \
+    do {                                                                      \
+        if (wide) LAUNCH(of_packs, rows, EXPERT_ROW_THREADS, 0, __VA_ARGS__); \
+        else LAUNCH(of_one, rows, EXPERT_ROW_THREADS, 0, __VA_ARGS__);        \
+    } while (0)
+static inline void expert_swiglu_backward(floatX *dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,
+                                          const real *weights, const int *entries, int R, int F, absmax_t *max) {
+    OPERATION();
+    LAUNCH_MAX(LAUNCH_EXPERT_ROWS, expert_swiglu_backward_kernel, max, packed(F, dgate_up, dy, gate_up), R, dgate_up,
+               dweights, dy, gate_up, weights, entries, F);
+}
+
+static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinear w, const int *starts, int N, int R) {
+    OPERATION();
+    int IC = w.first.IC, OC = w.first.OC;
+    ExpertGemm forward = {{false, true, false, false, 0, OC, IC, IC, IC, OC}, starts, w.count, w.stride, true};
+    (void)N;
+    expert_gemm(forward, y, x, w.first.weight, R); // y = x weight^T
+}
+static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
+                                          ExpertLinear w, const int *starts, int N, int R, bool add) {
+    OPERATION();
+    int IC = w.first.IC, OC = w.first.OC;
+    ExpertGemm to_input = {{false, false, false, false, 0, IC, OC, OC, IC, IC}, starts, w.count, w.stride, true};
+    ExpertGemm to_weight = {{true, false, add, true, OC, IC, 0, OC, IC, IC}, starts, w.count, w.stride, false};
+    (void)N;
+    expert_gemm(to_input, dx, dy, w.first.weight, R); // dx = dy weight
+    expert_gemm(to_weight, dweight, dy, x, R);        // dweight = dy^T x
+}
+#endif

@@ -1,0 +1,301 @@
+/*
+experts.h: tests of mixtures of experts: routing, models with experts, their files and options. tests/model.h compares
+their gradients with the reference.
+*/
+#ifndef TESTS_EXPERTS_H
+#define TESTS_EXPERTS_H
+#include "model.h"
+#include "program.h"
+
+static const struct ExpertCase {
+    ModelCase model;
+    int E, K, FE, shared, dense_layers;
+} expert_cases[] = {
+    {{"two of five experts, widths that are no multiples of 8", 19, 20, 2, 4, 2, 8, 12, 2, 11, true, 0, 0, false,
+      false},
+     5,
+     2,
+     13,
+     0,
+     0},
+    {{"every expert, a row more than a block", 23, 16, 2, 2, 1, 8, 12, 1, 65, false, 0, 0, false, false},
+     3,
+     3,
+     8,
+     0,
+     0},
+    {{"a shared expert of twice the width, a dense layer", 29, 24, 3, 4, 2, 8, 20, 2, 21, true, 0, 0, false, true},
+     4,
+     1,
+     16,
+     2,
+     1},
+    {{"more experts than tokens, windows", 19, 16, 3, 2, 1, 8, 12, 1, 5, true, 3, 2, false, false}, 9, 2, 8, 0, 1},
+    {{"YOCO", 19, 16, 4, 4, 2, 8, 12, 2, 11, true, 4, 0, true, false}, 4, 2, 8, 1, 1},
+};
+enum { EXPERT_CASE_COUNT = sizeof(expert_cases) / sizeof(expert_cases[0]) };
+
+static ModelConfig expert_config(int i, const char *variant) {
+    const struct ExpertCase *e = &expert_cases[i];
+    ModelConfig c = case_config(&e->model, variant_find(variant));
+    c.E = e->E, c.K = e->K, c.FE = e->FE, c.shared = e->shared, c.dense_layers = e->dense_layers;
+    return c;
+}
+
+// A model of the case with random parameters and large losses of the routers; returns B*T + 3 tokens.
+static int *expert_start(Model *m, int i, const char *variant, Purpose purpose, Recompute recompute) {
+    const ModelCase *mc = &expert_cases[i].model;
+    ModelConfig config = expert_config(i, variant);
+    model_plan(m, &config, mc->B, mc->T, purpose, recompute, 0, 1, 0);
+    model_alloc(m, NULL);
+    ops_init(m->plan.workspace_bytes);
+    case_randomise(m, 7);
+    m->router.aux_weight = 0.5, m->router.z_weight = 0.1;
+    return case_tokens(mc->B * mc->T + 3, mc->V, 3);
+}
+
+// The sum that is minimised, with the routers' losses by their definition.
+static double expert_loss(Model *m, const int *tokens, int B, int T) {
+    double loss = case_loss(m, tokens, B, T, false);
+    router_count(&m->router, &m->plan, &m->acts, B * T, B * T, true);
+    router_measure(&m->router, &m->plan, &m->acts, B * T);
+    return loss + m->router.aux_weight * m->router.aux + m->router.z_weight * m->router.z;
+}
+
+static void test_expert_differences(void) {
+    static const char *const variants[] = {"diff_v2", "baseline", "diff_v1", "diff_v2", "diff_v2"};
+    for (int i = 0; i < EXPERT_CASE_COUNT; i++) {
+        Model m;
+        int *tokens = expert_start(&m, i, variants[i], FOR_TRAINING, RECOMPUTE_NOTHING);
+        const ModelCase *mc = &expert_cases[i].model;
+        for (int t = 0; t < 2; t++) case_loss(&m, tokens, mc->B, mc->T, true); // the second writes all again
+        if (i != 3) expect_differences(&m, tokens, mc->B, mc->T, expert_loss, mc->why);
+        else { // some experts have no token, hence no gradient
+            int silent = 0;
+            for (int k = 0; k < m.plan.tensors.count; k++) {
+                const Tensor *t = &m.plan.tensors.tensors[k];
+                double norm = 0;
+                for (size_t e = 0; e < t->count; e++) norm += pow((double)m.grads[t->offset + e], 2);
+                EXPECT(isfinite(norm), "%s: %s has no gradient", mc->why, t->name);
+                if (t->row->per_expert) silent += norm == 0;
+            }
+            EXPECT(silent >= 3, "%s: %d tensors of experts have a gradient of zero", mc->why, silent);
+        }
+        case_end(&m, tokens);
+    }
+}
+
+// Equal logits: the experts with the smaller numbers. NaN comes first, so that it is not hidden.
+static void test_router_ties(void) {
+    enum { N = 4, C = 1, E = 5, K = 3 };
+    static const real x[N] = {1, 1, 1, 1}, rows[N][E] = {{0, 0, 0, 0, 0},
+                                                         {1, 2, 2, 1, 2},
+                                                         {3, (real)-INFINITY, 3, (real)-INFINITY, 5},
+                                                         {1, (real)NAN, 7, 2, (real)NAN}};
+    static const int want[N][K] = {{0, 1, 2}, {1, 2, 4}, {4, 0, 2}, {1, 4, 2}};
+    Routing r = {1, C, E, K};
+    ops_init(1 << 16);
+    for (int n = 0; n < N; n++) {
+        real logits[E], lse, weights[K], sum = 0;
+        int experts[K];
+        router_forward(logits, &lse, experts, weights, &x[n], rows[n], r);
+        for (int k = 0; k < K; k++)
+            EXPECT(experts[k] == want[n][k], "row %d: choice %d is %d, not %d", n, k, experts[k], want[n][k]);
+        for (int k = 0; k < K; k++) sum += weights[k];
+        EXPECT(n == 3 ? isnan(sum) : fabs((double)sum - 1) < 1e-6, "row %d: the weights sum to %g", n, (double)sum);
+    }
+    ops_free();
+}
+
+// One expert that takes every token is an MLP: the same gradients.
+static void test_one_expert_is_an_mlp(void) {
+    static const TensorKind pairs[][2] = {
+        {T_MLP_GATE, T_EXPERT_GATE}, {T_MLP_UP, T_EXPERT_UP}, {T_MLP_DOWN, T_EXPERT_DOWN}};
+    const ModelCase *mc = &model_cases[1];
+    ModelConfig dense = case_config(mc, variant_find("diff_v2")), moe = dense;
+    Model a, b;
+    moe.E = moe.K = 1, moe.FE = dense.F;
+    case_open(&a, &dense, mc->B, mc->T, FOR_TRAINING);
+    case_randomise(&a, 7);
+    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+    double loss = case_loss(&a, tokens, mc->B, mc->T, true);
+    model_plan(&b, &moe, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
+    model_alloc(&b, NULL);
+    case_randomise(&b, 7);
+    for (int l = 0; l < dense.L; l++)
+        for (int p = 0; p < 3; p++) {
+            const Tensor *from = tensor_of(&a.plan.tensors, pairs[p][0], l),
+                         *to = tensor_of(&b.plan.tensors, pairs[p][1], l);
+            memcpy(b.params + to->offset, a.params + from->offset, from->count * sizeof(floatX));
+        }
+    double other = case_loss(&b, tokens, mc->B, mc->T, true), epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
+    EXPECT(fabs(loss - other) <= 8 * epsilon * loss, "losses %.9g and %.9g", loss, other);
+    for (int l = 0; l < dense.L; l++)
+        for (int p = 0; p < 3; p++) {
+            const Tensor *of = tensor_of(&a.plan.tensors, pairs[p][0], l),
+                         *too = tensor_of(&b.plan.tensors, pairs[p][1], l);
+            double error = gradient_distance(b.grads + too->offset, a.grads + of->offset, of->count);
+            EXPECT(error <= 100 * epsilon, "%s: relative difference %.3g", too->name, error);
+        }
+    case_close(&b);
+    model_free(&a, true);
+    free(tokens);
+}
+
+static void expert_micro_steps(Model *m, int i, const int *tokens) {
+    const ModelCase *mc = &expert_cases[i].model;
+    for (int step = 0; step < 3; step++) {
+        m->micro_step = step;
+        model_micro_step(m, tokens + step, tokens + step + 1, NULL, mc->B, mc->T, 3.0 * mc->B * mc->T);
+    }
+    router_measure(&m->router, &m->plan, &m->acts, 3 * (int64_t)mc->B * mc->T);
+}
+
+static void test_experts_recomputed(void) {
+    for (int type = GEMM_FP32; type <= (sizeof(real) == sizeof(float) ? GEMM_FP8 : GEMM_FP32); type++)
+        for (int i = 0; i < EXPERT_CASE_COUNT; i++) {
+            Model kept, m;
+            linear_configure((GemmType)type);
+            int *tokens = expert_start(&kept, i, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING);
+            expert_micro_steps(&kept, i, tokens);
+            EXPECT(isfinite(case_grad_norm(&kept)), "%s: the gradient norm is %g", expert_cases[i].model.why,
+                   case_grad_norm(&kept));
+            for (int level = 1; level < RECOMPUTE_LEVELS; level++) {
+                free(expert_start(&m, i, "diff_v2", FOR_TRAINING, (Recompute)level));
+                expert_micro_steps(&m, i, tokens);
+                for (int t = 0; t < m.plan.tensors.count; t++) {
+                    const Tensor *of = &m.plan.tensors.tensors[t];
+                    EXPECT(memcmp(kept.grads + of->offset, m.grads + of->offset, of->count * sizeof(grad_t)) == 0,
+                           "%s, %s: --recompute %d changes the gradient of %s", gemm_choice(type),
+                           expert_cases[i].model.why, level, of->name);
+                }
+                EXPECT(m.router.aux == kept.router.aux && m.router.z == kept.router.z,
+                       "%s: --recompute %d changes the routers' losses", expert_cases[i].model.why, level);
+                model_free(&m, true);
+            }
+            case_end(&kept, tokens);
+        }
+    linear_configure(GEMM_FP32);
+}
+
+// The losses of the routers are functions of the update, not of its division into micro-steps. So are the gradients
+// without the load-balancing loss, whose shares grow with the micro-steps.
+static void test_experts_accumulate(void) {
+    const ModelCase *mc = &expert_cases[0].model;
+    Model m;
+    int *tokens = expert_start(&m, 0, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING), T = mc->T;
+    m.router.aux_weight = 0;
+    case_loss(&m, tokens, 2, T, true);
+    router_measure(&m.router, &m.plan, &m.acts, 2 * T);
+    double aux = m.router.aux, z = m.router.z;
+    size_t count = m.plan.tensors.buffer_count;
+    grad_t *whole = (grad_t *)checked_calloc(count, sizeof(grad_t));
+    memcpy(whole, m.grads, count * sizeof(grad_t));
+    for (int b = 0; b < 2; b++) {
+        m.micro_step = b;
+        model_micro_step(&m, tokens + b * T, tokens + b * T + 1, NULL, 1, T, 2.0 * T);
+    }
+    router_measure(&m.router, &m.plan, &m.acts, 2 * T);
+    double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23, error = gradient_distance(m.grads, whole, count);
+    EXPECT(error <= 50 * epsilon, "one micro-step or two: relative difference %.3g", error);
+    EXPECT(fabs(m.router.aux - aux) < 50 * epsilon && fabs(m.router.z - z) < 50 * epsilon,
+           "one micro-step or two: load balancing %.9g and %.9g, z %.9g and %.9g", aux, m.router.aux, z, m.router.z);
+    EXPECT(aux > 0.9 && z > 0, "load balancing %g, z %g", aux, z);
+    free(whole);
+    case_end(&m, tokens);
+}
+
+// Generation with a cache computes the logits of a whole forward.
+static void test_experts_generate(void) {
+    for (int i = 0; i < EXPERT_CASE_COUNT; i++) {
+        const ModelCase *mc = &expert_cases[i].model;
+        Model m, cached;
+        int *tokens = expert_start(&m, i, "diff_v2", FOR_EVALUATION, RECOMPUTE_NOTHING);
+        ModelConfig config = expert_config(i, "diff_v2");
+        float *want = (float *)checked_calloc(mc->V, sizeof(float)),
+              *got = (float *)checked_calloc(mc->V, sizeof(float));
+        model_plan(&cached, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
+        model_alloc(&cached, &m);
+        ops_init(max_size(m.plan.workspace_bytes, cached.plan.workspace_bytes));
+        int half = mc->T / 2;
+        model_prefill(&cached, 0, tokens, half, got);
+        for (int t = half; t < mc->T; t++) {
+            model_decode(&cached, tokens + t, &t, 1, got);
+            case_loss(&m, tokens, 1, t + 1, false);
+            model_logits(&m, m.acts.norm_final + (size_t)t * config.C, 1, want);
+            for (int v = 0; v < mc->V; v++)
+                EXPECT(fabs((double)(got[v] - want[v])) < 1e-4, "%s: position %d, logit %d is %g, not %g", mc->why, t,
+                       v, (double)got[v], (double)want[v]);
+        }
+        free(want);
+        free(got);
+        model_free(&cached, false);
+        case_end(&m, tokens);
+    }
+}
+
+// By the definitions, from the weights of the router.
+static void test_router_statistics(void) {
+    Model m;
+    int *tokens = expert_start(&m, 2, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING), l = 1;
+    const ModelCase *mc = &expert_cases[2].model;
+    const ModelConfig *c = &m.plan.config;
+    case_loss(&m, tokens, mc->B, mc->T, false);
+    const LayerActivations *a = &m.acts.layers[l];
+    LayerStats s = layer_stats(&m.plan, a, l, model_key_set(&m, l, 0, mc->B, mc->T, 0));
+    double load[8] = {0}, entropy = 0, largest = 0, N = mc->B * mc->T;
+    for (int n = 0; n < (int)N; n++) {
+        double logits[8], sum = 0;
+        int best = 0;
+        for (int e = 0; e < c->E; e++) {
+            logits[e] = 0;
+            for (int i = 0; i < c->C; i++)
+                logits[e] += (double)a->norm2[n * c->C + i] * (double)param(&m, T_ROUTER, l)[e * c->C + i];
+            sum += exp(logits[e]);
+            largest = fmax(largest, fabs(logits[e]));
+            if (logits[e] > logits[best]) best = e;
+        }
+        for (int e = 0; e < c->E; e++) entropy -= exp(logits[e]) / sum * log(exp(logits[e]) / sum) / N;
+        load[best] += c->E / N;
+    }
+    EXPECT(s.experts == 4 && c->K == 1, "%d experts", s.experts);
+    for (int e = 0; e < c->E; e++)
+        EXPECT(fabs(s.router.load[e] - load[e]) < 1e-9, "expert %d: load %g, not %g", e, s.router.load[e], load[e]);
+    EXPECT(fabs(s.router.entropy - entropy) < 1e-5 && fabs(s.router.largest_logit - largest) < 1e-5 * largest,
+           "entropy %g, not %g; largest logit %g, not %g", s.router.entropy, entropy, s.router.largest_logit, largest);
+    s = layer_stats(&m.plan, &m.acts.layers[0], 0, model_key_set(&m, 0, 0, mc->B, mc->T, 0));
+    EXPECT(s.experts == 0, "a layer without experts has %d", s.experts);
+    case_end(&m, tokens);
+}
+
+static void test_experts_match_parameters(void) {
+    for (int active = 0; active < 2; active++)
+        for (int i = 0; i < 3; i++) {
+            ModelConfig c = expert_config(i, "diff_v2");
+            c.FE = 500;
+            ModelConfig plain = model_as_baseline(&c), wider;
+            c.FE = model_match_ffn(&c, active);
+            wider = c, wider.FE++;
+            double want = (double)model_parameter_count(&plain, active),
+                   have = (double)model_parameter_count(&c, active),
+                   step = (double)model_parameter_count(&wider, active) - have;
+            EXPECT(c.FE < 500 && fabs(have - want) <= step / 2 + 1, "case %d: %g parameters instead of %g", i, have,
+                   want);
+        }
+}
+
+static const Test expert_tests[] = {
+    {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
+    {"one expert is an MLP", test_one_expert_is_an_mlp},
+    {"gradients of experts are bitwise equal at every level of recomputation", test_experts_recomputed},
+    {"gradients and losses of experts add up over micro-steps", test_experts_accumulate},
+    {"generation with experts computes the logits of a whole forward", test_experts_generate},
+    {"statistics of a router are those of its definition", test_router_statistics},
+    {"--match-params and --match-active change the width of the experts", test_experts_match_parameters},
+};
+enum { EXPERT_TEST_COUNT = sizeof(expert_tests) / sizeof(expert_tests[0]) };
+static const Test expert_fp64_tests[] = {
+    {"gradients of models with experts equal finite differences", test_expert_differences},
+};
+enum { EXPERT_FP64_TEST_COUNT = sizeof(expert_fp64_tests) / sizeof(expert_fp64_tests[0]) };
+#endif
