@@ -112,8 +112,8 @@ ifeq ($(filter clean format help rooms test uninstall,$(MAKECMDGOALS)),)
   $(call stamp,$(BUILD)/revision.c,const char program_revision[] = "$(REVISION)";)
 endif
 
-.PHONY: all install uninstall test bench format rooms help clean \
-    all-archs train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
+.PHONY: all install uninstall test bench format rooms help clean all-archs
+.PHONY: train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 all: train_diffv2 text_to_shards
 
 # Phony: another BUILD or PRECISION may have made the copy. -f: the program may be running.
@@ -128,9 +128,10 @@ $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c 
 	$(CC) -std=c11 $(WARN) -fPIE -c -o $@ $<
 
 # encode_text is the tokenizer as a filter, for data/test_tokenizer.py, and round_fp8 the rounding of FP8, for
-# tests/fp8_test.py. test_operations has a part of the tests of test_diffv2. train_diffv2_cpp is the
-# trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has planned faults and single_diffv2 has no MPI,
-# for the tests of several ranks; without optimization they compile in half the time.
+# tests/fp8_test.py. test_operations has a part of the tests of test_diffv2.
+# train_diffv2_cpp is the trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has
+# planned faults and single_diffv2 has no MPI, for the tests of several ranks; without optimization they compile in half
+# the time.
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
 PROGRAMS = train_diffv2 test_diffv2 test_operations bench encode_text round_fp8 faulty_diffv2 single_diffv2
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/revision.o

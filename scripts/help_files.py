@@ -213,11 +213,7 @@ def main():
         return
     dated = len(words) == 2 and words[0] == "man" and re.fullmatch(r"\d{4}-\d\d-\d\d", words[1])
     if words not in (["bash"], ["zsh"]) and not dated:
-        fail(
-            f"unexpected arguments {words}: usage: train_diffv2 --help | scripts/help_files.py bash | zsh | "
-            "man YYYY-MM-DD",
-            2,
-        )
+        fail(f"unexpected arguments {words}: usage: train_diffv2 --help | help_files.py bash | zsh | man YYYY-MM-DD", 2)
     usage, description, options, status = parse(sys.stdin.read())
     if dated:
         print(man(usage, description, options, status, words[1]), end="")

@@ -2,7 +2,8 @@
 """Tests scripts/export_run.py: what it writes is read back by csv, TensorBoard's EventAccumulator and W&B's DataStore.
 The expected rows are made here from the text of log.jsonl. The last line is "N passed, N failed".
 
-Usage: tests/export_test.py [WORD...]    those whose name contains a WORD; requires scripts/export_python
+Usage: tests/export_test.py [WORD...]    those whose name contains a WORD
+Requires the Python packages of scripts/export_python.
 Variables: TRAIN_DIFFV2 (build/train_diffv2)
 Exit status: 0 all passed, 1 some failed, 2 usage.
 """
