@@ -62,9 +62,10 @@ typedef struct {
 
 // A number of at most 9 digits, at *text, which it advances; -1: none.
 static inline int synthetic_number(const char **text) {
-    int number = 0, digits = 0;
-    for (; isdigit((unsigned char)**text) && digits < 9; digits++) number = 10 * number + *(*text)++ - '0';
-    return digits == 0 || isdigit((unsigned char)**text) ? -1 : number;
+    size_t digits = strspn(*text, "0123456789");
+    int number = digits >= 1 && digits <= 9 ? atoi(*text) : -1;
+    *text += digits;
+    return number;
 }
 
 // --eval-needles: N:R. Returns what is wrong, or NULL.

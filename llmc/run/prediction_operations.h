@@ -367,6 +367,7 @@ static inline void predict_update(Prediction *p) {
 
 static inline void predict_fp8_copy(Prediction *p, LinearKind kind, LayerKind layers) {
     Linear w = linear_shape(p->plan, kind, layers.l);
+    if (w.OC == 0) return;
     predict_begin(p, PART_UPDATE);
     predict_rows(p, CLASS_FP8, "linear_copy_weight", layers.count, 3,
                  absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2));

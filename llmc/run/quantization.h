@@ -68,8 +68,11 @@ static inline void quantize_weights(const Quantization *q, const ModelPlan *plan
     const WeightCopies none = {NULL, NULL};
     for (int l = 0; l < plan->config.L && q->weight_bits; l++)
         for (int kind = 0; kind <= (l == yoco_layer(&plan->config) ? LINEAR_KV : LINEAR_BLOCK_COUNT - 1); kind++) {
-            Linear w = linear_at(plan, params, &none, NULL, (LinearKind)kind, l);
-            quantize_inplace(params + (w.weight - params), w.OC, w.IC, w.IC, q->weight_bits, q->whole);
+            if (linear_shape(plan, (LinearKind)kind, l).OC == 0) continue;
+            ExpertLinear w = expert_linear_at(plan, params, &none, NULL, (LinearKind)kind, l);
+            for (int e = 0; e < linear_count(plan, (LinearKind)kind); e++)
+                quantize_inplace(params + (w.first.weight - params) + (size_t)e * w.stride, w.first.OC, w.first.IC,
+                                 w.first.IC, q->weight_bits, q->whole);
         }
 }
 #endif
