@@ -795,10 +795,10 @@ static const struct {
     {{"x", "--init=m", "--dry-run", "--tie-embeddings", NULL}, 1, "--tie-embeddings contradicts"},
     {{"x", "--init=m", "--dry-run", "--heads=2", "--ffn=95", "--head-dim=8", NULL}, 3, "--ffn 95 contradicts"},
     {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=96", NULL}, 0, ""},
-    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "--ffn 95 requires a width of 95; "
+    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "--ffn 95 requires an MLP width of 95; "
      "the loaded model has 96"},
     {{"x", "--init=m", "--dry-run", "--match-params", "--preset=tiny", "--hidden=64", "--layers=3",
-      "--head-dim=16", "--vocab=1000", NULL}, 2, "--ffn 352 requires a width of 352; the loaded"},
+      "--head-dim=16", "--vocab=1000", NULL}, 2, "--ffn 352 requires an MLP width of 352; the loaded"},
     // tiny differs in layers, hidden, head-dim, ffn, vocab and tied; heads and key/value heads agree
     {{"x", "--init=m", "--dry-run", "--preset=tiny", NULL}, 6, "--preset tiny, with --layers 4, contradicts"},
     {{"x", "--init=m", "--dry-run", "--preset=tiny", "--layers=3", "--no-tie-embeddings", NULL}, 4, "--hidden 128"},

@@ -306,7 +306,7 @@ static void test_prediction_fp8(void) {
     double products = 1e-9 * work / (0.7 * 1978.8), ms = p.class_ms[CLASS_BLOCK_GEMMS], ratio = q.step_ms / p.step_ms;
     EXPECT((double)fp8.model.copies_bytes == copies && bf16.model.copies_bytes == 0,
            "copies of %zu and %zu bytes, %.0f", fp8.model.copies_bytes, bf16.model.copies_bytes, copies);
-    EXPECT(fp8.model.activations_bytes == bf16.model.activations_bytes + round_up(L * 4 * 2 * 4, 256),
+    EXPECT(fp8.model.activations_bytes == bf16.model.activations_bytes + round_up(L * LINEAR_BLOCK_COUNT * 2 * 4, 256),
            "%zu and %zu bytes of activations", fp8.model.activations_bytes, bf16.model.activations_bytes);
     EXPECT(predicted_sum(&p, "linear_copy_weight", false) == 6 * count, "copies move %.6g bytes, not %.6g",
            predicted_sum(&p, "linear_copy_weight", false), 6 * count);

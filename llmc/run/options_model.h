@@ -65,6 +65,7 @@ static inline void options_derive(Options *o, int ranks) {
 static inline bool options_match(const Options *o) { return o->match_params || o->match_active; }
 // The option of that width.
 static inline const char *options_match_name(const ModelConfig *c) { return c->E ? "expert-ffn" : "ffn"; }
+static inline const char *options_match_kind(const ModelConfig *c) { return c->E ? "expert" : "MLP"; }
 
 static inline ModelConfig options_config(const Options *o) {
     ModelConfig c;
@@ -400,9 +401,9 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
         *model_match_width(&matched) = (int)options_width(o, loaded);
         int width = model_match_ffn(&matched, o->match_active), have = loaded->E ? loaded->FE : loaded->F;
         if (width != have)
-            REFUSE(count, "--match-%s with --%s %" PRId64 " requires a width of %d; the loaded model has %d",
-                   o->match_active ? "active" : "params", options_match_name(loaded), options_width(o, loaded), width,
-                   have);
+            REFUSE(count, "--match-%s with --%s %" PRId64 " requires an %s width of %d; the loaded model has %d",
+                   o->match_active ? "active" : "params", options_match_name(loaded), options_width(o, loaded),
+                   options_match_kind(loaded), width, have);
     }
     const AttentionVariant *attention = &attention_variants[o->attention];
     if (options_given(o, "attention") && attention != loaded->attention)
@@ -447,8 +448,9 @@ static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
         *option_int(o, option_rows[width].field) = options_width(o, loaded);
         o->has[width] = true;
     } else if (options_match(o)) {
-        warn("--match-%s: using the loaded model's width %d, because no --%s or --preset specifies what to match",
-             o->match_active ? "active" : "params", loaded->E ? loaded->FE : loaded->F, option_rows[width].name);
+        warn("--match-%s: using the loaded model's %s width %d, because no --%s or --preset specifies what to match",
+             o->match_active ? "active" : "params", options_match_kind(loaded), loaded->E ? loaded->FE : loaded->F,
+             option_rows[width].name);
         o->match_params = o->match_active = false;
     }
     for (int i = 0; i < MODEL_DIM_COUNT; i++) {
