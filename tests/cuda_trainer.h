@@ -116,7 +116,7 @@ static void expect_error(const ProgramResult *r, const char *text) {
 // Compares two dumps of gradients. In fp32 they agree to rounding, which grows with the depth of the model. In bf16,
 // which rounds each activation to 8 bits, directions agree to `cosine` and lengths to 15%. The gradients of lambda
 // vectors are a scalar times another vector; much of the scalar cancels, and cuDNN rounds probabilities too: 40% (24%
-// was seen, and less than 15% without cuDNN). The fp32 build tests exact factors. exact: the comparison of fp32.
+// was seen, and less than 15% without cuDNN). In fp32 it costs two bits. exact: the comparison of fp32.
 static void compare_dumps(const char *what, double cosine, bool exact, const char *cpu, const char *gpu) {
     SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
     double largest = 0;
@@ -137,16 +137,15 @@ static void compare_dumps(const char *what, double cosine, bool exact, const cha
             free(y);
             double norm = sqrt(xx), epsilon = exact ? 0x1p-23 : 0x1p-8;
             bool loss = strcmp(t->name, "loss") == 0;
+            bool lambda = strstr(t->name, ".lambda_q") || strstr(t->name, ".lambda_k");
             if (pass == 0) largest = loss ? largest : fmax(largest, norm);
             else if (loss)
                 EXPECT(sqrt(error) <= 8 * epsilon * norm, "%s: losses differ by %.3g of %.6g", what, sqrt(error), norm);
             else if (exact)
-                EXPECT(sqrt(error) <= 64 * epsilon * norm + 4 * epsilon * largest, "%s: %s is off by %.3g of its norm",
-                       what, t->name, sqrt(error) / norm);
+                EXPECT(sqrt(error) <= (lambda ? 256 : 64) * epsilon * norm + 4 * epsilon * largest,
+                       "%s: %s is off by %.3g of its norm", what, t->name, sqrt(error) / norm);
             else if (norm > 1e-3 * largest)
-                EXPECT(xy >= cosine * sqrt(xx * yy) &&
-                           fabs(sqrt(yy) / norm - 1) <
-                               (strstr(t->name, ".lambda_q") || strstr(t->name, ".lambda_k") ? 0.4 : 0.15),
+                EXPECT(xy >= cosine * sqrt(xx * yy) && fabs(sqrt(yy) / norm - 1) < (lambda ? 0.4 : 0.15),
                        "%s: %s: cosine %.5f, %.3f times as long", what, t->name, xy / sqrt(xx * yy), sqrt(yy) / norm);
         }
     safetensors_close(a);
@@ -228,6 +227,8 @@ static void test_fp8_gradients_of_variants(void) {
         ProgramResult r;
         double least = least_cosine(&attention_variants[v]), cosine = cuda_fp32 ? 1 : least; // before FP8 adds to it
         double cancels = (1 / (least * least) - 1) / (1 / (plain * plain) - 1); // how much a difference of maps adds
+        // a norm per head amplifies the errors of rows that are a fraction of their maps: 10 times was seen with AVX2
+        if (attention_variants[v].norm == NORM_HEAD) cancels = 200;
         bool run = true;
         for (int gpu = 0; gpu < 2; gpu++)
             run = run_in(&r, &directory, gpu ? device_trainer() : cpu_trainer(), 0,
