@@ -11,13 +11,17 @@ import sys
 from pathlib import Path
 
 from . import claims, cli, run_directory, study as studies, tables
-from .markdown import table
+from .table import Table, as_markdown
 
 VERDICTS = ("supported", "contradicted", "not shown", "not measured", "measured elsewhere")
 
 
 def fail(message, status=1):
     cli.fail("lab scoreboard", message, status)
+
+
+def table(head, rows):
+    return as_markdown(Table("", head, rows))
 
 
 def parse_arguments(words):
