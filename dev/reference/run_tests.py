@@ -12,9 +12,9 @@ import torch
 import transformers
 
 
-def run_tests(functions, arguments=None):
-    """The exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+def run_tests(functions, remark=None):
+    """The exit status. remark(): a text for the line before the last."""
+    arguments = sys.argv[1:]
     words, passed, failed = [a for a in arguments if a != "--all"], 0, 0
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -29,6 +29,7 @@ def run_tests(functions, arguments=None):
             note, verdict, failed = str(error), "FAIL", failed + 1
         title = name.partition("test_")[2].replace("_", " ")
         print(f"{verdict} {title}{f': {note}' if note else ''} ({time.monotonic() - start:.1f} s)", flush=True)
-    print(f"     PyTorch {torch.__version__}, transformers {transformers.__version__}")
+    more = f", {remark()}" if remark else ""
+    print(f"     PyTorch {torch.__version__}, transformers {transformers.__version__}{more}")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0

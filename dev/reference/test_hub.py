@@ -599,9 +599,9 @@ def test_what_the_program_has_no_place_for_is_refused_by_name():
 
 
 if __name__ == "__main__":
-    status = run_tests(globals())
-    print(
-        f"largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in float32",
-        file=sys.stderr,
+    sys.exit(
+        run_tests(
+            globals(),
+            lambda: f"largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in float32",
+        )
     )
-    sys.exit(status)
