@@ -512,7 +512,7 @@ test_vectorised_kernels_store_16_bytes_at_a_time() {
     [ -x "$nvcc" ] || skip "no $nvcc"
     kernels='adamw scale fill swiglu_forward swiglu_backward rope embedding_forward'
     with_max='swiglu_forward swiglu_backward gate_forward'
-    kernels+=' gate_forward'
+    kernels+=' gate_forward expert_swiglu_forward expert_gather expert_combine'
     per_head='head_norm_forward exclusive_backward' # their second argument is a number
     per_head_with_max='exclusive_forward diff_combine_forward'
     file "$tree/kernels.cu" "#define DEVICE_OPS
@@ -526,7 +526,7 @@ $(printf '(const void *)%s_kernel<PACK, 2, Absmax>, ' $per_head_with_max)};"
     "$nvcc" -std=c++17 -O3 -arch=sm_90 -I. -ptx -o "$tree/ptx" "$tree/kernels.cu" 2>"$tree/err" \
         || fail "$(tail -n 3 "$tree/err")"
     for name in $kernels $per_head $per_head_with_max; do
-        awk -v kernel="${name}_kernelILi8E" '/\.entry / { here = index($0, kernel) }
+        awk -v kernel="[0-9]${name}_kernelILi8E" '/\.entry / { here = match($0, kernel) }
             here && /st\.global/ { stores++; narrow += !/st\.global\.v4\.(u|b|f)32/ }
             END { exit stores == 0 || narrow > 0 }' "$tree/ptx" || fail "${name}_kernel has narrower stores, or none"
     done
@@ -556,7 +556,7 @@ test_every_python_package_is_pinned_with_hashes() {
         -e '-m"?,? "?pip"?,? +"?(install|download)' data dev scripts >"$tree/calls"
     [ "$(wc -l <"$tree/calls")" -ge 3 ] || fail "calls of pip are not found: $(cat "$tree/calls")"
     while IFS=: read -r file line _; do
-        sed -n "$line,$((line + 1))p" "$file" | grep -q -- --require-hashes \
+        sed -n "$line,$((line + 2))p" "$file" | grep -q -- --require-hashes \
             || fail "$file:$line calls pip without --require-hashes"
     done <"$tree/calls"
 }
