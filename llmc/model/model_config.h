@@ -185,9 +185,8 @@ typedef struct {
     Dim shape[2];     // the second is DIM_NONE for a vector; a tensor with a dimension of size 0 does not exist
     Init init;
     bool decay;
-    bool joined; // stored directly after the previous tensor, as one matrix for a fused GEMM
-    bool
-        per_expert; // one for each expert, after "block_sparse_moe.experts.E."; joined ones alternate with the previous
+    bool joined;     // stored directly after the previous tensor, as one matrix for a fused GEMM
+    bool per_expert; // one for each expert e, named "block_sparse_moe.experts.e." and `name`
 } TensorRow;
 
 // clang-format off
