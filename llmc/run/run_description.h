@@ -18,7 +18,7 @@ typedef struct {
     char **argv;
     const Options *options;
     size_t parameters, active_parameters; // active: those that a token passes
-    int F, FE; // widths of the MLP and, with experts, of one; else FE is 0
+    int F, FE;                            // widths of the MLP and, with experts, of one; else FE is 0
     double flops_per_token;
     const DataLoader *train, *val; // val: NULL without --val-data
     const ChoiceTasks *choices;
