@@ -1570,6 +1570,7 @@ static void run_open_log(Run *run, const Resume *resume, int argc, char **argv) 
                       argv,
                       &run->options,
                       plan->tensors.parameter_count,
+                      model_parameter_count(&plan->config, true),
                       plan->config.F,
                       plan->config.FE,
                       per_token,

@@ -293,7 +293,6 @@ static inline int options_exclusions(const Options *o) {
     if (o->device && !o->dry_run) REFUSE(problems, "--device requires --dry-run");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
         REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
-    if (o->device && o->experts) REFUSE(problems, "--device does not predict models with experts; leave it out");
     if (o->dry_run_out && !o->device) REFUSE(problems, "--dry-run-out requires --device");
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
     const DevicePeak *gpu = o->device ? device_peak_named(o->device) : NULL;

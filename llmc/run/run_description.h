@@ -17,7 +17,7 @@ typedef struct {
     int argc;
     char **argv;
     const Options *options;
-    size_t parameters;
+    size_t parameters, active; // active: those that a token passes
     int F, FE; // widths of the MLP and, with experts, of one; else FE is 0
     double flops_per_token;
     const DataLoader *train, *val; // val: NULL without --val-data
@@ -35,6 +35,7 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON_AddItemToObject(json, "options", options_to_json(f->options));
     cJSON *model = cJSON_AddObjectToObject(json, "model"); // with the data of a step, what a comparison of runs needs
     json_add_u64(model, "parameters", f->parameters);
+    if (f->FE) json_add_u64(model, "active_parameters", f->active);
     cJSON_AddNumberToObject(model, "ffn", f->F);
     if (f->FE) cJSON_AddNumberToObject(model, "expert_ffn", f->FE);
     cJSON_AddNumberToObject(model, "flops_per_token", f->flops_per_token);
