@@ -188,11 +188,11 @@ static void test_cache_bytes(void) {
     static const struct {
         PredictedLayers layers;
         size_t positions; // of all layers, per sequence
-    } cases[] = {{{0, 0, false}, (size_t)L * T},
-                 {{W, 0, false}, (size_t)L * W},
-                 {{W, 6, false}, (size_t)20 * W + 4 * T},
-                 {{W, 0, true}, (size_t)L / 2 * W + T},
-                 {{2 * T, 0, false}, (size_t)L * T}};
+    } cases[] = {{{0, 0, false, 0, 0}, (size_t)L * T},
+                 {{W, 0, false, 0, 0}, (size_t)L * W},
+                 {{W, 6, false, 0, 0}, (size_t)20 * W + 4 * T},
+                 {{W, 0, true, 0, 0}, (size_t)L / 2 * W + T},
+                 {{2 * T, 0, false, 0, 0}, (size_t)L * T}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         PredictedRun run;
         ModelPlan plan;
@@ -401,7 +401,7 @@ static void test_experts_used(void) {
 // A step of 30b-a3b on an H200. Weights are counted by hand: 48 layers with 128 experts of 3 * 768 * 2048.
 static void test_prediction_of_experts(void) {
     const double weights = 48.0 * 128 * 3 * 768 * 2048, rows = 48.0 * 4096 * 8;
-    PredictedRun run, one;
+    PredictedRun run;
     predicted_run(&run, "H200", "30b-a3b", "diff_v2", 0, 1, 1);
     Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
     double bytes = predicted_sum(&p, "expert_linear_forward", false);
@@ -419,9 +419,8 @@ static void test_prediction_of_experts(void) {
     predicted_run_free(&run);
 
     predicted_run(&run, "H200", "30b-a3b", "diff_v2", 0, 1, 1);
-    one = run;
-    one.model.B = 1, one.model.T = 1; // of one token: 8 experts per layer
-    p = predict_step(&one.model, &one.options, ASSUMPTION_COUNT);
+    run.model.T = 1, run.options.total_batch = 1; // of one token: 8 experts per layer
+    p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
     bytes = predicted_sum(&p, "expert_linear_forward", false);
     want = 2 * (weights / 16 + 48.0 * 8 * (2048 + 2 * 768 + 768 + 2048));
     EXPECT(fabs(bytes / want - 1) < 1e-9, "one token reads %.9g bytes, not %.9g", bytes, want);
