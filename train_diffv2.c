@@ -374,7 +374,7 @@ static void block_route(Model *model, int l, int N) {
     Routing r = plan_routing(&model->plan, N);
     if (!a->starts) return;
     router_forward(a->router_logits, a->router_lse, a->experts, a->expert_weights, a->norm2, param(model, T_ROUTER, l),
-                   r);
+                   param(model, T_ROUTER_BIAS, l), r);
     expert_group(a->starts, a->entries, a->places, a->experts, r);
 }
 
@@ -826,6 +826,12 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
         for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
             const grad_t *grads = model->own_grads ? model->own_grads + r.compact_at : model->grads + r.at;
             real *master = model->master ? model->master + r.compact_at : NULL;
+            if (t->row->kind == T_ROUTER_BIAS) {
+                const real *loads = router_loads(&model->router, &model->plan, &model->acts, t->layer);
+                router_balance(model->params + r.at, master, loads, model->router.bias_rate, model->plan.config.E,
+                               (int)r.begin, (int)r.count);
+                continue;
+            }
             adamw_update(model->params + r.at, master, grads, model->m + r.compact_at, model->v + r.compact_at, r.count,
                          scale, lr, o->beta1, o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
         }
@@ -1451,6 +1457,7 @@ static void run_alloc(Run *run) {
     run->micro_steps = (int)(o->total_batch / ((int64_t)N * ranks));
     run->model.router.aux_weight = o->router_aux;
     run->model.router.z_weight = o->router_z;
+    run->model.router.bias_rate = o->router_bias ? o->router_bias_rate : 0;
 }
 
 // --tune-gemm: measures the matrix products of two micro-steps: one writes the gradients, one adds to them.

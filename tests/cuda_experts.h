@@ -10,7 +10,7 @@ static void fill_eighths(Tensor &t) {
     for (size_t k = 0; k < t.count; k++) t.set(k, (test_random_int(&test_random, 9) - 4) / 8.0);
 }
 
-// n: N C E K, and whether the two losses of the router have weights
+// n: N C E K, whether the two losses of the router have weights, whether there is a bias
 static void check_router(const Case *c) {
     Routing r = {c->n[0], c->n[1], c->n[2], c->n[3]};
     twin::Routing t = {r.N, r.C, r.E, r.K};
@@ -23,34 +23,43 @@ static void check_router(const Case *c) {
                &lse = o.out_fp32("lse", (size_t)r.N), &weights = o.out_fp32("weights", NK),
                &experts = o.out_ints("experts", NK), &totals = o.updated_fp32("totals", totals_count),
                &loads = o.in_fp32("loads", (size_t)r.E), &dx = o.updated("dx", product(r.N, r.C)),
-               &dweight = o.updated_fp32("dweight", product(r.E, r.C));
+               &dweight = o.updated_fp32("dweight", product(r.E, r.C)), &bias = o.updated("bias", (size_t)r.E),
+               &master = o.updated_fp32("master", (size_t)r.E);
+        int begin = r.E / 3, count = r.E - begin;
         fill_eighths(x);
         fill_eighths(weight);
+        fill_eighths(bias);
         for (size_t e = 0; e < (size_t)r.E; e++) loads.set(e, c->n[4] ? 1 + test_random_int(&test_random, 9) : NAN);
         if (!add) dweight.poison();
         o.run(router_workspace_bytes(r), [&] {
-            router_forward(logits.f(), lse.f(), experts.i(), weights.f(), x.x(), weight.x(), r);
+            router_forward(logits.f(), lse.f(), experts.i(), weights.f(), x.x(), weight.x(),
+                           c->n[5] ? bias.x() : nullptr, r);
             router_totals(totals.f(), logits.f(), lse.f(), experts.i(), r);
             router_backward(dx.x(), dweight.f(), dweights.f(), x.x(), weight.x(), logits.f(), lse.f(), experts.i(),
                             weights.f(), loads.f(), (float)balance, (float)z, r, add);
+            router_balance(bias.x() + begin, add ? master.f() + begin : nullptr, loads.f(), 0.125, r.E, begin, count);
         });
         twin_workspace(twin::router_workspace_bytes(t));
-        twin::router_forward(logits.t(), lse.t(), experts.twin_ints.data(), weights.t(), x.t(), weight.t(), t);
+        twin::router_forward(logits.t(), lse.t(), experts.twin_ints.data(), weights.t(), x.t(), weight.t(),
+                             c->n[5] ? bias.t() : nullptr, t);
         twin::router_totals(totals.t(), logits.t(), lse.t(), experts.twin_ints.data(), t);
         twin::router_backward(dx.t(), dweight.t(), dweights.t(), x.t(), weight.t(), logits.t(), lse.t(),
                               experts.twin_ints.data(), weights.t(), loads.t(), balance, z, t, add);
+        twin::router_balance(bias.t() + begin, add ? master.t() + begin : nullptr, loads.t(), 0.125, r.E, begin, count);
+        o.expect(bias, {1, 0});
+        o.expect(master, {1, 0});
         o.expect_ints(experts);
         o.expect(logits, {0, 0});
         o.expect(lse, {4 + error_of_sum(r.E), 1});
         o.expect(weights, {8 + error_of_sum(r.K), 0});
-        o.expect(totals, {8 + error_of_sum(r.N), 0});
+        o.expect(totals, {24 + error_of_sum(r.N), 0}); // exp(x) for x from -16 has the error of x
         // the gradient of a logit is at most `most`, and is rounded to floatX before the products
         double most = 1 + 2 * balance + 2 * z * 8, step = ROUND_STORE / ROUND_FP32;
         o.expect(dx, {4, most / 2 * (error_of_product(r.E) + step * sqrt((double)r.E) * 3)});
         o.expect(dweight, {4, most / 2 * (error_of_product(r.N) + step * sqrt((double)r.N) * 3)});
     }
 }
-static const Check router_check = {"router", check_router, "N C E K losses"};
+static const Check router_check = {"router", check_router, "N C E K losses bias"};
 
 // K different experts for each token. skew 0: any; 1: the same for all tokens; 2: only those with even numbers, if
 // there are enough

@@ -10,6 +10,7 @@ their gradients with the reference.
 static const struct ExpertCase {
     ModelCase model;
     int E, K, FE, shared, dense_layers;
+    bool bias;
 } expert_cases[] = {
     {{"two of five experts, widths that are no multiples of 8", 19, 20, 2, 4, 2, 8, 12, 2, 11, true, 0, 0, false,
       false},
@@ -17,28 +18,38 @@ static const struct ExpertCase {
      2,
      13,
      0,
-     0},
+     0,
+     false},
     {{"every expert, a row more than a block", 23, 16, 2, 2, 1, 8, 12, 1, 65, false, 0, 0, false, false},
      3,
      3,
      8,
      0,
-     0},
+     0,
+     false},
     {{"a shared expert of twice the width, a dense layer", 29, 24, 3, 4, 2, 8, 20, 2, 21, true, 0, 0, false, true},
      4,
      1,
      16,
      2,
-     1},
-    {{"more experts than tokens, windows", 19, 16, 3, 2, 1, 8, 12, 1, 5, true, 3, 2, false, false}, 9, 2, 8, 0, 1},
-    {{"YOCO", 19, 16, 4, 4, 2, 8, 12, 2, 11, true, 4, 0, true, false}, 4, 2, 8, 1, 1},
+     1,
+     false},
+    {{"more experts than tokens, windows", 19, 16, 3, 2, 1, 8, 12, 1, 5, true, 3, 2, false, false},
+     9,
+     2,
+     8,
+     0,
+     1,
+     false},
+    {{"YOCO, a bias", 19, 16, 4, 4, 2, 8, 12, 2, 11, true, 4, 0, true, false}, 4, 2, 8, 1, 1, true},
 };
 enum { EXPERT_CASE_COUNT = sizeof(expert_cases) / sizeof(expert_cases[0]) };
 
 static ModelConfig expert_config(int i, const char *variant) {
     const struct ExpertCase *e = &expert_cases[i];
     ModelConfig c = case_config(&e->model, variant_find(variant));
-    c.E = e->E, c.K = e->K, c.FE = e->FE, c.shared = e->shared, c.dense_layers = e->dense_layers;
+    c.E = e->E, c.K = e->K, c.FE = e->FE, c.shared = e->shared, c.dense_layers = e->dense_layers,
+    c.router_bias = e->bias;
     return c;
 }
 
@@ -98,13 +109,100 @@ static void test_router_ties(void) {
     for (int n = 0; n < N; n++) {
         real logits[E], lse, weights[K], sum = 0;
         int experts[K];
-        router_forward(logits, &lse, experts, weights, &x[n], rows[n], r);
+        router_forward(logits, &lse, experts, weights, &x[n], rows[n], NULL, r);
         for (int k = 0; k < K; k++)
             EXPECT(experts[k] == want[n][k], "row %d: choice %d is %d, not %d", n, k, experts[k], want[n][k]);
         for (int k = 0; k < K; k++) sum += weights[k];
         EXPECT(n == 3 ? isnan(sum) : fabs((double)sum - 1) < 1e-6, "row %d: the weights sum to %g", n, (double)sum);
     }
     ops_free();
+}
+
+// The bias selects, and does not enter the weights. An update moves it by the rate, towards experts with fewer tokens
+// than the mean, in the given range alone.
+static void test_router_bias(void) {
+    enum { C = 1, E = 4, K = 2 };
+    static const real x[1] = {1}, rows[E] = {2, 1, 0, (real)-1}, loads[E] = {7, 4, 0, 5};
+    static const floatX biases[3][E] = {{0, 0, 0, 0}, {0, 0, (floatX)0.75, 0}, {(floatX)-0.5, 0, 0, (floatX)0.125}};
+    static const int want[3][K] = {{0, 1}, {2, 0}, {1, 3}};
+    Routing r = {1, C, E, K};
+    ops_init(1 << 16);
+    for (int i = 0; i < 3; i++) {
+        real logits[E], lse, weights[K];
+        int experts[K];
+        router_forward(logits, &lse, experts, weights, x, rows, biases[i], r);
+        for (int k = 0; k < K; k++) {
+            double share =
+                exp((double)rows[want[i][k]]) / (exp((double)rows[want[i][0]]) + exp((double)rows[want[i][1]]));
+            EXPECT(experts[k] == want[i][k] && fabs((double)weights[k] - share) < 1e-6,
+                   "bias %d: choice %d is %d with %g, not %d with %g", i, k, experts[k], (double)weights[k], want[i][k],
+                   share);
+        }
+    }
+    for (int exact = 0; exact < 2; exact++) {
+        floatX bias[E] = {0, 0, 0, 0};
+        real master[E] = {1, 1, 1, 1};
+        router_balance(bias + 1, exact ? master + 1 : NULL, loads, 0.25, E, 1, 3); // the mean is 4
+        static const double change[E] = {0, 0, 0.25, -0.25};
+        for (int e = 0; e < E; e++) {
+            double b = e && exact ? 1 + change[e] : change[e];
+            EXPECT((double)bias[e] == b && (double)master[e] == 1 + exact * change[e], "expert %d: %g and %g", e,
+                   (double)bias[e], (double)master[e]);
+        }
+    }
+    ops_free();
+}
+
+// A router that prefers few experts, and the updates of its bias alone: all experts get about as many tokens.
+static void test_router_bias_balances(void) {
+    enum { N = 512, C = 8, E = 8, K = 2 };
+    static floatX x[N * C], weight[E * C], bias[E];
+    static real logits[N * E], lse[N], weights[N * K], totals[2 * E + 1], largest[2];
+    static int experts[N * K];
+    Routing r = {N, C, E, K};
+    TestRandom random = {5};
+    ops_init(1 << 16);
+    for (int i = 0; i < N * C; i++) x[i] = (floatX)(i % C ? test_random_real(&random) : 1);
+    for (int i = 0; i < E * C; i++) weight[i] = (floatX)(i % C ? test_random_real(&random) : 0.5 * (i / C));
+    memset(bias, 0, sizeof(bias));
+    for (int update = 0; update <= 400; update++) {
+        memset(totals, 0, sizeof(totals));
+        router_forward(logits, lse, experts, weights, x, weight, bias, r);
+        router_totals(totals, logits, lse, experts, r);
+        real most = 0;
+        for (int e = 0; e < E; e++) most = totals[e] > most ? totals[e] : most;
+        largest[update > 0] = most / (N * K / E);
+        router_balance(bias, NULL, totals, 0.002, E, 0, E);
+    }
+    EXPECT(largest[0] > 2.5 && largest[1] < 1.15, "the largest load is %g, and after the updates %g",
+           (double)largest[0], (double)largest[1]);
+    ops_free();
+}
+
+// A run with a bias is resumed bit for bit, from a model whose class has the bias.
+static void test_router_bias_resumes(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    const char *dir = d.dir.path, *experts = "--experts 8 --experts-active 2 --expert-ffn 16 --router-bias "
+                                             "--router-bias-rate 0.01 --lr 2e-2 --checkpoint-every 4 --steps 8";
+    char options[1024];
+    run_trainer(&r, &d, "whole", experts);
+    EXPECT_STATUS(r, 0);
+    FORMAT(options, "%s --stop-after 4", experts);
+    run_trainer(&r, &d, "parts", options);
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "%s --resume --out '%s/parts' --stop-after 8", test_program(), dir);
+    EXPECT_STATUS(r, 0);
+    run_command(&r,
+                "cd '%s' && cmp whole/checkpoints/step_00000008/model.safetensors "
+                "parts/checkpoints/step_00000008/model.safetensors && grep '\"model_type\": \"diffv2\"' "
+                "parts/checkpoints/step_00000008/config.json",
+                dir);
+    EXPECT(r.status == 0, "a resumed run has other weights or another class: %.200s", r.out);
+    run_command(&r, "%s --init '%s/whole/checkpoints/step_00000008' --no-router-bias --eval --val-data '%s/val.bin'",
+                test_program(), dir, dir);
+    EXPECT_ONE_LINE(r, 2, "--no-router-bias contradicts the loaded model");
+    test_remove_directory(&d.dir);
 }
 
 // One expert that takes every token is an MLP: the same gradients.
@@ -317,6 +415,9 @@ static void test_experts_match_parameters(void) {
 
 static const Test expert_tests[] = {
     {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
+    {"a router's bias selects, has no weight, and moves towards equal loads", test_router_bias},
+    {"a router's bias balances the experts", test_router_bias_balances},
+    {"a run with --router-bias resumes bit for bit", test_router_bias_resumes},
     {"one expert is an MLP", test_one_expert_is_an_mlp},
     {"gradients of experts are bitwise equal at every level of recomputation", test_experts_recomputed},
     {"gradients and losses of experts add up over micro-steps", test_experts_accumulate},

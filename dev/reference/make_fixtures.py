@@ -111,11 +111,12 @@ SHAPES = {
     ("baseline", "m"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v2", "m"): (3, 7, 2, 8, 5, 37, 2, 1, 8),
     ("xsa", "m"): (2, 13, 2, 8, 6, 37, 2, 1, 8),
+    ("diff_v2", "e"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v1", "x"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v2", "x"): (2, 13, 3, 8, 6, 37, 2, 1, 8),
 }
 Size = namedtuple("Size", "tied theta eps window full_every yoco qk_norm experts", defaults=(0, 0, False, False, None))
-Experts = namedtuple("Experts", "count active shared dense_layers dense_width", defaults=(0, 0, 0))
+Experts = namedtuple("Experts", "count active shared dense_layers dense_width bias", defaults=(0, 0, 0, False))
 SIZES = {
     "a": Size(False, 10000.0, 1e-5),
     "b": Size(True, 500.0, 1e-5),
@@ -126,6 +127,7 @@ SIZES = {
     "q": Size(False, 500.0, 0.02, qk_norm=True),
     "v": Size(True, 500.0, 0.02, window=4, full_every=2, qk_norm=True),
     "k": Size(False, 500.0, 0.02, window=5, yoco=True, qk_norm=True),
+    "e": Size(False, 10000.0, 1e-5, experts=Experts(5, 2, bias=True)),
     "m": Size(False, 10000.0, 1e-5, experts=Experts(4, 2)),
     "x": Size(True, 500.0, 0.02, qk_norm=True, experts=Experts(5, 3, shared=1, dense_layers=1, dense_width=7)),
 }
@@ -154,6 +156,8 @@ def experts_config(e):
     config = {"num_local_experts": e.count, "num_experts_per_tok": e.active}
     if e.shared:
         config["num_shared_experts"] = e.shared
+    if e.bias:
+        config["router_bias"] = True
     if e.dense_layers:
         config |= {"num_dense_layers": e.dense_layers, "dense_intermediate_size": e.dense_width}
     return config
@@ -207,7 +211,8 @@ def gradients(config, weights, tokens, targets, router_aux=ROUTER_AUX, router_z=
     weights = {name: t.clone().requires_grad_() for name, t in weights.items()}
     value, routers = model.loss(config, weights, tokens, targets, router_aux, router_z)
     (value + routers).backward()
-    return {"loss": value.reshape(1), **{name: t.grad for name, t in weights.items()}}
+    none = torch.zeros_like  # of a bias that only selects
+    return {"loss": value.reshape(1), **{name: none(t) if t.grad is None else t.grad for name, t in weights.items()}}
 
 
 def make_fixture(seed, variant, size, shape):
@@ -223,7 +228,9 @@ def make_fixture(seed, variant, size, shape):
     tensors = {}
     for name, grad in gradients(config, weights, tokens, targets).items():
         # a gradient that is lost in rounding would test nothing
-        assert grad.abs().max() > 1e-3, f"{variant}_{size}: {name} has too small a gradient"
+        assert grad.abs().max() > 1e-3 or "e_score_correction_bias" in name, (
+            f"{variant}_{size}: {name} has too small a gradient"
+        )
         tensors[name if name == "loss" else "grad." + name] = entry(grad.detach().numpy(), "F64")
     tensors |= {name: entry(t.numpy(), "F32") for name, t in weights.items()}
     tensors["tokens"] = entry(stream, "U16")

@@ -202,13 +202,19 @@ def mlp_width(config, layer):
     return config.get("dense_intermediate_size", config["intermediate_size"])
 
 
+def has_router_bias(config):
+    """Whether routers select by probability and a bias, which has no gradient."""
+    return config.get("router_bias", False)
+
+
 def experts(config, w, y):
     """y (N,C) -> the weighted sum of the chosen experts (N,C), the load-balancing loss and the z loss"""
     E, K = config["num_local_experts"], config["num_experts_per_tok"]
     logits = y @ w["gate.weight"].T
-    chosen = logits.topk(K, -1).indices  # (N,K)
-    picked = F.one_hot(chosen, E).sum(1).to(y.dtype)  # (N,E), 0 or 1
     p = logits.softmax(-1)
+    bias = w.get("gate.e_score_correction_bias")
+    chosen = (logits if bias is None else p + bias).topk(K, -1).indices  # (N,K)
+    picked = F.one_hot(chosen, E).sum(1).to(y.dtype)  # (N,E), 0 or 1
     weight = p * picked / (p * picked).sum(-1, keepdim=True)
     out = torch.zeros_like(y)
     for e in range(E):
@@ -275,6 +281,8 @@ def tensor_table(config):
     joined = [("w1", linear(FE, C)), ("w3", linear(FE, C))]
     expert_rows = [
         (moe + "gate.weight", linear(config.get("num_local_experts") or 0, C)),
+        *[(moe + "gate.e_score_correction_bias", ((config.get("num_local_experts"),), 0, 0.2))]
+        * has_router_bias(config),
         *((f"{moe}experts.{e}.{n}.weight", r) for e in range(config.get("num_local_experts") or 0) for n, r in joined),
         *((f"{moe}experts.{e}.w2.weight", linear(C, FE)) for e in range(config.get("num_local_experts") or 0)),
     ]

@@ -109,6 +109,7 @@ class DiffV2Config(PretrainedConfig):
         num_shared_experts=0,
         num_dense_layers=0,
         dense_intermediate_size=None,
+        router_bias=False,
         **others,
     ):
         if attention not in VARIANTS or others.get("rope_parameters") or others.get("rope_scaling"):
@@ -138,7 +139,7 @@ class DiffV2Config(PretrainedConfig):
         # intermediate_size is the width of an expert, and with experts that of the MLP of dense layers is another key
         self.num_local_experts, self.num_experts_per_tok = num_local_experts, num_experts_per_tok
         self.num_shared_experts, self.num_dense_layers = num_shared_experts, num_dense_layers
-        self.dense_intermediate_size = dense_intermediate_size
+        self.dense_intermediate_size, self.router_bias = dense_intermediate_size, router_bias
         if num_local_experts and not 1 <= (num_experts_per_tok or 0) <= num_local_experts:
             raise ValueError(f"num_experts_per_tok must be 1 to {num_local_experts}, not {num_experts_per_tok}")
         special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # which the library reads
@@ -397,14 +398,18 @@ class Experts(nn.Module):
         super().__init__()
         C, self.active = config.hidden_size, config.num_experts_per_tok
         self.gate = nn.Linear(C, config.num_local_experts, bias=False)
+        if config.router_bias:  # balances the experts in training
+            self.gate.register_buffer("e_score_correction_bias", torch.zeros(config.num_local_experts))
         self.experts = nn.ModuleList(Expert(C, config.intermediate_size) for _ in range(config.num_local_experts))
 
     def forward(self, x):
         y = x.flatten(0, -2)
         wide = torch.promote_types(x.dtype, torch.float32)
         logits = F.linear(y.to(wide), self.gate.weight.to(wide))
-        weights, chosen = logits.topk(self.active, -1)  # (N,K)
-        weights = weights.softmax(-1).to(x.dtype)  # those of the K alone, p / (sum of their p)
+        bias = getattr(self.gate, "e_score_correction_bias", None)
+        scores = logits if bias is None else logits.softmax(-1) + bias.to(wide)
+        chosen = scores.topk(self.active, -1).indices  # (N,K)
+        weights = logits.gather(-1, chosen).softmax(-1).to(x.dtype)  # those of the K alone, p / (sum of their p)
         out = torch.zeros_like(y)
         for e, expert in enumerate(self.experts):
             rows, place = (chosen == e).nonzero(as_tuple=True)

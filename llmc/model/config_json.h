@@ -49,7 +49,7 @@ enum { FOREIGN_CLASS_COUNT = sizeof(foreign_classes) / sizeof(foreign_classes[0]
 static inline const ForeignClass *foreign_class_of(const ModelConfig *c) {
     // with a window of 1, the cache of these classes keeps all positions (DynamicSlidingWindowLayer)
     if (c->attention != variant_find("baseline") || c->yoco || c->window == 1) return NULL;
-    if (c->shared || c->dense_layers) return NULL;
+    if (c->shared || c->dense_layers || c->router_bias) return NULL;
     for (int i = 0; i < FOREIGN_CLASS_COUNT; i++) {
         const ForeignClass *f = &foreign_classes[i];
         bool windows = !c->window || (f->windows && (f->layer_types || !c->full_every));
@@ -74,6 +74,7 @@ static inline bool config_json_add_experts(cJSON *o, const ModelConfig *c) {
     bool ok = cJSON_AddNumberToObject(o, "num_local_experts", c->E) &&
               cJSON_AddNumberToObject(o, "num_experts_per_tok", c->K);
     if (c->shared) ok = ok && cJSON_AddNumberToObject(o, "num_shared_experts", c->shared);
+    if (c->router_bias) ok = ok && cJSON_AddTrueToObject(o, "router_bias");
     if (c->dense_layers)
         ok = ok && cJSON_AddNumberToObject(o, "num_dense_layers", c->dense_layers) &&
              cJSON_AddNumberToObject(o, "dense_intermediate_size", c->F);
@@ -341,6 +342,10 @@ static inline void config_read_experts(const ConfigReader *r, ModelConfig *c) {
               keys[i], config_value_text(item).text, f->type);
         CHECK(!item || own || config_item(r, keys[0]), "%s: %s requires %s", r->path, keys[i], keys[0]);
     }
+    c->router_bias = config_bool(r, "router_bias", false);
+    CHECK(!c->router_bias || !f, "%s: router_bias is true, but model_type is \"%s\", which has no such bias", r->path,
+          f->type);
+    CHECK(!c->router_bias || config_item(r, keys[0]), "%s: router_bias requires %s", r->path, keys[0]);
     if (!own && !config_item(r, keys[0])) return;
     c->E = config_int(r, keys[0], own ? f->experts : 0);
     c->K = config_int(r, keys[1], own ? f->active : 0);

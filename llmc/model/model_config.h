@@ -18,11 +18,12 @@ typedef struct {
     int E, K, FE;             // experts of a layer, those that a token passes, width of one; E = 0: no experts
     int shared, dense_layers; // experts that every token passes; first layers without experts
     double rope_theta, rms_norm_eps;
-    bool tied;      // the LM head is the embedding
-    int window;     // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
-    int full_every; // every full_every-th layer has no window; 0: all have it
-    bool yoco;      // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
-    bool qk_norm;   // RMSNorm of each query and key head, before the rotation
+    bool tied;        // the LM head is the embedding
+    int window;       // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
+    int full_every;   // every full_every-th layer has no window; 0: all have it
+    bool yoco;        // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
+    bool qk_norm;     // RMSNorm of each query and key head, before the rotation
+    bool router_bias; // routers add a bias per expert to the probabilities that they select by
 } ModelConfig;
 
 // Whether layer l belongs to the upper half of YOCO, whose layers have no k_proj and v_proj.
@@ -143,6 +144,7 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
     PROBLEM(c->E > MAX_EXPERTS, "--experts must be at most %d, not %d", (int)MAX_EXPERTS, c->E);
     PROBLEM(c->E == 0 && (c->K || c->FE || c->shared || c->dense_layers),
             "--experts-active, --expert-ffn, --shared-experts and --dense-layers require --experts E");
+    PROBLEM(c->router_bias && c->E == 0, "--router-bias requires --experts E");
     PROBLEM(c->full_every && !c->window, "--full-every %d requires --window W", c->full_every);
     PROBLEM(c->full_every == 1, "--full-every 1 leaves no layer a window; use 2 or more, or neither option");
     PROBLEM(c->full_every > c->L, "--full-every %d is more than the %d layers; leave it out", c->full_every, c->L);
@@ -164,7 +166,8 @@ typedef enum { // a tensor of a layer, or of the whole model
     T_YOCO_NORM, T_YOCO_K, T_YOCO_V, T_YOCO_K_NORM,
     T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_Q_NORM, T_K_NORM, T_O, T_SUBLN,
     T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2, T_OWN_LAMBDA, T_SINKS,
-    T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN, T_ROUTER, T_EXPERT_GATE, T_EXPERT_UP, T_EXPERT_DOWN,
+    T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN, T_ROUTER, T_ROUTER_BIAS,
+    T_EXPERT_GATE, T_EXPERT_UP, T_EXPERT_DOWN,
     T_NORM_FINAL, T_LM_HEAD,
     TENSOR_KINDS
 } TensorKind;
@@ -172,7 +175,7 @@ typedef enum { // a tensor of a layer, or of the whole model
 typedef enum {
     DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR,
     DIM_OWN_LAMBDA, DIM_SINKS, DIM_Q_NORM, DIM_K_NORM, DIM_YOCO_NORM, DIM_YOCO_K, DIM_YOCO_V, DIM_YOCO_K_NORM, DIM_HEAD,
-    DIM_EXPERTS, DIM_EXPERT_F, DIM_COUNT
+    DIM_EXPERTS, DIM_ROUTER_BIAS, DIM_EXPERT_F, DIM_COUNT
 } Dim;
 // clang-format on
 // 0; 1; normal(0, 0.02); normal(0, 0.02) / sqrt(2L); normal(0, 0.1); lambda_init of the layer, or 0 before a sigmoid
@@ -218,6 +221,8 @@ static const TensorRow tensor_rows[] = {
     {T_MLP_UP, true, "mlp.up_proj.weight", {DIM_F, DIM_C}, INIT_NORMAL, true, true, false},
     {T_MLP_DOWN, true, "mlp.down_proj.weight", {DIM_C, DIM_F}, INIT_RESIDUAL, true, false, false},
     {T_ROUTER, true, "block_sparse_moe.gate.weight", {DIM_EXPERTS, DIM_C}, INIT_NORMAL, true, false, false},
+    // not trained by its gradient, which is 0: router_balance
+    {T_ROUTER_BIAS, true, "block_sparse_moe.gate.e_score_correction_bias", {DIM_ROUTER_BIAS, DIM_NONE}, INIT_ZERO, false, false, false},
     {T_EXPERT_GATE, true, "w1.weight", {DIM_EXPERT_F, DIM_C}, INIT_NORMAL, true, false, true},
     {T_EXPERT_UP, true, "w3.weight", {DIM_EXPERT_F, DIM_C}, INIT_NORMAL, true, true, true},
     {T_EXPERT_DOWN, true, "w2.weight", {DIM_C, DIM_EXPERT_F}, INIT_RESIDUAL, true, false, true},
@@ -283,6 +288,7 @@ static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUN
     MlpDims mlp = mlp_dims(c, l);
     dims[DIM_F] = mlp.width;
     dims[DIM_EXPERTS] = mlp.experts;
+    dims[DIM_ROUTER_BIAS] = c->router_bias ? mlp.experts : 0;
     dims[DIM_EXPERT_F] = mlp.experts ? mlp.expert_width : 0;
     dims[DIM_Q] = a.q_rows;
     dims[DIM_K] = a.k_rows;

@@ -233,15 +233,16 @@ static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
                                    absmax_t *max); // =
 
-// A router: each of N tokens goes to the K of E experts with the largest logits, the first of equal ones.
+// A router: each of N tokens goes to the K of E experts with the largest logits, or with a bias to those with the largest
+// softmax(logits) + bias; the first of equal ones.
 typedef struct {
     int N, C, E, K;
 } Routing;
-// logits = x weight^T; lse[n] = log of the sum of exp(logits[n,:]); experts[n,:] the K experts by falling logit;
+// logits = x weight^T; lse[n] = log of the sum of exp(logits[n,:]); experts[n,:] the K experts in that order;
 // weights[n,k] = exp(logits[n,experts[n,k]]) over the sum of the K of them     x (N,C), weight (E,C), logits (N,E),
-//                                                                              lse (N), experts, weights (N,K)
+//                                                          lse (N), experts, weights (N,K), bias (E); NULL: without one
 static inline void router_forward(real *logits, real *lse, int *experts, real *weights, const floatX *x,
-                                  const floatX *weight, Routing r);
+                                  const floatX *weight, const floatX *bias, Routing r);
 // dweights (N,K). The gradient of the logits is that through `weights`, and that of two further losses:
 //   balance sum_n sum_e loads[e] / (sum of loads) softmax(logits[n,:])[e]  and  z sum_n lse[n]^2
 // dx (N,C) +=; dweight =, or with add +=
@@ -251,6 +252,10 @@ static inline void router_backward(floatX *dx, grad_t *dweight, const real *dwei
 static inline size_t router_workspace_bytes(Routing r); // for the backward
 // Adds to totals (2E+1): of each expert, its tokens, then the sum of its probabilities; the sum of lse^2.
 static inline void router_totals(real *totals, const real *logits, const real *lse, const int *experts, Routing r);
+// bias[i] += rate times the sign of (mean of loads) - loads[begin+i], for i < count    bias, master (count), loads (E)
+// master: the unrounded bias; or NULL
+static inline void router_balance(floatX *bias, real *master, const real *loads, double rate, int E, int begin,
+                                  int count);
 
 // The choices of the tokens, entry i = n*K + k, grouped by expert; those of an expert stay in order. places[i] is the
 // place of entry i, entries[place] its inverse; the places of expert e are starts[e] .. starts[e+1]-1.

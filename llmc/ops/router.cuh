@@ -12,28 +12,29 @@ router.cuh: the router of a mixture of experts. Equations in router.h.
 #include "ops.h"
 #include "runtime.cuh"
 
-// An expert and its logit; expert -1: none.
+// An expert and what it is selected by; expert -1: none.
 struct RouterChoice {
-    float logit;
+    float score;
     int expert;
 };
-// Whether a comes before b: by falling logit, NaN first, then by number.
+// Whether a comes before b: by falling score, NaN first, then by number.
 static __device__ inline bool router_before(RouterChoice a, RouterChoice b) {
     if (a.expert < 0 || b.expert < 0) return b.expert < 0 && a.expert >= 0;
-    bool a_nan = a.logit != a.logit, b_nan = b.logit != b.logit;
+    bool a_nan = a.score != a.score, b_nan = b.score != b.score;
     if (a_nan != b_nan) return a_nan;
-    return a.logit > b.logit || (!(a.logit < b.logit) && a.expert < b.expert);
+    return a.score > b.score || (!(a.score < b.score) && a.expert < b.expert);
 }
 
-// The first choice after `last`; the same in all lanes.
-static __device__ inline RouterChoice router_next(const float *l, int E, RouterChoice last) {
+// The first choice after `last`, the same in all lanes: by logits, or with a bias by probability and bias.
+static __device__ inline RouterChoice router_next(const float *l, const floatX *bias, float lse, int E,
+                                                  RouterChoice last) {
     RouterChoice best = {0, -1};
     for (int e = (int)threadIdx.x % WARP; e < E; e += WARP) {
-        RouterChoice c = {l[e], e};
+        RouterChoice c = {bias ? expf(l[e] - lse) + (float)bias[e] : l[e], e};
         if ((last.expert < 0 || router_before(last, c)) && router_before(c, best)) best = c;
     }
     for (int distance = WARP / 2; distance > 0; distance /= 2) {
-        RouterChoice other = {__shfl_xor_sync(ALL_LANES, best.logit, distance),
+        RouterChoice other = {__shfl_xor_sync(ALL_LANES, best.score, distance),
                               __shfl_xor_sync(ALL_LANES, best.expert, distance)};
         if (router_before(other, best)) best = other;
     }
@@ -44,33 +45,51 @@ enum { ROUTER_THREADS = 128 };
 static inline unsigned router_blocks(Routing r) { return blocks_of((size_t)r.N, ROUTER_THREADS / WARP); }
 static __device__ inline int router_row(void) { return (int)(blockIdx.x * blockDim.x + threadIdx.x) / WARP; }
 
-static __global__ void router_choose_kernel(float *lse, int *experts, float *weights, const float *logits, Routing r) {
+static __global__ void router_choose_kernel(float *lse, int *experts, float *weights, const float *logits,
+                                            const floatX *bias, Routing r) {
     int n = router_row(), lane = (int)threadIdx.x % WARP;
     if (n >= r.N) return; // a whole warp
     const float *l = logits + (size_t)n * r.E;
     int *chosen = experts + (size_t)n * r.K;
-    float *w = weights + (size_t)n * r.K, most = 0, sum = 0, kept = 0;
+    float *w = weights + (size_t)n * r.K, sum = 0, kept = 0;
     RouterChoice last = {0, -1};
+    float most = router_next(l, nullptr, 0, r.E, last).score;
+    for (int e = lane; e < r.E; e += WARP) sum += expf(l[e] - most);
+    float own_lse = most + logf(lanes_sum(sum, WARP));
     for (int k = 0; k < r.K; k++) {
-        last = router_next(l, r.E, last);
-        if (k == 0) most = last.logit;
-        float x = expf(last.logit - most);
+        last = router_next(l, bias, own_lse, r.E, last);
+        float x = expf(l[last.expert] - most);
         kept += x;
         if (lane == 0) chosen[k] = last.expert, w[k] = x;
     }
-    for (int e = lane; e < r.E; e += WARP) sum += expf(l[e] - most);
-    sum = lanes_sum(sum, WARP);
     if (lane > 0) return;
-    lse[n] = most + logf(sum);
+    lse[n] = own_lse;
     for (int k = 0; k < r.K; k++) w[k] /= kept;
 }
 
 static inline void router_forward(real *logits, real *lse, int *experts, real *weights, const floatX *x,
-                                  const floatX *weight, Routing r) {
+                                  const floatX *weight, const floatX *bias, Routing r) {
     OPERATION();
     GemmShape product = {false, true, false, true, r.N, r.E, r.C, r.C, r.C, r.E};
     gemm(product, logits, x, weight);
-    LAUNCH(router_choose_kernel, router_blocks(r), ROUTER_THREADS, 0, lse, experts, weights, logits, r);
+    LAUNCH(router_choose_kernel, router_blocks(r), ROUTER_THREADS, 0, lse, experts, weights, logits, bias, r);
+}
+
+static __global__ void router_balance_kernel(floatX *bias, float *master, const float *loads, float rate, int E,
+                                             int begin, int count) {
+    double total = 0;
+    for (int e = 0; e < E; e++) total += (double)loads[e];
+    for (int i = (int)threadIdx.x; i < count; i += WARP) {
+        double load = (double)loads[begin + i] * E;
+        float b = (master ? master[i] : (float)bias[i]) + (load < total ? rate : load > total ? -rate : 0);
+        if (master) master[i] = b;
+        round_to(&bias[i], b);
+    }
+}
+static inline void router_balance(floatX *bias, real *master, const real *loads, double rate, int E, int begin,
+                                  int count) {
+    OPERATION();
+    LAUNCH(router_balance_kernel, 1, WARP, 0, bias, master, loads, (float)rate, E, begin, count);
 }
 
 static inline size_t router_workspace_bytes(Routing r) { return (size_t)r.N * r.E * sizeof(floatX); }

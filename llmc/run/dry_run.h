@@ -53,10 +53,10 @@ static inline void print_parameters(const ModelPlan *plan) {
     for (int i = 0; i < plan->tensors.count; i++) {
         const Tensor *t = &plan->tensors.tensors[i];
         TensorKind k = t->row->kind;
-        int group = t->ndim == 1 && !strstr(t->name, "self_attn")         ? NORMS
+        int group = k == T_ROUTER || k == T_ROUTER_BIAS                   ? ROUTER
+                    : t->ndim == 1 && !strstr(t->name, "self_attn")       ? NORMS
                     : k == T_EMBED                                        ? EMBEDDING
                     : k == T_LM_HEAD                                      ? HEAD
-                    : k == T_ROUTER                                       ? ROUTER
                     : t->row->per_expert                                  ? EXPERTS
                     : k == T_MLP_GATE || k == T_MLP_UP || k == T_MLP_DOWN ? MLP
                                                                           : ATTENTION;

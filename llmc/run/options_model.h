@@ -53,12 +53,13 @@ static inline void options_derive(Options *o, int ranks) {
         o->has[r] = true;
     }
     int tie = option_row("tie-embeddings"), total = option_row("total-batch"), warmup = option_row("warmup");
-    int threads = option_row("threads");
+    int threads = option_row("threads"), aux = option_row("router-aux");
     if (!o->has[tie]) o->tie_embeddings = preset->tied;
     if (!o->has[total]) o->total_batch = o->batch_size * o->seq_len * ranks;
     if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
     if (!o->has[threads]) o->threads = max_int(1, host_cores("") / comm_ranks_here());
-    o->has[tie] = o->has[total] = o->has[warmup] = o->has[threads] = true;
+    if (!o->has[aux]) o->router_aux = o->router_bias ? 0 : 0.01;
+    o->has[aux] = o->has[tie] = o->has[total] = o->has[warmup] = o->has[threads] = true;
 }
 
 // Whether the width of the MLP or of the experts follows from the number of parameters.
@@ -82,6 +83,7 @@ static inline ModelConfig options_config(const Options *o) {
     c.full_every = (int)o->full_every;
     c.yoco = o->yoco;
     c.qk_norm = o->qk_norm;
+    c.router_bias = o->router_bias;
     if (options_match(o)) *model_match_width(&c) = model_match_ffn(&c, o->match_active); // the option does not change
     return c;
 }
@@ -149,9 +151,10 @@ static inline int options_synthetic_problems(const Options *o, bool lengths) {
 
 // Checks numbers against each other. All options have values.
 static inline int options_number_problems(const Options *o, int ranks) {
-    static const char *const shape[] = {"attention",      "preset",     "heads",          "kv-heads",     "head-dim",
-                                        "layers",         "window",     "full-every",     "yoco",         "experts",
-                                        "experts-active", "expert-ffn", "shared-experts", "dense-layers", NULL};
+    static const char *const shape[] = {"attention",      "preset",       "heads",          "kv-heads",
+                                        "head-dim",       "layers",       "window",         "full-every",
+                                        "yoco",           "experts",      "experts-active", "expert-ffn",
+                                        "shared-experts", "dense-layers", "router-bias",    NULL};
     static const char *const length[] = {"steps", "warmup", NULL};
     static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};
     int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
@@ -428,6 +431,9 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     if (options_given(o, "qk-norm") && o->qk_norm != loaded->qk_norm)
         REFUSE(count, "--%sqk-norm contradicts the loaded model, which has %s", o->qk_norm ? "" : "no-",
                loaded->qk_norm ? "it" : "no norm of queries and keys");
+    if (options_given(o, "router-bias") && o->router_bias != loaded->router_bias)
+        REFUSE(count, "--%srouter-bias contradicts the loaded model, which has %s", o->router_bias ? "" : "no-",
+               loaded->router_bias ? "it" : "none");
     bool tie_given = options_given(o, "tie-embeddings");
     bool tied = tie_given ? o->tie_embeddings : presets[o->preset].tied;
     if ((tie_given || o->given[preset]) && tied != loaded->tied)
@@ -468,6 +474,7 @@ static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     o->full_every = loaded->full_every;
     o->yoco = loaded->yoco;
     o->qk_norm = loaded->qk_norm;
+    o->router_bias = loaded->router_bias;
     o->tie_embeddings = loaded->tied;
     o->has[option_row("tie-embeddings")] = true;
 }

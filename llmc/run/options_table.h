@@ -28,7 +28,7 @@ typedef struct {
     double rope_theta;
     bool tie_embeddings, match_params, match_active;
     int64_t seq_len, vocab, window, full_every; // window, full_every: 0: none
-    bool yoco, qk_norm;
+    bool yoco, qk_norm, router_bias;
 
     const char *train_data, *val_data, *separator, *tokenizer;
     bool doc_mask;
@@ -38,7 +38,7 @@ typedef struct {
     double lr, min_lr_ratio;
     int64_t warmup;
     int schedule; // a Schedule
-    double weight_decay, beta1, beta2, eps, grad_clip, router_aux, router_z;
+    double weight_decay, beta1, beta2, eps, grad_clip, router_aux, router_z, router_bias_rate;
     uint64_t seed;
 
     double skip_loss_z, skip_grad_z;
@@ -146,6 +146,8 @@ static const OptionRow option_rows[] = {
         "number of experts that every token passes, in addition"},
     {"model", "dense-layers", OPTION_INT, OPTION_FIXED, FIELD(dense_layers), "N", "0", "[0, 65536]", NULL,
         "with --experts: the first N layers have an MLP of width --ffn instead"},
+    {"model", "router-bias", OPTION_BOOL, OPTION_FIXED, FIELD(router_bias), NULL, "no", NULL, NULL,
+        "with --experts: balance the experts by a bias that routers add to the probabilities that they select by"},
     {"model", "rope-theta", OPTION_REAL, OPTION_FIXED, FIELD(rope_theta), "X", "10000", "(0, inf)", NULL,
         "base of the rotary position embedding"},
     {"model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(tie_embeddings), NULL, "(from the preset)", NULL, NULL,
@@ -202,10 +204,12 @@ static const OptionRow option_rows[] = {
     {"training", "eps", OPTION_REAL, OPTION_SAVED, FIELD(eps), "X", "1e-8", "(0, inf)", NULL, "epsilon of AdamW"},
     {"training", "grad-clip", OPTION_REAL, OPTION_SAVED, FIELD(grad_clip), "X", "1.0", "[0, inf)", NULL,
         "maximum gradient norm; gradients with a larger norm are scaled down to it; 0: no limit"},
-    {"training", "router-aux", OPTION_REAL, OPTION_SAVED, FIELD(router_aux), "X", "0.01", "[0, inf)", NULL,
+    {"training", "router-aux", OPTION_REAL, OPTION_SAVED, FIELD(router_aux), "X", "(0.01; with --router-bias 0)", "[0, inf)", NULL,
         "with --experts: weight of the load-balancing loss of the routers; 0: none"},
     {"training", "router-z", OPTION_REAL, OPTION_SAVED, FIELD(router_z), "X", "0.001", "[0, inf)", NULL,
         "with --experts: weight of the squared log-sum-exp of the routers' logits; 0: none"},
+    {"training", "router-bias-rate", OPTION_REAL, OPTION_SAVED, FIELD(router_bias_rate), "X", "0.001", "[0, 1]", NULL,
+        "with --router-bias: change of a bias in an update"},
     {"training", "seed", OPTION_U64, OPTION_FIXED, FIELD(seed), "N", "1", NULL, NULL,
         "seed of the initial weights, the data order and samples"},
 

@@ -289,7 +289,11 @@ static inline void predict_update(Prediction *p) {
     for (int i = 0; i < m->tensors.count; i++) {
         const Tensor *t = &m->tensors.tensors[i];
         if (!is_product_weight(m, t)) zeroed++, zeros += t->count;
-        for (OwnRange r = sharding_ranges(own_only, t); sharding_next(own_only, t, &r);) updates++;
+        bool balanced = t->row->kind == T_ROUTER_BIAS;
+        for (OwnRange r = sharding_ranges(own_only, t); sharding_next(own_only, t, &r);) {
+            if (balanced) predict_rows(p, CLASS_ROUTER, "router_balance", 1, 1, t->count * 3 * FP32_BYTES);
+            else updates++;
+        }
     }
     predict_rows(p, CLASS_UPDATE, "buffer_zero", 1, 1, (size_t)m->B * m->T * FP32_BYTES); // the losses
     predict_rows(p, CLASS_UPDATE, "buffer_zero", zeroed * gradient_writes(p), 1, zeros * FP32_BYTES / zeroed);

@@ -17,6 +17,7 @@ and ranks. Equations in llmc/ops/router.h.
 
 typedef struct {
     double aux_weight, z_weight; // of the losses in the sum that is minimised
+    double bias_rate;            // of the bias; 0: it does not change
     double aux, z;               // their values in the last update, without the weights
     real balance, squares;       // of a row, in router_backward
 } RouterLosses;
@@ -37,11 +38,15 @@ static inline double *router_sum_totals(const ModelPlan *plan, const Activations
     return sums;
 }
 
+// Whether the tokens of each expert are summed over ranks in each micro-step.
+static inline bool router_sums_loads(const RouterLosses *losses) {
+    return comm_ranks() > 1 && (losses->aux_weight != 0 || losses->bias_rate != 0);
+}
+
 // The tokens of each expert of layer l, as of the last router_count.
 static inline const real *router_loads(const RouterLosses *losses, const ModelPlan *plan, const Activations *a, int l) {
-    bool summed = comm_ranks() > 1 && losses->aux_weight != 0;
-    return summed ? a->router_loads + (size_t)l * plan->config.E
-                  : a->router_totals + (size_t)l * router_total_count(&plan->config);
+    return router_sums_loads(losses) ? a->router_loads + (size_t)l * plan->config.E
+                                     : a->router_totals + (size_t)l * router_total_count(&plan->config);
 }
 
 // After the forward of a micro-step over N rows, before its backward. first: of the update.
@@ -59,7 +64,7 @@ static inline void router_count(RouterLosses *losses, const ModelPlan *plan, Act
         router_totals(a->router_totals + (size_t)l * router_total_count(c), layer->router_logits, layer->router_lse,
                       layer->experts, r);
     }
-    if (comm_ranks() == 1 || losses->aux_weight == 0) return;
+    if (!router_sums_loads(losses)) return;
     double *sums = router_sum_totals(plan, a);
     real *loads = (real *)checked_calloc((size_t)c->L * c->E, sizeof(real));
     for (int i = 0; i < c->L * c->E; i++)

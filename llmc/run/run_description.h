@@ -17,8 +17,8 @@ typedef struct {
     int argc;
     char **argv;
     const Options *options;
-    size_t parameters, active; // active: those that a token passes
-    int F, FE; // widths of the MLP and, with experts, of one; else FE is 0
+    size_t parameters, active_parameters; // active: those that a token passes
+    int F, FE;                            // widths of the MLP and, with experts, of one; else FE is 0
     double flops_per_token;
     const DataLoader *train, *val; // val: NULL without --val-data
     const ChoiceTasks *choices;
@@ -35,7 +35,7 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON_AddItemToObject(json, "options", options_to_json(f->options));
     cJSON *model = cJSON_AddObjectToObject(json, "model"); // with the data of a step, what a comparison of runs needs
     json_add_u64(model, "parameters", f->parameters);
-    if (f->FE) json_add_u64(model, "active_parameters", f->active);
+    if (f->FE) json_add_u64(model, "active_parameters", f->active_parameters);
     cJSON_AddNumberToObject(model, "ffn", f->F);
     if (f->FE) cJSON_AddNumberToObject(model, "expert_ffn", f->FE);
     cJSON_AddNumberToObject(model, "flops_per_token", f->flops_per_token);

@@ -16,7 +16,7 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
     [arm baseline-1.5h-matched]
     attention = baseline
     preset = {preset}-1.5h       {preset}: the preset of the size
-    match = baseline             the MLP width that gives as many parameters as that arm has
+    match = baseline             the width of the MLP, or of the experts, that gives as many active parameters
 
 Keys of an arm override those of the size, which override those before the sections. Steps are tokens / total-batch,
 rounded up. `validations`, `statistics` and `checkpoints` are their numbers per run. `precisions` repeats each run with
@@ -69,6 +69,7 @@ TAKEN = {
     "stats-every": "statistics",
     "checkpoint-every": "checkpoints",
     "match-params": "match",
+    "match-active": "match",
     "keep": "the lab",
     "probe": "probes",
 }
@@ -332,8 +333,8 @@ def parse_help(text):
     return options
 
 
-def matched_ffn(wanted, low, at_low, high, at_high):
-    """The MLP width with a parameter count nearest to `wanted`, which is linear in it; None if there is none."""
+def matched_width(wanted, low, at_low, high, at_high):
+    """The width of an MLP with a parameter count nearest to `wanted`, which is linear in it; None if there is none."""
     slope = (at_high - at_low) / (high - low)
     width = round(low + (wanted - at_low) / slope)
     return width if width >= 1 else None

@@ -4,7 +4,18 @@ import math
 
 from . import long_context, run_tables, stats, tasks
 from .option_history import shown
-from .table import Cell, Table, arm_cell, decided, difference, engineering, interval, number, speed_text
+from .table import (
+    Cell,
+    Table,
+    arm_cell,
+    decided,
+    difference,
+    engineering,
+    interval,
+    number,
+    parameters_text,
+    speed_text,
+)
 
 MOST_SENTENCES = 16  # of more gaps only those are told whose interval excludes 0
 
@@ -30,7 +41,7 @@ def summary(r):
     for row in r["summary"]:
         pooled = row["gap_pooled"] if (row["gap_pooled"] or {}).get("pooled") else None
         reference = Cell("reference" if row["arm"] == r["reference"] else "–")
-        rows.append([arm_cell(row), row["rate"], f"{row['parameters']:,}" if row["parameters"] else "–"])
+        rows.append([arm_cell(row), row["rate"], parameters_text(row["parameters"], row["active_parameters"])])
         rows[-1] += [engineering(row["flops_per_token"]), interval(row["loss"])]
         rows[-1] += [difference(row["gap"]) if row["gap"] else reference, interval(pooled, True)]
         rows[-1] += [number((row["gap"] or {}).get("p_holm"), 3), row["loss"]["n"] if row["loss"] else 0]
@@ -376,7 +387,7 @@ def fairness(study, r):
     for arm, label in study.arms.items():
         run = next(x for x in study.runs if x.arm == arm)
         shape = [run.options[k] if isinstance(run.options[k], str) else int(run.options[k]) for k in SHAPE]
-        parameters = f"{run.parameters:,}" if run.parameters else "–"
+        parameters = parameters_text(run.parameters, run.active_parameters)
         rows.append([arm_cell({"arm": arm, "label": label}), *shape, parameters])
         rows[-1] += [engineering(run.flops_per_token)]
         rows[-1] += [" ".join(map(str, sorted({run.seed for run in study.runs if run.arm == arm})))]

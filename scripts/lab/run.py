@@ -120,13 +120,13 @@ def load_plan(a, trainer):
 
 
 def cost_runs(plan, runs, trainer, a):
-    """Computes matched MLP widths, and the cost of each run: {name: (parameters, FLOPs per token, bytes)}."""
+    """Computes matched widths, and the cost of each run: {name: Cost}."""
     everything = {run.arm: run for run in plans.expand(plan, trainer.options, a.size, None, overrides(a))}
     costs = {}
     for run in runs:
         try:
             if run.match:
-                wanted = trainer.dry_run(everything[run.match].options)[0]
+                wanted = trainer.dry_run(everything[run.match].options).active
                 run.options = trainer.match(run.options, wanted)
             costs[run.name] = trainer.dry_run({**run.options, **run.tasks})  # which checks the tasks
         except TrainerError as error:
@@ -137,9 +137,9 @@ def cost_runs(plan, runs, trainer, a):
 def print_runs(runs, costs, jobs):
     print(f"{'run':<44} {'parameters':>12} {'FLOPs/token':>12} {'tokens':>9} {'steps':>7}")
     for run in runs:
-        parameters, flops, _ = costs[run.name]
-        print(f"{run.name:<44} {parameters:>12,} {flops:>12.3g} {run.tokens:>9.3g} {run.steps:>7}")
-    total = sum(costs[run.name][1] * run.tokens for run in runs)
+        cost = costs[run.name]
+        print(f"{run.name:<44} {cost.parameters:>12,} {cost.flops:>12.3g} {run.tokens:>9.3g} {run.steps:>7}")
+    total = sum(costs[run.name].flops * run.tokens for run in runs)
     print(f"{len(runs)} runs, {sum(run.tokens for run in runs):.3g} tokens, {total:.3g} FLOPs; {jobs} concurrently")
 
 
@@ -152,7 +152,7 @@ def choose_jobs(a, runs, costs):
     jobs = a.jobs or (a.gpus // ranks if a.gpus else max(1, len(os.sched_getaffinity(0)) // threads))
     room = a.gpus // ranks if a.gpus else jobs
     if not a.gpus:
-        largest = max(costs[run.name][2] * run.ranks for run in runs)
+        largest = max(costs[run.name].memory * run.ranks for run in runs)
         free = next(
             (int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemAvailable")),
             largest * jobs,
@@ -219,7 +219,7 @@ def write_lab(out, plan, size, runs, costs):
             "seed": run.seed,
             "steps": run.steps,
             "tokens": run.tokens,
-            "parameters": costs[run.name][0],
+            "parameters": costs[run.name].parameters,
         }
     lab = {
         "plan": plan.name,

@@ -3,7 +3,7 @@
 import time
 
 from . import stats
-from .table import Table, engineering, escape, speed_text
+from .table import Table, engineering, escape, parameters_text, speed_text
 
 RECENT = 100  # steps
 MOST_EVENTS, MOST_SAMPLES = 200, 20
@@ -46,7 +46,7 @@ def status(run, rate, now=None):
         ["skipped updates", str(sum(bool(r.get("skipped")) for r in train) or "")],
         ["learning rate", rate + (f"; {rates[-1]:.3g} at the last step" if rates else "")],
         ["tokens/s", speed_text(run.speed) if run.speed else ""],
-        ["parameters", f"{run.parameters:,}" if run.parameters else ""],
+        ["parameters", parameters_text(run.parameters, run.active_parameters)],
         ["FLOPs/token", engineering(run.flops_per_token) if run.flops_per_token else ""],
     ]
     caption = (

@@ -98,7 +98,7 @@ def die_with_parent(nice, number):
 class Queue:
     def __init__(self, out, runs, costs, trainer, jobs, arguments, started):
         self.out, self.trainer, self.places, self.arguments = out, trainer, jobs, arguments
-        self.jobs = [Job(run, out / run.name, costs[run.name][1]) for run in runs]
+        self.jobs = [Job(run, out / run.name, costs[run.name].flops) for run in runs]
         self.free_gpus = list(range(arguments.gpus))
         self.evaluates = "eval-out" in trainer.options and not arguments.no_eval
         self.probes = self.evaluates and "probe" in trainer.options and not arguments.gpus  # a probe uses the CPU

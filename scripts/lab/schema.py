@@ -41,7 +41,11 @@ SOURCE = {
 }
 RUN = {
     "options": OPTIONS,
-    "model?": {"parameters?": "non-negative integer", "flops_per_token?": "number"},
+    "model?": {
+        "parameters?": "non-negative integer",
+        "active_parameters?": "non-negative integer",
+        "flops_per_token?": "number",
+    },
     "data?": {"train?": [SOURCE], "val?": [SOURCE]},
     "data_fingerprint?": "64-bit integer",
     "revision?": "text",

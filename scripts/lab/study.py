@@ -82,6 +82,11 @@ class Run:
         return self.info.get("model", {}).get("parameters")
 
     @property
+    def active_parameters(self):
+        """Those that a token passes: with experts fewer than all."""
+        return self.info.get("model", {}).get("active_parameters", self.parameters)
+
+    @property
     def flops_per_token(self):
         return self.info.get("model", {}).get("flops_per_token")
 

@@ -46,6 +46,13 @@ def interval(e, sign=False, digits=4):
     return f"{e['mean']:{form}}" + (limits or ", one seed")
 
 
+def parameters_text(count, active):
+    """The parameters of a model, and with experts those that a token passes."""
+    if not count:
+        return "–"
+    return f"{count:,}" if active == count else f"{count:,}, {active:,} active"
+
+
 def speed_text(s):
     """Tokens/s of study.speed(): never without their interval and machine."""
     if not s:

@@ -65,6 +65,7 @@ def summary(study):
                     "lr": lr,
                     "rate": rate_of(runs),
                     "parameters": runs[0].parameters,
+                    "active_parameters": runs[0].active_parameters,
                     "flops_per_token": runs[0].flops_per_token,
                     "tokens_per_s": stats.median(speeds) if speeds else None,
                     "speed": speed(runs),

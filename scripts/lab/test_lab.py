@@ -908,9 +908,9 @@ def the_plans_of_the_repository_are_valid_at_every_size():
             for arm, run in by_arm.items():
                 options = run.options
                 if run.match:
-                    wanted = trainer.dry_run(by_arm[run.match].options)[0]
+                    wanted = trainer.dry_run(by_arm[run.match].options).active
                     options = trainer.match(options, wanted)
-                    got = trainer.dry_run(options)[0]
+                    got = trainer.dry_run(options).active
                     assert abs(got / wanted - 1) < 2e-3, (path.name, size, arm, got, wanted)
                 trainer.dry_run(options)
 
@@ -925,8 +925,8 @@ def the_family_has_every_variant_and_equal_parameters_where_they_differ():
     table = (ROOT / "llmc/model/variants.h").read_text()
     variants = set(re.findall(r'^    \{"(\w+)",', table, re.M))
     assert len(variants) >= 20 and {run.options["attention"] for run in runs.values()} == variants
-    parameters = {arm: trainer.dry_run(run.options)[0] for arm, run in runs.items() if not run.match}
-    narrow, wide = (trainer.dry_run({**runs["baseline"].options, "ffn": f"{width}"})[0] for width in (64, 65))
+    parameters = {arm: trainer.dry_run(run.options).active for arm, run in runs.items() if not run.match}
+    narrow, wide = (trainer.dry_run({**runs["baseline"].options, "ffn": f"{width}"}).active for width in (64, 65))
     for arm, n in parameters.items():
         differs = abs(n - parameters["baseline"]) > (wide - narrow) / 2
         assert (f"{arm}-p" in runs) == differs, (arm, n)
@@ -962,9 +962,22 @@ def caches_follow_the_layers_of_the_trainers_config():
 def the_lab_matches_parameters_as_the_trainer_does():
     trainer = Trainer(TRAINER)
     base = {"preset": "tiny", "attention": "baseline", "train-data": "x"}
-    mine = trainer.match({**base, "attention": "diff_v2"}, trainer.dry_run(base)[0])
-    theirs = trainer.dry_run({**base, "attention": "diff_v2", "match-params": True})[0]
-    assert trainer.dry_run(mine)[0] == theirs
+    mine = trainer.match({**base, "attention": "diff_v2"}, trainer.dry_run(base).active)
+    theirs = trainer.dry_run({**base, "attention": "diff_v2", "match-params": True}).active
+    assert trainer.dry_run(mine).active == theirs
+
+
+@test
+def experts_are_matched_by_their_width_and_active_parameters():
+    trainer = Trainer(TRAINER)
+    dense = trainer.dry_run({"preset": "tiny", "attention": "baseline"})
+    assert dense.active == dense.parameters
+    experts = {"preset": "moe-tiny", "attention": "diff_v2", "expert-ffn": "300"}
+    matched = trainer.match(experts, dense.active)
+    cost = trainer.dry_run(matched)
+    assert {key for key in matched if matched[key] != experts[key]} == {"expert-ffn"}, matched
+    assert abs(cost.active - dense.active) <= 4 * 2 * 3 * 128 / 2, (cost, dense)  # 4 layers, 2 experts, half a unit
+    assert cost.parameters > 2 * cost.active
 
 
 def main():

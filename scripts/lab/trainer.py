@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from . import plan as plans
 
@@ -12,6 +13,13 @@ UNIT = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z
 
 class TrainerError(Exception):
     """An error message of the trainer, in one line."""
+
+
+class Cost(NamedTuple):
+    parameters: int
+    active: int  # parameters that a token passes: fewer with experts
+    flops: float  # per token
+    memory: int  # bytes
 
 
 class Trainer:
@@ -29,7 +37,7 @@ class Trainer:
         self.costs = {}
 
     def dry_run(self, options):
-        """(parameters, FLOPs per token, bytes) of the model. Raises TrainerError with the trainer's message."""
+        """The cost of the model. Raises TrainerError with the trainer's message."""
         shape = {k: v for k, v in options.items() if k not in ("seed", "lr")}
         command = [str(self.path), "--dry-run", *plans.arguments(shape)]
         key = tuple(command)
@@ -40,14 +48,21 @@ class Trainer:
             if done.returncode or len(totals) != 2 or not flops:
                 said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()
                 raise TrainerError("; ".join(line.removeprefix("diffv2: ") for line in said[:3]))
-            self.costs[key] = int(totals[0]), float(flops[1]) * UNIT[flops[2]], int(float(totals[1]) * 2**20)
+            active = re.search(r"^  active in a token +([0-9]+)$", done.stdout, re.M)
+            self.costs[key] = Cost(
+                int(totals[0]),
+                int(active[1] if active else totals[0]),
+                float(flops[1]) * UNIT[flops[2]],
+                int(float(totals[1]) * 2**20),
+            )
         return self.costs[key]
 
     def match(self, options, wanted):
-        """The options with the MLP width that gives a parameter count nearest to `wanted`."""
-        low, high = ({**options, "ffn": str(f)} for f in (64, 128))
-        at_low, at_high = self.dry_run(low)[0], self.dry_run(high)[0]
-        width = plans.matched_ffn(wanted, 64, at_low, 128, at_high)
-        if width is None:
-            raise TrainerError(f"no MLP width gives {wanted} parameters")
-        return {**options, "ffn": str(width)}
+        """The options with the width of the MLP, or of the experts, that gives active parameters nearest to `wanted`."""
+        cost = self.dry_run(options)
+        width = "ffn" if cost.active == cost.parameters else "expert-ffn"
+        low, high = ({**options, width: str(f)} for f in (64, 128))
+        matched = plans.matched_width(wanted, 64, self.dry_run(low).active, 128, self.dry_run(high).active)
+        if matched is None:
+            raise TrainerError(f"no --{width} gives {wanted} parameters")
+        return {**options, width: str(matched)}
