@@ -275,6 +275,9 @@ static inline int options_exclusions(const Options *o) {
     int problems = 0, modes = 0;
     if (o->match_params && o->match_active)
         REFUSE(problems, "--match-params and --match-active are mutually exclusive: both determine one width");
+    if (o->match_active && o->experts == 0)
+        REFUSE(problems, "--match-active requires --experts E; without experts all parameters are active, as in "
+                         "--match-params");
     if (o->init && o->resume)
         REFUSE(problems, "--init and --resume are mutually exclusive: a resumed run already has weights");
     if (o->prompt && o->prompt_tokens)
@@ -354,6 +357,10 @@ static inline void options_finish(Options *o, int ranks) {
     int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
     if (problems) program_exit(EXIT_USAGE);
     options_limit_threads(o, host_cores(""));
+    for (int i = 0; i < 2 && o->experts == 0; i++) {
+        const char *losses[] = {"router-aux", "router-z"};
+        if (options_given(o, losses[i])) warn("--%s has no effect without --experts", losses[i]);
+    }
     if (o->val_every && !o->val_data && !o->eval_choices)
         warn("--val-every has no effect without --val-data or --eval-choices");
     if (o->rollback && (!o->out || !o->checkpoint_every))
