@@ -95,7 +95,7 @@ static inline void print_mlps(const ModelConfig *c) {
         for (int l = 0; l < c->L; l++)
             if (mlp_dims(c, l).kind == &mlp_kinds[k]) mlp = mlp_dims(c, l), layers++;
         if (layers == 0) continue;
-        printf("MLP of %d layers: %s, ", layers, mlp_kinds[k].name);
+        printf("MLP of %d layer%s: %s, ", layers, layers == 1 ? "" : "s", mlp_kinds[k].name);
         if (mlp.experts)
             printf("%d of width %d, %d of them in a token, and %d shared\n", mlp.experts, mlp.expert_width, mlp.active,
                    c->shared);
