@@ -78,8 +78,8 @@ ask() { # options...
         block == "FLOPs" && /^ *of the run/ { flops = number($NF) }
         END {
             if (!parameters || !memory || !per_token || !tokens || !flops || !sent || !share || !hours || !peak) exit 1
-            printf "parameters=%.0f memory=%.3g per_token=%.3g tokens=%.3g flops=%.3g sent=%.3g", parameters, memory,
-                per_token, tokens, flops, sent
+            printf "parameters=%.0f memory=%.3g per_token=%.3g tokens=%.3g flops=%.3g sent=%s", parameters, memory,
+                per_token, tokens, flops, sprintf(sent < 1000 ? "%.3g" : "%.0f", sent)
             printf " exposed=%s share=%.0f hours=%s peak=%s active=\"%s\"", short(exposed), share, short(hours), peak,
                 active
         }' <<<"$text" || fail "cannot parse the output of ${program[*]} --dry-run"
