@@ -441,9 +441,10 @@ static void test_expert_mistakes(void) {
     run_command(&r, "'%s' --dry-run --preset tiny --router-aux 0.1", test_program_path());
     EXPECT(r.status == EXIT_DONE && strstr(r.err, "--router-aux has no effect without --experts"), "%.500s", r.err);
     run_command(&r, "'%s' --dry-run --preset moe-tiny --dense-layers 1 --router-aux 0.1", test_program_path());
-    EXPECT(r.status == EXIT_DONE && r.err[0] == 0 && !strstr(r.out, "MLP 352") &&
-               strstr(r.out, "\nMLP of 1 layer: dense, width 352\nMLP of 3 layers: experts, 8 of width 176, 2 of them "),
-           "status %d: %.500s%.500s", r.status, r.out, r.err);
+    EXPECT(
+        r.status == EXIT_DONE && r.err[0] == 0 && !strstr(r.out, "MLP 352") &&
+            strstr(r.out, "\nMLP of 1 layer: dense, width 352\nMLP of 3 layers: experts, 8 of width 176, 2 of them "),
+        "status %d: %.500s%.500s", r.status, r.out, r.err);
 }
 
 static const Test expert_tests[] = {

@@ -23,15 +23,13 @@ static inline void predict_route(Prediction *p, int N) {
     predict_op(p, CLASS_ROUTER, "router_forward", 1, 2, matmul_forward_flops(N, r.C, r.E), bytes,
                gemm_ms(p, N, r.E, r.C, product, false) + memory_ms(p, bytes - product));
     double group = (double)expert_group_bytes(r);
-    predict_op(p, CLASS_ROUTER, "expert_group", 1, 3, 0, group,
-               fmax(memory_ms(p, group), choices_scan_ms(p, r, 2)));
+    predict_op(p, CLASS_ROUTER, "expert_group", 1, 3, 0, group, fmax(memory_ms(p, group), choices_scan_ms(p, r, 2)));
 }
 // Once per micro-step, after the forward of all layers.
 static inline void predict_router_totals(Prediction *p, int N) {
     Routing r = plan_routing(p->plan, N);
     double bytes = (double)router_totals_bytes(r);
-    predict_op(p, CLASS_ROUTER, "router_totals", 1, 1, 0, bytes,
-               fmax(memory_ms(p, bytes), choices_scan_ms(p, r, 1)));
+    predict_op(p, CLASS_ROUTER, "router_totals", 1, 1, 0, bytes, fmax(memory_ms(p, bytes), choices_scan_ms(p, r, 1)));
 }
 static inline void predict_router_backward(Prediction *p, double writes, int N) {
     Routing r = plan_routing(p->plan, N);
@@ -82,8 +80,7 @@ static inline void predict_combine(Prediction *p, int N, bool add) {
 }
 static inline void predict_expert_hidden(Prediction *p, int N) {
     const ModelConfig *c = &p->plan->config;
-    predict_rows(p, CLASS_SWIGLU, "expert_swiglu_forward", 1, 1,
-                 expert_swiglu_forward_bytes((size_t)N * c->K, c->FE));
+    predict_rows(p, CLASS_SWIGLU, "expert_swiglu_forward", 1, 1, expert_swiglu_forward_bytes((size_t)N * c->K, c->FE));
 }
 
 // As the part of the experts in block_forward_mlp, block_forward_down and block_backward_experts.
