@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""update_docs.py: writes the generated parts of docs/: the text of --help in options.md and the tables of sizing.md.
+"""update_docs.py: writes the generated parts of docs/: the text of --help in options.md, the tables of sizing.md,
+and the table of mixtures of experts in cluster.md.
 
 Usage: scripts/update_docs.py [--check]
   --check   write nothing; name the documents that differ from what this program would write
@@ -174,9 +175,32 @@ def contexts():
     return table(["context", "layers", "cache", "training", "hours per 1G tokens"], rows)
 
 
+# ---- the table of cluster.md
+
+
+def fits():
+    """A row for each --zero level that --dry-run knows: whether 30b-a3b fits, the memory of a rank, and hours."""
+    machines = [(device, ranks) for ranks in (8, 64) for device in ("H100", "H200")]
+    rows = {}
+    for device, ranks in machines:
+        words = f"--preset 30b-a3b --batch-size 1 --recompute 2 --total-batch 4194304 --ranks {ranks}".split()
+        text = dry_run(("--device", device, *words))[0]
+        found = re.findall(r"^  (\d) +([\d.]+) MiB .* ([\d.]+) ms +(fits|too little by ([\d.]+) MiB)$", text, re.M)
+        if not found:
+            fail("--dry-run does not print the memory by --zero level")
+        for level, memory, ms, fit, missing in found:
+            hours = 1e9 / 4194304 * float(ms) / 3600e3
+            short = f"fits, {hours:.2g} h" if fit == "fits" else f"{float(missing) / 1024:.1f} GiB too much"
+            rows.setdefault(f"`--zero {level}`", []).append(f"{float(memory) / 1024:.1f} GiB: {short}")
+    return table(
+        ["", *(f"{ranks} x {device}" for device, ranks in machines)], [[level, *cells] for level, cells in rows.items()]
+    )
+
+
 # document -> marker -> what is written between the markers
 GENERATED = {
     "docs/options.md": {"help": options},
+    "docs/cluster.md": {"fits": fits},
     "docs/sizing.md": {"settings": settings, "hours": hours, "contexts": contexts},
 }
 

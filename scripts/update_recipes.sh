@@ -39,14 +39,17 @@ from_gpt2='the batch of GPT-2 reproductions of that size'
 from_diff='the runs of that size in arXiv 2410.05258, but 8 key/value heads, as in 1.4b-1.5h and 1.4b-2h'
 from_3b='the 3B model of arXiv 2410.05258, but 12 key/value heads; its 1T tokens are --steps 238419'
 
+from_moe='the shape of Qwen3-30B-A3B; rate and schedule of 124m, batch of 3b'
+
 diff_update='--lr 1.5e-3 --warmup 375 --schedule linear --beta2 0.98 --weight-decay 0.05'
 # name | machines | GPUs of each | sequences per GPU and micro-step | tokens per update | updates | validate and save
-# every N updates | model | update | source of the settings
+# every N updates | model | update | source of the settings | --zero, more options
 rows=(
-    "124m|1|8|32|524288|19073|1000|--preset 124m|--lr 6e-4 --warmup 700|$from_gpt2"
-    "350m|1|8|16|524288|57220|1000|--preset 350m|--lr 3e-4 --warmup 700|$from_gpt2"
-    "1.4b|1|8|8|262144|40000|1000|--preset 1.4b --kv-heads 8|$diff_update|$from_diff"
-    "3b|8|8|4|4194304|25000|250|--preset 3b --kv-heads 12|--lr 3.2e-4 --warmup 1000|$from_3b"
+    "124m|1|8|32|524288|19073|1000|--preset 124m|--lr 6e-4 --warmup 700|$from_gpt2|1"
+    "350m|1|8|16|524288|57220|1000|--preset 350m|--lr 3e-4 --warmup 700|$from_gpt2|1"
+    "1.4b|1|8|8|262144|40000|1000|--preset 1.4b --kv-heads 8|$diff_update|$from_diff|1"
+    "3b|8|8|4|4194304|25000|250|--preset 3b --kv-heads 12|--lr 3.2e-4 --warmup 1000|$from_3b|1"
+    "30b-a3b|8|8|1|4194304|25000|250|--preset 30b-a3b|--lr 6e-4 --warmup 1000|$from_moe|2 --recompute 2"
 )
 
 # Prints the figures of --dry-run as assignments: of one rank, in GiB and ms. With one thread they do not depend on this
@@ -60,6 +63,7 @@ ask() { # options...
             power = index("kMGTPE", substr(text, length(text)))
             return power ? substr(text, 1, length(text) - 1) * 1000 ^ power : text + 0
         }
+        function short(x) { return sprintf(x < 100 ? "%.2g" : "%.0f", x) }
         /^[a-zA-Z]/ { block = $1 }
         block == "by" && $1 == level { sent = $4 / 1024 }
         block == "expected" && /dense bf16 peak/ { share = $1 }
@@ -67,15 +71,17 @@ ask() { # options...
         block == "communication" && $1 == "exposed" { exposed = $2 }
         /^expected step/ { sub(/.*\(/, ""); peak = $1 }
         block == "parameters" && $1 == "total" { parameters = $2 }
+        block == "parameters" && $1 == "active" { active = ", " $NF " active in a token" }
         block == "memory" && $1 == "total" { memory = $2 / 1024 }
         block == "FLOPs" && /per token/ { per_token = number($NF) }
         block == "FLOPs" && /tokens of the run/ { tokens = number($NF) }
         block == "FLOPs" && /^ *of the run/ { flops = number($NF) }
         END {
             if (!parameters || !memory || !per_token || !tokens || !flops || !sent || !share || !hours || !peak) exit 1
-            printf "parameters=%.0f memory=%.3g per_token=%.3g tokens=%.3g flops=%.3g sent=%.3g", parameters, memory,
-                per_token, tokens, flops, sent
-            printf " exposed=%.2g share=%.0f hours=%.2g peak=%s", exposed, share, hours, peak
+            printf "parameters=%.0f memory=%.3g per_token=%.3g tokens=%.3g flops=%.3g sent=%s", parameters, memory,
+                per_token, tokens, flops, sprintf(sent < 1000 ? "%.3g" : "%.0f", sent)
+            printf " exposed=%s share=%.0f hours=%s peak=%s active=\"%s\"", short(exposed), share, short(hours), peak,
+                active
         }' <<<"$text" || fail "cannot parse the output of ${program[*]} --dry-run"
 }
 
@@ -93,12 +99,12 @@ settings_lines() { # options...
 }
 
 recipe() { # row
-    local name nodes gpus B total steps every model update from
-    IFS='|' read -r name nodes gpus B total steps every model update from <<<"$1"
-    local options ranks=$((nodes * gpus)) where='one machine' zero=1 facts billions
+    local name nodes gpus B total steps every model update from sharding
+    IFS='|' read -r name nodes gpus B total steps every model update from sharding <<<"$1"
+    local options ranks=$((nodes * gpus)) where='one machine' zero=${sharding%% *} facts billions active
     local parameters memory per_token tokens flops sent exposed share hours peak
-    read -ra options <<<"$model --attention diff_v2 --batch-size $B --total-batch $total --steps $steps $update"
-    options+=(--zero "$zero")
+    read -ra options <<<"$model --attention diff_v2 --batch-size $B --total-batch $total --steps $steps"
+    read -ra options <<<"${options[*]} $update --zero $sharding"
     [ "$nodes" -eq 1 ] || where="$nodes machines with $gpus each"
     facts=$(ask "${options[@]}" --ranks "$ranks" --device "$device")
     eval "$facts"
@@ -106,7 +112,7 @@ recipe() { # row
     cat <<END
 #!/usr/bin/env bash
 # run_$name.sh: pretrains a DIFF V2 of $name on ${billions}G tokens. Written by scripts/update_recipes.sh.
-#   model           $model, $parameters parameters
+#   model           $model, $parameters parameters$active
 #   GPUs            $ranks, on $where
 #   memory per GPU  $memory GiB; sends $sent GiB per step, which delays the step by $exposed ms
 #   FLOPs           $flops ($per_token per token)

@@ -413,6 +413,40 @@ static void test_experts_match_parameters(void) {
         }
 }
 
+// Each mistake in the sizes of experts is one line.
+static void test_expert_mistakes(void) {
+    static const struct {
+        const char *options, *line;
+    } cases[] = {
+        {"--experts 4 --experts-active 5 --expert-ffn 32", "--experts-active must be from 1 to the 4 experts, not 5"},
+        {"--preset moe-tiny --experts-active 0", "--experts-active must be from 1 to the 8 experts, not 0"},
+        {"--preset moe-tiny --experts 1025", "--experts '1025' is not accepted"},
+        {"--preset moe-tiny --experts 128 --experts-active 65", "--experts-active '65' is not accepted"},
+        {"--preset moe-tiny --expert-ffn 0", "--expert-ffn must be at least 1, not 0"},
+        {"--preset moe-tiny --dense-layers 4", "--dense-layers 4 leaves no layer with experts"},
+        {"--preset moe-tiny --experts 1024 --layers 1025", "1025 layers of 1024 experts are more"},
+        {"--preset tiny --experts-active 2", "require --experts E"},
+        {"--preset tiny --shared-experts 1", "require --experts E"},
+        {"--preset tiny --dense-layers 1", "require --experts E"},
+        {"--preset tiny --router-bias", "--router-bias requires --experts E"},
+        {"--preset tiny --match-active", "--match-active requires --experts E"},
+        {"--preset moe-tiny --match-active --match-params", "are mutually exclusive"},
+    };
+    ProgramResult r;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        run_command(&r, "'%s' --dry-run %s", test_program_path(), cases[i].options);
+        EXPECT(r.status == EXIT_USAGE && count_lines(r.err) == 1 && strstr(r.err, cases[i].line),
+               "%s: status %d: %.500s", cases[i].options, r.status, r.err);
+    }
+    run_command(&r, "'%s' --dry-run --preset tiny --router-aux 0.1", test_program_path());
+    EXPECT(r.status == EXIT_DONE && strstr(r.err, "--router-aux has no effect without --experts"), "%.500s", r.err);
+    run_command(&r, "'%s' --dry-run --preset moe-tiny --dense-layers 1 --router-aux 0.1", test_program_path());
+    EXPECT(
+        r.status == EXIT_DONE && r.err[0] == 0 && !strstr(r.out, "MLP 352") &&
+            strstr(r.out, "\nMLP of 1 layer: dense, width 352\nMLP of 3 layers: experts, 8 of width 176, 2 of them "),
+        "status %d: %.500s%.500s", r.status, r.out, r.err);
+}
+
 static const Test expert_tests[] = {
     {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
     {"a router's bias selects, has no weight, and moves towards equal loads", test_router_bias},
@@ -425,6 +459,7 @@ static const Test expert_tests[] = {
     {"statistics of a router are those of its definition", test_router_statistics},
     {"--quantize rounds the weights and inputs of experts", test_quantized_experts},
     {"--match-params and --match-active change the width of the experts", test_experts_match_parameters},
+    {"mistakes in the sizes of experts are one line each", test_expert_mistakes},
 };
 enum { EXPERT_TEST_COUNT = sizeof(expert_tests) / sizeof(expert_tests[0]) };
 static const Test expert_fp64_tests[] = {

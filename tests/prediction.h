@@ -15,6 +15,7 @@ typedef struct {
 typedef struct {
     int window, full_every;
     bool yoco;
+    int shared, dense; // of presets with experts
 } PredictedLayers;
 static bool predicted_layers_run(PredictedRun *run, const char *device, const char *preset, const char *attention,
                                  int NKV, int B, int ranks, PredictedLayers layers) {
@@ -26,6 +27,8 @@ static bool predicted_layers_run(PredictedRun *run, const char *device, const ch
     while (strcmp(presets[i].name, preset) != 0) i++;
     const Preset *p = &presets[i];
     c.attention = variant_find(attention);
+    c.E = p->E, c.K = p->K, c.FE = p->FE;
+    if (c.E) c.shared = layers.shared, c.dense_layers = layers.dense;
     c.V = p->V, c.C = p->C, c.L = p->L, c.NH = p->NH, c.NKV = NKV ? NKV : p->NKV, c.D = p->D, c.F = p->F, c.T = p->T;
     c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = p->tied;
     if (model_config_problems(&c, &problem, 1)) return false;
@@ -38,7 +41,7 @@ static bool predicted_layers_run(PredictedRun *run, const char *device, const ch
 }
 static bool predicted_run(PredictedRun *run, const char *device, const char *preset, const char *attention, int NKV,
                           int B, int ranks) {
-    const PredictedLayers full = {0, 0, false};
+    const PredictedLayers full = {0, 0, false, 0, 0};
     return predicted_layers_run(run, device, preset, attention, NKV, B, ranks, full);
 }
 static void predicted_run_free(PredictedRun *run) {
@@ -96,12 +99,17 @@ static void expect_predicted_flops(const char *preset, const char *variant, Pred
     double want = training_flops(m, m->B, m->T);
     EXPECT(fabs(flops / want - 1) < 1e-12, "%s %s, window %d, every %d, yoco %d: %.6g FLOPs, %.6g in the trainer",
            preset, variant, layers.window, layers.full_every, layers.yoco, flops, want);
-    double values = (double)m->config.L * m->B * m->T * m->config.F;
+    double values = 0, N = (double)m->B * m->T; // each expert row is computed in the forward and in the backward
+    for (int l = 0; l < m->config.L; l++) values += N * mlp_dims(&m->config, l).width;
     EXPECT(predicted_sum(&p, "swiglu_forward", false) == values * 3 * 2, "%s: bytes of swiglu", variant);
+    double rows = 2 * N * m->config.K * expert_layers(&m->config);
+    EXPECT(predicted_sum(&p, "expert_swiglu_forward", false) == rows * (m->config.FE * 3.0 * 2 + 8),
+           "%s %s: bytes of the experts' activation", preset, variant);
     predicted_run_free(&run);
 }
 static void test_prediction_flops_and_bytes(void) {
-    static const PredictedLayers layers[] = {{0, 0, false}, {100, 0, false}, {100, 3, false}, {100, 0, true}};
+    static const PredictedLayers layers[] = {
+        {0, 0, false, 0, 0}, {100, 0, false, 0, 0}, {100, 3, false, 2, 1}, {100, 0, true, 1, 3}};
     for (int i = 0; i < PRESET_COUNT; i++)
         for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
             for (int k = 0; k < 4; k++) expect_predicted_flops(presets[i].name, attention_variants[v].name, layers[k]);
@@ -127,11 +135,11 @@ static void test_visible_pairs(void) {
 // The time of attention grows with the window, to that of full attention. YOCO saves products of the upper half.
 static void test_prediction_of_windows(void) {
     static const int windows[] = {128, 512, 1024, 2048};
-    const PredictedLayers full = {0, 0, false}, half = {256, 2, false}, yoco = {256, 0, true};
+    const PredictedLayers full = {0, 0, false, 0, 0}, half = {256, 2, false, 0, 0}, yoco = {256, 0, true, 0, 0};
     PredictedRun run;
     double before = 0, times[3];
     for (int w = 0; w < 4; w++) {
-        const PredictedLayers layers = {windows[w], 0, false};
+        const PredictedLayers layers = {windows[w], 0, false, 0, 0};
         predicted_layers_run(&run, "H200", "1.4b", "diff_v2", 8, 16, 1, layers);
         double ms = predict_step(&run.model, &run.options, ASSUMPTION_COUNT).class_ms[CLASS_ATTENTION_FORWARD];
         EXPECT(ms > 1.05 * before, "window %d: %g ms, half of it %g", windows[w], ms, before);
@@ -180,11 +188,11 @@ static void test_cache_bytes(void) {
     static const struct {
         PredictedLayers layers;
         size_t positions; // of all layers, per sequence
-    } cases[] = {{{0, 0, false}, (size_t)L * T},
-                 {{W, 0, false}, (size_t)L * W},
-                 {{W, 6, false}, (size_t)20 * W + 4 * T},
-                 {{W, 0, true}, (size_t)L / 2 * W + T},
-                 {{2 * T, 0, false}, (size_t)L * T}};
+    } cases[] = {{{0, 0, false, 0, 0}, (size_t)L * T},
+                 {{W, 0, false, 0, 0}, (size_t)L * W},
+                 {{W, 6, false, 0, 0}, (size_t)20 * W + 4 * T},
+                 {{W, 0, true, 0, 0}, (size_t)L / 2 * W + T},
+                 {{2 * T, 0, false, 0, 0}, (size_t)L * T}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         PredictedRun run;
         ModelPlan plan;
@@ -377,6 +385,82 @@ static void test_unknown_device(void) {
            r.err);
 }
 
+// Of 128 experts with 8 active: one token reads 8, two tokens 15.5 on average, many tokens all.
+static void test_experts_used(void) {
+    const struct {
+        int N, E, K;
+        double want;
+    } cases[] = {{1, 128, 8, 8}, {2, 128, 8, 15.5}, {1 << 16, 128, 8, 128}, {1, 4, 4, 4}, {3, 2, 1, 1.75}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Routing r = {cases[i].N, 1, cases[i].E, cases[i].K};
+        EXPECT(fabs(experts_used(r) - cases[i].want) < 1e-12, "%d tokens, %d of %d: %.17g experts", r.N, r.K, r.E,
+               experts_used(r));
+    }
+}
+
+// A step of 30b-a3b on an H200. Weights are counted by hand: 48 layers with 128 experts of 3 * 768 * 2048.
+static void test_prediction_of_experts(void) {
+    const double weights = 48.0 * 128 * 3 * 768 * 2048, rows = 48.0 * 4096 * 8;
+    PredictedRun run;
+    predicted_run(&run, "H200", "30b-a3b", "diff_v2", 0, 1, 1);
+    Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+    double bytes = predicted_sum(&p, "expert_linear_forward", false);
+    double want = 2 * (weights + rows * (2048 + 2 * 768 + 768 + 2048));
+    EXPECT(fabs(bytes / want - 1) < 1e-9, "the products read %.9g bytes, not %.9g", bytes, want);
+    // the weights are read for dx, and their gradients are written in fp32
+    bytes = predicted_sum(&p, "expert_linear_backward", false);
+    want += 4 * weights + 2 * rows * (2048 + 2 * 768 + 768 + 2048);
+    EXPECT(fabs(bytes / want - 1) < 1e-9, "the backward moves %.9g bytes, not %.9g", bytes, want);
+    double flops = predicted_sum(&p, "expert_linear_forward", true);
+    EXPECT(flops == 2 * rows * 3 * 768 * 2048, "%.9g FLOPs", flops);
+    // half a tile of each expert is wasted, 64 of 320 rows; waves and bytes are a part of the rest
+    double least = 3 * flops * 320 / 256 / (1e9 * 989.4 * 0.35), ms = p.class_ms[CLASS_EXPERT_GEMMS];
+    EXPECT(ms > least && ms < 2 * least, "%g ms, at least %g", ms, least);
+    predicted_run_free(&run);
+
+    predicted_run(&run, "H200", "30b-a3b", "diff_v2", 0, 1, 1);
+    run.model.T = 1, run.options.total_batch = 1; // of one token: 8 experts per layer
+    p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+    bytes = predicted_sum(&p, "expert_linear_forward", false);
+    want = 2 * (weights / 16 + 48.0 * 8 * (2048 + 2 * 768 + 768 + 2048));
+    EXPECT(fabs(bytes / want - 1) < 1e-9, "one token reads %.9g bytes, not %.9g", bytes, want);
+    predicted_run_free(&run);
+}
+
+// By --zero level, whether a rank fits the GPU, and by how much it does not.
+static void test_fit_of_ranks(void) {
+    const struct {
+        const char *device;
+        int ranks;
+        bool fits[3];
+    } cases[] = {{"H100", 8, {false, false, false}},
+                 {"H100", 64, {false, false, true}},
+                 {"H200", 8, {false, false, true}},
+                 {"H200", 64, {false, false, true}}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ProgramResult r;
+        run_command(&r,
+                    "'%s' --dry-run --preset 30b-a3b --batch-size 1 --recompute 2 --ranks %d --device %s --threads 1",
+                    test_program_path(), cases[i].ranks, cases[i].device);
+        const char *line = strstr(r.out, "\nby --zero level"), *has = strstr(r.out, " has about ");
+        double most = has ? strtod(has + 11, NULL) : 0;
+        EXPECT(r.status == EXIT_DONE && line, "status %d: %.300s", r.status, r.err);
+        for (int zero = 0; zero <= 2 && line; zero++) {
+            line = strchr(line + 1, '\n');
+            int level = -1;
+            double memory = 0, missing = 0;
+            sscanf(line, "\n %d %lf", &level, &memory);
+            const char *fit = strstr(line, " ms    ");
+            bool fits = fit && strncmp(fit + 7, "fits\n", 5) == 0;
+            if (fit && !fits) sscanf(fit + 7, "too little by %lf", &missing);
+            EXPECT(level == zero && fits == cases[i].fits[zero], "%d x %s, level %d: %.150s", cases[i].ranks,
+                   cases[i].device, zero, line);
+            EXPECT(fits ? memory <= most : fabs(memory - most - missing) < 0.16, "%g of %g MiB, %g missing", memory,
+                   most, missing);
+        }
+    }
+}
+
 static void test_prediction_of_4096_gpus(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
@@ -424,6 +508,9 @@ static const Test prediction_tests[] = {
     {"--gemm fp8 is refused for a GPU without FP8", test_fp8_devices},
     {"device names may be abbreviated", test_device_abbreviations},
     {"an unknown device is reported on one line with the known ones", test_unknown_device},
+    {"a few tokens read few experts, many tokens all", test_experts_used},
+    {"a step of 30b-a3b has the bytes and FLOPs derived by hand", test_prediction_of_experts},
+    {"--dry-run --device says which --zero levels fit, and what is missing", test_fit_of_ranks},
     {"the CPU program predicts 4096 GPUs", test_prediction_of_4096_gpus},
 };
 enum { PREDICTION_TEST_COUNT = sizeof(prediction_tests) / sizeof(prediction_tests[0]) };

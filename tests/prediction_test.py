@@ -20,6 +20,7 @@ from prediction import calls, compare, predict
 from variants import VARIANTS
 
 B, T = 1, 32
+EXPERTS = ["", "--shared-experts 1 --dense-layers 1 --window 8 --yoco", "--gemm fp8", "--gemm fp8 --shared-experts 2"]
 LAYERS = ["--window 8 --full-every 2 --qk-norm --doc-mask", "--window 8 --yoco --qk-norm --doc-mask"]
 MEMORY = [
     "--preset 124m --batch-size 4",
@@ -40,6 +41,10 @@ MEMORY = [
     "--preset 124m --batch-size 2 --attention diff_v2_xsa --qk-norm --recompute 2",
     "--preset 350m --heads 16 --kv-heads 4 --batch-size 2 --attention diff_grouped_4 --gemm fp8",
     "--preset 350m --window 256 --yoco --qk-norm --batch-size 2 --attention diff_v2_gated_elem --sample-every 1",
+    "--preset moe-small --batch-size 4",
+    "--preset moe-small --batch-size 2 --recompute 1 --shared-experts 1 --dense-layers 2 --gemm fp8",
+    "--preset 30b-a3b --batch-size 1 --recompute 2 --ranks 64 --zero 2",
+    "--preset 30b-a3b --batch-size 1 --seq-len 16384 --ranks 8 --zero 1 --attention baseline",
 ]
 BUFFERS = [
     "parameters",
@@ -66,18 +71,18 @@ def key_heads(variant):
     return 1 if variant.startswith("diff_grouped") else 2
 
 
-def operations_of(bench, variant, options):
-    command = [*bench, "--tiny", *options, "profile", "tiny", variant, key_heads(variant), B, T]
+def operations_of(bench, preset, variant, options):
+    command = [*bench, "--tiny", *options, "profile", preset, variant, key_heads(variant), B, T]
     records = [json.loads(line) for line in run(command).splitlines()]
     return {
         r["operation"]: r for r in records if r.get("table") == "profile" and r["operation"] not in ("step", "outside")
     }
 
 
-def same_operations(trainer, bench, variant, *more):
-    options = f"--preset tiny --kv-heads {key_heads(variant)} --attention {variant} --batch-size {B} --seq-len {T}"
+def same_operations(trainer, bench, preset, variant, *more):
+    options = f"--preset {preset} --kv-heads {key_heads(variant)} --attention {variant} --batch-size {B} --seq-len {T}"
     prediction = predict(trainer, "H200", [*options.split(), *more])
-    measured = operations_of(bench, variant, more)
+    measured = operations_of(bench, preset, variant, more)
     predicted = calls(prediction)
     made = {name: r["calls"] for name, r in measured.items() if name != "buffer_upload"}
     if predicted != made:
@@ -119,17 +124,22 @@ def main():
     trainer, bench, device_trainer = (a.split() for a in sys.argv[1:])
     os.environ["CUDA_ON_CPU_NAME"] = "NVIDIA H200"  # the emulated device: cuDNN computes documents on it
     cases = [
-        (f"a prediction has the operations and calls of a step of {v}", same_operations, trainer, bench, v)
+        (f"a prediction has the operations and calls of a step of {v}", same_operations, trainer, bench, "tiny", v)
         for v in VARIANTS
     ]
     cases += [
-        (f"the same of {v} with {options}", same_operations, trainer, bench, v, *options.split())
+        (f"the same of {v} with {options}", same_operations, trainer, bench, "tiny", v, *options.split())
         for v in VARIANTS
         for options in LAYERS
         if "--yoco" in options or v in ("diff_v2", "diff_v1")  # windows alone change no number of calls
     ]
     cases += [
-        (f"the same in fp8 of {v} with {options}", same_operations, trainer, bench, v, *options.split())
+        (f"the same of moe-tiny, {v} {options}", same_operations, trainer, bench, "moe-tiny", v, *options.split())
+        for v in ("diff_v2", "baseline")
+        for options in EXPERTS
+    ]
+    cases += [
+        (f"the same in fp8 of {v} with {options}", same_operations, trainer, bench, "tiny", v, *options.split())
         for v in ("diff_v2", "baseline", "diff_v1", "gated_head")
         for options in ("--gemm fp8", "--gemm fp8 --window 8 --yoco")
     ]

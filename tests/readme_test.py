@@ -48,6 +48,7 @@ COMMANDS = [
     ("mpirun", STOP, signal.SIGUSR1, "runs/two/log.jsonl", 5),
     ("scripts/run_124m.sh", INSTEAD, "scripts/run_124m.sh --help", "tests/recipe_test.sh runs the recipes"),
     ("sbatch scripts/run_124m.sh", INSTEAD, "scripts/run_124m.sh --help", "tests/slurm_test.sh runs them in Slurm"),
+    ("./train_diffv2 --preset moe-tiny", STOP, signal.SIGTERM, "runs/moe/log.jsonl", 5),
     ("python3 scripts/lab run", STOP, signal.SIGTERM, "runs/smoke-cpu/*/log.jsonl", 60),
     ("python3 scripts/lab report", RUN),
 ]

@@ -13,20 +13,20 @@ static double median(double *values, int count) {
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
-// Traits of the layers of all models of a call: --window W, --full-every K, --yoco and --qk-norm, as the trainer's;
-// --doc-mask: documents of a third of T.
+// Traits of the layers of all models of a call: --window W, --full-every K, --shared-experts S, --dense-layers N, --yoco
+// and --qk-norm, as the trainer's; --doc-mask: documents of a third of T.
 static struct {
-    int window, full_every;
+    int window, full_every, shared, dense;
     bool yoco, qk_norm, documents;
 } bench_layers;
 // Reads one of these options at argv[*i], and its value; false: it is another one.
 static bool bench_layer_option(int argc, char **argv, int *i) {
-    const char *names[] = {"--window", "--full-every"};
-    int *values[] = {&bench_layers.window, &bench_layers.full_every};
+    const char *names[] = {"--window", "--full-every", "--shared-experts", "--dense-layers"};
+    int *values[] = {&bench_layers.window, &bench_layers.full_every, &bench_layers.shared, &bench_layers.dense};
     if (strcmp(argv[*i], "--yoco") == 0) return bench_layers.yoco = true;
     if (strcmp(argv[*i], "--qk-norm") == 0) return bench_layers.qk_norm = true;
     if (strcmp(argv[*i], "--doc-mask") == 0) return bench_layers.documents = true;
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < 4; k++)
         if (strcmp(argv[*i], names[k]) == 0 && *i + 1 < argc && sscanf(argv[*i + 1], "%d", values[k]) == 1)
             return (*i)++, true;
     return false;
@@ -41,7 +41,8 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
     c->attention = variant_find(attention);
     if (!p || !c->attention) return false;
     c->L = p->L, c->C = p->C, c->NH = p->NH, c->NKV = NKV ? NKV : p->NKV, c->D = p->D, c->F = p->F, c->T = T,
-    c->V = p->V, c->tied = p->tied;
+    c->V = p->V, c->tied = p->tied, c->E = p->E, c->K = p->K, c->FE = p->FE;
+    c->shared = bench_layers.shared, c->dense_layers = bench_layers.dense;
     c->rope_theta = 10000;
     c->rms_norm_eps = 1e-5;
     c->window = bench_layers.window, c->full_every = bench_layers.full_every, c->yoco = bench_layers.yoco;
@@ -139,6 +140,7 @@ static double bench_step(BenchModel *b, double part[3]) {
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     model_read_batch(model, b->tokens, b->tokens + 1, b->starts, N);
     model_forward(model, b->B, b->T);
+    if (training) router_count(&model->router, &model->plan, &model->acts, N, N, true);
     if (training) grads_open(model, 0), grads_open(model, model->plan.config.L + 1); // as model_micro_step
     model_classify(model, N, training ? (real)(1.0 / N) : 0);
     double forward = now_seconds();

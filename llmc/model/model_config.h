@@ -141,6 +141,8 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
                 c->dense_layers, c->L);
         PROBLEM((int64_t)c->shared * c->FE > 1 << 24, "%d shared experts of width %d are too wide", c->shared, c->FE);
     }
+    PROBLEM((int64_t)c->L * c->E > 1 << 20, "%d layers of %d experts are more experts than this program supports", c->L,
+            c->E);
     PROBLEM(c->E > MAX_EXPERTS, "--experts must be at most %d, not %d", (int)MAX_EXPERTS, c->E);
     PROBLEM(c->E == 0 && (c->K || c->FE || c->shared || c->dense_layers),
             "--experts-active, --expert-ffn, --shared-experts and --dense-layers require --experts E");

@@ -158,6 +158,53 @@ static inline size_t cross_entropy_bytes(size_t N, size_t V, size_t Vp, bool gra
     return N * (gradient ? 2 * V + Vp : V) * FLOATX_BYTES;
 }
 
+// ---- mixture of experts: R = N K rows pass experts
+
+// Experts with at least one of N tokens, if all are equally likely.
+static inline double experts_used(Routing r) { return r.E * (1 - pow(1 - (double)r.K / r.E, r.N)); }
+static inline size_t router_choices_bytes(Routing r) { // experts, weights and lse of all tokens
+    return (size_t)r.N * ((size_t)r.K * (sizeof(int) + FP32_BYTES) + FP32_BYTES);
+}
+static inline size_t router_product_bytes(Routing r) { // of the logits, without the logits
+    return ((size_t)r.N + (size_t)r.E) * (size_t)r.C * FLOATX_BYTES;
+}
+static inline size_t router_forward_bytes(Routing r) {
+    return router_product_bytes(r) + 2 * (size_t)r.N * (size_t)r.E * FP32_BYTES + router_choices_bytes(r);
+}
+// dx is added to; add: dweight is, too
+static inline size_t router_backward_bytes(Routing r, bool add) {
+    size_t N = (size_t)r.N, C = (size_t)r.C, E = (size_t)r.E;
+    size_t dlogits = N * E * (FP32_BYTES + FLOATX_BYTES) + N * (size_t)r.K * FP32_BYTES + router_choices_bytes(r);
+    size_t to_input = (N * E + E * C + 2 * N * C) * FLOATX_BYTES;
+    return dlogits + to_input + N * (E + C) * FLOATX_BYTES + (add ? 2 : 1) * E * C * FP32_BYTES;
+}
+static inline size_t router_totals_bytes(Routing r) {
+    return (size_t)r.N * (((size_t)r.E + 1) * FP32_BYTES + (size_t)r.K * sizeof(int));
+}
+static inline size_t expert_group_bytes(Routing r) { return 3 * (size_t)r.N * (size_t)r.K * sizeof(int); }
+static inline size_t expert_gather_bytes(Routing r) {
+    return (size_t)r.N * (size_t)r.C * ((size_t)r.K + 1) * FLOATX_BYTES + (size_t)r.N * (size_t)r.K * sizeof(int);
+}
+static inline size_t expert_combine_bytes(Routing r, bool add) {
+    return expert_gather_bytes(r) + (add ? (size_t)r.N * (size_t)r.C * FLOATX_BYTES : 0);
+}
+// As swiglu, and the weight and the entry of each row, in the backward also the gradient of the weight.
+static inline size_t expert_swiglu_forward_bytes(size_t R, size_t F) {
+    return swiglu_forward_bytes(R, F) + R * (sizeof(int) + FP32_BYTES);
+}
+static inline size_t expert_swiglu_backward_bytes(size_t R, size_t F) {
+    return swiglu_backward_bytes(R, F) + R * (sizeof(int) + 2 * FP32_BYTES);
+}
+// Also those of dx. A weight is read if its expert has a row.
+static inline double expert_linear_forward_bytes(Routing r, size_t IC, size_t OC) {
+    return ((double)r.N * r.K * (double)(IC + OC) + experts_used(r) * (double)(OC * IC)) * FLOATX_BYTES;
+}
+// All gradients are written: zeros for an expert without rows.
+static inline double expert_linear_dweight_bytes(Routing r, size_t IC, size_t OC, bool add) {
+    return (double)r.N * r.K * (double)(IC + OC) * FLOATX_BYTES +
+           (add ? 2.0 : 1.0) * r.E * (double)(OC * IC) * FP32_BYTES;
+}
+
 // ---- operations on parameters
 
 static inline size_t adamw_bytes(size_t count, bool master) {

@@ -26,16 +26,20 @@ static inline double communication_bytes(const ModelPlan *plan, int zero, int mi
 static inline void print_communication(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * plan->sharding.ranks));
     printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
-           o->link_gbs > 0 ? "  time to send" : "", plan->device ? "    expected step" : "");
+           o->link_gbs > 0 ? "  time to send" : "", plan->device ? "    expected step    fits the GPU" : "");
     for (int zero = 0; zero <= 2; zero++) {
         ModelPlan other;
         plan_build(&other, &plan->config, plan->B, plan->T, FOR_TRAINING, plan->recompute, 0, plan->sharding.ranks,
                    zero);
         plan_for_device(&other, plan->device, o);
         double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(process_bytes(&other, sampling)), bytes / 1048576.0);
+        size_t needed = process_bytes(&other, sampling);
+        FitText fit;
+        printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(needed), bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
-        if (plan->device) printf(" %13.1f ms", predict_step(&other, o, ASSUMPTION_COUNT).step_ms);
+        if (plan->device)
+            printf(" %13.1f ms    %s", predict_step(&other, o, ASSUMPTION_COUNT).step_ms,
+                   memory_fit(fit, plan->device, needed));
         printf("\n");
         plan_free(&other);
     }
@@ -83,6 +87,22 @@ static inline void print_flops(const ModelPlan *plan, const Options *o) {
     }
 }
 
+// Of each kind of MLP that the model has: its layers and widths.
+static inline void print_mlps(const ModelConfig *c) {
+    for (size_t k = 0; k < sizeof(mlp_kinds) / sizeof(mlp_kinds[0]); k++) {
+        int layers = 0;
+        MlpDims mlp = {NULL, 0, 0, 0, 0};
+        for (int l = 0; l < c->L; l++)
+            if (mlp_dims(c, l).kind == &mlp_kinds[k]) mlp = mlp_dims(c, l), layers++;
+        if (layers == 0) continue;
+        printf("MLP of %d layer%s: %s, ", layers, layers == 1 ? "" : "s", mlp_kinds[k].name);
+        if (mlp.experts)
+            printf("%d of width %d, %d of them in a token, and %d shared\n", mlp.experts, mlp.expert_width, mlp.active,
+                   c->shared);
+        else printf("width %d\n", mlp.width);
+    }
+}
+
 static inline void print_windows(const ModelConfig *c) {
     int windows = 0;
     for (int l = 0; l < c->L; l++) windows += layer_window(c, l) > 0;
@@ -92,12 +112,12 @@ static inline void print_windows(const ModelConfig *c) {
 
 static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
     const ModelConfig *c = &plan->config;
-    printf("model: %s, %d layers, hidden %d, %d heads (%d query, %d key/value), head dimension %d, MLP %d, vocabulary "
-           "%d, context %d\n",
-           c->attention->name, c->L, c->C, c->NH, plan->dims.NQ, c->NKV, c->D, c->F, c->V, c->T);
-    if (c->E)
-        printf("experts: %d of width %d in %d layers, %d of them in a token, and %d shared\n", c->E, c->FE,
-               expert_layers(c), c->K, c->shared);
+    char mlp[32] = ""; // with experts, print_mlps has the widths
+    if (c->E == 0) FORMAT(mlp, "MLP %d, ", c->F);
+    printf("model: %s, %d layers, hidden %d, %d heads (%d query, %d key/value), head dimension %d, %svocabulary %d, "
+           "context %d\n",
+           c->attention->name, c->L, c->C, c->NH, plan->dims.NQ, c->NKV, c->D, mlp, c->V, c->T);
+    if (c->E) print_mlps(c);
     if (c->window) print_windows(c);
     if (c->qk_norm) printf("queries and keys are normalised\n");
     print_parameters(plan);

@@ -46,15 +46,17 @@ static inline absmax_t *linear_max(const ModelPlan *plan, absmax_t *maxima, Line
     return kept ? maxima + 2 * at + gradient : NULL;
 }
 
+static inline bool linear_of_experts(LinearKind kind) {
+    return kind == LINEAR_EXPERT_GATE_UP || kind == LINEAR_EXPERT_DOWN;
+}
 // How many of it a layer has.
 static inline int linear_count(const ModelPlan *plan, LinearKind kind) {
-    return kind == LINEAR_EXPERT_GATE_UP || kind == LINEAR_EXPERT_DOWN ? plan->config.E : 1;
+    return linear_of_experts(kind) ? plan->config.E : 1;
 }
 
 // Bytes of the rounded copy of one; 0: its operands are not rounded.
 static inline size_t linear_rounded_bytes(Linear w, LinearKind kind) {
-    bool expert = kind == LINEAR_EXPERT_GATE_UP || kind == LINEAR_EXPERT_DOWN;
-    return expert && !expert_linear_rounds ? 0 : linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD);
+    return linear_of_experts(kind) && !expert_linear_rounds ? 0 : linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD);
 }
 
 enum { COPY_ALIGN = 256 };

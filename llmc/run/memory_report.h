@@ -72,6 +72,15 @@ static inline size_t memory_available(const DeviceMemory *now, size_t estimated)
 
 static inline double in_mib(size_t bytes) { return (double)bytes / 1048576.0; }
 
+// Whether so many bytes fit a GPU of --device, and what is missing.
+typedef char FitText[64];
+static inline const char *memory_fit(FitText text, const DevicePeak *gpu, size_t needed) {
+    double missing = (double)needed - device_memory_bytes(gpu);
+    if (missing <= 0) return "fits";
+    snprintf(text, sizeof(FitText), "too little by %.1f MiB", missing / 1048576);
+    return text;
+}
+
 // The size of the cache of a model for generation, before the first token; on stderr, as stdout has the results.
 static inline void print_cache(const ModelPlan *plan) {
     fprintf(stderr, "keys and values: %.1f MiB for %d sequence%s of up to %d positions\n", in_mib(plan->cache_bytes),
@@ -86,9 +95,9 @@ static inline void print_memory(const ModelPlan *plan, const ModelPlan *sampling
     size_t copy = plan->purpose == FOR_TRAINING ? background_copy_bytes(&plan->sharding) : 0;
     printf("  %-44s %10.1f MiB\n", "total", in_mib(needed));
     if (plan->device) {
-        double has = device_memory_bytes(plan->device);
-        printf("%s has about %.1f MiB: %s\n", plan->device->name, has / 1048576,
-               (double)needed <= has ? "enough" : "too little");
+        FitText fit;
+        printf("%s has about %.1f MiB: %s\n", plan->device->name, device_memory_bytes(plan->device) / 1048576,
+               memory_fit(fit, plan->device, needed));
         return;
     }
     DeviceMemory now;

@@ -275,6 +275,9 @@ static inline int options_exclusions(const Options *o) {
     int problems = 0, modes = 0;
     if (o->match_params && o->match_active)
         REFUSE(problems, "--match-params and --match-active are mutually exclusive: both determine one width");
+    if (o->match_active && o->experts == 0)
+        REFUSE(problems, "--match-active requires --experts E; without experts all parameters are active, as in "
+                         "--match-params");
     if (o->init && o->resume)
         REFUSE(problems, "--init and --resume are mutually exclusive: a resumed run already has weights");
     if (o->prompt && o->prompt_tokens)
@@ -296,7 +299,6 @@ static inline int options_exclusions(const Options *o) {
     if (o->device && !o->dry_run) REFUSE(problems, "--device requires --dry-run");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
         REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
-    if (o->device && o->experts) REFUSE(problems, "--device does not predict models with experts; leave it out");
     if (o->dry_run_out && !o->device) REFUSE(problems, "--dry-run-out requires --device");
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
     const DevicePeak *gpu = o->device ? device_peak_named(o->device) : NULL;
@@ -355,6 +357,10 @@ static inline void options_finish(Options *o, int ranks) {
     int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
     if (problems) program_exit(EXIT_USAGE);
     options_limit_threads(o, host_cores(""));
+    for (int i = 0; i < 2 && o->experts == 0; i++) {
+        const char *losses[] = {"router-aux", "router-z"};
+        if (options_given(o, losses[i])) warn("--%s has no effect without --experts", losses[i]);
+    }
     if (o->val_every && !o->val_data && !o->eval_choices)
         warn("--val-every has no effect without --val-data or --eval-choices");
     if (o->rollback && (!o->out || !o->checkpoint_every))

@@ -35,6 +35,20 @@ static inline size_t predicted_workspace(const ModelPlan *plan, bool determinist
     return sequences * (groups * group * head + (documents ? DOCUMENT_BYTES : 0));
 }
 
+// The rounded copies of weights and the workspace of --gemm fp8, as plan_copies and plan_build. Experts stay in bf16.
+static inline void plan_fp8_for_device(ModelPlan *plan) {
+    for (int kind = 0; kind < LINEAR_HEAD; kind++) {
+        size_t largest = 0, copies = kind < LINEAR_BLOCK_COUNT ? plan->config.L : 1;
+        for (int l = 0; l < plan->config.L; l += max_int(1, plan->config.L - 1)) {
+            Linear w = linear_shape(plan, (LinearKind)kind, l);
+            if (w.OC == 0 || linear_of_experts((LinearKind)kind)) continue;
+            largest = max_size(largest, round_up(fp8_copy_bytes(w.IC, w.OC), COPY_ALIGN));
+            plan->workspace_bytes = max_size(plan->workspace_bytes, fp8_workspace_bytes(plan->B * plan->T, w.IC, w.OC));
+        }
+        plan->copies_bytes += copies * largest;
+    }
+}
+
 // Turns a plan into that of the bf16 program on this GPU, with the same --gemm fp8. The plan must not be allocated. A
 // CUDA program's plan already is one: only its device changes.
 static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, const Options *o) {
@@ -46,13 +60,11 @@ static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, const
     plan_count_bytes(plan, gpu_elements);
     plan->workspace_bytes = predicted_workspace(plan, o->deterministic, o->doc_mask);
     plan->copies_bytes = 0;
-    for (int kind = 0; kind < LINEAR_HEAD && plan->fp8; kind++) {
-        Linear w = linear_shape(plan, (LinearKind)kind, 0);
-        size_t copies = kind < LINEAR_BLOCK_COUNT ? plan->config.L : 1;
-        if (w.OC == 0) continue;
-        plan->copies_bytes += copies * round_up(fp8_copy_bytes(w.IC, w.OC), COPY_ALIGN);
-        plan->workspace_bytes = max_size(plan->workspace_bytes, fp8_workspace_bytes(plan->B * plan->T, w.IC, w.OC));
+    if (plan->config.E) {
+        size_t logits = (size_t)plan->B * plan->T * plan->config.E * FLOATX_BYTES; // as router_workspace_bytes
+        plan->workspace_bytes = max_size(plan->workspace_bytes, logits);
     }
+    if (plan->fp8) plan_fp8_for_device(plan);
     plan->received_bytes = s->level == 2 ? s->largest / s->ranks * FP32_BYTES : 0;
 }
 

@@ -1,103 +1,13 @@
 /*
-prediction_operations.h: the predicted time of every operation of a training step on one GPU, from the operations' FLOPs
-and bytes (traffic.h) and assumed rates (assumptions.h). predict_forward, predict_head, predict_backward,
-predict_recompute and predict_update list the operations in the order in which train_diffv2.c calls them;
-tests/prediction_test.py checks that every operation occurs as often as there.
-
-  operation       the larger of its FLOPs at the assumed share of the peak and its bytes at the assumed bandwidth, and
-                  at least the time to launch its kernels
-  matrix product  whole waves of tiles over all multiprocessors, for the fastest of several tile shapes; K is split only
-                  into multiples of 128, as gemm_cublaslt requires
+prediction_operations.h: the predicted time of every operation of a training step on one GPU. predict_forward,
+predict_head, predict_backward, predict_recompute and predict_update list the operations in the order in which
+train_diffv2.c calls them; tests/prediction_test.py checks that every operation occurs as often as there.
 */
 #ifndef LLMC_PREDICTION_OPERATIONS_H
 #define LLMC_PREDICTION_OPERATIONS_H
 #include "linear_layers.h"
-#include "prediction_types.h"
+#include "prediction_experts.h"
 
-// ---- rates
-
-// Adds `calls` calls of an operation per execution of the current part; `launches`, `flops`, `bytes` and `ms` are of
-// one call.
-static inline void predict_op(Prediction *p, PredictionClass kind, const char *name, double calls, int launches,
-                              double flops, double bytes, double ms) {
-    int i = 0;
-    while (i < p->op_count && (strcmp(p->ops[i].name, name) != 0 || p->ops[i].kind != kind)) i++;
-    assert(i < PREDICTED_OPS);
-    PredictedOp *op = &p->ops[i];
-    if (i == p->op_count) {
-        p->op_count++;
-        memset(op, 0, sizeof(*op));
-        op->name = name, op->kind = kind;
-    }
-    double launch_ms = 1e-3 * launches * p->assumed[ASSUME_LAUNCH];
-    Bound bound = ms < launch_ms ? BOUND_LAUNCHES : prediction_classes[kind].bound;
-    ms = calls * fmax(ms, launch_ms);
-    op->calls += p->repeats * calls, op->flops += p->repeats * calls * flops, op->bytes += p->repeats * calls * bytes;
-    op->ms += p->repeats * ms;
-    p->class_ms[kind] += p->repeats * ms;
-    p->bound_ms[bound] += p->repeats * ms;
-    p->part_ms[p->part] += p->share * ms;
-}
-
-// An operation whose speed memory bandwidth limits.
-static inline void predict_rows(Prediction *p, PredictionClass kind, const char *name, double calls, int launches,
-                                size_t bytes) {
-    double share = kind == CLASS_NORMS           ? p->assumed[ASSUME_NORMS]
-                   : kind == CLASS_CROSS_ENTROPY ? p->assumed[ASSUME_CROSS_ENTROPY]
-                                                 : 1;
-    predict_op(p, kind, name, calls, launches, 0, (double)bytes, memory_ms(p, (double)bytes) / share);
-}
-
-// Whether the products of a class are those of linear layers in FP8.
-static inline bool predicted_fp8(const Prediction *p, PredictionClass kind) {
-    return p->plan->fp8 && kind == CLASS_BLOCK_GEMMS;
-}
-
-// Milliseconds of C (M,N) = A (M,K) B (K,N), which reads and writes `bytes` bytes.
-static inline double gemm_ms(const Prediction *p, int M, int N, int K, double bytes, bool fp8) {
-    static const struct {
-        int M, N;
-        double share;
-    } tiles[] = {{128, 256, 1}, {256, 128, 1}, {128, 128, 0.93}, {64, 128, 0.75}};
-    const DevicePeak *gpu = p->plan->device;
-    double peak = fp8 ? device_fp8_tflops(gpu) : gpu->tflops, best = INFINITY;
-    double rate = 1e9 * peak * p->assumed[fp8 ? ASSUME_FP8_GEMM : ASSUME_GEMM];
-    int width = device_multiprocessors(gpu);
-    for (size_t i = 0; i < sizeof(tiles) / sizeof(tiles[0]); i++)
-        for (int split = 1; split == 1 || (split <= 8 && K % (128 * split) == 0); split *= 2) {
-            double count = ceil((double)M / tiles[i].M) * ceil((double)N / tiles[i].N) * split,
-                   waves = ceil(count / width);
-            double flops = waves * width * tiles[i].M * tiles[i].N * 2.0 * K / split;
-            double sums = split > 1 ? memory_ms(p, 2.0 * split * M * N * FP32_BYTES) : 0;
-            best = fmin(best, flops / (rate * tiles[i].share) + sums);
-        }
-    double memory = memory_ms(p, bytes);
-    return fmax(best, memory) + 0.25 * fmin(best, memory); // the first and last tiles do not overlap
-}
-static inline void predict_linear_forward(Prediction *p, PredictionClass kind, double calls, int N, int IC, int OC) {
-    bool fp8 = predicted_fp8(p, kind);
-    double rounding = fp8 ? (double)fp8_quantize_bytes(N, IC, 1) : 0;
-    size_t padded = fp8_padded(OC); // rows of y have room for it
-    double bytes =
-        (double)(fp8 ? fp8_product_bytes(N, padded, IC, FLOATX_BYTES, false) : matmul_forward_bytes(N, IC, OC));
-    predict_op(p, kind, "linear_forward", calls, fp8 ? 2 : 1, matmul_forward_flops(N, IC, OC), rounding + bytes,
-               memory_ms(p, rounding) + gemm_ms(p, N, OC, IC, bytes, fp8));
-}
-// `writes` of the calls of a step write the weight's gradient; the others add to it.
-static inline void predict_linear_backward(Prediction *p, PredictionClass kind, double calls, double writes, int N,
-                                           int IC, int OC) {
-    bool fp8 = predicted_fp8(p, kind);
-    double dweight[2], share = 1 - writes / (calls * p->repeats); // of the calls that add
-    double rounding = fp8 ? (double)(fp8_quantize_bytes(N, IC, 1) + fp8_quantize_bytes(N, OC, 2)) : 0;
-    double dx = (double)(fp8 ? fp8_product_bytes(N, IC, OC, FLOATX_BYTES, false) : matmul_forward_bytes(N, IC, OC));
-    for (int add = 0; add < 2; add++)
-        dweight[add] =
-            (double)(fp8 ? fp8_product_bytes(OC, IC, N, FP32_BYTES, add) : matmul_dweight_bytes(N, IC, OC, add));
-    double written = dweight[0] * (1 - share) + dweight[1] * share;
-    predict_op(p, kind, "linear_backward", calls, fp8 ? 4 : 2, matmul_backward_flops(N, IC, OC),
-               rounding + dx + written,
-               memory_ms(p, rounding) + gemm_ms(p, N, IC, OC, dx, fp8) + gemm_ms(p, OC, IC, N, written, fp8));
-}
 // How often a step writes the gradient of a weight: once, or with --zero 2 in every micro-step.
 static inline double gradient_writes(const Prediction *p) { return p->plan->sharding.level == 2 ? p->micro_steps : 1; }
 
@@ -142,16 +52,18 @@ static inline void predict_begin_layers(Prediction *p, StepPart part, int count)
 typedef struct {
     int l, count;
 } LayerKind;
-enum { LAYER_KINDS = 2 }; // with and without a window; the halves of YOCO
+enum { LAYER_KINDS = 4 }; // with and without a window, or the halves of YOCO; each with and without experts
 
+static inline bool same_layers(const ModelConfig *c, int a, int b) {
+    return layer_window(c, a) == layer_window(c, b) && layer_cross(c, a) == layer_cross(c, b) &&
+           mlp_dims(c, a).kind == mlp_dims(c, b).kind;
+}
 // The kinds among the first `layers` layers; returns their number.
 static inline int layer_kinds(const ModelConfig *c, int layers, LayerKind kinds[LAYER_KINDS]) {
     int count = 0;
     for (int l = 0; l < layers; l++) {
         int k = 0;
-        while (k < count &&
-               (layer_window(c, kinds[k].l) != layer_window(c, l) || layer_cross(c, kinds[k].l) != layer_cross(c, l)))
-            k++;
+        while (k < count && !same_layers(c, kinds[k].l, l)) k++;
         assert(k < LAYER_KINDS);
         if (k == count) kinds[count].l = l, kinds[count++].count = 0;
         kinds[k].count++;
@@ -212,10 +124,19 @@ static inline void predict_block_attention(Prediction *p, int l, int N) {
     predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->NH * c->D, c->C);
     predict_rows(p, CLASS_NORMS, "residual_rmsnorm_forward", 1, 1, residual_rmsnorm_forward_bytes(N, c->C));
 }
-static inline void predict_block_mlp(Prediction *p, int N) {
+static inline void predict_block_mlp(Prediction *p, int l, int N) {
     const ModelConfig *c = &p->plan->config;
-    predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, 2 * c->F);
-    predict_rows(p, CLASS_SWIGLU, "swiglu_forward", 1, 1, swiglu_forward_bytes(N, c->F));
+    MlpDims mlp = mlp_dims(c, l);
+    if (mlp.experts) predict_experts_mlp(p, N);
+    if (mlp.width == 0) return;
+    predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, 2 * mlp.width);
+    predict_rows(p, CLASS_SWIGLU, "swiglu_forward", 1, 1, swiglu_forward_bytes(N, mlp.width));
+}
+static inline void predict_block_down(Prediction *p, int l, int N) {
+    const ModelConfig *c = &p->plan->config;
+    MlpDims mlp = mlp_dims(c, l);
+    if (mlp.width) predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, mlp.width, c->C);
+    if (mlp.experts) predict_experts_down(p, N);
 }
 
 // YOCO: the keys and values of the upper half.
@@ -261,8 +182,9 @@ static inline void predict_forward(Prediction *p, int N) {
     for (int k = 0; k < count; k++) {
         predict_begin_layers(p, PART_LAYER, kinds[k].count);
         predict_block_attention(p, kinds[k].l, N);
-        predict_block_mlp(p, N);
-        predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->F, c->C);
+        if (mlp_dims(c, kinds[k].l).experts) predict_route(p, N), predict_router_totals(p, N);
+        predict_block_mlp(p, kinds[k].l, N);
+        predict_block_down(p, kinds[k].l, N);
         predict_rows(p, CLASS_NORMS, "residual_rmsnorm_forward", 1, 1, residual_rmsnorm_forward_bytes(N, c->C));
     }
     predict_yoco(p, N);
@@ -304,14 +226,22 @@ static inline void predict_heads_backward(Prediction *p, int l, int N) {
     predict_attention(p, key_set(p->plan, l, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, true);
 }
 
+static inline void predict_block_mlp_backward(Prediction *p, int l, double writes, int N) {
+    const ModelConfig *c = &p->plan->config;
+    MlpDims mlp = mlp_dims(c, l);
+    if (mlp.width) {
+        predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, mlp.width, c->C);
+        predict_rows(p, CLASS_SWIGLU, "swiglu_backward", 1, 1, swiglu_backward_bytes(N, mlp.width));
+        predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, 2 * mlp.width);
+    }
+    if (mlp.experts) predict_experts_backward(p, writes, N);
+}
 static inline void predict_layers_backward(Prediction *p, LayerKind kind, int N) {
     const ModelConfig *c = &p->plan->config;
     const AttentionDims *d = plan_dims(p->plan, kind.l);
     double writes = gradient_writes(p) * kind.count;
     predict_begin_layers(p, PART_LAYER_BACKWARD, kind.count);
-    predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->F, c->C);
-    predict_rows(p, CLASS_SWIGLU, "swiglu_backward", 1, 1, swiglu_backward_bytes(N, c->F));
-    predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, 2 * c->F);
+    predict_block_mlp_backward(p, kind.l, writes, N);
     predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 2, 2, rmsnorm_backward_bytes(N, c->C));
     predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->NH * c->D, c->C);
     predict_heads_backward(p, kind.l, N);
@@ -344,30 +274,40 @@ static inline void predict_recompute(Prediction *p, int N) {
             predict_subnorm(p, N);
             predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, m->config.C));
         }
-        predict_block_mlp(p, N);
+        predict_block_mlp(p, kinds[k].l, N);
     }
 }
 
 static inline void predict_update(Prediction *p) {
     const ModelPlan *m = p->plan;
     const Sharding *s = &m->sharding;
+    const Sharding *own_only = s->level ? s : NULL;
     size_t own = s->level ? s->own : m->tensors.buffer_count;
     predict_begin(p, PART_UPDATE);
     int zeroed = 0; // gradients that no matrix product writes
-    size_t zeros = 0;
+    size_t zeros = 0, updates = 0;
     for (int i = 0; i < m->tensors.count; i++) {
         const Tensor *t = &m->tensors.tensors[i];
         if (!is_product_weight(m, t)) zeroed++, zeros += t->count;
+        bool balanced = t->row->kind == T_ROUTER_BIAS;
+        for (OwnRange r = sharding_ranges(own_only, t); sharding_next(own_only, t, &r);) {
+            if (balanced) predict_rows(p, CLASS_ROUTER, "router_balance", 1, 1, t->count * 3 * FP32_BYTES);
+            else updates++;
+        }
     }
     predict_rows(p, CLASS_UPDATE, "buffer_zero", 1, 1, (size_t)m->B * m->T * FP32_BYTES); // the losses
     predict_rows(p, CLASS_UPDATE, "buffer_zero", zeroed * gradient_writes(p), 1, zeros * FP32_BYTES / zeroed);
+    if (m->config.E) {
+        size_t totals = m->config.L * router_total_count(&m->config) * FP32_BYTES;
+        predict_rows(p, CLASS_UPDATE, "buffer_zero", 1, 1, totals);
+    }
     predict_rows(p, CLASS_UPDATE, "sum_of_squares", s->count, 2, sum_of_squares_bytes(s->own) / s->count);
-    predict_rows(p, CLASS_UPDATE, "adamw_update", m->tensors.count, 1, adamw_bytes(own, true) / m->tensors.count);
+    predict_rows(p, CLASS_UPDATE, "adamw_update", updates, 1, adamw_bytes(own, true) / updates);
 }
 
 static inline void predict_fp8_copy(Prediction *p, LinearKind kind, LayerKind layers) {
     Linear w = linear_shape(p->plan, kind, layers.l);
-    if (w.OC == 0) return;
+    if (w.OC == 0 || linear_of_experts(kind)) return; // experts stay in bf16
     predict_begin(p, PART_UPDATE);
     predict_rows(p, CLASS_FP8, "linear_copy_weight", layers.count, 3,
                  absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2));

@@ -142,6 +142,7 @@ static inline void write_prediction(const char *path, const ModelPlan *plan, con
     cJSON_AddStringToObject(json, "device", plan->device->name);
     cJSON_AddStringToObject(json, "products", plan->fp8 ? "fp8" : "bf16");
     cJSON_AddNumberToObject(json, "parameters", (double)plan->tensors.parameter_count);
+    cJSON_AddNumberToObject(json, "active_parameters", (double)model_parameter_count(&plan->config, true));
     cJSON_AddNumberToObject(json, "ranks", plan->sharding.ranks);
     cJSON_AddNumberToObject(json, "micro_steps", p.micro_steps);
     cJSON_AddNumberToObject(json, "logit_rows", plan->logit_rows);

@@ -17,6 +17,9 @@ static const char *const bound_names[BOUNDS] = {"matrix products", "attention", 
 // clang-format off
 #define PREDICTION_CLASS_TABLE(CLASS)                                            \
     CLASS(CLASS_BLOCK_GEMMS, "block GEMMs", BOUND_PRODUCTS)                      \
+    CLASS(CLASS_EXPERT_GEMMS, "expert GEMMs", BOUND_PRODUCTS)                    \
+    CLASS(CLASS_ROUTER, "router and grouping", BOUND_MEMORY)                     \
+    CLASS(CLASS_EXPERT_ROWS, "rows of experts", BOUND_MEMORY)                    \
     CLASS(CLASS_FP8, "FP8 copies and maxima", BOUND_MEMORY)                      \
     CLASS(CLASS_LM_HEAD, "LM head", BOUND_PRODUCTS)                              \
     CLASS(CLASS_ATTENTION_FORWARD, "attention forward", BOUND_ATTENTION)         \
@@ -56,7 +59,7 @@ typedef struct {
     double calls, flops, bytes, ms; // totals of a step
 } PredictedOp;
 
-enum { PREDICTED_OPS = 40 };
+enum { PREDICTED_OPS = 56 };
 typedef struct {
     const ModelPlan *plan; // for plan->device
     const Options *options;
