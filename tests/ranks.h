@@ -153,6 +153,7 @@ static const char *const ranks_environment =
     "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
     "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_WAIT_POLICY=passive";
 #define RANKS_MODEL "--hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1"
+#define EXPERTS "--experts 4 --experts-active 2 --expert-ffn 20"
 static const char *const ranks_model_of_layers = RANKS_MODEL, *const ranks_model = "--layers 3 " RANKS_MODEL;
 // removes the messages of mpirun and OpenMPI about failed processes from stderr
 static const char *const ranks_filter = "2> raw; status=$?; grep -a '^diffv2: ' raw >&2; (exit $status)";
@@ -227,13 +228,16 @@ static const double RANKS_TOLERANCE = 2e-4;
 static void test_ranks_and_micro_batches(void) {
     static const struct {
         const char *variant, *more;
-    } cases[] = {{"diff_v2", ""},
-                 {"diff_v1", ""},
-                 {"diff_v2_head_lambda", "--qk-norm --no-tie-embeddings"},
-                 {"sink", "--doc-mask --separator 10 --recompute 2"},
-                 {"diff_v2_xsa", "--window 5 --yoco --qk-norm --recompute 2"},
-                 {"diff_v1", "--window 5 --full-every 2 --doc-mask --separator 10"}};
-    for (int c = 0; c < 6; c++) {
+        bool one_step; // only with one micro-step: the load-balancing loss counts the tokens of the micro-steps so far
+    } cases[] = {{"diff_v2", "", false},
+                 {"diff_v1", "", false},
+                 {"diff_v2_head_lambda", "--qk-norm --no-tie-embeddings", false},
+                 {"sink", "--doc-mask --separator 10 --recompute 2", false},
+                 {"diff_v2_xsa", "--window 5 --yoco --qk-norm --recompute 2", false},
+                 {"diff_v1", "--window 5 --full-every 2 --doc-mask --separator 10", false},
+                 {"diff_v2", EXPERTS " --router-aux 0 --doc-mask --separator 10", false},
+                 {"baseline", EXPERTS " --router-aux 1 --dense-layers 1", true}};
+    for (int c = 0; c < 8; c++) {
         ProgramData d = fault_data();
         ProgramResult r;
         char options[400];
@@ -241,7 +245,7 @@ static void test_ranks_and_micro_batches(void) {
                cases[c].more);
         ranks_train(&r, &d, 1, "", "one", options);
         EXPECT_STATUS(r, 0);
-        for (int k = 0; k < 4; k++) {
+        for (int k = cases[c].one_step; k < 4; k += 1 + cases[c].one_step) {
             static const int ranks[] = {2, 3, 4, 2}, batch[] = {2, 4, 1, 6}, zero[] = {0, 1, 2, 2};
             char out[20];
             FORMAT(out, "run%d", k);
@@ -264,10 +268,11 @@ static void test_zero_levels(void) {
                  {192, "fp32"},
                  {96, "bf16"},
                  {96, "fp8"},
+                 {96, "fp32 --shared-experts 1 --router-bias " EXPERTS},
                  {96, "bf16 --window 5 --yoco --qk-norm --attention diff_grouped_2"}};
     ProgramData d = fault_data();
     ProgramResult r;
-    for (int c = 0; c < 5; c++) {
+    for (int c = 0; c < 6; c++) {
         char out[3][20], options[200];
         for (int zero = 0; zero <= 2; zero++) {
             FORMAT(out[zero], "z%d%d", c, zero);

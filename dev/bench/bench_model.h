@@ -13,8 +13,8 @@ static double median(double *values, int count) {
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
-// Traits of the layers of all models of a call: --window W, --full-every K, --shared-experts S, --dense-layers N, --yoco
-// and --qk-norm, as the trainer's; --doc-mask: documents of a third of T.
+// Traits of the layers of all models of a call, as the trainer's: --window W, --full-every K, --shared-experts S,
+// --dense-layers N, --yoco and --qk-norm; --doc-mask: documents of a third of T.
 static struct {
     int window, full_every, shared, dense;
     bool yoco, qk_norm, documents;

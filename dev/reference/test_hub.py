@@ -77,7 +77,9 @@ def gradients_of_program(path):
     """`loss` and the gradient of every parameter over the first B*T + 1 tokens"""
     _, shard = tokens_and_shard()
     dump = Path(WORK.name) / "grads.safetensors"
-    routers = ("--router-aux", 0, "--router-z", 0)  # of a training loss, which the classes do not compute
+    experts = "num_local_experts" in json.loads((Path(path) / "config.json").read_text())
+    # the losses of routers, which the classes do not compute
+    routers = ("--router-aux", 0, "--router-z", 0) if experts else ()
     data = ("--train-data", shard, "--batch-size", B, "--seq-len", T)
     succeed("--init", path, "--dump-grads", dump, *data, *routers)
     return arrays_of(dump.read_bytes())

@@ -477,7 +477,13 @@ PLANTED = [
     ("a bias that does not select", "logits if bias is None else p + bias", "logits", "", "e"),
     ("a bias in the weights", "weight = p * picked", "weight = (p + (0 if bias is None else bias)) * picked", "", "e"),
     ("weights of experts that do not sum to 1", " / (p * picked).sum(-1, keepdim=True)", "", "", "mxe"),
-    ("no shared experts", "        if mlp_width(config, layer):", "        if not has_experts(config, layer):", "", "x"),
+    (
+        "no shared experts",
+        "        if mlp_width(config, layer):",
+        "        if not has_experts(config, layer):",
+        "",
+        "x",
+    ),
     ("XSA that removes a part", "o - torch.where(", "o - 0.9 * torch.where(", "xsa", "abyq"),
 ]
 

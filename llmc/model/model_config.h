@@ -223,8 +223,9 @@ static const TensorRow tensor_rows[] = {
     {T_MLP_UP, true, "mlp.up_proj.weight", {DIM_F, DIM_C}, INIT_NORMAL, true, true, false},
     {T_MLP_DOWN, true, "mlp.down_proj.weight", {DIM_C, DIM_F}, INIT_RESIDUAL, true, false, false},
     {T_ROUTER, true, "block_sparse_moe.gate.weight", {DIM_EXPERTS, DIM_C}, INIT_NORMAL, true, false, false},
-    // not trained by its gradient, which is 0: router_balance
-    {T_ROUTER_BIAS, true, "block_sparse_moe.gate.e_score_correction_bias", {DIM_ROUTER_BIAS, DIM_NONE}, INIT_ZERO, false, false, false},
+    // its gradient is 0: router_balance updates it
+    {T_ROUTER_BIAS, true, "block_sparse_moe.gate.e_score_correction_bias", {DIM_ROUTER_BIAS, DIM_NONE}, INIT_ZERO,
+        false, false, false},
     {T_EXPERT_GATE, true, "w1.weight", {DIM_EXPERT_F, DIM_C}, INIT_NORMAL, true, false, true},
     {T_EXPERT_UP, true, "w3.weight", {DIM_EXPERT_F, DIM_C}, INIT_NORMAL, true, true, true},
     {T_EXPERT_DOWN, true, "w2.weight", {DIM_C, DIM_EXPERT_F}, INIT_RESIDUAL, true, false, true},

@@ -233,8 +233,8 @@ static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
                                    absmax_t *max); // =
 
-// A router: each of N tokens goes to the K of E experts with the largest logits, or with a bias to those with the largest
-// softmax(logits) + bias; the first of equal ones.
+// A router: each of N tokens goes to the K of E experts with the largest logits, or with a bias to those with the
+// largest softmax(logits) + bias; the first of equal ones.
 typedef struct {
     int N, C, E, K;
 } Routing;

@@ -2,8 +2,8 @@
 router.h: the router of a mixture of experts.
 
   forward   l = x W^T;  p = softmax(l);  of the K largest logits: w = softmax over these K alone = p / (sum of their p)
-  bias      with a bias b the K experts with the largest p + b, and w from p as before: b has no gradient. After an update
-            b_e += rate sign(mean load - load_e), so that experts with few tokens get more
+  bias      with a bias b the K experts with the largest p + b, and w from p as before: b has no gradient. After an
+            update b_e += rate sign(mean load - load_e), so that experts with few tokens get more
   losses    balance: E sum_e f_e P_e, f_e the share of all choices that fell on expert e, taken as a constant, P_e the
             mean of p_e over the tokens; 1 if both are uniform.  z: mean of (log sum exp l)^2
   backward  chosen k: dl += w_k (dw_k - sum_j w_j dw_j);  all e: dl += p_e (b f_e - sum_j p_j b f_j) + 2 z lse p_e

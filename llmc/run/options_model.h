@@ -158,6 +158,9 @@ static inline int options_number_problems(const Options *o, int ranks) {
     static const char *const length[] = {"steps", "warmup", NULL};
     static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};
     int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
+    if (options_usable(o, shape) && o->match_active && o->experts == 0)
+        REFUSE(problems, "--match-active requires --experts E; without experts all parameters are active, as in "
+                         "--match-params");
     if (options_usable(o, length) && o->warmup > o->steps)
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
     problems += options_synthetic_problems(o, true);
@@ -275,9 +278,6 @@ static inline int options_exclusions(const Options *o) {
     int problems = 0, modes = 0;
     if (o->match_params && o->match_active)
         REFUSE(problems, "--match-params and --match-active are mutually exclusive: both determine one width");
-    if (o->match_active && o->experts == 0)
-        REFUSE(problems, "--match-active requires --experts E; without experts all parameters are active, as in "
-                         "--match-params");
     if (o->init && o->resume)
         REFUSE(problems, "--init and --resume are mutually exclusive: a resumed run already has weights");
     if (o->prompt && o->prompt_tokens)

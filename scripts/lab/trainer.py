@@ -58,7 +58,7 @@ class Trainer:
         return self.costs[key]
 
     def match(self, options, wanted):
-        """The options with the width of the MLP, or of the experts, that gives active parameters nearest to `wanted`."""
+        """The options with the width of the MLP, or of the experts, that gives `wanted` active parameters."""
         cost = self.dry_run(options)
         width = "ffn" if cost.active == cost.parameters else "expert-ffn"
         low, high = ({**options, width: str(f)} for f in (64, 128))
