@@ -361,6 +361,8 @@ static inline void options_finish(Options *o, int ranks) {
         const char *losses[] = {"router-aux", "router-z"};
         if (options_given(o, losses[i])) warn("--%s has no effect without --experts", losses[i]);
     }
+    if (options_given(o, "router-bias-rate") && !o->router_bias)
+        warn("--router-bias-rate has no effect without --router-bias");
     if (o->val_every && !o->val_data && !o->eval_choices)
         warn("--val-every has no effect without --val-data or --eval-choices");
     if (o->rollback && (!o->out || !o->checkpoint_every))
