@@ -311,8 +311,8 @@ runs() {
 hub() {
     local environment python name words part
     # environment, test_NAME.py, and the words of its tests that run without --all
-    local parts=("hub modeling" "hub export" "hub hub as_the_hub_has_them" "hub-oldest modeling packed generation")
-    [ $all_tests = no ] || parts=(hub{,-oldest}\ {modeling,export,hub}\ --all)
+    local parts=("hub reference gradients planted" "hub modeling" "hub export" "hub hub as_the_hub_has_them" "hub-oldest modeling packed generation")
+    [ $all_tests = no ] || parts=("hub reference" hub{,-oldest}\ {modeling,export,hub}\ --all)
     build "the trainer" build/train_diffv2 || return
     for part in "${parts[@]}"; do
         read -r environment name words <<<"$part"

@@ -277,14 +277,14 @@ static void test_gradients_of_head_norms_equal_reference(void) {
     }
 }
 
-// m: experts; x: with a shared one, a layer without experts, and QK-norm. That of the baseline is a Mixtral.
+// m: experts; x: with a shared one, a layer without experts, and QK-norm; e: with a bias of the router. That of the baseline is a Mixtral.
 static void test_gradients_of_experts_equal_reference(void) {
     static const char *const fixtures[][2] = {
-        {"baseline", "m"}, {"diff_v2", "m"}, {"xsa", "m"}, {"diff_v1", "x"}, {"diff_v2", "x"}};
-    for (int i = 0; i < 5; i++) {
-        bool mixed = fixtures[i][1][0] == 'x';
+        {"baseline", "m"}, {"diff_v2", "m"}, {"xsa", "m"}, {"diff_v1", "x"}, {"diff_v2", "x"}, {"diff_v2", "e"}};
+    for (int i = 0; i < 6; i++) {
+        bool mixed = fixtures[i][1][0] == 'x', bias = fixtures[i][1][0] == 'e';
         ModelConfig c = check_fixture(fixtures[i][0], fixtures[i][1]);
-        EXPECT(c.E == 4 + mixed && c.K == 2 + mixed && c.shared == mixed && c.dense_layers == mixed &&
+        EXPECT(c.E == 4 + mixed + bias && c.router_bias == bias && c.K == 2 + mixed && c.shared == mixed && c.dense_layers == mixed &&
                    c.F == (mixed ? 7 : c.FE),
                "%s_%s: %d experts, %d active, %d shared, %d dense layers of width %d", fixtures[i][0], fixtures[i][1],
                c.E, c.K, c.shared, c.dense_layers, c.F);

@@ -111,9 +111,9 @@ SHAPES = {
     ("baseline", "m"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v2", "m"): (3, 7, 2, 8, 5, 37, 2, 1, 8),
     ("xsa", "m"): (2, 13, 2, 8, 6, 37, 2, 1, 8),
-    ("diff_v2", "e"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v1", "x"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v2", "x"): (2, 13, 3, 8, 6, 37, 2, 1, 8),
+    ("diff_v2", "e"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
 }
 Size = namedtuple("Size", "tied theta eps window full_every yoco qk_norm experts", defaults=(0, 0, False, False, None))
 Experts = namedtuple("Experts", "count active shared dense_layers dense_width bias", defaults=(0, 0, 0, False))

@@ -281,7 +281,7 @@ def tensor_table(config):
     joined = [("w1", linear(FE, C)), ("w3", linear(FE, C))]
     expert_rows = [
         (moe + "gate.weight", linear(config.get("num_local_experts") or 0, C)),
-        *[(moe + "gate.e_score_correction_bias", ((config.get("num_local_experts"),), 0, 0.2))]
+        *[(moe + "gate.e_score_correction_bias", ((config.get("num_local_experts"),), 0, 0.05))]
         * has_router_bias(config),
         *((f"{moe}experts.{e}.{n}.weight", r) for e in range(config.get("num_local_experts") or 0) for n, r in joined),
         *((f"{moe}experts.{e}.w2.weight", linear(C, FE)) for e in range(config.get("num_local_experts") or 0)),

@@ -57,7 +57,12 @@ LAYERS = {
     "yoco": dict(sliding_window=5, layer_types=UPPER_FULL, yoco=True, use_qk_norm=True),
     "experts": dict(num_local_experts=5, num_experts_per_tok=2),
     "shared": dict(
-        num_local_experts=4, num_experts_per_tok=3, num_shared_experts=2, num_dense_layers=1, dense_intermediate_size=9
+        num_local_experts=4,
+        num_experts_per_tok=3,
+        num_shared_experts=2,
+        num_dense_layers=1,
+        dense_intermediate_size=9,
+        router_bias=True,
     ),
 }
 KINDS = [(variant, "yoco") for variant in VARIANTS] + [
