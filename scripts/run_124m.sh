@@ -2,7 +2,7 @@
 # run_124m.sh: pretrains a DIFF V2 of 124m on 10G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 124m, 123661824 parameters
 #   GPUs            8, on one machine
-#   memory per GPU  14.5 GiB; sends 0.605 GiB per step, which delays the step by 0.82 ms
+#   memory per GPU  14.5 GiB; sends 0.605 GiB per step, which delays the step by 0.89 ms
 #   FLOPs           8.55e+18 (8.55e+08 per token)
 #   expected hours  0.84 on H100 at 36% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
 #   settings from   the batch of GPT-2 reproductions of that size

@@ -2,7 +2,7 @@
 # run_30b-a3b.sh: pretrains a DIFF V2 of 30b-a3b on 105G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 30b-a3b, 30937909248 parameters, 3758819328 active in a token
 #   GPUs            64, on 8 machines with 8 each
-#   memory per GPU  76.3 GiB; sends 1.93e+03 GiB per step, which delays the step by 3728 ms
+#   memory per GPU  76.3 GiB; sends 1872 GiB per step, which delays the step by 3728 ms
 #   FLOPs           3.18e+21 (3.04e+10 per token)
 #   expected hours  80 on H100 at 17% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
 #   settings from   the shape of Qwen3-30B-A3B; rate and schedule of 124m, batch of 3b

@@ -3,12 +3,12 @@ bench.c: speed of the CPU trainer and its share of what the machine allows. `mak
 
   build/bench [--filter WORD] [--rounds N] [--threads N] [--gemm TYPE] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
               [--preset NAME] [--batch N] [--longest N] [--memory GIB] [--seconds N]
-              [--window W] [--full-every K] [--yoco] [--qk-norm] [--doc-mask]
+              [--window W] [--full-every K] [--yoco] [--qk-norm] [--shared-experts S] [--dense-layers N] [--doc-mask]
     --filter  only tables and rows whose name contains WORD (peaks, operations, steps, threads, loader, memory, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
     --gemm    fp32 (default), bf16 or fp8, as train_diffv2 --gemm
-    --window, --full-every, --yoco, --qk-norm, --doc-mask
+    --window, --full-every, --yoco, --qk-norm, --shared-experts, --dense-layers, --doc-mask
               traits of the layers in steps and threads, as the trainer's
     --preset, --batch, --longest, --memory, --seconds
               of the tables decode, prefill and windows: the shape (small), the batch (1 and 8), the longest context

@@ -16,7 +16,8 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   --gemm fp8          matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
   --sdpa own          attention by the built-in kernel
   --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
-  --window W, --full-every K, --yoco, --qk-norm, --doc-mask   layers as the trainer's options; documents of a third of T
+  --window W, --full-every K, --yoco, --qk-norm, --shared-experts S, --dense-layers N, --doc-mask
+                      layers as the trainer's options; documents of a third of T
   --repeats N         repetitions of each operation (default: as many as take 0.15 s; 1 for profilers)
   --tiny              few repetitions and little memory, for dev/cuda_on_cpu
   --json FILE         appends each result to FILE as one line of JSON
@@ -269,8 +270,7 @@ static void run_facts(void) {
 int main(int argc, char **argv) {
     const char *usage =
         "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--window W] [--full-every K] [--yoco] [--qk-norm] "
-        "[--doc-mask] "
-        "[--json FILE] facts | "
+        "[--shared-experts S] [--dense-layers N] [--doc-mask] [--json FILE] facts | "
         "kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | profile PRESET ATTENTION KV_HEADS B T | "
         "turns PRESET ATTENTION KV_HEADS B T | decode PRESET KV_HEADS B CONTEXT... | "
         "decode-turns PRESET ATTENTION KV_HEADS B T";

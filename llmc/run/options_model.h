@@ -112,7 +112,9 @@ static inline int options_model_problems(const Options *o) {
     for (int i = 0; i < count; i++)
         warn("%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s)",
              problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every, c.yoco ? " --yoco" : "");
-    return count + (narrow && options_usable(o, widths));
+    bool dense = o->match_active && c.E == 0;
+    if (dense) warn("--match-active requires --experts E; without experts all parameters are active: --match-params");
+    return count + (narrow && options_usable(o, widths)) + dense;
 }
 
 // The largest --batch-size below the current one that divides --total-batch; 0: none.
