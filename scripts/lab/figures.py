@@ -348,12 +348,37 @@ LAYER_FIGURES = (
     ("logit_max", "largest |logit|", "Largest attention logit", "On sampled query rows, both maps.", True),
     ("residual_max", "largest |activation|", "Largest activation", "Of the residual stream after the layer.", True),
     ("grad_norm", "gradient norm", "Gradient norm by layer", "Before clipping.", True),
+    (
+        "expert_load_max",
+        "largest load",
+        "Load of the busiest expert",
+        "Tokens of the expert that has most of them, relative to an equal share; of layers with experts.",
+        False,
+    ),
+    (
+        "router_entropy",
+        "entropy, nats",
+        "Entropy of the router",
+        "Of the probabilities of the experts, mean over the tokens; of layers with experts.",
+        False,
+    ),
+    ("router_logit_max", "largest |logit|", "Largest logit of the router", "Of layers with experts.", True),
 )
+OF_EXPERTS = ("expert_load_max", "router_entropy", "router_logit_max")
+
+
+def measured(study, key):
+    """Whether a run has this statistic of layers."""
+    return any(
+        record.get(key) is not None for run in study.runs for of in run.layers.values() for record in of.values()
+    )
 
 
 def layer_figures(study):
     figures = []
     for key, unit, title, note, log in LAYER_FIGURES:
+        if key in OF_EXPERTS and not measured(study, key):
+            continue
         by_layer, over_time = [], []
         for arm, label in study.arms.items():
             for lr in study.rates():

@@ -122,7 +122,7 @@ PROBE = {
 RECORDS = {
     "train": {"tokens": "number", "*": "value"},
     "val": {"loss": "number or null", "windows?": "non-negative integer", "data_fingerprint?": "64-bit integer"},
-    "stats": {"kind": "text", "layer": "non-negative integer", "expert_load?": ("number",), "*": "number or null"},
+    "stats": {"kind": "text", "layer": "non-negative integer", "expert_load?": ["number"], "*": "number or null"},
     "sample": {"text": ("text",), "stopped?": "text"},
     "event": {"what?": "text"},
     "choices": {

@@ -141,6 +141,8 @@ def absorb(run, records):
             run.val[step] = r["loss"]
         elif kind == "stats":
             run.layers.setdefault(step, {})[r["layer"]] = r
+            if r.get("expert_load"):
+                r["expert_load_max"] = max(r["expert_load"])
         elif kind == "choices":
             run.choices.setdefault(r["name"], {})[step] = r
         elif kind in ("event", "sample"):

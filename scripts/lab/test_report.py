@@ -609,6 +609,32 @@ def results_of(out):
 
 
 @test
+def the_report_has_active_parameters_and_loads_of_experts():
+    with tempfile.TemporaryDirectory() as place:
+        dense, experts, out = Path(place) / "dense", Path(place) / "experts", Path(place) / "out"
+        made_run(dense, "baseline", 0.001, 1, 2.0)
+        made_run(experts, "diff_v2", 0.001, 1, 2.0)
+        edit(experts, lambda j: j["model"].update(active_parameters=600))
+        log = experts / "log.jsonl"
+        records = [json.loads(line) for line in log.read_text().splitlines()]
+        for record in records:
+            if record["kind"] == "stats" and record["layer"] == 1:
+                record |= {"expert_load": [0.5, 1.75, 0.75], "router_entropy": 0.6, "router_logit_max": 3.0}
+        log.write_text("".join(json.dumps(record) + "\n" for record in records))
+        done = report(dense, experts, "--out", out, "--no-png")
+        assert done.returncode == 0 and "not records" not in done.stderr, done.stderr
+        r, page = results_of(out), (out / "report.html").read_text()
+        layers = r["layers"]["diff_v2"]["stats"]
+        assert layers["expert_load_max"] == [None, 1.75] and layers["router_entropy"] == [None, 0.6], layers
+        assert [row["active_parameters"] for row in r["summary"]] == [1000, 600]
+        assert (
+            "1,000, 600 active" in page and page.count("Load of the busiest expert") and "Entropy of the router" in page
+        )
+        done = report(dense, "--out", out, "--no-png")
+        assert done.returncode == 0 and "busiest expert" not in (out / "report.html").read_text()
+
+
+@test
 def the_report_of_a_resumed_run_has_its_option_history():
     with tempfile.TemporaryDirectory() as place:
         run, whole, out = Path(place) / "run", Path(place) / "whole", Path(place) / "out"
