@@ -751,6 +751,8 @@ static void test_config_defaults(void) {
     test_remove_directory(&d);
 }
 
+#define MIXTRAL "\"model_type\": \"mixtral\", \"num_key_value_heads\": null"
+#define EXPERTS_OF(E, K) "\"attention\": \"sink\", \"num_local_experts\": " E ", \"num_experts_per_tok\": " K
 static void test_config_refusals(void) {
     static const struct {
         const char *without, *more, *word;
@@ -823,11 +825,31 @@ static void test_config_refusals(void) {
         {"", "\"quantization_config\": {}", "quantization_config is {}"},
         {"", "\"partial_rotary_factor\": 0.5", "partial_rotary_factor is 0.5"},
         {"", "\"num_local_experts\": 8", "num_local_experts is 8"},
+        {"model_type", MIXTRAL ", \"num_experts_per_tok\": 9", "must be from 1 to the 8 experts, not 9"},
+        {"model_type", MIXTRAL ", \"num_shared_experts\": 1", "model_type is \"mixtral\", which does not have it"},
+        {"model_type", MIXTRAL ", \"router_bias\": true", "model_type is \"mixtral\", which has no such bias"},
+        {"model_type", MIXTRAL ", \"router_jitter_noise\": 0.1", "router_jitter_noise is 0.1"},
+        {"model_type", MIXTRAL ", \"layer_types\": [\"full_attention\", \"full_attention\"]", "which ignores it"},
+        {"model_type", MIXTRAL ", \"use_qk_norm\": true", "use_qk_norm is true, but model_type is \"mixtral\""},
+        {"model_type", "\"attention\": \"sink\", \"num_local_experts\": 4", "num_experts_per_tok is missing"},
+        {"model_type", "\"attention\": \"sink\", \"num_experts_per_tok\": 2", "requires num_local_experts"},
+        {"model_type", "\"attention\": \"sink\", \"router_bias\": true", "router_bias requires num_local_experts"},
+        {"model_type", EXPERTS_OF("4", "2") ", \"router_bias\": 1", "router_bias is 1; it must be true or false"},
+        {"model_type", EXPERTS_OF("0", "1"), "num_local_experts is 0; it must be an integer from 1"},
+        {"model_type", EXPERTS_OF("-1", "1"), "num_local_experts is -1"},
+        {"model_type", EXPERTS_OF("1e10", "1"), "num_local_experts is 10000000000"},
+        {"model_type", EXPERTS_OF("2000000", "1"), "2 layers of 2000000 experts are more"},
+        {"model_type", EXPERTS_OF("2000", "1"), "--experts must be at most 1024, not 2000"},
+        {"model_type", EXPERTS_OF("128", "65"), "--experts-active must be at most 64, not 65"},
+        {"model_type", EXPERTS_OF("4", "2") ", \"num_shared_experts\": 1000000", "are too wide"},
+        {"model_type", EXPERTS_OF("4", "2") ", \"num_dense_layers\": 1", "dense_intermediate_size is missing"},
+        {"model_type", EXPERTS_OF("4", "2") ", \"num_dense_layers\": 2, \"dense_intermediate_size\": 8",
+         "--dense-layers 2 leaves no layer with experts"},
         {"", "\"attention\": \"diff_v9\"", "attention is \"diff_v9\"; supported are baseline, diff_v2"},
         {"", "\"attention\": 2", "attention is 2; supported are"},
         {"model_type", "\"model_type\": \"gpt2\"",
          "model_type is \"gpt2\"; without the key attention it must be one of "
-         "llama, ministral, qwen3"},
+         "llama, ministral, qwen3, mixtral"},
         {"model_type", "", "the key model_type is missing"},
         {"vocab_size", "", "the key vocab_size is missing"},
         {"hidden_size", "", "the key hidden_size is missing"},

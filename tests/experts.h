@@ -205,6 +205,46 @@ static void test_router_bias_resumes(void) {
     test_remove_directory(&d.dir);
 }
 
+// A Mixtral holds experts alone; what else a model with experts has makes it a diffv2. Both are read back equal.
+static void test_expert_configs(void) {
+    static const struct {
+        const char *attention;
+        int shared, dense_layers, window, full_every;
+        bool bias, qk_norm, yoco;
+        const char *type;
+    } cases[] = {
+        {"baseline", 0, 0, 0, 0, false, false, false, "mixtral"},
+        {"baseline", 0, 0, 4, 0, false, false, false, "mixtral"},
+        {"diff_v2", 0, 0, 0, 0, false, false, false, "diffv2"},
+        {"baseline", 2, 0, 0, 0, false, false, false, "diffv2"},
+        {"baseline", 0, 1, 0, 0, false, false, false, "diffv2"},
+        {"baseline", 0, 0, 4, 2, false, false, false, "diffv2"},
+        {"baseline", 0, 0, 0, 0, true, false, false, "diffv2"},
+        {"baseline", 0, 0, 0, 0, false, true, false, "diffv2"},
+        {"baseline", 0, 0, 4, 0, false, false, true, "diffv2"},
+        {"xsa", 1, 2, 4, 0, true, true, true, "diffv2"},
+    };
+    TestDirectory d = test_make_directory();
+    char path[600], wanted[64];
+    FORMAT(path, "%s/config.json", d.path);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ModelConfig c = case_config(&expert_cases[4].model, variant_find(cases[i].attention));
+        c.E = 5, c.K = 3, c.FE = 24, c.shared = cases[i].shared, c.dense_layers = cases[i].dense_layers;
+        c.window = cases[i].window, c.full_every = cases[i].full_every, c.yoco = cases[i].yoco;
+        c.router_bias = cases[i].bias, c.qk_norm = cases[i].qk_norm;
+        config_json_write(path, &c, DTYPE_F32);
+        size_t size = 0;
+        char *text = file_read(path, 1 << 20, &size);
+        FORMAT(wanted, "\"model_type\": \"%s\"", cases[i].type);
+        EXPECT(text && strstr(text, wanted), "case %d is no %s: %s", (int)i, cases[i].type, text);
+        free(text);
+        if (!c.dense_layers) c.F = c.FE; // not in the file
+        ModelConfig back = config_json_read(d.path);
+        EXPECT(memcmp(&back, &c, sizeof(c)) == 0, "case %d came back otherwise", (int)i);
+    }
+    test_remove_directory(&d);
+}
+
 // One expert that takes every token is an MLP: the same gradients.
 static void test_one_expert_is_an_mlp(void) {
     static const TensorKind pairs[][2] = {
@@ -452,6 +492,7 @@ static const Test expert_tests[] = {
     {"a router's bias selects, has no weight, and moves towards equal loads", test_router_bias},
     {"a router's bias balances the experts", test_router_bias_balances},
     {"a run with --router-bias resumes bit for bit", test_router_bias_resumes},
+    {"config.json holds a model with experts, as a Mixtral where that has all of it", test_expert_configs},
     {"one expert is an MLP", test_one_expert_is_an_mlp},
     {"gradients of experts are bitwise equal at every level of recomputation", test_experts_recomputed},
     {"gradients and losses of experts add up over micro-steps", test_experts_accumulate},
