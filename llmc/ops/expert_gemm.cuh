@@ -160,7 +160,7 @@ static __global__ void __launch_bounds__(EXPERT_THREADS, 2)
     if (!expert_find_piece(&p, g, C, A, B, EXPERT_TILE, EXPERT_TILE)) return;
     const GemmShape s = p.s;
     if (s.K == 0 && s.add) return; // nothing to add
-    int warp = (int)threadIdx.x / WARP, m0 = warp / 4 * 64, n0 = warp % 4 * 32, stage = 0, next = EXPERT_STAGES - 1;
+    int warp = (int)threadIdx.x / WARP, m0 = warp / 4 * 64, n0 = warp % 4 * 32, stage = 0;
     float acc[4][4][4] = {{{0}}};
     auto fetch = [&](int to, int k) { // a group of copies, empty beyond K
         uint4 *a = shared + 2 * to * EXPERT_PACKS, *b = a + EXPERT_PACKS;
@@ -174,11 +174,10 @@ static __global__ void __launch_bounds__(EXPERT_THREADS, 2)
     for (int k = 0; k < s.K; k += EXPERT_DEPTH) {
         copy_wait<EXPERT_STAGES - 2>(); // the copies of this stage are complete
         __syncthreads();                // those of all threads; and earlier reads of the stage that is fetched next
-        fetch(next, k + (EXPERT_STAGES - 1) * EXPERT_DEPTH);
+        fetch(stage ? stage - 1 : EXPERT_STAGES - 1, k + (EXPERT_STAGES - 1) * EXPERT_DEPTH);
         const uint4 *a = shared + 2 * stage * EXPERT_PACKS;
         expert_multiply<A_BY_COLUMNS, B_BY_COLUMNS>(acc, a, a + EXPERT_PACKS, m0, n0);
         stage = stage + 1 < EXPERT_STAGES ? stage + 1 : 0;
-        next = next + 1 < EXPERT_STAGES ? next + 1 : 0;
     }
     int row = p.m0 + m0 + (int)threadIdx.x % WARP / 4, column = p.n0 + n0 + (int)threadIdx.x % 4 * 2;
     UNROLL
