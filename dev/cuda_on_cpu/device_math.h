@@ -192,7 +192,7 @@ inline void copy_wait(int left) {
     }
     own.pending.erase(own.pending.begin(), own.pending.begin() + (std::ptrdiff_t)count);
 }
-}
+} // namespace cuda_on_cpu
 
 // loads and stores with a caching hint: plain ones
 template <class T> T __ldg(const T *p) { return *p; }

@@ -15,8 +15,8 @@ static __device__ inline void copy_async(void *to, const void *from, bool valid)
 #ifdef CUDA_ON_CPU
     cuda_on_cpu::copy_async(to, from, valid);
 #else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
-                 "r"(valid ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(valid ? 16 : 0)
                  : "memory");
 #endif
 }

@@ -7,6 +7,14 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
   kernels     bf16 rows that can be read in packs: tensor cores, pieces of 128 x 128, 32 numbers deep, three of them in
               shared memory (48 KiB, two blocks per multiprocessor): two are copied while one is multiplied; a warp
               computes 64 x 32. Otherwise gemm_plain_piece
+  rejected    cublasGemmGroupedBatchedEx (cuBLAS 13.1) takes the rows of each expert from the host: a copy and a
+              synchronization in each layer. cublasLt.h 13.1 has no grouped layout.
+              A launch per expert: 30b-a3b launches 6 E L = 36,864 products per step instead of 6 L = 288, and the host
+              must know the rows, or each launch have the blocks of all R rows, E times as many.
+              Groups padded to tiles in memory: the tiles waste the same FLOPs as here, 64 rows per expert on average
+              (E/2 * 128 / R = 12.5% at 8,192 tokens, R = 65,536), but up to 127 E = 16,256 rows (25%) more of all
+              activations are kept. Groups padded to the largest: the waste is that of the load, 100% if one expert has
+              twice the mean.
   numerics    products exact, sums in fp32 in the order of the rows, one rounding at the store: the same bits for any
               order of blocks
 */
