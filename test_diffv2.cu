@@ -74,6 +74,7 @@ static const Case cuda_cases[] = {
     {&experts_check, {300, 72, 3, 2, 72, 1}, 0, "all rows at two experts, none at the third; several pieces"},
     {&experts_check, {65, 40, 9, 3, 20, 2}, 0, "experts without rows"},
     {&experts_check, {140, 136, 2, 2, 80, 0}, 0, "every expert has all rows; more than one tile of 128 columns"},
+    {&experts_check, {70, 16, 70, 3, 8, 0}, 0, "more experts than lanes"},
     {&experts_check, {37, 13, 5, 2, 7, 0}, 0, "no packs"},
     {&experts_check, {37, 16, 4, 2, 8, 0}, 1, "unaligned packs"},
     {&buffers_check, {1000, 20}, 0, "more small uploads than pinned slots"},

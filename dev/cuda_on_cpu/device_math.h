@@ -5,6 +5,8 @@ computes what the device computes, up to the rounding of the C library's exp, lo
 #ifndef CUDA_ON_CPU_DEVICE_MATH_H
 #define CUDA_ON_CPU_DEVICE_MATH_H
 
+#include <vector>
+
 // Fences: the threads of a block take turns on one OS thread, so that every write is seen at once. ThreadSanitizer
 // learns that a fence and then an atomic order what came before. Atomics return the old value and order nothing alone.
 #ifdef CUDA_ON_CPU_TSAN
@@ -134,6 +136,63 @@ inline void cuda_on_cpu_mma(float (&c)[4], const unsigned (&a)[4], const unsigne
             for (int k = 0; k < 4; k++) c[i] += number(rows[i / 2], k) * number(columns[i % 2], k);
     }
 }
+
+// ldmatrix of llmc/cuda/mma.cuh: each lane reads from the rows whose addresses other lanes give.
+inline void cuda_on_cpu_ldmatrix(unsigned (&to)[4], const void *row, bool transposed) {
+    if ((uintptr_t)row % 16) cuda_on_cpu::fail("ldmatrix reads from %p, which is not a multiple of 16", row);
+    const int lane = (int)(threadIdx.x % 32), g = lane / 4, r = lane % 4;
+    for (int j = 0; j < 4; j++) {
+        uint16_t pair[2];
+        for (int i = 0; i < 2; i++) {
+            int from_row = transposed ? 2 * r + i : g, column = transposed ? g : 2 * r + i;
+            uint64_t from = __shfl_sync(~0u, (uint64_t)(uintptr_t)row, 8 * j + from_row);
+            memcpy(&pair[i], (const uint16_t *)(uintptr_t)from + column, sizeof(pair[i]));
+        }
+        to[j] = (unsigned)pair[1] << 16 | pair[0];
+    }
+}
+
+// cp.async of llmc/cuda/async_copy.cuh, for blocks of one dimension. A copy takes place when the thread waits for its
+// group, as late as the rules allow: a missing wait leaves the old bytes.
+namespace cuda_on_cpu {
+struct AsyncCopy {
+    void *to;
+    const void *from;
+    bool valid;
+    int group;
+};
+struct AsyncCopies {
+    uint64_t block;
+    int group; // that the next copy belongs to
+    std::vector<AsyncCopy> pending;
+};
+inline AsyncCopies &async_copies() { // of the running thread
+    static AsyncCopies threads[1024];
+    AsyncCopies &own = threads[threadIdx.x];
+    if (own.block != block_serial) {
+        own.block = block_serial;
+        own.group = 0;
+        own.pending.clear();
+    }
+    return own;
+}
+inline void copy_async(void *to, const void *from, bool valid) {
+    if (((uintptr_t)to | (uintptr_t)from) % 16) fail("cp.async from %p to %p: not multiples of 16", from, to);
+    AsyncCopies &own = async_copies();
+    own.pending.push_back({to, from, valid, own.group});
+}
+inline void copy_commit() { async_copies().group++; }
+inline void copy_wait(int left) {
+    AsyncCopies &own = async_copies();
+    size_t count = 0;
+    for (; count < own.pending.size() && own.pending[count].group < own.group - left; count++) {
+        const AsyncCopy &copy = own.pending[count];
+        if (copy.valid) memcpy(copy.to, copy.from, 16);
+        else memset(copy.to, 0, 16);
+    }
+    own.pending.erase(own.pending.begin(), own.pending.begin() + (std::ptrdiff_t)count);
+}
+} // namespace cuda_on_cpu
 
 // loads and stores with a caching hint: plain ones
 template <class T> T __ldg(const T *p) { return *p; }

@@ -1,14 +1,17 @@
 /*
 mma.cuh: a product of small matrices on the tensor cores, by a warp: bf16 operands, sums in fp32 (sm_80 and later).
 
-  mma_bf16   c (16,8) += a (16,16) b (16,8)
+  mma_bf16         c (16,8) += a (16,16) b (16,8)
+  matrices_load    four matrices of 8 x 8 bf16 from shared memory; lane 8j + i gives the address, a multiple of 16, of
+                   row i of matrix j. to[j] of lane 4g + r: columns 2r and 2r+1 of row g of matrix j, or, transposed,
+                   rows 2r and 2r+1 of column g
 
 Lane 4g + r holds these elements, two bf16 in an unsigned, the first in its low half:
   a[0] row g, a[1] row g+8, columns 2r and 2r+1;  a[2], a[3] the same rows, columns 2r+8 and 2r+9
   b[0] rows 2r and 2r+1, b[1] rows 2r+8 and 2r+9 of column g
   c[0], c[1] row g, c[2], c[3] row g+8, columns 2r and 2r+1
 The 16 columns of a and rows of b may be in any order, if it is the same for both.
-  source     PTX ISA, "Matrix Fragments for mma.m16n8k16"
+  source     PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix"
 */
 #ifndef LLMC_MMA_CUH
 #define LLMC_MMA_CUH
@@ -22,6 +25,24 @@ static __device__ inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], co
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+template <bool TRANSPOSED> static __device__ inline void matrices_load(unsigned (&to)[4], const void *row) {
+#ifdef CUDA_ON_CPU
+    cuda_on_cpu_ldmatrix(to, row, TRANSPOSED);
+#else
+    unsigned address = (unsigned)__cvta_generic_to_shared(row);
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"(address)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"(address)
+                     : "memory");
 #endif
 }
 
