@@ -373,10 +373,10 @@ static void test_experts_generate(void) {
 }
 
 // By the definitions, from the weights of the router.
-static void test_router_statistics(void) {
+static void test_router_statistics_of(int i) {
     Model m;
-    int *tokens = expert_start(&m, 2, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING), l = 1;
-    const ModelCase *mc = &expert_cases[2].model;
+    int *tokens = expert_start(&m, i, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING), l = 1;
+    const ModelCase *mc = &expert_cases[i].model;
     const ModelConfig *c = &m.plan.config;
     case_loss(&m, tokens, mc->B, mc->T, false);
     const LayerActivations *a = &m.acts.layers[l];
@@ -384,26 +384,32 @@ static void test_router_statistics(void) {
     double load[8] = {0}, entropy = 0, largest = 0, N = mc->B * mc->T;
     for (int n = 0; n < (int)N; n++) {
         double logits[8], sum = 0;
-        int best = 0;
         for (int e = 0; e < c->E; e++) {
             logits[e] = 0;
-            for (int i = 0; i < c->C; i++)
-                logits[e] += (double)a->norm2[n * c->C + i] * (double)param(&m, T_ROUTER, l)[e * c->C + i];
+            for (int k = 0; k < c->C; k++)
+                logits[e] += (double)a->norm2[n * c->C + k] * (double)param(&m, T_ROUTER, l)[e * c->C + k];
             sum += exp(logits[e]);
             largest = fmax(largest, fabs(logits[e]));
-            if (logits[e] > logits[best]) best = e;
         }
         for (int e = 0; e < c->E; e++) entropy -= exp(logits[e]) / sum * log(exp(logits[e]) / sum) / N;
-        load[best] += c->E / N;
+        for (int e = 0; e < c->E; e++) { // chosen if fewer than K have a larger logit
+            int larger = 0;
+            for (int other = 0; other < c->E; other++) larger += logits[other] > logits[e];
+            if (larger < c->K) load[e] += c->E / N / c->K;
+        }
     }
-    EXPECT(s.experts == 4 && c->K == 1, "%d experts", s.experts);
+    EXPECT(s.experts == c->E, "%d experts", s.experts);
     for (int e = 0; e < c->E; e++)
         EXPECT(fabs(s.router.load[e] - load[e]) < 1e-9, "expert %d: load %g, not %g", e, s.router.load[e], load[e]);
     EXPECT(fabs(s.router.entropy - entropy) < 1e-5 && fabs(s.router.largest_logit - largest) < 1e-5 * largest,
            "entropy %g, not %g; largest logit %g, not %g", s.router.entropy, entropy, s.router.largest_logit, largest);
     s = layer_stats(&m.plan, &m.acts.layers[0], 0, model_key_set(&m, 0, 0, mc->B, mc->T, 0));
-    EXPECT(s.experts == 0, "a layer without experts has %d", s.experts);
+    EXPECT(s.experts == (c->dense_layers ? 0 : c->E), "layer 0 has %d experts", s.experts);
     case_end(&m, tokens);
+}
+static void test_router_statistics(void) {
+    test_router_statistics_of(0); // two of five experts
+    test_router_statistics_of(2); // one of four, after a layer without experts
 }
 
 // Every row of every expert, and of the other matrices of a block, has levels of 4 bits; the router is not rounded.
@@ -487,6 +493,56 @@ static void test_expert_mistakes(void) {
         "status %d: %.500s%.500s", r.status, r.out, r.err);
 }
 
+// The loss is that of the language model alone, the gradients and updates include the losses of the routers. A run with
+// micro-steps is resumed bit for bit. A dense model has no experts, and a model with experts is not a dense one.
+static void test_expert_runs(void) {
+    ProgramData d = program_data();
+    ProgramResult r, other;
+    const char *dir = d.dir.path, *experts = "--experts 4 --experts-active 2 --expert-ffn 16 --router-aux 1 "
+                                             "--total-batch 128 --checkpoint-every 3 --steps 6";
+    char options[1024];
+    for (int aux = 0; aux < 2; aux++)
+        run_command(aux ? &other : &r,
+                    "%s --train-data '%s/train.bin' %s --experts 4 --experts-active 2 --expert-ffn 16 --router-aux %d "
+                    "--dump-grads '%s/grads%d.safetensors' | cut -d ' ' -f 2",
+                    test_program(), dir, small_model, aux, dir, aux);
+    EXPECT(r.out[0] && strcmp(r.out, other.out) == 0, "the loss is %s with --router-aux 0 and %s with 1", r.out,
+           other.out);
+    run_command(&r, "cmp '%s/grads0.safetensors' '%s/grads1.safetensors'", dir, dir);
+    EXPECT(r.status == 1, "--router-aux does not change the gradients");
+    run_trainer(&r, &d, "whole", experts);
+    EXPECT_STATUS(r, 0);
+    FORMAT(options, "%s --stop-after 3", experts);
+    run_trainer(&r, &d, "parts", options);
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "%s --resume --out '%s/parts' --stop-after 6", test_program(), dir);
+    EXPECT_STATUS(r, 0);
+    run_command(&r,
+                "cd '%s' && cmp whole/checkpoints/step_00000006/model.safetensors "
+                "parts/checkpoints/step_00000006/model.safetensors",
+                dir);
+    EXPECT(r.status == 0, "a resumed run has other weights: %.200s", r.out);
+    const char *const keys[] = {"loss", "router_aux", "router_z"};
+    for (int k = 0; k < 3; k++) {
+        double whole = 0, parts = -1;
+        log_value_of_step(&d, "whole", 6, keys[k], &whole);
+        log_value_of_step(&d, "parts", 6, keys[k], &parts);
+        EXPECT(whole == parts && whole > 0, "%s of step 6 is %.9g, resumed %.9g", keys[k], whole, parts);
+    }
+    run_command(&r, "%s --init '%s/whole/checkpoints/step_00000006' --probe '%s/probe.json' --val-data '%s/val.bin'",
+                test_program(), dir, dir, dir);
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "%s --init '%s/whole/checkpoints/step_00000006' --experts 0 --eval --val-data '%s/val.bin'",
+                test_program(), dir, dir);
+    EXPECT_ONE_LINE(r, 2, "--experts 0 contradicts the loaded model, which has 4");
+    run_trainer(&r, &d, "dense", "--steps 2");
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "%s --init '%s/dense/checkpoints/step_00000002' --experts 4 --eval --val-data '%s/val.bin'",
+                test_program(), dir, dir);
+    EXPECT_ONE_LINE(r, 2, "--experts 4 contradicts the loaded model, which has 0");
+    test_remove_directory(&d.dir);
+}
+
 static const Test expert_tests[] = {
     {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
     {"a router's bias selects, has no weight, and moves towards equal loads", test_router_bias},
@@ -500,6 +556,7 @@ static const Test expert_tests[] = {
     {"statistics of a router are those of its definition", test_router_statistics},
     {"--quantize rounds the weights and inputs of experts", test_quantized_experts},
     {"--match-params and --match-active change the width of the experts", test_experts_match_parameters},
+    {"losses of routers are not part of the loss, and runs with experts resume bit for bit", test_expert_runs},
     {"mistakes in the sizes of experts are one line each", test_expert_mistakes},
 };
 enum { EXPERT_TEST_COUNT = sizeof(expert_tests) / sizeof(expert_tests[0]) };

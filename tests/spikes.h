@@ -377,11 +377,13 @@ static void test_skipped_step(void) {
         {"--skip-loss-z 100 --skip-grad-z 100", true, true, false},
         {"--skip-loss-z 7", false, true, false},
         {"--skip-grad-z 7", false, true, false},
+        {"--skip-grad-z 7 --experts 4 --experts-active 2 --expert-ffn 16 --router-bias", false, true, false},
         {"", false, true, true}, // a spike is no reason by itself
     };
     ProgramData d = program_data();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        InnerRun *inner = inner_open(&d, cases[i].options), *other = inner_open(&d, "");
+        const char *shape = strstr(cases[i].options, "--experts"); // the last options
+        InnerRun *inner = inner_open(&d, cases[i].options), *other = inner_open(&d, shape ? shape : "");
         Run *run = &inner->run, *reference = &other->run;
         Model *model = &run->model;
         size_t at = (size_t)(grad(model, T_NORM_FINAL, 0) - model->grads);

@@ -7,7 +7,7 @@ its tensors listed; writing it as config.json and reading that gives the same mo
 
 const char fuzz_file[] = "config.json";
 
-enum { LAYER_LIMIT = 64 }; // the list of tensors grows with the layers
+enum { LAYER_LIMIT = 64, EXPERT_LIMIT = 64 }; // the list of tensors grows with the layers and experts
 
 void fuzz_prepare(void) {}
 
@@ -20,6 +20,8 @@ void fuzz_seeds(void) {
         c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = i % 2;
         c.window = 8 * (i % 3), c.full_every = i % 3 == 2 ? 2 : 0, c.yoco = i % 3 == 1;
         c.qk_norm = i % 4 == 1;
+        if (i % 2) c.E = 8, c.K = 2, c.FE = 40, c.shared = i / 2 % 3, c.dense_layers = i / 2 % 2;
+        c.router_bias = i % 4 == 3;
         cJSON *object = config_json_build(&c, DTYPE_F32);
         size_t size = 0;
         char *text = json_text(object, &size);
@@ -54,10 +56,12 @@ void fuzz_seeds(void) {
         fuzz_word(key);
     }
     for (int t = 0; t < DTYPE_COUNT; t++) fuzz_word(dtype_table[t].torch_name);
-    fuzz_words("\"rope_parameters\":\n\"rope_type\":\n\"head_dim\":\n\"num_key_value_heads\":\n"
-               "\"attention\":\n\"model_type\":\n\"sliding_window\":\n\"layer_types\":\n\"sliding_attention\"\n"
-               "\"full_attention\"\n\"yoco\":\n\"use_qk_norm\":\n\"use_sliding_window\":\n"
-               "\"max_window_layers\":\ntrue\n16777216\n2147483647\n65536\n-0");
+    fuzz_words(
+        "\"rope_parameters\":\n\"rope_type\":\n\"head_dim\":\n\"num_key_value_heads\":\n"
+        "\"attention\":\n\"model_type\":\n\"sliding_window\":\n\"layer_types\":\n\"sliding_attention\"\n"
+        "\"full_attention\"\n\"yoco\":\n\"use_qk_norm\":\n\"use_sliding_window\":\n"
+        "\"max_window_layers\":\n\"num_local_experts\":\n\"num_experts_per_tok\":\n\"num_shared_experts\":\n"
+        "\"num_dense_layers\":\n\"dense_intermediate_size\":\n\"router_bias\":\ntrue\n16777216\n2147483647\n65536\n-0");
 }
 
 static void check_sizes(const ModelConfig *c) {
@@ -69,7 +73,7 @@ static void check_sizes(const ModelConfig *c) {
     AttentionDims cross = attention_dims(c, true);
     FUZZ_EXPECT(cross.k_rows == 0 && cross.v_rows == 0 && cross.fused_rows + cross.kv_rows == a.fused_rows,
                 "a layer without keys has %d rows of %d", cross.fused_rows, a.fused_rows);
-    if (c->L > LAYER_LIMIT) return;
+    if (c->L > LAYER_LIMIT || c->E > EXPERT_LIMIT) return;
     for (int l = 0; l < c->L; l++)
         FUZZ_EXPECT(!layer_cross(c, l) || layer_window(c, l) == 0, "layer %d of the upper half has a window", l);
     for (int ranks = 1; ranks <= 3; ranks++) {
@@ -100,6 +104,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
     FUZZ_EXPECT(c.attention == d.attention && c.V == d.V && c.C == d.C && c.L == d.L && c.NH == d.NH &&
                     c.NKV == d.NKV && c.D == d.D && c.F == d.F && c.T == d.T && c.rope_theta == d.rope_theta &&
                     c.rms_norm_eps == d.rms_norm_eps && c.tied == d.tied && c.window == d.window &&
-                    c.full_every == d.full_every && c.yoco == d.yoco && c.qk_norm == d.qk_norm,
+                    c.full_every == d.full_every && c.yoco == d.yoco && c.qk_norm == d.qk_norm && c.E == d.E &&
+                    c.K == d.K && c.FE == d.FE && c.shared == d.shared && c.dense_layers == d.dense_layers &&
+                    c.router_bias == d.router_bias,
                 "what was written is not what was read");
 }

@@ -160,9 +160,6 @@ static inline int options_number_problems(const Options *o, int ranks) {
     static const char *const length[] = {"steps", "warmup", NULL};
     static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};
     int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
-    if (options_usable(o, shape) && o->match_active && o->experts == 0)
-        REFUSE(problems, "--match-active requires --experts E; without experts all parameters are active, as in "
-                         "--match-params");
     if (options_usable(o, length) && o->warmup > o->steps)
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
     problems += options_synthetic_problems(o, true);
