@@ -8,6 +8,7 @@ Exit status: 0 done; 1 failed, or a file was left out; 2 usage, or the runs are 
 
 import math
 import sys
+import textwrap
 from pathlib import Path
 
 from . import claims, cli, run_directory, study as studies, tables
@@ -170,7 +171,13 @@ def page(all_claims, labs):
     if rest:
         cells = [[f"{c.claim} ({c.source})", row["verdict"], row["remark"]] for c, row in rest]
         parts += ["## Without a verdict\n", table(["claim", "", "where"], cells)]
-    return "\n".join(parts)
+    return wrapped("\n".join(parts))
+
+
+def wrapped(text):
+    """The text with lines of at most 120 columns, except those of tables."""
+    fill = lambda line: line if line.startswith("|") else textwrap.fill(line, 120, break_on_hyphens=False)
+    return "\n".join(map(fill, text.splitlines())) + "\n"
 
 
 def main(words):
