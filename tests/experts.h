@@ -1,6 +1,6 @@
 /*
-experts.h: tests of mixtures of experts: routing, models with experts and their config.json. tests/model.h compares their
-gradients with the reference; expert_runs.h has the tests of whole runs.
+experts.h: tests of mixtures of experts: routing, models with experts and their config.json. tests/model.h compares
+their gradients with the reference; expert_runs.h has the tests of whole runs.
 */
 #ifndef TESTS_EXPERTS_H
 #define TESTS_EXPERTS_H
