@@ -25,6 +25,20 @@ static void test_router_bias_resumes(void) {
                 "parts/checkpoints/step_00000008/config.json",
                 dir);
     EXPECT(r.status == 0, "a resumed run has other weights or another class: %.200s", r.out);
+    char path[600];
+    float bias[8];
+    int moved = 0;
+    FORMAT(path, "%s/whole/checkpoints/step_00000008", dir);
+    SafeTensors *s = safetensors_open(path);
+    safetensors_read(s, "model.layers.1.block_sparse_moe.gate.e_score_correction_bias", 0, 8, bias, DTYPE_F32);
+    safetensors_close(s);
+    for (int e = 0; e < 8; e++) { // eight updates of -0.01, 0 or 0.01
+        double steps = (double)bias[e] / 0.01;
+        moved += bias[e] != 0;
+        EXPECT(fabs(steps) < 8.01 && fabs(steps - round(steps)) < 1e-4, "the bias of expert %d is %g", e,
+               (double)bias[e]);
+    }
+    EXPECT(moved >= 2, "%d of 8 experts have a bias", moved);
     run_command(&r, "%s --init '%s/whole/checkpoints/step_00000008' --no-router-bias --eval --val-data '%s/val.bin'",
                 test_program(), dir, dir);
     EXPECT_ONE_LINE(r, 2, "--no-router-bias contradicts the loaded model");
