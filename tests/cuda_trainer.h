@@ -114,10 +114,10 @@ static void expect_error(const ProgramResult *r, const char *text) {
 }
 
 // Compares two dumps of gradients. In fp32 they agree to rounding, which grows with the depth of the model and depends
-// on the kernels of the CPU's library: 77 units were seen. In bf16,
-// which rounds each activation to 8 bits, directions agree to `cosine` and lengths to 15%. The gradients of lambda
-// vectors are a scalar times another vector; much of the scalar cancels, and cuDNN rounds probabilities too: 40% (24%
-// was seen, and less than 15% without cuDNN). In fp32 it costs two bits. exact: the comparison of fp32.
+// on the kernels of the CPU's library: 77 units were seen. In bf16, which rounds each activation to 8 bits, directions
+// agree to `cosine` and lengths to 15%. The gradients of lambda vectors are a scalar times another vector; much of the
+// scalar cancels, and cuDNN rounds probabilities too: 40% (24% was seen, and less than 15% without cuDNN). In fp32 it
+// costs another bit. exact: the comparison of fp32.
 static void compare_dumps(const char *what, double cosine, bool exact, const char *cpu, const char *gpu) {
     SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
     double largest = 0;
