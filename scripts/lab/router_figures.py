@@ -35,5 +35,8 @@ def of_run(run):
     x = binned([r["step"] for r in run.train])
     values = {name: binned([r.get(key) for r in run.train]) for key, name in LOSSES}
     return drawn(
-        [view(name, "step", f"{name} loss", [trace(name, f"{name} loss", x, y, smooth=True)]) for name, y in values.items()]
+        [
+            view(name, "step", f"{name} loss", [trace(name, f"{name} loss", x, y, smooth=True)])
+            for name, y in values.items()
+        ]
     )
