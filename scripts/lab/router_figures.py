@@ -5,8 +5,8 @@ from .figures import binned, figure, over, trace, view
 
 LOSSES = (("router_aux", "balance"), ("router_z", "z"))
 NOTE = (
-    "Without their weights --router-aux and --router-z; means over the layers with experts. The loss of balance is 1 if "
-    "all experts have equally many tokens. The training loss does not include them."
+    "Without their weights --router-aux and --router-z; means over the layers with experts. The loss of balance is 1 "
+    "if all experts have equally many tokens. The training loss does not include them."
 )
 
 
