@@ -97,11 +97,10 @@ class Run:
         return [(step, self.rows.pop(step)) for step in steps]
 
     def ended(self):
+        if run_directory.locked(self.directory):  # also after the last step: its records may follow
+            return False
         state, _ = run_directory.state(self.directory, int(self.options["steps"]))
-        if state in ("done", "diverged"):
-            return True
-        quiet = self.stopped or time.monotonic() - self.changed > QUIET
-        return quiet and not run_directory.locked(self.directory)
+        return state in ("done", "diverged") or self.stopped or time.monotonic() - self.changed > QUIET
 
 
 def numbers(row):

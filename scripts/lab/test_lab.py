@@ -26,7 +26,7 @@ sys.path[0] = str(HERE.parent)
 from lab import long_context, option_history, plan as plans, run_directory, scheduler, stats, study as studies
 from lab import tasks, test_claims
 from lab.testing import expect_error
-from lab.trainer import Trainer
+from lab.trainer import Cost, Trainer
 
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "train_diffv2")).absolute()
 OPTIONS = {
@@ -138,7 +138,13 @@ def a_plan_repeats_its_runs_at_each_precision():
     job = scheduler.Job(runs[1], Path("o") / runs[1].name, 1.0)
     words = argparse.Namespace(gpus=0, threads=0, no_eval=False, minutes=0)
     queue = scheduler.Queue(
-        Path("o"), runs, {r.name: (1, 1.0, 1) for r in runs}, argparse.Namespace(path="t", options=trainer), 1, words, 0
+        Path("o"),
+        runs,
+        {r.name: Cost(1, 1, 1.0, 1) for r in runs},
+        argparse.Namespace(path="t", options=trainer),
+        1,
+        words,
+        0,
     )
     said = queue.evaluation_command(job)
     after = lambda option: said[said.index(option) + 1]
