@@ -14,6 +14,7 @@ from . import claims, mechanisms, plan as plans, run_directory, scheduler, stats
 from .run_directory import RunError
 from .test_report import STEPS, made_run, near
 from .testing import expect_error
+from .trainer import Cost
 
 HERE = Path(__file__).resolve().parent
 tests = []
@@ -363,7 +364,7 @@ def queue_of(out, probes, **more):
     run = plans.PlannedRun("r", "a", 1e-3, 1, STEPS, 1, options, probes=probes)
     known = argparse.Namespace(path="t", options={"eval-out": "value", "probe": "value"})
     words = argparse.Namespace(**{"gpus": 0, "threads": 0, "no_eval": False, "minutes": 0, **more})
-    return scheduler.Queue(out, [run], {"r": (1, 1.0, 1)}, known, 1, words, 0)
+    return scheduler.Queue(out, [run], {"r": Cost(1, 1, 1.0, 1)}, known, 1, words, 0)
 
 
 @test
