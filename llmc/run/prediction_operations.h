@@ -8,8 +8,8 @@ train_diffv2.c calls them; tests/prediction_test.py checks that every operation 
 #include "linear_layers.h"
 #include "prediction_experts.h"
 
-// How often a step writes the gradient of a weight: once, or with --zero 2 in every micro-step.
-static inline double gradient_writes(const Prediction *p) { return p->plan->sharding.level == 2 ? p->micro_steps : 1; }
+// How often a step writes the gradient of a weight: once, or from --zero 2 on in every micro-step.
+static inline double gradient_writes(const Prediction *p) { return p->plan->sharding.level >= 2 ? p->micro_steps : 1; }
 
 // Whether the built-in kernel computes attention. cuDNN has a backward of documents only for data center GPUs from
 // Hopper on (tests/cudnn_plans.cpp).
