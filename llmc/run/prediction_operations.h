@@ -305,11 +305,18 @@ static inline void predict_update(Prediction *p) {
     predict_rows(p, CLASS_UPDATE, "adamw_update", updates, 1, adamw_bytes(own, true) / updates);
 }
 
+// How often a step rounds the weights of a layer, on average: once, with --zero 3 whenever they have been gathered.
+static inline double predicted_copies(const Prediction *p) {
+    int L = p->plan->config.L, gathers = 0;
+    if (!params_two_layers(p->plan)) return 1;
+    for (int l = 0; l < L; l++) gathers += gathers_of_group(&p->plan->tensors, 1 + l, 3, (int)p->micro_steps);
+    return (double)gathers / L;
+}
 static inline void predict_fp8_copy(Prediction *p, LinearKind kind, LayerKind layers) {
     Linear w = linear_shape(p->plan, kind, layers.l);
     if (w.OC == 0 || linear_of_experts(kind)) return; // experts stay in bf16
     predict_begin(p, PART_UPDATE);
-    predict_rows(p, CLASS_FP8, "linear_copy_weight", layers.count, 3,
+    predict_rows(p, CLASS_FP8, "linear_copy_weight", layers.count * predicted_copies(p), 3,
                  absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2));
 }
 static inline void predict_fp8_maximum(Prediction *p, StepPart part, int layers, int N, int columns) {
