@@ -33,6 +33,7 @@ starts no other program; the default build tests files and processes.
 #include "tests/tokenizer.h"
 #include "tests/spikes.h"
 #include "tests/recompute.h"
+#include "tests/expert_runs.h"
 #include "tests/experts.h"
 #include "tests/low_precision.h"
 #include "tests/ranks.h"
@@ -60,6 +61,7 @@ static const struct {
     {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
     {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"experts", expert_tests, EXPERT_TEST_COUNT, EVERY_BUILD},
+    {"experts", expert_runs_tests, EXPERT_RUNS_TEST_COUNT, FP32_BUILD},
     {"experts in fp64", expert_fp64_tests, EXPERT_FP64_TEST_COUNT, FP64_BUILD},
     {"low precision", low_precision_tests, LOW_PRECISION_TEST_COUNT, FP32_BUILD},
     {"options", options_tests, OPTIONS_TEST_COUNT, FP32_BUILD},

@@ -113,10 +113,11 @@ static void expect_error(const ProgramResult *r, const char *text) {
     EXPECT(count_lines(r->err) == 1 && strstr(r->err, text), "stderr is not one line with '%s': %.600s", text, r->err);
 }
 
-// Compares two dumps of gradients. In fp32 they agree to rounding, which grows with the depth of the model. In bf16,
-// which rounds each activation to 8 bits, directions agree to `cosine` and lengths to 15%. The gradients of lambda
-// vectors are a scalar times another vector; much of the scalar cancels, and cuDNN rounds probabilities too: 40% (24%
-// was seen, and less than 15% without cuDNN). In fp32 it costs two bits. exact: the comparison of fp32.
+// Compares two dumps of gradients. In fp32 they agree to rounding, which grows with the depth of the model and depends
+// on the kernels of the CPU's library: 77 units were seen. In bf16, which rounds each activation to 8 bits, directions
+// agree to `cosine` and lengths to 15%. The gradients of lambda vectors are a scalar times another vector; much of the
+// scalar cancels, and cuDNN rounds probabilities too: 40% (24% was seen, and less than 15% without cuDNN). In fp32 it
+// costs another bit. exact: the comparison of fp32.
 static void compare_dumps(const char *what, double cosine, bool exact, const char *cpu, const char *gpu) {
     SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
     double largest = 0;
@@ -142,7 +143,7 @@ static void compare_dumps(const char *what, double cosine, bool exact, const cha
             else if (loss)
                 EXPECT(sqrt(error) <= 8 * epsilon * norm, "%s: losses differ by %.3g of %.6g", what, sqrt(error), norm);
             else if (exact)
-                EXPECT(sqrt(error) <= (lambda ? 256 : 64) * epsilon * norm + 4 * epsilon * largest,
+                EXPECT(sqrt(error) <= (lambda ? 256 : 128) * epsilon * norm + 4 * epsilon * largest,
                        "%s: %s is off by %.3g of its norm", what, t->name, sqrt(error) / norm);
             else if (norm > 1e-3 * largest)
                 EXPECT(xy >= cosine * sqrt(xx * yy) && fabs(sqrt(yy) / norm - 1) < (lambda ? 0.4 : 0.15),

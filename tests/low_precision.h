@@ -502,10 +502,9 @@ static void test_memory_of_copies(void) {
     const char *model = "--layers 2 --hidden 768 --heads 6 --kv-heads 6 --head-dim 128 --ffn 2304 --attention baseline "
                         "--vocab 257 --seq-len 32 --batch-size 1 --steps 1 --threads 2";
     ProgramData d = program_data();
-    double peak[3], said[3];
+    double said[3];
     for (int type = GEMM_FP32; type <= GEMM_FP8; type++) {
         static const char *const options[] = {"--gemm fp32", "--gemm bf16", "--gemm fp8"};
-        if (type != GEMM_BF16) peak[type] = peak_of(&d, model, options[type], false);
         said[type] = peak_of(&d, model, options[type], true);
     }
     low_precision_begin(GEMM_FP8, false);
@@ -518,10 +517,12 @@ static void test_memory_of_copies(void) {
         EXPECT(wanted > copies - 1e5 && wanted < copies + 2e6, "%s: --dry-run counts %.2f MB for copies of %.2f MB",
                gemm_choice(type), wanted / 1e6, copies / 1e6);
     }
-    // the libraries of fp32 and bf16 products allocate different amounts of memory, about 10 MB
-    double more = peak[GEMM_FP8] - peak[0], wanted = said[GEMM_FP8] - said[0];
-    EXPECT(fabs(more - wanted) < 0.05 * wanted + 16e6, "fp8 takes %.2f MB more than fp32, by --dry-run %.2f",
-           more / 1e6, wanted / 1e6);
+    // of two more layers, so that the memory of the libraries, up to 30 MB on some CPUs, is not part of it
+    const char *deep = strstr(model, "--hidden"), *fp8 = "--gemm fp8 --layers 4";
+    double more = peak_of(&d, deep, fp8, false) - peak_of(&d, model, "--gemm fp8", false);
+    double wanted = peak_of(&d, deep, fp8, true) - said[GEMM_FP8];
+    EXPECT(fabs(more - wanted) < 0.2 * 2 * layer, "two layers take %.2f MB, by --dry-run %.2f, with %.2f MB of copies",
+           more / 1e6, wanted / 1e6, 2 * layer / 1e6);
     low_precision_begin(GEMM_FP32, false);
     ProgramResult r;
     run_command(&r, "%s %s --dry-run --gemm fp8", test_program(), model);

@@ -19,6 +19,7 @@ long_context.py       what windows and YOCO cost each variant
 attention_maps.py     reads attention maps
 stats.py              intervals, tests, smoothing
 figures.py            the curves of each figure
+router_figures.py     the losses of the routers
 page.py, page.*       the HTML page
 png.py                figures as PNG
 markdown.py           the main tables as Markdown

@@ -356,6 +356,13 @@ LAYER_FIGURES = (
         False,
     ),
     (
+        "expert_load_min",
+        "smallest load",
+        "Load of the least used expert",
+        "Tokens of the expert that has fewest of them, relative to an equal share; of layers with experts.",
+        False,
+    ),
+    (
         "router_entropy",
         "entropy, nats",
         "Entropy of the router",
@@ -364,7 +371,7 @@ LAYER_FIGURES = (
     ),
     ("router_logit_max", "largest |logit|", "Largest logit of the router", "Of layers with experts.", True),
 )
-OF_EXPERTS = ("expert_load_max", "router_entropy", "router_logit_max")
+OF_EXPERTS = ("expert_load_max", "expert_load_min", "router_entropy", "router_logit_max")
 
 
 def measured(study, key):

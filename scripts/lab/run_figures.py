@@ -1,6 +1,6 @@
 """run_figures.py: the figures of one run, by step."""
 
-from . import stats
+from . import router_figures, stats
 from .figures import LAYER_FIGURES, POINTS, binned, figure, trace, view
 from .table import speed_text
 
@@ -68,6 +68,7 @@ def all_figures(run):
     found = [
         loss(run),
         norms(run),
+        router_figures.of_run(run),
         by_step(run, "lr", "rate", "Learning rate", "learning rate", "As the schedule sets it.", smooth=False),
         by_step(run, "tokens_per_s", "throughput", "Throughput", "tokens/s", speed),
         *layers(run),

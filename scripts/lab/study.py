@@ -142,7 +142,7 @@ def absorb(run, records):
         elif kind == "stats":
             run.layers.setdefault(step, {})[r["layer"]] = r
             if r.get("expert_load"):
-                r["expert_load_max"] = max(r["expert_load"])
+                r["expert_load_max"], r["expert_load_min"] = max(r["expert_load"]), min(r["expert_load"])
         elif kind == "choices":
             run.choices.setdefault(r["name"], {})[step] = r
         elif kind in ("event", "sample"):

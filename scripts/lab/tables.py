@@ -158,7 +158,7 @@ def ladder_rows(study):
 STATS_KEYS = (
     "lambda_mean lambda_min lambda_max context_rms_mean context_rms_min context_rms_max first_mass_map0 "
     "first_mass_map1 first_mass_effective logit_max residual_max residual_median grad_norm "
-    "expert_load_max router_entropy router_logit_max"
+    "expert_load_max expert_load_min router_entropy router_logit_max"
 ).split()
 EVAL_KEYS = (
     "first_mass_map0 first_mass_map1 first_mass_effective sink_rate_map0 sink_rate_map1 sink_rate_effective "

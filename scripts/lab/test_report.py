@@ -9,7 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from . import report as report_command
 from . import run_directory
+from . import study as studies
 from .testing import expect_error
 
 HERE = Path(__file__).resolve().parent
@@ -630,8 +632,37 @@ def the_report_has_active_parameters_and_loads_of_experts():
         assert (
             "1,000, 600 active" in page and page.count("Load of the busiest expert") and "Entropy of the router" in page
         )
+        assert layers["expert_load_min"] == [None, 0.5] and "least used expert" in page
         done = report(dense, "--out", out, "--no-png")
         assert done.returncode == 0 and "busiest expert" not in (out / "report.html").read_text()
+
+
+@test
+def losses_of_routers_are_drawn_for_runs_with_experts_alone():
+    with tempfile.TemporaryDirectory() as place:
+        runs = [Path(place) / name for name in ("dense", "one", "two")]
+        for run, arm, number in zip(runs, ("baseline", "diff_v2", "diff_v2"), (1, 1, 2)):
+            made_run(run, arm, 0.001, number, 2.0)
+        for run, balance in zip(runs[1:], (1.0, 1.5)):
+            log = run / "log.jsonl"
+            records = [json.loads(line) for line in log.read_text().splitlines()]
+            for record in records:
+                if record["kind"] == "train":
+                    record |= {"router_aux": balance, "router_z": record["step"] / 100}
+            log.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+        def drawn(*paths):
+            study = studies.load(paths)
+            studies.check(study)
+            return {f["id"]: f["views"] for f in report_command.compute(study)[1]}.get("router_losses")
+
+        assert drawn(runs[0]) is None
+        balance, z = drawn(*runs)
+        assert [t["arm"] for t in balance["traces"]] == ["diff_v2"] and balance["traces"][0]["y"] == [1.25] * STEPS
+        assert z["traces"][0]["x"][-1] == STEPS * BATCH and z["traces"][0]["y"][-1] == STEPS / 100
+        balance, z = drawn(runs[2])
+        assert balance["label"] == "balance" and balance["traces"][0]["y"] == [1.5] * STEPS
+        assert z["traces"][0]["x"][-1] == STEPS and z["traces"][0]["y"][49] == 0.5
 
 
 @test
