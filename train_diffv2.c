@@ -109,12 +109,10 @@ static void model_plan(Model *model, const ModelConfig *config, int B, int T, Pu
 
 // Sets group_grads, own_grads and own_params, in the buffers that grads_count and params_count sized.
 static void model_place_groups(Model *model) {
-    const TensorList *list = &model->plan.tensors;
-    bool two = grads_two_layers(&model->plan);
-    for (int g = 0; g < list->L + 2; g++) model->group_grads[g] = model->grads + group_place(list, g, two);
-    model->own_grads = two ? model->grads + group_places_count(list, two) : NULL;
-    two = params_two_layers(&model->plan);
-    model->own_params = two ? model->params + group_places_count(list, two) : NULL;
+    const ModelPlan *plan = &model->plan;
+    for (int g = 0; g < plan->sharding.groups; g++) model->group_grads[g] = model->grads + grads_place(plan, g);
+    model->own_grads = grads_two_layers(plan) ? model->grads + grads_groups_count(plan) : NULL;
+    model->own_params = params_two_layers(plan) ? model->params + group_places_count(&plan->tensors, true) : NULL;
 }
 
 // Allocates the buffers of the plan. shared: a model whose parameters this one reads, or NULL.
@@ -744,9 +742,11 @@ static void grads_open(Model *model, int group) {
     if (grads_two_layers(&model->plan)) {
         comm_wait(model->reduced[group]);
         if (group > 0 && group + 2 < L + 1) comm_wait(model->reduced[group + 2]);
+        bool end = (group == 0 || group == L + 1) && grads_ends_share(&model->plan);
+        if (end) comm_wait(model->reduced[L + 1 - group]);
         const size_t *at = model->plan.tensors.group_offset;
-        // the padding between tensors, which the norm includes, was gradients of a layer of another shape
-        if (model->plan.config.yoco || model->plan.config.dense_layers)
+        // the padding between tensors, which the norm includes, was gradients of a group of another shape
+        if (end || model->plan.config.yoco || model->plan.config.dense_layers)
             buffer_zero(model->group_grads[group], (at[group + 1] - at[group]) * sizeof(grad_t));
     }
     if (grads_add(model)) return;
@@ -798,6 +798,7 @@ static void model_backward(Model *model, int B, int T) {
         params_fetch(model, l - 2); // before the reduction: it is needed earlier
         grads_close(model, 1 + l);
     }
+    if (!model->plan.config.tied) grads_open(model, 0);
     embedding_backward(grad(model, T_EMBED, 0), a->dx, a->inputs, N, C); // inverts embedded = embedding(inputs)
     grads_close(model, 0);                                               // a tied head has added to it before
 }
@@ -822,7 +823,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
     model_forward(model, B, T);
     router_count(&model->router, &model->plan, &model->acts, B * T, total_rows, model->micro_step == 0);
     watch_phase(PHASE_BACKWARD);
-    grads_open(model, 0);
+    if (model->plan.config.tied) grads_open(model, 0); // the head's gradient is the embedding's
     grads_open(model, model->plan.config.L + 1);
     model_classify(model, B * T, (real)(1 / total_rows));
     model_backward(model, B, T);

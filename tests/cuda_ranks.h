@@ -517,11 +517,11 @@ static void test_slurm_lists(void) {
 
 static const CudaTest cuda_ranks_tests[] = {
     {BOTH_PRECISIONS, {"several devices have the losses of the CPU trainer, with every --zero", test_ranks_losses}},
-    {BF16_ALONE, {"--zero 0, 1 and 2 give the same bits, in any order of streams", test_ranks_zero_bits}},
+    {BF16_ALONE, {"--zero 0, 1, 2 and 3 give the same bits, in any order of streams", test_ranks_zero_bits}},
 #ifdef CUDA_ON_CPU
     {BF16_ALONE, {"results do not depend on the size of buckets", test_ranks_bucket_sizes}},
 #endif
-    {BF16_ALONE, {"a sample uses all parameters of the last update, with every --zero", test_ranks_sample}},
+    {BF16_ALONE, {"a sample uses all parameters of the last update, with --zero 0, 1 and 2", test_ranks_sample}},
     {BOTH_PRECISIONS, {"a run resumes with another number of devices", test_ranks_resume}},
     {BOTH_PRECISIONS,
      {"a checkpoint written in the background has the weights of its step", test_ranks_background_checkpoint}},

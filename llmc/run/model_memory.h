@@ -251,9 +251,13 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
 
 // Elements of the gradients, and of the parameters: of whole groups, then of this rank's pieces when groups are not all
 // there.
+static inline size_t grads_groups_count(const ModelPlan *plan) {
+    const TensorList *list = &plan->tensors;
+    size_t first = list->group_offset[1], last = list->buffer_count - list->group_offset[list->L + 1];
+    return grads_place(plan, list->L + 1) + (grads_ends_share(plan) ? max_size(first, last) : last);
+}
 static inline size_t grads_count(const ModelPlan *plan) {
-    bool two = grads_two_layers(plan);
-    return group_places_count(&plan->tensors, two) + (two ? plan->sharding.own : 0);
+    return grads_groups_count(plan) + (grads_two_layers(plan) ? plan->sharding.own : 0);
 }
 static inline size_t params_count(const ModelPlan *plan) {
     bool two = params_two_layers(plan);
