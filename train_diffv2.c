@@ -52,10 +52,10 @@ typedef struct {
     grad_t **group_grads; // [L+2]: where the gradients of each group of tensors are
     grad_t *own_grads;    // from --zero 2 on: of this rank's own pieces, summed over ranks and micro-steps; else NULL
     floatX *own_params;   // --zero 3: this rank's own pieces; else NULL
-    int held[2];          // --zero 3: the layer whose parameters are in each of the two places, or on their way; -1: none
-    double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
-    int micro_step;       // of the update: the backward of the first writes the gradients, the others add to them
-    bool reduce;          // this micro-step's backward sums the gradients over the ranks
+    int held[2];     // --zero 3: the layer whose parameters are in each of the two places, or on their way; -1: none
+    double *squares; // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
+    int micro_step;  // of the update: the backward of the first writes the gradients, the others add to them
+    bool reduce;     // this micro-step's backward sums the gradients over the ranks
     uint64_t *reduced, *gathered; // [L+2]: tickets of the collectives on a group's gradients and parameters
     LayerStats *stats;            // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds;         // spent on them
@@ -167,8 +167,7 @@ static void model_free(Model *model, bool owns_params) {
 
 static void params_gather(Model *model, int group) {
     floatX *place = model->params + params_place(&model->plan, group);
-    model->gathered[group] =
-        sharding_gather(&model->plan.sharding, group, place, model->own_params, sizeof(floatX));
+    model->gathered[group] = sharding_gather(&model->plan.sharding, group, place, model->own_params, sizeof(floatX));
 }
 
 // --zero 3: called ahead of the computation of layer l, and after that of the layer in its place: starts to gather its
@@ -878,8 +877,8 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
             floatX *weights = params + (model->own_params ? r.compact_at : r.at);
             if (t->row->kind == T_ROUTER_BIAS) {
                 const real *loads = router_loads(&model->router, &model->plan, &model->acts, t->layer);
-                router_balance(weights, master, loads, model->router.bias_rate, model->plan.config.E,
-                               (int)r.begin, (int)r.count);
+                router_balance(weights, master, loads, model->router.bias_rate, model->plan.config.E, (int)r.begin,
+                               (int)r.count);
                 continue;
             }
             adamw_update(weights, master, grads, model->m + r.compact_at, model->v + r.compact_at, r.count, scale, lr,

@@ -24,9 +24,9 @@ comm_mpi.h: the backend of comm.h for operations on the CPU, over MPI.
 typedef enum { COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_GATHER, COMM_BROADCAST } CommKind;
 typedef struct {
     CommKind kind;
-    void *buffer; // bucket, data to broadcast, or destination of a gather
+    void *buffer;     // bucket, data to broadcast, or destination of a gather
     const void *mine; // the own part of a gather
-    size_t count; // elements of a piece for a reduction, otherwise bytes
+    size_t count;     // elements of a piece for a reduction, otherwise bytes
     grad_t *out;
     bool add;
 } CommOp;

@@ -149,8 +149,7 @@ static inline uint64_t sharding_gather(const Sharding *s, int group, void *place
         const Bucket *b = &s->buckets[i];
         char *bucket = (char *)place + (b->begin - s->buckets[s->first[group]].begin) * element_bytes;
         size_t bytes = b->piece * element_bytes;
-        const char *piece =
-            own ? (const char *)own + b->begin / s->ranks * element_bytes : bucket + s->rank * bytes;
+        const char *piece = own ? (const char *)own + b->begin / s->ranks * element_bytes : bucket + s->rank * bytes;
         ticket = comm_all_gather(bucket, piece, bytes);
     }
     return ticket;

@@ -257,7 +257,7 @@ typedef struct {
     // [L+3]: offset of the tensors before the layers at [0], of layer l at [1+l], of those after the layers at [L+1]
     size_t *group_offset;
     size_t largest_layer; // elements, with padding
-    int ranks;  // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
+    int ranks;            // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
     int *index; // [L][TENSOR_KINDS]: index into tensors, or -1; see tensor_of. Of tensors of experts the first one
     int L;
 } TensorList;
