@@ -734,8 +734,8 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     if (yoco) yoco_backward(model, x, B, T);
 }
 
-// Called before a group's gradients are written or added to. From --zero 2 on waits until the gradients that were in the
-// same place have been reduced. Zeroes gradients that operations add to; matrix products write theirs.
+// Called before a group's gradients are written or added to. From --zero 2 on waits until the gradients that were in
+// the same place have been reduced. Zeroes gradients that operations add to; matrix products write theirs.
 static void grads_open(Model *model, int group) {
     int L = model->plan.config.L;
     if (grads_two_layers(&model->plan)) {
@@ -889,7 +889,8 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     }
 }
 
-// Waits until this rank has all parameters of the last update, not only its own pieces; with --zero 3 those on their way.
+// Waits until this rank has all parameters of the last update, not only its own pieces; with --zero 3 those on their
+// way.
 static void model_await_params(const Model *model) {
     for (int g = 0; g < model->plan.sharding.groups; g++) comm_wait(model->gathered[g]);
 }
@@ -1514,8 +1515,8 @@ static void run_alloc(Run *run) {
     run->model.router.bias_rate = o->router_bias ? o->router_bias_rate : 0;
 }
 
-// --tune-gemm: measures the matrix products of two micro-steps: one writes the gradients, one adds to them. With --zero 3
-// the other ranks compute them too.
+// --tune-gemm: measures the matrix products of two micro-steps: one writes the gradients, one adds to them. With
+// --zero 3 the other ranks compute them too.
 static char *run_measure_gemm(Run *run, size_t *size) {
     Model *model = &run->model;
     int B = model->plan.B, T = model->plan.T;

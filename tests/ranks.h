@@ -716,7 +716,8 @@ static void test_late_messages(void) {
 // With --zero 3, which has no samples, only the computation of a layer waits for its parameters.
 static void test_late_layers(void) {
     static const char *const options = "--steps 4 --batch-size 2 --total-batch 192 --gemm bf16 --val-data train.bin "
-                                       "--val-steps 4 --val-every 3 --checkpoint-every 2 --zero 3";
+                                       "--val-steps 4 --val-every 3 --checkpoint-every 2 --zero 3 "
+                                       "--no-tie-embeddings";
     ProgramData d = fault_data();
     ProgramResult r;
     ranks_train(&r, &d, 3, "", "time", options);

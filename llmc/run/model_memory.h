@@ -308,7 +308,8 @@ static inline size_t plan_attention(const ModelPlan *plan) {
 }
 
 // Plans a model for up to B sequences of T positions, on rank `rank` of `ranks` that share its state as --zero `zero`
-// says. A model that is not for training has all parameters on every rank. Allocates lists only; plan_free() frees them.
+// says. A model that is not for training has all parameters on every rank. Allocates lists only; plan_free() frees
+// them.
 static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
                               Recompute recompute, int rank, int ranks, int zero) {
     memset(plan, 0, sizeof(*plan));
