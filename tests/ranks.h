@@ -904,6 +904,26 @@ static void test_rollback_skips_data(void) {
     test_remove_directory(&d.dir);
 }
 
+// The update of step 8 is reverted, although no rank has all parameters: the losses that follow are those of --zero 2.
+static void test_rollback_of_pieces(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    for (int zero = 2; zero <= ZERO_MOST; zero++) {
+        char out[20], options[200];
+        FORMAT(out, "run%d", zero);
+        FORMAT(options, "--steps 12 --batch-size 2 --checkpoint-every 3 --rollback 2:4 --gemm bf16 --zero %d", zero);
+        ranks_train(&r, &d, 3, "FAULT=nan:0:7,nan:0:9", out, options);
+        EXPECT(r.status == 1 && strstr(r.err, "back to the checkpoint of step 6"), "--zero %d: status %d, %.400s", zero,
+               r.status, r.err);
+    }
+    run_command(&r,
+                "cd '%s' && for i in 2 3; do grep -o '\"loss\": *[0-9.]*' run$i/log.jsonl > losses$i; done; "
+                "cmp losses2 losses3 && wc -l < losses3",
+                d.dir.path);
+    EXPECT(r.status == 0 && atoi(r.out) > 12, "status %d, %.200s", r.status, r.out);
+    test_remove_directory(&d.dir);
+}
+
 static void expect_newest(const ProgramData *d, const char *out, int step) {
     ProgramResult r;
     char wanted[40];
@@ -1062,6 +1082,7 @@ static const Test ranks_program_tests[] = {
     {"a run continues if old checkpoints cannot be removed", test_checkpoints_not_removable},
     {"ranks verify the weights of --init", test_ranks_verify_init},
     {"a rollback returns to a checkpoint and skips the data of the bad steps", test_rollback_skips_data},
+    {"a rollback with --zero 3 reverts the updates of all pieces", test_rollback_of_pieces},
     {"the memory check includes all ranks of a machine", test_memory_of_ranks},
     {"a rollback reverts all bad updates and their checkpoints, also across a resume", test_rollback_reverts_updates},
     {"a dry run with ranks prints the memory and traffic of a rank", test_dry_run_of_ranks},
