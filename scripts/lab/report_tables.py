@@ -361,6 +361,15 @@ def synthetic(r):
 SHAPE = ("attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn")
 
 
+def mlp_width(run):
+    """The width of the MLP, or "experts x width": --ffn sets that of dense layers alone."""
+    of = lambda key: int(run.options.get(key) or 0)
+    if not of("experts"):
+        return of("ffn")
+    dense = f", {of('ffn')} in {of('dense-layers')} dense" if of("dense-layers") else ""
+    return f"{of('experts')} x {of('expert-ffn')}{dense}"
+
+
 def fairness(study, r):
     """The settings that are equal, as a list, and those that differ between arms; of one run all."""
     first = study.runs[0]
@@ -386,7 +395,8 @@ def fairness(study, r):
     rows = []
     for arm, label in study.arms.items():
         run = next(x for x in study.runs if x.arm == arm)
-        shape = [run.options[k] if isinstance(run.options[k], str) else int(run.options[k]) for k in SHAPE]
+        shape = [run.options[k] if isinstance(run.options[k], str) else int(run.options[k]) for k in SHAPE[:-1]]
+        shape.append(mlp_width(run))
         parameters = parameters_text(run.parameters, run.active_parameters)
         rows.append([arm_cell({"arm": arm, "label": label}), *shape, parameters])
         rows[-1] += [engineering(run.flops_per_token)]

@@ -617,6 +617,7 @@ def the_report_has_active_parameters_and_loads_of_experts():
         made_run(dense, "baseline", 0.001, 1, 2.0)
         made_run(experts, "diff_v2", 0.001, 1, 2.0)
         edit(experts, lambda j: j["model"].update(active_parameters=600))
+        edit(experts, lambda j: j["options"].update({"experts": 3, "expert-ffn": 5, "dense-layers": 1}))
         log = experts / "log.jsonl"
         records = [json.loads(line) for line in log.read_text().splitlines()]
         for record in records:
@@ -632,6 +633,7 @@ def the_report_has_active_parameters_and_loads_of_experts():
         assert (
             "1,000, 600 active" in page and page.count("Load of the busiest expert") and "Entropy of the router" in page
         )
+        assert page.count("<td>3 x 5, 8 in 1 dense</td>") == 1 and page.count("<td>8</td><td>1,000</td>") == 1
         assert layers["expert_load_min"] == [None, 0.5] and "least used expert" in page
         done = report(dense, "--out", out, "--no-png")
         assert done.returncode == 0 and "busiest expert" not in (out / "report.html").read_text()
