@@ -5,26 +5,35 @@ expert_runs.h: tests of the trainer with experts, as its user runs it: whole run
 #define TESTS_EXPERT_RUNS_H
 #include "program.h"
 
+// Trains "whole" without and "parts" with an interruption after half of the steps, and compares their weights.
+static void expect_resumed(const ProgramData *d, const char *experts, int steps) {
+    ProgramResult r;
+    char options[1024];
+    const char *dir = d->dir.path;
+    FORMAT(options, "%s --steps %d --checkpoint-every %d", experts, steps, steps / 2);
+    run_trainer(&r, d, "whole", options);
+    EXPECT_STATUS(r, 0);
+    FORMAT(options, "%s --steps %d --checkpoint-every %d --stop-after %d", experts, steps, steps / 2, steps / 2);
+    run_trainer(&r, d, "parts", options);
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "%s --resume --out '%s/parts' --stop-after %d", test_program(), dir, steps);
+    EXPECT_STATUS(r, 0);
+    run_command(
+        &r,
+        "cd '%s' && cmp whole/checkpoints/step_%08d/model.safetensors parts/checkpoints/step_%08d/model.safetensors",
+        dir, steps, steps);
+    EXPECT(r.status == 0, "a resumed run has other weights: %.200s", r.out);
+}
+
 // A run with a bias is resumed bit for bit, from a model whose class has the bias.
 static void test_router_bias_resumes(void) {
     ProgramData d = program_data();
     ProgramResult r;
     const char *dir = d.dir.path, *experts = "--experts 8 --experts-active 2 --expert-ffn 16 --router-bias "
-                                             "--router-bias-rate 0.01 --lr 2e-2 --checkpoint-every 4 --steps 8";
-    char options[1024];
-    run_trainer(&r, &d, "whole", experts);
-    EXPECT_STATUS(r, 0);
-    FORMAT(options, "%s --stop-after 4", experts);
-    run_trainer(&r, &d, "parts", options);
-    EXPECT_STATUS(r, 0);
-    run_command(&r, "%s --resume --out '%s/parts' --stop-after 8", test_program(), dir);
-    EXPECT_STATUS(r, 0);
-    run_command(&r,
-                "cd '%s' && cmp whole/checkpoints/step_00000008/model.safetensors "
-                "parts/checkpoints/step_00000008/model.safetensors && grep '\"model_type\": \"diffv2\"' "
-                "parts/checkpoints/step_00000008/config.json",
-                dir);
-    EXPECT(r.status == 0, "a resumed run has other weights or another class: %.200s", r.out);
+                                             "--router-bias-rate 0.01 --lr 2e-2";
+    expect_resumed(&d, experts, 8);
+    run_command(&r, "grep '\"model_type\": \"diffv2\"' '%s/parts/checkpoints/step_00000008/config.json'", dir);
+    EXPECT(r.status == 0, "the class is another: %.200s", r.err);
     char path[600];
     float bias[8];
     int moved = 0;
@@ -85,8 +94,7 @@ static void test_expert_runs(void) {
     ProgramData d = program_data();
     ProgramResult r, other;
     const char *dir = d.dir.path, *experts = "--experts 4 --experts-active 2 --expert-ffn 16 --router-aux 1 "
-                                             "--total-batch 128 --checkpoint-every 3 --steps 6";
-    char options[1024];
+                                             "--total-batch 128";
     for (int aux = 0; aux < 2; aux++)
         run_command(aux ? &other : &r,
                     "%s --train-data '%s/train.bin' %s --experts 4 --experts-active 2 --expert-ffn 16 --router-aux %d "
@@ -96,18 +104,7 @@ static void test_expert_runs(void) {
            other.out);
     run_command(&r, "cmp '%s/grads0.safetensors' '%s/grads1.safetensors'", dir, dir);
     EXPECT(r.status == 1, "--router-aux does not change the gradients");
-    run_trainer(&r, &d, "whole", experts);
-    EXPECT_STATUS(r, 0);
-    FORMAT(options, "%s --stop-after 3", experts);
-    run_trainer(&r, &d, "parts", options);
-    EXPECT_STATUS(r, 0);
-    run_command(&r, "%s --resume --out '%s/parts' --stop-after 6", test_program(), dir);
-    EXPECT_STATUS(r, 0);
-    run_command(&r,
-                "cd '%s' && cmp whole/checkpoints/step_00000006/model.safetensors "
-                "parts/checkpoints/step_00000006/model.safetensors",
-                dir);
-    EXPECT(r.status == 0, "a resumed run has other weights: %.200s", r.out);
+    expect_resumed(&d, experts, 6);
     const char *const keys[] = {"loss", "router_aux", "router_z"};
     for (int k = 0; k < 3; k++) {
         double whole = 0, parts = -1;
