@@ -40,9 +40,9 @@ CUDA operations.
 
 typedef struct {
     ModelPlan plan;
-    floatX *params; // [tensors.buffer_count], layer by layer
-    grad_t *grads;  // likewise; with --zero 2: the groups before and after the layers, two layers, own_grads
-    real *m, *v;    // moments of Adam, likewise; with --zero 1 and 2 of this rank's own pieces
+    floatX *params; // [tensors.buffer_count], layer by layer; with --zero 3 as grads with 2, then own_params
+    grad_t *grads;  // likewise; from --zero 2 on: the groups before and after the layers, two layers, own_grads
+    real *m, *v;    // moments of Adam, likewise; from --zero 1 on of this rank's own pieces
     real *master;   // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
     Activations acts;
     char *activations_memory;
@@ -50,10 +50,12 @@ typedef struct {
     Quantization quant;   // --quantize: what the forward rounds
     bool documents;       // --doc-mask: attention stays within the documents that acts.starts describes
     grad_t **group_grads; // [L+2]: where the gradients of each group of tensors are
-    grad_t *own_grads;    // --zero 2: of this rank's own pieces, summed over ranks and micro-steps; else NULL
-    double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
-    int micro_step;       // of the update: the backward of the first writes the gradients, the others add to them
-    bool reduce;          // this micro-step's backward sums the gradients over the ranks
+    grad_t *own_grads;    // from --zero 2 on: of this rank's own pieces, summed over ranks and micro-steps; else NULL
+    floatX *own_params;   // --zero 3: this rank's own pieces; else NULL
+    int held[2];     // --zero 3: the layer whose parameters are in each of the two places, or on their way; -1: none
+    double *squares; // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
+    int micro_step;  // of the update: the backward of the first writes the gradients, the others add to them
+    bool reduce;     // this micro-step's backward sums the gradients over the ranks
     uint64_t *reduced, *gathered; // [L+2]: tickets of the collectives on a group's gradients and parameters
     LayerStats *stats;            // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds;         // spent on them
@@ -62,7 +64,7 @@ typedef struct {
 
 static floatX *param(const Model *model, TensorKind kind, int layer) {
     const Tensor *t = tensor_of(&model->plan.tensors, kind, layer);
-    return t ? model->params + t->offset : NULL;
+    return t ? model->params + param_place(&model->plan, t) : NULL;
 }
 static grad_t *tensor_grad(const Model *model, const Tensor *t) {
     return model->group_grads[t->layer + 1] + (t->offset - model->plan.tensors.group_offset[t->layer + 1]);
@@ -87,9 +89,9 @@ static absmax_t *output_max(const Model *model, LinearKind kind, int l) {
     return linear_max(&model->plan, model->acts.maxima, kind, l, 1);
 }
 
-// Whether the backward adds to the gradients. With --zero 2 it writes them in every micro-step, and own_grads sums
+// Whether the backward adds to the gradients. From --zero 2 on it writes them in every micro-step, and own_grads sums
 // them.
-static bool grads_add(const Model *model) { return model->micro_step > 0 && model->plan.sharding.level < 2; }
+static bool grads_add(const Model *model) { return model->micro_step > 0 && !grads_two_layers(&model->plan); }
 
 // As key_set; with --doc-mask attention stays within documents.
 static KeySet model_key_set(const Model *model, int l, int set, int B, int T, int first) {
@@ -105,18 +107,12 @@ static void model_plan(Model *model, const ModelConfig *config, int B, int T, Pu
     plan_build(&model->plan, config, B, T, purpose, recompute, rank, ranks, zero);
 }
 
-// Sets group_grads and own_grads, in the buffer that group_grads_count sized.
-static void model_place_grads(Model *model) {
-    const size_t *at = model->plan.tensors.group_offset;
-    int L = model->plan.config.L;
-    size_t layer_count, count = group_grads_count(&model->plan, &layer_count);
-    bool shared = model->plan.sharding.level == 2;
-    for (int g = 0; g < L + 2; g++) {
-        size_t place = at[g];
-        if (shared && g > 0) place = at[1] + (size_t)(g == L + 1 ? min_int(L, 2) : (g - 1) % 2) * layer_count;
-        model->group_grads[g] = model->grads + place;
-    }
-    model->own_grads = shared ? model->grads + count : NULL;
+// Sets group_grads, own_grads and own_params, in the buffers that grads_count and params_count sized.
+static void model_place_groups(Model *model) {
+    const ModelPlan *plan = &model->plan;
+    for (int g = 0; g < plan->sharding.groups; g++) model->group_grads[g] = model->grads + grads_place(plan, g);
+    model->own_grads = grads_two_layers(plan) ? model->grads + grads_groups_count(plan) : NULL;
+    model->own_params = params_two_layers(plan) ? model->params + group_places_count(&plan->tensors, true) : NULL;
 }
 
 // Allocates the buffers of the plan. shared: a model whose parameters this one reads, or NULL.
@@ -129,10 +125,11 @@ static void model_alloc(Model *model, const Model *shared) {
     model->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->squares = (double *)checked_calloc((size_t)s->count * s->ranks, sizeof(double));
+    model->held[0] = model->held[1] = -1;
     model->params = shared ? shared->params : (floatX *)buffer_alloc(plan->params_bytes, "parameters");
     if (plan->purpose == FOR_TRAINING) {
         model->grads = (grad_t *)buffer_alloc(plan->grads_bytes, "gradients");
-        model_place_grads(model);
+        model_place_groups(model);
         model->m = (real *)buffer_alloc(plan->moments_bytes, "optimizer states");
         model->v = model->m + plan->moments_bytes / (2 * sizeof(real));
         if (plan->master_bytes) model->master = (real *)buffer_alloc(plan->master_bytes, "master weights");
@@ -163,6 +160,46 @@ static void model_free(Model *model, bool owns_params) {
     free(model->squares);
     plan_free(&model->plan);
     memset(model, 0, sizeof(*model));
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Parameters of other ranks. comm_wait(model->gathered[group]) waits for them
+
+static void params_gather(Model *model, int group) {
+    floatX *place = model->params + params_place(&model->plan, group);
+    model->gathered[group] = sharding_gather(&model->plan.sharding, group, place, model->own_params, sizeof(floatX));
+}
+
+// --zero 3: called ahead of the computation of layer l, and after that of the layer in its place: starts to gather its
+// parameters, unless they are there.
+static void params_fetch(Model *model, int l) {
+    if (!params_two_layers(&model->plan) || l < 0 || l >= model->plan.config.L || model->held[l % 2] == l) return;
+    model->held[l % 2] = l;
+    weight_copies_drop(&model->copies, l);
+    params_gather(model, 1 + l);
+}
+
+// Called when this rank's pieces of a group are new. With --zero 3 the third layer and those after it are gathered when
+// they are needed.
+static void params_renew(Model *model, int group) {
+    int l = group - 1;
+    bool layer = params_two_layers(&model->plan) && l >= 0 && l < model->plan.config.L;
+    if (layer && l >= 2) return;
+    if (layer) model->held[l] = l;
+    params_gather(model, group);
+}
+
+// --zero 3: called when all pieces of this rank were loaded.
+static void params_renew_all(Model *model) {
+    for (int g = 0; g < model->plan.sharding.groups && params_two_layers(&model->plan); g++) params_renew(model, g);
+}
+
+// --zero 3: a rank without rows takes part in a forward of the others.
+static void params_follow_forward(Model *model) {
+    for (int l = -2; l < model->plan.config.L && params_two_layers(&model->plan); l++) {
+        if (l >= 0) comm_wait(model->gathered[1 + l]);
+        params_fetch(model, l + 2);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -433,6 +470,7 @@ static void block_forward(Model *model, int l, const floatX *x, Rows r) {
     comm_wait(model->gathered[2 + l]); // the weight of that norm
     residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C,
                              (real)model->plan.config.rms_norm_eps, next.max);
+    params_fetch(model, l + 2);
 }
 
 // The residual stream that enters block l.
@@ -445,6 +483,8 @@ static void model_forward_embedding(Model *model, int N) {
     Activations *a = &model->acts;
     int C = model->plan.config.C;
     if (a->maxima) buffer_zero(a->maxima, linear_max_count(&model->plan) * sizeof(absmax_t));
+    params_fetch(model, 0);
+    params_fetch(model, 1);
     comm_wait(model->gathered[0]); // the last update of other ranks
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
     comm_wait(model->gathered[1]);
@@ -694,16 +734,18 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     if (yoco) yoco_backward(model, x, B, T);
 }
 
-// Called before a group's gradients are written or added to. With --zero 2 waits until the gradients that were in the
-// same place have been reduced. Zeroes gradients that operations add to; matrix products write theirs.
+// Called before a group's gradients are written or added to. From --zero 2 on waits until the gradients that were in
+// the same place have been reduced. Zeroes gradients that operations add to; matrix products write theirs.
 static void grads_open(Model *model, int group) {
     int L = model->plan.config.L;
-    if (model->plan.sharding.level == 2) {
+    if (grads_two_layers(&model->plan)) {
         comm_wait(model->reduced[group]);
         if (group > 0 && group + 2 < L + 1) comm_wait(model->reduced[group + 2]);
+        bool end = (group == 0 || group == L + 1) && grads_ends_share(&model->plan);
+        if (end) comm_wait(model->reduced[L + 1 - group]);
         const size_t *at = model->plan.tensors.group_offset;
-        // the padding between tensors, which the norm includes, was gradients of a layer of another shape
-        if (model->plan.config.yoco || model->plan.config.dense_layers)
+        // the padding between tensors, which the norm includes, was gradients of a group of another shape
+        if (end || model->plan.config.yoco || model->plan.config.dense_layers)
             buffer_zero(model->group_grads[group], (at[group + 1] - at[group]) * sizeof(grad_t));
     }
     if (grads_add(model)) return;
@@ -730,8 +772,9 @@ static void grads_close(Model *model, int group) {
         const Bucket *b = &s->buckets[i];
         grad_t *bucket = model->group_grads[group] + (b->begin - model->plan.tensors.group_offset[group]);
         model->reduced[group] =
-            comm_reduce_scatter(bucket, b->piece, own_grads(model, b), s->level == 2 && model->micro_step > 0);
-        if (s->level == 0) model->reduced[group] = comm_all_gather(bucket, b->piece * sizeof(grad_t));
+            comm_reduce_scatter(bucket, b->piece, own_grads(model, b), model->own_grads && model->micro_step > 0);
+        if (s->level == 0)
+            model->reduced[group] = comm_all_gather(bucket, own_grads(model, b), b->piece * sizeof(grad_t));
     }
 }
 
@@ -745,12 +788,16 @@ static void model_backward(Model *model, int B, int T) {
     grads_close(model, L + 1);
     for (int l = L - 1; l >= 0; l--) {
         const floatX *x = block_input(model, l);
+        comm_wait(model->gathered[1 + l]); // with --zero 3 once more
+        weight_copies_refresh(&model->copies, &model->plan, model->params, l);
         block_recompute(model, l, x, B, T);
         if (model->stats) model_gather_stats(model, l, B, T);
         grads_open(model, 1 + l);
         block_backward(model, l, x, B, T);
+        params_fetch(model, l - 2); // before the reduction: it is needed earlier
         grads_close(model, 1 + l);
     }
+    if (!model->plan.config.tied) grads_open(model, 0);
     embedding_backward(grad(model, T_EMBED, 0), a->dx, a->inputs, N, C); // inverts embedded = embedding(inputs)
     grads_close(model, 0);                                               // a tied head has added to it before
 }
@@ -775,7 +822,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
     model_forward(model, B, T);
     router_count(&model->router, &model->plan, &model->acts, B * T, total_rows, model->micro_step == 0);
     watch_phase(PHASE_BACKWARD);
-    grads_open(model, 0);
+    if (model->plan.config.tied) grads_open(model, 0); // the head's gradient is the embedding's
     grads_open(model, model->plan.config.L + 1);
     model_classify(model, B * T, (real)(1 / total_rows));
     model_backward(model, B, T);
@@ -820,28 +867,30 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     const Sharding *s = &model->plan.sharding;
     const Sharding *mine = s->level ? s : NULL; // else every rank updates everything
     double scale = clip_factor(grad_norm, o->grad_clip);
+    floatX *params = model->own_params ? model->own_params : model->params;
     weight_copies_forget(&model->copies, &model->plan);
     for (int i = 0; i < model->plan.tensors.count; i++) {
         const Tensor *t = &model->plan.tensors.tensors[i];
         for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
             const grad_t *grads = model->own_grads ? model->own_grads + r.compact_at : model->grads + r.at;
             real *master = model->master ? model->master + r.compact_at : NULL;
+            floatX *weights = params + (model->own_params ? r.compact_at : r.at);
             if (t->row->kind == T_ROUTER_BIAS) {
                 const real *loads = router_loads(&model->router, &model->plan, &model->acts, t->layer);
-                router_balance(model->params + r.at, master, loads, model->router.bias_rate, model->plan.config.E,
-                               (int)r.begin, (int)r.count);
+                router_balance(weights, master, loads, model->router.bias_rate, model->plan.config.E, (int)r.begin,
+                               (int)r.count);
                 continue;
             }
-            adamw_update(model->params + r.at, master, grads, model->m + r.compact_at, model->v + r.compact_at, r.count,
-                         scale, lr, o->beta1, o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
+            adamw_update(weights, master, grads, model->m + r.compact_at, model->v + r.compact_at, r.count, scale, lr,
+                         o->beta1, o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
         }
         bool group_ends = i + 1 == model->plan.tensors.count || t[1].layer != t->layer;
-        if (mine && group_ends)
-            model->gathered[t->layer + 1] = sharding_gather(s, t->layer + 1, model->params, sizeof(floatX));
+        if (mine && group_ends) params_renew(model, t->layer + 1);
     }
 }
 
-// Waits until this rank has all parameters of the last update, not only its own pieces.
+// Waits until this rank has all parameters of the last update, not only its own pieces; with --zero 3 those on their
+// way.
 static void model_await_params(const Model *model) {
     for (int g = 0; g < model->plan.sharding.groups; g++) comm_wait(model->gathered[g]);
 }
@@ -977,7 +1026,7 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
     memset(&b, 0, sizeof(b));
     b.config = &model->plan.config;
     b.tensors = &model->plan.tensors;
-    b.params = model->params;
+    b.params = model->own_params ? model->own_params : model->params;
     b.master = model->master;
     b.m = model->m;
     b.v = model->v;
@@ -988,7 +1037,7 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
 // Whether the last step had a finite loss and gradient, and the last validation a finite loss.
 static bool run_is_finite(const Run *run) { return run->state.guard.not_finite_in_row == 0 && isfinite(run->val_loss); }
 
-// --check-ranks-every: the parameters, and without --zero the moments, are the same bits on all ranks.
+// --check-ranks-every: the parameters that all ranks have, and without --zero the moments, are the same bits.
 static void run_check_ranks(Run *run) {
     Model *model = &run->model;
     RankBuffer buffers[] = {{"", model->params, sizeof(floatX)},
@@ -999,7 +1048,7 @@ static void run_check_ranks(Run *run) {
     watch_phase(PHASE_CHECK);
     model_await_params(model);
     int count = model->plan.sharding.level ? 1 : model->master ? 4 : 3;
-    ranks_check(&model->plan.tensors, buffers, count, run->state.step);
+    ranks_check(&model->plan, buffers, count, run->state.step);
 }
 
 // continues: training continues, so that the checkpoint may be written in the background.
@@ -1020,6 +1069,7 @@ static void run_roll_back(Run *run) {
     checkpointer_finish(&run->checkpointer);
     model_await_params(&run->model);
     if (!checkpointer_roll_back(&run->checkpointer, &buffers)) return;
+    params_renew_all(&run->model);
     weight_copies_forget(&run->model.copies, &run->model.plan);
     run_checkpoint(run, false);
 }
@@ -1042,7 +1092,12 @@ static double run_validate(Run *run, double *by_position) {
     double sum = 0;
     watch_phase(PHASE_VALIDATION);
     dataloader_start(&run->val, 0);
-    for (uint64_t done = mine; done < windows; done += (uint64_t)B * (uint64_t)comm_ranks()) {
+    for (uint64_t first = 0; first < windows; first += (uint64_t)B * (uint64_t)comm_ranks()) {
+        uint64_t done = first + mine;
+        if (done >= windows) {
+            params_follow_forward(model);
+            break;
+        }
         int rows = T * (windows - done < (uint64_t)B ? (int)(windows - done) : B); // the last batch may be partial
         dataloader_next(&run->val, run->inputs, run->targets, run->starts);
         model_read_batch(model, run->inputs, run->targets, run->starts, rows);
@@ -1207,7 +1262,7 @@ static StepResult run_step(Run *run) {
         dataloader_next(&run->train, run->inputs, run->targets, run->starts);
         model->stats = stats ? run->stats : NULL;
         model->micro_step = micro;
-        model->reduce = comm_ranks() > 1 && (micro + 1 == run->micro_steps || model->plan.sharding.level == 2);
+        model->reduce = comm_ranks() > 1 && (micro + 1 == run->micro_steps || model->own_grads);
         model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
     }
     s->next_window = dataloader_position(&run->train);
@@ -1460,24 +1515,27 @@ static void run_alloc(Run *run) {
     run->model.router.bias_rate = o->router_bias ? o->router_bias_rate : 0;
 }
 
-// --tune-gemm: measures the matrix products of two micro-steps: one writes the gradients, one adds to them.
+// --tune-gemm: measures the matrix products of two micro-steps: one writes the gradients, one adds to them. With
+// --zero 3 the other ranks compute them too.
 static char *run_measure_gemm(Run *run, size_t *size) {
     Model *model = &run->model;
     int B = model->plan.B, T = model->plan.T;
     double start = now_seconds();
-    matmul_tune_measure();
+    if (is_rank0()) matmul_tune_measure();
     for (model->micro_step = 0; model->micro_step < 2; model->micro_step++)
         model_micro_step(model, run->inputs, run->targets, run->starts, B, T, B * T);
     model->micro_step = 0;
     buffer_zero(model->acts.losses, (size_t)(B * T) * sizeof(real));
-    return gemm_table_write(run->options.tune_gemm, now_seconds() - start, size);
+    return !is_rank0() ? NULL : gemm_table_write(run->options.tune_gemm, now_seconds() - start, size);
 }
 
 static void run_tune_gemm(Run *run) {
     const char *path = run->options.tune_gemm;
     size_t size = 0;
     char *table = is_rank0() ? gemm_table_read(path, &size) : NULL;
-    if (is_rank0() && !table) table = run_measure_gemm(run, &size);
+    bool measure = is_rank0() && !table;
+    if (params_two_layers(&run->model.plan)) comm_broadcast(&measure, sizeof(measure));
+    if (measure) table = run_measure_gemm(run, &size);
     run->gemm_table = gemm_table_use(path, table, size);
 }
 
@@ -1507,7 +1565,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
     bool resumes = trains && resume->state;
     if (loaded) checkpoint_load_weights(loaded, &buffers, resumes);
-    else model_init(&run->model.plan, run->model.params, run->model.master, o->seed);
+    else model_init(&run->model.plan, buffers.params, buffers.master, o->seed);
+    params_renew_all(&run->model);
     if (o->tune_gemm && mode_rows[run->mode].purpose == FOR_TRAINING) run_tune_gemm(run);
     if (!resumes) return;
     trainer_state_resume(s, resume->state, resume->path);

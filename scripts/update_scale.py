@@ -96,7 +96,7 @@ def best(device, size, ranks, batch):
     do not fit otherwise. None: no plan fits."""
     found = None
     for recompute in range(3):
-        for zero in range(3):
+        for zero in range(4):
             for B in (16, 4, 1):
                 if B > 1 and B * sequence(size) * ranks > batch:
                     continue
@@ -160,7 +160,7 @@ def zero_levels():
     def row(case):
         return [f"`--zero {case[0]}`", str(case[1]), *(largest_size(device, case[1], case[0]) for device in DEVICES)]
 
-    return row, [(0, 8)] + [(zero, ranks) for zero in (1, 2) for ranks in (8, 64, 4096)]
+    return row, [(0, 8)] + [(zero, ranks) for zero in (1, 2, 3) for ranks in (8, 64, 4096)]
 
 
 RECOMPUTING = [(device, recompute) for device in ("RTX 5090", "H100", "H200") for recompute in range(3)]
@@ -241,12 +241,13 @@ Share of the dense bf16 peak, tokens/s of all eight GPUs, and the fastest plan t
 
 The largest size that fits with one sequence per GPU and `--recompute 2`. With `--zero 0` a GPU holds 18 bytes per
 parameter. `--zero 1` shards 12 of them, the optimizer states and master weights. `--zero 2` also shards the 4 bytes of
-gradients, except those of two layers and the embedding.
+gradients, except those of two layers and the embedding, and `--zero 3` the 2 bytes of parameters with the same
+exception.
 
 {zero}
 
-Every GPU holds the 2 bytes of all parameters. When they alone fill its memory, `--zero 2` does not fit on any number of
-GPUs; that requires sharded parameters, which this program does not support.
+Up to `--zero 2` every GPU holds the 2 bytes of all parameters. When they alone fill its memory, the model does not fit
+on any number of GPUs.
 
 The most sequences per GPU on eight GPUs with `--zero 1`, by `--recompute` level: level 1 recomputes norms and MLP
 activations, level 2 stores only the input of each block.

@@ -25,7 +25,7 @@ static void collectives_of_one_rank(size_t count) {
     uint64_t first = comm_reduce_scatter(bucket, count, sum, true),
              second = comm_reduce_scatter(bucket, count, sum, true);
     EXPECT(second == first + 1, "tickets %d and %d", (int)first, (int)second);
-    comm_wait(comm_all_gather(sum, count * sizeof(grad_t)));
+    comm_wait(comm_all_gather(sum, sum + comm_rank() * count, count * sizeof(grad_t)));
     buffer_download(host, sum, count * sizeof(grad_t));
     for (size_t i = 0; i < count; i++)
         if (host[i] != 2 * (grad_t)(i % 65536)) {

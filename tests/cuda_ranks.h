@@ -73,7 +73,7 @@ static void expect_same_state(const TestDirectory *d, int step, const char *a, c
 static void test_ranks_losses(void) {
     ProgramResult r;
     if (!has_gpus(2)) return;
-    for (int zero = 0; zero <= 2; zero++) {
+    for (int zero = 0; zero <= ZERO_MOST; zero++) {
         TestDirectory d = cuda_data(43);
         run_in(&r, &d, cpu_trainer(), 0, TRAIN_RANKS " --batch-size 8 --steps 3 --out cpu");
         run_ranks(&r, &d, 2, "", 0,
@@ -102,7 +102,7 @@ static void test_ranks_zero_bits(void) {
     TestDirectory d = cuda_data(43);
     if (has_gpus(2))
         for (int order = 0; order < 2; order++)
-            for (int zero = 0; zero <= 2; zero++) {
+            for (int zero = 0; zero <= ZERO_MOST; zero++) {
                 char out[20];
                 FORMAT(out, "z%d%d", order, zero);
                 run_ranks(&r, &d, 2, orders[order], 0,
@@ -117,10 +117,10 @@ static void test_ranks_zero_bits(void) {
 // Sums of NCCL depend on the size of the buffer; its emulation sums in the order of ranks. No clipping: the norm is a
 // sum over buckets.
 static void test_ranks_bucket_sizes(void) {
-    static const char *const buckets[] = {"BUCKET=512", "BUCKET=3000", "BUCKET=100000"};
+    static const char *const buckets[] = {"BUCKET=512", "BUCKET=3000", "BUCKET=100000", "BUCKET=700"};
     ProgramResult r;
     TestDirectory d = cuda_data(43);
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k <= ZERO_MOST; k++) {
         char out[20];
         FORMAT(out, "bucket%d", k);
         run_ranks(&r, &d, 2, buckets[k], 0,
@@ -148,13 +148,13 @@ static void test_ranks_sample(void) {
 }
 
 static void test_ranks_resume(void) {
-    static const int ranks[] = {2, 1, 3}, zero[] = {2, 0, 1};
+    static const int ranks[] = {2, 1, 3}, zero[] = {3, 0, 3};
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     if (has_gpus(3)) {
         run_in(&r, &d, cpu_trainer(), 0, TRAIN_RANKS " --batch-size 6 --total-batch 42 --steps 6 --out cpu");
         run_ranks(&r, &d, 2, "", 0,
-                  TRAIN_RANKS " --batch-size 1 --total-batch 42 --steps 6 --zero 2 --stop-after 2 --out device");
+                  TRAIN_RANKS " --batch-size 1 --total-batch 42 --steps 6 --zero 3 --stop-after 2 --out device");
         for (int k = 1; k < 3; k++)
             run_ranks(&r, &d, ranks[k], "", 0, "--out device --resume --zero %d %s", zero[k],
                       k < 2 ? "--stop-after 4" : "");
@@ -168,7 +168,7 @@ static void test_ranks_background_checkpoint(void) {
     static const char *const orders[] = {"CUDA_ON_CPU_STREAMS=late", "CUDA_ON_CPU_STREAMS=hasty"};
     ProgramResult r;
     TestDirectory d = cuda_data(43);
-    for (int k = 0; k < 4 && has_gpus(2); k++) {
+    for (int k = 0; k < 5 && has_gpus(2); k++) {
         for (int beside = 0; beside < 2; beside++)
             run_ranks(&r, &d, k ? 2 : 1, orders[k % 2], 0,
                       TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 6 --checkpoint-every 2 --keep 0 "
@@ -190,7 +190,7 @@ static void test_ranks_sanitized(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     run_ranks(&r, &d, 2, "CUDA_ON_CPU_STREAMS=hasty", 0,
-              TRAIN_RANKS " --batch-size 1 --total-batch 28 --steps 2 --zero 2 --check-ranks-every 1 "
+              TRAIN_RANKS " --batch-size 1 --total-batch 28 --steps 2 --zero 3 --check-ranks-every 1 "
                           "--checkpoint-every 1 --out run");
     run_ranks(&r, &d, 2, "FAULT=kill:1:3:backward", -1, "--out run --resume --steps 4 --timeout 5");
     EXPECT(r.status != 0 && count_lines(r.err) == 1 && strstr(r.err, "rank 1 ("), "status %d, %.400s", r.status, r.err);
@@ -206,11 +206,13 @@ static void test_ranks_missing_waits(void) {
         {"MISSING_WAIT=collectives CUDA_ON_CPU_STREAMS=hasty", 0}, // sums what the backward has not written yet
         {"MISSING_WAIT=collectives CUDA_ON_CPU_STREAMS=hasty", 1}, // gathers what the update has not written yet
         {"MISSING_WAIT=operations", 0},                            // updates by gradients that are not summed yet
-        {"MISSING_WAIT=operations", 1}};                           // reads weights that are not gathered yet
+        {"MISSING_WAIT=operations", 1},                            // reads weights that are not gathered yet
+        {"MISSING_WAIT=collectives CUDA_ON_CPU_STREAMS=hasty", 3}, // gathers a layer in the place of one that is read
+        {"MISSING_WAIT=operations", 3}};                           // reads a layer that is not gathered yet
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     run_ranks(&r, &d, 2, "", 0, TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 3 --out right");
-    for (int c = 0; c < 4; c++) {
+    for (int c = 0; c < 6; c++) {
         char out[20];
         FORMAT(out, "wrong%d", c);
         run_ranks(&r, &d, 2, cases[c].environment, -1,
@@ -515,11 +517,11 @@ static void test_slurm_lists(void) {
 
 static const CudaTest cuda_ranks_tests[] = {
     {BOTH_PRECISIONS, {"several devices have the losses of the CPU trainer, with every --zero", test_ranks_losses}},
-    {BF16_ALONE, {"--zero 0, 1 and 2 give the same bits, in any order of streams", test_ranks_zero_bits}},
+    {BF16_ALONE, {"--zero 0, 1, 2 and 3 give the same bits, in any order of streams", test_ranks_zero_bits}},
 #ifdef CUDA_ON_CPU
     {BF16_ALONE, {"results do not depend on the size of buckets", test_ranks_bucket_sizes}},
 #endif
-    {BF16_ALONE, {"a sample uses all parameters of the last update, with every --zero", test_ranks_sample}},
+    {BF16_ALONE, {"a sample uses all parameters of the last update, with --zero 0, 1 and 2", test_ranks_sample}},
     {BOTH_PRECISIONS, {"a run resumes with another number of devices", test_ranks_resume}},
     {BOTH_PRECISIONS,
      {"a checkpoint written in the background has the weights of its step", test_ranks_background_checkpoint}},

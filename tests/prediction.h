@@ -427,16 +427,44 @@ static void test_prediction_of_experts(void) {
     predicted_run_free(&run);
 }
 
+// Gathers of --zero 3: of the embedding, the head and the first two layers after the update; in each forward all layers
+// but the first two, and in each backward all but the last two. Slow links expose them, fast ones nothing but latency.
+static void test_prediction_of_sharded_parameters(void) {
+    static const double links[] = {1, 0, 1e6};
+    for (int micro_steps = 1; micro_steps <= 4; micro_steps += 3)
+        for (int i = 0; i < 3; i++) {
+            PredictedRun run;
+            predicted_run(&run, "H100", "1.4b", "diff_v2", 8, 4, 8);
+            run.options.link_gbs = links[i];
+            run.options.total_batch *= micro_steps;
+            run.model.sharding.level = 2;
+            Prediction two = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+            run.model.sharding.level = 3;
+            Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+            int L = run.model.config.L, layers = 2 + 2 * micro_steps * (L - 2);
+            Prediction empty = p;
+            double want = group_ms(&empty, 0, 2, 1) + group_ms(&empty, L + 1, 2, 1) + group_ms(&empty, 1, 2, layers);
+            EXPECT(fabs(p.gather_ms / want - 1) < 1e-9 && p.reduce_ms == two.reduce_ms,
+                   "%d micro-steps gather for %.9g ms, not %.9g", micro_steps, p.gather_ms, want);
+            double least = p.reduce_ms + p.gather_ms - p.part_ms[PART_UPDATE] - 2 * (two.step_ms - two.exposed_ms);
+            EXPECT(p.exposed_ms <= p.reduce_ms + p.gather_ms + 1e-9 && p.exposed_ms >= least &&
+                       (i != 0 || (least > 0 && p.exposed_ms > two.exposed_ms)) && p.step_ms >= two.step_ms,
+                   "%g GB/s: %g ms exposed of %g, at least %g; --zero 2: %g", links[i], p.exposed_ms,
+                   p.reduce_ms + p.gather_ms, least, two.exposed_ms);
+            predicted_run_free(&run);
+        }
+}
+
 // By --zero level, whether a rank fits the GPU, and by how much it does not.
 static void test_fit_of_ranks(void) {
     const struct {
         const char *device;
         int ranks;
-        bool fits[3];
-    } cases[] = {{"H100", 8, {false, false, false}},
-                 {"H100", 64, {false, false, true}},
-                 {"H200", 8, {false, false, true}},
-                 {"H200", 64, {false, false, true}}};
+        bool fits[ZERO_MOST + 1];
+    } cases[] = {{"H100", 8, {false, false, false, true}},
+                 {"H100", 64, {false, false, true, true}},
+                 {"H200", 8, {false, false, true, true}},
+                 {"H200", 64, {false, false, true, true}}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ProgramResult r;
         run_command(&r,
@@ -445,7 +473,7 @@ static void test_fit_of_ranks(void) {
         const char *line = strstr(r.out, "\nby --zero level"), *has = strstr(r.out, " has about ");
         double most = has ? strtod(has + 11, NULL) : 0;
         EXPECT(r.status == EXIT_DONE && line, "status %d: %.300s", r.status, r.err);
-        for (int zero = 0; zero <= 2 && line; zero++) {
+        for (int zero = 0; zero <= ZERO_MOST && line; zero++) {
             line = strchr(line + 1, '\n');
             int level = -1;
             double memory = 0, missing = 0;
@@ -500,6 +528,7 @@ static const Test prediction_tests[] = {
     {"--doc-mask costs the built-in backward where cuDNN has none for documents", test_prediction_of_documents},
     {"the cache has the positions of windows, and one of YOCO's upper half", test_cache_bytes},
     {"classes and operations add up to the step on every device", test_prediction_sums},
+    {"--zero 3 gathers layers in each forward and backward", test_prediction_of_sharded_parameters},
     {"worse assumptions never make a step faster, up to 4096 ranks", test_prediction_is_monotone},
     {"rings take the time of their hops and bytes", test_prediction_ring_times},
     {"kernel launches limit a small model, matrix products a large one", test_prediction_launch_bound},

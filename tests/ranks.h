@@ -17,7 +17,7 @@ static void test_shard_owners(void) {
     static const size_t limits[] = {1, 1000, 4096, 8 << 20};
     for (int v = 0; v < 2 * ATTENTION_VARIANT_COUNT; v++) // without and with YOCO
         for (int k = 0; k < 6; k++)
-            for (int level = 0; level <= 2; level += 1) {
+            for (int level = 0; level <= ZERO_MOST; level++) {
                 int ranks = rank_counts[k];
                 const AttentionVariant *variant = &attention_variants[v / 2];
                 ModelConfig c = case_config(&model_cases[v % 2 ? 7 : 1], variant);
@@ -246,7 +246,7 @@ static void test_ranks_and_micro_batches(void) {
         ranks_train(&r, &d, 1, "", "one", options);
         EXPECT_STATUS(r, 0);
         for (int k = cases[c].one_step; k < 4; k += 1 + cases[c].one_step) {
-            static const int ranks[] = {2, 3, 4, 2}, batch[] = {2, 4, 1, 6}, zero[] = {0, 1, 2, 2};
+            static const int ranks[] = {2, 3, 4, 2}, batch[] = {2, 4, 1, 6}, zero[] = {0, 1, 2, 3};
             char out[20];
             FORMAT(out, "run%d", k);
             FORMAT(options,
@@ -267,23 +267,30 @@ static void test_zero_levels(void) {
     } cases[] = {{96, "fp32"},
                  {192, "fp32"},
                  {96, "bf16"},
-                 {96, "fp8"},
-                 {96, "fp32 --shared-experts 1 --router-bias " EXPERTS},
+                 {192, "fp8 --recompute 1"},
+                 {96, "fp32 --shared-experts 1 --router-bias --recompute 2 --no-tie-embeddings " EXPERTS},
                  {96, "bf16 --window 5 --yoco --qk-norm --attention diff_grouped_2"}};
+    // of 3 ranks one validates two batches, the others one
+    static const char *const validation = "--val-data train.bin --val-steps 4 --val-every 2";
     ProgramData d = fault_data();
     ProgramResult r;
     for (int c = 0; c < 6; c++) {
-        char out[3][20], options[200];
-        for (int zero = 0; zero <= 2; zero++) {
+        char out[ZERO_MOST + 1][20], options[300];
+        for (int zero = 0; zero <= ZERO_MOST; zero++) {
             FORMAT(out[zero], "z%d%d", c, zero);
-            FORMAT(options, "--steps 6 --batch-size 2 --total-batch %d --zero %d --gemm %s", cases[c].total, zero,
-                   cases[c].gemm);
+            FORMAT(options, "--steps 6 --batch-size 2 --total-batch %d --zero %d %s --gemm %s", cases[c].total, zero,
+                   validation, cases[c].gemm);
             ranks_train(&r, &d, 3, "", out[zero], options);
             EXPECT_STATUS(r, 0);
         }
         expect_same_weights(&d, out[0], out[1], 6);
         if (cases[c].total == 96) expect_same_weights(&d, out[0], out[2], 6);
         else expect_losses(&d, out[0], out[2], RANKS_TOLERANCE); // --zero 2 sums micro-steps in another order
+        expect_same_weights(&d, out[2], out[3], 6);
+        expect_losses(&d, out[2], out[3], 0);
+        double losses[2] = {0, 1};
+        for (int k = 0; k < 2; k++) log_records(&d, out[2 + k], "val", "loss", &losses[k]);
+        EXPECT(losses[0] == losses[1], "%s: validation losses %.9g and %.9g", cases[c].gemm, losses[0], losses[1]);
     }
     test_remove_directory(&d.dir);
 }
@@ -315,7 +322,7 @@ static void test_bucket_bits(void) {
     static const char *const buckets[] = {"BUCKET=500", "BUCKET=3000", "BUCKET=1000000"};
     ProgramData d = fault_data();
     ProgramResult r;
-    for (int zero = 0; zero <= 2; zero++)
+    for (int zero = 0; zero <= ZERO_MOST; zero++)
         for (int k = 0; k < 3; k++) {
             char out[20], options[200];
             FORMAT(out, "b%d%d", zero, k);
@@ -338,7 +345,7 @@ static void test_validation_of_ranks(void) {
         int ranks = max_int(1, k);
         FORMAT(out, "v%d", k); // all 40 windows, one by one; then in batches of three, of which the last has one
         FORMAT(options, "--steps 2 --batch-size %d --total-batch 576 --val-data train.bin --val-steps %d --zero %d",
-               k ? 3 : 1, k ? 15 : 40, ranks == 3 ? 2 : 0);
+               k ? 3 : 1, k ? 15 : 40, ranks > 2 ? ranks - 1 : 0);
         ranks_train(&r, &d, ranks, "", out, options);
         EXPECT_STATUS(r, 0);
         log_records(&d, out, "val", "loss", &loss);
@@ -352,7 +359,7 @@ static void test_validation_of_ranks(void) {
 static void test_resume_with_other_ranks(void) {
     static const struct {
         int ranks, zero;
-    } plans[][3] = {{{4, 2}, {2, 0}, {1, 0}}, {{1, 0}, {3, 1}, {4, 2}}, {{2, 1}, {2, 2}, {4, 0}}};
+    } plans[][3] = {{{4, 3}, {2, 0}, {1, 0}}, {{1, 0}, {3, 3}, {4, 2}}, {{2, 1}, {2, 2}, {4, 3}}};
     ProgramData d = fault_data();
     ProgramResult r;
     const char *const options = "--steps 12 --total-batch 192 --batch-size 1 --val-data train.bin --val-every 4";
@@ -386,12 +393,26 @@ static void test_resume_with_other_ranks(void) {
         cJSON_Delete(json);
     }
     // with the same ranks, bit for bit, also after a stop
-    ranks_train(&r, &d, 3, "", "three", "--steps 12 --total-batch 192 --batch-size 2 --zero 1");
+    for (int zero = 1; zero <= ZERO_MOST; zero += 2) {
+        char whole[20], parts[20], a[60], b[60];
+        FORMAT(whole, "whole%d", zero);
+        FORMAT(parts, "parts%d", zero);
+        FORMAT(text, "--steps 12 --total-batch 192 --batch-size 2 --zero %d", zero);
+        ranks_train(&r, &d, 3, "", whole, text);
+        EXPECT_STATUS(r, 0);
+        FORMAT(text, "--steps 12 --total-batch 192 --batch-size 2 --zero %d --stop-after 5", zero);
+        ranks_train(&r, &d, 3, "", parts, text);
+        ranks_resume(&r, &d, 3, parts, "");
+        EXPECT_STATUS(r, 0);
+        FORMAT(a, "%s/checkpoints/step_00000012", whole);
+        FORMAT(b, "%s/checkpoints/step_00000012", parts);
+        expect_same_directories(&d, a, b);
+    }
+    // --zero 3 continues exactly what --zero 2 began
+    ranks_train(&r, &d, 3, "", "two", "--steps 12 --total-batch 192 --batch-size 2 --zero 2 --stop-after 5");
+    ranks_resume(&r, &d, 3, "two", "--zero 3");
     EXPECT_STATUS(r, 0);
-    ranks_train(&r, &d, 3, "", "parts", "--steps 12 --total-batch 192 --batch-size 2 --zero 1 --stop-after 5");
-    ranks_resume(&r, &d, 3, "parts", "");
-    EXPECT_STATUS(r, 0);
-    expect_same_directories(&d, "three/checkpoints/step_00000012", "parts/checkpoints/step_00000012");
+    expect_same_weights(&d, "whole3", "two", 12);
     test_remove_directory(&d.dir);
 }
 
@@ -611,17 +632,17 @@ static void test_help_of_ranks(void) {
 static void test_nan_on_one_rank(void) {
     ProgramData d = fault_data();
     ProgramResult r;
-    for (int k = 0; k <= 3; k++) {
-        int zero = k % 3;
+    for (int k = 0; k <= 4; k++) {
+        int zero = k % 4;
         char options[200], out[20];
         FORMAT(out, "nan%d", k);
         FORMAT(options, "--steps 8 --batch-size 2 --zero %d --check-ranks-every 1%s", zero,
-               k == 3 ? " --gemm fp8" : "");
+               k == 4 ? " --gemm fp8" : "");
         ranks_train(&r, &d, 3, "FAULT=nan:2:4", out, options);
         EXPECT(r.status == 0 && count_lines(r.err) == 1 && strstr(r.err, "step 4:") && strstr(r.err, "not finite"),
                "%s: status %d, %.300s", options, r.status, r.err);
     }
-    expect_same_weights(&d, "nan0", "nan1", 8);
+    for (int k = 1; k <= 3; k++) expect_same_weights(&d, "nan0", k == 1 ? "nan1" : k == 2 ? "nan2" : "nan3", 8);
     test_remove_directory(&d.dir);
 }
 
@@ -689,6 +710,32 @@ static void test_late_messages(void) {
         EXPECT(strcmp(whole.out, late.out) == 0, "%s has other samples:\n%.300s\n%.300s", out, whole.out, late.out);
         expect_losses(&d, in_time, out, 0);
     }
+    test_remove_directory(&d.dir);
+}
+
+// With --zero 3, which has no samples, only the computation of a layer waits for its parameters.
+static void test_late_layers(void) {
+    static const char *const options = "--steps 4 --batch-size 2 --total-batch 192 --gemm bf16 --val-data train.bin "
+                                       "--val-steps 4 --val-every 3 --checkpoint-every 2 --zero 3 "
+                                       "--no-tie-embeddings";
+    ProgramData d = fault_data();
+    ProgramResult r;
+    ranks_train(&r, &d, 3, "", "time", options);
+    EXPECT_STATUS(r, 0);
+    ranks_train(&r, &d, 3, "LATE=4", "late", options);
+    EXPECT_STATUS(r, 0);
+    for (int step = 2; step <= 4; step += 2) expect_same_weights(&d, "time", "late", step);
+    expect_losses(&d, "time", "late", 0);
+    test_remove_directory(&d.dir);
+}
+
+static void test_zero_3_refuses(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    ranks_train(&r, &d, 2, "", "samples", "--steps 2 --zero 3 --sample-every 1");
+    EXPECT_ONE_LINE(r, 2, "--zero 3 does not support --sample-every");
+    ranks_train(&r, &d, 2, "", "samples", "--steps 2 --zero 4");
+    EXPECT_ONE_LINE(r, 2, "--zero");
     test_remove_directory(&d.dir);
 }
 
@@ -857,6 +904,26 @@ static void test_rollback_skips_data(void) {
     test_remove_directory(&d.dir);
 }
 
+// The update of step 8 is reverted, although no rank has all parameters: the losses that follow are those of --zero 2.
+static void test_rollback_of_pieces(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    for (int zero = 2; zero <= ZERO_MOST; zero++) {
+        char out[20], options[200];
+        FORMAT(out, "run%d", zero);
+        FORMAT(options, "--steps 12 --batch-size 2 --checkpoint-every 3 --rollback 2:4 --gemm bf16 --zero %d", zero);
+        ranks_train(&r, &d, 3, "FAULT=nan:0:7,nan:0:9", out, options);
+        EXPECT(r.status == 1 && strstr(r.err, "back to the checkpoint of step 6"), "--zero %d: status %d, %.400s", zero,
+               r.status, r.err);
+    }
+    run_command(&r,
+                "cd '%s' && for i in 2 3; do grep -o '\"loss\": *[0-9.]*' run$i/log.jsonl > losses$i; done; "
+                "cmp losses2 losses3 && wc -l < losses3",
+                d.dir.path);
+    EXPECT(r.status == 0 && atoi(r.out) > 12, "status %d, %.200s", r.status, r.out);
+    test_remove_directory(&d.dir);
+}
+
 static void expect_newest(const ProgramData *d, const char *out, int step) {
     ProgramResult r;
     char wanted[40];
@@ -913,15 +980,16 @@ static void test_dry_run_of_ranks(void) {
     // enough parameters that buffers dominate the memory, and enough layers that two of them are a small part
     const char *const model = "--layers 12 --hidden 256 --heads 4 --kv-heads 2 --head-dim 64 --ffn 768 --vocab 512 "
                               "--seq-len 32 --batch-size 1";
-    for (int zero = 0; zero <= 2; zero++) {
+    for (int zero = 0; zero <= ZERO_MOST; zero++) {
         run_command(&r, "%s %s --dry-run --ranks 2 --zero %d --link-gbs 10", ranks_program("faulty_diffv2"), model,
                     zero);
         EXPECT_STATUS(r, 0);
         const char *memory = strstr(r.out, "memory of one of 2 ranks"),
                    *total = memory ? strstr(memory, "  total") : NULL;
-        double predicted = total ? atof(total + 7) : 0, by_level[3] = {0}, sent[3] = {0}, ms[3] = {0};
+        double predicted = total ? atof(total + 7) : 0, by_level[ZERO_MOST + 1] = {0}, sent[ZERO_MOST + 1] = {0},
+               ms[ZERO_MOST + 1] = {0};
         const char *table = strstr(r.out, "by --zero level");
-        for (int z = 0; table && z <= 2; z++) {
+        for (int z = 0; table && z <= ZERO_MOST; z++) {
             table = strchr(table, '\n') + 1;
             int level = -1, fields = sscanf(table, "%d %lf MiB %lf MiB %lf ms", &level, &by_level[z], &sent[z], &ms[z]);
             EXPECT(fields == 4 && level == z, "no row of level %d: %.100s", z, table);
@@ -934,8 +1002,17 @@ static void test_dry_run_of_ranks(void) {
         EXPECT(wanted > 0 && fabs(bytes - wanted) < 0.01 * wanted, "the copy takes %g bytes, not %g", bytes, wanted);
         EXPECT(fabs(predicted - by_level[zero]) < 0.2, "the total is %g MiB, in the table %g", predicted,
                by_level[zero]);
-        EXPECT(sent[0] == sent[1] && sent[2] == sent[1] && by_level[1] < by_level[0] && by_level[2] < by_level[1],
-               "sent %g %g %g, memory %g %g %g", sent[0], sent[1], sent[2], by_level[0], by_level[1], by_level[2]);
+        EXPECT(sent[0] == sent[1] && sent[2] == sent[1] && by_level[1] < by_level[0] && by_level[2] < by_level[1] &&
+                   by_level[3] < by_level[2],
+               "sent %g %g %g, memory %g %g %g %g", sent[0], sent[1], sent[2], by_level[0], by_level[1], by_level[2],
+               by_level[3]);
+        // more than --zero 2: one of 2 ranks sends half of 10 layers: all 12 in the backward except for the last two,
+        // and in the forward except for the first two, which the update has gathered
+        const char *attention = strstr(r.out, "  attention "), *mlp = strstr(r.out, "  MLP ");
+        double layers = attention && mlp ? atof(attention + 12) + atof(mlp + 6) : 0,
+               more = 0.5 * 10 / 12 * layers * sizeof(floatX) / 1048576;
+        EXPECT(layers > 0 && fabs(sent[3] - sent[2] - more) < 0.01 * more, "level 3 sends %g MiB more, not %g",
+               sent[3] - sent[2], more);
         run_command(&r,
                     "cd '%s' && rm -f peak && %s && PEAK=peak mpirun -q -n 2 %s --train-data train.bin %s --threads 1 "
                     "--steps 3 --zero %d && sort -n peak | tail -n 1",
@@ -981,7 +1058,7 @@ static void test_memory_of_ranks(void) {
 
 static const Test ranks_program_tests[] = {
     {"ranks, micro-batches and --zero give the losses of one rank", test_ranks_and_micro_batches},
-    {"--zero 0, 1 and 2 give the same bits", test_zero_levels},
+    {"--zero 0, 1, 2 and 3 give the same bits", test_zero_levels},
     {"in fp8, ranks with micro-batches of one size give the losses of one rank", test_micro_batches_in_fp8},
     {"results are bitwise equal for all bucket sizes", test_bucket_bits},
     {"validation is the same for any number of ranks", test_validation_of_ranks},
@@ -997,12 +1074,15 @@ static const Test ranks_program_tests[] = {
     {"a bit flip on one rank is detected", test_bit_flip_on_one_rank},
     {"no rank saves weights that are not finite", test_ranks_save_finite_weights},
     {"late messages of other ranks do not change results", test_late_messages},
+    {"late parameters of layers do not change results", test_late_layers},
+    {"--zero 3 refuses what ranks do not compute together", test_zero_3_refuses},
     {"a full disk on one rank leaves no checkpoint", test_full_disk_on_one_rank},
     {"a background checkpoint has exactly the state of its step", test_background_checkpoint},
     {"a kill or signal during a background checkpoint loses no data", test_background_checkpoint_faults},
     {"a run continues if old checkpoints cannot be removed", test_checkpoints_not_removable},
     {"ranks verify the weights of --init", test_ranks_verify_init},
     {"a rollback returns to a checkpoint and skips the data of the bad steps", test_rollback_skips_data},
+    {"a rollback with --zero 3 reverts the updates of all pieces", test_rollback_of_pieces},
     {"the memory check includes all ranks of a machine", test_memory_of_ranks},
     {"a rollback reverts all bad updates and their checkpoints, also across a resume", test_rollback_reverts_updates},
     {"a dry run with ranks prints the memory and traffic of a rank", test_dry_run_of_ranks},

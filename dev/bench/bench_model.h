@@ -141,7 +141,8 @@ static double bench_step(BenchModel *b, double part[3]) {
     model_read_batch(model, b->tokens, b->tokens + 1, b->starts, N);
     model_forward(model, b->B, b->T);
     if (training) router_count(&model->router, &model->plan, &model->acts, N, N, true);
-    if (training) grads_open(model, 0), grads_open(model, model->plan.config.L + 1); // as model_micro_step
+    if (training && model->plan.config.tied) grads_open(model, 0); // as model_micro_step
+    if (training) grads_open(model, model->plan.config.L + 1);
     model_classify(model, N, training ? (real)(1.0 / N) : 0);
     double forward = now_seconds();
     if (training) model_backward(model, b->B, b->T);

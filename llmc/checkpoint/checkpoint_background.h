@@ -97,7 +97,8 @@ static inline CheckpointBuffers background_copy(const CheckpointBuffers *b) {
     c.m = (real *)background_copy_part(&to, b->m, sizeof(real), b->sharding, compact);
     c.v = (real *)background_copy_part(&to, b->v, sizeof(real), b->sharding, compact);
     if (b->master) c.master = (real *)background_copy_part(&to, b->master, sizeof(real), b->sharding, compact);
-    c.params = (floatX *)background_copy_part(&to, b->params, sizeof(floatX), b->sharding, false);
+    c.params =
+        (floatX *)background_copy_part(&to, b->params, sizeof(floatX), b->sharding, checkpoint_weights_compact(b));
     return c;
 }
 

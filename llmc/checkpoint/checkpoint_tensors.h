@@ -39,7 +39,7 @@ typedef struct {
     floatX *params;
     real *master;             // NULL if params are not narrower than F32
     real *m, *v;              // may be NULL if the optimizer is not loaded
-    const Sharding *sharding; // NULL: one rank; from level 1 on, master, m and v are compact
+    const Sharding *sharding; // NULL: one rank; from level 1 on, master, m and v are compact, with 3 params too
     bool copied;              // all four are compact copies in host memory (checkpoint_background.h)
     struct {
         const char *data; // NULL: none
@@ -71,9 +71,12 @@ static inline CheckpointPart checkpoint_part(const char *prefix, void *buffer, D
 static inline bool checkpoint_is_compact(const CheckpointBuffers *b) {
     return b->copied || (b->sharding && b->sharding->level > 0);
 }
+static inline bool checkpoint_weights_compact(const CheckpointBuffers *b) {
+    return b->copied || (b->sharding && b->sharding->level >= 3);
+}
 
 static inline CheckpointPart checkpoint_weights_part(const CheckpointBuffers *b) {
-    CheckpointPart p = checkpoint_part("", b->params, DTYPE_OF(floatX), b->copied);
+    CheckpointPart p = checkpoint_part("", b->params, DTYPE_OF(floatX), checkpoint_weights_compact(b));
     p.on_host = b->copied;
     return p;
 }
@@ -293,7 +296,7 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
     const char *other_build = "this build has a different precision from the one that saved the checkpoint: use --init "
                               "to load only the weights";
     SafeTensors *s = safetensors_open(dir);
-    parts[0] = checkpoint_part("", b->params, DTYPE_OF(floatX), false);
+    parts[0] = checkpoint_weights_part(b);
     checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     if (b->master && !with_optimizer) { // from the file, not the rounded weights
         parts[0] = checkpoint_part("", b->master, DTYPE_OF(real), checkpoint_is_compact(b));

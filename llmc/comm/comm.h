@@ -19,8 +19,9 @@ comm.h: communication between the ranks of a run.
     ticket = comm_reduce_scatter(bucket, piece, out, add)
                                             bucket [ranks][piece]; out [piece] = (add: +=) the sum over ranks of piece
                                             `rank` of their buckets; out may be that piece
-    ticket = comm_all_gather(bucket, piece_bytes)
-                                            bucket [ranks][piece_bytes]: each rank provides its own piece
+    ticket = comm_all_gather(bucket, own, piece_bytes)
+                                            bucket [ranks][piece_bytes]: each rank provides own [piece_bytes], which may
+                                            be its piece of the bucket
     comm_wait(ticket)                       later operations see the result of this one and of all earlier ones;
                                             ticket 0: no operation
 

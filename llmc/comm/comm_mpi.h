@@ -24,9 +24,9 @@ comm_mpi.h: the backend of comm.h for operations on the CPU, over MPI.
 typedef enum { COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_GATHER, COMM_BROADCAST } CommKind;
 typedef struct {
     CommKind kind;
-    void *buffer; // bucket, data to broadcast, or destination of a gather
-    const void *mine;
-    size_t count; // elements of a piece for a reduction, otherwise bytes
+    void *buffer;     // bucket, data to broadcast, or destination of a gather
+    const void *mine; // the own part of a gather
+    size_t count;     // elements of a piece for a reduction, otherwise bytes
     grad_t *out;
     bool add;
 } CommOp;
@@ -83,6 +83,7 @@ static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks,
 static inline void comm_execute(const CommOp *op) {
     MPI_Request request;
     int count = (int)op->count;
+    bool in_place;
     MPI_Datatype type = sizeof(grad_t) == sizeof(double) ? MPI_DOUBLE : MPI_FLOAT;
     switch (op->kind) {
     case COMM_REDUCE_SCATTER:
@@ -93,7 +94,9 @@ static inline void comm_execute(const CommOp *op) {
         return;
     case COMM_ALL_GATHER:
         fault_point(FAULT_RECEIVE, NULL, op->count);
-        MPI_OK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request));
+        in_place = op->mine == (char *)op->buffer + (size_t)comm.rank * op->count;
+        MPI_OK(MPI_Iallgather(in_place ? MPI_IN_PLACE : op->mine, count, MPI_BYTE, op->buffer, count, MPI_BYTE,
+                              MPI_COMM_WORLD, &request));
         break;
     case COMM_GATHER:
         MPI_OK(MPI_Iallgather(op->mine, count, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request));
@@ -150,8 +153,8 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
     assert(comm.ranks > 1 && comm_mpi.staging_bytes >= comm.ranks * piece * sizeof(grad_t));
     return comm_enqueue(COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add);
 }
-static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
-    return comm_enqueue(COMM_ALL_GATHER, bucket, NULL, piece_bytes, NULL, false);
+static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
+    return comm_enqueue(COMM_ALL_GATHER, bucket, own, piece_bytes, NULL, false);
 }
 
 static inline void comm_gather(void *all, const void *mine, size_t bytes) {

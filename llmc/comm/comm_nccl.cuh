@@ -212,10 +212,9 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
     return nccl_end(ticket);
 }
 
-static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
+static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
     uint64_t ticket = nccl_begin(main_stream);
-    NCCL_CHECK(ncclAllGather((char *)bucket + comm.rank * piece_bytes, bucket, piece_bytes, ncclChar, nccl.handle,
-                             nccl.stream));
+    NCCL_CHECK(ncclAllGather(own, bucket, piece_bytes, ncclChar, nccl.handle, nccl.stream));
     return nccl_end(ticket);
 }
 
@@ -269,8 +268,9 @@ static inline void nccl_self_test(size_t bucket_bytes) {
     grad_t *host = (grad_t *)checked_calloc(count, sizeof(grad_t)), ranks = (grad_t)comm.ranks;
     for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 1021) + (grad_t)comm.rank;
     buffer_upload(bucket, host, count * sizeof(grad_t));
-    comm_reduce_scatter(bucket, piece, bucket + comm.rank * piece, false);
-    comm_wait(comm_all_gather(bucket, piece * sizeof(grad_t)));
+    grad_t *own = bucket + comm.rank * piece;
+    comm_reduce_scatter(bucket, piece, own, false);
+    comm_wait(comm_all_gather(bucket, own, piece * sizeof(grad_t)));
     buffer_download(host, bucket, count * sizeof(grad_t));
     for (size_t i = 0; i < count; i++) wrong += host[i] != ranks * (grad_t)(i % 1021) + ranks * (ranks - 1) / 2;
     CHECK(wrong == 0,

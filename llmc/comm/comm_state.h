@@ -17,11 +17,11 @@ static inline int comm_ranks(void) { return comm.ranks; }
 static inline int comm_ranks_here(void) { return comm.ranks_here; }
 
 // Memory of a rank for the pieces that it receives, also for a --dry-run of more ranks than there are. The MPI backend
-// sums received pieces itself; NCCL does, except for the last addition of --zero 2.
+// sums received pieces itself; NCCL does, except for the last addition of --zero 2 and 3.
 static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int level) {
     if (ranks == 1) return 0;
 #ifdef DEVICE_OPS
-    return level == 2 ? bucket_bytes / ranks : 0;
+    return level >= 2 ? bucket_bytes / ranks : 0;
 #else
     (void)level;
     return bucket_bytes;

@@ -10,8 +10,11 @@ so that they divide evenly.
   level 1   each rank has the moments and master weights of its pieces; gradients are reduced to their owner, and
             parameters are gathered
   level 2   the same, and gradients of complete groups exist only during the backward, two layers at a time
+  level 3   the same, and each rank has the parameters of its pieces. Those of the groups before and after the layers are
+            gathered after an update, those of a layer when it computes, two layers at a time
 
-A compact buffer has only a rank's pieces, in the order of the buckets. That of bucket b begins at b.begin / ranks,
+A buffer of two layers has places for group 0, twice the largest layer, and group L + 1: layer l is in place l % 2. A
+compact buffer has only a rank's pieces, in the order of the buckets. That of bucket b begins at b.begin / ranks,
 which is exact, since buckets have no gaps.
   source    Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
 */
@@ -30,6 +33,7 @@ static inline size_t bucket_elements(int ranks) {
     const size_t piece = 512 << 10, least = 8 << 20, most = 64 << 20;
     return min_size(most, max_size(least, ranks * piece));
 }
+enum { ZERO_MOST = 3 }; // the highest level
 #ifndef BUCKET_ELEMENTS
 #define BUCKET_ELEMENTS bucket_elements // of the number of ranks
 #endif
@@ -85,6 +89,26 @@ static inline void sharding_free(Sharding *s) {
     memset(s, 0, sizeof(*s));
 }
 
+// The first element of a group in a buffer of all groups, or of two layers.
+static inline size_t group_place(const TensorList *list, int group, bool two_layers) {
+    const size_t *at = list->group_offset;
+    if (!two_layers || group == 0) return at[group];
+    return at[1] + (size_t)(group == list->L + 1 ? min_int(list->L, 2) : (group - 1) % 2) * list->largest_layer;
+}
+static inline size_t group_places_count(const TensorList *list, bool two_layers) {
+    const size_t *last = &list->group_offset[list->L + 1];
+    return group_place(list, list->L + 1, two_layers) + (last[1] - last[0]);
+}
+
+// How often an update with so many micro-steps gathers the parameters of a group at `level`, if nothing else computes. At
+// level 3 the update gathers the first two layers, which the last backward left in their places to the next micro-step,
+// and a forward leaves the last two to its backward.
+static inline int gathers_of_group(const TensorList *list, int group, int level, int micro_steps) {
+    int l = group - 1;
+    if (level < 3 || l < 0 || l >= list->L) return level > 0;
+    return (l < 2) + micro_steps * ((l >= 2) + (l < list->L - 2));
+}
+
 // A part of a tensor that this rank owns, or the whole tensor.
 typedef struct {
     int bucket;            // private; set by sharding_ranges
@@ -116,15 +140,26 @@ static inline bool sharding_next(const Sharding *s, const Tensor *t, OwnRange *r
     return false;
 }
 
-// Starts to gather a group of a buffer, of which each rank has its pieces, on all ranks. Returns a ticket.
-static inline uint64_t sharding_gather(const Sharding *s, int group, void *buffer, size_t element_bytes) {
+// Starts to gather a group in place on all ranks. Each rank has its pieces there, or in the compact buffer `own`.
+// Returns a ticket.
+static inline uint64_t sharding_gather(const Sharding *s, int group, void *place, const void *own,
+                                       size_t element_bytes) {
     uint64_t ticket = 0;
-    for (int b = s->first[group]; s->ranks > 1 && b < s->first[group + 1]; b++)
-        ticket =
-            comm_all_gather((char *)buffer + s->buckets[b].begin * element_bytes, s->buckets[b].piece * element_bytes);
+    for (int i = s->first[group]; s->ranks > 1 && i < s->first[group + 1]; i++) {
+        const Bucket *b = &s->buckets[i];
+        char *bucket = (char *)place + (b->begin - s->buckets[s->first[group]].begin) * element_bytes;
+        size_t bytes = b->piece * element_bytes;
+        const char *piece = own ? (const char *)own + b->begin / s->ranks * element_bytes : bucket + s->rank * bytes;
+        ticket = comm_all_gather(bucket, piece, bytes);
+    }
     return ticket;
 }
+// The same for all groups of a buffer that has them all and in which each rank has its pieces; waits.
 static inline void sharding_gather_all(const Sharding *s, void *buffer, size_t element_bytes) {
-    for (int g = 0; g < s->groups; g++) comm_wait(sharding_gather(s, g, buffer, element_bytes));
+    for (int g = 0; g < s->groups; g++) {
+        if (s->first[g] == s->first[g + 1]) continue;
+        char *place = (char *)buffer + s->buckets[s->first[g]].begin * element_bytes;
+        comm_wait(sharding_gather(s, g, place, NULL, element_bytes));
+    }
 }
 #endif

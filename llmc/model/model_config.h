@@ -256,7 +256,8 @@ typedef struct {
     size_t buffer_count;    // the same with padding: elements of a parameter buffer
     // [L+3]: offset of the tensors before the layers at [0], of layer l at [1+l], of those after the layers at [L+1]
     size_t *group_offset;
-    int ranks;  // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
+    size_t largest_layer; // elements, with padding
+    int ranks;            // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
     int *index; // [L][TENSOR_KINDS]: index into tensors, or -1; see tensor_of. Of tensors of experts the first one
     int L;
 } TensorList;
@@ -376,6 +377,8 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
         r = group_end;
     }
     list.buffer_count = list.group_offset[c->L + 2] = place.offset;
+    for (int l = 0; l < c->L; l++)
+        list.largest_layer = max_size(list.largest_layer, list.group_offset[l + 2] - list.group_offset[l + 1]);
     return list;
 }
 

@@ -17,9 +17,12 @@ static inline void print_match(const ModelPlan *plan, const Options *o) {
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
 static inline double communication_bytes(const ModelPlan *plan, int zero, int micro_steps) {
-    double share = 1 - 1.0 / plan->sharding.ranks, count = (double)plan->tensors.buffer_count;
-    double grads = share * count * sizeof(grad_t), params = share * count * sizeof(floatX);
-    return zero == 0 ? 2 * grads : zero == 1 ? grads + params : micro_steps * grads + params;
+    const TensorList *list = &plan->tensors;
+    double share = 1 - 1.0 / plan->sharding.ranks, grads = (double)list->buffer_count * sizeof(grad_t), params = 0;
+    for (int g = 0; g < list->L + 2; g++)
+        params += (double)(list->group_offset[g + 1] - list->group_offset[g]) * sizeof(floatX) *
+                  gathers_of_group(list, g, zero, micro_steps);
+    return share * ((zero == 0 ? 2 : zero == 1 ? 1 : micro_steps) * grads + params);
 }
 
 // By --zero level: the memory of a rank, the bytes it sends, and the time to send them if no computation hides it.
@@ -27,7 +30,7 @@ static inline void print_communication(const ModelPlan *plan, const ModelPlan *s
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * plan->sharding.ranks));
     printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
            o->link_gbs > 0 ? "  time to send" : "", plan->device ? "    expected step    fits the GPU" : "");
-    for (int zero = 0; zero <= 2; zero++) {
+    for (int zero = 0; zero <= (sampling ? 2 : ZERO_MOST); zero++) { // --zero 3 refuses samples
         ModelPlan other;
         plan_build(&other, &plan->config, plan->B, plan->T, FOR_TRAINING, plan->recompute, 0, plan->sharding.ranks,
                    zero);

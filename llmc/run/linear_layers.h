@@ -8,7 +8,8 @@ magnitudes of their operands.
   linear_max(plan, maxima, kind, l, gradient)       where the largest magnitude of its x, or of its dy, is kept
 
 Copies are made by weight_copies_refresh, called before a layer's first product after an update, and used by all
-micro-steps of the next one. weight_copies_forget is called when weights have changed.
+micro-steps of the next one. weight_copies_forget is called when weights have changed. With --zero 3 a layer has copies
+while it has parameters: weight_copies_drop is called when others take their place.
 */
 #ifndef LLMC_LINEAR_LAYERS_H
 #define LLMC_LINEAR_LAYERS_H
@@ -59,6 +60,11 @@ static inline size_t linear_rounded_bytes(Linear w, LinearKind kind) {
     return linear_of_experts(kind) && !expert_linear_rounds ? 0 : linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD);
 }
 
+// Layers whose copies exist at a time.
+static inline int copied_layers(const ModelPlan *plan) {
+    return params_two_layers(plan) ? min_int(plan->config.L, 2) : plan->config.L;
+}
+
 enum { COPY_ALIGN = 256 };
 // Lays out the rounded copies of the weights; generation reads the weights themselves.
 static inline void plan_copies(ModelPlan *plan) {
@@ -73,7 +79,7 @@ static inline void plan_copies(ModelPlan *plan) {
         if (kind < LINEAR_BLOCK_COUNT) {
             plan->copy_at[kind] = plan->layer_copies_bytes;
             plan->layer_copies_bytes += bytes;
-            plan->copies_bytes = plan->config.L * plan->layer_copies_bytes;
+            plan->copies_bytes = (size_t)copied_layers(plan) * plan->layer_copies_bytes;
         } else {
             plan->copy_at[kind] = plan->copies_bytes;
             plan->copies_bytes += bytes;
@@ -102,9 +108,10 @@ static inline Linear linear_at(const ModelPlan *plan, const floatX *params, cons
                                             T_EXPERT_GATE, T_EXPERT_DOWN, T_YOCO_K,   head_kind(plan)};
     bool head = kind == LINEAR_HEAD, once = kind >= LINEAR_BLOCK_COUNT;
     Linear w = linear_shape(plan, kind, head ? 0 : l);
-    w.weight = params + tensor_of(&plan->tensors, kinds[kind], head ? 0 : l)->offset;
+    w.weight = params + param_place(plan, tensor_of(&plan->tensors, kinds[kind], head ? 0 : l));
     if (copies->memory && linear_rounded_bytes(w, kind))
-        w.copy = copies->memory + plan->copy_at[kind] + (once ? 0 : (size_t)l * plan->layer_copies_bytes);
+        w.copy = copies->memory + plan->copy_at[kind] +
+                 (once ? 0 : (size_t)(l % copied_layers(plan)) * plan->layer_copies_bytes);
     w.x_max = linear_max(plan, maxima, kind, l, 0);
     w.dy_max = linear_max(plan, maxima, kind, l, 1);
     return w;
@@ -138,6 +145,7 @@ static inline void weight_copies_refresh(WeightCopies *copies, const ModelPlan *
     }
     copies->current[l] = true;
 }
+static inline void weight_copies_drop(WeightCopies *copies, int l) { copies->current[l] = false; }
 static inline void weight_copies_forget(WeightCopies *copies, const ModelPlan *plan) {
     memset(copies->current, 0, (size_t)(plan->config.L + 1) * sizeof(bool));
 }

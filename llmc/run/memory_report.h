@@ -151,7 +151,7 @@ static inline void memory_advice_text(char *text, size_t size) {
     if (m->purpose == FOR_TRAINING) {
         for (int r = (int)m->recompute + 1; r <= RECOMPUTE_BLOCK; r++)
             memory_offer(offers, sizeof(offers), now, "recompute", r, m->B, (Recompute)r, level);
-        for (int z = level + 1; z <= 2 && m->sharding.ranks > 1; z++)
+        for (int z = level + 1; z <= (announced.sampling ? 2 : ZERO_MOST) && m->sharding.ranks > 1; z++)
             memory_offer(offers, sizeof(offers), now, "zero", z, m->B, m->recompute, z);
     }
     if (B > 0) memory_offer(offers, sizeof(offers), now, "batch-size", B, B, m->recompute, level);

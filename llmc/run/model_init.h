@@ -18,9 +18,21 @@ static inline void init_scale(const Tensor *t, const ModelConfig *c, double *mea
     *std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * c->L) : init == INIT_NORMAL ? 0.02 : init == INIT_WIDE ? 0.1 : 0;
 }
 
-// Fills params [tensors.buffer_count] and, unless it is NULL, master: with --zero this rank's own pieces.
+// Elements begin .. begin+count-1 of a tensor, to a buffer of all groups, or with a sharding of this rank's pieces.
+static inline void init_upload(void *to, const void *host, const Sharding *mine, const Tensor *t, size_t begin,
+                               size_t count, size_t element_bytes) {
+    for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
+        size_t low = max_size(begin, r.begin), high = min_size(begin + count, r.begin + r.count);
+        if (low < high)
+            buffer_upload((char *)to + (r.compact_at + (low - r.begin)) * element_bytes,
+                          (const char *)host + (low - begin) * element_bytes, (high - low) * element_bytes);
+    }
+}
+
+// Fills params [tensors.buffer_count], with --zero 3 this rank's own pieces. master, unless it is NULL: with --zero
+// likewise this rank's own pieces.
 static inline void model_init(const ModelPlan *plan, floatX *params, real *master, uint64_t seed) {
-    const Sharding *mine = plan->sharding.level ? &plan->sharding : NULL;
+    const Sharding *mine = plan->sharding.level ? &plan->sharding : NULL, *own = params_two_layers(plan) ? mine : NULL;
     floatX *host = (floatX *)checked_calloc(INIT_CHUNK, sizeof(floatX));
     real *exact = (real *)checked_calloc(INIT_CHUNK, sizeof(real));
     for (int i = 0; i < plan->tensors.count; i++) {
@@ -36,13 +48,8 @@ static inline void model_init(const ModelPlan *plan, floatX *params, real *maste
                 exact[e] = (real)value;
                 host[e] = (floatX)value;
             }
-            buffer_upload(params + t->offset + begin, host, count * sizeof(floatX));
-            for (OwnRange r = sharding_ranges(mine, t); master && sharding_next(mine, t, &r);) {
-                size_t low = max_size(begin, r.begin), high = min_size(begin + count, r.begin + r.count);
-                if (low < high)
-                    buffer_upload(master + r.compact_at + (low - r.begin), exact + (low - begin),
-                                  (high - low) * sizeof(real));
-            }
+            init_upload(params, host, own, t, begin, count, sizeof(floatX));
+            if (master) init_upload(master, exact, mine, t, begin, count, sizeof(real));
         }
     }
     free(exact);

@@ -249,22 +249,25 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->router_loads = CARVE(arena, real, (size_t)c->L * c->E);
 }
 
-// Elements of the gradients of whole groups. With --zero 2 layer l uses the memory of layer l + 2, whose gradients have
-// been reduced before. *layer_count: elements of the largest layer.
-static inline size_t group_grads_count(const ModelPlan *plan, size_t *layer_count) {
+// Elements of the gradients, and of the parameters: of whole groups, then of this rank's pieces when groups are not all
+// there.
+static inline size_t grads_groups_count(const ModelPlan *plan) {
     const TensorList *list = &plan->tensors;
-    const size_t *at = list->group_offset;
-    int L = list->L;
-    *layer_count = 0;
-    for (int l = 0; l < L; l++) *layer_count = max_size(*layer_count, at[l + 2] - at[l + 1]);
-    if (plan->sharding.level < 2) return list->buffer_count;
-    return at[1] + (size_t)min_int(L, 2) * *layer_count + (at[L + 2] - at[L + 1]);
+    size_t first = list->group_offset[1], last = list->buffer_count - list->group_offset[list->L + 1];
+    return grads_place(plan, list->L + 1) + (grads_ends_share(plan) ? max_size(first, last) : last);
+}
+static inline size_t grads_count(const ModelPlan *plan) {
+    return grads_groups_count(plan) + (grads_two_layers(plan) ? plan->sharding.own : 0);
+}
+static inline size_t params_count(const ModelPlan *plan) {
+    bool two = params_two_layers(plan);
+    return group_places_count(&plan->tensors, two) + (two ? plan->sharding.own : 0);
 }
 
 // Sets the bytes of the plan's buffers.
 static inline void plan_count_bytes(ModelPlan *plan, ElementBytes e) {
     int level = plan->sharding.level;
-    size_t layer_count, own = plan->sharding.own;
+    size_t own = plan->sharding.own;
     Arena count = {NULL, 0, 0, e};
     Activations acts;
     acts.layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
@@ -272,9 +275,9 @@ static inline void plan_count_bytes(ModelPlan *plan, ElementBytes e) {
     free(acts.layers);
     plan->activations_bytes = count.used;
     plan->cache_bytes = count.cached;
-    plan->params_bytes = plan->tensors.buffer_count * e.floatX_;
+    plan->params_bytes = params_count(plan) * e.floatX_;
     if (plan->purpose != FOR_TRAINING) return;
-    plan->grads_bytes = (group_grads_count(plan, &layer_count) + (level == 2 ? own : 0)) * e.grad_t_;
+    plan->grads_bytes = grads_count(plan) * e.grad_t_;
     plan->moments_bytes = 2 * (level ? own : plan->tensors.buffer_count) * e.real_;
     plan->master_bytes = e.floatX_ < e.real_ ? plan->moments_bytes / 2 : 0;
 }
@@ -305,7 +308,8 @@ static inline size_t plan_attention(const ModelPlan *plan) {
 }
 
 // Plans a model for up to B sequences of T positions, on rank `rank` of `ranks` that share its state as --zero `zero`
-// says. Allocates lists only; plan_free() frees them.
+// says. A model that is not for training has all parameters on every rank. Allocates lists only; plan_free() frees
+// them.
 static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
                               Recompute recompute, int rank, int ranks, int zero) {
     memset(plan, 0, sizeof(*plan));
@@ -313,7 +317,8 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     plan->dims = attention_dims(config, false);
     plan->cross_dims = attention_dims(config, true);
     plan->tensors = tensor_list_build(config, ranks);
-    plan->sharding = sharding_build(&plan->tensors, rank, zero, BUCKET_ELEMENTS(ranks));
+    int level = purpose == FOR_TRAINING ? zero : min_int(zero, 2);
+    plan->sharding = sharding_build(&plan->tensors, rank, level, BUCKET_ELEMENTS(ranks));
     plan->B = B;
     plan->T = T;
     plan->rows = purpose == FOR_GENERATION ? max_int(B, min_int(T, PREFILL_ROWS)) : B * T;

@@ -63,6 +63,30 @@ static inline void plan_free(ModelPlan *plan) {
 
 static inline TensorKind head_kind(const ModelPlan *plan) { return plan->config.tied ? T_EMBED : T_LM_HEAD; }
 
+// Whether at most two layers of the parameters exist at a time, or of the gradients.
+static inline bool params_two_layers(const ModelPlan *plan) { return plan->sharding.level >= 3; }
+static inline bool grads_two_layers(const ModelPlan *plan) { return plan->sharding.level >= 2; }
+
+// The first element of a group, or of a tensor, in the buffer of parameters that operations read.
+static inline size_t params_place(const ModelPlan *plan, int group) {
+    return group_place(&plan->tensors, group, params_two_layers(plan));
+}
+static inline size_t param_place(const ModelPlan *plan, const Tensor *t) {
+    return params_place(plan, t->layer + 1) + (t->offset - plan->tensors.group_offset[t->layer + 1]);
+}
+
+// Whether the gradients before and after the layers have one place: those of an untied embedding are written when those
+// of the LM head have been reduced.
+static inline bool grads_ends_share(const ModelPlan *plan) { return grads_two_layers(plan) && !plan->config.tied; }
+
+// The first element of a group in the buffer of gradients that operations write.
+static inline size_t grads_place(const ModelPlan *plan, int group) {
+    const TensorList *list = &plan->tensors;
+    bool share = grads_ends_share(plan);
+    if (share && group == 0) group = list->L + 1;
+    return group_place(list, group, grads_two_layers(plan)) - (share ? list->group_offset[1] : 0);
+}
+
 // Whether the tensor is the weight of a matrix product, whose backward writes all of its gradient.
 static inline bool is_product_weight(const ModelPlan *plan, const Tensor *t) {
     return t->ndim == 2 && (t->row->kind != T_EMBED || plan->config.tied);

@@ -295,6 +295,13 @@ static inline int options_exclusions(const Options *o) {
                o->ranks, o->ranks, o->ranks);
     if (options_given(o, "link-gbs") && !(o->dry_run && o->ranks > 1))
         REFUSE(problems, "--link-gbs requires --dry-run --ranks W with W above 1");
+    const char *alone = o->sample_every ? "sample-every" : o->eval_choices ? "eval-choices" : NULL;
+    if (o->zero > 2 && alone && (mode_selected(o, MODE_TRAIN) || o->dry_run)) // ranks gather each layer together
+        REFUSE(
+            problems,
+            "--zero 3 does not support --%s, for which ranks compute different numbers of forwards: use --zero 2, or "
+            "evaluate the checkpoints",
+            alone);
     if (o->device && !o->dry_run) REFUSE(problems, "--device requires --dry-run");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
         REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");

@@ -270,8 +270,8 @@ static const OptionRow option_rows[] = {
     {"run", "sdpa-linear", OPTION_BOOL, OPTION_SAVED, FIELD(sdpa_linear), NULL, "no", NULL, NULL,
         "use cuDNN's deterministic backward with memory linear in --seq-len, which is slower (Hopper, cuDNN 9.25)"},
 
-    {"ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 2]", NULL,
-        "state sharded across ranks: 0 none, 1 optimizer states and master weights, 2 gradients too"},
+    {"ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 3]", NULL,
+        "state sharded across ranks: 0 none, 1 optimizer states and master weights, 2 gradients too, 3 parameters too"},
     {"ranks (mpirun, srun)", "timeout", OPTION_REAL, OPTION_SAVED, FIELD(timeout), "SECONDS", "600", "(0, 1e9)", NULL,
         "abort when a rank is unresponsive for this long"},
     {"ranks (mpirun, srun)", "start-timeout", OPTION_REAL, OPTION_LOCAL, FIELD(start_timeout), "SECONDS", "60",

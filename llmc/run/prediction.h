@@ -38,7 +38,7 @@ static inline size_t predicted_workspace(const ModelPlan *plan, bool determinist
 // The rounded copies of weights and the workspace of --gemm fp8, as plan_copies and plan_build. Experts stay in bf16.
 static inline void plan_fp8_for_device(ModelPlan *plan) {
     for (int kind = 0; kind < LINEAR_HEAD; kind++) {
-        size_t largest = 0, copies = kind < LINEAR_BLOCK_COUNT ? plan->config.L : 1;
+        size_t largest = 0, copies = kind < LINEAR_BLOCK_COUNT ? copied_layers(plan) : 1;
         for (int l = 0; l < plan->config.L; l += max_int(1, plan->config.L - 1)) {
             Linear w = linear_shape(plan, (LinearKind)kind, l);
             if (w.OC == 0 || linear_of_experts((LinearKind)kind)) continue;
@@ -65,7 +65,7 @@ static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, const
         plan->workspace_bytes = max_size(plan->workspace_bytes, logits);
     }
     if (plan->fp8) plan_fp8_for_device(plan);
-    plan->received_bytes = s->level == 2 ? s->largest / s->ranks * FP32_BYTES : 0;
+    plan->received_bytes = s->level >= 2 ? s->largest / s->ranks * FP32_BYTES : 0;
 }
 
 // worse: an assumption to make 10% worse; ASSUMPTION_COUNT: none.

@@ -2,7 +2,8 @@
 prediction_communication.h: the collectives of a predicted step, and how much of their time computation hides.
 
 Gradients are reduced group by group in the order in which the backward completes them, and parameters are gathered
-group by group after the update. Each group is a sequence of buckets, and all rings run one after the other.
+group by group after the update; with --zero 3 a layer two layers ahead of its computation, in the forward and in the
+backward. Each group is a sequence of buckets, and all rings run one after the other.
 Communication is exposed when computation waits for it.
 */
 #ifndef LLMC_PREDICTION_COMMUNICATION_H
@@ -52,17 +53,39 @@ static inline double group_ms(Prediction *p, int group, size_t element_bytes, in
     return sum;
 }
 
+// With --zero 3 adds a gather of layer l, if there is one, to the queue at time `now`. Returns when it ends.
+static inline double predict_fetch(Prediction *p, int l, double now, double *queue) {
+    if (p->plan->sharding.level < 3 || l < 0 || l >= p->plan->config.L) return now;
+    double ms = group_ms(p, 1 + l, FLOATX_BYTES, 1);
+    p->gather_ms += ms;
+    return *queue = fmax(*queue, now) + ms;
+}
+
+// Milliseconds by which gathering layers with --zero 3 prolongs a forward that finds the first two.
+static inline double predict_forward_gathers(Prediction *p) {
+    int L = p->plan->config.L;
+    double layer = p->part_ms[PART_LAYER], now = 0, queue = 0, ready[2] = {0, 0};
+    for (int l = 0; l < L; l++) {
+        now = fmax(now, ready[l % 2]) + layer;
+        ready[l % 2] = predict_fetch(p, l + 2, now, &queue);
+    }
+    return now - L * layer;
+}
+
 // Milliseconds by which the reduction of gradients prolongs a backward, when later computation hides `hidden` of it.
+// With --zero 3 gathers of parameters come between the reductions.
 static inline double predict_reduction(Prediction *p, double hidden) {
     const Sharding *s = &p->plan->sharding;
     int L = p->plan->config.L;
     double layer = p->part_ms[PART_LAYER_BACKWARD] + p->part_ms[PART_RECOMPUTE] * (L - 1) / L, now = 0, queue = 0,
-           work = 0;
+           work = 0, ready[2] = {0, 0};
     double *done = (double *)checked_calloc(s->groups, sizeof(double));
     for (int g = L + 1; g >= 0; g--) {
-        // with --zero 2 the gradients of layers g and g + 2 share a buffer
-        if (s->level == 2 && g > 0 && g + 2 < L + 1) now = fmax(now, done[g + 2]);
+        // from --zero 2 on the gradients of layers g and g + 2 share a buffer
+        if (s->level >= 2 && g > 0 && g + 2 < L + 1) now = fmax(now, done[g + 2]);
+        if (g > 0 && g <= L) now = fmax(now, ready[g % 2]);
         now += g > L ? 0 : g ? layer : p->part_ms[PART_EMBED_BACKWARD];
+        if (g > 0 && g <= L) ready[g % 2] = predict_fetch(p, g - 3, now, &queue);
         double ms = group_ms(p, g, FP32_BYTES, s->level ? 1 : 2); // --zero 0 also gathers the sums
         work += ms, queue = fmax(queue, now) + ms, done[g] = queue;
     }
@@ -79,7 +102,8 @@ static inline double predict_gathering(Prediction *p) {
     for (int g = 0; g < L + 2; g++) {
         const size_t *at = m->tensors.group_offset;
         updated += update * (double)(at[g + 1] - at[g]) / (double)m->tensors.buffer_count;
-        double ms = group_ms(p, g, FLOATX_BYTES, 1);
+        bool later = p->plan->sharding.level >= 3 && g > 2 && g <= L; // when it computes
+        double ms = later ? 0 : group_ms(p, g, FLOATX_BYTES, 1);
         p->gather_ms += ms;
         queue = fmax(queue, updated) + ms;
         now = fmax(now, queue) + (g == 0 ? p->part_ms[PART_EMBED] : g <= L ? p->part_ms[PART_LAYER] : 0);
@@ -90,11 +114,13 @@ static inline double predict_gathering(Prediction *p) {
 static inline void predict_communication(Prediction *p) {
     if (p->plan->sharding.ranks == 1) return;
     double forward = p->part_ms[PART_EMBED] + p->plan->config.L * p->part_ms[PART_LAYER] + p->part_ms[PART_HEAD];
-    double exposed = predict_reduction(p, 0);
-    if (p->plan->sharding.level == 2 && p->micro_steps > 1) { // the next forward hides those of earlier micro-steps
+    double ahead = predict_forward_gathers(p), hides = fmax(0, forward - p->gather_ms);
+    double exposed = ahead + predict_reduction(p, 0);
+    if (p->plan->sharding.level >= 2 && p->micro_steps > 1) { // the next forward hides those of earlier micro-steps
         Prediction other = *p;
-        exposed += (p->micro_steps - 1) * predict_reduction(&other, forward);
-        p->reduce_ms *= p->micro_steps, p->link_hops_ms *= p->micro_steps, p->network_hops_ms *= p->micro_steps;
+        exposed += (p->micro_steps - 1) * (ahead + predict_reduction(&other, hides));
+        p->reduce_ms *= p->micro_steps, p->gather_ms *= p->micro_steps;
+        p->link_hops_ms *= p->micro_steps, p->network_hops_ms *= p->micro_steps;
     }
     if (p->plan->sharding.level) exposed += predict_gathering(p);
     double hidden = fmax(0, p->reduce_ms + p->gather_ms - exposed);

@@ -8,8 +8,8 @@ train_diffv2.c calls them; tests/prediction_test.py checks that every operation 
 #include "linear_layers.h"
 #include "prediction_experts.h"
 
-// How often a step writes the gradient of a weight: once, or with --zero 2 in every micro-step.
-static inline double gradient_writes(const Prediction *p) { return p->plan->sharding.level == 2 ? p->micro_steps : 1; }
+// How often a step writes the gradient of a weight: once, or from --zero 2 on in every micro-step.
+static inline double gradient_writes(const Prediction *p) { return p->plan->sharding.level >= 2 ? p->micro_steps : 1; }
 
 // Whether the built-in kernel computes attention. cuDNN has a backward of documents only for data center GPUs from
 // Hopper on (tests/cudnn_plans.cpp).
@@ -305,11 +305,18 @@ static inline void predict_update(Prediction *p) {
     predict_rows(p, CLASS_UPDATE, "adamw_update", updates, 1, adamw_bytes(own, true) / updates);
 }
 
+// How often a step rounds the weights of a layer, on average: once, with --zero 3 whenever they have been gathered.
+static inline double predicted_copies(const Prediction *p) {
+    int L = p->plan->config.L, gathers = 0;
+    if (!params_two_layers(p->plan)) return 1;
+    for (int l = 0; l < L; l++) gathers += gathers_of_group(&p->plan->tensors, 1 + l, 3, (int)p->micro_steps);
+    return (double)gathers / L;
+}
 static inline void predict_fp8_copy(Prediction *p, LinearKind kind, LayerKind layers) {
     Linear w = linear_shape(p->plan, kind, layers.l);
     if (w.OC == 0 || linear_of_experts(kind)) return; // experts stay in bf16
     predict_begin(p, PART_UPDATE);
-    predict_rows(p, CLASS_FP8, "linear_copy_weight", layers.count, 3,
+    predict_rows(p, CLASS_FP8, "linear_copy_weight", layers.count * predicted_copies(p), 3,
                  absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2));
 }
 static inline void predict_fp8_maximum(Prediction *p, StepPart part, int layers, int N, int columns) {

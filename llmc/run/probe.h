@@ -155,7 +155,7 @@ static inline void probe_weights(Probe *p) {
     for (int l = 0; l < c->L && plan->dims.groups.noise == 0; l++) {
         const Tensor *t = tensor_of(&plan->tensors, T_O, l);
         floatX *o_proj = (floatX *)checked_calloc(t->count, sizeof(floatX));
-        buffer_download(o_proj, p->params + t->offset, t->count * sizeof(floatX));
+        buffer_download(o_proj, p->params + param_place(plan, t), t->count * sizeof(floatX));
         p->layers[l].subtraction = probe_subtraction(o_proj, c->C, c->NH, c->NKV, c->D, random_key(t->name, p->seed));
         free(o_proj);
     }

@@ -5,8 +5,9 @@ parameters after updates.
   void ranks_compare(text, remedy, status)    text: lines "NAME VALUE". Ends the program with the first line that
                                               differs from rank 0's
   char *ranks_describe(options)               the build and the options of this rank, as such lines; free()
-  void ranks_check(tensors, buffers, count, step)   compares hashes of every tensor in `count` buffers that all ranks
-                                              hold whole; ends the program with the first tensor that differs
+  void ranks_check(plan, buffers, count, step)   compares hashes of every tensor in `count` buffers, with --zero 3 of
+                                              those that all ranks hold whole; ends the program with the first tensor
+                                              that differs
 
 All ranks call them together. With one rank they do nothing.
 */
@@ -15,7 +16,7 @@ All ranks call them together. With one rank they do nothing.
 #include "../comm/comm.h"
 #include "environment.h"
 #include "../base/files.h"
-#include "../model/model_config.h"
+#include "model_plan.h"
 #include "options.h"
 #include "../base/revision.h"
 
@@ -107,15 +108,17 @@ static inline uint64_t ranks_majority(const uint64_t *hash, int ranks, size_t st
     return hash[(size_t)best * stride];
 }
 
-static inline void ranks_check(const TensorList *list, const RankBuffer *buffers, int count, int64_t step) {
+static inline void ranks_check(const ModelPlan *plan, const RankBuffer *buffers, int count, int64_t step) {
+    const TensorList *list = &plan->tensors;
     int ranks = comm_ranks();
     size_t width = (size_t)(list->count * count);
     uint64_t *own = (uint64_t *)checked_calloc(width * (size_t)(ranks + 1), sizeof(uint64_t)), *all = own + width;
     for (int b = 0; b < count; b++)
         for (int i = 0; i < list->count; i++) {
             const Tensor *t = &list->tensors[i];
-            own[b * list->count + i] = ranks_hash((const char *)buffers[b].data + t->offset * buffers[b].element_bytes,
-                                                  t->count * buffers[b].element_bytes);
+            const char *data = (const char *)buffers[b].data + param_place(plan, t) * buffers[b].element_bytes;
+            if (params_two_layers(plan) && t->layer >= 0 && t->layer < list->L) continue;
+            own[b * list->count + i] = ranks_hash(data, t->count * buffers[b].element_bytes);
         }
     comm_gather(all, own, width * sizeof(uint64_t));
     for (size_t k = 0; k < width; k++) {
