@@ -1434,9 +1434,6 @@ static void run_plan(Run *run, const ModelConfig *config) {
     }
     if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
     warn_of_attention();
-    if (run->model.plan.fp8 && config->E && !expert_linear_rounds && is_rank0())
-        warn("--gemm fp8: the products of the experts are computed in bf16; the other products of the blocks are in "
-             "FP8");
 }
 
 // Refuses a run for which the memory is too little, before any rank allocates. loaded: a checkpoint directory, or NULL.

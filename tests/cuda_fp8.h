@@ -67,6 +67,34 @@ static void test_fp8_gradients(void) {
            "in %d of %d models all codes are those of the CPU", equal, ATTENTION_VARIANT_COUNT * CUDA_CASES);
 }
 
+// Gradients near the CPU trainer's, and the same bits with recomputation.
+static void test_fp8_experts(void) {
+    static const char *const shapes[] = {
+        "--experts 5 --experts-active 3 --expert-ffn 24",
+        "--experts 4 --experts-active 1 --expert-ffn 12 --shared-experts 2 --dense-layers 1"};
+    const AttentionVariant *diff_v2 = variant_find("diff_v2");
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    char options[2048], cpu[600], gpu[600];
+    FORMAT(cpu, "%s/cpu", d.path);
+    FORMAT(gpu, "%s/level0", d.path);
+    for (int i = 0; i < 2; i++) {
+        FORMAT(options, "--train-data data.bin %s %s",
+               with_variant((int)(diff_v2 - attention_variants), ODD_SHAPE, 0).text, shapes[i]);
+        for (int level = 0; level < 3; level++)
+            run_in(&r, &d, device_trainer(), 0, "%s --gemm fp8 --recompute %d --dump-grads level%d", options, level,
+                   level);
+        expect_same_files(&d, "--recompute 1", "level0", "level1");
+        expect_same_files(&d, "--recompute 2", "level0", "level2");
+        run_in(&r, &d, cpu_trainer(), 0, "%s --gemm fp8 --dump-grads cpu", options);
+        DumpDifference off = dump_difference(cpu, gpu);
+        double most = cuda_fp32 ? 1e-3 : fp8_difference(3); // a few codes of fp32 numbers differ by one
+        EXPECT(off.gradients <= most && off.loss <= most / 8, "%s: gradients differ by %.3g, the loss by %.3g",
+               shapes[i], off.gradients, off.loss);
+    }
+    test_remove_directory(&d);
+}
+
 // The same bits with activation recomputation, in any order of threads, and in a resumed run.
 static void test_fp8_bits(void) {
     static const char *const same[] = {"--recompute 1", "--recompute 2"};
@@ -135,6 +163,7 @@ static void test_fp8_table(void) {
 
 static const CudaTest cuda_fp8_tests[] = {
     {BOTH_PRECISIONS, {"gradients of every variant in FP8 are near those of the CPU trainer", test_fp8_gradients}},
+    {BOTH_PRECISIONS, {"experts in FP8 have the gradients of the CPU trainer", test_fp8_experts}},
     {BF16_ALONE, {"FP8 does not depend on recomputation, the order of threads, or a restart", test_fp8_bits}},
 #ifdef CUDA_ON_CPU
     {BF16_ALONE, {"FP8 is refused by devices and libraries without it, in one line", test_fp8_errors}},

@@ -323,8 +323,6 @@ static void test_experts(void) {
                    options, gpu ? "device" : "cpu");
         compare_records(&d, shapes[i], "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         run_command(&r, "cd '%s' && rm -r cpu device", d.path);
-        if (run_in(&r, &d, device_trainer(), 0, "%s --gemm fp8 --dump-grads fp8.safetensors", options))
-            EXPECT(strstr(r.err, "--gemm fp8: the products of the experts are computed in bf16"), "%.400s", r.err);
     }
     test_remove_directory(&d);
 }

@@ -5,6 +5,7 @@ computes what the device computes, up to the rounding of the C library's exp, lo
 #ifndef CUDA_ON_CPU_DEVICE_MATH_H
 #define CUDA_ON_CPU_DEVICE_MATH_H
 
+#include <cuda_fp8.h>
 #include <vector>
 
 // Fences: the threads of a block take turns on one OS thread, so that every write is seen at once. ThreadSanitizer
@@ -121,10 +122,12 @@ inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
 
-// The product of llmc/cuda/mma.cuh. Lanes exchange their operands by shuffles, two registers at a time.
-inline void cuda_on_cpu_mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+// The products of llmc/cuda/mma.cuh. Lanes exchange their operands by shuffles, two registers at a time, of which
+// a_number and b_number give number i of `count`.
+template <typename A, typename B>
+inline void cuda_on_cpu_mma_of(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], int count, A a_number,
+                               B b_number) {
     const int lane = (int)(threadIdx.x % 32), g = lane / 4, r = lane % 4;
-    auto number = [](uint64_t bits, int i) { return __uint_as_float((unsigned)(bits >> 16 * i & 0xFFFF) << 16); };
     auto both = [](unsigned low, unsigned high) { return (uint64_t)high << 32 | low; };
     for (int from = 0; from < 4; from++) { // the columns of a, and rows of b, that these lanes hold
         uint64_t rows[2], columns[2];
@@ -133,8 +136,31 @@ inline void cuda_on_cpu_mma(float (&c)[4], const unsigned (&a)[4], const unsigne
             columns[i] = __shfl_sync(~0u, both(b[0], b[1]), 4 * (2 * r + i) + from);
         }
         for (int i = 0; i < 4; i++)
-            for (int k = 0; k < 4; k++) c[i] += number(rows[i / 2], k) * number(columns[i % 2], k);
+            for (int k = 0; k < count; k++) c[i] += a_number(rows[i / 2], k) * b_number(columns[i % 2], k);
     }
+}
+inline void cuda_on_cpu_mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    auto number = [](uint64_t bits, int i) { return __uint_as_float((unsigned)(bits >> 16 * i & 0xFFFF) << 16); };
+    cuda_on_cpu_mma_of(c, a, b, 4, number, number);
+}
+// Codes are converted by tables.
+inline const float *cuda_on_cpu_fp8_numbers(bool e4m3) {
+    struct Tables {
+        float numbers[2][256];
+        Tables() {
+            for (int i = 0; i < 512; i++)
+                numbers[i / 256][i % 256] = (float)(__half)__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)(i % 256),
+                                                                                   i / 256 ? __NV_E4M3 : __NV_E5M2);
+        }
+    };
+    static const Tables tables;
+    return tables.numbers[e4m3];
+}
+inline void cuda_on_cpu_mma_fp8(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], bool a_is_e4m3) {
+    const float *as = cuda_on_cpu_fp8_numbers(a_is_e4m3), *bs = cuda_on_cpu_fp8_numbers(true);
+    cuda_on_cpu_mma_of(
+        c, a, b, 8, [&](uint64_t bits, int i) { return as[bits >> 8 * i & 0xFF]; },
+        [&](uint64_t bits, int i) { return bs[bits >> 8 * i & 0xFF]; });
 }
 
 // ldmatrix of llmc/cuda/mma.cuh: each lane reads from the rows whose addresses other lanes give.

@@ -11,11 +11,8 @@ experts.cuh: the experts of a mixture of experts. Equations in experts.h; produc
 #define LLMC_EXPERTS_CUH
 #include "cache.cuh"
 #include "expert_gemm.cuh"
-#include "fp8.cuh"
 #include "linear.cuh"
 #include "ops.h"
-
-static const bool expert_linear_rounds = false; // --gemm fp8 leaves the experts in bf16
 
 enum { GROUP_THREADS = 256 };
 static __global__ void expert_count_kernel(int *starts, const int *experts, int R) {
@@ -163,21 +160,134 @@ static inline void expert_swiglu_backward(floatX *dgate_up, real *dweights, cons
                dweights, dy, gate_up, weights, entries, F);
 }
 
+// The codes of rows x (R, columns) that are grouped by expert, in place, transposed, or both: a tile of one expert's rows
+// per block.
+template <int W, __nv_fp8_interpretation_t FORMAT>
+static __global__ void __launch_bounds__(FP8_THREADS, FP8_BLOCKS)
+    expert_quantize_kernel(Fp8Codes to, const floatX *x, const int *starts, int E, int R, int columns,
+                           const absmax_t *max, float largest) {
+    int e, row, column = (int)blockIdx.x * FP8_TILE, width = fp8_pad(columns), across = fp8_pad(R) + E * FP8_ALIGN;
+    if (!expert_piece(starts, E, (int)blockIdx.y, FP8_TILE, &e, &row)) return;
+    int start = starts[e], rows = starts[e + 1] - start - row;
+    size_t at = (size_t)(start + row) * width + column,
+           at_transposed = (size_t)column * across + expert_code_column(start, e) + row;
+    const Fp8Tile tile = {x + (size_t)(start + row) * columns + column,
+                          to.codes ? to.codes + at : nullptr,
+                          to.transposed ? to.transposed + at_transposed : nullptr,
+                          rows,
+                          columns - column,
+                          columns,
+                          rows,
+                          width,
+                          fp8_pad(rows),
+                          across};
+    fp8_quantize_tile<W, FORMAT>(tile, to.scale, blockIdx.x == 0 && blockIdx.y == 0, max, largest);
+}
+template <__nv_fp8_interpretation_t FORMAT>
+static inline void expert_quantize_as(Fp8Codes to, const floatX *x, const int *starts, int E, int R, int columns,
+                                      const absmax_t *max, float largest) {
+    dim3 grid(blocks_of((size_t)columns, FP8_TILE), expert_pieces(R, E, FP8_TILE));
+    auto wide = expert_quantize_kernel<PACK, FORMAT>, narrow = expert_quantize_kernel<1, FORMAT>;
+    LAUNCH((packed(columns, x) ? wide : narrow), grid, FP8_THREADS, 0, to, x, starts, E, R, columns, max, largest);
+}
+// Takes the memory of the codes, which begins with their scale, from `memory`.
+static inline Fp8Codes expert_quantize(char **memory, bool codes, bool transposed, const floatX *x, const int *starts,
+                                       int E, int R, int columns, const absmax_t *max, Fp8Format f) {
+    uint8_t *at = (uint8_t *)*memory + FP8_HEADER;
+    Fp8Codes to = {codes ? at : NULL, transposed ? at + (codes ? fp8_codes_bytes(R, columns) : 0) : NULL,
+                   (float *)(void *)*memory};
+    *memory += expert_codes_bytes(R, E, columns, codes, transposed);
+    float largest = fp8_formats[f].largest;
+    if (f == FP8_E4M3) expert_quantize_as<__NV_E4M3>(to, x, starts, E, R, columns, max, largest);
+    else expert_quantize_as<__NV_E5M2>(to, x, starts, E, R, columns, max, largest);
+    return to;
+}
+
+static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, int OC) {
+    (void)N;
+    return linear_in_fp8() ? expert_fp8_workspace_bytes(R, E, IC, OC) : 0;
+}
+static inline void expert_linear_copy_weights(ExpertLinear w) {
+    OPERATION();
+    const Fp8Batch all = {w.count, w.stride, w.copy_stride};
+    fp8_copy_weights(w.first.copy, w.first.weight, w.first.IC, w.first.OC, all);
+}
+
+static inline GemmOperands expert_operands(const floatX *A, const floatX *B) {
+    GemmOperands operands = {A, B, NULL, NULL, {OPERAND_STORED, OPERAND_STORED}};
+    return operands;
+}
+
 static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinear w, const int *starts, int N, int R) {
     OPERATION();
-    int IC = w.first.IC, OC = w.first.OC;
-    ExpertGemm forward = {{false, true, false, false, 0, OC, IC, IC, IC, OC}, starts, w.count, w.stride, true};
-    (void)N;
-    expert_gemm(forward, y, x, w.first.weight, R); // y = x weight^T
+    const int IC = w.first.IC, OC = w.first.OC, E = w.count;
+    const bool fp32_out = sizeof(floatX) == sizeof(float);
+    if (!w.first.copy) {
+        ExpertGemm forward = {{false, true, false, fp32_out, 0, OC, IC, IC, IC, OC},
+                              expert_operands(x, w.first.weight),
+                              starts,
+                              E,
+                              w.stride * sizeof(floatX),
+                              true,
+                              false};
+        expert_gemm(forward, y, R); // y = x weight^T
+        return;
+    }
+    char *memory = (char *)ops_workspace_take(expert_linear_workspace_bytes(N, R, E, IC, OC)),
+         *copy = (char *)w.first.copy;
+    Fp8Codes w8 = fp8_codes_at(&copy, OC, IC, true),
+             x8 = expert_quantize(&memory, true, false, x, starts, E, R, IC, w.first.x_max, FP8_ACTIVATION);
+    int depth = (int)fp8_padded(IC) / 2;
+    ExpertGemm forward = {{false, true, false, fp32_out, 0, OC, depth, depth, depth, OC},
+                          linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3),
+                          starts,
+                          E,
+                          w.copy_stride,
+                          true,
+                          false};
+    expert_gemm(forward, y, R);
 }
 static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                           ExpertLinear w, const int *starts, int N, int R, bool add) {
     OPERATION();
-    int IC = w.first.IC, OC = w.first.OC;
-    ExpertGemm to_input = {{false, false, false, false, 0, IC, OC, OC, IC, IC}, starts, w.count, w.stride, true};
-    ExpertGemm to_weight = {{true, false, add, true, OC, IC, 0, OC, IC, IC}, starts, w.count, w.stride, false};
-    (void)N;
-    expert_gemm(to_input, dx, dy, w.first.weight, R); // dx = dy weight
-    expert_gemm(to_weight, dweight, dy, x, R);        // dweight = dy^T x
+    const int IC = w.first.IC, OC = w.first.OC, E = w.count;
+    const bool fp32_out = sizeof(floatX) == sizeof(float);
+    const size_t gradient = w.stride * sizeof(grad_t);
+    if (!w.first.copy) {
+        ExpertGemm to_input = {{false, false, false, fp32_out, 0, IC, OC, OC, IC, IC},
+                               expert_operands(dy, w.first.weight),
+                               starts,
+                               E,
+                               w.stride * sizeof(floatX),
+                               true,
+                               false};
+        ExpertGemm to_weight = {
+            {true, false, add, true, OC, IC, 0, OC, IC, IC}, expert_operands(dy, x), starts, E, gradient, false, false};
+        expert_gemm(to_input, dx, R);       // dx = dy weight
+        expert_gemm(to_weight, dweight, R); // dweight = dy^T x
+        return;
+    }
+    char *memory = (char *)ops_workspace_take(expert_linear_workspace_bytes(N, R, E, IC, OC)),
+         *copy = (char *)w.first.copy;
+    Fp8Codes w8 = fp8_codes_at(&copy, OC, IC, true),
+             x8 = expert_quantize(&memory, false, true, x, starts, E, R, IC, w.first.x_max, FP8_ACTIVATION),
+             dy8 = expert_quantize(&memory, true, true, dy, starts, E, R, OC, w.first.dy_max, FP8_GRADIENT);
+    int depth = (int)fp8_padded(OC) / 2, across = (int)expert_code_columns(R, E) / 2;
+    ExpertGemm to_input = {{false, true, false, fp32_out, 0, IC, depth, depth, depth, IC},
+                           linear_operands(dy8.codes, w8.transposed, dy8, w8, OPERAND_E5M2),
+                           starts,
+                           E,
+                           w.copy_stride,
+                           true,
+                           false};
+    ExpertGemm to_weight = {{false, true, add, true, OC, IC, 0, across, across, IC},
+                            linear_operands(dy8.transposed, x8.transposed, dy8, x8, OPERAND_E5M2),
+                            starts,
+                            E,
+                            gradient,
+                            false,
+                            false};
+    expert_gemm(to_input, dx, R);
+    expert_gemm(to_weight, dweight, R);
 }
 #endif

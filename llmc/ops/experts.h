@@ -16,8 +16,6 @@ experts.h: the experts of a mixture of experts: rows grouped by expert, grouped 
 #include "ops.h"
 #include "vecmath.h"
 
-static const bool expert_linear_rounds = true; // as --gemm says
-
 static inline void expert_group(int *starts, int *entries, int *places, const int *experts, Routing r) {
     int R = r.N * r.K;
     memset(starts, 0, (size_t)(r.E + 1) * sizeof(int));
@@ -86,6 +84,15 @@ static inline Linear expert_linear_of(ExpertLinear w, int e) {
     one.weight += (size_t)e * w.stride;
     if (one.copy) one.copy = (char *)one.copy + (size_t)e * w.copy_stride;
     return one;
+}
+
+// An expert has at most all N tokens.
+static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, int OC) {
+    (void)R, (void)E;
+    return linear_workspace_bytes(N, IC, OC);
+}
+static inline void expert_linear_copy_weights(ExpertLinear w) {
+    for (int e = 0; e < w.count; e++) linear_copy_weight(expert_linear_of(w, e));
 }
 
 static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinear w, const int *starts, int N, int R) {

@@ -2,8 +2,9 @@
 fp8.cuh: numbers of 8 bits, and the scales that tensors need to be stored in them. Formats and numerics in fp8.h: both
 twins round to the same bits.
 
-  fp8_quantize(...)   the codes of a matrix, of its transpose, or of both, padded to multiples of 16 with zeros; with
-                      NaN if the tensor has one, since all products with it are NaN
+  fp8_quantize(...)     the codes of a matrix, of its transpose, or of both, padded to multiples of 16 with zeros; with
+                        NaN if the tensor has one, since all products with it are NaN
+  fp8_copy_weights(...) the codes of many matrices of one shape, each with its own scale
 
   mapping   a block of 256 threads per 128 x 128 tile, which is in shared memory as codes. A thread transposes 16 rows
             of 4 columns in registers. Global memory is read and written 16 bytes at a time, whole lines of 128 bytes.
@@ -68,10 +69,23 @@ struct Absmax {
 
 enum { ABSMAX_THREADS = 256, ABSMAX_ROWS = 4 }; // of a block; rows, whose loads are independent
 
+// `count` matrices of one shape: elements from one to the next, and bytes between their maxima, codes and scales. The
+// second dimension of the grid.
+typedef struct {
+    int count;
+    size_t stride, bytes;
+} Fp8Batch;
+template <typename T> static __device__ inline T *fp8_of_batch(T *first, const Fp8Batch &batch) {
+    return (T *)(void *)((char *)first + blockIdx.y * batch.bytes);
+}
+
+static __global__ void absmax_clear_kernel(absmax_t *max, Fp8Batch batch) { *fp8_of_batch(max, batch) = 0; }
+
 template <int W>
 static __global__ void __launch_bounds__(ABSMAX_THREADS)
-    absmax_kernel(absmax_t *max, const floatX *x, int N, int columns, int ld) {
+    absmax_kernel(absmax_t *max, const floatX *x, int N, int columns, int ld, Fp8Batch batch) {
     absmax_t own = 0;
+    max = fp8_of_batch(max, batch), x += blockIdx.y * batch.stride;
     int first = (int)blockIdx.x * ABSMAX_ROWS;
     for (int c = (int)threadIdx.x * W; c < columns; c += (int)blockDim.x * W) {
         float v[ABSMAX_ROWS][W];
@@ -83,12 +97,17 @@ static __global__ void __launch_bounds__(ABSMAX_THREADS)
     absmax_of_block(max, own);
 }
 
+static inline void absmax_update_batch(absmax_t *max, const floatX *x, int N, int columns, int ld, Fp8Batch batch) {
+    bool wide = packed(ld, x) && packed(columns) && packed(batch.stride);
+    int threads = min_int(ABSMAX_THREADS, (int)round_up((size_t)(columns / (wide ? PACK : 1)), WARP));
+    dim3 grid(blocks_of(N, ABSMAX_ROWS), (unsigned)batch.count);
+    if (wide) LAUNCH(absmax_kernel<PACK>, grid, threads, 0, max, x, N, columns, ld, batch);
+    else LAUNCH(absmax_kernel<1>, grid, threads, 0, max, x, N, columns, ld, batch);
+}
 static inline void absmax_update(absmax_t *max, const floatX *x, int N, int columns, int ld) {
     OPERATION();
-    bool wide = packed(ld, x) && packed(columns);
-    int threads = min_int(ABSMAX_THREADS, (int)round_up((size_t)(columns / (wide ? PACK : 1)), WARP));
-    if (wide) LAUNCH(absmax_kernel<PACK>, blocks_of(N, ABSMAX_ROWS), threads, 0, max, x, N, columns, ld);
-    else LAUNCH(absmax_kernel<1>, blocks_of(N, ABSMAX_ROWS), threads, 0, max, x, N, columns, ld);
+    const Fp8Batch one = {1, 0, 0};
+    absmax_update_batch(max, x, N, columns, ld, one);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -184,49 +203,94 @@ static __device__ inline void fp8_store_transposed(uint8_t *codes, const unsigne
         *(uint4 *)(void *)(codes + (size_t)(column + j) * ld + row) = make_uint4(t[0][j], t[1][j], t[2][j], t[3][j]);
 }
 
+// A tile of a matrix: where it begins in x and in the codes; the rows and columns that are left from there, of x and,
+// padded, of the codes; and the row strides.
+typedef struct {
+    const floatX *x;
+    uint8_t *codes, *transposed; // or NULL
+    int rows, columns, ld;
+    int code_rows, code_ld, transposed_rows, transposed_ld;
+} Fp8Tile;
+
+static __device__ inline int fp8_pad(int n) { return (n + FP8_ALIGN - 1) / FP8_ALIGN * FP8_ALIGN; }
+
+// max: of the whole tensor, or NULL: 0. One block writes the scale.
 template <int W, __nv_fp8_interpretation_t FORMAT>
-static __global__ void __launch_bounds__(FP8_THREADS, FP8_BLOCKS)
-    fp8_quantize_kernel(Fp8Codes to, const floatX *x, int rows, int columns, int ld, const absmax_t *max,
-                        float largest) {
+static __device__ inline void fp8_quantize_tile(Fp8Tile t, float *scale, bool writes_scale, const absmax_t *max,
+                                                float largest) {
     SHARED(uint4, tile4, FP8_TILE_WORDS / 4);
     unsigned *tile = (unsigned *)(void *)tile4;
-    int padded_rows = (rows + FP8_ALIGN - 1) / FP8_ALIGN * FP8_ALIGN,
-        padded_columns = (columns + FP8_ALIGN - 1) / FP8_ALIGN * FP8_ALIGN,
-        across = (columns + FP8_TILE - 1) / FP8_TILE;
-    int row = (int)blockIdx.x / across * FP8_TILE, column = (int)blockIdx.x % across * FP8_TILE;
     float most = max ? fabsf(__uint_as_float(*max)) : 0;
     if (most < FP8_SMALLEST) most = FP8_SMALLEST; // NaN stays NaN
-    if (blockIdx.x == 0 && threadIdx.x == 0) *to.scale = __fdiv_rn(most, largest);
-    fp8_load_tile<W, FORMAT>(tile, x + (size_t)row * ld + column, rows - row, columns - column, ld,
-                             __fdiv_rn(largest, most));
+    if (writes_scale && threadIdx.x == 0) *scale = __fdiv_rn(most, largest);
+    fp8_load_tile<W, FORMAT>(tile, t.x, t.rows, t.columns, t.ld, __fdiv_rn(largest, most));
     __syncthreads();
-    if (to.codes)
-        fp8_store_tile(to.codes + (size_t)row * padded_columns + column, tile, padded_rows - row,
-                       padded_columns - column, padded_columns);
-    if (to.transposed)
-        fp8_store_transposed(to.transposed + (size_t)column * padded_rows + row, tile, padded_rows - row,
-                             padded_columns - column, padded_rows);
+    if (t.codes) fp8_store_tile(t.codes, tile, t.code_rows, fp8_pad(t.columns), t.code_ld);
+    if (t.transposed) fp8_store_transposed(t.transposed, tile, t.transposed_rows, fp8_pad(t.columns), t.transposed_ld);
+}
+
+template <int W, __nv_fp8_interpretation_t FORMAT>
+static __global__ void __launch_bounds__(FP8_THREADS, FP8_BLOCKS)
+    fp8_quantize_kernel(Fp8Codes to, const floatX *x, int rows, int columns, int ld, const absmax_t *max, float largest,
+                        Fp8Batch batch) {
+    int across = (columns + FP8_TILE - 1) / FP8_TILE, padded_rows = fp8_pad(rows), padded_columns = fp8_pad(columns);
+    int row = (int)blockIdx.x / across * FP8_TILE, column = (int)blockIdx.x % across * FP8_TILE;
+    uint8_t *codes = to.codes ? fp8_of_batch(to.codes, batch) + (size_t)row * padded_columns + column : nullptr;
+    uint8_t *transposed =
+        to.transposed ? fp8_of_batch(to.transposed, batch) + (size_t)column * padded_rows + row : nullptr;
+    const Fp8Tile tile = {x + blockIdx.y * batch.stride + (size_t)row * ld + column,
+                          codes,
+                          transposed,
+                          rows - row,
+                          columns - column,
+                          ld,
+                          padded_rows - row,
+                          padded_columns,
+                          padded_rows - row,
+                          padded_rows};
+    fp8_quantize_tile<W, FORMAT>(tile, fp8_of_batch(to.scale, batch), blockIdx.x == 0,
+                                 max ? fp8_of_batch(max, batch) : nullptr, largest);
 }
 
 template <__nv_fp8_interpretation_t FORMAT>
 static inline void fp8_quantize_as(Fp8Codes to, const floatX *x, int rows, int columns, int ld, const absmax_t *max,
-                                   float largest) {
+                                   float largest, Fp8Batch batch) {
     size_t tiles = (size_t)((rows + FP8_TILE - 1) / FP8_TILE) * (size_t)((columns + FP8_TILE - 1) / FP8_TILE);
-    if (packed(ld, x) && packed(columns))
-        LAUNCH((fp8_quantize_kernel<PACK, FORMAT>), blocks_of(tiles, 1), FP8_THREADS, 0, to, x, rows, columns, ld, max,
-               largest);
-    else
-        LAUNCH((fp8_quantize_kernel<1, FORMAT>), blocks_of(tiles, 1), FP8_THREADS, 0, to, x, rows, columns, ld, max,
-               largest);
+    dim3 grid(blocks_of(tiles, 1), (unsigned)batch.count);
+    if (packed(ld, x) && packed(columns) && packed(batch.stride))
+        LAUNCH((fp8_quantize_kernel<PACK, FORMAT>), grid, FP8_THREADS, 0, to, x, rows, columns, ld, max, largest,
+               batch);
+    else LAUNCH((fp8_quantize_kernel<1, FORMAT>), grid, FP8_THREADS, 0, to, x, rows, columns, ld, max, largest, batch);
 }
 
 // x (rows, columns) with row stride ld; max: its largest magnitude, in device memory; NULL: 0
 static inline void fp8_quantize(Fp8Codes to, const floatX *x, int rows, int columns, int ld, const absmax_t *max,
                                 Fp8Format f) {
+    const Fp8Batch one = {1, 0, 0};
     assert(rows > 0 && columns > 0 && ld >= columns && to.scale);
     assert((uintptr_t)to.codes % 16 == 0 && (uintptr_t)to.transposed % 16 == 0);
     float largest = fp8_formats[f].largest;
-    if (f == FP8_E4M3) fp8_quantize_as<__NV_E4M3>(to, x, rows, columns, ld, max, largest);
-    else fp8_quantize_as<__NV_E5M2>(to, x, rows, columns, ld, max, largest);
+    if (f == FP8_E4M3) fp8_quantize_as<__NV_E4M3>(to, x, rows, columns, ld, max, largest, one);
+    else fp8_quantize_as<__NV_E5M2>(to, x, rows, columns, ld, max, largest, one);
+}
+
+// Takes the memory of codes (rows, columns) from `memory`, which begins with their scale.
+static inline Fp8Codes fp8_codes_at(char **memory, int rows, int columns, bool both) {
+    char *at = *memory + FP8_HEADER;
+    size_t bytes = fp8_codes_bytes(rows, columns);
+    Fp8Codes codes = {(uint8_t *)at, both ? (uint8_t *)at + bytes : NULL, (float *)(void *)*memory};
+    *memory = at + (both ? 2 : 1) * bytes;
+    return codes;
+}
+
+// The copies of weights (OC, IC), each a header with its scale and largest magnitude, its codes and the transposed ones
+static inline void fp8_copy_weights(void *copy, const floatX *weight, int IC, int OC, Fp8Batch batch) {
+    char *memory = (char *)copy;
+    absmax_t *max = (absmax_t *)(void *)(memory + FP8_ALIGN);
+    LAUNCH(absmax_clear_kernel, dim3(1, (unsigned)batch.count), 1, 0, max, batch);
+    absmax_update_batch(max, weight, OC, IC, IC, batch);
+    static_assert(FP8_WEIGHT == FP8_E4M3, "the format of the copies");
+    fp8_quantize_as<__NV_E4M3>(fp8_codes_at(&memory, OC, IC, true), weight, OC, IC, IC, max,
+                               fp8_formats[FP8_WEIGHT].largest, batch);
 }
 #endif

@@ -48,22 +48,10 @@ static inline size_t linear_workspace_bytes(int N, int IC, int OC) {
     return linear_in_fp8() ? fp8_workspace_bytes(N, IC, OC) : 0;
 }
 
-// Takes the memory of codes (rows, columns) from `memory`, which begins with their scale.
-static inline Fp8Codes linear_codes(char **memory, int rows, int columns, bool both) {
-    char *at = *memory + FP8_HEADER;
-    size_t bytes = fp8_codes_bytes(rows, columns);
-    Fp8Codes codes = {(uint8_t *)at, both ? (uint8_t *)at + bytes : NULL, (float *)(void *)*memory};
-    *memory = at + (both ? 2 : 1) * bytes;
-    return codes;
-}
-
 static inline void linear_copy_weight(Linear w) {
     OPERATION();
-    char *memory = (char *)w.copy;
-    absmax_t *max = (absmax_t *)(void *)(memory + FP8_ALIGN);
-    buffer_zero(max, sizeof(*max));
-    absmax_update(max, w.weight, w.OC, w.IC, w.IC);
-    fp8_quantize(linear_codes(&memory, w.OC, w.IC, true), w.weight, w.OC, w.IC, w.IC, max, FP8_WEIGHT);
+    const Fp8Batch one = {1, 0, 0};
+    fp8_copy_weights(w.copy, w.weight, w.IC, w.OC, one);
 }
 
 // to[n,:] = from[n,:], or +=       to (rows, columns) with row stride ld
@@ -111,7 +99,7 @@ static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N) {
         return;
     }
     char *memory = (char *)ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC)), *copy = (char *)w.copy;
-    Fp8Codes x8 = linear_codes(&memory, N, w.IC, false), w8 = linear_codes(&copy, w.OC, w.IC, true);
+    Fp8Codes x8 = fp8_codes_at(&memory, N, w.IC, false), w8 = fp8_codes_at(&copy, w.OC, w.IC, true);
     int width = (int)fp8_padded(w.OC) <= w.ld ? (int)fp8_padded(w.OC) : w.OC; // q, k, v, lambda: no copy
     fp8_quantize(x8, x, N, w.IC, w.IC, w.x_max, FP8_ACTIVATION);
     linear_product(y, N, width, w.IC, w.ld, false, linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3), memory);
@@ -125,8 +113,8 @@ static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy
         return;
     }
     char *memory = (char *)ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC)), *copy = (char *)w.copy;
-    Fp8Codes x8 = linear_codes(&memory, N, w.IC, false), dy8 = linear_codes(&memory, N, w.OC, true),
-             w8 = linear_codes(&copy, w.OC, w.IC, true);
+    Fp8Codes x8 = fp8_codes_at(&memory, N, w.IC, false), dy8 = fp8_codes_at(&memory, N, w.OC, true),
+             w8 = fp8_codes_at(&copy, w.OC, w.IC, true);
     x8.transposed = x8.codes, x8.codes = NULL;
     fp8_quantize(x8, x, N, w.IC, w.IC, w.x_max, FP8_ACTIVATION);
     fp8_quantize(dy8, dy, N, w.OC, w.ld, w.dy_max, FP8_GRADIENT);

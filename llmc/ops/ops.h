@@ -281,7 +281,9 @@ typedef struct {
 static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinear w, const int *starts, int N, int R);
 static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                           ExpertLinear w, const int *starts, int N, int R,
-                                          bool add); // dx =; dweight =, or with add +=
+                                          bool add);           // dx =; dweight =, or with add +=
+static inline void expert_linear_copy_weights(ExpertLinear w); // as linear_copy_weight, each with its own scale
+static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, int OC); // as that of a linear layer
 
 // losses[n] += -log softmax(logits[n,:V])[targets[n]];       logits (N,V) with row stride Vp
 // if dloss != 0, the logits are then overwritten by their gradient, dloss * (softmax - onehot), and the padding by 0

@@ -58,6 +58,16 @@ static inline size_t fp8_workspace_bytes(int N, int IC, int OC) {
     size_t backward = max_size(fp8_piece_bytes(N, IC, FLOATX_BYTES), fp8_piece_bytes(OC, IC, FP32_BYTES));
     return max_size(x + fp8_piece_bytes(N, OC, FLOATX_BYTES), x + dy + backward);
 }
+// Rows grouped by expert have their codes in place. In the transposed codes the columns of an expert begin at a multiple
+// of 16, with zeros up to the next: codes (columns, expert_code_columns).
+static inline size_t expert_code_columns(int R, int E) { return fp8_padded(R) + (size_t)E * FP8_ALIGN; }
+static inline size_t expert_codes_bytes(int R, int E, int columns, bool codes, bool transposed) {
+    size_t rows = (codes ? fp8_padded(R) : 0) + (transposed ? expert_code_columns(R, E) : 0);
+    return FP8_HEADER + rows * fp8_padded(columns);
+}
+static inline size_t expert_fp8_workspace_bytes(int R, int E, int IC, int OC) { // of the backward, the larger one
+    return expert_codes_bytes(R, E, IC, false, true) + expert_codes_bytes(R, E, OC, true, true);
+}
 // Bytes moved: reading a matrix for its largest magnitude; rounding it to `outputs` matrices of codes (the codes, those
 // of the transpose, or both); products, of which an output (M, N) with unaligned rows is copied from a piece.
 static inline size_t absmax_bytes(size_t rows, size_t columns) { return rows * columns * FLOATX_BYTES; }
@@ -195,14 +205,14 @@ static inline size_t expert_swiglu_forward_bytes(size_t R, size_t F) {
 static inline size_t expert_swiglu_backward_bytes(size_t R, size_t F) {
     return swiglu_backward_bytes(R, F) + R * (sizeof(int) + 2 * FP32_BYTES);
 }
-// Also those of dx. A weight is read if its expert has a row.
-static inline double expert_linear_forward_bytes(Routing r, size_t IC, size_t OC) {
-    return ((double)r.N * r.K * (double)(IC + OC) + experts_used(r) * (double)(OC * IC)) * FLOATX_BYTES;
+// Of operands of `size` bytes: FLOATX_BYTES, or 1 in FP8. Also those of dx, with IC and OC exchanged. A weight is read if
+// its expert has a row.
+static inline double expert_linear_forward_bytes(Routing r, size_t IC, size_t OC, size_t size) {
+    return (double)r.N * r.K * (double)(IC * size + OC * FLOATX_BYTES) + experts_used(r) * (double)(OC * IC * size);
 }
 // All gradients are written: zeros for an expert without rows.
-static inline double expert_linear_dweight_bytes(Routing r, size_t IC, size_t OC, bool add) {
-    return (double)r.N * r.K * (double)(IC + OC) * FLOATX_BYTES +
-           (add ? 2.0 : 1.0) * r.E * (double)(OC * IC) * FP32_BYTES;
+static inline double expert_linear_dweight_bytes(Routing r, size_t IC, size_t OC, size_t size, bool add) {
+    return (double)r.N * r.K * (double)((IC + OC) * size) + (add ? 2.0 : 1.0) * r.E * (double)(OC * IC) * FP32_BYTES;
 }
 
 // ---- operations on parameters

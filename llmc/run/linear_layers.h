@@ -57,7 +57,7 @@ static inline int linear_count(const ModelPlan *plan, LinearKind kind) {
 
 // Bytes of the rounded copy of one; 0: its operands are not rounded.
 static inline size_t linear_rounded_bytes(Linear w, LinearKind kind) {
-    return linear_of_experts(kind) && !expert_linear_rounds ? 0 : linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD);
+    return linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD);
 }
 
 // Layers whose copies exist at a time.
@@ -136,12 +136,8 @@ static inline void weight_copies_refresh(WeightCopies *copies, const ModelPlan *
     for (int kind = head ? LINEAR_HEAD : 0; kind <= last; kind++) {
         if (linear_shape(plan, (LinearKind)kind, head ? 0 : l).OC == 0) continue;
         ExpertLinear w = expert_linear_at(plan, params, copies, NULL, (LinearKind)kind, l);
-        for (int e = 0; e < linear_count(plan, (LinearKind)kind) && w.first.copy; e++) {
-            Linear one = w.first;
-            one.weight += (size_t)e * w.stride;
-            one.copy = (char *)one.copy + (size_t)e * w.copy_stride;
-            linear_copy_weight(one);
-        }
+        if (w.first.copy && linear_of_experts((LinearKind)kind)) expert_linear_copy_weights(w);
+        else if (w.first.copy) linear_copy_weight(w.first);
     }
     copies->current[l] = true;
 }

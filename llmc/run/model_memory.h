@@ -340,11 +340,14 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
         plan->workspace_bytes = max_size(plan->workspace_bytes, needs[i]);
     for (int kind = 0; kind < LINEAR_COUNT; kind++) {
-        int rows = kind == LINEAR_HEAD ? plan->logit_rows : N; // an expert has at most all tokens
+        int rows = kind == LINEAR_HEAD ? plan->logit_rows : N;
         for (int l = 0; l < config->L; l += max_int(1, config->L - 1)) {
             Linear w = linear_shape(plan, (LinearKind)kind, l);
-            if (w.OC && linear_rounded_bytes(w, (LinearKind)kind)) // otherwise nothing is rounded
-                plan->workspace_bytes = max_size(plan->workspace_bytes, linear_workspace_bytes(rows, w.IC, w.OC));
+            if (!w.OC || !linear_rounded_bytes(w, (LinearKind)kind)) continue; // nothing is rounded
+            size_t need = linear_of_experts((LinearKind)kind)
+                              ? expert_linear_workspace_bytes(N, N * config->K, config->E, w.IC, w.OC)
+                              : linear_workspace_bytes(rows, w.IC, w.OC);
+            plan->workspace_bytes = max_size(plan->workspace_bytes, need);
         }
     }
 }

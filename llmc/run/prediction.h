@@ -35,15 +35,19 @@ static inline size_t predicted_workspace(const ModelPlan *plan, bool determinist
     return sequences * (groups * group * head + (documents ? DOCUMENT_BYTES : 0));
 }
 
-// The rounded copies of weights and the workspace of --gemm fp8, as plan_copies and plan_build. Experts stay in bf16.
+// The rounded copies of weights and the workspace of --gemm fp8, as plan_copies and plan_build.
 static inline void plan_fp8_for_device(ModelPlan *plan) {
     for (int kind = 0; kind < LINEAR_HEAD; kind++) {
         size_t largest = 0, copies = kind < LINEAR_BLOCK_COUNT ? copied_layers(plan) : 1;
         for (int l = 0; l < plan->config.L; l += max_int(1, plan->config.L - 1)) {
             Linear w = linear_shape(plan, (LinearKind)kind, l);
-            if (w.OC == 0 || linear_of_experts((LinearKind)kind)) continue;
-            largest = max_size(largest, round_up(fp8_copy_bytes(w.IC, w.OC), COPY_ALIGN));
-            plan->workspace_bytes = max_size(plan->workspace_bytes, fp8_workspace_bytes(plan->B * plan->T, w.IC, w.OC));
+            if (w.OC == 0) continue;
+            int N = plan->B * plan->T, E = plan->config.E;
+            size_t bytes = round_up(fp8_copy_bytes(w.IC, w.OC), COPY_ALIGN);
+            largest = max_size(largest, bytes * (size_t)linear_count(plan, (LinearKind)kind));
+            bytes = linear_of_experts((LinearKind)kind) ? expert_fp8_workspace_bytes(N * plan->config.K, E, w.IC, w.OC)
+                                                        : fp8_workspace_bytes(N, w.IC, w.OC);
+            plan->workspace_bytes = max_size(plan->workspace_bytes, bytes);
         }
         plan->copies_bytes += copies * largest;
     }

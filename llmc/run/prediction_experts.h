@@ -43,10 +43,12 @@ static inline void predict_router_backward(Prediction *p, double writes, int N) 
 
 // Milliseconds of `tiles` tiles of a product with sums over K, which reads and writes `bytes` bytes.
 static inline double expert_product_ms(const Prediction *p, double tiles, double K, double bytes) {
-    enum { TILE = 128, DEPTH = 32 };
-    int width = device_multiprocessors(p->plan->device);
-    double flops = ceil(tiles / width) * width * 2 * TILE * TILE * ceil(K / DEPTH) * DEPTH;
-    double ms = flops / (1e9 * p->plan->device->tflops * p->assumed[ASSUME_EXPERT_GEMM]), memory = memory_ms(p, bytes);
+    enum { TILE = 128 };
+    int width = device_multiprocessors(p->plan->device), depth = p->plan->fp8 ? 64 : 32;
+    double flops = ceil(tiles / width) * width * 2 * TILE * TILE * ceil(K / depth) * depth;
+    double rate = p->plan->device->tflops * p->assumed[ASSUME_EXPERT_GEMM];
+    if (p->plan->fp8) rate *= p->assumed[ASSUME_EXPERT_FP8];
+    double ms = flops / (1e9 * rate), memory = memory_ms(p, bytes);
     return fmax(ms, memory) + 0.25 * fmin(ms, memory); // as gemm_ms
 }
 static inline double expert_tiles(int n) { return ceil(n / 128.0); }
@@ -57,18 +59,24 @@ static inline double expert_row_tiles(Routing r) {
 }
 static inline void predict_expert_forward(Prediction *p, int N, int IC, int OC) {
     Routing r = plan_routing(p->plan, N);
-    double bytes = expert_linear_forward_bytes(r, IC, OC);
-    predict_op(p, CLASS_EXPERT_GEMMS, "expert_linear_forward", 1, 1, r.K * matmul_forward_flops(N, IC, OC), bytes,
-               expert_product_ms(p, expert_row_tiles(r) * expert_tiles(OC), IC, bytes));
+    bool fp8 = p->plan->fp8;
+    double rounding = fp8 ? (double)fp8_quantize_bytes((size_t)N * r.K, IC, 1) : 0,
+           bytes = expert_linear_forward_bytes(r, IC, OC, fp8 ? 1 : FLOATX_BYTES);
+    predict_op(p, CLASS_EXPERT_GEMMS, "expert_linear_forward", 1, fp8 ? 2 : 1, r.K * matmul_forward_flops(N, IC, OC),
+               rounding + bytes,
+               memory_ms(p, rounding) + expert_product_ms(p, expert_row_tiles(r) * expert_tiles(OC), IC, bytes));
 }
 static inline void predict_expert_backward(Prediction *p, double writes, int N, int IC, int OC) {
     Routing r = plan_routing(p->plan, N);
-    double adds = 1 - writes / p->repeats, dx = expert_linear_forward_bytes(r, IC, OC),
-           dweight = expert_linear_dweight_bytes(r, IC, OC, false);
-    dweight += adds * (expert_linear_dweight_bytes(r, IC, OC, true) - dweight);
-    predict_op(p, CLASS_EXPERT_GEMMS, "expert_linear_backward", 1, 2, r.K * matmul_backward_flops(N, IC, OC),
-               dx + dweight,
-               expert_product_ms(p, expert_row_tiles(r) * expert_tiles(IC), OC, dx) +
+    bool fp8 = p->plan->fp8;
+    size_t R = (size_t)N * r.K, size = fp8 ? 1 : FLOATX_BYTES;
+    double rounding = fp8 ? (double)(fp8_quantize_bytes(R, IC, 1) + fp8_quantize_bytes(R, OC, 2)) : 0;
+    double adds = 1 - writes / p->repeats, dx = expert_linear_forward_bytes(r, OC, IC, size),
+           dweight = expert_linear_dweight_bytes(r, IC, OC, size, false);
+    dweight += adds * (expert_linear_dweight_bytes(r, IC, OC, size, true) - dweight);
+    predict_op(p, CLASS_EXPERT_GEMMS, "expert_linear_backward", 1, fp8 ? 4 : 2, r.K * matmul_backward_flops(N, IC, OC),
+               rounding + dx + dweight,
+               memory_ms(p, rounding) + expert_product_ms(p, expert_row_tiles(r) * expert_tiles(IC), OC, dx) +
                    expert_product_ms(p, r.E * expert_tiles(OC) * expert_tiles(IC), (double)N * r.K / r.E, dweight));
 }
 

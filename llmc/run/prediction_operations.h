@@ -314,10 +314,12 @@ static inline double predicted_copies(const Prediction *p) {
 }
 static inline void predict_fp8_copy(Prediction *p, LinearKind kind, LayerKind layers) {
     Linear w = linear_shape(p->plan, kind, layers.l);
-    if (w.OC == 0 || linear_of_experts(kind)) return; // experts stay in bf16
+    if (w.OC == 0) return;
+    size_t count = (size_t)linear_count(p->plan, kind);
     predict_begin(p, PART_UPDATE);
-    predict_rows(p, CLASS_FP8, "linear_copy_weight", layers.count * predicted_copies(p), 3,
-                 absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2));
+    predict_rows(p, CLASS_FP8, linear_of_experts(kind) ? "expert_linear_copy_weights" : "linear_copy_weight",
+                 layers.count * predicted_copies(p), 3,
+                 count * (absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2)));
 }
 static inline void predict_fp8_maximum(Prediction *p, StepPart part, int layers, int N, int columns) {
     if (layers == 0) return;
