@@ -132,43 +132,64 @@ template <bool BY_COLUMNS> static __device__ inline int expert_pack(int i, int k
     return i * (EXPERT_DEPTH / 8) + ((k / 8) ^ (i / 2 % 4));
 }
 
-// Starts the copies of the elements (i0 + i, k0 + k) of an operand of `count` rows i and K columns k.
-template <bool BY_COLUMNS>
-static __device__ inline void expert_fetch(uint4 *shared, const char *x, int ld, int i0, int count, int k0, int K) {
-    UNROLL
-    for (int at = (int)threadIdx.x; at < EXPERT_PACKS; at += EXPERT_THREADS) {
+// A thread copies two packs of each piece of an operand, which are EXPERT_THREADS packs apart in shared memory, and 64
+// rows i or 16 columns k in device memory. All that does not change from piece to piece is computed before the loop.
+template <bool BY_COLUMNS> struct ExpertCopies {
+    enum { ROWS = BY_COLUMNS ? 0 : EXPERT_TILE / 2, COLUMNS = BY_COLUMNS ? EXPERT_DEPTH / 2 : 0 };
+    const char *from;          // the first pack of the next piece
+    size_t second, step;       // bytes to the second one, and to the next piece
+    int rows_left, depth_left; // rows i and columns k from the first pack on: a pack beyond is zero
+    int to;
+
+    // x: an operand of `count` rows i and K columns k, from row i0 on
+    __device__ ExpertCopies(const char *x, int ld, int i0, int count, int K) {
+        int at = (int)threadIdx.x;
         int i = BY_COLUMNS ? at % (EXPERT_TILE / 8) * 8 : at / (EXPERT_DEPTH / 8);
         int k = BY_COLUMNS ? at / (EXPERT_TILE / 8) : at % (EXPERT_DEPTH / 8) * 8;
-        bool valid = i0 + i < count && k0 + k < K;
-        size_t from = BY_COLUMNS ? (size_t)(k0 + k) * ld + i0 + i : (size_t)(i0 + i) * ld + k0 + k;
-        copy_async(shared + expert_pack<BY_COLUMNS>(i, k), x + (valid ? 2 * from : 0), valid);
+        from = x + 2 * (BY_COLUMNS ? (size_t)k * ld + i0 + i : (size_t)(i0 + i) * ld + k);
+        second = 2 * (size_t)(BY_COLUMNS ? COLUMNS : ROWS) * ld;
+        step = 2 * (size_t)EXPERT_DEPTH * (BY_COLUMNS ? ld : 1);
+        rows_left = count - i0 - i, depth_left = K - k;
+        to = expert_pack<BY_COLUMNS>(i, k);
     }
-}
+    __device__ void start(uint4 *shared) {
+        copy_async(shared + to, from, rows_left > 0 && depth_left > 0);
+        copy_async(shared + to + EXPERT_THREADS, from + second, rows_left > ROWS && depth_left > COLUMNS);
+        from += step, depth_left -= EXPERT_DEPTH;
+    }
+};
 
-// The fragments of elements (i + 0..15, k + 0..15): [0] and [1] rows i and i + 8, [2] and [3] the same at k + 8.
+// The pack that a lane gives to ldmatrix for the fragments of elements (i + 0..15, 0..15). Of a: [0] and [1] rows i and
+// i + 8, [2] and [3] the same at k + 8. Of b: [0] and [1] columns k and k + 8, the registers of one product, [2] and [3]
+// the same at row i + 8.
+template <bool BY_COLUMNS, bool OF_B> static __device__ inline int expert_lane(int i) {
+    int row = (int)threadIdx.x % 8, matrix = (int)threadIdx.x % WARP / 8, low = matrix % 2 * 8, high = matrix / 2 * 8;
+    return expert_pack<BY_COLUMNS>(i + (OF_B ? high : low) + (BY_COLUMNS ? 0 : row),
+                                   (OF_B ? low : high) + (BY_COLUMNS ? row : 0));
+}
+// The same fragments i rows and k columns further, multiples of 16, below 64 rows: the permuted bits are exchanged.
 template <bool BY_COLUMNS>
-static __device__ inline void expert_fragments(unsigned (&to)[4], const uint4 *shared, int i, int k) {
-    int row = (int)threadIdx.x % 8, matrix = (int)threadIdx.x % WARP / 8;
-    i += matrix % 2 * 8 + (BY_COLUMNS ? 0 : row);
-    k += matrix / 2 * 8 + (BY_COLUMNS ? row : 0);
-    matrices_load<BY_COLUMNS>(to, shared + expert_pack<BY_COLUMNS>(i, k));
+static __device__ inline void expert_fragments(unsigned (&to)[4], const uint4 *shared, int lane, int i, int k) {
+    int pack = BY_COLUMNS ? (lane ^ (i / 8)) + k * (EXPERT_TILE / 8) : (lane ^ (k / 8)) + i * (EXPERT_DEPTH / 8);
+    matrices_load<BY_COLUMNS>(to, shared + pack);
 }
 
-// acc += the products of a warp: 64 rows of a from m0 by 32 rows of b from n0
+// acc += the products of a warp: 64 rows of a by 32 rows of b
 template <bool A_BY_COLUMNS, bool B_BY_COLUMNS, OperandType TYPE>
-static __device__ inline void expert_multiply(float (&acc)[4][4][4], const uint4 *a, const uint4 *b, int m0, int n0) {
+static __device__ inline void expert_multiply(float (&acc)[4][4][4], const uint4 *a, const uint4 *b, int a_lane,
+                                              int b_lane) {
     UNROLL
     for (int k = 0; k < EXPERT_DEPTH; k += 16) {
         unsigned bs[2][4];
         UNROLL
-        for (int n = 0; n < 2; n++) expert_fragments<B_BY_COLUMNS>(bs[n], b, n0 + n * 16, k);
+        for (int n = 0; n < 2; n++) expert_fragments<B_BY_COLUMNS>(bs[n], b, b_lane, n * 16, k);
         UNROLL
         for (int m = 0; m < 4; m++) {
             unsigned as[4];
-            expert_fragments<A_BY_COLUMNS>(as, a, m0 + m * 16, k);
+            expert_fragments<A_BY_COLUMNS>(as, a, a_lane, m * 16, k);
             UNROLL
             for (int n = 0; n < 4; n++) {
-                unsigned pair[2] = {bs[n / 2][n % 2], bs[n / 2][n % 2 + 2]};
+                unsigned pair[2] = {bs[n / 2][n % 2 * 2], bs[n / 2][n % 2 * 2 + 1]};
                 if constexpr (TYPE == OPERAND_STORED) mma_bf16(acc[m][n], as, pair);
                 else mma_fp8<TYPE>(acc[m][n], as, pair);
             }
@@ -199,23 +220,24 @@ static __global__ void __launch_bounds__(EXPERT_THREADS, 2) expert_gemm_mma_kern
     if (s.K == 0 && s.add) return; // nothing to add
     int warp = (int)threadIdx.x / WARP, m0 = warp / 4 * 64, n0 = warp % 4 * 32, stage = 0;
     float acc[4][4][4] = {{{0}}};
-    auto fetch = [&](int to, int k) { // a group of copies, empty beyond K
-        uint4 *a = shared + 2 * to * EXPERT_PACKS, *b = a + EXPERT_PACKS;
-        if (k < s.K) {
-            expert_fetch<A_BY_COLUMNS>(a, p.A, s.lda, p.m0, s.M, k, s.K);
-            expert_fetch<B_BY_COLUMNS>(b, p.B, s.ldb, p.n0, s.N, k, s.K);
-        }
+    int a_lane = expert_lane<A_BY_COLUMNS, false>(m0), b_lane = expert_lane<B_BY_COLUMNS, true>(n0);
+    ExpertCopies<A_BY_COLUMNS> a_copies(p.A, s.lda, p.m0, s.M, s.K);
+    ExpertCopies<B_BY_COLUMNS> b_copies(p.B, s.ldb, p.n0, s.N, s.K);
+    auto fetch = [&](int to) { // a group of copies; zeros beyond K
+        a_copies.start(shared + 2 * to * EXPERT_PACKS);
+        b_copies.start(shared + (2 * to + 1) * EXPERT_PACKS);
         copy_commit();
     };
-    for (int i = 0; i < EXPERT_STAGES - 1; i++) fetch(i, i * EXPERT_DEPTH);
+    for (int i = 0; i < EXPERT_STAGES - 1; i++) fetch(i);
     for (int k = 0; k < s.K; k += EXPERT_DEPTH) {
         copy_wait<EXPERT_STAGES - 2>(); // the copies of this stage are complete
         __syncthreads();                // those of all threads; and earlier reads of the stage that is fetched next
-        fetch(stage ? stage - 1 : EXPERT_STAGES - 1, k + (EXPERT_STAGES - 1) * EXPERT_DEPTH);
+        fetch(stage ? stage - 1 : EXPERT_STAGES - 1);
         const uint4 *a = shared + 2 * stage * EXPERT_PACKS;
-        expert_multiply<A_BY_COLUMNS, B_BY_COLUMNS, TYPE>(acc, a, a + EXPERT_PACKS, m0, n0);
+        expert_multiply<A_BY_COLUMNS, B_BY_COLUMNS, TYPE>(acc, a, a + EXPERT_PACKS, a_lane, b_lane);
         stage = stage + 1 < EXPERT_STAGES ? stage + 1 : 0;
     }
+    copy_wait<0>();
     int row = p.m0 + m0 + (int)threadIdx.x % WARP / 4, column = p.n0 + n0 + (int)threadIdx.x % 4 * 2;
     UNROLL
     for (int m = 0; m < 4; m++) {
