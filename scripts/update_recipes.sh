@@ -49,7 +49,7 @@ rows=(
     "350m|1|8|16|524288|57220|1000|--preset 350m|--lr 3e-4 --warmup 700|$from_gpt2|1"
     "1.4b|1|8|8|262144|40000|1000|--preset 1.4b --kv-heads 8|$diff_update|$from_diff|1"
     "3b|8|8|4|4194304|25000|250|--preset 3b --kv-heads 12|--lr 3.2e-4 --warmup 1000|$from_3b|1"
-    "30b-a3b|8|8|1|4194304|25000|250|--preset 30b-a3b|--lr 6e-4 --warmup 1000|$from_moe|2 --recompute 2"
+    "30b-a3b|8|8|8|4194304|25000|250|--preset 30b-a3b|--lr 6e-4 --warmup 1000|$from_moe|3 --recompute 2"
 )
 
 # Prints the figures of --dry-run as assignments: of one rank, in GiB and ms. With one thread they do not depend on this
