@@ -179,7 +179,6 @@ static __global__ void __launch_bounds__(FP8_THREADS, FP8_BLOCKS)
                           columns,
                           rows,
                           width,
-                          fp8_pad(rows),
                           across};
     fp8_quantize_tile<W, FORMAT>(tile, to.scale, blockIdx.x == 0 && blockIdx.y == 0, max, largest);
 }

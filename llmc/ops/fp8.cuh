@@ -187,7 +187,8 @@ static __device__ inline void fp8_transpose_4x4(unsigned t[4], unsigned a, unsig
     t[2] = __byte_perm(ab_high, cd_high, 0x5410), t[3] = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// The same of the transposed tile: rows of the output are columns of the tile. A thread has 16 rows of 4 columns.
+// The same of the transposed tile: rows of the output are columns of the tile. A thread has 16 rows of 4 columns, of
+// which at least one is below `rows`.
 static __device__ inline void fp8_store_transposed(uint8_t *codes, const unsigned *tile, int rows, int columns,
                                                    int ld) {
     int row = (int)threadIdx.x % 8 * 16, column = (int)threadIdx.x / 8 * 4;
@@ -203,13 +204,13 @@ static __device__ inline void fp8_store_transposed(uint8_t *codes, const unsigne
         *(uint4 *)(void *)(codes + (size_t)(column + j) * ld + row) = make_uint4(t[0][j], t[1][j], t[2][j], t[3][j]);
 }
 
-// A tile of a matrix: where it begins in x and in the codes; the rows and columns that are left from there, of x and,
-// padded, of the codes; and the row strides.
+// A tile of a matrix: where it begins in x and in the codes; the rows and columns that are left from there, in x, and
+// the rows of the codes with their padding; and the row strides.
 typedef struct {
     const floatX *x;
     uint8_t *codes, *transposed; // or NULL
     int rows, columns, ld;
-    int code_rows, code_ld, transposed_rows, transposed_ld;
+    int code_rows, code_ld, transposed_ld;
 } Fp8Tile;
 
 static __device__ inline int fp8_pad(int n) { return (n + FP8_ALIGN - 1) / FP8_ALIGN * FP8_ALIGN; }
@@ -226,7 +227,7 @@ static __device__ inline void fp8_quantize_tile(Fp8Tile t, float *scale, bool wr
     fp8_load_tile<W, FORMAT>(tile, t.x, t.rows, t.columns, t.ld, __fdiv_rn(largest, most));
     __syncthreads();
     if (t.codes) fp8_store_tile(t.codes, tile, t.code_rows, fp8_pad(t.columns), t.code_ld);
-    if (t.transposed) fp8_store_transposed(t.transposed, tile, t.transposed_rows, fp8_pad(t.columns), t.transposed_ld);
+    if (t.transposed) fp8_store_transposed(t.transposed, tile, t.rows, fp8_pad(t.columns), t.transposed_ld);
 }
 
 template <int W, __nv_fp8_interpretation_t FORMAT>
@@ -246,7 +247,6 @@ static __global__ void __launch_bounds__(FP8_THREADS, FP8_BLOCKS)
                           ld,
                           padded_rows - row,
                           padded_columns,
-                          padded_rows - row,
                           padded_rows};
     fp8_quantize_tile<W, FORMAT>(tile, fp8_of_batch(to.scale, batch), blockIdx.x == 0,
                                  max ? fp8_of_batch(max, batch) : nullptr, largest);
