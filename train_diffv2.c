@@ -749,8 +749,8 @@ static void grads_open(Model *model, int group) {
             buffer_zero(model->group_grads[group], (at[group + 1] - at[group]) * sizeof(grad_t));
     }
     if (grads_add(model)) return;
-    for (int i = 0; i < model->plan.tensors.count; i++) {
-        const Tensor *t = &model->plan.tensors.tensors[i];
+    for (int i = 0; i < model->plan.tensors.run_count; i++) {
+        const Tensor *t = &model->plan.tensors.runs[i];
         if (t->layer + 1 == group && !is_product_weight(&model->plan, t))
             buffer_zero(tensor_grad(model, t), t->count * sizeof(grad_t));
     }
@@ -869,8 +869,8 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     double scale = clip_factor(grad_norm, o->grad_clip);
     floatX *params = model->own_params ? model->own_params : model->params;
     weight_copies_forget(&model->copies, &model->plan);
-    for (int i = 0; i < model->plan.tensors.count; i++) {
-        const Tensor *t = &model->plan.tensors.tensors[i];
+    for (int i = 0; i < model->plan.tensors.run_count; i++) {
+        const Tensor *t = &model->plan.tensors.runs[i];
         for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
             const grad_t *grads = model->own_grads ? model->own_grads + r.compact_at : model->grads + r.at;
             real *master = model->master ? model->master + r.compact_at : NULL;
@@ -884,7 +884,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
             adamw_update(weights, master, grads, model->m + r.compact_at, model->v + r.compact_at, r.count, scale, lr,
                          o->beta1, o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
         }
-        bool group_ends = i + 1 == model->plan.tensors.count || t[1].layer != t->layer;
+        bool group_ends = i + 1 == model->plan.tensors.run_count || t[1].layer != t->layer;
         if (mine && group_ends) params_renew(model, t->layer + 1);
     }
 }

@@ -100,6 +100,70 @@ static void test_expert_differences(void) {
     }
 }
 
+// Two tensors are in one run if and only if they are neighbours that are updated alike.
+static void expect_runs(const ModelPlan *plan) {
+    const TensorList *list = &plan->tensors;
+    const Tensor *run = list->runs, *last = run + list->run_count - 1;
+    for (int i = 0; i < list->count; i++) {
+        const Tensor *t = &list->tensors[i];
+        bool apart = i == 0 || t->layer != t[-1].layer || t->ndim != t[-1].ndim || t->row->kind == T_ROUTER_BIAS ||
+                     t[-1].row->kind == T_ROUTER_BIAS;
+        if (i > 0 && apart && run < last) run++;
+        bool first = run->offset == t->offset && run->row == t->row;
+        EXPECT(first == apart && run->layer == t->layer && run->row->decay == t->row->decay &&
+                   run->offset + run->count >= t->offset + t->count &&
+                   is_product_weight(plan, run) == is_product_weight(plan, t),
+               "%s is not in the run of %s", t->name, run->name);
+        if (i + 1 == list->count || (run < last && t[1].offset == run[1].offset))
+            EXPECT(run->offset + run->count == t->offset + t->count, "the run of %s does not end with %s", run->name,
+                   t->name);
+    }
+    EXPECT(run == last, "%d runs, not %d", list->run_count, (int)(run - list->runs) + 1);
+}
+
+// Three updates give each tensor the bits that it has when it is updated alone, and leave all padding 0.
+static void test_updates_of_runs(void) {
+    static const char *const variants[] = {"diff_v2", "sink", "diff_v1", "gated_elem", "diff_v2_head_lambda"};
+    Options o;
+    options_defaults(&o);
+    o.weight_decay = 0.5, o.grad_clip = 0.1;
+    for (int i = 0; i < EXPERT_CASE_COUNT; i++) {
+        Model m;
+        const ModelCase *mc = &expert_cases[i].model;
+        int *tokens = expert_start(&m, i, variants[i], FOR_TRAINING, RECOMPUTE_NOTHING);
+        const TensorList *list = &m.plan.tensors;
+        size_t count = list->buffer_count, padding = count;
+        expect_runs(&m.plan);
+        floatX *params = (floatX *)checked_calloc(count, sizeof(floatX));
+        real *moments[2];
+        for (int k = 0; k < 2; k++) moments[k] = (real *)checked_calloc(count, sizeof(real));
+        memcpy(params, m.params, count * sizeof(floatX));
+        for (int64_t step = 1; step <= 3; step++) {
+            case_loss(&m, tokens, mc->B, mc->T, true);
+            double norm = case_grad_norm(&m);
+            model_update(&m, &o, 0.1, step, norm);
+            for (int k = 0; k < list->count; k++) {
+                const Tensor *t = &list->tensors[k];
+                size_t at = t->offset;
+                if (t->row->kind == T_ROUTER_BIAS) memcpy(params + at, m.params + at, t->count * sizeof(floatX));
+                else
+                    adamw_update(params + at, NULL, m.grads + at, moments[0] + at, moments[1] + at, t->count,
+                                 clip_factor(norm, o.grad_clip), 0.1, o.beta1, o.beta2, o.eps,
+                                 t->ndim == 2 ? o.weight_decay : 0, step);
+            }
+        }
+        for (int k = 0; k < list->count; k++) padding -= list->tensors[k].count;
+        EXPECT(padding > 0, "%s: no padding", mc->why);
+        EXPECT(memcmp(params, m.params, count * sizeof(floatX)) == 0, "%s: weights differ", mc->why);
+        EXPECT(memcmp(moments[0], m.m, count * sizeof(real)) == 0 && memcmp(moments[1], m.v, count * sizeof(real)) == 0,
+               "%s: moments differ", mc->why);
+        for (int k = 0; k < 2; k++) free(moments[k]);
+        free(params);
+        case_end(&m, tokens);
+    }
+    options_free(&o);
+}
+
 // Equal logits: the experts with the smaller numbers. NaN comes first, so that it is not hidden.
 static void test_router_ties(void) {
     enum { N = 4, C = 1, E = 5, K = 3 };
@@ -438,6 +502,7 @@ static void test_experts_match_parameters(void) {
 }
 
 static const Test expert_tests[] = {
+    {"neighbouring tensors with equal settings are updated together, with equal bits", test_updates_of_runs},
     {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
     {"a router's bias selects, has no weight, and moves towards equal loads", test_router_bias},
     {"a router's bias balances the experts", test_router_bias_balances},

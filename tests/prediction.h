@@ -5,6 +5,8 @@ less favourable assumptions never make a step faster.
 #ifndef TESTS_PREDICTION_H
 #define TESTS_PREDICTION_H
 #include "harness.h"
+#include "model.h"
+#include "planned_faults.h"
 #include "../llmc/base/json.h"
 
 // The plan of a preset on a device, with --zero 1 and one micro-step of B sequences per rank.
@@ -427,6 +429,38 @@ static void test_prediction_of_experts(void) {
     predicted_run_free(&run);
 }
 
+// The update of a layer: the first norm, the matrices of attention, the second norm with the vectors before it, and the
+// matrices of the MLP or of all experts. That of the model: the embedding, the last norm and the LM head. The predicted
+// number of calls is that of the trainer, which here updates with gradients of 0.
+static void test_prediction_of_updates(void) {
+    static const struct {
+        const char *preset, *attention;
+        int calls;
+    } cases[] = {{"tiny", "diff_v2", 4 * 4 + 2},
+                 {"tiny", "diff_v1", 4 * 4 + 2},
+                 {"moe-tiny", "diff_v2", 4 * 4 + 2},
+                 {"30b-a3b", "diff_v2", 48 * 4 + 3}};
+    for (int i = 0; i < 4; i++) {
+        PredictedRun run;
+        predicted_run(&run, "H200", cases[i].preset, cases[i].attention, 0, 1, 1);
+        Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        for (int k = 0; k < p.op_count; k++)
+            if (strcmp(p.ops[k].name, "adamw_update") == 0)
+                EXPECT(p.ops[k].calls == cases[i].calls, "%s: %g updates, not %d", cases[i].preset, p.ops[k].calls,
+                       cases[i].calls);
+        if (strcmp(cases[i].preset, "30b-a3b") != 0) { // which is too large for this machine
+            Model m;
+            case_open(&m, &run.model.config, 1, 8, FOR_TRAINING);
+            int before = updates_made;
+            model_update(&m, &run.options, 1e-3, 1, 1);
+            EXPECT(updates_made - before == cases[i].calls, "%s: %d updates made, not %d", cases[i].preset,
+                   updates_made - before, cases[i].calls);
+            case_close(&m);
+        }
+        predicted_run_free(&run);
+    }
+}
+
 // Gathers of --zero 3: of the embedding, the head and the first two layers after the update; in each forward all layers
 // but the first two, and in each backward all but the last two. Slow links expose them, fast ones nothing but latency.
 static void test_prediction_of_sharded_parameters(void) {
@@ -539,6 +573,7 @@ static const Test prediction_tests[] = {
     {"an unknown device is reported on one line with the known ones", test_unknown_device},
     {"a few tokens read few experts, many tokens all", test_experts_used},
     {"a step of 30b-a3b has the bytes and FLOPs derived by hand", test_prediction_of_experts},
+    {"a step has as few updates as settings and neighbours allow", test_prediction_of_updates},
     {"--dry-run --device says which --zero levels fit, and what is missing", test_fit_of_ranks},
     {"the CPU program predicts 4096 GPUs", test_prediction_of_4096_gpus},
 };

@@ -252,6 +252,8 @@ typedef struct {
 typedef struct {
     Tensor *tensors;
     int count;
+    Tensor *runs; // [run_count]: the same with neighbours joined; see tensors_join
+    int run_count;
     size_t parameter_count; // elements of all tensors
     size_t buffer_count;    // the same with padding: elements of a parameter buffer
     // [L+3]: offset of the tensors before the layers at [0], of layer l at [1+l], of those after the layers at [L+1]
@@ -341,6 +343,26 @@ static inline void tensor_add(TensorList *list, TensorPlace *place, int r, const
     list->count++;
 }
 
+// Whether one operation can update the neighbours a and b, and one can zero their gradients. That of routers is not
+// AdamW. Vectors have no decay; matrices do, and their gradients are not zeroed.
+static inline bool tensors_alike(const Tensor *a, const Tensor *b) {
+    bool balanced = a->row->kind == T_ROUTER_BIAS || b->row->kind == T_ROUTER_BIAS;
+    return a->layer == b->layer && a->row->decay == b->row->decay && !balanced;
+}
+
+// A run has the row and the offset of its first tensor, and all elements to the end of its last: a layer with 128
+// experts has 4 runs instead of 392 tensors. Padding between tensors belongs to it. AdamW keeps it 0, as its gradient
+// is 0.
+static inline void tensors_join(TensorList *list) {
+    list->runs = (Tensor *)checked_calloc(list->count, sizeof(Tensor));
+    for (int i = 0; i < list->count; i++) {
+        const Tensor *t = &list->tensors[i];
+        if (i == 0 || !tensors_alike(t - 1, t)) list->runs[list->run_count++] = *t;
+        Tensor *run = &list->runs[list->run_count - 1];
+        run->count = t->offset + t->count - run->offset;
+    }
+}
+
 static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
     size_t dims[DIM_COUNT] = {0};
     TensorList list;
@@ -377,6 +399,7 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
         r = group_end;
     }
     list.buffer_count = list.group_offset[c->L + 2] = place.offset;
+    tensors_join(&list);
     for (int l = 0; l < c->L; l++)
         list.largest_layer = max_size(list.largest_layer, list.group_offset[l + 2] - list.group_offset[l + 1]);
     return list;
@@ -384,6 +407,7 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
 
 static inline void tensor_list_free(TensorList *list) {
     free(list->tensors);
+    free(list->runs);
     free(list->index);
     free(list->group_offset);
     memset(list, 0, sizeof(*list));

@@ -286,8 +286,8 @@ static inline void predict_update(Prediction *p) {
     predict_begin(p, PART_UPDATE);
     int zeroed = 0; // gradients that no matrix product writes
     size_t zeros = 0, updates = 0;
-    for (int i = 0; i < m->tensors.count; i++) {
-        const Tensor *t = &m->tensors.tensors[i];
+    for (int i = 0; i < m->tensors.run_count; i++) {
+        const Tensor *t = &m->tensors.runs[i];
         if (!is_product_weight(m, t)) zeroed++, zeros += t->count;
         bool balanced = t->row->kind == T_ROUTER_BIAS;
         for (OwnRange r = sharding_ranges(own_only, t); sharding_next(own_only, t, &r);) {
