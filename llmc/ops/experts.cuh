@@ -170,14 +170,22 @@ static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinea
     (void)N;
     expert_gemm(forward, y, x, w.first.weight, R); // y = x weight^T
 }
+static inline void expert_linear_to_input(floatX *dx, const floatX *dy, ExpertLinear w, const int *starts, int R) {
+    int IC = w.first.IC, OC = w.first.OC;
+    ExpertGemm to_input = {{false, false, false, false, 0, IC, OC, OC, IC, IC}, starts, w.count, w.stride, true};
+    expert_gemm(to_input, dx, dy, w.first.weight, R); // dx = dy weight
+}
+static inline void expert_linear_to_weight(grad_t *dweight, const floatX *dy, const floatX *x, ExpertLinear w,
+                                           const int *starts, int R, bool add) {
+    int IC = w.first.IC, OC = w.first.OC;
+    ExpertGemm to_weight = {{true, false, add, true, OC, IC, 0, OC, IC, IC}, starts, w.count, w.stride, false};
+    expert_gemm(to_weight, dweight, dy, x, R); // dweight = dy^T x
+}
 static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                           ExpertLinear w, const int *starts, int N, int R, bool add) {
     OPERATION();
-    int IC = w.first.IC, OC = w.first.OC;
-    ExpertGemm to_input = {{false, false, false, false, 0, IC, OC, OC, IC, IC}, starts, w.count, w.stride, true};
-    ExpertGemm to_weight = {{true, false, add, true, OC, IC, 0, OC, IC, IC}, starts, w.count, w.stride, false};
     (void)N;
-    expert_gemm(to_input, dx, dy, w.first.weight, R); // dx = dy weight
-    expert_gemm(to_weight, dweight, dy, x, R);        // dweight = dy^T x
+    expert_linear_to_input(dx, dy, w, starts, R);
+    expert_linear_to_weight(dweight, dy, x, w, starts, R, add);
 }
 #endif

@@ -181,6 +181,10 @@ static inline size_t router_backward_bytes(Routing r, bool add) {
 static inline size_t router_totals_bytes(Routing r) {
     return (size_t)r.N * (((size_t)r.E + 1) * FP32_BYTES + (size_t)r.K * sizeof(int));
 }
+// Of `count` biases of E; master: with unrounded ones
+static inline size_t router_balance_bytes(size_t E, size_t count, bool master) {
+    return E * FP32_BYTES + count * (master ? 2 * FP32_BYTES + FLOATX_BYTES : 2 * FLOATX_BYTES);
+}
 static inline size_t expert_group_bytes(Routing r) { return 3 * (size_t)r.N * (size_t)r.K * sizeof(int); }
 static inline size_t expert_gather_bytes(Routing r) {
     return (size_t)r.N * (size_t)r.C * ((size_t)r.K + 1) * FLOATX_BYTES + (size_t)r.N * (size_t)r.K * sizeof(int);
