@@ -14,8 +14,12 @@ MODELS = {
     "40 experts": "--preset moe-tiny --experts 40 --experts-active 4 --expert-ffn 64 --shared-experts 1 "
     "--dense-layers 1 --router-bias",
 }
+TINY_MODELS = {
+    "moe-tiny": "--preset moe-tiny --layers 2 --hidden 32 --heads 4 --kv-heads 2 --head-dim 16 --experts 4 "
+    "--expert-ffn 16 --shared-experts 1 --dense-layers 1 --router-bias"
+}
 BATCH, TINY_BATCH = "--seq-len 256 --batch-size 4", "--seq-len 24 --batch-size 1"
-STEPS, STOP, TINY_STEPS, TINY_STOP = 40, 15, 4, 2
+STEPS, STOP, TINY_STEPS, TINY_STOP = 40, 15, 3, 1
 LOSS_LIMIT = 0.02  # difference of the losses of a step, relative to the CPU's; gradient_comparison.py allows half of it
 # (preset, key/value heads, B, T)
 KERNELS = [("30b-a3b", 0, 1, 4096), ("30b-a3b", 0, 4, 4096), ("moe-small", 0, 32, 1024)]
@@ -24,7 +28,8 @@ OF_DENSE = 0.5  # target: milliseconds of one dense product of equal FLOPs, rela
 
 def experts(check, part):
     corpus = check.corpus()
-    for name, model in MODELS.items() if corpus else ():
+    models = TINY_MODELS if check.pretend else MODELS
+    for name, model in models.items() if corpus else ():
         if part.pending(f"gradients {name}"):
             folder = check.work / "experts-gradients"
             shutil.rmtree(folder, ignore_errors=True)
