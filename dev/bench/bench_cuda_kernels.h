@@ -97,54 +97,94 @@ static void kernel_fill(char *to, size_t bytes, Kind kind) {
                                    main_stream));
 }
 
-// The median milliseconds of run(tensors), which leaves the values of the tensors finite.
-template <typename Run> static double kernel_ms(const KernelCase &c, Run run) {
+// Milliseconds of each function of the tensors, in turns.
+typedef struct {
+    double ms[2][MOST_REPEATS];
+    int repeats;
+} KernelTimes;
+
+static void kernel_prepare_nothing(void **t) { (void)t; }
+
+// The functions leave the values of the tensors finite. prepare: called once for each set, before the measurement.
+template <typename Prepare, typename... Runs>
+static KernelTimes kernel_times(const KernelCase &c, Prepare prepare, Runs... runs) {
+    enum { RUNS = sizeof...(runs), MOST = MOST_REPEATS / RUNS };
     size_t wanted_sets = 2 + 3 * (size_t)kernels.l2_bytes / max_size(c.set_bytes, 1);
+    if (bench_repeats) wanted_sets = min_size(wanted_sets, (size_t)RUNS * (size_t)(1 + bench_repeats));
     int sets = (int)min_size(min_size(wanted_sets, MOST_SETS), kernels.pool_bytes / max_size(c.set_bytes, 1)), next = 0;
     CHECK(sets > 0, "%s %s takes %.1f MiB, more than the benchmark has: choose a smaller model", c.name, c.shape,
           (double)c.set_bytes / 1048576);
-    for (int s = 0; s < sets; s++)
+    auto with_set = [&](int set, auto &run) {
+        void *tensors[TENSORS];
+        for (int t = 0; t < c.tensors; t++) tensors[t] = kernels.pool + (size_t)set * c.set_bytes + c.at[t];
+        run(tensors);
+    };
+    for (int s = 0; s < sets; s++) {
         for (int t = 0; t < c.tensors; t++)
             kernel_fill(kernels.pool + (size_t)s * c.set_bytes + c.at[t],
                         c.count[t] * (c.kind[t] == FLOATX ? sizeof(floatX) : sizeof(float)), c.kind[t]);
-    auto once = [&]() {
-        void *tensors[TENSORS];
-        for (int t = 0; t < c.tensors; t++) tensors[t] = kernels.pool + (size_t)next * c.set_bytes + c.at[t];
-        run(tensors);
-        next = (next + 1) % sets;
-    };
-    auto timed = [&](int repeats, double *ms) { // events between the repetitions
+        with_set(s, prepare);
+    }
+    KernelTimes times;
+    auto timed = [&](int repeats) { // events between all calls
+        int calls = 0;
+        auto once = [&](auto &run) {
+            with_set(next, run);
+            next = (next + 1) % sets;
+            CUDA_CHECK(cudaEventRecord(kernels.events[++calls], main_stream));
+        };
         CUDA_CHECK(cudaEventRecord(kernels.events[0], main_stream));
-        for (int r = 0; r < repeats; r++) {
-            once();
-            CUDA_CHECK(cudaEventRecord(kernels.events[r + 1], main_stream));
-        }
+        for (int r = 0; r < repeats; r++) (once(runs), ...);
         ops_wait();
-        for (int r = 0; r < repeats; r++) {
+        for (int i = 0; i < calls; i++) {
             float between = 0;
-            CUDA_CHECK(cudaEventElapsedTime(&between, kernels.events[r], kernels.events[r + 1]));
-            ms[r] = (double)between;
+            CUDA_CHECK(cudaEventElapsedTime(&between, kernels.events[i], kernels.events[i + 1]));
+            times.ms[i % RUNS][i / RUNS] = (double)between;
         }
     };
-    double ms[MOST_REPEATS];
-    timed(1, ms); // makes plans, loads code
-    if (!bench_repeats) timed(2, ms);
-    int repeats =
-        bench_repeats ? bench_repeats : (int)fmin(MOST_REPEATS, fmax(ms[1] < 100 ? 7 : 2, 150 / fmax(ms[1], 1e-3)));
-    timed(repeats, ms);
-    return median(ms, repeats);
+    timed(1); // makes plans, loads code
+    if (!bench_repeats) timed(2);
+    double round = 0;
+    for (int i = 0; i < RUNS; i++) round += times.ms[i][bench_repeats ? 0 : 1];
+    times.repeats = bench_repeats ? min_int(bench_repeats, MOST)
+                                  : (int)fmin(MOST, fmax(round < 100 ? 7 : 2, 150 / fmax(round, 1e-3)));
+    timed(times.repeats);
+    return times;
+}
+// The median milliseconds of run(tensors).
+template <typename Run, typename Prepare = void (*)(void **)>
+static double kernel_ms(const KernelCase &c, Run run, Prepare prepare = kernel_prepare_nothing) {
+    KernelTimes times = kernel_times(c, prepare, run);
+    return median(times.ms[0], times.repeats);
 }
 
+// The limit of a case that has both bytes and FLOPs is the one that takes longer.
 static void kernel_record(const KernelCase &c, double ms) {
-    double gbs = 1e-6 * c.bytes / ms, tflops = 1e-9 * c.flops / ms;
-    bool product = c.flops > 0;
+    double copy_ms = 1e-6 * c.bytes / kernels.copy_gbs,
+           product_ms = c.flops > 0 ? 1e-9 * c.flops / (c.fp8 ? kernels.fp8_tflops : kernels.gemm_tflops) : 0;
+    bool product = product_ms > copy_ms;
     record("{\"table\": \"kernels\", \"kernel\": \"%s\", \"shape\": \"%s\", \"ms\": %.5f, \"rate\": %.2f, \"unit\": "
            "\"%s\", \"share\": %.4f}",
-           c.name, c.shape, ms, product ? tflops : gbs, product ? "TFLOP/s" : "GB/s",
-           product ? tflops / (c.fp8 ? kernels.fp8_tflops : kernels.gemm_tflops) : gbs / kernels.copy_gbs);
+           c.name, c.shape, ms, product ? 1e-9 * c.flops / ms : 1e-6 * c.bytes / ms, product ? "TFLOP/s" : "GB/s",
+           fmax(copy_ms, product_ms) / ms);
 }
-template <typename Run> static void kernel_measure(const KernelCase &c, Run run) {
-    if (strstr(c.name, kernels.word)) kernel_record(c, kernel_ms(c, run));
+template <typename Run, typename Prepare = void (*)(void **)>
+static void kernel_measure(const KernelCase &c, Run run, Prepare prepare = kernel_prepare_nothing) {
+    if (strstr(c.name, kernels.word)) kernel_record(c, kernel_ms(c, run, prepare));
+}
+// Also a second record: beside a peer of equal FLOPs, in turns. Ratios are of one round.
+template <typename Run, typename Peer, typename Prepare>
+static void kernel_compare(const KernelCase &c, Run run, const char *peer_name, Peer peer, Prepare prepare) {
+    if (!strstr(c.name, kernels.word)) return;
+    double ratio[MOST_REPEATS];
+    KernelTimes times = kernel_times(c, prepare, run, peer);
+    for (int r = 0; r < times.repeats; r++) ratio[r] = times.ms[1][r] / times.ms[0][r];
+    double middle = median(ratio, times.repeats), own = median(times.ms[0], times.repeats),
+           other = median(times.ms[1], times.repeats); // medians sort
+    kernel_record(c, own);
+    record("{\"table\": \"peers\", \"kernel\": \"%s\", \"shape\": \"%s\", \"peer\": \"%s\", \"ms\": %.5f, "
+           "\"peer_ms\": %.5f, \"ratio\": %.4f, \"least\": %.4f, \"most\": %.4f}",
+           c.name, c.shape, peer_name, own, other, middle, ratio[0], ratio[times.repeats - 1]);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -186,7 +226,7 @@ static void kernel_peaks(void) {
 // The codes of x (M,K) in FP8, in `memory`.
 static Fp8Codes kernel_codes(void *memory, const void *x, int M, int K) {
     char *at = (char *)memory;
-    Fp8Codes codes = linear_codes(&at, M, K, false);
+    Fp8Codes codes = fp8_codes_at(&at, M, K, false);
     absmax_t *max = (absmax_t *)(void *)((char *)memory + FP8_ALIGN);
     buffer_zero(max, sizeof(*max));
     absmax_update(max, (const floatX *)x, M, K, K);
@@ -196,18 +236,15 @@ static Fp8Codes kernel_codes(void *memory, const void *x, int M, int K) {
 // A product y (M,N) = x (M,K) weight (N,K)^T of codes alone: milliseconds, TFLOP/s of the kernel case.
 static double kernel_fp8_product(KernelCase &c, int M, int N, int K) {
     const size_t counts[] = {(size_t)M * (size_t)N, (size_t)M * (size_t)K, (size_t)N * (size_t)K};
-    bool prepared[MOST_SETS] = {false};
     tensors(c, "xxxff", counts[0], counts[1], counts[2], FP8_HEADER / 4 + fp8_codes_bytes(M, K) / 4,
             FP8_HEADER / 4 + fp8_codes_bytes(N, K) / 4);
-    return kernel_ms(c, [&](void **t) {
-        size_t which = (size_t)((char *)t[0] - kernels.pool) / c.set_bytes;
-        if (!prepared[which]) kernel_codes(t[3], t[1], M, K), kernel_codes(t[4], t[2], N, K);
-        prepared[which] = true;
+    auto run = [=](void **t) {
         char *at[2] = {(char *)t[3], (char *)t[4]};
-        Fp8Codes x = linear_codes(&at[0], M, K, false), weight = linear_codes(&at[1], N, K, false);
+        Fp8Codes x = fp8_codes_at(&at[0], M, K, false), weight = fp8_codes_at(&at[1], N, K, false);
         GemmShape s = {false, true, false, sizeof(floatX) == 4, M, N, K, K, K, N};
         gemm_fp8(s, t[0], linear_operands(x.codes, weight.codes, x, weight, OPERAND_E4M3));
-    });
+    };
+    return kernel_ms(c, run, [=](void **t) { kernel_codes(t[3], t[1], M, K), kernel_codes(t[4], t[2], N, K); });
 }
 static void kernel_peak_fp8(void) {
     const char *why = linear_configure(GEMM_FP8);
@@ -407,6 +444,7 @@ static void kernels_of_fp8(const Model *m, int N) {
     for (int i = 0; i <= LINEAR_DOWN; i++) {
         Linear shape = linear_shape(&m->plan, (LinearKind)i, 0);
         int IC = shape.IC, OC = shape.OC;
+        if (OC == 0) continue; // a layer with experts alone
         size_t in = (size_t)N * (size_t)IC, out = (size_t)N * (size_t)shape.ld, weight = (size_t)IC * (size_t)OC;
         size_t copy = linear_copy_bytes(IC, OC, false) / sizeof(float);
         ops_init(max_size(m->plan.workspace_bytes, linear_workspace_bytes(N, IC, OC)));
@@ -415,7 +453,7 @@ static void kernels_of_fp8(const Model *m, int N) {
         tensors(k, "xff", in, FP8_HEADER / 4 + 2 * fp8_codes_bytes(N, IC) / 4, 1);
         kernel_measure(k, [=](void **t) {
             char *memory = (char *)t[1];
-            fp8_quantize(linear_codes(&memory, N, IC, true), X(0), N, IC, IC, (absmax_t *)t[2], FP8_ACTIVATION);
+            fp8_quantize(fp8_codes_at(&memory, N, IC, true), X(0), N, IC, IC, (absmax_t *)t[2], FP8_ACTIVATION);
         });
         k = kernel_case("linear_copy_weight", (double)(absmax_bytes(OC, IC) + fp8_quantize_bytes(OC, IC, 2)), 0,
                         "%s: OC %d IC %d", names[i], OC, IC);
@@ -426,29 +464,20 @@ static void kernels_of_fp8(const Model *m, int N) {
             return w;
         };
         kernel_measure(tensors(k, "fx", copy, weight), [=](void **t) { linear_copy_weight(layer(t, 0, 1, 0)); });
-        bool prepared[MOST_SETS] = {false};
-        auto prepare = [&](void **t, Linear w) {
-            size_t which = (size_t)((char *)t[0] - kernels.pool) / k.set_bytes;
-            if (!prepared[which]) linear_copy_weight(w);
-            prepared[which] = true;
-        };
         k = kernel_case("linear_forward in fp8", 0, matmul_forward_flops(N, IC, OC), "%s: N %d IC %d OC %d", names[i],
                         N, IC, OC);
         k.fp8 = true;
-        kernel_measure(tensors(k, "xxxff", out, in, weight, copy, 1), [=, &prepare](void **t) {
-            Linear w = layer(t, 3, 2, 4);
-            prepare(t, w);
-            linear_forward(X(0), X(1), w, N);
-        });
+        kernel_measure(
+            tensors(k, "xxxff", out, in, weight, copy, 1),
+            [=](void **t) { linear_forward(X(0), X(1), layer(t, 3, 2, 4), N); },
+            [=](void **t) { linear_copy_weight(layer(t, 3, 2, 4)); });
         k = kernel_case("linear_backward in fp8", 0, matmul_backward_flops(N, IC, OC), "%s: N %d IC %d OC %d", names[i],
                         N, IC, OC);
         k.fp8 = true;
-        memset(prepared, 0, sizeof(prepared));
-        kernel_measure(tensors(k, "xfxxxff", in, weight, out, in, weight, copy, 1), [=, &prepare](void **t) {
-            Linear w = layer(t, 5, 4, 6);
-            prepare(t, w);
-            linear_backward(X(0), F(1), X(2), X(3), w, N, true);
-        });
+        kernel_measure(
+            tensors(k, "xfxxxff", in, weight, out, in, weight, copy, 1),
+            [=](void **t) { linear_backward(X(0), F(1), X(2), X(3), layer(t, 5, 4, 6), N, true); },
+            [=](void **t) { linear_copy_weight(layer(t, 5, 4, 6)); });
         k = kernel_case("gemm in fp8", 0, matmul_forward_flops(N, IC, OC), "%s: N %d IC %d OC %d", names[i], N, IC, OC);
         k.fp8 = true;
         if (N % FP8_ALIGN || IC % FP8_ALIGN || OC % FP8_ALIGN || !strstr(k.name, kernels.word)) continue;
@@ -456,11 +485,11 @@ static void kernels_of_fp8(const Model *m, int N) {
     }
     linear_configure(GEMM_BF16);
 }
-#undef F
 
 // Attention of a model's first key set, read from the fused rows, by the backend of `use`.
 static void kernels_of_attention(const char *what, const char *preset, const char *attention, int NKV, int B, int T,
                                  AttentionOptions use) {
+    if (!strstr("attention_forward", kernels.word) && !strstr("attention_backward", kernels.word)) return;
     Model m;
     attention_stop();
     attention_configure(use);
@@ -476,22 +505,22 @@ static void kernels_of_attention(const char *what, const char *preset, const cha
                                "%s: B %d T %d%s, %d on %d, D %d, values %d; %.80s", what, B, T, window, s.NQ, s.NKV,
                                s.D, s.DV, quotable(attention_backend()));
     tensors(k, "xfxxx", out, lse, fused, fused, out);
-    kernel_measure(k, [=](void **t) {
+    auto forward = [=](void **t) {
         attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
-    });
+    };
+    kernel_measure(k, forward);
     k.name = "attention_backward", k.flops = attention_backward_flops(s);
-    bool prepared[MOST_SETS] = {false};
-    kernel_measure(k, [&](void **t) { // of the values of a forward
-        size_t which = (size_t)((char *)t[0] - kernels.pool) / k.set_bytes;
-        if (!prepared[which])
-            attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
-        prepared[which] = true;
+    auto backward = [=](void **t) { // of the values of a forward
         attention_backward(X(3) + set.q, X(3) + set.k, X(3) + set.v, X(4) + set.out, X(0) + set.out, (real *)t[1],
                            X(2) + set.q, X(2) + set.k, X(2) + set.v, s, false);
-    });
+    };
+    kernel_measure(k, backward, forward);
     model_free(&m, false);
 }
+
+#include "bench_cuda_experts.h"
 #undef X
+#undef F
 #undef I
 
 static void kernels_run(const char *preset, int NKV, int B, int T, const char *word) {
@@ -508,6 +537,7 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_of_heads(&m, B, T);
     kernels_of_products(&m, B * T);
     kernels_of_fp8(&m, B * T);
+    if (m.plan.config.E) kernels_of_experts(&m, B * T);
     char twice[64];
     const AttentionOptions usual = {false, false, true, false, false}, faster = {false, false, false, false, false},
                            own = {true, false, true, false, false};

@@ -9,6 +9,8 @@ Parts, the most valuable first:
                and of two in fp8 (gradient_comparison.py states the tolerances)
     train      3 steps in fp32 and with a measured peak; 100 steps of 124m, the same again, and stopped and resumed:
                all three must be bitwise equal
+    experts    the same of models with experts: gradients, the losses of a run beside the CPU trainer's, --recompute,
+               and a resumed run; the time of their operations, and of the grouped products beside one dense product
     sizes      compares operations at the shapes of 1.4b: cuDNN with our attention, cuBLASLt with our matmul, the others
                with their C twins on samples
     memcheck   runs small cases under compute-sanitizer: memory
@@ -42,6 +44,7 @@ import benchmarks
 import build
 import correctness
 import decode
+import experts
 import fp8
 import probe
 import sanitizer
@@ -57,6 +60,7 @@ PARTS = {  # name: (function, seconds that it needs at least, programs that it r
     "ops": (correctness.ops, 20, ["TEST_DIFFV2CU"]),
     "gradients": (correctness.gradients, 20, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
     "train": (training.train, 60, ["TRAIN_DIFFV2CU"]),
+    "experts": (experts.experts, 60, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2", "BENCH_CUDA"]),
     "sizes": (correctness.sizes, 20, ["TEST_DIFFV2CU"]),
     "memcheck": (sanitizer.memcheck, 20, ["TEST_DIFFV2CU"]),
     "models": (benchmarks.models, 30, ["BENCH_CUDA"]),

@@ -73,16 +73,16 @@ def gradients(check, part):
         if part.pending(variant):
             folder = check.work / f"gradients-{variant}"
             shutil.rmtree(folder, ignore_errors=True)
-            compare_gradients(check, part, variant, corpus, folder)
+            model, batch = (TINY_MODEL, TINY_BATCH) if check.pretend else (MODEL, BATCH)
+            compare_gradients(check, part, variant, f"--attention {variant} {model}", batch, corpus, folder)
             shutil.rmtree(folder, ignore_errors=True)
             part.end(variant)
 
 
-def compare_gradients(check, part, variant, corpus, folder):
+def compare_gradients(check, part, variant, model, batch, corpus, folder):
     """The weights come from a short run in bf16, so that all three programs hold exactly the same numbers."""
-    model, batch = (TINY_MODEL, TINY_BATCH) if check.pretend else (MODEL, BATCH)
     steps = 2 if check.pretend else 20
-    words = f"--attention {variant} {model} {batch} --steps {steps} --lr 1e-3".split()
+    words = f"{model} {batch} --steps {steps} --lr 1e-3".split()
     train = [*check.commands["TRAIN_DIFFV2CU"], *words, "--train-data", corpus, "--out", folder / "run"]
     status, text = check.run(train, 200)
     weights = folder / f"run/checkpoints/step_{steps:08d}"

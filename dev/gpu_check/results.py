@@ -76,6 +76,22 @@ COLUMNS = {  # table: [(title, key, format)]
         ("", "unit", "s"),
         ("of peak", "share", ".0%"),
     ],
+    "peers": [
+        ("operation", "kernel", "s"),
+        ("shape", "shape", "s"),
+        ("one product", "peer", "s"),
+        ("ms", "ms", ".4f"),
+        ("its ms", "peer_ms", ".4f"),
+        ("its/ours", "ratio", ".3f"),
+        ("least", "least", ".3f"),
+        ("most", "most", ".3f"),
+    ],
+    "expert_loss": [
+        ("loss", "what", "s"),
+        ("CPU", "cpu", ".4f"),
+        ("device", "device", ".4f"),
+        ("difference", "difference", "+.4f"),
+    ],
     "models": [
         ("model", "preset", "s"),
         ("", "model", "s"),

@@ -10,8 +10,8 @@ so that they divide evenly.
   level 1   each rank has the moments and master weights of its pieces; gradients are reduced to their owner, and
             parameters are gathered
   level 2   the same, and gradients of complete groups exist only during the backward, two layers at a time
-  level 3   the same, and each rank has the parameters of its pieces. Those of the groups before and after the layers are
-            gathered after an update, those of a layer when it computes, two layers at a time
+  level 3   the same, and each rank has the parameters of its pieces. Those of the groups before and after the layers
+            are gathered after an update, those of a layer when it computes, two layers at a time
 
 A buffer of two layers has places for group 0, twice the largest layer, and group L + 1: layer l is in place l % 2. A
 compact buffer has only a rank's pieces, in the order of the buckets. That of bucket b begins at b.begin / ranks,
@@ -100,9 +100,9 @@ static inline size_t group_places_count(const TensorList *list, bool two_layers)
     return group_place(list, list->L + 1, two_layers) + (last[1] - last[0]);
 }
 
-// How often an update with so many micro-steps gathers the parameters of a group at `level`, if nothing else computes. At
-// level 3 the update gathers the first two layers, which the last backward left in their places to the next micro-step,
-// and a forward leaves the last two to its backward.
+// How often an update with so many micro-steps gathers the parameters of a group at `level`, if nothing else computes.
+// At level 3 the update gathers the first two layers, which the last backward left in their places to the next
+// micro-step, and a forward leaves the last two to its backward.
 static inline int gathers_of_group(const TensorList *list, int group, int level, int micro_steps) {
     int l = group - 1;
     if (level < 3 || l < 0 || l >= list->L) return level > 0;

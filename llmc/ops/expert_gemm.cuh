@@ -122,9 +122,9 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 }
 
 // An operand's piece in shared memory: elements (i, k), i < EXPERT_TILE, k < EXPERT_DEPTH, in packs of 8 elements that
-// are contiguous in device memory; an element is a number of bf16 or a pair of codes. By rows: 4 packs along k for each i; by columns: 16 packs along i for each k. The
-// packs of a row are permuted, so that the 8 rows of a matrix of ldmatrix are in different banks: two rows by rows, or
-// half a row by columns, are the 128 bytes of all banks.
+// are contiguous in device memory; an element is a number of bf16 or a pair of codes. By rows: 4 packs along k for
+// each i; by columns: 16 packs along i for each k. The packs of a row are permuted, so that the 8 rows of a matrix of
+// ldmatrix are in different banks: two rows by rows, or half a row by columns, are the 128 bytes of all banks.
 enum { EXPERT_TILE = 128, EXPERT_DEPTH = 32, EXPERT_STAGES = 3, EXPERT_THREADS = 256 };
 enum { EXPERT_PACKS = EXPERT_TILE * EXPERT_DEPTH / 8 };
 template <bool BY_COLUMNS> static __device__ inline int expert_pack(int i, int k) {
@@ -160,8 +160,8 @@ template <bool BY_COLUMNS> struct ExpertCopies {
 };
 
 // The pack that a lane gives to ldmatrix for the fragments of elements (i + 0..15, 0..15). Of a: [0] and [1] rows i and
-// i + 8, [2] and [3] the same at k + 8. Of b: [0] and [1] columns k and k + 8, the registers of one product, [2] and [3]
-// the same at row i + 8.
+// i + 8, [2] and [3] the same at k + 8. Of b: [0] and [1] columns k and k + 8, the registers of one product, [2] and
+// [3] the same at row i + 8.
 template <bool BY_COLUMNS, bool OF_B> static __device__ inline int expert_lane(int i) {
     int row = (int)threadIdx.x % 8, matrix = (int)threadIdx.x % WARP / 8, low = matrix % 2 * 8, high = matrix / 2 * 8;
     return expert_pack<BY_COLUMNS>(i + (OF_B ? high : low) + (BY_COLUMNS ? 0 : row),

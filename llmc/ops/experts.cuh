@@ -160,8 +160,8 @@ static inline void expert_swiglu_backward(floatX *dgate_up, real *dweights, cons
                dweights, dy, gate_up, weights, entries, F);
 }
 
-// The codes of rows x (R, columns) that are grouped by expert, in place, transposed, or both: a tile of one expert's rows
-// per block.
+// The codes of rows x (R, columns) that are grouped by expert, in place, transposed, or both: a block has a tile of one
+// expert's rows.
 template <int W, __nv_fp8_interpretation_t FORMAT>
 static __global__ void __launch_bounds__(FP8_THREADS, FP8_BLOCKS)
     expert_quantize_kernel(Fp8Codes to, const floatX *x, const int *starts, int E, int R, int columns,
@@ -246,24 +246,37 @@ static inline void expert_linear_forward(floatX *y, const floatX *x, ExpertLinea
                           false};
     expert_gemm(forward, y, R);
 }
+// The two products of the backward without codes.
+static inline void expert_linear_to_input(floatX *dx, const floatX *dy, ExpertLinear w, const int *starts, int R) {
+    const int IC = w.first.IC, OC = w.first.OC;
+    ExpertGemm to_input = {{false, false, false, sizeof(floatX) == sizeof(float), 0, IC, OC, OC, IC, IC},
+                           expert_operands(dy, w.first.weight),
+                           starts,
+                           w.count,
+                           w.stride * sizeof(floatX),
+                           true,
+                           false};
+    expert_gemm(to_input, dx, R); // dx = dy weight
+}
+static inline void expert_linear_to_weight(grad_t *dweight, const floatX *dy, const floatX *x, ExpertLinear w,
+                                           const int *starts, int R, bool add) {
+    const int IC = w.first.IC, OC = w.first.OC;
+    ExpertGemm to_weight = {{true, false, add, true, OC, IC, 0, OC, IC, IC},
+                            expert_operands(dy, x),
+                            starts,
+                            w.count,
+                            w.stride * sizeof(grad_t),
+                            false,
+                            false};
+    expert_gemm(to_weight, dweight, R); // dweight = dy^T x
+}
 static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                           ExpertLinear w, const int *starts, int N, int R, bool add) {
     OPERATION();
     const int IC = w.first.IC, OC = w.first.OC, E = w.count;
-    const bool fp32_out = sizeof(floatX) == sizeof(float);
-    const size_t gradient = w.stride * sizeof(grad_t);
     if (!w.first.copy) {
-        ExpertGemm to_input = {{false, false, false, fp32_out, 0, IC, OC, OC, IC, IC},
-                               expert_operands(dy, w.first.weight),
-                               starts,
-                               E,
-                               w.stride * sizeof(floatX),
-                               true,
-                               false};
-        ExpertGemm to_weight = {
-            {true, false, add, true, OC, IC, 0, OC, IC, IC}, expert_operands(dy, x), starts, E, gradient, false, false};
-        expert_gemm(to_input, dx, R);       // dx = dy weight
-        expert_gemm(to_weight, dweight, R); // dweight = dy^T x
+        expert_linear_to_input(dx, dy, w, starts, R);
+        expert_linear_to_weight(dweight, dy, x, w, starts, R, add);
         return;
     }
     char *memory = (char *)ops_workspace_take(expert_linear_workspace_bytes(N, R, E, IC, OC)),
@@ -272,7 +285,7 @@ static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const flo
              x8 = expert_quantize(&memory, false, true, x, starts, E, R, IC, w.first.x_max, FP8_ACTIVATION),
              dy8 = expert_quantize(&memory, true, true, dy, starts, E, R, OC, w.first.dy_max, FP8_GRADIENT);
     int depth = (int)fp8_padded(OC) / 2, across = (int)expert_code_columns(R, E) / 2;
-    ExpertGemm to_input = {{false, true, false, fp32_out, 0, IC, depth, depth, depth, IC},
+    ExpertGemm to_input = {{false, true, false, sizeof(floatX) == sizeof(float), 0, IC, depth, depth, depth, IC},
                            linear_operands(dy8.codes, w8.transposed, dy8, w8, OPERAND_E5M2),
                            starts,
                            E,
@@ -283,7 +296,7 @@ static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const flo
                             linear_operands(dy8.transposed, x8.transposed, dy8, x8, OPERAND_E5M2),
                             starts,
                             E,
-                            gradient,
+                            w.stride * sizeof(grad_t),
                             false,
                             false};
     expert_gemm(to_input, dx, R);

@@ -58,8 +58,8 @@ static inline size_t fp8_workspace_bytes(int N, int IC, int OC) {
     size_t backward = max_size(fp8_piece_bytes(N, IC, FLOATX_BYTES), fp8_piece_bytes(OC, IC, FP32_BYTES));
     return max_size(x + fp8_piece_bytes(N, OC, FLOATX_BYTES), x + dy + backward);
 }
-// Rows grouped by expert have their codes in place. In the transposed codes the columns of an expert begin at a multiple
-// of 16, with zeros up to the next: codes (columns, expert_code_columns).
+// Rows grouped by expert have their codes in place. In the transposed codes the columns of an expert begin at a
+// multiple of 16, with zeros up to the next: codes (columns, expert_code_columns).
 static inline size_t expert_code_columns(int R, int E) { return fp8_padded(R) + (size_t)E * FP8_ALIGN; }
 static inline size_t expert_codes_bytes(int R, int E, int columns, bool codes, bool transposed) {
     size_t rows = (codes ? fp8_padded(R) : 0) + (transposed ? expert_code_columns(R, E) : 0);
@@ -191,6 +191,10 @@ static inline size_t router_backward_bytes(Routing r, bool add) {
 static inline size_t router_totals_bytes(Routing r) {
     return (size_t)r.N * (((size_t)r.E + 1) * FP32_BYTES + (size_t)r.K * sizeof(int));
 }
+// Of `count` biases of E; master: with unrounded ones
+static inline size_t router_balance_bytes(size_t E, size_t count, bool master) {
+    return E * FP32_BYTES + count * (master ? 2 * FP32_BYTES + FLOATX_BYTES : 2 * FLOATX_BYTES);
+}
 static inline size_t expert_group_bytes(Routing r) { return 3 * (size_t)r.N * (size_t)r.K * sizeof(int); }
 static inline size_t expert_gather_bytes(Routing r) {
     return (size_t)r.N * (size_t)r.C * ((size_t)r.K + 1) * FLOATX_BYTES + (size_t)r.N * (size_t)r.K * sizeof(int);
@@ -205,8 +209,8 @@ static inline size_t expert_swiglu_forward_bytes(size_t R, size_t F) {
 static inline size_t expert_swiglu_backward_bytes(size_t R, size_t F) {
     return swiglu_backward_bytes(R, F) + R * (sizeof(int) + 2 * FP32_BYTES);
 }
-// Of operands of `size` bytes: FLOATX_BYTES, or 1 in FP8. Also those of dx, with IC and OC exchanged. A weight is read if
-// its expert has a row.
+// Of operands of `size` bytes: FLOATX_BYTES, or 1 in FP8. Also those of dx, with IC and OC exchanged. A weight is read
+// if its expert has a row.
 static inline double expert_linear_forward_bytes(Routing r, size_t IC, size_t OC, size_t size) {
     return (double)r.N * r.K * (double)(IC * size + OC * FLOATX_BYTES) + experts_used(r) * (double)(OC * IC * size);
 }
