@@ -45,6 +45,7 @@ MEMORY = [
     "--preset moe-small --batch-size 2 --recompute 1 --shared-experts 1 --dense-layers 2 --gemm fp8",
     "--preset 30b-a3b --batch-size 1 --recompute 2 --ranks 64 --zero 2",
     "--preset 30b-a3b --batch-size 1 --recompute 2 --ranks 8 --zero 3",
+    "--preset 30b-a3b --batch-size 1 --recompute 2 --ranks 64 --zero 3 --gemm fp8",
     "--preset 350m --batch-size 2 --recompute 1 --ranks 4 --zero 3 --gemm fp8 --no-tie-embeddings",
     "--preset 30b-a3b --batch-size 1 --seq-len 16384 --ranks 8 --zero 1 --attention baseline",
 ]
