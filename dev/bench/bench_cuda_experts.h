@@ -34,7 +34,8 @@ static void kernels_of_router(Routing r, const int *choices) {
         k = kernel_case("router_forward", (double)router_forward_bytes(r), flops, "N %d C %d, %d of %d experts%s", r.N,
                         r.C, r.K, r.E, biased ? ", bias" : "");
         tensors(k, "fftfxxx", NE, n, R, R, NC, EC, E);
-        kernel_measure(k, [=](void **t) { router_forward(F(0), F(1), I(2), F(3), X(4), X(5), biased ? X(6) : NULL, r); });
+        kernel_measure(k,
+                       [=](void **t) { router_forward(F(0), F(1), I(2), F(3), X(4), X(5), biased ? X(6) : NULL, r); });
     }
     auto choose = [=](int at) {
         return [=](void **t) {
@@ -43,21 +44,22 @@ static void kernels_of_router(Routing r, const int *choices) {
     };
     k = kernel_case("router_totals", (double)router_totals_bytes(r), 0, "N %d, %d of %d experts", r.N, r.K, r.E);
     tensors(k, "ffft", 2 * E + 1, NE, n, R);
-    kernel_measure(k, [=](void **t) { router_totals(F(0), F(1), F(2), I(3), r); }, choose(3));
-    k = kernel_case("router_backward", (double)router_backward_bytes(r, true), 2 * flops,
-                    "N %d C %d, %d of %d experts", r.N, r.C, r.K, r.E);
+    kernel_measure(
+        k, [=](void **t) { router_totals(F(0), F(1), F(2), I(3), r); }, choose(3));
+    k = kernel_case("router_backward", (double)router_backward_bytes(r, true), 2 * flops, "N %d C %d, %d of %d experts",
+                    r.N, r.C, r.K, r.E);
     tensors(k, "xffxxfftfp", NC, EC, R, NC, EC, NE, n, R, R, E);
     kernel_measure(
         k,
         [=](void **t) {
-            router_backward(X(0), F(1), F(2), X(3), X(4), F(5), F(6), I(7), F(8), F(9), (real)1e-3, (real)1e-3, r, true);
+            router_backward(X(0), F(1), F(2), X(3), X(4), F(5), F(6), I(7), F(8), F(9), (real)1e-3, (real)1e-3, r,
+                            true);
         },
         choose(7));
     bool master = sizeof(floatX) == 2;
     k = kernel_case("router_balance", (double)router_balance_bytes(E, E, master), 0, "%d experts", r.E);
-    kernel_measure(tensors(k, "xfp", E, E, E), [=](void **t) {
-        router_balance(X(0), master ? F(1) : NULL, F(2), 1e-3, r.E, 0, r.E);
-    });
+    kernel_measure(tensors(k, "xfp", E, E, E),
+                   [=](void **t) { router_balance(X(0), master ? F(1) : NULL, F(2), 1e-3, r.E, 0, r.E); });
 }
 
 // What moves rows: N tokens, R rows of experts.
@@ -68,7 +70,8 @@ static void kernels_of_expert_rows(Routing r, int FE, const int *choices) {
     auto group = [=](int starts) { // and the two tensors after it
         return [=](void **t) { expert_group(I(starts), I(starts + 1), I(starts + 2), choices, r); };
     };
-    KernelCase k = kernel_case("expert_group", (double)expert_group_bytes(r), 0, "N %d, %d of %d experts", r.N, r.K, r.E);
+    KernelCase k =
+        kernel_case("expert_group", (double)expert_group_bytes(r), 0, "N %d, %d of %d experts", r.N, r.K, r.E);
     tensors(k, "tttt", E + 1, rows, rows, rows);
     kernel_measure(
         k, [=](void **t) { expert_group(I(0), I(1), I(2), I(3), r); },
@@ -77,17 +80,20 @@ static void kernels_of_expert_rows(Routing r, int FE, const int *choices) {
         });
     k = kernel_case("expert_gather", (double)expert_gather_bytes(r), 0, "N %d C %d, %d experts", r.N, r.C, r.K);
     tensors(k, "xxttt", RC, NC, E + 1, rows, rows);
-    kernel_measure(k, [=](void **t) { expert_gather(X(0), X(1), I(3), r); }, group(2));
+    kernel_measure(
+        k, [=](void **t) { expert_gather(X(0), X(1), I(3), r); }, group(2));
     for (int add = 0; add < 2; add++) {
         k = kernel_case("expert_combine", (double)expert_combine_bytes(r, add), 0, "N %d C %d, %d experts%s", r.N, r.C,
                         r.K, add ? ", adds" : "");
         tensors(k, "xxttt", NC, RC, E + 1, rows, rows);
-        kernel_measure(k, [=](void **t) { expert_combine(X(0), X(1), I(4), r, add); }, group(2));
+        kernel_measure(
+            k, [=](void **t) { expert_combine(X(0), X(1), I(4), r, add); }, group(2));
     }
     k = kernel_case("expert_swiglu_forward", (double)expert_swiglu_forward_bytes(rows, (size_t)FE), 0, "R %d F %d", R,
                     FE);
     tensors(k, "xxpttt", RF, 2 * RF, rows, E + 1, rows, rows);
-    kernel_measure(k, [=](void **t) { expert_swiglu_forward(X(0), X(1), F(2), I(4), R, FE, NULL); }, group(3));
+    kernel_measure(
+        k, [=](void **t) { expert_swiglu_forward(X(0), X(1), F(2), I(4), R, FE, NULL); }, group(3));
     k = kernel_case("expert_swiglu_backward", (double)expert_swiglu_backward_bytes(rows, (size_t)FE), 0, "R %d F %d", R,
                     FE);
     tensors(k, "xfxxpttt", 2 * RF, rows, RF, 2 * RF, rows, E + 1, rows, rows);
@@ -99,7 +105,8 @@ static void kernels_of_expert_rows(Routing r, int FE, const int *choices) {
 static void kernels_of_expert_products(const char *layer, Linear shape, Routing r, const int *choices) {
     int N = r.N, R = r.N * r.K, IC = shape.IC, OC = shape.OC;
     size_t rows = (size_t)R, in = rows * (size_t)IC, out = rows * (size_t)OC,
-           stride = round_up(round_up((size_t)OC, MATRIX_ROWS) * (size_t)IC, TENSOR_ALIGN), weights = (size_t)r.E * stride;
+           stride = round_up(round_up((size_t)OC, MATRIX_ROWS) * (size_t)IC, TENSOR_ALIGN),
+           weights = (size_t)r.E * stride;
     double flops = matmul_forward_flops(R, IC, OC), bytes = expert_linear_forward_bytes(r, IC, OC);
     auto group = [=](void **t) { expert_group(I(3), I(4), I(5), choices, r); };
     auto of = [=](const floatX *weight) {
