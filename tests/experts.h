@@ -53,6 +53,16 @@ static ModelConfig expert_config(int i, const char *variant) {
     return c;
 }
 
+// Random parameters; the bias is small, so that every expert is chosen.
+static void expert_randomise(Model *m, uint64_t seed) {
+    const ModelConfig *c = &m->plan.config;
+    case_randomise(m, seed);
+    for (int l = 0; l < c->L && c->router_bias; l++) {
+        const Tensor *bias = tensor_of(&m->plan.tensors, T_ROUTER_BIAS, l);
+        for (size_t e = 0; bias && e < bias->count; e++) m->params[bias->offset + e] *= (floatX)0.05;
+    }
+}
+
 // A model of the case with random parameters and large losses of the routers; returns B*T + 3 tokens.
 static int *expert_start(Model *m, int i, const char *variant, Purpose purpose, Recompute recompute) {
     const ModelCase *mc = &expert_cases[i].model;
@@ -60,11 +70,7 @@ static int *expert_start(Model *m, int i, const char *variant, Purpose purpose, 
     model_plan(m, &config, mc->B, mc->T, purpose, recompute, 0, 1, 0);
     model_alloc(m, NULL);
     ops_init(m->plan.workspace_bytes);
-    case_randomise(m, 7);
-    for (int l = 0; l < config.L && config.router_bias; l++) { // small, so that every expert is chosen
-        const Tensor *bias = tensor_of(&m->plan.tensors, T_ROUTER_BIAS, l);
-        for (size_t e = 0; bias && e < bias->count; e++) m->params[bias->offset + e] *= (floatX)0.05;
-    }
+    expert_randomise(m, 7);
     m->router.aux_weight = 0.5, m->router.z_weight = 0.1;
     return case_tokens(mc->B * mc->T + 3, mc->V, 3);
 }
