@@ -164,6 +164,35 @@ static void test_expert_mistakes(void) {
         "status %d: %.500s%.500s", r.status, r.out, r.err);
 }
 
+// Each weight of a router's loss has an effect of its own.
+static void test_router_loss_options(void) {
+    static const char *const weights[3] = {"--router-aux 0 --router-z 0", "--router-aux 0 --router-z 1",
+                                           "--router-aux 1 --router-z 0"};
+    ProgramData d = program_data();
+    ProgramResult r;
+    const char *dir = d.dir.path;
+    for (int i = 0; i < 3; i++) {
+        run_command(&r,
+                    "%s --train-data '%s/train.bin' %s --experts 4 --experts-active 2 --expert-ffn 16 %s --dump-grads "
+                    "'%s/grads%d.safetensors'",
+                    test_program(), dir, small_model, weights[i], dir, i);
+        EXPECT_STATUS(r, 0);
+        for (int j = 0; j < i; j++) {
+            run_command(&r, "cmp '%s/grads%d.safetensors' '%s/grads%d.safetensors'", dir, i, dir, j);
+            EXPECT(r.status == 1, "the same gradients with %s and %s", weights[i], weights[j]);
+        }
+    }
+    // with a bias the default of --router-aux is 0
+    for (int i = 0; i < 2; i++)
+        run_command(&r,
+                    "%s --train-data '%s/train.bin' %s --experts 4 --experts-active 2 --expert-ffn 16 --router-bias %s "
+                    "--dump-grads '%s/bias%d.safetensors'",
+                    test_program(), dir, small_model, i ? "--router-aux 0" : "", dir, i);
+    run_command(&r, "cmp '%s/bias0.safetensors' '%s/bias1.safetensors'", dir, dir);
+    EXPECT(r.status == 0, "--router-bias without --router-aux: %.200s", r.out);
+    test_remove_directory(&d.dir);
+}
+
 // The loss is that of the language model alone, the gradients and updates include the losses of the routers. A run with
 // micro-steps is resumed bit for bit. A dense model has no experts, and a model with experts is not a dense one.
 static void test_expert_runs(void) {
@@ -187,6 +216,9 @@ static void test_expert_runs(void) {
         log_value_of_step(&d, "whole", 6, keys[k], &whole);
         log_value_of_step(&d, "parts", 6, keys[k], &parts);
         EXPECT(whole == parts && whole > 0, "%s of step 6 is %.9g, resumed %.9g", keys[k], whole, parts);
+        // of the whole update: 1 if all experts are equal, and the square of ln 4 if all logits are 0
+        double equal = k == 1 ? 1 : pow(log(4), 2);
+        EXPECT(k == 0 || fabs(whole / equal - 1) < 0.2, "%s of step 6 is %.9g", keys[k], whole);
     }
     run_command(&r, "%s --init '%s/whole/checkpoints/step_00000006' --probe '%s/probe.json' --val-data '%s/val.bin'",
                 test_program(), dir, dir, dir);
@@ -206,6 +238,7 @@ static const Test expert_runs_tests[] = {
     {"a run with --router-bias resumes bit for bit", test_router_bias_resumes},
     {"losses of routers are not part of the loss, and runs with experts resume bit for bit", test_expert_runs},
     {"a run with experts that was rolled back equals one that passed over the same data", test_expert_rollback},
+    {"--router-aux and --router-z weigh losses of their own", test_router_loss_options},
     {"mistakes in the sizes of experts are one line each", test_expert_mistakes},
 };
 enum { EXPERT_RUNS_TEST_COUNT = sizeof(expert_runs_tests) / sizeof(expert_runs_tests[0]) };
