@@ -62,14 +62,16 @@ static void check_router(const Case *c) {
 static const Check router_check = {"router", check_router, "N C E K losses bias"};
 
 // K different experts for each token. skew 0: any; 1: the same for all tokens; 2: only those with even numbers, if
-// there are enough
+// there are enough; 3: the first K for a whole tile of tokens, then for each token the K that follow
 static void fill_experts(Tensor &experts, Routing r, int skew) {
     std::vector<int> order((size_t)r.E);
     for (int n = 0; n < r.N; n++) {
         for (int e = 0; e < r.E; e++) order[(size_t)e] = skew == 2 && 2 * r.K <= r.E ? 2 * e % r.E : e;
         int choices = skew == 2 && 2 * r.K <= r.E ? (r.E + 1) / 2 : r.E;
         for (int k = 0; k < r.K; k++) {
-            if (skew != 1) std::swap(order[(size_t)k], order[(size_t)(k + test_random_int(&test_random, choices - k))]);
+            if (skew == 3) order[(size_t)k] = n < EXPERT_TILE ? k : (r.K * (n - EXPERT_TILE + 1) + k) % r.E;
+            else if (skew != 1)
+                std::swap(order[(size_t)k], order[(size_t)(k + test_random_int(&test_random, choices - k))]);
             experts.set(product(n, r.K) + (size_t)k, order[(size_t)k]);
         }
     }
