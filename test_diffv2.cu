@@ -69,6 +69,7 @@ static const Case cuda_cases[] = {
     {&router_check, {13, 40, 70, 8, 1, 1}, 1, "more experts than lanes, not evenly; unaligned rows"},
     {&router_check, {300, 8, 5, 3, 1, 0}, 0, "more rows than threads; an odd number of experts"},
     {&router_check, {65, 16, 12, 3, 0, 1}, 0, "a bias, equal logits"},
+    {&router_check, {9, 16, 40, 3, 2, 0}, 0, "NaN comes first"},
     {&experts_check, {1, 8, 1, 1, 8, 0}, 0, "one expert, one row"},
     {&experts_check, {37, 16, 4, 2, 24, 0}, 0, "packs"},
     {&experts_check, {300, 72, 3, 2, 72, 1}, 0, "all rows at two experts, none at the third; several pieces"},
