@@ -156,6 +156,7 @@ static bool checkpoint_test_child(int argc, char **argv) {
                c.rope_theta, c.rms_norm_eps, c.tied);
         if (c.window) printf(", window %d, full every %d, yoco %d", c.window, c.full_every, c.yoco);
         if (c.qk_norm) printf(", qk-norm");
+        if (c.E) printf(", %d of %d experts of %d", c.K, c.E, c.FE);
         printf("\n");
     } else if (strncmp(action, "load", 4) == 0) { // load-weights, load-all, load-master
         ModelConfig config = ckpt_config("diff_v2", strcmp(more, "untied") != 0);
@@ -692,6 +693,8 @@ static void ckpt_write_config(const char *directory, const char *without, const 
 #define MINISTRAL "\"model_type\": \"ministral\", \"num_key_value_heads\": null"
 #define QWEN3 "\"model_type\": \"qwen3\", \"num_key_value_heads\": 2, \"head_dim\": 8"
 #define QWEN3_WINDOW QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 8"
+#define MIXTRAL_WITHOUT "\"model_type\": \"mixtral\", \"num_key_value_heads\": null"
+#define MIXTRAL MIXTRAL_WITHOUT ", \"rope_theta\": 1e6, \"rms_norm_eps\": 1e-5"
 static void test_config_defaults(void) {
     static const struct {
         const char *without, *more, *want;
@@ -742,6 +745,14 @@ static void test_config_defaults(void) {
          "baseline C 64 NH 4 NKV 2 D 8 theta 10000 eps 1e-06 tied 0, window 8, full every 2, yoco 0, qk-norm\n"},
         {"model_type", QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": null, \"use_qk_norm\": true",
          "baseline C 64 NH 4 NKV 2 D 8 theta 10000 eps 1e-06 tied 0, qk-norm\n"},
+        // the class has other defaults of theta and eps, which must be there; those of experts need not
+        {"model_type", MIXTRAL, "baseline C 64 NH 4 NKV 4 D 16 theta 1e+06 eps 1e-05 tied 0, 2 of 8 experts of 128\n"},
+        {"model_type", MIXTRAL ", \"num_local_experts\": 3, \"num_experts_per_tok\": 1, \"sliding_window\": 8",
+         "baseline C 64 NH 4 NKV 4 D 16 theta 1e+06 eps 1e-05 tied 0, window 8, full every 0, yoco 0, 1 of 3 experts "
+         "of "
+         "128\n"},
+        {"model_type", MIXTRAL_WITHOUT ", \"rms_norm_eps\": 1e-6, \"rope_parameters\": {\"rope_theta\": 7}",
+         "baseline C 64 NH 4 NKV 4 D 16 theta 7 eps 1e-06 tied 0, 2 of 8 experts of 128\n"},
     };
     TestDirectory d = test_make_directory();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -751,7 +762,6 @@ static void test_config_defaults(void) {
     test_remove_directory(&d);
 }
 
-#define MIXTRAL "\"model_type\": \"mixtral\", \"num_key_value_heads\": null"
 #define EXPERTS_OF(E, K) "\"attention\": \"sink\", \"num_local_experts\": " E ", \"num_experts_per_tok\": " K
 static void test_config_refusals(void) {
     static const struct {
@@ -825,6 +835,9 @@ static void test_config_refusals(void) {
         {"", "\"quantization_config\": {}", "quantization_config is {}"},
         {"", "\"partial_rotary_factor\": 0.5", "partial_rotary_factor is 0.5"},
         {"", "\"num_local_experts\": 8", "num_local_experts is 8"},
+        {"model_type", MIXTRAL_WITHOUT ", \"rope_theta\": 1e6", "the key rms_norm_eps is missing"},
+        {"model_type", MIXTRAL_WITHOUT ", \"rms_norm_eps\": 1e-5",
+         "the key rope_theta is missing, and model_type is \"mixtral\""},
         {"model_type", MIXTRAL ", \"num_experts_per_tok\": 9", "must be from 1 to the 8 experts, not 9"},
         {"model_type", MIXTRAL ", \"num_shared_experts\": 1", "model_type is \"mixtral\", which does not have it"},
         {"model_type", MIXTRAL ", \"router_bias\": true", "model_type is \"mixtral\", which has no such bias"},
@@ -882,6 +895,8 @@ static void test_config_refusals(void) {
 #undef MINISTRAL
 #undef QWEN3
 #undef QWEN3_WINDOW
+#undef MIXTRAL
+#undef MIXTRAL_WITHOUT
     ckpt_refused("config", ckpt_path("%s/none", d.path).text, "", "none/config.json: No such file");
     test_remove_directory(&d);
 }

@@ -6,6 +6,7 @@ errors against a calculation by hand; files that are refused; what training, --e
 #define TESTS_CHOICES_H
 #include "choice_file.h"
 #include "evaluation.h"
+#include "experts.h"
 #include "harness.h"
 #include "model.h"
 #include "program.h"
@@ -50,28 +51,27 @@ static CompletionScore score_by_generation(Model *model, const ChoiceTask *t, co
 
 // A score adds up to 40 losses, each of a few sums of some tens of products of numbers near 1: an error of 64 epsilon
 // each.
-static void expect_scores(const ModelCase *mc, const AttentionVariant *variant, const ChoiceTask *t, Purpose purpose) {
-    ModelConfig config = case_config(mc, variant);
+static void expect_scores(const ModelConfig *config, int B, const char *why, const ChoiceTask *t, Purpose purpose) {
+    const char *name = config->attention->name;
     Model model;
     EXPECT(t->row_count <= 64, "%d rows", t->row_count);
     CompletionScore wanted[64], scores[64];
     int order[64];
-    case_open(&model, &config, 1, mc->T, FOR_GENERATION);
-    case_randomise(&model, 7);
+    case_open(&model, config, 1, config->T, FOR_GENERATION);
+    expert_randomise(&model, 7);
     for (int i = 0; i < t->row_count; i++) wanted[i] = score_by_generation(&model, t, &t->rows[i]);
     case_close(&model);
-    case_open(&model, &config, mc->B, mc->T, purpose);
-    case_randomise(&model, 7);
+    case_open(&model, config, B, config->T, purpose);
+    expert_randomise(&model, 7);
     EvaluationModel m = evaluation_model(&model);
     memset(scores, 0, sizeof(scores));
     choices_score(&m, t, order, choices_deal(t, 0, 1, order), scores);
     for (int i = 0; i < t->row_count; i++) {
         double tolerance = 64 * 0x1p-23 * t->rows[i].length;
         EXPECT(fabs(scores[i].sum - wanted[i].sum) <= tolerance && scores[i].sum < 0,
-               "%s, %s: completion %d scores %.9g, by generation %.9g", variant->name, mc->why, i, scores[i].sum,
-               wanted[i].sum);
-        EXPECT(!t->single || scores[i].greedy == wanted[i].greedy, "%s, %s: completion %d is %sgreedy", variant->name,
-               mc->why, i, wanted[i].greedy ? "" : "not ");
+               "%s, %s: completion %d scores %.9g, by generation %.9g", name, why, i, scores[i].sum, wanted[i].sum);
+        EXPECT(!t->single || scores[i].greedy == wanted[i].greedy, "%s, %s: completion %d is %sgreedy", name, why, i,
+               wanted[i].greedy ? "" : "not ");
     }
     case_close(&model);
 }
@@ -86,7 +86,25 @@ static void test_scores_by_generation(void) {
         choice_write_random(path, 1 + v % 4, single ? 9 : 4, single ? 1 : 3, mc->V, mc->T, (uint64_t)v);
         ChoiceTask t = open_choices(&d, mc->V, mc->T);
         EXPECT(t.single == single && t.version == 1 + v % 4, "single %d, version %d", t.single, t.version);
-        expect_scores(mc, &attention_variants[v], &t, v % 2 ? FOR_TRAINING : FOR_EVALUATION);
+        ModelConfig config = case_config(mc, &attention_variants[v]);
+        expect_scores(&config, mc->B, mc->why, &t, v % 2 ? FOR_TRAINING : FOR_EVALUATION);
+        choices_close(&t);
+    }
+    test_remove_directory(&d);
+}
+
+// The experts of a token do not depend on the rows beside it, nor on those that pad a batch.
+static void test_expert_scores_by_generation(void) {
+    TestDirectory d = test_make_directory();
+    char path[600];
+    FORMAT(path, "%s/choices.bin", d.path);
+    for (int i = 0; i < EXPERT_CASE_COUNT; i++) {
+        ModelConfig config = expert_config(i, "diff_v2");
+        config.T = 40;
+        bool single = i % 2;
+        choice_write_random(path, 1 + i % 4, single ? 9 : 4, single ? 1 : 3, config.V, config.T, (uint64_t)i);
+        ChoiceTask t = open_choices(&d, config.V, config.T);
+        expect_scores(&config, 3, expert_cases[i].model.why, &t, i % 2 ? FOR_EVALUATION : FOR_TRAINING);
         choices_close(&t);
     }
     test_remove_directory(&d);
@@ -517,6 +535,7 @@ static void test_choices_of_ranks(void) {
 
 static const Test choices_tests[] = {
     {"scores of completions equal those of generation, for all variants and versions", test_scores_by_generation},
+    {"scores of completions by a model with experts equal those of generation", test_expert_scores_by_generation},
     {"a token is the most likely one only before equal ones", test_greedy},
     {"accuracies, bits per byte and their errors equal a calculation by hand", test_sums_by_hand},
     {"examples of one completion count when every token is the most likely one", test_sums_of_single_completions},

@@ -10,11 +10,12 @@ static void fill_eighths(Tensor &t) {
     for (size_t k = 0; k < t.count; k++) t.set(k, (test_random_int(&test_random, 9) - 4) / 8.0);
 }
 
-// n: N C E K, whether the two losses of the router have weights, whether there is a bias
+// n: N C E K, whether the two losses of the router have weights (2: no, and the logits of two experts are NaN), whether
+// there is a bias
 static void check_router(const Case *c) {
     Routing r = {c->n[0], c->n[1], c->n[2], c->n[3]};
     twin::Routing t = {r.N, r.C, r.E, r.K};
-    const double balance = c->n[4] ? 0.75 : 0, z = c->n[4] ? 0.0625 : 0;
+    const double balance = c->n[4] == 1 ? 0.75 : 0, z = c->n[4] == 1 ? 0.0625 : 0;
     for (int add = 0; add < 2; add++) {
         Operands o(c->shift);
         size_t NE = product(r.N, r.E), NK = product(r.N, r.K), totals_count = 2 * (size_t)r.E + 1;
@@ -29,7 +30,9 @@ static void check_router(const Case *c) {
         fill_eighths(x);
         fill_eighths(weight);
         fill_eighths(bias);
-        for (size_t e = 0; e < (size_t)r.E; e++) loads.set(e, c->n[4] ? 1 + test_random_int(&test_random, 9) : NAN);
+        for (int i = 0; i < r.C && c->n[4] == 2; i++)
+            for (int e = 1; e < r.E; e += r.E - 2) weight.set(product(e, r.C) + (size_t)i, NAN);
+        for (size_t e = 0; e < (size_t)r.E; e++) loads.set(e, c->n[4] == 1 ? 1 + test_random_int(&test_random, 9) : NAN);
         if (!add) dweight.poison();
         o.run(router_workspace_bytes(r), [&] {
             router_forward(logits.f(), lse.f(), experts.i(), weights.f(), x.x(), weight.x(),
@@ -62,14 +65,16 @@ static void check_router(const Case *c) {
 static const Check router_check = {"router", check_router, "N C E K losses bias"};
 
 // K different experts for each token. skew 0: any; 1: the same for all tokens; 2: only those with even numbers, if
-// there are enough
+// there are enough; 3: the first K for a whole tile of tokens, then for each token the K that follow
 static void fill_experts(Tensor &experts, Routing r, int skew) {
     std::vector<int> order((size_t)r.E);
     for (int n = 0; n < r.N; n++) {
         for (int e = 0; e < r.E; e++) order[(size_t)e] = skew == 2 && 2 * r.K <= r.E ? 2 * e % r.E : e;
         int choices = skew == 2 && 2 * r.K <= r.E ? (r.E + 1) / 2 : r.E;
         for (int k = 0; k < r.K; k++) {
-            if (skew != 1) std::swap(order[(size_t)k], order[(size_t)(k + test_random_int(&test_random, choices - k))]);
+            if (skew == 3) order[(size_t)k] = n < EXPERT_TILE ? k : (r.K * (n - EXPERT_TILE + 1) + k) % r.E;
+            else if (skew != 1)
+                std::swap(order[(size_t)k], order[(size_t)(k + test_random_int(&test_random, choices - k))]);
             experts.set(product(n, r.K) + (size_t)k, order[(size_t)k]);
         }
     }

@@ -4,6 +4,7 @@ expert_runs.h: tests of the trainer with experts, as its user runs it: whole run
 #ifndef TESTS_EXPERT_RUNS_H
 #define TESTS_EXPERT_RUNS_H
 #include "program.h"
+#include "spikes.h"
 
 // Trains "whole" without and "parts" with an interruption after half of the steps, and compares their weights.
 static void expect_resumed(const ProgramData *d, const char *experts, int steps) {
@@ -54,6 +55,81 @@ static void test_router_bias_resumes(void) {
     test_remove_directory(&d.dir);
 }
 
+// Two steps and a checkpoint, then two steps on the next data. back: two bad steps lie between, which a rollback reverts.
+// Otherwise their data are passed over.
+typedef struct {
+    floatX *params;
+    real *moments; // m, then v
+    size_t params_bytes, moments_bytes;
+    double aux, z;  // of the last step
+    size_t changed; // weights that the bad steps changed
+} RolledBack;
+static RolledBack run_rolled_back(const ProgramData *d, const char *gemm, bool back) {
+    char options[700];
+    StepResult last;
+    memset(&last, 0, sizeof(last));
+    FORMAT(options,
+           "--experts 4 --experts-active 2 --expert-ffn 16 --router-bias --router-bias-rate 0.01 --router-aux 0.1 "
+           "--total-batch 128 --gemm %s --rollback 1:1 --lr 1e-2 --checkpoint-every 9 --no-checkpoint-background "
+           "--out %s/%s%d",
+           gemm, d->dir.path, gemm, back);
+    InnerRun *inner = inner_open(d, options);
+    Run *run = &inner->run;
+    const Model *model = &run->model;
+    size_t params_bytes = model->plan.params_bytes, moments_bytes = model->plan.moments_bytes;
+    RolledBack r = {(floatX *)checked_calloc(1, params_bytes),
+                    (real *)checked_calloc(1, moments_bytes),
+                    params_bytes,
+                    moments_bytes,
+                    0,
+                    0,
+                    0};
+    for (int step = 0; step < 2; step++) run_step(run);
+    run_checkpoint(run, false);
+    memcpy(r.params, model->params, params_bytes);
+    if (back) {
+        for (int step = 0; step < 2; step++) run_step(run);
+        for (size_t i = 0; i < params_bytes / sizeof(floatX); i++) r.changed += r.params[i] != model->params[i];
+        rollback_record_step(&run->state.rollback, run->state.step, true);
+        run_roll_back(run);
+    } else {
+        uint64_t of_step = run->state.next_window / 2;
+        dataloader_start(&run->train, run->state.next_window + 2 * of_step);
+    }
+    EXPECT(run->state.step == 2 && run->state.updates == 2, "%s: the run is at step %d", gemm, (int)run->state.step);
+    for (int step = 0; step < 2; step++) last = run_step(run);
+    memcpy(r.params, model->params, params_bytes);
+    memcpy(r.moments, model->m, moments_bytes);
+    r.aux = last.router_aux, r.z = last.router_z;
+    const Tensor *bias = tensor_of(&model->plan.tensors, T_ROUTER_BIAS, 1);
+    double moved = 0;
+    for (size_t e = 0; e < bias->count; e++) moved += fabs((double)r.params[bias->offset + e]);
+    EXPECT(moved > 0, "%s: the biases are %g in sum", gemm, moved);
+    inner_close(inner);
+    return r;
+}
+
+static void test_expert_rollback(void) {
+    static const char *const gemms[] = {"fp32", "bf16", "fp8"}; // the last two: with rounded copies of the weights
+    ProgramData d = program_data();
+    for (int i = 0; i < 3; i++) {
+        RolledBack skipped = run_rolled_back(&d, gemms[i], false), back = run_rolled_back(&d, gemms[i], true);
+        EXPECT(back.changed > 1000, "%s: the bad steps changed %zu weights", gemms[i], back.changed);
+        EXPECT(memcmp(skipped.params, back.params, back.params_bytes) == 0, "%s: other weights after a rollback",
+               gemms[i]);
+        EXPECT(memcmp(skipped.moments, back.moments, back.moments_bytes) == 0, "%s: other moments after a rollback",
+               gemms[i]);
+        EXPECT(skipped.aux == back.aux && skipped.z == back.z && back.aux > 0 && back.z > 0,
+               "%s: the routers' losses are %.9g and %.9g, after a rollback %.9g and %.9g", gemms[i], skipped.aux,
+               skipped.z, back.aux, back.z);
+        free(skipped.params);
+        free(skipped.moments);
+        free(back.params);
+        free(back.moments);
+    }
+    test_remove_directory(&d.dir);
+}
+
 // Each mistake in the sizes of experts is one line.
 static void test_expert_mistakes(void) {
     static const struct {
@@ -88,6 +164,35 @@ static void test_expert_mistakes(void) {
         "status %d: %.500s%.500s", r.status, r.out, r.err);
 }
 
+// Each weight of a router's loss has an effect of its own.
+static void test_router_loss_options(void) {
+    static const char *const weights[3] = {"--router-aux 0 --router-z 0", "--router-aux 0 --router-z 1",
+                                           "--router-aux 1 --router-z 0"};
+    ProgramData d = program_data();
+    ProgramResult r;
+    const char *dir = d.dir.path;
+    for (int i = 0; i < 3; i++) {
+        run_command(&r,
+                    "%s --train-data '%s/train.bin' %s --experts 4 --experts-active 2 --expert-ffn 16 %s --dump-grads "
+                    "'%s/grads%d.safetensors'",
+                    test_program(), dir, small_model, weights[i], dir, i);
+        EXPECT_STATUS(r, 0);
+        for (int j = 0; j < i; j++) {
+            run_command(&r, "cmp '%s/grads%d.safetensors' '%s/grads%d.safetensors'", dir, i, dir, j);
+            EXPECT(r.status == 1, "the same gradients with %s and %s", weights[i], weights[j]);
+        }
+    }
+    // with a bias the default of --router-aux is 0
+    for (int i = 0; i < 2; i++)
+        run_command(&r,
+                    "%s --train-data '%s/train.bin' %s --experts 4 --experts-active 2 --expert-ffn 16 --router-bias %s "
+                    "--dump-grads '%s/bias%d.safetensors'",
+                    test_program(), dir, small_model, i ? "--router-aux 0" : "", dir, i);
+    run_command(&r, "cmp '%s/bias0.safetensors' '%s/bias1.safetensors'", dir, dir);
+    EXPECT(r.status == 0, "--router-bias without --router-aux: %.200s", r.out);
+    test_remove_directory(&d.dir);
+}
+
 // The loss is that of the language model alone, the gradients and updates include the losses of the routers. A run with
 // micro-steps is resumed bit for bit. A dense model has no experts, and a model with experts is not a dense one.
 static void test_expert_runs(void) {
@@ -111,6 +216,9 @@ static void test_expert_runs(void) {
         log_value_of_step(&d, "whole", 6, keys[k], &whole);
         log_value_of_step(&d, "parts", 6, keys[k], &parts);
         EXPECT(whole == parts && whole > 0, "%s of step 6 is %.9g, resumed %.9g", keys[k], whole, parts);
+        // of the whole update: 1 if all experts are equal, and the square of ln 4 if all logits are 0
+        double equal = k == 1 ? 1 : pow(log(4), 2);
+        EXPECT(k == 0 || fabs(whole / equal - 1) < 0.2, "%s of step 6 is %.9g", keys[k], whole);
     }
     run_command(&r, "%s --init '%s/whole/checkpoints/step_00000006' --probe '%s/probe.json' --val-data '%s/val.bin'",
                 test_program(), dir, dir, dir);
@@ -129,6 +237,8 @@ static void test_expert_runs(void) {
 static const Test expert_runs_tests[] = {
     {"a run with --router-bias resumes bit for bit", test_router_bias_resumes},
     {"losses of routers are not part of the loss, and runs with experts resume bit for bit", test_expert_runs},
+    {"a run with experts that was rolled back equals one that passed over the same data", test_expert_rollback},
+    {"--router-aux and --router-z weigh losses of their own", test_router_loss_options},
     {"mistakes in the sizes of experts are one line each", test_expert_mistakes},
 };
 enum { EXPERT_RUNS_TEST_COUNT = sizeof(expert_runs_tests) / sizeof(expert_runs_tests[0]) };

@@ -53,6 +53,16 @@ static ModelConfig expert_config(int i, const char *variant) {
     return c;
 }
 
+// Random parameters; the bias is small, so that every expert is chosen.
+static void expert_randomise(Model *m, uint64_t seed) {
+    const ModelConfig *c = &m->plan.config;
+    case_randomise(m, seed);
+    for (int l = 0; l < c->L && c->router_bias; l++) {
+        const Tensor *bias = tensor_of(&m->plan.tensors, T_ROUTER_BIAS, l);
+        for (size_t e = 0; bias && e < bias->count; e++) m->params[bias->offset + e] *= (floatX)0.05;
+    }
+}
+
 // A model of the case with random parameters and large losses of the routers; returns B*T + 3 tokens.
 static int *expert_start(Model *m, int i, const char *variant, Purpose purpose, Recompute recompute) {
     const ModelCase *mc = &expert_cases[i].model;
@@ -60,11 +70,7 @@ static int *expert_start(Model *m, int i, const char *variant, Purpose purpose, 
     model_plan(m, &config, mc->B, mc->T, purpose, recompute, 0, 1, 0);
     model_alloc(m, NULL);
     ops_init(m->plan.workspace_bytes);
-    case_randomise(m, 7);
-    for (int l = 0; l < config.L && config.router_bias; l++) { // small, so that every expert is chosen
-        const Tensor *bias = tensor_of(&m->plan.tensors, T_ROUTER_BIAS, l);
-        for (size_t e = 0; bias && e < bias->count; e++) m->params[bias->offset + e] *= (floatX)0.05;
-    }
+    expert_randomise(m, 7);
     m->router.aux_weight = 0.5, m->router.z_weight = 0.1;
     return case_tokens(mc->B * mc->T + 3, mc->V, 3);
 }
@@ -358,6 +364,28 @@ static void test_experts_recomputed(void) {
     linear_configure(GEMM_FP32);
 }
 
+// Products in bf16 are near those of fp32, in each expert. Every expert is selected, so that no choice differs.
+static void test_experts_rounded(void) {
+    enum { CASE = 1 };
+    const ModelCase *mc = &expert_cases[CASE].model;
+    Model exact, m;
+    if (sizeof(real) != sizeof(float)) return;
+    int *tokens = expert_start(&exact, CASE, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING);
+    case_loss(&exact, tokens, mc->B, mc->T, true);
+    linear_configure(GEMM_BF16);
+    free(expert_start(&m, CASE, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING));
+    case_loss(&m, tokens, mc->B, mc->T, true);
+    for (int t = 0; t < m.plan.tensors.count; t++) {
+        const Tensor *of = &m.plan.tensors.tensors[t];
+        double error = gradient_distance(m.grads + of->offset, exact.grads + of->offset, of->count);
+        EXPECT(!of->row->per_expert || (error > 0 && error < 0.05),
+               "the gradient of %s differs by %.3g from that of fp32", of->name, error);
+    }
+    model_free(&m, true);
+    linear_configure(GEMM_FP32);
+    case_end(&exact, tokens);
+}
+
 // The losses of the routers are functions of the update, not of its division into micro-steps. So are the gradients
 // without the load-balancing loss, whose shares grow with the micro-steps.
 static void test_experts_accumulate(void) {
@@ -454,6 +482,60 @@ static void test_router_statistics(void) {
     test_router_statistics_of(2); // one of four, after a layer without experts
 }
 
+// The losses of the routers by their definitions, from the weights of the routers.
+static void test_router_losses(void) {
+    for (int i = 0; i < 3; i += 2) { // two of five experts; one of four, after a layer without experts
+        Model m;
+        int *tokens = expert_start(&m, i, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING);
+        const ModelCase *mc = &expert_cases[i].model;
+        const ModelConfig *c = &m.plan.config;
+        double aux = 0, z = 0, N = mc->B * mc->T, layers = c->L - c->dense_layers;
+        expert_loss(&m, tokens, mc->B, mc->T);
+        for (int l = c->dense_layers; l < c->L; l++) {
+            double load[8] = {0}, mean[8] = {0};
+            for (int n = 0; n < (int)N; n++) {
+                double logits[8], sum = 0;
+                for (int e = 0; e < c->E; e++) {
+                    logits[e] = 0;
+                    for (int k = 0; k < c->C; k++)
+                        logits[e] +=
+                            (double)m.acts.layers[l].norm2[n * c->C + k] * (double)param(&m, T_ROUTER, l)[e * c->C + k];
+                    sum += exp(logits[e]);
+                }
+                z += log(sum) * log(sum) / N / layers;
+                for (int e = 0; e < c->E; e++) {
+                    int larger = 0;
+                    for (int other = 0; other < c->E; other++) larger += logits[other] > logits[e];
+                    load[e] += (larger < c->K) / (N * c->K);
+                    mean[e] += exp(logits[e]) / sum / N;
+                }
+            }
+            for (int e = 0; e < c->E; e++) aux += c->E * load[e] * mean[e] / layers;
+        }
+        EXPECT(fabs(m.router.aux - aux) < 1e-5 * aux && fabs(m.router.z - z) < 1e-5 * z,
+               "%s: load balancing %.9g, not %.9g; z %.9g, not %.9g", mc->why, m.router.aux, aux, m.router.z, z);
+        case_end(&m, tokens);
+    }
+}
+
+// The MLP that every token passes: the shared experts side by side, or that of a dense layer.
+static void test_shared_expert_shapes(void) {
+    ModelConfig c = expert_config(2, "diff_v2");
+    Model m;
+    case_open(&m, &c, 1, 4, FOR_EVALUATION);
+    for (int l = 0; l < c.L; l++) {
+        size_t width = l < 1 ? 20 : 2 * 16;
+        const Tensor *gate = tensor_of(&m.plan.tensors, T_MLP_GATE, l), *up = tensor_of(&m.plan.tensors, T_MLP_UP, l),
+                     *down = tensor_of(&m.plan.tensors, T_MLP_DOWN, l),
+                     *expert = tensor_of(&m.plan.tensors, T_EXPERT_GATE, l);
+        EXPECT(gate->shape[0] == width && up->shape[0] == width && down->shape[1] == width,
+               "layer %d: widths %zu, %zu and %zu, not %zu", l, gate->shape[0], up->shape[0], down->shape[1], width);
+        EXPECT(l < 1 ? !expert : expert && expert->shape[0] == 16, "layer %d: %s", l,
+               expert ? "an expert of another width" : "no experts");
+    }
+    case_close(&m);
+}
+
 // Every row of every expert, and of the other matrices of a block, has levels of 4 bits; the router is not rounded.
 static void test_quantized_experts(void) {
     Model m;
@@ -509,9 +591,12 @@ static const Test expert_tests[] = {
     {"config.json holds a model with experts, as a Mixtral where that has all of it", test_expert_configs},
     {"one expert is an MLP", test_one_expert_is_an_mlp},
     {"gradients of experts are bitwise equal at every level of recomputation", test_experts_recomputed},
+    {"products of every expert in bf16 are near those of fp32", test_experts_rounded},
     {"gradients and losses of experts add up over micro-steps", test_experts_accumulate},
     {"generation with experts computes the logits of a whole forward", test_experts_generate},
     {"statistics of a router are those of its definition", test_router_statistics},
+    {"the losses of routers are those of their definitions", test_router_losses},
+    {"shared experts are one MLP, as wide as all of them", test_shared_expert_shapes},
     {"--quantize rounds the weights and inputs of experts", test_quantized_experts},
     {"--match-params and --match-active change the width of the experts", test_experts_match_parameters},
 };

@@ -260,6 +260,47 @@ static void test_ranks_and_micro_batches(void) {
     }
 }
 
+// The bias follows the loads of all ranks, also if no loss of the routers needs them. The losses that are logged are
+// those of all ranks.
+static void test_router_bias_of_ranks(void) {
+    static const char *const keys[] = {"router_aux", "router_z"};
+    ProgramData d = fault_data();
+    ProgramResult r;
+    char path[700];
+    float bias[3][4];
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        char out[20], options[300];
+        FORMAT(out, "bias%d", ranks);
+        FORMAT(options,
+               "--steps 4 --total-batch 192 --batch-size %d --router-bias --router-bias-rate 0.01 --dense-layers 1 "
+               "--zero %d " EXPERTS,
+               12 / ranks, ranks - 1);
+        ranks_train(&r, &d, ranks, "", out, options);
+        EXPECT_STATUS(r, 0);
+        FORMAT(path, "%s/%s/checkpoints/step_00000004", d.dir.path, out);
+        SafeTensors *s = safetensors_open(path);
+        safetensors_read(s, "model.layers.2.block_sparse_moe.gate.e_score_correction_bias", 0, 4, bias[ranks - 1],
+                         DTYPE_F32);
+        safetensors_close(s);
+        double moved = 0;
+        for (int e = 0; e < 4; e++) {
+            moved += fabs((double)bias[ranks - 1][e]);
+            EXPECT(bias[0][e] == bias[ranks - 1][e], "%d ranks: the bias of expert %d is %g, with one rank %g", ranks,
+                   e, (double)bias[ranks - 1][e], (double)bias[0][e]);
+        }
+        EXPECT(moved > 0, "%d ranks: no bias has moved", ranks);
+        for (int k = 0; k < 2; k++) {
+            double one[8], all[8];
+            int count = ranks_log(&d, "bias1", keys[k], one, 8);
+            EXPECT(count == 4 && ranks_log(&d, out, keys[k], all, 8) == 4, "%d steps", count);
+            for (int i = 0; i < count; i++)
+                EXPECT(fabs(one[i] - all[i]) <= RANKS_TOLERANCE * one[i] && one[i] > 0,
+                       "%d ranks: %s of step %d is %.9g, with one rank %.9g", ranks, keys[k], i + 1, all[i], one[i]);
+        }
+    }
+    test_remove_directory(&d.dir);
+}
+
 static void test_zero_levels(void) {
     static const struct {
         int total;
@@ -1081,6 +1122,7 @@ static void test_memory_of_ranks(void) {
 
 static const Test ranks_program_tests[] = {
     {"ranks, micro-batches and --zero give the losses of one rank", test_ranks_and_micro_batches},
+    {"a router's bias and losses are those of the tokens of all ranks", test_router_bias_of_ranks},
     {"--zero 0, 1, 2 and 3 give the same bits", test_zero_levels},
     {"in fp8, ranks with micro-batches of one size give the losses of one rank", test_micro_batches_in_fp8},
     {"results are bitwise equal for all bucket sizes", test_bucket_bits},

@@ -23,7 +23,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM
-from transformers import MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
@@ -519,6 +519,104 @@ def test_qwen3_directories_of_transformers_load_as_baseline_with_qk_norm_and_are
         changed = {k: v for k, v in {**config, **changes}.items() if k not in changes or v is not None}
         (path / "config.json").write_text(json.dumps(changed))
         expect_refusal(path, word)
+
+
+# Mixtral directories that transformers writes. No window by default; theta 1e6 and rms_norm_eps 1e-5, unlike a Llama.
+MIXTRALS = [  # dtype, what the configuration has, size of the shards, the class that the program writes
+    ("float32", dict(), "1GB", MixtralForCausalLM),
+    ("bfloat16", dict(tie_word_embeddings=True, rope_theta=5e4), "1GB", MixtralForCausalLM),
+    ("bfloat16", dict(num_key_value_heads=1, head_dim=16, sliding_window=None), "8KB", MixtralForCausalLM),
+    ("float32", dict(num_local_experts=5, num_experts_per_tok=3, sliding_window=5), "1GB", MixtralForCausalLM),
+    ("float32", dict(num_local_experts=2, num_experts_per_tok=1, rms_norm_eps=0.02), "4KB", MixtralForCausalLM),
+    ("float32", dict(sliding_window=1), "1GB", DiffV2ForCausalLM),
+]
+REFUSED_MIXTRALS = [  # keys of a valid file that change, None: left out; words of the message
+    (dict(router_jitter_noise=0.1), "router_jitter_noise is 0.1"),
+    (dict(sliding_window=5.5), "sliding_window is 5.5"),
+    (dict(layer_types=["full_attention"] * 4), "layer_types"),  # which the class ignores
+    (dict(num_key_value_heads=None), "num_key_value_heads"),  # 8 in the class
+    (dict(rms_norm_eps=None), "the key rms_norm_eps is missing"),  # 1e-5
+    (dict(rope_parameters=None, rope_theta=None), "the key rope_theta is missing"),  # 1e6
+    (dict(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=1e6)), "rope_parameters has"),
+    (dict(attention_dropout=0.1), "attention_dropout is 0.1"),
+    (dict(hidden_act="gelu"), 'hidden_act is "gelu"'),
+    (dict(num_experts_per_tok=9), "--experts-active must be from 1 to the 4 experts, not 9"),
+    (dict(num_shared_experts=1), "num_shared_experts is 1"),
+    (dict(num_local_experts=3), "config.json implies [3,32]"),
+]
+
+
+def mixtral_directory(path, dtype="float32", shards="1GB", **changes):
+    """A model of the class, which transformers saves. Returns config.json."""
+    theta = changes.pop("rope_theta", None)
+    rope = {} if theta is None else {"rope_theta": theta}
+    if NEW and rope:
+        rope = {"rope_parameters": {"rope_type": "default", **rope}}
+    config = MixtralConfig(**{**MINISTRAL, "num_local_experts": 4, **changes, **rope})
+    model, generator = MixtralForCausalLM(config), torch.Generator().manual_seed(7)
+    with torch.no_grad():  # no gradient is negligible
+        for p in model.parameters():
+            p.copy_(0.25 * torch.randn(p.shape, generator=generator) + (p.dim() == 1))
+    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shards)
+    written = json.loads((path / "config.json").read_text())
+    found = written.get("rope_parameters", written)["rope_theta"]
+    assert found == (theta or 1e6), f"rope_theta is {found}, not {theta}"
+    return written
+
+
+def test_mixtral_directories_of_transformers_load_with_their_loss_and_gradients_and_are_written_as_such():
+    tokens, shard = tokens_and_shard()
+    for number, (dtype, changes, shards, wanted) in enumerate(MIXTRALS):
+        path = directory(f"mixtral/{number}")
+        mixtral_directory(path, dtype, shards, **changes)
+        assert (path / "model.safetensors.index.json").exists() == (shards != "1GB")
+        what, model = f"Mixtral {changes}", open_model(path)
+        assert type(model) is MixtralForCausalLM, type(model)
+        tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+        assert tied == bool(changes.get("tie_word_embeddings")), f"{what}: tied {tied}"
+        found, expected = gradients_of_program(path), gradients_of_model(model)
+        if changes.get("sliding_window") == 1:
+            found, expected = ({"loss": g["loss"]} for g in (found, expected))  # one key: no gradients of queries
+        if changes.get("num_experts_per_tok") == 1:  # its weight is 1: the router has no gradient
+            routed = [{n: a for n, a in g.items() if not n.endswith(".gate.weight")} for g in (found, expected)]
+            found, expected = routed
+        expect_close(found, expected, torch.float32, what)
+        out = succeed(
+            "--init", path, "--eval", "--val-data", shard, "--batch-size", 4, "--val-steps", 5, "--seq-len", T
+        )
+        batch = windows(tokens, 20, T)  # the first 4 * 5 windows
+        loss = model(input_ids=batch, labels=batch).loss.item()
+        assert abs(float(out.split()[2]) - loss) < 1e-5, f"{what}: {loss}, but {out}"
+        again = train(f"mixtral/{number}", "--init", path, "--lr", 1e-9)
+        written = open_model(again)
+        assert type(written) is wanted, f"{what}: written as {type(written)}"
+        logits = [m(input_ids=batch, use_cache=False).logits.detach() for m in (model, written)]
+        difference = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
+        assert difference < 1e-5, f"{what}: logits differ by {difference:.1e} after it was written"  # 5 steps of 1e-9
+    path = directory("mixtral/refused")
+    config = mixtral_directory(path)
+    for changes, word in REFUSED_MIXTRALS:
+        changed = {k: v for k, v in {**config, **changes}.items() if k not in changes or v is not None}
+        (path / "config.json").write_text(json.dumps(changed))
+        expect_refusal(path, word)
+
+
+# What a model with experts may have beside them: more than one shared expert, dense layers, a bias, windows.
+EXPERTS = ("--experts", 5, "--experts-active", 2, "--expert-ffn", 12)
+OWN_EXPERTS = [
+    ("--shared-experts", 2),
+    ("--shared-experts", 3, "--dense-layers", 1, "--router-bias", "--router-bias-rate", 0.01),
+    ("--dense-layers", 2, "--attention", "diff_v1", "--window", 5, "--full-every", 2),
+]
+
+
+def test_models_with_experts_that_the_program_trains_open_with_its_loss_and_gradients():
+    sizes = ("--layers", 3, "--hidden", 24, "--heads", 4, "--kv-heads", 2, "--head-dim", 8, "--ffn", 20, "--vocab", V)
+    for number, options in enumerate(OWN_EXPERTS):
+        path = train(f"experts/{number}", *sizes, *EXPERTS, *options)
+        model = open_model(path)
+        assert type(model) is DiffV2ForCausalLM, type(model)
+        expect_close(gradients_of_model(model), gradients_of_program(path), torch.float32, f"experts {options}")
 
 
 def test_a_key_that_the_class_has_no_place_for_is_refused_and_not_ignored():

@@ -68,6 +68,7 @@ LAYERS = {
 KINDS = [(variant, "yoco") for variant in VARIANTS] + [
     (v, k) for v in ("diff_v1", "sink") for k in LAYERS if k != "yoco"
 ]
+EXPERTS = [("sink", "experts"), ("diff_v1", "shared")]
 SOME = [(v, "yoco") for v in ("diff_v2_cross_group", "diff_grouped_2", "diff_v2_xsa", "diff_v1", "diff_scalar", "sink")]
 
 
@@ -225,7 +226,7 @@ def gradients(model, **inputs):
 
 
 def test_gradients_are_the_same_in_every_way_of_training():
-    for variant, layers in SOME:
+    for variant, layers in SOME + EXPERTS:
         model = make(variant, layers)[0].train()
         _, ids, mask = batch_of([T, 6, 11])
         targets = (mask * F.pad(mask, (1, 0))[:, :-1]).bool()  # not the first token, which padding would predict
@@ -242,7 +243,7 @@ def test_gradients_are_the_same_in_every_way_of_training():
         for reentrant in (False, True):
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
             calls = []
-            handle = model.model.layers[3].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+            handle = model.model.layers[3].self_attn.register_forward_pre_hook(lambda *_: calls.append(1))
             found = gradients(model, **batch, use_cache=True)  # which the second forward pass would extend
             expect_equal(found, wanted, f"{what}, checkpoints, reentrant {reentrant}")
             handle.remove()
@@ -250,6 +251,24 @@ def test_gradients_are_the_same_in_every_way_of_training():
         model.gradient_checkpointing_disable()
         model.set_attn_implementation("sdpa")
         expect_equal(gradients(model, **batch), wanted, f"{what}, sdpa")
+
+
+def test_padding_adds_nothing_to_the_gradients_of_experts():
+    for variant, layers in EXPERTS:
+        model = make(variant, layers)[0].train()
+        rows = [tokens(n, seed=n) for n in (T, 6, 11)]
+        count = sum(len(row) - 1 for row in rows)
+        alone = sum(gradients(model, input_ids=r[None], labels=r[None]) * (len(r) - 1) / count for r in rows)
+        for side in (0, 1, 2):  # padded on the right, both sides, the left
+            _, ids, mask = batch_of([T, 6, 11], halves=[side])
+            targets = (mask * F.pad(mask, (1, 0))[:, :-1]).bool()  # not the first token, which padding would predict
+            batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~targets, -100)}
+            for checkpoints in (False, True):
+                if checkpoints:
+                    model.gradient_checkpointing_enable({"use_reentrant": False})
+                found = gradients(model, **batch)
+                expect_equal(found, alone, f"{variant} {layers}, side {side}, checkpoints {checkpoints}")
+            model.gradient_checkpointing_disable()
 
 
 @torch.no_grad()
@@ -291,7 +310,7 @@ def generate(model, ids, count=12, **options):
 
 def test_generation_with_a_cache_gives_the_tokens_without_it():
     helper = make("baseline", "full")[0]
-    for variant, layers in SOME + [("baseline", "own"), ("diff_v1", "mixed"), ("diff_v2", "full")]:
+    for variant, layers in SOME + EXPERTS + [("baseline", "own"), ("diff_v1", "mixed"), ("diff_v2", "full")]:
         model = make(variant, layers, "sdpa")[0]
         rows, ids, mask = batch_of([T, 6, 11], halves=[2])
         for options in (dict(), dict(num_beams=3)):

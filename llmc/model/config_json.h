@@ -36,12 +36,13 @@ typedef struct {
     int kv_heads, head_dim;        // defaults that are not Llama's; 0: Llama's
     bool layer_types;              // reads layer_types; otherwise sliding_window holds for all layers
     int experts, active;           // has experts: its defaults of num_local_experts and num_experts_per_tok; else 0
+    bool numbers;                  // its defaults of rope_theta and rms_norm_eps are not Llama's
 } ForeignClass;
 static const ForeignClass foreign_classes[] = {
-    {"llama", "LlamaForCausalLM", false, false, false, 0, 0, false, 0, 0},
-    {"ministral", "MinistralForCausalLM", true, false, false, 8, 0, true, 0, 0},
-    {"qwen3", "Qwen3ForCausalLM", true, true, true, 32, 128, true, 0, 0},
-    {"mixtral", "MixtralForCausalLM", true, false, false, 8, 0, false, 8, 2},
+    {"llama", "LlamaForCausalLM", false, false, false, 0, 0, false, 0, 0, false},
+    {"ministral", "MinistralForCausalLM", true, false, false, 8, 0, true, 0, 0, false},
+    {"qwen3", "Qwen3ForCausalLM", true, true, true, 32, 128, true, 0, 0, false},
+    {"mixtral", "MixtralForCausalLM", true, false, false, 8, 0, false, 8, 2, true}, // rope_theta 1e6, rms_norm_eps 1e-5
 };
 enum { FOREIGN_CLASS_COUNT = sizeof(foreign_classes) / sizeof(foreign_classes[0]) };
 
@@ -250,6 +251,8 @@ static inline double config_rope_theta(const ConfigReader *r) {
               inside, objects[i]);
         if (!isnan(inside)) theta = inside;
     }
+    CHECK(!isnan(theta) || !r->foreign || !r->foreign->numbers,
+          "%s: the key rope_theta is missing, and model_type is \"%s\", which requires it", r->path, r->foreign->type);
     return isnan(theta) ? 10000 : theta;
 }
 
@@ -388,6 +391,7 @@ static inline ModelConfig config_json_read(const char *directory) {
     config_read_experts(r, &c);
     c.T = config_int(r, "max_position_embeddings", 0);
     c.rope_theta = config_rope_theta(r);
+    if (r->foreign && r->foreign->numbers) config_require(r, "rms_norm_eps");
     c.rms_norm_eps = config_number(r, "rms_norm_eps", 1e-6);
     c.tied = config_bool(r, "tie_word_embeddings", false);
     config_read_windows(r, &c);
