@@ -57,7 +57,7 @@ def sizes(check, part):
 
 MODEL = "--layers 4 --hidden 256 --heads 8 --kv-heads 2 --head-dim 64 --ffn 704 --vocab 5003 --no-tie-embeddings"
 TINY_MODEL = "--layers 2 --hidden 32 --heads 4 --kv-heads 2 --head-dim 16 --ffn 48 --vocab 259 --no-tie-embeddings"
-FP8_VARIANTS = ("diff_v2", "baseline")
+FP8_VARIANTS = ("diff_v2", "baseline", "experts, all active")
 BATCH, TINY_BATCH = "--seq-len 256 --batch-size 4", "--seq-len 40 --batch-size 1"
 
 
