@@ -18,6 +18,11 @@ def clean(ys):
     return [y if stats.finite(y) else math.nan for y in ys]
 
 
+def has_points(t):
+    """Arms with one MLP have none in the figures of routers."""
+    return any(isinstance(y, str) or stats.finite(y) for y in t["y"])
+
+
 def draw_trace(axes, t, color, dash, named):
     mode, label = (
         t.get("mode", "lines"),
@@ -66,7 +71,7 @@ def round_ticks(axis, base):
 
 def figure_files(path, figure, view, arms, lr):
     """Writes path.png and path.pdf; False if the view has no data at this rate."""
-    traces = [t for t in view["traces"] if lr == "all" or t["lr"] in (None, lr)]
+    traces = [t for t in view["traces"] if (lr == "all" or t["lr"] in (None, lr)) and has_points(t)]
     if not traces:
         return False
     rows = len({y for t in traces for y in t["y"]}) if view.get("category") else 0

@@ -335,6 +335,30 @@ def made_low_bit_lab(place):
 
 
 @test
+def test_lines_without_points_are_not_in_the_legend():
+    from . import figures, png
+
+    arms, legends, close = ["plain", "experts"], [], png.plt.close
+    empty, full = (figures.trace(arm, arm, [0, 1], y) for arm, y in zip(arms, ([None, math.nan], [1.0, 2.0])))
+    other = figures.trace("experts", "experts, more", [0, 1], [2.0, 3.0])
+    title, view = {"title": "entropy"}, {"label": "entropy", "x": "layer", "y": "nats", "traces": [empty, full, other]}
+
+    def look(fig):
+        legends.append([t.get_text() for t in fig.axes[0].get_legend().get_texts()])
+        close(fig)
+
+    with tempfile.TemporaryDirectory() as place:
+        png.plt.close = look
+        try:
+            assert png.figure_files(Path(place) / "a", title, view, arms, "all")
+            assert not png.figure_files(Path(place) / "b", title, {**view, "traces": [empty]}, arms, "all")
+        finally:
+            png.plt.close = close
+        assert sorted(p.name for p in Path(place).iterdir()) == ["a.pdf", "a.png"]
+    assert legends == [["experts", "experts, more"]], legends
+
+
+@test
 def the_report_has_verdicts_probes_and_late_gradients():
     from . import test_claims as made
 
