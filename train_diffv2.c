@@ -1438,7 +1438,7 @@ static void run_plan(Run *run, const ModelConfig *config) {
 
 // Refuses a run for which the memory is too little, before any rank allocates. loaded: a checkpoint directory, or NULL.
 static void run_check_memory(Run *run, const char *loaded) {
-    memory_announce(&run->model.plan, run_sampling_plan(run));
+    memory_announce(&run->model.plan, run_sampling_plan(run), options_most_zero(&run->options));
     if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors);
     if (run->options.memory_check) {
         memory_check_host(&run->model.plan, run_sampling_plan(run));

@@ -6,6 +6,7 @@ mpirun starts the programs on this machine. Faults come from tests/faulty_diffv2
 */
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
+#include "choice_file.h"
 #include "faults.h"
 #include "harness.h"
 #include "program.h"
@@ -798,6 +799,17 @@ static void test_zero_3_refuses(void) {
     ProgramResult r;
     ranks_train(&r, &d, 2, "", "samples", "--steps 2 --zero 3 --sample-every 1");
     EXPECT_ONE_LINE(r, 2, "--zero 3 does not support --sample-every");
+    char path[600];
+    FORMAT(path, "%s/choices", d.dir.path);
+    choice_write_random(path, 3, 12, 3, 256, 16, 5);
+    ranks_train(&r, &d, 2, "", "choices", "--steps 2 --zero 3 --eval-choices c=choices --val-every 2");
+    EXPECT_ONE_LINE(r, 2, "--zero 3 does not support --eval-choices");
+    for (int most = 2; most <= 3; most++) { // a dry run offers what is supported
+        run_command(&r, "cd '%s' && %s --dry-run --ranks 2 --train-data train.bin %s %s", d.dir.path,
+                    test_program_path(), ranks_model, most == 2 ? "--eval-choices c=choices --val-every 2" : "");
+        EXPECT(r.status == 0 && strstr(r.out, "\n  2 ") && (strstr(r.out, "\n  3 ") != NULL) == (most == 3),
+               "%d: %.300s%.900s", most, r.err, r.out);
+    }
     ranks_train(&r, &d, 2, "", "samples", "--steps 2 --zero 4");
     EXPECT_ONE_LINE(r, 2, "--zero");
     test_remove_directory(&d.dir);

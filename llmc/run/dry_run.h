@@ -30,7 +30,7 @@ static inline void print_communication(const ModelPlan *plan, const ModelPlan *s
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * plan->sharding.ranks));
     printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
            o->link_gbs > 0 ? "  time to send" : "", plan->device ? "    expected step    fits the GPU" : "");
-    for (int zero = 0; zero <= (sampling ? 2 : ZERO_MOST); zero++) { // --zero 3 refuses samples
+    for (int zero = 0; zero <= options_most_zero(o); zero++) {
         ModelPlan other;
         plan_build(&other, &plan->config, plan->B, plan->T, FOR_TRAINING, plan->recompute, 0, plan->sharding.ranks,
                    zero);

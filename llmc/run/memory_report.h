@@ -120,7 +120,10 @@ static inline void print_memory(const ModelPlan *plan, const ModelPlan *sampling
 
 // ---- too little memory
 
-static struct { const ModelPlan *plan, *sampling; } announced; // what is being allocated
+static struct {
+    const ModelPlan *plan, *sampling;
+    int most_zero;
+} announced; // what is being allocated, and the highest --zero of the run
 
 // Appends to the text what a different batch size, recomputation or --zero would save, if it saves anything.
 static inline void memory_offer(char *text, size_t size, size_t now, const char *option, int64_t value, int B,
@@ -151,7 +154,7 @@ static inline void memory_advice_text(char *text, size_t size) {
     if (m->purpose == FOR_TRAINING) {
         for (int r = (int)m->recompute + 1; r <= RECOMPUTE_BLOCK; r++)
             memory_offer(offers, sizeof(offers), now, "recompute", r, m->B, (Recompute)r, level);
-        for (int z = level + 1; z <= (announced.sampling ? 2 : ZERO_MOST) && m->sharding.ranks > 1; z++)
+        for (int z = level + 1; z <= announced.most_zero && m->sharding.ranks > 1; z++)
             memory_offer(offers, sizeof(offers), now, "zero", z, m->B, m->recompute, z);
     }
     if (B > 0) memory_offer(offers, sizeof(offers), now, "batch-size", B, B, m->recompute, level);
@@ -165,9 +168,10 @@ static inline void memory_advice_text(char *text, size_t size) {
 }
 
 // From now on the message of a failing allocation contains the memory of this run.
-static inline void memory_announce(const ModelPlan *plan, const ModelPlan *sampling) {
+static inline void memory_announce(const ModelPlan *plan, const ModelPlan *sampling, int most_zero) {
     announced.plan = plan;
     announced.sampling = sampling;
+    announced.most_zero = most_zero;
     memory_advice = memory_advice_text;
 }
 

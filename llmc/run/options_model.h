@@ -259,6 +259,9 @@ static inline int options_choices_problems(const char *text) {
     return problems;
 }
 
+// The highest --zero: with 3 ranks gather each layer together, so all compute as many forwards.
+static inline int options_most_zero(const Options *o) { return o->sample_every || o->eval_choices ? 2 : ZERO_MOST; }
+
 // Reports a --device that no row matches. Returns 1.
 static inline int options_unknown_device(const char *name) {
     char list[2048] = "";
@@ -295,13 +298,11 @@ static inline int options_exclusions(const Options *o) {
                o->ranks, o->ranks, o->ranks);
     if (options_given(o, "link-gbs") && !(o->dry_run && o->ranks > 1))
         REFUSE(problems, "--link-gbs requires --dry-run --ranks W with W above 1");
-    const char *alone = o->sample_every ? "sample-every" : o->eval_choices ? "eval-choices" : NULL;
-    if (o->zero > 2 && alone && (mode_selected(o, MODE_TRAIN) || o->dry_run)) // ranks gather each layer together
-        REFUSE(
-            problems,
-            "--zero 3 does not support --%s, for which ranks compute different numbers of forwards: use --zero 2, or "
-            "evaluate the checkpoints",
-            alone);
+    if (o->zero > options_most_zero(o) && (mode_selected(o, MODE_TRAIN) || o->dry_run))
+        REFUSE(problems,
+               "--zero 3 does not support --%s, for which ranks compute different numbers of forwards: use --zero 2, "
+               "or evaluate the checkpoints",
+               o->sample_every ? "sample-every" : "eval-choices");
     if (o->device && !o->dry_run) REFUSE(problems, "--device requires --dry-run");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
         REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
