@@ -32,7 +32,8 @@ static void check_router(const Case *c) {
         fill_eighths(bias);
         for (int i = 0; i < r.C && c->n[4] == 2; i++)
             for (int e = 1; e < r.E; e += r.E - 2) weight.set(product(e, r.C) + (size_t)i, NAN);
-        for (size_t e = 0; e < (size_t)r.E; e++) loads.set(e, c->n[4] == 1 ? 1 + test_random_int(&test_random, 9) : NAN);
+        for (size_t e = 0; e < (size_t)r.E; e++)
+            loads.set(e, c->n[4] == 1 ? 1 + test_random_int(&test_random, 9) : NAN);
         if (!add) dweight.poison();
         o.run(router_workspace_bytes(r), [&] {
             router_forward(logits.f(), lse.f(), experts.i(), weights.f(), x.x(), weight.x(),
