@@ -55,8 +55,8 @@ static void test_router_bias_resumes(void) {
     test_remove_directory(&d.dir);
 }
 
-// Two steps and a checkpoint, then two steps on the next data. back: two bad steps lie between, which a rollback reverts.
-// Otherwise their data are passed over.
+// Two steps and a checkpoint, two bad steps, a rollback, and two steps on the data that follow. Not back: the data of the
+// bad steps are passed over.
 typedef struct {
     floatX *params;
     real *moments; // m, then v
@@ -75,7 +75,7 @@ static RolledBack run_rolled_back(const ProgramData *d, const char *gemm, bool b
            gemm, d->dir.path, gemm, back);
     InnerRun *inner = inner_open(d, options);
     Run *run = &inner->run;
-    const Model *model = &run->model;
+    Model *model = &run->model;
     size_t params_bytes = model->plan.params_bytes, moments_bytes = model->plan.moments_bytes;
     RolledBack r = {(floatX *)checked_calloc(1, params_bytes),
                     (real *)checked_calloc(1, moments_bytes),
@@ -90,6 +90,9 @@ static RolledBack run_rolled_back(const ProgramData *d, const char *gemm, bool b
     if (back) {
         for (int step = 0; step < 2; step++) run_step(run);
         for (size_t i = 0; i < params_bytes / sizeof(floatX); i++) r.changed += r.params[i] != model->params[i];
+        int B = model->plan.B, T = model->plan.T, *tokens = case_tokens(B * T + 1, 256, 3);
+        case_loss(model, tokens, B, T, false); // makes rounded copies of the weights, as a validation does
+        free(tokens);
         rollback_record_step(&run->state.rollback, run->state.step, true);
         run_roll_back(run);
     } else {
