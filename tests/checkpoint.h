@@ -693,6 +693,7 @@ static void ckpt_write_config(const char *directory, const char *without, const 
 #define MINISTRAL "\"model_type\": \"ministral\", \"num_key_value_heads\": null"
 #define QWEN3 "\"model_type\": \"qwen3\", \"num_key_value_heads\": 2, \"head_dim\": 8"
 #define QWEN3_WINDOW QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": 8"
+#define EXPERTS_OF(E, K) "\"attention\": \"sink\", \"num_local_experts\": " E ", \"num_experts_per_tok\": " K
 #define MIXTRAL_WITHOUT "\"model_type\": \"mixtral\", \"num_key_value_heads\": null"
 #define MIXTRAL MIXTRAL_WITHOUT ", \"rope_theta\": 1e6, \"rms_norm_eps\": 1e-5"
 static void test_config_defaults(void) {
@@ -745,6 +746,11 @@ static void test_config_defaults(void) {
          "baseline C 64 NH 4 NKV 2 D 8 theta 10000 eps 1e-06 tied 0, window 8, full every 2, yoco 0, qk-norm\n"},
         {"model_type", QWEN3 ", \"use_sliding_window\": true, \"sliding_window\": null, \"use_qk_norm\": true",
          "baseline C 64 NH 4 NKV 2 D 8 theta 10000 eps 1e-06 tied 0, qk-norm\n"},
+        {"model_type",
+         "\"attention\": \"sink\", \"num_shared_experts\": 0, \"num_dense_layers\": 0, \"router_bias\": false",
+         "sink C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"},
+        {"model_type", EXPERTS_OF("4", "2") ", \"num_shared_experts\": 0, \"num_dense_layers\": 0",
+         "sink C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0, 2 of 4 experts of 128\n"},
         // the class has other defaults of theta and eps, which must be there; those of experts need not
         {"model_type", MIXTRAL, "baseline C 64 NH 4 NKV 4 D 16 theta 1e+06 eps 1e-05 tied 0, 2 of 8 experts of 128\n"},
         {"model_type", MIXTRAL ", \"num_local_experts\": 3, \"num_experts_per_tok\": 1, \"sliding_window\": 8",
@@ -762,7 +768,6 @@ static void test_config_defaults(void) {
     test_remove_directory(&d);
 }
 
-#define EXPERTS_OF(E, K) "\"attention\": \"sink\", \"num_local_experts\": " E ", \"num_experts_per_tok\": " K
 static void test_config_refusals(void) {
     static const struct {
         const char *without, *more, *word;
@@ -847,6 +852,10 @@ static void test_config_refusals(void) {
         {"model_type", "\"attention\": \"sink\", \"num_local_experts\": 4", "num_experts_per_tok is missing"},
         {"model_type", "\"attention\": \"sink\", \"num_experts_per_tok\": 2", "requires num_local_experts"},
         {"model_type", "\"attention\": \"sink\", \"router_bias\": true", "router_bias requires num_local_experts"},
+        {"model_type", "\"attention\": \"sink\", \"num_shared_experts\": 1",
+         "num_shared_experts requires num_local_experts"},
+        {"model_type", "\"attention\": \"sink\", \"num_dense_layers\": -1",
+         "num_dense_layers is -1; it must be an integer from 0"},
         {"model_type", EXPERTS_OF("4", "2") ", \"router_bias\": 1", "router_bias is 1; it must be true or false"},
         {"model_type", EXPERTS_OF("0", "1"), "num_local_experts is 0; it must be an integer from 1"},
         {"model_type", EXPERTS_OF("-1", "1"), "num_local_experts is -1"},

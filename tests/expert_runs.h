@@ -55,8 +55,8 @@ static void test_router_bias_resumes(void) {
     test_remove_directory(&d.dir);
 }
 
-// Two steps and a checkpoint, two bad steps, a rollback, and two steps on the data that follow. Not back: the data of the
-// bad steps are passed over.
+// Two steps and a checkpoint, two bad steps, a rollback, and two steps on the data that follow. Not back: the data of
+// the bad steps are passed over.
 typedef struct {
     floatX *params;
     real *moments; // m, then v

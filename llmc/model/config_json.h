@@ -167,6 +167,15 @@ static inline int config_int(const ConfigReader *r, const char *key, int fallbac
     return (int)value;
 }
 
+// A number of parts that a model may do without; 0 if the key is missing.
+static inline int config_count(const ConfigReader *r, const char *key) {
+    const cJSON *item = config_item(r, key);
+    uint64_t value = 0;
+    CHECK(!item || (json_size(item, &value) && value <= INT_MAX), "%s: %s is %s; it must be an integer from 0 to %d",
+          r->path, key, config_value_text(item).text, INT_MAX);
+    return (int)value;
+}
+
 static inline double config_number(const ConfigReader *r, const char *key, double fallback) {
     const cJSON *item = config_item(r, key);
     if (!item) return fallback;
@@ -339,8 +348,12 @@ static inline void config_read_experts(const ConfigReader *r, ModelConfig *c) {
                                        "num_dense_layers", "dense_intermediate_size"};
     const ForeignClass *f = config_item(r, "attention") ? NULL : r->foreign;
     bool own = f && f->experts > 0;
+    c->shared = config_count(r, keys[2]);
+    c->dense_layers = config_count(r, keys[3]);
     for (int i = 0; i < 5; i++) {
         const cJSON *item = config_item(r, keys[i]);
+        if ((i == 2 && c->shared == 0) || (i == 3 && c->dense_layers == 0))
+            continue; // as Transformers writes our class
         CHECK(!item || !f || (own && i < 2), "%s: %s is %s, but model_type is \"%s\", which does not have it", r->path,
               keys[i], config_value_text(item).text, f->type);
         CHECK(!item || own || config_item(r, keys[0]), "%s: %s requires %s", r->path, keys[i], keys[0]);
@@ -353,8 +366,6 @@ static inline void config_read_experts(const ConfigReader *r, ModelConfig *c) {
     c->E = config_int(r, keys[0], own ? f->experts : 0);
     c->K = config_int(r, keys[1], own ? f->active : 0);
     c->FE = c->F;
-    c->shared = config_item(r, keys[2]) ? config_int(r, keys[2], 0) : 0;
-    c->dense_layers = config_item(r, keys[3]) ? config_int(r, keys[3], 0) : 0;
     if (c->dense_layers) c->F = config_int(r, keys[4], 0);
 }
 
