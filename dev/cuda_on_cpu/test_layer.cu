@@ -8,6 +8,9 @@ streams and copies. Every kernel runs in all orders of threads.
 */
 #include "../../llmc/cuda/launch.cuh"
 #include "../../tests/harness.h"
+#ifdef USE_NCCL
+#include <nccl.h>
+#endif
 #include <thread>
 using cuda_on_cpu::Order;
 
@@ -156,8 +159,8 @@ static __global__ void block_sum_kernel(long long *out, const int *in, int count
     for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(everyone, sum, lanes);
     if (t % 32 == 0) parts[t / 32] = sum;
     __syncthreads();
-    for (int half = size / 2; half > 0; half /= 2) { // size is a power of two
-        if (t < half) tree[t] += tree[t + half];
+    for (int stride = size / 2; stride > 0; stride /= 2) { // size is a power of two
+        if (t < stride) tree[t] += tree[t + stride];
         __syncthreads();
     }
     if (t == 0) {
@@ -329,13 +332,13 @@ static void test_orders(void) {
     download(host, out, 256);
     bool seen[256] = {false};
     int straight = 0, backward = 0;
-    for (int half = 0; half < 2; half++)
+    for (int part = 0; part < 2; part++)
         for (int t = 0; t < 128; t++) {
-            int i = 128 * half + t, block = t / 64,
-                within = t % 64; // a block does its two halves before the next block starts
+            int i = 128 * part + t, block = t / 64,
+                within = t % 64; // a block does its two parts before the next block starts
             seen[host[i]] = true;
-            straight += host[i] == 128 * block + 64 * half + within;
-            backward += host[i] == 128 * (1 - block) + 64 * half + 63 - within;
+            straight += host[i] == 128 * block + 64 * part + within;
+            backward += host[i] == 128 * (1 - block) + 64 * part + 63 - within;
         }
     for (int i = 0; i < 256; i++) EXPECT(seen[i], "%s: nobody had turn %d", order_name, i);
     EXPECT((straight == 256) == !strcmp(order_name, "forward") && (backward == 256) == !strcmp(order_name, "reverse"),
@@ -496,7 +499,6 @@ static void test_default_device(void) {
 }
 
 #ifdef USE_NCCL
-#include <nccl.h> // here: it has a type named half
 static void expect_nccl(ncclResult_t status, ncclResult_t wanted, const char *text) {
     EXPECT(status == wanted && (status == ncclSuccess || strstr(ncclGetLastError(nullptr), text)), "%s: %d: %s", text,
            (int)status, ncclGetLastError(nullptr));

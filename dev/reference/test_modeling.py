@@ -253,6 +253,17 @@ def test_gradients_are_the_same_in_every_way_of_training():
         expect_equal(gradients(model, **batch), wanted, f"{what}, sdpa")
 
 
+def test_gradients_are_those_of_the_reference():
+    for variant, layers in SOME + EXPERTS:
+        model, row = make(variant, layers)[0].train(), tokens(T)
+        weights = {name: w.detach().clone().requires_grad_() for name, w in model.named_parameters()}
+        config = {**WIDTHS, **LAYERS[layers], "attention": variant}
+        loss = F.cross_entropy(reference.forward(config, {**model.state_dict(), **weights}, row[None])[0, :-1], row[1:])
+        wanted = torch.autograd.grad(loss, list(weights.values()))
+        wanted = torch.cat([loss[None], *(g.flatten() for g in wanted)]).detach()
+        expect_equal(gradients(model, input_ids=row[None], labels=row[None]), wanted, f"{variant} {layers}")
+
+
 def test_padding_adds_nothing_to_the_gradients_of_experts():
     for variant, layers in EXPERTS:
         model = make(variant, layers)[0].train()
