@@ -75,7 +75,7 @@ static void decode_context(const char *preset, int NKV, int B, int context, bool
                rate = 1e-6 * cases[arm].bytes / time; // medians sort
         record("{\"table\": \"decode\", \"kernel\": \"%s\", \"arm\": \"%s\", \"shape\": \"%s\", \"B\": %d, "
                "\"context\": %d, \"ms\": %.5f, \"rate\": %.2f, \"unit\": \"GB/s\", \"share\": %.4f, "
-               "\"ratio\": %.4f, \"least\": %.4f, \"most\": %.4f}",
+               "\"ratio\": %.5g, \"least\": %.5g, \"most\": %.5g}",
                cases[arm].name, decode_arms[arm].name, cases[arm].shape, B, context, time, rate,
                rate / kernels.copy_gbs, middle, ratio[arm][0], ratio[arm][rounds - 1]);
     }

@@ -183,7 +183,7 @@ static void kernel_compare(const KernelCase &c, Run run, const char *peer_name, 
            other = median(times.ms[1], times.repeats); // medians sort
     kernel_record(c, own);
     record("{\"table\": \"peers\", \"kernel\": \"%s\", \"shape\": \"%s\", \"peer\": \"%s\", \"ms\": %.5f, "
-           "\"peer_ms\": %.5f, \"ratio\": %.4f, \"least\": %.4f, \"most\": %.4f}",
+           "\"peer_ms\": %.5f, \"ratio\": %.5g, \"least\": %.5g, \"most\": %.5g}",
            c.name, c.shape, peer_name, own, other, middle, ratio[0], ratio[times.repeats - 1]);
 }
 
