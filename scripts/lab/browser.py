@@ -1,6 +1,7 @@
 """browser.py: controls a headless Chromium through its debugging pipe, without a driver or network. For tests."""
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -28,7 +29,8 @@ class Browser:
         self.read, back = os.pipe()
 
         def pipes():  # the browser reads commands from 3 and answers on 4
-            a, b = os.dup(there), os.dup(back)
+            # Copies above 4, since dup2 to the same number would leave it to be closed when the browser starts.
+            a, b = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 5) for end in (there, back))
             os.dup2(a, 3)
             os.dup2(b, 4)
 

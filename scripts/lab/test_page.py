@@ -409,6 +409,31 @@ def changes_its_theme(b, path):
 
 
 @browser_test
+def a_browser_starts_for_any_numbers_of_open_files():
+    """Files hold the numbers from 3 until Popen opens its own pipe, the third, as files do that Python then frees."""
+    program = """
+import os, sys
+from lab import browser
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(sys.argv[1]))]
+open_pipe, pipes = os.pipe, []
+def pipe():
+    while len(pipes) == 2 and held:
+        os.close(held.pop())
+    pipes.append(open_pipe())
+    return pipes[-1]
+os.pipe = pipe
+with browser.Browser() as b:
+    assert b.run("6 * 7") == 42
+"""
+    here = Path(__file__).parents[1]
+    for count in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(count)], cwd=here, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, (count, done.stderr)
+
+
+@browser_test
 def the_page_works_offline_in_a_browser():
     with tempfile.TemporaryDirectory() as place:
         lab = made.made_lab(place)
