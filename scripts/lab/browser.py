@@ -29,7 +29,7 @@ class Browser:
         self.read, back = os.pipe()
 
         def pipes():  # the browser reads commands from 3 and answers on 4
-            # Copies above 4, since dup2 to the same number would leave it to be closed when the browser starts.
+            # Copies with numbers above 4, because dup2 of a number to itself does not clear close-on-exec.
             a, b = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 5) for end in (there, back))
             os.dup2(a, 3)
             os.dup2(b, 4)

@@ -410,7 +410,7 @@ def changes_its_theme(b, path):
 
 @browser_test
 def a_browser_starts_for_any_numbers_of_open_files():
-    """Files hold the numbers from 3 until Popen opens its own pipe, the third, as files do that Python then frees."""
+    """Files have the numbers from 3 and are closed just before Popen opens its own pipe, which then gets them."""
     program = """
 import os, sys
 from lab import browser
