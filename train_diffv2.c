@@ -1018,6 +1018,11 @@ static const ModelPlan *run_sampling_plan(const Run *run) {
 static bool is_rank0(void) { return comm_rank() == 0; } // writes the log and prints
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
+// Step 1 shows the statistics of the initial weights.
+static bool stats_due(const Options *o, int64_t step) {
+    return o->stats_every > 0 && (step == 1 || every(step, o->stats_every));
+}
+
 // ---------------------------------------------------------------------------------------------------
 // Checkpoints
 
@@ -1257,7 +1262,7 @@ static StepResult run_step(Run *run) {
     model->stats_seconds = 0;
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
-        bool stats = run->stats && micro == run->micro_steps - 1 && every(s->step + 1, o->stats_every);
+        bool stats = run->stats && micro == run->micro_steps - 1 && stats_due(o, s->step + 1);
         watch_phase(PHASE_DATA);
         dataloader_next(&run->train, run->inputs, run->targets, run->starts);
         model->stats = stats ? run->stats : NULL;
@@ -1388,7 +1393,7 @@ static int run_train(Run *run) {
                  o->tune_gemm, matmul_tune_missed() - missed);
         checkpointer_advance(&run->checkpointer);
         if (done == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
-        if (run->stats && every(s->step, o->stats_every)) run_log_stats(run);
+        if (run->stats && stats_due(o, s->step)) run_log_stats(run);
         if (every(s->step, o->check_ranks_every)) run_check_ranks(run);
         run_stop_when_nothing_is_finite(run);
         run_roll_back(run);

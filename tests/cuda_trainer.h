@@ -347,7 +347,7 @@ static void test_losses_of_variants(void) {
         compare_records(&d, name, "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         compare_records(&d, name, "val", 2, cuda_fp32 ? 1e-5 : 0.01);
         compare_records(&d, name, "choices", 4, cuda_fp32 ? 1e-4 : 0.05);
-        compare_records(&d, name, "stats", 3, cuda_fp32 ? 2e-3 : 0.3);
+        compare_records(&d, name, "stats", 6, cuda_fp32 ? 2e-3 : 0.3);
         run_command(&r, "cd '%s' && rm -rf cpu device", d.path);
     }
     test_remove_directory(&d);

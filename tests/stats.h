@@ -487,7 +487,8 @@ static const char *const stats_keys[] = {"kind",
                                          "grad_norm"};
 enum { STATS_KEY_COUNT = sizeof(stats_keys) / sizeof(stats_keys[0]) };
 
-// Checks the records of a run of two layers: one per layer after the train record of every `every_steps`th step.
+// Checks the records of a run of two layers: one per layer after the train record of step 1 and of every
+// `every_steps`th step.
 static void expect_stats_records(const ProgramData *d, const char *run, int steps, int every_steps, int maps) {
     char path[600], line[4096];
     FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
@@ -511,14 +512,15 @@ static void expect_stats_records(const ProgramData *d, const char *run, int step
             json_get_number(record, "step", &of);
             json_get_number(record, "layer", &layer);
             EXPECT(key == STATS_KEY_COUNT, "%s: %d keys", run, key);
-            EXPECT(of == step && step % every_steps == 0 && layer == count % 2, "%s: step %g, layer %g after step %d",
-                   run, of, layer, step);
+            EXPECT(of == step && (step == 1 || step % every_steps == 0) && layer == count % 2,
+                   "%s: step %g, layer %g after step %d", run, of, layer, step);
             count++;
         }
         cJSON_Delete(record);
     }
     if (f) fclose(f);
-    EXPECT(count == steps / every_steps * 2, "%s: %d records, not %d", run, count, steps / every_steps * 2);
+    int expected = (steps / every_steps + (every_steps > 1)) * 2;
+    EXPECT(count == expected, "%s: %d records, not %d", run, count, expected);
 }
 
 static const char *const stats_model =

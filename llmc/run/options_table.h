@@ -249,7 +249,7 @@ static const OptionRow option_rows[] = {
     {"run", "sample-every", OPTION_INT, OPTION_SAVED, FIELD(sample_every), "N", "0", "[0, 1e15]", NULL,
         "print generated text every N steps; 0: never"},
     {"run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,
-        "log statistics of each layer to log.jsonl every N steps; 0: never"},
+        "log statistics of each layer to log.jsonl at step 1 and every N steps; 0: never"},
     {"run", "recompute", OPTION_INT, OPTION_SAVED, FIELD(recompute), "LEVEL", "0", "[0, 2]", NULL,
         "activation recomputation in the backward: 0 none, 1 norms and MLP activations, 2 whole blocks"},
     {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the available cores)", "[1, 4096]", NULL,
