@@ -4,7 +4,8 @@ Draws loss-gap.png and stability.png from runs.csv and arms.csv, low-bit.png fro
 yoco.csv. Requires matplotlib.
 
 Usage: dev/results/draw.py [RESULTS]
-  RESULTS   results.json of a report of the plan low-bit or yoco: first replaces its table, and its runs in runs.csv
+  RESULTS   results.json of a report of the plan low-bit or yoco: first replaces its table
+`python3 scripts/lab scoreboard LAB... --store dev/results/runs.csv` replaces runs in runs.csv.
 """
 
 import csv
@@ -36,7 +37,7 @@ def losses(study):
     found = {}
     for run in read("runs.csv"):
         if run["study"] == study:
-            found.setdefault((run["arm"], float(run["rate"])), []).append(float(run["final_loss"]))
+            found.setdefault((run["arm"], float(run["rate"])), []).append(float(run["loss"]))
     return found
 
 
@@ -48,7 +49,7 @@ def interval(values):
 
 
 def draw_loss_gap(path):
-    runs, labels = losses("loss-gap"), {row["arm"]: row["label"] for row in read("arms.csv")}
+    runs, labels = losses("loss-gap-cpu"), {row["arm"]: row["label"] for row in read("arms.csv")}
     reference = runs.pop(("baseline", 0.004))
     gaps = {arm: [a - b for a, b in zip(values, reference)] for (arm, _), values in runs.items()}
     order = sorted(gaps, key=lambda arm: -sum(gaps[arm]))
@@ -68,7 +69,7 @@ def draw_loss_gap(path):
 
 def draw_stability(path):
     figure, axes = plt.subplots(figsize=(7, 3))
-    runs = losses("stability")
+    runs = losses("stability-cpu-192k")
     for arm, label in (("baseline", "Transformer"), ("diff_v2", "DIFF V2")):
         rates = sorted(rate for name, rate in runs if name == arm)
         means, halves = zip(*(interval(runs[arm, rate]) for rate in rates))
@@ -95,19 +96,12 @@ def number(x):
     return "" if x is None else f"{x:.7g}"
 
 
-def store_runs(results, study_of):
-    """Replaces the runs of the studies in runs.csv. Returns the seeds."""
-    studies = {study_of(run) for run in results["runs"]}
-    runs = [run for run in read("runs.csv") if run["study"] not in studies]
-    for run in results["runs"]:
-        kept = {key: number(run[key]) for key in ("seed", "steps", "final_loss", "last_validation")}
-        runs.append({"study": study_of(run), "arm": run["arm"], "rate": number(run["lr"]), **kept})
-    write("runs.csv", runs)
+def seeds_of(results):
     return sorted({str(run["seed"]) for run in results["runs"]}, key=int)
 
 
 def store_low_bit(results):
-    rows, seeds = [], store_runs(results, lambda run: f"low-bit-{run['gemm']}")
+    rows, seeds = [], seeds_of(results)
     for table in ("training", "rounding", "measured"):
         for row in results["low_bit"][table]:
             gap = row["gap"] or dict.fromkeys(("mean", "half", "p_holm"))
@@ -144,7 +138,7 @@ def draw_low_bit(path):
 
 
 def store_yoco(results):
-    rows, seeds = [], store_runs(results, lambda run: "yoco")
+    rows, seeds = [], seeds_of(results)
     nothing = dict.fromkeys(("mean", "half", "p_holm"))
 
     def add(table, what, change, arm, value, gap, by_seed):

@@ -3,14 +3,14 @@
 Draws family.png from family.csv and mechanisms.png from mechanisms.csv. Requires matplotlib.
 
 Usage: dev/results/draw_family.py [RESULTS]
-  RESULTS   results.json of a report of the plan family: first replaces both tables, and its runs in runs.csv
+  RESULTS   results.json of a report of the plan family: first replaces both tables
 """
 
 import json
 import sys
 from pathlib import Path
 
-from draw import HERE, number, plt, read, store_runs, write
+from draw import HERE, number, plt, read, seeds_of, write
 
 EFFECT = 0.015  # nats: the smallest difference of interest (scripts/lab/claims)
 AS_IS, MATCHED = "#ee6677", "#4477aa"
@@ -31,7 +31,7 @@ CLASSES = ("first", "punctuation", "rare", "other")
 
 
 def store(results):
-    seeds = store_runs(results, lambda run: "family")
+    seeds = seeds_of(results)
     rows = []
     for row in results["summary"]:
         gap = row["gap_pooled"] or dict.fromkeys(("mean", "half", "p", "pooled"))

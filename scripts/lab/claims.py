@@ -1,26 +1,31 @@
-"""claims.py: the claims of scripts/lab/claims, and their verdicts from the runs of a plan.
+"""claims.py: the claims of scripts/lab/claims, and their verdicts from measurements of runs.
 
-A claim has the keys claim, source, plan, metric, arms (`A - B`, or `A` alone), expect, effect (the smallest effect of
-interest), seeds (fewest for a verdict), and optionally requires (`ARM X`: the mean of the metric in that arm must be at
-least X for the claim to be testable). metric = elsewhere has `measured` instead: where the numbers are.
+A claim has the keys claim, source, metric (one or several), arms (`A - B`, or `A` alone; `|` separates alternatives),
+needs (what must hold of a study, as NEEDS lists), expect, effect (the smallest effect of interest), seeds (fewest for a
+verdict), and optionally requires (`ARM X`: the mean of the metric in that arm must be at least X for the claim to be
+testable). Each study that has the arms, and what the claim needs, is judged, whatever its name.
+metric = elsewhere has `measured` instead: where the numbers are.
 
-    d = metric of A - metric of B at the same seed (mean over the rates of the plan), or the metric of A alone
-    [low, high] = the two-sided 95% interval of the mean of d over the seeds;  e = effect
+    d = metric of A - metric of B at the same seed (mean over the rates of the study), or the metric of A alone
+    [low, high] = the two-sided interval of the mean of d over the seeds;  e = effect
 
-    expect       supported                   contradicted
-    below        high < 0 and low <= -e      low > -e and high >= 0
-    above        low > 0 and high >= e       high < e and low <= 0
-    equal        -e < low and high < e       0 is outside [low, high], which reaches -e or e
-    not above    high < e                    low > 0 and high >= e
-    not below    low > -e                    high < 0 and low <= -e
+    expect       supported                   effect excluded   opposite shown
+    below        high < 0 and low <= -e      low > -e          low > 0
+    above        low > 0 and high >= e       high < e          high < 0
+    equal        -e < low and high < e       -                 low >= e or high <= -e
+    not above    high < e                    -                 low >= e
+    not below    low > -e                    -                 high <= -e
 
-Everything else is "not shown". So an interval that contains 0 and reaches the effect shows nothing, and a difference
-that is shown but too small for the claim is neither supported nor contradicted.
-`equal` is two one-sided tests, at 2.5% each.
+"Opposite shown" precedes "effect excluded". Everything else is "not shown": an interval that contains 0 and reaches
+the effect shows nothing. `equal` is two one-sided tests.
 
-The interval of a loss difference uses the deviation that is pooled over the arms of the plan (stats.pooled_interval),
-unless the differences of the claim deviate more than the pool allows; all other intervals use the n - 1 degrees of
-freedom of their own differences. Magnitudes are compared as logarithms; their effect 0.1 is a factor of 1.1.
+A verdict is wrong only if its interval misses the true difference. With many claims some intervals do; therefore the
+level of each is that of Holm's method over all tested claims of a page: with probability 95% every verdict of the page
+is right, however the claims depend on each other (they share arms). The pages show the single 95% intervals beside it.
+
+The interval of a loss difference uses the deviation that is pooled over the arms of the study, unless a test of equal
+variances rejects (stats.pooled_gap); all other intervals use the n - 1 degrees of freedom of their own differences.
+Magnitudes are compared as logarithms; their effect 0.1 is a factor of 1.1.
 A verdict holds for the tokens, parameters and data of its runs.
 """
 
@@ -29,77 +34,29 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import mechanisms, stats, tables
+from . import stats
+from .measurements import METRICS, of_study
 from .plan import NAME, close
 from .run_directory import RunError
 
 FILE = Path(__file__).resolve().parent / "claims"
-KEYS = "claim source plan metric arms expect effect seeds requires measured".split()
+KEYS = "claim source needs metric arms expect effect seeds requires measured".split()
 EXPECT = ("below", "above", "equal", "not above", "not below")
+VERDICTS = ("supported", "effect excluded", "opposite shown", "not shown", "not measured", "measured elsewhere")
+SAME_PARAMETERS = 0.01  # counts of active parameters within 1% are equal
 
 
-# ---- metrics of a run: a number, or None
+def unlike(measured, arms):
+    """How far the active parameters of two arms are apart; None if they are unknown."""
+    counts = [measured.of([arm], "active_parameters") for arm in arms]
+    return max(map(max, counts)) / min(map(min, counts)) - 1 if all(counts) else None
 
 
-def over_layers(layers, key, combine):
-    values = [x for layer in layers if stats.finite(x := layer.get(key))]
-    return combine(values) if values else None
-
-
-def evaluated(key, combine):
-    return lambda run: over_layers(((run.eval or {}).get("attention") or {}).get("layers", []), key, combine)
-
-
-def logged(key, combine, first=False):
-    """Of the first or the last statistics of the log."""
-
-    def metric(run):
-        steps = sorted(run.layers)
-        return over_layers(run.layers[steps[0 if first else -1]].values(), key, combine) if steps else None
-
-    return metric
-
-
-def probed(name):
-    """Mean over the layers of a number of probe.json."""
-    return lambda run: mechanisms.mean_over_layers(run.probes[run.steps], name) if run.steps in run.probes else None
-
-
-def excess(name):
-    """A similarity of the weights beyond that of permuted weights."""
-
-    def metric(run):
-        found, chance = probed(name)(run), probed(f"{name}_permuted")(run)
-        return None if found is None or chance is None else found - chance
-
-    return metric
-
-
-def spike_score(run):
-    return stats.spikes([r.get("grad_z") for r in run.train])[2]
-
-
-@dataclass
-class Metric:
-    of: object  # function of a run; None: the final loss, which depends on the study
-    unit: str
-    ratio: bool = False  # positive magnitudes, compared by their logarithms
-
-
-METRICS = {
-    "loss": Metric(None, "nats"),
-    "spikes": Metric(spike_score, "% of the steps"),
-    "late_grad_norm": Metric(lambda run: tables.late_gradient(run), "", True),
-    "logit_max": Metric(evaluated("logit_max", max), "", True),
-    "logit_median": Metric(evaluated("logit_median", stats.mean), "", True),
-    "hidden_max": Metric(evaluated("hidden_max", max), "", True),
-    "first_mass": Metric(evaluated("first_mass_effective", stats.mean), "of the attention"),
-    "sink_rate": Metric(evaluated("sink_rate_effective", stats.mean), "% of the heads"),
-    "early_context_rms": Metric(logged("context_rms_mean", stats.mean, True), "", True),
-    "context_rms_min": Metric(logged("context_rms_min", min), "", True),
-    "lambda": Metric(logged("lambda_mean", stats.mean), ""),
-    "wo_adjacent": Metric(excess("adjacent"), ""),
-    "wo_closest": Metric(excess("closest"), ""),
+NEEDS = {
+    "one rate": lambda measured, arms: len(measured.rates) == 1,
+    "several rates": lambda measured, arms: len(measured.rates) > 1,
+    "equal parameters": lambda measured, arms: (x := unlike(measured, arms)) is not None and x <= SAME_PARAMETERS,
+    "unequal parameters": lambda measured, arms: (x := unlike(measured, arms)) is not None and x > SAME_PARAMETERS,
 }
 
 
@@ -111,9 +68,9 @@ class Claim:
     id: str
     claim: str
     source: str
-    plan: str
     metric: str
-    arms: tuple = ()  # (A,) or (A, B)
+    arms: tuple = ()  # alternatives: (A,) or (A, B) each
+    needs: tuple = ()
     expect: str = ""
     effect: float = 0.0
     seeds: int = 5
@@ -129,20 +86,24 @@ def number(text, least):
     return value if least <= value < math.inf else None
 
 
-def claim_of(name, keys):
-    """The claim of a section. ValueError describes the first error."""
+def claims_of(name, keys):
+    """The claims of a section, one for each metric. ValueError describes the first error."""
     elsewhere = keys.get("metric") == "elsewhere"
-    for key in ("claim", "source", "plan", "metric") + (("measured",) if elsewhere else ("arms", "expect", "effect")):
+    for key in ("claim", "source", "metric") + (("measured",) if elsewhere else ("arms", "expect", "effect")):
         if not keys.get(key):
             raise ValueError(f"has no '{key}'")
     if elsewhere:
-        return Claim(name, keys["claim"], keys["source"], keys["plan"], "elsewhere", measured=keys["measured"])
-    if keys["metric"] not in METRICS:
-        near = close(keys["metric"], METRICS)
-        raise ValueError(f"metric = {keys['metric']}: " + (f"did you mean {near}?" if near else "no such metric"))
-    arms = tuple(re.split(r"\s+-\s+", keys["arms"]))
-    if len(arms) > 2 or not all(map(NAME.fullmatch, arms)):
+        return [Claim(name, keys["claim"], keys["source"], "elsewhere", measured=keys["measured"])]
+    for metric in keys["metric"].split():
+        if metric not in METRICS:
+            near = close(metric, METRICS)
+            raise ValueError(f"metric = {metric}: " + (f"did you mean {near}?" if near else "no such metric"))
+    arms = tuple(tuple(re.split(r"\s+-\s+", pair.strip())) for pair in keys["arms"].split("|"))
+    if not all(len(pair) <= 2 and all(map(NAME.fullmatch, pair)) for pair in arms):
         raise ValueError(f"arms = {keys['arms']}: must be ARM or ARM - ARM")
+    needs = tuple(need.strip() for need in keys.get("needs", "").split(",") if need.strip())
+    if not set(needs) <= set(NEEDS):
+        raise ValueError(f"needs = {keys['needs']}: must be of {', '.join(NEEDS)}")
     if keys["expect"] not in EXPECT:
         raise ValueError(f"expect = {keys['expect']}: must be one of {', '.join(EXPECT)}")
     effect, seeds = number(keys["effect"], 1e-9), number(keys.get("seeds", "5"), 2)
@@ -152,8 +113,8 @@ def claim_of(name, keys):
     if requires and (len(requires) != 2 or number(requires[1], 0) is None):
         raise ValueError(f"requires = {keys['requires']}: must be ARM NUMBER")
     least = (requires[0], float(requires[1])) if requires else ()
-    texts = [keys[key] for key in ("claim", "source", "plan", "metric")]
-    return Claim(name, *texts, arms, keys["expect"], effect, int(seeds), least)
+    rest = (arms, needs, keys["expect"], effect, int(seeds), least)
+    return [Claim(name, keys["claim"], keys["source"], metric, *rest) for metric in keys["metric"].split()]
 
 
 def parse(text, name="claims"):
@@ -182,7 +143,7 @@ def parse(text, name="claims"):
     found = []
     for section, keys in sections.items():
         try:
-            found.append(claim_of(section, keys))
+            found += claims_of(section, keys)
         except ValueError as error:
             raise RunError(f"{name}:{lines[section]}: [claim {section}]: {error}") from None
     return found
@@ -199,86 +160,111 @@ def read(path=FILE):
 
 
 def verdict(expect, low, high, effect):
-    """supported, contradicted or not shown, as the table above."""
-    below, above = high < 0 and low <= -effect, low > 0 and high >= effect
-    supported, contradicted = {
-        "below": (below, low > -effect and high >= 0),
-        "above": (above, high < effect and low <= 0),
-        "equal": (-effect < low and high < effect, below or above),
-        "not above": (high < effect, above),
-        "not below": (low > -effect, below),
+    """The verdict of an interval, as the table above."""
+    if expect in ("above", "not above"):
+        expect, low, high = expect.replace("above", "below"), -high, -low
+    rules = {  # in their order
+        "below": (high < 0 and low <= -effect, low > 0, low > -effect),
+        "equal": (-effect < low and high < effect, low >= effect or high <= -effect),
+        "not below": (low > -effect, high <= -effect),
     }[expect]
-    return "supported" if supported else "contradicted" if contradicted else "not shown"
+    return next((VERDICTS[place] for place, holds in zip((0, 2, 1), rules) if holds), "not shown")
 
 
-def why_not_shown(expect, low, high, effect):
-    if expect in ("below", "above") and -effect < low and high < effect:
-        return "smaller than the smallest effect of interest"
-    return "too few seeds for the smallest effect of interest"
+def p_value(expect, estimate, effect):
+    """The smallest level at which the interval of an estimate has a verdict."""
+    m, p = estimate.mean, estimate.p_of
+    if expect in ("below", "above"):
+        m, end = (m, -effect) if expect == "below" else (-m, effect)
+        return min(p(0), p(end)) if m > -effect else p(0)
+    if expect == "equal":
+        return max(p(-effect), p(effect))
+    return p(effect if expect == "not above" else -effect)
 
 
-def value_of(study, run, metric):
-    of = METRICS[metric].of
-    return of(run) if of else run.final_loss(study.all_evaluated())
-
-
-def by_seed(study, arm, metric):
-    """{seed: mean over the rates of the plan} of the seeds that have a value at each rate."""
-    found, rates = {}, {run.lr for run in study.runs}
-    for run in study.runs:
-        if run.arm == arm and run.state == "done" and stats.finite(x := value_of(study, run, metric)):
-            if not METRICS[metric].ratio or x > 0:
-                found.setdefault(run.seed, {})[run.lr] = math.log(x) if METRICS[metric].ratio else x
-    return {seed: stats.mean(list(at.values())) for seed, at in found.items() if set(at) == rates}
-
-
-def difference(study, claim):
-    """(estimate of d, whether its deviation is pooled)."""
-    values = [by_seed(study, arm, claim.metric) for arm in claim.arms]
-    d = [values[0][s] - (values[1][s] if len(values) > 1 else 0) for s in sorted(set.intersection(*map(set, values)))]
-    if claim.metric != "loss" or len(values) < 2:
-        return stats.t_interval(d), False
-    everything = {arm: by_seed(study, arm, "loss") for arm in study.arms}
-    return stats.pooled_interval(d, stats.pooled_deviation(everything, study.reference))
+def difference(measured, metric, arms):
+    """The estimate of d, with the pooled deviation if d is of losses; None without a seed."""
+    if len(arms) == 1:
+        return stats.t_interval(list(measured.by_seed(*arms, metric).values()))
+    if metric != "loss":
+        return stats.paired_gap(*(measured.by_seed(arm, metric) for arm in arms))
+    return stats.pooled_gap(measured.table(), *arms, stats.pooled_deviation(measured.table(), measured.reference))
 
 
 def effect_of(claim):
     return math.log1p(claim.effect) if METRICS[claim.metric].ratio else claim.effect
 
 
-def judge(claim, study):
-    """The verdict of a claim, with its numbers, as JSON. `study`: the runs of its plan, or None."""
-    row = {key: getattr(claim, key) for key in ("id", "claim", "source", "plan", "metric", "arms", "expect", "effect")}
-    row |= {"verdict": "not measured", "remark": "", "estimate": None, "pooled": False}
-    if claim.metric == "elsewhere":
-        return row | {"verdict": "measured elsewhere", "remark": claim.measured}
-    missing = [arm for arm in claim.arms if not study or arm not in study.arms]
-    if missing:
-        return row | {"remark": f"no runs of {', '.join(missing)}" if study else f"plan {claim.plan} has not been run"}
-    runs = [run for run in study.runs if run.arm in claim.arms]
-    row |= {
-        "tokens": runs[0].tokens,
-        "parameters": [next(r for r in runs if r.arm == a).parameters for a in claim.arms],
-    }
-    row |= {"rates": study.rates(), "diverged": sum(run.state == "diverged" for run in runs)}
-    estimate, row["pooled"] = difference(study, claim)
-    if estimate is None:
-        return row | {"remark": f"no seed has the {claim.metric} of {' and '.join(claim.arms)}"}
-    row |= {"estimate": stats.as_json(estimate), "verdict": "not shown"}
-    if estimate.n < claim.seeds:
-        return row | {"remark": f"{estimate.n} of at least {claim.seeds} seeds"}
+def bound(claim, measured):
+    """The first alternative of the arms that have the metric in a study, and what the claim needs; None without one."""
+
+    def there(arms):
+        values = all(measured.of([arm], claim.metric) for arm in arms)
+        return values and all(NEEDS[need](measured, arms) for need in claim.needs)
+
+    return next(filter(there, claim.arms), None)
+
+
+def new_row(claim, arms, **more):
+    row = {key: getattr(claim, key) for key in ("id", "claim", "source", "metric", "expect", "effect")}
+    return row | {"arms": arms, "study": "", "verdict": "", "remark": "", "estimate": None, "p": None} | more
+
+
+def test(claim, measured, arms):
+    """The numbers of a claim in a study, as JSON: with p if the claim can be tested, else with the remark why not."""
+    estimate = difference(measured, claim.metric, arms)
+    states = measured.of(arms, "state")
+    row = new_row(
+        claim, arms, study=measured.study, estimate=stats.as_json(estimate), diverged=states.count("diverged")
+    )
+    row["parameters"] = [max(measured.of([arm], "parameters"), default=None) for arm in arms]
+    if estimate is None or estimate.n < claim.seeds:
+        return row | {"remark": f"{estimate.n if estimate else 0} of at least {claim.seeds} seeds"}
     if claim.requires:
         arm, least = claim.requires
-        there = stats.mean_or_none([value_of(study, run, claim.metric) for run in study.runs if run.arm == arm])
+        there = stats.mean_or_none(measured.of([arm], claim.metric))
         if there is None or there < least:
             has = "no value" if there is None else f"{there:.3g}"
             return row | {"remark": f"not testable here: {arm} has {has}, and the claim requires {least:g}"}
-    row["verdict"] = verdict(claim.expect, estimate.low, estimate.high, effect_of(claim))
-    if row["verdict"] == "not shown":
-        row["remark"] = why_not_shown(claim.expect, estimate.low, estimate.high, effect_of(claim))
-    return row
+    return row | {"p": p_value(claim.expect, estimate, effect_of(claim))}
 
 
-def judge_all(study):
-    """The verdicts of the claims about the plan of a study."""
-    return [judge(claim, study) for claim in read() if claim.plan == study.plan and claim.metric != "elsewhere"]
+def decide(claim, row, level):
+    """Sets the verdict of a tested claim at a level, and the remark."""
+    of = lambda level: verdict(claim.expect, *stats.Estimate(**row["estimate"]).limits(level), effect_of(claim))
+    row["verdict"], alone = of(level), of(1 - stats.CONFIDENCE)
+    e = row["estimate"]
+    if row["verdict"] == "effect excluded" and abs(e["mean"]) > e["half"]:
+        row["remark"] = "a smaller one is shown by its 95% interval"
+    elif row["verdict"] == "not shown" and alone != row["verdict"]:
+        row["remark"] = f"{alone} if it were the only claim"
+    elif row["verdict"] == "not shown":
+        wide = abs(e["mean"]) <= e["half"]
+        row["remark"] = "too few seeds for the smallest effect of interest" if wide else "its size is not shown"
+
+
+def judge(all_claims, studies):
+    """The verdicts of the claims in the Measurements of studies, as JSON: one row per claim and study that it is bound
+    to, or one row without a study."""
+    rows, tested = [], []
+    for claim in all_claims:
+        if claim.metric == "elsewhere":
+            rows.append(new_row(claim, (), verdict="measured elsewhere", remark=claim.measured))
+            continue
+        found = [test(claim, m, arms) for m in studies if (arms := bound(claim, m))]
+        tested += [(claim, row) for row in found if row["p"] is not None]
+        nowhere = f"no study has {' - '.join(claim.arms[0])} ({', '.join(claim.needs)})"
+        rows += found or [new_row(claim, claim.arms[0], verdict="not measured", remark=nowhere)]
+    ps = [row["p"] for _, row in tested]
+    for (claim, row), level, p in zip(tested, stats.holm_levels(ps), stats.holm(ps)):
+        row["p_holm"] = p
+        decide(claim, row, level)
+    for row in rows:
+        row["verdict"] = row["verdict"] or ("not shown" if row["estimate"] else "not measured")
+    return rows
+
+
+def judge_study(study):
+    """The verdicts of the claims that a study of runs is bound to."""
+    name = study.plan or study.title
+    return [row for row in judge(read(), of_study(study, name)) if row["study"]]

@@ -7,7 +7,7 @@ hover), symbol. None in y is a gap. `who` names the seeds, on hover. A view with
 cells with a share z and a text.
 """
 
-from . import stats
+from . import stats, tables
 
 POINTS = 300  # per line at most
 SMOOTH = 0.02  # share of a line that a running mean covers unless the reader of the page changes it
@@ -195,28 +195,22 @@ def final_gaps(study, rows):
                     who=f"mean of {e['n']} seeds" if e["half"] is not None else "one seed: no interval",
                 )
             )
-    by_eval = study.all_evaluated()
     for lr in study.rates():
-        other = {run.seed: run.final_loss(by_eval) for run in study.runs_of(study.reference, lr)}
+        losses = {arm: tables.final_losses(study, arm, lr) for arm in study.arms}
         for arm, label in study.arms.items():
-            single = [
-                (run.seed, d)
-                for run in study.runs_of(arm, lr)
-                if arm != study.reference
-                and (d := difference(run.final_loss(by_eval), other.get(run.seed))) is not None
-            ]
-            if len(single) > 1:
+            single = stats.paired(losses[arm], losses[study.reference])
+            if arm != study.reference and len(single) > 1:
                 traces.append(
                     trace(
                         arm,
                         label,
-                        [d for _, d in single],
+                        list(single.values()),
                         [label] * len(single),
                         lr,
                         mode="markers",
                         faint=True,
                         symbol="x",
-                        text=[f"seed {s}" for s, _ in single],
+                        text=[f"seed {s}" for s in single],
                     )
                 )
     x = f"final loss minus that of {study.arms[study.reference]}, nats"
@@ -229,21 +223,22 @@ def final_gaps(study, rows):
     )
 
 
-def spike_traces(study, key, z):
+def spike_traces(study, key):
     """Lines of a value of all runs, and marks at its spikes."""
     traces, marks = [], []
     for run in study.runs:
         if not run.train:
             continue
         x, y = [r["tokens"] for r in run.train], [r.get(key) for r in run.train]
-        found, _, _ = stats.spikes([r.get(z) for r in run.train])
+        zs = stats.z_scores(y)
+        found, _, _ = stats.spikes(zs)
         keep = sorted(set(stats.thin(x, 600)) | set(found))
         first = run.seed == min(r.seed for r in study.runs_of(run.arm, run.lr))
         label = study.arms[run.arm]
         points = [x[i] for i in keep], [y[i] for i in keep]
         traces.append(trace(run.arm, label, *points, run.lr, who=seed(run), faint=not first))
         if found:
-            text = [f"spike at step {run.train[i]['step']}, z {run.train[i][z]:.1f}" for i in found]
+            text = [f"spike at step {run.train[i]['step']}, z {zs[i]:.1f}" for i in found]
             style = {"who": seed(run), "mode": "markers", "symbol": "triangle-up", "unnamed": True}
             points = [x[i] for i in found], [y[i] for i in found]
             marks.append(trace(run.arm, f"{label}: spikes", *points, run.lr, text=text, **style))
@@ -253,7 +248,8 @@ def spike_traces(study, key, z):
 def gradient_norms(study):
     note = (
         f"Before clipping. Triangles: spikes of all seeds, at least {stats.SPIKE_Z:g} standard deviations above the "
-        "mean of the last 1000 steps (at the start fewer, at least 128). Thick: the first seed."
+        f"mean of the last {stats.SPIKE_WINDOW} steps (at the start fewer, at least {stats.SPIKE_LEAST}). Thick: the "
+        "first seed."
     )
     return figure(
         "norms",
@@ -261,8 +257,8 @@ def gradient_norms(study):
         "Gradient norm and loss of every step",
         note,
         [
-            view("gradient norm", "tokens", "gradient norm", spike_traces(study, "grad_norm", "grad_z"), ylog=10),
-            view("loss", "tokens", "training loss, nats", spike_traces(study, "loss", "loss_z")),
+            view("gradient norm", "tokens", "gradient norm", spike_traces(study, "grad_norm"), ylog=10),
+            view("loss", "tokens", "training loss, nats", spike_traces(study, "loss")),
         ],
     )
 

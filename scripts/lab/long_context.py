@@ -41,7 +41,7 @@ def cache_numbers(options):
 def measures(study):
     """{what: function of a run}: the loss, and where positions were evaluated that of the last half of the context, and
     how much lower it is than just before the end of the smallest window."""
-    by_eval, T = study.all_evaluated(), int(study.runs[0].options["seq-len"])
+    by_eval, T = study.by_eval(), int(study.runs[0].options["seq-len"])
     window = min(window_of(run.options) for run in study.runs if window_of(run.options))
     late = lambda run: at(run, T // 2, T)
     found = {"loss": lambda run: run.final_loss(by_eval), f"loss at positions {T // 2} to {T - 1}": late}
@@ -90,7 +90,7 @@ def costs(study, lr):
         paid = {}
         for change, base, arm, other, _ in known:
             mine, theirs = (values(study, a, lr, get) for a in (arm, other))
-            paid[change, base, arm] = {seed: mine[seed] - theirs[seed] for seed in mine if seed in theirs}
+            paid[change, base, arm] = stats.paired(mine, theirs)
         for change, base, arm, other, family in known:
             cost = paid[change, base, arm]
             window = window_of(study.runs_of(arm, lr)[0].options)

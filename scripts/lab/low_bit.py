@@ -10,7 +10,7 @@ in the same way.
 from . import stats
 
 LOSSES = {  # of a run: what is compared, and how to get it
-    "validated at its own precision": lambda run: run.val.get(run.steps),
+    "validated at its own precision": lambda run: run.last_validation,
     "both evaluated in fp32": lambda run: (run.eval or {}).get("loss"),
 }
 MEASURED = {  # of an evaluation: the part, the keys of a layer (the first that is not null), the function of the layers
@@ -75,7 +75,8 @@ def training(study, lr, precisions):
             costs = {}
             for arm in study.arms:
                 low, full = (run_at(study, arm, lr, p) for p in (precision, precisions[0]))
-                costs[arm] = {s: difference(loss(low[s]), loss(full[s])) for s in low if s in full}
+                of = lambda runs: {s: loss(run) for s, run in runs.items()}
+                costs[arm] = stats.paired(of(low), of(full))
             table += rows(study, costs, precision=precision, what=what)
     return correct(table)
 

@@ -33,9 +33,8 @@ def gap(study, attention, against="baseline", suffix="", against_suffix=""):
     arm, other = arm_of(study, attention, suffix), arm_of(study, against, against_suffix)
     if not arm or not other or arm == other:
         return None
-    by_eval, lr = study.all_evaluated(), tables.main_rate(study)
-    losses = [{r.seed: r.final_loss(by_eval) for r in study.runs_of(a, lr)} for a in (arm, other)]
-    return signed(stats.paired_gap(*losses))
+    lr = tables.main_rate(study)
+    return signed(stats.paired_gap(*(tables.final_losses(study, a, lr) for a in (arm, other))))
 
 
 def layers_max(study, attention, top, bottom):
@@ -167,7 +166,7 @@ def rows(study):
             "fewer for DIFF V2 at large rates; other measures reduced OLMo 2's gradient norm score from 0.40 to 0.03",
             V2 + "; OLMo 2, arXiv 2501.00656",
             spike_counts(study),
-            "The score requires 128 steps, and depends on the length of the run.",
+            f"The score requires {stats.SPIKE_LEAST} steps, and depends on the length of the run.",
         ),
         (
             "Largest / median attention logit",

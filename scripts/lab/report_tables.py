@@ -88,8 +88,9 @@ def spikes(r):
             [arm_cell(row), row["rate"], row["runs"], row["diverged"], score(row["grad"]), score(row["loss"])]
             for row in r["spikes"]
         ],
-        f"A spike is a step at least {stats.SPIKE_Z:g} standard deviations above the mean of the last 1000 accepted "
-        "steps. The score is their percentage of the steps with a z, over all seeds (OLMo 2, arXiv 2501.00656).",
+        f"A spike is a step at least {stats.SPIKE_Z:g} standard deviations above the mean of the last "
+        f"{stats.SPIKE_WINDOW} steps, from {stats.SPIKE_LEAST} steps on. The score is their percentage of the judged "
+        "steps, over all seeds (OLMo 2, arXiv 2501.00656).",
     )
 
 
@@ -112,21 +113,21 @@ def ladder(r):
 
 
 def verdicts(r):
-    """The claims that the plan tests."""
-    rows = []
+    """The claims that the arms test."""
+    rows, kinds = [], {"supported": "good", "effect excluded": "bad", "opposite shown": "bad"}
     for c in r["claims"]:
-        kind = {"supported": "good", "contradicted": "bad"}.get(c["verdict"], "open")
         rows.append([c["claim"], c["source"], f"{c['metric']} of {' - '.join(c['arms'])}"])
         rows[-1] += [f"{c['expect']}, {c['effect']:g}", interval(c["estimate"], True)]
-        rows[-1] += [Cell(c["verdict"] + (f": {c['remark']}" if c["remark"] else ""), kind)]
-        rows[-1] += [c["estimate"]["n"] if c["estimate"] else "–"]
+        said = Cell(c["verdict"] + (f": {c['remark']}" if c["remark"] else ""), kinds.get(c["verdict"], "open"))
+        rows[-1] += [said, number(c.get("p_holm"), 3), c["estimate"]["n"] if c["estimate"] else "–"]
     return Table(
         "claims",
-        ["claim", "source", "difference", "expected, smallest effect", "value", "verdict", "seeds"],
+        ["claim", "source", "difference", "expected, smallest effect", "value", "verdict", "p (Holm)", "seeds"],
         rows,
-        "Claims of scripts/lab/claims; scripts/lab/claims.py defines their rules. Differences of magnitudes are "
-        "logarithms of ratios; the effect 0.1 is then a factor of 1.1. A verdict holds for these tokens and "
-        "parameters.",
+        "Claims of scripts/lab/claims; scripts/lab/claims.py defines their rules. Square brackets: single 95% "
+        "intervals; the verdicts are corrected for the number of claims in this table (Holm). Differences of "
+        "magnitudes are logarithms of ratios; the effect 0.1 is then a factor of 1.1. A verdict holds for these tokens "
+        "and parameters.",
         wrap=True,
     )
 

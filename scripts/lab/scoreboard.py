@@ -1,8 +1,10 @@
 """scoreboard.py: the command `scoreboard`: the verdicts of the claims (scripts/lab/claims) as Markdown.
 
-    python3 scripts/lab scoreboard runs/family-cpu runs/late-gradients-cpu [--out dev/results/scoreboard.md]
+    python3 scripts/lab scoreboard runs/family-cpu runs/late-gradients-cpu [--store runs.csv] [--out scoreboard.md]
+    python3 scripts/lab scoreboard dev/results/runs.csv --out dev/results/scoreboard.md
 
-Labs of one plan and size are read together, such as labs of other seeds. Runs that are not comparable are an error.
+Reads labs, or the numbers of their runs that --store wrote (measurements.py). Labs of one plan and size are read
+together, such as labs of other seeds. Runs that are not comparable are an error.
 Exit status: 0 done; 1 failed, or a file was left out; 2 usage, or the runs are not comparable.
 """
 
@@ -11,10 +13,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-from . import claims, cli, run_directory, study as studies, tables
+from . import claims, cli, measurements, run_directory, stats, study as studies, tables
 from .table import Table, as_markdown
 
-VERDICTS = ("supported", "contradicted", "not shown", "not measured", "measured elsewhere")
+METRICS = measurements.METRICS
 
 
 def fail(message, status=1):
@@ -27,21 +29,21 @@ def table(head, rows):
 
 def parse_arguments(words):
     parser = cli.Parser(prog="lab scoreboard", description="Prints the verdicts of the claims that labs test.")
-    parser.add_argument("paths", nargs="+", metavar="LAB", help="directory of a lab (lab.json)")
+    parser.add_argument("paths", nargs="+", metavar="LAB", help="directory of a lab (lab.json), or FILE.csv of --store")
     parser.add_argument("--claims", default=str(claims.FILE), help="file of the claims (default: scripts/lab/claims)")
+    parser.add_argument("--store", metavar="FILE.csv", help="add the numbers of the runs of the labs to this file")
     parser.add_argument("--out", help="Markdown file to write (default: standard output)")
     return parser.parse_args(words)
 
 
 def read_labs(paths):
-    """[(plan, size, study)] of the labs, in the order of their first paths."""
-    groups = {}
-    for path in map(Path, paths):
+    """(the Measurements of the labs in the order of their first paths, whether a file was left out)"""
+    groups, found, left_out = {}, [], False
+    for path in paths:
         lab = run_directory.read_lab(path)
         if not lab:
             raise run_directory.RunError(f"{path}: no lab.json: a verdict requires the runs of a plan")
         groups.setdefault((lab["plan"].removesuffix(".plan"), lab["size"]), []).append(path)
-    found = []
     for (plan, size), group in groups.items():
         study = studies.load(group)
         studies.check(study)
@@ -49,55 +51,79 @@ def read_labs(paths):
             print(f"lab scoreboard: {line}; left out", file=sys.stderr)
         if study.problems:
             fail(f"the runs of {plan} are not comparable: {study.problems[0]}", 2)
-        found.append((plan, size, study))
-    return found
+        found += measurements.of_study(study, f"{plan}-{size}")
+        left_out = left_out or bool(study.left_out)
+    return found, left_out
 
 
-def in_unit(x, claim):
-    return f"{math.exp(x):.3g}" if claims.METRICS[claim.metric].ratio else f"{x:+.4f}"
+def in_unit(x, metric):
+    return f"{math.exp(x):.3g}" if METRICS[metric].ratio else f"{x:+.4f}"
 
 
-def shown_estimate(row, claim):
+def shown_estimate(row):
     """Mean and interval in the unit of the metric; of a magnitude the ratio."""
-    e = row["estimate"]
+    e, metric = row["estimate"], row["metric"]
     if not e:
         return "–"
-    unit = "ratio" if claims.METRICS[claim.metric].ratio and len(claim.arms) > 1 else claims.METRICS[claim.metric].unit
-    low, high = (in_unit(e["mean"] + sign * e["half"], claim) if e["half"] is not None else "–" for sign in (-1, 1))
-    return f"{in_unit(e['mean'], claim)} [{low}, {high}] {unit}".rstrip()
+    unit = "ratio" if METRICS[metric].ratio and len(row["arms"]) > 1 else METRICS[metric].unit
+    low, high = (in_unit(e["mean"] + sign * e["half"], metric) if e["half"] is not None else "–" for sign in (-1, 1))
+    return f"{in_unit(e['mean'], metric)} [{low}, {high}] {unit}".rstrip()
 
 
-def expected(claim):
-    effect = f"{claim.effect:g}"
-    if claims.METRICS[claim.metric].ratio:
-        effect = f"a factor of {1 + claim.effect:g}"
-    return f"{claim.metric}, {claim.expect}, {effect}"
+def expected(row):
+    effect = f"a factor of {1 + row['effect']:g}" if METRICS[row["metric"]].ratio else f"{row['effect']:g}"
+    return f"{row['metric']}, {row['expect']}, {effect}"
 
 
-def row_of(claim, row):
-    parameters = " and ".join(f"{n:,}" if n else "–" for n in row.get("parameters", []))
-    n = f"{row['estimate']['n']}{', pooled' if row['pooled'] else ''}" if row["estimate"] else "–"
+def deviation(row):
+    """Whose deviation the interval has, and the p of the test of equal variances."""
+    e = row["estimate"]
+    if not e or len(row["arms"]) < 2 or row["metric"] != "loss":
+        return "own" if e else "–"
+    return ("pooled" if e["pooled"] else "own") + (f", {e['p_variances']:.2g}" if e["p_variances"] is not None else "")
+
+
+def row_of(row):
     remarks = [row["remark"]] * bool(row["remark"])
-    if row.get("diverged"):
+    if row["diverged"]:
         remarks.append(f"{row['diverged']} runs diverged")
-    verdict = f"**{row['verdict']}**" if row["verdict"] in VERDICTS[:2] else row["verdict"]
+    verdict = f"**{row['verdict']}**" if row["verdict"] in claims.VERDICTS[:3] else row["verdict"]
     return [
-        claim.claim,
-        f"`{' - '.join(claim.arms)}` {expected(claim)}",
-        shown_estimate(row, claim),
+        row["claim"],
+        f"`{' - '.join(row['arms'])}` {expected(row)}",
+        shown_estimate(row),
         verdict + (f": {'; '.join(remarks)}" if remarks else ""),
-        n,
-        parameters,
+        f"{row['p_holm']:.2g}" if row["p"] is not None else "–",
+        row["estimate"]["n"] if row["estimate"] else "–",
+        deviation(row),
+        " and ".join(f"{n:,}" if n else "–" for n in row["parameters"]),
     ]
 
 
-def power(study):
+HEAD = [
+    "claim",
+    "arms, metric, expected, smallest effect",
+    "difference [95% interval]",
+    "verdict",
+    "p (Holm)",
+    "seeds",
+    "deviation",
+    "parameters",
+]
+
+
+def power(measured):
     """Seeds that the smallest effect of interest requires, by arm, and their tokens."""
-    lr = tables.main_rate(study)
-    rows = [row for row in tables.noise(study) if row["lr"] == lr]
+    losses = measured.table()
+    rows = tables.noise_rows(losses, measured.reference)
+    if not any(row["seeds_pooled"] for row in rows):
+        return "Two or more seeds of two or more arms are required.\n"
+    first = next(row for row in rows if row["seeds_pooled"])
+    outside = [row["arm"] for row in rows if not row["in_pool"]]
+    tokens = max(measured.of(measured.arms, "tokens"), default=0) * len(measured.rates) * len(measured.arms)
     shown = lambda n: "more than 1000" if n is None else n
     cells = [
-        [row["label"], f"{row['sd']:.4f}"]
+        [row["arm"], f"{row['sd']:.4f}"]
         + (
             [f"{row['gap_sd']:.4f}", shown(row["seeds_for_effect"]), shown(row["seeds_pooled"])]
             if row["gap_sd"]
@@ -105,71 +131,51 @@ def power(study):
         )
         for row in rows
     ]
-    if not rows or not rows[0]["pooled_df"]:
-        return "Two or more seeds of two or more arms are required.\n"
-    pooled = next((row["pooled_gap_sd"] for row in rows if row["pooled_gap_sd"]), None)
-    outside = [row["label"] for row in rows if not row["in_pool"]]
-    tokens = study.runs[0].tokens * len(study.arms)
     return (
-        f"Seeds with which a difference of {tables.EFFECT:g} nats is shown with probability {tables.POWER:g}: with the "
-        f"deviation of the arm's own paired gaps, and with the one that is pooled over {rows[0]['pooled_arms']} arms"
-        + (f", {pooled:.4f} with {rows[0]['pooled_df']} degrees of freedom" if pooled else "")
+        f"Seeds with which a difference of {tables.EFFECT:g} nats is shown with probability {tables.POWER:g}, if it is "
+        "the only claim: with the deviation of the arm's own paired gaps, and with the one that is pooled over "
+        f"{first['pooled_arms']} arms, {first['pooled_gap_sd']:.4f} with {first['pooled_df']} degrees of freedom"
         + (f" (without {', '.join(outside)}, which deviate more)" if outside else "")
         + f". A seed of all arms takes {tokens / 1e6:.4g}M tokens.\n\n"
         + table(["arm", "deviation of the loss", "of the paired gap", "seeds, own", "seeds, pooled"], cells)
     )
 
 
-def lab_section(plan, size, study, found):
-    """The verdicts of one plan at one size: [(claim, row)]."""
-    first, rates = study.runs[0], ", ".join(f"{lr:g}" for lr in study.rates())
-    numbers = sorted({run.parameters for run in study.runs if run.parameters})
-    parts = [
-        f"## {plan}, {size}\n",
-        f"At {first.tokens / 1e6:.4g}M tokens per run, {numbers[0]:,} to {numbers[-1]:,} parameters, "
-        if numbers
-        else f"At {first.tokens / 1e6:.4g}M tokens per run, ",
-    ]
-    parts[-1] += f"learning rate{'s' if len(study.rates()) > 1 else ''} {rates}. No verdict holds beyond this scale.\n"
-    if study.missing:
-        parts.append(f"{len(study.missing)} planned runs have not started.\n")
-    head = [
-        "claim",
-        "arms, metric, expected, smallest effect",
-        "difference [95% interval]",
-        "verdict",
-        "seeds",
-        "parameters",
-    ]
-    for source in dict.fromkeys(claim.source for claim, _ in found):
-        rows = [row_of(claim, row) for claim, row in found if claim.source == source]
-        parts += [f"### {source}\n", table(head, rows)]
-    return parts + [f"### Power: {plan}, {size}\n", power(study)]
+def study_section(measured, rows):
+    """The verdicts of one study."""
+    values = lambda key: sorted(set(measured.of(measured.arms, key)))
+    tokens, parameters, windows = values("tokens"), values("parameters"), values("windows")
+    facts = [f"{' or '.join(f'{n / 1e6:.4g}M' for n in tokens)} tokens per run"] if tokens else []
+    facts += [f"{parameters[0]:,} to {parameters[-1]:,} parameters"] if parameters else []
+    facts.append(f"learning rate{'s' if measured.rates[1:] else ''} {', '.join(f'{lr:g}' for lr in measured.rates)}")
+    facts += [f"losses over {' or '.join(map(str, windows))} validation windows"] if windows else []
+    parts = [f"## {measured.study}\n", f"{'; '.join(facts)}. No verdict holds beyond this scale.\n"]
+    for source in dict.fromkeys(row["source"] for row in rows):
+        parts += [f"### {source}\n", table(HEAD, [row_of(row) for row in rows if row["source"] == source])]
+    tested = any(row["p"] is not None for row in rows)
+    return parts + [f"### Power: {measured.study}\n", power(measured)] * tested
 
 
-def page(all_claims, labs):
-    sections, counts, of_plan = [], {}, {}
-    for plan, size, study in labs:
-        mine = [claim for claim in all_claims if claim.plan == plan and claim.metric != "elsewhere"]
-        found = [(claim, claims.judge(claim, study)) for claim in mine]
-        of_plan[plan] = True
-        for _, row in found:
-            counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
-        sections += lab_section(plan, size, study, found)
-    rest = [(c, claims.judge(c, None)) for c in all_claims if c.metric == "elsewhere" or c.plan not in of_plan]
-    for _, row in rest:
-        counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
-    told = ", ".join(f"{counts[v]} {v}" for v in VERDICTS if v in counts)
-    decided = sum(counts.get(v, 0) for v in VERDICTS[:3])
+def page(all_claims, found):
+    rows = claims.judge(all_claims, found)
+    verdicts = [row["verdict"] for row in rows]
+    tested = sum(row["p"] is not None for row in rows)
+    told = ", ".join(f"{verdicts.count(v)} {v}" for v in claims.VERDICTS if v in verdicts)
     parts = [
         "# Scoreboard of claims\n",
-        f"{told}. `scripts/lab/claims` lists the claims, `scripts/lab/claims.py` defines the verdicts. "
-        f"Intervals are not adjusted for the number of claims: of {decided} intervals about "
-        f"{decided / 20:.0f} miss the true value.\n",
-        *sections,
+        f"{told}. The verdicts are corrected for the {tested} tests of this page (Holm's method): with probability 95% "
+        f"all of them are right. The intervals are single 95% intervals, of which about {tested / 20:.0f} of {tested} "
+        "miss the true value.\n",
+        "`scripts/lab/claims` lists the claims, `scripts/lab/claims.py` defines the verdicts. Deviation: of the paired "
+        "differences of the claim (own), or pooled over the arms; the number is p of the test of equal variances, "
+        f"below {stats.EQUAL_VARIANCES_P:g} of which nothing is pooled. Every number follows from `runs.csv`.\n",
     ]
+    for measured in found:
+        mine = [row for row in rows if row["study"] == measured.study]
+        parts += study_section(measured, mine) if mine else []
+    rest = [row for row in rows if not row["study"]]
     if rest:
-        cells = [[f"{c.claim} ({c.source})", row["verdict"], row["remark"]] for c, row in rest]
+        cells = [[f"{row['claim']} ({row['source']})", row["verdict"], row["remark"]] for row in rest]
         parts += ["## Without a verdict\n", table(["claim", "", "where"], cells)]
     return wrapped("\n".join(parts))
 
@@ -182,9 +188,13 @@ def wrapped(text):
 
 def main(words):
     a = parse_arguments(words)
+    paths = list(map(Path, a.paths))
+    files = [path for path in paths if path.suffix == ".csv"]
     try:
-        labs = read_labs(a.paths)
-        text = page(claims.read(a.claims), labs)
+        labs, left_out = read_labs([path for path in paths if path not in files])
+        if a.store:
+            measurements.store(Path(a.store), labs)
+        text = page(claims.read(a.claims), [m for path in files for m in measurements.read(path)] + labs)
         if a.out:
             run_directory.write_atomic(a.out, text)
         else:
@@ -193,4 +203,4 @@ def main(words):
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
-    return 1 if any(study.left_out for _, _, study in labs) else 0
+    return 1 if left_out else 0

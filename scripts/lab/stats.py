@@ -3,16 +3,20 @@
 A gap is a paired difference: arm minus reference at the same seed, hence with the same data in the same order, and the
 same initial weights of tensors with equal shapes. Its interval is Student's t over the seeds, with n - 1 degrees of
 freedom; it assumes that the differences are independent and approximately normal. One seed has no interval.
-A pooled interval takes the deviation of all arms, which it assumes to be equal, and has more degrees of freedom.
+A pooled interval takes the deviation of all arms, which it assumes to be equal, and has more degrees of freedom; it is
+used unless a test of equal variances rejects (pooled_gap). All pairing is by seed, in paired().
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
 CONFIDENCE = 0.95
-SPIKE_Z = 7.0  # as in llmc/run/spikes.h, which computes z from the last 1000 accepted values
+SPIKE_Z = 7.0  # standard deviations above the mean of the last SPIKE_WINDOW values: the spike score of OLMo 2
+SPIKE_WINDOW = 1000
+SPIKE_LEAST = 32  # values before the first that is judged, so that the end of a short warmup is
 STABLE_TOLERANCE = 0.1  # nats: a stable learning rate has a final loss up to this much above the best one
 
 
@@ -105,6 +109,9 @@ class Estimate:
     n: int
     sd: float | None
     p: float | None = None  # two-sided, of mean 0
+    df: int | None = None  # degrees of freedom of sd
+    pooled: bool = False  # whether sd is that of a Pool
+    p_variances: float | None = None  # of the test of equal variances that decides about it; None: not testable
 
     @property
     def low(self):
@@ -119,9 +126,25 @@ class Estimate:
         """Whether the interval excludes 0."""
         return self.half is not None and abs(self.mean) > self.half
 
+    def limits(self, level):
+        """The interval that misses the true mean with this probability."""
+        half = t_quantile(1 - level / 2, self.df) * self.sd / math.sqrt(self.n)
+        return self.mean - half, self.mean + half
+
+    def p_of(self, value):
+        """Two-sided p of this mean."""
+        error, distance = self.sd / math.sqrt(self.n), abs(self.mean - value)
+        return 2 * t_cdf(-distance / error, self.df) if error else float(distance == 0)
+
 
 def as_json(e):
-    return None if e is None else {"mean": e.mean, "half": e.half, "n": e.n, "sd": e.sd, "p": e.p}
+    return None if e is None else dict(vars(e))
+
+
+def estimate(m, n, sd, df, confidence=CONFIDENCE):
+    e = Estimate(m, t_quantile((1 + confidence) / 2, df) * sd / math.sqrt(n), n, sd, None, df)
+    e.p = e.p_of(0)
+    return e
 
 
 def t_interval(xs, confidence=CONFIDENCE):
@@ -129,34 +152,41 @@ def t_interval(xs, confidence=CONFIDENCE):
     if not xs:
         return None
     n, m, sd = len(xs), mean(xs), deviation(xs)
-    if sd is None:
-        return Estimate(m, None, n, None)
-    error = sd / math.sqrt(n)
-    p = (0.0 if m else 1.0) if error == 0 else 2 * (1 - t_cdf(abs(m) / error, n - 1))
-    return Estimate(m, t_quantile((1 + confidence) / 2, n - 1) * error, n, sd, p)
+    return Estimate(m, None, n, None) if sd is None else estimate(m, n, sd, n - 1, confidence)
+
+
+def paired(arm, reference):
+    """{seed: arm minus reference} of two {seed: value}, over the seeds with two finite values, in order."""
+    seeds = sorted(s for s in arm if s in reference and finite(arm[s]) and finite(reference[s]))
+    return {s: arm[s] - reference[s] for s in seeds}
 
 
 def paired_gap(arm, reference, confidence=CONFIDENCE):
-    """Arm minus reference, of two {seed: loss}, over the seeds with two finite losses."""
-    seeds = sorted(s for s in arm if s in reference and finite(arm[s]) and finite(reference[s]))
-    return t_interval([arm[s] - reference[s] for s in seeds], confidence)
+    return t_interval(list(paired(arm, reference).values()), confidence)
 
 
-OWN_DEVIATION_P = 0.01
+EQUAL_VARIANCES_P = 0.05
+OUTLIER_P = 0.01
 
 
-def pooled_interval(xs, pooled):
-    """(estimate of the mean of paired differences, whether its deviation is that of the Pool, which may be None). Their
-    own deviation is used if it exceeds the pool's by more than chance allows (F test, 1%)."""
-    own = t_interval(xs)
-    if not pooled or not pooled.sd or len(xs) < 2:
-        return own, False
-    sd, df = math.sqrt(2) * pooled.sd, pooled.df
-    if 1 - f_cdf((own.sd / sd) ** 2, len(xs) - 1, df) < OWN_DEVIATION_P:
-        return own, False
-    error = sd / math.sqrt(len(xs))
-    p = 2 * (1 - t_cdf(abs(own.mean) / error, df))
-    return Estimate(own.mean, t_quantile((1 + CONFIDENCE) / 2, df) * error, len(xs), sd, p), True
+def pooled_gap(table, arm, reference, pool):
+    """The estimate of the paired difference of two arms of {arm: {seed: value}}, with the deviation of the table's Pool
+    (or None). Their differences have their own deviation if it is larger than that of the rest of the Pool (F test,
+    one-sided, 5%), if one of the two is no arm of the Pool, or if the Pool has no rest."""
+    own = paired_gap(table[arm], table[reference])
+    if not own or not own.sd or not pool:
+        return own
+    inside = {arm, reference} <= set(pool.cells)
+    squares, df = own.sd**2 / 2 * (own.n - 1), own.n - 1
+    rest, rest_df = (pool.sd**2 * pool.df - squares, pool.df - df) if inside else (pool.sd**2 * pool.df, pool.df)
+    if rest_df < 1 or rest <= 1e-12 * squares:
+        return own
+    own.p_variances = 1 - f_cdf((squares / df) / (rest / rest_df), df, rest_df)
+    if own.p_variances < EQUAL_VARIANCES_P or not inside:
+        return own
+    e = estimate(own.mean, own.n, math.sqrt(2) * pool.sd, pool.df)
+    e.pooled, e.p_variances = True, own.p_variances
+    return e
 
 
 @dataclass
@@ -165,22 +195,22 @@ class Pool:
 
     sd: float
     df: int
-    arms: list  # without those that deviate more
+    cells: dict  # {arm: {seed: value}} without the arms that deviate more
 
 
-def residual_squares(cells, seeds):
+def residual_squares(cells):
     """(sum of the squared residuals of the fit value = arm + seed, its degrees of freedom). The fit alternates between
     arms and seeds, since cells may be missing."""
-    of_seed = dict.fromkeys(seeds, 0.0)
+    of_seed = dict.fromkeys(sorted(set().union(*cells.values())), 0.0)
     for _ in range(1000):
         of_arm = {arm: mean([x - of_seed[s] for s, x in row.items()]) for arm, row in cells.items()}
-        new = {s: mean([row[s] - of_arm[arm] for arm, row in cells.items() if s in row]) for s in seeds}
-        moved = max(abs(new[s] - of_seed[s]) for s in seeds)
+        new = {s: mean([row[s] - of_arm[arm] for arm, row in cells.items() if s in row]) for s in of_seed}
+        moved = max((abs(new[s] - of_seed[s]) for s in of_seed), default=0)
         of_seed = new
         if moved < 1e-13:
             break
     squares = [(x - of_arm[arm] - of_seed[s]) ** 2 for arm, row in cells.items() for s, x in row.items()]
-    return math.fsum(squares), len(squares) - len(cells) - len(seeds) + 1
+    return math.fsum(squares), len(squares) - len(cells) - len(of_seed) + 1
 
 
 def pooled_deviation(table, reference):
@@ -190,17 +220,17 @@ def pooled_deviation(table, reference):
     cells = {arm: {s: row[s] for s in seeds if finite(row.get(s))} for arm, row in table.items()}
     cells = {arm: row for arm, row in cells.items() if row}
     while seeds:
-        everything, df = residual_squares(cells, seeds)
+        everything, df = residual_squares(cells)
         if df < 1:
             return None
         p = {}
         for arm in [arm for arm in cells if arm != reference]:
-            squares, rest = residual_squares({a: row for a, row in cells.items() if a != arm}, seeds)
+            squares, rest = residual_squares({a: row for a, row in cells.items() if a != arm})
             if rest > 0 and df > rest and squares > 0:
                 p[arm] = 1 - f_cdf((everything - squares) / (df - rest) / (squares / rest), df - rest, rest)
         worst = min(p, key=p.get, default=None)
-        if worst is None or p[worst] >= OWN_DEVIATION_P / len(cells):
-            return Pool(math.sqrt(everything / df), df, list(cells))
+        if worst is None or p[worst] >= OUTLIER_P / len(cells):
+            return Pool(math.sqrt(everything / df), df, cells)
         del cells[worst]
     return None
 
@@ -228,6 +258,16 @@ def holm(ps):
     return adjusted
 
 
+def holm_levels(ps, alpha=1 - CONFIDENCE):
+    """The significance level at which Holm's method tests each p, in their order. Those after the first that it does
+    not reject have the level of that one."""
+    levels, level, rejecting = [0.0] * len(ps), alpha, True
+    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        level = alpha / (len(ps) - rank) if rejecting else level
+        levels[i], rejecting = level, rejecting and ps[i] < level
+    return levels
+
+
 def smooth(ys, window):
     """Centred running mean over up to `window` finite values; None without finite values."""
     half, sums, counts = window // 2, [0.0], [0]
@@ -251,9 +291,34 @@ def thin(xs, most):
     return sorted({round(i * (n - 1) / (most - 1)) for i in range(most)})
 
 
+def z_scores(values):
+    """Of each value its distance from the mean of the last SPIKE_WINDOW finite values before it, in their standard
+    deviations; None for a value that is not finite, or with fewer than SPIKE_LEAST values before it."""
+    window, total, squares, zs = deque(), 0.0, 0.0, []
+    for x in values:
+        n, z = len(window), None
+        if finite(x) and n >= SPIKE_LEAST:
+            m = total / n
+            variance = squares / n - m * m
+            if variance > 1e-12 * m * m:  # less is rounding of equal values
+                z = (x - m) / math.sqrt(variance)
+            else:
+                z = 0.0 if abs(x - m) <= 1e-6 * abs(m) else math.copysign(math.inf, x - m)
+        zs.append(z)
+        if finite(x):
+            window.append(x)
+            total, squares = total + x, squares + x * x
+        if len(window) > SPIKE_WINDOW:
+            old = window.popleft()
+            total, squares = total - old, squares - old * old
+            if old * old > 1e6 * squares:  # its rounding errors would remain in the sums
+                total, squares = math.fsum(window), math.fsum(y * y for y in window)
+    return zs
+
+
 def spikes(zs, limit=SPIKE_Z):
-    """(indices of spikes, number of values with a z, score in percent or None) of the trainer's z."""
-    judged = [i for i, z in enumerate(zs) if finite(z)]
+    """(indices of spikes, number of values with a z, score in percent or None) of z scores."""
+    judged = [i for i, z in enumerate(zs) if z is not None]
     found = [i for i in judged if zs[i] >= limit]
     return found, len(judged), 100 * len(found) / len(judged) if judged else None
 

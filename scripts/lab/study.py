@@ -1,5 +1,6 @@
 """study.py: the runs of a report: reading them, and finding what prevents a comparison."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,11 +103,19 @@ class Run:
     def speed(self):
         return speed([self])
 
+    @property
+    def last_validation(self):
+        return self.val.get(self.steps)
+
+    def windows(self, by_eval):
+        """Validation windows of final_loss(); None if an older trainer did not record them."""
+        return (self.eval or {}).get("windows") if by_eval else (self.read[-1][1] or (None,))[0]
+
     def final_loss(self, by_eval):
         """The loss of the evaluation or of the last validation of a finished run; None if it diverged or continues."""
         if self.state != "done":
             return None
-        loss = (self.eval or {}).get("loss") if by_eval else self.val.get(self.steps)
+        loss = (self.eval or {}).get("loss") if by_eval else self.last_validation
         return loss if stats.finite(loss) else None
 
 
@@ -242,6 +251,19 @@ class Study:
     def all_evaluated(self):
         done = [run for run in self.runs if run.state == "done"]
         return bool(done) and all(run.eval for run in done)
+
+    def by_eval(self):
+        """Whether the final losses are those of the evaluations, not of the last validations: those of more windows."""
+        done = [run for run in self.runs if run.state == "done"]
+        more = lambda run: (run.windows(False) or 0) > (run.windows(True) or math.inf)
+        validated = all(stats.finite(run.last_validation) and more(run) for run in done)
+        return self.all_evaluated() and not validated
+
+    def loss_of(self):
+        """Where the final losses come from, in words."""
+        windows = {n for run in self.runs if run.state == "done" and (n := run.windows(self.by_eval()))}
+        over = f", {' or '.join(map(str, sorted(windows)))} windows" if windows else ""
+        return ("evaluation" if self.by_eval() else "last validation") + over
 
 
 def holds_run(directory):

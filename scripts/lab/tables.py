@@ -8,7 +8,7 @@ from .study import speed
 
 def main_rate(study):
     """The rate that figures show first: the reference's best, among the rates with the most finished runs."""
-    by_eval = study.all_evaluated()
+    by_eval = study.by_eval()
 
     def quality(lr):
         losses = [x for run in study.runs_of(study.reference, lr) if (x := run.final_loss(by_eval)) is not None]
@@ -26,7 +26,7 @@ def rate_of(runs):
 
 def final_losses(study, arm, lr):
     """{seed: final loss or None}"""
-    by_eval = study.all_evaluated()
+    by_eval = study.by_eval()
     return {run.seed: run.final_loss(by_eval) for run in study.runs_of(arm, lr)}
 
 
@@ -37,13 +37,11 @@ def pooled_noise(study, lr):
 
 def gap(study, arm, lr, pooled):
     """The gaps of an arm to the reference as JSON: with its own deviation, and with the pooled one."""
-    losses, reference = final_losses(study, arm, lr), final_losses(study, study.reference, lr)
     if arm == study.reference:
         return None, None
-    d = [x - reference[s] for s, x in losses.items() if stats.finite(x) and stats.finite(reference.get(s))]
-    estimate, is_pooled = stats.pooled_interval(d, pooled) if d else (None, False)
-    with_pool = estimate and {**stats.as_json(estimate), "pooled": is_pooled}
-    return stats.as_json(stats.paired_gap(losses, reference)), with_pool
+    losses = {a: final_losses(study, a, lr) for a in (arm, study.reference)}
+    estimates = stats.paired_gap(*losses.values()), stats.pooled_gap(losses, *losses, pooled)
+    return tuple(map(stats.as_json, estimates))
 
 
 def summary(study):
@@ -86,6 +84,12 @@ def summary(study):
     return rows
 
 
+def spikes(run, what):
+    """stats.spikes() of the losses or the gradient norms of all steps, with and without an update."""
+    key = {"grad": "grad_norm"}.get(what, what)
+    return stats.spikes(stats.z_scores([r.get(key) for r in run.train]))
+
+
 def spike_rows(study):
     rows = []
     for arm, label in study.arms.items():
@@ -102,7 +106,7 @@ def spike_rows(study):
                 "diverged": sum(run.state == "diverged" for run in runs),
             }
             for what in ("loss", "grad"):
-                counts = [stats.spikes([r.get(f"{what}_z") for r in run.train]) for run in runs]
+                counts = [spikes(run, what) for run in runs]
                 judged, found = sum(c[1] for c in counts), sum(len(c[0]) for c in counts)
                 row[what] = {
                     "spikes": found,
@@ -116,7 +120,7 @@ def spike_rows(study):
 
 def ladder_rows(study):
     """For arms with several rates: the best and the largest stable rate, and the sensitivity of the loss."""
-    by_eval, rows = study.all_evaluated(), []
+    by_eval, rows = study.by_eval(), []
     for arm, label in study.arms.items():
         ladder = {}
         for lr in study.rates():
@@ -301,35 +305,34 @@ EFFECT = 0.015  # nats: the smallest difference of interest
 POWER = 0.8
 
 
-def noise(study):
-    """At each rate: deviations over seeds of losses and of paired gaps, and the seeds that a gap requires: of 0.02
-    until its interval is narrower on each side, and of EFFECT to be shown with probability POWER, with the arm's own
-    deviation and with the pooled one."""
-    rows, pooled = [], {lr: pooled_noise(study, lr) for lr in study.rates()}
-    for row in summary(study):
-        losses = [x for x in row["losses"].values() if x is not None]
-        gap, pool = row["gap"] or {}, pooled[row["lr"]]
-        if len(losses) < 2:
-            continue
-        own = gap.get("sd")
+def noise_rows(losses, reference):
+    """Of {arm: {seed: loss}}: deviations over seeds of losses and of paired gaps, and the seeds that a gap requires: of
+    0.02 until its interval is narrower on each side, and of EFFECT to be shown with probability POWER, with the arm's
+    own deviation and with the pooled one."""
+    rows, pool = [], stats.pooled_deviation(losses, reference)
+    needed = lambda sd, gap, **more: None if sd is None else stats.seeds_needed(sd, gap, **more)
+    for arm, by_seed in losses.items():
+        values = [x for x in by_seed.values() if stats.finite(x)]
+        gap = stats.paired_gap(by_seed, losses[reference]) if arm != reference else None
+        own = gap.sd if gap else None
         both = math.sqrt(2) * pool.sd if pool and gap else None
-        rows.append(
-            {
-                "arm": row["arm"],
-                "label": row["label"],
-                "lr": row["lr"],
-                "sd": stats.deviation(losses),
-                "gap_sd": own,
-                "pooled_gap_sd": both,
-                "pooled_df": pool and pool.df,
-                "pooled_arms": pool and len(pool.arms),
-                "in_pool": bool(pool) and row["arm"] in pool.arms,
-                "seeds_for_0.02": stats.seeds_needed(own, 0.02) if own is not None else None,
-                "seeds_for_effect": stats.seeds_needed(own, EFFECT, power=POWER) if own is not None else None,
-                "seeds_pooled": stats.seeds_needed(both, EFFECT, power=POWER, arms=len(pool.arms)) if both else None,
-            }
-        )
+        row = {"arm": arm, "sd": stats.deviation(values), "gap_sd": own, "pooled_gap_sd": both}
+        row |= {"pooled_df": pool and pool.df, "pooled_arms": pool and len(pool.cells)}
+        row |= {"in_pool": bool(pool) and arm in pool.cells, "seeds_for_0.02": needed(own, 0.02)}
+        row["seeds_for_effect"] = needed(own, EFFECT, power=POWER)
+        row["seeds_pooled"] = needed(both, EFFECT, power=POWER, arms=len(pool.cells) if pool else 2)
+        rows += [row] * (len(values) > 1)
     return rows
+
+
+def noise(study):
+    """noise_rows() at each rate."""
+    found = [(lr, {arm: final_losses(study, arm, lr) for arm in study.arms}) for lr in study.rates()]
+    return [
+        {**row, "label": study.arms[row["arm"]], "lr": lr}
+        for lr, losses in found
+        for row in noise_rows(losses, study.reference)
+    ]
 
 
 def results(study):
@@ -344,7 +347,7 @@ def results(study):
         "arms": study.arms,
         "main_lr": lr,
         "confidence": stats.CONFIDENCE,
-        "loss_of": "evaluation" if study.all_evaluated() else "last validation",
+        "loss_of": study.loss_of(),
         "model": {
             k: first.options.get(k)
             for k in ("preset", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "seq-len", "vocab")
@@ -371,7 +374,7 @@ def results(study):
                 "state": run.state,
                 "steps": len(run.train),
                 "changes": run.changes,
-                "final_loss": run.final_loss(study.all_evaluated()),
+                "final_loss": run.final_loss(study.by_eval()),
                 "last_validation": run.val.get(run.steps),
                 "tokens_per_s": run.tokens_per_s,
             }

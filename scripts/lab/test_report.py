@@ -263,8 +263,8 @@ def the_report_has_the_known_numbers():
             "states"
         ] == {"diverged": 1}
         spikes = next(x for x in r["spikes"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)["grad"]
-        assert (spikes["spikes"], spikes["judged"]) == (3, 3 * 72)
-        near(spikes["score"], 100 / 72)
+        assert (spikes["spikes"], spikes["judged"]) == (3, 3 * 168)
+        near(spikes["score"], 100 / 168)
         ladder = {x["arm"]: x for x in r["ladder"]}
         assert ladder["baseline"]["stable"] == 0.001 and not ladder["baseline"]["bounded_by_ladder"], ladder
         assert ladder["diff_v2"]["stable"] == 0.004 and ladder["diff_v2"]["bounded_by_ladder"], ladder
@@ -381,8 +381,8 @@ def the_report_has_verdicts_probes_and_late_gradients():
         assert done.returncode == 0, done.stderr
         r = results_of(lab / "report")
         verdicts = {row["id"]: row["verdict"] for row in r["claims"]}
-        assert verdicts["gap"] == "supported" and verdicts["extra-logit"] == "contradicted", verdicts
-        assert verdicts["1.5h"] == "not measured" and "decoding" not in verdicts, verdicts
+        assert verdicts["gap-parameters"] == "supported" and verdicts["extra-logit"] == "opposite shown", verdicts
+        assert not {"gap", "1.5h", "decoding"} & set(verdicts), verdicts
         assert r["plan"] == "family" and r["groups"]["sink"] == "G"
         row = next(x for x in r["summary"] if x["arm"] == "diff_v2")
         assert row["gap_pooled"]["pooled"] and row["gap_pooled"]["half"] != row["gap"]["half"]
@@ -395,7 +395,7 @@ def the_report_has_verdicts_probes_and_late_gradients():
         assert (
             f"{late['all']:.3g} | 1." in said and "| below, 0.015 |" in said and "| SINK | cancelled | 0.250 [" in said
         )
-        assert "<td>DIFF V2 reaches a lower loss than a Transformer with as many heads" in page
+        assert "<td>DIFF V2 reaches a lower loss than a Transformer with as many parameters" in page
         assert "Gradient norms of the layers in the last quarter" in page and "Probes of the last checkpoints" in page
 
 

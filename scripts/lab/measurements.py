@@ -1,0 +1,185 @@
+"""measurements.py: the numbers of runs that claims are about: one line for each run, from labs or from a CSV file.
+
+    study          PLAN-SIZE of a lab, with the precision if the plan has several
+    arm, rate, seed, state, steps, tokens, parameters, active_parameters      of the run
+    windows        validation windows of its loss (study.by_eval)
+    loss, ...      METRICS; empty: not measured
+
+`scoreboard LAB... --store FILE` writes the file, and `scoreboard FILE` judges from it alone.
+"""
+
+import csv
+import math
+from dataclasses import dataclass
+
+from . import mechanisms, run_directory, stats, tables
+
+
+def over_layers(layers, key, combine):
+    values = [x for layer in layers if stats.finite(x := layer.get(key))]
+    return combine(values) if values else None
+
+
+def evaluated(key, combine):
+    return lambda run: over_layers(((run.eval or {}).get("attention") or {}).get("layers", []), key, combine)
+
+
+def logged(key, combine, step=None):
+    """Of the statistics of a step of the log; None: the last."""
+    at = lambda run: run.layers.get(max(run.layers, default=0) if step is None else step, {})
+    return lambda run: over_layers(at(run).values(), key, combine)
+
+
+def probed(name):
+    """Mean over the layers of a number of probe.json."""
+    return lambda run: mechanisms.mean_over_layers(run.probes[run.steps], name) if run.steps in run.probes else None
+
+
+def excess(name):
+    """A similarity of the weights beyond that of permuted weights."""
+
+    def metric(run):
+        found, chance = probed(name)(run), probed(f"{name}_permuted")(run)
+        return None if found is None or chance is None else found - chance
+
+    return metric
+
+
+def norms(run, begin, end):
+    """The positive gradient norms of the whole model in a share of the steps."""
+    part = [r.get("grad_norm") for r in run.train if begin * run.steps < r["step"] <= end * run.steps]
+    return [x for x in part if stats.finite(x) and x > 0]
+
+
+def growth(run):
+    """The geometric mean of the gradient norms of the last quarter of the steps, relative to that of the second."""
+    early, late = norms(run, 0.25, 0.5), norms(run, tables.LATE, 1)
+    log_mean = lambda xs: stats.mean([math.log(x) for x in xs])
+    return math.exp(log_mean(late) - log_mean(early)) if early and late else None
+
+
+def relative_deviation(run):
+    """The deviation of the gradient norms of the last quarter of the steps, relative to their mean."""
+    late = norms(run, tables.LATE, 1)
+    return stats.deviation(late) / stats.mean(late) if len(late) > 1 else None
+
+
+@dataclass
+class Metric:
+    of: object  # function of a run; None: the final loss, which depends on the study
+    unit: str
+    ratio: bool = False  # positive magnitudes, compared by their logarithms
+
+
+METRICS = {
+    "loss": Metric(None, "nats"),
+    "grad_spikes": Metric(lambda run: tables.spikes(run, "grad")[2], "% of the steps"),
+    "loss_spikes": Metric(lambda run: tables.spikes(run, "loss")[2], "% of the steps"),
+    "late_grad_norm": Metric(lambda run: tables.late_gradient(run), "", True),
+    "grad_growth": Metric(growth, "", True),
+    "grad_deviation": Metric(relative_deviation, "", True),
+    "logit_max": Metric(evaluated("logit_max", max), "", True),
+    "logit_median": Metric(evaluated("logit_median", stats.mean), "", True),
+    "hidden_max": Metric(evaluated("hidden_max", max), "", True),
+    "first_mass": Metric(evaluated("first_mass_effective", stats.mean), "of the attention"),
+    "sink_rate": Metric(evaluated("sink_rate_effective", stats.mean), "% of the heads"),
+    "initial_context_rms": Metric(logged("context_rms_mean", stats.mean, 1), "", True),
+    "context_rms_min": Metric(logged("context_rms_min", min), "", True),
+    "lambda": Metric(logged("lambda_mean", stats.mean), ""),
+    "wo_adjacent": Metric(excess("adjacent"), ""),
+    "wo_closest": Metric(excess("closest"), ""),
+}
+KEY = ("study", "arm", "rate", "seed")
+OF_RUN = ("steps", "tokens", "parameters", "active_parameters", "windows")
+COLUMNS = (*KEY, "state", *OF_RUN, *METRICS)
+
+
+@dataclass
+class Measurements:
+    """The runs of one study."""
+
+    study: str
+    rows: list  # of dictionaries with the keys COLUMNS
+
+    @property
+    def arms(self):
+        return list(dict.fromkeys(row["arm"] for row in self.rows))
+
+    @property
+    def rates(self):
+        return sorted({row["rate"] for row in self.rows})
+
+    @property
+    def reference(self):
+        return "baseline" if "baseline" in self.arms else self.arms[0]
+
+    def of(self, arms, key):
+        """The values of a column that some runs of these arms have."""
+        return [x for row in self.rows if row["arm"] in arms and (x := row[key]) is not None]
+
+    def by_seed(self, arm, metric):
+        """{seed: mean over the rates} of the seeds with a value at each rate; of magnitudes the logarithms."""
+        found, ratio = {}, METRICS[metric].ratio
+        for row in self.rows:
+            x = row[metric]
+            if row["arm"] == arm and row["state"] == "done" and x is not None and not (ratio and x <= 0):
+                found.setdefault(row["seed"], {})[row["rate"]] = math.log(x) if ratio else x
+        return {seed: stats.mean(list(at.values())) for seed, at in found.items() if sorted(at) == self.rates}
+
+    def table(self, metric="loss"):
+        """{arm: {seed: value}}"""
+        return {arm: self.by_seed(arm, metric) for arm in self.arms}
+
+
+def row_of(name, run, by_eval):
+    row = dict.fromkeys(COLUMNS) | {"study": name, "arm": run.arm, "rate": run.lr, "seed": run.seed, "state": run.state}
+    row |= {key: getattr(run, key) for key in OF_RUN[:-1]} | {"windows": run.windows(by_eval)}
+    for metric, what in METRICS.items():
+        x = what.of(run) if what.of else run.final_loss(by_eval)
+        row[metric] = x if stats.finite(x) else None
+    return row
+
+
+def of_study(study, name):
+    """The Measurements of the runs that have ended; those at other precisions are studies of their own."""
+    found, by_eval = {}, study.by_eval()
+    for run in study.runs + study.others:
+        own = f"{name}-{run.options['gemm']}" if study.others else name
+        if run.state in ("done", "diverged"):
+            found.setdefault(own, []).append(row_of(own, run, by_eval))
+    return [Measurements(own, rows) for own, rows in found.items()]
+
+
+def number(text, whole):
+    return None if not text else int(text) if whole else float(text)
+
+
+def read(path):
+    """The Measurements of a CSV file, in its order."""
+    found = {}
+    try:
+        with open(path, newline="") as file:
+            for line in csv.DictReader(file):
+                if tuple(line) != COLUMNS:
+                    raise ValueError(f"the columns must be {','.join(COLUMNS)}")
+                row = {key: number(x, key == "seed" or key in OF_RUN) for key, x in line.items() if key not in NAMES}
+                found.setdefault(line["study"], []).append({**{key: line[key] for key in NAMES}, **row})
+    except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
+        raise run_directory.RunError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    return [Measurements(study, rows) for study, rows in found.items()]
+
+
+NAMES = ("study", "arm", "state")
+
+
+def store(path, new):
+    """Replaces the runs with the same KEY in a CSV file, adds the others, and keeps the rest."""
+    rows = {}
+    for measured in [*(read(path) if path.exists() else []), *new]:
+        rows |= {tuple(row[key] for key in KEY): row for row in measured.rows}
+    studies = list(dict.fromkeys(key[0] for key in rows))
+    shown = lambda x: "" if x is None else f"{x:.7g}" if isinstance(x, float) else str(x)
+    lines = [",".join(COLUMNS)]
+    for row in sorted(rows.values(), key=lambda row: studies.index(row["study"])):
+        lines.append(",".join(shown(row[key]) for key in COLUMNS))
+    run_directory.write_atomic(path, "\n".join(lines) + "\n")
