@@ -166,6 +166,7 @@ def page(all_claims, found):
         f"{told}. The verdicts are corrected for the {tested} tests of this page (Holm's method): with probability 95% "
         f"all of them are right. The intervals are single 95% intervals, of which about {tested / 20:.0f} of {tested} "
         "miss the true value.\n",
+        "All differences are at equal tokens, not at equal FLOPs or time, of which DIFF V2 needs more per token.\n",
         "`scripts/lab/claims` lists the claims, `scripts/lab/claims.py` defines the verdicts. Deviation: of the paired "
         "differences of the claim (own), or pooled over the arms; the number is p of the test of equal variances, "
         f"below {stats.EQUAL_VARIANCES_P:g} of which nothing is pooled. Every number follows from `runs.csv`.\n",
