@@ -234,10 +234,10 @@ def decide(claim, row, level):
     of = lambda level: verdict(claim.expect, *stats.Estimate(**row["estimate"]).limits(level), effect_of(claim))
     row["verdict"], alone = of(level), of(1 - stats.CONFIDENCE)
     e = row["estimate"]
-    if row["verdict"] == "effect excluded" and abs(e["mean"]) > e["half"]:
-        row["remark"] = "a smaller one is shown by its 95% interval"
-    elif row["verdict"] == "not shown" and alone != row["verdict"]:
+    if alone != row["verdict"]:
         row["remark"] = f"{alone} if it were the only claim"
+    elif row["verdict"] == "effect excluded" and abs(e["mean"]) > e["half"]:
+        row["remark"] = "a smaller one is shown by its 95% interval"
     elif row["verdict"] == "not shown":
         wide = abs(e["mean"]) <= e["half"]
         row["remark"] = "too few seeds for the smallest effect of interest" if wide else "its size is not shown"

@@ -33,7 +33,8 @@ def sentence(row, reference, confidence):
     else:
         result = f"no difference shown: {gap['mean']:+.4f} nats, interval"
     limits = f"[{gap['mean'] - gap['half']:+.4f}, {gap['mean'] + gap['half']:+.4f}]"
-    return f"{name}, rate {row['rate']}: {result} {limits}, {gap['n']} seeds."
+    corrected = f", p {gap['p_holm']:.2g} after correction for the gaps of the table"
+    return f"{name}, rate {row['rate']}: {result} {limits}, {gap['n']} seeds{corrected}."
 
 
 def summary(r):

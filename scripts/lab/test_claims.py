@@ -213,6 +213,12 @@ def verdicts_are_corrected_for_the_number_of_claims():
     many = claims.judge([claim, *[other] * 9], [study])[0]
     assert many["verdict"] == "not shown" and many["remark"] == "supported if it were the only claim", many
     near(many["p_holm"], 10 * alone["p"])
+    # an opposite difference of two tests whose level is 0.025: shown alone, and then only excludes the effect
+    wide = claims.Claim("x", "x", "S", "sink_rate", (("baseline", "a"),), (), "below", 0.005)
+    both = claims.judge([wide, other], [study])[0]
+    assert both["verdict"] == "opposite shown", both
+    both = claims.judge([wide, *[other] * 3], [study])[0]
+    assert (both["verdict"], both["remark"]) == ("effect excluded", "opposite shown if it were the only claim"), both
     # the p of a claim is the level at which its interval gets a verdict
     random.seed(3)
     for _ in range(40):
@@ -388,20 +394,41 @@ def errors_of_the_claims_have_the_line_number():
         raise AssertionError(f"accepted, and must say: {words}")
 
 
-@test
-def every_claim_of_the_repository_can_be_judged_by_a_plan():
-    found, known = claims.read(), []
-    assert len(found) > 40 and len({(c.claim, c.metric) for c in found}) == len(found)
+def plans_of_the_repository():
     for path in (HERE.parent / "plans").glob("*.plan"):
         text = path.read_text()
         names = {line.split("=")[0].strip() for line in text.splitlines() if "=" in line and line[0] != "#"}
-        known.append(plans.parse(text, path.stem, dict.fromkeys(names, "value")))
+        yield plans.parse(text, path.stem, dict.fromkeys(names, "value"))
+
+
+@test
+def every_claim_of_the_repository_can_be_judged_by_a_plan():
+    found, known = claims.read(), list(plans_of_the_repository())
+    assert len(found) > 40 and len({(c.claim, c.metric) for c in found}) == len(found)
     for claim in (c for c in found if c.metric != "elsewhere"):
         for arms in claim.arms:
             of = [plan for plan in known if {*arms, *claim.requires[:1]} <= set(plan.arms)]
             assert any(len(plan.common["seeds"]) >= claim.seeds for plan in of), (claim.id, arms)
             if claim.metric in ("wo_adjacent", "wo_closest"):
                 assert any(size.get("probes") == "last" for plan in of for size in plan.sizes.values()), claim.id
+
+
+@test
+def every_plan_with_the_arms_of_a_claim_is_judged_whatever_its_name():
+    for plan in plans_of_the_repository():
+        size, rows = next(iter(plan.sizes.values())), []
+        rates = size.get("lr") or plan.common["lr"]
+        for arm, keys in plan.arms.items():
+            # with a narrower MLP as many parameters as the baseline
+            count = 1000 if arm == "baseline" or "match" in keys else 1100
+            row = dict.fromkeys(measurements.COLUMNS) | {"study": "any name", "arm": arm, "state": "done", "loss": 2.0}
+            row |= {"parameters": count, "active_parameters": count}
+            rows += [row | {"rate": lr, "seed": s} for lr in rates for s in plan.common["seeds"]]
+        judged = claims.judge(claims.read(), [measurements.Measurements("any name", rows)])
+        got = {row["id"] for row in judged if row["study"]}
+        needed = {"diff_v2", "baseline"} <= set(plan.arms)
+        wanted = {"large-rates" if len(rates) > 1 else "gap-parameters" if plan.arms["diff_v2"].get("match") else "gap"}
+        assert not needed or wanted <= got, (plan.name, wanted, got)
 
 
 @test
