@@ -12,6 +12,7 @@ report.py             the command `report`: runs become a page, PNG files and ta
 study.py              reads the runs of a report and finds what prevents a comparison
 tables.py             the tables of a report
 mechanisms.py         tables of the probes of checkpoints
+measurements.py       the numbers of each run that claims are about, and their CSV file
 claims, claims.py     published claims, the rules of their verdicts, and the verdicts
 scoreboard.py         the command `scoreboard`: the verdicts as Markdown
 low_bit.py            what low precision costs each arm

@@ -188,7 +188,7 @@ def difference(measured, metric, arms):
         return stats.t_interval(list(measured.by_seed(*arms, metric).values()))
     if metric != "loss":
         return stats.paired_gap(*(measured.by_seed(arm, metric) for arm in arms))
-    return stats.pooled_gap(measured.table(), *arms, stats.pooled_deviation(measured.table(), measured.reference))
+    return stats.pooled_gap({arm: measured.by_seed(arm, metric) for arm in arms}, *arms, measured.pool)
 
 
 def effect_of(claim):

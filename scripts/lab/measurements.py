@@ -11,6 +11,7 @@
 import csv
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from . import mechanisms, run_directory, stats, tables
 
@@ -130,6 +131,11 @@ class Measurements:
         """{arm: {seed: value}}"""
         return {arm: self.by_seed(arm, metric) for arm in self.arms}
 
+    @cached_property
+    def pool(self):
+        """The stats.Pool of the losses."""
+        return stats.pooled_deviation(self.table(), self.reference)
+
 
 def row_of(name, run, by_eval):
     row = dict.fromkeys(COLUMNS) | {"study": name, "arm": run.arm, "rate": run.lr, "seed": run.seed, "state": run.state}
@@ -150,6 +156,9 @@ def of_study(study, name):
     return [Measurements(own, rows) for own, rows in found.items()]
 
 
+NAMES = ("study", "arm", "state")
+
+
 def number(text, whole):
     return None if not text else int(text) if whole else float(text)
 
@@ -167,9 +176,6 @@ def read(path):
     except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
         raise run_directory.RunError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     return [Measurements(study, rows) for study, rows in found.items()]
-
-
-NAMES = ("study", "arm", "state")
 
 
 def store(path, new):
