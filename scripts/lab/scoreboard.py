@@ -176,8 +176,9 @@ def page(all_claims, found):
         parts += study_section(measured, mine) if mine else []
     rest = [row for row in rows if not row["study"]]
     if rest:
-        cells = [[f"{row['claim']} ({row['source']})", row["verdict"], row["remark"]] for row in rest]
-        parts += ["## Without a verdict\n", table(["claim", "", "where"], cells)]
+        metric = lambda row: row["metric"] if row["metric"] in METRICS else ""
+        cells = [[f"{r['claim']} ({r['source']})", metric(r), r["verdict"], r["remark"]] for r in rest]
+        parts += ["## Without a verdict\n", table(["claim", "metric", "", "where"], cells)]
     return wrapped("\n".join(parts))
 
 

@@ -192,7 +192,9 @@ def the_scoreboard_has_the_known_verdicts():
         assert "corrected for the 5 tests of this page" in said, said
         assert "| a is below baseline | `a - baseline` loss, below, 0.02 | -0.0500 [" in said, said
         assert "nats | **supported** | 1e-10 | 4 | pooled, 0.74 | 1,000 and 1,000 |" in said, said
-        assert "(without c, which deviate more)" in said and "| at several rates (S) | not measured |" in said, said
+        assert "(without c, which deviate more)" in said and "| at several rates (S) | loss | not measured |" in said, (
+            said
+        )
 
 
 @test
