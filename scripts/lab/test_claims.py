@@ -268,6 +268,8 @@ def seeds_are_paired_by_number_where_an_arm_lacks_one():
         traces = [t for view in figures.final_gaps(study, r["summary"])["views"] for t in view["traces"]]
         of_a = [x for t in traces if t["arm"] == "a" for x in t["x"]]
         assert len(of_a) == 4 and all(abs(x) < 0.1 for x in of_a), "the figure of the gaps"
+        curve = next(view for view in figures.gap_curves(study)["views"] if view["label"] == "validation")["traces"]
+        near(next(t for t in curve if t["arm"] == "a")["y"][-1], expected, 1e-4)
         file.write_text(CLAIMS.replace("seeds = 4", "seeds = 3"))
         judged = {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
         near(judged["lower"]["estimate"]["mean"], expected, 1e-9)
@@ -408,6 +410,7 @@ def every_claim_of_the_repository_can_be_judged_by_a_plan():
     found, known = claims.read(), list(plans_of_the_repository())
     assert len(found) > 40 and len({(c.claim, c.metric) for c in found}) == len(found)
     for claim in (c for c in found if c.metric != "elsewhere"):
+        assert claim.requires or not claim.metric.endswith("_spikes"), f"{claim.id}: without spikes it cannot be tested"
         for arms in claim.arms:
             of = [plan for plan in known if {*arms, *claim.requires[:1]} <= set(plan.arms)]
             assert any(len(plan.common["seeds"]) >= claim.seeds for plan in of), (claim.id, arms)
