@@ -19,32 +19,36 @@
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
-#   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed
-#                    (tests/soak.sh), installation, exports of runs; with --all the Slurm recipe under Slurm
+#   runs             the commands of README.md, the recipes of scripts/, installation, exports of runs
+#   soak             runs that are interrupted and resumed (tests/soak.sh)
 #   Hub              the class for Transformers, exported directories, and a part of these with the oldest supported
 #                    version and of the import, with PyTorch on the CPU; with --all everything with both versions
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #
-# Usage: scripts/test.sh [--quick | --all] [--jobs N]
+# Usage: scripts/test.sh [--quick | --all [--list] [STAGE...]] [--jobs N]
 #   --quick   only dependencies and float
 #   --all     also the slow tests: a million strings through the tokenizers, Slurm, more interruptions, many ranks and
 #             200 steps under the sanitizers, kernels under ThreadSanitizer, all GPU architectures, cuDNN's plans, 20 s
-#             of fuzzing each
+#             of fuzzing each. Takes hours, but not at once: a stage that ends is recorded in build/stages, and the same
+#             command continues with those that did not pass at this revision, those that never ended first
+#   --list    only prints the record of each stage
+#   STAGE     only this stage, whether it passed or not (a name of --list)
 #   --jobs N  stages at once (default: the number of cores, at most 4)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 source tests/stages.sh
 
 usage() {
-    echo "test.sh: $1: usage: scripts/test.sh [--quick | --all] [--jobs N]" >&2
+    echo "test.sh: $1: usage: scripts/test.sh [--quick | --all [--list] [STAGE...]] [--jobs N]" >&2
     exit 2
 }
-quick=no all_tests=no jobs=$(nproc)
+quick=no all_tests=no list=no jobs=$(nproc) only=()
 [ "$jobs" -le 4 ] || jobs=4
 while [ $# -gt 0 ]; do
     case $1 in
     --all) all_tests=yes ;;
+    --list) list=yes ;;
     --quick) quick=yes ;;
     --jobs)
         [[ ${2-} =~ ^[1-9][0-9]?$ ]] || usage "--jobs '${2-}' must be a number from 1 to 99"
@@ -55,11 +59,14 @@ while [ $# -gt 0 ]; do
         sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/test.sh
         exit 0
         ;;
-    *) usage "unexpected argument '$1'" ;;
+    -*) usage "unexpected argument '$1'" ;;
+    *) only+=("$1") ;;
     esac
     shift
 done
 [ $quick$all_tests != yesyes ] || usage "--quick and --all exclude each other"
+[ $all_tests = yes ] || [ $list = no ] || usage "--list requires --all"
+[ $all_tests = yes ] || [ ${#only[@]} -eq 0 ] || usage "unexpected argument '${only[0]}'"
 
 all=$(mktemp -d) || exit 1
 scratch=$all
@@ -287,25 +294,28 @@ data() {
     fi
 }
 runs() {
-    local python rounds=5 programs=(train_diffv2 text_to_shards)
-    [ $all_tests = no ] || rounds=20
+    local python programs=(train_diffv2 text_to_shards)
     ! has_cuda_headers || programs+=(build/oncpu/test_trainer) # for the figures of the recipes
     build "the trainer" "${programs[@]}" || return
     run_script tests/install_test.sh
     run_script tests/readme_test.py
     run_script tests/recipe_test.sh
-    run_script tests/soak.sh --rounds $rounds
     if python=$(python3 scripts/python_environment.py export 2>"$scratch/python"); then
         run tests/export_test.py "$python" tests/export_test.py
     else
         skip "export: $(tail -n 1 "$scratch/python")"
     fi
-    if [ $all_tests = no ]; then
-        :
-    elif tests/slurm_test.sh --check 2>"$scratch/slurm"; then
-        run_script tests/slurm_test.sh
-    else
+}
+soak() {
+    local rounds=5
+    [ $all_tests = no ] || rounds=20
+    build "the trainer" build/{train_diffv2,text_to_shards} && run_script tests/soak.sh --rounds $rounds
+}
+slurm() {
+    if ! tests/slurm_test.sh --check 2>"$scratch/slurm"; then
         skip "Slurm: $(tail -n 1 "$scratch/slurm")"
+    else
+        build "the trainer" train_diffv2 text_to_shards && run_script tests/slurm_test.sh
     fi
 }
 hub() {
@@ -345,17 +355,8 @@ fuzzing() {
     run_script dev/fuzz/run.sh "${fuzz[@]}"
 }
 
-echo "== dependencies"
-scripts/install_deps.sh --with-mpi || {
-    fail "dependencies: see the line above"
-    finish
-}
 stage float "float"
 if [ $quick = no ]; then
-    # before the stages, of which several use one environment; each of them reports what is missing
-    for environment in tests data lab export; do
-        python3 scripts/python_environment.py $environment >/dev/null 2>&1
-    done
     stage sources "sources"
     stage fp8 "FP8"
     stage double "double"
@@ -368,16 +369,40 @@ if [ $quick = no ]; then
     stage cuda_tools "CUDA tools"
     stage cuda_operations_sanitized "CUDA operations, sanitizers"
     stage cuda_trainer_sanitized "CUDA trainer, sanitizers"
-    if [ $all_tests = yes ]; then
-        stage without_assembly "CUDA without assembly"
-        stage thread_sanitizer "CUDA, ThreadSanitizer"
-    fi
     stage compile_cuda "nvcc"
     stage data "data"
     stage runs "runs"
+    stage soak "soak"
     stage hub "Hub"
     stage lab "lab"
     stage fuzzing "fuzzing"
+fi
+if [ $all_tests = yes ]; then
+    stage without_assembly "CUDA without assembly"
+    stage thread_sanitizer "CUDA, ThreadSanitizer"
+    stage slurm "Slurm"
+    records=build/stages
+fi
+[ ${#only[@]} -eq 0 ] || select_stages "${only[@]}" || usage "there is no stage '$missing' (see --list)"
+if [ $list = yes ]; then
+    list_stages
+    exit
+fi
+
+echo "== dependencies"
+scripts/install_deps.sh --with-mpi || {
+    fail "dependencies: see the line above"
+    finish
+}
+if [ $quick = no ]; then
+    # before the stages, of which several use one environment; each of them reports what is missing
+    for environment in tests data lab export; do
+        python3 scripts/python_environment.py $environment >/dev/null 2>&1
+    done
+fi
+if [ $all_tests = yes ]; then
+    mkdir -p $records
+    [ ${#only[@]} -gt 0 ] || continue_stages
 fi
 run_stages "$jobs"
 

@@ -640,6 +640,42 @@ test_stages_run_at_once_and_their_output_is_printed_whole_and_in_their_order() {
         'FAIL the stage the third ended before its last test' '== the fourth' 'ok   last' \
         '2 passed, 2 failed, 1 skipped')"
 }
+test_recorded_stages_continue_where_they_were_stopped() {
+    local repository=$tree/repository stages=$PWD/tests/stages.sh
+    git init -q "$repository"
+    cd "$repository"
+    commit() { git add . && git -c user.name=t -c user.email=t@t commit -q -m "$1"; }
+    file .gitignore records
+    commit first
+    mkdir records
+    file "$tree/stages" "source $stages; records=records all=\$(mktemp -d -p $tree); work() { [ ! -e $tree/fault ]; }"'
+        good() { pass one; skip two; }
+        bad() { if work; then pass three; else fail three; fi; }
+        slow() { [ -z "${STOP-}" ] || { kill $$; sleep 60; }; pass four; }
+        stage good Good; stage bad Bad; stage slow Slow
+        [ $# -eq 0 ] || select_stages "$@" || echo "no $missing"
+        [ -n "${LIST-}" ] && { list_stages; exit; }
+        continue_stages; run_stages 1; finish'
+    states() { LIST=1 bash "$tree/stages" | awk 'NR > 1 { printf "%s %s, ", $1, $2 }'; }
+    equal "$(states)" "good never, bad never, slow never, "
+    : >"$tree/fault"
+    STOP=1 bash "$tree/stages" >"$tree/out" 2>&1 && fail "the exit status of a stopped call is 0"
+    equal "$(states)" "good fresh, bad failed, slow never, "
+    rm "$tree/fault"
+    bash "$tree/stages" >"$tree/out" 2>&1 || fail "$(cat "$tree/out")"
+    equal "$(sed -n 's/^== \([A-Z][a-z]*\).*/\1/p' "$tree/out" | tr '\n' ' ')" 'Good Slow Bad '
+    equal "$(tail -n 1 "$tree/out")" '3 passed, 0 failed, 1 skipped'
+    equal "$(states)" "good fresh, bad fresh, slow fresh, "
+    file other
+    equal "$(states)" "good stale, bad stale, slow stale, "
+    bash "$tree/stages" slow >"$tree/out" 2>&1
+    commit second
+    equal "$(states)" "good stale, bad stale, slow stale, "
+    bash "$tree/stages" slow >"$tree/out" 2>&1
+    equal "$(states)" "good stale, bad stale, slow fresh, "
+    bash "$tree/stages" nothing >"$tree/out" 2>&1
+    contains "$tree/out" 'no nothing'
+}
 test_a_signal_stops_all_stages_and_what_they_have_started() {
     local stages end process
     stages 'shell() { echo $BASHPID >$tree/one; sleep 100; }

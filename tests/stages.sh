@@ -3,8 +3,12 @@
 # A stage is a function and a name. It runs in a process of its own, in the order of the list, as many at once as
 # run_stages is told. Its output is a file, which is printed whole and in the order of the list; that of the first
 # unfinished stage is printed as it grows. Of a stage, $scratch is its own directory, and $all that of all of them.
+#
+# If $records names a directory, a stage that ends leaves there, under the name of its function, the line "revision date
+# seconds passed failed skipped". continue_stages leaves out those that are recorded at this revision, so that stages
+# that do not fit into one sitting are run in several.
 # shellcheck shell=bash
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 records=''
 stage_names=() stage_functions=() workers=()
 
 pass() {
@@ -71,11 +75,71 @@ stage() { # function, name
 }
 run_stage() { # index
     scratch=$all/$1 passed=0 failed=0 skipped=0
-    local start=$SECONDS
+    local start=$SECONDS at
+    [ -z "$records" ] || at=$(revision)
     echo "== ${stage_names[$1]}"
     "${stage_functions[$1]}"
     echo "     ${stage_names[$1]}: $((SECONDS - start)) s"
     echo "$passed $failed $skipped" >"$scratch/counts"
+    [ -z "$records" ] || echo "$at $(date +%FT%R) $((SECONDS - start)) $passed $failed $skipped" \
+        >"$records/${stage_functions[$1]}"
+}
+# That of the files as they are: with "+" if some are not committed. Without git each call is another one.
+revision() {
+    local at
+    at=$(git rev-parse --short HEAD 2>/dev/null) || at=$$
+    [ -z "$(git status --porcelain 2>&1)" ] || at+=+
+    echo "$at"
+}
+# Keeps only these stages. Sets `missing` to one that there is not.
+select_stages() { # functions...
+    local i functions=() names=()
+    for missing; do
+        for i in "${!stage_functions[@]}"; do
+            [ "${stage_functions[i]}" != "$missing" ] || break
+        done
+        [ "${stage_functions[i]}" = "$missing" ] || return
+        functions+=("$missing") names+=("${stage_names[i]}")
+    done
+    stage_functions=("${functions[@]}") stage_names=("${names[@]}")
+}
+# Sets `record` to what the stage left, and `state` to "fresh" (nothing failed, at this revision), "stale" (at another
+# one, or with files that were not committed), "failed" or "never".
+stage_state() { # function, revision
+    record=() state=never
+    read -ra record 2>/dev/null <"$records/$1" || return
+    state=stale
+    [ "${record[0]}" != "$2" ] || [[ $2 == *+ ]] || state=fresh
+    [ "${record[4]}" -eq 0 ] || state=failed
+}
+list_stages() {
+    local i at
+    at=$(revision)
+    printf '%-26s %-6s %-10s %-16s %7s  %s\n' stage state revision date seconds result
+    for i in "${stage_functions[@]}"; do
+        stage_state "$i" "$at"
+        [ ${#record[@]} -gt 0 ] && record[3]="${record[3]} passed, ${record[4]} failed, ${record[5]} skipped"
+        printf '%-26s %-6s %-10s %-16s %7s  %s\n' "$i" "$state" "${record[@]:0:4}"
+    done
+}
+# Leaves out the stages that are fresh, and counts their tests. The others run in this order: never, failed, stale.
+continue_stages() {
+    local i at wanted functions=() names=()
+    at=$(revision)
+    for wanted in fresh never failed stale; do
+        for i in "${!stage_functions[@]}"; do
+            stage_state "${stage_functions[i]}" "$at"
+            if [ $state != $wanted ]; then
+                :
+            elif [ $state = fresh ]; then
+                echo "== ${stage_names[i]}: of ${record[1]}, in ${record[2]} s"
+                passed=$((passed + record[3])) skipped=$((skipped + record[5]))
+            else
+                functions+=("${stage_functions[i]}") names+=("${stage_names[i]}")
+            fi
+        done
+    done
+    stage_functions=(${functions[@]+"${functions[@]}"}) stage_names=(${names[@]+"${names[@]}"})
 }
 # Runs the next stage that no other worker has taken, until there is none.
 worker() {
