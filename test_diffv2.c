@@ -108,7 +108,7 @@ static void check_words(int count, char **words) {
         for (size_t i = 0; i < sizeof(test_tables) / sizeof(test_tables[0]); i++)
             for (int t = 0; t < test_tables[i].count && is_of_this_build((int)i); t++)
                 fits = fits || test_word_fits(words[w], test_tables[i].subject, test_tables[i].tests[t].sentence);
-        CHECK(fits, "no test's subject or sentence contains '%s'", words[w] + (words[w][0] == '-'));
+        CHECK(fits, "no test's subject or sentence contains '%s'", words[w] + test_word_excludes(words[w]));
     }
 }
 
