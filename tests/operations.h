@@ -9,7 +9,12 @@ static void test_embedding(void) { op_check_all(OP_EMBEDDING); }
 static void test_rmsnorm(void) { op_check_all(OP_RMSNORM); }
 static void test_matmul(void) { op_check_all(OP_MATMUL); }
 static void test_rope(void) { op_check_all(OP_ROPE); }
-static void test_attention(void) { op_check_all(OP_ATTENTION); }
+static bool op_has_window(const OpRow *row) { return row->d[11] > 0; }
+static bool op_continues(const OpRow *row) { return row->d[9] > 0 && !op_has_window(row); }
+static bool op_is_whole(const OpRow *row) { return row->d[9] == 0 && !op_has_window(row); }
+static void test_attention(void) { op_check_some(OP_ATTENTION, op_is_whole); }
+static void test_attention_continues(void) { op_check_some(OP_ATTENTION, op_continues); }
+static void test_attention_windows(void) { op_check_some(OP_ATTENTION, op_has_window); }
 static void test_attention_sets(void) { op_check_all(OP_ATTENTION_SETS); }
 static void test_sink(void) { op_check_all(OP_SINK); }
 static void test_diff_combine(void) { op_check_all(OP_DIFF_COMBINE); }
@@ -698,6 +703,8 @@ static const Test operations_tests[] = {
     {"rope and its backward agree with the definition", test_rope},
     {"rope preserves norms, its backward inverts it, and products depend on distances alone", test_rope_properties},
     {"attention and its backward agree with the definition", test_attention},
+    {"attention to earlier keys agrees with the definition", test_attention_continues},
+    {"attention with windows and its backward agree with the definition", test_attention_windows},
     {"attention is causal: later keys do not change a bit of earlier outputs", test_attention_is_causal},
     {"attention with a document mask equals attention of each document", test_attention_documents},
     {"attention of scores of 100,000 is finite and selects the largest", test_attention_large_scores},
