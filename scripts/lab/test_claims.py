@@ -11,11 +11,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import claims, figures, measurements, mechanisms, plan as plans, run_directory, scheduler, stats
+from . import claims, figures, low_bit, measurements, mechanisms, plan as plans, run_directory, scheduler, stats
 from . import study as studies, tables
 from .measurements import METRICS
 from .run_directory import RunError
 from .test_report import STEPS, made_run, near
+from .test_tasks import add_scores, measured as synthetic_scores
 from .testing import expect_error
 from .trainer import Cost
 
@@ -247,10 +248,19 @@ def seeds_are_paired_by_number_where_an_arm_lacks_one():
 
     def change(run, arm, seed):
         edit_options(run, attention=arm.removesuffix("-w"), window=4 * arm.endswith("-w"))
+        found = json.loads((run / "eval.json").read_text())
+        found["recall"] = [cell | {"exact": base[seed] / 10} for cell in found["recall"]]
+        for layer in found["attention"]["layers"]:
+            layer["hidden_max"] = math.exp(base[seed])
+        synthetic_scores(found, base[seed] / 10, 0.25, (0.25, 0.25))
+        add_scores(run, "task", {STEPS: base[seed] / 10})
+        (run / "eval.json").write_text(json.dumps(found))
 
     with tempfile.TemporaryDirectory() as place:
         lab, file = made_lab(place, arms, change=change), Path(place) / "claims"
         study = studies.load([lab])
+        low = low_bit.rows(study, {arm: {s: base[s] for s in row} for arm, row in arms.items()})
+        near(next(row for row in low if row["arm"] == "a")["gap"]["mean"], 0)
         expected = -0.05 + stats.mean([NOISE[0], NOISE[2], NOISE[3]])
         r = tables.results(study)
         row = next(row for row in r["summary"] if row["arm"] == "a")
@@ -259,6 +269,10 @@ def seeds_are_paired_by_number_where_an_arm_lacks_one():
             assert gap["n"] == 3, gap
         noise = next(row for row in r["noise"] if row["arm"] == "a")
         near(noise["gap_sd"], stats.deviation([NOISE[0], NOISE[2], NOISE[3]]), 1e-9)
+        assert [round(row["gap"]["mean"], 9) for row in r["by_position"]["a"]] == [round(expected, 9)] * 5
+        same = [row["exact_gap"] for row in r["recall"]["a"]]
+        same += [row.get("gap") or row["accuracy_gap"] for row in r["tasks"] + r["synthetic"] if row["arm"] == "a"]
+        assert [(gap["mean"], gap["n"]) for gap in same] == [(0, 3)] * 6, same
         costs = {row["arm"]: row for row in r["long_context"]["costs"] if row["what"] == "loss"}
         near(costs["baseline-w"]["cost"]["mean"], -0.02 + (0.5 + 3 + 2) / 3, 1e-9)
         near(costs["a-w"]["cost"]["mean"], -0.06 - expected + (0.5 + 1 + 2) / 3, 1e-9)
@@ -274,6 +288,9 @@ def seeds_are_paired_by_number_where_an_arm_lacks_one():
         judged = {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
         near(judged["lower"]["estimate"]["mean"], expected, 1e-9)
         assert judged["lower"]["estimate"]["n"] == 3
+        hidden = claims.difference(measured(lab)[0], "hidden_max", ("a", "baseline"))
+        near(hidden.mean, 0)
+        assert hidden.n == 3
         said = scoreboard(lab, "--claims", file).stdout
         assert f"| {expected:+.4f} [" in said, said
 
@@ -636,7 +653,7 @@ def late_gradients_are_geometric_means_of_the_last_quarter():
         (run / "log.jsonl").write_text("\n".join(kept) + "\n")
 
     with tempfile.TemporaryDirectory() as place:
-        arms = {arm: {s: 2.0 for s in range(1, 4)} for arm in ("baseline", "a")}
+        arms = {"baseline": dict.fromkeys((1, 2, 3), 2.0), "a": dict.fromkeys((1, 3), 2.0)}
         study = studies.load([made_lab(place, arms, change=change)])
         base, a = tables.late_gradients(study)
         near(base["layers"][1] / base["layers"][0], 4)
