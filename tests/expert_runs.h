@@ -99,7 +99,8 @@ static RolledBack run_rolled_back(const ProgramData *d, const char *gemm, bool b
         uint64_t of_step = run->state.next_window / 2;
         dataloader_start(&run->train, run->state.next_window + 2 * of_step);
     }
-    EXPECT(run->state.step == 2 && run->state.updates == 2, "%s: the run is at step %d", gemm, (int)run->state.step);
+    EXPECT(run->state.step == 2 && run->state.updates == 2 && run->state.tokens == 2 * 128,
+           "%s: the run is at step %d, %d tokens", gemm, (int)run->state.step, (int)run->state.tokens);
     for (int step = 0; step < 2; step++) last = run_step(run);
     memcpy(r.params, model->params, params_bytes);
     memcpy(r.moments, model->m, moments_bytes);

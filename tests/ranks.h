@@ -964,8 +964,10 @@ static void test_rollback_skips_data(void) {
         // without the fault: continues from step 6, with the data after the last bad step
         ranks_resume(&r, &d, ranks, out, "");
         EXPECT(r.status == 0 && strstr(r.out, "training from step 6"), "status %d, %.300s", r.status, r.err);
-        double step = 0, at = 0;
+        double step = 0, at = 0, tokens = 0;
         EXPECT(log_records(&d, out, "train", "step", &step) == 12 && step == 12, "the log ends at step %g", step);
+        log_records(&d, out, "train", "tokens", &tokens);
+        EXPECT(tokens == 12 * 96, "%d ranks: %g tokens in 12 steps of 96", ranks, tokens);
         int events = log_records(&d, out, "event", "from_step", &at);
         EXPECT(events >= 1 && at == 8, "%d events, the last from step %g", events, at);
         run_command(&r, "grep -h -m 1 next_window '%s/%s/checkpoints/step_00000012/trainer_state.json' | tr -dc 0-9",

@@ -7,6 +7,7 @@ definitions, in double: whole rows of probabilities, no fused matrix, no stored 
 #include "harness.h"
 #include "model.h"
 #include "program.h"
+#include "spikes.h"
 
 static const ModelCase stats_cases[] = {
     {"the sample has all rows except position 0, groups of 3 heads, prime T", 37, 20, 2, 6, 2, 8, 28, 2, 13, false, 0,
@@ -313,51 +314,54 @@ static double largest_head_weight(const Model *m, int l) {
     return product;
 }
 
-// After a forward and a backward, which does not change the activations. Every case runs twice: with one document per
-// sequence and with several.
+// Statistics of layer l after a forward and a backward, which does not change the activations.
+static void expect_layer_stats(const Model *m, const char *why, int l, const LayerStats *got, int B, int T) {
+    const ModelConfig *c = &m->plan.config;
+    const AttentionStats *g = &got->attention;
+    bool *sampled = (bool *)checked_calloc(B * T, sizeof(bool));
+    int rows = attention_stats_rows(B, T);
+    double condition;
+    for (int r = 0; r < rows; r++) sampled[r % B * T + 1 + (2 * r + 1) * (T - 1) / (2 * rows)] = true;
+    LayerStats wanted =
+        direct_stats(&condition, m, l, l ? m->acts.layers[l - 1].x_out : m->acts.embedded, B, T, sampled);
+    const AttentionStats *w = &wanted.attention;
+    if (c->attention->signals) {
+        expect_near_range(m, why, l, "lambda", got->lambda, wanted.lambda);
+        expect_near(m, why, l, "mass of map 1", g->first[1], w->first[1], w->first[1]);
+    } else
+        EXPECT(isnan(got->lambda.min) && isnan(got->lambda.mean) && isnan(got->lambda.max) && isnan(g->first[1]),
+               "%s has statistics of a second map", c->attention->name);
+    expect_near_range(m, why, l, "context RMS", got->context_rms, wanted.context_rms);
+    expect_near(m, why, l, "mass of map 0", g->first[0], w->first[0], w->first[0]);
+    expect_near(m, why, l, "effective mass", g->first_effective, w->first_effective, condition);
+    expect_near(m, why, l, "largest logit", g->largest_logit, w->largest_logit, w->largest_logit);
+    // QK-norm: |q| <= sqrt(QD) max|weight|, likewise |k|; a rotation changes no length
+    double bound = sqrt(m->plan.dims.QD) * largest_head_weight(m, l);
+    EXPECT(!c->qk_norm || g->largest_logit <= bound * (1 + m->plan.dims.QD * 0x1p-20),
+           "%s, layer %d: a logit of %g with QK-norm, at most %g", c->attention->name, l, g->largest_logit, bound);
+    Magnitudes residual = direct_magnitudes(m->acts.layers[l].x_out, B * T * c->C);
+    EXPECT(got->residual.largest == residual.largest && got->residual.median == residual.median,
+           "%s, layer %d: largest %.9g and median %.9g, not %.9g and %.9g", c->attention->name, l,
+           got->residual.largest, got->residual.median, residual.largest, residual.median);
+    free(sampled);
+}
+
+// Every case runs twice: with one document per sequence and with several.
 static void test_statistics_definition(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int c = 0; c < 2 * STATS_CASE_COUNT; c++) {
             const ModelCase *mc = &stats_cases[c / 2];
             Model m;
-            int *tokens = case_start(&m, mc, &attention_variants[v], FOR_TRAINING),
-                rows = attention_stats_rows(mc->B, mc->T);
-            bool *sampled = (bool *)checked_calloc(mc->B * mc->T, sizeof(bool));
-            for (int r = 0; r < rows; r++)
-                sampled[r % mc->B * mc->T + 1 + (2 * r + 1) * (mc->T - 1) / (2 * rows)] = true;
+            int *tokens = case_start(&m, mc, &attention_variants[v], FOR_TRAINING);
             case_loss(&m, tokens, mc->B, mc->T, true);
             if (c % 2) documents_step(&m, tokens, mc->B, mc->T);
             case_grad_norm(&m); // computes the layers' norms
             for (int l = 0; l < m.plan.config.L; l++) {
                 LayerStats got = layer_stats(&m.plan, &m.acts.layers[l], l, model_key_set(&m, l, 0, mc->B, mc->T, 0));
-                double condition;
-                LayerStats wanted = direct_stats(&condition, &m, l, l ? m.acts.layers[l - 1].x_out : m.acts.embedded,
-                                                 mc->B, mc->T, sampled);
-                const AttentionStats *g = &got.attention, *w = &wanted.attention;
                 double grad_norm = direct_grad_norm(&m, l);
-                if (m.plan.config.attention->signals) {
-                    expect_near_range(&m, mc->why, l, "lambda", got.lambda, wanted.lambda);
-                    expect_near(&m, mc->why, l, "mass of map 1", g->first[1], w->first[1], w->first[1]);
-                } else
-                    EXPECT(isnan(got.lambda.min) && isnan(got.lambda.mean) && isnan(got.lambda.max) &&
-                               isnan(g->first[1]),
-                           "%s has statistics of a second map", m.plan.config.attention->name);
-                expect_near_range(&m, mc->why, l, "context RMS", got.context_rms, wanted.context_rms);
-                expect_near(&m, mc->why, l, "mass of map 0", g->first[0], w->first[0], w->first[0]);
-                expect_near(&m, mc->why, l, "effective mass", g->first_effective, w->first_effective, condition);
-                expect_near(&m, mc->why, l, "largest logit", g->largest_logit, w->largest_logit, w->largest_logit);
-                // QK-norm: |q| <= sqrt(QD) max|weight|, likewise |k|; a rotation changes no length
-                double bound = sqrt(m.plan.dims.QD) * largest_head_weight(&m, l);
-                EXPECT(!mc->qk_norm || g->largest_logit <= bound * (1 + m.plan.dims.QD * 0x1p-20),
-                       "%s, layer %d: a logit of %g with QK-norm, at most %g", m.plan.config.attention->name, l,
-                       g->largest_logit, bound);
+                expect_layer_stats(&m, mc->why, l, &got, mc->B, mc->T);
                 expect_near(&m, mc->why, l, "gradient norm", squares_norm(&m, 1 + l, 1 + l), grad_norm, grad_norm);
-                Magnitudes residual = direct_magnitudes(m.acts.layers[l].x_out, mc->B * mc->T * mc->C);
-                EXPECT(got.residual.largest == residual.largest && got.residual.median == residual.median,
-                       "%s, layer %d: largest %.9g and median %.9g, not %.9g and %.9g", m.plan.config.attention->name,
-                       l, got.residual.largest, got.residual.median, residual.largest, residual.median);
             }
-            free(sampled);
             case_end(&m, tokens);
         }
 }
@@ -603,6 +607,77 @@ static void test_statistics_last_micro_step(void) {
     test_remove_directory(&d.dir);
 }
 
+// Reads a record as run_log_stats writes it. Values of elements have the 9 digits that a float needs.
+static LayerStats read_layer_stats(const cJSON *record, double *grad_norm) {
+    LayerStats s;
+    double value[STATS_KEY_COUNT];
+    for (int k = 3; k < STATS_KEY_COUNT; k++) value[k] = record_number(record, stats_keys[k]);
+    memset(&s, 0, sizeof(s));
+    s.lambda = (Range){value[3], value[4], value[5]};
+    s.context_rms = (Range){value[6], value[7], value[8]};
+    s.attention = (AttentionStats){{value[9], value[10]}, value[11], value[12]};
+    s.residual = (Magnitudes){(double)(float)value[13], (double)(float)value[14]};
+    *grad_norm = value[15];
+    return s;
+}
+
+// What step 1 reports, on data of a single batch: its loss is that of a validation before it and of --dump-grads, its
+// norms are those of the gradients in that file, and the logged statistics of each layer equal a direct computation.
+static void test_statistics_of_first_step(void) {
+    static const char *const models[] = {
+        "--attention diff_v2 --doc-mask --separator 10 --no-tie-embeddings",
+        "--attention baseline --window 5 --full-every 2 --doc-mask --separator 10",
+        "--attention diff_v2_layer_lambda --window 5 --yoco --qk-norm --doc-mask --separator 10",
+    };
+    ProgramData d = {test_make_directory(), 0};
+    ProgramResult r;
+    char text[900], path[600], line[4096];
+    FORMAT(path, "%s/train.bin", d.dir.path);
+    write_grammar_shard(path, 4 * 16 + 1, 1);
+    for (int i = 0; i < 3; i++) {
+        const char *what = models[i];
+        run_command(&r, "cd '%s' && %s --train-data train.bin %s %s --dump-grads grads", d.dir.path,
+                    test_program_path(), small_model, what);
+        double loss = 0, grad_norm = 0, squares = 0;
+        EXPECT(r.status == 0 && sscanf(r.out, "loss %lf", &loss) == 1, "%s: status %d: %.300s", what, r.status, r.err);
+        FORMAT(text, "%s --val-data %s/train.bin --val-steps 1 --stats-every 9 --lr 1e-30 --out %s", what, d.dir.path,
+               d.dir.path);
+        InnerRun *inner = inner_open(&d, text);
+        Model *m = &inner->run.model;
+        log_open(&inner->run.log, d.dir.path, O_CREAT | O_TRUNC);
+        double val_loss = run_validate(&inner->run, NULL);
+        StepResult step = run_step(&inner->run);
+        run_log_stats(&inner->run);
+        FORMAT(path, "%s/grads", d.dir.path);
+        SafeTensors *saved = safetensors_open(path);
+        for (int t = 0; t < m->plan.tensors.count; t++) {
+            const Tensor *x = &m->plan.tensors.tensors[t];
+            safetensors_read(saved, x->name, 0, x->count, m->grads + x->offset, DTYPE_F32);
+            for (size_t e = 0; e < x->count; e++) squares += pow((double)m->grads[x->offset + e], 2);
+        }
+        safetensors_close(saved);
+        EXPECT(fabs(step.loss - loss) < 1e-6 * loss && fabs(val_loss - loss) < 1e-6 * loss,
+               "%s: loss %.9g, of a validation %.9g, of --dump-grads %.9g", what, step.loss, val_loss, loss);
+        EXPECT(fabs(step.grad_norm - sqrt(squares)) < 1e-5 * step.grad_norm, "%s: norm %.9g, of --dump-grads %.9g",
+               what, step.grad_norm, sqrt(squares));
+        FORMAT(path, "%s/log.jsonl", d.dir.path);
+        FILE *f = fopen(path, "r");
+        for (int l = 0; l < m->plan.config.L && fgets(line, sizeof(line), f); l++) {
+            cJSON *record = cJSON_Parse(line);
+            LayerStats logged = read_layer_stats(record, &grad_norm);
+            EXPECT(record_number(record, "layer") == l, "%s: a record of another layer than %d: %.100s", what, l, line);
+            expect_layer_stats(m, what, l, &logged, 4, 16);
+            double wanted = direct_grad_norm(m, l);
+            EXPECT(fabs(grad_norm - wanted) < 1e-5 * wanted, "%s, layer %d: gradient norm %.9g, of --dump-grads %.9g",
+                   what, l, grad_norm, wanted);
+            cJSON_Delete(record);
+        }
+        fclose(f);
+        inner_close(inner);
+    }
+    test_remove_directory(&d.dir);
+}
+
 static const Test stats_tests[] = {
     {"statistics of a layer equal a direct computation, for every variant", test_statistics_definition},
     {"the sampled query rows are distinct and evenly distributed", test_statistics_sampled_rows},
@@ -616,6 +691,8 @@ static const Test stats_program_tests[] = {
     {"--stats-every logs one record per layer with all its keys, also after a resume", test_statistics_records},
     {"statistics do not change the run, bit for bit", test_statistics_change_nothing},
     {"statistics describe the last micro-step", test_statistics_last_micro_step},
+    {"the loss, norms and statistics of step 1 equal those of a validation and --dump-grads",
+     test_statistics_of_first_step},
 };
 enum { STATS_PROGRAM_TEST_COUNT = sizeof(stats_program_tests) / sizeof(stats_program_tests[0]) };
 #endif
