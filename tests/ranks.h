@@ -671,6 +671,38 @@ static void test_help_of_ranks(void) {
         }
 }
 
+// Sends a byte to each of OpenMPI's ports as soon as it is open, and keeps the connections.
+static pid_t start_stranger(uint16_t first, int ports) {
+    pid_t parent = getpid(), pid = fork();
+    CHECK(pid >= 0, "cannot fork: %s", strerror(errno));
+    if (pid > 0) return pid;
+    for (bool hit[8] = {false}; getppid() == parent; usleep(500))
+        for (int i = 0; i < ports; i++) {
+            int fd = -1;
+            if (hit[i] || !watch_connect_socket(htonl(INADDR_LOOPBACK), (uint16_t)(first + i), &fd)) continue;
+            hit[i] = send(fd, "x", 1, MSG_NOSIGNAL) == 1;
+        }
+    _exit(0);
+}
+
+// OpenMPI's TCP transport waits for ever for the rest of what a stranger has begun to send.
+static void test_stranger_at_start(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    char environment[200];
+    uint16_t first = (uint16_t)(10000 + getpid() % 1250 * 8); // below the ports that the system assigns
+    pid_t stranger = start_stranger(first, 8);
+    FORMAT(environment, "OMPI_MCA_btl_tcp_port_min_v4=%d OMPI_MCA_btl_tcp_port_range_v4=8", first);
+    ranks_train(&r, &d, 2, environment, "shared", "--steps 2 --batch-size 2 --start-timeout 20");
+    EXPECT(r.status == 0 && !r.err[0], "on one machine: status %d, %.300s", r.status, r.err);
+    strcat(environment, " OMPI_MCA_btl=self,tcp");
+    ranks_train(&r, &d, 2, environment, "tcp", "--steps 2 --batch-size 2 --start-timeout 1");
+    EXPECT_ONE_LINE(r, 1, "rank 0: MPI has not connected the ranks within 1 s (--start-timeout)");
+    kill(stranger, SIGKILL);
+    waitpid(stranger, NULL, 0);
+    test_remove_directory(&d.dir);
+}
+
 static void test_nan_on_one_rank(void) {
     ProgramData d = fault_data();
     ProgramResult r;
@@ -1149,6 +1181,7 @@ static const Test ranks_program_tests[] = {
     {"a signal at any point of a step loses no data", test_signal_at_any_point},
     {"--help and --version are printed once by many ranks, and by a program for one process", test_help_of_ranks},
     {"ranks with different builds, options or data are rejected, with the difference", test_ranks_differ},
+    {"a stranger at MPI's ports cannot hang a start", test_stranger_at_start},
     {"all ranks skip an update if a gradient of one rank is NaN", test_nan_on_one_rank},
     {"a bit flip on one rank is detected", test_bit_flip_on_one_rank},
     {"no rank saves weights that are not finite", test_ranks_save_finite_weights},

@@ -5,7 +5,10 @@ comm_launch.h: detection of the launcher, this process's rank, and the address o
   int    launch_process_count()    processes that the launcher has started; 1 without a launcher
   bool   launch_has_launcher()     whether a launcher started this process, even as the only one
   int    launch_rank()             of this process, from the launcher's environment
-  Launch launch_by_mpi(count)      initialises MPI and queries it (a build with MPI)
+  Launch launch_by_mpi(count, start_timeout, finalize)
+                                   initialises MPI and queries it (a build with MPI), then finalizes it on request.
+                                   MPI has no time limit: after start_timeout the process ends with a line. Ranks on one
+                                   machine use shared memory, so that MPI opens no port
   Launch launch_by_slurm(count)    from the variables that srun sets, without MPI. Rank 0 runs on the first host of the
                                    step, at a port derived from the secret of the run. MASTER_ADDR and MASTER_PORT
                                    override both.
@@ -71,11 +74,41 @@ static inline bool launch_uses_slurm(void) {
 #ifdef USE_MPI
 #define MPI_OK(call) CHECK((call) == MPI_SUCCESS, "rank %d: MPI failed: %s", comm.rank, #call)
 
-static inline Launch launch_by_mpi(int launched) {
+typedef struct {
+    double start_timeout;
+    bool done;
+} LaunchTimer;
+
+static inline void *launch_timer_thread(void *argument) {
+    LaunchTimer *t = (LaunchTimer *)argument;
+    // rank 0 first, whose exit makes mpirun kill the others
+    double until = now_seconds() + t->start_timeout + (launch_rank() == 0 ? 0 : 5);
+    while (!__atomic_load_n(&t->done, __ATOMIC_RELAXED)) {
+        usleep(10000);
+        if (now_seconds() < until) continue;
+        warn("rank %d: MPI has not connected the ranks within %g s (--start-timeout): a rank is missing, or another "
+             "process has connected to a port of MPI (docs/cluster.md)",
+             launch_rank(), t->start_timeout);
+        _exit(EXIT_FAILED);
+    }
+    return NULL;
+}
+
+// The transports of OpenMPI, unless the user has chosen them.
+static inline void launch_choose_transport(void) {
+    const char *here = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *all = getenv("OMPI_COMM_WORLD_SIZE");
+    if (here && all && strcmp(here, all) == 0) setenv("OMPI_MCA_btl", "self,vader", 0);
+}
+
+static inline Launch launch_by_mpi(int launched, double start_timeout, bool finalize) {
     int provided = 0;
+    LaunchTimer timer = {start_timeout, false};
+    pthread_t thread;
     MPI_Comm here;
     Launch l;
     memset(&l, 0, sizeof(l));
+    launch_choose_transport();
+    thread_start(&thread, launch_timer_thread, &timer, "that limits the time of the start");
     CHECK(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) == MPI_SUCCESS &&
               provided >= MPI_THREAD_SERIALIZED,
           "MPI does not support calls from a separate thread (MPI_THREAD_SERIALIZED)");
@@ -92,6 +125,9 @@ static inline Launch launch_by_mpi(int launched) {
     MPI_OK(MPI_Comm_free(&here));
     if (l.rank == 0) watch_listen(&l.address, 0);
     MPI_OK(MPI_Bcast(&l.address, sizeof(l.address), MPI_BYTE, 0, MPI_COMM_WORLD));
+    if (finalize) MPI_OK(MPI_Finalize());
+    __atomic_store_n(&timer.done, true, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
     return l;
 }
 #endif

@@ -187,13 +187,15 @@ static inline void comm_close(void) {
     buffer_free(comm_mpi.staging);
     comm_mpi.staging = NULL;
     comm.on = false;
+    watch_wait_begin();
     MPI_Finalize();
+    watch_wait_end();
 }
 
 static inline void comm_open(double start_timeout) {
     int launched = launch_process_count();
     if (launched == 1) return;
-    Launch l = launch_by_mpi(launched);
+    Launch l = launch_by_mpi(launched, start_timeout, false);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
     watch_open(comm.rank, comm.ranks, &l.address, start_timeout, NULL, 0);
     thread_start(&comm_mpi.thread, comm_thread, NULL, "for communication");

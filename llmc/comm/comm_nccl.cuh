@@ -59,13 +59,12 @@ static inline void nccl_refuse_shared_devices(void) {
         }
 }
 
-static inline Launch nccl_launch(int launched) {
+static inline Launch nccl_launch(int launched, double start_timeout) {
     if (launch_uses_slurm()) return launch_by_slurm(launched);
 #ifdef USE_MPI
-    Launch l = launch_by_mpi(launched);
-    MPI_OK(MPI_Finalize()); // used only for the start
-    return l;
+    return launch_by_mpi(launched, start_timeout, true); // used only for the start
 #else
+    (void)start_timeout;
     CHECK(false,
           "started as one of %d processes by mpirun, but this program was built without MPI: use srun, or install "
           "OpenMPI (scripts/install_deps.sh --with-mpi) and run make",
@@ -79,7 +78,7 @@ static inline Launch nccl_launch(int launched) {
 static inline void comm_open(double start_timeout) {
     int launched = launch_process_count();
     if (launched == 1) return;
-    Launch l = nccl_launch(launched);
+    Launch l = nccl_launch(launched, start_timeout);
     cudaError_t status;
     int count = nccl_choose_device(&l, &status);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;

@@ -28,6 +28,8 @@ Does not protect against
     unless configured. Processes of the same user and root can read the secret from /proc.
   - Reading packets between ranks: hosts, steps, error messages and NCCL's id are not encrypted. Changing packets can
     break connections, which ends the run, but cannot forge messages.
+  - Connections to the ports of MPI, which authenticates nobody: they can end the start after --start-timeout, and the
+    run after --timeout. Ranks on one machine open no such port (comm_launch.h).
   - Attacks on what MPI and NCCL transfer: gradients and weights are neither encrypted nor authenticated. Use a network
     whose machines are trusted.
 */
