@@ -1713,6 +1713,7 @@ static int end_of_output(int status) {
 }
 
 int main(int argc, char **argv) {
+    program_begin();
     if (options_answer(argc, argv, launch_rank() == 0)) return end_of_output(EXIT_DONE);
     environment_reexecute(argv); // once, with the variables that libraries read before main
     environment_refuse();

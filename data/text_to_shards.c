@@ -678,6 +678,9 @@ int main(int argc, char **argv) {
     Converter *c = &converter;
     struct timespec begin, end;
     clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) // a closed one would be taken by the output
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
+            fail(EXIT_FAILED, "cannot open /dev/null: %s", strerror(errno));
     parse_options(&c->options, argc, argv);
     struct sigaction action;
     memset(&action, 0, sizeof(action));

@@ -1420,7 +1420,7 @@ static void test_gradient_dump(void) {
     ckpt_accepted("dump", path.text, "", ""); // again over the same file
     ckpt_accepted("dump", "/dev/null", "", "");
     ckpt_refused("dump", "/dev/full", "", "cannot write /dev/full: No space left");
-    ckpt_refused("dump", ckpt_path("%s/none/x", d.path).text, "", "none/x.tmp: No such file");
+    ckpt_refused("dump", ckpt_path("%s/none/x", d.path).text, "", "none/x: No such file");
     ckpt_refused("dump", ckpt_path("%s/x", path.text).text, "", "Not a directory");
     static ProgramResult r; // a pipe takes it in order
     run_command(&r, "%s --child checkpoint-dump /dev/stdout | cmp - '%s'", ckpt_self(), path.text);

@@ -4,6 +4,7 @@ a resume continues bit for bit, and nothing is ever lost that was saved. Every t
 */
 #ifndef TESTS_FAULTS_H
 #define TESTS_FAULTS_H
+#include "data.h"
 #include "harness.h"
 #include "program.h"
 #include <time.h>
@@ -179,6 +180,29 @@ static void test_stdout_closed(void) {
     run_command(&r, "cd '%s' && { %s --generate 30 --vocab 256; echo $? >&2; } | true", d.dir.path,
                 test_program_path());
     EXPECT(strcmp(r.err, "141\n") == 0, "--generate: stderr %.300s", r.err);
+    test_remove_directory(&d.dir);
+}
+
+// Descriptors that are closed at the start must not become those of files that the program writes.
+static void test_closed_descriptors(void) {
+    static const char *const closed[] = {">&-", "<&- >&- 2>&-"};
+    ProgramData d = fault_data();
+    ProgramResult r;
+    fault_run(&r, &d, "whole", "");
+    EXPECT_STATUS(r, 0);
+    for (int i = 0; i < 2; i++) {
+        run_command(&r,
+                    "cd '%s' && rm -rf run && %s --train-data train.bin %s %s --out run --stop-after "
+                    "6 %s && %s --out run --resume --threads 1 %s",
+                    d.dir.path, test_program_path(), fault_model, fault_options, closed[i], test_program_path(),
+                    closed[i]);
+        EXPECT(r.status == 0 && !r.out[0] && !r.err[0], "%s: status %d, %.300s%.300s", closed[i], r.status, r.out,
+               r.err);
+        expect_whole(&d, "run");
+        run_command(&r, "rm -rf '%s/shards' && %s --out '%s/shards' README.md %s", d.dir.path, data_converter(),
+                    d.dir.path, closed[i]);
+        EXPECT(r.status == 0, "text_to_shards %s: status %d, %.300s", closed[i], r.status, r.err);
+    }
     test_remove_directory(&d.dir);
 }
 
@@ -434,6 +458,7 @@ static const Test faults_tests[] = {
     {"the first signal is acknowledged at once, and a second ends the run", test_second_signal},
     {"SIGHUP is ignored under nohup", test_hangup_under_nohup},
     {"a run continues after the reader of its stdout has closed it", test_stdout_closed},
+    {"a run and a conversion of text are complete when stdin, stdout and stderr are closed", test_closed_descriptors},
     {"closing the terminal stops the run with a checkpoint", test_terminal_closed},
     {"kill -9 never leaves a partial checkpoint under its final name", test_kill_while_saving},
     {"a damaged checkpoint is reported, and the run resumes bitwise from an older one", test_broken_checkpoint_skipped},

@@ -923,6 +923,38 @@ static void test_prompt_separator(void) {
     test_remove_directory(&d.dir);
 }
 
+// A link to a file that is not there, a pipe, and a full device, in a directory with a file of the user's.
+static void test_output_files(void) {
+    static const char *const modes[] = {"$init --train-data train.bin --dump-grads",
+                                        "$init --val-data val.bin --eval --eval-out",
+                                        "$init --val-data val.bin --eval --dump-attention",
+                                        "$init --val-data val.bin --probe", "--dry-run --device h100 --dry-run-out"};
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_trainer(&r, &d, "run", "--steps 2");
+    EXPECT_STATUS(r, 0);
+    for (size_t i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
+        run_command(
+            &r,
+            "cd '%s' && rm -rf o && mkdir -p o/far && cd o && echo mine > link.tmp && ln -s far/file link && "
+            "ln -s /dev/full full && mkfifo pipe && cd .. && init='--init run/checkpoints/step_00000002 "
+            "--batch-size 2 --seq-len 16 --threads 1' && program=\"%s %s\" && $program o/link && "
+            "{ timeout 9 cat o/pipe > piped & } && $program o/pipe && wait && cmp piped o/far/file && test -s piped && "
+            "cat o/link.tmp >&2 && { $program o/full; echo $? $(find o -type l -o -type f | sort) >&2; }",
+            d.dir.path, test_program_path(), modes[i]);
+        EXPECT(strcmp(r.err, "mine\ndiffv2: cannot write o/full: No space left on device\n1 o/far/file o/full o/link "
+                             "o/link.tmp\n") == 0,
+               "%s: %.400s", modes[i], r.err);
+    }
+    const char *dry_run = "--dry-run --device h100 --dry-run-out";
+    run_command(&r, "cd '%s' && ln -s loop loop && %s %s loop", d.dir.path, test_program_path(), dry_run);
+    EXPECT_ONE_LINE(r, 1, "cannot create loop: Too many levels of symbolic links");
+    run_command(&r, "cd '%s' && ln -s /dev/stdout out && %s %s out > both && head -n 1 both && tail -n 1 both",
+                d.dir.path, test_program_path(), dry_run);
+    EXPECT(strncmp(r.out, "model: ", 7) == 0 && strstr(r.out, "\n}\n"), "stdout as the file: %.300s", r.out);
+    test_remove_directory(&d.dir);
+}
+
 static void test_dry_run_allocates_nothing(void) {
     ProgramResult r;
 #ifdef __SANITIZE_ADDRESS__
@@ -1094,6 +1126,7 @@ static const Test program_tests[] = {
     {"the speed of a step includes all its micro-steps", test_speed_of_micro_steps},
     {"200 steps of tiny learn a grammar to near its entropy and not below", test_tiny_learns_grammar},
     {"--dump-grads writes the gradients of the reference", test_dump_grads},
+    {"a file that an option names may be a link, a pipe or a device, and no other file is changed", test_output_files},
     {"--dump-grads --resume uses the weights of the newest checkpoint", test_dump_grads_of_checkpoint},
     {"generation prints text that depends only on the seed", test_generation_seed},
     {"generation begins with the specified prompt, or the separator", test_generation_prompt},

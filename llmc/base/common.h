@@ -104,6 +104,9 @@ __attribute__((noreturn)) static inline void program_exit(int status) {
     exit(status);
 }
 
+// Called by a failing CHECK of the main thread after its line: removes what is incomplete (files.h).
+static void (*failure_hook)(void);
+
 // Set in a thread that works for the main thread: a failing CHECK stores its line here, [FAILURE_SIZE], and ends only
 // the thread. The main thread then ends the program: exit() runs exit handlers of libraries that it may be using.
 enum { FAILURE_SIZE = 8192 };
@@ -122,6 +125,7 @@ __attribute__((noreturn)) static inline void check_failed(const char *fmt, ...) 
     }
     fflush(stdout);
     warn("%s", line);
+    if (failure_hook) failure_hook();
     program_exit(EXIT_FAILED);
 }
 
@@ -130,6 +134,14 @@ __attribute__((noreturn)) static inline void check_failed(const char *fmt, ...) 
     do {                                        \
         if (!(cond)) check_failed(__VA_ARGS__); \
     } while (0)
+
+// Called first in main. A file that gets the descriptor of a closed stdin, stdout or stderr would receive what is
+// printed there. A write beyond the limit of a file's size (ulimit -f) fails with EFBIG instead of a signal.
+static inline void program_begin(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        CHECK(fcntl(fd, F_GETFD) >= 0 || open("/dev/null", O_RDWR) == fd, "cannot open /dev/null: %s", strerror(errno));
+    signal(SIGXFSZ, SIG_IGN);
+}
 
 // Discards what is printed on stdout from here on: by ranks other than 0, and when nobody reads stdout any more.
 static inline void stdout_discard(void) {

@@ -7,12 +7,19 @@ files.h: reading, atomic writing and removal of files and directories.
   void  file_pwrite(fd, from, bytes, offset, path)
   int   file_create(path)                    opens an empty file for writing
   void  file_close_synced(fd, path)          fsync (regular files only) and close
-  void  file_write_atomic(path, text, size)  temporary name, fsync, rename, fsync of the directory
+  void  file_write_new(path, data, size)     creates or empties a file, writes it and flushes it to the disk
+  int   output_open(o, path)                 a file that a user names: it is complete or unchanged. output_publish(o)
+                                             after the descriptor is closed
+  void  file_write_atomic(path, text, size)  writes all of it
   void  file_rename_synced(from, to)         rename, and fsync of the directory
   void  directory_sync(path)                 makes a rename survive a power failure
   void  directory_of(path, out, out_size)
   void  directory_create(path)               with its parents; existing directories are no error
   bool  directory_remove(path)               with its contents; false and errno; a missing one is no error
+  void  unfinished_begin(path), unfinished_end()   in between a failure removes the file or directory PATH.tmp
+
+  output files   written under a random temporary name, flushed, renamed. Symbolic links are followed. A device, a pipe,
+                 and the file that stdout or stderr already is, are written directly, in order.
 
 Functions that return void exit through CHECK with the path and the system's error message.
 */
@@ -132,13 +139,10 @@ static inline void file_rename_synced(const char *from, const char *to) {
     directory_sync(directory);
 }
 
-static inline void file_write_atomic(const char *path, const char *text, size_t size) {
-    char temporary[PATH_SIZE];
-    FORMAT(temporary, "%s.tmp", path);
-    int fd = file_create(temporary);
-    file_write(fd, text, size, temporary);
-    file_close_synced(fd, temporary);
-    file_rename_synced(temporary, path);
+static inline void file_write_new(const char *path, const void *data, size_t size) {
+    int fd = file_create(path);
+    file_write(fd, data, size, path);
+    file_close_synced(fd, path);
 }
 
 static inline bool directory_exists(const char *path) {
@@ -175,5 +179,75 @@ static inline bool directory_remove(const char *path) {
     }
     closedir(d);
     return done && !fault_point(FAULT_REMOVE, (void *)path, 0) && rmdir(path) == 0;
+}
+
+// ---- files that are incomplete
+
+static char unfinished[PATH_SIZE]; // empty: none
+
+// The new name prevents a thread that still writes from publishing what is removed.
+static inline void unfinished_remove(void) {
+    char path[PATH_SIZE + 8];
+    snprintf(path, sizeof(path), "%.*s.old.tmp", (int)(strlen(unfinished) - strlen(".tmp")), unfinished);
+    if (rename(unfinished, path) == 0) directory_remove(path);
+}
+
+static inline void unfinished_begin(const char *path) {
+    assert(!unfinished[0]);
+    FORMAT(unfinished, "%s", path);
+    failure_hook = unfinished_remove;
+}
+
+static inline void unfinished_end(void) {
+    unfinished[0] = 0;
+    failure_hook = NULL;
+}
+
+typedef struct {
+    char target[PATH_SIZE], temporary[PATH_SIZE]; // without links; temporary is empty if the file is written directly
+} OutputFile;
+
+static inline int output_open(OutputFile *o, const char *path) {
+    char link[PATH_SIZE], directory[PATH_SIZE];
+    struct stat st, own;
+    uint32_t suffix;
+    int fd = -1;
+    bool there = stat(path, &st) == 0;
+    o->temporary[0] = 0;
+    for (int i = STDOUT_FILENO; there && fd < 0 && i <= STDERR_FILENO; i++)
+        if (fstat(i, &own) == 0 && own.st_dev == st.st_dev && own.st_ino == st.st_ino) {
+            fflush(stdout);
+            fd = fcntl(i, F_DUPFD_CLOEXEC, 0);
+        }
+    if (fd < 0 && there && !S_ISREG(st.st_mode)) fd = open(path, O_WRONLY | O_CLOEXEC);
+    CHECK(fd >= 0 || !there || S_ISREG(st.st_mode), "cannot open %s: %s", path, strerror(errno));
+    if (fd >= 0) return fd;
+    FORMAT(o->target, "%s", path);
+    for (ssize_t n, links = 0; (n = readlink(o->target, link, sizeof(link) - 1)) >= 0; links++) {
+        CHECK(links < 40, "cannot create %s: %s", path, strerror(ELOOP));
+        link[n] = 0;
+        directory_of(o->target, directory, sizeof(directory));
+        FORMAT(o->target, "%s%s%s", link[0] == '/' ? "" : directory, link[0] == '/' ? "" : "/", link);
+    }
+    CHECK(getrandom(&suffix, sizeof(suffix), 0) == sizeof(suffix), "cannot get a random number: %s", strerror(errno));
+    FORMAT(o->temporary, "%s.%08" PRIx32 ".tmp", o->target, suffix);
+    fd = open(o->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    CHECK(fd >= 0, "cannot create %s: %s", path, strerror(errno));
+    unfinished_begin(o->temporary);
+    return fd;
+}
+
+static inline void output_publish(const OutputFile *o) {
+    if (!o->temporary[0]) return;
+    file_rename_synced(o->temporary, o->target);
+    unfinished_end();
+}
+
+static inline void file_write_atomic(const char *path, const char *text, size_t size) {
+    OutputFile o;
+    int fd = output_open(&o, path);
+    file_write(fd, text, size, path);
+    file_close_synced(fd, path);
+    output_publish(&o);
 }
 #endif

@@ -327,9 +327,7 @@ static inline void checkpoint_save_write(CheckpointSave *s) {
     for (int i = CHECKPOINT_REQUIRED; i < CHECKPOINT_FILE_COUNT && comm_rank() == 0; i++) {
         if (!b->tokenizer[i - CHECKPOINT_REQUIRED].data) continue;
         FORMAT(path, "%s/%s", s->temporary, checkpoint_files[i]);
-        int fd = file_create(path);
-        file_write(fd, b->tokenizer[i - CHECKPOINT_REQUIRED].data, b->tokenizer[i - CHECKPOINT_REQUIRED].size, path);
-        file_close_synced(fd, path);
+        file_write_new(path, b->tokenizer[i - CHECKPOINT_REQUIRED].data, b->tokenizer[i - CHECKPOINT_REQUIRED].size);
     }
     checkpoint_weights_write(s->weights, b);
     checkpoint_optimizer_write(s->optimizer, b);

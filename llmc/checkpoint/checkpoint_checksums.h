@@ -215,9 +215,7 @@ static inline void checkpoint_state_write(const char *path, const cJSON *state) 
     size_t length = size - 3 + sprintf(text + size - 3, ",\n  ");
     length += checkpoint_state_tail(text, length, tail);
     strcat(text, tail);
-    int fd = file_create(path);
-    file_write(fd, text, length, path);
-    file_close_synced(fd, path);
+    file_write_new(path, text, length);
     free(object);
     free(text);
 }

@@ -314,12 +314,7 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
 
 static inline void checkpoint_save_gradients(const char *path, const TensorList *list, const grad_t *grads,
                                              double loss) {
-    char temporary[PATH_SIZE];
-    struct stat st;
-    bool direct = stat(path, &st) == 0 && !S_ISREG(st.st_mode); // a device or a pipe cannot be renamed to
-    if (direct) FORMAT(temporary, "%s", path);
-    else FORMAT(temporary, "%s.tmp", path);
-
+    OutputFile output;
     CheckpointPart part = checkpoint_part("", (void *)(uintptr_t)grads, DTYPE_OF(grad_t), false); // read only
     SafeTensorSpec *tensors = checkpoint_specs(list, &part, 1, DTYPE_F32);
     SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(list->count + 1, sizeof(SafeTensorSpec));
@@ -328,12 +323,12 @@ static inline void checkpoint_save_gradients(const char *path, const TensorList 
     specs[0].ndim = 1;
     specs[0].shape[0] = 1;
     memcpy(specs + 1, tensors, list->count * sizeof(SafeTensorSpec));
-    SafeTensorsWriter *w = safetensors_create(temporary, specs, list->count + 1, true);
+    SafeTensorsWriter *w = safetensors_begin(output_open(&output, path), path, specs, list->count + 1);
     safetensors_write(w, 0, 0, &loss, DTYPE_F64, 1);
     checkpoint_write_parts(w, 1, list, NULL, &part, 1);
     safetensors_finish(w);
     free(specs);
     free(tensors);
-    if (!direct) file_rename_synced(temporary, path);
+    output_publish(&output);
 }
 #endif

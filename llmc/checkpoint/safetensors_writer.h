@@ -2,14 +2,15 @@
 safetensors_writer.h: writing of tensors to a file in the format of safetensors.h.
 
   SafeTensorsWriter *safetensors_create(path, specs, count, metadata)         metadata: write {"format":"pt"}
+  SafeTensorsWriter *safetensors_begin(fd, path, specs, count)                an open file; with metadata
   SafeTensorsWriter *safetensors_open_existing(path, specs, count, metadata)  a file that another process has created
   void safetensors_write(w, tensor, first, host, dtype, count)                converts to the tensor's type
   void safetensors_finish(w)                                                  after all elements: fsync and close
   void safetensors_close_writer(w)                                            the same if others write the rest
 
 The header depends only on the list of tensors. Its length is a multiple of 8, so that the data are aligned. Parts of a
-regular file may be written in any order; a device or pipe requires them in order. Failures, such as a full disk, exit
-with the path and the system's error message.
+file may be written in any order, those of safetensors_begin, which may be a device or a pipe, in order. Failures, such
+as a full disk, exit with the path and the system's error message.
 */
 #ifndef LLMC_SAFETENSORS_WRITER_H
 #define LLMC_SAFETENSORS_WRITER_H
@@ -25,7 +26,7 @@ typedef struct {
 typedef struct {
     char path[PATH_SIZE];
     int fd, count;
-    bool regular; // otherwise a device or pipe, which must be written in order
+    bool in_order;
     SafeTensorSpec *specs;
     uint64_t *begin;  // [count+1]: offsets of the tensors in the file
     uint64_t written; // bytes, including the header
@@ -60,18 +61,15 @@ static inline char *safetensors_header(const SafeTensorSpec *specs, int count, b
     return text;
 }
 
-static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const SafeTensorSpec *specs, int count,
-                                                         bool metadata, bool create) {
+static inline SafeTensorsWriter *safetensors_open_writer(int fd, const char *path, const SafeTensorSpec *specs,
+                                                         int count, bool metadata, bool create) {
     SafeTensorsWriter *w = (SafeTensorsWriter *)checked_calloc(1, sizeof(SafeTensorsWriter));
     FORMAT(w->path, "%s", path);
     w->count = count;
     w->specs = (SafeTensorSpec *)checked_calloc(count, sizeof(SafeTensorSpec));
     if (count) memcpy(w->specs, specs, count * sizeof(SafeTensorSpec));
     w->staging = checked_calloc(SAFETENSORS_STAGING, 1);
-    w->fd = create ? file_create(path) : open(path, O_WRONLY | O_CLOEXEC);
-    CHECK(w->fd >= 0, "cannot open %s, which rank 0 has created: %s; all ranks must see the same --out directory", path,
-          strerror(errno));
-    w->regular = file_is_regular(w->fd);
+    w->fd = fd;
     size_t size = 0;
     char *header = safetensors_header(specs, count, metadata, &size);
     uint64_t length = size;
@@ -89,11 +87,19 @@ static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const
 }
 static inline SafeTensorsWriter *safetensors_create(const char *path, const SafeTensorSpec *specs, int count,
                                                     bool metadata) {
-    return safetensors_open_writer(path, specs, count, metadata, true);
+    return safetensors_open_writer(file_create(path), path, specs, count, metadata, true);
+}
+static inline SafeTensorsWriter *safetensors_begin(int fd, const char *path, const SafeTensorSpec *specs, int count) {
+    SafeTensorsWriter *w = safetensors_open_writer(fd, path, specs, count, true, true);
+    w->in_order = true;
+    return w;
 }
 static inline SafeTensorsWriter *safetensors_open_existing(const char *path, const SafeTensorSpec *specs, int count,
                                                            bool metadata) {
-    return safetensors_open_writer(path, specs, count, metadata, false);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    CHECK(fd >= 0, "cannot open %s, which rank 0 has created: %s; all ranks must see the same --out directory", path,
+          strerror(errno));
+    return safetensors_open_writer(fd, path, specs, count, metadata, false);
 }
 
 static inline void safetensors_write(SafeTensorsWriter *w, int tensor, size_t first, const void *host, DType dtype,
@@ -108,9 +114,9 @@ static inline void safetensors_write(SafeTensorsWriter *w, int tensor, size_t fi
         const void *from = (const char *)host + done * dtype_size(dtype);
         if (!direct) convert_elements(w->staging, s->dtype, from, dtype, n);
         uint64_t place = w->begin[tensor] + (first + done) * size;
-        assert(w->regular || place == w->written);
-        if (w->regular) file_pwrite(w->fd, direct ? from : w->staging, n * size, place, w->path);
-        else file_write(w->fd, direct ? from : w->staging, n * size, w->path);
+        assert(!w->in_order || place == w->written);
+        if (w->in_order) file_write(w->fd, direct ? from : w->staging, n * size, w->path);
+        else file_pwrite(w->fd, direct ? from : w->staging, n * size, place, w->path);
         w->written += n * size;
         done += n;
     }

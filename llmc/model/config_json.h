@@ -1,7 +1,7 @@
 /*
 config_json.h: the architecture of a model as config.json, in the format of Hugging Face's Transformers.
 
-  void        config_json_write(path, config, dtype)   atomic; `dtype` is that of the weights beside it
+  void        config_json_write(path, config, dtype)   `dtype` is that of the weights beside it
   ModelConfig config_json_read(directory)              from DIRECTORY/config.json, complete and checked. Exits with one
                                                        line that names the key and its value
 
@@ -114,7 +114,7 @@ static inline void config_json_write(const char *path, const ModelConfig *c, DTy
     cJSON *object = config_json_build(c, dtype);
     size_t size = 0;
     char *text = json_text(object, &size);
-    file_write_atomic(path, text, size);
+    file_write_new(path, text, size);
     free(text);
     cJSON_Delete(object);
 }

@@ -85,7 +85,7 @@ typedef struct {
     int maps, next;            // per output head; the tensor that is written next
 } AttentionDump;
 
-static inline AttentionDump attention_dump_open(const ModelPlan *plan, const char *path, int T) {
+static inline AttentionDump attention_dump_open(const ModelPlan *plan, int fd, const char *path, int T) {
     int maps = plan->dims.groups.noise ? 2 : 1, per_head = maps == 2 ? 3 : 1, heads = plan->dims.OH, count = 0;
     static const char *const parts[] = {"a1", "a2", "lambda"};
     SafeTensorSpec *specs =
@@ -100,7 +100,7 @@ static inline AttentionDump attention_dump_open(const ModelPlan *plan, const cha
         specs[i].ndim = map ? 2 : 1;
         specs[i].shape[0] = specs[i].shape[1] = (size_t)T;
     }
-    AttentionDump dump = {safetensors_create(path, specs, count + 1, true), maps, 0};
+    AttentionDump dump = {safetensors_begin(fd, path, specs, count + 1), maps, 0};
     free(specs);
     return dump;
 }
@@ -210,11 +210,10 @@ static inline void attention_sums_free(AttentionSums *sums) {
 static inline void evaluate_attention(const EvaluationModel *m, const int *first_tokens, int windows, int T,
                                       const char *dump_path, cJSON *json) {
     AttentionSums sums;
-    char temporary[PATH_SIZE];
+    OutputFile output;
     attention_sums_alloc(&sums, m, windows, T);
     if (dump_path) {
-        FORMAT(temporary, "%s.tmp", dump_path);
-        sums.dump = attention_dump_open(m->plan, temporary, T);
+        sums.dump = attention_dump_open(m->plan, output_open(&output, dump_path), dump_path, T);
         float tokens[MAP_TOKENS];
         for (int t = 0; t < T; t++) tokens[t] = (float)first_tokens[t];
         attention_dump_write(&sums.dump, tokens, (size_t)T);
@@ -227,7 +226,7 @@ static inline void evaluate_attention(const EvaluationModel *m, const int *first
     }
     if (dump_path) {
         safetensors_finish(writer);
-        file_rename_synced(temporary, dump_path);
+        output_publish(&output);
     }
     cJSON *attention = cJSON_AddObjectToObject(json, "attention");
     cJSON_AddNumberToObject(attention, "windows", windows);
