@@ -16,6 +16,7 @@ defines PLANNED_FAULTS, includes the trainer, then this file. llmc/base/fault_po
   SLOW=MS        the first write to each file of a checkpoint takes MS milliseconds longer
   NO_COPY=RANK   this rank gets no memory for the copy of a background checkpoint
   LATE=MS        data from other ranks arrives MS milliseconds later
+  EARLY=1        data from other ranks arrives at once: the computation after it waits
 */
 #ifndef TESTS_PLANNED_FAULTS_H
 #define TESTS_PLANNED_FAULTS_H
@@ -102,6 +103,7 @@ static bool fault_point(FaultPlace place, void *data, size_t number) {
     case FAULT_REMOVE: return fault_remove((const char *)data);
     case FAULT_COPY: return fault_number("NO_COPY") == watch.rank;
     case FAULT_RECEIVE: fault_sleep("LATE"); break;
+    case FAULT_COMPLETE: return fault_number("EARLY") == 1;
     case FAULT_SIGNAL: return fault_signal(step);
     }
     return false;

@@ -7,6 +7,7 @@ mpirun starts the programs on this machine. Faults come from tests/faulty_diffv2
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
 #include "choice_file.h"
+#include "experts.h"
 #include "faults.h"
 #include "harness.h"
 #include "program.h"
@@ -51,6 +52,44 @@ static void test_shard_owners(void) {
                                e, list.tensors[i].name, owners[list.tensors[i].offset + e], ranks);
                 free(owners);
                 tensor_list_free(&list);
+            }
+}
+
+// Opens and fills the gradients of all groups, in the order of a micro-step with --zero 2. What lies between the
+// tensors of a group, which the norm includes, is 0, whatever the group before it left in the same place.
+static void expect_clean_padding(const ModelConfig *c, const char *why) {
+    Model m;
+    model_plan(&m, c, 1, c->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 3, 2);
+    model_alloc(&m, NULL);
+    const TensorList *list = &m.plan.tensors;
+    for (int i = c->tied ? -1 : 0; i < 2 * (c->L + 2 - c->tied); i++) { // tied: group 0 comes first, else last
+        int group = i < 0 ? 0 : c->L + 1 - i % (c->L + 2 - c->tied);
+        size_t count = list->group_offset[group + 1] - list->group_offset[group], filled = 0, left = 0;
+        grads_open(&m, group);
+        for (int k = 0; k < list->count; k++) {
+            const Tensor *t = &list->tensors[k];
+            if (t->layer + 1 != group) continue;
+            for (size_t e = 0; e < t->count; e++) tensor_grad(&m, t)[e] = 1;
+            filled += t->count;
+        }
+        for (size_t e = 0; e < count; e++) left += m.group_grads[group][e] != 0;
+        EXPECT(left == filled, "%s, %s, tied %d: group %d of %d layers has %zu gradients, %zu are not 0",
+               c->attention->name, why, c->tied, group, c->L, filled, left);
+    }
+    model_free(&m, true);
+}
+
+static void test_padding_of_gradients(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int i = 0; i < MODEL_CASE_COUNT + EXPERT_CASE_COUNT; i++)
+            for (int tied = 0; tied < 2; tied++) {
+                bool dense = i < MODEL_CASE_COUNT;
+                ModelConfig c = dense ? case_config(&model_cases[i], &attention_variants[v])
+                                      : expert_config(i - MODEL_CASE_COUNT, attention_variants[v].name);
+                Problem problem;
+                c.tied = tied;
+                if (!model_config_problems(&c, &problem, 1))
+                    expect_clean_padding(&c, dense ? model_cases[i].why : expert_cases[i - MODEL_CASE_COUNT].model.why);
             }
 }
 
@@ -129,6 +168,7 @@ static void test_checkpoint_minutes(void) {
 static const Test ranks_tests[] = {
     {"a checkpoint is due --checkpoint-minutes after the last one", test_checkpoint_minutes},
     {"every element has one owner, for any number of ranks, level and bucket size", test_shard_owners},
+    {"with --zero 2 no gradient of a group remains in the padding of another", test_padding_of_gradients},
     {"buckets grow with the number of ranks, between bounds", test_bucket_sizes},
     {"a rollback is due if enough of the last steps are bad", test_rollback_condition},
 };
@@ -306,17 +346,15 @@ static void test_zero_levels(void) {
     static const struct {
         int total;
         const char *gemm;
-    } cases[] = {{96, "fp32"},
-                 {192, "fp32"},
-                 {96, "bf16"},
-                 {192, "fp8 --recompute 1"},
-                 {96, "fp32 --shared-experts 1 --router-bias --recompute 2 --no-tie-embeddings " EXPERTS},
+    } cases[] = {{192, "fp32 --attention diff_v1"},
+                 {192, "fp8 --recompute 1 --attention diff_v2_gated_head --no-tie-embeddings"},
+                 {96, "fp32 --dense-layers 1 --shared-experts 1 --router-bias --recompute 2 --attention sink " EXPERTS},
                  {96, "bf16 --window 5 --yoco --qk-norm --attention diff_grouped_2"}};
     // of 3 ranks one validates two batches, the others one
     static const char *const validation = "--val-data train.bin --val-steps 4 --val-every 2";
     ProgramData d = fault_data();
     ProgramResult r;
-    for (int c = 0; c < 6; c++) {
+    for (int c = 0; c < 4; c++) {
         char out[ZERO_MOST + 1][20], options[300];
         for (int zero = 0; zero <= ZERO_MOST; zero++) {
             FORMAT(out[zero], "z%d%d", c, zero);
@@ -326,8 +364,9 @@ static void test_zero_levels(void) {
             EXPECT_STATUS(r, 0);
         }
         expect_same_weights(&d, out[0], out[1], 6);
-        if (cases[c].total == 96) expect_same_weights(&d, out[0], out[2], 6);
-        else expect_losses(&d, out[0], out[2], RANKS_TOLERANCE); // --zero 2 sums micro-steps in another order
+        bool one_step = cases[c].total == 96; // --zero 2 sums micro-steps in another order
+        if (one_step) expect_same_weights(&d, out[0], out[2], 6);
+        expect_losses(&d, out[0], out[2], one_step ? 0 : RANKS_TOLERANCE);
         expect_same_weights(&d, out[2], out[3], 6);
         expect_losses(&d, out[2], out[3], 0);
         double losses[2] = {0, 1};
@@ -747,11 +786,11 @@ static void test_ranks_save_finite_weights(void) {
 }
 
 // The text between the first and the last line of a sample.
-static void print_samples(ProgramResult *r, const ProgramData *d, const char *out, const char *late,
+static void print_samples(ProgramResult *r, const ProgramData *d, const char *out, const char *fault,
                           const char *options) {
     char text[400];
     FORMAT(text, "%s --steps 4 --sample-every 3 --checkpoint-every 2", options);
-    ranks_train(r, d, 3, late, out, text);
+    ranks_train(r, d, 3, fault, out, text);
     EXPECT_STATUS(*r, 0);
     EXPECT(strstr(r->out, "--- sample after step 3"), "no sample: %.300s", r->out);
     char *to = r->out;
@@ -767,39 +806,43 @@ static void print_samples(ProgramResult *r, const ProgramData *d, const char *ou
     *to = 0;
 }
 
-// Code that reads data of other ranks must wait for them; without a delay they would arrive in time by chance. A sample
-// and a checkpoint wait for everything, so they are at different steps, and before step 2 only the forward waits.
+// Code that reads data of other ranks must wait for them; without a delay they would arrive in time by chance. And it
+// must not ask for data whose place it still reads, nor send what it still writes: that shows if data arrive at once.
+// A sample and a checkpoint wait for everything, so they are at different steps, and before step 2 only the forward
+// waits. In the last case a comparison of the ranks is the first to wait.
 static void test_late_messages(void) {
     ProgramData d = fault_data();
-    static ProgramResult whole, late;
+    static ProgramResult early, late;
     static const int zero[] = {0, 1, 2, 2};
     for (int k = 0; k < 4; k++) { // the last one with micro-steps, over which --zero 2 sums in an order of its own
         char out[20], options[200];
-        const char *in_time = k < 3 ? "time" : "time2";
+        const char *at_once = k < 3 ? "early" : "early2";
         FORMAT(out, "late%d", k);
-        FORMAT(options, "--batch-size 2 --total-batch %d --zero %d", k < 3 ? 96 : 192, zero[k]);
-        if (k % 3 == 0) print_samples(&whole, &d, in_time, "", options);
+        FORMAT(options, "--batch-size 2 --zero %d --total-batch %s", zero[k],
+               k < 3 ? "96" : "192 --check-ranks-every 3");
+        if (k % 3 == 0) print_samples(&early, &d, at_once, "EARLY=1", options);
         print_samples(&late, &d, out, "LATE=4", options);
-        for (int step = 2; step <= 4; step += 2) expect_same_weights(&d, in_time, out, step);
-        EXPECT(strcmp(whole.out, late.out) == 0, "%s has other samples:\n%.300s\n%.300s", out, whole.out, late.out);
-        expect_losses(&d, in_time, out, 0);
+        for (int step = 2; step <= 4; step += 2) expect_same_weights(&d, at_once, out, step);
+        EXPECT(strcmp(early.out, late.out) == 0, "%s has other samples:\n%.300s\n%.300s", out, early.out, late.out);
+        expect_losses(&d, at_once, out, 0);
     }
     test_remove_directory(&d.dir);
 }
 
-// With --zero 3, which has no samples, only the computation of a layer waits for its parameters.
+// With --zero 3, which has no samples, only the computation of a layer waits for its parameters, and it must not fetch
+// those of another layer into the same place before it ends.
 static void test_late_layers(void) {
     static const char *const options = "--steps 4 --batch-size 2 --total-batch 192 --gemm bf16 --val-data train.bin "
                                        "--val-steps 4 --val-every 3 --checkpoint-every 2 --zero 3 "
-                                       "--no-tie-embeddings";
+                                       "--check-ranks-every 4 --no-tie-embeddings";
     ProgramData d = fault_data();
     ProgramResult r;
-    ranks_train(&r, &d, 3, "", "time", options);
+    ranks_train(&r, &d, 3, "EARLY=1", "early", options);
     EXPECT_STATUS(r, 0);
     ranks_train(&r, &d, 3, "LATE=4", "late", options);
     EXPECT_STATUS(r, 0);
-    for (int step = 2; step <= 4; step += 2) expect_same_weights(&d, "time", "late", step);
-    expect_losses(&d, "time", "late", 0);
+    for (int step = 2; step <= 4; step += 2) expect_same_weights(&d, "early", "late", step);
+    expect_losses(&d, "early", "late", 0);
     test_remove_directory(&d.dir);
 }
 
@@ -807,6 +850,7 @@ static void test_late_layers(void) {
 // comes between them. Where the embedding has the gradients of tokens 1 and 2, the other group has padding, which the
 // norm includes.
 static void test_late_ends(void) {
+    static const char *const faults[] = {"", "LATE=4", "EARLY=1"}; // --zero 1, 2, 3
     ProgramData d = fault_data();
     ProgramResult r;
     run_command(&r,
@@ -818,7 +862,7 @@ static void test_late_ends(void) {
         char out[20], options[200];
         FORMAT(out, "zero%d", zero);
         FORMAT(options, "--layers 1 --no-tie-embeddings --steps 4 --batch-size 2 --checkpoint-every 2 --zero %d", zero);
-        ranks_train(&r, &d, 3, zero > 1 ? "LATE=4" : "", out, options);
+        ranks_train(&r, &d, 3, faults[zero - 1], out, options);
         EXPECT_STATUS(r, 0);
         for (int step = 2; step <= 4; step += 2) expect_same_weights(&d, "zero1", out, step);
         expect_losses(&d, "zero1", out, 0);
@@ -1185,9 +1229,9 @@ static const Test ranks_program_tests[] = {
     {"all ranks skip an update if a gradient of one rank is NaN", test_nan_on_one_rank},
     {"a bit flip on one rank is detected", test_bit_flip_on_one_rank},
     {"no rank saves weights that are not finite", test_ranks_save_finite_weights},
-    {"late messages of other ranks do not change results", test_late_messages},
-    {"late parameters of layers do not change results", test_late_layers},
-    {"late gradients of the embedding and the LM head do not change results", test_late_ends},
+    {"late or early messages of other ranks do not change results", test_late_messages},
+    {"late or early parameters of layers do not change results", test_late_layers},
+    {"late or early gradients of the embedding and the LM head do not change results", test_late_ends},
     {"--zero 3 refuses what ranks do not compute together", test_zero_3_refuses},
     {"a full disk on one rank leaves no checkpoint", test_full_disk_on_one_rank},
     {"a background checkpoint has exactly the state of its step", test_background_checkpoint},

@@ -14,6 +14,8 @@ includes the trainer, and then the function itself.
                                                                NULL                     bytes       allocation fails
   FAULT_RECEIVE     before parameters or gradients of other ranks are received (MPI)
                                                                NULL                     elements
+  FAULT_COMPLETE    when an operation of the ranks has begun (MPI)
+                                                               NULL                     0           wait until it ends
   FAULT_SIGNAL      before the trainer reads stop_signal       NULL                     0           a signal arrives
 */
 #ifndef LLMC_FAULT_POINT_H
@@ -29,6 +31,7 @@ typedef enum {
     FAULT_REMOVE,
     FAULT_COPY,
     FAULT_RECEIVE,
+    FAULT_COMPLETE,
     FAULT_SIGNAL
 } FaultPlace;
 

@@ -132,6 +132,8 @@ static inline uint64_t comm_enqueue(CommKind kind, void *buffer, const void *min
     comm_mpi.queue[comm_mpi.begun++ % COMM_QUEUE] = op;
     uint64_t ticket = comm_mpi.begun;
     pthread_cond_broadcast(&comm_mpi.changed);
+    while (fault_point(FAULT_COMPLETE, NULL, 0) && comm_mpi.done < ticket)
+        pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
     pthread_mutex_unlock(&comm_mpi.lock);
     return ticket;
 }
