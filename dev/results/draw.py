@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
-Draws loss-gap.png and stability.png from runs.csv and arms.csv, low-bit.png from low-bit.csv, and yoco.png from
-yoco.csv. Requires matplotlib.
+Draws loss-gap.png and stability.png from runs.csv, low-bit.png from low-bit.csv, and yoco.png from yoco.csv. Requires
+matplotlib.
 
 Usage: dev/results/draw.py [RESULTS]
   RESULTS   results.json of a report of the plan low-bit or yoco: first replaces its table
@@ -10,7 +10,6 @@ Usage: dev/results/draw.py [RESULTS]
 
 import csv
 import json
-import math
 import sys
 from pathlib import Path
 
@@ -18,9 +17,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from pages import named, stats, studies
 
 HERE = Path(__file__).resolve().parent
-STUDENT_95 = 4.302653  # quantile of Student's t for a 95% interval of 3 values
 COLORS = {"baseline": "#4477aa", "diff_v2": "#ee6677", "diff_v1": "#228833"}
 LOW_BIT_COLORS = {**COLORS, "baseline-1.5h": "#66ccee", "baseline-2h": "#aa3377", "gated_elem": "#ccbb44"}
 plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
@@ -32,33 +31,16 @@ def read(name):
         return list(csv.DictReader(file))
 
 
-def losses(study):
-    """{(arm, rate): losses in the order of the seeds}"""
-    found = {}
-    for run in read("runs.csv"):
-        if run["study"] == study:
-            found.setdefault((run["arm"], float(run["rate"])), []).append(float(run["loss"]))
-    return found
-
-
-def interval(values):
-    """Mean and half width of the 95% interval of three values."""
-    assert len(values) == 3, values
-    mean = sum(values) / 3
-    return mean, STUDENT_95 * math.sqrt(sum((x - mean) ** 2 for x in values) / 2 / 3)
-
-
 def draw_loss_gap(path):
-    runs, labels = losses("loss-gap-cpu"), {row["arm"]: row["label"] for row in read("arms.csv")}
-    reference = runs.pop(("baseline", 0.004))
-    gaps = {arm: [a - b for a, b in zip(values, reference)] for (arm, _), values in runs.items()}
+    losses, labels = studies()["loss-gap-cpu"].table(), named("loss-gap")
+    gaps = {arm: list(stats.paired(x, losses["baseline"]).values()) for arm, x in losses.items() if arm != "baseline"}
     order = sorted(gaps, key=lambda arm: -sum(gaps[arm]))
     figure, axes = plt.subplots(figsize=(7, 3))
     for y, arm in enumerate(order):
-        mean, half = interval(gaps[arm])
+        e = stats.t_interval(gaps[arm])
         color = next(c for name, c in COLORS.items() if arm.startswith(name))
-        axes.errorbar(mean, y, xerr=half, fmt="o", color=color, capsize=3)
-        axes.plot(gaps[arm], [y + 0.22] * 3, "x", color=color, alpha=0.5, markersize=4)
+        axes.errorbar(e.mean, y, xerr=e.half, fmt="o", color=color, capsize=3)
+        axes.plot(gaps[arm], [y + 0.22] * len(gaps[arm]), "x", color=color, alpha=0.5, markersize=4)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(order)), [labels[arm] for arm in order])
     figure.supxlabel(
@@ -69,13 +51,15 @@ def draw_loss_gap(path):
 
 def draw_stability(path):
     figure, axes = plt.subplots(figsize=(7, 3))
-    runs = losses("stability-cpu-192k")
+    rows = studies()["stability-cpu-192k"].rows
     for arm, label in (("baseline", "Transformer"), ("diff_v2", "DIFF V2")):
-        rates = sorted(rate for name, rate in runs if name == arm)
-        means, halves = zip(*(interval(runs[arm, rate]) for rate in rates))
+        rates = sorted({row["rate"] for row in rows})
+        of = {rate: [row["loss"] for row in rows if (row["arm"], row["rate"]) == (arm, rate)] for rate in rates}
+        estimates = list(map(stats.t_interval, of.values()))
+        means, halves = [e.mean for e in estimates], [e.half for e in estimates]
         axes.errorbar(rates, means, yerr=halves, fmt="o-", color=COLORS[arm], capsize=3, label=label)
-        for rate in rates:
-            axes.plot([rate * 1.06] * 3, runs[arm, rate], "x", color=COLORS[arm], alpha=0.5, markersize=4)
+        for rate, values in of.items():
+            axes.plot([rate * 1.06] * len(values), values, "x", color=COLORS[arm], alpha=0.5, markersize=4)
     axes.set_xscale("log")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.minorticks_off()
@@ -131,7 +115,7 @@ def draw_low_bit(path):
     left.set_ylabel("added loss, nats per byte: mean, 95% interval")
     left.set_title("training: minus fp32, same seed", fontsize=9)
     right.set_title("evaluation of the fp32 runs with rounded numbers", fontsize=9)
-    labels = {row["arm"]: row["label"] for row in read("arms.csv")}
+    labels = named("low-bit")
     shown = [plt.Line2D([], [], marker="o", linestyle="", color=LOW_BIT_COLORS[arm], label=labels[arm]) for arm in arms]
     figure.legend(handles=shown, loc="outside lower center", ncols=3)
     figure.savefig(path)

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """
-Draws family.png from family.csv and mechanisms.png from mechanisms.csv. Requires matplotlib.
+Draws family.png from runs.csv and mechanisms.png from mechanisms.csv. Requires matplotlib.
 
 Usage: dev/results/draw_family.py [RESULTS]
-  RESULTS   results.json of a report of the plan family: first replaces both tables
+  RESULTS   results.json of a report of the plan family: first replaces mechanisms.csv
 """
 
 import json
 import sys
 from pathlib import Path
 
-from draw import HERE, number, plt, read, seeds_of, write
+from draw import HERE, number, plt, read, write
+from pages import gap, named, studies
 
 EFFECT = 0.015  # nats: the smallest difference of interest (scripts/lab/claims)
 AS_IS, MATCHED = "#ee6677", "#4477aa"
@@ -28,24 +29,6 @@ CLASSES = ("first", "punctuation", "rare", "other")
 
 
 # ---- tables
-
-
-def store(results):
-    seeds = seeds_of(results)
-    rows = []
-    for row in results["summary"]:
-        gap = row["gap_pooled"] or dict.fromkeys(("mean", "half", "p", "pooled"))
-        own = row["gap"] or {"half": None}
-        numbers = {"parameters": row["parameters"], "flops_per_token": row["flops_per_token"]}
-        numbers |= {"loss": row["loss"]["mean"], "loss_half": row["loss"]["half"]}
-        numbers |= {"gap": gap["mean"], "gap_half": gap["half"], "p": gap["p"], "gap_half_own": own["half"]}
-        numbers |= {f"seed{seed}": row["losses"].get(seed) for seed in seeds}
-        named = {"arm": row["arm"], "label": row["label"], "group": results["groups"].get(row["arm"], "")}
-        named["pooled"] = {True: "yes", False: "no", None: ""}[gap["pooled"]]
-        rows.append(named | {key: f"{x}" if key == "parameters" else number(x) for key, x in numbers.items()})
-    write("family.csv", rows)
-    if results["probes"]:
-        write("mechanisms.csv", mechanism_rows(results))
 
 
 def mechanism_rows(results):
@@ -71,22 +54,12 @@ def mechanism_rows(results):
 # ---- figures
 
 
-def grouped(rows):
-    """{group: [arm with a gap, without "-p"]} in the order of the plan."""
-    groups = {}
-    for row in rows:
-        arms = groups.setdefault(row["group"] or "others", [])
-        arm = row["arm"].removesuffix("-p")
-        if row["gap"] and arm not in arms:
-            arms.append(arm)
-    return {group: arms for group, arms in groups.items() if arms}
-
-
 def draw_family(path):
-    rows = {row["arm"]: row for row in read("family.csv")}
-    groups = grouped(rows.values())
-    count = sum(map(len, groups.values()))
-    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.3 * count))
+    measured, labels, groups = studies()["family-cpu"], named("family"), {}
+    gaps = {arm: gap(measured, arm, "baseline") for arm in measured.arms if arm != "baseline"}
+    for arm in dict.fromkeys(arm.removesuffix("-p") for arm in gaps):
+        groups.setdefault(named("family", "group")[arm], []).append(arm)
+    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.3 * sum(map(len, groups.values()))))
     y, names, at = 0, [], []
     for i, (group, arms) in enumerate(groups.items()):
         axes.axhspan(y - 0.5, y + len(arms) - 0.5, color="black" if i % 2 else "white", alpha=0.04, linewidth=0)
@@ -94,14 +67,13 @@ def draw_family(path):
             0.995, y - 0.4, group, transform=axes.get_yaxis_transform(), ha="right", va="top", fontsize=8, alpha=0.6
         )
         for arm in arms:
-            both = ((rows.get(arm), AS_IS, "o", 0), (rows.get(f"{arm}-p"), MATCHED, "s", 0.24))
+            both = ((gaps.get(arm), AS_IS, "o", 0), (gaps.get(f"{arm}-p"), MATCHED, "s", 0.24))
             shift = 0.12 if both[0][0] and both[1][0] else 0.24 * bool(both[1][0])
-            for row, color, marker, below in both:
-                if row and row["gap"]:
-                    half = float(row["gap_half"] or 0)
+            for e, color, marker, below in both:
+                if e:
                     place = y + below - shift
-                    axes.errorbar(float(row["gap"]), place, xerr=half, fmt=marker, color=color, capsize=2, markersize=4)
-            names.append(next(row["label"] for row, *_ in both if row).removesuffix(", the baseline's parameters"))
+                    axes.errorbar(e.mean, place, xerr=e.half, fmt=marker, color=color, capsize=2, markersize=4)
+            names.append(labels[arm])
             at.append(y)
             y += 1
     axes.axvspan(-EFFECT, EFFECT, color="gray", alpha=0.12, linewidth=0)
@@ -205,7 +177,6 @@ def draw_mechanisms(path):
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        store(json.loads(Path(sys.argv[1]).read_text()))
+        write("mechanisms.csv", mechanism_rows(json.loads(Path(sys.argv[1]).read_text())))
     draw_family(HERE / "family.png")
-    if (HERE / "mechanisms.csv").exists():
-        draw_mechanisms(HERE / "mechanisms.png")
+    draw_mechanisms(HERE / "mechanisms.png")

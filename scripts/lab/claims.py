@@ -43,7 +43,7 @@ FILE = Path(__file__).resolve().parent / "claims"
 KEYS = "claim source needs metric arms expect effect seeds requires measured".split()
 EXPECT = ("below", "above", "equal", "not above", "not below")
 VERDICTS = ("supported", "effect excluded", "opposite shown", "not shown", "not measured", "measured elsewhere")
-SAME_PARAMETERS = 0.01  # counts of active parameters within 1% are equal
+SAME = 0.01  # active parameters, or FLOPs, within 1% are equal
 
 
 def unlike(measured, arms):
@@ -52,11 +52,18 @@ def unlike(measured, arms):
     return max(map(max, counts)) / min(map(min, counts)) - 1 if all(counts) else None
 
 
+def flops(measured, arms):
+    """The FLOPs of the training of the first arm, relative to the second; None if they are unknown."""
+    counts = [[measured.of([arm], key) for key in ("flops_per_token", "tokens")] for arm in arms]
+    return math.prod(map(max, counts[0])) / math.prod(map(max, counts[1])) if all(map(all, counts)) else None
+
+
 NEEDS = {
     "one rate": lambda measured, arms: len(measured.rates) == 1,
     "several rates": lambda measured, arms: len(measured.rates) > 1,
-    "equal parameters": lambda measured, arms: (x := unlike(measured, arms)) is not None and x <= SAME_PARAMETERS,
-    "unequal parameters": lambda measured, arms: (x := unlike(measured, arms)) is not None and x > SAME_PARAMETERS,
+    "equal parameters": lambda measured, arms: (x := unlike(measured, arms)) is not None and x <= SAME,
+    "unequal parameters": lambda measured, arms: (x := unlike(measured, arms)) is not None and x > SAME,
+    "equal FLOPs": lambda measured, arms: (x := flops(measured, arms)) is not None and abs(x - 1) <= SAME,
 }
 
 
@@ -218,6 +225,7 @@ def test(claim, measured, arms):
         claim, arms, study=measured.study, estimate=stats.as_json(estimate), diverged=states.count("diverged")
     )
     row["parameters"] = [max(measured.of([arm], "parameters"), default=None) for arm in arms]
+    row["flops"] = flops(measured, arms) if len(arms) > 1 else None
     if estimate is None or estimate.n < claim.seeds:
         return row | {"remark": f"{estimate.n if estimate else 0} of at least {claim.seeds} seeds"}
     if claim.requires:

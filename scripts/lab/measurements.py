@@ -1,7 +1,7 @@
 """measurements.py: the numbers of runs that claims are about: one line for each run, from labs or from a CSV file.
 
     study          PLAN-SIZE of a lab, with the precision if the plan has several
-    arm, rate, seed, state, steps, tokens, parameters, active_parameters      of the run
+    arm, rate, seed, state, steps, tokens, parameters, active_parameters, flops_per_token     of the run
     windows        validation windows of its loss (study.by_eval)
     loss, ...      METRICS; empty: not measured
 
@@ -91,7 +91,7 @@ METRICS = {
     "wo_closest": Metric(excess("closest"), ""),
 }
 KEY = ("study", "arm", "rate", "seed")
-OF_RUN = ("steps", "tokens", "parameters", "active_parameters", "windows")
+OF_RUN = ("steps", "tokens", "parameters", "active_parameters", "flops_per_token", "windows")
 COLUMNS = (*KEY, "state", *OF_RUN, *METRICS)
 
 
@@ -182,7 +182,14 @@ def store(path, new):
     """Replaces the runs with the same KEY in a CSV file, adds the others, and keeps the rest."""
     rows = {}
     for measured in [*(read(path) if path.exists() else []), *new]:
-        rows |= {tuple(row[key] for key in KEY): row for row in measured.rows}
+        for row in measured.rows:
+            key = tuple(row[key] for key in KEY)
+            if rows.get(key, row)["tokens"] != row["tokens"]:
+                raise run_directory.RunError(
+                    f"{path}: {', '.join(map(str, key))}: has {rows[key]['tokens']} tokens, and the new run "
+                    f"{row['tokens']}: specify another file, or plan and size"
+                )
+            rows[key] = row
     studies = list(dict.fromkeys(key[0] for key in rows))
     shown = lambda x: "" if x is None else f"{x:.7g}" if isinstance(x, float) else str(x)
     lines = [",".join(COLUMNS)]

@@ -19,10 +19,11 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
     match = baseline             the width of the MLP, or of the experts, that gives as many active parameters
 
 Keys of an arm override those of the size, which override those before the sections. Steps are tokens / total-batch,
-rounded up. `validations`, `statistics` and `checkpoints` are their numbers per run. `precisions` repeats each run with
-these values of --gemm, `quantize` lists the values of --quantize for the evaluations, and `eval-steps` limits their
-batches (default: all validation data). `eval-needles = 4:2` and `eval-shots = 8 32` are tasks of the evaluations.
-`probes = last` probes each last checkpoint, `all` keeps and probes all of them.
+rounded up; an arm with its own `tokens` is compared with arms of other lengths. `validations`, `statistics` and
+`checkpoints` are their numbers per run. `precisions` repeats each run with these values of --gemm, `quantize` lists the
+values of --quantize for the evaluations, and `eval-steps` limits their batches (default: all validation data).
+`eval-needles = 4:2` and `eval-shots = 8 32` are tasks of the evaluations. `probes = last` probes each last checkpoint,
+`all` keeps and probes all of them.
 Arms with the same `group` stand together in figures.
 """
 

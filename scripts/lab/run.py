@@ -201,7 +201,7 @@ def is_number(value):
 
 
 def facts_of_arm(arm, keys):
-    return {"label": keys.get("label", arm), **{key: keys[key] for key in ("group", "match") if key in keys}}
+    return {"label": keys.get("label", arm), **{key: keys[key] for key in ("group", "match", "tokens") if key in keys}}
 
 
 def write_lab(out, plan, size, runs, costs):

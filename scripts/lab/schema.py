@@ -70,7 +70,7 @@ LAB = {
     "reference": "text",
     "precisions?": ["text"],
     "quantize?": ["text"],
-    "arms": {"*": {"label?": "text", "group?": "text", "match?": "text"}},
+    "arms": {"*": {"label?": "text", "group?": "text", "match?": "text", "tokens?": "positive integer"}},
     "runs": [{"name": "text", "arm": "text"}],
 }
 SYNTHETIC = {key: "share" for key in ("accuracy", "low", "high", "exact", "chance")}

@@ -97,6 +97,7 @@ def row_of(row):
         row["estimate"]["n"] if row["estimate"] else "–",
         deviation(row),
         " and ".join(f"{n:,}" if n else "–" for n in row["parameters"]),
+        f"{row['flops']:.2f}" if row["flops"] else "–",
     ]
 
 
@@ -109,6 +110,7 @@ HEAD = [
     "seeds",
     "deviation",
     "parameters",
+    "FLOPs, ratio",
 ]
 
 
@@ -166,7 +168,9 @@ def page(all_claims, found):
         f"{told}. The verdicts are corrected for the {tested} tests of this page (Holm's method): with probability 95% "
         f"all of them are right. The intervals are single 95% intervals, of which about {tested / 20:.0f} of {tested} "
         "miss the true value.\n",
-        "All differences are at equal tokens, not at equal FLOPs or time, of which DIFF V2 needs more per token.\n",
+        "Differences are at equal tokens, except where a claim says FLOPs. The last column has the FLOPs of training "
+        "the first arm, relative to the second. No difference is at equal time: on a CPU, DIFF V2 trains at 0.74 of "
+        "the Transformer's tokens per second (`dev/BENCH.md`).\n",
         "`scripts/lab/claims` lists the claims, `scripts/lab/claims.py` defines the verdicts. Deviation: of the paired "
         "differences of the claim (own), or pooled over the arms; the number is p of the test of equal variances, "
         f"below {stats.EQUAL_VARIANCES_P:g} of which nothing is pooled. Every number follows from `runs.csv`.\n",

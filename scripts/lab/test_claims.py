@@ -80,6 +80,11 @@ claim = the first arms do not exist
 needs = equal parameters
 arms = x - baseline | a - baseline
 expect = below
+[claim flops]
+claim = with equal FLOPs
+needs = equal FLOPs
+arms = a - baseline
+expect = below
 [claim speed]
 claim = as fast
 metric = elsewhere
@@ -171,6 +176,7 @@ def the_scoreboard_has_the_known_verdicts():
             "other": "not measured",
             "unequal": "not measured",
             "equal": "supported",
+            "flops": "supported",
             "speed": "measured elsewhere",
         }, got
         near(rows["lower"]["estimate"]["mean"], -0.05)
@@ -188,11 +194,11 @@ def the_scoreboard_has_the_known_verdicts():
         done = scoreboard(lab, "--claims", file, "--out", out)
         assert done.returncode == 0 and not done.stderr, done.stderr
         said = re.sub(r"(?<!\|)\n(?=\w)", " ", out.read_text())
-        assert "3 supported, 1 opposite shown, 3 not shown, 3 not measured, 1 measured elsewhere" in said, said
+        assert "4 supported, 1 opposite shown, 3 not shown, 3 not measured, 1 measured elsewhere" in said, said
         assert "0.2M tokens per run; 1,000 to 1,000 parameters; learning rate 0.001" in said, said
-        assert "corrected for the 5 tests of this page" in said, said
+        assert "corrected for the 6 tests of this page" in said, said
         assert "| a is below baseline | `a - baseline` loss, below, 0.02 | -0.0500 [" in said, said
-        assert "nats | **supported** | 1e-10 | 4 | pooled, 0.74 | 1,000 and 1,000 |" in said, said
+        assert "nats | **supported** | 1.3e-10 | 4 | pooled, 0.74 | 1,000 and 1,000 | 1.00 |" in said, said
         assert "(without c, which deviate more)" in said and "| at several rates (S) | loss | not measured |" in said, (
             said
         )
@@ -367,6 +373,12 @@ def stored_numbers_give_the_scoreboard_of_the_labs():
         assert (first.returncode, again.returncode, first.stdout) == (0, 0, again.stdout), again.stdout + again.stderr
         text = csv.read_text()
         assert scoreboard(lab, "--store", csv).returncode == 0 and csv.read_text() == text, "the same runs again"
+        longer = made_lab(
+            place + "/longer", known_arms(), change=lambda run, *_: edit_options(run, **{"total-batch": 9})
+        )
+        said = "runs.csv: p-cpu, baseline, 0.001, 1: has 200000 tokens, and the new run 1800: "
+        expect_error(scoreboard(longer, "--store", csv), 1, said, 1)
+        assert csv.read_text() == text
         csv.write_text(text.replace("grad_growth", "growth"))
         expect_error(scoreboard(csv), 1, "the columns must be study,arm,rate,seed,state,", 1)
         csv.write_text(text.replace(",done,", ",done,x", 1))
@@ -382,6 +394,42 @@ def what_is_no_lab_or_not_comparable_has_no_verdict():
         expect_error(scoreboard(lab / "a.lr0.001.seed1"), 1, "no lab.json", 1)
         expect_error(scoreboard(lab, "--claims", place + "/none"), 2, "not comparable", 1)
         expect_error(scoreboard(), 2, "lab scoreboard: the following arguments are required: LAB", 1)
+
+
+@test
+def an_arm_with_its_own_tokens_is_compared_at_equal_flops():
+    def change(run, arm, seed):
+        """Arm a: twice the steps, each with half the FLOPs."""
+        if arm == "a":
+            info = json.loads((run / "run.json").read_text())
+            info["options"]["steps"], info["model"]["flops_per_token"] = 2 * STEPS, 3e3
+            (run / "run.json").write_text(json.dumps(info))
+            run_directory.checkpoint(run, STEPS).rename(run_directory.checkpoint(run, 2 * STEPS))
+            lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+            last = [r | {"step": 2 * STEPS} for r in lines if r["step"] == STEPS]
+            (run / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines + last))
+
+    def problems(lab):
+        study = studies.load([lab])
+        studies.check(study)
+        return study.problems
+
+    claim = next(c for c in claims.parse(CLAIMS) if c.id == "flops")
+    with tempfile.TemporaryDirectory() as place:
+        lab = made_lab(place, {arm: known_arms()[arm] for arm in ("baseline", "a")}, change=change)
+        assert [line[:12] for line in problems(lab)] == ["--steps: 200"] * 4
+        facts = json.loads((lab / "lab.json").read_text())
+        facts["arms"]["a"]["tokens"] = 2 * STEPS * 1000
+        (lab / "lab.json").write_text(json.dumps(facts))
+        assert not problems(lab)
+        row = claims.judge([claim], measured(lab))[0]
+        assert (row["verdict"], row["flops"]) == ("supported", 1), row
+        edit_options(lab / "a.lr0.001.seed2", steps=2 * STEPS + 1)
+        assert problems(lab) == ["--steps: 400 in a.lr0.001.seed1, 401 in a.lr0.001.seed2, both of arm a"]
+        edit_options(lab / "a.lr0.001.seed2", steps=2 * STEPS)
+        for run in lab.glob("a.*/run.json"):
+            run.write_text(run.read_text().replace("3000.0", "3100.0"))
+        assert claims.judge([claim], measured(lab))[0]["remark"] == "no study has a - baseline (equal FLOPs)"
 
 
 def edit_options(directory, **options):
@@ -449,7 +497,8 @@ def every_plan_with_the_arms_of_a_claim_is_judged_whatever_its_name():
         judged = claims.judge(claims.read(), [measurements.Measurements("any name", rows)])
         got = {row["id"] for row in judged if row["study"]}
         needed = {"diff_v2", "baseline"} <= set(plan.arms)
-        wanted = {"large-rates" if len(rates) > 1 else "gap-parameters" if plan.arms["diff_v2"].get("match") else "gap"}
+        matched = "match" in plan.arms.get("diff_v2", ())
+        wanted = {"large-rates" if len(rates) > 1 else "gap-parameters" if matched else "gap"}
         assert not needed or wanted <= got, (plan.name, wanted, got)
 
 
@@ -671,3 +720,7 @@ def the_committed_scoreboard_follows_from_the_committed_runs():
     assert done.returncode == 0 and done.stdout == (results / "scoreboard.md").read_text(), (
         "python3 scripts/lab scoreboard dev/results/runs.csv --out dev/results/scoreboard.md"
     )
+    done = subprocess.run(
+        [sys.executable, results / "pages.py", "--check"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
