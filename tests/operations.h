@@ -131,6 +131,36 @@ static double linear_difference(const real *a, const real *b, int rows, int colu
     return worst;
 }
 
+// False if this machine cannot store rounded numbers so.
+static bool linear_test_configure(GemmType type, LinearStorage storage) {
+    EXPECT(!linear_configure(type), "type %d is refused", type);
+    bool supported = storage == STORE_FP32 || (storage == STORE_TILES && amx_begin());
+#ifdef ONEDNN
+    // oneDNN converts bf16 to fp32 on CPUs with AVX-512 without bf16 products: tests its path there too
+    supported = supported || (storage == STORE_BF16 && (bf16_begin() || bf16_probe()));
+#endif
+    if (supported) linear_storage = storage;
+    return supported;
+}
+
+// The product whose time is the peak has the mean square of a sum of products of uniform numbers.
+static void test_peak_numbers(void) {
+    real *m = op_alloc(3 * PEAK_COUNT);
+    for (int type = GEMM_FP32; type <= (sizeof(real) == sizeof(float) ? GEMM_FP8 : GEMM_FP32); type++)
+        for (int storage = STORE_FP32; storage <= (type == GEMM_FP32 ? STORE_FP32 : STORE_TILES); storage++) {
+            if (!linear_test_configure((GemmType)type, (LinearStorage)storage)) continue;
+            double squares = 0, wanted = PEAK_SIZE / 9.0;
+            peak_fill(m);
+            peak_product(m);
+            for (size_t i = 0; i < (size_t)PEAK_SIZE * PEAK_SIZE; i++)
+                squares += pow((double)m[2 * (size_t)PEAK_COUNT + i], 2) / PEAK_SIZE / PEAK_SIZE;
+            EXPECT(fabs(squares - wanted) < 0.05 * wanted, "type %d, storage %d: the mean square is %g, not %g", type,
+                   storage, squares, wanted);
+        }
+    linear_configure(GEMM_FP32);
+    op_free("the peak");
+}
+
 static void test_linear_rounds(void) {
     if (sizeof(real) != sizeof(float)) { // where rounding is an error
         EXPECT(linear_configure(GEMM_FP8) && linear_configure(GEMM_BF16), "a build with doubles rounds");
@@ -151,14 +181,7 @@ static void test_linear_rounds(void) {
         matmul_forward(reference.y, reference.x, reference.w, ROWS, IC, OC, LD);
         matmul_backward(reference.dx, reference.dw, reference.dy, reference.x, reference.w, ROWS, IC, OC, LD, true);
         for (int storage = STORE_FP32; storage <= STORE_TILES; storage++) {
-            EXPECT(!linear_configure((GemmType)type), "type %d is refused", type);
-            bool supported = storage == STORE_FP32 || (storage == STORE_TILES && amx_begin());
-#ifdef ONEDNN
-            // oneDNN converts bf16 to fp32 on CPUs with AVX-512 without bf16 products: tests its path there too
-            supported = supported || (storage == STORE_BF16 && (bf16_begin() || bf16_probe()));
-#endif
-            if (!supported) continue;
-            linear_storage = (LinearStorage)storage;
+            if (!linear_test_configure((GemmType)type, (LinearStorage)storage)) continue;
             absmax_t max[2] = {0, 0};
             absmax_update(&max[0], own.x, ROWS, IC, IC);
             absmax_update(&max[1], own.dy, ROWS, OC, LD);
@@ -699,6 +722,7 @@ static const Test operations_tests[] = {
     {"rmsnorm of zeros is zero", test_rmsnorm_of_zeros},
     {"matmul and its backward agree with the definition", test_matmul},
     {"conversion to bf16 rounds to nearest and preserves NaN and infinity", test_bf16_rounding},
+    {"the peak is measured with random numbers, in every type and storage", test_peak_numbers},
     {"a linear layer in bf16 or FP8 multiplies rounded matrices, in fp32, by oneDNN and by AMX", test_linear_rounds},
     {"rope and its backward agree with the definition", test_rope},
     {"rope preserves norms, its backward inverts it, and products depend on distances alone", test_rope_properties},
