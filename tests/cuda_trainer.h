@@ -864,6 +864,40 @@ static void test_resume_bits(void) {
     }
 }
 
+// The update of step 3 makes the weights so large that step 4 is not finite. After the return to step 2 the weights,
+// their masters and moments are those of its checkpoint, and step 3 computes what a resumed run computes.
+static void test_rollback_bits(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    double loss[2] = {0, 1}, norm[2] = {0, 1};
+    run_in(&r, &d, device_trainer(), 0,
+           TRAIN_ODD " --gemm fp8 --sdpa own --steps 5 --warmup 0 --schedule constant --checkpoint-every 2 "
+                     "--rollback 1:1 --stop-after 2 --out run");
+    run_command(&r, "cd '%s' && cp -r run/checkpoints before", d.path);
+    for (int resumed = 0; resumed < 2; resumed++) {
+        cJSON *records[64];
+        run_in(&r, &d, device_trainer(), resumed ? 0 : 1, "--out run --resume --lr 1e10 %s",
+               resumed ? "--stop-after 3" : "");
+        EXPECT(resumed || strstr(r.err, "for the 4th time in a row to the checkpoint of step 2"), "%.900s", r.err);
+        for (int count = read_records(&d, "run", "train", records, 64), i = 0; i < count; i++) {
+            double step = 0;
+            if (json_get_number(records[i], "step", &step) && step == 3) {
+                json_get_number(records[i], "loss", &loss[resumed]);
+                json_get_number(records[i], "grad_norm", &norm[resumed]);
+            }
+            cJSON_Delete(records[i]);
+        }
+    }
+    run_command(&r,
+                "cd '%s' && for f in model optimizer; do "
+                "cmp before/step_00000002/$f.safetensors run/checkpoints/step_00000002/$f.safetensors; done",
+                d.path);
+    EXPECT(r.out[0] == 0 && r.err[0] == 0, "%.300s%.300s", r.out, r.err);
+    EXPECT(loss[0] == loss[1] && norm[0] == norm[1],
+           "step 3 after the return: loss %.9g, norm %.9g; resumed: %.9g, %.9g", loss[0], norm[0], loss[1], norm[1]);
+    test_remove_directory(&d);
+}
+
 // bf16 has 8 bits: a step of 1e-6 changes the master weight of 0.02, but not the weight.
 static void test_master_weights(void) {
     TestDirectory d = cuda_data(43);
@@ -1157,6 +1191,7 @@ static const CudaTest cuda_trainer_tests[] = {
     {BOTH_PRECISIONS, {"a dry run predicts the memory in use to two percent", test_dry_run_accuracy}},
 #endif
     {BF16_ALONE, {"a resumed run equals an uninterrupted one, bit for bit", test_resume_bits}},
+    {BF16_ALONE, {"a rollback restores the weights, their masters and moments, bit for bit", test_rollback_bits}},
     {BF16_ALONE, {"updates too small for bf16 change the master weights", test_master_weights}},
     {BOTH_PRECISIONS, {"the CPU trainer reads checkpoints of the device", test_checkpoint_on_cpu}},
     {BOTH_PRECISIONS, {"run.json names the device and libraries, and --gemm must match the build", test_run_record}},

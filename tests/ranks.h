@@ -832,18 +832,22 @@ static void test_late_messages(void) {
 // With --zero 3, which has no samples, only the computation of a layer waits for its parameters, and it must not fetch
 // those of another layer into the same place before it ends.
 static void test_late_layers(void) {
-    static const char *const options = "--steps 4 --batch-size 2 --total-batch 192 --gemm bf16 --val-data train.bin "
-                                       "--val-steps 4 --val-every 3 --checkpoint-every 2 --zero 3 "
-                                       "--check-ranks-every 4 --no-tie-embeddings";
-    ProgramData d = fault_data();
-    ProgramResult r;
-    ranks_train(&r, &d, 3, "EARLY=1", "early", options);
-    EXPECT_STATUS(r, 0);
-    ranks_train(&r, &d, 3, "LATE=4", "late", options);
-    EXPECT_STATUS(r, 0);
-    for (int step = 2; step <= 4; step += 2) expect_same_weights(&d, "early", "late", step);
-    expect_losses(&d, "early", "late", 0);
-    test_remove_directory(&d.dir);
+    for (int rounded = 0; rounded < 2; rounded++) { // products read the weights themselves, or rounded copies
+        ProgramData d = fault_data();
+        ProgramResult r;
+        char options[300];
+        FORMAT(options,
+               "--steps 4 --batch-size 2 --total-batch 192 --gemm %s --val-data train.bin --val-steps 4 --val-every 3 "
+               "--checkpoint-every 2 --zero 3 --check-ranks-every 4 --no-tie-embeddings",
+               rounded ? "bf16" : "fp32");
+        ranks_train(&r, &d, 3, "EARLY=1", "early", options);
+        EXPECT_STATUS(r, 0);
+        ranks_train(&r, &d, 3, "LATE=4", "late", options);
+        EXPECT_STATUS(r, 0);
+        for (int step = 2; step <= 4; step += 2) expect_same_weights(&d, "early", "late", step);
+        expect_losses(&d, "early", "late", 0);
+        test_remove_directory(&d.dir);
+    }
 }
 
 // The gradients of the embedding and of the LM head take turns in one place. In a model of one layer no other wait
