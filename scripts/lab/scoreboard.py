@@ -154,7 +154,7 @@ def study_section(measured, rows):
     parts = [f"## {measured.study}\n", f"{'; '.join(facts)}. No verdict holds beyond this scale.\n"]
     for source in dict.fromkeys(row["source"] for row in rows):
         parts += [f"### {source}\n", table(HEAD, [row_of(row) for row in rows if row["source"] == source])]
-    tested = any(row["p"] is not None for row in rows)
+    tested = any(row["p"] is not None and row["metric"] == "loss" for row in rows)
     return parts + [f"### Power: {measured.study}\n", power(measured)] * tested
 
 
