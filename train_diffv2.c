@@ -983,6 +983,8 @@ static Generator model_generator(Model *sampling_model, double temperature, int 
 
 enum { AGREED_NUMBERS = 4, SAMPLE_TOKENS = 200 };
 
+enum { LOSS_STEPS = 16 }; // steps whose mean loss tells whether the run has diverged
+
 typedef struct {
     Options options;
     Mode mode;
@@ -997,8 +999,7 @@ typedef struct {
     Prompts prompts;     // --prompts
     Sequence *sequences; // their tokens
     Log log;             // rank 0 with --out; else closed
-    double first_loss;   // of the steps of this start
-    double last_loss;    // likewise
+    double start_loss;   // mean of the last LOSS_STEPS before this start, else of the run's first; NaN: not yet known
     double val_loss;     // the last one; 0: none yet
     int stop;            // the signal that one of the ranks got, as of the last step; 0: none
     Checkpointer checkpointer;
@@ -1345,11 +1346,17 @@ static int run_stopped(Run *run) {
     return !run->stop ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
 
+// Called at the start and after each step.
+static void run_note_start_loss(Run *run) {
+    const SpikeDetector *d = &run->state.guard.loss;
+    if (isnan(run->start_loss) && d->count >= LOSS_STEPS) run->start_loss = spike_mean(d, LOSS_STEPS);
+}
+
 // Warns about a run that has diverged, and returns its exit status. It has diverged when the last step or validation is
-// not finite: then the exit status is not EXIT_DONE. It also has when the last loss is more than 1 above the first loss
-// of this start, or above ln V, the loss of an untrained model; losses of single batches differ by less.
+// not finite: then the exit status is not EXIT_DONE. It also has when the mean of the last losses is more than 1 above
+// start_loss, or above ln V, the loss of an untrained model. Losses of single batches may differ by more.
 static int run_end(Run *run, int status) {
-    double untrained = log(run->model.plan.config.V);
+    double untrained = log(run->model.plan.config.V), last = spike_mean(&run->state.guard.loss, LOSS_STEPS);
     char good[PATH_SIZE];
     progress_flush();
     if (!run_is_finite(run)) {
@@ -1358,8 +1365,7 @@ static int run_end(Run *run, int status) {
         warn_not_finite(run->state.step, good);
         return status == EXIT_DONE ? EXIT_FAILED : status;
     }
-    if (run->last_loss > fmin(run->first_loss, untrained) + 1)
-        warn_loss_rose(run->last_loss, run->first_loss, untrained);
+    if (last > fmin(run->start_loss, untrained) + 1) warn_loss_rose(last, run->start_loss, untrained);
     return status;
 }
 
@@ -1371,6 +1377,8 @@ static void run_train_begin(Run *run) {
     if (run->state.step == 0) run_log_validation(run);
     run->checkpointer.saved_at = now_seconds();
     dataloader_start(&run->train, run->state.next_window);
+    run->start_loss = NAN;
+    run_note_start_loss(run);
 }
 
 // Steps until the last one, --stop-after or a signal. Returns the exit status.
@@ -1384,8 +1392,7 @@ static int run_train(Run *run) {
     for (bool stop = false; !stop;) {
         StepResult r = run_step(run);
         busy += r.seconds;
-        run->last_loss = r.loss;
-        if (done == 0) run->first_loss = r.loss;
+        run_note_start_loss(run);
         run_log_step(run, &r, busy / (double)++done * (double)(o->steps - s->step));
         if (done == 1 && o->tune_gemm && matmul_tune_missed() > missed)
             warn("--tune-gemm %s lacks %d of the matrix products of a step, for which the library's first choice is "

@@ -215,8 +215,7 @@ static const OptionRow option_rows[] = {
         "seed of the initial weights, the data order and samples"},
 
     {"stability", "skip-loss-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_loss_z), "Z", "0", "[0, inf)", NULL,
-        "skip updates whose loss is Z standard deviations above the mean of the last 1000; 0: off. The new level is "
-        "accepted when skipped updates outnumber applied ones by 100"},
+        "skip updates whose loss is Z deviations above the median of the last 128 steps; 0: off"},
     {"stability", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
         "the same for the gradient norm before clipping; 0: off"},
     {"stability", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,

@@ -62,24 +62,11 @@ static inline void log_spike(Log *log, int64_t step, const char *of, double valu
     log_end(log);
 }
 
-// An update that would be skipped is applied, because SKIP_LIMIT skipped steps are not a spike.
-static inline void log_shift(Log *log, int64_t step, const StepResult *r) {
-    log_event(log, step, "shift");
-    log_number(log, "loss", r->loss);
-    log_number(log, "grad_norm", r->grad_norm);
-    log_end(log);
-    progress_break();
-    warn("step %" PRId64 ": loss %.4f and gradient norm %.4g are accepted as the new level, because %d more steps were "
-         "skipped than applied: the update is applied, and no update is skipped for %d applied steps",
-         step, r->loss, r->grad_norm, SKIP_LIMIT, SPIKE_LEAST);
-}
-
 // The unusual in a step: spikes, and an update that was not applied. not_finite_in_row: steps up to this one.
 static inline void log_step_events(Log *log, int64_t step, const StepResult *r, int64_t not_finite_in_row) {
     const UpdateDecision *d = &r->decision;
     log_spike(log, step, "loss", r->loss, d->loss_z);
     log_spike(log, step, "grad_norm", r->grad_norm, d->grad_z);
-    if (d->shift) log_shift(log, step, r);
     if (d->apply) return;
     log_event(log, step, d->finite ? "skipped" : "not_finite");
     log_number(log, "loss", r->loss);
@@ -145,7 +132,7 @@ static inline void log_stopped(Log *log, int64_t step, const char *why, const ch
 static inline void print_spike_score(const char *of, const SpikeDetector *d, const char *end) {
     if (d->judged)
         printf("%s %.2f%% (%" PRId64 " of %" PRId64 " steps)%s", of, spike_score(d), d->spikes, d->judged, end);
-    else printf("%s n/a (no step had %d before it)%s", of, (int)SPIKE_LEAST, end);
+    else printf("%s n/a (no step had %d before it)%s", of, (int)SPIKE_WINDOW, end);
 }
 
 static inline void print_spikes(const SpikeGuard *g) {
@@ -192,10 +179,10 @@ static inline void warn_not_finite(int64_t step, const char *last_good_checkpoin
          step, last_good_checkpoint);
 }
 
-static inline void warn_loss_rose(double last, double first, double untrained) {
-    warn(
-        "the last loss is %.4f, the first was %.4f, and an untrained model has %.4f: the run has diverged; try a lower "
-        "--lr, a longer --warmup or --grad-clip",
-        last, first, untrained);
+// Mean losses of several steps; start: NaN where the run had too few of them.
+static inline void warn_loss_rose(double last, double start, double untrained) {
+    warn("the mean of the last losses is %.4f, more than 1 above %s, %.4f: the run has diverged; try a lower --lr, a "
+         "longer --warmup or --grad-clip",
+         last, start < untrained ? "the mean at the start" : "the loss of an untrained model", fmin(start, untrained));
 }
 #endif
