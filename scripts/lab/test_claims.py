@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from . import claims, figures, low_bit, measurements, mechanisms, plan as plans, run_directory, scheduler, stats
@@ -267,6 +268,11 @@ def seeds_are_paired_by_number_where_an_arm_lacks_one():
         study = studies.load([lab])
         low = low_bit.rows(study, {arm: {s: base[s] for s in row} for arm, row in arms.items()})
         near(next(row for row in low if row["arm"] == "a")["gap"]["mean"], 0)
+        study.others = [replace(run, history=[(0, run.options | {"gemm": "bf16"})]) for run in study.runs[1:]]
+        low = low_bit.training(study, 0.001, ["fp32", "bf16"])
+        assert [row["cost"]["n"] for row in low if row["arm"] == "baseline"] == [3, 3]
+        assert all(row["cost"]["mean"] == 0 for row in low), low
+        study.others = []
         expected = -0.05 + stats.mean([NOISE[0], NOISE[2], NOISE[3]])
         r = tables.results(study)
         row = next(row for row in r["summary"] if row["arm"] == "a")
