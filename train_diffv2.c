@@ -1000,7 +1000,6 @@ typedef struct {
     Sequence *sequences; // their tokens
     Log log;             // rank 0 with --out; else closed
     double start_loss;   // mean of the last LOSS_STEPS before this start, else of the run's first; NaN: not yet known
-    double val_loss;     // the last one; 0: none yet
     int stop;            // the signal that one of the ranks got, as of the last step; 0: none
     Checkpointer checkpointer;
     double *agreed;        // [ranks + 1][AGREED_NUMBERS + buckets]: what the ranks gather once per step
@@ -1041,7 +1040,9 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
 }
 
 // Whether the last step had a finite loss and gradient, and the last validation a finite loss.
-static bool run_is_finite(const Run *run) { return run->state.guard.not_finite_in_row == 0 && isfinite(run->val_loss); }
+static bool run_is_finite(const Run *run) {
+    return run->state.guard.not_finite_in_row == 0 && !run->state.val_not_finite_since;
+}
 
 // --check-ranks-every: the parameters that all ranks have, and without --zero the moments, are the same bits.
 static void run_check_ranks(Run *run) {
@@ -1121,8 +1122,9 @@ static double run_validate(Run *run, double *by_position) {
 // The validation loss, and the multiple-choice tasks.
 static void run_log_validation(Run *run) {
     if (run->val.shard_count) {
-        run->val_loss = run_validate(run, NULL);
-        log_validation(&run->log, run->state.step, run->val_loss, run_validation_windows(run), run->val_fingerprint);
+        double loss = run_validate(run, NULL);
+        trainer_state_validated(&run->state, loss);
+        log_validation(&run->log, run->state.step, loss, run_validation_windows(run), run->val_fingerprint);
     }
     EvaluationModel m = evaluation_model(&run->model);
     watch_phase(PHASE_VALIDATION);

@@ -763,6 +763,43 @@ static void test_final_loss_not_finite(void) {
     test_remove_directory(&d.dir);
 }
 
+// A weight is NaN during the validation after step 2, which saved checkpoints do not contain. Until a validation is
+// finite, --keep removes none of the checkpoints before, also after a resume.
+static void test_validation_not_finite(void) {
+    static const char *const saved[] = {"1 ", "1 2 ", "1 2 3 ", "4 "};
+    ProgramData d = program_data();
+    ProgramResult r;
+    TrainerState resumed;
+    char text[PATH_SIZE];
+    FORMAT(text, "--val-data %s/val.bin --val-steps 1 --keep 1 --no-checkpoint-background --out %s", d.dir.path,
+           d.dir.path);
+    InnerRun *inner = inner_open(&d, text);
+    Run *run = &inner->run;
+    size_t at = (size_t)(grad(&run->model, T_NORM_FINAL, 0) - run->model.grads);
+    for (int step = 1; step <= 4; step++) {
+        run_step(run);
+        floatX kept = run->model.params[at];
+        if (step == 2) run->model.params[at] = (floatX)NAN;
+        if (step % 2 == 0) run_log_validation(run);
+        run->model.params[at] = kept;
+        run_checkpoint(run, false);
+        run_command(&r, "ls '%s/checkpoints' | sed 's/step_0*//' | tr '\\n' ' '", d.dir.path);
+        EXPECT(strcmp(r.out, saved[step - 1]) == 0, "checkpoints after step %d: %s", step, r.out);
+        FORMAT(text, "%s/checkpoints/step_%08d", d.dir.path, step);
+        cJSON *json = checkpoint_load_state(text);
+        memset(&resumed, 0, sizeof(resumed));
+        trainer_state_resume(&resumed, json, text);
+        EXPECT(resumed.val_not_finite_since == (step == 2 || step == 3 ? 3 : 0) &&
+                   run_is_finite(run) == !resumed.val_not_finite_since,
+               "after step %d: not finite since step %d", step, (int)resumed.val_not_finite_since);
+        cJSON_Delete(json);
+        checkpointer_find_good(&run->checkpointer, text);
+        EXPECT(step != 3 || strstr(text, "step_00000001"), "the last good checkpoint is %s", text);
+    }
+    inner_close(inner);
+    test_remove_directory(&d.dir);
+}
+
 static void test_finite_weights_saved(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -797,6 +834,7 @@ static const Test spikes_tests[] = {
     {"a run whose steps have uneven losses is not called diverged", test_noisy_run_not_diverged},
     {"a run fails if its last step is not finite, and other modes fail if their loss is not finite",
      test_final_loss_not_finite},
+    {"a validation that is not finite protects the checkpoints before it", test_validation_not_finite},
     {"weights that are not finite are never saved", test_finite_weights_saved},
 };
 enum { SPIKES_TEST_COUNT = sizeof(spikes_tests) / sizeof(spikes_tests[0]) };

@@ -4,7 +4,7 @@ checkpointer.h: when and how a run writes checkpoints, in the background or not,
 
   checkpointer_finish(c)                    waits for a checkpoint that is being written
   checkpointer_advance(c)                   once per step: its next stage, when all ranks have ended the last one
-  checkpointer_find_good(c, path)           the newest checkpoint whose weights gave a finite loss and gradient, or
+  checkpointer_find_good(c, path)           the newest checkpoint whose weights gave finite losses and gradients, or
                                             "none"
   checkpointer_save(c, buffers, ...)        writes the checkpoint of the current step
   checkpointer_roll_back(c, buffers)        loads an earlier checkpoint, when the detectors ask for it
@@ -57,6 +57,8 @@ static inline void checkpointer_finish(Checkpointer *c) {
 static inline void checkpointer_find_good(Checkpointer *c, char path[PATH_SIZE]) {
     checkpointer_finish(c);
     int64_t last_finite = c->state->step - c->state->guard.not_finite_in_row;
+    int64_t bad = c->state->val_not_finite_since - 1; // the weights after that step had no finite validation
+    if (bad >= 0 && bad < last_finite) last_finite = bad;
     bool found = c->options->out && checkpoint_find_before(c->options->out, last_finite, path) >= 0;
     if (!found) snprintf(path, PATH_SIZE, "none");
 }

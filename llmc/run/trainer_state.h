@@ -5,6 +5,7 @@ trainer_state.h: where a run is: its counters and detectors, and trainer_state.j
   void    trainer_state_rewind(state, json, path)    the counters and detectors of a checkpoint; the position in the
                                                      data and the rollback state stay
   void    trainer_state_resume(state, json, path)    all of a checkpoint's
+  void    trainer_state_validated(state, loss)       records whether the loss of a validation is finite
   uint64_t state_number(json, key, limit, path)      one number of the file
 
   errors   CHECK, with the path of the checkpoint
@@ -17,13 +18,20 @@ trainer_state.h: where a run is: its counters and detectors, and trainer_state.j
 #include "spikes.h"
 
 typedef struct {
-    int64_t step;         // steps done; they count from 1
-    int64_t updates;      // of them applied: Adam's step count, for its bias correction
-    int64_t tokens;       // of the steps done, each with the --total-batch of its start
+    int64_t step;    // steps done; they count from 1
+    int64_t updates; // of them applied: Adam's step count, for its bias correction
+    int64_t tokens;  // of the steps done, each with the --total-batch of its start
+    // The first step after the first of the last validations in a row whose loss was not finite; 0: the last one's is.
+    int64_t val_not_finite_since;
     uint64_t next_window; // position in the training order
     SpikeGuard guard;     // decides which updates are applied
     Rollback rollback;    // decides when the run goes back
 } TrainerState;
+
+static inline void trainer_state_validated(TrainerState *s, double loss) {
+    if (isfinite(loss)) s->val_not_finite_since = 0;
+    else if (!s->val_not_finite_since) s->val_not_finite_since = s->step + 1;
+}
 
 static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options *o, uint64_t data_fingerprint,
                                            cJSON *data_identity) {
@@ -31,6 +39,7 @@ static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options 
     json_add_u64(json, "step", (uint64_t)s->step);
     json_add_u64(json, "updates", (uint64_t)s->updates);
     json_add_u64(json, "tokens", (uint64_t)s->tokens);
+    if (s->val_not_finite_since) json_add_u64(json, "val_not_finite_since", (uint64_t)s->val_not_finite_since);
     json_add_u64(json, "next_window", s->next_window);
     json_add_u64(json, "seed", o->seed);
     json_add_u64(json, "data_fingerprint", data_fingerprint);
@@ -65,6 +74,9 @@ static inline void trainer_state_rewind(TrainerState *s, const cJSON *json, cons
     s->step = (int64_t)state_number(json, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, path);
     s->updates = (int64_t)state_number(json, "updates", (uint64_t)s->step, path);
     s->tokens = state_tokens(json, s->step, path);
+    bool bad = cJSON_HasObjectItem(json, "val_not_finite_since");
+    s->val_not_finite_since =
+        bad ? (int64_t)state_number(json, "val_not_finite_since", (uint64_t)s->step + 1, path) : 0;
     CHECK(spike_guard_from_json(&s->guard, cJSON_GetObjectItemCaseSensitive(json, "detectors")),
           "%s: \"detectors\" in trainer_state.json has an invalid format", path);
 }
