@@ -419,6 +419,7 @@ static void test_eval_output(void) {
         EXPECT(r.status == 0 && strstr(r.out, "loss by position\n") && strstr(r.out, "exact match"),
                "status %d: %.300s", r.status, r.err);
     }
+    expect_printed_losses(r.out, 40);
     run_command(&r, "cd '%s' && cmp eval0 eval1 && cmp maps0 maps1 && ! ls *.tmp", d.dir.path);
     EXPECT(r.status == 0, "the same evaluation twice: %.200s", r.out);
     char path[600], text[65536];

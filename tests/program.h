@@ -113,6 +113,21 @@ static void log_value_of_step(const ProgramData *d, const char *run, int step, c
     if (f) fclose(f);
 }
 
+// What --eval prints: the perplexity and the losses by position, of T positions, fit the loss. Returns the loss.
+static double expect_printed_losses(const char *out, int T) {
+    double loss = 0, perplexity = 0, mean = 0, x = 0;
+    int begin = 0, end = -1, length = 0;
+    const char *rows = strstr(out, "loss by position\n");
+    for (rows += rows ? strlen("loss by position\n") : 0;
+         rows && sscanf(rows, " %d .. %d %lf\n%n", &begin, &end, &x, &length) == 3; rows += length)
+        mean += (end + 1 - begin) * x / T;
+    EXPECT(sscanf(out, "validation loss %lf (perplexity %lf)", &loss, &perplexity) == 2 && end + 1 == T &&
+               fabs(mean - loss) < 1e-4 && fabs(perplexity - exp(loss)) < 0.01,
+           "loss %g, perplexity %g, rows of %d positions with a mean of %g: %.300s", loss, perplexity, end + 1, mean,
+           out);
+    return loss;
+}
+
 static void test_seed(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -460,10 +475,21 @@ static void test_log_is_complete(void) {
     EXPECT(train == 5 && tokens == 5 * 64, "%d train records, the last at %g tokens", train, tokens);
     EXPECT(val == 4 && step == 5, "%d validations, the last at step %g; wanted steps 0, 2, 4 and 5", val, step);
     static const char *const keys[] = {"loss", "grad_norm", "lr", "tokens_per_s", "ms", "flops_util"};
+    double printed[4] = {0}, val_loss = 0, perplexity = 0;
+    char unit = 0;
+    const char *line = strstr(r.out, "step 5/5 |"), *val_line = strstr(r.out, "step 5: validation");
+    sscanf(line ? line : "", "step 5/5 | loss %lf | norm %lf | lr %lf | %lf%c", &printed[0], &printed[1], &printed[2],
+           &printed[3], &unit);
+    printed[3] *= unit == 'k' ? 1e3 : unit == 'M' ? 1e6 : 1;
+    sscanf(val_line ? val_line : "", "step 5: validation loss %lf (perplexity %lf)", &val_loss, &perplexity);
+    EXPECT(fabs(val_loss - loss) < 1e-4 && fabs(perplexity / exp(loss) - 1) < 1e-3,
+           "loss %g and perplexity %g are printed of a validation with a loss of %g", val_loss, perplexity, loss);
     for (int i = 0; i < 6; i++) {
         double x = -1;
         log_records(&d, "run", "train", keys[i], &x);
         EXPECT(x > 0, "the last train record has %s = %g", keys[i], x);
+        EXPECT(i > 3 || fabs(printed[i] - x) < fmax(6e-4, 6e-3 * x) * (i == 2 ? x : 1),
+               "%s is %g in the log, %g in %.100s", keys[i], x, printed[i], line ? line : r.out);
     }
     char path[600], text[65536];
     FORMAT(path, "%s/run/run.json", d.dir.path);
@@ -682,30 +708,48 @@ static void test_run_equals_definitions(void) {
     test_remove_directory(&d.dir);
 }
 
-// What the log says of a step's speed is that of all its micro-steps.
+// The logged speed is that of a step of this many tokens. Its share of the peak is that of a rank.
+static void expect_speed(const ProgramData *d, const char *run, double tokens, int ranks) {
+    cJSON *json = run_json_of(d, run);
+    double flops = 0, gflops = 0, share = 0, rate = 0, ms = 0;
+    json_get_number(cJSON_GetObjectItemCaseSensitive(json, "model"), "flops_per_token", &flops);
+    json_get_number(cJSON_GetObjectItemCaseSensitive(json, "peak"), "gflops", &gflops);
+    log_records(d, run, "train", "flops_util", &share);
+    log_records(d, run, "train", "tokens_per_s", &rate);
+    log_records(d, run, "train", "ms", &ms);
+    EXPECT(fabs(rate * ms / 1e3 / tokens - 1) < 1e-6, "%s: %g tokens/s for %g ms, not %g tokens", run, rate, ms,
+           tokens);
+    EXPECT(fabs(share * gflops * 1e9 * ms / 1e3 * ranks / (flops * tokens) - 1) < 1e-6,
+           "%s: %g of %g GFLOP/s for %g ms on each of %d ranks: %g FLOPs, not %g tokens of %g", run, share, gflops, ms,
+           ranks, share * gflops * ms * 1e6 * ranks, tokens, flops);
+    cJSON_Delete(json);
+}
+
+// Three micro-steps of 4 x 16, and the time that is left by the steps since a resume.
 static void test_speed_of_micro_steps(void) {
     ProgramData d = program_data();
     ProgramResult r;
-    char path[600], text[65536];
-    run_trainer(&r, &d, "run", "--steps 5 --total-batch 192"); // three micro-steps of 4 x 16
+    double tokens = 0, ms[3], left[2] = {0, 0};
+    char unit[2] = "s";
+    run_trainer(&r, &d, "run", "--steps 1000000 --stop-after 5 --total-batch 192");
     EXPECT_STATUS(r, 0);
-    FORMAT(path, "%s/run/run.json", d.dir.path);
-    test_read_file(path, text, sizeof(text));
-    cJSON *json = cJSON_Parse(text);
-    double flops = 0, gflops = 0, share = 0, rate = 0, ms = 0, tokens = 0;
-    json_get_number(cJSON_GetObjectItemCaseSensitive(json, "model"), "flops_per_token", &flops);
-    json_get_number(cJSON_GetObjectItemCaseSensitive(json, "peak"), "gflops", &gflops);
-    log_records(&d, "run", "train", "flops_util", &share);
-    log_records(&d, "run", "train", "tokens_per_s", &rate);
-    log_records(&d, "run", "train", "ms", &ms);
+    expect_speed(&d, "run", 192, 1); // a resume measures the peak again
+    run_trainer(&r, &d, "run", "--resume --stop-after 8");
+    EXPECT_STATUS(r, 0);
     log_records(&d, "run", "train", "tokens", &tokens);
-    EXPECT(tokens == 5 * 192, "%g tokens after 5 steps of 192", tokens);
-    EXPECT(fabs(rate * ms / 1e3 / 192 - 1) < 1e-6, "%g tokens/s for %g ms: %g tokens, not 192", rate, ms,
-           rate * ms / 1e3);
-    EXPECT(fabs(share * gflops * 1e9 * ms / 1e3 / (flops * 192) - 1) < 1e-6,
-           "%g of %g GFLOP/s for %g ms: %g FLOPs, not 192 tokens of %g", share, gflops, ms, share * gflops * ms * 1e6,
-           flops);
-    cJSON_Delete(json);
+    EXPECT(tokens == 8 * 192, "%g tokens after 8 steps of 192", tokens);
+    for (int i = 0; i < 3; i++) log_value_of_step(&d, "run", 6 + i, "ms", &ms[i]);
+    const char *line = strstr(r.out, "8/1000000 |"), *end = line ? strstr(line, " left") : NULL;
+    while (end && end > line && end[-1] != ' ') end--;
+    sscanf(end ? end : "", "%lf%c%lf", &left[0], &unit[0], &left[1]);
+    double scale = unit[0] == 'd'   ? 86400
+                   : unit[0] == 'h' ? 3600
+                   : unit[0] == 'm' ? 60
+                                    : 1,
+           seconds = left[0] * scale + left[1] * (unit[0] == 'd' ? 3600 : scale / 60),
+           wanted = (ms[0] + ms[1] + ms[2]) / 3e3 * (1000000 - 8);
+    EXPECT(fabs(seconds / wanted - 1) < 0.05, "%g s are left, by the last three steps %g s: %.200s", seconds, wanted,
+           line ? line : r.out);
     test_remove_directory(&d.dir);
 }
 

@@ -433,6 +433,15 @@ static void test_validation_of_ranks(void) {
         if (k == 0) first = loss;
         EXPECT(fabs(loss - first) <= 1e-5 * first, "%d ranks: validation loss %.9g, one window at a time: %.9g", ranks,
                loss, first);
+        expect_speed(&d, out, 576, ranks);
+    }
+    for (int ranks = 1; ranks <= 3; ranks += 2) {
+        ranks_run(&r, &d, ranks, "",
+                  "--init v0/checkpoints/step_00000002 --eval --val-data train.bin --val-steps 14 --batch-size 3 "
+                  "--threads 1");
+        EXPECT_STATUS(r, 0);
+        loss = expect_printed_losses(r.out, 16);
+        EXPECT(fabs(loss - first) <= 1e-5 * first, "--eval of %d ranks: loss %.9g, not %.9g", ranks, loss, first);
     }
     test_remove_directory(&d.dir);
 }
@@ -823,6 +832,10 @@ static void test_late_messages(void) {
         if (k % 3 == 0) print_samples(&early, &d, at_once, "EARLY=1", options);
         print_samples(&late, &d, out, "LATE=4", options);
         for (int step = 2; step <= 4; step += 2) expect_same_weights(&d, at_once, out, step);
+        double waited[4] = {0}, ms[4] = {0};
+        EXPECT(ranks_log(&d, out, "comm_ms", waited, 4) == 4 && ranks_log(&d, out, "ms", ms, 4) == 4 && waited[3] > 4 &&
+                   waited[3] < ms[3],
+               "%s waits for %g of %g ms", out, waited[3], ms[3]);
         EXPECT(strcmp(early.out, late.out) == 0, "%s has other samples:\n%.300s\n%.300s", out, early.out, late.out);
         expect_losses(&d, at_once, out, 0);
     }
@@ -1048,8 +1061,11 @@ static void test_rollback_skips_data(void) {
         EXPECT(log_records(&d, out, "train", "step", &step) == 12 && step == 12, "the log ends at step %g", step);
         log_records(&d, out, "train", "tokens", &tokens);
         EXPECT(tokens == 12 * 96, "%d ranks: %g tokens in 12 steps of 96", ranks, tokens);
+        double first_bad = 0;
         int events = log_records(&d, out, "event", "from_step", &at);
-        EXPECT(events >= 1 && at == 8, "%d events, the last from step %g", events, at);
+        log_records(&d, out, "event", "first_bad_step", &first_bad);
+        EXPECT(events >= 1 && at == 8 && first_bad == 7, "%d events, the last from step %g, of which %g was bad",
+               events, at, first_bad);
         run_command(&r, "grep -h -m 1 next_window '%s/%s/checkpoints/step_00000012/trainer_state.json' | tr -dc 0-9",
                     d.dir.path, out);
         FORMAT(text, "%d", 12 * 6 + 3 * 2 * 6); // three times two steps of six windows were passed over and saved
@@ -1095,6 +1111,7 @@ static void expect_newest(const ProgramData *d, const char *out, int step) {
 static void test_rollback_reverts_updates(void) {
     static const char *const back =
         "back to the checkpoint of step 134, training continues with the data that follow (window 822)";
+    static TrainRecord records[140];
     ProgramData d = fault_data();
     ProgramResult r;
     for (int ranks = 1; ranks <= 3; ranks += 2) {
@@ -1112,6 +1129,7 @@ static void test_rollback_reverts_updates(void) {
         // the first bad step is known after a resume
         ranks_run(&r, &d, ranks, "FAULT=spike:0:135", "--out stopped --resume --threads 1 --stop-after 136");
         EXPECT_STATUS(r, 0);
+        EXPECT(read_records(&d, "stopped", records, 140).spikes == 1, "the log has no event of the spike");
         ranks_run(&r, &d, ranks, "FAULT=spike:0:137", "--out stopped --resume --threads 1");
         EXPECT(r.status == 0 && count_of(r.err, back) == 1, "%d ranks: status %d, %.500s", ranks, r.status, r.err);
         // it occurs three more times, then the run gives up, and again at once after a resume

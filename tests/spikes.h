@@ -452,7 +452,14 @@ static RecordCounts read_records(const ProgramData *d, const char *run, TrainRec
         } else if (kind && strcmp(kind, "event") == 0) {
             EXPECT(what && record_number(record, "step") == n.train,
                    "an event of another step than the record before it: %.100s", line);
-            n.spikes += what && strcmp(what, "spike") == 0;
+            bool spike = what && strcmp(what, "spike") == 0;
+            const TrainRecord *t = n.train ? &records[n.train - 1] : NULL;
+            const char *of = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "of"));
+            bool loss = of && strcmp(of, "loss") == 0;
+            EXPECT(!spike || (t && record_number(record, "value") == (loss ? t->loss : t->grad_norm) &&
+                              record_number(record, "z") == (loss ? t->loss_z : t->grad_z)),
+                   "a spike with other values than its step: %.200s", line);
+            n.spikes += spike;
             n.skipped += what && strcmp(what, "skipped") == 0;
             n.not_finite += what && strcmp(what, "not_finite") == 0;
             n.stopped += what && strcmp(what, "stopped") == 0;
