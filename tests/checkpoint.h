@@ -198,8 +198,10 @@ static bool checkpoint_test_child(int argc, char **argv) {
 }
 
 // A child that should fail: status 1 and one line with the word.
+static const char *ckpt_refusal; // the line of the last one
 static void ckpt_refused(const char *action, const char *path, const char *more, const char *word) {
     static ProgramResult r;
+    ckpt_refusal = r.err;
     run_command(&r, "%s --child checkpoint-%s '%s' '%s'", ckpt_self(), action, path, more);
     EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strncmp(r.err, "diffv2: ", 8) == 0 &&
                strstr(r.err, word),
@@ -783,7 +785,7 @@ static void test_config_refusals(void) {
         {"", "\"rope_theta\": 1e4, \"rope_parameters\": {\"rope_theta\": 2e4}",
          "rope_theta is 10000, but 20000 in rope_parameters"},
         {"", "\"rope_theta\": 0", "rope theta must be positive"},
-        {"", "\"rope_theta\": 1e999", "rope_theta is"},
+        {"", "\"rope_theta\": 1e999", "must be a finite number"},
         {"", "\"rope_theta\": \"10000\"", "rope_theta is \"10000\""},
         {"", "\"attention_bias\": true", "attention_bias is true"},
         {"", "\"mlp_bias\": true", "mlp_bias is true"},
@@ -843,7 +845,8 @@ static void test_config_refusals(void) {
         {"model_type", MIXTRAL_WITHOUT ", \"rope_theta\": 1e6", "the key rms_norm_eps is missing"},
         {"model_type", MIXTRAL_WITHOUT ", \"rms_norm_eps\": 1e-5",
          "the key rope_theta is missing, and model_type is \"mixtral\""},
-        {"model_type", MIXTRAL ", \"num_experts_per_tok\": 9", "must be from 1 to the 8 experts, not 9"},
+        {"model_type", MIXTRAL ", \"num_experts_per_tok\": 9",
+         "from 1 to 8 active experts, the number of experts, not 9"},
         {"model_type", MIXTRAL ", \"num_shared_experts\": 1", "model_type is \"mixtral\", which does not have it"},
         {"model_type", MIXTRAL ", \"router_bias\": true", "model_type is \"mixtral\", which has no such bias"},
         {"model_type", MIXTRAL ", \"router_jitter_noise\": 0.1", "router_jitter_noise is 0.1"},
@@ -861,12 +864,12 @@ static void test_config_refusals(void) {
         {"model_type", EXPERTS_OF("-1", "1"), "num_local_experts is -1"},
         {"model_type", EXPERTS_OF("1e10", "1"), "num_local_experts is 10000000000"},
         {"model_type", EXPERTS_OF("2000000", "1"), "2 layers of 2000000 experts are more"},
-        {"model_type", EXPERTS_OF("2000", "1"), "--experts must be at most 1024, not 2000"},
-        {"model_type", EXPERTS_OF("128", "65"), "--experts-active must be at most 64, not 65"},
+        {"model_type", EXPERTS_OF("2000", "1"), "at most 1024 experts, not 2000"},
+        {"model_type", EXPERTS_OF("128", "65"), "at most 64 active experts, not 65"},
         {"model_type", EXPERTS_OF("4", "2") ", \"num_shared_experts\": 1000000", "are too wide"},
         {"model_type", EXPERTS_OF("4", "2") ", \"num_dense_layers\": 1", "dense_intermediate_size is missing"},
         {"model_type", EXPERTS_OF("4", "2") ", \"num_dense_layers\": 2, \"dense_intermediate_size\": 8",
-         "--dense-layers 2 leaves no layer with experts"},
+         "dense layers: 2 leave no layer with experts"},
         {"", "\"attention\": \"diff_v9\"", "attention is \"diff_v9\"; supported are baseline, diff_v2"},
         {"", "\"attention\": 2", "attention is 2; supported are"},
         {"model_type", "\"model_type\": \"gpt2\"",
@@ -894,12 +897,21 @@ static void test_config_refusals(void) {
         {"", "\"torch_dtype\": \"int8\"", "torch_dtype is \"int8\""},
         {"", "\"dtype\": 5", "dtype is 5"},
         {"", "\"rope_parameters\": {\"a\\nb\": 1}", "has a key = 1"},
-        {"", "x", "is not a JSON object"},
+        {"", "\"rms_norm_eps\": NaN}", "config.json is not valid JSON from byte 243: NaN}}"},
+        {"", "\"head_dim\": 8} x", "config.json has more than a JSON value, from byte 242: x}"},
+        {"", "x", "config.json is not valid JSON from byte"},
     };
     TestDirectory d = test_make_directory();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ckpt_write_config(d.path, cases[i].without, cases[i].more);
-        ckpt_refused("config", d.path, "", cases[i].word);
+        ckpt_refused("config", d.path, "", cases[i].word); // no message names an option, which nobody has given
+        EXPECT(!strstr(ckpt_refusal, "--"), "%s", ckpt_refusal);
+    }
+    static const char *const texts[][2] = {
+        {"", "config.json is empty"}, {" \n", "is empty"}, {"[]", "is not a JSON object"}};
+    for (int i = 0; i < 3; i++) {
+        ckpt_write_file(ckpt_path("%s/config.json", d.path).text, texts[i][0], strlen(texts[i][0]));
+        ckpt_refused("config", d.path, "", texts[i][1]);
     }
 #undef MINISTRAL
 #undef QWEN3

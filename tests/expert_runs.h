@@ -139,12 +139,12 @@ static void test_expert_mistakes(void) {
     static const struct {
         const char *options, *line;
     } cases[] = {
-        {"--experts 4 --experts-active 5 --expert-ffn 32", "--experts-active must be from 1 to the 4 experts, not 5"},
-        {"--preset moe-tiny --experts-active 0", "--experts-active must be from 1 to the 8 experts, not 0"},
+        {"--experts 4 --experts-active 5 --expert-ffn 32", "from 1 to 4 active experts, the number of experts, not 5"},
+        {"--preset moe-tiny --experts-active 0", "from 1 to 8 active experts, the number of experts, not 0"},
         {"--preset moe-tiny --experts 1025", "--experts '1025' is not accepted"},
         {"--preset moe-tiny --experts 128 --experts-active 65", "--experts-active '65' is not accepted"},
         {"--preset moe-tiny --expert-ffn 0", "--expert-ffn must be at least 1, not 0"},
-        {"--preset moe-tiny --dense-layers 4", "--dense-layers 4 leaves no layer with experts"},
+        {"--preset moe-tiny --dense-layers 4", "dense layers: 4 leave no layer with experts"},
         {"--preset moe-tiny --experts 1024 --layers 1025", "1025 layers of 1024 experts are more"},
         {"--preset tiny --experts-active 2", "require --experts E"},
         {"--preset tiny --shared-experts 1", "require --experts E"},

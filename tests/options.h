@@ -276,7 +276,7 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --full-every 2", "--full-every 2 requires --window W (--attention"},
     {"--dry-run --window 8 --full-every 1", "--full-every 1 leaves no layer a window"},
     {"--dry-run --window 8 --full-every 5", "--full-every 5 is more than the 4 layers"},
-    {"--dry-run --yoco", "YOCO requires a window for the lower half of the layers; use --window W"},
+    {"--dry-run --yoco", "YOCO requires a window for the lower half of the layers (--attention"},
     {"--dry-run --yoco --window 8 --full-every 2", "--yoco and --full-every are mutually exclusive"},
     {"--dry-run --yoco --window 8 --layers 3", "YOCO requires an even number of layers, not 3"},
     {"--dry-run --window -1", "--window '-1' is not accepted: it must be a whole number in [0, 16777216]"},
@@ -306,8 +306,8 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --lr '3 '", "--lr '3 '"},
     {"--dry-run --lr nan", "--lr 'nan'"},
     {"--dry-run --lr inf", "--lr 'inf'"},
-    {"--dry-run --lr 1e999", "--lr '1e999'"},
-    {"--dry-run --lr 1e-999", "--lr '1e-999'"}, // not silently 0
+    {"--dry-run --lr 1e999", "in [0, inf), 0 or of a magnitude from 2.3e-308 to 1.7e308"},
+    {"--dry-run --lr 1e-999", "in [0, inf), 0 or of a magnitude from 2.3e-308 to 1.7e308"}, // not silently 0
     {"--dry-run --lr 1,5", "--lr '1,5'"},
     {"--dry-run --lr 1e-3.", "--lr '1e-3.'"},
     {"--dry-run --lr -1e-3", "--lr '-1e-3'"},
@@ -364,6 +364,7 @@ static const char *const wrong_options[][2] = {
     {"--eval --train-data x", "--eval requires --val-data"},
     {"--dump-grads x --val-data x", "--dump-grads requires --train-data"},
     {"--generate 0 --train-data x", "--generate '0'"},
+    {"--generate 3 --prompt 'a\xC3\xA9\xFFx'", "--prompt is not valid UTF-8 at byte 4: use UTF-8, or --prompt-tokens"},
     {"--generate 3 --prompt-tokens 1,x", "--prompt-tokens '1,x' is not accepted: it must be token IDs"},
     {"--generate 3 --prompt-tokens 1,,2", "--prompt-tokens '1,,2'"},
     {"--generate 3 --prompt-tokens 1,", "--prompt-tokens '1,'"},
@@ -445,6 +446,26 @@ static void test_wrong_options(void) {
         EXPECT(strstr(program.err, wrong_options[i][1]) != NULL, "%s: '%s' is not in: %s", arguments,
                wrong_options[i][1], program.err);
         EXPECT(program.out[0] == 0, "%s: there is something on stdout: %s", arguments, program.out);
+    }
+}
+
+static void test_options_without_effect(void) {
+    static const char *const cases[][2] = {
+        {"--dry-run --sdpa-linear", "--sdpa-linear has no effect on a CPU"},
+        {"--dry-run --no-deterministic", "--no-deterministic has no effect on a CPU"},
+        {"--dry-run --measure-peak", "--measure-peak has no effect on a CPU"},
+        {"--dry-run --stop-after 9 --steps 3", "--stop-after 9 has no effect: the run ends after --steps 3"},
+        {"--dry-run --val-every 2", "--val-every has no effect without --val-data"},
+        {"--dry-run --rollback 1:2", "--rollback has no effect without --out"},
+        {"--train-data none --checkpoint-every 2", "--checkpoint-every has no effect without --out"},
+        {"--dry-run --sdpa-linear --device H100", ""},
+        {"--dry-run --deterministic --no-measure-peak --stop-after 3 --steps 3", ""},
+        {"--dry-run --checkpoint-every 2 --keep 2", ""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        run_command(&program, "%s %s", test_program(), cases[i][0]);
+        EXPECT(cases[i][1][0] ? strstr(program.err, cases[i][1]) != NULL : !program.err[0], "%s: %s", cases[i][0],
+               program.err);
     }
 }
 
@@ -899,6 +920,7 @@ static const Test options_tests[] = {
      test_comparison_presets},
     {"--match-params gives every variant of every preset the baseline's parameters to within 0.1%", test_match_params},
     {"every invalid option ends the program with status 2 and a line that states what is accepted", test_wrong_options},
+    {"an option that changes nothing is reported", test_options_without_effect},
     {"all errors of a command line are reported together", test_all_at_once},
     {"values at the edges of their ranges are accepted", test_accepted_edges},
     {"the defaults of options follow from the preset, the steps, the batch and the ranks", test_derived_defaults},

@@ -247,6 +247,13 @@ static void test_wrong_run_directory(void) {
     EXPECT_ONE_LINE(r, 1, "nothing");
     run_command(&r, "%s --train-data '%s/train.bin' --init '%s/nothing'", test_program(), d.dir.path, d.dir.path);
     EXPECT_ONE_LINE(r, 1, "nothing");
+    run_command(&r, "cd '%s' && %s --train-data train.bin --init run", d.dir.path, test_program_path());
+    EXPECT_ONE_LINE(r, 1, "use its newest checkpoint, --init run/checkpoints/step_00000002");
+    run_command(&r, "cd '%s' && ln -s loop loop && ln -s none gone", d.dir.path);
+    run_trainer(&r, &d, "loop", "--steps 2");
+    EXPECT_ONE_LINE(r, 1, "loop: it is a link, Too many levels");
+    run_trainer(&r, &d, "gone/run", "--steps 2");
+    EXPECT_ONE_LINE(r, 1, "gone: it is a link, No such file");
     run_command(&r, "%s --out '%s/run' --resume --steps 3 --seed 9", test_program(), d.dir.path);
     EXPECT_ONE_LINE(r, 2, "--seed");
     run_command(&r, "%s --out '%s/run' --resume --steps 3 --seq-len 8", test_program(), d.dir.path);

@@ -545,7 +545,7 @@ REFUSED_MIXTRALS = [  # keys of a valid file that change, None: left out; words 
     (dict(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=1e6)), "rope_parameters has"),
     (dict(attention_dropout=0.1), "attention_dropout is 0.1"),
     (dict(hidden_act="gelu"), 'hidden_act is "gelu"'),
-    (dict(num_experts_per_tok=9), "--experts-active must be from 1 to the 4 experts, not 9"),
+    (dict(num_experts_per_tok=9), "from 1 to 4 active experts, the number of experts, not 9"),
     (dict(num_shared_experts=1), "num_shared_experts is 1"),
     (dict(num_local_experts=3), "config.json implies [3,32]"),
 ]

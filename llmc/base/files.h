@@ -157,8 +157,12 @@ static inline void directory_create(const char *path) {
         if (*p && *p != '/') continue;
         char end = *p;
         *p = 0;
-        int error = mkdir(part, 0777) == 0 ? 0 : errno; // directory_exists sets errno too
-        CHECK(!error || directory_exists(part), "cannot create the directory %s: %s", part, strerror(error));
+        struct stat st;
+        int error = mkdir(part, 0777) == 0 ? 0 : errno;
+        bool link = error == EEXIST && stat(part, &st) != 0; // to nothing, or in a loop
+        if (link) error = errno;
+        CHECK(!error || directory_exists(part), "cannot create the directory %s: %s%s", part,
+              link ? "it is a link, " : "", strerror(error));
         *p = end;
         if (!end) return;
     }

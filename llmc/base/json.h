@@ -3,6 +3,8 @@ json.h: exact, reproducible JSON text; cJSON provides the tree and the parser.
 
   cJSON *json_parse(text, size)                text that is one JSON value; NULL if it is not, or has too many values.
                                                text[size] must be 0
+  void   json_why(text, size, out, out_size)   the reason why json_parse returned NULL, for a message that begins with
+                                               the name of the file
   bool   json_bounded(text, size)              whether it has at most JSON_VALUE_LIMIT values, which bounds the tree
   char  *json_text(item, &size)                two-space indent, arrays on one line, newline at the end; free()
   char  *json_line(item, &size)                the same text on one line, with a newline
@@ -52,6 +54,22 @@ static inline cJSON *json_parse(const char *text, size_t size) {
     return item;
 }
 
+static inline void json_why(const char *text, size_t size, char *out, size_t out_size) {
+    const char *end = NULL, *nul = (const char *)memchr(text, 0, size);
+    if (!nul && strspn(text, " \t\r\n") == size) {
+        snprintf(out, out_size, "is empty");
+        return;
+    }
+    cJSON *item = nul ? NULL : cJSON_ParseWithLengthOpts(text, size + 1, &end, 0);
+    if (nul) end = nul;
+    else end += strspn(end, " \t\r\n");
+    int shown = (int)min_size(12, text + size - end), at = 0;
+    while (at < shown && end[at] >= 0x20 && end[at] < 0x7F) at++;
+    snprintf(out, out_size, "%s byte %zu%s%.*s", item ? "has more than a JSON value, from" : "is not valid JSON from",
+             (size_t)(end - text) + 1, at ? ": " : "", at, end);
+    cJSON_Delete(item);
+}
+
 // Bytes of the UTF-8 character at s; 0 if it is invalid.
 static inline int utf8_length(const unsigned char *s) {
     if (s[0] < 0x80) return 1;
@@ -61,6 +79,14 @@ static inline int utf8_length(const unsigned char *s) {
     bool overlong = (s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xF0 && s[1] < 0x90);
     bool beyond = (s[0] == 0xED && s[1] > 0x9F) || (s[0] == 0xF4 && s[1] > 0x8F); // surrogates, above U+10FFFF
     return overlong || beyond ? 0 : length;
+}
+
+// The number, from 1, of the first byte that is not UTF-8; 0: none.
+static inline size_t utf8_invalid_at(const char *text, size_t size) {
+    int length = 1;
+    for (size_t at = 0; at < size; at += (size_t)length)
+        if ((length = utf8_length((const unsigned char *)text + at)) == 0) return at + 1;
+    return 0;
 }
 
 static inline size_t json_escape(const char **text, char out[8]) {

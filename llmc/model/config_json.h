@@ -179,7 +179,7 @@ static inline int config_count(const ConfigReader *r, const char *key) {
 static inline double config_number(const ConfigReader *r, const char *key, double fallback) {
     const cJSON *item = config_item(r, key);
     if (!item) return fallback;
-    CHECK(cJSON_IsNumber(item) && isfinite(item->valuedouble), "%s: %s is %s; it must be a number", r->path, key,
+    CHECK(cJSON_IsNumber(item) && isfinite(item->valuedouble), "%s: %s is %s; it must be a finite number", r->path, key,
           config_value_text(item).text);
     return item->valuedouble;
 }
@@ -379,8 +379,10 @@ static inline ModelConfig config_json_read(const char *directory) {
     CHECK(json_bounded(text, size), "%s has more than %d JSON values and cannot be the config.json of a model", path,
           (int)JSON_VALUE_LIMIT);
     cJSON *object = json_parse(text, size);
+    char why[80] = "is not a JSON object";
+    if (!object) json_why(text, size, why, sizeof(why));
     free(text);
-    CHECK(cJSON_IsObject(object), "%s is not a JSON object", path);
+    CHECK(cJSON_IsObject(object), "%s %s", path, why);
     ConfigReader reader, *r = &reader;
     r->path = path;
     r->object = object;

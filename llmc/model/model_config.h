@@ -133,24 +133,25 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
             "%s needs a head dimension that is a multiple of %d, not %d", c->attention->name, 2 * c->attention->split,
             c->D);
     if (c->E > 0) {
-        PROBLEM(c->K < 1 || c->K > c->E, "--experts-active must be from 1 to the %d experts, not %d", c->E, c->K);
-        PROBLEM(c->K > MAX_EXPERTS_ACTIVE, "--experts-active must be at most %d, not %d", (int)MAX_EXPERTS_ACTIVE,
-                c->K);
-        PROBLEM(c->FE < 1, "--expert-ffn must be at least 1, not %d", c->FE);
-        PROBLEM(c->dense_layers >= c->L, "--dense-layers %d leaves no layer with experts: there are %d layers",
-                c->dense_layers, c->L);
+        PROBLEM(c->K < 1 || c->K > c->E, "a token must have from 1 to %d active experts, the number of experts, not %d",
+                c->E, c->K);
+        PROBLEM(c->K > MAX_EXPERTS_ACTIVE, "a token must have at most %d active experts, not %d",
+                (int)MAX_EXPERTS_ACTIVE, c->K);
+        PROBLEM(c->FE < 1, "the width of an expert must be at least 1, not %d", c->FE);
+        PROBLEM(c->dense_layers >= c->L, "dense layers: %d leave no layer with experts, of %d layers", c->dense_layers,
+                c->L);
         PROBLEM((int64_t)c->shared * c->FE > 1 << 24, "%d shared experts of width %d are too wide", c->shared, c->FE);
     }
     PROBLEM((int64_t)c->L * c->E > 1 << 20, "%d layers of %d experts are more experts than this program supports", c->L,
             c->E);
-    PROBLEM(c->E > MAX_EXPERTS, "--experts must be at most %d, not %d", (int)MAX_EXPERTS, c->E);
+    PROBLEM(c->E > MAX_EXPERTS, "there must be at most %d experts, not %d", (int)MAX_EXPERTS, c->E);
     PROBLEM(c->E == 0 && (c->K || c->FE || c->shared || c->dense_layers),
             "--experts-active, --expert-ffn, --shared-experts and --dense-layers require --experts E");
     PROBLEM(c->router_bias && c->E == 0, "--router-bias requires --experts E");
     PROBLEM(c->full_every && !c->window, "--full-every %d requires --window W", c->full_every);
     PROBLEM(c->full_every == 1, "--full-every 1 leaves no layer a window; use 2 or more, or neither option");
     PROBLEM(c->full_every > c->L, "--full-every %d is more than the %d layers; leave it out", c->full_every, c->L);
-    PROBLEM(c->yoco && !c->window, "YOCO requires a window for the lower half of the layers; use --window W");
+    PROBLEM(c->yoco && !c->window, "YOCO requires a window for the lower half of the layers");
     PROBLEM(c->yoco && c->full_every,
             "--yoco and --full-every are mutually exclusive: each layer of the lower half has a window");
     PROBLEM(c->yoco && c->L % 2, "YOCO requires an even number of layers, not %d", c->L);

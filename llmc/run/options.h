@@ -248,9 +248,11 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
         REFUSE(problems->count, "--%s requires a value: %s", row->name, option_accepts(accepts, row));
     else if (!option_set(o, r, flag ? (on ? "yes" : "no") : value)) {
         const char *nearest = row->choice ? name_nearest(value, strlen(value), row->choice) : NULL;
-        REFUSE(problems->count, "--%s '%s' is not accepted: %s%s%s must be %s", row->name, option_shown(shown, value),
+        errno = 0;
+        bool beyond = row->kind == OPTION_REAL && (strtod(value, NULL), errno) == ERANGE;
+        REFUSE(problems->count, "--%s '%s' is not accepted: %s%s%s must be %s%s", row->name, option_shown(shown, value),
                nearest ? "did you mean " : "", nearest ? nearest : "", nearest ? "? It" : "it",
-               option_accepts(accepts, row));
+               option_accepts(accepts, row), beyond ? ", 0 or of a magnitude from 2.3e-308 to 1.7e308" : "");
     } else return taken;
     o->refused[r] = true;
     return taken;

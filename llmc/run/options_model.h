@@ -289,6 +289,9 @@ static inline int options_exclusions(const Options *o) {
                                                             : NULL;
     if (o->prompts && other) // those of a checkpoint are not used
         REFUSE(problems, "--prompts and --%s are mutually exclusive: both specify the prompt", other);
+    size_t invalid = o->prompt ? utf8_invalid_at(o->prompt, strlen(o->prompt)) : 0;
+    if (invalid)
+        REFUSE(problems, "--prompt is not valid UTF-8 at byte %zu: use UTF-8, or --prompt-tokens ID,ID,...", invalid);
     if (o->prompt_tokens && !prompt_numbers_valid(o->prompt_tokens))
         REFUSE(problems, "--prompt-tokens '%s' is not accepted: it must be token IDs separated by commas",
                option_shown(shown, o->prompt_tokens));
@@ -356,6 +359,35 @@ static inline void options_limit_threads(Options *o, int cores) {
     o->threads = cores;
 }
 
+// Options that are given and change nothing.
+static inline void options_warn_unused(const Options *o) {
+    bool on_cpu = ops_use_host_memory && !o->device, saves = o->out || !mode_selected(o, MODE_TRAIN);
+    const struct {
+        const char *option;
+        bool unused;
+        const char *where;
+    } rows[] = {
+        {"router-aux", !o->experts, "without --experts"},
+        {"router-z", !o->experts, "without --experts"},
+        {"router-bias-rate", !o->router_bias, "without --router-bias"},
+        {"val-every", o->val_every && !o->val_data && !o->eval_choices, "without --val-data or --eval-choices"},
+        {"rollback", !o->out || !o->checkpoint_every,
+         "without --out and --checkpoint-every: there is no checkpoint to return to"},
+        {"checkpoint-every", o->checkpoint_every && !saves, "without --out"},
+        {"checkpoint-minutes", o->checkpoint_minutes > 0 && !saves, "without --out"},
+        {"keep", !saves, "without --out"},
+        {"measure-peak", o->measure_peak && on_cpu, "on a CPU, whose peak is always measured"},
+        {"deterministic", !o->deterministic && on_cpu, "on a CPU, which is always deterministic"},
+        {"sdpa-linear", o->sdpa_linear && on_cpu, "on a CPU"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        if (rows[i].unused && options_given(o, rows[i].option))
+            warn("--%s%s has no effect %s", strcmp(rows[i].option, "deterministic") == 0 ? "no-" : "", rows[i].option,
+                 rows[i].where);
+    if (o->stop_after > o->steps)
+        warn("--stop-after %" PRId64 " has no effect: the run ends after --steps %" PRId64, o->stop_after, o->steps);
+}
+
 // Resolves defaults that depend on other options, and checks combinations: reports every problem, then exits with
 // status 2. Call after the values of a checkpoint have been adopted.
 static inline void options_finish(Options *o, int ranks) {
@@ -364,16 +396,7 @@ static inline void options_finish(Options *o, int ranks) {
     int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
     if (problems) program_exit(EXIT_USAGE);
     options_limit_threads(o, host_cores(""));
-    for (int i = 0; i < 2 && o->experts == 0; i++) {
-        const char *losses[] = {"router-aux", "router-z"};
-        if (options_given(o, losses[i])) warn("--%s has no effect without --experts", losses[i]);
-    }
-    if (options_given(o, "router-bias-rate") && !o->router_bias)
-        warn("--router-bias-rate has no effect without --router-bias");
-    if (o->val_every && !o->val_data && !o->eval_choices)
-        warn("--val-every has no effect without --val-data or --eval-choices");
-    if (o->rollback && (!o->out || !o->checkpoint_every))
-        warn("--rollback has no effect without --out and --checkpoint-every: there is no checkpoint to return to");
+    options_warn_unused(o);
 }
 
 // The model configuration of finished options. Reports every problem of an invalid one, then exits with status 2.

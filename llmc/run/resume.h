@@ -76,6 +76,18 @@ static inline void start_configure_operations(Options *o) {
                 gemm_choice(o->gemm));
 }
 
+// Refuses a run directory as --init, with the name of its newest checkpoint.
+static inline void init_refuse_run(const char *dir) {
+    char path[PATH_SIZE];
+    size_t count = 0;
+    FORMAT(path, "%s/config.json", dir);
+    if (access(path, F_OK) == 0 || !directory_exists(dir)) return;
+    int64_t *steps = checkpoint_steps(dir, &count);
+    if (count) checkpoint_path(dir, steps[0], "", path);
+    free(steps);
+    CHECK(count == 0, "--init %s is the directory of a run: use its newest checkpoint, --init %s", dir, path);
+}
+
 static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, char **argv) {
     options_parse(o, argc, argv);
     watch_timeout(o->timeout);
@@ -84,6 +96,7 @@ static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, 
     free(own);
     *resume = resume_find(o);
     const char *loaded = resume_weights(resume, o);
+    if (loaded && o->init) init_refuse_run(loaded);
     if (loaded) { // resume_find has verified a checkpoint of the run
         if (!resume->state && options_mode(o) != MODE_DRY_RUN) checkpoint_check_init(loaded);
         ModelConfig config = config_json_read(loaded);

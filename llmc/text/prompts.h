@@ -138,12 +138,9 @@ static inline void prompts_add_line(Prompts *p, const char *text, size_t size, i
     const char *nul = (const char *)memchr(text, 0, size);
     CHECK(!nul, "%s, line %d has a NUL byte at byte %zu: give the prompt as {\"tokens\": [ID, ...]}", p->name, line,
           nul ? (size_t)(nul - text) + 1 : 0);
-    for (size_t at = 0; at < size;) {
-        int length = utf8_length((const unsigned char *)text + at);
-        CHECK(length, "%s, line %d is not valid UTF-8 at byte %zu: use UTF-8, or {\"tokens\": [ID, ...]}", p->name,
-              line, at + 1);
-        at += (size_t)length;
-    }
+    size_t invalid = utf8_invalid_at(text, size);
+    CHECK(!invalid, "%s, line %d is not valid UTF-8 at byte %zu: use UTF-8, or {\"tokens\": [ID, ...]}", p->name, line,
+          invalid);
     if (size == 0 || (json && strspn(text, " \t\r") == size)) p->empty++;
     else if (json) prompts_add_json(p, text, size, line);
     else prompt_set_text(prompts_add(p, line), text, size);
