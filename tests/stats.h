@@ -621,6 +621,23 @@ static LayerStats read_layer_stats(const cJSON *record, double *grad_norm) {
     return s;
 }
 
+// What a record has of the router of layer l, if it has one. Loads have four digits.
+static void expect_router_record(const Model *m, const char *why, int l, const cJSON *record, int N) {
+    int E = mlp_dims(&m->plan.config, l).experts;
+    const cJSON *loads = cJSON_GetObjectItemCaseSensitive(record, "expert_load");
+    EXPECT(cJSON_GetArraySize(loads) == E, "%s, layer %d: %d loads", why, l, cJSON_GetArraySize(loads));
+    if (!E || cJSON_GetArraySize(loads) != E) return;
+    RouterStats w = router_stats(&m->acts.layers[l], N, E, m->plan.config.K);
+    for (int e = 0; e < E; e++) {
+        double load = cJSON_GetArrayItem(loads, e)->valuedouble;
+        EXPECT(fabs(load - w.load[e]) <= 1e-3 * w.load[e], "%s, layer %d: load %g, not %g", why, l, load, w.load[e]);
+    }
+    double entropy = record_number(record, "router_entropy"), largest = record_number(record, "router_logit_max");
+    EXPECT(fabs(entropy - w.entropy) < 1e-6 * w.entropy && fabs(largest - w.largest_logit) < 1e-6 * largest,
+           "%s, layer %d: entropy %.9g, not %.9g; logit %.9g, not %.9g", why, l, entropy, w.entropy, largest,
+           w.largest_logit);
+}
+
 // What step 1 reports, on data of a single batch: its loss is that of a validation before it and of --dump-grads, its
 // norms are those of the gradients in that file, and the logged statistics of each layer equal a direct computation.
 static void test_statistics_of_first_step(void) {
@@ -628,13 +645,14 @@ static void test_statistics_of_first_step(void) {
         "--attention diff_v2 --doc-mask --separator 10 --no-tie-embeddings",
         "--attention baseline --window 5 --full-every 2 --doc-mask --separator 10",
         "--attention diff_v2_layer_lambda --window 5 --yoco --qk-norm --doc-mask --separator 10",
+        "--experts 4 --experts-active 2 --expert-ffn 16 --dense-layers 1 --doc-mask --separator 10",
     };
     ProgramData d = {test_make_directory(), 0};
     ProgramResult r;
     char text[900], path[600], line[4096];
     FORMAT(path, "%s/train.bin", d.dir.path);
     write_grammar_shard(path, 4 * 16 + 1, 1);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         const char *what = models[i];
         run_command(&r, "cd '%s' && %s --train-data train.bin %s %s --dump-grads grads", d.dir.path,
                     test_program_path(), small_model, what);
@@ -667,6 +685,7 @@ static void test_statistics_of_first_step(void) {
             LayerStats logged = read_layer_stats(record, &grad_norm);
             EXPECT(record_number(record, "layer") == l, "%s: a record of another layer than %d: %.100s", what, l, line);
             expect_layer_stats(m, what, l, &logged, 4, 16);
+            expect_router_record(m, what, l, record, 4 * 16);
             double wanted = direct_grad_norm(m, l);
             EXPECT(fabs(grad_norm - wanted) < 1e-5 * wanted, "%s, layer %d: gradient norm %.9g, of --dump-grads %.9g",
                    what, l, grad_norm, wanted);
