@@ -33,7 +33,7 @@ def named(plan, key="label"):
 
 
 def interval(e, sign=""):
-    return f"{e.mean:{sign}.4f} ± {e.half:.4f}"
+    return f"{e.mean:{sign}.4f}" + (f" ± {e.half:.4f}" if e.half is not None else "")
 
 
 def gap(measured, arm, reference):
@@ -66,7 +66,8 @@ def by_rate(measured, plan):
         at = measurements.Measurements(measured.study, [row for row in measured.rows if row["rate"] == rate])
         base = stats.t_interval(list(at.by_seed(at.reference, "loss").values()))
         rows.append([f"{rate:g}", f"{base.mean:.4f}", *(interval(gap(at, arm, at.reference), "+") for arm in arms)])
-    return table(["rate", names[measured.reference], *(names[arm] for arm in arms)], rows)
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in measured.rows})))
+    return table(["rate", names[measured.reference], *(names[arm] for arm in arms)], rows) + f"\nSeeds: {seeds}.\n"
 
 
 def equal(family, flops):
