@@ -137,7 +137,7 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
                 c->E, c->K);
         PROBLEM(c->K > MAX_EXPERTS_ACTIVE, "a token must have at most %d active experts, not %d",
                 (int)MAX_EXPERTS_ACTIVE, c->K);
-        PROBLEM(c->FE < 1, "the width of an expert must be at least 1, not %d", c->FE);
+        PROBLEM(c->FE < 1, "--expert-ffn must be at least 1, not %d", c->FE);
         PROBLEM(c->dense_layers >= c->L, "dense layers: %d leave no layer with experts, of %d layers", c->dense_layers,
                 c->L);
         PROBLEM((int64_t)c->shared * c->FE > 1 << 24, "%d shared experts of width %d are too wide", c->shared, c->FE);
