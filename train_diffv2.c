@@ -1727,9 +1727,8 @@ int main(int argc, char **argv) {
     environment_reexecute(argv); // once, with the variables that libraries read before main
     environment_refuse();
     stop_signals_block();
-    Run run;
+    static Run run; // too large for the stack
     Resume resume;
-    memset(&run, 0, sizeof(run));
     comm_open(options_start_timeout(argc, argv));
     if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
     ModelConfig config = start_configure(&run.options, &resume, argc, argv);

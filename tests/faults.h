@@ -437,6 +437,7 @@ static void test_full_or_read_only_disk(void) {
     EXPECT(strstr(r.err, "status 1") && count_lines(r.err) == 2 && strstr(r.err, "No space left"),
            "a full disk: stderr %.300s", r.err);
     EXPECT(strstr(r.out, "step_00000001\n"), "no checkpoint was saved before the disk was full: %.300s", r.out);
+    EXPECT(!strstr(r.out, "tmp"), "an unfinished checkpoint keeps the disk full: %.300s", r.out);
     fault_resume(&r, &d, "run", "");
     EXPECT_STATUS(r, 0);
     expect_whole(&d, "run");
@@ -445,6 +446,82 @@ static void test_full_or_read_only_disk(void) {
                 "--out disk/run'",
                 d.dir.path, test_program_path(), fault_model, fault_options);
     EXPECT_ONE_LINE(r, 1, "disk/run");
+    test_remove_directory(&d.dir);
+}
+
+// A file size limit is a disk that is full for the file of the optimizer.
+static void test_limits(void) {
+    static const struct {
+        const char *limit, *options, *line;
+    } cases[] = {
+        {"-f 0", "", "cannot write run/run.json.tmp: File too large"},
+        {"-f 200", "--no-checkpoint-background",
+         "cannot write run/checkpoints/step_00000012.tmp/optimizer.safetensors: "
+         "File too large"},
+        {"-f 200", "--checkpoint-every 5",
+         "cannot write run/checkpoints/step_00000005.tmp/optimizer.safetensors: File "
+         "too large"},
+#ifndef __SANITIZE_ADDRESS__ // its startup requires more
+        {"-s 128", "", "the stack is limited to 128 KiB"},
+#endif
+    };
+    ProgramData d = fault_data();
+    ProgramResult r;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        run_command(
+            &r,
+            "cd '%s' && rm -rf run && (ulimit %s; %s --train-data train.bin %s %s --out run %s 2>&1 >/dev/null; "
+            "echo status $?) | cat >&2; find . -name '*tmp*'",
+            d.dir.path, cases[i].limit, test_program_path(), fault_model, fault_options, cases[i].options);
+        EXPECT(strstr(r.err, cases[i].line) && strstr(r.err, "status 1") && count_lines(r.err) == 2 && !r.out[0],
+               "ulimit %s %s: stderr %.300s, left are: %.300s", cases[i].limit, cases[i].options, r.err, r.out);
+    }
+    test_remove_directory(&d.dir);
+}
+
+// What another program does to the directory of a run between two checkpoints.
+static void test_lost_directory(void) {
+    static const struct {
+        const char *fault, *line;
+        int lines, status;
+    } cases[] = {
+        {"rm run/log.jsonl", "run/log.jsonl was deleted during the run", 2, EXIT_SIGNALLED},
+        {"cp run/log.jsonl x; mv x run/log.jsonl", "run/log.jsonl was replaced during the run", 2, EXIT_SIGNALLED},
+        {"rm run/run.json", "run/run.json was deleted during the run", 2, EXIT_SIGNALLED},
+        {"mv run old", "run/run.json was deleted during the run", 3, EXIT_SIGNALLED},
+        {"cp run/run.json x; mv x run/run.json", "run/run.json was replaced during the run", 2, EXIT_FAILED},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ProgramData d = fault_data();
+        ProgramResult r;
+        double step = 0;
+        run_command(&r,
+                    "cd '%s' && { %s --train-data train.bin %s --steps 1000000 --schedule constant --total-batch 128 "
+                    "--batch-size 4 --out run > printed & } && pid=$! && " WAIT_FOR_STEP "; %s; kill -TERM $pid; wait "
+                    "$pid",
+                    d.dir.path, test_program_path(), fault_model, cases[i].fault);
+        EXPECT(r.status == cases[i].status && strstr(r.err, cases[i].line) && count_lines(r.err) == cases[i].lines,
+               "%s: status %d, stderr %.400s", cases[i].fault, r.status, r.err);
+        if (cases[i].status != EXIT_SIGNALLED) continue;
+        int records = log_records(&d, "run", "train", "step", &step);
+        EXPECT(records == (int)step && step >= 3, "%s: %d records up to step %g", cases[i].fault, records, step);
+        fault_resume(&r, &d, "run", "--steps 1000000 --stop-after 1");
+        EXPECT(r.status == 0 && strstr(r.out, "nothing to do"), "%s: status %d, %.300s", cases[i].fault, r.status,
+               r.err);
+        test_remove_directory(&d.dir);
+    }
+}
+
+static void test_one_validation_of_a_step(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    double step = 0;
+    fault_run(&r, &d, "run", "--val-data train.bin --stop-after 1");
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "rm -r '%s/run/checkpoints'", d.dir.path); // as if it was killed before the first one
+    fault_resume(&r, &d, "run", "--stop-after 2");
+    EXPECT_STATUS(r, 0);
+    EXPECT(log_records(&d, "run", "val", "step", &step) == 1, "step 0 was validated twice");
     test_remove_directory(&d.dir);
 }
 
@@ -466,6 +543,10 @@ static const Test faults_tests[] = {
      test_damaged_checkpoint_rejected},
     {"two processes cannot use the same run", test_run_lock},
     {"a shard that changes during the run stops it with a one-line error", test_changed_shard},
+    {"a limit of the stack or of the size of files is a one-line error, and nothing incomplete is left", test_limits},
+    {"a deleted or replaced log.jsonl, run.json or directory of a run is written again, or ends it",
+     test_lost_directory},
+    {"a run that starts again from step 0 has one validation of step 0", test_one_validation_of_a_step},
     {"a full or read-only disk is a one-line error, and the run can be resumed", test_full_or_read_only_disk},
 };
 enum { FAULTS_TEST_COUNT = sizeof(faults_tests) / sizeof(faults_tests[0]) };

@@ -50,6 +50,7 @@ Valid as C11 and as C++17.
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -135,12 +136,18 @@ __attribute__((noreturn)) static inline void check_failed(const char *fmt, ...) 
         if (!(cond)) check_failed(__VA_ARGS__); \
     } while (0)
 
+enum { STACK_LEAST = 1 << 20 }; // bytes, also of each thread that computes
+
 // Called first in main. A file that gets the descriptor of a closed stdin, stdout or stderr would receive what is
 // printed there. A write beyond the limit of a file's size (ulimit -f) fails with EFBIG instead of a signal.
 static inline void program_begin(void) {
+    struct rlimit stack;
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         CHECK(fcntl(fd, F_GETFD) >= 0 || open("/dev/null", O_RDWR) == fd, "cannot open /dev/null: %s", strerror(errno));
     signal(SIGXFSZ, SIG_IGN);
+    CHECK(getrlimit(RLIMIT_STACK, &stack) != 0 || stack.rlim_cur >= STACK_LEAST,
+          "the stack is limited to %llu KiB, and %d KiB are required: raise it with ulimit -s",
+          (unsigned long long)stack.rlim_cur >> 10, STACK_LEAST >> 10);
 }
 
 // Discards what is printed on stdout from here on: by ranks other than 0, and when nobody reads stdout any more.

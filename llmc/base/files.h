@@ -1,6 +1,7 @@
 /*
 files.h: reading, atomic writing and removal of files and directories.
 
+  char *file_read_open(fd, limit, &size)     an open file, also one that was deleted; otherwise like file_read
   char *file_read(path, limit, &size)        a complete regular file, followed by zero bytes; NULL and errno; free()
   bool  file_pread(fd, to, bytes, offset)    all bytes, or false and errno (ENODATA: the file is shorter)
   void  file_write(fd, from, bytes, path)    all bytes, at the current position
@@ -59,24 +60,37 @@ static inline int file_open_regular(const char *path, uint64_t *size) {
     return fd;
 }
 
+static inline char *file_read_open(int fd, size_t limit, size_t *size) {
+    struct stat st;
+    if (fstat(fd, &st) != 0) return NULL;
+    errno = EFBIG;
+    if ((uint64_t)st.st_size > limit) return NULL;
+    char *text = (char *)checked_calloc((size_t)st.st_size + 8, 1);
+    *size = (size_t)st.st_size;
+    if (file_pread(fd, text, *size, 0)) return text;
+    int error = errno;
+    free(text);
+    errno = error;
+    return NULL;
+}
+
 static inline char *file_read(const char *path, size_t limit, size_t *size) {
     uint64_t bytes = 0;
     int fd = file_open_regular(path, &bytes);
     if (fd < 0) return NULL;
-    char *text = NULL;
-    int error = EFBIG;
-    if (bytes <= limit) {
-        text = (char *)checked_calloc(bytes + 8, 1);
-        error = file_pread(fd, text, bytes, 0) ? 0 : errno;
-    }
+    char *text = file_read_open(fd, limit, size);
+    int error = errno;
     close(fd);
-    if (error) {
-        free(text);
-        errno = error;
-        return NULL;
-    }
-    *size = bytes;
+    errno = error;
     return text;
+}
+
+// Whether a path names an open file. If not, errno is ENOENT when there is no file, and 0 when it is another one.
+static inline bool file_is_named(int fd, const char *path) {
+    struct stat ours, named;
+    CHECK(fstat(fd, &ours) == 0, "cannot look at %s: %s", path, strerror(errno));
+    errno = 0;
+    return stat(path, &named) == 0 && named.st_dev == ours.st_dev && named.st_ino == ours.st_ino;
 }
 
 static inline void file_write(int fd, const void *from, size_t bytes, const char *path) {
@@ -213,16 +227,13 @@ typedef struct {
 
 static inline int output_open(OutputFile *o, const char *path) {
     char link[PATH_SIZE], directory[PATH_SIZE];
-    struct stat st, own;
+    struct stat st;
     uint32_t suffix;
     int fd = -1;
     bool there = stat(path, &st) == 0;
     o->temporary[0] = 0;
-    for (int i = STDOUT_FILENO; there && fd < 0 && i <= STDERR_FILENO; i++)
-        if (fstat(i, &own) == 0 && own.st_dev == st.st_dev && own.st_ino == st.st_ino) {
-            fflush(stdout);
-            fd = fcntl(i, F_DUPFD_CLOEXEC, 0);
-        }
+    for (int i = STDOUT_FILENO; fd < 0 && i <= STDERR_FILENO; i++)
+        if (file_is_named(i, path)) fd = fflush(stdout), fcntl(i, F_DUPFD_CLOEXEC, 0);
     if (fd < 0 && there && !S_ISREG(st.st_mode)) fd = open(path, O_WRONLY | O_CLOEXEC);
     CHECK(fd >= 0 || !there || S_ISREG(st.st_mode), "cannot open %s: %s", path, strerror(errno));
     if (fd >= 0) return fd;

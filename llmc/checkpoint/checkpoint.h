@@ -27,7 +27,7 @@ may be missing.
                                   "checksum": the digest of the text of this file up to this member's opening quote.
                                   A digest is XXH3-64 as 16 hexadecimal digits.
   atomic   Written under step_NNNNNNNN.tmp; each file is fsynced, then the directory; it is renamed, and its parent
-           fsynced.
+           fsynced. A failure of the program removes it, so that it does not keep a full disk full.
   threads  checkpoint_background.h writes a copy of the state while training continues.
   ranks    All ranks call checkpoint_save, _find_*, _check_init and _load_weights together: each writes, reads and
            hashes its part of the same files. Rank 0 alone calls checkpoint_clean, _prune and _drop_after.
@@ -306,6 +306,7 @@ static inline void checkpoint_save_open(CheckpointSave *s, const char *run_dir, 
     memset(s, 0, sizeof(*s));
     s->run_dir = run_dir, s->step = step, s->buffers = b, s->state = state;
     checkpoint_path(run_dir, step, ".tmp", s->temporary);
+    unfinished_begin(s->temporary); // until it is published
     if (first) checkpoint_save_make_directory(s);
     FORMAT(path[0], "%s/model.safetensors", s->temporary);
     FORMAT(path[1], "%s/optimizer.safetensors", s->temporary);
@@ -365,6 +366,7 @@ static inline void checkpoint_save(const char *run_dir, int64_t step, const Chec
     checkpoint_save_read_back(&s);
     checkpoint_save_gather(&s);
     checkpoint_save_publish(&s);
+    unfinished_end();
     comm_barrier();
 }
 #endif

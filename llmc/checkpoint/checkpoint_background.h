@@ -26,7 +26,6 @@ data that they exchange at each step anyway. A single rank runs all stages in se
 #define LLMC_CHECKPOINT_BACKGROUND_H
 #include "checkpoint.h"
 #include "../base/host.h"
-#include <sys/resource.h>
 
 enum { BACKGROUND_WRITE, BACKGROUND_READ_BACK, BACKGROUND_PUBLISH }; // stages
 enum { BACKGROUND_NICE = 5 };
@@ -162,6 +161,7 @@ static inline bool background_advance(int least) {
         return false;
     }
     cJSON_Delete(background.state);
+    unfinished_end();
     background.on = false;
     return true;
 }

@@ -9,7 +9,8 @@ logger.h: the directory of a run: run.json and log.jsonl.
          run
   void   log_resume(log, dir, step)    an existing run: locks it, drops a torn last line and the records after `step`
   void   log_write_run(log, dir, run)  replaces run.json of a locked run
-  void   log_sync(log)                 flushes the log to the disk; required before a checkpoint is saved
+  void   log_sync(log)                 flushes the log to the disk; required before a checkpoint is saved. Writes
+                                       run.json and log.jsonl again if they were deleted
   void   log_close(log)
 
   A record: log_begin(log, kind, step), its values, log_end(log). It allocates no memory.
@@ -82,7 +83,6 @@ static inline cJSON *log_read_run_json(const char *dir) {
 // Opens and locks a file; -1 and errno when it cannot be opened. Ends the program when another process holds the lock.
 static inline int log_lock_file(const char *dir, const char *path, int flags) {
     for (;;) {
-        struct stat ours, named;
         struct flock lock;
         int fd = open(path, O_RDWR | O_CLOEXEC | flags, 0666);
         if (fd < 0) return -1;
@@ -91,8 +91,7 @@ static inline int log_lock_file(const char *dir, const char *path, int flags) {
         lock.l_whence = SEEK_SET;
         int taken = fcntl(fd, F_OFD_SETLK, &lock); // other failures: the file system has no locks
         CHECK(taken == 0 || (errno != EAGAIN && errno != EACCES), "%s: another process is running this run", dir);
-        CHECK(fstat(fd, &ours) == 0, "cannot look at %s: %s", path, strerror(errno));
-        if (stat(path, &named) == 0 && named.st_dev == ours.st_dev && named.st_ino == ours.st_ino) return fd;
+        if (file_is_named(fd, path)) return fd;
         close(fd); // another process renamed or replaced the file before it was locked
     }
 }
@@ -113,10 +112,12 @@ static inline void log_publish_run(Log *log, const char *dir, int fd, const cJSO
     log_path(dir, "run.json", path);
     log_path(dir, "run.json.tmp", temporary);
     char *text = json_text(run, &size);
+    unfinished_begin(temporary);
     CHECK(ftruncate(fd, 0) == 0, "cannot write %s: %s", temporary, strerror(errno));
     file_write(fd, text, size, temporary);
     CHECK(fsync(fd) == 0, "cannot flush %s to the disk: %s", temporary, strerror(errno));
     file_rename_synced(temporary, path);
+    unfinished_end();
     free(text);
     if (log->lock.held) close(log->lock.fd);
     log->lock.held = true;
@@ -134,7 +135,7 @@ static inline void log_write_run(Log *log, const char *dir, const cJSON *run) {
 
 static inline void log_open(Log *log, const char *dir, int flags) {
     log_path(dir, "log.jsonl", log->path);
-    log->fd = open(log->path, O_WRONLY | O_APPEND | O_CLOEXEC | flags, 0666);
+    log->fd = open(log->path, O_RDWR | O_APPEND | O_CLOEXEC | flags, 0666);
     CHECK(log->fd >= 0, "cannot open %s: %s", log->path, strerror(errno));
     log->open = true;
 }
@@ -166,11 +167,44 @@ static inline void log_close(Log *log) {
     log->open = log->lock.held = false;
 }
 
+// The directory is that of the run as long as its run.json is no other file.
+static inline void log_restore(Log *log) {
+    char dir[PATH_SIZE], path[PATH_SIZE];
+    size_t size = 0;
+    directory_of(log->path, dir, sizeof(dir));
+    log_path(dir, "run.json", path);
+    if (log->lock.held && !file_is_named(log->lock.fd, path)) {
+        CHECK(
+            errno == ENOENT,
+            "%s was replaced during the run, so %s may be another run's, and nothing more is saved there; restore the "
+            "directory, then --resume",
+            path, dir);
+        warn("%s was deleted during the run; it is written again", path);
+        char *text = file_read_open(log->lock.fd, LOG_RUN_LIMIT, &size);
+        CHECK(text, "cannot read the deleted %s: %s", path, strerror(errno));
+        cJSON *run = json_parse(text, size);
+        directory_create(dir);
+        log_write_run(log, dir, run);
+        cJSON_Delete(run);
+        free(text);
+    }
+    if (file_is_named(log->fd, log->path)) return;
+    warn("%s was %s during the run; it is written again", log->path, errno == ENOENT ? "deleted" : "replaced");
+    char *text = file_read_open(log->fd, SIZE_MAX, &size);
+    CHECK(text, "cannot read the deleted %s: %s", log->path, strerror(errno));
+    close(log->fd);
+    file_write_atomic(log->path, text, size);
+    free(text);
+    log_open(log, dir, 0);
+}
+
 static inline void log_sync(Log *log) {
+    if (log->open) log_restore(log);
     if (log->open) CHECK(fsync(log->fd) == 0, "cannot flush %s to the disk: %s", log->path, strerror(errno));
 }
 
-// Whether the line is a complete record of a step up to `step`. *broken: it is not a record.
+// Whether the line is a complete record of a step up to `step`. *broken: it is not a record. A run that starts again
+// from step 0 validates again.
 static inline bool log_line_stays(char *line, size_t length, int64_t step, bool *broken) {
     double at = 0;
     *broken = length == 0 || line[length - 1] != '\n';
@@ -179,19 +213,21 @@ static inline bool log_line_stays(char *line, size_t length, int64_t step, bool 
     cJSON *record = json_parse(line, length - 1);
     line[length - 1] = '\n';
     *broken = !cJSON_IsObject(record);
-    bool stays = !*broken && (!json_get_number(record, "step", &at) || at <= (double)step);
+    const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
+    bool again = step == 0 && kind && strcmp(kind, "val") == 0;
+    bool stays = !*broken && !again && (!json_get_number(record, "step", &at) || at <= (double)step);
     cJSON_Delete(record);
     return stays;
 }
 
 static inline void log_drop_after(const char *path, int64_t step) {
-    char temporary[PATH_SIZE], *line = NULL;
-    FORMAT(temporary, "%s.tmp", path);
+    OutputFile output;
+    char *line = NULL;
     FILE *from = fopen(path, "rb");
     if (!from && errno == ENOENT) return; // the run was stopped before its first record
     CHECK(from, "cannot read %s: %s", path, strerror(errno));
-    FILE *to = fdopen(file_create(temporary), "wb");
-    CHECK(to, "cannot write %s: %s", temporary, strerror(errno));
+    FILE *to = fdopen(output_open(&output, path), "wb");
+    CHECK(to, "cannot write %s: %s", path, strerror(errno));
     size_t room = 0, broken_count = 0;
     bool was_broken = false;
     for (ssize_t length; (length = getline(&line, &room, from)) > 0;) {
@@ -202,9 +238,9 @@ static inline void log_drop_after(const char *path, int64_t step) {
     if (broken_count) warn("%s: dropped %zu lines that are not records", path, broken_count);
     fclose(from);
     free(line);
-    CHECK(fflush(to) == 0 && !ferror(to) && fsync(fileno(to)) == 0 && fclose(to) == 0, "cannot write %s: %s", temporary,
+    CHECK(fflush(to) == 0 && !ferror(to) && fsync(fileno(to)) == 0 && fclose(to) == 0, "cannot write %s: %s", path,
           strerror(errno));
-    file_rename_synced(temporary, path);
+    output_publish(&output);
 }
 
 static inline void log_resume(Log *log, const char *dir, int64_t step) {
