@@ -233,7 +233,7 @@ static inline int output_open(OutputFile *o, const char *path) {
     bool there = stat(path, &st) == 0;
     o->temporary[0] = 0;
     for (int i = STDOUT_FILENO; fd < 0 && i <= STDERR_FILENO; i++)
-        if (file_is_named(i, path)) fd = fflush(stdout), fcntl(i, F_DUPFD_CLOEXEC, 0);
+        if (file_is_named(i, path) && fflush(stdout) == 0) fd = fcntl(i, F_DUPFD_CLOEXEC, 0);
     if (fd < 0 && there && !S_ISREG(st.st_mode)) fd = open(path, O_WRONLY | O_CLOEXEC);
     CHECK(fd >= 0 || !there || S_ISREG(st.st_mode), "cannot open %s: %s", path, strerror(errno));
     if (fd >= 0) return fd;
