@@ -13,11 +13,11 @@ A header of 256 int32 (20240522, version, number of examples, longest example in
 Version 1 is the format of llm.c.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from outputs import open_output
 from sources import BadInput
 
 MAGIC, HEADER = 20240522, 256
@@ -62,18 +62,10 @@ def write_choices(path, examples, vocab_size, llmc=False):
     parts = [np.array([np.iinfo(dtype).max, (len(row) + 2) * dtype.itemsize, *row], dtype) for row in rows]
     header = np.zeros(HEADER, "<i4")
     header[:4] = MAGIC, version, len(parts), max(part.nbytes for part in parts)
-    temporary = Path(f"{path}.tmp")
-    try:
-        with open(temporary, "wb") as f:
-            f.write(header.tobytes())
-            for part in parts:
-                f.write(part.tobytes())
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with open_output(path) as f:
+        f.write(header.tobytes())
+        for part in parts:
+            f.write(part.tobytes())
     return version
 
 

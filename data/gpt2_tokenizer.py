@@ -21,6 +21,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from outputs import open_output
+
 REQUIREMENTS, MEMBER = Path(__file__).resolve().parent / "gpt2_ranks/requirements.txt", "assets/gpt2.tiktoken"
 SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"  # of the member, in any package
 END_OF_TEXT = "<|endoftext|>"
@@ -109,9 +111,8 @@ def make_tokenizer(ranks, end_of_text=END_OF_TEXT):
 
 def write_tokenizer(out, ranks=None):
     text = Path(ranks).read_bytes() if ranks else download_ranks()
-    temporary = Path(f"{out}.tmp")
-    temporary.write_text(json.dumps(make_tokenizer(parse_ranks(text)), ensure_ascii=False), encoding="utf-8")
-    temporary.replace(out)
+    with open_output(out) as f:
+        f.write(json.dumps(make_tokenizer(parse_ranks(text)), ensure_ascii=False).encode())
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import pyarrow.parquet
 import shards
 import test_choices
 import zstandard
+from outputs import open_output
 from sources import HUB
 from tokenizers import Tokenizer
 
@@ -477,7 +478,29 @@ def megatron_corpora_are_converted(d):
             check(r.returncode == 1 and len(r.stderr.splitlines()) == 1, size, r.stderr)
 
 
+def output_files_may_be_links_and_devices_and_change_no_other_file(d):
+    (d / "in").mkdir()
+    (d / "in/file").write_text("old")
+    (d / "link").symlink_to("in/file")
+    (d / "link.tmp").write_text("the user's")
+    os.mkfifo(d / "pipe")
+    reader = subprocess.Popen(["cat", d / "pipe"], stdout=subprocess.PIPE)
+    for name in ("link", "pipe"):
+        with open_output(d / name) as f:
+            f.write(b"new")
+    check(reader.communicate()[0] == b"new" and (d / "pipe").is_fifo(), "the pipe")
+    check((d / "link").is_symlink() and (d / "in/file").read_text() == "new", "the link")
+    try:
+        with open_output(d / "link") as f:
+            f.write(b"half")
+            raise ValueError
+    except ValueError:
+        check((d / "in/file").read_text() == "new", "what failed was written")
+    check((d / "link.tmp").read_text() == "the user's" and os.listdir(d / "in") == ["file"], os.listdir(d / "in"))
+
+
 TESTS = (
+    output_files_may_be_links_and_devices_and_change_no_other_file,
     all_formats_give_the_same_documents,
     corpora_of_the_hub_are_read_by_their_layout,
     the_number_of_workers_does_not_change_the_corpus,

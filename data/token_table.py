@@ -16,9 +16,10 @@ import argparse
 import functools
 import itertools
 import json
-import os
 import struct
 import sys
+
+from outputs import open_output
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = (
@@ -223,16 +224,10 @@ def write_table(tokenizer, out, separator=None):
     if separator is not None and not 0 <= separator < size:
         sys.exit(f"token_table.py: --separator {separator} is outside the vocabulary of {size}")
     data = table_bytes(table, separator)
-    temporary = f"{out}.{os.getpid()}.tmp"
     try:
-        with open(temporary, "wb") as f:
+        with open_output(out) as f:
             f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, out)
     except OSError as error:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
         sys.exit(f"token_table.py: cannot write {out}: {error.strerror}")
     return size, table["reason"]
 

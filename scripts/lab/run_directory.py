@@ -50,9 +50,13 @@ def read_lab(directory):
 
 
 def write_atomic(path, text):
-    path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w") as f:
+    """Links are followed; a device or a pipe is written directly."""
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "x") as f:
         f.write(text)
         f.flush()
         os.fsync(f.fileno())
