@@ -378,7 +378,7 @@ static void test_choice_lists(void) {
            "%d: %s %s", list.count, list.items[1].name, list.items[1].path);
     free(list.items);
     char many[65 * 8] = "";
-    for (int i = 0; i < 65; i++) snprintf(many + strlen(many), 8, " n%d=x", i);
+    for (int i = 0; i < 65; i++) snprintf(many + strlen(many), sizeof(many) - strlen(many), " n%d=x", i);
     free(choices_parse(many, &why).items);
     EXPECT(why && strstr(why, "more than 64 files"), "65 files: %s", why ? why : "accepted");
 }
