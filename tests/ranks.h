@@ -1190,6 +1190,7 @@ static void test_dry_run_of_ranks(void) {
                more = 0.5 * 10 / 12 * layers * sizeof(floatX) / 1048576;
         EXPECT(layers > 0 && fabs(sent[3] - sent[2] - more) < 0.01 * more, "level 3 sends %g MiB more, not %g",
                sent[3] - sent[2], more);
+#ifndef __SANITIZE_ADDRESS__ // which more than doubles the memory of a rank
         run_command(&r,
                     "cd '%s' && rm -f peak && %s && PEAK=peak mpirun -q -n 2 %s --train-data train.bin %s --threads 1 "
                     "--steps 3 --zero %d && sort -n peak | tail -n 1",
@@ -1199,6 +1200,7 @@ static void test_dry_run_of_ranks(void) {
         double peak = atof(last > r.out ? last - 1 : last) / 1024;
         EXPECT(fabs(peak - predicted) < 0.1 * predicted + 24, "--zero %d: a rank took %.1f MiB, the dry run says %.1f",
                zero, peak, predicted);
+#endif
     }
     run_command(&r, "%s --dry-run --ranks 4 --link-gbs 0", test_program());
     EXPECT_ONE_LINE(r, 2, "--link-gbs");
