@@ -6,7 +6,6 @@ computes what the device computes, up to the rounding of the C library's exp, lo
 #define CUDA_ON_CPU_DEVICE_MATH_H
 
 #include <cuda_fp8.h>
-#include <vector>
 
 // Fences: the threads of a block take turns on one OS thread, so that every write is seen at once. ThreadSanitizer
 // learns that a fence and then an atomic order what came before. Atomics return the old value and order nothing alone.
@@ -179,7 +178,7 @@ inline void cuda_on_cpu_ldmatrix(unsigned (&to)[4], const void *row, bool transp
 }
 
 // cp.async of llmc/cuda/async_copy.cuh, for blocks of one dimension. A copy takes place when the thread waits for its
-// group, as late as the rules allow: a missing wait leaves the old bytes.
+// group, as late as the rules allow: a missing wait leaves the old bytes. scheduler.cpp keeps the lists.
 namespace cuda_on_cpu {
 struct AsyncCopy {
     void *to;
@@ -187,36 +186,14 @@ struct AsyncCopy {
     bool valid;
     int group;
 };
-struct AsyncCopies {
-    uint64_t block;
-    int group; // that the next copy belongs to
-    std::vector<AsyncCopy> pending;
-};
-inline AsyncCopies &async_copies() { // of the running thread
-    static AsyncCopies threads[1024];
-    AsyncCopies &own = threads[threadIdx.x];
-    if (own.block != block_serial) {
-        own.block = block_serial;
-        own.group = 0;
-        own.pending.clear();
-    }
-    return own;
-}
-inline void copy_async(void *to, const void *from, bool valid) {
-    if (((uintptr_t)to | (uintptr_t)from) % 16) fail("cp.async from %p to %p: not multiples of 16", from, to);
-    AsyncCopies &own = async_copies();
-    own.pending.push_back({to, from, valid, own.group});
-}
-inline void copy_commit() { async_copies().group++; }
+void copy_async(void *to, const void *from, bool valid);
+void copy_commit();
+bool copy_due(int left, AsyncCopy *copy); // the next copy of the groups before the last `left`; false: there is none
 inline void copy_wait(int left) {
-    AsyncCopies &own = async_copies();
-    size_t count = 0;
-    for (; count < own.pending.size() && own.pending[count].group < own.group - left; count++) {
-        const AsyncCopy &copy = own.pending[count];
+    for (AsyncCopy copy; copy_due(left, &copy);) {
         if (copy.valid) memcpy(copy.to, copy.from, 16);
         else memset(copy.to, 0, 16);
     }
-    own.pending.erase(own.pending.begin(), own.pending.begin() + (std::ptrdiff_t)count);
 }
 } // namespace cuda_on_cpu
 

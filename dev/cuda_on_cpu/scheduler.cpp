@@ -537,6 +537,38 @@ void *SharedSite::allocate(size_t bytes, size_t alignment, const char *name) {
     return memory;
 }
 
+// Copies of the running thread that are under way, in order.
+struct AsyncCopies {
+    uint64_t block;
+    int group; // that the next copy belongs to
+    std::vector<AsyncCopy> pending;
+};
+static AsyncCopies &async_copies() {
+    static AsyncCopies threads[1024];
+    AsyncCopies &own = threads[current];
+    if (own.block != block_serial) {
+        own.block = block_serial;
+        own.group = 0;
+        own.pending.clear();
+    }
+    return own;
+}
+void copy_async(void *to, const void *from, bool valid) {
+    Unseen unseen;
+    if (((uintptr_t)to | (uintptr_t)from) % 16) fail("cp.async from %p to %p: not multiples of 16", from, to);
+    AsyncCopies &own = async_copies();
+    own.pending.push_back({to, from, valid, own.group});
+}
+void copy_commit() { async_copies().group++; }
+bool copy_due(int left, AsyncCopy *copy) {
+    Unseen unseen;
+    AsyncCopies &own = async_copies();
+    if (own.pending.empty() || own.pending[0].group >= own.group - left) return false;
+    *copy = own.pending[0];
+    own.pending.erase(own.pending.begin());
+    return true;
+}
+
 #ifdef CUDA_ON_CPU_TSAN
 Position position_now() { return position; }
 void fence() { fenced[current] = true; }

@@ -201,7 +201,7 @@ def write_diffllama(source, to, config):
     with source.open("rb") as f, to.open("wb") as out:
         length = struct.unpack("<Q", f.read(8))[0]
         header = json.loads(f.read(length))
-        metadata = header.pop("__metadata__", {})
+        metadata = {**header.pop("__metadata__", {}), "format": "pt"}  # which transformers 4 requires
 
         def read(name):
             begin, end = header[name]["data_offsets"]

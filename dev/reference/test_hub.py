@@ -95,6 +95,11 @@ def open_model(path, dtype=torch.float32, model_class=AutoModelForCausalLM):
     return model
 
 
+def same_class(model, wanted):
+    """By name: in transformers 4 an exported directory that was opened replaces the class by the copy of its code."""
+    return type(model).__name__ == wanted.__name__
+
+
 def class_of(path):
     """By the names of the fixtures: sizes w, f and v have windows, y and k are YOCO, q, v and k have QK-norm, m, x
     and e experts."""
@@ -383,7 +388,7 @@ def test_windows_of_ministral_are_those_of_the_program():
         again = train(f"ministral/{number}", "--init", path, "--lr", 1e-9)  # as the program writes it
         full = types == ["full_attention"] * 4  # then no layer has a window
         wanted = DiffV2ForCausalLM if window == 1 else LlamaForCausalLM if full else MinistralForCausalLM
-        assert type(open_model(again)) is wanted, f"window {window}: written as {type(open_model(again))}"
+        assert same_class(open_model(again), wanted), f"window {window}: written as {type(open_model(again))}"
         for missing in ("sliding_window", "num_key_value_heads"):  # whose defaults in the class are 4096 and 8
             (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != missing}))
             expect_refusal(path, f"the key {missing} is missing")
@@ -513,7 +518,7 @@ def test_qwen3_directories_of_transformers_load_as_baseline_with_qk_norm_and_are
         expect_close(found, expected, torch.float32, what)
         again = train(f"qwen3/{number}", "--init", path, "--lr", 1e-9)
         written = open_model(again)
-        assert type(written) is wanted, f"{what}: written as {type(written)}"
+        assert same_class(written, wanted), f"{what}: written as {type(written)}"
         batch = windows(tokens_and_shard()[0], B, T)
         logits = [m(input_ids=batch, use_cache=False).logits.detach() for m in (model.float(), written)]
         difference = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
@@ -594,7 +599,7 @@ def test_mixtral_directories_of_transformers_load_with_their_loss_and_gradients_
         assert abs(float(out.split()[2]) - loss) < 1e-5, f"{what}: {loss}, but {out}"
         again = train(f"mixtral/{number}", "--init", path, "--lr", 1e-9)
         written = open_model(again)
-        assert type(written) is wanted, f"{what}: written as {type(written)}"
+        assert same_class(written, wanted), f"{what}: written as {type(written)}"
         logits = [m(input_ids=batch, use_cache=False).logits.detach() for m in (model, written)]
         difference = float((logits[0] - logits[1]).abs().max() / logits[0].abs().max())
         assert difference < 1e-5, f"{what}: logits differ by {difference:.1e} after it was written"  # 5 steps of 1e-9
@@ -620,7 +625,7 @@ def test_models_with_experts_that_the_program_trains_open_with_its_loss_and_grad
     for number, options in enumerate(OWN_EXPERTS):
         path = train(f"experts/{number}", *sizes, *EXPERTS, *options)
         model = open_model(path)
-        assert type(model) is DiffV2ForCausalLM, type(model)
+        assert same_class(model, DiffV2ForCausalLM), type(model)
         expect_close(gradients_of_model(model), gradients_of_program(path), torch.float32, f"experts {options}")
 
 

@@ -88,6 +88,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS) attention_decode_kernel
                   factor = exp2f(before - largest);
             for (int i = lane; i < DECODE_KEYS; i += WARP) total += x[i] = exp2f(x[i] - largest);
             total = lanes_sum(total, WARP);
+            __syncwarp(); // all lanes have read state[h]: a shuffle does not order memory
             if (lane == 0) state[h] = {largest, state[h].sum * factor + total, factor};
         }
         __syncthreads();
