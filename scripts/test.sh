@@ -7,7 +7,8 @@
 #   dependencies     installs what the tests require (scripts/install_deps.sh), before all other stages
 #   float            the tests, with the build that users run; the trainer compiled as C++17 computes the same gradients
 #   sources          includes point downwards and headers compile alone (dev/rooms.py); the variants in Python equal
-#                    variants.h; all sources are formatted, with at most 120 columns (dev/format/format.sh)
+#                    variants.h; all sources are formatted, with at most 120 columns (dev/format/format.sh). Prints the
+#                    lines of code by room (dev/lines.py)
 #   FP8              rounding to FP8 against ml_dtypes. Requires Python packages
 #   double           the tests compiled with REAL=double, and finite differences of the whole model
 #   sanitizers       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -148,6 +149,7 @@ sources() {
         cat "$scratch/format"
         fail "all sources are formatted"
     fi
+    dev/lines.py
 }
 fp8() {
     local python
