@@ -20,7 +20,8 @@
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
-#   runs             the commands of README.md, the recipes of scripts/, installation, exports of runs
+#   runs             the commands of README.md, the recipes of scripts/, installation, exports of runs; help, errors and
+#                    dry runs are as in tests/golden
 #   soak             runs that are interrupted and resumed (tests/soak.sh)
 #   Hub              the class for Transformers, exported directories, and a part of these with the oldest supported
 #                    version and of the import, with PyTorch on the CPU; with --all everything with both versions
@@ -301,6 +302,7 @@ runs() {
     build "the trainer" "${programs[@]}" || return
     run_script tests/install_test.sh
     run_script tests/readme_test.py
+    run_script tests/golden_test.py build/train_diffv2
     run_script tests/recipe_test.sh
     if python=$(python3 scripts/python_environment.py export 2>"$scratch/python"); then
         run tests/export_test.py "$python" tests/export_test.py
