@@ -292,7 +292,7 @@ static void cached_attention_forward(Model *model, int l, const floatX *fused, R
     bool ring = capacity < plan->T && r.T > 1, cross = layer_cross(&plan->config, l);
     if (ring) { // the piece overwrites positions that its first rows attend to: they are copied
         earlier = min_int(r.first, capacity - 1);
-        cache_load(model->acts.staged, cache, r.first - earlier, earlier, capacity, width);
+        if (earlier) cache_load(model->acts.staged, cache, r.first - earlier, earlier, capacity, width);
         cache_store(model->acts.staged + (size_t)earlier * width, own, NULL, 1, r.T, r.T, width, d->fused_ld);
         k = model->acts.staged;
     }

@@ -953,6 +953,9 @@ static void test_checkpoint_on_cpu(void) {
     EXPECT(!cuda_fp32 || strcmp(text[0], text[1]) == 0, "the CPU says %.100s, the device %.100s", text[0], text[1]);
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --sample-every 1");
     EXPECT(strstr(r.out, "--- sample after step 1"), "no sample: %.300s", r.out);
+    // a first piece of a prompt, which has nothing before it in the cache of a window
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --window 5 --out windows");
+    run_in(&r, &d, device_trainer(), 0, "--init windows/checkpoints/step_00000001 --generate 3 --prompt-tokens 1,2,3");
     test_remove_directory(&d);
 }
 
