@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""
+Compares the speed of two checkouts of this repository, in turns in one run: a step of the CPU trainer, its start, and
+make. Prints the medians of A and B, and the median of the ratios B / A of the rounds with the smallest and the largest.
+
+Usage: dev/bench/compare_builds.py A B [--rounds N] [--make]
+  A, B       directories with build/train_diffv2
+  --rounds   of each measurement (default: 7)
+  --make     also builds the trainer from scratch, once each, in build/compare, and then again without a change
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import struct
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+STEP = "--batch-size 4 --steps 6 --warmup 0 --threads 1"
+
+
+def run(command, directory):
+    start = time.monotonic()
+    subprocess.run(
+        command, cwd=directory, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    return 1000 * (time.monotonic() - start)
+
+
+def step_ms(tree, directory, options):
+    """The fastest step of a run."""
+    shutil.rmtree(directory / "run", ignore_errors=True)
+    command = [
+        tree / "build/train_diffv2",
+        "--train-data",
+        "train.bin",
+        "--out",
+        "run",
+        *STEP.split(),
+        *options.split(),
+    ]
+    run(command, directory)
+    records = map(json.loads, (directory / "run/log.jsonl").read_text().splitlines())
+    return min(r["ms"] for r in records if r["kind"] == "train")
+
+
+def start_ms(tree, directory, _):
+    shutil.rmtree(directory / "run", ignore_errors=True)
+    words = "--train-data train.bin --layers 1 --hidden 8 --heads 2 --kv-heads 1 --head-dim 8 --ffn 8 --seq-len 8"
+    return run(
+        [tree / "build/train_diffv2", *words.split(), "--steps", "1", "--threads", "1", "--out", "run"], directory
+    )
+
+
+def make_ms(tree, _, kind):
+    if kind == "from scratch":
+        shutil.rmtree(tree / "build/compare", ignore_errors=True)
+    return run(["make", "-s", "-j1", "BUILD=build/compare", "build/compare/train_diffv2"], tree)
+
+
+def compare(name, measure, trees, directory, argument, rounds):
+    turns = [[measure(tree, directory, argument) for tree in trees] for _ in range(rounds)]
+    a, b = (statistics.median(turn[i] for turn in turns) for i in (0, 1))
+    ratios = sorted(turn[1] / turn[0] for turn in turns)
+    print(f"{name:24}{a:12.2f}{b:12.2f}{statistics.median(ratios):8.3f}{ratios[0]:8.3f}{ratios[-1]:8.3f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trees", nargs=2, type=lambda path: Path(path).resolve())
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--make", action="store_true")
+    args = parser.parse_args()
+    print(f"{'ms':24}{'A':>12}{'B':>12}{'B/A':>8}{'least':>8}{'most':>8}")
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        tokens = [i * i % 251 for i in range(20000)]
+        header = struct.pack("<3i", 20240520, 1, len(tokens)).ljust(1024, b"\0")
+        (directory / "train.bin").write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
+        compare("start", start_ms, args.trees, directory, None, args.rounds)
+        for options in ("--preset tiny", "--preset tiny --gemm bf16", "--preset moe-tiny"):
+            compare(f"step, {options}", step_ms, args.trees, directory, options, args.rounds)
+        if args.make:
+            compare("make from scratch", make_ms, args.trees, directory, "from scratch", 1)
+            compare("make without a change", make_ms, args.trees, directory, "", args.rounds)
+
+
+if __name__ == "__main__":
+    main()
