@@ -295,23 +295,23 @@ static void test_packed_documents(void) {
         case_open(&alone, &c, 1, T, FOR_TRAINING);
         case_open(&packed, &c, 1, T, FOR_TRAINING);
         case_randomise(&packed, 4);
-        memcpy(alone.params, packed.params, packed.plan.params_bytes);
+        memcpy(alone.state.params, packed.state.params, packed.plan.params_bytes);
         int *tokens = case_tokens(T + 1, c.V, 5), starts[T];
         for (int d = 0; d < DOCUMENTS; d++)
             for (int t = begin[d]; t < begin[d + 1]; t++) starts[t] = begin[d];
         buffer_zero(packed.acts.losses, T * sizeof(real));
         model_micro_step(&packed, tokens, tokens + 1, starts, 1, T, T);
-        double loss = model_loss_sum(&packed, T), sum = 0, worst = 0, largest = 0;
+        double loss = loss_sum(&packed.acts, T), sum = 0, worst = 0, largest = 0;
         for (int d = 0; d < DOCUMENTS; d++) {
             int length = begin[d + 1] - begin[d];
             buffer_zero(alone.acts.losses, T * sizeof(real));
-            alone.micro_step = d;
+            alone.state.micro_step = d;
             model_micro_step(&alone, tokens + begin[d], tokens + begin[d] + 1, NULL, 1, length, T);
-            sum += model_loss_sum(&alone, length);
+            sum += loss_sum(&alone.acts, length);
         }
         for (size_t e = 0; e < packed.plan.tensors.buffer_count; e++) {
-            worst = fmax(worst, fabs((double)(packed.grads[e] - alone.grads[e])));
-            largest = fmax(largest, fabs((double)alone.grads[e]));
+            worst = fmax(worst, fabs((double)(packed.state.grads[e] - alone.state.grads[e])));
+            largest = fmax(largest, fabs((double)alone.state.grads[e]));
         }
         double tolerance = sizeof(real) == 8 ? 1e-12 : 1e-5;
         EXPECT(fabs(loss - sum) < tolerance * sum && worst < tolerance * largest,
@@ -319,7 +319,7 @@ static void test_packed_documents(void) {
                largest);
         buffer_zero(packed.acts.losses, T * sizeof(real));
         model_micro_step(&packed, tokens, tokens + 1, NULL, 1, T, T);
-        double whole = model_loss_sum(&packed, T);
+        double whole = loss_sum(&packed.acts, T);
         EXPECT(fabs(whole - sum) > 20 * tolerance * sum, "%s: loss %.9g within documents, %.9g across them",
                c.attention->name, sum, whole);
         free(tokens);

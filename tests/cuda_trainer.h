@@ -1001,18 +1001,18 @@ static void test_host_waits(void) {
     model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK, 0, 1, 0);
     model_alloc(&m, NULL);
     ops_init(m.plan.workspace_bytes);
-    model_init(&m.plan, m.params, m.master, 1);
+    model_init(&m.plan, m.state.params, m.state.master, 1);
     for (int i = 0; i <= B * T; i++) tokens[i] = i * 7 % 43;
     ops_wait();
     for (int64_t step = 1; step <= 2; step++) {
         host_waits = 0;
         buffer_zero(m.acts.losses, B * T * sizeof(real));
-        for (m.micro_step = 0; m.micro_step < MICRO_STEPS; m.micro_step++)
+        for (m.state.micro_step = 0; m.state.micro_step < MICRO_STEPS; m.state.micro_step++)
             model_micro_step(&m, tokens, tokens + 1, NULL, B, T, MICRO_STEPS * B * T);
         EXPECT(host_waits == 0, "%d waits in the micro-steps", host_waits);
-        model_own_squares(&m, m.squares);
-        double loss = model_loss_sum(&m, B * T) / (MICRO_STEPS * B * T),
-               norm = squares_norm(&m, 0, m.plan.sharding.groups - 1);
+        own_squares(&m.state, m.state.squares);
+        double loss = loss_sum(&m.acts, B * T) / (MICRO_STEPS * B * T),
+               norm = squares_norm(&m.state, 0, m.plan.sharding.groups - 1);
         EXPECT(host_waits == 2, "%d waits for the loss and the norm", host_waits);
         EXPECT(fabs(loss - log(43)) < 0.1 && norm > 0 && isfinite(norm), "loss %g, norm %g", loss, norm);
         model_update(&m, &o, 1e-3, step, norm);

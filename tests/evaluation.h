@@ -230,18 +230,19 @@ static void test_quantization_list(void) {
 static double quantized_loss(Model *model, const char *spec, const int *tokens, const ModelCase *mc) {
     const size_t bytes = model->plan.params_bytes;
     void *weights = checked_calloc(bytes, 1);
-    memcpy(weights, model->params, bytes);
-    EXPECT(quantization_parse(&model->quant, spec), "%s is not accepted", spec);
-    quantize_weights(&model->quant, &model->plan, model->params);
-    for (int i = 0; i < model->plan.tensors.count && model->quant.weight_bits;
+    memcpy(weights, model->state.params, bytes);
+    EXPECT(quantization_parse(&model->state.quant, spec), "%s is not accepted", spec);
+    quantize_weights(&model->state.quant, &model->plan, model->state.params);
+    for (int i = 0; i < model->plan.tensors.count && model->state.quant.weight_bits;
          i++) { // all matrices of blocks, no others
         const Tensor *t = &model->plan.tensors.tensors[i];
-        bool same = memcmp((floatX *)weights + t->offset, model->params + t->offset, t->count * sizeof(floatX)) == 0;
+        bool same =
+            memcmp((floatX *)weights + t->offset, model->state.params + t->offset, t->count * sizeof(floatX)) == 0;
         bool rounded = t->ndim == 2 && t->layer >= 0 && t->layer < mc->L;
         EXPECT(same != rounded, "%s: %s is %srounded", spec, t->name, same ? "not " : "");
     }
     double loss = case_loss(model, tokens, mc->B, mc->T, false);
-    memcpy(model->params, weights, bytes);
+    memcpy(model->state.params, weights, bytes);
     free(weights);
     return loss;
 }
@@ -369,7 +370,7 @@ static void expect_rounding_of_layer(Model *model, const ModelCase *mc, int l, c
     const LayerActivations *a = &model->acts.layers[l];
     bool pairs = d->groups.noise > 0;
     int N = mc->B * mc->T, row = 5 * d->NQ + 1, output = 5 * d->OH + 1;
-    EvaluationModel m = {&model->plan, &model->acts, linear_of(model, LINEAR_HEAD, 0), model, model_forward_tokens};
+    EvaluationModel m = evaluation_model(model);
     RoundingInput in = rounding_input(&m, a, l, key_set(&model->plan, l, 0, mc->B, mc->T, 0), false);
     double *heads = (double *)checked_calloc(N * (d->NQ + d->OH), sizeof(double)), *combined = heads + N * d->NQ;
     for (int planted = 0; planted < 2; planted++) {

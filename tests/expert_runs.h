@@ -85,25 +85,25 @@ static RolledBack run_rolled_back(const ProgramData *d, const char *gemm, bool b
                     0,
                     0};
     for (int step = 0; step < 2; step++) run_step(run);
-    run_checkpoint(run, false);
-    memcpy(r.params, model->params, params_bytes);
+    checkpointer_save(&run->checkpointer, false);
+    memcpy(r.params, model->state.params, params_bytes);
     if (back) {
         for (int step = 0; step < 2; step++) run_step(run);
-        for (size_t i = 0; i < params_bytes / sizeof(floatX); i++) r.changed += r.params[i] != model->params[i];
+        for (size_t i = 0; i < params_bytes / sizeof(floatX); i++) r.changed += r.params[i] != model->state.params[i];
         int B = model->plan.B, T = model->plan.T, *tokens = case_tokens(B * T + 1, 256, 3);
         case_loss(model, tokens, B, T, false); // makes rounded copies of the weights, as a validation does
         free(tokens);
         rollback_record_step(&run->state.rollback, run->state.step, true);
-        run_roll_back(run);
+        checkpointer_roll_back(&run->checkpointer);
     } else {
         uint64_t of_step = run->state.next_window / 2;
-        dataloader_start(&run->train, run->state.next_window + 2 * of_step);
+        dataloader_start(&run->data.train, run->state.next_window + 2 * of_step);
     }
     EXPECT(run->state.step == 2 && run->state.updates == 2 && run->state.tokens == 2 * 128,
            "%s: the run is at step %d, %d tokens", gemm, (int)run->state.step, (int)run->state.tokens);
     for (int step = 0; step < 2; step++) last = run_step(run);
-    memcpy(r.params, model->params, params_bytes);
-    memcpy(r.moments, model->m, moments_bytes);
+    memcpy(r.params, model->state.params, params_bytes);
+    memcpy(r.moments, model->state.m, moments_bytes);
     r.aux = last.router_aux, r.z = last.router_z;
     const Tensor *bias = tensor_of(&model->plan.tensors, T_ROUTER_BIAS, 1);
     double moved = 0;

@@ -59,7 +59,7 @@ static void expert_randomise(Model *m, uint64_t seed) {
     case_randomise(m, seed);
     for (int l = 0; l < c->L && c->router_bias; l++) {
         const Tensor *bias = tensor_of(&m->plan.tensors, T_ROUTER_BIAS, l);
-        for (size_t e = 0; bias && e < bias->count; e++) m->params[bias->offset + e] *= (floatX)0.05;
+        for (size_t e = 0; bias && e < bias->count; e++) m->state.params[bias->offset + e] *= (floatX)0.05;
     }
 }
 
@@ -96,7 +96,7 @@ static void test_expert_differences(void) {
             for (int k = 0; k < m.plan.tensors.count; k++) {
                 const Tensor *t = &m.plan.tensors.tensors[k];
                 double norm = 0;
-                for (size_t e = 0; e < t->count; e++) norm += pow((double)m.grads[t->offset + e], 2);
+                for (size_t e = 0; e < t->count; e++) norm += pow((double)m.state.grads[t->offset + e], 2);
                 EXPECT(isfinite(norm), "%s: %s has no gradient", mc->why, t->name);
                 if (t->row->per_expert) silent += norm == 0;
             }
@@ -143,7 +143,7 @@ static void test_updates_of_runs(void) {
         floatX *params = (floatX *)checked_calloc(count, sizeof(floatX));
         real *moments[2];
         for (int k = 0; k < 2; k++) moments[k] = (real *)checked_calloc(count, sizeof(real));
-        memcpy(params, m.params, count * sizeof(floatX));
+        memcpy(params, m.state.params, count * sizeof(floatX));
         for (int64_t step = 1; step <= 3; step++) {
             case_loss(&m, tokens, mc->B, mc->T, true);
             double norm = case_grad_norm(&m);
@@ -151,17 +151,18 @@ static void test_updates_of_runs(void) {
             for (int k = 0; k < list->count; k++) {
                 const Tensor *t = &list->tensors[k];
                 size_t at = t->offset;
-                if (t->row->kind == T_ROUTER_BIAS) memcpy(params + at, m.params + at, t->count * sizeof(floatX));
+                if (t->row->kind == T_ROUTER_BIAS) memcpy(params + at, m.state.params + at, t->count * sizeof(floatX));
                 else
-                    adamw_update(params + at, NULL, m.grads + at, moments[0] + at, moments[1] + at, t->count,
+                    adamw_update(params + at, NULL, m.state.grads + at, moments[0] + at, moments[1] + at, t->count,
                                  clip_factor(norm, o.grad_clip), 0.1, o.beta1, o.beta2, o.eps,
                                  t->ndim == 2 ? o.weight_decay : 0, step);
             }
         }
         for (int k = 0; k < list->count; k++) padding -= list->tensors[k].count;
         EXPECT(padding > 0, "%s: no padding", mc->why);
-        EXPECT(memcmp(params, m.params, count * sizeof(floatX)) == 0, "%s: weights differ", mc->why);
-        EXPECT(memcmp(moments[0], m.m, count * sizeof(real)) == 0 && memcmp(moments[1], m.v, count * sizeof(real)) == 0,
+        EXPECT(memcmp(params, m.state.params, count * sizeof(floatX)) == 0, "%s: weights differ", mc->why);
+        EXPECT(memcmp(moments[0], m.state.m, count * sizeof(real)) == 0 &&
+                   memcmp(moments[1], m.state.v, count * sizeof(real)) == 0,
                "%s: moments differ", mc->why);
         for (int k = 0; k < 2; k++) free(moments[k]);
         free(params);
@@ -312,7 +313,7 @@ static void test_one_expert_is_an_mlp(void) {
         for (int p = 0; p < 3; p++) {
             const Tensor *from = tensor_of(&a.plan.tensors, pairs[p][0], l),
                          *to = tensor_of(&b.plan.tensors, pairs[p][1], l);
-            memcpy(b.params + to->offset, a.params + from->offset, from->count * sizeof(floatX));
+            memcpy(b.state.params + to->offset, a.state.params + from->offset, from->count * sizeof(floatX));
         }
     double other = case_loss(&b, tokens, mc->B, mc->T, true), epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
     EXPECT(fabs(loss - other) <= 8 * epsilon * loss, "losses %.9g and %.9g", loss, other);
@@ -320,7 +321,7 @@ static void test_one_expert_is_an_mlp(void) {
         for (int p = 0; p < 3; p++) {
             const Tensor *of = tensor_of(&a.plan.tensors, pairs[p][0], l),
                          *too = tensor_of(&b.plan.tensors, pairs[p][1], l);
-            double error = gradient_distance(b.grads + too->offset, a.grads + of->offset, of->count);
+            double error = gradient_distance(b.state.grads + too->offset, a.state.grads + of->offset, of->count);
             EXPECT(error <= 100 * epsilon, "%s: relative difference %.3g", too->name, error);
         }
     case_close(&b);
@@ -331,7 +332,7 @@ static void test_one_expert_is_an_mlp(void) {
 static void expert_micro_steps(Model *m, int i, const int *tokens) {
     const ModelCase *mc = &expert_cases[i].model;
     for (int step = 0; step < 3; step++) {
-        m->micro_step = step;
+        m->state.micro_step = step;
         model_micro_step(m, tokens + step, tokens + step + 1, NULL, mc->B, mc->T, 3.0 * mc->B * mc->T);
     }
     router_measure(&m->router, &m->plan, &m->acts, 3 * (int64_t)mc->B * mc->T);
@@ -351,7 +352,8 @@ static void test_experts_recomputed(void) {
                 expert_micro_steps(&m, i, tokens);
                 for (int t = 0; t < m.plan.tensors.count; t++) {
                     const Tensor *of = &m.plan.tensors.tensors[t];
-                    EXPECT(memcmp(kept.grads + of->offset, m.grads + of->offset, of->count * sizeof(grad_t)) == 0,
+                    EXPECT(memcmp(kept.state.grads + of->offset, m.state.grads + of->offset,
+                                  of->count * sizeof(grad_t)) == 0,
                            "%s, %s: --recompute %d changes the gradient of %s", gemm_choice(type),
                            expert_cases[i].model.why, level, of->name);
                 }
@@ -377,7 +379,7 @@ static void test_experts_rounded(void) {
     case_loss(&m, tokens, mc->B, mc->T, true);
     for (int t = 0; t < m.plan.tensors.count; t++) {
         const Tensor *of = &m.plan.tensors.tensors[t];
-        double error = gradient_distance(m.grads + of->offset, exact.grads + of->offset, of->count);
+        double error = gradient_distance(m.state.grads + of->offset, exact.state.grads + of->offset, of->count);
         EXPECT(!of->row->per_expert || (error > 0 && error < 0.05),
                "the gradient of %s differs by %.3g from that of fp32", of->name, error);
     }
@@ -398,13 +400,13 @@ static void test_experts_accumulate(void) {
     double aux = m.router.aux, z = m.router.z;
     size_t count = m.plan.tensors.buffer_count;
     grad_t *whole = (grad_t *)checked_calloc(count, sizeof(grad_t));
-    memcpy(whole, m.grads, count * sizeof(grad_t));
+    memcpy(whole, m.state.grads, count * sizeof(grad_t));
     for (int b = 0; b < 2; b++) {
-        m.micro_step = b;
+        m.state.micro_step = b;
         model_micro_step(&m, tokens + b * T, tokens + b * T + 1, NULL, 1, T, 2.0 * T);
     }
     router_measure(&m.router, &m.plan, &m.acts, 2 * T);
-    double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23, error = gradient_distance(m.grads, whole, count);
+    double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23, error = gradient_distance(m.state.grads, whole, count);
     EXPECT(error <= 50 * epsilon, "one micro-step or two: relative difference %.3g", error);
     EXPECT(fabs(m.router.aux - aux) < 50 * epsilon && fabs(m.router.z - z) < 50 * epsilon,
            "one micro-step or two: load balancing %.9g and %.9g, z %.9g and %.9g", aux, m.router.aux, z, m.router.z);
@@ -457,7 +459,7 @@ static void test_router_statistics_of(int i) {
         for (int e = 0; e < c->E; e++) {
             logits[e] = 0;
             for (int k = 0; k < c->C; k++)
-                logits[e] += (double)a->norm2[n * c->C + k] * (double)param(&m, T_ROUTER, l)[e * c->C + k];
+                logits[e] += (double)a->norm2[n * c->C + k] * (double)param(&m.state, T_ROUTER, l)[e * c->C + k];
             sum += exp(logits[e]);
             largest = fmax(largest, fabs(logits[e]));
         }
@@ -498,8 +500,8 @@ static void test_router_losses(void) {
                 for (int e = 0; e < c->E; e++) {
                     logits[e] = 0;
                     for (int k = 0; k < c->C; k++)
-                        logits[e] +=
-                            (double)m.acts.layers[l].norm2[n * c->C + k] * (double)param(&m, T_ROUTER, l)[e * c->C + k];
+                        logits[e] += (double)m.acts.layers[l].norm2[n * c->C + k] *
+                                     (double)param(&m.state, T_ROUTER, l)[e * c->C + k];
                     sum += exp(logits[e]);
                 }
                 z += log(sum) * log(sum) / N / layers;
@@ -543,11 +545,11 @@ static void test_quantized_experts(void) {
     Quantization q;
     EXPECT(quantization_parse(&q, "w4a4"), "w4a4 is not accepted");
     floatX *before = (floatX *)checked_calloc(m.plan.tensors.buffer_count, sizeof(floatX));
-    memcpy(before, m.params, m.plan.tensors.buffer_count * sizeof(floatX));
-    quantize_weights(&q, &m.plan, m.params);
+    memcpy(before, m.state.params, m.plan.tensors.buffer_count * sizeof(floatX));
+    quantize_weights(&q, &m.plan, m.state.params);
     for (int i = 0; i < m.plan.tensors.count; i++) {
         const Tensor *t = &m.plan.tensors.tensors[i];
-        const floatX *w = m.params + t->offset;
+        const floatX *w = m.state.params + t->offset;
         bool rounded = t->ndim == 2 && t->layer >= 0 && t->layer < m.plan.config.L && t->row->kind != T_ROUTER;
         EXPECT((memcmp(w, before + t->offset, t->count * sizeof(floatX)) != 0) == rounded, "%s is %srounded", t->name,
                rounded ? "not " : "");
@@ -561,7 +563,7 @@ static void test_quantized_experts(void) {
         }
     }
     EXPECT(rows > 200, "%d rows", rows);
-    m.quant = q;
+    m.state.quant = q;
     EXPECT(isfinite(case_loss(&m, tokens, 2, 21, false)), "the loss with rounded numbers is not finite");
     free(before);
     case_end(&m, tokens);

@@ -18,7 +18,7 @@ static double rounding_share(GemmType type, bool gradient) {
 // The layer with its own copy of the weight, and the largest magnitudes of these operands.
 static Linear fresh_linear(const Model *m, LinearKind kind, int l, absmax_t *max, const floatX *x, const floatX *dy,
                            int N) {
-    Linear w = linear_of(m, kind, l);
+    Linear w = linear_of(&m->state, kind, l);
     w.copy = buffer_alloc(linear_copy_bytes(w.IC, w.OC, false), "a test");
     max[0] = max[1] = 0;
     absmax_update(&max[0], x, N, w.IC, w.IC);
@@ -83,7 +83,7 @@ static void expect_backward_rounds(Model *m, LinearKind kind, int l, const float
     floatX *dx = (floatX *)checked_calloc((size_t)N * w.IC, sizeof(floatX));
     grad_t *dw = (grad_t *)checked_calloc((size_t)w.OC * w.IC, sizeof(grad_t));
     linear_backward(dx, dw, dy, x, w, N, false);
-    size_t weights = different(dw, grad(m, weight, l), w.OC, w.IC, w.IC),
+    size_t weights = different(dw, grad(&m->state, weight, l), w.OC, w.IC, w.IC),
            inputs = wanted ? different(dx, wanted, N, w.IC, w.IC) : 0;
     EXPECT(!weights && !inputs, "%s: layer %d, matrix %d: %zu gradients of the weight and %zu of the input are wrong",
            what, l, (int)kind, weights, inputs);
@@ -100,20 +100,21 @@ static void expect_model_rounds(Model *m, const ModelCase *mc, const int *tokens
     size_t bytes = (size_t)N * C * sizeof(floatX);
     floatX *before = (floatX *)checked_calloc(1, bytes), *norm1 = (floatX *)checked_calloc(C, sizeof(floatX));
     model_read_batch(m, tokens, tokens + 1, NULL, N);
-    model_forward(m, mc->B, mc->T);
+    model_forward(m, mc->B, mc->T, NULL, NULL);
     for (int l = 0; l < L; l++) expect_forward_rounds(m, l, N, what);
     model_classify(m, N, (real)(1.0 / N));
-    rmsnorm_backward(a->dx, grad(m, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out, param(m, T_NORM_FINAL, 0),
-                     a->rstd_final, N, C, false, output_max(m, LINEAR_DOWN, L - 1));
+    rmsnorm_backward(a->dx, grad(&m->state, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
+                     param(&m->state, T_NORM_FINAL, 0), a->rstd_final, N, C, false,
+                     output_max(&m->state, LINEAR_DOWN, L - 1));
     for (int l = L - 1; l >= 0; l--) {
         const LayerActivations *layer = &a->layers[l];
         memcpy(before, a->dx, bytes);
-        memcpy(norm1, param(m, T_NORM1, l), C * sizeof(floatX));
-        memset(param(m, T_NORM1, l), 0, C * sizeof(floatX));
+        memcpy(norm1, param(&m->state, T_NORM1, l), C * sizeof(floatX));
+        memset(param(&m->state, T_NORM1, l), 0, C * sizeof(floatX));
         bool yoco = l == yoco_layer(&m->plan.config); // dnorm is then that of the shared keys and values
-        if (yoco) memset(param(m, T_YOCO_NORM, l), 0, C * sizeof(floatX)); // which no later backward reads
+        if (yoco) memset(param(&m->state, T_YOCO_NORM, l), 0, C * sizeof(floatX)); // which no later backward reads
         block_backward(m, l, block_input(m, l), mc->B, mc->T);
-        memcpy(param(m, T_NORM1, l), norm1, C * sizeof(floatX));
+        memcpy(param(&m->state, T_NORM1, l), norm1, C * sizeof(floatX));
         expect_backward_rounds(m, LINEAR_DOWN, l, layer->hidden, before, a->dhidden, T_MLP_DOWN, N, what);
         expect_backward_rounds(m, LINEAR_GATE_UP, l, layer->norm2, a->dgate_up, NULL, T_MLP_GATE, N, what);
         expect_backward_rounds(m, LINEAR_O, l, layer->attn_out, a->dx, NULL, T_O, N, what);
@@ -226,14 +227,14 @@ static void test_gradients_of_types(void) {
                 if (!tokens) continue;
                 double loss = case_loss(&m, tokens, mc->B, mc->T, true), largest = 0,
                        least = least_cosine((GemmType)type, mc, &attention_variants[v]);
-                if (type == GEMM_FP32) exact = m.grads, m.grads = NULL;
+                if (type == GEMM_FP32) exact = m.state.grads, m.state.grads = NULL;
                 for (int i = 0; i < m.plan.tensors.count; i++) largest = fmax(largest, tensor_norm(&m, exact, i));
                 for (int i = 0; i < m.plan.tensors.count && type != GEMM_FP32; i++) {
                     const Tensor *t = &m.plan.tensors.tensors[i];
                     if (tensor_norm(&m, exact, i) < 1e-5 * largest) continue; // zero in exact arithmetic
                     if (t->row->kind == T_OWN_LAMBDA || strstr(t->name, ".lambda_q") || strstr(t->name, ".lambda_k"))
                         continue; // one number, times a vector that is not rounded: the cosine is its sign
-                    double is = cosine(m.grads + t->offset, exact + t->offset, t->count);
+                    double is = cosine(m.state.grads + t->offset, exact + t->offset, t->count);
                     worst[type - 1] = fmin(worst[type - 1], is);
                     EXPECT(isfinite(loss) && is >= least,
                            "%s, %s, %s: the cosine of %s is %.6f, at least %.6f is expected", gemm_choice(type),
@@ -262,15 +263,15 @@ static void test_micro_batches_of_types(void) {
         // the first batch is 5 times as important, so that its gradients are larger
         const double rows[] = {0.2 * N, N};
         for (int b = 0; b < 2; b++) {
-            m.micro_step = 0;
+            m.state.micro_step = 0;
             model_micro_step(&m, batches[b], batches[b] + 1, NULL, mc->B, mc->T, rows[b]);
-            for (size_t i = 0; i < count; i++) sum[i] += m.grads[i];
+            for (size_t i = 0; i < count; i++) sum[i] += m.state.grads[i];
         }
         for (int b = 0; b < 2; b++) {
-            m.micro_step = b;
+            m.state.micro_step = b;
             model_micro_step(&m, batches[b], batches[b] + 1, NULL, mc->B, mc->T, rows[b]);
         }
-        double error = gradient_distance(m.grads, sum, count);
+        double error = gradient_distance(m.state.grads, sum, count);
         EXPECT(error <= 50 * 0x1p-23, "%s: two micro-batches: relative difference %.3g", gemm_choice(type), error);
         free(batches[0]);
         free(sum);
@@ -290,13 +291,13 @@ static void test_zero_tensors(void) {
         low_precision_begin(GEMM_FP8, false);
         int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
         const Tensor *t = tensor_of(&m.plan.tensors, kinds[k], 1);
-        memset(m.params + t->offset, 0, t->count * sizeof(floatX));
+        memset(m.state.params + t->offset, 0, t->count * sizeof(floatX));
         double loss = case_loss(&m, tokens, mc->B, mc->T, true), norm = case_grad_norm(&m);
         EXPECT(isfinite(loss) && isfinite(norm) && norm > 0, "%s = 0: loss %g, gradient norm %g", t->name, loss, norm);
         // without the down projection no gradient reaches the MLP's other matrices; without norm2 their input is 0
         const Tensor *gate = tensor_of(&m.plan.tensors, T_MLP_GATE, 1);
         double of_gate = 0;
-        for (size_t e = 0; e < gate->count; e++) of_gate += fabs((double)m.grads[gate->offset + e]);
+        for (size_t e = 0; e < gate->count; e++) of_gate += fabs((double)m.state.grads[gate->offset + e]);
         bool none = kinds[k] == T_MLP_DOWN || kinds[k] == T_NORM2;
         EXPECT((of_gate == 0) == none, "%s = 0: the sum of gradients of %s is %g", t->name, gate->name, of_gate);
         case_end(&m, tokens);
@@ -354,18 +355,19 @@ static void test_not_finite_steps(void) {
     real *moments = (real *)checked_calloc(1, moments_bytes);
     EXPECT(run_step(&inner->run).decision.apply, "the first step is not applied");
     for (int k = 0; k < 8; k++) {
-        floatX *weight = param(model, kinds[k % 4], 0) + 5, kept = *weight;
+        floatX *weight = param(&model->state, kinds[k % 4], 0) + 5, kept = *weight;
         *weight = (floatX)(k < 4 ? INFINITY : NAN);
-        weight_copies_forget(&model->copies, &model->plan);
-        memcpy(params, model->params, params_bytes);
-        memcpy(moments, model->m, moments_bytes);
+        weight_copies_forget(&model->state.copies, &model->plan);
+        memcpy(params, model->state.params, params_bytes);
+        memcpy(moments, model->state.m, moments_bytes);
         StepResult r = run_step(&inner->run);
         EXPECT(!r.decision.finite && !r.decision.apply, "matrix %d: loss %g, norm %g, applied %d", k, r.loss,
                r.grad_norm, r.decision.apply);
-        EXPECT(memcmp(params, model->params, params_bytes) == 0 && memcmp(moments, model->m, moments_bytes) == 0,
+        EXPECT(memcmp(params, model->state.params, params_bytes) == 0 &&
+                   memcmp(moments, model->state.m, moments_bytes) == 0,
                "matrix %d: weights or moments changed", k);
         *weight = kept;
-        weight_copies_forget(&model->copies, &model->plan);
+        weight_copies_forget(&model->state.copies, &model->plan);
         EXPECT(run_step(&inner->run).decision.apply, "matrix %d: the next step is not applied", k);
     }
     free(params);
@@ -380,7 +382,7 @@ static void test_not_finite_steps(void) {
 // The loss of a batch with the copies as they are, and with new ones.
 static void expect_current_copies(Model *model, const int *tokens, int B, int T, const char *what) {
     double as_is = case_loss(model, tokens, B, T, false);
-    weight_copies_forget(&model->copies, &model->plan);
+    weight_copies_forget(&model->state.copies, &model->plan);
     double current = case_loss(model, tokens, B, T, false);
     EXPECT(as_is == current, "%s after %s: the loss is %.9g, with new copies %.9g", gemm_choice((int)linear_type), what,
            as_is, current);
@@ -401,11 +403,11 @@ static void test_copies_after_changes(void) {
         run_step(run);
         expect_current_copies(model, tokens, B, T, "an update");
         double saved = case_loss(model, tokens, B, T, false);
-        run_checkpoint(run, false);
+        checkpointer_save(&run->checkpointer, false);
         run_step(run);
         double last = case_loss(model, tokens, B, T, false);
         rollback_record_step(&run->state.rollback, run->state.step, true);
-        run_roll_back(run);
+        checkpointer_roll_back(&run->checkpointer);
         EXPECT(first != saved && saved != last, "the losses are %.9g, %.9g and %.9g", first, saved, last);
         double back = case_loss(model, tokens, B, T, false);
         EXPECT(back == saved, "%s: the loss after a rollback is %.9g, in the checkpoint it was %.9g", gemm_choice(type),

@@ -62,8 +62,8 @@ static int case_generate(Model *model, int *tokens, int length, int count, doubl
 
 // Of the gradients of one rank, before clipping.
 static inline double case_grad_norm(Model *model) {
-    model_own_squares(model, model->squares);
-    return squares_norm(model, 0, model->plan.sharding.groups - 1);
+    own_squares(&model->state, model->state.squares);
+    return squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
 }
 
 static inline void case_close(Model *model) {
@@ -79,7 +79,7 @@ static inline void case_randomise(Model *model, uint64_t seed) {
         uint64_t key = random_key(t->name, seed);
         double scale = t->ndim == 2 ? 1 / sqrt((double)t->shape[1]) : 0.2, centre = t->row->init == INIT_ONE ? 1 : 0;
         for (size_t e = 0; e < t->count; e++)
-            model->params[t->offset + e] = (floatX)(centre + scale * random_normal(key, e));
+            model->state.params[t->offset + e] = (floatX)(centre + scale * random_normal(key, e));
     }
 }
 
@@ -110,7 +110,7 @@ static inline void case_end(Model *model, int *tokens) {
 static inline void case_poison_gradients(Model *model) {
     for (int i = 0; i < model->plan.tensors.count; i++) {
         const Tensor *t = &model->plan.tensors.tensors[i];
-        memset(tensor_grad(model, t), 0xFF, t->count * sizeof(grad_t));
+        memset(tensor_grad(&model->state, t), 0xFF, t->count * sizeof(grad_t));
     }
 }
 
@@ -124,10 +124,10 @@ static inline double case_loss(Model *model, const int *tokens, int B, int T, bo
     } else {
         buffer_upload(model->acts.inputs, tokens, N * sizeof(int));
         buffer_upload(model->acts.targets, tokens + 1, N * sizeof(int));
-        model_forward(model, B, T);
+        model_forward(model, B, T, NULL, NULL);
         model_classify(model, (int)N, 0);
     }
-    return model_loss_sum(model, (int)N) / (double)N;
+    return loss_sum(&model->acts, (int)N) / (double)N;
 }
 
 // The derivative of the loss along a random direction d of each tensor is <gradient, d>. The difference quotient
@@ -139,7 +139,7 @@ static void expect_differences(Model *model, const int *tokens, int B, int T, Ca
     case_loss(model, tokens, B, T, true);
     for (int i = 0; i < model->plan.tensors.count; i++) {
         const Tensor *t = &model->plan.tensors.tensors[i];
-        floatX *w = model->params + t->offset, *saved = (floatX *)checked_calloc(t->count, sizeof(floatX));
+        floatX *w = model->state.params + t->offset, *saved = (floatX *)checked_calloc(t->count, sizeof(floatX));
         memcpy(saved, w, t->count * sizeof(floatX));
         const double h = 1e-5;
         const double offsets[] = {h, -h, 2 * h, -2 * h};
@@ -148,7 +148,7 @@ static void expect_differences(Model *model, const int *tokens, int B, int T, Ca
             TestRandom r = {99};
             dot = scale = 0;
             for (size_t e = 0; e < t->count; e++) {
-                double d = test_random_real(&r), g = (double)model->grads[t->offset + e];
+                double d = test_random_real(&r), g = (double)model->state.grads[t->offset + e];
                 w[e] = saved[e] + (floatX)(offsets[side] * d);
                 dot += g * d;
                 scale += g * g * d * d;
@@ -207,7 +207,7 @@ static inline void compare_with_fixture(const Fixture *f, const Model *model, do
             if (!expected) return;
             double norm = norm_of(expected, t->count);
             if (pass == 0) largest = norm > largest ? norm : largest;
-            for (size_t e = 0; e < t->count; e++) expected[e] -= (double)model->grads[t->offset + e];
+            for (size_t e = 0; e < t->count; e++) expected[e] -= (double)model->state.grads[t->offset + e];
             double error = norm_of(expected, t->count);
             EXPECT(pass == 0 || error <= tolerance * norm + floor_share * largest,
                    "%s: %s: error %.3g of a norm of %.3g", f->name, t->name, error, norm);
@@ -224,7 +224,7 @@ static inline ModelConfig check_fixture(const char *variant, const char *size) {
     Model model;
     case_open(&model, &config, f.B, f.T, FOR_TRAINING);
     model.router.aux_weight = 0.5, model.router.z_weight = 0.1; // as make_fixtures.py
-    CheckpointBuffers buffers = checkpoint_buffers(&model);
+    CheckpointBuffers buffers = checkpoint_buffers(&model.state);
     checkpoint_load_weights(f.dir.path, &buffers, false);
     DataLoader loader;
     FORMAT(path, "%s/tokens.bin", f.dir.path);
@@ -324,12 +324,12 @@ static void test_gradient_accumulation(void) {
         case_loss(&model, tokens, 2, mc->T, true);
         size_t count = model.plan.tensors.buffer_count;
         grad_t *whole = (grad_t *)checked_calloc(count, sizeof(grad_t));
-        memcpy(whole, model.grads, count * sizeof(grad_t));
+        memcpy(whole, model.state.grads, count * sizeof(grad_t));
         for (int b = 0; b < 2; b++) {
-            model.micro_step = b;
+            model.state.micro_step = b;
             model_micro_step(&model, tokens + b * mc->T, tokens + b * mc->T + 1, NULL, 1, mc->T, 2.0 * mc->T);
         }
-        double error = gradient_distance(model.grads, whole, count);
+        double error = gradient_distance(model.state.grads, whole, count);
         EXPECT(error <= 50 * epsilon, "%s: in one micro-step or in two: relative difference %.3g", mc->why, error);
         free(whole);
         case_end(&model, tokens);
@@ -347,8 +347,8 @@ static void expect_zero_rows(const Model *m, TensorKind kind, int layer, int row
         EXPECT(u->offset >= end || u->offset + u->count <= begin, "%s: the padding overlaps %s", what, u->name);
     }
     for (size_t e = begin; e < end; e++)
-        EXPECT(m->params[e] == 0 && m->grads[e] == 0, "%s: element %zu is %g, its gradient %g", what, e - begin,
-               (double)m->params[e], (double)m->grads[e]);
+        EXPECT(m->state.params[e] == 0 && m->state.grads[e] == 0, "%s: element %zu is %g, its gradient %g", what,
+               e - begin, (double)m->state.params[e], (double)m->state.grads[e]);
 }
 
 static void test_padded_widths(void) {
@@ -358,7 +358,7 @@ static void test_padded_widths(void) {
             Model m;
             int *tokens = case_start(&m, mc, &attention_variants[v], FOR_TRAINING);
             if (!tokens) continue;
-            for (m.micro_step = 0; m.micro_step < 2; m.micro_step++)
+            for (m.state.micro_step = 0; m.state.micro_step < 2; m.state.micro_step++)
                 model_micro_step(&m, tokens, tokens + 1, NULL, mc->B, mc->T, mc->B * mc->T);
             for (int l = 0; l < mc->L; l++)
                 expect_zero_rows(&m, T_Q, l, plan_dims(&m.plan, l)->fused_rows, plan_dims(&m.plan, l)->fused_width,
@@ -405,7 +405,7 @@ static void test_head_pairs(void) {
     size_t head = (size_t)config.D * config.C;
     for (int l = 0; l < config.L; l++)
         for (int h = 0; h < config.NH; h++) {
-            floatX *q = param(&model, T_Q, l) + 2 * h * head;
+            floatX *q = param(&model.state, T_Q, l) + 2 * h * head;
             memcpy(q + head, q, head * sizeof(floatX));
         }
     case_loss(&model, tokens, mc->B, mc->T, false);
@@ -429,19 +429,19 @@ static void test_head_pairs(void) {
 // Makes column 0 of every layer's normed input positive: the residual stream keeps the value 3 of the embedding.
 static void make_constant_column(Model *model) {
     const ModelConfig *c = &model->plan.config;
-    floatX *embed = param(model, T_EMBED, 0);
+    floatX *embed = param(&model->state, T_EMBED, 0);
     for (int v = 0; v < c->V; v++) embed[(size_t)v * c->C] = 3;
     for (int l = 0; l < c->L; l++) {
-        param(model, T_NORM1, l)[0] = 1;
-        memset(param(model, T_O, l), 0, (c->NH * c->D) * sizeof(floatX)); // row 0 adds to column 0
-        memset(param(model, T_MLP_DOWN, l), 0, c->F * sizeof(floatX));
+        param(&model->state, T_NORM1, l)[0] = 1;
+        memset(param(&model->state, T_O, l), 0, (c->NH * c->D) * sizeof(floatX)); // row 0 adds to column 0
+        memset(param(&model->state, T_MLP_DOWN, l), 0, c->F * sizeof(floatX));
     }
 }
 // Makes a projection read only column 0: row r has values[r % count] there.
 static void read_constant_column(Model *model, TensorKind kind, const double *values, int count) {
     for (int l = 0; l < model->plan.config.L; l++) {
         const Tensor *t = tensor_of(&model->plan.tensors, kind, l);
-        floatX *w = param(model, kind, l);
+        floatX *w = param(&model->state, kind, l);
         for (size_t e = 0; e < t->count; e++) w[e] = e % t->shape[1] == 0 ? (floatX)values[e / t->shape[1] % count] : 0;
     }
 }
@@ -449,7 +449,7 @@ static void read_constant_column(Model *model, TensorKind kind, const double *va
 // the first one. Returns the value of column 0 of the normed input.
 static double make_equal_rows(Model *model) {
     const ModelConfig *c = &model->plan.config;
-    floatX *embed = param(model, T_EMBED, 0);
+    floatX *embed = param(&model->state, T_EMBED, 0);
     double mean = 0;
     make_constant_column(model);
     for (int v = 1; v < c->V; v++)
@@ -464,12 +464,13 @@ static double make_equal_rows(Model *model) {
 // The functions of the table below. `a` has random parameters; `b` has the same values where names and shapes agree.
 static void sinks_at_zero(Model *a, Model *b) {
     (void)a;
-    for (int l = 0; l < b->plan.config.L; l++) memset(param(b, T_SINKS, l), 0, b->plan.config.NH * sizeof(floatX));
+    for (int l = 0; l < b->plan.config.L; l++)
+        memset(param(&b->state, T_SINKS, l), 0, b->plan.config.NH * sizeof(floatX));
 }
 static void sinks_far_below(Model *a, Model *b) {
     (void)b;
     for (int l = 0; l < a->plan.config.L; l++)
-        for (int h = 0; h < a->plan.config.NH; h++) param(a, T_SINKS, l)[h] = -10000;
+        for (int h = 0; h < a->plan.config.NH; h++) param(&a->state, T_SINKS, l)[h] = -10000;
 }
 static void copy_common(Model *b, const Model *a) {
     for (int i = 0; i < b->plan.tensors.count; i++) {
@@ -477,7 +478,7 @@ static void copy_common(Model *b, const Model *a) {
                      *from =
                          tensor_of(&a->plan.tensors, t->row->kind, max_int(0, min_int(t->layer, a->plan.config.L - 1)));
         if (from && from->count == t->count)
-            memcpy(b->params + t->offset, a->params + from->offset, t->count * sizeof(floatX));
+            memcpy(b->state.params + t->offset, a->state.params + from->offset, t->count * sizeof(floatX));
     }
 }
 static void gates_open(Model *a, Model *b) {
@@ -491,7 +492,7 @@ static void move_query_heads(Model *b, const Model *a, const int *of) {
     size_t head = (size_t)b->plan.dims.QD * b->plan.config.C;
     for (int l = 0; l < b->plan.config.L; l++)
         for (int h = 0; h < b->plan.dims.NQ; h++)
-            memcpy(param(b, T_Q, l) + h * head, param(a, T_Q, l) + of[h] * head, head * sizeof(floatX));
+            memcpy(param(&b->state, T_Q, l) + h * head, param(&a->state, T_Q, l) + of[h] * head, head * sizeof(floatX));
 }
 static void lambda_far_below(Model *a, Model *b) {
     const double far_below = -10000;
@@ -526,7 +527,8 @@ static void groups_are_equal(Model *a, Model *b) {
         for (int k = 0; k < 2; k++) {
             const Tensor *t = tensor_of(&a->plan.tensors, kinds[k], l);
             size_t group = t->count / a->plan.config.NKV;
-            for (size_t e = group; e < t->count; e++) a->params[t->offset + e] = a->params[t->offset + e - group];
+            for (size_t e = group; e < t->count; e++)
+                a->state.params[t->offset + e] = a->state.params[t->offset + e - group];
         }
     copy_common(b, a);
     for (int h = 0; h < a->plan.config.NH; h++) of[2 * h] = h, of[2 * h + 1] = h + a->plan.config.NH;
@@ -536,11 +538,11 @@ static void groups_are_equal(Model *a, Model *b) {
 static void own_lambdas_are_equal(Model *a, Model *b) {
     for (int l = 0; l < a->plan.config.L; l++)
         for (int h = 0; h < a->plan.config.NH; h++)
-            param(a, T_OWN_LAMBDA, l)[h] = param(b, T_OWN_LAMBDA, l)[0] = (floatX)(0.75 - l);
+            param(&a->state, T_OWN_LAMBDA, l)[h] = param(&b->state, T_OWN_LAMBDA, l)[0] = (floatX)(0.75 - l);
 }
 static void own_lambda_far_above(Model *a, Model *b) {
     (void)b;
-    for (int l = 0; l < a->plan.config.L; l++) param(a, T_OWN_LAMBDA, l)[0] = 10000;
+    for (int l = 0; l < a->plan.config.L; l++) param(&a->state, T_OWN_LAMBDA, l)[0] = 10000;
 }
 // b has a copy of the noise head of each group of a for every signal head.
 static void noise_heads_are_copied(Model *a, Model *b) {
@@ -555,14 +557,14 @@ static void only_own_values(Model *a, Model *b) {
     (void)a;
     for (int l = 0; l < b->plan.config.L; l++) {
         const Tensor *o = tensor_of(&b->plan.tensors, T_O, l);
-        memset(b->params + o->offset, 0, o->count * sizeof(floatX));
+        memset(b->state.params + o->offset, 0, o->count * sizeof(floatX));
     }
 }
 // Values without a direction: nothing is removed along them.
 static void values_are_zero(Model *a, Model *b) {
     for (int l = 0; l < a->plan.config.L; l++) {
         const Tensor *v = tensor_of(&a->plan.tensors, T_V, l);
-        memset(a->params + v->offset, 0, v->count * sizeof(floatX));
+        memset(a->state.params + v->offset, 0, v->count * sizeof(floatX));
     }
     copy_common(b, a);
 }
@@ -626,8 +628,9 @@ static void test_equivalent_variants(void) {
             for (int u = 0; u < b.plan.tensors.count; u++)
                 if (strcmp(ta->name, b.plan.tensors.tensors[u].name) == 0) tb = &b.plan.tensors.tensors[u];
             if (!tb || tb->count != ta->count || identities[i].except & BIT(ta->row->kind)) continue;
-            double error = gradient_distance(a.grads + ta->offset, b.grads + tb->offset, ta->count);
-            if (memcmp(a.grads + ta->offset, b.grads + tb->offset, ta->count * sizeof(grad_t)) == 0) error = 0;
+            double error = gradient_distance(a.state.grads + ta->offset, b.state.grads + tb->offset, ta->count);
+            if (memcmp(a.state.grads + ta->offset, b.state.grads + tb->offset, ta->count * sizeof(grad_t)) == 0)
+                error = 0;
             EXPECT(error <= (identities[i].exact ? 0 : 100 * epsilon),
                    "%s and %s: the gradients of %s differ by %.3g of their norm", a_name, b_name, ta->name, error);
             compared++;
@@ -693,20 +696,20 @@ static void test_head_norm_scale(void) {
         int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
         grad_t *before = (grad_t *)checked_calloc(1, bytes);
         double loss = case_loss(&m, tokens, mc->B, mc->T, true);
-        memcpy(before, m.grads, bytes);
+        memcpy(before, m.state.grads, bytes);
         assert(mc->qk_norm);
         for (int scaled = 0; scaled < 3; scaled++)
             for (int i = 0; i < m.plan.tensors.count; i++) {
                 const Tensor *t = &m.plan.tensors.tensors[i];
                 if (t->row->kind != kinds[scaled]) continue;
-                for (size_t e = 0; e < t->count; e++) m.params[t->offset + e] *= 4, before[t->offset + e] /= 4;
+                for (size_t e = 0; e < t->count; e++) m.state.params[t->offset + e] *= 4, before[t->offset + e] /= 4;
             }
         double other = case_loss(&m, tokens, mc->B, mc->T, true);
         EXPECT(loss == other, "%s, %s: the loss is %.9g, with larger queries and keys %.9g", name, mc->why, loss,
                other);
         for (int i = 0; i < m.plan.tensors.count; i++) {
             const Tensor *t = &m.plan.tensors.tensors[i];
-            EXPECT(memcmp(before + t->offset, m.grads + t->offset, t->count * sizeof(grad_t)) == 0,
+            EXPECT(memcmp(before + t->offset, m.state.grads + t->offset, t->count * sizeof(grad_t)) == 0,
                    "%s, %s: the gradient of %s has other bits", name, mc->why, t->name);
         }
         free(before);
@@ -794,7 +797,7 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     int *tokens = case_start(&model, mc, variant, FOR_TRAINING);
     double loss = case_loss(&model, tokens, mc->B, mc->T, true), lr = 0.01;
     floatX *before = (floatX *)checked_calloc(model.plan.tensors.buffer_count, sizeof(floatX));
-    memcpy(before, model.params, model.plan.params_bytes);
+    memcpy(before, model.state.params, model.plan.params_bytes);
     Options o;
     options_defaults(&o);
     o.grad_clip = 0.01;
@@ -806,18 +809,19 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     for (int i = 0; i < model.plan.tensors.count; i++) {
         const Tensor *t = &model.plan.tensors.tensors[i];
         for (size_t e = t->offset; e < t->offset + t->count; e++) {
-            double g = (double)model.grads[e] * o.grad_clip / grad_norm, w = (double)before[e];
+            double g = (double)model.state.grads[e] * o.grad_clip / grad_norm, w = (double)before[e];
             double decay = t->ndim == 2 ? o.weight_decay : 0;
             double expected = w - lr * (g / (fabs(g) + o.eps) + decay * w); // the first step: m^ = g, sqrt(v^) = |g|
-            EXPECT(fabs((double)model.params[e] - expected) <= 1e-6 * fabs(w) + 1e-7, "%s, %s: %g became %g, not %g",
-                   variant->name, t->name, w, (double)model.params[e], expected);
+            EXPECT(fabs((double)model.state.params[e] - expected) <= 1e-6 * fabs(w) + 1e-7,
+                   "%s, %s: %g became %g, not %g", variant->name, t->name, w, (double)model.state.params[e], expected);
             double m = (1 - o.beta1) * g, v = (1 - o.beta2) * g * g;
-            EXPECT(fabs((double)model.m[e] - m) <= 1e-6 * fabs(m) && fabs((double)model.v[e] - v) <= 1e-6 * v,
-                   "%s, %s: moments %g and %g, not %g and %g", variant->name, t->name, (double)model.m[e],
-                   (double)model.v[e], m, v);
+            EXPECT(fabs((double)model.state.m[e] - m) <= 1e-6 * fabs(m) &&
+                       fabs((double)model.state.v[e] - v) <= 1e-6 * v,
+                   "%s, %s: moments %g and %g, not %g and %g", variant->name, t->name, (double)model.state.m[e],
+                   (double)model.state.v[e], m, v);
         }
     }
-    model.grads[3] = (grad_t)NAN;
+    model.state.grads[3] = (grad_t)NAN;
     EXPECT(!isfinite(case_grad_norm(&model)), "the norm of a gradient with a NaN is %g", case_grad_norm(&model));
     free(before);
     free(tokens);
@@ -841,7 +845,7 @@ static void test_initial_values(void) {
         size_t pieces = 0;
         model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&model, NULL);
-        model_init(&model.plan, model.params, model.master, 17);
+        model_init(&model.plan, model.state.params, model.state.master, 17);
         for (int i = 0; i < model.plan.tensors.count; i++) {
             const Tensor *t = &model.plan.tensors.tensors[i];
             static const double deviations[] = {0, 0, 0.02, 0.02, 0.1, 0}; // in the order of Init
@@ -852,8 +856,8 @@ static void test_initial_values(void) {
             pieces = max_size(pieces, (t->count + INIT_CHUNK - 1) / INIT_CHUNK);
             for (size_t e = 0; e < t->count; e++) {
                 floatX want = (floatX)(float)(mean + deviation * random_normal(random_key(t->name, 17), e));
-                EXPECT(model.params[t->offset + e] == want, "%s: element %zu of %s is %g, not %g",
-                       attention_variants[v].name, e, t->name, (double)model.params[t->offset + e], (double)want);
+                EXPECT(model.state.params[t->offset + e] == want, "%s: element %zu of %s is %g, not %g",
+                       attention_variants[v].name, e, t->name, (double)model.state.params[t->offset + e], (double)want);
             }
         }
         EXPECT(pieces > 2, "no tensor is initialised in several chunks");
@@ -895,17 +899,18 @@ static void test_initial_values_of_variants(void) {
         ModelConfig config = case_config(&model_cases[1], variant_find(v ? "diff_v2" : "baseline"));
         model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&models[v], NULL);
-        model_init(&models[v].plan, models[v].params, models[v].master, 17);
+        model_init(&models[v].plan, models[v].state.params, models[v].state.master, 17);
     }
     double sum = 0, squares = 0, count = 0;
     for (int i = 0; i < models[0].plan.tensors.count; i++) {
         const Tensor *t = &models[0].plan.tensors.tensors[i], *u = NULL;
         for (int j = 0; j < models[1].plan.tensors.count; j++)
             if (strcmp(t->name, models[1].plan.tensors.tensors[j].name) == 0) u = &models[1].plan.tensors.tensors[j];
-        EXPECT(u && memcmp(models[0].params + t->offset, models[1].params + u->offset, t->count * sizeof(floatX)) == 0,
+        EXPECT(u && memcmp(models[0].state.params + t->offset, models[1].state.params + u->offset,
+                           t->count * sizeof(floatX)) == 0,
                "%s differs between baseline and diff_v2", t->name);
         for (size_t e = 0; e < t->count; e++) {
-            double w = (double)models[0].params[t->offset + e];
+            double w = (double)models[0].state.params[t->offset + e];
             if (t->row->init == INIT_ONE) EXPECT(w == 1, "%s starts at %g, not 1", t->name, w);
             if (t->row->init != INIT_NORMAL) continue;
             sum += w, squares += w * w, count++;

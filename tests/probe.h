@@ -270,9 +270,9 @@ static void probe_case(const ModelCase *mc, const AttentionVariant *variant, Lay
     int *tokens = case_start(&model, mc, variant, FOR_EVALUATION);
     memset(&p, 0, sizeof(p));
     memset(layers, 0, (size_t)mc->L * sizeof(LayerProbe));
-    EvaluationModel m = {&model.plan, &model.acts, linear_of(&model, LINEAR_HEAD, 0), &model, model_forward_tokens};
+    EvaluationModel m = evaluation_model(&model);
     p.model = m;
-    p.params = model.params;
+    p.params = model.state.params;
     p.seed = 1;
     p.T = mc->T, p.batch = p.windows = mc->B;
     p.layers = layers;
@@ -284,7 +284,7 @@ static void probe_case(const ModelCase *mc, const AttentionVariant *variant, Lay
         const Tensor *t = tensor_of(&model.plan.tensors, T_OWN_LAMBDA, l);
         double sum = 0;
         for (size_t i = 0; t && i < t->count; i++)
-            sum += factor_of((double)model.params[t->offset + i], variant->factor) / (double)t->count;
+            sum += factor_of((double)model.state.params[t->offset + i], variant->factor) / (double)t->count;
         factors[l] = variant->lambda == LAMBDA_ONE ? 1 : t ? sum : NAN;
     }
     free(p.classes);

@@ -623,12 +623,12 @@ static void reference_open(ReferenceRun *r, const ProgramData *d, uint64_t seed)
     char path[600];
     FORMAT(path, "%s/train.bin", d->dir.path);
     case_open(&r->model, &config, REFERENCE_B, REFERENCE_T, FOR_TRAINING);
-    model_init(&r->model.plan, r->model.params, r->model.master, seed);
+    model_init(&r->model.plan, r->model.state.params, r->model.state.master, seed);
     dataloader_open(&r->loader, path, REFERENCE_B, REFERENCE_T, config.V, 0, 1, seed, true);
     dataloader_start(&r->loader, 0);
     size_t count = r->model.plan.tensors.buffer_count;
     r->w = (double *)checked_calloc(3 * count, sizeof(double)), r->m = r->w + count, r->v = r->m + count;
-    for (size_t e = 0; e < count; e++) r->w[e] = (double)r->model.params[e];
+    for (size_t e = 0; e < count; e++) r->w[e] = (double)r->model.state.params[e];
     r->inputs = (int *)checked_calloc(2 * REFERENCE_B * REFERENCE_T, sizeof(int));
     r->targets = r->inputs + REFERENCE_B * REFERENCE_T;
 }
@@ -649,19 +649,19 @@ static void reference_step(ReferenceRun *r, int step, double lr, double floor_ra
     buffer_zero(r->model.acts.losses, (size_t)N * sizeof(real));
     dataloader_next(&r->loader, r->inputs, r->targets, NULL);
     model_micro_step(&r->model, r->inputs, r->targets, NULL, REFERENCE_B, REFERENCE_T, N);
-    r->loss = model_loss_sum(&r->model, (int)N) / N;
-    for (size_t e = 0; e < list->buffer_count; e++) squares += pow((double)r->model.grads[e], 2);
+    r->loss = loss_sum(&r->model.acts, (int)N) / N;
+    for (size_t e = 0; e < list->buffer_count; e++) squares += pow((double)r->model.state.grads[e], 2);
     r->norm = sqrt(squares);
     r->rate = step <= REFERENCE_WARMUP ? lr * step / REFERENCE_WARMUP
                                        : lr * (floor_ratio + (1 - floor_ratio) * (1 + cos(M_PI * p)) / 2);
     for (int i = 0; i < list->count; i++)
         for (size_t e = list->tensors[i].offset; e < list->tensors[i].offset + list->tensors[i].count; e++) {
-            double g = (double)r->model.grads[e] * fmin(1, clip / r->norm);
+            double g = (double)r->model.state.grads[e] * fmin(1, clip / r->norm);
             r->m[e] = beta1 * r->m[e] + (1 - beta1) * g;
             r->v[e] = beta2 * r->v[e] + (1 - beta2) * g * g;
             double mean = r->m[e] / (1 - pow(beta1, step)), root = sqrt(r->v[e] / (1 - pow(beta2, step)));
             r->w[e] -= r->rate * (mean / (root + eps) + (list->tensors[i].ndim == 2 ? decay * r->w[e] : 0));
-            r->model.params[e] = (floatX)r->w[e];
+            r->model.state.params[e] = (floatX)r->w[e];
         }
 }
 
@@ -881,7 +881,7 @@ static void expected_numbers(char line[4096], const char *checkpoint, const int 
     int tokens[256];
     assert(length + count <= 256);
     case_open(&model, &config, 1, config.T, FOR_GENERATION);
-    CheckpointBuffers buffers = checkpoint_buffers(&model);
+    CheckpointBuffers buffers = checkpoint_buffers(&model.state);
     checkpoint_load_weights(checkpoint, &buffers, false);
     memcpy(tokens, prompt, (size_t)length * sizeof(int));
     int generated = case_generate(&model, tokens, length, count, 0, 0, 1);

@@ -65,14 +65,14 @@ static void expect_clean_padding(const ModelConfig *c, const char *why) {
     for (int i = c->tied ? -1 : 0; i < 2 * (c->L + 2 - c->tied); i++) { // tied: group 0 comes first, else last
         int group = i < 0 ? 0 : c->L + 1 - i % (c->L + 2 - c->tied);
         size_t count = list->group_offset[group + 1] - list->group_offset[group], filled = 0, left = 0;
-        grads_open(&m, group);
+        grads_open(&m.state, group - 1);
         for (int k = 0; k < list->count; k++) {
             const Tensor *t = &list->tensors[k];
             if (t->layer + 1 != group) continue;
-            for (size_t e = 0; e < t->count; e++) tensor_grad(&m, t)[e] = 1;
+            for (size_t e = 0; e < t->count; e++) tensor_grad(&m.state, t)[e] = 1;
             filled += t->count;
         }
-        for (size_t e = 0; e < count; e++) left += m.group_grads[group][e] != 0;
+        for (size_t e = 0; e < count; e++) left += m.state.group_grads[group][e] != 0;
         EXPECT(left == filled, "%s, %s, tied %d: group %d of %d layers has %zu gradients, %zu are not 0",
                c->attention->name, why, c->tied, group, c->L, filled, left);
     }

@@ -18,7 +18,7 @@ static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, La
     for (int b = 0; b < mc->B; b++) document_starts(starts + b * mc->T, marks + b * mc->T, mc->T, s);
     for (int step = 0; step < 3; step++) {
         m->stats = step == 2 ? stats : NULL;
-        m->micro_step = step;
+        m->state.micro_step = step;
         model_micro_step(m, tokens + step, tokens + step + 1, step == 1 ? starts : NULL, mc->B, mc->T, 3.0 * N);
     }
     free(marks);
@@ -54,11 +54,11 @@ static void expect_equal_levels(GemmType type) {
                 recompute_steps(&m, mc, tokens, stats[level]);
                 EXPECT(isfinite(case_grad_norm(&m)) && case_grad_norm(&m) > 0, "%s, %s: the gradient norm is %g",
                        attention_variants[v].name, mc->why, case_grad_norm(&m));
-                if (level == 0) kept = m.grads, m.grads = NULL;
+                if (level == 0) kept = m.state.grads, m.state.grads = NULL;
                 else
                     for (int i = 0; i < m.plan.tensors.count; i++) {
                         const Tensor *t = &m.plan.tensors.tensors[i];
-                        EXPECT(memcmp(kept + t->offset, m.grads + t->offset, t->count * sizeof(grad_t)) == 0,
+                        EXPECT(memcmp(kept + t->offset, m.state.grads + t->offset, t->count * sizeof(grad_t)) == 0,
                                "%s, %s, %s: --recompute %d changes the gradient of %s", gemm_choice(type),
                                attention_variants[v].name, mc->why, level, t->name);
                     }

@@ -330,7 +330,7 @@ static InnerRun *inner_open(const ProgramData *d, const char *options) {
     Resume resume;
     ModelConfig config = start_configure(&inner->run.options, &resume, count, words);
     run_open(&inner->run, &config, &resume);
-    dataloader_start(&inner->run.train, 0);
+    dataloader_start(&inner->run.data.train, 0);
     return inner;
 }
 static void inner_close(InnerRun *inner) {
@@ -367,24 +367,24 @@ static void test_skipped_step(void) {
         InnerRun *inner = inner_open(&d, cases[i].options), *other = inner_open(&d, shape ? shape : "");
         Run *run = &inner->run, *reference = &other->run;
         Model *model = &run->model;
-        size_t at = (size_t)(grad(model, T_NORM_FINAL, 0) - model->grads);
+        size_t at = (size_t)(grad(&model->state, T_NORM_FINAL, 0) - model->state.grads);
         floatX *params = (floatX *)checked_calloc(1, model->plan.params_bytes), kept;
         real *moments = (real *)checked_calloc(1, model->plan.moments_bytes);
 
         EXPECT(run_step(run).decision.apply && run_step(reference).decision.apply, "%s: the first step",
                cases[i].options);
-        kept = model->params[at];
-        if (cases[i].poison) model->params[at] = (floatX)NAN;
+        kept = model->state.params[at];
+        if (cases[i].poison) model->state.params[at] = (floatX)NAN;
         if (cases[i].detectors) fill_detectors(run);
-        memcpy(params, model->params, model->plan.params_bytes);
-        memcpy(moments, model->m, model->plan.moments_bytes);
+        memcpy(params, model->state.params, model->plan.params_bytes);
+        memcpy(moments, model->state.m, model->plan.moments_bytes);
         StepResult r = run_step(run);
         EXPECT(r.decision.apply == cases[i].applied && r.decision.finite == !cases[i].poison, "%s: applied %d",
                cases[i].options, r.decision.apply);
         EXPECT(isfinite(r.loss) == !cases[i].poison && isfinite(r.grad_norm) == !cases[i].poison, "loss %g, norm %g",
                r.loss, r.grad_norm);
-        bool same = memcmp(params, model->params, model->plan.params_bytes) == 0 &&
-                    memcmp(moments, model->m, model->plan.moments_bytes) == 0;
+        bool same = memcmp(params, model->state.params, model->plan.params_bytes) == 0 &&
+                    memcmp(moments, model->state.m, model->plan.moments_bytes) == 0;
         EXPECT(same == !cases[i].applied, "%s: weights or moments changed: %d", cases[i].options, !same);
         EXPECT(run->state.step == 2 && run->state.next_window == 8 && run->state.updates == 1 + cases[i].applied,
                "step %d, window %d, %d updates", (int)run->state.step, (int)run->state.next_window,
@@ -392,16 +392,16 @@ static void test_skipped_step(void) {
         EXPECT(run->state.guard.loss.count == (cases[i].detectors ? 128 : 2 - cases[i].poison), "%d losses entered",
                run->state.guard.loss.count);
 
-        model->params[at] = cases[i].poison ? kept : model->params[at];
+        model->state.params[at] = cases[i].poison ? kept : model->state.params[at];
         memset(&run->state.guard, 0, sizeof(run->state.guard));
         run_step(run);
         if (cases[i].applied) run_step(reference);
-        else dataloader_start(&reference->train, 8);
+        else dataloader_start(&reference->data.train, 8);
         run_step(reference);
         EXPECT(run->state.updates == reference->state.updates && run->state.next_window == reference->state.next_window,
                "%d and %d updates", (int)run->state.updates, (int)reference->state.updates);
-        EXPECT(memcmp(model->params, reference->model.params, model->plan.params_bytes) == 0 &&
-                   memcmp(model->m, reference->model.m, model->plan.moments_bytes) == 0,
+        EXPECT(memcmp(model->state.params, reference->model.state.params, model->plan.params_bytes) == 0 &&
+                   memcmp(model->state.m, reference->model.state.m, model->plan.moments_bytes) == 0,
                "case %zu: the next update is not that of a run without the step", i);
         free(params);
         free(moments);
@@ -782,14 +782,14 @@ static void test_validation_not_finite(void) {
            d.dir.path);
     InnerRun *inner = inner_open(&d, text);
     Run *run = &inner->run;
-    size_t at = (size_t)(grad(&run->model, T_NORM_FINAL, 0) - run->model.grads);
+    size_t at = (size_t)(grad(&run->model.state, T_NORM_FINAL, 0) - run->model.state.grads);
     for (int step = 1; step <= 4; step++) {
         run_step(run);
-        floatX kept = run->model.params[at];
-        if (step == 2) run->model.params[at] = (floatX)NAN;
+        floatX kept = run->model.state.params[at];
+        if (step == 2) run->model.state.params[at] = (floatX)NAN;
         if (step % 2 == 0) run_log_validation(run);
-        run->model.params[at] = kept;
-        run_checkpoint(run, false);
+        run->model.state.params[at] = kept;
+        checkpointer_save(&run->checkpointer, false);
         run_command(&r, "ls '%s/checkpoints' | sed 's/step_0*//' | tr '\\n' ' '", d.dir.path);
         EXPECT(strcmp(r.out, saved[step - 1]) == 0, "checkpoints after step %d: %s", step, r.out);
         FORMAT(text, "%s/checkpoints/step_%08d", d.dir.path, step);
@@ -797,7 +797,7 @@ static void test_validation_not_finite(void) {
         memset(&resumed, 0, sizeof(resumed));
         trainer_state_resume(&resumed, json, text);
         EXPECT(resumed.val_not_finite_since == (step == 2 || step == 3 ? 3 : 0) &&
-                   run_is_finite(run) == !resumed.val_not_finite_since,
+                   trainer_state_finite(&run->state) == !resumed.val_not_finite_since,
                "after step %d: not finite since step %d", step, (int)resumed.val_not_finite_since);
         cJSON_Delete(json);
         checkpointer_find_good(&run->checkpointer, text);

@@ -70,17 +70,17 @@ static inline DirectInputs direct_inputs(const Model *m, int layer, const floatX
             for (int c = 0; c < C; c++) z[c] = (double)(i ? lower : x)[n * C + c];
             rms = direct_rms(z, C, m->plan.config.rms_norm_eps);
             for (int c = 0; c < C; c++)
-                z[c] *= (double)(i ? param(m, T_YOCO_NORM, half) : param(m, T_NORM1, layer))[c] / rms;
+                z[c] *= (double)(i ? param(&m->state, T_YOCO_NORM, half) : param(&m->state, T_NORM1, layer))[c] / rms;
         }
         for (int i = 0; i < 5; i++) {
             bool of_kv = cross && (i == 1 || i == 2);
-            direct_matrix(parts[i] + n * widths[i], param(m, kinds[i], of_kv ? half : layer), of_kv ? kv : y, widths[i],
-                          C);
+            direct_matrix(parts[i] + n * widths[i], param(&m->state, kinds[i], of_kv ? half : layer), of_kv ? kv : y,
+                          widths[i], C);
         }
         if (m->plan.config.qk_norm) {
-            const floatX *of_keys = cross ? param(m, T_YOCO_K_NORM, half) : param(m, T_K_NORM, layer);
+            const floatX *of_keys = cross ? param(&m->state, T_YOCO_K_NORM, half) : param(&m->state, T_K_NORM, layer);
             double eps = m->plan.config.rms_norm_eps;
-            direct_head_norm(parts[0] + n * widths[0], param(m, T_Q_NORM, layer), d->NQ, d->QD, eps);
+            direct_head_norm(parts[0] + n * widths[0], param(&m->state, T_Q_NORM, layer), d->NQ, d->QD, eps);
             direct_head_norm(parts[1] + n * widths[1], of_keys, d->NK, d->QD, eps);
         }
         direct_rope(parts[0] + n * widths[0], d->NQ, d->QD, n % T, m->plan.config.rope_theta);
@@ -95,12 +95,14 @@ static inline double direct_lambda(const Model *m, int layer, int head, double l
     double dots[2] = {0, 0};
     const AttentionVariant *a = m->plan.config.attention;
     switch (a->lambda) {
-    case LAMBDA_LAYER: l = (double)param(m, T_OWN_LAMBDA, layer)[0]; break;
-    case LAMBDA_HEAD: l = (double)param(m, T_OWN_LAMBDA, layer)[head]; break;
+    case LAMBDA_LAYER: l = (double)param(&m->state, T_OWN_LAMBDA, layer)[0]; break;
+    case LAMBDA_HEAD: l = (double)param(&m->state, T_OWN_LAMBDA, layer)[head]; break;
     case LAMBDA_EXP:
         for (int i = 0; i < m->plan.config.D; i++) {
-            dots[0] += (double)param(m, T_LAMBDA_Q1, layer)[i] * (double)param(m, T_LAMBDA_K1, layer)[i];
-            dots[1] += (double)param(m, T_LAMBDA_Q2, layer)[i] * (double)param(m, T_LAMBDA_K2, layer)[i];
+            dots[0] +=
+                (double)param(&m->state, T_LAMBDA_Q1, layer)[i] * (double)param(&m->state, T_LAMBDA_K1, layer)[i];
+            dots[1] +=
+                (double)param(&m->state, T_LAMBDA_Q2, layer)[i] * (double)param(&m->state, T_LAMBDA_K2, layer)[i];
         }
         return exp(dots[0]) - exp(dots[1]) + lambda_init(layer);
     case LAMBDA_ONE: return 1;
@@ -140,7 +142,7 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
     const AttentionVariant *a = m->plan.config.attention;
     int key = direct_key_head(d, h);
     double largest = 0, sum = a->sink == SINK_ZERO  ? 1
-                              : a->sink == SINK_OWN ? exp((double)param(m, T_SINKS, layer)[h])
+                              : a->sink == SINK_OWN ? exp((double)param(&m->state, T_SINKS, layer)[h])
                                                     : 0;
     int low = direct_low(m, layer, b, t, T);
     for (int j = 0; j < low; j++) p[j] = 0;
@@ -169,7 +171,7 @@ static inline void direct_epilogue(double *context, const Model *m, int layer, c
     int width = a->norm == NORM_HEAD ? d->DV : d->OH * d->DV;
     for (int at = 0; a->norm != NORM_NONE && at < d->OH * d->DV; at += width) {
         double rms = direct_rms(context + at, width, 1e-5), factor = a->norm == NORM_HEAD ? 1 - lambda_init(layer) : 1;
-        for (int i = 0; i < width; i++) context[at + i] *= factor * (double)param(m, T_SUBLN, layer)[i] / rms;
+        for (int i = 0; i < width; i++) context[at + i] *= factor * (double)param(&m->state, T_SUBLN, layer)[i] / rms;
     }
     for (int i = 0; a->gate != GATE_NONE && i < d->OH * d->DV; i++)
         context[i] /= 1 + exp(-gate[a->gate == GATE_HEAD ? i / d->DV : i]);
@@ -260,7 +262,7 @@ static inline double direct_grad_norm(const Model *m, int layer) {
         FORMAT(prefix, "model.layers.%d.", layer);
         bool keys = strncmp(t->name, "model.yoco.", 11) == 0 && layer == m->plan.config.L / 2;
         if (!keys && strncmp(t->name, prefix, strlen(prefix)) != 0) continue;
-        for (size_t e = 0; e < t->count; e++) sum += pow((double)m->grads[t->offset + e], 2);
+        for (size_t e = 0; e < t->count; e++) sum += pow((double)m->state.grads[t->offset + e], 2);
     }
     return sqrt(sum);
 }
@@ -302,7 +304,7 @@ static double largest_head_weight(const Model *m, int l) {
     double product = 1;
     for (int k = 0; k < 2 && m->plan.config.qk_norm; k++) {
         bool cross = layer_cross(&m->plan.config, l);
-        const floatX *w = param(m,
+        const floatX *w = param(&m->state,
                                 k == 0  ? T_Q_NORM
                                 : cross ? T_YOCO_K_NORM
                                         : T_K_NORM,
@@ -360,7 +362,8 @@ static void test_statistics_definition(void) {
                 LayerStats got = layer_stats(&m.plan, &m.acts.layers[l], l, model_key_set(&m, l, 0, mc->B, mc->T, 0));
                 double grad_norm = direct_grad_norm(&m, l);
                 expect_layer_stats(&m, mc->why, l, &got, mc->B, mc->T);
-                expect_near(&m, mc->why, l, "gradient norm", squares_norm(&m, 1 + l, 1 + l), grad_norm, grad_norm);
+                expect_near(&m, mc->why, l, "gradient norm", squares_norm(&m.state, 1 + l, 1 + l), grad_norm,
+                            grad_norm);
             }
             case_end(&m, tokens);
         }
@@ -451,8 +454,9 @@ static void test_statistics_one_position(void) {
                isnan(s.attention.largest_logit),
            "attention: %g %g %g %g", s.attention.first[0], s.attention.first[1], s.attention.first_effective,
            s.attention.largest_logit);
-    EXPECT(s.lambda.mean > 0 && s.context_rms.mean > 0 && s.residual.median > 0 && squares_norm(&m, 1, 1) > 0,
-           "the others: %g %g %g %g", s.lambda.mean, s.context_rms.mean, s.residual.median, squares_norm(&m, 1, 1));
+    EXPECT(s.lambda.mean > 0 && s.context_rms.mean > 0 && s.residual.median > 0 && squares_norm(&m.state, 1, 1) > 0,
+           "the others: %g %g %g %g", s.lambda.mean, s.context_rms.mean, s.residual.median,
+           squares_norm(&m.state, 1, 1));
     case_end(&m, tokens);
 }
 
@@ -663,15 +667,18 @@ static void test_statistics_of_first_step(void) {
         InnerRun *inner = inner_open(&d, text);
         Model *m = &inner->run.model;
         log_open(&inner->run.log, d.dir.path, O_CREAT | O_TRUNC);
-        double val_loss = run_validate(&inner->run, NULL);
+        EvaluationModel measured = evaluation_model(m);
+        const Inputs *data = &inner->run.data;
+        double val_loss =
+            validate(&measured, &inner->run.data.val, validation_windows(data, &inner->run.options), NULL);
         StepResult step = run_step(&inner->run);
         run_log_stats(&inner->run);
         FORMAT(path, "%s/grads", d.dir.path);
         SafeTensors *saved = safetensors_open(path);
         for (int t = 0; t < m->plan.tensors.count; t++) {
             const Tensor *x = &m->plan.tensors.tensors[t];
-            safetensors_read(saved, x->name, 0, x->count, m->grads + x->offset, DTYPE_F32);
-            for (size_t e = 0; e < x->count; e++) squares += pow((double)m->grads[x->offset + e], 2);
+            safetensors_read(saved, x->name, 0, x->count, m->state.grads + x->offset, DTYPE_F32);
+            for (size_t e = 0; e < x->count; e++) squares += pow((double)m->state.grads[x->offset + e], 2);
         }
         safetensors_close(saved);
         EXPECT(fabs(step.loss - loss) < 1e-6 * loss && fabs(val_loss - loss) < 1e-6 * loss,

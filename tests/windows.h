@@ -19,7 +19,7 @@ enum { REACH_CASES = sizeof(reach_cases) / sizeof(reach_cases[0]), REACH_T = 205
 // The output of the last norm; starts as in model_read_batch.
 static void reach_forward(Model *m, const int *tokens, const int *starts, floatX *out) {
     model_read_batch(m, tokens, tokens + 1, starts, REACH_T);
-    model_forward(m, 1, REACH_T);
+    model_forward(m, 1, REACH_T, NULL, NULL);
     memcpy(out, m->acts.norm_final, (size_t)REACH_T * m->plan.config.C * sizeof(floatX));
 }
 
@@ -65,7 +65,7 @@ static void test_reach_of_layers(void) {
                 case_randomise(&m, 7);
                 for (int other = 0; other < mc->L; other++) {
                     const Tensor *o = tensor_of(&m.plan.tensors, T_O, other);
-                    if (other != l) memset(m.params + o->offset, 0, o->count * sizeof(floatX));
+                    if (other != l) memset(m.state.params + o->offset, 0, o->count * sizeof(floatX));
                 }
                 bool all = (mc->full_every && (l + 1) % mc->full_every == 0) || (mc->yoco && l >= mc->L / 2);
                 FORMAT(what, "%s, %s, layer %d", attention_variants[v].name, mc->why, l);
@@ -73,7 +73,7 @@ static void test_reach_of_layers(void) {
                 expect_reach(&m, tokens, starts, all ? 0 : mc->window, what);
                 if (!layer_cross(&m.plan.config, l)) continue;
                 const Tensor *value = tensor_of(&m.plan.tensors, T_YOCO_V, mc->L / 2);
-                memset(m.params + value->offset, 0, value->count * sizeof(floatX));
+                memset(m.state.params + value->offset, 0, value->count * sizeof(floatX));
                 expect_reach(&m, tokens, NULL, -1, what); // a layer of the upper half has no other values
             }
             case_end(&m, tokens);
@@ -101,7 +101,7 @@ static void test_windows_of_all_positions(void) {
             config.window = i < 4 ? windows[i] : T - 1; // the last one hides one key from one row
             config.full_every = i == 1 ? 2 : 0;
             double other = window_gradients(&m, &config, tokens, T);
-            bool same = loss == other && memcmp(none.grads, m.grads, none.plan.grads_bytes) == 0;
+            bool same = loss == other && memcmp(none.state.grads, m.state.grads, none.plan.grads_bytes) == 0;
             EXPECT(same == (i < 4), "%s: --window %d and no window: losses %.9g and %.9g, gradients %s",
                    attention_variants[v].name, config.window, other, loss, same ? "are equal" : "differ");
             model_free(&m, true);
@@ -158,7 +158,7 @@ enum { GENERATION_SHORT = 4 }; // the first cases, for every variant; the others
 static void whole_logits(Model *whole, const int *tokens, float *logits) {
     int T = whole->plan.T, C = whole->plan.config.C;
     model_read_batch(whole, tokens, tokens + 1, NULL, T);
-    model_forward(whole, 1, T);
+    model_forward(whole, 1, T, NULL, NULL);
     for (int t = 0; t < T; t++)
         model_logits(whole, whole->acts.norm_final + (size_t)t * C, 1, logits + (size_t)t * GENERATION_V);
 }

@@ -62,8 +62,8 @@ static void plan_model(Model *model, const char *preset, const char *attention, 
 
 // Of the gradients of one rank, before clipping.
 static double bench_grad_norm(Model *model) {
-    model_own_squares(model, model->squares);
-    return squares_norm(model, 0, model->plan.sharding.groups - 1);
+    own_squares(&model->state, model->state.squares);
+    return squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
 }
 
 // Tokens are distributed as in text: the r-th most frequent has a probability of about 1/r. V^u for uniform u.
@@ -92,9 +92,9 @@ static void bench_init(Model *model) {
         bool one = t->row->init == INIT_ONE;
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
-            buffer_upload(model->params + t->offset + begin, one ? ones : host, count * sizeof(floatX));
-            if (model->master)
-                buffer_upload(model->master + t->offset + begin, one ? exact_ones : exact, count * sizeof(real));
+            buffer_upload(model->state.params + t->offset + begin, one ? ones : host, count * sizeof(floatX));
+            if (model->state.master)
+                buffer_upload(model->state.master + t->offset + begin, one ? exact_ones : exact, count * sizeof(real));
         }
     }
     free(host);
@@ -139,15 +139,15 @@ static double bench_step(BenchModel *b, double part[3]) {
     double start = now_seconds();
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     model_read_batch(model, b->tokens, b->tokens + 1, b->starts, N);
-    model_forward(model, b->B, b->T);
+    model_forward(model, b->B, b->T, NULL, NULL);
     if (training) router_count(&model->router, &model->plan, &model->acts, N, N, true);
-    if (training && model->plan.config.tied) grads_open(model, 0); // as model_micro_step
-    if (training) grads_open(model, model->plan.config.L + 1);
+    if (training && model->plan.config.tied) grads_open(&model->state, -1); // as model_micro_step
+    if (training) grads_open(&model->state, model->plan.config.L);
     model_classify(model, N, training ? (real)(1.0 / N) : 0);
     double forward = now_seconds();
     if (training) model_backward(model, b->B, b->T);
     double backward = now_seconds();
-    CHECK(isfinite(model_loss_sum(model, N)), "the loss of a model with random weights is not finite");
+    CHECK(isfinite(loss_sum(&model->acts, N)), "the loss of a model with random weights is not finite");
     if (training) {
         double norm = bench_grad_norm(model);
         CHECK(isfinite(norm), "the gradient of a model with random weights is not finite");

@@ -6,27 +6,47 @@ checkpointer.h: when and how a run writes checkpoints, in the background or not,
   checkpointer_advance(c)                   once per step: its next stage, when all ranks have ended the last one
   checkpointer_find_good(c, path)           the newest checkpoint whose weights gave finite losses and gradients, or
                                             "none"
-  checkpointer_save(c, buffers, ...)        writes the checkpoint of the current step
-  checkpointer_roll_back(c, buffers)        loads an earlier checkpoint, when the detectors ask for it
+  checkpointer_save(c, continues)           writes the checkpoint of the current step
+  checkpointer_roll_back(c)                 loads an earlier checkpoint, when the detectors ask for it
+  checkpoint_buffers(model)                 the buffers of a model that checkpoints contain
 
-  The caller sets the parameters of the last update (model_await_params) and the fields due and stage of each step.
+  The caller sets the fields due and stage of each step. Without --out nothing is written.
 */
 #ifndef LLMC_CHECKPOINTER_H
 #define LLMC_CHECKPOINTER_H
 #include "../checkpoint/checkpoint_background.h"
+#include "../data/data_identity.h"
+#include "ranks.h"
 #include "run_records.h"
 #include "run_tokenizer.h"
 #include "trainer_state.h"
 
 typedef struct {
-    const Options *options; // with --out, or nothing is written
+    const Options *options;
     TrainerState *state;
+    ModelState *model;
     Log *log;
+    const RunTokenizer *tokenizer;
+    const DataLoader *train;
+    uint64_t fingerprint; // of its data
     double saved_at;      // when the last checkpoint was saved, or training began; of this rank's clock
     double stall_seconds; // that training has waited for checkpoints
     bool due;             // --checkpoint-minutes, as of the last step, by the clock of rank 0
     int stage;            // of one that is being written: the stage that all ranks have reached, as of the last step
 } Checkpointer;
+
+static inline CheckpointBuffers checkpoint_buffers(const ModelState *s) {
+    CheckpointBuffers b;
+    memset(&b, 0, sizeof(b));
+    b.config = &s->plan->config;
+    b.tensors = &s->plan->tensors;
+    b.params = s->own_params ? s->own_params : s->params;
+    b.master = s->master;
+    b.m = s->m;
+    b.v = s->v;
+    b.sharding = &s->plan->sharding;
+    return b;
+}
 
 static inline bool checkpointer_minutes_passed(const Checkpointer *c) {
     double minutes = c->options->checkpoint_minutes;
@@ -73,14 +93,19 @@ static inline void checkpointer_check_weights(Checkpointer *c, const CheckpointB
           c->state->step, good);
 }
 
-// buffers: of the model. continues: whether training continues; then the checkpoint may be written in the background.
-// finite: whether the last step and validation are; --keep does not delete a good checkpoint for one that is not. No
-// other checkpoint may be under way.
-static inline void checkpointer_save(Checkpointer *c, CheckpointBuffers buffers, const RunTokenizer *tokenizer,
-                                     bool continues, bool finite, uint64_t data_fingerprint, cJSON *data_identity) {
+// continues: whether training continues; then the checkpoint may be written in the background. --keep does not delete a
+// good checkpoint for one whose last step or validation was not finite.
+static inline void checkpointer_save(Checkpointer *c, bool continues) {
     const Options *o = c->options;
+    const RunTokenizer *tokenizer = c->tokenizer;
+    if (!o->out) return;
+    checkpointer_finish(c);
+    if (o->check_ranks_every) ranks_check(c->model, c->state->step);
+    watch_phase(PHASE_SAVE);
+    params_await(c->model);
+    CheckpointBuffers buffers = checkpoint_buffers(c->model);
     double start = now_seconds();
-    int64_t step = c->state->step, keep = finite ? o->keep : -1;
+    int64_t step = c->state->step, keep = trainer_state_finite(c->state) ? o->keep : -1;
     if (tokenizer->tokenizer) {
         buffers.tokenizer[0].data = tokenizer->tokenizer->memory;
         buffers.tokenizer[0].size = tokenizer->tokenizer->size;
@@ -90,7 +115,7 @@ static inline void checkpointer_save(Checkpointer *c, CheckpointBuffers buffers,
     bool in_background = continues && o->checkpoint_background && background_open(&buffers);
     if (in_background) buffers = background_copy(&buffers);
     checkpointer_check_weights(c, &buffers);
-    cJSON *json = trainer_state_to_json(c->state, o, data_fingerprint, data_identity);
+    cJSON *json = trainer_state_to_json(c->state, o, c->fingerprint, dataloader_identity(c->train));
     log_sync(c->log);
     c->saved_at = now_seconds();
     if (in_background) {
@@ -105,11 +130,15 @@ static inline void checkpointer_save(Checkpointer *c, CheckpointBuffers buffers,
     checkpointer_log(c, step, false, c->saved_at - start, c->saved_at - start);
 }
 
-// --rollback: loads the newest checkpoint before the bad steps into buffers; training continues with the data after
-// them. true: the caller saves that checkpoint again, with the new position in the data.
-static inline bool checkpointer_roll_back(Checkpointer *c, const CheckpointBuffers *buffers) {
+// --rollback: when too many of the last steps were bad, loads the newest checkpoint before them; training continues
+// with the data after them. Saves that checkpoint again, with the new position in the data.
+static inline void checkpointer_roll_back(Checkpointer *c) {
     const Options *o = c->options;
     TrainerState *s = c->state;
+    if (!rollback_due(&s->rollback, s->step) || !o->out) return;
+    checkpointer_finish(c);
+    params_await(c->model);
+    CheckpointBuffers buffers = checkpoint_buffers(c->model);
     int64_t first_bad = rollback_due(&s->rollback, s->step), from = s->step;
     char path[PATH_SIZE];
     if (checkpoint_find_before(o->out, first_bad, path) < 0) {
@@ -117,10 +146,10 @@ static inline bool checkpointer_roll_back(Checkpointer *c, const CheckpointBuffe
              ": training continues",
              from, o->rollback, first_bad);
         s->rollback.bad_count = 0;
-        return false;
+        return;
     }
     cJSON *json = checkpoint_load_state(path);
-    checkpoint_load_weights(path, buffers, true);
+    checkpoint_load_weights(path, &buffers, true);
     trainer_state_rewind(s, json, path);
     cJSON_Delete(json);
     bool again = rollback_restart_from(&s->rollback, s->step);
@@ -136,6 +165,7 @@ static inline bool checkpointer_roll_back(Checkpointer *c, const CheckpointBuffe
          ": back to the checkpoint of step %" PRId64 ", training continues with the data that follow (window %" PRIu64
          ")",
          from, s->rollback.count, first_bad, s->step, s->next_window);
-    return true;
+    params_changed(c->model);
+    checkpointer_save(c, false);
 }
 #endif

@@ -101,6 +101,28 @@ static inline void evaluate_recall(const EvaluationModel *m, const int64_t *coun
 
 // ---- quantization
 
+// --quantize SPECS: the validation loss for each of them, into list. Returns their number; the model is as before.
+static inline int validate_quantized(const EvaluationModel *m, DataLoader *val, uint64_t windows, const char *specs,
+                                     Quantization *list) {
+    ModelState *s = m->state;
+    int count = 0;
+    bool valid;
+    if (!specs) return 0;
+    void *weights = checked_calloc(m->plan->params_bytes, 1);
+    buffer_download(weights, s->params, m->plan->params_bytes);
+    for (const char *next = specs; next; count++) {
+        s->quant = list[count] = quantization_next(&next, &valid);
+        quantize_weights(&s->quant, m->plan, s->params);
+        params_changed(s);
+        list[count].loss = validate(m, val, windows, NULL);
+        buffer_upload(s->params, weights, m->plan->params_bytes);
+    }
+    free(weights);
+    memset(&s->quant, 0, sizeof(s->quant));
+    params_changed(s);
+    return count;
+}
+
 static inline void report_quantized(const Quantization *list, int count, double loss, cJSON *json) {
     if (count == 0) return;
     cJSON *all = cJSON_AddArrayToObject(json, "quantized");
@@ -122,13 +144,9 @@ static inline void report_quantized(const Quantization *list, int count, double 
 typedef struct {
     EvaluationModel model;
     DataLoader *val;
-    double loss;
-    const Quantization *quantized; // --quantize
-    int quantized_count;
-    const double *by_position; // [T]: mean loss by position
-    uint64_t windows;          // of the losses: the first ones
+    uint64_t windows; // of the losses: the first ones
     uint64_t data_fingerprint, seed;
-    const char *eval_out, *dump_attention; // files, or NULL
+    const char *quantize, *eval_out, *dump_attention; // specifications and files, or NULL
     const ChoiceTasks *choices;
     const Synthetic *synthetic;
 } Evaluation;
@@ -151,15 +169,19 @@ static inline void evaluate_model(const Evaluation *e, cJSON *json) {
 
 static inline void evaluate(const Evaluation *e) {
     int T = e->model.plan->T;
-    printf("validation loss %.9g (perplexity %.2f)\n", signless_nan(e->loss), signless_nan(exp(e->loss)));
-    print_by_position(e->by_position, T);
+    Quantization quantized[QUANTIZATION_LIMIT];
+    int quantized_count = validate_quantized(&e->model, e->val, e->windows, e->quantize, quantized);
+    double *by_position = (double *)checked_calloc(T, sizeof(double));
+    double loss = validate(&e->model, e->val, e->windows, by_position);
+    printf("validation loss %.9g (perplexity %.2f)\n", signless_nan(loss), signless_nan(exp(loss)));
+    print_by_position(by_position, T);
     cJSON *json = cJSON_CreateObject();
-    cJSON_AddNumberToObject(json, "loss", e->loss);
-    cJSON_AddItemToObject(json, "loss_by_position", cJSON_CreateDoubleArray(e->by_position, T));
+    cJSON_AddNumberToObject(json, "loss", loss);
+    cJSON_AddItemToObject(json, "loss_by_position", cJSON_CreateDoubleArray(by_position, T));
     json_add_u64(json, "windows", e->windows);
     json_add_u64(json, "data_fingerprint", e->data_fingerprint);
     json_add_u64(json, "seed", e->seed);
-    report_quantized(e->quantized, e->quantized_count, e->loss, json);
+    report_quantized(quantized, quantized_count, loss, json);
     evaluate_choices(&e->model, e->choices, json);
     evaluate_synthetic(&e->model, e->synthetic, json);
     if (comm_ranks() == 1) evaluate_model(e, json);
@@ -171,5 +193,7 @@ static inline void evaluate(const Evaluation *e) {
         free(text);
     }
     cJSON_Delete(json);
+    free(by_position);
+    CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
 }
 #endif

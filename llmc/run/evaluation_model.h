@@ -1,23 +1,77 @@
 /*
-evaluation_model.h: the model as --eval and --probe see it: plain data, and one callback that runs its forward; and the
-validation windows that they read.
+evaluation_model.h: the model as measurements see it: plain data, and callbacks that run it; its validation loss, and
+the windows that --eval and --probe read.
 */
 #ifndef LLMC_EVALUATION_MODEL_H
 #define LLMC_EVALUATION_MODEL_H
 #include "../data/dataloader.h"
-#include "model_memory.h"
+#include "model_state.h"
 
 typedef void (*LayerVisit)(void *data, int layer);
 
 typedef struct {
     const ModelPlan *plan;
     const Activations *acts;
+    ModelState *state;
     Linear head; // the LM head
     void *model;
     // Runs B sequences of T tokens up to acts->norm_final, without --doc-mask. After each layer it calls visit(data,
     // layer), unless visit is NULL: layers share the memory of their activations.
     void (*forward)(void *model, const int *tokens, int B, int T, LayerVisit visit, void *data);
+    // Adds the losses of a batch to acts->losses. starts: of documents, or NULL.
+    void (*losses)(void *model, const int *inputs, const int *targets, const int *starts, int B, int T);
+    // The same, and computes the gradients of their sum over total_rows.
+    void (*gradients)(void *model, const int *inputs, const int *targets, const int *starts, int B, int T,
+                      double total_rows);
 } EvaluationModel;
+
+// The sum of the losses of N rows.
+static inline double loss_sum(const Activations *a, int N) {
+    real *losses = (real *)checked_calloc(N, sizeof(real));
+    double sum = 0;
+    buffer_download(losses, a->losses, (size_t)N * sizeof(real));
+    for (int n = 0; n < N; n++) sum += (double)losses[n];
+    free(losses);
+    return sum;
+}
+
+// Adds the losses of `rows` rows to means [T], the mean loss at each position over `windows` windows.
+static inline void losses_by_position(const Activations *a, double *means, int rows, int T, double windows) {
+    real *losses = (real *)checked_calloc(rows, sizeof(real));
+    buffer_download(losses, a->losses, (size_t)rows * sizeof(real));
+    for (int n = 0; n < rows; n++) means[n % T] += (double)losses[n] / windows;
+    free(losses);
+}
+
+// Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: adds the
+// mean loss of each position. All ranks call it.
+static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows, double *by_position) {
+    int B = m->plan->B, T = m->plan->T;
+    size_t N = (size_t)B * T;
+    uint64_t ranks = (uint64_t)comm_ranks(), mine = (uint64_t)comm_rank() * (uint64_t)B;
+    int *batch = (int *)checked_calloc(3 * N, sizeof(int)); // inputs, targets, starts of documents
+    int *starts = val->documents ? batch + 2 * N : NULL;
+    double sum = 0;
+    watch_phase(PHASE_VALIDATION);
+    dataloader_start(val, 0);
+    for (uint64_t first = 0; first < windows; first += (uint64_t)B * ranks) {
+        uint64_t done = first + mine;
+        if (done >= windows) {
+            follow_forward(m->state);
+            break;
+        }
+        int rows = T * (windows - done < (uint64_t)B ? (int)(windows - done) : B); // the last batch may be partial
+        dataloader_next(val, batch, batch + N, starts);
+        buffer_zero(m->acts->losses, (size_t)rows * sizeof(real));
+        m->losses(m->model, batch, batch + N, starts, rows / T, T);
+        sum += loss_sum(m->acts, rows);
+        if (by_position) losses_by_position(m->acts, by_position, rows, T, (double)windows);
+    }
+    free(batch);
+    comm_sum_f64(&sum, 1);
+    if (by_position) comm_sum_f64(by_position, T);
+    return sum / ((double)windows * T);
+}
 
 // The first T tokens of the first windows, as (windows, T). counts [V]: how often each token occurs in whole windows.
 static inline int *evaluation_windows(const EvaluationModel *m, DataLoader *val, int windows, int T, int64_t *counts) {

@@ -213,6 +213,16 @@ static inline void memory_check_device(const ModelPlan *plan, const ModelPlan *s
              in_mib(needed), in_mib(estimated), in_mib(available), in_mib(now.total));
 }
 
+// Called by all ranks before they allocate. The message of a failing allocation contains the memory of this run.
+static inline void memory_admit(const ModelPlan *plan, const ModelPlan *sampling, int most_zero, bool check) {
+    memory_announce(plan, sampling, most_zero);
+    if (check) {
+        memory_check_host(plan, sampling);
+        memory_check_device(plan, sampling);
+    }
+    comm_barrier(); // all ranks have looked at what is available
+}
+
 // ---- memory in use
 
 // After the first step: logs and prints the device memory in use beside the plan. Does nothing on the CPU.

@@ -249,6 +249,58 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->router_loads = CARVE(arena, real, (size_t)c->L * c->E);
 }
 
+// Allocates the activations of a plan, and fills the table of rotations. Returns their memory.
+static inline char *activations_alloc(Activations *a, const ModelPlan *plan) {
+    char *memory = (char *)buffer_alloc(plan->activations_bytes, "activations");
+    Arena arena = {memory, 0, 0, own_elements};
+    a->layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
+    activations_carve(a, plan, &arena);
+    size_t count = (size_t)plan->config.T * plan->dims.QD;
+    real *table = (real *)checked_calloc(count, sizeof(real));
+    rope_table(table, plan->config.T, plan->dims.QD, plan->config.rope_theta);
+    buffer_upload(a->rope, table, count * sizeof(real));
+    free(table);
+    return memory;
+}
+
+// The query heads or the key heads of rows, which --qk-norm normalizes.
+typedef struct {
+    floatX *rows, *kept; // kept: (N, ldk): before the norm; NULL: not kept
+    int heads, ld, ldk;
+    TensorKind weight;
+} HeadRows;
+// Of layer l, in its fused rows or their gradient. A layer of YOCO's upper half has no key heads.
+static inline HeadRows query_heads(const ModelPlan *plan, const Activations *a, int l, floatX *fused) {
+    const AttentionDims *d = plan_dims(plan, l);
+    HeadRows h = {fused, a->layers[l].qk, d->NQ, d->fused_ld, d->rope_heads * d->QD, T_Q_NORM};
+    return h;
+}
+static inline HeadRows key_heads(const ModelPlan *plan, const Activations *a, int l, floatX *fused) {
+    const AttentionDims *d = plan_dims(plan, l);
+    floatX *kept = a->layers[l].qk;
+    HeadRows h = {fused + d->k_at, kept ? kept + d->q_rows : NULL, d->rope_heads - d->NQ,
+                  d->fused_ld,     d->rope_heads * d->QD,          T_K_NORM};
+    return h;
+}
+// Of the keys and values that YOCO's upper half shares, or of their gradient.
+static inline HeadRows yoco_key_heads(const ModelPlan *plan, const Activations *a, floatX *kv) {
+    const AttentionDims *d = &plan->cross_dims;
+    HeadRows h = {kv, a->kv_kept, d->NK, d->kv_ld, d->NK * d->QD, T_YOCO_K_NORM};
+    return h;
+}
+
+// The values of the rows that a forward computes: in the layer's fused rows, or in the rows of YOCO.
+typedef struct {
+    floatX *rows;
+    int ld;
+} ValueRows;
+static inline ValueRows own_values(const ModelPlan *plan, const Activations *a, int l) {
+    const AttentionDims *d = plan_dims(plan, l);
+    bool cross = layer_cross(&plan->config, l);
+    ValueRows v = {cross ? a->kv + d->NK * d->QD : a->layers[l].fused + d->v_at, cross ? d->kv_ld : d->fused_ld};
+    return v;
+}
+
 // Elements of the gradients, and of the parameters: of whole groups, then of this rank's pieces when groups are not all
 // there.
 static inline size_t grads_groups_count(const ModelPlan *plan) {
@@ -305,6 +357,23 @@ static inline size_t plan_attention(const ModelPlan *plan) {
         bytes = max_size(bytes, attention_workspace_bytes(shape, threads));
     }
     return bytes;
+}
+
+// Warns of prepared shapes whose attention is slower than the user may expect.
+static inline void warn_of_attention(void) {
+    for (const char *text = attention_warning(); text; text = attention_warning())
+        if (comm_rank() == 0) warn("%s", text);
+}
+
+// Prepares attention of B whole sequences, fewer than the plan's: the last batch of a validation.
+static inline void plan_last_batch(ModelPlan *plan, int B) {
+    for (int l = 0; l < plan->config.L && B > 0; l++) {
+        AttentionShape shape = key_set(plan, l, 0, B, plan->T, 0).shape;
+        attention_prepare(shape, false, false);
+        plan->workspace_bytes =
+            max_size(plan->workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
+    }
+    if (B > 0) warn_of_attention();
 }
 
 // Plans a model for up to B sequences of T positions, on rank `rank` of `ranks` that share its state as --zero `zero`

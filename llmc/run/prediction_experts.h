@@ -91,7 +91,7 @@ static inline void predict_expert_hidden(Prediction *p, int N) {
     predict_rows(p, CLASS_SWIGLU, "expert_swiglu_forward", 1, 1, expert_swiglu_forward_bytes((size_t)N * c->K, c->FE));
 }
 
-// As the part of the experts in block_forward_mlp, block_forward_down and block_backward_experts.
+// As the part of the experts in block_forward_mlp and experts_backward.
 static inline void predict_experts_mlp(Prediction *p, int N) {
     const ModelConfig *c = &p->plan->config;
     predict_gather(p, N);

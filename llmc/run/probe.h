@@ -296,9 +296,11 @@ static inline void probe_write(const Probe *p) {
     cJSON_Delete(json);
 }
 
-// Fills p->layers, prints them and writes them to p->out. The caller sets the fields up to `out`.
+// Fills p->layers, prints them and writes them to p->out. The caller sets the fields up to `out`; p->windows: at most
+// PROBE_WINDOWS of them are read.
 static inline void probe(Probe *p) {
     const ModelPlan *plan = p->model.plan;
+    p->windows = min_int(p->windows, PROBE_WINDOWS);
     p->layers = (LayerProbe *)checked_calloc(plan->config.L, sizeof(LayerProbe));
     probe_weights(p);
     probe_maps(p);

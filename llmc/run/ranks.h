@@ -5,8 +5,8 @@ parameters after updates.
   void ranks_compare(text, remedy, status)    text: lines "NAME VALUE". Ends the program with the first line that
                                               differs from rank 0's
   char *ranks_describe(options)               the build and the options of this rank, as such lines; free()
-  void ranks_check(plan, buffers, count, step)   compares hashes of every tensor in `count` buffers, with --zero 3 of
-                                              those that all ranks hold whole; ends the program with the first tensor
+  void ranks_check(model, step)               compares hashes of every tensor that all ranks hold whole: parameters, and
+                                              without --zero the optimizer state; ends the program with the first tensor
                                               that differs
 
 All ranks call them together. With one rank they do nothing.
@@ -16,7 +16,7 @@ All ranks call them together. With one rank they do nothing.
 #include "../comm/comm.h"
 #include "environment.h"
 #include "../base/files.h"
-#include "model_plan.h"
+#include "model_state.h"
 #include "options.h"
 #include "../base/revision.h"
 
@@ -108,7 +108,16 @@ static inline uint64_t ranks_majority(const uint64_t *hash, int ranks, size_t st
     return hash[(size_t)best * stride];
 }
 
-static inline void ranks_check(const ModelPlan *plan, const RankBuffer *buffers, int count, int64_t step) {
+static inline void ranks_check(const ModelState *model, int64_t step) {
+    const ModelPlan *plan = model->plan;
+    const RankBuffer buffers[] = {{"", model->params, sizeof(floatX)},
+                                  {"exp_avg.", model->m, sizeof(real)},
+                                  {"exp_avg_sq.", model->v, sizeof(real)},
+                                  {"master.", model->master, sizeof(real)}};
+    int count = plan->sharding.level ? 1 : model->master ? 4 : 3;
+    if (comm_ranks() == 1) return;
+    watch_phase(PHASE_CHECK);
+    params_await(model);
     const TensorList *list = &plan->tensors;
     int ranks = comm_ranks();
     size_t width = (size_t)(list->count * count);

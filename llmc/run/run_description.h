@@ -9,41 +9,40 @@ it.
 #include "../comm/comm.h"
 #include "../data/data_identity.h"
 #include "environment.h"
-#include "evaluation_choices.h"
+#include "inputs.h"
 #include "options_json.h"
+#include "run_records.h"
 #include <sys/utsname.h>
 
 typedef struct {
     int argc;
     char **argv;
     const Options *options;
-    size_t parameters, active_parameters; // active: those that a token passes
-    int F, FE;                            // widths of the MLP and, with experts, of one; else FE is 0
-    double flops_per_token;
-    const DataLoader *train, *val; // val: NULL without --val-data
-    const ChoiceTasks *choices;
-    uint64_t data_fingerprint;
-    double windows;        // of the training order that the whole run reads
-    double peak_gflops;    // flops_util of the log is a share of it
-    const char *peak_from; // source of that number
-    uint64_t gemm_table;   // digest of the table of --tune-gemm
+    const ModelPlan *plan;
+    const Inputs *inputs;
+    double windows;      // of the training order that the whole run reads
+    Peak peak;           // flops_util of the log is a share of it
+    uint64_t gemm_table; // digest of the table of --tune-gemm
 } RunFacts;
 
 static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON *command = cJSON_AddArrayToObject(json, "command_line");
     for (int i = 0; i < f->argc; i++) cJSON_AddItemToArray(command, cJSON_CreateString(f->argv[i]));
     cJSON_AddItemToObject(json, "options", options_to_json(f->options));
+    const ModelPlan *plan = f->plan;
+    const ModelConfig *c = &plan->config;
     cJSON *model = cJSON_AddObjectToObject(json, "model"); // with the data of a step, what a comparison of runs needs
-    json_add_u64(model, "parameters", f->parameters);
-    if (f->FE) json_add_u64(model, "active_parameters", f->active_parameters);
-    cJSON_AddNumberToObject(model, "ffn", f->F);
-    if (f->FE) cJSON_AddNumberToObject(model, "expert_ffn", f->FE);
-    cJSON_AddNumberToObject(model, "flops_per_token", f->flops_per_token);
-    json_add_u64(json, "data_fingerprint", f->data_fingerprint);
+    json_add_u64(model, "parameters", plan->tensors.parameter_count);
+    if (c->FE) json_add_u64(model, "active_parameters", model_parameter_count(c, true));
+    cJSON_AddNumberToObject(model, "ffn", c->F);
+    if (c->FE) cJSON_AddNumberToObject(model, "expert_ffn", c->FE);
+    cJSON_AddNumberToObject(model, "flops_per_token",
+                            training_flops(plan, plan->B, plan->T) / ((double)plan->B * plan->T));
+    json_add_u64(json, "data_fingerprint", f->inputs->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
-    cJSON_AddItemToObject(data, "train", dataloader_describe(f->train, f->windows));
-    if (f->val) cJSON_AddItemToObject(data, "val", dataloader_describe(f->val, 0));
-    if (f->choices->count) cJSON_AddItemToObject(data, "choices", choices_describe(f->choices));
+    cJSON_AddItemToObject(data, "train", dataloader_describe(&f->inputs->train, f->windows));
+    if (f->options->val_data) cJSON_AddItemToObject(data, "val", dataloader_describe(&f->inputs->val, 0));
+    if (f->inputs->choices.count) cJSON_AddItemToObject(data, "choices", choices_describe(&f->inputs->choices));
     cJSON_AddStringToObject(json, "revision", source_revision());
 }
 
@@ -79,8 +78,8 @@ static inline void describe_machine(cJSON *json, const RunFacts *f) {
     FORMAT(text, "CPU: %d thread%s on %d core%s", threads, threads == 1 ? "" : "s", cores, cores == 1 ? "" : "s");
     cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     cJSON *peak = cJSON_AddObjectToObject(json, "peak");
-    cJSON_AddNumberToObject(peak, "gflops", f->peak_gflops);
-    cJSON_AddStringToObject(peak, "from", f->peak_from);
+    cJSON_AddNumberToObject(peak, "gflops", f->peak.gflops);
+    cJSON_AddStringToObject(peak, "from", f->peak.from);
     cJSON_AddNumberToObject(json, "ranks", comm_ranks());
     describe_libraries(json, f, on_device ? driver : NULL);
 }

@@ -4,6 +4,7 @@ takes plain data; a closed Log writes nothing. docs/formats.md describes the rec
 */
 #ifndef LLMC_RUN_RECORDS_H
 #define LLMC_RUN_RECORDS_H
+#include "../ops/all_ops.h"
 #include "logger.h"
 #include "options_table.h"
 #include "progress.h"
@@ -17,6 +18,22 @@ typedef struct {
     double router_aux, router_z;
     UpdateDecision decision;
 } StepResult;
+
+// The speed of matrix products that the speed of a step is compared with.
+typedef struct {
+    double gflops;
+    const char *from; // source of that number
+} Peak;
+
+// The manufacturer's, or that of a matrix product measured now.
+static inline Peak peak_find(bool measure) {
+    Peak peak = {0, NULL};
+    if (!measure) peak.gflops = ops_rated_gflops(&peak.from);
+    if (peak.gflops > 0) return peak;
+    peak.gflops = matmul_peak_gflops();
+    peak.from = "a large matrix product, measured";
+    return peak;
+}
 
 // The speed of a step as a share of the peak.
 typedef struct {
@@ -152,12 +169,11 @@ static inline void print_stopped(int64_t step, int64_t steps, const char *why, c
                why);
 }
 
-static inline void print_training(int64_t step, const Options *o, int ranks, int micro_steps, double peak_gflops,
-                                  const char *peak_from) {
+static inline void print_training(int64_t step, const Options *o, int ranks, int micro_steps, Peak peak) {
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", step, o->steps, o->total_batch);
     if (ranks > 1) printf("%d ranks, ", ranks);
     printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", micro_steps, micro_steps == 1 ? "" : "s",
-           (int)o->batch_size, (int)o->seq_len, peak_gflops, peak_from);
+           (int)o->batch_size, (int)o->seq_len, peak.gflops, peak.from);
     progress_flush();
 }
 

@@ -6,6 +6,7 @@ trainer_state.h: where a run is: its counters and detectors, and trainer_state.j
                                                      data and the rollback state stay
   void    trainer_state_resume(state, json, path)    all of a checkpoint's
   void    trainer_state_validated(state, loss)       records whether the loss of a validation is finite
+  bool    trainer_state_finite(state)                of the last step and validation
   uint64_t state_number(json, key, limit, path)      one number of the file
 
   errors   CHECK, with the path of the checkpoint
@@ -31,6 +32,11 @@ typedef struct {
 static inline void trainer_state_validated(TrainerState *s, double loss) {
     if (isfinite(loss)) s->val_not_finite_since = 0;
     else if (!s->val_not_finite_since) s->val_not_finite_since = s->step + 1;
+}
+
+// Whether the last step had a finite loss and gradient, and the last validation a finite loss.
+static inline bool trainer_state_finite(const TrainerState *s) {
+    return s->guard.not_finite_in_row == 0 && !s->val_not_finite_since;
 }
 
 static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options *o, uint64_t data_fingerprint,

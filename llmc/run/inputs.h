@@ -1,0 +1,70 @@
+/*
+inputs.h: what a run reads besides its model: the data of its mode, tokenizer, prompts and tasks.
+
+  void     inputs_open(in, o, mode, plan, generates, loaded)   completes the plan for the last batch of a validation.
+                                                               generates: text is drawn from the model. loaded: a
+                                                               checkpoint directory, or NULL
+  void     inputs_compare(in, trains)                          ends the program if ranks read different data
+  void     inputs_close(in)
+  uint64_t validation_windows(in, o)                           windows that a validation reads: the first ones
+*/
+#ifndef LLMC_INPUTS_H
+#define LLMC_INPUTS_H
+#include "evaluation_choices.h"
+#include "evaluation_synthetic.h"
+#include "generated_text.h"
+#include "modes.h"
+#include "run_data.h"
+
+typedef struct {
+    DataLoader train, val;
+    uint64_t fingerprint, val_fingerprint; // of their data
+    RunTokenizer tokenizer;
+    Prompts prompts;     // --prompts
+    Sequence *sequences; // their tokens
+    ChoiceTasks choices; // --eval-choices
+    Synthetic synthetic; // --eval-needles, --eval-shots
+} Inputs;
+
+static inline uint64_t validation_windows(const Inputs *in, const Options *o) {
+    uint64_t windows = (uint64_t)o->val_steps * (uint64_t)o->batch_size;
+    return windows < in->val.window_count ? windows : in->val.window_count;
+}
+
+static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPlan *plan, bool generates,
+                               const char *loaded) {
+    const ModeRow *row = &mode_rows[mode];
+    int V = plan->config.V, T = (int)o->seq_len;
+    run_tokenizer_open(&in->tokenizer, o, loaded, !row->prompts);
+    if (o->prompts)
+        in->sequences =
+            prompts_sequences(&in->prompts, &in->tokenizer, V, T, (int)o->generate, random_key("generate", o->seed));
+    if (generates && in->tokenizer.implied && in->tokenizer.separator < 0 && comm_rank() == 0)
+        warn("generated text begins after token 0, because the token that separates documents is unknown: give "
+             "--separator ID, or --prompt-tokens");
+    if (row->train_data) run_data_open(&in->train, o, "train-data", o->train_data, V, true);
+    if (row->val_data && o->val_data) run_data_open(&in->val, o, "val-data", o->val_data, V, false);
+    if (in->val.shard_count) plan_last_batch(plan, (int)(validation_windows(in, o) % (uint64_t)plan->B));
+    if (mode == MODE_TRAIN || mode == MODE_EVAL)
+        in->choices = choices_open_all(o->eval_choices, V, T, in->tokenizer.tokenizer);
+    if (mode == MODE_EVAL)
+        synthetic_open(&in->synthetic, o, &in->val, V, in->tokenizer.tokenizer, in->tokenizer.separator);
+}
+
+// Ranks must read the same data.
+static inline void inputs_compare(Inputs *in, bool trains) {
+    if (trains) in->fingerprint = dataloader_fingerprint(&in->train);
+    if (in->val.shard_count) in->val_fingerprint = dataloader_fingerprint(&in->val);
+    run_data_compare(in->fingerprint, in->val.window_count, in->val_fingerprint);
+}
+
+static inline void inputs_close(Inputs *in) {
+    if (in->train.shard_count) dataloader_close(&in->train);
+    if (in->val.shard_count) dataloader_close(&in->val);
+    choices_close_all(&in->choices);
+    synthetic_close(&in->synthetic);
+    free_sequences(in->sequences, in->prompts.count);
+    prompts_close(&in->prompts);
+    run_tokenizer_close(&in->tokenizer);
+}
+#endif

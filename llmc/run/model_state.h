@@ -1,0 +1,309 @@
+/*
+model_state.h: a model's parameters on this rank, their gradients and optimizer state. It hides how these are sharded
+over the ranks (--zero, sharding.h), and the rounded copies of weights (--gemm).
+
+A group of tensors moves together: group 0 is before the layers, 1 + l is layer l, L + 1 is after the layers.
+
+  param(s, kind, l), grad(s, kind, l)   a tensor of layer l, or of the whole model; NULL: the model has none
+  linear_of(s, kind, l), experts_of     a linear layer with its weight, copy and maxima
+
+  Forward and backward, where l = -1 is the group before the layers and L the one after them:
+    forward_begin(s)        starts to gather the first layers
+    layer_params(s, l)      waits for the parameters, then makes the copies of its linear layers if they are not current
+    layer_done(s, l, step)  parameters of layer l are no longer needed; starts to gather those of layer l + 2 step
+    grads_begin(s, micro, last)   before a micro-step of an update
+    grads_open(s, l)        waits until gradients can be written, and zeroes those that operations add to
+    grads_close(s, l)       gradients are complete: starts to sum them over the ranks
+  Update:
+    own_squares(s, own)     waits for the summed gradients; squares of this rank's pieces
+    own_pieces, own_next    the pieces of a tensor that this rank updates
+    params_updated(s, i)    run i of the tensors is updated: starts to gather its group when it is complete
+  Otherwise:
+    params_changed(s)       parameters were loaded or restored
+    params_await(s)         waits until this rank has all parameters, with --zero 3 those on their way
+    follow_forward(s)       a rank without rows takes part in a forward of the others
+
+  --zero 3   layer l is in place l % 2. An update gathers the first two layers; the others are gathered when a layer in
+             their place is done
+*/
+#ifndef LLMC_MODEL_STATE_H
+#define LLMC_MODEL_STATE_H
+#include "model_memory.h"
+#include "quantization.h"
+
+typedef struct {
+    const ModelPlan *plan;
+    floatX *params;   // [tensors.buffer_count], layer by layer; with --zero 3 as grads with 2, then own_params
+    grad_t *grads;    // likewise; from --zero 2 on: the groups before and after the layers, two layers, own_grads
+    real *m, *v;      // moments of Adam, likewise; from --zero 1 on of this rank's own pieces
+    real *master;     // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
+    absmax_t *maxima; // as Activations.maxima
+    double *own_sums; // device memory of own_squares: [buckets]
+    double *squares;  // [buckets][ranks]: sums of squares of the pieces of the summed gradients
+    int micro_step;   // of the update: the backward of the first writes the gradients, the others add to them
+    bool reduce;      // this micro-step's backward sums the gradients over the ranks
+    Quantization quant; // --quantize: what the forward rounds
+    // private
+    WeightCopies copies;
+    grad_t **group_grads; // [groups]: where the gradients of each group are
+    grad_t *own_grads;    // from --zero 2 on: of this rank's own pieces, summed over ranks and micro-steps; else NULL
+    floatX *own_params;   // --zero 3: this rank's own pieces; else NULL
+    int held[2];          // --zero 3: the layer whose parameters are in each place, or on their way; -1: none
+    uint64_t *reduced, *gathered; // [groups]: tickets of the collectives on a group's gradients and parameters
+} ModelState;
+
+// ---- tensors and linear layers
+
+static inline floatX *param(const ModelState *s, TensorKind kind, int l) {
+    const Tensor *t = tensor_of(&s->plan->tensors, kind, l);
+    return t ? s->params + param_place(s->plan, t) : NULL;
+}
+static inline grad_t *tensor_grad(const ModelState *s, const Tensor *t) {
+    return s->group_grads[t->layer + 1] + (t->offset - s->plan->tensors.group_offset[t->layer + 1]);
+}
+static inline grad_t *grad(const ModelState *s, TensorKind kind, int l) {
+    const Tensor *t = tensor_of(&s->plan->tensors, kind, l);
+    return t ? tensor_grad(s, t) : NULL;
+}
+
+// Of block l, or one that the model has once.
+static inline Linear linear_of(const ModelState *s, LinearKind kind, int l) {
+    return linear_at(s->plan, s->params, &s->copies, s->maxima, kind, l);
+}
+static inline ExpertLinear experts_of(const ModelState *s, LinearKind kind, int l) {
+    return expert_linear_at(s->plan, s->params, &s->copies, s->maxima, kind, l);
+}
+// The largest magnitudes of a linear layer's input, and of its output's gradient, for --gemm fp8; NULL: not kept, or
+// there is no such layer.
+static inline absmax_t *input_max(const ModelState *s, LinearKind kind, int l) {
+    return linear_max(s->plan, s->maxima, kind, l, 0);
+}
+static inline absmax_t *output_max(const ModelState *s, LinearKind kind, int l) {
+    return linear_max(s->plan, s->maxima, kind, l, 1);
+}
+
+// y = a linear layer of block l on N rows. --quantize rounds x in place: nothing else reads it then.
+static inline void layer_linear_forward(const ModelState *s, floatX *y, floatX *x, LinearKind kind, int l, int N) {
+    Linear w = linear_of(s, kind, l);
+    if (s->quant.activation_bits) quantize_inplace(x, N, w.IC, w.IC, s->quant.activation_bits, s->quant.whole);
+    linear_forward(y, x, w, N);
+}
+// The same of its experts, which compute the rows of x as `starts` says.
+static inline void layer_experts_forward(const ModelState *s, floatX *y, floatX *x, LinearKind kind, int l,
+                                         const int *starts, int N) {
+    ExpertLinear w = experts_of(s, kind, l);
+    int R = N * s->plan->config.K;
+    if (s->quant.activation_bits)
+        quantize_inplace(x, R, w.first.IC, w.first.IC, s->quant.activation_bits, s->quant.whole);
+    expert_linear_forward(y, x, w, starts, N, R);
+}
+
+// ---- memory
+
+// Allocates the buffers of a plan. shared: a state whose parameters this one reads, or NULL.
+static inline void state_alloc(ModelState *s, const ModelPlan *plan, const ModelState *shared) {
+    size_t groups = (size_t)plan->sharding.groups;
+    memset(s, 0, sizeof(*s));
+    s->plan = plan;
+    s->group_grads = (grad_t **)checked_calloc(groups, sizeof(grad_t *));
+    s->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
+    s->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
+    s->squares = (double *)checked_calloc((size_t)plan->sharding.count * plan->sharding.ranks, sizeof(double));
+    s->held[0] = s->held[1] = -1;
+    s->params = shared ? shared->params : (floatX *)buffer_alloc(plan->params_bytes, "parameters");
+    if (plan->purpose == FOR_TRAINING) {
+        s->grads = (grad_t *)buffer_alloc(plan->grads_bytes, "gradients");
+        for (int g = 0; g < plan->sharding.groups; g++) s->group_grads[g] = s->grads + grads_place(plan, g);
+        if (grads_two_layers(plan)) s->own_grads = s->grads + grads_groups_count(plan);
+        if (params_two_layers(plan)) s->own_params = s->params + group_places_count(&plan->tensors, true);
+        s->m = (real *)buffer_alloc(plan->moments_bytes, "optimizer states");
+        s->v = s->m + plan->moments_bytes / (2 * sizeof(real));
+        if (plan->master_bytes) s->master = (real *)buffer_alloc(plan->master_bytes, "master weights");
+    }
+    s->copies = weight_copies_alloc(plan);
+}
+
+static inline void state_free(ModelState *s, bool owns_params) {
+    if (owns_params) buffer_free(s->params);
+    buffer_free(s->grads);
+    buffer_free(s->m);
+    buffer_free(s->master);
+    weight_copies_free(&s->copies);
+    free(s->group_grads);
+    free(s->reduced);
+    free(s->gathered);
+    free(s->squares);
+    memset(s, 0, sizeof(*s));
+}
+
+// ---- parameters of other ranks
+
+static inline void params_gather(ModelState *s, int group) {
+    floatX *place = s->params + params_place(s->plan, group);
+    s->gathered[group] = sharding_gather(&s->plan->sharding, group, place, s->own_params, sizeof(floatX));
+}
+
+// --zero 3: starts to gather the parameters of layer l, unless they are in their place.
+static inline void params_fetch(ModelState *s, int l) {
+    if (!params_two_layers(s->plan) || l < 0 || l >= s->plan->config.L || s->held[l % 2] == l) return;
+    s->held[l % 2] = l;
+    weight_copies_drop(&s->copies, l);
+    params_gather(s, 1 + l);
+}
+
+// This rank's pieces of a group are new. With --zero 3 only the first two layers are gathered now.
+static inline void params_renew(ModelState *s, int group) {
+    int l = group - 1;
+    bool layer = params_two_layers(s->plan) && l >= 0 && l < s->plan->config.L;
+    if (layer && l >= 2) return;
+    if (layer) s->held[l] = l;
+    params_gather(s, group);
+}
+
+static inline void params_changed(ModelState *s) {
+    weight_copies_forget(&s->copies, s->plan);
+    for (int g = 0; g < s->plan->sharding.groups && params_two_layers(s->plan); g++) params_renew(s, g);
+}
+
+static inline void params_await(const ModelState *s) {
+    for (int g = 0; g < s->plan->sharding.groups; g++) comm_wait(s->gathered[g]);
+}
+
+static inline void layer_params(ModelState *s, int l) {
+    comm_wait(s->gathered[1 + l]);
+    if (l >= 0) weight_copies_refresh(&s->copies, s->plan, s->params, l);
+}
+static inline void layer_done(ModelState *s, int l, int step) { params_fetch(s, l + 2 * step); }
+
+static inline void forward_begin(ModelState *s) {
+    if (s->maxima) buffer_zero(s->maxima, linear_max_count(s->plan) * sizeof(absmax_t));
+    params_fetch(s, 0);
+    params_fetch(s, 1);
+}
+
+static inline void follow_forward(ModelState *s) {
+    if (!params_two_layers(s->plan)) return;
+    params_fetch(s, 0);
+    params_fetch(s, 1);
+    for (int l = 0; l < s->plan->config.L; l++) {
+        comm_wait(s->gathered[1 + l]);
+        params_fetch(s, l + 2);
+    }
+}
+
+// ---- gradients
+
+// Called before micro-step `micro` of an update. The backward of the last one sums the gradients over the ranks, and
+// from --zero 2 on that of each.
+static inline void grads_begin(ModelState *s, int micro, bool last) {
+    s->micro_step = micro;
+    s->reduce = comm_ranks() > 1 && (last || s->own_grads);
+}
+
+// Whether the backward adds to the gradients. From --zero 2 on it writes them in every micro-step, and own_grads sums
+// them.
+static inline bool grads_add(const ModelState *s) { return s->micro_step > 0 && !grads_two_layers(s->plan); }
+
+// From --zero 2 on waits until the gradients that were in the same place have been summed.
+static inline void grads_await_place(ModelState *s, int group) {
+    const size_t *at = s->plan->tensors.group_offset;
+    int last = s->plan->config.L + 1;
+    bool end = (group == 0 || group == last) && grads_ends_share(s->plan);
+    comm_wait(s->reduced[group]);
+    if (group > 0 && group + 2 < last) comm_wait(s->reduced[group + 2]);
+    if (end) comm_wait(s->reduced[last - group]);
+    // the padding between tensors, which the norm includes, was gradients of a group of another shape
+    if (end || s->plan->config.yoco || s->plan->config.dense_layers)
+        buffer_zero(s->group_grads[group], (at[group + 1] - at[group]) * sizeof(grad_t));
+}
+
+// Matrix products write their gradients; other operations add to them.
+static inline void grads_open(ModelState *s, int l) {
+    const TensorList *list = &s->plan->tensors;
+    assert(l >= -1 && l <= s->plan->config.L);
+    if (grads_two_layers(s->plan)) grads_await_place(s, 1 + l);
+    for (int i = 0; i < list->run_count && !grads_add(s); i++) {
+        const Tensor *t = &list->runs[i];
+        if (t->layer == l && !is_product_weight(s->plan, t)) buffer_zero(tensor_grad(s, t), t->count * sizeof(grad_t));
+    }
+}
+
+// This rank's piece of a bucket of gradients, which receives the sum over all ranks.
+static inline grad_t *own_bucket(const ModelState *s, const Bucket *b) {
+    const Sharding *sharding = &s->plan->sharding;
+    if (s->own_grads) return s->own_grads + b->begin / (size_t)sharding->ranks;
+    return s->group_grads[b->group] + (b->begin - s->plan->tensors.group_offset[b->group]) +
+           (size_t)sharding->rank * b->piece;
+}
+
+// The sum runs while the backward continues.
+static inline void grads_close(ModelState *s, int l) {
+    const Sharding *sharding = &s->plan->sharding;
+    int group = 1 + l;
+    if (!s->reduce) return;
+    for (int i = sharding->first[group]; i < sharding->first[group + 1]; i++) {
+        const Bucket *b = &sharding->buckets[i];
+        grad_t *bucket = s->group_grads[group] + (b->begin - s->plan->tensors.group_offset[group]);
+        s->reduced[group] = comm_reduce_scatter(bucket, b->piece, own_bucket(s, b), s->own_grads && s->micro_step > 0);
+        if (sharding->level == 0)
+            s->reduced[group] = comm_all_gather(bucket, own_bucket(s, b), b->piece * sizeof(grad_t));
+    }
+}
+
+// own [buckets]
+static inline void own_squares(const ModelState *s, double *own) {
+    const Sharding *sharding = &s->plan->sharding;
+    for (int g = 0; g < sharding->groups; g++) comm_wait(s->reduced[g]);
+    for (int i = 0; i < sharding->count; i++)
+        sum_of_squares(s->own_sums + i, own_bucket(s, &sharding->buckets[i]), sharding->buckets[i].piece);
+    buffer_download(own, s->own_sums, (size_t)sharding->count * sizeof(double));
+}
+
+// Norm of the gradients of groups first .. last, from the squares of all pieces, summed in the same order on all ranks.
+// NaN or infinite when an element is.
+static inline double squares_norm(const ModelState *s, int first, int last) {
+    const Sharding *sharding = &s->plan->sharding;
+    double sum = 0;
+    for (int i = sharding->first[first] * sharding->ranks; i < sharding->first[last + 1] * sharding->ranks; i++)
+        sum += s->squares[i];
+    return sqrt(sum);
+}
+
+// ---- update
+
+// A part of a tensor that this rank updates.
+typedef struct {
+    floatX *weights;
+    real *master, *m, *v; // master: NULL where the model has none
+    const grad_t *grads;  // summed over the ranks
+    size_t begin, count;  // elements within the tensor
+    OwnRange range;       // private
+} OwnPiece;
+
+// for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);)
+static inline OwnPiece own_pieces(const ModelState *s, const Tensor *t) {
+    OwnPiece p;
+    memset(&p, 0, sizeof(p));
+    p.range = sharding_ranges(s->plan->sharding.level ? &s->plan->sharding : NULL, t);
+    return p;
+}
+static inline bool own_next(const ModelState *s, const Tensor *t, OwnPiece *p) {
+    OwnRange *r = &p->range; // at level 0 every rank updates everything
+    if (!sharding_next(s->plan->sharding.level ? &s->plan->sharding : NULL, t, r)) return false;
+    p->weights = s->own_params ? s->own_params + r->compact_at : s->params + r->at;
+    p->grads = s->own_grads ? s->own_grads + r->compact_at : s->grads + r->at;
+    p->master = s->master ? s->master + r->compact_at : NULL;
+    p->m = s->m + r->compact_at;
+    p->v = s->v + r->compact_at;
+    p->begin = r->begin, p->count = r->count;
+    return true;
+}
+
+static inline void params_updated(ModelState *s, int run) {
+    const TensorList *list = &s->plan->tensors;
+    const Tensor *t = &list->runs[run];
+    if (run + 1 < list->run_count && t[1].layer == t->layer) return;
+    weight_copies_forget(&s->copies, s->plan);
+    if (s->plan->sharding.level) params_renew(s, t->layer + 1);
+}
+#endif
