@@ -3,7 +3,7 @@ attention.h: causal grouped-query attention, block by block, without a matrix of
 
   forward   S = scale Q K^T (for the keys that the row attends to),  P = softmax(S),  O = P V
             L[t] = log sum_j exp(S[t,j]) is kept instead of P
-  backward  P = exp(S - L) is recomputed. Each line inverts the forward equation on its left:
+  backward  P = exp(S - L) is recomputed. The gradient of each forward equation:
               O = P V                     =>  dP = dO V^T,   dV = P^T dO
               P = softmax(S)              =>  dS = P (dP - rowsum(P dP));  rowsum(P dP) = rowsum(dO O)
               S = scale Q K^T             =>  dQ = scale dS K,  dK = scale dS^T Q
@@ -97,7 +97,7 @@ static inline void attention_prepare(AttentionShape s, bool backward, bool add_d
     (void)s, (void)backward, (void)add_dv;
 }
 static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T) {
-    (void)list, (void)first_key, (void)starts, (void)N, (void)T; // first_key says it all
+    (void)list, (void)first_key, (void)starts, (void)N, (void)T; // attention reads first_key alone
 }
 static inline const char *attention_backend(void) { return NULL; }
 static inline const char *attention_library_version(void) { return "none"; }
@@ -161,8 +161,8 @@ static inline int attention_reach(AttentionShape s, int t, int k0) {
     return max_int(0, min_int(ATTENTION_KEYS, s.first + min_int(t, s.T - 1) + 1 - k0));
 }
 
-// The number of its first keys, in whole panels, that no row attends to of a tile with these first keys `low` of its
-// rows.
+// The number of keys at the start of the block at k0 that no row of a tile attends to, rounded down to whole panels.
+// low: the first key that any of its rows attends to.
 static inline int attention_unused(int low, int k0) { return max_int(0, low - k0) / TILE_COLUMNS * TILE_COLUMNS; }
 
 // scores (TILE_ROWS, n) = a b^T,  a (TILE_ROWS, width), b in panels (n / TILE_COLUMNS, width_padded, TILE_COLUMNS)

@@ -126,14 +126,12 @@ static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX
     OPERATION();
     diff_for_share(NH, groups, [&](auto share) {
         constexpr int SHARE = decltype(share)::value;
-        auto launch = [&](auto of_o) {
+        launch_with_max(max, [&](auto of_o) {
             typedef decltype(of_o) Max;
             LAUNCH_ROWS_EITHER((diff_combine_forward_kernel<PACK, SHARE, Max>),
                                (diff_combine_forward_kernel<1, SHARE, Max>), packed(D, o, a), (size_t)N * (NH / SHARE),
                                D, o, a, l, N, NH, D, ldl, groups.noise, factor, of_o);
-        };
-        if (max) launch(Absmax{max, 0});
-        else launch(NoMax());
+        });
     });
 }
 

@@ -43,16 +43,14 @@ static inline void exclusive_forward(floatX *y, const floatX *x, const floatX *v
                                      int ldv, absmax_t *max) {
     OPERATION();
     assert(heads % NKV == 0);
-    auto with_max = [&](auto of_y) {
+    launch_with_max(max, [&](auto of_y) {
         typedef decltype(of_y) Max;
         launch_heads(packed(D, y, x, v) && packed(ldv), D, [&](auto width, auto packs, int lanes) {
             LAUNCH((exclusive_forward_kernel<decltype(width)::value, decltype(packs)::value, Max>),
                    blocks_of((size_t)N * heads, (size_t)(ROW_THREADS / lanes)), ROW_THREADS, 0, lanes, y, x, v, N,
                    heads, heads / NKV, D, ldv, of_y);
         });
-    };
-    if (max) with_max(Absmax{max, 0});
-    else with_max(NoMax());
+    });
 }
 
 template <int W, int PACKS>

@@ -114,8 +114,11 @@ static __global__ void expert_swiglu_forward_kernel(floatX *y, const floatX *gat
 static inline void expert_swiglu_forward(floatX *y, const floatX *gate_up, const real *weights, const int *entries,
                                          int R, int F, absmax_t *max) {
     OPERATION();
-    LAUNCH_MAX(LAUNCH_COLUMNS_EITHER, expert_swiglu_forward_kernel, max, packed(F, y, gate_up), R, F, y, gate_up,
-               weights, entries, F);
+    launch_with_max(max, [&](auto of_y) {
+        typedef decltype(of_y) Max;
+        LAUNCH_COLUMNS_EITHER((expert_swiglu_forward_kernel<PACK, Max>), (expert_swiglu_forward_kernel<1, Max>),
+                              packed(F, y, gate_up), R, F, y, gate_up, weights, entries, F, of_y);
+    });
 }
 
 enum { EXPERT_ROW_THREADS = 128 };
@@ -148,16 +151,18 @@ static __global__ void expert_swiglu_backward_kernel(floatX *dgate_up, float *dw
     if (threadIdx.x == 0) dweights[entries[p]] = sum;
     max.finish();
 }
-#define LAUNCH_EXPERT_ROWS(of_packs, of_one, wide, rows, ...)                 \
-    do {                                                                      \
-        if (wide) LAUNCH(of_packs, rows, EXPERT_ROW_THREADS, 0, __VA_ARGS__); \
-        else LAUNCH(of_one, rows, EXPERT_ROW_THREADS, 0, __VA_ARGS__);        \
-    } while (0)
 static inline void expert_swiglu_backward(floatX *dgate_up, real *dweights, const floatX *dy, const floatX *gate_up,
                                           const real *weights, const int *entries, int R, int F, absmax_t *max) {
     OPERATION();
-    LAUNCH_MAX(LAUNCH_EXPERT_ROWS, expert_swiglu_backward_kernel, max, packed(F, dgate_up, dy, gate_up), R, dgate_up,
-               dweights, dy, gate_up, weights, entries, F);
+    launch_with_max(max, [&](auto of_d) {
+        typedef decltype(of_d) Max;
+        if (packed(F, dgate_up, dy, gate_up))
+            LAUNCH((expert_swiglu_backward_kernel<PACK, Max>), R, EXPERT_ROW_THREADS, 0, dgate_up, dweights, dy,
+                   gate_up, weights, entries, F, of_d);
+        else
+            LAUNCH((expert_swiglu_backward_kernel<1, Max>), R, EXPERT_ROW_THREADS, 0, dgate_up, dweights, dy, gate_up,
+                   weights, entries, F, of_d);
+    });
 }
 
 // The codes of rows x (R, columns) that are grouped by expert, in place, transposed, or both: a block has a tile of one

@@ -59,13 +59,11 @@ struct Absmax {
     template <int W> __device__ void add(const float (&v)[W]) { own = absmax_of_pack<W>(own, v); }
     __device__ void finish() { absmax_of_block(max, own); } // all threads of the block call it
 };
-// LAUNCH_ROWS or LAUNCH_COLUMNS_EITHER with or without the maximum
-#define LAUNCH_MAX(LAUNCH_EITHER, kernel, max, ...)                                                   \
-    do {                                                                                              \
-        const Absmax launch_max = {max, 0};                                                           \
-        if (max) LAUNCH_EITHER((kernel<PACK, Absmax>), (kernel<1, Absmax>), __VA_ARGS__, launch_max); \
-        else LAUNCH_EITHER((kernel<PACK, NoMax>), (kernel<1, NoMax>), __VA_ARGS__, NoMax());          \
-    } while (0)
+// Calls launch with that argument.
+template <typename Launch> static inline void launch_with_max(absmax_t *max, Launch launch) {
+    if (max) launch(Absmax{max, 0});
+    else launch(NoMax());
+}
 
 enum { ABSMAX_THREADS = 256, ABSMAX_ROWS = 4 }; // of a block; rows, whose loads are independent
 

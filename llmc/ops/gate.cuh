@@ -49,8 +49,11 @@ static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int
     OPERATION();
     assert(width == 1 || width == D);
     bool wide = packed(D, y, x) && gate_packed(g, D, ldg, width);
-    LAUNCH_MAX(LAUNCH_ROWS_EITHER, gate_forward_kernel, max, wide, (size_t)N * heads, D, y, x, g, N, heads, D, ldg,
-               width);
+    launch_with_max(max, [&](auto of_y) {
+        typedef decltype(of_y) Max;
+        LAUNCH_ROWS_EITHER((gate_forward_kernel<PACK, Max>), (gate_forward_kernel<1, Max>), wide, (size_t)N * heads, D,
+                           y, x, g, N, heads, D, ldg, width, of_y);
+    });
 }
 
 template <int W>

@@ -60,15 +60,22 @@ static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const
     OPERATION();
     bool wide = packed(C, y, x, weight);
     floatX *none = nullptr;
-    LAUNCH_MAX(LAUNCH_ROWS_EITHER, rmsnorm_forward_kernel, max, wide, N, C, none, y, rstd, x, (const floatX *)none,
-               weight, N, C, eps);
+    launch_with_max(max, [&](auto of_y) {
+        typedef decltype(of_y) Max;
+        LAUNCH_ROWS_EITHER((rmsnorm_forward_kernel<PACK, Max>), (rmsnorm_forward_kernel<1, Max>), wide, N, C, none, y,
+                           rstd, x, (const floatX *)none, weight, N, C, eps, of_y);
+    });
 }
 
 static inline void residual_rmsnorm_forward(floatX *y_sum, floatX *norm, real *rstd, const floatX *a, const floatX *b,
                                             const floatX *weight, int N, int C, real eps, absmax_t *max) {
     OPERATION();
     bool wide = packed(C, y_sum, norm, a, b, weight);
-    LAUNCH_MAX(LAUNCH_ROWS_EITHER, rmsnorm_forward_kernel, max, wide, N, C, y_sum, norm, rstd, a, b, weight, N, C, eps);
+    launch_with_max(max, [&](auto of_norm) {
+        typedef decltype(of_norm) Max;
+        LAUNCH_ROWS_EITHER((rmsnorm_forward_kernel<PACK, Max>), (rmsnorm_forward_kernel<1, Max>), wide, N, C, y_sum,
+                           norm, rstd, a, b, weight, N, C, eps, of_norm);
+    });
 }
 
 #ifndef RMSNORM_BLOCKS // of the backward; tests define fewer
@@ -163,7 +170,7 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
     int parts = min_int(RMSNORM_BLOCKS, (N + groups - 1) / groups);
     size_t bytes = (size_t)(groups - 1) * (lanes * width) * sizeof(float);
     dim3 grid((unsigned)parts, (unsigned)((packs + lanes - 1) / lanes)), block((unsigned)lanes, (unsigned)groups);
-    auto launch = [&](auto of_dx) {
+    launch_with_max(max, [&](auto of_dx) {
         typedef decltype(of_dx) Max;
         if (!wide)
             LAUNCH((rmsnorm_backward_kernel<1, true, Max>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C,
@@ -174,9 +181,7 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
         else
             LAUNCH((rmsnorm_backward_kernel<PACK, false, Max>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N,
                    C, add, of_dx);
-    };
-    if (max) launch(Absmax{max, 0});
-    else launch(NoMax());
+    });
     column_sum(dweight, partial, parts, C);
 }
 #endif

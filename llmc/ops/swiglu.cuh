@@ -28,7 +28,11 @@ static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, i
 
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F, absmax_t *max) {
     OPERATION();
-    LAUNCH_MAX(LAUNCH_COLUMNS_EITHER, swiglu_forward_kernel, max, packed(F, y, gate_up), N, F, y, gate_up, F);
+    launch_with_max(max, [&](auto of_y) {
+        typedef decltype(of_y) Max;
+        LAUNCH_COLUMNS_EITHER((swiglu_forward_kernel<PACK, Max>), (swiglu_forward_kernel<1, Max>),
+                              packed(F, y, gate_up), N, F, y, gate_up, F, of_y);
+    });
 }
 
 template <int W, typename Max = NoMax>
@@ -58,7 +62,10 @@ static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
                                    absmax_t *max) {
     OPERATION();
-    LAUNCH_MAX(LAUNCH_COLUMNS_EITHER, swiglu_backward_kernel, max, packed(F, dgate_up, dy, gate_up), N, F, dgate_up, dy,
-               gate_up, F);
+    launch_with_max(max, [&](auto of_d) {
+        typedef decltype(of_d) Max;
+        LAUNCH_COLUMNS_EITHER((swiglu_backward_kernel<PACK, Max>), (swiglu_backward_kernel<1, Max>),
+                              packed(F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F, of_d);
+    });
 }
 #endif
