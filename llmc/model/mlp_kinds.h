@@ -24,8 +24,6 @@ static const MlpKind mlp_kinds[] = {
     {"experts", 1},
 };
 
-enum { MAX_EXPERTS = 1024, MAX_EXPERTS_ACTIVE = 64 };
-
 typedef struct {
     const MlpKind *kind;
     int width;                         // of the MLP that every token passes; 0: there is none

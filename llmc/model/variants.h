@@ -19,13 +19,12 @@ compares names.
 */
 #ifndef LLMC_VARIANTS_H
 #define LLMC_VARIANTS_H
-#include "../base/common.h"
+#include "../ops/head_groups.h"
 
 typedef enum { NOISE_NONE, NOISE_NEXT, NOISE_LAST } Noise;
 // The constant 1; projected from the input; a parameter, one number per layer or head; or one number per layer,
 // exp(q1.k1) - exp(q2.k2) + lambda_init.
 typedef enum { LAMBDA_NONE, LAMBDA_ONE, LAMBDA_INPUT, LAMBDA_LAYER, LAMBDA_HEAD, LAMBDA_EXP } Lambda;
-typedef enum { S_LINEAR, S_SIGMOID, S_TANH } Factor;
 // RMSNorm over all NH*D elements; or over each head, with HEAD_NORM_EPS, and then times 1 - lambda_init.
 typedef enum { NORM_NONE, NORM_ALL, NORM_HEAD } Norm;
 typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEM } Gate;
@@ -74,28 +73,6 @@ static const double HEAD_NORM_EPS = 1e-5; // of NORM_HEAD
 
 // The initial lambda of a layer (layers from 0).
 static inline double lambda_init(int layer) { return 0.8 - 0.6 * exp(-0.3 * layer); }
-
-// The order of query heads: blocks of `signals` signal heads, then `noise` noise heads. Every signal head makes one
-// output head; signals/noise consecutive ones share a noise head. Without noise heads both numbers are 0.
-typedef struct {
-    int signals, noise;
-} HeadGroups;
-// The query heads of output head h.
-static inline int signal_head(HeadGroups g, int h) {
-    return g.noise ? h / g.signals * (g.signals + g.noise) + h % g.signals : h;
-}
-static inline int noise_head(HeadGroups g, int h) {
-    return h / g.signals * (g.signals + g.noise) + g.signals + h % g.signals / (g.signals / g.noise);
-}
-
-static inline int output_heads(HeadGroups g, int query_heads) {
-    return g.noise ? query_heads / (g.signals + g.noise) * g.signals : query_heads;
-}
-
-// s of l, for statistics; operations compute it in their own precision
-static inline double factor_of(double l, Factor factor) {
-    return factor == S_SIGMOID ? 1 / (1 + exp(-l)) : factor == S_TANH ? tanh(l) : l;
-}
 
 // NULL if there is no such variant.
 static inline const AttentionVariant *variant_find(const char *name) {

@@ -20,7 +20,7 @@ Pointers refer to memory of buffer_alloc. Only operations dereference them.
 #ifndef LLMC_OPS_H
 #define LLMC_OPS_H
 #include "../base/common.h"
-#include "../model/variants.h"
+#include "head_groups.h"
 
 #ifdef DEVICE_OPS
 #include "../cuda/device_types.cuh"
@@ -235,6 +235,7 @@ static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const flo
 
 // A router: each of N tokens goes to the K of E experts with the largest logits, or with a bias to those with the
 // largest softmax(logits) + bias; the first of equal ones.
+enum { MAX_EXPERTS = 1024, MAX_EXPERTS_ACTIVE = 64 };
 typedef struct {
     int N, C, E, K;
 } Routing;

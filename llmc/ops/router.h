@@ -18,7 +18,6 @@ router.h: the router of a mixture of experts.
 */
 #ifndef LLMC_ROUTER_H
 #define LLMC_ROUTER_H
-#include "../model/mlp_kinds.h"
 #include "matmul.h"
 #include "ops.h"
 #include "runtime.h"

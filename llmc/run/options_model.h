@@ -13,7 +13,6 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "modes.h"
 #include "options_table.h"
 #include "quantization.h"
-#include "rollback.h"
 
 // Reports a usage error on one line. The program reports all errors, then exits with status 2.
 #define REFUSE(count, ...) (warn(__VA_ARGS__), (count)++)

@@ -108,6 +108,15 @@ static inline const char *attention_choice(int i) {
 static inline const char *preset_choice(int i) { return i < PRESET_COUNT ? presets[i].name : NULL; }
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
 
+// --rollback K:M
+enum { ROLLBACK_LIMIT = 1000 }; // of M
+static inline bool rollback_parse(const char *text, int64_t *count, int64_t *steps) {
+    char end;
+    bool digits = strspn(text, "0123456789:") == strlen(text) && isdigit((unsigned char)text[0]) && strlen(text) < 20;
+    return digits && sscanf(text, "%" SCNd64 ":%" SCNd64 "%c", count, steps, &end) == 2 && *count >= 1 &&
+           *count <= *steps && *steps <= ROLLBACK_LIMIT;
+}
+
 static inline const char *gemm_choice(int i) {
     return i == GEMM_FP32 ? "fp32" : i == GEMM_BF16 ? "bf16" : i == GEMM_FP8 ? "fp8" : NULL;
 }

@@ -5,7 +5,6 @@ A step is bad when its loss or gradient norm was a spike (spikes.h), or its upda
 steps are bad, the run returns to its newest checkpoint before the first of them, and continues with the data after the
 last one: the windows in between are not read again. All ranks decide the same, from the same numbers.
 
-  bool    rollback_parse(text, &count, &steps)
   void    rollback_record_step(r, step, bad)   once per step
   int64_t rollback_due(r, step)            the first of the bad steps; 0: no rollback is due
   bool    rollback_restart_from(r, step)   records that the run returns to `step`; false when it has done so
@@ -15,10 +14,10 @@ last one: the windows in between are not read again. All ranks decide the same, 
 */
 #ifndef LLMC_ROLLBACK_H
 #define LLMC_ROLLBACK_H
-#include "../base/common.h"
 #include "../base/json.h"
+#include "options_table.h"
 
-enum { ROLLBACK_LIMIT = 1000, ROLLBACK_TIMES = 3 };
+enum { ROLLBACK_TIMES = 3 };
 
 typedef struct {
     int64_t count, steps; // K of M; 0: off
@@ -27,13 +26,6 @@ typedef struct {
     int64_t target;
     int64_t times; // that the run returned to `target` in a row
 } Rollback;
-
-static inline bool rollback_parse(const char *text, int64_t *count, int64_t *steps) {
-    char end;
-    bool digits = strspn(text, "0123456789:") == strlen(text) && isdigit((unsigned char)text[0]) && strlen(text) < 20;
-    return digits && sscanf(text, "%" SCNd64 ":%" SCNd64 "%c", count, steps, &end) == 2 && *count >= 1 &&
-           *count <= *steps && *steps <= ROLLBACK_LIMIT;
-}
 
 static inline void rollback_record_step(Rollback *r, int64_t step, bool bad) {
     if (r->count == 0 || !bad) return;

@@ -1,0 +1,33 @@
+/*
+head_groups.h: how query heads form output heads by subtraction.
+
+  o = a_signal - s(l) a_noise   of each output head, in diff_combine.h
+*/
+#ifndef LLMC_HEAD_GROUPS_H
+#define LLMC_HEAD_GROUPS_H
+#include "../base/common.h"
+
+typedef enum { S_LINEAR, S_SIGMOID, S_TANH } Factor; // s as a function of l
+
+// The order of query heads: blocks of `signals` signal heads, then `noise` noise heads. Every signal head makes one
+// output head; signals/noise consecutive ones share a noise head. Without noise heads both numbers are 0.
+typedef struct {
+    int signals, noise;
+} HeadGroups;
+// The query heads of output head h.
+static inline int signal_head(HeadGroups g, int h) {
+    return g.noise ? h / g.signals * (g.signals + g.noise) + h % g.signals : h;
+}
+static inline int noise_head(HeadGroups g, int h) {
+    return h / g.signals * (g.signals + g.noise) + g.signals + h % g.signals / (g.signals / g.noise);
+}
+
+static inline int output_heads(HeadGroups g, int query_heads) {
+    return g.noise ? query_heads / (g.signals + g.noise) * g.signals : query_heads;
+}
+
+// s of l, for statistics; operations compute it in their own precision
+static inline double factor_of(double l, Factor factor) {
+    return factor == S_SIGMOID ? 1 / (1 + exp(-l)) : factor == S_TANH ? tanh(l) : l;
+}
+#endif
