@@ -24,6 +24,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from outputs import open_output
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -238,11 +240,9 @@ def main():
         with tempfile.TemporaryDirectory(dir=text.parent) as work:
             # sorted by a hash of the text: a shuffle that does not depend on the order of the sources
             unique = {hashlib.sha256(d.encode()).digest(): d for d in documents(Path(work), options.debs)}
-            temporary = Path(f"{text}.tmp")
-            with open(temporary, "w", encoding="utf-8") as f:
+            with open_output(text) as f:
                 for key in sorted(unique):
-                    f.write(json.dumps({"text": unique[key]}, ensure_ascii=False) + "\n")
-            temporary.replace(text)
+                    f.write(json.dumps({"text": unique[key]}, ensure_ascii=False).encode() + b"\n")
         size = sum(len(d.encode()) for d in unique.values()) / 1e6
         print(f"{text}: {size:.1f} MB in {len(unique)} different documents", flush=True)
     os.execv(sys.executable, [sys.executable, str(HERE / "prepare.py"), str(text), "--out", options.out, *rest])

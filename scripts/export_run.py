@@ -238,13 +238,15 @@ class WeightsAndBiases:
 
 
 class Table:
-    """A CSV file: run, step and one column for each name."""
+    """A CSV file: run, step and one column for each name. Links are followed."""
 
     def __init__(self, path):
-        self.path, self.columns, self.file = Path(path), {}, None
+        self.given, self.path, self.columns, self.file = path, Path(os.path.realpath(path)), {}, None
+        if self.path.exists() and not self.path.is_file():
+            raise RunError(f"--csv {path}: not a regular file, which is required to add columns later")
 
     def place(self, run):
-        return self.path
+        return self.given
 
     def begin(self, run):
         if self.file:
@@ -253,17 +255,20 @@ class Table:
 
     def rewrite(self, without=None):
         """Writes the file with the present columns, and the rows that it has from this export."""
-        temporary, rows = self.path.with_name(self.path.name + ".tmp"), []
+        temporary, rows = run_directory.temporary_name(self.path), []
         if self.file:
             self.file.close()
             with open(self.path, newline="", encoding="utf-8") as file:
                 rows = [row for row in csv.DictReader(file) if row["run"] != without]
-        self.file = open(temporary, "w", newline="", encoding="utf-8")
-        self.table = csv.DictWriter(self.file, ["run", "step", *self.columns])
-        self.table.writeheader()
-        self.table.writerows(rows)
-        self.file.flush()  # readers see either file whole
-        os.replace(temporary, self.path)
+        self.file = open(temporary, "x", newline="", encoding="utf-8")
+        try:
+            self.table = csv.DictWriter(self.file, ["run", "step", *self.columns])
+            self.table.writeheader()
+            self.table.writerows(rows)
+            self.file.flush()  # readers see either file whole
+            os.replace(temporary, self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def write(self, run, rows):
         new = [name for _, row in rows for name in row if name not in self.columns]

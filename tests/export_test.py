@@ -338,6 +338,23 @@ def mistakes_have_one_line_and_their_status(scratch, log):
     assert not out.exists()
 
 
+@test
+def the_table_follows_links_and_replaces_no_device_and_no_other_file(scratch, log):
+    place = scratch / "place"
+    (place / "far").mkdir(parents=True)
+    (place / "link.csv").symlink_to("far/file.csv")
+    (place / "link.csv.tmp").write_text("mine")
+    os.mkfifo(place / "pipe")
+    for name in ("pipe", "null"):
+        target = place / name if name == "pipe" else "/dev/null"
+        export(scratch / "run", "--csv", target, status=1, text="not a regular file")
+    said = export(scratch / "run", "--csv", place / "link.csv")
+    assert f"in {place / 'link.csv'}" in said and (place / "pipe").is_fifo(), said
+    same_csv(read_csv(place / "far/file.csv")["run"], log)
+    assert sorted(path.name for path in place.rglob("*")) == ["far", "file.csv", "link.csv", "link.csv.tmp", "pipe"]
+    assert (place / "link.csv").is_symlink() and (place / "link.csv.tmp").read_text() == "mine"
+
+
 def main():
     words = sys.argv[1:]
     if not all(any(word in function.__name__ for function in tests) for word in words):

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import secrets
 import struct
 from pathlib import Path
 
@@ -49,18 +50,27 @@ def read_lab(directory):
     return read_json(path, LAB) if path.exists() else None
 
 
+def temporary_name(path):
+    """A name beside a path that no other file has."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+
+
 def write_atomic(path, text):
-    """Links are followed; a device or a pipe is written directly."""
+    """The file changes as a whole or, if this fails, not at all. Links are followed; a device or a pipe is written
+    directly."""
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         path.write_text(text)
         return
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "x") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
+    temporary = temporary_name(path)
+    try:
+        with open(temporary, "x") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def record_of(line):

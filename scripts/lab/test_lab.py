@@ -344,6 +344,29 @@ def the_state_of_a_run_follows_from_its_directory():
         assert not run_directory.locked(run)
 
 
+@test
+def written_files_follow_links_and_change_as_a_whole_or_not_at_all():
+    with tempfile.TemporaryDirectory() as place:
+        place = Path(place)
+        (place / "far").mkdir()
+        (place / "link").symlink_to("far/file")
+        names = ("link.tmp", f"far/file.{os.getpid()}.tmp")
+        for name in names:
+            (place / name).write_text("mine")
+        run_directory.write_atomic(place / "link", "new")
+        try:
+            run_directory.write_atomic(place / "link", b"no text")
+        except TypeError:
+            pass
+        found = {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
+        assert found == {"link": "new", "far/file": "new", **dict.fromkeys(names, "mine")}, found
+        assert (place / "link").is_symlink()
+        os.mkfifo(place / "pipe")
+        reader = subprocess.Popen(["cat", place / "pipe"], stdout=subprocess.PIPE)
+        run_directory.write_atomic(place / "pipe", "through")
+        assert reader.communicate(timeout=60)[0] == b"through" and (place / "pipe").is_fifo()
+
+
 def resumed(first, *starts):
     """run.json of a run with later starts (step, {option: new value})."""
     entries = [{"step": 0, "changed": []}] + [
