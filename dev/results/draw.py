@@ -17,18 +17,13 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from pages import named, stats, studies
+from pages import named, read, stats, studies
 
 HERE = Path(__file__).resolve().parent
 COLORS = {"baseline": "#4477aa", "diff_v2": "#ee6677", "diff_v1": "#228833"}
 LOW_BIT_COLORS = {**COLORS, "baseline-1.5h": "#66ccee", "baseline-2h": "#aa3377", "gated_elem": "#ccbb44"}
 plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
 plt.rcParams.update({"grid.alpha": 0.3, "savefig.dpi": 150, "figure.constrained_layout.use": True})
-
-
-def read(name):
-    with open(HERE / name, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def draw_loss_gap(path):

@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from draw import HERE, number, plt, read, write
-from pages import gap, named, studies
+from draw import HERE, number, plt, write
+from pages import gap, named, read, studies
 
 EFFECT = 0.015  # nats: the smallest difference of interest (scripts/lab/claims)
 AS_IS, MATCHED = "#ee6677", "#4477aa"

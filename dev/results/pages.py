@@ -4,9 +4,13 @@ Writes the tables between `<!-- NAME -->` and `<!-- end -->` in the pages of thi
 
 Usage: dev/results/pages.py [--check]
   --check   write nothing. Exit status 1 with a line for each page whose tables do not follow from runs.csv, and for
-            each `m ± h` and `m [low, high]` with four decimals in its text that neither they nor scoreboard.md have
+            each `m ± h` and `m [low, high]` with three or more decimals, also of the README of the repository, that is
+            no estimate of the page's SOURCES and not in scoreboard.md. Between `<!-- no data -->` and `<!-- data -->`
+            are numbers of which the runs were not kept
 """
 
+import csv
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -18,6 +22,20 @@ from lab.scoreboard import table
 from lab.table import parameters_text
 
 PLANS = HERE.parent.parent / "scripts/plans"
+SOURCES = {  # page: the studies of runs.csv and the files that its intervals are of
+    "README.md": "loss-gap-cpu stability-cpu-192k ablations-cpu ablations-cpu-300k family-cpu positions.csv",
+    "family.md": "family-cpu family-rerun-cpu equal-flops-cpu late-gradients-cpu loss-gap-cpu mechanisms.csv",
+    "low-bit.md": "low-bit-cpu-fp32 low-bit.csv",
+    "moe.md": "moe-cpu",
+    "yoco.md": "yoco-cpu yoco.csv",
+    "../../README.md": "loss-gap-cpu family-cpu equal-flops-cpu",
+}
+STABLE = 4e-3  # rates above it raise the loss in the study of stability
+
+
+def read(name):
+    with open(HERE / name, newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def studies():
@@ -34,6 +52,15 @@ def named(plan, key="label"):
 
 def interval(e, sign=""):
     return f"{e.mean:{sign}.4f}" + (f" ± {e.half:.4f}" if e.half is not None else "")
+
+
+def limits(e, sign="", digits=4):
+    return f"{e.mean:{sign}.{digits}f} [{e.low:{sign}.{digits}f}, {e.high:{sign}.{digits}f}]"
+
+
+def at_rates(measured, rates):
+    """The runs at some rates, as a study."""
+    return measurements.Measurements(measured.study, [row for row in measured.rows if row["rate"] in rates])
 
 
 def gap(measured, arm, reference):
@@ -63,7 +90,7 @@ def by_rate(measured, plan):
     names, rows = named(plan), []
     arms = [arm for arm in measured.arms if arm != measured.reference]
     for rate in measured.rates:
-        at = measurements.Measurements(measured.study, [row for row in measured.rows if row["rate"] == rate])
+        at = at_rates(measured, [rate])
         base = stats.t_interval(list(at.by_seed(at.reference, "loss").values()))
         rows.append([f"{rate:g}", f"{base.mean:.4f}", *(interval(gap(at, arm, at.reference), "+") for arm in arms)])
     seeds = ", ".join(map(str, sorted({row["seed"] for row in measured.rows})))
@@ -92,8 +119,43 @@ def equal(family, flops):
     return table(["equal", "Transformer", "DIFF V2", "difference", "seeds"], rows) + "\n" + said
 
 
+def own_gaps(measured, plan, reference, arms, each):
+    """Losses, and gaps with the deviation of their own differences; `each`: and those of each seed."""
+    names, losses, rows = named(plan), measured.table(), []
+    found = {arm: stats.paired_gap(losses[arm], losses[reference]) for arm in arms}
+    p = dict(zip(found, stats.holm([e.p for e in found.values()])))
+    for arm in (reference, *arms):
+        row = [names[arm], limits(stats.t_interval(list(losses[arm].values())))]
+        if not each:
+            n, cost = (measured.of([arm], key)[0] for key in ("parameters", "flops_per_token"))
+            row[1:1] = [f"{n:,}", f"{cost / 1e6:.2f}M"]
+        seeds = ", ".join(f"{x:+.3f}" for x in stats.paired(losses[arm], losses[reference]).values())
+        row += [limits(found[arm], "+"), *[seeds] * each, f"{p[arm]:.3f}"] if arm in found else [""] * (2 + each)
+        rows.append(row)
+    sizes = [] if each else ["parameters", "FLOPs/token"]
+    what = [f"minus {names[reference]}", "of each seed"] if each else ["gap to the Transformer"]
+    return table(["arm", *sizes, "loss", *what, "p, Holm"], rows)
+
+
+def stability(measured):
+    rows = []
+    for rate in measured.rates:
+        losses = at_rates(measured, [rate]).table()
+        gaps = stats.paired(losses["diff_v2"], losses["baseline"])
+        means = [f"{stats.mean(list(losses[arm].values())):.3f}" for arm in ("baseline", "diff_v2")]
+        each = ", ".join(f"{x:+.3f}" for x in gaps.values())
+        rows.append([f"{rate:g}", *means, limits(stats.t_interval(list(gaps.values())), "+", 3), each])
+    return table(["rate", "Transformer", "DIFF V2", "gap", "of each seed"], rows)
+
+
 def tables(of):
+    loss_gap, ablations = of["loss-gap-cpu"], of["ablations-cpu"]
+    with_more = [arm for arm in loss_gap.arms if arm != "baseline"]
+    parts = ["cross_group", "no_lambda", "no_sigmoid", "baseline-1.5h"]
     return {
+        "loss-gap": lambda: own_gaps(loss_gap, "loss-gap", "baseline", with_more, False),
+        "stability": lambda: stability(of["stability-cpu-192k"]),
+        "ablations": lambda: own_gaps(ablations, "ablations", "diff_v2", parts, True),
         "family": lambda: gaps(of["family-cpu"], "family"),
         "moe": lambda: gaps(of["moe-cpu"], "moe"),
         "equal": lambda: equal(of["family-cpu"], of["equal-flops-cpu"]),
@@ -108,25 +170,75 @@ def written(text, made):
 
 
 def intervals(text):
-    """Those with four decimals, as (mean, ends in order) without signs, which a text writes either way."""
-    four = r"[+-]?(\d+\.\d{4})"
-    found = re.findall(rf"{four} (?:± {four}|\[{four}, {four}\])", " ".join(text.split()))
-    return {(mean, *sorted(ends)) for mean, *ends in found}
+    """{the text of an interval with three or more decimals: its numbers without signs: mean, half width or two ends}"""
+    x = r"[+-]?(\d+\.\d{3,})"
+    found = re.finditer(rf"{x}(?: nats)? (?:± {x}|\[{x}, {x}\])", " ".join(text.split()))
+    return {match[0]: [text for text in match.groups() if text] for match in found}
+
+
+def estimates(of, sources):
+    """(mean, half width) of everything that an interval can be of."""
+    for source in sources.split():
+        for row in read(source) if source.endswith(".csv") else ():
+            for mean, half in (("mean", "half"), ("gap", "gap_half"), ("loss", "loss_half")):
+                if row.get(mean) and row.get(half):
+                    yield float(row[mean]), float(row[half])
+        for e in of_study(of[source]) if source in of else ():
+            if e and e.half is not None:
+                yield e.mean, e.half
+
+
+def of_study(measured):
+    """The losses of its arms and their differences, at each rate and at those that are too high."""
+    rates = measured.rates
+    for some in [rates, *([rate] for rate in rates), [rate for rate in rates if rate > STABLE]]:
+        part = at_rates(measured, some)
+        losses = part.table()
+        yield from (stats.t_interval(list(by_seed.values())) for by_seed in losses.values())
+        for arm, other in itertools.combinations(losses, 2):
+            yield stats.paired_gap(losses[arm], losses[other])
+            yield stats.pooled_gap(losses, arm, other, part.pool)
+    if measured.study == "moe-cpu":  # the difference of the gaps with experts and with one MLP
+        losses = measured.table()
+        with_experts = stats.paired(losses["diff_v2-moe"], losses["baseline-moe"])
+        yield stats.paired_gap(with_experts, stats.paired(losses["diff_v2"], losses["baseline"]))
+    if measured.study == "equal-flops-cpu":
+        losses = measured.table()["baseline-flops"]
+        yield stats.paired_gap(losses, studies()["family-cpu"].table()["baseline"])
+
+
+def fits(numbers, mean, half):
+    """Whether an estimate has these numbers when rounded."""
+    exact = [mean, half] if len(numbers) == 2 else [mean, mean - half, mean + half]
+    shown = numbers[:1] + sorted(numbers[1:], key=float)
+    exact = [abs(mean), *sorted(map(abs, exact[1:]))]
+    return all(abs(float(x) - y) <= 0.5000001 * 10.0 ** -len(x.split(".")[1]) for x, y in zip(shown, exact))
+
+
+def unsupported(text, known, board):
+    """The intervals of a page that are no known estimate, and not in the scoreboard."""
+    text = re.sub(r"<!-- no data -->.*?<!-- data -->", "", text, flags=re.S)
+    listed = [(x[0], *sorted(x[1:])) for x in board.values()]
+    return [
+        shown
+        for shown, x in intervals(text).items()
+        if (x[0], *sorted(x[1:])) not in listed and not any(fits(x, *e) for e in known)
+    ]
 
 
 def main(words):
-    made, wrong, board = tables(studies()), [], intervals((HERE / "scoreboard.md").read_text())
-    for path in sorted(HERE.glob("*.md")):
+    of, wrong, board = studies(), [], intervals((HERE / "scoreboard.md").read_text())
+    made = tables(of)
+    for name, sources in SOURCES.items():
+        path = HERE / name
         text = path.read_text()
         new = written(text, made)
         if "--check" not in words:
             path.write_text(new)
             continue
         if new != text:
-            wrong.append(f"{path.name}: the tables do not follow from runs.csv: run dev/results/pages.py")
-        if "<!-- end -->" in text:
-            shown = intervals("".join(re.findall(r"<!-- [a-z-]+ -->\n(.*?)<!-- end -->", text, re.S)))
-            wrong += [f"{path.name}: no table has {', '.join(x)}" for x in sorted(intervals(text) - shown - board)]
+            wrong.append(f"{name}: the tables do not follow from runs.csv: run dev/results/pages.py")
+        wrong += [f"{name}: no data have {x}" for x in unsupported(text, list(estimates(of, sources)), board)]
     print(*wrong, sep="\n", end="\n" * bool(wrong))
     return 1 if wrong else 0
 

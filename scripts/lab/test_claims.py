@@ -2,6 +2,7 @@
 test_lab.py runs them."""
 
 import argparse
+import importlib.util
 import json
 import math
 import random
@@ -730,3 +731,19 @@ def the_committed_scoreboard_follows_from_the_committed_runs():
         [sys.executable, results / "pages.py", "--check"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@test
+def an_interval_that_the_committed_runs_do_not_have_is_found():
+    results = HERE.parent.parent / "dev/results"
+    found = importlib.util.spec_from_file_location("pages", results / "pages.py")
+    pages = importlib.util.module_from_spec(found)
+    found.loader.exec_module(pages)
+    known, board = [(-0.0376487, 0.0228804), (2.0, 0.25)], pages.intervals("at +0.0256 [+0.0101, +0.0410] nats")
+    right = ("0.0376 [0.0148, 0.0605]", "-0.038 nats [-0.061,\n  -0.015]", "0.0376 ± 0.0229")
+    right += ("0.0256 [0.0101, 0.0410]", "-0.0256 [-0.0410, -0.0101]")
+    assert not pages.unsupported(", ".join(right), known, board)
+    wrong = ("0.0376 [0.0148, 0.0606]", "-0.038 nats [-0.060, -0.015]", "0.0377 ± 0.0229", "0.0256 [0.0101, 0.0411]")
+    for text in wrong:
+        assert pages.unsupported(f"{right[0]}, {text}", known, board) == [" ".join(text.split())], text
+    assert not pages.unsupported(f"<!-- no data -->\n{wrong[0]}\n<!-- data -->", known, board)
