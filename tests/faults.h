@@ -4,6 +4,7 @@ a resume continues bit for bit, and nothing is ever lost that was saved. Every t
 */
 #ifndef TESTS_FAULTS_H
 #define TESTS_FAULTS_H
+#include "choice_file.h"
 #include "data.h"
 #include "harness.h"
 #include "program.h"
@@ -516,13 +517,19 @@ static void test_lost_directory(void) {
 static void test_one_validation_of_a_step(void) {
     ProgramData d = fault_data();
     ProgramResult r;
+    char path[600];
     double step = 0;
-    fault_run(&r, &d, "run", "--val-data train.bin --stop-after 1");
+    FORMAT(path, "%s/task", d.dir.path);
+    choice_write_random(path, 3, 2, 2, 256, 15, 1);
+    fault_run(&r, &d, "run", "--val-data train.bin --eval-choices task=task --stop-after 1");
     EXPECT_STATUS(r, 0);
     run_command(&r, "rm -r '%s/run/checkpoints'", d.dir.path); // as if it was killed before the first one
     fault_resume(&r, &d, "run", "--stop-after 2");
     EXPECT_STATUS(r, 0);
-    EXPECT(log_records(&d, "run", "val", "step", &step) == 1, "step 0 was validated twice");
+    int val = log_records(&d, "run", "val", "step", &step), choices = log_records(&d, "run", "choices", "step", &step),
+        events = log_records(&d, "run", "event", "step", &step);
+    EXPECT(val == 1 && choices == 1, "step 0 has %d validations and %d scores of its task", val, choices);
+    EXPECT(events > 2, "%d events are left", events);
     test_remove_directory(&d.dir);
 }
 

@@ -204,7 +204,7 @@ static inline void log_sync(Log *log) {
 }
 
 // Whether the line is a complete record of a step up to `step`. *broken: it is not a record. A run that starts again
-// from step 0 validates again.
+// from step 0 validates again, and scores its tasks; its events stay.
 static inline bool log_line_stays(char *line, size_t length, int64_t step, bool *broken) {
     double at = 0;
     *broken = length == 0 || line[length - 1] != '\n';
@@ -214,7 +214,7 @@ static inline bool log_line_stays(char *line, size_t length, int64_t step, bool 
     line[length - 1] = '\n';
     *broken = !cJSON_IsObject(record);
     const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
-    bool again = step == 0 && kind && strcmp(kind, "val") == 0;
+    bool again = step == 0 && kind && strcmp(kind, "event") != 0;
     bool stays = !*broken && !again && (!json_get_number(record, "step", &at) || at <= (double)step);
     cJSON_Delete(record);
     return stays;
