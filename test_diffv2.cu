@@ -22,7 +22,7 @@ case checks besides the numbers.
 #include "tests/cuda_linear.h"
 #include "tests/cuda_sizes.h"
 #include "tests/isolation.h"
-#include "llmc/run/environment.h"
+#include "llmc/options/environment.h"
 
 #ifdef USE_NCCL
 static void check_collectives(const Case *c) { collectives_of_one_rank((size_t)c->n[0]); }

@@ -25,7 +25,17 @@ from concurrent.futures import ThreadPoolExecutor
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import rooms_calls
 
-LAYERS = [["base"], ["model", "data", "text", "cuda"], ["ops"], ["comm"], ["checkpoint"], ["run"]]
+LAYERS = [
+    ["base"],
+    ["data", "text", "cuda"],
+    ["ops"],
+    ["comm"],
+    ["model"],
+    ["checkpoint"],
+    ["options", "log"],
+    ["evaluate", "predict"],
+    ["run"],
+]
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 NEWLINE, BINARY = b"\n", b"\0"  # a file that contains a zero byte is not text
 COMPILE = ["-fopenmp", "-fsyntax-only", "-w"]

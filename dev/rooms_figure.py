@@ -19,14 +19,18 @@ TRAINER = "train_diffv2.c"
 # room: column (0 is the left edge), what it holds in two lines
 PLACES = {
     TRAINER: (1.6, "model, forward, backward, update, main", "train_diffv2.cu: with CUDA operations"),
-    "run": (1.6, "options, log, schedule, spikes, rollback,", "evaluation, prediction, memory, signals"),
-    "checkpoint": (2.6, "safetensors, checksums,", "atomic and background saves"),
-    "comm": (2.6, "ranks: MPI, NCCL or one process;", "launch, watchdog, sharding"),
-    "ops": (3.0, "ops.h declares the operations; each is", "NAME.h in C and NAME.cuh in CUDA"),
-    "text": (0.0, "tokenizer, prompts,", "sampling"),
-    "data": (1.0, "token shards, corpora,", "order, batches"),
-    "model": (2.0, "tables of variants, presets, tensors;", "config.json"),
-    "cuda": (3.0, "device, memory, launch; cuBLASLt,", "cuDNN; table of GPUs"),
+    "run": (1.6, "inputs, checkpointing, resume, rollback,", "spikes, divergence, records, signals"),
+    "evaluate": (0.8, "validation, choices, recall, attention,", "rounding, generation, probes, dumps"),
+    "predict": (2.4, "memory, speed and time of a run", "on a device; --dry-run"),
+    "log": (2.4, "run.json, log.jsonl,", "progress"),
+    "options": (0.8, "table, relations, parser, help;", "modes, environment"),
+    "checkpoint": (1.6, "safetensors, checksums,", "atomic and background saves"),
+    "model": (1.6, "variants, presets, tensors; plan, layouts,", "sharding; parameters, gradients, moments"),
+    "comm": (2.4, "ranks: MPI, NCCL or one process;", "launch, watchdog"),
+    "ops": (2.4, "ops.h declares the operations; each is", "NAME.h in C and NAME.cuh in CUDA"),
+    "text": (0.4, "tokenizer, prompts,", "sampling"),
+    "data": (1.4, "token shards, corpora,", "order, batches"),
+    "cuda": (2.4, "device, memory, launch; cuBLASLt,", "cuDNN; table of GPUs"),
     "base": (1.5, "errors, memory, files, JSON, hashes,", "random numbers, this machine"),
 }
 COLUMN, ROW, WIDTH, HEIGHT, MARGIN = 300, 112, 268, 62, 16

@@ -262,7 +262,7 @@ the share of a step that waits for communication; *latency* is the latency of al
 {scaling}
 
 The latency of a ring grows with the number of ranks and occurs once per bucket, so the bucket size grows with the
-ranks (`llmc/comm/sharding.h`). On 4096 GPUs computation does not hide the rings even at 32M tokens per update (the last
+ranks (`llmc/model/sharding.h`). On 4096 GPUs computation does not hide the rings even at 32M tokens per update (the last
 line of each size); this would require hierarchical reduction, within machines and then between them.
 
 ## Predicted and published speeds

@@ -8,7 +8,7 @@ main calls checkpoint_test_child before anything else.
 #ifndef TESTS_CHECKPOINT_H
 #define TESTS_CHECKPOINT_H
 #include "../llmc/checkpoint/checkpoint.h"
-#include "../llmc/run/logger.h"
+#include "../llmc/log/logger.h"
 #include "data.h"
 #include "harness.h"
 

@@ -5,7 +5,7 @@ itself (test_program), or in a child process where it depends on a checkpoint.
 #ifndef TESTS_OPTIONS_H
 #define TESTS_OPTIONS_H
 #include "../llmc/base/json.h"
-#include "../llmc/run/options.h"
+#include "../llmc/options/options.h"
 #include "harness.h"
 
 // ---- schedules

@@ -5,7 +5,7 @@ on the port of rank 0.
 */
 #ifndef TESTS_WATCHDOG_H
 #define TESTS_WATCHDOG_H
-#include "../llmc/run/options.h"
+#include "../llmc/options/options.h"
 #include "../llmc/comm/watchdog.h"
 #include "harness.h"
 

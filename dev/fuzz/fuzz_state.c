@@ -7,8 +7,8 @@ Most mutations repair the checksum; otherwise the reader rejects the file at onc
 */
 #include "fuzz.h"
 #include "../../llmc/checkpoint/checkpoint.h"
-#include "../../llmc/run/options_json.h"
-#include "../../llmc/run/options_model.h"
+#include "../../llmc/options/options_json.h"
+#include "../../llmc/options/options_model.h"
 #include "../../llmc/run/spikes.h"
 
 const char fuzz_file[] = "trainer_state.json";

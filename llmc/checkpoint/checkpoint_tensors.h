@@ -24,7 +24,7 @@ CHECKPOINT_STAGING bytes of host memory, unless the buffers are a copy in host m
 #include "../ops/ops.h"
 #include "safetensors.h"
 #include "safetensors_writer.h"
-#include "../comm/sharding.h"
+#include "../model/sharding.h"
 
 #ifndef CHECKPOINT_STAGING
 #define CHECKPOINT_STAGING (16 << 20) // a multiple of 8

@@ -1,6 +1,6 @@
 /*
 traffic.h: the FLOPs of operations, and the bytes that their CUDA implementations move. Benchmarks divide them by
-measured times; predictions (llmc/run/prediction.h) divide them by assumed rates.
+measured times; predictions (llmc/predict/prediction.h) divide them by assumed rates.
 
   bytes   every tensor is read or written once: a row stays in the cache between two passes over it
   types   A CUDA program counts its own types. The CPU program predicts the bf16 program and counts the types of that.

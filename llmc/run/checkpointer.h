@@ -16,9 +16,9 @@ checkpointer.h: when and how a run writes checkpoints, in the background or not,
 #define LLMC_CHECKPOINTER_H
 #include "../checkpoint/checkpoint_background.h"
 #include "../data/data_identity.h"
-#include "rank_check.h"
+#include "../model/rank_check.h"
 #include "run_records.h"
-#include "run_tokenizer.h"
+#include "../evaluate/run_tokenizer.h"
 #include "trainer_state.h"
 
 typedef struct {

@@ -10,10 +10,10 @@ inputs.h: what a run reads besides its model: the data of its mode, tokenizer, p
 */
 #ifndef LLMC_INPUTS_H
 #define LLMC_INPUTS_H
-#include "evaluation_choices.h"
-#include "evaluation_synthetic.h"
-#include "generated_text.h"
-#include "modes.h"
+#include "../evaluate/evaluation_choices.h"
+#include "../evaluate/evaluation_synthetic.h"
+#include "../evaluate/generated_text.h"
+#include "../options/modes.h"
 #include "run_data.h"
 
 typedef struct {

@@ -10,11 +10,11 @@ start opens.
 #include "../checkpoint/checkpoint.h"
 #include "../comm/watchdog.h"
 #include "../model/config_json.h"
-#include "logger.h"
-#include "modes.h"
-#include "options.h"
-#include "ranks.h"
-#include "starts.h"
+#include "../log/logger.h"
+#include "../options/modes.h"
+#include "../options/options.h"
+#include "../options/ranks.h"
+#include "../log/starts.h"
 
 // What --resume finds in --out. Without a checkpoint the run starts again from step 0, under the options of run.json.
 typedef struct {

@@ -15,7 +15,7 @@ last one: the windows in between are not read again. All ranks decide the same, 
 #ifndef LLMC_ROLLBACK_H
 #define LLMC_ROLLBACK_H
 #include "../base/json.h"
-#include "options_table.h"
+#include "../options/options_table.h"
 
 enum { ROLLBACK_TIMES = 3 };
 

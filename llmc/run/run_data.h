@@ -4,8 +4,8 @@ run_data.h: opens --train-data and --val-data, and compares them between ranks.
 #ifndef LLMC_RUN_DATA_H
 #define LLMC_RUN_DATA_H
 #include "../data/data_identity.h"
-#include "options_model.h"
-#include "ranks.h"
+#include "../options/options_model.h"
+#include "../options/ranks.h"
 #include "trainer_state.h"
 
 // text: the value of --`option`. V: vocabulary of the model. Also finds the separators that --doc-mask needs.

@@ -8,9 +8,9 @@ it.
 #include "../base/revision.h"
 #include "../comm/comm.h"
 #include "../data/data_identity.h"
-#include "environment.h"
+#include "../options/environment.h"
 #include "inputs.h"
-#include "options_json.h"
+#include "../options/options_json.h"
 #include "run_records.h"
 #include <sys/utsname.h>
 

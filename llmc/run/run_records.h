@@ -5,9 +5,9 @@ takes plain data; a closed Log writes nothing. docs/formats.md describes the rec
 #ifndef LLMC_RUN_RECORDS_H
 #define LLMC_RUN_RECORDS_H
 #include "../ops/all_ops.h"
-#include "logger.h"
-#include "options_table.h"
-#include "progress.h"
+#include "../log/logger.h"
+#include "../options/options_table.h"
+#include "../log/progress.h"
 #include "spikes.h"
 
 // A training step.

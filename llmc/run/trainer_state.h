@@ -14,7 +14,7 @@ trainer_state.h: where a run is: its counters and detectors, and trainer_state.j
 #ifndef LLMC_TRAINER_STATE_H
 #define LLMC_TRAINER_STATE_H
 #include "../checkpoint/checkpoint.h"
-#include "options_json.h"
+#include "../options/options_json.h"
 #include "rollback.h"
 #include "spikes.h"
 

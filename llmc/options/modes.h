@@ -6,7 +6,7 @@ run_mode (train_diffv2.c).
 */
 #ifndef LLMC_MODES_H
 #define LLMC_MODES_H
-#include "model_plan.h"
+#include "../model/plan.h"
 #include "options_table.h"
 
 typedef enum { MODE_TRAIN, MODE_DUMP_GRADS, MODE_GENERATE, MODE_EVAL, MODE_PROBE, MODE_DRY_RUN, MODE_COUNT } Mode;

@@ -5,8 +5,8 @@ step, and by operation. prediction.h computes it.
 #ifndef LLMC_PREDICTION_TYPES_H
 #define LLMC_PREDICTION_TYPES_H
 #include "assumptions.h"
-#include "model_plan.h"
-#include "options_table.h"
+#include "../model/plan.h"
+#include "../options/options_table.h"
 
 // What limits the speed of an operation.
 typedef enum { BOUND_PRODUCTS, BOUND_ATTENTION, BOUND_MEMORY, BOUND_LAUNCHES, BOUND_COMMUNICATION, BOUNDS } Bound;

@@ -1,11 +1,11 @@
 /*
-model_init.h: initial values of the parameters: a function of (seed, tensor name, element) alone, so that they depend
-neither on the number of ranks nor on the precision.
+initial_values.h: initial values of the parameters: a function of (seed, tensor name, element) alone, so that they
+depend neither on the number of ranks nor on the precision.
 */
-#ifndef LLMC_MODEL_INIT_H
-#define LLMC_MODEL_INIT_H
+#ifndef LLMC_INITIAL_VALUES_H
+#define LLMC_INITIAL_VALUES_H
 #include "../base/random.h"
-#include "model_plan.h"
+#include "plan.h"
 
 // Elements of a tensor that are drawn at a time; tests make it small (tests/small_sizes.h).
 #ifndef INIT_CHUNK

@@ -1,9 +1,9 @@
 /*
-model_memory.h: the activations of a model, their layout, and the bytes of all its buffers. The one place that knows
+activations.h: the activations of a model, their layout, and the bytes of all its buffers. The one place that knows
 these sizes. [] shapes are row-major.
 */
-#ifndef LLMC_MODEL_MEMORY_H
-#define LLMC_MODEL_MEMORY_H
+#ifndef LLMC_MODEL_ACTIVATIONS_H
+#define LLMC_MODEL_ACTIVATIONS_H
 #include "linear_layers.h"
 
 // Rows of logits computed at a time, for rows of this many bytes. Tests make it small (tests/small_sizes.h).

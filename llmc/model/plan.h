@@ -1,16 +1,16 @@
 /*
-model_plan.h: the plan of a model: its configuration, the sizes that follow from it, and the bytes of its buffers. Plain
+plan.h: the plan of a model: its configuration, the sizes that follow from it, and the bytes of its buffers. Plain
 data: a plan exists without the model's memory, so that --dry-run and memory reports need no model.
 
   B sequences of T positions at a time; C hidden size, V vocabulary, Vp row stride of the logits
-  plan_build (model_memory.h) fills a plan; plan_free frees its lists
+  plan_build (activations.h) fills a plan; plan_free frees its lists
 */
 #ifndef LLMC_MODEL_PLAN_H
 #define LLMC_MODEL_PLAN_H
 #include "../ops/all_ops.h"
-#include "../comm/sharding.h"
+#include "sharding.h"
 #include "../cuda/device_peak.h"
-#include "../model/model_config.h"
+#include "model_config.h"
 
 typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
 

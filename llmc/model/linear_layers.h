@@ -13,7 +13,7 @@ while it has parameters: weight_copies_drop is called when others take their pla
 */
 #ifndef LLMC_LINEAR_LAYERS_H
 #define LLMC_LINEAR_LAYERS_H
-#include "model_plan.h"
+#include "plan.h"
 
 // The shape of a linear layer, without memory; of one expert.
 static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind, int l) {

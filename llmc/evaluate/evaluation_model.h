@@ -5,7 +5,7 @@ the windows that --eval and --probe read.
 #ifndef LLMC_EVALUATION_MODEL_H
 #define LLMC_EVALUATION_MODEL_H
 #include "../data/dataloader.h"
-#include "model_state.h"
+#include "../model/state.h"
 
 typedef void (*LayerVisit)(void *data, int layer);
 

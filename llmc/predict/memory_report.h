@@ -7,9 +7,9 @@ On a GPU this is device memory. The parts that the program allocates are exact; 
 #ifndef LLMC_MEMORY_REPORT_H
 #define LLMC_MEMORY_REPORT_H
 #include "assumptions.h"
-#include "logger.h"
-#include "model_memory.h"
-#include "progress.h"
+#include "../log/logger.h"
+#include "../model/activations.h"
+#include "../log/progress.h"
 #include "../base/host.h"
 #include "../checkpoint/checkpoint_background.h"
 #include "../comm/comm.h"

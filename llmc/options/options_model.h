@@ -12,7 +12,7 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "../cuda/device_peak.h"
 #include "modes.h"
 #include "options_table.h"
-#include "quantization.h"
+#include "../model/quantization.h"
 
 // Reports a usage error on one line. The program reports all errors, then exits with status 2.
 #define REFUSE(count, ...) (warn(__VA_ARGS__), (count)++)

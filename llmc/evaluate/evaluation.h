@@ -13,7 +13,7 @@ with --eval-out FILE, written as JSON. Recall and synthetic tasks are measured w
 #include "evaluation_choices.h"
 #include "evaluation_rounding.h"
 #include "evaluation_synthetic.h"
-#include "quantization.h"
+#include "../model/quantization.h"
 
 // ---- loss by position
 

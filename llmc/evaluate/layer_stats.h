@@ -9,8 +9,8 @@ layer_stats.h: statistics of a layer's activations and gradients: the records "s
 */
 #ifndef LLMC_LAYER_STATS_H
 #define LLMC_LAYER_STATS_H
-#include "logger.h"
-#include "model_memory.h"
+#include "../log/logger.h"
+#include "../model/activations.h"
 
 typedef struct {
     double load[MAX_EXPERTS]; // the tokens of each expert, relative to an equal share

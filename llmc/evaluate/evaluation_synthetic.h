@@ -20,7 +20,7 @@ evaluation_synthetic.h: --eval-needles and --eval-shots: synthetic tasks (data/s
 #ifndef LLMC_EVALUATION_SYNTHETIC_H
 #define LLMC_EVALUATION_SYNTHETIC_H
 #include "evaluation_choices.h"
-#include "options_model.h"
+#include "../options/options_model.h"
 
 enum { SYNTHETIC_WINDOWS = 64, WORD_LETTERS = 3 };
 

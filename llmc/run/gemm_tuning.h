@@ -1,13 +1,13 @@
 /*
-gemm_table.h: --tune-gemm: the file with the algorithm of each matrix product. Rank 0 reads it, or measures and writes
+gemm_tuning.h: --tune-gemm: the file with the algorithm of each matrix product. Rank 0 reads it, or measures and writes
 it; all ranks use the same table.
 */
-#ifndef LLMC_GEMM_TABLE_H
-#define LLMC_GEMM_TABLE_H
+#ifndef LLMC_GEMM_TUNING_H
+#define LLMC_GEMM_TUNING_H
 #include "../base/files.h"
 #include "../comm/comm.h"
 #include "../ops/all_ops.h"
-#include "evaluation_model.h"
+#include "../evaluate/evaluation_model.h"
 #include <xxhash.h>
 
 // On rank 0: the file's text, which the caller frees; NULL when there is no file.

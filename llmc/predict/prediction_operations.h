@@ -5,7 +5,7 @@ train_diffv2.c calls them; tests/prediction_test.py checks that every operation 
 */
 #ifndef LLMC_PREDICTION_OPERATIONS_H
 #define LLMC_PREDICTION_OPERATIONS_H
-#include "linear_layers.h"
+#include "../model/linear_layers.h"
 #include "prediction_experts.h"
 
 // How often a step writes the gradient of a weight: once, or from --zero 2 on in every micro-step.

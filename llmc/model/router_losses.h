@@ -13,7 +13,7 @@ and ranks. Equations in llmc/ops/router.h.
 */
 #ifndef LLMC_ROUTER_LOSSES_H
 #define LLMC_ROUTER_LOSSES_H
-#include "model_memory.h"
+#include "activations.h"
 
 typedef struct {
     double aux_weight, z_weight; // of the losses in the sum that is minimised

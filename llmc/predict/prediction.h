@@ -8,7 +8,7 @@ NAME).
 */
 #ifndef LLMC_PREDICTION_H
 #define LLMC_PREDICTION_H
-#include "model_memory.h"
+#include "../model/activations.h"
 #include "prediction_communication.h"
 #include "prediction_operations.h"
 

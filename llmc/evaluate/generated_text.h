@@ -19,7 +19,7 @@ generated_text.h: what --generate prints: text for a terminal, or with --prompts
 #define LLMC_GENERATED_TEXT_H
 #include "../text/prompts.h"
 #include "generation.h"
-#include "logger.h"
+#include "../log/logger.h"
 #include "run_tokenizer.h"
 
 static const char *const stop_reasons[] = {NULL, "length", "separator", "not_finite"}; // by StopReason

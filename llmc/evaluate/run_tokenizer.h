@@ -17,7 +17,7 @@ Without a tokenizer, tokens are bytes if the vocabulary has 256 tokens; otherwis
 #ifndef LLMC_RUN_TOKENIZER_H
 #define LLMC_RUN_TOKENIZER_H
 #include "../data/corpus.h"
-#include "options_model.h"
+#include "../options/options_model.h"
 #include "../text/sampler.h"
 
 enum { TOKENIZER_JSON_LIMIT = 256 << 20 };

@@ -7,7 +7,7 @@ rank_check.h: --check-ranks-every: checks that the ranks of a run have the same 
 */
 #ifndef LLMC_RANK_CHECK_H
 #define LLMC_RANK_CHECK_H
-#include "model_state.h"
+#include "state.h"
 #include <xxhash.h>
 
 #ifndef RANKS_PIECE

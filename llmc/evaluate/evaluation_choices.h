@@ -24,10 +24,10 @@ evaluation_choices.h: --eval-choices: multiple-choice tasks (data/choices.h), sc
 #include "../data/choices.h"
 #include "../text/sampler.h"
 #include "evaluation_model.h"
-#include "logger.h"
-#include "options_table.h"
-#include "progress.h"
-#include "ranks.h"
+#include "../log/logger.h"
+#include "../options/options_table.h"
+#include "../log/progress.h"
+#include "../options/ranks.h"
 
 // Row lengths are multiples of CHOICES_STEP, and rows of the LM head of CHOICES_HEAD_STEP, so that matrix products have
 // few different sizes: a library prepares each of them.

@@ -1,5 +1,5 @@
 /*
-model_state.h: a model's parameters on this rank, their gradients and optimizer state. It hides how these are sharded
+state.h: a model's parameters on this rank, their gradients and optimizer state. It hides how these are sharded
 over the ranks (--zero, sharding.h), and the rounded copies of weights (--gemm).
 
 A group of tensors moves together: group 0 is before the layers, 1 + l is layer l, L + 1 is after the layers.
@@ -28,7 +28,7 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
 */
 #ifndef LLMC_MODEL_STATE_H
 #define LLMC_MODEL_STATE_H
-#include "model_memory.h"
+#include "activations.h"
 #include "quantization.h"
 
 typedef struct {
