@@ -17,6 +17,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "scripts"))
+import python_environment
+
+python_environment.ensure("lab")
 from lab import measurements, stats
 from lab.scoreboard import table
 from lab.table import parameters_text

@@ -1,6 +1,8 @@
 """published_results.py: published results beside those of a study. Sources: arXiv 2410.05258 (DIFF V1), the DIFF V2
 blog post of January 2026, arXiv 2505.06708 (gated attention), and public independent reproductions."""
 
+from statistics import median
+
 from . import stats, tables
 
 V1, V2, GATED = "DIFF V1, arXiv 2410.05258", "DIFF V2, blog post of January 2026", "gated attention, arXiv 2505.06708"
@@ -79,7 +81,7 @@ def speed(study, attention):
     for name in ("baseline", attention):
         arm = arm_of(study, name)
         found = [s for r in study.runs_of(arm, lr) if (s := r.tokens_per_s)] if arm else []
-        rates[name] = stats.median(found) if found else None
+        rates[name] = median(found) if found else None
     if not rates[attention] or not rates["baseline"] or attention == "baseline":
         return None
     return f"{100 * (rates[attention] / rates['baseline'] - 1):+.0f}%"

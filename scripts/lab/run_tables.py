@@ -1,6 +1,7 @@
 """run_tables.py: the state of one run, its events and its samples."""
 
 import time
+from statistics import median
 
 from . import stats
 from .table import Table, engineering, escape, parameters_text, speed_text
@@ -41,7 +42,7 @@ def status(run, rate, now=None):
         ["training loss", f"{stats.mean(recent):.4f}, mean of the last {len(recent)} steps" if recent else ""],
         ["validation loss", f"{val[max(val)]:.4f} at step {max(val)}" if val else ""],
         ["lowest validation loss", f"{min(val.values()):.4f} at step {min(val, key=val.get)}" if val else ""],
-        ["gradient norm", f"{stats.median(norms):.4g}, median of the last {len(norms)} steps" if norms else ""],
+        ["gradient norm", f"{median(norms):.4g}, median of the last {len(norms)} steps" if norms else ""],
         ["spikes", f"{spikes['loss_z']} of the loss, {spikes['grad_z']} of the gradient norm" if train else ""],
         ["skipped updates", str(sum(bool(r.get("skipped")) for r in train) or "")],
         ["learning rate", rate + (f"; {rates[-1]:.3g} at the last step" if rates else "")],

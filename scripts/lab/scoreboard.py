@@ -13,6 +13,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import python_environment
+
 from . import claims, cli, measurements, run_directory, stats, study as studies, tables
 from .table import Table, as_markdown
 
@@ -194,6 +196,7 @@ def wrapped(text):
 
 def main(words):
     a = parse_arguments(words)
+    python_environment.ensure("lab")
     paths = list(map(Path, a.paths))
     files = [path for path in paths if path.suffix == ".csv"]
     try:

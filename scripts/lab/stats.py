@@ -10,8 +10,8 @@ used unless a test of equal variances rejects (pooled_gap). All pairing is by se
 import math
 from collections import deque
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import NormalDist
+from statistics import fmean as mean
+from statistics import stdev
 
 CONFIDENCE = 0.95
 SPIKE_Z = 7.0  # standard deviations above the mean of the last SPIKE_WINDOW values: the spike score of OLMo 2
@@ -24,10 +24,6 @@ def finite(x):
     return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
 
 
-def mean(xs):
-    return math.fsum(xs) / len(xs)
-
-
 def mean_or_none(xs):
     """The mean of the finite values; None if there are none."""
     good = [x for x in xs if finite(x)]
@@ -36,70 +32,28 @@ def mean_or_none(xs):
 
 def deviation(xs):
     """Standard deviation with n - 1; None for fewer than two values."""
-    if len(xs) < 2:
-        return None
-    m = mean(xs)
-    return math.sqrt(math.fsum((x - m) ** 2 for x in xs) / (len(xs) - 1))
+    return stdev(xs) if len(xs) > 1 else None
 
 
-def median(xs):
-    ordered, n = sorted(xs), len(xs)
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+def special():
+    """scipy.special, imported on use: --help of a command does not require SciPy."""
+    from scipy import special
 
-
-def beta_fraction(a, b, x):
-    """The continued fraction of the incomplete beta function, by Lentz's method."""
-    tiny = 1e-300
-    c, d = 1.0, 1 - (a + b) * x / (a + 1)
-    d = 1 / (d if abs(d) > tiny else tiny)
-    h = d
-    for m in range(1, 500):
-        for numerator in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 + numerator * d
-            d = 1 / (d if abs(d) > tiny else tiny)
-            c = 1 + numerator / c
-            c = c if abs(c) > tiny else tiny
-            h *= d * c
-        if abs(d * c - 1) < 1e-15:
-            break
-    return h
-
-
-def incomplete_beta(a, b, x):
-    """Regularised I_x(a, b)."""
-    if x <= 0 or x >= 1:
-        return 0.0 if x <= 0 else 1.0
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    if x < (a + 1) / (a + b + 2):
-        return front * beta_fraction(a, b, x) / a
-    return 1 - front * beta_fraction(b, a, 1 - x) / b
+    return special
 
 
 def t_cdf(t, df):
-    tail = incomplete_beta(df / 2, 0.5, df / (df + t * t)) / 2
-    return 1 - tail if t > 0 else tail
+    return float(special().stdtr(df, t))
 
 
-def f_cdf(x, df1, df2):
-    """Of the ratio of two estimates of one variance."""
-    return incomplete_beta(df1 / 2, df2 / 2, df1 * x / (df1 * x + df2)) if x > 0 else 0.0
-
-
-@lru_cache(maxsize=4096)
 def t_quantile(p, df):
-    """t with t_cdf(t, df) = p, by bisection."""
-    if p < 0.5:
-        return -t_quantile(1 - p, df)
-    low, high = 0.0, 1.0
-    while t_cdf(high, df) < p:
-        high *= 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_cdf(middle, df) < p else (low, middle)
-    return (low + high) / 2
+    """t with t_cdf(t, df) = p."""
+    return float(special().stdtrit(df, p))
+
+
+def f_p(x, df1, df2):
+    """The probability that the ratio of two estimates of one variance is above x."""
+    return float(special().fdtrc(df1, df2, x))
 
 
 @dataclass
@@ -181,7 +135,7 @@ def pooled_gap(table, arm, reference, pool):
     rest, rest_df = (pool.sd**2 * pool.df - squares, pool.df - df) if inside else (pool.sd**2 * pool.df, pool.df)
     if rest_df < 1 or rest <= 1e-12 * squares:
         return own
-    own.p_variances = 1 - f_cdf((squares / df) / (rest / rest_df), df, rest_df)
+    own.p_variances = f_p((squares / df) / (rest / rest_df), df, rest_df)
     if own.p_variances < EQUAL_VARIANCES_P or not inside:
         return own
     e = estimate(own.mean, own.n, math.sqrt(2) * pool.sd, pool.df)
@@ -199,18 +153,17 @@ class Pool:
 
 
 def residual_squares(cells):
-    """(sum of the squared residuals of the fit value = arm + seed, its degrees of freedom). The fit alternates between
-    arms and seeds, since cells may be missing."""
-    of_seed = dict.fromkeys(sorted(set().union(*cells.values())), 0.0)
-    for _ in range(1000):
-        of_arm = {arm: mean([x - of_seed[s] for s, x in row.items()]) for arm, row in cells.items()}
-        new = {s: mean([row[s] - of_arm[arm] for arm, row in cells.items() if s in row]) for s in of_seed}
-        moved = max((abs(new[s] - of_seed[s]) for s in of_seed), default=0)
-        of_seed = new
-        if moved < 1e-13:
-            break
-    squares = [(x - of_arm[arm] - of_seed[s]) ** 2 for arm, row in cells.items() for s, x in row.items()]
-    return math.fsum(squares), len(squares) - len(cells) - len(of_seed) + 1
+    """(sum of the squared residuals of the least-squares fit value = arm + seed, its degrees of freedom)."""
+    import numpy as np
+
+    seeds = sorted(set().union(*cells.values()))
+    places = [(i, len(cells) + seeds.index(seed)) for i, row in enumerate(cells.values()) for seed in row]
+    values = np.array([x for row in cells.values() for x in row.values()])
+    design = np.zeros((len(values), len(cells) + len(seeds)))
+    for line, columns in zip(design, places):
+        line[list(columns)] = 1
+    fit, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+    return float(((values - design @ fit) ** 2).sum()), len(values) - int(rank)
 
 
 def pooled_deviation(table, reference):
@@ -227,7 +180,7 @@ def pooled_deviation(table, reference):
         for arm in [arm for arm in cells if arm != reference]:
             squares, rest = residual_squares({a: row for a, row in cells.items() if a != arm})
             if rest > 0 and df > rest and squares > 0:
-                p[arm] = 1 - f_cdf((everything - squares) / (df - rest) / (squares / rest), df - rest, rest)
+                p[arm] = f_p((everything - squares) / (df - rest) / (squares / rest), df - rest, rest)
         worst = min(p, key=p.get, default=None)
         if worst is None or p[worst] >= OUTLIER_P / len(cells):
             return Pool(math.sqrt(everything / df), df, cells)
@@ -239,8 +192,8 @@ def seeds_needed(sd, gap, confidence=CONFIDENCE, limit=1000, power=0.5, arms=2):
     """The fewest seeds with which a true difference `gap`, of deviation sd, has an interval without 0 with probability
     `power`; at 0.5 the interval is narrower than the gap on each side. The deviation is that of 2 arms, or pooled over
     more. None: more than the limit."""
-    normal = NormalDist()  # its quantiles are below those of t
-    least = ((normal.inv_cdf((1 + confidence) / 2) + normal.inv_cdf(power)) * sd / gap) ** 2
+    normal = special().ndtri  # its quantiles are below those of t
+    least = float((normal((1 + confidence) / 2) + normal(power)) * sd / gap) ** 2
     for n in range(max(2, math.floor(min(least, limit + 1))), limit + 1):
         df = (arms - 1) * (n - 1)
         if (t_quantile((1 + confidence) / 2, df) + t_quantile(power, df)) * sd / math.sqrt(n) < abs(gap):

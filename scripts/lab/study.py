@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from . import option_history, run_directory, schema, stats, tasks
 from .run_directory import RunError
@@ -124,7 +125,7 @@ def speed(runs):
     rates = sorted(r["tokens_per_s"] for run in runs for r in run.train if stats.finite(r.get("tokens_per_s")))
     at = lambda share: rates[round(share * (len(rates) - 1))]
     machine = "; ".join(dict.fromkeys(run.machine for run in runs))
-    return {"median": stats.median(rates), "low": at(0.1), "high": at(0.9), "machine": machine} if rates else None
+    return {"median": median(rates), "low": at(0.1), "high": at(0.9), "machine": machine} if rates else None
 
 
 def drop_from(run, step):

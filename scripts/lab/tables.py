@@ -1,6 +1,7 @@
 """tables.py: the tables of a report: losses and gaps, spikes, learning rates, layers, positions, recall, seed noise."""
 
 import math
+from statistics import median
 
 from . import long_context, low_bit, mechanisms, option_history, stats, synthetic, tasks
 from .study import speed
@@ -65,7 +66,7 @@ def summary(study):
                     "parameters": runs[0].parameters,
                     "active_parameters": runs[0].active_parameters,
                     "flops_per_token": runs[0].flops_per_token,
-                    "tokens_per_s": stats.median(speeds) if speeds else None,
+                    "tokens_per_s": median(speeds) if speeds else None,
                     "speed": speed(runs),
                     "tokens": runs[0].tokens,
                     "states": {

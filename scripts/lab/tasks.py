@@ -5,8 +5,6 @@ seeds as those of the loss. Seeds share the examples of a task, whose selection 
 not reduce: a score is compared with chance by the larger of its intervals over seeds and over examples.
 """
 
-from statistics import NormalDist
-
 from . import stats
 
 SCORES = ("accuracy", "accuracy_norm", "bits_per_byte")
@@ -34,7 +32,7 @@ def scores(study, arm, lr, name, key, step=None):
 
 def over_examples(errors):
     """Half the width of the normal interval over examples, from the standard errors of several runs."""
-    return NormalDist().inv_cdf((1 + stats.CONFIDENCE) / 2) * stats.mean(errors) if errors else None
+    return stats.special().ndtri((1 + stats.CONFIDENCE) / 2) * stats.mean(errors) if errors else None
 
 
 def against_chance(estimate, half, chance):
