@@ -13,7 +13,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import python_environment
-from lab import browser
 
 DRAWN = "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length"
 
@@ -21,7 +20,8 @@ DRAWN = "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.le
 def main():
     if len(sys.argv) not in (3, 5) or not all(word.isdigit() for word in sys.argv[3:]):
         sys.exit("usage: dev/screenshot.py PAGE OUT.png [WIDTH HEIGHT]")
-    python_environment.ensure("lab")
+    python_environment.ensure("browser")
+    from lab import browser
     from PIL import Image  # of matplotlib
 
     page, out, width, height = *sys.argv[1:3], *(map(int, sys.argv[3:] or (1280, 900)))

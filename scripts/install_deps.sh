@@ -6,7 +6,7 @@
 # Usage: scripts/install_deps.sh [--check | --with-mpi | --with-browser | --with-cuda-python]
 #   --check             only prints what is missing
 #   --with-mpi          also OpenMPI, for runs of several processes
-#   --with-browser      also Chromium, for the tests of the pages of scripts/lab
+#   --with-browser      also Chromium and its chromedriver, for the tests of the pages of scripts/lab
 #   --with-cuda-python  also the missing dependencies of the CUDA build: NVIDIA's Python packages, into build/python.
 #                       The cuDNN frontend has a few MB; cuDNN, NCCL, NVRTC or a whole toolkit have gigabytes. Fails
 #                       if the driver is older than their CUDA version
@@ -59,6 +59,7 @@ find_missing() {
     if [ "$with_mpi" = yes ]; then has_program mpirun || missing+=(mpirun); fi
     if [ "$with_browser" = yes ]; then
         has_program chromium || has_program chromium-browser || has_program google-chrome || missing+=(chromium)
+        has_program chromedriver || missing+=(chromedriver)
     fi
     # Debian's gcc does not depend on the headers of the C library
     if has_program apt-get && [ ! -e /usr/include/stdio.h ]; then missing+=(libc-dev); fi
@@ -77,6 +78,7 @@ package_of() { # manager word
     apt-get:xxhash) echo libxxhash-dev ;;
     apt-get:openmpi) echo libopenmpi-dev ;;
     apt-get:mpirun) echo openmpi-bin ;;
+    apt-get:chromedriver) echo chromium-driver ;;
     apt-get:libc-dev) echo libc6-dev ;;
     dnf:g++) echo gcc-c++ ;;
     dnf:pkg-config) echo pkgconf-pkg-config ;;
@@ -89,6 +91,7 @@ package_of() { # manager word
     pacman:g++) echo gcc ;;
     pacman:pkg-config) echo pkgconf ;;
     pacman:mpirun) echo openmpi ;;
+    pacman:chromedriver) echo chromium ;;
     pacman:*) echo "$2" ;;
     *) echo "$2" ;;
     esac

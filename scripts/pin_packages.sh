@@ -33,6 +33,7 @@ pin data/gpt2_ranks --no-deps
 pin scripts/lab
 pin scripts/cuda_python --no-deps
 pin scripts/export_python
+pin dev/browser
 pin dev/format --no-deps
 pin tests
 absent=(triton cuda-bindings cuda-pathfinder cuda-toolkit

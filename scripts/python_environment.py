@@ -23,13 +23,14 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
         ("huggingface_hub", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard"),
     ),
     "lab": ("scripts/lab/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy")),
+    "browser": ("dev/browser/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy", "selenium")),
     "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy")),
     "export": ("scripts/export_python/requirements.txt", ("tensorboard", "wandb")),
     "format": ("dev/format/requirements.txt", ()),
     "hub": ("dev/reference/requirements.txt", ()),
     "hub-oldest": ("dev/reference/oldest/requirements.txt", ()),
 }
-BASES = {"hub-oldest": "hub"}  # an environment also has the packages of its base, unless it has other versions
+BASES = {"browser": "lab", "hub-oldest": "hub"}  # an environment also has the packages of its base, unless it has other versions
 COMPLETED_BY = {"hub": "dev/reference/absent_cuda.py"}  # run in the environment after its installation
 
 

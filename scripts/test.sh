@@ -341,14 +341,14 @@ hub() {
     done
 }
 lab() {
-    local python reports=(--report --browser)
-    if ! python=$(python3 scripts/python_environment.py lab 2>"$scratch/python"); then
-        skip "lab: $(tail -n 1 "$scratch/python")"
-        return
-    fi
+    local python environment=browser reports=(--report --browser)
     if ! scripts/install_deps.sh --with-browser >"$scratch/browser" 2>&1; then
         skip "lab: pages in a browser: $(tail -n 1 "$scratch/browser")"
-        reports=(--report)
+        environment=lab reports=(--report)
+    fi
+    if ! python=$(python3 scripts/python_environment.py $environment 2>"$scratch/python"); then
+        skip "lab: $(tail -n 1 "$scratch/python")"
+        return
     fi
     build "the trainer" build/train_diffv2 build/text_to_shards \
         && TRAIN_DIFFV2=build/train_diffv2 run scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py "${reports[@]}"
@@ -400,7 +400,7 @@ scripts/install_deps.sh --with-mpi || {
 }
 if [ $quick = no ]; then
     # before the stages, of which several use one environment; each of them reports what is missing
-    for environment in tests data lab export; do
+    for environment in tests data lab browser export; do
         python3 scripts/python_environment.py $environment >/dev/null 2>&1
     done
 fi

@@ -1014,13 +1014,16 @@ def main():
     parser.add_argument("--browser", action="store_true")
     parser.add_argument("--only", metavar="WORD", default="")
     given = parser.parse_args()
-    python_environment.ensure("lab")
+    python_environment.ensure("browser" if given.browser else "lab")
     tests.extend(test_claims.tests)
     if given.report or given.browser:
         from lab import test_page, test_report, test_tasks
 
         tests.extend(test_report.tests + test_tasks.tests + test_page.tests)
-        tests.extend(test_page.browser_tests if given.browser else [])
+    if given.browser:
+        from lab import test_browser
+
+        tests.extend(test_browser.tests)
     passed = failed = skipped = 0
     for function in tests:
         name = function.__name__.replace("_", " ")

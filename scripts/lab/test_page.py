@@ -1,37 +1,27 @@
-"""test_page.py: tests of the page in Chromium, and of watch.py. test_lab.py --report and --browser run them."""
+"""test_page.py: tests of the page and of watch.py. test_lab.py --report runs them."""
 
 import contextlib
-import fcntl
 import http.client
 import io
 import itertools
 import json
 import math
-import os
 import re
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
-from . import browser
 from . import test_report as made
 from .testing import expect_error
 
-tests, browser_tests = [], []
+tests = []
 
 
 def test(function):
     tests.append(function)
-    return function
-
-
-def browser_test(function):
-    browser_tests.append(function)
     return function
 
 
@@ -267,260 +257,3 @@ def colours_are_distinguishable_in_both_themes():
                     b,
                     math.dist(seen(a, by), seen(b, by)),
                 )
-
-
-def wait_for(page, expression, seconds=60):
-    deadline = time.time() + seconds
-    while time.time() < deadline:
-        try:
-            if page.run(expression):
-                return
-        except RuntimeError:
-            pass  # while a page loads there is no context
-        time.sleep(0.1)
-    raise AssertionError(f"timed out: {expression}")
-
-
-OVERLAP = """all('.plot').flatMap(p => ['.xaxislayer-above .xtick', '.yaxislayer-above .ytick'].flatMap(s => {
-  const boxes = all(s, p).map(e => e.getBoundingClientRect());
-  return boxes.filter((a, i) => boxes.some((b, j) => j > i && a.left < b.right && b.left < a.right && a.top < b.bottom
-    && b.top < a.bottom)).map(() => p.id + s);
-}))"""
-
-
-def saves_figures_and_tables(b):
-    """Every figure and table can be saved."""
-    saved = (
-        "(async () => { const texts = []; window.download = () => 0; URL.createObjectURL = b => texts.push(b.text());"
-    )
-    for kind in ("CSV", "LaTeX"):
-        saved += f"all('.tools button').filter(b => b.textContent === '{kind}').forEach(b => b.click());"
-    texts = b.run(saved + " return Promise.all(texts); })()")
-    assert len(texts) == 2 * b.run("D.figures.length + all('.table').length"), len(texts)
-    assert any('Transformer,0.001,"1,000",6k,"2.2000 [1.9516, 2.4484]",reference,' in t for t in texts), texts
-    assert any("DIFF V2 & baseline" not in t and "\\begin{tabular}" in t and "Transformer & 0.001" in t for t in texts)
-    assert any("\\begin{axis}[xlabel={position}" in t and "xmode=log" in t and "(16," in t for t in texts)
-    assert any('line,of,rate,position,"gap, nats",low,high,note\nDIFF V2' in t for t in texts)
-    svg = b.run("figureSvg(current('gap'))")
-    assert svg.startswith("<svg") and "nats" in svg, svg[:200]
-    assert (
-        b.run(
-            "(t => { const d = new DOMParser().parseFromString(t, 'image/svg+xml');"
-            " return !d.querySelector('parsererror') && d.querySelectorAll('text').length; })"
-            "(tableSvg(of('table-summary')))"
-        )
-        > 20
-    )
-
-
-def prints(b):
-    """On paper each line has a dash of its own, and a printed table is alone."""
-    b.run("window.print = () => window.dispatchEvent(new Event('beforeprint'))")
-    b.run("printOnly(of('table-summary'))")
-    b.send("Emulation.setEmulatedMedia", media="print")
-    seen = "all('.table, .plot').filter(e => e.offsetHeight).map(e => e.id)"
-    assert b.run(seen) == ["table-summary"], b.run(seen)
-    dashes = b.run("all('#plot-loss').map(p => p.data.map(t => t.line.dash))[0]")
-    assert {"solid", "dash"} <= set(dashes) and b.run("theme()") == "light", dashes
-    b.send("Emulation.setEmulatedMedia", media="screen")
-    b.run("window.dispatchEvent(new Event('afterprint'))")
-    assert len(b.run(seen)) > 10 and not b.run("document.body.classList.contains('one')")
-
-
-def sorts_and_smooths(b):
-    """Tables are sorted by numbers; without smoothing a line has its own values; ticks and hovers."""
-    first = "document.querySelector('#table-runs tbody tr').innerText"
-    b.click("#table-runs th:nth-child(5) button")
-    assert b.run(first).startswith("diff_v2.lr0.001.seed1"), b.run(first)  # the lowest loss
-    b.click("#table-runs th:nth-child(5) button")
-    assert b.run(first).startswith("baseline.lr0.001.seed3"), b.run(first)  # the highest; the diverged run is last
-    assert "diverged" in b.run("document.querySelector('#table-runs tbody tr:last-child').innerText")
-    # smoothing: without it a line has its own values
-    line = "document.querySelector('#plot-loss').data.slice(-1)[0].y"
-    smooth = b.run(line)
-    b.run("(s => { s.value = 0; s.dispatchEvent(new Event('input')); })(of('smoothing'))")
-    own = "viewOf(current('loss')).traces.filter(visible).slice(-1)[0].y"
-    assert b.run(line) == b.run(own) != smooth
-    # round ticks that do not overlap, and hovers with units and the seed
-    ticks = b.run("all('.plot').map(p => [p.id, p._fullLayout.xaxis.tickvals, p._fullLayout.yaxis.tickvals])")
-    by = {name: (x, y) for name, x, y in ticks}
-    assert by["plot-position"][0] == [1, 2, 4, 8, 16] and by["plot-ladder"][0][:2] == [0.001, 0.002], by
-    assert by["plot-norms"][1] == [1, 2, 5, 10] and by["plot-recall"][0][0] == 1, by
-    overlap = b.run(OVERLAP)
-    assert overlap == [], overlap
-    hover = b.run("document.querySelector('#plot-loss').data.find(t => t.opacity < 1).hovertemplate")
-    assert b.run("[of('plot-final').offsetHeight, of('plot-final')._fullLayout.height]") == [136, 136]
-    assert "seed 1<br>tokens: " in hover and "training loss, nats per token: %{y" in hover, hover
-
-
-def chooses_views_arms_and_rates(b):
-    """The buttons and the choice of the rate change what is drawn."""
-    assert b.run("document.querySelector('#plot-loss').layout.xaxis.title.text") == "tokens"
-    b.click("#views-loss button[data-view='1']")
-    wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
-    assert (
-        b.run("Math.max(...document.querySelector('#plot-loss').data.filter(t => t.x).map(t => Math.max(...t.x)))")
-        == made.STEPS * made.BATCH * 6e3
-    )
-    # arms
-    before = b.run("document.querySelector('#plot-loss').data.length")
-    b.click("#legend button[data-of='diff_v2']")
-    wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
-    b.click("#legend button[data-of='diff_v2']")
-    wait_for(b, f"document.querySelector('#plot-loss').data.length === {before}")
-    # rates
-    b.run("(s => { s.value = '0.004'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))")
-    wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
-    b.run("(s => { s.value = '0.001'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))")
-
-
-def shows_maps(b):
-    """A pair has three maps; hovering over one prints its values."""
-    assert b.run("document.querySelectorAll('#maps canvas').length") == 3
-    assert b.run(
-        "(c => c.getContext('2d').getImageData(0, 0, c.width, c.height)"
-        ".data.some((v, i, d) => i % 4 === 0 && v < 128 && d[i + 3] === 255))(document.querySelector('#maps canvas'))"
-    )
-    x, y = b.middle("#maps canvas:nth-of-type(1)")
-    left = b.run("document.querySelector('#maps canvas').getBoundingClientRect().left")
-    b.mouse(left + 8, y + 30)  # the first column, where the second map is 1
-    wait_for(b, "document.querySelector('#pointed').textContent.includes('A1 - s A2')")
-    said = b.run("document.querySelector('#pointed').textContent")
-    values = [float(word.rstrip(",")) for word in said.split() if word.count(".") == 1]
-    row = int(said.split()[1])
-    assert row > 0 and abs(values[0] - 1 / (row + 1)) < 0.01, said
-    assert len(values) == 3 and values[1] > 0.9 and abs(values[0] - made.LAMBDA * values[1] - values[2]) < 2e-2, said
-    b.run("(s => { s.value = 'baseline'; s.dispatchEvent(new Event('change')); })(document.querySelector('#map-arm'))")
-    wait_for(b, "document.querySelectorAll('#maps canvas').length === 1")
-
-
-def changes_its_theme(b, path):
-    """The theme is the system's, then the button's, which survives a reload."""
-    assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    b.color_scheme(True)
-    wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
-    b.color_scheme(False)
-    wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'")
-    b.click("#theme")
-    wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
-    b.open(path)
-    assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
-    wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
-
-
-@browser_test
-def a_browser_starts_for_any_numbers_of_open_files():
-    """Files have the numbers from 3 and are closed just before Popen opens its own pipe, which then gets them."""
-    program = """
-import os, sys
-from lab import browser
-held = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(sys.argv[1]))]
-open_pipe, pipes = os.pipe, []
-def pipe():
-    while len(pipes) == 2 and held:
-        os.close(held.pop())
-    pipes.append(open_pipe())
-    return pipes[-1]
-os.pipe = pipe
-with browser.Browser() as b:
-    assert b.run("6 * 7") == 42
-"""
-    here = Path(__file__).parents[1]
-    for count in range(5):
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(count)], cwd=here, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, (count, done.stderr)
-
-
-@browser_test
-def the_page_works_offline_in_a_browser():
-    with tempfile.TemporaryDirectory() as place:
-        lab = made.made_lab(place)
-        done = made.report(lab, "--no-png")
-        assert done.returncode == 0, done.stderr
-        with browser.Browser() as b:
-            b.open(lab / "report/report.html")
-            wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
-            outside = [r for r in b.requests if not r.startswith(("file:", "data:", "blob:"))]
-            assert not b.errors and not outside, (b.errors, outside)
-            assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth"), (
-                "the page is wider than the window"
-            )
-            saves_figures_and_tables(b)
-            prints(b)
-            sorts_and_smooths(b)
-            chooses_views_arms_and_rates(b)
-            shows_maps(b)
-            changes_its_theme(b, lab / "report/report.html")
-            assert not b.errors, b.errors
-        with browser.Browser(width=400, height=800) as b:
-            b.open(lab / "report/report.html")
-            wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
-            assert b.run("document.querySelector('header').offsetHeight / innerHeight") < 0.15
-            b.run("of('map-arm').options[0].text = 'long '.repeat(40)")
-            assert b.run(OVERLAP) == []
-            assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"), (
-                "a narrow window scrolls sideways"
-            )
-
-
-@browser_test
-def a_watched_report_follows_a_run_to_its_end():
-    with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "run"
-        made.made_run(run, "baseline", 0.001, 1, 2.0, steps=100)
-        trainer = open(run / "run.json", "r+b")
-        fcntl.fcntl(
-            trainer, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-        )  # as a running trainer does
-        out = Path(place) / "out"
-        process = made.report(
-            run, "--out", out, "--watch", "1", "--no-png", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        page = out / "report.html"
-        deadline = time.time() + 60
-        while not page.exists() and time.time() < deadline:
-            time.sleep(0.2)
-        assert '"watch":1' in page.read_text() and "100/200" in page.read_text()
-        whole = Path(place) / "whole"
-        made.made_run(whole, "baseline", 0.001, 1, 2.0)
-        with browser.Browser() as b:
-            b.open(page)
-            (run / "log.jsonl").write_text((whole / "log.jsonl").read_text())
-            wait_for(b, "document.body.innerText.includes('200/200')", 60)  # the page has reloaded
-        os.rename(whole / "checkpoints", run / "checkpoints")
-        trainer.close()
-        assert process.wait(timeout=60) == 0, process.stderr.read()
-        assert '"watch":0' in page.read_text() and "<td>done</td>" in page.read_text()
-
-
-@browser_test
-def an_open_live_page_follows_its_run():
-    with tempfile.TemporaryDirectory() as place:
-        run, whole = Path(place) / "run", Path(place) / "whole/log.jsonl"
-        made.made_run(whole.parent, "diff_v2", 0.001, 1, 2.0)
-        made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
-        with browser.Browser(width=400, height=800) as b:
-            with watching(run) as (_, address):
-                b.open(address)
-                wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
-                b.run("window.same = true")
-                x, y = b.middle("#plot-rate .nsewdrag")
-                b.drag((x - 60, y), (x + 60, y))  # zooms
-                extent = "of('plot-rate')._fullLayout.xaxis.range.map(Math.round)"
-                wait_for(b, f"({extent})[0] > 10")
-                zoomed = b.run(extent)
-                b.click("#table-status th button")
-                (run / "log.jsonl").write_text(lines_up_to(whole, 140))
-                last = "document.querySelector('#plot-loss').data.find(t => t.name === 'training').x.slice(-1)[0]"
-                wait_for(b, f"{last} === 140")
-                assert b.run("window.same") and "140/200" in b.run("of('table-status').innerText")
-                assert b.run("document.querySelector('#table-status tbody tr').innerText").startswith("FLOPs/token")
-                assert b.run(extent) == zoomed
-                (run / "log.jsonl").write_text(lines_up_to(whole, 150))  # a new line: the spike
-                wait_for(b, "!window.same && Object.keys(D.arms).includes('spikes')")
-                wait_for(b, "document.querySelector('#plot-norms').data.slice(-1)[0].x[0] === 150")
-                assert not b.errors and not b.run("document.body.classList.contains('lost')"), b.errors
-                assert all(r.startswith((address, "data:", "blob:")) for r in b.requests), b.requests
-            wait_for(b, "document.body.classList.contains('lost')")  # the server has ended
