@@ -1,10 +1,16 @@
-# recipe.sh: the shared part of the recipes run_SIZE.sh, which set `name`, `ranks` and `settings` and source this file.
-# Starts the run, or resumes it if its directory has a run.json:
-#   in a Slurm job   with srun, on all tasks of the job. After a signal (--signal of sbatch before the time limit,
+#!/usr/bin/env bash
+# recipe.sh: pretrains a DIFF V2 by a recipe of the table scripts/recipes.
+#
+# Usage: scripts/recipe.sh NAME --train-data DATA [--val-data DATA] [OPTION...]   on one machine, with mpirun
+#        sbatch [--nodes=MACHINES] scripts/recipe.sh NAME ...                     in Slurm, with srun
+#        scripts/recipe.sh NAME --help                                            GPUs, memory, FLOPs and hours
+# Start it from the root of the repository. It starts the run runs/NAME, or --out DIR, or resumes it if the directory
+# has a run.json:
+#   in a Slurm job   on all tasks of the job. After a signal (--signal of sbatch before the time limit,
 #                    scancel --signal=USR1, preemption) the trainer saves a checkpoint and exits with status 3, and the
 #                    job requeues itself. Slurm requeues it after the failure of a node. Any other status ends the job,
 #                    so that a run that fails is not restarted repeatedly.
-#   on one machine   with mpirun. SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 save a checkpoint; a second Ctrl-C exits at once.
+#   on one machine   SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 save a checkpoint; a second Ctrl-C exits at once.
 # On the first start, arguments override the recipe's settings. A resumed run has the options of its last start, which
 # arguments override.
 # Exit status: the trainer's: 0 done, 1 failed, 2 usage, 3 stopped by a signal after saving a checkpoint.
@@ -19,13 +25,47 @@
 #   LAUNCH         the launcher and its flags, instead of mpirun or srun: LAUNCH='mpirun --hostfile hosts -np 64'
 #   SLURM_MPI_TYPE how srun starts MPI (default: none for a program named ...cu, whose ranks connect by Slurm's
 #                  variables; otherwise pmix)
-# shellcheck shell=bash disable=SC2154 # the recipe sets name, ranks and settings
+#SBATCH --job-name=diffv2
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
 set -uo pipefail
 
 fail() { # text, status
-    echo "run_$name.sh: $1" >&2
+    echo "recipe.sh: $1" >&2
     exit "${2:-1}"
 }
+
+recipe_of() { # name: the row of the table, then the lines that describe it
+    awk -v name="$1" '/^[^ #]/ { inside = $1 == name } inside' scripts/recipes
+}
+
+names() { # of all recipes
+    awk '/^[^ #]/ { printf "%s%s", n++ ? ", " : "", $1 }' scripts/recipes
+}
+
+usage=$(sed -n '2,/^#SBATCH/{/^#SBATCH/!s/^# \{0,1\}//p}' "$0")
+cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}" || exit 1
+[ -e scripts/recipes ] || fail "no scripts/recipes in $PWD: start it from the root of the repository" 2
+case ${1-} in
+--help | -h)
+    echo "$usage"
+    echo "Recipes: $(names)"
+    exit 0
+    ;;
+esac
+name=${1-}
+read -r _ machines ranks B total steps every lr warmup zero more < <(recipe_of "$name") \
+    || fail "no recipe '$name': specify one of $(names)" 2
+shift
+read -ra settings <<<"--preset $name --attention diff_v2 --batch-size $B --total-batch $total --steps $steps --lr $lr \
+--warmup $warmup --zero $zero $more --checkpoint-every $every --val-every $every --check-ranks-every $every"
 
 # The number of GPUs that the program sees: CUDA_VISIBLE_DEVICES lists indices or UUIDs, up to the first invalid entry.
 visible_gpus() {
@@ -47,8 +87,9 @@ out=runs/$name given=' ' arguments=() without_init=()
 while [ $# -gt 0 ]; do
     case $1 in
     --help | -h)
-        sed -n '2,/^#SBATCH/{/^#SBATCH/!s/^# \{0,1\}//p}' "$0"
-        echo "The options are those of train_diffv2 --help."
+        echo "recipe.sh $name: pretrains a DIFF V2"
+        recipe_of "$name" | tail -n +2
+        echo "The options are those of train_diffv2 --help. scripts/recipe.sh --help describes signals and variables."
         exit 0
         ;;
     --resume | --no-resume | --resume=*) fail "$1 is not allowed: the recipe resumes a run that exists" 2 ;;
@@ -88,6 +129,8 @@ program=${TRAIN_DIFFV2:-./train_diffv2cu}
 [ -x "$program" ] || fail "no program $program: run make ${program##*/}, or set TRAIN_DIFFV2"
 if [ -n "${SLURM_JOB_ID-}" ]; then
     [[ $program == *cu ]] && mpi=none || mpi=pmix
+    [ "${SLURM_JOB_NUM_NODES:-$machines}" -ge "$machines" ] \
+        || echo "recipe.sh: $name is for $machines machines: sbatch --nodes=$machines scripts/recipe.sh $name" >&2
     # srun does not inherit --cpus-per-task
     launcher=(srun --mpi="${SLURM_MPI_TYPE:-$mpi}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
 else
@@ -164,8 +207,8 @@ if [ "$stopped" = yes ] && [ -n "${SLURM_JOB_ID-}" ]; then
     # A cancelled job stays cancelled, Slurm itself requeues a preempted one, and a job of salloc cannot be requeued.
     state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
     if [[ $state =~ JobState=(RUNNING|TIMEOUT)\  && $state == *' BatchFlag=1 '* ]]; then
-        echo "run_$name.sh: stopped by a signal; requeues job $SLURM_JOB_ID, which resumes $out"
-        scontrol requeue "$SLURM_JOB_ID" || echo "run_$name.sh: requeuing failed: submit it again to continue" >&2
+        echo "recipe.sh: stopped by a signal; requeues job $SLURM_JOB_ID, which resumes $out"
+        scontrol requeue "$SLURM_JOB_ID" || echo "recipe.sh: requeuing failed: submit it again to continue" >&2
     fi
 fi
 exit "$status"

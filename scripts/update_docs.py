@@ -50,12 +50,12 @@ PAPER = "arXiv 2410.05258"
 # name, options, largest learning rate, tokens per update, where these two are from
 SIZES = [
     ("tiny", "--preset tiny", 4e-3, 1 << 10, "`scripts/plans/loss-gap.plan`"),
-    ("124m", "--preset 124m", 6e-4, 1 << 19, "`scripts/run_124m.sh`"),
-    ("350m", "--preset 350m", 3e-4, 1 << 19, "`scripts/run_350m.sh`"),
+    ("124m", "--preset 124m", 6e-4, 1 << 19, "`scripts/recipe.sh 124m`"),
+    ("350m", "--preset 350m", 3e-4, 1 << 19, "`scripts/recipe.sh 350m`"),
     ("830m", "--preset 830m", 1.5e-3, 1 << 18, PAPER),
-    ("1.4b", "--preset 1.4b --kv-heads 8", 1.5e-3, 1 << 18, "`scripts/run_1.4b.sh`"),
+    ("1.4b", "--preset 1.4b --kv-heads 8", 1.5e-3, 1 << 18, "`scripts/recipe.sh 1.4b`"),
     ("2.8b", "--preset 2.8b --kv-heads 10", 1.5e-3, 1 << 18, PAPER),
-    ("3b", "--preset 3b --kv-heads 12", 3.2e-4, 1 << 22, "`scripts/run_3b.sh`"),
+    ("3b", "--preset 3b --kv-heads 12", 3.2e-4, 1 << 22, "`scripts/recipe.sh 3b`"),
     ("6.8b", "--preset 6.8b --kv-heads 16", 7.5e-4, 1 << 18, PAPER),
     ("13.1b", "--preset 13.1b --kv-heads 20", 7.5e-4, 1 << 18, PAPER),
 ]

@@ -18,7 +18,7 @@ trap 'exit 1' INT TERM HUP
 
 ranks=1
 ! has_mpi || ranks=2
-recipe=scripts/run_124m.sh steps=40
+recipe=(scripts/recipe.sh 124m) steps=40
 tiny=(--preset tiny --layers 2 --seq-len 128 --batch-size 2 --total-batch 2048 --steps "$steps" --warmup 5 --threads 1
     --train-data "$data" --val-every 0)
 export RANKS=$ranks TRAIN_DIFFV2CU=${TRAIN_DIFFV2CU:-build/oncpu/test_trainer --trainer}
@@ -52,20 +52,20 @@ test_the_figures_of_the_recipes_are_up_to_date() {
     ends 0 scripts/update_recipes.sh --check
 }
 test_a_first_start_has_the_settings_and_arguments_override_them() {
-    ends 0 "$recipe" "${tiny[@]}" --stop-after 10 --out="$scratch/run"
+    ends 0 "${recipe[@]}" "${tiny[@]}" --stop-after 10 --out="$scratch/run"
     command_has '--preset tiny' '--lr 6e-4' "--out $scratch/run"
     command_lacks --resume '--preset 124m' '--steps 19073'
 }
 test_a_second_start_resumes_with_the_options_of_the_first() {
-    ends 0 "$recipe" --out "$scratch/run" --threads 1 --stop-after 20 --init nowhere
+    ends 0 "${recipe[@]}" --out "$scratch/run" --threads 1 --stop-after 20 --init nowhere
     command_has --resume '--stop-after 20'
     command_lacks --init nowhere --lr --steps
     contains "$scratch/out" 'training from step 10 to 40'
 }
 test_a_finished_run_stays_finished() {
-    ends 0 "$recipe" --out "$scratch/run" --threads 1
+    ends 0 "${recipe[@]}" --out "$scratch/run" --threads 1
     same_as_whole "$scratch/run"
-    ends 0 "$recipe" --out "$scratch/run" --threads 1
+    ends 0 "${recipe[@]}" --out "$scratch/run" --threads 1
     contains "$scratch/out" 'nothing to do'
 }
 # Starts a run, sends it a signal at step 5, and sets `status` to its exit status. Job control and env make sure that
@@ -75,7 +75,7 @@ signal_a_run() { # signal
     "${environment[@]}" true 2>/dev/null || environment=(env) # an older env
     rm -rf "${scratch:?}/$1"
     set -m
-    "${environment[@]}" "$recipe" "${tiny[@]}" --out "$scratch/$1" >"$scratch/out" 2>"$scratch/err" &
+    "${environment[@]}" "${recipe[@]}" "${tiny[@]}" --out "$scratch/$1" >"$scratch/out" 2>"$scratch/err" &
     child=$!
     set +m
     # shellcheck disable=SC2064 # expanded now
@@ -94,7 +94,7 @@ test_a_signal_to_the_recipe_saves_and_the_next_start_is_bitwise_equal() {
         signal_a_run "$signal"
         [ "$status" -ne 0 ] || signal_a_run "$signal" # on a busy machine the run may end before the signal arrives
         [ "$status" -eq 3 ] || fail "SIG$signal: status $status, not 3: $(tail -n 1 "$scratch/err")"
-        ends 0 "$recipe" --out "$scratch/$signal" --threads 1
+        ends 0 "${recipe[@]}" --out "$scratch/$signal" --threads 1
         command_has --resume
         same_as_whole "$scratch/$signal"
     done
@@ -111,7 +111,7 @@ END
     for status in 1 2 3 137; do
         for ((rank = 0; rank < ranks; rank++)); do
             ends "$status" env FAKE_RANK=$rank FAKE_STATUS=$status TRAIN_DIFFV2="$scratch/fake" \
-                "$recipe" --out "$scratch/none"
+                "${recipe[@]}" --out "$scratch/none"
         done
     done
 }
@@ -120,7 +120,7 @@ test_each_start_has_its_own_secret_which_is_not_printed() {
     printf '#!/bin/sh\nprintf %%s "$DIFFV2_SECRET" >%q.$$\n' "$scratch/secret" >"$scratch/fake"
     chmod +x "$scratch/fake"
     for value in 1 2; do # a value from the environment is not used
-        ends 0 env DIFFV2_SECRET=$value TRAIN_DIFFV2="$scratch/fake" RANKS=1 "$recipe" --out "$scratch/none"
+        ends 0 env DIFFV2_SECRET=$value TRAIN_DIFFV2="$scratch/fake" RANKS=1 "${recipe[@]}" --out "$scratch/none"
     done
     [[ $(cat "$scratch"/secret.*) =~ ^[0-9a-f]{64}$ ]] || fail "secrets: $(cat "$scratch"/secret.*)"
     for file in "$scratch"/secret.*; do
@@ -135,7 +135,7 @@ test_each_visible_gpu_has_a_rank() {
     chmod +x "$scratch"/bin/* "$scratch/fake"
     starts() { # ranks, CUDA_VISIBLE_DEVICES
         ends 0 env -u RANKS ${2+"CUDA_VISIBLE_DEVICES=$2"} PATH="$scratch/bin:$PATH" TRAIN_DIFFV2="$scratch/fake" \
-            "$recipe" --out "$scratch/none"
+            "${recipe[@]}" --out "$scratch/none"
         command_has "mpirun -q -np $1"
     }
     starts 4
@@ -144,41 +144,52 @@ test_each_visible_gpu_has_a_rank() {
     starts 2 0,1,-1,2
     starts 2 1,0,4,3
 }
+test_the_help_of_a_recipe_has_its_figures() {
+    ends 0 "${recipe[@]}" --help
+    contains "$scratch/out" '    FLOPs           8.55e+18 (8.55e+08 per token)' '    settings from   the batch of GPT-2'
+    ! grep -q 30b-a3b "$scratch/out" || fail 'it has those of another recipe'
+}
 test_srun_starts_the_gpu_program_without_mpi() {
     mkdir -p "$scratch/bin"
     printf '#!/bin/sh\n' | tee "$scratch/bin/srun" "$scratch/bin/fakecu" >"$scratch/bin/fake"
     chmod +x "$scratch"/bin/*
     starts() { # type of MPI, program, assignments...
         ends 0 env -u SLURM_MPI_TYPE PATH="$scratch/bin:$PATH" SLURM_JOB_ID=1 TRAIN_DIFFV2="$scratch/bin/$2" "${@:3}" \
-            "$recipe" --out "$scratch/none"
+            "${recipe[@]}" --out "$scratch/none"
         command_has "srun --mpi=$1"
     }
     starts none fakecu
     starts pmix fake
     starts pmi2 fakecu SLURM_MPI_TYPE=pmi2
+    [ ! -s "$scratch/err" ] || fail "stderr: $(cat "$scratch/err")"
+    recipe=(scripts/recipe.sh 3b)
+    starts none fakecu SLURM_JOB_NUM_NODES=7
+    one_line '3b is for 8 machines: sbatch --nodes=8 scripts/recipe.sh 3b'
 }
 test_the_recipe_fails_with_the_status_and_message_of_the_program() {
-    ends 2 env RANKS=1 "$recipe" --no-such-option 1
+    ends 2 env RANKS=1 "${recipe[@]}" --no-such-option 1
     one_line no-such-option
-    ends 1 env RANKS=1 "$recipe" "${tiny[@]}" --init "$scratch/nothing"
+    ends 1 env RANKS=1 "${recipe[@]}" "${tiny[@]}" --init "$scratch/nothing"
     one_line nothing
 }
 test_usage_errors_are_one_line() {
-    ends 2 "$recipe" --resume
+    ends 2 scripts/recipe.sh 12 --train-data "$data"
+    one_line "no recipe '12': specify one of 124m, 350m,"
+    ends 2 "${recipe[@]}" --resume
     one_line --resume
-    ends 2 env RANKS=none "$recipe"
+    ends 2 env RANKS=none "${recipe[@]}"
     one_line "RANKS 'none'"
-    ends 1 env TRAIN_DIFFV2="$scratch/nothing" "$recipe"
+    ends 1 env TRAIN_DIFFV2="$scratch/nothing" "${recipe[@]}"
     one_line nothing
-    ends 2 "$recipe" --out
+    ends 2 "${recipe[@]}" --out
     one_line --out
-    ends 1 env RANKS=2 LAUNCH=no_such_launcher "$recipe"
+    ends 1 env RANKS=2 LAUNCH=no_such_launcher "${recipe[@]}"
     one_line no_such_launcher
-    ends 2 env SLURM_SUBMIT_DIR="$scratch" "$recipe"
+    ends 2 env SLURM_SUBMIT_DIR="$scratch" "${recipe[@]}"
     one_line 'from the root of the repository'
 }
 
-"$recipe" "${tiny[@]}" --out "$scratch/whole" >"$scratch/out" 2>&1 || {
+"${recipe[@]}" "${tiny[@]}" --out "$scratch/whole" >"$scratch/out" 2>&1 || {
     tail -n 3 "$scratch/out" >&2
     exit 1
 }
@@ -190,6 +201,7 @@ for name in the_figures_of_the_recipes_are_up_to_date \
     a_rank_that_fails_ends_the_recipe_with_its_status \
     each_start_has_its_own_secret_which_is_not_printed \
     each_visible_gpu_has_a_rank \
+    the_help_of_a_recipe_has_its_figures \
     srun_starts_the_gpu_program_without_mpi \
     the_recipe_fails_with_the_status_and_message_of_the_program \
     usage_errors_are_one_line; do

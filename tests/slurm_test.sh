@@ -149,7 +149,8 @@ submit() { # job name, options of sbatch..., --, arguments of the recipe...: set
     done
     shift
     job=$(sbatch --parsable --job-name="$name" --ntasks-per-node="$ranks" --gpus-per-node=0 --cpus-per-task=1 \
-        --nodes=1 --time=10 --output="$scratch/$name.log" "${flags[@]}" scripts/run_124m.sh "$@" --out "$scratch/$name")
+        --nodes=1 --time=10 --output="$scratch/$name.log" "${flags[@]}" \
+        scripts/recipe.sh 124m "$@" --out "$scratch/$name")
 }
 job_field() { # job, field
     scontrol --oneliner show job "$1" | sed -n "s/.* $2=\([^ ]*\).*/\1/p"
@@ -281,7 +282,7 @@ start_slurm || {
     tail -n 3 "$S"/*.log "$S"/*.out >&2
     die "Slurm did not start on loopback; see its output above"
 }
-RANKS=$ranks scripts/run_124m.sh "${tiny[@]}" --out "$scratch/whole" >"$scratch/whole.out" 2>&1 || {
+RANKS=$ranks scripts/recipe.sh 124m "${tiny[@]}" --out "$scratch/whole" >"$scratch/whole.out" 2>&1 || {
     tail -n 3 "$scratch/whole.out" >&2
     die "the uninterrupted run failed"
 }
