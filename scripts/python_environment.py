@@ -30,10 +30,8 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
     "hub": ("dev/reference/requirements.txt", ()),
     "hub-oldest": ("dev/reference/oldest/requirements.txt", ()),
 }
-BASES = {
-    "browser": "lab",
-    "hub-oldest": "hub",
-}  # an environment also has the packages of its base, unless it has other versions
+# an environment also has the packages of its base, unless it has other versions
+BASES = {"browser": "lab", "hub-oldest": "hub"}
 COMPLETED_BY = {"hub": "dev/reference/absent_cuda.py"}  # run in the environment after its installation
 
 

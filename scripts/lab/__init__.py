@@ -11,7 +11,9 @@ option_history.py     options of a run that was resumed with others
 report.py             the command `report`: runs become a page, PNG files and tables
 study.py              reads the runs of a report and finds what prevents a comparison
 tables.py             the tables of a report
-mechanisms.py         tables of the probes of checkpoints
+compare.py            values by seed: estimates, gaps to the reference
+layers.py             numbers of layers: statistics, evaluations, probes of checkpoints
+evaluations.py        loss by position, recall, multiple-choice and synthetic tasks
 measurements.py       the numbers of each run that claims are about, and their CSV file
 claims, claims.py     published claims, the rules of their verdicts, and the verdicts
 scoreboard.py         the command `scoreboard`: the verdicts as Markdown
@@ -20,7 +22,8 @@ long_context.py       what windows and YOCO cost each variant
 attention_maps.py     reads attention maps
 stats.py              intervals, tests, smoothing
 figures.py            the curves of each figure
-router_figures.py     the losses of the routers
+run_figures.py        those of one run
+evaluation_figures.py those of evaluations
 page.py, page.*       the HTML page
 png.py                figures as PNG
 markdown.py           the main tables as Markdown

@@ -2,10 +2,8 @@
 
 import base64
 import json
-import math
 import re
 import struct
-from array import array
 from pathlib import Path
 
 from . import stats
@@ -15,26 +13,22 @@ TENSOR_NAME = re.compile(r"layer\.[0-9]+\.head\.[0-9]+\.(a1|a2|lambda)")
 
 
 def read(path):
-    """The tensors {name: (shape, array)} of a file. Raises RunError if it is not a file of attention maps."""
+    """The tensors {name: array} of a file. Raises RunError if it is not a file of attention maps."""
+    import numpy as np
+
     try:
         data = Path(path).read_bytes()
         size = struct.unpack("<Q", data[:8])[0]
-        tensors = {}
-        for name, t in json.loads(data[8 : 8 + size]).items():
-            if name == "__metadata__":
-                continue
-            begin, end = t["data_offsets"]
-            tensors[name] = t["shape"], array("f", data[8 + size + begin : 8 + size + end])
-            if (
-                t["dtype"] != "F32"
-                or 4 * math.prod(t["shape"]) != end - begin
-                or len(tensors[name][1]) != math.prod(t["shape"])
-            ):
-                raise ValueError(name)
-        n = len(tensors["tokens"][1])
-        for name, (shape, _) in tensors.items():
-            wanted = {"tokens": [n], "a1": [n, n], "a2": [n, n], "lambda": [n]}[name.rpartition(".")[2]]
-            if shape != wanted or (name != "tokens" and not TENSOR_NAME.fullmatch(name)):
+        header, tensors = json.loads(data[8 : 8 + size]), {}
+        for name, t in header.items():
+            if name != "__metadata__":
+                begin, end = (8 + size + offset for offset in t["data_offsets"])
+                tensors[name] = np.frombuffer(data[begin:end], "<f4").reshape(t["shape"])
+                if t["dtype"] != "F32" or not (name == "tokens" or TENSOR_NAME.fullmatch(name)):
+                    raise ValueError(name)
+        n = len(tensors["tokens"])
+        for name, x in tensors.items():
+            if x.shape != {"tokens": (n,), "a1": (n, n), "a2": (n, n), "lambda": (n,)}[name.rpartition(".")[2]]:
                 raise ValueError(name)
         return tensors
     except OSError as error:
@@ -43,20 +37,20 @@ def read(path):
         raise RunError(f"{path}: damaged, or not attention maps") from None
 
 
-def pack(values, n):
+def pack(values):
     """The lower triangle of a map: the square roots as bytes, base64."""
-    return base64.b64encode(
-        bytes(round(255 * math.sqrt(min(1.0, max(0.0, values[t * n + j])))) for t in range(n) for j in range(t + 1))
-    ).decode()
+    import numpy as np
+
+    lower = values[np.tril_indices(len(values))].astype(float)
+    return base64.b64encode(np.rint(255 * np.sqrt(np.clip(np.nan_to_num(lower), 0, 1))).astype(np.uint8)).decode()
 
 
-def entropy(values, n):
-    return sum(
-        -values[t * n + j] * math.log(values[t * n + j])
-        for t in range(1, n)
-        for j in range(t + 1)
-        if values[t * n + j] > 0
-    ) / (n - 1)
+def entropy(values):
+    """The mean entropy of the rows after the first."""
+    import numpy as np
+
+    x = np.tril(values[1:].astype(float), 1)
+    return float(-(x * np.log(x, out=np.zeros_like(x), where=x > 0)).sum() / len(x))
 
 
 def token_text(token):
@@ -74,27 +68,18 @@ def maps_data(arm, label, tensors, chosen=None, limit=24):
     short = heads_of(tensors)
     names = list(short)
     names = [n for n in names if short[n] in chosen] if chosen else [names[i] for i in stats.thin(names, limit)]
-    n, heads, sharp = tensors["tokens"][0][0], [], {}
+    heads, sharp = [], {}
     for name in names:
-        a1 = tensors[f"{name}.a1"][1]
-        sharp[short[name]] = entropy(a1, n)
-        layer, head = short[name].split(":")
-        item = {"name": short[name], "title": f"layer {layer}, head {head}", "a1": pack(a1, n)}
-        if f"{name}.a2" in tensors:
-            item["a2"], item["lambda"] = (
-                pack(tensors[f"{name}.a2"][1], n),
-                [round(x, 5) for x in tensors[f"{name}.lambda"][1]],
-            )
+        a1, a2 = tensors[f"{name}.a1"], tensors.get(f"{name}.a2")
+        sharp[short[name]] = entropy(a1)
+        item = {"name": short[name], "title": "layer {}, head {}".format(*short[name].split(":")), "a1": pack(a1)}
+        if a2 is not None:
+            item |= {"a2": pack(a2), "lambda": [round(float(x), 5) for x in tensors[f"{name}.lambda"]]}
         heads.append(item)
     if not heads:
         return None
-    return {
-        "arm": arm,
-        "label": label,
-        "tokens": [token_text(int(t)) for t in tensors["tokens"][1]],
-        "heads": heads,
-        "sharpest": min(sharp, key=sharp.get),
-    }
+    tokens = [token_text(int(t)) for t in tensors["tokens"]]
+    return {"arm": arm, "label": label, "tokens": tokens, "heads": heads, "sharpest": min(sharp, key=sharp.get)}
 
 
 def maps_html(maps):

@@ -8,6 +8,7 @@ cells with a share z and a text.
 """
 
 from . import stats, tables
+from .compare import difference, estimate
 
 POINTS = 300  # per line at most
 SMOOTH = 0.02  # share of a line that a running mean covers unless the reader of the page changes it
@@ -21,6 +22,12 @@ def trace(arm, name, x, y, lr=None, **more):
     lists = {key: short(more[key]) for key in ("low", "high", "error", "xerror") if more.get(key)}
     lr = None if lr is None else f"{lr:g}"
     return {"arm": arm, "name": name, "x": short(x), "y": short(y), "lr": lr, **more, **lists}
+
+
+def line(arm, name, x, estimates, lr=None, **more):
+    """A line of estimates, as JSON, with their intervals."""
+    error = [e["half"] or 0 for e in estimates]
+    return trace(arm, name, x, [e["mean"] for e in estimates], lr, mode="lines+markers", error=error, **more)
 
 
 def seed(run):
@@ -80,18 +87,16 @@ def loss_curves(study):
     views = []
     for which, title in AXES:
         traces = []
-        for arm, label in study.arms.items():
-            for lr in study.rates():
-                runs = [run for run in study.runs_of(arm, lr) if run.train]
-                lines = [(axis(run, run.train, which), [r.get("loss") for r in run.train]) for run in runs]
-                for run, (x, y) in zip(runs, lines) if len(runs) > 1 else ():
-                    more = {"who": seed(run), "faint": True, "smooth": True}
-                    traces.append(trace(arm, run.name, binned(x), binned(y), lr, **more))
-                n = min((len(x) for x, _ in lines), default=0)
-                if n:
-                    average = [stats.mean([x[i] for x, _ in lines]) for i in range(n)]
-                    means = [stats.mean_or_none([y[i] for _, y in lines]) for i in range(n)]
-                    traces.append(trace(arm, label, binned(average), binned(means), lr, who=over(runs), smooth=True))
+        for arm, label, lr, runs in study.cells():
+            runs = [run for run in runs if run.train]
+            lines = [(axis(run, run.train, which), [r.get("loss") for r in run.train]) for run in runs]
+            for run, (x, y) in zip(runs, lines) if len(runs) > 1 else ():
+                traces.append(trace(arm, run.name, binned(x), binned(y), lr, who=seed(run), faint=True, smooth=True))
+            n = min((len(x) for x, _ in lines), default=0)
+            if n:
+                average = [stats.mean([x[i] for x, _ in lines]) for i in range(n)]
+                means = [stats.mean_or_none([y[i] for _, y in lines]) for i in range(n)]
+                traces.append(trace(arm, label, binned(average), binned(means), lr, who=over(runs), smooth=True))
         views.append(view(which, title, "training loss, nats per token", traces, focus=True))
     return figure(
         "loss",
@@ -116,50 +121,26 @@ def focus(view, traces):
 def gap_curves(study):
     """The paired difference to the reference during training, with its interval for two or more seeds."""
     half, traces, marks = window(study), [], []
-    for arm, label in study.arms.items():
-        if arm == study.reference:
+    for arm, label, lr, runs in study.cells():
+        other = {run.seed: run for run in study.runs_of(study.reference, lr) if run.train}
+        pairs = [(run, other[run.seed]) for run in runs if run.train and run.seed in other]
+        if arm == study.reference or not pairs:
             continue
-        for lr in study.rates():
-            other = {run.seed: run for run in study.runs_of(study.reference, lr) if run.train}
-            pairs = [(run, other[run.seed]) for run in study.runs_of(arm, lr) if run.train and run.seed in other]
-            n = min((min(len(a.train), len(b.train)) for a, b in pairs), default=0)
-            if n > half:
-                curves = [
-                    stats.smooth(
-                        [difference(a.train[i].get("loss"), b.train[i].get("loss")) for i in range(n)], 2 * half + 1
-                    )
-                    for a, b in pairs
-                ]
-                keep = [i for i in stats.thin(range(n), POINTS) if all(stats.finite(c[i]) for c in curves)]
-                found = [stats.t_interval([c[i] for c in curves]) for i in keep]
-                traces.append(
-                    trace(
-                        arm,
-                        label,
-                        [pairs[0][0].train[i]["tokens"] for i in keep],
-                        [e.mean for e in found],
-                        lr,
-                        who=over([a for a, _ in pairs]),
-                        low=[e.low for e in found] if len(pairs) > 1 else None,
-                        high=[e.high for e in found] if len(pairs) > 1 else None,
-                    )
-                )
-            steps = sorted(set.intersection(*[set(a.val) & set(b.val) for a, b in pairs])) if pairs else []
-            steps = [s for s in steps if s > 0 and all(stats.finite(r.val[s]) for p in pairs for r in p)]
-            if steps:
-                found = [stats.t_interval([a.val[s] - b.val[s] for a, b in pairs]) for s in steps]
-                marks.append(
-                    trace(
-                        arm,
-                        label,
-                        [pairs[0][0].tokens_at(s) for s in steps],
-                        [e.mean for e in found],
-                        lr,
-                        mode="lines+markers",
-                        error=[e.half or 0 for e in found],
-                        text=[f"n = {e.n}" for e in found],
-                    )
-                )
+        n = min(min(len(a.train), len(b.train)) for a, b in pairs)
+        if n > half:
+            gaps = lambda a, b: [difference(a.train[i].get("loss"), b.train[i].get("loss")) for i in range(n)]
+            curves = [stats.smooth(gaps(a, b), 2 * half + 1) for a, b in pairs]
+            keep = [i for i in stats.thin(range(n), POINTS) if all(stats.finite(c[i]) for c in curves)]
+            found = [stats.t_interval([c[i] for c in curves]) for i in keep]
+            x, y = [pairs[0][0].train[i]["tokens"] for i in keep], [e.mean for e in found]
+            band = {"low": [e.low for e in found], "high": [e.high for e in found]} if pairs[1:] else {}
+            traces.append(trace(arm, label, x, y, lr, who=over([a for a, _ in pairs]), **band))
+        steps = sorted(set.intersection(*[set(a.val) & set(b.val) for a, b in pairs]))
+        steps = [s for s in steps if s > 0 and all(stats.finite(r.val[s]) for p in pairs for r in p)]
+        if steps:
+            found = [estimate({a.seed: a.val[s] - b.val[s] for a, b in pairs}) for s in steps]
+            text = [f"n = {e['n']}" for e in found]
+            marks.append(line(arm, label, [pairs[0][0].tokens_at(s) for s in steps], found, lr, text=text))
     note = (
         f"In training: running means over {half} steps. Arm minus {study.arms[study.reference]} at the same seed, "
         f"hence on the same batches; below 0 the arm is better. Band and bars: "
@@ -174,45 +155,20 @@ def gap_curves(study):
     )
 
 
-def difference(a, b):
-    return a - b if stats.finite(a) and stats.finite(b) else None
-
-
 def final_gaps(study, rows):
     traces = []
     for row in rows:
-        e = row["gap"]
-        if e:
-            traces.append(
-                trace(
-                    row["arm"],
-                    row["label"],
-                    [e["mean"]],
-                    [row["label"]],
-                    row["lr"],
-                    mode="markers",
-                    xerror=[e["half"] or 0],
-                    who=f"mean of {e['n']} seeds" if e["half"] is not None else "one seed: no interval",
-                )
-            )
+        if e := row["gap"]:
+            who = f"mean of {e['n']} seeds" if e["half"] is not None else "one seed: no interval"
+            place = row["arm"], row["label"], [e["mean"]], [row["label"]], row["lr"]
+            traces.append(trace(*place, mode="markers", xerror=[e["half"] or 0], who=who))
     for lr in study.rates():
         losses = {arm: tables.final_losses(study, arm, lr) for arm in study.arms}
         for arm, label in study.arms.items():
             single = stats.paired(losses[arm], losses[study.reference])
             if arm != study.reference and len(single) > 1:
-                traces.append(
-                    trace(
-                        arm,
-                        label,
-                        list(single.values()),
-                        [label] * len(single),
-                        lr,
-                        mode="markers",
-                        faint=True,
-                        symbol="x",
-                        text=[f"seed {s}" for s in single],
-                    )
-                )
+                style = {"mode": "markers", "faint": True, "symbol": "x", "text": [f"seed {s}" for s in single]}
+                traces.append(trace(arm, label, list(single.values()), [label] * len(single), lr, **style))
     x = f"final loss minus that of {study.arms[study.reference]}, nats"
     return figure(
         "final",
@@ -266,46 +222,16 @@ def gradient_norms(study):
 def ladder(study, rows):
     traces = []
     for row in rows:
-        points = [(float(lr), x) for lr, xs in row["ladder"].items() for x in xs if stats.finite(x)]
-        means = [
-            (float(lr), stats.t_interval(xs)) for lr, xs in row["ladder"].items() if xs and all(map(stats.finite, xs))
-        ]
-        broken = [float(lr) for lr, xs in row["ladder"].items() for x in xs if not stats.finite(x)]
-        traces.append(
-            trace(
-                row["arm"],
-                row["label"],
-                [x for x, _ in means],
-                [e.mean for _, e in means],
-                mode="lines+markers",
-                error=[e.half or 0 for _, e in means],
-            )
-        )
-        traces.append(
-            trace(
-                row["arm"],
-                row["label"],
-                [x for x, _ in points],
-                [y for _, y in points],
-                mode="markers",
-                faint=True,
-                symbol="x",
-            )
-        )
+        arm, label, losses = row["arm"], row["label"], [(float(lr), xs) for lr, xs in row["ladder"].items()]
+        means = [(lr, estimate(dict(enumerate(xs)))) for lr, xs in losses if xs and all(map(stats.finite, xs))]
+        points = [(lr, x) for lr, xs in losses for x in xs if stats.finite(x)]
+        broken = [lr for lr, xs in losses for x in xs if not stats.finite(x)]
+        traces.append(line(arm, label, [lr for lr, _ in means], [e for _, e in means]))
+        x, y = [lr for lr, _ in points], [y for _, y in points]
+        traces.append(trace(arm, label, x, y, mode="markers", faint=True, symbol="x"))
         if broken:
-            top = max([y for _, y in points], default=1.0)
-            traces.append(
-                trace(
-                    row["arm"],
-                    f"{row['label']}: diverged",
-                    broken,
-                    [top] * len(broken),
-                    mode="markers",
-                    symbol="star",
-                    unnamed=True,
-                    text=["diverged"] * len(broken),
-                )
-            )
+            style = {"mode": "markers", "symbol": "star", "unnamed": True, "text": ["diverged"] * len(broken)}
+            traces.append(trace(arm, f"{label}: diverged", broken, [max(y, default=1.0)] * len(broken), **style))
     note = (
         f"Crosses: single runs; line: means with {100 * stats.CONFIDENCE:.0f}% t intervals over seeds; "
         "stars: runs without a finite final loss."
@@ -319,108 +245,109 @@ def ladder(study, rows):
     )
 
 
-LAYER_FIGURES = (
+EXPERTS = "of layers with experts."
+LAYER_FIGURES = (  # key, unit, whether the axis is logarithmic, title, note
     (
         "lambda_mean",
         "lambda",
+        False,
         "Factor of the second map",
         "Mean over tokens and heads, after the sigmoid if the variant has one.",
-        False,
     ),
     (
         "context_rms_mean",
         "context RMS",
+        True,
         "Context RMS",
         "Root mean square of each head's output before o_proj, mean over tokens and heads.",
-        True,
     ),
     (
         "first_mass_effective",
         "mass",
+        False,
         "Attention mass on the first position",
         "Of the effective map |A1 - s A2|, normalised; of A for variants with one map.",
-        False,
     ),
-    ("logit_max", "largest |logit|", "Largest attention logit", "On sampled query rows, both maps.", True),
-    ("residual_max", "largest |activation|", "Largest activation", "Of the residual stream after the layer.", True),
-    ("grad_norm", "gradient norm", "Gradient norm by layer", "Before clipping.", True),
+    ("logit_max", "largest |logit|", True, "Largest attention logit", "On sampled query rows, both maps."),
+    ("residual_max", "largest |activation|", True, "Largest activation", "Of the residual stream after the layer."),
+    ("grad_norm", "gradient norm", True, "Gradient norm by layer", "Before clipping."),
     (
         "expert_load_max",
         "largest load",
-        "Load of the busiest expert",
-        "Tokens of the expert that has most of them, relative to an equal share; of layers with experts.",
         False,
+        "Load of the busiest expert",
+        f"Tokens of the expert that has most of them, relative to an equal share; {EXPERTS}",
     ),
     (
         "expert_load_min",
         "smallest load",
-        "Load of the least used expert",
-        "Tokens of the expert that has fewest of them, relative to an equal share; of layers with experts.",
         False,
+        "Load of the least used expert",
+        f"Tokens of the expert that has fewest of them, relative to an equal share; {EXPERTS}",
     ),
     (
         "router_entropy",
         "entropy, nats",
-        "Entropy of the router",
-        "Of the probabilities of the experts, mean over the tokens; of layers with experts.",
         False,
+        "Entropy of the router",
+        f"Of the probabilities of the experts, mean over the tokens; {EXPERTS}",
     ),
-    ("router_logit_max", "largest |logit|", "Largest logit of the router", "Of layers with experts.", True),
+    ("router_logit_max", "largest |logit|", True, "Largest logit of the router", EXPERTS.capitalize()),
 )
-OF_EXPERTS = ("expert_load_max", "expert_load_min", "router_entropy", "router_logit_max")
-
-
-def measured(study, key):
-    """Whether a run has this statistic of layers."""
-    return any(
-        record.get(key) is not None for run in study.runs for of in run.layers.values() for record in of.values()
-    )
 
 
 def layer_figures(study):
     figures = []
-    for key, unit, title, note, log in LAYER_FIGURES:
-        if key in OF_EXPERTS and not measured(study, key):
-            continue
+    for key, unit, log, title, note in LAYER_FIGURES:
         by_layer, over_time = [], []
-        for arm, label in study.arms.items():
-            for lr in study.rates():
-                runs = [run for run in study.runs_of(arm, lr) if run.layers]
-                if not runs:
-                    continue
-                last = [run.layers[max(run.layers)] for run in runs]
-                layers = sorted(set.intersection(*[set(x) for x in last]))
-                values = [[x[l].get(key) for x in last if stats.finite(x[l].get(key))] for l in layers]
-                by_layer.append(
-                    trace(
-                        arm,
-                        label,
-                        layers,
-                        [stats.mean(v) if v else None for v in values],
-                        lr,
-                        mode="lines+markers",
-                        who=over(runs),
-                        error=[(max(v) - min(v)) / 2 if v else 0 for v in values],
-                    )
-                )
-                steps = sorted(set.intersection(*[set(run.layers) for run in runs]))
-                means = [
-                    stats.mean_or_none([r.get(key) for run in runs for r in run.layers[s].values()]) for s in steps
-                ]
-                over_time.append(trace(arm, label, [runs[0].tokens_at(s) for s in steps], means, lr, who=over(runs)))
-        figures.append(
-            figure(
-                key.removesuffix("_mean"),
-                "layers",
-                title,
-                note + " Bars: half the range over seeds.",
-                [
-                    view("by layer", "layer", unit, by_layer, ylog=10 * log, integers=True),
-                    view("mean over layers", "tokens", unit, over_time, ylog=10 * log),
-                ],
-            )
-        )
+        for arm, label, lr, runs in study.cells():
+            runs = [run for run in runs if run.layers]
+            if not runs:
+                continue
+            last = [run.layers[max(run.layers)] for run in runs]
+            layers = sorted(set.intersection(*[set(x) for x in last]))
+            values = [[x[l].get(key) for x in last if stats.finite(x[l].get(key))] for l in layers]
+            half = [(max(v) - min(v)) / 2 if v else 0 for v in values]
+            style = {"mode": "lines+markers", "who": over(runs), "error": half}
+            by_layer.append(trace(arm, label, layers, list(map(stats.mean_or_none, values)), lr, **style))
+            steps = sorted(set.intersection(*[set(run.layers) for run in runs]))
+            means = [stats.mean_or_none([r.get(key) for run in runs for r in run.layers[s].values()]) for s in steps]
+            over_time.append(trace(arm, label, [runs[0].tokens_at(s) for s in steps], means, lr, who=over(runs)))
+        views = [
+            view("by layer", "layer", unit, by_layer, ylog=10 * log, integers=True),
+            view("mean over layers", "tokens", unit, over_time, ylog=10 * log),
+        ]
+        note += " Bars: half the range over seeds."
+        figures.append(figure(key.removesuffix("_mean"), "layers", title, note, views))
     return figures
+
+
+ROUTER_LOSSES = (("router_aux", "balance"), ("router_z", "z"))
+
+
+def router_figure(axis, traces):
+    """traces(key, name): the lines of a loss of the routers by tokens, or of one run by step."""
+    note = (
+        "Without their weights --router-aux and --router-z; means over the layers with experts. The loss of balance is "
+        "1 if all experts have equally many tokens. The training loss does not include them."
+    )
+    views = [view(name, axis, f"{name} loss", traces(key, name)) for key, name in ROUTER_LOSSES]
+    return figure("router_losses", "stability", "Losses of the routers", note, views)
+
+
+def router_losses(study):
+    def traces(key, _):
+        found = []
+        for arm, label, lr, runs in study.cells():
+            runs = [run for run in runs if any(stats.finite(r.get(key)) for r in run.train)]
+            n = min((len(run.train) for run in runs), default=0)
+            if n:
+                x = [r["tokens"] for r in runs[0].train[:n]]
+                y = [stats.mean_or_none([run.train[i].get(key) for run in runs]) for i in range(n)]
+                found.append(trace(arm, label, binned(x), binned(y), lr, who=over(runs), smooth=True))
+        return found
+
+    return router_figure("tokens", traces)
 
 
 def comparison(study, results):
@@ -432,4 +359,5 @@ def comparison(study, results):
         ladder(study, results["ladder"]),
         gradient_norms(study),
         *layer_figures(study),
+        router_losses(study),
     ]

@@ -9,6 +9,7 @@ change in the family of the reference, paired by seed.
 import itertools
 
 from . import stats
+from .compare import by_seed, correct, difference, estimate, shown_seeds
 
 FAMILY = "attention preset layers hidden heads kv-heads head-dim".split()
 CHANGES = (("windows", "neither"), ("YOCO", "neither"), ("YOCO", "windows"))
@@ -55,14 +56,9 @@ def at(run, begin, end):
     return stats.mean_or_none((run.eval or {}).get("loss_by_position", [])[begin:end])
 
 
-def difference(a, b):
-    return a - b if stats.finite(a) and stats.finite(b) else None
-
-
 def values(study, arm, lr, get):
     """{seed: value} of the finished runs of an arm."""
-    found = {run.seed: get(run) for run in study.runs_of(arm, lr) if run.state == "done"}
-    return {seed: x for seed, x in found.items() if stats.finite(x)}
+    return by_seed([run for run in study.runs_of(arm, lr) if run.state == "done"], get)
 
 
 def pairs(study, lr):
@@ -99,28 +95,23 @@ def costs(study, lr):
             if cost:
                 gap = stats.paired_gap(cost, paid[change, base, peer]) if peer else None
                 row = {"what": what, "change": change, "base": base, "arm": arm, "label": study.arms[arm]}
-                row |= {"minus": other, "cost": stats.as_json(stats.t_interval(list(cost.values())))}
-                row |= {"gap": stats.as_json(gap), "seeds": {str(seed): x for seed, x in cost.items()}}
+                row |= {"minus": other, "cost": estimate(cost), "gap": stats.as_json(gap), "seeds": shown_seeds(cost)}
                 table.append(row)
     for what, key in itertools.product(measures(study), ("cost", "gap")):
-        same = [row for row in table if row["what"] == what and row[key]]
-        for row, p in zip(same, stats.holm([row[key]["p"] for row in same])):
-            row[key]["p_holm"] = p
+        correct(row[key] for row in table if row["what"] == what)
     return table
 
 
 def arms(study, lr):
     table = []
     for arm, label in study.arms.items():
-        runs = study.runs_of(arm, lr)
-        if runs:
-            row = {"arm": arm, "label": label, "kind": kind(runs[0].options)}
-            row |= {"window": window_of(runs[0].options), "layers": layer_windows(runs[0].options)}
-            row |= {"cache_numbers": cache_numbers(runs[0].options), "flops_per_token": runs[0].flops_per_token}
-            each = {what: values(study, arm, lr, get) for what, get in measures(study).items()}
-            row["values"] = {what: stats.as_json(stats.t_interval(list(x.values()))) for what, x in each.items()}
-            row["seeds"] = {what: {str(seed): y for seed, y in x.items()} for what, x in each.items()}
-            table.append(row)
+        if runs := study.runs_of(arm, lr):
+            options, each = runs[0].options, {w: values(study, arm, lr, get) for w, get in measures(study).items()}
+            row = {"arm": arm, "label": label, "kind": kind(options), "window": window_of(options)}
+            row |= {"layers": layer_windows(options), "cache_numbers": cache_numbers(options)}
+            row |= {"flops_per_token": runs[0].flops_per_token}
+            row |= {"values": {what: estimate(x) for what, x in each.items()}}
+            table.append(row | {"seeds": {what: shown_seeds(x) for what, x in each.items()}})
     return table
 
 

@@ -7,23 +7,38 @@ of an arm is its cost minus that of the reference, paired by seed. The magnitude
 in the same way.
 """
 
-from . import stats
+from . import layers, stats
+from .compare import by_seed, compared, correct, difference, shown_seeds
 
 LOSSES = {  # of a run: what is compared, and how to get it
     "validated at its own precision": lambda run: run.last_validation,
     "both evaluated in fp32": lambda run: (run.eval or {}).get("loss"),
 }
-MEASURED = {  # of an evaluation: the part, the keys of a layer (the first that is not null), the function of the layers
-    "largest attention logit": ("attention", ("logit_max",), max),
-    "largest activation": ("attention", ("hidden_max",), max),
-    "bf16 error of a head, mean": ("attention_rounding", ("heads_mean",), stats.mean),
-    "bf16 error of a head, largest": ("attention_rounding", ("heads_max",), max),
-    "bf16 error of an output, mean": ("attention_rounding", ("combined_mean", "heads_mean"), stats.mean),
-    "bf16 error of an output, largest": ("attention_rounding", ("combined_max", "heads_max"), max),
-    "bf16 error with bf16 q, k, v, mean": (
-        "attention_rounding",
-        ("combined_of_inputs_mean", "heads_of_inputs_mean"),
-        stats.mean,
+
+
+def of_layers(source, combine, *keys):
+    """A function of a run: the combination over its layers of the first of these keys that each has; None if a layer
+    has none."""
+
+    def read(run):
+        found = [
+            next((x for key in keys if (x := layers.number(layer, key)) is not None), None)
+            for layer in layers.SOURCES[source](run)
+        ]
+        return combine(found) if found and None not in found else None
+
+    return read
+
+
+MEASURED = {  # of an evaluation: a function of a run
+    "largest attention logit": of_layers("attention", max, "logit_max"),
+    "largest activation": of_layers("attention", max, "hidden_max"),
+    "bf16 error of a head, mean": of_layers("rounding", stats.mean, "heads_mean"),
+    "bf16 error of a head, largest": of_layers("rounding", max, "heads_max"),
+    "bf16 error of an output, mean": of_layers("rounding", stats.mean, "combined_mean", "heads_mean"),
+    "bf16 error of an output, largest": of_layers("rounding", max, "combined_max", "heads_max"),
+    "bf16 error with bf16 q, k, v, mean": of_layers(
+        "rounding", stats.mean, "combined_of_inputs_mean", "heads_of_inputs_mean"
     ),
 }
 
@@ -37,82 +52,50 @@ def run_at(study, arm, lr, precision):
     }
 
 
-def difference(a, b):
-    return a - b if stats.finite(a) and stats.finite(b) else None
-
-
 def rounded_loss(run, spec):
     return next((q["val_loss"] for q in (run.eval or {}).get("quantized", []) if q["spec"] == spec), None)
 
 
 def rows(study, costs, **keys):
-    """One row per arm, of {arm: {seed: cost}}."""
-    found = []
+    """One row per arm that has {seed: cost} = costs(arm)."""
     for arm, label in study.arms.items():
-        mine = {seed: x for seed, x in costs[arm].items() if stats.finite(x)}
-        if mine:
-            gap = None if arm == study.reference else stats.paired_gap(mine, costs[study.reference])
-            cost = stats.as_json(stats.t_interval(list(mine.values())))
-            by_seed = {str(seed): x for seed, x in mine.items()}
-            found.append(
-                {**keys, "arm": arm, "label": label, "cost": cost, "gap": stats.as_json(gap), "seeds": by_seed}
-            )
-    return found
+        row = {**keys, "arm": arm, "label": label, **compared(study, arm, costs, "cost")}
+        if row["cost"]:
+            yield row | {"seeds": shown_seeds(costs(arm))}
 
 
-def correct(table):
-    """Adds the p values of the gaps in a table, adjusted for their number."""
-    for row, p in zip(table, stats.holm([(row["gap"] or {}).get("p") for row in table])):
-        if row["gap"]:
-            row["gap"]["p_holm"] = p
+def corrected(table):
+    correct(row["gap"] for row in table)
     return table
 
 
 def training(study, lr, precisions):
+    def costs(arm):
+        at = lambda precision: {s: loss(run) for s, run in run_at(study, arm, lr, precision).items()}
+        return stats.paired(at(low), at(precisions[0]))
+
     table = []
-    for precision in precisions[1:]:
+    for low in precisions[1:]:
         for what, loss in LOSSES.items():
-            costs = {}
-            for arm in study.arms:
-                low, full = (run_at(study, arm, lr, p) for p in (precision, precisions[0]))
-                of = lambda runs: {s: loss(run) for s, run in runs.items()}
-                costs[arm] = stats.paired(of(low), of(full))
-            table += rows(study, costs, precision=precision, what=what)
-    return correct(table)
+            table += rows(study, costs, precision=low, what=what)
+    return corrected(table)
+
+
+def evaluated(study, lr, precisions, readers):
+    """The rows of functions of a run, {what: reader}, at each precision."""
+    table = []
+    for precision in precisions:
+        part = []
+        for what, read in readers.items():
+            values = lambda arm: by_seed(run_at(study, arm, lr, precision).values(), read)
+            part += rows(study, values, precision=precision, what=what)
+        table += corrected(part)
+    return table
 
 
 def rounding(study, lr, precisions, specs):
-    table = []
-    for precision in precisions:
-        part = []
-        for spec in specs:
-            costs = {}
-            for arm in study.arms:
-                runs = run_at(study, arm, lr, precision).items()
-                costs[arm] = {s: difference(rounded_loss(run, spec), (run.eval or {}).get("loss")) for s, run in runs}
-            part += rows(study, costs, precision=precision, what=spec)
-        table += correct(part)
-    return table
-
-
-def measured(study, lr, precisions):
-    table = []
-    for precision in precisions:
-        part = []
-        for what, place in MEASURED.items():
-            values = {}
-            for arm in study.arms:
-                runs = run_at(study, arm, lr, precision).items()
-                values[arm] = {s: over_layers(run.eval or {}, *place) for s, run in runs}
-            part += rows(study, values, precision=precision, what=what)
-        table += correct(part)
-    return table
-
-
-def over_layers(evaluation, part, keys, over):
-    layers = evaluation.get(part, {}).get("layers", [])
-    found = [next((layer[key] for key in keys if stats.finite(layer.get(key))), None) for layer in layers]
-    return over(found) if found and None not in found else None
+    cost = lambda spec: lambda run: difference(rounded_loss(run, spec), (run.eval or {}).get("loss"))
+    return evaluated(study, lr, precisions, {spec: cost(spec) for spec in specs})
 
 
 def missing(study, lr, precisions, specs):
@@ -145,6 +128,6 @@ def tables(study, lr):
         "lr": lr,
         "training": training(study, lr, precisions),
         "rounding": rounding(study, lr, precisions, specs),
-        "measured": measured(study, lr, precisions),
+        "measured": evaluated(study, lr, precisions, MEASURED),
         "missing": missing(study, lr, precisions, specs),
     }

@@ -13,37 +13,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from . import mechanisms, run_directory, stats, tables
-
-
-def over_layers(layers, key, combine):
-    values = [x for layer in layers if stats.finite(x := layer.get(key))]
-    return combine(values) if values else None
-
-
-def evaluated(key, combine):
-    return lambda run: over_layers(((run.eval or {}).get("attention") or {}).get("layers", []), key, combine)
-
-
-def logged(key, combine, step=None):
-    """Of the statistics of a step of the log; None: the last."""
-    at = lambda run: run.layers.get(max(run.layers, default=0) if step is None else step, {})
-    return lambda run: over_layers(at(run).values(), key, combine)
-
-
-def probed(name):
-    """Mean over the layers of a number of probe.json."""
-    return lambda run: mechanisms.mean_over_layers(run.probes[run.steps], name) if run.steps in run.probes else None
-
-
-def excess(name):
-    """A similarity of the weights beyond that of permuted weights."""
-
-    def metric(run):
-        found, chance = probed(name)(run), probed(f"{name}_permuted")(run)
-        return None if found is None or chance is None else found - chance
-
-    return metric
+from . import layers, run_directory, stats, tables
+from .layers import reader
 
 
 def norms(run, begin, end):
@@ -54,14 +25,14 @@ def norms(run, begin, end):
 
 def growth(run):
     """The geometric mean of the gradient norms of the last quarter of the steps, relative to that of the second."""
-    early, late = norms(run, 0.25, 0.5), norms(run, tables.LATE, 1)
+    early, late = norms(run, 0.25, 0.5), norms(run, layers.LATE, 1)
     log_mean = lambda xs: stats.mean([math.log(x) for x in xs])
     return math.exp(log_mean(late) - log_mean(early)) if early and late else None
 
 
 def relative_deviation(run):
     """The deviation of the gradient norms of the last quarter of the steps, relative to their mean."""
-    late = norms(run, tables.LATE, 1)
+    late = norms(run, layers.LATE, 1)
     return stats.deviation(late) / stats.mean(late) if len(late) > 1 else None
 
 
@@ -76,19 +47,19 @@ METRICS = {
     "loss": Metric(None, "nats"),
     "grad_spikes": Metric(lambda run: tables.spikes(run, "grad")[2], "% of the steps"),
     "loss_spikes": Metric(lambda run: tables.spikes(run, "loss")[2], "% of the steps"),
-    "late_grad_norm": Metric(lambda run: tables.late_gradient(run), "", True),
+    "late_grad_norm": Metric(layers.late_gradient, "", True),
     "grad_growth": Metric(growth, "", True),
     "grad_deviation": Metric(relative_deviation, "", True),
-    "logit_max": Metric(evaluated("logit_max", max), "", True),
-    "logit_median": Metric(evaluated("logit_median", stats.mean), "", True),
-    "hidden_max": Metric(evaluated("hidden_max", max), "", True),
-    "first_mass": Metric(evaluated("first_mass_effective", stats.mean), "of the attention"),
-    "sink_rate": Metric(evaluated("sink_rate_effective", stats.mean), "% of the heads"),
-    "initial_context_rms": Metric(logged("context_rms_mean", stats.mean, 1), "", True),
-    "context_rms_min": Metric(logged("context_rms_min", min), "", True),
-    "lambda": Metric(logged("lambda_mean", stats.mean), ""),
-    "wo_adjacent": Metric(excess("adjacent"), ""),
-    "wo_closest": Metric(excess("closest"), ""),
+    "logit_max": Metric(reader("attention", "logit_max", max), "", True),
+    "logit_median": Metric(reader("attention", "logit_median"), "", True),
+    "hidden_max": Metric(reader("attention", "hidden_max", max), "", True),
+    "first_mass": Metric(reader("attention", "first_mass_effective"), "of the attention"),
+    "sink_rate": Metric(reader("attention", "sink_rate_effective"), "% of the heads"),
+    "initial_context_rms": Metric(reader("first", "context_rms_mean"), "", True),
+    "context_rms_min": Metric(reader("last", "context_rms_min", min), "", True),
+    "lambda": Metric(reader("last", "lambda_mean"), ""),
+    "wo_adjacent": Metric(layers.beyond_permuted("adjacent"), ""),
+    "wo_closest": Metric(layers.beyond_permuted("closest"), ""),
 }
 KEY = ("study", "arm", "rate", "seed")
 OF_RUN = ("steps", "tokens", "parameters", "active_parameters", "flops_per_token", "windows")

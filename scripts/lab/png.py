@@ -3,6 +3,7 @@
 import math
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -123,24 +124,18 @@ def figure_files(path, figure, view, arms, lr):
 
 def maps_png(path, label, head, tensors):
     """The maps of one head: A, or A1, A2 and their difference."""
-    n = tensors["tokens"][0][0]
     layer, number = head.split(":")
     name = f"layer.{layer}.head.{number}"
-    square = lambda values: [[values[t * n + j] if j <= t else math.nan for j in range(n)] for t in range(n)]
-    a1 = square(tensors[f"{name}.a1"][1])
-    panels = [("A", a1)]
+    panels = {"A": tensors[f"{name}.a1"]}
     if f"{name}.a2" in tensors:
-        a2, s = square(tensors[f"{name}.a2"][1]), tensors[f"{name}.lambda"][1]
-        panels = [
-            ("A1", a1),
-            ("A2", a2),
-            ("A1 - s A2", [[x - s[t] * y for x, y in zip(r1, r2)] for t, (r1, r2) in enumerate(zip(a1, a2))]),
-        ]
+        a1, a2, s = panels["A"], tensors[f"{name}.a2"], tensors[f"{name}.lambda"]
+        panels = {"A1": a1, "A2": a2, "A1 - s A2": a1 - s[:, None] * a2}
     fig, all_axes = plt.subplots(
         1, len(panels), figsize=(4.2 * len(panels), 4.2), dpi=130, layout="constrained", squeeze=False
     )
-    for axes, (title, values) in zip(all_axes[0], panels):
-        top = max(abs(x) for row in values for x in row if not math.isnan(x))
+    for axes, (title, values) in zip(all_axes[0], panels.items()):
+        values = np.where(np.tri(len(values), dtype=bool), values, math.nan)
+        top = np.nanmax(np.abs(values))
         difference = "-" in title
         image = axes.imshow(
             values,

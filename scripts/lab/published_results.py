@@ -3,7 +3,7 @@ blog post of January 2026, arXiv 2505.06708 (gated attention), and public indepe
 
 from statistics import median
 
-from . import stats, tables
+from . import layers, stats, tables
 
 V1, V2, GATED = "DIFF V1, arXiv 2410.05258", "DIFF V2, blog post of January 2026", "gated attention, arXiv 2505.06708"
 
@@ -42,10 +42,10 @@ def gap(study, attention, against="baseline", suffix="", against_suffix=""):
 def layers_max(study, attention, top, bottom):
     """'max / median' of the layer with the largest maximum, from the evaluation."""
     arm = arm_of(study, attention)
-    layers = tables.layer_table(study, tables.main_rate(study)).get(arm, {}).get("eval", {}) if arm else {}
+    found = layers.layer_table(study, tables.main_rate(study)).get(arm, {}).get("eval", {}) if arm else {}
     pairs = [
         (high, low)
-        for high, low in zip(layers.get(top, []), layers.get(bottom, []))
+        for high, low in zip(found.get(top, []), found.get(bottom, []))
         if high is not None and low is not None
     ]
     return "{:.1f} / {:.2f}".format(*max(pairs)) if pairs else None
@@ -61,14 +61,14 @@ def both(study, function, *arguments):
 
 def layer_mean(study, attention, key, source, digits):
     arm = arm_of(study, attention)
-    values = tables.layer_table(study, tables.main_rate(study)).get(arm, {}).get(source, {}).get(key) if arm else None
+    values = layers.layer_table(study, tables.main_rate(study)).get(arm, {}).get(source, {}).get(key) if arm else None
     good = [x for x in values or [] if stats.finite(x)]
     return f"{stats.mean(good):.{digits}f}" if good else None
 
 
 def rms_range(study, attention):
     arm = arm_of(study, attention)
-    table = tables.layer_table(study, tables.main_rate(study)).get(arm, {}).get("stats", {}) if arm else {}
+    table = layers.layer_table(study, tables.main_rate(study)).get(arm, {}).get("stats", {}) if arm else {}
     low, high, mean = (
         [x for x in table.get(f"context_rms_{key}", []) if x is not None] for key in ("min", "max", "mean")
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 import python_environment
 
 from . import attention_maps, claims, cli, evaluation_figures, figures, markdown, page, published_results
-from . import report_tables, router_figures, run_directory, run_figures, tables
+from . import report_tables, run_directory, run_figures, tables
 from . import study as studies
 
 
@@ -143,7 +143,7 @@ def compute(study):
     if study.single:
         shown = run_figures.all_figures(study.runs[0])
     else:
-        shown = [*figures.comparison(study, results), router_figures.comparison(study)]
+        shown = figures.comparison(study, results)
     shown = [f for f in [*shown, *evaluation_figures.all_figures(study)] if f]
     beside = published_results.rows(study)
     results["claims"] = claims.judge_study(study)

@@ -2,7 +2,7 @@
 
 import math
 
-from . import long_context, run_tables, stats, tasks
+from . import long_context, run_tables, stats
 from .option_history import shown
 from .table import (
     Cell,
@@ -182,8 +182,7 @@ def probes(r):
             "probes",
             ["arm", "number", *heads],
             rows,
-            "Probes of the last checkpoints (--probe), mean over seeds. scripts/lab/mechanisms.py describes the "
-            "numbers.",
+            "Probes of the last checkpoints (--probe), mean over seeds. scripts/lab/layers.py describes the numbers.",
             lines=lines,
         )
     ]
@@ -300,9 +299,14 @@ def windows(r):
     ]
 
 
+def percent(estimate):
+    """An estimate of results(), of a share, in percent."""
+    return estimate and {key: x and 100 * x if key in ("mean", "half", "sd") else x for key, x in estimate.items()}
+
+
 def task_scores(r):
     """The scores of multiple-choice tasks by arm."""
-    percent, rows = tasks.percent, []
+    rows = []
     for row in r["tasks"]:
         half, said = row["half_over_examples"], row["against_chance"]
         rows.append([row["task"], arm_cell(row), row["examples"], f"{100 * row['chance']:.1f}"])
@@ -333,7 +337,7 @@ def task_scores(r):
 
 def synthetic(r):
     """The scores of synthetic tasks by arm."""
-    percent, rows = tasks.percent, []
+    rows = []
     for row in r["synthetic"]:
         gap, said = row["gap"], row["against_chance"]
         kind = "open" if not decided(gap) else "good" if gap["mean"] > 0 else "bad"

@@ -1,7 +1,7 @@
 """run_figures.py: the figures of one run, by step."""
 
-from . import router_figures, stats
-from .figures import LAYER_FIGURES, POINTS, binned, figure, trace, view
+from . import stats
+from .figures import LAYER_FIGURES, POINTS, binned, figure, router_figure, trace, view
 from .table import speed_text
 
 
@@ -51,9 +51,15 @@ def by_step(run, key, name, title, unit, note, smooth=True):
     return figure(name, "speed", title, note, [view(name, "step", unit, lines)])
 
 
+def router(run):
+    x = binned([r["step"] for r in run.train])
+    values = lambda key: binned([r.get(key) for r in run.train])
+    return router_figure("step", lambda key, name: [trace(name, f"{name} loss", x, values(key), smooth=True)])
+
+
 def layers(run):
     steps, found = sorted(run.layers), []
-    for key, unit, title, note, log in LAYER_FIGURES:
+    for key, unit, log, title, note in LAYER_FIGURES:
         lines = []
         for layer in sorted({l for records in run.layers.values() for l in records}):
             values = [run.layers[s].get(layer, {}).get(key) for s in steps]
@@ -68,7 +74,7 @@ def all_figures(run):
     found = [
         loss(run),
         norms(run),
-        router_figures.of_run(run),
+        router(run),
         by_step(run, "lr", "rate", "Learning rate", "learning rate", "As the schedule sets it.", smooth=False),
         by_step(run, "tokens_per_s", "throughput", "Throughput", "tokens/s", speed),
         *layers(run),

@@ -51,6 +51,10 @@ def t_quantile(p, df):
     return float(special().stdtrit(df, p))
 
 
+def normal_quantile(p):
+    return float(special().ndtri(p))
+
+
 def f_p(x, df1, df2):
     """The probability that the ratio of two estimates of one variance is above x."""
     return float(special().fdtrc(df1, df2, x))
@@ -192,8 +196,8 @@ def seeds_needed(sd, gap, confidence=CONFIDENCE, limit=1000, power=0.5, arms=2):
     """The fewest seeds with which a true difference `gap`, of deviation sd, has an interval without 0 with probability
     `power`; at 0.5 the interval is narrower than the gap on each side. The deviation is that of 2 arms, or pooled over
     more. None: more than the limit."""
-    normal = special().ndtri  # its quantiles are below those of t
-    least = float((normal((1 + confidence) / 2) + normal(power)) * sd / gap) ** 2
+    # quantiles of the normal distribution are below those of t
+    least = ((normal_quantile((1 + confidence) / 2) + normal_quantile(power)) * sd / gap) ** 2
     for n in range(max(2, math.floor(min(least, limit + 1))), limit + 1):
         df = (arms - 1) * (n - 1)
         if (t_quantile((1 + confidence) / 2, df) + t_quantile(power, df)) * sd / math.sqrt(n) < abs(gap):

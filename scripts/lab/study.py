@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from . import option_history, run_directory, schema, stats, tasks
+from . import option_history, run_directory, schema, stats
 from .run_directory import RunError
 
 
@@ -250,6 +250,14 @@ class Study:
     def runs_of(self, arm, lr):
         return [run for run in self.runs if run.arm == arm and run.lr == lr]
 
+    def cells(self, *states):
+        """(arm, label, rate, runs) of all arms and rates with runs; with states: with runs in one of these."""
+        for arm, label in self.arms.items():
+            for lr in self.rates():
+                runs = [run for run in self.runs_of(arm, lr) if not states or run.state in states]
+                if runs:
+                    yield arm, label, lr, runs
+
     def all_evaluated(self):
         done = [run for run in self.runs if run.state == "done"]
         return bool(done) and all(run.eval for run in done)
@@ -391,6 +399,20 @@ def separate(study):
     arrange(study)
 
 
+def task_differences(runs):
+    """The tasks that have one name and several files, in words."""
+    found, seen = [], {}
+    for run in runs:
+        for name, records in run.choices.items():
+            for record in records.values():
+                first, fingerprint = seen.setdefault(name, (run, record["fingerprint"]))
+                if fingerprint != record["fingerprint"]:
+                    found.append(
+                        f"task {name}: fingerprint {fingerprint} in {first.name}, {record['fingerprint']} in {run.name}"
+                    )
+    return found
+
+
 def check(study):
     """Sets problems, which prevent a comparison, and adds notes."""
     first, problems = study.runs[0], []
@@ -401,7 +423,7 @@ def check(study):
         problems += option_history.differences(first.info, run.info, names, ignored)
         problems += option_history.validation_differences(first.read, run.read, names)
         problems += evaluation_differences(measured, run) if measured and run.eval else []
-    problems += tasks.differences(study.runs)
+    problems += task_differences(study.runs)
     seen = {}
     for run in study.runs:
         key = (run.arm, run.lr, run.seed)

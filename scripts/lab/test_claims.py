@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from . import claims, figures, low_bit, measurements, mechanisms, plan as plans, run_directory, scheduler, stats
+from . import claims, figures, layers, low_bit, measurements, plan as plans, run_directory, scheduler, stats
 from . import study as studies, tables
 from .measurements import METRICS
 from .run_directory import RunError
@@ -267,7 +267,7 @@ def seeds_are_paired_by_number_where_an_arm_lacks_one():
     with tempfile.TemporaryDirectory() as place:
         lab, file = made_lab(place, arms, change=change), Path(place) / "claims"
         study = studies.load([lab])
-        low = low_bit.rows(study, {arm: {s: base[s] for s in row} for arm, row in arms.items()})
+        low = low_bit.rows(study, lambda arm: {s: base[s] for s in arms[arm]})
         near(next(row for row in low if row["arm"] == "a")["gap"]["mean"], 0)
         study.others = [replace(run, history=[(0, run.options | {"gemm": "bf16"})]) for run in study.runs[1:]]
         low = low_bit.training(study, 0.001, ["fp32", "bf16"])
@@ -630,7 +630,7 @@ def probes_are_averaged_by_layer_and_step():
         lab = made_lab(place, arms, change=change)
         study = studies.load([lab])
         assert not study.left_out, study.left_out
-        found = mechanisms.tables(study, 0.001)
+        found = layers.probe_tables(study, 0.001)
         adjacent = found["layers"]["baseline"]["adjacent"]
         near(adjacent[0]["mean"], 0.2 + 0.02 + 0.2)
         near(adjacent[1]["mean"], 0.1 + 0.2 + 0.02 + 0.2)
@@ -711,13 +711,13 @@ def late_gradients_are_geometric_means_of_the_last_quarter():
     with tempfile.TemporaryDirectory() as place:
         arms = {"baseline": dict.fromkeys((1, 2, 3), 2.0), "a": dict.fromkeys((1, 3), 2.0)}
         study = studies.load([made_lab(place, arms, change=change)])
-        base, a = tables.late_gradients(study)
+        base, a = layers.late_gradients(study)
         near(base["layers"][1] / base["layers"][0], 4)
         near(a["ratio"]["mean"], math.log(3))
         near(a["ratio"]["half"], 0, 1e-9)
-        near(tables.late_gradient(study.runs_of("a", 0.001)[0]), 3 * 2 * math.exp(0.1))
-        near(tables.late_gradient(study.runs_of("a", 0.001)[0], 0), 3 * math.exp(0.1))
-        assert tables.late_gradients(studies.load([made_lab(place + "/x", arms)])) == [], "too few statistics"
+        near(layers.late_gradient(study.runs_of("a", 0.001)[0]), 3 * 2 * math.exp(0.1))
+        near(layers.late_gradient(study.runs_of("a", 0.001)[0], 0), 3 * math.exp(0.1))
+        assert layers.late_gradients(studies.load([made_lab(place + "/x", arms)])) == [], "too few statistics"
 
 
 @test

@@ -23,8 +23,17 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[0] = str(HERE.parent)
 import python_environment
-from lab import long_context, option_history, plan as plans, run_directory, scheduler, stats, study as studies
-from lab import tasks, test_claims
+from lab import (
+    evaluations,
+    long_context,
+    option_history,
+    plan as plans,
+    run_directory,
+    scheduler,
+    stats,
+    study as studies,
+)
+from lab import test_claims
 from lab.testing import expect_error
 from lab.trainer import Cost, Trainer
 
@@ -582,7 +591,7 @@ def a_plan_runs_once_and_every_run_is_evaluated():
         for run in (found := studies.load([out])).runs:
             scores = run.choices["sums"]
             assert [*scores] == [0, 39, 78, 117, 156, 157] and scores[157]["chance"] == 0.5, scores
-        task = tasks.tables(found, 0.01)[1]
+        task = evaluations.choices(found, 0.01)[1]
         assert task["arm"] == "diff_v2" and task["accuracy_gap"]["n"] == 2 and task["norm"] == "characters", task
         said = [json.loads((out / n / "run.json").read_text())["model"]["parameters"] for n in names[:2]]
         assert abs(said[0] - said[1]) <= 3 * 32 * 2 / 2, said  # matched to half of the cost of one MLP unit

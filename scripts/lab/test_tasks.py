@@ -183,10 +183,10 @@ def synthetic_tasks_are_compared_with_chance_by_the_wider_interval():
 
 @test
 def a_wide_interval_over_seeds_or_questions_is_at_chance():
-    from . import synthetic
+    from . import evaluations
 
     def verdict(shares, n):
-        return synthetic.against_chance({seed: wilson(share, n) for seed, share in enumerate(shares)})
+        return evaluations.score_of({seed: wilson(share, n) for seed, share in enumerate(shares)})["against_chance"]
 
     assert verdict([0.4], 1000) == "above chance" and verdict([0.1], 1000) == "below chance"
     assert verdict([0.4], 10) == "at chance"  # few questions
