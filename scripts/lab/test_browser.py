@@ -4,20 +4,14 @@ import fcntl
 import os
 import struct
 import subprocess
-import tempfile
 import time
-from pathlib import Path
 
 from . import browser
 from . import test_report as made
 from .test_page import lines_up_to, watching
+from .testing import Tests
 
-tests = []
-
-
-def test(function):
-    tests.append(function)
-    return function
+test = Tests()
 
 
 def wait_for(page, expression, seconds=60):
@@ -160,96 +154,91 @@ def changes_its_theme(b, path):
 
 
 @test
-def the_page_works_offline_in_a_browser():
-    with tempfile.TemporaryDirectory() as place:
-        lab = made.made_lab(place)
-        done = made.report(lab, "--no-png")
-        assert done.returncode == 0, done.stderr
-        with browser.Browser() as b:
-            b.open(lab / "report/report.html")
-            wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
-            outside = [r for r in b.requests() if not r.startswith(("file:", "data:", "blob:"))]
-            assert not outside, outside
-            assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth"), (
-                "the page is wider than the window"
-            )
-            saves_figures_and_tables(b)
-            prints(b)
-            sorts_and_smooths(b)
-            chooses_views_arms_and_rates(b)
-            shows_maps(b)
-            changes_its_theme(b, lab / "report/report.html")
-            assert not (errors := b.errors()), errors
-        with browser.Browser(width=400, height=800) as b:
-            b.open(lab / "report/report.html")
-            wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
-            assert b.run("document.querySelector('header').offsetHeight / innerHeight") < 0.15
-            b.run("of('map-arm').options[0].text = 'long '.repeat(40)")
-            assert b.run(OVERLAP) == []
-            assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"), (
-                "a narrow window scrolls sideways"
-            )
-
-
-@test
-def a_watched_report_follows_a_run_to_its_end():
-    with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "run"
-        made.made_run(run, "baseline", 0.001, 1, 2.0, steps=100)
-        trainer = open(run / "run.json", "r+b")
-        fcntl.fcntl(
-            trainer, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-        )  # as a running trainer does
-        out = Path(place) / "out"
-        process = made.report(
-            run, "--out", out, "--watch", "1", "--no-png", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+def the_page_works_offline_in_a_browser(place):
+    lab = made.made_lab(place)
+    done = made.report(lab, "--no-png")
+    assert done.returncode == 0, done.stderr
+    with browser.Browser() as b:
+        b.open(lab / "report/report.html")
+        wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
+        outside = [r for r in b.requests() if not r.startswith(("file:", "data:", "blob:"))]
+        assert not outside, outside
+        assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth"), (
+            "the page is wider than the window"
         )
-        page = out / "report.html"
-        deadline = time.time() + 60
-        while not page.exists() and time.time() < deadline:
-            time.sleep(0.2)
-        assert '"watch":1' in page.read_text() and "100/200" in page.read_text()
-        whole = Path(place) / "whole"
-        made.made_run(whole, "baseline", 0.001, 1, 2.0)
-        with browser.Browser() as b:
-            b.open(page)
-            (run / "log.jsonl").write_text((whole / "log.jsonl").read_text())
-            wait_for(b, "document.body.innerText.includes('200/200')", 60)  # the page has reloaded
-        os.rename(whole / "checkpoints", run / "checkpoints")
-        trainer.close()
-        assert process.wait(timeout=60) == 0, process.stderr.read()
-        assert '"watch":0' in page.read_text() and "<td>done</td>" in page.read_text()
+        saves_figures_and_tables(b)
+        prints(b)
+        sorts_and_smooths(b)
+        chooses_views_arms_and_rates(b)
+        shows_maps(b)
+        changes_its_theme(b, lab / "report/report.html")
+        assert not (errors := b.errors()), errors
+    with browser.Browser(width=400, height=800) as b:
+        b.open(lab / "report/report.html")
+        wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
+        assert b.run("document.querySelector('header').offsetHeight / innerHeight") < 0.15
+        b.run("of('map-arm').options[0].text = 'long '.repeat(40)")
+        assert b.run(OVERLAP) == []
+        assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"), (
+            "a narrow window scrolls sideways"
+        )
 
 
 @test
-def an_open_live_page_follows_its_run():
-    with tempfile.TemporaryDirectory() as place:
-        run, whole = Path(place) / "run", Path(place) / "whole/log.jsonl"
-        made.made_run(whole.parent, "diff_v2", 0.001, 1, 2.0)
-        made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
-        with browser.Browser(width=400, height=800) as b:
-            with watching(run) as (_, address):
-                b.open(address)
-                wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
-                b.run("window.same = true")
-                x, y = b.middle("#plot-rate .nsewdrag")
-                b.mouse((x - 60, y), to=(x + 60, y))  # zooms
-                extent = "of('plot-rate')._fullLayout.xaxis.range.map(Math.round)"
-                wait_for(b, f"({extent})[0] > 10")
-                zoomed = b.run(extent)
-                b.click("#table-status th button")
-                (run / "log.jsonl").write_text(lines_up_to(whole, 140))
-                last = "document.querySelector('#plot-loss').data.find(t => t.name === 'training').x.slice(-1)[0]"
-                wait_for(b, f"{last} === 140")
-                assert b.run("window.same") and "140/200" in b.run("of('table-status').innerText")
-                assert b.run("document.querySelector('#table-status tbody tr').innerText").startswith("FLOPs/token")
-                assert b.run(extent) == zoomed
-                (run / "log.jsonl").write_text(lines_up_to(whole, 150))  # a new line: the spike
-                wait_for(b, "!window.same && Object.keys(D.arms).includes('spikes')")
-                wait_for(b, "document.querySelector('#plot-norms').data.slice(-1)[0].x[0] === 150")
-                assert not (errors := b.errors()) and not b.run("document.body.classList.contains('lost')"), errors
-                requests = b.requests()
-                assert address in requests and all(r.startswith((address, "data:", "blob:")) for r in requests), (
-                    requests
-                )
-            wait_for(b, "document.body.classList.contains('lost')")  # the server has ended
+def a_watched_report_follows_a_run_to_its_end(place):
+    run = place / "run"
+    made.made_run(run, "baseline", 0.001, 1, 2.0, steps=100)
+    trainer = open(run / "run.json", "r+b")
+    fcntl.fcntl(
+        trainer, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+    )  # as a running trainer does
+    out = place / "out"
+    process = made.report(
+        run, "--out", out, "--watch", "1", "--no-png", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    page = out / "report.html"
+    deadline = time.time() + 60
+    while not page.exists() and time.time() < deadline:
+        time.sleep(0.2)
+    assert '"watch":1' in page.read_text() and "100/200" in page.read_text()
+    whole = place / "whole"
+    made.made_run(whole, "baseline", 0.001, 1, 2.0)
+    with browser.Browser() as b:
+        b.open(page)
+        (run / "log.jsonl").write_text((whole / "log.jsonl").read_text())
+        wait_for(b, "document.body.innerText.includes('200/200')", 60)  # the page has reloaded
+    os.rename(whole / "checkpoints", run / "checkpoints")
+    trainer.close()
+    assert process.wait(timeout=60) == 0, process.stderr.read()
+    assert '"watch":0' in page.read_text() and "<td>done</td>" in page.read_text()
+
+
+@test
+def an_open_live_page_follows_its_run(place):
+    run, whole = place / "run", place / "whole/log.jsonl"
+    made.made_run(whole.parent, "diff_v2", 0.001, 1, 2.0)
+    made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
+    with browser.Browser(width=400, height=800) as b:
+        with watching(run) as (_, address):
+            b.open(address)
+            wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
+            b.run("window.same = true")
+            x, y = b.middle("#plot-rate .nsewdrag")
+            b.mouse((x - 60, y), to=(x + 60, y))  # zooms
+            extent = "of('plot-rate')._fullLayout.xaxis.range.map(Math.round)"
+            wait_for(b, f"({extent})[0] > 10")
+            zoomed = b.run(extent)
+            b.click("#table-status th button")
+            (run / "log.jsonl").write_text(lines_up_to(whole, 140))
+            last = "document.querySelector('#plot-loss').data.find(t => t.name === 'training').x.slice(-1)[0]"
+            wait_for(b, f"{last} === 140")
+            assert b.run("window.same") and "140/200" in b.run("of('table-status').innerText")
+            assert b.run("document.querySelector('#table-status tbody tr').innerText").startswith("FLOPs/token")
+            assert b.run(extent) == zoomed
+            (run / "log.jsonl").write_text(lines_up_to(whole, 150))  # a new line: the spike
+            wait_for(b, "!window.same && Object.keys(D.arms).includes('spikes')")
+            wait_for(b, "document.querySelector('#plot-norms').data.slice(-1)[0].x[0] === 150")
+            assert not (errors := b.errors()) and not b.run("document.body.classList.contains('lost')"), errors
+            requests = b.requests()
+            assert address in requests and all(r.startswith((address, "data:", "blob:")) for r in requests), requests
+        wait_for(b, "document.body.classList.contains('lost')")  # the server has ended

@@ -9,7 +9,6 @@ import random
 import re
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,16 +18,11 @@ from .measurements import METRICS
 from .run_directory import RunError
 from .test_report import STEPS, made_run, near
 from .test_tasks import add_scores, measured as synthetic_scores
-from .testing import expect_error
+from .testing import Tests, expect_error
 from .trainer import Cost
 
 HERE = Path(__file__).resolve().parent
-tests = []
-
-
-def test(function):
-    tests.append(function)
-    return function
+test = Tests()
 
 
 CLAIMS = """source = S
@@ -161,49 +155,46 @@ def a_verdict_follows_from_the_interval_and_the_effect():
 
 
 @test
-def the_scoreboard_has_the_known_verdicts():
-    with tempfile.TemporaryDirectory() as place:
-        lab, file = made_lab(place, known_arms()), Path(place) / "claims"
-        file.write_text(CLAIMS)
-        rows = {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
-        got = {name: row["verdict"] for name, row in rows.items()}
-        assert got == {
-            "lower": "supported",
-            "higher": "opposite shown",
-            "same": "supported",
-            "wide": "not shown",
-            "missing": "not measured",
-            "few": "not shown",
-            "sinks": "not shown",
-            "other": "not measured",
-            "unequal": "not measured",
-            "equal": "supported",
-            "flops": "supported",
-            "speed": "measured elsewhere",
-        }, got
-        near(rows["lower"]["estimate"]["mean"], -0.05)
-        assert rows["few"]["remark"] == "3 of at least 4 seeds" and rows["missing"]["remark"] == (
-            "no study has baseline - d (one rate)"
-        )
-        assert rows["sinks"]["remark"].startswith("not testable here: baseline has 10"), rows["sinks"]
-        assert rows["lower"]["parameters"] == [1000, 1000] and rows["equal"]["arms"] == ("a", "baseline")
-        # c deviates more than the others: it leaves the pool, and has its own interval with 3 degrees of freedom
-        assert rows["lower"]["estimate"]["pooled"] and not rows["wide"]["estimate"]["pooled"]
-        assert rows["lower"]["estimate"]["p_variances"] > 0.05 > rows["wide"]["estimate"]["p_variances"]
-        sd = math.sqrt(sum(x * x for x in WIDE) / 3)
-        near(rows["wide"]["estimate"]["half"], 3.1824463 * sd / 2, 1e-6)
-        out = Path(place) / "scoreboard.md"
-        done = scoreboard(lab, "--claims", file, "--out", out)
-        assert done.returncode == 0 and not done.stderr, done.stderr
-        said = re.sub(r"(?<!\|)\n(?=\w)", " ", out.read_text())
-        assert "4 supported, 1 opposite shown, 3 not shown, 3 not measured, 1 measured elsewhere" in said, said
-        assert "0.2M tokens per run; 1,000 to 1,000 parameters; learning rate 0.001" in said, said
-        assert "corrected for the 6 tests of this page" in said, said
-        assert "| a is below baseline | `a - baseline` loss, below, 0.02 | -0.0500 [" in said, said
-        assert "nats | **supported** | 1.3e-10 | 4 | pooled, 0.74 | 1,000 and 1,000 | 1.00 |" in said, said
-        assert "(without c, which deviate more)" in said and "| at several rates (S) | loss | not measured |" in said, (
-            said
-        )
+def the_scoreboard_has_the_known_verdicts(place):
+    lab, file = made_lab(place, known_arms()), place / "claims"
+    file.write_text(CLAIMS)
+    rows = {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
+    got = {name: row["verdict"] for name, row in rows.items()}
+    assert got == {
+        "lower": "supported",
+        "higher": "opposite shown",
+        "same": "supported",
+        "wide": "not shown",
+        "missing": "not measured",
+        "few": "not shown",
+        "sinks": "not shown",
+        "other": "not measured",
+        "unequal": "not measured",
+        "equal": "supported",
+        "flops": "supported",
+        "speed": "measured elsewhere",
+    }, got
+    near(rows["lower"]["estimate"]["mean"], -0.05)
+    assert rows["few"]["remark"] == "3 of at least 4 seeds" and rows["missing"]["remark"] == (
+        "no study has baseline - d (one rate)"
+    )
+    assert rows["sinks"]["remark"].startswith("not testable here: baseline has 10"), rows["sinks"]
+    assert rows["lower"]["parameters"] == [1000, 1000] and rows["equal"]["arms"] == ("a", "baseline")
+    # c deviates more than the others: it leaves the pool, and has its own interval with 3 degrees of freedom
+    assert rows["lower"]["estimate"]["pooled"] and not rows["wide"]["estimate"]["pooled"]
+    assert rows["lower"]["estimate"]["p_variances"] > 0.05 > rows["wide"]["estimate"]["p_variances"]
+    sd = math.sqrt(sum(x * x for x in WIDE) / 3)
+    near(rows["wide"]["estimate"]["half"], 3.1824463 * sd / 2, 1e-6)
+    out = place / "scoreboard.md"
+    done = scoreboard(lab, "--claims", file, "--out", out)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    said = re.sub(r"(?<!\|)\n(?=\w)", " ", out.read_text())
+    assert "4 supported, 1 opposite shown, 3 not shown, 3 not measured, 1 measured elsewhere" in said, said
+    assert "0.2M tokens per run; 1,000 to 1,000 parameters; learning rate 0.001" in said, said
+    assert "corrected for the 6 tests of this page" in said, said
+    assert "| a is below baseline | `a - baseline` loss, below, 0.02 | -0.0500 [" in said, said
+    assert "nats | **supported** | 1.3e-10 | 4 | pooled, 0.74 | 1,000 and 1,000 | 1.00 |" in said, said
+    assert "(without c, which deviate more)" in said and "| at several rates (S) | loss | not measured |" in said, said
 
 
 @test
@@ -244,7 +235,7 @@ def verdicts_are_corrected_for_the_number_of_claims():
 
 
 @test
-def seeds_are_paired_by_number_where_an_arm_lacks_one():
+def seeds_are_paired_by_number_where_an_arm_lacks_one(place):
     """Losses differ by seed far more than by arm, and an arm lacks seed 2 of 4: paired by position, gaps would be of
     whole nats. Of a lab with windows, whose costs also differ by seed, and another arm lacks another seed."""
     base, paid = {1: 2.0, 2: 7.0, 3: 3.0, 4: 5.0}, {1: 0.5, 2: 3.0, 3: 1.0, 4: 2.0}
@@ -264,52 +255,51 @@ def seeds_are_paired_by_number_where_an_arm_lacks_one():
         add_scores(run, "task", {STEPS: base[seed] / 10})
         (run / "eval.json").write_text(json.dumps(found))
 
-    with tempfile.TemporaryDirectory() as place:
-        lab, file = made_lab(place, arms, change=change), Path(place) / "claims"
-        study = studies.load([lab])
-        low = low_bit.rows(study, lambda arm: {s: base[s] for s in arms[arm]})
-        near(next(row for row in low if row["arm"] == "a")["gap"]["mean"], 0)
-        study.others = [replace(run, history=[(0, run.options | {"gemm": "bf16"})]) for run in study.runs[1:]]
-        low = low_bit.training(study, 0.001, ["fp32", "bf16"])
-        assert [row["cost"]["n"] for row in low if row["arm"] == "baseline"] == [3, 3]
-        assert all(row["cost"]["mean"] == 0 for row in low), low
-        study.others = []
-        expected = -0.05 + stats.mean([NOISE[0], NOISE[2], NOISE[3]])
-        r = tables.results(study)
-        row = next(row for row in r["summary"] if row["arm"] == "a")
-        for gap in (row["gap"], row["gap_pooled"]):
-            near(gap["mean"], expected, 1e-9)
-            assert gap["n"] == 3, gap
-        noise = next(row for row in r["noise"] if row["arm"] == "a")
-        near(noise["gap_sd"], stats.deviation([NOISE[0], NOISE[2], NOISE[3]]), 1e-9)
-        assert [round(row["gap"]["mean"], 9) for row in r["by_position"]["a"]] == [round(expected, 9)] * 5
-        same = [row["exact_gap"] for row in r["recall"]["a"]]
-        same += [row.get("gap") or row["accuracy_gap"] for row in r["tasks"] + r["synthetic"] if row["arm"] == "a"]
-        assert [(gap["mean"], gap["n"]) for gap in same] == [(0, 3)] * 6, same
-        costs = {row["arm"]: row for row in r["long_context"]["costs"] if row["what"] == "loss"}
-        near(costs["baseline-w"]["cost"]["mean"], -0.02 + (0.5 + 3 + 2) / 3, 1e-9)
-        near(costs["a-w"]["cost"]["mean"], -0.06 - expected + (0.5 + 1 + 2) / 3, 1e-9)
-        near(costs["a-w"]["gap"]["mean"], -0.04 + 0.05 - (NOISE[0] + NOISE[3]) / 2, 1e-9)
-        counts = {(arm, key): costs[arm][key]["n"] for arm in costs for key in ("cost", "gap") if costs[arm][key]}
-        assert counts == {("baseline-w", "cost"): 3, ("a-w", "cost"): 3, ("a-w", "gap"): 2}, counts
-        traces = [t for view in figures.final_gaps(study, r["summary"])["views"] for t in view["traces"]]
-        of_a = [x for t in traces if t["arm"] == "a" for x in t["x"]]
-        assert len(of_a) == 4 and all(abs(x) < 0.1 for x in of_a), "the figure of the gaps"
-        curve = next(view for view in figures.gap_curves(study)["views"] if view["label"] == "validation")["traces"]
-        near(next(t for t in curve if t["arm"] == "a")["y"][-1], expected, 1e-4)
-        file.write_text(CLAIMS.replace("seeds = 4", "seeds = 3"))
-        judged = {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
-        near(judged["lower"]["estimate"]["mean"], expected, 1e-9)
-        assert judged["lower"]["estimate"]["n"] == 3
-        hidden = claims.difference(measured(lab)[0], "hidden_max", ("a", "baseline"))
-        near(hidden.mean, 0)
-        assert hidden.n == 3
-        said = scoreboard(lab, "--claims", file).stdout
-        assert f"| {expected:+.4f} [" in said, said
+    lab, file = made_lab(place, arms, change=change), place / "claims"
+    study = studies.load([lab])
+    low = low_bit.rows(study, lambda arm: {s: base[s] for s in arms[arm]})
+    near(next(row for row in low if row["arm"] == "a")["gap"]["mean"], 0)
+    study.others = [replace(run, history=[(0, run.options | {"gemm": "bf16"})]) for run in study.runs[1:]]
+    low = low_bit.training(study, 0.001, ["fp32", "bf16"])
+    assert [row["cost"]["n"] for row in low if row["arm"] == "baseline"] == [3, 3]
+    assert all(row["cost"]["mean"] == 0 for row in low), low
+    study.others = []
+    expected = -0.05 + stats.mean([NOISE[0], NOISE[2], NOISE[3]])
+    r = tables.results(study)
+    row = next(row for row in r["summary"] if row["arm"] == "a")
+    for gap in (row["gap"], row["gap_pooled"]):
+        near(gap["mean"], expected, 1e-9)
+        assert gap["n"] == 3, gap
+    noise = next(row for row in r["noise"] if row["arm"] == "a")
+    near(noise["gap_sd"], stats.deviation([NOISE[0], NOISE[2], NOISE[3]]), 1e-9)
+    assert [round(row["gap"]["mean"], 9) for row in r["by_position"]["a"]] == [round(expected, 9)] * 5
+    same = [row["exact_gap"] for row in r["recall"]["a"]]
+    same += [row.get("gap") or row["accuracy_gap"] for row in r["tasks"] + r["synthetic"] if row["arm"] == "a"]
+    assert [(gap["mean"], gap["n"]) for gap in same] == [(0, 3)] * 6, same
+    costs = {row["arm"]: row for row in r["long_context"]["costs"] if row["what"] == "loss"}
+    near(costs["baseline-w"]["cost"]["mean"], -0.02 + (0.5 + 3 + 2) / 3, 1e-9)
+    near(costs["a-w"]["cost"]["mean"], -0.06 - expected + (0.5 + 1 + 2) / 3, 1e-9)
+    near(costs["a-w"]["gap"]["mean"], -0.04 + 0.05 - (NOISE[0] + NOISE[3]) / 2, 1e-9)
+    counts = {(arm, key): costs[arm][key]["n"] for arm in costs for key in ("cost", "gap") if costs[arm][key]}
+    assert counts == {("baseline-w", "cost"): 3, ("a-w", "cost"): 3, ("a-w", "gap"): 2}, counts
+    traces = [t for view in figures.final_gaps(study, r["summary"])["views"] for t in view["traces"]]
+    of_a = [x for t in traces if t["arm"] == "a" for x in t["x"]]
+    assert len(of_a) == 4 and all(abs(x) < 0.1 for x in of_a), "the figure of the gaps"
+    curve = next(view for view in figures.gap_curves(study)["views"] if view["label"] == "validation")["traces"]
+    near(next(t for t in curve if t["arm"] == "a")["y"][-1], expected, 1e-4)
+    file.write_text(CLAIMS.replace("seeds = 4", "seeds = 3"))
+    judged = {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
+    near(judged["lower"]["estimate"]["mean"], expected, 1e-9)
+    assert judged["lower"]["estimate"]["n"] == 3
+    hidden = claims.difference(measured(lab)[0], "hidden_max", ("a", "baseline"))
+    near(hidden.mean, 0)
+    assert hidden.n == 3
+    said = scoreboard(lab, "--claims", file).stdout
+    assert f"| {expected:+.4f} [" in said, said
 
 
 @test
-def metrics_are_of_the_steps_and_records_that_their_names_say():
+def metrics_are_of_the_steps_and_records_that_their_names_say(place):
     def change(run, arm, seed):
         kept = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         for r in kept:
@@ -322,18 +312,17 @@ def metrics_are_of_the_steps_and_records_that_their_names_say():
         first = [{"kind": "stats", "step": 1, "layer": l, "context_rms_mean": 0.1 + l / 10} for l in range(2)]
         (run / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [kept[0], *first, *kept[1:]]))
 
-    with tempfile.TemporaryDirectory() as place:
-        lab = made_lab(place, {"baseline": {1: 2.0}}, change=change)
-        run = studies.load([lab]).runs[0]
-        of = lambda name: METRICS[name].of(run)
-        near(of("initial_context_rms"), 0.15)
-        near(of("context_rms_min"), 0.1)
-        near(of("grad_growth"), 1.3)
-        near(of("grad_deviation"), 0.1 * math.sqrt(50 / 49))
-        near(of("loss_spikes"), 100 / (STEPS - stats.SPIKE_LEAST))
-        assert of("grad_spikes") == 0
-        plain = made_lab(place + "/plain", {"baseline": {1: 2.0}})
-        assert METRICS["initial_context_rms"].of(studies.load([plain]).runs[0]) is None, "no record of step 1"
+    lab = made_lab(place, {"baseline": {1: 2.0}}, change=change)
+    run = studies.load([lab]).runs[0]
+    of = lambda name: METRICS[name].of(run)
+    near(of("initial_context_rms"), 0.15)
+    near(of("context_rms_min"), 0.1)
+    near(of("grad_growth"), 1.3)
+    near(of("grad_deviation"), 0.1 * math.sqrt(50 / 49))
+    near(of("loss_spikes"), 100 / (STEPS - stats.SPIKE_LEAST))
+    assert of("grad_spikes") == 0
+    plain = made_lab(place / "plain", {"baseline": {1: 2.0}})
+    assert METRICS["initial_context_rms"].of(studies.load([plain]).runs[0]) is None, "no record of step 1"
 
 
 @test
@@ -351,7 +340,7 @@ def z_scores_are_of_the_values_before():
 
 
 @test
-def the_final_loss_is_of_the_most_windows():
+def the_final_loss_is_of_the_most_windows(place):
     def change(windows):
         def edit(run, arm, seed):
             found = json.loads((run / "eval.json").read_text())
@@ -360,51 +349,46 @@ def the_final_loss_is_of_the_most_windows():
 
         return edit
 
-    with tempfile.TemporaryDirectory() as place:
-        for windows, loss, where in ((10, 2.0, "last validation, 20 windows"), (20, 9.0, "evaluation, 20 windows")):
-            lab = made_lab(f"{place}/{windows}", {"baseline": {1: 2.0, 2: 2.0}}, change=change(windows))
-            study = studies.load([lab])
-            assert study.loss_of() == where, study.loss_of()
-            assert [(row["loss"], row["windows"]) for row in measured(lab)[0].rows] == [(loss, 20)] * 2
-        (lab / "baseline.lr0.001.seed1/eval.json").unlink()
-        assert studies.load([lab]).loss_of() == "last validation, 20 windows"
+    for windows, loss, where in ((10, 2.0, "last validation, 20 windows"), (20, 9.0, "evaluation, 20 windows")):
+        lab = made_lab(place / str(windows), {"baseline": {1: 2.0, 2: 2.0}}, change=change(windows))
+        study = studies.load([lab])
+        assert study.loss_of() == where, study.loss_of()
+        assert [(row["loss"], row["windows"]) for row in measured(lab)[0].rows] == [(loss, 20)] * 2
+    (lab / "baseline.lr0.001.seed1/eval.json").unlink()
+    assert studies.load([lab]).loss_of() == "last validation, 20 windows"
 
 
 @test
-def stored_numbers_give_the_scoreboard_of_the_labs():
-    with tempfile.TemporaryDirectory() as place:
-        lab, file, csv = made_lab(place, known_arms()), Path(place) / "claims", Path(place) / "runs.csv"
-        file.write_text(CLAIMS)
-        first = scoreboard(lab, "--claims", file, "--store", csv)
-        again = scoreboard(csv, "--claims", file)
-        assert (first.returncode, again.returncode, first.stdout) == (0, 0, again.stdout), again.stdout + again.stderr
-        text = csv.read_text()
-        assert scoreboard(lab, "--store", csv).returncode == 0 and csv.read_text() == text, "the same runs again"
-        longer = made_lab(
-            place + "/longer", known_arms(), change=lambda run, *_: edit_options(run, **{"total-batch": 9})
-        )
-        said = "runs.csv: p-cpu, baseline, 0.001, 1: has 200000 tokens, and the new run 1800: "
-        expect_error(scoreboard(longer, "--store", csv), 1, said, 1)
-        assert csv.read_text() == text
-        csv.write_text(text.replace("grad_growth", "growth"))
-        expect_error(scoreboard(csv), 1, "the columns must be study,arm,rate,seed,state,", 1)
-        csv.write_text(text.replace(",done,", ",done,x", 1))
-        expect_error(scoreboard(csv), 1, "invalid literal for int", 1)
+def stored_numbers_give_the_scoreboard_of_the_labs(place):
+    lab, file, csv = made_lab(place, known_arms()), place / "claims", place / "runs.csv"
+    file.write_text(CLAIMS)
+    first = scoreboard(lab, "--claims", file, "--store", csv)
+    again = scoreboard(csv, "--claims", file)
+    assert (first.returncode, again.returncode, first.stdout) == (0, 0, again.stdout), again.stdout + again.stderr
+    text = csv.read_text()
+    assert scoreboard(lab, "--store", csv).returncode == 0 and csv.read_text() == text, "the same runs again"
+    longer = made_lab(place / "longer", known_arms(), change=lambda run, *_: edit_options(run, **{"total-batch": 9}))
+    said = "runs.csv: p-cpu, baseline, 0.001, 1: has 200000 tokens, and the new run 1800: "
+    expect_error(scoreboard(longer, "--store", csv), 1, said, 1)
+    assert csv.read_text() == text
+    csv.write_text(text.replace("grad_growth", "growth"))
+    expect_error(scoreboard(csv), 1, "the columns must be study,arm,rate,seed,state,", 1)
+    csv.write_text(text.replace(",done,", ",done,x", 1))
+    expect_error(scoreboard(csv), 1, "invalid literal for int", 1)
 
 
 @test
-def what_is_no_lab_or_not_comparable_has_no_verdict():
-    with tempfile.TemporaryDirectory() as place:
-        change = lambda run, arm, seed: edit_options(run, warmup=99) if (arm, seed) == ("a", 2) else None
-        lab = made_lab(place, known_arms(), change=change)
-        expect_error(scoreboard(lab), 2, "lab scoreboard: the runs of p are not comparable: --warmup: 10", 1)
-        expect_error(scoreboard(lab / "a.lr0.001.seed1"), 1, "no lab.json", 1)
-        expect_error(scoreboard(lab, "--claims", place + "/none"), 2, "not comparable", 1)
-        expect_error(scoreboard(), 2, "lab scoreboard: the following arguments are required: LAB", 1)
+def what_is_no_lab_or_not_comparable_has_no_verdict(place):
+    change = lambda run, arm, seed: edit_options(run, warmup=99) if (arm, seed) == ("a", 2) else None
+    lab = made_lab(place, known_arms(), change=change)
+    expect_error(scoreboard(lab), 2, "lab scoreboard: the runs of p are not comparable: --warmup: 10", 1)
+    expect_error(scoreboard(lab / "a.lr0.001.seed1"), 1, "no lab.json", 1)
+    expect_error(scoreboard(lab, "--claims", place / "none"), 2, "not comparable", 1)
+    expect_error(scoreboard(), 2, "lab scoreboard: the following arguments are required: LAB", 1)
 
 
 @test
-def an_arm_with_its_own_tokens_is_compared_at_equal_flops():
+def an_arm_with_its_own_tokens_is_compared_at_equal_flops(place):
     def change(run, arm, seed):
         """Arm a: twice the steps, each with half the FLOPs."""
         if arm == "a":
@@ -422,21 +406,20 @@ def an_arm_with_its_own_tokens_is_compared_at_equal_flops():
         return study.problems
 
     claim = next(c for c in claims.parse(CLAIMS) if c.id == "flops")
-    with tempfile.TemporaryDirectory() as place:
-        lab = made_lab(place, {arm: known_arms()[arm] for arm in ("baseline", "a")}, change=change)
-        assert [line[:12] for line in problems(lab)] == ["--steps: 200"] * 4
-        facts = json.loads((lab / "lab.json").read_text())
-        facts["arms"]["a"]["tokens"] = 2 * STEPS * 1000
-        (lab / "lab.json").write_text(json.dumps(facts))
-        assert not problems(lab)
-        row = claims.judge([claim], measured(lab))[0]
-        assert (row["verdict"], row["flops"]) == ("supported", 1), row
-        edit_options(lab / "a.lr0.001.seed2", steps=2 * STEPS + 1)
-        assert problems(lab) == ["--steps: 400 in a.lr0.001.seed1, 401 in a.lr0.001.seed2, both of arm a"]
-        edit_options(lab / "a.lr0.001.seed2", steps=2 * STEPS)
-        for run in lab.glob("a.*/run.json"):
-            run.write_text(run.read_text().replace("3000.0", "3100.0"))
-        assert claims.judge([claim], measured(lab))[0]["remark"] == "no study has a - baseline (equal FLOPs)"
+    lab = made_lab(place, {arm: known_arms()[arm] for arm in ("baseline", "a")}, change=change)
+    assert [line[:12] for line in problems(lab)] == ["--steps: 200"] * 4
+    facts = json.loads((lab / "lab.json").read_text())
+    facts["arms"]["a"]["tokens"] = 2 * STEPS * 1000
+    (lab / "lab.json").write_text(json.dumps(facts))
+    assert not problems(lab)
+    row = claims.judge([claim], measured(lab))[0]
+    assert (row["verdict"], row["flops"]) == ("supported", 1), row
+    edit_options(lab / "a.lr0.001.seed2", steps=2 * STEPS + 1)
+    assert problems(lab) == ["--steps: 400 in a.lr0.001.seed1, 401 in a.lr0.001.seed2, both of arm a"]
+    edit_options(lab / "a.lr0.001.seed2", steps=2 * STEPS)
+    for run in lab.glob("a.*/run.json"):
+        run.write_text(run.read_text().replace("3000.0", "3100.0"))
+    assert claims.judge([claim], measured(lab))[0]["remark"] == "no study has a - baseline (equal FLOPs)"
 
 
 def edit_options(directory, **options):
@@ -619,38 +602,37 @@ def probe_of(adjacent, cancelled=None, step=STEPS):
 
 
 @test
-def probes_are_averaged_by_layer_and_step():
+def probes_are_averaged_by_layer_and_step(place):
     def change(run, arm, seed):
         for step in (50, STEPS) + (100,) * (seed == 1) if arm == "baseline" else (STEPS,):
             text = probe_of(0.2 + seed / 100 + step / 1000, None, step) if arm == "baseline" else probe_of(None, 0.25)
             (run / run_directory.probe_name(step, STEPS)).write_text(text)
 
-    with tempfile.TemporaryDirectory() as place:
-        arms = {arm: {s: 2.0 for s in range(1, 4)} for arm in ("baseline", "a")}
-        lab = made_lab(place, arms, change=change)
-        study = studies.load([lab])
-        assert not study.left_out, study.left_out
-        found = layers.probe_tables(study, 0.001)
-        adjacent = found["layers"]["baseline"]["adjacent"]
-        near(adjacent[0]["mean"], 0.2 + 0.02 + 0.2)
-        near(adjacent[1]["mean"], 0.1 + 0.2 + 0.02 + 0.2)
-        near(adjacent[0]["half"], 4.3026527 * 0.01 / math.sqrt(3), 1e-6)
-        steps = found["steps"]["baseline"]
-        assert [row["step"] for row in steps] == [50, STEPS] and "cancelled" not in steps[0]
-        near(steps[0]["adjacent"]["mean"], 0.2 + 0.02 + 0.05 + 0.05)
-        assert found["beyond"] == {
-            "baseline": {"adjacent": [3, 6], "closest": [0, 0]},
-            "a": {"adjacent": [0, 0], "closest": [0, 0]},
-        }
-        near(found["layers"]["a"]["cancelled"][0]["mean"], 0.25)
-        assert "lambda_first" not in found["layers"]["a"] and "adjacent" not in found["layers"]["a"]
-        near(METRICS["wo_adjacent"].of(study.runs_of("baseline", 0.001)[0]), 0.2 + 0.01 + 0.2 + 0.05 - 0.01)
-        assert METRICS["wo_adjacent"].of(study.runs_of("a", 0.001)[0]) is None
-        # a damaged file is left out with one line
-        (lab / "a.lr0.001.seed1/probe.json").write_text('{"layers": [{"layer": 0, "maps": 3}]}')
-        (lab / "a.lr0.001.seed2/probe.json").write_text("{")
-        left = studies.load([lab]).left_out
-        assert len(left) == 2 and "layers[0].maps is not an object" in left[0] and "not JSON" in left[1], left
+    arms = {arm: {s: 2.0 for s in range(1, 4)} for arm in ("baseline", "a")}
+    lab = made_lab(place, arms, change=change)
+    study = studies.load([lab])
+    assert not study.left_out, study.left_out
+    found = layers.probe_tables(study, 0.001)
+    adjacent = found["layers"]["baseline"]["adjacent"]
+    near(adjacent[0]["mean"], 0.2 + 0.02 + 0.2)
+    near(adjacent[1]["mean"], 0.1 + 0.2 + 0.02 + 0.2)
+    near(adjacent[0]["half"], 4.3026527 * 0.01 / math.sqrt(3), 1e-6)
+    steps = found["steps"]["baseline"]
+    assert [row["step"] for row in steps] == [50, STEPS] and "cancelled" not in steps[0]
+    near(steps[0]["adjacent"]["mean"], 0.2 + 0.02 + 0.05 + 0.05)
+    assert found["beyond"] == {
+        "baseline": {"adjacent": [3, 6], "closest": [0, 0]},
+        "a": {"adjacent": [0, 0], "closest": [0, 0]},
+    }
+    near(found["layers"]["a"]["cancelled"][0]["mean"], 0.25)
+    assert "lambda_first" not in found["layers"]["a"] and "adjacent" not in found["layers"]["a"]
+    near(METRICS["wo_adjacent"].of(study.runs_of("baseline", 0.001)[0]), 0.2 + 0.01 + 0.2 + 0.05 - 0.01)
+    assert METRICS["wo_adjacent"].of(study.runs_of("a", 0.001)[0]) is None
+    # a damaged file is left out with one line
+    (lab / "a.lr0.001.seed1/probe.json").write_text('{"layers": [{"layer": 0, "maps": 3}]}')
+    (lab / "a.lr0.001.seed2/probe.json").write_text("{")
+    left = studies.load([lab]).left_out
+    assert len(left) == 2 and "layers[0].maps is not an object" in left[0] and "not JSON" in left[1], left
 
 
 def queue_of(out, probes, **more):
@@ -663,42 +645,41 @@ def queue_of(out, probes, **more):
 
 
 @test
-def checkpoints_are_probed_as_the_plan_says():
+def checkpoints_are_probed_as_the_plan_says(place):
     text = "tokens = 1K\ntotal-batch = 100\ntrain-data = d\nlr = 1\nprobes = last\n[arm a]\n[arm b]\nprobes = all\n"
     known = dict.fromkeys(("train-data", "total-batch"), "value")
     runs = plans.expand(plans.parse(text, "x.plan", known), known)
     assert [(run.probes, run.options["keep"]) for run in runs] == [("last", "1"), ("all", "0")], runs
-    with tempfile.TemporaryDirectory() as place:
-        made_run(Path(place) / "r", "a", 1e-3, 1, 2.0)
-        for step in (50, 100):
-            run_directory.checkpoint(Path(place) / "r", step).mkdir(parents=True)
-            (run_directory.checkpoint(Path(place) / "r", step) / "trainer_state.json").write_text("{}")
-        run_directory.checkpoint(Path(place) / "r", 150).mkdir()  # incomplete
-        for probes, files in (
-            ("none", []),
-            ("last", ["probe.json"]),
-            ("all", ["probe.json", "probe-00000100.json", "probe-00000050.json"]),
-        ):
-            queue, made = queue_of(Path(place), probes), []
-            while queue.remaining(queue.jobs[0]):
-                state, file, command = queue.remaining(queue.jobs[0])
-                said = command(queue.jobs[0])
-                step = run_directory.probed_step(file, STEPS)
-                assert state == "probing" and said[said.index("--probe") + 1].endswith(f"r/{file}"), said
-                assert said[said.index("--init") + 1].endswith(f"step_{step:08d}"), said
-                made.append(file)
-                queue.jobs[0].ended.add(file)
-            assert made == files, (probes, made)
-        for words in ({"gpus": 1}, {"no_eval": True}):  # a probe uses the CPU
-            queue = queue_of(Path(place), "all", **words)
-            assert queue.remaining(queue.jobs[0]) is None, words
-        (Path(place) / "r/eval.json").unlink()
-        queue = queue_of(Path(place), "last")
-        assert queue.remaining(queue.jobs[0])[:2] == ("evaluating", "eval.json")
+    made_run(place / "r", "a", 1e-3, 1, 2.0)
+    for step in (50, 100):
+        run_directory.checkpoint(place / "r", step).mkdir(parents=True)
+        (run_directory.checkpoint(place / "r", step) / "trainer_state.json").write_text("{}")
+    run_directory.checkpoint(place / "r", 150).mkdir()  # incomplete
+    for probes, files in (
+        ("none", []),
+        ("last", ["probe.json"]),
+        ("all", ["probe.json", "probe-00000100.json", "probe-00000050.json"]),
+    ):
+        queue, made = queue_of(place, probes), []
+        while queue.remaining(queue.jobs[0]):
+            state, file, command = queue.remaining(queue.jobs[0])
+            said = command(queue.jobs[0])
+            step = run_directory.probed_step(file, STEPS)
+            assert state == "probing" and said[said.index("--probe") + 1].endswith(f"r/{file}"), said
+            assert said[said.index("--init") + 1].endswith(f"step_{step:08d}"), said
+            made.append(file)
+            queue.jobs[0].ended.add(file)
+        assert made == files, (probes, made)
+    for words in ({"gpus": 1}, {"no_eval": True}):  # a probe uses the CPU
+        queue = queue_of(place, "all", **words)
+        assert queue.remaining(queue.jobs[0]) is None, words
+    (place / "r/eval.json").unlink()
+    queue = queue_of(place, "last")
+    assert queue.remaining(queue.jobs[0])[:2] == ("evaluating", "eval.json")
 
 
 @test
-def late_gradients_are_geometric_means_of_the_last_quarter():
+def late_gradients_are_geometric_means_of_the_last_quarter(place):
     def change(run, arm, seed):
         kept = [line for line in (run / "log.jsonl").read_text().splitlines() if '"stats"' not in line]
         for step in range(10, STEPS + 1, 10):
@@ -708,16 +689,15 @@ def late_gradients_are_geometric_means_of_the_last_quarter():
                 kept.append(json.dumps({"kind": "stats", "step": step, "layer": layer, "grad_norm": value}))
         (run / "log.jsonl").write_text("\n".join(kept) + "\n")
 
-    with tempfile.TemporaryDirectory() as place:
-        arms = {"baseline": dict.fromkeys((1, 2, 3), 2.0), "a": dict.fromkeys((1, 3), 2.0)}
-        study = studies.load([made_lab(place, arms, change=change)])
-        base, a = layers.late_gradients(study)
-        near(base["layers"][1] / base["layers"][0], 4)
-        near(a["ratio"]["mean"], math.log(3))
-        near(a["ratio"]["half"], 0, 1e-9)
-        near(layers.late_gradient(study.runs_of("a", 0.001)[0]), 3 * 2 * math.exp(0.1))
-        near(layers.late_gradient(study.runs_of("a", 0.001)[0], 0), 3 * math.exp(0.1))
-        assert layers.late_gradients(studies.load([made_lab(place + "/x", arms)])) == [], "too few statistics"
+    arms = {"baseline": dict.fromkeys((1, 2, 3), 2.0), "a": dict.fromkeys((1, 3), 2.0)}
+    study = studies.load([made_lab(place, arms, change=change)])
+    base, a = layers.late_gradients(study)
+    near(base["layers"][1] / base["layers"][0], 4)
+    near(a["ratio"]["mean"], math.log(3))
+    near(a["ratio"]["half"], 0, 1e-9)
+    near(layers.late_gradient(study.runs_of("a", 0.001)[0]), 3 * 2 * math.exp(0.1))
+    near(layers.late_gradient(study.runs_of("a", 0.001)[0], 0), 3 * math.exp(0.1))
+    assert layers.late_gradients(studies.load([made_lab(place / "x", arms)])) == [], "too few statistics"
 
 
 @test

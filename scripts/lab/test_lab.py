@@ -9,12 +9,13 @@ import argparse
 import json
 import math
 import os
+import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -23,43 +24,15 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[0] = str(HERE.parent)
 import python_environment
-from lab import (
-    evaluations,
-    long_context,
-    option_history,
-    plan as plans,
-    run_directory,
-    scheduler,
-    stats,
-    study as studies,
-)
-from lab import test_claims
-from lab.testing import expect_error
+from lab import evaluations, long_context, option_history, plan as plans, run_directory, scheduler, stats
+from lab import study as studies, test_claims
+from lab.testing import Skip, Tests, call, expect_error
 from lab.trainer import Cost, Trainer
 
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "train_diffv2")).absolute()
-OPTIONS = {
-    "attention": "value",
-    "preset": "value",
-    "train-data": "value",
-    "val-data": "value",
-    "total-batch": "value",
-    "lr": "value",
-    "tie-embeddings": "flag",
-    "out": "value",
-    "seed": "value",
-    "steps": "value",
-    "ffn": "value",
-    "ranks": "value",
-    "threads": "value",
-    "warmup": "value",
-}
-tests = []
-
-
-def test(function):
-    tests.append(function)
-    return function
+NAMES = "attention preset train-data val-data total-batch lr out seed steps ffn ranks threads warmup"
+OPTIONS = {**dict.fromkeys(NAMES.split(), "value"), "tie-embeddings": "flag"}
+test = Tests()
 
 
 def near(got, wanted, tolerance=1e-9):
@@ -249,8 +222,6 @@ def a_paired_interval_matches_a_manual_calculation():
 
 @test
 def the_intervals_contain_the_true_mean_in_95_percent_of_cases():
-    import random
-
     random.seed(4)
     held = sum(
         (e := stats.t_interval([random.gauss(0.3, 2) for _ in range(4)])).low <= 0.3 <= e.high for _ in range(2000)
@@ -327,52 +298,49 @@ def made_run(directory, steps, **options):
 
 
 @test
-def the_state_of_a_run_follows_from_its_directory():
-    with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "r"
-        assert run_directory.state(run, 5) == ("new", 0)
-        made_run(run, 5)
-        assert run_directory.state(run, 5) == ("begun", 0)
-        log = run / "log.jsonl"
-        log.write_text('{"kind": "train", "step": 4, "tokens": 4, "loss": 1}\n{"kind": "train", "step": 5, "lo')
-        assert run_directory.state(run, 5) == ("begun", 4)
-        log.write_text('{"kind": "train", "step": 5, "tokens": 5, "loss": 1}\n')
-        assert run_directory.state(run, 5) == ("begun", 5)  # its checkpoint is not there yet
-        run_directory.checkpoint(run, 5).mkdir(parents=True)
-        (run_directory.checkpoint(run, 5) / "trainer_state.json").write_text("{}")
-        assert run_directory.state(run, 5) == ("done", 5)
-        log.write_text(
-            '{"kind": "train", "step": 3, "tokens": 3, "loss": null}\n'
-            '{"kind": "event", "step": 3, "what": "stopped", "why": "not_finite"}\n'
-        )
-        assert run_directory.state(run, 5) == ("diverged", 3)
-        with open(log, "a") as f:
-            f.write('{"kind": "event", "step": 3, "what": "start", "changed": []}\n')
-        assert run_directory.state(run, 5) == ("begun", 3)  # it was resumed
-        assert not run_directory.locked(run)
+def the_state_of_a_run_follows_from_its_directory(place):
+    run = place / "r"
+    assert run_directory.state(run, 5) == ("new", 0)
+    made_run(run, 5)
+    assert run_directory.state(run, 5) == ("begun", 0)
+    log = run / "log.jsonl"
+    log.write_text('{"kind": "train", "step": 4, "tokens": 4, "loss": 1}\n{"kind": "train", "step": 5, "lo')
+    assert run_directory.state(run, 5) == ("begun", 4)
+    log.write_text('{"kind": "train", "step": 5, "tokens": 5, "loss": 1}\n')
+    assert run_directory.state(run, 5) == ("begun", 5)  # its checkpoint is not there yet
+    run_directory.checkpoint(run, 5).mkdir(parents=True)
+    (run_directory.checkpoint(run, 5) / "trainer_state.json").write_text("{}")
+    assert run_directory.state(run, 5) == ("done", 5)
+    log.write_text(
+        '{"kind": "train", "step": 3, "tokens": 3, "loss": null}\n'
+        '{"kind": "event", "step": 3, "what": "stopped", "why": "not_finite"}\n'
+    )
+    assert run_directory.state(run, 5) == ("diverged", 3)
+    with open(log, "a") as f:
+        f.write('{"kind": "event", "step": 3, "what": "start", "changed": []}\n')
+    assert run_directory.state(run, 5) == ("begun", 3)  # it was resumed
+    assert not run_directory.locked(run)
 
 
 @test
-def written_files_follow_links_and_change_as_a_whole_or_not_at_all():
-    with tempfile.TemporaryDirectory() as place:
-        place = Path(place)
-        (place / "far").mkdir()
-        (place / "link").symlink_to("far/file")
-        names = ("link.tmp", f"far/file.{os.getpid()}.tmp")
-        for name in names:
-            (place / name).write_text("mine")
-        run_directory.write_atomic(place / "link", "new")
-        try:
-            run_directory.write_atomic(place / "link", b"no text")
-        except TypeError:
-            pass
-        found = {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
-        assert found == {"link": "new", "far/file": "new", **dict.fromkeys(names, "mine")}, found
-        assert (place / "link").is_symlink()
-        os.mkfifo(place / "pipe")
-        reader = subprocess.Popen(["cat", place / "pipe"], stdout=subprocess.PIPE)
-        run_directory.write_atomic(place / "pipe", "through")
-        assert reader.communicate(timeout=60)[0] == b"through" and (place / "pipe").is_fifo()
+def written_files_follow_links_and_change_as_a_whole_or_not_at_all(place):
+    (place / "far").mkdir()
+    (place / "link").symlink_to("far/file")
+    names = ("link.tmp", f"far/file.{os.getpid()}.tmp")
+    for name in names:
+        (place / name).write_text("mine")
+    run_directory.write_atomic(place / "link", "new")
+    try:
+        run_directory.write_atomic(place / "link", b"no text")
+    except TypeError:
+        pass
+    found = {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
+    assert found == {"link": "new", "far/file": "new", **dict.fromkeys(names, "mine")}, found
+    assert (place / "link").is_symlink()
+    os.mkfifo(place / "pipe")
+    reader = subprocess.Popen(["cat", place / "pipe"], stdout=subprocess.PIPE)
+    run_directory.write_atomic(place / "pipe", "through")
+    assert reader.communicate(timeout=60)[0] == b"through" and (place / "pipe").is_fifo()
 
 
 def resumed(first, *starts):
@@ -421,19 +389,16 @@ def a_changed_option_is_a_difference_with_its_step():
     ]
 
 
-def validated(windows=None, fingerprint=None, path="d", steps=4, tokens=99, log=True, options=True):
+def validated(windows=None, fingerprint=None, path="d", steps=4, tokens=99, log=True):
     """option_history.validations() of a run with this validation, from the log or only run.json."""
-    info = {
-        "options": {"val-data": path, "val-steps": steps, "batch-size": 2},
-        "data": {"val": [{"tokens": tokens, "shards": 1, "windows": 50}]},
-    }
-    record = {
-        "kind": "val",
-        "step": 0,
-        "loss": 1.0,
-        **({} if windows is None else {"windows": windows, "data_fingerprint": fingerprint}),
-    }
+    data = {"val": [{"tokens": tokens, "shards": 1, "windows": 50}]}
+    info = {"options": {"val-data": path, "val-steps": steps, "batch-size": 2}, "data": data}
+    record = {"kind": "val", "step": 0, "loss": 1.0}
+    record |= {} if windows is None else {"windows": windows, "data_fingerprint": fingerprint}
     return option_history.validations(info, [record] if log else [])
+
+
+WINDOWS = "windows of validation (--val-steps times --batch-size)"
 
 
 @test
@@ -441,15 +406,11 @@ def validations_with_other_windows_are_not_compared():
     same = lambda a, b: option_history.validation_differences(a, b, ("A", "B"))
     assert same(validated(8, "7"), validated(8, "7", path="elsewhere")) == []
     assert same(validated(8, "7"), validated(8, "6")) == ["fingerprint of the validation data: 7 in A, 6 in B"]
-    assert same(validated(8, "7"), validated(16, "7")) == [
-        "windows of validation (--val-steps times --batch-size): 8 in A, 16 in B"
-    ]
+    assert same(validated(8, "7"), validated(16, "7")) == [f"{WINDOWS}: 8 in A, 16 in B"]
     # logs of older trainers, without windows: those of the options, limited by the data
     assert same(validated(8, "7"), validated()) == [] and validated()[0][1][0] == 8
     assert validated(steps=1000)[0][1][0] == 50
-    assert same(validated(), validated(steps=8)) == [
-        "windows of validation (--val-steps times --batch-size): 8 in A, 16 in B"
-    ]
+    assert same(validated(), validated(steps=8)) == [f"{WINDOWS}: 8 in A, 16 in B"]
     assert same(validated(), validated(path="elsewhere")) == ["--val-data: d in A, elsewhere in B"]
     assert same(validated(), validated(tokens=98)) == [
         "tokens and shards of the validation data: 99 in 1 in A, 98 in 1 in B"
@@ -461,10 +422,7 @@ def validations_with_other_windows_are_not_compared():
         resumed({"val-data": "d", "val-steps": 4, "batch-size": 2}, (5, {"val-steps": 8})),
         [{"kind": "val", "step": step, "loss": 1.0} for step in (0, 5, 10)],
     )
-    assert (
-        same(validated(), more)[-1]
-        == "windows of validation (--val-steps times --batch-size): 8 in A, 8 then 16 at step 10 in B"
-    ), same(validated(), more)
+    assert same(validated(), more)[-1] == f"{WINDOWS}: 8 in A, 8 then 16 at step 10 in B", same(validated(), more)
 
 
 @test
@@ -487,9 +445,7 @@ def differences_that_prevent_a_comparison_are_listed():
 
 def corpus(place):
     """A small corpus of bytes: 64 KB of arithmetic, which a model can learn."""
-    import struct
-
-    directory = Path(place) / "corpus"
+    directory = place / "corpus"
     directory.mkdir()
     for name, start, count in (("train_000000.bin", 1, 60000), ("val_000000.bin", 7000, 6000)):
         text, n = "", start
@@ -505,8 +461,6 @@ def corpus(place):
 
 def choices(place):
     """A task in llm.c's format: 3 sums of bytes, each with 2 results."""
-    import struct
-
     rows = []
     for n in (5, 6, 7):
         words = [n - 5, n % 2, 2]
@@ -514,7 +468,7 @@ def choices(place):
             words += [len(text), *text.encode()]
         rows.append(struct.pack(f"<{len(words) + 2}H", 65535, 2 * len(words) + 4, *words))
     header = struct.pack("<256i", 20240522, 1, len(rows), max(map(len, rows)), *[0] * 252)
-    (Path(place) / "sums.bin").write_bytes(header + b"".join(rows))
+    (place / "sums.bin").write_bytes(header + b"".join(rows))
 
 
 SMALL = """title = small
@@ -546,24 +500,17 @@ match = baseline
 
 
 def lab(place, *words, plan=SMALL, jobs="2", **popen):
-    path = Path(place) / "small.plan"
-    path.write_text(plan)
-    command = [
-        sys.executable,
-        str(HERE),
-        "run",
-        str(path),
-        "--trainer",
-        str(TRAINER),
-        "--out",
-        str(Path(place) / "out"),
-        "--jobs",
-        jobs,
-        *words,
-    ]
+    (place / "small.plan").write_text(plan)
+    defaults = {"--trainer": TRAINER, "--out": place / "out", "--jobs": jobs}
+    more = [word for option, value in defaults.items() if option not in words for word in (option, value)]
+    command = list(map(str, [sys.executable, HERE, "run", place / "small.plan", *more, *words]))
     if popen:
         return subprocess.Popen(command, cwd=place, text=True, **popen)
     return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
+
+
+def in_background(place, *words, **more):
+    return lab(place, *words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **more)
 
 
 def train_steps(directory):
@@ -571,183 +518,167 @@ def train_steps(directory):
 
 
 @test
-def a_plan_runs_once_and_every_run_is_evaluated():
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        choices(place)
-        plan = SMALL.replace("val-data = corpus", "val-data = corpus\neval-choices = sums=sums.bin")
-        plan = plan.replace("validations", "eval-needles = 4:2\neval-shots = 4 12\nvalidations")
-        done = lab(place, plan=plan)
-        assert done.returncode == 0, done.stderr + done.stdout
-        out = Path(place) / "out"
-        names = [f"{arm}.lr0.01.seed{seed}" for seed in (1, 2) for arm in ("baseline", "diff_v2")]
-        for name in names:
-            assert train_steps(out / name) == list(range(1, 158)), name
-            measured = json.loads((out / name / "eval.json").read_text())
-            assert len(measured["loss_by_position"]) == 64 and measured["recall"], name
-            assert measured["needles"]["asked"] == 2 and measured["needles"]["words"] is False, name  # 10 digits
-            assert [row["examples"] for row in measured["shots"]] == [4, 12], name
-            assert (out / name / "attention.safetensors").exists() == ("seed1" in name)
-        for run in (found := studies.load([out])).runs:
-            scores = run.choices["sums"]
-            assert [*scores] == [0, 39, 78, 117, 156, 157] and scores[157]["chance"] == 0.5, scores
-        task = evaluations.choices(found, 0.01)[1]
-        assert task["arm"] == "diff_v2" and task["accuracy_gap"]["n"] == 2 and task["norm"] == "characters", task
-        said = [json.loads((out / n / "run.json").read_text())["model"]["parameters"] for n in names[:2]]
-        assert abs(said[0] - said[1]) <= 3 * 32 * 2 / 2, said  # matched to half of the cost of one MLP unit
-        before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file() and p.name != "lab.lock"}
-        again = lab(place, plan=plan)
-        assert again.returncode == 0 and {p: p.stat().st_mtime_ns for p in before} == before
-        # a changed plan does not modify the existing runs
-        other = lab(place, plan=SMALL.replace("warmup = 2", "warmup = 3"))
-        expect_error(other, 2, "was started with --warmup 2, and the plan has 3")
-        other = lab(
-            place,
-            plan=SMALL.replace("[arm diff_v2]", "[arm diff_v3]").replace("attention = diff_v2", "attention = diff_v3"),
-        )
-        expect_error(other, 2, "small.plan:23: [arm diff_v3]: --attention")
-        other = lab(place, plan=plan.replace("4:2", "8:2"))
-        expect_error(other, 2, "[arm baseline]: --eval-needles 8:2 requires --seq-len 92 or more", lines=1)
-        assert {p: p.stat().st_mtime_ns for p in before} == before
+def a_plan_runs_once_and_every_run_is_evaluated(place):
+    corpus(place)
+    choices(place)
+    plan = SMALL.replace("val-data = corpus", "val-data = corpus\neval-choices = sums=sums.bin")
+    plan = plan.replace("validations", "eval-needles = 4:2\neval-shots = 4 12\nvalidations")
+    done = lab(place, plan=plan)
+    assert done.returncode == 0, done.stderr + done.stdout
+    out = place / "out"
+    names = [f"{arm}.lr0.01.seed{seed}" for seed in (1, 2) for arm in ("baseline", "diff_v2")]
+    for name in names:
+        assert train_steps(out / name) == list(range(1, 158)), name
+        measured = json.loads((out / name / "eval.json").read_text())
+        assert len(measured["loss_by_position"]) == 64 and measured["recall"], name
+        assert measured["needles"]["asked"] == 2 and measured["needles"]["words"] is False, name  # 10 digits
+        assert [row["examples"] for row in measured["shots"]] == [4, 12], name
+        assert (out / name / "attention.safetensors").exists() == ("seed1" in name)
+    for run in (found := studies.load([out])).runs:
+        scores = run.choices["sums"]
+        assert [*scores] == [0, 39, 78, 117, 156, 157] and scores[157]["chance"] == 0.5, scores
+    task = evaluations.choices(found, 0.01)[1]
+    assert task["arm"] == "diff_v2" and task["accuracy_gap"]["n"] == 2 and task["norm"] == "characters", task
+    said = [json.loads((out / n / "run.json").read_text())["model"]["parameters"] for n in names[:2]]
+    assert abs(said[0] - said[1]) <= 3 * 32 * 2 / 2, said  # matched to half of the cost of one MLP unit
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file() and p.name != "lab.lock"}
+    again = lab(place, plan=plan)
+    assert again.returncode == 0 and {p: p.stat().st_mtime_ns for p in before} == before
+    # a changed plan does not modify the existing runs
+    other = lab(place, plan=SMALL.replace("warmup = 2", "warmup = 3"))
+    expect_error(other, 2, "was started with --warmup 2, and the plan has 3")
+    other = lab(
+        place,
+        plan=SMALL.replace("[arm diff_v2]", "[arm diff_v3]").replace("attention = diff_v2", "attention = diff_v3"),
+    )
+    expect_error(other, 2, "small.plan:23: [arm diff_v3]: --attention")
+    other = lab(place, plan=plan.replace("4:2", "8:2"))
+    expect_error(other, 2, "[arm baseline]: --eval-needles 8:2 requires --seq-len 92 or more", lines=1)
+    assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
 @test
-def a_lab_that_is_killed_at_any_time_continues_bitwise():
-    import random
-
+def a_lab_that_is_killed_at_any_time_continues_bitwise(place, whole):
     random.seed(time.time_ns())
     plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("20K", "60K")
-    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as whole:
-        corpus(place)
-        shutil.copytree(Path(place) / "corpus", Path(whole) / "corpus")
-        assert lab(whole, "--no-eval", plan=plan).returncode == 0
-        moments, log = [], Path(place) / "out" / "diff_v2.lr0.01.seed1" / "log.jsonl"
+    corpus(place)
+    shutil.copytree(place / "corpus", whole / "corpus")
+    assert lab(whole, "--no-eval", plan=plan).returncode == 0
+    moments, log = [], place / "out" / "diff_v2.lr0.01.seed1" / "log.jsonl"
 
-        def starts():
-            return sum(
-                line.startswith("+ ")
-                for path in (Path(place) / "out").glob("*.out")
-                for line in path.read_text().splitlines()
-            )
+    def starts():
+        return sum(
+            line.startswith("+ ") for path in (place / "out").glob("*.out") for line in path.read_text().splitlines()
+        )
 
-        for attempt in range(4):
-            before = starts()
-            process = lab(place, "--no-eval", plan=plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            moments.append(
-                100 * attempt + random.randrange(20, 100)
-            )  # a step of one of the two runs; later ones follow a checkpoint
-            deadline = time.time() + 60
-            # the log may already be beyond this step; the lab handles signals after it has started a run
-            while (
-                (len(train_steps(log.parent)) < moments[-1] or starts() == before)
-                and process.poll() is None
-                and time.time() < deadline
-            ):
-                time.sleep(0.01)
-            process.send_signal(signal.SIGKILL if attempt % 2 else signal.SIGTERM)
-            assert process.wait() in (0, 3, -9), (process.returncode, moments)
-        done = lab(place, "--no-eval", plan=plan)
-        assert done.returncode == 0, done.stderr
-        for name in ("baseline.lr0.01.seed1", "diff_v2.lr0.01.seed1"):
-            assert train_steps(Path(place) / "out" / name) == list(range(1, 470)), (name, moments)
-            mine, wanted = (
-                run_directory.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (place, whole)
-            )
-            assert mine.read_bytes() == wanted.read_bytes(), (name, moments)
+    for attempt in range(4):
+        before = starts()
+        process = in_background(place, "--no-eval", plan=plan)
+        moments.append(
+            100 * attempt + random.randrange(20, 100)
+        )  # a step of one of the two runs; later ones follow a checkpoint
+        deadline = time.time() + 60
+        # the log may already be beyond this step; the lab handles signals after it has started a run
+        while (
+            (len(train_steps(log.parent)) < moments[-1] or starts() == before)
+            and process.poll() is None
+            and time.time() < deadline
+        ):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL if attempt % 2 else signal.SIGTERM)
+        assert process.wait() in (0, 3, -9), (process.returncode, moments)
+    done = lab(place, "--no-eval", plan=plan)
+    assert done.returncode == 0, done.stderr
+    for name in ("baseline.lr0.01.seed1", "diff_v2.lr0.01.seed1"):
+        assert train_steps(place / "out" / name) == list(range(1, 470)), (name, moments)
+        mine, wanted = (
+            run_directory.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (place, whole)
+        )
+        assert mine.read_bytes() == wanted.read_bytes(), (name, moments)
 
 
 @test
-def a_lab_with_a_time_limit_stops_in_time_and_continues_by_seed():
+def a_lab_with_a_time_limit_stops_in_time_and_continues_by_seed(place):
     plan = (ROOT / "scripts/plans/gpu-half-hour.plan").read_text()
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        words = ["--size", "smoke", "--seeds", "1,2", "--data", "corpus"]
-        windows, ends, said, minutes = 0, [], "", 0.12
-        while windows < 30:
-            started = time.time()
-            done = lab(place, *words, "--minutes", f"{minutes:.2f}", plan=plan, jobs="1")
-            assert time.time() - started < 60 * minutes + 60, done.stdout
-            windows, said, minutes = windows + 1, done.stdout, 1.2 * minutes  # on a busy machine no step fits at first
-            if done.returncode == 0:
-                break
-            assert done.returncode == 3 and " of 2 seeds have all arms; the same command continues" in said, (
-                said + done.stderr
-            )
-        assert done.returncode == 0 and windows > 1, (windows, said)
-        for seed in (1, 2):
-            for arm in ("baseline", "diff_v2", "baseline-2h"):
-                run = Path(place) / "out" / f"{arm}.lr0.004.seed{seed}"
-                assert train_steps(run) == list(range(1, 41)) and (run / "eval.json").exists(), run
-                ends.append((run / "run.json").stat().st_ctime)
-        assert ends == sorted(ends), ends  # one seed's arms, then the next's
-
-
-@test
-def a_failed_run_does_not_stop_the_others_and_is_repeated():
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        plan = SMALL.replace("seeds = 1 2", "seeds = 1")
-        blocked = Path(place) / "out" / "baseline.lr0.01.seed1"
-        blocked.mkdir(parents=True)
-        (blocked / "log.jsonl").write_text("")  # a directory that the trainer rejects
-        done = lab(place, plan=plan)
-        assert (
-            done.returncode == 1
-            and "baseline.lr0.01.seed1 failed" in done.stderr
-            and "without a run.json" in done.stderr
-        ), done.stderr
-        assert train_steps(blocked.parent / "diff_v2.lr0.01.seed1") == list(range(1, 158))
-        (blocked / "log.jsonl").unlink()
-        done = lab(place, plan=plan)
-        assert done.returncode == 0 and train_steps(blocked) == list(range(1, 158)), done.stderr
-
-
-@test
-def a_run_that_diverges_is_a_result():
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        plan = (
-            SMALL.replace("seeds = 1 2", "seeds = 1")
-            .replace("lr = 1e-2", "lr = 1e30")
-            .replace("[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n", "")
+    corpus(place)
+    words = ["--size", "smoke", "--seeds", "1,2", "--data", "corpus"]
+    windows, ends, said, minutes = 0, [], "", 0.12
+    while windows < 30:
+        started = time.time()
+        done = lab(place, *words, "--minutes", f"{minutes:.2f}", plan=plan, jobs="1")
+        assert time.time() - started < 60 * minutes + 60, done.stdout
+        windows, said, minutes = windows + 1, done.stdout, 1.2 * minutes  # on a busy machine no step fits at first
+        if done.returncode == 0:
+            break
+        assert done.returncode == 3 and " of 2 seeds have all arms; the same command continues" in said, (
+            said + done.stderr
         )
-        done = lab(place, plan=plan)
-        assert done.returncode == 0 and "1 diverged" in done.stdout, done.stdout + done.stderr
-        steps = train_steps(Path(place) / "out" / "baseline.lr1e+30.seed1")
-        again = lab(place, plan=plan)
-        assert again.returncode == 0 and train_steps(Path(place) / "out" / "baseline.lr1e+30.seed1") == steps
+    assert done.returncode == 0 and windows > 1, (windows, said)
+    for seed in (1, 2):
+        for arm in ("baseline", "diff_v2", "baseline-2h"):
+            run = place / "out" / f"{arm}.lr0.004.seed{seed}"
+            assert train_steps(run) == list(range(1, 41)) and (run / "eval.json").exists(), run
+            ends.append((run / "run.json").stat().st_ctime)
+    assert ends == sorted(ends), ends  # one seed's arms, then the next's
 
 
 @test
-def gpus_are_allocated_and_released():
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        launcher = Path(place) / "launch"
-        launcher.write_text(
-            f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{place}/used\n"$@"\nstatus=$?\n'
-            f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{place}/used\nexit $status\n'
-        )
-        launcher.chmod(0o755)
-        plan = SMALL.replace("[arm baseline]", f"ranks = 2\nlauncher = {launcher}\n[arm baseline]")
-        done = lab(place, "--gpus", "5", plan=plan)
-        assert done.returncode == 0, done.stderr
-        held, most, begun = set(), 0, 0
-        for line in sorted((Path(place) / "used").read_text().splitlines()):
-            _, what, gpus = line.split()
-            gpus = set(gpus.split(","))
-            if what == "begin":
-                assert len(gpus) == 2 and not gpus & held and gpus <= set("01234"), line
-                held, begun = held | gpus, begun + 1
-                most = max(most, len(held))
-            else:
-                held -= gpus
-        assert begun == 4 and most == 4 and not held, (begun, most, held)
-        done = lab(place, "--gpus", "1", plan=plan)
-        expect_error(done, 2, "requires 2 GPUs, and --gpus is 1")
+def a_failed_run_does_not_stop_the_others_and_is_repeated(place):
+    corpus(place)
+    plan = SMALL.replace("seeds = 1 2", "seeds = 1")
+    blocked = place / "out" / "baseline.lr0.01.seed1"
+    blocked.mkdir(parents=True)
+    (blocked / "log.jsonl").write_text("")  # a directory that the trainer rejects
+    done = lab(place, plan=plan)
+    assert (
+        done.returncode == 1 and "baseline.lr0.01.seed1 failed" in done.stderr and "without a run.json" in done.stderr
+    ), done.stderr
+    assert train_steps(blocked.parent / "diff_v2.lr0.01.seed1") == list(range(1, 158))
+    (blocked / "log.jsonl").unlink()
+    done = lab(place, plan=plan)
+    assert done.returncode == 0 and train_steps(blocked) == list(range(1, 158)), done.stderr
 
 
-class Skip(Exception):
-    """A requirement of the test that this machine does not meet."""
+@test
+def a_run_that_diverges_is_a_result(place):
+    corpus(place)
+    plan = (
+        SMALL.replace("seeds = 1 2", "seeds = 1")
+        .replace("lr = 1e-2", "lr = 1e30")
+        .replace("[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n", "")
+    )
+    done = lab(place, plan=plan)
+    assert done.returncode == 0 and "1 diverged" in done.stdout, done.stdout + done.stderr
+    steps = train_steps(place / "out" / "baseline.lr1e+30.seed1")
+    again = lab(place, plan=plan)
+    assert again.returncode == 0 and train_steps(place / "out" / "baseline.lr1e+30.seed1") == steps
+
+
+@test
+def gpus_are_allocated_and_released(place):
+    corpus(place)
+    launcher = place / "launch"
+    launcher.write_text(
+        f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{place}/used\n"$@"\nstatus=$?\n'
+        f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{place}/used\nexit $status\n'
+    )
+    launcher.chmod(0o755)
+    plan = SMALL.replace("[arm baseline]", f"ranks = 2\nlauncher = {launcher}\n[arm baseline]")
+    done = lab(place, "--gpus", "5", plan=plan)
+    assert done.returncode == 0, done.stderr
+    held, most, begun = set(), 0, 0
+    for line in sorted((place / "used").read_text().splitlines()):
+        _, what, gpus = line.split()
+        gpus = set(gpus.split(","))
+        if what == "begin":
+            assert len(gpus) == 2 and not gpus & held and gpus <= set("01234"), line
+            held, begun = held | gpus, begun + 1
+            most = max(most, len(held))
+        else:
+            held -= gpus
+    assert begun == 4 and most == 4 and not held, (begun, most, held)
+    done = lab(place, "--gpus", "1", plan=plan)
+    expect_error(done, 2, "requires 2 GPUs, and --gpus is 1")
 
 
 RANKS = (
@@ -780,158 +711,137 @@ def trainers_of(directory):
 
 
 @test
-def a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed():
+def a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed(place, whole):
     if not shutil.which("mpirun"):
         raise Skip("no mpirun")
-    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as whole:
-        corpus(place)
-        shutil.copytree(Path(place) / "corpus", Path(whole) / "corpus")
-        plan = RANKS.replace("20K", "1500K").replace(
-            "checkpoints = 4", "checkpoints = 1"
-        )  # only the last checkpoint, and those of signals
-        small = lab(whole, "--no-eval", plan=RANKS.replace("20K", "2K"))
-        assert small.returncode == 0, small.stderr + small.stdout
-        said = json.loads((Path(whole) / "out/baseline.lr0.01.seed1/run.json").read_text())
-        if said["ranks"] == 1:
-            raise Skip("the trainer was built without MPI")
-        run, last = Path(place) / "out" / "baseline.lr0.01.seed1", 0
-        for number, status in ((signal.SIGTERM, 3), (signal.SIGKILL, -9), (signal.SIGTERM, 3)):
-            process = lab(place, "--no-eval", plan=plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            try:
-                wait_until(lambda: len(train_steps(run)) > last + 20)
-                process.send_signal(number)
-                assert process.wait(timeout=130) == status, process.returncode
-                wait_until(lambda: not trainers_of(place))  # after SIGKILL the kernel signals the launcher
-            finally:
-                process.kill()
-            steps = train_steps(run)
-            last = max(steps)
-            assert last < 11719 and steps == list(range(1, last + 1)), (number, last)
-            assert run_directory.checkpoint(run, last).exists(), (
-                number,
-                last,
-                sorted(p.name for p in run.glob("checkpoints/*")),
-            )
-
-
-@test
-def a_run_of_a_script_that_does_not_forward_signals_saves():
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        launcher = Path(place) / "launch"
-        launcher.write_text('#!/bin/sh\n"$@"\n')
-        launcher.chmod(0o755)
-        plan = (
-            RANKS.replace("ranks = 2", f"launcher = {launcher}")
-            .replace("20K", "4M")
-            .replace("checkpoints = 4", "checkpoints = 1")
-        )
-        run = Path(place) / "out" / "baseline.lr0.01.seed1"
-        process = lab(place, "--no-eval", plan=plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    corpus(place)
+    shutil.copytree(place / "corpus", whole / "corpus")
+    plan = RANKS.replace("20K", "1500K").replace(
+        "checkpoints = 4", "checkpoints = 1"
+    )  # only the last checkpoint, and those of signals
+    small = lab(whole, "--no-eval", plan=RANKS.replace("20K", "2K"))
+    assert small.returncode == 0, small.stderr + small.stdout
+    said = json.loads((whole / "out/baseline.lr0.01.seed1/run.json").read_text())
+    if said["ranks"] == 1:
+        raise Skip("the trainer was built without MPI")
+    run, last = place / "out" / "baseline.lr0.01.seed1", 0
+    for number, status in ((signal.SIGTERM, 3), (signal.SIGKILL, -9), (signal.SIGTERM, 3)):
+        process = in_background(place, "--no-eval", plan=plan)
         try:
-            wait_until(lambda: len(train_steps(run)) > 20)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=130) == 3 and not run_directory.locked(run), (
-                "the lab ended before its run had saved"
-            )
+            wait_until(lambda: len(train_steps(run)) > last + 20)
+            process.send_signal(number)
+            assert process.wait(timeout=130) == status, process.returncode
+            wait_until(lambda: not trainers_of(place))  # after SIGKILL the kernel signals the launcher
         finally:
             process.kill()
-        assert run_directory.checkpoint(run, max(train_steps(run))).exists()
+        steps = train_steps(run)
+        last = max(steps)
+        assert last < 11719 and steps == list(range(1, last + 1)), (number, last)
+        assert run_directory.checkpoint(run, last).exists(), (
+            number,
+            last,
+            sorted(p.name for p in run.glob("checkpoints/*")),
+        )
 
 
 @test
-def a_missing_launcher_is_reported_before_any_run_starts():
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        done = lab(place, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
-        expect_error(done, 2, "no-such-launcher, the launcher of arm", lines=1)
-        assert not (Path(place) / "out").exists()
+def a_run_of_a_script_that_does_not_forward_signals_saves(place):
+    corpus(place)
+    launcher = place / "launch"
+    launcher.write_text('#!/bin/sh\n"$@"\n')
+    launcher.chmod(0o755)
+    plan = (
+        RANKS.replace("ranks = 2", f"launcher = {launcher}")
+        .replace("20K", "4M")
+        .replace("checkpoints = 4", "checkpoints = 1")
+    )
+    run = place / "out" / "baseline.lr0.01.seed1"
+    process = in_background(place, "--no-eval", plan=plan)
+    try:
+        wait_until(lambda: len(train_steps(run)) > 20)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=130) == 3 and not run_directory.locked(run), (
+            "the lab ended before its run had saved"
+        )
+    finally:
+        process.kill()
+    assert run_directory.checkpoint(run, max(train_steps(run))).exists()
 
 
 @test
-def errors_are_one_line():
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        file, out = Path(place) / "file", Path(place) / "out"
-        file.write_text("text")
-        for words, status, said in (
-            (("--out", file), 1, "is a file, must be a directory"),
-            (("--out", file / "below"), 1, "Not a directory"),
-            (("--out", ""), 2, "--out '': the value is empty"),
-            (("--seeds", "1,1"), 2, "a seed is specified more than once"),
-            (("--seeds", "3", "--seeds", "4"), 2, "--seeds is specified more than once"),
-            (("--arms", ""), 2, "--arms '': the value is empty"),
-            (("--dry-run", "--report"), 2, "--dry-run starts none"),
-            (("--nice", "90"), 2, "--nice 90"),
-            (("--trainer", place), 2, "Permission denied"),
-            (("--trainer", str(launch_nothing(place))), 2, "Exec format error"),
-        ):
-            words = [str(w) for w in words]
-            command = [
-                sys.executable,
-                str(HERE),
-                "run",
-                str(Path(place) / "small.plan"),
-                *([] if "--trainer" in words else ["--trainer", str(TRAINER)]),
-                *([] if "--out" in words else ["--out", str(out)]),
-                *words,
-            ]
-            (Path(place) / "small.plan").write_text(SMALL)
-            done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60)
-            assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == 1, (
-                words,
-                done.stderr,
-            )
-            assert not out.exists() and file.read_text() == "text"
-        for name, text, said in (
-            ("lab.json", "{", "lab.json: not JSON"),
-            ("lab.json", "[]", "lab.json: it is not an object"),
-            ("lab.json", "{}", "lab.json: it has no plan"),
-            ("baseline.lr0.01.seed1/run.json", "", "run.json: not JSON"),
-            ("baseline.lr0.01.seed1/run.json", '{"options": 3}', "options is not an object"),
-        ):
-            shutil.rmtree(out, ignore_errors=True)
-            (out / name).parent.mkdir(parents=True)
-            (out / name).write_text(text)
-            done = lab(place)
-            expect_error(done, 1, said, lines=1)
-            assert (out / name).read_text() == text
+def a_missing_launcher_is_reported_before_any_run_starts(place):
+    corpus(place)
+    done = lab(place, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
+    expect_error(done, 2, "no-such-launcher, the launcher of arm", lines=1)
+    assert not (place / "out").exists()
+
+
+@test
+def errors_are_one_line(place):
+    corpus(place)
+    file, out = place / "file", place / "out"
+    file.write_text("text")
+    for words, status, said in (
+        (("--out", file), 1, "is a file, must be a directory"),
+        (("--out", file / "below"), 1, "Not a directory"),
+        (("--out", ""), 2, "--out '': the value is empty"),
+        (("--seeds", "1,1"), 2, "a seed is specified more than once"),
+        (("--seeds", "3", "--seeds", "4"), 2, "--seeds is specified more than once"),
+        (("--arms", ""), 2, "--arms '': the value is empty"),
+        (("--dry-run", "--report"), 2, "--dry-run starts none"),
+        (("--nice", "90"), 2, "--nice 90"),
+        (("--trainer", place), 2, "Permission denied"),
+        (("--trainer", launch_nothing(place)), 2, "Exec format error"),
+    ):
+        expect_error(lab(place, *words), status, said, lines=1)
+        assert not out.exists() and file.read_text() == "text"
+    for name, text, said in (
+        ("lab.json", "{", "lab.json: not JSON"),
+        ("lab.json", "[]", "lab.json: it is not an object"),
+        ("lab.json", "{}", "lab.json: it has no plan"),
+        ("baseline.lr0.01.seed1/run.json", "", "run.json: not JSON"),
+        ("baseline.lr0.01.seed1/run.json", '{"options": 3}', "options is not an object"),
+    ):
+        shutil.rmtree(out, ignore_errors=True)
+        (out / name).parent.mkdir(parents=True)
+        (out / name).write_text(text)
+        done = lab(place)
+        expect_error(done, 1, said, lines=1)
+        assert (out / name).read_text() == text
 
 
 def launch_nothing(place):
-    path = Path(place) / "text"
+    path = place / "text"
     path.write_bytes(b"\x7fno program\n\0")
     path.chmod(0o755)
     return path
 
 
 @test
-def a_run_that_was_resumed_with_other_options_is_an_error():
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("20K", "2K")
-        assert lab(place, "--no-eval", "--arms", "baseline", plan=plan).returncode == 0
-        path = Path(place) / "out/baseline.lr0.01.seed1/run.json"
-        said = json.loads(path.read_text())
-        said["starts"] = [{"step": 0, "changed": []}, {"step": 8, "changed": [{"name": "lr", "old": 0.01, "new": 0.5}]}]
-        path.write_text(json.dumps(said))
-        done = lab(place, "--no-eval", "--arms", "baseline", plan=plan)
-        expect_error(done, 2, "was resumed after step 8 with --lr 0.5, and the plan has 0.01")
+def a_run_that_was_resumed_with_other_options_is_an_error(place):
+    corpus(place)
+    plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("20K", "2K")
+    assert lab(place, "--no-eval", "--arms", "baseline", plan=plan).returncode == 0
+    path = place / "out/baseline.lr0.01.seed1/run.json"
+    said = json.loads(path.read_text())
+    said["starts"] = [{"step": 0, "changed": []}, {"step": 8, "changed": [{"name": "lr", "old": 0.01, "new": 0.5}]}]
+    path.write_text(json.dumps(said))
+    done = lab(place, "--no-eval", "--arms", "baseline", plan=plan)
+    expect_error(done, 2, "was resumed after step 8 with --lr 0.5, and the plan has 0.01")
 
 
 @test
-def two_labs_cannot_share_a_directory():
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        first = lab(place, plan=SMALL.replace("20K", "10M"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        lock = Path(place) / "out" / "lab.lock"
-        deadline = time.time() + 60
-        while not (lock.exists() and (Path(place) / "out" / "lab.json").exists()) and time.time() < deadline:
-            time.sleep(0.1)
-        second = lab(place, plan=SMALL.replace("20K", "10M"))
-        expect_error(second, 1, "another lab is running in it")
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(timeout=130) == 3
+def two_labs_cannot_share_a_directory(place):
+    corpus(place)
+    first = in_background(place, plan=SMALL.replace("20K", "10M"))
+    lock = place / "out" / "lab.lock"
+    deadline = time.time() + 60
+    while not (lock.exists() and (place / "out" / "lab.json").exists()) and time.time() < deadline:
+        time.sleep(0.1)
+    second = lab(place, plan=SMALL.replace("20K", "10M"))
+    expect_error(second, 1, "another lab is running in it")
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(timeout=130) == 3
 
 
 @test
@@ -973,26 +883,22 @@ def the_family_has_every_variant_and_equal_parameters_where_they_differ():
 
 
 @test
-def caches_follow_the_layers_of_the_trainers_config():
-    with tempfile.TemporaryDirectory() as place:
-        corpus(place)
-        shape = "--layers 4 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 --ffn 16 --seq-len 32 --steps 1".split()
-        for number, words in enumerate(("--window 8", "--window 8 --full-every 2", "--window 8 --yoco", "--window 99")):
-            out = Path(place) / f"out{number}"
-            command = [str(TRAINER), "--train-data", "corpus", "--out", str(out), *shape, *words.split()]
-            subprocess.run(command, cwd=place, capture_output=True, check=True)
-            config = run_directory.read_json(
-                run_directory.checkpoint(out, 1) / "config.json", {"layer_types": ["text"]}
-            )
-            lengths = [
-                min(config["sliding_window"], 32) if kind == "sliding_attention" else 32
-                for kind in config["layer_types"]
-            ]
-            if config.get("yoco"):
-                lengths = lengths[:3]  # the upper half has one cache
-            options = run_directory.read_run(out)["options"]
-            assert long_context.layer_windows(options) == lengths, (words, lengths)
-            assert long_context.cache_numbers(options) == sum(lengths) * 2 * 8, words
+def caches_follow_the_layers_of_the_trainers_config(place):
+    corpus(place)
+    shape = "--layers 4 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 --ffn 16 --seq-len 32 --steps 1".split()
+    for number, words in enumerate(("--window 8", "--window 8 --full-every 2", "--window 8 --yoco", "--window 99")):
+        out = place / f"out{number}"
+        command = [str(TRAINER), "--train-data", "corpus", "--out", str(out), *shape, *words.split()]
+        subprocess.run(command, cwd=place, capture_output=True, check=True)
+        config = run_directory.read_json(run_directory.checkpoint(out, 1) / "config.json", {"layer_types": ["text"]})
+        lengths = [
+            min(config["sliding_window"], 32) if kind == "sliding_attention" else 32 for kind in config["layer_types"]
+        ]
+        if config.get("yoco"):
+            lengths = lengths[:3]  # the upper half has one cache
+        options = run_directory.read_run(out)["options"]
+        assert long_context.layer_windows(options) == lengths, (words, lengths)
+        assert long_context.cache_numbers(options) == sum(lengths) * 2 * 8, words
 
 
 @test
@@ -1024,15 +930,15 @@ def main():
     parser.add_argument("--only", metavar="WORD", default="")
     given = parser.parse_args()
     python_environment.ensure("browser" if given.browser else "lab")
-    tests.extend(test_claims.tests)
+    tests = test + test_claims.test
     if given.report or given.browser:
         from lab import test_page, test_report, test_tasks
 
-        tests.extend(test_report.tests + test_tasks.tests + test_page.tests)
+        tests += test_report.test + test_tasks.test + test_page.test
     if given.browser:
         from lab import test_browser
 
-        tests.extend(test_browser.tests)
+        tests += test_browser.test
     passed = failed = skipped = 0
     for function in tests:
         name = function.__name__.replace("_", " ")
@@ -1040,7 +946,7 @@ def main():
             continue
         start = time.time()
         try:
-            function()
+            call(function)
             passed += 1
             print(f"ok   lab: {name} ({time.time() - start:.2f} s)", flush=True)
         except Skip as why:

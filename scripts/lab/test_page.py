@@ -15,14 +15,9 @@ import threading
 from pathlib import Path
 
 from . import test_report as made
-from .testing import expect_error
+from .testing import Tests, expect_error
 
-tests = []
-
-
-def test(function):
-    tests.append(function)
-    return function
+test = Tests()
 
 
 def added(log, records):
@@ -78,66 +73,59 @@ def last_point(news, figure, name):
 
 
 @test
-def the_live_page_follows_a_log_that_grows_and_shrinks():
-    with tempfile.TemporaryDirectory() as place:
-        run, whole = Path(place) / "run", Path(place) / "whole/log.jsonl"
-        made.made_run(whole.parent, "diff_v2", 0.001, 1, 2.0)
-        with watching(run) as (get, _):
-            status, page, _ = get("/")
-            assert status == 200 and "the run has not started" in page and "http-equiv=refresh content=2" in page, page
-            made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
-            page = get("/")[1]
-            assert "<td>100/200 (50.0%)</td>" in page and '"live":true' in page
-            assert "<td>0.001; 0.001 at the last step</td>" in page
-            assert "href='log.jsonl'" in page and "5k [5k, 5k] on CPU: 1 threads on 2 cores of h." in page
-            headings = re.findall("<h2 id=([a-z]+)>", page)
-            assert headings == "result loss stability speed layers settings runs".split(), headings
-            at = int(re.search('"version":([0-9]+)', page)[1])
-            assert get(f"/data?at={at}")[:2] == (204, "")
-            log = run / "log.jsonl"
-            lines = lines_up_to(whole, 160)
-            log.write_text(lines[:-5])  # its last line is being written
-            news = json.loads(get(f"/data?at={at}")[1])
-            assert news["version"] > at and "159/200" in news["html"]["result"], news["html"]["result"]
-            assert last_point(news, "loss", "training")[0] == 159 and last_point(news, "norms", "spike") == (150, 9.0)
-            log.write_text(lines)
-            again = json.loads(get(f"/data?at={news['version']}")[1])
-            assert last_point(again, "loss", "training")[0] == 160 and last_point(again, "loss", "validation")[0] == 150
-            log.write_text(lines_up_to(whole, 60))  # resumed from step 60
-            news = json.loads(get(f"/data?at={again['version']}")[1])
-            assert "60/200" in news["html"]["result"] and last_point(news, "loss", "validation")[0] == 50
-            assert last_point(news, "loss", "training")[0] == 60
-            train = json.loads(lines_up_to(whole, 61).splitlines()[-1])
-            added(log, [{**train, "loss": 1.25}, {"kind": "sample", "step": 61, "text": "<script>a & b"}])
-            added(log, [{"kind": "event", "step": 61, "what": "stopped", "why": "signal"}])
-            news = json.loads(get("/data?at=x")[1])
-            assert last_point(news, "loss", "training") == (61, 1.25), last_point(news, "loss", "training")
-            assert "<h3>step 61</h3><pre>&lt;script&gt;a &amp; b</pre>" in news["html"]["samples"]
-            assert "<td>stopped</td><td>why signal</td>" in news["html"]["events"], news["html"]["events"]
-            (run / "run.json").write_text("{")
-            news = json.loads(get("/data?at=x")[1])
-            assert news["html"] == {} and "run.json: not JSON" in get("/")[1]
+def the_live_page_follows_a_log_that_grows_and_shrinks(place):
+    run, whole = place / "run", place / "whole/log.jsonl"
+    made.made_run(whole.parent, "diff_v2", 0.001, 1, 2.0)
+    with watching(run) as (get, _):
+        status, page, _ = get("/")
+        assert status == 200 and "the run has not started" in page and "http-equiv=refresh content=2" in page, page
+        made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
+        page = get("/")[1]
+        assert "<td>100/200 (50.0%)</td>" in page and '"live":true' in page
+        assert "<td>0.001; 0.001 at the last step</td>" in page
+        assert "href='log.jsonl'" in page and "5k [5k, 5k] on CPU: 1 threads on 2 cores of h." in page
+        headings = re.findall("<h2 id=([a-z]+)>", page)
+        assert headings == "result loss stability speed layers settings runs".split(), headings
+        at = int(re.search('"version":([0-9]+)', page)[1])
+        assert get(f"/data?at={at}")[:2] == (204, "")
+        log = run / "log.jsonl"
+        lines = lines_up_to(whole, 160)
+        log.write_text(lines[:-5])  # its last line is being written
+        news = json.loads(get(f"/data?at={at}")[1])
+        assert news["version"] > at and "159/200" in news["html"]["result"], news["html"]["result"]
+        assert last_point(news, "loss", "training")[0] == 159 and last_point(news, "norms", "spike") == (150, 9.0)
+        log.write_text(lines)
+        again = json.loads(get(f"/data?at={news['version']}")[1])
+        assert last_point(again, "loss", "training")[0] == 160 and last_point(again, "loss", "validation")[0] == 150
+        log.write_text(lines_up_to(whole, 60))  # resumed from step 60
+        news = json.loads(get(f"/data?at={again['version']}")[1])
+        assert "60/200" in news["html"]["result"] and last_point(news, "loss", "validation")[0] == 50
+        assert last_point(news, "loss", "training")[0] == 60
+        train = json.loads(lines_up_to(whole, 61).splitlines()[-1])
+        added(log, [{**train, "loss": 1.25}, {"kind": "sample", "step": 61, "text": "<script>a & b"}])
+        added(log, [{"kind": "event", "step": 61, "what": "stopped", "why": "signal"}])
+        news = json.loads(get("/data?at=x")[1])
+        assert last_point(news, "loss", "training") == (61, 1.25), last_point(news, "loss", "training")
+        assert "<h3>step 61</h3><pre>&lt;script&gt;a &amp; b</pre>" in news["html"]["samples"]
+        assert "<td>stopped</td><td>why signal</td>" in news["html"]["events"], news["html"]["events"]
+        (run / "run.json").write_text("{")
+        news = json.loads(get("/data?at=x")[1])
+        assert news["html"] == {} and "run.json: not JSON" in get("/")[1]
 
 
 @test
-def the_live_page_is_for_this_machine_and_has_two_files():
-    with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "run"
-        made.made_run(run, "baseline", 0.001, 1, 2.0)
-        with watching(run) as (get, address):
-            assert get("/", Host="example.org")[0] == get("/data", Host="127.0.0.1:1")[0] == 403
-            assert get("/", Host=address.split("/")[2].replace("127.0.0.1", "localhost"))[0] == 200
-            status, text, headers = get("/log.jsonl")
-            assert (status, text) == (200, (run / "log.jsonl").read_text()) and headers["X-Content-Type-Options"]
-            assert "default-src 'none'" in headers["Content-Security-Policy"], headers
-            assert [get(path)[0] for path in ("/run.json", "/eval.json", "/../run/run.json", "/x")] == [
-                200,
-                404,
-                404,
-                404,
-            ]
-            (run / "log.jsonl").unlink()
-            assert get("/log.jsonl")[0] == 404
+def the_live_page_is_for_this_machine_and_has_two_files(place):
+    run = place / "run"
+    made.made_run(run, "baseline", 0.001, 1, 2.0)
+    with watching(run) as (get, address):
+        assert get("/", Host="example.org")[0] == get("/data", Host="127.0.0.1:1")[0] == 403
+        assert get("/", Host=address.split("/")[2].replace("127.0.0.1", "localhost"))[0] == 200
+        status, text, headers = get("/log.jsonl")
+        assert (status, text) == (200, (run / "log.jsonl").read_text()) and headers["X-Content-Type-Options"]
+        assert "default-src 'none'" in headers["Content-Security-Policy"], headers
+        assert [get(path)[0] for path in ("/run.json", "/eval.json", "/../run/run.json", "/x")] == [200, 404, 404, 404]
+        (run / "log.jsonl").unlink()
+        assert get("/log.jsonl")[0] == 404
 
 
 @test
@@ -164,54 +152,52 @@ def watch_writes_a_page_and_rejects_bad_options():
 
 
 @test
-def the_end_of_a_run_is_predicted_from_its_last_steps():
+def the_end_of_a_run_is_predicted_from_its_last_steps(place):
     from . import run_tables
     from . import study as studies
 
-    with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "run"
-        made.made_run(run, "baseline", 0.001, 1, 2.0, steps=120)
-        one = studies.load([run]).runs[0]
-        for r in one.train:
-            r["ms"] = 6e5 if r["step"] % 10 else 12e5
-        assert run_tables.prediction(one, 0) == ""  # no process trains it
-        one.state = "running"
-        said = run_tables.prediction(one, 0)  # 80 steps of 10 minutes, or 20
-        assert said.startswith("in 13 h 20 min [13 h 20 min, 13 h 20 min], about 1970-01-01 "), said
-        for r in one.train[-50:]:
-            r["ms"] = 12e5
-        assert "[13 h 20 min, 26 h 40 min]" in run_tables.prediction(one, 0)
+    run = place / "run"
+    made.made_run(run, "baseline", 0.001, 1, 2.0, steps=120)
+    one = studies.load([run]).runs[0]
+    for r in one.train:
+        r["ms"] = 6e5 if r["step"] % 10 else 12e5
+    assert run_tables.prediction(one, 0) == ""  # no process trains it
+    one.state = "running"
+    said = run_tables.prediction(one, 0)  # 80 steps of 10 minutes, or 20
+    assert said.startswith("in 13 h 20 min [13 h 20 min, 13 h 20 min], about 1970-01-01 "), said
+    for r in one.train[-50:]:
+        r["ms"] = 12e5
+    assert "[13 h 20 min, 26 h 40 min]" in run_tables.prediction(one, 0)
 
 
 @test
-def named_runs_are_compared_with_a_table_of_their_options():
+def named_runs_are_compared_with_a_table_of_their_options(place):
     from . import report
 
-    with tempfile.TemporaryDirectory() as place:
-        one, many, out = Path(place) / "one", Path(place) / "many", Path(place) / "out"
-        made.made_run(one, "baseline", 0.001, 1, 2.0)
-        for seed in (2, 3):
-            more = {"total-batch": 2000, "weight-decay": 0.2}
-            made.made_run(many / f"seed{seed}", "baseline", 0.001, seed, 1.9 + seed / 10, **more)
-        reported = lambda *words: called(lambda: report.main(list(map(str, words))), "lab")
-        done = reported(f"plain={one}", f"more decay={many}", "--out", out, "--no-png")
-        assert done.returncode == 0 and not done.stderr, done
-        r, said = made.results_of(out), (out / "results.md").read_text()
-        assert r["arms"] == {"plain": "plain", "more decay": "more decay"}, r["arms"]
-        assert [row["losses"] for row in r["summary"]] == [{"1": 2.0}, {"2": 2.1, "3": 2.2}], r["summary"]
-        rows = [line for line in said.splitlines() if line.startswith("| --")]
-        assert rows == ["| --total-batch | 1000 | 2000 |", "| --weight-decay | 0.1 | 0.2 |"], rows
-        page = (out / "report.html").read_text()
-        assert "Differs between runs: --total-batch: 1000 in one, 2000 in seed2" in page
-        for words, text in (
-            ((f"a={one}", many), "NAME=DIR: give every directory a name, or none"),
-            ((f"a={one}", f"a={many}"), "a=DIR: the name is used more than once"),
-        ):
-            expect_error(reported(*words), 2, text, lines=1)
-        expect_error(reported(f"a={place}/none"), 1, f"{place}/none: no such directory", lines=1)
-        one.rename(Path(place) / "x=y")  # a directory that exists is no name
-        done = reported(Path(place) / "x=y", "--out", out, "--no-png")
-        assert done.returncode == 0 and made.results_of(out)["arms"] == {"baseline": "baseline"}, done
+    one, many, out = place / "one", place / "many", place / "out"
+    made.made_run(one, "baseline", 0.001, 1, 2.0)
+    for seed in (2, 3):
+        more = {"total-batch": 2000, "weight-decay": 0.2}
+        made.made_run(many / f"seed{seed}", "baseline", 0.001, seed, 1.9 + seed / 10, **more)
+    reported = lambda *words: called(lambda: report.main(list(map(str, words))), "lab")
+    done = reported(f"plain={one}", f"more decay={many}", "--out", out, "--no-png")
+    assert done.returncode == 0 and not done.stderr, done
+    r, said = made.results_of(out), (out / "results.md").read_text()
+    assert r["arms"] == {"plain": "plain", "more decay": "more decay"}, r["arms"]
+    assert [row["losses"] for row in r["summary"]] == [{"1": 2.0}, {"2": 2.1, "3": 2.2}], r["summary"]
+    rows = [line for line in said.splitlines() if line.startswith("| --")]
+    assert rows == ["| --total-batch | 1000 | 2000 |", "| --weight-decay | 0.1 | 0.2 |"], rows
+    page = (out / "report.html").read_text()
+    assert "Differs between runs: --total-batch: 1000 in one, 2000 in seed2" in page
+    for words, text in (
+        ((f"a={one}", many), "NAME=DIR: give every directory a name, or none"),
+        ((f"a={one}", f"a={many}"), "a=DIR: the name is used more than once"),
+    ):
+        expect_error(reported(*words), 2, text, lines=1)
+    expect_error(reported(f"a={place}/none"), 1, f"{place}/none: no such directory", lines=1)
+    one.rename(place / "x=y")  # a directory that exists is no name
+    done = reported(place / "x=y", "--out", out, "--no-png")
+    assert done.returncode == 0 and made.results_of(out)["arms"] == {"baseline": "baseline"}, done
 
 
 def lab_color(rgb):

@@ -1,26 +1,21 @@
 """test_report.py: tests of the report on constructed runs with known numbers. test_lab.py --report runs them."""
 
+import itertools
 import json
 import math
 import random
 import struct
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from . import report as report_command
 from . import run_directory
 from . import study as studies
-from .testing import expect_error
+from .testing import Tests, expect_error
 
 HERE = Path(__file__).resolve().parent
-tests = []
-
-
-def test(function):
-    tests.append(function)
-    return function
+test = Tests()
 
 
 STEPS, BATCH, T, MAP = 200, 1000, 16, 8
@@ -29,17 +24,13 @@ LAMBDA = 0.25
 
 def write_maps(path, pairs):
     """Uniform maps; the second map of a pair attends only to the first position."""
+    uniform = [1 / (t + 1) if j <= t else 0.0 for t in range(MAP) for j in range(MAP)]
+    first = [1.0 if j == 0 else 0.0 for t in range(MAP) for j in range(MAP)]
     tensors = {"tokens": ([MAP], [float(ord(c)) for c in "a map of"])}
-    for layer in range(2):
-        for head in range(2):
-            name = f"layer.{layer}.head.{head}"
-            tensors[f"{name}.a1"] = (
-                [MAP, MAP],
-                [1 / (t + 1) if j <= t else 0.0 for t in range(MAP) for j in range(MAP)],
-            )
-            if pairs:
-                tensors[f"{name}.a2"] = ([MAP, MAP], [1.0 if j == 0 else 0.0 for t in range(MAP) for j in range(MAP)])
-                tensors[f"{name}.lambda"] = ([MAP], [LAMBDA] * MAP)
+    for name in (f"layer.{layer}.head.{head}" for layer in range(2) for head in range(2)):
+        tensors[f"{name}.a1"] = [MAP, MAP], uniform
+        if pairs:
+            tensors |= {f"{name}.a2": ([MAP, MAP], first), f"{name}.lambda": ([MAP], [LAMBDA] * MAP)}
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, (shape, values) in tensors.items():
         packed = struct.pack(f"<{len(values)}f", *values)
@@ -49,190 +40,101 @@ def write_maps(path, pairs):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+OPTIONS = {"train-data": "c", "val-data": "c", "total-batch": BATCH, "steps": STEPS, "min-lr-ratio": 0.1, "warmup": 10}
+OPTIONS |= {"schedule": "cosine", "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad-clip": 1}
+OPTIONS |= {"val-steps": 5, "gemm": "fp32", "init": None, "layers": 2, "hidden": 8, "heads": 2, "kv-heads": 1}
+OPTIONS |= {"head-dim": 4, "ffn": 8, "seq-len": T, "vocab": 256, "preset": "tiny"}
+LAYER = {"lambda_min": 0.1, "lambda_max": 0.9, "context_rms_min": 0.1, "context_rms_mean": 0.4, "context_rms_max": 0.9}
+LAYER |= {"first_mass_map0": 0.2, "first_mass_map1": None, "logit_max": 8.0, "residual_max": 20.0}
+LAYER |= {"residual_median": 1.0, "grad_norm": 0.3}
+ATTENTION = {"first_mass_map0": 0.2, "first_mass_map1": None, "first_mass_effective": 0.2, "sink_rate_map0": 10.0}
+ATTENTION |= {"sink_rate_map1": None, "sink_rate_effective": 10.0, "logit_max": 30.0, "logit_median": 1.5}
+ATTENTION |= {"hidden_max": 40.0, "hidden_median": 0.5}
+RECALL = {"pairs": 4, "answers": 512, "exact": 0.1, "among_values": 0.3, "loss": 4.0}
+
+
+def train_record(step, loss, lr):
+    spike, judged = step == 150, step > 128
+    record = {"kind": "train", "step": step, "loss": loss, "grad_norm": 9.0 if spike else 1.0, "lr": lr}
+    record |= {"tokens": step * BATCH, "tokens_per_s": 5000.0, "ms": 200.0, "flops_util": 0.4}
+    record |= {"loss_z": 0.1 if judged else None, "grad_z": (12.0 if spike else 0.2) if judged else None}
+    return record | {"skipped": False}
+
+
+def evaluation_of(arm, final):
+    errors = [{"heads_mean": x, "heads_max": 5 * x} for x in (0.001, 0.003)]
+    errors = [e | {"combined_mean": 2 * e["heads_mean"] if "diff" in arm else None} for e in errors]
+    found = {"loss": final, "loss_by_position": [final + (T - 1) / 2 / 10 - t / 10 for t in range(T)]}
+    found |= {"windows": 9, "seed": 1, "recall": [RECALL | {"noise": n} for n in (0, 8)]}
+    found |= {"quantized": [{"spec": "w4a4", "val_loss": final + 0.5, "difference": 0.5}]}
+    layers = [{"layer": 0, **ATTENTION}, {"layer": 1, **ATTENTION, "logit_max": 50.0}]
+    found |= {"attention": {"windows": 9, "tokens": MAP, "layers": layers}}
+    return found | {"attention_rounding": {"layers": errors}}
+
+
 def made_run(directory, arm, lr, seed, final, steps=STEPS, ended=True, diverged=False, **options):
     """Writes a run: `steps` of STEPS steps, a loss that decays to `final`, a gradient norm spike at step 150."""
     directory.mkdir(parents=True)
     random.seed(f"{arm} {lr} {seed}")
-    shape = {
-        "layers": 2,
-        "hidden": 8,
-        "heads": 2,
-        "kv-heads": 1,
-        "head-dim": 4,
-        "ffn": 8,
-        "seq-len": T,
-        "vocab": 256,
-        "preset": "tiny",
-    }
-    common = {
-        "attention": arm,
-        "train-data": "c",
-        "val-data": "c",
-        "total-batch": BATCH,
-        "steps": STEPS,
-        "lr": lr,
-        "seed": seed,
-        "min-lr-ratio": 0.1,
-        "warmup": 10,
-        "schedule": "cosine",
-        "weight-decay": 0.1,
-        "beta1": 0.9,
-        "beta2": 0.95,
-        "eps": 1e-8,
-        "grad-clip": 1,
-        "val-steps": 5,
-        "gemm": "fp32",
-        "init": None,
-    }
-    (directory / "run.json").write_text(
-        json.dumps(
-            {
-                "options": {**common, **shape, **options},
-                "model": {"parameters": 1000, "flops_per_token": 6e3},
-                "data_fingerprint": "77",
-                "data": {},
-                "revision": "abc",
-                "host": "h",
-                "devices": ["CPU: 1 threads on 2 cores"],
-            }
-        )
-    )
+    info = {"options": {"attention": arm, "lr": lr, "seed": seed, **OPTIONS, **options}, "data_fingerprint": "77"}
+    info |= {"model": {"parameters": 1000, "flops_per_token": 6e3}, "data": {}, "revision": "abc", "host": "h"}
+    (directory / "run.json").write_text(json.dumps(info | {"devices": ["CPU: 1 threads on 2 cores"]}))
     lines = [{"kind": "val", "step": 0, "loss": 5.5}]
     for step in range(1, steps + 1):
         loss = final + 3 * math.exp(-step / 30) + random.gauss(0, 0.02)
-        spike = step == 150
-        lines.append(
-            {
-                "kind": "train",
-                "step": step,
-                "loss": None if diverged and step > steps - 10 else loss,
-                "grad_norm": 9.0 if spike else 1.0,
-                "lr": lr,
-                "tokens": step * BATCH,
-                "tokens_per_s": 5000.0,
-                "ms": 200.0,
-                "flops_util": 0.4,
-                "loss_z": 0.1 if step > 128 else None,
-                "grad_z": (12.0 if spike else 0.2) if step > 128 else None,
-                "skipped": False,
-            }
-        )
+        lines.append(train_record(step, None if diverged and step > steps - 10 else loss, lr))
         if step % 50 == 0:
             lines.append({"kind": "val", "step": step, "loss": final + 3 * math.exp(-step / 30) * (step < STEPS)})
+            more = {"lambda_mean": 0.5 if "diff" in arm else None}
             for layer in range(2):
-                lines.append(
-                    {
-                        "kind": "stats",
-                        "step": step,
-                        "layer": layer,
-                        "lambda_min": 0.1,
-                        "lambda_mean": 0.5 if "diff" in arm else None,
-                        "lambda_max": 0.9,
-                        "context_rms_min": 0.1,
-                        "context_rms_mean": 0.4,
-                        "context_rms_max": 0.9,
-                        "first_mass_map0": 0.2,
-                        "first_mass_map1": None,
-                        "first_mass_effective": 0.1 + layer,
-                        "logit_max": 8.0,
-                        "residual_max": 20.0,
-                        "residual_median": 1.0,
-                        "grad_norm": 0.3,
-                    }
-                )
+                more["first_mass_effective"] = 0.1 + layer
+                lines.append({"kind": "stats", "step": step, "layer": layer, **LAYER, **more})
     if diverged:
         lines.append({"kind": "event", "step": steps, "what": "stopped", "why": "not_finite"})
     (directory / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if steps == STEPS and ended and not diverged:
         run_directory.checkpoint(directory, STEPS).mkdir(parents=True)
         (run_directory.checkpoint(directory, STEPS) / "trainer_state.json").write_text("{}")
-        layer = {
-            "layer": 0,
-            "first_mass_map0": 0.2,
-            "first_mass_map1": None,
-            "first_mass_effective": 0.2,
-            "sink_rate_map0": 10.0,
-            "sink_rate_map1": None,
-            "sink_rate_effective": 10.0,
-            "logit_max": 30.0,
-            "logit_median": 1.5,
-            "hidden_max": 40.0,
-            "hidden_median": 0.5,
-        }
-        (directory / "eval.json").write_text(
-            json.dumps(
-                {
-                    "loss": final,
-                    "loss_by_position": [final + (T - 1) / 2 / 10 - t / 10 for t in range(T)],
-                    "windows": 9,
-                    "seed": 1,
-                    "quantized": [{"spec": "w4a4", "val_loss": final + 0.5, "difference": 0.5}],
-                    "recall": [
-                        {"pairs": 4, "noise": n, "answers": 512, "exact": 0.1, "among_values": 0.3, "loss": 4.0}
-                        for n in (0, 8)
-                    ],
-                    "attention": {
-                        "windows": 9,
-                        "tokens": MAP,
-                        "layers": [layer, {**layer, "layer": 1, "logit_max": 50.0}],
-                    },
-                    "attention_rounding": {
-                        "layers": [
-                            {"heads_mean": x, "heads_max": 5 * x, "combined_mean": 2 * x if "diff" in arm else None}
-                            for x in (0.001, 0.003)
-                        ]
-                    },
-                }
-            )
-        )
+        (directory / "eval.json").write_text(json.dumps(evaluation_of(arm, final)))
         if seed == 1:
             write_maps(directory / "attention.safetensors", "diff" in arm)
 
 
-GAPS = {
-    1: -0.02,
-    2: -0.05,
-    3: -0.05,
-}  # mean -0.04, deviation sqrt(3)/100: 95% half width 4.3027 0.017321 / sqrt 3 = 0.043027
+# mean -0.04, deviation sqrt(3)/100: 95% half width 4.3027 0.017321 / sqrt 3 = 0.043027
+GAPS = {1: -0.02, 2: -0.05, 3: -0.05}
+ARMS = {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}}
+
+
+def write_lab(lab, runs, **more):
+    """lab.json of {name: arm}."""
+    lab.mkdir(exist_ok=True)
+    named = [{"name": name, "arm": arm} for name, arm in runs.items()]
+    found = {"plan": "p", "size": "s", "title": "L", "reference": "baseline", "arms": ARMS, "runs": named}
+    (lab / "lab.json").write_text(json.dumps(found | more))
+    return lab
 
 
 def made_lab(place, name="lab"):
     """Two arms, three seeds at one rate and one at another, where the baseline diverges."""
-    lab = Path(place) / name
-    runs = []
+    lab, runs = place / name, {}
     for arm in ("baseline", "diff_v2"):
-        for lr, seeds in ((0.001, (1, 2, 3)), (0.004, (1,))):
-            for seed in seeds:
-                final = 2.0 + seed / 10 + (GAPS[seed] if arm == "diff_v2" else 0) + (lr == 0.004) * 0.05
-                broken = arm == "baseline" and lr == 0.004
-                run = f"{arm}.lr{lr:g}.seed{seed}"
-                made_run(lab / run, arm, lr, seed, final, steps=120 if broken else STEPS, diverged=broken)
-                runs.append(
-                    {
-                        "name": run,
-                        "arm": arm,
-                        "lr": lr,
-                        "seed": seed,
-                        "steps": STEPS,
-                        "tokens": STEPS * BATCH,
-                        "parameters": 1000,
-                    }
-                )
-    (lab / "lab.json").write_text(
-        json.dumps(
-            {
-                "plan": "p",
-                "size": "cpu",
-                "title": "Made up <&>",
-                "question": "Why?",
-                "reference": "baseline",
-                "arms": {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}},
-                "runs": runs,
-                "text": "",
-            }
-        )
-    )
-    return lab
+        for lr, seed in ((0.001, 1), (0.001, 2), (0.001, 3), (0.004, 1)):
+            final = 2.0 + seed / 10 + (GAPS[seed] if arm == "diff_v2" else 0) + (lr == 0.004) * 0.05
+            broken, run = arm == "baseline" and lr == 0.004, f"{arm}.lr{lr:g}.seed{seed}"
+            made_run(lab / run, arm, lr, seed, final, steps=120 if broken else STEPS, diverged=broken)
+            runs[run] = arm
+    return write_lab(lab, runs, size="cpu", title="Made up <&>", question="Why?", text="")
+
+
+def rewrite(path, change):
+    """Changes a JSON file in place by a function."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def edit(directory, change):
+    rewrite(directory / "run.json", change)
 
 
 def report(*words, **popen):
@@ -242,66 +144,74 @@ def report(*words, **popen):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+def results_of(out):
+    return json.loads((out / "results.json").read_text())
+
+
+def reported(out, *words):
+    """The results of a report, which succeeds."""
+    done = report(*words, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return results_of(out)
+
+
 def near(got, wanted, tolerance=1e-6):
     assert abs(got - wanted) <= tolerance, f"{got!r}, wanted {wanted!r}"
 
 
 @test
-def the_report_has_the_known_numbers():
-    with tempfile.TemporaryDirectory() as place:
-        lab = made_lab(place)
-        done = report(lab)
-        assert done.returncode == 0, done.stderr
-        r = json.loads((lab / "report/results.json").read_text())
-        row = next(x for x in r["summary"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)
-        near(row["gap"]["mean"], -0.04)
-        near(row["gap"]["half"], 0.0430265, 1e-5)
-        near(row["losses"]["2"], 2.15)
-        assert row["gap"]["n"] == 3 and r["main_lr"] == 0.001, row
-        alone = next(x for x in r["summary"] if x["arm"] == "diff_v2" and x["lr"] == 0.004)
-        assert alone["gap"] is None and next(x for x in r["summary"] if x["arm"] == "baseline" and x["lr"] == 0.004)[
-            "states"
-        ] == {"diverged": 1}
-        spikes = next(x for x in r["spikes"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)["grad"]
-        assert (spikes["spikes"], spikes["judged"]) == (3, 3 * 168)
-        near(spikes["score"], 100 / 168)
-        ladder = {x["arm"]: x for x in r["ladder"]}
-        assert ladder["baseline"]["stable"] == 0.001 and not ladder["baseline"]["bounded_by_ladder"], ladder
-        assert ladder["diff_v2"]["stable"] == 0.004 and ladder["diff_v2"]["bounded_by_ladder"], ladder
-        positions = r["by_position"]["diff_v2"]
-        assert [(p["begin"], p["end"]) for p in positions] == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16)]
-        near(positions[-1]["loss"]["mean"], 2.16 + 0.75 - 1.15)
-        near(positions[-1]["gap"]["mean"], -0.04)
-        near(r["recall"]["baseline"][0]["among_values"]["mean"], 0.3)
-        beside = {p["what"]: p["here"] for p in r["published"]}
-        assert beside["Loss, DIFF V2 minus Transformer"].startswith("-0.0400 [-0.0830, +0.0030], n = 3"), beside
-        assert "Transformer 50.0 / 1.50" in beside["Largest / median attention logit"], beside
-        said = (lab / "report/results.md").read_text()
-        assert "| -0.0400 [-0.0830, +0.0030] not shown |" in said and "| 2.100, 2.200, 2.300 | diverged |" in said, said
-        text = (lab / "report/report.html").read_text()
-        assert (
-            "no difference shown: -0.0400 nats" in text
-            and "Made up &lt;&amp;&gt;" in text
-            and "<&>" not in text.split("<script>")[0]
-            and "5k [5k, 5k] on CPU: 1 threads on 2 cores of h</td>" in text
-            and "../diff_v2.lr0.001.seed1/log.jsonl'>log</a>" in text
-        )
-        pngs = {p.name for p in (lab / "report").glob("*.png")}
-        assert {
-            "loss-tokens.png",
-            "loss-FLOPs.png",
-            "loss-time.png",
-            "final-gap.png",
-            "gap-training.png",
-            "ladder-rates.png",
-            "norms-gradient-norm.png",
-            "map-baseline.png",
-            "map-diff_v2.png",
-            "position-gap.png",
-        } <= pngs, pngs
-        assert all((lab / "report" / p).read_bytes().startswith(b"\x89PNG") for p in pngs)
-        pdf = (lab / "report/position-gap.pdf").read_bytes()
-        assert pdf.startswith(b"%PDF") and '"file":"position-gap"' in text
+def the_report_has_the_known_numbers(place):
+    lab = made_lab(place)
+    r = reported(lab / "report", lab)
+    row = next(x for x in r["summary"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)
+    near(row["gap"]["mean"], -0.04)
+    near(row["gap"]["half"], 0.0430265, 1e-5)
+    near(row["losses"]["2"], 2.15)
+    assert row["gap"]["n"] == 3 and r["main_lr"] == 0.001, row
+    alone = next(x for x in r["summary"] if x["arm"] == "diff_v2" and x["lr"] == 0.004)
+    assert alone["gap"] is None and next(x for x in r["summary"] if x["arm"] == "baseline" and x["lr"] == 0.004)[
+        "states"
+    ] == {"diverged": 1}
+    spikes = next(x for x in r["spikes"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)["grad"]
+    assert (spikes["spikes"], spikes["judged"]) == (3, 3 * 168)
+    near(spikes["score"], 100 / 168)
+    ladder = {x["arm"]: x for x in r["ladder"]}
+    assert ladder["baseline"]["stable"] == 0.001 and not ladder["baseline"]["bounded_by_ladder"], ladder
+    assert ladder["diff_v2"]["stable"] == 0.004 and ladder["diff_v2"]["bounded_by_ladder"], ladder
+    positions = r["by_position"]["diff_v2"]
+    assert [(p["begin"], p["end"]) for p in positions] == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16)]
+    near(positions[-1]["loss"]["mean"], 2.16 + 0.75 - 1.15)
+    near(positions[-1]["gap"]["mean"], -0.04)
+    near(r["recall"]["baseline"][0]["among_values"]["mean"], 0.3)
+    beside = {p["what"]: p["here"] for p in r["published"]}
+    assert beside["Loss, DIFF V2 minus Transformer"].startswith("-0.0400 [-0.0830, +0.0030], n = 3"), beside
+    assert "Transformer 50.0 / 1.50" in beside["Largest / median attention logit"], beside
+    said = (lab / "report/results.md").read_text()
+    assert "| -0.0400 [-0.0830, +0.0030] not shown |" in said and "| 2.100, 2.200, 2.300 | diverged |" in said, said
+    text = (lab / "report/report.html").read_text()
+    assert (
+        "no difference shown: -0.0400 nats" in text
+        and "Made up &lt;&amp;&gt;" in text
+        and "<&>" not in text.split("<script>")[0]
+        and "5k [5k, 5k] on CPU: 1 threads on 2 cores of h</td>" in text
+        and "../diff_v2.lr0.001.seed1/log.jsonl'>log</a>" in text
+    )
+    pngs = {p.name for p in (lab / "report").glob("*.png")}
+    assert {
+        "loss-tokens.png",
+        "loss-FLOPs.png",
+        "loss-time.png",
+        "final-gap.png",
+        "gap-training.png",
+        "ladder-rates.png",
+        "norms-gradient-norm.png",
+        "map-baseline.png",
+        "map-diff_v2.png",
+        "position-gap.png",
+    } <= pngs, pngs
+    assert all((lab / "report" / p).read_bytes().startswith(b"\x89PNG") for p in pngs)
+    pdf = (lab / "report/position-gap.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF") and '"file":"position-gap"' in text
 
 
 NOISE = {1: 0.01, 2: -0.01, 3: 0.0}  # of a cost
@@ -310,32 +220,20 @@ NOISE = {1: 0.01, 2: -0.01, 3: 0.0}  # of a cost
 def made_low_bit_lab(place):
     """Two arms, two precisions, three seeds. bf16 costs the Transformer 0.1 nats and DIFF V2 0.04; w8a8 the
     Transformer 0.1 and DIFF V2 0.08, and w4a4 DIFF V2 0.01 more, which the noise hides."""
-    lab, runs = Path(place) / "lab", []
-    for arm in ("baseline", "diff_v2"):
-        for precision in ("fp32", "bf16"):
-            for seed, noise in NOISE.items():
-                run, less = f"{arm}.{precision}.lr0.001.seed{seed}", arm == "diff_v2"
-                final = 2 + seed / 10 + (precision == "bf16") * (0.04 + noise / 5 if less else 0.1 + noise)
-                made_run(lab / run, arm, 0.001, seed, final, gemm=precision)
-                costs = {"w8a8": 0.1 - less * 0.02 + noise, "w4a4": 0.6 + less * (0.01 + noise)}
-                quantized = [{"spec": spec, "val_loss": final + cost} for spec, cost in costs.items()]
-                rewrite(lab / run / "eval.json", lambda j: j.update(quantized=quantized))
-                runs.append({"name": run, "arm": arm})
-    arms = {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}}
-    lab_json = {
-        "plan": "p",
-        "size": "s",
-        "title": "Low",
-        "reference": "baseline",
-        "precisions": ["fp32", "bf16"],
-        "quantize": ["w8a8", "w4a4"],
-    }
-    (lab / "lab.json").write_text(json.dumps({**lab_json, "arms": arms, "runs": runs}))
-    return lab
+    lab, runs = place / "lab", {}
+    for arm, precision, seed in itertools.product(ARMS, ("fp32", "bf16"), NOISE):
+        run, less, noise = f"{arm}.{precision}.lr0.001.seed{seed}", arm == "diff_v2", NOISE[seed]
+        final = 2 + seed / 10 + (precision == "bf16") * (0.04 + noise / 5 if less else 0.1 + noise)
+        made_run(lab / run, arm, 0.001, seed, final, gemm=precision)
+        costs = {"w8a8": 0.1 - less * 0.02 + noise, "w4a4": 0.6 + less * (0.01 + noise)}
+        quantized = [{"spec": spec, "val_loss": final + cost} for spec, cost in costs.items()]
+        rewrite(lab / run / "eval.json", lambda j: j.update(quantized=quantized))
+        runs[run] = arm
+    return write_lab(lab, runs, title="Low", precisions=["fp32", "bf16"], quantize=["w8a8", "w4a4"])
 
 
 @test
-def test_lines_without_points_are_not_in_the_legend():
+def test_lines_without_points_are_not_in_the_legend(place):
     from . import figures, png
 
     arms, legends, close = ["plain", "experts"], [], png.plt.close
@@ -347,19 +245,18 @@ def test_lines_without_points_are_not_in_the_legend():
         legends.append([t.get_text() for t in fig.axes[0].get_legend().get_texts()])
         close(fig)
 
-    with tempfile.TemporaryDirectory() as place:
-        png.plt.close = look
-        try:
-            assert png.figure_files(Path(place) / "a", title, view, arms, "all")
-            assert not png.figure_files(Path(place) / "b", title, {**view, "traces": [empty]}, arms, "all")
-        finally:
-            png.plt.close = close
-        assert sorted(p.name for p in Path(place).iterdir()) == ["a.pdf", "a.png"]
+    png.plt.close = look
+    try:
+        assert png.figure_files(place / "a", title, view, arms, "all")
+        assert not png.figure_files(place / "b", title, {**view, "traces": [empty]}, arms, "all")
+    finally:
+        png.plt.close = close
+    assert sorted(p.name for p in place.iterdir()) == ["a.pdf", "a.png"]
     assert legends == [["experts", "experts, more"]], legends
 
 
 @test
-def the_report_has_verdicts_probes_and_late_gradients():
+def the_report_has_verdicts_probes_and_late_gradients(place):
     from . import test_claims as made
 
     def change(run, arm, seed):
@@ -370,128 +267,108 @@ def the_report_has_verdicts_probes_and_late_gradients():
         with open(run / "log.jsonl", "a") as log:
             log.write("".join(json.dumps(record) + "\n" for record in records))
 
-    with tempfile.TemporaryDirectory() as place:
-        arms = {"baseline": 2.0, "diff_v2": 1.95, "sink": 2.001}
-        losses = {
-            a: {s: x + s / 10 + (made.NOISE * 2)[s] / 2 * (a != "baseline") for s in range(1, 6)}
-            for a, x in arms.items()
-        }
-        lab = made.made_lab(place, losses, plan="family.plan", change=change)
-        done = report(lab, "--no-png")
-        assert done.returncode == 0, done.stderr
-        r = results_of(lab / "report")
-        verdicts = {row["id"]: row["verdict"] for row in r["claims"]}
-        assert verdicts["gap-parameters"] == "supported" and verdicts["extra-logit"] == "opposite shown", verdicts
-        assert not {"gap", "1.5h", "decoding"} & set(verdicts), verdicts
-        assert r["plan"] == "family" and r["groups"]["sink"] == "G"
-        row = next(x for x in r["summary"] if x["arm"] == "diff_v2")
-        assert row["gap_pooled"]["pooled"] and row["gap_pooled"]["half"] != row["gap"]["half"]
-        near(row["gap_pooled"]["mean"], row["gap"]["mean"])
-        power = next(x for x in r["noise"] if x["arm"] == "diff_v2")
-        assert power["pooled_df"] == 8 and power["seeds_pooled"] <= power["seeds_for_effect"], power
-        near(r["probes"]["layers"]["sink"]["cancelled"][0]["mean"], 0.25)
-        late = next(x for x in r["late_gradients"] if x["arm"] == "sink")
-        said, page = (lab / "report/results.md").read_text(), (lab / "report/report.html").read_text()
-        assert (
-            f"{late['all']:.3g} | 1." in said and "| below, 0.015 |" in said and "| SINK | cancelled | 0.250 [" in said
-        )
-        assert "<td>DIFF V2 reaches a lower loss than a Transformer with as many parameters" in page
-        assert "Gradient norms of the layers in the last quarter" in page and "Probes of the last checkpoints" in page
-
-
-def rewrite(path, change):
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
+    arms = {"baseline": 2.0, "diff_v2": 1.95, "sink": 2.001}
+    losses = {
+        a: {s: x + s / 10 + (made.NOISE * 2)[s] / 2 * (a != "baseline") for s in range(1, 6)} for a, x in arms.items()
+    }
+    lab = made.made_lab(place, losses, plan="family.plan", change=change)
+    r = reported(lab / "report", lab, "--no-png")
+    verdicts = {row["id"]: row["verdict"] for row in r["claims"]}
+    assert verdicts["gap-parameters"] == "supported" and verdicts["extra-logit"] == "opposite shown", verdicts
+    assert not {"gap", "1.5h", "decoding"} & set(verdicts), verdicts
+    assert r["plan"] == "family" and r["groups"]["sink"] == "G"
+    row = next(x for x in r["summary"] if x["arm"] == "diff_v2")
+    assert row["gap_pooled"]["pooled"] and row["gap_pooled"]["half"] != row["gap"]["half"]
+    near(row["gap_pooled"]["mean"], row["gap"]["mean"])
+    power = next(x for x in r["noise"] if x["arm"] == "diff_v2")
+    assert power["pooled_df"] == 8 and power["seeds_pooled"] <= power["seeds_for_effect"], power
+    near(r["probes"]["layers"]["sink"]["cancelled"][0]["mean"], 0.25)
+    late = next(x for x in r["late_gradients"] if x["arm"] == "sink")
+    said, page = (lab / "report/results.md").read_text(), (lab / "report/report.html").read_text()
+    assert f"{late['all']:.3g} | 1." in said and "| below, 0.015 |" in said and "| SINK | cancelled | 0.250 [" in said
+    assert "<td>DIFF V2 reaches a lower loss than a Transformer with as many parameters" in page
+    assert "Gradient norms of the layers in the last quarter" in page and "Probes of the last checkpoints" in page
 
 
 @test
-def the_cost_of_low_precision_is_paired_by_seed():
-    with tempfile.TemporaryDirectory() as place:
-        lab = made_low_bit_lab(place)
-        done = report(lab, "--no-png")
-        assert done.returncode == 0, done.stderr
-        r = json.loads((lab / "report/results.json").read_text())
-        low = r["low_bit"]
-        assert low["missing"] == [] and [row["arm"] for row in r["summary"]] == ["baseline", "diff_v2"], low["missing"]
-        assert len(r["runs"]) == 12 and r["summary"][0]["loss"]["mean"] == 2.2  # of fp32
-        training = {(row["what"], row["arm"]): row for row in low["training"]}
-        assert len(training) == len(low["training"]) == 4
-        for how in ("validated at its own precision", "both evaluated in fp32"):
-            base, diff = training[how, "baseline"], training[how, "diff_v2"]
-            near(base["cost"]["mean"], 0.1)
-            near(base["cost"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
-            near(diff["gap"]["mean"], -0.06)
-            near(diff["gap"]["half"], 4.302652730 * 0.008 / math.sqrt(3))
-            assert base["gap"] is None and base["seeds"] == {"1": 0.11, "2": 0.09, "3": 0.1}, base
-        rounding = {(row["precision"], row["what"], row["arm"]): row for row in low["rounding"]}
-        assert len(rounding) == len(low["rounding"]) == 8
-        for precision in ("fp32", "bf16"):
-            near(rounding[precision, "w8a8", "diff_v2"]["cost"]["mean"], 0.08)
-            near(rounding[precision, "w8a8", "diff_v2"]["gap"]["mean"], -0.02)
-            near(rounding[precision, "w8a8", "diff_v2"]["gap"]["half"], 0)
-            near(rounding[precision, "w4a4", "diff_v2"]["gap"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
-        means = {(x["what"], x["arm"]): x["cost"]["mean"] for x in low["measured"] if x["precision"] == "bf16"}
-        for what, base, diff in (
-            ("largest attention logit", 50.0, 50.0),
-            ("largest activation", 40.0, 40.0),
-            ("bf16 error of a head, mean", 0.002, 0.002),
-            ("bf16 error of a head, largest", 0.015, 0.015),
-            ("bf16 error of an output, mean", 0.002, 0.004),
-        ):
-            near(means[what, "baseline"], base)
-            near(means[what, "diff_v2"], diff)
-        said = (lab / "report/results.md").read_text()
-        assert (
-            "| bf16 | validated at its own precision | DIFF V2 | +0.04000 [+0.03503, +0.04497] | "
-            "-0.06000 [-0.07987, -0.04013] | 0.012 | 3 |" in said
-        ), said
-        assert (
-            "| fp32 | w4a4 | DIFF V2 | +0.61000 [+0.58516, +0.63484] | +0.01000 [-0.01484, +0.03484] not shown |"
-            in said
-        ), said
-        assert "<h2 id=precision>" in (lab / "report/report.html").read_text()
+def the_cost_of_low_precision_is_paired_by_seed(place):
+    lab = made_low_bit_lab(place)
+    r = reported(lab / "report", lab, "--no-png")
+    low = r["low_bit"]
+    assert low["missing"] == [] and [row["arm"] for row in r["summary"]] == ["baseline", "diff_v2"], low["missing"]
+    assert len(r["runs"]) == 12 and r["summary"][0]["loss"]["mean"] == 2.2  # of fp32
+    training = {(row["what"], row["arm"]): row for row in low["training"]}
+    assert len(training) == len(low["training"]) == 4
+    for how in ("validated at its own precision", "both evaluated in fp32"):
+        base, diff = training[how, "baseline"], training[how, "diff_v2"]
+        near(base["cost"]["mean"], 0.1)
+        near(base["cost"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
+        near(diff["gap"]["mean"], -0.06)
+        near(diff["gap"]["half"], 4.302652730 * 0.008 / math.sqrt(3))
+        assert base["gap"] is None and base["seeds"] == {"1": 0.11, "2": 0.09, "3": 0.1}, base
+    rounding = {(row["precision"], row["what"], row["arm"]): row for row in low["rounding"]}
+    assert len(rounding) == len(low["rounding"]) == 8
+    for precision in ("fp32", "bf16"):
+        near(rounding[precision, "w8a8", "diff_v2"]["cost"]["mean"], 0.08)
+        near(rounding[precision, "w8a8", "diff_v2"]["gap"]["mean"], -0.02)
+        near(rounding[precision, "w8a8", "diff_v2"]["gap"]["half"], 0)
+        near(rounding[precision, "w4a4", "diff_v2"]["gap"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
+    means = {(x["what"], x["arm"]): x["cost"]["mean"] for x in low["measured"] if x["precision"] == "bf16"}
+    for what, base, diff in (
+        ("largest attention logit", 50.0, 50.0),
+        ("largest activation", 40.0, 40.0),
+        ("bf16 error of a head, mean", 0.002, 0.002),
+        ("bf16 error of a head, largest", 0.015, 0.015),
+        ("bf16 error of an output, mean", 0.002, 0.004),
+    ):
+        near(means[what, "baseline"], base)
+        near(means[what, "diff_v2"], diff)
+    said = (lab / "report/results.md").read_text()
+    assert (
+        "| bf16 | validated at its own precision | DIFF V2 | +0.04000 [+0.03503, +0.04497] | "
+        "-0.06000 [-0.07987, -0.04013] | 0.012 | 3 |" in said
+    ), said
+    assert (
+        "| fp32 | w4a4 | DIFF V2 | +0.61000 [+0.58516, +0.63484] | +0.01000 [-0.01484, +0.03484] not shown |" in said
+    ), said
+    assert "<h2 id=precision>" in (lab / "report/report.html").read_text()
 
 
 @test
-def what_a_low_precision_comparison_lacks_is_named():
-    with tempfile.TemporaryDirectory() as place:
-        lab, name = made_low_bit_lab(place), "{}.{}.lr0.001.seed{}".format
-        lacking, damaged = lab / name("baseline", "fp32", 1), lab / name("diff_v2", "bf16", 2) / "eval.json"
-        (lacking / "eval.json").unlink()
-        rewrite(damaged, lambda j: j["quantized"][1].update(val_loss="much"))
-        rewrite(lab / name("diff_v2", "fp32", 3) / "eval.json", lambda j: j["quantized"].pop(0))
-        (run_directory.checkpoint(lab / name("baseline", "bf16", 3), STEPS) / "trainer_state.json").unlink()
-        done = report(lab, "--no-png")
-        expect_error(done, 1, f"{damaged}: quantized[1].val_loss is not a number or null; left out", lines=1)
-        r = json.loads((lab / "report/results.json").read_text())
-        assert r["low_bit"]["missing"] == [
-            f"{name('baseline', 'fp32', 1)}: no evaluation",
-            f"{name('diff_v2', 'bf16', 2)}: no evaluation",
-            "baseline in bf16, seed 3: no finished run",
-            f"{name('diff_v2', 'fp32', 3)}: no loss at w8a8",
-        ], r["low_bit"]["missing"]
-        n = {
-            (x["precision"], x["what"], x["arm"]): (x["cost"]["n"], (x["gap"] or {}).get("n"))
-            for x in r["low_bit"]["rounding"]
-        }
-        assert n["fp32", "w8a8", "diff_v2"] == (2, 1) and n["fp32", "w4a4", "diff_v2"] == (3, 2), n
-        assert "baseline in bf16, seed 3: no finished run" in (lab / "report/report.html").read_text()
-        rewrite(lab / "lab.json", lambda j: j["quantize"].append("logits4"))  # planned, and nowhere measured
-        report(lab, "--no-png")
-        lines = json.loads((lab / "report/results.json").read_text())["low_bit"]["missing"]
-        assert f"{name('baseline', 'fp32', 2)}: no loss at logits4" in lines and len(lines) == 12, lines
+def what_a_low_precision_comparison_lacks_is_named(place):
+    lab, name = made_low_bit_lab(place), "{}.{}.lr0.001.seed{}".format
+    lacking, damaged = lab / name("baseline", "fp32", 1), lab / name("diff_v2", "bf16", 2) / "eval.json"
+    (lacking / "eval.json").unlink()
+    rewrite(damaged, lambda j: j["quantized"][1].update(val_loss="much"))
+    rewrite(lab / name("diff_v2", "fp32", 3) / "eval.json", lambda j: j["quantized"].pop(0))
+    (run_directory.checkpoint(lab / name("baseline", "bf16", 3), STEPS) / "trainer_state.json").unlink()
+    done = report(lab, "--no-png")
+    expect_error(done, 1, f"{damaged}: quantized[1].val_loss is not a number or null; left out", lines=1)
+    r = json.loads((lab / "report/results.json").read_text())
+    assert r["low_bit"]["missing"] == [
+        f"{name('baseline', 'fp32', 1)}: no evaluation",
+        f"{name('diff_v2', 'bf16', 2)}: no evaluation",
+        "baseline in bf16, seed 3: no finished run",
+        f"{name('diff_v2', 'fp32', 3)}: no loss at w8a8",
+    ], r["low_bit"]["missing"]
+    n = {
+        (x["precision"], x["what"], x["arm"]): (x["cost"]["n"], (x["gap"] or {}).get("n"))
+        for x in r["low_bit"]["rounding"]
+    }
+    assert n["fp32", "w8a8", "diff_v2"] == (2, 1) and n["fp32", "w4a4", "diff_v2"] == (3, 2), n
+    assert "baseline in bf16, seed 3: no finished run" in (lab / "report/report.html").read_text()
+    rewrite(lab / "lab.json", lambda j: j["quantize"].append("logits4"))  # planned, and nowhere measured
+    report(lab, "--no-png")
+    lines = json.loads((lab / "report/results.json").read_text())["low_bit"]["missing"]
+    assert f"{name('baseline', 'fp32', 2)}: no loss at logits4" in lines and len(lines) == 12, lines
 
 
 @test
-def labs_with_the_same_runs_at_several_precisions_are_kept_apart():
-    with tempfile.TemporaryDirectory() as place:
-        one, other = (made_low_bit_lab(Path(place) / name) for name in "ab")
-        done = report(one, other, "--out", Path(place) / "out", "--no-png", "--force")
-        assert done.returncode == 0, done.stderr
-        r = json.loads((Path(place) / "out/results.json").read_text())
-        assert len(r["low_bit"]["training"]) == 8 and r["low_bit"]["missing"] == [], r["low_bit"]
-        assert all(row["cost"]["n"] == 3 for row in r["low_bit"]["training"])
+def labs_with_the_same_runs_at_several_precisions_are_kept_apart(place):
+    one, other = (made_low_bit_lab(place / name) for name in "ab")
+    r = reported(place / "out", one, other, "--no-png", "--force")
+    assert len(r["low_bit"]["training"]) == 8 and r["low_bit"]["missing"] == [], r["low_bit"]
+    assert all(row["cost"]["n"] == 3 for row in r["low_bit"]["training"])
 
 
 WINDOWS = {"window": 8, "full-every": 2}
@@ -508,342 +385,296 @@ LATE = 0.4  # a model with YOCO loses this much more in the last half of the con
 
 
 def made_long_lab(place):
-    lab, runs = Path(place) / "lab", []
+    lab, runs = place / "lab", {}
     for arm, (attention, options, parameters, above, share) in LONG_ARMS.items():
         for seed, noise in NOISE.items():
             run = f"{arm}.lr0.001.seed{seed}"
-            final = 2 + seed / 10 + above + share * noise
-            made_run(lab / run, arm, 0.001, seed, final, attention=attention, **options)
-            rewrite(lab / run / "run.json", lambda j: j["model"].update(parameters=parameters))
+            made_run(lab / run, arm, 0.001, seed, 2 + seed / 10 + above + share * noise, attention=attention, **options)
+            edit(lab / run, lambda j: j["model"].update(parameters=parameters))
             late = [LATE * (t >= T // 2) * bool(options.get("yoco")) for t in range(T)]
             added = lambda j: [x + more for x, more in zip(j["loss_by_position"], late)]
             rewrite(lab / run / "eval.json", lambda j: j.update(loss_by_position=added(j)))
-            runs.append({"name": run, "arm": arm})
-    lab_json = {"plan": "p", "size": "s", "title": "Long", "reference": "baseline", "runs": runs}
-    (lab / "lab.json").write_text(json.dumps({**lab_json, "arms": {arm: {"label": arm} for arm in LONG_ARMS}}))
-    return lab
+            runs[run] = arm
+    return write_lab(lab, runs, title="Long", arms={arm: {"label": arm} for arm in LONG_ARMS})
 
 
 @test
-def the_cost_of_windows_and_yoco_is_that_within_a_variant():
-    with tempfile.TemporaryDirectory() as place:
-        lab = made_long_lab(place)
-        done = report(lab, "--no-png")
-        assert done.returncode == 0, done.stderr
-        part = json.loads((lab / "report/results.json").read_text())["long_context"]
-        rows = {(x["what"], x["change"], x["base"], x["arm"]): x for x in part["costs"]}
-        assert len(rows) == len(part["costs"]) == 18, list(rows)
-        whole, late, use = "loss", "loss at positions 8 to 15", "that minus the loss at 4 to 7"
-        for key, cost, noise, gap, gap_noise in (
-            ((whole, "windows", "neither", "baseline-w"), 0.03, 1, None, 0),
-            ((whole, "YOCO", "neither", "baseline-yoco"), 0.08, 0, None, 0),
-            ((whole, "YOCO", "windows", "baseline-yoco"), 0.05, 1, None, 0),
-            ((whole, "windows", "neither", "diff_v2-w"), 0.01, 0, -0.02, 1),
-            ((whole, "YOCO", "neither", "diff_v2-yoco"), 0.05, 0.2, -0.03, 0.2),
-            ((whole, "YOCO", "windows", "diff_v2-yoco"), 0.04, 0.2, -0.01, 1.2),
-            ((late, "YOCO", "neither", "diff_v2-yoco"), 0.05 + LATE, 0.2, -0.03, 0.2),
-            ((use, "YOCO", "windows", "baseline-yoco"), LATE, 0, None, 0),
-            ((use, "windows", "neither", "diff_v2-w"), 0, 0, 0, 0),
-        ):
-            row, half = rows[key], 4.302652730 * 0.01 / math.sqrt(3)
-            near(row["cost"]["mean"], cost)
-            near(row["cost"]["half"], noise * half)
-            assert (row["gap"] is None) == (gap is None), row
-            if gap is not None:
-                near(row["gap"]["mean"], gap)
-                near(row["gap"]["half"], gap_noise * half)
-        assert rows[whole, "windows", "neither", "diff_v2-w"]["minus"] == "diff_v2-p"
-        second = rows[whole, "YOCO", "windows", "baseline-yoco"]["cost"]  # has the second largest p of the 6 losses
-        near(second["p_holm"], 2 * second["p"])
-        arms = {row["arm"]: row for row in part["arms"]}
-        numbers = [arms[arm]["cache_numbers"] for arm in ("baseline", "diff_v2-w", "diff_v2-yoco")]
-        assert numbers == [2 * 16 * 8, (8 + 16) * 8, (8 + 16) * 8], numbers
-        near(arms["baseline"]["values"][use]["mean"], -0.6)
-        said = (lab / "report/results.md").read_text()
-        assert "| loss | windows against neither | baseline-w | +0.0300 [+0.0052, +0.0548] |" in said, said
-        assert "-0.0200 [-0.0448, +0.0048] not shown" in said and "| 1 x 8, 1 x 16 |" in said, said
-        assert "<h2 id=windows>" in (lab / "report/report.html").read_text()
+def the_cost_of_windows_and_yoco_is_that_within_a_variant(place):
+    lab = made_long_lab(place)
+    part = reported(lab / "report", lab, "--no-png")["long_context"]
+    rows = {(x["what"], x["change"], x["base"], x["arm"]): x for x in part["costs"]}
+    assert len(rows) == len(part["costs"]) == 18, list(rows)
+    whole, late, use = "loss", "loss at positions 8 to 15", "that minus the loss at 4 to 7"
+    for key, cost, noise, gap, gap_noise in (
+        ((whole, "windows", "neither", "baseline-w"), 0.03, 1, None, 0),
+        ((whole, "YOCO", "neither", "baseline-yoco"), 0.08, 0, None, 0),
+        ((whole, "YOCO", "windows", "baseline-yoco"), 0.05, 1, None, 0),
+        ((whole, "windows", "neither", "diff_v2-w"), 0.01, 0, -0.02, 1),
+        ((whole, "YOCO", "neither", "diff_v2-yoco"), 0.05, 0.2, -0.03, 0.2),
+        ((whole, "YOCO", "windows", "diff_v2-yoco"), 0.04, 0.2, -0.01, 1.2),
+        ((late, "YOCO", "neither", "diff_v2-yoco"), 0.05 + LATE, 0.2, -0.03, 0.2),
+        ((use, "YOCO", "windows", "baseline-yoco"), LATE, 0, None, 0),
+        ((use, "windows", "neither", "diff_v2-w"), 0, 0, 0, 0),
+    ):
+        row, half = rows[key], 4.302652730 * 0.01 / math.sqrt(3)
+        near(row["cost"]["mean"], cost)
+        near(row["cost"]["half"], noise * half)
+        assert (row["gap"] is None) == (gap is None), row
+        if gap is not None:
+            near(row["gap"]["mean"], gap)
+            near(row["gap"]["half"], gap_noise * half)
+    assert rows[whole, "windows", "neither", "diff_v2-w"]["minus"] == "diff_v2-p"
+    second = rows[whole, "YOCO", "windows", "baseline-yoco"]["cost"]  # has the second largest p of the 6 losses
+    near(second["p_holm"], 2 * second["p"])
+    arms = {row["arm"]: row for row in part["arms"]}
+    numbers = [arms[arm]["cache_numbers"] for arm in ("baseline", "diff_v2-w", "diff_v2-yoco")]
+    assert numbers == [2 * 16 * 8, (8 + 16) * 8, (8 + 16) * 8], numbers
+    near(arms["baseline"]["values"][use]["mean"], -0.6)
+    said = (lab / "report/results.md").read_text()
+    assert "| loss | windows against neither | baseline-w | +0.0300 [+0.0052, +0.0548] |" in said, said
+    assert "-0.0200 [-0.0448, +0.0048] not shown" in said and "| 1 x 8, 1 x 16 |" in said, said
+    assert "<h2 id=windows>" in (lab / "report/report.html").read_text()
 
 
 @test
-def runs_that_are_not_comparable_are_an_error():
-    with tempfile.TemporaryDirectory() as place:
-        one, other = Path(place) / "one", Path(place) / "other"
-        made_run(one, "baseline", 0.001, 1, 2.0)
-        made_run(other, "diff_v2", 0.001, 1, 1.9, **{"total-batch": 2000})
-        out = Path(place) / "out"
-        done = report(one, other, "--out", out)
-        expect_error(done, 2, "--total-batch: 1000 in one, 2000 in other", lines=1)
-        assert not out.exists()
-        done = report(one, other, "--out", out, "--force", "--no-png")
-        assert (
-            done.returncode == 0
-            and "Differs between runs: --total-batch: 1000 in one, 2000 in other" in (out / "report.html").read_text()
-        ), done.stderr
-        made_run(Path(place) / "again", "baseline", 0.001, 1, 2.0)
-        done = report(one, Path(place) / "again", "--out", out)
-        expect_error(done, 2, "are both arm baseline with rate 0.001 and seed 1")
-        for words, status, said in (
-            ((Path(place) / "nothing",), 1, "no such directory"),
-            ((one, "--reference", "x"), 1, "no such arm"),
-            ((one, "--watch", "0"), 2, "must be 1 to 1,000,000 seconds"),
-        ):
-            done = report(*words, "--out", out)
-            assert done.returncode == status and said in done.stderr, done.stderr
-        (one / "run.json").write_text("{")
-        done = report(one, "--out", out)
-        assert done.returncode == 1 and "run.json" in done.stderr and "Traceback" not in done.stderr, done.stderr
+def runs_that_are_not_comparable_are_an_error(place):
+    one, other = place / "one", place / "other"
+    made_run(one, "baseline", 0.001, 1, 2.0)
+    made_run(other, "diff_v2", 0.001, 1, 1.9, **{"total-batch": 2000})
+    out = place / "out"
+    done = report(one, other, "--out", out)
+    expect_error(done, 2, "--total-batch: 1000 in one, 2000 in other", lines=1)
+    assert not out.exists()
+    done = report(one, other, "--out", out, "--force", "--no-png")
+    assert (
+        done.returncode == 0
+        and "Differs between runs: --total-batch: 1000 in one, 2000 in other" in (out / "report.html").read_text()
+    ), done.stderr
+    made_run(place / "again", "baseline", 0.001, 1, 2.0)
+    done = report(one, place / "again", "--out", out)
+    expect_error(done, 2, "are both arm baseline with rate 0.001 and seed 1")
+    for words, status, said in (
+        ((place / "nothing",), 1, "no such directory"),
+        ((one, "--reference", "x"), 1, "no such arm"),
+        ((one, "--watch", "0"), 2, "must be 1 to 1,000,000 seconds"),
+    ):
+        done = report(*words, "--out", out)
+        assert done.returncode == status and said in done.stderr, done.stderr
+    (one / "run.json").write_text("{")
+    done = report(one, "--out", out)
+    assert done.returncode == 1 and "run.json" in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 @test
-def a_run_that_has_just_started_has_a_report():
-    with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "run"
-        made_run(run, "baseline", 0.001, 1, 2.0, steps=0)
-        (run / "log.jsonl").unlink()
-        done = report(run)
-        assert done.returncode == 0, done.stderr
-        assert "0/200" in (run / "report/report.html").read_text()
-        lab = Path(place) / "lab"
-        lab.mkdir()
-        (lab / "lab.json").write_text(
-            json.dumps(
-                {
-                    "plan": "p",
-                    "size": "cpu",
-                    "title": "T",
-                    "reference": "baseline",
-                    "arms": {},
-                    "runs": [{"name": "x", "arm": "baseline"}],
-                }
-            )
-        )
-        done = report(lab)
-        expect_error(done, 1, "no run of the plan has started", lines=1)
-
-
-def edit(directory, change):
-    """Changes run.json in place by a function."""
-    path = Path(directory) / "run.json"
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
-
-
-def results_of(out):
-    return json.loads((Path(out) / "results.json").read_text())
+def a_run_that_has_just_started_has_a_report(place):
+    run = place / "run"
+    made_run(run, "baseline", 0.001, 1, 2.0, steps=0)
+    (run / "log.jsonl").unlink()
+    done = report(run)
+    assert done.returncode == 0, done.stderr
+    assert "0/200" in (run / "report/report.html").read_text()
+    lab = place / "lab"
+    write_lab(lab, {"x": "baseline"}, arms={})
+    done = report(lab)
+    expect_error(done, 1, "no run of the plan has started", lines=1)
 
 
 @test
-def the_report_has_active_parameters_and_loads_of_experts():
-    with tempfile.TemporaryDirectory() as place:
-        dense, experts, out = Path(place) / "dense", Path(place) / "experts", Path(place) / "out"
-        made_run(dense, "baseline", 0.001, 1, 2.0)
-        made_run(experts, "diff_v2", 0.001, 1, 2.0)
-        edit(experts, lambda j: j["model"].update(active_parameters=600))
-        edit(experts, lambda j: j["options"].update({"experts": 3, "expert-ffn": 5, "dense-layers": 1}))
-        log = experts / "log.jsonl"
+def the_report_has_active_parameters_and_loads_of_experts(place):
+    dense, experts, out = place / "dense", place / "experts", place / "out"
+    made_run(dense, "baseline", 0.001, 1, 2.0)
+    made_run(experts, "diff_v2", 0.001, 1, 2.0)
+    edit(experts, lambda j: j["model"].update(active_parameters=600))
+    edit(experts, lambda j: j["options"].update({"experts": 3, "expert-ffn": 5, "dense-layers": 1}))
+    log = experts / "log.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    for record in records:
+        if record["kind"] == "stats" and record["layer"] == 1:
+            record |= {"expert_load": [0.5, 1.75, 0.75], "router_entropy": 0.6, "router_logit_max": 3.0}
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    done = report(dense, experts, "--out", out, "--no-png")
+    assert done.returncode == 0 and "not records" not in done.stderr, done.stderr
+    r, page = results_of(out), (out / "report.html").read_text()
+    layers = r["layers"]["diff_v2"]["stats"]
+    assert layers["expert_load_max"] == [None, 1.75] and layers["router_entropy"] == [None, 0.6], layers
+    assert [row["active_parameters"] for row in r["summary"]] == [1000, 600]
+    assert "1,000, 600 active" in page and page.count("Load of the busiest expert") and "Entropy of the router" in page
+    assert page.count("<td>3 x 5, 8 in 1 dense</td>") == 1 and page.count("<td>8</td><td>1,000</td>") == 1
+    assert layers["expert_load_min"] == [None, 0.5] and "least used expert" in page
+    done = report(dense, "--out", out, "--no-png")
+    assert done.returncode == 0 and "busiest expert" not in (out / "report.html").read_text()
+
+
+@test
+def losses_of_routers_are_drawn_for_runs_with_experts_alone(place):
+    runs = [place / name for name in ("dense", "one", "two")]
+    for run, arm, number in zip(runs, ("baseline", "diff_v2", "diff_v2"), (1, 1, 2)):
+        made_run(run, arm, 0.001, number, 2.0)
+    for run, balance in zip(runs[1:], (1.0, 1.5)):
+        log = run / "log.jsonl"
         records = [json.loads(line) for line in log.read_text().splitlines()]
         for record in records:
-            if record["kind"] == "stats" and record["layer"] == 1:
-                record |= {"expert_load": [0.5, 1.75, 0.75], "router_entropy": 0.6, "router_logit_max": 3.0}
+            if record["kind"] == "train":
+                record |= {"router_aux": balance, "router_z": record["step"] / 100}
         log.write_text("".join(json.dumps(record) + "\n" for record in records))
-        done = report(dense, experts, "--out", out, "--no-png")
-        assert done.returncode == 0 and "not records" not in done.stderr, done.stderr
-        r, page = results_of(out), (out / "report.html").read_text()
-        layers = r["layers"]["diff_v2"]["stats"]
-        assert layers["expert_load_max"] == [None, 1.75] and layers["router_entropy"] == [None, 0.6], layers
-        assert [row["active_parameters"] for row in r["summary"]] == [1000, 600]
-        assert (
-            "1,000, 600 active" in page and page.count("Load of the busiest expert") and "Entropy of the router" in page
-        )
-        assert page.count("<td>3 x 5, 8 in 1 dense</td>") == 1 and page.count("<td>8</td><td>1,000</td>") == 1
-        assert layers["expert_load_min"] == [None, 0.5] and "least used expert" in page
-        done = report(dense, "--out", out, "--no-png")
-        assert done.returncode == 0 and "busiest expert" not in (out / "report.html").read_text()
+
+    def drawn(*paths):
+        study = studies.load(paths)
+        studies.check(study)
+        return {f["id"]: f["views"] for f in report_command.compute(study)[1]}.get("router_losses")
+
+    assert drawn(runs[0]) is None
+    balance, z = drawn(*runs)
+    assert [t["arm"] for t in balance["traces"]] == ["diff_v2"] and balance["traces"][0]["y"] == [1.25] * STEPS
+    assert z["traces"][0]["x"][-1] == STEPS * BATCH and z["traces"][0]["y"][-1] == STEPS / 100
+    balance, z = drawn(runs[2])
+    assert balance["label"] == "balance" and balance["traces"][0]["y"] == [1.5] * STEPS
+    assert z["traces"][0]["x"][-1] == STEPS and z["traces"][0]["y"][49] == 0.5
 
 
 @test
-def losses_of_routers_are_drawn_for_runs_with_experts_alone():
-    with tempfile.TemporaryDirectory() as place:
-        runs = [Path(place) / name for name in ("dense", "one", "two")]
-        for run, arm, number in zip(runs, ("baseline", "diff_v2", "diff_v2"), (1, 1, 2)):
-            made_run(run, arm, 0.001, number, 2.0)
-        for run, balance in zip(runs[1:], (1.0, 1.5)):
-            log = run / "log.jsonl"
-            records = [json.loads(line) for line in log.read_text().splitlines()]
-            for record in records:
-                if record["kind"] == "train":
-                    record |= {"router_aux": balance, "router_z": record["step"] / 100}
-            log.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-        def drawn(*paths):
-            study = studies.load(paths)
-            studies.check(study)
-            return {f["id"]: f["views"] for f in report_command.compute(study)[1]}.get("router_losses")
-
-        assert drawn(runs[0]) is None
-        balance, z = drawn(*runs)
-        assert [t["arm"] for t in balance["traces"]] == ["diff_v2"] and balance["traces"][0]["y"] == [1.25] * STEPS
-        assert z["traces"][0]["x"][-1] == STEPS * BATCH and z["traces"][0]["y"][-1] == STEPS / 100
-        balance, z = drawn(runs[2])
-        assert balance["label"] == "balance" and balance["traces"][0]["y"] == [1.5] * STEPS
-        assert z["traces"][0]["x"][-1] == STEPS and z["traces"][0]["y"][49] == 0.5
-
-
-@test
-def the_report_of_a_resumed_run_has_its_option_history():
-    with tempfile.TemporaryDirectory() as place:
-        run, whole, out = Path(place) / "run", Path(place) / "whole", Path(place) / "out"
-        made_run(run, "baseline", 0.001, 1, 2.0)
-        made_run(whole, "diff_v2", 0.001, 1, 2.0)
-        (run / "eval.json").unlink()
-        changed = [
-            {"name": "steps", "old": 100, "new": STEPS},
-            {"name": "lr", "old": 0.001, "new": 0.5},
-            {"name": "total-batch", "old": BATCH, "new": 3 * BATCH},
-        ]
-        start = {"command_line": [], "revision": "def", "host": "h", "ranks": 1}
-        edit(
-            run,
-            lambda j: (
-                j["options"].update(steps=100),
-                j.update(starts=[{**start, "step": 0, "changed": []}, {**start, "step": 100, "changed": changed}]),
-            ),
-        )
-        done = report(run, "--out", out, "--no-png")
-        assert done.returncode == 0, done.stderr
-        r = results_of(out)
-        assert r["runs"][0]["state"] == "done" and r["runs"][0]["final_loss"] == 2.0, r["runs"]  # of step 200, not 100
-        assert (
-            r["tokens"] == 100 * BATCH + 100 * 3 * BATCH
-            and r["training"]["steps"] == STEPS
-            and r["revisions"] == ["abc", "def"]
-        ), r
-        assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 100"
-        page = (out / "report.html").read_text()
-        assert (
-            "run was resumed under other options: --lr 0.001 then 0.5 after step 100; "
-            "--total-batch 1000 then 3000 after step 100; --steps 100 then 200 after step 100" in page
-        )
-        assert (
-            "<td>0.001 then 0.5 after step 100</td>" in page
-            and "0.4M tokens in 200 (100 then 200 after step 100) steps of 3000 (1000 then 3000 after step 100)" in page
-        )
-        done = report(run, whole, "--out", out, "--no-png")
-        expect_error(done, 2, "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)")
-        # resumed by an older trainer, which wrote no starts: the log shows the final step
-        edit(run, lambda j: j.pop("starts"))
-        assert report(run, "--out", out, "--no-png").returncode == 0
-        r = results_of(out)
-        assert r["runs"][0]["final_loss"] == 2.0 and r["tokens"] == STEPS * BATCH, r["runs"]
-        assert "run continued to step 200, beyond the 100 of its run.json" in (out / "report.html").read_text()
+def the_report_of_a_resumed_run_has_its_option_history(place):
+    run, whole, out = place / "run", place / "whole", place / "out"
+    made_run(run, "baseline", 0.001, 1, 2.0)
+    made_run(whole, "diff_v2", 0.001, 1, 2.0)
+    (run / "eval.json").unlink()
+    changed = [
+        {"name": "steps", "old": 100, "new": STEPS},
+        {"name": "lr", "old": 0.001, "new": 0.5},
+        {"name": "total-batch", "old": BATCH, "new": 3 * BATCH},
+    ]
+    start = {"command_line": [], "revision": "def", "host": "h", "ranks": 1}
+    edit(
+        run,
+        lambda j: (
+            j["options"].update(steps=100),
+            j.update(starts=[{**start, "step": 0, "changed": []}, {**start, "step": 100, "changed": changed}]),
+        ),
+    )
+    r = reported(out, run, "--no-png")
+    assert r["runs"][0]["state"] == "done" and r["runs"][0]["final_loss"] == 2.0, r["runs"]  # of step 200, not 100
+    assert (
+        r["tokens"] == 100 * BATCH + 100 * 3 * BATCH
+        and r["training"]["steps"] == STEPS
+        and r["revisions"] == ["abc", "def"]
+    ), r
+    assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 100"
+    page = (out / "report.html").read_text()
+    assert (
+        "run was resumed under other options: --lr 0.001 then 0.5 after step 100; "
+        "--total-batch 1000 then 3000 after step 100; --steps 100 then 200 after step 100" in page
+    )
+    assert (
+        "<td>0.001 then 0.5 after step 100</td>" in page
+        and "0.4M tokens in 200 (100 then 200 after step 100) steps of 3000 (1000 then 3000 after step 100)" in page
+    )
+    done = report(run, whole, "--out", out, "--no-png")
+    expect_error(done, 2, "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)")
+    # resumed by an older trainer, which wrote no starts: the log shows the final step
+    edit(run, lambda j: j.pop("starts"))
+    assert report(run, "--out", out, "--no-png").returncode == 0
+    r = results_of(out)
+    assert r["runs"][0]["final_loss"] == 2.0 and r["tokens"] == STEPS * BATCH, r["runs"]
+    assert "run continued to step 200, beyond the 100 of its run.json" in (out / "report.html").read_text()
 
 
 @test
-def the_report_of_a_resumed_run_has_all_its_steps():
+def the_report_of_a_resumed_run_has_all_its_steps(place):
     from . import test_lab
 
-    with tempfile.TemporaryDirectory() as place:
-        test_lab.corpus(place)
-        words = (
-            "--train-data corpus --val-data corpus --layers 1 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 "
-            "--ffn 16 --seq-len 16 --vocab 256 --batch-size 2 --total-batch 64 --warmup 2 --val-every 20 "
-            "--val-steps 4 --threads 1 --lr 0.001 --attention baseline"
-        ).split()
-        for more in (
-            ["--out", "run", "--steps", "40", *words],
-            ["--out", "run", "--resume", "--steps", "80", "--lr", "0.5", "--total-batch", "128", "--threads", "1"],
-            ["--out", "whole", "--steps", "80", *words],
-        ):
-            done = subprocess.run([test_lab.TRAINER, *more], cwd=place, capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stderr
-        run, out = Path(place) / "run", Path(place) / "out"
-        done = report(run, "--out", out, "--no-png")
+    test_lab.corpus(place)
+    words = (
+        "--train-data corpus --val-data corpus --layers 1 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 "
+        "--ffn 16 --seq-len 16 --vocab 256 --batch-size 2 --total-batch 64 --warmup 2 --val-every 20 "
+        "--val-steps 4 --threads 1 --lr 0.001 --attention baseline"
+    ).split()
+    for more in (
+        ["--out", "run", "--steps", "40", *words],
+        ["--out", "run", "--resume", "--steps", "80", "--lr", "0.5", "--total-batch", "128", "--threads", "1"],
+        ["--out", "whole", "--steps", "80", *words],
+    ):
+        done = subprocess.run([test_lab.TRAINER, *more], cwd=place, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        r, log = results_of(out), run_directory.read_log(run / "log.jsonl")
-        last = next(record for record in reversed(log) if record["kind"] == "val")
-        assert last["step"] == 80 and abs(r["runs"][0]["final_loss"] - last["loss"]) < 1e-6, (last, r["runs"])
-        tokens = [record["tokens"] for record in log if record["kind"] == "train"][-1]
-        assert r["tokens"] == tokens == 40 * 64 + 40 * 128, (r["tokens"], tokens)
-        assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 40", r["summary"]
-        done = report(Path(place) / "whole", run, "--out", out, "--no-png")
-        expect_error(done, 2, "--total-batch: 64 in whole, 64 then 128 after step 40 in run (and ")
+    run, out = place / "run", place / "out"
+    done = report(run, "--out", out, "--no-png")
+    assert done.returncode == 0, done.stderr
+    r, log = results_of(out), run_directory.read_log(run / "log.jsonl")
+    last = next(record for record in reversed(log) if record["kind"] == "val")
+    assert last["step"] == 80 and abs(r["runs"][0]["final_loss"] - last["loss"]) < 1e-6, (last, r["runs"])
+    tokens = [record["tokens"] for record in log if record["kind"] == "train"][-1]
+    assert r["tokens"] == tokens == 40 * 64 + 40 * 128, (r["tokens"], tokens)
+    assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 40", r["summary"]
+    done = report(place / "whole", run, "--out", out, "--no-png")
+    expect_error(done, 2, "--total-batch: 64 in whole, 64 then 128 after step 40 in run (and ")
 
 
 @test
-def losses_of_other_validation_windows_are_not_compared():
-    with tempfile.TemporaryDirectory() as place:
-        one, other, out = Path(place) / "one", Path(place) / "other", Path(place) / "out"
-        made_run(one, "baseline", 0.001, 1, 2.0)
-        made_run(other, "diff_v2", 0.001, 1, 1.9)
-        sources = lambda fingerprint: [
-            {"name": "", "path": "c", "tokens": 999, "shards": 1, "windows": 40, "fingerprint": fingerprint}
-        ]
-        for mine, its, said in (
-            (
-                {"batch-size": 2},
-                {"batch-size": 4},
-                "windows of validation (--val-steps times --batch-size): 10 in one, 20 in other",
-            ),
-            ({"batch-size": 2}, {"batch-size": 2, "val-steps": 6}, "10 in one, 12 in other"),
-            ({"batch-size": 2, "val-steps": 10}, {"batch-size": 4}, None),
-            ({"val-data": "c"}, {"val-data": "d"}, None),
-            (
-                {"val-data": "c"},
-                {"val-data": "d", "fingerprint": "8"},
-                "fingerprint of the validation data: 7 in one, 8 in other",
-            ),
-        ):
-            for run, options in ((one, mine), (other, its)):
-                kept = {k: v for k, v in options.items() if k != "fingerprint"}
-                edit(
-                    run,
-                    lambda j: (
-                        j["options"].update({"batch-size": 2, "val-steps": 5, "val-data": "c", **kept}),
-                        j.update(data={"val": sources(options.get("fingerprint", "7"))}),
-                    ),
-                )
-            done = report(one, other, "--out", out, "--no-png")
-            assert done.returncode == (2 if said else 0) and (said or "") in done.stderr, (mine, its, done.stderr)
-        # the final losses are of the evaluations, which must have the same data too
-        evaluation = json.loads((other / "eval.json").read_text())
-        edit(other, lambda j: j.update(data={"val": sources("7")}))
-        (other / "eval.json").write_text(json.dumps({**evaluation, "windows": 8}))
+def losses_of_other_validation_windows_are_not_compared(place):
+    one, other, out = place / "one", place / "other", place / "out"
+    made_run(one, "baseline", 0.001, 1, 2.0)
+    made_run(other, "diff_v2", 0.001, 1, 1.9)
+    sources = lambda fingerprint: [
+        {"name": "", "path": "c", "tokens": 999, "shards": 1, "windows": 40, "fingerprint": fingerprint}
+    ]
+    for mine, its, said in (
+        (
+            {"batch-size": 2},
+            {"batch-size": 4},
+            "windows of validation (--val-steps times --batch-size): 10 in one, 20 in other",
+        ),
+        ({"batch-size": 2}, {"batch-size": 2, "val-steps": 6}, "10 in one, 12 in other"),
+        ({"batch-size": 2, "val-steps": 10}, {"batch-size": 4}, None),
+        ({"val-data": "c"}, {"val-data": "d"}, None),
+        (
+            {"val-data": "c"},
+            {"val-data": "d", "fingerprint": "8"},
+            "fingerprint of the validation data: 7 in one, 8 in other",
+        ),
+    ):
+        for run, options in ((one, mine), (other, its)):
+            kept = {k: v for k, v in options.items() if k != "fingerprint"}
+            edit(
+                run,
+                lambda j: (
+                    j["options"].update({"batch-size": 2, "val-steps": 5, "val-data": "c", **kept}),
+                    j.update(data={"val": sources(options.get("fingerprint", "7"))}),
+                ),
+            )
         done = report(one, other, "--out", out, "--no-png")
-        expect_error(done, 2, "windows of the evaluation: 9 in one, 8 in other")
+        assert done.returncode == (2 if said else 0) and (said or "") in done.stderr, (mine, its, done.stderr)
+    # the final losses are of the evaluations, which must have the same data too
+    evaluation = json.loads((other / "eval.json").read_text())
+    edit(other, lambda j: j.update(data={"val": sources("7")}))
+    (other / "eval.json").write_text(json.dumps({**evaluation, "windows": 8}))
+    done = report(one, other, "--out", out, "--no-png")
+    expect_error(done, 2, "windows of the evaluation: 9 in one, 8 in other")
 
 
 @test
-def runs_with_the_same_arm_rate_and_seed_have_separate_rows():
-    with tempfile.TemporaryDirectory() as place:
-        a, b, out = Path(place) / "a", Path(place) / "b", Path(place) / "out"
-        made_run(a, "baseline", 0.001, 1, 2.0)
-        made_run(b, "baseline", 0.001, 1, 1.5)
-        done = report(a, b, "--out", out, "--no-png")
-        assert (
-            done.returncode == 2 and str(a) in done.stderr and str(b) in done.stderr and done.stderr.count("\n") == 1
-        ), done.stderr
-        done = report(a, b, "--out", out, "--force")
-        assert done.returncode == 0, done.stderr
-        rows = results_of(out)["summary"]
-        assert [(row["arm"], row["losses"]) for row in rows] == [
-            ("baseline", {"1": 2.0}),
-            (f"baseline ({b})", {"1": 1.5}),
-        ], rows
-        assert f"{b} and {a} are both arm baseline" in (out / "report.html").read_text()
-        # the seeds of each lab stay together
-        labs = [made_lab(place, name) for name in ("x", "y")]
-        done = report(*labs, "--out", out, "--force", "--no-png")
-        assert done.returncode == 0, done.stderr
-        arms = results_of(out)["arms"]
-        assert (
-            list(arms) == ["baseline", "diff_v2", f"baseline ({labs[1]})", f"diff_v2 ({labs[1]})"]
-            and arms[f"diff_v2 ({labs[1]})"] == f"DIFF V2 ({labs[1]})"
-        ), arms
-        rows = {(row["arm"], row["lr"]): row for row in results_of(out)["summary"]}
-        assert rows["baseline", 0.001]["loss"]["n"] == rows[f"baseline ({labs[1]})", 0.001]["loss"]["n"] == 3
-        assert len([run for run in results_of(out)["runs"]]) == 16
+def runs_with_the_same_arm_rate_and_seed_have_separate_rows(place):
+    a, b, out = place / "a", place / "b", place / "out"
+    made_run(a, "baseline", 0.001, 1, 2.0)
+    made_run(b, "baseline", 0.001, 1, 1.5)
+    done = report(a, b, "--out", out, "--no-png")
+    assert done.returncode == 2 and str(a) in done.stderr and str(b) in done.stderr and done.stderr.count("\n") == 1, (
+        done.stderr
+    )
+    rows = reported(out, a, b, "--force")["summary"]
+    assert [(row["arm"], row["losses"]) for row in rows] == [
+        ("baseline", {"1": 2.0}),
+        (f"baseline ({b})", {"1": 1.5}),
+    ], rows
+    assert f"{b} and {a} are both arm baseline" in (out / "report.html").read_text()
+    # the seeds of each lab stay together
+    labs = [made_lab(place, name) for name in ("x", "y")]
+    arms = reported(out, *labs, "--force", "--no-png")["arms"]
+    assert (
+        list(arms) == ["baseline", "diff_v2", f"baseline ({labs[1]})", f"diff_v2 ({labs[1]})"]
+        and arms[f"diff_v2 ({labs[1]})"] == f"DIFF V2 ({labs[1]})"
+    ), arms
+    rows = {(row["arm"], row["lr"]): row for row in results_of(out)["summary"]}
+    assert rows["baseline", 0.001]["loss"]["n"] == rows[f"baseline ({labs[1]})", 0.001]["loss"]["n"] == 3
+    assert len([run for run in results_of(out)["runs"]]) == 16
 
 
 def without_rights():
@@ -855,73 +686,72 @@ def without_rights():
 
 
 @test
-def damaged_files_are_skipped_with_one_line():
-    with tempfile.TemporaryDirectory() as place:
-        lab, out = made_lab(place), Path(place) / "out"
-        run = lab / "diff_v2.lr0.001.seed1"
-        whole = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
-        log = whole[run / "log.jsonl"].split(b"\n")
-        damages = [
-            ("run.json", b"", 7, "run.json: not JSON"),
-            ("run.json", b"{}", 7, "run.json: it has no options"),
-            ("run.json", b"[" * 100000, 7, "run.json: not JSON"),
-            ("run.json", b"\xff\xfe\xfd", 7, "run.json: not JSON"),
-            (
-                "run.json",
-                whole[run / "run.json"].replace(b'"steps": 200', b'"steps": "many"'),
-                7,
-                "run.json: options.steps is not a positive integer",
-            ),
-            (
-                "log.jsonl",
-                b"\n".join(log[:50] + [b"garbage", b'{"kind": "train", "step": "x"}'] + log[50:]),
-                8,
-                "log.jsonl: line 51 and 1 more are not records",
-            ),
-            ("eval.json", b"{", 8, "eval.json: not JSON"),
-            ("eval.json", b'{"recall": 3}', 8, "eval.json: recall is not a list"),
-            ("attention.safetensors", b"", 8, "attention.safetensors: damaged"),
-            ("attention.safetensors", whole[run / "attention.safetensors"][:900], 8, "attention.safetensors: damaged"),
-        ]
-        for name, data, left, said in damages:
-            (run / name).write_bytes(data)
-            done = report(lab, "--out", out, "--no-png")
-            assert (
-                done.returncode == 1
-                and said in done.stderr
-                and str(run / name) in done.stderr
-                and done.stderr.count("\n") == 1
-            ), (name, data[:40], done.stderr)
-            r = results_of(out)
-            assert len(r["runs"]) == left and said in " ".join(r["notes"]), (name, r["notes"])
-            assert said in (out / "report.html").read_text()
-            (run / name).write_bytes(whole[run / name])
-        (run / "log.jsonl").write_bytes(b"\n".join(log[:-1]) + b'\n{"kind": "tra')  # being written
-        done = report(lab, "--out", out, "--no-png")
-        assert done.returncode == 0 and not done.stderr, done.stderr
-        # an unreadable directory, a lab with a damaged lab.json, and no run at all
-        other = Path(place) / "other"
-        made_run(other, "gated_head", 0.001, 1, 2.0)
-        run.chmod(0)
-        for paths, left in (((lab,), 7), ((lab, other), 8)):
-            command = [sys.executable, str(HERE), "report", *map(str, paths), "--out", str(out), "--no-png"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=without_rights)
-            expect_error(done, 1, f"{run}/run.json: Permission denied", lines=1)
-            assert len(results_of(out)["runs"]) == left
-        run.chmod(0o755)
-        (lab / "lab.json").write_text("[1]")
-        done = report(lab, other, "--out", out, "--no-png")
-        assert (
-            done.returncode == 1
-            and "lab.json: it is not an object; left out" in done.stderr
-            and len(results_of(out)["runs"]) == 1
-        ), done.stderr
+def damaged_files_are_skipped_with_one_line(place):
+    lab, out = made_lab(place), place / "out"
+    run = lab / "diff_v2.lr0.001.seed1"
+    whole = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    log = whole[run / "log.jsonl"].split(b"\n")
+    damages = [
+        ("run.json", b"", 7, "run.json: not JSON"),
+        ("run.json", b"{}", 7, "run.json: it has no options"),
+        ("run.json", b"[" * 100000, 7, "run.json: not JSON"),
+        ("run.json", b"\xff\xfe\xfd", 7, "run.json: not JSON"),
+        (
+            "run.json",
+            whole[run / "run.json"].replace(b'"steps": 200', b'"steps": "many"'),
+            7,
+            "run.json: options.steps is not a positive integer",
+        ),
+        (
+            "log.jsonl",
+            b"\n".join(log[:50] + [b"garbage", b'{"kind": "train", "step": "x"}'] + log[50:]),
+            8,
+            "log.jsonl: line 51 and 1 more are not records",
+        ),
+        ("eval.json", b"{", 8, "eval.json: not JSON"),
+        ("eval.json", b'{"recall": 3}', 8, "eval.json: recall is not a list"),
+        ("attention.safetensors", b"", 8, "attention.safetensors: damaged"),
+        ("attention.safetensors", whole[run / "attention.safetensors"][:900], 8, "attention.safetensors: damaged"),
+    ]
+    for name, data, left, said in damages:
+        (run / name).write_bytes(data)
         done = report(lab, "--out", out, "--no-png")
         assert (
             done.returncode == 1
-            and done.stderr.endswith("lab.json: it is not an object\n")
+            and said in done.stderr
+            and str(run / name) in done.stderr
             and done.stderr.count("\n") == 1
-        ), done.stderr
+        ), (name, data[:40], done.stderr)
+        r = results_of(out)
+        assert len(r["runs"]) == left and said in " ".join(r["notes"]), (name, r["notes"])
+        assert said in (out / "report.html").read_text()
+        (run / name).write_bytes(whole[run / name])
+    (run / "log.jsonl").write_bytes(b"\n".join(log[:-1]) + b'\n{"kind": "tra')  # being written
+    done = report(lab, "--out", out, "--no-png")
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    # an unreadable directory, a lab with a damaged lab.json, and no run at all
+    other = place / "other"
+    made_run(other, "gated_head", 0.001, 1, 2.0)
+    run.chmod(0)
+    for paths, left in (((lab,), 7), ((lab, other), 8)):
+        command = [sys.executable, str(HERE), "report", *map(str, paths), "--out", str(out), "--no-png"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=without_rights)
+        expect_error(done, 1, f"{run}/run.json: Permission denied", lines=1)
+        assert len(results_of(out)["runs"]) == left
+    run.chmod(0o755)
+    (lab / "lab.json").write_text("[1]")
+    done = report(lab, other, "--out", out, "--no-png")
+    assert (
+        done.returncode == 1
+        and "lab.json: it is not an object; left out" in done.stderr
+        and len(results_of(out)["runs"]) == 1
+    ), done.stderr
+    done = report(lab, "--out", out, "--no-png")
+    assert (
+        done.returncode == 1
+        and done.stderr.endswith("lab.json: it is not an object\n")
+        and done.stderr.count("\n") == 1
+    ), done.stderr
 
 
 def places(value, path=()):
@@ -961,94 +791,79 @@ def whole_report(path):
 
 
 @test
-def values_of_any_type_do_not_crash_the_report():
+def values_of_any_type_do_not_crash_the_report(place):
     from . import test_claims
 
-    with tempfile.TemporaryDirectory() as place:
-        lab = Path(place) / "lab"
-        run = lab / "run"
-        made_run(run, "diff_v2", 0.001, 1, 2.0)
-        edit(
-            run,
-            lambda j: j.update(
-                starts=[
-                    {"step": 0, "changed": []},
-                    {"step": 9, "revision": "x", "changed": [{"name": "beta1", "old": 1, "new": 0.5}]},
-                ],
-                data={"val": [{"path": "c", "tokens": 9, "windows": 9, "fingerprint": "7"}]},
-            ),
-        )
-        lines = (run / "log.jsonl").read_text().splitlines()
-        task = {"kind": "choices", "step": STEPS, "name": "piqa", "examples": 9, "accuracy": 0.4, "chance": 0.5}
-        lines.insert(0, json.dumps({**task, "accuracy_se": 0.1, "norm": "tokens", "fingerprint": "9"}))
-        (run / "log.jsonl").write_text("\n".join(lines[:5] + lines[-5:]) + "\n")
-        (lab / "lab.json").write_text(
-            json.dumps(
-                {
-                    "plan": "family.plan",
-                    "size": "s",
-                    "title": "T",
-                    "question": "Q",
-                    "reference": "signed",
-                    "precisions": ["fp32"],
-                    "arms": {"signed": {"label": "L", "group": "G", "match": "b"}},
-                    "runs": [{"name": "run", "arm": "signed"}],
-                }
-            )
-        )
-        (run / "probe.json").write_text(test_claims.probe_of(0.2, 0.25))
-        files = (run / "run.json", run / "eval.json", run / "probe.json", lab / "lab.json")
-        cases = [(path, path.read_text(), "", "") for path in files]
-        log, whole = run / "log.jsonl", (run / "log.jsonl").read_text().splitlines(True)
-        cases += [
-            (log, line, "".join(whole[:i]), "".join(whole[i + 1 :]))
-            for i, line in enumerate(whole)
-            if i in (0, 1, 3, 7, 9)
-        ]
-        for path, text, before, after in cases:
-            for at in [
-                at
-                for at in places(json.loads(text))
-                if not ("loss_by_position" in at and at[-1] not in (0, "loss_by_position"))
-            ]:
-                for wrong in WRONG:
-                    path.write_text(before + spoiled(text, at, wrong) + ("\n" if path == log else "") + after)
-                    try:
-                        whole_report(lab)
-                    except run_directory.RunError:
-                        continue
-                    except Exception as error:
-                        raise AssertionError(f"{path.name}: {at} = {wrong!r}") from error
-            path.write_text(before + text + after)
+    lab = place / "lab"
+    run = lab / "run"
+    made_run(run, "diff_v2", 0.001, 1, 2.0)
+    edit(
+        run,
+        lambda j: j.update(
+            starts=[
+                {"step": 0, "changed": []},
+                {"step": 9, "revision": "x", "changed": [{"name": "beta1", "old": 1, "new": 0.5}]},
+            ],
+            data={"val": [{"path": "c", "tokens": 9, "windows": 9, "fingerprint": "7"}]},
+        ),
+    )
+    lines = (run / "log.jsonl").read_text().splitlines()
+    task = {"kind": "choices", "step": STEPS, "name": "piqa", "examples": 9, "accuracy": 0.4, "chance": 0.5}
+    lines.insert(0, json.dumps({**task, "accuracy_se": 0.1, "norm": "tokens", "fingerprint": "9"}))
+    (run / "log.jsonl").write_text("\n".join(lines[:5] + lines[-5:]) + "\n")
+    arms = {"signed": {"label": "L", "group": "G", "match": "b"}}
+    more = {"question": "Q", "reference": "signed", "precisions": ["fp32"], "arms": arms}
+    write_lab(lab, {"run": "signed"}, plan="family.plan", title="T", **more)
+    (run / "probe.json").write_text(test_claims.probe_of(0.2, 0.25))
+    files = (run / "run.json", run / "eval.json", run / "probe.json", lab / "lab.json")
+    cases = [(path, path.read_text(), "", "") for path in files]
+    log, whole = run / "log.jsonl", (run / "log.jsonl").read_text().splitlines(True)
+    cases += [
+        (log, line, "".join(whole[:i]), "".join(whole[i + 1 :])) for i, line in enumerate(whole) if i in (0, 1, 3, 7, 9)
+    ]
+    for path, text, before, after in cases:
+        for at in [
+            at
+            for at in places(json.loads(text))
+            if not ("loss_by_position" in at and at[-1] not in (0, "loss_by_position"))
+        ]:
+            for wrong in WRONG:
+                path.write_text(before + spoiled(text, at, wrong) + ("\n" if path == log else "") + after)
+                try:
+                    whole_report(lab)
+                except run_directory.RunError:
+                    continue
+                except Exception as error:
+                    raise AssertionError(f"{path.name}: {at} = {wrong!r}") from error
+        path.write_text(before + text + after)
 
 
 @test
-def heads_without_maps_are_an_error():
-    with tempfile.TemporaryDirectory() as place:
-        lab, out = made_lab(place), Path(place) / "out"
-        for words, said in (
-            ("9:9", "--heads 9:9: no run has maps of this head; the last head is 1:1"),
-            ("0:1,9:9,1:7", "--heads 9:9,1:7: no run has maps of these heads"),
-            ("foo", "--heads foo: must be LAYER:HEAD"),
-            ("", "--heads '': the value is empty"),
-            ("0:1,", "must be LAYER:HEAD"),
-        ):
-            done = report(lab, "--out", out, "--no-png", "--heads", words)
-            assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1 and not out.exists(), (
-                done.stderr
-            )
-        done = report(lab, "--out", out, "--no-png", "--heads", "0:1,1:0")
-        assert (
-            done.returncode == 0
-            and '"title":"layer 1, head 0"' in (out / "report.html").read_text()
-            and '"title":"layer 1, head 1"' not in (out / "report.html").read_text()
-        ), done.stderr
-        done = report(lab / "baseline.lr0.001.seed2", "--out", out, "--no-png", "--heads", "0:1")
-        expect_error(done, 2, "there are no maps")
-        for words, said in (
-            (("--reference", ""), "the value is empty"),
-            (("--reference", "a", "--reference", "b"), "specified more than once"),
-            (("--watch", "inf"), "must be 1 to 1,000,000 seconds"),
-        ):
-            done = report(lab, "--out", out, "--no-png", *words)
-            expect_error(done, 2, said, lines=1)
+def heads_without_maps_are_an_error(place):
+    lab, out = made_lab(place), place / "out"
+    for words, said in (
+        ("9:9", "--heads 9:9: no run has maps of this head; the last head is 1:1"),
+        ("0:1,9:9,1:7", "--heads 9:9,1:7: no run has maps of these heads"),
+        ("foo", "--heads foo: must be LAYER:HEAD"),
+        ("", "--heads '': the value is empty"),
+        ("0:1,", "must be LAYER:HEAD"),
+    ):
+        done = report(lab, "--out", out, "--no-png", "--heads", words)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1 and not out.exists(), (
+            done.stderr
+        )
+    done = report(lab, "--out", out, "--no-png", "--heads", "0:1,1:0")
+    assert (
+        done.returncode == 0
+        and '"title":"layer 1, head 0"' in (out / "report.html").read_text()
+        and '"title":"layer 1, head 1"' not in (out / "report.html").read_text()
+    ), done.stderr
+    done = report(lab / "baseline.lr0.001.seed2", "--out", out, "--no-png", "--heads", "0:1")
+    expect_error(done, 2, "there are no maps")
+    for words, said in (
+        (("--reference", ""), "the value is empty"),
+        (("--reference", "a", "--reference", "b"), "specified more than once"),
+        (("--watch", "inf"), "must be 1 to 1,000,000 seconds"),
+    ):
+        done = report(lab, "--out", out, "--no-png", *words)
+        expect_error(done, 2, said, lines=1)

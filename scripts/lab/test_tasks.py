@@ -3,20 +3,13 @@
 
 import json
 import math
-import tempfile
-from pathlib import Path
 
 from . import test_report as made
-from .testing import expect_error
+from .testing import Tests, expect_error
 
-tests = []
+test = Tests()
 HALF = 4.302652730 / math.sqrt(3)  # of a 95% t interval over 3 seeds, by their deviation
 NORMAL = 1.959963985
-
-
-def test(function):
-    tests.append(function)
-    return function
 
 
 def add_scores(run, name, scores, **more):
@@ -44,83 +37,73 @@ def scored_lab(place):
 
 
 @test
-def scores_of_tasks_have_gaps_by_seed_and_are_compared_with_chance():
-    with tempfile.TemporaryDirectory() as place:
-        page, results, said = made.whole_report(scored_lab(place))
-        rows = {(row["task"], row["arm"]): row for row in results["tasks"]}
-        assert [*rows] == [(task, arm) for task in ("word", "coin", "three") for arm in ("baseline", "diff_v2")], [
-            *rows
-        ]
-        row = rows["three", "baseline"]
-        made.near(row["accuracy"]["mean"], 0.32)
-        made.near(row["accuracy"]["half"], 0.02 * HALF)
-        made.near(row["half_over_examples"], 0.01 * NORMAL)
-        assert row["accuracy_gap"] is None and row["against_chance"] == "above chance", row
-        row = rows["three", "diff_v2"]
-        made.near(row["accuracy_gap"]["mean"], 0.04)
-        made.near(row["accuracy_gap"]["half"], 0.01 * HALF)
-        made.near(row["bits_per_byte_gap"]["mean"], -0.2)
-        assert row["examples"] == 400 and row["seeds"].keys() == {"1", "2", "3"}, row
-        ps = [rows[task, "diff_v2"]["accuracy_gap"] for task in ("word", "coin", "three")]
-        made.near(ps[0]["p_holm"], 3 * ps[0]["p"])  # the smallest of three, with that of "three"
-        for arm in ("baseline", "diff_v2"):  # the seeds agree, but 400 examples do not show a difference of 0.01
-            row = rows["coin", arm]
-            assert row["accuracy"]["half"] == 0 and row["against_chance"] == "at chance", row
-        assert rows["word", "diff_v2"]["accuracy_norm"] is None
-        line = "| three | DIFF V2 | 400 | 25.0 | 36.0 [29.4, 42.6] |"
-        assert line in said and "| above chance | +4.0 [+1.5, +6.5] |" in said and "| 50.0 [50.0, 50.0] |" in said, said
-        assert "| 26.0 [26.0, 26.0] |" in said and "| at chance | reference |" in said, said
-        assert "<h2 id=tasks>" in page and "24.0 [24.0, 24.0] by tokens" in page and "<a href=#tasks>" in page
+def scores_of_tasks_have_gaps_by_seed_and_are_compared_with_chance(place):
+    page, results, said = made.whole_report(scored_lab(place))
+    rows = {(row["task"], row["arm"]): row for row in results["tasks"]}
+    assert [*rows] == [(task, arm) for task in ("word", "coin", "three") for arm in ("baseline", "diff_v2")], [*rows]
+    row = rows["three", "baseline"]
+    made.near(row["accuracy"]["mean"], 0.32)
+    made.near(row["accuracy"]["half"], 0.02 * HALF)
+    made.near(row["half_over_examples"], 0.01 * NORMAL)
+    assert row["accuracy_gap"] is None and row["against_chance"] == "above chance", row
+    row = rows["three", "diff_v2"]
+    made.near(row["accuracy_gap"]["mean"], 0.04)
+    made.near(row["accuracy_gap"]["half"], 0.01 * HALF)
+    made.near(row["bits_per_byte_gap"]["mean"], -0.2)
+    assert row["examples"] == 400 and row["seeds"].keys() == {"1", "2", "3"}, row
+    ps = [rows[task, "diff_v2"]["accuracy_gap"] for task in ("word", "coin", "three")]
+    made.near(ps[0]["p_holm"], 3 * ps[0]["p"])  # the smallest of three, with that of "three"
+    for arm in ("baseline", "diff_v2"):  # the seeds agree, but 400 examples do not show a difference of 0.01
+        row = rows["coin", arm]
+        assert row["accuracy"]["half"] == 0 and row["against_chance"] == "at chance", row
+    assert rows["word", "diff_v2"]["accuracy_norm"] is None
+    line = "| three | DIFF V2 | 400 | 25.0 | 36.0 [29.4, 42.6] |"
+    assert line in said and "| above chance | +4.0 [+1.5, +6.5] |" in said and "| 50.0 [50.0, 50.0] |" in said, said
+    assert "| 26.0 [26.0, 26.0] |" in said and "| at chance | reference |" in said, said
+    assert "<h2 id=tasks>" in page and "24.0 [24.0, 24.0] by tokens" in page and "<a href=#tasks>" in page
 
 
 @test
-def the_figure_of_tasks_has_the_means_by_step_and_the_line_of_chance():
+def the_figure_of_tasks_has_the_means_by_step_and_the_line_of_chance(place):
     from . import evaluation_figures
     from . import study as studies
 
-    with tempfile.TemporaryDirectory() as place:
-        lab = scored_lab(place)
-        shown = evaluation_figures.task_figure(studies.load([lab]))
-        views = {view["label"]: view["traces"] for view in shown["views"]}
-        assert [*views] == [f"{t}{more}" for t in ("word", "coin", "three") for more in ("", ", bits per byte")], [
-            *views
-        ]
-        baseline, other, chance = views["three"]
-        assert (baseline["x"], other["arm"]) == ([0, 100, made.STEPS], "diff_v2"), (baseline, other)
-        for y, wanted in zip(baseline["y"] + other["y"][-1:], (0.2, 0.3, 0.32, 0.36), strict=True):
-            made.near(y, wanted)
-        made.near(baseline["error"][2], 0.02 * HALF)
-        assert (chance["name"], chance["x"], chance["y"]) == ("by chance", [0, made.STEPS], [0.25, 0.25]), chance
+    lab = scored_lab(place)
+    shown = evaluation_figures.task_figure(studies.load([lab]))
+    views = {view["label"]: view["traces"] for view in shown["views"]}
+    assert [*views] == [f"{t}{more}" for t in ("word", "coin", "three") for more in ("", ", bits per byte")], [*views]
+    baseline, other, chance = views["three"]
+    assert (baseline["x"], other["arm"]) == ([0, 100, made.STEPS], "diff_v2"), (baseline, other)
+    for y, wanted in zip(baseline["y"] + other["y"][-1:], (0.2, 0.3, 0.32, 0.36), strict=True):
+        made.near(y, wanted)
+    made.near(baseline["error"][2], 0.02 * HALF)
+    assert (chance["name"], chance["x"], chance["y"]) == ("by chance", [0, made.STEPS], [0.25, 0.25]), chance
 
 
 @test
-def a_run_that_continues_has_the_figure_of_tasks_and_no_scores():
-    with tempfile.TemporaryDirectory() as place:
-        run = Path(place) / "run"
-        made.made_run(run, "baseline", 0.001, 1, 2.0, steps=100)
-        add_scores(run, "three", {0: 0.2, 100: 0.3, made.STEPS: 0.4})  # its last checkpoint is not complete
-        page, results, said = made.whole_report(run)
-        assert results["tasks"] is None and "## Tasks" not in said and "Tasks: accuracy by step" in page
-        whole = Path(place) / "whole"
-        made.made_run(whole, "baseline", 0.001, 1, 2.0)
-        add_scores(whole, "three", {made.STEPS: 0.265})
-        add_scores(whole, "low", {made.STEPS: 0.2})
-        low, row = made.whole_report(whole)[1]["tasks"]
-        assert row["accuracy"]["half"] is None and row["against_chance"] == "at chance", row  # by its 400 examples
-        assert low["against_chance"] == "below chance", low
-        (whole / "log.jsonl").write_text((whole / "log.jsonl").read_text().replace('"accuracy_se": 0.01, ', ""))
-        assert made.whole_report(whole)[1]["tasks"][1]["against_chance"] is None  # no interval
+def a_run_that_continues_has_the_figure_of_tasks_and_no_scores(place):
+    run = place / "run"
+    made.made_run(run, "baseline", 0.001, 1, 2.0, steps=100)
+    add_scores(run, "three", {0: 0.2, 100: 0.3, made.STEPS: 0.4})  # its last checkpoint is not complete
+    page, results, said = made.whole_report(run)
+    assert results["tasks"] is None and "## Tasks" not in said and "Tasks: accuracy by step" in page
+    whole = place / "whole"
+    made.made_run(whole, "baseline", 0.001, 1, 2.0)
+    add_scores(whole, "three", {made.STEPS: 0.265})
+    add_scores(whole, "low", {made.STEPS: 0.2})
+    low, row = made.whole_report(whole)[1]["tasks"]
+    assert row["accuracy"]["half"] is None and row["against_chance"] == "at chance", row  # by its 400 examples
+    assert low["against_chance"] == "below chance", low
+    (whole / "log.jsonl").write_text((whole / "log.jsonl").read_text().replace('"accuracy_se": 0.01, ', ""))
+    assert made.whole_report(whole)[1]["tasks"][1]["against_chance"] is None  # no interval
 
 
 @test
-def tasks_of_other_files_are_not_compared():
-    with tempfile.TemporaryDirectory() as place:
-        lab = scored_lab(place)
-        add_scores(lab / "diff_v2.lr0.001.seed2", "three", {50: 0.2}, fingerprint="6")
-        done = made.report(lab, "--no-png")
-        expect_error(
-            done, 2, "task three: fingerprint 5 in baseline.lr0.001.seed1, 6 in diff_v2.lr0.001.seed2", lines=1
-        )
+def tasks_of_other_files_are_not_compared(place):
+    lab = scored_lab(place)
+    add_scores(lab / "diff_v2.lr0.001.seed2", "three", {50: 0.2}, fingerprint="6")
+    done = made.report(lab, "--no-png")
+    expect_error(done, 2, "task three: fingerprint 5 in baseline.lr0.001.seed1, 6 in diff_v2.lr0.001.seed2", lines=1)
 
 
 # ---- synthetic tasks
@@ -155,30 +138,29 @@ def measured_lab(place):
 
 
 @test
-def synthetic_tasks_are_compared_with_chance_by_the_wider_interval():
-    with tempfile.TemporaryDirectory() as place:
-        page, results, said = made.whole_report(measured_lab(place))
-        rows = {(row["task"], row["arm"]): row for row in results["synthetic"]}
-        needles = "1 of 4 needles, up to 16 positions"
-        names = (needles, "4 examples", "8 examples")
-        assert [*rows] == [(task, arm) for task in names for arm in ("baseline", "diff_v2")], [*rows]
-        verdicts = {key: row["against_chance"] for key, row in rows.items()}
-        assert set(verdicts[task, "baseline"] for task in names) == {"at chance"}, verdicts
-        assert verdicts[needles, "diff_v2"] == verdicts["8 examples", "diff_v2"] == "above chance", verdicts
-        assert verdicts["4 examples", "diff_v2"] == "at chance", verdicts
-        row = rows[needles, "diff_v2"]
-        made.near(row["accuracy"]["mean"], 0.25 + 0.45 / 4)
-        made.near(row["accuracy"]["half"], 0.0125 * HALF)
-        made.near(row["gap"]["mean"], 0.45 / 4)
-        cells = {(c["length"], c["depth"]): c["against_chance"] for c in row["cells"]}
-        assert [place for place, verdict in cells.items() if verdict == "above chance"] == [(8, 1)], cells
-        made.near(rows["8 examples", "diff_v2"]["spread"]["mean"], 0.1)
-        gaps = [rows[task, "diff_v2"]["gap"] for task in names]
-        made.near(min(g["p_holm"] for g in gaps), min(3 * min(g["p"] for g in gaps), 1))
-        line = f"| {needles} | DIFF V2 | 400 | 25.0 | 36.2 [33.1, 39.4] |"
-        assert line in said and "| above chance | +11.2 [+8.1, +14.4] |" in said, said
-        assert "| 10.0 [10.0, 10.0] | 5.0 [5.0, 5.0] | 3 |" in said and "| at chance | reference |" in said, said
-        assert "Retrieval of needles" in page and "Classification after many examples" in page
+def synthetic_tasks_are_compared_with_chance_by_the_wider_interval(place):
+    page, results, said = made.whole_report(measured_lab(place))
+    rows = {(row["task"], row["arm"]): row for row in results["synthetic"]}
+    needles = "1 of 4 needles, up to 16 positions"
+    names = (needles, "4 examples", "8 examples")
+    assert [*rows] == [(task, arm) for task in names for arm in ("baseline", "diff_v2")], [*rows]
+    verdicts = {key: row["against_chance"] for key, row in rows.items()}
+    assert set(verdicts[task, "baseline"] for task in names) == {"at chance"}, verdicts
+    assert verdicts[needles, "diff_v2"] == verdicts["8 examples", "diff_v2"] == "above chance", verdicts
+    assert verdicts["4 examples", "diff_v2"] == "at chance", verdicts
+    row = rows[needles, "diff_v2"]
+    made.near(row["accuracy"]["mean"], 0.25 + 0.45 / 4)
+    made.near(row["accuracy"]["half"], 0.0125 * HALF)
+    made.near(row["gap"]["mean"], 0.45 / 4)
+    cells = {(c["length"], c["depth"]): c["against_chance"] for c in row["cells"]}
+    assert [place for place, verdict in cells.items() if verdict == "above chance"] == [(8, 1)], cells
+    made.near(rows["8 examples", "diff_v2"]["spread"]["mean"], 0.1)
+    gaps = [rows[task, "diff_v2"]["gap"] for task in names]
+    made.near(min(g["p_holm"] for g in gaps), min(3 * min(g["p"] for g in gaps), 1))
+    line = f"| {needles} | DIFF V2 | 400 | 25.0 | 36.2 [33.1, 39.4] |"
+    assert line in said and "| above chance | +11.2 [+8.1, +14.4] |" in said, said
+    assert "| 10.0 [10.0, 10.0] | 5.0 [5.0, 5.0] | 3 |" in said and "| at chance | reference |" in said, said
+    assert "Retrieval of needles" in page and "Classification after many examples" in page
 
 
 @test
@@ -196,43 +178,41 @@ def a_wide_interval_over_seeds_or_questions_is_at_chance():
 
 
 @test
-def the_map_of_needles_has_a_cell_for_each_length_and_depth():
+def the_map_of_needles_has_a_cell_for_each_length_and_depth(place):
     from . import evaluation_figures
     from . import study as studies
 
-    with tempfile.TemporaryDirectory() as place:
-        lab = measured_lab(place)
-        study = studies.load([lab])
-        shown = evaluation_figures.needle_figure(study)
-        assert [view["label"] for view in shown["views"]] == ["Transformer", "DIFF V2"], shown["views"]
-        (cells,) = shown["views"][1]["traces"]
-        assert (cells["x"], cells["y"]) == ([8, 16, 8, 16], [0, 0, 100, 100]), cells
-        made.near(cells["z"][2], 0.7)
-        assert cells["text"] == ["25*", "25*", "70", "25*"], cells
-        accuracy, spread = evaluation_figures.shots_figure(study)["views"]
-        assert accuracy["traces"][1]["x"] == [4, 8] and accuracy["traces"][2]["y"] == [0.25, 0.25], accuracy
-        made.near(spread["traces"][0]["y"][1], 0.1)
-        done = made.report(lab)
-        written = {path.name for path in (lab / "report").glob("needles-*")}
-        assert done.returncode == 0 and "needles-DIFF-V2.png" in written, (done.stderr, written)
+    lab = measured_lab(place)
+    study = studies.load([lab])
+    shown = evaluation_figures.needle_figure(study)
+    assert [view["label"] for view in shown["views"]] == ["Transformer", "DIFF V2"], shown["views"]
+    (cells,) = shown["views"][1]["traces"]
+    assert (cells["x"], cells["y"]) == ([8, 16, 8, 16], [0, 0, 100, 100]), cells
+    made.near(cells["z"][2], 0.7)
+    assert cells["text"] == ["25*", "25*", "70", "25*"], cells
+    accuracy, spread = evaluation_figures.shots_figure(study)["views"]
+    assert accuracy["traces"][1]["x"] == [4, 8] and accuracy["traces"][2]["y"] == [0.25, 0.25], accuracy
+    made.near(spread["traces"][0]["y"][1], 0.1)
+    done = made.report(lab)
+    written = {path.name for path in (lab / "report").glob("needles-*")}
+    assert done.returncode == 0 and "needles-DIFF-V2.png" in written, (done.stderr, written)
 
 
 @test
-def damaged_synthetic_tasks_are_left_out_with_one_line():
-    with tempfile.TemporaryDirectory() as place:
-        run = measured_lab(place) / "baseline.lr0.001.seed1"
-        whole = json.loads((run / "eval.json").read_text())
-        for change, message in (
-            (lambda j: j["needles"].update(cells=3), "needles.cells is not a list"),
-            (lambda j: j["needles"]["cells"][1].update(depth=1.5), "needles.cells[1].depth is not a share"),
-            (lambda j: j["needles"].update(accuracy=None), "needles.accuracy is not a share"),
-            (lambda j: j["shots"][1].update(examples=0), "shots[1].examples is not a positive integer"),
-            (lambda j: j["shots"][0].pop("low"), "it has no shots[0].low"),
-            (lambda j: j.update(shots={}), "shots is not a list"),
-        ):
-            (run / "eval.json").write_text(json.dumps(whole))
-            made.rewrite(run / "eval.json", change)
-            expect_error(made.report(run, "--no-png"), 1, f"eval.json: {message}", lines=1)
+def damaged_synthetic_tasks_are_left_out_with_one_line(place):
+    run = measured_lab(place) / "baseline.lr0.001.seed1"
+    whole = json.loads((run / "eval.json").read_text())
+    for change, message in (
+        (lambda j: j["needles"].update(cells=3), "needles.cells is not a list"),
+        (lambda j: j["needles"]["cells"][1].update(depth=1.5), "needles.cells[1].depth is not a share"),
+        (lambda j: j["needles"].update(accuracy=None), "needles.accuracy is not a share"),
+        (lambda j: j["shots"][1].update(examples=0), "shots[1].examples is not a positive integer"),
+        (lambda j: j["shots"][0].pop("low"), "it has no shots[0].low"),
+        (lambda j: j.update(shots={}), "shots is not a list"),
+    ):
         (run / "eval.json").write_text(json.dumps(whole))
-        made.rewrite(run / "eval.json", lambda j: j["needles"].update(cells=[]))
-        assert made.report(run, "--no-png").returncode == 0  # no cells: nothing to show
+        made.rewrite(run / "eval.json", change)
+        expect_error(made.report(run, "--no-png"), 1, f"eval.json: {message}", lines=1)
+    (run / "eval.json").write_text(json.dumps(whole))
+    made.rewrite(run / "eval.json", lambda j: j["needles"].update(cells=[]))
+    assert made.report(run, "--no-png").returncode == 0  # no cells: nothing to show
