@@ -11,19 +11,19 @@ V1, V2, GATED = "DIFF V1, arXiv 2410.05258", "DIFF V2, blog post of January 2026
 def arm_of(study, attention, suffix=""):
     """The first unmatched arm of an attention variant, with a preset of this suffix."""
     for arm in study.arms:
-        run = next(r for r in study.runs if r.arm == arm)
-        preset = str(run.options.get("preset", ""))
-        if (
-            run.options["attention"] == attention
-            and preset.endswith(suffix)
-            and (suffix or not preset.endswith("h"))
-            and not arm.endswith("-p")
-        ):
+        options = next(run for run in study.runs if run.arm == arm).options
+        preset = str(options.get("preset", ""))
+        same = options["attention"] == attention and preset.endswith(suffix) and (suffix or not preset.endswith("h"))
+        if same and not arm.endswith("-p"):
             return arm
     return None
 
 
-def signed(e):
+def gap(study, attention, against="baseline", suffix=""):
+    arm, other = arm_of(study, attention), arm_of(study, against, suffix)
+    if not arm or not other or arm == other:
+        return None
+    e = stats.paired_gap(*(tables.final_losses(study, a, tables.main_rate(study)) for a in (arm, other)))
     if not e:
         return None
     return f"{e.mean:+.4f}" + (
@@ -31,48 +31,33 @@ def signed(e):
     )
 
 
-def gap(study, attention, against="baseline", suffix="", against_suffix=""):
-    arm, other = arm_of(study, attention, suffix), arm_of(study, against, against_suffix)
-    if not arm or not other or arm == other:
-        return None
-    lr = tables.main_rate(study)
-    return signed(stats.paired_gap(*(tables.final_losses(study, a, lr) for a in (arm, other))))
+def of_layers(study, source, *keys):
+    """A function of an attention variant: a list for each key of the numbers of the layers that have all of them in
+    layers.layer_table(); empty without layers."""
+    table = layers.layer_table(study, tables.main_rate(study))
+
+    def values(attention):
+        found = table.get(arm_of(study, attention), {}).get(source, {})
+        rows = zip(*(found.get(key, []) for key in keys))
+        return list(zip(*(row for row in rows if all(map(stats.finite, row)))))
+
+    return values
 
 
-def layers_max(study, attention, top, bottom):
-    """'max / median' of the layer with the largest maximum, from the evaluation."""
-    arm = arm_of(study, attention)
-    found = layers.layer_table(study, tables.main_rate(study)).get(arm, {}).get("eval", {}) if arm else {}
-    pairs = [
-        (high, low)
-        for high, low in zip(found.get(top, []), found.get(bottom, []))
-        if high is not None and low is not None
-    ]
-    return "{:.1f} / {:.2f}".format(*max(pairs)) if pairs else None
+def both(say, values):
+    """say(*values(attention)) of three variants, of those with values."""
+    names = (("Transformer", "baseline"), ("DIFF V1", "diff_v1"), ("DIFF V2", "diff_v2"))
+    found = [(name, values(attention)) for name, attention in names]
+    return "; ".join(f"{name} {say(*lists)}" for name, lists in found if lists) or None
 
 
-def both(study, function, *arguments):
-    parts = [
-        (name, function(study, attention, *arguments))
-        for name, attention in (("Transformer", "baseline"), ("DIFF V1", "diff_v1"), ("DIFF V2", "diff_v2"))
-    ]
-    return "; ".join(f"{name} {x}" for name, x in parts if x) or None
+def largest(high, low):
+    """'max / median' of the layer with the largest maximum."""
+    return "{:.1f} / {:.2f}".format(*max(zip(high, low)))
 
 
-def layer_mean(study, attention, key, source, digits):
-    arm = arm_of(study, attention)
-    values = layers.layer_table(study, tables.main_rate(study)).get(arm, {}).get(source, {}).get(key) if arm else None
-    good = [x for x in values or [] if stats.finite(x)]
-    return f"{stats.mean(good):.{digits}f}" if good else None
-
-
-def rms_range(study, attention):
-    arm = arm_of(study, attention)
-    table = layers.layer_table(study, tables.main_rate(study)).get(arm, {}).get("stats", {}) if arm else {}
-    low, high, mean = (
-        [x for x in table.get(f"context_rms_{key}", []) if x is not None] for key in ("min", "max", "mean")
-    )
-    return f"{min(low):.3f} to {max(high):.3f}, mean {stats.mean(mean):.3f}" if low and high and mean else None
+def span(low, high, mean):
+    return f"{min(low):.3f} to {max(high):.3f}, mean {stats.mean(mean):.3f}"
 
 
 def speed(study, attention):
@@ -117,7 +102,7 @@ def rows(study):
             "Loss, DIFF V2 minus Transformer with 1.5 NH heads",
             "below 0",
             V2 + ", ablation 4",
-            gap(study, "diff_v2", "baseline", "", "-1.5h"),
+            gap(study, "diff_v2", "baseline", "-1.5h"),
             f"{small}; the attention parameters of the two agree but for lambda.",
         ),
         (
@@ -174,7 +159,7 @@ def rows(study):
             "Largest / median attention logit",
             "Transformer 318.0 / 5.4; DIFF V1 38.8 / 3.3",
             V1 + ", 3B",
-            both(study, layers_max, "logit_max", "logit_median"),
+            both(largest, of_layers(study, "eval", "logit_max", "logit_median")),
             "Published for 3B parameters; outliers grow over billions of tokens. "
             f"{small}; on the first 64 tokens of a window.",
         ),
@@ -182,14 +167,14 @@ def rows(study):
             "Largest / median hidden activation",
             "Transformer 3608.6 / 0.6; DIFF V1 1688.2 / 1.2",
             V1 + ", 3B",
-            both(study, layers_max, "hidden_max", "hidden_median"),
+            both(largest, of_layers(study, "eval", "hidden_max", "hidden_median")),
             "As above. Massive activations (above 100 and 1000 times the median) do not appear in models this small.",
         ),
         (
             "Context RMS of a head",
             "Transformer [1/sqrt(n), 1); DIFF V2 (0, sqrt 2); the norm of V1 magnifies by up to sqrt(n)",
             V2,
-            both(study, rms_range),
+            both(span, of_layers(study, "stats", *(f"context_rms_{key}" for key in ("min", "max", "mean")))),
             "The published ranges assume values of unit RMS. The measured ones are of the output of the heads, with "
             "the learned values.",
         ),
@@ -197,14 +182,14 @@ def rows(study):
             "Attention mass on the first position",
             "0.467; with a gate 0.048",
             GATED + ", 15B parameters",
-            both(study, layer_mean, "first_mass_effective", "stats", 3),
+            both(lambda x: f"{stats.mean(x):.3f}", of_layers(study, "stats", "first_mass_effective")),
             "Sinks do not appear before roughly 100M training tokens; a uniform causal map of 256 positions has 0.02.",
         ),
         (
             "Sink rate on 64 tokens, %",
             "sinks in all large Transformers",
             "Gu et al. 2024",
-            both(study, layer_mean, "sink_rate_effective", "eval", 2),
+            both(lambda x: f"{stats.mean(x):.2f}", of_layers(study, "eval", "sink_rate_effective")),
             "Share of heads whose mean attention to position 0 exceeds 0.3.",
         ),
         (

@@ -9,7 +9,7 @@ import time
 from . import browser
 from . import test_report as made
 from .test_page import lines_up_to, watching
-from .testing import Tests
+from .testing import Tests, has
 
 test = Tests()
 
@@ -95,7 +95,7 @@ def sorts_and_smooths(b):
     assert overlap == [], overlap
     hover = b.run("document.querySelector('#plot-loss').data.find(t => t.opacity < 1).hovertemplate")
     assert b.run("[of('plot-final').offsetHeight, of('plot-final')._fullLayout.height]") == [136, 136]
-    assert "seed 1<br>tokens: " in hover and "training loss, nats per token: %{y" in hover, hover
+    has(hover, "seed 1<br>tokens: ", "training loss, nats per token: %{y")
 
 
 def chooses_views_arms_and_rates(b):
@@ -200,7 +200,7 @@ def a_watched_report_follows_a_run_to_its_end(place):
     deadline = time.time() + 60
     while not page.exists() and time.time() < deadline:
         time.sleep(0.2)
-    assert '"watch":1' in page.read_text() and "100/200" in page.read_text()
+    has(page.read_text(), '"watch":1', "100/200")
     whole = place / "whole"
     made.made_run(whole, "baseline", 0.001, 1, 2.0)
     with browser.Browser() as b:
@@ -210,7 +210,7 @@ def a_watched_report_follows_a_run_to_its_end(place):
     os.rename(whole / "checkpoints", run / "checkpoints")
     trainer.close()
     assert process.wait(timeout=60) == 0, process.stderr.read()
-    assert '"watch":0' in page.read_text() and "<td>done</td>" in page.read_text()
+    has(page.read_text(), '"watch":0', "<td>done</td>")
 
 
 @test

@@ -630,9 +630,8 @@ def a_failed_run_does_not_stop_the_others_and_is_repeated(place):
     blocked.mkdir(parents=True)
     (blocked / "log.jsonl").write_text("")  # a directory that the trainer rejects
     done = lab(place, plan=plan)
-    assert (
-        done.returncode == 1 and "baseline.lr0.01.seed1 failed" in done.stderr and "without a run.json" in done.stderr
-    ), done.stderr
+    expect_error(done, 1, "baseline.lr0.01.seed1 failed")
+    assert "without a run.json" in done.stderr, done.stderr
     assert train_steps(blocked.parent / "diff_v2.lr0.01.seed1") == list(range(1, 158))
     (blocked / "log.jsonl").unlink()
     done = lab(place, plan=plan)

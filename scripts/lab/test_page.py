@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from . import test_report as made
-from .testing import Tests, expect_error
+from .testing import Tests, expect_error, has
 
 test = Tests()
 
@@ -81,9 +81,9 @@ def the_live_page_follows_a_log_that_grows_and_shrinks(place):
         assert status == 200 and "the run has not started" in page and "http-equiv=refresh content=2" in page, page
         made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
         page = get("/")[1]
-        assert "<td>100/200 (50.0%)</td>" in page and '"live":true' in page
+        has(page, "<td>100/200 (50.0%)</td>", '"live":true')
         assert "<td>0.001; 0.001 at the last step</td>" in page
-        assert "href='log.jsonl'" in page and "5k [5k, 5k] on CPU: 1 threads on 2 cores of h." in page
+        has(page, "href='log.jsonl'", "5k [5k, 5k] on CPU: 1 threads on 2 cores of h.")
         headings = re.findall("<h2 id=([a-z]+)>", page)
         assert headings == "result loss stability speed layers settings runs".split(), headings
         at = int(re.search('"version":([0-9]+)', page)[1])

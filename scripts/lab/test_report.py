@@ -12,7 +12,7 @@ from pathlib import Path
 from . import report as report_command
 from . import run_directory
 from . import study as studies
-from .testing import Tests, expect_error
+from .testing import Tests, expect_error, has
 
 HERE = Path(__file__).resolve().parent
 test = Tests()
@@ -187,7 +187,7 @@ def the_report_has_the_known_numbers(place):
     assert beside["Loss, DIFF V2 minus Transformer"].startswith("-0.0400 [-0.0830, +0.0030], n = 3"), beside
     assert "Transformer 50.0 / 1.50" in beside["Largest / median attention logit"], beside
     said = (lab / "report/results.md").read_text()
-    assert "| -0.0400 [-0.0830, +0.0030] not shown |" in said and "| 2.100, 2.200, 2.300 | diverged |" in said, said
+    has(said, "| -0.0400 [-0.0830, +0.0030] not shown |", "| 2.100, 2.200, 2.300 | diverged |")
     text = (lab / "report/report.html").read_text()
     assert (
         "no difference shown: -0.0400 nats" in text
@@ -285,9 +285,9 @@ def the_report_has_verdicts_probes_and_late_gradients(place):
     near(r["probes"]["layers"]["sink"]["cancelled"][0]["mean"], 0.25)
     late = next(x for x in r["late_gradients"] if x["arm"] == "sink")
     said, page = (lab / "report/results.md").read_text(), (lab / "report/report.html").read_text()
-    assert f"{late['all']:.3g} | 1." in said and "| below, 0.015 |" in said and "| SINK | cancelled | 0.250 [" in said
+    has(said, f"{late['all']:.3g} | 1.", "| below, 0.015 |", "| SINK | cancelled | 0.250 [")
     assert "<td>DIFF V2 reaches a lower loss than a Transformer with as many parameters" in page
-    assert "Gradient norms of the layers in the last quarter" in page and "Probes of the last checkpoints" in page
+    has(page, "Gradient norms of the layers in the last quarter", "Probes of the last checkpoints")
 
 
 @test
@@ -324,13 +324,12 @@ def the_cost_of_low_precision_is_paired_by_seed(place):
         near(means[what, "baseline"], base)
         near(means[what, "diff_v2"], diff)
     said = (lab / "report/results.md").read_text()
-    assert (
+    has(
+        said,
         "| bf16 | validated at its own precision | DIFF V2 | +0.04000 [+0.03503, +0.04497] | "
-        "-0.06000 [-0.07987, -0.04013] | 0.012 | 3 |" in said
-    ), said
-    assert (
-        "| fp32 | w4a4 | DIFF V2 | +0.61000 [+0.58516, +0.63484] | +0.01000 [-0.01484, +0.03484] not shown |" in said
-    ), said
+        "-0.06000 [-0.07987, -0.04013] | 0.012 | 3 |",
+    )
+    has(said, "| fp32 | w4a4 | DIFF V2 | +0.61000 [+0.58516, +0.63484] | +0.01000 [-0.01484, +0.03484] not shown |")
     assert "<h2 id=precision>" in (lab / "report/report.html").read_text()
 
 
@@ -432,7 +431,7 @@ def the_cost_of_windows_and_yoco_is_that_within_a_variant(place):
     near(arms["baseline"]["values"][use]["mean"], -0.6)
     said = (lab / "report/results.md").read_text()
     assert "| loss | windows against neither | baseline-w | +0.0300 [+0.0052, +0.0548] |" in said, said
-    assert "-0.0200 [-0.0448, +0.0048] not shown" in said and "| 1 x 8, 1 x 16 |" in said, said
+    has(said, "-0.0200 [-0.0448, +0.0048] not shown", "| 1 x 8, 1 x 16 |")
     assert "<h2 id=windows>" in (lab / "report/report.html").read_text()
 
 
@@ -459,10 +458,11 @@ def runs_that_are_not_comparable_are_an_error(place):
         ((one, "--watch", "0"), 2, "must be 1 to 1,000,000 seconds"),
     ):
         done = report(*words, "--out", out)
-        assert done.returncode == status and said in done.stderr, done.stderr
+        expect_error(done, status, said)
     (one / "run.json").write_text("{")
     done = report(one, "--out", out)
-    assert done.returncode == 1 and "run.json" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    expect_error(done, 1, "run.json")
+    assert "Traceback" not in done.stderr, done.stderr
 
 
 @test
@@ -560,13 +560,15 @@ def the_report_of_a_resumed_run_has_its_option_history(place):
     ), r
     assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 100"
     page = (out / "report.html").read_text()
-    assert (
+    has(
+        page,
         "run was resumed under other options: --lr 0.001 then 0.5 after step 100; "
-        "--total-batch 1000 then 3000 after step 100; --steps 100 then 200 after step 100" in page
+        "--total-batch 1000 then 3000 after step 100; --steps 100 then 200 after step 100",
     )
-    assert (
-        "<td>0.001 then 0.5 after step 100</td>" in page
-        and "0.4M tokens in 200 (100 then 200 after step 100) steps of 3000 (1000 then 3000 after step 100)" in page
+    has(
+        page,
+        "<td>0.001 then 0.5 after step 100</td>",
+        "0.4M tokens in 200 (100 then 200 after step 100) steps of 3000 (1000 then 3000 after step 100)",
     )
     done = report(run, whole, "--out", out, "--no-png")
     expect_error(done, 2, "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)")
@@ -716,12 +718,8 @@ def damaged_files_are_skipped_with_one_line(place):
     for name, data, left, said in damages:
         (run / name).write_bytes(data)
         done = report(lab, "--out", out, "--no-png")
-        assert (
-            done.returncode == 1
-            and said in done.stderr
-            and str(run / name) in done.stderr
-            and done.stderr.count("\n") == 1
-        ), (name, data[:40], done.stderr)
+        expect_error(done, 1, said, lines=1)
+        assert str(run / name) in done.stderr, done.stderr
         r = results_of(out)
         assert len(r["runs"]) == left and said in " ".join(r["notes"]), (name, r["notes"])
         assert said in (out / "report.html").read_text()
@@ -741,11 +739,8 @@ def damaged_files_are_skipped_with_one_line(place):
     run.chmod(0o755)
     (lab / "lab.json").write_text("[1]")
     done = report(lab, other, "--out", out, "--no-png")
-    assert (
-        done.returncode == 1
-        and "lab.json: it is not an object; left out" in done.stderr
-        and len(results_of(out)["runs"]) == 1
-    ), done.stderr
+    expect_error(done, 1, "lab.json: it is not an object; left out")
+    assert len(results_of(out)["runs"]) == 1, done.stderr
     done = report(lab, "--out", out, "--no-png")
     assert (
         done.returncode == 1
@@ -849,9 +844,8 @@ def heads_without_maps_are_an_error(place):
         ("0:1,", "must be LAYER:HEAD"),
     ):
         done = report(lab, "--out", out, "--no-png", "--heads", words)
-        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1 and not out.exists(), (
-            done.stderr
-        )
+        expect_error(done, 2, said, lines=1)
+        assert not out.exists(), done.stderr
     done = report(lab, "--out", out, "--no-png", "--heads", "0:1,1:0")
     assert (
         done.returncode == 0

@@ -5,7 +5,7 @@ import json
 import math
 
 from . import test_report as made
-from .testing import Tests, expect_error
+from .testing import Tests, expect_error, has
 
 test = Tests()
 HALF = 4.302652730 / math.sqrt(3)  # of a 95% t interval over 3 seeds, by their deviation
@@ -59,8 +59,8 @@ def scores_of_tasks_have_gaps_by_seed_and_are_compared_with_chance(place):
     assert rows["word", "diff_v2"]["accuracy_norm"] is None
     line = "| three | DIFF V2 | 400 | 25.0 | 36.0 [29.4, 42.6] |"
     assert line in said and "| above chance | +4.0 [+1.5, +6.5] |" in said and "| 50.0 [50.0, 50.0] |" in said, said
-    assert "| 26.0 [26.0, 26.0] |" in said and "| at chance | reference |" in said, said
-    assert "<h2 id=tasks>" in page and "24.0 [24.0, 24.0] by tokens" in page and "<a href=#tasks>" in page
+    has(said, "| 26.0 [26.0, 26.0] |", "| at chance | reference |")
+    has(page, "<h2 id=tasks>", "24.0 [24.0, 24.0] by tokens", "<a href=#tasks>")
 
 
 @test
@@ -159,8 +159,8 @@ def synthetic_tasks_are_compared_with_chance_by_the_wider_interval(place):
     made.near(min(g["p_holm"] for g in gaps), min(3 * min(g["p"] for g in gaps), 1))
     line = f"| {needles} | DIFF V2 | 400 | 25.0 | 36.2 [33.1, 39.4] |"
     assert line in said and "| above chance | +11.2 [+8.1, +14.4] |" in said, said
-    assert "| 10.0 [10.0, 10.0] | 5.0 [5.0, 5.0] | 3 |" in said and "| at chance | reference |" in said, said
-    assert "Retrieval of needles" in page and "Classification after many examples" in page
+    has(said, "| 10.0 [10.0, 10.0] | 5.0 [5.0, 5.0] | 3 |", "| at chance | reference |")
+    has(page, "Retrieval of needles", "Classification after many examples")
 
 
 @test
