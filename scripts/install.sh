@@ -43,7 +43,7 @@ remove() {
 copy() { # files of the repository: to $share, without tests and what Python has compiled
     local file mode
     for file; do
-        [[ -f $file && $file != */test_*.py && $file != */testing.py && $file != *.in ]] || continue
+        [[ -f $file && $file != */test_*.py && ! $file =~ /(testing|browser)\.py$ && $file != *.in ]] || continue
         mode=644
         [ ! -x "$file" ] || mode=755
         install -D -m $mode "$file" "$share/$file"
