@@ -123,7 +123,7 @@ def untested_operations(root):
         if not re.search(r"\b(floatX|grad_t|real|double) \*", arguments):
             continue
         if not re.search(rf"\b{name}\(", tests):
-            yield f"llmc/ops/ops.h: no test calls {name} (tests/operation_calls.h)"
+            yield f"llmc/ops/ops.h: no test calls {name} (tests/operation_catalogue.h)"
         if result == "void" and not re.search(rf"\b{name}\([^;{{]*\) {{\s*OPERATION\(\);", cuda):
             yield f"llmc/ops/*.cuh: {name} does not begin with OPERATION();"
 

@@ -11,11 +11,13 @@ cuda_engine.h: compares a CUDA operation with its C twin.
                  the scratch memory.
   expect         compares with the twin: |got - want| <= rounding to storage + fp32 error (Error). NaN where and only
                  where the twin has NaN, which includes elements that the operation must not write.
-  Pass           a forward or backward of a case of operation_cases.h, by these means
+  Pass           a forward or backward of a case of operation_table.h, by these means
 */
 #ifndef TESTS_CUDA_ENGINE_H
 #define TESTS_CUDA_ENGINE_H
-#include "operation_cases.h"
+#include "operation.h"
+
+#include "operation_table.h"
 
 #include <algorithm>
 #include <deque>
@@ -33,7 +35,7 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #undef DEVICE_OPS
 #define REAL double
 #include "../llmc/ops/all_ops.h"
-#include "operation_calls.h"
+#include "operation_catalogue.h"
 #undef REAL
 #define DEVICE_OPS 1
 } // namespace twin
@@ -46,7 +48,7 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #undef LLMC_FP8_H
 #undef FP8_SMALLEST
 #include "../llmc/ops/all_ops.h"
-#include "operation_calls.h"
+#include "operation_catalogue.h"
 
 static TestRandom test_random;
 static inline size_t product(int a, int b, int c) { return product(a, b) * (size_t)c; }
@@ -264,7 +266,7 @@ static inline void twin_workspace(size_t bytes) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// The cases of operation_cases.h
+// The cases of operation_table.h
 
 struct Case;
 struct Check {
@@ -326,11 +328,12 @@ class Pass {
         if (c.dloss != 0 && forward) copy(dx[0], x[0]->twin);
     }
     void run() {
+        size_t workspace = op_cost_of(&c, forward).workspace; // which may read the index, on the host
         bind(true);
-        o.run(op_workspace(&c, forward), [&] { forward ? op_backward(&c) : op_forward(&c); });
+        o.run(workspace, [&] { op_call(&c, forward); });
         bind(false);
-        twin_workspace(twin::op_workspace(&c, forward));
-        forward ? twin::op_backward(&c) : twin::op_forward(&c);
+        twin_workspace(twin::op_cost_of(&c, forward).workspace);
+        twin::op_call(&c, forward);
     }
     void expect() {
         for (int i = 0; i < OP_TENSORS; i++) {
@@ -339,7 +342,7 @@ class Pass {
         }
         if (max) forward ? expect_max(*dx[0], c.dx[0]) : expect_max(*y[0], c.y[0]);
     }
-    void bind(bool on_device) { // sets the pointers for operation_calls.h
+    void bind(bool on_device) { // sets the pointers that op_call reads
         auto data = [on_device](Tensor *t) { return !t ? nullptr : on_device ? t->at() : (void *)t->t(); };
         for (int i = 0; i < OP_TENSORS; i++)
             c.x[i].data = data(x[i]), c.dx[i].data = data(dx[i]), c.y[i].data = data(y[i]);
@@ -434,7 +437,7 @@ static void check_operation(const Case *row) {
     OpCase c;
     op_describe(&c, (OpKindName)(row->check - operation_checks), row->n);
     const double store = 1.01 * ROUND_STORE / ROUND_FP32; // of what is stored twice
-    if (c.kind == OP_SINK) c.y[0].error.relative += store;
+    if (c.kind == OP_SINKS) c.y[0].error.relative += store;
     if (c.kind == OP_ATTENTION_SETS) c.dx[0].error.absolute += store;
     // the weights of the values as sums of two bf16 numbers
     if (c.kind == OP_DECODE) c.y[0].error.absolute += c.x[1].spread * ROUND_STORE * ROUND_STORE / ROUND_FP32;
@@ -443,7 +446,7 @@ static void check_operation(const Case *row) {
     for (int inputs = ORDINARY; c.max_of_y && inputs < INPUTS_COUNT; inputs++)
         check_passes(c, row->shift, false, (Inputs)inputs);
 }
-// The cases of operation_cases.h; those with small tensors also at addresses that are no multiple of a pack.
+// The cases of operation_table.h; those with small tensors also at addresses that are no multiple of a pack.
 static void operation_cases(std::vector<Case> &table) {
     for (const OpRow &row : op_cases) {
         if (row.engines == C_ONLY) continue;

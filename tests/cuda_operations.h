@@ -1,5 +1,5 @@
 /*
-cuda_operations.h: checks of CUDA operations that operation_cases.h does not describe. A check reads the dimensions of
+cuda_operations.h: checks of CUDA operations that operation_catalogue.h does not describe. A check reads the dimensions of
 its case, n[0], n[1], ..., in the order of the names in its Check.
 */
 #ifndef TESTS_CUDA_OPERATIONS_H

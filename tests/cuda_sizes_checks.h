@@ -120,7 +120,7 @@ static void sizes_exclusive(const Case *c) {
     twin::exclusive_forward(want_y.data(), xs.data(), vs.data(), rows, m.NH, m.NKV, D, m.ld, NULL);
     twin::exclusive_backward(want_dx.data(), want_dv.data(), dys.data(), xs.data(), vs.data(), rows, m.NH, m.NKV, D,
                              m.ld, m.ld);
-    const double error = 4 * error_of_sum(D) * 12 / D; // as in operation_cases.h
+    const double error = 4 * error_of_sum(D) * 12 / D; // as in the catalogue
     s.expect("y", y, want_y, {4, 4 + error});
     s.expect("dx", dx, want_dx, {4, 4 + error});
     s.expect("dv", dv, want_dv, {4, shared * (8 + 8 * error)});
@@ -143,7 +143,7 @@ static void sizes_head_norm(const Case *c) {
     twin::head_norm_forward(want_y.data(), want_kept.data(), ws.data(), rows, heads, m.D, m.ld, ldk, 1e-5);
     twin::head_norm_backward(want_dx.data(), want_dw.data(), want_kept.data(), ws.data(), rows, heads, m.D, m.ld, ldk,
                              1e-5);
-    const double z = 4, r = 4, g = 2; // as in operation_cases.h
+    const double z = 4, r = 4, g = 2; // as in the catalogue
     s.expect("kept", kept, want_kept, {0, 0});
     s.expect("y", x, want_y, {error_of_sum(m.D) + 4, 0});
     s.expect("dx", dx, want_dx,

@@ -1,5 +1,5 @@
 /*
-operation_engine.h: the cases of operation_cases.h for the C operations. op_check does the same for all:
+operation_engine.h: the cases of operation_table.h for the C operations. op_check does the same for all:
 
   memory    Every buffer has guard zones. Gaps (row padding, a neighbour's columns) are NaN in inputs and a sentinel in
             outputs. Outputs are NaN where the contract says "=", and have a value where it says "+=". Inputs keep their
@@ -17,9 +17,9 @@ Include after llmc/ops/all_ops.h. Compile once as it is and once with -DREAL=dou
 */
 #ifndef TESTS_OPERATION_ENGINE_H
 #define TESTS_OPERATION_ENGINE_H
-#include "operation_cases.h"
+#include "operation_catalogue.h"
 
-#include "operation_calls.h"
+#include "operation_table.h"
 
 enum {
 #ifdef __SANITIZE_ADDRESS__ // slow, and looks for other errors
@@ -110,9 +110,9 @@ static void op_run(OpCase *c, bool backward) {
     }
     if (c->in_place) op_copy_view(op_data(out), backward ? (const real *)c->dy : op_data(c->x), c->y->view);
     if (backward && c->dloss != 0) memcpy(c->dx->data, c->x->data, c->x->count * sizeof(real)); // NaN in the padding
-    size_t need = op_workspace(c, backward);
+    size_t need = op_cost_of(c, backward).workspace;
     workspace_poison(need);
-    backward ? op_backward(c) : op_forward(c);
+    op_call(c, backward);
     workspace_check(need, c->what);
 }
 

@@ -6,12 +6,13 @@ unaligned addresses too.
 */
 #ifndef TESTS_OPERATION_TABLE_H
 #define TESTS_OPERATION_TABLE_H
+#include "operation.h"
 
 // One engine only: the shape is too slow in the other, or means nothing there.
 typedef enum { BOTH, C_ONLY, CUDA_ONLY } OpEngines;
 typedef struct {
     OpKindName kind;
-    int d[OP_DIMS]; // in the order of op_kinds[kind].dims
+    int d[OP_DIMS]; // in the order of OpKind.dims
     OpEngines engines;
     const char *why;
 } OpRow;
@@ -136,12 +137,12 @@ static const OpRow op_cases[] = {
      BOTH,
      "window 1: dv is the sum of both gradients of the output"},
 
-    {OP_SINK, {1, 1, 1, 1, 8, 8, 0, 0}, BOTH, "one key besides the sink: dq and dk are not 0"},
-    {OP_SINK, {1, 1, 1, 1, 8, 8, 1, 0}, BOTH, "the same, learned"},
-    {OP_SINK, {2, 13, 6, 2, 16, 16, 0, 9}, BOTH, "off_by_one: groups, padded rows"},
-    {OP_SINK, {2, 13, 6, 2, 16, 16, 1, 9}, BOTH, "several sequences add to one gradient of a sink"},
-    {OP_SINK, {1, 67, 5, 1, 8, 40, 1, 0}, BOTH, "beyond one block; values wider than keys, no multiple of 16"},
-    {OP_SINK, {1, 7, 2, 1, 256, 256, 1, 0}, BOTH, "the widest head"},
+    {OP_SINKS, {1, 1, 1, 1, 8, 8, 0, 0}, BOTH, "one key besides the sink: dq and dk are not 0"},
+    {OP_SINKS, {1, 1, 1, 1, 8, 8, 1, 0}, BOTH, "the same, learned"},
+    {OP_SINKS, {2, 13, 6, 2, 16, 16, 0, 9}, BOTH, "off_by_one: groups, padded rows"},
+    {OP_SINKS, {2, 13, 6, 2, 16, 16, 1, 9}, BOTH, "several sequences add to one gradient of a sink"},
+    {OP_SINKS, {1, 67, 5, 1, 8, 40, 1, 0}, BOTH, "beyond one block; values wider than keys, no multiple of 16"},
+    {OP_SINKS, {1, 7, 2, 1, 256, 256, 1, 0}, BOTH, "the widest head"},
 
     {OP_DIFF_COMBINE, {1, 1, 1, 1, 1, 1, S_SIGMOID}, BOTH, "one pair of one element"},
     {OP_DIFF_COMBINE, {7, 3, 8, 64, 1, 1, S_SIGMOID}, BOTH, "packs; odd NH; l in a row padded to 64"},

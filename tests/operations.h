@@ -1,5 +1,5 @@
 /*
-operations.h: tests of the C operations: the cases of operation_cases.h, and properties that involve several calls.
+operations.h: tests of the C operations: the cases of operation_table.h, and properties that involve several calls.
 */
 #ifndef TESTS_OPERATIONS_H
 #define TESTS_OPERATIONS_H
@@ -16,7 +16,7 @@ static void test_attention(void) { op_check_some(OP_ATTENTION, op_is_whole); }
 static void test_attention_continues(void) { op_check_some(OP_ATTENTION, op_continues); }
 static void test_attention_windows(void) { op_check_some(OP_ATTENTION, op_has_window); }
 static void test_attention_sets(void) { op_check_all(OP_ATTENTION_SETS); }
-static void test_sink(void) { op_check_all(OP_SINK); }
+static void test_sink(void) { op_check_all(OP_SINKS); }
 static void test_diff_combine(void) { op_check_all(OP_DIFF_COMBINE); }
 static void test_layer_lambda(void) {
     op_check_all(OP_LAMBDA_EXP);

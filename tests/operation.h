@@ -1,0 +1,203 @@
+/*
+operation.h: the types of the catalogue of operations (operation_catalogue.h): a case of an operation and its tensors.
+*/
+#ifndef TESTS_OPERATION_H
+#define TESTS_OPERATION_H
+#include "../llmc/model/mlp_kinds.h"
+#include "../llmc/model/variants.h"
+#include "harness.h"
+
+enum { OP_DIMS = 12, OP_VIEWS = 3, OP_TENSORS = 2, OP_KEYS = 1024 };
+#define OP_EPS 1e-5      // of rmsnorm
+#define OP_THETA 10000.0 // of rope
+
+// Storage on a device; the C operations store everything but indices as `real`.
+typedef enum { STORED, FP32, FP64, INT32 } TensorType;
+
+// The error of fp32 arithmetic besides the rounding at the store, in units of 2^-24.
+typedef struct {
+    double relative; // times |value|: the number of rounded operations that a result passes through
+    double absolute; // for sums with cancellation: the size of their terms times error_of_sum of their number
+} Error;
+// Rounding errors of a sum of `length` terms that several lanes share.
+static inline double error_of_sum(double length) { return 4 + length / 16 + 4 * sqrt(length); }
+// The same where a library adds them, perhaps sequentially: a random walk of steps that grow with the sum.
+static inline double error_of_product(double length) { return 8 + length; }
+
+// Part of a tensor: element (row, head, i) is at offset + row*ld + head*stride + i.
+typedef struct {
+    const char *name;
+    size_t offset;
+    int rows, heads, width, ld, stride;
+    bool adds; // the operation adds to this output, or to the gradient of this input
+} OpView;
+
+typedef struct {
+    OpView view[OP_VIEWS];
+    int views; // 0: there is no such tensor
+    size_t count;
+    TensorType type;
+    bool constant;    // an input without a gradient
+    double spread;    // values, or what is added to, are uniform in (-spread, spread)
+    double low, high; // CUDA: where high > 0, the backward's input is uniform in (low, high)
+    Error error;      // of CUDA against C, as an output
+    bool error_grows; // with the largest value of the tensor
+    void *data;       // of the implementation under test
+    double *ref;      // operation_engine.h: input or output of the definition
+} OpTensor;
+
+typedef enum {
+    OP_EMBEDDING,
+    OP_RMSNORM,
+    OP_MATMUL,
+    OP_ROPE,
+    OP_ATTENTION,
+    OP_ATTENTION_SETS,
+    OP_SINKS,
+    OP_DIFF_COMBINE,
+    OP_LAMBDA_EXP,
+    OP_LAMBDA_LEARNED,
+    OP_FILL,
+    OP_SCALE,
+    OP_ACCUMULATE,
+    OP_CACHE_STORE,
+    OP_CACHE_LOAD,
+    OP_DECODE,
+    OP_QUANTIZE,
+    OP_ATTENTION_QUANTIZED,
+    OP_GATE,
+    OP_EXCLUSIVE,
+    OP_HEAD_NORM,
+    OP_SWIGLU,
+    OP_CROSS_ENTROPY,
+    OP_KIND_COUNT
+} OpKindName;
+
+typedef struct {
+    int B, T, first, NQ, NKV, D, DV, maps, ld, ldo, window;
+} OpAttention;
+
+typedef struct {
+    OpKindName kind;
+    const int *d;                           // dimensions, in the order of OpKind.dims
+    char what[240];                         // name and dimensions, for messages
+    OpTensor x[OP_TENSORS], dx[OP_TENSORS]; // inputs and their gradients
+    OpTensor y[OP_TENSORS];                 // the output, and what else the backward reads
+    const void *dy;                         // with the layout of y[0]
+    bool in_place;                          // y[0] is x[0] at first, and dx[0] is dy
+    bool exact;                             // sums of whole numbers have no rounding error
+    int integers;                           // inputs are whole numbers up to this: exact before rounding
+    bool no_backward, threads_change_sums;
+    bool max_of_y, max_of_dx;             // the operation also computes the largest magnitude of y[0], or of dx[0]
+    uint32_t *max;                        // of the implementation under test: absmax_t; NULL: it is not asked for
+    double length;                        // of the longest sum
+    double dloss;                         // not 0: dx[0] is x[0] at first, and cleared between the rows
+    int *index, index_count, index_limit; // tokens, targets or positions below the limit
+    bool documents;                       // index has the first key of each row
+    OpAttention a;
+} OpCase;
+
+// The tensors of the implementation under test, as its twin takes them.
+#define OP_X(i) ((floatX *)c->x[i].data)
+#define OP_Y(i) ((floatX *)c->y[i].data)
+#define OP_REAL(i) ((real *)c->x[i].data)
+#define OP_STAT(i) ((real *)c->y[i].data)
+#define OP_DX(i) ((floatX *)c->dx[i].data)
+#define OP_DW(i) ((grad_t *)c->dx[i].data) // the gradient of a parameter
+#define OP_DY ((const floatX *)c->dy)
+
+// What one call moves and computes (llmc/ops/traffic.h), and the workspace that it asks for. 0: not stated, or none.
+typedef struct {
+    size_t bytes;
+    double flops;
+    size_t workspace;
+} OpCost;
+static inline OpCost op_cost(size_t bytes, double flops, size_t workspace) {
+    OpCost cost = {bytes, flops, workspace};
+    return cost;
+}
+
+// An operation of the catalogue.
+typedef struct {
+    const char *name, *dims;
+    void (*setup)(OpCase *);     // sets the views, and all other fields that are not zero, from the dimensions
+    void (*reference)(OpCase *); // the definition, in double
+    void (*call)(const OpCase *), (*call_backward)(const OpCase *); // NULL: there is no backward
+    OpCost (*cost)(const OpCase *, bool backward);                  // NULL: not stated
+} OpKind;
+
+// The names and values of the dimensions.
+static inline void op_shape_text(char *text, size_t size, const char *dims, const int *d, const char *joined) {
+    size_t used = 0;
+    for (text[0] = 0; *dims && used < size; d++) {
+        int length = (int)strcspn(dims, " ");
+        used += (size_t)snprintf(text + used, size - used, "%s%.*s%s%d", used ? " " : "", length, dims, joined, *d);
+        dims += length + (dims[length] == ' ');
+    }
+}
+
+// max, or the bits of |value| in fp32 if those are more.
+static inline uint32_t op_max(uint32_t max, double value) {
+    float f = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof(bits));
+    bits &= 0x7FFFFFFF;
+    return bits > max ? bits : max;
+}
+enum { OP_LARGE_MAX = 0x71000000, OP_INFINITE_MAX = 0x7F800000 }; // larger than any output; NaN is above infinity
+
+static inline size_t product(int a, int b) { return (size_t)a * (size_t)b; }
+static inline size_t op_size(const OpView *v) { return product(v->rows, v->heads) * (size_t)v->width; }
+static inline size_t op_at(const OpView *v, size_t i) {
+    size_t width = (size_t)v->width, heads = (size_t)v->heads;
+    return v->offset + i / width / heads * (size_t)v->ld + i / width % heads * (size_t)v->stride + i % width;
+}
+static OpView *op_view(OpTensor *t, const char *name, size_t offset, int rows, int heads, int width, int ld,
+                       int stride) {
+    OpView v = {name, offset, rows, heads, width, ld, stride, false};
+    assert(t->views < OP_VIEWS);
+    t->view[t->views] = v;
+    size_t end = offset - offset % (size_t)max_int(ld, 1) + product(rows, ld);
+    if (end > t->count) t->count = end;
+    return &t->view[t->views++];
+}
+static OpView *op_rows(OpTensor *t, const char *name, int rows, int width, int ld) {
+    return op_view(t, name, 0, rows, 1, width, ld, width);
+}
+// A parameter: its gradient has its own type, and is added to.
+static OpTensor *op_parameter(OpCase *c, int i, const char *name, int rows, int width, double spread) {
+    op_rows(&c->x[i], name, rows, width, width)->adds = true;
+    c->x[i].spread = spread;
+    c->dx[i].type = FP32;
+    return &c->dx[i];
+}
+static void op_statistics(OpTensor *t, const char *name, int rows, int width, double relative, double absolute) {
+    op_rows(t, name, rows, width, width);
+    t->type = FP32;
+    t->error.relative = relative, t->error.absolute = absolute;
+}
+static void op_error(OpTensor *t, double relative, double absolute) {
+    t->error.relative = relative, t->error.absolute = absolute;
+}
+static inline double op_start(size_t i) { return (double)(i * 37 % 64) / 16 - 2; } // what "+=" adds to in the C engine
+static void op_index(OpCase *c, int count, int limit) { c->index_count = count, c->index_limit = limit; }
+static inline void op_fill_index(const OpCase *c, int *index, TestRandom *random) {
+    for (int n = 0; n < c->index_count && !c->documents; n++) index[n] = test_random_int(random, c->index_limit);
+    if (c->kind == OP_EMBEDDING) // one token that occurs often
+        for (int n = 0; n < c->index_count; n += 3) index[n] = c->index_limit / 2;
+    if (c->index_limit) index[c->index_count - 1] = c->index_limit - 1;
+    for (int n = 0, start = 0, T = c->a.T; n < c->index_count && c->documents; n++) {
+        if (n % T == 0) start = 0;
+        if (n % T == T / 2 || test_random_int(random, min_int(40, T / 4 + 2)) == 0) start = n % T;
+        index[n] = start;
+    }
+}
+// Tokens that differ, of those that an embedding reads.
+static inline int op_distinct(const OpCase *c) {
+    bool *seen = (bool *)checked_calloc((size_t)c->index_limit, sizeof(bool));
+    int distinct = 0;
+    for (int n = 0; n < c->index_count; n++) distinct += !seen[c->index[n]], seen[c->index[n]] = true;
+    free(seen);
+    return distinct;
+}
+#endif

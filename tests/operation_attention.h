@@ -1,0 +1,288 @@
+/*
+operation_attention.h: attention, its sinks and its caches, a part of operation_catalogue.h.
+*/
+
+// --- attention: x fused rows [q | k | v | padding], y[0] out (N,NQ,DV), y[1] lse (B,NQ,T) ---
+// With maps 2 the heads of two key sets alternate, [heads][2][width], and both sets have the same values. "attention"
+// runs the last set; "attention of two sets" runs both, as for diff_v1, and the second adds to dv.
+
+typedef struct {
+    size_t q, k, v, out, lse; // first elements of a key set
+} OpKeySet;
+static OpKeySet op_key_set(const OpAttention *a, int set) {
+    OpKeySet s;
+    s.q = product(a->first, a->ld) + product(set, a->D);
+    s.k = product(a->NQ * a->maps, a->D) + product(set, a->D);
+    s.v = product((a->NQ + a->NKV) * a->maps, a->D);
+    s.out = product(set, a->DV);
+    s.lse = (size_t)set * round_up(product(a->B * a->NQ, a->T), 4); // lse_set_stride
+    return s;
+}
+static double attention_error(const OpAttention *a) { return error_of_sum(a->D) + error_of_sum(a->T + a->first) + 16; }
+// The error of CUDA, and the sums of C, of the output and lse of attention to the keys 0 .. first + T - 1.
+static void attention_rounding(OpCase *c, const OpAttention *a) {
+    c->y[1].type = FP32;
+    op_error(&c->y[0], 4, 2 * attention_error(a));
+    op_error(&c->y[1], 4, attention_error(a));
+    c->length = 4 * max_int(a->T + a->first, a->D); // errors of scores grow with their size, up to 4
+}
+// The key sets from `set` on.
+static void attention_layout(OpCase *c, int maps, int set, int padding, int ldo_padding) {
+    const int *d = c->d;
+    OpAttention a = {d[0], d[1], c->a.first, d[2], d[3], d[4], d[5], maps, 0, 0, c->a.window};
+    a.ld = (a.NQ + a.NKV) * maps * a.D + a.NKV * a.DV + padding;
+    a.ldo = a.NQ * maps * a.DV + ldo_padding;
+    c->a = a;
+    OpKeySet s = op_key_set(&a, set);
+    int rows = a.B * a.T, keys = a.B * (a.first + a.T), of = maps - set, step = set ? maps : 1;
+    op_view(&c->x[0], "q", s.q, rows, of * a.NQ, a.D, a.ld, step * a.D);
+    op_view(&c->x[0], "k", s.k, keys, of * a.NKV, a.D, a.ld, step * a.D);
+    op_view(&c->x[0], "v", s.v, keys, a.NKV, a.DV, a.ld, a.DV);
+    c->x[0].spread = 2; // scores spread enough for some keys to matter more than others
+    op_view(&c->y[0], "out", s.out, rows, of * a.NQ, a.DV, a.ldo, step * a.DV);
+    op_view(&c->y[1], "lse", s.lse, of, a.B * a.NQ, a.T, (int)op_key_set(&a, 1).lse, a.T);
+    attention_rounding(c, &a);
+    op_error(&c->dx[0], 4, attention_error(&a) + error_of_sum(a.DV));
+    c->dx[0].error_grows = true;
+}
+static void attention_setup(OpCase *c) {
+    const int *d = c->d;
+    c->a.first = d[9], c->a.window = d[11];
+    c->documents = d[8] == 2;
+    c->no_backward = d[9] > 0;
+    attention_layout(c, d[6], d[6] - 1, d[7], d[7]);
+    c->x[0].view[2].adds = d[8] == 1;
+    if (c->documents) op_index(c, d[0] * d[1], 0);
+    if (d[10]) c->y[1].views = 0;
+}
+static void attention_sets_setup(OpCase *c) {
+    c->a.window = c->d[8];
+    attention_layout(c, 2, 0, c->d[7], c->d[7]);
+}
+static void sinks_setup(OpCase *c) {
+    attention_layout(c, 1, 0, c->d[7], 0); // sink_forward reads rows without padding
+    if (!c->d[6]) return;
+    op_error(op_parameter(c, 1, "sinks", 1, c->a.NQ, 2), 4,
+             exp(4.0) * sqrt((double)c->a.DV) * error_of_sum(c->a.DV + c->a.B * c->a.T));
+    c->length = 4 * max_int(c->a.B * c->a.T, c->a.D);
+}
+// The definition for one query row, which attends to the keys [low, end): the sum of exp(scale q.k). The softmax has
+// `sum` more in its denominator. bits: of the logits
+static double attention_define_row(double *out, const double *q, const double *k, const double *v, int ld, int low,
+                                   int end, const OpAttention *s, double sum, int bits) {
+    double scores[OP_KEYS], scale = 1 / sqrt((double)s->D);
+    assert(low < end && end <= OP_KEYS);
+    for (int i = 0; i < s->DV; i++) out[i] = 0;
+    for (int j = low; j < end; j++) {
+        scores[j] = 0;
+        for (int i = 0; i < s->D; i++) scores[j] += scale * (q[i] * k[j * ld + i]);
+    }
+    quantize_define(scores + low, end - low, quantize_largest(scores + low, end - low), bits);
+    for (int j = low; j < end; j++) {
+        double p = exp(scores[j]); // scores are small: no maximum is needed
+        sum += p;
+        for (int i = 0; i < s->DV; i++) out[i] += p * v[j * ld + i];
+    }
+    for (int i = 0; i < s->DV; i++) out[i] /= sum;
+    return sum;
+}
+// The definition, for one key set; `sinks` has one more logit per head, NULL: there is none.
+static void attention_define(OpCase *c, int set, const double *sinks, int bits) {
+    OpAttention s = c->a;
+    OpKeySet at = op_key_set(&s, set);
+    double *all_lse = c->y[1].views ? c->y[1].ref + at.lse : NULL;
+    int head = s.maps * s.D;
+#pragma omp parallel for
+    for (int bh = 0; bh < s.B * s.NQ; bh++) {
+        int b = bh / s.NQ, h = bh % s.NQ, kv = h / (s.NQ / s.NKV);
+        const double *x = c->x->ref + b * s.T * s.ld, *q = x + at.q + h * head, *k = x + at.k + kv * head;
+        const double *v = x + at.v + kv * s.DV;
+        for (int t = 0; t < s.T; t++) {
+            double *out = c->y->ref + at.out + (b * s.T + t) * s.ldo + h * s.maps * s.DV;
+            int low = c->documents ? c->index[b * s.T + t] : 0, end = s.first + t + 1;
+            if (s.window) low = max_int(low, end - s.window);
+            double sum =
+                attention_define_row(out, q + t * s.ld, k, v, s.ld, low, end, &s, sinks ? exp(sinks[h]) : 0, bits);
+            if (all_lse) all_lse[bh * s.T + t] = log(sum);
+        }
+    }
+}
+static void attention_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL, 0); }
+static void attention_sets_reference(OpCase *c) {
+    for (int set = 0; set < 2; set++) attention_define(c, set, NULL, 0);
+}
+static void sinks_reference(OpCase *c) {
+    static const double zeros[16] = {0};
+    attention_define(c, 0, c->d[6] ? c->x[1].ref : zeros, 0);
+}
+static AttentionShape op_attention_shape(const OpCase *c) {
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = c->a.B, s.T = c->a.T, s.first = c->a.first, s.window = c->a.window;
+    s.NQ = c->a.NQ, s.NKV = c->a.NKV, s.D = c->a.D, s.DV = c->a.DV;
+    s.ldq = s.ldkv = c->a.ld;
+    s.ldo = c->a.ldo;
+    s.q_head = s.k_head = c->a.maps * s.D;
+    s.v_head = s.DV;
+    s.o_head = c->a.maps * s.DV;
+    s.scale = (real)(1 / sqrt((double)s.D));
+    s.first_key = c->documents ? c->index : NULL;
+    return s;
+}
+static void attention_run(const OpCase *c, int set) {
+    OpKeySet a = op_key_set(&c->a, set);
+    attention_forward(OP_Y(0) + a.out, c->y[1].views ? OP_STAT(1) + a.lse : NULL, OP_X(0) + a.q, OP_X(0) + a.k,
+                      OP_X(0) + a.v, op_attention_shape(c));
+}
+static void attention_run_backward(const OpCase *c, int set, bool add_dv) {
+    OpKeySet a = op_key_set(&c->a, set);
+    attention_backward(OP_DX(0) + a.q, OP_DX(0) + a.k, OP_DX(0) + a.v, OP_DY + a.out, OP_Y(0) + a.out,
+                       OP_STAT(1) + a.lse, OP_X(0) + a.q, OP_X(0) + a.k, OP_X(0) + a.v, op_attention_shape(c), add_dv);
+}
+static void attention_call(const OpCase *c) { attention_run(c, c->a.maps - 1); }
+static void attention_call_backward(const OpCase *c) { attention_run_backward(c, c->a.maps - 1, c->x[0].view[2].adds); }
+static void attention_sets_call(const OpCase *c) {
+    for (int set = 0; set < 2; set++) attention_run(c, set);
+}
+static void attention_sets_call_backward(const OpCase *c) {
+    for (int set = 0; set < 2; set++) attention_run_backward(c, set, set > 0);
+}
+static void sinks_call(const OpCase *c) {
+    attention_run(c, 0);
+    sink_forward(OP_Y(0), OP_STAT(1), c->d[6] ? OP_X(1) : NULL, c->a.B, c->a.T, c->a.NQ, c->a.DV);
+}
+static void sinks_call_backward(const OpCase *c) {
+    const OpAttention *a = &c->a;
+    if (c->d[6]) sink_backward(OP_DW(1), OP_DY, OP_Y(0), OP_STAT(1), OP_X(1), a->B, a->T, a->NQ, a->DV);
+    attention_run_backward(c, 0, false);
+}
+static OpCost attention_cost(const OpCase *c, bool backward) {
+    AttentionShape s = op_attention_shape(c);
+    size_t workspace = attention_workspace_bytes(s, omp_get_max_threads());
+    if (!backward) return op_cost(attention_forward_bytes(s), attention_forward_flops(s), workspace);
+    return op_cost(attention_backward_bytes(s), attention_backward_flops(s), workspace);
+}
+
+// --- cache_store: x[0] and y the cache (B,capacity,width), x[1] rows (B,T,width) with row stride ld ---
+
+static void cache_store_setup(OpCase *c) {
+    const int *d = c->d;
+    op_rows(&c->x[0], "cache", d[0] * d[2], d[3], d[3]);
+    op_rows(&c->x[1], "rows", d[0] * d[1], d[3], d[4]);
+    op_rows(&c->y[0], "cache", d[0] * d[2], d[3], d[3]);
+    if (d[5] >= 0) op_index(c, d[0], d[5] + 1); // the first positions of the sequences
+    c->in_place = c->no_backward = true;
+}
+static void cache_store_reference(OpCase *c) {
+    int T = c->d[1], capacity = c->d[2], width = c->d[3];
+    memcpy(c->y->ref, c->x->ref, c->y->count * sizeof(double));
+    for (int n = 0; n < c->d[0] * T; n++) {
+        int place = n / T * capacity + ((c->index ? c->index[n / T] : 0) + n % T) % capacity;
+        memcpy(c->y->ref + place * width, c->x[1].ref + n * c->d[4], (size_t)width * sizeof(double));
+    }
+}
+static void cache_store_call(const OpCase *c) {
+    const int *d = c->d;
+    cache_store(OP_Y(0), OP_X(1), c->index, d[0], d[1], d[2], d[3], d[4]);
+}
+static OpCost cache_store_cost(const OpCase *c, bool backward) {
+    (void)backward;
+    return op_cost(cache_store_bytes(product(c->d[0], c->d[1]), c->d[3]), 0, 0);
+}
+
+// --- cache_load: x the cache (capacity,width), y rows (count,width) ---
+
+static void cache_load_setup(OpCase *c) {
+    op_rows(&c->x[0], "cache", c->d[2], c->d[3], c->d[3]);
+    op_rows(&c->y[0], "rows", c->d[1], c->d[3], c->d[3]);
+    c->no_backward = true;
+}
+static void cache_load_reference(OpCase *c) {
+    for (int i = 0, width = c->d[3]; i < c->d[1]; i++)
+        memcpy(c->y->ref + i * width, c->x->ref + (c->d[0] + i) % c->d[2] * width, (size_t)width * sizeof(double));
+}
+static void cache_load_call(const OpCase *c) {
+    const int *d = c->d;
+    cache_load(OP_Y(0), OP_X(0), d[0], d[1], d[2], d[3]);
+}
+static OpCost cache_load_cost(const OpCase *c, bool backward) {
+    (void)backward;
+    return op_cost(cache_store_bytes(c->d[1], c->d[3]), 0, 0);
+}
+
+// --- attention_decode: x[0] q (B,NQ,D), x[1] caches (B,capacity) of rows [k | v], y[0] out (B,NQ,DV), y[1] lse (B,NQ)
+// With maps 2 the last of two key sets, as for attention. Rows of the cache without a position are NaN.
+
+static void decode_setup(OpCase *c) {
+    const int *d = c->d;
+    OpAttention a = {d[0], 1, min_int(d[8], d[7] - 1), d[1], d[2], d[3], d[4], d[5], 0, 0, 0};
+    int set = a.maps - 1, head = a.maps * a.D, keys = a.NKV * head, width = keys + a.NKV * a.DV;
+    a.ld = a.NQ * head + d[6];
+    a.ldo = a.NQ * a.maps * a.DV + d[6];
+    c->a = a;
+    op_view(&c->x[0], "q", product(set, a.D), a.B, a.NQ, a.D, a.ld, head);
+    op_view(&c->x[1], "k", product(set, a.D), a.B * d[7], a.NKV, a.D, width, head);
+    op_view(&c->x[1], "v", (size_t)keys, a.B * d[7], a.NKV, a.DV, width, a.DV);
+    c->x[0].spread = c->x[1].spread = 2;
+    op_view(&c->y[0], "out", product(set, a.DV), a.B, a.NQ, a.DV, a.ldo, a.maps * a.DV);
+    if (!d[9]) op_rows(&c->y[1], "lse", a.B, a.NQ, a.NQ);
+    attention_rounding(c, &a);
+    op_index(c, a.B, d[8] + 1); // the positions of the sequences
+    c->no_backward = true;
+}
+static void decode_reference(OpCase *c) {
+    const OpAttention *s = &c->a;
+    const OpView *k = &c->x[1].view[0], *v = &c->x[1].view[1];
+    for (int bh = 0; bh < s->B * s->NQ; bh++) {
+        int b = bh / s->NQ, h = bh % s->NQ, kv = h / (s->NQ / s->NKV), capacity = c->d[7];
+        const double *cache = c->x[1].ref + b * capacity * k->ld;
+        double sum = attention_define_row(c->y->ref + op_at(c->y->view, (size_t)(bh * s->DV)),
+                                          c->x->ref + op_at(c->x->view, (size_t)(bh * s->D)),
+                                          cache + k->offset + kv * k->stride, cache + v->offset + kv * v->stride, k->ld,
+                                          0, min_int(c->index[b] + 1, capacity), s, 0, 0);
+        if (c->y[1].views) c->y[1].ref[bh] = log(sum);
+    }
+}
+// Whether element i of a view of x[1] is in a row that no position has.
+static inline bool op_in_empty_row(const OpCase *c, const OpView *v, size_t i) {
+    int row = c->kind == OP_DECODE ? (int)(i / (size_t)v->width) / v->heads : 0;
+    return c->kind == OP_DECODE && row % c->d[7] > c->index[row / c->d[7]];
+}
+static AttentionShape decode_shape(const OpCase *c) {
+    AttentionShape s = op_attention_shape(c);
+    s.first = 0;
+    s.ldkv = c->x[1].view->ld;
+    return s;
+}
+static void decode_call(const OpCase *c) {
+    attention_decode(OP_Y(0) + c->y->view->offset, c->y[1].views ? OP_STAT(1) : NULL, OP_X(0) + c->x->view->offset,
+                     OP_X(1) + c->x[1].view[0].offset, OP_X(1) + c->x[1].view[1].offset, c->index, c->d[7],
+                     decode_shape(c));
+}
+static OpCost decode_cost(const OpCase *c, bool backward) {
+    (void)backward;
+    AttentionShape s = decode_shape(c);
+    return op_cost(attention_decode_bytes(s, min_int(c->d[8] + 1, c->d[7])), 0,
+                   attention_decode_workspace_bytes(s, c->d[7], omp_get_max_threads()));
+}
+
+// --- attention_quantized_forward: as attention; D is a power of 4, so that scale q.k is exact ---
+
+static void attention_quantized_setup(OpCase *c) {
+    const int *d = c->d;
+    c->no_backward = true;
+    c->documents = d[8] != 0;
+    c->a.window = d[10];
+    c->integers = 2; // logits up to 4 sqrt(D), three roundings each
+    attention_layout(c, d[6], d[6] - 1, d[7], d[7]);
+    double logit_error = 12 * sqrt((double)d[4]);
+    op_error(&c->y[0], 4, 4 * (attention_error(&c->a) + logit_error));
+    op_error(&c->y[1], 4, attention_error(&c->a) + logit_error);
+    if (c->documents) op_index(c, d[0] * d[1], 0);
+}
+static void attention_quantized_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL, c->d[9]); }
+static void attention_quantized_call(const OpCase *c) {
+    OpKeySet set = op_key_set(&c->a, c->a.maps - 1);
+    attention_quantized_forward(OP_Y(0) + set.out, OP_STAT(1) + set.lse, OP_X(0) + set.q, OP_X(0) + set.k,
+                                OP_X(0) + set.v, op_attention_shape(c), c->d[9]);
+}
