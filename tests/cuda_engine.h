@@ -173,6 +173,12 @@ class Operands {
             for (size_t i = 0; i < op_size(v) && (values || v->adds); i++) t.set(op_at(v, i), random(x.spread));
         return t;
     }
+    Tensor &input_of_case(const OpCase &c, int i) {
+        Tensor &t = of_case(c.x[i], c.x[i].type, INPUT, integers > 0);
+        for (const OpView *v = c.x[i].view; v < c.x[i].view + c.x[i].views && !integers; v++)
+            for (size_t k = 0; k < op_size(v); k++) t.set(op_at(v, k), op_input(&c, i, k, &test_random));
+        return t;
+    }
     int integers = 0;
 
     void run(size_t workspace_bytes, const std::function<void()> &operation) {
@@ -306,13 +312,15 @@ class Pass {
         for (int i = 0; i < OP_TENSORS; i++) {
             x[i] = dx[i] = y[i] = nullptr;
             if (c.x[i].views) {
-                x[i] = &o.of_case(c.x[i], c.x[i].type, INPUT, !forward);
+                x[i] = forward ? &o.of_case(c.x[i], c.x[i].type, INPUT, false) : &o.input_of_case(c, i);
                 if (forward) copy(x[i], forward->x[i]->twin);
-                else if (c.x[i].constant) make_rope_table(x[i]);
+                else if (c.kind == OP_ROPE && c.x[i].constant) make_rope_table(x[i]);
             }
             if (c.y[i].views) {
                 y[i] = &o.of_case(c.y[i], c.y[i].type, forward && !c.dloss ? INPUT : OUTPUT, false);
                 if (forward && !c.y[i].view->adds) copy(y[i], forward->y[i]->twin);
+                for (size_t k = 0; k < (forward ? y[i]->twin_ints.size() : 0); k++)
+                    y[i]->set(k, forward->y[i]->twin_ints[k]);
                 for (size_t k = 0; k < c.y[i].count && forward && c.y[i].high > 0; k++)
                     y[i]->set(k, c.y[i].low + (c.y[i].high - c.y[i].low) * fabs(test_random_real(&test_random)));
             }
@@ -324,13 +332,21 @@ class Pass {
         EXPECT(!dy || op_size(c.y->view) < 20 || largest(dy->twin) > 0, "dy is 0: the gradients show nothing");
         for (int i = 0; i < OP_TENSORS && forward; i++)
             if (c.dx[i].views) dx[i] = &o.of_case(c.dx[i], c.dx[i].type, OUTPUT, false);
-        if (c.in_place) copy(forward ? dx[0] : y[0], forward ? dy->twin : x[0]->twin);
+        if (forward && c.in_place && dx[0]) copy(dx[0], dy->twin);
+        start_in_place();
         if (c.dloss != 0 && forward) copy(dx[0], x[0]->twin);
+    }
+    void start_in_place() {
+        for (int i = 0; i < c.in_place && !forward; i++)
+            if (y[i]) copy(y[i], x[i]->twin);
     }
     void run() {
         size_t workspace = op_cost_of(&c, forward).workspace; // which may read the index, on the host
         bind(true);
         o.run(workspace, [&] { op_call(&c, forward); });
+        run_twin();
+    }
+    void run_twin() {
         bind(false);
         twin_workspace(twin::op_cost_of(&c, forward).workspace);
         twin::op_call(&c, forward);
@@ -340,10 +356,17 @@ class Pass {
             if (y[i] && (!forward || c.dloss)) expect(y[i], c.y[i]);
             if (dx[i]) expect(dx[i], c.dx[i]);
         }
+        for (size_t k = 0; k < c.y[0].count && c.kind == OP_ADAMW && y[1]; k++) {
+            double stored = y[0]->value(y[0]->result, k),
+                   rounded = (double)(float)(floatX)(float)y[1]->value(y[1]->result, k);
+            EXPECT(stored == rounded, "params [%zu] is %.9g, the master weight rounded is %.9g", k, stored, rounded);
+        }
         if (max) forward ? expect_max(*dx[0], c.dx[0]) : expect_max(*y[0], c.y[0]);
     }
     void bind(bool on_device) { // sets the pointers that op_call reads
-        auto data = [on_device](Tensor *t) { return !t ? nullptr : on_device ? t->at() : (void *)t->t(); };
+        auto data = [on_device](Tensor *t) {
+            return !t ? nullptr : on_device ? t->at() : t->type == INT32 ? (void *)t->twin_ints.data() : t->t();
+        };
         for (int i = 0; i < OP_TENSORS; i++)
             c.x[i].data = data(x[i]), c.dx[i].data = data(dx[i]), c.y[i].data = data(y[i]);
         c.dy = data(dy);
@@ -361,9 +384,10 @@ class Pass {
         for (const OpView *v = of.view; v < of.view + of.views; v++)
             for (size_t i = 0; i < op_size(v); i++) want = op_max(want, t.value(t.result, op_at(v, i)));
         EXPECT(got == want, "the largest magnitude of %s is %08x, not %08x", t.name.c_str(), got, want);
-        // the projection of what is infinite is NaN
+        // the projection of what is infinite is NaN, and so is infinity times a sum that is 0
         EXPECT(forward || inputs != INFINITE ||
-                   (c.kind == OP_EXCLUSIVE ? want >= OP_INFINITE_MAX : want == OP_INFINITE_MAX),
+                   (c.kind == OP_EXCLUSIVE || c.kind == OP_RESIDUAL_RMSNORM ? want >= OP_INFINITE_MAX
+                                                                            : want == OP_INFINITE_MAX),
                "%s is not infinite", t.name.c_str());
         EXPECT(forward || inputs != INFINITE_AND_NAN || want > OP_INFINITE_MAX, "%s has no NaN", t.name.c_str());
     }
@@ -372,6 +396,7 @@ class Pass {
             if (!isnan(from[k])) to->set(k, from[k]);
     }
     void expect(Tensor *t, const OpTensor &of) {
+        if (of.type == INT32) return o.expect_ints(*t);
         Error e = of.error;
         if (o.integers && !c.integers) e.relative = e.absolute = 0;
         if (of.error_grows) e.absolute *= 1 + largest(t->twin);
@@ -397,10 +422,14 @@ class Pass {
         }
     }
     void set_special() {
-        Tensor *factor = c.kind == OP_RMSNORM ? x[1] : x[0]; // of the output: what is not finite appears there
+        // a factor of the output: what is not finite appears there
+        Tensor *factor = c.kind == OP_RMSNORM ? x[1] : c.kind == OP_RESIDUAL_RMSNORM ? x[2] : x[0];
         if (inputs == INFINITE_AND_NAN) factor->set(0, INFINITY);
         if (inputs >= INFINITE) factor->set(factor->count - 1, inputs == INFINITE ? INFINITY : NAN);
         if (inputs != ORDINARY_AND_SPECIAL) return;
+        if (c.kind == OP_SINK) x[1]->set(0, 90), x[1]->set(x[1]->count - 1, -90); // where exp alone would overflow
+        for (int e = 1; c.kind == OP_ROUTER && c.d[4] == 2 && e < c.d[2]; e += c.d[2] - 2)
+            for (int i = 0; i < c.d[1]; i++) x[1]->set(product(e, c.d[1]) + (size_t)i, NAN);
         for (const OpView *v = c.x[1].view; v < c.x[1].view + c.x[1].views; v++)
             for (size_t i = 0; i < op_size(v); i++)
                 if (op_in_empty_row(&c, v, i)) x[1]->set(op_at(v, i), NAN);
@@ -423,9 +452,10 @@ static void check_passes(const OpCase &c, int shift, bool exact, Inputs inputs) 
     forward.run();
     forward.expect();
     if (c.no_backward || (inputs != ORDINARY_AND_SPECIAL && !c.max_of_dx)) return;
-    for (int add = 0; add < (c.kind == OP_ATTENTION ? 2 : 1); add++) {
+    for (int add = 0; add < (c.add_tensor ? 2 : 1); add++) {
         OpCase with = c;
-        if (c.kind == OP_ATTENTION) with.x[0].view[2].adds = with.dx[0].view[2].adds = add;
+        const int t = c.add_tensor - 1, v = c.add_view;
+        if (c.add_tensor) with.x[t].view[v].adds = with.dx[t].view[v].adds = add;
         Pass backward(with, shift, exact ? 3 : 0, &forward, inputs);
         backward.run();
         backward.expect();
@@ -437,6 +467,7 @@ static void check_operation(const Case *row) {
     OpCase c;
     op_describe(&c, (OpKindName)(row->check - operation_checks), row->n);
     const double store = 1.01 * ROUND_STORE / ROUND_FP32; // of what is stored twice
+    for (OpTensor &dx : c.dx) dx.error.absolute += dx.rounded_terms * ROUND_STORE / ROUND_FP32;
     if (c.kind == OP_SINKS) c.y[0].error.relative += store;
     if (c.kind == OP_ATTENTION_SETS) c.dx[0].error.absolute += store;
     // the weights of the values as sums of two bf16 numbers
@@ -448,17 +479,18 @@ static void check_operation(const Case *row) {
 }
 // The cases of operation_table.h; those with small tensors also at addresses that are no multiple of a pack.
 static void operation_cases(std::vector<Case> &table) {
-    for (const OpRow &row : op_cases) {
-        if (row.engines == C_ONLY) continue;
-        Check &check = operation_checks[row.kind];
-        check = {op_kinds[row.kind].name, check_operation, op_kinds[row.kind].dims};
-        OpCase layout;
-        op_describe(&layout, row.kind, row.d);
-        bool small = layout.y->count <= 10000 && layout.a.T <= 20;
-        for (int shift = 0; shift <= (small ? 1 : 0); shift++) {
-            table.push_back({&check, {}, shift, row.why});
-            std::copy(std::begin(row.d), std::end(row.d), table.back().n);
+    for (const OpRow &row : op_cases)
+        for (int kind = 0; kind < OP_KIND_COUNT; kind++) {
+            if (row.engines == C_ONLY || op_cases_of((OpKindName)kind) != row.kind) continue;
+            Check &check = operation_checks[kind];
+            check = {op_kinds[kind].name, check_operation, op_kinds[kind].dims};
+            OpCase layout;
+            op_describe(&layout, (OpKindName)kind, row.d);
+            bool small = layout.y->count <= (kind == OP_SINK ? 80000 : 10000) && layout.a.T <= 20;
+            for (int shift = 0; shift <= (small ? 1 : 0); shift++) {
+                table.push_back({&check, {}, shift, row.why});
+                std::copy(std::begin(row.d), std::end(row.d), table.back().n);
+            }
         }
-    }
 }
 #endif

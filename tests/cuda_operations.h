@@ -1,6 +1,6 @@
 /*
-cuda_operations.h: checks of CUDA operations that operation_catalogue.h does not describe. A check reads the dimensions of
-its case, n[0], n[1], ..., in the order of the names in its Check.
+cuda_operations.h: checks of CUDA operations that operation_catalogue.h does not describe. A check reads the dimensions
+of its case, n[0], n[1], ..., in the order of the names in its Check.
 */
 #ifndef TESTS_CUDA_OPERATIONS_H
 #define TESTS_CUDA_OPERATIONS_H
@@ -26,7 +26,7 @@ static void check_embedding_order(const Case *c) {
 }
 static const Check embedding_order_check = {"embedding_backward in order", check_embedding_order, "N V C"};
 
-// The sum is exact to one rounding; the norm is bitwise that of rmsnorm_forward on the stored sum.
+// The norm is bitwise that of rmsnorm_forward on the stored sum, which is exact to one rounding.
 static void check_residual_rmsnorm(const Case *c) {
     int N = c->n[0], C = c->n[1];
     Operands o(c->shift);
@@ -42,10 +42,6 @@ static void check_residual_rmsnorm(const Case *c) {
            "the norm has other bits than rmsnorm_forward gives");
     for (size_t k = 0; k < sum.count; k++) sum.twin[k] = a.twin[k] + b.twin[k];
     o.expect(sum, {1, 0});
-    for (size_t k = 0; k < sum.count; k++) sum.twin[k] = sum.value(sum.result, k); // the norm is of the sum as stored
-    twin::rmsnorm_forward(y.t(), rstd.t(), sum.t(), weight.t(), N, C, 1e-5, NULL);
-    o.expect(rstd, {error_of_sum(C), 0});
-    o.expect(y, {error_of_sum(C) + 4, 0});
 }
 static const Check residual_rmsnorm_check = {"residual_rmsnorm_forward", check_residual_rmsnorm, "N C"};
 
@@ -134,61 +130,6 @@ static void check_buffers(const Case *c) {
     ops_wait();
 }
 static const Check buffers_check = {"buffers", check_buffers, "bytes times"};
-
-// ---------------------------------------------------------------------------------------------------
-// Heads
-
-static void check_sink(const Case *c) {
-    int B = c->n[0], T = c->n[1], NH = c->n[2], D = c->n[3], learned = c->n[4];
-    Operands o(c->shift);
-    size_t count = product(B * T, NH, D), rows = product(B * T, NH);
-    Tensor &out = o.updated("out", count), &lse = o.updated_fp32("lse", rows, 20),
-           &sinks = o.in("sinks", (size_t)NH, 2);
-    lse.set(0, 90), lse.set(rows - 1, -90); // where exp alone would overflow
-    o.run(0, [&] { sink_forward(out.x(), lse.f(), learned ? sinks.x() : nullptr, B, T, NH, D); });
-    twin::sink_forward(out.t(), lse.t(), learned ? sinks.t() : nullptr, B, T, NH, D);
-    o.expect(out, {8 + 128, 1e-20}); // expf(x) is off by the rounding of x, which is up to 92 here
-    o.expect(lse, {4, 4});
-    if (!learned) return;
-    Operands b(c->shift);
-    Tensor &dsinks = b.updated_fp32("dsinks", (size_t)NH), &dout = b.in("dout", count), &o2 = b.in("out", count);
-    Tensor &l2 = b.in_fp32("lse", rows, 2), &s2 = b.in("sinks", (size_t)NH, 2);
-    b.run(0, [&] { sink_backward(dsinks.f(), dout.x(), o2.x(), l2.f(), s2.x(), B, T, NH, D); });
-    twin::sink_backward(dsinks.t(), dout.t(), o2.t(), l2.t(), s2.t(), B, T, NH, D);
-    b.expect(dsinks, {4, exp(4.0) * sqrt((double)D) * error_of_sum(D + B * T)});
-}
-static const Check sink_check = {"sink", check_sink, "B T NH D learned"};
-
-static void check_adamw(const Case *c) {
-    size_t count = (size_t)c->n[0];
-    int with_master = c->n[1], step = c->n[2];
-    Operands o(c->shift);
-    Tensor &params = o.updated("params", count), &master = o.updated_fp32("master", count),
-           &grads = o.in_fp32("grads", count);
-    Tensor &m = o.updated_fp32("m", count), &v = o.updated_fp32("v", count);
-    for (size_t k = 0; k < count; k++) v.set(k, fabs(v.twin[k]));
-    const double clip = 0.5, lr = 1e-2, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, decay = 0.1;
-    o.run(0, [&] {
-        adamw_update(params.x(), with_master ? master.f() : nullptr, grads.f(), m.f(), v.f(), count, clip, lr, beta1,
-                     beta2, eps, decay, step);
-    });
-    twin::adamw_update(params.t(), with_master ? master.t() : nullptr, grads.t(), m.t(), v.t(), count, clip, lr, beta1,
-                       beta2, eps, decay, step);
-    o.expect(m, {2, 4});
-    o.expect(v, {2, 4});
-    double ratio = lr / (1 - pow(beta1, step)) * sqrt(1 - pow(beta2, step)); // of m / sqrt(v) in an update
-    double largest = 0;
-    for (size_t k = 0; k < count; k++) largest = fmax(largest, fabs(m.twin[k]) / (sqrt(v.twin[k]) + eps));
-    o.expect(master, {4, 16 * ratio * largest});
-    o.expect(params, {4, 16 * ratio * largest});
-    if (with_master)
-        for (size_t k = 0; k < count; k++) {
-            double stored = params.value(params.result, k),
-                   rounded = (double)(float)(floatX)(float)master.value(master.result, k);
-            EXPECT(stored == rounded, "params [%zu] is %.9g, the master weight rounded is %.9g", k, stored, rounded);
-        }
-}
-static const Check adamw_check = {"adamw_update", check_adamw, "count master step"};
 
 // n: count, first element (1: unaligned packs)
 static void check_sum_of_squares(const Case *c) {

@@ -7,9 +7,10 @@ operation.h: the types of the catalogue of operations (operation_catalogue.h): a
 #include "../llmc/model/variants.h"
 #include "harness.h"
 
-enum { OP_DIMS = 12, OP_VIEWS = 3, OP_TENSORS = 2, OP_KEYS = 1024 };
+enum { OP_DIMS = 12, OP_VIEWS = 3, OP_TENSORS = 5, OP_KEYS = 1024 };
 #define OP_EPS 1e-5      // of rmsnorm
 #define OP_THETA 10000.0 // of rope
+#define OP_TINY 1e-20    // times 2^-24: a sigmoid less than 2^-125, which the device may take for 0
 
 // Storage on a device; the C operations store everything but indices as `real`.
 typedef enum { STORED, FP32, FP64, INT32 } TensorType;
@@ -39,11 +40,13 @@ typedef struct {
     TensorType type;
     bool constant;    // an input without a gradient
     double spread;    // values, or what is added to, are uniform in (-spread, spread)
-    double low, high; // CUDA: where high > 0, the backward's input is uniform in (low, high)
+    double low, high; // where high > 0, an input is uniform in (low, high); CUDA: also an output that a backward reads
+    double step;      // an input is a multiple of it, except where finite differences are taken
     Error error;      // of CUDA against C, as an output
-    bool error_grows; // with the largest value of the tensor
-    void *data;       // of the implementation under test
-    double *ref;      // operation_engine.h: input or output of the definition
+    double rounded_terms; // besides error, in roundings to storage: terms of a sum that CUDA rounds
+    bool error_grows;     // with the largest value of the tensor
+    void *data;           // of the implementation under test
+    double *ref;          // operation_engine.h: input or output of the definition
 } OpTensor;
 
 typedef enum {
@@ -70,6 +73,17 @@ typedef enum {
     OP_HEAD_NORM,
     OP_SWIGLU,
     OP_CROSS_ENTROPY,
+    OP_RESIDUAL_RMSNORM,
+    OP_SINK,
+    OP_ADAMW,
+    OP_SUM_OF_SQUARES,
+    OP_ROUTER,
+    OP_ROUTER_TOTALS,
+    OP_ROUTER_BALANCE,
+    OP_EXPERT_GROUP,
+    OP_EXPERT_GATHER,
+    OP_EXPERT_SWIGLU,
+    OP_EXPERT_LINEAR,
     OP_KIND_COUNT
 } OpKindName;
 
@@ -84,16 +98,21 @@ typedef struct {
     OpTensor x[OP_TENSORS], dx[OP_TENSORS]; // inputs and their gradients
     OpTensor y[OP_TENSORS];                 // the output, and what else the backward reads
     const void *dy;                         // with the layout of y[0]
-    bool in_place;                          // y[0] is x[0] at first, and dx[0] is dy
+    int in_place;                           // so many y[i] are x[i] at first, and dx[0] is dy
     bool exact;                             // sums of whole numbers have no rounding error
     int integers;                           // inputs are whole numbers up to this: exact before rounding
     bool no_backward, threads_change_sums;
     bool max_of_y, max_of_dx;             // the operation also computes the largest magnitude of y[0], or of dx[0]
     uint32_t *max;                        // of the implementation under test: absmax_t; NULL: it is not asked for
     double length;                        // of the longest sum
+    long double loss;                     // that the definition adds to sum(dy * y)
+    bool continuous;                      // finite differences are taken
+    int add_tensor, add_view;             // x[add_tensor - 1].view[add_view] may be added to, or not; 0: no choice
     double dloss;                         // not 0: dx[0] is x[0] at first, and cleared between the rows
     int *index, index_count, index_limit; // tokens, targets or positions below the limit
     bool documents;                       // index has the first key of each row
+    int max_experts;                      // not 0: index has the experts of N tokens, K of this many each
+    bool grouped;                         // and how they are grouped
     OpAttention a;
 } OpCase;
 
@@ -116,6 +135,18 @@ static inline OpCost op_cost(size_t bytes, double flops, size_t workspace) {
     OpCost cost = {bytes, flops, workspace};
     return cost;
 }
+
+// The numbers of an update, of which the cases of adamw name one.
+typedef struct {
+    double grad_scale, lr, beta1, beta2, eps, weight_decay;
+} AdamwNumbers;
+static const AdamwNumbers adamw_numbers[] = {
+    {0.5, 1e-2, 0.9, 0.95, 1e-8, 0.1},  // a scale below 1, as clipping makes it
+    {1, 1e-3, 0.9, 0.95, 1e-8, 0},      // neither clipped nor decayed
+    {0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1}, // a scale that rounds
+    {1, 1e-2, 0.9, 0.999, 0.5, 0.1},    // eps as large as the gradients: it stands outside the root
+    {8, 1e-2, 0, 0.5, 1e-8, 3},         // no momentum, a decay that shows
+};
 
 // An operation of the catalogue.
 typedef struct {
@@ -181,7 +212,37 @@ static void op_error(OpTensor *t, double relative, double absolute) {
 }
 static inline double op_start(size_t i) { return (double)(i * 37 % 64) / 16 - 2; } // what "+=" adds to in the C engine
 static void op_index(OpCase *c, int count, int limit) { c->index_count = count, c->index_limit = limit; }
+// K different experts for each of N tokens, then the places. skew 0: any; 1: the same for all tokens; 2: only even
+// numbers, if there are enough; 3: the first K for a whole tile of tokens, then for each token the K that follow.
+static inline void op_fill_experts(const OpCase *c, int *experts, TestRandom *random) {
+    enum { TILE = 128, MOST = 1024 }; // of rows of the grouped product in CUDA
+    const int N = c->d[0], E = c->d[2], K = c->d[3], R = N * K, skew = c->grouped ? c->d[5] : 0;
+    const bool even = skew == 2 && 2 * K <= E;
+    int order[MOST], *starts = experts + R, *entries = starts + E + 1, *places = entries + R;
+    assert(E <= MOST);
+    for (int n = 0; n < N; n++) {
+        for (int e = 0; e < E; e++) order[e] = even ? 2 * e % E : e;
+        for (int k = 0; k < K; k++) {
+            int other = k, choices = even ? (E + 1) / 2 : E;
+            if (skew == 3) order[k] = n < TILE ? k : (K * (n - TILE + 1) + k) % E;
+            else if (skew != 1) other += test_random_int(random, choices - k);
+            int e = order[other];
+            order[other] = order[k], order[k] = e;
+            experts[n * K + k] = e;
+        }
+    }
+    if (!c->grouped) return;
+    for (int e = 0, p = 0; e <= E; e++) {
+        starts[e] = p;
+        for (int i = 0; i < R; i++)
+            if (experts[i] == e) entries[p] = i, places[i] = p++;
+    }
+}
 static inline void op_fill_index(const OpCase *c, int *index, TestRandom *random) {
+    if (c->max_experts) {
+        op_fill_experts(c, index, random);
+        return;
+    }
     for (int n = 0; n < c->index_count && !c->documents; n++) index[n] = test_random_int(random, c->index_limit);
     if (c->kind == OP_EMBEDDING) // one token that occurs often
         for (int n = 0; n < c->index_count; n += 3) index[n] = c->index_limit / 2;
@@ -191,6 +252,16 @@ static inline void op_fill_index(const OpCase *c, int *index, TestRandom *random
         if (n % T == T / 2 || test_random_int(random, min_int(40, T / 4 + 2)) == 0) start = n % T;
         index[n] = start;
     }
+}
+// Element i of input t, before it is rounded.
+static inline double op_input(const OpCase *c, int t, size_t i, TestRandom *random) {
+    const OpTensor *x = &c->x[t];
+    double uniform = test_random_real(random);
+    if (c->kind == OP_ADAMW && t >= 2 && i == 0 && x->count > 1) return 0; // moves nothing and divides nothing by 0
+    if (c->kind == OP_ROUTER && t == 3 && c->d[4] != 1) return NAN;        // loads that are not read
+    if (c->integers) return floor((uniform + 1) / 2 * (2 * c->integers + 1)) - c->integers;
+    double value = x->high > 0 ? x->low + (x->high - x->low) * fabs(uniform) : x->spread * uniform;
+    return x->step > 0 && !c->continuous ? rint(value / x->step) * x->step : value;
 }
 // Tokens that differ, of those that an embedding reads.
 static inline int op_distinct(const OpCase *c) {

@@ -52,6 +52,7 @@ static void attention_setup(OpCase *c) {
     c->no_backward = d[9] > 0;
     attention_layout(c, d[6], d[6] - 1, d[7], d[7]);
     c->x[0].view[2].adds = d[8] == 1;
+    c->add_tensor = 1, c->add_view = 2;
     if (c->documents) op_index(c, d[0] * d[1], 0);
     if (d[10]) c->y[1].views = 0;
 }
@@ -163,6 +164,42 @@ static OpCost attention_cost(const OpCase *c, bool backward) {
     return op_cost(attention_backward_bytes(s), attention_backward_flops(s), workspace);
 }
 
+// --- sink: out (N,NH,D), lse (B,NH,T), both in place; sinks (NH), or zeros. Its backward reads the new ones ---
+
+static void sink_setup(OpCase *c) {
+    const int *d = c->d, N = d[0] * d[1], NH = d[2], D = d[3];
+    op_rows(&c->x[0], "out", N, NH * D, NH * D);
+    op_statistics(&c->x[1], "lse", d[0] * NH, d[1], 0, 0);
+    c->x[1].spread = 20;
+    op_rows(&c->y[0], "out", N, NH * D, NH * D);
+    op_error(&c->y[0], 8 + 128, OP_TINY); // expf(x) is off by the rounding of x, which is up to 92 here
+    op_statistics(&c->y[1], "lse", d[0] * NH, d[1], 4, 4);
+    c->in_place = 2;
+    c->x[0].constant = c->x[1].constant = true; // their gradients are those of attention_backward
+    c->no_backward = !d[4];
+    if (d[4]) op_error(op_parameter(c, 2, "sinks", 1, NH, 2), 4, exp(4.0) * sqrt((double)D) * error_of_sum(D + N));
+    c->length = max_int(N * D, 8); // exp(x) is off by the rounding of x, which is up to 22 in C
+}
+static void sink_reference(OpCase *c) {
+    const int *d = c->d, T = d[1], NH = d[2], D = d[3];
+    for (int i = 0; i < d[0] * T * NH; i++) {
+        int at = (i / NH / T * NH + i % NH) * T + i / NH % T;
+        double sink = d[4] ? c->x[2].ref[i % NH] : 0, above = c->x[1].ref[at] - sink;
+        for (int k = 0; k < D; k++) c->y->ref[i * D + k] = c->x->ref[i * D + k] / (1 + exp(-above));
+        c->y[1].ref[at] = fmax(c->x[1].ref[at], sink) + log1p(exp(-fabs(above)));
+    }
+}
+static void sink_call(const OpCase *c) {
+    sink_forward(OP_Y(0), OP_STAT(1), c->d[4] ? OP_X(2) : NULL, c->d[0], c->d[1], c->d[2], c->d[3]);
+}
+static void sink_call_backward(const OpCase *c) {
+    sink_backward(OP_DW(2), OP_DY, OP_Y(0), OP_STAT(1), OP_X(2), c->d[0], c->d[1], c->d[2], c->d[3]);
+}
+static OpCost sink_cost(const OpCase *c, bool backward) {
+    size_t N = product(c->d[0], c->d[1]);
+    return op_cost((backward ? sink_backward_bytes : sink_forward_bytes)(N, c->d[2], c->d[3]), 0, 0);
+}
+
 // --- cache_store: x[0] and y the cache (B,capacity,width), x[1] rows (B,T,width) with row stride ld ---
 
 static void cache_store_setup(OpCase *c) {
@@ -171,7 +208,7 @@ static void cache_store_setup(OpCase *c) {
     op_rows(&c->x[1], "rows", d[0] * d[1], d[3], d[4]);
     op_rows(&c->y[0], "cache", d[0] * d[2], d[3], d[3]);
     if (d[5] >= 0) op_index(c, d[0], d[5] + 1); // the first positions of the sequences
-    c->in_place = c->no_backward = true;
+    c->in_place = 1, c->no_backward = true;
 }
 static void cache_store_reference(OpCase *c) {
     int T = c->d[1], capacity = c->d[2], width = c->d[3];

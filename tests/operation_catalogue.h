@@ -19,6 +19,10 @@ namespace twin for the C operations.
 
 #include "operation_attention.h"
 
+#include "operation_update.h"
+
+#include "operation_experts.h"
+
 static const OpKind op_kinds[OP_KIND_COUNT] = {
     {"embedding", "N V C", embedding_setup, embedding_reference, embedding_call, embedding_call_backward,
      embedding_cost},
@@ -58,6 +62,26 @@ static const OpKind op_kinds[OP_KIND_COUNT] = {
     {"swiglu", "N F scale", swiglu_setup, swiglu_reference, swiglu_call, swiglu_call_backward, swiglu_cost},
     {"cross_entropy", "N V Vp special", cross_entropy_setup, cross_entropy_reference, cross_entropy_call,
      cross_entropy_call_backward, cross_entropy_cost},
+    {"residual_rmsnorm", "N C", residual_rmsnorm_setup, residual_rmsnorm_reference, residual_rmsnorm_call, NULL,
+     residual_rmsnorm_cost},
+    {"sink", "B T NH D learned", sink_setup, sink_reference, sink_call, sink_call_backward, sink_cost},
+    {"adamw_update", "rows width master step numbers", adamw_setup, adamw_reference, adamw_call, NULL, adamw_cost},
+    {"sum_of_squares", "count", sum_of_squares_setup, sum_of_squares_reference, sum_of_squares_call, NULL,
+     sum_of_squares_cost},
+    {"router", "N C E K losses bias add", router_setup, router_reference, router_call, router_call_backward,
+     router_cost},
+    {"router_totals", "N C E K", router_totals_setup, router_totals_reference, router_totals_call, NULL,
+     router_totals_cost},
+    {"router_balance", "E begin master", router_balance_setup, router_balance_reference, router_balance_call, NULL,
+     router_balance_cost},
+    {"expert_group", "N C E K F skew", expert_group_setup, expert_group_reference, expert_group_call, NULL,
+     expert_group_cost},
+    {"expert_gather", "N C E K F skew add", expert_gather_setup, expert_gather_reference, expert_gather_call,
+     expert_gather_call_backward, expert_gather_cost},
+    {"expert_swiglu", "N C E K F skew", expert_swiglu_setup, expert_swiglu_reference, expert_swiglu_call,
+     expert_swiglu_call_backward, expert_swiglu_cost},
+    {"expert_linear", "N C E K F skew add", expert_linear_setup, expert_linear_reference, expert_linear_call,
+     expert_linear_call_backward, expert_linear_cost},
 };
 
 // The layout of a case; data and ref are NULL.
@@ -82,7 +106,12 @@ static inline void op_call(const OpCase *c, bool backward) {
     (backward ? op_kinds[c->kind].call_backward : op_kinds[c->kind].call)(c);
 }
 // Its name as in ops.h and in the tables of the benchmarks: NAME_forward and NAME_backward, if there are two.
-static inline const char *op_call_suffix(const OpCase *c, bool backward) {
-    if (c->dloss != 0) return backward ? "" : " of an evaluation"; // one function computes both
-    return !op_kinds[c->kind].call_backward || c->kind == OP_SCALE ? "" : backward ? "_backward" : "_forward";
+static inline void op_call_name(char *name, size_t size, const OpCase *c, bool backward) {
+    const OpKind *kind = &op_kinds[c->kind];
+    const char *base = kind->name, *end = "";
+    if (c->kind == OP_EXPERT_GATHER) base = backward ? "expert_combine" : base;
+    else if (c->dloss != 0) end = backward ? "" : " of an evaluation"; // one function computes both
+    else if (c->kind == OP_RESIDUAL_RMSNORM || (kind->call_backward && c->kind != OP_SCALE))
+        end = backward ? "_backward" : "_forward";
+    snprintf(name, size, "%s%s", base, end);
 }

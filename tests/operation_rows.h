@@ -33,7 +33,7 @@ static void rmsnorm_setup(OpCase *c) {
     c->x[0].spread = 3.0 / c->d[2];
     op_rows(&c->y[0], "y", N, C, C);
     op_error(&c->y[0], error_of_sum(C) + 4, 0);
-    op_statistics(&c->y[1], "rstd", 1, N, error_of_sum(C), 0);
+    op_statistics(&c->y[1], "rstd", N, 1, error_of_sum(C), 0);
     c->y[1].low = 0.5, c->y[1].high = 1.5;
     const double z = 3 * 1.5, g = 2; // largest |x rstd| and |dy weight|
     op_error(&c->dx[0], 4, 1.5 * (4 * g + z * z * g * error_of_sum(C) / sqrt((double)C)));
@@ -61,6 +61,38 @@ static OpCost rmsnorm_cost(const OpCase *c, bool backward) {
     int N = c->d[0], C = c->d[1];
     if (!backward) return op_cost(rmsnorm_forward_bytes(N, C), 0, 0);
     return op_cost(rmsnorm_backward_bytes(N, C), 0, rmsnorm_workspace_bytes(C));
+}
+
+// --- residual_rmsnorm: a and b (N,C), weight (C); y[0] y and y[1] the sum (N,C), y[2] rstd (N) ---
+
+static void residual_rmsnorm_setup(OpCase *c) {
+    int N = c->d[0], C = c->d[1];
+    op_rows(&c->x[0], "a", N, C, C);
+    op_rows(&c->x[1], "b", N, C, C);
+    op_rows(&c->x[2], "weight", 1, C, C);
+    op_rows(&c->y[0], "y", N, C, C);
+    op_rows(&c->y[1], "sum", N, C, C);
+    op_statistics(&c->y[2], "rstd", N, 1, error_of_sum(C), 0);
+    op_error(&c->y[0], error_of_sum(C) + 4, 0);
+    c->integers = 60; // sums are exact in bf16, so that the norm is of the stored sum
+    c->length = C, c->max_of_y = true;
+}
+static void residual_rmsnorm_reference(OpCase *c) {
+    for (int n = 0, C = c->d[1]; n < c->d[0]; n++) {
+        double mean = 0, *sum = c->y[1].ref + n * C;
+        for (int i = 0; i < C; i++)
+            sum[i] = c->x[0].ref[n * C + i] + c->x[1].ref[n * C + i], mean += sum[i] * sum[i] / C;
+        c->y[2].ref[n] = 1 / sqrt(mean + OP_EPS);
+        for (int i = 0; i < C; i++) c->y->ref[n * C + i] = sum[i] * c->y[2].ref[n] * c->x[2].ref[i];
+    }
+}
+static void residual_rmsnorm_call(const OpCase *c) {
+    residual_rmsnorm_forward(OP_Y(1), OP_Y(0), OP_STAT(2), OP_X(0), OP_X(1), OP_X(2), c->d[0], c->d[1], (real)OP_EPS,
+                             c->max);
+}
+static OpCost residual_rmsnorm_cost(const OpCase *c, bool backward) {
+    (void)backward;
+    return op_cost(residual_rmsnorm_forward_bytes(c->d[0], c->d[1]), 0, 0);
 }
 
 // --- matmul: x (N,IC), weight (OC,IC), y (N,OC) with row stride ldy ---
@@ -109,7 +141,7 @@ static void rope_setup(OpCase *c) {
     op_index(c, d[0], d[5] + 1); // the first positions of the sequences
     op_error(&c->y[0], 0, 4);
     op_error(&c->dx[0], 0, 4);
-    c->length = 2, c->in_place = true;
+    c->length = 2, c->in_place = 1;
 }
 static void rope_reference(OpCase *c) {
     for (size_t i = 0; i < op_size(c->y->view); i++) {
@@ -250,7 +282,7 @@ static double op_factor(const OpCase *c) { return (double)(float)(c->d[1] / 10.0
 static void scale_setup(OpCase *c) {
     op_rows(&c->x[0], "x", 1, c->d[0], c->d[0]);
     op_rows(&c->y[0], "y", 1, c->d[0], c->d[0]);
-    c->in_place = true;
+    c->in_place = 1;
 }
 static void scale_reference(OpCase *c) {
     for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x->ref[i] * op_factor(c);
@@ -270,7 +302,7 @@ static void accumulate_setup(OpCase *c) {
     op_error(&c->y[0], 1, 0);
     op_statistics(&c->y[1], "sum", 1, c->d[0], 0, 0);
     c->y[1].view->adds = c->d[1] != 0;
-    c->in_place = c->no_backward = true;
+    c->in_place = 1, c->no_backward = true;
 }
 static void accumulate_reference(OpCase *c) {
     for (int i = 0; i < c->d[0]; i++) {
@@ -300,7 +332,7 @@ static void quantize_setup(OpCase *c) {
     op_rows(&c->x[0], "x", c->d[0], c->d[1], c->d[2]);
     op_rows(&c->y[0], "y", c->d[0], c->d[1], c->d[2]);
     op_error(&c->y[0], 2, 0);
-    c->in_place = c->no_backward = true;
+    c->in_place = 1, c->no_backward = true;
     c->integers = 100;
 }
 static void quantize_reference(OpCase *c) {
@@ -326,7 +358,6 @@ static OpCost quantize_cost(const OpCase *c, bool backward) {
 
 // --- gate: x (N,heads,D), g (N,heads*width) with row stride ldg, y (N,heads,D) ---
 
-static const double OP_TINY = 1e-20; // times 2^-24: a sigmoid less than 2^-125, which the device may take for 0
 static void gate_setup(OpCase *c) {
     int N = c->d[0], heads = c->d[1], D = c->d[2];
     op_rows(&c->x[0], "x", N, heads * D, heads * D);
@@ -408,7 +439,7 @@ static void head_norm_setup(OpCase *c) {
     op_error(&c->dx[0], 4 + error_of_sum(D), r * (4 * g + z * z * g * error_of_sum(D) / sqrt((double)D)));
     op_error(op_parameter(c, 1, "weight", 1, D, 2), 4, z * (error_of_sum(N * heads) + error_of_sum(D)));
     c->length = max_int(N * heads, D);
-    c->in_place = true, c->no_backward = ldk == 0;
+    c->in_place = 1, c->no_backward = ldk == 0;
 }
 static void head_norm_reference(OpCase *c) {
     int heads = c->d[1], D = c->d[2];
@@ -468,7 +499,7 @@ static void cross_entropy_setup(OpCase *c) {
     op_index(c, N, V);
     op_rows(&c->x[0], "logits", N, V, c->d[2]);
     c->x[0].spread = 8;
-    op_statistics(&c->y[0], "losses", 1, N, 4, 4 + error_of_sum(V));
+    op_statistics(&c->y[0], "losses", N, 1, 4, 4 + error_of_sum(V));
     c->y[0].view->adds = true;
     c->length = V, c->dloss = 0.375;
     // the exponent's own rounding, and the difference to 1 at the target

@@ -17,6 +17,11 @@ typedef struct {
     const char *why;
 } OpRow;
 
+// The operation whose cases are those of `kind`: the operations of a router, and of its experts, have the same ones.
+static inline OpKindName op_cases_of(OpKindName kind) {
+    bool grouped = kind == OP_EXPERT_GATHER || kind == OP_EXPERT_SWIGLU || kind == OP_EXPERT_LINEAR;
+    return grouped ? OP_EXPERT_GROUP : kind == OP_ROUTER_TOTALS ? OP_ROUTER : kind;
+}
 static const OpRow op_cases[] = {
     {OP_EMBEDDING, {1, 1, 1}, BOTH, "the smallest"},
     {OP_EMBEDDING, {129, 3, 37}, BOTH, "few tokens, each many times; C is one block of columns and a remainder"},
@@ -301,6 +306,59 @@ static const OpRow op_cases[] = {
     {OP_CROSS_ENTROPY, {3, 603, 704}, BOTH, "more packs, and more padding, than threads"},
     {OP_CROSS_ENTROPY, {4, 3, 3, 1}, BOTH, "tiny V, unaligned rows"},
     {OP_CROSS_ENTROPY, {2, 1027, 1088}, BOTH, "packs and a remainder of 3"},
+
+    {OP_RESIDUAL_RMSNORM, {1, 1}, BOTH, "the smallest"},
+    {OP_RESIDUAL_RMSNORM, {7, 64}, BOTH, "packs"},
+    {OP_RESIDUAL_RMSNORM, {13, 130}, BOTH, "C is two blocks of 64 and a remainder of 2"},
+    {OP_RESIDUAL_RMSNORM, {129, 100}, BOTH, "C is no multiple of 16"},
+    {OP_RESIDUAL_RMSNORM, {13, 19}, BOTH, "no packs"},
+    {OP_RESIDUAL_RMSNORM, {5, 328}, BOTH, "a row of several packs"},
+
+    {OP_SINK, {1, 1, 1, 1, 1}, BOTH, "the smallest"},
+    {OP_SINK, {2, 9, 3, 16, 1}, BOTH, "packs"},
+    {OP_SINK, {1, 33, 2, 10, 1}, BOTH, "no packs"},
+    {OP_SINK, {2, 70, 2, 96, 1}, BOTH, "D = 96: fewer lanes with several packs each"},
+    {OP_SINK, {1, 300, 1, 256, 1}, CUDA_ONLY, "several parts"},
+    {OP_SINK, {2, 5, 3, 128, 0}, BOTH, "off_by_one"},
+    {OP_SINK, {1, 530, 1, 512, 1}, CUDA_ONLY, "all parts; two packs per lane and more"},
+
+    {OP_ADAMW, {1, 1, 0, 1, 1}, BOTH, "a single element"},
+    {OP_ADAMW, {1, 257, 0, 5, 2}, BOTH, "no multiple of a vector, no master weights"},
+    {OP_ADAMW, {1, 67, 0, 2, 3}, BOTH, "a large eps"},
+    {OP_ADAMW, {1, 4099, 0, 1, 4}, BOTH, "no momentum"},
+    {OP_ADAMW, {1, 77, 1, 3, 0}, BOTH, "master weights: the parameters become their copies"},
+    {OP_ADAMW, {1, 4096, 1, 1, 0}, BOTH, "master weights, the first step"},
+    {OP_ADAMW, {1, 2603, 1, 7, 0}, BOTH, "packs, the last block of them partial, and a remainder of 3"},
+    {OP_ADAMW, {1, 515, 1, 100, 0}, BOTH, "less than a block"},
+    {OP_ADAMW, {1, 1003, 0, 7, 0}, BOTH, "no master weights"},
+
+    {OP_SUM_OF_SQUARES, {3}, BOTH, "less than a pack"},
+    {OP_SUM_OF_SQUARES, {150011}, BOTH, "all blocks, two rounds and a remainder each"},
+
+    {OP_ROUTER, {1, 8, 1, 1, 0, 0}, BOTH, "one expert"},
+    {OP_ROUTER, {7, 16, 4, 2, 0, 0}, BOTH, "equal logits: the first experts"},
+    {OP_ROUTER, {37, 24, 8, 8, 1, 1}, BOTH, "all experts"},
+    {OP_ROUTER, {13, 40, 70, 8, 1, 1, 1}, BOTH, "more experts than lanes, not evenly"},
+    {OP_ROUTER, {300, 8, 5, 3, 1, 0}, BOTH, "more rows than threads; an odd number of experts"},
+    {OP_ROUTER, {65, 16, 12, 3, 0, 1, 1}, BOTH, "a bias, equal logits"},
+    {OP_ROUTER, {9, 16, 40, 3, 2, 0}, CUDA_ONLY, "NaN comes first"},
+    {OP_ROUTER_BALANCE, {1, 0, 0}, BOTH, "one expert: the mean"},
+    {OP_ROUTER_BALANCE, {5, 1, 1}, BOTH, "a part of an odd number, master weights"},
+    {OP_ROUTER_BALANCE, {12, 4, 0}, BOTH, "a part"},
+    {OP_ROUTER_BALANCE, {70, 23, 1}, BOTH, "more experts than lanes"},
+
+    {OP_EXPERT_GROUP, {1, 8, 1, 1, 8, 0}, BOTH, "one expert, one row"},
+    {OP_EXPERT_GROUP, {37, 16, 4, 2, 24, 0}, BOTH, "packs"},
+    {OP_EXPERT_GROUP, {300, 72, 3, 2, 72, 1, 1}, BOTH, "all rows at two experts, none at the third; several pieces"},
+    {OP_EXPERT_GROUP, {65, 40, 9, 3, 20, 2}, BOTH, "experts without rows"},
+    {OP_EXPERT_GROUP, {140, 136, 2, 2, 80, 0}, BOTH, "every expert has all rows; more than a tile of 128 columns"},
+    {OP_EXPERT_GROUP, {70, 16, 70, 3, 8, 0}, BOTH, "more experts than lanes"},
+    {OP_EXPERT_GROUP, {128, 64, 1, 1, 64, 0}, BOTH, "one expert with exactly a tile of rows"},
+    {OP_EXPERT_GROUP, {130, 72, 3, 1, 72, 3, 1}, BOTH, "exactly a tile of rows, then experts of one row"},
+    {OP_EXPERT_GROUP, {131, 72, 2, 1, 72, 3}, BOTH, "one row more than a tile, and no block to spare"},
+    {OP_EXPERT_GROUP, {260, 40, 4, 2, 40, 3}, BOTH, "two experts of a tile and more, then few rows"},
+    {OP_EXPERT_GROUP, {37, 13, 5, 2, 7, 0, 1}, BOTH, "no packs"},
+    {OP_EXPERT_GROUP, {37, 16, 4, 2, 8, 0, 1}, BOTH, "packs, narrow"},
 };
 enum { OP_CASE_COUNT = sizeof(op_cases) / sizeof(op_cases[0]) };
 #endif

@@ -16,7 +16,10 @@ static void test_attention(void) { op_check_some(OP_ATTENTION, op_is_whole); }
 static void test_attention_continues(void) { op_check_some(OP_ATTENTION, op_continues); }
 static void test_attention_windows(void) { op_check_some(OP_ATTENTION, op_has_window); }
 static void test_attention_sets(void) { op_check_all(OP_ATTENTION_SETS); }
-static void test_sink(void) { op_check_all(OP_SINKS); }
+static void test_sink(void) {
+    op_check_all(OP_SINKS);
+    op_check_all(OP_SINK);
+}
 static void test_diff_combine(void) { op_check_all(OP_DIFF_COMBINE); }
 static void test_layer_lambda(void) {
     op_check_all(OP_LAMBDA_EXP);
@@ -37,6 +40,18 @@ static void test_exclusive(void) { op_check_all(OP_EXCLUSIVE); }
 static void test_head_norm(void) { op_check_all(OP_HEAD_NORM); }
 static void test_swiglu(void) { op_check_all(OP_SWIGLU); }
 static void test_cross_entropy(void) { op_check_all(OP_CROSS_ENTROPY); }
+static void test_adamw(void) { op_check_all(OP_ADAMW); }
+static void test_router(void) {
+    op_check_all(OP_ROUTER);
+    op_check_all(OP_ROUTER_TOTALS);
+    op_check_all(OP_ROUTER_BALANCE);
+}
+static void test_experts(void) {
+    op_check_all(OP_EXPERT_GROUP);
+    op_check_all(OP_EXPERT_GATHER);
+    op_check_all(OP_EXPERT_SWIGLU);
+    op_check_all(OP_EXPERT_LINEAR);
+}
 
 // Values of 0, and below 1e-12, are left in: no division by 0, and their gradient is 0 rather than added to.
 static void test_exclusive_of_zeros(void) {
@@ -446,35 +461,21 @@ static void test_gate_extremes(void) {
 
 // --- residual and rmsnorm in one pass ---
 
-// The bits of the two operations in sequence, for any number of threads; nothing else is written.
+// The definition, and the bits of the two operations in sequence.
 static void test_residual_rmsnorm(void) {
-    static const int shapes[][2] = {{1, 1}, {7, 64}, {13, 130}, {129, 100}, {3, 37}}; // as for rmsnorm
+    enum { N = 13, C = 130, COUNT = N * C };
     TestRandom random = {8};
-    int before = omp_get_max_threads();
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        int N = shapes[i][0], C = shapes[i][1];
-        size_t count = (size_t)N * (size_t)C;
-        real *a = op_alloc_random(&random, count, 1), *b = op_alloc_random(&random, count, 2);
-        real *weight = op_alloc_random(&random, (size_t)C, 1), *sum[2], *y[2], *rstd[2];
-        for (int fused = 0; fused < 2; fused++)
-            sum[fused] = op_alloc(count), y[fused] = op_alloc(count), rstd[fused] = op_alloc((size_t)N);
-        for (size_t e = 0; e < count; e++) sum[0][e] = a[e] + b[e];
-        absmax_t max[2] = {0, 0};
-        rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)OP_EPS, &max[0]);
-        for (int threads = 1; threads <= OP_THREADS; threads++) {
-            omp_set_num_threads(threads);
-            for (size_t e = 0; e < count; e++) sum[1][e] = y[1][e] = (real)NAN;
-            for (int n = 0; n < N; n++) rstd[1][n] = (real)NAN;
-            max[1] = 0;
-            residual_rmsnorm_forward(sum[1], y[1], rstd[1], a, b, weight, N, C, (real)OP_EPS, &max[1]);
-            EXPECT(max[0] == max[1], "%d x %d: the largest magnitude is %08x, not %08x", N, C, max[1], max[0]);
-            EXPECT(op_same(sum[0], sum[1], count), "%d x %d: the sum has other bits", N, C);
-            EXPECT(op_same(y[0], y[1], count), "%d x %d: the norm has other bits", N, C);
-            EXPECT(op_same(rstd[0], rstd[1], (size_t)N), "%d x %d: rstd has other bits", N, C);
-        }
-        op_free("residual and rmsnorm");
-    }
-    omp_set_num_threads(before);
+    real *a = op_alloc_random(&random, COUNT, 1), *b = op_alloc_random(&random, COUNT, 2),
+         *sum = op_alloc_copy(a, COUNT);
+    real *weight = op_alloc_random(&random, C, 1), *fused[3], *y = op_alloc(COUNT), *rstd = op_alloc(N);
+    for (int i = 0; i < 3; i++) fused[i] = op_alloc(i < 2 ? COUNT : N);
+    for (int e = 0; e < COUNT; e++) sum[e] += b[e];
+    rmsnorm_forward(y, rstd, sum, weight, N, C, (real)OP_EPS, NULL);
+    residual_rmsnorm_forward(fused[0], fused[1], fused[2], a, b, weight, N, C, (real)OP_EPS, NULL);
+    EXPECT(op_same(sum, fused[0], COUNT) && op_same(y, fused[1], COUNT) && op_same(rstd, fused[2], N),
+           "the sum, the norm or rstd has other bits");
+    op_free("residual and rmsnorm");
+    op_check_all(OP_RESIDUAL_RMSNORM);
 }
 
 // The order of magnitudes: numbers, infinity, NaN; whichever thread finds them.
@@ -566,74 +567,6 @@ static void test_cross_entropy_nan(void) {
 
 // --- the operations of the update ---
 
-static void test_adamw(void) {
-    static const struct {
-        int count;
-        double grad_scale, lr, beta1, beta2, eps, weight_decay;
-    } cases[] = {
-        {1, 1, 1e-3, 0.9, 0.95, 1e-8, 0},        // a single element
-        {257, 0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1}, // a scale below 1, as clipping makes it; no multiple of a vector
-        {67, 1, 1e-2, 0.9, 0.999, 0.5, 0.1},     // eps as large as the gradients: it stands outside the root
-        {4099, 8, 1e-2, 0, 0.5, 1e-8, 3},        // no momentum, a decay that shows
-    };
-    enum { STEPS = 5 };
-    for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++) {
-        int count = cases[k].count, before = omp_get_max_threads();
-        double error[3] = {0, 0, 0}, norm[3] = {0, 0, 0},
-               *ref = (double *)op_alloc_bytes(3 * (size_t)count * sizeof(double));
-        real *state[2], *start = op_alloc(3 * (size_t)count), *g = op_alloc((size_t)count); // state: w, m, v in turn
-        for (int run = 0; run < 2; run++) {
-            TestRandom random = {7};
-            for (int i = 0; i < 3 * count; i++) start[i] = i < count ? (real)test_random_real(&random) : 0;
-            for (int i = 0; i < 3 * count; i++) ref[i] = (double)start[i];
-            real *w = state[run] = op_alloc_copy(start, 3 * (size_t)count);
-            omp_set_num_threads(1 + run);
-            for (int step = 1; step <= STEPS; step++) {
-                for (int i = 0; i < count; i++) g[i] = (real)test_random_real(&random);
-                if (count > 1) g[0] = 0; // a gradient of 0 moves nothing and divides nothing by 0
-                adamw_update(w, NULL, g, w + count, w + 2 * count, (size_t)count, cases[k].grad_scale, cases[k].lr,
-                             cases[k].beta1, cases[k].beta2, cases[k].eps, cases[k].weight_decay, step);
-                for (int i = 0; i < count; i++) {
-                    double *wi = ref + i, *m = wi + count, *v = m + count, gi = cases[k].grad_scale * (double)g[i];
-                    *m = cases[k].beta1 * *m + (1 - cases[k].beta1) * gi;
-                    *v = cases[k].beta2 * *v + (1 - cases[k].beta2) * gi * gi;
-                    double mhat = *m / (1 - pow(cases[k].beta1, step)), vhat = *v / (1 - pow(cases[k].beta2, step));
-                    *wi -= cases[k].lr * (mhat / (sqrt(vhat) + cases[k].eps) + cases[k].weight_decay * *wi);
-                }
-            }
-        }
-        omp_set_num_threads(before);
-        EXPECT(op_same(state[0], state[1], 3 * (size_t)count), "case %d: the threads change the result", (int)k);
-        EXPECT(op_not_finite(state[0], 3 * (size_t)count) == 0, "case %d: NaN or infinite", (int)k);
-        for (int i = 0; i < 3 * count; i++) {
-            error[i / count] += (ref[i] - (double)state[0][i]) * (ref[i] - (double)state[0][i]);
-            norm[i / count] += ref[i] * ref[i];
-        }
-        for (int p = 0; p < 3; p++)
-            EXPECT(sqrt(error[p]) <= 4 * op_epsilon * STEPS * sqrt(norm[p]), "case %d: %c is off by %.3g of its norm",
-                   (int)k, "wmv"[p], sqrt(error[p] / norm[p]));
-        op_free("adamw");
-    }
-}
-// The result depends on the master weights, not on the parameters before; both are updated.
-static void test_adamw_master_weights(void) {
-    enum { COUNT = 77 };
-    TestRandom random = {5};
-    real *w[2], *m[2], *v[2], *master = op_alloc_random(&random, COUNT, 1), *g = op_alloc_random(&random, COUNT, 1);
-    for (int i = 0; i < 2; i++) {
-        w[i] = op_alloc_copy(master, COUNT);
-        m[i] = op_alloc(COUNT), v[i] = op_alloc(COUNT);
-        memset(m[i], 0, COUNT * sizeof(real)), memset(v[i], 0, COUNT * sizeof(real));
-    }
-    for (int64_t step = 1; step <= 3; step++) {
-        for (int i = 0; i < COUNT; i++) w[1][i] = (real)NAN;
-        for (int i = 0; i < 2; i++)
-            adamw_update(w[i], i ? master : NULL, g, m[i], v[i], COUNT, 0.5, 0.1, 0.9, 0.95, 1e-8, 0.1, step);
-        EXPECT(op_same(w[0], w[1], COUNT) && op_same(w[0], master, COUNT), "step %d: the weights are not the master's",
-               (int)step);
-    }
-    op_free("adamw with master weights");
-}
 static double squares_of(const real *x, size_t count) {
     double *sum = (double *)op_alloc_bytes(sizeof(double));
     sum_of_squares(sum, x, count);
@@ -642,6 +575,7 @@ static double squares_of(const real *x, size_t count) {
 static void test_sum_of_squares(void) {
     static const int counts[] = {0, 1, 15, 16, 17, 4095, 4096, 4097, 100003}; // around a part of 16 and all 256 of them
     int before = omp_get_max_threads();
+    op_check_all(OP_SUM_OF_SQUARES);
     for (size_t k = 0; k < sizeof(counts) / sizeof(counts[0]); k++) {
         size_t count = (size_t)counts[k];
         TestRandom random = {k};
@@ -756,8 +690,10 @@ static const Test operations_tests[] = {
     {"cross_entropy of extreme logits is finite and correct", test_cross_entropy_extremes},
     {"cross_entropy does not depend on a constant added to all logits", test_cross_entropy_offset},
     {"cross_entropy of a row with NaN or infinity is NaN", test_cross_entropy_nan},
-    {"adamw agrees with a loop in double over several steps", test_adamw},
-    {"adamw updates the master weights, and the parameters are their copies", test_adamw_master_weights},
+    {"a router, its losses and its backward agree with the definition", test_router},
+    {"the operations of experts and their backward agree with the definition", test_experts},
+    {"adamw agrees with the definition; it updates the master weights, and the parameters are their copies",
+     test_adamw},
     {"sum_of_squares is exact for integers, deterministic, and propagates NaN", test_sum_of_squares},
 };
 enum { OPERATIONS_TEST_COUNT = sizeof(operations_tests) / sizeof(operations_tests[0]) };

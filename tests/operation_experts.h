@@ -1,0 +1,281 @@
+/*
+operation_experts.h: the operations of a mixture of experts, a part of operation_catalogue.h. N tokens, R = N*K rows.
+*/
+
+// --- router: x (N,C), weight (E,C), bias (E) or none, loads (E); y[0] weights (N,K), y[1] logits (N,E), y[2] lse (N),
+// y[3] experts (N,K). losses 1: with both losses of the router; 2: without, and the logits of two experts are NaN ---
+
+static Routing op_routing(const OpCase *c) {
+    Routing r = {c->d[0], c->d[1], c->d[2], c->d[3]};
+    return r;
+}
+static double router_balance_weight(const OpCase *c) { return c->d[4] == 1 ? 0.75 : 0; }
+static double router_z_weight(const OpCase *c) { return c->d[4] == 1 ? 0.0625 : 0; }
+static void router_setup(OpCase *c) {
+    int N = c->d[0], C = c->d[1], E = c->d[2], K = c->d[3];
+    op_rows(&c->x[0], "x", N, C, C)->adds = true;
+    op_error(op_parameter(c, 1, "weight", E, C, 0.5), 0, 0);
+    c->x[1].view->adds = c->d[6] != 0;
+    if (c->d[5]) op_rows(&c->x[2], "bias", 1, E, E);
+    op_statistics(&c->x[3], "loads", 1, E, 0, 0);
+    c->x[2].constant = c->x[3].constant = true;
+    c->x[3].low = 1, c->x[3].high = 9;
+    c->x[0].spread = c->x[2].spread = 0.5;
+    // logits are exact, and many are equal, so that both choose the same experts
+    c->x[0].step = c->x[1].step = c->x[2].step = 0.125;
+    op_statistics(&c->y[0], "weights", N, K, 8 + error_of_sum(K), 0);
+    op_statistics(&c->y[1], "logits", N, E, 0, 0);
+    op_statistics(&c->y[2], "lse", N, 1, 4 + error_of_sum(E), 1);
+    op_statistics(&c->y[3], "experts", N, K, 0, 0);
+    c->y[3].type = INT32;
+    // the gradient of a logit is at most `most`, and is rounded to floatX before the products
+    double most = 1 + 2 * router_balance_weight(c) + 2 * router_z_weight(c) * 8;
+    op_error(&c->dx[0], 4, most / 2 * error_of_product(E));
+    op_error(&c->dx[1], 4, most / 2 * error_of_product(N));
+    c->dx[0].rounded_terms = most / 2 * sqrt((double)E) * 3, c->dx[1].rounded_terms = most / 2 * sqrt((double)N) * 3;
+    c->length = max_int(max_int(N, C), E);
+    c->add_tensor = 2; // both ways
+}
+static void router_reference(OpCase *c) {
+    int N = c->d[0], C = c->d[1], E = c->d[2], K = c->d[3];
+    double loads = 0;
+    c->loss = 0;
+    for (int e = 0; e < E; e++) loads += c->x[3].ref[e];
+    for (int n = 0; n < N; n++) {
+        double *logits = c->y[1].ref + n * E, sum = 0, chosen = 0, *weights = c->y->ref + n * K;
+        for (int e = 0; e < E; e++) {
+            logits[e] = 0;
+            for (int i = 0; i < C; i++) logits[e] += c->x->ref[n * C + i] * c->x[1].ref[e * C + i];
+            sum += exp(logits[e]);
+        }
+        double lse = log(sum), last = HUGE_VAL;
+        c->y[2].ref[n] = lse;
+        for (int k = 0, before = -1; k < K; k++) { // the largest score after the last one, the first of equal ones
+            int best = -1;
+            double most = -HUGE_VAL;
+            for (int e = 0; e < E; e++) {
+                double score = c->d[5] ? exp(logits[e] - lse) + c->x[2].ref[e] : logits[e];
+                if (score > most && (score < last || (score == last && e > before))) most = score, best = e;
+            }
+            last = most, before = best;
+            c->y[3].ref[n * K + k] = best;
+            chosen += weights[k] = exp(logits[best]);
+        }
+        for (int k = 0; k < K; k++) weights[k] /= chosen;
+        for (int e = 0; e < E && c->d[4] == 1; e++)
+            c->loss += router_balance_weight(c) * c->x[3].ref[e] / loads * exp(logits[e] - lse);
+        c->loss += router_z_weight(c) * lse * lse;
+    }
+}
+static void router_call(const OpCase *c) {
+    router_forward(OP_STAT(1), OP_STAT(2), (int *)c->y[3].data, OP_STAT(0), OP_X(0), OP_X(1), c->d[5] ? OP_X(2) : NULL,
+                   op_routing(c));
+}
+static void router_call_backward(const OpCase *c) {
+    router_backward(OP_DX(0), OP_DW(1), (const real *)c->dy, OP_X(0), OP_X(1), OP_STAT(1), OP_STAT(2),
+                    (const int *)c->y[3].data, OP_STAT(0), OP_REAL(3), (real)router_balance_weight(c),
+                    (real)router_z_weight(c), op_routing(c), c->x[1].view->adds);
+}
+static OpCost router_cost(const OpCase *c, bool backward) {
+    Routing r = op_routing(c);
+    double flops = matmul_forward_flops(r.N, r.C, r.E);
+    if (!backward) return op_cost(router_forward_bytes(r), flops, 0);
+    return op_cost(router_backward_bytes(r, c->x[1].view->adds), 2 * flops, router_workspace_bytes(r));
+}
+
+// --- router_totals: logits (N,E), lse (N), the experts of the index; y totals (2E+1), which are added to ---
+
+static void router_totals_setup(OpCase *c) {
+    int N = c->d[0], E = c->d[2];
+    op_index(c, N * c->d[3], 0);
+    op_statistics(&c->x[0], "logits", N, E, 0, 0);
+    op_statistics(&c->x[1], "lse", N, 1, 0, 0);
+    c->x[0].spread = 4, c->x[1].low = 4, c->x[1].high = 8;
+    op_statistics(&c->y[0], "totals", 1, 2 * E + 1, 24 + error_of_sum(N), 0); // exp(x), x from -16, has the error of x
+    c->y->view->adds = true;
+    c->length = 16 * N, c->max_experts = E;
+}
+static void router_totals_reference(OpCase *c) {
+    int N = c->d[0], E = c->d[2], K = c->d[3];
+    for (int i = 0; i < 2 * E + 1; i++) c->y->ref[i] = 0;
+    for (int i = 0; i < N * K; i++) c->y->ref[c->index[i]]++;
+    for (int i = 0; i < N * E; i++) c->y->ref[E + i % E] += exp(c->x[0].ref[i] - c->x[1].ref[i / E]);
+    for (int n = 0; n < N; n++) c->y->ref[2 * E] += c->x[1].ref[n] * c->x[1].ref[n];
+}
+static void router_totals_call(const OpCase *c) {
+    router_totals(OP_STAT(0), OP_REAL(0), OP_REAL(1), c->index, op_routing(c));
+}
+static OpCost router_totals_cost(const OpCase *c, bool backward) {
+    (void)backward;
+    return op_cost(router_totals_bytes(op_routing(c)), 0, 0);
+}
+
+// --- router_balance: bias (count) and its master or none, in place; loads (E) ---
+
+static void router_balance_setup(OpCase *c) {
+    int E = c->d[0], count = E - c->d[1];
+    for (int i = 0; i < 1 + (c->d[2] != 0); i++) {
+        op_rows(&c->x[i], i ? "master" : "bias", 1, count, count);
+        op_rows(&c->y[i], i ? "master" : "bias", 1, count, count);
+        c->x[i].spread = 0.5, c->x[i].step = 0.125;
+        op_error(&c->y[i], 1, 0);
+        c->x[i].type = c->y[i].type = i ? FP32 : STORED;
+    }
+    op_statistics(&c->x[2], "loads", 1, E, 0, 0);
+    c->x[2].low = 1, c->x[2].high = 9, c->x[2].step = 1; // some are equal to the mean
+    c->in_place = 2;
+}
+static void router_balance_reference(OpCase *c) {
+    int E = c->d[0], begin = c->d[1];
+    double mean = 0;
+    for (int e = 0; e < E; e++) mean += c->x[2].ref[e];
+    for (int i = 0; i < E - begin; i++) {
+        double load = E * c->x[2].ref[begin + i], rate = load < mean ? 0.125 : load > mean ? -0.125 : 0;
+        c->y->ref[i] = c->x[c->d[2] ? 1 : 0].ref[i] + rate;
+        if (c->d[2]) c->y[1].ref[i] = c->y->ref[i];
+    }
+}
+static void router_balance_call(const OpCase *c) {
+    router_balance(OP_Y(0), c->d[2] ? OP_STAT(1) : NULL, OP_REAL(2), 0.125, c->d[0], c->d[1], c->d[0] - c->d[1]);
+}
+static OpCost router_balance_cost(const OpCase *c, bool backward) {
+    (void)backward;
+    return op_cost(router_balance_bytes(c->d[0], c->d[0] - c->d[1], c->d[2] != 0), 0, 0);
+}
+
+// --- experts, with the cases of expert_group; the index is [experts (N,K) | starts (E+1) | entries (R) | places (R)]
+
+static int expert_rows(const OpCase *c) { return c->d[0] * c->d[3]; }
+static int *expert_starts(const OpCase *c) { return c->index + expert_rows(c); }
+static int *expert_entries(const OpCase *c) { return expert_starts(c) + c->d[2] + 1; }
+static int *expert_places(const OpCase *c) { return expert_entries(c) + expert_rows(c); }
+static void experts_index(OpCase *c) {
+    op_index(c, 3 * expert_rows(c) + c->d[2] + 1, 0);
+    c->max_experts = c->d[2], c->grouped = true;
+}
+
+static void expert_group_setup(OpCase *c) {
+    static const char *const names[] = {"starts", "entries", "places"};
+    experts_index(c);
+    for (int i = 0; i < 3; i++) {
+        op_statistics(&c->y[i], names[i], 1, i ? expert_rows(c) : c->d[2] + 1, 0, 0);
+        c->y[i].type = INT32;
+    }
+}
+static void expert_group_reference(OpCase *c) {
+    const int *from[] = {expert_starts(c), expert_entries(c), expert_places(c)};
+    for (int i = 0; i < 3; i++)
+        for (size_t k = 0; k < c->y[i].count; k++) c->y[i].ref[k] = from[i][k];
+}
+static void expert_group_call(const OpCase *c) {
+    expert_group((int *)c->y[0].data, (int *)c->y[1].data, (int *)c->y[2].data, c->index, op_routing(c));
+}
+static OpCost expert_group_cost(const OpCase *c, bool backward) {
+    (void)backward;
+    return op_cost(expert_group_bytes(op_routing(c)), 0, 0);
+}
+
+// x (N,C), y rows (R,C). Its backward is expert_combine.
+static void expert_gather_setup(OpCase *c) {
+    int C = c->d[1], K = c->d[3];
+    experts_index(c);
+    op_rows(&c->x[0], "x", c->d[0], C, C)->adds = c->d[6] != 0;
+    op_rows(&c->y[0], "rows", expert_rows(c), C, C);
+    op_error(&c->dx[0], 4 + K, K);
+    c->length = K, c->add_tensor = 1;
+}
+static void expert_gather_reference(OpCase *c) {
+    int C = c->d[1];
+    for (int i = 0; i < expert_rows(c) * C; i++)
+        c->y->ref[i] = c->x->ref[expert_entries(c)[i / C] / c->d[3] * C + i % C];
+}
+static void expert_gather_call(const OpCase *c) { expert_gather(OP_Y(0), OP_X(0), expert_entries(c), op_routing(c)); }
+static void expert_gather_call_backward(const OpCase *c) {
+    expert_combine(OP_DX(0), OP_DY, expert_places(c), op_routing(c), c->x[0].view->adds);
+}
+static OpCost expert_gather_cost(const OpCase *c, bool backward) {
+    Routing r = op_routing(c);
+    return op_cost(backward ? expert_combine_bytes(r, c->x[0].view->adds) : expert_gather_bytes(r), 0, 0);
+}
+
+// x[0] rows [gate | up] (R,2F), x[1] weights (R) by entry; y (R,F)
+static void expert_swiglu_setup(OpCase *c) {
+    int R = expert_rows(c), F = c->d[4];
+    experts_index(c);
+    op_rows(&c->x[0], "gate", R, F, 2 * F);
+    op_view(&c->x[0], "up", (size_t)F, R, 1, F, 2 * F, F);
+    c->x[0].spread = 3;
+    op_statistics(&c->x[1], "weights", R, 1, 0, 0);
+    op_rows(&c->y[0], "y", R, F, F);
+    op_error(&c->y[0], 16, 0);
+    op_error(&c->dx[0], 24, 24);
+    op_error(&c->dx[1], 8, 9 * error_of_sum(F));
+    c->dx[1].type = FP32;
+    c->length = F, c->max_of_y = c->max_of_dx = true;
+}
+static void expert_swiglu_reference(OpCase *c) {
+    for (int i = 0, F = c->d[4]; i < expert_rows(c) * F; i++) {
+        double g = c->x->ref[i / F * 2 * F + i % F], u = c->x->ref[i / F * 2 * F + F + i % F];
+        c->y->ref[i] = c->x[1].ref[expert_entries(c)[i / F]] * g / (1 + exp(-g)) * u;
+    }
+}
+static void expert_swiglu_call(const OpCase *c) {
+    expert_swiglu_forward(OP_Y(0), OP_X(0), OP_REAL(1), expert_entries(c), expert_rows(c), c->d[4], c->max);
+}
+static void expert_swiglu_call_backward(const OpCase *c) {
+    expert_swiglu_backward(OP_DX(0), (real *)c->dx[1].data, OP_DY, OP_X(0), OP_REAL(1), expert_entries(c),
+                           expert_rows(c), c->d[4], c->max);
+}
+static OpCost expert_swiglu_cost(const OpCase *c, bool backward) {
+    return op_cost((backward ? expert_swiglu_backward_bytes : expert_swiglu_forward_bytes)(expert_rows(c), c->d[4]), 0,
+                   0);
+}
+
+// x (R,C), weights of E experts (2F,C) with gaps between them; y (R,2F)
+static size_t expert_stride(const OpCase *c) { return round_up(product(2 * c->d[4], c->d[1]), 8); }
+static void expert_linear_setup(OpCase *c) {
+    int R = expert_rows(c), C = c->d[1], OC = 2 * c->d[4];
+    experts_index(c);
+    op_rows(&c->x[0], "x", R, C, C);
+    op_error(&c->dx[0], 4, error_of_product(OC));
+    op_rows(&c->x[1], "weight", c->d[2], OC * C, (int)expert_stride(c))->adds = c->d[6] != 0;
+    c->dx[1].type = FP32;
+    op_error(&c->dx[1], 4, error_of_product(c->d[0]));
+    op_rows(&c->y[0], "y", R, OC, OC);
+    op_error(&c->y[0], 4, error_of_product(C));
+    c->length = max_int(c->d[0], max_int(C, OC));
+    c->threads_change_sums = true, c->add_tensor = 2;
+}
+static void expert_linear_reference(OpCase *c) {
+    int C = c->d[1], OC = 2 * c->d[4];
+    for (int p = 0, e = 0; p < expert_rows(c); p++) {
+        while (p >= expert_starts(c)[e + 1]) e++;
+        for (int o = 0; o < OC; o++) {
+            const double *w = c->x[1].ref + (size_t)e * expert_stride(c) + o * C;
+            double sum = 0;
+            for (int i = 0; i < C; i++) sum += c->x->ref[p * C + i] * w[i];
+            c->y->ref[p * OC + o] = sum;
+        }
+    }
+}
+static ExpertLinear op_expert_linear(const OpCase *c) {
+    int OC = 2 * c->d[4];
+    ExpertLinear w = {{OP_X(1), NULL, c->d[1], OC, OC, NULL, NULL}, c->d[2], expert_stride(c), 0};
+    return w;
+}
+static void expert_linear_call(const OpCase *c) {
+    expert_linear_forward(OP_Y(0), OP_X(0), op_expert_linear(c), expert_starts(c), c->d[0], expert_rows(c));
+}
+static void expert_linear_call_backward(const OpCase *c) {
+    expert_linear_backward(OP_DX(0), OP_DW(1), OP_DY, OP_X(0), op_expert_linear(c), expert_starts(c), c->d[0],
+                           expert_rows(c), c->x[1].view->adds);
+}
+static OpCost expert_linear_cost(const OpCase *c, bool backward) {
+    Routing r = op_routing(c);
+    size_t C = (size_t)c->d[1], OC = 2 * (size_t)c->d[4];
+    double forward = expert_linear_forward_bytes(r, C, OC, FLOATX_BYTES),
+           dweight = expert_linear_dweight_bytes(r, C, OC, FLOATX_BYTES, c->x[1].view->adds),
+           flops = matmul_forward_flops(expert_rows(c), c->d[1], 2 * c->d[4]);
+    return op_cost((size_t)(forward + (backward ? dweight : 0)), backward ? 2 * flops : flops,
+                   expert_linear_workspace_bytes(c->d[0], expert_rows(c), c->d[2], c->d[1], 2 * c->d[4]));
+}
