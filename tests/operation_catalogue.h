@@ -1,7 +1,7 @@
 /*
 operation_catalogue.h: every operation, described once: shapes and rounding errors (setup), definition in double, call,
-bytes, FLOPs and workspace. operation_table.h has the cases of each, with their reasons, and operation_sizes.h its shapes
-in a step of a model. What uses them:
+bytes, FLOPs and workspace. operation_table.h has the cases of each, with their reasons, and operation_sizes.h the
+shapes of each in a step of a model. What uses them:
 
   operation_engine.h     C against the definition and against finite differences of it, with several numbers of threads
   cuda_engine.h          CUDA against C in double, with several orders of threads and the exact workspace

@@ -1,5 +1,5 @@
 /*
-bench_cuda_experts.h: the time of the operations of a mixture of experts (bench_cuda.cu), a part of
+bench_cuda_experts.h: the time of the grouped products of a mixture of experts (bench_cuda.cu), a part of
 bench_cuda_kernels.h.
 
 Each token has K random experts, all equally likely, as the byte counts of traffic.h assume. The grouped products
@@ -23,82 +23,6 @@ static int *kernel_choices(Routing r) {
     buffer_upload(choices, host, (size_t)r.N * (size_t)r.K * sizeof(int));
     free(host);
     return choices;
-}
-
-static void kernels_of_router(Routing r, const int *choices) {
-    size_t n = (size_t)r.N, E = (size_t)r.E, R = n * (size_t)r.K, NC = n * (size_t)r.C, NE = n * E,
-           EC = E * (size_t)r.C;
-    double flops = matmul_forward_flops(r.N, r.C, r.E);
-    KernelCase k;
-    for (int biased = 0; biased < 2; biased++) {
-        k = kernel_case("router_forward", (double)router_forward_bytes(r), flops, "N %d C %d, %d of %d experts%s", r.N,
-                        r.C, r.K, r.E, biased ? ", bias" : "");
-        tensors(k, "fftfxxx", NE, n, R, R, NC, EC, E);
-        kernel_measure(k,
-                       [=](void **t) { router_forward(F(0), F(1), I(2), F(3), X(4), X(5), biased ? X(6) : NULL, r); });
-    }
-    auto choose = [=](int at) {
-        return [=](void **t) {
-            CUDA_CHECK(cudaMemcpyAsync(t[at], choices, R * sizeof(int), cudaMemcpyDeviceToDevice, main_stream));
-        };
-    };
-    k = kernel_case("router_totals", (double)router_totals_bytes(r), 0, "N %d, %d of %d experts", r.N, r.K, r.E);
-    tensors(k, "ffft", 2 * E + 1, NE, n, R);
-    kernel_measure(
-        k, [=](void **t) { router_totals(F(0), F(1), F(2), I(3), r); }, choose(3));
-    k = kernel_case("router_backward", (double)router_backward_bytes(r, true), 2 * flops, "N %d C %d, %d of %d experts",
-                    r.N, r.C, r.K, r.E);
-    tensors(k, "xffxxfftfp", NC, EC, R, NC, EC, NE, n, R, R, E);
-    kernel_measure(
-        k,
-        [=](void **t) {
-            router_backward(X(0), F(1), F(2), X(3), X(4), F(5), F(6), I(7), F(8), F(9), (real)1e-3, (real)1e-3, r,
-                            true);
-        },
-        choose(7));
-    bool master = sizeof(floatX) == 2;
-    k = kernel_case("router_balance", (double)router_balance_bytes(E, E, master), 0, "%d experts", r.E);
-    kernel_measure(tensors(k, "xfp", E, E, E),
-                   [=](void **t) { router_balance(X(0), master ? F(1) : NULL, F(2), 1e-3, r.E, 0, r.E); });
-}
-
-// What moves rows: N tokens, R rows of experts.
-static void kernels_of_expert_rows(Routing r, int FE, const int *choices) {
-    size_t n = (size_t)r.N, rows = n * (size_t)r.K, E = (size_t)r.E, NC = n * (size_t)r.C, RC = rows * (size_t)r.C,
-           RF = rows * (size_t)FE;
-    int R = (int)rows;
-    auto group = [=](int starts) { // and the two tensors after it
-        return [=](void **t) { expert_group(I(starts), I(starts + 1), I(starts + 2), choices, r); };
-    };
-    KernelCase k =
-        kernel_case("expert_group", (double)expert_group_bytes(r), 0, "N %d, %d of %d experts", r.N, r.K, r.E);
-    tensors(k, "tttt", E + 1, rows, rows, rows);
-    kernel_measure(
-        k, [=](void **t) { expert_group(I(0), I(1), I(2), I(3), r); },
-        [=](void **t) {
-            CUDA_CHECK(cudaMemcpyAsync(t[3], choices, rows * sizeof(int), cudaMemcpyDeviceToDevice, main_stream));
-        });
-    k = kernel_case("expert_gather", (double)expert_gather_bytes(r), 0, "N %d C %d, %d experts", r.N, r.C, r.K);
-    tensors(k, "xxttt", RC, NC, E + 1, rows, rows);
-    kernel_measure(
-        k, [=](void **t) { expert_gather(X(0), X(1), I(3), r); }, group(2));
-    for (int add = 0; add < 2; add++) {
-        k = kernel_case("expert_combine", (double)expert_combine_bytes(r, add), 0, "N %d C %d, %d experts%s", r.N, r.C,
-                        r.K, add ? ", adds" : "");
-        tensors(k, "xxttt", NC, RC, E + 1, rows, rows);
-        kernel_measure(
-            k, [=](void **t) { expert_combine(X(0), X(1), I(4), r, add); }, group(2));
-    }
-    k = kernel_case("expert_swiglu_forward", (double)expert_swiglu_forward_bytes(rows, (size_t)FE), 0, "R %d F %d", R,
-                    FE);
-    tensors(k, "xxpttt", RF, 2 * RF, rows, E + 1, rows, rows);
-    kernel_measure(
-        k, [=](void **t) { expert_swiglu_forward(X(0), X(1), F(2), I(4), R, FE, NULL); }, group(3));
-    k = kernel_case("expert_swiglu_backward", (double)expert_swiglu_backward_bytes(rows, (size_t)FE), 0, "R %d F %d", R,
-                    FE);
-    tensors(k, "xfxxpttt", 2 * RF, rows, RF, 2 * RF, rows, E + 1, rows, rows);
-    kernel_measure(
-        k, [=](void **t) { expert_swiglu_backward(X(0), F(1), X(2), X(3), F(4), I(6), R, FE, NULL); }, group(5));
 }
 
 // y = x weight^T, dx = dy weight, dweight += dy^T x of all experts; tensors t: the output, its operands, the places.
@@ -149,9 +73,6 @@ static void kernels_of_expert_products(const char *layer, Linear shape, Routing 
 static void kernels_of_experts(const Model *m, int N) {
     Routing r = plan_routing(&m->plan, N);
     int last = m->plan.config.L - 1, *choices = kernel_choices(r);
-    ops_init(max_size(m->plan.workspace_bytes, router_workspace_bytes(r)));
-    kernels_of_router(r, choices);
-    kernels_of_expert_rows(r, m->plan.config.FE, choices);
     kernels_of_expert_products("gate, up", linear_shape(&m->plan, LINEAR_EXPERT_GATE_UP, last), r, choices);
     kernels_of_expert_products("down", linear_shape(&m->plan, LINEAR_EXPERT_DOWN, last), r, choices);
     ops_wait();

@@ -7,6 +7,8 @@ GPU takes less power and reaches a higher clock.
 */
 #ifndef DEV_BENCH_CUDA_KERNELS_H
 #define DEV_BENCH_CUDA_KERNELS_H
+#include "../../tests/operation_catalogue.h"
+#include "../../tests/operation_sizes.h"
 
 enum { TENSORS = 12, TEMPLATE_BYTES = 4 << 20, MOST_REPEATS = 200, MOST_SETS = 64 };
 
@@ -21,7 +23,7 @@ static struct {
 } kernels;
 
 // Contents of a tensor: floatX in [-1, 1), fp32 in [-1, 1), fp32 in [0, 1), tokens.
-typedef enum { FLOATX, FP32, POSITIVE, TOKENS } Kind;
+typedef enum { FLOATX, SIGNED, POSITIVE, TOKENS } Kind;
 typedef struct {
     const char *name;
     char shape[200];
@@ -43,16 +45,18 @@ static KernelCase kernel_case(const char *name, double bytes, double flops, cons
     va_end(args);
     return c;
 }
+static void add_tensor(KernelCase &c, Kind kind, size_t count) {
+    int i = c.tensors++;
+    assert(i < TENSORS);
+    c.kind[i] = kind, c.count[i] = count, c.at[i] = c.set_bytes;
+    c.set_bytes += round_up(count * (kind == FLOATX ? sizeof(floatX) : sizeof(float)), 256);
+}
 // Adds tensors of `counts` elements; kinds has a letter for each: x floatX, f fp32, p positive fp32, t tokens.
 template <typename... Counts> static KernelCase &tensors(KernelCase &c, const char *kinds, Counts... counts) {
     static const char *const letters = "xfpt"; // in the order of Kind
     const size_t all[] = {(size_t)counts...};
-    assert(c.tensors == 0 && strlen(kinds) == sizeof...(counts) && sizeof...(counts) <= TENSORS);
-    for (; kinds[c.tensors]; c.tensors++) {
-        int i = c.tensors;
-        c.kind[i] = (Kind)(strchr(letters, kinds[i]) - letters), c.count[i] = all[i], c.at[i] = c.set_bytes;
-        c.set_bytes += round_up(all[i] * (c.kind[i] == FLOATX ? sizeof(floatX) : sizeof(float)), 256);
-    }
+    assert(c.tensors == 0 && strlen(kinds) == sizeof...(counts));
+    for (size_t count : all) add_tensor(c, (Kind)(strchr(letters, kinds[c.tensors]) - letters), count);
     return c;
 }
 
@@ -268,172 +272,75 @@ static void kernel_peak_fp8(void) {
 #define F(i) ((real *)t[i])
 #define I(i) ((int *)t[i])
 
-static void kernels_of_rows(const Model *m, int N) {
-    size_t n = (size_t)N, C = (size_t)m->plan.config.C, NC = n * C, NF = n * (size_t)m->plan.config.F;
-    int c = m->plan.config.C, f = m->plan.config.F;
-    KernelCase k = kernel_case("rmsnorm_forward", (double)rmsnorm_forward_bytes(N, c), 0, "N %d C %d", N, c);
-    kernel_measure(tensors(k, "xfxx", NC, n, NC, C),
-                   [=](void **t) { rmsnorm_forward(X(0), F(1), X(2), X(3), N, c, (real)1e-5, NULL); });
-    k = kernel_case("rmsnorm_backward", (double)rmsnorm_backward_bytes(N, c), 0, "N %d C %d", N, c);
-    tensors(k, "xfxxxp", NC, C, NC, NC, C, n);
-    kernel_measure(k, [=](void **t) { rmsnorm_backward(X(0), F(1), X(2), X(3), X(4), F(5), N, c, true, NULL); });
-    k = kernel_case("residual_rmsnorm_forward", (double)residual_rmsnorm_forward_bytes(N, c), 0, "N %d C %d", N, c);
-    tensors(k, "xxfxxx", NC, NC, n, NC, NC, C);
-    kernel_measure(
-        k, [=](void **t) { residual_rmsnorm_forward(X(0), X(1), F(2), X(3), X(4), X(5), N, c, (real)1e-5, NULL); });
-    k = kernel_case("scale_inplace", (double)scale_bytes(NC), 0, "N %d C %d", N, c);
-    kernel_measure(tensors(k, "x", NC), [=](void **t) { scale_inplace(X(0), (real)-1, NC); });
-    k = kernel_case("swiglu_forward", (double)swiglu_forward_bytes(N, f), 0, "N %d F %d", N, f);
-    kernel_measure(tensors(k, "xx", NF, 2 * NF), [=](void **t) { swiglu_forward(X(0), X(1), N, f, NULL); });
-    k = kernel_case("swiglu_backward", (double)swiglu_backward_bytes(N, f), 0, "N %d F %d", N, f);
-    kernel_measure(tensors(k, "xxx", 2 * NF, NF, 2 * NF),
-                   [=](void **t) { swiglu_backward(X(0), X(1), X(2), N, f, NULL); });
-}
-
-// The number of distinct tokens among the first N.
-static int distinct_tokens(int N, int V) {
-    bool *seen = (bool *)checked_calloc((size_t)V, sizeof(bool));
-    int distinct = 0;
-    for (int n = 0; n < N && n < TEMPLATE_BYTES / 4; n++) {
-        int token = zipf_token(random_bits(5, (uint64_t)n), V);
-        distinct += !seen[token];
-        seen[token] = true;
+// An operation of the catalogue. Its tensors are those of the case; what is changed in place is one of them.
+static void kernel_of_operation(const OpSize &size, bool backward) {
+    OpCase c;
+    const OpKind &kind = op_kinds[size.kind];
+    char name[64], shape[180];
+    op_describe(&c, size.kind, size.d);
+    op_call_name(name, sizeof(name), &c, backward);
+    if ((backward && c.no_backward) || size.calls[backward] < 0 || !strstr(name, kernels.word)) return;
+    op_shape_text(shape, sizeof(shape), kind.dims, size.d, " ");
+    TestRandom random = {1};
+    int *index = (int *)checked_calloc((size_t)c.index_count + 1, sizeof(int)), *on_device = NULL;
+    c.index = index;
+    if (c.index_count) {
+        op_fill_index(&c, index, &random);
+        for (int n = 0; n < c.index_count && size.kind == OP_EMBEDDING; n++) // tokens as in a text
+            index[n] = zipf_token(random_bits(5, (uint64_t)n), c.index_limit);
+        on_device = (int *)buffer_alloc((size_t)c.index_count * sizeof(int), "the tokens of the benchmark");
+        buffer_upload(on_device, index, (size_t)c.index_count * sizeof(int));
     }
-    free(seen);
-    return distinct;
-}
-
-static void kernels_of_vocabulary(const Model *m, int N) {
-    int c = m->plan.config.C, V = m->plan.config.V, Vp = m->plan.Vp, rows = min_int(N, 4096);
-    size_t n = (size_t)N, NC = n * (size_t)c, VC = (size_t)V * (size_t)c, logits = (size_t)rows * (size_t)Vp;
-    ops_init(max_size(m->plan.workspace_bytes, embedding_workspace_bytes(N)));
+    OpCost cost = op_cost_of(&c, backward);
     KernelCase k =
-        kernel_case("embedding_forward", (double)embedding_forward_bytes(N, c), 0, "N %d C %d V %d", N, c, V);
-    kernel_measure(tensors(k, "xtx", NC, n, VC), [=](void **t) { embedding_forward(X(0), I(1), X(2), N, c); });
-    int distinct = distinct_tokens(N, V);
-    k = kernel_case("embedding_backward", (double)embedding_backward_bytes(N, c, distinct), 0, "N %d C %d V %d", N, c,
-                    V);
-    kernel_measure(tensors(k, "fxt", VC, NC, n), [=](void **t) { embedding_backward(F(0), X(1), I(2), N, c); });
-    k = kernel_case("cross_entropy", (double)cross_entropy_bytes(rows, V, Vp, true), 0, "N %d V %d", rows, V);
-    tensors(k, "fxt", rows, logits, rows);
-    kernel_measure(k, [=](void **t) { cross_entropy(F(0), X(1), I(2), rows, V, Vp, (real)1); });
-    k.name = "cross_entropy of an evaluation", k.bytes = (double)cross_entropy_bytes(rows, V, Vp, false);
-    kernel_measure(k, [=](void **t) { cross_entropy(F(0), X(1), I(2), rows, V, Vp, 0); });
-}
-
-static void kernels_of_update(const Model *m) {
-    size_t n = min_size(m->plan.tensors.parameter_count, (size_t)1 << 28), set = bench_tiny ? 1 << 16 : n;
-    bool master = sizeof(floatX) == 2;
-    KernelCase k = kernel_case("adamw_update", (double)adamw_bytes(set, master), 0, "%zu parameters", set);
-    tensors(k, "xfffp", set, set, set, set, set);
-    kernel_measure(k, [=](void **t) {
-        adamw_update(X(0), master ? F(1) : NULL, F(2), F(3), F(4), set, 1, 1e-4, 0.9, 0.95, 1e-8, 0.1, 100);
+        kernel_case(name, (double)cost.bytes, cost.flops, "%s%s%s", size.what, *size.what ? ": " : "", shape);
+    void **to[TENSORS], *dy = NULL;
+    auto add = [&](const OpTensor &t, void **data) {
+        if (!t.views) return;
+        to[k.tensors] = data;
+        add_tensor(k,
+                   t.type == STORED  ? FLOATX
+                   : t.type == INT32 ? TOKENS
+                   : t.high > 0      ? POSITIVE
+                                     : SIGNED,
+                   t.count * (t.type == FP64 ? 2 : 1));
+    };
+    for (int i = 0; i < OP_TENSORS; i++) {
+        bool same = i < c.in_place;
+        if (!same) add(c.x[i], &c.x[i].data);
+        if (backward) add(c.dx[i], &c.dx[i].data);
+        add(same && !backward ? c.x[i] : c.y[i], &c.y[i].data);
+    }
+    if (backward && c.dloss == 0) add(c.y[0], &dy);
+    c.index = on_device;
+    ops_init(max_size(cost.workspace, 1));
+    kernel_measure(k, [&](void **t) {
+        for (int i = 0; i < k.tensors; i++) *to[i] = t[i];
+        c.dy = dy;
+        op_call(&c, backward);
     });
-    k = kernel_case("sum_of_squares", (double)sum_of_squares_bytes(set), 0, "%zu gradients", set);
-    kernel_measure(tensors(k, "ff", 2, set), [=](void **t) { sum_of_squares((double *)t[0], F(1), set); });
-    k = kernel_case("buffer_zero", (double)(set * sizeof(grad_t)), 0, "%zu gradients", set);
+    ops_wait();
+    buffer_free(on_device);
+    free(index);
+}
+static void kernels_of_operations(const Model *m, int B, int T) {
+    const ModelConfig *c = &m->plan.config;
+    const AttentionDims *d = &m->plan.dims;
+    OpModel model;
+    memset(&model, 0, sizeof(model));
+    model.B = B, model.T = T, model.L = c->L, model.C = c->C, model.F = c->F, model.NH = c->NH, model.NKV = c->NKV;
+    model.D = c->D, model.V = c->V, model.Vw = m->plan.Vw, model.Vp = m->plan.Vp, model.NQ = d->NQ, model.QD = d->QD;
+    model.rotated = d->NQ + d->NK, model.width = d->fused_width, model.ld = d->fused_ld, model.logit_rows = 4096;
+    model.E = c->E, model.K = c->K, model.FE = c->FE;
+
+    model.update_rows = (int)(min_size(m->plan.tensors.parameter_count, bench_tiny ? 1 << 16 : 1 << 28) / (size_t)c->C);
+    OpSize sizes[OP_SIZES];
+    int count = op_sizes(sizes, &model);
+    for (int i = 0; i < count; i++)
+        for (int backward = 0; backward < 2; backward++) kernel_of_operation(sizes[i], backward);
+    size_t set = product(model.update_rows, c->C);
+    KernelCase k = kernel_case("buffer_zero", (double)(set * sizeof(grad_t)), 0, "%zu gradients", set);
     kernel_measure(tensors(k, "f", set), [=](void **t) { buffer_zero(t[0], set * sizeof(grad_t)); });
-}
-
-// Differences of heads with 1 and 4 signal heads per noise head, and exclusive attention.
-static void kernels_of_difference(const Model *m, int N) {
-    int NH = m->plan.config.NH, NKV = m->plan.config.NKV, D = m->plan.config.D, ld = m->plan.dims.fused_ld;
-    size_t n = (size_t)N, heads = n * (size_t)(NH * D), rows = n * (size_t)ld;
-    KernelCase k;
-    for (int signals = 1; signals <= 4 && NH % signals == 0; signals *= 4) {
-        const HeadGroups g = {signals, 1};
-        int NQ = NH + NH / signals;
-        size_t maps = n * (size_t)(NQ * D);
-        k = kernel_case("diff_combine_forward", (double)diff_combine_forward_bytes(N, NQ, NH, D), 0,
-                        "N %d NH %d NQ %d D %d", N, NH, NQ, D);
-        tensors(k, "xxx", heads, maps, rows);
-        kernel_measure(k, [=](void **t) { diff_combine_forward(X(0), X(1), X(2), N, NH, D, ld, g, S_SIGMOID, NULL); });
-        k = kernel_case("diff_combine_backward", (double)diff_combine_backward_bytes(N, NQ, NH, D), 0,
-                        "N %d NH %d NQ %d D %d", N, NH, NQ, D);
-        tensors(k, "xxxxx", maps, rows, heads, maps, rows);
-        kernel_measure(
-            k, [=](void **t) { diff_combine_backward(X(0), X(1), X(2), X(3), X(4), N, NH, D, ld, g, S_SIGMOID); });
-    }
-    k = kernel_case("exclusive_forward", (double)exclusive_forward_bytes(N, NH, NKV, D), 0, "N %d NH %d NKV %d D %d", N,
-                    NH, NKV, D);
-    tensors(k, "xxx", heads, heads, rows);
-    kernel_measure(k, [=](void **t) { exclusive_forward(X(0), X(1), X(2), N, NH, NKV, D, ld, NULL); });
-    k = kernel_case("exclusive_backward", (double)exclusive_backward_bytes(N, NH, NKV, D), 0, "N %d NH %d NKV %d D %d",
-                    N, NH, NKV, D);
-    tensors(k, "xxxxx", heads, rows, heads, heads, rows);
-    kernel_measure(k, [=](void **t) { exclusive_backward(X(0), X(1), X(2), X(3), X(4), N, NH, NKV, D, ld, ld); });
-}
-
-// QK-norm of the query heads.
-static void kernels_of_norms(const Model *m, int N) {
-    int NQ = m->plan.dims.NQ, D = m->plan.dims.QD, ld = m->plan.dims.fused_ld, width = NQ * D;
-    size_t n = (size_t)N, rows = n * (size_t)ld, kept = n * (size_t)width;
-    ops_init(max_size(m->plan.workspace_bytes, head_norm_workspace_bytes(D)));
-    KernelCase k = kernel_case("head_norm_forward", (double)head_norm_forward_bytes(N, NQ, D, true), 0,
-                               "N %d heads %d D %d", N, NQ, D);
-    tensors(k, "xxx", rows, kept, D);
-    kernel_measure(k, [=](void **t) { head_norm_forward(X(0), X(1), X(2), N, NQ, D, ld, width, (real)1e-5); });
-    k = kernel_case("head_norm_backward", (double)head_norm_backward_bytes(N, NQ, D), 0, "N %d heads %d D %d", N, NQ,
-                    D);
-    tensors(k, "xfxx", rows, D, kept, D);
-    kernel_measure(k, [=](void **t) { head_norm_backward(X(0), F(1), X(2), X(3), N, NQ, D, ld, width, (real)1e-5); });
-}
-
-// Operations after attention: N rows of NH heads of width D, in a fused row with room for the gates.
-static void kernels_of_heads(const Model *m, int B, int T) {
-    int N = B * T, NH = m->plan.config.NH, D = m->plan.config.D, ld = m->plan.dims.fused_ld;
-    size_t n = (size_t)N, heads = n * (size_t)(NH * D), maps = n * (size_t)NH;
-    int rotated = m->plan.dims.NQ + m->plan.dims.NK;
-    KernelCase k =
-        kernel_case("rope_forward", (double)rope_bytes(N, rotated, D), 0, "N %d heads %d D %d", N, rotated, D);
-    tensors(k, "xf", n * (size_t)ld, (size_t)T * (size_t)D);
-    kernel_measure(k, [=](void **t) { rope_forward(X(0), F(1), B, T, rotated, D, ld, nullptr); });
-    k.name = "rope_backward";
-    kernel_measure(k, [=](void **t) { rope_backward(X(0), F(1), B, T, rotated, D, ld, nullptr); });
-    kernels_of_difference(m, N);
-    kernels_of_norms(m, N);
-    k = kernel_case("sink_forward", (double)sink_forward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH, D);
-    kernel_measure(tensors(k, "xfx", heads, maps, NH), [=](void **t) { sink_forward(X(0), F(1), X(2), B, T, NH, D); });
-    k = kernel_case("sink_backward", (double)sink_backward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH, D);
-    tensors(k, "fxxfx", NH, heads, heads, maps, NH);
-    kernel_measure(k, [=](void **t) { sink_backward(F(0), X(1), X(2), F(3), X(4), B, T, NH, D); });
-    for (int width = 1; width <= D; width += D - 1) {
-        int ldg = (int)round_up((size_t)(NH * width), 64);
-        size_t gates = n * (size_t)ldg;
-        k = kernel_case("gate_forward", (double)gate_forward_bytes(N, NH, D, width), 0, "N %d NH %d D %d width %d", N,
-                        NH, D, width);
-        kernel_measure(tensors(k, "xxx", heads, heads, gates),
-                       [=](void **t) { gate_forward(X(0), X(1), X(2), N, NH, D, ldg, width, NULL); });
-        k = kernel_case("gate_backward", (double)gate_backward_bytes(N, NH, D, width), 0, "N %d NH %d D %d width %d", N,
-                        NH, D, width);
-        tensors(k, "xxxxx", heads, gates, heads, heads, gates);
-        kernel_measure(k, [=](void **t) { gate_backward(X(0), X(1), X(2), X(3), X(4), N, NH, D, ldg, width); });
-        if (D == 1) break;
-    }
-}
-
-static void kernels_of_products(const Model *m, int N) {
-    int C = m->plan.config.C, F = m->plan.config.F, head_rows = min_int(N, m->plan.logit_rows);
-    const struct {
-        const char *name;
-        int N, IC, OC, ldy;
-    } layers[] = {{"q, k, v, lambda", N, C, m->plan.dims.fused_width, m->plan.dims.fused_ld},
-                  {"o_proj", N, m->plan.config.NH * m->plan.config.D, C, C},
-                  {"gate, up", N, C, 2 * F, 2 * F},
-                  {"down", N, F, C, C},
-                  {"head", head_rows, C, m->plan.Vw, m->plan.Vp}};
-    for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i++) {
-        int rows = layers[i].N, IC = layers[i].IC, OC = layers[i].OC, ldy = layers[i].ldy;
-        size_t in = (size_t)rows * (size_t)IC, out = (size_t)rows * (size_t)ldy, weight = (size_t)IC * (size_t)OC;
-        KernelCase k = kernel_case("matmul_forward", 0, matmul_forward_flops(rows, IC, OC), "%s: N %d IC %d OC %d",
-                                   layers[i].name, rows, IC, OC);
-        kernel_measure(tensors(k, "xxx", out, in, weight),
-                       [=](void **t) { matmul_forward(X(0), X(1), X(2), rows, IC, OC, ldy); });
-        k = kernel_case("matmul_backward", 0, matmul_backward_flops(rows, IC, OC), "%s: N %d IC %d OC %d",
-                        layers[i].name, rows, IC, OC);
-        tensors(k, "xfxxx", in, weight, out, in, weight);
-        kernel_measure(k, [=](void **t) { matmul_backward(X(0), F(1), X(2), X(3), X(4), rows, IC, OC, ldy, true); });
-    }
 }
 
 // The linear layers of a block in FP8: rounding alone, and whole operations, with the rounding of their operands.
@@ -531,11 +438,8 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     ops_init(max_size(m.plan.workspace_bytes, embedding_workspace_bytes(B * T)));
     kernel_peaks();
     kernel_peak_fp8();
-    kernels_of_rows(&m, B * T);
-    kernels_of_vocabulary(&m, B * T);
-    kernels_of_update(&m);
-    kernels_of_heads(&m, B, T);
-    kernels_of_products(&m, B * T);
+    kernels_of_operations(&m, B, T);
+    ops_init(m.plan.workspace_bytes);
     kernels_of_fp8(&m, B * T);
     if (m.plan.config.E) kernels_of_experts(&m, B * T);
     char twice[64];
