@@ -6,231 +6,126 @@ in a step of the trainer.
 #define TESTS_CUDA_SIZES_CHECKS_H
 #include "cuda_sizes.h"
 
-static void sizes_embedding(const Case *c) {
-    SizesShape m(c);
-    Sizes s((size_t)m.N);
-    Big &x = s.poisoned((size_t)m.N, (size_t)m.C), &tokens = s.random((size_t)m.N, 1, m.V, INT32),
-        &weight = s.random((size_t)m.V, (size_t)m.C), &dx = s.sparse((size_t)m.N, (size_t)m.C),
-        &dweight = s.zero((size_t)m.V, (size_t)m.C, FP32);
-    with_workspace(embedding_workspace_bytes(m.N), [&] {
-        embedding_forward(x.x(), tokens.i(), weight.x(), m.N, m.C);
-        embedding_backward(dweight.f(), dx.x(), tokens.i(), m.N, m.C);
-    });
-    Rows of;
-    for (double token : s.sample(tokens)) of.push_back((size_t)token);
-    s.expect("x", x, s.sample(weight, of), {0, 0});
-    Rows distinct = of;
-    std::sort(distinct.begin(), distinct.end());
-    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-    std::vector<int> local;
-    for (size_t token : of)
-        local.push_back((int)(std::lower_bound(distinct.begin(), distinct.end(), token) - distinct.begin()));
-    Values want(distinct.size() * (size_t)m.C, 0);
-    twin::embedding_backward(want.data(), s.sample(dx).data(), local.data(), (int)of.size(), m.C);
-    expect_values("dweight", FP32, s.sample(dweight, distinct), want, {4, error_of_sum(m.S)});
-}
-
-static void sizes_rmsnorm(const Case *c) {
-    SizesShape m(c);
-    Sizes s((size_t)m.N);
-    size_t N = (size_t)m.N, C = (size_t)m.C;
-    int rows = (int)s.rows.size();
-    Big &sum = s.poisoned(N, C), &y = s.poisoned(N, C), &rstd = s.poisoned(N, 1, FP32), &a = s.random(N, C, 3),
-        &b = s.random(N, C), &weight = s.random(1, C, 2), &dx = s.zero(N, C), &dy = s.sparse(N, C),
-        &dweight = s.zero(1, C, FP32);
-    with_workspace(rmsnorm_workspace_bytes(m.C), [&] {
-        residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), m.N, m.C, 1e-5f, NULL);
-        rmsnorm_backward(dx.x(), dweight.f(), dy.x(), sum.x(), weight.x(), rstd.f(), m.N, m.C, true, NULL);
-    });
-    twin_workspace(twin::rmsnorm_workspace_bytes(m.C));
-    Values xs = s.sample(sum), ws = s.sample(weight, {0}), dys = s.sample(dy), want_y(xs.size()), want_r(s.rows.size()),
-           want_sum(xs.size()), want_dx(xs.size(), 0), want_dw(C, 0);
-    Values as = s.sample(a), bs = s.sample(b);
-    for (size_t i = 0; i < xs.size(); i++) want_sum[i] = as[i] + bs[i];
-    twin::rmsnorm_forward(want_y.data(), want_r.data(), xs.data(), ws.data(), rows, m.C, 1e-5, NULL);
-    twin::rmsnorm_backward(want_dx.data(), want_dw.data(), dys.data(), xs.data(), ws.data(), want_r.data(), rows, m.C,
-                           true, NULL);
-    const double z = 3 * 4 / 1.7, g = 2; // largest |x r| and |dy weight|
-    s.expect("sum", sum, want_sum, {1, 0});
-    s.expect("rstd", rstd, want_r, {error_of_sum(m.C), 0});
-    s.expect("y", y, want_y, {error_of_sum(m.C) + 4, 0});
-    s.expect("dx", dx, want_dx, {4, 4 * g + z * z * g * error_of_sum(m.C) / sqrt((double)m.C)});
-    expect_values("dweight", FP32, s.sample(dweight, {0}), want_dw, {4, z * (error_of_sum(m.S) + error_of_sum(m.C))});
-}
-
-static void sizes_rope(const Case *c) {
-    SizesShape m(c);
-    Sizes s((size_t)m.N);
-    int heads = 2 * m.NH + m.NKV;
-    Big &x = s.random((size_t)m.N, (size_t)m.ld), &table = s.poisoned((size_t)m.T, (size_t)m.D, FP32);
-    std::vector<float> angles(product(m.T, m.D));
-    rope_table(angles.data(), m.T, m.D, 10000);
-    buffer_upload(table.at, angles.data(), angles.size() * sizeof(float));
-    Values exact(angles.begin(), angles.end()), want = s.sample(x);
-    for (size_t r = 0; r < s.rows.size(); r++) {
-        const int position = (int)(s.rows[r] % (size_t)m.T);
-        twin::rope_forward(&want[r * (size_t)m.ld], exact.data(), 1, 1, heads, m.D, m.ld, &position);
+// An operation of all rows on the device, and the twin's of the sampled rows alone: its case and its passes.
+class Sampled {
+  public:
+    Sampled(const OpSize &size)
+        : two_dims(size.kind == OP_ROPE || size.kind == OP_SINK),
+          N(two_dims ? product(size.d[0], size.d[1]) : (size_t)size.d[0]), s(N) {
+        const size_t T = two_dims ? (size_t)size.d[1] : 1;
+        op_describe(&all, size.kind, size.d);
+        std::copy(std::begin(size.d), std::end(size.d), dims);
+        dims[0] = (int)s.rows.size();
+        if (two_dims) dims[1] = 1;
+        if (size.kind == OP_ROPE) dims[5] += (int)T - 1; // each row at a position of its own
+        op_describe(&some, size.kind, dims);
+        if (!all.index_count) return;
+        host_index.resize((size_t)all.index_count);
+        op_fill_index(&all, host_index.data(), &test_random);
+        for (size_t r : s.rows) index.push_back(host_index[r / T] + (int)(r % T));
+        big_index = &s.zero(host_index.size(), 1, INT32);
+        buffer_upload(big_index->at, host_index.data(), host_index.size() * sizeof(int));
     }
-    with_workspace(0, [&] { rope_forward(x.x(), table.f(), m.B, m.T, heads, m.D, m.ld, nullptr); });
-    s.expect("x", x, want, {0, 4});
-    want = s.sample(x);
-    for (size_t r = 0; r < s.rows.size(); r++) {
-        const int position = (int)(s.rows[r] % (size_t)m.T);
-        twin::rope_backward(&want[r * (size_t)m.ld], exact.data(), 1, 1, heads, m.D, m.ld, &position);
+    void check() {
+        Pass forward(some, 0, 0, nullptr, ORDINARY);
+        for (size_t n = 0; n < index.size(); n++) forward.index->set(n, index[n]);
+        for (int i = 0; i < OP_TENSORS; i++) make(all.x[i], some.x[i], forward.x[i], x[i], true);
+        for (int i = 0; i < OP_TENSORS; i++)
+            if (forward.y[i] && i < all.in_place) y[i] = &s.copy(*x[i]);
+            else make(all.y[i], some.y[i], forward.y[i], y[i], all.y[i].view->adds);
+        forward.start_in_place();
+        run(forward, false);
+        for (int i = 0; i < OP_TENSORS; i++) expect(some.y[i], forward.y[i], y[i]);
+        if (all.no_backward) return;
+        Pass backward(some, 0, 0, &forward, ORDINARY);
+        bool sums = false;
+        Big *dy = nullptr;
+        for (int i = 0; i < OP_TENSORS; i++) {
+            sums = sums || (backward.dx[i] && backward.dx[i]->type == FP32);
+            if (all.dloss != 0) make(all.y[i], some.y[i], backward.y[i], y[i], all.y[i].view->adds);
+            else if (backward.y[i]) take(some.y[i], backward.y[i], *y[i]); // both read what the device has stored
+        }
+        make(all.y[0], some.y[0], backward.dy, dy, true, sums);
+        all.dy = dy->at;
+        for (int i = 0; i < OP_TENSORS; i++)
+            if (backward.dx[i] && i == 0 && (all.in_place || all.dloss != 0)) {
+                dx[i] = &s.copy(all.in_place ? *dy : *x[i]);
+                take(some.dx[i], backward.dx[i], *dx[i]);
+            } else make(all.dx[i], some.dx[i], backward.dx[i], dx[i], all.dx[i].views && all.dx[i].view->adds);
+        run(backward, true);
+        for (int i = 0; i < OP_TENSORS; i++) {
+            expect(some.dx[i], backward.dx[i], dx[i]);
+            if (all.dloss != 0) expect(some.y[i], backward.y[i], y[i]);
+        }
     }
-    with_workspace(0, [&] { rope_backward(x.x(), table.f(), m.B, m.T, heads, m.D, m.ld, nullptr); });
-    s.expect("dx", x, want, {0, 4});
-}
 
-static void sizes_diff_combine(const Case *c) {
-    SizesShape m(c);
-    Sizes s((size_t)m.N);
-    size_t N = (size_t)m.N, narrow = product(m.NH, m.D), wide = 2 * narrow, ld = (size_t)m.ld;
-    int rows = (int)s.rows.size();
-    Big &o = s.poisoned(N, narrow), &a = s.random(N, wide), &l = s.random(N, ld, 6), &da = s.poisoned(N, wide),
-        &dl = s.poisoned(N, ld), &dout = s.random(N, narrow);
-    const HeadGroups pairs = {1, 1};
-    with_workspace(0, [&] {
-        diff_combine_forward(o.x(), a.x(), l.x(), m.N, m.NH, m.D, m.ld, pairs, S_SIGMOID, NULL);
-        diff_combine_backward(da.x(), dl.x(), dout.x(), a.x(), l.x(), m.N, m.NH, m.D, m.ld, pairs, S_SIGMOID);
-    });
-    Values as = s.sample(a), ls = s.sample(l), douts = s.sample(dout), want_o(douts.size()), want_da(as.size()),
-           want_dl(ls.size(), NAN);
-    twin::diff_combine_forward(want_o.data(), as.data(), ls.data(), rows, m.NH, m.D, m.ld, pairs, S_SIGMOID, NULL);
-    twin::diff_combine_backward(want_da.data(), want_dl.data(), douts.data(), as.data(), ls.data(), rows, m.NH, m.D,
-                                m.ld, pairs, S_SIGMOID);
-    s.expect("o", o, want_o, {0, 16});
-    s.expect("da", da, want_da, {16, 0});
-    s.expect("dl", dl, want_dl, {16, error_of_sum(m.D)});
-}
+  private:
+    bool two_dims; // N = B*T
+    size_t N;
+    Sizes s;
+    OpCase all, some;
+    int dims[OP_DIMS];
+    std::vector<int> host_index, index; // of all rows, and of the sampled ones
+    Big *big_index = nullptr, *x[OP_TENSORS] = {}, *dx[OP_TENSORS] = {}, *y[OP_TENSORS] = {};
 
-static void sizes_exclusive(const Case *c) {
-    SizesShape m(c);
-    Sizes s((size_t)m.N);
-    size_t N = (size_t)m.N, width = product(m.NH, m.D), ld = (size_t)m.ld;
-    int rows = (int)s.rows.size(), D = m.D, shared = m.NH / m.NKV;
-    Big &y = s.poisoned(N, width), &x = s.random(N, width), &v = s.random(N, ld), &dx = s.poisoned(N, width),
-        &dv = s.poisoned(N, ld), &dy = s.random(N, width);
-    with_workspace(0, [&] {
-        exclusive_forward(y.x(), x.x(), v.x(), m.N, m.NH, m.NKV, D, m.ld, NULL);
-        exclusive_backward(dx.x(), dv.x(), dy.x(), x.x(), v.x(), m.N, m.NH, m.NKV, D, m.ld, m.ld);
-    });
-    Values xs = s.sample(x), vs = s.sample(v), dys = s.sample(dy), want_y(xs.size()), want_dx(xs.size()),
-           want_dv(vs.size(), NAN);
-    twin::exclusive_forward(want_y.data(), xs.data(), vs.data(), rows, m.NH, m.NKV, D, m.ld, NULL);
-    twin::exclusive_backward(want_dx.data(), want_dv.data(), dys.data(), xs.data(), vs.data(), rows, m.NH, m.NKV, D,
-                             m.ld, m.ld);
-    const double error = 4 * error_of_sum(D) * 12 / D; // as in the catalogue
-    s.expect("y", y, want_y, {4, 4 + error});
-    s.expect("dx", dx, want_dx, {4, 4 + error});
-    s.expect("dv", dv, want_dv, {4, shared * (8 + 8 * error)});
-}
+    // The numbers of the sampled rows; of a tensor that does not depend on the rows all of them.
+    Values values_of(const OpTensor &of, const Big &t) {
+        if (t.rows == 1) return s.sample(t, {0});
+        if (strcmp(of.view->name, "lse") != 0) return s.sample(t);
+        Values values; // lse (B,NH,T)
+        const size_t NH = (size_t)all.d[2], T = (size_t)all.d[1];
+        Values whole = s.sample(t, every_row(t));
+        for (size_t r : s.rows)
+            for (size_t h = 0; h < NH; h++) values.push_back(whole[(r / T * NH + h) * T + r % T]);
+        return values;
+    }
+    static Rows every_row(const Big &t) {
+        Rows rows(t.rows);
+        for (size_t r = 0; r < t.rows; r++) rows[r] = r;
+        return rows;
+    }
+    void take(const OpTensor &of, Tensor *t, const Big &from) {
+        Values values = values_of(of, from);
+        assert(values.size() == t->count);
+        for (size_t k = 0; k < values.size(); k++) t->set(k, values[k]);
+    }
+    // Random numbers where there are `values`, else poison. What does not depend on the rows is that of the case.
+    void make(const OpTensor &of, const OpTensor &of_some, Tensor *t, Big *&to, bool values, bool sparse = false) {
+        if (!t) return;
+        size_t ld = of.count / N;
+        if (of.count == of_some.count) to = &s.given(*t);
+        else if (!values) to = &s.poisoned(N, ld, of.type);
+        else {
+            to = sparse ? &s.sparse(N, ld) : &s.random(N, ld, all, of);
+            take(of_some, t, *to);
+        }
+    }
+    void run(Pass &pass, bool backward) {
+        for (int i = 0; i < OP_TENSORS; i++) {
+            all.x[i].data = x[i] ? x[i]->at : nullptr;
+            all.dx[i].data = dx[i] ? dx[i]->at : nullptr;
+            all.y[i].data = y[i] ? y[i]->at : nullptr;
+        }
+        all.index = host_index.data();
+        size_t workspace = op_cost_of(&all, backward).workspace;
+        all.index = big_index ? big_index->i() : nullptr;
+        with_workspace(workspace, [&] { op_call(&all, backward); });
+        pass.run_twin();
+    }
+    void expect(const OpTensor &of, const Tensor *t, const Big *big) {
+        if (t) expect_values(t->name.c_str(), t->type, values_of(of, *big), t->twin, of.error);
+    }
+};
 
-static void sizes_head_norm(const Case *c) {
-    SizesShape m(c);
-    Sizes s((size_t)m.N);
-    size_t N = (size_t)m.N, ld = (size_t)m.ld, D = (size_t)m.D;
-    int rows = (int)s.rows.size(), heads = 2 * m.NH, ldk = heads * m.D;
-    Big &x = s.random(N, ld), &kept = s.poisoned(N, (size_t)ldk), &weight = s.random(1, D, 2), &dx = s.sparse(N, ld),
-        &dweight = s.zero(1, D, FP32);
-    Values want_y = s.sample(x), want_kept(s.rows.size() * (size_t)ldk), want_dx = s.sample(dx), want_dw(D, 0),
-           ws = s.sample(weight, {0});
-    with_workspace(head_norm_workspace_bytes(m.D), [&] {
-        head_norm_forward(x.x(), kept.x(), weight.x(), m.N, heads, m.D, m.ld, ldk, 1e-5f);
-        head_norm_backward(dx.x(), dweight.f(), kept.x(), weight.x(), m.N, heads, m.D, m.ld, ldk, 1e-5f);
-    });
-    twin_workspace(twin::head_norm_workspace_bytes(m.D));
-    twin::head_norm_forward(want_y.data(), want_kept.data(), ws.data(), rows, heads, m.D, m.ld, ldk, 1e-5);
-    twin::head_norm_backward(want_dx.data(), want_dw.data(), want_kept.data(), ws.data(), rows, heads, m.D, m.ld, ldk,
-                             1e-5);
-    const double z = 4, r = 4, g = 2; // as in the catalogue
-    s.expect("kept", kept, want_kept, {0, 0});
-    s.expect("y", x, want_y, {error_of_sum(m.D) + 4, 0});
-    s.expect("dx", dx, want_dx,
-             {4 + error_of_sum(m.D), r * (4 * g + z * z * g * error_of_sum(m.D) / sqrt((double)m.D))});
-    expect_values("dweight", FP32, s.sample(dweight, {0}), want_dw,
-                  {4, z * (error_of_sum(m.S * heads) + error_of_sum(m.D))});
-}
-
-static void sizes_gate(const Case *c) {
-    SizesShape m(c);
-    Sizes s((size_t)m.N);
-    size_t N = (size_t)m.N, ld = product(m.NH, m.D);
-    int rows = (int)s.rows.size(), ldg = (int)ld;
-    Big &y = s.poisoned(N, ld), &x = s.random(N, ld), &g = s.random(N, ld, 6), &dx = s.poisoned(N, ld),
-        &dg = s.poisoned(N, ld), &dy = s.random(N, ld);
-    with_workspace(0, [&] {
-        gate_forward(y.x(), x.x(), g.x(), m.N, m.NH, m.D, ldg, m.D, NULL);
-        gate_backward(dx.x(), dg.x(), dy.x(), x.x(), g.x(), m.N, m.NH, m.D, ldg, m.D);
-    });
-    Values xs = s.sample(x), gs = s.sample(g), dys = s.sample(dy), want_y(xs.size()), want_dx(xs.size()),
-           want_dg(xs.size());
-    twin::gate_forward(want_y.data(), xs.data(), gs.data(), rows, m.NH, m.D, ldg, m.D, NULL);
-    twin::gate_backward(want_dx.data(), want_dg.data(), dys.data(), xs.data(), gs.data(), rows, m.NH, m.D, ldg, m.D);
-    s.expect("y", y, want_y, {16, 0});
-    s.expect("dx", dx, want_dx, {16, 0});
-    s.expect("dg", dg, want_dg, {16, 8});
-}
-
-static void sizes_swiglu(const Case *c) {
-    SizesShape m(c);
-    Sizes s((size_t)m.N);
-    size_t N = (size_t)m.N, F = (size_t)m.F;
-    int rows = (int)s.rows.size();
-    Big &y = s.poisoned(N, F), &gate_up = s.random(N, 2 * F, 6), &dgate_up = s.poisoned(N, 2 * F), &dy = s.random(N, F);
-    with_workspace(0, [&] {
-        swiglu_forward(y.x(), gate_up.x(), m.N, m.F, NULL);
-        swiglu_backward(dgate_up.x(), dy.x(), gate_up.x(), m.N, m.F, NULL);
-    });
-    Values gs = s.sample(gate_up), dys = s.sample(dy), want_y(dys.size()), want_dg(gs.size());
-    twin::swiglu_forward(want_y.data(), gs.data(), rows, m.F, NULL);
-    twin::swiglu_backward(want_dg.data(), dys.data(), gs.data(), rows, m.F, NULL);
-    s.expect("y", y, want_y, {16, 0});
-    s.expect("dgate_up", dgate_up, want_dg, {16, 6 * 8});
-}
-
-static void sizes_cross_entropy(const Case *c) {
-    SizesShape m(c);
-    int N = min_int(m.N, 8192); // the logits of a chunk
-    Sizes s((size_t)N);
-    size_t Vp = (size_t)m.Vp;
-    Big &losses = s.zero((size_t)N, 1, FP32), &logits = s.random((size_t)N, Vp, 8),
-        &targets = s.random((size_t)N, 1, m.V, INT32);
-    Values want = s.sample(logits), want_losses(s.rows.size(), 0);
-    std::vector<int> ids;
-    for (double target : s.sample(targets)) ids.push_back((int)target);
-    double dloss = 1.0 / 64;
-    with_workspace(0, [&] { cross_entropy(losses.f(), logits.x(), targets.i(), N, m.V, m.Vp, (float)dloss); });
-    twin::cross_entropy(want_losses.data(), want.data(), ids.data(), (int)s.rows.size(), m.V, m.Vp, dloss);
-    s.expect("losses", losses, want_losses, {4, 4 + error_of_sum(m.V)});
-    s.expect("dlogits", logits, want, {16 + 16 + error_of_sum(m.V), 2 * dloss * error_of_sum(m.V) / 4});
-}
-
-static void sizes_update(const Case *c) {
-    SizesShape m(c);
-    size_t rows = (size_t)m.V, C = (size_t)m.C, count = rows * C; // the embedding
-    Sizes s(rows);
-    Big &params = s.random(rows, C), &master = s.random(rows, C, 1, FP32), &grads = s.random(rows, C, 1, FP32),
-        &mean = s.random(rows, C, 1, FP32), &square = s.zero(rows, C, FP32), &sum = s.poisoned(1, 2, FP32);
-    Values p = s.sample(params), w = s.sample(master), g = s.sample(grads), m1 = s.sample(mean), v1(p.size(), 0);
-    double squares = 0;
+static void sizes_squares(int rows, int width) {
+    Sizes s((size_t)rows);
+    const size_t count = product(rows, width);
+    Big &x = s.random((size_t)rows, (size_t)width, 1, FP32), &sum = s.poisoned(1, 1, FP64);
     std::vector<float> all(count);
-    with_workspace(0, [&] {
-        sum_of_squares((double *)(void *)sum.at, grads.f(), count);
-        adamw_update(params.x(), master.f(), grads.f(), mean.f(), square.f(), count, 0.5, 1e-2, 0.9, 0.95, 1e-8, 0.1,
-                     7);
-    });
-    twin::adamw_update(p.data(), w.data(), g.data(), m1.data(), v1.data(), p.size(), 0.5, 1e-2, 0.9, 0.95, 1e-8, 0.1,
-                       7);
-    s.expect("m", mean, m1, {2, 4});
-    s.expect("v", square, v1, {2, 4});
-    double ratio = 1e-2 / (1 - pow(0.9, 7)) * sqrt(1 - pow(0.95, 7)), largest = 0;
-    for (size_t k = 0; k < m1.size(); k++) largest = fmax(largest, fabs(m1[k]) / (sqrt(v1[k]) + 1e-8));
-    s.expect("master", master, w, {4, 16 * ratio * largest});
-    s.expect("params", params, p, {4, 16 * ratio * largest});
-    double got;
+    double squares = 0, got;
+    with_workspace(0, [&] { sum_of_squares((double *)(void *)sum.at, x.f(), count); });
     buffer_download(&got, sum.at, sizeof(got));
-    buffer_download(all.data(), grads.at, count * sizeof(float));
+    buffer_download(all.data(), x.at, count * sizeof(float));
 #pragma omp parallel for reduction(+ : squares)
     for (size_t k = 0; k < count; k++) squares += (double)all[k] * (double)all[k];
     EXPECT(fabs(got - squares) <= 1e-9 * squares, "the sum of squares is %.12g and should be %.12g", got, squares);
@@ -269,38 +164,18 @@ static void sizes_product(const char *name, int N, int IC, int OC, int ldy) {
     expect_values(what, FP32, s.sample(dweight, columns), s.sample(dweight2, own_columns),
                   {2, 2 * error_of_product(N)});
 }
-static void sizes_products(const Case *c) {
-    SizesShape m(c);
-    sizes_product("q, k, v, lambda", m.N, m.C, (2 * m.NH + 2 * m.NKV) * m.D + m.NH, m.ld);
-    sizes_product("o_proj", m.N, m.NH * m.D, m.C, m.C);
-    sizes_product("gate, up", m.N, m.C, 2 * m.F, 2 * m.F);
-    sizes_product("down", m.N, m.F, m.C, m.C);
-    sizes_product("head", min_int(m.N, 8192), m.C, m.V, m.Vp);
-}
-
-static void sizes_sink(const Case *c) {
-    SizesShape m(c);
-    Sizes s((size_t)m.N);
-    size_t N = (size_t)m.N, T = (size_t)m.T, NH = (size_t)m.NH, ld = product(m.NH, m.D);
-    Big &out = s.random(N, ld), &lse = s.random(product(m.B, m.NH), T, 20, FP32), &sinks = s.random(1, NH, 2),
-        &dsinks = s.zero(1, NH, FP32), &dout = s.sparse(N, ld);
-    Values want = s.sample(out), before = want, douts = s.sample(dout), sink = s.sample(sinks, {0}), want_d(NH, 0);
-    Rows all;
-    for (size_t r = 0; r < lse.rows; r++) all.push_back(r);
-    Values lses = s.sample(lse, all);
-    for (size_t r = 0; r < s.rows.size(); r++) { // one row at a time: lse is by heads, then positions
-        Values of(NH);
-        for (size_t h = 0; h < NH; h++) of[h] = lses[(s.rows[r] / T * NH + h) * T + s.rows[r] % T];
-        twin::sink_backward(want_d.data(), &douts[r * ld], &before[r * ld], of.data(), sink.data(), 1, 1, m.NH, m.D);
-        twin::sink_forward(&want[r * ld], of.data(), sink.data(), 1, 1, m.NH, m.D);
+// All rows of operation_sizes.h of one operation.
+static void sizes_of_kind(const Case *c) {
+    OpModel m = sizes_model(c);
+    OpSize sizes[OP_SIZES];
+    int count = op_sizes(sizes, &m);
+    for (const OpSize *size = sizes; size < sizes + count; size++) {
+        if (strcmp(op_kinds[size->kind].name, c->check->operation) != 0) continue;
+        const int *d = size->d;
+        if (size->kind == OP_MATMUL) sizes_product(size->what, d[0], d[1], d[2], d[3]);
+        else if (size->kind == OP_SUM_OF_SQUARES) sizes_squares(m.update_rows, m.C);
+        else Sampled(*size).check();
     }
-    with_workspace(0, [&] {
-        sink_backward(dsinks.f(), dout.x(), out.x(), lse.f(), sinks.x(), m.B, m.T, m.NH, m.D);
-        sink_forward(out.x(), lse.f(), sinks.x(), m.B, m.T, m.NH, m.D);
-    });
-    s.expect("out", out, want, {8 + 128, 1e-20});
-    double size = sqrt((double)m.D) * error_of_sum(m.D + m.S) * (8 + 128);
-    expect_values("dsinks", FP32, s.sample(dsinks, {0}), want_d, {8 + 128, size});
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -325,15 +200,15 @@ static Values columns_of(const Values &x, size_t ld, size_t first, size_t count)
 }
 
 // Attention of diff_v2 by one of the two kernels: the last group of heads in the last sequence against the twin.
-static void sizes_attention_by(const SizesShape &m, const char *who, bool own) {
-    Sizes s((size_t)m.N);
+static void sizes_attention_by(const OpModel &m, const char *who, bool own) {
+    Sizes s(product(m.B, m.T));
     int width = (2 * m.NH + 2 * m.NKV) * m.D;
     const int d[OP_DIMS] = {m.B, m.T, 2 * m.NH, m.NKV, m.D, m.D, 1, (int)round_up((size_t)width + 3, 64) - width};
     OpCase c;
     op_describe(&c, OP_ATTENTION, d);
     AttentionShape shape = op_attention_shape(&c);
     OpKeySet a = op_key_set(&c.a, 0);
-    size_t N = (size_t)m.N, T = (size_t)m.T, ld = (size_t)c.a.ld, ldo = (size_t)shape.ldo, D = (size_t)m.D;
+    size_t N = product(m.B, m.T), T = (size_t)m.T, ld = (size_t)c.a.ld, ldo = (size_t)shape.ldo, D = (size_t)m.D;
     Big &fused = s.random(N, ld, 2), &out = s.poisoned(N, ldo), &dfused = s.poisoned(N, ld), &dout = s.random(N, ldo),
         &lse = s.poisoned(product(m.B, shape.NQ), T, FP32);
     AttentionOptions use = {own, !own, true, false, false};
@@ -367,15 +242,15 @@ static void sizes_attention_by(const SizesShape &m, const char *who, bool own) {
     expect_near(who, "dv", columns_of(got_d, ld, v, D), columns_of(want_d, ld, v, D), limit);
 }
 static void sizes_attention(const Case *c) {
-    SizesShape m(c);
+    OpModel m = sizes_model(c);
     sizes_attention_by(m, "built-in attention", true);
     if (sizeof(floatX) == 2) sizes_attention_by(m, "cuDNN", false);
 }
 
 // attention_decode of diff_v2 after T positions: the last group of heads in the last sequence against the twin.
 static void sizes_decode(const Case *c) {
-    SizesShape m(c);
-    Sizes s((size_t)m.N);
+    OpModel m = sizes_model(c);
+    Sizes s(product(m.B, m.T));
     int NQ = 2 * m.NH, group = NQ / m.NKV, width = 2 * m.NKV * m.D;
     AttentionShape shape;
     memset(&shape, 0, sizeof(shape));
@@ -384,7 +259,7 @@ static void sizes_decode(const Case *c) {
     shape.q_head = shape.k_head = shape.v_head = shape.o_head = m.D;
     shape.scale = (real)(1 / sqrt((double)m.D));
     size_t B = (size_t)m.B, T = (size_t)m.T, ld = (size_t)shape.ldq, D = (size_t)m.D, v_at = product(m.NKV, m.D);
-    Big &cache = s.random((size_t)m.N, (size_t)width, 2), &q = s.random(B, ld, 2), &out = s.poisoned(B, ld),
+    Big &cache = s.random(product(m.B, m.T), (size_t)width, 2), &q = s.random(B, ld, 2), &out = s.poisoned(B, ld),
         &lse = s.poisoned(B, (size_t)NQ, FP32), &first = s.zero(B, 1, INT32);
     std::vector<int> positions(B, m.T - 1);
     buffer_upload(first.at, positions.data(), B * sizeof(int));
@@ -392,7 +267,7 @@ static void sizes_decode(const Case *c) {
         attention_decode(out.x(), lse.f(), q.x(), cache.x(), cache.x() + v_at, first.i(), m.T, shape);
     });
     Rows last;
-    for (size_t t = 0; t < T; t++) last.push_back((size_t)m.N - T + t);
+    for (size_t t = 0; t < T; t++) last.push_back(product(m.B, m.T) - T + t);
     Values kv = s.sample(cache, last), qs = s.sample(q, {B - 1}), want(ld), want_lse((size_t)NQ);
     twin::AttentionShape one = twin_shape(shape, nullptr);
     one.B = 1, one.NQ = group, one.NKV = 1;
@@ -415,22 +290,23 @@ static std::vector<Case> sizes_cases(const char *preset, int NKV, int B, int T) 
     CHECK(p, "--sizes %s: no such preset", preset);
     CHECK(B > 0 && T > 0 && NKV > 0 && p->NH % NKV == 0,
           "--sizes %s %d %d %d: NH %d is not divisible by NKV, or B or T is 0", preset, NKV, B, T, p->NH);
-    static const Check checks[] = {{"embedding", sizes_embedding, SIZES_DIMS},
-                                   {"rmsnorm", sizes_rmsnorm, SIZES_DIMS},
-                                   {"rope", sizes_rope, SIZES_DIMS},
-                                   {"diff_combine", sizes_diff_combine, SIZES_DIMS},
-                                   {"exclusive", sizes_exclusive, SIZES_DIMS},
-                                   {"head_norm", sizes_head_norm, SIZES_DIMS},
-                                   {"gate", sizes_gate, SIZES_DIMS},
-                                   {"swiglu", sizes_swiglu, SIZES_DIMS},
-                                   {"cross_entropy", sizes_cross_entropy, SIZES_DIMS},
-                                   {"sink", sizes_sink, SIZES_DIMS},
-                                   {"update", sizes_update, SIZES_DIMS},
-                                   {"products", sizes_products, SIZES_DIMS},
-                                   {"attention", sizes_attention, SIZES_DIMS},
-                                   {"attention_decode", sizes_decode, SIZES_DIMS}};
+    static const Check attention[] = {{"attention", sizes_attention, SIZES_DIMS},
+                                      {"attention_decode", sizes_decode, SIZES_DIMS}};
+    static Check checks[OP_KIND_COUNT];
     std::vector<Case> cases;
-    for (const Check &check : checks) cases.push_back({&check, {B, T, p->C, p->F, p->NH, NKV, p->D, p->V}, 0, p->name});
+    auto add = [&](const Check &check) {
+        cases.push_back({&check, {B, T, p->C, p->F, p->NH, NKV, p->D, p->V}, 0, p->name});
+    };
+    add(attention[0]);
+    add(attention[1]);
+    OpSize sizes[OP_SIZES];
+    OpModel m = sizes_model(&cases[0]);
+    for (int i = 0, count = op_sizes(sizes, &m); i < count; i++) {
+        Check &check = checks[sizes[i].kind];
+        if (check.run) continue;
+        check = {op_kinds[sizes[i].kind].name, sizes_of_kind, SIZES_DIMS};
+        add(check);
+    }
     return cases;
 }
 #endif
