@@ -32,6 +32,7 @@ memory      VmHWM of the trainer after two steps, and the total of its --dry-run
 
 The benchmark includes the trainer, so it measures the code that trains.
 */
+#define TRAFFIC_OF_THIS_PROGRAM
 #define main train_diffv2_main
 #include "../../train_diffv2.c"
 #undef main
@@ -51,24 +52,43 @@ static const StepCase step_cases[] = {
     {"124m", "diff_v2", 4, 256},  {"124m", "diff_v2", 1, 1024},
 };
 
+// The operations of a step, each opened once.
+typedef struct {
+    OperationRun runs[2 * OP_SIZES];
+    double calls[2 * OP_SIZES];
+    int count;
+    AttentionShape attention;
+    int L;
+} StepOperations;
+static void step_operations_open(StepOperations *o, const Model *model, int B, int T) {
+    OpModel m = shape_of(model, B, T);
+    OpSize sizes[OP_SIZES];
+    m.logit_rows = B * T;
+    int count = op_sizes(sizes, &m);
+    o->count = 0, o->L = m.L;
+    o->attention = key_set(&model->plan, 0, 0, B, T, 0).shape;
+    for (int i = 0; i < 2 * count; i++) {
+        double calls = sizes[i / 2].calls[i % 2];
+        if (calls <= 0 || (sizes[i / 2].kind == OP_DIFF_COMBINE && m.NQ != 2 * m.NH)) continue;
+        o->calls[o->count] = calls;
+        operation_open(&o->runs[o->count++], &sizes[i / 2], i % 2, sizes[i / 2].kind == OP_MATMUL);
+    }
+}
+static void step_operations_close(StepOperations *o) {
+    for (int i = 0; i < o->count; i++) operation_close(&o->runs[i]);
+}
 // The lower bound of a step in seconds: products alone, attention at 80% of the peak, others at their bandwidth.
-static double step_bound(const Shape *s, real *const *x, double part[3]) {
-    LinearCase linears[LINEARS];
-    linears_of(s, linears);
-    double attention = s->L * (attention_forward_flops(s->attention) + attention_backward_flops(s->attention));
+static double step_bound(const StepOperations *o, double part[3]) {
+    double attention = o->L * (attention_forward_flops(o->attention) + attention_backward_flops(o->attention)),
+           bandwidth[MIXES];
     part[0] = part[2] = 0;
     part[1] = attention / (0.8e9 * matmul_peak_gflops());
-    for (int l = 0; l < LINEARS; l++)
-        for (int p = 0; p < PRODUCTS; p++) {
-            double start = now_seconds();
-            run_product((Product)p, &linears[l], s->N, x);
-            part[0] += linears[l].calls * (now_seconds() - start);
-        }
-    double bandwidth[MIXES];
     for (int m = 0; m < MIXES; m++) bandwidth[m] = probe_bandwidth((Mix)m, PROBE_COUNT);
-    for (int i = 0; i < MEMORY_OPERATIONS; i++) {
-        const MemoryOperation *op = &memory_operations[i];
-        part[2] += op->calls(s) * op->run(s, NULL) * sizeof(real) / bandwidth[op->mix];
+    for (int i = 0; i < o->count; i++) {
+        const OperationRun *run = &o->runs[i];
+        double start = now_seconds();
+        if (run->cost.flops == 0) part[2] += o->calls[i] * (double)run->cost.bytes / bandwidth[run->mix];
+        else op_call(&run->c, run->backward), part[0] += o->calls[i] * (now_seconds() - start);
     }
     return part[0] + part[1] + part[2];
 }
@@ -83,16 +103,16 @@ static void table_steps(void) {
         if (!wanted(name) && !wanted("steps")) continue;
         BenchModel b;
         bench_open(&b, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
-        Shape s = shape_of(&b.model, c->B, c->T);
-        Arrays a = arrays_alloc(max_size((size_t)s.N * (size_t)s.V, (size_t)s.V * (size_t)s.C) +
-                                (size_t)s.N * (size_t)s.C * 8);
+        StepOperations operations;
+        step_operations_open(&operations, &b.model, c->B, c->T);
+        ops_init(b.model.plan.workspace_bytes); // that of the step
         double step[64], bound[64], share[64], part[3][64], bound_part[3][64], parts[3];
         double first = bench_step(&b, parts);
-        step_bound(&s, a.x, parts); // the library prepares for the shapes
+        step_bound(&operations, parts); // the library prepares for the shapes
         for (int r = 0; r < bench.rounds; r++) {
             step[r] = bench_step(&b, parts);
             for (int p = 0; p < 3; p++) part[p][r] = parts[p];
-            bound[r] = step_bound(&s, a.x, parts);
+            bound[r] = step_bound(&operations, parts);
             for (int p = 0; p < 3; p++) bound_part[p][r] = parts[p];
             double after = bench_step(&b, parts);
             share[r] = bound[r] / (0.5 * (step[r] + after));
@@ -100,11 +120,11 @@ static void table_steps(void) {
         double t = median(step, bench.rounds);
         printf("  %-32s %10.1f (%7.1f %8.1f %7.1f)  %5.2fx %9.0f  %8.1f (%7.1f %7.1f %6.1f)  %5.0f%%\n", name, 1e3 * t,
                1e3 * median(part[0], bench.rounds), 1e3 * median(part[1], bench.rounds),
-               1e3 * median(part[2], bench.rounds), first / t, s.N / t, 1e3 * median(bound, bench.rounds),
+               1e3 * median(part[2], bench.rounds), first / t, c->B * c->T / t, 1e3 * median(bound, bench.rounds),
                1e3 * median(bound_part[0], bench.rounds), 1e3 * median(bound_part[1], bench.rounds),
                1e3 * median(bound_part[2], bench.rounds), 100 * median(share, bench.rounds));
         fflush(stdout);
-        arrays_free(&a);
+        step_operations_close(&operations);
         bench_close(&b);
     }
 }

@@ -3,12 +3,13 @@ traffic.h: the FLOPs of operations, and the bytes that their CUDA implementation
 measured times; predictions (llmc/predict/prediction.h) divide them by assumed rates.
 
   bytes   every tensor is read or written once: a row stays in the cache between two passes over it
-  types   A CUDA program counts its own types. The CPU program predicts the bf16 program and counts the types of that.
+  types   A CUDA program counts its own types, and so does a program with TRAFFIC_OF_THIS_PROGRAM (dev/bench/bench.c).
+          The CPU program predicts the bf16 program and counts the types of that.
 */
 #ifndef LLMC_TRAFFIC_H
 #define LLMC_TRAFFIC_H
 #include "ops.h"
-#ifdef DEVICE_OPS
+#if defined DEVICE_OPS || defined TRAFFIC_OF_THIS_PROGRAM
 enum { FLOATX_BYTES = sizeof(floatX) };
 #else
 enum { FLOATX_BYTES = 2 };
