@@ -193,41 +193,6 @@ static void test_router_ties(void) {
     ops_free();
 }
 
-// The bias selects, and does not enter the weights. An update moves it by the rate, towards experts with fewer tokens
-// than the mean, in the given range alone.
-static void test_router_bias(void) {
-    enum { C = 1, E = 4, K = 2 };
-    static const real x[1] = {1}, rows[E] = {2, 1, 0, (real)-1}, loads[E] = {7, 4, 0, 5};
-    static const floatX biases[3][E] = {{0, 0, 0, 0}, {0, 0, (floatX)0.75, 0}, {(floatX)-0.5, 0, 0, (floatX)0.125}};
-    static const int want[3][K] = {{0, 1}, {2, 0}, {1, 3}};
-    Routing r = {1, C, E, K};
-    ops_init(1 << 16);
-    for (int i = 0; i < 3; i++) {
-        real logits[E], lse, weights[K];
-        int experts[K];
-        router_forward(logits, &lse, experts, weights, x, rows, biases[i], r);
-        for (int k = 0; k < K; k++) {
-            double share =
-                exp((double)rows[want[i][k]]) / (exp((double)rows[want[i][0]]) + exp((double)rows[want[i][1]]));
-            EXPECT(experts[k] == want[i][k] && fabs((double)weights[k] - share) < 1e-6,
-                   "bias %d: choice %d is %d with %g, not %d with %g", i, k, experts[k], (double)weights[k], want[i][k],
-                   share);
-        }
-    }
-    for (int exact = 0; exact < 2; exact++) {
-        floatX bias[E] = {0, 0, 0, 0};
-        real master[E] = {1, 1, 1, 1};
-        router_balance(bias + 1, exact ? master + 1 : NULL, loads, 0.25, E, 1, 3); // the mean is 4
-        static const double change[E] = {0, 0, 0.25, -0.25};
-        for (int e = 0; e < E; e++) {
-            double b = e && exact ? 1 + change[e] : change[e];
-            EXPECT((double)bias[e] == b && (double)master[e] == 1 + exact * change[e], "expert %d: %g and %g", e,
-                   (double)bias[e], (double)master[e]);
-        }
-    }
-    ops_free();
-}
-
 // A router that prefers few experts, and the updates of its bias alone: all experts get about as many tokens.
 static void test_router_bias_balances(void) {
     enum { N = 512, C = 8, E = 8, K = 2 };
@@ -588,7 +553,6 @@ static void test_experts_match_parameters(void) {
 static const Test expert_tests[] = {
     {"neighbouring tensors with equal settings are updated together, with equal bits", test_updates_of_runs},
     {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
-    {"a router's bias selects, has no weight, and moves towards equal loads", test_router_bias},
     {"a router's bias balances the experts", test_router_bias_balances},
     {"config.json holds a model with experts, as a Mixtral where that has all of it", test_expert_configs},
     {"one expert is an MLP", test_one_expert_is_an_mlp},
