@@ -10,7 +10,7 @@ Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
   product   llmc/ and the trainer include nothing of dev/ or tests/
   alone     each .h of llmc/ compiles as C without CUDA's headers, each .cuh as C++ with them (where they are installed)
   exit      only program_exit of llmc/base/common.h calls exit, and nothing registers a handler for it
-  dead      each function of the product is called (rooms_calls.py)
+  dead      each function of the product is called (py)
   tested    each operation of llmc/ops/ops.h is called in tests/*.h, and its CUDA version begins with OPERATION();
 """
 
@@ -18,12 +18,10 @@ import argparse
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import rooms_calls
 
 LAYERS = [
     ["base"],
@@ -41,6 +39,26 @@ NEWLINE, BINARY = b"\n", b"\0"  # a file that contains a zero byte is not text
 COMPILE = ["-fopenmp", "-fsyntax-only", "-w"]
 COMPILE_C = ["gcc", "-std=gnu11", "-Werror=implicit-function-declaration", *COMPILE]
 COMPILE_CUDA = ["g++", "-DPRECISION_BF16", "-DUSE_CUDNN", "-DUSE_NCCL", *COMPILE]
+
+
+def without_comments(path):
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.S)
+
+
+def mpi_flags():
+    try:
+        found = subprocess.run(["mpicc", "--showme:compile"], capture_output=True, text=True, check=True).stdout
+        return ["-DUSE_MPI", *shlex.split(found)]
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def cuda_flags():
+    """Flags that compile CUDA sources as C++; None where CUDA's headers are not installed."""
+    for directory in (os.environ.get("CUDA", "") + "/include", "/usr/local/cuda/include"):
+        if os.path.exists(f"{directory}/cuda_runtime.h"):
+            return ["-isystem", directory, "-Idev", "-DCUDA_ON_CPU", "-DDEVICE_OPS", "-std=gnu++17", "-x", "c++"]
+    return None
 
 
 def product(root):
@@ -69,7 +87,7 @@ def wrong_includes(root):
 
 def hidden_exits(root):
     for path in product(root):
-        calls = re.findall(r"(?<![\w.>])(exit|atexit|on_exit|quick_exit)\s*\(", rooms_calls.without_comments(path))
+        calls = re.findall(r"(?<![\w.>])(exit|atexit|on_exit|quick_exit)\s*\(", without_comments(path))
         if path.relative_to(root).as_posix() == "llmc/base/common.h" and calls == ["exit"]:
             continue
         if calls:
@@ -79,10 +97,10 @@ def hidden_exits(root):
 def alone(path, root):
     """Why a header does not compile on its own; None: it does, or CUDA's headers are missing here."""
     if path.suffix == ".cuh":
-        flags = rooms_calls.cuda_flags()
+        flags = cuda_flags()
         command = flags and [*COMPILE_CUDA, *flags]
     else:
-        command = [*COMPILE_C, *rooms_calls.mpi_flags(), "-x", "c"]
+        command = [*COMPILE_C, *mpi_flags(), "-x", "c"]
     if not command:
         return None
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False, cwd=root)
@@ -98,20 +116,76 @@ def not_alone(root):
         return list(filter(None, pool.map(lambda p: alone(p, root), headers)))
 
 
+def programs(root):
+    """(main file, compiler and flags, whether it is a benchmark) of each build; None: it cannot be built here."""
+    c, cuda, libraries = ["gcc", "-std=gnu11", "-x", "c"], cuda_flags(), ["-DUSE_CUDNN", "-DUSE_NCCL"]
+    cuda = cuda and ["g++", *cuda]
+    bf16 = cuda and [*cuda, "-DPRECISION_BF16"]
+    all_programs = [
+        ("train_diffv2.c", c, False),
+        ("train_diffv2.c", [*c, *mpi_flags(), "-DONEDNN"], False),
+        ("data/text_to_shards.c", c, False),
+        ("train_diffv2.cu", bf16, False),
+        ("train_diffv2.cu", bf16 and [*bf16, *libraries], False),
+        ("train_diffv2.cu", cuda and [*cuda, "-DPRECISION_FP32", *libraries, *mpi_flags()], False),
+        ("dev/bench/bench.c", c, True),
+        ("dev/bench/bench_cuda.cu", bf16 and [*bf16, *libraries], True),
+    ]
+    return [p for p in all_programs if (root / p[0]).exists()]
+
+
+def unused_functions(root, program):
+    """(text of a program, its functions that nothing calls as (file, name, line)); None where it does not compile here.
+
+    No compiler warns about `static inline`, so that the word inline is taken out after the preprocessor."""
+    main, command, _ = program
+    if not command:
+        return None
+    command = [*command, "-fopenmp"]
+    done = subprocess.run([*command, "-E", main], capture_output=True, text=True, check=False, cwd=root)
+    text = re.sub(r"\bstatic +inline\b", "static", done.stdout)
+    options = ["-fpreprocessed", "-O0", "-S", "-o", "/dev/null", "-Wunused-function", "-"]
+    if done.returncode == 0:
+        done = subprocess.run([*command, *options], input=text, capture_output=True, text=True, check=False, cwd=root)
+    if done.returncode != 0:
+        return None
+    warned = re.findall(
+        r"^([^:\n]+):(\d+):.*warning: [‘'](?:.*?)(\w+)(?:\(.*\))?[’'] defined but not used", done.stderr, re.M
+    )
+    return text, {(os.path.normpath(file), name, line) for file, line, name in warned}
+
+
 def dead(root):
-    """Lines about dead functions. Where a program cannot be examined, its functions might be used there: none."""
-    found, missing = rooms_calls.dead_functions(root)
-    if missing:
+    """Functions that no program calls. Helpers that count bytes or FLOPs may also serve the benchmarks. Templates are
+    not examined. Where a program cannot be compiled, its functions might be used there: none."""
+    listed = programs(root)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(lambda program: unused_functions(root, program), listed))
+    if None in found:
         print(
-            f"rooms.py: dead functions are not reported: {missing[0]} needs headers that are missing", file=sys.stderr
+            f"rooms.py: dead functions are not reported: {listed[found.index(None)][0]} needs headers that are missing",
+            file=sys.stderr,
         )
         return []
-    return [f"{file}: nothing calls {name}" for file, name in found]
+    linked = all_code((root / "llmc").rglob("*.cpp"))  # compiled apart
+    lines = []
+    for file, name, line in sorted(set().union(*(unused for _, unused in found))):
+        serves = name.endswith(("_bytes", "_flops"))
+        texts = [
+            text
+            for (text, unused), (_, _, bench) in zip(found, listed)
+            if (file, name, line) not in unused and (serves or not bench)
+        ]
+        if any(re.search(rf"\b{name}\b", text) for text in [linked, *texts]) or name == "train_diffv2_main":
+            continue
+        if file.startswith(("llmc/", "data/", "train_diffv2.")):
+            lines.append(f"{file}: nothing calls {name}")
+    return lines
 
 
 def all_code(paths):
     """Their text without comments."""
-    return "\n".join(rooms_calls.without_comments(path) for path in sorted(paths))
+    return "\n".join(without_comments(path) for path in sorted(paths))
 
 
 def untested_operations(root):

@@ -59,13 +59,12 @@ PLANTED = [
         "llmc/ops/ops.h: nothing calls alone",
     ),
     (
-        "a function whose only caller is never called",
+        "a function that only tests call",
         {
-            "llmc/ops/ops.h": GOOD["llmc/ops/ops.h"]
-            + "__attribute__((unused)) static void *leaf(int (*f)(int)) {\n    return (void *)f;\n}\n"
-            "#define CALL_LEAF leaf(0)\nstatic inline void *stem(void) {\n    return CALL_LEAF;\n}\n"
+            "llmc/ops/ops.h": GOOD["llmc/ops/ops.h"] + "static inline void alone(void) {}\n",
+            "tests/alone.h": "static void call_alone(void) { alone(); }\n",
         },
-        "llmc/ops/ops.h: nothing calls leaf; llmc/ops/ops.h: nothing calls stem",
+        "llmc/ops/ops.h: nothing calls alone",
     ),
     ("an operation that no test calls", {"tests/calls.h": "// clear(x)\n"}, "no test calls clear"),
     (
