@@ -6,7 +6,7 @@ A header of 256 int32 (20240522, version, number of examples, longest example in
     the largest word, bytes of the example with these words, index, label, number of completions,
     length and tokens of the context, then each completion: its length, in versions 3 and 4 also
         the number of its first tokens that belong to the context, which are not scored,
-        the characters by which the normalised accuracy divides its score,
+        the characters by which the normalized accuracy divides its score,
         the bytes of its scored text,
     and its tokens
 

@@ -11,7 +11,7 @@
 Contexts, completions and labels are those of the tasks of the same names of lm-evaluation-harness 0.4 (lambada:
 lambada_openai), without examples in the context. So are the tokens: of the context with the completion, from the end of
 the context's tokens on. The separator of documents precedes the context, since documents begin so in training. The
-file has the counts for the normalised accuracy and the bits per byte; --llmc writes llm.c's own format, without them.
+file has the counts for the normalized accuracy and the bits per byte; --llmc writes llm.c's own format, without them.
 data/choices.py describes both. The file appears completely or not at all.
 """
 

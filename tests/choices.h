@@ -58,11 +58,11 @@ static void expect_scores(const ModelConfig *config, int B, const char *why, con
     CompletionScore wanted[64], scores[64];
     int order[64];
     case_open(&model, config, 1, config->T, FOR_GENERATION);
-    expert_randomise(&model, 7);
+    expert_randomize(&model, 7);
     for (int i = 0; i < t->row_count; i++) wanted[i] = score_by_generation(&model, t, &t->rows[i]);
     case_close(&model);
     case_open(&model, config, B, config->T, purpose);
-    expert_randomise(&model, 7);
+    expert_randomize(&model, 7);
     EvaluationModel m = evaluation_model(&model);
     memset(scores, 0, sizeof(scores));
     choices_score(&m, t, order, choices_deal(t, 0, 1, order), scores);
@@ -200,7 +200,7 @@ static void test_sums_of_single_completions(void) {
         ChoiceScore s = add_scores(&t, scores);
         EXPECT_NEAR(s.accuracy, count == 1 ? 1.0 : 2 / 3.0);
         EXPECT_NEAR(s.bits_per_byte, (count == 1 ? 1.0 : 2.0) / log(2) / 5);
-        EXPECT(isnan(s.accuracy_norm) && isnan(s.accuracy_norm_se) && s.chance == 0, "normalised %g, chance %g",
+        EXPECT(isnan(s.accuracy_norm) && isnan(s.accuracy_norm_se) && s.chance == 0, "normalized %g, chance %g",
                s.accuracy_norm, s.chance);
         EXPECT(isnan(s.accuracy_se) == (count == 1) && isnan(s.bits_per_byte_se) == (count == 1), "%d: errors %g, %g",
                count, s.accuracy_se, s.bits_per_byte_se);

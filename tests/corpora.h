@@ -294,7 +294,7 @@ static void test_packed_documents(void) {
         Model packed, alone;
         case_open(&alone, &c, 1, T, FOR_TRAINING);
         case_open(&packed, &c, 1, T, FOR_TRAINING);
-        case_randomise(&packed, 4);
+        case_randomize(&packed, 4);
         memcpy(alone.state.params, packed.state.params, packed.plan.params_bytes);
         int *tokens = case_tokens(T + 1, c.V, 5), starts[T];
         for (int d = 0; d < DOCUMENTS; d++)

@@ -175,7 +175,7 @@ static void test_attention_map_first_mass(void) {
     memset(&m, 0, sizeof(m));
     floatX lambda[T] = {0.5, 0.5, 0.5, 0.5};
     m.shape.T = T, m.lambda = lambda, m.ldl = 1;
-    double same = map_effective_first_mass(uniform, uniform, &m, 0, 0); // half of the map: the same after normalising
+    double same = map_effective_first_mass(uniform, uniform, &m, 0, 0); // half of the map: the same after normalizing
     EXPECT(fabs(same - harmonic) < 1e-7, "half of a map: %g", same);
     for (int t = 0; t < T; t++) lambda[t] = 1; // the same map taken away: no row has a direction
     EXPECT(isnan(map_effective_first_mass(uniform, uniform, &m, 0, 0)), "nothing is left");

@@ -54,9 +54,9 @@ static ModelConfig expert_config(int i, const char *variant) {
 }
 
 // Random parameters; the bias is small, so that every expert is chosen.
-static void expert_randomise(Model *m, uint64_t seed) {
+static void expert_randomize(Model *m, uint64_t seed) {
     const ModelConfig *c = &m->plan.config;
-    case_randomise(m, seed);
+    case_randomize(m, seed);
     for (int l = 0; l < c->L && c->router_bias; l++) {
         const Tensor *bias = tensor_of(&m->plan.tensors, T_ROUTER_BIAS, l);
         for (size_t e = 0; bias && e < bias->count; e++) m->state.params[bias->offset + e] *= (floatX)0.05;
@@ -70,12 +70,12 @@ static int *expert_start(Model *m, int i, const char *variant, Purpose purpose, 
     model_plan(m, &config, mc->B, mc->T, purpose, recompute, 0, 1, 0);
     model_alloc(m, NULL);
     ops_init(m->plan.workspace_bytes);
-    expert_randomise(m, 7);
+    expert_randomize(m, 7);
     m->router.aux_weight = 0.5, m->router.z_weight = 0.1;
     return case_tokens(mc->B * mc->T + 3, mc->V, 3);
 }
 
-// The sum that is minimised, with the routers' losses by their definition.
+// The sum that is minimized, with the routers' losses by their definition.
 static double expert_loss(Model *m, const int *tokens, int B, int T) {
     double loss = case_loss(m, tokens, B, T, false);
     router_count(&m->router, &m->plan, &m->acts, B * T, B * T, true);
@@ -268,12 +268,12 @@ static void test_one_expert_is_an_mlp(void) {
     Model a, b;
     moe.E = moe.K = 1, moe.FE = dense.F;
     case_open(&a, &dense, mc->B, mc->T, FOR_TRAINING);
-    case_randomise(&a, 7);
+    case_randomize(&a, 7);
     int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
     double loss = case_loss(&a, tokens, mc->B, mc->T, true);
     model_plan(&b, &moe, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
     model_alloc(&b, NULL);
-    case_randomise(&b, 7);
+    case_randomize(&b, 7);
     for (int l = 0; l < dense.L; l++)
         for (int p = 0; p < 3; p++) {
             const Tensor *from = tensor_of(&a.plan.tensors, pairs[p][0], l),

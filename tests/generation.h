@@ -210,7 +210,7 @@ static void test_batches_of_models(void) {
             ModelConfig config = case_config(mc, &attention_variants[v]);
             Model batch, alone;
             case_open(&batch, &config, 3, mc->T, FOR_GENERATION);
-            case_randomise(&batch, 5);
+            case_randomize(&batch, 5);
             model_plan(&alone, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
             model_alloc(&alone, &batch);
             Generator many = model_generator(&batch, 1, 0, -1), one = model_generator(&alone, 1, 0, -1);

@@ -73,7 +73,7 @@ static inline void case_close(Model *model) {
 
 // Random parameters that give every tensor a large gradient: norms around 1, matrices with standard deviation
 // 1/sqrt(columns).
-static inline void case_randomise(Model *model, uint64_t seed) {
+static inline void case_randomize(Model *model, uint64_t seed) {
     for (int i = 0; i < model->plan.tensors.count; i++) {
         const Tensor *t = &model->plan.tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
@@ -97,7 +97,7 @@ static inline int *case_start(Model *model, const ModelCase *mc, const Attention
     Problem problem;
     if (model_config_problems(&config, &problem, 1)) return NULL;
     case_open(model, &config, mc->B, mc->T, purpose);
-    case_randomise(model, 7);
+    case_randomize(model, 7);
     return case_tokens(mc->B * mc->T + 1, mc->V, 3);
 }
 
@@ -132,7 +132,7 @@ static inline double case_loss(Model *model, const int *tokens, int B, int T, bo
 
 // The derivative of the loss along a random direction d of each tensor is <gradient, d>. The difference quotient
 // (8 D(h) - D(2h)) / 12h with D(h) = loss(w + h d) - loss(w - h d) has a truncation error of order h^4 and a rounding
-// error of order 1e-16/h. For h = 1e-5 both are far below the tolerance. loss: the sum that is minimised
+// error of order 1e-16/h. For h = 1e-5 both are far below the tolerance. loss: the sum that is minimized
 typedef double CaseLoss(Model *model, const int *tokens, int B, int T);
 static void expect_differences(Model *model, const int *tokens, int B, int T, CaseLoss *loss, const char *why) {
     const char *name = model->plan.config.attention->name;
@@ -616,8 +616,8 @@ static void test_equivalent_variants(void) {
         model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&b, NULL);
         ops_init(max_size(a.plan.workspace_bytes, b.plan.workspace_bytes));
-        case_randomise(&a, 5);
-        case_randomise(&b, 5);
+        case_randomize(&a, 5);
+        case_randomize(&b, 5);
         identities[i].make(&a, &b);
         int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 8), compared = 0;
         double a_loss = case_loss(&a, tokens, mc->B, mc->T, true), b_loss = case_loss(&b, tokens, mc->B, mc->T, true);
@@ -691,7 +691,7 @@ static void test_head_norm_scale(void) {
         config.rms_norm_eps = 0;
         Model m;
         case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
-        case_randomise(&m, 7);
+        case_randomize(&m, 7);
         size_t bytes = m.plan.grads_bytes;
         int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
         grad_t *before = (grad_t *)checked_calloc(1, bytes);
@@ -738,7 +738,7 @@ static void test_generation_full_context(void) {
     const int lengths[] = {1, T - 1, T, T + 1, 2 * T + 3};
     enum { COUNT = 40 };
     case_open(&model, &config, 1, T, FOR_GENERATION);
-    case_randomise(&model, 5);
+    case_randomize(&model, 5);
     model_plan(&fresh, &config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
     model_alloc(&fresh, &model);
     for (int i = 0; i < 5; i++) {
@@ -765,7 +765,7 @@ static void test_generation_beyond_context(void) {
     ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
     case_open(&model, &config, 1, mc->T, FOR_GENERATION);
-    case_randomise(&model, 5);
+    case_randomize(&model, 5);
     enum { COUNT = 50 };
     int tokens[2][1 + COUNT];
     for (int i = 0; i < 2; i++) {
@@ -860,7 +860,7 @@ static void test_initial_values(void) {
                        attention_variants[v].name, e, t->name, (double)model.state.params[t->offset + e], (double)want);
             }
         }
-        EXPECT(pieces > 2, "no tensor is initialised in several chunks");
+        EXPECT(pieces > 2, "no tensor is initialized in several chunks");
         model_free(&model, true);
     }
 }

@@ -617,7 +617,7 @@ static void test_exp(void) {
     uint32_t end[2] = {0x42B09999u, 0x80000000u | 0x42AE9999u}; // 88.3 and -87.3
     for (int side = 0; side < 2; side++)
         for (uint32_t bits = side ? 0x80000000u : 0; bits <= end[side]; bits += step * BLOCK) {
-            float x[BLOCK], y[BLOCK]; // a plain loop, so that the vectorised code is what is tested
+            float x[BLOCK], y[BLOCK]; // a plain loop, so that the vectorized code is what is tested
             for (uint32_t i = 0; i < BLOCK; i++)
                 x[i] = float_of_bits(bits + i * step <= end[side] ? bits + i * step : end[side]);
             for (int i = 0; i < BLOCK; i++) y[i] = exp_float(x[i]);

@@ -62,7 +62,7 @@ static void test_reach_of_layers(void) {
             char what[200];
             int *tokens = case_start(&m, mc, &attention_variants[v], FOR_EVALUATION);
             for (int l = 0; l < mc->L; l++) {
-                case_randomise(&m, 7);
+                case_randomize(&m, 7);
                 for (int other = 0; other < mc->L; other++) {
                     const Tensor *o = tensor_of(&m.plan.tensors, T_O, other);
                     if (other != l) memset(m.state.params + o->offset, 0, o->count * sizeof(floatX));
@@ -83,7 +83,7 @@ static void test_reach_of_layers(void) {
 // Loss and gradients of `config` over one sequence of T tokens, T below the context of the model.
 static double window_gradients(Model *m, const ModelConfig *config, const int *tokens, int T) {
     case_open(m, config, 1, T, FOR_TRAINING);
-    case_randomise(m, 7);
+    case_randomize(m, 7);
     return case_loss(m, tokens, 1, T, true);
 }
 
@@ -186,7 +186,7 @@ static void expect_cached_logits(const ModelCase *mc, const AttentionVariant *va
     int *tokens[SEQUENCES], of[B] = {0, 1, 2}, first[B], next[B];
     FORMAT(what, "%s, %s", variant->name, mc->why);
     case_open(&cached, &config, B, T, FOR_GENERATION);
-    case_randomise(&cached, 5);
+    case_randomize(&cached, 5);
     size_t workspace = cached.plan.workspace_bytes;
     model_plan(&whole, &config, 1, T, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
     model_alloc(&whole, &cached);

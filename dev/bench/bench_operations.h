@@ -16,7 +16,7 @@ static struct {
     const char *turns;
     float *probe[3];
     int *tokens;
-    float sink; // keeps reads from being optimised away
+    float sink; // keeps reads from being optimized away
     // of bench_decode.h
     const char *preset;
     int batch, longest; // batch 0: 1 and 8

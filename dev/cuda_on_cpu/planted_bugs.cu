@@ -230,7 +230,7 @@ template <bool bug> static __global__ void accumulate(int *out) {
     __syncthreads();
     if (threadIdx.x == 0) out[blockIdx.x] = sum[0];
 }
-template <bool bug> static void shared_memory_that_is_not_initialised(void) {
+template <bool bug> static void shared_memory_that_is_not_initialized(void) {
     int *out = device_array<int>(2);
     LAUNCH((accumulate<bug>), 2, 96, 0, out);
     expect_device(out, 2, [](int) { return 96; });
@@ -576,7 +576,7 @@ static const Bug bugs[] = {
     {"a vector store to a shared array of a plain type", "misaligned address",
      BUG(vector_access_to_a_plain_shared_array), ADDRESS},
     {"an output that is partly written", nullptr, BUG(output_that_is_not_all_written), EVERY},
-    {"uninitialized shared memory", nullptr, BUG(shared_memory_that_is_not_initialised), EVERY},
+    {"uninitialized shared memory", nullptr, BUG(shared_memory_that_is_not_initialized), EVERY},
     {"a kernel that reads freed memory", "heap-use-after-free|use of freed memory", BUG(freed_memory_in_a_kernel),
      SCHEDULER},
     {"freed memory as an argument", "is freed memory", BUG(freed_memory_as_an_argument), SCHEDULER},

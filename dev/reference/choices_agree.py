@@ -7,7 +7,7 @@ data/prepare_choices.py and by the harness's own task definitions, and scored by
 
 A BPE is trained on this repository's text, a small model on its tokens, and both programs score N records per task,
 made of that text. Compared are the tokens of every request; the score of every completion, which train_diffv2 reports
-as the bits per byte of a file with one completion; accuracy, normalised accuracy and their standard errors.
+as the bits per byte of a file with one completion; accuracy, normalized accuracy and their standard errors.
 
   tolerance  1e-4 per score, in nats. Accuracies may differ by the share of examples whose two best completions are
              closer than twice the largest difference of a score.

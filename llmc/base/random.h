@@ -4,7 +4,7 @@ same numbers.
 
   bits    two rounds of the splitmix64 finalizer over key + index * golden ratio
   normal  Box-Muller transform of the bits of an index pair
-  key     seeded XXH3 of a name. Tensors are keyed by name, so variants initialise equal tensors equally
+  key     seeded XXH3 of a name. Tensors are keyed by name, so variants initialize equal tensors equally
   source  Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"
 */
 #ifndef LLMC_RANDOM_H

@@ -3,7 +3,7 @@ checkpoint_background.h: checkpoints that are written while training continues.
 
 Training waits only until the state of a step is copied to host memory. A thread of each rank then writes this rank's
 pieces from the copy. The thread makes no MPI, NCCL or CUDA calls. Where ranks depend on one another (all have written;
-all have read their share for the checksums; rank 0 has published the checkpoint), their main threads synchronise by the
+all have read their share for the checksums; rank 0 has published the checkpoint), their main threads synchronize by the
 data that they exchange at each step anyway. A single rank runs all stages in sequence.
 
   size_t background_copy_bytes(sharding)    host memory of a rank for the copy

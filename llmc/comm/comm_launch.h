@@ -6,7 +6,7 @@ comm_launch.h: detection of the launcher, this process's rank, and the address o
   bool   launch_has_launcher()     whether a launcher started this process, even as the only one
   int    launch_rank()             of this process, from the launcher's environment
   Launch launch_by_mpi(count, start_timeout, finalize)
-                                   initialises MPI and queries it (a build with MPI), then finalizes it on request.
+                                   initializes MPI and queries it (a build with MPI), then finalizes it on request.
                                    MPI has no time limit: after start_timeout the process ends with a line. Ranks on one
                                    machine use shared memory, so that MPI opens no port
   Launch launch_by_slurm(count)    from the variables that srun sets, without MPI. Rank 0 runs on the first host of the

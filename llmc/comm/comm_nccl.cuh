@@ -21,7 +21,7 @@ used only at the start) or by srun without MPI.
 #include "../cuda/kernel_utils.cuh"
 #include "comm_nccl_watch.cuh"
 
-// ---- initialisation
+// ---- initialization
 
 // Two MIG slices of a GPU have the same identity: NCCL accepts one rank per bus address, whatever the UUIDs.
 static inline uint64_t nccl_device_identity(const cudaDeviceProp *facts) {

@@ -105,7 +105,7 @@ enum { ELEMENT_THREADS = 256 };
     } while (0)
 #define LAUNCH_ELEMENTS(kernel, wide, count, ...) LAUNCH_ELEMENTS_ON(main_stream, kernel, wide, count, __VA_ARGS__)
 
-// The expression is a multiple of W that nvcc recognises; otherwise it splits a 16-byte store into four.
+// The expression is a multiple of W that nvcc recognizes; otherwise it splits a 16-byte store into four.
 template <int W> static __device__ inline size_t element_index(size_t begin) {
     return (begin / W + blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
 }

@@ -4,7 +4,7 @@ launch.cuh: kernel launches and shared memory, in the GPU build and in the one t
 
   LAUNCH(kernel, grid, block, shared_bytes, args...)   on the stream `main_stream`; a failed launch ends the program
   LAUNCH_ON(stream, kernel, ...)                       on another stream
-  SHARED(type, name, count);                           type name[count], shared by the block, not initialised
+  SHARED(type, name, count);                           type name[count], shared by the block, not initialized
   DYNAMIC_SHARED(type, name);                          type *name: the shared_bytes of the launch, 16-byte aligned
 
 A kernel that is a template is written in parentheses: LAUNCH((kernel<float, 4>), grid, block, 0, x). grid and block are

@@ -7,7 +7,7 @@ choices.h: files of multiple-choice tasks, for --eval-choices: a context, severa
             length and the tokens of the context; for each completion its length and tokens.
   versions  1: words are uint16. 2: uint32, for vocabularies above 65,535. 3 and 4: as 1 and 2, with three words between
             the length and the tokens of a completion: how many of them continue the context and are not scored; the
-            characters by which a normalised score is divided; the bytes of the scored text. Versions 2 to 4 are this
+            characters by which a normalized score is divided; the bytes of the scored text. Versions 2 to 4 are this
             program's.
   checks    Everything is checked when the file is opened, and the file is not read again.
   dealing   Examples are sorted by the length of their longest row and dealt to the ranks in turn: each rank has rows of
@@ -58,7 +58,7 @@ typedef struct {
 typedef struct {
     size_t tokens; // the first word in ChoiceTask.words
     int length, unscored, example;
-    uint32_t characters, bytes; // of the scored text: characters divide the normalised score; 0: not stated
+    uint32_t characters, bytes; // of the scored text: characters divide the normalized score; 0: not stated
 } ChoiceRow;
 
 typedef struct {

@@ -3,7 +3,7 @@ corpus.h: the arguments of --train-data and --val-data: shards, a corpus directo
 
   text        GLOB | DIR | NAME=GLOB-or-DIR:WEIGHT NAME=...:WEIGHT ...
               A backslash makes the next character part of the path, for spaces. A weight is a share of the windows that
-              are read; weights are normalised to sum to 1. A text that is the name of a file or directory, or that has
+              are read; weights are normalized to sum to 1. A text that is the name of a file or directory, or that has
               no colon, is one path: a pattern may begin with NAME=, as in lang=en/train_*.bin.
   directory   train_*.bin, val_*.bin and corpus.json, which is written last. A directory without corpus.json is
               rejected if it has temporary files of an interrupted program; otherwise all of its shards are used.
@@ -82,7 +82,7 @@ static inline const char *corpus_parse_spec(CorpusSpec *item, const char *text, 
     return text + strspn(text, " \t\n");
 }
 
-// Normalises the weights to sum to 1. free(items).
+// Normalizes the weights to sum to 1. free(items).
 static inline CorpusSpecs corpus_parse(const char *text) {
     CorpusSpecs list = {0, (CorpusSpec *)checked_calloc(CORPUS_LIMIT, sizeof(CorpusSpec))};
     if (!corpus_is_mixture(text)) {

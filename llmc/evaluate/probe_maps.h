@@ -76,7 +76,7 @@ static inline void singular_values(double *values, double *a, double *norms, int
     for (int p = 0; p < n; p++) values[p] = sqrt(row_dot(a + (size_t)p * n, a + (size_t)p * n, n));
 }
 
-// exp of the entropy of the normalised singular values of a [n][n]; NaN for a matrix of zeros. Overwrites a.
+// exp of the entropy of the normalized singular values of a [n][n]; NaN for a matrix of zeros. Overwrites a.
 static inline double effective_rank(double *a, int n) {
     double values[2 * MAP_TOKENS], sum = 0, entropy = 0;
     assert(n <= MAP_TOKENS);

@@ -20,7 +20,7 @@ these sizes. [] shapes are row-major.
 typedef struct {
     floatX *norm1; // (N, C)
     real *rstd1;   // (N)
-    floatX *fused; // (N, fused_ld): rows [q | k | v | lambda | gate], q and k normalised and rotated
+    floatX *fused; // (N, fused_ld): rows [q | k | v | lambda | gate], q and k normalized and rotated
     floatX *qk;    // (N, rope_heads*QD): with qk_norm and a backward: q and k before their norm; else NULL
     // Keys and values that the layer's attention reads, as KeySet says: its fused rows, the rows of YOCO, or in a model
     // for generation its cache (B, cache_capacity, kv_rows)
@@ -30,7 +30,7 @@ typedef struct {
     floatX *lambda;    // (N, OH): where lambda is not projected from the input, else NULL
     floatX *combined;  // (N, OH, DV): after the subtraction; without one, heads
     floatX *exclusive; // (N, OH, DV): without the component along the own value; in variants that keep it, combined
-    floatX *normed;    // (N, NH*D): exclusive, normalised; in variants without a norm: exclusive
+    floatX *normed;    // (N, NH*D): exclusive, normalized; in variants without a norm: exclusive
     real *rstd_sub;    // (N, norm_count)
     floatX *attn_out;  // (N, NH*D): input of o_proj, after the gate; in variants without a gate: normed
     floatX *x_mid;     // (N, C): residual stream after attention
@@ -59,7 +59,7 @@ typedef struct {
     real *rope;               // (T, 2, QD/2): cosines, sines
     floatX *kv_norm;          // with YOCO: (N, C): input of the keys and values of the upper half
     real *kv_rstd;            // (N)
-    floatX *kv;               // (N, kv_ld): rows [k | v], k normalised and rotated
+    floatX *kv;               // (N, kv_ld): rows [k | v], k normalized and rotated
     floatX *kv_kept;          // (N, NK*QD): with qk_norm and a backward: k before its norm; else NULL
     floatX *staged;           // generation with windows: (window - 1 + rows, kv_rows): what a piece of a prompt reads
     floatX *embedded;         // (N, C)

@@ -17,7 +17,7 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
            rope_theta 10000 (at the top level or in rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false.
            rope_parameters and rope_scaling must not scale angles. Where the class of model_type has another default,
            the key must be there.
-  qwen3    Always normalises queries and keys. Its windows count if use_sliding_window is true; without layer_types,
+  qwen3    Always normalizes queries and keys. Its windows count if use_sliding_window is true; without layer_types,
            layers from max_window_layers have the window. A Ministral without layer_types has it in all layers.
 */
 #ifndef LLMC_CONFIG_JSON_H
@@ -32,7 +32,7 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
 typedef struct {
     const char *type, *class_name; // model_type, architectures
     bool windows, window_switch;   // has sliding_window (4096); reads it only if use_sliding_window (false) is true
-    bool qk_norm;                  // normalises queries and keys
+    bool qk_norm;                  // normalizes queries and keys
     int kv_heads, head_dim;        // defaults that are not Llama's; 0: Llama's
     bool layer_types;              // reads layer_types; otherwise sliding_window holds for all layers
     int experts, active;           // has experts: its defaults of num_local_experts and num_experts_per_tok; else 0

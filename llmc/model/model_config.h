@@ -2,7 +2,7 @@
 model_config.h: the architecture of a model, derived dimensions, and the list of its tensors.
 
 The table tensor_rows defines the names, shapes, order, initial values and weight decay of all parameters.
-tensor_list_build turns it into the list that allocation, initialisation, the optimizer, checkpoints, gradient dumps and
+tensor_list_build turns it into the list that allocation, initialization, the optimizer, checkpoints, gradient dumps and
 tests iterate over.
 */
 #ifndef LLMC_MODEL_CONFIG_H
@@ -59,7 +59,7 @@ typedef struct {
     int k_at, v_at, lambda_at, gate_at;                 // first row of each; q is at 0
     int fused_rows;                                     // their sum
     int gate_width;                                     // gates per output head; 0: none
-    int norm_width;  // elements of the attention output that are normalised together; 0: no norm
+    int norm_width;  // elements of the attention output that are normalized together; 0: no norm
     int norm_count;  // norms per row: NH*D / norm_width; 0: no norm
     int rope_heads;  // heads at the start of a fused row that are rotated: q, k
     int kv_rows;     // rows of k and v together: of YOCO's shared matrix, and elements of a position in a cache

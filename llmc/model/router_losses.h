@@ -16,7 +16,7 @@ and ranks. Equations in llmc/ops/router.h.
 #include "activations.h"
 
 typedef struct {
-    double aux_weight, z_weight; // of the losses in the sum that is minimised
+    double aux_weight, z_weight; // of the losses in the sum that is minimized
     double bias_rate;            // of the bias; 0: it does not change
     double aux, z;               // their values in the last update, without the weights
     real balance, squares;       // of a row, in router_backward

@@ -10,7 +10,7 @@ compares names.
   lambda    origin of the number l of an output head, from which the factor s of its noise head follows
   factor    s as a function of l
   xsa       whether the component of an output head along its position's own value is removed
-  norm      normalisation of the output heads before o_proj
+  norm      normalization of the output heads before o_proj
   gate      sigmoid gate on the output, computed from the input
   sink      extra logit in the softmax denominator
 

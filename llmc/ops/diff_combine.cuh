@@ -66,7 +66,7 @@ static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const f
             for (int k = 0; k < W; k++) v1[j][k] -= s[j] * v2[k];
             max.add(v1[j]);
         }
-        UNROLL // multiples of W that nvcc recognises, as in element_index
+        UNROLL // multiples of W that nvcc recognizes, as in element_index
             for (int j = 0; j < SHARE; j++) store<W>(o + (at.out + (size_t)j * D + i) / W * W, v1[j]);
         i += lanes * W;
         if (i < D) diff_load<W, SHARE>(v1, a + at.signal, D, i), load<W>(v2, a + at.second + i);

@@ -312,7 +312,7 @@ typedef struct {
 typedef struct {
     // probability of position 0 (of the row's document) in the first and the second map of each head; NaN: no map
     double first[2];
-    double first_effective; // the same of |A1 - s A2|, normalised; with one map first[0]
+    double first_effective; // the same of |A1 - s A2|, normalized; with one map first[0]
     double largest_logit;   // |scale q.k|
 } AttentionStats;
 

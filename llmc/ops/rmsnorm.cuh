@@ -2,7 +2,7 @@
 rmsnorm.cuh: divides a row by its root mean square. Equations in rmsnorm.h.
 
   forward   up to a warp per row; its second pass reads the row from the cache. residual_rmsnorm_forward reads a and b,
-            writes their sum, and normalises the rounded sum: bitwise equal to rmsnorm_forward of the stored sum,
+            writes their sum, and normalizes the rounded sum: bitwise equal to rmsnorm_forward of the stored sum,
             without reading it again.
   backward  A block processes rows in sequence, several at once if they are short. A thread has the same columns in all
             rows: it loads dy, x and dx of a row at once, keeps them while the block adds the product, and keeps dweight

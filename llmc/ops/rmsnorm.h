@@ -2,7 +2,7 @@
 rmsnorm.h: divides a row by its root mean square; also for the sum of a residual and its input.
 
   forward   r = 1/sqrt(mean_c(x[n,c]^2) + eps),   y[n,c] = x[n,c] r weight[c]
-  backward  with z = x r (the normalised row) and g = dy * weight:
+  backward  with z = x r (the normalized row) and g = dy * weight:
               y = z weight              =>  dweight[c] += sum_n dy[n,c] z[n,c]
               r = (mean(x^2)+eps)^-1/2  =>  dr/dx[c] = -r^3 x[c] / C
               dx[c] = r g[c] + (sum_j g[j] x[j]) dr/dx[c] = r (g[c] - z[c] mean_j(g[j] z[j]))

@@ -1,5 +1,5 @@
 /*
-vecmath.h: exp as an arithmetic expression, so that compilers vectorise the loops that call it.
+vecmath.h: exp as an arithmetic expression, so that compilers vectorize the loops that call it.
 
   exp(x) = 2^n exp(r),  n = round(x / ln 2),  r = x - n ln 2 in [-ln2/2, ln2/2]
   exp(r) by its Taylor polynomial of degree 7: the first omitted term is below 2^-27 of the result.
