@@ -353,6 +353,26 @@ static void test_experts_rounded(void) {
     case_end(&exact, tokens);
 }
 
+// In the first layer of experts, whose rows the backward leaves in memory.
+static void test_expert_maxima(void) {
+    for (int i = 0; i < EXPERT_CASE_COUNT && sizeof(real) == sizeof(float); i++) {
+        const struct ExpertCase *e = &expert_cases[i];
+        Model m;
+        linear_configure(GEMM_FP8);
+        int *tokens = expert_start(&m, i, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING);
+        int l = e->dense_layers, R = e->model.B * e->model.T * e->K;
+        absmax_t hidden = 0, dgate_up = 0;
+        case_loss(&m, tokens, e->model.B, e->model.T, true);
+        absmax_update(&hidden, m.acts.expert_hidden, R, e->FE, e->FE);
+        absmax_update(&dgate_up, m.acts.dexpert_gate_up, R, 2 * e->FE, 2 * e->FE);
+        EXPECT(hidden && *input_max(&m.state, LINEAR_EXPERT_DOWN, l) == hidden, "%s: the input of down", e->model.why);
+        EXPECT(dgate_up && *output_max(&m.state, LINEAR_EXPERT_GATE_UP, l) == dgate_up,
+               "%s: the gradient of gate and up", e->model.why);
+        case_end(&m, tokens);
+    }
+    linear_configure(GEMM_FP32);
+}
+
 // The losses of the routers are functions of the update, not of its division into micro-steps. So are the gradients
 // without the load-balancing loss, whose shares grow with the micro-steps.
 static void test_experts_accumulate(void) {
@@ -558,6 +578,7 @@ static const Test expert_tests[] = {
     {"one expert is an MLP", test_one_expert_is_an_mlp},
     {"gradients of experts are bitwise equal at every level of recomputation", test_experts_recomputed},
     {"products of every expert in bf16 are near those of fp32", test_experts_rounded},
+    {"in fp8 the maxima of experts are those of their rows", test_expert_maxima},
     {"gradients and losses of experts add up over micro-steps", test_experts_accumulate},
     {"generation with experts computes the logits of a whole forward", test_experts_generate},
     {"statistics of a router are those of its definition", test_router_statistics},
