@@ -9,6 +9,7 @@ Most mutations repair the checksum; otherwise the reader rejects the file at onc
 #include "../../llmc/checkpoint/checkpoint.h"
 #include "../../llmc/options/options_json.h"
 #include "../../llmc/options/options_model.h"
+#include "../../llmc/run/rollback.h"
 #include "../../llmc/run/spikes.h"
 
 const char fuzz_file[] = "trainer_state.json";

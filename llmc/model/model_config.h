@@ -8,7 +8,7 @@ tests iterate over.
 #ifndef LLMC_MODEL_CONFIG_H
 #define LLMC_MODEL_CONFIG_H
 #include "../base/common.h"
-#include "../ops/ops.h"
+#include "../ops/routing.h"
 #include "mlp_kinds.h"
 #include "variants.h"
 

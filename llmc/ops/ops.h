@@ -21,6 +21,7 @@ Pointers refer to memory of buffer_alloc. Only operations dereference them.
 #define LLMC_OPS_H
 #include "../base/common.h"
 #include "head_groups.h"
+#include "routing.h"
 
 #ifdef DEVICE_OPS
 #include "../cuda/device_types.cuh"
@@ -235,10 +236,6 @@ static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const flo
 
 // A router: each of N tokens goes to the K of E experts with the largest logits, or with a bias to those with the
 // largest softmax(logits) + bias; the first of equal ones.
-enum { MAX_EXPERTS = 1024, MAX_EXPERTS_ACTIVE = 64 };
-typedef struct {
-    int N, C, E, K;
-} Routing;
 // logits = x weight^T; lse[n] = log of the sum of exp(logits[n,:]); experts[n,:] the K experts in that order;
 // weights[n,k] = exp(logits[n,experts[n,k]]) over the sum of the K of them     x (N,C), weight (E,C), logits (N,E),
 //                                                          lse (N), experts, weights (N,K), bias (E); NULL: without one
