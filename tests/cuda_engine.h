@@ -384,7 +384,7 @@ class Pass {
         for (const OpView *v = of.view; v < of.view + of.views; v++)
             for (size_t i = 0; i < op_size(v); i++) want = op_max(want, t.value(t.result, op_at(v, i)));
         EXPECT(got == want, "the largest magnitude of %s is %08x, not %08x", t.name.c_str(), got, want);
-        // the projection of what is infinite is NaN, and so is infinity times a sum that is 0
+        // NaN: the projection of an infinite value, and infinity times a sum that is 0
         EXPECT(forward || inputs != INFINITE ||
                    (c.kind == OP_EXCLUSIVE || c.kind == OP_RESIDUAL_RMSNORM ? want >= OP_INFINITE_MAX
                                                                             : want == OP_INFINITE_MAX),
@@ -422,7 +422,7 @@ class Pass {
         }
     }
     void set_special() {
-        // a factor of the output: what is not finite appears there
+        // a factor of the output: values that are not finite reach it
         Tensor *factor = c.kind == OP_RMSNORM ? x[1] : c.kind == OP_RESIDUAL_RMSNORM ? x[2] : x[0];
         if (inputs == INFINITE_AND_NAN) factor->set(0, INFINITY);
         if (inputs >= INFINITE) factor->set(factor->count - 1, inputs == INFINITE ? INFINITY : NAN);

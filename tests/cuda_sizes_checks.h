@@ -17,7 +17,7 @@ class Sampled {
         std::copy(std::begin(size.d), std::end(size.d), dims);
         dims[0] = (int)s.rows.size();
         if (two_dims) dims[1] = 1;
-        if (size.kind == OP_ROPE) dims[5] += (int)T - 1; // each row at a position of its own
+        if (size.kind == OP_ROPE) dims[5] += (int)T - 1; // every row has another position
         op_describe(&some, size.kind, dims);
         if (!all.index_count) return;
         host_index.resize((size_t)all.index_count);

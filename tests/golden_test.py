@@ -3,7 +3,7 @@
 Compares what the trainer prints with the transcripts in tests/golden: help, errors, dry runs and the keys of its files.
 The last line is "N passed, N failed".
 
-A transcript is a list of shell commands, each followed by what it prints:
+A transcript is a list of shell commands. The output of each follows it:
 
   $ COMMAND
   lines of stdout and stderr

@@ -39,7 +39,7 @@ typedef struct {
     size_t count;
     TensorType type;
     bool constant;    // an input without a gradient
-    double spread;    // values, or what is added to, are uniform in (-spread, spread)
+    double spread;    // values, or the previous ones with add, are uniform in (-spread, spread)
     double low, high; // where high > 0, an input is uniform in (low, high); CUDA: also an output that a backward reads
     double step;      // an input is a multiple of it, except where finite differences are taken
     Error error;      // of CUDA against C, as an output

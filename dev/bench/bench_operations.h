@@ -89,7 +89,7 @@ static OpModel shape_of(const Model *model, int B, int T) {
     return m;
 }
 
-// A call of an operation, with tensors of its own.
+// A call of an operation, and the tensors that it uses.
 typedef struct {
     OpCase c;
     OpSize size;

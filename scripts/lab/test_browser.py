@@ -99,7 +99,7 @@ def sorts_and_smooths(b):
 
 
 def chooses_views_arms_and_rates(b):
-    """The buttons and the choice of the rate change what is drawn."""
+    """The buttons and the selected rate change the figure."""
     assert b.run("document.querySelector('#plot-loss').layout.xaxis.title.text") == "tokens"
     b.click("#views-loss button[data-view='1']")
     wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
