@@ -43,7 +43,7 @@ typedef struct {
     int micro_step;   // of the update: the backward of the first writes the gradients, the others add to them
     bool reduce;      // this micro-step's backward sums the gradients over the ranks
     Quantization quant; // --quantize: what the forward rounds
-    // private
+    // of this file; checkpoints also read own_params
     WeightCopies copies;
     grad_t **group_grads; // [groups]: where the gradients of each group are
     grad_t *own_grads;    // from --zero 2 on: of this rank's own pieces, summed over ranks and micro-steps; else NULL
