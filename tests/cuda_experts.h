@@ -10,7 +10,6 @@ cuda_experts.h: the products of experts in FP8 on the device.
 static void check_experts_fp8(const Case *c) {
     const int N = c->n[0], IC = c->n[1], OC = c->n[2], E = c->n[3], K = c->n[4], R = N * K;
     Routing r = {N, IC, E, K};
-    twin::Routing t = {N, IC, E, K};
     const char *refused = linear_configure(GEMM_FP8); // by a device without FP8
     if (refused) {
         test_skip("%s", refused);
@@ -52,7 +51,7 @@ static void check_experts_fp8(const Case *c) {
             expert_linear_backward(dx.x(), dweight.f(), dy.x(), x.x(), w, starts.i(), N, R, add);
         });
         int *at = starts.twin_ints.data();
-        twin::expert_group(at, entries.twin_ints.data(), places.twin_ints.data(), experts.twin_ints.data(), t);
+        twin::expert_group(at, entries.twin_ints.data(), places.twin_ints.data(), experts.twin_ints.data(), r);
         std::vector<double> xs = rounded_matrix(x, R, IC, IC, FP8_ACTIVATION),
                             dys = rounded_matrix(dy, R, OC, OC, FP8_GRADIENT), ws((size_t)E * stride);
         for (int e = 0; e < E; e++) {

@@ -5,6 +5,7 @@ operation.h: the types of the catalogue of operations (operation_catalogue.h): a
 #define TESTS_OPERATION_H
 #include "../llmc/model/mlp_kinds.h"
 #include "../llmc/model/variants.h"
+#include "../llmc/ops/routing.h"
 #include "harness.h"
 
 enum { OP_DIMS = 12, OP_VIEWS = 3, OP_TENSORS = 5, OP_KEYS = 1024 };
