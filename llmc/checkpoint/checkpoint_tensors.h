@@ -20,7 +20,7 @@ CHECKPOINT_STAGING bytes of host memory, unless the buffers are a copy in host m
 #include "../base/common.h"
 #include "../base/dtype.h"
 #include "../base/files.h"
-#include "../model/model_config.h"
+#include "../model/tensors.h"
 #include "../ops/ops.h"
 #include "safetensors.h"
 #include "safetensors_writer.h"

@@ -10,7 +10,7 @@ data: a plan exists without the model's memory, so that --dry-run and memory rep
 #include "../ops/all_ops.h"
 #include "sharding.h"
 #include "../cuda/device_peak.h"
-#include "model_config.h"
+#include "tensors.h"
 
 typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
 

@@ -22,7 +22,7 @@ which is exact, since buckets have no gaps.
 #ifndef LLMC_SHARDING_H
 #define LLMC_SHARDING_H
 #include "../comm/comm.h"
-#include "model_config.h"
+#include "tensors.h"
 
 // The maximum number of elements of a bucket. A ring transfers a bucket in ranks - 1 steps of one piece each. A step
 // has a latency of 3.4 us over NVLink and 14 us over a network (NCCL's src/graph/tuning.cc); with 8 GPUs per machine

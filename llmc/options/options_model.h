@@ -7,7 +7,7 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "../data/choices.h"
 #include "../data/synthetic.h"
 #include "../base/host.h"
-#include "../model/model_config.h"
+#include "../model/tensors.h"
 #include "../ops/all_ops.h"
 #include "../cuda/device_peak.h"
 #include "modes.h"

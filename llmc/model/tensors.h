@@ -1,0 +1,296 @@
+/*
+tensors.h: the list of a model's tensors.
+
+The table tensor_rows defines the names, shapes, order, initial values and weight decay of all parameters.
+tensor_list_build turns it into the list that allocation, initialization, the optimizer, checkpoints, gradient dumps and
+tests iterate over.
+*/
+#ifndef LLMC_TENSORS_H
+#define LLMC_TENSORS_H
+#include "model_config.h"
+
+// clang-format off
+typedef enum { // a tensor of a layer, or of the whole model
+    T_EMBED,
+    T_YOCO_NORM, T_YOCO_K, T_YOCO_V, T_YOCO_K_NORM,
+    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_Q_NORM, T_K_NORM, T_O, T_SUBLN,
+    T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2, T_OWN_LAMBDA, T_SINKS,
+    T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN, T_ROUTER, T_ROUTER_BIAS,
+    T_EXPERT_GATE, T_EXPERT_UP, T_EXPERT_DOWN,
+    T_NORM_FINAL, T_LM_HEAD,
+    TENSOR_KINDS
+} TensorKind;
+
+typedef enum {
+    DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR,
+    DIM_OWN_LAMBDA, DIM_SINKS, DIM_Q_NORM, DIM_K_NORM, DIM_YOCO_NORM, DIM_YOCO_K, DIM_YOCO_V, DIM_YOCO_K_NORM, DIM_HEAD,
+    DIM_EXPERTS, DIM_ROUTER_BIAS, DIM_EXPERT_F, DIM_COUNT
+} Dim;
+// clang-format on
+// 0; 1; normal(0, 0.02); normal(0, 0.02) / sqrt(2L); normal(0, 0.1); lambda_init of the layer, or 0 before a sigmoid
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_WIDE, INIT_LAMBDA } Init;
+
+typedef struct {
+    TensorKind kind;
+    bool per_layer;   // in the group of a layer
+    const char *name; // of a tensor in each layer: after "model.layers.L."
+    Dim shape[2];     // the second is DIM_NONE for a vector; a tensor with a dimension of size 0 does not exist
+    Init init;
+    bool decay;
+    bool joined;     // stored directly after the previous tensor, as one matrix for a fused GEMM
+    bool per_expert; // one for each expert e, named "block_sparse_moe.experts.e." and `name`
+} TensorRow;
+
+// clang-format off
+static const TensorRow tensor_rows[] = {
+    // kind, per_layer, name, shape, init, decay, joined, per_expert
+    {T_EMBED, false, "model.embed_tokens.weight", {DIM_V, DIM_C}, INIT_NORMAL, true, false, false},
+    {T_YOCO_NORM, true, "model.yoco.norm.weight", {DIM_YOCO_NORM, DIM_NONE}, INIT_ONE, false, false, false},
+    {T_YOCO_K, true, "model.yoco.k_proj.weight", {DIM_YOCO_K, DIM_C}, INIT_NORMAL, true, false, false},
+    {T_YOCO_V, true, "model.yoco.v_proj.weight", {DIM_YOCO_V, DIM_C}, INIT_NORMAL, true, true, false},
+    {T_YOCO_K_NORM, true, "model.yoco.k_norm.weight", {DIM_YOCO_K_NORM, DIM_NONE}, INIT_ONE, false, false, false},
+    {T_NORM1, true, "input_layernorm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false},
+    {T_Q, true, "self_attn.q_proj.weight", {DIM_Q, DIM_C}, INIT_NORMAL, true, false, false},
+    {T_K, true, "self_attn.k_proj.weight", {DIM_K, DIM_C}, INIT_NORMAL, true, true, false},
+    {T_V, true, "self_attn.v_proj.weight", {DIM_VALUE, DIM_C}, INIT_NORMAL, true, true, false},
+    {T_LAMBDA, true, "self_attn.lambda_proj.weight", {DIM_LAMBDA, DIM_C}, INIT_NORMAL, true, true, false},
+    {T_GATE, true, "self_attn.gate_proj.weight", {DIM_GATE, DIM_C}, INIT_NORMAL, true, true, false},
+    {T_Q_NORM, true, "self_attn.q_norm.weight", {DIM_Q_NORM, DIM_NONE}, INIT_ONE, false, false, false},
+    {T_K_NORM, true, "self_attn.k_norm.weight", {DIM_K_NORM, DIM_NONE}, INIT_ONE, false, false, false},
+    {T_O, true, "self_attn.o_proj.weight", {DIM_C, DIM_O}, INIT_RESIDUAL, true, false, false},
+    {T_SUBLN, true, "self_attn.subln.weight", {DIM_SUBLN, DIM_NONE}, INIT_ONE, false, false, false},
+    {T_LAMBDA_Q1, true, "self_attn.lambda_q1", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
+    {T_LAMBDA_K1, true, "self_attn.lambda_k1", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
+    {T_LAMBDA_Q2, true, "self_attn.lambda_q2", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
+    {T_LAMBDA_K2, true, "self_attn.lambda_k2", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
+    {T_OWN_LAMBDA, true, "self_attn.lambda", {DIM_OWN_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false, false},
+    {T_SINKS, true, "self_attn.sinks", {DIM_SINKS, DIM_NONE}, INIT_ZERO, false, false, false},
+    {T_NORM2, true, "post_attention_layernorm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false},
+    {T_MLP_GATE, true, "mlp.gate_proj.weight", {DIM_F, DIM_C}, INIT_NORMAL, true, false, false},
+    {T_MLP_UP, true, "mlp.up_proj.weight", {DIM_F, DIM_C}, INIT_NORMAL, true, true, false},
+    {T_MLP_DOWN, true, "mlp.down_proj.weight", {DIM_C, DIM_F}, INIT_RESIDUAL, true, false, false},
+    {T_ROUTER, true, "block_sparse_moe.gate.weight", {DIM_EXPERTS, DIM_C}, INIT_NORMAL, true, false, false},
+    // its gradient is 0: router_balance updates it
+    {T_ROUTER_BIAS, true, "block_sparse_moe.gate.e_score_correction_bias", {DIM_ROUTER_BIAS, DIM_NONE}, INIT_ZERO,
+        false, false, false},
+    {T_EXPERT_GATE, true, "w1.weight", {DIM_EXPERT_F, DIM_C}, INIT_NORMAL, true, false, true},
+    {T_EXPERT_UP, true, "w3.weight", {DIM_EXPERT_F, DIM_C}, INIT_NORMAL, true, true, true},
+    {T_EXPERT_DOWN, true, "w2.weight", {DIM_C, DIM_EXPERT_F}, INIT_RESIDUAL, true, false, true},
+    {T_NORM_FINAL, false, "model.norm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false},
+    {T_LM_HEAD, false, "lm_head.weight", {DIM_HEAD, DIM_C}, INIT_NORMAL, true, false, false},
+};
+// clang-format on
+enum { TENSOR_ROW_COUNT = sizeof(tensor_rows) / sizeof(tensor_rows[0]), EXPERT_ROW_COUNT = 3 };
+
+typedef struct {
+    char name[96];
+    const TensorRow *row;
+    int layer;  // 0 .. L-1; -1 for tensors before the layers, L for tensors after them
+    int expert; // from 0; 0 for tensors that are not of an expert
+    int ndim;   // 1 or 2
+    size_t shape[2];
+    size_t count;  // elements
+    size_t offset; // of its first element in the buffers of parameters, gradients and moments
+} Tensor;
+
+// The tensors of a model in the order of checkpoints and buffers: layer by layer. Each group of tensors (before the
+// layers, each layer, after the layers) is padded so that `ranks` ranks can own equal pieces of it. A matrix, including
+// the tensors joined to it, is padded with rows of zeros to a multiple of MATRIX_ROWS.
+typedef struct {
+    Tensor *tensors;
+    int count;
+    Tensor *runs; // [run_count]: the same with neighbours joined; see tensors_join
+    int run_count;
+    size_t parameter_count; // elements of all tensors
+    size_t buffer_count;    // the same with padding: elements of a parameter buffer
+    // [L+3]: offset of the tensors before the layers at [0], of layer l at [1+l], of those after the layers at [L+1]
+    size_t *group_offset;
+    size_t largest_layer; // elements, with padding
+    int ranks;            // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
+    int *index; // [L][TENSOR_KINDS]: index into tensors, or -1; see tensor_of. Of tensors of experts the first one
+    int L;
+} TensorList;
+
+enum { TENSOR_ALIGN = 64 }; // elements; 256 bytes of fp32
+
+// NULL if the model has no such tensor. `layer` is ignored for tensors of the whole model.
+static inline const Tensor *tensor_of(const TensorList *list, TensorKind kind, int layer) {
+    int i = list->index[layer * TENSOR_KINDS + kind];
+    return i < 0 ? NULL : &list->tensors[i];
+}
+
+// Whether the matrix of row r of the table continues in later rows.
+static inline bool matrix_goes_on(int r, const size_t dims[DIM_COUNT]) {
+    for (int i = r + 1; i < TENSOR_ROW_COUNT && tensor_rows[i].joined; i++)
+        if (dims[tensor_rows[i].shape[0]] > 0) return true;
+    return false;
+}
+
+// dims[]: the sizes that rows of the table refer to, in the group of layer l.
+static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUNT]) {
+    AttentionDims a = attention_dims(c, layer_cross(c, l));
+    bool yoco = l == yoco_layer(c); // the keys and values are computed before this layer
+    dims[DIM_YOCO_NORM] = yoco ? c->C : 0;
+    dims[DIM_YOCO_K] = yoco ? a.NK * a.QD : 0;
+    dims[DIM_YOCO_V] = yoco ? a.NV * a.DV : 0;
+    dims[DIM_YOCO_K_NORM] = yoco && c->qk_norm ? a.QD : 0;
+    dims[DIM_Q_NORM] = c->qk_norm ? a.QD : 0;
+    dims[DIM_K_NORM] = c->qk_norm && a.k_rows ? a.QD : 0;
+    dims[DIM_V] = c->V;
+    dims[DIM_C] = c->C;
+    MlpDims mlp = mlp_dims(c, l);
+    dims[DIM_F] = mlp.width;
+    dims[DIM_EXPERTS] = mlp.experts;
+    dims[DIM_ROUTER_BIAS] = c->router_bias ? mlp.experts : 0;
+    dims[DIM_EXPERT_F] = mlp.experts ? mlp.expert_width : 0;
+    dims[DIM_Q] = a.q_rows;
+    dims[DIM_K] = a.k_rows;
+    dims[DIM_VALUE] = a.v_rows;
+    dims[DIM_LAMBDA] = a.lambda_rows;
+    dims[DIM_GATE] = a.gate_rows;
+    dims[DIM_O] = c->NH * c->D;
+    dims[DIM_SUBLN] = a.norm_width;
+    dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? c->D : 0;
+    dims[DIM_OWN_LAMBDA] = c->attention->lambda == LAMBDA_LAYER ? 1 : c->attention->lambda == LAMBDA_HEAD ? c->NH : 0;
+    dims[DIM_SINKS] = c->attention->sink == SINK_OWN ? a.NQ : 0;
+    dims[DIM_HEAD] = c->tied ? 0 : c->V;
+}
+
+// Where tensor_add puts the next tensor: behind the last one, and the matrix that it may continue.
+typedef struct {
+    size_t offset, matrix, rows; // matrix: its offset; rows: those so far
+} TensorPlace;
+
+// Appends the tensor of row r in the group of layer l, -1 before and L after the layers, unless it has no elements.
+static inline void tensor_add(TensorList *list, TensorPlace *place, int r, const size_t dims[DIM_COUNT], int l,
+                              int expert) {
+    const TensorRow *row = &tensor_rows[r];
+    size_t count = dims[row->shape[0]] * (row->shape[1] == DIM_NONE ? 1 : dims[row->shape[1]]);
+    if (count == 0) return;
+    if (!row->joined) place->matrix = place->offset = round_up(place->offset, TENSOR_ALIGN), place->rows = 0;
+    Tensor *t = &list->tensors[list->count];
+    bool whole = !row->per_layer || strncmp(row->name, "model.", 6) == 0;
+    if (whole) FORMAT(t->name, "%s", row->name);
+    else if (row->per_expert) FORMAT(t->name, "model.layers.%d.block_sparse_moe.experts.%d.%s", l, expert, row->name);
+    else FORMAT(t->name, "model.layers.%d.%s", l, row->name);
+    t->row = row;
+    t->layer = l;
+    t->expert = expert;
+    t->ndim = row->shape[1] == DIM_NONE ? 1 : 2;
+    t->shape[0] = dims[row->shape[0]];
+    t->shape[1] = t->ndim == 2 ? dims[row->shape[1]] : 1;
+    t->count = count;
+    t->offset = place->offset;
+    place->rows += t->shape[0];
+    bool ends = t->ndim == 2 && !matrix_goes_on(r, dims);
+    place->offset = ends ? place->matrix + round_up(place->rows, MATRIX_ROWS) * t->shape[1] : place->offset + count;
+    list->parameter_count += count;
+    for (int k = row->per_layer ? l : 0; k < (row->per_layer ? l + 1 : list->L) && expert == 0; k++)
+        list->index[k * TENSOR_KINDS + row->kind] = list->count;
+    list->count++;
+}
+
+// Whether one operation can update the neighbours a and b, and one can zero their gradients. That of routers is not
+// AdamW. Vectors have no decay; matrices do, and their gradients are not zeroed.
+static inline bool tensors_alike(const Tensor *a, const Tensor *b) {
+    bool balanced = a->row->kind == T_ROUTER_BIAS || b->row->kind == T_ROUTER_BIAS;
+    return a->layer == b->layer && a->row->decay == b->row->decay && !balanced;
+}
+
+// A run has the row and the offset of its first tensor, and all elements to the end of its last: a layer with 128
+// experts has 4 runs instead of 392 tensors. Padding between tensors belongs to it. AdamW keeps it 0, as its gradient
+// is 0.
+static inline void tensors_join(TensorList *list) {
+    list->runs = (Tensor *)checked_calloc(list->count, sizeof(Tensor));
+    for (int i = 0; i < list->count; i++) {
+        const Tensor *t = &list->tensors[i];
+        if (i == 0 || !tensors_alike(t - 1, t)) list->runs[list->run_count++] = *t;
+        Tensor *run = &list->runs[list->run_count - 1];
+        run->count = t->offset + t->count - run->offset;
+    }
+}
+
+static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
+    size_t dims[DIM_COUNT] = {0};
+    TensorList list;
+    memset(&list, 0, sizeof(list));
+    list.L = c->L;
+    int index_count = c->L * TENSOR_KINDS;
+    list.tensors =
+        (Tensor *)checked_calloc((size_t)c->L * (TENSOR_ROW_COUNT + EXPERT_ROW_COUNT * (size_t)c->E), sizeof(Tensor));
+    list.index = (int *)checked_calloc(index_count, sizeof(int));
+    list.ranks = ranks;
+    list.group_offset = (size_t *)checked_calloc(c->L + 3, sizeof(size_t));
+    for (int i = 0; i < index_count; i++) list.index[i] = -1;
+
+    TensorPlace place = {0, 0, 0};
+    bool after = false; // the layers are done
+    for (int r = 0; r < TENSOR_ROW_COUNT;) {
+        int group_end = r; // rows r .. group_end-1 are either all per layer or all not
+        while (group_end < TENSOR_ROW_COUNT && tensor_rows[group_end].per_layer == tensor_rows[r].per_layer)
+            group_end++;
+        bool per_layer = tensor_rows[r].per_layer;
+        for (int l = 0; l < (per_layer ? c->L : 1); l++) {
+            list.group_offset[per_layer ? 1 + l : after ? c->L + 1 : 0] = place.offset;
+            tensor_dims(c, l, dims);
+            for (int i = r, end; i < group_end; i = end) { // rows i .. end-1 make one matrix of each expert
+                bool experts = tensor_rows[i].per_expert;
+                for (end = i + 1; experts && end < group_end && tensor_rows[end].joined;) end++;
+                for (int e = 0; e < (experts ? (int)dims[DIM_EXPERTS] : 1); e++)
+                    for (int k = i; k < end; k++)
+                        tensor_add(&list, &place, k, dims, per_layer ? l : after ? c->L : -1, e);
+            }
+            place.offset = round_up(place.offset, TENSOR_ALIGN * ranks);
+        }
+        after = after || per_layer;
+        r = group_end;
+    }
+    list.buffer_count = list.group_offset[c->L + 2] = place.offset;
+    tensors_join(&list);
+    for (int l = 0; l < c->L; l++)
+        list.largest_layer = max_size(list.largest_layer, list.group_offset[l + 2] - list.group_offset[l + 1]);
+    return list;
+}
+
+static inline void tensor_list_free(TensorList *list) {
+    free(list->tensors);
+    free(list->runs);
+    free(list->index);
+    free(list->group_offset);
+    memset(list, 0, sizeof(*list));
+}
+
+// active: without the experts that a token does not pass.
+static inline size_t model_parameter_count(const ModelConfig *c, bool active) {
+    TensorList list = tensor_list_build(c, 1);
+    size_t count = list.parameter_count;
+    for (int i = 0; i < list.count && active; i++)
+        if (list.tensors[i].row->per_expert && list.tensors[i].expert >= c->K) count -= list.tensors[i].count;
+    tensor_list_free(&list);
+    return count;
+}
+
+// The same model with the baseline's attention in every layer.
+static inline ModelConfig model_as_baseline(const ModelConfig *c) {
+    ModelConfig plain = *c;
+    plain.attention = variant_find("baseline");
+    plain.window = plain.full_every = 0;
+    plain.yoco = plain.qk_norm = false;
+    return plain;
+}
+
+// The width that --match-params changes: of each expert, or of the MLP of a model without experts.
+static inline int *model_match_width(ModelConfig *c) { return c->E ? &c->FE : &c->F; }
+
+// The width with which the model has as many parameters, or active parameters, as the baseline with the width of c, to
+// within half of the cost of one more. Of two equally close widths, the larger. Below 1: there is none.
+static inline int model_match_ffn(const ModelConfig *c, bool active) {
+    ModelConfig plain = model_as_baseline(c), wider = *c;
+    int width = *model_match_width(&plain);
+    *model_match_width(&wider) = width + 1;
+    // modulo 2^64: the difference may be negative
+    size_t own = model_parameter_count(c, active), more = model_parameter_count(&plain, active) - own;
+    double cost = (double)(model_parameter_count(&wider, active) - own);
+    return width + (int)floor((double)(int64_t)more / cost + 0.5);
+}
+#endif
