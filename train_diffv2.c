@@ -926,7 +926,7 @@ static int run_train(Run *run) {
 // The plans of the model and of the one for samples; nothing is allocated.
 static void run_plan(Run *run, const ModelConfig *config) {
     const Options *o = &run->options;
-    int B = (int)o->batch_size, T = (int)o->seq_len, ranks = options_ranks(o), zero = (int)o->zero;
+    int B = (int)o->batch_size, T = o->model.T, ranks = options_ranks(o), zero = (int)o->zero;
     if (run->mode == MODE_GENERATE) B = o->prompts ? min_int(B, run->data.prompts.count) : 1;
     model_plan(&run->model, config, B, T, mode_rows[run->mode].purpose, (Recompute)o->recompute, comm_rank(), ranks,
                zero);
@@ -962,7 +962,7 @@ static void run_alloc(Run *run) {
     run->micro_steps = (int)(o->total_batch / ((int64_t)N * ranks));
     model->router.aux_weight = o->router_aux;
     model->router.z_weight = o->router_z;
-    model->router.bias_rate = o->router_bias ? o->router_bias_rate : 0;
+    model->router.bias_rate = o->model.router_bias ? o->router_bias_rate : 0;
 }
 
 // The initial weights, or those of a checkpoint, and where the run continues.
@@ -1040,7 +1040,7 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     }
     // windows that the run has read, and what the other steps read now
     double windows =
-        (double)run->state.next_window + (double)(o->steps - step) * (double)o->total_batch / (double)o->seq_len;
+        (double)run->state.next_window + (double)(o->steps - step) * (double)o->total_batch / (double)o->model.T;
     stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // run_stop prints it for several ranks
     if (o->out && is_rank0()) {                                        // the last that may refuse to start
         RunFacts facts = {argc, argv, o, &run->model.plan, &run->data, windows, run->peak, run->gemm_table};

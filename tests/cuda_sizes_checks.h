@@ -288,20 +288,21 @@ static std::vector<Case> sizes_cases(const char *preset, int NKV, int B, int T) 
     for (const Preset &known : presets)
         if (strcmp(known.name, preset) == 0) p = &known;
     CHECK(p, "--sizes %s: no such preset", preset);
-    CHECK(B > 0 && T > 0 && NKV > 0 && p->NH % NKV == 0,
-          "--sizes %s %d %d %d: NH %d is not divisible by NKV, or B or T is 0", preset, NKV, B, T, p->NH);
+    CHECK(B > 0 && T > 0 && NKV > 0 && p->model.NH % NKV == 0,
+          "--sizes %s %d %d %d: NH %d is not divisible by NKV, or B or T is 0", preset, NKV, B, T, p->model.NH);
     static const Check attention[] = {{"attention", sizes_attention, SIZES_DIMS},
                                       {"attention_decode", sizes_decode, SIZES_DIMS}};
     static Check checks[OP_KIND_COUNT];
     std::vector<Case> cases;
+    const ModelConfig &m = p->model;
     auto add = [&](const Check &check) {
-        cases.push_back({&check, {B, T, p->C, p->F, p->NH, NKV, p->D, p->V}, 0, p->name});
+        cases.push_back({&check, {B, T, m.C, m.F, m.NH, NKV, m.D, m.V}, 0, p->name});
     };
     add(attention[0]);
     add(attention[1]);
     OpSize sizes[OP_SIZES];
-    OpModel m = sizes_model(&cases[0]);
-    for (int i = 0, count = op_sizes(sizes, &m); i < count; i++) {
+    OpModel model = sizes_model(&cases[0]);
+    for (int i = 0, count = op_sizes(sizes, &model); i < count; i++) {
         Check &check = checks[sizes[i].kind];
         if (check.run) continue;
         check = {op_kinds[sizes[i].kind].name, sizes_of_kind, SIZES_DIMS};

@@ -191,15 +191,15 @@ static size_t attention_parameters(const char *preset, int kv_heads, const char 
 }
 static void test_comparison_presets(void) {
     for (int i = 0; i < PRESET_COUNT; i += 3) {
-        const Preset *p = &presets[i], *more = &presets[i + 1], *twice = &presets[i + 2];
+        const char *name = presets[i].name, *more_name = presets[i + 1].name, *twice_name = presets[i + 2].name;
+        const ModelConfig *p = &presets[i].model, *more = &presets[i + 1].model, *twice = &presets[i + 2].model;
         int kv = more->NKV;
-        size_t lambda, none, diff = attention_parameters(p->name, kv, "diff_v2", &lambda);
+        size_t lambda, none, diff = attention_parameters(name, kv, "diff_v2", &lambda);
         EXPECT(2 * more->NH == 3 * p->NH && twice->NH == 2 * p->NH && twice->NKV == kv && p->NH / 2 % kv == 0,
-               "%s: %d heads, then %d and %d, on %d key/value heads", p->name, p->NH, more->NH, twice->NH, kv);
-        EXPECT(kv == p->NKV || p->NH / 2 % p->NKV, "%s: %d key/value heads, and %d with more heads", p->name, p->NKV,
-               kv);
-        EXPECT(attention_parameters(more->name, kv, "baseline", &none) == diff - lambda && lambda > 0 && none == 0,
-               "%s has not the attention parameters of diff_v2 with the heads of %s", more->name, p->name);
+               "%s: %d heads, then %d and %d, on %d key/value heads", name, p->NH, more->NH, twice->NH, kv);
+        EXPECT(kv == p->NKV || p->NH / 2 % p->NKV, "%s: %d key/value heads, and %d with more heads", name, p->NKV, kv);
+        EXPECT(attention_parameters(more_name, kv, "baseline", &none) == diff - lambda && lambda > 0 && none == 0,
+               "%s has not the attention parameters of diff_v2 with the heads of %s", more_name, name);
         ModelConfig c, plain;
         memset(&c, 0, sizeof(c));
         c.attention = variant_find("diff_v2"), c.NH = p->NH, c.NKV = kv, c.D = p->D;
@@ -208,7 +208,7 @@ static void test_comparison_presets(void) {
         plain.NH = twice->NH;
         AttentionDims a = attention_dims(&c, false), b = attention_dims(&plain, false);
         EXPECT(a.NQ == b.NQ && a.QD == b.QD && a.NK == b.NK && a.NV == b.NV && a.DV == b.DV,
-               "%s has not the attention kernel of diff_v2 with the heads of %s", twice->name, p->name);
+               "%s has not the attention kernel of diff_v2 with the heads of %s", twice_name, name);
     }
 }
 
@@ -222,7 +222,7 @@ static void test_match_params(void) {
             int v = i / 3;
             const char *preset = presets[p].name, *attention = attention_variants[v].name;
             int signals = max_int(1, attention_variants[v].signals);
-            if (presets[p].NH / presets[p].NKV % signals || presets[p].E) continue; // tests/experts.h
+            if (presets[p].model.NH / presets[p].model.NKV % signals || presets[p].model.E) continue; // tests/experts.h
             covered[v]++;
             const char *words[] = {"x",           "--dry-run", "--match-params", "--preset",  preset,
                                    "--attention", attention,   windows[i % 3],   more[i % 3], NULL};
@@ -231,16 +231,16 @@ static void test_match_params(void) {
             options_finish(&o, 1);
             ModelConfig c = options_model(&o), plain = c;
             plain.attention = variant_find("baseline");
-            plain.F = presets[p].F;
+            plain.F = presets[p].model.F;
             plain.window = 0, plain.yoco = plain.qk_norm = false;
             double want = (double)model_parameter_count(&plain, false),
                    difference = (double)model_parameter_count(&c, false) - want;
             EXPECT(fabs(difference) <= 1e-3 * want && 2 * fabs(difference) <= 3.0 * c.C * c.L,
                    "%s %s %s: MLP %d leaves %g parameters of %g", preset, attention, windows[i % 3], c.F, difference,
                    want);
-            EXPECT(o.ffn == presets[p].F && (c.F == plain.F || c.attention != plain.attention || c.yoco) &&
+            EXPECT(o.model.F == presets[p].model.F && (c.F == plain.F || c.attention != plain.attention || c.yoco) &&
                        c.window == 64 * (i % 3 > 0) && c.yoco == (i % 3 == 2) && c.qk_norm == (i % 3 == 1),
-                   "%s %s %s: MLP %d, --ffn %d", preset, attention, windows[i % 3], c.F, (int)o.ffn);
+                   "%s %s %s: MLP %d, --ffn %d", preset, attention, windows[i % 3], c.F, o.model.F);
             // the baseline with YOCO lacks the key and value matrices of half of the layers, and has one more
             double wider = (double)c.F - plain.F, lacks = (c.L / 2 - 1) * 2.0 * c.NKV * c.D / (3.0 * c.L);
             EXPECT(!c.yoco || v > 0 || fabs(wider - lacks) <= 1, "%s %s: the MLP of YOCO is %g wider, not %g", preset,
@@ -748,8 +748,8 @@ static void test_adopt_then_finish(void) {
         parse_json("{\"train-data\":\"t\",\"batch-size\":2,\"total-batch\":4096,\"warmup\":3,\"seq-len\":128}");
     EXPECT(options_adopt_json(&o, saved) == 0, "the batch size is the same");
     options_finish(&o, 4);
-    EXPECT(o.total_batch == 4096 && o.warmup == 3 && o.seq_len == 128 && o.layers == 4,
-           "total batch %d, warmup %d, seq-len %d", (int)o.total_batch, (int)o.warmup, (int)o.seq_len);
+    EXPECT(o.total_batch == 4096 && o.warmup == 3 && o.model.T == 128 && o.model.L == 4,
+           "total batch %d, warmup %d, seq-len %d", (int)o.total_batch, (int)o.warmup, o.model.T);
     cJSON_Delete(saved);
     options_free(&o);
 }
@@ -797,7 +797,7 @@ static const struct {
     {{"x", "--init=m", "--dry-run", "--attention=diff_v2", NULL}, 1, "--attention diff_v2 contradicts"},
     {{"x", "--init=m", "--dry-run", "--rope-theta=10000", NULL}, 1, "--rope-theta 10000 contradicts"},
     {{"x", "--init=m", "--dry-run", "--window=8", NULL}, 1, "--window 8 contradicts the loaded model, which has 0"},
-    {{"x", "--init=m", "--dry-run", "--yoco", NULL}, 1, "--yoco contradicts the loaded model, which has no YOCO"},
+    {{"x", "--init=m", "--dry-run", "--yoco", NULL}, 1, "--yoco contradicts the loaded model, which has --no-yoco"},
     {{"x", "--init=windows", "--dry-run", NULL}, 0, ""},
     {{"x", "--init=windows", "--dry-run", "--window=8", "--full-every=3", "--no-yoco", NULL}, 0, ""},
     {{"x", "--init=windows", "--dry-run", "--window=9", NULL}, 1, "--window 9 contradicts the loaded model, which"},
@@ -805,14 +805,16 @@ static const struct {
      "which has 3"},
     {{"x", "--init=yoco", "--dry-run", NULL}, 0, ""},
     {{"x", "--init=yoco", "--dry-run", "--yoco", "--window=8", NULL}, 0, ""},
-    {{"x", "--init=yoco", "--dry-run", "--no-yoco", NULL}, 1, "--no-yoco contradicts the loaded model, which has it"},
+    {{"x", "--init=yoco", "--dry-run", "--no-yoco", NULL},
+        1,
+        "--no-yoco contradicts the loaded model, which has --yoco"},
     {{"x", "--init=m", "--dry-run", "--qk-norm", NULL},
         1,
-        "--qk-norm contradicts the loaded model, which has no norm of queries and keys"},
+        "--qk-norm contradicts the loaded model, which has --no-qk-norm"},
     {{"x", "--init=qk-norm", "--dry-run", NULL}, 0, ""},
     {{"x", "--init=qk-norm", "--dry-run", "--qk-norm", NULL}, 0, ""},
     {{"x", "--init=qk-norm", "--dry-run", "--no-qk-norm", NULL}, 1, "--no-qk-norm contradicts the loaded model, which "
-     "has it"},
+     "has --qk-norm"},
     {{"x", "--init=m", "--dry-run", "--tie-embeddings", NULL}, 1, "--tie-embeddings contradicts"},
     {{"x", "--init=m", "--dry-run", "--heads=2", "--ffn=95", "--head-dim=8", NULL}, 3, "--ffn 95 contradicts"},
     {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=96", NULL}, 0, ""},
@@ -837,7 +839,7 @@ static void adopt_model_run(const void *argument) {
     options_adopt_model(&o, &loaded);
     options_finish(&o, 1);
     ModelConfig c = options_model(&o);
-    int64_t T = options_given(&o, "seq-len") ? o.seq_len : 512;
+    int64_t T = options_given(&o, "seq-len") ? o.model.T : 512;
     loaded.T = (int)T;
     bool same = c.attention == loaded.attention && c.L == loaded.L && c.C == loaded.C && c.NH == loaded.NH &&
                 c.NKV == loaded.NKV && c.D == loaded.D && c.F == loaded.F && c.V == loaded.V && c.T == loaded.T &&

@@ -27,7 +27,7 @@ static bool predicted_layers_run(PredictedRun *run, const char *device, const ch
     memset(&c, 0, sizeof(c));
     c.window = layers.window, c.full_every = layers.full_every, c.yoco = layers.yoco;
     while (strcmp(presets[i].name, preset) != 0) i++;
-    const Preset *p = &presets[i];
+    const ModelConfig *p = &presets[i].model;
     c.attention = variant_find(attention);
     c.E = p->E, c.K = p->K, c.FE = p->FE;
     if (c.E) c.shared = layers.shared, c.dense_layers = layers.dense;

@@ -431,7 +431,7 @@ static void test_text_and_symbols(void) {
         DataLoader val;
         Synthetic s;
         options_defaults(&o);
-        o.val_data = path, o.seq_len = 10, o.eval_needles = "4:1", o.eval_shots = "4";
+        o.val_data = path, o.model.T = 10, o.eval_needles = "4:1", o.eval_shots = "4";
         dataloader_open(&val, path, 1, 10, 256, 0, 1, 0, false);
         synthetic_open(&s, &o, &val, 256, NULL, 0);
         int zeros = 0, capitals = 0, ignored;

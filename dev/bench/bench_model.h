@@ -35,16 +35,14 @@ static bool bench_layer_option(int argc, char **argv, int *i) {
 // A preset with NKV key/value heads (0: the preset's); false for an unknown preset or variant.
 static bool find_model(ModelConfig *c, const char *preset, const char *attention, int NKV, int T) {
     const Preset *p = NULL;
-    memset(c, 0, sizeof(*c));
     for (int i = 0; i < PRESET_COUNT; i++)
         if (strcmp(presets[i].name, preset) == 0) p = &presets[i];
+    if (!p || !variant_find(attention)) return false;
+    *c = p->model;
     c->attention = variant_find(attention);
-    if (!p || !c->attention) return false;
-    c->L = p->L, c->C = p->C, c->NH = p->NH, c->NKV = NKV ? NKV : p->NKV, c->D = p->D, c->F = p->F, c->T = T,
-    c->V = p->V, c->tied = p->tied, c->E = p->E, c->K = p->K, c->FE = p->FE;
+    c->T = T;
+    if (NKV) c->NKV = NKV;
     c->shared = bench_layers.shared, c->dense_layers = bench_layers.dense;
-    c->rope_theta = 10000;
-    c->rms_norm_eps = 1e-5;
     c->window = bench_layers.window, c->full_every = bench_layers.full_every, c->yoco = bench_layers.yoco;
     c->qk_norm = bench_layers.qk_norm;
     return true;

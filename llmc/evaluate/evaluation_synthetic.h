@@ -49,7 +49,7 @@ static inline bool is_word(int token, int V, const Tokenizer *tokenizer) {
 // val: the validation data, whose separators are not part of the text; separator: another one, or -1.
 static inline void synthetic_read_text(Synthetic *s, const Options *o, const DataLoader *val, int V, int separator) {
     DataLoader all; // of all ranks together
-    int T = (int)o->seq_len, *window = (int *)checked_calloc(2 * T, sizeof(int));
+    int T = o->model.T, *window = (int *)checked_calloc(2 * T, sizeof(int));
     dataloader_open(&all, o->val_data, 1, T, V, 0, 1, 0, false);
     int windows = (int)min_size(SYNTHETIC_WINDOWS, (size_t)all.window_count);
     s->words.text = (int *)checked_calloc((size_t)windows * T, sizeof(int));

@@ -116,7 +116,7 @@ static inline int run_tokenizer_separator_of_corpora(const char *text, int V) {
 
 // `train_data`: NULL when it is not read.
 static inline int run_tokenizer_find_separator(const RunTokenizer *s, const Options *o, const char *train_data) {
-    int V = (int)o->vocab, token = -1;
+    int V = o->model.V, token = -1;
     Separator given = {-1, false};
     if (o->separator) separator_parse(o->separator, &given);
     CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
@@ -131,7 +131,7 @@ static inline int run_tokenizer_find_separator(const RunTokenizer *s, const Opti
 // only if it is given for this start: the data of the checkpoint may no longer exist.
 static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const char *loaded, bool data) {
     memset(s, 0, sizeof(*s));
-    int V = (int)o->vocab;
+    int V = o->model.V;
     const char *train_data = data || options_given(o, "train-data") ? o->train_data : NULL;
     if (o->tokenizer) run_tokenizer_adopt(s, o->tokenizer);
     else {

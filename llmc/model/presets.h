@@ -22,26 +22,26 @@ NH/2. It does not in the paper's shapes; there, compare at NKV = NH/2 by adding 
 */
 #ifndef LLMC_PRESETS_H
 #define LLMC_PRESETS_H
-#include "../base/common.h"
+#include "model_config.h"
 
 typedef struct {
     const char *name;
-    int L, C, NH, NKV, D, F, T, V;
-    bool tied;
-    int E, K, FE; // experts, those that a token passes, width of one
+    ModelConfig model; // without an attention variant
 } Preset;
 
 // clang-format off
+#define MODEL(L, C, NH, NKV, D, F, T, V, tied, E, K, FE)                                                              \
+    {NULL, V, C, L, NH, NKV, D, F, T, E, K, FE, 0, 0, 10000, 1e-5, tied, 0, 0, false, false, false}
 // a shape, and the same shape with more heads and `more_kv` key/value heads
-#define SHAPES(name, L, C, NH, NKV, more_kv, D, F, T, V)          \
-    {name,         L, C, NH,         NKV,     D, F, T, V, true, 0, 0, 0},  \
-    {name "-1.5h", L, C, NH * 3 / 2, more_kv, D, F, T, V, true, 0, 0, 0},  \
-    {name "-2h",   L, C, NH * 2,     more_kv, D, F, T, V, true, 0, 0, 0}
+#define SHAPES(name, L, C, NH, NKV, more_kv, D, F, T, V)                          \
+    {name,         MODEL(L, C, NH,         NKV,     D, F, T, V, true, 0, 0, 0)},  \
+    {name "-1.5h", MODEL(L, C, NH * 3 / 2, more_kv, D, F, T, V, true, 0, 0, 0)},  \
+    {name "-2h",   MODEL(L, C, NH * 2,     more_kv, D, F, T, V, true, 0, 0, 0)}
 // the same with E experts of width FE, of which a token passes K
-#define EXPERTS(name, L, C, NH, NKV, D, F, T, V, tied, E, K, FE)          \
-    {name,         L, C, NH,         NKV, D, F, T, V, tied, E, K, FE},    \
-    {name "-1.5h", L, C, NH * 3 / 2, NKV, D, F, T, V, tied, E, K, FE},    \
-    {name "-2h",   L, C, NH * 2,     NKV, D, F, T, V, tied, E, K, FE}
+#define EXPERTS(name, L, C, NH, NKV, D, F, T, V, tied, E, K, FE)                  \
+    {name,         MODEL(L, C, NH,         NKV, D, F, T, V, tied, E, K, FE)},     \
+    {name "-1.5h", MODEL(L, C, NH * 3 / 2, NKV, D, F, T, V, tied, E, K, FE)},     \
+    {name "-2h",   MODEL(L, C, NH * 2,     NKV, D, F, T, V, tied, E, K, FE)}
 static const Preset presets[] = {
     //     name     L   C     NH  NKV  more  D    F      T     V       // parameters of a baseline:
                                                                        //           NAME      NAME-1.5h        NAME-2h
@@ -60,6 +60,7 @@ static const Preset presets[] = {
     EXPERTS("moe-small",  8,  256,  4,  2,   64,  704,  256,  256,    true,  16,  4, 176),
     EXPERTS("30b-a3b",    48, 2048, 32, 4,   128, 6144, 4096, 151936, false, 128, 8, 768),
 };
+#undef MODEL
 #undef SHAPES
 #undef EXPERTS
 // clang-format on

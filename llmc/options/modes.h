@@ -37,13 +37,7 @@ static inline bool mode_selected(const Options *o, Mode mode) {
             if (mode_selected(o, (Mode)m) || o->refused[option_row(mode_rows[m].option)]) return false;
         return true;
     }
-    const OptionRow *row = &option_rows[option_row(mode_rows[mode].option)];
-    const char *field = (const char *)o + row->field;
-    switch (row->kind) {
-    case OPTION_BOOL: return *(const bool *)field;
-    case OPTION_INT: return *(const int64_t *)field > 0;
-    default: return *(const char *const *)field != NULL;
-    }
+    return option_on(o, mode_rows[mode].option);
 }
 
 // The mode of accepted options; options_exclusions refuses two.

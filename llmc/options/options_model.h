@@ -17,48 +17,24 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 // Reports a usage error on one line. The program reports all errors, then exits with status 2.
 #define REFUSE(count, ...) (warn(__VA_ARGS__), (count)++)
 
-typedef struct {
-    const char *option;
-    size_t field, preset, model; // offsets in Options (int64_t), Preset (int), ModelConfig (int)
-} ModelDim;
-#define DIMENSION(option, field, letter) \
-    { option, offsetof(Options, field), offsetof(Preset, letter), offsetof(ModelConfig, letter) }
-static const ModelDim model_dims[] = {
-    DIMENSION("layers", layers, L),          DIMENSION("hidden", hidden, C),
-    DIMENSION("heads", heads, NH),           DIMENSION("kv-heads", kv_heads, NKV),
-    DIMENSION("head-dim", head_dim, D),      DIMENSION("ffn", ffn, F),
-    DIMENSION("seq-len", seq_len, T),        DIMENSION("vocab", vocab, V),
-    DIMENSION("experts", experts, E),        DIMENSION("experts-active", experts_active, K),
-    DIMENSION("expert-ffn", expert_ffn, FE),
-};
-#undef DIMENSION
-enum { MODEL_DIM_COUNT = sizeof(model_dims) / sizeof(model_dims[0]) };
-
-static inline int64_t *option_int(Options *o, size_t field) { return (int64_t *)((char *)o + field); }
-
 // Number of ranks of the run: those running, or those of --dry-run --ranks.
 static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
 
 // Sets every option without a value to the value that follows from the others.
 static inline void options_derive(Options *o, int ranks) {
-    const Preset *preset = &presets[o->preset];
-    for (int i = 0; i < MODEL_DIM_COUNT; i++) {
-        int r = option_row(model_dims[i].option);
-        bool of_experts =
-            model_dims[i].model == offsetof(ModelConfig, K) || model_dims[i].model == offsetof(ModelConfig, FE);
-        if (!o->has[r])
-            *option_int(o, model_dims[i].field) =
-                of_experts && o->experts == 0 ? 0 : *(const int *)((const char *)preset + model_dims[i].preset);
-        o->has[r] = true;
-    }
-    int tie = option_row("tie-embeddings"), total = option_row("total-batch"), warmup = option_row("warmup");
+    const ModelConfig *preset = &presets[o->preset].model;
+    int active = option_row("experts-active"), width = option_row("expert-ffn");
+    int total = option_row("total-batch"), warmup = option_row("warmup");
     int threads = option_row("threads"), aux = option_row("router-aux");
-    if (!o->has[tie]) o->tie_embeddings = preset->tied;
-    if (!o->has[total]) o->total_batch = o->batch_size * o->seq_len * ranks;
+    for (int r = 0; r < OPTION_ROW_COUNT; r++)
+        if (option_of_preset(&option_rows[r]) && !o->has[r] && r != active && r != width) option_copy(o, r, preset);
+    if (!o->has[active]) o->model.K = o->model.E ? preset->K : 0;
+    if (!o->has[width]) o->model.FE = o->model.E ? preset->FE : 0;
+    if (!o->has[total]) o->total_batch = o->batch_size * o->model.T * ranks;
     if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
     if (!o->has[threads]) o->threads = max_int(1, host_cores("") / comm_ranks_here());
-    if (!o->has[aux]) o->router_aux = o->router_bias ? 0 : 0.01;
-    o->has[aux] = o->has[tie] = o->has[total] = o->has[warmup] = o->has[threads] = true;
+    if (!o->has[aux]) o->router_aux = o->model.router_bias ? 0 : 0.01;
+    o->has[active] = o->has[width] = o->has[total] = o->has[warmup] = o->has[threads] = o->has[aux] = true;
 }
 
 // Whether the width of the MLP or of the experts follows from the number of parameters.
@@ -67,22 +43,9 @@ static inline bool options_match(const Options *o) { return o->match_params || o
 static inline const char *options_match_name(const ModelConfig *c) { return c->E ? "expert-ffn" : "ffn"; }
 static inline const char *options_match_kind(const ModelConfig *c) { return c->E ? "expert" : "MLP"; }
 
+// The model's configuration; not checked.
 static inline ModelConfig options_config(const Options *o) {
-    ModelConfig c;
-    memset(&c, 0, sizeof(c));
-    c.attention = &attention_variants[o->attention];
-    for (int i = 0; i < MODEL_DIM_COUNT; i++)
-        *(int *)((char *)&c + model_dims[i].model) = (int)*(const int64_t *)((const char *)o + model_dims[i].field);
-    c.shared = (int)o->shared_experts;
-    c.dense_layers = (int)o->dense_layers;
-    c.rope_theta = o->rope_theta;
-    c.rms_norm_eps = o->rms_norm_eps;
-    c.tied = o->tie_embeddings;
-    c.window = (int)o->window;
-    c.full_every = (int)o->full_every;
-    c.yoco = o->yoco;
-    c.qk_norm = o->qk_norm;
-    c.router_bias = o->router_bias;
+    ModelConfig c = o->model;
     if (options_match(o)) *model_match_width(&c) = model_match_ffn(&c, o->match_active); // the option does not change
     return c;
 }
@@ -104,10 +67,9 @@ static inline int options_model_problems(const Options *o) {
     if (narrow) *model_match_width(&c) = 1;
     int count = model_config_problems(&c, problems, 8);
     if (narrow && options_usable(o, widths))
-        warn("--match-%s: %s has more parameters than the baseline with --%s %" PRId64
-             " at any width; use a larger --%s",
+        warn("--match-%s: %s has more parameters than the baseline with --%s %d at any width; use a larger --%s",
              o->match_active ? "active" : "params", c.attention->name, options_match_name(&c),
-             c.E ? o->expert_ffn : o->ffn, options_match_name(&c));
+             c.E ? o->model.FE : o->model.F, options_match_name(&c));
     for (int i = 0; i < count; i++)
         warn("%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s)",
              problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every, c.yoco ? " --yoco" : "");
@@ -118,7 +80,7 @@ static inline int options_model_problems(const Options *o) {
 
 // The largest --batch-size below the current one that divides --total-batch; 0: none.
 static inline int64_t options_smaller_batch(const Options *o, int ranks) {
-    int64_t row = o->seq_len * ranks, B = o->total_batch % row ? 0 : o->batch_size - 1;
+    int64_t row = (int64_t)o->model.T * ranks, B = o->total_batch % row ? 0 : o->batch_size - 1;
     while (B > 0 && o->total_batch / row % B) B--;
     return B;
 }
@@ -143,9 +105,9 @@ static inline int options_synthetic_problems(const Options *o, bool lengths) {
     for (int i = 0; i < 2; i++) {
         if (values[i] && !lengths && why[i])
             REFUSE(problems, "--%s '%s' is not accepted: %s", names[i], option_shown(shown, values[i]), why[i]);
-        if (values[i] && lengths && !why[i] && options_usable(o, length) && o->seq_len < wanted[i])
-            REFUSE(problems, "--%s %s requires --seq-len %" PRId64 " or more, and it is %" PRId64, names[i],
-                   option_shown(shown, values[i]), wanted[i], o->seq_len);
+        if (values[i] && lengths && !why[i] && options_usable(o, length) && o->model.T < wanted[i])
+            REFUSE(problems, "--%s %s requires --seq-len %" PRId64 " or more, and it is %d", names[i],
+                   option_shown(shown, values[i]), wanted[i], o->model.T);
     }
     return problems;
 }
@@ -163,19 +125,18 @@ static inline int options_number_problems(const Options *o, int ranks) {
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
     problems += options_synthetic_problems(o, true);
     if (!options_usable(o, batch)) return problems;
-    int64_t N = o->batch_size * o->seq_len, micro_step = N * ranks; // at most 2^48 each
+    int64_t N = o->batch_size * o->model.T, micro_step = N * ranks; // at most 2^48 each
     if (N > INT_MAX)
-        REFUSE(problems,
-               "--batch-size %" PRId64 " times --seq-len %" PRId64 " is more than %d tokens; use a smaller one",
-               o->batch_size, o->seq_len, INT_MAX);
+        REFUSE(problems, "--batch-size %" PRId64 " times --seq-len %d is more than %d tokens; use a smaller one",
+               o->batch_size, o->model.T, INT_MAX);
     else if (!o->generate && o->total_batch % micro_step) { // generation has no updates
         int64_t smaller = options_smaller_batch(o, ranks), larger = (o->total_batch / micro_step + 1) * micro_step;
         OptionText batch_size = ""; // suggested first: it does not change the updates
         if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 " or ", smaller);
         REFUSE(problems,
-               "--total-batch %" PRId64 " is not a multiple of --batch-size %" PRId64 " times --seq-len %" PRId64
-               " times %d rank%s; use %s--total-batch %" PRId64,
-               o->total_batch, o->batch_size, o->seq_len, ranks, ranks == 1 ? "" : "s", batch_size, larger);
+               "--total-batch %" PRId64 " is not a multiple of --batch-size %" PRId64
+               " times --seq-len %d times %d rank%s; use %s--total-batch %" PRId64,
+               o->total_batch, o->batch_size, o->model.T, ranks, ranks == 1 ? "" : "s", batch_size, larger);
     }
     return problems;
 }
@@ -200,11 +161,53 @@ static inline bool prompt_numbers_valid(const char *text) {
     return true;
 }
 
-// Checks the options that a mode requires. `adopted`: the checkpoint's options have been read, if there is one.
-static inline int options_missing(const Options *o, bool adopted) {
+typedef struct {
+    const char *option, *needs[2]; // in use only with one of these
+    const char *what;              // the message: is required
+} Requirement;
+static const Requirement requirements[] = {
+    {"resume", {"out", NULL}, "--out DIR, the run directory"},
+    {"device", {"dry-run", NULL}, "--dry-run"},
+    {"dry-run-out", {"device", NULL}, "--device"},
+    {"eval-out", {"eval", NULL}, "--eval"},
+    {"dump-attention", {"eval", NULL}, "--eval"},
+    {"quantize", {"eval", NULL}, "--eval"},
+    {"eval-needles", {"eval", "dry-run"}, "--eval"},
+    {"eval-shots", {"eval", "dry-run"}, "--eval"},
+    {"probe", {"init", "resume"}, "--init DIR, the checkpoint that it measures"},
+    {"prompts", {"generate", NULL}, "--generate N"},
+    {"stop-at-separator", {"generate", NULL}, "--generate N"},
+};
+
+typedef struct {
+    const char *a, *b;
+    bool given; // a value of b that a checkpoint has does not count
+    const char *why;
+} Exclusion;
+static const Exclusion exclusions[] = {
+    {"match-params", "match-active", false, "both determine one width"},
+    {"init", "resume", false, "a resumed run already has weights"},
+    {"prompt", "prompt-tokens", false, "both specify the prompt"},
+    {"prompts", "prompt", true, "both specify the prompt"},
+    {"prompts", "prompt-tokens", true, "both specify the prompt"},
+};
+
+static inline int options_requirements(const Options *o) {
     int problems = 0;
-    if (o->resume && !o->out && !o->refused[option_row("out")])
-        REFUSE(problems, "--resume requires --out DIR, the run directory");
+    for (size_t i = 0; i < sizeof(requirements) / sizeof(requirements[0]); i++) {
+        const Requirement *q = &requirements[i];
+        bool met = !option_on(o, q->option);
+        for (int k = 0; k < 2 && q->needs[k]; k++)
+            met = met || option_on(o, q->needs[k]) || o->refused[option_row(q->needs[k])];
+        if (!met) REFUSE(problems, "--%s requires %s", q->option, q->what);
+    }
+    return problems;
+}
+
+// Checks the options that others, or a mode, require. `adopted`: the checkpoint's options have been read, if there is
+// one.
+static inline int options_missing(const Options *o, bool adopted) {
+    int problems = options_requirements(o);
     if (o->resume && !adopted) return problems;
     for (int m = 0; m < MODE_COUNT; m++) {
         const ModeRow *row = &mode_rows[m];
@@ -218,16 +221,6 @@ static inline int options_missing(const Options *o, bool adopted) {
     Separator separator;
     if (o->separator && !separator_parse(o->separator, &separator))
         REFUSE(problems, "--separator %s has an invalid format: it must be ID, ID:before or ID:after", o->separator);
-    if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out requires --eval");
-    if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention requires --eval");
-    if (o->quantize && !o->eval) REFUSE(problems, "--quantize requires --eval");
-    if (o->eval_needles && !o->eval && !o->dry_run) REFUSE(problems, "--eval-needles requires --eval");
-    if (o->eval_shots && !o->eval && !o->dry_run) REFUSE(problems, "--eval-shots requires --eval");
-    if (o->probe && !o->init && !o->resume)
-        REFUSE(problems, "--probe requires --init DIR, the checkpoint that it measures");
-    bool generates = o->generate || o->refused[option_row("generate")];
-    if (o->prompts && !generates) REFUSE(problems, "--prompts requires --generate N");
-    if (o->stop_at_separator && !generates) REFUSE(problems, "--stop-at-separator requires --generate N");
     return problems;
 }
 
@@ -277,17 +270,11 @@ static inline int options_unknown_device(const char *name) {
 static inline int options_exclusions(const Options *o) {
     OptionText shown;
     int problems = 0, modes = 0;
-    if (o->match_params && o->match_active)
-        REFUSE(problems, "--match-params and --match-active are mutually exclusive: both determine one width");
-    if (o->init && o->resume)
-        REFUSE(problems, "--init and --resume are mutually exclusive: a resumed run already has weights");
-    if (o->prompt && o->prompt_tokens)
-        REFUSE(problems, "--prompt and --prompt-tokens are mutually exclusive: both specify the prompt");
-    const char *other = options_given(o, "prompt")          ? "prompt"
-                        : options_given(o, "prompt-tokens") ? "prompt-tokens"
-                                                            : NULL;
-    if (o->prompts && other) // those of a checkpoint are not used
-        REFUSE(problems, "--prompts and --%s are mutually exclusive: both specify the prompt", other);
+    for (size_t i = 0; i < sizeof(exclusions) / sizeof(exclusions[0]); i++) {
+        const Exclusion *e = &exclusions[i];
+        if (option_on(o, e->a) && (e->given ? options_given(o, e->b) : option_on(o, e->b)))
+            REFUSE(problems, "--%s and --%s are mutually exclusive: %s", e->a, e->b, e->why);
+    }
     size_t invalid = o->prompt ? utf8_invalid_at(o->prompt, strlen(o->prompt)) : 0;
     if (invalid)
         REFUSE(problems, "--prompt is not valid UTF-8 at byte %zu: use UTF-8, or --prompt-tokens ID,ID,...", invalid);
@@ -305,10 +292,8 @@ static inline int options_exclusions(const Options *o) {
                "--zero 3 does not support --%s, for which ranks compute different numbers of forwards: use --zero 2, "
                "or evaluate the checkpoints",
                o->sample_every ? "sample-every" : "eval-choices");
-    if (o->device && !o->dry_run) REFUSE(problems, "--device requires --dry-run");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
         REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
-    if (o->dry_run_out && !o->device) REFUSE(problems, "--dry-run-out requires --device");
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
     const DevicePeak *gpu = o->device ? device_peak_named(o->device) : NULL;
     if (gpu && o->gemm == GEMM_FP8 && device_fp8_tflops(gpu) == 0)
@@ -341,12 +326,12 @@ static inline int options_exclusions(const Options *o) {
 // Without --vocab, a new model has the vocabulary size of its data, and the preset's for data that does not specify
 // one. --vocab may be larger than the data requires; a smaller value is an error when the data is opened.
 static inline void options_adopt_data(Options *o) {
-    int r = option_row("vocab"), vocabulary = 0, otherwise = presets[o->preset].V;
+    int r = option_row("vocab"), vocabulary = 0, otherwise = presets[o->preset].model.V;
     if (o->has[r] || o->refused[r]) return;
     if (o->train_data) vocabulary = corpus_vocabulary(o->train_data, otherwise);
     if (o->val_data) vocabulary = max_int(vocabulary, corpus_vocabulary(o->val_data, otherwise));
     if (vocabulary == 0) return;
-    o->vocab = vocabulary;
+    o->model.V = vocabulary;
     o->has[r] = true;
 }
 
@@ -366,9 +351,9 @@ static inline void options_warn_unused(const Options *o) {
         bool unused;
         const char *where;
     } rows[] = {
-        {"router-aux", !o->experts, "without --experts"},
-        {"router-z", !o->experts, "without --experts"},
-        {"router-bias-rate", !o->router_bias, "without --router-bias"},
+        {"router-aux", !o->model.E, "without --experts"},
+        {"router-z", !o->model.E, "without --experts"},
+        {"router-bias-rate", !o->model.router_bias, "without --router-bias"},
         {"val-every", o->val_every && !o->val_data && !o->eval_choices, "without --val-data or --eval-choices"},
         {"rollback", !o->out || !o->checkpoint_every,
          "without --out and --checkpoint-every: there is no checkpoint to return to"},
@@ -408,76 +393,51 @@ static inline ModelConfig options_model(const Options *o) {
 static inline bool options_width_known(const Options *o, const ModelConfig *loaded) {
     return o->has[option_row(options_match_name(loaded))] || options_given(o, "preset");
 }
-static inline int64_t options_width(const Options *o, const ModelConfig *loaded) {
-    const Preset *preset = &presets[o->preset];
-    if (!o->has[option_row(options_match_name(loaded))]) return loaded->E ? preset->FE : preset->F;
-    return loaded->E ? o->expert_ffn : o->ffn;
+static inline int options_width(const Options *o, const ModelConfig *loaded) {
+    bool has = o->has[option_row(options_match_name(loaded))];
+    const ModelConfig *from = has ? &o->model : &presets[o->preset].model;
+    return loaded->E ? from->FE : from->F;
 }
 
-// Whether the model has no such dimension: without dense layers a model with experts has no MLP width.
-static inline bool model_dim_unused(const ModelConfig *c, const ModelDim *d) {
-    return d->model == offsetof(ModelConfig, F) && c->E && !c->dense_layers;
+// Whether the model has no such value: without dense layers a model with experts has no MLP width.
+static inline bool option_unused(const OptionRow *row, const ModelConfig *c) {
+    return row->field == offsetof(ModelConfig, F) && c->E && !c->dense_layers;
+}
+
+// The option as on a command line, of a value of option_value.
+static inline const char *option_phrase(OptionText out, const OptionRow *row, const char *value) {
+    bool flag = row->kind == OPTION_BOOL, no = flag && strcmp(value, "no") == 0;
+    snprintf(out, sizeof(OptionText), "--%s%s%s%.100s", no ? "no-" : "", row->name, flag ? "" : " ", flag ? "" : value);
+    return out;
 }
 
 // Reports each architecture option that contradicts a loaded model, and returns their number. A given preset stands for
 // the options that are not given. The sequence length may differ: no weight depends on it.
 static inline int options_contradictions(const Options *o, const ModelConfig *loaded) {
-    int count = 0, preset = option_row("preset");
-    for (int i = 0; i < MODEL_DIM_COUNT; i++) {
-        const ModelDim *d = &model_dims[i];
-        int r = option_row(d->option), have = *(const int *)((const char *)loaded + d->model);
-        if (d->model == offsetof(ModelConfig, T) || model_dim_unused(loaded, d)) continue;
-        if (options_match(o) && strcmp(d->option, options_match_name(loaded)) == 0) continue; // checked below
-        int64_t want = *(const int64_t *)((const char *)o + d->field);
-        if (o->given[r] && want != have)
-            REFUSE(count, "--%s %" PRId64 " contradicts the loaded model, which has %d", d->option, want, have);
-        want = *(const int *)((const char *)&presets[o->preset] + d->preset);
-        if (!o->given[r] && o->given[preset] && want != have)
-            REFUSE(count, "--preset %s, with --%s %" PRId64 ", contradicts the loaded model, which has %d",
-                   presets[o->preset].name, d->option, want, have);
+    int count = 0;
+    bool match = options_match(o), preset = options_given(o, "preset");
+    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
+        OptionText wanted, loaded_value, asked, other, shape = "";
+        const OptionRow *row = &option_rows[r];
+        if (!option_of_model(row) || row->field == offsetof(ModelConfig, T) || option_unused(row, loaded)) continue;
+        if (match && strcmp(row->name, options_match_name(loaded)) == 0) continue; // checked below
+        if (!o->given[r] && !(preset && option_of_preset(row))) continue;
+        if (!o->given[r]) FORMAT(shape, "--preset %s, with ", presets[o->preset].name);
+        const char *want = option_value(wanted, row, o->given[r] ? &o->model : &presets[o->preset].model);
+        const char *have = option_value(loaded_value, row, loaded);
+        if (strcmp(want, have) == 0) continue;
+        REFUSE(count, "%s%s%s contradicts the loaded model, which has %s", shape, option_phrase(asked, row, want),
+               *shape ? "," : "", row->kind == OPTION_BOOL ? option_phrase(other, row, have) : have);
     }
     ModelConfig matched = *loaded;
-    if (options_match(o) && options_width_known(o, loaded)) {
-        *model_match_width(&matched) = (int)options_width(o, loaded);
+    if (match && options_width_known(o, loaded)) {
+        *model_match_width(&matched) = options_width(o, loaded);
         int width = model_match_ffn(&matched, o->match_active), have = loaded->E ? loaded->FE : loaded->F;
         if (width != have)
-            REFUSE(count, "--match-%s with --%s %" PRId64 " requires an %s width of %d; the loaded model has %d",
+            REFUSE(count, "--match-%s with --%s %d requires an %s width of %d; the loaded model has %d",
                    o->match_active ? "active" : "params", options_match_name(loaded), options_width(o, loaded),
                    options_match_kind(loaded), width, have);
     }
-    const AttentionVariant *attention = &attention_variants[o->attention];
-    if (options_given(o, "attention") && attention != loaded->attention)
-        REFUSE(count, "--attention %s contradicts the loaded model, which has %s", attention->name,
-               loaded->attention->name);
-    if (options_given(o, "rope-theta") && o->rope_theta != loaded->rope_theta)
-        REFUSE(count, "--rope-theta %.15g contradicts the loaded model, which has %.15g", o->rope_theta,
-               loaded->rope_theta);
-    if (options_given(o, "shared-experts") && o->shared_experts != loaded->shared)
-        REFUSE(count, "--shared-experts %" PRId64 " contradicts the loaded model, which has %d", o->shared_experts,
-               loaded->shared);
-    if (options_given(o, "dense-layers") && o->dense_layers != loaded->dense_layers)
-        REFUSE(count, "--dense-layers %" PRId64 " contradicts the loaded model, which has %d", o->dense_layers,
-               loaded->dense_layers);
-    if (options_given(o, "window") && o->window != loaded->window)
-        REFUSE(count, "--window %" PRId64 " contradicts the loaded model, which has %d", o->window, loaded->window);
-    if (options_given(o, "full-every") && o->full_every != loaded->full_every)
-        REFUSE(count, "--full-every %" PRId64 " contradicts the loaded model, which has %d", o->full_every,
-               loaded->full_every);
-    if (options_given(o, "yoco") && o->yoco != loaded->yoco)
-        REFUSE(count, "--%syoco contradicts the loaded model, which has %s", o->yoco ? "" : "no-",
-               loaded->yoco ? "it" : "no YOCO");
-    if (options_given(o, "qk-norm") && o->qk_norm != loaded->qk_norm)
-        REFUSE(count, "--%sqk-norm contradicts the loaded model, which has %s", o->qk_norm ? "" : "no-",
-               loaded->qk_norm ? "it" : "no norm of queries and keys");
-    if (options_given(o, "router-bias") && o->router_bias != loaded->router_bias)
-        REFUSE(count, "--%srouter-bias contradicts the loaded model, which has %s", o->router_bias ? "" : "no-",
-               loaded->router_bias ? "it" : "none");
-    bool tie_given = options_given(o, "tie-embeddings");
-    bool tied = tie_given ? o->tie_embeddings : presets[o->preset].tied;
-    if ((tie_given || o->given[preset]) && tied != loaded->tied)
-        REFUSE(count, "%s contradicts the loaded model, whose embeddings are %stied",
-               tie_given ? (tied ? "--tie-embeddings" : "--no-tie-embeddings") : "--preset",
-               loaded->tied ? "" : "not ");
     return count;
 }
 
@@ -487,33 +447,20 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
 static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     if (options_contradictions(o, loaded)) program_exit(EXIT_USAGE);
     int width = option_row(options_match_name(loaded));
+    ModelConfig adopted = *loaded;
     if (options_match(o) && options_width_known(o, loaded)) {
-        *option_int(o, option_rows[width].field) = options_width(o, loaded);
-        o->has[width] = true;
+        *model_match_width(&adopted) = options_width(o, loaded);
     } else if (options_match(o)) {
         warn("--match-%s: using the loaded model's %s width %d, because no --%s or --preset specifies what to match",
              o->match_active ? "active" : "params", options_match_kind(loaded), loaded->E ? loaded->FE : loaded->F,
              option_rows[width].name);
         o->match_params = o->match_active = false;
     }
-    for (int i = 0; i < MODEL_DIM_COUNT; i++) {
-        int r = option_row(model_dims[i].option);
-        if (model_dims[i].model == offsetof(ModelConfig, T) && o->has[r]) continue;
-        if ((r == width && options_match(o)) || model_dim_unused(loaded, &model_dims[i])) continue;
-        *option_int(o, model_dims[i].field) = *(const int *)((const char *)loaded + model_dims[i].model);
-        o->has[r] = true;
+    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
+        const OptionRow *row = &option_rows[r];
+        bool kept = row->field == offsetof(ModelConfig, T) && o->has[r];
+        if (option_of_model(row) && !kept && !option_unused(row, loaded)) option_copy(o, r, &adopted);
     }
-    o->attention = (int)(loaded->attention - attention_variants);
-    o->rope_theta = loaded->rope_theta;
-    o->rms_norm_eps = loaded->rms_norm_eps;
-    o->shared_experts = loaded->shared;
-    o->dense_layers = loaded->dense_layers;
-    o->window = loaded->window;
-    o->full_every = loaded->full_every;
-    o->yoco = loaded->yoco;
-    o->qk_norm = loaded->qk_norm;
-    o->router_bias = loaded->router_bias;
-    o->tie_embeddings = loaded->tied;
-    o->has[option_row("tie-embeddings")] = true;
+    o->model.rms_norm_eps = loaded->rms_norm_eps;
 }
 #endif

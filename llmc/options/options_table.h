@@ -14,21 +14,17 @@ To add an option, add a field to Options and a row to option_rows.
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
 #include "../base/common.h"
-#include "../ops/ops.h"
 #include "../model/presets.h"
+#include "../ops/ops.h"
 #include "schedule.h"
-#include "../model/variants.h"
 
 enum { OPTION_LIMIT = 96 };
 
 typedef struct {
-    int attention, preset; // indices into attention_variants and presets
-    int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
-    int64_t experts, experts_active, expert_ffn, shared_experts, dense_layers;
-    double rope_theta;
-    bool tie_embeddings, match_params, match_active;
-    int64_t seq_len, vocab, window, full_every; // window, full_every: 0: none
-    bool yoco, qk_norm, router_bias;
+    ModelConfig model; // first: the offset of a field is the same in both. With --match-params and --match-active its
+                       // width is that of the baseline, and options_model's that of the model
+    int preset;        // an index into presets
+    bool match_params, match_active;
 
     const char *train_data, *val_data, *separator, *tokenizer;
     bool doc_mask;
@@ -69,8 +65,6 @@ typedef struct {
     const char *eval_out, *dump_attention, *quantize, *eval_needles, *eval_shots, *probe;
     const char *device, *dry_run_out; // for --dry-run
 
-    double rms_norm_eps; // not an option: 1e-5, or the value of a loaded model
-
     bool given[OPTION_LIMIT], has[OPTION_LIMIT], refused[OPTION_LIMIT]; // by row of the table
 } Options;
 
@@ -78,10 +72,12 @@ typedef enum {
     OPTION_ACTION, // a flag that prints something and exits
     OPTION_BOOL,   // bool; takes no value, and also accepts --no-NAME
     OPTION_INT,    // int64_t
+    OPTION_DIM,    // int
     OPTION_U64,    // uint64_t
     OPTION_REAL,   // double, finite
     OPTION_TEXT,   // const char *, not empty, owned; NULL without a value
-    OPTION_CHOICE  // int, an index into a list of names
+    OPTION_CHOICE, // int, an index into a list of names
+    OPTION_VARIANT // const AttentionVariant *
 } OptionKind;
 
 typedef enum {
@@ -129,55 +125,55 @@ static inline const char *sdpa_choice(int i) {
 // clang-format off
 #define FIELD(name) offsetof(Options, name)
 static const OptionRow option_rows[] = {
-    {"model", "attention", OPTION_CHOICE, OPTION_FIXED, FIELD(attention), "NAME", "diff_v2", NULL, attention_choice,
-        "attention variant"},
+    {"model", "attention", OPTION_VARIANT, OPTION_FIXED, FIELD(model.attention), "NAME", "diff_v2", NULL,
+        attention_choice, "attention variant"},
     {"model", "preset", OPTION_CHOICE, OPTION_FIXED, FIELD(preset), "NAME", "tiny", NULL, preset_choice,
         "model shape, which the options below override; NAME-1.5h and NAME-2h have 1.5 and 2 times as many heads"},
-    {"model", "layers", OPTION_INT, OPTION_FIXED, FIELD(layers), "L", "(from the preset)", "[1, 65536]", NULL,
+    {"model", "layers", OPTION_DIM, OPTION_FIXED, FIELD(model.L), "L", "(from the preset)", "[1, 65536]", NULL,
         "number of layers"},
-    {"model", "hidden", OPTION_INT, OPTION_FIXED, FIELD(hidden), "C", "(from the preset)", "[1, 16777216]", NULL,
+    {"model", "hidden", OPTION_DIM, OPTION_FIXED, FIELD(model.C), "C", "(from the preset)", "[1, 16777216]", NULL,
         "hidden size"},
-    {"model", "heads", OPTION_INT, OPTION_FIXED, FIELD(heads), "NH", "(from the preset)", "[1, 65536]", NULL,
+    {"model", "heads", OPTION_DIM, OPTION_FIXED, FIELD(model.NH), "NH", "(from the preset)", "[1, 65536]", NULL,
         "number of attention heads whose output o_proj reads"},
-    {"model", "kv-heads", OPTION_INT, OPTION_FIXED, FIELD(kv_heads), "NKV", "(from the preset)", "[1, 65536]", NULL,
+    {"model", "kv-heads", OPTION_DIM, OPTION_FIXED, FIELD(model.NKV), "NKV", "(from the preset)", "[1, 65536]", NULL,
         "number of key/value heads, a divisor of --heads"},
-    {"model", "head-dim", OPTION_INT, OPTION_FIXED, FIELD(head_dim), "D", "(from the preset)", "[8, 256]", NULL,
+    {"model", "head-dim", OPTION_DIM, OPTION_FIXED, FIELD(model.D), "D", "(from the preset)", "[8, 256]", NULL,
         "head dimension, an even number"},
-    {"model", "ffn", OPTION_INT, OPTION_FIXED, FIELD(ffn), "F", "(from the preset)", "[1, 16777216]", NULL,
+    {"model", "ffn", OPTION_DIM, OPTION_FIXED, FIELD(model.F), "F", "(from the preset)", "[1, 16777216]", NULL,
         "MLP width"},
-    {"model", "experts", OPTION_INT, OPTION_FIXED, FIELD(experts), "E", "(from the preset)", "[0, 1024]", NULL,
+    {"model", "experts", OPTION_DIM, OPTION_FIXED, FIELD(model.E), "E", "(from the preset)", "[0, 1024]", NULL,
         "mixture of experts: number of experts in each layer; 0: none"},
-    {"model", "experts-active", OPTION_INT, OPTION_FIXED, FIELD(experts_active), "K", "(from the preset)", "[0, 64]",
+    {"model", "experts-active", OPTION_DIM, OPTION_FIXED, FIELD(model.K), "K", "(from the preset)", "[0, 64]",
         NULL, "number of experts that the router selects for a token"},
-    {"model", "expert-ffn", OPTION_INT, OPTION_FIXED, FIELD(expert_ffn), "F", "(from the preset)", "[0, 16777216]",
+    {"model", "expert-ffn", OPTION_DIM, OPTION_FIXED, FIELD(model.FE), "F", "(from the preset)", "[0, 16777216]",
         NULL, "MLP width of an expert"},
-    {"model", "shared-experts", OPTION_INT, OPTION_FIXED, FIELD(shared_experts), "S", "0", "[0, 1024]", NULL,
+    {"model", "shared-experts", OPTION_DIM, OPTION_FIXED, FIELD(model.shared), "S", "0", "[0, 1024]", NULL,
         "number of experts that every token passes, in addition"},
-    {"model", "dense-layers", OPTION_INT, OPTION_FIXED, FIELD(dense_layers), "N", "0", "[0, 65536]", NULL,
+    {"model", "dense-layers", OPTION_DIM, OPTION_FIXED, FIELD(model.dense_layers), "N", "0", "[0, 65536]", NULL,
         "with --experts: the first N layers have an MLP of width --ffn instead"},
-    {"model", "router-bias", OPTION_BOOL, OPTION_FIXED, FIELD(router_bias), NULL, "no", NULL, NULL,
+    {"model", "router-bias", OPTION_BOOL, OPTION_FIXED, FIELD(model.router_bias), NULL, "no", NULL, NULL,
         "with --experts: balance the experts by a bias that routers add to the probabilities that they select by"},
-    {"model", "rope-theta", OPTION_REAL, OPTION_FIXED, FIELD(rope_theta), "X", "10000", "(0, inf)", NULL,
+    {"model", "rope-theta", OPTION_REAL, OPTION_FIXED, FIELD(model.rope_theta), "X", "10000", "(0, inf)", NULL,
         "base of the rotary position embedding"},
-    {"model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(tie_embeddings), NULL, "(from the preset)", NULL, NULL,
+    {"model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(model.tied), NULL, "(from the preset)", NULL, NULL,
         "share the weights of the embedding and the LM head"},
     {"model", "match-params", OPTION_BOOL, OPTION_FIXED, FIELD(match_params), NULL, "no", NULL, NULL,
         "set the MLP width so that the model has as many parameters as the baseline with --ffn; with --experts the "
         "width of an expert, and --expert-ffn"},
     {"model", "match-active", OPTION_BOOL, OPTION_FIXED, FIELD(match_active), NULL, "no", NULL, NULL,
         "the same for the parameters that a token passes"},
-    {"model", "seq-len", OPTION_INT, OPTION_FIXED, FIELD(seq_len), "T",
+    {"model", "seq-len", OPTION_DIM, OPTION_FIXED, FIELD(model.T), "T",
         "(from the preset; with --init from the model)", "[1, 16777216]", NULL, "sequence length"},
-    {"model", "vocab", OPTION_INT, OPTION_FIXED, FIELD(vocab), "V", "(from the corpus directory, or the preset)",
+    {"model", "vocab", OPTION_DIM, OPTION_FIXED, FIELD(model.V), "V", "(from the corpus directory, or the preset)",
         "[1, 268435456]", NULL, "vocabulary size"},
-    {"model", "window", OPTION_INT, OPTION_FIXED, FIELD(window), "W", "0", "[0, 16777216]", NULL,
+    {"model", "window", OPTION_DIM, OPTION_FIXED, FIELD(model.window), "W", "0", "[0, 16777216]", NULL,
         "attention to the last W positions only; 0: to all"},
-    {"model", "full-every", OPTION_INT, OPTION_FIXED, FIELD(full_every), "K", "0", "[0, 65536]", NULL,
+    {"model", "full-every", OPTION_DIM, OPTION_FIXED, FIELD(model.full_every), "K", "0", "[0, 65536]", NULL,
         "with --window: every K-th layer attends to all positions; 0: no layer does"},
-    {"model", "yoco", OPTION_BOOL, OPTION_FIXED, FIELD(yoco), NULL, "no", NULL, NULL,
+    {"model", "yoco", OPTION_BOOL, OPTION_FIXED, FIELD(model.yoco), NULL, "no", NULL, NULL,
         "the upper half of the layers attends to keys and values that are computed once, from the output of the lower "
         "half, whose layers have the --window"},
-    {"model", "qk-norm", OPTION_BOOL, OPTION_FIXED, FIELD(qk_norm), NULL, "no", NULL, NULL,
+    {"model", "qk-norm", OPTION_BOOL, OPTION_FIXED, FIELD(model.qk_norm), NULL, "no", NULL, NULL,
         "normalise each query and key head before the rotary position embedding"},
 
     {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
@@ -369,9 +365,11 @@ static inline const char *option_shown(OptionText out, const char *text) {
 static inline const char *option_accepts(OptionText out, const OptionRow *row) {
     size_t n = 0;
     switch (row->kind) {
+    case OPTION_DIM:
     case OPTION_INT: snprintf(out, sizeof(OptionText), "a whole number in %s", row->range); break;
     case OPTION_U64: snprintf(out, sizeof(OptionText), "a whole number in [0, %" PRIu64 "]", UINT64_MAX); break;
     case OPTION_REAL: snprintf(out, sizeof(OptionText), "a number in %s", row->range); break;
+    case OPTION_VARIANT:
     case OPTION_CHOICE:
         for (int i = 0; row->choice(i) && n < sizeof(OptionText); i++)
             n += (size_t)snprintf(out + n, sizeof(OptionText) - n, "%s%s", i ? ", " : "one of ", row->choice(i));
@@ -420,10 +418,12 @@ static inline bool option_set(Options *o, int r, const char *text) {
         if (strcmp(text, "yes") != 0 && strcmp(text, "no") != 0) return false;
         *(bool *)field = text[0] == 'y';
         break;
+    case OPTION_DIM:
     case OPTION_INT: {
         int64_t x;
         if (!option_whole_number(text, &x) || !option_in_range(row->range, (double)x)) return false;
-        *(int64_t *)field = x;
+        if (row->kind == OPTION_INT) *(int64_t *)field = x;
+        else *(int *)field = (int)x;
         break;
     }
     case OPTION_U64: {
@@ -447,11 +447,13 @@ static inline bool option_set(Options *o, int r, const char *text) {
         *(char **)field = copy;
         break;
     }
+    case OPTION_VARIANT:
     case OPTION_CHOICE: {
         int i = 0;
         while (row->choice(i) && strcmp(row->choice(i), text) != 0) i++;
         if (!row->choice(i)) return false;
-        *(int *)field = i;
+        if (row->kind == OPTION_CHOICE) *(int *)field = i;
+        else *(const AttentionVariant **)field = &attention_variants[i];
         break;
     }
     }
@@ -459,17 +461,17 @@ static inline bool option_set(Options *o, int r, const char *text) {
     return true;
 }
 
-// Writes a value in the form that option_set reads, reals with the fewest digits that restore them; NULL without a
-// value. A text is returned unchanged.
-static inline const char *option_text(OptionText out, const Options *o, int r) {
-    const OptionRow *row = &option_rows[r];
-    const char *field = (const char *)o + row->field;
-    if (!o->has[r]) return NULL;
+// Writes a value in the form that option_set reads, reals with the fewest digits that restore them. `options`: Options,
+// or for an option of the model a ModelConfig. A text is returned unchanged.
+static inline const char *option_value(OptionText out, const OptionRow *row, const void *options) {
+    const char *field = (const char *)options + row->field;
     switch (row->kind) {
+    case OPTION_DIM: snprintf(out, sizeof(OptionText), "%d", *(const int *)field); break;
     case OPTION_INT: snprintf(out, sizeof(OptionText), "%" PRId64, *(const int64_t *)field); break;
     case OPTION_U64: snprintf(out, sizeof(OptionText), "%" PRIu64, *(const uint64_t *)field); break;
     case OPTION_TEXT: return *(const char *const *)field;
     case OPTION_CHOICE: return row->choice(*(const int *)field);
+    case OPTION_VARIANT: return (*(const AttentionVariant *const *)field)->name;
     case OPTION_REAL:
         for (int digits = 6; digits <= 17; digits++) {
             snprintf(out, sizeof(OptionText), "%.*g", digits, *(const double *)field);
@@ -480,10 +482,43 @@ static inline const char *option_text(OptionText out, const Options *o, int r) {
     }
     return out;
 }
+// The same, and NULL without a value.
+static inline const char *option_text(OptionText out, const Options *o, int r) {
+    return o->has[r] ? option_value(out, &option_rows[r], o) : NULL;
+}
+
+// Whether the option is in use: an accepted value that is not 0, "no" or missing.
+static inline bool option_on(const Options *o, const char *name) {
+    const OptionRow *row = &option_rows[option_row(name)];
+    const char *field = (const char *)o + row->field;
+    switch (row->kind) {
+    case OPTION_DIM: return *(const int *)field != 0;
+    case OPTION_INT: return *(const int64_t *)field != 0;
+    case OPTION_REAL: return *(const double *)field != 0;
+    case OPTION_TEXT: return *(const char *const *)field != NULL;
+    default: return *(const bool *)field;
+    }
+}
+
+// Whether the field is one of the model's architecture; and whether its default is that of the preset.
+static inline bool option_of_model(const OptionRow *row) {
+    return row->kind != OPTION_ACTION && row->field < sizeof(ModelConfig);
+}
+static inline bool option_of_preset(const OptionRow *row) { return option_of_model(row) && row->fallback[0] == '('; }
+
+// Copies the value of an option of the model.
+static inline void option_copy(Options *o, int r, const ModelConfig *from) {
+    const OptionRow *row = &option_rows[r];
+    size_t size = row->kind == OPTION_DIM ? sizeof(int) : row->kind == OPTION_BOOL ? sizeof(bool) : sizeof(double);
+    static_assert(sizeof(double) == sizeof(AttentionVariant *), "OPTION_REAL or OPTION_VARIANT");
+    assert(option_of_model(row));
+    memcpy((char *)o + row->field, (const char *)from + row->field, size);
+    o->has[r] = true;
+}
 
 static inline void options_defaults(Options *o) {
     memset(o, 0, sizeof(*o));
-    o->rms_norm_eps = 1e-5;
+    o->model.rms_norm_eps = 1e-5; // not an option: of a loaded model its own
     assert((int)OPTION_ROW_COUNT <= (int)OPTION_LIMIT);
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         const char *fallback = option_rows[r].fallback;

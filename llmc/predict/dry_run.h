@@ -7,7 +7,7 @@ dry_run.h: the report of --dry-run: parameters, memory, communication, FLOPs, an
 
 static inline void print_match(const ModelPlan *plan, const Options *o) {
     ModelConfig c = plan->config, baseline = model_as_baseline(&c);
-    *model_match_width(&baseline) = (int)(c.E ? o->expert_ffn : o->ffn);
+    *model_match_width(&baseline) = c.E ? o->model.FE : o->model.F;
     bool active = o->match_active;
     size_t own = model_parameter_count(&c, active), others = model_parameter_count(&baseline, active);
     printf("--match-%s: %s %d (baseline: %d), %zu %sparameters (baseline: %zu, %+.4f%%)\n",
@@ -27,7 +27,7 @@ static inline double communication_bytes(const ModelPlan *plan, int zero, int mi
 
 // By --zero level: the memory of a rank, the bytes it sends, and the time to send them if no computation hides it.
 static inline void print_communication(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
-    int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * plan->sharding.ranks));
+    int micro_steps = (int)(o->total_batch / (o->batch_size * o->model.T * plan->sharding.ranks));
     printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
            o->link_gbs > 0 ? "  time to send" : "", plan->device ? "    expected step    fits the GPU" : "");
     for (int zero = 0; zero <= options_most_zero(o); zero++) {

@@ -34,7 +34,7 @@ static inline uint64_t validation_windows(const Inputs *in, const Options *o) {
 static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPlan *plan, bool generates,
                                const char *loaded) {
     const ModeRow *row = &mode_rows[mode];
-    int V = plan->config.V, T = (int)o->seq_len;
+    int V = plan->config.V, T = o->model.T;
     run_tokenizer_open(&in->tokenizer, o, loaded, !row->prompts);
     if (o->prompts)
         in->sequences =

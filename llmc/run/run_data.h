@@ -11,7 +11,7 @@ run_data.h: opens --train-data and --val-data, and compares them between ranks.
 // text: the value of --`option`. V: vocabulary of the model. Also finds the separators that --doc-mask needs.
 static inline void run_data_open(DataLoader *loader, const Options *o, const char *option, const char *text, int V,
                                  bool shuffled) {
-    dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, comm_rank(), comm_ranks(), o->seed, shuffled);
+    dataloader_open(loader, text, (int)o->batch_size, o->model.T, V, comm_rank(), comm_ranks(), o->seed, shuffled);
     Separator given = {-1, false};
     if (o->separator) separator_parse(o->separator, &given); // run_tokenizer_open has checked it
     for (int i = 0; i < loader->corpus_count; i++) {

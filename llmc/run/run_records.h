@@ -173,7 +173,7 @@ static inline void print_training(int64_t step, const Options *o, int ranks, int
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", step, o->steps, o->total_batch);
     if (ranks > 1) printf("%d ranks, ", ranks);
     printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", micro_steps, micro_steps == 1 ? "" : "s",
-           (int)o->batch_size, (int)o->seq_len, peak.gflops, peak.from);
+           (int)o->batch_size, o->model.T, peak.gflops, peak.from);
     progress_flush();
 }
 
