@@ -23,7 +23,10 @@ starts no other program; the default build tests files and processes.
 #include "tests/windows.h"
 #include "tests/options.h"
 #include "tests/data.h"
+#include "tests/safetensors.h"
+#include "tests/config_json.h"
 #include "tests/checkpoint.h"
+#include "tests/run_files.h"
 #include "tests/program.h"
 #include "tests/generation.h"
 #include "tests/host.h"
@@ -69,7 +72,10 @@ static const struct {
     {"corpora", corpora_tests, CORPORA_TEST_COUNT, FP32_BUILD},
     {"tokenizer", tokenizer_tests, TOKENIZER_TEST_COUNT, FP32_BUILD},
     {"documents", documents_tests, DOCUMENTS_TEST_COUNT, EVERY_BUILD},
+    {"checkpoint", safetensors_tests, SAFETENSORS_TEST_COUNT, FP32_BUILD},
+    {"checkpoint", config_json_tests, CONFIG_JSON_TEST_COUNT, FP32_BUILD},
     {"checkpoint", checkpoint_tests, CHECKPOINT_TEST_COUNT, FP32_BUILD},
+    {"checkpoint", run_files_tests, RUN_FILES_TEST_COUNT, FP32_BUILD},
     {"program", program_tests, PROGRAM_TEST_COUNT, FP32_BUILD},
     {"generation", generation_tests, GENERATION_TEST_COUNT, EVERY_BUILD},
     {"generation", generation_program_tests, GENERATION_PROGRAM_TEST_COUNT, FP32_BUILD},
