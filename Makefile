@@ -133,13 +133,12 @@ $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c 
 # planned faults and single_diffv2 has no MPI, for the tests of several ranks; without optimization they compile in half
 # the time.
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
-PROGRAMS = train_diffv2 test_diffv2 test_operations bench encode_text round_fp8 faulty_diffv2 single_diffv2
+PROGRAMS = train_diffv2 text_to_shards test_diffv2 test_operations bench encode_text round_fp8 faulty_diffv2 \
+           single_diffv2
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/revision.o
 	$(CC) $(LINK)
 $(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/revision.o
 	$(CXX) $(LINK)
-$(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $<
 
 vpath %.c data tests dev/bench
 $(BUILD)/%.o: %.c $(BUILD)/flags

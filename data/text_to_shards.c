@@ -23,35 +23,14 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
               the shards and corpus.json are written under temporary names, flushed to disk and renamed, corpus.json
               last. A run that fails or is interrupted leaves no partial output.
   exit status 0 success, 1 failure, 2 usage error; errors are one line on stderr
-
-Requires only xxhash.h: cc -O2 -o text_to_shards text_to_shards.c
 */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#define _FILE_OFFSET_BITS 64
-#include <assert.h>
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
+#define XXH_INLINE_ALL // with the state of XXH64
+#include "../llmc/base/common.h"
+#include "../llmc/base/files.h"
+#include "../llmc/base/json.h"
 #include <getopt.h>
-#include <limits.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
 enum { HEADER_INTS = 256, MAGIC_U16 = 20240520, VERSION_U16 = 1, MAGIC_U32 = 20240801 };
 enum { SEPARATOR = 0, VOCABULARY = 256, CHUNK = 1 << 18, SHARDS_MAX = 100000 };
 enum { TRAIN, VAL, SPLITS };
@@ -91,21 +70,17 @@ typedef struct {
     bool described;             // corpus.json exists under its temporary name
 } Converter;
 
-static Converter converter; // the only global: fail() removes its temporary files
+static Converter converter; // the only global: a failure removes its temporary files
 static volatile sig_atomic_t interrupted;
 
 static void shard_name(char *name, size_t size, int split, uint64_t index, const char *suffix) {
     snprintf(name, size, "%s_%06llu.bin%s", split_names[split], (unsigned long long)index, suffix);
 }
 
-__attribute__((format(printf, 2, 3), noreturn)) static void fail(int status, const char *fmt, ...) {
-    va_list args;
-    va_start(args, fmt);
-    fflush(stdout);
-    fprintf(stderr, "text_to_shards: ");
-    vfprintf(stderr, fmt, args);
-    fprintf(stderr, "\n");
-    va_end(args);
+// Reports a usage error.
+#define USAGE(...) (warn(__VA_ARGS__), program_exit(EXIT_USAGE))
+
+static void remove_temporary_files(void) {
     for (int split = 0; split < SPLITS; split++)
         for (uint64_t i = 0; i < converter.shards[split]; i++) {
             char name[64];
@@ -113,17 +88,16 @@ __attribute__((format(printf, 2, 3), noreturn)) static void fail(int status, con
             unlinkat(converter.directory, name, 0);
         }
     if (converter.described) unlinkat(converter.directory, DESCRIPTION ".tmp", 0);
-    exit(status);
 }
 
 static void on_signal(int number) { interrupted = number; }
 static void stop_when_interrupted(void) {
-    if (interrupted) fail(EXIT_FAILED, "interrupted by signal %d; nothing was written", (int)interrupted);
+    CHECK(!interrupted, "interrupted by signal %d; nothing was written", (int)interrupted);
 }
 
 static void *grow(void *p, size_t bytes) {
     void *q = realloc(p, bytes);
-    if (q == NULL) fail(EXIT_FAILED, "out of memory: cannot allocate %zu bytes", bytes);
+    CHECK(q != NULL, "out of memory: cannot allocate %zu bytes", bytes);
     return q;
 }
 
@@ -132,7 +106,7 @@ static void *grow(void *p, size_t bytes) {
 
 static void spool_byte(Converter *c, int byte) {
     if (putc_unlocked(byte, c->spool) == EOF)
-        fail(EXIT_FAILED, "cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
+        check_failed("cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
     c->length++;
 }
 
@@ -198,12 +172,12 @@ static void read_text(Converter *c, int fd, const char *path, bool named) {
         ssize_t n = read(fd, chunk, sizeof(chunk));
         stop_when_interrupted();
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) fail(EXIT_FAILED, "cannot read %s: %s", path, strerror(errno));
+        CHECK(n >= 0, "cannot read %s: %s", path, strerror(errno));
         if (n == 0) break;
         int32_t magic = 0;
         if (bytes == 0 && n >= (ssize_t)sizeof(magic)) memcpy(&magic, chunk, sizeof(magic));
         if (magic == MAGIC_U16 || magic == MAGIC_U32)
-            fail(EXIT_FAILED, "%s is a token shard, not text: remove it from the input", path);
+            check_failed("%s is a token shard, not text: remove it from the input", path);
         bytes += (uint64_t)n;
         for (ssize_t i = 0; i < n; i++) {
             if (chunk[i] != SEPARATOR) text_byte(c, chunk[i]);
@@ -212,7 +186,7 @@ static void read_text(Converter *c, int fd, const char *path, bool named) {
     }
     // An empty file on the command line is an error; in a directory it is not.
     if (bytes == 0 && named)
-        fail(EXIT_FAILED, "%s is empty: remove it from the input, or check the program that wrote it", path);
+        check_failed("%s is empty: remove it from the input, or check the program that wrote it", path);
     text_end(c);
     c->files++;
     c->empty_files += bytes == 0;
@@ -228,14 +202,14 @@ static int compare_names(const struct dirent **a, const struct dirent **b) {
 static void read_directory(Converter *c, const char *path) {
     struct dirent **entries;
     int count = scandir(path, &entries, not_hidden, compare_names);
-    if (count < 0) fail(EXIT_FAILED, "cannot read directory %s: %s", path, strerror(errno));
+    CHECK(count >= 0, "cannot read directory %s: %s", path, strerror(errno));
     for (int i = 0; i < count; i++) {
         char inner[PATH_MAX];
         struct stat link, target;
         size_t n = snprintf(inner, sizeof(inner), "%s/%s", path, entries[i]->d_name); // -1: SIZE_MAX
-        if (n >= sizeof(inner)) fail(EXIT_FAILED, "a name in %s is too long", path);
+        CHECK(n < sizeof(inner), "a name in %s is too long", path);
         if (lstat(inner, &link) != 0 || stat(inner, &target) != 0)
-            fail(EXIT_FAILED, "cannot examine %s: %s", inner, strerror(errno));
+            check_failed("cannot examine %s: %s", inner, strerror(errno));
         if (S_ISREG(target.st_mode) || S_ISDIR(link.st_mode)) read_input(c, inner, false);
         free(entries[i]);
     }
@@ -248,13 +222,13 @@ static void read_input(Converter *c, const char *path, bool named) {
         return;
     }
     struct stat file;
-    if (stat(path, &file) != 0) fail(EXIT_FAILED, "cannot find %s: %s", path, strerror(errno));
+    CHECK(stat(path, &file) == 0, "cannot find %s: %s", path, strerror(errno));
     if (S_ISDIR(file.st_mode)) {
         read_directory(c, path);
         return;
     }
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) fail(EXIT_FAILED, "cannot open %s: %s", path, strerror(errno));
+    CHECK(fd >= 0, "cannot open %s: %s", path, strerror(errno));
     read_text(c, fd, path, named);
     close(fd);
 }
@@ -281,12 +255,12 @@ static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
     if (o->has_val_tokens ? target == 0 : o->val_fraction == 0) return 0;
     if (target == 0) target = 1; // a very short text
     if (o->has_val_tokens && target >= c->tokens)
-        fail(EXIT_FAILED, "--val-tokens %llu leaves nothing for training: the text has %llu tokens",
-             (unsigned long long)target, (unsigned long long)c->tokens);
+        check_failed("--val-tokens %llu leaves nothing for training: the text has %llu tokens",
+                     (unsigned long long)target, (unsigned long long)c->tokens);
     if (c->documents < 2) {
         const char *advice = "the text is one document, so none can be used for validation: split it with --delimiter";
-        if (o->asked_for_val) fail(EXIT_FAILED, "%s", advice);
-        fprintf(stderr, "text_to_shards: %s\n", advice);
+        CHECK(!o->asked_for_val, "%s", advice);
+        warn("%s", advice);
         return 0;
     }
     uint64_t *order = (uint64_t *)grow(NULL, c->documents * sizeof(uint64_t));
@@ -308,11 +282,8 @@ static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
         taken = c->lengths[smallest];
     }
     if (taken > 2 * target || taken < target / 2)
-        fprintf(stderr,
-                "text_to_shards: validation has %llu tokens instead of about %llu, since documents are long: split "
-                "them with "
-                "--delimiter\n",
-                (unsigned long long)taken, (unsigned long long)target);
+        warn("validation has %llu tokens instead of about %llu, since documents are long: split them with --delimiter",
+             (unsigned long long)taken, (unsigned long long)target);
     return taken;
 }
 
@@ -328,22 +299,8 @@ typedef struct {
     XXH64_state_t digest;                       // of its content
     unsigned char *bytes;                       // [CHUNK]: buffered output
     size_t filled;
+    char name[PATH_SIZE]; // of the current shard, for messages
 } ShardWriter;
-
-static bool write_all(int fd, const unsigned char *bytes, size_t count) {
-    while (count) {
-        ssize_t n = write(fd, bytes, count);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        bytes += n, count -= n;
-    }
-    return true;
-}
-
-static void writer_failed(const ShardWriter *w) {
-    fail(EXIT_FAILED, "cannot write shard %llu of %s in %s: %s", (unsigned long long)w->converter->shards[w->split] - 1,
-         split_names[w->split], w->converter->options.out, strerror(errno));
-}
 
 static ShardWriter writer_open(Converter *c, int split, uint64_t total) {
     ShardWriter w;
@@ -352,8 +309,8 @@ static ShardWriter writer_open(Converter *c, int split, uint64_t total) {
     w.bytes = (unsigned char *)grow(NULL, CHUNK);
     w.count = (total + c->options.shard_tokens - 1) / c->options.shard_tokens;
     if (w.count > SHARDS_MAX)
-        fail(EXIT_FAILED, "%llu tokens require %llu shards, more than %d: use a larger --shard-tokens",
-             (unsigned long long)total, (unsigned long long)w.count, SHARDS_MAX);
+        check_failed("%llu tokens require %llu shards, more than %d: use a larger --shard-tokens",
+                     (unsigned long long)total, (unsigned long long)w.count, SHARDS_MAX);
     return w;
 }
 
@@ -365,10 +322,11 @@ static void writer_next_shard(ShardWriter *w) {
     w->end = w->total / w->count * (index + 1) + w->total % w->count * (index + 1) / w->count;
     char name[64];
     shard_name(name, sizeof(name), w->split, index, ".tmp");
+    FORMAT(w->name, "shard %llu of %s in %s", (unsigned long long)index, split_names[w->split], c->options.out);
     c->shards[w->split]++;
     c->written[w->split] = (ShardFile *)grow(c->written[w->split], (index + 1) * sizeof(ShardFile));
     w->fd = openat(c->directory, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (w->fd < 0) writer_failed(w);
+    CHECK(w->fd >= 0, "cannot write %s: %s", w->name, strerror(errno));
     int32_t header[HEADER_INTS] = {MAGIC_U16, VERSION_U16, (int32_t)(w->end - w->begin)};
     memcpy(w->bytes, header, sizeof(header));
     w->filled = sizeof(header);
@@ -377,7 +335,7 @@ static void writer_next_shard(ShardWriter *w) {
 
 static void writer_flush(ShardWriter *w) {
     XXH64_update(&w->digest, w->bytes, w->filled);
-    if (!write_all(w->fd, w->bytes, w->filled)) writer_failed(w);
+    file_write(w->fd, w->bytes, w->filled, w->name);
     w->filled = 0;
 }
 
@@ -388,7 +346,7 @@ static void writer_token(ShardWriter *w, uint16_t token) {
     if (w->filled == CHUNK) writer_flush(w);
     if (++w->written < w->end) return;
     writer_flush(w);
-    if (fsync(w->fd) != 0 || close(w->fd) != 0) writer_failed(w);
+    file_close_synced(w->fd, w->name);
     w->fd = -1;
     ShardFile *shard = &w->converter->written[w->split][w->converter->shards[w->split] - 1];
     shard->tokens = w->end - w->begin;
@@ -398,11 +356,11 @@ static void writer_token(ShardWriter *w, uint16_t token) {
 static void write_shards(Converter *c, const unsigned char *is_val, uint64_t val_tokens) {
     ShardWriter writers[SPLITS] = {writer_open(c, TRAIN, c->tokens - val_tokens), writer_open(c, VAL, val_tokens)};
     if (fflush(c->spool) != 0 || fseeko(c->spool, 0, SEEK_SET) != 0)
-        fail(EXIT_FAILED, "cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
+        check_failed("cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
     for (size_t i = 0; i < c->documents; i++)
         for (uint64_t k = 0; k < c->lengths[i]; k++) {
             int byte = getc_unlocked(c->spool);
-            if (byte == EOF) fail(EXIT_FAILED, "cannot read back a temporary file in %s", c->options.out);
+            CHECK(byte != EOF, "cannot read back a temporary file in %s", c->options.out);
             if ((k & 0xFFFF) == 0) stop_when_interrupted();
             writer_token(&writers[is_val[i]], (uint16_t)byte);
         }
@@ -412,64 +370,43 @@ static void write_shards(Converter *c, const unsigned char *is_val, uint64_t val
     }
 }
 
-// Bytes of the UTF-8 character at s, a string; 0 if it is invalid.
-static int utf8_length(const unsigned char *s) {
-    int length = s[0] < 0x80                    ? 1
-                 : s[0] >= 0xC2 && s[0] <= 0xDF ? 2
-                 : (s[0] & 0xF0) == 0xE0        ? 3
-                 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4
-                                                : 0;
-    for (int i = 1; i < length; i++)
-        if ((s[i] & 0xC0) != 0x80) return 0;
-    bool overlong = (s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xF0 && s[1] < 0x90);
-    bool beyond = (s[0] == 0xED && s[1] > 0x9F) || (s[0] == 0xF4 && s[1] > 0x8F); // surrogates, above U+10FFFF
-    return overlong || beyond ? 0 : length;
-}
-
-// Prints the content of a JSON string. Invalid UTF-8, which file names may have, becomes U+FFFD.
-static void print_escaped(FILE *f, const char *text) {
-    for (const unsigned char *s = (const unsigned char *)text; *s;) {
-        int length = utf8_length(s);
-        if (length == 0) fputs("\\ufffd", f), length = 1;
-        else if (*s < 0x20 || *s == 0x7F || *s == '"' || *s == '\\') fprintf(f, "\\u%04x", *s);
-        else fwrite(s, 1, length, f);
-        s += length;
-    }
-}
-
 // Writes corpus.json under its temporary name.
 static void write_description(Converter *c, uint64_t val_tokens, char *const *inputs, int input_count) {
-    char *out = realpath(c->options.out, NULL); // resolves names such as "."
-    const char *name = out ? strrchr(out, '/') + 1 : c->options.out;
-    c->described = true;
-    int fd = openat(c->directory, DESCRIPTION ".tmp", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
-    if (f == NULL) fail(EXIT_FAILED, "cannot write corpus.json in %s: %s", c->options.out, strerror(errno));
-    fprintf(f, "{\n  \"format\": 1,\n  \"name\": \"");
-    print_escaped(f, name);
-    fprintf(f, "\",\n  \"source\": \"");
-    for (int i = 0; i < input_count; i++) {
-        if (i) fputc(' ', f);
-        print_escaped(f, inputs[i]);
-    }
-    fprintf(f, "\",\n  \"vocab_size\": %d,\n  \"tokenizer\": \"bytes\",\n", VOCABULARY);
-    fprintf(f, "  \"separator\": {\"token\": %d, \"text\": \"\\\\0\", \"place\": \"before\"},\n", SEPARATOR);
-    fprintf(f, "  \"documents\": %llu,\n  \"text_bytes\": %llu,\n  \"train_tokens\": %llu,\n  \"val_tokens\": %llu,\n",
-            (unsigned long long)c->documents, (unsigned long long)(c->tokens - c->documents),
-            (unsigned long long)(c->tokens - val_tokens), (unsigned long long)val_tokens);
-    fprintf(f, "  \"shards\": [");
-    const char *comma = "";
+    char *out = realpath(c->options.out, NULL), *source = NULL, path[PATH_SIZE]; // realpath resolves names such as "."
+    size_t size = 0;
+    FILE *f = open_memstream(&source, &size);
+    for (int i = 0; f && i < input_count; i++) fprintf(f, "%s%s", i ? " " : "", inputs[i]);
+    CHECK(f && fclose(f) == 0, "out of memory for corpus.json");
+    cJSON *o = cJSON_CreateObject(), *separator = cJSON_CreateObject(), *shards = cJSON_CreateArray();
+    bool ok = cJSON_AddNumberToObject(separator, "token", SEPARATOR) &&
+              cJSON_AddStringToObject(separator, "text", "\\0") &&
+              cJSON_AddStringToObject(separator, "place", "before") && cJSON_AddNumberToObject(o, "format", 1) &&
+              cJSON_AddStringToObject(o, "name", out ? strrchr(out, '/') + 1 : c->options.out) &&
+              cJSON_AddStringToObject(o, "source", source) && cJSON_AddNumberToObject(o, "vocab_size", VOCABULARY) &&
+              cJSON_AddStringToObject(o, "tokenizer", "bytes") && cJSON_AddItemToObject(o, "separator", separator);
+    json_add_u64(o, "documents", c->documents);
+    json_add_u64(o, "text_bytes", c->tokens - c->documents);
+    json_add_u64(o, "train_tokens", c->tokens - val_tokens);
+    json_add_u64(o, "val_tokens", val_tokens);
+    ok = ok && cJSON_AddItemToObject(o, "shards", shards);
     for (int split = 0; split < SPLITS; split++)
-        for (uint64_t i = 0; i < c->shards[split]; i++, comma = ",") {
-            char file[64];
+        for (uint64_t i = 0; i < c->shards[split]; i++) {
+            cJSON *shard = cJSON_CreateObject();
+            char file[64], digest[20];
             shard_name(file, sizeof(file), split, i, "");
-            fprintf(f, "%s\n    {\"file\": \"%s\", \"tokens\": %llu, \"xxh64\": \"%016llx\"}", comma, file,
-                    (unsigned long long)c->written[split][i].tokens, (unsigned long long)c->written[split][i].xxh64);
+            FORMAT(digest, "%016llx", (unsigned long long)c->written[split][i].xxh64);
+            ok = ok && cJSON_AddItemToArray(shards, shard) && cJSON_AddStringToObject(shard, "file", file);
+            json_add_u64(shard, "tokens", c->written[split][i].tokens);
+            ok = ok && cJSON_AddStringToObject(shard, "xxh64", digest);
         }
-    fprintf(f, "\n  ]\n}\n");
-    bool failed = ferror(f) != 0 || fflush(f) != 0 || fsync(fileno(f)) != 0;
-    if (fclose(f) != 0 || failed)
-        fail(EXIT_FAILED, "cannot write corpus.json in %s: %s", c->options.out, strerror(errno));
+    CHECK(ok, "out of memory for corpus.json");
+    char *text = json_text(o, &size);
+    FORMAT(path, "%s/" DESCRIPTION ".tmp", c->options.out);
+    c->described = true;
+    file_write_new(path, text, size);
+    cJSON_Delete(o);
+    free(text);
+    free(source);
     free(out);
 }
 
@@ -483,11 +420,11 @@ static bool old_corpus(Converter *c, bool remove, char example[64]) {
         found = true;
         snprintf(example, 64, "%s", corpus_files[i]);
         if (remove && unlinkat(c->directory, corpus_files[i], 0) != 0)
-            fail(EXIT_FAILED, "cannot remove %s/%s: %s", c->options.out, corpus_files[i], strerror(errno));
+            check_failed("cannot remove %s/%s: %s", c->options.out, corpus_files[i], strerror(errno));
     }
     int copy = dup(c->directory);
     DIR *directory = copy < 0 ? NULL : fdopendir(copy);
-    if (directory == NULL) fail(EXIT_FAILED, "cannot read directory %s: %s", c->options.out, strerror(errno));
+    CHECK(directory != NULL, "cannot read directory %s: %s", c->options.out, strerror(errno));
     rewinddir(directory);
     for (struct dirent *entry; (entry = readdir(directory)) != NULL;)
         for (int split = 0; split < SPLITS; split++) {
@@ -499,7 +436,7 @@ static bool old_corpus(Converter *c, bool remove, char example[64]) {
             found = true;
             snprintf(example, 64, "%.63s", entry->d_name);
             if (remove && unlinkat(c->directory, entry->d_name, 0) != 0)
-                fail(EXIT_FAILED, "cannot remove %s/%s: %s", c->options.out, entry->d_name, strerror(errno));
+                check_failed("cannot remove %s/%s: %s", c->options.out, entry->d_name, strerror(errno));
         }
     closedir(directory);
     return found;
@@ -507,7 +444,7 @@ static bool old_corpus(Converter *c, bool remove, char example[64]) {
 
 static void rename_temporary(Converter *c, const char *from, const char *to) {
     if (renameat(c->directory, from, c->directory, to) != 0)
-        fail(EXIT_FAILED, "cannot rename %s/%s to %s: %s", c->options.out, from, to, strerror(errno));
+        check_failed("cannot rename %s/%s to %s: %s", c->options.out, from, to, strerror(errno));
 }
 
 // Removes the old corpus first: after a crash shards may be missing, but two corpora are never mixed.
@@ -523,7 +460,7 @@ static void publish_corpus(Converter *c) {
             rename_temporary(c, from, to);
         }
     rename_temporary(c, DESCRIPTION ".tmp", DESCRIPTION);
-    if (fsync(c->directory) != 0) fail(EXIT_FAILED, "cannot flush %s to disk: %s", c->options.out, strerror(errno));
+    CHECK(fsync(c->directory) == 0, "cannot flush %s to disk: %s", c->options.out, strerror(errno));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -575,8 +512,8 @@ static uint64_t parse_count(const char *name, const char *text, uint64_t min, ui
     unsigned long long unit = *end == 'K' ? 1000ull : *end == 'M' ? 1000000ull : *end == 'G' ? 1000000000ull : 1;
     if (good && unit > 1) end++;
     if (!good || *end != 0 || x > max / unit || x * unit < min)
-        fail(EXIT_USAGE, "--%s %s: the value must be an integer from %llu to %llu", name, text, (unsigned long long)min,
-             (unsigned long long)max);
+        USAGE("--%s %s: the value must be an integer from %llu to %llu", name, text, (unsigned long long)min,
+              (unsigned long long)max);
     return x * unit;
 }
 
@@ -595,9 +532,9 @@ static void parse_delimiter(Options *o, const char *text) {
         else if (letter) to[n++] = bytes[letter - letters], p++;
         else if (p[1] == 'x' && hex_digit(p[2]) >= 0 && hex_digit(p[3]) >= 0 && hex_digit(p[2]) + hex_digit(p[3]) > 0)
             to[n++] = (char)(16 * hex_digit(p[2]) + hex_digit(p[3])), p += 3;
-        else fail(EXIT_USAGE, "--delimiter %s: '%.2s' is not one of the escapes \\n \\t \\r \\f \\\\ \\xHH", text, p);
+        else USAGE("--delimiter %s: '%.2s' is not one of the escapes \\n \\t \\r \\f \\\\ \\xHH", text, p);
     }
-    if (n == 0) fail(EXIT_USAGE, "--delimiter: the text is empty");
+    if (n == 0) USAGE("--delimiter: the text is empty");
     to[n] = 0;
     o->delimiter = to;
     o->delimiter_length = n;
@@ -617,7 +554,7 @@ static void set_option(Options *o, int option, const char *value) {
     case OPTION_VAL_FRACTION:
         o->val_fraction = strtod(value, &end);
         if (end == value || *end != 0 || !(o->val_fraction >= 0 && o->val_fraction < 1))
-            fail(EXIT_USAGE, "--val-fraction %s: the value must be a number in [0, 1)", value);
+            USAGE("--val-fraction %s: the value must be a number in [0, 1)", value);
         o->asked_for_val = true;
         break;
     case OPTION_FORCE: o->force = true; break;
@@ -638,49 +575,45 @@ static void parse_options(Options *o, int argc, char **argv) {
     o->val_fraction = 0.01;
     opterr = 0; // print our own messages
     for (int option; (option = getopt_long(argc, argv, ":", known, NULL)) != -1;) {
-        if (option == ':') fail(EXIT_USAGE, "%s requires a value; --help lists the options", argv[optind - 1]);
-        if (option == '?' && optopt > 0 && optopt < 256)
-            fail(EXIT_USAGE, "unknown option -%c; --help lists the options", optopt);
-        if (option == '?') fail(EXIT_USAGE, "unknown option %s; --help lists the options", argv[optind - 1]);
+        if (option == ':') USAGE("%s requires a value; --help lists the options", argv[optind - 1]);
+        if (option == '?' && optopt > 0 && optopt < 256) USAGE("unknown option -%c; --help lists the options", optopt);
+        if (option == '?') USAGE("unknown option %s; --help lists the options", argv[optind - 1]);
         set_option(o, option, optarg);
     }
-    if (o->has_val_tokens && o->asked_for_val)
-        fail(EXIT_USAGE, "--val-fraction and --val-tokens are mutually exclusive");
+    if (o->has_val_tokens && o->asked_for_val) USAGE("--val-fraction and --val-tokens are mutually exclusive");
     o->asked_for_val = o->asked_for_val || o->has_val_tokens;
-    if (o->out == NULL) fail(EXIT_USAGE, "--out DIR is missing; --help lists the options");
-    if (optind == argc) fail(EXIT_USAGE, "no input: specify files or directories, or - for stdin");
+    if (o->out == NULL) USAGE("--out DIR is missing; --help lists the options");
+    if (optind == argc) USAGE("no input: specify files or directories, or - for stdin");
     int stdin_count = 0;
     for (int i = optind; i < argc; i++) stdin_count += strcmp(argv[i], "-") == 0;
-    if (stdin_count > 1) fail(EXIT_USAGE, "- (stdin) can be read only once");
+    if (stdin_count > 1) USAGE("- (stdin) can be read only once");
 }
 
 static void open_output(Converter *c) {
     const char *out = c->options.out;
-    if (mkdir(out, 0777) != 0 && errno != EEXIST)
-        fail(EXIT_FAILED, "cannot make directory %s: %s", out, strerror(errno));
+    if (mkdir(out, 0777) != 0 && errno != EEXIST) check_failed("cannot make directory %s: %s", out, strerror(errno));
     c->directory = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (c->directory < 0) fail(EXIT_FAILED, "cannot open directory %s: %s", out, strerror(errno));
+    CHECK(c->directory >= 0, "cannot open directory %s: %s", out, strerror(errno));
     if (flock(c->directory, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        fail(EXIT_FAILED, "another text_to_shards is writing to %s: wait for it, or use another --out", out);
+        check_failed("another text_to_shards is writing to %s: wait for it, or use another --out", out);
     char example[64];
     if (!c->options.force && old_corpus(c, false, example))
-        fail(EXIT_FAILED, "%s already has a corpus (%s): use another --out, or replace it with --force", out, example);
+        check_failed("%s already has a corpus (%s): use another --out, or replace it with --force", out, example);
     const char *spool = "text_to_shards.spool.tmp"; // not O_TMPFILE, which some network file systems lack
     int fd = openat(c->directory, spool, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     c->spool = fd < 0 ? NULL : fdopen(fd, "w+b");
     if (c->spool == NULL || unlinkat(c->directory, spool, 0) != 0)
-        fail(EXIT_FAILED, "cannot write to directory %s: %s", out, strerror(errno));
+        check_failed("cannot write to directory %s: %s", out, strerror(errno));
 }
 
 static const char *plural(uint64_t count) { return count == 1 ? "" : "s"; }
 
 int main(int argc, char **argv) {
     Converter *c = &converter;
-    struct timespec begin, end;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) // a closed one would be taken by the output
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
-            fail(EXIT_FAILED, "cannot open /dev/null: %s", strerror(errno));
+    double begin = now_seconds();
+    program_name = "text_to_shards";
+    failure_hook = remove_temporary_files;
+    program_begin();
     parse_options(&c->options, argc, argv);
     struct sigaction action;
     memset(&action, 0, sizeof(action));
@@ -688,11 +621,10 @@ int main(int argc, char **argv) {
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGHUP, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit is then a write error
     delimiter_prepare(c);
     open_output(c);
     for (int i = optind; i < argc; i++) read_input(c, argv[i], true);
-    if (c->documents == 0) fail(EXIT_FAILED, "no text in the input: nothing was written");
+    CHECK(c->documents > 0, "no text in the input: nothing was written");
     unsigned char *is_val = (unsigned char *)grow(NULL, c->documents);
     memset(is_val, 0, c->documents);
     uint64_t val_tokens = choose_validation(c, is_val), val_documents = 0;
@@ -700,16 +632,12 @@ int main(int argc, char **argv) {
     write_shards(c, is_val, val_tokens);
     write_description(c, val_tokens, argv + optind, argc - optind);
     publish_corpus(c);
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    double seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
-    if (c->dropped)
-        fprintf(stderr, "text_to_shards: dropped %llu NUL bytes, the first in %s\n", (unsigned long long)c->dropped,
-                c->first_dropped);
+    if (c->dropped) warn("dropped %llu NUL bytes, the first in %s", (unsigned long long)c->dropped, c->first_dropped);
     uint64_t documents[SPLITS] = {(uint64_t)c->documents - val_documents, val_documents};
     uint64_t tokens[SPLITS] = {c->tokens - val_tokens, val_tokens};
     printf("%llu file%s (%llu empty), %llu document%s, %llu tokens, %.1f s\n", (unsigned long long)c->files,
            plural(c->files), (unsigned long long)c->empty_files, (unsigned long long)c->documents, plural(c->documents),
-           (unsigned long long)c->tokens, seconds);
+           (unsigned long long)c->tokens, now_seconds() - begin);
     for (int split = 0; split < SPLITS; split++)
         printf("%-5s %llu document%s, %llu tokens in %llu shard%s %s/%s_*.bin\n", split_names[split],
                (unsigned long long)documents[split], plural(documents[split]), (unsigned long long)tokens[split],
@@ -721,7 +649,6 @@ int main(int argc, char **argv) {
     free((void *)c->options.delimiter);
     fclose(c->spool);
     close(c->directory);
-    if (fflush(stdout) != 0)
-        fail(EXIT_FAILED, "the shards are complete, but stdout cannot be written: %s", strerror(errno));
+    if (fflush(stdout) != 0) check_failed("the shards are complete, but stdout cannot be written: %s", strerror(errno));
     return 0;
 }

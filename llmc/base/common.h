@@ -76,6 +76,8 @@ Valid as C11 and as C++17.
 
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_SIGNALLED = 3 };
 
+static const char *program_name = "diffv2"; // before each line on stderr
+
 // Receives each warning of a process that is one of several ranks (watchdog.h). Returns true if this process must not
 // print the line.
 static bool (*warn_hook)(const char *line);
@@ -87,7 +89,7 @@ static inline void warn(const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(line, sizeof(line), fmt, args);
     va_end(args);
-    if (!warn_hook || !warn_hook(line)) fprintf(stderr, "diffv2: %s\n", line);
+    if (!warn_hook || !warn_hook(line)) fprintf(stderr, "%s: %s\n", program_name, line);
 }
 
 // Called by program_exit, before anything else; it may end the process itself (watchdog.h).
