@@ -104,7 +104,7 @@ def added_tokens(config):
     if any(a.get("lstrip") or a.get("rstrip") or a.get("single_word") for a in added):
         return [], "some of its added tokens include spaces or match only complete words"
     if len({bool(a.get("normalized")) for a in added}) > 1:
-        return [], "its added tokens are matched in two passes, before and after normalisation"
+        return [], "its added tokens are matched in two passes, before and after normalization"
     return [a["id"] for a in added], None
 
 

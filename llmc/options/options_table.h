@@ -174,7 +174,7 @@ static const OptionRow option_rows[] = {
         "the upper half of the layers attends to keys and values that are computed once, from the output of the lower "
         "half, whose layers have the --window"},
     {"model", "qk-norm", OPTION_BOOL, OPTION_FIXED, FIELD(model.qk_norm), NULL, "no", NULL, NULL,
-        "normalise each query and key head before the rotary position embedding"},
+        "normalize each query and key head before the rotary position embedding"},
 
     {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
         "training data: token shards (a quoted pattern), a corpus directory, or a mixture 'NAME=DATA:WEIGHT "

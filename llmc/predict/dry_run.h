@@ -122,7 +122,7 @@ static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *samplin
            c->attention->name, c->L, c->C, c->NH, plan->dims.NQ, c->NKV, c->D, mlp, c->V, c->T);
     if (c->E) print_mlps(c);
     if (c->window) print_windows(c);
-    if (c->qk_norm) printf("queries and keys are normalised\n");
+    if (c->qk_norm) printf("queries and keys are normalized\n");
     print_parameters(plan);
     if (options_match(o)) print_match(plan, o);
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);

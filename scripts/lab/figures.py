@@ -266,7 +266,7 @@ LAYER_FIGURES = (  # key, unit, whether the axis is logarithmic, title, note
         "mass",
         False,
         "Attention mass on the first position",
-        "Of the effective map |A1 - s A2|, normalised; of A for variants with one map.",
+        "Of the effective map |A1 - s A2|, normalized; of A for variants with one map.",
     ),
     ("logit_max", "largest |logit|", True, "Largest attention logit", "On sampled query rows, both maps."),
     ("residual_max", "largest |activation|", True, "Largest activation", "Of the residual stream after the layer."),

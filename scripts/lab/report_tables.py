@@ -325,7 +325,7 @@ def task_scores(r):
     head = ["task", "arm", "examples", "chance", "accuracy, %", "± over examples", "against chance", "gap", "p (Holm)"]
     return Table(
         "tasks",
-        [*head, "bits per byte", "gap", "p (Holm)", "normalised accuracy, %", "seeds"],
+        [*head, "bits per byte", "gap", "p (Holm)", "normalized accuracy, %", "seeds"],
         rows,
         "Scores of the last step, mean over seeds. Gap: arm minus reference at the same seed. Square brackets: "
         f"{100 * r['confidence']:.0f}% t intervals over seeds. Over examples: half the interval that the number of "
