@@ -230,12 +230,12 @@ static inline int output_open(OutputFile *o, const char *path) {
     struct stat st;
     uint32_t suffix;
     int fd = -1;
-    bool there = stat(path, &st) == 0;
+    bool exists = stat(path, &st) == 0;
     o->temporary[0] = 0;
     for (int i = STDOUT_FILENO; fd < 0 && i <= STDERR_FILENO; i++)
         if (file_is_named(i, path) && fflush(stdout) == 0) fd = fcntl(i, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0 && there && !S_ISREG(st.st_mode)) fd = open(path, O_WRONLY | O_CLOEXEC);
-    CHECK(fd >= 0 || !there || S_ISREG(st.st_mode), "cannot open %s: %s", path, strerror(errno));
+    if (fd < 0 && exists && !S_ISREG(st.st_mode)) fd = open(path, O_WRONLY | O_CLOEXEC);
+    CHECK(fd >= 0 || !exists || S_ISREG(st.st_mode), "cannot open %s: %s", path, strerror(errno));
     if (fd >= 0) return fd;
     FORMAT(o->target, "%s", path);
     for (ssize_t n, links = 0; (n = readlink(o->target, link, sizeof(link) - 1)) >= 0; links++) {

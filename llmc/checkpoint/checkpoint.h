@@ -345,16 +345,16 @@ static inline void checkpoint_save_gather(CheckpointSave *s) { s->checksums = ch
 // Last, in any thread: rank 0 publishes the checkpoint; the other ranks free their memory.
 static inline void checkpoint_save_publish(CheckpointSave *s) {
     char dir[PATH_SIZE], path[PATH_SIZE];
-    cJSON *all = cJSON_Duplicate(s->state, true);
-    CHECK(all && cJSON_AddItemToObject(all, "checksums", s->checksums), "out of memory for %s", s->temporary);
+    cJSON *state = cJSON_Duplicate(s->state, true);
+    CHECK(state && cJSON_AddItemToObject(state, "checksums", s->checksums), "out of memory for %s", s->temporary);
     checkpoint_path(s->run_dir, s->step, "", dir);
     FORMAT(path, "%s/trainer_state.json", s->temporary);
     if (comm_rank() == 0) {
-        checkpoint_state_write(path, all);
+        checkpoint_state_write(path, state);
         directory_sync(s->temporary);
         checkpoint_publish(s->run_dir, s->step, s->temporary, dir);
     }
-    cJSON_Delete(all);
+    cJSON_Delete(state);
 }
 
 // Called by all ranks. The caller keeps ownership of `state`.

@@ -168,12 +168,12 @@ static inline bool background_advance(int least) {
 
 static inline bool background_finish(void) {
     bool was_on = background.on;
-    for (bool there = !was_on; !there;) {
+    for (bool complete = !was_on; !complete;) {
         if (background.running) pthread_join(background.thread, NULL);
         background.running = false;
         int own = background_progress();
         comm_barrier(); // all ranks have finished the stage
-        there = background_advance(own);
+        complete = background_advance(own);
     }
     return was_on;
 }

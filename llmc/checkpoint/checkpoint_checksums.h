@@ -77,15 +77,15 @@ static inline uint64_t *file_digests_gather(uint64_t *digests, int own_error, si
     struct {
         int error;
         uint64_t bytes;
-    } own, *all = NULL;
+    } own, *of_ranks = NULL;
     memset(&own, 0, sizeof(own));
     own.error = digests ? 0 : own_error, own.bytes = digests ? *bytes : 0;
-    all = (__typeof__(all))checked_calloc(comm_ranks(), sizeof(own));
-    comm_gather(all, &own, sizeof(own));
+    of_ranks = (__typeof__(of_ranks))checked_calloc(comm_ranks(), sizeof(own));
+    comm_gather(of_ranks, &own, sizeof(own));
     int error = 0;
     for (int r = 0; r < comm_ranks() && !error; r++)
-        error = all[r].error ? all[r].error : all[r].bytes != all[0].bytes ? ESTALE : 0;
-    free(all);
+        error = of_ranks[r].error ? of_ranks[r].error : of_ranks[r].bytes != of_ranks[0].bytes ? ESTALE : 0;
+    free(of_ranks);
     if (error) {
         free(digests);
         errno = error;
@@ -107,8 +107,8 @@ typedef char Digest[20];
 static inline void digest_text(uint64_t digest, Digest out) { snprintf(out, sizeof(Digest), "%016" PRIx64, digest); }
 
 typedef struct {
-    bool there;
-    int error; // errno, where there are no digests
+    bool exists;
+    int error; // errno, where digests are missing
     uint64_t *digests, bytes;
     size_t count;
 } FileDigests;
@@ -119,8 +119,8 @@ static inline void checksums_read(const char *dir, FileDigests files[CHECKPOINT_
         char path[PATH_SIZE];
         FileDigests *f = &files[i];
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
-        f->there = i < CHECKPOINT_REQUIRED || access(path, F_OK) == 0;
-        if (f->there) f->digests = file_digests(path, comm_rank(), comm_ranks(), &f->count, &f->bytes);
+        f->exists = i < CHECKPOINT_REQUIRED || access(path, F_OK) == 0;
+        if (f->exists) f->digests = file_digests(path, comm_rank(), comm_ranks(), &f->count, &f->bytes);
         f->error = f->digests ? 0 : errno;
     }
 }
@@ -128,7 +128,7 @@ static inline void checksums_read(const char *dir, FileDigests files[CHECKPOINT_
 static inline cJSON *checksums_build(const char *dir, FileDigests files[CHECKPOINT_FILE_COUNT]) {
     cJSON *checksums = cJSON_CreateObject();
     for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
-        if (!files[i].there) continue;
+        if (!files[i].exists) continue;
         size_t count = files[i].count;
         uint64_t bytes = files[i].bytes;
         uint64_t *digests = file_digests_gather(files[i].digests, files[i].error, &count, &bytes);

@@ -53,18 +53,18 @@ static inline bool corpus_is_mixture(const char *text) {
     return name > 0 && text[name] == '=' && strchr(text, ':') && stat(text, &file) != 0;
 }
 
-// Parses one NAME=PATH:WEIGHT of `all`; returns the rest of the text.
-static inline const char *corpus_parse_spec(CorpusSpec *item, const char *text, const char *all) {
+// Parses one NAME=PATH:WEIGHT of `mixture`; returns the rest of the text.
+static inline const char *corpus_parse_spec(CorpusSpec *item, const char *text, const char *mixture) {
     size_t name = corpus_name_length(text), n = 0, colon = SIZE_MAX;
     CHECK(
         text[name] == '=' && name > 0 && name < CORPUS_NAME,
         "'%s': '%.*s' does not begin with NAME=, a name of 1 to %d letters, digits, - or _: specify several corpora as "
         "NAME=PATH:WEIGHT NAME=PATH:WEIGHT",
-        all, (int)strcspn(text, " \t\n"), text, CORPUS_NAME - 1);
+        mixture, (int)strcspn(text, " \t\n"), text, CORPUS_NAME - 1);
     memcpy(item->name, text, name);
     item->name[name] = 0;
     for (text += name + 1; *text && !strchr(" \t\n", *text); text++) {
-        CHECK(n + 1 < PATH_MAX, "'%s': the path of '%s' is too long", all, item->name);
+        CHECK(n + 1 < PATH_MAX, "'%s': the path of '%s' is too long", mixture, item->name);
         if (*text == ':') colon = n;
         if (*text == '\\' && text[1]) text++;
         item->path[n++] = *text;
@@ -73,11 +73,11 @@ static inline const char *corpus_parse_spec(CorpusSpec *item, const char *text, 
     char *end = NULL;
     const char *number = colon == SIZE_MAX ? "" : item->path + colon + 1;
     item->weight = strtod(number, &end);
-    CHECK(colon != SIZE_MAX && colon > 0, "'%s': '%s=%s' has no weight: write %s=PATH:0.5", all, item->name, item->path,
-          item->name);
+    CHECK(colon != SIZE_MAX && colon > 0, "'%s': '%s=%s' has no weight: write %s=PATH:0.5", mixture, item->name,
+          item->path, item->name);
     CHECK(*number && strspn(number, "0123456789.eE+-") == strlen(number) && *end == 0 && item->weight > 0 &&
               isfinite(item->weight),
-          "'%s': the weight '%s' of '%s' is not a positive number", all, number, item->name);
+          "'%s': the weight '%s' of '%s' is not a positive number", mixture, number, item->name);
     item->path[colon] = 0;
     return text + strspn(text, " \t\n");
 }

@@ -63,14 +63,14 @@ static inline uint64_t corpus_fingerprint(const DataLoader *l, const Corpus *cor
 // The fingerprint of all data: that of a single corpus, or a hash of the fingerprints, names and weights of several.
 // Stores the fingerprint of each corpus.
 static inline uint64_t dataloader_fingerprint(DataLoader *l) {
-    uint64_t all = 0;
+    uint64_t hash = 0;
     for (int i = 0; i < l->corpus_count; i++) {
         Corpus *s = &l->corpora[i];
         s->fingerprint = corpus_fingerprint(l, s);
         const uint64_t parts[3] = {s->fingerprint, s->weight_end, XXH3_64bits(s->name, strlen(s->name))};
-        all = i == 0 && l->corpus_count == 1 ? s->fingerprint : XXH3_64bits_withSeed(parts, sizeof(parts), all);
+        hash = i == 0 && l->corpus_count == 1 ? s->fingerprint : XXH3_64bits_withSeed(parts, sizeof(parts), hash);
     }
-    return all;
+    return hash;
 }
 
 // The name of a corpus in messages and checkpoints: empty if there is only one.

@@ -138,9 +138,9 @@ static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const C
     corpus->described = described;
     corpus->first_shard = l->shard_count;
     corpus->shard_count = found.count;
-    Shard *all = (Shard *)realloc(l->shards, (l->shard_count + found.count) * sizeof(Shard));
-    CHECK(all != NULL, "out of memory: %zu shards", l->shard_count + found.count);
-    l->shards = all;
+    Shard *shards = (Shard *)realloc(l->shards, (l->shard_count + found.count) * sizeof(Shard));
+    CHECK(shards != NULL, "out of memory: %zu shards", l->shard_count + found.count);
+    l->shards = shards;
     for (size_t i = 0; i < found.count; i++) {
         Shard *s = &l->shards[l->shard_count++];
         *s = found.shards[i];

@@ -68,8 +68,8 @@ static inline const cJSON *starts_value(const cJSON *run, const char *name) {
     const cJSON *value = json_member(json_member(run, "options"), name), *start, *change;
     cJSON_ArrayForEach(start, json_member(run, "starts")) {
         cJSON_ArrayForEach(change, json_member(start, "changed")) {
-            const char *of = cJSON_GetStringValue(json_member(change, "name"));
-            if (of && strcmp(of, name) == 0) value = json_member(change, "new");
+            const char *option = cJSON_GetStringValue(json_member(change, "name"));
+            if (option && strcmp(option, name) == 0) value = json_member(change, "new");
         }
     }
     return value;

@@ -166,13 +166,13 @@ static inline int attention_share(int n, size_t bytes, size_t lse) {
 
 static inline bool attention_fit(AttentionPlan *p, int parts) {
     AttentionShape s = p->shape;
-    int all = p->documents ? attention_slots(s) : s.B, groups = s.NKV;
-    if (!attention_make_plans(p, parts, all, groups)) return false;
-    size_t each = p->plan_bytes / all;
-    int sequences = p->documents ? (int)min_size(all, max_size(1, attention_limit / max_size(1, each)))
-                                 : attention_share(all, each, (size_t)s.NQ * s.T);
+    int most = p->documents ? attention_slots(s) : s.B, groups = s.NKV;
+    if (!attention_make_plans(p, parts, most, groups)) return false;
+    size_t each = p->plan_bytes / most;
+    int sequences = p->documents ? (int)min_size(most, max_size(1, attention_limit / max_size(1, each)))
+                                 : attention_share(most, each, (size_t)s.NQ * s.T);
     if (sequences == 1) groups = attention_share(groups, each / s.NKV, (size_t)(s.NQ / s.NKV) * s.T);
-    return (sequences == all && groups == s.NKV) || attention_make_plans(p, parts, sequences, groups);
+    return (sequences == most && groups == s.NKV) || attention_make_plans(p, parts, sequences, groups);
 }
 
 static inline bool attention_refuse(AttentionPlan *p, const char *why, const char *remedy) {

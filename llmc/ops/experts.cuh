@@ -39,14 +39,14 @@ static __global__ void expert_list_kernel(int *entries, int *places, const int *
     SHARED(int, counts, GROUP_THREADS / WARP);
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, place = starts[blockIdx.x];
     for (int i0 = 0; i0 < R; i0 += GROUP_THREADS) {
-        int i = i0 + (int)threadIdx.x, before = 0, all = 0;
+        int i = i0 + (int)threadIdx.x, before = 0, found = 0;
         bool own = i < R && experts[i] == (int)blockIdx.x;
         unsigned lanes = __ballot_sync(ALL_LANES, own);
         if (lane == 0) counts[warp] = __popc(lanes);
         __syncthreads();
         for (int w = 0; w < GROUP_THREADS / WARP; w++) {
             if (w < warp) before += counts[w];
-            all += counts[w];
+            found += counts[w];
         }
         __syncthreads(); // before the next counts
         if (own) {
@@ -54,7 +54,7 @@ static __global__ void expert_list_kernel(int *entries, int *places, const int *
             entries[p] = i;
             places[i] = p;
         }
-        place += all;
+        place += found;
     }
 }
 static inline void expert_group(int *starts, int *entries, int *places, const int *experts, Routing r) {

@@ -95,7 +95,7 @@ static __global__ void __launch_bounds__(HEAD_NORM_THREADS)
     __syncthreads();
     for (int i = (int)threadIdx.x; i < D; i += HEAD_NORM_THREADS) {
         float sum = 0;
-        for (int of = 0; of < groups; of++) sum += sums[of * D + i];
+        for (int other = 0; other < groups; other++) sum += sums[other * D + i];
         partial[blockIdx.x * (size_t)D + i] = sum;
     }
 }

@@ -34,12 +34,12 @@ static inline float quantize_levels(int bits) { return (float)((1 << (bits - 1))
 
 static inline void quantize_inplace(floatX *x, int N, int columns, int ld, int bits, bool whole) {
     OPERATION();
-    absmax_t *all = whole ? (absmax_t *)ops_scratch(sizeof(absmax_t)) : NULL;
+    absmax_t *largest = whole ? (absmax_t *)ops_scratch(sizeof(absmax_t)) : NULL;
     if (whole) {
-        buffer_zero(all, sizeof(absmax_t));
-        absmax_update(all, x, N, columns, ld);
+        buffer_zero(largest, sizeof(absmax_t));
+        absmax_update(largest, x, N, columns, ld);
     }
-    LAUNCH(quantize_kernel, blocks_of(N, 1), QUANTIZE_THREADS, 0, x, all, columns, ld, quantize_levels(bits));
+    LAUNCH(quantize_kernel, blocks_of(N, 1), QUANTIZE_THREADS, 0, x, largest, columns, ld, quantize_levels(bits));
 }
 
 static __device__ inline float quantize_logit(const floatX *q, const floatX *k, AttentionShape s) {

@@ -35,16 +35,16 @@ static inline void quantize_row(floatX *x, int columns, real max, int bits) {
 }
 
 static inline void quantize_inplace(floatX *x, int N, int columns, int ld, int bits, bool whole) {
-    real all = 0;
-#pragma omp parallel for schedule(static) reduction(max : all) if (whole)
+    real largest = 0;
+#pragma omp parallel for schedule(static) reduction(max : largest) if (whole)
     for (int n = 0; n < (whole ? N : 0); n++) {
         real max = quantize_row_max(x + (size_t)n * ld, columns);
-        all = max > all ? max : all;
+        largest = max > largest ? max : largest;
     }
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         floatX *row = x + (size_t)n * ld;
-        quantize_row(row, columns, whole ? all : quantize_row_max(row, columns), bits);
+        quantize_row(row, columns, whole ? largest : quantize_row_max(row, columns), bits);
     }
 }
 

@@ -70,10 +70,10 @@ static inline void log_event(Log *log, int64_t step, const char *what) {
     log_string(log, "what", what);
 }
 
-static inline void log_spike(Log *log, int64_t step, const char *of, double value, double z) {
+static inline void log_spike(Log *log, int64_t step, const char *metric, double value, double z) {
     if (!(z >= SPIKE_Z)) return;
     log_event(log, step, "spike");
-    log_string(log, "of", of);
+    log_string(log, "of", metric);
     log_number(log, "value", value);
     log_number(log, "z", z);
     log_end(log);
