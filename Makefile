@@ -131,14 +131,15 @@ $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c 
 # tests/fp8_test.py. test_operations has a part of the tests of test_diffv2.
 # train_diffv2_cpp is the trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has
 # planned faults and single_diffv2 has no MPI, for the tests of several ranks; without optimization they compile in half
-# the time.
+# the time. predict_diffv2.o predicts steps for all of them.
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
-PROGRAMS = train_diffv2 text_to_shards test_diffv2 test_operations bench encode_text round_fp8 faulty_diffv2 \
-           single_diffv2
-$(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/revision.o
+PROGRAMS = train_diffv2 test_diffv2 test_operations bench encode_text round_fp8 faulty_diffv2 single_diffv2
+$(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
 	$(CC) $(LINK)
-$(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/revision.o
+$(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
 	$(CXX) $(LINK)
+$(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o
+	$(CC) $(LINK)
 
 vpath %.c data tests dev/bench
 $(BUILD)/%.o: %.c $(BUILD)/flags
@@ -185,7 +186,7 @@ train_diffv2cu: $(CUDA_BUILD)/train_diffv2cu
 	@$(copy)
 test_diffv2cu: $(CUDA_BUILD)/test_diffv2cu
 	@$(copy)
-CUDA_UNITS = $(CUDNN_UNIT) $(CUDA_BUILD)/revision.o
+CUDA_UNITS = $(CUDNN_UNIT) $(CUDA_BUILD)/predict_diffv2.o $(CUDA_BUILD)/revision.o
 $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
 $(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDA_UNITS)
@@ -193,6 +194,8 @@ $(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDA_UNITS)
 vpath %.cu dev/bench
 $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/flags
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
+$(CUDA_BUILD)/predict_diffv2.o: predict_diffv2.c $(CUDA_BUILD)/flags
+	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 $(CUDA_BUILD)/attention_cudnn.o: llmc/cuda/attention_cudnn.cpp $(CUDA_BUILD)/flags
 	$(CXX) -std=c++17 -O1 -g1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MD -MP -c -o $@ $<
 # The plans of cuDNN for other devices (tests/cudnn_plans.cpp), with a replacement for the driver.

@@ -4,7 +4,7 @@ train_diffv2.c: pretraining of decoder language models with differential attenti
 The file reads top to bottom: the model, forward, backward (the gradients of the forward's lines, in reverse order),
 update, generation, a run with its training step and training loop, main. Operations are called by name and declared in
 llmc/ops/ops.h. Nothing here dereferences a device buffer, so that train_diffv2.cu includes this file with CUDA
-operations.
+operations, and predict_diffv2.c, up to the update, with operations that record their cost (RECORDED_OPS).
 
   B sequences of T positions are a micro-batch of N = B*T rows. A step sums the gradients of `micro_steps` micro-batches
   and does one update. C hidden size, L layers, V vocabulary, F MLP width, D head width, NH output heads, NKV key/value
@@ -12,6 +12,11 @@ operations.
 */
 #include "llmc/base/common.h"
 #include "llmc/ops/all_ops.h"
+#include "llmc/evaluate/layer_stats.h"
+#include "llmc/options/options_table.h"
+#include "llmc/model/router_losses.h"
+#include "llmc/model/state.h"
+#ifndef RECORDED_OPS
 #include "llmc/base/random.h"
 #include "llmc/run/checkpointer.h"
 #include "llmc/run/divergence.h"
@@ -22,16 +27,14 @@ operations.
 #include "llmc/evaluate/generated_text.h"
 #include "llmc/evaluate/gradient_dump.h"
 #include "llmc/run/inputs.h"
-#include "llmc/evaluate/layer_stats.h"
 #include "llmc/model/initial_values.h"
-#include "llmc/model/state.h"
 #include "llmc/evaluate/probe.h"
 #include "llmc/run/resume.h"
-#include "llmc/model/router_losses.h"
 #include "llmc/run/run_description.h"
 #include "llmc/run/run_records.h"
 #include "llmc/options/schedule.h"
 #include "llmc/run/stop_signals.h"
+#endif
 
 // ---------------------------------------------------------------------------------------------------
 // The model
@@ -608,6 +611,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     }
 }
 
+#ifndef RECORDED_OPS // predict_diffv2.c ends here
 // ---------------------------------------------------------------------------------------------------
 // Other uses of the forward: measurements and generation
 
@@ -928,17 +932,17 @@ static void run_plan(Run *run, const ModelConfig *config) {
     const Options *o = &run->options;
     int B = (int)o->batch_size, T = o->model.T, ranks = options_ranks(o), zero = (int)o->zero;
     if (run->mode == MODE_GENERATE) B = o->prompts ? min_int(B, run->data.prompts.count) : 1;
-    model_plan(&run->model, config, B, T, mode_rows[run->mode].purpose, (Recompute)o->recompute, comm_rank(), ranks,
-               zero);
+    Purpose purpose = mode_rows[run->mode].purpose;
     bool samples = o->sample_every && (run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN);
-    if (samples)
-        model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks, zero);
     if (o->device) {
-        const DevicePeak *gpu = device_peak_named(o->device);
-        plan_for_device(&run->model.plan, gpu, o);
-        if (samples) plan_for_device(&run->sampling_model.plan, gpu, o);
+        predicted_plan(&run->model.plan, config, B, T, purpose, (Recompute)o->recompute, ranks, zero, o);
+        ModelPlan *plan = &run->sampling_model.plan;
+        if (samples) predicted_plan(plan, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, ranks, zero, o);
         return;
     }
+    model_plan(&run->model, config, B, T, purpose, (Recompute)o->recompute, comm_rank(), ranks, zero);
+    if (samples)
+        model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks, zero);
     if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
     warn_of_attention();
 }
@@ -1147,3 +1151,4 @@ int main(int argc, char **argv) {
     comm_close();
     program_exit(end_of_output(status));
 }
+#endif

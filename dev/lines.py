@@ -34,7 +34,7 @@ def room(path):
     if TEST.search(path):
         return "tests"
     if len(parts) == 1:
-        return "trainer" if parts[0].startswith("train_diffv2.") else "Makefile"
+        return "trainer" if parts[0].startswith(("predict_diffv2.", "train_diffv2.")) else "Makefile"
     if parts[0] in ("llmc", "dev", "scripts") and len(parts) > 2:
         return "/".join(parts[:2])
     return "Makefile" if parts[0] == ".ci" else parts[0]

@@ -35,6 +35,7 @@ LAYERS = [
     ["run"],
 ]
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
+TRAINER = ["train_diffv2.c", "train_diffv2.cu", "predict_diffv2.c"]
 NEWLINE, BINARY = b"\n", b"\0"  # a file that contains a zero byte is not text
 COMPILE = ["-fopenmp", "-fsyntax-only", "-w"]
 COMPILE_C = ["gcc", "-std=gnu11", "-Werror=implicit-function-declaration", *COMPILE]
@@ -63,7 +64,8 @@ def cuda_flags():
 
 def product(root):
     found = [p for p in (root / "llmc").rglob("*") if p.suffix in (".h", ".cuh", ".cpp")]
-    return sorted(found + [p for p in root.glob("train_diffv2.*") if p.suffix in (".c", ".cu")])
+    mains = [p for name in ("predict", "train") for p in root.glob(f"{name}_diffv2.*") if p.suffix in (".c", ".cu")]
+    return sorted(found + mains)
 
 
 def includes(path, root):
@@ -124,6 +126,7 @@ def programs(root):
     all_programs = [
         ("train_diffv2.c", c, False),
         ("train_diffv2.c", [*c, *mpi_flags(), "-DONEDNN"], False),
+        ("predict_diffv2.c", c, False),
         ("data/text_to_shards.c", c, False),
         ("train_diffv2.cu", bf16, False),
         ("train_diffv2.cu", bf16 and [*bf16, *libraries], False),
@@ -137,13 +140,14 @@ def programs(root):
 def unused_functions(root, program):
     """(text of a program, its functions that nothing calls as (file, name, line)); None where it does not compile here.
 
-    No compiler warns about `static inline`, so that the word inline is taken out after the preprocessor."""
+    No compiler warns about `static inline`, so that the word inline is taken out after the preprocessor, and so are
+    pragmas, which turn the warning off."""
     main, command, _ = program
     if not command:
         return None
     command = [*command, "-fopenmp"]
     done = subprocess.run([*command, "-E", main], capture_output=True, text=True, check=False, cwd=root)
-    text = re.sub(r"\bstatic +inline\b", "static", done.stdout)
+    text = re.sub(r"\bstatic +inline\b", "static", re.sub(r"^#pragma GCC diagnostic .*", "", done.stdout, flags=re.M))
     options = ["-fpreprocessed", "-O0", "-S", "-o", "/dev/null", "-Wunused-function", "-"]
     if done.returncode == 0:
         done = subprocess.run([*command, *options], input=text, capture_output=True, text=True, check=False, cwd=root)
@@ -178,7 +182,7 @@ def dead(root):
         ]
         if any(re.search(rf"\b{name}\b", text) for text in [linked, *texts]) or name == "train_diffv2_main":
             continue
-        if file.startswith(("llmc/", "data/", "train_diffv2.")):
+        if file.startswith(("llmc/", "data/", "predict_diffv2.", "train_diffv2.")):
             lines.append(f"{file}: nothing calls {name}")
     return lines
 
@@ -208,7 +212,7 @@ def offenders(root):
 
 def print_counts(root):
     rooms = {room: sorted((root / "llmc" / room).glob("*")) for room in LAYER}
-    rooms["trainer"] = [root / "train_diffv2.c", root / "train_diffv2.cu"]
+    rooms["trainer"] = [root / name for name in TRAINER]
     lines = {"not alone": not_alone(root), "dead": dead(root)}
     print(f"{'room':12}{'files':>7}{'lines':>8}{'(size_t)':>10}" + "".join(f"{name:>11}" for name in lines))
     total = [0] * (3 + len(lines))
@@ -224,7 +228,7 @@ def print_counts(root):
         names = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=root).stdout.split()
         names = [n for n in names if n.startswith(tuple(f"{folder}/" for folder in folders.split()))]
         if what == "product":
-            names += ["Makefile", "train_diffv2.c", "train_diffv2.cu"]
+            names += ["Makefile", *TRAINER]
         texts = [(root / n).read_bytes() for n in names]
         print(f"{what:12}{len(names):7}{sum(t.count(NEWLINE) for t in texts if BINARY not in t):8}")
 

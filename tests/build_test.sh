@@ -398,8 +398,8 @@ compiles() { # expected outputs in alphabetical order; arguments of make...
     [ "$made" = "$1" ] || fail "make ${*:2}: it makes '$made', not '$1'"
 }
 names() { printf '%s\n' "$@" | sort | paste -sd ' '; }
-cpu='revision.o train_diffv2 train_diffv2.o'
-gpu='revision.o train_diffv2.cu.o train_diffv2cu'
+cpu='predict_diffv2.o revision.o train_diffv2 train_diffv2.o'
+gpu='predict_diffv2.o revision.o train_diffv2.cu.o train_diffv2cu'
 
 test_make_compiles_what_depends_on_a_change() {
     source_tree
@@ -420,7 +420,7 @@ test_make_compiles_what_depends_on_a_change() {
     fake_compiler "$tree/bin" 2
     compiles "$cpu" train_diffv2
     touch "$tree/library.h"
-    compiles 'train_diffv2 train_diffv2.o' train_diffv2
+    compiles 'predict_diffv2.o train_diffv2 train_diffv2.o' train_diffv2
     compiles '' train_diffv2
 }
 test_a_new_commit_compiles_only_the_revision() {
@@ -459,7 +459,7 @@ test_make_compiles_cuda_after_a_change_of_toolkit_architecture_precision_or_libr
     compiles "attention_cudnn.o $gpu" train_diffv2cu
     compiles '' train_diffv2cu
     touch "$tree/library.h"
-    compiles 'attention_cudnn.o train_diffv2.cu.o train_diffv2cu' train_diffv2cu
+    compiles 'attention_cudnn.o predict_diffv2.o train_diffv2.cu.o train_diffv2cu' train_diffv2cu
     compiles '' train_diffv2cu
 }
 # The flags of OpenBLAS 0.3.21 (Debian 12), of 0.3.26 and newer with OpenMP (Ubuntu 24.04, Debian 13), and of an OpenMPI
@@ -497,7 +497,7 @@ test_make_compiles_cuda_on_the_cpu_after_a_change() {
     source_tree
     local all layer program=build/oncpu/test_layer
     layer=$(names $(cd dev/cuda_on_cpu && printf '%s\n' *.cpp | sed 's/cpp$/o/') test_layer test_layer.cu.o)
-    all=$(names $layer revision.o)
+    all=$(names $layer predict_diffv2.o revision.o)
     compiles "$all" "$program"
     compiles '' "$program"
     compiles "$layer" PRECISION=fp32 "$program"

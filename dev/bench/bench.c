@@ -32,7 +32,6 @@ memory      VmHWM of the trainer after two steps, and the total of its --dry-run
 
 The benchmark includes the trainer, so it measures the code that trains.
 */
-#define TRAFFIC_OF_THIS_PROGRAM
 #define main train_diffv2_main
 #include "../../train_diffv2.c"
 #undef main

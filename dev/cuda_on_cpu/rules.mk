@@ -30,7 +30,7 @@ ifneq ($(filter oncpu $(ONCPU)/%,$(MAKECMDGOALS)),)
   $(call stamp,$(ONCPU)/flags,$(COMPILERS) $(SEARCHED) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) $(LDFLAGS) $(LDLIBS))
 endif
 
-$(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER) $(BUILD)/revision.o
+$(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER) $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
 	$(CXX) $(ONCPU_CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
 # for the tests of several ranks: a trainer without NCCL and MPI
 $(ONCPU)/single_diffv2.cu.o: train_diffv2.cu $(ONCPU)/flags

@@ -215,7 +215,7 @@ static inline void out_of_memory(const char *memory, size_t bytes, const char *w
               (array));                                                                                                \
     } while (0)
 
-#ifndef DEVICE_OPS
+#if !defined DEVICE_OPS && !defined RECORDED_OPS
 
 // Zeroed memory for operations, aligned to a page. Pages are touched in parallel, so that step 1 has no page faults.
 // Large buffers request huge pages, which reduces TLB misses between distant rows and speeds up the first touch.
@@ -252,5 +252,5 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 static inline void *download_alloc(size_t bytes) { return malloc(max_size(bytes, 1)); }
 static inline void download_free(void *p) { free(p); }
 
-#endif // DEVICE_OPS
+#endif
 #endif

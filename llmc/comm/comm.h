@@ -36,6 +36,7 @@ comm.h: communication between the ranks of a run.
 #include "comm_state.h"
 #if defined(DEVICE_OPS) && defined(USE_NCCL)
 #include "comm_nccl.cuh"
+#elif defined(RECORDED_OPS) // declared by recorded_operations.h
 #elif !defined(DEVICE_OPS) && defined(USE_MPI)
 #include "comm_mpi.h"
 #else

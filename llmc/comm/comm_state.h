@@ -20,7 +20,7 @@ static inline int comm_ranks_here(void) { return comm.ranks_here; }
 // sums received pieces itself; NCCL does, except for the last addition of --zero 2 and 3.
 static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int level) {
     if (ranks == 1) return 0;
-#ifdef DEVICE_OPS
+#if defined DEVICE_OPS || defined RECORDED_OPS
     return level >= 2 ? bucket_bytes / ranks : 0;
 #else
     (void)level;

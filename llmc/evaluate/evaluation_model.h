@@ -7,8 +7,6 @@ the windows that --eval and --probe read.
 #include "../data/dataloader.h"
 #include "../model/state.h"
 
-typedef void (*LayerVisit)(void *data, int layer);
-
 typedef struct {
     const ModelPlan *plan;
     const Activations *acts;

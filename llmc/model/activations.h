@@ -91,25 +91,17 @@ typedef struct {
     real *dexpert_weights; // (N, K)
 } Activations;
 
-// Bytes of an element of each type: in this program, or in the bf16 program for the GPU of --device.
-typedef struct {
-    size_t int_, double_, real_, floatX_, grad_t_;
-} ElementBytes;
-static const ElementBytes own_elements = {sizeof(int), sizeof(double), sizeof(real), sizeof(floatX), sizeof(grad_t)},
-                          gpu_elements = {4, 8, 4, 2, 4};
-
 // Allocates consecutive aligned pieces of a buffer; with base NULL it only counts their bytes.
 typedef struct {
     char *base;
     size_t used, cached; // cached: by the caches of keys and values
-    ElementBytes bytes;
 } Arena;
 static inline void *carve(Arena *arena, size_t count, size_t element_bytes) {
     size_t at = arena->used;
     arena->used += round_up(count * element_bytes, 256);
     return arena->base ? arena->base + at : NULL;
 }
-#define CARVE(arena, type, count) (type *)carve(arena, count, (arena)->bytes.type##_)
+#define CARVE(arena, type, count) (type *)carve(arena, count, sizeof(type))
 
 static inline size_t router_total_count(const ModelConfig *c) { return c->E ? 2 * (size_t)c->E + 1 : 0; } // of a layer
 
@@ -252,7 +244,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
 // Allocates the activations of a plan, and fills the table of rotations. Returns their memory.
 static inline char *activations_alloc(Activations *a, const ModelPlan *plan) {
     char *memory = (char *)buffer_alloc(plan->activations_bytes, "activations");
-    Arena arena = {memory, 0, 0, own_elements};
+    Arena arena = {memory, 0, 0};
     a->layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
     activations_carve(a, plan, &arena);
     size_t count = (size_t)plan->config.T * plan->dims.QD;
@@ -317,21 +309,21 @@ static inline size_t params_count(const ModelPlan *plan) {
 }
 
 // Sets the bytes of the plan's buffers.
-static inline void plan_count_bytes(ModelPlan *plan, ElementBytes e) {
+static inline void plan_count_bytes(ModelPlan *plan) {
     int level = plan->sharding.level;
     size_t own = plan->sharding.own;
-    Arena count = {NULL, 0, 0, e};
+    Arena count = {NULL, 0, 0};
     Activations acts;
     acts.layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
     activations_carve(&acts, plan, &count);
     free(acts.layers);
     plan->activations_bytes = count.used;
     plan->cache_bytes = count.cached;
-    plan->params_bytes = params_count(plan) * e.floatX_;
+    plan->params_bytes = params_count(plan) * sizeof(floatX);
     if (plan->purpose != FOR_TRAINING) return;
-    plan->grads_bytes = grads_count(plan) * e.grad_t_;
-    plan->moments_bytes = 2 * (level ? own : plan->tensors.buffer_count) * e.real_;
-    plan->master_bytes = e.floatX_ < e.real_ ? plan->moments_bytes / 2 : 0;
+    plan->grads_bytes = grads_count(plan) * sizeof(grad_t);
+    plan->moments_bytes = 2 * (level ? own : plan->tensors.buffer_count) * sizeof(real);
+    plan->master_bytes = sizeof(floatX) < sizeof(real) ? plan->moments_bytes / 2 : 0;
 }
 
 // Prepares attention of all layers; returns the bytes of its workspace.
@@ -399,7 +391,7 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     if (purpose == FOR_GENERATION) plan->logit_rows = B; // those of the next tokens
     plan->fp8 = linear_in_fp8() && purpose != FOR_GENERATION;
     plan_copies(plan);
-    plan_count_bytes(plan, own_elements);
+    plan_count_bytes(plan);
     if (purpose == FOR_TRAINING)
         plan->received_bytes =
             comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks, plan->sharding.level);

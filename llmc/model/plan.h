@@ -45,7 +45,7 @@ typedef struct {
     int logit_rows; // rows of logits computed at a time
     Purpose purpose;
     Recompute recompute;
-    const DevicePeak *device; // --device: the bytes are those of the bf16 program on this GPU; else NULL
+    const DevicePeak *device; // of predicted_plan: the GPU of --device; else NULL
     size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
     size_t copies_bytes;          // rounded copies of weights: those of the layers, then that of the LM head
     size_t copy_at[LINEAR_COUNT]; // of a layer's copies, in the bytes of a layer; of the LM head's, in copies_bytes

@@ -52,6 +52,8 @@ typedef struct {
     uint64_t *reduced, *gathered; // [groups]: tickets of the collectives on a group's gradients and parameters
 } ModelState;
 
+typedef void (*LayerVisit)(void *data, int layer); // what a forward calls after each layer
+
 // ---- tensors and linear layers
 
 static inline floatX *param(const ModelState *s, TensorKind kind, int l) {

@@ -1,5 +1,6 @@
 /*
 all_ops.h: the definitions of all operations that ops.h declares: the CUDA twins with DEVICE_OPS, otherwise the C twins.
+With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_operations.h).
 */
 #ifndef LLMC_ALL_OPS_H
 #define LLMC_ALL_OPS_H
@@ -7,7 +8,7 @@ all_ops.h: the definitions of all operations that ops.h declares: the CUDA twins
 #include "traffic.h"
 #ifdef DEVICE_OPS
 #include "all_ops.cuh"
-#else
+#elif !defined RECORDED_OPS
 #include "runtime.h"
 #include "vecmath.h"
 #include "fp8.h"

@@ -3,17 +3,12 @@ traffic.h: the FLOPs of operations, and the bytes that their CUDA implementation
 measured times; predictions (llmc/predict/prediction.h) divide them by assumed rates.
 
   bytes   every tensor is read or written once: a row stays in the cache between two passes over it
-  types   A CUDA program counts its own types, and so does a program with TRAFFIC_OF_THIS_PROGRAM (dev/bench/bench.c).
-          The CPU program predicts the bf16 program and counts the types of that.
+  types   those of the program; predictions have the types of the bf16 program
 */
 #ifndef LLMC_TRAFFIC_H
 #define LLMC_TRAFFIC_H
 #include "ops.h"
-#if defined DEVICE_OPS || defined TRAFFIC_OF_THIS_PROGRAM
 enum { FLOATX_BYTES = sizeof(floatX) };
-#else
-enum { FLOATX_BYTES = 2 };
-#endif
 enum { FP32_BYTES = 4 }; // gradients, optimizer states, master weights, statistics
 
 // ---- matrix products and attention

@@ -32,9 +32,9 @@ static inline void print_communication(const ModelPlan *plan, const ModelPlan *s
            o->link_gbs > 0 ? "  time to send" : "", plan->device ? "    expected step    fits the GPU" : "");
     for (int zero = 0; zero <= options_most_zero(o); zero++) {
         ModelPlan other;
-        plan_build(&other, &plan->config, plan->B, plan->T, FOR_TRAINING, plan->recompute, 0, plan->sharding.ranks,
-                   zero);
-        plan_for_device(&other, plan->device, o);
+        int B = plan->B, T = plan->T, ranks = plan->sharding.ranks;
+        if (plan->device) predicted_plan(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, ranks, zero, o);
+        else plan_build(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, 0, ranks, zero);
         double bytes = communication_bytes(&other, zero, micro_steps);
         size_t needed = process_bytes(&other, sampling);
         FitText fit;

@@ -36,7 +36,7 @@ static inline int memory_parts(const ModelPlan *plan, const ModelPlan *sampling,
     int count = 0;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         if (all[i].bytes) parts[count++] = all[i];
-    bool predicted = plan->device && ops_use_host_memory; // --device in the CPU program
+    bool predicted = plan->device != NULL;
     if (predicted) parts[count++] = memory_part("CUDA and its libraries, about", PREDICTED_CUDA_BYTES, true);
     else count += ops_memory_parts(parts + count);
     const char *comm_name = "NCCL, about";

@@ -6,47 +6,14 @@ rates (assumptions.h).
                   at least the time to launch its kernels
   matrix product  whole waves of tiles over all multiprocessors, for the fastest of several tile shapes; K is split only
                   into multiples of 128, as gemm_cublaslt requires
+  experts         all are equally likely. Whole waves of 128 x 128 tiles; an expert's rows fill half of their last tile
+                  on average. The weights of all experts that have a row are read: of 128 with 8 active, all from about
+                  200 tokens on
+  grouping        a block per expert reads all choices, 256 at a time: latency, not bandwidth, limits it
 */
 #ifndef LLMC_PREDICTION_RATES_H
 #define LLMC_PREDICTION_RATES_H
 #include "prediction_types.h"
-
-// Adds `calls` calls of an operation per execution of the current part; `launches`, `flops`, `bytes` and `ms` are of
-// one call.
-static inline void predict_op(Prediction *p, PredictionClass kind, const char *name, double calls, int launches,
-                              double flops, double bytes, double ms) {
-    int i = 0;
-    while (i < p->op_count && (strcmp(p->ops[i].name, name) != 0 || p->ops[i].kind != kind)) i++;
-    assert(i < PREDICTED_OPS);
-    PredictedOp *op = &p->ops[i];
-    if (i == p->op_count) {
-        p->op_count++;
-        memset(op, 0, sizeof(*op));
-        op->name = name, op->kind = kind;
-    }
-    double launch_ms = 1e-3 * launches * p->assumed[ASSUME_LAUNCH];
-    Bound bound = ms < launch_ms ? BOUND_LAUNCHES : prediction_classes[kind].bound;
-    ms = calls * fmax(ms, launch_ms);
-    op->calls += p->repeats * calls, op->flops += p->repeats * calls * flops, op->bytes += p->repeats * calls * bytes;
-    op->ms += p->repeats * ms;
-    p->class_ms[kind] += p->repeats * ms;
-    p->bound_ms[bound] += p->repeats * ms;
-    p->part_ms[p->part] += p->share * ms;
-}
-
-// An operation whose speed memory bandwidth limits.
-static inline void predict_rows(Prediction *p, PredictionClass kind, const char *name, double calls, int launches,
-                                size_t bytes) {
-    double share = kind == CLASS_NORMS           ? p->assumed[ASSUME_NORMS]
-                   : kind == CLASS_CROSS_ENTROPY ? p->assumed[ASSUME_CROSS_ENTROPY]
-                                                 : 1;
-    predict_op(p, kind, name, calls, launches, 0, (double)bytes, memory_ms(p, (double)bytes) / share);
-}
-
-// Whether the products of a class are those of linear layers in FP8.
-static inline bool predicted_fp8(const Prediction *p, PredictionClass kind) {
-    return p->plan->fp8 && kind == CLASS_BLOCK_GEMMS;
-}
 
 // Milliseconds of C (M,N) = A (M,K) B (K,N), which reads and writes `bytes` bytes.
 static inline double gemm_ms(const Prediction *p, int M, int N, int K, double bytes, bool fp8) {
@@ -69,28 +36,48 @@ static inline double gemm_ms(const Prediction *p, int M, int N, int K, double by
     double memory = memory_ms(p, bytes);
     return fmax(best, memory) + 0.25 * fmin(best, memory); // the first and last tiles do not overlap
 }
-static inline void predict_linear_forward(Prediction *p, PredictionClass kind, double calls, int N, int IC, int OC) {
-    bool fp8 = predicted_fp8(p, kind);
-    double rounding = fp8 ? (double)fp8_quantize_bytes(N, IC, 1) : 0;
-    size_t padded = fp8_padded(OC); // rows of y have room for it
-    double bytes =
-        (double)(fp8 ? fp8_product_bytes(N, padded, IC, FLOATX_BYTES, false) : matmul_forward_bytes(N, IC, OC));
-    predict_op(p, kind, "linear_forward", calls, fp8 ? 2 : 1, matmul_forward_flops(N, IC, OC), rounding + bytes,
-               memory_ms(p, rounding) + gemm_ms(p, N, OC, IC, bytes, fp8));
+
+// Whether the built-in kernel computes attention. cuDNN has a backward of documents only for data center GPUs from
+// Hopper on (tests/cudnn_plans.cpp).
+static inline bool predicted_builtin(const Prediction *p, bool backward) {
+    bool masked = backward && p->options->doc_mask && p->plan->device->generation < HOPPER;
+    return p->options->sdpa == SDPA_OWN || masked;
 }
-// `writes` of the calls of a step write the weight's gradient; the others add to it.
-static inline void predict_linear_backward(Prediction *p, PredictionClass kind, double calls, double writes, int N,
-                                           int IC, int OC) {
-    bool fp8 = predicted_fp8(p, kind);
-    double dweight[2], share = 1 - writes / (calls * p->repeats); // of the calls that add
-    double rounding = fp8 ? (double)(fp8_quantize_bytes(N, IC, 1) + fp8_quantize_bytes(N, OC, 2)) : 0;
-    double dx = (double)(fp8 ? fp8_product_bytes(N, IC, OC, FLOATX_BYTES, false) : matmul_forward_bytes(N, IC, OC));
-    for (int add = 0; add < 2; add++)
-        dweight[add] =
-            (double)(fp8 ? fp8_product_bytes(OC, IC, N, FP32_BYTES, add) : matmul_dweight_bytes(N, IC, OC, add));
-    double written = dweight[0] * (1 - share) + dweight[1] * share;
-    predict_op(p, kind, "linear_backward", calls, fp8 ? 4 : 2, matmul_backward_flops(N, IC, OC),
-               rounding + dx + written,
-               memory_ms(p, rounding) + gemm_ms(p, N, IC, OC, dx, fp8) + gemm_ms(p, OC, IC, N, written, fp8));
+static inline double attention_ms(const Prediction *p, AttentionShape s, double flops, double bytes, bool backward) {
+    double share = p->assumed[backward ? ASSUME_ATTENTION_BACKWARD : ASSUME_ATTENTION_FORWARD];
+    double length = p->assumed[backward ? ASSUME_BACKWARD_HALF : ASSUME_FORWARD_HALF];
+    // A row of a long sequence attends to half of `span` keys on average; without a window span is T. Rows behind the
+    // first W also compute the rest of the tile in which their window begins: half of it on average.
+    enum { TILE = 128 };
+    double span = 2 * attention_visible(s) / ((double)s.B * s.T) - 1;
+    if (s.window) length += TILE * (1 - (double)s.window / s.T);
+    share *= span / (span + length) * fmin(1, 0.5 + s.D / 256.0); // narrow heads leave matrix units idle
+    if (backward && p->options->deterministic) share *= p->assumed[ASSUME_DETERMINISTIC];
+    if (predicted_builtin(p, backward)) share = p->assumed[ASSUME_OWN_ATTENTION];
+    return fmax(1e-9 * flops / (share * p->plan->device->tflops), memory_ms(p, bytes));
+}
+
+// Milliseconds of `passes` passes of a block over the choices of all tokens.
+static inline double choices_scan_ms(const Prediction *p, Routing r, int passes) {
+    enum { AT_A_TIME = 256 };
+    double waves = ceil((double)r.E / (8 * device_multiprocessors(p->plan->device)));
+    return 1e-3 * passes * waves * ceil((double)r.N * r.K / AT_A_TIME) * p->assumed[ASSUME_SCAN];
+}
+
+// Milliseconds of `tiles` tiles of a product of experts with sums over K, which reads and writes `bytes` bytes.
+static inline double expert_product_ms(const Prediction *p, double tiles, double K, double bytes, bool fp8) {
+    enum { TILE = 128 };
+    int width = device_multiprocessors(p->plan->device), depth = fp8 ? 64 : 32;
+    double flops = ceil(tiles / width) * width * 2 * TILE * TILE * ceil(K / depth) * depth;
+    double rate = p->plan->device->tflops * p->assumed[ASSUME_EXPERT_GEMM];
+    if (fp8) rate *= p->assumed[ASSUME_EXPERT_FP8];
+    double ms = flops / (1e9 * rate), memory = memory_ms(p, bytes);
+    return fmax(ms, memory) + 0.25 * fmin(ms, memory); // as gemm_ms
+}
+static inline double expert_tiles(int n) { return ceil(n / 128.0); }
+// Rows of tiles of all experts together.
+static inline double expert_row_tiles(Routing r) {
+    double used = experts_used(r);
+    return fmax(used, r.N * r.K / 128.0 + used / 2);
 }
 #endif

@@ -5,6 +5,8 @@ prediction_report.h: prints a prediction (--dry-run --device), and writes it as 
 #define LLMC_PREDICTION_REPORT_H
 #include "memory_report.h"
 #include "prediction.h"
+#include "prediction_communication.h"
+#include "prediction_rates.h"
 #include "../base/files.h"
 #include "../base/json.h"
 

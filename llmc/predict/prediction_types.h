@@ -1,6 +1,6 @@
 /*
-prediction_types.h: the predicted time of a training step: by class of work, by what limits the speed, by part of the
-step, and by operation. prediction.h computes it.
+prediction_types.h: the predicted time of a training step: by class of work, by what limits the speed, and by operation.
+predict_diffv2.c computes it.
 */
 #ifndef LLMC_PREDICTION_TYPES_H
 #define LLMC_PREDICTION_TYPES_H
@@ -41,18 +41,6 @@ static const struct { const char *name; Bound bound; } prediction_classes[] = {P
 #undef CLASS_ROW
 // clang-format on
 
-// Parts of a step. PART_LAYER, PART_LAYER_BACKWARD and PART_RECOMPUTE are of one layer: of the mean of all.
-typedef enum {
-    PART_EMBED,
-    PART_LAYER,
-    PART_HEAD,
-    PART_LAYER_BACKWARD,
-    PART_RECOMPUTE,
-    PART_EMBED_BACKWARD,
-    PART_UPDATE,
-    PARTS
-} StepPart;
-
 typedef struct {
     const char *name; // of the function
     PredictionClass kind;
@@ -67,10 +55,6 @@ typedef struct {
     double micro_steps;
     int op_count;
     PredictedOp ops[PREDICTED_OPS];
-    StepPart part;         // the part that is being predicted
-    double repeats;        // executions of the operations that are being predicted, in a step
-    double share;          // of the executions of the part: layers differ in their operations
-    double part_ms[PARTS]; // of one execution
     double class_ms[PREDICTION_CLASSES];
     double bound_ms[BOUNDS];
     double reduce_ms, gather_ms;          // collectives of a step
