@@ -1140,7 +1140,8 @@ int main(int argc, char **argv) {
     stop_signals_block();
     static Run run; // too large for the stack
     Resume resume;
-    comm_open(options_start_timeout(argc, argv));
+    CommStart start = options_comm_start(argc, argv);
+    comm_open(&start);
     if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
     ModelConfig config = start_configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;

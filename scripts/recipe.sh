@@ -15,16 +15,13 @@
 # arguments override.
 # Exit status: the trainer's: 0 done, 1 failed, 2 usage, 3 stopped by a signal after saving a checkpoint.
 #
-# Each start creates a secret, DIFFV2_SECRET, by which ranks that srun starts without MPI authenticate each other. It is
-# only in the environment of the job's processes.
-#
 # Variables
 #   TRAIN_DIFFV2   the program (./train_diffv2cu; ./train_diffv2 for CPUs)
 #   RANKS          processes on one machine (default: its GPUs, as restricted by CUDA_VISIBLE_DEVICES; the recipe's
 #                  number if nvidia-smi finds none)
 #   LAUNCH         the launcher and its flags, instead of mpirun or srun: LAUNCH='mpirun --hostfile hosts -np 64'
-#   SLURM_MPI_TYPE how srun starts MPI (default: none for a program named ...cu, whose ranks connect by Slurm's
-#                  variables; otherwise pmix)
+#   SLURM_MPI_TYPE how srun starts MPI (default: none for a program named ...cu, whose ranks find each other in
+#                  the run's directory; otherwise pmix)
 #SBATCH --job-name=diffv2
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -153,11 +150,6 @@ if [ -e "$out/run.json" ]; then
 else
     command+=("${kept[@]}" ${arguments[@]+"${arguments[@]}"})
 fi
-
-# new for each start; never printed
-DIFFV2_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')
-[ "${#DIFFV2_SECRET}" -eq 32 ] || fail "cannot read 16 bytes from /dev/urandom"
-export DIFFV2_SECRET
 
 # The launcher gets SIGUSR1, which it forwards: at SIGTERM mpirun kills the ranks before they have saved. In a Slurm job
 # Slurm itself sends SIGTERM to the ranks, and a second signal would end them at once.

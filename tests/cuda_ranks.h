@@ -9,11 +9,8 @@ Processes start with the variables that srun sets, and once by mpirun.
 #define TESTS_CUDA_RANKS_H
 #include "cuda_collectives.h"
 #include "cuda_trainer.h"
-#include "watchdog.h"
 
 #ifdef USE_NCCL
-
-#define CUDA_RANKS_SECRET "DIFFV2_SECRET=00112233445566778899aabbccddeeff"
 
 // Skips the test on a machine with fewer GPUs.
 static bool has_gpus(int count) {
@@ -48,8 +45,8 @@ static bool run_ranks(ProgramResult *r, const TestDirectory *d, int ranks, const
     run_command(r,
                 "cd '%s' && for i in $(seq 0 %d); do env SLURM_JOB_ID=%d.%d SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=%d "
                 "SLURM_STEP_TASKS_PER_NODE=%d SLURM_NODEID=0 "
-                "SLURM_STEP_NODELIST=localhost SLURM_PROCID=$i SLURM_LOCALID=$i CUDA_ON_CPU_DEVICES=%d BUCKET=1024 "
-                "OMP_NUM_THREADS=1 " CUDA_RANKS_SECRET " %s %s --threads 1 %s & pids=\"$pids $!\"; done; "
+                "SLURM_PROCID=$i SLURM_LOCALID=$i CUDA_ON_CPU_DEVICES=%d BUCKET=1024 "
+                "OMP_NUM_THREADS=1 %s %s --threads 1 --rendezvous . %s & pids=\"$pids $!\"; done; "
                 "{ sleep 60; kill -KILL $pids; } >&- 2>&- <&- & killer=$!; status=0; for p in $pids; do wait $p || { "
                 "s=$?; [ $status -gt 0 ] || { status=$s; { sleep 2; kill -KILL $pids; } & }; }; done >&- 2>&-; "
                 "kill $killer; exit $status",
@@ -225,10 +222,10 @@ static void test_ranks_missing_waits(void) {
     test_remove_directory(&d);
 }
 
-// Whether the line names a current step from `first` to `last`, and a last message of the other rank at `first` or
+// Whether the line names a current step from `first` to `last`, and a last state of the other rank at `first` or
 // earlier.
 static bool names_steps(const char *line, int first, int last) {
-    static const char heard_text[] = "last message at step ", now_text[] = " is at step ";
+    static const char heard_text[] = "last state at step ", now_text[] = " is at step ";
     const char *heard = strstr(line, heard_text), *now = strstr(line, now_text);
     if (!heard || !now) return false;
     int heard_step = atoi(heard + sizeof(heard_text) - 1), now_step = atoi(now + sizeof(now_text) - 1);
@@ -353,37 +350,34 @@ static void test_launcher_variables(void) {
     static const struct {
         const char *variables, *word;
     } wrong[] = {
-        {"SLURM_PROCID=x SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 SLURM_STEP_NODELIST=localhost",
-         "SLURM_PROCID is 'x'"},
-        {"SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2,x SLURM_NODEID=1 SLURM_STEP_NODELIST=localhost",
+        {"SLURM_PROCID=x SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0", "SLURM_PROCID is 'x'"},
+        {"SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2,x SLURM_NODEID=1",
          "SLURM_STEP_TASKS_PER_NODE is '2,x'"},
-        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 "
-         "SLURM_STEP_NODELIST=no-such-machine.invalid",
-         "cannot resolve the host of rank 0, no-such-machine.invalid"},
-        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0", "names the host of rank 0"},
         {"SLURM_PROCID=1 SLURM_LOCALID=1 'SLURM_STEP_TASKS_PER_NODE=2(x-1)' SLURM_NODEID=0",
          "SLURM_STEP_TASKS_PER_NODE is '2(x-1)'"},
-        {"-u DIFFV2_SECRET SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
-         "is not set: before srun, export DIFFV2_SECRET=$("},
-        {"DIFFV2_SECRET=0x112233445566778899aabbccddeeff SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 "
-         "SLURM_NODEID=0",
-         "is not 32 hexadecimal digits"},
+        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
+         "srun has started 2 ranks without MPI, which find each other in a directory: specify --out or --rendezvous"},
+        {"SLURM_JOB_ID=a/b SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
+         "SLURM_JOB_ID 'a/b' must not contain a slash"},
         {"SLURM_STEP_NUM_TASKS=x", "SLURM_STEP_NUM_TASKS is 'x'"},
         {"SLURM_STEP_NUM_TASKS=0", "SLURM_STEP_NUM_TASKS is '0'"},
         {"SLURM_STEP_NUM_TASKS=-2", "SLURM_STEP_NUM_TASKS is '-2'"},
         {"SLURM_STEP_NUM_TASKS=4294967298", "SLURM_STEP_NUM_TASKS is '4294967298'"},
-        {"OMPI_COMM_WORLD_SIZE=two", "OMPI_COMM_WORLD_SIZE is 'two'"},
-        {"MASTER_PORT=65536 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
-         "MASTER_PORT is '65536'; it must be a number from 1 to 65535: correct or unset it"}};
+        {"OMPI_COMM_WORLD_SIZE=two", "OMPI_COMM_WORLD_SIZE is 'two'"}};
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     for (size_t c = 0; c < sizeof(wrong) / sizeof(wrong[0]); c++) {
-        run_command(&r,
-                    "cd '%s' && export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 " CUDA_RANKS_SECRET " && env %s %s %s",
-                    d.path, wrong[c].variables, device_trainer(), TRAIN_RANKS);
+        run_command(&r, "cd '%s' && export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 && env %s %s %s", d.path,
+                    wrong[c].variables, device_trainer(), TRAIN_RANKS);
         EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, wrong[c].word), "%s: status %d, %.400s",
                wrong[c].variables, r.status, r.err);
     }
+    // variables of an earlier version
+    run_ranks(&r, &d, 2, "DIFFV2_SECRET=1 MASTER_ADDR=a", 0, TRAIN_RANKS " --batch-size 2 --steps 1");
+    EXPECT(count_lines(r.err) == 2 &&
+               strstr(r.err, "DIFFV2_SECRET is not used any more: the ranks find each other in") &&
+               strstr(r.err, "MASTER_ADDR is not used"),
+           "%.400s", r.err);
     test_remove_directory(&d);
 }
 
@@ -409,48 +403,22 @@ static void test_help_without_device(void) {
     }
 }
 
-// Connects to the port as every kind of stranger, without the secret, from before the start until after it, while rank
-// 1 is late.
-static pid_t start_strangers(uint16_t port, int seconds, const int count_pipe[2]) {
-    pid_t pid = fork();
-    CHECK(pid >= 0, "cannot fork: %s", strerror(errno));
-    if (pid > 0) return pid;
-    int fds[300], count = 0;
-    close(count_pipe[0]);
-    for (double until = now_seconds() + seconds; now_seconds() < until; usleep(5000)) {
-        if (count >= 300) close(fds[count % 300]);
-        fds[count % 300] = intruder_comes(port, (IntruderKind)(count % INTRUDER_KINDS));
-        count += fds[count % 300] >= 0;
-    }
-    _exit(write(count_pipe[1], &count, sizeof(count)) == (ssize_t)sizeof(count) ? 0 : 1);
-}
-
-static void test_ranks_strangers(void) {
+// Two starts in one directory at the same time, and one without its second rank.
+static void test_ranks_rendezvous(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
-    WatchAddress free_port;
-    char environment[300];
-    int count_pipe[2], count = 0;
-    CHECK(pipe(count_pipe) == 0, "no pipe: %s", strerror(errno));
-    watch_listen(&free_port, 0);
-    close(watch.listener);
-    pid_t strangers = start_strangers(free_port.port, 8, count_pipe);
-    FORMAT(environment, "MASTER_PORT=%d sh -c 'sleep $((2 * SLURM_PROCID)); exec \"$@\"' sh", free_port.port);
-    double begin = now_seconds();
-    run_ranks(&r, &d, 2, environment, 0, TRAIN_RANKS " --batch-size 2 --steps 2 --out run");
+    run_ranks(&r, &d, 4,
+              "SLURM_RESTART_COUNT=$((i / 2)) SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=$((i % 2)) SLURM_LOCALID=$((i % 2))",
+              0, TRAIN_RANKS " --batch-size 2 --steps 2 --out run$((i / 2))");
     EXPECT(!r.err[0], "%.400s", r.err);
-    EXPECT(now_seconds() - begin < 20, "the run took %.0f s", now_seconds() - begin);
-    close(count_pipe[1]);
-    EXPECT(read(count_pipe[0], &count, sizeof(count)) == (ssize_t)sizeof(count) && count >= 20,
-           "%d strangers came, too few for a test", count);
-    close(count_pipe[0]);
-    waitpid(strangers, NULL, 0);
-    // the right job and step, a wrong secret
-    run_ranks(&r, &d, 2, "DIFFV2_SECRET=00112233445566778899aabbccddeef$i MASTER_PORT=$((20000 + $$ % 10000))", 1,
-              TRAIN_RANKS " --batch-size 2 --steps 2 --start-timeout 2");
-    EXPECT(count_lines(r.err) == 2 && strstr(r.err, "does not authenticate as rank 0") &&
-               strstr(r.err, "have not connected to rank 0 within 2 s") && strstr(r.err, "were rejected"),
-           "two secrets: %.600s", r.err);
+    expect_same_state(&d, 2, "run0", "run1", true);
+    run_command(&r, "ls -d '%s'/ranks* '%s'/run*/ranks*", d.path, d.path);
+    EXPECT(!r.out[0], "left behind: %.300s", r.out);
+    run_ranks(&r, &d, 2, "SLURM_RESTART_COUNT=$i", 1,
+              TRAIN_RANKS " --batch-size 2 --steps 2 --start-timeout 2 --out alone");
+    EXPECT(count_lines(r.err) == 2 && strstr(r.err, "1 of 2 ranks (the first is rank 1) have not started within 2 s") &&
+               strstr(r.err, "rank 0 has not written "),
+           "two restarts: %.600s", r.err);
     test_remove_directory(&d);
 }
 
@@ -478,11 +446,6 @@ static void test_one_rank_collectives(void) { collectives_of_one_rank(40000); }
 
 static void test_slurm_lists(void) {
     static const struct {
-        const char *list, *first;
-    } machines[] = {{"gpu003", "gpu003"}, {"gpu[003-007,9]", "gpu003"},           {"gpu[12]-x,login", "gpu12-x"},
-                    {"a,b[1-2]", "a"},    {"rack[1-2]node[03,4]", "rack1node03"}, {"", ""},
-                    {"x[3", "x3"}};
-    static const struct {
         const char *list;
         int machine, count;
     } counts[] = {{"4", 0, 4},
@@ -502,13 +465,6 @@ static void test_slurm_lists(void) {
                   {"4(x2]", 0, -1},
                   {"99999999999", 0, -1},
                   {"4(x2)3", 2, -1}};
-    char name[40];
-    for (size_t i = 0; i < sizeof(machines) / sizeof(machines[0]); i++) {
-        launch_first_host(machines[i].list, name, sizeof(name));
-        EXPECT(strcmp(name, machines[i].first) == 0, "the first of %s is said to be %s", machines[i].list, name);
-    }
-    launch_first_host("a-name-that-is-longer-than-forty-characters", name, sizeof(name));
-    EXPECT(strlen(name) == sizeof(name) - 1, "a long name is not cut: %s", name);
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
         EXPECT(launch_tasks_on_node(counts[i].list, counts[i].machine) == counts[i].count,
                "machine %d of %s has %d processes", counts[i].machine, counts[i].list,
@@ -532,9 +488,7 @@ static const CudaTest cuda_ranks_tests[] = {
     {BF16_ALONE, {"a missing wait between streams is detected", test_ranks_missing_waits}},
     {BF16_ALONE, {"a lost process or device is reported by rank, and the run resumes", test_ranks_lost}},
     {BOTH_PRECISIONS, {"--help and --version need neither a device nor other ranks", test_help_without_device}},
-    {BF16_ALONE,
-     {"unauthenticated processes do not disturb a start by srun, and a wrong secret is rejected",
-      test_ranks_strangers}},
+    {BF16_ALONE, {"starts by srun in one directory do not read each other's files", test_ranks_rendezvous}},
     {BF16_ALONE, {"invalid variables of a launcher are reported by name", test_launcher_variables}},
     {BF16_ALONE, {"the result of an aborted collective is not used", test_ranks_aborted_collective}},
     {BF16_ALONE, {"an error of a device or of NCCL during a run prints one line", test_ranks_device_errors}},

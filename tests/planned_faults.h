@@ -3,7 +3,7 @@ planned_faults.h: faults that a program under test causes on purpose, chosen by 
 defines PLANNED_FAULTS, includes the trainer, then this file. llmc/base/fault_point.h lists the places.
 
   FAULT=KIND:RANK:STEP[:WHERE]    several, separated by commas
-    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: the name of a phase (watchdog_peers.h),
+    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: the name of a phase (watchdog.h),
                  or `write`, in the middle of a file of this step's checkpoint
     hang         at WHERE, a phase: the device does not finish what it is given from then on (CUDA on the CPU)
     nan          a gradient of this step is NaN
@@ -91,7 +91,7 @@ static bool fault_remove(const char *path) {
 static int updates_made; // calls of adamw_update (C)
 
 static bool fault_point(FaultPlace place, void *data, size_t number) {
-    int64_t step = WATCH_GET(step);
+    int64_t step = WATCH_GET(own.step);
     switch (place) {
     case FAULT_PHASE: fault_at(step, phases[number].name); break;
     case FAULT_GRADIENT: fault_gradient((grad_t *)data, step); break;

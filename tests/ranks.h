@@ -6,6 +6,8 @@ mpirun starts the programs on this machine. Faults come from tests/faulty_diffv2
 */
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include "choice_file.h"
 #include "experts.h"
 #include "faults.h"
@@ -570,7 +572,7 @@ static void test_rank_killed_or_stopped(void) {
         FORMAT(out, "stop%d", i);
         expect_fault(&d, 3, fault, word, out, 6);
     }
-    // rank 0, to which the others report
+    // rank 0, which prints the warnings and removes the files
     expect_fault(&d, 3, "FAULT=kill:0:6:backward", "rank 0 (", "kill", 6);
     expect_fault(&d, 3, "FAULT=stop:0:6:gradients", "rank 0 (", "stop", 6);
     test_remove_directory(&d.dir);
@@ -726,9 +728,11 @@ static pid_t start_stranger(uint16_t first, int ports) {
     if (pid > 0) return pid;
     for (bool hit[8] = {false}; getppid() == parent; usleep(500))
         for (int i = 0; i < ports; i++) {
-            int fd = -1;
-            if (hit[i] || !watch_connect_socket(htonl(INADDR_LOOPBACK), (uint16_t)(first + i), &fd)) continue;
-            hit[i] = send(fd, "x", 1, MSG_NOSIGNAL) == 1;
+            struct sockaddr_in to = {AF_INET, htons((uint16_t)(first + i)), {htonl(INADDR_LOOPBACK)}, {0}};
+            int fd = hit[i] ? -1 : socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            if (fd < 0) continue;
+            hit[i] = connect(fd, (struct sockaddr *)&to, sizeof(to)) == 0 && send(fd, "x", 1, MSG_NOSIGNAL) == 1;
+            if (!hit[i]) close(fd);
         }
     _exit(0);
 }

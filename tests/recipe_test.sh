@@ -115,19 +115,6 @@ END
         done
     done
 }
-test_each_start_has_its_own_secret_which_is_not_printed() {
-    local value file
-    printf '#!/bin/sh\nprintf %%s "$DIFFV2_SECRET" >%q.$$\n' "$scratch/secret" >"$scratch/fake"
-    chmod +x "$scratch/fake"
-    for value in 1 2; do # a value from the environment is not used
-        ends 0 env DIFFV2_SECRET=$value TRAIN_DIFFV2="$scratch/fake" RANKS=1 "${recipe[@]}" --out "$scratch/none"
-    done
-    [[ $(cat "$scratch"/secret.*) =~ ^[0-9a-f]{64}$ ]] || fail "secrets: $(cat "$scratch"/secret.*)"
-    for file in "$scratch"/secret.*; do
-        ! grep -qf "$file" "$scratch/out" "$scratch/err" || fail "printed: $(head -c 300 "$scratch/out")"
-    done
-    ! cmp -s "$scratch"/secret.* || fail 'two starts have the same secret'
-}
 test_each_visible_gpu_has_a_rank() {
     mkdir -p "$scratch/bin"
     printf '#!/bin/sh\nfor i in 0 1 2 3; do echo "GPU $i: Some GPU (UUID: GPU-$i)"; done\n' >"$scratch/bin/nvidia-smi"
@@ -199,7 +186,6 @@ for name in the_figures_of_the_recipes_are_up_to_date \
     a_finished_run_stays_finished \
     a_signal_to_the_recipe_saves_and_the_next_start_is_bitwise_equal \
     a_rank_that_fails_ends_the_recipe_with_its_status \
-    each_start_has_its_own_secret_which_is_not_printed \
     each_visible_gpu_has_a_rank \
     the_help_of_a_recipe_has_its_figures \
     srun_starts_the_gpu_program_without_mpi \

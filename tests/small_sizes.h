@@ -21,4 +21,5 @@ of them partial. Include it before all other headers. Results do not depend on t
 #define AMX_SLAB 32
 #define AMX_BLOCK_M 32
 #define AMX_BLOCK_N 64
+#define WATCH_SPARE 2
 #endif

@@ -1,68 +1,62 @@
 /*
-watchdog.h: tests of authentication and of the watchdog's messages. Each test starts ranks as processes of this program,
-on loopback, and connects to them as an intruder without the secret, as a rank that sends invalid messages, or listens
-on the port of rank 0.
+watchdog.h: tests of the rendezvous and of the watchdog. Each test starts ranks as processes of this program that find
+each other in a directory, as srun starts them, and stops, kills or fails some of them.
 */
 #ifndef TESTS_WATCHDOG_H
 #define TESTS_WATCHDOG_H
+#include "../llmc/comm/comm.h"
 #include "../llmc/options/options.h"
-#include "../llmc/comm/watchdog.h"
 #include "harness.h"
 
 // ---- processes
 
 typedef struct {
-    TestDirectory dir; // of their output
-    WatchAddress address;
+    TestDirectory dir;     // of their output and of the rendezvous
     int opened[2], end[2]; // pipes: a byte per rank that has opened its watchdog; closed to end all ranks
     int ranks;
     double start_timeout;
+    const char *restart; // part of the identity of the start
 } RankGroup;
-
-typedef struct {
-    const RankGroup *group;
-    int rank;
-    void (*tamper)(WatchPeer *peer,
-                   int which); // sends invalid messages once all ranks are connected; NULL: a normal rank
-    int which;
-} GroupMember;
 
 static const char group_payload[] = "for all";
 
 static void group_begin(RankGroup *c, int ranks, double start_timeout) {
     memset(c, 0, sizeof(*c));
     c->dir = test_make_directory();
-    c->ranks = ranks, c->start_timeout = start_timeout;
+    c->ranks = ranks, c->start_timeout = start_timeout, c->restart = "0";
     CHECK(pipe(c->opened) == 0 && pipe(c->end) == 0, "no pipes: %s", strerror(errno));
-    watch_listen(&c->address, 0);
-    memset(c->address.ip, 0, sizeof(c->address.ip)); // loopback alone
 }
 
-static void group_live(const GroupMember *m) {
+static void group_live(const RankGroup *c, int rank, void (*act)(int), int which) {
     char payload[sizeof(group_payload)] = "";
-    if (m->rank == 0) memcpy(payload, group_payload, sizeof(payload));
-    watch_open(m->rank, m->group->ranks, &m->group->address, m->group->start_timeout, payload, sizeof(payload));
+    CommStart start = {c->start_timeout, c->dir.path};
+    Launch l;
+    memset(&l, 0, sizeof(l));
+    l.rank = comm.rank = rank, l.ranks = comm.ranks = c->ranks;
+    setenv("SLURM_JOB_ID", "17", 1), setenv("SLURM_STEP_ID", "0", 1), setenv("SLURM_RESTART_COUNT", c->restart, 1);
+    if (rank == 0) memcpy(payload, group_payload, sizeof(payload));
+    launch_connect(&l, &start, payload, sizeof(payload));
     watch_timeout(1.5);
-    CHECK(memcmp(payload, group_payload, sizeof(payload)) == 0, "rank %d did not get what rank 0 gives", m->rank);
-    CHECK(write(m->group->opened[1], "x", 1) == 1, "cannot tell that rank %d is open", m->rank);
-    if (m->tamper) m->tamper(&watch.peers[m->rank == 0 ? 1 : 0], m->which);
-    struct pollfd end = {m->group->end[0], POLLIN, 0};
+    CHECK(memcmp(payload, group_payload, sizeof(payload)) == 0, "rank %d did not get what rank 0 gives", rank);
+    if (rank == 0) free(watch_await_ranks(launch_limit(&start, c->ranks)));
+    CHECK(write(c->opened[1], "x", 1) == 1, "cannot tell that rank %d is open", rank);
+    if (act) act(which);
+    struct pollfd end = {c->end[0], POLLIN, 0};
     poll(&end, 1, 20000);
     program_exit(EXIT_DONE);
 }
 
-// stderr goes to the file `name`.
-static pid_t group_start(const RankGroup *c, int rank, const char *name, void (*tamper)(WatchPeer *, int), int which) {
+// stderr goes to the file `name`. act: what the rank does once it is open; NULL: it waits for the end of the test.
+static pid_t group_start(const RankGroup *c, int rank, const char *name, void (*act)(int), int which) {
     char path[600];
-    GroupMember m = {c, rank, tamper, which};
     FORMAT(path, "%s/%s", c->dir.path, name);
     fflush(NULL);
     pid_t pid = fork();
     CHECK(pid >= 0, "cannot fork: %s", strerror(errno));
     if (pid > 0) return pid;
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    if (fd < 0 || dup2(fd, 2) != 2 || close(c->end[1]) || (rank != 0 && close(watch.listener))) _exit(99);
-    group_live(&m);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (fd < 0 || dup2(fd, 2) != 2 || close(c->end[1])) _exit(99);
+    group_live(c, rank, act, which);
     return 0;
 }
 
@@ -78,7 +72,7 @@ static bool group_opens(const RankGroup *c, int count) {
     return true;
 }
 
-// Waits for a process; returns its exit status and its stderr in `text`.
+// Waits for a process; returns its exit status and the text of the file `name`.
 static int group_wait(const RankGroup *c, pid_t pid, const char *name, char *text, size_t size) {
     char path[600];
     int status = 0;
@@ -89,31 +83,12 @@ static int group_wait(const RankGroup *c, pid_t pid, const char *name, char *tex
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Connects to rank 0 as `rank`, without a process; returns the connection, or -1 if it is not admitted.
-static int group_join_here(const RankGroup *c, int rank) {
-    WatchPeer *p = (WatchPeer *)checked_calloc(1, sizeof(WatchPeer));
-    WatchMessage answer;
-    watch.rank = rank, watch.ranks = c->ranks;
-    bool admitted = watch_connect_socket(htonl(INADDR_LOOPBACK), c->address.port, &p->fd) &&
-                    watch_handshake(p, &c->address, now_seconds() + 10, &answer) && answer.kind == WATCH_WELCOME;
-    int fd = admitted ? p->fd : -1;
-    free(p);
-    watch.rank = 0, watch.ranks = 1;
-    return fd;
-}
-
-// Closes this process's copy of the listener, after rank 0 has been started.
-static void group_stop_listening(void) {
-    if (watch.listener >= 0) close(watch.listener);
-    watch.listener = -1;
-}
 static void group_ends(RankGroup *c) {
     if (c->end[1] >= 0) close(c->end[1]);
     c->end[1] = -1;
 }
 static void group_finish(RankGroup *c) {
     group_ends(c);
-    group_stop_listening();
     close(c->opened[0]), close(c->opened[1]), close(c->end[0]);
     test_remove_directory(&c->dir);
 }
@@ -123,432 +98,311 @@ static void group_expect(const RankGroup *c, pid_t pid, const char *name, int st
     EXPECT(is == status, "%s ends with status %d, not %d: %.300s", name, is, status, text);
     EXPECT(words ? count_lines(text) == 1 && strstr(text, words) : !text[0], "%s prints: %.300s", name, text);
 }
-
-// ---- intruders
-
-static int intruder_connect(uint16_t port) {
-    int fd = -1;
-    return watch_connect_socket(htonl(INADDR_LOOPBACK), port, &fd) ? fd : -1;
+// Whether the directory of the start is there.
+static bool group_directory(const RankGroup *c, const char *restart) {
+    char path[600];
+    FORMAT(path, "%s/ranks.0.17.0.%s", c->dir.path, restart);
+    return directory_exists(path);
 }
 
-typedef enum { INTRUDER_SILENT, INTRUDER_HALF, INTRUDER_GARBAGE, INTRUDER_GUESSES, INTRUDER_KINDS } IntruderKind;
-
-// Connects as an intruder of this kind; the connection stays open.
-static int intruder_comes(uint16_t port, IntruderKind kind) {
-    static unsigned char bytes[1 << 16];
-    int fd = intruder_connect(port);
-    TestRandom random = {(uint64_t)kind + 1};
-    if (fd < 0 || kind == INTRUDER_SILENT) return fd;
-    size_t n = kind == INTRUDER_HALF ? sizeof(WatchNonce) + 20 : sizeof(bytes);
-    for (size_t i = 0; i < n; i++) bytes[i] = (unsigned char)test_random_bits(&random);
-    if (kind == INTRUDER_GUESSES) { // a correct message of rank 1 of 2, except for the hash
-        WatchMessage hello;
-        memset(&hello, 0, sizeof(hello));
-        hello.kind = WATCH_HELLO, hello.rank = 1, hello.ranks = 2;
-        memcpy(bytes + sizeof(WatchNonce), &hello, watch_bytes(WATCH_HELLO));
-        n = sizeof(WatchNonce) + watch_bytes(WATCH_HELLO);
-    }
-    ssize_t sent = send(fd, bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)sent;
-    return fd;
-}
-
-static void test_start_intruders(void) {
-    enum { INTRUDERS = WATCH_PENDING + 40 };
-    int fds[INTRUDERS];
-    RankGroup c;
-    group_begin(&c, 3, 10);
-    for (int i = 0; i < INTRUDERS; i++)
-        fds[i] = intruder_comes(c.address.port, i < INTRUDERS - 20 ? INTRUDER_SILENT : (IntruderKind)(i % 4 + 1));
-    pid_t zero = group_start(&c, 0, "zero", NULL, 0);
-    usleep(100000);
-    double begin = now_seconds();
-    pid_t one = group_start(&c, 1, "one", NULL, 0), two = group_start(&c, 2, "two", NULL, 0);
-    group_stop_listening();
-    EXPECT(group_opens(&c, 3), "three ranks did not open within 10 s beside %d intruders", INTRUDERS);
-    EXPECT(now_seconds() - begin < 4, "they took %.1f s", now_seconds() - begin);
-    int late = intruder_connect(c.address.port);
-    EXPECT(late < 0, "rank 0 listens after the start");
-    group_ends(&c);
-    group_expect(&c, zero, "zero", 0, NULL);
-    group_expect(&c, one, "one", 0, NULL);
-    group_expect(&c, two, "two", 0, NULL);
-    for (int i = 0; i < INTRUDERS; i++)
-        if (fds[i] >= 0) close(fds[i]);
-    group_finish(&c);
-}
+// ---- starts
 
 static void test_start_timeout(void) {
     RankGroup c;
     group_begin(&c, 3, 1);
     double begin = now_seconds();
-    int garbage = intruder_comes(c.address.port, INTRUDER_GARBAGE),
-        guess = intruder_comes(c.address.port, INTRUDER_GUESSES);
     pid_t zero = group_start(&c, 0, "zero", NULL, 0), one = group_start(&c, 1, "one", NULL, 0);
     group_expect(&c, zero, "zero", 1,
-                 "1 of 3 ranks (the first is rank 2) have not connected to rank 0 within 1 s (--start-timeout); 2 "
-                 "connections without the run's secret were rejected");
-    group_expect(&c, one, "one", 1, "rank 1 lost its connection to rank 0 during the start");
+                 "1 of 3 ranks (the first is rank 2) have not started within 1 s (--start-timeout)");
+    group_expect(&c, one, "one", 1, NULL);
     EXPECT(now_seconds() - begin < 6, "that took %.1f s", now_seconds() - begin);
-    close(garbage), close(guess);
+    group_finish(&c);
+    group_begin(&c, 3, 0.5);
+    one = group_start(&c, 1, "one", NULL, 0);
+    group_expect(&c, one, "one", 1,
+                 "/ranks.0.17.0.0/start within 1 s (--start-timeout): start all ranks with the same "
+                 "--out or --rendezvous");
     group_finish(&c);
 }
 
-static void test_connection_unauthenticated(void) {
-    static const IntruderKind kinds[] = {INTRUDER_SILENT, INTRUDER_HALF};
-    int fds[2];
-    char bytes[100];
+// Only the directory that the identity names is read, and nothing of it is readable by others.
+static void test_start_identity(void) {
+    char path[700];
     RankGroup c;
-    group_begin(&c, 2, 30);
-    pid_t zero = group_start(&c, 0, "zero", NULL, 0);
-    group_stop_listening();
-    for (int i = 0; i < 2; i++) fds[i] = intruder_comes(c.address.port, kinds[i]);
-    double begin = now_seconds();
-    for (int i = 0; i < 2; i++) {
-        struct timeval limit = {15, 0};
-        setsockopt(fds[i], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-        EXPECT(recv(fds[i], bytes, sizeof(WatchNonce), MSG_WAITALL) == (ssize_t)sizeof(WatchNonce), "no number came");
-        ssize_t n = recv(fds[i], bytes, sizeof(bytes), 0);
-        EXPECT(n == 0 || (n < 0 && errno == ECONNRESET), "connection %d is not closed", i);
-        close(fds[i]);
-    }
-    EXPECT(now_seconds() - begin < 15, "they were closed after %.1f s", now_seconds() - begin);
-    kill(zero, SIGKILL);
-    group_expect(&c, zero, "zero", 128 + SIGKILL, NULL);
+    struct stat directory, state, start;
+    group_begin(&c, 2, 1);
+    pid_t zero = group_start(&c, 0, "zero", NULL, 0), one = group_start(&c, 1, "one", NULL, 0);
+    EXPECT(group_opens(&c, 2), "two ranks did not open");
+    FORMAT(path, "%s/ranks.0.17.0.0", c.dir.path);
+    bool there = stat(path, &directory) == 0;
+    strcat(path, "/1");
+    there = there && stat(path, &state) == 0;
+    strcpy(strrchr(path, '/'), "/start");
+    EXPECT(there && stat(path, &start) == 0, "%s: %s", path, strerror(errno));
+    EXPECT((directory.st_mode & 0777) == 0700 && (state.st_mode & 0777) == 0600 && (start.st_mode & 0777) == 0600,
+           "modes %o, %o, %o", directory.st_mode, state.st_mode, start.st_mode);
+    kill(zero, SIGKILL), kill(one, SIGKILL); // the files remain
+    waitpid(zero, NULL, 0), waitpid(one, NULL, 0);
+    EXPECT(group_directory(&c, "0"), "the directory of killed ranks is gone");
+    c.restart = "1";
+    zero = group_start(&c, 0, "again", NULL, 0);
+    group_expect(&c, zero, "again", 1, "1 of 2 ranks (the first is rank 1) have not started within 1 s");
+    EXPECT(!group_directory(&c, "1"), "the directory of a start that failed remains");
+    c.restart = "2";
+    one = group_start(&c, 1, "late", NULL, 0);
+    group_expect(&c, one, "late", 1, "/ranks.0.17.0.2/start within 1 s");
+    c.restart = "0";
+    zero = group_start(&c, 0, "twice", NULL, 0);
+    group_expect(&c, zero, "twice", 1, "another start has the same job, step and restart");
     group_finish(&c);
 }
 
-// Processes of the run that were started with wrong numbers: rank 0 refuses them and continues.
-static void test_connection_invalid_rank(void) {
+static void test_start_invalid_rank(void) {
     static const struct {
         int rank, ranks;
         const char *words;
-    } cases[] = {{1, 3, "rank 1 has already connected"},
-                 {3, 3, "it is rank 3 of 3, and rank 0 has 3 ranks"},
-                 {2, 4, "it is rank 2 of 4, and rank 0 has 3 ranks"},
-                 {INT_MAX, 3, "it is rank 2147483647 of 3"},
-                 {-5, 3, "it is rank -5 of 3"}};
+    } cases[] = {{1, 3, "rank 1 has already started: start each rank once"},
+                 {2, 4, "rank 2 is one of 4, and rank 0 one of 3: start all ranks with the same number of ranks"}};
     RankGroup c, other;
-    group_begin(&c, 3, 30);
-    pid_t zero = group_start(&c, 0, "zero", NULL, 0);
-    int first = group_join_here(&c, 1);
-    EXPECT(first >= 0, "rank 1 is not admitted");
+    group_begin(&c, 3, 10);
+    pid_t zero = group_start(&c, 0, "zero", NULL, 0), one = group_start(&c, 1, "one", NULL, 0);
+    EXPECT(group_opens(&c, 1), "rank 1 does not open");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char name[20];
+        FORMAT(name, "other%zu", i);
         other = c;
         other.ranks = cases[i].ranks;
-        group_expect(&c, group_start(&other, cases[i].rank, "other", NULL, 0), "other", 1, cases[i].words);
+        group_expect(&c, group_start(&other, cases[i].rank, name, NULL, 0), name, 1, cases[i].words);
     }
-    close(first); // it has failed before all are there, and is started again
-    int again = group_join_here(&c, 1), two = group_join_here(&c, 2);
-    group_stop_listening();
-    EXPECT(again >= 0 && two >= 0, "rank 1 is not admitted again, or rank 2 is not");
-    EXPECT(group_opens(&c, 1), "rank 0 does not open when all ranks are there");
-    close(again);
-    group_expect(&c, zero, "zero", 1, "rank 1 (");
-    close(two);
+    pid_t two = group_start(&c, 2, "two", NULL, 0);
+    EXPECT(group_opens(&c, 2), "rank 0 does not open when all ranks are there");
+    group_ends(&c);
+    group_expect(&c, zero, "zero", 0, NULL);
+    group_expect(&c, one, "one", 0, NULL);
+    group_expect(&c, two, "two", 0, NULL);
+    EXPECT(!group_directory(&c, "0"), "the directory remains after a run without failures");
     group_finish(&c);
 }
 
-// A process listens on the port of rank 0 and sends nothing, random bytes, or the rank's own bytes.
-static void test_connection_false_rank_0(void) {
-    for (int kind = 0; kind < 3; kind++) {
-        static unsigned char bytes[65536];
-        RankGroup c;
-        group_begin(&c, 2, 0.6);
-        memset(bytes, 'x', sizeof(bytes));
-        double until = now_seconds() + 1.5;
-        pid_t one = group_start(&c, 1, "one", NULL, 0);
-        int taken = 0;
-        while (now_seconds() < until) {
-            struct pollfd ready = {watch.listener, POLLIN, 0};
-            int fd = poll(&ready, 1, 100) == 1 ? accept(watch.listener, NULL, NULL) : -1;
-            if (fd < 0) continue;
-            taken++;
-            ssize_t n = kind ? send(fd, bytes, kind == 1 ? sizeof(bytes) : sizeof(WatchNonce), MSG_NOSIGNAL) : 0;
-            struct timeval limit = {0, 100000};
-            setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-            while (kind == 2 && (n = recv(fd, bytes, sizeof(bytes), 0)) > 0) send(fd, bytes, n, MSG_NOSIGNAL);
-            if (kind) close(fd);
-        }
-        EXPECT(taken > 0, "nobody came to the listener");
-        group_stop_listening();
-        group_expect(&c, one, "one", 1, "the process that listens there does not authenticate as rank 0 of this run");
-        group_finish(&c);
-    }
-}
-
-// The bytes that a rank has sent to one listener do not authenticate to another.
-static void test_handshake_replay(void) {
-    const size_t bytes = sizeof(WatchNonce) + watch_bytes(WATCH_HELLO);
-    char recorded[1000], more[1000];
+static void test_start_temporary_file(void) {
     RankGroup c;
-    WatchNonce number = {{1, 2}};
-    CHECK(bytes <= sizeof(recorded), "HELLO has %zu bytes", bytes);
-    group_begin(&c, 2, 1.5);
+    char path[700], text[1000];
+    group_begin(&c, 2, 1);
+    FORMAT(path, "%s/ranks.0.17.0.0", c.dir.path);
+    CHECK(mkdir(path, 0700) == 0, "%s", strerror(errno));
+    strcat(path, "/start.new");
+    file_write_new(path, "x", 1);
     pid_t one = group_start(&c, 1, "one", NULL, 0);
-    struct pollfd ready = {watch.listener, POLLIN, 0};
-    poll(&ready, 1, 5000);
-    int fd = accept(watch.listener, NULL, NULL);
-    EXPECT(send(fd, &number, sizeof(number), MSG_NOSIGNAL) == (ssize_t)sizeof(number), "%s", strerror(errno));
-    EXPECT(recv(fd, recorded, bytes, MSG_WAITALL) == (ssize_t)bytes, "no introduction came");
-    kill(one, SIGKILL);
-    group_expect(&c, one, "one", 128 + SIGKILL, NULL);
-    close(fd);
-    pid_t zero = group_start(&c, 0, "zero", NULL, 0);
-    fd = intruder_connect(c.address.port);
-    EXPECT(recv(fd, more, sizeof(number), MSG_WAITALL) == (ssize_t)sizeof(number), "rank 0 sends no number");
-    EXPECT(send(fd, recorded, bytes, MSG_NOSIGNAL) == (ssize_t)bytes, "%s", strerror(errno));
-    memcpy(&number, more, sizeof(number));
-    ssize_t answer = recv(fd, more, sizeof(more), 0);
-    EXPECT(answer <= 0, "rank 0 answers with %zd bytes", answer);
-    int other = intruder_connect(c.address.port);
-    EXPECT(recv(other, more, sizeof(number), MSG_WAITALL) == (ssize_t)sizeof(number) &&
-               memcmp(more, &number, sizeof(number)) != 0,
-           "rank 0 uses one number twice");
-    close(other);
-    group_stop_listening();
-    group_expect(&c, zero, "zero", 1, "2 connections without the run's secret were rejected");
-    close(fd);
+    int status = group_wait(&c, one, "one", text, sizeof(text));
+    EXPECT(status == 1 && strstr(text, "has not written"), "a file that is not complete is read: %s", text);
     group_finish(&c);
 }
 
-// ---- ranks that send invalid messages
+// ---- failures
 
-typedef struct {
-    const char *what;
-    int kind, rank, ranks, status, phase;
-    int64_t step;
-    double waiting;
-    int number; // added to the right one
-    char host_fill, text_fill;
-} Forgery;
-
-static const Forgery forgeries_by_rank_1[] = {
-    {"a phase beyond the table", WATCH_HEARTBEAT, 1, 2, 0, 100000000, 0, 0, 0, 0, 0},
-    {"a phase one beyond the table", WATCH_HEARTBEAT, 1, 2, 0, PHASE_COUNT, 0, 0, 0, 0, 0},
-    {"a negative phase", WATCH_FAILED, 1, 2, 1, -1, 0, 0, 0, 0, 0},
-    {"a failure with status 0", WATCH_FAILED, 1, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"a failure with status 3", WATCH_FAILED, 1, 2, 3, 0, 0, 0, 0, 0, 0},
-    {"a failure with status 256", WATCH_FAILED, 1, 2, 256, 0, 0, 0, 0, 0, 0},
-    {"a farewell with status 1", WATCH_GOODBYE, 1, 2, 1, 0, 0, 0, 0, 0, 0},
-    {"the end of the run", WATCH_END, 1, 2, 1, 0, 0, 0, 0, 0, 0},
-    {"a kind that does not exist", 77, 1, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"a second introduction", WATCH_HELLO, 1, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"another rank", WATCH_HEARTBEAT, 0, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"a rank beyond the last", WATCH_HEARTBEAT, 1000000, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"another number of ranks", WATCH_HEARTBEAT, 1, 3, 0, 0, 0, 0, 0, 0, 0},
-    {"a negative step", WATCH_HEARTBEAT, 1, 2, 0, 0, -1, 0, 0, 0, 0},
-    {"a wait that is not a number", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, (double)NAN, 0, 0, 0},
-    {"a negative wait", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, -1, 0, 0, 0},
-    {"an endless wait", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, (double)INFINITY, 0, 0, 0},
-    {"a message left out", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, 0, 1, 0, 0},
-    {"a message twice", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, 0, -1, 0, 0},
-    {"a host without an end", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, 0, 0, 'h', 0},
-    {"a text without an end", WATCH_FAILED, 1, 2, 1, 0, 0, 0, 0, 0, 't'}};
-static const Forgery forgeries_by_rank_0[] = {
-    {"an end with status 0", WATCH_END, 0, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"an end with status 3", WATCH_END, 0, 2, 3, 0, 0, 0, 0, 0, 0},
-    {"an end with status 512", WATCH_END, 0, 2, 512, 0, 0, 0, 0, 0, 0},
-    {"a second start", WATCH_START, 0, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"a second welcome", WATCH_WELCOME, 0, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"a rank's failure", WATCH_FAILED, 0, 2, 1, 0, 0, 0, 0, 0, 0},
-    {"another rank's heartbeat", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"a phase beyond the table", WATCH_HEARTBEAT, 0, 2, 0, 100000000, 0, 0, 0, 0, 0}};
-
-// With a valid hash, as from a rank with damaged memory, or from another program that has the secret.
-static void forge(WatchPeer *p, const Forgery *f) {
-    WatchMessage m = watch_message(WATCH_HEARTBEAT);
-    m.kind = f->kind, m.rank = f->rank, m.ranks = f->ranks, m.status = f->status, m.phase = f->phase;
-    m.step = f->step, m.waiting = f->waiting;
-    if (f->host_fill) memset(m.host, f->host_fill, WATCH_HOST);
-    if (f->text_fill) memset(m.text, f->text_fill, WATCH_TEXT);
-    m.number = p->sent + (uint64_t)(int64_t)f->number;
-    m.hash = watch_hash(&p->key_out, &m);
-    ssize_t n = (ssize_t)watch_bytes(m.kind);
-    if (send(p->fd, &m, n, MSG_NOSIGNAL) != n) _exit(98);
-    poll(NULL, 0, 10000); // no more
+static void rank_is_killed(int unused) {
+    (void)unused;
+    watch_step(7), watch_phase(PHASE_SAVE);
+    usleep(700000); // until the state is written
+    raise(SIGKILL);
 }
-static void forge_by_rank_1(WatchPeer *p, int which) {
-    WATCH_SET(exiting, true); // no heartbeats besides
-    pthread_join(watch.thread, NULL);
-    forge(p, &forgeries_by_rank_1[which]);
+static void rank_is_stopped(int unused) {
+    (void)unused;
+    watch_step(7), watch_phase(PHASE_SAVE);
+    usleep(700000);
+    raise(SIGSTOP);
 }
-static void forge_by_rank_0(WatchPeer *p, int which) {
-    WATCH_SET(exiting, true);
-    pthread_join(watch.thread, NULL);
-    forge(p, &forgeries_by_rank_0[which]);
+static void rank_hangs(int unused) {
+    (void)unused;
+    watch_step(7), watch_phase(PHASE_SAVE);
+    poll(NULL, 0, 20000);
+}
+static void rank_waits(int collectives) {
+    watch_step(8), watch_phase(PHASE_FORWARD);
+    WATCH_SET(own.collectives, (uint64_t)collectives);
+    watch_wait_begin();
+    poll(NULL, 0, 20000);
 }
 
-static void expect_forgery_is_noticed(const char *what, int forger, void (*tamper)(WatchPeer *, int), int which,
-                                      const char *words) {
-    char name[2][8] = {"zero", "one"}, text[16384];
-    pid_t pids[2];
+// Of four ranks the one at each place fails; one line names it.
+static void test_lost_rank(void) {
+    static const struct {
+        void (*act)(int);
+        const char *words;
+    } cases[] = {
+        {rank_is_killed, "has ended without a message (killed?); last state at step 7, saving a checkpoint; rank "},
+        {rank_is_stopped, "has been unresponsive while other ranks have waited for 2 s; last state at step 7, saving"},
+        {rank_hangs, "has not reached the collective in which other ranks have waited for 2 s; last state at step 7"}};
+    for (int c = 0; c < 3; c++)
+        for (int lost = 0; lost < 4; lost += c ? 2 : 1) {
+            pid_t pids[4];
+            RankGroup g;
+            char words[300], text[16384];
+            group_begin(&g, 4, 10);
+            for (int r = 0; r < 4; r++)
+                pids[r] = group_start(&g, r, "all", r == lost ? cases[c].act : rank_waits, r == lost ? 0 : 3);
+            EXPECT(group_opens(&g, 4), "four ranks did not open");
+            double begin = now_seconds();
+            for (int r = 0; r < 4; r++) {
+                if (r == lost && c == 1) continue;
+                int status = group_wait(&g, pids[r], "all", text, sizeof(text));
+                EXPECT(status == (r == lost && c == 0 ? 128 + SIGKILL : 1), "rank %d: status %d", r, status);
+            }
+            EXPECT(now_seconds() - begin < 10, "rank %d: noticed after %.1f s", lost, now_seconds() - begin);
+            kill(pids[lost], SIGKILL);
+            waitpid(pids[lost], NULL, 0);
+            snprintf(words, sizeof(words), "diffv2: rank %d (", lost);
+            EXPECT(count_lines(text) == 1 && strstr(text, words) == text && strstr(text, cases[c].words),
+                   "rank %d, case %d: %.400s", lost, c, text);
+            group_finish(&g);
+        }
+}
+
+static void rank_fails(int which) {
+    if (which == 2) usleep(1500000); // a rank that comes late
+    if (which == 3) warn("a line of rank 3 alone");
+    warn("--lr is wrong");
+    program_exit(EXIT_USAGE);
+}
+static void test_failure_once(void) {
+    enum { RANKS = 12 };
+    pid_t pids[RANKS];
+    char text[16384];
+    RankGroup c;
+    group_begin(&c, RANKS, 10);
+    for (int r = 0; r < RANKS; r++) pids[r] = group_start(&c, r, "all", rank_fails, r);
+    for (int r = 0; r < RANKS; r++) {
+        int status = group_wait(&c, pids[r], "all", text, sizeof(text));
+        EXPECT(status == EXIT_USAGE, "rank %d: status %d", r, status);
+    }
+    EXPECT(count_lines(text) == 2 && strstr(text, "diffv2: --lr is wrong\n") &&
+               strstr(text, "): a line of rank 3 alone"),
+           "%.600s", text);
+    EXPECT(!group_directory(&c, "0"), "the directory of a start that failed remains");
+    group_finish(&c);
+}
+
+// A pipe without a reader in the place of the own file blocks the thread that writes it.
+static void rank_files_stall(int unused) {
+    char path[PATH_SIZE];
+    (void)unused;
+    FORMAT(path, "%s/%d", watch.path, watch.rank);
+    if (unlink(path) != 0 || mkfifo(path, 0600) != 0) _exit(98);
+    rank_waits(0);
+}
+static void test_files_stall(void) {
     RankGroup c;
     group_begin(&c, 2, 10);
     double begin = now_seconds();
-    for (int rank = 0; rank < 2; rank++)
-        pids[rank] = group_start(&c, rank, name[rank], rank == forger ? tamper : NULL, which);
-    group_stop_listening();
-    int status = group_wait(&c, pids[!forger], name[!forger], text, sizeof(text));
-    double seconds = now_seconds() - begin;
-    EXPECT(status == 1 && count_lines(text) == 1 && strstr(text, words), "%s by rank %d: status %d, %.300s", what,
-           forger, status, text);
-    EXPECT(seconds < 8, "%s by rank %d: noticed after %.1f s", what, forger, seconds);
-    kill(pids[forger], SIGKILL);
-    waitpid(pids[forger], NULL, 0);
+    pid_t zero = group_start(&c, 0, "zero", rank_files_stall, 0), one = group_start(&c, 1, "one", NULL, 0);
+    group_expect(&c, zero, "zero", 1, " s at step 8, in the forward, and ");
+    EXPECT(now_seconds() - begin < 10, "that took %.1f s", now_seconds() - begin);
+    kill(one, SIGKILL);
+    waitpid(one, NULL, 0);
     group_finish(&c);
 }
 
-static void test_message_fields(void) {
-    for (size_t i = 0; i < sizeof(forgeries_by_rank_1) / sizeof(forgeries_by_rank_1[0]); i++)
-        expect_forgery_is_noticed(forgeries_by_rank_1[i].what, 1, forge_by_rank_1, (int)i,
-                                  ") has sent an invalid message");
-    for (size_t i = 0; i < sizeof(forgeries_by_rank_0) / sizeof(forgeries_by_rank_0[0]); i++)
-        expect_forgery_is_noticed(forgeries_by_rank_0[i].what, 0, forge_by_rank_0, (int)i,
-                                  ") has sent an invalid message");
-}
+// ---- state files
 
-// A byte changed in transit, an intruder's bytes on a rank's connection, and half a message.
-static void send_raw(WatchPeer *p, int which) {
-    WatchMessage m = watch_message(WATCH_FAILED);
-    WATCH_SET(exiting, true);
-    pthread_join(watch.thread, NULL);
-    m.status = 2;
-    m.number = p->sent;
-    m.hash = watch_hash(&p->key_out, &m);
-    if (which == 0) m.status = 1;
-    if (which == 1) memset(&m, 'x', sizeof(m));
-    size_t n = which == 2 ? 50 : sizeof(m);
-    if (send(p->fd, &m, n, MSG_NOSIGNAL) != (ssize_t)n) _exit(98);
-    poll(NULL, 0, 10000);
-}
-static void test_message_damage(void) {
-    expect_forgery_is_noticed("a changed byte", 1, send_raw, 0, "rank 1 (");
-    expect_forgery_is_noticed("noise", 1, send_raw, 1, ") has sent an invalid message");
-    expect_forgery_is_noticed("half a message", 1, send_raw, 2, ") has been unresponsive for 2 s");
-}
-
-static void fail_with_escapes(WatchPeer *p, int which) {
-    (void)p, (void)which;
-    FORMAT(watch.host, "ho\x1b[31mst\n");
-    warn("a line\r\x1b]0;title\a with \xC3\xA4, \xC2\x9B"
-         "2J, \x9B and \xFF");
-    program_exit(EXIT_USAGE);
-}
-static void test_message_control_characters(void) {
-    char text[16384];
-    RankGroup c;
-    group_begin(&c, 2, 10);
-    pid_t zero = group_start(&c, 0, "zero", NULL, 0), one = group_start(&c, 1, "one", fail_with_escapes, 0);
-    group_stop_listening();
-    int status = group_wait(&c, zero, "zero", text, sizeof(text));
-    EXPECT(status == EXIT_USAGE && count_lines(text) == 1, "status %d, %s", status, text);
-    EXPECT(strstr(text, "): a line??]0;title? with \xC3\xA4, ??2J, ? and ?\n"), "%s", text);
-    group_expect(&c, one, "one", EXIT_USAGE, NULL);
-    group_finish(&c);
-
-    char host[] = "a\nb\x1b\x7F\xC2\x85z";
-    EXPECT(watch_clean_text(host, sizeof(host), true) && strcmp(host, "a\nb????z") == 0, "%s", host);
-    EXPECT(watch_clean_text(host, sizeof(host), false) && strcmp(host, "a?b????z") == 0, "%s", host);
-    char open_end[3] = {'a', 'b', 'c'};
-    EXPECT(!watch_clean_text(open_end, sizeof(open_end), true), "a text without an end is accepted");
-}
-
-// A peer that was stopped for a long time finds complete messages when it reads again.
-static void test_heartbeats_skipped(void) {
-    enum { SENT = 20000 };
-    WatchAddress a;
-    static WatchPeer sender, reader;
-    WatchMessage m = watch_message(WATCH_HELLO);
-    WatchReceiveStatus receipt = WATCH_NOTHING;
-    int small = 8192, taken = 0;
-    watch_listen(&a, 0);
-    sender.fd = intruder_connect(a.port), reader.fd = accept(watch.listener, NULL, NULL);
-    setsockopt(sender.fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
-    setsockopt(reader.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
-    sender.key_out = reader.key_in = a.secret;
-    m.rank = reader.last.rank = 1;
-    for (int i = 0; i < SENT; i++, m.kind = WATCH_HEARTBEAT) watch_send(&sender, &m);
-    for (double until = now_seconds() + 1; now_seconds() < until; usleep(1000))
-        while ((receipt = watch_receive(&reader, &m)) == WATCH_MESSAGE) taken++;
-    EXPECT(receipt == WATCH_NOTHING && reader.have == 0, "after %d messages one is not whole", taken);
-    EXPECT(taken > 10 && taken < SENT && (uint64_t)taken == sender.sent, "%d messages came of %d, %d were sent", taken,
-           SENT, (int)sender.sent);
-    close(sender.fd), close(reader.fd);
-    group_stop_listening();
-}
-
-// ---- parts
-
-static void test_siphash(void) {
-    HashKey key, parsed;
-    unsigned char bytes[16];
-    for (int i = 0; i < 16; i++) bytes[i] = (unsigned char)i;
-    key.word[0] = UINT64_C(0x0706050403020100), key.word[1] = UINT64_C(0x0f0e0d0c0b0a0908);
-    EXPECT(keyed_hash(&key, bytes, 15) == UINT64_C(0xa129ca6149be45e5), "%" PRIx64, keyed_hash(&key, bytes, 15));
-    EXPECT(keyed_hash(&key, bytes, 0) == UINT64_C(0x726fdb47dd0e0e31), "%" PRIx64, keyed_hash(&key, bytes, 0));
-    EXPECT(keyed_hash(&key, bytes, 8) != keyed_hash(&key, bytes, 7), "the length does not count");
-    HashKey a = hash_key_derive(&key, "a", "bc", 2), b = hash_key_derive(&key, "ab", "c", 1);
-    EXPECT(memcmp(&a, &b, sizeof(a)) != 0 && a.word[0] != a.word[1], "two uses have one key");
-    a = hash_key_random(), b = hash_key_random();
-    EXPECT(memcmp(&a, &b, sizeof(a)) != 0 && a.word[0] != 0 && a.word[1] != 0, "two random keys are one");
-    static WatchPeer peer;
-    WatchNonce ours = watch_random_nonce(), theirs = watch_random_nonce();
-    watch_set_keys(&peer, &key, ours, theirs);
-    EXPECT(memcmp(&peer.key_in, &peer.key_out, sizeof(key)) != 0, "both directions of a connection have one key");
-    EXPECT(hash_key_parse(&parsed, "0706050403020100"
-                                   "0F0e0d0c0b0a0908") &&
-               memcmp(&parsed, &key, sizeof(key)) == 0,
-           "%" PRIx64 " %" PRIx64, parsed.word[0], parsed.word[1]);
-    static const char *const wrong[] = {"00112233445566778899aabbccddeeffx",
-                                        "",
-                                        "0",
-                                        "0706050403020100"
-                                        "0f0e0d0c0b0a090",
-                                        "0706050403020100"
-                                        "0f0e0d0c0b0a09080",
-                                        "0x06050403020100"
-                                        "0f0e0d0c0b0a0908",
-                                        " 706050403020100"
-                                        "0f0e0d0c0b0a0908"};
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
-        EXPECT(!hash_key_parse(&parsed, wrong[i]), "'%s' is accepted", wrong[i]);
-}
-
-static void test_start_timeout_option(void) {
+static void test_state_fields(void) {
+    static const char right[] =
+        "5 host a step 3 phase save collectives 9 waiting 1.500000 device 1f locked 1 status -1 counter 5 time 1\n";
     static const struct {
-        const char *arguments[4];
-        double seconds;
-    } cases[] = {{{"t", NULL, NULL, NULL}, 60},
-                 {{"t", "--start-timeout", "2.5", NULL}, 2.5},
-                 {{"t", "--start-timeout=7", NULL, NULL}, 7},
-                 {{"t", "--start-timeout", NULL, NULL}, 60},
-                 {{"t", "--start-timeout", "x", NULL}, 60},
-                 {{"t", "--start-timeout=-1", NULL, NULL}, 60},
-                 {{"t", "--start-timeouts", "3", NULL}, 60},
-                 {{"t", "--lr", "--start-timeout=1e3", NULL}, 1000}};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char *argv[5] = {NULL, NULL, NULL, NULL, NULL};
-        int argc = 0;
-        for (; argc < 4 && cases[i].arguments[argc]; argc++) argv[argc] = (char *)cases[i].arguments[argc];
-        double seconds = options_start_timeout(argc, argv);
-        EXPECT(seconds == cases[i].seconds, "case %zu: %g s", i, seconds);
+        const char *what, *from, *to;
+    } wrong[] = {{"a phase beyond the table", "save", "none"},
+                 {"a phase without an end", "save", "savesavesavesavesave"},
+                 {"a negative step", "step 3", "step -3"},
+                 {"a wait that is not a number", "1.500000", "nan"},
+                 {"a negative wait", "1.500000", "-1"},
+                 {"an endless wait", "1.500000", "inf"},
+                 {"a status beyond those of a process", "status -1", "status 256"},
+                 {"a status below that of a rank that runs", "status -1", "status -2"},
+                 {"a part of an older state", "counter 5", "counter 4"},
+                 {"a field left out", "locked 1 ", ""},
+                 {"a text that ends early", " status", ""},
+                 {"no text", "5 host", ""}};
+    WatchState s;
+    EXPECT(watch_parse(right, &s), "a right state is refused");
+    EXPECT(s.counter == 5 && strcmp(s.host, "a") == 0 && s.step == 3 && s.phase == PHASE_SAVE && s.collectives == 9 &&
+               s.waiting == 1.5 && s.device == 0x1f && s.locked == 1 && s.status == -1,
+           "a state is read as others");
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        char text[300];
+        const char *at = strstr(right, wrong[i].from);
+        CHECK(at, "'%s' is no part of the state", wrong[i].from);
+        bool ends = !wrong[i].to[0] && strcmp(wrong[i].from, "locked 1 ") != 0;
+        FORMAT(text, "%.*s%s%s", (int)(at - right), right, wrong[i].to, ends ? "" : at + strlen(wrong[i].from));
+        EXPECT(!watch_parse(text, &s), "%s is accepted: %s", wrong[i].what, text);
     }
 }
 
+// What is written is read, a longer state leaves nothing in a shorter one, and a file of another length is not used.
+static void test_state_file(void) {
+    TestDirectory d = test_make_directory();
+    char path[600], text[WATCH_BYTES + 1];
+    WatchState s, own = watch.own;
+    FORMAT(path, "%s/0", d.path);
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    FORMAT(watch.own.host, "ho\x1b[31mst\n\xC3\xA4");
+    watch_clean_host(watch.own.host);
+    watch.own.step = INT64_MAX, watch.own.device = UINT64_MAX, watch.own.phase = PHASE_PARAMETERS;
+    EXPECT(watch_write(fd) && watch_read(fd, &s), "a state is not read again");
+    EXPECT(strcmp(s.host, "ho?[31mst???") == 0 && s.step == INT64_MAX && s.device == UINT64_MAX, "%s", s.host);
+    watch.own.step = 1, watch.own.device = 0;
+    EXPECT(watch_write(fd) && watch_read(fd, &s) && s.step == 1 && s.status == -1, "a shorter state is not read");
+    test_read_file(path, text, sizeof(text));
+    EXPECT(count_lines(text) == 1, "%s", text);
+    EXPECT(ftruncate(fd, WATCH_BYTES / 2) == 0 && !watch_read(fd, &s), "half a state is accepted");
+    close(fd);
+    watch.own = own;
+    char control[] =
+        "5 host a\x1b]0;b\x7F\xC2\x9B step 3 phase save collectives 9 waiting 1 device 0 locked 1 status -1 counter 5";
+    EXPECT(watch_parse(control, &s) && strcmp(s.host, "a?]0;b???") == 0, "%s", s.host);
+    test_remove_directory(&d);
+}
+
+static void test_start_options(void) {
+    static const struct {
+        const char *arguments[5];
+        double seconds;
+        const char *directory;
+    } cases[] = {{{"t", NULL, NULL, NULL, NULL}, 60, NULL},
+                 {{"t", "--start-timeout", "2.5", NULL, NULL}, 2.5, NULL},
+                 {{"t", "--start-timeout=7", NULL, NULL, NULL}, 7, NULL},
+                 {{"t", "--start-timeout", NULL, NULL, NULL}, 60, NULL},
+                 {{"t", "--start-timeout", "x", NULL, NULL}, 60, NULL},
+                 {{"t", "--start-timeout=-1", NULL, NULL, NULL}, 60, NULL},
+                 {{"t", "--start-timeouts", "3", NULL, NULL}, 60, NULL},
+                 {{"t", "--lr", "--start-timeout=1e3", NULL, NULL}, 1000, NULL},
+                 {{"t", "--out", "a", NULL, NULL}, 60, "a"},
+                 {{"t", "--out=a", "--outer", "b", NULL}, 60, "a"},
+                 {{"t", "--rendezvous=b", "--out", "a", NULL}, 60, "b"},
+                 {{"t", "--rendezvous", NULL, NULL, NULL}, 60, NULL}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char *argv[6] = {NULL, NULL, NULL, NULL, NULL, NULL};
+        int argc = 0;
+        for (; argc < 5 && cases[i].arguments[argc]; argc++) argv[argc] = (char *)cases[i].arguments[argc];
+        CommStart start = options_comm_start(argc, argv);
+        const char *directory = cases[i].directory;
+        EXPECT(start.timeout == cases[i].seconds, "case %zu: %g s", i, start.timeout);
+        EXPECT(directory ? start.directory && strcmp(start.directory, directory) == 0 : !start.directory,
+               "case %zu: directory %s", i, start.directory ? start.directory : "(none)");
+    }
+    CommStart start = {60, NULL};
+    EXPECT(launch_limit(&start, 2) < 61 && launch_limit(&start, 1000) >= 120, "1000 ranks have as long as 2");
+}
+
 static const Test watchdog_tests[] = {
-    {"unauthenticated processes cannot join a start, delay it, or connect after it", test_start_intruders},
     {"a start without all ranks fails after --start-timeout", test_start_timeout},
-    {"a connection that does not authenticate is closed", test_connection_unauthenticated},
-    {"a process with an invalid rank number is rejected", test_connection_invalid_rank},
-    {"a process that listens at rank 0's address without the secret is rejected", test_connection_false_rank_0},
-    {"a recorded handshake cannot be replayed", test_handshake_replay},
-    {"every field of a message is checked", test_message_fields},
-    {"changed and incomplete messages are detected", test_message_damage},
-    {"heartbeats to a peer that does not read are skipped, never truncated", test_heartbeats_skipped},
-    {"messages of a rank cannot control the terminal", test_message_control_characters},
-    {"the keyed hash is SipHash-2-4", test_siphash},
-    {"--start-timeout is parsed before other options", test_start_timeout_option},
+    {"a file of an earlier start is not read", test_start_identity},
+    {"a process with an invalid rank number is rejected", test_start_invalid_rank},
+    {"a rendezvous file that is not complete is not read", test_start_temporary_file},
+    {"a killed, stopped or hanging rank is named, whichever it is", test_lost_rank},
+    {"a line of several ranks is printed once, and all end with the same status", test_failure_once},
+    {"a file system that does not answer does not stop the end of the run", test_files_stall},
+    {"every field of a state is checked", test_state_fields},
+    {"incomplete states are not used, and states cannot control the terminal", test_state_file},
+    {"--start-timeout and the directory are parsed before other options", test_start_options},
 };
 enum { WATCHDOG_TEST_COUNT = sizeof(watchdog_tests) / sizeof(watchdog_tests[0]) };
 #endif

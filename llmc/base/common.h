@@ -19,7 +19,6 @@ Valid as C11 and as C++17.
 #error "assertions must stay enabled: do not define NDEBUG"
 #endif
 
-#include <arpa/inet.h>
 #include <assert.h>
 #include <ctype.h>
 #include <dirent.h>
@@ -27,14 +26,9 @@ Valid as C11 and as C++17.
 #include <fcntl.h>
 #include <float.h>
 #include <glob.h>
-#include <ifaddrs.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <linux/sockios.h>
 #include <math.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <omp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -47,11 +41,10 @@ Valid as C11 and as C++17.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/utsname.h>

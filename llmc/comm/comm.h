@@ -2,8 +2,8 @@
 /*
 comm.h: communication between the ranks of a run.
 
-  void comm_open(start_timeout)             called first in main: determines rank and number of ranks and starts the
-                                            watchdog. Ranks must connect within start_timeout seconds
+  void comm_open(start)                     called first in main: determines rank and number of ranks, connects the
+                                            ranks in the directory and the time of `start`, and starts the watchdog
   void comm_alloc(bucket_bytes, level)      memory for buckets of up to bucket_bytes with --zero `level`, before step 1
   int  comm_rank(), comm_ranks()            0 and 1 without a launcher
   int  comm_ranks_here()                    ranks on this machine, which share its cores

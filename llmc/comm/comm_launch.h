@@ -1,21 +1,25 @@
 // clang-format off
 /*
-comm_launch.h: detection of the launcher, this process's rank, and the address of rank 0.
+comm_launch.h: detection of the launcher, this process's rank, and the rendezvous of the ranks.
 
   int    launch_process_count()    processes that the launcher has started; 1 without a launcher
   bool   launch_has_launcher()     whether a launcher started this process, even as the only one
   int    launch_rank()             of this process, from the launcher's environment
-  Launch launch_by_mpi(count, start_timeout, finalize)
-                                   initializes MPI and queries it (a build with MPI), then finalizes it on request.
-                                   MPI has no time limit: after start_timeout the process ends with a line. Ranks on one
-                                   machine use shared memory, so that MPI opens no port
-  Launch launch_by_slurm(count)    from the variables that srun sets, without MPI. Rank 0 runs on the first host of the
-                                   step, at a port derived from the secret of the run. MASTER_ADDR and MASTER_PORT
-                                   override both.
+  Launch launch_by_mpi(count, start)
+                                   initializes MPI and queries it (a build with MPI). MPI has no time limit: after
+                                   launch_limit() the process ends with a line. Ranks on one machine use shared memory,
+                                   so that MPI opens no port
+  Launch launch_by_slurm(count)    from the variables that srun sets, without MPI
+  void   launch_connect(l, start, data, bytes)
+                                   all ranks get rank 0's `data`, then open the directory of their states (watchdog.h)
 
-With srun, the secret of a run (watchdog_start.h) is derived from DIFFV2_SECRET, which scripts/recipe.sh draws at each
-start, and from the step, so that two steps with one variable are two runs. srun passes the variable to all ranks. The
-program requires it: other users can know what Slurm tells all ranks, such as the job id.
+The directory is ranks.IDENTITY in --rendezvous or --out, of mode 0700. Rank 0 creates it.
+  MPI       draws a random identity and broadcasts the path and the data. Without --rendezvous and --out the directory
+            is in TMPDIR or /tmp, which serves one machine.
+  srun      The identity is cluster, job, step and restart, so that a file of another start is never read. Rank 0 writes
+            the data to `start`, of mode 0600, which the others wait for. It appears whole, by a rename. They open its
+            parent before each look, which makes a network file system ask the server (llm.c waits for such a file too;
+            there it has one name for all starts).
 */
 // clang-format on
 #ifndef LLMC_COMM_LAUNCH_H
@@ -25,8 +29,15 @@ program requires it: other users can know what Slurm tells all ranks, such as th
 typedef struct {
     int rank, ranks;
     int local_rank, ranks_here; // among the ranks on this machine
-    WatchAddress address;       // of rank 0
+    bool mpi;                   // started by MPI, which is initialized
 } Launch;
+
+// What comm_open gets: seconds until all ranks are connected, besides those that the number of ranks adds; --rendezvous
+// or --out, or NULL.
+typedef struct {
+    double timeout;
+    const char *directory;
+} CommStart;
 
 enum { LAUNCH_LIMIT = 1 << 20 }; // processes
 
@@ -71,28 +82,17 @@ static inline bool launch_uses_slurm(void) {
     return launch_in_slurm_step() && !getenv("OMPI_COMM_WORLD_SIZE") && !getenv("MV2_COMM_WORLD_SIZE");
 }
 
+// The directory in which rank 0 makes that of the states. What does not exist is removed at the end if it is empty.
+static inline void launch_make_parent(const char *parent) {
+    watch.made_parent = !directory_exists(parent);
+    if (watch.made_parent) directory_create(parent);
+}
+
+// Seconds that a start may take.
+static inline double launch_limit(const CommStart *start, int ranks) { return start->timeout + ranks / 10.0; }
+
 #ifdef USE_MPI
 #define MPI_OK(call) CHECK((call) == MPI_SUCCESS, "rank %d: MPI failed: %s", comm.rank, #call)
-
-typedef struct {
-    double start_timeout;
-    bool done;
-} LaunchTimer;
-
-static inline void *launch_timer_thread(void *argument) {
-    LaunchTimer *t = (LaunchTimer *)argument;
-    // rank 0 first, whose exit makes mpirun kill the others
-    double until = now_seconds() + t->start_timeout + (launch_rank() == 0 ? 0 : 5);
-    while (!__atomic_load_n(&t->done, __ATOMIC_RELAXED)) {
-        usleep(10000);
-        if (now_seconds() < until) continue;
-        warn("rank %d: MPI has not connected the ranks within %g s (--start-timeout): a rank is missing, or another "
-             "process has connected to a port of MPI (docs/cluster.md)",
-             launch_rank(), t->start_timeout);
-        _exit(EXIT_FAILED);
-    }
-    return NULL;
-}
 
 // The transports of OpenMPI, unless the user has chosen them.
 static inline void launch_choose_transport(void) {
@@ -100,15 +100,18 @@ static inline void launch_choose_transport(void) {
     if (here && all && strcmp(here, all) == 0) setenv("OMPI_MCA_btl", "self,vader", 0);
 }
 
-static inline Launch launch_by_mpi(int launched, double start_timeout, bool finalize) {
+static inline Launch launch_by_mpi(int launched, const CommStart *start) {
+    static char problem[200];
     int provided = 0;
-    LaunchTimer timer = {start_timeout, false};
-    pthread_t thread;
     MPI_Comm here;
     Launch l;
     memset(&l, 0, sizeof(l));
     launch_choose_transport();
-    thread_start(&thread, launch_timer_thread, &timer, "that limits the time of the start");
+    FORMAT(problem,
+           "MPI has not connected the ranks within %.0f s (--start-timeout): a rank is missing, or another process has "
+           "connected to a port of MPI (docs/cluster.md)",
+           launch_limit(start, launched));
+    watch_begin(launch_rank(), launch_limit(start, launched), problem);
     CHECK(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) == MPI_SUCCESS &&
               provided >= MPI_THREAD_SERIALIZED,
           "MPI does not support calls from a separate thread (MPI_THREAD_SERIALIZED)");
@@ -123,12 +126,33 @@ static inline Launch launch_by_mpi(int launched, double start_timeout, bool fina
     MPI_OK(MPI_Comm_size(here, &l.ranks_here));
     MPI_OK(MPI_Comm_rank(here, &l.local_rank));
     MPI_OK(MPI_Comm_free(&here));
-    if (l.rank == 0) watch_listen(&l.address, 0);
-    MPI_OK(MPI_Bcast(&l.address, sizeof(l.address), MPI_BYTE, 0, MPI_COMM_WORLD));
-    if (finalize) MPI_OK(MPI_Finalize());
-    __atomic_store_n(&timer.done, true, __ATOMIC_RELAXED);
-    pthread_join(thread, NULL);
+    l.mpi = true;
     return l;
+}
+
+// Returns whether the directory could be made.
+static inline bool launch_make_directory(const char *parent, char *path) {
+    char made[PATH_SIZE];
+    snprintf(made, sizeof(made), "%s/ranks.XXXXXX", parent);
+    return mkdtemp(made) && realpath(made, path); // the ranks may have other working directories
+}
+
+static inline void launch_connect_by_mpi(const CommStart *start, char *path, void *data, size_t bytes) {
+    const char *temporary = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    if (comm.rank == 0) {
+        if (start->directory) launch_make_parent(start->directory);
+        CHECK((start->directory && launch_make_directory(start->directory, path)) ||
+                  launch_make_directory(temporary, path),
+              "cannot create a directory for the states of the ranks in %s: %s; --rendezvous selects another",
+              start->directory ? start->directory : temporary, strerror(errno));
+    }
+    MPI_OK(MPI_Bcast(path, PATH_SIZE, MPI_BYTE, 0, MPI_COMM_WORLD));
+    if (bytes) MPI_OK(MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD));
+    int failed = access(path, R_OK | W_OK | X_OK) == 0 ? comm.ranks : comm.rank, first = 0;
+    MPI_OK(MPI_Allreduce(&failed, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD));
+    CHECK(first != comm.rank, "rank %d on %s cannot open %s: --rendezvous selects a directory that all machines share",
+          comm.rank, watch.own.host, path);
+    if (first < comm.ranks) program_exit(EXIT_FAILED); // that rank prints the line
 }
 #endif
 
@@ -157,71 +181,6 @@ static inline int launch_tasks_on_node(const char *list, int machine) {
     return -1;
 }
 
-// The first host of a list such as "gpu[003-007,9]-x,login": "gpu003-x".
-static inline void launch_first_host(const char *list, char *name, size_t size) {
-    size_t length = 0;
-    for (const char *at = list; *at && *at != ','; at++) {
-        if (*at == '[') {
-            for (at++; *at && !strchr("-,]", *at); at++)
-                if (length + 1 < size) name[length++] = *at;
-            while (*at && *at != ']') at++;
-            if (!*at) break;
-        } else if (length + 1 < size) name[length++] = *at;
-    }
-    name[length] = 0;
-}
-
-static inline HashKey launch_slurm_secret(void) {
-    static const char *const step[] = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"};
-    const char *secret = getenv("DIFFV2_SECRET");
-    char text[400];
-    int length = 0;
-    HashKey key;
-    for (size_t i = 0; i < sizeof(step) / sizeof(step[0]); i++) {
-        const char *value = getenv(step[i]);
-        length += snprintf(text + length, sizeof(text) - length, "%.90s.", value ? value : "");
-    }
-    CHECK(secret && hash_key_parse(&key, secret), // do not print its value
-          "DIFFV2_SECRET, which authenticates the ranks, %s: before srun, export DIFFV2_SECRET=$(od -An -N16 -tx1 "
-          "/dev/urandom | tr -d ' ')",
-          secret ? "is not 32 hexadecimal digits" : "is not set");
-    return hash_key_derive(&key, "step", text, length);
-}
-
-// The same on all ranks, from information that all ranks have.
-static inline WatchAddress launch_slurm_address(void) {
-    const char *machines = getenv("SLURM_STEP_NODELIST"), *chosen = getenv("MASTER_ADDR");
-    char host[256];
-    WatchAddress a;
-    struct addrinfo want, *found = NULL;
-    int count = 0;
-    memset(&a, 0, sizeof(a));
-    memset(&want, 0, sizeof(want));
-    a.secret = launch_slurm_secret();
-    // below the ephemeral ports, and not predictable
-    int own_port = (int)(20000 + keyed_hash(&a.secret, "port", 4) % 10000);
-    a.port = (uint16_t)(getenv("MASTER_PORT") ? launch_environment_int("MASTER_PORT", 1, 65535) : own_port);
-    a.later = true;
-    if (chosen) FORMAT(host, "%s", chosen);
-    else launch_first_host(machines ? machines : "", host, sizeof(host));
-    watch_clean_text(host, sizeof(host), false);
-    CHECK(host[0], "neither SLURM_STEP_NODELIST, which srun sets, nor MASTER_ADDR names the host of rank 0");
-    want.ai_family = AF_INET;
-    want.ai_socktype = SOCK_STREAM;
-    int error = getaddrinfo(host, NULL, &want, &found);
-    CHECK(error == 0,
-          "cannot resolve the host of rank 0, %s: %s; set MASTER_ADDR to an address that all machines can reach", host,
-          gai_strerror(error));
-    for (struct addrinfo *i = found; i && count < WATCH_ADDRESSES; i = i->ai_next) {
-        struct sockaddr_in in;
-        memcpy(&in, i->ai_addr, sizeof(in));
-        a.ip[count++] = in.sin_addr.s_addr;
-    }
-    freeaddrinfo(found);
-    snprintf(a.host, sizeof(a.host), "%.*s", (int)sizeof(a.host) - 1, host);
-    return a;
-}
-
 static inline Launch launch_by_slurm(int launched) {
     const char *counts = getenv("SLURM_STEP_TASKS_PER_NODE");
     Launch l;
@@ -233,8 +192,79 @@ static inline Launch launch_by_slurm(int launched) {
     CHECK(l.ranks_here > l.local_rank,
           "SLURM_STEP_TASKS_PER_NODE is '%s', which has no process %d on machine SLURM_NODEID: srun sets both",
           counts ? counts : "", l.local_rank);
-    l.address = launch_slurm_address();
-    if (l.rank == 0) watch_listen(&l.address, l.address.port);
     return l;
+}
+
+static inline void launch_warn_of_variables(void) {
+    static const char *const unused[] = {"DIFFV2_SECRET", "MASTER_ADDR", "MASTER_PORT"};
+    for (int i = 0; i < 3; i++)
+        if (getenv(unused[i]))
+            warn("%s is not used any more: the ranks find each other in the directory of --out or --rendezvous",
+                 unused[i]);
+}
+
+static inline void launch_write_start(const char *path, const CommStart *start, const void *data, size_t bytes) {
+    char file[PATH_SIZE], made[PATH_SIZE];
+    launch_warn_of_variables();
+    launch_make_parent(start->directory);
+    CHECK(mkdir(path, 0700) == 0, "cannot create %s: %s%s", path, strerror(errno),
+          errno == EEXIST ? "; another start has the same job, step and restart" : "");
+    FORMAT(file, "%s/start", path);
+    FORMAT(made, "%s/start.new", path);
+    int fd = open(made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600), number = comm.ranks;
+    CHECK(fd >= 0, "cannot create %s: %s", made, strerror(errno));
+    file_write(fd, &number, sizeof(number), made);
+    file_write(fd, data, bytes, made);
+    file_close_synced(fd, made);
+    CHECK(rename(made, file) == 0, "cannot rename %s: %s", made, strerror(errno));
+}
+
+static inline void launch_read_start(const char *path, const CommStart *start, void *data, size_t bytes) {
+    double limit = launch_limit(start, comm.ranks), until = now_seconds() + limit;
+    char file[PATH_SIZE];
+    int fd, number = 0;
+    FORMAT(file, "%s/start", path);
+    while ((fd = open(file, O_RDONLY | O_CLOEXEC)) < 0) {
+        DIR *parent = opendir(start->directory);
+        if (parent) closedir(parent);
+        CHECK(now_seconds() < until,
+              "rank %d on %s: rank 0 has not written %s within %.0f s (--start-timeout): start all ranks with the same "
+              "--out or --rendezvous, in a directory that all machines share",
+              comm.rank, watch.own.host, file, limit);
+        usleep(50000);
+    }
+    CHECK(file_pread(fd, &number, sizeof(number), 0) && number == comm.ranks &&
+              file_pread(fd, data, bytes, sizeof(number)),
+          "rank %d is one of %d, and rank 0 one of %d: start all ranks with the same number of ranks", comm.rank,
+          comm.ranks, number);
+    close(fd);
+}
+
+static inline void launch_connect_by_files(const CommStart *start, char *path, void *data, size_t bytes) {
+    static const char *const names[] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
+    char identity[400] = "";
+    for (int i = 0, length = 0; i < 4; i++) {
+        const char *value = getenv(names[i]) ? getenv(names[i]) : "0";
+        CHECK(!strchr(value, '/'), "%s '%.90s' must not contain a slash", names[i], value);
+        length += snprintf(identity + length, sizeof(identity) - (size_t)length, ".%.90s", value);
+    }
+    CHECK(start->directory,
+          "srun has started %d ranks without MPI, which find each other in a directory: specify --out or --rendezvous",
+          comm.ranks);
+    CHECK(snprintf(path, PATH_SIZE, "%s/ranks%s", start->directory, identity) < PATH_SIZE - 100,
+          "the path of --out or --rendezvous is too long");
+    watch_begin(comm.rank, launch_limit(start, comm.ranks), "the directory of --rendezvous or --out does not answer");
+    if (comm.rank == 0) launch_write_start(path, start, data, bytes);
+    else launch_read_start(path, start, data, bytes);
+}
+
+static inline void launch_connect(const Launch *l, const CommStart *start, void *data, size_t bytes) {
+    char path[PATH_SIZE] = "";
+#ifdef USE_MPI
+    if (l->mpi) launch_connect_by_mpi(start, path, data, bytes);
+    else
+#endif
+        launch_connect_by_files(start, path, data, bytes);
+    watch_open(path, l->rank, l->ranks);
 }
 #endif

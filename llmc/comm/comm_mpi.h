@@ -123,14 +123,25 @@ static inline void *comm_thread(void *unused) {
     return NULL;
 }
 
+// Waits until so many operations are done; the caller holds the lock.
+static inline void comm_await(uint64_t done) {
+    if (comm_mpi.done >= done) return;
+    double begin = now_seconds();
+    watch_wait_begin();
+    while (comm_mpi.done < done) pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
+    watch_wait_end();
+    comm.wait_seconds += now_seconds() - begin;
+}
+
 static inline uint64_t comm_enqueue(CommKind kind, void *buffer, const void *mine, size_t count, grad_t *out,
                                     bool add) {
     assert(count <= INT_MAX);
     CommOp op = {kind, buffer, mine, count, out, add};
     pthread_mutex_lock(&comm_mpi.lock);
-    while (comm_mpi.begun - comm_mpi.done == COMM_QUEUE) pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
+    if (comm_mpi.begun >= COMM_QUEUE) comm_await(comm_mpi.begun - COMM_QUEUE + 1);
     comm_mpi.queue[comm_mpi.begun++ % COMM_QUEUE] = op;
     uint64_t ticket = comm_mpi.begun;
+    WATCH_SET(own.collectives, ticket);
     pthread_cond_broadcast(&comm_mpi.changed);
     while (fault_point(FAULT_COMPLETE, NULL, 0) && comm_mpi.done < ticket)
         pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
@@ -141,13 +152,7 @@ static inline uint64_t comm_enqueue(CommKind kind, void *buffer, const void *min
 static inline void comm_wait(uint64_t ticket) {
     if (ticket == 0) return;
     pthread_mutex_lock(&comm_mpi.lock);
-    if (comm_mpi.done < ticket) {
-        double begin = now_seconds();
-        watch_wait_begin();
-        while (comm_mpi.done < ticket) pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
-        watch_wait_end();
-        comm.wait_seconds += now_seconds() - begin;
-    }
+    comm_await(ticket);
     pthread_mutex_unlock(&comm_mpi.lock);
 }
 
@@ -194,12 +199,12 @@ static inline void comm_close(void) {
     watch_wait_end();
 }
 
-static inline void comm_open(double start_timeout) {
+static inline void comm_open(const CommStart *start) {
     int launched = launch_process_count();
     if (launched == 1) return;
-    Launch l = launch_by_mpi(launched, start_timeout, false);
+    Launch l = launch_by_mpi(launched, start);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
-    watch_open(comm.rank, comm.ranks, &l.address, start_timeout, NULL, 0);
+    launch_connect(&l, start, NULL, 0);
     thread_start(&comm_mpi.thread, comm_thread, NULL, "for communication");
     comm.on = true;
 }

@@ -44,27 +44,24 @@ static inline int nccl_choose_device(const Launch *l, cudaError_t *status) {
     if (nccl.device >= count) return count;
     *status = cudaSetDevice(nccl.device);
     if (*status == cudaSuccess) *status = cudaGetDeviceProperties(&facts, nccl.device);
-    if (*status == cudaSuccess) watch.device = nccl_device_identity(&facts);
+    if (*status == cudaSuccess) watch.own.device = nccl_device_identity(&facts);
     return count;
 }
 
-static inline void nccl_refuse_shared_devices(void) {
-    for (int a = 0; a < watch.peer_count; a++)
-        for (int b = 0; b < a; b++) {
-            uint64_t mine = a ? watch.peers[a].last.device : watch.device,
-                     other = b ? watch.peers[b].last.device : watch.device;
-            CHECK(mine != other || mine == 0,
+static inline void nccl_refuse_shared_devices(const WatchState *ranks) {
+    for (int a = 0; a < comm.ranks; a++)
+        for (int b = 0; b < a; b++)
+            CHECK(ranks[a].device != ranks[b].device || ranks[a].device == 0,
                   "ranks %d and %d (%s) would share one GPU: start at most one process per GPU, also with MIG slices",
-                  b, a, watch.peers[a].last.host);
-        }
+                  b, a, ranks[a].host);
 }
 
-static inline Launch nccl_launch(int launched, double start_timeout) {
+static inline Launch nccl_launch(int launched, const CommStart *start) {
     if (launch_uses_slurm()) return launch_by_slurm(launched);
 #ifdef USE_MPI
-    return launch_by_mpi(launched, start_timeout, true); // used only for the start
+    return launch_by_mpi(launched, start); // used only for the start
 #else
-    (void)start_timeout;
+    (void)start;
     CHECK(false,
           "started as one of %d processes by mpirun, but this program was built without MPI: use srun, or install "
           "OpenMPI (scripts/install_deps.sh --with-mpi) and run make",
@@ -75,17 +72,22 @@ static inline Launch nccl_launch(int launched, double start_timeout) {
 #endif
 }
 
-static inline void comm_open(double start_timeout) {
+static inline void comm_open(const CommStart *start) {
     int launched = launch_process_count();
     if (launched == 1) return;
-    Launch l = nccl_launch(launched, start_timeout);
+    Launch l = nccl_launch(launched, start);
     cudaError_t status;
     int count = nccl_choose_device(&l, &status);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
     setenv("NCCL_NVLS_ENABLE", "0", 0); // see numerics
     ncclResult_t id_status = l.rank == 0 && count > 0 ? ncclGetUniqueId(&nccl.id) : ncclSuccess;
-    watch_open(comm.rank, comm.ranks, &l.address, start_timeout, &nccl.id, sizeof(nccl.id));
-    // from here on rank 0 prints errors that several ranks have, once
+    launch_connect(&l, start, &nccl.id, sizeof(nccl.id));
+#ifdef USE_MPI
+    watch_wait_begin();
+    if (l.mpi) MPI_OK(MPI_Finalize());
+    watch_wait_end();
+#endif
+    // from here on an error that several ranks have is printed once
     CHECK(count > 0, "no CUDA device: %s; train_diffv2 is the program for CPUs",
           status == cudaSuccess ? "none is installed" : cudaGetErrorString(status));
     CHECK(
@@ -101,7 +103,11 @@ static inline void comm_open(double start_timeout) {
           visible ? "'" : "");
     CUDA_CHECK(status);
     if (id_status != ncclSuccess) nccl_failed("ncclGetUniqueId", id_status);
-    if (comm.rank == 0) nccl_refuse_shared_devices();
+    if (comm.rank == 0) {
+        WatchState *ranks = watch_await_ranks(launch_limit(start, comm.ranks));
+        nccl_refuse_shared_devices(ranks);
+        free(ranks);
+    }
     comm.on = true;
 }
 

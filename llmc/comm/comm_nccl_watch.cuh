@@ -4,9 +4,9 @@ comm_nccl_watch.cuh: the state of comm_nccl.cuh, and its error handling. By itse
 rank.
 
 A thread queries the events for the progress of this device and passes it to the watchdog: the collectives that the
-device has reached, and since when it has been in an unfinished one. Rank 0 then knows which rank the others wait for,
-even if a host is blocked in a CUDA call. The thread also queries NCCL's asynchronous errors. The communicator is
-aborted before the program ends.
+device has reached, and since when it has been in an unfinished one. The state of a rank then shows which rank the
+others wait for, even if a host is blocked in a CUDA call. The thread also queries NCCL's asynchronous errors. The
+communicator is aborted before the program ends.
 */
 // clang-format on
 #ifndef LLMC_COMM_NCCL_WATCH_CUH

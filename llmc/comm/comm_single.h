@@ -15,8 +15,8 @@ static const char *const comm_missing = "MPI: run scripts/install_deps.sh --with
 #endif
 
 static inline const char *comm_library(void) { return NULL; }
-static inline void comm_open(double start_timeout) {
-    (void)start_timeout;
+static inline void comm_open(const CommStart *start) {
+    (void)start;
     int launched = launch_process_count();
     CHECK(launched == 1, "started as one of %d processes, but this program was built without %s", launched,
           comm_missing);

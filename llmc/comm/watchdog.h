@@ -2,292 +2,476 @@
 /*
 watchdog.h: detection of ranks that have ended or hang, so that no rank waits for ever.
 
-Collectives (comm.h) do not notice a peer that was killed, stopped or blocks in I/O: they wait. Each rank therefore has
-a watchdog thread and a separate TCP connection to rank 0, which receives the state of all ranks and decides for all.
+Collectives (comm.h) do not notice a peer that was killed, stopped or blocks in I/O: they wait. The ranks of a start
+share a directory (comm_launch.h) of mode 0700, in which each keeps a file with its state. Ranks have no connections to
+each other besides those of MPI or NCCL.
 
-  void watch_open(rank, ranks, address, start_timeout, payload, bytes)
-                                            rank 0 already listens at `address`; the others connect within start_timeout
-                                            seconds. Afterwards all ranks have rank 0's `payload`
-  void watch_timeout(seconds)               sets the limit of inactivity and of waits; WATCH_TIMEOUT until it is called
+  void watch_begin(rank, start_limit, problem)
+                                            before the ranks are connected: ends the program with the line `problem`
+                                            if that takes longer than start_limit seconds
+  void watch_open(path, rank, ranks)        the directory is there; writes this rank's file
+  WatchState *watch_await_ranks(seconds)    rank 0: waits for the files of all ranks; [ranks], free()
+  void watch_timeout(seconds)               sets the limit of waits; WATCH_TIMEOUT until it is called
   void watch_phase(phase), watch_step(n)    what this rank is doing, for error messages
-  void watch_wait_begin(), watch_wait_end() around a wait for other ranks
+  void watch_wait_begin(), watch_wait_end() around a wait for other ranks, whose collectives own.collectives counts
   void watch_device(collectives, waiting)   the same for a device, for which the host does not wait
-  watch_exit_hook                           called before the watchdog ends the process; must take about a second at
-                                            most
+  watch_exit_hook                           called before the watchdog ends the process; takes at most about a second
 
-  heartbeat   Every rank sends its state several times per timeout; rank 0 answers with its own.
-  decision    Rank 0 reports a rank whose connection has closed (killed; detected at once), that has sent nothing for
-              the timeout (stopped, or its machine has failed), or that others have waited for during the timeout while
-              it is responsive. It prints one line with rank, host, step and phase, and ends all ranks with status 1. If
-              rank 0 itself fails, each of the next few ranks prints a line.
-  security    Only processes that have the secret of the run become ranks (watchdog_start.h). Messages are validated
-              before use. A connection whose messages are invalid ends the run, like one that has closed.
-  failure     If a rank ends with an error, rank 0 prints its lines, each line once, however many ranks send it: a wrong
-              option gives one line for a thousand ranks. The other ranks end with its status.
+  N           file of rank N: host, step, phase, collectives, wait, and a counter that rises with each write. Its
+              process holds a lock (flock) on it
+  neighbor    A thread of each rank tries the lock of the next rank's file, which the system releases when that process
+              ends for any reason. Unless the file states an exit status, the process was killed.
+  wait        A rank that has waited longer than the limit reads all files twice. A counter that has not risen belongs
+              to a rank that is stopped or whose machine has failed. Of the others, the rank with the fewest collectives
+              is the one that hangs. Clocks of two machines are never compared.
+  report      Only the first rank that creates `report` prints its line; it then creates `failed`, which ends the other
+              ranks. The launcher ends those that do not see it.
+  timer       A second thread never touches files: it ends the process when the first is blocked in a file system.
+  failure     A rank that fails creates `line.HASH` for each of its lines, and prints those that it was the first to
+              create: a wrong option gives one line for a thousand ranks. The other ranks end with its status.
   warnings    Rank 0 prints its own. Those of other ranks are printed only if the rank fails afterwards.
+  end         Rank 0 removes the directory. It remains if processes were killed, as a record of their last states.
+  source      PyTorch's flight recorder: compare the numbers of collectives, name the ranks that have fewer; a monitor
+              of the watchdog's own thread. NCCL: query asynchronous errors and abort the communicator
+              (comm_nccl_watch.cuh). llm.c: NCCL's id in a file (comm_launch.h).
 
-With one rank the watchdog does nothing, and no thread is started.
+Without locks in the file system (NFS 2 and 3 without lockd, some settings of Lustre), a killed rank is found only by
+the limit of waits. With one rank the watchdog does nothing, and no thread is started.
 */
 // clang-format on
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
-#include "watchdog_start.h"
+#include "../base/files.h"
 
+// What a rank is doing: constant, short name, description in messages.
+// clang-format off
+#define PHASES(PHASE)                                             \
+    PHASE(PHASE_START, "start", "starting")                       \
+    PHASE(PHASE_DATA, "data", "reading data")                     \
+    PHASE(PHASE_FORWARD, "forward", "in the forward")             \
+    PHASE(PHASE_BACKWARD, "backward", "in the backward")          \
+    PHASE(PHASE_GRADIENTS, "gradients", "reducing gradients")     \
+    PHASE(PHASE_UPDATE, "update", "updating weights")             \
+    PHASE(PHASE_PARAMETERS, "parameters", "gathering parameters") \
+    PHASE(PHASE_VALIDATION, "validation", "validating")           \
+    PHASE(PHASE_CHECK, "check", "comparing ranks")                \
+    PHASE(PHASE_SAVE, "save", "saving a checkpoint")              \
+    PHASE(PHASE_LOG, "log", "writing the log")                    \
+    PHASE(PHASE_END, "end", "ending")
+// clang-format on
+#define PHASE_CONSTANT(constant, name, description) constant,
+#define PHASE_ROW(constant, name, description) {name, description},
+typedef enum { PHASES(PHASE_CONSTANT) PHASE_COUNT } Phase;
+static const struct { const char *name, *description; } phases[PHASE_COUNT] = {PHASES(PHASE_ROW)};
+#undef PHASE_CONSTANT
+#undef PHASE_ROW
+
+enum { WATCH_HOST = 64, WATCH_TEXT = 6000, WATCH_LINES = 64, WATCH_BYTES = 400 };
+static const double WATCH_TIMEOUT = 600, WATCH_GRACE = 0.3; // seconds; WATCH_GRACE: rank 0 prints first
+#ifndef WATCH_SPARE // seconds after the limit in which files must answer; fewer in tests
+#define WATCH_SPARE 15
+#endif
+
+typedef struct {
+    uint64_t counter, collectives, device; // device: unique id of the rank's device; 0: none
+    int64_t step;
+    double waiting;    // seconds in the current wait; 0: it does not wait
+    int phase, status; // status: -1 until the rank ends
+    int locked;        // its process holds the lock of the file
+    char host[WATCH_HOST];
+} WatchState;
+
+static struct {
+    bool ending, reports; // main has begun to end; this rank has created `report`
+    int rank, ranks;
+    int dir, file;    // descriptors; -1: not open. file: the own one, which is locked
+    bool made_parent; // of the directory, by this process
+    const char *problem;
+    double timeout, wait_begin; // wait_begin: 0: does not wait
+    WatchState own;             // all but `waiting`
+    char path[PATH_SIZE];
+    uint64_t printed[WATCH_LINES]; // hashes of the lines of rank 0
+    int printed_count;
+    char pending[WATCH_TEXT]; // lines of another rank, in case it fails
+    pthread_mutex_t lock;     // of the lines and the own file
+} watch = {false,
+           false,
+           0,
+           1,
+           -1,
+           -1,
+           false,
+           NULL,
+           0,
+           0,
+           {0, 0, 0, 0, 0, 0, -1, 0, ""},
+           "",
+           {0},
+           0,
+           "",
+           PTHREAD_MUTEX_INITIALIZER};
 static void (*watch_exit_hook)(void);
 
+#define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
+#define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
+static inline void watch_phase(Phase phase) {
+    WATCH_SET(own.phase, (int)phase);
+    fault_point(FAULT_PHASE, NULL, (size_t)phase);
+}
+static inline void watch_step(int64_t step) { WATCH_SET(own.step, step); }
+static inline void watch_set_wait(double since) { __atomic_store(&watch.wait_begin, &since, __ATOMIC_RELAXED); }
+static inline double watch_wait_start(void) { // __atomic_load_n does not support doubles
+    double t;
+    __atomic_load(&watch.wait_begin, &t, __ATOMIC_RELAXED);
+    return t;
+}
+static inline double watch_waited(void) {
+    double begin = watch_wait_start();
+    return begin > 0 ? now_seconds() - begin : 0;
+}
+static inline void watch_wait_begin(void) { watch_set_wait(now_seconds()); }
+static inline void watch_wait_end(void) { watch_set_wait(0); }
+// The progress of a device, which runs asynchronously: collectives that it has reached, and whether it waits in one.
+static inline void watch_device(uint64_t collectives, bool waiting) {
+    WATCH_SET(own.collectives, collectives);
+    watch_set_wait(waiting ? now_seconds() : 0);
+}
+static inline void watch_timeout(double seconds) { __atomic_store(&watch.timeout, &seconds, __ATOMIC_RELAXED); }
+static inline double watch_limit(void) {
+    double t;
+    __atomic_load(&watch.timeout, &t, __ATOMIC_RELAXED);
+    return t;
+}
+// Seconds between two writes of a state: a thousand ranks write 250 files per second.
+static inline double watch_beat(void) {
+    return fmin(fmin(4, fmax(0.2, watch.ranks / 250.0)), fmax(0.02, watch_limit() / 8));
+}
+
+// ---- files
+
+static inline void watch_clean_host(char *host) {
+    for (; *host; host++)
+        if (!isascii((unsigned char)*host) || !isgraph((unsigned char)*host)) *host = '?';
+}
+
+#define WATCH_FORMAT(u64, i64, x64, text, name)                                                           \
+    "%" u64 " host %" text " step %" i64 " phase %" name " collectives %" u64 " waiting %lf device %" x64 \
+    " locked %d status %d counter %" u64
+
+// The counter stands at both ends, so that a text of which a part is old is not used.
+static inline bool watch_parse(const char *text, WatchState *s) {
+    char phase[16];
+    uint64_t counter = 0;
+    int found = sscanf(text, WATCH_FORMAT(SCNu64, SCNd64, SCNx64, "63s", "15s"), &s->counter, s->host, &s->step, phase,
+                       &s->collectives, &s->waiting, &s->device, &s->locked, &s->status, &counter);
+    s->phase = PHASE_COUNT;
+    for (int i = 0; found == 10 && i < PHASE_COUNT; i++)
+        if (strcmp(phase, phases[i].name) == 0) s->phase = i;
+    watch_clean_host(s->host);
+    return found == 10 && counter == s->counter && s->phase < PHASE_COUNT && s->step >= 0 && s->waiting >= 0 &&
+           s->waiting < 1e9 && s->status >= -1 && s->status <= 255;
+}
+
+// Writes the own state, and the time for a person who reads it. A file that was opened anew, and is closed, is current
+// on the other machines of a network file system too.
+static inline bool watch_write(int fd) {
+    char text[WATCH_BYTES];
+    pthread_mutex_lock(&watch.lock);
+    WatchState *s = &watch.own;
+    s->counter++;
+    int n = snprintf(text, sizeof(text), WATCH_FORMAT(PRIu64, PRId64, PRIx64, "s", "s") " time %lld", s->counter,
+                     s->host, WATCH_GET(own.step), phases[WATCH_GET(own.phase)].name, WATCH_GET(own.collectives),
+                     watch_waited(), s->device, s->locked, s->status, s->counter, (long long)time(NULL));
+    assert(n < WATCH_BYTES);
+    memset(text + n, ' ', (size_t)(WATCH_BYTES - n)); // over the rest of a longer text
+    text[WATCH_BYTES - 1] = '\n';
+    bool done = pwrite(fd, text, sizeof(text), 0) == (ssize_t)sizeof(text);
+    pthread_mutex_unlock(&watch.lock);
+    return done;
+}
+
+static inline int watch_open_state(int rank, int flags) {
+    char name[24];
+    FORMAT(name, "%d", rank);
+    return openat(watch.dir, name, flags | O_CLOEXEC | O_NOFOLLOW);
+}
+
+static inline bool watch_read(int fd, WatchState *s) {
+    char text[WATCH_BYTES];
+    memset(s, 0, sizeof(*s));
+    ssize_t n = fd >= 0 ? pread(fd, text, sizeof(text), 0) : -1;
+    text[WATCH_BYTES - 1] = 0;
+    return n == WATCH_BYTES && watch_parse(text, s);
+}
+
+static inline bool watch_read_rank(int rank, WatchState *s) {
+    int fd = watch_open_state(rank, O_RDONLY);
+    bool read = watch_read(fd, s);
+    if (fd >= 0) close(fd);
+    return read;
+}
+
+// Creates a name in the directory, with a text. False if another rank has; true if the file system cannot tell, so that
+// no line is lost.
+static inline bool watch_claim(const char *name, const char *text) {
+    return symlinkat(text, watch.dir, name) == 0 || errno != EEXIST;
+}
+static inline bool watch_claim_line(const char *line) {
+    char name[40];
+    FORMAT(name, "line.%016" PRIx64, (uint64_t)XXH3_64bits(line, strlen(line)));
+    return watch_claim(name, "-");
+}
+
+// ---- the end of this process
+
+static inline bool watch_others_have_ended(void) {
+    for (int r = 0; r < watch.ranks; r++) {
+        WatchState s;
+        int fd = r == watch.rank ? -1 : watch_open_state(r, O_RDONLY);
+        bool ended = fd < 0 || !watch_read(fd, &s) || s.status >= 0 || flock(fd, LOCK_SH | LOCK_NB) == 0;
+        if (fd >= 0) close(fd);
+        if (!ended) return false;
+    }
+    return true;
+}
+
+// States the exit status. After a failure the directory is removed if all others end within a second.
+static inline void watch_finish(int status) {
+    bool good = status == EXIT_DONE || status == EXIT_SIGNALLED, ended = good;
+    watch.own.status = status & 0xFF; // as the system does
+    watch_write(watch.file);          // also when the directory is gone
+    if (watch.rank != 0 && (good || !watch.reports)) return;
+    for (double until = now_seconds() + 1; !ended && now_seconds() < until; usleep(20000))
+        ended = watch_others_have_ended();
+    if (!ended || !directory_remove(watch.path) || !watch.made_parent) return;
+    char parent[PATH_SIZE];
+    directory_of(watch.path, parent, sizeof(parent));
+    rmdir(parent); // if nothing else is there
+}
+
 __attribute__((noreturn)) static inline void watch_exit(int status) {
+    static bool ending;
+    while (__atomic_exchange_n(&ending, true, __ATOMIC_SEQ_CST)) pause();
+    signal(SIGTERM, SIG_IGN); // the launcher sends it to the others when one has ended
     if (watch_exit_hook) watch_exit_hook();
+    watch_finish(status);
     _exit(status);
 }
 
-// ---- lines
-
-// The warn hook (common.h). Rank 0 records hashes of what it prints; other ranks keep their lines in case they fail.
-static inline bool watch_record_line(const char *line) {
-    pthread_mutex_lock(&watch.lock);
-    if (watch.rank == 0) {
-        if (watch.printed_count < WATCH_LINES) watch.printed[watch.printed_count++] = XXH3_64bits(line, strlen(line));
-    } else {
-        size_t have = strlen(watch.pending), length = min_size(strlen(line), WATCH_TEXT - 2);
-        if (have + length + 2 > WATCH_TEXT) have = 0; // keep the last lines
-        memcpy(watch.pending + have, line, length);
-        memcpy(watch.pending + have + length, "\n", 2);
-    }
-    pthread_mutex_unlock(&watch.lock);
-    return watch.rank != 0;
+// Ends this process if another rank has failed.
+static inline void watch_follow(void) {
+    char status[8] = "";
+    if (readlinkat(watch.dir, "failed", status, sizeof(status) - 1) <= 0 || WATCH_GET(ending)) return;
+    watch_exit(atoi(status) > 0 && atoi(status) <= 255 ? atoi(status) : EXIT_FAILED);
 }
 
-static inline bool watch_is_printed(const char *line) {
-    uint64_t hash = XXH3_64bits(line, strlen(line));
-    for (int i = 0; i < watch.printed_count; i++)
-        if (watch.printed[i] == hash) return true;
-    return false;
-}
-
-// Prints those lines of a failed rank that were not printed yet.
-static inline void watch_print_failure(WatchMessage *m) {
-    bool any = false;
-    for (char *line = m->text, *end; *line; line = end) {
-        end = line + strcspn(line, "\n");
-        if (*end) *end++ = 0;
-        if (watch_is_printed(line)) {
-            any = true;
-            continue;
-        }
-        watch_record_line(line);
-        fprintf(stderr, "diffv2: rank %d (%s): %s\n", m->rank, m->host, line);
-        any = true;
-    }
-    if (!any)
-        fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", m->rank, m->host,
-                m->status, m->step, phases[m->phase].description);
-}
-
-// ---- what rank 0 decides
-
-__attribute__((noreturn)) static inline void watch_end_run(int status) {
-    WatchMessage end = watch_message(WATCH_END);
-    end.status = status;
-    for (int i = 0; i < watch.peer_count; i++) {
-        watch_send(&watch.peers[i], &end);
-        if (watch.peers[i].fd >= 0) shutdown(watch.peers[i].fd, SHUT_WR);
-    }
-    // Give the ranks time to exit before a launcher kills them. Received data are drained: closing a socket with unread
-    // data resets the connection, and the peer could lose the message.
-    for (double until = now_seconds() + 0.1; now_seconds() < until; usleep(2000)) {
-        char taken[4096];
-        for (int i = 0; i < watch.peer_count; i++)
-            while (watch.peers[i].fd >= 0 && recv(watch.peers[i].fd, taken, sizeof(taken), MSG_DONTWAIT) > 0) {
-            }
-    }
-    watch_exit(status);
-}
-
-// Collects the failures of other ranks for a short time, prints them and ends the program. A line that all ranks have
-// is printed by rank 0 itself, which may be slightly later than the others.
-__attribute__((noreturn)) static inline void watch_fail_run(WatchMessage *first, int status) {
-    WatchMessage *failed = (WatchMessage *)checked_calloc(watch.ranks + 1, sizeof(WatchMessage));
-    int count = 0;
-    if (first) failed[count++] = *first;
-    for (double until = now_seconds() + WATCH_GRACE; now_seconds() < until;) {
-        bool all = true;
-        for (int i = 1; i < watch.peer_count; i++) {
-            WatchPeer *p = &watch.peers[i];
-            struct pollfd poll_one = {p->fd, POLLIN, 0};
-            if (p->closed || p->fd < 0) continue;
-            all = false;
-            if (poll(&poll_one, 1, 5) <= 0) continue;
-            WatchReceiveStatus receipt = watch_receive(p, &failed[count]);
-            if (receipt == WATCH_NOTHING) continue;
-            p->closed = receipt != WATCH_MESSAGE || failed[count].kind != WATCH_HEARTBEAT;
-            if (receipt == WATCH_MESSAGE && failed[count].kind == WATCH_FAILED) count++;
-        }
-        if (all) break;
-    }
-    if (!WATCH_GET(exiting)) usleep(100000); // let rank 0 print its own lines
-    for (int i = 0; i < count; i++) watch_print_failure(&failed[i]);
-    watch_end_run(status);
-}
-
-// Includes rank 0's own step, since ranks run in step: it is more recent than the last message of the failed rank.
-static inline void watch_report_failure(const WatchMessage *m, const char *what, double seconds) {
-    char since[64] = "";
-    if (seconds > 0) snprintf(since, sizeof(since), " %.0f s", seconds);
+// Includes the own step, since ranks run in step: it is more recent than the last state of a failed rank.
+__attribute__((noreturn)) static inline void watch_report(int rank, const WatchState *s, const char *what,
+                                                          const char *more) {
     fprintf(stderr,
-            "diffv2: rank %d (%s) %s%s; last message at step %" PRId64 ", %s; rank %d is at step %" PRId64
-            ", %s; all ranks exit; --resume continues from the newest checkpoint\n",
-            m->rank, m->host, what, since, m->step, phases[m->phase].description, watch.rank, WATCH_GET(step),
-            phases[WATCH_GET(phase)].description);
+            "diffv2: rank %d (%s) %s; last state at step %" PRId64 ", %s; rank %d is at step %" PRId64
+            ", %s%s; all ranks exit; --resume continues from the newest checkpoint\n",
+            rank, s->host[0] ? s->host : "?", what, s->step, phases[s->phase].description, watch.rank,
+            WATCH_GET(own.step), phases[WATCH_GET(own.phase)].description, more);
+    watch_claim("failed", "1");
+    watch_exit(EXIT_FAILED);
 }
 
-// Of the ranks that others wait for, reports the one with the least progress.
-static inline void watch_check_waiting(double limit) {
-    WatchMessage own = watch_message(WATCH_HEARTBEAT);
-    const WatchMessage *slowest = &own;
-    double longest = own.waiting;
-    for (int i = 1; i < watch.peer_count; i++) {
-        const WatchMessage *m = &watch.peers[i].last;
-        longest = m->waiting > longest ? m->waiting : longest;
-        bool behind = m->collectives < slowest->collectives, free_now = m->waiting == 0 && slowest->waiting > 0;
-        if (behind || (m->collectives == slowest->collectives && free_now)) slowest = m;
-    }
-    if (longest < limit) return;
-    watch_report_failure(slowest,
-                         slowest->waiting > 0.1 ? "waits like the other ranks, and no message has arrived for"
-                                                : "has not reached the collective in which other ranks have waited for",
-                         longest);
-    watch_end_run(EXIT_FAILED);
+static inline bool watch_may_report(void) {
+    watch_follow();
+    watch.reports = !WATCH_GET(ending) && watch_claim("report", "-");
+    return watch.reports;
 }
 
-static inline void watch_handle_message(WatchPeer *p) {
-    WatchMessage m;
-    WatchReceiveStatus receipt = watch_receive(p, &m);
-    if (receipt == WATCH_NOTHING) return;
-    if (receipt != WATCH_MESSAGE) {
-        __atomic_store_n(&p->closed, true, __ATOMIC_RELAXED);
-        // this process was stopped; the others have reported it
-        if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) watch_exit(EXIT_FAILED);
-        watch_report_failure(
-            &p->last, receipt == WATCH_CLOSED ? "has closed its connection (killed?)" : "has sent an invalid message",
-            0);
-        if (watch.rank == 0) watch_end_run(EXIT_FAILED);
-        watch_exit(EXIT_FAILED);
-    }
-    p->last_received = now_seconds();
-    if (m.kind == WATCH_END) watch_exit(m.status);
-    p->last = m;
-    if (m.kind == WATCH_GOODBYE) __atomic_store_n(&p->closed, true, __ATOMIC_RELAXED);
-    if (m.kind != WATCH_FAILED) return;
-    __atomic_store_n(&p->closed, true, __ATOMIC_RELAXED);
-    watch_fail_run(&m, m.status);
-}
+// ---- threads
 
-static inline void watch_check_heartbeats(double limit) {
-    for (int i = 0; i < watch.peer_count; i++) {
-        WatchPeer *p = &watch.peers[i];
-        double silent = now_seconds() - p->last_received;
-        if (p->fd < 0 || p->closed || silent < limit) continue;
-        // if rank 0 is unresponsive, only a few ranks print
-        if (watch.rank <= 4) watch_report_failure(&p->last, "has been unresponsive for", silent);
-        if (watch.rank == 0) watch_end_run(EXIT_FAILED);
-        watch_exit(EXIT_FAILED);
-    }
-}
-
-// This process itself was stopped for a while (for example, the whole job was suspended): restarts all time limits.
-static inline void watch_reset_timers(double now) {
-    watch.resumed = now;
-    for (int i = 0; i < watch.peer_count; i++) watch.peers[i].last_received = now;
-    if (watch_wait_start() > 0) watch_wait_begin();
-}
-
-static inline void *watch_thread(void *unused) {
+static inline void *watch_neighbor_thread(void *unused) {
     (void)unused;
-    struct pollfd *fds = (struct pollfd *)checked_calloc(watch.peer_count, sizeof(struct pollfd));
-    double sent = 0, before = now_seconds();
-    while (!WATCH_GET(exiting)) {
-        double limit = watch_limit(), beat = fmin(watch.ranks <= 64 ? 0.2 : 1, fmax(0.02, limit / 8)),
-               now = now_seconds();
-        if (now - before > fmax(0.5, limit / 4)) watch_reset_timers(now);
-        before = now;
-        for (int i = 0; i < watch.peer_count; i++) {
-            fds[i].fd = watch.peers[i].closed ? -1 : watch.peers[i].fd;
-            fds[i].events = POLLIN;
-        }
-        if (now - sent > beat) {
-            WatchMessage m = watch_message(WATCH_HEARTBEAT);
-            for (int i = 0; i < watch.peer_count; i++) watch_send(&watch.peers[i], &m);
-            sent = now;
-        }
-        poll(fds, (nfds_t)watch.peer_count, (int)(1000 * fmin(beat / 2, 0.1)) + 1);
-        if (WATCH_GET(exiting)) break;
-        if (now_seconds() - now > fmax(0.5, limit / 4)) watch_reset_timers(now_seconds());
-        for (int i = 0; i < watch.peer_count; i++)
-            if (fds[i].fd >= 0 && fds[i].revents) watch_handle_message(&watch.peers[i]);
-        if (now_seconds() - now > fmax(0.5, limit / 4)) continue; // receive first
-        watch_check_heartbeats(limit);
-        if (watch.rank == 0) watch_check_waiting(limit);
+    int fd, next = (watch.rank + 1) % watch.ranks;
+    WatchState s;
+    while ((fd = watch_open_state(next, O_RDONLY)) < 0) usleep(50000);
+    bool killed = watch_read(fd, &s) && s.locked;
+    // not a blocking call, which NFS 4 repeats only every 30 s
+    while (killed && flock(fd, LOCK_SH | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK) killed = false; // no locks here
+        usleep((useconds_t)(1e6 * fmin(0.5, watch_beat())));
     }
-    free(fds);
+    killed = killed && watch_read(fd, &s) && s.status < 0;
+    close(fd);
+    if (killed && watch_may_report()) watch_report(next, &s, "has ended without a message (killed?)", "");
     return NULL;
 }
 
-// ---- begin and end
+// Names the rank for which the others wait: one whose counter does not rise, or with the fewest collectives.
+static inline void watch_report_wait(double waited) {
+    WatchState *first = (WatchState *)checked_calloc(watch.ranks, sizeof(WatchState)),
+               *last = (WatchState *)checked_calloc(watch.ranks, sizeof(WatchState));
+    int slowest = watch.rank, count = 0, length = 0;
+    char what[120], more[200] = "";
+    for (int r = 0; r < watch.ranks; r++) watch_read_rank(r, &first[r]);
+    usleep((useconds_t)(3e6 * watch_beat()));
+    for (int r = 0; r < watch.ranks; r++)
+        if (!watch_read_rank(r, &last[r])) last[r] = first[r];
+    last[watch.rank].counter++; // this thread does not write now
+    last[watch.rank].waiting = waited, last[watch.rank].collectives = WATCH_GET(own.collectives);
+#define WATCH_STUCK(r) (last[r].counter == first[r].counter)
+#define WATCH_AS_LATE(r)                                                                           \
+    (WATCH_STUCK(r) == WATCH_STUCK(slowest) && last[r].collectives == last[slowest].collectives && \
+     (last[r].waiting > 0) == (last[slowest].waiting > 0))
+    for (int r = 0; r < watch.ranks; r++) {
+        bool behind = last[r].collectives != last[slowest].collectives
+                          ? last[r].collectives < last[slowest].collectives
+                          : last[r].waiting == 0 && last[slowest].waiting > 0;
+        if (WATCH_STUCK(r) != WATCH_STUCK(slowest) ? WATCH_STUCK(r) : behind) slowest = r;
+    }
+    for (int r = 0; r < watch.ranks && length < 150; r++)
+        if (r != slowest && WATCH_AS_LATE(r) && last[slowest].waiting == 0)
+            length +=
+                snprintf(more + length, sizeof(more) - (size_t)length, count++ ? ", %d" : "; as late: rank %d", r);
+    if (length >= 150) snprintf(more + length, sizeof(more) - (size_t)length, ", ...");
+    FORMAT(what, "%s %.0f s",
+           WATCH_STUCK(slowest)          ? "has been unresponsive while other ranks have waited for"
+           : last[slowest].waiting > 0.1 ? "waits like the other ranks, and no message has arrived for"
+                                         : "has not reached the collective in which other ranks have waited for",
+           waited);
+    watch_report(slowest, &last[slowest], what, more);
+}
 
-// Waits until the peers have closed their connections. Closing a socket with unread data resets the connection; the
-// peer could lose the last message and report this rank as failed.
-static inline void watch_close_connections(void) {
-    bool all = false;
-    for (int i = 0; i < watch.peer_count; i++)
-        if (watch.peers[i].fd >= 0) shutdown(watch.peers[i].fd, SHUT_WR); // no more heartbeats
-    for (double until = now_seconds() + 2; !all && now_seconds() < until; usleep(1000)) {
-        all = true;
-        for (int i = 0; i < watch.peer_count; i++)
-            all = all && (watch.peers[i].fd < 0 || __atomic_load_n(&watch.peers[i].closed, __ATOMIC_RELAXED));
+static inline void *watch_files_thread(void *unused) {
+    (void)unused;
+    for (;;) {
+        int fd = watch_open_state(watch.rank, O_WRONLY);
+        if (fd >= 0) watch_write(fd), close(fd);
+        watch_follow();
+        for (double until = now_seconds() + watch_beat(); now_seconds() < until; usleep(10000)) {
+            double waited = watch_waited();
+            if (waited > watch_limit() && watch_may_report()) watch_report_wait(waited);
+        }
+    }
+    return NULL;
+}
+
+static inline void *watch_timer_thread(void *unused) {
+    (void)unused;
+    for (double before = now_seconds(), now;; before = now) {
+        usleep(20000);
+        now = now_seconds();
+        double limit = watch_limit(), waited = watch_waited();
+        // this process, or the whole job, was stopped for a while
+        if (now - before > fmax(0.5, limit / 4) && waited > 0) watch_wait_begin();
+        bool open = WATCH_GET(dir) >= 0;
+        // rank 0 first, whose exit makes the launcher end the others
+        if (watch_waited() < limit + (open ? WATCH_SPARE + 5 * watch_beat() : 0) + (watch.rank == 0 ? 0 : 5)) continue;
+        if (!open) fprintf(stderr, "diffv2: rank %d: %s\n", watch.rank, watch.problem);
+        else
+            fprintf(stderr,
+                    "diffv2: rank %d (%s) has waited for other ranks for %.0f s at step %" PRId64
+                    ", %s, and %s does not answer\n",
+                    watch.rank, watch.own.host, waited, WATCH_GET(own.step), phases[WATCH_GET(own.phase)].description,
+                    watch.path);
+        if (watch_exit_hook) watch_exit_hook();
+        _exit(EXIT_FAILED);
+    }
+    return NULL;
+}
+
+// ---- lines, begin and end
+
+// The warn hook (common.h). Returns true if the line must not be printed now.
+static inline bool watch_record_line(const char *line) {
+    if (watch.rank == 0) {
+        uint64_t hash = XXH3_64bits(line, strlen(line));
+        for (int i = 0; i < watch.printed_count; i++)
+            if (watch.printed[i] == hash) return false;
+        if (watch.printed_count < WATCH_LINES) watch.printed[watch.printed_count++] = hash;
+        return !watch_claim_line(line);
+    }
+    pthread_mutex_lock(&watch.lock);
+    size_t have = strlen(watch.pending), length = min_size(strlen(line), WATCH_TEXT - 2);
+    if (have + length + 2 > WATCH_TEXT) have = 0; // keep the last lines
+    memcpy(watch.pending + have, line, length);
+    memcpy(watch.pending + have + length, "\n", 2);
+    pthread_mutex_unlock(&watch.lock);
+    return true;
+}
+
+static inline void watch_print_pending(int status) {
+    if (!watch.pending[0])
+        fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", watch.rank, watch.own.host,
+                status, watch.own.step, phases[watch.own.phase].description);
+    for (char *line = watch.pending, *end; *line; line = end) {
+        end = line + strcspn(line, "\n");
+        if (*end) *end++ = 0;
+        if (watch_claim_line(line)) fprintf(stderr, "diffv2: rank %d (%s): %s\n", watch.rank, watch.own.host, line);
     }
 }
 
-// The exit hook (common.h). A failure is reported to rank 0, which prints its lines and ends all ranks.
+// The exit hook (common.h).
 static inline void watch_on_exit(int status) {
-    WATCH_SET(status, status & 0xFF); // as the system does
+    char text[12];
+    WATCH_SET(ending, true);
     fflush(NULL);
-    bool failed = status != EXIT_DONE && status != EXIT_SIGNALLED;
-    if (failed && watch.rank == 0) { // the thread stops receiving, then this one does
-        WATCH_SET(exiting, true);
-        if (!pthread_equal(watch.thread, pthread_self())) pthread_join(watch.thread, NULL);
-        watch_fail_run(NULL, status);
-    }
-    WatchMessage m = watch_message(failed ? WATCH_FAILED : WATCH_GOODBYE);
-    if (failed) memcpy(m.text, watch.pending, WATCH_TEXT);
-    for (int i = 0; i < watch.peer_count; i++) watch_send(&watch.peers[i], &m); // rank 0 tells all
-    if (!failed) {
-        watch_close_connections();
+    if (status == EXIT_DONE || status == EXIT_SIGNALLED) {
+        watch_finish(status);
         return;
     }
-    sleep(3); // the thread ends the process when rank 0 answers
-    if (watch.rank <= 4) fprintf(stderr, "%s", watch.pending);
-    _exit(status);
+    signal(SIGTERM, SIG_IGN); // as in watch_exit
+    watch_wait_begin();       // the timer also ends this
+    usleep((useconds_t)(1e6 * WATCH_GRACE));
+    if (watch.rank != 0) watch_print_pending(status & 0xFF);
+    FORMAT(text, "%d", status & 0xFF);
+    watch_claim("failed", text);
+    watch_exit(status);
 }
 
-// After watch_listen on rank 0; all ranks have its address. Returns when all are connected.
-static inline void watch_open(int rank, int ranks, const WatchAddress *address, double start_timeout, void *payload,
-                              size_t payload_bytes) {
-    watch.rank = rank, watch.ranks = ranks, watch.start_timeout = start_timeout;
+static inline void watch_begin(int rank, double start_limit, const char *problem) {
+    pthread_t timer;
+    watch.rank = rank, watch.problem = problem;
+    gethostname(watch.own.host, WATCH_HOST - 1);
+    watch_clean_host(watch.own.host);
+    watch_timeout(start_limit);
+    watch_wait_begin();
+    thread_start(&timer, watch_timer_thread, NULL, "that limits waits");
+}
+
+static inline void watch_open(const char *path, int rank, int ranks) {
+    char name[24], made[32];
+    pthread_t files, neighbor;
+    FORMAT(watch.path, "%s", path);
+    FORMAT(name, "%d", rank);
+    FORMAT(made, "%d.new", rank);
+    int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(dir >= 0, "cannot open %s: %s", path, strerror(errno));
+    watch.file = openat(dir, made, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    CHECK(watch.file >= 0 ? faccessat(dir, name, F_OK, 0) != 0 : errno != EEXIST,
+          "rank %d has already started: start each rank once", rank);
+    watch.own.locked = flock(watch.file, LOCK_EX | LOCK_NB) == 0;
+    CHECK(watch_write(watch.file) && renameat(dir, made, dir, name) == 0, "cannot write %s/%s: %s", path, name,
+          strerror(errno));
+    watch.rank = rank, watch.ranks = ranks;
     watch_timeout(WATCH_TIMEOUT);
-    gethostname(watch.host, sizeof(watch.host) - 1);
-    watch.peer_count = rank == 0 ? ranks : 1;
-    watch.peers = (WatchPeer *)checked_calloc(watch.peer_count, sizeof(WatchPeer));
-    for (int i = 0; i < watch.peer_count; i++) watch.peers[i].fd = -1;
-    if (rank == 0) {
-        watch_accept_ranks(&address->secret);
-        watch_send_payload(payload, payload_bytes);
-    } else {
-        watch_connect(address);
-        watch_receive_payload(payload, payload_bytes);
-    }
-    for (int i = 0; i < watch.peer_count; i++) watch.peers[i].last_received = now_seconds();
+    watch_set_wait(0);
+    WATCH_SET(dir, dir);
     warn_hook = watch_record_line;
     exit_hook = watch_on_exit;
-    thread_start(&watch.thread, watch_thread, NULL, "that watches the ranks");
+    thread_start(&files, watch_files_thread, NULL, "that writes the state of this rank");
+    thread_start(&neighbor, watch_neighbor_thread, NULL, "that waits for the end of another rank");
+}
+
+static inline WatchState *watch_await_ranks(double seconds) {
+    WatchState *states = (WatchState *)checked_calloc(watch.ranks, sizeof(WatchState));
+    double until = now_seconds() + seconds;
+    for (int first = 0; first < watch.ranks;) {
+        int missing = 0;
+        if (watch_read_rank(first, &states[first])) {
+            first++;
+            continue;
+        }
+        for (int r = first; now_seconds() > until && r < watch.ranks; r++) missing += !watch_read_rank(r, &states[r]);
+        CHECK(missing == 0, "%d of %d ranks (the first is rank %d) have not started within %.0f s (--start-timeout)",
+              missing, watch.ranks, first, seconds);
+        usleep(10000);
+    }
+    return states;
 }
 #endif

@@ -258,22 +258,26 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
     return taken;
 }
 
-// The value of --start-timeout, or its default. Ranks connect before options are parsed, so that only one rank reports
-// errors in them.
-static inline double options_start_timeout(int argc, char **argv) {
-    static const char name[] = "--start-timeout";
-    const size_t length = sizeof(name) - 1;
-    int r = option_row(name + 2);
+// How the ranks connect: --start-timeout, or its default, and --rendezvous or --out. Ranks connect before options are
+// parsed, so that only one rank reports errors in them.
+static inline CommStart options_comm_start(int argc, char **argv) {
+    static const char *const names[] = {"--start-timeout", "--out", "--rendezvous"}; // the last one counts
     Options o;
+    CommStart start;
+    memset(&start, 0, sizeof(start));
     options_defaults(&o);
-    for (int i = 1; i < argc; i++) {
-        if (strncmp(argv[i], name, length) != 0) continue;
-        const char *value = argv[i][length] == '=' ? argv[i] + length + 1 : argv[i][length] ? NULL : argv[i + 1];
-        if (value) option_set(&o, r, value); // options_parse reports values that this does not accept
-    }
-    double seconds = o.start_timeout;
+    for (int n = 0; n < 3; n++)
+        for (int i = 1; i < argc; i++) {
+            size_t length = strlen(names[n]);
+            if (strncmp(argv[i], names[n], length) != 0) continue;
+            char *value = argv[i][length] == '=' ? argv[i] + length + 1 : argv[i][length] ? NULL : argv[i + 1];
+            if (!value || !*value) continue;
+            if (n > 0) start.directory = value;
+            else option_set(&o, option_row(names[n] + 2), value); // options_parse reports what this does not accept
+        }
+    start.timeout = o.start_timeout;
     options_free(&o);
-    return seconds;
+    return start;
 }
 
 // --help and --version: handled before errors are reported and before other processes or devices are accessed. Returns

@@ -18,7 +18,7 @@ To add an option, add a field to Options and a row to option_rows.
 #include "../ops/ops.h"
 #include "schedule.h"
 
-enum { OPTION_LIMIT = 96 };
+enum { OPTION_LIMIT = 100 };
 
 typedef struct {
     ModelConfig model; // first: the offset of a field is the same in both. With --match-params and --match-active its
@@ -51,6 +51,7 @@ typedef struct {
 
     int64_t zero;
     double timeout, start_timeout;
+    const char *rendezvous;
     int64_t check_ranks_every, ranks; // ranks: for --dry-run; 0: not given
     double link_gbs;
     const char *rollback; // NULL: off
@@ -279,7 +280,9 @@ static const OptionRow option_rows[] = {
     {"ranks (mpirun, srun)", "timeout", OPTION_REAL, OPTION_SAVED, FIELD(timeout), "SECONDS", "600", "(0, 1e9)", NULL,
         "abort when a rank is unresponsive for this long"},
     {"ranks (mpirun, srun)", "start-timeout", OPTION_REAL, OPTION_LOCAL, FIELD(start_timeout), "SECONDS", "60",
-        "(0, 1e9)", NULL, "abort when not all ranks have connected to rank 0 within this time"},
+        "(0, 1e9)", NULL, "abort when not all ranks have connected within this time, plus 1 s for each 10 ranks"},
+    {"ranks (mpirun, srun)", "rendezvous", OPTION_TEXT, OPTION_LOCAL, FIELD(rendezvous), "DIR", NULL, NULL, NULL,
+        "directory that all machines share, in which the ranks find each other and keep their states (default: --out)"},
     {"ranks (mpirun, srun)", "check-ranks-every", OPTION_INT, OPTION_SAVED, FIELD(check_ranks_every), "N", "0",
         "[0, 1e15]", NULL,
         "every N steps and before each checkpoint, compare the state of all ranks bit for bit; 0: never"},
