@@ -832,7 +832,7 @@ static void run_log_validation(Run *run) {
     }
     watch_phase(PHASE_VALIDATION);
     for (int i = 0; i < run->data.choices.count; i++) {
-        ChoiceScore score = choices_measure(&m, &run->data.choices.tasks[i]);
+        ChoiceScore score = choices_measure(&m, &run->data.choices.tasks[i], NULL);
         log_choices(&run->log, run->state.step, &score);
     }
 }

@@ -70,7 +70,9 @@ static void expect_scores(const ModelConfig *config, int B, const char *why, con
         double tolerance = 64 * 0x1p-23 * t->rows[i].length;
         EXPECT(fabs(scores[i].sum - wanted[i].sum) <= tolerance && scores[i].sum < 0,
                "%s, %s: completion %d scores %.9g, by generation %.9g", name, why, i, scores[i].sum, wanted[i].sum);
-        EXPECT(!t->single || scores[i].greedy == wanted[i].greedy, "%s, %s: completion %d is %sgreedy", name, why, i,
+        const ChoiceExample *e = &t->examples[t->rows[i].example];
+        bool known = e->shared ? i == e->first + e->label : t->single;
+        EXPECT(!known || scores[i].greedy == wanted[i].greedy, "%s, %s: completion %d is %sgreedy", name, why, i,
                wanted[i].greedy ? "" : "not ");
     }
     case_close(&model);
@@ -90,6 +92,96 @@ static void test_scores_by_generation(void) {
         expect_scores(&config, mc->B, mc->why, &t, v % 2 ? FOR_TRAINING : FOR_EVALUATION);
         choices_close(&t);
     }
+    test_remove_directory(&d);
+}
+
+// Completions of one token share a row; an example that has another one beside them does not.
+static void test_shared_rows(void) {
+    TestDirectory d = test_make_directory();
+    char path[600];
+    FORMAT(path, "%s/choices.bin", d.path);
+    for (int v = 0; v < 4; v++) {
+        const ModelCase *mc = &choice_cases[v % 2];
+        int order[64];
+        choice_write_tokens(path, 1 + v, 12, 5, mc->V, mc->T, (uint64_t)v);
+        ChoiceTask t = open_choices(&d, mc->V, mc->T);
+        int count = choices_deal(&t, 0, 1, order);
+        EXPECT(t.shared == 12 && count == 12 && t.row_count == 60 && !t.single, "%d of %d rows are computed", count,
+               t.row_count);
+        ModelConfig config = case_config(mc, &attention_variants[v]);
+        expect_scores(&config, mc->B, mc->why, &t, FOR_EVALUATION);
+        choices_close(&t);
+    }
+    int tokens[3] = {1, 2, 3};
+    ChoiceFile *f = choice_file(3);
+    for (int e = 0; e < 3; e++) { // of one token each; of one and two tokens; of one completion
+        choice_begin(f, 0, e < 2 ? 2 : 1, tokens, 3);
+        choice_completion(f, tokens, 1, 0, 1, 1);
+        if (e < 2) choice_completion(f, tokens + 1, 1 + e, 0, 1, 1);
+        choice_end(f);
+    }
+    choice_write(f, path);
+    ChoiceTask t = open_choices(&d, 37, 8);
+    EXPECT(t.examples[0].shared && !t.examples[1].shared && !t.examples[2].shared && t.shared == 1 && t.single,
+           "%d of 3 examples share a row", t.shared);
+    choices_close(&t);
+    test_remove_directory(&d);
+}
+
+// The LM head is the identity, and the final norm of a row has a logit for each token of its context: the place after
+// its last occurrence, or NaN for all.
+static void places_forward(void *data, const int *tokens, int B, int T, LayerVisit visit, void *visit_data) {
+    Model *model = (Model *)data;
+    int C = model->plan.config.C;
+    (void)visit, (void)visit_data;
+    memset(model->acts.norm_final, 0, (size_t)B * T * C * sizeof(floatX));
+    for (int n = 0; n < B * T; n++)
+        for (int i = n / T * T; i <= n; i++) {
+            floatX *logits = model->acts.norm_final + (size_t)n * C;
+            for (int v = 0; v < C && tokens[i] == 0; v++) logits[v] = NAN;
+            logits[tokens[i]] = (floatX)(i % T + 1);
+        }
+}
+
+// Candidates 3 and 5 after: 5 3 (3 is later), 3 5 6 (6 is the most likely of all), nothing (equal: the first), and the
+// token 0 (not a number).
+static void test_answers(void) {
+    static const int contexts[4][3] = {{5, 3}, {3, 5, 6}, {7}, {0}}, lengths[4] = {2, 3, 1, 1}, candidates[2] = {3, 5};
+    static const int labels[4] = {0, 1, 1, 0}, answers[4] = {0, 1, 0, -1}, likely[4] = {1, 0, 0, 0};
+    enum { V = 8 };
+    ModelCase mc = {"the identity", V, V, 1, 2, 1, 8, 12, 3, 16, false, 0, 0, false, false};
+    ModelConfig config = case_config(&mc, &attention_variants[0]);
+    TestDirectory d = test_make_directory();
+    char path[600];
+    FORMAT(path, "%s/choices.bin", d.path);
+    floatX identity[V * V] = {0};
+    for (int v = 0; v < V; v++) identity[v * V + v] = 1;
+    ChoiceFile *f = choice_file(1);
+    for (int e = 0; e < 4; e++) {
+        choice_begin(f, labels[e], 2, contexts[e], lengths[e]);
+        for (int c = 0; c < 2; c++) choice_completion(f, &candidates[c], 1, 0, 0, 0);
+        choice_end(f);
+    }
+    choice_write(f, path);
+    ChoiceTask t = open_choices(&d, V, mc.T);
+    Model model;
+    case_open(&model, &config, mc.B, mc.T, FOR_EVALUATION);
+    EvaluationModel m = evaluation_model(&model);
+    m.head.weight = identity, m.head.copy = NULL;
+    m.forward = places_forward;
+    cJSON *json = cJSON_CreateObject();
+    ChoiceScore s = choices_measure(&m, &t, json);
+    EXPECT(s.accuracy == 0.5 && s.chance == 0.5, "accuracy %g, chance %g", s.accuracy, s.chance);
+    for (int e = 0; e < 4; e++) {
+        const cJSON *best = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(json, "answers"), e);
+        const cJSON *most = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(json, "most_likely"), e);
+        EXPECT(answers[e] < 0 ? cJSON_IsNull(best) : cJSON_IsNumber(best) && best->valueint == answers[e],
+               "the answer to example %d is not %d", e, answers[e]);
+        EXPECT(cJSON_IsTrue(most) == likely[e] && cJSON_IsBool(most), "example %d: most likely", e);
+    }
+    cJSON_Delete(json);
+    case_close(&model);
+    choices_close(&t);
     test_remove_directory(&d);
 }
 
@@ -505,29 +597,32 @@ static void test_choices_of_training(void) {
 // The same numbers of one model from batches of other sizes, and from ranks that share the examples. Of three ranks one
 // has none of the two examples.
 static void test_choices_of_ranks(void) {
-    static const char *const tasks[2] = {"many", "two"};
+    static const char *const tasks[3] = {"many", "two", "tokens"};
     ProgramData d = program_data();
     ProgramResult r;
     char path[600], options[600], what[100];
-    cJSON *records[4][2] = {{NULL}};
+    cJSON *records[4][3] = {{NULL}};
     FORMAT(path, "%s/many.bin", d.dir.path);
     choice_write_random(path, 4, 40, 3, 256, 16, 5);
     FORMAT(path, "%s/two.bin", d.dir.path);
     choice_write_random(path, 1, 2, 3, 256, 16, 6);
+    FORMAT(path, "%s/tokens.bin", d.dir.path);
+    choice_write_tokens(path, 3, 40, 4, 256, 16, 7);
     for (int i = 0; i < 4; i++) {
-        FORMAT(options, "--steps 2 --batch-size %d --eval-choices 'many=many.bin two=two.bin'", i == 0 ? 12 : i);
+        FORMAT(options, "--steps 2 --batch-size %d --eval-choices 'many=many.bin two=two.bin tokens=tokens.bin'",
+               i == 0 ? 12 : i);
         if (i == 0)
             run_command(&r, "cd '%s' && %s --train-data train.bin %s --out run0 %s", d.dir.path, test_program_path(),
                         ranks_model, options);
         FORMAT(what, "run%d", i);
         if (i > 0) ranks_train(&r, &d, i, "", what, options);
         EXPECT_STATUS(r, 0);
-        for (int k = 0; k < 2; k++) {
+        for (int k = 0; k < 3; k++) {
             EXPECT(choices_records(&d, what, tasks[k], &records[i][k], 1) == 1, "%s: no record", what); // of step 0
             expect_same_numbers(records[0][k], records[i][k], what);
         }
     }
-    for (int i = 0; i < 8; i++) cJSON_Delete(records[i / 2][i % 2]);
+    for (int i = 0; i < 12; i++) cJSON_Delete(records[i / 3][i % 3]);
     run_command(&r, "%s --train-data '%s/train.bin' --eval-choices nothing", test_program(), d.dir.path);
     EXPECT_ONE_LINE(r, 2, "--eval-choices 'nothing' is not accepted: it must be NAME=FILE");
     test_remove_directory(&d.dir);
@@ -536,6 +631,8 @@ static void test_choices_of_ranks(void) {
 static const Test choices_tests[] = {
     {"scores of completions equal those of generation, for all variants and versions", test_scores_by_generation},
     {"scores of completions by a model with experts equal those of generation", test_expert_scores_by_generation},
+    {"completions of one token share a row, and have the scores of generation", test_shared_rows},
+    {"the answer to a shared row is its largest logit, the first of equal ones, and never a NaN", test_answers},
     {"a token is the most likely one only before equal ones", test_greedy},
     {"accuracies, bits per byte and their errors equal a calculation by hand", test_sums_by_hand},
     {"examples of one completion count when every token is the most likely one", test_sums_of_single_completions},

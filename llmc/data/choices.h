@@ -13,12 +13,14 @@ choices.h: files of multiple-choice tasks, for --eval-choices: a context, severa
   dealing   Examples are sorted by the length of their longest row and dealt to the ranks in turn: each rank has rows of
             every length, and all rows of an example. A row is the context and one completion; the rows of a rank are
             sorted by length, so that a batch of consecutive rows needs little padding.
+  shared    An example of several completions, all of one token, has one row, its first: all of them are read from the
+            logits after the context.
 
   ChoiceSpecs choices_parse(text, &why)       the list of --eval-choices, NAME=FILE separated by white space; a
                                               backslash makes the next character part of FILE. why: what is wrong with
                                               it, or NULL; free(items)
   void choices_open(task, spec, V, T)         exits with one line if the file is invalid for vocabulary V and context T
-  int  choices_deal(task, rank, ranks, order) order: the rows of a rank; returns their number
+  int  choices_deal(task, rank, ranks, order) order: the rows of a rank that are computed; returns their number
   void choices_close(task)
   source    the format: llm.c, dev/data/data_common.py and llmc/dataloader.h
 */
@@ -52,6 +54,7 @@ typedef struct {
     size_t context; // its first word in ChoiceTask.words
     int context_length, label;
     int first, count; // its rows
+    bool shared;      // its completions are single tokens, and share its first row
 } ChoiceExample;
 
 // The tokens of a completion; the first `unscored` of them continue the context.
@@ -70,6 +73,7 @@ typedef struct {
     int count, row_count;
     int version;
     bool single; // some example has one completion
+    int shared;  // examples whose completions share a row
 } ChoiceTask;
 
 // Positions of a row that the model computes: the last token is only predicted.
@@ -201,6 +205,8 @@ static inline void choices_read_example(ChoiceTask *t, ChoiceReader *r, size_t w
     e->first = t->row_count;
     for (uint32_t c = 0; c < count; c++) length = max_int(length, choices_read_completion(t, r, V)->length);
     e->count = t->row_count - e->first;
+    e->shared = length == 1 && e->count > 1;
+    t->shared += e->shared;
     t->single = t->single || e->count == 1;
     CHECK(r->at == r->end, "%s: example %d has %zu words after its completions: write the file again", path, i,
           r->end - r->at);
@@ -269,7 +275,7 @@ static inline int choices_compare(const void *a, const void *b) {
                                   : (x->item > y->item) - (x->item < y->item);
 }
 
-// order [row_count]: the rows of the rank, the longest first.
+// order [row_count]: the rows of the rank that are computed, the longest first.
 static inline int choices_deal(const ChoiceTask *t, int rank, int ranks, int *order) {
     ChoiceOrder *examples = (ChoiceOrder *)checked_calloc(t->count, sizeof(ChoiceOrder)),
                 *rows = (ChoiceOrder *)checked_calloc(t->row_count, sizeof(ChoiceOrder));
@@ -282,7 +288,7 @@ static inline int choices_deal(const ChoiceTask *t, int rank, int ranks, int *or
     qsort(examples, t->count, sizeof(ChoiceOrder), choices_compare);
     for (int i = rank; i < t->count; i += ranks) {
         const ChoiceExample *e = &t->examples[examples[i].item];
-        for (int row = e->first; row < e->first + e->count; row++, count++) {
+        for (int row = e->first; row < e->first + (e->shared ? 1 : e->count); row++, count++) {
             rows[count].item = row;
             rows[count].length = choice_length(t, row);
         }

@@ -7,6 +7,10 @@ evaluation_choices.h: --eval-choices: multiple-choice tasks (data/choices.h), sc
   accuracy_norm     the same with score / characters of the completion: those that the file states, else those of the
              text of its tokens without one leading space; without such a text, score / tokens. Not of tasks that have
              examples with one completion.
+  shared row Completions of one token after one context are scored by one row: score = log p of the first completion +
+             the difference of the logits, which keeps the order of the logits and their ties. Where all examples are
+             such ones, --eval-out has for each of them the `answers`, the completion with the largest score (null:
+             none is a number), and whether the label is the `most_likely` of all tokens.
   bits_per_byte     -sum of scores / ln 2 / bytes of the text of the correct completions, stated or of their tokens
   chance     mean of 1 / completions; 0 for one completion
   errors     standard errors over examples: sqrt(p (1 - p) / (n - 1)), and for the ratio bits_per_byte = sum x / sum y
@@ -100,7 +104,7 @@ static inline cJSON *choices_describe(const ChoiceTasks *all) {
 
 typedef struct {
     double sum;  // of log p of its tokens
-    bool greedy; // every token is the most likely one; only in tasks with single completions
+    bool greedy; // every token is the most likely one; only of single completions, and of labels in shared rows
 } CompletionScore;
 
 // Rows of T positions that fit into the memory of the plan: those of its batch or, of shorter rows, more.
@@ -118,7 +122,7 @@ typedef struct {
     const ChoiceTask *task;
     int *inputs, *targets; // [rows of the plan]
     real *losses;          // [rows of the plan]
-    floatX *logits;        // (logit_rows, Vp): of tasks with single completions; else NULL
+    floatX *logits;        // (logit_rows, Vp): of tasks with single completions or shared rows; else NULL
     CompletionScore *scores;
 } ChoiceBatches;
 
@@ -137,20 +141,42 @@ static inline void choices_head(const EvaluationModel *m, int n, int rows) {
     linear_forward(m->acts->logits, m->acts->branch + (size_t)n * p->config.C, m->head, padded);
 }
 
-// Adds the losses of `count` predictions, whose rows of the final norm are in acts->branch, to acts->losses. greedy
-// [count]: whether each target is the most likely token; only if logits are downloaded.
-static inline void choices_classify(const ChoiceBatches *b, int count, bool *greedy) {
+// Adds the differences of the logits of an example's completions to the first one's.
+static inline void choices_share(const ChoiceTask *t, const ChoiceExample *e, const floatX *logits, int V,
+                                 CompletionScore *scores) {
+    uint32_t first = t->words[t->rows[e->first].tokens];
+    for (int c = 0; c < e->count; c++) {
+        uint32_t token = t->words[t->rows[e->first + c].tokens];
+        scores[c].sum += (double)logits[token] - (double)logits[first];
+        scores[c].greedy = c == e->label && choices_greedy(logits, (int)token, V);
+    }
+}
+
+// Reads what losses do not tell from the logits of `count` predictions; of [count]: their rows.
+static inline void choices_read_logits(const ChoiceBatches *b, const int *of, const int *targets, int count) {
+    const ModelPlan *p = b->model->plan;
+    const ChoiceTask *t = b->task;
+    buffer_download(b->logits, b->model->acts->logits, (size_t)count * p->Vp * sizeof(floatX));
+    for (int i = 0; i < count; i++) {
+        const ChoiceExample *e = &t->examples[t->rows[of[i]].example];
+        const floatX *logits = b->logits + (size_t)i * p->Vp;
+        CompletionScore *score = &b->scores[of[i]];
+        if (e->shared) choices_share(t, e, logits, p->config.V, score);
+        else score->greedy = score->greedy && choices_greedy(logits, targets[i], p->config.V);
+    }
+}
+
+// Adds the losses of `count` predictions, whose rows of the final norm are in acts->branch, to acts->losses. of
+// [count]: the row of each.
+static inline void choices_classify(const ChoiceBatches *b, const int *of, int count) {
     const ModelPlan *p = b->model->plan;
     const Activations *a = b->model->acts;
-    int V = p->config.V;
     buffer_zero(a->losses, (size_t)count * sizeof(real));
     for (int n = 0; n < count; n += p->logit_rows) {
         int rows = min_int(p->logit_rows, count - n);
         choices_head(b->model, n, rows);
-        if (b->logits) buffer_download(b->logits, a->logits, (size_t)rows * p->Vp * sizeof(floatX));
-        for (int i = 0; b->logits && i < rows; i++)
-            greedy[n + i] = choices_greedy(b->logits + (size_t)i * p->Vp, b->targets[n + i], V);
-        cross_entropy(a->losses + n, a->logits, a->targets + n, rows, V, p->Vp, 0);
+        if (b->logits) choices_read_logits(b, of + n, b->targets + n, rows);
+        cross_entropy(a->losses + n, a->logits, a->targets + n, rows, p->config.V, p->Vp, 0);
     }
 }
 
@@ -159,8 +185,7 @@ static inline void choices_score_batch(const ChoiceBatches *b, const int *order,
     const EvaluationModel *m = b->model;
     const ChoiceTask *t = b->task;
     const Activations *a = m->acts;
-    int C = m->plan->config.C, predictions = 0;
-    bool *greedy = (bool *)checked_calloc((size_t)count * T, sizeof(bool));
+    int C = m->plan->config.C, predictions = 0, *of = (int *)checked_calloc((size_t)count * T, sizeof(int));
     memset(b->inputs, 0, (size_t)count * T * sizeof(int));
     for (int i = 0; i < count; i++) {
         const ChoiceRow *row = &t->rows[order[i]];
@@ -176,21 +201,17 @@ static inline void choices_score_batch(const ChoiceBatches *b, const int *order,
         size_t first = (size_t)(i * T + t->examples[row->example].context_length + row->unscored - 1);
         cache_load(a->branch + (size_t)predictions * C, a->norm_final + first * C, 0, scored, scored, C);
         memcpy(b->targets + predictions, t->words + row->tokens + row->unscored, (size_t)scored * sizeof(int));
-        predictions += scored;
+        for (int end = predictions + scored; predictions < end; predictions++) of[predictions] = order[i];
+        b->scores[order[i]].greedy = true;
     }
     buffer_upload(a->targets, b->targets, (size_t)predictions * sizeof(int));
-    choices_classify(b, predictions, greedy);
+    choices_classify(b, of, predictions);
     buffer_download(b->losses, a->losses, (size_t)predictions * sizeof(real));
-    for (int i = 0, n = 0; i < count; i++) {
-        CompletionScore *score = &b->scores[order[i]];
-        score->greedy = true;
-        const ChoiceRow *row = &t->rows[order[i]];
-        for (int end = n + row->length - row->unscored; n < end; n++) {
-            score->sum -= (double)b->losses[n];
-            score->greedy = score->greedy && greedy[n];
-        }
+    for (int n = 0; n < predictions; n++) {
+        const ChoiceExample *e = &t->examples[t->rows[of[n]].example];
+        for (int c = 0; c < (e->shared ? e->count : 1); c++) b->scores[of[n] + c].sum -= (double)b->losses[n];
     }
-    free(greedy);
+    free(of);
 }
 
 // scores [row_count]: of the rows of this rank, which are in order [count]; the others are 0.
@@ -202,7 +223,8 @@ static inline void choices_score(const EvaluationModel *m, const ChoiceTask *t, 
                        (int *)checked_calloc(p->rows, sizeof(int)),
                        (int *)checked_calloc(p->rows, sizeof(int)),
                        (real *)checked_calloc(p->rows, sizeof(real)),
-                       t->single ? (floatX *)checked_calloc((size_t)p->logit_rows * p->Vp, sizeof(floatX)) : NULL,
+                       t->single || t->shared ? (floatX *)checked_calloc((size_t)p->logit_rows * p->Vp, sizeof(floatX))
+                                              : NULL,
                        scores};
     for (int done = 0, rows; done < count; done += rows) {
         int T = min_int(p->T, (int)round_up((size_t)choice_length(t, order[done]), CHOICES_STEP)); // the longest
@@ -245,9 +267,9 @@ static inline double choice_number(const ChoiceScore *s, int i) {
     return *(const double *)(const void *)((const char *)s + choice_numbers[i].field);
 }
 
-// scores: of the task's rows
-static inline void choices_add(ChoiceSums *sums, const ChoiceTask *t, const ChoiceExample *e,
-                               const CompletionScore *scores) {
+// scores: of the task's rows. Returns the completion with the largest score; -1: none is a number.
+static inline int choices_add(ChoiceSums *sums, const ChoiceTask *t, const ChoiceExample *e,
+                              const CompletionScore *scores) {
     int best = -1, best_norm = -1;
     double largest = -INFINITY, largest_norm = -INFINITY;
     for (int c = 0; c < e->count; c++) {
@@ -263,6 +285,7 @@ static inline void choices_add(ChoiceSums *sums, const ChoiceTask *t, const Choi
     sums->correct += e->count == 1 ? scores[e->first].greedy : best == e->label;
     sums->correct_norm += best_norm == e->label;
     sums->chance += e->count == 1 ? 0 : 1.0 / e->count;
+    return best;
 }
 
 static inline double choices_se(double p, double n) { return n > 1 ? sqrt(p * (1 - p) / (n - 1)) : NAN; }
@@ -283,19 +306,33 @@ static inline ChoiceScore choices_finish(const ChoiceTask *t, const ChoiceSums *
     return score;
 }
 
-// All ranks call it; each scores its examples.
-static inline ChoiceScore choices_measure(const EvaluationModel *m, const ChoiceTask *t) {
+// Adds the answers to the examples of shared rows to the JSON, which only a single rank writes.
+static inline void choices_add_answers(cJSON *json, const ChoiceTask *t, const CompletionScore *scores,
+                                       const int *best) {
+    cJSON *answers = cJSON_AddArrayToObject(json, "answers"), *likely = cJSON_AddArrayToObject(json, "most_likely");
+    for (int i = 0; i < t->count; i++) {
+        const ChoiceExample *e = &t->examples[i];
+        cJSON_AddItemToArray(answers, best[i] < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(best[i]));
+        cJSON_AddItemToArray(likely, cJSON_CreateBool(scores[e->first + e->label].greedy));
+    }
+}
+
+// All ranks call it; each scores its examples. json: gets the answers, if the examples have shared rows; or NULL.
+static inline ChoiceScore choices_measure(const EvaluationModel *m, const ChoiceTask *t, cJSON *json) {
     int *order = (int *)checked_calloc(t->row_count, sizeof(int));
     int count = choices_deal(t, comm_rank(), comm_ranks(), order);
     CompletionScore *scores = (CompletionScore *)checked_calloc(t->row_count, sizeof(CompletionScore));
     bool *own = (bool *)checked_calloc(t->count, sizeof(bool));
+    int *best = (int *)checked_calloc(t->count, sizeof(int));
     ChoiceSums sums;
     memset(&sums, 0, sizeof(sums));
     choices_score(m, t, order, count, scores);
     for (int i = 0; i < count; i++) own[t->rows[order[i]].example] = true;
     for (int i = 0; i < t->count; i++)
-        if (own[i]) choices_add(&sums, t, &t->examples[i], scores);
+        if (own[i]) best[i] = choices_add(&sums, t, &t->examples[i], scores);
     comm_sum_f64(&sums.correct, sizeof(sums) / sizeof(double));
+    if (json && t->shared == t->count) choices_add_answers(json, t, scores, best);
+    free(best);
     free(order);
     free(scores);
     free(own);
@@ -341,10 +378,10 @@ static inline void evaluate_choices(const EvaluationModel *m, const ChoiceTasks 
     printf("multiple choice\n");
     for (int t = 0; t < all->count; t++) {
         char fingerprint[24];
-        ChoiceScore s = choices_measure(m, &all->tasks[t]);
         cJSON *task = cJSON_CreateObject();
+        cJSON_AddStringToObject(task, "name", all->tasks[t].spec.name);
+        ChoiceScore s = choices_measure(m, &all->tasks[t], task);
         FORMAT(fingerprint, "%" PRIu64, s.task->fingerprint);
-        cJSON_AddStringToObject(task, "name", s.task->spec.name);
         cJSON_AddNumberToObject(task, "examples", s.task->count);
         for (int i = 0; i < CHOICE_NUMBERS; i++)
             cJSON_AddNumberToObject(task, choice_numbers[i].key, choice_number(&s, i));
