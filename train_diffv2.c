@@ -1093,8 +1093,7 @@ static void mode_evaluate(Run *run) {
                     o->quantize,
                     o->eval_out,
                     o->dump_attention,
-                    &data->choices,
-                    &data->synthetic};
+                    &data->choices};
     evaluate(&e);
 }
 

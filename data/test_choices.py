@@ -69,12 +69,16 @@ def check(condition, *what):
 
 
 def prepare(task, local, out, *options, tokenizer="bytes"):
-    """prepare_choices.py, in this process, since the tests start it often."""
-    words = ["prepare_choices.py", task, "--local", local, "--out", out, "--tokenizer", tokenizer, *options]
+    words = [task, "--local", local, "--out", out, "--tokenizer", tokenizer, *options]
+    return run_here(prepare_choices, "prepare_choices.py", *words)
+
+
+def run_here(program, *words):
+    """The main() of a program, in this process, since the tests start it often."""
     stdout, stderr, status = io.StringIO(), io.StringIO(), 0
     with mock.patch.object(sys, "argv", [*map(str, words)]), redirect_stdout(stdout), redirect_stderr(stderr):
         try:
-            prepare_choices.main()
+            program.main()
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
             stderr.write("" if isinstance(end.code, int) else end.code)

@@ -30,6 +30,7 @@ import pyarrow
 import pyarrow.parquet
 import shards
 import test_choices
+import test_synthetic
 import zstandard
 from outputs import open_output
 from sources import HUB
@@ -516,6 +517,7 @@ TESTS = (
     shards_are_printed_and_verified,
     megatron_corpora_are_converted,
     *test_choices.TESTS,
+    *test_synthetic.TESTS,
 )
 
 

@@ -133,7 +133,7 @@ test_bash_completes_options_values_files_and_directories() {
 test_bash_omits_options_that_are_given() {
     equal "$(completes --resume --no-re)" ''
     equal "$(completes --no-resume --resu)" ''
-    equal "$(completes --eval --eva)" '--eval-choices --eval-needles --eval-out --eval-shots'
+    equal "$(completes --eval --eva)" '--eval-choices --eval-out'
     equal "$(completes --lr = 1 --lr)" ''
 }
 # The trainer's message on a wrong value says what an option accepts: "one of" for those with values, "no value" for

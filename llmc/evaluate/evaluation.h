@@ -1,8 +1,8 @@
 /*
 evaluation.h: --eval: the validation loss, the loss by position, the loss with rounded numbers (quantization.h),
-multiple-choice tasks (evaluation_choices.h), synthetic tasks (evaluation_synthetic.h), associative recall (recall.h),
+multiple-choice tasks (evaluation_choices.h), associative recall (recall.h),
 attention statistics (evaluation_attention.h) and the rounding errors of attention (evaluation_rounding.h), printed and,
-with --eval-out FILE, written as JSON. Recall and synthetic tasks are measured without --doc-mask.
+with --eval-out FILE, written as JSON. Recall is measured without --doc-mask.
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
@@ -12,7 +12,6 @@ with --eval-out FILE, written as JSON. Recall and synthetic tasks are measured w
 #include "evaluation_attention.h"
 #include "evaluation_choices.h"
 #include "evaluation_rounding.h"
-#include "evaluation_synthetic.h"
 #include "../model/quantization.h"
 
 // ---- loss by position
@@ -148,7 +147,6 @@ typedef struct {
     uint64_t data_fingerprint, seed;
     const char *quantize, *eval_out, *dump_attention; // specifications and files, or NULL
     const ChoiceTasks *choices;
-    const Synthetic *synthetic;
 } Evaluation;
 
 // Recall, attention and its rounding, which one process measures.
@@ -183,7 +181,6 @@ static inline void evaluate(const Evaluation *e) {
     json_add_u64(json, "seed", e->seed);
     report_quantized(quantized, quantized_count, loss, json);
     evaluate_choices(&e->model, e->choices, json);
-    evaluate_synthetic(&e->model, e->synthetic, json);
     if (comm_ranks() == 1) evaluate_model(e, json);
     else printf("recall and attention are measured by one process, not by %d ranks\n", comm_ranks());
     if (e->eval_out) {

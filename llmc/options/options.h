@@ -174,6 +174,23 @@ static const OptionSynonym option_synonyms[] = {
 };
 enum { OPTION_SYNONYM_COUNT = sizeof(option_synonyms) / sizeof(option_synonyms[0]) };
 
+// Options of earlier versions, and what replaces them.
+static const struct {
+    const char *name, *instead;
+} removed_options[] = {
+    {"eval-needles", "data/synthetic_tasks.py needles writes these tasks as a file for --eval-choices"},
+    {"eval-shots", "data/synthetic_tasks.py shots writes these tasks as a file for --eval-choices"},
+};
+enum { REMOVED_OPTION_COUNT = sizeof(removed_options) / sizeof(removed_options[0]) };
+
+// What replaces an option that was removed; NULL: it was not.
+static inline const char *option_instead(const char *name, size_t length) {
+    for (int i = 0; i < REMOVED_OPTION_COUNT; i++)
+        if (strlen(removed_options[i].name) == length && strncmp(removed_options[i].name, name, length) == 0)
+            return removed_options[i].instead;
+    return NULL;
+}
+
 // The row of the option that an unknown name most likely means; -1: none.
 static inline int option_nearest(const char *name, size_t length) {
     char folded[NAME_LIMIT + 1], other[NAME_LIMIT + 1];
@@ -193,6 +210,7 @@ static inline int option_unknown(int count, char **arguments) {
     bool no = strncmp(name, "no-", 3) == 0, joined = strchr(name, '=') != NULL;
     if (no) name += 3;
     size_t length = strcspn(name, "=");
+    const char *instead = option_instead(name, length);
     int nearest = option_nearest(name, length);
     if (no && nearest >= 0 && option_rows[nearest].kind != OPTION_BOOL) no = false;
     suggestion[0] = 0;
@@ -200,7 +218,8 @@ static inline int option_unknown(int count, char **arguments) {
         snprintf(suggestion, sizeof(suggestion), "did you mean --%s%s? ", no ? "no-" : "", option_rows[nearest].name);
     option_shown(shown, arguments[0]);
     if (joined) shown[min_size(strcspn(shown, "="), 100)] = 0;
-    warn("unknown option %s: %s--help lists all", shown, suggestion);
+    if (instead) warn("%s was removed: %s", shown, instead);
+    else warn("unknown option %s: %s--help lists all", shown, suggestion);
     return !joined && count > 1 && arguments[1][0] != '-' ? 2 : 1;
 }
 

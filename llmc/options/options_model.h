@@ -5,7 +5,6 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #define LLMC_OPTIONS_MODEL_H
 #include "../comm/comm.h"
 #include "../data/choices.h"
-#include "../data/synthetic.h"
 #include "../base/host.h"
 #include "../model/tensors.h"
 #include "../ops/all_ops.h"
@@ -85,33 +84,6 @@ static inline int64_t options_smaller_batch(const Options *o, int ranks) {
     return B;
 }
 
-// The tasks of --eval-needles and --eval-shots. why: what is wrong with each of them, or NULL.
-static inline SyntheticTasks options_synthetic(const Options *o, const char *why[2]) {
-    SyntheticTasks tasks;
-    memset(&tasks, 0, sizeof(tasks));
-    why[0] = o->eval_needles ? needles_parse(&tasks, o->eval_needles) : NULL;
-    why[1] = o->eval_shots ? shots_parse(&tasks, o->eval_shots) : NULL;
-    return tasks;
-}
-
-// lengths: whether they fit into the context; otherwise whether they have their form.
-static inline int options_synthetic_problems(const Options *o, bool lengths) {
-    static const char *const names[] = {"eval-needles", "eval-shots"}, *const length[] = {"preset", "seq-len", NULL};
-    const char *const values[] = {o->eval_needles, o->eval_shots}, *why[2];
-    SyntheticTasks tasks = options_synthetic(o, why);
-    const int64_t wanted[] = {needles_context(&tasks), shots_context(&tasks)};
-    OptionText shown;
-    int problems = 0;
-    for (int i = 0; i < 2; i++) {
-        if (values[i] && !lengths && why[i])
-            REFUSE(problems, "--%s '%s' is not accepted: %s", names[i], option_shown(shown, values[i]), why[i]);
-        if (values[i] && lengths && !why[i] && options_usable(o, length) && o->model.T < wanted[i])
-            REFUSE(problems, "--%s %s requires --seq-len %" PRId64 " or more, and it is %d", names[i],
-                   option_shown(shown, values[i]), wanted[i], o->model.T);
-    }
-    return problems;
-}
-
 // Checks numbers against each other. All options have values.
 static inline int options_number_problems(const Options *o, int ranks) {
     static const char *const shape[] = {"attention",      "preset",       "heads",          "kv-heads",
@@ -123,7 +95,6 @@ static inline int options_number_problems(const Options *o, int ranks) {
     int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
     if (options_usable(o, length) && o->warmup > o->steps)
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
-    problems += options_synthetic_problems(o, true);
     if (!options_usable(o, batch)) return problems;
     int64_t N = o->batch_size * o->model.T, micro_step = N * ranks; // at most 2^48 each
     if (N > INT_MAX)
@@ -172,8 +143,6 @@ static const Requirement requirements[] = {
     {"eval-out", {"eval", NULL}, "--eval"},
     {"dump-attention", {"eval", NULL}, "--eval"},
     {"quantize", {"eval", NULL}, "--eval"},
-    {"eval-needles", {"eval", "dry-run"}, "--eval"},
-    {"eval-shots", {"eval", "dry-run"}, "--eval"},
     {"probe", {"init", "resume"}, "--init DIR, the checkpoint that it measures"},
     {"prompts", {"generate", NULL}, "--generate N"},
     {"stop-at-separator", {"generate", NULL}, "--generate N"},
@@ -304,7 +273,6 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems, "--eval-out and --dump-attention require a single process, not %d ranks", comm_ranks());
     if (o->quantize) problems += options_quantize_problems(o->quantize);
     if (o->eval_choices) problems += options_choices_problems(o->eval_choices);
-    problems += options_synthetic_problems(o, false);
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
         REFUSE(problems,

@@ -63,7 +63,7 @@ typedef struct {
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
-    const char *eval_out, *dump_attention, *quantize, *eval_needles, *eval_shots, *probe;
+    const char *eval_out, *dump_attention, *quantize, *probe;
     const char *device, *dry_run_out; // for --dry-run
 
     bool given[OPTION_LIMIT], has[OPTION_LIMIT], refused[OPTION_LIMIT]; // by row of the table
@@ -312,10 +312,6 @@ static const OptionRow option_rows[] = {
     {"modes", "quantize", OPTION_TEXT, OPTION_LOCAL, FIELD(quantize), "SPEC,...", NULL, NULL, NULL,
         "with --eval: also the validation loss with rounded numbers: wNaM, weights and activations of N and M bits; "
         "wNaM:tensor, with one step per tensor; logitsN, attention logits; joined by +"},
-    {"modes", "eval-needles", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_needles), "N:R", NULL, NULL, NULL,
-        "with --eval: retrieve R of N pairs of tokens that stand in validation text, by length and depth"},
-    {"modes", "eval-shots", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_shots), "K,...", NULL, NULL, NULL,
-        "with --eval: classify after K examples of four classes, in several orders"},
     {"modes", "probe", OPTION_TEXT, OPTION_LOCAL, FIELD(probe), "FILE", NULL, NULL, NULL,
         "with --init or --resume, and --val-data: print what attention has learned in each layer (heads that subtract, "
         "maps, lambda), and write it as JSON"},

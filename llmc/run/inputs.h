@@ -11,7 +11,6 @@ inputs.h: what a run reads besides its model: the data of its mode, tokenizer, p
 #ifndef LLMC_INPUTS_H
 #define LLMC_INPUTS_H
 #include "../evaluate/evaluation_choices.h"
-#include "../evaluate/evaluation_synthetic.h"
 #include "../evaluate/generated_text.h"
 #include "../options/modes.h"
 #include "run_data.h"
@@ -23,7 +22,6 @@ typedef struct {
     Prompts prompts;     // --prompts
     Sequence *sequences; // their tokens
     ChoiceTasks choices; // --eval-choices
-    Synthetic synthetic; // --eval-needles, --eval-shots
 } Inputs;
 
 static inline uint64_t validation_windows(const Inputs *in, const Options *o) {
@@ -47,8 +45,6 @@ static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPla
     if (in->val.shard_count) plan_last_batch(plan, (int)(validation_windows(in, o) % (uint64_t)plan->B));
     if (mode == MODE_TRAIN || mode == MODE_EVAL)
         in->choices = choices_open_all(o->eval_choices, V, T, in->tokenizer.tokenizer);
-    if (mode == MODE_EVAL)
-        synthetic_open(&in->synthetic, o, &in->val, V, in->tokenizer.tokenizer, in->tokenizer.separator);
 }
 
 // Ranks must read the same data.
@@ -62,7 +58,6 @@ static inline void inputs_close(Inputs *in) {
     if (in->train.shard_count) dataloader_close(&in->train);
     if (in->val.shard_count) dataloader_close(&in->val);
     choices_close_all(&in->choices);
-    synthetic_close(&in->synthetic);
     free_sequences(in->sequences, in->prompts.count);
     prompts_close(&in->prompts);
     run_tokenizer_close(&in->tokenizer);

@@ -5,6 +5,7 @@ run.py                the command `run`: a plan becomes runs
 plan.py               parses plans
 trainer.py            the trainer's options, and what a model costs
 scheduler.py          starts, watches and stops runs
+synthetic.py          the files of synthetic tasks, and their scores
 run_directory.py      reads run.json, log.jsonl and checkpoints
 schema.py             required types of the JSON files
 option_history.py     options of a run that was resumed with others

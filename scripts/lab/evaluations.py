@@ -1,6 +1,6 @@
 """evaluations.py: what evaluations measure, by arm: the loss by position, associative recall, multiple-choice tasks
-(--eval-choices, from the records "choices" of the logs), and synthetic tasks: retrieval of needles (--eval-needles) and
-classification after many examples (--eval-shots).
+(--eval-choices, from the records "choices" of the logs), and synthetic tasks (synthetic.py): retrieval of needles and
+classification after many examples.
 
 A score is the mean over the seeds, and a gap the paired difference to the reference's by seed, with t intervals over
 seeds. Seeds answer the same questions, whose selection causes an error that further seeds do not reduce: a score is

@@ -74,8 +74,8 @@ TAKEN = {
     "keep": "the lab",
     "probe": "probes",
 }
-EVALUATED = ("eval-needles", "eval-shots")  # options of the evaluation, not of the training
-OWN = ("lr", "ranks", "threads", "quantize", *EVALUATED)  # also names of trainer options, which a plan does not set
+EVALUATED = ("eval-needles", "eval-shots")  # synthetic tasks of the evaluation
+OWN = ("lr", "ranks", "threads", "quantize")  # also names of trainer options, which a plan does not set
 NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
@@ -110,7 +110,7 @@ class PlannedRun:
     quantize: tuple = ()  # values of --quantize
     eval_steps: int = 10**6  # batches of the evaluation: all data
     probes: str = "none"  # last, all or none
-    tasks: dict = field(default_factory=dict)  # options of the evaluation, name -> text
+    tasks: dict = field(default_factory=dict)  # synthetic tasks of the evaluation, key -> text
 
 
 def parse_count(text):

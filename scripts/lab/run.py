@@ -6,6 +6,7 @@ stop the others; the next start repeats it.
 
     OUT/lab.json       the plan and its runs
     OUT/NAME/          a run (ARM.lrX.seedN, or ARM.PRECISION.lrX.seedN), as the trainer writes it
+    OUT/tasks/         the questions of eval-needles and eval-shots
     OUT/NAME/eval.json loss by position, recall and sinks of its last checkpoint; attention.safetensors: maps
     OUT/NAME/probe.json mechanisms of its last checkpoint, and probe-STEP.json of others, as `probes` says; CPU only
     OUT/NAME.out       the output of the trainer
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import python_environment
 
-from . import cli, option_history, plan as plans, run_directory
+from . import cli, option_history, plan as plans, run_directory, synthetic
 from .scheduler import Queue, launcher_of
 from .trainer import Trainer, TrainerError
 
@@ -128,7 +129,7 @@ def cost_runs(plan, runs, trainer, a):
             if run.match:
                 wanted = trainer.dry_run(everything[run.match].options).active
                 run.options = trainer.match(run.options, wanted)
-            costs[run.name] = trainer.dry_run({**run.options, **run.tasks})  # which checks the tasks
+            costs[run.name] = trainer.dry_run(run.options)
         except TrainerError as error:
             fail(f"{plan.name}:{plan.lines[f'arm {run.arm}', None]}: [arm {run.arm}]: {error}", 2)
     return costs
@@ -191,6 +192,13 @@ def check_begun(run, directory):
                     f"{option_history.shown(value)}: specify another --out, or remove that run",
                     2,
                 )
+
+
+def write_tasks(plan, out, run, context):
+    try:
+        synthetic.write(out, run, context)
+    except synthetic.SyntheticError as error:
+        fail(f"{plan.name}:{plan.lines[f'arm {run.arm}', None]}: [arm {run.arm}]: {error}", 2)
 
 
 def is_number(value):
@@ -270,6 +278,8 @@ def main(words):
         for run in runs:
             if (out / run.name / "run.json").exists():
                 check_begun(run, out / run.name)
+            if not a.no_eval:
+                write_tasks(plan, out, run, costs[run.name].context)
         write_lab(out, plan, size, runs, costs)
         status = Queue(out, runs, costs, trainer, jobs, a, started).work()
     except run_directory.RunError as error:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from . import plan as plans, run_directory
+from . import plan as plans, run_directory, synthetic
 
 POLL_S = 0.5
 SAVE_S = 120  # for the checkpoint of a run that was told to stop
@@ -24,6 +24,7 @@ ESCALATE_S = 5  # then between a signal and the next stronger one
 SPARE_S = 20  # of --minutes, at most a tenth: reserved for checkpoints; no run starts in the last SPARE_S before them
 START_S = 5  # for a launcher to start its ranks; it loses earlier signals
 PR_SET_PDEATHSIG = 1
+UNSCORED = "eval-unscored.json"  # an evaluation before the scores of its synthetic tasks are added
 
 
 class Job:
@@ -99,6 +100,7 @@ class Queue:
     def __init__(self, out, runs, costs, trainer, jobs, arguments, started):
         self.out, self.trainer, self.places, self.arguments = out, trainer, jobs, arguments
         self.jobs = [Job(run, out / run.name, costs[run.name].flops) for run in runs]
+        self.tasks = {run.name: synthetic.files(out, run, costs[run.name].context) for run in runs}
         self.free_gpus = list(range(arguments.gpus))
         self.evaluates = "eval-out" in trainer.options and not arguments.no_eval
         self.probes = self.evaluates and "probe" in trainer.options and not arguments.gpus  # a probe uses the CPU
@@ -131,8 +133,11 @@ class Queue:
         if job.run.quantize:
             kept["gemm"] = "fp32"  # so that nothing else is rounded
         words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
-        words += ["--val-steps", str(job.run.eval_steps), "--eval-out", str(job.directory / "eval.json"), "--seed", "1"]
-        words += plans.arguments(job.run.tasks)
+        tasks = self.tasks[job.run.name]
+        written = job.directory / (UNSCORED if tasks else "eval.json")
+        words += ["--val-steps", str(job.run.eval_steps), "--eval-out", str(written), "--seed", "1"]
+        if tasks:
+            words += ["--eval-choices", synthetic.choices(tasks)]
         if job.run.quantize:
             words += ["--quantize", ",".join(job.run.quantize)]
         if self.first_of_arm(job):
@@ -241,6 +246,8 @@ class Queue:
                 job.ended.add(job.making)
                 if status and not self.stopping:
                     job.why = f"{job.state}: {self.last_message(job, status)}"
+                if not status and job.state == "evaluating" and self.tasks[job.run.name]:
+                    self.score(job)
             if found == "done":
                 job.state = "trained" if self.remaining(job) else "done"
             elif found == "diverged":
@@ -249,6 +256,13 @@ class Queue:
                 job.state = "waiting"
             else:
                 job.state, job.why = "failed", self.last_message(job, status)
+
+    def score(self, job):
+        tasks = self.tasks[job.run.name]
+        try:
+            synthetic.add_scores(tasks, job.directory / UNSCORED, job.directory / "eval.json")
+        except synthetic.SyntheticError as error:
+            job.why = f"evaluating: {error}"
 
     def last_message(self, job, status):
         lines = (self.out / f"{job.run.name}.out").read_text(errors="replace").replace("\r", "\n").strip().splitlines()

@@ -531,7 +531,8 @@ def a_plan_runs_once_and_every_run_is_evaluated(place):
         assert train_steps(out / name) == list(range(1, 158)), name
         measured = json.loads((out / name / "eval.json").read_text())
         assert len(measured["loss_by_position"]) == 64 and measured["recall"], name
-        assert measured["needles"]["asked"] == 2 and measured["needles"]["words"] is False, name  # 10 digits
+        assert measured["needles"]["asked"] == 2 and measured["needles"]["words"] is True, name  # 10 digits
+        assert measured["needles"]["questions"] == 2000 and not (out / name / "eval-unscored.json").exists(), name
         assert [row["examples"] for row in measured["shots"]] == [4, 12], name
         assert (out / name / "attention.safetensors").exists() == ("seed1" in name)
     for run in (found := studies.load([out])).runs:
@@ -553,7 +554,7 @@ def a_plan_runs_once_and_every_run_is_evaluated(place):
     )
     expect_error(other, 2, "small.plan:23: [arm diff_v3]: --attention")
     other = lab(place, plan=plan.replace("4:2", "8:2"))
-    expect_error(other, 2, "[arm baseline]: --eval-needles 8:2 requires --seq-len 92 or more", lines=1)
+    expect_error(other, 2, "[arm baseline]: needles 8:2 requires --seq-len 92 or more, and it is 64", lines=1)
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
