@@ -32,10 +32,12 @@ found() { # status, patterns...
 }
 one_line() { [ "$(wc -l <"$work/output")" = 1 ]; }
 results() { grep -q -- "$1" "$folder/results.txt"; }
-state() { # a Python expression of r, the results of the last check, and p, their parts
+state() { # a Python expression of r, the results of the last check, p, their parts, and rows(part, column=value...)
     python3 -c 'import json, sys
 r = json.load(open(sys.argv[1] + "/results.json"))
 p = r["parts"]
+def rows(part, **values):
+    return [x for x in p[part]["rows"] if all(x.get(key) == value for key, value in values.items())]
 sys.exit(not eval(f"({sys.argv[2]})"))' "$folder" "$1"
 }
 
@@ -83,44 +85,44 @@ check a "${bundle[@]}" --parts "$parts"
 ok "all parts pass with the emulated device" "$status"
 state 'all(p[n]["status"] == "passed" for n in "'"$parts"'".split(","))'
 ok "the results contain the status of each part" $?
-state 'len([x for x in p["gradients"]["records"] if x["build"] == "fp32" and 0 < x["matrix_error"] < 2e-4]) == 2 and
-    len([x for x in p["gradients"]["records"] if x["build"] == "fp8" and 0.01 < x["matrix_error"] < 0.4]) == 2 and
-    {x["model"] for x in p["models"]["records"] if x["table"] == "models"} ==
-        {"baseline", "diff_v1", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic"}'
+state '(lambda errors: len([x for b, x in errors if b == "fp32" and 0 < x < 2e-4]) == 2 and
+    len([x for b, x in errors if b == "fp8" and 0.01 < x < 0.4]) == 2)(
+    [(x["of"].split(", ")[1], x["measured"]) for x in rows("gradients", case="worst matrix")]) and
+    {x["of"] for x in rows("models", case="training")} == {f"tiny {m}, B 2 T 16" for m in
+        ("baseline", "diff_v1", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic")}'
 ok "the results contain the errors of gradients and the five models" $?
 state '{"fp32", "measured peak", "first", "second", "resumed"} <= {*p["train"]["done"]} and
     "ok   matmul" in open(sys.argv[1] + "/log.txt").read()'
 ok "the parts train in fp32 and with a measured peak, and compare operations at the shapes of a model" $?
-state '(lambda d: sorted((x["variant"], x["build"]) for x in d if x["table"] == "gradients") ==
-    [("experts, all active", "bf16"), ("experts, all active", "fp32"), ("experts, all active", "fp8"),
-     ("experts, moe-tiny", "bf16"), ("experts, moe-tiny", "fp32")] and
-    len([x for x in d if x["table"] == "expert_loss" and abs(x["difference"]) < 0.1]) == 2 * 3 and
-    sum("bitwise equal" in c["what"] for c in p["experts"]["checks"]) == 2 * 3)(p["experts"]["records"])'
+state 'sorted(x["of"] for x in rows("experts", case="worst matrix")) ==
+    [f"experts, {x}" for x in ("all active, bf16", "all active, fp32", "all active, fp8", "moe-tiny, bf16", "moe-tiny, fp32")] and
+    len([x for x in rows("experts", against="CPU") if abs(x["measured"] - x["expected"]) < 0.1]) == 2 * 3 and
+    sum("bitwise equal" in x["case"] for x in rows("experts", verdict="ok")) == 2 * 3'
 ok "the results contain gradients and losses of models with experts, one of them also in FP8" $?
-state '(lambda d: {"router_forward", "router_totals", "router_backward", "router_balance", "expert_group",
+state '{"router_forward", "router_totals", "router_backward", "router_balance", "expert_group",
     "expert_gather", "expert_combine", "expert_swiglu_forward", "expert_swiglu_backward", "expert_linear_forward",
-    "expert_linear_to_input", "expert_linear_to_weight"} == {x["kernel"] for x in d if x["table"] == "kernels"} and
-    len([x for x in d if x["table"] == "peers" and 0 < x["least"] <= x["ratio"] <= x["most"]]) == 6)(
-    p["experts"]["records"])' && results "its/ours"
+    "expert_linear_to_input", "expert_linear_to_weight"} ==
+        {x["case"] for x in rows("experts", unit="ms") if x["against"] in ("copy", "product")} and
+    len([x for x in rows("experts", against="a dense product") if 0 < x["least"] <= x["ratio"] <= x["most"]]) == 6' \
+    && results "measured .*expected .*ratio"
 ok "the results contain the times of the operations of models with experts" $?
 results '^targets:' && results 'attention_backward' \
     && tail -n 1 "$folder/results.txt" | grep -q '^[0-9]* passed, 0 failed$'
 ok "results.txt has the same tables, the targets, and the counts in its last line" $?
-state 'any(x["table"] == "predicted" and x["class"] == "block GEMMs + LM head" and x["ms"] > 0 < x["predicted"]
-    for x in p["profile"]["records"])' && results "class of work.*measured/predicted"
+state 'any(x["measured"] > 0 < x["expected"] for x in rows("profile", case="block GEMMs + LM head", against="prediction"))'
 ok "the results compare predicted and measured times of a step, by class of work" $?
-state '[x["ratio"] > 0 for x in p["fp8"]["records"] if x["table"] == "fp8"] == [True] and
-    {x["what"] for x in p["fp8"]["records"] if x["table"] == "fp8_loss"} ==
-        {"step 1", "step 2", "step 5", "step 7", "step 10", "mean of the last 5"} and
-    {"fp8_quantize", "linear_forward in fp8", "gemm in fp8"} <= {x["kernel"] for x in p["kernels"]["records"]
-        if x["table"] == "kernels"}' && results "bf16/fp8" && results "^ *mean of the last 5 .* [+-]0[.]"
+state '[x["ratio"] > 0 for x in rows("fp8", unit="ms", against="bf16")] == [True] and
+    {x["case"] for x in rows("fp8", unit="nats", against="bf16")} ==
+        {*(f"loss of step {n}" for n in (1, 2, 5, 7, 10)), "mean loss of the last 5"} and
+    {"fp8_quantize", "linear_forward in fp8", "gemm in fp8"} <= {x["case"] for x in rows("kernels", unit="ms")}' \
+    && results "^ *step in fp8 .* bf16 " && results "^ *mean loss of the last 5 .* bf16 "
 ok "the results contain the time of a step in fp8 beside bf16, the losses of both, and the kernels of fp8" $?
-state '(lambda d: {(x["arm"], x["B"], x["context"]) for x in d if x["table"] == "decode"} ==
-        {(arm, B, c) for arm in ("Transformer NH", "Transformer 1.5 NH", "Transformer 2 NH", "DIFF V1", "DIFF V2")
-            for B in (1, 2) for c in (20, 70)} and
-    len([x for x in d if x["table"] == "decode_steps" and 0 < x["least"] <= x["ratio"] <= x["most"]]) == 24 and
-    any(", window 16," in x["shape"] for x in d if x["table"] == "kernels"))(p["decode"]["records"])' \
-    && results "relative to NH" && results "tiny DIFF V2 with YOCO"
+state '{x["of"] for x in rows("decode", case="attention_decode", against="Transformer NH")} ==
+        {f"{arm}, B {B}, context {c}" for arm in ("Transformer NH", "Transformer 1.5 NH", "Transformer 2 NH", "DIFF V1",
+            "DIFF V2") for B in (1, 2) for c in (20, 70)} and
+    len([x for x in rows("decode", case="token") if 0 < x["least"] <= x["ratio"] <= x["most"]]) == 24 and
+    any(", window 16," in x.get("of", "") for x in p["decode"]["rows"])' \
+    && results "Transformer NH" && results "tiny DIFF V2 with YOCO"
 ok "the results contain decoding of every variant at each context and batch size, and attention with a window" $?
 check a "${bundle[@]}" --parts "$parts"
 found 0 && ! found 0 starts
@@ -182,10 +184,10 @@ for factors, right in (((1.03, 0.98), True), ((1, 1.07), False), ((1.07, 1), Fal
                        ((1, float("nan")), False)):
     dump(device, factors)
     for build in ("bf16", "fp32"):
-        (what, ok, detail), = gradient_comparison.compare(cpu, device, "sink", build)[0]
-        print(factors, build, ok, detail)
-        assert ok == (right and build == "bf16"), factors
-        assert ok or ("sinks: error" in detail and "layernorm.weight: error" in detail)
+        wrong, note, worst = gradient_comparison.compare(cpu, device, "sink", build)
+        print(factors, build, note)
+        assert (not wrong) == (right and build == "bf16"), factors
+        assert not wrong or ("sinks: error" in note and "layernorm.weight: error" in note)
 END
 ok "vectors of a bf16 build are compared: norms, sinks and lambdas" $?
 python3 - "$work" >"$work/output" 2>&1 <<'END'
@@ -214,9 +216,9 @@ for experts, right in ((([4.2, 3], [0, 0.3], [0.1, 0]), True),  # other tokens o
     dump(device, experts)
     for variant in ("experts, moe-tiny", "experts, all active"):
         for build in ("bf16", "fp32"):
-            (what, ok, detail), = gradient_comparison.compare(cpu, device, variant, build)[0]
-            print(experts, variant, build, ok, detail)
-            assert ok == (right and build == "bf16" and variant == "experts, moe-tiny"), experts
+            wrong, note, worst = gradient_comparison.compare(cpu, device, variant, build)
+            print(experts, variant, build, note)
+            assert (not wrong) == (right and build == "bf16" and variant == "experts, moe-tiny"), experts
 END
 ok "gradients of experts may differ by a few tokens in bf16, if routers select among them" $?
 fake bench <<'END'
@@ -226,15 +228,15 @@ for c in "$@"; do
     model=${c%%,*}
     case $c in *,2) model="$model with 2 NH heads" ;; *,fast) model="$model, not deterministic" ;; esac
     for what in training forward; do
-        echo "{\"table\": \"models\", \"preset\": \"tiny\", \"model\": \"$model\", \"T\": 16, \"B\": 2," \
-            "\"what\": \"$what\", \"ms\": 1, \"tokens_per_s\": 3.5, \"tflops\": 1, \"device_share\": null}"
+        echo "{\"case\": \"$what\", \"of\": \"tiny $model, B 2 T 16\", \"measured\": 3.5, \"unit\": \"tokens/s\"," \
+            "\"against\": \"\", \"ratio\": null, \"note\": \"\"}"
     done
 done
 END
 BENCH_CUDA="$fakes/bench" check i --parts models
 found 1 "FAIL bench_cuda model.* attention's backward: no plan" 'all models run: 4 of 5' \
-    && state '[r["model"] for r in p["models"]["records"] if r["table"] == "models"][::2] ==
-        ["baseline", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic"]'
+    && state '[x["of"] for x in rows("models", case="training")] == [f"tiny {m}, B 2 T 16" for m in
+        ("baseline", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic")]'
 ok "the other models are tested after a model fails" $?
 fake decoder <<'END' # the third arm does not fit in the memory
 case "$*" in *-2h*) exec >&-; sleep 0.2; echo "diffv2: out of device memory" >&2; exit 1 ;; esac
@@ -258,7 +260,7 @@ ok "a sanitizer case that is stopped is unfinished, and the following cases run"
 touch "$work/quick"
 COMPUTE_SANITIZER="$fakes/slow" check k --parts memcheck
 found 0 && state 'p["memcheck"]["done"] == ["memcheck smallest", "memcheck unaligned"] and
-    len(p["memcheck"]["checks"]) == 2'
+    len(rows("memcheck")) == 2'
 ok "the next run repeats only the case that was stopped" $?
 
 fake old <<'END' # a GPU without FP8
@@ -282,7 +284,7 @@ TEST_DIFFV2CU_FP32="$fakes/hang" check f --parts ops --minutes 0.14
 found 3 'ops: unfinished: out of time' && [ $((SECONDS - start)) -lt 20 ] && state 'p["ops"]["done"] == ["bf16"]'
 ok "a program that hangs is stopped at the time limit, and earlier results are kept" $?
 check f --parts ops
-found 0 'ops: continues' && state 'p["ops"]["done"] == ["bf16", "fp32"] and len(p["ops"]["checks"]) == 2'
+found 0 'ops: continues' && state 'p["ops"]["done"] == ["bf16", "fp32"] and len(rows("ops")) == 2'
 ok "the next run completes the remaining parts, each once" $?
 
 setsid dev/gpu_check.sh --pretend --out "$work/g" "${bundle[@]}" --parts gradients >"$work/output" 2>&1 &
@@ -295,7 +297,7 @@ kill -9 -- -"$victim"
 wait "$victim" 2>/dev/null
 check g "${bundle[@]}" --parts gradients
 found 0 'gradients: continues' \
-    && state 'p["gradients"]["done"] == ["diff_v2", "baseline"] and len(p["gradients"]["checks"]) == 8'
+    && state 'p["gradients"]["done"] == ["diff_v2", "baseline"] and len(rows("gradients", verdict="ok")) == 8'
 ok "after a kill during a part, the next run continues after the last completed case" $?
 sed -i 's/"commit": "[^"]*"/"commit": "another"/' "$work/g/results.json"
 check g --parts ops
@@ -352,7 +354,7 @@ digest
 : >"$work/made"
 rented --parts build,ops --again
 found 0 && [ ! -s "$work/made" ] && grep -q "bundle/bin/oncpu/test_diffv2 rope" "$folder/log.txt" \
-    && state '{"table": "facts", "what": "programs of the bundle", "value": "used"} in p["build"]["records"]'
+    && state '[x["note"] for x in rows("build", case="programs of the bundle")] == ["used"]'
 ok "programs of the bundle are used, and nothing is built" $?
 echo 0 >"$work/bundle/sources"
 rented --parts build --again

@@ -81,9 +81,7 @@ def run(words):
 def operations_of(bench, preset, variant, options):
     command = [*bench, "--tiny", *options, "profile", preset, variant, KV_HEADS, B, T]
     records = [json.loads(line) for line in run(command).splitlines()]
-    return {
-        r["operation"]: r for r in records if r.get("table") == "profile" and r["operation"] not in ("step", "outside")
-    }
+    return {r["case"]: r for r in records if r["case"] not in ("step", "outside")}
 
 
 def same_operations(trainer, bench, preset, variant, more):
@@ -91,11 +89,11 @@ def same_operations(trainer, bench, preset, variant, more):
     prediction = predict(trainer, "H200", f"{options} {more}".split())
     measured = operations_of(bench, preset, variant, more.split())
     predicted = calls(prediction)
-    made = {name: r["calls"] for name, r in measured.items() if name != "buffer_upload"}
+    made = {name: int(r["note"].split()[0]) for name, r in measured.items() if name != "buffer_upload"}
     if predicted != made:
         names = sorted(n for n in set(predicted) | set(made) if predicted.get(n) != made.get(n))
         return "; ".join(f"{n}: {predicted.get(n, 0):g} calls predicted, {made.get(n, 0)} made" for n in names)
-    rows = compare(prediction, {name: r["ms"] for name, r in measured.items()})
+    rows = compare(prediction, {name: r["measured"] for name, r in measured.items()})
     total = sum(row[1] for row in rows)
     if abs(total - prediction["step_ms"]) > 1e-6:
         return f"the classes beside the measured ones take {total} ms, the step {prediction['step_ms']} ms"

@@ -22,6 +22,8 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   --tiny              few repetitions and little memory, for dev/cuda_on_cpu
   --json FILE         appends each result to FILE as one line of JSON
 
+Each result is a row of dev/gpu_check/results.py, a line of JSON.
+
 operations  median time between events; tensors larger than the L2 cache, random values. GB/s count the bytes of
             NAME_bytes, each tensor once. Shares are of the copy and of the product measured just before; of both
             for an operation that has bytes and FLOPs, the one that limits it. With experts (30b-a3b, moe-tiny) the
@@ -47,30 +49,49 @@ static bool bench_tiny;
 static int bench_repeats; // of each operation; 0: as many as take 0.15 s
 static FILE *bench_json;
 
-// Prints a result as a line of JSON, and appends it to --json FILE.
-PRINTF_LIKE(1, 2)
-static void record(const char *fmt, ...) {
-    char line[1024];
-    va_list args;
-    va_start(args, fmt);
-    int length = vsnprintf(line, sizeof(line), fmt, args);
-    va_end(args);
-    assert(length > 0 && (size_t)length < sizeof(line));
-    printf("%s\n", line);
-    fflush(stdout);
-    if (!bench_json) return;
-    CHECK(fprintf(bench_json, "%s\n", line) > 0 && fflush(bench_json) == 0, "cannot write to the file of --json: %s",
-          strerror(errno));
+// Makes a text valid inside a JSON string.
+static void make_quotable(char *text) {
+    for (char *c = text; *c; c++)
+        if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ') *c = '\'';
+}
+// `, "name": value`; of 0 and what is not finite: null.
+static void add_number(char *line, size_t size, const char *name, double value) {
+    size_t at = strlen(line);
+    if (value == 0 || !isfinite(value)) snprintf(line + at, size - at, ", \"%s\": null", name);
+    else snprintf(line + at, size - at, ", \"%s\": %.6g", name, value);
 }
 
-// The text without characters that a JSON string cannot have.
-static const char *quotable(const char *text) {
-    static char clean[512];
-    FORMAT(clean, "%.500s", text ? text : "");
-    for (char *c = clean; *c; c++)
-        if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ') *c = '\'';
-    return clean;
+typedef struct {
+    double middle, least, most; // of rounds
+} Ratio;
+// Prints a row of the results of dev/gpu_check (results.py describes the columns) as a line of JSON, and appends it to
+// --json FILE. A number that is 0 is absent.
+PRINTF_LIKE(8, 9)
+static void record(const char *name, const char *of, double measured, const char *unit, double expected,
+                   const char *against, Ratio ratio, const char *fmt, ...) {
+    char line[1400], shape[256], note[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(note, sizeof(note), fmt, args);
+    va_end(args);
+    FORMAT(shape, "%s", of);
+    make_quotable(shape);
+    make_quotable(note);
+    FORMAT(line, "{\"case\": \"%s\", \"of\": \"%s\", \"unit\": \"%s\", \"against\": \"%s\", \"note\": \"%s\"", name,
+           shape, unit, against, note);
+    add_number(line, sizeof(line), "measured", measured);
+    add_number(line, sizeof(line), "expected", expected);
+    add_number(line, sizeof(line), "ratio", ratio.middle);
+    add_number(line, sizeof(line), "least", ratio.least);
+    add_number(line, sizeof(line), "most", ratio.most);
+    assert(strlen(line) + 2 < sizeof(line));
+    printf("%s}\n", line);
+    fflush(stdout);
+    if (!bench_json) return;
+    CHECK(fprintf(bench_json, "%s}\n", line) > 0 && fflush(bench_json) == 0, "cannot write to the file of --json: %s",
+          strerror(errno));
 }
+static const Ratio NO_RATIO = {0, 0, 0};
 
 static int number(const char *text, int least) {
     char *end;
@@ -173,16 +194,15 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
             double seconds = bench_steps(&b, &steps), tokens = (double)B * T;
             double flops = training ? training_flops(&b.model.plan, B, T) : forward_flops(&b.model.plan, B, T);
             const char *document = NULL;
-            double rated = ops_rated_gflops(&document);
-            char share[64] = "null";
-            if (rated > 0) FORMAT(share, "%.4f", 1e-9 * flops / seconds / rated);
-            record("{\"table\": \"models\", \"preset\": \"%s\", \"model\": \"%s\", \"T\": %d, \"B\": %d, \"kv_heads\": "
-                   "%d, \"parameters\": %zu, \"what\": \"%s\", "
-                   "\"steps\": %d, \"ms\": %.3f, \"tokens_per_s\": %.1f, \"tflops\": %.2f, \"device_share\": %s, "
-                   "\"bytes\": %zu, \"attention\": \"%s\"}",
-                   preset, cases[i].text, T, B, b.model.plan.config.NKV, b.model.plan.tensors.parameter_count,
-                   training ? "training" : "forward", steps, 1e3 * seconds, tokens / seconds, 1e-12 * flops / seconds,
-                   share, bench_bytes(&b.model), quotable(attention_backend()));
+            double tflops = 1e-12 * flops / seconds, rated = 1e-3 * ops_rated_gflops(&document);
+            char name[200];
+            FORMAT(name, "%s %s, B %d T %d", preset, cases[i].text, B, T);
+            Ratio share = {rated > 0 ? tflops / rated : 0, 0, 0};
+            record(training ? "training" : "forward", name, tokens / seconds, "tokens/s",
+                   rated > 0 ? tokens / seconds * rated / tflops : 0, rated > 0 ? "the device's bf16 peak" : "", share,
+                   "%.3f ms, %.2f TFLOP/s, %.1f%% of a product; %d steps, %zu parameters, %zu bytes, attention by %s",
+                   1e3 * seconds, tflops, 100 * tflops / kernels.gemm_tflops, steps,
+                   b.model.plan.tensors.parameter_count, bench_bytes(&b.model), attention_backend());
             bench_close(&b);
         }
     }
@@ -243,16 +263,12 @@ static void run_profile(const char *preset, const char *attention, int NKV, int 
     qsort(parts, (size_t)count, sizeof(Part), compare_parts);
     char of[96];
     FORMAT(of, "%s %s, B %d T %d%s", preset, attention, B, T, linear_in_fp8() ? ", fp8" : "");
-    record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"step\", \"calls\": 1, \"ms\": %.3f, \"share\": "
-           "1, \"unwatched_ms\": %.3f}",
-           of, whole, plain);
+    record("step", of, whole, "ms", 0, "", NO_RATIO, "1 call, %.3f ms without events", plain);
     for (int p = 0; p < count; p++)
-        record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"%s\", \"calls\": %d, \"ms\": %.4f, "
-               "\"share\": %.4f}",
-               of, parts[p].name, parts[p].calls, parts[p].ms, parts[p].ms / whole);
-    record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"outside\", \"calls\": 1, \"ms\": %.4f, "
-           "\"share\": %.4f}",
-           of, whole - inside, 1 - inside / whole);
+        record(parts[p].name, of, parts[p].ms, "ms", 0, "", NO_RATIO, "%d calls, %.1f%% of the step", parts[p].calls,
+               100 * parts[p].ms / whole);
+    record("outside", of, whole - inside, "ms", 0, "", NO_RATIO, "1 call, %.1f%% of the step",
+           100 * (1 - inside / whole));
     for (int i = 0; i < PROFILE_EVENTS; i++) CUDA_CHECK(cudaEventDestroy(profile.events[i]));
     bench_close(&b);
 }
@@ -264,9 +280,12 @@ static void run_facts(void) {
     ops_device(name, driver, sizeof(name));
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
     CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, 0));
-    record("{\"table\": \"facts\", \"device\": \"%s\", \"driver\": \"%s\", \"library\": \"%s\", \"free_bytes\": %zu, "
-           "\"total_bytes\": %zu, \"l2_bytes\": %d, \"revision\": \"%s\"}",
-           name, driver, gemm_library(), free_bytes, total, l2, source_revision());
+    record("device", "", 0, "", 0, "", NO_RATIO, "%s", name);
+    record("driver", "", 0, "", 0, "", NO_RATIO, "%s", driver);
+    record("library", "", 0, "", 0, "", NO_RATIO, "%s", gemm_library());
+    record("memory", "", 0, "", 0, "", NO_RATIO, "%zu of %zu bytes are free; L2 cache: %d bytes", free_bytes, total,
+           l2);
+    record("revision", "", 0, "", 0, "", NO_RATIO, "%s", source_revision());
 }
 
 int main(int argc, char **argv) {

@@ -59,7 +59,7 @@ static double decode_measure(const char *preset, int arm, int NKV, int B, int co
 // One context: every arm in each of the rounds.
 static void decode_context(const char *preset, int NKV, int B, int context, bool store) {
     int rounds = bench_tiny ? 2 : DECODE_ROUNDS;
-    double ms[DECODE_ARMS][DECODE_ROUNDS], ratio[DECODE_ARMS][DECODE_ROUNDS];
+    double ms[DECODE_ARMS][DECODE_ROUNDS];
     KernelCase cases[DECODE_ARMS];
     int *host = (int *)checked_calloc((size_t)B, sizeof(int)),
         *first = (int *)buffer_alloc((size_t)B * sizeof(int), "the positions of the benchmark");
@@ -68,16 +68,14 @@ static void decode_context(const char *preset, int NKV, int B, int context, bool
     for (int round = 0; round < rounds; round++)
         for (int arm = 0; arm < DECODE_ARMS; arm++)
             ms[arm][round] = decode_measure(preset, arm, NKV, B, context, first, store, &cases[arm]);
-    for (int arm = 0; arm < DECODE_ARMS; arm++)
-        for (int round = 0; round < rounds; round++) ratio[arm][round] = ms[arm][round] / ms[0][round];
     for (int arm = 0; arm < DECODE_ARMS; arm++) {
-        double middle = median(ratio[arm], rounds), time = median(ms[arm], rounds),
-               rate = 1e-6 * cases[arm].bytes / time; // medians sort
-        record("{\"table\": \"decode\", \"kernel\": \"%s\", \"arm\": \"%s\", \"shape\": \"%s\", \"B\": %d, "
-               "\"context\": %d, \"ms\": %.5f, \"rate\": %.2f, \"unit\": \"GB/s\", \"share\": %.4f, "
-               "\"ratio\": %.5g, \"least\": %.5g, \"most\": %.5g}",
-               cases[arm].name, decode_arms[arm].name, cases[arm].shape, B, context, time, rate,
-               rate / kernels.copy_gbs, middle, ratio[arm][0], ratio[arm][rounds - 1]);
+        double own[DECODE_ROUNDS], first_arm[DECODE_ROUNDS]; // medians sort
+        char of[100];
+        memcpy(own, ms[arm], sizeof(own));
+        memcpy(first_arm, ms[0], sizeof(own));
+        FORMAT(of, "%s, B %d, context %d", decode_arms[arm].name, B, context);
+        kernel_record_rounds(cases[arm].name, of, own, first_arm, rounds, decode_arms[0].name, "");
+        kernel_record(cases[arm], median(own, rounds));
     }
     buffer_free(first);
     free(host);

@@ -167,10 +167,18 @@ static void kernel_record(const KernelCase &c, double ms) {
     double copy_ms = 1e-6 * c.bytes / kernels.copy_gbs,
            product_ms = c.flops > 0 ? 1e-9 * c.flops / (c.fp8 ? kernels.fp8_tflops : kernels.gemm_tflops) : 0;
     bool product = product_ms > copy_ms;
-    record("{\"table\": \"kernels\", \"kernel\": \"%s\", \"shape\": \"%s\", \"ms\": %.5f, \"rate\": %.2f, \"unit\": "
-           "\"%s\", \"share\": %.4f}",
-           c.name, c.shape, ms, product ? 1e-9 * c.flops / ms : 1e-6 * c.bytes / ms, product ? "TFLOP/s" : "GB/s",
-           fmax(copy_ms, product_ms) / ms);
+    Ratio share = {fmax(copy_ms, product_ms) / ms, 0, 0};
+    record(c.name, c.shape, ms, "ms", fmax(copy_ms, product_ms), product ? "product" : "copy", share, "%.2f %s",
+           product ? 1e-9 * c.flops / ms : 1e-6 * c.bytes / ms, product ? "TFLOP/s" : "GB/s");
+}
+// The medians of rounds that alternate with a peer, whose milliseconds are `expected`.
+static void kernel_record_rounds(const char *name, const char *of, double *ms, double *expected, int rounds,
+                                 const char *against, const char *note) {
+    double ratio[MOST_REPEATS];
+    for (int r = 0; r < rounds; r++) ratio[r] = expected[r] / ms[r];
+    double middle = median(ratio, rounds); // medians sort
+    Ratio ratios = {middle, ratio[0], ratio[rounds - 1]};
+    record(name, of, median(ms, rounds), "ms", median(expected, rounds), against, ratios, "%s", note);
 }
 template <typename Run, typename Prepare = void (*)(void **)>
 static void kernel_measure(const KernelCase &c, Run run, Prepare prepare = kernel_prepare_nothing) {
@@ -180,15 +188,11 @@ static void kernel_measure(const KernelCase &c, Run run, Prepare prepare = kerne
 template <typename Run, typename Peer, typename Prepare>
 static void kernel_compare(const KernelCase &c, Run run, const char *peer_name, Peer peer, Prepare prepare) {
     if (!strstr(c.name, kernels.word)) return;
-    double ratio[MOST_REPEATS];
     KernelTimes times = kernel_times(c, prepare, run, peer);
-    for (int r = 0; r < times.repeats; r++) ratio[r] = times.ms[1][r] / times.ms[0][r];
-    double middle = median(ratio, times.repeats), own = median(times.ms[0], times.repeats),
-           other = median(times.ms[1], times.repeats); // medians sort
-    kernel_record(c, own);
-    record("{\"table\": \"peers\", \"kernel\": \"%s\", \"shape\": \"%s\", \"peer\": \"%s\", \"ms\": %.5f, "
-           "\"peer_ms\": %.5f, \"ratio\": %.5g, \"least\": %.5g, \"most\": %.5g}",
-           c.name, c.shape, peer_name, own, other, middle, ratio[0], ratio[times.repeats - 1]);
+    double own[MOST_REPEATS];
+    memcpy(own, times.ms[0], sizeof(own));
+    kernel_record(c, median(own, times.repeats));
+    kernel_record_rounds(c.name, c.shape, times.ms[0], times.ms[1], times.repeats, "a dense product", peer_name);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -199,6 +203,9 @@ static __global__ void copy_kernel(uint4 *to, const uint4 *from, size_t count) {
         to[i] = from[i];
 }
 
+static void kernel_record_peak(const char *name, const char *shape, double rate, const char *unit, double ms) {
+    record(name, shape, rate, unit, 0, "", NO_RATIO, "%.4f ms", ms);
+}
 static void kernel_peaks(void) {
     size_t bytes = bench_tiny ? (size_t)1 << 20 : min_size((size_t)2 << 30, kernels.pool_bytes / 4 / 256 * 256);
     KernelCase copy = kernel_case("copy", 2.0 * (double)bytes, 0, "%zu MiB", bytes >> 20);
@@ -216,15 +223,11 @@ static void kernel_peaks(void) {
         tensors(product, "xxx", (size_t)M * (size_t)N, (size_t)M * (size_t)K, (size_t)N * (size_t)K);
         double ms = kernel_ms(
             product, [=](void **t) { matmul_forward((floatX *)t[0], (floatX *)t[1], (floatX *)t[2], M, K, N, N); });
-        record("{\"table\": \"peaks\", \"what\": \"gemm %s\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"TFLOP/s\"}",
-               product.shape, ms, 1e-9 * product.flops / ms);
+        kernel_record_peak("gemm", product.shape, 1e-9 * product.flops / ms, "TFLOP/s", ms);
         kernels.gemm_tflops = fmax(kernels.gemm_tflops, 1e-9 * product.flops / ms);
     }
-    record(
-        "{\"table\": \"peaks\", \"what\": \"copy by the library\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"GB/s\"}",
-        library, 1e-6 * copy.bytes / library);
-    record("{\"table\": \"peaks\", \"what\": \"copy by a kernel\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"GB/s\"}",
-           own, 1e-6 * copy.bytes / own);
+    kernel_record_peak("copy by the library", copy.shape, 1e-6 * copy.bytes / library, "GB/s", library);
+    kernel_record_peak("copy by a kernel", copy.shape, 1e-6 * copy.bytes / own, "GB/s", own);
 }
 
 // The codes of x (M,K) in FP8, in `memory`.
@@ -254,15 +257,14 @@ static void kernel_peak_fp8(void) {
     const char *why = linear_configure(GEMM_FP8);
     linear_configure(GEMM_BF16);
     if (why) {
-        record("{\"table\": \"facts\", \"what\": \"FP8\", \"value\": \"%s\"}", quotable(why));
+        record("FP8", "", 0, "", 0, "", NO_RATIO, "%s", why);
         return;
     }
     int size = bench_tiny ? 64 : 8192;
     KernelCase product = kernel_case("gemm in fp8", 0, 2.0 * size * size * size, "%d x %d x %d", size, size, size);
     double ms = kernel_fp8_product(product, size, size, size);
     kernels.fp8_tflops = 1e-9 * product.flops / ms;
-    record("{\"table\": \"peaks\", \"what\": \"%s %s\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"TFLOP/s\"}",
-           product.name, product.shape, ms, kernels.fp8_tflops);
+    kernel_record_peak(product.name, product.shape, kernels.fp8_tflops, "TFLOP/s", ms);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -410,7 +412,7 @@ static void kernels_of_attention(const char *what, const char *preset, const cha
     if (s.window) FORMAT(window, ", window %d", s.window);
     KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s),
                                "%s: B %d T %d%s, %d on %d, D %d, values %d; %.80s", what, B, T, window, s.NQ, s.NKV,
-                               s.D, s.DV, quotable(attention_backend()));
+                               s.D, s.DV, attention_backend());
     tensors(k, "xfxxx", out, lse, fused, fused, out);
     auto forward = [=](void **t) {
         attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);

@@ -5,8 +5,8 @@ import re
 import shutil
 import time
 
-from tools import json_lines, last_line
-from programs import PLACES
+from programs import PLACES, ROOT
+from runner import last_line
 
 
 def error_lines(text):
@@ -20,6 +20,10 @@ def error_lines(text):
 
 
 def build(check, part):
+    yield "build", build_programs
+
+
+def build_programs(check, part):
     """Builds all programs concurrently."""
     jobs = {  # name: (arguments of make, the programs that it builds)
         "bf16": (["PRECISION=bf16"], ["TRAIN_DIFFV2CU", "TEST_DIFFV2CU", "BENCH_CUDA"]),
@@ -33,7 +37,7 @@ def build(check, part):
     half_built = check.work / "building"
     if half_built.exists() and not check.pretend:  # a build that was killed while compilers wrote
         for folder in ("cuda_bf16", "cuda_fp32"):
-            shutil.rmtree(check.root / "build" / folder, ignore_errors=True)
+            shutil.rmtree(ROOT / "build" / folder, ignore_errors=True)
     if (
         check.bundle and not check.pretend and not (check.bundle / "lib/libopenblas.so").exists()
     ):  # copying the bundle may have dropped links
@@ -67,22 +71,12 @@ def build(check, part):
         part.check(f"build of {name}", status == 0, "" if status == 0 else error_lines(text))
     part.fact("build", f"{time.monotonic() - started:.0f} s")
     if not check.programs.missing(["BENCH_CUDA"]):
-        status, text = check.run([*check.commands["BENCH_CUDA"], "facts"], 120)
-        facts = json_lines(text)
-        part.check(
-            "a program of this build detects the device", status == 0 and facts, "" if status == 0 else last_line(text)
-        )
+        rows, ended = part.bench(120, "facts")
+        part.check("a program of this build detects the device", ended and rows)
+        facts = {r["case"]: r["note"] for r in rows}
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        status, text = check.run(query, 60) if facts and shutil.which(query[0]) else (1, "")
+        driver = [text.splitlines()[0].strip()] if status == 0 and text.strip() else []
         if facts:
-            status, text = (
-                check.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 60)
-                if shutil.which("nvidia-smi")
-                else (1, "")
-            )
-            check.store.all["device"] = facts[0]["device"]
-            check.store.all["driver"] = (
-                f"{text.splitlines()[0].strip()}, " if status == 0 and text.strip() else ""
-            ) + facts[0]["driver"]
-            part.records += [
-                {"table": "facts", "what": k, "value": str(v)} for k, v in facts[0].items() if k != "table"
-            ]
-    part.end("build")
+            check.store.all["device"] = facts["device"]
+            check.store.all["driver"] = ", ".join([*driver, facts["driver"]])

@@ -40,36 +40,36 @@ import time
 import traceback
 from pathlib import Path
 
-import benchmarks
 import build
-import correctness
 import decode
 import experts
 import fp8
+import gradients
+import operations
+import peer
 import probe
-import sanitizer
-import torch_comparison
-import training
+import speed
+import train
 from programs import ROOT
-from results import ENDED, Store, StoreError
+from results import ENDED, Store, StoreError, failed
 from runner import Check, OutOfTime, Part, Skip, Unfinished
 
-PARTS = {  # name: (function, seconds that it needs at least, programs that it requires)
+PARTS = {  # name: (its cases, seconds that it needs at least, programs that it requires)
     "probe": (probe.probe, 5, []),
     "build": (build.build, 60, []),
-    "ops": (correctness.ops, 20, ["TEST_DIFFV2CU"]),
-    "gradients": (correctness.gradients, 20, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
-    "train": (training.train, 60, ["TRAIN_DIFFV2CU"]),
+    "ops": (operations.ops, 20, ["TEST_DIFFV2CU"]),
+    "gradients": (gradients.gradients, 20, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
+    "train": (train.train, 60, ["TRAIN_DIFFV2CU"]),
     "experts": (experts.experts, 60, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2", "BENCH_CUDA"]),
-    "sizes": (correctness.sizes, 20, ["TEST_DIFFV2CU"]),
-    "memcheck": (sanitizer.memcheck, 20, ["TEST_DIFFV2CU"]),
-    "models": (benchmarks.models, 30, ["BENCH_CUDA"]),
-    "peer": (torch_comparison.peer, 45, ["BENCH_CUDA"]),
+    "sizes": (operations.sizes, 20, ["TEST_DIFFV2CU"]),
+    "memcheck": (operations.memcheck, 20, ["TEST_DIFFV2CU"]),
+    "models": (speed.models, 30, ["BENCH_CUDA"]),
+    "peer": (peer.peer, 45, ["BENCH_CUDA"]),
     "fp8": (fp8.fp8, 60, ["BENCH_CUDA", "TRAIN_DIFFV2CU"]),
-    "kernels": (benchmarks.kernels, 20, ["BENCH_CUDA"]),
+    "kernels": (speed.kernels, 20, ["BENCH_CUDA"]),
     "decode": (decode.decode, 30, ["BENCH_CUDA"]),
-    "profile": (benchmarks.profile, 20, ["BENCH_CUDA"]),
-    "sanitizer": (sanitizer.sanitizer, 30, ["TEST_DIFFV2CU"]),
+    "profile": (speed.profile, 20, ["BENCH_CUDA"]),
+    "sanitizer": (operations.sanitizer, 30, ["TEST_DIFFV2CU"]),
 }
 
 
@@ -80,11 +80,11 @@ def fail(message, status=1):
 
 def run_part(check, name):
     store = check.store
-    part, started = Part(check, name), time.monotonic()
+    part, started, why = Part(check, name), time.monotonic(), ""
     store.say(f"{name}: {'continues' if part.state['done'] else 'starts'}")
     try:
-        PARTS[name][0](check, part)
-        status, why = ("passed" if all(c["ok"] for c in part.state["checks"] + part.checks) else "failed"), ""
+        part.run(PARTS[name][0](check, part))
+        status = "failed" if failed(part.state["rows"]) else "passed"
     except OutOfTime:
         status, why = "unfinished", "out of time"
     except Unfinished as reason:
@@ -94,11 +94,10 @@ def run_part(check, name):
     except Exception as error:  # an unexpected error must not prevent the other parts
         store.log.write(traceback.format_exc())
         part.check(f"{name} completes", False, f"{type(error).__name__}: {error} (log.txt has the traceback)")
-        status, why = "failed", ""
-    if status != "unfinished" and (part.checks or part.records):
+        status = "failed"
+    if status != "unfinished" and part.rows:
         part.end("rest")
-    part.state["status"], part.state["why"] = status, why
-    part.state["seconds"] += time.monotonic() - started
+    part.state.update(status=status, why=why, seconds=part.state["seconds"] + time.monotonic() - started)
     store.save()
     store.say(f"{name}: {status}{': ' + why if why else ''} ({time.monotonic() - started:.0f} s)")
 
@@ -187,8 +186,8 @@ def main():
     print(open(options.out / "results.txt").read(), end="")
     asked = {*options.parts, *todo}
     states = [store.part(n)["status"] for n in asked]
-    failed = any(not c["ok"] for n in asked for c in store.part(n)["checks"])
-    sys.exit(1 if failed or "failed" in states else 3 if "unfinished" in states else 0)
+    wrong = any(failed(store.part(n)["rows"]) for n in asked)
+    sys.exit(1 if wrong or "failed" in states else 3 if "unfinished" in states else 0)
 
 
 if __name__ == "__main__":

@@ -115,20 +115,13 @@ def judge_rounded(name, matrix, error, cosine, variant, build):
 
 
 def compare(cpu_path, device_path, variant, build):
-    """(checks, record) of one variant. A check is (what, ok, detail)."""
+    """(messages, a note, {"worst matrix", "worst vector", "loss": (name, error, limit)}) of one variant."""
     cpu, device = Dump(cpu_path), Dump(device_path)
-    what = f"{variant}, {build}"
     if sorted(cpu.tensors) != sorted(device.tensors):
         odd = sorted(set(cpu.tensors) ^ set(device.tensors))
-        return [
-            (
-                f"gradients of {what}: both files have the same tensors",
-                False,
-                f"only one of the two files has {', '.join(odd[:4])}",
-            )
-        ], None
-    worst = {"matrix": ("", 0.0), "vector": ("", 0.0)}
-    wrong, loss, rows, largest = [], 0.0, [], {}
+        wrong = [f"only one of the two files has {', '.join(odd[:4])}"]
+        return wrong, wrong[0], {}
+    worst, wrong, loss, rows, largest = {}, [], 0.0, [], {}
     for name, about in cpu.tensors.items():
         if about["shape"] != device.tensors[name]["shape"]:
             wrong.append(f"{name}: the shapes differ")
@@ -141,38 +134,28 @@ def compare(cpu_path, device_path, variant, build):
         largest[kind_of(name)] = max(norm, largest.get(kind_of(name), 0))
     most = max(largest.values())
     for name, matrix, norm, relative, cosine in rows:
-        of_kind = largest[kind_of(name)]
+        of_kind, direction = largest[kind_of(name)], ""
         if norm == 0 and (build == "fp32" or of_kind == 0 or not selected(name, variant)):
             if relative != 0:
                 wrong.append(f"{name}: zero on the CPU, but not on the device")
             continue
         if build == "fp32":
-            error, limit, direction = relative, RELATIVE + ROUNDINGS * most / norm, ""
+            error, limit = relative, RELATIVE + ROUNDINGS * most / norm
         else:
             difference = relative * norm if norm else compare_values(device.values(name), cpu.values(name))[0]
             error, limit, direction = judge_rounded(name, matrix, difference / of_kind, cosine, variant, build)
-        kind = "matrix" if matrix else "vector"
-        if not error <= worst[kind][1]:
-            worst[kind] = (name, error)
+        kind = "worst matrix" if matrix else "worst vector"
+        if kind not in worst or not error <= worst[kind][1]:
+            worst[kind] = (name, error, limit)
         if not error <= limit:
             wrong.append(f"{name}: error {error:.3g}, at most {limit:.3g} allowed")
         elif direction:
             wrong.append(direction)
     loss_limit = 1e-5 if build == "fp32" else 0.01
+    worst["loss"] = ("", loss, loss_limit)
     if not loss <= loss_limit:
         wrong.append(f"loss: error {loss:.3g}, at most {loss_limit:g} allowed")
-    detail = "; ".join(wrong[:6]) + (f" and {len(wrong) - 6} more" if len(wrong) > 6 else "")
+    note = "; ".join(wrong[:6]) + (f" and {len(wrong) - 6} more" if len(wrong) > 6 else "")
     if not wrong and variant in EXCEPTIONS and build == "bf16":
-        detail = "tolerance: cosine {}, error {}, since the variant {}".format(*EXCEPTIONS[variant])
-    checks = [(f"gradients of {what} are equal to the CPU's within tolerance", not wrong, detail)]
-    record = {
-        "table": "gradients",
-        "variant": variant,
-        "build": build,
-        "matrix": worst["matrix"][0],
-        "matrix_error": worst["matrix"][1],
-        "vector": worst["vector"][0],
-        "vector_error": worst["vector"][1],
-        "loss_error": loss,
-    }
-    return checks, record
+        note = "tolerance: cosine {}, error {}, since the variant {}".format(*EXCEPTIONS[variant])
+    return wrong, note, worst

@@ -6,10 +6,15 @@ import platform
 import re
 import shutil
 
-from tools import find_tool, last_line
+from programs import ROOT
+from runner import find_tool, last_line
 
 
 def probe(check, part):
+    yield "probe", describe
+
+
+def describe(check, part):
     fact = part.fact
 
     def query_gpu(what, fields):
@@ -44,7 +49,7 @@ def probe(check, part):
         "python packages",
         ", ".join(f"{n} {importlib.metadata.version(n)}" for n in wanted) or "torch, triton, numpy, nvidia-*: none",
     )
-    script = check.root / "scripts/find_cuda.sh"
+    script = ROOT / "scripts/find_cuda.sh"
     if script.exists():
         status, text = check.run(
             [script, check.work / "probe.mk"], 60, {"DEPS": str(check.bundle)} if check.bundle else None
@@ -56,4 +61,3 @@ def probe(check, part):
                 fact(*line.split(" ", 1)[0:1], line.split("=", 1)[-1].strip()[:400])
     if check.bundle:
         fact("bundle", " | ".join((check.bundle / "CONTENTS").read_text().splitlines()))
-    part.end("probe")

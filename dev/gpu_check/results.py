@@ -1,18 +1,40 @@
 """The results of a check in one directory: results.json (the state, replaced atomically after every case), results.txt
 (the same as tables) and log.txt (the output of all programs).
 
-    {"format": 1, "commit": C, "device": D, "driver": R, "parts": {NAME: {"status": S, "seconds": X, "why": TEXT,
-     "done": [CASE, ...], "checks": [{"what": W, "ok": true, "detail": T}, ...], "records": [{"table": T, ...}, ...]}}}
+    {"format": 2, "commit": C, "device": D, "driver": R, "parts": {NAME: {"status": S, "seconds": X, "why": TEXT,
+     "done": [CASE, ...], "rows": [ROW, ...]}}}
 
-The status S is passed, failed, skipped or unfinished. An unfinished part continues after the cases in `done`.
+The status S is passed, failed, skipped or unfinished. An unfinished part continues after the cases in `done`. Every
+finding is a row, in one format for all parts and for the lines of bench_cuda. A key that has no value may be missing:
+
+    verdict             ok or FAIL of a check; reached or missed of a target: a missed target is not a defect
+    case, of            what was checked or measured, and the model or the shape
+    measured, unit      a number: a time, a rate, an error, a loss
+    expected, against   what `against` gives instead: the time of a copy, of another program, a tolerance, a target
+    ratio               1 if measured is as expected, more if it is better: faster, or a smaller error. Alternating
+                        measurements: the median of their rounds, with the `least` and the `most`
+    note                the reason, or other numbers
 """
 
 import json
 import os
 import time
 
-FORMAT = 1
+FORMAT = 2
 ENDED = ("passed", "failed", "skipped")
+COLUMNS = {  # key: (title, format)
+    "verdict": ("", "s"),
+    "case": ("case", "s"),
+    "of": ("of", "s"),
+    "measured": ("measured", ".5g"),
+    "unit": ("", "s"),
+    "expected": ("expected", ".5g"),
+    "against": ("by", "s"),
+    "ratio": ("ratio", ".3f"),
+    "least": ("least", ".3f"),
+    "most": ("most", ".3f"),
+    "note": ("note", "s"),
+}
 
 
 class StoreError(Exception):
@@ -24,26 +46,24 @@ class Store:
         self.folder, self.order = folder, order
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "results.json"
+        self.all = {"format": FORMAT, "commit": commit, "device": None, "driver": None, "parts": {}}
         if self.path.exists():
             try:
                 self.all = json.loads(self.path.read_text())
                 if self.all["format"] != FORMAT or not isinstance(self.all["parts"], dict):
                     raise KeyError
+                other = self.all["commit"]
             except (ValueError, KeyError, TypeError):
                 raise StoreError(f"{self.path} has an invalid format: choose another --out")
-            if self.all["commit"] != commit:
-                other = self.all["commit"]
+            if other != commit:
                 raise StoreError(
                     f"{self.path} has results of commit {other}, and this is {commit}: choose another --out"
                 )
-        else:
-            self.all = {"format": FORMAT, "commit": commit, "device": None, "driver": None, "parts": {}}
         self.log = open(folder / "log.txt", "a", buffering=1, errors="replace")
 
     def part(self, name):
-        return self.all["parts"].setdefault(
-            name, {"status": "unfinished", "seconds": 0, "why": "", "done": [], "checks": [], "records": []}
-        )
+        new = {"status": "unfinished", "seconds": 0, "why": "", "done": [], "rows": []}
+        return self.all["parts"].setdefault(name, new)
 
     def forget(self, name):
         self.all["parts"].pop(name, None)
@@ -63,170 +83,42 @@ class Store:
         self.log.write(f"[{time.strftime('%H:%M:%S')}] {text}\n")
 
 
-# ---------------------------------------------------------------------------------------------------
-# The table
-
-COLUMNS = {  # table: [(title, key, format)]
-    "peaks": [("what", "what", "s"), ("ms", "ms", ".3f"), ("rate", "rate", ".1f"), ("", "unit", "s")],
-    "kernels": [
-        ("operation", "kernel", "s"),
-        ("shape", "shape", "s"),
-        ("ms", "ms", ".4f"),
-        ("rate", "rate", ".1f"),
-        ("", "unit", "s"),
-        ("of peak", "share", ".0%"),
-    ],
-    "peers": [
-        ("operation", "kernel", "s"),
-        ("shape", "shape", "s"),
-        ("one product", "peer", "s"),
-        ("ms", "ms", ".4f"),
-        ("its ms", "peer_ms", ".4f"),
-        ("its/ours", "ratio", ".3f"),
-        ("least", "least", ".3f"),
-        ("most", "most", ".3f"),
-    ],
-    "expert_loss": [
-        ("loss", "what", "s"),
-        ("CPU", "cpu", ".4f"),
-        ("device", "device", ".4f"),
-        ("difference", "difference", "+.4f"),
-    ],
-    "models": [
-        ("model", "preset", "s"),
-        ("", "model", "s"),
-        ("T", "T", "d"),
-        ("B", "B", "d"),
-        ("", "what", "s"),
-        ("ms", "ms", ".1f"),
-        ("tokens/s", "tokens_per_s", ".0f"),
-        ("TFLOP/s", "tflops", ".1f"),
-        ("of peak", "share", ".1%"),
-        ("of device", "device_share", ".1%"),
-    ],
-    "peer": [
-        ("model", "preset", "s"),
-        ("", "attention", "s"),
-        ("T", "T", "d"),
-        ("B", "B", "d"),
-        ("ms", "ms", ".1f"),
-        ("PyTorch ms", "torch_ms", ".1f"),
-        ("PyTorch/ours", "ratio", ".3f"),
-        ("", "torch", "s"),
-    ],
-    "fp8": [
-        ("step of", "of", "s"),
-        ("bf16 ms", "bf16", ".1f"),
-        ("fp8 ms", "fp8", ".1f"),
-        ("bf16/fp8", "ratio", ".3f"),
-        ("least", "least", ".3f"),
-        ("most", "most", ".3f"),
-    ],
-    "fp8_loss": [
-        ("loss", "what", "s"),
-        ("bf16", "bf16", ".4f"),
-        ("fp8", "fp8", ".4f"),
-        ("difference", "difference", "+.4f"),
-    ],
-    "decode": [
-        ("operation", "kernel", "s"),
-        ("arm", "arm", "s"),
-        ("B", "B", "d"),
-        ("context", "context", "d"),
-        ("ms", "ms", ".4f"),
-        ("GB/s", "rate", ".0f"),
-        ("of a copy", "share", ".0%"),
-        ("relative to NH", "ratio", ".3f"),
-        ("least", "least", ".3f"),
-        ("most", "most", ".3f"),
-    ],
-    "decode_steps": [
-        ("token of", "of", "s"),
-        ("B", "B", "d"),
-        ("context", "context", "d"),
-        ("ms", "ms", ".3f"),
-        ("tokens/s", "tokens_per_s", ".0f"),
-        ("GB/s", "rate", ".0f"),
-        ("of a copy", "share", ".0%"),
-        ("relative to NH", "ratio", ".3f"),
-        ("least", "least", ".3f"),
-        ("most", "most", ".3f"),
-    ],
-    "profile": [
-        ("of", "of", "s"),
-        ("operation", "operation", "s"),
-        ("calls", "calls", "d"),
-        ("ms", "ms", ".3f"),
-        ("of step", "share", ".1%"),
-    ],
-    "predicted": [
-        ("of", "of", "s"),
-        ("class of work", "class", "s"),
-        ("predicted ms", "predicted", ".2f"),
-        ("ms", "ms", ".2f"),
-        ("measured/predicted", "ratio", ".2f"),
-    ],
-    "gradients": [
-        ("variant", "variant", "s"),
-        ("build", "build", "s"),
-        ("matrices: worst", "matrix", "s"),
-        ("", "matrix_error", ".3g"),
-        ("vectors: worst", "vector", "s"),
-        ("", "vector_error", ".3g"),
-    ],
-    "facts": [("fact", "what", "s"), ("", "value", "s")],
-}
+def failed(rows):
+    return [row for row in rows if row.get("verdict") == "FAIL"]
 
 
-def cell(record, key, form):
-    value = record.get(key)
-    if value is None:
-        return ""
-    return str(value) if form == "s" else format(value, form)
+def sentence(row):
+    """A row without a number."""
+    return f"  {row.get('verdict') or '':4} {row['case']}{': ' + row['note'] if row.get('note') else ''}"
 
 
-def rows_of(records, columns):
-    rows = [[title for title, _, _ in columns]] + [[cell(r, key, form) for _, key, form in columns] for r in records]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    numeric = [form != "s" for _, _, form in columns]
-    return [
-        "    " + "  ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric)).rstrip()
-        for row in rows
-    ]
+def measurements(rows):
+    """The rows with numbers as one table, without the columns that are empty."""
+    columns = []
+    for key, (title, form) in COLUMNS.items():
+        values = [row.get(key) for row in rows]
+        cells = [title, *("" if value is None else format(value, form) for value in values)]
+        width = max(map(len, cells))
+        if any(cells[1:]):
+            columns.append([c.ljust(width) if form == "s" else c.rjust(width) for c in cells])
+    return ["    " + "  ".join(cells).rstrip() for cells in zip(*columns)]
 
 
 def table(everything):
-    """The results as text: for each part its status, checks and tables."""
-    lines = [
-        f"commit {everything['commit']}",
-        f"device {everything['device'] or 'not detected yet'}",
-        f"driver {everything['driver'] or 'not detected yet'}",
-    ]
-    for name, part in everything["parts"].items():
+    """The results as text: of each part its status, checks and measurements."""
+    parts = everything["parts"]
+    lines = [f"commit {everything['commit']}"]
+    lines += [f"{what} {everything[what] or 'not detected yet'}" for what in ("device", "driver")]
+    for name, part in parts.items():
         lines += ["", f"{name}: {part['status']}{': ' + part['why'] if part['why'] else ''} ({part['seconds']:.0f} s)"]
-        lines += [
-            f"  {'ok  ' if c['ok'] else 'FAIL'} {c['what']}{': ' + c['detail'] if c['detail'] else ''}"
-            for c in part["checks"]
-        ]
-        for kind in dict.fromkeys(r["table"] for r in part["records"]):
-            if kind in COLUMNS:
-                lines += rows_of([r for r in part["records"] if r["table"] == kind], COLUMNS[kind])
-    checks = [c for part in everything["parts"].values() for c in part["checks"]]
-    targets = [
-        r
-        for part in everything["parts"].values()
-        for r in part["records"]
-        if r["table"] == "facts" and r["what"].startswith("target: ")
-    ]
-    if targets:
-        lines += ["", "targets:"] + rows_of(
-            [dict(r, what=r["what"][8:]) for r in targets], [("", "what", "s"), ("", "value", "s")]
-        )[1:]
-    open_parts = [n for n, p in everything["parts"].items() if p["status"] not in ENDED]
-    skipped = [n for n, p in everything["parts"].items() if p["status"] == "skipped"]
+        lines += [sentence(row) for row in part["rows"] if row.get("measured") is None]
+        lines += measurements([row for row in part["rows"] if row.get("measured") is not None])
+    rows = [row for part in parts.values() for row in part["rows"]]
+    targets = [row for row in rows if row.get("verdict") in ("reached", "missed")]
+    lines += ["", "targets:", *measurements(targets)] if targets else []
     lines.append("")
-    for what, names in (("skipped", skipped), ("unfinished", open_parts)):
-        if names:
-            lines.append(f"{what}: {', '.join(names)}")
-    lines.append(f"{sum(c['ok'] for c in checks)} passed, {sum(not c['ok'] for c in checks)} failed")
+    for what in ("skipped", "unfinished"):
+        names = [n for n, p in parts.items() if p["status"] == what]
+        lines += [f"{what}: {', '.join(names)}"] if names else []
+    lines.append(f"{sum(row.get('verdict') == 'ok' for row in rows)} passed, {len(failed(rows))} failed")
     return "\n".join(lines)

@@ -1,17 +1,22 @@
 """Runs the programs of a check within its time, and collects the findings of its parts."""
 
 import ctypes
+import json
 import os
 import shlex
+import shutil
 import signal
+import statistics
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 from programs import ROOT, Programs
-from tools import last_line
+from results import sentence
 
 SPARE, GRACE = 6, 2  # seconds reserved for writing results; between SIGTERM and SIGKILL
+NO_CORPUS = "no corpus: specify --bundle, or run scripts/corpus.sh"
 
 
 libc = ctypes.CDLL(None)
@@ -31,7 +36,112 @@ class Skip(Exception):
 
 
 class Unfinished(Exception):
-    """Cases of the part reached their time limit; which."""
+    """A case reached its time limit; the next run repeats it."""
+
+
+def last_line(text, otherwise="no output"):
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else otherwise
+
+
+def find_tool(name):
+    """The path of a CUDA tool, which is often not on PATH; None if there is none."""
+    places = [shutil.which(name)] + [
+        str(p)
+        for pattern in ("cuda*/bin", "cuda*/compute-sanitizer")
+        for p in Path("/usr/local").glob(f"{pattern}/{name}")
+    ]
+    places += [str(p) for p in Path("/opt/nvidia").glob(f"nsight-*/*/{name}")]
+    return next((p for p in places if p and os.access(p, os.X_OK)), None)
+
+
+class Program:
+    """A running program in a process group of its own. Its output is logged and collected line by line."""
+
+    def __init__(self, check, command, interactive=False, env=None):
+        words = [str(w) for w in command]
+        check.store.log.write(f"$ {shlex.join(words)}\n")
+        self.check, self.lines, self.errors = check, [], []
+        self.arrived, self.started = threading.Condition(), time.monotonic()
+        self.process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE if interactive else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if interactive else subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=ROOT,
+            env=check.environment(words, env),
+            start_new_session=True,
+            preexec_fn=kill_with_parent,
+        )
+        streams = ((self.process.stdout, self.lines), (self.process.stderr, self.errors))
+        self.readers = [threading.Thread(target=self.read, args=s, daemon=True) for s in streams if s[0]]
+        for reader in self.readers:
+            reader.start()
+
+    def read(self, stream, lines):
+        for line in stream:
+            with self.arrived:
+                lines.append(line)
+                self.arrived.notify_all()
+            self.check.store.log.write(line)
+        with self.arrived:
+            lines.append(None)  # end of output
+            self.arrived.notify_all()
+
+    def end(self):
+        """Ends the process group. SIGTERM comes first, so that make and compilers remove partial outputs."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(GRACE)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+        self.process.wait()
+
+
+class StepServer(Program):
+    """A program that runs one step for each line on stdin, and prints its milliseconds."""
+
+    def __init__(self, check, command):
+        super().__init__(check, command, interactive=True)
+
+    def read_line(self, limit):
+        """The next line; None if the program has ended or does not answer in time."""
+        with self.arrived:
+            self.arrived.wait_for(lambda: self.lines, timeout=max(min(limit, self.check.left()), 0))
+            line = self.lines.pop(0) if self.lines else None
+        if line is None and self.check.left() <= 1:
+            raise OutOfTime
+        return line and line.strip()
+
+    def step(self, limit, line=""):
+        try:
+            self.process.stdin.write(f"{line}\n")
+            self.process.stdin.flush()
+            return float(self.read_line(limit))
+        except (OSError, TypeError, ValueError):
+            return None
+
+    def why(self):
+        """The last error. Of a program that has ended, stderr is read to its end first."""
+        try:
+            self.process.wait(1)
+            self.readers[1].join(10)
+        except subprocess.TimeoutExpired:
+            pass
+        return last_line("".join(filter(None, self.errors)), "it ended, or did not answer in time")
+
+
+def alternate(servers, rounds, limit, line=""):
+    """(the milliseconds of all servers in each round, the reason if one fails)"""
+    times = []
+    for _ in range(rounds):
+        times.append([s.step(limit, line) for s in servers])
+        if None in times[-1]:
+            return None, servers[times[-1].index(None)].why()
+    return times, ""
 
 
 class Check:
@@ -40,7 +150,6 @@ class Check:
     def __init__(self, options, store):
         self.options, self.store = options, store
         self.pretend, self.bundle = options.pretend, options.bundle
-        self.root = ROOT
         self.work = ROOT / "build/gpu_check"
         self.work.mkdir(parents=True, exist_ok=True)
         self.ends = time.monotonic() + 60 * options.minutes - SPARE if options.minutes else None
@@ -65,83 +174,41 @@ class Check:
         status, text = self.run([*self.commands["TRAIN_DIFFV2CU"], *"--dry-run --preset tiny --gemm fp8".split()], 60)
         return "" if status == 0 else last_line(text)
 
-    def run(self, command, limit=600, env=None, cwd=ROOT):
+    def run(self, command, limit=600, env=None):
         """(exit status, output). Status None: stopped at its limit. Raises OutOfTime at the limit of the check."""
-        words = [str(w) for w in command]
-        limit = min(limit, self.left())
-        if limit <= 0:
+        return self.run_all([command], limit, env)[0]
+
+    def run_all(self, commands, limit=600, env=None):
+        """The same of programs that run concurrently."""
+        ends = time.monotonic() + min(limit, self.left())
+        if self.left() <= 0:
             raise OutOfTime
-        self.store.log.write(f"$ {shlex.join(words)}\n")
-        started = time.monotonic()
+        programs = []
         try:
-            process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                cwd=cwd,
-                env=self.environment(words, env),
-                start_new_session=True,
-                preexec_fn=kill_with_parent,
-            )
-        except OSError as error:
-            self.store.log.write(f"{error}\n")
-            return 127, f"cannot start {words[0]}: {error.strerror}"
-        lines = []
+            for command in commands:
+                try:
+                    programs.append(Program(self, command, env=env))
+                except OSError as error:
+                    programs.append(f"cannot start {command[0]}: {error.strerror}")
+                    self.store.log.write(f"{programs[-1]}\n")
+            return [(127, p) if isinstance(p, str) else self.finish(p, ends) for p in programs]
+        finally:
+            for program in programs:
+                if not isinstance(program, str) and program.process.poll() is None:
+                    program.end()
 
-        def read():
-            for line in process.stdout:
-                lines.append(line)
-                self.store.log.write(line)
-
-        reader = threading.Thread(target=read, daemon=True)
-        reader.start()
+    def finish(self, program, ends):
         try:
-            status = process.wait(limit)
-        except BaseException as error:
-            end(process)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
+            status = program.process.wait(max(ends - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
             status = None
-        reader.join(5)
+            program.end()
+        program.readers[0].join(5)
         outcome = "stopped at its time limit" if status is None else f"status {status}"
-        self.store.log.write(f"# {outcome}, {time.monotonic() - started:.1f} s\n")
+        self.store.log.write(f"# {outcome}, {time.monotonic() - program.started:.1f} s\n")
         if status is None and self.left() <= 0:
             raise OutOfTime
-        return status, "".join(lines)
-
-    def run_all(self, commands, limit=600):
-        """[(exit status, output)] of programs that run concurrently."""
-        results = [None] * len(commands)
-
-        def one(i):
-            try:
-                results[i] = self.run(commands[i], limit)
-            except BaseException as error:
-                results[i] = error
-
-        threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(commands))]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results
-
-
-def end(process):
-    """Ends a process group. SIGTERM comes first, so that make and compilers remove partial outputs."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(GRACE)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            pass
-    process.wait()
+        return status, "".join(filter(None, program.lines))
 
 
 class Part:
@@ -150,29 +217,64 @@ class Part:
     def __init__(self, check, name):
         self.check_, self.name = check, name
         self.state = check.store.part(name)
-        self.checks, self.records = [], []
+        self.rows = []
 
-    def pending(self, case):
-        return case not in self.state["done"]
-
-    def check(self, what, ok, detail=""):
-        self.checks.append({"what": what, "ok": bool(ok), "detail": detail})
-        self.check_.store.say(f"  {'ok  ' if ok else 'FAIL'} {what}{': ' + detail if detail else ''}")
-
-    def record(self, record):
-        self.records.append(record)
+    def row(self, case, verdict="", note="", **values):
+        self.rows.append({"verdict": verdict, "case": case, **values, "note": note})
 
     def fact(self, what, value):
-        self.record({"table": "facts", "what": what, "value": str(value)})
+        self.row(what, note=str(value))
+
+    def check(self, what, ok, note=""):
+        self.row(what, "ok" if ok else "FAIL", note)
+        self.check_.store.say(sentence(self.rows[-1]))
+
+    def target(self, case, measured, least, note="", **values):
+        """A missed target is not a failed check: it is not a defect."""
+        verdict = "reached" if measured >= least else "missed"
+        self.row(
+            case, verdict, note, measured=measured, expected=least, against="target", ratio=measured / least, **values
+        )
+
+    def rounds(self, case, of, times, against, note=""):
+        """A row of alternating measurements: [(milliseconds, those of a peer)]. Returns the ratio."""
+        ratios = [peer / ms for ms, peer in times]
+        ms, peer = (statistics.median(column) for column in zip(*times))
+        row = {"of": of, "measured": ms, "unit": "ms", "expected": peer, "against": against}
+        self.row(case, note=note, **row, ratio=statistics.median(ratios), least=min(ratios), most=max(ratios))
+        return self.rows[-1]["ratio"]
+
+    def bench(self, limit, *words):
+        """(the rows of the benchmark, whether it succeeded). A failure is a failed check."""
+        status, text = self.check_.run([*self.check_.commands["BENCH_CUDA"], *words], limit)
+        rows = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+        self.rows += rows
+        if status != 0:
+            why = f"stopped after {limit} s" if status is None else last_line(text)
+            self.check(f"bench_cuda {' '.join(map(str, words))}", False, why)
+        return rows, status == 0
 
     def restart(self):
         """Discards the findings of the part, which starts again from its first case."""
-        for key in ("done", "checks", "records"):
-            self.state[key] = []
+        self.state["done"], self.state["rows"] = [], []
 
     def end(self, case):
-        self.state["checks"] += self.checks
-        self.state["records"] += self.records
+        self.state["rows"] += self.rows
         self.state["done"].append(case)
-        self.checks, self.records = [], []
+        self.rows = []
         self.check_.store.save()
+
+    def run(self, cases):
+        """Runs the (name, function, arguments...) that are not done: function(check, part, arguments...)."""
+        stopped = []
+        for name, function, *arguments in cases:
+            if name in self.state["done"]:
+                continue
+            try:
+                function(self.check_, self, *arguments)
+            except Unfinished as reason:
+                stopped.append(str(reason))
+            else:
+                self.end(name)
+        if stopped:
+            raise Unfinished("; ".join(stopped))
