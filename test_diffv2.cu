@@ -18,7 +18,6 @@ case checks besides the numbers.
 #define LINEAR_PIECE_BYTES 20000
 #include "tests/cuda_attention.h"
 #include "tests/cuda_collectives.h"
-#include "tests/cuda_experts.h"
 #include "tests/cuda_linear.h"
 #include "tests/cuda_sizes.h"
 #include "tests/isolation.h"
@@ -49,28 +48,10 @@ static const Case cuda_cases[] = {
     {&fp8_quantize_check, {1, 16, 0}, 0, "one row"},
     {&fp8_quantize_check, {1, 1, 0}, 0, "the smallest"},
     {&fp8_quantize_check, {300, 8, 0}, 0, "a narrow matrix of three tiles"},
-    {&linear_check, {32, 64, 48, 48, 0}, 0, "multiples of 16: no copies"},
-    {&linear_check, {32, 64, 48, 64, 0}, 0, "padded rows"},
-    {&linear_check, {32, 64, 48, 51, 0}, 1, "multiples of 16, unaligned outputs"},
-    {&linear_check, {39, 20, 27, 27, 0}, 0, "nothing aligned"},
-    {&linear_check, {39, 20, 27, 64, 0}, 1, "nothing aligned, padded rows"},
-    {&linear_check, {1, 16, 80, 128, 0}, 0, "one row"},
-    {&linear_check, {1, 1, 1, 1, 0}, 0, "the smallest"},
-    {&linear_check, {144, 136, 264, 320, 0}, 0, "several tiles; IC and OC are multiples of 8"},
-    {&linear_check, {32, 32, 16, 16, 1}, 0, "an infinite gradient: dx and dweight are NaN"},
-    {&linear_check, {20, 24, 10, 12, 2}, 0, "an input that is NaN: y and dweight are NaN"},
     {&gemm_plain_check, {72, 136, 40, 0}, 0, "packs, parts of tiles"},
     {&gemm_plain_check, {65, 67, 33, 3}, 0, "one past a tile, odd strides"},
     {&gemm_plain_check, {1, 8, 64, 8}, 1, "one row, unaligned packs"},
     {&gemm_plain_check, {1, 1, 1, 0}, 0, "the smallest"},
-    {&experts_fp8_check, {1, 16, 16, 1, 1, 0}, 0, "one expert, one row"},
-    {&experts_fp8_check, {37, 32, 48, 4, 2, 0}, 0, "multiples of 16"},
-    {&experts_fp8_check, {300, 144, 136, 3, 2, 1}, 0, "all rows at two experts, none at the third; several pieces"},
-    {&experts_fp8_check, {65, 40, 20, 9, 3, 2}, 0, "experts without rows; IC and OC are no multiples of 16"},
-    {&experts_fp8_check, {64, 264, 16, 2, 2, 0}, 0, "no spare rows, a deeper sum than three pieces"},
-    {&experts_fp8_check, {70, 16, 24, 70, 3, 0}, 0, "more experts than lanes"},
-    {&experts_fp8_check, {37, 13, 7, 5, 2, 0}, 0, "nothing aligned"},
-    {&experts_fp8_check, {37, 16, 32, 4, 2, 0}, 1, "unaligned packs and outputs"},
     {&buffers_check, {1000, 20}, 0, "more small uploads than pinned slots"},
     {&buffers_check, {3000001, 2}, 0, "larger than a slot"},
     {&buffers_check, {2, 3}, 0, "tiny"},

@@ -294,6 +294,26 @@ static double largest(const std::vector<double> &x) {
     return most;
 }
 
+// What x becomes in FP8, with the scale or without.
+static double twin_rounded(double x, absmax_t max, Fp8Format f, bool scaled) {
+    twin::Fp8Format format = (twin::Fp8Format)f;
+    float rounded = twin::fp8_round((float)x * twin::fp8_multiplier(max, format), format);
+    return scaled ? (double)rounded * (double)twin::fp8_scale(max, format) : (double)rounded;
+}
+// What the numbers of a view become, by one scale or one for each row.
+static std::vector<double> twin_operand(const Tensor &t, const OpView &v, Fp8Format f, bool each_row) {
+    std::vector<double> to = t.twin;
+    for (int row = 0, rows = each_row ? 1 : v.rows; row < v.rows; row += rows) {
+        const size_t begin = product(row, v.ld);
+        twin::absmax_t max = 0;
+        twin::absmax_update(&max, t.twin.data() + begin, rows, v.width, v.ld);
+        for (int r = 0; r < rows; r++)
+            for (size_t i = begin + product(r, v.ld), end = i + (size_t)v.width; i < end; i++)
+                to[i] = twin_rounded(to[i], max, f, true);
+    }
+    return to;
+}
+
 // Values of the inputs of a case. With all but the first the operation computes the largest magnitude of its output.
 enum Inputs { ORDINARY_AND_SPECIAL, ORDINARY, ORDINARY_FROM_LARGE_MAX, INFINITE, INFINITE_AND_NAN, INPUTS_COUNT };
 
@@ -335,6 +355,7 @@ class Pass {
         if (forward && c.in_place && dx[0]) copy(dx[0], dy->twin);
         start_in_place();
         if (c.dloss != 0 && forward) copy(dx[0], x[0]->twin);
+        if (c.fp8) make_operands();
     }
     void start_in_place() {
         for (int i = 0; i < c.in_place && !forward; i++)
@@ -343,7 +364,10 @@ class Pass {
     void run() {
         size_t workspace = op_cost_of(&c, forward).workspace; // which may read the index, on the host
         bind(true);
-        o.run(workspace, [&] { op_call(&c, forward); });
+        o.run(workspace, [&] {
+            if (c.fp8) op_prepare_fp8(&c, forward);
+            op_call(&c, forward);
+        });
         run_twin();
     }
     void run_twin() {
@@ -372,11 +396,31 @@ class Pass {
         c.dy = data(dy);
         c.max = on_device && max ? (uint32_t *)max->at() : nullptr;
         if (index) c.index = on_device ? index->i() : index->twin_ints.data();
+        if (!c.fp8) return;
+        c.copy = on_device ? weights->at() : nullptr; // of the twin: products of the rounded numbers
+        for (int i = 0; i < 2; i++) c.operand_max[i] = on_device ? (uint32_t *)operand_max[i]->at() : nullptr;
+        if (on_device) return;
+        for (int i = 0; i < 2; i++) c.x[i].data = operands[i].data();
+        if (forward) c.dy = operands[2].data();
     }
 
   private:
     Inputs inputs;
     const Pass *forward;
+    Tensor *weights = nullptr, *operand_max[2];
+    std::vector<double> operands[3]; // x, the weights and dy as the twin multiplies them
+
+    void make_operands() {
+        bool experts = c.kind == OP_EXPERT_LINEAR_FP8;
+        if (!experts && c.d[4] == 1 && forward) dy->set(0, INFINITY);
+        size_t bytes =
+            experts ? (size_t)c.d[2] * op_expert_linear(&c).copy_stride : linear_copy_bytes(c.d[1], c.d[2], false);
+        weights = &o.out_fp32("copy", bytes / sizeof(float));
+        operand_max[0] = &o.max("x_max", 0), operand_max[1] = &o.max("dy_max", 0);
+        operands[0] = twin_operand(*x[0], *c.x[0].view, FP8_ACTIVATION, false);
+        operands[1] = twin_operand(*x[1], *c.x[1].view, FP8_WEIGHT, experts);
+        if (forward) operands[2] = twin_operand(*dy, *c.y[0].view, FP8_GRADIENT, false);
+    }
 
     // The bits of the largest magnitude that was stored.
     void expect_max(const Tensor &t, const OpTensor &of) {
@@ -427,6 +471,7 @@ class Pass {
         if (inputs == INFINITE_AND_NAN) factor->set(0, INFINITY);
         if (inputs >= INFINITE) factor->set(factor->count - 1, inputs == INFINITE ? INFINITY : NAN);
         if (inputs != ORDINARY_AND_SPECIAL) return;
+        if (c.kind == OP_LINEAR_FP8 && c.d[4] == 2) x[0]->set(0, NAN);
         if (c.kind == OP_SINK) x[1]->set(0, 90), x[1]->set(x[1]->count - 1, -90); // where exp alone would overflow
         for (int e = 1; c.kind == OP_ROUTER && c.d[4] == 2 && e < c.d[2]; e += c.d[2] - 2)
             for (int i = 0; i < c.d[1]; i++) x[1]->set(product(e, c.d[1]) + (size_t)i, NAN);
@@ -466,6 +511,8 @@ static Check operation_checks[OP_KIND_COUNT];
 static void check_operation(const Case *row) {
     OpCase c;
     op_describe(&c, (OpKindName)(row->check - operation_checks), row->n);
+    const char *refused = c.fp8 ? linear_configure(GEMM_FP8) : NULL; // by a device without FP8
+    if (refused) test_skip("%s", refused);
     const double store = 1.01 * ROUND_STORE / ROUND_FP32; // of what is stored twice
     for (OpTensor &dx : c.dx) dx.error.absolute += dx.rounded_terms * ROUND_STORE / ROUND_FP32;
     if (c.kind == OP_SINKS) c.y[0].error.relative += store;
@@ -473,9 +520,11 @@ static void check_operation(const Case *row) {
     // the weights of the values as sums of two bf16 numbers
     if (c.kind == OP_DECODE) c.y[0].error.absolute += c.x[1].spread * ROUND_STORE * ROUND_STORE / ROUND_FP32;
     // sums of whole numbers are exact
-    for (int exact = 0; exact <= (c.exact ? 1 : 0); exact++) check_passes(c, row->shift, exact, ORDINARY_AND_SPECIAL);
+    for (int exact = 0; exact <= (c.exact ? 1 : 0) && !refused; exact++)
+        check_passes(c, row->shift, exact, ORDINARY_AND_SPECIAL);
     for (int inputs = ORDINARY; c.max_of_y && inputs < INPUTS_COUNT; inputs++)
         check_passes(c, row->shift, false, (Inputs)inputs);
+    if (c.fp8) linear_configure(sizeof(floatX) == 2 ? GEMM_BF16 : GEMM_FP32);
 }
 // The cases of operation_table.h; those with small tensors also at addresses that are no multiple of a pack.
 static void operation_cases(std::vector<Case> &table) {
@@ -486,7 +535,8 @@ static void operation_cases(std::vector<Case> &table) {
             check = {op_kinds[kind].name, check_operation, op_kinds[kind].dims};
             OpCase layout;
             op_describe(&layout, (OpKindName)kind, row.d);
-            bool small = layout.y->count <= (kind == OP_SINK ? 80000 : 10000) && layout.a.T <= 20;
+            size_t most = kind == OP_SINK ? 80000 : kind == OP_EXPERT_LINEAR_FP8 ? 4000 : 10000;
+            bool small = layout.y->count <= most && layout.a.T <= 20;
             for (int shift = 0; shift <= (small ? 1 : 0); shift++) {
                 table.push_back({&check, {}, shift, row.why});
                 std::copy(std::begin(row.d), std::end(row.d), table.back().n);

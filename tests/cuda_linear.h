@@ -1,6 +1,5 @@
 /*
-cuda_linear.h: FP8 on the device: codes and scales bit for bit, linear layers, and the products that the library
-refuses.
+cuda_linear.h: FP8 on the device: codes and scales bit for bit, and the products that the library refuses.
 */
 #ifndef TESTS_CUDA_LINEAR_H
 #define TESTS_CUDA_LINEAR_H
@@ -21,13 +20,6 @@ static absmax_t twin_absmax(const Tensor &x, int rows, int columns, int ld) {
     twin::absmax_t max = 0;
     twin::absmax_update(&max, x.twin.data(), rows, columns, ld);
     return max;
-}
-
-// What x becomes in FP8, with the scale or without.
-static double twin_rounded(double x, absmax_t max, Fp8Format f, bool scaled) {
-    twin::Fp8Format format = (twin::Fp8Format)f;
-    float rounded = twin::fp8_round((float)x * twin::fp8_multiplier(max, format), format);
-    return scaled ? (double)rounded * (double)twin::fp8_scale(max, format) : (double)rounded;
 }
 
 static bool same_bits(double a, double b) { return isnan(a) ? isnan(b) : a == b && signbit(a) == signbit(b); }
@@ -95,71 +87,6 @@ static void check_fp8_quantize(const Case *c) {
     }
 }
 static const Check fp8_quantize_check = {"fp8_quantize", check_fp8_quantize, "rows columns gap"};
-
-// to (rows, columns) = what `x` becomes in FP8
-static std::vector<double> rounded_matrix(const Tensor &x, int rows, int columns, int ld, Fp8Format f) {
-    absmax_t max = twin_absmax(x, rows, columns, ld);
-    std::vector<double> to;
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++) to.push_back(twin_rounded(x.twin[product(r, ld) + (size_t)c], max, f, true));
-    return to;
-}
-
-// A sum of `length` products below 1: rounding errors of fp32 sums and of the scales. On a GPU also those of partial
-// sums: Hopper's tensor cores keep 14 bits of them (DeepSeek-V3 technical report, section 3.3.2).
-static Error fp8_product_error(int length) {
-#ifdef CUDA_ON_CPU
-    return {4, error_of_product(length)};
-#else
-    return {4, error_of_product(length) + 0x1p10 * length};
-#endif
-}
-
-// A linear layer is the product of the rounded operands. special: an infinity in dy, a NaN in x
-static void check_linear(const Case *c) {
-    int N = c->n[0], IC = c->n[1], OC = c->n[2], ld = c->n[3], special = c->n[4];
-    const char *refused = linear_configure(GEMM_FP8); // by a device without FP8
-    if (refused) {
-        test_skip("%s", refused);
-        linear_configure(GEMM_FP32);
-        return;
-    }
-    for (int add = 0; add < 2; add++) {
-        Operands o(c->shift);
-        Tensor &x = o.in("x", product(N, IC)), &weight = o.in("weight", product(OC, IC)),
-               &dy = o.in("dy", product(N, ld)), &y = o.out("y", product(N, ld)), &dx = o.out("dx", product(N, IC)),
-               &dweight = o.updated_fp32("dweight", product(OC, IC)), &x_max = o.updated_fp32("x_max", 1),
-               &dy_max = o.updated_fp32("dy_max", 1),
-               &copy = o.out_fp32("copy", linear_copy_bytes(IC, OC, false) / sizeof(float));
-        for (int n = 0; n < N; n++)
-            for (int k = OC; k < ld; k++) dy.set(product(n, ld) + (size_t)k, NAN);
-        if (special == 1) dy.set(0, INFINITY);
-        if (special == 2) x.set(0, NAN);
-        x_max.set(0, 0), dy_max.set(0, 0);
-        if (!add) dweight.poison();
-        Linear w = {weight.x(), copy.at(), IC, OC, ld, (absmax_t *)x_max.at(), (absmax_t *)dy_max.at()};
-        o.run(linear_workspace_bytes(N, IC, OC), [&] {
-            absmax_update(w.x_max, x.x(), N, IC, IC);
-            absmax_update(w.dy_max, dy.x(), N, OC, ld);
-            linear_copy_weight(w);
-            linear_forward(y.x(), x.x(), w, N);
-            linear_backward(dx.x(), dweight.f(), dy.x(), x.x(), w, N, add);
-        });
-        std::vector<double> xs = rounded_matrix(x, N, IC, IC, FP8_ACTIVATION),
-                            ws = rounded_matrix(weight, OC, IC, IC, FP8_WEIGHT),
-                            dys = rounded_matrix(dy, N, OC, ld, FP8_GRADIENT);
-        twin::matmul_forward(y.t(), xs.data(), ws.data(), N, IC, OC, ld);
-        twin::matmul_backward(dx.t(), dweight.t(), dys.data(), xs.data(), ws.data(), N, IC, OC, OC, add);
-        for (int n = 0; n < N && special == 0; n++) // the padding, if the rows have room for it
-            for (int k = OC; k < ld && (int)fp8_padded(OC) <= ld; k++)
-                if (k < (int)fp8_padded(OC)) y.twin[product(n, ld) + (size_t)k] = 0;
-        o.expect(y, fp8_product_error(IC));
-        o.expect(dx, fp8_product_error(OC));
-        o.expect(dweight, fp8_product_error(N));
-    }
-    linear_configure(sizeof(floatX) == 2 ? GEMM_BF16 : GEMM_FP32);
-}
-static const Check linear_check = {"linear", check_linear, "N IC OC ld special"};
 
 #ifdef CUDA_ON_CPU
 // What cuBLASLt refuses in FP8, each with a product that it supports but for one fact.

@@ -54,6 +54,7 @@ typedef enum {
     OP_EMBEDDING,
     OP_RMSNORM,
     OP_MATMUL,
+    OP_LINEAR_FP8,
     OP_ROPE,
     OP_ATTENTION,
     OP_ATTENTION_SETS,
@@ -85,6 +86,7 @@ typedef enum {
     OP_EXPERT_GATHER,
     OP_EXPERT_SWIGLU,
     OP_EXPERT_LINEAR,
+    OP_EXPERT_LINEAR_FP8,
     OP_KIND_COUNT
 } OpKindName;
 
@@ -105,6 +107,9 @@ typedef struct {
     bool no_backward, threads_change_sums;
     bool max_of_y, max_of_dx;             // the operation also computes the largest magnitude of y[0], or of dx[0]
     uint32_t *max;                        // of the implementation under test: absmax_t; NULL: it is not asked for
+    bool fp8;                             // the operands x[0], x[1] and dy are rounded to FP8 (op_prepare_fp8)
+    void *copy;                           // of the weights x[1], in FP8; NULL: the operands are rounded already
+    uint32_t *operand_max[2];             // the largest magnitudes of x[0] and of dy
     double length;                        // of the longest sum
     long double loss;                     // that the definition adds to sum(dy * y)
     bool continuous;                      // finite differences are taken
@@ -262,7 +267,18 @@ static inline double op_input(const OpCase *c, int t, size_t i, TestRandom *rand
     if (c->kind == OP_ROUTER && t == 3 && c->d[4] != 1) return NAN;        // loads that are not read
     if (c->integers) return floor((uniform + 1) / 2 * (2 * c->integers + 1)) - c->integers;
     double value = x->high > 0 ? x->low + (x->high - x->low) * fabs(uniform) : x->spread * uniform;
+    if (c->kind == OP_EXPERT_LINEAR_FP8 && t == 1)
+        value = ldexp(value, (int)(i / (size_t)x->view->width) % 5); // by expert
     return x->step > 0 && !c->continuous ? rint(value / x->step) * x->step : value;
+}
+// The error of a product of operands in FP8 with `length` terms below 1: of fp32 sums and of the scales. On a GPU also of
+// partial sums: Hopper's tensor cores keep 14 bits of them (DeepSeek-V3 technical report, section 3.3.2).
+static inline void op_error_fp8(OpTensor *t, double length, double largest) {
+#ifdef CUDA_ON_CPU
+    op_error(t, 4, largest * error_of_product(length));
+#else
+    op_error(t, 4, largest * (error_of_product(length) + 0x1p10 * length));
+#endif
 }
 // Tokens that differ, of those that an embedding reads.
 static inline int op_distinct(const OpCase *c) {

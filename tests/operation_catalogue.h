@@ -28,6 +28,8 @@ static const OpKind op_kinds[OP_KIND_COUNT] = {
      embedding_cost},
     {"rmsnorm", "N C 1/scale add", rmsnorm_setup, rmsnorm_reference, rmsnorm_call, rmsnorm_call_backward, rmsnorm_cost},
     {"matmul", "N IC OC ldy add", matmul_setup, matmul_reference, matmul_call, matmul_call_backward, matmul_cost},
+    {"linear in fp8", "N IC OC ld special", linear_fp8_setup, NULL, linear_fp8_call, linear_fp8_call_backward,
+     linear_fp8_cost},
     {"rope", "B T heads D ldx first", rope_setup, rope_reference, rope_call, rope_call_backward, rope_cost},
     {"attention", "B T NQ NKV D DV maps padding add_dv=1,documents=2 first no_lse window", attention_setup,
      attention_reference, attention_call, attention_call_backward, attention_cost},
@@ -82,6 +84,8 @@ static const OpKind op_kinds[OP_KIND_COUNT] = {
      expert_swiglu_call_backward, expert_swiglu_cost},
     {"expert_linear", "N C E K F skew add", expert_linear_setup, expert_linear_reference, expert_linear_call,
      expert_linear_call_backward, expert_linear_cost},
+    {"expert_linear in fp8", "N IC E K OC skew", expert_linear_fp8_setup, NULL, expert_linear_call,
+     expert_linear_call_backward, expert_linear_cost},
 };
 
 // The layout of a case; data and ref are NULL.
@@ -102,6 +106,14 @@ static inline void op_describe(OpCase *c, OpKindName kind, const int *d) {
 static inline OpCost op_cost_of(const OpCase *c, bool backward) {
     return op_kinds[c->kind].cost ? op_kinds[c->kind].cost(c, backward) : op_cost(0, 0, 0);
 }
+// What a layer in FP8 reads besides its operands: their largest magnitudes, and the rounded weights.
+static inline void op_prepare_fp8(const OpCase *c, bool backward) {
+    const OpView *x = c->x[0].view, *y = c->y[0].view;
+    absmax_update(c->operand_max[0], OP_X(0), x->rows, x->width, x->ld);
+    if (backward) absmax_update(c->operand_max[1], OP_DY, y->rows, y->width, y->ld);
+    if (c->kind == OP_LINEAR_FP8) linear_copy_weight(op_linear(c));
+    else expert_linear_copy_weights(op_expert_linear(c));
+}
 static inline void op_call(const OpCase *c, bool backward) {
     (backward ? op_kinds[c->kind].call_backward : op_kinds[c->kind].call)(c);
 }
@@ -113,5 +125,6 @@ static inline void op_call_name(char *name, size_t size, const OpCase *c, bool b
     else if (c->dloss != 0) end = backward ? "" : " of an evaluation"; // one function computes both
     else if (c->kind == OP_RESIDUAL_RMSNORM || (kind->call_backward && c->kind != OP_SCALE))
         end = backward ? "_backward" : "_forward";
-    snprintf(name, size, "%s%s", base, end);
+    const int word = (int)strcspn(base, " ");
+    snprintf(name, size, "%.*s%s%s", word, base, end, base + word);
 }

@@ -231,10 +231,11 @@ static OpCost expert_swiglu_cost(const OpCase *c, bool backward) {
                    0);
 }
 
-// x (R,C), weights of E experts (2F,C) with gaps between them; y (R,2F)
-static size_t expert_stride(const OpCase *c) { return round_up(product(2 * c->d[4], c->d[1]), 8); }
+// x (R,C), weights of E experts (OC,C) with gaps between them; y (R,OC). OC is 2F
+static int expert_columns(const OpCase *c) { return c->fp8 ? c->d[4] : 2 * c->d[4]; }
+static size_t expert_stride(const OpCase *c) { return round_up(product(expert_columns(c), c->d[1]), 8); }
 static void expert_linear_setup(OpCase *c) {
-    int R = expert_rows(c), C = c->d[1], OC = 2 * c->d[4];
+    int R = expert_rows(c), C = c->d[1], OC = expert_columns(c);
     experts_index(c);
     op_rows(&c->x[0], "x", R, C, C);
     op_error(&c->dx[0], 4, error_of_product(OC));
@@ -246,8 +247,17 @@ static void expert_linear_setup(OpCase *c) {
     c->length = max_int(c->d[0], max_int(C, OC));
     c->threads_change_sums = true, c->add_tensor = 2;
 }
+// The same of operands in FP8: x and dy by one scale, the weights of each expert, up to 16, by its own.
+static void expert_linear_fp8_setup(OpCase *c) {
+    const double largest = 16;
+    c->fp8 = true;
+    expert_linear_setup(c);
+    op_error_fp8(&c->y[0], c->d[1], largest);
+    op_error_fp8(&c->dx[0], c->d[4], largest);
+    op_error_fp8(&c->dx[1], c->d[0], 1);
+}
 static void expert_linear_reference(OpCase *c) {
-    int C = c->d[1], OC = 2 * c->d[4];
+    int C = c->d[1], OC = expert_columns(c);
     for (int p = 0, e = 0; p < expert_rows(c); p++) {
         while (p >= expert_starts(c)[e + 1]) e++;
         for (int o = 0; o < OC; o++) {
@@ -259,8 +269,11 @@ static void expert_linear_reference(OpCase *c) {
     }
 }
 static ExpertLinear op_expert_linear(const OpCase *c) {
-    int OC = 2 * c->d[4];
-    ExpertLinear w = {{OP_X(1), NULL, c->d[1], OC, OC, NULL, NULL}, c->d[2], expert_stride(c), 0};
+    int IC = c->d[1], OC = expert_columns(c);
+    ExpertLinear w = {{OP_X(1), c->copy, IC, OC, OC, c->operand_max[0], c->operand_max[1]},
+                      c->d[2],
+                      expert_stride(c),
+                      round_up(linear_copy_bytes(IC, OC, false), 256)};
     return w;
 }
 static void expert_linear_call(const OpCase *c) {
@@ -272,10 +285,11 @@ static void expert_linear_call_backward(const OpCase *c) {
 }
 static OpCost expert_linear_cost(const OpCase *c, bool backward) {
     Routing r = op_routing(c);
-    size_t C = (size_t)c->d[1], OC = 2 * (size_t)c->d[4];
-    double forward = expert_linear_forward_bytes(r, C, OC, FLOATX_BYTES),
-           dweight = expert_linear_dweight_bytes(r, C, OC, FLOATX_BYTES, c->x[1].view->adds),
-           flops = matmul_forward_flops(expert_rows(c), c->d[1], 2 * c->d[4]);
+    int C = c->d[1], OC = expert_columns(c);
+    size_t size = c->fp8 ? 1 : FLOATX_BYTES;
+    double forward = expert_linear_forward_bytes(r, (size_t)C, (size_t)OC, size),
+           dweight = expert_linear_dweight_bytes(r, (size_t)C, (size_t)OC, size, c->x[1].view->adds),
+           flops = matmul_forward_flops(expert_rows(c), C, OC);
     return op_cost((size_t)(forward + (backward ? dweight : 0)), backward ? 2 * flops : flops,
-                   expert_linear_workspace_bytes(c->d[0], expert_rows(c), c->d[2], c->d[1], 2 * c->d[4]));
+                   expert_linear_workspace_bytes(c->d[0], expert_rows(c), c->d[2], C, OC));
 }

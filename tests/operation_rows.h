@@ -130,6 +130,37 @@ static OpCost matmul_cost(const OpCase *c, bool backward) {
     return op_cost(bytes + matmul_dweight_bytes(N, IC, OC, c->d[4] != 0), matmul_backward_flops(N, IC, OC), 0);
 }
 
+// --- linear in FP8: matmul of the rounded operands. special 1: an infinity in dy, 2: a NaN in x ---
+
+static void linear_fp8_setup(OpCase *c) {
+    int N = c->d[0], IC = c->d[1], OC = c->d[2];
+    op_rows(&c->x[0], "x", N, IC, IC);
+    op_error_fp8(&c->dx[0], OC, 1);
+    op_error_fp8(op_parameter(c, 1, "weight", OC, IC, 1), N, 1);
+    op_rows(&c->y[0], "y", N, OC, c->d[3]);
+    op_error_fp8(&c->y[0], IC, 1);
+    c->add_tensor = 2, c->fp8 = true;
+}
+static Linear op_linear(const OpCase *c) {
+    Linear w = {OP_X(1), c->copy, c->d[1], c->d[2], c->d[3], c->operand_max[0], c->operand_max[1]};
+    return w;
+}
+static void linear_fp8_call(const OpCase *c) {
+    linear_forward(OP_Y(0), OP_X(0), op_linear(c), c->d[0]);
+    // products of padded codes are zeros up to a multiple of 16 columns, if the rows have room for them
+    int OC = c->d[2], padded = (int)round_up((size_t)OC, 16);
+    for (int n = 0; n < c->d[0] && !c->copy && padded <= c->d[3] && !c->d[4]; n++)
+        for (int k = OC; k < padded; k++) OP_Y(0)[product(n, c->d[3]) + (size_t)k] = 0;
+}
+static void linear_fp8_call_backward(const OpCase *c) {
+    linear_backward(OP_DX(0), OP_DW(1), OP_DY, OP_X(0), op_linear(c), c->d[0], c->x[1].view->adds);
+}
+static OpCost linear_fp8_cost(const OpCase *c, bool backward) {
+    int N = c->d[0], IC = c->d[1], OC = c->d[2];
+    return op_cost(0, backward ? matmul_backward_flops(N, IC, OC) : matmul_forward_flops(N, IC, OC),
+                   linear_workspace_bytes(N, IC, OC));
+}
+
 // --- rope: x and y (N,heads,D) with row stride ldx, table (positions,D) ---
 
 static void rope_setup(OpCase *c) {

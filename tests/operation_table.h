@@ -63,6 +63,17 @@ static const OpRow op_cases[] = {
     {OP_MATMUL, {13, 24, 259, 320, 1}, BOTH, "V % 8 = 3, rows padded to 64"},
     {OP_MATMUL, {9, 5, 3, 3, 1}, BOTH, "nothing aligned"},
 
+    {OP_LINEAR_FP8, {32, 64, 48, 48, 0}, CUDA_ONLY, "multiples of 16: no copies"},
+    {OP_LINEAR_FP8, {32, 64, 48, 64, 0}, CUDA_ONLY, "padded rows"},
+    {OP_LINEAR_FP8, {32, 64, 48, 51, 0}, CUDA_ONLY, "multiples of 16, unaligned outputs"},
+    {OP_LINEAR_FP8, {39, 20, 27, 27, 0}, CUDA_ONLY, "nothing aligned"},
+    {OP_LINEAR_FP8, {39, 20, 27, 64, 0}, CUDA_ONLY, "nothing aligned, padded rows"},
+    {OP_LINEAR_FP8, {1, 16, 80, 128, 0}, CUDA_ONLY, "one row"},
+    {OP_LINEAR_FP8, {1, 1, 1, 1, 0}, CUDA_ONLY, "the smallest"},
+    {OP_LINEAR_FP8, {144, 136, 264, 320, 0}, CUDA_ONLY, "several tiles; IC and OC are multiples of 8"},
+    {OP_LINEAR_FP8, {32, 32, 16, 16, 1}, CUDA_ONLY, "an infinite gradient: dx and dweight are NaN"},
+    {OP_LINEAR_FP8, {20, 24, 10, 12, 2}, CUDA_ONLY, "an input that is NaN: y and dweight are NaN"},
+
     {OP_ROPE, {1, 1, 1, 2, 2, 0}, BOTH, "one position, one pair"},
     {OP_ROPE, {3, 7, 2, 8, 40, 0}, BOTH, "each of several sequences starts at `first`; columns beyond the heads"},
     {OP_ROPE, {1, 13, 5, 40, 200, 0}, BOTH, "D is no power of two"},
@@ -359,6 +370,15 @@ static const OpRow op_cases[] = {
     {OP_EXPERT_GROUP, {260, 40, 4, 2, 40, 3}, BOTH, "two experts of a tile and more, then few rows"},
     {OP_EXPERT_GROUP, {37, 13, 5, 2, 7, 0, 1}, BOTH, "no packs"},
     {OP_EXPERT_GROUP, {37, 16, 4, 2, 8, 0, 1}, BOTH, "packs, narrow"},
+
+    {OP_EXPERT_LINEAR_FP8, {1, 16, 1, 1, 16, 0}, CUDA_ONLY, "one expert, one row"},
+    {OP_EXPERT_LINEAR_FP8, {37, 32, 4, 2, 48, 0}, CUDA_ONLY, "multiples of 16"},
+    {OP_EXPERT_LINEAR_FP8, {300, 144, 3, 2, 136, 1}, CUDA_ONLY, "two experts have all rows; several pieces"},
+    {OP_EXPERT_LINEAR_FP8, {65, 40, 9, 3, 20, 2}, CUDA_ONLY, "experts without rows; no multiples of 16"},
+    {OP_EXPERT_LINEAR_FP8, {64, 264, 2, 2, 16, 0}, CUDA_ONLY, "no spare rows, a deeper sum than three pieces"},
+    {OP_EXPERT_LINEAR_FP8, {70, 16, 70, 3, 24, 0}, CUDA_ONLY, "more experts than lanes"},
+    {OP_EXPERT_LINEAR_FP8, {37, 13, 5, 2, 7, 0}, CUDA_ONLY, "nothing aligned"},
+    {OP_EXPERT_LINEAR_FP8, {37, 16, 4, 2, 32, 0}, CUDA_ONLY, "packs"},
 };
 enum { OP_CASE_COUNT = sizeof(op_cases) / sizeof(op_cases[0]) };
 #endif

@@ -297,6 +297,9 @@ static void kernel_of_operation(const OpSize &size, bool backward) {
     KernelCase k =
         kernel_case(name, (double)cost.bytes, cost.flops, "%s%s%s", size.what, *size.what ? ": " : "", shape);
     void **to[TENSORS], *dy = NULL;
+    OpTensor max = {}, copy = {};
+    op_statistics(&max, "max", 1, 1, 0, 0);
+    if (c.fp8) op_statistics(&copy, "copy", 1, (int)(linear_copy_bytes(size.d[1], size.d[2], false) / 4), 0, 0);
     auto add = [&](const OpTensor &t, void **data) {
         if (!t.views) return;
         to[k.tensors] = data;
@@ -314,13 +317,26 @@ static void kernel_of_operation(const OpSize &size, bool backward) {
         add(same && !backward ? c.x[i] : c.y[i], &c.y[i].data);
     }
     if (backward && c.dloss == 0) add(c.y[0], &dy);
+    k.fp8 = c.fp8;
+    for (int i = 0; i < 2 && c.fp8; i++) add(max, (void **)&c.operand_max[i]);
+    if (c.fp8) add(copy, &c.copy);
     c.index = on_device;
     ops_init(max_size(cost.workspace, 1));
-    kernel_measure(k, [&](void **t) {
+    auto bind = [&](void **t) {
         for (int i = 0; i < k.tensors; i++) *to[i] = t[i];
         c.dy = dy;
-        op_call(&c, backward);
-    });
+    };
+    kernel_measure(
+        k,
+        [&](void **t) {
+            bind(t);
+            op_call(&c, backward);
+        },
+        [&](void **t) {
+            bind(t);
+            for (int i = 0; i < 2 && c.fp8; i++) buffer_zero(c.operand_max[i], sizeof(uint32_t));
+            if (c.fp8) op_prepare_fp8(&c, backward);
+        });
     ops_wait();
     buffer_free(on_device);
     free(index);
@@ -354,7 +370,7 @@ static void kernels_of_fp8(const Model *m, int N) {
         Linear shape = linear_shape(&m->plan, (LinearKind)i, 0);
         int IC = shape.IC, OC = shape.OC;
         if (OC == 0) continue; // a layer with experts alone
-        size_t in = (size_t)N * (size_t)IC, out = (size_t)N * (size_t)shape.ld, weight = (size_t)IC * (size_t)OC;
+        size_t in = (size_t)N * (size_t)IC, weight = (size_t)IC * (size_t)OC;
         size_t copy = linear_copy_bytes(IC, OC, false) / sizeof(float);
         ops_init(max_size(m->plan.workspace_bytes, linear_workspace_bytes(N, IC, OC)));
         KernelCase k = kernel_case("fp8_quantize", (double)fp8_quantize_bytes(N, IC, 2), 0, "%s: N %d IC %d, both",
@@ -366,27 +382,13 @@ static void kernels_of_fp8(const Model *m, int N) {
         });
         k = kernel_case("linear_copy_weight", (double)(absmax_bytes(OC, IC) + fp8_quantize_bytes(OC, IC, 2)), 0,
                         "%s: OC %d IC %d", names[i], OC, IC);
-        auto layer = [=](void **t, int copy_at, int weight_at, int max_at) {
+        kernel_measure(tensors(k, "fx", copy, weight), [=](void **t) {
             Linear w = shape;
-            w.weight = X(weight_at), w.copy = t[copy_at];
-            w.x_max = w.dy_max = (absmax_t *)t[max_at];
-            return w;
-        };
-        kernel_measure(tensors(k, "fx", copy, weight), [=](void **t) { linear_copy_weight(layer(t, 0, 1, 0)); });
-        k = kernel_case("linear_forward in fp8", 0, matmul_forward_flops(N, IC, OC), "%s: N %d IC %d OC %d", names[i],
-                        N, IC, OC);
-        k.fp8 = true;
-        kernel_measure(
-            tensors(k, "xxxff", out, in, weight, copy, 1),
-            [=](void **t) { linear_forward(X(0), X(1), layer(t, 3, 2, 4), N); },
-            [=](void **t) { linear_copy_weight(layer(t, 3, 2, 4)); });
-        k = kernel_case("linear_backward in fp8", 0, matmul_backward_flops(N, IC, OC), "%s: N %d IC %d OC %d", names[i],
-                        N, IC, OC);
-        k.fp8 = true;
-        kernel_measure(
-            tensors(k, "xfxxxff", in, weight, out, in, weight, copy, 1),
-            [=](void **t) { linear_backward(X(0), F(1), X(2), X(3), layer(t, 5, 4, 6), N, true); },
-            [=](void **t) { linear_copy_weight(layer(t, 5, 4, 6)); });
+            w.weight = X(1), w.copy = t[0];
+            linear_copy_weight(w);
+        });
+        const OpSize size = {OP_LINEAR_FP8, names[i], {N, IC, OC, shape.ld, 0}, {0, 0}};
+        for (int backward = 0; backward < 2; backward++) kernel_of_operation(size, backward);
         k = kernel_case("gemm in fp8", 0, matmul_forward_flops(N, IC, OC), "%s: N %d IC %d OC %d", names[i], N, IC, OC);
         k.fp8 = true;
         if (N % FP8_ALIGN || IC % FP8_ALIGN || OC % FP8_ALIGN || !strstr(k.name, kernels.word)) continue;
