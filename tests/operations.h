@@ -4,6 +4,7 @@ operations.h: tests of the C operations: the cases of operation_table.h, and pro
 #ifndef TESTS_OPERATIONS_H
 #define TESTS_OPERATIONS_H
 #include "operation_engine.h"
+#include "operation_traffic.h"
 
 static void test_embedding(void) { op_check_all(OP_EMBEDDING); }
 static void test_rmsnorm(void) { op_check_all(OP_RMSNORM); }
@@ -692,6 +693,7 @@ static const Test operations_tests[] = {
     {"cross_entropy of a row with NaN or infinity is NaN", test_cross_entropy_nan},
     {"a router, its losses and its backward agree with the definition", test_router},
     {"the operations of experts and their backward agree with the definition", test_experts},
+    {"the bytes that traffic.h states for each operation are those of its tensors", test_traffic},
     {"adamw agrees with the definition; it updates the master weights, and the parameters are their copies",
      test_adamw},
     {"sum_of_squares is exact for integers, deterministic, and propagates NaN", test_sum_of_squares},
