@@ -68,6 +68,7 @@ BUFFERS = [
     "activations for samples",
     "keys and values for samples",
     "gradients received from other ranks",
+    *[f"sent with --zero {level}" for level in range(4)],
 ]
 
 
@@ -102,11 +103,13 @@ def same_operations(trainer, bench, preset, variant, more):
 
 def memory_of(program, options):
     text = run([*program, "--dry-run", *options])
-    return {what.strip(): float(mib) for what, mib in re.findall(r"^  (\S.*?) +([\d.]+) MiB$", text, re.M)}
+    found = re.findall(r"^  (\S.*?) +([\d.]+) MiB$", text, re.M)
+    sent = re.findall(r"^  (\d) +[\d.]+ MiB +([\d.]+) MiB", text, re.M)
+    return {what: float(mib) for what, mib in [*found, *((f"sent with --zero {level}", mib) for level, mib in sent)]}
 
 
 def same_memory(trainer, device_trainer, options):
-    """Buffers are equal; the memory of cuDNN and CUDA agrees within 2% of the total."""
+    """Buffers and sent bytes are equal; the memory of cuDNN and CUDA agrees within 2% of the total."""
     predicted, planned = memory_of(trainer, [*options, "--device", "H200"]), memory_of(device_trainer, options)
     for part in BUFFERS:
         if predicted.get(part) != planned.get(part):

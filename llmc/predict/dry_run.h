@@ -35,14 +35,16 @@ static inline void print_communication(const ModelPlan *plan, const ModelPlan *s
         int B = plan->B, T = plan->T, ranks = plan->sharding.ranks;
         if (plan->device) predicted_plan(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, ranks, zero, o);
         else plan_build(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, 0, ranks, zero);
-        double bytes = communication_bytes(&other, zero, micro_steps);
+        double bytes = communication_bytes(&other, zero, micro_steps), step_ms = 0;
+        if (plan->device) { // in the types of the bf16 program
+            Prediction p = predict_step(&other, o, ASSUMPTION_COUNT);
+            bytes = p.sent_bytes, step_ms = p.step_ms;
+        }
         size_t needed = process_bytes(&other, sampling);
         FitText fit;
         printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(needed), bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
-        if (plan->device)
-            printf(" %13.1f ms    %s", predict_step(&other, o, ASSUMPTION_COUNT).step_ms,
-                   memory_fit(fit, plan->device, needed));
+        if (plan->device) printf(" %13.1f ms    %s", step_ms, memory_fit(fit, plan->device, needed));
         printf("\n");
         plan_free(&other);
     }

@@ -86,6 +86,7 @@ static inline uint64_t record_ring(double bytes, double *total) {
     Ring ring = ring_of(p, bytes);
     recorded.ring = fmax(recorded.ring, recorded.now) + ring.ms;
     *total += recorded.times * ring.ms;
+    p->sent_bytes += recorded.times * bytes * (comm_ranks() - 1) / comm_ranks();
     p->link_hops_ms += recorded.times * ring.link_ms, p->network_hops_ms += recorded.times * ring.network_ms;
     return (uint64_t)(1e9 * recorded.ring);
 }
