@@ -95,7 +95,8 @@ state '{"fp32", "measured peak", "first", "second", "resumed"} <= {*p["train"]["
     "ok   matmul" in open(sys.argv[1] + "/log.txt").read()'
 ok "the parts train in fp32 and with a measured peak, and compare operations at the shapes of a model" $?
 state 'sorted(x["of"] for x in rows("experts", case="worst matrix")) ==
-    [f"experts, {x}" for x in ("all active, bf16", "all active, fp32", "all active, fp8", "moe-tiny, bf16", "moe-tiny, fp32")] and
+    [f"experts, {x}" for x in ("all active, bf16", "all active, fp32", "all active, fp8", "moe-tiny, bf16",
+        "moe-tiny, fp32")] and
     len([x for x in rows("experts", against="CPU") if abs(x["measured"] - x["expected"]) < 0.1]) == 2 * 3 and
     sum("bitwise equal" in x["case"] for x in rows("experts", verdict="ok")) == 2 * 3'
 ok "the results contain gradients and losses of models with experts, one of them also in FP8" $?
@@ -109,7 +110,8 @@ ok "the results contain the times of the operations of models with experts" $?
 results '^targets:' && results 'attention_backward' \
     && tail -n 1 "$folder/results.txt" | grep -q '^[0-9]* passed, 0 failed$'
 ok "results.txt has the same tables, the targets, and the counts in its last line" $?
-state 'any(x["measured"] > 0 < x["expected"] for x in rows("profile", case="block GEMMs + LM head", against="prediction"))'
+state 'any(x["measured"] > 0 < x["expected"]
+    for x in rows("profile", case="block GEMMs + LM head", against="prediction"))'
 ok "the results compare predicted and measured times of a step, by class of work" $?
 state '[x["ratio"] > 0 for x in rows("fp8", unit="ms", against="bf16")] == [True] and
     {x["case"] for x in rows("fp8", unit="nats", against="bf16")} ==

@@ -271,8 +271,8 @@ static inline double op_input(const OpCase *c, int t, size_t i, TestRandom *rand
         value = ldexp(value, (int)(i / (size_t)x->view->width) % 5); // by expert
     return x->step > 0 && !c->continuous ? rint(value / x->step) * x->step : value;
 }
-// The error of a product of operands in FP8 with `length` terms below 1: of fp32 sums and of the scales. On a GPU also of
-// partial sums: Hopper's tensor cores keep 14 bits of them (DeepSeek-V3 technical report, section 3.3.2).
+// The error of a product of operands in FP8 with `length` terms below 1: of fp32 sums and of the scales. On a GPU also
+// of partial sums: Hopper's tensor cores keep 14 bits of them (DeepSeek-V3 technical report, section 3.3.2).
 static inline void op_error_fp8(OpTensor *t, double length, double largest) {
 #ifdef CUDA_ON_CPU
     op_error(t, 4, largest * error_of_product(length));

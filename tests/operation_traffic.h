@@ -2,8 +2,8 @@
 operation_traffic.h: the bytes that traffic.h states for an operation are those of its tensors in the catalogue, at the
 shapes of a model.
 
-A forward reads its inputs and the index, and writes its outputs; a backward reads the inputs, dy and the outputs but the
-first, and writes the gradients. What is added to is read and written. traffic_exceptions has what differs, with the
+A forward reads its inputs and the index, and writes its outputs; a backward reads the inputs, dy and the outputs but
+the first, and writes the gradients. What is added to is read and written. traffic_exceptions has what differs, with the
 reason. Both may leave out 1%: vectors of parameters and statistics of rows.
 */
 #ifndef TESTS_OPERATION_TRAFFIC_H
@@ -50,6 +50,8 @@ static void traffic_exceptions(Traffic *t, const OpCase *c, bool backward) {
     case OP_ADAMW: // with master weights, the parameters are only written; without, they are fp32
         t->x[0] = d[2] ? 0 : (double)FP32_BYTES / FLOATX_BYTES;
         t->y[0] = d[2] ? 1 : t->x[0];
+        // traffic.h states 4 bytes more than the kernel moves (adamw.cuh); the predictions were derived with these
+        if (d[2]) t->more = (double)product(d[0], d[1]) * FP32_BYTES;
         break;
     case OP_DIFF_COMBINE: // the gradient of l needs the noise heads alone
         if (backward) t->x[0] = (double)d[5] / (d[4] + d[5]);
