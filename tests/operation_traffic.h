@@ -50,8 +50,6 @@ static void traffic_exceptions(Traffic *t, const OpCase *c, bool backward) {
     case OP_ADAMW: // with master weights, the parameters are only written; without, they are fp32
         t->x[0] = d[2] ? 0 : (double)FP32_BYTES / FLOATX_BYTES;
         t->y[0] = d[2] ? 1 : t->x[0];
-        // traffic.h states 4 bytes more than the kernel moves (adamw.cuh); the predictions were derived with these
-        if (d[2]) t->more = (double)product(d[0], d[1]) * FP32_BYTES;
         break;
     case OP_DIFF_COMBINE: // the gradient of l needs the noise heads alone
         if (backward) t->x[0] = (double)d[5] / (d[4] + d[5]);

@@ -217,8 +217,9 @@ static inline double expert_linear_dweight_bytes(Routing r, size_t IC, size_t OC
 
 // ---- operations on parameters
 
+// Weights, two moments and the gradient; with master weights, which are the weights, parameters are written.
 static inline size_t adamw_bytes(size_t count, bool master) {
-    return count * (7 * FP32_BYTES + (master ? FP32_BYTES + FLOATX_BYTES : 0));
+    return count * (7 * FP32_BYTES + (master ? FLOATX_BYTES : 0));
 }
 static inline size_t sum_of_squares_bytes(size_t count) { return count * FP32_BYTES; }
 #endif
