@@ -44,7 +44,6 @@ starts no other program; the default build tests files and processes.
 #include "tests/watchdog.h"
 #include "tests/evaluation.h"
 #include "tests/choices.h"
-#include "tests/probe.h"
 #include "tests/device.h"
 #include "tests/prediction.h"
 #include "tests/isolated_cases.h"
@@ -96,8 +95,6 @@ static const struct {
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"choices", choices_tests, CHOICES_TEST_COUNT, EVERY_BUILD},
     {"choices program", choices_program_tests, CHOICES_PROGRAM_TEST_COUNT, FP32_BUILD},
-    {"probe", probe_tests, PROBE_TEST_COUNT, EVERY_BUILD},
-    {"probe program", probe_program_tests, PROBE_PROGRAM_TEST_COUNT, FP32_BUILD},
 };
 
 static bool is_of_this_build(int table) {

@@ -28,7 +28,6 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/evaluate/gradient_dump.h"
 #include "llmc/run/inputs.h"
 #include "llmc/model/initial_values.h"
-#include "llmc/evaluate/probe.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_description.h"
 #include "llmc/run/run_records.h"
@@ -1093,23 +1092,9 @@ static void mode_evaluate(Run *run) {
                     o->quantize,
                     o->eval_out,
                     o->dump_attention,
+                    o->dump_qkv,
                     &data->choices};
     evaluate(&e);
-}
-
-static void mode_probe(Run *run, const char *checkpoint) {
-    const Options *o = &run->options;
-    Probe p;
-    memset(&p, 0, sizeof(p));
-    p.model = evaluation_model(&run->model);
-    p.params = run->model.state.params;
-    p.val = &run->data.val;
-    p.tokenizer = run->data.tokenizer.tokenizer;
-    p.windows = (int)min_size(INT_MAX, (size_t)validation_windows(&run->data, o));
-    p.seed = o->seed;
-    p.checkpoint = checkpoint;
-    p.out = o->probe;
-    probe(&p);
 }
 
 // Does what the options ask for. Returns the exit status.
@@ -1119,7 +1104,6 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     case MODE_DUMP_GRADS: mode_dump_gradients(run); break;
     case MODE_GENERATE: mode_generate(run); break;
     case MODE_EVAL: mode_evaluate(run); break;
-    case MODE_PROBE: mode_probe(run, resume_weights(resume, &run->options)); break;
     default: print_dry_run(&run->model.plan, run_sampling_plan(run), &run->options);
     }
     return EXIT_DONE;

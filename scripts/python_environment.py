@@ -22,7 +22,7 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
         "data/requirements.txt",
         ("huggingface_hub", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard"),
     ),
-    "lab": ("scripts/lab/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy")),
+    "lab": ("scripts/lab/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy", "xxhash")),
     "browser": ("dev/browser/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy", "selenium")),
     "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy")),
     "export": ("scripts/export_python/requirements.txt", ("tensorboard", "wandb")),

@@ -320,92 +320,6 @@ static void test_quantize_output(void) {
     test_remove_directory(&d.dir);
 }
 
-// ---- rounding of attention
-
-// One token and head after another, of a shape without pairs: fused rows [q | k | v].
-static RoundingInput rounding_case(floatX *fused, int T, int D, int DV, double scale) {
-    RoundingInput in;
-    memset(&in, 0, sizeof(in));
-    AttentionShape s;
-    memset(&s, 0, sizeof(s));
-    s.B = 1, s.T = T, s.NQ = s.NKV = 1, s.D = D, s.DV = DV;
-    s.ldq = s.ldkv = 2 * D + DV;
-    s.q_head = s.k_head = D, s.v_head = DV, s.scale = (real)scale;
-    in.layer.attention.shape = s;
-    in.layer.attention.key_sets = 1;
-    in.layer.attention.q = fused, in.layer.attention.k = fused + D, in.v = fused + 2 * D;
-    return in;
-}
-
-static void test_rounding_by_hand(void) {
-    double errors[2];
-    // one key: the output is its value, so that only the values' own rounding is an error
-    floatX one[] = {1, 1, (floatX)1.0009765625, 2}, rounded[] = {1, 1, 1, 2};
-    RoundingInput in = rounding_case(one, 1, 1, 2, 1), read = rounding_case(rounded, 1, 1, 2, 1);
-    rounding_errors(errors, NULL, &read, &read, NULL, NULL);
-    EXPECT(errors[0] == 0, "one key: error %g", errors[0]);
-    rounding_errors(errors, NULL, &read, &in, NULL, NULL);
-    double want = 0x1p-10 / sqrt(1.0009765625 * 1.0009765625 + 4);
-    EXPECT(fabs(errors[0] - want) < 1e-12, "a value rounded by 2^-10: error %g, wanted %g", errors[0], want);
-    // logits 0 and -1, values 0 and 1: exp(-1) rounds to 188/512, and 188/512 / (1 + exp(-1)) to 137/512
-    floatX two[] = {0, 0, 0, 1, -1, 1};
-    in = rounding_case(two, 2, 1, 1, 1);
-    rounding_errors(errors, NULL, &in, &in, NULL, NULL);
-    double exact = exp(-1) / (1 + exp(-1));
-    want = fabs(137.0 / 512 - exact) / exact;
-    EXPECT(isnan(errors[0]) && fabs(errors[1] - want) < 1e-12, "two keys: errors %g %g, wanted %g", errors[0],
-           errors[1], want);
-    floatX stored[] = {0, (floatX)(1.25 * exact)}; // as a device may have computed it
-    real lse[] = {0, (real)log1p(exp(-1))};
-    in.layer.attention.lse = lse;
-    in.sink = true;
-    rounding_errors(errors, NULL, &in, &in, stored, NULL);
-    EXPECT(fabs(errors[1] - 0.25) < 1e-6, "a stored row that is off by a quarter: error %g", errors[1]);
-}
-
-// The rows that the model has computed in fp32 have errors of fp32, for every variant; a change in one is found.
-// Errors of the rows that the forward has stored, and of one row and output that are changed by an eighth.
-static void expect_rounding_of_layer(Model *model, const ModelCase *mc, int l, const char *what) {
-    const AttentionDims *d = plan_dims(&model->plan, l);
-    const LayerActivations *a = &model->acts.layers[l];
-    bool pairs = d->groups.noise > 0;
-    int N = mc->B * mc->T, row = 5 * d->NQ + 1, output = 5 * d->OH + 1;
-    EvaluationModel m = evaluation_model(model);
-    RoundingInput in = rounding_input(&m, a, l, key_set(&model->plan, l, 0, mc->B, mc->T, 0), false);
-    double *heads = (double *)checked_calloc(N * (d->NQ + d->OH), sizeof(double)), *combined = heads + N * d->NQ;
-    for (int planted = 0; planted < 2; planted++) {
-        for (int i = 0; i < d->DV && planted; i++) {
-            a->heads[row * d->DV + i] *= (floatX)1.125;
-            if (pairs) a->combined[output * d->DV + i] *= (floatX)1.125;
-        }
-        rounding_errors(heads, pairs ? combined : NULL, &in, &in, a->heads, a->combined);
-        for (int i = 0; i < N * d->NQ; i++)
-            EXPECT(fabs(heads[i] - (planted && i == row ? 0.125 : 0)) < 1e-5, "%s, layer %d: row %d, error %g", what, l,
-                   i, heads[i]);
-        // a difference may be small beside its terms; that of a first token, which has one key, may be 0
-        for (int i = 0; i < N * d->OH && pairs; i++)
-            EXPECT((isnan(combined[i]) && i % (mc->T * d->OH) < d->OH) ||
-                       fabs(combined[i] - (planted && i == output ? 0.125 : 0)) < 1e-3,
-                   "%s, layer %d: output row %d, error %g", what, l, i, combined[i]);
-    }
-    free(heads);
-    layer_on_host_free(&in.layer);
-}
-
-static void test_rounding_of_stored_rows(void) {
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        for (int i = 0; i < MAP_CASES; i++) {
-            const ModelCase *mc = &map_cases[i];
-            char what[200];
-            Model model;
-            int *tokens = case_start(&model, mc, &attention_variants[v], FOR_TRAINING);
-            FORMAT(what, "%s, %s", attention_variants[v].name, mc->why);
-            case_loss(&model, tokens, mc->B, mc->T, false);
-            for (int l = i ? 0 : 1; l < mc->L; l++) expect_rounding_of_layer(&model, mc, l, what);
-            case_end(&model, tokens);
-        }
-}
-
 static void test_eval_output(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -438,17 +352,6 @@ static void test_eval_output(void) {
     const cJSON *layers =
         cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "attention"), "layers");
     EXPECT(cJSON_GetArraySize(layers) == 2, "%d layers", cJSON_GetArraySize(layers));
-    const cJSON *rounding = cJSON_GetObjectItemCaseSensitive(json, "attention_rounding");
-    layers = cJSON_GetObjectItemCaseSensitive(rounding, "layers");
-    for (int l = 0; l < 2; l++) { // at least the rounding of the outputs, whose mean is below 2^-9
-        double heads = 0, pairs = 0;
-        json_get_number(cJSON_GetArrayItem(layers, l), "heads_mean", &heads);
-        json_get_number(cJSON_GetArrayItem(layers, l), "combined_mean", &pairs);
-        EXPECT(heads > 0x1p-12 && heads < 0x1p-8 && pairs > heads && pairs < 1, "layer %d: errors %g and %g", l, heads,
-               pairs);
-    }
-    EXPECT(cJSON_GetArraySize(layers) == 2 && cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(rounding, "emulated")),
-           "%d layers", cJSON_GetArraySize(layers));
     cJSON_Delete(json);
     FORMAT(path, "%s/maps0", d.dir.path);
     SafeTensors *maps = safetensors_open(path);
@@ -566,8 +469,6 @@ static const Test evaluation_tests[] = {
     {"--quantize rounds to the integers that a calculation by hand gives", test_quantize_grid},
     {"--quantize accepts a list of weights and activations, logits, and both", test_quantization_list},
     {"16 bits change no bit of a loss, 8 bits change it a little, for all variants", test_quantized_losses},
-    {"rounding errors of attention equal those of a calculation by hand", test_rounding_by_hand},
-    {"outputs of attention have rounding errors of fp32, and a planted change is found", test_rounding_of_stored_rows},
     {"the mass at the first position of known attention maps is correct", test_attention_map_first_mass},
 };
 enum { EVALUATION_TEST_COUNT = sizeof(evaluation_tests) / sizeof(evaluation_tests[0]) };

@@ -224,7 +224,7 @@ static void test_expert_runs(void) {
         double equal = k == 1 ? 1 : pow(log(4), 2);
         EXPECT(k == 0 || fabs(whole / equal - 1) < 0.2, "%s of step 6 is %.9g", keys[k], whole);
     }
-    run_command(&r, "%s --init '%s/whole/checkpoints/step_00000006' --probe '%s/probe.json' --val-data '%s/val.bin'",
+    run_command(&r, "%s --init '%s/whole/checkpoints/step_00000006' --eval --dump-qkv '%s/qkv' --val-data '%s/val.bin'",
                 test_program(), dir, dir, dir);
     EXPECT_STATUS(r, 0);
     run_command(&r, "%s --init '%s/whole/checkpoints/step_00000006' --experts 0 --eval --val-data '%s/val.bin'",

@@ -379,6 +379,8 @@ static const char *const wrong_options[][2] = {
     {"--train-data x --eval-needles 4:2",
      "--eval-needles was removed: data/synthetic_tasks.py needles writes these tasks as a file for --eval-choices"},
     {"--train-data x --eval-shots=4", "--eval-shots was removed: data/synthetic_tasks.py shots"},
+    {"--probe x --val-data y", "--probe was removed: 'python3 scripts/lab probe' computes its numbers from a file of"},
+    {"--train-data x --dump-qkv y", "--dump-qkv requires --eval"},
     {"--eval --val-data x --quantize w8a8,w9a8", "--quantize 'w9a8' is not accepted: it must be wNaM, wNaM:tensor"},
     {"--eval --val-data x --quantize w1a8", "'w1a8'"},
     {"--eval --val-data x --quantize w166a8", "'w166a8'"},

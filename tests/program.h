@@ -976,10 +976,10 @@ static void test_prompt_separator(void) {
 
 // A link to a file that is not there, a pipe, and a full device, in a directory with a file of the user's.
 static void test_output_files(void) {
-    static const char *const modes[] = {"$init --train-data train.bin --dump-grads",
-                                        "$init --val-data val.bin --eval --eval-out",
-                                        "$init --val-data val.bin --eval --dump-attention",
-                                        "$init --val-data val.bin --probe", "--dry-run --device h100 --dry-run-out"};
+    static const char *const modes[] = {
+        "$init --train-data train.bin --dump-grads", "$init --val-data val.bin --eval --eval-out",
+        "$init --val-data val.bin --eval --dump-attention", "$init --val-data val.bin --eval --dump-qkv",
+        "--dry-run --device h100 --dry-run-out"};
     ProgramData d = program_data();
     ProgramResult r;
     run_trainer(&r, &d, "run", "--steps 2");

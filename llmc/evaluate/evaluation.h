@@ -1,8 +1,8 @@
 /*
 evaluation.h: --eval: the validation loss, the loss by position, the loss with rounded numbers (quantization.h),
 multiple-choice tasks (evaluation_choices.h), associative recall (recall.h),
-attention statistics (evaluation_attention.h) and the rounding errors of attention (evaluation_rounding.h), printed and,
-with --eval-out FILE, written as JSON. Recall is measured without --doc-mask.
+attention statistics (evaluation_attention.h), printed and, with --eval-out FILE, written as JSON; and --dump-qkv
+(qkv_dump.h). Recall is measured without --doc-mask.
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
@@ -11,7 +11,7 @@ with --eval-out FILE, written as JSON. Recall is measured without --doc-mask.
 #include "../data/recall.h"
 #include "evaluation_attention.h"
 #include "evaluation_choices.h"
-#include "evaluation_rounding.h"
+#include "qkv_dump.h"
 #include "../model/quantization.h"
 
 // ---- loss by position
@@ -145,11 +145,11 @@ typedef struct {
     DataLoader *val;
     uint64_t windows; // of the losses: the first ones
     uint64_t data_fingerprint, seed;
-    const char *quantize, *eval_out, *dump_attention; // specifications and files, or NULL
+    const char *quantize, *eval_out, *dump_attention, *dump_qkv; // specifications and files, or NULL
     const ChoiceTasks *choices;
 } Evaluation;
 
-// Recall, attention and its rounding, which one process measures.
+// Recall and attention, which one process measures.
 static inline void evaluate_model(const Evaluation *e, cJSON *json) {
     const ModelPlan *p = e->model.plan;
     int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)e->windows), T = min_int(MAP_TOKENS, p->T);
@@ -158,11 +158,8 @@ static inline void evaluate_model(const Evaluation *e, cJSON *json) {
     evaluate_recall(&e->model, counts, e->seed, json);
     evaluate_attention(&e->model, first, windows, T, e->dump_attention, json);
     free(first);
-    windows = min_int(windows, ROUNDING_WINDOWS), T = min_int(ROUNDING_TOKENS, p->T);
-    first = evaluation_windows(&e->model, e->val, windows, T, counts);
-    evaluate_rounding(&e->model, first, windows, T, json);
     free(counts);
-    free(first);
+    if (e->dump_qkv) dump_qkv(&e->model, e->val, (int)min_size(QKV_WINDOWS, (size_t)e->windows), e->dump_qkv);
 }
 
 static inline void evaluate(const Evaluation *e) {

@@ -1,6 +1,6 @@
 /*
 evaluation_model.h: the model as measurements see it: plain data, and callbacks that run it; its validation loss, and
-the windows that --eval and --probe read.
+the windows that --eval reads.
 */
 #ifndef LLMC_EVALUATION_MODEL_H
 #define LLMC_EVALUATION_MODEL_H

@@ -9,7 +9,7 @@ run_mode (train_diffv2.c).
 #include "../model/plan.h"
 #include "options_table.h"
 
-typedef enum { MODE_TRAIN, MODE_DUMP_GRADS, MODE_GENERATE, MODE_EVAL, MODE_PROBE, MODE_DRY_RUN, MODE_COUNT } Mode;
+typedef enum { MODE_TRAIN, MODE_DUMP_GRADS, MODE_GENERATE, MODE_EVAL, MODE_DRY_RUN, MODE_COUNT } Mode;
 
 typedef enum { DATA_NOT_READ, DATA_OPTIONAL, DATA_REQUIRED } DataNeed;
 
@@ -26,7 +26,6 @@ static const ModeRow mode_rows[MODE_COUNT] = {
     {"dump-grads", FOR_TRAINING, DATA_REQUIRED, DATA_NOT_READ, false, false},
     {"generate", FOR_GENERATION, DATA_NOT_READ, DATA_NOT_READ, false, true},
     {"eval", FOR_EVALUATION, DATA_NOT_READ, DATA_REQUIRED, true, false},
-    {"probe", FOR_EVALUATION, DATA_NOT_READ, DATA_REQUIRED, false, false},
     {"dry-run", FOR_TRAINING, DATA_NOT_READ, DATA_NOT_READ, false, false},
 };
 

@@ -180,6 +180,7 @@ static const struct {
 } removed_options[] = {
     {"eval-needles", "data/synthetic_tasks.py needles writes these tasks as a file for --eval-choices"},
     {"eval-shots", "data/synthetic_tasks.py shots writes these tasks as a file for --eval-choices"},
+    {"probe", "'python3 scripts/lab probe' computes its numbers from a file of --eval --dump-qkv FILE"},
 };
 enum { REMOVED_OPTION_COUNT = sizeof(removed_options) / sizeof(removed_options[0]) };
 

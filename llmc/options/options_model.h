@@ -142,8 +142,8 @@ static const Requirement requirements[] = {
     {"dry-run-out", {"device", NULL}, "--device"},
     {"eval-out", {"eval", NULL}, "--eval"},
     {"dump-attention", {"eval", NULL}, "--eval"},
+    {"dump-qkv", {"eval", NULL}, "--eval"},
     {"quantize", {"eval", NULL}, "--eval"},
-    {"probe", {"init", "resume"}, "--init DIR, the checkpoint that it measures"},
     {"prompts", {"generate", NULL}, "--generate N"},
     {"stop-at-separator", {"generate", NULL}, "--generate N"},
 };
@@ -269,8 +269,9 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems,
                "--gemm fp8 requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); --device is %s",
                gpu->name);
-    if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
-        REFUSE(problems, "--eval-out and --dump-attention require a single process, not %d ranks", comm_ranks());
+    if (comm_ranks() > 1 && (o->eval_out || o->dump_attention || o->dump_qkv))
+        REFUSE(problems, "--eval-out, --dump-attention and --dump-qkv require a single process, not %d ranks",
+               comm_ranks());
     if (o->quantize) problems += options_quantize_problems(o->quantize);
     if (o->eval_choices) problems += options_choices_problems(o->eval_choices);
     int64_t rollback_count, rollback_steps;

@@ -4,6 +4,7 @@ cli.py                the command line: commands, errors
 run.py                the command `run`: a plan becomes runs
 plan.py               parses plans
 trainer.py            the trainer's options, and what a model costs
+probe.py              the command `probe`: what attention has learned, and rounding errors, from a dump
 scheduler.py          starts, watches and stops runs
 synthetic.py          the files of synthetic tasks, and their scores
 run_directory.py      reads run.json, log.jsonl and checkpoints

@@ -7,6 +7,7 @@ import sys
 COMMANDS = {
     "run": "runs a plan of comparisons, or continues one",
     "report": "writes the report of runs",
+    "probe": "measures what the attention of a checkpoint has learned",
     "scoreboard": "prints the verdicts of published claims from the runs of their plans",
 }
 

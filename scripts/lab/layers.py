@@ -1,7 +1,7 @@
 """layers.py: the numbers of the layers of a run: SOURCES says where they are, and the functions here read, average and
 tabulate them.
 
-The tables of probes (--probe) have means over the seeds with their 95% t intervals, by layer at the last step, and by
+The tables of probes (probe.py) have means over the seeds with their 95% t intervals, by layer at the last step, and by
 training step:
 
     adjacent, closest   cos(W_O of a head, minus W_O of the next, or of the closest head of its K/V group); `permuted`:

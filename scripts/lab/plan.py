@@ -73,6 +73,7 @@ TAKEN = {
     "match-active": "match",
     "keep": "the lab",
     "probe": "probes",
+    "dump-qkv": "probes",
 }
 EVALUATED = ("eval-needles", "eval-shots")  # synthetic tasks of the evaluation
 OWN = ("lr", "ranks", "threads", "quantize")  # also names of trainer options, which a plan does not set
@@ -111,6 +112,7 @@ class PlannedRun:
     eval_steps: int = 10**6  # batches of the evaluation: all data
     probes: str = "none"  # last, all or none
     tasks: dict = field(default_factory=dict)  # synthetic tasks of the evaluation, key -> text
+    rounding: bool = False  # whether the evaluation has the rounding errors of attention
 
 
 def parse_count(text):
@@ -310,6 +312,7 @@ def expand_arm(plan, arm, keys, trainer_options):
                     for key in EVALUATED
                     if key in keys
                 },
+                bool(precision or keys.get("quantize")),
             )
         )
     return runs

@@ -182,7 +182,7 @@ def probes(r):
             "probes",
             ["arm", "number", *heads],
             rows,
-            "Probes of the last checkpoints (--probe), mean over seeds. scripts/lab/layers.py describes the numbers.",
+            "Probes of the last checkpoints, mean over seeds. scripts/lab/layers.py describes the numbers.",
             lines=lines,
         )
     ]

@@ -149,6 +149,12 @@ def probe_name(step, steps):
     return "probe.json" if step == steps else f"probe-{step:08d}.json"
 
 
+def remove_dumps(directory):
+    """Removes the files of --dump-qkv, which are large, after the probes are made."""
+    for path in Path(directory).glob("probe-*.qkv"):
+        path.unlink(missing_ok=True)
+
+
 def probed_step(name, steps):
     """The step of a file of probes."""
     digits = name.removeprefix("probe").removesuffix(".json").lstrip("-")

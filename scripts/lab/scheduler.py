@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from . import plan as plans, run_directory, synthetic
 
@@ -24,7 +25,13 @@ ESCALATE_S = 5  # then between a signal and the next stronger one
 SPARE_S = 20  # of --minutes, at most a tenth: reserved for checkpoints; no run starts in the last SPARE_S before them
 START_S = 5  # for a launcher to start its ranks; it loses earlier signals
 PR_SET_PDEATHSIG = 1
-UNSCORED = "eval-unscored.json"  # an evaluation before the scores of its synthetic tasks are added
+UNSCORED = "eval-unscored.json"  # an evaluation before scores of synthetic tasks and rounding errors are added
+DUMP = "eval.qkv"  # of --dump-qkv, for the rounding errors
+
+
+def dump_name(step):
+    """The file of --dump-qkv of a checkpoint, from which its probe is made."""
+    return f"probe-{step:08d}.qkv"
 
 
 class Job:
@@ -103,7 +110,7 @@ class Queue:
         self.tasks = {run.name: synthetic.files(out, run, costs[run.name].context) for run in runs}
         self.free_gpus = list(range(arguments.gpus))
         self.evaluates = "eval-out" in trainer.options and not arguments.no_eval
-        self.probes = self.evaluates and "probe" in trainer.options and not arguments.gpus  # a probe uses the CPU
+        self.probes = self.evaluates and "dump-qkv" in trainer.options and not arguments.gpus  # a probe uses the CPU
         self.stopping, self.stopped_at = None, 0.0
         self.spare = min(SPARE_S, 6 * arguments.minutes)
         self.ends = started + 60 * arguments.minutes - self.spare if arguments.minutes else None
@@ -134,12 +141,14 @@ class Queue:
             kept["gemm"] = "fp32"  # so that nothing else is rounded
         words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
         tasks = self.tasks[job.run.name]
-        written = job.directory / (UNSCORED if tasks else "eval.json")
+        written = job.directory / (UNSCORED if tasks or job.run.rounding else "eval.json")
         words += ["--val-steps", str(job.run.eval_steps), "--eval-out", str(written), "--seed", "1"]
         if tasks:
             words += ["--eval-choices", synthetic.choices(tasks)]
         if job.run.quantize:
             words += ["--quantize", ",".join(job.run.quantize)]
+        if job.run.rounding:
+            words += ["--dump-qkv", str(job.directory / DUMP)]
         if self.first_of_arm(job):
             words += ["--dump-attention", str(job.directory / "attention.safetensors")]
         return words + self.thread_words(job.run)
@@ -150,25 +159,32 @@ class Queue:
 
     def probe_command(self, job, step):
         kept = {k: v for k, v in job.run.options.items() if k in ("val-data", "doc-mask", "separator")}
-        output = str(job.directory / run_directory.probe_name(step, job.run.steps))
-        words = [str(self.trainer.path), "--probe", output, "--seed", "1", *plans.arguments(kept)]
+        words = [str(self.trainer.path), "--eval", "--dump-qkv", str(job.directory / dump_name(step))]
+        words += ["--seed", "1", *plans.arguments(kept)]
         words += ["--init", str(run_directory.checkpoint(job.directory, step))]
         return words + self.thread_words(job.run)
+
+    def analysis_command(self, job, step):
+        words = [sys.executable, str(Path(__file__).parent), "probe", str(job.directory / dump_name(step))]
+        words += ["--checkpoint", str(run_directory.checkpoint(job.directory, step))]
+        return words + ["--out", str(job.directory / run_directory.probe_name(step, job.run.steps))]
+
+    def probe_parts(self, job, step):
+        """What makes the probe of a checkpoint: the trainer's dump, then its analysis."""
+        probe = run_directory.probe_name(step, job.run.steps)
+        parts = [("probing", dump_name(step), lambda job: self.probe_command(job, step))]
+        if (job.directory / dump_name(step)).exists():
+            parts = [("probing", probe, lambda job: self.analysis_command(job, step))]
+        return [] if (job.directory / probe).exists() else parts
 
     def remaining(self, job):
         """(state, file, command) of the next evaluation or probe that a trained run requires; None if there is none."""
         steps = run_directory.probed_steps(job.directory, job.run.steps, job.run.probes) if self.probes else []
         wanted = [("evaluating", "eval.json", self.evaluation_command)] * self.evaluates
-        wanted += [
-            (
-                "probing",
-                run_directory.probe_name(step, job.run.steps),
-                lambda job, step=step: self.probe_command(job, step),
-            )
-            for step in steps
-        ]
+        for step in steps:
+            wanted += self.probe_parts(job, step)
         for state, file, command in wanted if "val-data" in job.run.options else ():
-            if file not in job.ended and not (job.directory / file).exists():
+            if file not in job.ended and (state == "probing" or not (job.directory / file).exists()):
                 return state, file, command
         return None
 
@@ -246,8 +262,10 @@ class Queue:
                 job.ended.add(job.making)
                 if status and not self.stopping:
                     job.why = f"{job.state}: {self.last_message(job, status)}"
-                if not status and job.state == "evaluating" and self.tasks[job.run.name]:
+                if not status and job.state == "evaluating":
                     self.score(job)
+                if job.state == "probing" and job.making.endswith(".json"):
+                    run_directory.remove_dumps(job.directory)
             if found == "done":
                 job.state = "trained" if self.remaining(job) else "done"
             elif found == "diverged":
@@ -258,9 +276,18 @@ class Queue:
                 job.state, job.why = "failed", self.last_message(job, status)
 
     def score(self, job):
-        tasks = self.tasks[job.run.name]
+        """Adds the scores of synthetic tasks, and the rounding errors, to an evaluation."""
+        tasks, unscored, dump = self.tasks[job.run.name], job.directory / UNSCORED, job.directory / DUMP
         try:
-            synthetic.add_scores(tasks, job.directory / UNSCORED, job.directory / "eval.json")
+            if tasks:
+                synthetic.add_scores(tasks, unscored)
+            if job.run.rounding:
+                checkpoint = run_directory.checkpoint(job.directory, job.run.steps)
+                words = ["probe", dump, "--checkpoint", checkpoint, "--rounding", unscored]
+                synthetic.run_program(sys.executable, Path(__file__).parent, *words)
+                dump.unlink()
+            if unscored.exists():
+                unscored.replace(job.directory / "eval.json")
         except synthetic.SyntheticError as error:
             job.why = f"evaluating: {error}"
 

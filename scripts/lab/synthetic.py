@@ -18,11 +18,15 @@ class SyntheticError(Exception):
 
 
 def run_program(*words):
-    command = [python_environment.interpreter("data"), PROGRAM, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    """Runs a Python program. Raises SyntheticError with its message."""
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["no message"]
         raise SyntheticError(said[-1].removeprefix("synthetic_tasks.py: "))
+
+
+def run_tasks(*words):
+    run_program(python_environment.interpreter("data"), PROGRAM, *words)
 
 
 def files(out, run, context):
@@ -44,7 +48,7 @@ def write(out, run, context):
         words = [task, value, "--val-data", run.options["val-data"], "--seq-len", context, "--out", path]
         if "separator" in run.options:
             words += ["--separator", run.options["separator"].partition(":")[0]]
-        run_program(*words)
+        run_tasks(*words)
 
 
 def choices(found):
@@ -54,7 +58,6 @@ def choices(found):
     return " ".join(f"{name}={path}" for name, path in zip(names, escaped))
 
 
-def add_scores(found, unscored, evaluation):
-    """Writes the evaluation with the scores of the files, and removes the one without. Raises SyntheticError."""
-    run_program("scores", unscored, *found.values(), "--out", evaluation)
-    unscored.unlink()
+def add_scores(found, evaluation):
+    """Adds the scores of the files to an evaluation. Raises SyntheticError."""
+    run_tasks("scores", evaluation, *found.values())

@@ -639,7 +639,7 @@ def queue_of(out, probes, **more):
     """The queue of one finished run."""
     options = {"val-data": "c", "seed": "1", "steps": str(STEPS)}
     run = plans.PlannedRun("r", "a", 1e-3, 1, STEPS, 1, options, probes=probes)
-    known = argparse.Namespace(path="t", options={"eval-out": "value", "probe": "value"})
+    known = argparse.Namespace(path="t", options={"eval-out": "value", "dump-qkv": "value"})
     words = argparse.Namespace(**{"gpus": 0, "threads": 0, "no_eval": False, "minutes": 0, **more})
     return scheduler.Queue(out, [run], {"r": Cost(1, 1, 1.0, 1)}, known, 1, words, 0)
 
@@ -662,13 +662,19 @@ def checkpoints_are_probed_as_the_plan_says(place):
     ):
         queue, made = queue_of(place, probes), []
         while queue.remaining(queue.jobs[0]):
-            state, file, command = queue.remaining(queue.jobs[0])
+            state, dump, command = queue.remaining(queue.jobs[0])
             said = command(queue.jobs[0])
+            assert state == "probing" and said[said.index("--dump-qkv") + 1].endswith(f"r/{dump}"), said
+            (place / "r" / dump).write_text("")
+            _, file, command = queue.remaining(queue.jobs[0])
             step = run_directory.probed_step(file, STEPS)
-            assert state == "probing" and said[said.index("--probe") + 1].endswith(f"r/{file}"), said
             assert said[said.index("--init") + 1].endswith(f"step_{step:08d}"), said
+            said = command(queue.jobs[0])
+            assert said[said.index("--out") + 1].endswith(f"r/{file}") and said[3].endswith(f"r/{dump}"), said
+            assert said[said.index("--checkpoint") + 1].endswith(f"step_{step:08d}"), said
             made.append(file)
-            queue.jobs[0].ended.add(file)
+            run_directory.remove_dumps(place / "r")
+            queue.jobs[0].ended |= {file, dump}
         assert made == files, (probes, made)
     for words in ({"gpus": 1}, {"no_eval": True}):  # a probe uses the CPU
         queue = queue_of(place, "all", **words)
