@@ -219,7 +219,7 @@ static void expert_hidden_forward(Model *model, int l, int N) {
 static void block_forward_mlp(Model *model, int l, int N, bool again) {
     const ModelState *s = &model->state;
     const LayerActivations *a = &model->acts.layers[l];
-    floatX *branch = model->acts.branch, **rows = model->acts.expert_rows;
+    floatX *branch = model->acts.branch, *rows = model->acts.expert_rows, *out = model->acts.expert_out;
     Routing r = plan_routing(&model->plan, N);
     bool experts = a->starts != NULL, dense = a->gate_up != NULL;
     if (experts && !again) {
@@ -228,8 +228,8 @@ static void block_forward_mlp(Model *model, int l, int N, bool again) {
         expert_group(a->starts, a->entries, a->places, a->experts, r);
     }
     if (experts) {
-        expert_gather(rows[0], a->norm2, a->entries, r);
-        layer_experts_forward(s, a->expert_gate_up, rows[0], LINEAR_EXPERT_GATE_UP, l, a->starts, N);
+        expert_gather(rows, a->norm2, a->entries, r);
+        layer_experts_forward(s, a->expert_gate_up, rows, LINEAR_EXPERT_GATE_UP, l, a->starts, N);
     }
     if (dense) {
         layer_linear_forward(s, a->gate_up, a->norm2, LINEAR_GATE_UP, l, N);
@@ -239,8 +239,8 @@ static void block_forward_mlp(Model *model, int l, int N, bool again) {
     if (dense) layer_linear_forward(s, branch, a->hidden, LINEAR_DOWN, l, N);
     if (experts) {
         expert_hidden_forward(model, l, N);
-        layer_experts_forward(s, rows[1], model->acts.expert_hidden, LINEAR_EXPERT_DOWN, l, a->starts, N);
-        expert_combine(branch, rows[1], a->places, r, dense);
+        layer_experts_forward(s, out, model->acts.expert_hidden, LINEAR_EXPERT_DOWN, l, a->starts, N);
+        expert_combine(branch, out, a->places, r, dense);
     }
 }
 
@@ -464,7 +464,7 @@ static void experts_backward(Model *model, int l, int N, bool add) {
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     Routing r = plan_routing(&model->plan, N);
-    floatX *rows = g->expert_rows[0], *drows = g->expert_rows[1];
+    floatX *rows = g->expert_rows, *drows = g->expert_out;
     int R = N * c->K;
     expert_hidden_forward(model, l, N);
     // branch = sum over the places of a row, of down(hidden)

@@ -15,80 +15,117 @@ these sizes. [] shapes are row-major.
 #define PREFILL_ROWS 512
 #endif
 
-// The activations of a layer that its backward reads. Without a backward all layers share one set, except for kv in a
-// model for generation. With --recompute layers share some: see layer_keeps.
+// clang-format off
+// The activations of a layer that its backward reads: type, name, elements, and the level of --recompute from which
+// they are computed again. Elements are rows by columns by ..., row-major; a tensor without any is NULL.
+enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
+#define LAYER_ACTIVATIONS(A)                                                                                          \
+    A(floatX, norm1, N * C, RECOMPUTE_NORMS_AND_MLP)                                                                  \
+    A(real, rstd1, N, RECOMPUTE_NORMS_AND_MLP)                                                                        \
+    /* rows [q | k | v | lambda | gate], q and k normalized and rotated */                                            \
+    A(floatX, fused, N * d->fused_ld, RECOMPUTE_BLOCK)                                                                \
+    /* q and k before their norm */                                                                                   \
+    A(floatX, qk, c->qk_norm && backward ? N * d->rope_heads * d->QD : 0, RECOMPUTE_BLOCK)                            \
+    A(floatX, heads, N * d->NQ * d->DV, RECOMPUTE_BLOCK)      /* attention output of every query head: (N, NQ, DV) */ \
+    /* (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T) */                                                    \
+    A(real, lse, lse_count(plan, generates ? 1 : plan->B, generates ? plan->rows : plan->T), RECOMPUTE_BLOCK)         \
+    A(floatX, lambda, own_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK) /* where lambda is not projected from the input */ \
+    /* after the subtraction: (N, OH, DV); without one, heads */                                                      \
+    A(floatX, combined, d->groups.noise ? N * width : 0, RECOMPUTE_BLOCK)                                             \
+    /* without the component along the own value; in variants that keep it, combined */                               \
+    A(floatX, exclusive, c->attention->xsa ? N * width : 0, RECOMPUTE_BLOCK)                                          \
+    /* exclusive, normalized; in variants without a norm, exclusive */                                                \
+    A(floatX, normed, d->norm_width ? N * width : 0, RECOMPUTE_NORMS_AND_MLP)                                         \
+    A(real, rstd_sub, d->norm_width ? N * d->norm_count : 0, RECOMPUTE_NORMS_AND_MLP)                                 \
+    /* input of o_proj, after the gate: (N, NH*D); in variants without a gate, normed */                              \
+    A(floatX, attn_out, d->gate_width ? N * width : 0, RECOMPUTE_BLOCK)                                               \
+    A(floatX, x_mid, N * C, RECOMPUTE_BLOCK)                  /* residual stream after attention */                   \
+    A(floatX, norm2, N * C, RECOMPUTE_NORMS_AND_MLP)                                                                  \
+    A(real, rstd2, N, RECOMPUTE_NORMS_AND_MLP)                                                                        \
+    /* rows [gate | up] of the MLP that every token passes */                                                         \
+    A(floatX, gate_up, N * 2 * mlp.width, RECOMPUTE_NORMS_AND_MLP)                                                    \
+    A(floatX, hidden, N * mlp.width, RECOMPUTE_NORMS_AND_MLP)                                                         \
+    A(real, router_logits, N * mlp.experts, RECOMPUTE_NEVER)                                                          \
+    A(real, router_lse, mlp.experts ? N : 0, RECOMPUTE_NEVER)                                                         \
+    A(int, experts, N * mlp.active, RECOMPUTE_NEVER)                                                                  \
+    A(real, expert_weights, N * mlp.active, RECOMPUTE_NEVER)                                                          \
+    A(int, starts, mlp.experts ? mlp.experts + 1 : 0, RECOMPUTE_NEVER) /* starts, entries, places: as expert_group */ \
+    A(int, entries, N * mlp.active, RECOMPUTE_NEVER)                                                                  \
+    A(int, places, N * mlp.active, RECOMPUTE_NEVER)                                                                   \
+    A(floatX, expert_gate_up, N * mlp.active * 2 * mlp.expert_width, RECOMPUTE_NORMS_AND_MLP)                         \
+    /* residual stream after the MLP, the next block's input */                                                       \
+    A(floatX, x_out, N * C, RECOMPUTE_NEVER)
+
+// The activations of the model: type, name, elements.
+#define ACTIVATIONS(A)                                                                                            \
+    A(int, inputs, N)                                                                                             \
+    A(int, targets, N)                                                                                            \
+    /* for generation: position of the first row of each sequence */                                              \
+    A(int, first, generates ? plan->B : 0)                                                                        \
+    /* where the document of each input begins in its sequence */                                                 \
+    A(int, starts, generates ? 0 : N)                                                                             \
+    /* first rows of the documents, for attention_documents */                                                    \
+    A(int, documents, generates ? 0 : N + 1)                                                                      \
+    /* [L][LINEAR_BLOCK_COUNT][2]: --gemm fp8: the largest magnitudes of x and dy */                              \
+    A(absmax_t, maxima, plan->fp8 ? linear_max_count(plan) : 0)                                                   \
+    A(real, losses, N)                                        /* summed over the micro-steps of an update */      \
+    A(real, rope, (size_t)c->T * d->QD)                       /* (T, 2, QD/2): cosines, sines */                  \
+    A(floatX, embedded, N * C)                                                                                    \
+    /* YOCO: input of the keys and values of the upper half; rows [k | v], k normalized and rotated; k before */  \
+    A(floatX, kv_norm, c->yoco ? N * C : 0)                                                                       \
+    A(real, kv_rstd, c->yoco ? N : 0)                                                                             \
+    A(floatX, kv, c->yoco ? N * d->kv_ld : 0)                                                                     \
+    A(floatX, kv_kept, c->yoco && c->qk_norm && backward ? N * d->NK * d->QD : 0)                                 \
+    /* generation with windows: what a piece of a prompt reads */                                                 \
+    A(floatX, staged, ring ? (c->window - 1 + N) * d->kv_rows : 0)                                                \
+    /* output of o_proj and of down_proj, before it joins the residual stream */                                  \
+    A(floatX, branch, N * C)                                                                                      \
+    /* input of the experts; then their output; both are also those of gradients */                               \
+    A(floatX, expert_rows, R * C)                                                                                 \
+    A(floatX, expert_out, R * C)                                                                                  \
+    A(floatX, expert_hidden, R * FE)                                                                              \
+    A(floatX, norm_final, N * C)                                                                                  \
+    A(real, rstd_final, N)                                                                                        \
+    A(floatX, logits, (size_t)plan->logit_rows * plan->Vp)    /* then their gradient */                           \
+    /* sums of squares of this rank's pieces of the gradients, one for each bucket */                             \
+    A(double, grad_squares, backward ? (size_t)plan->sharding.count : 0)                                          \
+    /* gradients of the activations with these names; dx: of the residual stream */                               \
+    A(floatX, dx, backward ? N * C : 0)                                                                           \
+    A(floatX, dnorm, backward ? N * C : 0)                                                                        \
+    A(floatX, dfused, backward ? N * d->fused_ld : 0)         /* columns from fused_rows on are zero */           \
+    A(floatX, dkv, backward && c->yoco ? N * d->kv_ld : 0)    /* of kv, by one layer; then the sum over layers */ \
+    A(real, dkv_sum, backward && c->yoco ? N * d->kv_ld : 0)                                                      \
+    A(floatX, dheads, backward ? N * d->NQ * d->DV : 0)                                                           \
+    A(floatX, dlambda, backward && own_lambda ? N * d->OH : 0)                                                    \
+    A(floatX, dcombined, backward && d->groups.noise ? N * width : 0)                                             \
+    A(floatX, dexclusive, backward && c->attention->xsa ? N * width : 0)                                          \
+    A(floatX, dnormed, backward && d->norm_width ? N * width : 0)                                                 \
+    A(floatX, dattn_out, backward && d->gate_width ? N * width : 0)                                               \
+    A(floatX, dgate_up, backward ? N * 2 * F : 0)                                                                 \
+    A(floatX, dhidden, backward ? N * F : 0)                                                                      \
+    A(floatX, dexpert_gate_up, backward ? R * 2 * FE : 0)                                                         \
+    A(floatX, dexpert_hidden, backward ? R * FE : 0)                                                              \
+    A(real, dexpert_weights, backward ? R : 0)                                                                    \
+    /* (L, 2E+1): as router_totals, of the micro-steps of an update */                                            \
+    A(real, router_totals, backward ? c->L * router_total_count(c) : 0)                                           \
+    /* tokens of each expert, summed over ranks and over the micro-steps so far */                                \
+    A(real, router_loads, backward ? (size_t)c->L * c->E : 0)
+// clang-format on
+
 typedef struct {
-    floatX *norm1; // (N, C)
-    real *rstd1;   // (N)
-    floatX *fused; // (N, fused_ld): rows [q | k | v | lambda | gate], q and k normalized and rotated
-    floatX *qk;    // (N, rope_heads*QD): with qk_norm and a backward: q and k before their norm; else NULL
+#define MEMBER(type, name, elements, level) type *name;
+    LAYER_ACTIVATIONS(MEMBER)
+#undef MEMBER
     // Keys and values that the layer's attention reads, as KeySet says: its fused rows, the rows of YOCO, or in a model
     // for generation its cache (B, cache_capacity, kv_rows)
     floatX *kv;
-    floatX *heads;     // (N, NQ, DV): attention output of every query head
-    real *lse;         // (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T)
-    floatX *lambda;    // (N, OH): where lambda is not projected from the input, else NULL
-    floatX *combined;  // (N, OH, DV): after the subtraction; without one, heads
-    floatX *exclusive; // (N, OH, DV): without the component along the own value; in variants that keep it, combined
-    floatX *normed;    // (N, NH*D): exclusive, normalized; in variants without a norm: exclusive
-    real *rstd_sub;    // (N, norm_count)
-    floatX *attn_out;  // (N, NH*D): input of o_proj, after the gate; in variants without a gate: normed
-    floatX *x_mid;     // (N, C): residual stream after attention
-    floatX *norm2;     // (N, C)
-    real *rstd2;       // (N)
-    floatX *gate_up;   // (N, 2F): rows [gate | up]; F of the MLP that every token passes, NULL if there is none
-    floatX *hidden;    // (N, F)
-    // of layers with experts, else NULL. Routings are never computed again
-    real *router_logits;    // (N, E)
-    real *router_lse;       // (N)
-    int *experts;           // (N, K)
-    real *expert_weights;   // (N, K)
-    int *starts;            // (E+1): as expert_group
-    int *entries, *places;  // (N*K)
-    floatX *expert_gate_up; // (N*K, 2FE)
-    floatX *x_out;          // (N, C): residual stream after the MLP
 } LayerActivations;
 
 typedef struct {
-    int *inputs, *targets;    // (N)
-    int *first;               // (B): position of the first row of each sequence; for generation
-    int *starts;              // (N): where the document of each input begins in its sequence; not for generation
-    int *documents;           // (N+1): their first rows, for attention_documents; not for generation
-    absmax_t *maxima;         // [L][LINEAR_BLOCK_COUNT][2]: --gemm fp8: the largest magnitudes of x and dy; or NULL
-    real *losses;             // (N): summed over the micro-steps of an update
-    real *rope;               // (T, 2, QD/2): cosines, sines
-    floatX *kv_norm;          // with YOCO: (N, C): input of the keys and values of the upper half
-    real *kv_rstd;            // (N)
-    floatX *kv;               // (N, kv_ld): rows [k | v], k normalized and rotated
-    floatX *kv_kept;          // (N, NK*QD): with qk_norm and a backward: k before its norm; else NULL
-    floatX *staged;           // generation with windows: (window - 1 + rows, kv_rows): what a piece of a prompt reads
-    floatX *embedded;         // (N, C)
+#define MEMBER(type, name, elements) type *name;
+    ACTIVATIONS(MEMBER)
+#undef MEMBER
     LayerActivations *layers; // [L]
-    floatX *branch;           // (N, C): output of o_proj and of down_proj, before it joins the residual stream
-    floatX *expert_rows[2];   // (N*K, C): of layers with experts: input and output of the experts, and their gradients
-    floatX *expert_hidden;    // (N*K, FE)
-    real *router_totals;      // (L, 2E+1): as router_totals, of the micro-steps of an update
-    real *router_loads;       // (L, E): tokens of each expert, summed over ranks and over the micro-steps so far
-    floatX *norm_final;       // (N, C)
-    real *rstd_final;         // (N)
-    floatX *logits;           // (logit_rows, Vp), then their gradient
-    double *grad_squares;     // [buckets]: sums of squares of this rank's pieces of the gradients
-    // of the backward: gradients of the activations with these names; dx: of the residual stream
-    floatX *dx;         // (N, C)
-    floatX *dnorm;      // (N, C)
-    floatX *dfused;     // (N, fused_ld); columns from fused_rows on are zero
-    floatX *dkv;        // (N, kv_ld): of kv, by one layer; then the sum over layers
-    real *dkv_sum;      // (N, kv_ld)
-    floatX *dheads;     // (N, NQ, DV)
-    floatX *dlambda;    // (N, OH): as lambda
-    floatX *dcombined;  // (N, OH, DV): as combined
-    floatX *dexclusive; // (N, OH, DV): as exclusive
-    floatX *dnormed;    // (N, NH*D): as normed
-    floatX *dattn_out;  // (N, NH*D)
-    floatX *dgate_up;   // (N, 2F)
-    floatX *dhidden;    // (N, F)
-    floatX *dexpert_gate_up, *dexpert_hidden;
-    real *dexpert_weights; // (N, K)
 } Activations;
 
 // Allocates consecutive aligned pieces of a buffer; with base NULL it only counts their bytes.
@@ -96,149 +133,71 @@ typedef struct {
     char *base;
     size_t used, cached; // cached: by the caches of keys and values
 } Arena;
-static inline void *carve(Arena *arena, size_t count, size_t element_bytes) {
+static inline void *carve(Arena *arena, size_t bytes) {
     size_t at = arena->used;
-    arena->used += round_up(count * element_bytes, 256);
-    return arena->base ? arena->base + at : NULL;
+    arena->used += round_up(bytes, 256);
+    return arena->base && bytes ? arena->base + at : NULL;
 }
-#define CARVE(arena, type, count) (type *)carve(arena, count, sizeof(type))
 
 static inline size_t router_total_count(const ModelConfig *c) { return c->E ? 2 * (size_t)c->E + 1 : 0; } // of a layer
 
-// Whether layer l has its own memory for the activations that --recompute LEVEL computes again; else it uses layer 0's.
-static inline bool layer_keeps(const ModelPlan *plan, int l, Recompute level) {
-    return l == 0 || (plan->purpose == FOR_TRAINING && plan->recompute < level);
+// Memory that layers share.
+typedef struct {
+    void *memory;
+    size_t bytes;
+} LayerMemory;
+// Without a backward all layers share one set of activations; with --recompute, those that are computed again.
+static inline void *layer_carve(Arena *arena, const ModelPlan *plan, Recompute level, size_t bytes,
+                                LayerMemory *shared) {
+    if (bytes == 0) return NULL;
+    if (plan->purpose == FOR_TRAINING && plan->recompute < level) return carve(arena, bytes);
+    if (shared->bytes < bytes) shared->memory = carve(arena, bytes), shared->bytes = bytes;
+    return shared->memory;
 }
 
 // The cache of layer l: with YOCO the layers of the upper half share one.
 static inline floatX *layer_carve_cache(const Activations *a, const ModelPlan *plan, int l, Arena *arena) {
     if (layer_cross(&plan->config, l) && l > yoco_layer(&plan->config)) return a->layers[l - 1].kv;
-    size_t before = arena->used;
-    floatX *cache = CARVE(arena, floatX, (size_t)plan->B * cache_capacity(plan, l) * plan->dims.kv_rows);
-    arena->cached += arena->used - before;
-    return cache;
+    size_t bytes = (size_t)plan->B * cache_capacity(plan, l) * plan->dims.kv_rows * sizeof(floatX);
+    arena->cached += round_up(bytes, 256);
+    return (floatX *)carve(arena, bytes);
 }
 
-// Without memory of its own a layer uses that of the layer before it.
-static inline void layer_copy_mlp(LayerActivations *layer, const LayerActivations *before) {
-    layer->gate_up = before->gate_up;
-    layer->hidden = before->hidden;
-    layer->router_logits = before->router_logits;
-    layer->router_lse = before->router_lse;
-    layer->experts = before->experts;
-    layer->expert_weights = before->expert_weights;
-    layer->starts = before->starts;
-    layer->entries = before->entries;
-    layer->places = before->places;
-    layer->expert_gate_up = before->expert_gate_up;
-}
-
-// The MLP activations of layer l; own: it has its own memory for those that the backward may compute again.
-static inline void layer_carve_mlp(LayerActivations *layer, const ModelPlan *plan, int l, bool own, Arena *arena) {
-    MlpDims mlp = mlp_dims(&plan->config, l), before = mlp_dims(&plan->config, max_int(l - 1, 0));
-    size_t N = (size_t)plan->rows, R = N * (size_t)mlp.active, E = (size_t)mlp.experts;
-    bool first = l == 0 || mlp.kind != before.kind; // of its kind: the layers that follow may share its memory
-    if (own || first) {
-        layer->gate_up = mlp.width ? CARVE(arena, floatX, N * 2 * (size_t)mlp.width) : NULL;
-        layer->hidden = mlp.width ? CARVE(arena, floatX, N * (size_t)mlp.width) : NULL;
-        layer->expert_gate_up = E ? CARVE(arena, floatX, R * 2 * (size_t)mlp.expert_width) : NULL;
-    }
-    if (!first && plan->purpose != FOR_TRAINING) return;
-    layer->router_logits = E ? CARVE(arena, real, N * E) : NULL;
-    layer->router_lse = E ? CARVE(arena, real, N) : NULL;
-    layer->experts = E ? CARVE(arena, int, R) : NULL;
-    layer->expert_weights = E ? CARVE(arena, real, R) : NULL;
-    layer->starts = E ? CARVE(arena, int, E + 1) : NULL;
-    layer->entries = E ? CARVE(arena, int, R) : NULL;
-    layer->places = E ? CARVE(arena, int, R) : NULL;
-}
-
-// Lays the activations of the model out in the arena. Only this function knows their sizes.
+// Lays the activations of the model out in the arena.
 static inline void activations_carve(Activations *a, const ModelPlan *plan, Arena *arena) {
     const ModelConfig *c = &plan->config;
     const AttentionDims *d = &plan->dims;
     size_t N = (size_t)plan->rows, C = (size_t)c->C, R = N * (size_t)c->K, FE = (size_t)c->FE;
-    size_t F = (size_t)max_int(mlp_dims(c, 0).width, mlp_dims(c, c->L - 1).width);
-    size_t heads_width = (size_t)(d->NQ * d->DV), attn_width = (size_t)(c->NH * c->D), ld = (size_t)d->fused_ld;
-    bool backward = plan->purpose == FOR_TRAINING, own_lambda = d->groups.noise && d->lambda_rows == 0;
-    bool generates = plan->purpose == FOR_GENERATION, xsa = c->attention->xsa;
-
-    a->inputs = CARVE(arena, int, N);
-    a->targets = CARVE(arena, int, N);
-    a->first = generates ? CARVE(arena, int, plan->B) : NULL;
-    a->starts = generates ? NULL : CARVE(arena, int, N);
-    a->documents = generates ? NULL : CARVE(arena, int, N + 1);
-    a->maxima = plan->fp8 ? (absmax_t *)CARVE(arena, int, linear_max_count(plan)) : NULL;
-    a->losses = CARVE(arena, real, N);
-    a->rope = CARVE(arena, real, (size_t)c->T * d->QD);
-    a->embedded = CARVE(arena, floatX, N * C);
-    a->kv_norm = c->yoco ? CARVE(arena, floatX, N * C) : NULL;
-    a->kv_rstd = c->yoco ? CARVE(arena, real, N) : NULL;
-    a->kv = c->yoco ? CARVE(arena, floatX, N * d->kv_ld) : NULL;
-    a->kv_kept = c->yoco && c->qk_norm && backward ? CARVE(arena, floatX, N * d->NK * d->QD) : NULL;
-    bool ring = generates && c->window && c->window < plan->T;
-    a->staged = ring ? CARVE(arena, floatX, (c->window - 1 + N) * d->kv_rows) : NULL;
+    size_t F = (size_t)max_int(mlp_dims(c, 0).width, mlp_dims(c, c->L - 1).width), width = (size_t)(c->NH * c->D);
+    bool backward = plan->purpose == FOR_TRAINING, generates = plan->purpose == FOR_GENERATION;
+    bool own_lambda = d->groups.noise && d->lambda_rows == 0, ring = generates && c->window && c->window < plan->T;
+    struct {
+#define MEMBER(type, name, elements, level) LayerMemory name;
+        LAYER_ACTIVATIONS(MEMBER)
+#undef MEMBER
+    } shared;
+    memset(&shared, 0, sizeof(shared));
+#define CARVE(type, name, elements) a->name = (type *)carve(arena, (elements) * sizeof(type));
+    ACTIVATIONS(CARVE)
+#undef CARVE
+    if (!a->dcombined) a->dcombined = a->dheads;
+    if (!a->dexclusive) a->dexclusive = a->dcombined;
+    if (!a->dnormed) a->dnormed = a->dexclusive;
+    if (!a->dattn_out) a->dattn_out = a->dnormed;
     for (int l = 0; l < c->L; l++) {
         LayerActivations *layer = &a->layers[l];
-        bool own = layer_keeps(plan, l, RECOMPUTE_BLOCK);
-        if (l) *layer = a->layers[0];
-        if (l) layer_copy_mlp(layer, &a->layers[l - 1]);
-        if (l == 0 || backward) layer->x_out = CARVE(arena, floatX, N * C); // the next block's input
-        if (own) {
-            layer->fused = CARVE(arena, floatX, N * (size_t)plan_dims(plan, l)->fused_ld);
-            size_t rotated = (size_t)plan_dims(plan, l)->rope_heads * d->QD;
-            layer->qk = c->qk_norm && backward ? CARVE(arena, floatX, N * rotated) : NULL;
-            layer->heads = CARVE(arena, floatX, N * heads_width);
-            layer->lse =
-                CARVE(arena, real, generates ? lse_count(plan, 1, plan->rows) : lse_count(plan, plan->B, plan->T));
-            layer->lambda = own_lambda ? CARVE(arena, floatX, N * d->OH) : NULL;
-            layer->combined = d->groups.noise ? CARVE(arena, floatX, N * attn_width) : layer->heads;
-            layer->exclusive = xsa ? CARVE(arena, floatX, N * attn_width) : layer->combined;
-            layer->x_mid = CARVE(arena, floatX, N * C);
-        }
-        if (layer_keeps(plan, l, RECOMPUTE_NORMS_AND_MLP)) {
-            layer->norm1 = CARVE(arena, floatX, N * C);
-            layer->rstd1 = CARVE(arena, real, N);
-            layer->normed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : NULL;
-            layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * d->norm_count) : NULL;
-            layer->norm2 = CARVE(arena, floatX, N * C);
-            layer->rstd2 = CARVE(arena, real, N);
-        }
-        layer_carve_mlp(layer, plan, l, layer_keeps(plan, l, RECOMPUTE_NORMS_AND_MLP), arena);
-        layer->kv = layer->fused;
-        if (generates) layer->kv = layer_carve_cache(a, plan, l, arena);
-        else if (layer_cross(c, l)) layer->kv = a->kv;
-        if (!d->norm_width) layer->normed = layer->exclusive;
-        if (!d->gate_width) layer->attn_out = layer->normed;
-        else if (own) layer->attn_out = CARVE(arena, floatX, N * attn_width);
+        MlpDims mlp = mlp_dims(c, l);
+        d = plan_dims(plan, l);
+#define CARVE(type, name, elements, level) \
+    layer->name = (type *)layer_carve(arena, plan, (Recompute)(level), (elements) * sizeof(type), &shared.name);
+        LAYER_ACTIVATIONS(CARVE)
+#undef CARVE
+        layer->kv = generates ? layer_carve_cache(a, plan, l, arena) : layer_cross(c, l) ? a->kv : layer->fused;
+        if (!layer->combined) layer->combined = layer->heads;
+        if (!layer->exclusive) layer->exclusive = layer->combined;
+        if (!layer->normed) layer->normed = layer->exclusive;
+        if (!layer->attn_out) layer->attn_out = layer->normed;
     }
-    a->branch = CARVE(arena, floatX, N * C);
-    for (int i = 0; i < 2; i++) a->expert_rows[i] = c->E ? CARVE(arena, floatX, R * C) : NULL;
-    a->expert_hidden = c->E ? CARVE(arena, floatX, R * FE) : NULL;
-    a->norm_final = CARVE(arena, floatX, N * C);
-    a->rstd_final = CARVE(arena, real, N);
-    a->logits = CARVE(arena, floatX, (size_t)plan->logit_rows * plan->Vp);
-    if (!backward) return;
-    a->grad_squares = CARVE(arena, double, (size_t)plan->sharding.count);
-    a->dx = CARVE(arena, floatX, N * C);
-    a->dnorm = CARVE(arena, floatX, N * C);
-    a->dfused = CARVE(arena, floatX, N * ld);
-    a->dkv = c->yoco ? CARVE(arena, floatX, N * d->kv_ld) : NULL;
-    a->dkv_sum = c->yoco ? CARVE(arena, real, N * d->kv_ld) : NULL;
-    a->dheads = CARVE(arena, floatX, N * heads_width);
-    a->dlambda = own_lambda ? CARVE(arena, floatX, N * d->OH) : NULL;
-    a->dcombined = d->groups.noise ? CARVE(arena, floatX, N * attn_width) : a->dheads;
-    a->dexclusive = xsa ? CARVE(arena, floatX, N * attn_width) : a->dcombined;
-    a->dnormed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : a->dexclusive;
-    a->dattn_out = d->gate_width ? CARVE(arena, floatX, N * attn_width) : a->dnormed;
-    a->dgate_up = F ? CARVE(arena, floatX, N * 2 * F) : NULL;
-    a->dhidden = F ? CARVE(arena, floatX, N * F) : NULL;
-    if (!c->E) return;
-    a->dexpert_gate_up = CARVE(arena, floatX, R * 2 * FE);
-    a->dexpert_hidden = CARVE(arena, floatX, R * FE);
-    a->dexpert_weights = CARVE(arena, real, R);
-    a->router_totals = CARVE(arena, real, (size_t)c->L * router_total_count(c));
-    a->router_loads = CARVE(arena, real, (size_t)c->L * c->E);
 }
 
 // Allocates the activations of a plan, and fills the table of rotations. Returns their memory.
