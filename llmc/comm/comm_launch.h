@@ -140,9 +140,10 @@ static inline bool launch_make_directory(const char *parent, char *path) {
 static inline void launch_connect_by_mpi(const CommStart *start, char *path, void *data, size_t bytes) {
     const char *temporary = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
     if (comm.rank == 0) {
-        if (start->directory) launch_make_parent(start->directory);
-        CHECK((start->directory && launch_make_directory(start->directory, path)) ||
-                  launch_make_directory(temporary, path),
+        struct stat st; // a file in the place of --out: the options are refused later
+        bool usable = start->directory && (stat(start->directory, &st) != 0 || S_ISDIR(st.st_mode));
+        if (usable) launch_make_parent(start->directory);
+        CHECK((usable && launch_make_directory(start->directory, path)) || launch_make_directory(temporary, path),
               "cannot create a directory for the states of the ranks in %s: %s; --rendezvous selects another",
               start->directory ? start->directory : temporary, strerror(errno));
     }
