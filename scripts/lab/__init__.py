@@ -14,9 +14,10 @@ report.py             the command `report`: runs become a page, PNG files and ta
 study.py              reads the runs of a report and finds what prevents a comparison
 tables.py             the tables of a report
 compare.py            values by seed: estimates, gaps to the reference
-layers.py             numbers of layers: statistics, evaluations, probes of checkpoints
+metrics.py            the table of the numbers of runs: where each is read, and what shows it
+layers.py             tables of layers: statistics, evaluations, probes of checkpoints
 evaluations.py        loss by position, recall, multiple-choice and synthetic tasks
-measurements.py       the numbers of each run that claims are about, and their CSV file
+measurements.py       the metrics of each run that claims are about, and their CSV file
 claims, claims.py     published claims, the rules of their verdicts, and the verdicts
 scoreboard.py         the command `scoreboard`: the verdicts as Markdown
 low_bit.py            what low precision costs each arm

@@ -7,7 +7,7 @@ hover), symbol. None in y is a gap. `who` names the seeds, on hover. A view with
 cells with a share z and a text.
 """
 
-from . import stats, tables
+from . import metrics, stats, tables
 from .compare import difference, estimate
 
 POINTS = 300  # per line at most
@@ -245,60 +245,9 @@ def ladder(study, rows):
     )
 
 
-EXPERTS = "of layers with experts."
-LAYER_FIGURES = (  # key, unit, whether the axis is logarithmic, title, note
-    (
-        "lambda_mean",
-        "lambda",
-        False,
-        "Factor of the second map",
-        "Mean over tokens and heads, after the sigmoid if the variant has one.",
-    ),
-    (
-        "context_rms_mean",
-        "context RMS",
-        True,
-        "Context RMS",
-        "Root mean square of each head's output before o_proj, mean over tokens and heads.",
-    ),
-    (
-        "first_mass_effective",
-        "mass",
-        False,
-        "Attention mass on the first position",
-        "Of the effective map |A1 - s A2|, normalized; of A for variants with one map.",
-    ),
-    ("logit_max", "largest |logit|", True, "Largest attention logit", "On sampled query rows, both maps."),
-    ("residual_max", "largest |activation|", True, "Largest activation", "Of the residual stream after the layer."),
-    ("grad_norm", "gradient norm", True, "Gradient norm by layer", "Before clipping."),
-    (
-        "expert_load_max",
-        "largest load",
-        False,
-        "Load of the busiest expert",
-        f"Tokens of the expert that has most of them, relative to an equal share; {EXPERTS}",
-    ),
-    (
-        "expert_load_min",
-        "smallest load",
-        False,
-        "Load of the least used expert",
-        f"Tokens of the expert that has fewest of them, relative to an equal share; {EXPERTS}",
-    ),
-    (
-        "router_entropy",
-        "entropy, nats",
-        False,
-        "Entropy of the router",
-        f"Of the probabilities of the experts, mean over the tokens; {EXPERTS}",
-    ),
-    ("router_logit_max", "largest |logit|", True, "Largest logit of the router", EXPERTS.capitalize()),
-)
-
-
 def layer_figures(study):
     figures = []
-    for key, unit, log, title, note in LAYER_FIGURES:
+    for key, (unit, title, note, log) in metrics.FIGURES.items():
         by_layer, over_time = [], []
         for arm, label, lr, runs in study.cells():
             runs = [run for run in runs if run.layers]

@@ -1,5 +1,4 @@
-"""layers.py: the numbers of the layers of a run: SOURCES says where they are, and the functions here read, average and
-tabulate them.
+"""layers.py: tables of the numbers of layers, which metrics.py lists: statistics, evaluations, probes of checkpoints.
 
 The tables of probes (probe.py) have means over the seeds with their 95% t intervals, by layer at the last step, and by
 training step:
@@ -15,53 +14,10 @@ training step:
 import math
 
 from . import stats
-from .compare import by_seed, difference
-
-SOURCES = {  # the records of the layers of a run, in order
-    "first": lambda run: run.layers.get(1, {}).values(),  # statistics of the log at step 1
-    "last": lambda run: run.layers.get(max(run.layers, default=0), {}).values(),
-    "attention": lambda run: ((run.eval or {}).get("attention") or {}).get("layers", []),  # of the evaluation
-    "rounding": lambda run: ((run.eval or {}).get("attention_rounding") or {}).get("layers", []),
-    "probe": lambda run: run.probes[run.steps]["layers"] if run.steps in run.probes else [],
-}
-
-
-def number(layer, path):
-    """The number at a path of keys, "subtraction.adjacent"; None if a part of it is null or missing."""
-    for key in path.split("."):
-        layer = layer.get(key) if isinstance(layer, dict) else None
-    return layer if stats.finite(layer) else None
-
-
-def combined(layers, path, combine=stats.mean):
-    values = [x for layer in layers if (x := number(layer, path)) is not None]
-    return combine(values) if values else None
-
-
-def reader(source, path, combine=stats.mean):
-    """A function of a run: the combination over its layers of the finite numbers at a path."""
-    return lambda run: combined(SOURCES[source](run), path, combine)
-
-
-def beyond_permuted(name):
-    """A function of a run: a similarity of the weights beyond that of permuted weights."""
-    found, chance = reader("probe", PROBES[name]), reader("probe", PROBES[f"{name}_permuted"])
-    return lambda run: difference(found(run), chance(run))
-
+from .compare import by_seed
+from .metrics import LATE, LAYERS, PROBES, SOURCES, combined, late_gradient, number
 
 # ---- statistics and evaluations
-
-STATISTICS = {
-    "last": (
-        "lambda_mean lambda_min lambda_max context_rms_mean context_rms_min context_rms_max first_mass_map0 "
-        "first_mass_map1 first_mass_effective logit_max residual_max residual_median grad_norm "
-        "expert_load_max expert_load_min router_entropy router_logit_max"
-    ).split(),
-    "attention": (
-        "first_mass_map0 first_mass_map1 first_mass_effective sink_rate_map0 sink_rate_map1 sink_rate_effective "
-        "logit_max logit_median hidden_max hidden_median"
-    ).split(),
-}
 
 
 def layer_table(study, lr):
@@ -71,23 +27,13 @@ def layer_table(study, lr):
         runs = study.runs_of(arm, lr)
         ended = [run for run in runs if run.layers and run.state in ("done", "diverged")]
         table[arm] = {"seeds": len(ended), "stats": {}, "eval": {}}
-        for name, source, some in (("stats", "last", ended), ("eval", "attention", runs)):
+        for name, (source, numbers) in LAYERS.items():
+            some = ended if name == "stats" else runs
             records = [list(layers) for run in some if (layers := SOURCES[source](run))]
-            for key in STATISTICS[source] if records else ():
+            for key in numbers if records else ():
                 values = [[number(layer, key) for layer in layers] for layers in records]
                 table[arm][name][key] = list(map(stats.mean_or_none, zip(*values)))
     return table
-
-
-LATE = 0.75  # share of the steps after which statistics are late
-
-
-def late_gradient(run, layer=None):
-    """The geometric mean of the gradient norms of a layer, or of all layers, over the statistics late in a run."""
-    late = [records for step, records in run.layers.items() if step > LATE * run.steps]
-    norms = [r.get("grad_norm") for records in late for l, r in records.items() if layer in (None, l)]
-    logs = [math.log(x) for x in norms if stats.finite(x) and x > 0]
-    return math.exp(stats.mean(logs)) if logs else None
 
 
 def late_gradients(study):
@@ -111,15 +57,6 @@ def late_gradients(study):
 # ---- probes
 
 RARE = 0.05  # p of a permutation test
-PROBES = {  # name -> path in a layer of probe.json
-    "adjacent": "subtraction.adjacent",
-    "adjacent_permuted": "subtraction.adjacent_permuted.mean",
-    "closest": "subtraction.closest",
-    "closest_permuted": "subtraction.closest_permuted.mean",
-    **{name: f"maps.{name}" for name in ("correlation", "cancelled", "negative", "effective_rank")},
-    **{name: f"maps.{name}" for name in ("effective_rank_signal", "effective_rank_noise")},
-    **{f"lambda_{of}": f"lambda.{of}.mean" for of in ("all", "first", "punctuation", "rare", "other")},
-}
 
 
 def interval(values):
@@ -147,7 +84,7 @@ def probe_tables(study, lr):
         found["steps"][arm] = []
         for step in sorted(set.intersection(*(set(run.probes) for run in runs))):
             at = [run.probes[step]["layers"] for run in runs]
-            means = {name: interval([combined(layers, path) for layers in at]) for name, path in PROBES.items()}
+            means = {name: interval([combined(layers, [path]) for layers in at]) for name, path in PROBES.items()}
             found["steps"][arm].append({"step": step, **{name: e for name, e in means.items() if e}})
         found["beyond"][arm] = {key: beyond(last, key) for key in ("adjacent", "closest")}
     return found if found["layers"] else None

@@ -7,40 +7,9 @@ of an arm is its cost minus that of the reference, paired by seed. The magnitude
 in the same way.
 """
 
-from . import layers, stats
+from . import stats
 from .compare import by_seed, compared, correct, difference, shown_seeds
-
-LOSSES = {  # of a run: what is compared, and how to get it
-    "validated at its own precision": lambda run: run.last_validation,
-    "both evaluated in fp32": lambda run: (run.eval or {}).get("loss"),
-}
-
-
-def of_layers(source, combine, *keys):
-    """A function of a run: the combination over its layers of the first of these keys that each has; None if a layer
-    has none."""
-
-    def read(run):
-        found = [
-            next((x for key in keys if (x := layers.number(layer, key)) is not None), None)
-            for layer in layers.SOURCES[source](run)
-        ]
-        return combine(found) if found and None not in found else None
-
-    return read
-
-
-MEASURED = {  # of an evaluation: a function of a run
-    "largest attention logit": of_layers("attention", max, "logit_max"),
-    "largest activation": of_layers("attention", max, "hidden_max"),
-    "bf16 error of a head, mean": of_layers("rounding", stats.mean, "heads_mean"),
-    "bf16 error of a head, largest": of_layers("rounding", max, "heads_max"),
-    "bf16 error of an output, mean": of_layers("rounding", stats.mean, "combined_mean", "heads_mean"),
-    "bf16 error of an output, largest": of_layers("rounding", max, "combined_max", "heads_max"),
-    "bf16 error with bf16 q, k, v, mean": of_layers(
-        "rounding", stats.mean, "combined_of_inputs_mean", "heads_of_inputs_mean"
-    ),
-}
+from .metrics import METRICS
 
 
 def run_at(study, arm, lr, precision):
@@ -71,12 +40,12 @@ def corrected(table):
 
 def training(study, lr, precisions):
     def costs(arm):
-        at = lambda precision: {s: loss(run) for s, run in run_at(study, arm, lr, precision).items()}
+        at = lambda precision: {s: metric.of(run) for s, run in run_at(study, arm, lr, precision).items()}
         return stats.paired(at(low), at(precisions[0]))
 
     table = []
     for low in precisions[1:]:
-        for what, loss in LOSSES.items():
+        for what, metric in METRICS["training"].items():
             table += rows(study, costs, precision=low, what=what)
     return corrected(table)
 
@@ -128,6 +97,6 @@ def tables(study, lr):
         "lr": lr,
         "training": training(study, lr, precisions),
         "rounding": rounding(study, lr, precisions, specs),
-        "measured": evaluated(study, lr, precisions, MEASURED),
+        "measured": evaluated(study, lr, precisions, {what: m.of for what, m in METRICS["measured"].items()}),
         "missing": missing(study, lr, precisions, specs),
     }

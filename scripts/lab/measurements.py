@@ -13,54 +13,10 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from . import layers, run_directory, stats, tables
-from .layers import reader
+from . import metrics, run_directory, stats
 
+METRICS = metrics.METRICS["claims"]
 
-def norms(run, begin, end):
-    """The positive gradient norms of the whole model in a share of the steps."""
-    part = [r.get("grad_norm") for r in run.train if begin * run.steps < r["step"] <= end * run.steps]
-    return [x for x in part if stats.finite(x) and x > 0]
-
-
-def growth(run):
-    """The geometric mean of the gradient norms of the last quarter of the steps, relative to that of the second."""
-    early, late = norms(run, 0.25, 0.5), norms(run, layers.LATE, 1)
-    log_mean = lambda xs: stats.mean([math.log(x) for x in xs])
-    return math.exp(log_mean(late) - log_mean(early)) if early and late else None
-
-
-def relative_deviation(run):
-    """The deviation of the gradient norms of the last quarter of the steps, relative to their mean."""
-    late = norms(run, layers.LATE, 1)
-    return stats.deviation(late) / stats.mean(late) if len(late) > 1 else None
-
-
-@dataclass
-class Metric:
-    of: object  # function of a run; None: the final loss, which depends on the study
-    unit: str
-    ratio: bool = False  # positive magnitudes, compared by their logarithms
-
-
-METRICS = {
-    "loss": Metric(None, "nats"),
-    "grad_spikes": Metric(lambda run: tables.spikes(run, "grad")[2], "% of the steps"),
-    "loss_spikes": Metric(lambda run: tables.spikes(run, "loss")[2], "% of the steps"),
-    "late_grad_norm": Metric(layers.late_gradient, "", True),
-    "grad_growth": Metric(growth, "", True),
-    "grad_deviation": Metric(relative_deviation, "", True),
-    "logit_max": Metric(reader("attention", "logit_max", max), "", True),
-    "logit_median": Metric(reader("attention", "logit_median"), "", True),
-    "hidden_max": Metric(reader("attention", "hidden_max", max), "", True),
-    "first_mass": Metric(reader("attention", "first_mass_effective"), "of the attention"),
-    "sink_rate": Metric(reader("attention", "sink_rate_effective"), "% of the heads"),
-    "initial_context_rms": Metric(reader("first", "context_rms_mean"), "", True),
-    "context_rms_min": Metric(reader("last", "context_rms_min", min), "", True),
-    "lambda": Metric(reader("last", "lambda_mean"), ""),
-    "wo_adjacent": Metric(layers.beyond_permuted("adjacent"), ""),
-    "wo_closest": Metric(layers.beyond_permuted("closest"), ""),
-}
 KEY = ("study", "arm", "rate", "seed")
 OF_RUN = ("steps", "tokens", "parameters", "active_parameters", "flops_per_token", "windows")
 COLUMNS = (*KEY, "state", *OF_RUN, *METRICS)

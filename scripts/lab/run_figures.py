@@ -1,7 +1,7 @@
 """run_figures.py: the figures of one run, by step."""
 
-from . import stats
-from .figures import LAYER_FIGURES, POINTS, binned, figure, router_figure, trace, view
+from . import metrics, stats
+from .figures import POINTS, binned, figure, router_figure, trace, view
 from .table import speed_text
 
 
@@ -59,7 +59,7 @@ def router(run):
 
 def layers(run):
     steps, found = sorted(run.layers), []
-    for key, unit, log, title, note in LAYER_FIGURES:
+    for key, (unit, title, note, log) in metrics.FIGURES.items():
         lines = []
         for layer in sorted({l for records in run.layers.values() for l in records}):
             values = [run.layers[s].get(layer, {}).get(key) for s in steps]

@@ -3,7 +3,7 @@
 import math
 from statistics import median
 
-from . import evaluations, layers, long_context, low_bit, option_history, stats
+from . import evaluations, layers, long_context, low_bit, metrics, option_history, stats
 from .compare import correct, estimate
 from .study import speed
 
@@ -64,12 +64,6 @@ def summary(study):
     return rows
 
 
-def spikes(run, what):
-    """stats.spikes() of the losses or the gradient norms of all steps, with and without an update."""
-    key = {"grad": "grad_norm"}.get(what, what)
-    return stats.spikes(stats.z_scores([r.get(key) for r in run.train]))
-
-
 def spike_rows(study):
     rows = []
     for arm, label, lr, runs in study.cells():
@@ -79,7 +73,7 @@ def spike_rows(study):
         row = {"arm": arm, "label": label, "lr": lr, "rate": rate_of(runs), "runs": len(runs)}
         row["diverged"] = sum(run.state == "diverged" for run in runs)
         for what in ("loss", "grad"):
-            counts = [spikes(run, what) for run in runs]
+            counts = [metrics.spikes(run, what) for run in runs]
             found, judged = sum(len(c[0]) for c in counts), sum(c[1] for c in counts)
             row[what] = {"spikes": found, "judged": judged, "score": 100 * found / judged if judged else None}
             row[what]["by_run"] = stats.as_json(stats.t_interval([c[2] for c in counts if c[2] is not None]))

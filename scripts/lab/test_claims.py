@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from . import claims, figures, layers, low_bit, measurements, plan as plans, run_directory, scheduler, stats
+from . import claims, figures, layers, low_bit, measurements, metrics, plan as plans, run_directory, scheduler, stats
 from . import study as studies, tables
 from .measurements import METRICS
 from .run_directory import RunError
@@ -701,8 +701,8 @@ def late_gradients_are_geometric_means_of_the_last_quarter(place):
     near(base["layers"][1] / base["layers"][0], 4)
     near(a["ratio"]["mean"], math.log(3))
     near(a["ratio"]["half"], 0, 1e-9)
-    near(layers.late_gradient(study.runs_of("a", 0.001)[0]), 3 * 2 * math.exp(0.1))
-    near(layers.late_gradient(study.runs_of("a", 0.001)[0], 0), 3 * math.exp(0.1))
+    near(metrics.late_gradient(study.runs_of("a", 0.001)[0]), 3 * 2 * math.exp(0.1))
+    near(metrics.late_gradient(study.runs_of("a", 0.001)[0], 0), 3 * math.exp(0.1))
     assert layers.late_gradients(studies.load([made_lab(place / "x", arms)])) == [], "too few statistics"
 
 
