@@ -37,15 +37,25 @@ def sentence(row, reference, confidence):
     return f"{name}, rate {row['rate']}: {result} {limits}, {gap['n']} seeds{corrected}."
 
 
+def percent(estimate):
+    """An estimate of results(), of a share, in percent."""
+    return estimate and {key: x and 100 * x if key in ("mean", "half", "sd") else x for key, x in estimate.items()}
+
+
+def gap_cells(r, row, key="gap", **style):
+    """The cells of the gap of a row, in the style of difference(), and of its adjusted p."""
+    reference = Cell("reference" if row["arm"] == r["reference"] else "–")
+    return [difference(row[key], **style) if row[key] else reference, number((row[key] or {}).get("p_holm"), 3)]
+
+
 def summary(r):
     rows, told = [], r["summary"]
     for row in r["summary"]:
         pooled = row["gap_pooled"] if (row["gap_pooled"] or {}).get("pooled") else None
-        reference = Cell("reference" if row["arm"] == r["reference"] else "–")
+        gap, p = gap_cells(r, row)
         rows.append([arm_cell(row), row["rate"], parameters_text(row["parameters"], row["active_parameters"])])
-        rows[-1] += [engineering(row["flops_per_token"]), interval(row["loss"])]
-        rows[-1] += [difference(row["gap"]) if row["gap"] else reference, interval(pooled, True)]
-        rows[-1] += [number((row["gap"] or {}).get("p_holm"), 3), row["loss"]["n"] if row["loss"] else 0]
+        rows[-1] += [engineering(row["flops_per_token"]), interval(row["loss"]), gap, interval(pooled, True), p]
+        rows[-1] += [row["loss"]["n"] if row["loss"] else 0]
         rows[-1] += [", ".join(f"{n} {s}" for s, n in row["states"].items()), speed_text(row["speed"])]
     if len(told) > MOST_SENTENCES:
         told = [row for row in told if row["gap"] and decided(row["gap"])]
@@ -255,9 +265,8 @@ def low_bit(r):
         rows = []
         for row in part[name]:
             cost = interval(row["cost"], False, 5) if name == "measured" else difference(row["cost"], 5).text
-            gap = difference(row["gap"], 5) if row["arm"] != r["reference"] else "reference"
-            rows.append([row["precision"], row["what"], arm_cell(row), cost, gap])
-            rows[-1] += [number((row["gap"] or {}).get("p_holm"), 3), row["cost"]["n"]]
+            gap = gap_cells(r, row, digits=5)
+            rows.append([row["precision"], row["what"], arm_cell(row), cost, *gap, row["cost"]["n"]])
         head = ["trained in", what, "arm", value, "gap", "p (Holm)", "seeds"]
         tables.append(Table(f"precision-{name}", head, rows, captions[name]))
     tables[0].lines = [f"Missing: {line}" for line in part["missing"]]
@@ -299,33 +308,33 @@ def windows(r):
     ]
 
 
-def percent(estimate):
-    """An estimate of results(), of a share, in percent."""
-    return estimate and {key: x and 100 * x if key in ("mean", "half", "sd") else x for key, x in estimate.items()}
+def score_heads(count, over):
+    return ["task", "arm", count, "chance", "accuracy, %", over, "against chance", "gap", "p (Holm)"]
+
+
+def score_cells(r, row, count, over, gap):
+    """The cells below score_heads(). over: half or whole of the interval over questions; gap: the key of the gap."""
+    said, shares = row["against_chance"], row | {gap: percent(row[gap])}
+    return [
+        *(row["task"], arm_cell(row), row[count], f"{100 * row['chance']:.1f}"),
+        *(interval(percent(row["accuracy"]), digits=1), over, Cell(said or "–", "open" if said == "at chance" else "")),
+        *gap_cells(r, shares, gap, digits=1, better=1, undecided=""),
+    ]
 
 
 def task_scores(r):
     """The scores of multiple-choice tasks by arm."""
     rows = []
     for row in r["tasks"]:
-        half, said = row["half_over_examples"], row["against_chance"]
-        rows.append([row["task"], arm_cell(row), row["examples"], f"{100 * row['chance']:.1f}"])
-        rows[-1] += [interval(percent(row["accuracy"]), digits=1), number(half and 100 * half, 1)]
-        rows[-1] += [Cell(said or "–", "open" if said == "at chance" else "")]
-        for key, digits, better in (("accuracy", 1, 1), ("bits_per_byte", 4, -1)):
-            gap = row[f"{key}_gap"]
-            kind = "open" if not decided(gap) else "good" if better * gap["mean"] > 0 else "bad"
-            shown_gap = interval(percent(gap) if key == "accuracy" else gap, True, digits)
-            reference = Cell("reference" if row["arm"] == r["reference"] else "–")
-            rows[-1] += [interval(row[key], digits=4)] if key == "bits_per_byte" else []
-            rows[-1] += [Cell(shown_gap, kind) if gap else reference, number((gap or {}).get("p_holm"), 3)]
-        norm = interval(percent(row["accuracy_norm"]), digits=1)
+        half, norm = row["half_over_examples"], interval(percent(row["accuracy_norm"]), digits=1)
+        rows.append(score_cells(r, row, "examples", number(half and 100 * half, 1), "accuracy_gap"))
+        rows[-1] += [interval(row["bits_per_byte"]), *gap_cells(r, row, "bits_per_byte_gap", undecided="")]
         rows[-1] += [norm + (" by tokens" if row["norm"] == "tokens" and row["accuracy_norm"] else "")]
         rows[-1] += [len(row["seeds"])]
-    head = ["task", "arm", "examples", "chance", "accuracy, %", "± over examples", "against chance", "gap", "p (Holm)"]
     return Table(
         "tasks",
-        [*head, "bits per byte", "gap", "p (Holm)", "normalized accuracy, %", "seeds"],
+        score_heads("examples", "± over examples")
+        + ["bits per byte", "gap", "p (Holm)", "normalized accuracy, %", "seeds"],
         rows,
         "Scores of the last step, mean over seeds. Gap: arm minus reference at the same seed. Square brackets: "
         f"{100 * r['confidence']:.0f}% t intervals over seeds. Over examples: half the interval that the number of "
@@ -339,21 +348,13 @@ def synthetic(r):
     """The scores of synthetic tasks by arm."""
     rows = []
     for row in r["synthetic"]:
-        gap, said = row["gap"], row["against_chance"]
-        kind = "open" if not decided(gap) else "good" if gap["mean"] > 0 else "bad"
-        rows.append([row["task"], arm_cell(row), row["questions"], f"{100 * row['chance']:.1f}"])
-        rows[-1] += [interval(percent(row["accuracy"]), digits=1), f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"]
-        rows[-1] += [Cell(said, "open" if said == "at chance" else "")]
-        reference = Cell("reference" if row["arm"] == r["reference"] else "–")
-        rows[-1] += [Cell(interval(percent(gap), True, 1), kind) if gap else reference]
-        rows[-1] += [number((gap or {}).get("p_holm"), 3), interval(percent(row["exact"]), digits=1)]
-        for key in ("spread", "spread_independent"):
-            rows[-1] += [interval(percent(row.get(key)), digits=1)]
+        rows.append(score_cells(r, row, "questions", f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]", "gap"))
+        rows[-1] += [interval(percent(row.get(key)), digits=1) for key in ("exact", "spread", "spread_independent")]
         rows[-1] += [len(row["seeds"])]
-    head = ["task", "arm", "questions", "chance", "accuracy, %", "over questions", "against chance", "gap", "p (Holm)"]
     return Table(
         "synthetic",
-        [*head, "most likely of all, %", "spread over orders", "of independent answers", "seeds"],
+        score_heads("questions", "over questions")
+        + ["most likely of all, %", "spread over orders", "of independent answers", "seeds"],
         rows,
         "Pairs of tokens in text, of which some are asked for; and classification after examples of four classes. The "
         "answer is the most likely candidate. Mean over seeds; square brackets: "

@@ -64,12 +64,12 @@ def decided(e):
     return bool(e) and e["half"] is not None and abs(e["mean"]) > e["half"]
 
 
-def difference(e, digits=4):
-    """The cell of a difference, which says if its interval contains 0."""
+def difference(e, digits=4, better=-1, undecided=" not shown"):
+    """The cell of a difference, with a remark if its interval contains 0. better: its sign in a better arm."""
     if not e:
         return Cell("–")
-    kind = "open" if not decided(e) else "good" if e["mean"] < 0 else "bad"
-    return Cell(interval(e, True, digits) + (" not shown" if kind == "open" and e["half"] is not None else ""), kind)
+    kind = "open" if not decided(e) else "good" if better * e["mean"] > 0 else "bad"
+    return Cell(interval(e, True, digits) + (undecided if kind == "open" and e["half"] is not None else ""), kind)
 
 
 def arm_cell(row):
