@@ -12,7 +12,8 @@ schema.py             required types of the JSON files
 option_history.py     options of a run that was resumed with others
 report.py             the command `report`: runs become a page, PNG files and tables
 study.py              reads the runs of a report and finds what prevents a comparison
-tables.py             the tables of a report
+tables.py             the tables of a report as JSON
+report_tables.py      as they are shown, on the page and in Markdown
 compare.py            values by seed: estimates, gaps to the reference
 metrics.py            the table of the numbers of runs: where each is read, and what shows it
 layers.py             tables of layers: statistics, evaluations, probes of checkpoints
@@ -25,10 +26,9 @@ long_context.py       what windows and YOCO cost each variant
 attention_maps.py     reads attention maps
 stats.py              intervals, tests, smoothing
 figures.py            the curves of each figure
-run_figures.py        those of one run
 evaluation_figures.py those of evaluations
+one_run.py            the tables and figures of one run
 page.py, page.*       the HTML page
 png.py                figures as PNG
-markdown.py           the main tables as Markdown
 published_results.py  results of papers beside ours
 """

@@ -87,16 +87,14 @@ def loss_curves(study):
     views = []
     for which, title in AXES:
         traces = []
-        for arm, label, lr, runs in study.cells():
-            runs = [run for run in runs if run.train]
+        for arm, label, lr, runs in study.cells(having=lambda run: run.train):
             lines = [(axis(run, run.train, which), [r.get("loss") for r in run.train]) for run in runs]
             for run, (x, y) in zip(runs, lines) if len(runs) > 1 else ():
                 traces.append(trace(arm, run.name, binned(x), binned(y), lr, who=seed(run), faint=True, smooth=True))
-            n = min((len(x) for x, _ in lines), default=0)
-            if n:
-                average = [stats.mean([x[i] for x, _ in lines]) for i in range(n)]
-                means = [stats.mean_or_none([y[i] for _, y in lines]) for i in range(n)]
-                traces.append(trace(arm, label, binned(average), binned(means), lr, who=over(runs), smooth=True))
+            n = min(len(x) for x, _ in lines)
+            average = [stats.mean([x[i] for x, _ in lines]) for i in range(n)]
+            means = [stats.mean_or_none([y[i] for _, y in lines]) for i in range(n)]
+            traces.append(trace(arm, label, binned(average), binned(means), lr, who=over(runs), smooth=True))
         views.append(view(which, title, "training loss, nats per token", traces, focus=True))
     return figure(
         "loss",
@@ -245,14 +243,19 @@ def ladder(study, rows):
     )
 
 
-def layer_figures(study):
-    figures = []
+def figures_of_layers(views, remark=""):
+    """The figures of numbers of layers, as metrics.py lists them. views(key): [(label, axis, traces, more)]"""
+    found = []
     for key, (unit, title, note, log) in metrics.FIGURES.items():
+        drawn = [view(label, x, unit, traces, ylog=10 * log, **more) for label, x, traces, more in views(key)]
+        found.append(figure(key.removesuffix("_mean"), "layers", title, note + remark, drawn))
+    return found
+
+
+def layer_figures(study):
+    def views(key):
         by_layer, over_time = [], []
-        for arm, label, lr, runs in study.cells():
-            runs = [run for run in runs if run.layers]
-            if not runs:
-                continue
+        for arm, label, lr, runs in study.cells(having=lambda run: run.layers):
             last = [run.layers[max(run.layers)] for run in runs]
             layers = sorted(set.intersection(*[set(x) for x in last]))
             values = [[x[l].get(key) for x in last if stats.finite(x[l].get(key))] for l in layers]
@@ -262,13 +265,9 @@ def layer_figures(study):
             steps = sorted(set.intersection(*[set(run.layers) for run in runs]))
             means = [stats.mean_or_none([r.get(key) for run in runs for r in run.layers[s].values()]) for s in steps]
             over_time.append(trace(arm, label, [runs[0].tokens_at(s) for s in steps], means, lr, who=over(runs)))
-        views = [
-            view("by layer", "layer", unit, by_layer, ylog=10 * log, integers=True),
-            view("mean over layers", "tokens", unit, over_time, ylog=10 * log),
-        ]
-        note += " Bars: half the range over seeds."
-        figures.append(figure(key.removesuffix("_mean"), "layers", title, note, views))
-    return figures
+        return ("by layer", "layer", by_layer, {"integers": True}), ("mean over layers", "tokens", over_time, {})
+
+    return figures_of_layers(views, " Bars: half the range over seeds.")
 
 
 ROUTER_LOSSES = (("router_aux", "balance"), ("router_z", "z"))
@@ -287,13 +286,12 @@ def router_figure(axis, traces):
 def router_losses(study):
     def traces(key, _):
         found = []
-        for arm, label, lr, runs in study.cells():
-            runs = [run for run in runs if any(stats.finite(r.get(key)) for r in run.train)]
-            n = min((len(run.train) for run in runs), default=0)
-            if n:
-                x = [r["tokens"] for r in runs[0].train[:n]]
-                y = [stats.mean_or_none([run.train[i].get(key) for run in runs]) for i in range(n)]
-                found.append(trace(arm, label, binned(x), binned(y), lr, who=over(runs), smooth=True))
+        has_losses = lambda run: any(stats.finite(r.get(key)) for r in run.train)
+        for arm, label, lr, runs in study.cells(having=has_losses):
+            n = min(len(run.train) for run in runs)
+            x = [r["tokens"] for r in runs[0].train[:n]]
+            y = [stats.mean_or_none([run.train[i].get(key) for run in runs]) for i in range(n)]
+            found.append(trace(arm, label, binned(x), binned(y), lr, who=over(runs), smooth=True))
         return found
 
     return router_figure("tokens", traces)

@@ -9,7 +9,7 @@ import json
 import time
 from pathlib import Path
 
-from . import attention_maps, report_tables, run_tables
+from . import attention_maps, one_run, report_tables
 from .table import as_html, escape, swatch
 
 HERE = Path(__file__).resolve().parent
@@ -106,7 +106,7 @@ def content(study, r, figures, maps=(), links=lambda run: (), watch=0):
     found = []
     for name, heading, tables in report_tables.sections(study, r, links):
         text = "".join(map(as_html, tables))
-        text += run_tables.samples(study.runs[0]) if name == "samples" and study.single else ""
+        text += one_run.samples(study.runs[0]) if name == "samples" and study.single else ""
         drawn = "".join(figure_html(f) for f in figures if f["section"] == name)
         drawn = f"<div class=grid>{drawn}</div>" if drawn and name in ("layers", "context", "speed") else drawn
         drawn += attention_maps.maps_html(maps) if name == "attention" else ""

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import python_environment
 
-from . import attention_maps, claims, cli, evaluation_figures, figures, markdown, page, published_results
-from . import report_tables, run_directory, run_figures, tables
+from . import attention_maps, claims, cli, evaluation_figures, figures, one_run, page, published_results
+from . import report_tables, run_directory, tables
 from . import study as studies
 
 
@@ -141,7 +141,7 @@ def compute(study):
     """(results, figures) of a study that has been checked."""
     results = tables.results(study)
     if study.single:
-        shown = run_figures.all_figures(study.runs[0])
+        shown = one_run.all_figures(study.runs[0])
     else:
         shown = figures.comparison(study, results)
     shown = [f for f in [*shown, *evaluation_figures.all_figures(study)] if f]
@@ -175,7 +175,7 @@ def make(a, out, live, told):
     data, sections = page.content(study, results, shown, [m for m, _ in maps], lambda run: files_of(run, out), watch)
     run_directory.write_atomic(out / "report.html", page.build(study, data, sections))
     run_directory.write_atomic(out / "results.json", compact(results))
-    run_directory.write_atomic(out / "results.md", markdown.page(results, report_tables.sections(study, results)))
+    run_directory.write_atomic(out / "results.md", report_tables.markdown(study, results))
     return study
 
 

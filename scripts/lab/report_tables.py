@@ -2,12 +2,13 @@
 
 import math
 
-from . import long_context, run_tables, stats
+from . import long_context, one_run, stats
 from .option_history import shown
 from .table import (
     Cell,
     Table,
     arm_cell,
+    as_markdown,
     decided,
     difference,
     engineering,
@@ -427,7 +428,7 @@ def sections(study, r, links=lambda run: ()):
     part = lambda key, make: [make(r)] if r[key] else []
     one = study.runs[0] if study.single else None
     found = [
-        ("result", "Result", [run_tables.status(one, r["summary"][0]["rate"]) if one else summary(r)]),
+        ("result", "Result", [one_run.status(one, r["summary"][0]["rate"]) if one else summary(r)]),
         ("claims", "Claims", part("claims", verdicts)),
         ("precision", "Low precision", low_bit(r) if r["low_bit"] else []),
         ("windows", "Windows and YOCO", windows(r) if r["long_context"] else []),
@@ -441,7 +442,23 @@ def sections(study, r, links=lambda run: ()):
         ("attention", "Attention maps", []),
         ("published", "Published results", [] if one else part("published", published)),
         ("settings" if one else "fairness", "Settings" if one else "Fairness", [fairness(study, r), options(study, r)]),
-        ("events", "Events", [run_tables.events(one)] if one else []),
+        ("events", "Events", [one_run.events(one)] if one else []),
         ("runs", "Runs", [runs(study, r, links)]),
     ]
     return [(name, heading, [t for t in tables if t.rows or t.lines]) for name, heading, tables in found]
+
+
+def markdown(study, r):
+    """The tables of the report as Markdown (results.md)."""
+    t = r["training"]
+    steps = f"{int(t['steps'])} steps of {int(t['total-batch'])}{' at the end' if r['runs'][0]['changes'] else ''}"
+    parts = [
+        f"# {r['title']}\n",
+        f"{r['tokens'] / 1e6:.4g}M tokens per run, {steps}. Reference: {r['arms'][r['reference']]}.\n",
+        *(f"* {note}\n" for note in r["notes"]),
+    ]
+    for name, heading, tables in sections(study, r):
+        if tables and name != "runs":
+            parts.append(f"## {heading}\n")
+            parts += [as_markdown(table) + (f"\n{table.caption}\n" if table.caption else "") for table in tables]
+    return "\n".join(parts)

@@ -250,11 +250,11 @@ class Study:
     def runs_of(self, arm, lr):
         return [run for run in self.runs if run.arm == arm and run.lr == lr]
 
-    def cells(self, *states):
-        """(arm, label, rate, runs) of all arms and rates with runs; with states: with runs in one of these."""
+    def cells(self, *states, having=lambda run: True):
+        """(arm, label, rate, runs) of all arms and rates with such runs: in one of the states, if any are given."""
         for arm, label in self.arms.items():
             for lr in self.rates():
-                runs = [run for run in self.runs_of(arm, lr) if not states or run.state in states]
+                runs = [run for run in self.runs_of(arm, lr) if having(run) and (not states or run.state in states)]
                 if runs:
                     yield arm, label, lr, runs
 

@@ -66,10 +66,7 @@ def summary(study):
 
 def spike_rows(study):
     rows = []
-    for arm, label, lr, runs in study.cells():
-        runs = [run for run in runs if run.train]
-        if not runs:
-            continue
+    for arm, label, lr, runs in study.cells(having=lambda run: run.train):
         row = {"arm": arm, "label": label, "lr": lr, "rate": rate_of(runs), "runs": len(runs)}
         row["diverged"] = sum(run.state == "diverged" for run in runs)
         for what in ("loss", "grad"):

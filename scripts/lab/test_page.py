@@ -153,7 +153,7 @@ def watch_writes_a_page_and_rejects_bad_options():
 
 @test
 def the_end_of_a_run_is_predicted_from_its_last_steps(place):
-    from . import run_tables
+    from . import one_run
     from . import study as studies
 
     run = place / "run"
@@ -161,13 +161,13 @@ def the_end_of_a_run_is_predicted_from_its_last_steps(place):
     one = studies.load([run]).runs[0]
     for r in one.train:
         r["ms"] = 6e5 if r["step"] % 10 else 12e5
-    assert run_tables.prediction(one, 0) == ""  # no process trains it
+    assert one_run.prediction(one, 0) == ""  # no process trains it
     one.state = "running"
-    said = run_tables.prediction(one, 0)  # 80 steps of 10 minutes, or 20
+    said = one_run.prediction(one, 0)  # 80 steps of 10 minutes, or 20
     assert said.startswith("in 13 h 20 min [13 h 20 min, 13 h 20 min], about 1970-01-01 "), said
     for r in one.train[-50:]:
         r["ms"] = 12e5
-    assert "[13 h 20 min, 26 h 40 min]" in run_tables.prediction(one, 0)
+    assert "[13 h 20 min, 26 h 40 min]" in one_run.prediction(one, 0)
 
 
 @test

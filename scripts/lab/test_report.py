@@ -773,7 +773,7 @@ def spoiled(text, path, wrong):
 
 def whole_report(path):
     """Computes a report without writing files: (page, results, Markdown)."""
-    from . import markdown, page, report, report_tables
+    from . import page, report, report_tables
     from . import study as studies
 
     study = studies.load([path])
@@ -782,7 +782,7 @@ def whole_report(path):
     results, shown = report.compute(study)
     json.dumps(results, allow_nan=False)
     text = page.build(study, *page.content(study, results, shown))
-    return text, results, markdown.page(results, report_tables.sections(study, results))
+    return text, results, report_tables.markdown(study, results)
 
 
 @test
