@@ -22,33 +22,37 @@ def position_bins(T):
     return list(zip(ends, ends[1:]))
 
 
+def by_place(study, lr, places, scores, get, needed):
+    """{arm: rows}: a row has the keys of a place, and the estimate and the gap of get(evaluation, place, key) for each
+    {key: name of its gap} of scores. Rows without an estimate of the keys `needed` are left out."""
+    table = {}
+    for arm in study.arms:
+        for place in places:
+            row = dict(place)
+            for key, gap in scores.items():
+                of = lambda e: get(e, place, key)
+                row |= compared(study, arm, lambda arm: evaluated(study, arm, lr, of), key, gap)
+            if all(row[key] for key in needed):
+                table.setdefault(arm, []).append(row)
+    return table
+
+
 def by_position(study, lr):
     """{arm: rows (begin, end, loss, gap)} of positions in powers of two."""
     lengths = {len(run.eval["loss_by_position"]) for run in study.runs if run.eval and run.eval.get("loss_by_position")}
-    table = {}
-    for begin, end in position_bins(*lengths) if len(lengths) == 1 else ():
-        get = lambda e: stats.mean_or_none(e["loss_by_position"][begin:end])
-        for arm in study.arms:
-            row = compared(study, arm, lambda arm: evaluated(study, arm, lr, get), "loss")
-            if row["loss"]:
-                table.setdefault(arm, []).append({"begin": begin, "end": end, **row})
-    return {arm: table[arm] for arm in study.arms if arm in table}
+    bins = position_bins(*lengths) if len(lengths) == 1 else []
+    get = lambda e, place, _: stats.mean_or_none(e["loss_by_position"][place["begin"] : place["end"]])
+    return by_place(study, lr, [{"begin": a, "end": b} for a, b in bins], {"loss": "gap"}, get, ["loss"])
 
 
 def recall(study, lr):
     """{arm: rows} of the cells of the recall task."""
     of = lambda e: {(c["pairs"], c["noise"]): c for c in e.get("recall") or ()}
     cells = next((list(of(run.eval)) for run in study.runs if run.eval and run.eval.get("recall")), [])
-    table = {}
-    for arm in study.arms:
-        for cell in cells:
-            row = dict(zip(("pairs", "noise"), cell))
-            for key in ("exact", "among_values", "loss"):
-                get = lambda e: of(e).get(cell, {}).get(key)
-                row |= compared(study, arm, lambda arm: evaluated(study, arm, lr, get), key, f"{key}_gap")
-            if row["exact"] and row["among_values"]:
-                table.setdefault(arm, []).append(row)
-    return table
+    get = lambda e, place, key: of(e).get(tuple(place.values()), {}).get(key)
+    scores = {key: f"{key}_gap" for key in ("exact", "among_values", "loss")}
+    places = [{"pairs": pairs, "noise": noise} for pairs, noise in cells]
+    return by_place(study, lr, places, scores, get, ["exact", "among_values"])
 
 
 def against_chance(estimate, chance, over_questions):

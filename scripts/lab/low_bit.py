@@ -33,33 +33,28 @@ def rows(study, costs, **keys):
             yield row | {"seeds": shown_seeds(costs(arm))}
 
 
-def corrected(table):
+def compare(study, lr, precisions, readers):
+    """The rows of functions of a run, {what: reader}, at each precision, with p adjusted over all of them."""
+    table = []
+    for precision in precisions:
+        for what, read in readers.items():
+            values = lambda arm: by_seed(run_at(study, arm, lr, precision).values(), read)
+            table += rows(study, values, precision=precision, what=what)
     correct(row["gap"] for row in table)
     return table
 
 
 def training(study, lr, precisions):
-    def costs(arm):
-        at = lambda precision: {s: metric.of(run) for s, run in run_at(study, arm, lr, precision).items()}
-        return stats.paired(at(low), at(precisions[0]))
+    def cost(loss):
+        first = lambda run: run_at(study, run.arm, lr, precisions[0]).get(run.seed)
+        return lambda run: difference(loss(run), loss(at_first)) if (at_first := first(run)) else None
 
-    table = []
-    for low in precisions[1:]:
-        for what, metric in METRICS["training"].items():
-            table += rows(study, costs, precision=low, what=what)
-    return corrected(table)
+    return compare(study, lr, precisions[1:], {what: cost(m.of) for what, m in METRICS["training"].items()})
 
 
 def evaluated(study, lr, precisions, readers):
-    """The rows of functions of a run, {what: reader}, at each precision."""
-    table = []
-    for precision in precisions:
-        part = []
-        for what, read in readers.items():
-            values = lambda arm: by_seed(run_at(study, arm, lr, precision).values(), read)
-            part += rows(study, values, precision=precision, what=what)
-        table += corrected(part)
-    return table
+    """As compare(), with p adjusted at each precision."""
+    return [row for precision in precisions for row in compare(study, lr, [precision], readers)]
 
 
 def rounding(study, lr, precisions, specs):
