@@ -307,14 +307,3 @@ def sensitivity(ladder, initial):
     initial loss. None for fewer than two rates."""
     means = [mean([min(x, initial) if finite(x) else initial for x in losses]) for losses in ladder.values() if losses]
     return mean(means) - min(means) if len(means) >= 2 else None
-
-
-def crossing(xs, ys, level):
-    """The first x at which the piecewise linear y is at most the level; None without one."""
-    for i, y in enumerate(ys):
-        if finite(y) and y <= level:
-            if i == 0 or not finite(ys[i - 1]) or ys[i - 1] == y:
-                return xs[i]
-            share = (ys[i - 1] - level) / (ys[i - 1] - y)
-            return xs[i - 1] + share * (xs[i] - xs[i - 1])
-    return None

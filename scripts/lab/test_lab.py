@@ -279,13 +279,6 @@ def the_largest_stable_rate_is_below_the_first_unstable_one():
     assert stats.sensitivity({1: [2.0]}, 5.0) is None
 
 
-@test
-def a_crossing_is_interpolated():
-    near(stats.crossing([0, 10, 20], [5.0, 3.0, 2.0], 4.0), 5)
-    assert stats.crossing([0, 10], [5.0, 3.0], 1.0) is None
-    assert stats.crossing([0, 10], [1.0, 0.5], 4.0) == 0
-
-
 # ---- runs
 
 
