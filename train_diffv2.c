@@ -719,7 +719,6 @@ typedef struct {
     int *inputs, *targets, *starts; // (B, T) on the host; starts: NULL without --doc-mask
     LayerStats *stats;              // [L], of the last micro-step of a step that logs them; NULL when none does
     Peak peak;
-    uint64_t gemm_table; // digest of the table of --tune-gemm
 } Run;
 
 static const ModelPlan *run_sampling_plan(const Run *run) {
@@ -896,13 +895,11 @@ static int run_train(Run *run) {
     double busy = 0; // seconds in steps; validation and samples come on top and are few
     int64_t done = 0;
     run_train_begin(run);
-    int missed = matmul_tune_missed(); // by a validation
     for (bool stop = false; !stop;) {
         StepResult r = run_step(run);
         busy += r.seconds;
         divergence_start(&run->start_loss, s);
         run_log_step(run, &r, busy / (double)++done * (double)(o->steps - s->step));
-        if (done == 1) gemm_table_warn(o->tune_gemm, missed);
         checkpointer_advance(c);
         if (done == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
         if (run->stats && stats_due(o, s->step)) run_log_stats(run);
@@ -984,8 +981,7 @@ static void run_load(Run *run, const Resume *resume) {
     else model_init(&run->model.plan, buffers.params, buffers.master, o->seed);
     params_changed(&run->model.state);
     EvaluationModel m = evaluation_model(&run->model);
-    if (o->tune_gemm && mode_rows[run->mode].purpose == FOR_TRAINING)
-        run->gemm_table = gemm_table_open(&m, o->tune_gemm, o->doc_mask);
+    if (o->tune_gemm && mode_rows[run->mode].purpose == FOR_TRAINING) gemm_tune(&m, resume, o->doc_mask);
     if (!resumes) return;
     trainer_state_resume(s, resume->state, resume->path);
     run_data_check_resumed(&data->train, data->fingerprint, resume->state, resume->path, o);
@@ -1046,7 +1042,7 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
         (double)run->state.next_window + (double)(o->steps - step) * (double)o->total_batch / (double)o->model.T;
     stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // run_stop prints it for several ranks
     if (o->out && is_rank0()) {                                        // the last that may refuse to start
-        RunFacts facts = {argc, argv, o, &run->model.plan, &run->data, windows, run->peak, run->gemm_table};
+        RunFacts facts = {argc, argv, o, &run->model.plan, &run->data, windows, run->peak};
         cJSON *description = run_description(&facts);
         start_open_log(&run->log, o, resume, step, description);
         cJSON_Delete(description);

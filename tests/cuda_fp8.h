@@ -143,20 +143,19 @@ static void test_fp8_errors(void) {
     test_remove_directory(&d);
 }
 
-// The table has products in FP8, and a run that reads it lacks none.
-static void test_fp8_table(void) {
+// The choices have products in FP8, which a resume does not measure again, and which are none of another type.
+static void test_fp8_choices(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    for (int i = 0; i < 2; i++) {
-        run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --gemm fp8 --tune-gemm table --steps 1 --out run%d",
-               i);
-        EXPECT(r.err[0] == 0, "%.300s", r.err);
-    }
-    run_command(&r, "cd '%s' && grep -q '\"type_a\": *\"e4m3\"' table && grep -q '\"type_a\": *\"e5m2\"' table",
-                d.path);
-    EXPECT(r.status == 0, "the table has no products in FP8");
-    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --tune-gemm table --steps 1 --out run2");
-    EXPECT(strstr(r.err, "--tune-gemm table lacks "), "products in FP8 are taken for others: %.300s", r.err);
+    run_in(&r, &d, device_trainer(), 0,
+           TRAIN_ODD " --sdpa own --gemm fp8 --tune-gemm --steps 3 --stop-after 1 --out run");
+    EXPECT(r.err[0] == 0, "%.300s", r.err);
+    run_command(&r, "cd '%s/run' && grep -q '\"e4m3 . x' run.json && grep -q '\"e5m2 . x' run.json", d.path);
+    EXPECT(r.status == 0, "the choices have no products in FP8");
+    run_in(&r, &d, device_trainer(), 0, "--resume --stop-after 2 --out run");
+    EXPECT(!strstr(r.out, " matrix products timed in "), "they are measured again: %.300s", r.out);
+    run_in(&r, &d, device_trainer(), 0, "--resume --gemm %s --out run", cuda_precision);
+    EXPECT(strstr(r.out, " matrix products timed in "), "products in FP8 are taken for others: %.300s", r.out);
     test_remove_directory(&d);
 }
 #endif
@@ -167,7 +166,7 @@ static const CudaTest cuda_fp8_tests[] = {
     {BF16_ALONE, {"FP8 does not depend on recomputation, the order of threads, or a restart", test_fp8_bits}},
 #ifdef CUDA_ON_CPU
     {BF16_ALONE, {"FP8 is refused by devices and libraries without it, in one line", test_fp8_errors}},
-    {BOTH_PRECISIONS, {"a table of --tune-gemm has the products in FP8", test_fp8_table}},
+    {BOTH_PRECISIONS, {"the choices of --tune-gemm have the products in FP8", test_fp8_choices}},
 #endif
 };
 enum { CUDA_FP8_TEST_COUNT = sizeof(cuda_fp8_tests) / sizeof(cuda_fp8_tests[0]) };

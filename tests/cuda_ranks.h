@@ -422,6 +422,29 @@ static void test_ranks_rendezvous(void) {
     test_remove_directory(&d);
 }
 
+// All ranks use the choices of rank 0, which a resume does not measure again.
+static void test_ranks_gemm_choices(void) {
+    static const char timed[] = " matrix products timed in ";
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    for (int zero = 0; zero <= 3; zero += 3) {
+        run_ranks(&r, &d, 2, "", 0,
+                  TRAIN_RANKS " --sdpa own --batch-size 2 --steps 3 --check-ranks-every 1 --tune-gemm --zero %d "
+                              "--stop-after 1 --out run%d",
+                  zero, zero);
+        const char *line = strstr(r.out, timed);
+        EXPECT(line && !strstr(line + 1, timed) && !r.err[0], "--zero %d: %.400s%.400s", zero, r.out, r.err);
+        run_ranks(&r, &d, 2, "", 0, "--resume --out run%d --stop-after 2", zero);
+        EXPECT(!strstr(r.out, timed) && !r.err[0], "--zero %d: %.400s%.400s", zero, r.out, r.err);
+        run_ranks(&r, &d, 1, "", 0, "--resume --out run%d", zero);
+        EXPECT(!r.err[0], "--zero %d: %.400s", zero, r.err); // matrices of one rank may have other alignments
+    }
+    run_ranks(&r, &d, 2, "CUDA_ON_CPU_NAME=\"GPU $i\"", 1, TRAIN_RANKS " --batch-size 2 --tune-gemm");
+    EXPECT(strstr(r.err, "--tune-gemm requires the same device and library on all ranks; rank 0 has GPU 0, "), "%.400s",
+           r.err);
+    test_remove_directory(&d);
+}
+
 #ifdef USE_MPI
 static void test_mpirun(void) {
     ProgramResult r;
@@ -493,6 +516,7 @@ static const CudaTest cuda_ranks_tests[] = {
     {BF16_ALONE, {"the result of an aborted collective is not used", test_ranks_aborted_collective}},
     {BF16_ALONE, {"an error of a device or of NCCL during a run prints one line", test_ranks_device_errors}},
     {BF16_ALONE, {"ranks that cannot start print one line", test_ranks_refused}},
+    {BF16_ALONE, {"all ranks use the algorithms that --tune-gemm has chosen on rank 0", test_ranks_gemm_choices}},
 #ifdef USE_MPI
     {BF16_ALONE, {"mpirun and srun start the same run", test_mpirun}},
 #endif

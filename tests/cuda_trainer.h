@@ -1085,54 +1085,63 @@ static void test_gemm_fallback(void) {
     test_remove_directory(&d);
 }
 
-// Changes a copy of the table by sed, and dumps gradients with it.
-static void run_with_table(ProgramResult *r, const TestDirectory *d, int status, const char *change, const char *dump) {
-    run_command(r, "cd '%s' && sed -E '%s' table.json > changed.json", d->path, change);
-    run_in(r, d, device_trainer(), status, TRAIN_ODD " --sdpa own --tune-gemm changed.json --dump-grads %s", dump);
+// Starts the run "run" again before its first checkpoint, after a change of its run.json by sed.
+static void run_again(ProgramResult *r, const TestDirectory *d, const char *change, const char *options) {
+    run_command(r, "cd '%s' && rm -r run/checkpoints && sed -E -i '%s' run/run.json", d->path, change);
+    EXPECT(r->status == 0, "%s: %.300s", change, r->err);
+    run_in(r, d, device_trainer(), 0, "--resume --out run --stop-after 1 %s", options);
+    EXPECT(r->err[0] == 0, "%s: %.300s", change, r->err);
 }
 
-static void test_gemm_table(void) {
-    // the third word of an emulated algorithm: whether sums begin with the last part
-    static const char forwards[] = "s/(\"algorithm\": \".{32}).{16}/\\10000000000000000/g",
-                      backwards[] = "s/(\"algorithm\": \".{32}).{16}/\\10000000000000001/g";
-    static const char *const broken[][2] = {
-        {"s/(\"device\": \")/\\1Other /", "its device is 'Other "},
-        {"s/CBLAS in/CBLAS 2 in/", "its library is "},
-        {"s/(\"storage\": \")/\\1x/", "its storage is "},
-        {"s/gemm_table\": 2/gemm_table\": 1/", "it is a table of version 1, and this program reads version 2"},
-        {"s/\"type_a\": \"stored/\"type_a\": \"e4m3/", "its product 0 is damaged"},
-        {"s/products/product/", "not a table of matrix products"},
-        {"s/^./x/", "not a table of matrix products"},
-        {"s/\"M\": [0-9]+/\"M\": 0/", "its product 0 is damaged"},
-        {"s/\"lda\": [0-9]+/\"lda\": 1/", "its product 0 is damaged"},
-        {"s/\"align_a\": [0-9]+/\"align_a\": 24/", "its product 0 is damaged"},
-        {"s/\"add\": [a-z]+/\"add\": 1/", "its product 0 is damaged"},
-        {"s/(\"algorithm\": \")/\\10/", "its product 0 is damaged"},
-        {"s/(\"algorithm\": \")0/\\11/", "its product 0 is damaged"}};
+static void test_gemm_choices(void) {
+    static const char timed[] = " matrix products timed in ", state[] = "step_00000001/optimizer.safetensors",
+                      tuned[] = TRAIN_ODD " --sdpa own --steps 3 --checkpoint-every 1 --keep 0 --tune-gemm --out run";
+    // the second emulated algorithm begins sums with the last part
+    static const char forwards[] = "s/(align [0-9 ]+\": )[0-9]+/\\10/g",
+                      backwards[] = "s/(align [0-9 ]+\": )[0-9]+/\\11/g";
+    static const char *const invalid[] = {"s/(align [0-9 ]+\": )[0-9]+/\\19/g",
+                                          "s/(align [0-9 ]+\": )[0-9]+/\\1null/g"};
+    static const char *const missing[] = {
+        "s/(\"made_for\": \")/\\1Other /", "s/CBLAS in/CBLAS 2 in/",
+        "s/gemm_choices/gemm_choice/",     "s/(\"made_for\": .*; )[a-z0-9]+\"/\\1fp64\"/",
+        "s/\"products\": /\"product\": /", "s/ align / aligned /"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --dump-grads without");
-    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --tune-gemm table.json --dump-grads measured");
-    EXPECT(strstr(r.out, "table.json written") && r.err[0] == 0, "%.300s%.300s", r.out, r.err);
-    run_with_table(&r, &d, 0, "", "read");
-    EXPECT(!strstr(r.out, "measured in"), "it is measured again: %.300s", r.out);
-    run_with_table(&r, &d, 0, forwards, "forwards");
-    run_with_table(&r, &d, 0, backwards, "backwards");
-    run_command(&r, "cd '%s' && cmp measured read && cmp without forwards && ! cmp -s without backwards", d.path);
-    EXPECT(r.status == 0, "the tables do not decide the bits: %.300s%.300s", r.out, r.err);
-    for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
-        run_with_table(&r, &d, 1, broken[i][0], "none");
-        EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--tune-gemm changed.json: ") && strstr(r.err, broken[i][1]),
-               "%s: %.300s", broken[i][0], r.err);
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --steps 3 --stop-after 1 --out without");
+    run_in(&r, &d, device_trainer(), 0, "%s --stop-after 1", tuned);
+    EXPECT(strstr(r.out, timed) && r.err[0] == 0, "%.300s%.300s", r.out, r.err);
+    run_in(&r, &d, device_trainer(), 0, "--resume --out run");
+    EXPECT(!strstr(r.out, timed) && r.err[0] == 0, "it is measured again: %.300s%.300s", r.out, r.err);
+    run_command(&r,
+                "cd '%s/run' && for step in 1 3; do "
+                "sed -n '/\"gemm_choices\"/,/^  }/p' checkpoints/step_0000000$step/trainer_state.json > $step; done && "
+                "grep -q 'align' 1 && cmp 1 3 && grep -o '\"gemm_choices\"' run.json | wc -l",
+                d.path);
+    EXPECT(r.status == 0 && atoi(r.out) == 3, "the choices of the run: %.300s%.300s", r.out, r.err);
+    run_in(&r, &d, device_trainer(), 0, "--resume --out run --steps 4 --batch-size 1 --total-batch 39");
+    EXPECT(strstr(r.out, timed), "products of other shapes are not measured: %.300s", r.out);
+    setenv("CUDA_ON_CPU_NAME", "NVIDIA A100", 1);
+    run_in(&r, &d, device_trainer(), 0, "--resume --out run --steps 5");
+    EXPECT(strstr(r.out, timed) && strstr(r.out, " s on NVIDIA A100, "), "another device: %.300s", r.out);
+    unsetenv("CUDA_ON_CPU_NAME");
+
+    run_again(&r, &d, forwards, "");
+    EXPECT(!strstr(r.out, timed), "it is measured again: %.300s", r.out);
+    run_command(&r, "cd '%s' && cmp run/checkpoints/%s without/checkpoints/%s", d.path, state, state);
+    EXPECT(r.status == 0, "the library's first choices give other bits: %.300s", r.out);
+    run_again(&r, &d, backwards, "");
+    run_command(&r, "cd '%s' && ! cmp -s run/checkpoints/%s without/checkpoints/%s", d.path, state, state);
+    EXPECT(r.status == 0, "the choices do not decide the bits");
+    for (size_t i = 0; i < sizeof(invalid) / sizeof(invalid[0]); i++) run_again(&r, &d, invalid[i], "");
+    for (size_t i = 0; i < sizeof(missing) / sizeof(missing[0]); i++) {
+        run_again(&r, &d, missing[i], "");
+        EXPECT(strstr(r.out, timed), "%s: %.300s", missing[i], r.out);
+        run_command(&r, "cd '%s' && rm -r run", d.path);
+        run_in(&r, &d, device_trainer(), 0, "%s --stop-after 1", tuned);
     }
-    run_in(&r, &d, device_trainer(), 0,
-           TRAIN_ODD " --sdpa own --tune-gemm table.json --steps 2 --stop-after 1 --out run");
-    EXPECT(r.err[0] == 0, "%.300s", r.err);
-    run_in(&r, &d, device_trainer(), 0, "--out run --resume --batch-size 1 --total-batch 39");
-    EXPECT(strstr(r.err, "--tune-gemm table.json lacks "), "%.300s", r.err);
-    run_command(&r, "cd '%s' && grep -c 'gemm_table_xxh3_64\": \"[0-9a-f]{16}' run/run.json -E", d.path);
-    EXPECT(r.status == 0 && atoi(r.out) >= 2, "run.json says it %.20s times", r.out);
-    run_in(&r, &d, cpu_trainer(), 1, TRAIN_ODD " --tune-gemm table.json");
+    run_again(&r, &d, "s/gemm_choices/gemm_choice/; s/\"tune-gemm\": true/\"tune-gemm\": \"table.json\"/", "");
+    EXPECT(strstr(r.out, timed), "a run of a version with tables: %.300s", r.out);
+    run_in(&r, &d, cpu_trainer(), 1, TRAIN_ODD " --tune-gemm");
     expect_error(&r, "--tune-gemm requires a GPU");
     test_remove_directory(&d);
 }
@@ -1205,7 +1214,7 @@ static const CudaTest cuda_trainer_tests[] = {
     {BOTH_PRECISIONS, {"a dry run predicts the allocated memory to the byte", test_dry_run_memory}},
     {BOTH_PRECISIONS, {"matrix products fall back to the built-in kernel with a warning", test_gemm_fallback}},
     {BOTH_PRECISIONS,
-     {"a table of --tune-gemm selects the algorithms, and an invalid table is an error", test_gemm_table}},
+     {"a resume uses the algorithms that --tune-gemm has chosen, and measures only what they lack", test_gemm_choices}},
     {BF16_ALONE, {"a dry run prints the same with and without a device", test_dry_run_without_device}},
 #else
     {BOTH_PRECISIONS, {"a dry run predicts the memory in use to two percent", test_dry_run_accuracy}},

@@ -379,6 +379,8 @@ static const char *const wrong_options[][2] = {
     {"--train-data x --eval-needles 4:2",
      "--eval-needles was removed: data/synthetic_tasks.py needles writes these tasks as a file for --eval-choices"},
     {"--train-data x --eval-shots=4", "--eval-shots was removed: data/synthetic_tasks.py shots"},
+    {"--train-data x --tune-gemm y",
+     "--tune-gemm takes no value, not 'y': the choices are part of --out, and a resumed run uses them"},
     {"--probe x --val-data y", "--probe was removed: 'python3 scripts/lab probe' computes its numbers from a file of"},
     {"--train-data x --dump-qkv y", "--dump-qkv requires --eval"},
     {"--eval --val-data x --quantize w8a8,w9a8", "--quantize 'w9a8' is not accepted: it must be wNaM, wNaM:tensor"},
@@ -664,7 +666,13 @@ static const AdoptCase adopt_cases[] = {
     {"{\"qk-norm\":true}", {"--qk-norm", NULL}, 0, 0, ""},
     {"{\"tie-embeddings\":true}", {"--no-tie-embeddings", NULL}, 2, 0, "--tie-embeddings: yes in the checkpoint, no "
      "now"},
+    // the file that earlier versions wrote
+    {"{\"tune-gemm\":\"table.json\"}", {"--tune-gemm", NULL}, 0, 0, ""},
+    {"{\"tune-gemm\":\"table.json\"}", {"--no-tune-gemm", NULL}, 0, 1, "option --tune-gemm: yes in the checkpoint, no "
+     "now\n"},
+    {"{\"tune-gemm\":null}", {NULL}, 0, 0, ""},
     // what this program does not write
+    {"{\"tune-gemm\":1}", {NULL}, 1, 0, "value of --tune-gemm"},
     {"[]", {NULL}, 1, 0, "not a JSON object"},
     {"null", {NULL}, 1, 0, "not a JSON object"},
     {"{\"later\":1}", {NULL}, 1, 0, "--later, which this version does not support"},

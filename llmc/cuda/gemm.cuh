@@ -6,10 +6,11 @@ gemm.cuh: matrix products.
 
   types      A and B floatX, or FP8; C floatX, or fp32 with shape.fp32_out
   numerics   products of floatX, sums in fp32 (never TF32), one rounding at the store
-  plans      An algorithm is chosen once per (shape, alignment of the addresses) and kept. The choice is the entry of a
-             table (gemm_table.cuh), otherwise the library's first choice, so that identical runs are identical.
+  plans      An algorithm is chosen once per (shape, alignment of the addresses) and kept. It is the one that
+             --tune-gemm has chosen (gemm_choices.cuh), otherwise the library's first choice, so that identical runs
+             are identical.
              A product that the library refuses is computed by gemm_plain, with a warning; in FP8 it is an error.
-  measuring  With --tune-gemm the library's first algorithms are timed on the operands of the product. The product is
+  measuring  To choose, the library's first algorithms are timed on the operands of the product. The product is
              repeated, so its output is invalid.
   split K    A library may divide the sum over K among several blocks. In cuBLASLt 12.8 to 13.1 on H100, GB200 and GB300
              such algorithms omit the last K % tile products (reproducer: facebookexperimental/triton, pull request
@@ -18,8 +19,8 @@ gemm.cuh: matrix products.
 */
 #ifndef LLMC_GEMM_CUH
 #define LLMC_GEMM_CUH
+#include "gemm_choices.cuh"
 #include "gemm_plain.cuh"
-#include "gemm_table.cuh"
 
 enum { GEMM_PLANS = 256, GEMM_TRIES = 3 };
 
@@ -50,6 +51,7 @@ static inline void gemm_forget_plans(void) {
 static inline void gemm_stop(void) {
     if (!gemm_started()) return;
     gemm_forget_plans();
+    gemm_choices_free();
     buffer_free(gemm_state.workspace);
     gemm_library_stop();
     memset(&gemm_state, 0, sizeof(gemm_state));
@@ -101,43 +103,38 @@ static inline double gemm_time(const GemmPlan *plan, const GemmAlgorithm *algori
     return best;
 }
 
-// Stores the fastest candidate in the table; one other than the first must be faster by more than 1%.
-static inline void gemm_measure(GemmPlan *plan, const GemmAlgorithm *found, int count, void *C,
-                                const GemmOperands *operands) {
-    if (gemm_table.count == GEMM_TABLE_ENTRIES) return;
-    GemmEntry *entry = &gemm_table.entries[gemm_table.count++];
-    entry->problem = plan->problem;
-    for (int i = 0; i < count; i++) {
+// The fastest candidate; one other than the first must be faster by more than 1%.
+static inline int gemm_fastest(const GemmPlan *plan, const GemmAlgorithm *found, int count, void *C,
+                               const GemmOperands *operands) {
+    int fastest = 0;
+    double least = gemm_time(plan, &found[0], C, operands);
+    for (int i = 1; i < count; i++) {
         double ms = gemm_time(plan, &found[i], C, operands);
-        if (i == 0) entry->first_ms = ms;
-        if (i > 0 && !(ms < 0.99 * entry->ms)) continue;
-        entry->algorithm = found[i], entry->place = i, entry->ms = ms;
+        if (ms < 0.99 * least) fastest = i, least = ms;
     }
-    plan->algorithm = entry->algorithm;
+    return fastest;
 }
 
 static inline void gemm_choose(GemmPlan *plan, void *C, const GemmOperands *operands) {
     const GemmShape *s = &plan->problem.shape;
     GemmAlgorithm found[GEMM_CANDIDATES];
     const char *why = "no algorithm is safe";
-    plan->refused = false;
-    for (int i = 0; i < gemm_table.count; i++)
-        if (gemm_same_problem(&gemm_table.entries[i].problem, &plan->problem)) {
-            plan->algorithm = gemm_table.entries[i].algorithm;
-            return;
-        }
-    gemm_table.missed++;
-    int count = gemm_candidates(found, plan, &why);
+    int count = gemm_candidates(found, plan, &why), choice = gemm_chosen(&plan->problem, count);
     plan->refused = count == 0;
     CHECK(!plan->refused || !gemm_in_fp8(&plan->problem),
           "cuBLASLt does not support the FP8 product %d x %d x %d with row strides %d, %d, %d (%s); use --gemm bf16",
           s->M, s->N, s->K, s->lda, s->ldb, s->ldc, why);
-    if (plan->refused)
+    if (plan->refused) {
         warn("cuBLASLt does not support the product %d x %d x %d with row strides %d, %d, %d (%s); a slower kernel "
              "computes it",
              s->M, s->N, s->K, s->lda, s->ldb, s->ldc, why);
-    else if (gemm_table.measuring) gemm_measure(plan, found, count, C, operands);
-    else plan->algorithm = found[0];
+        return;
+    }
+    if (choice < 0 && gemm_choices.measuring) {
+        choice = gemm_fastest(plan, found, count, C, operands);
+        gemm_choose_place(&plan->problem, choice);
+    }
+    plan->algorithm = found[max_int(choice, 0)];
 }
 
 static inline GemmPlan *gemm_plan(GemmShape shape, void *C, const GemmOperands *x) {

@@ -113,14 +113,6 @@ static inline int gemm_parts_of_k(const GemmAlgorithm *algorithm) {
     return parts;
 }
 
-static inline bool gemm_accepts(const GemmHandles *h, const GemmProblem *p, const GemmAlgorithm *algorithm) {
-    (void)p; // the handles describe it
-    cublasLtMatmulHeuristicResult_t result;
-    cublasStatus_t status = cublasLtMatmulAlgoCheck(cublaslt, h->operation, h->b, h->a, h->c, h->c,
-                                                    (const cublasLtMatmulAlgo_t *)(const void *)algorithm, &result);
-    return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= GEMM_WORKSPACE_BYTES;
-}
-
 static inline void gemm_multiply(const GemmHandles *h, const GemmProblem *p, const GemmAlgorithm *algorithm, void *C,
                                  const GemmOperands *x, void *workspace) {
     const float one = 1, beta = p->shape.add ? 1 : 0;

@@ -12,8 +12,6 @@ defines GemmHandles, its own description of a shape, and these functions:
                                            finds up to `limit` algorithms, the fastest by the library's estimate first;
                                            returns their number; 0: `why` is the reason
   gemm_parts_of_k(&algorithm)              number of parts into which the algorithm divides the sum over K
-  gemm_accepts(&handles, &problem, &algorithm)
-                                           whether the library accepts an algorithm that was read from a file
   gemm_multiply(&handles, &problem, &algorithm, C, operands, workspace)
 
   FP8   cuBLASLt multiplies E4M3 by E4M3 or E5M2, with C in bf16 or fp32. Compute capabilities 8.9, 9.0 and 12.0 require

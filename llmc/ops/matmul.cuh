@@ -37,20 +37,13 @@ static const bool matmul_in_bf16 = sizeof(floatX) == 2;
 static inline bool matmul_wants_wide_kernels(void) { return false; }
 
 static const bool matmul_has_algorithms = true;
-static inline void matmul_tune_measure(void) {
-    gemm_forget_plans();
-    gemm_table.measuring = true;
-    gemm_table.count = 0;
+static inline int matmul_tune(const cJSON *choices, bool measure) {
+    gemm_forget_plans(); // made without the choices
+    bool valid = gemm_choices_begin(choices);
+    gemm_choices.measuring = measure;
+    return valid ? cJSON_GetArraySize(gemm_chosen_products()) : -1;
 }
-static inline char *matmul_tune_table(size_t *size) {
-    gemm_table.measuring = false;
-    return gemm_table_text(size);
-}
-static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size) {
-    gemm_forget_plans(); // made without the table
-    return gemm_table_read(text, size, why, why_size);
-}
-static inline int matmul_tune_missed(void) { return gemm_table.missed; }
+static inline const cJSON *matmul_choices(void) { return gemm_choices.json; }
 
 // Pseudorandom numbers between -1 and 1, repeated in each stretch.
 static inline void matmul_fill(floatX *to, size_t count) {

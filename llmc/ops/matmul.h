@@ -106,13 +106,10 @@ static inline bool matmul_wants_wide_kernels(void) {
 static const bool matmul_has_choice = true; // of the type of the operands: --gemm
 static const bool matmul_in_bf16 = false;   // the build stores bf16
 static const bool matmul_has_algorithms = false;
-static inline void matmul_tune_measure(void) {}
-static inline char *matmul_tune_table(size_t *size) { return (char *)checked_calloc(*size = 1, 1); }
-static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size) {
-    (void)text, (void)size;
-    snprintf(why, why_size, "the libraries of the CPU have no choice of algorithms");
-    return false;
+static inline int matmul_tune(const cJSON *choices, bool measure) {
+    (void)choices, (void)measure;
+    return -1;
 }
-static inline int matmul_tune_missed(void) { return 0; }
+static inline const cJSON *matmul_choices(void) { return NULL; }
 
 #endif

@@ -88,14 +88,13 @@ static inline bool linear_in_fp8(void);
 // `max` do the same for their output, or do not if it is NULL.       x (N,columns) with row stride ld; bits: fp8.h
 static inline void absmax_update(absmax_t *max, const floatX *x, int N, int columns, int ld);
 
-// The table of the library's algorithm for each product (gemm_table.cuh), if the build has a choice of algorithms
-// (matmul_has_algorithms). After _measure each new product is repeated to time the library's algorithms, so outputs are
-// invalid. _table ends the measurement and returns the table as text, to be freed. _read loads a table; on failure
-// `why` is the reason. _missed returns the number of products since then that were not in the table.
-static inline void matmul_tune_measure(void);
-static inline char *matmul_tune_table(size_t *size);
-static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size);
-static inline int matmul_tune_missed(void);
+// The choice of the library's algorithm for each product (gemm_choices.cuh), if the build has a choice of algorithms
+// (matmul_has_algorithms). matmul_tune begins with the choices of a file, which may be NULL; with `measure` it times
+// the library's algorithms for each product without a choice, by repetitions, so outputs are invalid. It returns the
+// number of choices in the file, -1 if they are not for this device and library. matmul_choices returns the choices;
+// NULL: none.
+static inline int matmul_tune(const cJSON *choices, bool measure);
+static inline const cJSON *matmul_choices(void);
 
 // rotates `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first[b] + t,
 // or t if first is NULL

@@ -174,12 +174,13 @@ static const OptionSynonym option_synonyms[] = {
 };
 enum { OPTION_SYNONYM_COUNT = sizeof(option_synonyms) / sizeof(option_synonyms[0]) };
 
-// Options of earlier versions, and what replaces them.
+// Options of earlier versions, or values of options that are switches now, and what replaces them.
 static const struct {
     const char *name, *instead;
 } removed_options[] = {
     {"eval-needles", "data/synthetic_tasks.py needles writes these tasks as a file for --eval-choices"},
     {"eval-shots", "data/synthetic_tasks.py shots writes these tasks as a file for --eval-choices"},
+    {"tune-gemm", "the choices are part of --out, and a resumed run uses them"},
     {"probe", "'python3 scripts/lab probe' computes its numbers from a file of --eval --dump-qkv FILE"},
 };
 enum { REMOVED_OPTION_COUNT = sizeof(removed_options) / sizeof(removed_options[0]) };
@@ -254,14 +255,17 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
     }
     const OptionRow *row = &option_rows[r];
     bool flag = row->kind == OPTION_BOOL || row->kind == OPTION_ACTION;
-    int taken = !flag && !value && count > 1 && strncmp(arguments[1], "--", 2) != 0 ? 2 : 1;
+    const char *instead = option_instead(name, length); // of its value
+    int taken = (!flag || instead) && !value && count > 1 && strncmp(arguments[1], "--", 2) != 0 ? 2 : 1;
     if (taken == 2) value = arguments[1];
     if (o->given[r]) {
         REFUSE(problems->count, "--%s is specified more than once", row->name);
         return taken;
     }
     o->given[r] = true;
-    if (flag && value)
+    if (flag && value && instead)
+        REFUSE(problems->count, "--%s takes no value, not '%s': %s", row->name, option_shown(shown, value), instead);
+    else if (flag && value)
         REFUSE(problems->count, "--%s takes no value, not '%s'%s%s", row->name, option_shown(shown, value),
                row->kind == OPTION_BOOL ? "; its opposite is --no-" : "", row->kind == OPTION_BOOL ? row->name : "");
     else if (!flag && !value)

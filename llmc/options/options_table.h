@@ -46,8 +46,7 @@ typedef struct {
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
-    const char *tune_gemm;
-    bool deterministic, sdpa_linear, memory_check, measure_peak, checkpoint_background;
+    bool tune_gemm, deterministic, sdpa_linear, memory_check, measure_peak, checkpoint_background;
 
     int64_t zero;
     double timeout, start_timeout;
@@ -265,9 +264,9 @@ static const OptionRow option_rows[] = {
         "report speed relative to a matrix product measured at the start, even if the GPU's peak is known"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "precision of matrix products: bf16 rounds their operands, fp8 those of the blocks; sums and weights are fp32"},
-    {"run", "tune-gemm", OPTION_TEXT, OPTION_SAVED, FIELD(tune_gemm), "FILE", NULL, NULL, NULL,
-        "on a GPU: use the fastest algorithm for each matrix product, read from FILE; if FILE does not exist, "
-        "measure and write it"},
+    {"run", "tune-gemm", OPTION_BOOL, OPTION_SAVED, FIELD(tune_gemm), NULL, NULL, NULL, NULL,
+        "on a GPU: measure at the start which algorithm is the fastest for each matrix product; a resumed run uses the "
+        "same"},
     {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
         "attention kernel on a GPU; auto uses cuDNN where it is supported"},
     {"run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,

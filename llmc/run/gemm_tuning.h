@@ -1,72 +1,47 @@
 /*
-gemm_tuning.h: --tune-gemm: the file with the algorithm of each matrix product. Rank 0 reads it, or measures and writes
-it; all ranks use the same table.
+gemm_tuning.h: --tune-gemm: rank 0 chooses the algorithm of each matrix product; all ranks use its choices, which
+run.json and the checkpoints contain.
 */
 #ifndef LLMC_GEMM_TUNING_H
 #define LLMC_GEMM_TUNING_H
-#include "../base/files.h"
 #include "../comm/comm.h"
-#include "../ops/all_ops.h"
 #include "../evaluate/evaluation_model.h"
-#include <xxhash.h>
+#include "../ops/all_ops.h"
+#include "resume.h"
 
-// On rank 0: the file's text, which the caller frees; NULL when there is no file.
-static inline char *gemm_table_read(const char *path, size_t *size) {
-    char *text = file_read(path, (size_t)1 << 24, size);
-    CHECK(text || errno == ENOENT, "cannot read --tune-gemm %s: %s", path, strerror(errno));
-    return text;
-}
-
-// On rank 0, after matmul_tune_measure() and the products of a step: writes the file and returns its text.
-static inline char *gemm_table_write(const char *path, double seconds, size_t *size) {
-    char *text = matmul_tune_table(size);
-    file_write_atomic(path, text, *size);
-    printf("--tune-gemm: matrix products measured in %.1f s, %s written\n", seconds, path);
-    return text;
-}
-
-// All ranks call it; text is rank 0's, NULL elsewhere. Frees the text; returns its digest.
-static inline uint64_t gemm_table_use(const char *path, char *text, size_t size) {
-    char why[600];
+// Rank 0's choices, on all ranks. The caller deletes them.
+static inline cJSON *gemm_choices_share(void) {
+    size_t size = 0;
+    char *text = comm_rank() == 0 ? json_text(matmul_choices(), &size) : NULL;
     comm_broadcast(&size, sizeof(size));
     if (!text) text = (char *)checked_calloc(size + 1, 1);
     comm_broadcast(text, size);
-    CHECK(matmul_tune_read(text, size, why, sizeof(why)),
-          "--tune-gemm %s: %s; remove the file to measure again, or do not give --tune-gemm", path, why);
-    uint64_t digest = XXH3_64bits(text, size);
+    cJSON *choices = json_parse(text, size);
     free(text);
-    return digest;
+    return choices;
 }
 
-// Measures the matrix products of two micro-steps: one writes the gradients, one adds to them. With --zero 3 the other
-// ranks compute them too.
-static inline char *gemm_table_measure(const EvaluationModel *m, const char *path, bool documents, size_t *size) {
+// Takes the choices of the checkpoint, or of run.json before the first one, and computes two micro-steps, of which one
+// writes the gradients and one adds to them, to choose for the other products. documents: attention of this run stays
+// within documents. All ranks call it.
+static inline void gemm_tune(const EvaluationModel *m, const Resume *resume, bool documents) {
     int B = m->plan->B, T = m->plan->T;
     int *tokens = (int *)checked_calloc((size_t)B * T, sizeof(int)); // all 0
+    const cJSON *from = resume->state ? resume->state : json_member(resume->run_json, "libraries");
     double start = now_seconds();
-    if (comm_rank() == 0) matmul_tune_measure();
+    int before = max_int(matmul_tune(json_member(from, "gemm_choices"), comm_rank() == 0), 0);
     for (m->state->micro_step = 0; m->state->micro_step < 2; m->state->micro_step++)
         m->gradients(m->model, tokens, tokens, documents ? tokens : NULL, B, T, B * T);
     m->state->micro_step = 0;
     buffer_zero(m->acts->losses, (size_t)(B * T) * sizeof(real));
     free(tokens);
-    return comm_rank() == 0 ? gemm_table_write(path, now_seconds() - start, size) : NULL;
-}
-
-// Returns the digest of the table. documents: attention of this run stays within documents. All ranks call it.
-static inline uint64_t gemm_table_open(const EvaluationModel *m, const char *path, bool documents) {
-    size_t size = 0;
-    char *table = comm_rank() == 0 ? gemm_table_read(path, &size) : NULL;
-    bool measure = comm_rank() == 0 && !table;
-    if (params_two_layers(m->plan)) comm_broadcast(&measure, sizeof(measure));
-    if (measure) table = gemm_table_measure(m, path, documents, &size);
-    return gemm_table_use(path, table, size);
-}
-
-// After the first step. missed: matmul_tune_missed() before it.
-static inline void gemm_table_warn(const char *path, int missed) {
-    if (path && matmul_tune_missed() > missed)
-        warn("--tune-gemm %s lacks %d of the matrix products of a step, for which the library's first choice is used",
-             path, matmul_tune_missed() - missed);
+    cJSON *choices = gemm_choices_share();
+    int count = matmul_tune(choices, false);
+    CHECK(count >= 0, "--tune-gemm requires the same device and library on all ranks; rank 0 has %s",
+          cJSON_GetStringValue(json_member(choices, "made_for")));
+    if (count > before)
+        printf("--tune-gemm: %d matrix products timed in %.1f s on %s\n", count - before, now_seconds() - start,
+               cJSON_GetStringValue(json_member(choices, "made_for")));
+    cJSON_Delete(choices);
 }
 #endif

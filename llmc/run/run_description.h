@@ -20,9 +20,8 @@ typedef struct {
     const Options *options;
     const ModelPlan *plan;
     const Inputs *inputs;
-    double windows;      // of the training order that the whole run reads
-    Peak peak;           // flops_util of the log is a share of it
-    uint64_t gemm_table; // digest of the table of --tune-gemm
+    double windows; // of the training order that the whole run reads
+    Peak peak;      // flops_util of the log is a share of it
 } RunFacts;
 
 static inline void describe_run(cJSON *json, const RunFacts *f) {
@@ -46,12 +45,11 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON_AddStringToObject(json, "revision", source_revision());
 }
 
-static inline void describe_libraries(cJSON *json, const RunFacts *f, const char *driver) {
+static inline void describe_libraries(cJSON *json, const char *driver) {
     char text[32];
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
-    FORMAT(text, "%016" PRIx64, f->gemm_table);
-    if (f->options->tune_gemm) cJSON_AddStringToObject(libraries, "gemm_table_xxh3_64", text);
+    if (matmul_choices()) json_add(libraries, "gemm_choices", cJSON_Duplicate(matmul_choices(), true));
     if (attention_backend()) cJSON_AddStringToObject(libraries, "attention", attention_backend());
     if (driver) cJSON_AddStringToObject(libraries, "cuda", driver);
     if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
@@ -81,7 +79,7 @@ static inline void describe_machine(cJSON *json, const RunFacts *f) {
     cJSON_AddNumberToObject(peak, "gflops", f->peak.gflops);
     cJSON_AddStringToObject(peak, "from", f->peak.from);
     cJSON_AddNumberToObject(json, "ranks", comm_ranks());
-    describe_libraries(json, f, on_device ? driver : NULL);
+    describe_libraries(json, on_device ? driver : NULL);
 }
 
 // The caller deletes it.

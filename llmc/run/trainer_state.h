@@ -52,6 +52,8 @@ static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options 
     CHECK(cJSON_AddItemToObject(json, "data", data_identity) &&
               cJSON_AddItemToObject(json, "detectors", spike_guard_to_json(&s->guard)) &&
               (!s->rollback.count || cJSON_AddItemToObject(json, "rollback", rollback_to_json(&s->rollback))) &&
+              (!matmul_choices() ||
+               cJSON_AddItemToObject(json, "gemm_choices", cJSON_Duplicate(matmul_choices(), true))) &&
               cJSON_AddItemToObject(json, "options", options_state_to_json(o)),
           "out of memory for a checkpoint");
     return json;
