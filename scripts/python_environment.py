@@ -8,6 +8,8 @@ them. Otherwise it creates build/venv-NAME, installs the packages there, and res
 After `make install`, whose files may belong to root, it is ~/.cache/diffv2/venv-NAME (XDG_CACHE_HOME).
 """
 
+import contextlib
+import fcntl
 import importlib.util
 import os
 import subprocess
@@ -24,7 +26,7 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
     ),
     "lab": ("scripts/lab/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy", "xxhash")),
     "browser": ("dev/browser/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy", "selenium")),
-    "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy")),
+    "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy", "pytest")),
     "export": ("scripts/export_python/requirements.txt", ("tensorboard", "wandb")),
     "format": ("dev/format/requirements.txt", ()),
     "hub": ("dev/reference/requirements.txt", ()),
@@ -53,8 +55,22 @@ def run(command, what):
         fail(f"{what} failed: {reason}")
 
 
+@contextlib.contextmanager
+def locked(place):
+    """One process at a time installs into a directory."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{place}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def install(name):
     """The interpreter of the virtual environment, which is created or updated if its requirements have changed."""
+    with locked(place_of(name)):
+        return install_alone(name)
+
+
+def install_alone(name):
     requirements, place = ROOT / ENVIRONMENTS[name][0], place_of(name)
     python, installed, wanted = place / "bin/python", place / "requirements.txt", requirements.read_text()
     base = BASES.get(name) and Path(install(BASES[name])).parent.parent
