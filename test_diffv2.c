@@ -76,7 +76,6 @@ static const struct {
     {"checkpoint", run_files_tests, RUN_FILES_TEST_COUNT, FP32_BUILD},
     {"program", program_tests, PROGRAM_TEST_COUNT, FP32_BUILD},
     {"generation", generation_tests, GENERATION_TEST_COUNT, EVERY_BUILD},
-    {"generation", generation_program_tests, GENERATION_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"host", host_tests, HOST_TEST_COUNT, EVERY_BUILD},
     {"host", host_program_tests, HOST_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"progress", progress_tests, PROGRESS_TEST_COUNT, FP32_BUILD},

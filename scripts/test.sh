@@ -5,13 +5,14 @@
 # Stages run side by side (tests/stages.sh), since most of them use one core. Their output is printed in this order. A
 # stage prints one line per test: "ok", "FAIL" or "skip".
 #   dependencies     installs what the tests require (scripts/install_deps.sh), before all other stages
-#   float            the tests, with the build that users run; the trainer compiled as C++17 computes the same gradients
+#   float            the tests, with the build that users run, and those of programs (tests/programs), which require
+#                    Python packages; the trainer compiled as C++17 computes the same gradients
 #   sources          includes point downwards and headers compile alone (dev/rooms.py); the variants in Python equal
 #                    variants.h; all sources are formatted, with at most 120 columns (dev/format/format.sh). Prints the
 #                    lines of code by room (dev/lines.py)
 #   FP8              rounding to FP8 against ml_dtypes. Requires Python packages
 #   double           the tests compiled with REAL=double, and finite differences of the whole model
-#   sanitizers       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+#   sanitizers       the tests, and those of programs, under AddressSanitizer and UndefinedBehaviorSanitizer
 #   x86-64           the operations compiled for the oldest x86-64, with vectors of 4 floats
 #   CUDA operations, CUDA trainer
 #                    kernels and trainer, run by dev/cuda_on_cpu, in bf16, in fp32 and under the sanitizers. Requires
@@ -81,6 +82,16 @@ run_tests() {                   # build directory, words that select tests
     TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" \
         run_script "$directory/test_diffv2" "$@"
 }
+run_program_tests() { # build directory, options of pytest
+    local python directory=$1
+    shift
+    if ! python=$(python3 scripts/python_environment.py tests 2>"$scratch/python"); then
+        skip "programs: $(tail -n 1 "$scratch/python")"
+        return
+    fi
+    TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" PYTHONDONTWRITEBYTECODE=1 \
+        run "tests/programs with $directory" "$python" -m pytest tests/programs "$@"
+}
 
 # The leak checker is off: the programs do not free memory before they exit with an error, and it cannot stop the
 # threads of OpenMP.
@@ -139,6 +150,7 @@ float() {
         fail "C++: the gradients of the trainer compiled as C++17 differ from the C build's"
     fi
     run_tests build
+    run_program_tests build
     run_script tests/quantize_test.py build/train_diffv2
 }
 sources() {
@@ -171,14 +183,15 @@ sanitized() {
         skip "sanitizers: the compiler of this machine does not support them"
         return
     fi
-    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) words=()
+    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) words=() options=()
     if [ $all_tests = yes ]; then
         programs+=(build/asan/{faulty_diffv2,single_diffv2}) # of the tests of ranks
     else
-        words=(-ranks "-200 steps of tiny")
+        words=(-ranks "-200 steps of tiny") options=(-k "not ranks and not 200_steps_of_tiny")
     fi
     if build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]}"; then
         run_tests build/asan ${words[@]+"${words[@]}"}
+        run_program_tests build/asan ${options[@]+"${options[@]}"}
     fi
 }
 narrow() {

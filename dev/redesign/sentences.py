@@ -22,9 +22,15 @@ ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = ROOT / "dev/redesign/tests.txt"
 STRING = r'"((?:[^"\\]|\\.)*(?:"\s*"(?:[^"\\]|\\.)*)*)"'
 C = [r"\{\s*" + STRING + r",\s*test_\w+\s*\}"]
-PATTERNS = {  # of the sentences in a file, by its suffix; a function's name is a sentence
+PATTERNS = {  # of the sentences in a file, by its suffix; a function's name is a sentence, or the line after it
     **dict.fromkeys((".c", ".h", ".cu", ".cuh", ".cpp"), C),
-    ".py": [r"^@test[^\n]*\ndef (\w+)", r"^def test_(\w+)\(", r"^TESTS = \((.*?)^\)", r"\breport\(\s*" + STRING],
+    ".py": [
+        r'^def test_\w+\([^)]*\):\n    """([^\n]*)"""$',
+        r"^@test[^\n]*\ndef (\w+)",
+        r"^def test_(\w+)\(",
+        r"^TESTS = \((.*?)^\)",
+        r"\breport\(\s*" + STRING,
+    ],
     ".sh": [r"^test_(\w+)\(\) \{", r'\bok "([^"]*)"'],
 }
 

@@ -1,0 +1,178 @@
+"""Runs the programs under test, and reads and writes their files.
+
+TRAIN_DIFFV2 and TEXT_TO_SHARDS name the programs, with arguments if they need any (./train_diffv2, ./text_to_shards).
+Other programs of the same build are found beside the first.
+"""
+
+import json
+import math
+import os
+import shlex
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "dev/reference"), str(ROOT / "data")]
+import fixtures
+
+DONE, FAILED, USAGE = 0, 1, 2  # exit statuses
+SECONDS = 600  # of one program
+# A model of a few thousand parameters, for runs of a few milliseconds a step.
+SMALL = (
+    "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
+    "--schedule constant --warmup 2 --threads 2"
+)
+RANKS_SMALL = "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1"
+OPENMPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    "OMP_WAIT_POLICY": "passive",
+}
+
+
+# ---- processes
+
+
+@dataclass
+class Result:
+    status: int  # exit status; -N if signal N ended it
+    out: str  # bytes that are not UTF-8 are surrogates
+    err: str
+
+    def done(self):
+        """The same result, of a program that did what it was asked to do."""
+        assert self.status == DONE, self.err[-2000:]
+        return self
+
+    def one_line(self, status, words):
+        """Expects this exit status and one line on stderr that contains the words."""
+        assert (self.status, self.err.count("\n")) == (status, 1) and words in self.err, self
+        return self
+
+
+def words_of(arguments):
+    """The words of arguments: strings are split as by a shell, anything else is one word."""
+    return [word for a in arguments for word in (shlex.split(a) if isinstance(a, str) else [str(a)])]
+
+
+def run(*command, stdin=subprocess.DEVNULL, cwd=None, env=None):
+    """Runs a command. stdin: its bytes, or a file."""
+    source = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    environment = {**os.environ, **(env or {})}
+    done = subprocess.run(words_of(command), capture_output=True, timeout=SECONDS, cwd=cwd, env=environment, **source)
+    return Result(done.returncode, *(text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr)))
+
+
+def program(variable, default):
+    """The words of the command that starts a program, with its absolute path."""
+    path, *arguments = shlex.split(os.environ.get(variable) or default)
+    return [Path(path).resolve(strict=True), *arguments]
+
+
+def trainer():
+    return program("TRAIN_DIFFV2", "./train_diffv2")
+
+
+def beside(name):
+    """A program of the build under test."""
+    directory = trainer()[0].parent
+    for path in (directory / name, directory / "build" / name):
+        if path.exists():
+            return path
+    raise FileNotFoundError(f"{name} is not beside {trainer()[0]}: make build/{name}")
+
+
+def run_trainer(*arguments, **more):
+    return run(*trainer(), *arguments, **more)
+
+
+def train(corpus, out, *options):
+    """Trains the small model."""
+    return run_trainer("--train-data", corpus / "train.bin", SMALL, "--out", out, *options)
+
+
+def run_ranks(ranks, *arguments, cwd):
+    """Runs the trainer as several processes. Of stderr only its own lines are kept, not those of mpirun."""
+    faulty = beside("faulty_diffv2")
+    result = run(f"timeout 120 mpirun -q -n {ranks}", faulty, *arguments, cwd=cwd, env=OPENMPI)
+    result.err = "".join(line for line in result.err.splitlines(True) if line.startswith("diffv2: "))
+    return result
+
+
+# ---- files
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+def records(run, kind, **wanted):
+    """The records of log.jsonl of a kind and with these values."""
+    lines = (run / "log.jsonl").read_text().split("\n")
+    assert lines.pop() == "", "the last line of log.jsonl is not complete"
+    found = [json.loads(line) for line in lines]
+    return [r for r in found if r["kind"] == kind and all(r.get(k) == v for k, v in wanted.items())]
+
+
+def checkpoint(run, step):
+    return run / f"checkpoints/step_{step:08d}"
+
+
+def tensors(path):
+    """{name: array} of a safetensors file of F32 tensors."""
+    found, _ = fixtures.safetensors_read(path.read_bytes())
+    assert {dtype for dtype, _, _ in found.values()} == {"F32"}, path
+    return {name: np.frombuffer(data, "<f4").reshape(shape) for name, (_, shape, data) in found.items()}
+
+
+def differing(a, b, names):
+    """The names of files that are not the same in two directories."""
+    return [name for name in names if (a / name).read_bytes() != (b / name).read_bytes()]
+
+
+# ---- data
+
+
+class Random:
+    """The pseudorandom sequence of tests/harness.h."""
+
+    def __init__(self, seed):
+        self.state = seed
+
+    def below(self, n):
+        mask = (1 << 64) - 1
+        self.state = (self.state + 0x9E3779B97F4A7C15) & mask
+        z = ((self.state ^ (self.state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        return (z ^ (z >> 31)) % n
+
+
+# Sentences of one form, each of four words drawn from eight: a source whose entropy is known.
+GRAMMAR = (
+    ("some ", "the ", "every ", "no ", "a ", "this ", "that ", "one "),
+    ("cat ", "poet ", "river ", "king ", "theorem ", "sparrow ", "engine ", "child "),
+    ("sees ", "forgets ", "carries ", "proves ", "follows ", "becomes ", "hears ", "loves "),
+    ("gold.\n", "music.\n", "snow.\n", "itself.\n", "nothing.\n", "bread.\n", "numbers.\n", "home.\n"),
+)
+ENTROPY = 4 * math.log(8) / sum(len(word) / 8 for words in GRAMMAR for word in words)  # nats per byte
+
+
+def write_shard(path, tokens):
+    path.write_bytes(fixtures.token_shard_bytes(struct.pack(f"<{len(tokens)}H", *tokens)))
+
+
+def write_grammar(path, count, seed):
+    """A shard of `count` byte tokens."""
+    random, text = Random(seed), bytearray()
+    while len(text) < count:
+        for words in GRAMMAR:
+            text += words[random.below(8)].encode()
+    write_shard(path, text[:count])

@@ -1,0 +1,207 @@
+"""--generate with files of prompts: what is refused, and the lines that are printed."""
+
+import json
+import re
+import shlex
+
+import fixtures
+import pytest
+from program import DONE, FAILED, ROOT, USAGE, checkpoint, run_trainer
+
+MODEL = "--vocab 256 --seq-len 16"
+
+
+def lines_of(result, count):
+    """The lines of stdout as JSON: each is printable UTF-8 and has all keys."""
+    result.out.encode()  # fails if a byte is not UTF-8
+    lines = result.out.split("\n")
+    assert lines.pop() == "" and len(lines) == count, result
+    found = [json.loads(line) for line in lines]
+    for line, json_line in zip(lines, found):
+        assert min(line) >= " " and set(json_line) == {"prompt", "tokens", "text", "stopped"}, line
+        assert isinstance(json_line["tokens"], list) and isinstance(json_line["stopped"], str), line
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    """A run of 30 steps. Tests do not write there."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    model = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 64 --batch-size 4"
+    run_trainer("--train-data", corpus / "train.bin", model, "--steps 30 --lr 0.03 --out", run).done()
+    return run
+
+
+REFUSED = [
+    (b"", "has no prompts"),
+    (b"\n\r\n", "has no prompts"),
+    (b"one\ntw\0o\n", "line 2 has a NUL byte at byte 3"),
+    (b"one\n\xc3\xa9\xffx\n", "line 2 is not valid UTF-8 at byte 3"),
+    (b"one\n\xe2\x82", "line 2 is not valid UTF-8 at byte 1"),
+    (b"\xff\xfeo\0", "line 1"),
+    (b'{"prompt": "a"}\nplain\n', "line 2 is not a JSON object"),
+    (b'{"prompt": "a\n"}', "line 1 is not a JSON object"),
+    (rb'{"prompt": "\ud800"}', "line 1 is not a JSON object"),
+    (b'{\n"prompt": "a"\n}', "line 1 is not a JSON object"),
+    (rb'{"prompt": "a\u0000b"}', "line 1 has the character U+0000"),
+    (b"{}", "line 1 has no prompt"),
+    (b'{"prompt": 1}', 'line 1: "prompt" is not a string'),
+    (b'{"tokens": "a"}', 'line 1: "tokens" is not a list'),
+    (b'{"tokens": []}', 'line 1: "tokens" is empty'),
+    (b'{"tokens": [1, 2.5]}', 'line 1: element 2 of "tokens" is not a token ID'),
+    (b'{"tokens": [1, -2]}', "line 1: element 2"),
+    (b'{"tokens": [4294967296]}', "line 1: element 1"),
+    (b'{"prompt": "a", "tokens": [1]}', "line 1 has more than one prompt"),
+    (b'{"prompt": "a", "prompt": "b"}', "line 1 has more than one prompt"),
+    (b'\n{"prompt": "a", "temper\\nature\\u007f": 1}', 'line 2 has the key "temper\\nature?"'),
+    (b'{"tokens": [5, 256]}', "line 1: token 256 is outside the vocabulary of 256"),
+]
+
+
+@pytest.mark.parametrize(("file", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_refused_files(tmp_path, file, words):
+    """a file of prompts with a mistake is refused with its line"""
+    (tmp_path / "prompts").write_bytes(file)
+    result = run_trainer(MODEL, "--generate 2 --prompts", tmp_path / "prompts").one_line(FAILED, words)
+    assert not result.out
+
+
+def test_refused_sources(tmp_path):
+    """prompts that cannot be read or are too many are refused"""
+    generate = "--generate 2 --prompts"
+    run_trainer(generate, tmp_path / "none").one_line(FAILED, "none cannot be opened: No such file")
+    run_trainer(generate, tmp_path).one_line(FAILED, "cannot be read: Is a directory")
+    run_trainer(generate, "-").one_line(FAILED, "standard input has no prompts")
+    for size, words in [
+        (300_000_000, "standard input is larger than 256 MiB"),
+        (2_200_000, "more than 1048576 prompts"),
+    ]:
+        run_trainer(generate, "-", stdin=b"y\n" * (size // 2)).one_line(FAILED, words)
+
+
+FITTING = [  # words None: accepted
+    (f"{MODEL} --generate 5", "aaaa\n1234567890", None),  # with the separator, 16
+    (f"{MODEL} --generate 6", "aaaa\n1234567890", "line 2: a prompt of 11 tokens with the separator"),
+    (f"{MODEL} --generate 6", "aaaa\n1234567890", "--seq-len 17 or more"),
+    (f"{MODEL} --generate 16", '{"tokens": [1]}', "line 1: a prompt of 1 tokens and --generate 16"),
+    (f"{MODEL} --generate 15", '{"tokens": [1]}', None),
+    ("--vocab 300 --generate 5", "aaaa", "line 1: there is no tokenizer for a vocabulary of 300"),
+    ("--vocab 300 --generate 5", '{"tokens": [299]}', None),
+    ("--vocab 300 --generate 5 --stop-at-separator", '{"tokens": [299]}', "--separator ID"),
+    ("--vocab 300 --generate 5 --separator 7", '{"prompt": ""}', "there is no tokenizer"),
+    ("--vocab 256 --generate 5 --separator 7", '{"prompt": ""}', None),
+]
+EXCLUSIVE = [
+    ("--prompts x --train-data y", "--prompts requires --generate"),
+    ("--stop-at-separator --train-data y", "--stop-at-separator requires --generate"),
+    ("--generate 3 --prompts x --prompt y", "--prompts and --prompt are mutually exclusive"),
+    ("--generate 3 --prompts x --prompt-tokens 1", "--prompts and --prompt-tokens are mutually exclusive"),
+]
+
+
+def test_prompts_that_do_not_fit(tmp_path):
+    """prompts that do not fit and options that exclude each other are refused"""
+    for options, file, words in FITTING:
+        (tmp_path / "prompts").write_text(file)
+        result = run_trainer(options, "--prompts", tmp_path / "prompts")
+        if words:
+            result.one_line(FAILED, words)
+        else:
+            assert result.done().err.count("\n") == 2, (options, result)
+        assert (result.out == "") == (words is not None), (options, result)
+    many = "".join(f"{i}\n" for i in range(1, 65)).encode()
+    result = run_trainer("--vocab 256 --seq-len 16777216 --batch-size 64 --generate 5 --prompts -", stdin=many)
+    result.one_line(FAILED, "options that save memory: --batch-size 32 (")
+    for options, words in EXCLUSIVE:
+        run_trainer(options).one_line(USAGE, words)
+
+
+def test_results_of_prompts(trained, tmp_path):
+    """--prompts prints JSON lines in the order of the file, for every --batch-size"""
+    prompts = ["The ", "every king", "a", "some poet sees ", "a", 'x"\\\t\u00e9']
+    tokens, path = 40, tmp_path / "prompts"
+    path.write_text("".join(p + "\n" for p in prompts))
+    sampling = f"--temperature 0.7 --generate {tokens}"
+    common = ["--init", checkpoint(trained, 30), sampling]
+    result = run_trainer(*common, "--prompts", path, "--batch-size 1").done()
+    assert result.err.count("\n") == 2, result.err
+    assert result.err.startswith("keys and values: 0.0 MiB for 1 sequence of up to 64 positions\n")
+    assert "6 prompts, up to 1 at a time: prefill of 43 tokens in" in result.err
+    for i, (prompt, line) in enumerate(zip(prompts, lines_of(result, len(prompts)))):
+        text = line["text"].encode()
+        assert line["prompt"] == prompt and line["stopped"] == "length" and len(line["tokens"]) == tokens
+        assert len(text) != tokens or list(text) == line["tokens"]
+        single = run_trainer(*common, "--prompt", shlex.quote(prompt))
+        assert (single.out == f"{prompt}{line['text']}\n") == (i == 0), (prompt, line, single)
+    for batch_size in (2, 5, 8):
+        with path.open("rb") as file:
+            other = run_trainer(*common, f"--prompts - --batch-size {batch_size}", stdin=file).done()
+        assert other.out == result.out, batch_size
+    # notes of a resume are not on stdout; updates of 4 sequences do not restrict generation
+    resume = ["--out", trained, "--resume", sampling, "--prompts", path, "--batch-size 3"]
+    run_trainer(*resume, "--prompt-tokens 9").one_line(USAGE, "mutually exclusive")
+    other = run_trainer(*resume).done()
+    assert other.out == result.out
+    assert "option --batch-size: 4 in the checkpoint, 3 now\n" in other.err
+
+
+def test_stop_at_separator(trained, tmp_path):
+    """--stop-at-separator stops before the separator"""
+    path = tmp_path / "prompts"
+    path.write_text('{"tokens": [97, 32]}\n{"prompt": "th"}\n{"prompt": "on"}')
+    sampling = f"--temperature 1 --separator {ord('s')}"
+    common = ["--init", checkpoint(trained, 30), sampling]
+    whole = run_trainer(*common, "--generate 24 --prompts", path).done()
+    stopped = run_trainer(*common, "--generate 24 --stop-at-separator --prompts", path).done()
+    early = 0
+    for i, (x, y) in enumerate(zip(lines_of(whole, 3), lines_of(stopped, 3))):
+        text, separator, _ = x["text"].partition("s")
+        assert isinstance(y["prompt"], list) == (i == 0)
+        assert y["text"] == text and len(y["tokens"]) == len(text.encode()), (x, y)
+        assert y["stopped"] == ("separator" if separator else "length"), (x, y)
+        early += bool(separator)
+    assert early > 0, "no text has the separator"
+    whole = run_trainer(*common, "--generate 200 --prompt th").done()  # enough for an 's'
+    stopped = run_trainer(*common, "--generate 200 --prompt th --stop-at-separator").done()
+    # an empty line stands for the separator
+    assert whole.out.startswith(stopped.out + "\n"), (whole, stopped)
+
+
+def test_results_are_utf8(tmp_path):
+    """results of all bytes are JSON in UTF-8"""
+    first = "\x01\x7f\x80"
+    (tmp_path / "prompts").write_text(f"{first}\nb\nc\n", encoding="utf-8")
+    options = "--vocab 256 --seq-len 256 --temperature 2 --generate 200 --prompts"
+    result = run_trainer(options, tmp_path / "prompts").done()
+    lines = lines_of(result, 3)  # a model without training draws all bytes
+    assert lines[0]["prompt"] == first
+    invalid = control = 0
+    for line in lines:
+        text = bytes(line["tokens"]).decode("utf-8", "surrogateescape")
+        assert line["text"] == re.sub("[\udc80-\udcff]", "\ufffd", text)  # of each invalid byte
+        invalid += line["text"].count("\ufffd")
+        control += sum(token < 0x20 for token in line["tokens"])
+    assert invalid > 10 and control > 0
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["finite", "not finite"])
+def test_not_finite_prompts(tmp_path, broken):
+    """prompts whose logits are not finite stop alone, and the program fails"""
+    # a weight that is not a number in the embedding of token 5; the texts are null: the 37 tokens have none
+    path = ROOT / "dev/reference/fixtures/diff_v2_a.safetensors"
+    fixtures.unpack(path, tmp_path)
+    if broken:
+        weights, metadata = fixtures.safetensors_read((tmp_path / "model.safetensors").read_bytes())
+        dtype, shape, data = weights["model.embed_tokens.weight"]
+        row = len(data) // shape[0]
+        assert shape[0] == 37
+        weights["model.embed_tokens.weight"] = dtype, shape, data[: 5 * row] + b"\xff" * row + data[6 * row :]
+        (tmp_path / "model.safetensors").write_bytes(fixtures.safetensors_bytes(weights, metadata))
+    (tmp_path / "prompts").write_text('{"tokens":[1]}\n{"tokens":[5]}\n{"tokens":[2,5]}\n{"tokens":[30]}\n')
+    result = run_trainer("--init", tmp_path, "--temperature 0 --generate 4 --prompts", tmp_path / "prompts")
+    assert result.status == (FAILED if broken else DONE), result
+    assert ("not finite after 2 of 4 prompts" in result.err) == broken
+    for i, line in enumerate(lines_of(result, 4)):
+        stops = broken and i in (1, 2)
+        assert line["stopped"] == ("not_finite" if stops else "length"), line
+        assert len(line["tokens"]) == (0 if stops else 4) and line["text"] is None, line
