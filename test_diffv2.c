@@ -93,7 +93,6 @@ static const struct {
     {"evaluation", evaluation_tests, EVALUATION_TEST_COUNT, EVERY_BUILD},
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"choices", choices_tests, CHOICES_TEST_COUNT, EVERY_BUILD},
-    {"choices program", choices_program_tests, CHOICES_PROGRAM_TEST_COUNT, FP32_BUILD},
 };
 
 static bool is_of_this_build(int table) {

@@ -1,16 +1,13 @@
 /*
 choices.h: tests of --eval-choices: scores against those of generation with a cache, one token at a time; accuracies and
-errors against a calculation by hand; files that are refused; what training, --eval and several ranks report.
+errors against a calculation by hand; files that are refused.
 */
 #ifndef TESTS_CHOICES_H
 #define TESTS_CHOICES_H
 #include "choice_file.h"
-#include "evaluation.h"
 #include "experts.h"
 #include "harness.h"
 #include "model.h"
-#include "program.h"
-#include "ranks.h"
 
 static ChoiceTask open_choices(const TestDirectory *d, int V, int T) {
     ChoiceSpec spec = {"task", ""};
@@ -475,159 +472,6 @@ static void test_choice_lists(void) {
     EXPECT(why && strstr(why, "more than 64 files"), "65 files: %s", why ? why : "accepted");
 }
 
-// ---- the program
-
-// Sentences of the grammar that train.bin has: their ends, as they are and with their letters in reverse.
-static void write_grammar_choices(const char *path) {
-    ChoiceFile *f = choice_file(1);
-    for (int e = 0; e < 24; e++) {
-        int context[16], n = 0, label = e % 2;
-        for (const char *p = grammar_words[2][e % 8]; *p; p++) context[n++] = (unsigned char)*p;
-        choice_begin(f, label, 2, context, n);
-        for (int c = 0; c < 2; c++) {
-            const char *word = grammar_words[3][e / 3];
-            int tokens[16], length = (int)strlen(word);
-            for (int i = 0; i < length; i++) tokens[i] = (unsigned char)word[c == label ? i : length - 1 - i];
-            choice_completion(f, tokens, length, 0, 0, 0);
-        }
-        choice_end(f);
-    }
-    choice_write(f, path);
-}
-
-// Reads the records of choices of one task; returns their number.
-static int choices_records(const ProgramData *d, const char *run, const char *name, cJSON **records, int limit) {
-    char path[600], line[4096];
-    FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
-    FILE *f = fopen(path, "r");
-    int count = 0;
-    while (f && fgets(line, sizeof(line), f)) {
-        cJSON *record = cJSON_Parse(line);
-        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind")),
-                   *of = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "name"));
-        bool wanted = kind && of && strcmp(kind, "choices") == 0 && strcmp(of, name) == 0 && count < limit;
-        if (wanted) records[count++] = record;
-        else cJSON_Delete(record);
-    }
-    if (f) fclose(f);
-    return count;
-}
-
-static double number_of(const cJSON *json, const char *key) {
-    double value = NAN;
-    json_get_number(json, key, &value);
-    return value;
-}
-
-// What --eval writes of the checkpoint of the last record equals that record, and run.json names the tasks.
-static void expect_choices_of_eval(const ProgramData *d, const cJSON *record) {
-    static const char *const keys[] = {"examples",      "accuracy",         "accuracy_se", "accuracy_norm",
-                                       "bits_per_byte", "bits_per_byte_se", "chance"};
-    ProgramResult r;
-    char path[600], text[65536];
-    run_command(&r,
-                "cd '%s' && %s --out whole --resume --eval --val-data val.bin --val-steps 2 --eval-out eval "
-                "--threads 2",
-                d->dir.path, test_program_path());
-    EXPECT(r.status == 0 && strstr(r.out, "multiple choice\n  words: accuracy "), "status %d: %.300s", r.status, r.err);
-    FORMAT(path, "%s/eval", d->dir.path);
-    test_read_file(path, text, sizeof(text));
-    cJSON *json = cJSON_Parse(text);
-    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "choices"), *first = cJSON_GetArrayItem(list, 0);
-    EXPECT(cJSON_GetArraySize(list) == 2, "%d tasks", cJSON_GetArraySize(list));
-    for (size_t k = 0; k < sizeof(keys) / sizeof(keys[0]); k++)
-        EXPECT(fabs(number_of(first, keys[k]) - number_of(record, keys[k])) < 1e-8, "%s: --eval %.12g, log %.12g",
-               keys[k], number_of(first, keys[k]), number_of(record, keys[k]));
-    EXPECT(cJSON_Compare(cJSON_GetObjectItemCaseSensitive(first, "fingerprint"),
-                         cJSON_GetObjectItemCaseSensitive(record, "fingerprint"), true),
-           "another fingerprint");
-    cJSON_Delete(json);
-    FORMAT(path, "%s/whole/run.json", d->dir.path);
-    test_read_file(path, text, sizeof(text));
-    json = cJSON_Parse(text);
-    list = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "data"), "choices");
-    EXPECT(cJSON_GetArraySize(list) == 2 && number_of(cJSON_GetArrayItem(list, 0), "examples") == 24 &&
-               number_of(cJSON_GetArrayItem(list, 1), "examples") == 12,
-           "run.json has %d tasks", cJSON_GetArraySize(list));
-    cJSON_Delete(json);
-}
-
-// The records of a run without --val-data, of its resume, and of --eval of its last checkpoint. In bf16 the LM head has
-// a rounded copy, which nothing but the tasks refreshes after an update.
-static void test_choices_of_training(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    char path[600], options[1024], stopped[1100];
-    cJSON *records[8] = {NULL}, *resumed[8] = {NULL};
-    FORMAT(path, "%s/grammar.bin", d.dir.path);
-    write_grammar_choices(path);
-    FORMAT(path, "%s/random.bin", d.dir.path);
-    choice_write_random(path, 3, 12, 1, 256, 16, 5);
-    FORMAT(options,
-           "--steps 60 --lr 1e-2 --gemm bf16 --val-every 20 --eval-choices 'words=%s/grammar.bin one=%s/random.bin'",
-           d.dir.path, d.dir.path);
-    run_trainer(&r, &d, "whole", options);
-    EXPECT_STATUS(r, 0);
-    EXPECT(strstr(r.out, "step 60: words: accuracy "), "%.300s", r.out);
-    int count = choices_records(&d, "whole", "words", records, 8);
-    double before = number_of(records[0], "accuracy"), after = number_of(records[3], "accuracy");
-    EXPECT(count == 4 && number_of(records[1], "step") == 20 && number_of(records[3], "examples") == 24 &&
-               number_of(records[3], "chance") == 0.5 && before < 0.8 && after > 0.9,
-           "%d records; accuracy %g before training, %g after", count, before, after);
-    expect_choices_of_eval(&d, records[3]);
-    EXPECT(choices_records(&d, "whole", "one", resumed, 8) == 4 &&
-               cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(resumed[3], "accuracy_norm")) &&
-               number_of(resumed[3], "chance") == 0 && number_of(resumed[3], "bits_per_byte") > 1,
-           "single completions: %g bits per byte", number_of(resumed[3], "bits_per_byte"));
-    for (int i = 0; i < 8; i++) cJSON_Delete(resumed[i]);
-    FORMAT(stopped, "%s --stop-after 20", options);
-    run_trainer(&r, &d, "parts", stopped);
-    EXPECT_STATUS(r, 0);
-    run_command(&r, "%s --out '%s/parts' --resume --threads 2", test_program(), d.dir.path);
-    EXPECT_STATUS(r, 0);
-    EXPECT(choices_records(&d, "parts", "words", resumed, 8) == 4, "a resumed run lacks records");
-    for (int i = 0; i < 4; i++) {
-        EXPECT(cJSON_Compare(records[i], resumed[i], true), "record %d differs after a resume", i);
-        cJSON_Delete(records[i]);
-        cJSON_Delete(resumed[i]);
-    }
-    test_remove_directory(&d.dir);
-}
-
-// The same numbers of one model from batches of other sizes, and from ranks that share the examples. Of three ranks one
-// has none of the two examples.
-static void test_choices_of_ranks(void) {
-    static const char *const tasks[3] = {"many", "two", "tokens"};
-    ProgramData d = program_data();
-    ProgramResult r;
-    char path[600], options[600], what[100];
-    cJSON *records[4][3] = {{NULL}};
-    FORMAT(path, "%s/many.bin", d.dir.path);
-    choice_write_random(path, 4, 40, 3, 256, 16, 5);
-    FORMAT(path, "%s/two.bin", d.dir.path);
-    choice_write_random(path, 1, 2, 3, 256, 16, 6);
-    FORMAT(path, "%s/tokens.bin", d.dir.path);
-    choice_write_tokens(path, 3, 40, 4, 256, 16, 7);
-    for (int i = 0; i < 4; i++) {
-        FORMAT(options, "--steps 2 --batch-size %d --eval-choices 'many=many.bin two=two.bin tokens=tokens.bin'",
-               i == 0 ? 12 : i);
-        if (i == 0)
-            run_command(&r, "cd '%s' && %s --train-data train.bin %s --out run0 %s", d.dir.path, test_program_path(),
-                        ranks_model, options);
-        FORMAT(what, "run%d", i);
-        if (i > 0) ranks_train(&r, &d, i, "", what, options);
-        EXPECT_STATUS(r, 0);
-        for (int k = 0; k < 3; k++) {
-            EXPECT(choices_records(&d, what, tasks[k], &records[i][k], 1) == 1, "%s: no record", what); // of step 0
-            expect_same_numbers(records[0][k], records[i][k], what);
-        }
-    }
-    for (int i = 0; i < 12; i++) cJSON_Delete(records[i / 3][i % 3]);
-    run_command(&r, "%s --train-data '%s/train.bin' --eval-choices nothing", test_program(), d.dir.path);
-    EXPECT_ONE_LINE(r, 2, "--eval-choices 'nothing' is not accepted: it must be NAME=FILE");
-    test_remove_directory(&d.dir);
-}
-
 static const Test choices_tests[] = {
     {"scores of completions equal those of generation, for all variants and versions", test_scores_by_generation},
     {"scores of completions by a model with experts equal those of generation", test_expert_scores_by_generation},
@@ -641,9 +485,4 @@ static const Test choices_tests[] = {
     {"--eval-choices accepts a list of names and files", test_choice_lists},
 };
 enum { CHOICES_TEST_COUNT = sizeof(choices_tests) / sizeof(choices_tests[0]) };
-static const Test choices_program_tests[] = {
-    {"training logs its choices, a resumed run the same, and --eval the same", test_choices_of_training},
-    {"choices do not depend on ranks or on the sizes of batches", test_choices_of_ranks},
-};
-enum { CHOICES_PROGRAM_TEST_COUNT = sizeof(choices_program_tests) / sizeof(choices_program_tests[0]) };
 #endif
