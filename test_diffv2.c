@@ -91,7 +91,6 @@ static const struct {
     {"prediction", prediction_tests, PREDICTION_TEST_COUNT, FP32_BUILD},
     {"devices", isolated_tests, ISOLATED_TEST_COUNT, FP32_BUILD},
     {"evaluation", evaluation_tests, EVALUATION_TEST_COUNT, EVERY_BUILD},
-    {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"choices", choices_tests, CHOICES_TEST_COUNT, EVERY_BUILD},
 };
 

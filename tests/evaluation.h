@@ -1,13 +1,11 @@
 /*
 evaluation.h: tests of --eval: the recall task and its score, attention maps against the outputs that attention itself
-computes, and what the program writes.
+computes, and rounding.
 */
 #ifndef TESTS_EVALUATION_H
 #define TESTS_EVALUATION_H
 #include "harness.h"
 #include "model.h"
-#include "program.h"
-#include "ranks.h"
 
 static void test_recall_sequence(void) {
     int symbols[90], tokens[256], again[256], other[256];
@@ -278,189 +276,6 @@ static void test_quantized_losses(void) {
            moved[1]);
 }
 
-// An evaluation with --quantize, which rounds the weights in place before the other measurements, and one without.
-static void test_quantize_output(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    char path[600], text[65536];
-    cJSON *json[4];
-    run_trainer(&r, &d, "run", "--steps 2 --attention diff_v2");
-    EXPECT_STATUS(r, 0);
-    for (int i = 0; i < 4; i++) {
-        run_command(&r,
-                    "%s --init '%s/run/checkpoints/step_00000002' --eval --val-data '%s/val.bin' --val-steps 3 "
-                    "--batch-size 3 --seq-len 40 --threads 1 --gemm %s --eval-out '%s/eval%d' %s",
-                    test_program(), d.dir.path, d.dir.path, i < 2 ? "fp32" : "bf16", d.dir.path, i,
-                    i % 2 ? "" : "--quantize w4a4:tensor,w16a16,logits3+w2a16");
-        EXPECT(r.status == 0 && (strstr(r.out, "w16a16") == NULL) == (i % 2 == 1), "status %d: %.300s", r.status,
-               r.err);
-        FORMAT(path, "%s/eval%d", d.dir.path, i);
-        test_read_file(path, text, sizeof(text));
-        json[i] = cJSON_Parse(text);
-    }
-    for (int i = 0; i < 4; i += 2) {
-        const cJSON *list = cJSON_DetachItemFromObjectCaseSensitive(json[i], "quantized");
-        double loss = 0;
-        json_get_number(json[i], "loss", &loss);
-        static const char *const specs[] = {"w4a4:tensor", "w16a16", "logits3+w2a16"};
-        EXPECT(cJSON_GetArraySize(list) == 3, "%d losses", cJSON_GetArraySize(list));
-        for (int s = 0; s < 3; s++) {
-            const cJSON *one = cJSON_GetArrayItem(list, s);
-            double quantized = 0, difference = 0;
-            json_get_number(one, "val_loss", &quantized);
-            json_get_number(one, "difference", &difference);
-            EXPECT((quantized == loss) == (s == 1) && difference == quantized - loss, "%s: %.17g, %.17g", specs[s],
-                   quantized, difference);
-            const char *spec = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(one, "spec"));
-            EXPECT(spec && strcmp(spec, specs[s]) == 0, "%s is reported as %s", specs[s], spec);
-        }
-        EXPECT(cJSON_Compare(json[i], json[i + 1], true), "after rounding, other measurements differ");
-    }
-    for (int i = 0; i < 4; i++) cJSON_Delete(json[i]);
-    test_remove_directory(&d.dir);
-}
-
-static void test_eval_output(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    run_trainer(&r, &d, "run", "--steps 2 --attention diff_v2");
-    EXPECT_STATUS(r, 0);
-    for (int i = 0; i < 2; i++) {
-        run_command(&r,
-                    "%s --init '%s/run/checkpoints/step_00000002' --eval --val-data '%s/val.bin' --val-steps 3 "
-                    "--batch-size %d --seq-len 40 --threads 1 "
-                    "--eval-out '%s/eval%d' --dump-attention '%s/maps%d'",
-                    test_program(), d.dir.path, d.dir.path, 3, d.dir.path, i, d.dir.path, i);
-        EXPECT(r.status == 0 && strstr(r.out, "loss by position\n") && strstr(r.out, "exact match"),
-               "status %d: %.300s", r.status, r.err);
-    }
-    expect_printed_losses(r.out, 40);
-    run_command(&r, "cd '%s' && cmp eval0 eval1 && cmp maps0 maps1 && ! ls *.tmp", d.dir.path);
-    EXPECT(r.status == 0, "the same evaluation twice: %.200s", r.out);
-    char path[600], text[65536];
-    FORMAT(path, "%s/eval0", d.dir.path);
-    test_read_file(path, text, sizeof(text));
-    cJSON *json = cJSON_Parse(text);
-    const cJSON *by_position = cJSON_GetObjectItemCaseSensitive(json, "loss_by_position"), *item;
-    double loss = 0, mean = 0, accuracy = -1;
-    json_get_number(json, "loss", &loss);
-    cJSON_ArrayForEach(item, by_position) mean += item->valuedouble / 40;
-    EXPECT(cJSON_GetArraySize(by_position) == 40 && fabs(mean - loss) < 1e-6, "%d positions, mean %g, loss %g",
-           cJSON_GetArraySize(by_position), mean, loss);
-    json_get_number(cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(json, "recall"), 1), "exact", &accuracy);
-    EXPECT(accuracy >= 0 && accuracy < 0.5, "an untrained model recalls %g", accuracy);
-    const cJSON *layers =
-        cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "attention"), "layers");
-    EXPECT(cJSON_GetArraySize(layers) == 2, "%d layers", cJSON_GetArraySize(layers));
-    cJSON_Delete(json);
-    FORMAT(path, "%s/maps0", d.dir.path);
-    SafeTensors *maps = safetensors_open(path);
-    float a2[1600], lambda[40], tokens[40];
-    safetensors_read(maps, "layer.1.head.1.a2", 0, 1600, a2, DTYPE_F32);
-    safetensors_read(maps, "layer.1.head.1.lambda", 0, 40, lambda, DTYPE_F32);
-    safetensors_read(maps, "tokens", 0, 40, tokens, DTYPE_F32);
-    double last = 0;
-    for (int j = 0; j < 40; j++) last += (double)a2[39 * 40 + j];
-    EXPECT(fabs(last - 1) < 1e-5 && a2[1] == 0 && a2[0] == 1 && lambda[7] > 0 && lambda[7] < 1 && tokens[0] >= 'a',
-           "sum %g, lambda %g", last, (double)lambda[7]);
-    safetensors_close(maps);
-    run_command(&r, "%s --train-data '%s/train.bin' --eval-out x --dump-attention y", test_program(), d.dir.path);
-    EXPECT(r.status == 2 && count_lines(r.err) == 2 && strstr(r.err, "--eval-out requires --eval"), "status %d: %.300s",
-           r.status, r.err);
-    test_remove_directory(&d.dir);
-}
-
-// The maps of a run with windows: zero outside of them, and rows that sum to 1.
-static void test_eval_of_windows(void) {
-    static const char *const options[] = {"--window 6 --full-every 2", "--window 6 --yoco --qk-norm", "--window 6"};
-    ProgramData d = program_data();
-    ProgramResult r;
-    char path[600], text[100];
-    float map[1600];
-    for (int i = 0; i < 3; i++) {
-        FORMAT(text, "--steps 2 --attention diff_v2 %s", options[i]);
-        run_trainer(&r, &d, "run", text);
-        EXPECT_STATUS(r, 0);
-        run_command(&r,
-                    "cd '%s' && %s --init run/checkpoints/step_00000002 --eval --val-data val.bin --val-steps 3 "
-                    "--batch-size 3 --seq-len 40 --threads 1 --dump-attention maps && rm -r run",
-                    d.dir.path, test_program_path());
-        EXPECT(r.status == 0 && strstr(r.out, "exact match"), "%s: status %d: %.300s", options[i], r.status, r.err);
-        FORMAT(path, "%s/maps", d.dir.path);
-        SafeTensors *maps = safetensors_open(path);
-        for (int l = 0; l < 2; l++) {
-            FORMAT(text, "layer.%d.head.1.a2", l);
-            safetensors_read(maps, text, 0, 1600, map, DTYPE_F32);
-            for (int t = 0; t < 40; t++) {
-                double sum = 0;
-                int visible = 0, wanted = l == 1 && i < 2 ? t + 1 : min_int(t + 1, 6);
-                for (int j = 0; j < 40; j++) sum += (double)map[t * 40 + j], visible += map[t * 40 + j] > 0;
-                EXPECT(fabs(sum - 1) < 1e-5 && visible == wanted, "%s: %s: row %d: %d keys, not %d; their sum is %g",
-                       options[i], text, t, visible, wanted, sum);
-            }
-        }
-        safetensors_close(maps);
-    }
-    test_remove_directory(&d.dir);
-}
-
-// All numbers of two JSON texts of one form, within the rounding of sums in another order. Rates count what is above a
-// threshold, so a rounding may move one of them by a count.
-static void expect_same_numbers(const cJSON *a, const cJSON *b, const char *what) {
-    const char *key = a && a->string ? a->string : "";
-    bool rate = strcmp(key, "exact") == 0 || strcmp(key, "among_values") == 0 || strncmp(key, "sink", 4) == 0;
-    bool alike = a && b && a->type == b->type;
-    EXPECT(alike, "%s: '%s' is in one of two evaluations only", what, key);
-    if (alike && cJSON_IsNumber(a))
-        EXPECT(fabs(a->valuedouble - b->valuedouble) <= 1e-4 * fabs(a->valuedouble) + (rate ? 5e-3 : 1e-6),
-               "%s: '%s' is %.9g, with one batch %.9g", what, key, b->valuedouble, a->valuedouble);
-    const cJSON *x = a ? a->child : NULL, *y = b ? b->child : NULL;
-    for (; x || y; x = x ? x->next : NULL, y = y ? y->next : NULL) expect_same_numbers(x, y, what);
-}
-
-static cJSON *evaluate_in_batches(const ProgramData *d, const char *trainer, int batch_size) {
-    ProgramResult r;
-    char text[65536];
-    run_command(&r,
-                "cd '%s' && %s --init run/checkpoints/step_00000030 --eval --val-data short.bin --val-steps 100 "
-                "--batch-size %d --seq-len 40 --threads 1 --eval-out eval && cat eval",
-                d->dir.path, trainer, batch_size);
-    EXPECT_STATUS(r, 0);
-    FORMAT(text, "%s", strchr(r.out, '{') ? strchr(r.out, '{') : "");
-    return cJSON_Parse(text);
-}
-
-// 20 windows and 128 recall sequences: a batch of all, of one, and two that leave a smaller last one, of which the
-// trainer in this program computes seven rows of logits at a time (small_sizes.h).
-static void test_evaluation_batch_sizes(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    char path[600], what[100], small[PATH_MAX + 20];
-    FORMAT(small, "%s --trainer", data_self());
-    FORMAT(path, "%s/short.bin", d.dir.path);
-    write_grammar_shard(path, 20 * 40 + 1, 3);
-    run_trainer(&r, &d, "run", "--steps 30 --lr 1e-2 --attention diff_v2");
-    EXPECT_STATUS(r, 0);
-    // the trainer in this program has checksums of other pieces
-    run_command(&r, "rm '%s/run/checkpoints/step_00000030/trainer_state.json'", d.dir.path);
-    EXPECT_STATUS(r, 0);
-    cJSON *whole = evaluate_in_batches(&d, test_program_path(), 20);
-    double windows = 0, answers = 0;
-    const cJSON *cell = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(whole, "recall"), 0);
-    json_get_number(whole, "windows", &windows);
-    json_get_number(cell, "answers", &answers);
-    EXPECT(windows == 20 && answers == 4 * RECALL_SEQUENCES, "%g windows, %g answers", windows, answers);
-    static const int batch_sizes[] = {1, 3, 7};
-    for (int i = 0; i < 3; i++) {
-        cJSON *parts = evaluate_in_batches(&d, i < 2 ? test_program_path() : small, batch_sizes[i]);
-        FORMAT(what, "in batches of %d", batch_sizes[i]);
-        expect_same_numbers(whole, parts, what);
-        cJSON_Delete(parts);
-    }
-    cJSON_Delete(whole);
-    test_remove_directory(&d.dir);
-}
-
 static const Test evaluation_tests[] = {
     {"a recall sequence queries every key once", test_recall_sequence},
     {"recall uses the most frequent tokens, and the cells that fit into the context", test_recall_tokens},
@@ -472,11 +287,4 @@ static const Test evaluation_tests[] = {
     {"the mass at the first position of known attention maps is correct", test_attention_map_first_mass},
 };
 enum { EVALUATION_TEST_COUNT = sizeof(evaluation_tests) / sizeof(evaluation_tests[0]) };
-static const Test evaluation_program_tests[] = {
-    {"--eval writes its measurements, and a second --eval writes the same", test_eval_output},
-    {"--dump-attention writes the maps of windows and YOCO", test_eval_of_windows},
-    {"--quantize writes a loss per specification and leaves the model as it was", test_quantize_output},
-    {"an evaluation does not depend on the sizes of its batches and pieces", test_evaluation_batch_sizes},
-};
-enum { EVALUATION_PROGRAM_TEST_COUNT = sizeof(evaluation_program_tests) / sizeof(evaluation_program_tests[0]) };
 #endif
