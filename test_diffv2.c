@@ -57,7 +57,6 @@ static const struct {
     {"operations", operations_tests, OPERATIONS_TEST_COUNT, EVERY_BUILD},
     {"model", model_tests, MODEL_TEST_COUNT, EVERY_BUILD},
     {"windows", windows_tests, WINDOWS_TEST_COUNT, EVERY_BUILD},
-    {"windows", windows_program_tests, WINDOWS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
     {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
     {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},

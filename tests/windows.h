@@ -252,19 +252,6 @@ static void test_cache_sizes(void) {
     }
 }
 
-static void test_layers_of_dry_run(void) {
-    static const struct {
-        const char *options, *line;
-    } runs[] = {{"--window 8 --full-every 3", "layers: 3 attend to the last 8 positions, 1 to all\n"},
-                {"--window 9 --yoco",
-                 "layers: 2 attend to the last 9 positions, 2 to all, with keys and values that they share\n"}};
-    static ProgramResult r;
-    for (int i = 0; i < 2; i++) {
-        run_command(&r, "%s --preset tiny --dry-run %s", test_program(), runs[i].options);
-        EXPECT(r.status == 0 && strstr(r.out, runs[i].line), "%s: %.300s", runs[i].options, r.out);
-    }
-}
-
 static const Test windows_tests[] = {
     {"a layer reads the positions of its window, or all, within the document", test_reach_of_layers},
     {"a window of all positions gives the bits of no window", test_windows_of_all_positions},
@@ -273,8 +260,4 @@ static const Test windows_tests[] = {
     {"a layer's cache has the rows of its window; the upper half of YOCO shares one", test_cache_sizes},
 };
 enum { WINDOWS_TEST_COUNT = sizeof(windows_tests) / sizeof(windows_tests[0]) };
-static const Test windows_program_tests[] = {
-    {"a dry run says what the layers attend to", test_layers_of_dry_run},
-};
-enum { WINDOWS_PROGRAM_TEST_COUNT = sizeof(windows_program_tests) / sizeof(windows_program_tests[0]) };
 #endif
