@@ -59,7 +59,6 @@ static const struct {
     {"windows", windows_tests, WINDOWS_TEST_COUNT, EVERY_BUILD},
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
     {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
-    {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"experts", expert_tests, EXPERT_TEST_COUNT, EVERY_BUILD},
     {"experts", expert_runs_tests, EXPERT_RUNS_TEST_COUNT, FP32_BUILD},
     {"experts in fp64", expert_fp64_tests, EXPERT_FP64_TEST_COUNT, FP64_BUILD},

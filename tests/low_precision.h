@@ -6,6 +6,8 @@ ranks.h contain the tests of --recompute and of ranks; operations.h and fp8_test
 #ifndef TESTS_LOW_PRECISION_H
 #define TESTS_LOW_PRECISION_H
 #include "recompute.h"
+#include <sys/wait.h>
+#include <time.h>
 #include "spikes.h"
 
 // A number is rounded by at most this share of it (if it is not subnormal): half a unit of the last bit of 1.
@@ -497,6 +499,48 @@ static void test_runs_of_types(void) {
 }
 
 // ---- memory
+
+// The peak resident size of a process, in bytes; 0 after it has ended. wait4 and getrusage cannot be used: they report
+// at least the size of the process that forked, also after exec.
+static double resident_peak(pid_t pid) {
+    char path[64], line[256];
+    double kib = 0;
+    FORMAT(path, "/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof(line), f) && sscanf(line, "VmHWM: %lf", &kib) != 1) {
+    }
+    if (f) fclose(f);
+    return 1024 * kib;
+}
+
+// Peak resident bytes of the program with these arguments, or with `dry` the total that --dry-run prints.
+static double peak_of(const ProgramData *d, const char *model, const char *options, bool dry) {
+    char path[600], command[1200];
+    const struct timespec a_millisecond = {0, 1000000};
+    double peak = 0, now;
+    int status = -1;
+    FORMAT(path, "%s/out", d->dir.path);
+    FORMAT(command, "exec '%s' --train-data '%s/train.bin' %s %s %s >'%s' 2>&1", test_program(), d->dir.path, model,
+           options, dry ? "--dry-run" : "", path);
+    pid_t pid = fork(), ended;
+    CHECK(pid >= 0, "cannot start a process: %s", strerror(errno));
+    if (pid == 0) {
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    while ((ended = waitpid(pid, &status, WNOHANG)) == 0) { // the last value: before exec it is that of this process
+        if ((now = resident_peak(pid)) > 0) peak = now;
+        nanosleep(&a_millisecond, NULL);
+    }
+    EXPECT(ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s failed", command);
+    if (!dry) return peak;
+    static char text[65536];
+    test_read_file(path, text, sizeof(text));
+    const char *memory = strstr(text, "memory of this process"), *total = memory ? strstr(memory, "  total ") : NULL;
+    double mib = 0;
+    EXPECT(total && sscanf(total, " total %lf MiB", &mib) == 1, "no total in %.300s", text);
+    return 1048576 * mib;
+}
 
 // The copies of a layer are four matrices with rows of whole cache lines and a header; bf16 has one more, of the LM
 // head.

@@ -1,12 +1,10 @@
 /*
-recompute.h: tests of --recompute. Gradients, statistics and whole runs are bitwise equal at every level. Activations
-that are recomputed take no memory, in the plan and in the resident size of the process.
+recompute.h: tests of --recompute. Gradients and statistics are bitwise equal at every level. Activations that are
+recomputed take no memory in the plan.
 */
 #ifndef TESTS_RECOMPUTE_H
 #define TESTS_RECOMPUTE_H
 #include "harness.h"
-#include <sys/wait.h>
-#include <time.h>
 
 enum { RECOMPUTE_LEVELS = 3 };
 
@@ -125,125 +123,10 @@ static void test_recompute_allocations(void) {
     }
 }
 
-// The peak resident size of a process, in bytes; 0 after it has ended. wait4 and getrusage cannot be used: they report
-// at least the size of the process that forked, also after exec.
-static double resident_peak(pid_t pid) {
-    char path[64], line[256];
-    double kib = 0;
-    FORMAT(path, "/proc/%d/status", (int)pid);
-    FILE *f = fopen(path, "r");
-    while (f && fgets(line, sizeof(line), f) && sscanf(line, "VmHWM: %lf", &kib) != 1) {
-    }
-    if (f) fclose(f);
-    return 1024 * kib;
-}
-
-// Peak resident bytes of the program with these arguments, or with `dry` the total that --dry-run prints.
-static double peak_of(const ProgramData *d, const char *model, const char *options, bool dry) {
-    char path[600], command[1200];
-    const struct timespec a_millisecond = {0, 1000000};
-    double peak = 0, now;
-    int status = -1;
-    FORMAT(path, "%s/out", d->dir.path);
-    FORMAT(command, "exec '%s' --train-data '%s/train.bin' %s %s %s >'%s' 2>&1", test_program(), d->dir.path, model,
-           options, dry ? "--dry-run" : "", path);
-    pid_t pid = fork(), ended;
-    CHECK(pid >= 0, "cannot start a process: %s", strerror(errno));
-    if (pid == 0) {
-        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
-        _exit(127);
-    }
-    while ((ended = waitpid(pid, &status, WNOHANG)) == 0) { // the last value: before exec it is that of this process
-        if ((now = resident_peak(pid)) > 0) peak = now;
-        nanosleep(&a_millisecond, NULL);
-    }
-    EXPECT(ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s failed", command);
-    if (!dry) return peak;
-    static char text[65536];
-    test_read_file(path, text, sizeof(text));
-    const char *memory = strstr(text, "memory of this process"), *total = memory ? strstr(memory, "  total ") : NULL;
-    double mib = 0;
-    EXPECT(total && sscanf(total, " total %lf MiB", &mib) == 1, "no total in %.300s", text);
-    return 1048576 * mib;
-}
-
-// Compares differences between levels, which the memory of libraries does not affect.
-static void test_recompute_memory(void) {
-    const char *model = "--layers 8 --hidden 128 --heads 4 --kv-heads 2 --head-dim 32 --ffn 512 --seq-len 64 "
-                        "--batch-size 32 --steps 1 --threads 2";
-    ProgramData d = program_data();
-    double peak[RECOMPUTE_LEVELS], said[RECOMPUTE_LEVELS];
-    for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
-        static const char *const options[] = {"--recompute 0", "--recompute 1", "--recompute 2"};
-        peak[level] = peak_of(&d, model, options[level], false);
-        said[level] = peak_of(&d, model, options[level], true);
-    }
-    for (int level = 1; level < RECOMPUTE_LEVELS; level++) {
-        double less = peak[level - 1] - peak[level], wanted = said[level - 1] - said[level];
-        EXPECT(wanted > 40e6 && fabs(less - wanted) < 0.2 * wanted,
-               "level %d: %.1f MB less than level %d, %.1f by --dry-run", level, less / 1e6, level - 1, wanted / 1e6);
-    }
-    test_remove_directory(&d.dir);
-}
-
-static const char *const recompute_model =
-    "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
-    "--schedule constant --warmup 2 --threads 2";
-
-// A resume may change the level.
-static void test_recompute_runs(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
-    static const char *const names[] = {"diff_v2", "diff_v1", "diff_v2_gated_head"}, *const more[] = {
-                                                                                         "", "",
-                                                                                         "--qk-norm --gemm fp8"};
-    for (int v = 0; v < 3; v++) {
-        for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
-            run_command(
-                &r,
-                "%s --train-data '%s/train.bin' %s --attention %s --total-batch 128 --doc-mask --separator 10:after "
-                "--stats-every 1 --steps 4 --out '%s/%s%d' --recompute %d %s",
-                test_program(), d.dir.path, recompute_model, names[v], d.dir.path, names[v], level, level, more[v]);
-            EXPECT_STATUS(r, 0);
-        }
-        run_command(&r, "cd '%s' && rm -rf resumed && cp -r %s0 resumed && rm -r resumed/checkpoints/step_*",
-                    d.dir.path, names[v]);
-        run_command(
-            &r, "%s --train-data '%s/train.bin' --out '%s/resumed' --resume --recompute 1 --stop-after 2 --threads 2",
-            test_program(), d.dir.path, d.dir.path);
-        EXPECT_STATUS(r, 0);
-        run_command(&r, "%s --out '%s/resumed' --resume --recompute 2 --threads 2", test_program(), d.dir.path);
-        EXPECT_STATUS(r, 0);
-        EXPECT(strstr(r.out, "recompute"), "a resume does not print the change of --recompute: %.300s", r.out);
-        for (int other = 1; other <= RECOMPUTE_LEVELS; other++) {
-            char name[64];
-            FORMAT(name, other < RECOMPUTE_LEVELS ? "%s%d" : "resumed", names[v], other);
-            for (int f = 0; f < 2; f++) {
-                run_command(&r, "cd '%s' && cmp %s0/checkpoints/step_00000004/%s %s/checkpoints/step_00000004/%s",
-                            d.dir.path, names[v], files[f], name, files[f]);
-                EXPECT(r.status == 0, "%s of %s differs from that of %s0: %.200s", files[f], name, names[v], r.out);
-            }
-            run_command(&r,
-                        "cd '%s' && for r in %s0 %s; do grep -e '\"train\"' -e '\"stats\"' $r/log.jsonl | sed "
-                        "'s/\"tokens_per_s.*\"loss_z/\"loss_z/' > $r/records; done; "
-                        "test $(wc -l < %s/records) = 16 && cmp %s0/records %s/records",
-                        d.dir.path, names[v], name, name, names[v], name);
-            EXPECT(r.status == 0, "the log of %s differs from that of %s0: %.300s%.300s", name, names[v], r.out, r.err);
-        }
-    }
-    test_remove_directory(&d.dir);
-}
-
 static const Test recompute_tests[] = {
     {"gradients and statistics of every variant are bitwise equal at every level", test_recompute_gradients},
     {"recomputed activations take no memory", test_recompute_allocations},
 };
 enum { RECOMPUTE_TEST_COUNT = sizeof(recompute_tests) / sizeof(recompute_tests[0]) };
 
-static const Test recompute_program_tests[] = {
-    {"--recompute reduces the memory of the process by the difference that --dry-run prints", test_recompute_memory},
-    {"runs are equal at every level, and a resume may change the level", test_recompute_runs},
-};
-enum { RECOMPUTE_PROGRAM_TEST_COUNT = sizeof(recompute_program_tests) / sizeof(recompute_program_tests[0]) };
 #endif

@@ -1,0 +1,87 @@
+"""--recompute in whole runs: the memory of the process, and equal weights, moments and records."""
+
+import re
+import shutil
+import subprocess
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from program import checkpoint, differing, run_trainer, trainer, words_of
+
+LEVELS = (0, 1, 2)
+
+
+def resident_peak(process):
+    """The peak resident size of a process, in bytes; 0 after it has ended."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    except OSError:
+        found = None
+    return 1024 * int(found[1]) if found else 0
+
+
+def peak_of(*arguments):
+    """The peak resident bytes of a run. getrusage reports at least the size of the process that forked."""
+    command, peak = words_of([*trainer(), *arguments]), 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:  # the last value: before exec it is that of this process
+            peak = resident_peak(process) or peak
+            time.sleep(1e-3)
+    assert process.returncode == 0
+    return peak
+
+
+def test_recompute_memory(corpus):
+    """--recompute reduces the memory of the process by the difference that --dry-run prints"""
+    # Compares differences between levels, which the memory of libraries does not affect.
+    model = (
+        "--layers 8 --hidden 128 --heads 4 --kv-heads 2 --head-dim 32 --ffn 512 --seq-len 64 --batch-size 32 "
+        "--steps 1 --threads 2"
+    )
+    peaks, totals = [], []
+    for level in LEVELS:
+        options = ["--train-data", corpus / "train.bin", model, f"--recompute {level}"]
+        peaks.append(peak_of(*options))
+        out = run_trainer(*options, "--dry-run").done().out
+        totals.append(2**20 * float(re.search(r"memory of this process.*?  total +(\S+) MiB", out, re.S)[1]))
+    for (more, less), (total, smaller) in zip(pairwise(peaks), pairwise(totals)):
+        wanted = total - smaller
+        assert wanted > 40e6 and abs(more - less - wanted) < 0.2 * wanted, (peaks, totals)
+
+
+def log_without_speed(run):
+    """The train and stats records of a run as text, without the measured times."""
+    lines = (run / "log.jsonl").read_text().splitlines()
+    lines = [line for line in lines if '"train"' in line or '"stats"' in line]
+    return [re.sub(r'"tokens_per_s.*"loss_z', '"loss_z', line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [("diff_v2", ""), ("diff_v1", ""), ("diff_v2_gated_head", "--qk-norm --gemm fp8")],
+    ids=["diff_v2", "diff_v1", "diff_v2_gated_head in fp8"],
+)
+def test_recompute_runs(corpus, tmp_path, attention, options):
+    """runs are equal at every level, and a resume may change the level"""
+    data = ["--train-data", corpus / "train.bin"]
+    model = (
+        "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
+        "--schedule constant --warmup 2 --threads 2 --total-batch 128 --doc-mask --separator 10:after --stats-every 1"
+    )
+    for level in LEVELS:
+        out = ["--out", tmp_path / str(level), f"--recompute {level} --steps 4 --attention {attention}"]
+        run_trainer(*data, model, *out, options).done()
+    resumed = tmp_path / "resumed"
+    shutil.copytree(tmp_path / "0", resumed, ignore=shutil.ignore_patterns("step_*"))
+    resume = ["--out", resumed, "--resume --threads 2"]
+    run_trainer(*data, *resume, "--recompute 1 --stop-after 2").done()
+    result = run_trainer(*resume, "--recompute 2").done()
+    assert "recompute" in result.out, "a resume does not print the change of --recompute"
+    log = log_without_speed(tmp_path / "0")
+    assert len(log) == 16
+    for other in (tmp_path / "1", tmp_path / "2", resumed):
+        files = ["model.safetensors", "optimizer.safetensors"]
+        assert not differing(checkpoint(tmp_path / "0", 4), checkpoint(other, 4), files), other
+        assert log_without_speed(other) == log, other
