@@ -128,146 +128,6 @@ static double expect_printed_losses(const char *out, int T) {
     return loss;
 }
 
-static void test_seed(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    run_trainer(&r, &d, "one", "--steps 6 --seed 5");
-    EXPECT_STATUS(r, 0);
-    run_trainer(&r, &d, "two", "--steps 6 --seed 5");
-    EXPECT_STATUS(r, 0);
-    run_trainer(&r, &d, "other", "--steps 6 --seed 6");
-    EXPECT_STATUS(r, 0);
-    expect_same_directories(&d, "one/checkpoints", "two/checkpoints");
-    run_command(&r,
-                "cmp '%s/one/checkpoints/step_00000006/model.safetensors' "
-                "'%s/other/checkpoints/step_00000006/model.safetensors'",
-                d.dir.path, d.dir.path);
-    EXPECT(r.status == 1, "another seed gave the same weights");
-    test_remove_directory(&d.dir);
-}
-
-static void test_dump_grads_of_checkpoint(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    run_trainer(&r, &d, "run", "--steps 2 --qk-norm --attention diff_v2_layer_lambda");
-    EXPECT_STATUS(r, 0);
-    const char *dir = d.dir.path;
-    run_command(&r, "%s --out '%s/run' --resume --dump-grads '%s/resumed.safetensors'", test_program(), dir, dir);
-    EXPECT_STATUS(r, 0);
-    run_command(&r,
-                "%s --train-data '%s/train.bin' %s --init '%s/run/checkpoints/step_00000002' "
-                "--dump-grads '%s/init.safetensors'",
-                test_program(), dir, small_model, dir, dir);
-    EXPECT_STATUS(r, 0);
-    run_command(&r, "cd '%s' && cmp resumed.safetensors init.safetensors", dir);
-    EXPECT(r.status == 0, "other gradients: %.200s", r.out);
-    test_remove_directory(&d.dir);
-}
-
-static void expect_resume_of_model(const char *model) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    char options[200];
-    FORMAT(options, "--steps 7 --total-batch 128 %s", model);
-    run_trainer(&r, &d, "whole", options);
-    EXPECT_STATUS(r, 0);
-    FORMAT(options, "--steps 3 --total-batch 128 %s", model);
-    run_trainer(&r, &d, "parts", options);
-    EXPECT_STATUS(r, 0);
-    for (int steps = 5; steps <= 7; steps += 2) {
-        run_command(&r, "%s --out '%s/parts' --resume --steps %d --threads 2", test_program(), d.dir.path, steps);
-        EXPECT_STATUS(r, 0);
-        EXPECT(strstr(r.out, "option --steps:"), "no word of the option that differs: %.200s", r.out);
-    }
-    char a[600], b[600];
-    FORMAT(a, "whole/checkpoints/step_%08d", 7);
-    FORMAT(b, "parts/checkpoints/step_%08d", 7);
-    expect_same_directories(&d, a, b);
-    double step = 0;
-    int records = log_records(&d, "parts", "train", "step", &step);
-    EXPECT(records == 7 && step == 7, "%d train records in the log of 7 steps, the last of step %g", records, step);
-
-    run_command(&r, "cp -r '%s/parts' '%s/before' && %s --out '%s/parts' --resume", d.dir.path, d.dir.path,
-                test_program(), d.dir.path);
-    EXPECT(r.status == 0 && strstr(r.out, "nothing to do"), "resume of a finished run: status %d, %.200s", r.status,
-           r.out);
-    expect_same_directories(&d, "parts", "before");
-    test_remove_directory(&d.dir);
-}
-static void test_resume_equals_uninterrupted(void) {
-    expect_resume_of_model("");
-    expect_resume_of_model("--window 9 --full-every 2 --qk-norm --attention diff_v2_head_lambda");
-    expect_resume_of_model("--window 9 --yoco --qk-norm --attention diff_v2");
-}
-
-// The matched width is worked out once: a resume, which sees the width that was asked for again, gets the same model.
-static void test_match_params_resume(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    char path[600];
-    run_trainer(&r, &d, "whole", "--match-params --steps 3");
-    EXPECT(r.status == 0 && strstr(r.out, "--match-params: MLP 34 (baseline: 40)"), "status %d: %.2000s%.200s",
-           r.status, r.out, r.err);
-    run_trainer(&r, &d, "parts", "--match-params --steps 2");
-    EXPECT_STATUS(r, 0);
-    run_trainer(&r, &d, "parts", "--match-params --steps 3 --resume"); // the command line of the start
-    EXPECT_STATUS(r, 0);
-    expect_same_directories(&d, "whole/checkpoints/step_00000003", "parts/checkpoints/step_00000003");
-    run_command(
-        &r, "cp -r '%s/parts' '%s/again' && rm -r '%s/again/checkpoints' && %s --out '%s/again' --resume --threads 2",
-        d.dir.path, d.dir.path, d.dir.path, test_program(), d.dir.path); // from run.json alone
-    EXPECT(r.status == 0 && strstr(r.out, "from step 0"), "status %d: %.300s%.200s", r.status, r.out, r.err);
-    FORMAT(path, "%s/again/checkpoints/step_00000002", d.dir.path);
-    EXPECT(config_json_read(path).F == 34, "started again, the run has an MLP of %d", config_json_read(path).F);
-    run_command(&r, "%s --out '%s/parts' --resume --no-match-params", test_program(), d.dir.path);
-    EXPECT_ONE_LINE(r, 2, "--match-params: yes in the checkpoint, no now");
-
-    FORMAT(path, "%s/parts/checkpoints/step_00000003", d.dir.path);
-    run_command(&r, "%s --init '%s' --dry-run", test_program(), path);
-    EXPECT(r.status == 0 && strstr(r.out, "MLP 34,"), "status %d: %.300s%.200s", r.status, r.out, r.err);
-    run_command(&r, "%s --init '%s' --dry-run --match-params", test_program(), path);
-    EXPECT(strstr(r.out, "MLP 34,"), "%.300s", r.out);
-    EXPECT_ONE_LINE(r, 0, "--match-params: using the loaded model's MLP width 34");
-    run_command(&r, "%s --init '%s' --dry-run --match-params --ffn 40", test_program(), path);
-    EXPECT(r.status == 0 && strstr(r.out, "--match-params: MLP 34 (baseline: 40)"), "status %d: %.300s%.200s", r.status,
-           r.out, r.err);
-    run_command(&r, "%s --init '%s' --dry-run --match-params --ffn 34", test_program(), path);
-    EXPECT_ONE_LINE(r, 2, "--match-params with --ffn 34 requires an MLP width of 28; the loaded model has 34");
-    test_remove_directory(&d.dir);
-}
-
-static void test_wrong_run_directory(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    run_trainer(&r, &d, "run", "--steps 2");
-    EXPECT_STATUS(r, 0);
-    run_trainer(&r, &d, "run", "--steps 2");
-    EXPECT_ONE_LINE(r, 1, "--resume");
-    run_trainer(&r, &d, "nothing", "--resume");
-    EXPECT_ONE_LINE(r, 1, "nothing");
-    run_command(&r, "%s --train-data '%s/train.bin' --init '%s/nothing'", test_program(), d.dir.path, d.dir.path);
-    EXPECT_ONE_LINE(r, 1, "nothing");
-    run_command(&r, "cd '%s' && %s --train-data train.bin --init run", d.dir.path, test_program_path());
-    EXPECT_ONE_LINE(r, 1, "use its newest checkpoint, --init run/checkpoints/step_00000002");
-    run_command(&r, "cd '%s' && ln -s loop loop && ln -s none gone", d.dir.path);
-    run_trainer(&r, &d, "loop", "--steps 2");
-    EXPECT_ONE_LINE(r, 1, "loop: it is a link, Too many levels");
-    run_trainer(&r, &d, "gone/run", "--steps 2");
-    EXPECT_ONE_LINE(r, 1, "gone: it is a link, No such file");
-    run_command(&r, "%s --out '%s/run' --resume --steps 3 --seed 9", test_program(), d.dir.path);
-    EXPECT_ONE_LINE(r, 2, "--seed");
-    run_command(&r, "%s --out '%s/run' --resume --steps 3 --seq-len 8", test_program(), d.dir.path);
-    EXPECT_ONE_LINE(r, 2, "--seq-len");
-    run_command(&r, "%s --out '%s/run' --resume --steps 3 --train-data '%s/val.bin'", test_program(), d.dir.path,
-                d.dir.path);
-    EXPECT_ONE_LINE(r, 1, "not the data");
-    run_command(&r, "%s --out '%s/run' --resume --steps 3 --hidden 32", test_program(), d.dir.path);
-    EXPECT(r.status == 2 && strstr(r.err, "--hidden"), "status %d, stderr: %.300s", r.status, r.err);
-    run_command(&r, "%s --init '%s/run/checkpoints/step_00000002' --dry-run --heads 4", test_program(), d.dir.path);
-    EXPECT_ONE_LINE(r, 2, "--heads");
-    test_remove_directory(&d.dir);
-}
-
 // Else it could read a checkpoint, wait for the process that goes on from there, and take back what that has done.
 static void test_resume_locks_first(void) {
     ProgramData d = program_data();
@@ -286,28 +146,6 @@ static void test_resume_locks_first(void) {
     free(log);
     run_command(&r, "%s --out '%s' --resume --steps 3", test_program(), path);
     EXPECT(r.status == 1 && strstr(r.err, "no valid checkpoint"), "status %d: %.300s", r.status, r.err);
-    test_remove_directory(&d.dir);
-}
-
-static void test_resume_without_checkpoint(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    run_trainer(&r, &d, "first", "--steps 2 --seed 3");
-    EXPECT_STATUS(r, 0);
-    char options[700]; // weights of another run, which starting again must not forget
-    FORMAT(options, "--steps 4 --init '%s/first/checkpoints/step_00000002'", d.dir.path);
-    run_command(&r, "%s --train-data '%s/train.bin' --batch-size 4 --threads 2 --out '%s/run' %s", test_program(),
-                d.dir.path, d.dir.path, options);
-    EXPECT_STATUS(r, 0);
-    run_command(&r, "cd '%s' && cp -r run/checkpoints saved && rm -r run/checkpoints && cp run/log.jsonl log",
-                d.dir.path);
-    EXPECT_STATUS(r, 0);
-    run_command(&r, "%s --out '%s/run' --resume --threads 2", test_program(), d.dir.path);
-    EXPECT(r.status == 0 && strstr(r.out, "from step 0"), "status %d, stdout: %.300s", r.status, r.out);
-    expect_same_directories(&d, "run/checkpoints", "saved");
-    double step = 0;
-    int records = log_records(&d, "run", "train", "step", &step);
-    EXPECT(records == 4 && step == 4, "%d train records after starting again, the last of step %g", records, step);
     test_remove_directory(&d.dir);
 }
 
@@ -416,18 +254,6 @@ static void test_recorded_options(void) {
     EXPECT(strcmp(cJSON_GetStringValue(cJSON_GetArrayItem(words, cJSON_GetArraySize(words) - 1)), "128") == 0,
            "the last start has the command line of another");
     cJSON_Delete(json);
-    test_remove_directory(&d.dir);
-}
-
-// 4 steps of 4 windows, then 3 of 320, of the 1249 of val.bin.
-static void test_epochs_after_resume(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    run_command(&r, "%s --train-data '%s/val.bin' %s --steps 4 --out '%s/run'", test_program(), d.dir.path, small_model,
-                d.dir.path);
-    EXPECT(r.status == 0 && strstr(r.out, "0.01 epochs in this run"), "status %d: %.300s", r.status, r.out);
-    run_command(&r, "%s --out '%s/run' --resume --steps 7 --total-batch 5120 --threads 2", test_program(), d.dir.path);
-    EXPECT(r.status == 0 && strstr(r.out, "0.78 epochs in this run"), "status %d: %.600s", r.status, r.out);
     test_remove_directory(&d.dir);
 }
 
@@ -1160,15 +986,8 @@ static void test_reexecution_failure(void) {
 #endif
 
 static const Test program_tests[] = {
-    {"equal seeds give equal bits, and different seeds do not", test_seed},
-    {"a resumed run equals an uninterrupted one, and a finished run does not change", test_resume_equals_uninterrupted},
-    {"a resume keeps the parameters of --match-params and does not match them again", test_match_params_resume},
-    {"a start in an existing run, and a resume with a conflicting option or data, are errors",
-     test_wrong_run_directory},
     {"a resume locks the run before it reads its files", test_resume_locks_first},
-    {"a run without a checkpoint is started again, with a message", test_resume_without_checkpoint},
     {"run.json and the log record the options in force at each step", test_recorded_options},
-    {"the epochs of a resumed run include all its steps", test_epochs_after_resume},
     {"a resume of a run of an older version adds the missing start and token count", test_run_of_older_version},
     {"the log has a record of every step and validation, and --eval agrees with it", test_log_is_complete},
     {"a validation records its data and its number of windows", test_validation_data},
@@ -1178,7 +997,6 @@ static const Test program_tests[] = {
     {"200 steps of tiny learn a grammar to near its entropy and not below", test_tiny_learns_grammar},
     {"--dump-grads writes the gradients of the reference", test_dump_grads},
     {"a file that an option names may be a link, a pipe or a device, and no other file is changed", test_output_files},
-    {"--dump-grads --resume uses the weights of the newest checkpoint", test_dump_grads_of_checkpoint},
     {"generation prints text that depends only on the seed", test_generation_seed},
     {"generation begins with the specified prompt, or the separator", test_generation_prompt},
     {"a text prompt follows the separator, and a prompt of tokens does not", test_prompt_separator},

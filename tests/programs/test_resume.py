@@ -1,0 +1,131 @@
+"""Resumed runs are the same runs; starts and resumes that are refused."""
+
+import filecmp
+import shutil
+
+import pytest
+from program import FAILED, SMALL, USAGE, checkpoint, differing, read_json, records, run_trainer, train
+
+
+def expect_same(a, b):
+    """The same files with the same bytes."""
+    listing = [{path.relative_to(top) for path in top.rglob("*")} for top in (a, b)]
+    assert listing[0] == listing[1]
+    different = [name for name in listing[0] if (a / name).is_file() and not filecmp.cmp(a / name, b / name, False)]
+    assert not different
+
+
+def resume(run, *options):
+    return run_trainer("--out", run, "--resume", *options)
+
+
+def test_seed(corpus, tmp_path):
+    """equal seeds give equal bits, and different seeds do not"""
+    for name, seed in (("one", 5), ("two", 5), ("other", 6)):
+        train(corpus, tmp_path / name, f"--steps 6 --seed {seed}").done()
+    expect_same(tmp_path / "one/checkpoints", tmp_path / "two/checkpoints")
+    one, other = (checkpoint(tmp_path / name, 6) for name in ("one", "other"))
+    assert differing(one, other, ["model.safetensors"]), "another seed gave the same weights"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "",
+        "--window 9 --full-every 2 --qk-norm --attention diff_v2_head_lambda",
+        "--window 9 --yoco --qk-norm --attention diff_v2",
+    ],
+    ids=["baseline", "windows", "yoco"],
+)
+def test_resume_equals_uninterrupted(corpus, tmp_path, model):
+    """a resumed run equals an uninterrupted one, and a finished run does not change"""
+    whole, parts, before = (tmp_path / name for name in ("whole", "parts", "before"))
+    train(corpus, whole, "--steps 7 --total-batch 128", model).done()
+    train(corpus, parts, "--steps 3 --total-batch 128", model).done()
+    for steps in (5, 7):
+        assert "option --steps:" in resume(parts, f"--steps {steps} --threads 2").done().out
+    expect_same(checkpoint(whole, 7), checkpoint(parts, 7))
+    found = records(parts, "train")
+    assert len(found) == 7 and found[-1]["step"] == 7
+    shutil.copytree(parts, before, symlinks=True)
+    assert "nothing to do" in resume(parts).done().out
+    expect_same(parts, before)
+
+
+def test_match_params_resume(corpus, tmp_path):
+    """a resume keeps the parameters of --match-params and does not match them again"""
+    # A resume, which sees the width that was asked for again, gets the same model.
+    whole, parts, again = (tmp_path / name for name in ("whole", "parts", "again"))
+    matched = "--match-params: MLP 34 (baseline: 40)"
+    assert matched in train(corpus, whole, "--match-params --steps 3").done().out
+    train(corpus, parts, "--match-params --steps 2").done()
+    train(corpus, parts, "--match-params --steps 3 --resume").done()  # the command line of the start
+    expect_same(checkpoint(whole, 3), checkpoint(parts, 3))
+    shutil.copytree(parts, again, symlinks=True)
+    shutil.rmtree(again / "checkpoints")
+    assert "from step 0" in resume(again, "--threads 2").done().out  # from run.json alone
+    assert read_json(checkpoint(again, 2) / "config.json")["intermediate_size"] == 34
+    resume(parts, "--no-match-params").one_line(USAGE, "--match-params: yes in the checkpoint, no now")
+
+    dry_run = ["--init", checkpoint(parts, 3), "--dry-run"]
+    assert "MLP 34," in run_trainer(*dry_run).done().out
+    result = run_trainer(*dry_run, "--match-params")
+    assert "MLP 34," in result.one_line(0, "--match-params: using the loaded model's MLP width 34").out
+    assert matched in run_trainer(*dry_run, "--match-params --ffn 40").done().out
+    result = run_trainer(*dry_run, "--match-params --ffn 34")
+    result.one_line(USAGE, "--match-params with --ffn 34 requires an MLP width of 28; the loaded model has 34")
+
+
+def test_wrong_run_directory(corpus, tmp_path):
+    """a start in an existing run, and a resume with a conflicting option or data, are errors"""
+    run, data = tmp_path / "run", ["--train-data", corpus / "train.bin"]
+    train(corpus, run, "--steps 2").done()
+    train(corpus, run, "--steps 2").one_line(FAILED, "--resume")
+    train(corpus, tmp_path / "nothing", "--resume").one_line(FAILED, "nothing")
+    run_trainer(*data, "--init", tmp_path / "nothing").one_line(FAILED, "nothing")
+    result = run_trainer(*data, "--init run", cwd=tmp_path)
+    result.one_line(FAILED, "use its newest checkpoint, --init run/checkpoints/step_00000002")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("none")
+    train(corpus, tmp_path / "loop", "--steps 2").one_line(FAILED, "loop: it is a link, Too many levels")
+    train(corpus, tmp_path / "gone/run", "--steps 2").one_line(FAILED, "gone: it is a link, No such file")
+    resume(run, "--steps 3 --seed 9").one_line(USAGE, "--seed")
+    resume(run, "--steps 3 --seq-len 8").one_line(USAGE, "--seq-len")
+    resume(run, "--steps 3 --train-data", corpus / "val.bin").one_line(FAILED, "not the data")
+    result = resume(run, "--steps 3 --hidden 32")
+    assert result.status == USAGE and "--hidden" in result.err
+    run_trainer("--init", checkpoint(run, 2), "--dry-run --heads 4").one_line(USAGE, "--heads")
+
+
+def test_resume_without_checkpoint(corpus, tmp_path):
+    """a run without a checkpoint is started again, with a message"""
+    run, saved = tmp_path / "run", tmp_path / "saved"
+    train(corpus, tmp_path / "first", "--steps 2 --seed 3").done()
+    # weights of another run, which starting again must not forget
+    options = ["--batch-size 4 --threads 2 --steps 4 --init", checkpoint(tmp_path / "first", 2)]
+    run_trainer("--train-data", corpus / "train.bin", "--out", run, *options).done()
+    (run / "checkpoints").rename(saved)
+    assert "from step 0" in resume(run, "--threads 2").done().out
+    expect_same(run / "checkpoints", saved)
+    found = records(run, "train")
+    assert len(found) == 4 and found[-1]["step"] == 4
+
+
+def test_dump_grads_of_checkpoint(corpus, tmp_path):
+    """--dump-grads --resume uses the weights of the newest checkpoint"""
+    run = tmp_path / "run"
+    train(corpus, run, "--steps 2 --qk-norm --attention diff_v2_layer_lambda").done()
+    resume(run, "--dump-grads", tmp_path / "resumed").done()
+    init = ["--train-data", corpus / "train.bin", SMALL, "--init", checkpoint(run, 2)]
+    run_trainer(*init, "--dump-grads", tmp_path / "init").done()
+    assert (tmp_path / "resumed").read_bytes() == (tmp_path / "init").read_bytes()
+
+
+def test_epochs_after_resume(corpus, tmp_path):
+    """the epochs of a resumed run include all its steps"""
+    # 4 steps of 4 windows, then 3 of 320, of the 1249 of val.bin
+    run = tmp_path / "run"
+    result = run_trainer("--train-data", corpus / "val.bin", SMALL, "--steps 4 --out", run).done()
+    assert "0.01 epochs in this run" in result.out
+    result = resume(run, "--steps 7 --total-batch 5120 --threads 2").done()
+    assert "0.78 epochs in this run" in result.out
