@@ -187,7 +187,7 @@ sanitized() {
     if [ $all_tests = yes ]; then
         programs+=(build/asan/{faulty_diffv2,single_diffv2}) # of the tests of ranks
     else
-        words=(-ranks "-200 steps of tiny") options=(-k "not ranks and not 200_steps_of_tiny")
+        words=(-ranks) options=(-k "not ranks and not 200_steps_of_tiny")
     fi
     if build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]}"; then
         run_tests build/asan ${words[@]+"${words[@]}"}

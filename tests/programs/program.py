@@ -63,12 +63,14 @@ def words_of(arguments):
     return [word for a in arguments for word in (shlex.split(a) if isinstance(a, str) else [str(a)])]
 
 
-def run(*command, stdin=subprocess.DEVNULL, cwd=None, env=None):
-    """Runs a command. stdin: its bytes, or a file."""
+def run(*command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=None, env=None):
+    """Runs a command. stdin: its bytes, or a file; stdout: a file, of which the result has nothing."""
     source = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
     environment = {**os.environ, **(env or {})}
-    done = subprocess.run(words_of(command), capture_output=True, timeout=SECONDS, cwd=cwd, env=environment, **source)
-    return Result(done.returncode, *(text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr)))
+    outputs = {"stdout": stdout, "stderr": subprocess.PIPE}
+    done = subprocess.run(words_of(command), timeout=SECONDS, cwd=cwd, env=environment, **source, **outputs)
+    texts = ((text or b"").decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr))
+    return Result(done.returncode, *texts)
 
 
 def program(variable, default):
