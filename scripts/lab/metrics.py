@@ -1,5 +1,5 @@
-"""metrics.py: the table of the numbers of runs: where each is read, its unit, and what shows it. Tables, figures, claims
-and the CSV file walk it.
+"""metrics.py: the table of the numbers of runs: where each is read, its unit, and what shows it. Tables, figures,
+claims and the CSV file walk it.
 
 SOURCES    where a run has the records of its layers
 LAYERS     the numbers of a layer in results.json, and the figures that show them; PROBES: those of probe.json

@@ -316,9 +316,10 @@ def score_heads(count, over):
 def score_cells(r, row, count, over, gap):
     """The cells below score_heads(). over: half or whole of the interval over questions; gap: the key of the gap."""
     said, shares = row["against_chance"], row | {gap: percent(row[gap])}
+    verdict = Cell(said or "–", "open" if said == "at chance" else "")
     return [
         *(row["task"], arm_cell(row), row[count], f"{100 * row['chance']:.1f}"),
-        *(interval(percent(row["accuracy"]), digits=1), over, Cell(said or "–", "open" if said == "at chance" else "")),
+        *(interval(percent(row["accuracy"]), digits=1), over, verdict),
         *gap_cells(r, shares, gap, digits=1, better=1, undecided=""),
     ]
 
