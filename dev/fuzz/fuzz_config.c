@@ -4,6 +4,7 @@ its tensors listed; writing it as config.json and reading that gives the same mo
 */
 #include "fuzz.h"
 #include "../../llmc/model/config_json.h"
+#include "../../llmc/model/tensors.h"
 
 const char fuzz_file[] = "config.json";
 
