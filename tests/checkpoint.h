@@ -205,13 +205,13 @@ static void test_checkpoint_newest(void) {
     run_command(&r, "printf x | dd of='%s/checkpoints/step_00000011/optimizer.safetensors' bs=1 seek=5000 conv=notrunc",
                 d.path);
     run_command(&r, "rm '%s/checkpoints/step_00000010/config.json'", d.path);
-    run_command(&r, "%s --child checkpoint-newest '%s'", ckpt_self(), d.path);
+    run_command(&r, "%s --child checkpoint-newest '%s'", data_self(), d.path);
     EXPECT(r.status == 0 && strcmp(r.out, "9\n") == 0 && count_lines(r.err) == 3 && strstr(r.err, "saved at step 11") &&
                strstr(r.err, "optimizer.safetensors does not match its checksum") &&
                strstr(r.err, "cannot read its config.json"),
            "status %d, newest %s, %s", r.status, r.out, r.err);
     run_command(&r, "rm '%s'/checkpoints/step_0000000?/trainer_state.json", d.path);
-    run_command(&r, "%s --child checkpoint-newest '%s'", ckpt_self(), d.path);
+    run_command(&r, "%s --child checkpoint-newest '%s'", data_self(), d.path);
     EXPECT(r.status == 1 && count_lines(r.err) == 6 && strstr(r.err, "has no valid checkpoint"),
            "with all broken: status %d, %s", r.status, r.err);
     test_remove_directory(&d);
@@ -248,7 +248,7 @@ static void test_checkpoint_killed_while_saving(void) {
     int64_t reached = 0;
     for (int i = 0; i < 6; i++) {
         static ProgramResult r;
-        run_command(&r, "timeout -s KILL %g %s --child checkpoint-save-for-ever '%s/%d'", 0.02 * (1 << i), ckpt_self(),
+        run_command(&r, "timeout -s KILL %g %s --child checkpoint-save-for-ever '%s/%d'", 0.02 * (1 << i), data_self(),
                     d.path, i);
         EXPECT(r.status == 137, "the child ended with status %d: %s", r.status, r.err);
         CkptPath run = ckpt_path("%s/%d", d.path, i);
@@ -353,7 +353,7 @@ static void test_checkpoint_prune_broken(void) {
 static void ckpt_busy(const TestDirectory *d, const char *busy, const char *action, const char *more, int warnings,
                       const char *left, const char *leftovers) {
     static ProgramResult r;
-    run_command(&r, "BUSY='%s' %s --child checkpoint-%s '%s' %s", busy, ckpt_self(), action, d->path, more);
+    run_command(&r, "BUSY='%s' %s --child checkpoint-%s '%s' %s", busy, data_self(), action, d->path, more);
     EXPECT(r.status == 0 && count_lines(r.err) == warnings && (!warnings || strstr(r.err, "trying again")),
            "%s %s with %s busy: status %d, %s", action, more, busy, r.status, r.err);
     CkptPath have = ckpt_left(d->path);
@@ -518,7 +518,7 @@ static void test_gradient_dump(void) {
     ckpt_refused("dump", ckpt_path("%s/none/x", d.path).text, "", "none/x: No such file");
     ckpt_refused("dump", ckpt_path("%s/x", path.text).text, "", "Not a directory");
     static ProgramResult r; // a pipe takes it in order
-    run_command(&r, "%s --child checkpoint-dump /dev/stdout | cmp - '%s'", ckpt_self(), path.text);
+    run_command(&r, "%s --child checkpoint-dump /dev/stdout | cmp - '%s'", data_self(), path.text);
     EXPECT(r.status == 0, "through a pipe the dump is another: %s%s", r.out, r.err);
     ckpt_model_free(&m);
     test_remove_directory(&d);

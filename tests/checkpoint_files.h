@@ -49,15 +49,6 @@ static CkptPath ckpt_path(const char *fmt, ...) {
     return p;
 }
 
-// The path of this executable; /proc/self/exe would name the shell that starts the child.
-static const char *ckpt_self(void) {
-    static char path[PATH_SIZE];
-    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
-    CHECK(n > 0, "cannot read /proc/self/exe: %s", strerror(errno));
-    path[n] = 0;
-    return path;
-}
-
 // A tiny model with its buffers. Elements are a function of (seed, place).
 typedef struct {
     ModelConfig config;
@@ -201,14 +192,14 @@ static const char *ckpt_refusal; // the line of the last one
 static void ckpt_refused(const char *action, const char *path, const char *more, const char *word) {
     static ProgramResult r;
     ckpt_refusal = r.err;
-    run_command(&r, "%s --child checkpoint-%s '%s' '%s'", ckpt_self(), action, path, more);
+    run_command(&r, "%s --child checkpoint-%s '%s' '%s'", data_self(), action, path, more);
     EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strncmp(r.err, "diffv2: ", 8) == 0 &&
                strstr(r.err, word),
            "%s %s %s: status %d, not 1 and one line with '%s': %.300s", action, path, more, r.status, word, r.err);
 }
 static void ckpt_accepted(const char *action, const char *path, const char *more, const char *out) {
     static ProgramResult r;
-    run_command(&r, "%s --child checkpoint-%s '%s' '%s'", ckpt_self(), action, path, more);
+    run_command(&r, "%s --child checkpoint-%s '%s' '%s'", data_self(), action, path, more);
     EXPECT(r.status == 0 && strcmp(r.out, out) == 0, "%s %s %s: status %d, printed '%s', not '%s': %.300s", action,
            path, more, r.status, r.out, out, r.err);
 }

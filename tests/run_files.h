@@ -107,7 +107,7 @@ static void test_log_resume(void) {
         close(fd);
         free(log);
         static ProgramResult r;
-        run_command(&r, "%s --child checkpoint-resume '%s' 2", ckpt_self(), dir.text);
+        run_command(&r, "%s --child checkpoint-resume '%s' 2", data_self(), dir.text);
         EXPECT(r.status == 0 && count_lines(r.err) == cases[i].warnings, "case %zu: status %d: %s", i, r.status, r.err);
         char want[500];
         FORMAT(want,
@@ -157,7 +157,7 @@ static void test_run_simultaneous_starts(void) {
         &r,
         "for try in $(seq %d); do for n in 1 2; do { %s --child checkpoint-create '%s/run'$try $n 2>> '%s/err'; } "
         "& done; wait; done",
-        TRIES, ckpt_self(), d.path, d.path);
+        TRIES, data_self(), d.path, d.path);
     EXPECT(r.status == 0, "status %d: %s", r.status, r.err);
     for (int try_count = 1; try_count <= TRIES; try_count++) {
         CkptPath dir = ckpt_path("%s/run%d", d.path, try_count);

@@ -267,7 +267,7 @@ static void test_safetensors_damaged(void) {
             copy[test_random_int(&random, (int)n)] = (char)test_random_bits(&random);
         ckpt_write_file(path.text, copy, n);
         static ProgramResult r;
-        run_command(&r, "%s --child checkpoint-open '%s'", ckpt_self(), path.text);
+        run_command(&r, "%s --child checkpoint-open '%s'", data_self(), path.text);
         EXPECT(r.status == 0 || (r.status == 1 && count_lines(r.err) == 1), "case %d: status %d: %.300s", i, r.status,
                r.err);
         EXPECT(n == size || r.status == 1, "case %d: %zu of %zu bytes were taken for a file", i, n, size);
