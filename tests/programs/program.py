@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "dev/reference"), str(ROOT / "data")]
 import fixtures
 
+FIXTURE = ROOT / "dev/reference/fixtures/diff_v2_a.safetensors"
 DONE, FAILED, USAGE = 0, 1, 2  # exit statuses
 SECONDS = 600  # of one program
 # A model of a few thousand parameters, for runs of a few milliseconds a step.
@@ -83,6 +84,11 @@ def trainer():
     return program("TRAIN_DIFFV2", "./train_diffv2")
 
 
+def linked_with(library):
+    """Whether the trainer is linked with a shared library: libgomp by GCC, libasan with the sanitizers."""
+    return library in run("ldd", trainer()[0]).out
+
+
 def beside(name):
     """A program of the build under test."""
     directory = trainer()[0].parent
@@ -116,12 +122,16 @@ def read_json(path):
     return json.loads(path.read_text())
 
 
-def records(run, kind, **wanted):
-    """The records of log.jsonl of a kind and with these values."""
+def all_records(run):
     lines = (run / "log.jsonl").read_text().split("\n")
     assert lines.pop() == "", "the last line of log.jsonl is not complete"
-    found = [json.loads(line) for line in lines]
-    return [r for r in found if r["kind"] == kind and all(r.get(k) == v for k, v in wanted.items())]
+    return [json.loads(line) for line in lines]
+
+
+def records(run, kind, **wanted):
+    """The records of log.jsonl of a kind and with these values."""
+    wanted["kind"] = kind
+    return [r for r in all_records(run) if all(r.get(k) == v for k, v in wanted.items())]
 
 
 def checkpoint(run, step):

@@ -1,12 +1,13 @@
-"""--generate with files of prompts: what is refused, and the lines that are printed."""
+"""--generate and samples: seeds and prompts; files of prompts, what is refused, and the lines that are printed."""
 
 import json
 import re
 import shlex
+import shutil
 
 import fixtures
 import pytest
-from program import DONE, FAILED, ROOT, USAGE, checkpoint, run_trainer
+from program import DONE, FAILED, FIXTURE, USAGE, checkpoint, records, run_trainer, train
 
 MODEL = "--vocab 256 --seq-len 16"
 
@@ -188,8 +189,7 @@ def test_results_are_utf8(tmp_path):
 def test_not_finite_prompts(tmp_path, broken):
     """prompts whose logits are not finite stop alone, and the program fails"""
     # a weight that is not a number in the embedding of token 5; the texts are null: the 37 tokens have none
-    path = ROOT / "dev/reference/fixtures/diff_v2_a.safetensors"
-    fixtures.unpack(path, tmp_path)
+    fixtures.unpack(FIXTURE, tmp_path)
     if broken:
         weights, metadata = fixtures.safetensors_read((tmp_path / "model.safetensors").read_bytes())
         dtype, shape, data = weights["model.embed_tokens.weight"]
@@ -205,3 +205,104 @@ def test_not_finite_prompts(tmp_path, broken):
         stops = broken and i in (1, 2)
         assert line["stopped"] == ("not_finite" if stops else "length"), line
         assert len(line["tokens"]) == (0 if stops else 4) and line["text"] is None, line
+
+
+def test_seed_of_samples(corpus, tmp_path):
+    """generation prints text that depends only on the seed"""
+    run, options = tmp_path / "run", "--steps 2 --sample-every 1 --prompt 'The '"
+    result = train(corpus, run, options).done()
+    assert "The " in result.out
+    samples = records(run, "sample")
+    assert [sample["tokens"] for sample in samples] == [200, 200]
+    assert not any(sample["text"].startswith("The ") for sample in samples), "a sample includes the prompt"
+    words = [word for sample in samples for word in re.findall("[!-~]+", sample["text"])]
+    assert len([word for word in words if len(word) > 1]) > 10 and all(word in result.out for word in words)
+    # at a rate that moves no weight, the step alone tells two samples apart
+    result = train(corpus, tmp_path / "still", options, "--lr 1e-30").done()
+    first, second = (result.out.split(f"step {step}\nThe ")[1][:56] for step in (1, 2))
+    assert first != second
+
+    init = ["--init", checkpoint(run, 2), "--generate 60 --prompt 'every king'"]
+    one, again, two = (run_trainer(*init, f"--seed {seed}").done().out for seed in (1, 1, 2))
+    assert one.startswith("every king") and one == again and one != two
+    run_trainer("--vocab 300 --generate 5 --prompt x").one_line(FAILED, "no tokenizer")
+    assert re.fullmatch(r"(\d+\s){5}", run_trainer("--vocab 300 --generate 5").done().out)
+
+
+SEPARATORS = [  # options, prompt, whether the prompt is printed, words of the warning, whether also during training
+    ("--prompt-tokens 5", [5], True, "", False),
+    ("--prompt-tokens 5,9,0 --separator 36", [5, 9, 0], True, "", True),
+    ("--separator 36", [36], False, "", True),
+    ("--separator 11:after", [11], False, "", False),
+    ("--train-data corpus", [35], False, "", True),
+    ("--train-data corpus --separator 36", [36], False, "", True),
+    ("--train-data corpus --prompt-tokens 5,9", [5, 9], True, "", False),
+    ("", [0], False, "begins after token 0", True),
+]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A corpus, and a model whose weights are large enough for temperature 0 to visit many of its 37 tokens."""
+    directory = tmp_path_factory.mktemp("toy")
+    fixtures.unpack(FIXTURE, directory)
+    (directory / "corpus").mkdir()
+    shutil.copy(directory / "tokens.bin", directory / "corpus/train_000000.bin")
+    described = {"format": 1, "vocab_size": 37, "separator": {"token": 35, "place": "after"}}
+    (directory / "corpus/corpus.json").write_text(json.dumps(described))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt", "shown", "warning", "sampled"), SEPARATORS, ids=[case[0] or "default" for case in SEPARATORS]
+)
+def test_begin_of_generation(toy, tmp_path, options, prompt, shown, warning, sampled):
+    """generation begins with the specified prompt, or the separator"""
+
+    def expect_warning(result):
+        assert warning in result.err and result.err.count("\n") == bool(warning), result
+
+    greedy = "--init . --temperature 0"
+    numbers = ",".join(map(str, prompt))
+    length = 200 if sampled else 30
+    whole = run_trainer(greedy, f"--generate {length} --prompt-tokens {numbers}", cwd=toy).done().out.split()
+    assert whole[: len(prompt)] == numbers.split(",") and len(whole) == len(prompt) + length
+    count = 13 - len(prompt)  # a file of prompts states what they follow, and is restricted to the context
+    (tmp_path / "prompts").write_text(json.dumps({"tokens": prompt}))
+    result = run_trainer(greedy, f"--generate {count} --prompts", tmp_path / "prompts", cwd=toy).done()
+    assert whole[len(prompt) : 13] == [str(token) for token in json.loads(result.out)["tokens"]]
+
+    begin = 0 if shown else len(prompt)
+    result = run_trainer(greedy, "--generate 30", options, cwd=toy).done()
+    assert result.out.split() == whole[begin : len(prompt) + 30]
+    expect_warning(result)
+    if sampled:  # by a run whose weights stay as they are
+        data = "" if "--train-data" in options else "--train-data tokens.bin"
+        result = run_trainer(greedy, "--steps 1 --lr 0 --sample-every 1 --batch-size 2", options, data, cwd=toy).done()
+        assert " ".join(whole[begin:]) + "\n" in result.out
+        expect_warning(result)
+
+
+def test_separators_beyond_the_vocabulary(toy, tmp_path):
+    """a separator that is not in the vocabulary is an error"""
+    run_trainer("--init . --generate 3 --separator 37", cwd=toy).one_line(FAILED, "vocabulary of 37")
+    shutil.copytree(toy / "corpus", tmp_path / "other")
+    described = {"format": 1, "vocab_size": 38, "separator": {"token": 37, "place": "after"}}
+    (tmp_path / "other/corpus.json").write_text(json.dumps(described))
+    result = run_trainer("--init", toy, "--generate 3 --train-data other", cwd=tmp_path)
+    result.one_line(FAILED, "the separator 37 of")
+
+
+@pytest.mark.parametrize("separator", [0, 10])
+def test_prompt_separator(trained, separator):
+    """a text prompt follows the separator, and a prompt of tokens does not"""
+    # A text follows byte 0, as in the corpora of bytes, or --separator; its tokens given as numbers follow nothing.
+    # Line ends are left out, as a separator that is printed ends a paragraph.
+    common = ["--init", checkpoint(trained, 30), "--temperature 1 --generate 60"]
+    generate = lambda options: run_trainer(*common, options).done().out.replace("\n", "")
+    text = generate(f"--prompt Th --separator {separator}")
+    assert text.startswith("Th") and generate(f"--prompt-tokens {separator},84,104") == text
+    exact = generate(f"--prompt-tokens 84,104 --separator {separator}")
+    assert exact.startswith("Th") and exact != text, "exact tokens continue as if the separator were before them"
+    if separator == 0:
+        assert generate("--prompt Th") == text

@@ -1,11 +1,14 @@
-"""Training and validation: what is learned, logged and printed, and what is refused."""
+"""Training and validation: what is learned, logged, printed and written, and what is refused."""
 
 import math
+import os
 import re
+import subprocess
 
 import fixtures
+import numpy as np
 import pytest
-from program import ENTROPY, FAILED, ROOT, SMALL, checkpoint, read_json, records, run_trainer, train
+from program import ENTROPY, FAILED, FIXTURE, SMALL, checkpoint, read_json, records, run_trainer, tensors, train
 
 
 def test_log_is_complete(corpus, tmp_path):
@@ -97,7 +100,7 @@ def test_refused_input(corpus, tmp_path):
 def test_weights_checked_first(tmp_path):
     """weights are compared with config.json before memory is allocated"""
     # Otherwise a few bytes of config.json would take all memory of a machine before the weights are looked at.
-    fixtures.unpack(ROOT / "dev/reference/fixtures/diff_v2_a.safetensors", tmp_path)
+    fixtures.unpack(FIXTURE, tmp_path)
     config = tmp_path / "config.json"
     text = re.sub(r'("intermediate_size": *)10\b', r"\g<1>16000000", config.read_text())
     text = re.sub(r'("num_hidden_layers": *)2\b', r"\g<1>9000", text)
@@ -105,3 +108,96 @@ def test_weights_checked_first(tmp_path):
     config.write_text(text)
     result = run_trainer("--init", tmp_path, "--train-data", tmp_path / "tokens.bin", "--batch-size 2")
     result.one_line(FAILED, "config.json implies [16000000,12]")
+
+
+def test_speed_of_micro_steps(corpus, tmp_path):
+    """the speed of a step includes all its micro-steps"""
+    # Three micro-steps of 4 x 16, and the time that is left by the steps since a resume, which measures the peak again.
+    run, tokens = tmp_path / "run", 192
+    train(corpus, run, f"--steps 1000000 --stop-after 5 --total-batch {tokens}").done()
+    described, last = read_json(run / "run.json"), records(run, "train")[-1]
+    seconds, flops = last["ms"] / 1e3, described["model"]["flops_per_token"] * tokens
+    assert abs(last["tokens_per_s"] * seconds / tokens - 1) < 1e-6
+    assert abs(last["flops_util"] * described["peak"]["gflops"] * 1e9 * seconds / flops - 1) < 1e-6
+    result = train(corpus, run, "--resume --stop-after 8").done()
+    steps = records(run, "train")
+    assert steps[-1]["tokens"] == 8 * tokens
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    left = re.search(r" 8/1000000 \|.* (\S+) left", result.out)[1]
+    left = sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([dhms])", left))
+    wanted = sum(step["ms"] for step in steps[5:]) / 3e3 * (1000000 - 8)
+    assert abs(left / wanted - 1) < 0.05, (left, wanted)
+
+
+def test_dump_grads(tmp_path):
+    """--dump-grads writes the gradients of the reference"""
+    sizes = fixtures.unpack(FIXTURE, tmp_path)
+    batch = f"--batch-size {sizes['batch_size']} --seq-len {sizes['seq_len']} --threads 2"
+    data = ["--init", tmp_path, "--train-data", tmp_path / "tokens.bin"]
+    run_trainer(*data, batch, "--dump-grads", tmp_path / "grads").done()
+    reference, _ = fixtures.safetensors_read(FIXTURE.read_bytes())
+    found = tensors(tmp_path / "grads")
+    assert {name if name == "loss" else f"grad.{name}" for name in found} == {
+        name for name in reference if name == "loss" or name.startswith("grad.")
+    }
+    for name, values in found.items():
+        dtype, shape, data = reference[name if name == "loss" else f"grad.{name}"]
+        wanted = np.frombuffer(data, {"F32": "<f4", "F64": "<f8"}[dtype]).astype(float).reshape(shape)
+        norm = np.linalg.norm(wanted)
+        assert values.shape == wanted.shape
+        assert norm > 0 and np.linalg.norm(values - wanted) <= 2e-4 * norm, name
+
+
+@pytest.fixture(scope="module")
+def saved(corpus, tmp_path_factory):
+    """The checkpoint of a run of two steps. Tests do not write there."""
+    run = tmp_path_factory.mktemp("saved") / "run"
+    train(corpus, run, "--steps 2").done()
+    return checkpoint(run, 2)
+
+
+DRY_RUN = "--dry-run --device h100 --dry-run-out"
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "--train-data train.bin --dump-grads",
+        "--val-data val.bin --eval --eval-out",
+        "--val-data val.bin --eval --dump-attention",
+        "--val-data val.bin --eval --dump-qkv",
+        DRY_RUN,
+    ],
+)
+def test_output_files(corpus, saved, tmp_path, mode):
+    """a file that an option names may be a link, a pipe or a device, and no other file is changed"""
+    # A link to a file that is not there, a pipe, and a full device, in a directory with a file of the user's.
+    init = [] if mode == DRY_RUN else ["--init", saved, "--batch-size 2 --seq-len 16 --threads 1"]
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link.tmp").write_text("mine")
+    (tmp_path / "link").symlink_to("far/file")
+    (tmp_path / "full").symlink_to("/dev/full")
+    os.mkfifo(tmp_path / "pipe")
+    write = lambda name: run_trainer(*init, mode, tmp_path / name, cwd=corpus)
+    assert write("link").done().err == ""
+    with (tmp_path / "far/piped").open("w") as piped:
+        with subprocess.Popen(["timeout", "9", "cat", tmp_path / "pipe"], stdout=piped):
+            assert write("pipe").done().err == ""
+    written = (tmp_path / "far/file").read_bytes()
+    assert written and (tmp_path / "far/piped").read_bytes() == written
+    write("full").one_line(FAILED, f"diffv2: cannot write {tmp_path}/full: No space left on device\n")
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert found == {"far", "far/file", "far/piped", "full", "link", "link.tmp", "pipe"}
+    assert (tmp_path / "link.tmp").read_text() == "mine"
+
+
+def test_output_links(tmp_path):
+    """an output file may be a link to stdout, and a link to itself is an error"""
+    (tmp_path / "loop").symlink_to("loop")
+    result = run_trainer(DRY_RUN, "loop", cwd=tmp_path)
+    result.one_line(FAILED, "cannot create loop: Too many levels of symbolic links")
+    (tmp_path / "out").symlink_to("/dev/stdout")
+    with (tmp_path / "both").open("w") as both:
+        run_trainer(DRY_RUN, "out", cwd=tmp_path, stdout=both).done()
+    text = (tmp_path / "both").read_text()
+    assert text.startswith("model: ") and text.endswith("\n}\n")

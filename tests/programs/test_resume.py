@@ -1,10 +1,12 @@
 """Resumed runs are the same runs; starts and resumes that are refused."""
 
+import fcntl
 import filecmp
+import json
 import shutil
 
 import pytest
-from program import FAILED, SMALL, USAGE, checkpoint, differing, read_json, records, run_trainer, train
+from program import FAILED, SMALL, USAGE, all_records, checkpoint, differing, read_json, records, run_trainer, train
 
 
 def expect_same(a, b):
@@ -129,3 +131,85 @@ def test_epochs_after_resume(corpus, tmp_path):
     assert "0.01 epochs in this run" in result.out
     result = resume(run, "--steps 7 --total-batch 5120 --threads 2").done()
     assert "0.78 epochs in this run" in result.out
+
+
+def test_resume_locks_first(corpus, tmp_path):
+    """a resume locks the run before it reads its files"""
+    # Else it could read a checkpoint, wait for the process that goes on from there, and take back what that has done.
+    run = tmp_path / "run"
+    train(corpus, run, "--steps 2").done()
+    shutil.rmtree(checkpoint(run, 2))
+    checkpoint(run, 2).mkdir()
+    with (run / "run.json").open("r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        result = resume(run, "--steps 3").one_line(FAILED, "another process is running this run")
+    assert result.out == ""
+    result = resume(run, "--steps 3")
+    assert result.status == FAILED and "no valid checkpoint" in result.err
+
+
+def options_after(options, starts):
+    return options | {change["name"]: change["new"] for start in starts for change in start.get("changed", ())}
+
+
+def expect_steps_follow_starts(run, steps):
+    """The starts of run.json, and those of the log, each give the learning rate and the tokens of every step.
+
+    The schedule is constant after two steps.
+    """
+    described = read_json(run / "run.json")
+    options, starts = described["options"], described["starts"]
+    events, step, tokens = [], 0, 0
+    for record in all_records(run):
+        if record["kind"] == "event":
+            events.append(record)
+            continue
+        step += 1
+        last = max(i for i, start in enumerate(starts) if start["step"] < step)
+        logged = {"lr": record["lr"], "total-batch": record["tokens"] - tokens}
+        tokens = record["tokens"]
+        for found in (options_after(options, starts[: last + 1]), options_after(options, events)):
+            assert found["total-batch"] == logged["total-batch"], step
+            assert found["lr"] == logged["lr"] or step <= 2, step
+    assert step == steps
+
+
+def test_recorded_options(corpus, tmp_path):
+    """run.json and the log record the options in force at each step"""
+    run = tmp_path / "run"
+    train(corpus, run, "--steps 4 --lr 0.001 --total-batch 64").done()
+    expect_steps_follow_starts(run, 4)
+    for steps, options, removed in [
+        # a start that leaves no checkpoint: the next one has the options of the checkpoint again
+        (6, "--lr 0.002 --total-batch 128", (6,)),
+        (8, "", ()),
+        # an older checkpoint, from before a change that the next start makes as well
+        (10, "--lr 0.003 --total-batch 128", (10, 8)),
+        (9, "--lr 0.003 --total-batch 128", ()),
+    ]:
+        resume(run, "--threads 2", f"--steps {steps}", options).done()
+        expect_steps_follow_starts(run, steps)
+        for step in removed:
+            shutil.rmtree(checkpoint(run, step))
+    described = read_json(run / "run.json")
+    starts = described["starts"]
+    assert [start["step"] for start in starts] == [0, 4, 4, 8, 4]
+    for key in ("command_line", "revision", "host", "ranks"):
+        assert described[key] == starts[0][key]
+    assert described["options"]["lr"] == 0.001
+    assert starts[4]["command_line"][-1] == "128"
+
+
+def test_run_of_older_version(corpus, tmp_path):
+    """a resume of a run of an older version adds the missing start"""
+    run = tmp_path / "run"
+    train(corpus, run, "--steps 2").done()
+    before = read_json(run / "run.json")
+    del before["starts"]
+    (run / "run.json").write_text(json.dumps(before))
+    resume(run, "--steps 3 --threads 2").done()
+    after = read_json(run / "run.json")
+    first, second = after.pop("starts")
+    assert after == before, "the other keys of run.json have changed"
+    assert first["step"] == 0 and first["command_line"] == before["command_line"] and first["changed"] == []
+    assert second["step"] == 2 and len(second["changed"]) == 1
