@@ -71,6 +71,11 @@ done
 [ $all_tests = yes ] || [ $list = no ] || usage "--list requires --all"
 [ $all_tests = yes ] || [ ${#only[@]} -eq 0 ] || usage "unexpected argument '${only[0]}'"
 
+# Stages share the cores: where threads of two programs take turns on one core, each barrier waits for the scheduler,
+# and tests take up to ten times as long. Tests of threads set their number themselves.
+export OMP_NUM_THREADS=$(($(nproc) / jobs))
+[ "$OMP_NUM_THREADS" -ge 1 ] || export OMP_NUM_THREADS=1
+
 all=$(mktemp -d) || exit 1
 scratch=$all
 trap 'rm -rf "$all"' EXIT

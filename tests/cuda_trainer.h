@@ -103,7 +103,7 @@ static bool run_in(ProgramResult *r, const TestDirectory *d, const char *trainer
     va_start(args, fmt);
     vsnprintf(options, sizeof(options), fmt, args);
     va_end(args);
-    run_command(r, "cd '%s' && %s --threads 2 %s", d->path, trainer, options);
+    run_command(r, "cd '%s' && %s --threads 1 %s", d->path, trainer, options);
     EXPECT(r->status == status, "status %d, not %d: %s %s: %.400s", r->status, status, trainer, options, r->err);
     return r->status == status;
 }
@@ -523,7 +523,7 @@ static void test_attention_warnings(void) {
     run_in(&r, &d, device_trainer(), 0, "%s %s --out run", model, shape);
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         bool eval = strstr(cases[c].options, "--eval") != NULL;
-        run_command(&r, "cd '%s' && %s%s %s --threads 2 %s %s %s", d.path, cases[c].on_b200 ? b200 : "",
+        run_command(&r, "cd '%s' && %s%s %s --threads 1 %s %s %s", d.path, cases[c].on_b200 ? b200 : "",
                     cases[c].environment, device_trainer(), eval ? "" : model,
                     eval || strstr(cases[c].options, "--head-dim") ? "" : shape, cases[c].options);
         const char *wanted =
@@ -549,7 +549,7 @@ static void test_cudnn_errors(void) {
     TestDirectory d = cuda_data(256);
     ProgramResult r;
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
-        run_command(&r, "cd '%s' && %s %s --threads 2 --train-data data.bin %s --steps 1 %s", d.path,
+        run_command(&r, "cd '%s' && %s %s --threads 1 --train-data data.bin %s --steps 1 %s", d.path,
                     cases[c].environment, device_trainer(), cuda_cases[1].options, cases[c].options);
         EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, cases[c].error),
                "%s: status %d, stderr: %.500s", cases[c].environment, r.status, r.err);
