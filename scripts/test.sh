@@ -315,9 +315,8 @@ data() {
     fi
 }
 runs() {
-    local python programs=(train_diffv2 text_to_shards)
-    ! has_cuda_headers || programs+=(build/oncpu/test_trainer) # for the figures of the recipes
-    build "the trainer" "${programs[@]}" || return
+    local python
+    build "the trainer" train_diffv2 text_to_shards || return
     run_script tests/install_test.sh
     run_script tests/readme_test.py
     run_script tests/golden_test.py build/train_diffv2

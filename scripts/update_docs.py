@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""update_docs.py: writes the generated parts of docs/: the text of --help in options.md, the tables of sizing.md,
-and the table of mixtures of experts in cluster.md.
+"""update_docs.py: writes the generated parts of the documents: the text of --help in options.md, the tables of
+sizing.md, scale.md and cluster.md, and the figures of scripts/recipes. The figures are those of --dry-run --device,
+which requires no GPU.
 
-Usage: scripts/update_docs.py [--check]
+Usage: scripts/update_docs.py [--check] [DOCUMENT...]
   --check   write nothing; name the documents that differ from what this program would write
+  DOCUMENT  only these, such as docs/scale.md
 Variables: TRAIN_DIFFV2 (./train_diffv2, which is built first when the variable is not set)
 Exit status: 0 the documents are up to date, 1 failed, or with --check not up to date, 2 usage.
 """
@@ -13,20 +15,24 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = os.environ.get("TRAIN_DIFFV2", "./train_diffv2").split()
 
 
-def fail(text):
-    sys.exit(f"update_docs.py: {text}")
+def fail(text, status=1):
+    print(f"update_docs.py: {text}", file=sys.stderr)
+    sys.exit(status)
 
 
-def run(*words):
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+def run(*words, **variables):
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=os.environ | variables)
     if done.returncode != 0:
         fail(f"{' '.join(words)}: status {done.returncode}: {done.stderr.strip()[-300:]}")
     return done.stdout
@@ -40,11 +46,43 @@ def replace(document, name, text):
     return pattern.sub(lambda m: m[1] + text + m[2], document)
 
 
+@functools.lru_cache(maxsize=None)
+def dry_run(options, program=tuple(PROGRAM), **variables):
+    """What --dry-run prints, and its prediction for a GPU. With one thread it does not depend on this machine."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        words = [*program, "--dry-run", "--threads", "1", "--dry-run-out", out.name]
+        text = run(*words, *shlex.split(options), **variables)
+        return text, json.loads(pathlib.Path(out.name).read_text(encoding="utf-8"))
+
+
+def found(pattern, text, what):
+    """The group of a pattern in what --dry-run prints."""
+    match = re.search(pattern, text, re.M)
+    if not match:
+        fail(f"--dry-run does not print {what}")
+    return match[1]
+
+
+def count(x):
+    for unit in ("", "K", "M", "G"):
+        if x < 999.5:
+            return f"{x:.3g}{unit}"
+        x /= 1000
+    return f"{x:.3g}T"
+
+
+def percent(x):
+    return f"{100 * x:.0f}%"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
 def options():
     return f"```\n{run(*PROGRAM, '--help')}```\n"
 
-
-# ---- the tables of sizing.md
 
 PAPER = "arXiv 2410.05258"
 # name, options, largest learning rate, tokens per update, where these two are from
@@ -59,40 +97,41 @@ SIZES = [
     ("6.8b", "--preset 6.8b --kv-heads 16", 7.5e-4, 1 << 18, PAPER),
     ("13.1b", "--preset 13.1b --kv-heads 20", 7.5e-4, 1 << 18, PAPER),
 ]
+
+
+def fastest(options, device, ranks, batch, zeros, sizes):
+    """(prediction, B, zero, recompute) of the fastest plan that fits, with recomputation only if 4 sequences do not fit
+    otherwise. None: no plan fits."""
+    best, sequence = None, 1024 if re.search("124m|350m", options) else 2048
+    for recompute in range(3):
+        for zero in zeros:
+            for B in sizes:
+                micro = B * sequence * ranks
+                if B > 1 and micro > batch:
+                    continue
+                plan = f"--ranks {ranks} --zero {zero} --recompute {recompute} --batch-size {B}"
+                total = max(1, batch // micro) * micro
+                prediction = dry_run(f"--device '{device}' {options} {plan} --total-batch {total}")[1]
+                if prediction["fits"]:
+                    if best is None or prediction["tokens_per_s"] > 1.005 * best[0]["tokens_per_s"]:
+                        best = prediction, B, zero, recompute
+                    break
+        if best and best[1] >= 4:
+            break
+    return best
+
+
+# ---- sizing.md
+
 MACHINES = [("RTX 5090", 1), ("H100", 1), ("H100", 8), ("B200", 8)]
 TOKENS_PER_PARAMETER = 20
 EPOCHS = 4
 
 
-@functools.lru_cache(maxsize=None)
-def dry_run(options):
-    """What --dry-run prints, and its prediction for a GPU."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        text = run(*PROGRAM, "--dry-run", "--threads", "1", "--dry-run-out", out.name, *options)
-        with open(out.name, encoding="utf-8") as file:
-            return text, json.load(file)
-
-
-def count(x):
-    for unit in ("", "K", "M", "G"):
-        if x < 999.5:
-            return f"{x:.3g}{unit}"
-        x /= 1000
-    return f"{x:.3g}T"
-
-
-def table(head, rows):
-    lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---"] + ["---:"] * (len(head) - 1)) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
-
-
 def parameters(options):
     """Of the model, and of its embedding."""
-    text, prediction = dry_run(("--device", "H100", *options.split()))
-    embedding = re.search(r"^ +embedding +(\d+)$", text, re.M)
-    if not embedding:
-        fail("--dry-run does not print the parameters of the embedding")
-    return prediction["parameters"], int(embedding[1])
+    text, prediction = dry_run(f"--device H100 {options}")
+    return prediction["parameters"], int(found(r"^ +embedding +(\d+)$", text, "the parameters of the embedding"))
 
 
 def settings():
@@ -102,42 +141,11 @@ def settings():
         tokens = TOKENS_PER_PARAMETER * total
         law_lr, law_batch = 1.79 * (total - embedding) ** -0.713 * tokens**0.307, 0.58 * tokens**0.571
         in_range = total > 60e6  # the smallest model that the law was fitted to
-        rows.append(
-            [
-                f"`{options}`",
-                count(total),
-                count(tokens),
-                count(tokens / EPOCHS),
-                f"{lr:g}, {batch}",
-                source,
-                f"{law_lr:.2g}, {law_batch / 1e3:.0f}K" if in_range else "-",
-            ]
-        )
+        law = f"{law_lr:.2g}, {law_batch / 1e3:.0f}K" if in_range else "-"
+        counts = map(count, (total, tokens, tokens / EPOCHS))
+        rows.append([f"`{options}`", *counts, f"{lr:g}, {batch}", source, law])
     head = ["model", "parameters", "tokens", "unique tokens", "`--lr`, `--total-batch`", "used in", "Step Law"]
     return table(head, rows)
-
-
-def fastest(options, device, ranks, batch):
-    """(hours per 1e9 tokens, B, recompute) of the fastest plan that fits; None: none fits."""
-    found = None
-    for recompute in range(3):
-        for B in (32, 16, 8, 4, 2, 1):
-            words = (
-                f"{options} --ranks {ranks} --zero {int(ranks > 1)} --recompute {recompute} --batch-size {B}".split()
-            )
-            sequence = 1024 if "124m" in options or "350m" in options else 2048
-            micro = B * sequence * ranks
-            if B > 1 and micro > batch:
-                continue
-            prediction = dry_run(("--device", device, *words, "--total-batch", str(max(1, batch // micro) * micro)))[1]
-            if prediction["fits"]:
-                hours = 1e9 / prediction["tokens_per_s"] / 3600
-                if found is None or hours < found[0]:
-                    found = (hours, B, recompute)
-                break
-        if found and found[1] >= 4:
-            break
-    return found
 
 
 def hours():
@@ -145,13 +153,13 @@ def hours():
     for name, options, _, batch, _ in SIZES[1:]:
         row, tokens = [name], TOKENS_PER_PARAMETER * parameters(options)[0]
         for device, ranks in MACHINES:
-            plan = fastest(options, device, ranks, batch)
+            plan = fastest(options, device, ranks, batch, [int(ranks > 1)], (32, 16, 8, 4, 2, 1))
             if not plan:
                 row.append("-")
                 continue
-            h = plan[0] * tokens / 1e9
+            h = tokens / plan[0]["tokens_per_s"] / 3600
             duration = f"{60 * h:.0f} min" if h < 1 else f"{h:.3g} h" if h < 72 else f"{h / 24:.3g} days"
-            row.append(f"{duration}, B{plan[1]} r{plan[2]}")
+            row.append(f"{duration}, B{plan[1]} r{plan[3]}")
         rows.append(row)
     return table(["size", *(f"{ranks} x {device}" for device, ranks in MACHINES)], rows)
 
@@ -163,19 +171,82 @@ def contexts():
     rows = []
     for length in (4096, 16384, 65536):
         for layers in LAYERS:
-            words = f"--preset 1.4b --kv-heads 8 --seq-len {length} --batch-size 1 --recompute 1 {layers}".split()
-            text, prediction = dry_run(("--device", "H200", "--sample-every", "1", *words))
-            cache = re.search(r"^ +keys and values for samples +([0-9.]+) MiB$", text, re.M)
-            if not cache:
-                fail("--dry-run does not print the memory of keys and values")
+            model = f"--preset 1.4b --kv-heads 8 --seq-len {length} --batch-size 1 --recompute 1 {layers}"
+            text, prediction = dry_run(f"--device H200 --sample-every 1 {model}")
+            memory = r"^ +keys and values for samples +([0-9.]+) MiB$"
+            cache = float(found(memory, text, "the memory of keys and values"))
             hours = 1e9 / prediction["tokens_per_s"] / 3600
-            memory = prediction["memory_bytes"] / 2**30
-            row = [f"{float(cache[1]):.0f} MiB", f"{memory:.0f} GiB", f"{hours:.1f}"]
+            row = [f"{cache:.0f} MiB", f"{prediction['memory_bytes'] / 2**30:.0f} GiB", f"{hours:.1f}"]
             rows.append([f"{length // 1024}K", f"`{layers}`" if layers else "full attention", *row])
     return table(["context", "layers", "cache", "training", "hours per 1G tokens"], rows)
 
 
-# ---- the table of cluster.md
+# ---- scale.md
+
+DEVICES = ["A100", "H100", "H200", "B200", "RTX 5090"]
+SHAPE = "--layers {} --hidden {} --heads {} --kv-heads {} --head-dim {} --ffn {}"
+BEYOND = {  # the presets: the shapes of Qwen2.5-32B and Llama-3.1-70B
+    "32b": f"{SHAPE.format(64, 5120, 40, 8, 128, 27648)} --vocab 152064 --seq-len 2048 --no-tie-embeddings",
+    "70b": f"{SHAPE.format(80, 8192, 64, 8, 128, 28672)} --vocab 128256 --seq-len 2048 --no-tie-embeddings",
+}
+GPT2 = "--vocab 50257 --seq-len 1024 --ranks 8 --zero 1"
+QWEN = "--vocab 151936 --tie-embeddings --seq-len 1024"
+QWEN_1_5B = f"{QWEN} {SHAPE.format(28, 1536, 12, 2, 128, 8960)} --batch-size 16"
+QWEN_7B = f"--vocab 152064 --no-tie-embeddings --seq-len 1024 {SHAPE.format(28, 3584, 28, 4, 128, 18944)}"
+# Tokens/s of all GPUs that llm.c (GPT-2) and llmq (Qwen2.5) publish: device, tokens/s, options. Some batch sizes are
+# guesses.
+PUBLISHED = [
+    ("A100", 1.75e6, f"{GPT2} --preset 124m --kv-heads 12 --batch-size 64"),
+    ("H100", 8 * 468e3, f"{GPT2} --preset 124m --kv-heads 12 --batch-size 64"),
+    ("H100", 381e3, f"{GPT2} {SHAPE.format(48, 1600, 25, 25, 64, 4267)} --batch-size 16 --total-batch 1048576"),
+    ("H100", 150e3, f"{QWEN} {SHAPE.format(24, 896, 14, 2, 64, 4864)} --batch-size 32"),
+    ("H100", 58.9e3, QWEN_1_5B),
+    ("H100", 457e3, f"{QWEN_1_5B} --ranks 8 --zero 1"),
+    ("H100", 30.9e3, f"{QWEN} {SHAPE.format(36, 2048, 16, 2, 128, 11008)} --batch-size 8"),
+    ("H100", 13.8e3, f"{QWEN_7B} --batch-size 4"),
+]
+
+
+def in_turns(function, items):
+    """The results of a function of each item, two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(function, items))
+
+
+def plans():
+    def row(size):
+        cells = []
+        for device in DEVICES:
+            p, *plan = fastest(size[1], device, 8, 1 << 19, range(4), (16, 4, 1)) or ({},)
+            speed = p and "{}, {}, B{} z{} r{}".format(percent(p["share_of_peak"]), count(p["tokens_per_s"]), *plan)
+            cells.append(speed or "-")
+        return [size[0], *cells]
+
+    return table(["size", *DEVICES], in_turns(row, [*SIZES[1:], *BEYOND.items()]))
+
+
+def comparisons():
+    def ratio(case):
+        device, tokens, options = case
+        options += "" if "--total-batch" in options else " --total-batch 524288"
+        prediction = dry_run(f"--device '{device}' --attention baseline --no-deterministic {options}")[1]
+        return prediction["tokens_per_s"] / tokens
+
+    def share(ranks):
+        plan = fastest("--preset 13.1b --kv-heads 20", "H200", ranks, 1 << 22, range(4), (16, 4, 1))
+        return percent(plan[0]["share_of_peak"])
+
+    ratios, shares = in_turns(ratio, PUBLISHED), in_turns(share, (64, 512, 4096))
+    text = (
+        f"llm.c and llmq, CUDA programs of the same kind, publish {len(ratios)} speeds on A100 and H100 GPUs; for the "
+        f"same work the predictions are {min(ratios):.2f} to {max(ratios):.2f} times as high. On 64, 512 and 4096 H200 "
+        "GPUs, with a network of 400 Gbit/s per GPU and 4M tokens per update or one sequence per GPU, 13.1b reaches "
+        "{}, {} and {} of the peak.".format(*shares)
+    )
+    return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
+
+
+# ---- cluster.md
 
 
 def fits():
@@ -183,52 +254,106 @@ def fits():
     machines = [(device, ranks) for ranks in (8, 64) for device in ("H100", "H200")]
     rows = {}
     for device, ranks in machines:
-        words = f"--preset 30b-a3b --batch-size 1 --recompute 2 --total-batch 4194304 --ranks {ranks}".split()
-        text = dry_run(("--device", device, *words))[0]
-        found = re.findall(r"^  (\d) +([\d.]+) MiB .* ([\d.]+) ms +(fits|too little by ([\d.]+) MiB)$", text, re.M)
-        if not found:
+        model = "--preset 30b-a3b --batch-size 1 --recompute 2 --total-batch 4194304"
+        text = dry_run(f"--device '{device}' {model} --ranks {ranks}")[0]
+        levels = re.findall(r"^  (\d) +([\d.]+) MiB .* ([\d.]+) ms +(fits|too little by ([\d.]+) MiB)$", text, re.M)
+        if not levels:
             fail("--dry-run does not print the memory by --zero level")
-        for level, memory, ms, fit, missing in found:
+        for level, memory, ms, fit, missing in levels:
             hours = 1e9 / 4194304 * float(ms) / 3600e3
             short = f"fits, {hours:.2g} h" if fit == "fits" else f"{float(missing) / 1024:.1f} GiB too much"
             rows.setdefault(f"`--zero {level}`", []).append(f"{float(memory) / 1024:.1f} GiB: {short}")
-    return table(
-        ["", *(f"{ranks} x {device}" for device, ranks in machines)], [[level, *cells] for level, cells in rows.items()]
+    head = ["", *(f"{ranks} x {device}" for device, ranks in machines)]
+    return table(head, [[level, *cells] for level, cells in rows.items()])
+
+
+# ---- scripts/recipes, and their table in cluster.md
+
+RECIPES = ROOT / "scripts/recipes"
+DEVICE = "H100"  # of the predicted hours
+
+
+def recipe(row):
+    """The figures of a recipe, of one rank, as scripts/recipes has them: {name: text}."""
+    name, nodes, gpus, _, total, steps, _, _, _, zero, *_ = row.split()
+    ranks, heads = int(nodes) * int(gpus), re.search(" --kv-heads [0-9]+", row)
+    text, p = dry_run(
+        f"--ranks {ranks} --device {DEVICE} --val-every 0 --out build/none",
+        ("scripts/recipe.sh", name),
+        RANKS="1",
+        TRAIN_DIFFV2=" ".join(PROGRAM),
     )
+    sent = float(found(rf"^  {zero} +[\d.]+ MiB +([\d.]+) MiB", text, "the bytes that a rank sends")) / 1024
+    peak = found(r"^expected step .*\(([\d.]+) TFLOP/s", text, "the peak of the GPU")
+    number = lambda x: float(x[:-1]) * 1000 ** " kMGTPE".index(x[-1])  # of 855M
+    per_token, flops = (number(found(rf"^  {of} +(\S+)$", text, "the FLOPs")) for of in ("per token", "of the run"))
+    short = lambda x: f"{x:.2g}" if x < 100 else f"{x:.0f}"
+    active = f", {p['active_parameters']} active in a token" if p["active_parameters"] != p["parameters"] else ""
+    delay = f"delays the step by {short(p['classes']['communication, exposed'])} ms"
+    return {
+        "tokens": f"{int(total) * int(steps) / 1e9:.3g}G",
+        "model": f"--preset {name}{heads[0] if heads else ''}, {p['parameters']} parameters{active}",
+        "GPUs": f"{ranks}, on {'one machine' if nodes == '1' else f'{nodes} machines with {gpus} each'}",
+        "memory per GPU": f"{p['memory_bytes'] / 2**30:.3g} GiB; sends {sent:.3g} GiB per step, which {delay}",
+        "FLOPs": f"{flops:.3g} ({per_token:.3g} per token)",
+        "expected hours": f"{short(p['hours'])} on {DEVICE} at {percent(p['share_of_peak'])} of {peak} TFLOP/s: "
+        f"predicted by --dry-run --device {DEVICE}, not measured",
+    }
 
 
-# document -> marker -> what is written between the markers
+def recipe_file():
+    lines = []
+    for line in RECIPES.read_text().splitlines():
+        if not line.startswith(" ") or line.split()[0] == "settings":
+            lines.append(line)
+        if not line.startswith((" ", "#")):
+            lines += [f"    {key:<15} {value}" for key, value in recipe(line).items()]
+    return "\n".join(lines) + "\n"
+
+
+def recipe_table():
+    first = lambda figures, key: re.match("[^ ,]+", figures[key])[0]
+    keys = ("GPUs", "tokens", "FLOPs", "expected hours")
+    rows = []
+    for row in RECIPES.read_text().splitlines():
+        if not row.startswith((" ", "#")):
+            figures = recipe(row)
+            rows.append([f"`{row.split()[0]}`", *(first(figures, key) for key in keys)])
+    return table(["recipe", "GPUs", "tokens", "FLOPs", "hours, predicted"], rows)
+
+
+# document -> marker -> what is written between the markers; "": the whole document
 GENERATED = {
     "docs/options.md": {"help": options},
-    "docs/cluster.md": {"fits": fits},
+    "docs/cluster.md": {"recipes": recipe_table, "fits": fits},
     "docs/sizing.md": {"settings": settings, "hours": hours, "contexts": contexts},
+    "docs/scale.md": {"plans": plans, "comparisons": comparisons},
+    "scripts/recipes": {"": recipe_file},
 }
 
 
 def main():
-    arguments = sys.argv[1:]
-    if arguments in (["--help"], ["-h"]):
+    names = sys.argv[1:]
+    if names in (["--help"], ["-h"]):
         print(__doc__.rstrip())
         return 0
-    if arguments not in ([], ["--check"]):
-        print(
-            f"update_docs.py: unexpected arguments {arguments}: usage: scripts/update_docs.py [--check]",
-            file=sys.stderr,
-        )
-        return 2
+    check = "--check" in names
+    names = [name for name in names if name != "--check"]
+    if wrong := [name for name in names if name not in GENERATED]:
+        fail(f"unexpected argument '{wrong[0]}': usage: scripts/update_docs.py [--check] [DOCUMENT...]", 2)
     if "TRAIN_DIFFV2" not in os.environ:
         run("make", "-s", "train_diffv2")
     stale = []
-    for name, parts in GENERATED.items():
+    for name in names or GENERATED:
         path = ROOT / name
         old = text = path.read_text(encoding="utf-8")
-        for marker, write in parts.items():
-            text = replace(text, marker, write())
+        for marker, write in GENERATED[name].items():
+            text = replace(text, marker, write()) if marker else write()
         if text != old:
             stale.append(name)
-            if not arguments:
+            if not check:
                 path.write_text(text, encoding="utf-8")
-    if arguments and stale:
+    if check and stale:
         fail(f"{', '.join(stale)} not up to date: run scripts/update_docs.py")
     return 0
 

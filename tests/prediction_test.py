@@ -121,7 +121,8 @@ def same_memory(trainer, device_trainer, options):
 
 def same_document(trainer):
     environment = {**os.environ, "TRAIN_DIFFV2": " ".join(trainer)}
-    done = subprocess.run(["scripts/update_scale.py", "--check"], env=environment, capture_output=True, text=True)
+    command = ["scripts/update_docs.py", "--check", "docs/scale.md"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return done.stderr.strip() or done.returncode and f"status {done.returncode}"
 
 

@@ -4,8 +4,7 @@
 # status: 0 nothing failed, 1 something failed, 2 usage.
 #
 # Usage: tests/recipe_test.sh
-# Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...), TRAIN_DIFFV2CU (build/oncpu/test_trainer --trainer; if it is
-#            missing, the test of the recipes' figures is skipped)
+# Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...)
 cd "$(dirname "$0")/.." || exit 1
 source tests/runs.sh
 [ $# -eq 0 ] || {
@@ -21,7 +20,7 @@ ranks=1
 recipe=(scripts/recipe.sh 124m) steps=40
 tiny=(--preset tiny --layers 2 --seq-len 128 --batch-size 2 --total-batch 2048 --steps "$steps" --warmup 5 --threads 1
     --train-data "$data" --val-every 0)
-export RANKS=$ranks TRAIN_DIFFV2CU=${TRAIN_DIFFV2CU:-build/oncpu/test_trainer --trainer}
+export RANKS=$ranks
 
 ends() { # exit status, command...: stdout is in $scratch/out, stderr in $scratch/err
     local status=0
@@ -48,8 +47,7 @@ same_as_whole() { # run directory
 }
 
 test_the_figures_of_the_recipes_are_up_to_date() {
-    [ -x "${TRAIN_DIFFV2CU%% *}" ] || skip "no ${TRAIN_DIFFV2CU%% *}: run make build/oncpu/test_trainer"
-    ends 0 scripts/update_recipes.sh --check
+    ends 0 scripts/update_docs.py --check docs/cluster.md scripts/recipes
 }
 test_a_first_start_has_the_settings_and_arguments_override_them() {
     ends 0 "${recipe[@]}" "${tiny[@]}" --stop-after 10 --out="$scratch/run"

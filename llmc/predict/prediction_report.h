@@ -134,7 +134,7 @@ static inline void add_assumptions(cJSON *json, const Prediction *p) {
     }
 }
 
-// Writes the prediction as JSON, which scripts/update_scale.py and dev/gpu_check read.
+// Writes the prediction as JSON, which scripts/update_docs.py and dev/gpu_check read.
 static inline void write_prediction(const char *path, const ModelPlan *plan, const ModelPlan *sampling,
                                     const Options *o) {
     Prediction p = predict_step(plan, o, ASSUMPTION_COUNT);
