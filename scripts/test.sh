@@ -73,8 +73,8 @@ done
 
 # Stages share the cores: where threads of two programs take turns on one core, each barrier waits for the scheduler,
 # and tests take up to ten times as long. Tests of threads set their number themselves.
-export OMP_NUM_THREADS=$(($(nproc) / jobs))
-[ "$OMP_NUM_THREADS" -ge 1 ] || export OMP_NUM_THREADS=1
+cores=$(nproc)
+export OMP_NUM_THREADS=$((jobs < cores ? cores / jobs : 1))
 
 all=$(mktemp -d) || exit 1
 scratch=$all

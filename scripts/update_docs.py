@@ -322,7 +322,7 @@ def recipe_table():
     return table(["recipe", "GPUs", "tokens", "FLOPs", "hours, predicted"], rows)
 
 
-# document -> marker -> what is written between the markers; "": the whole document
+# document -> marker -> function that returns the text between the markers, or, for "", the whole document
 GENERATED = {
     "docs/options.md": {"help": options},
     "docs/cluster.md": {"recipes": recipe_table, "fits": fits},

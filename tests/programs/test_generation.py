@@ -1,4 +1,4 @@
-"""--generate and samples: seeds and prompts; files of prompts, what is refused, and the lines that are printed."""
+"""--generate, --prompts and samples during training: what they depend on, print and refuse."""
 
 import json
 import re
@@ -267,9 +267,10 @@ def test_begin_of_generation(toy, tmp_path, options, prompt, shown, warning, sam
     length = 200 if sampled else 30
     whole = run_trainer(greedy, f"--generate {length} --prompt-tokens {numbers}", cwd=toy).done().out.split()
     assert whole[: len(prompt)] == numbers.split(",") and len(whole) == len(prompt) + length
-    count = 13 - len(prompt)  # a file of prompts states what they follow, and is restricted to the context
+    count = 13 - len(prompt)  # --prompts ends at the end of the context, and puts no separator before tokens
     (tmp_path / "prompts").write_text(json.dumps({"tokens": prompt}))
-    result = run_trainer(greedy, f"--generate {count} --prompts", tmp_path / "prompts", cwd=toy).done()
+    separator = "--separator 36 --prompts"
+    result = run_trainer(greedy, f"--generate {count}", separator, tmp_path / "prompts", cwd=toy).done()
     assert whole[len(prompt) : 13] == [str(token) for token in json.loads(result.out)["tokens"]]
 
     begin = 0 if shown else len(prompt)

@@ -1,4 +1,4 @@
-"""Training and validation: what is learned, logged, printed and written, and what is refused."""
+"""Training and validation: results, log, output files, and refused input."""
 
 import math
 import os

@@ -135,7 +135,7 @@ def test_epochs_after_resume(corpus, tmp_path):
 
 def test_resume_locks_first(corpus, tmp_path):
     """a resume locks the run before it reads its files"""
-    # Else it could read a checkpoint, wait for the process that goes on from there, and take back what that has done.
+    # Otherwise it could read a checkpoint, wait until another process has trained further, and undo its steps.
     run = tmp_path / "run"
     train(corpus, run, "--steps 2").done()
     shutil.rmtree(checkpoint(run, 2))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from program import DONE, FAILED, SMALL, linked_with, read_json, run, run_trainer, trainer, words_of
 
-VARIABLES = {  # what is said of the value 1; empty: it is accepted
+VARIABLES = {  # name -> the error for the value 1; "": this value is accepted
     "NVIDIA_TF32_OVERRIDE": "may multiply fp32 numbers rounded to TF32",
     "CUBLAS_EMULATE_SINGLE_PRECISION": "multiplies fp32 numbers in pieces of bf16",
     "ONEDNN_DEFAULT_FPMATH_MODE": "may multiply fp32 numbers rounded to bf16 or TF32",
@@ -57,7 +57,7 @@ def without_variables():
     return "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY"
 
 
-# Verbose, GCC's OpenMP prints what it has read, before main: once for each start of the program.
+# With this, GCC's OpenMP prints its settings before main, so once for each start of the program.
 VERBOSE = "OPENBLAS_CORETYPE=Haswell OMP_DISPLAY_ENV=verbose"
 
 
