@@ -100,9 +100,11 @@ void hurry() {
 void push(CUstream_st *s, Item item) {
     s->queue.push_back(std::move(item));
     s->queued++;
+    bool full = s->queue.size() > 1 << 16;
+    if (order() == Order::late && !full) return; // opening and closing memory costs more than many kernels
     open_device_memory();
-    if (order() == Order::eager || s->queue.size() > 1 << 16) run_until(s, s->queued);
-    else if (order() == Order::hasty) hurry();
+    if (order() == Order::hasty && !full) hurry();
+    else run_until(s, s->queued);
     close_device_memory();
 }
 
@@ -126,6 +128,7 @@ double now_ms() {
 }
 
 void drain_one(CUstream_st *s) {
+    if (s->done == s->queued) return;
     open_device_memory();
     run_until(s, s->queued);
     close_device_memory();
