@@ -183,21 +183,36 @@ class Operands {
 
     void run(size_t workspace_bytes, const std::function<void()> &operation) {
         ops_init(workspace_bytes);
-#ifdef CUDA_ON_CPU
-        const cuda_on_cpu::Order orders[] = {cuda_on_cpu::Order::forward, cuda_on_cpu::Order::reverse,
-                                             cuda_on_cpu::Order::shuffled};
-        const char *names[] = {"forward", "reverse", "shuffled"};
-#else
-        const char *names[] = {"first", "second"};
-#endif
-        for (size_t k = 0; k < (SANITIZED ? 1 : sizeof(names) / sizeof(names[0])); k++) {
-#ifdef CUDA_ON_CPU
-            cuda_on_cpu::set_order(orders[k], test_random_bits(&test_random));
-#endif
+        size_t runs = 0;
+        auto once = [&](const char *name) {
             start();
             operation();
-            finish(names[k], k == 0);
+            finish(name, runs++ == 0);
+        };
+#ifdef CUDA_ON_CPU
+        using cuda_on_cpu::Copies, cuda_on_cpu::Order;
+        static const struct {
+            Order order;
+            Copies copies;
+            const char *name;
+        } ways[] = {{Order::forward, Copies::late, "forward"},
+                    {Order::reverse, Copies::late, "reverse"},
+                    {Order::shuffled, Copies::late, "shuffled"},
+                    {Order::reverse, Copies::early, "reverse, copies land early"},
+                    {Order::shuffled, Copies::mixed, "shuffled, copies land early or late"}};
+        uint64_t copies = cuda_on_cpu::copies_started();
+        for (auto &way : ways) {
+            if (runs && SANITIZED) break;
+            if (way.copies != Copies::late && cuda_on_cpu::copies_started() == copies) break; // it has no cp.async
+            cuda_on_cpu::set_order(way.order, test_random_bits(&test_random));
+            cuda_on_cpu::set_copies(way.copies);
+            once(way.name);
         }
+        cuda_on_cpu::set_copies(Copies::late);
+#else
+        once("first");
+        if (!SANITIZED) once("second");
+#endif
         ops_free();
     }
 

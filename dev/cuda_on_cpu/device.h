@@ -52,6 +52,12 @@ struct Place {
 enum class Order { forward, reverse, shuffled };
 void set_order(Order order, uint64_t seed = 1); // also CUDA_ON_CPU_ORDER=forward|reverse|shuffled[:SEED]
 
+// When a cp.async takes place: when its thread waits for its group, at once, or some so and some so. A missing wait
+// shows in the first, a copy to memory that is still read in the second.
+enum class Copies { late, early, mixed };
+void set_copies(Copies copies); // also CUDA_ON_CPU_COPIES=late|early|mixed
+uint64_t copies_started();      // by kernels, until now
+
 // Queues `work` on a stream like a kernel. Emulated libraries (a GEMM) run here: they can read and write device memory,
 // and use threads.
 void on_stream(cudaStream_t stream, const char *name, std::function<void()> work, Place place = Place::here());

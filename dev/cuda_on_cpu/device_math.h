@@ -177,8 +177,8 @@ inline void cuda_on_cpu_ldmatrix(unsigned (&to)[4], const void *row, bool transp
     }
 }
 
-// cp.async of llmc/cuda/async_copy.cuh, for blocks of one dimension. A copy takes place when the thread waits for its
-// group, as late as the rules allow: a missing wait leaves the old bytes. scheduler.cpp keeps the lists.
+// cp.async of llmc/cuda/async_copy.cuh, for blocks of one dimension. A copy takes place as late or as early as the
+// rules allow (set_copies). scheduler.cpp keeps the lists of those that are under way.
 namespace cuda_on_cpu {
 struct AsyncCopy {
     void *to;
@@ -186,14 +186,19 @@ struct AsyncCopy {
     bool valid;
     int group;
 };
-void copy_async(void *to, const void *from, bool valid);
+bool copy_waits(AsyncCopy copy); // whether the copy takes place later, and then adds it to the list of the thread
 void copy_commit();
 bool copy_due(int left, AsyncCopy *copy); // the next copy of the groups before the last `left`; false: there is none
+inline void copy_now(AsyncCopy copy) {
+    if (copy.valid) memcpy(copy.to, copy.from, 16);
+    else memset(copy.to, 0, 16);
+}
+inline void copy_async(void *to, const void *from, bool valid) {
+    AsyncCopy copy = {to, from, valid, 0};
+    if (!copy_waits(copy)) copy_now(copy);
+}
 inline void copy_wait(int left) {
-    for (AsyncCopy copy; copy_due(left, &copy);) {
-        if (copy.valid) memcpy(copy.to, copy.from, 16);
-        else memset(copy.to, 0, 16);
-    }
+    for (AsyncCopy copy; copy_due(left, &copy);) copy_now(copy);
 }
 } // namespace cuda_on_cpu
 

@@ -13,12 +13,14 @@ bugs that only a sanitizer detects.
 #ifdef USE_NCCL
 #include <nccl.h>
 #endif
+#include "../../llmc/cuda/async_copy.cuh"
 #include "../../llmc/cuda/attention_cudnn.h"
+#include "../../llmc/cuda/mma.cuh"
 #include "../../tests/harness.h"
 #include <thread>
+using cuda_on_cpu::Copies;
 using cuda_on_cpu::Order;
 
-static cudaStream_t main_stream;
 static const unsigned everyone = 0xffffffffu;
 enum { CHILD_RIGHT = 0, CHILD_WRONG_RESULT = 3, CHILD_RACE = 66 }; // others: a message of the layer or a sanitizer
 
@@ -28,10 +30,10 @@ template <class T> static T *device_array(size_t count) {
     return p;
 }
 // Whether n numbers on the device are wanted(0), wanted(1), ...; ends the child otherwise.
-template <class F> static void expect_device(const int *device, int n, F wanted) {
+template <class F> static void expect_device(const int *values, int n, F wanted) {
     int *host = (int *)checked_calloc((size_t)n, sizeof(int));
     cudaStreamSynchronize(main_stream);
-    cudaMemcpy(host, device, (size_t)n * sizeof(int), cudaMemcpyDeviceToHost);
+    cudaMemcpy(host, values, (size_t)n * sizeof(int), cudaMemcpyDeviceToHost);
     for (int i = 0; i < n; i++)
         if (host[i] != wanted(i)) {
             fprintf(stderr, "element %d is %d (0x%x) and not %d\n", i, host[i], (unsigned)host[i], wanted(i));
@@ -407,13 +409,13 @@ template <bool bug> static void static_and_dynamic_shared_memory_over_the_limit(
 }
 
 template <int what, bool bug> static void wrong_copy(void) {
-    int host[8] = {0, 1, 2, 3, 4, 5, 6, 7}, *device = device_array<int>(8);
+    int host[8] = {0, 1, 2, 3, 4, 5, 6, 7}, *numbers = device_array<int>(8);
     cudaMemcpyKind down = what == 0 && bug ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
-    cudaMemcpy(device, host, sizeof(host), cudaMemcpyHostToDevice);
-    if (what == 1 && bug) cudaMemcpy(device + 1, host, sizeof(host), cudaMemcpyHostToDevice);
+    cudaMemcpy(numbers, host, sizeof(host), cudaMemcpyHostToDevice);
+    if (what == 1 && bug) cudaMemcpy(numbers + 1, host, sizeof(host), cudaMemcpyHostToDevice);
     if (what == 2 && bug) cudaMemset(host, 0, sizeof(host));
-    cudaMemcpy(host, device, sizeof(host), down);
-    expect_device(device, 8, [](int i) { return i; });
+    cudaMemcpy(host, numbers, sizeof(host), down);
+    expect_device(numbers, 8, [](int i) { return i; });
 }
 template <bool bug> static void host_pointer_as_an_argument(void) {
     static int host[32];
@@ -536,6 +538,89 @@ template <bool bug> static void host_buffer_changed_too_early(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// asynchronous copies and tensor cores
+
+// out = 2 in, by way of shared memory: a ring of 3 stages, of which 2 are under way
+enum { RING = 3, RING_ROUNDS = 7, RING_THREADS = 64, RING_INTS = RING_THREADS * 4 };
+enum RingBug { NO_WAIT, SHORT_WAIT, NO_BARRIER, EARLY_FETCH, NO_COMMIT };
+template <int what, bool bug> static __global__ void copy_ring(int *out, const int *in) {
+    SHARED(uint4, ring, RING * RING_THREADS);
+    const int t = (int)threadIdx.x, other = (t + 33) % RING_THREADS; // reads what another warp has copied
+    auto fetch = [&](int round) {
+        if (round < RING_ROUNDS)
+            copy_async(ring + round % RING * RING_THREADS + t, in + round * RING_INTS + 4 * t, true);
+        if (!(bug && what == NO_COMMIT && round % 2)) copy_commit();
+    };
+    fetch(0);
+    fetch(1);
+    for (int round = 0; round < RING_ROUNDS; round++) {
+        if (bug && what == EARLY_FETCH) fetch(round + 2);
+        if (bug && what == SHORT_WAIT) copy_wait<2>();
+        else if (bug && what == EARLY_FETCH) copy_wait<2>(); // right for its order
+        else if (!(bug && what == NO_WAIT)) copy_wait<1>();
+        if (!(bug && what == NO_BARRIER)) __syncthreads();
+        if (!(bug && what == EARLY_FETCH)) fetch(round + 2);
+        uint4 x = ring[round % RING * RING_THREADS + other];
+        int *to = out + round * RING_INTS + 4 * other;
+        to[0] = 2 * (int)x.x, to[1] = 2 * (int)x.y, to[2] = 2 * (int)x.z, to[3] = 2 * (int)x.w;
+    }
+    copy_wait<0>();
+}
+template <int what, bool bug> static void wrong_ring(void) {
+    enum { N = RING_ROUNDS * RING_INTS };
+    int *out = device_array<int>(N), *in = device_array<int>(N), host[N];
+    for (int i = 0; i < N; i++) host[i] = 3 * i;
+    cudaMemcpy(in, host, sizeof(host), cudaMemcpyHostToDevice);
+    LAUNCH((copy_ring<what, bug>), 1, RING_THREADS, 0, out, in);
+    expect_device(out, N, [](int i) { return 6 * i; });
+}
+
+static __global__ void copy_four(int *out, const int *in) {
+    SHARED(uint4, x, 1);
+    copy_async(x, in, true);
+    copy_commit();
+    copy_wait<0>();
+    out[0] = (int)x[0].x;
+}
+template <bool bug> static void misaligned_copy(void) {
+    int *out = device_array<int>(1), *in = device_array<int>(8);
+    cudaMemset(in, 0, 8 * sizeof(int));
+    LAUNCH(copy_four, 1, 1, 0, out, in + (bug ? 2 : 4));
+    expect_device(out, 1, [](int) { return 0; });
+}
+
+// c (16,8) = a (16,16) b (16,8) of small integers, exact in bf16: a[i][k] = i - k, b[k][j] = 2k + j
+enum ProductBug { SWAPPED_REGISTERS, WRONG_TRANSPOSE, WRONG_ROW, MISALIGNED_ROW, HALF_A_WARP, NO_SYNCWARP };
+template <int what, bool bug> static __global__ void product(int *out) {
+    SHARED(uint4, a, 32); // [16][16] bf16
+    SHARED(uint4, b, 16); // [16][8] bf16
+    const int lane = (int)threadIdx.x, g = lane / 4, r = lane % 4;
+    __nv_bfloat16 *as = (__nv_bfloat16 *)(void *)a, *bs = (__nv_bfloat16 *)(void *)b;
+    for (int i = lane; i < 256; i += 32) round_to(as + i, (float)(i / 16 - i % 16));
+    for (int i = lane; i < 128; i += 32) round_to(bs + i, (float)(2 * (i / 8) + i % 8));
+    if (!(bug && what == NO_SYNCWARP)) __syncwarp();
+    unsigned x[4], y[4];
+    int row = lane % 8 + lane / 8 % 2 * 8, columns = lane / 16;
+    if (bug && what == WRONG_ROW) row ^= 1;
+    matrices_load<false>(x, (const char *)(a + 2 * row + columns) + (bug && what == MISALIGNED_ROW ? 8 : 0));
+    matrices_load<!(bug && what == WRONG_TRANSPOSE)>(y, b + lane % 16);
+    if (bug && what == SWAPPED_REGISTERS) std::swap(x[1], x[2]);
+    float c[4] = {0};
+    const unsigned pair[2] = {y[0], y[1]};
+    if (!(bug && what == HALF_A_WARP) || lane < 16) mma_bf16(c, x, pair);
+    for (int i = 0; i < 4; i++) out[(g + i / 2 * 8) * 8 + 2 * r + i % 2] = (int)c[i];
+}
+template <int what, bool bug> static void wrong_product(void) {
+    int *out = device_array<int>(128);
+    LAUNCH((product<what, bug>), 1, 32, 0, out);
+    expect_device(out, 128, [](int i) {
+        int sum = 0;
+        for (int k = 0; k < 16; k++) sum += (i / 8 - k) * (2 * k + i % 8);
+        return sum;
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 // builds that see a bug: without sanitizer, with AddressSanitizer and UBSan, with ThreadSanitizer
 enum { PLAIN = 1, ADDRESS = 2, THREAD = 4, SCHEDULER = PLAIN | ADDRESS, EVERY = SCHEDULER | THREAD };
@@ -575,6 +660,20 @@ static const Bug bugs[] = {
     {"a misaligned vector load", "misaligned address", BUG(misaligned_vector_access), ADDRESS},
     {"a vector store to a shared array of a plain type", "misaligned address",
      BUG(vector_access_to_a_plain_shared_array), ADDRESS},
+    {"an asynchronous copy without a wait", nullptr, BUG_OF(wrong_ring, NO_WAIT), EVERY},
+    {"a wait for too few groups of copies", nullptr, BUG_OF(wrong_ring, SHORT_WAIT), EVERY},
+    {"copies of other threads without a barrier", nullptr, BUG_OF(wrong_ring, NO_BARRIER), EVERY},
+    {"a copy to a stage that others still read", nullptr, BUG_OF(wrong_ring, EARLY_FETCH), SCHEDULER},
+    {"copies that are not committed to a group", nullptr, BUG_OF(wrong_ring, NO_COMMIT), EVERY},
+    {"a misaligned asynchronous copy", "not multiples of 16", BUG(misaligned_copy), SCHEDULER},
+    {"a product whose registers of a row and a column are exchanged", nullptr, BUG_OF(wrong_product, SWAPPED_REGISTERS),
+     EVERY},
+    {"ldmatrix without the transposition that a product requires", nullptr, BUG_OF(wrong_product, WRONG_TRANSPOSE),
+     EVERY},
+    {"ldmatrix with the rows of another lane", nullptr, BUG_OF(wrong_product, WRONG_ROW), EVERY},
+    {"ldmatrix from a misaligned row", "not a multiple of 16", BUG_OF(wrong_product, MISALIGNED_ROW), SCHEDULER},
+    {"a product that half of the warp reaches", nullptr, BUG_OF(wrong_product, HALF_A_WARP), EVERY},
+    {"ldmatrix of what other lanes wrote without __syncwarp", nullptr, BUG_OF(wrong_product, NO_SYNCWARP), THREAD},
     {"an output that is partly written", nullptr, BUG(output_that_is_not_all_written), EVERY},
     {"uninitialized shared memory", nullptr, BUG(shared_memory_that_is_not_initialized), EVERY},
     {"a kernel that reads freed memory", "heap-use-after-free|use of freed memory", BUG(freed_memory_in_a_kernel),
@@ -625,9 +724,15 @@ static const Bug bugs[] = {
 
 static const struct {
     Order order;
+    Copies copies;
     const char *name;
-} orders[] = {{Order::forward, "forward"}, {Order::reverse, "reverse"}, {Order::shuffled, "shuffled"}};
-static const int order_count = this_build == THREAD ? 1 : 3; // what races does so in any order
+} orders[] = {{Order::forward, Copies::late, "forward"},
+              {Order::reverse, Copies::early, "reverse, copies land early"},
+              {Order::shuffled, Copies::mixed, "shuffled, copies land early or late"},
+              {Order::forward, Copies::early, "forward, copies land early"},
+              {Order::reverse, Copies::late, "reverse"}};
+// what races does so in any order
+static const int order_count = this_build == THREAD ? 1 : (int)(sizeof(orders) / sizeof(orders[0]));
 
 // Runs it in a child, in one order or (order -1) in all of them until one ends differently. Returns the exit status.
 static int in_child(void (*run)(void), int order, char *err, size_t size) {
@@ -640,6 +745,7 @@ static int in_child(void (*run)(void), int order, char *err, size_t size) {
         dup2(ends[1], 2);
         cudaStreamCreate(&main_stream);
         cuda_on_cpu::set_order(orders[order].order, 1);
+        cuda_on_cpu::set_copies(orders[order].copies);
         run();
         cudaDeviceSynchronize();
         _exit(CHILD_RIGHT);

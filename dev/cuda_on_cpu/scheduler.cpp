@@ -82,6 +82,7 @@ size_t shared_used;
 // order
 
 Order order = Order::forward;
+Copies copies = Copies::late;
 uint64_t order_seed = 1, random_state = 1;
 
 uint32_t random_below(uint32_t n) {
@@ -98,7 +99,12 @@ void read_order_from_environment() {
     static bool done;
     if (done) return;
     done = true;
-    const char *text = getenv("CUDA_ON_CPU_ORDER");
+    const char *text = getenv("CUDA_ON_CPU_COPIES");
+    if (text && !strcmp(text, "early")) copies = Copies::early;
+    else if (text && !strcmp(text, "mixed")) copies = Copies::mixed;
+    else if (text && *text && strcmp(text, "late"))
+        fail("CUDA_ON_CPU_COPIES is '%s': late, early or mixed is expected", text);
+    text = getenv("CUDA_ON_CPU_ORDER");
     if (!text || !*text) return;
     char *end = nullptr;
     if (!strcmp(text, "forward")) order = Order::forward;
@@ -417,6 +423,11 @@ void set_order(Order wanted, uint64_t seed) {
     order_seed = random_state = seed;
 }
 
+void set_copies(Copies wanted) {
+    read_order_from_environment(); // which the call overrides
+    copies = wanted;
+}
+
 bool in_kernel() { return launch != nullptr; }
 
 void report(const char *what) {
@@ -553,11 +564,18 @@ static AsyncCopies &async_copies() {
     }
     return own;
 }
-void copy_async(void *to, const void *from, bool valid) {
+static uint64_t started;
+uint64_t copies_started() { return started; }
+bool copy_waits(AsyncCopy copy) {
     Unseen unseen;
-    if (((uintptr_t)to | (uintptr_t)from) % 16) fail("cp.async from %p to %p: not multiples of 16", from, to);
+    if (((uintptr_t)copy.to | (uintptr_t)copy.from) % 16)
+        fail("cp.async from %p to %p: not multiples of 16", copy.from, copy.to);
+    started++;
+    if (copies == Copies::early || (copies == Copies::mixed && random_below(2))) return false;
     AsyncCopies &own = async_copies();
-    own.pending.push_back({to, from, valid, own.group});
+    copy.group = own.group;
+    own.pending.push_back(copy);
+    return true;
 }
 void copy_commit() { async_copies().group++; }
 bool copy_due(int left, AsyncCopy *copy) {

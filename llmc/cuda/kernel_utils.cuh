@@ -37,7 +37,11 @@ template <typename... Pointers> static inline bool packed(size_t width, const vo
 
 static __device__ inline float to_float(floatX x) { return (float)x; }
 static __device__ inline void round_to(float *to, float x) { *to = x; }
-static __device__ inline void round_to(__nv_bfloat16 *to, float x) { *to = __float2bfloat16_rn(x); }
+static __device__ inline void round_to(__nv_bfloat16 *to, float x) {
+    // two statements: gcc's ThreadSanitizer does not see a structure that a call returns into memory
+    const __nv_bfloat16 rounded = __float2bfloat16_rn(x);
+    *to = rounded;
+}
 
 // The bits of W stored elements, one access.
 template <int BYTES> struct Bits;
