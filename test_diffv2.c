@@ -111,8 +111,6 @@ int main(int argc, char **argv) {
     signal(SIGHUP, SIG_DFL); // tests send it to programs, which would inherit that nohup ignores it
     environment_reexecute(argv);
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
-    int child = data_test_child(argc, argv);
-    if (child >= 0) return child;
     if (checkpoint_test_child(argc, argv)) return EXIT_DONE;
     setvbuf(stdout, NULL, _IOLBF, 0);
     check_words(argc - 1, argv + 1);

@@ -26,7 +26,7 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
     ),
     "lab": ("scripts/lab/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy", "xxhash")),
     "browser": ("dev/browser/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy", "selenium")),
-    "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy", "pytest")),
+    "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy", "pytest", "xxhash")),
     "export": ("scripts/export_python/requirements.txt", ("tensorboard", "wandb")),
     "format": ("dev/format/requirements.txt", ()),
     "hub": ("dev/reference/requirements.txt", ()),

@@ -1,13 +1,12 @@
 /*
-data.h: tests of the data loader (llmc/data/dataloader.h) and of the converter (data/text_to_shards.c).
-
-Errors that exit are tested in a child process: this executable with `--child data-ACTION ...`, which main passes to
-data_test_child first. The converter is $TEXT_TO_SHARDS, or ./text_to_shards.
+data.h: tests of the data loader (llmc/data/dataloader.h). Errors that end the program are tested by
+tests/programs/test_data.py, and the converter by test_text_to_shards.py.
 */
 #ifndef TESTS_DATA_H
 #define TESTS_DATA_H
 #include "../llmc/data/dataloader.h"
 #include "harness.h"
+#include <sys/resource.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
 // helpers
@@ -113,44 +112,6 @@ static const char *data_self(void) {
     CHECK(n > 0, "cannot find this executable: %s", strerror(errno));
     path[n] = 0;
     return path;
-}
-
-// The actions of children. `windows`: reads and prints `count` windows one by one, and runs the shell command ACTION
-// after the first. `tokens`: prints the first `count` tokens in file order. Returns -1 if this process is no such
-// child.
-static int data_test_child(int argc, char **argv) {
-    if (argc < 3 || strcmp(argv[1], "--child") != 0 || strncmp(argv[2], "data-", 5) != 0) return -1;
-    CHECK(argc == 8, "a child of the data tests wants: --child data-WHAT GLOB T V COUNT ACTION");
-    alarm(20); // a loader that waits for ever becomes a failure
-    const char *what = argv[2] + 5, *pattern = argv[3], *action = argv[7];
-    int T = atoi(argv[4]), V = atoi(argv[5]), count = atoi(argv[6]);
-    int *inputs = (int *)checked_calloc(max_int(T, count), sizeof(int));
-    int *targets = (int *)checked_calloc(T, sizeof(int));
-    DataLoader l;
-    dataloader_open(&l, pattern, 1, T, V, 0, 1, 1, false);
-    if (strcmp(what, "tokens") == 0) {
-        dataloader_read_first_tokens(&l, inputs, count);
-        for (int i = 0; i < count; i++) printf("%d\n", inputs[i]);
-    } else {
-        dataloader_start(&l, 0);
-        for (int i = 0; i < count; i++) {
-            if (i < 10) usleep(2000); // so that the reader is ahead and meets a bad window early
-            dataloader_next(&l, inputs, targets, NULL);
-            printf("window %d: %d\n", i, inputs[0]);
-            fflush(stdout);
-            if (i == 0 && *action) CHECK(system(action) == 0, "the child could not do: %s", action);
-        }
-    }
-    dataloader_close(&l);
-    free(inputs);
-    free(targets);
-    return EXIT_DONE;
-}
-
-// Expects a child to fail with status 1 and one line that contains both words.
-static void data_expect_failure(const char *label, const ProgramResult *r, const char *word, const char *other) {
-    EXPECT(r->status == EXIT_FAILED && count_lines(r->err) == 1 && strstr(r->err, word) && strstr(r->err, other),
-           "%s: status %d instead of 1, or not one line with '%s' and '%s': %s", label, r->status, word, other, r->err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -295,52 +256,6 @@ static void test_data_order_is_kept(void) {
     }
 }
 
-static void test_data_refused_shards(void) {
-    static const struct {
-        const char *label;
-        int32_t magic, version, count;
-        int64_t bytes;
-        const char *word;
-    } cases[] = {
-        {"an empty file", 0, 0, 0, 0, "0 bytes"},
-        {"half a header", 20240520, 1, 100, 512, "512 bytes"},
-        {"text instead of a shard", 0x6e652065, 1, 100, 1224, "not a token shard"},
-        {"the magic number of the other byte order", (int32_t)0x98d83401, 1, 100, 1224, "not a token shard"},
-        {"uint16 with a later version", 20240520, 2, 100, 1224, "version 2"},
-        {"uint32 with the version of uint16", 20240801, 1, 100, 1424, "version 1"},
-        {"one byte missing", 20240520, 1, 100, 1223, "1224"},
-        {"one token too many", 20240520, 1, 100, 1226, "1226"},
-        {"uint32 tokens with the size of uint16", 20240801, 7, 100, 1224, "1424"},
-        {"a negative count", 20240520, 1, -1, 1022, "1022 bytes"},
-        {"a negative count, nothing behind the header", 20240520, 1, -1, 1024, "4294967295"},
-        {"no tokens", 20240520, 1, 0, 1024, "0 tokens"},
-        {"as many tokens as a window less one", 20240520, 1, 5, 1034, "--seq-len"},
-    };
-    TestDirectory d = test_make_directory();
-    static ProgramResult r;
-    char path[600];
-    FORMAT(path, "%s/good_and_bad.bin", d.path);
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        int32_t header[256];
-        memset(header, 0, sizeof(header));
-        header[0] = cases[i].magic, header[1] = cases[i].version, header[2] = cases[i].count;
-        data_write_file(path, header, min_size(sizeof(header), cases[i].bytes));
-        CHECK(truncate(path, (off_t)cases[i].bytes) == 0, "cannot truncate %s", path);
-        run_command(&r, "%s --child data-windows '%s' 5 256 1 ''", data_self(), path);
-        data_expect_failure(cases[i].label, &r, path, cases[i].word);
-    }
-    data_write_shard(path, 2, 0, 256, 6); // the least that is accepted
-    run_command(&r, "%s --child data-windows '%s' 5 256 1 ''", data_self(), path);
-    EXPECT(r.status == 0 && r.err[0] == 0, "a shard of one window: status %d, %s", r.status, r.err);
-    run_command(&r, "%s --child data-windows '%s/none_*.bin' 5 256 1 ''", data_self(), d.path);
-    data_expect_failure("a glob that matches nothing", &r, "none_*.bin", "no file matches");
-    run_command(&r, "%s --child data-windows '%s' 5 256 1 ''", data_self(), d.path);
-    data_expect_failure("a directory without shards", &r, d.path, "no val_");
-    run_command(&r, "mkfifo '%s/bad.bin' ; %s --child data-windows '%s/*.bin' 5 256 1 ''", d.path, data_self(), d.path);
-    data_expect_failure("a pipe", &r, "/bad.bin", "not a regular file");
-    test_remove_directory(&d);
-}
-
 static void test_data_names(void) {
     static const char *const names[] = {"b_10.bin", "a[1].bin", "B_2.bin"};
     static const struct {
@@ -366,31 +281,6 @@ static void test_data_names(void) {
             EXPECT(tokens[6 * s] == cases[i].first[s], "%s: shard %d begins with token %d", cases[i].pattern, s,
                    tokens[6 * s]);
         dataloader_close(&l);
-    }
-    test_remove_directory(&d);
-}
-
-static void test_data_vocabulary(void) {
-    static const uint32_t bad[] = {256, 65535, 65536, 0xFFFFFFFFu};
-    TestDirectory d = test_make_directory();
-    static ProgramResult r;
-    char path[600], word[64];
-    FORMAT(path, "%s/a.bin", d.path);
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        int token_bytes = bad[i] > 65535 ? 4 : 2;
-        data_write_shard(path, token_bytes, 0, 256, 31);
-        run_command(&r, "%s --child data-windows '%s' 5 256 6 ''", data_self(), path);
-        EXPECT(r.status == 0, "tokens below 256 are refused: %s", r.err);
-        data_patch(path, 1024 + 17 * token_bytes, &bad[i], token_bytes); // in window 3 alone
-        run_command(&r, "%s --child data-windows '%s' 5 256 6 ''", data_self(), path);
-        FORMAT(word, "is %u, outside the vocabulary of 256", bad[i]);
-        data_expect_failure("a token outside the vocabulary", &r, path, word);
-        data_expect_failure("a token outside the vocabulary", &r, "token 17", "--vocab");
-        EXPECT(count_lines(r.out) == 3, "%d windows before the bad one instead of 3", count_lines(r.out));
-        run_command(&r, "%s --child data-tokens '%s' 5 256 18 ''", data_self(), path);
-        data_expect_failure("a token outside the vocabulary, in file order", &r, "token 17", word);
-        run_command(&r, "%s --child data-tokens '%s' 5 256 17 ''", data_self(), path);
-        EXPECT(r.status == 0 && count_lines(r.out) == 17, "the tokens before it: status %d", r.status);
     }
     test_remove_directory(&d);
 }
@@ -433,55 +323,79 @@ static void test_data_large_shards(void) {
 
 static void test_data_many_shards(void) {
     TestDirectory d = test_make_directory();
-    static ProgramResult r;
     char path[600];
+    struct rlimit before, few;
+    int inputs[DATA_T], targets[DATA_T];
+    DataLoader l;
     for (int i = 0; i < 300; i++) {
         FORMAT(path, "%s/%03d.bin", d.path, i);
-        data_write_shard(path, 2, (uint32_t)i, 65536, 6);
+        data_write_shard(path, 2, (uint32_t)i, 65536, DATA_T + 1);
     }
-    run_command(&r, "( ulimit -n 100 ; exec %s --child data-windows '%s/*.bin' 5 65536 700 '' )", data_self(), d.path);
-    EXPECT(r.status == 0 && count_lines(r.out) == 700, "status %d after %d windows: %s", r.status, count_lines(r.out),
-           r.err);
-    const char *line = r.out;
-    for (int i = 0; i < 700 && *line; i++, line = strchr(line, '\n') + 1) {
-        int window = -1, token = -1;
-        EXPECT(sscanf(line, "window %d: %d", &window, &token) == 2 && window == i && token == i % 300,
-               "window %d begins with token %d", i, token);
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0, "cannot read the limit of open files");
+    few = before, few.rlim_cur = 100;
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0, "cannot set the limit of open files");
+    FORMAT(path, "%s/*.bin", d.path);
+    dataloader_open(&l, path, 1, DATA_T, 65536, 0, 1, 1, false);
+    dataloader_start(&l, 0);
+    for (int i = 0; i < 700; i++) {
+        dataloader_next(&l, inputs, targets, NULL);
+        EXPECT(inputs[0] == i % 300, "window %d begins with token %d", i, inputs[0]);
     }
-    run_command(&r, "%s --child data-tokens '%s/*.bin' 5 65536 1801 ''", data_self(), d.path);
-    data_expect_failure("more tokens than there are", &r, "1801", "1800");
+    dataloader_close(&l);
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0, "cannot reset the limit of open files");
     test_remove_directory(&d);
 }
 
+// A file gets this size, or is removed or replaced.
+enum { REMOVED = -1, REPLACED = -2 };
+static void data_change(const char *path, int bytes) {
+    char other[600];
+    FORMAT(other, "%s.new", path);
+    if (bytes == REPLACED) data_write_shard(other, 2, 0, 256, 31);
+    CHECK((bytes == REMOVED    ? unlink(path)
+           : bytes == REPLACED ? rename(other, path)
+                               : truncate(path, bytes)) == 0,
+          "cannot change %s: %s", path, strerror(errno));
+}
+
+// dataloader_next ends the program with the error that the thread leaves.
 static void test_data_changing_files(void) {
     static const struct {
-        const char *label, *action, *word;
+        const char *label;
+        int file, bytes;
+        const char *word;
     } cases[] = {
-        {"a shard is cut off", "truncate -s -2 '%s/001.bin'", "001.bin"},
-        {"a shard is emptied", "truncate -s 0 '%s/001.bin'", "has 0 now"},
-        {"a shard grows", "truncate -s +2 '%s/001.bin'", "001.bin"},
-        {"a shard that was in use is removed", "rm '%s/000.bin'", "removed or replaced"},
-        {"a shard that was not in use is removed", "rm '%s/001.bin'", "cannot open"},
-        {"a shard is replaced", "cp '%s/000.bin' '%s/x' && mv '%s/x' '%s/000.bin'", "removed or replaced"},
+        {"a shard is cut off", 1, 1084, "001.bin"},
+        {"a shard is emptied", 1, 0, "has 0 now"},
+        {"a shard grows", 1, 1088, "001.bin"},
+        {"a shard that was in use is removed", 0, REMOVED, "removed or replaced"},
+        {"a shard that was not in use is removed", 1, REMOVED, "cannot open"},
+        {"a shard is replaced", 0, REPLACED, "removed or replaced"},
     };
-    static ProgramResult r;
-    char path[600], action[3000];
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         TestDirectory d = test_make_directory();
+        char path[600];
+        int inputs[DATA_T], targets[DATA_T], windows = 0;
+        DataLoader l;
         for (int k = 0; k < 2; k++) {
             FORMAT(path, "%s/%03d.bin", d.path, k);
             data_write_shard(path, 2, 0, 256, 31);
         }
-        action[0] = 0;
-        for (const char *p = cases[i].action; *p; p++) { // %s: the directory; quotes become double, inside the shell's
-            size_t n = strlen(action);
-            if (p[0] == '%') snprintf(action + n, sizeof(action) - n, "%s", d.path), p++;
-            else snprintf(action + n, sizeof(action) - n, "%c", *p == '\'' ? '"' : *p);
+        FORMAT(path, "%s/*.bin", d.path);
+        dataloader_open(&l, path, 1, DATA_T, 256, 0, 1, 1, false);
+        dataloader_start(&l, 0);
+        for (bool ready = true; ready && windows < 40; windows += ready) {
+            pthread_mutex_lock(&l.lock);
+            while (l.produced == l.consumed && !l.failed) pthread_cond_wait(&l.changed, &l.lock);
+            ready = l.produced != l.consumed;
+            pthread_mutex_unlock(&l.lock);
+            if (ready) dataloader_next(&l, inputs, targets, NULL);
+            FORMAT(path, "%s/%03d.bin", d.path, cases[i].file);
+            if (windows == 0) data_change(path, cases[i].bytes);
         }
-        run_command(&r, "%s --child data-windows '%s/*.bin' 5 256 40 '%s'", data_self(), d.path, action);
-        data_expect_failure(cases[i].label, &r, d.path, cases[i].word);
-        EXPECT(count_lines(r.out) >= 1 && count_lines(r.out) < 40, "%s: it failed after %d windows", cases[i].label,
-               count_lines(r.out));
+        EXPECT(windows >= 1 && windows < 40 && strstr(l.error, d.path) && strstr(l.error, cases[i].word),
+               "%s: after %d windows: %s", cases[i].label, windows, l.error);
+        dataloader_close(&l);
         test_remove_directory(&d);
     }
 }
@@ -588,411 +502,10 @@ static void test_data_fingerprint(void) {
     test_remove_directory(&copy);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// the converter
-
+// The converter, for other tests.
 static const char *data_converter(void) {
     const char *converter = getenv("TEXT_TO_SHARDS");
     return converter && *converter ? converter : "./text_to_shards";
-}
-
-// Reads all tokens of a split and checks the headers. Returns their number, and the number of shards in *shards.
-static size_t data_read_split(const char *directory, const char *split, unsigned char *bytes, size_t size, int *shards,
-                              size_t *longest) {
-    size_t n = 0;
-    *shards = 0;
-    if (longest) *longest = 0;
-    for (;; ++*shards) {
-        char path[700];
-        FORMAT(path, "%s/%s_%06d.bin", directory, split, *shards);
-        FILE *f = fopen(path, "rb");
-        if (f == NULL) return n;
-        int32_t header[256];
-        size_t before = n;
-        EXPECT(fread(header, sizeof(header), 1, f) == 1 && header[0] == 20240520 && header[1] == 1, "%s: header", path);
-        for (int i = 3; i < 256; i++) EXPECT(header[i] == 0, "%s: header[%d] is %d", path, i, (int)header[i]);
-        for (int low; (low = getc(f)) != EOF; n++) {
-            EXPECT(getc(f) == 0, "%s: a token above 255", path);
-            if (n < size) bytes[n] = (unsigned char)low;
-        }
-        EXPECT((size_t)header[2] == n - before, "%s: %d tokens stated, %zu there", path, (int)header[2], n - before);
-        if (longest) *longest = max_size(*longest, n - before);
-        fclose(f);
-    }
-}
-
-// The expected tokens of a text that is split at a delimiter (NULL: not split): a 0 before each document.
-static size_t data_documents(unsigned char *out, const unsigned char *text, size_t count, const char *delimiter) {
-    size_t n = 0, length = delimiter ? strlen(delimiter) : 0;
-    bool begun = false;
-    for (size_t i = 0; i < count;) {
-        if (delimiter && count - i >= length && memcmp(text + i, delimiter, length) == 0) {
-            begun = false;
-            i += length;
-            continue;
-        }
-        if (!begun) out[n++] = 0;
-        begun = true;
-        out[n++] = text[i++];
-    }
-    return n;
-}
-
-// Writes `text` in the syntax of --delimiter.
-static void data_escape(char *out, const char *text) {
-    *out = 0;
-    for (; *text; text++) out += sprintf(out, *text == '\n' ? "\\n" : "%c", *text);
-}
-
-static void test_converter_bytes(void) {
-    TestDirectory d = test_make_directory();
-    static ProgramResult r;
-    static unsigned char want[4000], got[4000], text[300];
-    char path[700];
-    // z precedes a, as on the command line; in a directory names are in byte order, and .hidden is not read
-    static const char *const names[] = {"z", "in/B", "in/a/x", "in/a.txt", "in/b", "in/.hidden"};
-    size_t want_count = 0;
-    run_command(&r, "mkdir -p '%s/in/a' && ln -s .. '%s/in/a/loop'", d.path, d.path);
-    for (int i = 0; i < 6; i++) {
-        size_t n = 0;
-        if (i == 0)
-            for (; n < 255; n++) text[n] = (unsigned char)(n + 1); // every byte but 0
-        else n = sprintf((char *)text, "text %d\r\nno newline at its end", i);
-        FORMAT(path, "%s/%s", d.path, names[i]);
-        data_write_file(path, text, n);
-        if (i < 5) want_count += data_documents(want + want_count, text, n, NULL);
-    }
-    FORMAT(path, "%s/in/empty", d.path);
-    data_write_file(path, "", 0);
-    run_command(&r, "%s --out '%s/out' --val-fraction 0 --shard-tokens 100 '%s/z' '%s/in'", data_converter(), d.path,
-                d.path, d.path);
-    EXPECT(r.status == 0 && r.err[0] == 0, "status %d: %s", r.status, r.err);
-    EXPECT(strstr(r.out, "6 files (1 empty), 5 documents") != NULL, "it says: %s", r.out);
-    FORMAT(path, "%s/out", d.path);
-    int shards = 0;
-    size_t longest, n = data_read_split(path, "train", got, sizeof(got), &shards, &longest);
-    EXPECT(n == want_count && memcmp(got, want, min_size(n, want_count)) == 0, "%zu tokens instead of %zu, or others",
-           n, want_count);
-    EXPECT(shards == (int)((want_count + 99) / 100) && longest == (want_count + shards - 1) / shards,
-           "%d shards, the longest of %zu tokens", shards, longest);
-    EXPECT(data_read_split(path, "val", got, sizeof(got), &shards, NULL) == 0 && shards == 0,
-           "there are validation shards");
-    run_command(&r, "ls -A '%s/out' | grep -v -e 'train_00000[0-9].bin' -e '^corpus.json$'", d.path);
-    EXPECT(r.out[0] == 0, "other files are left: %s", r.out);
-    test_remove_directory(&d);
-}
-
-static void test_converter_delimiters(void) {
-    enum { RANDOM = 40, SIZE = 300000 };
-    static const struct {
-        const char *delimiter, *text;
-    } cases[] = {
-        {"\n\n", "one\n\ntwo\n\n\n\nthree\n"},
-        {"\n\n", "\n\n\n"},
-        {"aab", "aaabaaab"},
-        {"aab", "xaa"},
-        {"abab", "abaabababb"},
-        {"%", "%a%%b%"},
-        {"<|end|>", "a<|end|>b<|end<|end|>c<|en"},
-    };
-    TestDirectory d = test_make_directory();
-    static ProgramResult r;
-    static unsigned char text[SIZE], want[2 * SIZE], got[2 * SIZE];
-    char path[700], escaped[64];
-    TestRandom random = {1};
-    size_t fixed = sizeof(cases) / sizeof(cases[0]);
-    for (size_t i = 0; i < fixed + RANDOM + 1; i++) {
-        char delimiter[16] = "\n\n";
-        size_t n = 0;
-        if (i < fixed) {
-            FORMAT(delimiter, "%s", cases[i].delimiter);
-            n = strlen(cases[i].text);
-            memcpy(text, cases[i].text, n);
-        } else if (i < fixed + RANDOM) { // two letters: many false starts
-            int length = 1 + test_random_int(&random, 5);
-            for (int k = 0; k < length; k++) delimiter[k] = "ab"[test_random_int(&random, 2)], delimiter[k + 1] = 0;
-            for (n = 0; n < 200; n++) text[n] = (unsigned char)"ab"[test_random_int(&random, 2)];
-        } else { // a delimiter across every place where a read may end
-            for (n = 0; n < SIZE; n++) text[n] = 'x';
-            for (size_t k = 4096; k < SIZE; k += 4096) text[k - 1] = text[k] = '\n';
-        }
-        size_t want_count = data_documents(want, text, n, delimiter);
-        FORMAT(path, "%s/text", d.path);
-        data_write_file(path, text, n);
-        data_escape(escaped, delimiter);
-        // by name and by stdin
-        run_command(&r, "%s --out '%s/out' --force --val-fraction 0 --delimiter '%s' %s'%s'", data_converter(), d.path,
-                    escaped, i & 1 ? "- <" : "", path);
-        FORMAT(path, "%s/out", d.path);
-        int shards = 0;
-        size_t got_count = want_count ? data_read_split(path, "train", got, sizeof(got), &shards, NULL) : 0;
-        EXPECT(r.status == (want_count ? 0 : 1), "case %zu: status %d: %s", i, r.status, r.err);
-        EXPECT(got_count == want_count && memcmp(got, want, want_count) == 0,
-               "case %zu, delimiter '%s': %zu tokens instead of %zu, or others", i, escaped, got_count, want_count);
-    }
-    test_remove_directory(&d);
-}
-
-// Documents of a text of numbered lines, by the number they begin with: where[number] is 1 for training, 2 for
-// validation.
-static void data_mark_documents(const char *directory, unsigned char *where, int count, size_t tokens[2]) {
-    static unsigned char bytes[1 << 20];
-    static const char *const splits[] = {"train", "val"};
-    memset(where, 0, count);
-    for (int split = 0; split < 2; split++) {
-        int shards = 0, before = -1;
-        size_t n = data_read_split(directory, splits[split], bytes, sizeof(bytes) - 1, &shards, NULL);
-        bytes[n] = 0;
-        tokens[split] = n;
-        for (size_t i = 0; i < n; i++) {
-            if (bytes[i] != 0) continue;
-            int number = atoi((const char *)bytes + i + 1);
-            EXPECT(number > before && number < count && where[number] == 0, "%s: document %d after %d, or twice",
-                   splits[split], number, before);
-            if (number >= 0 && number < count) where[number] |= (unsigned char)(1 << split);
-            before = number;
-        }
-    }
-}
-
-static const struct {
-    const char *options;
-    double fraction, tokens; // what is wanted
-} converter_validations[] = {{"", 0.01, 0},
-                             {"--val-fraction 0.2", 0.2, 0},
-                             {"--val-tokens 5000", 0, 5000},
-                             {"--val-tokens 1", 0, 1},
-                             {"--val-fraction 0.9999", 0.9999, 0}};
-
-static void test_converter_validation(void) {
-    enum { DOCUMENTS = 3000 };
-    TestDirectory d = test_make_directory();
-    static ProgramResult r;
-    static unsigned char where[DOCUMENTS];
-    char path[700];
-    FORMAT(path, "%s/text", d.path);
-    FILE *f = fopen(path, "w");
-    CHECK(f != NULL, "cannot write %s", path);
-    for (int i = 0; i < DOCUMENTS; i++) fprintf(f, "%d %*s.\n", i, 50 + i % 37, "");
-    CHECK(fclose(f) == 0, "cannot write %s", path);
-    for (size_t i = 0; i < sizeof(converter_validations) / sizeof(converter_validations[0]); i++) {
-        size_t tokens[2];
-        run_command(&r,
-                    "for k in 1 2; do %s --out '%s/out'$k --force --delimiter '\\n' %s '%s' ; done ; cmp "
-                    "'%s/out1/train_000000.bin' '%s/out2/train_000000.bin' && cmp '%s/out1/val_000000.bin' "
-                    "'%s/out2/val_000000.bin'",
-                    data_converter(), d.path, converter_validations[i].options, path, d.path, d.path, d.path, d.path);
-        EXPECT(r.status == 0, "'%s': two runs differ: %s%s", converter_validations[i].options, r.out, r.err);
-        char out[700];
-        FORMAT(out, "%s/out1", d.path);
-        data_mark_documents(out, where, DOCUMENTS, tokens);
-        int lost = 0, val = 0, val_in_tenth[10] = {0};
-        for (int k = 0; k < DOCUMENTS; k++) {
-            lost += where[k] == 0;
-            val += where[k] == 2;
-            val_in_tenth[k * 10 / DOCUMENTS] += where[k] == 2;
-        }
-        double target = converter_validations[i].tokens > 0
-                            ? converter_validations[i].tokens
-                            : converter_validations[i].fraction * (double)(tokens[0] + tokens[1]);
-        EXPECT(lost == 0, "'%s': %d documents are lost", converter_validations[i].options, lost);
-        EXPECT(val >= 1 && val < DOCUMENTS, "'%s': %d documents for validation", converter_validations[i].options, val);
-        EXPECT((double)tokens[1] <= max_int(88, (int)target) && (double)tokens[1] >= target - 100,
-               "'%s': %zu tokens for validation, %.0f wanted", converter_validations[i].options, tokens[1], target);
-        if (val < 100) continue;
-        for (int k = 0; k < 10; k++) // binomial, six standard deviations
-            EXPECT(fabs(val_in_tenth[k] - val / 10.0) < 6 * sqrt(val / 10.0 * 0.9), "'%s': %d of %d in tenth %d",
-                   converter_validations[i].options, val_in_tenth[k], val, k);
-    }
-    run_command(&r, "%s --out '%s/one' '%s' && ls '%s/one'", data_converter(), d.path, path, d.path);
-    EXPECT(r.status == 0 && strstr(r.out, "train_000000.bin") && !strstr(r.out, "val_000000.bin") &&
-               count_lines(r.err) == 1 && strstr(r.err, "--delimiter"),
-           "one document: status %d: %s%s", r.status, r.out, r.err);
-    run_command(&r, "%s --out '%s/two' --val-fraction 0.1 '%s'", data_converter(), d.path, path);
-    data_expect_failure("one document and --val-fraction", &r, "one document", "--delimiter");
-    static unsigned char bytes[100];
-    for (int i = 0; i < 2; i++) { // the smaller one first, and last
-        int shards = 0;
-        run_command(&r, "printf '%s' > '%s/a' ; printf '%s' > '%s/b' ; %s --out '%s/three' --force '%s/a' '%s/b'",
-                    i ? "short" : "a long text", d.path, i ? "a long text" : "short", d.path, data_converter(), d.path,
-                    d.path, d.path);
-        FORMAT(path, "%s/three", d.path);
-        EXPECT(r.status == 0 && data_read_split(path, "val", bytes, sizeof(bytes), &shards, NULL) == 6 &&
-                   memcmp(bytes, "\0short", 6) == 0,
-               "two documents, the smaller is number %d: it is not for validation: %s%s", 2 - i, r.out, r.err);
-    }
-    test_remove_directory(&d);
-}
-
-static const struct {
-    const char *label,
-        *command; // @: the converter with its --out, in a directory with the files t (text) and e (empty)
-    int status;
-    const char *word;
-} converter_errors[] = {
-    {"no option", "@", 2, "no input"},
-    {"no --out", "$T2S t", 2, "--out"},
-    {"an unknown option", "@ --sharding 3 t", 2, "--sharding"},
-    {"an unknown letter", "@ -x t", 2, "-x"},
-    {"a missing value", "@ t --delimiter", 2, "--delimiter"},
-    {"a value where none is", "@ --force=1 t", 2, "--force=1"},
-    {"no number", "@ --shard-tokens many t", 2, "many"},
-    {"a number with a tail", "@ --shard-tokens 10x t", 2, "10x"},
-    {"a negative number", "@ --val-tokens -5 t", 2, "-5"},
-    {"no shard tokens", "@ --shard-tokens 0 t", 2, "--shard-tokens 0"},
-    {"more than a header can say", "@ --shard-tokens 3G t", 2, "3G"},
-    {"more than 64 bits", "@ --val-tokens 99999999999999999999 t", 2, "--val-tokens"},
-    {"a fraction of 1", "@ --val-fraction 1 t", 2, "--val-fraction 1"},
-    {"a fraction that is no number", "@ --val-fraction nan t", 2, "nan"},
-    {"two ways to say it", "@ --val-fraction 0.1 --val-tokens 10 t", 2, "exclusive"},
-    {"an empty delimiter", "@ --delimiter '' t", 2, "empty"},
-    {"an unknown escape", "@ --delimiter 'a\\q' t", 2, "\\q"},
-    {"an escaped NUL", "@ --delimiter '\\x00' t", 2, "\\x00"},
-    {"stdin twice", "@ - -", 2, "once"},
-    {"a missing file", "@ t nowhere", 1, "nowhere"},
-    {"an empty file", "@ t e", 1, "e is empty"},
-    {"empty stdin", "@ -", 1, "stdin is empty"},
-    {"a directory without text", "mkdir d ; cp e d ; @ d", 1, "no text"},
-    {"a file of NUL bytes", "head -c 10 /dev/zero > z ; @ z", 1, "no text"},
-    {"a broken link in a directory", "mkdir d ; ln -s nowhere d/link ; @ d", 1, "d/link"},
-    {"--out is a file", "$T2S --out t t", 1, "cannot open directory t"},
-    {"--out below nothing", "$T2S --out no/where t", 1, "no/where"},
-    {"shards are there", "@ t 2>n ; @ t", 1, "--force"},
-    {"a shard as input", "$T2S --out o2 t 2>n ; @ o2/train_000000.bin", 1, "is a token shard, not text"},
-    {"too much validation", "@ --val-tokens 1000 t", 1, "1000"},
-    {"a full disk while spooling", "head -c 90000 /dev/zero | tr '\\0' a > l ; ( ulimit -f 8 ; @ l )", 1, "out"},
-    {"a full disk while writing", "head -c 9000 /dev/zero | tr '\\0' a > l ; ( ulimit -f 20 ; @ --val-fraction 0 l )",
-     1, "cannot write shard 0"},
-    {"a full disk at the last flush",
-     "head -c 1400 /dev/zero | tr '\\0' a > l ; ( ulimit -f 4 ; @ --val-fraction 0 l )", 1, "cannot write shard 0"},
-    {"a signal", "{ cat t ; sleep 1 ; } | timeout --preserve-status 0.6 $T2S --out out -", 1, "signal 15"},
-};
-
-static void test_converter_errors(void) {
-    static ProgramResult r;
-    char converter[PATH_MAX], command[2000];
-    CHECK(realpath(data_converter(), converter) != NULL, "cannot find %s: build it, or set TEXT_TO_SHARDS",
-          data_converter());
-    for (size_t i = 0; i < sizeof(converter_errors) / sizeof(converter_errors[0]); i++) {
-        TestDirectory d = test_make_directory();
-        command[0] = 0;
-        for (const char *p = converter_errors[i].command; *p; p++) {
-            size_t n = strlen(command);
-            snprintf(command + n, sizeof(command) - n, *p == '@' ? "$T2S --out out" : "%c", *p);
-        }
-        run_command(&r, "cd '%s' ; T2S='%s' ; printf 'some text' > t ; : > e ; %s", d.path, converter, command);
-        EXPECT(r.status == converter_errors[i].status && count_lines(r.err) == 1 &&
-                   strstr(r.err, converter_errors[i].word) && r.err[0] == 't',
-               "%s: status %d instead of %d, or not one line with '%s': %s", converter_errors[i].label, r.status,
-               converter_errors[i].status, converter_errors[i].word, r.err);
-        bool had_shards = strstr(converter_errors[i].command, "2>n ; @ t") != NULL;
-        run_command(&r, "ls -A '%s/out'", d.path);
-        EXPECT(had_shards || r.out[0] == 0, "%s: it leaves %s", converter_errors[i].label, r.out);
-        test_remove_directory(&d);
-    }
-}
-
-static void test_converter_force_and_nul(void) {
-    TestDirectory d = test_make_directory();
-    static ProgramResult r;
-    static unsigned char bytes[100];
-    char path[700];
-    int shards = 0;
-    FORMAT(path, "%s/out", d.path);
-    run_command(
-        &r, "printf 'abcdefghij' | %s --out '%s' --shard-tokens 2 --val-fraction 0 - ; printf x > '%s/train_note.txt'",
-        data_converter(), path, path);
-    EXPECT(r.status == 0 && data_read_split(path, "train", bytes, sizeof(bytes), &shards, NULL) == 11 && shards == 6,
-           "%d shards: %s", shards, r.err);
-    run_command(&r, "printf 'a\\0\\0b' | %s --out '%s' --force --val-fraction 0 - && ls '%s'", data_converter(), path,
-                path);
-    EXPECT(r.status == 0 && data_read_split(path, "train", bytes, sizeof(bytes), &shards, NULL) == 3 &&
-               memcmp(bytes, "\0ab", 3) == 0 && shards == 1,
-           "replaced by a smaller text: %d shards: %s", shards, r.err);
-    EXPECT(strstr(r.out, "train_000001.bin") == NULL && strstr(r.out, "train_note.txt") != NULL,
-           "old shards stay, or other files go: %s", r.out);
-    static const char *const others[] = {"corpus.json", "progress.json", "tokenizer.json", "tokenizer.bin"};
-    for (int i = 0; i < 4; i++) { // of another corpus, without its shards
-        ProgramResult again;
-        run_command(&again, "rm -f '%s'/train_0* '%s'/corpus.json ; echo x > '%s/%s' ; printf a | %s --out '%s' -",
-                    path, path, path, others[i], data_converter(), path);
-        EXPECT(again.status == 1 && strstr(again.err, others[i]) && strstr(again.err, "--force"), "%s: status %d, %s",
-               others[i], again.status, again.err);
-        run_command(&again, "printf 'a\\0\\0b' | %s --out '%s' --force --val-fraction 0 - 2>/dev/null && ls -A '%s'",
-                    data_converter(), path, path);
-        EXPECT(strstr(again.out, "\ncorpus.json\ntrain_000000.bin\ntrain_note.txt\n") != NULL,
-               "--force over %s leaves %s", others[i], again.out);
-    }
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "dropped 2 NUL bytes, the first in stdin"),
-           "of NUL bytes it says: %s", r.err);
-    DataLoader l; // and the trainer's loader takes what comes out
-    int inputs[2], targets[2];
-    FORMAT(path, "%s/out/train_*.bin", d.path);
-    dataloader_open(&l, path, 1, 2, 256, 0, 1, 1, false);
-    dataloader_start(&l, 0);
-    dataloader_next(&l, inputs, targets, NULL);
-    EXPECT(inputs[0] == 0 && inputs[1] == 'a' && targets[0] == 'a' && targets[1] == 'b', "tokens %d %d -> %d %d",
-           inputs[0], inputs[1], targets[0], targets[1]);
-    dataloader_close(&l);
-    test_remove_directory(&d);
-}
-
-// The digest of a file, in the format of data/prepare.py and data/inspect.
-static uint64_t data_file_digest(const char *path) {
-    size_t size = 0;
-    char *bytes = file_read(path, 1 << 30, &size);
-    CHECK(bytes != NULL, "cannot read %s: %s", path, strerror(errno));
-    uint64_t digest = XXH64(bytes, size, 0);
-    free(bytes);
-    return digest;
-}
-
-// corpus.json states the files that exist, for any names, and their digests.
-static void test_converter_description(void) {
-    TestDirectory d = test_make_directory();
-    static ProgramResult r;
-    char converter[PATH_MAX];
-    CHECK(realpath(data_converter(), converter) != NULL, "cannot find %s: build it, or set TEXT_TO_SHARDS",
-          data_converter());
-    static const char *const names[] = {"plain", "q\"b\\s", "\xC3\xA4\xFF\n"};
-    for (int i = 0; i < 3; i++) {
-        char path[700], shown[16];
-        FORMAT(path, "%s/%s", d.path, names[i]);
-        FILE *f = fopen(path, "w");
-        CHECK(f != NULL, "cannot write %s", path);
-        for (int k = 0; k < 300; k++) fprintf(f, "document %d\n", k);
-        fclose(f);
-        run_command(&r, "cd '%s' && '%s' --out out --force --delimiter '\\n' --shard-tokens 1000 '%s'", d.path,
-                    converter, names[i]);
-        EXPECT(r.status == 0, "%s: status %d, %s", names[i], r.status, r.err);
-        FORMAT(path, "%s/out", d.path);
-        CorpusInfo about;
-        EXPECT(corpus_read_info(path, &about) && about.vocab_size == 256 && about.separator.token == 0 &&
-                   !about.separator.after,
-               "%s: vocabulary %d, separator %d", names[i], about.vocab_size, about.separator.token);
-        cJSON *json = corpus_read(path), *item;
-        const char *source = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "source"));
-        FORMAT(shown, "%s", i < 2 ? names[i] : "\xC3\xA4\xEF\xBF\xBD\n");
-        EXPECT(source && strcmp(source, shown) == 0, "the source %s is %s", names[i], source ? source : "(none)");
-        double documents = 0, bytes = 0, train = 0, val = 0;
-        EXPECT(json_get_number(json, "documents", &documents) && documents == 300 &&
-                   json_get_number(json, "text_bytes", &bytes) && json_get_number(json, "train_tokens", &train) &&
-                   json_get_number(json, "val_tokens", &val) && train + val == bytes + 300 && val > 0,
-               "%g documents, %g bytes, %g and %g tokens", documents, bytes, train, val);
-        int shards = 0;
-        cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(json, "shards")) {
-            const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "file"));
-            const char *digest = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "xxh64"));
-            char wanted[32];
-            FORMAT(path, "%s/out/%s", d.path, file ? file : "");
-            FORMAT(wanted, "%016" PRIx64, data_file_digest(path));
-            EXPECT(digest && strcmp(digest, wanted) == 0, "%s has the digest %s, not %s", path, wanted, digest);
-            shards++;
-        }
-        EXPECT(shards == 5, "%d shards", shards); // four of the 3990 bytes and separators or so, one for validation
-        cJSON_Delete(json);
-    }
-    test_remove_directory(&d);
 }
 
 static const Test data_tests[] = {
@@ -1002,21 +515,13 @@ static const Test data_tests[] = {
     {"every window occurs once in an epoch, and epochs and seeds differ in their order", test_data_epochs},
     {"the shuffle is uniform over places, successors and distances", test_data_mixing},
     {"the order of a seed equals the order that existing checkpoints rely on", test_data_order_is_kept},
-    {"an invalid or incomplete shard is rejected with a one-line error that names it", test_data_refused_shards},
     {"shards are read in byte order of their names", test_data_names},
-    {"a token outside the vocabulary is reported with its position, at its batch", test_data_vocabulary},
     {"shards larger than 2 and 4 GiB are read up to their end", test_data_large_shards},
     {"hundreds of shards require few file descriptors", test_data_many_shards},
     {"a shard that changes or disappears during a run stops it with a one-line error", test_data_changing_files},
     {"batches are read ahead, and wait_seconds counts only waits", test_data_reads_ahead},
     {"the first tokens are in file order, across shards", test_data_first_tokens},
     {"the fingerprint depends on the content of the data, not on its path", test_data_fingerprint},
-    {"the converter keeps every byte and puts a 0 before each document", test_converter_bytes},
-    {"the converter splits documents at every delimiter", test_converter_delimiters},
-    {"the converter selects the same evenly spread validation documents in each run", test_converter_validation},
-    {"the converter rejects invalid options and input, and leaves no files", test_converter_errors},
-    {"the converter describes its corpus in corpus.json", test_converter_description},
-    {"the converter replaces a corpus only with --force, and reports dropped bytes", test_converter_force_and_nul},
 };
 enum { DATA_TEST_COUNT = sizeof(data_tests) / sizeof(data_tests[0]) };
 #endif

@@ -197,8 +197,10 @@ GRAMMAR = (
 ENTROPY = 4 * math.log(8) / sum(len(word) / 8 for words in GRAMMAR for word in words)  # nats per byte
 
 
-def write_shard(path, tokens):
-    path.write_bytes(fixtures.token_shard_bytes(struct.pack(f"<{len(tokens)}H", *tokens)))
+def write_shard(path, tokens, wide=False):
+    """A shard of tokens of 16 bits, or wide ones of 32."""
+    header = struct.pack("<3I", *((20240801, 7) if wide else (20240520, 1)), len(tokens)).ljust(1024, b"\0")
+    path.write_bytes(header + np.asarray(tokens, "<u4" if wide else "<u2").tobytes())
 
 
 def write_grammar(path, count, seed):
@@ -207,4 +209,4 @@ def write_grammar(path, count, seed):
     while len(text) < count:
         for words in GRAMMAR:
             text += words[random.below(8)].encode()
-    write_shard(path, text[:count])
+    write_shard(path, list(text[:count]))

@@ -1,0 +1,266 @@
+"""The converter: the tokens and the split of its shards, corpus.json, and refused options and input."""
+
+import shlex
+import signal
+import subprocess
+import time
+
+import pytest
+from program import DONE, FAILED, USAGE, Random, program, read_json, run, run_trainer
+from shards import file_digest, open_shard
+
+
+@pytest.fixture(scope="module")
+def converter():
+    return program("TEXT_TO_SHARDS", "./text_to_shards")
+
+
+def shards_of(directory, split):
+    """The bytes of the tokens of each shard of a split."""
+    found = sorted(directory.glob(f"{split}_*.bin"))
+    assert [path.name for path in found] == [f"{split}_{i:06d}.bin" for i in range(len(found))]
+    for path in found:
+        tokens = open_shard(path)
+        assert tokens.dtype == "<u2" and tokens.max() < 256 and not any(path.read_bytes()[12:1024]), path
+    return [bytes(open_shard(path).astype("u1")) for path in found]
+
+
+def tokens_of(directory, split):
+    return b"".join(shards_of(directory, split))
+
+
+def documents(text, delimiter=None):
+    """The expected tokens of a text."""
+    return b"".join(b"\0" + part for part in (text.split(delimiter) if delimiter else [text]) if part)
+
+
+def test_converter_bytes(converter, tmp_path):
+    """the converter keeps every byte and puts a 0 before each document"""
+    # z precedes a, as on the command line; in a directory names are in byte order, and .hidden is not read
+    texts = {"z": bytes(range(1, 256))}
+    for name in ("in/B", "in/a/x", "in/a.txt", "in/b", "in/.hidden"):
+        texts[name] = f"text of {name}\r\nno newline at its end".encode()
+    (tmp_path / "in/a").mkdir(parents=True)
+    (tmp_path / "in/a/loop").symlink_to("..")
+    for name, text in [*texts.items(), ("in/empty", b"")]:
+        (tmp_path / name).write_bytes(text)
+    result = run(*converter, "--out out --val-fraction 0 --shard-tokens 100 z in", cwd=tmp_path).done()
+    assert result.err == "" and "6 files (1 empty), 5 documents" in result.out
+    wanted = b"".join(documents(text) for name, text in texts.items() if name != "in/.hidden")
+    shards = shards_of(tmp_path / "out", "train")
+    assert b"".join(shards) == wanted
+    assert len(shards) == -(-len(wanted) // 100) and max(map(len, shards)) == -(-len(wanted) // len(shards))
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"corpus.json", *(f"train_{i:06d}.bin" for i in range(len(shards)))}
+
+
+def delimited():
+    """Delimiters and texts."""
+    yield b"\n\n", b"one\n\ntwo\n\n\n\nthree\n"
+    yield b"\n\n", b"\n\n\n"
+    yield b"aab", b"aaabaaab"
+    yield b"aab", b"xaa"
+    yield b"abab", b"abaabababb"
+    yield b"%", b"%a%%b%"
+    yield b"<|end|>", b"a<|end|>b<|end<|end|>c<|en"
+    random = Random(1)
+    letters = lambda count: bytes(b"ab"[random.below(2)] for _ in range(count))
+    for _ in range(40):  # two letters: many false starts
+        yield letters(1 + random.below(5)), letters(200)
+    yield b"\n\n", (4095 * b"x" + b"\n\n" + 4094 * b"x").join(37 * [b""])  # across every place where a read may end
+
+
+def test_converter_delimiters(converter, tmp_path):
+    """the converter splits documents at every delimiter"""
+    for i, (delimiter, text) in enumerate(delimited()):
+        (tmp_path / "text").write_bytes(text)
+        options = ["--out out --force --val-fraction 0 --delimiter", delimiter.decode().replace("\n", r"'\n'")]
+        by = {"stdin": text} if i % 2 else {}
+        result = run(*converter, *options, "-" if by else "text", cwd=tmp_path, **by)
+        wanted = documents(text, delimiter)
+        assert result.status == (DONE if wanted else FAILED), (delimiter, text)
+        assert not wanted or tokens_of(tmp_path / "out", "train") == wanted, (delimiter, text)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),  # a share of the tokens, or their number
+    [
+        ("", 0.01),
+        ("--val-fraction 0.2", 0.2),
+        ("--val-tokens 5000", 5000),
+        ("--val-tokens 1", 1),
+        ("--val-fraction 0.9999", 0.9999),
+    ],
+)
+def test_converter_validation(converter, tmp_path, options, wanted):
+    """the converter selects the same evenly spread validation documents in each run"""
+    count = 3000
+    (tmp_path / "text").write_text("".join(f"{i} {' ' * (50 + i % 37)}.\n" for i in range(count)))
+    found = []
+    for out in ("one", "two"):
+        run(*converter, "--out", out, r"--delimiter '\n'", options, "text", cwd=tmp_path).done()
+        found.append([tokens_of(tmp_path / out, split) for split in ("train", "val")])
+    assert found[0] == found[1]
+    train, val = ([int(text.split()[0]) for text in tokens.split(b"\0")[1:]] for tokens in found[0])
+    assert train == sorted(train) and val == sorted(val) and sorted(train + val) == list(range(count))
+    tokens = len(found[0][1])
+    target = wanted if wanted >= 1 else wanted * (len(found[0][0]) + tokens)
+    assert 1 <= len(val) < count and target - 100 <= tokens <= max(88, int(target))
+    if len(val) >= 100:
+        for tenth in range(10):  # binomial, six standard deviations
+            difference = sum(number * 10 // count == tenth for number in val) - len(val) / 10
+            assert abs(difference) < 6 * (len(val) / 10 * 0.9) ** 0.5, tenth
+
+
+def test_converter_few_documents(converter, tmp_path):
+    """of one document the converter validates nothing, of two the smaller one"""
+    texts = {"a": "a long text", "b": "short"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    run(*converter, "--out one a", cwd=tmp_path).one_line(DONE, "--delimiter")
+    assert shards_of(tmp_path / "one", "train") and not shards_of(tmp_path / "one", "val")
+    result = run(*converter, "--out two --val-fraction 0.1 a", cwd=tmp_path).one_line(FAILED, "one document")
+    assert "--delimiter" in result.err
+    for order in ("a b", "b a"):
+        run(*converter, "--out three --force", order, cwd=tmp_path).done()
+        assert tokens_of(tmp_path / "three", "val") == b"\0short"
+
+
+# ---- errors
+
+MISTAKES = [  # arguments, words of the error
+    ("--out out", "no input"),
+    ("t", "--out"),
+    ("--out out --sharding 3 t", "--sharding"),
+    ("--out out -x t", "-x"),
+    ("--out out t --delimiter", "--delimiter"),
+    ("--out out --force=1 t", "--force=1"),
+    ("--out out --shard-tokens many t", "many"),
+    ("--out out --shard-tokens 10x t", "10x"),
+    ("--out out --val-tokens -5 t", "-5"),
+    ("--out out --shard-tokens 0 t", "--shard-tokens 0"),
+    ("--out out --shard-tokens 3G t", "3G"),  # more than a header can say
+    ("--out out --val-tokens 99999999999999999999 t", "--val-tokens"),
+    ("--out out --val-fraction 1 t", "--val-fraction 1"),
+    ("--out out --val-fraction nan t", "nan"),
+    ("--out out --val-fraction 0.1 --val-tokens 10 t", "exclusive"),
+    ("--out out --delimiter '' t", "empty"),
+    (r"--out out --delimiter 'a\q' t", r"\q"),
+    (r"--out out --delimiter '\x00' t", r"\x00"),
+    ("--out out - -", "once"),
+]
+INPUTS = [
+    ("--out out t nowhere", "nowhere"),
+    ("--out out t e", "e is empty"),
+    ("--out out -", "stdin is empty"),
+    ("--out out d", "no text"),
+    ("--out out z", "no text"),
+    ("--out out links", "links/link"),
+    ("--out t t", "cannot open directory t"),
+    ("--out no/where t", "no/where"),
+    ("--out done t", "--force"),
+    ("--out out done/train_000000.bin", "is a token shard, not text"),
+    ("--out out --val-tokens 1000 t", "1000"),
+]
+FULL = [  # bytes of text, of the largest file, options, words of the error
+    (90000, 4096, "", "out"),  # while spooling
+    (9000, 10240, "--val-fraction 0", "cannot write shard 0"),
+    (1400, 2048, "--val-fraction 0", "cannot write shard 0"),  # at the last flush
+]
+
+
+@pytest.fixture
+def inputs(converter, tmp_path):
+    """A directory with texts, an empty file, NUL bytes, directories without text and with a broken link, a corpus."""
+    for name in ("d", "links"):
+        (tmp_path / name).mkdir()
+    for name, text in {"t": "some text", "e": "", "d/e": "", "z": "\0" * 10}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "links/link").symlink_to("nowhere")
+    run(*converter, "--out done t", cwd=tmp_path).done()
+    return tmp_path
+
+
+def expect_error(directory, result, status, words):
+    result.one_line(status, words)
+    assert result.err.startswith("text_to_shards: ")
+    assert not (directory / "out").exists() or not list((directory / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("status", "arguments", "words"),
+    [(USAGE, *case) for case in MISTAKES] + [(FAILED, *case) for case in INPUTS],
+    ids=[arguments.removeprefix("--out out ") for arguments, _ in MISTAKES + INPUTS],
+)
+def test_converter_errors(converter, inputs, status, arguments, words):
+    """the converter rejects invalid options and input, and leaves no files"""
+    expect_error(inputs, run(*converter, arguments, cwd=inputs), status, words)
+
+
+@pytest.mark.parametrize(("size", "limit", "options", "words"), FULL, ids=["spool", "shard", "last flush"])
+def test_converter_disk(converter, inputs, size, limit, options, words):
+    """the converter leaves no files when the disk is full"""
+    (inputs / "t").write_text("a" * size)
+    result = run(f"prlimit --fsize={limit}", *converter, "--out out", options, "t", cwd=inputs)
+    expect_error(inputs, result, FAILED, words)
+
+
+def test_converter_signal(converter, inputs):
+    """the converter leaves no files when a signal ends it"""
+    command = [*converter, "--out", "out", "-"]
+    with subprocess.Popen(command, cwd=inputs, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdin.write(b"some text")
+        process.stdin.flush()
+        while not (inputs / "out").exists():
+            time.sleep(0.01)
+        time.sleep(0.2)  # until it has read the text
+        process.send_signal(signal.SIGTERM)
+        err = process.stderr.read()
+    assert process.returncode == FAILED and err.count(b"\n") == 1 and b"signal 15" in err
+    assert not list((inputs / "out").iterdir())
+
+
+# ---- the corpus
+
+
+@pytest.mark.parametrize("name", ["plain", 'q"b\\s', "ä\udcff\n"])
+def test_converter_description(converter, tmp_path, name):
+    """the converter describes its corpus in corpus.json"""
+    (tmp_path / name).write_text("".join(f"document {i}\n" for i in range(300)))
+    options = ["--out out --shard-tokens 1000 --delimiter", r"'\n'", shlex.quote(name)]
+    run(*converter, *options, cwd=tmp_path).done()
+    described = read_json(tmp_path / "out/corpus.json")
+    assert described["vocab_size"] == 256 and described["source"] == name.replace("\udcff", "\ufffd")
+    assert (described["separator"]["token"], described["separator"]["place"]) == (0, "before")
+    assert described["documents"] == 300 and described["val_tokens"] > 0
+    assert described["train_tokens"] + described["val_tokens"] == described["text_bytes"] + 300
+    found = {shard["file"]: shard["xxh64"] for shard in described["shards"]}
+    assert len(found) == 5  # four of the 3990 bytes and separators or so, one for validation
+    assert found == {path.name: file_digest(path) for path in (tmp_path / "out").glob("*.bin")}
+    result = run_trainer("--dry-run --preset 124m --train-data out", cwd=tmp_path).done()
+    assert "vocabulary 256" in result.out
+
+
+def test_converter_force(converter, tmp_path):
+    """the converter replaces a corpus only with --force, and reports dropped bytes"""
+    out = tmp_path / "out"
+    convert = lambda text, *options: run(*converter, "--out", out, *options, "-", stdin=text)
+    replace = lambda: convert(b"a\0\0b", "--force --val-fraction 0").one_line(
+        DONE, "dropped 2 NUL bytes, the first in stdin"
+    )
+    convert(b"abcdefghij", "--shard-tokens 2 --val-fraction 0").done()
+    assert [len(shard) for shard in shards_of(out, "train")] == [1, 2, 2, 2, 2, 2]
+    (out / "train_note.txt").write_text("x")
+    remaining = ["corpus.json", "train_000000.bin", "train_note.txt"]
+    replace()  # by a smaller text
+    assert shards_of(out, "train") == [b"\0ab"] and sorted(path.name for path in out.iterdir()) == remaining
+    for other in ("corpus.json", "progress.json", "tokenizer.json", "tokenizer.bin"):  # without its shards
+        for path in out.iterdir():
+            if path.name != "train_note.txt":
+                path.unlink()
+        (out / other).write_text("x\n")
+        assert other in convert(b"a").one_line(FAILED, "--force").err
+        replace()
+        assert sorted(path.name for path in out.iterdir()) == remaining
+    # and the trainer takes what comes out
+    run_trainer("--dump-grads", tmp_path / "grads", "--train-data", out, "--seq-len 2 --batch-size 1").done()
