@@ -210,3 +210,13 @@ def write_grammar(path, count, seed):
         for words in GRAMMAR:
             text += words[random.below(8)].encode()
     write_shard(path, list(text[:count]))
+def write_corpus(directory, shards, first, described=None):
+    """Training shards of 101 tokens each, counted from `first`, and one for validation; corpus.json if described."""
+    directory.mkdir()
+    for i in range(shards + 1):
+        begin = first + i * 101
+        write_shard(directory / f"{'train' if i else 'val'}_{i:06d}.bin", range(begin, begin + 101))
+    if described:
+        (directory / "corpus.json").write_text(json.dumps({"format": 1, **described}))
+
+

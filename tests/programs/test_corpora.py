@@ -1,0 +1,229 @@
+"""Corpus directories: their vocabulary and separator, mixtures, and what is refused."""
+
+import re
+import shutil
+
+import pytest
+from program import DONE, FAILED, USAGE, checkpoint, program, read_json, records, run, run_trainer, write_corpus
+
+MODEL = (
+    "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 --warmup 1 "
+    "--threads 1"
+)
+
+
+def vocabulary_of(run, step):
+    return read_json(checkpoint(run, step) / "config.json")["vocab_size"]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """Corpora with and without a vocabulary, and a run of one. Tests do not write there."""
+    directory = tmp_path_factory.mktemp("sources")
+    for name, described in {"a": {"vocab_size": 203}, "b": {"vocab_size": 204}, "plain": None}.items():
+        write_corpus(directory / name, 1, 1, described)
+    run_trainer(MODEL, "--train-data a --steps 1 --out run", cwd=directory).done()
+    return directory
+
+
+SOURCES = [  # options; words of the options that are printed at the start, or of the error
+    ("--train-data a", " vocab=203 "),
+    ("--train-data a --preset 124m", " vocab=203 "),
+    ("--train-data a --vocab 1000", " vocab*=1000 "),
+    ("--train-data 'x=a:1 y=b:1'", " vocab=204 "),
+    ("--train-data a --val-data b", " vocab=204 "),
+    ("--train-data plain", " vocab=256 "),
+    ("--train-data plain/train_000001.bin --preset 124m", " vocab=50257 "),
+    ("--train-data 'x=a:1 y=plain:1'", " vocab=256 "),
+]
+REFUSED_SOURCES = [
+    ("--train-data b --init run/checkpoints/step_00000001", "go up to 203 and the model has a vocabulary of 203"),
+    ("--train-data b --vocab 203", "--vocab 204"),
+    ("--train-data a --val-data b --vocab 203", "--vocab 204"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "status"),
+    [(*case, DONE) for case in SOURCES] + [(*case, FAILED) for case in REFUSED_SOURCES],
+    ids=[options for options, _ in SOURCES + REFUSED_SOURCES],
+)
+def test_vocabulary_sources(sources, options, words, status):
+    """the vocabulary comes from the model, --vocab, the data or the preset, in this order"""
+    result = run_trainer(MODEL, "--steps 1", options, cwd=sources)
+    assert result.status == status, result
+    assert words in (result.err if status else result.out.replace("\n", " "))
+
+
+# ---- corpora with vocabularies and separators, and a mixture of two
+
+SEPARATOR = {"token": 110, "place": "before"}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """Corpora, and two runs. Tests do not write there."""
+    directory = tmp_path_factory.mktemp("corpora")
+    write_corpus(directory / "a", 3, 1, {"vocab_size": 700, "separator": SEPARATOR})
+    write_corpus(directory / "b", 2, 200, {"vocab_size": 800, "separator": None})
+    write_corpus(directory / "c", 2, 300)
+    run_trainer(MODEL, "--train-data a --val-data a --preset small --steps 2 --out run", cwd=directory).done()
+    options = "--train-data 'x=a:1 y=b:3' --steps 4 --stop-after 2 --out mix"
+    result = run_trainer(MODEL, options, cwd=directory).done()
+    assert " 25.00% of the windows" in result.out
+    return directory
+
+
+def test_corpus_vocabulary_and_separator(corpora, tmp_path):
+    """a run uses the vocabulary and separator of the corpus, and a resume its corpora"""
+    assert vocabulary_of(corpora / "run", 2) == 700 and vocabulary_of(corpora / "mix", 2) == 800
+    run_trainer(MODEL, "--train-data 'x=a:1 y=b:3' --steps 2 --dry-run --vocab 900", cwd=corpora).done()
+    # 4 steps of 4 windows, a quarter of x and the rest of y
+    y = read_json(corpora / "mix/run.json")["data"]["train"][1]
+    assert [y[key] for key in ("name", "tokens", "windows", "weight", "epochs")] == ["y", 202, 12, 0.75, 1]
+    shutil.copytree(corpora / "mix", tmp_path / "mix")
+    run_trainer("--resume --out", tmp_path / "mix", cwd=corpora).done()
+
+
+OTHER_DATA = [
+    ("x=a:1 y=b:2", ": the weight of 'x' was 0.25 and is now 0.333333333;"),
+    ("x=a:1 z=b:3", ": 'z' has replaced a corpus of another name;"),
+    ("x=a:1 y=b:3 z=c:4", ": it had 2 corpora and there are 3 now;"),
+    ("a", ": it had 2 corpora and there is 1 now;"),
+    ("x=b:1 y=c:3", ": x had 303 tokens in 3 shards and now has 202 in 2;"),
+    ("x=a:1 y=c:3", ": y had different tokens in its 2 shards;"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), OTHER_DATA, ids=[data for data, _ in OTHER_DATA])
+def test_other_data(corpora, data, words):
+    """a resume with other data than those of the checkpoint is refused"""
+    run_trainer(f"--out mix --resume --train-data '{data}'", cwd=corpora).one_line(FAILED, words)
+
+
+def test_masks_of_documents(corpora, tmp_path):
+    """--doc-mask changes the loss, but not that of data without a separator"""
+    found = []
+    for mask in ("", "--doc-mask", "--doc-mask --separator 110:after"):
+        options = "--val-data a --init run/checkpoints/step_00000002 --eval --threads 1"
+        result = run_trainer(options, mask, cwd=corpora).done()
+        found.append(re.match(r"validation loss (\S+)", result.out)[1])
+    assert found[0] == found[1], "validation has no separator, and the loss changes"
+    options = "--train-data a --steps 6"
+    run_trainer(MODEL, options, "--doc-mask --stats-every 1 --out", tmp_path / "masked", cwd=corpora).done()
+    run_trainer(MODEL, options, "--out", tmp_path / "plain", cwd=corpora).done()
+    masked, plain = ([r["loss"] for r in records(tmp_path / name, "train")] for name in ("masked", "plain"))
+    assert len(masked) == len(plain) == 6 and masked != plain
+
+
+ARGUMENTS = [  # options, words of the error
+    ("--train-data a --vocab 699", "--vocab 700"),
+    ("--train-data run", "corpus.json"),
+    ("--train-data 'x=a:1 y=b'", "no weight"),
+    ("--train-data 'x=a:1 x=b:1'", "more than once"),
+    ("--train-data 'x=a:1 y=b:0'", "weight '0'"),
+    ("--train-data 'x=a:1 y=./a/train_000002.bin:1'", "in 'y' and in an earlier corpus"),
+    ("--train-data 'x=a:1 y=b:nan'", "weight 'nan'"),
+    ("--train-data 'x=a:1 y=b:-1'", "weight '-1'"),
+    ("--train-data 'x=a:1e308 y=b:1e308'", "overflows"),
+    ("--train-data 'x=a:1 y+=b:1'", "'y+=b:1'"),
+    ("--train-data 'x=a:1 =b:1'", "'=b:1'"),
+    ("--train-data 'x=a y=b'", "NAME=PATH:WEIGHT"),
+    ("--train-data 'x=a:1 y=b:1e-9'", "less than 1/4096"),
+    ("--train-data 'x=a:1 b:1'", "'b:1'"),
+    ("--train-data 'x=a:1 y=none:1'", "none"),
+    ("--train-data './x=1/*.bin' --steps 1", "no file matches './x=1/*.bin'"),
+    ("--train-data b --doc-mask", "--separator"),
+    ("--train-data b --doc-mask --separator 800", "vocabulary of 800"),
+    ("--train-data b/train_000001.bin --vocab 65536 --doc-mask", "--separator"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), ARGUMENTS, ids=[options for options, _ in ARGUMENTS])
+def test_refused_corpora(corpora, options, words):
+    """invalid arguments of --train-data and missing separators are errors"""
+    run_trainer(MODEL, options, cwd=corpora).one_line(FAILED, words)
+
+
+def test_separator_syntax(corpora):
+    """a separator of another form is a usage error"""
+    run_trainer(MODEL, "--train-data b --separator 5:behind", cwd=corpora).one_line(USAGE, "5:behind")
+
+
+# ---- directories
+
+FILES = [  # a file in a corpus directory, its text (None: a directory); words of the error
+    ("progress.json", "", "progress.json"),
+    ("train_000002.bin.tmp", "", "train_000002.bin.tmp"),
+    ("corpus.json.tmp", "", "corpus.json.tmp"),
+    ("corpus.json", None, "open/corpus.json"),
+]
+LISTED = [  # shards that corpus.json lists, words of the error
+    ('{"file": "train_000001.bin", "tokens": 102}', "101 tokens"),
+    (
+        '{"file": "train_000001.bin", "tokens": 101}, {"file": "train_000007.bin", "tokens": 101}',
+        "train_000007.bin is missing",
+    ),
+    ('{"file": "val_000000.bin", "tokens": 101}', "lists 0 of them"),
+    ('{"file": 5, "tokens": 101}', "open/corpus.json"),
+    ('{"file": "train_000001.bin"}', "open/corpus.json"),
+]
+FILES += [
+    ("corpus.json", f'{{"format": 1, "vocab_size": 203, "shards": [{shards}]}}', words) for shards, words in LISTED
+]
+FILES += [
+    ("corpus.json", text, "open/corpus.json")
+    for text in (
+        "",
+        "{",
+        '{"format": 2, "vocab_size": 5}',
+        '{"format": 1}',
+        '{"format": 1, "vocab_size": 0}',
+        '{"format": 1, "vocab_size": 5, "separator": {"token": 1}}',
+        '{"format": 1, "vocab_size": 5, "separator": {"token": -1, "place": "after"}}',
+        '{"format": 1, "vocab_size": 5, "separator": {"token": 5, "place": "after"}}',
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"), FILES, ids=[f"{name} {text or ''}".strip() for name, text, _ in FILES]
+)
+def test_refused_directories(tmp_path, name, text, words):
+    """files of interrupted programs, an invalid corpus.json and shards that it does not list are errors"""
+    write_corpus(tmp_path / "open", 1, 1)
+    if text is None:
+        (tmp_path / "open" / name).mkdir()
+    else:
+        (tmp_path / "open" / name).write_text(text)
+    run_trainer(MODEL, "--train-data open --vocab 300 --steps 1", cwd=tmp_path).one_line(FAILED, words)
+
+
+def test_accepted_directories(tmp_path):
+    """a directory requires no corpus.json, and a pattern may begin with NAME="""
+    write_corpus(tmp_path / "open", 1, 1)
+    result = run_trainer(MODEL, "--train-data open --steps 1", cwd=tmp_path).done()
+    assert result.err == "" and "--train-data open has no corpus.json" in result.out
+    (tmp_path / "lang=en").mkdir()
+    shutil.copy(tmp_path / "open/train_000001.bin", tmp_path / "lang=en")
+    run_trainer(MODEL, "--train-data 'lang=en/*.bin' --steps 1", cwd=tmp_path).done()
+    listed = [{"file": f"{name}.bin", "tokens": 101} for name in ("val_000000", "train_000001")]
+    write_corpus(tmp_path / "listed", 1, 1, {"vocab_size": 203, "shards": listed})
+    run_trainer(MODEL, "--train-data listed --val-data listed --steps 1", cwd=tmp_path).done()
+
+
+def test_corpus_of_bytes(tmp_path):
+    """a corpus of text_to_shards requires no options"""
+    (tmp_path / "text").write_text("".join(f"document {i} of bytes.\n" for i in range(1, 401)))
+    converter = program("TEXT_TO_SHARDS", "./text_to_shards")
+    run(*converter, r"--out bytes --delimiter '\n' --val-fraction 0.1 text", cwd=tmp_path).done()
+    options = "--train-data bytes --val-data bytes --doc-mask --steps 2 --sample-every 2 --prompt docu --out run"
+    result = run_trainer(MODEL, options, cwd=tmp_path).done()
+    assert result.err == "" and "corpus.json" not in result.out
+    assert "vocab=256" in result.out and "\ndocu" in result.out
+    options = "--init run/checkpoints/step_00000002 --generate 20 --prompt docu"
+    result = run_trainer(MODEL, options, cwd=tmp_path).done()
+    assert result.err == "" and result.out.startswith("docu")
+    for vocabulary, given in ((256, ""), (300, "--vocab 300")):
+        result = run_trainer("--preset 124m --train-data bytes --dry-run", given, cwd=tmp_path).done()
+        assert f"vocabulary {vocabulary}" in result.out
