@@ -1,0 +1,80 @@
+"""The lines of steps on a terminal, in a file and under a launcher; what is printed before and after a failure."""
+
+import errno
+import os
+import re
+import shlex
+
+import pytest
+from program import FAILED, OPENMPI, SMALL, USAGE, linked_with, run, run_trainer, trainer, words_of
+
+
+def on_terminal(corpus, terminal, options):
+    """What a program of a terminal of 80 columns writes to it."""
+    words = words_of([*trainer(), "--train-data train.bin", SMALL, options])
+    command = f"stty cols 80; TERM={terminal} {shlex.join(map(str, words))}"
+    return run("script -qec", shlex.quote(command), "/dev/null", cwd=corpus).done().out
+
+
+def expect_plain(out, steps):
+    """Whole lines, without control sequences."""
+    assert len(re.findall("^step .*left", out, re.M)) == steps and "\033" not in out
+
+
+def test_terminal(corpus):
+    """a terminal of 80 columns has no fragments of lines"""
+    out = on_terminal(corpus, "xterm", "--steps 200")
+    assert "\r\033[K" in out and "tok/s" in out
+    # each rewriting of a line, or line
+    steps = [line.removeprefix("\033[K") for line in re.split("[\r\n]", out) if line.startswith("\033[Kstep")]
+    assert steps and [line for line in steps if len(line) >= 80 or "tok/s" not in line] == []
+
+
+def test_file(corpus):
+    """a file, and a terminal without control sequences, get whole lines"""
+    data = ["--train-data", corpus / "train.bin"]
+    expect_plain(run_trainer(*data, SMALL, "--steps 50").done().out, 50)
+    expect_plain(on_terminal(corpus, "dumb", "--steps 50"), 50)
+
+
+def test_mpirun(corpus):
+    """a program under mpirun writes whole lines, with any terminal"""
+    if not linked_with("libmpi"):
+        pytest.skip("the program has no MPI")
+    data = ["--train-data", corpus / "train.bin"]
+    result = run("mpirun -q -n 1", *trainer(), *data, SMALL, "--steps 50", env={**OPENMPI, "TERM": "xterm"})
+    expect_plain(result.done().out, 50)
+
+
+def test_nan(corpus):
+    """a number is never printed as -nan"""
+    data = ["--train-data", corpus / "train.bin", "--val-data", corpus / "train.bin"]
+    result = run_trainer(*data, SMALL, "--steps 4 --lr 1e30")
+    text = result.out + result.err
+    assert "nan" in text and "-nan" not in text
+
+
+def test_directory_error(corpus):
+    """a directory that cannot be created is reported with the reason of mkdir, before other output"""
+    # /sys takes no directories, even from root; the reason is that of mkdir, not of the look at what is there
+    result = run_trainer("--train-data", corpus / "train.bin", SMALL, "--out /sys/diffv2_test/run")
+    result.one_line(FAILED, "cannot create the directory /sys/diffv2_test: ")
+    assert os.strerror(errno.ENOENT) not in result.err and "options (" not in result.out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--train-data none.bin",
+        "--train-data train.bin --val-data none.bin",
+        "--train-data train.bin --sample-every 1 --tokenizer none",
+        "--train-data train.bin --init none",
+        "--train-data train.bin --doc-mask --vocab 300",
+        "--train-data train.bin --hidden 1000000",
+    ],
+)
+def test_early_failure(corpus, tmp_path, options):
+    """an early failure leaves no directory and prints no list of options"""
+    result = run_trainer(options, "--steps 2 --out", tmp_path / "some/where", cwd=corpus)
+    assert result.status in (FAILED, USAGE) and "options (" not in result.out
+    assert not (tmp_path / "some").exists()
