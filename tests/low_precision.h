@@ -1,13 +1,11 @@
 /*
-low_precision.h: tests of --gemm bf16 and fp8 in the model and in runs: what each linear layer rounds, gradients beside
-those in fp32, zeros, numbers that are not finite, copies of weights, and numerics of the other modes. recompute.h and
-ranks.h contain the tests of --recompute and of ranks; operations.h and fp8_test.py those of the rounding.
+low_precision.h: tests of --gemm bf16 and fp8 in the model: what each linear layer rounds, gradients beside those in
+fp32, zeros, numbers that are not finite, and copies of weights. tests/programs/test_low_precision.py has the tests of
+runs, recompute.h and ranks.h those of --recompute and of ranks, operations.h and fp8_test.py those of the rounding.
 */
 #ifndef TESTS_LOW_PRECISION_H
 #define TESTS_LOW_PRECISION_H
 #include "recompute.h"
-#include <sys/wait.h>
-#include <time.h>
 #include "spikes.h"
 
 // A number is rounded by at most this share of it (if it is not subnormal): half a unit of the last bit of 1.
@@ -422,164 +420,6 @@ static void test_copies_after_changes(void) {
     test_remove_directory(&d.dir);
 }
 
-// ---- runs
-
-// Rounded products change a run a little, from the first step on. A resume keeps the type, and gives the same bits.
-static void expect_run_of_type(const ProgramData *d, GemmType type) {
-    const char *name = gemm_choice(type);
-    ProgramResult r;
-    char options[700], wanted[100];
-    double exact = 0, loss = 0, val = 0, evaluated = 0;
-    FORMAT(options, "--steps 20 --val-data '%s/val.bin' --val-every 20 --val-steps 2 --gemm %s", d->dir.path, name);
-    run_trainer(&r, d, name, options);
-    EXPECT_STATUS(r, 0);
-    strcat(options, " --stop-after 7");
-    run_trainer(&r, d, "stopped", options);
-    EXPECT_STATUS(r, 0);
-    run_command(&r, "%s --out '%s/stopped' --resume", test_program(), d->dir.path);
-    EXPECT(r.status == 0 && !strstr(r.out, "option --gemm:"), "status %d, a resume with the same type: %.600s",
-           r.status, r.out);
-    for (int i = 0; i < 2; i++) {
-        run_command(&r, "cd '%s' && cmp %s/checkpoints/step_00000020/%s stopped/checkpoints/step_00000020/%s",
-                    d->dir.path, name, i ? "model.safetensors" : "optimizer.safetensors",
-                    i ? "model.safetensors" : "optimizer.safetensors");
-        EXPECT(r.status == 0, "--gemm %s, after a resume: %.200s", name, r.out);
-    }
-    log_records(d, "exact", "train", "loss", &exact);
-    log_records(d, name, "train", "loss", &loss);
-    log_records(d, name, "val", "loss", &val);
-    EXPECT(loss != exact && fabs(loss - exact) < 2 * rounding_share(type, true) * exact,
-           "the last loss is %.9g in fp32, %.9g in %s", exact, loss, name);
-    FORMAT(wanted, "products of numbers rounded to %s", name);
-    run_command(&r, "cat '%s/%s/run.json'", d->dir.path, name);
-    EXPECT(strstr(r.out, wanted), "run.json does not contain '%s'", wanted);
-    FORMAT(wanted, "\"gemm\": \"%s\"", name);
-    EXPECT(strstr(r.out, wanted), "run.json has no option %s", wanted);
-    // --eval with the same type is the run's validation; with fp32 it is not
-    for (int i = 0; i < 2; i++) {
-        run_command(&r,
-                    "%s --init '%s/%s/checkpoints/step_00000020' --eval --val-data '%s/val.bin' --val-steps 2 "
-                    "--batch-size 4 --threads 2 --gemm %s",
-                    test_program(), d->dir.path, name, d->dir.path, i ? "fp32" : name);
-        const char *line = strstr(r.out, "validation loss ");
-        EXPECT(r.status == 0 && line && sscanf(line, "validation loss %lf", &evaluated) == 1, "status %d: %.300s",
-               r.status, r.out);
-        bool same = fabs(evaluated - val) < 1e-6 * val;
-        EXPECT(same == (i == 0), "--eval of a run in %s with --gemm %s gives %.9g, the run %.9g", name,
-               i ? "fp32" : name, evaluated, val);
-    }
-    run_command(&r, "rm -r '%s/stopped'", d->dir.path);
-}
-
-static void test_runs_of_types(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    run_trainer(&r, &d, "exact", "--steps 20 --gemm fp32");
-    EXPECT_STATUS(r, 0);
-    for (int type = GEMM_BF16; type <= GEMM_FP8; type++) expect_run_of_type(&d, (GemmType)type);
-    // another type after a resume is printed and recorded
-    run_command(&r, "%s --out '%s/fp8' --resume --steps 22 --gemm bf16", test_program(), d.dir.path);
-    EXPECT(r.status == 0 && strstr(r.out, "option --gemm: fp8 in the checkpoint, bf16 now"), "%.600s", r.out);
-    run_command(&r, "tail -n 5 '%s/fp8/log.jsonl'", d.dir.path);
-    EXPECT(strstr(r.out, "{\"name\": \"gemm\", \"old\": \"fp8\", \"new\": \"bf16\"}"),
-           "the log does not record the change: %.900s", r.out);
-    // samples read the weights themselves
-    char text[2][4096];
-    for (int i = 0; i < 2; i++) {
-        run_command(&r,
-                    "%s --init '%s/exact/checkpoints/step_00000020' --generate 60 --seed 4 --gemm %s | grep -v "
-                    "'^--gemm'",
-                    test_program(), d.dir.path, i ? "fp8" : "fp32");
-        EXPECT_STATUS(r, 0);
-        FORMAT(text[i], "%.4000s", r.out);
-    }
-    EXPECT(strlen(text[0]) > 20 && strcmp(text[0], text[1]) == 0, "--generate with fp8 prints %.200s, with fp32 %.200s",
-           text[1], text[0]);
-    test_remove_directory(&d.dir);
-}
-
-// ---- memory
-
-// The peak resident size of a process, in bytes; 0 after it has ended. wait4 and getrusage cannot be used: they report
-// at least the size of the process that forked, also after exec.
-static double resident_peak(pid_t pid) {
-    char path[64], line[256];
-    double kib = 0;
-    FORMAT(path, "/proc/%d/status", (int)pid);
-    FILE *f = fopen(path, "r");
-    while (f && fgets(line, sizeof(line), f) && sscanf(line, "VmHWM: %lf", &kib) != 1) {
-    }
-    if (f) fclose(f);
-    return 1024 * kib;
-}
-
-// Peak resident bytes of the program with these arguments, or with `dry` the total that --dry-run prints.
-static double peak_of(const ProgramData *d, const char *model, const char *options, bool dry) {
-    char path[600], command[1200];
-    const struct timespec a_millisecond = {0, 1000000};
-    double peak = 0, now;
-    int status = -1;
-    FORMAT(path, "%s/out", d->dir.path);
-    FORMAT(command, "exec '%s' --train-data '%s/train.bin' %s %s %s >'%s' 2>&1", test_program(), d->dir.path, model,
-           options, dry ? "--dry-run" : "", path);
-    pid_t pid = fork(), ended;
-    CHECK(pid >= 0, "cannot start a process: %s", strerror(errno));
-    if (pid == 0) {
-        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
-        _exit(127);
-    }
-    while ((ended = waitpid(pid, &status, WNOHANG)) == 0) { // the last value: before exec it is that of this process
-        if ((now = resident_peak(pid)) > 0) peak = now;
-        nanosleep(&a_millisecond, NULL);
-    }
-    EXPECT(ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s failed", command);
-    if (!dry) return peak;
-    static char text[65536];
-    test_read_file(path, text, sizeof(text));
-    const char *memory = strstr(text, "memory of this process"), *total = memory ? strstr(memory, "  total ") : NULL;
-    double mib = 0;
-    EXPECT(total && sscanf(total, " total %lf MiB", &mib) == 1, "no total in %.300s", text);
-    return 1048576 * mib;
-}
-
-// The copies of a layer are four matrices with rows of whole cache lines and a header; bf16 has one more, of the LM
-// head.
-static void test_memory_of_copies(void) {
-    const char *model = "--layers 2 --hidden 768 --heads 6 --kv-heads 6 --head-dim 128 --ffn 2304 --attention baseline "
-                        "--vocab 257 --seq-len 32 --batch-size 1 --steps 1 --threads 2";
-    ProgramData d = program_data();
-    double said[3];
-    for (int type = GEMM_FP32; type <= GEMM_FP8; type++) {
-        static const char *const options[] = {"--gemm fp32", "--gemm bf16", "--gemm fp8"};
-        said[type] = peak_of(&d, model, options[type], true);
-    }
-    low_precision_begin(GEMM_FP8, false);
-    double bytes = linear_storage == STORE_BF16 ? 2 : 4; // fp32, or tiles of bf16 in two forms
-    double layer = bytes * (4.0 * 768 * 768 + 3.0 * 768 * 2304);
-    for (int type = GEMM_BF16; type <= GEMM_FP8; type++) {
-        double wanted = said[type] - said[0];
-        double copies = 2 * layer + (type == GEMM_BF16 ? bytes * 768 * 264 : 0);
-        // printed to 0.1 MiB; less than 2 MB of workspace for the rounded operands of the largest product
-        EXPECT(wanted > copies - 1e5 && wanted < copies + 2e6, "%s: --dry-run counts %.2f MB for copies of %.2f MB",
-               gemm_choice(type), wanted / 1e6, copies / 1e6);
-    }
-    // of two more layers, so that the memory of the libraries, up to 30 MB on some CPUs, is not part of it
-    const char *deep = strstr(model, "--hidden"), *fp8 = "--gemm fp8 --layers 4";
-    double more = peak_of(&d, deep, fp8, false) - peak_of(&d, model, "--gemm fp8", false);
-    double wanted = peak_of(&d, deep, fp8, true) - said[GEMM_FP8];
-    EXPECT(fabs(more - wanted) < 0.2 * 2 * layer, "two layers take %.2f MB, by --dry-run %.2f, with %.2f MB of copies",
-           more / 1e6, wanted / 1e6, 2 * layer / 1e6);
-    low_precision_begin(GEMM_FP32, false);
-    ProgramResult r;
-    run_command(&r, "%s %s --dry-run --gemm fp8", test_program(), model);
-    const char *row = strstr(r.out, "rounded copies of weights");
-    double mib = 0;
-    EXPECT(row && sscanf(row, "rounded copies of weights %lf MiB", &mib) == 1 &&
-               fabs(mib * 1048576 - 2 * layer) < 0.06 * 1048576,
-           "%.2f MiB of copies, not %.2f: %.900s", mib, 2 * layer / 1048576, r.out);
-    test_remove_directory(&d.dir);
-}
-
 static const Test low_precision_tests[] = {
     {"weights and activations are rounded to E4M3, gradients to E5M2", test_formats_of_operands},
     {"each linear layer rounds its operands with their own maxima, in all variants", test_each_layer_rounds},
@@ -589,9 +429,6 @@ static const Test low_precision_tests[] = {
     {"products of operands that are not finite are NaN in fp8", test_not_finite_operands},
     {"a step with a weight that is not finite is left out in fp8", test_not_finite_steps},
     {"rounded copies of weights are current after an update and a rollback", test_copies_after_changes},
-    {"--gemm bf16 and fp8 train with losses close to fp32, a resume is bitwise, and --generate rounds nothing",
-     test_runs_of_types},
-    {"copies of weights take the memory that --dry-run prints", test_memory_of_copies},
 };
 enum { LOW_PRECISION_TEST_COUNT = sizeof(low_precision_tests) / sizeof(low_precision_tests[0]) };
 #endif

@@ -7,10 +7,12 @@ Other programs of the same build are found beside the first.
 import json
 import math
 import os
+import re
 import shlex
 import struct
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,6 +117,35 @@ def run_ranks(ranks, *arguments, cwd):
     return result
 
 
+# ---- memory
+
+
+def resident_peak(process):
+    """The peak resident size of a process, in bytes; 0 after it has ended."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    except OSError:
+        found = None
+    return 1024 * int(found[1]) if found else 0
+
+
+def peak_of(*arguments):
+    """The peak resident bytes of a run. getrusage reports at least the size of the process that forked."""
+    command, peak = words_of([*trainer(), *arguments]), 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:  # the last value: before exec it is that of this process
+            peak = resident_peak(process) or peak
+            time.sleep(1e-3)
+    assert process.returncode == 0
+    return peak
+
+
+def total_of_dry_run(*arguments):
+    """The bytes of the process that --dry-run prints."""
+    out = run_trainer(*arguments, "--dry-run").done().out
+    return 2**20 * float(re.search(r"memory of this process.*?  total +(\S+) MiB", out, re.S)[1])
+
+
 # ---- files
 
 
@@ -203,13 +234,6 @@ def write_shard(path, tokens, wide=False):
     path.write_bytes(header + np.asarray(tokens, "<u4" if wide else "<u2").tobytes())
 
 
-def write_grammar(path, count, seed):
-    """A shard of `count` byte tokens."""
-    random, text = Random(seed), bytearray()
-    while len(text) < count:
-        for words in GRAMMAR:
-            text += words[random.below(8)].encode()
-    write_shard(path, list(text[:count]))
 def write_corpus(directory, shards, first, described=None):
     """Training shards of 101 tokens each, counted from `first`, and one for validation; corpus.json if described."""
     directory.mkdir()
@@ -220,3 +244,10 @@ def write_corpus(directory, shards, first, described=None):
         (directory / "corpus.json").write_text(json.dumps({"format": 1, **described}))
 
 
+def write_grammar(path, count, seed):
+    """A shard of `count` byte tokens."""
+    random, text = Random(seed), bytearray()
+    while len(text) < count:
+        for words in GRAMMAR:
+            text += words[random.below(8)].encode()
+    write_shard(path, list(text[:count]))

@@ -2,35 +2,12 @@
 
 import re
 import shutil
-import subprocess
-import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from program import checkpoint, differing, run_trainer, trainer, words_of
+from program import checkpoint, differing, peak_of, run_trainer, total_of_dry_run
 
 LEVELS = (0, 1, 2)
-
-
-def resident_peak(process):
-    """The peak resident size of a process, in bytes; 0 after it has ended."""
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-    except OSError:
-        found = None
-    return 1024 * int(found[1]) if found else 0
-
-
-def peak_of(*arguments):
-    """The peak resident bytes of a run. getrusage reports at least the size of the process that forked."""
-    command, peak = words_of([*trainer(), *arguments]), 0
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None:  # the last value: before exec it is that of this process
-            peak = resident_peak(process) or peak
-            time.sleep(1e-3)
-    assert process.returncode == 0
-    return peak
 
 
 def test_recompute_memory(corpus):
@@ -44,8 +21,7 @@ def test_recompute_memory(corpus):
     for level in LEVELS:
         options = ["--train-data", corpus / "train.bin", model, f"--recompute {level}"]
         peaks.append(peak_of(*options))
-        out = run_trainer(*options, "--dry-run").done().out
-        totals.append(2**20 * float(re.search(r"memory of this process.*?  total +(\S+) MiB", out, re.S)[1]))
+        totals.append(total_of_dry_run(*options))
     for (more, less), (total, smaller) in zip(pairwise(peaks), pairwise(totals)):
         wanted = total - smaller
         assert wanted > 40e6 and abs(more - less - wanted) < 0.2 * wanted, (peaks, totals)

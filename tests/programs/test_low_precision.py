@@ -1,0 +1,95 @@
+"""--gemm bf16 and fp8 in whole runs: losses, resumes, samples, and the memory of rounded copies of weights."""
+
+import re
+
+import pytest
+from program import (
+    all_records,
+    checkpoint,
+    differing,
+    peak_of,
+    read_json,
+    records,
+    run_trainer,
+    total_of_dry_run,
+    train,
+)
+
+ROUNDING = {"bf16": 2**-8, "fp8": 2**-3}  # of a gradient: the largest share of a number; E5M2 has two bits of mantissa
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def exact(corpus, tmp_path_factory):
+    """A run in fp32. Tests do not write there."""
+    run = tmp_path_factory.mktemp("exact") / "run"
+    train(corpus, run, f"--steps {STEPS} --gemm fp32").done()
+    return run
+
+
+@pytest.mark.parametrize(("gemm", "other"), [("bf16", "fp8"), ("fp8", "bf16")], ids=["bf16", "fp8"])
+def test_runs_of_types(corpus, exact, tmp_path, gemm, other):
+    """--gemm bf16 and fp8 train with losses close to fp32, and a resume is bitwise"""
+    val_data = ["--val-data", corpus / "val.bin", "--val-steps 2"]
+    run, stopped = tmp_path / "run", tmp_path / "stopped"
+    options = [*val_data, f"--steps {STEPS} --val-every {STEPS} --gemm {gemm}"]
+    train(corpus, run, *options).done()
+    train(corpus, stopped, *options, "--stop-after 7").done()
+    assert "option --gemm:" not in run_trainer("--resume --out", stopped).done().out
+    weights = ["model.safetensors", "optimizer.safetensors"]
+    assert not differing(checkpoint(run, STEPS), checkpoint(stopped, STEPS), weights)
+
+    # rounded products change a run a little, from the first step on
+    wanted, loss = (records(directory, "train")[-1]["loss"] for directory in (exact, run))
+    assert loss != wanted and abs(loss - wanted) < 2 * ROUNDING[gemm] * wanted
+    assert f"products of numbers rounded to {gemm}" in (run / "run.json").read_text()
+    assert read_json(run / "run.json")["options"]["gemm"] == gemm
+
+    # --eval with the same type is the run's validation; with fp32 it is not
+    validated = records(run, "val")[-1]["loss"]
+    for evaluated in (gemm, "fp32"):
+        options = ["--eval --batch-size 4 --threads 2 --gemm", evaluated]
+        result = run_trainer("--init", checkpoint(run, STEPS), *val_data, *options).done()
+        found = float(re.search(r"validation loss (\S+)", result.out)[1])
+        assert (abs(found - validated) < 1e-6 * validated) == (evaluated == gemm), evaluated
+
+    # another type after a resume is printed and recorded
+    result = run_trainer("--resume --out", run, f"--steps {STEPS + 2} --gemm", other).done()
+    assert f"option --gemm: {gemm} in the checkpoint, {other} now" in result.out
+    changes = [change for record in all_records(run) for change in record.get("changed", [])]
+    assert {"name": "gemm", "old": gemm, "new": other} in changes
+
+
+def test_generation_of_types(exact):
+    """--generate rounds nothing"""
+    init = ["--init", checkpoint(exact, STEPS), "--generate 60 --seed 4 --gemm"]
+    texts = [
+        [line for line in run_trainer(*init, gemm).done().out.splitlines() if not line.startswith("--gemm")]
+        for gemm in ("fp32", "fp8")
+    ]
+    assert len("\n".join(texts[0])) > 20 and texts[0] == texts[1]
+
+
+def test_memory_of_copies(corpus):
+    """copies of weights take the memory that --dry-run prints"""
+    data = ["--train-data", corpus / "train.bin"]
+    model = (
+        "--hidden 768 --heads 6 --kv-heads 6 --head-dim 128 --ffn 2304 --attention baseline --vocab 257 --seq-len 32 "
+        "--batch-size 1 --steps 1 --threads 2 --gemm"
+    )
+    printed = {gemm: total_of_dry_run(*data, "--layers 2", model, gemm) for gemm in ("fp32", "bf16", "fp8")}
+    dry = run_trainer("--layers 2", model, "fp8 --dry-run").done().out
+    # fp32, or tiles of bf16 in two forms. The copies of a layer are four matrices with rows of whole cache lines and a
+    # header; bf16 has one more, of the LM head.
+    size = 4 if "does not multiply bf16" in dry else 2
+    layer = size * (4 * 768 * 768 + 3 * 768 * 2304)
+    for gemm, head in (("bf16", size * 768 * 264), ("fp8", 0)):
+        # printed to 0.1 MiB; less than 2 MB of workspace for the rounded operands of the largest product
+        more = printed[gemm] - printed["fp32"] - 2 * layer - head
+        assert -1e5 < more < 2e6, (gemm, more)
+    # of two more layers, so that the memory of the libraries, up to 30 MB on some CPUs, is not part of it
+    more = peak_of(*data, "--layers 4", model, "fp8") - peak_of(*data, "--layers 2", model, "fp8")
+    wanted = total_of_dry_run(*data, "--layers 4", model, "fp8") - printed["fp8"]
+    assert abs(more - wanted) < 0.2 * 2 * layer, (more, wanted)
+    copies = 2**20 * float(re.search(r"rounded copies of weights +(\S+) MiB", dry)[1])
+    assert abs(copies - 2 * layer) < 0.06 * 2**20
