@@ -7,7 +7,6 @@ Those of the program's options and errors are in tests/programs/test_corpora.py.
 #include "data.h"
 #include "harness.h"
 #include "model.h"
-#include "program.h"
 
 enum { CORPORA_T = 5 };
 
@@ -327,14 +326,6 @@ static void test_packed_documents(void) {
         model_free(&packed, true);
         case_close(&alone);
     }
-}
-
-static void corpora_run(ProgramResult *r, const TestDirectory *d, const char *options) {
-    run_command(r,
-                "cd '%s' && %s --layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 "
-                "--batch-size 4 --warmup 1 "
-                "--threads 1 %s",
-                d->path, test_program_path(), options);
 }
 
 static const Test corpora_tests[] = {

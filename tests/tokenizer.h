@@ -1,12 +1,11 @@
 /*
-tokenizer.h: tests of the C tokenizer with a small generated table, and of its use in a run. data/test_tokenizer.py
-compares it with the library whose tables it reads.
+tokenizer.h: tests of the C tokenizer with a small generated table. data/test_tokenizer.py compares it with the library
+whose tables it reads, and tests/programs/test_tokenizer.py tests its use in a run.
 */
 #ifndef TESTS_TOKENIZER_H
 #define TESTS_TOKENIZER_H
-#include "corpora.h"
+#include "data.h"
 #include "harness.h"
-#include "program.h"
 
 enum { TOY_SIZE = 40000, TOY_MERGES = 60, TOY_VOCABULARY = 256 + TOY_MERGES + 1, TOY_END = TOY_VOCABULARY - 1 };
 
@@ -29,7 +28,7 @@ static void toy_seal(ToyTable *t) {
 }
 
 // 256 bytes, then random merges of short tokens over a few letters, then "<|end|>".
-static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags, const char *reason) {
+static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags) {
     TestRandom r = {seed};
     memset(t, 0, sizeof(*t));
     for (int i = 0; i < 256; i++) t->tokens[i][0] = (char)i, t->lengths[i] = 1;
@@ -62,13 +61,12 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
                                   {0x672C, 0x672C, 1 | 24 * parts},
                                   {0xFE20, 0xFE2F, 24}};
     // the last are marks
-    size_t bytes = 0, reason_bytes = strlen(reason), ranges_count = sizeof(ranges) / sizeof(ranges[0]) - !parts;
-    for (int i = 0; i < TOY_VOCABULARY; i++) bytes += t->lengths[i];
+    uint32_t bytes = 0, ranges_count = sizeof(ranges) / sizeof(ranges[0]) - !parts;
+    for (int i = 0; i < TOY_VOCABULARY; i++) bytes += (uint32_t)t->lengths[i];
     memcpy(t->bytes, "DV2TOK\0\1", 8);
     t->size = 8;
     const uint32_t header[12] = {
-        TOKENIZER_BPE,          TOY_VOCABULARY,         pattern,         flags, TOY_END, TOY_MERGES, 1,
-        (uint32_t)ranges_count, (uint32_t)reason_bytes, (uint32_t)bytes, 0,     0};
+        TOKENIZER_BPE, TOY_VOCABULARY, pattern, flags, TOY_END, TOY_MERGES, 1, ranges_count, 0, bytes, 0, 0};
     for (int i = 0; i < 12; i++) toy_number(t, header[i]);
     for (int i = 0; i < TOY_VOCABULARY; i++) toy_number(t, (uint32_t)t->lengths[i]);
     for (int i = 0; i < TOY_VOCABULARY; i++) {
@@ -79,10 +77,8 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
     for (int m = 0; m < TOY_MERGES; m++)
         for (int i = 0; i < 3; i++) toy_number(t, (uint32_t)t->merges[m][i]);
     toy_number(t, TOY_END);
-    for (size_t i = 0; i < ranges_count; i++)
+    for (uint32_t i = 0; i < ranges_count; i++)
         for (int k = 0; k < 3; k++) toy_number(t, ranges[i][k]);
-    memcpy(t->bytes + t->size, reason, reason_bytes);
-    t->size = round_up(t->size + reason_bytes, 4);
     toy_seal(t);
 }
 
@@ -116,7 +112,7 @@ static void test_tokenizer_merges(void) {
     static ToyTable table;
     TestRandom r = {12};
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        toy_make(&table, seed, PATTERN_NONE, 0, "");
+        toy_make(&table, seed, PATTERN_NONE, 0);
         Tokenizer *t = toy_open(&table, path);
         for (int round = 0; round < 200; round++) {
             int length = 1 + test_random_int(&r, 150), want[200], *ids = NULL, different = 0;
@@ -176,7 +172,7 @@ static void test_tokenizer_patterns(void) {
         {PATTERN_O200K, "a./\n/b  \n c", "a|./\n/|b|  \n| c"},
     };
     for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++) {
-        toy_make(&table, 1, cases[k].pattern, 0, "");
+        toy_make(&table, 1, cases[k].pattern, 0);
         Tokenizer *t = toy_open(&table, path);
         CodePoints c;
         char pieces[200] = "";
@@ -198,8 +194,8 @@ static void test_tokenizer_patterns(void) {
 static void test_tokenizer_damaged_tables(void) {
     TestDirectory d = test_make_directory();
     static ToyTable tables[2], damaged;
-    toy_make(&tables[0], 1, PATTERN_GPT2, TOKENIZER_IGNORE_MERGES, "");
-    toy_make(&tables[1], 1, PATTERN_O200K, 0, "");
+    toy_make(&tables[0], 1, PATTERN_GPT2, TOKENIZER_IGNORE_MERGES);
+    toy_make(&tables[1], 1, PATTERN_O200K, 0);
     TestRandom r = {3};
     int taken = 0;
     for (int round = 0; round < 8000; round++) {
@@ -311,82 +307,12 @@ static void test_tokenizer_invalid_classes(void) {
     }
 }
 
-static const struct {
-    const char *options, *words;
-} refused_tokenizers[] = {
-    {"--init run/checkpoints/step_00000002 --generate 5 --prompt-tokens 1,317", "token 317"},
-    {"--init run/checkpoints/step_00000002 --train-data b", "different tokenizers"},
-    {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer none", "none"},
-    {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer run/run.json", "not a token table"},
-    {"--train-data 'x=a:1 y=b:1'", "different tokenizers"},
-    {"--vocab 300 --generate 5 --tokenizer a", "317 tokens"},
-    {"--vocab 300 --generate 5 --prompt a", "no tokenizer"},
-};
-
-static void test_tokenizer_of_run(void) {
-    TestDirectory d = test_make_directory();
-    ProgramResult r;
-    static ToyTable table;
-    char path[700];
-    corpora_make(d.path, "a", 3, 1,
-                 "{\"format\": 1, \"vocab_size\": 317, \"separator\": {\"token\": 316, \"place\": \"before\"}}");
-    corpora_make(d.path, "b", 1, 1, "{\"format\": 1, \"vocab_size\": 317}");
-    // ids beyond 316
-    run_command(&r, "cd '%s' && rm a/*3.bin b/*1.bin && cp a/train_000001.bin b/ && echo '{}' > a/tokenizer.json",
-                d.path);
-    for (int i = 0; i < 2; i++) {
-        toy_make(&table, 1 + (uint64_t)i, PATTERN_GPT2, 0, "");
-        FORMAT(path, "%s/%s/tokenizer.bin", d.path, i ? "b" : "a");
-        data_write_file(path, table.bytes, table.size);
-    }
-    corpora_run(&r, &d,
-                "--train-data a --steps 2 --sample-every 1 --prompt 'ab é<|end|>' --checkpoint-every 1 --out run");
-    EXPECT(r.status == 0 && strstr(r.out, "ab é\n\n"), "status %d, %.200s %.400s", r.status, r.err, r.out);
-    run_command(&r,
-                "cd '%s' && cmp a/tokenizer.bin run/checkpoints/step_00000002/tokenizer.bin && cmp a/tokenizer.json "
-                "run/checkpoints/step_00000002/tokenizer.json && "
-                "grep -c tokenizer run/checkpoints/step_00000002/trainer_state.json",
-                d.path);
-    EXPECT(r.status == 0 && atoi(r.out) >= 2, "the checkpoint has no tokenizer: %.200s", r.out);
-    run_command(&r,
-                "cd '%s' && c=run/checkpoints/step_00000002 && %s --init $c --generate 5 --prompt 'x y' && %s --init "
-                "$c --generate 3 --prompt-tokens 120,32,121 && "
-                "%s --init $c --generate 1 --temperature 0",
-                d.path, test_program_path(), test_program_path(), test_program_path());
-    EXPECT(r.status == 0 && strncmp(r.out, "x y", 3) == 0 && strstr(r.out, "\nx y"), "status %d, %.200s %.200s",
-           r.status, r.err, r.out);
-    for (size_t i = 0; i < sizeof(refused_tokenizers) / sizeof(refused_tokenizers[0]); i++) {
-        run_command(&r, "cd '%s' && bash -c \"exec %s --threads 1 --seq-len 16 %s\"", d.path, test_program_path(),
-                    refused_tokenizers[i].options);
-        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused_tokenizers[i].words),
-               "%s: status %d, stderr %.300s", refused_tokenizers[i].options, r.status, r.err);
-    }
-    run_command(&r, "cd '%s' && rm a/tokenizer.json && mkdir a/tokenizer.json", d.path); // there, and cannot be read
-    corpora_run(&r, &d, "--train-data a");
-    EXPECT_ONE_LINE(r, 1, "a/tokenizer.json");
-    toy_make(&table, 1, PATTERN_NONE, 0, "it is a toy");
-    FORMAT(path, "%s/toy.bin", d.path);
-    data_write_file(path, table.bytes, table.size);
-    corpora_run(&r, &d, "--vocab 317 --generate 2 --tokenizer toy.bin --prompt a");
-    EXPECT_ONE_LINE(r, 1, "it is a toy");
-    corpora_run(&r, &d, "--vocab 317 --generate 2 --prompt a --prompt-tokens 1");
-    EXPECT_ONE_LINE(r, EXIT_USAGE, "--prompt-tokens");
-    corpora_run(&r, &d, "--vocab 317 --generate 2 --tokenizer toy.bin --prompt-tokens 97,98");
-    EXPECT(r.status == 0 && strncmp(r.out, "ab", 2) == 0, "status %d, %.200s %.200s", r.status, r.err, r.out);
-    run_command(&r,
-                "cd '%s' && echo x >> run/checkpoints/step_00000002/tokenizer.bin && %s --out run --resume --steps 3",
-                d.path, test_program_path());
-    EXPECT(r.status == 0 && strstr(r.err, "tokenizer.bin has"), "status %d, stderr %.300s", r.status, r.err);
-    test_remove_directory(&d);
-}
-
 static const Test tokenizer_tests[] = {
     {"merges are applied in the order of their ranks", test_tokenizer_merges},
     {"text is split as by the regular expressions", test_tokenizer_patterns},
     {"damaged tables are rejected", test_tokenizer_damaged_tables},
     {"the longest added token is matched, and the first of equal ones", test_tokenizer_added_tokens},
     {"classes that are invalid for a pattern are rejected", test_tokenizer_invalid_classes},
-    {"a run and its checkpoints use the tokenizer of the corpus", test_tokenizer_of_run},
 };
 enum { TOKENIZER_TEST_COUNT = sizeof(tokenizer_tests) / sizeof(tokenizer_tests[0]) };
 #endif
