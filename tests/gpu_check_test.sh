@@ -123,7 +123,7 @@ state '{x["of"] for x in rows("decode", case="attention_decode", against="Transf
         {f"{arm}, B {B}, context {c}" for arm in ("Transformer NH", "Transformer 1.5 NH", "Transformer 2 NH", "DIFF V1",
             "DIFF V2") for B in (1, 2) for c in (20, 70)} and
     len([x for x in rows("decode", case="token") if 0 < x["least"] <= x["ratio"] <= x["most"]]) == 24 and
-    any(", window 16," in x.get("of", "") for x in p["decode"]["rows"])' \
+    any(" window 16;" in x.get("of", "") for x in p["decode"]["rows"])' \
     && results "Transformer NH" && results "tiny DIFF V2 with YOCO"
 ok "the results contain decoding of every variant at each context and batch size, and attention with a window" $?
 check a "${bundle[@]}" --parts "$parts"

@@ -248,36 +248,40 @@ static OpCost cache_load_cost(const OpCase *c, bool backward) {
 }
 
 // --- attention_decode: x[0] q (B,NQ,D), x[1] caches (B,capacity) of rows [k | v], y[0] out (B,NQ,DV), y[1] lse (B,NQ)
-// With maps 2 the last of two key sets, as for attention. Rows of the cache without a position are NaN.
+// With maps 2 the last of two key sets, as for attention, or with all 1 both. Rows of the cache without a position are
+// NaN.
 
 static void decode_setup(OpCase *c) {
     const int *d = c->d;
     OpAttention a = {d[0], 1, min_int(d[8], d[7] - 1), d[1], d[2], d[3], d[4], d[5], 0, 0, 0};
-    int set = a.maps - 1, head = a.maps * a.D, keys = a.NKV * head, width = keys + a.NKV * a.DV;
-    a.ld = a.NQ * head + d[6];
+    int set = d[10] ? 0 : a.maps - 1, of = a.maps - set, step = set ? a.maps : 1;
+    int keys = a.NKV * a.maps * a.D, width = keys + a.NKV * a.DV;
+    a.ld = a.NQ * a.maps * a.D + d[6];
     a.ldo = a.NQ * a.maps * a.DV + d[6];
     c->a = a;
-    op_view(&c->x[0], "q", product(set, a.D), a.B, a.NQ, a.D, a.ld, head);
-    op_view(&c->x[1], "k", product(set, a.D), a.B * d[7], a.NKV, a.D, width, head);
+    op_view(&c->x[0], "q", product(set, a.D), a.B, of * a.NQ, a.D, a.ld, step * a.D);
+    op_view(&c->x[1], "k", product(set, a.D), a.B * d[7], of * a.NKV, a.D, width, step * a.D);
     op_view(&c->x[1], "v", (size_t)keys, a.B * d[7], a.NKV, a.DV, width, a.DV);
     c->x[0].spread = c->x[1].spread = 2;
-    op_view(&c->y[0], "out", product(set, a.DV), a.B, a.NQ, a.DV, a.ldo, a.maps * a.DV);
-    if (!d[9]) op_rows(&c->y[1], "lse", a.B, a.NQ, a.NQ);
+    op_view(&c->y[0], "out", product(set, a.DV), a.B, of * a.NQ, a.DV, a.ldo, step * a.DV);
+    if (!d[9]) op_view(&c->y[1], "lse", 0, of, a.B * a.NQ, 1, (int)op_key_set(&a, 1).lse, 1);
     attention_rounding(c, &a);
     op_index(c, a.B, d[8] + 1); // the positions of the sequences
     c->no_backward = true;
 }
+static int decode_sets(const OpCase *c) { return c->y->view->heads / c->a.NQ; }
 static void decode_reference(OpCase *c) {
     const OpAttention *s = &c->a;
     const OpView *k = &c->x[1].view[0], *v = &c->x[1].view[1];
-    for (int bh = 0; bh < s->B * s->NQ; bh++) {
-        int b = bh / s->NQ, h = bh % s->NQ, kv = h / (s->NQ / s->NKV), capacity = c->d[7];
+    const int sets = decode_sets(c), heads = sets * s->NQ, capacity = c->d[7];
+    for (int i = 0; i < s->B * heads; i++) {
+        int b = i / heads, h = i % heads / sets, set = i % sets, kv = h / (s->NQ / s->NKV);
         const double *cache = c->x[1].ref + b * capacity * k->ld;
-        double sum = attention_define_row(c->y->ref + op_at(c->y->view, (size_t)(bh * s->DV)),
-                                          c->x->ref + op_at(c->x->view, (size_t)(bh * s->D)),
-                                          cache + k->offset + kv * k->stride, cache + v->offset + kv * v->stride, k->ld,
-                                          0, min_int(c->index[b] + 1, capacity), s, 0, 0);
-        if (c->y[1].views) c->y[1].ref[bh] = log(sum);
+        double sum = attention_define_row(
+            c->y->ref + op_at(c->y->view, (size_t)(i * s->DV)), c->x->ref + op_at(c->x->view, (size_t)(i * s->D)),
+            cache + k->offset + (kv * sets + set) * k->stride, cache + v->offset + kv * v->stride, k->ld, 0,
+            min_int(c->index[b] + 1, capacity), s, 0, 0);
+        if (c->y[1].views) c->y[1].ref[set * c->y[1].view->ld + b * s->NQ + h] = log(sum);
     }
 }
 // Whether element i of a view of x[1] is in a row that no position has.
@@ -292,14 +296,17 @@ static AttentionShape decode_shape(const OpCase *c) {
     return s;
 }
 static void decode_call(const OpCase *c) {
-    attention_decode(OP_Y(0) + c->y->view->offset, c->y[1].views ? OP_STAT(1) : NULL, OP_X(0) + c->x->view->offset,
-                     OP_X(1) + c->x[1].view[0].offset, OP_X(1) + c->x[1].view[1].offset, c->index, c->d[7],
-                     decode_shape(c));
+    const OpView *q = c->x->view, *k = c->x[1].view, *v = k + 1, *out = c->y->view;
+    for (int set = 0; set < decode_sets(c); set++)
+        attention_decode(OP_Y(0) + out->offset + set * c->a.DV,
+                         c->y[1].views ? OP_STAT(1) + set * c->y[1].view->ld : NULL, OP_X(0) + q->offset + set * c->a.D,
+                         OP_X(1) + k->offset + set * c->a.D, OP_X(1) + v->offset, c->index, c->d[7], decode_shape(c));
 }
 static OpCost decode_cost(const OpCase *c, bool backward) {
     (void)backward;
     AttentionShape s = decode_shape(c);
-    return op_cost(attention_decode_bytes(s, min_int(c->d[8] + 1, c->d[7])), 0,
+    size_t bytes = attention_decode_bytes(s, min_int(c->d[8] + 1, c->d[7]));
+    return op_cost((size_t)decode_sets(c) * bytes, 0,
                    attention_decode_workspace_bytes(s, c->d[7], omp_get_max_threads()));
 }
 

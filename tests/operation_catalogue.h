@@ -50,7 +50,7 @@ static const OpKind op_kinds[OP_KIND_COUNT] = {
      NULL, cache_store_cost},
     {"cache_load", "first count capacity width", cache_load_setup, cache_load_reference, cache_load_call, NULL,
      cache_load_cost},
-    {"attention_decode", "B NQ NKV D DV maps padding capacity first no_lse", decode_setup, decode_reference,
+    {"attention_decode", "B NQ NKV D DV maps padding capacity first no_lse all", decode_setup, decode_reference,
      decode_call, NULL, decode_cost},
     {"quantize_inplace", "N columns ld bits whole", quantize_setup, quantize_reference, quantize_call, NULL,
      quantize_cost},

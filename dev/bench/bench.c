@@ -53,14 +53,14 @@ static const StepCase step_cases[] = {
 
 // The operations of a step, each opened once.
 typedef struct {
-    OperationRun runs[2 * OP_SIZES];
+    BenchOperation all[2 * OP_SIZES];
     double calls[2 * OP_SIZES];
     int count;
     AttentionShape attention;
     int L;
 } StepOperations;
 static void step_operations_open(StepOperations *o, const Model *model, int B, int T) {
-    OpModel m = shape_of(model, B, T);
+    OpModel m = op_model_of(model, B, T);
     OpSize sizes[OP_SIZES];
     m.logit_rows = B * T;
     int count = op_sizes(sizes, &m);
@@ -70,11 +70,13 @@ static void step_operations_open(StepOperations *o, const Model *model, int B, i
         double calls = sizes[i / 2].calls[i % 2];
         if (calls <= 0 || (sizes[i / 2].kind == OP_DIFF_COMBINE && m.NQ != 2 * m.NH)) continue;
         o->calls[o->count] = calls;
-        operation_open(&o->runs[o->count++], &sizes[i / 2], i % 2, sizes[i / 2].kind == OP_MATMUL);
+        operation_describe(&o->all[o->count], &sizes[i / 2], i % 2);
+        if (sizes[i / 2].kind == OP_MATMUL) operation_alloc(&o->all[o->count]); // the others are not called
+        o->count++;
     }
 }
 static void step_operations_close(StepOperations *o) {
-    for (int i = 0; i < o->count; i++) operation_close(&o->runs[i]);
+    for (int i = 0; i < o->count; i++) operation_close(&o->all[i]);
 }
 // The lower bound of a step in seconds: products alone, attention at 80% of the peak, others at their bandwidth.
 static double step_bound(const StepOperations *o, double part[3]) {
@@ -84,9 +86,9 @@ static double step_bound(const StepOperations *o, double part[3]) {
     part[1] = attention / (0.8e9 * matmul_peak_gflops());
     for (int m = 0; m < MIXES; m++) bandwidth[m] = probe_bandwidth((Mix)m, PROBE_COUNT);
     for (int i = 0; i < o->count; i++) {
-        const OperationRun *run = &o->runs[i];
+        const BenchOperation *run = &o->all[i];
         double start = now_seconds();
-        if (run->cost.flops == 0) part[2] += o->calls[i] * (double)run->cost.bytes / bandwidth[run->mix];
+        if (run->cost.flops == 0) part[2] += o->calls[i] * (double)run->cost.bytes / bandwidth[mix_of(run)];
         else op_call(&run->c, run->backward), part[0] += o->calls[i] * (now_seconds() - start);
     }
     return part[0] + part[1] + part[2];

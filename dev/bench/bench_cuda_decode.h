@@ -26,34 +26,21 @@ static void decode_plan(Model *m, const char *preset, int arm, int NKV, int B, i
     plan_model(m, name, decode_arms[arm].attention, NKV, B, T, FOR_GENERATION);
 }
 
-// attention_decode of a layer, all key sets, after `context` positions of each sequence; cache_store of a position.
-static double decode_measure(const char *preset, int arm, int NKV, int B, int context, const int *first, bool store,
-                             KernelCase *k) {
+// attention_decode of a layer, all key sets, after `context` positions of each sequence; or cache_store of a position.
+static OpSize decode_size(const char *preset, int arm, int NKV, int B, int context, bool store) {
     Model m;
     decode_plan(&m, preset, arm, NKV, B, context);
     const AttentionDims *d = &m.plan.dims;
-    int sets = m.plan.config.attention->key_sets, capacity = cache_capacity(&m.plan, 0);
-    size_t rows = (size_t)B, width = (size_t)d->kv_rows, cache = rows * (size_t)capacity * width,
-           fused = rows * (size_t)d->fused_ld,
-           lse = (size_t)sets * lse_set_stride(key_set(&m.plan, 0, 0, B, 1, 0).shape);
-    ops_init(m.plan.workspace_bytes);
-    double bytes = store ? (double)cache_store_bytes(rows, width) : 0;
-    for (int set = 0; set < sets && !store; set++)
-        bytes += (double)attention_decode_bytes(key_set(&m.plan, 0, set, B, 1, 0).shape, (size_t)capacity);
-    *k = kernel_case(store ? "cache_store" : "attention_decode", bytes, 0, "%s: B %d, %d on %d, D %d, values %d",
-                     decode_arms[arm].name, B, d->NQ / sets, d->NV, d->QD, d->DV);
-    tensors(*k, "xfxx", rows * (size_t)(d->NQ * d->DV), lse, fused, cache);
-    double ms = kernel_ms(*k, [&](void **t) {
-        floatX *x = (floatX *)t[2], *kv = (floatX *)t[3];
-        if (store) cache_store(kv, x + d->k_at, first, B, 1, capacity, d->kv_rows, d->fused_ld);
-        for (int set = 0; set < sets && !store; set++) {
-            KeySet s = key_set(&m.plan, 0, set, B, 1, 0);
-            attention_decode((floatX *)t[0] + s.out, (real *)t[1] + s.lse, x + s.q, kv + s.k, kv + s.v, first, capacity,
-                             s.shape);
-        }
-    });
+    const int sets = m.plan.config.attention->key_sets, capacity = cache_capacity(&m.plan, 0),
+              padding = d->fused_ld - d->NQ * d->QD;
+    OpSize stored = {
+        OP_CACHE_STORE, decode_arms[arm].name, {B, 1, capacity, d->kv_rows, d->fused_ld, context - 1}, {0, 0}};
+    OpSize read = {OP_DECODE,
+                   decode_arms[arm].name,
+                   {B, d->NQ / sets, d->NV, d->QD, d->DV, sets, padding, capacity, context - 1, 0, 1},
+                   {0, 0}};
     model_free(&m, false);
-    return ms;
+    return store ? stored : read;
 }
 
 // One context: every arm in each of the rounds.
@@ -61,13 +48,12 @@ static void decode_context(const char *preset, int NKV, int B, int context, bool
     int rounds = bench_tiny ? 2 : DECODE_ROUNDS;
     double ms[DECODE_ARMS][DECODE_ROUNDS];
     KernelCase cases[DECODE_ARMS];
-    int *host = (int *)checked_calloc((size_t)B, sizeof(int)),
-        *first = (int *)buffer_alloc((size_t)B * sizeof(int), "the positions of the benchmark");
-    for (int b = 0; b < B; b++) host[b] = context - 1;
-    buffer_upload(first, host, (size_t)B * sizeof(int));
     for (int round = 0; round < rounds; round++)
-        for (int arm = 0; arm < DECODE_ARMS; arm++)
-            ms[arm][round] = decode_measure(preset, arm, NKV, B, context, first, store, &cases[arm]);
+        for (int arm = 0; arm < DECODE_ARMS; arm++) {
+            KernelOperation of(decode_size(preset, arm, NKV, B, context, store), false);
+            ms[arm][round] = of.ms();
+            cases[arm] = of.k;
+        }
     for (int arm = 0; arm < DECODE_ARMS; arm++) {
         double own[DECODE_ROUNDS], first_arm[DECODE_ROUNDS]; // medians sort
         char of[100];
@@ -77,8 +63,6 @@ static void decode_context(const char *preset, int NKV, int B, int context, bool
         kernel_record_rounds(cases[arm].name, of, own, first_arm, rounds, decode_arms[0].name, "");
         kernel_record(cases[arm], median(own, rounds));
     }
-    buffer_free(first);
-    free(host);
 }
 
 static void run_decode(const char *preset, int NKV, int B, int count, char **contexts) {

@@ -7,8 +7,7 @@ GPU takes less power and reaches a higher clock.
 */
 #ifndef DEV_BENCH_CUDA_KERNELS_H
 #define DEV_BENCH_CUDA_KERNELS_H
-#include "../../tests/operation_catalogue.h"
-#include "../../tests/operation_sizes.h"
+#include "bench_operation.h"
 
 enum { TENSORS = 12, TEMPLATE_BYTES = 4 << 20, MOST_REPEATS = 200, MOST_SETS = 64 };
 
@@ -25,8 +24,7 @@ static struct {
 // Contents of a tensor: floatX in [-1, 1), fp32 in [-1, 1), fp32 in [0, 1), tokens.
 typedef enum { FLOATX, SIGNED, POSITIVE, TOKENS } Kind;
 typedef struct {
-    const char *name;
-    char shape[200];
+    char name[64], shape[250];
     double bytes, flops;
     bool fp8; // products
     int tensors;
@@ -38,7 +36,8 @@ PRINTF_LIKE(4, 5)
 static KernelCase kernel_case(const char *name, double bytes, double flops, const char *fmt, ...) {
     KernelCase c;
     memset(&c, 0, sizeof(c));
-    c.name = name, c.bytes = bytes, c.flops = flops;
+    FORMAT(c.name, "%s", name);
+    c.bytes = bytes, c.flops = flops;
     va_list args;
     va_start(args, fmt);
     vsnprintf(c.shape, sizeof(c.shape), fmt, args);
@@ -270,37 +269,58 @@ static void kernel_peak_fp8(void) {
 // ---------------------------------------------------------------------------------------------------
 // The operations
 
-#define X(i) ((floatX *)t[i])
-#define F(i) ((real *)t[i])
-#define I(i) ((int *)t[i])
-
-// An operation of the catalogue. Its tensors are those of the case; what is changed in place is one of them.
-static void kernel_of_operation(const OpSize &size, bool backward) {
-    OpCase c;
-    const OpKind &kind = op_kinds[size.kind];
-    char name[64], shape[180];
-    op_describe(&c, size.kind, size.d);
-    op_call_name(name, sizeof(name), &c, backward);
-    if ((backward && c.no_backward) || size.calls[backward] < 0 || !strstr(name, kernels.word)) return;
-    op_shape_text(shape, sizeof(shape), kind.dims, size.d, " ");
-    TestRandom random = {1};
-    int *index = (int *)checked_calloc((size_t)c.index_count + 1, sizeof(int)), *on_device = NULL;
-    c.index = index;
-    if (c.index_count) {
-        op_fill_index(&c, index, &random);
-        for (int n = 0; n < c.index_count && size.kind == OP_EMBEDDING; n++) // tokens as in a text
-            index[n] = zipf_token(random_bits(5, (uint64_t)n), c.index_limit);
-        on_device = (int *)buffer_alloc((size_t)c.index_count * sizeof(int), "the tokens of the benchmark");
-        buffer_upload(on_device, index, (size_t)c.index_count * sizeof(int));
+// An operation of the catalogue as a case, whose tensors are those of the operation; what is changed in place is one of
+// them.
+class KernelOperation {
+  public:
+    BenchOperation o;
+    KernelCase k;
+    KernelOperation(const OpSize &size, bool backward, const char *note = "") {
+        char shape[180];
+        operation_describe(&o, &size, backward);
+        if (!o.measured) return;
+        op_shape_text(shape, sizeof(shape), op_kinds[size.kind].dims, size.d, " ");
+        k = kernel_case(o.name, (double)o.cost.bytes, o.cost.flops, "%s%s%s%s", size.what, *size.what ? ": " : "",
+                        shape, note);
+        k.fp8 = c.fp8;
+        add_tensors();
+        if (c.index_count) {
+            on_device = (int *)buffer_alloc((size_t)c.index_count * sizeof(int), "the indices of the benchmark");
+            buffer_upload(on_device, o.index, (size_t)c.index_count * sizeof(int));
+        }
+        c.index = on_device;
+        ops_init(max_size(o.cost.workspace, 1));
     }
-    OpCost cost = op_cost_of(&c, backward);
-    KernelCase k =
-        kernel_case(name, (double)cost.bytes, cost.flops, "%s%s%s", size.what, *size.what ? ": " : "", shape);
-    void **to[TENSORS], *dy = NULL;
-    OpTensor max = {}, copy = {};
-    op_statistics(&max, "max", 1, 1, 0, 0);
-    if (c.fp8) op_statistics(&copy, "copy", 1, (int)(linear_copy_bytes(size.d[1], size.d[2], false) / 4), 0, 0);
-    auto add = [&](const OpTensor &t, void **data) {
+    ~KernelOperation() {
+        ops_wait();
+        buffer_free(on_device);
+        free(o.index);
+    }
+    KernelOperation(const KernelOperation &) = delete;
+    bool wanted() const { return o.measured && strstr(o.name, kernels.word); }
+    void bind(void **t) {
+        for (int i = 0; i < k.tensors; i++) *to[i] = t[i];
+        c.dy = o.dy;
+    }
+    void run(void **t) {
+        bind(t);
+        op_call(&c, o.backward);
+    }
+    void prepare(void **t) {
+        bind(t);
+        if (c.kind == OP_ATTENTION && o.backward) op_call(&c, false); // whose output the backward reads
+        for (int i = 0; i < 2 && c.fp8; i++) buffer_zero(c.operand_max[i], sizeof(uint32_t));
+        if (c.fp8) op_prepare_fp8(&c, o.backward);
+    }
+    double ms() {
+        return kernel_ms(k, [&](void **t) { run(t); });
+    }
+
+  private:
+    OpCase &c = o.c;
+    void **to[TENSORS];
+    int *on_device = nullptr;
+    void add(const OpTensor &t, void **data) {
         if (!t.views) return;
         to[k.tensors] = data;
         add_tensor(k,
@@ -309,57 +329,44 @@ static void kernel_of_operation(const OpSize &size, bool backward) {
                    : t.high > 0      ? POSITIVE
                                      : SIGNED,
                    t.count * (t.type == FP64 ? 2 : 1));
-    };
-    for (int i = 0; i < OP_TENSORS; i++) {
-        bool same = i < c.in_place;
-        if (!same) add(c.x[i], &c.x[i].data);
-        if (backward) add(c.dx[i], &c.dx[i].data);
-        add(same && !backward ? c.x[i] : c.y[i], &c.y[i].data);
     }
-    if (backward && c.dloss == 0) add(c.y[0], &dy);
-    k.fp8 = c.fp8;
-    for (int i = 0; i < 2 && c.fp8; i++) add(max, (void **)&c.operand_max[i]);
-    if (c.fp8) add(copy, &c.copy);
-    c.index = on_device;
-    ops_init(max_size(cost.workspace, 1));
-    auto bind = [&](void **t) {
-        for (int i = 0; i < k.tensors; i++) *to[i] = t[i];
-        c.dy = dy;
-    };
+    void add_tensors() {
+        OpTensor max = {}, copy = {};
+        for (int i = 0; i < OP_TENSORS; i++) {
+            bool same = i < c.in_place;
+            if (!same) add(c.x[i], &c.x[i].data);
+            if (o.backward) add(c.dx[i], &c.dx[i].data);
+            add(same && !o.backward ? c.x[i] : c.y[i], &c.y[i].data);
+        }
+        if (o.backward && c.dloss == 0) add(c.y[0], &o.dy);
+        if (!c.fp8) return;
+        op_statistics(&max, "max", 1, 1, 0, 0);
+        op_statistics(&copy, "copy", 1, (int)(linear_copy_bytes(o.size.d[1], o.size.d[2], false) / 4), 0, 0);
+        for (int i = 0; i < 2; i++) add(max, (void **)&c.operand_max[i]);
+        add(copy, &c.copy);
+    }
+};
+static void kernel_of_operation(const OpSize &size, bool backward, const char *note = "") {
+    KernelOperation k(size, backward, note);
+    if (!k.wanted()) return;
     kernel_measure(
-        k,
-        [&](void **t) {
-            bind(t);
-            op_call(&c, backward);
-        },
-        [&](void **t) {
-            bind(t);
-            for (int i = 0; i < 2 && c.fp8; i++) buffer_zero(c.operand_max[i], sizeof(uint32_t));
-            if (c.fp8) op_prepare_fp8(&c, backward);
-        });
-    ops_wait();
-    buffer_free(on_device);
-    free(index);
+        k.k, [&](void **t) { k.run(t); }, [&](void **t) { k.prepare(t); });
 }
 static void kernels_of_operations(const Model *m, int B, int T) {
-    const ModelConfig *c = &m->plan.config;
-    const AttentionDims *d = &m->plan.dims;
-    OpModel model;
-    memset(&model, 0, sizeof(model));
-    model.B = B, model.T = T, model.L = c->L, model.C = c->C, model.F = c->F, model.NH = c->NH, model.NKV = c->NKV;
-    model.D = c->D, model.V = c->V, model.Vw = m->plan.Vw, model.Vp = m->plan.Vp, model.NQ = d->NQ, model.QD = d->QD;
-    model.rotated = d->NQ + d->NK, model.width = d->fused_width, model.ld = d->fused_ld, model.logit_rows = 4096;
-    model.E = c->E, model.K = c->K, model.FE = c->FE;
-
-    model.update_rows = (int)(min_size(m->plan.tensors.parameter_count, bench_tiny ? 1 << 16 : 1 << 28) / (size_t)c->C);
+    OpModel model = op_model_of(m, B, T);
+    if (bench_tiny) model.update_rows = min_int(model.update_rows, (1 << 16) / model.C);
     OpSize sizes[OP_SIZES];
     int count = op_sizes(sizes, &model);
     for (int i = 0; i < count; i++)
         for (int backward = 0; backward < 2; backward++) kernel_of_operation(sizes[i], backward);
-    size_t set = product(model.update_rows, c->C);
+    size_t set = product(model.update_rows, model.C);
     KernelCase k = kernel_case("buffer_zero", (double)(set * sizeof(grad_t)), 0, "%zu gradients", set);
     kernel_measure(tensors(k, "f", set), [=](void **t) { buffer_zero(t[0], set * sizeof(grad_t)); });
 }
+
+#define X(i) ((floatX *)t[i])
+#define F(i) ((real *)t[i])
+#define I(i) ((int *)t[i])
 
 // The linear layers of a block in FP8: rounding alone, and whole operations, with the rounding of their operands.
 static void kernels_of_fp8(const Model *m, int N) {
@@ -397,35 +404,17 @@ static void kernels_of_fp8(const Model *m, int N) {
     linear_configure(GEMM_BF16);
 }
 
-// Attention of a model's first key set, read from the fused rows, by the backend of `use`.
+// Attention of a key set, in the fused rows, by the backend of `use`.
 static void kernels_of_attention(const char *what, const char *preset, const char *attention, int NKV, int B, int T,
                                  AttentionOptions use) {
     if (!strstr("attention_forward", kernels.word) && !strstr("attention_backward", kernels.word)) return;
     Model m;
+    char by[84];
     attention_stop();
     attention_configure(use);
     plan_model(&m, preset, attention, NKV, B, T, FOR_TRAINING);
-    KeySet set = key_set(&m.plan, 0, 0, B, T, 0);
-    AttentionShape s = set.shape;
-    size_t n = (size_t)B * (size_t)T, fused = n * (size_t)m.plan.dims.fused_ld, out = n * (size_t)s.ldo,
-           lse = n * (size_t)s.NQ;
-    ops_init(m.plan.workspace_bytes);
-    char window[32] = "";
-    if (s.window) FORMAT(window, ", window %d", s.window);
-    KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s),
-                               "%s: B %d T %d%s, %d on %d, D %d, values %d; %.80s", what, B, T, window, s.NQ, s.NKV,
-                               s.D, s.DV, attention_backend());
-    tensors(k, "xfxxx", out, lse, fused, fused, out);
-    auto forward = [=](void **t) {
-        attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
-    };
-    kernel_measure(k, forward);
-    k.name = "attention_backward", k.flops = attention_backward_flops(s);
-    auto backward = [=](void **t) { // of the values of a forward
-        attention_backward(X(3) + set.q, X(3) + set.k, X(3) + set.v, X(4) + set.out, X(0) + set.out, (real *)t[1],
-                           X(2) + set.q, X(2) + set.k, X(2) + set.v, s, false);
-    };
-    kernel_measure(k, backward, forward);
+    FORMAT(by, "; %.80s", attention_backend());
+    for (int backward = 0; backward < 2; backward++) kernel_of_operation(attention_size(&m, what, B, T), backward, by);
     model_free(&m, false);
 }
 

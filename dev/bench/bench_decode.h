@@ -239,27 +239,24 @@ static void windows_row(int T, int window) {
     c.window = window, c.full_every = 0, c.yoco = false;
     Model model;
     model_plan(&model, &c, 1, T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
-    KeySet k = key_set(&model.plan, 0, 0, 1, T, 0);
-    AttentionShape s = k.shape;
-    size_t rows = (size_t)T * (size_t)s.ldq, out = (size_t)T * (size_t)s.ldo;
-    real *x = (real *)checked_calloc(2 * rows + 2 * out + (size_t)s.NQ * (size_t)T, sizeof(real)), *dx = x + rows,
-         *o = dx + rows, *d = o + out, *lse = d + out;
-    for (size_t i = 0; i < rows; i++) x[i] = (real)((double)(i * 37 % 101) / 50 - 1);
-    for (size_t i = 0; i < out; i++) d[i] = x[i];
-    ops_init(attention_workspace_bytes(s, omp_get_max_threads()));
-    double forward[64], backward[64];
-    int rounds = min_int(5, bench.rounds);
-    for (int r = 0; r < rounds; r++) {
-        double start = decode_now();
-        attention_forward(o, lse, x + k.q, x + k.k, x + k.v, s);
-        double middle = decode_now();
-        attention_backward(dx + k.q, dx + k.k, dx + k.v, d, o, lse, x + k.q, x + k.k, x + k.v, s, false);
-        forward[r] = middle - start, backward[r] = decode_now() - middle;
+    const OpSize size = attention_size(&model, "", 1, T);
+    printf("  %7d %7d", T, window);
+    for (int backward = 0; backward < 2; backward++) {
+        BenchOperation o;
+        double seconds[64];
+        int rounds = min_int(5, bench.rounds);
+        operation_describe(&o, &size, backward);
+        operation_alloc(&o);
+        for (int r = 0; r < rounds; r++) {
+            double start = decode_now();
+            op_call(&o.c, backward);
+            seconds[r] = decode_now() - start;
+        }
+        printf(" %12.2f", 1e6 * median(seconds, rounds) / T);
+        operation_close(&o);
     }
-    printf("  %7d %7d %12.2f %12.2f\n", T, window, 1e6 * median(forward, rounds) / T,
-           1e6 * median(backward, rounds) / T);
+    printf("\n");
     fflush(stdout);
-    free(x);
     plan_free(&model.plan);
 }
 

@@ -3,8 +3,7 @@ bench_operations.h: peaks of the machine and the time of each operation on a CPU
 */
 #ifndef DEV_BENCH_OPERATIONS_H
 #define DEV_BENCH_OPERATIONS_H
-#include "../../tests/operation_catalogue.h"
-#include "../../tests/operation_sizes.h"
+#include "bench_operation.h"
 
 typedef enum { READ, WRITE, COPY, ADD, UPDATE, MIXES } Mix; // 1 in; 1 out; 1 in 1 out; 2 in 1 out; 1 changed in place
 static const char *const mix_names[MIXES] = {"read", "write", "copy", "add", "update"};
@@ -75,30 +74,7 @@ static void table_peaks(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Operations of a training step: the catalogue at the shapes of a model
-
-static OpModel shape_of(const Model *model, int B, int T) {
-    const ModelConfig *c = &model->plan.config;
-    const AttentionDims *d = &model->plan.dims;
-    OpModel m;
-    memset(&m, 0, sizeof(m));
-    m.B = B, m.T = T, m.L = c->L, m.C = c->C, m.F = c->F, m.NH = c->NH, m.NKV = c->NKV, m.D = c->D, m.V = m.Vw = c->V;
-    m.Vp = model->plan.Vp, m.NQ = d->NQ, m.QD = d->QD, m.rotated = d->NQ + d->NK, m.width = d->fused_rows;
-    m.ld = d->fused_ld, m.logit_rows = 1024; // a piece of the logits
-    m.update_rows = (int)(model->plan.tensors.parameter_count / (size_t)c->C);
-    return m;
-}
-
-// A call of an operation, and the tensors that it uses.
-typedef struct {
-    OpCase c;
-    OpSize size;
-    OpCost cost;
-    Mix mix;
-    bool backward;
-    real *dy;
-    char name[64];
-} OperationRun;
+// Operations of a training step
 
 static real *operation_array(size_t count) {
     real *x = (real *)buffer_alloc(max_size(count, 2) * sizeof(real), "the benchmark");
@@ -107,46 +83,34 @@ static real *operation_array(size_t count) {
     return x;
 }
 // The mix of streams with which its bandwidth is compared, by the bytes that it writes.
-static Mix mix_of(const OpCase *c, size_t bytes, bool backward) {
+static Mix mix_of(const BenchOperation *o) {
+    const OpCase *c = &o->c;
     double out = 0;
     for (int i = 0; i < OP_TENSORS; i++) {
-        const OpTensor *t = backward ? &c->dx[i] : &c->y[i];
+        const OpTensor *t = o->backward ? &c->dx[i] : &c->y[i];
         for (int v = 0; v < t->views; v++) out += (double)op_size(&t->view[v]) * sizeof(real);
     }
-    double in = (double)bytes - out;
+    double in = (double)o->cost.bytes - out;
     if (c->in_place || c->dloss != 0 || in < out / 2) return UPDATE;
     return out < in / 100 ? READ : in > 1.4 * out ? ADD : COPY;
 }
-// Without tensors only its cost is known.
-static void operation_open(OperationRun *run, const OpSize *size, bool backward, bool tensors) {
-    OpCase *c = &run->c;
-    TestRandom random = {1};
-    run->size = *size, run->backward = backward;
-    op_describe(c, size->kind, run->size.d);
-    op_call_name(run->name, sizeof(run->name), c, backward);
-    c->index = c->index_count ? (int *)checked_calloc((size_t)c->index_count, sizeof(int)) : NULL;
-    if (c->index) op_fill_index(c, c->index, &random);
-    for (int n = 0; n < c->index_count && size->kind == OP_EMBEDDING; n++)
-        c->index[n] = zipf_token(random_bits(7, (uint64_t)n), c->index_limit);
-    run->cost = op_cost_of(c, backward);
-    run->mix = mix_of(c, run->cost.bytes, backward);
-    run->dy = NULL;
-    if (!tensors) return;
-    run->dy = operation_array(backward ? c->y->count : 0);
+static void operation_alloc(BenchOperation *o) {
+    OpCase *c = &o->c;
+    o->dy = operation_array(o->backward ? c->y->count : 0);
     for (int i = 0; i < OP_TENSORS; i++) {
         c->x[i].data = operation_array(i < c->in_place ? 0 : c->x[i].count);
-        c->dx[i].data = operation_array(backward && c->dx[i].views ? c->dx[i].count : 0);
+        c->dx[i].data = operation_array(o->backward && c->dx[i].views ? c->dx[i].count : 0);
         c->y[i].data = operation_array(c->y[i].count);
     }
-    c->dy = run->dy;
-    ops_init(max_size(run->cost.workspace, 1));
-    if (size->kind == OP_ATTENTION) op_call(c, false); // whose output the backward reads
+    c->dy = o->dy;
+    ops_init(max_size(o->cost.workspace, 1));
+    if (c->kind == OP_ATTENTION) op_call(c, false); // whose output the backward reads
 }
-static void operation_close(OperationRun *run) {
+static void operation_close(BenchOperation *o) {
     for (int i = 0; i < OP_TENSORS; i++)
-        buffer_free(run->c.x[i].data), buffer_free(run->c.dx[i].data), buffer_free(run->c.y[i].data);
-    buffer_free(run->dy);
-    free(run->c.index);
+        buffer_free(o->c.x[i].data), buffer_free(o->c.dx[i].data), buffer_free(o->c.y[i].data);
+    buffer_free(o->dy);
+    free(o->index);
 }
 
 // Rounds of one operation: `amount` FLOPs or bytes, seconds, and the peak that was measured just before each.
@@ -171,22 +135,21 @@ static void print_operation(Rounds *m, const char *name, const char *shape, cons
 static bool wanted_operation(const char *name) { return wanted(name) || wanted("operations"); }
 
 static void measure_operation(const OpSize *size, bool backward) {
-    OpCase c;
-    char name[64];
-    op_describe(&c, size->kind, size->d);
-    op_call_name(name, sizeof(name), &c, backward);
-    if ((backward && c.no_backward) || size->calls[backward] < 0 || !wanted_operation(name)) return;
-    OperationRun run;
-    operation_open(&run, size, backward, true);
-    bool flops = run.cost.flops > 0;
-    Rounds m = {flops ? run.cost.flops : (double)run.cost.bytes, {0}, {0}, 0};
-    while (m.rounds < bench.rounds) {
-        double peak = flops ? 1e9 * matmul_peak_gflops() : probe_bandwidth(run.mix, PROBE_COUNT), start = now_seconds();
-        op_call(&run.c, backward);
-        add_round(&m, peak, start);
+    BenchOperation o;
+    operation_describe(&o, size, backward);
+    if (o.measured && wanted_operation(o.name)) {
+        operation_alloc(&o);
+        bool flops = o.cost.flops > 0;
+        Mix mix = mix_of(&o);
+        Rounds m = {flops ? o.cost.flops : (double)o.cost.bytes, {0}, {0}, 0};
+        while (m.rounds < bench.rounds) {
+            double peak = flops ? 1e9 * matmul_peak_gflops() : probe_bandwidth(mix, PROBE_COUNT), start = now_seconds();
+            op_call(&o.c, backward);
+            add_round(&m, peak, start);
+        }
+        print_operation(&m, o.name, *size->what ? size->what : mix_names[mix], flops ? "GFLOP/s" : "GB/s");
     }
-    print_operation(&m, name, *size->what ? size->what : mix_names[run.mix], flops ? "GFLOP/s" : "GB/s");
-    operation_close(&run);
+    operation_close(&o);
 }
 
 static void table_operations(void) {
@@ -194,7 +157,8 @@ static void table_operations(void) {
     printf("\noperations: 124m, diff_v2; products with 1024 rows, others with %d (larger than the cache)\n", (int)ROWS);
     Model model;
     plan_model(&model, "124m", "diff_v2", 0, 1, 1024, FOR_TRAINING);
-    OpModel few = shape_of(&model, 1, 1024), many = shape_of(&model, ROWS / 1024, 1024);
+    OpModel few = op_model_of(&model, 1, 1024), many = op_model_of(&model, ROWS / 1024, 1024);
+    few.logit_rows = many.logit_rows = 1024; // a piece of the logits
     OpSize small[OP_SIZES], large[OP_SIZES];
     int count = op_sizes(small, &few);
     many.update_rows = min_int(many.update_rows, many.V);
@@ -208,11 +172,7 @@ static void table_operations(void) {
         int B = lengths[i / 2][0], T = lengths[i / 2][1];
         char what[64];
         FORMAT(what, "%d x %d, %d on %d", B, T, few.NQ, few.NKV);
-        const OpSize size = {
-            OP_ATTENTION,
-            what,
-            {B, T, few.NQ, few.NKV, few.QD, few.D, 1, few.ld - (few.NQ + few.NKV) * few.QD - few.NKV * few.D},
-            {0, 0}};
+        const OpSize size = attention_size(&model, what, B, T);
         measure_operation(&size, i % 2);
     }
     model_free(&model, false);

@@ -99,7 +99,7 @@ def windows(check, part, preset, NKV):
         for r in rows:
             ms.setdefault((r["case"], r["of"].split(":")[0]), []).append(r["measured"])
         if ended:
-            shown = [r for r in rows if f"window {window}," in r["of"]]
+            shown = [r for r in rows if f"window {window};" in r["of"]]
             part.check(
                 f"attention {'with' if traits else 'without'} a window is measured",
                 len(rows) > 0 and len(shown) == (len(rows) if traits else 0),
