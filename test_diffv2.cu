@@ -3,7 +3,7 @@ test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with
 
   test_diffv2cu [--seed N] [--one-process] [--sizes PRESET KV_HEADS B T] [WORDS]
       all cases, or those whose line contains WORDS; it ends with `N passed, N failed`. With --sizes operations at the
-      shapes of a model instead, compared on samples (tests/cuda_sizes.h).
+      shapes of a model instead (tests/cuda_sizes.h).
 
 Each case prints its dimensions and the reason for them. On a GPU the inputs differ in every run; --seed repeats them. A
 case that ends its process, for example by a failing CHECK, is one failure (isolation.h). --one-process runs all cases

@@ -541,19 +541,21 @@ static void check_operation(const Case *row) {
         check_passes(c, row->shift, false, (Inputs)inputs);
     if (c.fp8) linear_configure(sizeof(floatX) == 2 ? GEMM_BF16 : GEMM_FP32);
 }
+static const Check *operation_check(int kind) {
+    operation_checks[kind] = {op_kinds[kind].name, check_operation, op_kinds[kind].dims};
+    return &operation_checks[kind];
+}
 // The cases of operation_table.h; those with small tensors also at addresses that are no multiple of a pack.
 static void operation_cases(std::vector<Case> &table) {
     for (const OpRow &row : op_cases)
         for (int kind = 0; kind < OP_KIND_COUNT; kind++) {
             if (row.engines == C_ONLY || op_cases_of((OpKindName)kind) != row.kind) continue;
-            Check &check = operation_checks[kind];
-            check = {op_kinds[kind].name, check_operation, op_kinds[kind].dims};
             OpCase layout;
             op_describe(&layout, (OpKindName)kind, row.d);
             size_t most = kind == OP_SINK ? 80000 : kind == OP_EXPERT_LINEAR_FP8 ? 4000 : 10000;
             bool small = layout.y->count <= most && layout.a.T <= 20;
             for (int shift = 0; shift <= (small ? 1 : 0); shift++) {
-                table.push_back({&check, {}, shift, row.why});
+                table.push_back({operation_check(kind), {}, shift, row.why});
                 std::copy(std::begin(row.d), std::end(row.d), table.back().n);
             }
         }

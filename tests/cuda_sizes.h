@@ -7,6 +7,7 @@ minutes on the CPU. All of a tensor is computed, and samples of it are compared:
   sums        over rows (gradients of weights): output gradients are zero except in the sampled rows
   products    of the library, against gemm_plain, which other cases compare with its twin
   attention   by cuDNN and by the built-in kernel, for one group of heads in the last sequence
+  experts     all rows, with the model's numbers of rows and of experts, but of 64 columns
 
 Tensors repeat a sequence of random numbers of prime length, so that rows differ. Outputs are poisoned.
 */

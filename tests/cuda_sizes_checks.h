@@ -308,6 +308,13 @@ static std::vector<Case> sizes_cases(const char *preset, int NKV, int B, int T) 
         check = {op_kinds[sizes[i].kind].name, sizes_of_kind, SIZES_DIMS};
         add(check);
     }
+    if (m.E == 0) return cases;
+    model.E = m.E, model.K = m.K, model.C = 64, model.FE = 32; // narrow: the twins compute all rows
+    for (int i = 0, count = op_sizes(sizes, &model); i < count; i++) {
+        if (sizes[i].kind < OP_ROUTER) continue;
+        cases.push_back({operation_check(sizes[i].kind), {}, 0, p->name});
+        std::copy(std::begin(sizes[i].d), std::end(sizes[i].d), cases.back().n);
+    }
     return cases;
 }
 #endif

@@ -82,7 +82,7 @@ static const OpKind op_kinds[OP_KIND_COUNT] = {
      expert_gather_call_backward, expert_gather_cost},
     {"expert_swiglu", "N C E K F skew", expert_swiglu_setup, expert_swiglu_reference, expert_swiglu_call,
      expert_swiglu_call_backward, expert_swiglu_cost},
-    {"expert_linear", "N C E K F skew add", expert_linear_setup, expert_linear_reference, expert_linear_call,
+    {"expert_linear", "N IC E K OC/2 skew add", expert_linear_setup, expert_linear_reference, expert_linear_call,
      expert_linear_call_backward, expert_linear_cost},
     {"expert_linear in fp8", "N IC E K OC skew", expert_linear_fp8_setup, NULL, expert_linear_call,
      expert_linear_call_backward, expert_linear_cost},

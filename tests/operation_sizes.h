@@ -60,8 +60,10 @@ static int op_sizes(OpSize *list, const OpModel *m) {
         {OP_EXPERT_GATHER, "", {N, m->C, m->E, m->K, m->FE}, {0, 0}},
         {OP_EXPERT_GATHER, "adds", {N, m->C, m->E, m->K, m->FE, 0, 1}, {-1, 0}},
         {OP_EXPERT_SWIGLU, "", {N, m->C, m->E, m->K, m->FE}, {0, 0}},
+        {OP_EXPERT_LINEAR, "gate, up", {N, m->C, m->E, m->K, m->FE, 0, 1}, {0, 0}},
+        {OP_EXPERT_LINEAR, "down", {N, m->FE, m->E, m->K, m->C / 2, 0, 1}, {0, 0}},
     };
-    const int EXPERTS = 8, count = (int)(sizeof(all) / sizeof(all[0])) - (m->E ? 0 : EXPERTS);
+    const int EXPERTS = 10, count = (int)(sizeof(all) / sizeof(all[0])) - (m->E ? 0 : EXPERTS);
     assert(count <= OP_SIZES && all[sizeof(all) / sizeof(all[0]) - (size_t)EXPERTS].kind == OP_ROUTER);
     memcpy(list, all, (size_t)count * sizeof(all[0]));
     return count;

@@ -123,7 +123,6 @@ static void test_traffic(void) {
         {OP_QUANTIZE, "", {16384, 2048, 2048, 8, 0}, {0, 0}},
         {OP_ADAMW, "master", {50000, 2048, 1, 100, 0}, {0, 0}},
         {OP_EXPERT_LINEAR, "", {16384, 2048, 64, 4, 1024}, {0, 0}},
-        {OP_EXPERT_LINEAR, "adds", {16384, 2048, 64, 4, 1024, 0, 1}, {0, 0}},
     };
     const int other_count = (int)(sizeof(others) / sizeof(others[0]));
     OpSize sizes[OP_SIZES];

@@ -27,7 +27,7 @@ Each result is a row of dev/gpu_check/results.py, a line of JSON.
 operations  median time between events; tensors larger than the L2 cache, random values. GB/s count the bytes of
             NAME_bytes, each tensor once. Shares are of the copy and of the product measured just before; of both
             for an operation that has bytes and FLOPs, the one that limits it. With experts (30b-a3b, moe-tiny) the
-            grouped products alternate with one dense product of equal FLOPs (bench_cuda_experts.h).
+            grouped products alternate with one dense product of equal FLOPs.
 steps       host clock, from the upload of the tokens to the end of the update. TFLOP/s use the trainer's count: the
             causal half of attention, without recomputation.
 profile     events around each operation of a step; `outside` is the time that is in no operation

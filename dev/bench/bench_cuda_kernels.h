@@ -184,10 +184,9 @@ static void kernel_measure(const KernelCase &c, Run run, Prepare prepare = kerne
     if (strstr(c.name, kernels.word)) kernel_record(c, kernel_ms(c, run, prepare));
 }
 // Also a second record: beside a peer of equal FLOPs, in turns. Ratios are of one round.
-template <typename Run, typename Peer, typename Prepare>
-static void kernel_compare(const KernelCase &c, Run run, const char *peer_name, Peer peer, Prepare prepare) {
-    if (!strstr(c.name, kernels.word)) return;
-    KernelTimes times = kernel_times(c, prepare, run, peer);
+template <typename Run, typename Peer>
+static void kernel_compare(const KernelCase &c, Run run, const char *peer_name, Peer peer) {
+    KernelTimes times = kernel_times(c, kernel_prepare_nothing, run, peer);
     double own[MOST_REPEATS];
     memcpy(own, times.ms[0], sizeof(own));
     kernel_record(c, median(own, times.repeats));
@@ -352,21 +351,57 @@ static void kernel_of_operation(const OpSize &size, bool backward, const char *n
     kernel_measure(
         k.k, [&](void **t) { k.run(t); }, [&](void **t) { k.prepare(t); });
 }
+// y = x weight^T, dx = dy weight, dweight += dy^T x of all experts. They alternate with one product of equal FLOPs by
+// the matrix library: that of all rows with the weight of one expert. It reads, or writes, one weight instead of E, so
+// that it is faster where the weights limit the grouped product. The share of a grouped product, of the limit by its
+// own bytes or FLOPs, does not have this difference.
+static void kernels_of_expert_linear(const OpSize &size) {
+    static const char *const names[] = {"expert_linear_forward", "expert_linear_to_input", "expert_linear_to_weight"};
+    const int R = size.d[0] * size.d[3], IC = size.d[1], OC = 2 * size.d[4];
+    const GemmShape dense[] = {{false, true, false, false, R, OC, IC, IC, IC, OC},
+                               {false, false, false, false, R, IC, OC, OC, IC, IC},
+                               {true, false, true, true, OC, IC, R, OC, IC, IC}};
+    for (int part = 0; part < 3; part++) {
+        if (!strstr(names[part], kernels.word)) continue;
+        KernelOperation of(size, part > 0);
+        const OpCase *c = &of.o.c;
+        const double forward = (double)op_cost_of(c, false).bytes;
+        char peer[96];
+        FORMAT(of.k.name, "%s", names[part]);
+        FORMAT(peer, "%d x %d x %d", dense[part].M, dense[part].N, dense[part].K);
+        if (part) of.k.flops /= 2, of.k.bytes = part == 1 ? forward : of.k.bytes - forward;
+        kernel_compare(
+            of.k,
+            [&](void **t) {
+                of.bind(t);
+                ExpertLinear w = op_expert_linear(c);
+                if (part == 0) op_call(c, false);
+                else if (part == 1) expert_linear_to_input(OP_DX(0), OP_DY, w, expert_starts(c), R);
+                else expert_linear_to_weight(OP_DW(1), OP_DY, OP_X(0), w, expert_starts(c), R, true);
+            },
+            peer,
+            [&](void **t) {
+                of.bind(t);
+                void *const out[] = {OP_Y(0), OP_DX(0), OP_DW(1)};
+                gemm(dense[part], out[part], part ? OP_DY : OP_X(0), part == 2 ? OP_X(0) : OP_X(1));
+            });
+    }
+}
 static void kernels_of_operations(const Model *m, int B, int T) {
     OpModel model = op_model_of(m, B, T);
     if (bench_tiny) model.update_rows = min_int(model.update_rows, (1 << 16) / model.C);
     OpSize sizes[OP_SIZES];
     int count = op_sizes(sizes, &model);
     for (int i = 0; i < count; i++)
-        for (int backward = 0; backward < 2; backward++) kernel_of_operation(sizes[i], backward);
+        for (int backward = 0; backward < 2; backward++)
+            if (sizes[i].kind != OP_EXPERT_LINEAR) kernel_of_operation(sizes[i], backward);
+            else if (!backward) kernels_of_expert_linear(sizes[i]);
     size_t set = product(model.update_rows, model.C);
     KernelCase k = kernel_case("buffer_zero", (double)(set * sizeof(grad_t)), 0, "%zu gradients", set);
     kernel_measure(tensors(k, "f", set), [=](void **t) { buffer_zero(t[0], set * sizeof(grad_t)); });
 }
 
 #define X(i) ((floatX *)t[i])
-#define F(i) ((real *)t[i])
-#define I(i) ((int *)t[i])
 
 // The linear layers of a block in FP8: rounding alone, and whole operations, with the rounding of their operands.
 static void kernels_of_fp8(const Model *m, int N) {
@@ -418,10 +453,7 @@ static void kernels_of_attention(const char *what, const char *preset, const cha
     model_free(&m, false);
 }
 
-#include "bench_cuda_experts.h"
 #undef X
-#undef F
-#undef I
 
 static void kernels_run(const char *preset, int NKV, int B, int T, const char *word) {
     Model m;
@@ -434,7 +466,6 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_of_operations(&m, B, T);
     ops_init(m.plan.workspace_bytes);
     kernels_of_fp8(&m, B * T);
-    if (m.plan.config.E) kernels_of_experts(&m, B * T);
     char twice[64];
     const AttentionOptions usual = {false, false, true, false, false}, faster = {false, false, false, false, false},
                            own = {true, false, true, false, false};

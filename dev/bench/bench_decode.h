@@ -33,24 +33,20 @@ static double decode_bandwidth(void) {
 }
 
 static int decode_window(void) { return bench_layers.window ? bench_layers.window : 512; }
-static void decode_config(ModelConfig *c, const DecodeArm *arm, int T) {
-    CHECK(find_model(c, bench.preset, arm->attention, 0, T), "no preset '%s'", bench.preset);
-    c->NH = (int)(arm->heads * c->NH);
-    c->yoco = arm->yoco;
-    c->window = arm->yoco ? decode_window() : 0, c->full_every = 0;
+static void decode_plan(Model *model, const DecodeArm *arm, int B, int T) {
+    ModelConfig c;
+    CHECK(find_model(&c, bench.preset, arm->attention, 0, T), "no preset '%s'", bench.preset);
+    c.NH = (int)(arm->heads * c.NH);
+    c.yoco = arm->yoco;
+    c.window = arm->yoco ? decode_window() : 0, c.full_every = 0;
+    model_plan(model, &c, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
 }
 
 // A model for generation whose caches are full.
 static void decode_open(BenchModel *b, const DecodeArm *arm, int B, int T) {
-    ModelConfig c;
-    decode_config(&c, arm, T);
-    memset(b, 0, sizeof(*b));
-    b->B = B, b->T = T;
-    model_plan(&b->model, &c, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
-    model_alloc(&b->model, NULL);
-    bench_init(&b->model);
-    b->tokens = bench_tokens((size_t)max_int(B, T), c.V);
-    for (int l = 0; l < c.L; l++) {
+    decode_plan(&b->model, arm, B, T);
+    bench_alloc(b);
+    for (int l = 0; l < b->model.plan.config.L; l++) {
         size_t count = (size_t)B * (size_t)cache_capacity(&b->model.plan, l) * (size_t)b->model.plan.dims.kv_rows;
 #pragma omp parallel for schedule(static)
         for (size_t i = 0; i < count; i++) b->model.acts.layers[l].kv[i] = (real)((double)(i * 37 % 101) / 50 - 1);
@@ -115,9 +111,7 @@ static double decode_memory(int B, int T) {
     double bytes = 0;
     for (int i = 0; i < DECODE_ARMS; i++) {
         Model model;
-        ModelConfig c;
-        decode_config(&c, &decode_arms[i], T);
-        model_plan(&model, &c, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
+        decode_plan(&model, &decode_arms[i], B, T);
         bytes += (double)(model.plan.params_bytes + model.plan.activations_bytes + model.plan.workspace_bytes);
         plan_free(&model.plan);
     }
@@ -211,7 +205,6 @@ static void table_prefill(void) {
             }
             BenchModel b;
             decode_open(&b, &decode_arms[arms[i]], 1, T);
-            ops_init(b.model.plan.workspace_bytes);
             float *logits = (float *)checked_calloc((size_t)b.model.plan.config.V, sizeof(float));
             int rounds = last[i] > 1 ? 1 : min_int(3, bench.rounds);
             for (int r = 0; r < rounds; r++) {

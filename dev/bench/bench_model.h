@@ -105,16 +105,21 @@ typedef struct {
     int *starts; // of each position's document; NULL without --doc-mask
 } BenchModel;
 
-static void bench_open(BenchModel *b, const char *preset, const char *attention, int NKV, int B, int T,
-                       Purpose purpose) {
+// A planned model.
+static void bench_alloc(BenchModel *b) {
+    const int B = b->model.plan.B, T = b->model.plan.T;
     b->B = B, b->T = T;
-    plan_model(&b->model, preset, attention, NKV, B, T, purpose);
     model_alloc(&b->model, NULL);
     ops_init(b->model.plan.workspace_bytes);
     bench_init(&b->model);
     b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.plan.config.V);
     b->starts = bench_layers.documents ? (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int)) : NULL;
     for (int n = 0; b->starts && n < B * T; n++) b->starts[n] = n % T / max_int(1, T / 3) * max_int(1, T / 3);
+}
+static void bench_open(BenchModel *b, const char *preset, const char *attention, int NKV, int B, int T,
+                       Purpose purpose) {
+    plan_model(&b->model, preset, attention, NKV, B, T, purpose);
+    bench_alloc(b);
 }
 static void bench_close(BenchModel *b) {
     model_free(&b->model, true);

@@ -23,8 +23,7 @@ static OpModel op_model_of(const Model *model, int B, int T) {
 static OpSize attention_size(const Model *model, const char *what, int B, int T) {
     const AttentionShape s = key_set(&model->plan, 0, 0, B, T, 0).shape;
     const int sets = model->plan.config.attention->key_sets, used = (s.NQ + s.NKV) * sets * s.D + s.NKV * s.DV;
-    OpSize size = {
-        OP_ATTENTION, what, {B, T, s.NQ, s.NKV, s.D, s.DV, sets, s.ldq - used, 0, 0, 0, s.window}, {0, 0}};
+    OpSize size = {OP_ATTENTION, what, {B, T, s.NQ, s.NKV, s.D, s.DV, sets, s.ldq - used, 0, 0, 0, s.window}, {0, 0}};
     return size;
 }
 

@@ -7,7 +7,9 @@ import re
 
 from runner import OutOfTime, Skip, Unfinished, find_tool, last_line
 
-SIZES = [("1.4b", 8, 16, 2048), ("124m", 6, 64, 1024)]  # (preset, key/value heads, B, T)
+# (preset, key/value heads, B, T, words of the cases); 30b-a3b: 65,536 rows of 128 experts
+SIZES = [("1.4b", 8, 16, 2048), ("124m", 6, 64, 1024), ("30b-a3b", 4, 2, 4096, "router", "expert")]
+TINY_SIZES = [("tiny", 2, 2, 70), ("moe-tiny", 2, 1, 16, "router", "expert")]
 # (tool, word): small cases, first those at unaligned addresses; then the operations, races of those with shared memory
 SHORT = [("memcheck", "unaligned"), ("memcheck", "smallest")]
 LONG = [
@@ -30,7 +32,7 @@ def ops(check, part):
 
 
 def sizes(check, part):
-    for case in [("tiny", 2, 2, 70)] if check.pretend else SIZES:
+    for case in TINY_SIZES if check.pretend else SIZES:
         name = " ".join(map(str, case))
         what = f"operations are correct at the shapes of {name}"
         yield name, run_tests, what, "TEST_DIFFV2CU", ["--sizes", *case], 300
