@@ -29,8 +29,7 @@ python_environment.ensure("data")
 
 import numpy as np
 import token_table
-from prepare import write_json
-from shards import token_type, write_shard
+from shards import append_shard, token_type, write_corpus
 
 MAGIC = b"MMIDIDX\x00\x00"
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
@@ -83,13 +82,6 @@ def convert(options):
     separator = np.array([options.separator or 0], dtype)
     shards, parts, count, documents = [], [], 0, 0
 
-    def write():
-        nonlocal parts, count
-        name = f"{'train' if shards else 'val'}_{len(shards):06d}.bin"
-        tokens = np.concatenate(parts)
-        shards.append({"file": name, "tokens": len(tokens), "xxh64": write_shard(out / name, tokens)})
-        parts, count = [], 0
-
     try:
         for document in documents_of(options.prefix):
             if len(document) == 0:
@@ -99,16 +91,16 @@ def convert(options):
                 raise Damaged(f"document {documents + 1} has token {worst}, outside --vocab {options.vocab}")
             tokens = document.astype(dtype)
             if options.add_separator:
-                tokens = np.concatenate(
-                    [separator, tokens] if options.separator_place == "before" else [tokens, separator]
-                )
-            parts.append(tokens)
-            count += len(tokens)
+                parts += [separator, tokens] if options.separator_place == "before" else [tokens, separator]
+            else:
+                parts.append(tokens)
+            count += len(tokens) + options.add_separator
             documents += 1
             if count >= (options.shard_tokens if shards else options.val_tokens):
-                write()
+                append_shard(out, shards, parts)
+                parts, count = [], 0
         if count:
-            write()
+            append_shard(out, shards, parts)
         if len(shards) < 2:
             tokens = shards[0]["tokens"] if shards else 0
             raise Damaged(f"all {tokens} tokens are for validation: lower --val-tokens {options.val_tokens}")
@@ -120,21 +112,14 @@ def convert(options):
         shutil.copyfile(options.tokenizer, out / "tokenizer.json")
         token_table.write_table(options.tokenizer, str(out / "tokenizer.bin"), options.separator)
     known = None if options.separator is None else {"token": options.separator, "place": options.separator_place}
-    train = sum(s["tokens"] for s in shards[1:])
-    write_json(
-        out / "corpus.json",
-        {
-            "format": 1,
-            "name": out.name,
-            "source": f"Megatron {options.prefix}",
-            "vocab_size": options.vocab,
-            "tokenizer": options.tokenizer,
-            "separator": known,
-            "documents": documents,
-            "train_tokens": train,
-            "val_tokens": shards[0]["tokens"],
-            "shards": shards,
-        },
+    train = write_corpus(
+        out,
+        shards,
+        source=f"Megatron {options.prefix}",
+        vocab_size=options.vocab,
+        tokenizer=options.tokenizer,
+        separator=known,
+        documents=documents,
     )
     print(f"{out}: {documents} documents, {train} tokens for training and {shards[0]['tokens']} for validation")
 

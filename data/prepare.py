@@ -36,7 +36,8 @@ python_environment.ensure("data")
 import numpy as np
 import tokenizers
 import token_table
-from shards import file_digest, token_type, write_shard
+from outputs import write_json
+from shards import append_shard, file_digest, token_type, write_corpus
 from sources import HUB, BadInput, Documents, fetch, first_line, hub, hub_inputs, kind_of, local_inputs
 
 STATE = "progress.json"
@@ -46,16 +47,6 @@ BATCH_BYTES = 4 << 20
 
 def fail(text):
     sys.exit(f"prepare.py: {text}")
-
-
-def write_json(path, value):
-    temporary = Path(f"{path}.tmp")
-    with open(temporary, "w", encoding="utf-8") as f:
-        json.dump(value, f, indent=2)
-        f.write("\n")
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
 
 
 class Bytes:
@@ -233,17 +224,13 @@ class Corpus:
 
     def write(self, place):
         """Writes the collected tokens as a shard. The documents from `place` on follow it."""
-        number = len(self.state["shards"])
-        name = f"{'train' if number else 'val'}_{number:06d}.bin"
-        tokens = np.concatenate(self.parts)
-        digest = write_shard(self.out / name, tokens)
-        self.state["shards"].append({"file": name, "tokens": len(tokens), "xxh64": digest})
+        append_shard(self.out, self.state["shards"], self.parts)
         self.state["place"] = list(place)
         for key, value in self.fresh.items():
             self.state[key] += value
             self.fresh[key] = 0
         write_json(self.out / STATE, self.state)
-        self.done_tokens += len(tokens)
+        self.done_tokens += self.count
         self.parts, self.count = [], 0
 
 
@@ -330,20 +317,13 @@ def check_disk(out, inputs, options, corpus_name, state, width):
 def load_state(out, wanted, force):
     """The state of an earlier start of the same command, or a new state."""
     empty = {"options": wanted, "shards": [], "place": [0, 0], "documents": 0, "text_bytes": 0, "empty": 0, "bad": {}}
-    if force and out.exists():
-        for path in [
-            *out.glob("train_*.bin"),
-            *out.glob("val_*.bin"),
-            *(out / n for n in (STATE, "corpus.json", "tokenizer.json", "tokenizer.bin")),
-        ]:
-            path.unlink(missing_ok=True)
+    if force:
+        for pattern in ("train_*.bin", "val_*.bin", STATE, "corpus.json", "tokenizer.json", "tokenizer.bin"):
+            for path in out.glob(pattern):
+                path.unlink(missing_ok=True)
     path = out / STATE
     if not path.exists():
-        others = (
-            [p.name for p in out.iterdir() if p.suffix == ".bin" or p.name in ("corpus.json", "tokenizer.json")]
-            if out.exists()
-            else []
-        )
+        others = [p.name for p in out.glob("*") if p.suffix == ".bin" or p.name in ("corpus.json", "tokenizer.json")]
         if others:
             found = f"{out} has {others[0]} and no {STATE}"
             raise BadInput(f"{found}: it is another corpus; use another --out, or --force to replace it")
@@ -427,15 +407,8 @@ def parse_arguments():
     parser.add_argument("--gpt2-ranks", metavar="FILE", help="local gpt2.tiktoken")
     parser.add_argument("--force", action="store_true", help="replace the corpus in DIR")
     options = parser.parse_args()
-    for name, least in (
-        ("val_tokens", 1),
-        ("shard_tokens", 1),
-        ("max_tokens", 0),
-        ("max_document", 1),
-        ("bpe_sample", 1),
-        ("workers", 1),
-    ):
-        value = getattr(options, name)
+    for name in ("val_tokens", "shard_tokens", "max_tokens", "max_document", "bpe_sample", "workers"):
+        value, least = getattr(options, name), 0 if name == "max_tokens" else 1
         if value is None:  # computed from the input
             continue
         if not least <= value <= 1e15 or value != int(value):
@@ -453,11 +426,8 @@ def parse_arguments():
 
 
 def prepare(options):
-    name = (
-        options.inputs[0]
-        if len(options.inputs) == 1 and options.inputs[0] in HUB and not os.path.exists(options.inputs[0])
-        else None
-    )
+    first = options.inputs[0]
+    name = first if options.inputs == [first] and first in HUB and not os.path.exists(first) else None
     out = Path(options.out)
     if name:
         options.text_field = HUB[name].field if options.text_field == "text" else options.text_field
@@ -501,10 +471,9 @@ def prepare(options):
 
 
 def finish(out, source, tokenizer, options, state):
-    train = sum(s["tokens"] for s in state["shards"][1:])
     if not state["shards"]:
         raise BadInput("no document with text")
-    if not train:
+    if len(state["shards"]) < 2:
         advice = (
             "lower it"
             if state["documents"] > 1
@@ -517,26 +486,17 @@ def finish(out, source, tokenizer, options, state):
         str(out / "tokenizer.bin"),
         tokenizer.separator,
     )
-    write_json(
-        out / "corpus.json",
-        {
-            "format": 1,
-            "name": out.name,
-            "source": source,
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer": tokenizer.name,
-            "separator": {
-                "token": tokenizer.separator,
-                "text": tokenizer.separator_text,
-                "place": options.separator_place,
-            },
-            "documents": state["documents"],
-            "text_bytes": state["text_bytes"],
-            "train_tokens": train,
-            "val_tokens": state["shards"][0]["tokens"],
-            "shards": state["shards"],
-            "versions": {"tokenizers": tokenizers.__version__, "numpy": np.__version__},
-        },
+    place = options.separator_place
+    train = write_corpus(
+        out,
+        state["shards"],
+        source=source,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer=tokenizer.name,
+        separator={"token": tokenizer.separator, "text": tokenizer.separator_text, "place": place},
+        documents=state["documents"],
+        text_bytes=state["text_bytes"],
+        versions={"tokenizers": tokenizers.__version__, "numpy": np.__version__},
     )
     shutil.rmtree(out / "downloads", ignore_errors=True)
     for shard in state["shards"]:

@@ -5,10 +5,10 @@ wide     magic 20240801, version 7: uint32
 """
 
 import os
-from pathlib import Path
 
 import numpy as np
 import xxhash
+from outputs import replace, write_json
 
 HEADER = 256
 FORMATS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
@@ -28,20 +28,27 @@ def write_shard(path, tokens):
     header = np.zeros(HEADER, "<i4")
     header[:2] = magic, FORMATS[magic][0]
     header[2] = np.uint32(len(tokens)).view(np.int32)
-    digest, temporary = xxhash.xxh64(), Path(f"{path}.tmp")
-    try:
-        with open(temporary, "wb") as f:
-            for part in (header, tokens):
-                data = memoryview(part).cast("B")
-                f.write(data)
-                digest.update(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    digest = xxhash.xxh64()
+    with replace(path) as f:
+        for part in (header, tokens):
+            data = memoryview(part).cast("B")
+            f.write(data)
+            digest.update(data)
     return digest.hexdigest()
+
+
+def append_shard(out, shards, parts):
+    """Writes the next shard of a corpus, the first of which is for validation. shards: its list in corpus.json."""
+    name, tokens = f"{'train' if shards else 'val'}_{len(shards):06d}.bin", np.concatenate(parts)
+    shards.append({"file": name, "tokens": len(tokens), "xxh64": write_shard(out / name, tokens)})
+
+
+def write_corpus(out, shards, **about):
+    """corpus.json. Returns the number of tokens for training."""
+    val, train = shards[0]["tokens"], sum(s["tokens"] for s in shards[1:])
+    sizes = {"train_tokens": train, "val_tokens": val, "shards": shards}
+    write_json(out / "corpus.json", {"format": 1, "name": out.name, **about, **sizes})
+    return train
 
 
 def file_digest(path):
