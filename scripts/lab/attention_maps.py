@@ -3,37 +3,28 @@
 import base64
 import json
 import re
-import struct
-from pathlib import Path
 
 from . import stats
 from .run_directory import RunError
+from .tensors import Tensors
 
 TENSOR_NAME = re.compile(r"layer\.[0-9]+\.head\.[0-9]+\.(a1|a2|lambda)")
 
 
 def read(path):
     """The tensors {name: array} of a file. Raises RunError if it is not a file of attention maps."""
-    import numpy as np
-
+    file = Tensors(path)
     try:
-        data = Path(path).read_bytes()
-        size = struct.unpack("<Q", data[:8])[0]
-        header, tensors = json.loads(data[8 : 8 + size]), {}
-        for name, t in header.items():
-            if name != "__metadata__":
-                begin, end = (8 + size + offset for offset in t["data_offsets"])
-                tensors[name] = np.frombuffer(data[begin:end], "<f4").reshape(t["shape"])
-                if t["dtype"] != "F32" or not (name == "tokens" or TENSOR_NAME.fullmatch(name)):
-                    raise ValueError(name)
+        for name, t in file.header.items():
+            if t["dtype"] != "F32" or not (name == "tokens" or TENSOR_NAME.fullmatch(name)):
+                raise ValueError(name)
+        tensors = {name: file.read(name) for name in file.header}
         n = len(tensors["tokens"])
         for name, x in tensors.items():
             if x.shape != {"tokens": (n,), "a1": (n, n), "a2": (n, n), "lambda": (n,)}[name.rpartition(".")[2]]:
                 raise ValueError(name)
         return tensors
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}") from None
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError):
+    except (KeyError, TypeError, ValueError):
         raise RunError(f"{path}: damaged, or not attention maps") from None
 
 

@@ -50,50 +50,15 @@ from pathlib import Path
 import python_environment
 
 from . import cli, run_directory
+from .run_directory import RunError, read_json
+from .tensors import Tensors
 
 DRAWS, RANK_WINDOWS, RARE_SHARE = 1000, 32, 0.05
 CLASSES = ("all", "first", "punctuation", "rare", "other")
 M64 = 2**64 - 1
 
 
-class ProbeError(Exception):
-    """What is wrong with a file, in one line."""
-
-
 # ---- files
-
-
-class Tensors:
-    """The tensors of a safetensors file; they are read when they are used."""
-
-    TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-
-    def __init__(self, path):
-        self.path = Path(path)
-        try:
-            with open(path, "rb") as f:
-                self.start = 8 + struct.unpack("<Q", f.read(8))[0]
-                self.header = json.loads(f.read(self.start - 8))
-            self.header.pop("__metadata__", None)
-        except OSError as error:
-            raise ProbeError(f"{path}: {error.strerror}") from None
-        except (struct.error, ValueError, AttributeError, RecursionError, MemoryError, OverflowError):
-            raise ProbeError(f"{path}: not a safetensors file, or damaged") from None
-
-    def read(self, name):
-        import numpy as np
-
-        try:
-            t = self.header[name]
-            begin, end = t["data_offsets"]
-            x = np.fromfile(self.path, self.TYPES[t["dtype"]], offset=self.start + begin, count=math.prod(t["shape"]))
-            if x.nbytes != end - begin:
-                raise ValueError
-            if t["dtype"] == "BF16":
-                x = (x.astype("<u4") << 16).view("<f4")
-            return x.reshape(t["shape"])
-        except (KeyError, TypeError, ValueError):
-            raise ProbeError(f"{self.path}: no tensor {name}, or damaged") from None
 
 
 class Dump(Tensors):
@@ -113,7 +78,7 @@ class Dump(Tensors):
         while f"{name}.{batches}.tokens" in self.header:
             batches += 1
         if batches == 0:
-            raise ProbeError(f"{self.path}: not a file of --dump-qkv: it has no {name}.0.tokens")
+            raise RunError(f"{self.path}: not a file of --dump-qkv: it has no {name}.0.tokens")
         return np.concatenate([self.read(f"{name}.{b}.{what}") for b in range(batches)], axis)
 
     def has(self, name):
@@ -307,7 +272,7 @@ def map_statistics(dump, layer):
         a1 = attention.maps(signal)
         a2 = attention.maps(noises[h]) if dump.noise else a1
         if not np.isfinite(a1[..., 0].sum() + a2[..., 0].sum()):
-            raise ProbeError(
+            raise RunError(
                 f"the attention maps of layer {layer} are not finite: the model's weights are broken or training "
                 "diverged"
             )
@@ -442,18 +407,6 @@ def rounding_of_layer(dump, layer, sink):
 # ---- the program
 
 
-def read_json(path):
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-        if isinstance(value, dict):
-            return value
-    except OSError as error:
-        raise ProbeError(f"{path}: {error.strerror}") from None
-    except ValueError:
-        pass
-    raise ProbeError(f"{path}: not JSON, or damaged")
-
-
 def token_texts(path, V):
     """The texts of the tokens, by a tokenizer.bin, or as bytes; None where they have none."""
     if path is None:
@@ -465,9 +418,9 @@ def token_texts(path, V):
         if data[:8] != b"DV2TOK\0\1" or at + sum(lengths) > len(data):
             raise ValueError
     except OSError as error:
-        raise ProbeError(f"{path}: {error.strerror}") from None
+        raise RunError(f"{path}: {error.strerror}") from None
     except (struct.error, ValueError):
-        raise ProbeError(f"{path}: not a tokenizer.bin, or damaged") from None
+        raise RunError(f"{path}: not a tokenizer.bin, or damaged") from None
     for length in lengths:
         texts.append(data[at : at + length])
         at += length
@@ -497,7 +450,7 @@ def probe(dump, checkpoint, config, tokenizer, seed):
         layers.append(row)
     return {
         "attention": config.get("attention", "baseline"),
-        "step": read_json(state).get("step") if state.exists() else None,
+        "step": read_json(state, {}).get("step") if state.exists() else None,
         "parameters": sum(math.prod(t["shape"]) for t in weights.header.values()),
         "windows": len(tokens),
         "positions": tokens.shape[1],
@@ -599,17 +552,17 @@ def main(words):
     python_environment.ensure("lab")
     try:
         dump, checkpoint = Dump(a.dump), Path(a.checkpoint)
-        config = read_json(checkpoint / "config.json")
+        config = read_json(checkpoint / "config.json", {})
         if a.out:
             found = probe(dump, checkpoint, config, a.tokenizer, a.seed)
             print_probe(found)
             write_json(a.out, found)
         if a.rounding:
-            evaluation = read_json(a.rounding)
+            evaluation = read_json(a.rounding, {})
             evaluation["attention_rounding"] = rounding(dump, config.get("attention") in ("sink", "off_by_one"))
             print_rounding(evaluation["attention_rounding"])
             write_json(a.rounding, evaluation)
-    except ProbeError as error:
+    except RunError as error:
         cli.fail("lab probe", str(error))
     except OSError as error:
         cli.fail("lab probe", f"{error.filename or a.out}: {error.strerror}")

@@ -320,11 +320,15 @@ def the_probe_refuses_what_it_cannot_read_in_one_line(place):
     (place / "cut").write_bytes(path.read_bytes()[:5000])
     (place / "text").write_text("nothing")
     out = ("--out", place / "x.json")
-    for name, said in (("none", "No such file"), ("cut", "or damaged"), ("text", "not a safetensors file, or damaged")):
+    for name, said in (
+        ("none", "No such file"),
+        ("cut", ": damaged, or no tensor"),
+        ("text", ": damaged, or not a safetensors file"),
+    ):
         expect_error(probed(place / name, "--checkpoint", checkpoint, *out), 1, said, 1)
     expect_error(probed(checkpoint / "model.safetensors", "--checkpoint", checkpoint, *out), 1, "no tensor counts", 1)
     expect_error(probed(path, "--checkpoint", place, *out), 1, "config.json: No such file", 1)
     words = ("--checkpoint", checkpoint, *out, "--tokenizer")
     expect_error(probed(path, *words, place / "text"), 1, "not a tokenizer.bin, or damaged", 1)
-    expect_error(probed(path, "--checkpoint", checkpoint, "--rounding", place / "text"), 1, "not JSON, or damaged", 1)
+    expect_error(probed(path, "--checkpoint", checkpoint, "--rounding", place / "text"), 1, "text: not JSON", 1)
     assert not (place / "x.json").exists()
