@@ -158,11 +158,25 @@ END
 TRAIN_DIFFV2CU_FP32="$fakes/other" check d "${bundle[@]}" --parts gradients
 found 1 'FAIL gradients of diff_v2, fp32 .*weight: error' 'ok   gradients of diff_v2, bf16'
 ok "gradients of different data fail the comparison" $?
+cat >"$work/dump.py" <<'END'
+import json, struct
+
+def dump_tensors(path, tensors):
+    header, data = {}, b""
+    for name, values in tensors.items():
+        blob = struct.pack(f"<{len(values)}f", *values)
+        shape = [1, len(values)] if "lm_head" in name or "experts" in name else [len(values)]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(blob)]}
+        data += blob
+    text = json.dumps(header).encode()
+    open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
+END
 # constructed gradients: the device's vectors are the CPU's times a factor
 python3 - "$work" >"$work/output" 2>&1 <<'END'
-import json, struct, sys
-sys.path.insert(0, "dev/gpu_check")
+import sys
+sys.path[:0] = ["dev/gpu_check", sys.argv[1]]
 import gradient_comparison
+from dump import dump_tensors
 
 VECTORS = (("input_layernorm.weight", 2.0), ("self_attn.sinks", 1.0))
 
@@ -171,14 +185,7 @@ def dump(path, factors):  # of layer 0 and layer 1
     for layer, factor in enumerate(factors):
         for name, size in (*VECTORS, ("self_attn.lambda", 0.01 + layer)):
             tensors[f"model.layers.{layer}.{name}"] = [factor * size, -factor * size]
-    header, data = {}, b""
-    for name, values in tensors.items():
-        blob = struct.pack(f"<{len(values)}f", *values)
-        shape = [1, len(values)] if name == "lm_head.weight" else [len(values)]
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(blob)]}
-        data += blob
-    text = json.dumps(header).encode()
-    open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
+    dump_tensors(path, tensors)
 
 cpu, device = sys.argv[1] + "/cpu", sys.argv[1] + "/device"
 dump(cpu, (1, 1))
@@ -193,22 +200,14 @@ for factors, right in (((1.03, 0.98), True), ((1, 1.07), False), ((1.07, 1), Fal
 END
 ok "vectors of a bf16 build are compared: norms, sinks and lambdas" $?
 python3 - "$work" >"$work/output" 2>&1 <<'END'
-import json, struct, sys
-sys.path.insert(0, "dev/gpu_check")
+import sys
+sys.path[:0] = ["dev/gpu_check", sys.argv[1]]
 import gradient_comparison
+from dump import dump_tensors
 
 def dump(path, experts):  # the gradients of three experts
-    header, data = {}, b""
-    tensors = {"loss": [3.0], "model.norm.weight": [1.0, 2.0]}
-    for e, values in enumerate(experts):
-        tensors[f"model.layers.0.block_sparse_moe.experts.{e}.w1.weight"] = values
-    for name, values in tensors.items():
-        blob = struct.pack(f"<{len(values)}f", *values)
-        shape = [1, len(values)] if "experts" in name else [len(values)]
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(blob)]}
-        data += blob
-    text = json.dumps(header).encode()
-    open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
+    named = {f"model.layers.0.block_sparse_moe.experts.{e}.w1.weight": values for e, values in enumerate(experts)}
+    dump_tensors(path, {"loss": [3.0], "model.norm.weight": [1.0, 2.0], **named})
 
 cpu, device, nan = sys.argv[1] + "/cpu", sys.argv[1] + "/device", float("nan")
 dump(cpu, ([4, 3], [0.3, 0], [0, 0]))

@@ -38,33 +38,30 @@ def build_programs(check, part):
     if half_built.exists() and not check.pretend:  # a build that was killed while compilers wrote
         for folder in ("cuda_bf16", "cuda_fp32"):
             shutil.rmtree(ROOT / "build" / folder, ignore_errors=True)
-    if (
-        check.bundle and not check.pretend and not (check.bundle / "lib/libopenblas.so").exists()
-    ):  # copying the bundle may have dropped links
-        shutil.copy(check.bundle / "lib/libblas.so.3", check.bundle / "lib/libopenblas.so")
-    common = ["MPI=no"] + ([f"DEPS={check.bundle}"] if check.bundle and not check.pretend else [])
+    common = ["MPI=no"]
+    if check.bundle and not check.pretend:
+        common.append(f"DEPS={check.bundle}")
+        library = check.bundle / "lib/libopenblas.so"
+        if not library.exists():  # copying the bundle may have dropped links
+            shutil.copy(check.bundle / "lib/libblas.so.3", library)
     if not check.pretend and not shutil.which("nvidia-smi") and "ARCHS" not in os.environ:
         common.append("ARCHS=90")  # the usual device; all architectures would take four times as long
     at_once = 1 if check.pretend else max(2, (os.cpu_count() or 2) // 2)
-    names, commands = [], []
+    commands = {}
     for name, (arguments, programs) in jobs.items():
-        goals = list(
-            dict.fromkeys(PLACES[p][check.pretend].split()[0] for p in programs if p not in check.programs.given)
-        )
+        goals = [PLACES[p][check.pretend].split()[0] for p in programs if p not in check.programs.given]
         if goals:
-            names.append(name)
-            commands.append(["make", "-k", f"-j{at_once}", *common, *arguments, *goals])
+            commands[name] = ["make", "-k", f"-j{at_once}", *common, *arguments, *dict.fromkeys(goals)]
     if check.programs.folder:
         part.fact("programs of the bundle", f"not used: {check.programs.why}" if check.programs.why else "used")
     half_built.touch()
     try:
-        made = [check.run(c, 900) for c in commands] if check.pretend else check.run_all(commands, 900)
+        several = commands.values()
+        made = [check.run(c, 900) for c in several] if check.pretend else check.run_all(several, 900)
     finally:
         half_built.unlink()
-    results = dict(zip(names, made))
     # an unknown compiler may warn more; its warnings must not prevent the other parts
-    for name, command in zip(names, commands):
-        status, text = results[name]
+    for (name, command), (status, text) in zip(commands.items(), made):
         if status and re.search(r"\[-Werror|being treated as errors|error #\d+-D|treated as error", text):
             part.check(f"build of {name} without warnings", False, error_lines(text))
             status, text = check.run([*command, "STRICT=no"], 900)

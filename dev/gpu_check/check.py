@@ -139,17 +139,8 @@ def parse_arguments():
 
 
 def commit_of(bundle):
-    done = (
-        subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        if (ROOT / ".git").exists()
-        else None
-    )
+    git = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True) if (ROOT / ".git").exists() else None
     if done and done.returncode == 0:
         return done.stdout.strip()
     revision = bundle and bundle / "revision"

@@ -4,7 +4,7 @@ The baselines and DIFF V2 have the same key/value heads, so their caches have th
 twice. Ratios are of milliseconds, to the Transformer with NH heads in the same round.
 """
 
-from runner import StepServer, alternate
+from runner import StepServers
 from speed import BANDWIDTH
 
 MODEL, TINY = ("1.4b", 8), ("tiny", 2)  # preset, key/value heads
@@ -47,38 +47,25 @@ def operations(check, part, preset, NKV, B, contexts):
             part.target(f"{of}, share of a copy", rows[i + 1]["ratio"], BANDWIDTH)
 
 
-def start(check, preset, NKV, B, T):
-    """Servers of all arms, and the reason if one does not start."""
-    servers = []
-    for _, heads, attention, yoco in ARMS:
-        traits = ["--window", TINY_WINDOW if check.pretend else WINDOW, "--yoco"] if yoco else []
-        command = [*check.commands["BENCH_CUDA"], *traits, "decode-turns", preset + heads, attention, NKV, B, T]
-        servers.append(StepServer(check, command))
-        if servers[-1].read_line(120) is None:
-            return servers, servers[-1].why()
-    return servers, ""
-
-
 def steps(check, part, preset, NKV, B, contexts):
     """Whole steps of all arms in turns, with the longest cache for which the memory suffices."""
     for T in reversed(contexts):
-        servers, why = start(check, preset, NKV, B, T)
-        try:
-            if not why:
+        with StepServers(check) as servers:
+            for _, heads, attention, yoco in ARMS:
+                traits = ["--window", TINY_WINDOW if check.pretend else WINDOW, "--yoco"] if yoco else []
+                words = [*traits, "decode-turns", preset + heads, attention, NKV, B, T]
+                servers.start(*check.commands["BENCH_CUDA"], *words)
+            if not servers.why:
                 for context in [c for c in contexts if c <= T]:
-                    why = why or measure(check, part, preset, B, context, servers)
-                if not why and T < contexts[-1]:
+                    measure(part, preset, B, context, servers.turns(2 if check.pretend else ROUNDS, 120, context))
+                if not servers.why and T < contexts[-1]:
                     part.fact(f"B {B}: contexts beyond {T}", "too little memory for the models of all arms")
                 break
-        finally:
-            for server in servers:
-                server.end()
-    part.check(f"B {B}: steps of every arm", not why, why)
+    part.check(f"B {B}: steps of every arm", not servers.why, servers.why)
 
 
-def measure(check, part, preset, B, context, servers):
-    """One context; the reason if an arm fails."""
-    times, why = alternate(servers, 2 if check.pretend else ROUNDS, 120, context)
+def measure(part, preset, B, context, times):
+    """Rows of one context; none if an arm has failed."""
     for i, (name, *_) in enumerate(ARMS if times else ()):
         of = f"{preset} {name}, B {B}, context {context}"
         ratio = part.rounds("token", of, [(r[i], r[0]) for r in times], ARMS[0][0])
@@ -86,7 +73,6 @@ def measure(check, part, preset, B, context, servers):
         if name == "DIFF V2" and context == max(CONTEXTS):
             what = f"B {B}, context {context}: tokens/s of DIFF V2 relative to the Transformer with NH heads"
             part.target(what, ratio, SPEED)
-    return why
 
 
 def windows(check, part, preset, NKV):

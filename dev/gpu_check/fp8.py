@@ -3,7 +3,7 @@
 import statistics
 
 from peer import ROUNDS
-from runner import NO_CORPUS, Skip, StepServer, alternate
+from runner import NO_CORPUS, Skip, StepServers
 from runs import Runs, record_losses
 
 # (preset, attention, key/value heads, batch sizes to try, T): two models at a time are in the device's memory
@@ -24,17 +24,11 @@ def compare_steps(check, part, preset, attention, NKV, sizes, T):
     """Alternates steps in fp8 and bf16 at the largest batch size with which both fit."""
     rounds = 2 if check.pretend else ROUNDS
     for B in sizes:
-        turns = ["turns", preset, attention, NKV, B, T]
-        servers = [
-            StepServer(check, [*check.commands["BENCH_CUDA"], *gemm, *turns]) for gemm in (["--gemm", "fp8"], [])
-        ]
-        try:
-            started = [s.read_line(120) is not None and s.step(120) is not None for s in servers]
-            times, why = alternate(servers, 1 + rounds, 60) if all(started) else (None, "")
-            why = why or next((s.why() for s, ok in zip(servers, started) if not ok), "")
-        finally:
-            for server in servers:
-                server.end()
+        with StepServers(check) as servers:
+            for gemm in (["--gemm", "fp8"], []):
+                words = [*gemm, "turns", preset, attention, NKV, B, T]
+                servers.start(*check.commands["BENCH_CUDA"], *words, first_step=120)
+            times = servers.turns(1 + rounds, 60)
         if times:
             of = f"{preset} {attention}, B {B} T {T}"
             ratio = part.rounds("step in fp8", of, times[1:], "bf16")
@@ -42,7 +36,7 @@ def compare_steps(check, part, preset, attention, NKV, sizes, T):
             if not check.pretend:
                 part.target(f"{of}: a step in bf16 relative to fp8", ratio, TARGET)
             return
-    part.check(f"alternating steps of {preset} {attention} in bf16 and fp8", False, why)
+    part.check(f"alternating steps of {preset} {attention} in bf16 and fp8", False, servers.why)
 
 
 def compare_losses(check, part, preset, attention, NKV, sizes, T):

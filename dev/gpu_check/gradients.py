@@ -1,11 +1,11 @@
 """The part `gradients`: those of the whole model on the device and on the CPU, of every variant."""
 
-import shutil
 import sys
 
 import gradient_comparison
 from programs import ROOT
 from runner import NO_CORPUS, Skip, last_line
+from runs import Runs
 
 sys.path.append(str(ROOT / "dev/reference"))
 
@@ -29,15 +29,11 @@ def gradients(check, part):
 
 def compare_gradients(check, part, variant, model, batch):
     """The weights come from a short run in bf16, so that all three programs hold exactly the same numbers."""
-    steps, corpus, folder = 2 if check.pretend else 20, check.corpus(), check.work / "gradients"
-    shutil.rmtree(folder, ignore_errors=True)
-    words = f"{model} {batch} --steps {steps} --lr 1e-3".split()
-    train = [*check.commands["TRAIN_DIFFV2CU"], *words, "--train-data", corpus, "--out", folder / "run"]
-    status, text = check.run(train, 200)
-    weights = folder / f"run/checkpoints/step_{steps:08d}"
-    ok = status == 0 and weights.is_dir()
-    part.check(f"{variant} trains for {steps} steps", ok, "" if status == 0 else last_line(text))
-    if not ok:
+    steps, data = 2 if check.pretend else 20, ["--train-data", check.corpus()]
+    runs = Runs(check, "gradients", [*f"{model} {batch} --steps {steps} --lr 1e-3".split(), *data], steps)
+    why = runs.train("weights")
+    part.check(f"{variant} trains for {steps} steps", not why, why)
+    if why:
         return
     programs = {"CPU": ["TRAIN_DIFFV2"], "fp32": ["TRAIN_DIFFV2CU_FP32"], "bf16": ["TRAIN_DIFFV2CU"]}
     why = check.why_no_fp8() if variant in FP8_VARIANTS else ""
@@ -45,8 +41,8 @@ def compare_gradients(check, part, variant, model, batch):
         part.fact(f"{variant}: no gradients in fp8", why)
     elif variant in FP8_VARIANTS:
         programs.update({f: [*programs[of], "--gemm", "fp8"] for f, of in (("CPU in fp8", "CPU"), ("fp8", "bf16"))})
-    dumps = {build: folder / f"{build}.safetensors" for build in programs}
-    words = ["--init", weights, "--train-data", corpus, *batch.split()]
+    dumps = {build: runs.path("weights") / f"{build}.safetensors" for build in programs}
+    words, ok = ["--init", runs.checkpoint("weights"), *data, *batch.split()], True
     commands = [
         [*check.commands[program], *words, *gemm, "--dump-grads", dumps[build]]
         for build, (program, *gemm) in programs.items()
@@ -62,4 +58,4 @@ def compare_gradients(check, part, variant, model, batch):
         for kind, (name, error, limit) in worst.items():
             row = {"of": f"{variant}, {build}", "unit": "of its norm", "against": "tolerance", "note": name}
             part.row(kind, measured=error, expected=limit, ratio=limit / error if error else None, **row)
-    shutil.rmtree(folder, ignore_errors=True)
+    runs.remove("weights")

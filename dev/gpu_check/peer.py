@@ -3,7 +3,7 @@
 import os
 
 from programs import ROOT
-from runner import Skip, StepServer, alternate, last_line
+from runner import Skip, StepServers, last_line
 
 # (preset, attention, key/value heads, B, T)
 PEERS = [
@@ -30,29 +30,24 @@ def compare_with_torch(check, part, python, case):
     """Alternates steps of both programs, so that both see the same load. PyTorch compiles before."""
     name = " ".join(case[:2])
     options = ["--device", "cpu"] if check.pretend else ["--device", "cuda", "--compile"]
-    servers = [StepServer(check, [python, ROOT / "dev/bench/bench_torch.py", *case, *options])]
-    try:
+    with StepServers(check) as servers:
         # PyTorch first: its allocator keeps the memory of its compiler, and this trainer plans with the free memory
-        torch = servers[0].read_line(120)
-        if servers[0].step(420) is None:
-            return part.check(f"PyTorch runs {name}", False, servers[0].why())
-        alternate(servers, 2, 120)
-        servers.insert(0, StepServer(check, [*check.commands["BENCH_CUDA"], "turns", *case]))
-        about = servers[0].read_line(120)
-        if about is None or servers[0].step(120) is None:
-            return part.check(f"bench_cuda runs {name} beside PyTorch", False, servers[0].why())
-        times, why = alternate(servers, 2 if check.pretend else ROUNDS, 60)
-    finally:
-        for server in servers:
-            server.end()
-    if why:
-        return part.check(f"alternating steps of {name}", False, why)
+        servers.start(python, ROOT / "dev/bench/bench_torch.py", *case, *options, first_step=420)
+        servers.turns(2, 120)
+        if servers.why:
+            return part.check(f"PyTorch runs {name}", False, servers.why)
+        servers.start(*check.commands["BENCH_CUDA"], "turns", *case, first_step=120)
+        if servers.why:
+            return part.check(f"bench_cuda runs {name} beside PyTorch", False, servers.why)
+        times = servers.turns(2 if check.pretend else ROUNDS, 60)
+    if servers.why:
+        return part.check(f"alternating steps of {name}", False, servers.why)
+    torch, about = servers.abouts
     parameters = [words.split()[0] for words in (about, torch)]
     differ = " and ".join(parameters) if parameters[0] != parameters[1] else ""
     part.check(f"{name}: both models have the same number of parameters", not differ, differ)
-    ratio = part.rounds(
-        "step", "{} {}, {} key/value heads, B {} T {}".format(*case), times, "PyTorch", f"{torch}; ours: {about}"
-    )
+    of, times = "{} {}, {} key/value heads, B {} T {}".format(*case), [(ours, peer) for peer, ours in times]
+    ratio = part.rounds("step", of, times, "PyTorch", f"{torch}; ours: {about}")
     if not check.pretend:
         part.target(f"{name}: tokens/s relative to PyTorch", ratio, TARGET)
     return None

@@ -36,19 +36,9 @@ def sources_digest(root=ROOT):
 
 def library_path(bundle):
     """LD_LIBRARY_PATH for programs that were linked on another machine."""
-    script = ROOT / "scripts/find_cuda.sh"
-    found = (
-        subprocess.run(
-            [script, "-"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            check=False,
-            env={**os.environ, "DEPS": str(bundle), "MPI": "no"},
-        ).stdout
-        if script.exists()
-        else ""
-    )
+    script, environment = ROOT / "scripts/find_cuda.sh", {**os.environ, "DEPS": str(bundle), "MPI": "no"}
+    done = subprocess.run([script, "-"], capture_output=True, text=True, env=environment) if script.exists() else None
+    found = done.stdout if done else ""
     folders = [os.path.dirname(path) for path in re.findall(r"(?<![\w,])/\S+\.so\S*", found)]
     return ":".join(dict.fromkeys([str(bundle / "lib"), *folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]))
 
@@ -56,15 +46,8 @@ def library_path(bundle):
 def starts(words, environment):
     """Whether the program runs on this machine: it handles --help, with any exit status of its own."""
     try:
-        done = subprocess.run(
-            [*words, "--help"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            timeout=60,
-            check=False,
-        )
+        where = {"stdin": subprocess.DEVNULL, "capture_output": True, "env": environment}
+        done = subprocess.run([*words, "--help"], timeout=60, **where)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return 0 <= done.returncode < 126  # 126 and 127 are the loader's

@@ -134,14 +134,36 @@ class StepServer(Program):
         return last_line("".join(filter(None, self.errors)), "it ended, or did not answer in time")
 
 
-def alternate(servers, rounds, limit, line=""):
-    """(the milliseconds of all servers in each round, the reason if one fails)"""
-    times = []
-    for _ in range(rounds):
-        times.append([s.step(limit, line) for s in servers])
-        if None in times[-1]:
-            return None, servers[times[-1].index(None)].why()
-    return times, ""
+class StepServers:
+    """Step servers that run in turns, and end with the block. `why` is the reason of the first failure: nothing runs
+    after it."""
+
+    def __init__(self, check):
+        self.check, self.servers, self.abouts, self.why = check, [], [], ""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for server in self.servers:
+            server.end()
+
+    def start(self, *command, first_step=None):
+        """Starts one more, which prints a line about itself. first_step: the time limit of a step, which it runs."""
+        if not self.why:
+            self.servers.append(StepServer(self.check, command))
+            self.abouts.append(self.servers[-1].read_line(120))
+            if self.abouts[-1] is None or (first_step and self.servers[-1].step(first_step) is None):
+                self.why = self.servers[-1].why()
+
+    def turns(self, rounds, limit, line=""):
+        """The milliseconds of all servers in each round; [] if one fails."""
+        times = []
+        while not self.why and len(times) < rounds:
+            times.append([s.step(limit, line) for s in self.servers])
+            if None in times[-1]:
+                self.why = self.servers[times[-1].index(None)].why()
+        return [] if self.why else times
 
 
 class Check:

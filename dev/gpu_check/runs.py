@@ -16,6 +16,10 @@ class Runs:
     def path(self, name):
         return self.check.work / f"{self.prefix}-{name}"
 
+    def checkpoint(self, name):
+        """That of the last step."""
+        return self.path(name) / f"checkpoints/step_{self.steps:08d}"
+
     def remove(self, *names):
         for name in names:
             shutil.rmtree(self.path(name), ignore_errors=True)
@@ -51,8 +55,7 @@ class Runs:
             if step not in x or x.get(step) != y.get(step):
                 return f"step {step}: {x.get(step)} and {y.get(step)}"
         for name in ("model.safetensors", "optimizer.safetensors"):
-            files = [self.path(run) / f"checkpoints/step_{self.steps:08d}/{name}" for run in (a, b)]
-            if digest(files[0]) != digest(files[1]):
+            if digest(self.checkpoint(a) / name) != digest(self.checkpoint(b) / name):
                 return f"{name} after step {self.steps}"
         return ""
 
