@@ -26,10 +26,8 @@ FIXTURE = ROOT / "dev/reference/fixtures/diff_v2_a.safetensors"
 DONE, FAILED, USAGE = 0, 1, 2  # exit statuses
 SECONDS = 600  # of one program
 # A model of a few thousand parameters, for runs of a few milliseconds a step.
-SMALL = (
-    "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
-    "--schedule constant --warmup 2 --threads 2"
-)
+SHAPE = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4"
+SMALL = f"{SHAPE} --schedule constant --warmup 2 --threads 2"
 RANKS_SMALL = "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1"
 OPENMPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

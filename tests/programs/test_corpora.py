@@ -4,12 +4,9 @@ import re
 import shutil
 
 import pytest
-from program import DONE, FAILED, USAGE, checkpoint, program, read_json, records, run, run_trainer, write_corpus
+from program import DONE, FAILED, SHAPE, USAGE, checkpoint, program, read_json, records, run, run_trainer, write_corpus
 
-MODEL = (
-    "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 --warmup 1 "
-    "--threads 1"
-)
+MODEL = f"{SHAPE} --warmup 1 --threads 1"
 
 
 def vocabulary_of(run, step):

@@ -5,12 +5,9 @@ import shutil
 
 import pytest
 import token_table
-from program import FAILED, USAGE, Random, checkpoint, run_trainer, write_corpus
+from program import FAILED, SHAPE, USAGE, Random, checkpoint, run_trainer, write_corpus
 
-MODEL = (
-    "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 --warmup 1 "
-    "--threads 1"
-)
+MODEL = f"{SHAPE} --warmup 1 --threads 1"
 MERGES = 60
 END = 256 + MERGES
 CLASSES = [(9, 13, 4), (32, 32, 4), (48, 57, 2), (65, 90, 1), (97, 122, 1), (0xE9, 0xE9, 1)]  # spaces, digits, letters
