@@ -252,12 +252,10 @@ static void sizes_decode(const Case *c) {
     OpModel m = sizes_model(c);
     Sizes s(product(m.B, m.T));
     int NQ = 2 * m.NH, group = NQ / m.NKV, width = 2 * m.NKV * m.D;
-    AttentionShape shape;
-    memset(&shape, 0, sizeof(shape));
-    shape.B = m.B, shape.T = 1, shape.NQ = NQ, shape.NKV = m.NKV, shape.D = shape.DV = m.D;
-    shape.ldq = shape.ldo = NQ * m.D, shape.ldkv = width;
-    shape.q_head = shape.k_head = shape.v_head = shape.o_head = m.D;
-    shape.scale = (real)(1 / sqrt((double)m.D));
+    const int d[OP_DIMS] = {m.B, NQ, m.NKV, m.D, m.D, 1, 0, m.T, m.T - 1};
+    OpCase of;
+    op_describe(&of, OP_DECODE, d);
+    AttentionShape shape = decode_shape(&of);
     size_t B = (size_t)m.B, T = (size_t)m.T, ld = (size_t)shape.ldq, D = (size_t)m.D, v_at = product(m.NKV, m.D);
     Big &cache = s.random(product(m.B, m.T), (size_t)width, 2), &q = s.random(B, ld, 2), &out = s.poisoned(B, ld),
         &lse = s.poisoned(B, (size_t)NQ, FP32), &first = s.zero(B, 1, INT32);
