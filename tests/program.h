@@ -113,27 +113,6 @@ static void log_value_of_step(const ProgramData *d, const char *run, int step, c
     if (f) fclose(f);
 }
 
-// What --eval prints: the perplexity and the losses by position, of T positions, fit the loss. Returns the loss.
-static double expect_printed_losses(const char *out, int T) {
-    double loss = 0, perplexity = 0, mean = 0, x = 0;
-    int begin = 0, end = -1, length = 0;
-    const char *rows = strstr(out, "loss by position\n");
-    for (rows += rows ? strlen("loss by position\n") : 0;
-         rows && sscanf(rows, " %d .. %d %lf\n%n", &begin, &end, &x, &length) == 3; rows += length)
-        mean += (end + 1 - begin) * x / T;
-    EXPECT(sscanf(out, "validation loss %lf (perplexity %lf)", &loss, &perplexity) == 2 && end + 1 == T &&
-               fabs(mean - loss) < 1e-4 && fabs(perplexity - exp(loss)) < 0.01,
-           "loss %g, perplexity %g, rows of %d positions with a mean of %g: %.300s", loss, perplexity, end + 1, mean,
-           out);
-    return loss;
-}
-
-static cJSON *run_json_of(const ProgramData *d, const char *run) {
-    char path[600];
-    FORMAT(path, "%s/%s", d->dir.path, run);
-    return log_read_run_json(path);
-}
-
 static void test_missing_token_count(void) {
     cJSON *old = cJSON_Parse("{\"options\": {\"total-batch\": 192}}"),
           *new_one = cJSON_Parse("{\"options\": {\"total-batch\": 192}, \"tokens\": 1000}");
@@ -250,23 +229,6 @@ static void test_run_equals_definitions(void) {
     EXPECT(clipped > 0 && clipped < REFERENCE_STEPS, "%g steps of %d are clipped", clipped, REFERENCE_STEPS);
     reference_close(&reference);
     test_remove_directory(&d.dir);
-}
-
-// The logged speed is that of a step of this many tokens. Its share of the peak is that of a rank.
-static void expect_speed(const ProgramData *d, const char *run, double tokens, int ranks) {
-    cJSON *json = run_json_of(d, run);
-    double flops = 0, gflops = 0, share = 0, rate = 0, ms = 0;
-    json_get_number(cJSON_GetObjectItemCaseSensitive(json, "model"), "flops_per_token", &flops);
-    json_get_number(cJSON_GetObjectItemCaseSensitive(json, "peak"), "gflops", &gflops);
-    log_records(d, run, "train", "flops_util", &share);
-    log_records(d, run, "train", "tokens_per_s", &rate);
-    log_records(d, run, "train", "ms", &ms);
-    EXPECT(fabs(rate * ms / 1e3 / tokens - 1) < 1e-6, "%s: %g tokens/s for %g ms, not %g tokens", run, rate, ms,
-           tokens);
-    EXPECT(fabs(share * gflops * 1e9 * ms / 1e3 * ranks / (flops * tokens) - 1) < 1e-6,
-           "%s: %g of %g GFLOP/s for %g ms on each of %d ranks: %g FLOPs, not %g tokens of %g", run, share, gflops, ms,
-           ranks, share * gflops * ms * 1e6 * ranks, tokens, flops);
-    cJSON_Delete(json);
 }
 
 static const Test program_tests[] = {

@@ -11,6 +11,7 @@ sentence, with underscores for spaces.
 
 import program
 import pytest
+import ranks
 
 
 class Lines:
@@ -68,3 +69,10 @@ def corpus(tmp_path_factory):
     program.write_grammar(directory / "train.bin", 200000, 1)
     program.write_grammar(directory / "val.bin", 20000, 2)
     return directory
+
+
+@pytest.fixture
+def short(tmp_path):
+    """A directory with train.bin, whose epoch ends within a run of 12 steps."""
+    ranks.write_short_epoch(tmp_path)
+    return tmp_path

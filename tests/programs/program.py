@@ -4,6 +4,8 @@ TRAIN_DIFFV2 and TEXT_TO_SHARDS name the programs, with arguments if they need a
 Other programs of the same build are found beside the first.
 """
 
+import filecmp
+import functools
 import json
 import math
 import os
@@ -12,6 +14,7 @@ import shlex
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,20 +26,11 @@ sys.path += [str(ROOT / "dev/reference"), str(ROOT / "data")]
 import fixtures
 
 FIXTURE = ROOT / "dev/reference/fixtures/diff_v2_a.safetensors"
-DONE, FAILED, USAGE = 0, 1, 2  # exit statuses
+DONE, FAILED, USAGE, SIGNALLED = 0, 1, 2, 3  # exit statuses
 SECONDS = 600  # of one program
 # A model of a few thousand parameters, for runs of a few milliseconds a step.
 SHAPE = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4"
 SMALL = f"{SHAPE} --schedule constant --warmup 2 --threads 2"
-RANKS_SMALL = "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1"
-OPENMPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "OMPI_MCA_hwloc_base_binding_policy": "none",
-    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-    "OMP_WAIT_POLICY": "passive",
-}
 
 
 # ---- processes
@@ -59,6 +53,10 @@ class Result:
         return self
 
 
+def text_of(data):
+    return data.decode("utf-8", "surrogateescape")
+
+
 def words_of(arguments):
     """The words of arguments: strings are split as by a shell, anything else is one word."""
     return [word for a in arguments for word in (shlex.split(a) if isinstance(a, str) else [str(a)])]
@@ -70,8 +68,41 @@ def run(*command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=None, en
     environment = {**os.environ, **(env or {})}
     outputs = {"stdout": stdout, "stderr": subprocess.PIPE}
     done = subprocess.run(words_of(command), timeout=SECONDS, cwd=cwd, env=environment, **source, **outputs)
-    texts = ((text or b"").decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr))
-    return Result(done.returncode, *texts)
+    return Result(done.returncode, text_of(done.stdout or b""), text_of(done.stderr))
+
+
+class Started(subprocess.Popen):
+    """A command that runs while a test does something to it, in a with statement."""
+
+    def __init__(self, *command, cwd=None, env=None):
+        self.outputs = [tempfile.TemporaryFile() for _ in ("stdout", "stderr")]
+        environment = {**os.environ, **(env or {})}
+        super().__init__(words_of(command), 0, None, subprocess.DEVNULL, *self.outputs, cwd=cwd, env=environment)
+
+    def printed(self):
+        """What it has printed so far: stdout, stderr."""
+        return [text_of(os.pread(file.fileno(), 1 << 24, 0)) for file in self.outputs]
+
+    def wait_until(self, condition):
+        end = time.monotonic() + SECONDS
+        while not condition():
+            assert self.poll() is None and time.monotonic() < end, self.printed()
+            time.sleep(0.01)
+        return self
+
+    def wait_for_step(self, run, step):
+        """Waits for the record of a step of its run."""
+        log = run / "log.jsonl"
+        return self.wait_until(lambda: log.exists() and f'"step": {step},' in log.read_text())
+
+    def end(self):
+        """The result, when it has ended."""
+        self.wait(SECONDS)
+        return Result(self.returncode, *self.printed())
+
+    def __exit__(self, *error):
+        self.kill()
+        super().__exit__(*error)
 
 
 def program(variable, default):
@@ -84,6 +115,7 @@ def trainer():
     return program("TRAIN_DIFFV2", "./train_diffv2")
 
 
+@functools.cache
 def linked_with(library):
     """Whether the trainer is linked with a shared library: libgomp by GCC, libasan with the sanitizers."""
     return library in run("ldd", trainer()[0]).out
@@ -105,14 +137,6 @@ def run_trainer(*arguments, **more):
 def train(corpus, out, *options):
     """Trains the small model."""
     return run_trainer("--train-data", corpus / "train.bin", SMALL, "--out", out, *options)
-
-
-def run_ranks(ranks, *arguments, cwd):
-    """Runs the trainer as several processes. Of stderr only its own lines are kept, not those of mpirun."""
-    faulty = beside("faulty_diffv2")
-    result = run(f"timeout 120 mpirun -q -n {ranks}", faulty, *arguments, cwd=cwd, env=OPENMPI)
-    result.err = "".join(line for line in result.err.splitlines(True) if line.startswith("diffv2: "))
-    return result
 
 
 # ---- memory
@@ -167,6 +191,12 @@ def checkpoint(run, step):
     return run / f"checkpoints/step_{step:08d}"
 
 
+def saved(run):
+    """The steps of the checkpoints of a run, and the names of what else is among them."""
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    return [int(name[5:]) if re.fullmatch(r"step_\d{8}", name) else name for name in names]
+
+
 def tensors(path):
     """{name: array} of a safetensors file of F32 tensors."""
     found, _ = fixtures.safetensors_read(path.read_bytes())
@@ -177,6 +207,14 @@ def tensors(path):
 def differing(a, b, names):
     """The names of files that are not the same in two directories."""
     return [name for name in names if (a / name).read_bytes() != (b / name).read_bytes()]
+
+
+def expect_same(a, b):
+    """The same files with the same bytes."""
+    listing = [{path.relative_to(top) for path in top.rglob("*")} for top in (a, b)]
+    assert listing[0] == listing[1]
+    different = [name for name in listing[0] if (a / name).is_file() and not filecmp.cmp(a / name, b / name, False)]
+    assert not different
 
 
 def same_numbers(a, b, key=""):
@@ -197,6 +235,17 @@ def same_numbers(a, b, key=""):
         assert len(a) == len(b), key
         for x, y in zip(a, b):
             same_numbers(x, y)
+
+
+def expect_printed_losses(out, positions):
+    """The perplexity and the losses by position fit the loss that is printed."""
+    loss, perplexity = map(float, re.match(r"validation loss (\S+) \(perplexity ([\d.e+]+)\)", out).groups())
+    rows = re.search(r"loss by position\n((?: *\d+ \.\. +\d+ +\S+\n)+)", out)[1]
+    rows = [(int(begin), int(end), float(x)) for begin, end, x in re.findall(r"(\d+) \.\. +(\d+) +(\S+)", rows)]
+    mean = sum((end + 1 - begin) * x / positions for begin, end, x in rows)
+    assert rows[-1][1] + 1 == positions
+    assert abs(mean - loss) < 1e-4 and abs(perplexity - math.exp(loss)) < 0.01
+    return loss
 
 
 # ---- data

@@ -1,7 +1,8 @@
 """What training, --eval and several ranks report of multiple-choice tasks."""
 
 from choices import Completion, Example, write_choices
-from program import GRAMMAR, RANKS_SMALL, SMALL, USAGE, Random, read_json, records, run_ranks, run_trainer, same_numbers
+from program import GRAMMAR, SMALL, USAGE, Random, read_json, records, run_trainer, same_numbers
+from ranks import SMALL_OF_RANKS, run_ranks
 
 WIDE = 1 << 16  # a vocabulary whose tokens have words of 32 bits
 
@@ -84,7 +85,7 @@ def test_choices_of_ranks(corpus, tmp_path):
     write_random_choices(tmp_path / "many.bin", 40, 3, seed=5, vocab_size=WIDE)
     write_random_choices(tmp_path / "two.bin", 2, 3, seed=6, llmc=True)
     write_token_choices(tmp_path / "tokens.bin", 40, 4, seed=7)
-    options = ["--train-data", corpus / "train.bin", RANKS_SMALL, "--steps 2"]
+    options = ["--train-data", corpus / "train.bin", SMALL_OF_RANKS, "--steps 2"]
     options += ["--eval-choices 'many=many.bin two=two.bin tokens=tokens.bin'"]
     run_trainer(*options, "--batch-size 12 --out run0", cwd=tmp_path).done()
     for ranks in (1, 2, 3):

@@ -1,14 +1,12 @@
 """What --eval prints and writes: its measurements, attention maps, and losses with rounding."""
 
-import math
-import re
-
 import pytest
 from program import (
     USAGE,
     beside,
     checkpoint,
     differing,
+    expect_printed_losses,
     read_json,
     run,
     run_trainer,
@@ -22,17 +20,6 @@ from program import (
 POSITIONS = 40
 MEASURE = f"--eval --val-steps 3 --batch-size 3 --seq-len {POSITIONS} --threads 1"
 RECALL_SEQUENCES = 128
-
-
-def expect_printed_losses(out, positions):
-    """The perplexity and the losses by position fit the loss that is printed."""
-    loss, perplexity = map(float, re.match(r"validation loss (\S+) \(perplexity ([\d.e+]+)\)", out).groups())
-    rows = re.search(r"loss by position\n((?: *\d+ \.\. +\d+ +\S+\n)+)", out)[1]
-    rows = [(int(begin), int(end), float(x)) for begin, end, x in re.findall(r"(\d+) \.\. +(\d+) +(\S+)", rows)]
-    mean = sum((end + 1 - begin) * x / positions for begin, end, x in rows)
-    assert rows[-1][1] + 1 == positions
-    assert abs(mean - loss) < 1e-4 and abs(perplexity - math.exp(loss)) < 0.01
-    return loss
 
 
 def test_eval_output(corpus, tmp_path):

@@ -5,7 +5,8 @@ import re
 import shlex
 
 import pytest
-from program import DONE, FAILED, ROOT, USAGE, checkpoint, read_json, run_ranks, run_trainer, train
+from program import DONE, FAILED, ROOT, USAGE, checkpoint, read_json, run_trainer, train
+from ranks import run_ranks
 
 QUANTIZED = "wNaM, wNaM:tensor, logitsN, or two of these joined by '+', with 2 to 8 bits, or 16 for"
 INVALID_VALUES = [  # what these options accept; a mode; the options; values that they do not accept

@@ -1,20 +1,23 @@
 """Resumed runs are the same runs; starts and resumes that are refused."""
 
 import fcntl
-import filecmp
 import json
 import shutil
 
 import pytest
-from program import FAILED, SMALL, USAGE, all_records, checkpoint, differing, read_json, records, run_trainer, train
-
-
-def expect_same(a, b):
-    """The same files with the same bytes."""
-    listing = [{path.relative_to(top) for path in top.rglob("*")} for top in (a, b)]
-    assert listing[0] == listing[1]
-    different = [name for name in listing[0] if (a / name).is_file() and not filecmp.cmp(a / name, b / name, False)]
-    assert not different
+from program import (
+    FAILED,
+    SMALL,
+    USAGE,
+    all_records,
+    checkpoint,
+    differing,
+    expect_same,
+    read_json,
+    records,
+    run_trainer,
+    train,
+)
 
 
 def resume(run, *options):

@@ -1,0 +1,248 @@
+"""Ranks compute the same as one rank, whatever their number, --zero, micro-batches and the order of their messages."""
+
+import re
+import shutil
+
+import pytest
+from program import USAGE, checkpoint, expect_printed_losses, expect_same, read_json, records, tensors
+from ranks import (
+    EXPERTS,
+    MOST_ZERO,
+    TOLERANCE,
+    expect_losses,
+    expect_same_weights,
+    resume_ranks,
+    run_ranks,
+    train_ranks,
+)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "--attention diff_v2",
+        "--attention diff_v1",
+        "--attention diff_v2_head_lambda --qk-norm --no-tie-embeddings",
+        "--attention sink --doc-mask --separator 10 --recompute 2",
+        "--attention diff_v2_xsa --window 5 --yoco --qk-norm --recompute 2",
+        "--attention diff_v1 --window 5 --full-every 2 --doc-mask --separator 10",
+        f"--attention diff_v2 {EXPERTS} --router-aux 0 --doc-mask --separator 10",
+        f"--attention baseline {EXPERTS} --router-aux 1 --dense-layers 1",
+    ],
+)
+def test_one_rank(short, model):
+    """ranks, micro-batches and --zero give the losses of one rank"""
+    options = f"--steps 12 --total-batch 192 {model}"
+    train_ranks(short / "one", 1, options, "--batch-size 12").done()
+    for ranks, batch_size, zero in [(2, 2, 0), (3, 4, 1), (4, 1, 2), (2, 6, 3)]:
+        if "--router-aux 1" in model and ranks * batch_size < 12:
+            continue  # the load-balancing loss counts the tokens of the micro-steps so far
+        more = f"--batch-size {batch_size} --zero {zero} --check-ranks-every 1"
+        train_ranks(short / f"run{ranks}{zero}", ranks, options, more).done()
+        expect_losses(short / "one", short / f"run{ranks}{zero}")
+
+
+def test_router_bias(short):
+    """a router's bias and losses are those of the tokens of all ranks"""
+    # The bias follows the loads of all ranks, also if no loss of the routers needs them.
+    found = {}
+    for ranks in (1, 2, 3):
+        run = short / f"bias{ranks}"
+        options = f"--steps 4 --total-batch 192 --batch-size {12 // ranks} --router-bias --router-bias-rate 0.01"
+        train_ranks(run, ranks, options, f"--dense-layers 1 --zero {ranks - 1}", EXPERTS).done()
+        name = "model.layers.2.block_sparse_moe.gate.e_score_correction_bias"
+        bias = tensors(checkpoint(run, 4) / "model.safetensors")[name]
+        found[ranks] = (bias, records(run, "train"))
+        assert bias.shape == (4,) and abs(bias).sum() > 0
+        assert (bias == found[1][0]).all(), ranks
+        assert len(found[ranks][1]) == 4
+        for one, other in zip(found[1][1], found[ranks][1]):
+            for key in ("router_aux", "router_z"):
+                assert one[key] > 0 and abs(one[key] - other[key]) <= TOLERANCE * one[key], (ranks, key, other)
+
+
+@pytest.mark.parametrize(
+    ("total_batch", "model"),
+    [
+        (192, "--gemm fp32 --attention diff_v1"),
+        (192, "--gemm fp8 --recompute 1 --attention diff_v2_gated_head --no-tie-embeddings"),
+        (96, f"--dense-layers 1 --shared-experts 1 --router-bias --recompute 2 --attention sink {EXPERTS}"),
+        (96, "--gemm bf16 --window 5 --yoco --qk-norm --attention diff_grouped_2"),
+    ],
+    ids=["diff_v1 in fp32", "diff_v2_gated_head in fp8", "sink with experts", "diff_grouped_2 with YOCO in bf16"],
+)
+def test_zero_levels(short, total_batch, model):
+    """--zero 0, 1, 2 and 3 give the same bits"""
+    zero = [short / f"zero{level}" for level in range(MOST_ZERO + 1)]
+    # of 3 ranks one validates two batches, the others one
+    options = "--steps 6 --batch-size 2 --val-data train.bin --val-steps 4 --val-every 2"
+    for level, run in enumerate(zero):
+        train_ranks(run, 3, options, f"--total-batch {total_batch} --zero {level}", model).done()
+    expect_same_weights(zero[0], zero[1], 6)
+    one_step = total_batch == 96  # --zero 2 sums micro-steps in another order
+    if one_step:
+        expect_same_weights(zero[0], zero[2], 6)
+    expect_losses(zero[0], zero[2], 0 if one_step else TOLERANCE)
+    expect_same_weights(zero[2], zero[3], 6)
+    expect_losses(zero[2], zero[3], 0)
+    losses = [[record["loss"] for record in records(run, "val")] for run in zero[2:]]
+    assert losses[0] and losses[0] == losses[1]
+
+
+def test_micro_batches_in_fp8(short):
+    """in fp8, ranks with micro-batches of one size give the losses of one rank"""
+    # Scales in fp8 are those of a micro-batch. With micro-batches of one size the sums differ from those of one rank
+    # in their order alone. With other micro-batches numbers are rounded differently.
+    for name, ranks, batch_size, zero in [("one", 1, 2, 0), ("two", 2, 2, 0), ("three", 3, 2, 2), ("other", 1, 4, 0)]:
+        options = f"--steps 6 --total-batch 192 --gemm fp8 --batch-size {batch_size} --zero {zero}"
+        train_ranks(short / name, ranks, options).done()
+    expect_losses(short / "one", short / "two")
+    expect_losses(short / "one", short / "three")
+    one, other = (records(short / name, "train")[0]["loss"] for name in ("one", "other"))
+    assert abs(one - other) > 1e-6 * one
+
+
+@pytest.mark.parametrize("zero", [f"--zero {level}" for level in range(MOST_ZERO + 1)])
+def test_bucket_sizes(short, zero):
+    """results are bitwise equal for all bucket sizes"""
+    # Without clipping, which divides by the norm: that is a sum over buckets in double precision.
+    for elements in (500, 3000, 1000000):
+        options = f"--steps 4 --batch-size 2 --total-batch 192 --grad-clip 0 {zero}"
+        train_ranks(short / str(elements), 3, options, BUCKET=str(elements)).done()
+        expect_same_weights(short / "500", short / str(elements), 4)
+
+
+def expect_speed(run, tokens, ranks):
+    """The logged speed is that of a step of this many tokens. Its share of the peak is that of a rank."""
+    described, last = read_json(run / "run.json"), records(run, "train")[-1]
+    seconds, flops = last["ms"] / 1e3, described["model"]["flops_per_token"] * tokens
+    assert abs(last["tokens_per_s"] * seconds / tokens - 1) < 1e-6, last
+    peak = described["peak"]["gflops"] * 1e9
+    assert abs(last["flops_util"] * peak * seconds * ranks / flops - 1) < 1e-6, (last, ranks)
+
+
+def test_validation(short):
+    """validation is the same for any number of ranks"""
+    # All 40 windows, one by one; then in batches of three, of which the last has one.
+    for ranks, run in [(1, short / "windows"), *((ranks, short / f"run{ranks}") for ranks in (1, 2, 3, 4))]:
+        sizes = "--batch-size 1 --val-steps 40" if run.name == "windows" else "--batch-size 3 --val-steps 15"
+        zero = ranks - 1 if ranks > 2 else 0
+        options = f"--steps 2 --total-batch 576 --val-data train.bin {sizes} --zero {zero}"
+        train_ranks(run, ranks, options).done()
+        wanted, loss = (records(short / name, "val")[-1]["loss"] for name in ("windows", run.name))
+        assert abs(loss - wanted) <= 1e-5 * wanted, ranks
+        expect_speed(run, 576, ranks)
+    for ranks in (1, 3):
+        init = ["--init", checkpoint(short / "windows", 2), "--eval --val-data train.bin --val-steps 14"]
+        result = run_ranks(ranks, *init, "--batch-size 3 --threads 1", cwd=short).done()
+        assert abs(expect_printed_losses(result.out, 16) - wanted) <= 1e-5 * wanted, ranks
+
+
+# ---- resumes
+
+
+def test_resume_with_other_ranks(short):
+    """a checkpoint can be resumed with any number of ranks"""
+    options = "--steps 12 --total-batch 192 --batch-size 1 --val-data train.bin --val-every 4"
+    train_ranks(short / "whole", 1, options).done()
+    for plan in [((4, 3), (2, 0), (1, 0)), ((1, 0), (3, 3), (4, 2)), ((2, 1), (2, 2), (4, 3))]:  # ranks, --zero
+        run = short / str(plan[0][0])
+        train_ranks(run, plan[0][0], options, f"--zero {plan[0][1]} --stop-after 3").done()
+        resume_ranks(run, plan[1][0], f"--zero {plan[1][1]} --stop-after 7").done()
+        resume_ranks(run, plan[2][0], f"--zero {plan[2][1]}").done()
+        expect_losses(short / "whole", run)
+        starts = [(start["ranks"], start["step"]) for start in read_json(run / "run.json")["starts"]]
+        assert starts == [(ranks, step) for (ranks, _), step in zip(plan, (0, 3, 7))]
+
+
+def test_resume_with_the_same_ranks(short):
+    """with as many ranks a resume is bitwise equal, and --zero 3 continues exactly what --zero 2 began"""
+    options = "--steps 12 --total-batch 192 --batch-size 2"
+    for name, zero, resumed in [("one", 1, ""), ("three", 3, ""), ("two", 2, "--zero 3")]:
+        train_ranks(short / name, 3, options, f"--zero {zero} --stop-after 5").done()
+        resume_ranks(short / name, 3, resumed).done()
+        if name != "two":
+            train_ranks(short / f"whole{zero}", 3, options, f"--zero {zero}").done()
+            expect_same(checkpoint(short / f"whole{zero}", 12), checkpoint(short / name, 12))
+    expect_same_weights(short / "whole3", short / "two", 12)
+
+
+def test_total_batch(short):
+    """a resume keeps the total batch for any number of ranks"""
+    # Without --total-batch it is that of the checkpoint, which the first start derived from its single rank.
+    whole, parts = short / "whole", short / "parts"
+    train_ranks(whole, 1, "--steps 9 --schedule constant --batch-size 4").done()
+    train_ranks(parts, 1, "--steps 3 --schedule constant --batch-size 4").done()
+    result = resume_ranks(parts, 4, "--steps 6")
+    assert result.status == USAGE and "4 ranks; use --batch-size 1 or --total-batch 256" in result.err, result
+    resume_ranks(parts, 4, "--steps 6 --batch-size 1").done()
+    resume_ranks(parts, 2, "--steps 9").done()
+    expect_losses(whole, parts)
+    shutil.rmtree(parts / "checkpoints")  # and without a checkpoint that of run.json
+    resume_ranks(parts, 2, "--steps 9 --batch-size 2").done()
+    expect_losses(whole, parts)
+
+
+# ---- the order of messages
+# Code that reads data of other ranks must wait for them; without a delay they would arrive in time by chance. And it
+# must not ask for data whose place it still reads, nor send what it still writes: that shows if data arrive at once.
+
+
+def train_with_samples(run, *options, **variables):
+    """Trains three ranks. Returns the samples that they print."""
+    options = [*options, "--steps 4 --sample-every 3 --checkpoint-every 2"]
+    result = train_ranks(run, 3, *options, **variables).done()
+    samples = re.findall(r"^--- sample after step \d.*?^---$", result.out, re.M | re.S)
+    assert samples, result.out
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("options", "levels"),
+    [("--total-batch 96", (0, 1, 2)), ("--total-batch 192 --check-ranks-every 3", (2,))],
+    ids=["updates", "micro-steps"],
+)
+def test_late_messages(short, options, levels):
+    """late or early messages of other ranks do not change results"""
+    # A sample and a checkpoint wait for everything, so they are at different steps, and before step 2 only the forward
+    # waits. With micro-steps, over which --zero 2 sums in an order of its own, a comparison of the ranks is the first
+    # to wait.
+    options = f"--batch-size 2 {options}"
+    early = train_with_samples(short / "early", options, f"--zero {levels[0]}", EARLY="1")
+    for zero in levels:
+        run = short / f"late{zero}"
+        assert train_with_samples(run, options, f"--zero {zero}", LATE="4") == early
+        expect_same_weights(short / "early", run, 2, 4)
+        expect_losses(short / "early", run, 0)
+        assert (
+            len(records(run, "train")) == 4 and 4 < records(run, "train")[3]["comm_ms"] < records(run, "train")[3]["ms"]
+        )
+
+
+@pytest.mark.parametrize("gemm", ["fp32", "bf16"])  # products read the weights themselves, or rounded copies
+def test_late_layers(short, gemm):
+    """late or early parameters of layers do not change results"""
+    # With --zero 3, which has no samples, only the computation of a layer waits for its parameters, and it must not
+    # fetch those of another layer into the same place before it ends.
+    options = (
+        f"--steps 4 --batch-size 2 --total-batch 192 --gemm {gemm} --val-data train.bin --val-steps 4 --val-every 3 "
+        "--checkpoint-every 2 --zero 3 --check-ranks-every 4 --no-tie-embeddings"
+    )
+    train_ranks(short / "early", 3, options, EARLY="1").done()
+    train_ranks(short / "late", 3, options, LATE="4").done()
+    expect_same_weights(short / "early", short / "late", 2, 4)
+    expect_losses(short / "early", short / "late", 0)
+
+
+def test_late_ends(short):
+    """late or early gradients of the embedding and the LM head do not change results"""
+    # The two take turns in one place. In a model of one layer no other wait comes between them. Where the embedding
+    # has the gradients of tokens 1 and 2, the other group has padding, which the norm includes.
+    data = bytearray((short / "train.bin").read_bytes())
+    data[1024::2] = bytes(x % 32 for x in data[1024::2])
+    (short / "train.bin").write_bytes(data)
+    for zero, order in [(1, {}), (2, {"LATE": "4"}), (3, {"EARLY": "1"})]:
+        options = f"--layers 1 --no-tie-embeddings --steps 4 --batch-size 2 --checkpoint-every 2 --zero {zero}"
+        train_ranks(short / f"zero{zero}", 3, options, **order).done()
+        expect_same_weights(short / "zero1", short / f"zero{zero}", 2, 4)
+        expect_losses(short / "zero1", short / f"zero{zero}", 0)
