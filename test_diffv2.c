@@ -39,7 +39,7 @@ starts no other program; the default build tests files and processes.
 #include "tests/expert_runs.h"
 #include "tests/experts.h"
 #include "tests/low_precision.h"
-#include "tests/ranks.h"
+#include "tests/sharding.h"
 #include "tests/progress.h"
 #include "tests/watchdog.h"
 #include "tests/evaluation.h"
@@ -81,9 +81,7 @@ static const struct {
     {"statistics", stats_tests, STATS_TEST_COUNT, EVERY_BUILD},
     {"statistics", stats_program_tests, STATS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
-    {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
-    {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},
-    {"ranks", no_ranks_tests, NO_RANKS_TEST_COUNT, FP32_BUILD},
+    {"sharding", sharding_tests, SHARDING_TEST_COUNT, EVERY_BUILD},
     {"watchdog", watchdog_tests, WATCHDOG_TEST_COUNT, FP32_BUILD},
     {"devices", device_tests, DEVICE_TEST_COUNT, FP32_BUILD},
     {"prediction", prediction_tests, PREDICTION_TEST_COUNT, FP32_BUILD},

@@ -188,14 +188,14 @@ sanitized() {
         skip "sanitizers: the compiler of this machine does not support them"
         return
     fi
-    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) words=() options=()
+    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) options=()
     if [ $all_tests = yes ]; then
         programs+=(build/asan/{faulty_diffv2,single_diffv2}) # of the tests of ranks
     else
-        words=(-ranks) options=(-k "not ranks and not 200_steps_of_tiny")
+        options=(-k "not ranks and not 200_steps_of_tiny")
     fi
     if build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]}"; then
-        run_tests build/asan ${words[@]+"${words[@]}"}
+        run_tests build/asan
         run_program_tests build/asan ${options[@]+"${options[@]}"}
     fi
 }

@@ -1,5 +1,5 @@
 /*
-faulty_diffv2.c: the trainer with planned faults (planned_faults.h), for the tests of many ranks (tests/ranks.h).
+faulty_diffv2.c: the trainer with planned faults (planned_faults.h), for the tests of many ranks (tests/programs).
 
   BUCKET=N       elements of a bucket
   PEAK=FILE      each rank appends its largest resident size in KiB at the end

@@ -68,7 +68,7 @@ static inline size_t comm_library_bytes(int ranks, const char **of) {
     *of = "NCCL, about"; // up to 32 channels with 9.5 MiB of buffers each; a run prints the measured size
     return ranks > 1 ? 320 << 20 : 0;
 #else
-    *of = "MPI, about"; // measured in tests/ranks.h
+    *of = "MPI, about"; // measured in tests/programs/test_ranks_start.py
     return ranks > 1 ? 12 << 20 : 0;
 #endif
 }

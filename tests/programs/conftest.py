@@ -9,6 +9,8 @@ The last line is "N passed, N failed", and ", N skipped" if tests were skipped. 
 sentence, with underscores for spaces.
 """
 
+import signal
+
 import program
 import pytest
 import ranks
@@ -46,6 +48,7 @@ class Lines:
 
 
 def pytest_configure(config):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests send it to programs, which would inherit that nohup ignores it
     config.pluginmanager.register(Lines())
 
 

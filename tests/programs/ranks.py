@@ -23,10 +23,14 @@ MOST_ZERO = 3  # the highest --zero
 TOLERANCE = 2e-4
 
 
-def mpirun(*arguments, cwd=None, **variables):
-    """Of stderr only the lines of the trainer are kept, not those of mpirun."""
+def skip_without_mpi():
     if not linked_with("libmpi"):
         pytest.skip("this build has no MPI")
+
+
+def mpirun(*arguments, cwd=None, **variables):
+    """Of stderr only the lines of the trainer are kept, not those of mpirun."""
+    skip_without_mpi()
     result = run("timeout 120 mpirun -q", *arguments, cwd=cwd, env={**OPENMPI, **variables})
     result.err = "".join(line for line in result.err.splitlines(True) if line.startswith("diffv2: "))
     return result

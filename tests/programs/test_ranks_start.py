@@ -1,0 +1,177 @@
+"""Starts of several ranks: what is refused, what rank 0 prints for all, and what a dry run says of a rank."""
+
+import os
+import re
+import shutil
+import socket
+import threading
+
+import pytest
+from choices import Completion, Example, write_choices
+from program import FAILED, USAGE, beside, linked_with, run, run_trainer, trainer
+from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, run_ranks, train_ranks
+
+
+@pytest.mark.parametrize(
+    ("option", "text"), [("--help", "Usage: "), ("--version", "train_diffv2, revision ")], ids=["--help", "--version"]
+)
+@pytest.mark.parametrize("name", ["faulty_diffv2", "single_diffv2"])
+def test_help(name, option, text):
+    """--help and --version are printed once by many ranks, and by a program for one process"""
+    result = mpirun("-n 3", beside(name), option).done()
+    assert result.out.startswith(text) and result.out.count(text) == 1
+    for rank in (0, 1):  # as srun starts them
+        slurm = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank)}
+        result = run("timeout 20", beside(name), option, env=slurm).done()
+        assert result.err == "" and (result.out.startswith(text) if rank == 0 else result.out == "")
+
+
+def test_different_ranks(short):
+    """ranks with different builds, options or data are rejected, with the difference"""
+    common = ["--train-data train.bin", SMALL_OF_RANKS, "--batch-size 2 --steps 3"]
+
+    def pair(second, options="", both=""):  # two ranks: the command of the second, its options, and those of both
+        return mpirun("-n 1", *trainer(), *common, both, ": -n 1", *second, *common, options, both, cwd=short)
+
+    result = mpirun("-n 1", *trainer(), *common, "--lr 1e-3 : -n 1", *trainer(), *common, "--lr 2e-3", cwd=short)
+    result.one_line(USAGE, "--lr is '0.002' here and '0.001' on rank 0")
+    pair([faulty()]).one_line(USAGE, "program is '")
+    result = pair(["env CUBLAS_EMULATION_STRATEGY=eager", *trainer()])
+    result.one_line(USAGE, "CUBLAS_EMULATION_STRATEGY is 'eager' here and '(unset)' on rank 0")
+    data = bytearray((short / "train.bin").read_bytes())
+    data[1100] = ord("x")
+    for name in ("other", "more"):
+        (short / name).mkdir()
+    (short / "other/train.bin").write_bytes(data)
+    pair(["env -C other", *trainer()]).one_line(FAILED, "the-fingerprint-of-the-training-data is '")
+    for name in ("val.bin", "more/train.bin"):
+        shutil.copy(short / "train.bin", short / name)
+    (short / "more/val.bin").write_bytes(data)
+    result = pair(["env -C more", *trainer()], both="--val-data val.bin")
+    result.one_line(FAILED, "the-fingerprint-of-the-validation-data is '")
+
+    for ranks, options, words in [
+        (3, "--batch-sizes 3", "unknown option --batch-sizes"),  # once, though all three say it
+        (2, "--total-batch 96", "not a multiple"),
+        (2, "--dump-grads x", "requires a single process, not 2 ranks"),
+    ]:
+        mpirun(f"-n {ranks}", *trainer(), *common, options, cwd=short).one_line(USAGE, words)
+    # a build without MPI, and a launcher that MPI does not support
+    result = run(beside("single_diffv2"), *common, cwd=short, env={"OMPI_COMM_WORLD_SIZE": "2"})
+    result.one_line(FAILED, "built without MPI")
+    slurm = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+    result = run(*trainer(), *common, cwd=short, env={**OPENMPI, **slurm})
+    assert [line for line in result.err.splitlines() if line.startswith("diffv2: ")] == result.err.splitlines()[-1:]
+    assert result.status == FAILED and "started as one of 4 processes" in result.err
+
+
+@pytest.fixture
+def stranger():
+    """Sends a byte to each of eight of OpenMPI's ports as soon as it is open, and keeps the connections.
+
+    Gives the variables that make OpenMPI use these ports, which are below those that the system assigns.
+    """
+    first, connections, ended = 10000 + os.getpid() % 1250 * 8, {}, threading.Event()
+
+    def knock():
+        while not ended.wait(5e-4):
+            for port in range(first, first + 8):
+                if port in connections:
+                    continue
+                try:
+                    connections[port] = socket.create_connection(("127.0.0.1", port))
+                    connections[port].send(b"x")
+                except OSError:
+                    connections.pop(port, None)
+
+    thread = threading.Thread(target=knock)
+    thread.start()
+    yield {"OMPI_MCA_btl_tcp_port_min_v4": str(first), "OMPI_MCA_btl_tcp_port_range_v4": "8"}
+    ended.set()
+    thread.join()
+    for connection in connections.values():
+        connection.close()
+
+
+@pytest.mark.parametrize("transport", ["shared memory", "TCP"])
+def test_stranger(short, stranger, transport):
+    """a stranger at MPI's ports cannot hang a start"""
+    # OpenMPI's TCP transport waits for ever for the rest of what a stranger has begun to send.
+    options = "--steps 2 --batch-size 2 --start-timeout"
+    if transport == "TCP":
+        result = train_ranks(short / "run", 2, options, "1", OMPI_MCA_btl="self,tcp", **stranger)
+        result.one_line(FAILED, "rank 0: MPI has not connected the ranks within 1 s (--start-timeout)")
+    else:
+        assert train_ranks(short / "run", 2, options, "20", **stranger).done().err == ""
+
+
+def test_zero_3_refuses(short):
+    """--zero 3 refuses what ranks do not compute together"""
+    zero = "--steps 2 --zero"
+    result = train_ranks(short / "run", 2, zero, "3 --sample-every 1")
+    result.one_line(USAGE, "--zero 3 does not support --sample-every")
+    write_choices(short / "choices", [Example([1], [Completion([2], 0, 1, 1), Completion([3], 0, 1, 1)], 0)], 256)
+    tasks = "--eval-choices c=choices --val-every 2"
+    result = train_ranks(short / "run", 2, zero, "3", tasks)
+    result.one_line(USAGE, "--zero 3 does not support --eval-choices")
+    for options, level in [(tasks, False), ("", True)]:  # a dry run offers what is supported
+        dry_run = ["--dry-run --ranks 2 --train-data train.bin", SMALL_OF_RANKS, options]
+        out = run_trainer(*dry_run, cwd=short).done().out
+        assert "\n  2 " in out and ("\n  3 " in out) == level
+    train_ranks(short / "run", 2, zero, "4").one_line(USAGE, "--zero")
+
+
+# ---- memory and traffic
+
+
+def number_after(words, text):
+    return float(re.search(rf"  {re.escape(words)} +([\d.]+)", text)[1])
+
+
+def test_memory(short):
+    """the memory check includes all ranks of a machine"""
+    # A model that takes about 60% of the available memory: one rank fits, two do not.
+    model = "--preset 1.4b --vocab 256 --seq-len 8 --batch-size 1 --train-data train.bin --layers"
+    outs = [run_trainer(model, layers, "--dry-run", cwd=short).done().out for layers in (1, 2)]
+    one, two = (number_after("total", out[out.index("memory of this process") :]) for out in outs)
+    available = float(re.search(r"this machine has ([\d.]+) MiB available", outs[0])[1])
+    layers = max(1, int(0.6 * available / (two - one)))
+    assert "available: enough" in run_trainer(model, layers, "--dry-run", cwd=short).done().out
+    result = run_ranks(2, model, layers, cwd=short)
+    assert result.status == FAILED
+    assert "too little memory: " in result.err and ", 2 times on this machine;" in result.err
+
+
+@pytest.mark.parametrize("zero", range(MOST_ZERO + 1), ids=lambda zero: f"--zero {zero}")
+def test_dry_run(short, zero):
+    """a dry run with ranks prints the memory and traffic of a rank"""
+    # enough parameters that buffers dominate the memory, and enough layers that two of them are a small part
+    model = (
+        "--layers 12 --hidden 256 --heads 4 --kv-heads 2 --head-dim 64 --ffn 768 --vocab 512 --seq-len 32 "
+        f"--batch-size 1 --zero {zero}"
+    )
+    out = run(faulty(), model, "--dry-run --ranks 2 --link-gbs 10").done().out
+    total = number_after("total", out[out.index("memory of one of 2 ranks") :])
+    table = re.findall(r"^  (\d) +([\d.]+) MiB +([\d.]+) MiB +([\d.]+) ms$", out[out.index("by --zero level") :], re.M)
+    assert [int(row[0]) for row in table] == list(range(MOST_ZERO + 1))
+    memory, sent, ms = ([float(x) for x in column] for column in list(zip(*table))[1:])
+    for mib, time in zip(sent, ms):
+        assert abs(time - mib * 1.048576 / 10) < 0.1
+    wanted = 4 * 3 * number_after("total", out) / 2 / 2**20  # fp32 weights and moments of half of the parameters
+    assert abs(number_after("copy for checkpoints, in host memory", out) - wanted) < 0.01 * wanted
+    assert abs(total - memory[zero]) < 0.2
+    assert sent[0] == sent[1] == sent[2] and memory[0] > memory[1] > memory[2] > memory[3]
+    # more than --zero 2: one of 2 ranks sends half of 10 layers: all 12 in the backward except for the last two, and
+    # in the forward except for the first two, which the update has gathered
+    more = 0.5 * 10 / 12 * 4 * (number_after("attention", out) + number_after("MLP", out)) / 2**20
+    assert abs(sent[3] - sent[2] - more) < 0.01 * more
+    if not linked_with("libasan"):  # which more than doubles the memory of a rank
+        run_ranks(2, "--train-data train.bin", model, "--threads 1 --steps 3", cwd=short, PEAK="peak").done()
+        peak = max(int(kib) for kib in (short / "peak").read_text().split()) / 1024
+        assert abs(peak - total) < 0.1 * total + 24
+
+
+def test_dry_run_options():
+    """--ranks and --link-gbs are options of a dry run, and a link has a speed"""
+    run_trainer("--dry-run --ranks 4 --link-gbs 0").one_line(USAGE, "--link-gbs")
+    run_trainer("--train-data x --ranks 4").one_line(USAGE, "--ranks requires --dry-run")

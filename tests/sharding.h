@@ -1,0 +1,171 @@
+/*
+sharding.h: tests of what ranks compute without each other: the elements that each of them owns, buckets, the padding of
+gradients, and when a rollback or a checkpoint is due. The tests of whole runs of ranks are in tests/programs.
+*/
+#ifndef TESTS_SHARDING_H
+#define TESTS_SHARDING_H
+#include "experts.h"
+#include "harness.h"
+#include "program.h"
+#include "spikes.h"
+
+static void test_shard_owners(void) {
+    static const int rank_counts[] = {1, 2, 3, 4, 7, 64};
+    static const size_t limits[] = {1, 1000, 4096, 8 << 20};
+    for (int v = 0; v < 2 * ATTENTION_VARIANT_COUNT; v++) // without and with YOCO
+        for (int k = 0; k < 6; k++)
+            for (int level = 0; level <= ZERO_MOST; level++) {
+                int ranks = rank_counts[k];
+                const AttentionVariant *variant = &attention_variants[v / 2];
+                ModelConfig c = case_config(&model_cases[v % 2 ? 7 : 1], variant);
+                TensorList list = tensor_list_build(&c, ranks);
+                unsigned char *owners = (unsigned char *)checked_calloc(list.buffer_count, 1);
+                size_t limit = limits[(k + level) % 4];
+                for (int rank = 0; rank < ranks; rank++) {
+                    Sharding s = sharding_build(&list, rank, level, limit);
+                    unsigned char *used = (unsigned char *)checked_calloc(s.own, 1);
+                    EXPECT(s.own * ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks, s.own,
+                           list.buffer_count);
+                    for (int i = 0; i < list.count; i++) {
+                        const Tensor *t = &list.tensors[i];
+                        for (OwnRange r = sharding_ranges(&s, t); sharding_next(&s, t, &r);)
+                            for (size_t e = 0; e < r.count; e++) {
+                                EXPECT(r.at + e == t->offset + r.begin + e && r.compact_at + e < s.own &&
+                                           !used[r.compact_at + e],
+                                       "%s of %s, rank %d of %d: element %zu is in place %zu of %zu", t->name,
+                                       variant->name, rank, ranks, r.begin + e, r.compact_at + e, s.own);
+                                used[min_size(r.compact_at + e, s.own - 1)] = 1;
+                                owners[r.at + e]++;
+                            }
+                    }
+                    free(used);
+                    sharding_free(&s);
+                }
+                for (int i = 0; i < list.count; i++)
+                    for (size_t e = 0; e < list.tensors[i].count; e++)
+                        EXPECT(owners[list.tensors[i].offset + e] == 1, "element %zu of %s has %d owners of %d ranks",
+                               e, list.tensors[i].name, owners[list.tensors[i].offset + e], ranks);
+                free(owners);
+                tensor_list_free(&list);
+            }
+}
+
+// Opens and fills the gradients of all groups, in the order of a micro-step with --zero 2. What lies between the
+// tensors of a group, which the norm includes, is 0, whatever the group before it left in the same place.
+static void expect_clean_padding(const ModelConfig *c, const char *why) {
+    Model m;
+    model_plan(&m, c, 1, c->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 3, 2);
+    model_alloc(&m, NULL);
+    const TensorList *list = &m.plan.tensors;
+    for (int i = c->tied ? -1 : 0; i < 2 * (c->L + 2 - c->tied); i++) { // tied: group 0 comes first, else last
+        int group = i < 0 ? 0 : c->L + 1 - i % (c->L + 2 - c->tied);
+        size_t count = list->group_offset[group + 1] - list->group_offset[group], filled = 0, left = 0;
+        grads_open(&m.state, group - 1);
+        for (int k = 0; k < list->count; k++) {
+            const Tensor *t = &list->tensors[k];
+            if (t->layer + 1 != group) continue;
+            for (size_t e = 0; e < t->count; e++) tensor_grad(&m.state, t)[e] = 1;
+            filled += t->count;
+        }
+        for (size_t e = 0; e < count; e++) left += m.state.group_grads[group][e] != 0;
+        EXPECT(left == filled, "%s, %s, tied %d: group %d of %d layers has %zu gradients, %zu are not 0",
+               c->attention->name, why, c->tied, group, c->L, filled, left);
+    }
+    model_free(&m, true);
+}
+
+static void test_padding_of_gradients(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int i = 0; i < MODEL_CASE_COUNT + EXPERT_CASE_COUNT; i++)
+            for (int tied = 0; tied < 2; tied++) {
+                bool dense = i < MODEL_CASE_COUNT;
+                ModelConfig c = dense ? case_config(&model_cases[i], &attention_variants[v])
+                                      : expert_config(i - MODEL_CASE_COUNT, attention_variants[v].name);
+                Problem problem;
+                c.tied = tied;
+                if (!model_config_problems(&c, &problem, 1))
+                    expect_clean_padding(&c, dense ? model_cases[i].why : expert_cases[i - MODEL_CASE_COUNT].model.why);
+            }
+}
+
+static void test_bucket_sizes(void) {
+    for (int ranks = 1; ranks <= 65536; ranks++) {
+        size_t n = bucket_elements(ranks), before = bucket_elements(max_int(1, ranks - 1)), bytes = n * sizeof(float);
+        EXPECT(n >= before && bytes >= 32 << 20 && bytes <= 256 << 20,
+               "%d ranks: buckets of %zu elements, of one rank less %zu", ranks, n, before);
+        EXPECT(ranks > 128 || bytes / ranks >= 2 << 20, "%d ranks: pieces of %zu bytes", ranks, bytes / ranks);
+    }
+    ModelConfig c = case_config(&model_cases[1], &attention_variants[0]);
+    int ranks[] = {8, 64};
+    for (int i = 0; i < 2; i++) { // the model's buckets are of this size, where a group is larger
+        Model model;
+        c.V = 1 << 22;
+        model_plan(&model, &c, 1, 8, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks[i], 1);
+        EXPECT(model.plan.sharding.largest == bucket_elements(ranks[i]),
+               "%d ranks: the largest bucket has %zu elements", ranks[i], model.plan.sharding.largest);
+        model_free(&model, false);
+    }
+}
+
+static void test_rollback_condition(void) {
+    Rollback r;
+    memset(&r, 0, sizeof(r));
+    EXPECT(rollback_parse("3:5", &r.count, &r.steps) && r.count == 3 && r.steps == 5, "3:5 is %" PRId64 ":%" PRId64,
+           r.count, r.steps);
+    static const char *const wrong[] = {"",    ":",    "3",     "3:",   ":5",     "0:5",
+                                        "6:5", "3:5x", "3:5:7", "-1:5", "1:1001", "3 :5"};
+    int64_t a, b;
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        EXPECT(!rollback_parse(wrong[i], &a, &b), "'%s' was accepted", wrong[i]);
+    static const int bad[] = {3, 7, 9, 11}, due_at = 11; // 3, 7, 9 span seven steps, 7, 9, 11 five
+    for (int step = 1, next = 0; step <= due_at; step++) {
+        bool is_bad = next < 4 && bad[next] == step;
+        next += is_bad;
+        rollback_record_step(&r, step, is_bad);
+        EXPECT(rollback_due(&r, step) == (step == due_at ? 7 : 0), "at step %d: %" PRId64, step,
+               rollback_due(&r, step));
+    }
+    EXPECT(rollback_due(&r, 12) == 0, "a step later the first one is too far back");
+    cJSON *json = rollback_to_json(&r);
+    Rollback read;
+    memset(&read, 0, sizeof(read));
+    read.count = 3, read.steps = 5;
+    EXPECT(rollback_from_json(&read, json) && memcmp(&read, &r, sizeof(r)) == 0, "the state does not come back");
+    cJSON_Delete(json);
+    for (int i = 1; i <= ROLLBACK_TIMES; i++) EXPECT(rollback_restart_from(&r, 4) && r.bad_count == 0, "time %d", i);
+    EXPECT(!rollback_restart_from(&r, 4), "one time more helps no more");
+    EXPECT(rollback_restart_from(&r, 8), "another checkpoint does");
+}
+
+static void test_checkpoint_minutes(void) {
+    static const struct {
+        const char *options;
+        double minutes; // since the last one
+        bool due;
+    } cases[] = {{"--out x", 29.9, false},
+                 {"--out x", 30, true},
+                 {"", 30, false},
+                 {"--out x --checkpoint-minutes 0.5", 0.4, false},
+                 {"--out x --checkpoint-minutes 0.5", 0.5, true},
+                 {"--out x --checkpoint-minutes 0", 1e6, false}};
+    ProgramData d = program_data();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        InnerRun *inner = inner_open(&d, cases[i].options);
+        inner->run.checkpointer.saved_at = now_seconds() - 60 * cases[i].minutes;
+        run_step(&inner->run);
+        EXPECT(inner->run.checkpointer.due == cases[i].due, "%s: after %g minutes it is due: %d", cases[i].options,
+               cases[i].minutes, inner->run.checkpointer.due);
+        inner_close(inner);
+    }
+    test_remove_directory(&d.dir);
+}
+
+static const Test sharding_tests[] = {
+    {"a checkpoint is due --checkpoint-minutes after the last one", test_checkpoint_minutes},
+    {"every element has one owner, for any number of ranks, level and bucket size", test_shard_owners},
+    {"with --zero 2 no gradient of a group remains in the padding of another", test_padding_of_gradients},
+    {"buckets grow with the number of ranks, between bounds", test_bucket_sizes},
+    {"a rollback is due if enough of the last steps are bad", test_rollback_condition},
+};
+enum { SHARDING_TEST_COUNT = sizeof(sharding_tests) / sizeof(sharding_tests[0]) };
+#endif
