@@ -30,7 +30,6 @@ starts no other program; the default build tests files and processes.
 #include "tests/program.h"
 #include "tests/generation.h"
 #include "tests/host.h"
-#include "tests/faults.h"
 #include "tests/stats.h"
 #include "tests/corpora.h"
 #include "tests/tokenizer.h"
@@ -77,7 +76,6 @@ static const struct {
     {"host", host_tests, HOST_TEST_COUNT, EVERY_BUILD},
     {"host", host_program_tests, HOST_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"progress", progress_tests, PROGRESS_TEST_COUNT, FP32_BUILD},
-    {"faults", faults_tests, FAULTS_TEST_COUNT, FP32_BUILD},
     {"statistics", stats_tests, STATS_TEST_COUNT, EVERY_BUILD},
     {"statistics", stats_program_tests, STATS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
@@ -106,7 +104,6 @@ static void check_words(int count, char **words) {
 }
 
 int main(int argc, char **argv) {
-    signal(SIGHUP, SIG_DFL); // tests send it to programs, which would inherit that nohup ignores it
     environment_reexecute(argv);
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     if (checkpoint_test_child(argc, argv)) return EXIT_DONE;

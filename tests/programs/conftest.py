@@ -14,6 +14,7 @@ import signal
 import program
 import pytest
 import ranks
+import small_runs
 
 
 class Lines:
@@ -79,3 +80,12 @@ def short(tmp_path):
     """A directory with train.bin, whose epoch ends within a run of 12 steps."""
     ranks.write_short_epoch(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """An uninterrupted run of 12 steps, beside its train.bin. Tests do not write there."""
+    directory = tmp_path_factory.mktemp("whole")
+    ranks.write_short_epoch(directory)
+    small_runs.start(directory / "whole", small_runs.TWELVE).done()
+    return directory / "whole"

@@ -72,12 +72,12 @@ def run(*command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=None, en
 
 
 class Started(subprocess.Popen):
-    """A command that runs while a test does something to it, in a with statement."""
+    """A command that runs while a test does something to it, in a with statement. terminal: a file for all streams."""
 
-    def __init__(self, *command, cwd=None, env=None):
+    def __init__(self, *command, cwd=None, env=None, terminal=None):
         self.outputs = [tempfile.TemporaryFile() for _ in ("stdout", "stderr")]
-        environment = {**os.environ, **(env or {})}
-        super().__init__(words_of(command), 0, None, subprocess.DEVNULL, *self.outputs, cwd=cwd, env=environment)
+        streams = [subprocess.DEVNULL, *self.outputs] if terminal is None else 3 * [terminal]
+        super().__init__(words_of(command), 0, None, *streams, cwd=cwd, env={**os.environ, **(env or {})})
 
     def printed(self):
         """What it has printed so far: stdout, stderr."""
@@ -187,6 +187,11 @@ def records(run, kind, **wanted):
     return [r for r in all_records(run) if all(r.get(k) == v for k, v in wanted.items())]
 
 
+def without_times(found):
+    """Records without what differs between equal runs."""
+    return [{k: r[k] for k in r if k not in ("tokens_per_s", "ms", "flops_util", "comm_ms")} for r in found]
+
+
 def checkpoint(run, step):
     return run / f"checkpoints/step_{step:08d}"
 
@@ -209,9 +214,9 @@ def differing(a, b, names):
     return [name for name in names if (a / name).read_bytes() != (b / name).read_bytes()]
 
 
-def expect_same(a, b):
-    """The same files with the same bytes."""
-    listing = [{path.relative_to(top) for path in top.rglob("*")} for top in (a, b)]
+def expect_same(a, b, without=()):
+    """The same files with the same bytes. without: names of files that may differ."""
+    listing = [{path.relative_to(top) for path in top.rglob("*") if path.name not in without} for top in (a, b)]
     assert listing[0] == listing[1]
     different = [name for name in listing[0] if (a / name).is_file() and not filecmp.cmp(a / name, b / name, False)]
     assert not different
@@ -235,6 +240,13 @@ def same_numbers(a, b, key=""):
         assert len(a) == len(b), key
         for x, y in zip(a, b):
             same_numbers(x, y)
+
+
+def overwrite(path, at, data):
+    """Writes bytes at a place in a file, or with a negative one from its end."""
+    with path.open("r+b") as file:
+        file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
+        file.write(data)
 
 
 def expect_printed_losses(out, positions):

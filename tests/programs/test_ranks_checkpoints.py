@@ -1,7 +1,7 @@
 """Ranks save one checkpoint together, at one step, in the background, and after failures of the disk."""
 
 import pytest
-from program import DONE, FAILED, SIGNALLED, all_records, checkpoint, expect_same, saved
+from program import DONE, FAILED, SIGNALLED, all_records, checkpoint, expect_same, overwrite, saved
 from ranks import SMALL_OF_RANKS, expect_same_weights, faulty, mpirun, resume_ranks, run_ranks, train_ranks
 
 
@@ -95,8 +95,6 @@ def test_verify_init(short):
     train_ranks(short / "run", 1, "--steps 2 --batch-size 2").done()
     start = ["--init", checkpoint(short / "run", 2), "--train-data train.bin --steps 2 --batch-size 2 --threads 1"]
     run_ranks(3, *start, cwd=short).done()
-    with (checkpoint(short / "run", 2) / "model.safetensors").open("r+b") as file:
-        file.seek(5001)
-        file.write(b"x")
+    overwrite(checkpoint(short / "run", 2) / "model.safetensors", 5001, b"x")
     result = run_ranks(3, *start, cwd=short)
     result.one_line(FAILED, "its model.safetensors does not match its checksum")

@@ -24,12 +24,12 @@ WATCHED = "--steps 12 --total-batch 192 --batch-size 2 --checkpoint-every 2 --ti
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def watched(tmp_path_factory):
     """An uninterrupted run of three ranks. Tests do not write there."""
-    directory = tmp_path_factory.mktemp("whole")
+    directory = tmp_path_factory.mktemp("watched")
     write_short_epoch(directory)
-    train_ranks(directory / "whole", 3, WATCHED).done()
-    return directory / "whole"
+    train_ranks(directory / "watched", 3, WATCHED).done()
+    return directory / "watched"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def whole(tmp_path_factory):
         "stop:0:6:gradients",
     ],
 )
-def test_lost_rank(short, whole, fault):
+def test_lost_rank(short, watched, fault):
     """a killed or stopped rank is reported, and a restart resumes bitwise"""
     run, begin = short / "run", time.monotonic()
     result = train_ranks(run, 3, WATCHED, FAULT=fault)
@@ -59,7 +59,7 @@ def test_lost_rank(short, whole, fault):
     last = 8 if "write" in fault else 6  # a file is written while step 7 or 8 is computed
     assert any(5 <= int(step) <= last for step in re.findall(r"at step (\d+)", result.err)), result.err
     resume_ranks(run, 3).done()
-    expect_same_weights(whole, run, 12)
+    expect_same_weights(watched, run, 12)
 
 
 # ---- signals

@@ -1,0 +1,263 @@
+"""Damaged checkpoints, full disks, and files that change during a run: one line, and nothing saved is lost."""
+
+import os
+import shlex
+import shutil
+
+import pytest
+from choices import Completion, Example, write_choices
+from program import (
+    DONE,
+    FAILED,
+    SIGNALLED,
+    Started,
+    checkpoint,
+    linked_with,
+    overwrite,
+    records,
+    run,
+    run_trainer,
+    saved,
+    trainer,
+)
+from small_runs import ENDLESS, MODEL, TWELVE, command, expect_whole, resume, start
+
+
+def append(path, data):
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def cut(path):
+    """Removes the last byte."""
+    os.truncate(path, path.stat().st_size - 1)
+
+
+# ---- checkpoints
+
+
+def test_old_checkpoints(short):
+    """old checkpoints are removed, and files of other programs are kept"""
+    out = short / "run"
+    start(out, TWELVE, "--checkpoint-every 2 --keep 2 --stop-after 5").done()
+    assert saved(out) == [4, 5]
+    for name in ("step_1", "step_00000099.tmp", "notes"):
+        (out / "checkpoints" / name).mkdir()
+    mine = [out / name for name in ("checkpoints/step_00000007", "checkpoints/notes/a", "plan.txt")]
+    for path in mine:
+        path.write_text("mine")
+    resume(out).done()
+    assert saved(out) == ["notes", 7, 10, 12, "step_1"]
+    assert [path.read_text() for path in mine] == 3 * ["mine"]
+
+
+@pytest.fixture(scope="module")
+def every_4(whole):
+    """The run `whole`, with a checkpoint every 4 steps. Tests do not write there."""
+    start(whole.parent / "every_4", TWELVE, "--checkpoint-every 4").done()
+    return whole.parent / "every_4"
+
+
+FILES = ["config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"]
+
+
+@pytest.mark.parametrize("place", ["start", "middle", "end"])
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_checkpoint(short, every_4, name, place):
+    """a damaged checkpoint is reported, and the run resumes bitwise from an older one"""
+    shutil.copytree(every_4, short / "run")
+    path = checkpoint(short / "run", 12) / name
+    data = path.read_bytes()
+    at = {"start": 0, "middle": len(data) // 2 - 1, "end": len(data) - 1}[place]
+    overwrite(path, at, bytes([data[at] ^ 1]))
+    assert name in resume(short / "run").one_line(DONE, "/step_00000012: ").err
+    expect_whole(every_4, short / "run")
+
+
+def test_no_whole_checkpoint(short, every_4):
+    """a run without a whole checkpoint reports each of them"""
+    shutil.copytree(every_4, short / "run")
+    for step in saved(short / "run"):
+        cut(checkpoint(short / "run", step) / "model.safetensors")
+    result = resume(short / "run")
+    assert result.status == FAILED and result.err.count("\n") == 4
+
+
+CHANGED_WEIGHTS = "its model.safetensors does not match its checksum"
+CHANGED_STATE = "trainer_state.json does not match its checksum"
+CONFIG, WEIGHTS, OPTIMIZER, STATE = FILES
+DAMAGES = {  # what is done to the files of a checkpoint, and the error; "": it is accepted
+    "nothing": (lambda start: None, ""),
+    "no optimizer": (lambda start: (start / OPTIMIZER).unlink(), ""),
+    "a longer optimizer": (lambda start: append(start / OPTIMIZER, b"x"), ""),
+    "a longer config.json": (lambda start: append(start / CONFIG, b"\n"), "its config.json has"),
+    "changed weights": (lambda start: overwrite(start / WEIGHTS, 5001, b"x"), CHANGED_WEIGHTS),
+    "a shorter state": (lambda start: cut(start / STATE), CHANGED_STATE),
+    "another step": (
+        lambda start: (start / STATE).write_text((start / STATE).read_text().replace('"step": 1', '"step": 9')),
+        CHANGED_STATE,
+    ),
+    "an empty state": (lambda start: (start / STATE).write_text(""), CHANGED_STATE),
+    "changed weights without a state": (
+        lambda start: (overwrite(start / WEIGHTS, 5001, b"x"), (start / STATE).unlink()),
+        "",
+    ),
+    "files of Transformers": (
+        lambda start: (append(start / CONFIG, b"\n"), (start / STATE).write_text('{"log_history": []}')),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_init(short, whole, damage):
+    """--init rejects a damaged checkpoint in every mode, and accepts weights of other programs"""
+    act, words = DAMAGES[damage]
+    shutil.copytree(checkpoint(whole, 12), short / "start")
+    act(short / "start")
+    for mode in (
+        "--train-data train.bin --steps 1 --seq-len 16",
+        "--generate 5",
+        "--eval --val-data train.bin --seq-len 16",
+        "--dump-grads dump --train-data train.bin --seq-len 16",
+    ):
+        result = run_trainer("--init start --batch-size 2 --threads 1", mode, cwd=short)
+        if words:
+            result.one_line(FAILED, words)
+        else:
+            result.done()
+
+
+def test_init_of_run(short, whole):
+    """a run without a checkpoint verifies the weights from which it starts again"""
+    shutil.copytree(checkpoint(whole, 12), short / "start")
+    options = "--init start --out run --train-data train.bin --batch-size 2 --steps 1"
+    run_trainer(options, cwd=short).done()
+    shutil.rmtree(short / "run/checkpoints")
+    append(short / "start/config.json", b"\n")
+    run_trainer("--out run --resume", cwd=short).one_line(FAILED, "its config.json has")
+
+
+def test_one_validation(short):
+    """a run that starts again from step 0 has one validation of step 0"""
+    out, choice = short / "run", Example([1], [Completion([2], 0, 1, 1), Completion([3], 0, 1, 1)], 0)
+    write_choices(short / "task", [choice, choice], 256)
+    start(out, TWELVE, "--val-data train.bin --eval-choices task=task --stop-after 1").done()
+    shutil.rmtree(out / "checkpoints")  # as if it was killed before the first one
+    resume(out, "--stop-after 2").done()
+    assert (len(records(out, "val")), len(records(out, "choices"))) == (1, 1)
+    assert len(records(out, "event")) > 2
+
+
+# ---- other programs
+
+
+def test_lock(short):
+    """two processes cannot use the same run"""
+    with Started(*command(short / "run", ENDLESS, "--checkpoint-every 1"), cwd=short) as process:
+        process.wait_for_step(short / "run", 3)
+        second = resume(short / "run")
+        process.terminate()
+        result = process.end()
+    assert second.status == FAILED and second.err.count("\n") == 1
+    assert result.status == SIGNALLED and result.err.count("\n") == 1
+
+
+def replace(path):
+    """Another file with the same bytes takes its place."""
+    copy = path.with_name("copy")
+    shutil.copy(path, copy)
+    copy.rename(path)
+
+
+@pytest.mark.parametrize("change", ["removed", "shorter", "replaced"])
+def test_changed_shard(short, change):
+    """a shard that changes during the run stops it with a one-line error"""
+    path = short / "train.bin"
+    with Started(*command(short / "run", ENDLESS, "--checkpoint-every 1"), cwd=short) as process:
+        process.wait_for_step(short / "run", 3)
+        if change == "removed":
+            path.unlink()
+        elif change == "shorter":
+            os.truncate(path, 1100)
+        else:
+            shutil.copy(path, short / "other")
+            append(short / "other", b"x")
+            (short / "other").rename(path)
+        process.end().one_line(FAILED, "train.bin")
+
+
+@pytest.mark.parametrize(
+    ("act", "words", "lines", "status"),
+    [
+        (lambda out: (out / "log.jsonl").unlink(), "run/log.jsonl was deleted", 2, SIGNALLED),
+        (lambda out: replace(out / "log.jsonl"), "run/log.jsonl was replaced", 2, SIGNALLED),
+        (lambda out: (out / "run.json").unlink(), "run/run.json was deleted", 2, SIGNALLED),
+        (lambda out: out.rename(out.with_name("old")), "run/run.json was deleted", 3, SIGNALLED),
+        (lambda out: replace(out / "run.json"), "run/run.json was replaced", 2, FAILED),
+    ],
+    ids=["no log.jsonl", "another log.jsonl", "no run.json", "no directory", "another run.json"],
+)
+def test_lost_directory(short, act, words, lines, status):
+    """a deleted or replaced log.jsonl, run.json or directory of a run is written again, or ends it"""
+    # what another program does to the directory of a run between two checkpoints
+    out = short / "run"
+    with Started(*command(out, ENDLESS), cwd=short) as process:
+        process.wait_for_step(out, 3)
+        act(out)
+        process.terminate()
+        result = process.end()
+    assert result.status == status and f"{words} during the run" in result.err and result.err.count("\n") == lines
+    steps = [record["step"] for record in records(out, "train")]
+    assert len(steps) == steps[-1] >= 3
+    if status == SIGNALLED:
+        assert "nothing to do" in resume(out, "--steps 1000000 --stop-after 1").done().out
+
+
+# ---- disks
+
+
+@pytest.mark.parametrize(
+    ("limit", "options", "line"),
+    [
+        ("--fsize=0", "", "cannot write run/run.json.tmp: File too large"),
+        (
+            "--fsize=102400",
+            "--no-checkpoint-background",
+            "cannot write run/checkpoints/step_00000012.tmp/optimizer.safetensors: File too large",
+        ),
+        (
+            "--fsize=102400",
+            "--checkpoint-every 5",
+            "cannot write run/checkpoints/step_00000005.tmp/optimizer.safetensors: File too large",
+        ),
+        ("--stack=131072", "", "the stack is limited to 128 KiB"),
+    ],
+    ids=["no files", "a checkpoint", "a checkpoint in the background", "the stack"],
+)
+def test_limits(short, limit, options, line):
+    """a limit of the stack or of the size of files is a one-line error, and nothing incomplete is left"""
+    # A file size limit is a disk that is full for the file of the optimizer.
+    if "stack" in limit and linked_with("libasan"):
+        pytest.skip("the sanitizer requires more for its start")
+    run("prlimit", limit, *command(short / "run", TWELVE, options), cwd=short).one_line(FAILED, line)
+    assert not list(short.rglob("*tmp*"))
+
+
+def test_full_disk(short):
+    """a full or read-only disk is a one-line error, and the run can be resumed"""
+    if run("unshare -rm true").status != DONE:
+        pytest.skip("there are no mount namespaces here")
+    # A file system in a mount namespace of its own, whose run is copied before it is gone.
+    script = 'mount -t tmpfs -o "$1" tmpfs disk && shift && "$@"; status=$?; cp -r disk/run . 2>/dev/null; exit $status'
+    disk = ["unshare -rm sh -c", shlex.quote(script), "sh"]
+    options = f"{TWELVE} --checkpoint-every 1 --keep 0"
+    on_disk = [*trainer(), "--train-data train.bin", MODEL, options, "--out disk/run"]
+    (short / "disk").mkdir()
+    start(short / "whole", options).done()
+    run(*disk, "size=400k", *on_disk, cwd=short).one_line(FAILED, "No space left")
+    left = saved(short / "run")
+    assert 1 in left and all(isinstance(step, int) for step in left), "an unfinished checkpoint keeps the disk full"
+    resume(short / "run").done()
+    expect_whole(short / "whole", short / "run")
+    run(*disk, "ro", *on_disk, cwd=short).one_line(FAILED, "disk/run")
