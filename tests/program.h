@@ -68,12 +68,6 @@ static void run_trainer(ProgramResult *r, const ProgramData *d, const char *out,
                 d->dir.path, out, options);
 }
 
-static void expect_same_directories(const ProgramData *d, const char *a, const char *b) {
-    ProgramResult r;
-    run_command(&r, "diff -rq '%s/%s' '%s/%s'", d->dir.path, a, d->dir.path, b);
-    EXPECT(r.status == 0, "%s and %s differ: %.300s", a, b, r.out);
-}
-
 // Reads log.jsonl; every line must be JSON. Returns the number of records of a kind, and the last one's `key`.
 static int log_records(const ProgramData *d, const char *run, const char *kind, const char *key, double *last) {
     char path[600], line[4096];

@@ -611,6 +611,14 @@ static void test_statistics_last_micro_step(void) {
     test_remove_directory(&d.dir);
 }
 
+// A key of a record; NaN for null.
+static double record_number(const cJSON *record, const char *key) {
+    double x = NAN;
+    EXPECT(json_get_number(record, key, &x) || cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(record, key)),
+           "a record without %s", key);
+    return x;
+}
+
 // Reads a record as run_log_stats writes it. Values of elements have the 9 digits that a float needs.
 static LayerStats read_layer_stats(const cJSON *record, double *grad_norm) {
     LayerStats s;
