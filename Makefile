@@ -192,8 +192,11 @@ $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDA_UNITS)
 $(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
 vpath %.cu dev/bench
+# What ptxas says of registers goes to a file, which dev/registers.py checks.
 $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/flags
-	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
+	@echo "$(NVCC) $(CUDA_FLAGS) -c -o $@ $<"
+	@$(NVCC) $(CUDA_FLAGS) -Xptxas -v -c -o $@ $< 2>$@.ptxas; status=$$?; \
+	    grep -v '^ptxas info\|bytes stack frame' $@.ptxas >&2; exit $$status
 $(CUDA_BUILD)/predict_diffv2.o: predict_diffv2.c $(CUDA_BUILD)/flags
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 $(CUDA_BUILD)/attention_cudnn.o: llmc/cuda/attention_cudnn.cpp $(CUDA_BUILD)/flags

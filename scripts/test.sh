@@ -257,6 +257,14 @@ cuda_tools() {
     fi
 }
 
+check_registers() { # build directories
+    if dev/registers.py "${@/%//train_diffv2.cu.o.ptxas}" >"$scratch/registers"; then
+        pass "nvcc: no kernel exceeds its limits of registers, stack and shared memory"
+    else
+        cat "$scratch/registers"
+        fail "nvcc: kernels exceed their limits of registers, stack or shared memory"
+    fi
+}
 nvcc_one() { # one architecture and precision per revision
     local turn archs=(80 89 90 100 120) precisions=(bf16 fp32) arch precision emulated
     turn=$((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
@@ -271,6 +279,7 @@ nvcc_one() { # one architecture and precision per revision
     else
         fail "nvcc: the dry runs of build/nvcc/train_diffv2cu and $emulated/oncpu/test_trainer differ"
     fi
+    check_registers build/nvcc
     if help_without_ranks; then
         pass "nvcc: --help requires neither a GPU nor other ranks"
     else
@@ -296,7 +305,7 @@ compile_cuda() {
     scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 \
         || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"
     if [ $all_tests = yes ]; then
-        build "CUDA for all architectures, bf16 and fp32" all-archs
+        build "CUDA for all architectures, bf16 and fp32" all-archs && check_registers build/cuda_{bf16,fp32}
         build "CUDA benchmark" ARCHS=90 build/cuda_bf16/bench_cuda
         cudnn_plans
     else

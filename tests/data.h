@@ -502,12 +502,6 @@ static void test_data_fingerprint(void) {
     test_remove_directory(&copy);
 }
 
-// The converter, for other tests.
-static const char *data_converter(void) {
-    const char *converter = getenv("TEXT_TO_SHARDS");
-    return converter && *converter ? converter : "./text_to_shards";
-}
-
 static const Test data_tests[] = {
     {"an unshuffled loader reads the windows of its shards in order, in both formats", test_data_windows_in_order},
     {"the windows of an update do not depend on the micro-batch and the rank count", test_data_order_of_ranks},

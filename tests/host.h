@@ -141,7 +141,7 @@ static void test_too_many_threads(void) {
     test_remove_directory(&d.dir);
 }
 
-// tests/ranks.h tests the sum over the ranks of a machine.
+// tests/programs/test_ranks_results.py tests the sum over the ranks of a machine.
 static void test_insufficient_memory(void) {
     ProgramData d = program_data();
     ProgramResult r;

@@ -1,7 +1,7 @@
 /*
 low_precision.h: tests of --gemm bf16 and fp8 in the model: what each linear layer rounds, gradients beside those in
 fp32, zeros, numbers that are not finite, and copies of weights. tests/programs/test_low_precision.py has the tests of
-runs, recompute.h and ranks.h those of --recompute and of ranks, operations.h and fp8_test.py those of the rounding.
+runs, recompute.h those of --recompute, operations.h and fp8_test.py those of the rounding.
 */
 #ifndef TESTS_LOW_PRECISION_H
 #define TESTS_LOW_PRECISION_H

@@ -113,22 +113,22 @@ static __global__ void __launch_bounds__(RMSNORM_LANES)
     int lane = (int)threadIdx.x % WARP, warps = (int)blockDim.x / WARP, groups = (int)blockDim.y;
     int begin = (int)((int64_t)N * blockIdx.x / gridDim.x), end = (int)((int64_t)N * (blockIdx.x + 1) / gridDim.x);
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W, group = (int)threadIdx.y;
-    float total[W] = {0}, w[W] = {0}, inverse = 1 / (float)C;
-    if (c < C) load<W>(w, weight + c);
+    float total[W] = {0}, inverse = 1 / (float)C;
     for (int base = begin, turn = 0; base < end; base += groups, turn = WARP - turn) {
         int n = base + group;
         bool active = n < end && c < C; // the other lanes take part in the reduction
         size_t row = (size_t)n * C;
-        float d[W] = {0}, v[W] = {0}, g[W] = {0}, r = 0, dot = 0;
+        float d[W] = {0}, v[W] = {0}, g[W] = {0}, w[W] = {0}, r = 0, dot = 0;
+        if (PARTS && n < end) dot = rmsnorm_other_columns<W>(dy + row, x + row, weight, C, c);
         if (active) {
             r = rstd[n];
+            load<W>(w, weight + c); // from the cache: kept over the rows, it would make the registers spill
             load<W>(d, dy + row + c);
             load<W>(v, x + row + c);
             if (add) load<W>(g, dx + row + c);
         }
         UNROLL
         for (int k = 0; k < W; k++) dot += d[k] * w[k] * v[k];
-        if (PARTS && n < end) dot += rmsnorm_other_columns<W>(dy + row, x + row, weight, C, c);
         dot = lanes_sum(dot, WARP);
         if (warps > 1) {
             float *of_group = dots + turn + group * warps;
@@ -153,9 +153,10 @@ static __global__ void __launch_bounds__(RMSNORM_LANES)
     __syncthreads();
     if (group > 0 || c >= C) return;
     for (int i = 0; i < groups - 1; i++) {
-        load_fp32<W>(w, sums + (size_t)(i * (int)blockDim.x + (int)threadIdx.x) * W);
+        float part[W];
+        load_fp32<W>(part, sums + (size_t)(i * (int)blockDim.x + (int)threadIdx.x) * W);
         UNROLL
-        for (int k = 0; k < W; k++) total[k] += w[k];
+        for (int k = 0; k < W; k++) total[k] += part[k];
     }
     store_fp32<W>(partial + blockIdx.x * (size_t)C + c, total);
 }

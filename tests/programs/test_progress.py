@@ -6,7 +6,8 @@ import re
 import shlex
 
 import pytest
-from program import FAILED, OPENMPI, SMALL, USAGE, linked_with, run, run_trainer, trainer, words_of
+from program import FAILED, SMALL, USAGE, linked_with, run, run_trainer, trainer, words_of
+from ranks import OPENMPI
 
 
 def on_terminal(corpus, terminal, options):

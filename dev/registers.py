@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""
+Checks what ptxas said of each kernel (-v) against the table below: bytes of stack, to which registers spill; registers;
+and static shared memory. A multiprocessor has 65,536 registers: a kernel of T threads that is to run B blocks at a time
+may use 65536 / (T B), in steps of 8. The static shared memory of a block is at most 48 KiB.
+
+Usage: dev/registers.py LOG...
+  LOG    what `nvcc -Xptxas -v` printed; the Makefile writes it beside each object, NAME.cu.o.ptxas
+Prints a line for each kernel that exceeds its limits, and a last line with the number of kernels, one for each
+architecture. Exit status: 0 all kernels are within their limits, 1 not, 2 usage.
+"""
+
+import re
+import subprocess
+import sys
+
+REGISTERS, SHARED = 65536, 48 << 10
+# A kernel, the threads of its blocks, blocks at a time, and where it may spill: {architecture: bytes of stack}.
+# The first row that matches holds. Those of the attention by scalar products need all registers for wide heads.
+LIMITS = (
+    ("attention_(forward|dq|dkv)_kernel<8", 256, 1, {}),
+    ("attention_dkv_kernel<4, false>", 256, 1, {89: 8, 90: 8}),
+    ("attention_dkv_kernel<2, true>", 256, 1, {80: 8, 89: 8}),
+    ("attention_dkv_kernel<1, false>", 256, 2, {90: 8}),
+    ("attention_(forward|dq|dkv)_kernel<4", 256, 1, {}),
+    ("attention_(forward|dq|dkv)_kernel", 256, 2, {}),
+    ("attention_decode_mma_kernel<4, 2>", 128, 2, {}),
+    ("attention_decode_mma_kernel<2, 2>", 128, 2, {}),
+    ("attention_decode_mma_kernel", 128, 3, {}),
+    ("attention_decode_kernel<., 4>", 128, 3, {120: 16}),
+    ("attention_decode_kernel", 128, 6, {80: 8, 90: 8}),
+    ("expert_gemm_mma_kernel<false, false, .*[12]>", 256, 2, {90: 48, 100: 8}),  # FP8, by conversions on these
+    ("expert_gemm_mma_kernel", 256, 2, {100: 8}),
+    ("expert_gemm_plain_kernel", 256, 2, {100: 8, 120: 8}),
+    ("gemm_plain_kernel", 256, 2, {}),
+    ("rmsnorm_backward_kernel", 1024, 1, {}),
+    ("sum_of_squares_kernel", 512, 2, {}),
+    # heads of up to 512 elements in packs of one element, for rows that are not aligned
+    ("head_norm_backward_kernel<1, 16", 256, 1, {}),
+    ("head_norm_backward_kernel", 256, 2, {}),
+    ("(exclusive|head_norm)_(forward|backward)_kernel<1, 16", 128, 2, {}),
+    ("exclusive_backward_kernel<4, 4", 128, 3, {}),  # fp32
+    ("(exclusive|head_norm|diff_combine)_(forward|backward)_kernel", 128, 4, {}),
+    ("attention_stats_kernel", 128, 4, {80: 16, 89: 16, 90: 16}),  # two numbers in double, once a head
+    ("", 256, 4, {}),
+)
+
+
+def kernels(text):
+    """(name, architecture, registers, bytes of stack and of static shared memory) of each kernel of a log."""
+    arch = function = stack = None
+    for line in text.splitlines():
+        if found := re.search(r"Compiling entry function '\S+' for 'sm_(\d+)a?'", line):
+            arch = int(found[1])
+        elif found := re.search(r"Function properties for (\S+)", line):
+            function = found[1]
+        elif found := re.search(r"(\d+) bytes stack frame", line):
+            stack = int(found[1])
+        elif (found := re.search(r"Used (\d+) registers", line)) and function:
+            shared = re.search(r"(\d+) bytes smem", line)
+            yield function, arch, int(found[1]), stack, int(shared[1]) if shared else 0
+            function = None
+
+
+def readable(names):
+    done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    return [name.removeprefix("void ").split("(float")[0] for name in done.stdout.splitlines()]
+
+
+def problems(name, arch, registers, stack, shared):
+    _, threads, blocks, spills = next(row for row in LIMITS if re.search(rf"\b{row[0]}", name))
+    if registers > (most := REGISTERS // (threads * blocks) // 8 * 8):
+        yield f"{registers} registers, at most {most} for {blocks} blocks of {threads} threads"
+    if stack > spills.get(arch, 0):
+        yield f"{stack} bytes of stack, at most {spills.get(arch, 0)}: registers spill, or an array is local"
+    if shared > SHARED:
+        yield f"{shared} bytes of static shared memory, at most {SHARED}"
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        print("registers.py: usage: dev/registers.py LOG...", file=sys.stderr)
+        return 2
+    found = [kernel for path in sys.argv[1:] for kernel in kernels(open(path, encoding="utf-8").read())]
+    wrong = {arch: 0 for _, arch, *_ in found}
+    for name, (_, arch, *values) in zip(readable([kernel[0] for kernel in found]), found):
+        for problem in problems(name, arch, *values):
+            print(f"sm_{arch}: {name}: {problem}")
+            wrong[arch] += 1
+    if not found:
+        print("registers.py: the logs name no kernel; they come from nvcc -Xptxas -v", file=sys.stderr)
+        return 1
+    for arch, count in wrong.items():
+        print(f"sm_{arch}: {sum(kernel[1] == arch for kernel in found)} kernels, {count} above their limits")
+    return 1 if any(wrong.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
