@@ -233,6 +233,7 @@ clean:
 	rm -rf $(BUILD) train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 
 include dev/cuda_on_cpu/rules.mk
+include dev/ptx/rules.mk
 DEPENDENCIES = $(wildcard $(BUILD)/*.d $(CUDA_BUILD)/*.d $(BUILD)/oncpu/*.d)
 $(sort $(filter %.c %.cu %.cpp,$(shell cat $(DEPENDENCIES) /dev/null))) /dev/null: # as -MP: a source may have moved
 -include $(wildcard $(BUILD)/*.d $(CUDA_BUILD)/*.d)

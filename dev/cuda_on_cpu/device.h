@@ -14,6 +14,7 @@ A launch, a barrier or a shuffle carries the file and line of its caller (defaul
 #include <functional>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 // A __shared__ array would silently become an array per thread: use SHARED of llmc/cuda/launch.cuh.
 #undef __shared__
@@ -128,6 +129,14 @@ struct Launch {
 void check_launch(const Launch &launch);
 void check_pointer(const Launch &launch, int argument, const volatile void *pointer);
 void launch_on_stream(const Launch &launch, std::function<void()> thread);
+// If it is set, it gives what a thread runs instead of the kernel (dev/ptx). The parameters lie as CUDA passes them:
+// each at a multiple of its alignment.
+extern std::function<void()> (*replace_kernel)(const Launch &launch, const std::vector<char> &parameters);
+template <class T> void append_parameter(std::vector<char> &all, const T &value) {
+    all.resize((all.size() + alignof(T) - 1) / alignof(T) * alignof(T));
+    const char *bytes = reinterpret_cast<const char *>(&value);
+    all.insert(all.end(), bytes, bytes + sizeof(T));
+}
 
 template <class... P> class Launcher {
   public:
@@ -142,6 +151,12 @@ template <class... P> class Launcher {
                 (check(++argument, value), ...);
             },
             values);
+        if (replace_kernel) {
+            std::vector<char> parameters;
+            std::apply([&](const auto &...value) { (append_parameter(parameters, value), ...); }, values);
+            launch_on_stream(launch, replace_kernel(launch, parameters));
+            return;
+        }
         void (*function)(P...) = kernel;
         launch_on_stream(launch, [function, values] { std::apply(function, values); });
     }

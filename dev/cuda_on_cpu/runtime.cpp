@@ -8,6 +8,9 @@ declares them, so that a signature that differs from NVIDIA's does not compile.
 #include <vector>
 
 namespace cuda_on_cpu {
+
+std::function<void()> (*replace_kernel)(const Launch &launch, const std::vector<char> &parameters);
+
 namespace {
 
 std::map<const void *, size_t> allowed_shared; // set by cudaFuncSetAttribute
