@@ -133,6 +133,8 @@ static void check_fp8_refusals(const Case *) {
 #undef ALIGNED
 #undef SCALED
     };
+    const char *outer = getenv("CUDA_ON_CPU_CAPABILITY");
+    const std::string before = outer ? outer : "";
     gemm_library_start();
     for (const auto &c : cases) {
         GemmProblem p = supported;
@@ -152,7 +154,8 @@ static void check_fp8_refusals(const Case *) {
                "case %d: %d algorithms (%s), the reason should be %s", (int)(&c - cases), count, refused ? why : "-",
                c.reason ? c.reason : "none");
     }
-    unsetenv("CUDA_ON_CPU_CAPABILITY");
+    if (outer) setenv("CUDA_ON_CPU_CAPABILITY", before.c_str(), 1);
+    else unsetenv("CUDA_ON_CPU_CAPABILITY");
     gemm_library_stop();
 }
 static const Check fp8_refusals_check = {"refused FP8 products", check_fp8_refusals, ""};

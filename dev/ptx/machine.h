@@ -53,7 +53,7 @@ struct Kernel {
     bool dynamic; // uses the launch's shared memory
 };
 struct AddKernels {
-    AddKernels(const Kernel *kernels, size_t count);
+    AddKernels(const char *architecture, const Kernel *kernels, size_t count);
 };
 
 // Shared memory of the running block. A byte is `usable` if it belongs to an array.

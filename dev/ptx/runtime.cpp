@@ -85,7 +85,8 @@ std::function<void()> translated(const cuda_on_cpu::Launch &launch, const std::v
 
 } // namespace
 
-AddKernels::AddKernels(const Kernel *first, size_t count) {
+AddKernels::AddKernels(const char *architecture, const Kernel *first, size_t count) {
+    setenv("CUDA_ON_CPU_CAPABILITY", architecture, 1); // of the device that the host sees
     for (size_t i = 0; i < count; i++) kernels()[first[i].host] = &first[i];
     cuda_on_cpu::replace_kernel = translated;
 }

@@ -80,6 +80,7 @@ class Parser:
         self.text = re.sub(r"//[^\n]*", "", text)
         self.ends = [m.start() for m in re.finditer("\n", self.text)]
         self.kernels, self.shared, self.files = [], {}, {}
+        self.architecture = "0"
         kernel, depth, place = None, 0, ("0", "0")
         at = 0
         while at < len(self.text):
@@ -124,6 +125,8 @@ class Parser:
         elif words[0] == ".maxntid":
             x, y, z = (int(number) for number in text.replace(".maxntid", "").split(","))
             kernel.most_threads = x * y * z
+        elif words[0] == ".target":
+            self.architecture = re.fullmatch(r"sm_(\d+)[af]?", words[1])[1]
         elif words[0] == ".address_size" and words[1] != "64":
             raise Failure(f"line {line}: addresses of {words[1]} bits")
         return place
@@ -423,7 +426,8 @@ def write_part(path, writers, texts, hosts, parser):
         out.writelines(text + "\n" for text in texts)
         rows = ",\n    ".join(writer.row(hosts[writer.kernel.name]) for writer in writers)
         out.write(f"\nstatic const Kernel kernels[] = {{\n    {rows}}};\n")
-        out.write("static const AddKernels added(kernels, sizeof(kernels) / sizeof(kernels[0]));\n")
+        count = "sizeof(kernels) / sizeof(kernels[0])"
+        out.write(f'static const AddKernels added("{parser.architecture}", kernels, {count});\n')
 
 
 def main():
@@ -436,10 +440,10 @@ def main():
     shares = [[] for _ in range(parts)]  # the longest first, each to the shortest part
     for writer in sorted(writers, key=lambda w: len(w.kernel.items), reverse=True):
         min(shares, key=lambda share: sum(len(w.kernel.items) for w in share)).append(writer)
+    texts = [[writer.write() for writer in share] for share in shares]  # before any file: a failure writes none
     os.makedirs(directory, exist_ok=True)
     for i, share in enumerate(shares):
-        texts = [writer.write() for writer in share]
-        write_part(os.path.join(directory, f"part_{i}.cpp"), share, texts, hosts, parser)
+        write_part(os.path.join(directory, f"part_{i}.cpp"), share, texts[i], hosts, parser)
     with open(os.path.join(directory, "symbols"), "w", encoding="utf-8") as file:
         file.writelines(name + "\n" for name in hosts.values())
 
