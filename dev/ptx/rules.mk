@@ -1,13 +1,12 @@
 # The compiled kernels on the CPU: make build/ptx/sm_90/test_diffv2 translates what nvcc compiles for that architecture
-# (80 or 90) to C++, and links it with the program of dev/cuda_on_cpu. Requires nvcc; see dev/ptx/README.md.
-# Variables: those of dev/cuda_on_cpu/rules.mk.
+# (80 or 90) to C++, and links it with the program of dev/cuda_on_cpu. Requires nvcc; see README.md.
+# Variables: those of dev/cuda_on_cpu/rules.mk, and COUNT=yes, which counts what the kernels do.
 
 PTX_NVCC = $(or $(NVCC),$(or $(CUDA),/usr/local/cuda)/bin/nvcc)
 PTX = $(BUILD)/ptx
 PTX_NVCC_FLAGS = -std=c++17 -O3 -lineinfo $(call nvcc_flags,$(CPPFLAGS)) -DDEVICE_OPS $(ONCPU_NCCL) $(ONCPU_PRECISION) \
   -isystem $(CUDA_HEADERS) -Xcompiler -fopenmp
-PTX_PARTS = 0 1 2 3 4 5 6 7
-# each operation is rounded where the PTX says so
+# -ffp-contract=off: each operation is rounded where the PTX says so
 PTX_CFLAGS = -std=c++17 -O1 $(ARCH) -fno-math-errno -fno-trapping-math -ffp-contract=off -fno-strict-aliasing \
   -DCUDA_ON_CPU -Idev -isystem $(CUDA_HEADERS) $(if $(COUNT),-DPTX_COUNT)
 
@@ -15,27 +14,32 @@ ifneq ($(filter $(PTX)/%,$(MAKECMDGOALS)),)
   $(call stamp,$(PTX)/flags,$(COMPILERS) $(PTX_NVCC) $(PTX_NVCC_FLAGS) $(PTX_CFLAGS))
 endif
 
-# The PTX of a program, for all its kernels.
-$(PTX)/sm_%/test_diffv2.ptx: test_diffv2.cu $(PTX)/flags
-	mkdir -p $(@D)
-	$(PTX_NVCC) $(PTX_NVCC_FLAGS) -ptx -arch=compute_$* -MD -MF $(@:.ptx=.d) -MT $@ -o $@ $<
-# Its translation, in parts that g++ compiles in seconds, and the program with visible kernels.
-$(PTX)/%/part_0.cpp: $(PTX)/%/test_diffv2.ptx $(ONCPU)/test_diffv2.cu.o dev/ptx/translate.py dev/ptx/forms.py
-	nm $(ONCPU)/test_diffv2.cu.o >$(@D)/host_symbols
-	PYTHONDONTWRITEBYTECODE=1 python3 dev/ptx/translate.py $< $(@D)/host_symbols $(@D) $(words $(PTX_PARTS))
-$(PTX)/%/host.o: $(PTX)/%/part_0.cpp
-	objcopy --globalize-symbols=$(@D)/symbols $(ONCPU)/test_diffv2.cu.o $@
-$(PTX)/%.o: $(PTX)/%.cpp
-	$(CXX) $(PTX_CFLAGS) -MMD -MP -c -o $@ $<
+$(ONCPU)/%.cu.o: dev/ptx/%.cu $(ONCPU)/flags
+	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 $(PTX)/runtime.o: dev/ptx/runtime.cpp $(PTX)/flags
 	$(CXX) $(PTX_CFLAGS) -g1 $(WARN) -MMD -MP -c -o $@ $<
-define ptx_program
-$(patsubst %,$(PTX)/sm_$(1)/part_%.cpp,$(filter-out 0,$(PTX_PARTS))): $(PTX)/sm_$(1)/part_0.cpp ;
-$(PTX)/sm_$(1)/test_diffv2: $(PTX)/sm_$(1)/host.o $(patsubst %,$(PTX)/sm_$(1)/part_%.o,$(PTX_PARTS)) $(PTX)/runtime.o \
-  $(ONCPU_LAYER) $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
-	$$(CXX) $$(ONCPU_CFLAGS) -fopenmp $$(LDFLAGS) -o $$@ $$^ $$(LDLIBS)
-endef
-$(foreach arch,80 90,$(eval $(call ptx_program,$(arch))))
-.PRECIOUS: $(PTX)/sm_%/test_diffv2.ptx $(PTX)/%.cpp $(PTX)/%.o
+$(PTX)/%.o: $(PTX)/%.cpp
+	$(CXX) $(PTX_CFLAGS) -MMD -MP -c -o $@ $<
 
--include $(wildcard $(PTX)/*.d $(PTX)/*/*.d)
+# The PTX of a program for all its kernels; their translation, in parts that g++ compiles in seconds each; the object of
+# the emulated program, with kernels that the parts can name.
+define ptx_program # architecture, name, source, numbers of the parts
+$(PTX)/sm_$(1)/$(2).ptx: $(3) $(PTX)/flags
+	mkdir -p $(PTX)/sm_$(1)/$(2)_parts
+	$$(PTX_NVCC) $$(PTX_NVCC_FLAGS) -ptx -arch=compute_$(1) -MD -MP -MF $$(@:.ptx=.d) -MT $$@ -o $$@ $$<
+$(PTX)/sm_$(1)/$(2)_parts/part_0.cpp: $(PTX)/sm_$(1)/$(2).ptx $(ONCPU)/$(2).cu.o dev/ptx/translate.py dev/ptx/forms.py
+	nm $(ONCPU)/$(2).cu.o >$$(@D)/host_symbols
+	PYTHONDONTWRITEBYTECODE=1 python3 dev/ptx/translate.py $$< $$(@D)/host_symbols $$(@D) $(words $(4))
+$(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.cpp,$(filter-out 0,$(4))): $(PTX)/sm_$(1)/$(2)_parts/part_0.cpp ;
+$(PTX)/sm_$(1)/$(2)_parts/host.o: $(PTX)/sm_$(1)/$(2)_parts/part_0.cpp
+	objcopy --globalize-symbols=$$(@D)/symbols $(ONCPU)/$(2).cu.o $$@
+$(PTX)/sm_$(1)/$(2): $(PTX)/sm_$(1)/$(2)_parts/host.o $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.o,$(4)) \
+  $(PTX)/runtime.o $(ONCPU_LAYER) $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
+	$$(CXX) $$(ONCPU_CFLAGS) -fopenmp $$(LDFLAGS) -o $$@ $$^ $$(LDLIBS)
+.PRECIOUS: $(PTX)/sm_$(1)/$(2).ptx $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.cpp,$(4))
+endef
+$(foreach arch,80 90,$(eval $(call ptx_program,$(arch),test_diffv2,test_diffv2.cu,0 1 2 3 4 5 6 7)))
+$(foreach arch,80 90,$(eval $(call ptx_program,$(arch),planted,dev/ptx/planted.cu,0)))
+.PRECIOUS: $(PTX)/%.o
+
+-include $(wildcard $(PTX)/*.d $(PTX)/sm_*/*.d $(PTX)/sm_*/*/*.d)

@@ -402,15 +402,10 @@ class Writer:
 
 
 def host_names(kernels, symbols):
-    """The function of the emulated program that each kernel was compiled from: static functions have an L."""
-    names = {}
-    for kernel in kernels:
-        candidates = [kernel.name, "_ZL" + kernel.name[2:]]
-        found = [name for name in candidates if name in symbols]
-        if not found:
-            raise Failure(f"kernel {kernel.name} is not among the symbols of the emulated program")
-        names[kernel.name] = found[0]
-    return names
+    """The function of the emulated program that each kernel was compiled from: static functions have an L. Kernels that
+    the program never launches have none, and no translation."""
+    names = {kernel.name: {kernel.name, "_ZL" + kernel.name[2:]} & symbols for kernel in kernels}
+    return {name: found.pop() for name, found in names.items() if found}
 
 
 def write_part(path, writers, texts, hosts, parser):
@@ -436,7 +431,8 @@ def main():
         parser = Parser(file.read())
     with open(symbols, encoding="utf-8") as file:
         hosts = host_names(parser.kernels, {line.split()[-1] for line in file if line.strip()})
-    writers = [Writer(kernel, number, parser) for number, kernel in enumerate(parser.kernels)]
+    kernels = [kernel for kernel in parser.kernels if kernel.name in hosts]
+    writers = [Writer(kernel, number, parser) for number, kernel in enumerate(kernels)]
     shares = [[] for _ in range(parts)]  # the longest first, each to the shortest part
     for writer in sorted(writers, key=lambda w: len(w.kernel.items), reverse=True):
         min(shares, key=lambda share: sum(len(w.kernel.items) for w in share)).append(writer)

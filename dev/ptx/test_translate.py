@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""test_translate.py: mistakes planted in the PTX of planted.cu are reported, or change the results.
+
+Usage: dev/ptx/test_translate.py [BUILD]
+Requires what `make BUILD/ptx/sm_90/planted BUILD/oncpu/planted` makes. Each mistake replaces one text in one kernel. It
+is found by the translator, by the program that runs the kernel (with one line), or by its results. Ends with `N passed,
+N failed`.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+CUDA = pathlib.Path(os.environ.get("CUDA") or "/usr/local/cuda")
+COMPILE = f"{os.environ.get('CXX', 'g++')} -std=c++17 -O0 -ffp-contract=off -DCUDA_ON_CPU -Idev -isystem {CUDA}/include"
+WRONG = "wrong results"
+
+# The sentence, the kernel, a regular expression, its replacement, and the report, a part of the line.
+MISTAKES = [
+    # found by the translator
+    ("an opcode that the table does not have", "vectors", r"add\.f32", "add.rp.f32", "unknown form: add.rp.f32"),
+    ("a rounding that the table does not have", "conversions", r"cvt\.rn\.bf16", "cvt.rz.bf16", "unknown form: cvt.rz"),
+    ("a vector of three", "vectors", r"ld\.global\.v4\.f32", "ld.global.v3.f32", "unknown form: ld.global.v3.f32"),
+    ("a vector of too few registers", "vectors", r"(ld\.global\.v4\.f32\s+\{%f1), %f2,", r"\1,", "of other types"),
+    ("a register of another type", "vectors", r"(cvt\.rn\.f32\.s32\s+%f\d+), %r1", r"\1, %rd1", "of other types"),
+    ("a register that is not declared", "vectors", r"(cvt\.rn\.f32\.s32\s+%f\d+), %r1", r"\1, %r99", "of other types"),
+    ("an operand too many", "arrays", r"(bar\.sync\s+0)", r"\1, 64", "of other types"),
+    ("an immediate beyond 32 bits", "exchanges", r"(mov\.u32\s+%r\d+), 31", r"\1, 4294967327", "of other types"),
+    ("a parameter beyond its size", "vectors", r"(_param_2)\+12\]", r"\1+16]", "of other types"),
+    ("an unknown symbol", "vectors", r"\[(_Z\w+_param_1)\]", r"[\g<1>0]", "of other types"),
+    ("a directive that is not known", "vectors", r"\.loc", ".lock", "not understood: .lock"),
+    ("a file that ends early", "conversions", r"ret;\s*\}", "ret", "not understood: ret"),
+    # found when the kernel runs
+    ("a misaligned load of 16 bytes", "vectors", r"(ld\.global\.v4\.f32[^[]*\[%rd\d+)\]", r"\1+4]",
+     "misaligned access to global memory: 16 bytes at"),
+    ("a misaligned store of 16 bytes to shared memory", "arrays", r"(st\.shared\.v4\.u32\s+\[%r\d+)\]", r"\1+8]",
+     "misaligned access to shared memory: 16 bytes at"),
+    ("a vector access to an array of floats", "arrays", r"st\.shared\.f32(\s+\[%r\d+\]), (%f\d+)",
+     r"st.shared.v4.f32\1, {\2, \2, \2, \2}", "misaligned access to shared memory: 16 bytes at"),
+    ("a store behind a shared array", "arrays", r"(st\.shared\.f32\s+\[%r\d+)\]", r"\1+4]",
+     "out of bounds: 4 bytes at byte"),
+    ("a load before a shared array", "arrays", r"(ld\.shared\.f32[^[]*\[%r\d+)\]", r"\1+-4]",
+     "out of bounds: 4 bytes at byte"),
+    ("a load behind an allocation", "vectors", r"(ld\.global\.v4\.f32[^[]*\[%rd\d+)\]", r"\1+16]",
+     "out of bounds: 16 bytes at byte 1024 of 1024 of global memory"),
+    ("a load from no memory", "vectors", r"(ld\.global\.v4\.f32[^[]*\[%rd\d+)\]", r"\1+68719476736]",
+     "access to no memory of the device"),
+    ("an asynchronous copy of another size", "copies", r"(cp\.async[^;]*\]), 16,", r"\1, 8,",
+     "cp.async of 16 of 8 bytes"),
+    ("an asynchronous copy to shared memory that is misaligned", "copies", r"(cp\.async[^[]*\[%r\d+)\]", r"\1+8]",
+     "misaligned access to shared memory"),
+    ("a segment of a shuffle", "exchanges", r"(mov\.u32\s+%r\d+), 31", r"\1, 30", "shfl.sync has 0x1e for its segment"),
+    ("a mask of a shuffle that lacks a lane", "exchanges", r"(mov\.u32\s+%r\d+), -1", r"\1, -2", "wrong lane mask"),
+    ("another barrier", "arrays", r"bar\.sync\s+0", "bar.sync 1", "bar.sync 1"),
+    ("a parameter of another size", "vectors", r"\.b8 (\w+_param_2)\[16\]", r".b8 \1[24]", "bytes of parameters"),
+    ("a launch bound below the launch", "vectors", r"(\n\)\s*\n)\{", r"\1.maxntid 32, 1, 1\n{", "launch bounds are 32"),
+    # found by the results
+    ("a distance of a shuffle", "exchanges", r"(mov\.u32\s+%r\d+), 16", r"\1, 8", WRONG),
+    ("a wait for fewer groups of copies", "copies", r"cp\.async\.wait_group 0", "cp.async.wait_group 1", WRONG),
+    ("a copy that is not committed", "copies", r"cp\.async\.commit_group;", "", WRONG),
+    ("matrices that are not transposed", "products", r"x4\.trans", "x4", WRONG),
+    ("registers of a product in another order", "products", r"\{%r1, %r2, (%r3, %r4\}, \{%r2)", r"{%r2, %r1, \1", WRONG),
+    ("numbers of a conversion in another order", "conversions", r"(e4m3x2\.f32 %rs\d+,) (%f\d+), (%f\d+)",
+     r"\1 \3, \2", WRONG),
+    ("another format of FP8", "conversions", r"e4m3x2", "e5m2x2", WRONG),
+    ("a barrier that is missing", "arrays", r"bar\.sync\s+0;", "", WRONG),
+]  # fmt: skip
+
+
+def plant(text, kernel, pattern, replacement):
+    """The PTX with the first match in this kernel replaced."""
+    start = re.search(rf"\.entry _Z(?:L)?\d+{kernel}\w*\(", text).start()
+    end = text.find(".entry", start + 1)
+    body = text[start : end if end > 0 else len(text)]
+    changed, count = re.subn(pattern, replacement, body, count=1)
+    assert count == 1, f"{kernel} has no {pattern}"
+    return text[:start] + changed + text[start + len(body) :]
+
+
+class Tests:
+    def __init__(self, build, scratch):
+        self.build, self.scratch = build, scratch
+        self.parts = build / "ptx/sm_90/planted_parts"
+        self.ptx = (build / "ptx/sm_90/planted.ptx").read_text()
+        layer = sorted(path for path in (build / "oncpu").glob("*.o") if not path.name.endswith(".cu.o"))
+        self.objects = " ".join(map(str, [self.parts / "host.o", build / "ptx/runtime.o", *layer]))
+        self.right = self.run(build / "oncpu/planted").stdout
+
+    def run(self, *command):
+        return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd=ROOT)
+
+    def translated(self, text):
+        """The error of the translator, or None."""
+        (self.scratch / "planted.ptx").write_text(text)
+        symbols = self.parts / "host_symbols"
+        done = self.run(sys.executable, HERE / "translate.py", self.scratch / "planted.ptx", symbols, self.scratch, 1)
+        return done.stderr if done.returncode else None
+
+    def report(self, text, kernel):
+        """What the translator or the program prints about a PTX, `wrong results`, or nothing."""
+        error = self.translated(text)
+        if error is not None:
+            return error
+        part, program = self.scratch / "part_0", self.scratch / "planted"
+        for command in (
+            f"{COMPILE} -c -o {part}.o {part}.cpp",
+            f"{COMPILE} -fopenmp -o {program} {part}.o {self.objects} {self.build}/revision.o -lpthread",
+        ):
+            done = self.run(*command.split())
+            assert done.returncode == 0, done.stderr
+        done = self.run(program, kernel)
+        if done.returncode or done.stderr:
+            return done.stderr
+        right = next(line for line in self.right.splitlines() if line.startswith(kernel))
+        return "" if done.stdout.strip() == right else WRONG
+
+
+def main():
+    build = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build")
+    passed = failed = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        tests = Tests(build, pathlib.Path(scratch))
+        cases = [(f"{kernel}: the results are those of the source", kernel, "", "", "")
+                 for kernel in ("vectors", "arrays", "exchanges", "copies", "products", "conversions")]  # fmt: skip
+        cases += [(f"reported: {sentence}", *rest) for sentence, *rest in MISTAKES]
+        for sentence, kernel, pattern, replacement, wanted in cases:
+            text = plant(tests.ptx, kernel, pattern, replacement) if pattern else tests.ptx
+            report = tests.report(text, kernel)
+            right = (wanted in report and report.count("\n") <= 1) if wanted else report == ""
+            passed, failed = passed + right, failed + (not right)
+            print(f"{'ok  ' if right else 'FAIL'} translate: {sentence}", flush=True)
+            if not right:
+                print(f"    expected: {wanted}\n    reported: {report}")
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
