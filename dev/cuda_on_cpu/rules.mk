@@ -26,7 +26,7 @@ ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMM
   -DUSE_CUDNN $(ONCPU_NCCL) $(ONCPU_PRECISION) -isystem $(CUDA_HEADERS)
 ONCPU_LAYER = $(patsubst dev/cuda_on_cpu/%.cpp,$(ONCPU)/%.o,$(wildcard dev/cuda_on_cpu/*.cpp))
 
-ifneq ($(filter oncpu $(ONCPU)/%,$(MAKECMDGOALS)),)
+ifneq ($(filter oncpu $(ONCPU)/% $(BUILD)/ptx/%,$(MAKECMDGOALS)),)
   $(call stamp,$(ONCPU)/flags,$(COMPILERS) $(SEARCHED) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) $(LDFLAGS) $(LDLIBS))
 endif
 

@@ -11,20 +11,22 @@ PTX_CFLAGS = -std=c++17 -O1 $(ARCH) -fno-math-errno -fno-trapping-math -ffp-cont
   -DCUDA_ON_CPU -Idev -isystem $(CUDA_HEADERS) $(if $(COUNT),-DPTX_COUNT)
 
 ifneq ($(filter $(PTX)/%,$(MAKECMDGOALS)),)
-  $(call stamp,$(PTX)/flags,$(COMPILERS) $(PTX_NVCC) $(PTX_NVCC_FLAGS) $(PTX_CFLAGS))
+  $(call stamp,$(PTX)/nvcc_flags,$(PTX_NVCC) $(PTX_NVCC_FLAGS))
+  $(call stamp,$(PTX)/flags,$(COMPILERS) $(PTX_CFLAGS))
 endif
 
 $(ONCPU)/%.cu.o: dev/ptx/%.cu $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
-$(PTX)/runtime.o: dev/ptx/runtime.cpp $(PTX)/flags
+PTX_LAYER = $(PTX)/runtime.o $(if $(COUNT),$(PTX)/counts.o)
+$(PTX_LAYER): $(PTX)/%.o: dev/ptx/%.cpp $(PTX)/flags
 	$(CXX) $(PTX_CFLAGS) -g1 $(WARN) -MMD -MP -c -o $@ $<
-$(PTX)/%.o: $(PTX)/%.cpp
+$(PTX)/%.o: $(PTX)/%.cpp $(PTX)/flags
 	$(CXX) $(PTX_CFLAGS) -MMD -MP -c -o $@ $<
 
 # The PTX of a program for all its kernels; their translation, in parts that g++ compiles in seconds each; the object of
 # the emulated program, with kernels that the parts can name.
 define ptx_program # architecture, name, source, numbers of the parts
-$(PTX)/sm_$(1)/$(2).ptx: $(3) $(PTX)/flags
+$(PTX)/sm_$(1)/$(2).ptx: $(3) $(PTX)/nvcc_flags
 	mkdir -p $(PTX)/sm_$(1)/$(2)_parts
 	$$(PTX_NVCC) $$(PTX_NVCC_FLAGS) -ptx -arch=compute_$(1) -MD -MP -MF $$(@:.ptx=.d) -MT $$@ -o $$@ $$<
 $(PTX)/sm_$(1)/$(2)_parts/part_0.cpp: $(PTX)/sm_$(1)/$(2).ptx $(ONCPU)/$(2).cu.o dev/ptx/translate.py dev/ptx/forms.py
@@ -34,7 +36,7 @@ $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.cpp,$(filter-out 0,$(4))): $(PTX)/
 $(PTX)/sm_$(1)/$(2)_parts/host.o: $(PTX)/sm_$(1)/$(2)_parts/part_0.cpp
 	objcopy --globalize-symbols=$$(@D)/symbols $(ONCPU)/$(2).cu.o $$@
 $(PTX)/sm_$(1)/$(2): $(PTX)/sm_$(1)/$(2)_parts/host.o $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.o,$(4)) \
-  $(PTX)/runtime.o $(ONCPU_LAYER) $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
+  $(PTX_LAYER) $(ONCPU_LAYER) $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
 	$$(CXX) $$(ONCPU_CFLAGS) -fopenmp $$(LDFLAGS) -o $$@ $$^ $$(LDLIBS)
 .PRECIOUS: $(PTX)/sm_$(1)/$(2).ptx $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.cpp,$(4))
 endef

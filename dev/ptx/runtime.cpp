@@ -43,8 +43,11 @@ Layout shared_layout(const Kernel &kernel, size_t dynamic_bytes) {
 
 uint64_t block_of_memory;
 
-void begin_block(const Layout &layout) {
+void begin_block([[maybe_unused]] const Kernel &kernel, const Layout &layout) {
     static std::vector<char> memory;
+#ifdef PTX_COUNT
+    begin_counted_block(kernel);
+#endif
     block_of_memory = cuda_on_cpu::block_serial;
     memory.assign(layout.usable.size() + 32, (char)0xFF);
     shared_memory = (char *)(((uintptr_t)memory.data() + 31) / 32 * 32);
@@ -77,7 +80,7 @@ std::function<void()> translated(const cuda_on_cpu::Launch &launch, const std::v
     memcpy(aligned->data(), parameters.data(), parameters.size());
     auto layout = std::make_shared<Layout>(shared_layout(kernel, launch.shared_bytes));
     return [&kernel, aligned, layout] {
-        if (block_of_memory != cuda_on_cpu::block_serial) begin_block(*layout);
+        if (block_of_memory != cuda_on_cpu::block_serial) begin_block(kernel, *layout);
         const char *begin = (const char *)aligned->data();
         kernel.run({begin, begin + kernel.parameter_bytes});
     };

@@ -64,13 +64,22 @@ MISTAKES = [
     ("a wait for fewer groups of copies", "copies", r"cp\.async\.wait_group 0", "cp.async.wait_group 1", WRONG),
     ("a copy that is not committed", "copies", r"cp\.async\.commit_group;", "", WRONG),
     ("matrices that are not transposed", "products", r"x4\.trans", "x4", WRONG),
-    ("registers of a product in another order", "products", r"\{%r1, %r2, (%r3, %r4\}, \{%r2)",
-     r"{%r2, %r1, \1", WRONG),
+    ("registers of a product in another order", "products", r"\{%r1, %r2, (%r3, %r4\}, \{)", r"{%r2, %r1, \1", WRONG),
     ("numbers of a conversion in another order", "conversions", r"(e4m3x2\.f32 %rs\d+,) (%f\d+), (%f\d+)",
      r"\1 \3, \2", WRONG),
     ("another format of FP8", "conversions", r"e4m3x2", "e5m2x2", WRONG),
     ("a barrier that is missing", "arrays", r"bar\.sync\s+0;", "", WRONG),
 ]  # fmt: skip
+
+# A row of counts.cpp per kernel, in part: by hand, from the source.
+COUNTED = {
+    # 2 warps: 16 bytes per lane are 16 sectors, and 4 wavefronts in shared memory
+    "vectors": "blocks=1 global requests=4 sectors=64 shared requests=0 wavefronts=0 fp32=64",
+    "arrays": "blocks=1 global requests=4 sectors=64 shared requests=8 wavefronts=20 barrier=64",
+    "copies": "blocks=1 global requests=4 sectors=64 shared requests=4 wavefronts=16",
+    "columns": "blocks=1 global requests=2 sectors=32 shared requests=2 wavefronts=64",
+    "products": "blocks=1 global requests=2 sectors=32 shared requests=2 wavefronts=8 tensor core=32",
+}
 
 
 def plant(text, kernel, pattern, replacement):
@@ -89,7 +98,7 @@ class Tests:
         self.parts = build / "ptx/sm_90/planted_parts"
         self.ptx = (build / "ptx/sm_90/planted.ptx").read_text()
         layer = sorted(path for path in (build / "oncpu").glob("*.o") if not path.name.endswith(".cu.o"))
-        self.objects = " ".join(map(str, [self.parts / "host.o", build / "ptx/runtime.o", *layer]))
+        self.objects = " ".join(map(str, [self.parts / "host.o", *layer, build / "revision.o"]))
         self.right = self.run(build / "oncpu/planted").stdout
 
     def run(self, *command):
@@ -102,19 +111,31 @@ class Tests:
         done = self.run(sys.executable, HERE / "translate.py", self.scratch / "planted.ptx", symbols, self.scratch, 1)
         return done.stderr if done.returncode else None
 
+    def program(self, sources, options=""):
+        """Compiles and links the last translation."""
+        program = self.scratch / "planted"
+        command = (
+            f"{COMPILE} {options} -fopenmp -o {program} {self.scratch}/part_0.cpp {sources} {self.objects} -lpthread"
+        )
+        done = self.run(*command.split())
+        assert done.returncode == 0, done.stderr
+        return program
+
+    def counts(self):
+        """The rows of counts.cpp without mistakes: {kernel: text}"""
+        self.translated(self.ptx)
+        rows = self.scratch / "counts"
+        program = self.program("dev/ptx/runtime.cpp dev/ptx/counts.cpp", "-DPTX_COUNT")
+        self.run("env", f"PTX_COUNTS={rows}", program)
+        found = (line.split("\t") for line in rows.read_text().splitlines())
+        return {re.match(r"_Z\d+([a-z]+)", name)[1]: columns for name, *columns in found}
+
     def report(self, text, kernel):
         """What the translator or the program prints about a PTX, `wrong results`, or nothing."""
         error = self.translated(text)
         if error is not None:
             return error
-        part, program = self.scratch / "part_0", self.scratch / "planted"
-        for command in (
-            f"{COMPILE} -c -o {part}.o {part}.cpp",
-            f"{COMPILE} -fopenmp -o {program} {part}.o {self.objects} {self.build}/revision.o -lpthread",
-        ):
-            done = self.run(*command.split())
-            assert done.returncode == 0, done.stderr
-        done = self.run(program, kernel)
+        done = self.run(self.program(f"{self.build}/ptx/runtime.o"), kernel)
         if done.returncode or done.stderr:
             return done.stderr
         right = next(line for line in self.right.splitlines() if line.startswith(kernel))
@@ -127,7 +148,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         tests = Tests(build, pathlib.Path(scratch))
         cases = [(f"{kernel}: the results are those of the source", kernel, "", "", "")
-                 for kernel in ("vectors", "arrays", "exchanges", "copies", "products", "conversions")]  # fmt: skip
+                 for kernel in (line.split()[0] for line in tests.right.splitlines())]  # fmt: skip
         cases += [(f"reported: {sentence}", *rest) for sentence, *rest in MISTAKES]
         for sentence, kernel, pattern, replacement, wanted in cases:
             text = plant(tests.ptx, kernel, pattern, replacement) if pattern else tests.ptx
@@ -137,6 +158,13 @@ def main():
             print(f"{'ok  ' if right else 'FAIL'} translate: {sentence}", flush=True)
             if not right:
                 print(f"    expected: {wanted}\n    reported: {report}")
+        counts = tests.counts()
+        for kernel, row in COUNTED.items():
+            missing = [column for column in re.findall(r"[a-z][a-z0-9 ]*=\d+", row) if column not in counts[kernel]]
+            passed, failed = passed + (not missing), failed + bool(missing)
+            print(f"{'FAIL' if missing else 'ok  '} translate: {kernel}: the counts are those of the source")
+            if missing:
+                print(f"    missing: {missing} in {counts[kernel]}")
     print(f"{passed} passed, {failed} failed")
     return failed > 0
 

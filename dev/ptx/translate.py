@@ -376,7 +376,10 @@ class Writer:
         if self.sites:
             rows = ", ".join(f"{{files[{file}], {line}, {ptx}}}" for file, line, ptx in self.sites)
             out.append(f"static const Site sites_{of}[] = {{{rows}}};")
-        out.append(f"COUNTS({of}, {max(len(self.blocks), 1)})")
+        counts = [(i, name, n) for i, block in enumerate(self.blocks) for name, n in block.items()]
+        rows = ", ".join(f'{{{i}, "{name}", {n}}}' for i, name, n in counts)
+        out.append(f"[[maybe_unused]] static const ClassCount classes_{of}[] = {{{rows}}};")
+        out.append(f"COUNTS({of}, {len(self.blocks)})")
         out.append(f"static void run_{of}([[maybe_unused]] const Range parameters) {{")
         registers = {}
         for name, letter in [*self.used.items(), *((n, c) for n, c, count in self.kernel.registers if count is None)]:
@@ -397,7 +400,7 @@ class Writer:
         return (
             f'{{"{self.kernel.name}", (const void *)&{host}, run_{self.number}, {self.kernel.parameter_bytes}, '
             f"{self.kernel.most_threads}, {f'shared_{self.number}' if shared else 'nullptr'}, {shared}, "
-            f"{'true' if self.dynamic else 'false'}}}"
+            f"{'true' if self.dynamic else 'false'}, COUNTED({self.number})}}"
         )
 
 
