@@ -18,6 +18,8 @@
 #                    kernels and trainer, run by dev/cuda_on_cpu, in bf16, in fp32 and under the sanitizers. Requires
 #                    CUDA's headers
 #   CUDA tools       dev/gpu_check.sh with this emulation; the predictions of --dry-run --device
+#   compiled PTX     the operations on what nvcc compiles for sm_90, run by dev/ptx, and mistakes planted in PTX; with
+#                    --all also for sm_80. Requires nvcc
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
@@ -206,6 +208,7 @@ narrow() {
 
 cuda=${CUDA:-/usr/local/cuda}
 has_cuda_headers() { [ -e "$cuda/include/cuda_runtime.h" ]; }
+has_nvcc() { [ -x "${NVCC:-$cuda/bin/nvcc}" ]; }
 oncpu() { # name, build directory, variables of make, "-", programs...: builds and runs them
     local name=$1 directory=$2/oncpu variables=("BUILD=$2") program
     shift 2
@@ -265,6 +268,23 @@ check_registers() { # build directories
         fail "nvcc: kernels exceed their limits of registers, stack or shared memory"
     fi
 }
+
+compiled_ptx_of() { # architecture
+    local program=build/ptx/sm_$1/test_diffv2
+    # the stage CUDA operations detects accesses of the host to device memory, which takes half a minute
+    build "compiled PTX, sm_$1" "$program" && run "$program" env CUDA_ON_CPU_PROTECT=0 "$program"
+}
+compiled_ptx() {
+    if ! has_nvcc; then
+        skip "compiled PTX: no ${NVCC:-$cuda/bin/nvcc} (CUDA=DIRECTORY specifies another directory)"
+        return
+    fi
+    compiled_ptx_of 90
+    build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted \
+        && run_script dev/ptx/test_translate.py build
+    [ $all_tests = no ] || compiled_ptx_of 80
+}
+
 nvcc_one() { # one architecture and precision per revision
     local turn archs=(80 89 90 100 120) precisions=(bf16 fp32) arch precision emulated
     turn=$((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
@@ -297,7 +317,7 @@ cudnn_plans() { # for devices that are not in this machine
 }
 compile_cuda() {
     run_script tests/build_test.sh
-    if [ ! -x "${NVCC:-$cuda/bin/nvcc}" ]; then
+    if ! has_nvcc; then
         skip "nvcc: no ${NVCC:-$cuda/bin/nvcc} (CUDA=DIRECTORY specifies another directory)"
         return
     fi
@@ -399,6 +419,7 @@ if [ $quick = no ]; then
     stage cuda_tools "CUDA tools"
     stage cuda_operations_sanitized "CUDA operations, sanitizers"
     stage cuda_trainer_sanitized "CUDA trainer, sanitizers"
+    stage compiled_ptx "compiled PTX"
     stage compile_cuda "nvcc"
     stage data "data"
     stage runs "runs"
