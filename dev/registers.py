@@ -10,13 +10,14 @@ Prints a line for each kernel that exceeds its limits, and a last line with the 
 architecture. Exit status: 0 all kernels are within their limits, 1 not, 2 usage.
 """
 
+import pathlib
 import re
 import subprocess
 import sys
 
 REGISTERS, SHARED = 65536, 48 << 10
 # A kernel, the threads of its blocks, blocks at a time, and where it may spill: {architecture: bytes of stack}.
-# The first row that matches holds. Those of the attention by scalar products need all registers for wide heads.
+# The first row that matches holds.
 LIMITS = (
     ("attention_(forward|dq|dkv)_kernel<8", 256, 1, {}),
     ("attention_dkv_kernel<4, false>", 256, 1, {89: 8, 90: 8}),
@@ -41,7 +42,7 @@ LIMITS = (
     ("(exclusive|head_norm)_(forward|backward)_kernel<1, 16", 128, 2, {}),
     ("exclusive_backward_kernel<4, 4", 128, 3, {}),  # fp32
     ("(exclusive|head_norm|diff_combine)_(forward|backward)_kernel", 128, 4, {}),
-    ("attention_stats_kernel", 128, 4, {80: 16, 89: 16, 90: 16}),  # two numbers in double, once a head
+    ("attention_stats_kernel", 128, 4, {80: 16, 89: 16, 90: 16}),  # an array of A1 and A2
     ("", 256, 4, {}),
 )
 
@@ -81,7 +82,11 @@ def main():
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         print("registers.py: usage: dev/registers.py LOG...", file=sys.stderr)
         return 2
-    found = [kernel for path in sys.argv[1:] for kernel in kernels(open(path, encoding="utf-8").read())]
+    try:
+        found = [kernel for path in sys.argv[1:] for kernel in kernels(pathlib.Path(path).read_text(encoding="utf-8"))]
+    except OSError as error:
+        print(f"registers.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     wrong = {arch: 0 for _, arch, *_ in found}
     for name, (_, arch, *values) in zip(readable([kernel[0] for kernel in found]), found):
         for problem in problems(name, arch, *values):

@@ -95,7 +95,7 @@ template <class T> void permute(T *items, int count) {
     for (int i = count - 1; i > 0; i--) std::swap(items[i], items[random_below((uint32_t)i + 1)]);
 }
 
-void read_order_from_environment() {
+void read_environment() {
     static bool done;
     if (done) return;
     done = true;
@@ -418,13 +418,13 @@ uint64_t coprime_below(uint64_t n) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 void set_order(Order wanted, uint64_t seed) {
-    read_order_from_environment(); // which the call overrides
+    read_environment(); // which the call overrides
     order = wanted;
     order_seed = random_state = seed;
 }
 
 void set_copies(Copies wanted) {
-    read_order_from_environment(); // which the call overrides
+    read_environment(); // which the call overrides
     copies = wanted;
 }
 
@@ -459,7 +459,7 @@ const char *stack_fault(const volatile void *address) {
 }
 
 void run_grid(const Launch &what, const std::function<void()> &thread) {
-    read_order_from_environment();
+    read_environment();
     catch_faults();
     launch = &what;
     body = &thread;

@@ -39,7 +39,7 @@ class Kernel:
         self.most_threads = 1024
         self.registers = []  # (prefix, letter, count)
         self.items = []  # ("label", name), ("open",), ("close",), ("register", name, letter), ("instruction", ...)
-        self.shared = {}  # name: (alignment, bytes), of its own
+        self.shared = {}  # arrays that the kernel declares, name: (alignment, bytes)
         self.local = None  # name, alignment, bytes
 
 
@@ -119,7 +119,7 @@ class Parser:
         words = text.split()
         if words[0] == ".loc":
             found = LOC.match(text)
-            return place if found[2] == "0" else (found[1], found[2])  # line 0: no line of its own
+            return place if found[2] == "0" else (found[1], found[2])  # line 0: no line of the source
         if words[0] == ".file":
             self.files[words[1]] = text.split('"')[1]
         elif words[0] == ".maxntid":

@@ -29,8 +29,8 @@ FIXTURE = ROOT / "dev/reference/fixtures/diff_v2_a.safetensors"
 DONE, FAILED, USAGE, SIGNALLED = 0, 1, 2, 3  # exit statuses
 SECONDS = 600  # of one program
 # A model of a few thousand parameters, for runs of a few milliseconds a step.
-SHAPE = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4"
-SMALL = f"{SHAPE} --schedule constant --warmup 2 --threads 2"
+SHAPE = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16"
+SMALL = f"{SHAPE} --batch-size 4 --schedule constant --warmup 2 --threads 2"
 
 
 # ---- processes

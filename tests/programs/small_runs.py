@@ -1,8 +1,8 @@
 """Runs of 12 steps whose epoch ends within them, on the train.bin of the fixture `short`."""
 
-from program import checkpoint, expect_same, records, run_trainer, trainer, without_times
+from program import SHAPE, checkpoint, expect_same, records, run_trainer, trainer, without_times
 
-MODEL = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1"
+MODEL = f"{SHAPE} --warmup 2 --threads 1"
 TWELVE = "--steps 12 --total-batch 128 --batch-size 4"
 # so many steps that a test can stop it in the middle; the schedule is constant so that a resume may change --steps
 ENDLESS = "--steps 1000000 --schedule constant --total-batch 128 --batch-size 4"

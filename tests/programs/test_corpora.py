@@ -6,7 +6,7 @@ import shutil
 import pytest
 from program import DONE, FAILED, SHAPE, USAGE, checkpoint, program, read_json, records, run, run_trainer, write_corpus
 
-MODEL = f"{SHAPE} --warmup 1 --threads 1"
+MODEL = f"{SHAPE} --batch-size 4 --warmup 1 --threads 1"
 
 
 def vocabulary_of(run, step):

@@ -248,7 +248,7 @@ def test_full_disk(short):
     """a full or read-only disk is a one-line error, and the run can be resumed"""
     if run("unshare -rm true").status != DONE:
         pytest.skip("there are no mount namespaces here")
-    # A file system in a mount namespace of its own, whose run is copied before it is gone.
+    # The file system exists only in the mount namespace of the command, which copies the run before it ends.
     script = 'mount -t tmpfs -o "$1" tmpfs disk && shift && "$@"; status=$?; cp -r disk/run . 2>/dev/null; exit $status'
     disk = ["unshare -rm sh -c", shlex.quote(script), "sh"]
     options = f"{TWELVE} --checkpoint-every 1 --keep 0"

@@ -1,4 +1,4 @@
-"""The lines of steps on a terminal, in a file and under a launcher; what is printed before and after a failure."""
+"""Lines of progress on a terminal, in a file and under mpirun; failures before the first step."""
 
 import errno
 import os
@@ -6,8 +6,8 @@ import re
 import shlex
 
 import pytest
-from program import FAILED, SMALL, USAGE, linked_with, run, run_trainer, trainer, words_of
-from ranks import OPENMPI
+from program import FAILED, SMALL, USAGE, run, run_trainer, trainer, words_of
+from ranks import OPENMPI, skip_without_mpi
 
 
 def on_terminal(corpus, terminal, options):
@@ -40,8 +40,7 @@ def test_file(corpus):
 
 def test_mpirun(corpus):
     """a program under mpirun writes whole lines, with any terminal"""
-    if not linked_with("libmpi"):
-        pytest.skip("the program has no MPI")
+    skip_without_mpi()
     data = ["--train-data", corpus / "train.bin"]
     result = run("mpirun -q -n 1", *trainer(), *data, SMALL, "--steps 50", env={**OPENMPI, "TERM": "xterm"})
     expect_plain(result.done().out, 50)
@@ -57,7 +56,7 @@ def test_nan(corpus):
 
 def test_directory_error(corpus):
     """a directory that cannot be created is reported with the reason of mkdir, before other output"""
-    # /sys takes no directories, even from root; the reason is that of mkdir, not of the look at what is there
+    # not even root can create a directory in /sys; before mkdir, a stat of the path fails with ENOENT
     result = run_trainer("--train-data", corpus / "train.bin", SMALL, "--out /sys/diffv2_test/run")
     result.one_line(FAILED, "cannot create the directory /sys/diffv2_test: ")
     assert os.strerror(errno.ENOENT) not in result.err and "options (" not in result.out

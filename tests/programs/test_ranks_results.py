@@ -184,8 +184,8 @@ def test_total_batch(short):
 
 
 # ---- the order of messages
-# Code that reads data of other ranks must wait for them; without a delay they would arrive in time by chance. And it
-# must not ask for data whose place it still reads, nor send what it still writes: that shows if data arrive at once.
+# LATE: messages of other ranks arrive late, so that a result that does not wait for them is wrong. EARLY: they arrive
+# as soon as they are requested, so that a buffer that is still read, or not yet complete, has wrong data.
 
 
 def train_with_samples(run, *options, **variables):
@@ -205,8 +205,7 @@ def train_with_samples(run, *options, **variables):
 def test_late_messages(short, options, levels):
     """late or early messages of other ranks do not change results"""
     # A sample and a checkpoint wait for everything, so they are at different steps, and before step 2 only the forward
-    # waits. With micro-steps, over which --zero 2 sums in an order of its own, a comparison of the ranks is the first
-    # to wait.
+    # waits. With micro-steps, which --zero 2 sums in another order, a comparison of the ranks is the first to wait.
     options = f"--batch-size 2 {options}"
     early = train_with_samples(short / "early", options, f"--zero {levels[0]}", EARLY="1")
     for zero in levels:

@@ -1,4 +1,4 @@
-"""Starts of several ranks: what is refused, what rank 0 prints for all, and what a dry run says of a rank."""
+"""Starts of several ranks: refused options, messages that only rank 0 prints, and the dry run of a rank."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Whole runs whose losses are spikes, uneven, or not finite: what is skipped, logged, saved and said in the end."""
+"""Runs with spikes, uneven losses, or losses that are not finite: skipped updates, records, checkpoints, messages."""
 
 import re
 import shutil

@@ -7,7 +7,7 @@ import pytest
 import token_table
 from program import FAILED, SHAPE, USAGE, Random, checkpoint, run_trainer, write_corpus
 
-MODEL = f"{SHAPE} --warmup 1 --threads 1"
+MODEL = f"{SHAPE} --batch-size 4 --warmup 1 --threads 1"
 MERGES = 60
 END = 256 + MERGES
 CLASSES = [(9, 13, 4), (32, 32, 4), (48, 57, 2), (65, 90, 1), (97, 122, 1), (0xE9, 0xE9, 1)]  # spaces, digits, letters
