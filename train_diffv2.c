@@ -156,6 +156,25 @@ static void lambda_forward(Model *model, int l, int N) {
     }
 }
 
+// combined = the signal heads - s(lambda) * the noise heads of attention; in variants without these, all heads
+static void combined_forward(Model *model, int l, Rows r, absmax_t *max) {
+    const AttentionVariant *variant = model->plan.config.attention;
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    const LayerActivations *a = &model->acts.layers[l];
+    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
+    if (model->plan.diff_attention) {
+        KeySet k = model_key_set(model, l, 0, r.B, r.T, 0);
+        diff_attention_forward(a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, lambda.rows,
+                               lambda.ld, k.shape, variant->factor, max);
+        return;
+    }
+    heads_forward(model, l, r);
+    if (variant->sink) sink_forward(a->heads, a->lse, param(&model->state, T_SINKS, l), r.B, r.T, d->NQ, d->DV);
+    if (d->groups.noise)
+        diff_combine_forward(a->combined, a->heads, lambda.rows, r.B * r.T, d->OH, d->DV, lambda.ld, d->groups,
+                             variant->factor, max);
+}
+
 // The norm before o_proj, where the variant has one.
 static void subnorm_forward(Model *model, int l, int N) {
     const AttentionDims *d = &model->plan.dims;
@@ -183,14 +202,8 @@ static void block_forward_attention(Model *model, int l, const floatX *x, Rows r
     qk_norm_forward(model, l, query_heads(&model->plan, &model->acts, l, a->fused), N);
     qk_norm_forward(model, l, key_heads(&model->plan, &model->acts, l, a->fused), N);
     rope_forward(a->fused, model->acts.rope, r.B, r.T, d->rope_heads, d->QD, ld, model->acts.first);
-    heads_forward(model, l, r);
-    if (variant->sink) sink_forward(a->heads, a->lse, param(s, T_SINKS, l), r.B, r.T, d->NQ, d->DV);
     if (a->lambda) lambda_forward(model, l, N);
-    if (d->groups.noise) {
-        LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
-        diff_combine_forward(a->combined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld, d->groups, variant->factor,
-                             a->combined == a->attn_out ? max : NULL);
-    }
+    combined_forward(model, l, r, a->combined == a->attn_out ? max : NULL);
     if (variant->xsa) {
         ValueRows v = own_values(&model->plan, &model->acts, l);
         exclusive_forward(a->exclusive, a->combined, v.rows, N, d->OH, d->NV, d->DV, v.ld,
@@ -379,6 +392,36 @@ static void lambda_backward(Model *model, int l, int N) {
     }
 }
 
+// From dcombined to the gradients of queries, keys, values and lambda.
+static void combined_backward(Model *model, int l, floatX *dkv, int B, int T) {
+    const ModelState *s = &model->state;
+    const AttentionVariant *variant = model->plan.config.attention;
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    const LayerActivations *a = &model->acts.layers[l];
+    Activations *g = &model->acts;
+    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused), dlambda = lambda_rows(d, g->dlambda, g->dfused);
+    if (model->plan.diff_attention) {
+        KeySet k = model_key_set(model, l, 0, B, T, 0);
+        diff_attention_backward(g->dfused + k.q, dkv + k.k, dkv + k.v, dlambda.rows, g->dheads, g->dcombined,
+                                a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, lambda.rows,
+                                lambda.ld, k.shape, variant->factor, attention_adds_dv(&model->plan, false));
+        return;
+    }
+    // combined = signal head - s(lambda) * noise head
+    if (d->groups.noise)
+        diff_combine_backward(g->dheads, dlambda.rows, g->dcombined, a->heads, lambda.rows, B * T, d->OH, d->DV,
+                              lambda.ld, d->groups, variant->factor);
+    // heads *= exp(lse) / (exp(lse) + exp(sink)) for the sinks; attention_backward reads lse with the sink
+    if (variant->sink == SINK_OWN)
+        sink_backward(grad(s, T_SINKS, l), g->dheads, a->heads, a->lse, param(s, T_SINKS, l), B, T, d->NQ, d->DV);
+    // heads, lse = attention(q, k, v), for each set of keys
+    for (int set = 0; set < variant->key_sets; set++) {
+        KeySet k = model_key_set(model, l, set, B, T, 0);
+        attention_backward(g->dfused + k.q, dkv + k.k, dkv + k.v, g->dheads + k.out, a->heads + k.out, a->lse + k.lse,
+                           a->fused + k.q, a->kv + k.k, a->kv + k.v, k.shape, attention_adds_dv(&model->plan, set > 0));
+    }
+}
+
 // From dattn_out to the gradient of the fused rows after the rotation; with YOCO, in the upper half, adds to dkv_sum.
 static void heads_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
@@ -404,22 +447,9 @@ static void heads_backward(Model *model, int l, int B, int T) {
         exclusive_backward(g->dcombined, dkv + model_key_set(model, l, 0, B, T, 0).v, g->dexclusive, a->combined,
                            v.rows, N, d->OH, d->NV, d->DV, v.ld, v.ld);
     }
-    // combined = signal head - s(lambda) * noise head
-    if (d->groups.noise) {
-        LambdaRows lambda = lambda_rows(d, a->lambda, a->fused), dlambda = lambda_rows(d, g->dlambda, g->dfused);
-        diff_combine_backward(g->dheads, dlambda.rows, g->dcombined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld,
-                              d->groups, variant->factor);
-    }
+    // combined = signal heads - s(lambda) * noise heads, of attention(q, k, v)
+    combined_backward(model, l, dkv, B, T);
     if (a->lambda) lambda_backward(model, l, N);
-    // heads *= exp(lse) / (exp(lse) + exp(sink)) for the sinks; attention_backward reads lse with the sink
-    if (variant->sink == SINK_OWN)
-        sink_backward(grad(s, T_SINKS, l), g->dheads, a->heads, a->lse, param(s, T_SINKS, l), B, T, d->NQ, d->DV);
-    // heads, lse = attention(q, k, v), for each set of keys
-    for (int set = 0; set < variant->key_sets; set++) {
-        KeySet k = model_key_set(model, l, set, B, T, 0);
-        attention_backward(g->dfused + k.q, dkv + k.k, dkv + k.v, g->dheads + k.out, a->heads + k.out, a->lse + k.lse,
-                           a->fused + k.q, a->kv + k.k, a->kv + k.v, k.shape, attention_adds_dv(&model->plan, set > 0));
-    }
     // the layers of YOCO's upper half read the same keys and values
     if (cross) accumulate(g->dkv_sum, dkv, (size_t)N * d->kv_ld, l < model->plan.config.L - 1);
 }

@@ -21,8 +21,11 @@ struct Device {
     int capability, multiprocessors, shared_bytes;
     const char *name;
 };
-static const Device devices[] = {
-    {80, 108, 166912, "A100"}, {89, 128, 101376, "RTX 4090"}, {90, 132, 232448, "H200"}, {100, 148, 232448, "B200"}, {120, 170, 101376, "RTX 5090"}};
+static const Device devices[] = {{80, 108, 166912, "A100"},
+                                 {89, 128, 101376, "RTX 4090"},
+                                 {90, 132, 232448, "H200"},
+                                 {100, 148, 232448, "B200"},
+                                 {120, 170, 101376, "RTX 5090"}};
 
 enum { FORWARD = 1, BACKWARD = 2, DETERMINISTIC = 4, ALL = 7, LINEAR = 16 };
 enum { LATER = FORWARD | 8 }; // all from cuDNN 9.23 on

@@ -137,24 +137,25 @@ static void expect_pairs_of_maps(const Model *model, const HostAttention *m, int
         }
 }
 
+static void expect_maps_of_layer(void *data, int l) {
+    const Model *model = (const Model *)data;
+    const char *what = model->plan.config.attention->name;
+    int B = model->plan.B;
+    LayerOnHost host = layer_to_host(&model->plan, &model->acts.layers[l], l, model_key_set(model, l, 0, B, MAP_T, 0));
+    for (int b = 0; b < B; b++)
+        for (int head = 0; head < model->plan.dims.NQ; head++)
+            expect_map_of_head(model, &host.attention, l, b, head, what);
+    expect_pairs_of_maps(model, &host.attention, l, what);
+    layer_on_host_free(&host);
+}
 static void test_attention_maps(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int i = 0; i < MAP_CASES; i++) {
             const ModelCase *mc = &map_cases[i];
-            char what[200];
             Model model;
-            int *tokens = case_start(&model, mc, &attention_variants[v], FOR_TRAINING);
-            FORMAT(what, "%s, %s", attention_variants[v].name, mc->why);
-            case_loss(&model, tokens, mc->B, MAP_T, false);
-            for (int l = 0; l < mc->L; l++) {
-                LayerOnHost host =
-                    layer_to_host(&model.plan, &model.acts.layers[l], l, model_key_set(&model, l, 0, mc->B, MAP_T, 0));
-                for (int b = 0; b < mc->B; b++)
-                    for (int head = 0; head < model.plan.dims.NQ; head++)
-                        expect_map_of_head(&model, &host.attention, l, b, head, what);
-                expect_pairs_of_maps(&model, &host.attention, l, what);
-                layer_on_host_free(&host);
-            }
+            int *tokens = case_start(&model, mc, &attention_variants[v], FOR_EVALUATION);
+            buffer_upload(model.acts.inputs, tokens, (size_t)mc->B * MAP_T * sizeof(int));
+            model_forward(&model, mc->B, MAP_T, expect_maps_of_layer, &model);
             case_end(&model, tokens);
         }
 }

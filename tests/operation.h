@@ -60,6 +60,7 @@ typedef enum {
     OP_ATTENTION_SETS,
     OP_SINKS,
     OP_DIFF_COMBINE,
+    OP_DIFF_ATTENTION,
     OP_LAMBDA_EXP,
     OP_LAMBDA_LEARNED,
     OP_FILL,

@@ -164,6 +164,91 @@ static OpCost attention_cost(const OpCase *c, bool backward) {
     return op_cost(attention_backward_bytes(s), attention_backward_flops(s), workspace);
 }
 
+// --- diff_attention: x[0] fused rows [q | k | v | padding], x[1] l (N,OH) with row stride ldl, y[0] out (N,OH,DV), y[1]
+// lse. What it keeps has no fixed layout, so the backward is called after another forward ---
+
+static HeadGroups diff_attention_groups(const OpCase *c) {
+    HeadGroups g = {c->d[6], 1};
+    return g;
+}
+static void diff_attention_setup(OpCase *c) {
+    const int *d = c->d, units = d[2], signals = d[6], rows = d[0] * d[1];
+    OpAttention a = {d[0], d[1], 0, units * (signals + 1), d[3], d[4], d[5], 1, 0, 0, d[10]};
+    a.ld = (a.NQ + a.NKV) * a.D + a.NKV * a.DV + d[7];
+    a.ldo = units * signals * a.DV;
+    c->a = a;
+    op_view(&c->x[0], "q", 0, rows, a.NQ, a.D, a.ld, a.D);
+    op_view(&c->x[0], "k", product(a.NQ, a.D), rows, a.NKV, a.D, a.ld, a.D);
+    op_view(&c->x[0], "v", product(a.NQ + a.NKV, a.D), rows, a.NKV, a.DV, a.ld, a.DV)->adds = d[9] == 1;
+    op_rows(&c->x[1], "l", rows, units * signals, units * signals + d[7]);
+    c->x[0].spread = 2, c->x[1].spread = d[8] == S_SIGMOID ? 6 : 1.5;
+    op_view(&c->y[0], "out", 0, rows, units * signals, a.DV, a.ldo, a.DV);
+    op_view(&c->y[1], "lse", 0, 1, a.B * a.NQ, a.T, a.B * a.NQ * a.T, a.T);
+    attention_rounding(c, &a);
+    c->y[0].error.absolute *= 3, c->y[0].rounded_terms = 3; // two heads, which are stored where they are kept
+    op_error(&c->dx[0], 4, 3 * signals * (attention_error(&a) + error_of_sum(a.DV)));
+    op_error(&c->dx[1], 16, 4 * (attention_error(&a) + error_of_sum(a.DV)));
+    c->dx[0].rounded_terms = c->dx[1].rounded_terms = 3 * signals;
+    c->dx[0].error_grows = c->dx[1].error_grows = true;
+    c->max_of_y = true;
+    c->documents = d[9] == 2;
+    c->add_tensor = 1, c->add_view = 2;
+    if (c->documents) op_index(c, rows, 0);
+}
+static void diff_attention_reference(OpCase *c) {
+    const OpAttention *s = &c->a;
+    const int signals = c->d[6], maps = signals + 1, OH = c->y->view->heads, ldl = c->x[1].view->ld;
+    double *heads = (double *)checked_calloc(product(s->B * s->T, s->NQ * s->DV), sizeof(double)), *out = c->y->ref;
+    OpCase all = *c; // attention of all heads
+    all.a.ldo = s->NQ * s->DV;
+    all.y->ref = heads;
+    attention_define(&all, 0, NULL, 0);
+    for (size_t i = 0; i < product(s->B * s->T, OH * s->DV); i++) {
+        size_t n = i / (size_t)(OH * s->DV), h = i / (size_t)s->DV % (size_t)OH, k = i % (size_t)s->DV;
+        const double *unit = heads + (n * (size_t)s->NQ + h / (size_t)signals * (size_t)maps) * (size_t)s->DV + k;
+        double f = factor_of(c->x[1].ref[n * (size_t)ldl + h], (Factor)c->d[8]);
+        out[i] = unit[h % (size_t)signals * (size_t)s->DV] - f * unit[signals * s->DV];
+    }
+    free(heads);
+}
+static AttentionShape diff_attention_shape(const OpCase *c) {
+    AttentionShape s = op_attention_shape(c);
+    s.groups = diff_attention_groups(c);
+    return s;
+}
+static floatX *diff_attention_buffer(const OpCase *c) {
+    AttentionShape s = diff_attention_shape(c);
+    return (floatX *)buffer_alloc(product(s.B * s.T, diff_attention_kept(s) * s.DV) * sizeof(floatX), "kept heads");
+}
+static void diff_attention_run(const OpCase *c, floatX *kept) {
+    const OpView *x = c->x->view;
+    diff_attention_forward(OP_Y(0), kept, OP_STAT(1), OP_X(0), OP_X(0) + x[1].offset, OP_X(0) + x[2].offset, OP_X(1),
+                           c->x[1].view->ld, diff_attention_shape(c), (Factor)c->d[8], c->max);
+}
+static void diff_attention_call(const OpCase *c) {
+    floatX *kept = diff_attention_buffer(c);
+    diff_attention_run(c, kept);
+    ops_wait();
+    buffer_free(kept);
+}
+static void diff_attention_call_backward(const OpCase *c) {
+    const OpView *x = c->x->view;
+    AttentionShape s = diff_attention_shape(c);
+    floatX *kept = diff_attention_buffer(c), *dkept = diff_attention_kept(s) == s.NQ ? diff_attention_buffer(c) : NULL;
+    diff_attention_run(c, kept);
+    diff_attention_backward(OP_DX(0), OP_DX(0) + x[1].offset, OP_DX(0) + x[2].offset, OP_DX(1), dkept, OP_DY, OP_Y(0),
+                            kept, OP_STAT(1), OP_X(0), OP_X(0) + x[1].offset, OP_X(0) + x[2].offset, OP_X(1),
+                            c->x[1].view->ld, s, (Factor)c->d[8], x[2].adds);
+    ops_wait();
+    buffer_free(kept);
+    buffer_free(dkept);
+}
+static OpCost diff_attention_cost(const OpCase *c, bool backward) {
+    AttentionShape s = diff_attention_shape(c);
+    size_t workspace = attention_workspace_bytes(s, omp_get_max_threads());
+    return op_cost(0, backward ? attention_backward_flops(s) : attention_forward_flops(s), workspace);
+}
+
 // --- sink: out (N,NH,D), lse (B,NH,T), both in place; sinks (NH), or zeros. Its backward reads the new ones ---
 
 static void sink_setup(OpCase *c) {

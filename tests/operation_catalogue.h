@@ -39,6 +39,8 @@ static const OpKind op_kinds[OP_KIND_COUNT] = {
      sinks_call_backward, attention_cost},
     {"diff_combine", "N NH D ldl signals noise factor", diff_combine_setup, diff_combine_reference, diff_combine_call,
      diff_combine_call_backward, diff_combine_cost},
+    {"diff_attention", "B T groups NKV D DV signals padding factor add_dv=1,documents=2 window", diff_attention_setup,
+     diff_attention_reference, diff_attention_call, diff_attention_call_backward, diff_attention_cost},
     {"lambda_exp", "D count layer", lambda_exp_setup, lambda_exp_reference, lambda_exp_call, lambda_exp_call_backward,
      layer_lambda_cost},
     {"lambda_learned", "numbers N NH", lambda_learned_setup, lambda_learned_reference, lambda_learned_call,

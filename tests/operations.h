@@ -22,6 +22,7 @@ static void test_sink(void) {
     op_check_all(OP_SINK);
 }
 static void test_diff_combine(void) { op_check_all(OP_DIFF_COMBINE); }
+static void test_diff_attention(void) { op_check_all(OP_DIFF_ATTENTION); }
 static void test_layer_lambda(void) {
     op_check_all(OP_LAMBDA_EXP);
     op_check_all(OP_LAMBDA_LEARNED);
@@ -671,6 +672,7 @@ static const Test operations_tests[] = {
     {"a sink and its backward agree with a softmax with one more column", test_sink},
     {"a sink far below the scores has no effect, one far above makes the output 0", test_sink_extremes},
     {"diff_combine and its backward agree with the definition", test_diff_combine},
+    {"diff_attention and its backward agree with the definition", test_diff_attention},
     {"diff_combine subtracts the noise head of each output head", test_diff_combine_heads},
     {"lambdas of layers and their backward agree with the definitions", test_layer_lambda},
     {"scale_inplace scales values and gradients", test_scale},

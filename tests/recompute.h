@@ -99,7 +99,7 @@ static void test_recompute_allocations(void) {
         if (d->norm_width) norms += tensor_bytes(N, NHD) + tensor_bytes(N, d->norm_count);
         size_t again = (size_t)mc.L - 1, upper = yoco ? 3 : 0, fused = (again - upper) * tensor_bytes(N, d->fused_ld);
         if (yoco) fused += upper * tensor_bytes(N, round_up(d->fused_rows - d->kv_rows, 64));
-        size_t rest = tensor_bytes(N, d->NQ * d->DV) + tensor_bytes(N, d->NQ) + tensor_bytes(N, 24);
+        size_t rest = tensor_bytes(N, heads_kept(&m.plan, 0) * d->DV) + tensor_bytes(N, d->NQ) + tensor_bytes(N, 24);
         if (d->groups.noise) rest += tensor_bytes(N, NHD);
         if (a->xsa) rest += tensor_bytes(N, NHD);
         if (mc.qk_norm) // kept before the norm: in the upper half of YOCO queries only

@@ -26,7 +26,8 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(floatX, fused, N * d->fused_ld, RECOMPUTE_BLOCK)                                                                \
     /* q and k before their norm */                                                                                   \
     A(floatX, qk, c->qk_norm && backward ? N * d->rope_heads * d->QD : 0, RECOMPUTE_BLOCK)                            \
-    A(floatX, heads, N * d->NQ * d->DV, RECOMPUTE_BLOCK)      /* attention output of every query head: (N, NQ, DV) */ \
+    /* attention output of every query head, or what diff_attention keeps: (N, heads_kept, DV) */                     \
+    A(floatX, heads, N * heads_kept(plan, l) * d->DV, RECOMPUTE_BLOCK)                                                \
     /* (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T) */                                                    \
     A(real, lse, lse_count(plan, generates ? 1 : plan->B, generates ? plan->rows : plan->T), RECOMPUTE_BLOCK)         \
     A(floatX, lambda, own_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK) /* where lambda is not projected from the input */ \
@@ -95,7 +96,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(floatX, dfused, backward ? N * d->fused_ld : 0)         /* columns from fused_rows on are zero */           \
     A(floatX, dkv, backward && c->yoco ? N * d->kv_ld : 0)    /* of kv, by one layer; then the sum over layers */ \
     A(real, dkv_sum, backward && c->yoco ? N * d->kv_ld : 0)                                                      \
-    A(floatX, dheads, backward ? N * d->NQ * d->DV : 0)                                                           \
+    A(floatX, dheads, backward && heads_kept(plan, 0) == d->NQ ? N * d->NQ * d->DV : 0)                           \
     A(floatX, dlambda, backward && own_lambda ? N * d->OH : 0)                                                    \
     A(floatX, dcombined, backward && d->groups.noise ? N * width : 0)                                             \
     A(floatX, dexclusive, backward && c->attention->xsa ? N * width : 0)                                          \
@@ -349,6 +350,7 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     plan->logit_rows = (int)min_size(plan->rows, LOGIT_ROWS((size_t)plan->Vp * sizeof(floatX)));
     if (purpose == FOR_GENERATION) plan->logit_rows = B; // those of the next tokens
     plan->fp8 = linear_in_fp8() && purpose != FOR_GENERATION;
+    plan->diff_attention = purpose == FOR_TRAINING && variant_shares_keys(config->attention);
     plan_copies(plan);
     plan_count_bytes(plan);
     if (purpose == FOR_TRAINING)

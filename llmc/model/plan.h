@@ -51,6 +51,7 @@ typedef struct {
     size_t copy_at[LINEAR_COUNT]; // of a layer's copies, in the bytes of a layer; of the LM head's, in copies_bytes
     size_t layer_copies_bytes;
     bool fp8;              // --gemm fp8: the largest magnitudes of operands are kept
+    bool diff_attention;   // attention and the subtraction of noise heads are one operation
     size_t received_bytes; // gradient pieces received from other ranks
     size_t cache_bytes;    // for generation: keys and values of earlier positions, a part of the activations
 } ModelPlan;
@@ -124,7 +125,9 @@ static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T
     k.shape.DV = d->DV;
     k.shape.ldq = d->fused_ld;
     k.shape.ldkv = own ? d->fused_ld : plan->purpose == FOR_GENERATION ? d->kv_rows : d->kv_ld;
-    k.shape.ldo = d->NQ * d->DV;
+    k.shape.groups.signals = plan->diff_attention ? d->groups.signals : 0;
+    k.shape.groups.noise = plan->diff_attention ? d->groups.noise : 0;
+    k.shape.ldo = (plan->diff_attention ? d->OH : d->NQ) * d->DV;
     k.shape.q_head = k.shape.k_head = sets * d->QD;
     k.shape.v_head = d->DV;
     k.shape.o_head = sets * d->DV;
@@ -137,6 +140,12 @@ static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T
     k.out = (size_t)(set * d->DV);
     k.lse = (size_t)set * lse_set_stride(k.shape);
     return k;
+}
+
+// Heads that layer l keeps of attention for its backward.
+static inline int heads_kept(const ModelPlan *plan, int l) {
+    return plan->diff_attention ? diff_attention_kept(key_set(plan, l, 0, plan->B, plan->T, 0).shape)
+                                : plan_dims(plan, l)->NQ;
 }
 
 // Whether attention_backward adds to dV: the first key set writes it unless exclusive_backward has, the second adds.

@@ -74,6 +74,11 @@ static const double HEAD_NORM_EPS = 1e-5; // of NORM_HEAD
 // The initial lambda of a layer (layers from 0).
 static inline double lambda_init(int layer) { return 0.8 - 0.6 * exp(-0.3 * layer); }
 
+// Whether a noise head and its signal heads share keys and values.
+static inline bool variant_shares_keys(const AttentionVariant *v) {
+    return v->noise == NOISE_NEXT && v->key_sets == 1 && v->sink == SINK_NONE;
+}
+
 // NULL if there is no such variant.
 static inline const AttentionVariant *variant_find(const char *name) {
     for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++)

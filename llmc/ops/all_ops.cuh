@@ -14,6 +14,7 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "attention_decode.cuh"
 #include "sink.cuh"
 #include "diff_combine.cuh"
+#include "diff_attention.cuh"
 #include "layer_lambda.cuh"
 #include "exclusive.cuh"
 #include "gate.cuh"

@@ -23,6 +23,7 @@ With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_o
 #include "cache.h"
 #include "sink.h"
 #include "diff_combine.h"
+#include "diff_attention.h"
 #include "layer_lambda.h"
 #include "exclusive.h"
 #include "gate.h"

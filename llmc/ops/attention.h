@@ -36,20 +36,24 @@ enum { SCORES_LD = (ATTENTION_KEYS + TILE_ROWS + TILE_LANES - 1) / TILE_LANES * 
 
 // Sizes derived from a shape, and the arrays in the workspace.
 typedef struct {
-    size_t keys;   // visible to the last query
-    size_t padded; // keys, rounded up to whole tiles of rows and of columns
-    size_t D, DV;  // widths, rounded up to whole vectors
-    real *kt, *vt; // (B, NKV, padded / TILE_COLUMNS, D | DV, TILE_COLUMNS): panels of columns of K^T and V^T
-    real *k, *v;   // (B, NKV, padded, D | DV)
-    real *dk, *dv; // (B, NQ, padded, D | DV): per query head
-    real *blocks;  // (threads, block_count)
+    size_t keys;       // visible to the last query
+    size_t padded;     // keys, rounded up to whole tiles of rows and of columns
+    size_t D, DV;      // widths, rounded up to whole vectors
+    real *kt, *vt;     // (B, NKV, padded / TILE_COLUMNS, D | DV, TILE_COLUMNS): panels of columns of K^T and V^T
+    real *k, *v;       // (B, NKV, padded, D | DV)
+    real *dk, *dv;     // (B, NQ / maps, padded, D | DV): per query head, or group of heads whose maps are subtracted
+    real *blocks;      // (threads, block_count)
+    int maps, signals; // of a group: query heads, and those without the noise head
     size_t block_count, total;
 } AttentionWorkspace;
 
-// The arrays of a thread for a block of queries of one head.
+// The arrays of a thread for a block of queries of the heads of a group.
 typedef struct {
-    real *q, *dout, *acc; // (ROWS, D | DV | D or DV): acc is O, then dQ
-    real *p, *ds;         // (ROWS, SCORES_LD): scores, then probabilities; dP, then dS
+    real *q, *acc; // (maps, ROWS, D | D or DV): acc is O, then dQ
+    real *dout;    // (signals, ROWS, DV)
+    real *p;       // (signals, ROWS, SCORES_LD): scores, then probabilities, less those of the noise head
+    real *ds;      // (maps, ROWS, SCORES_LD): dP, then dS
+    real *noise;   // (TILE_ROWS, SCORES_LD): probabilities of the noise head
 } AttentionBlock;
 
 // The next `count` elements; NULL if memory is NULL and only the size is computed.
@@ -61,12 +65,17 @@ static inline real *attention_piece(AttentionWorkspace *a, real *memory, size_t 
 
 static inline AttentionWorkspace attention_workspace(AttentionShape s, int threads, bool backward, real *memory) {
     AttentionWorkspace a;
-    size_t heads = (size_t)s.B * s.NKV, queries = (size_t)s.B * s.NQ;
+    a.maps = attention_maps(s);
+    a.signals = max_int(1, s.groups.signals);
+    size_t heads = (size_t)s.B * s.NKV, queries = (size_t)s.B * s.NQ / a.maps;
+    size_t maps = backward ? a.maps : 1, signals = backward ? a.signals : 1;
     a.keys = (size_t)s.first + s.T;
     a.padded = round_up(round_up(a.keys, TILE_ROWS), TILE_COLUMNS);
     a.D = round_up(s.D, TILE_LANES);
     a.DV = round_up(s.DV, TILE_LANES);
-    a.block_count = ATTENTION_ROWS * (a.D + a.DV + max_size(a.D, a.DV) + 2 * SCORES_LD);
+    a.block_count =
+        ATTENTION_ROWS * (maps * (a.D + max_size(a.D, a.DV) + SCORES_LD) + signals * (a.DV + SCORES_LD + 3)) +
+        TILE_ROWS * SCORES_LD;
     a.total = 0;
     a.kt = attention_piece(&a, memory, heads * a.padded * a.D);
     a.v = attention_piece(&a, memory, heads * a.padded * a.DV);
@@ -78,13 +87,15 @@ static inline AttentionWorkspace attention_workspace(AttentionShape s, int threa
     return a;
 }
 
-static inline AttentionBlock attention_block(const AttentionWorkspace *a) {
+static inline AttentionBlock attention_block(const AttentionWorkspace *a, bool backward) {
     AttentionBlock block;
     block.q = a->blocks + omp_get_thread_num() * a->block_count;
-    block.dout = block.q + ATTENTION_ROWS * a->D;
-    block.acc = block.dout + ATTENTION_ROWS * a->DV;
-    block.p = block.acc + ATTENTION_ROWS * max_size(a->D, a->DV);
-    block.ds = block.p + ATTENTION_ROWS * SCORES_LD;
+    size_t rows = ATTENTION_ROWS, maps = backward ? a->maps : 1, signals = backward ? a->signals : 1;
+    block.acc = block.q + maps * rows * a->D;
+    block.dout = block.acc + maps * rows * max_size(a->D, a->DV);
+    block.p = block.dout + signals * rows * a->DV;
+    block.ds = block.p + signals * rows * SCORES_LD;
+    block.noise = block.ds + maps * rows * SCORES_LD;
     return block;
 }
 
@@ -191,12 +202,13 @@ static inline real attention_softmax(real *p, real *max, real *sum, int low, int
     return factor;
 }
 
-// A block of queries from row t0 of one head: o (rows, DV) with stride ldo, l (rows) or NULL
-static inline void attention_forward_block(floatX *o, real *l, const floatX *q, const real *kt, const real *v, int b,
-                                           int t0, const AttentionWorkspace *a, AttentionShape s) {
+// Attention of a block of queries from row t0 of one head: returns (rows, DV) with stride a->DV, which the thread's next
+// block overwrites. l (rows) or NULL
+static inline const real *attention_forward_block(real *l, const floatX *q, const real *kt, const real *v, int b,
+                                                  int t0, const AttentionWorkspace *a, AttentionShape s) {
     // below any score; finite, so that a row without a visible key in a block stays correct
     const real lowest = (real)-8e37;
-    AttentionBlock block = attention_block(a);
+    AttentionBlock block = attention_block(a, false);
     int rows = min_int(ATTENTION_ROWS, s.T - t0), tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     real max[ATTENTION_ROWS], sum[ATTENTION_ROWS];
     for (int i = 0; i < ATTENTION_ROWS; i++) max[i] = lowest, sum[i] = 0;
@@ -222,9 +234,10 @@ static inline void attention_forward_block(floatX *o, real *l, const floatX *q, 
         }
     for (int i = 0; i < rows; i++) {
         real inverse = 1 / sum[i];
-        for (int c = 0; c < s.DV; c++) o[(size_t)i * s.ldo + c] = block.acc[i * a->DV + c] * inverse;
+        for (size_t c = 0; c < a->DV; c++) block.acc[i * a->DV + c] *= inverse;
         if (l) l[i] = max[i] + (real)log((double)sum[i]);
     }
+    return block.acc;
 }
 
 // A single query, by the definition: scores[j] = scale q.k[j], j in [low, keys)
@@ -269,8 +282,10 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
         const floatX *qh = q + row * s.ldq + h * s.q_head;
         real *l = lse ? lse + ((size_t)b * s.NQ + h) * s.T + t0 : NULL;
         if (s.T > 1) {
-            attention_forward_block(oh, l, qh, a.kt + key_head * a.padded * a.D, a.v + key_head * a.padded * a.DV, b,
-                                    t0, &a, s);
+            const real *rows = attention_forward_block(l, qh, a.kt + key_head * a.padded * a.D,
+                                                       a.v + key_head * a.padded * a.DV, b, t0, &a, s);
+            for (int i = 0; i < min_int(ATTENTION_ROWS, s.T - t0); i++)
+                for (int c = 0; c < s.DV; c++) oh[(size_t)i * s.ldo + c] = rows[i * a.DV + c];
             continue;
         }
         real *scores = workspace + omp_get_thread_num() * a.keys;

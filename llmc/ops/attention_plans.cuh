@@ -269,6 +269,7 @@ static inline bool attention_same_shape(AttentionShape a, AttentionShape b) {
 
 // The shape as plans state it, which is that of every batch.
 static inline AttentionShape attention_planned(AttentionShape s) {
+    s = attention_of_heads(s);
     if (s.window >= s.T) s.window = 0;
     s.first_key = NULL;
     return s;

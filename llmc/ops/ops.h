@@ -116,7 +116,17 @@ typedef struct {
     real scale;
     int window;           // a row attends to the last `window` keys up to its own position; 0: to all of them
     const int *first_key; // (B,T): the first key that a row may attend to, nondecreasing in T; NULL: 0
+    HeadGroups groups;    // of diff_attention; without noise heads: attention
 } AttentionShape;
+
+// Query heads that are computed together, since their outputs are subtracted.
+static inline int attention_maps(AttentionShape s) { return max_int(1, s.groups.signals + s.groups.noise); }
+// Of attention alone, whose output has every query head.
+static inline AttentionShape attention_of_heads(AttentionShape s) {
+    if (s.groups.noise) s.o_head = s.DV, s.ldo = s.NQ * s.DV;
+    s.groups.signals = s.groups.noise = 0;
+    return s;
+}
 
 // Elements of lse per key set: a multiple of 16 bytes, the alignment that cuDNN requires.
 static inline size_t lse_set_stride(AttentionShape s) { return round_up((size_t)s.B * s.NQ * s.T, 16 / sizeof(float)); }
@@ -129,6 +139,20 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       AttentionShape s, bool add_dv); // =; with add_dv dv += (a second key set reads
                                                                       // the same values); strides of q, k, v and out
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // for both, of the plans so far
+
+// Attention whose noise heads are subtracted, where the heads of a group share K and V: attention of all query heads and
+// diff_combine. out (N,OH,DV) with the strides ldo and o_head of s, whose groups have one noise head; l (N,OH) with row
+// stride ldl, factor and max as for diff_combine.
+// kept (N, diff_attention_kept, DV): what the backward reads besides. Where that is every query head, the backward needs
+// dkept, which is as large; else dkept is NULL.
+static inline int diff_attention_kept(AttentionShape s);
+static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
+                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
+                                          absmax_t *max);
+static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
+                                           const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
+                                           const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
+                                           AttentionShape s, Factor factor, bool add_dv); // as attention_backward
 
 // Announces the documents of a batch of N rows, before attention with first_key, a copy of starts. starts is a host
 // array: where the document of each row begins in its sequence of T rows. list (N+1) is overwritten, and read until the

@@ -92,7 +92,7 @@ static inline double attention_forward_flops(AttentionShape s) {
     return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV);
 }
 static inline double attention_backward_flops(AttentionShape s) {
-    return 2.0 * s.NQ * attention_visible(s) * (3.0 * s.D + 2.0 * s.DV);
+    return 2.0 * attention_visible(s) * (s.NQ * 3.0 * s.D + output_heads(s.groups, s.NQ) * 2.0 * s.DV);
 }
 static inline size_t attention_forward_bytes(AttentionShape s) {
     size_t B = s.B, T = s.T, NQ = s.NQ, keys = B * (s.first + T) * s.NKV;

@@ -217,6 +217,21 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
                                          int N, int NH, int D, int ldl, HeadGroups groups, Factor factor) {
     record_rows(CLASS_COMBINE, __func__, 1, diff_combine_backward_bytes(N, combined_heads(NH, groups), NH, D));
 }
+static inline int diff_attention_kept(AttentionShape s) { return s.NQ; }
+static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
+                                          const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
+                                          absmax_t *max) {
+    attention_forward(kept, lse, q, k, v, attention_of_heads(s));
+    diff_combine_forward(out, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups, factor, max);
+}
+static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
+                                           const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
+                                           const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
+                                           AttentionShape s, Factor factor, bool add_dv) {
+    diff_combine_backward(dkept, dl, dout, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups,
+                          factor);
+    attention_backward(dq, dk, dv, dkept, kept, lse, q, k, v, attention_of_heads(s), add_dv);
+}
 static inline void fill_forward(floatX *l, real value, size_t count) {
     record_rows(CLASS_COMBINE, __func__, 1, layer_lambda_bytes(count));
 }
