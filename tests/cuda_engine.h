@@ -530,6 +530,7 @@ static void check_operation(const Case *row) {
     if (refused) test_skip("%s", refused);
     const double store = 1.01 * ROUND_STORE / ROUND_FP32; // of what is stored twice
     for (OpTensor &dx : c.dx) dx.error.absolute += dx.rounded_terms * ROUND_STORE / ROUND_FP32;
+    for (OpTensor &y : c.y) y.error.absolute += y.rounded_terms * ROUND_STORE / ROUND_FP32;
     if (c.kind == OP_SINKS) c.y[0].error.relative += store;
     if (c.kind == OP_ATTENTION_SETS) c.dx[0].error.absolute += store;
     // the weights of the values as sums of two bf16 numbers

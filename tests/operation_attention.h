@@ -185,12 +185,11 @@ static void diff_attention_setup(OpCase *c) {
     op_view(&c->y[0], "out", 0, rows, units * signals, a.DV, a.ldo, a.DV);
     op_view(&c->y[1], "lse", 0, 1, a.B * a.NQ, a.T, a.B * a.NQ * a.T, a.T);
     attention_rounding(c, &a);
-    c->y[0].error.absolute *= 3, c->y[0].rounded_terms = 3; // two heads, which are stored where they are kept
+    c->y[0].error.absolute *= 3, c->y[0].rounded_terms = 4; // two heads, which are stored where they are kept
     op_error(&c->dx[0], 4, 3 * signals * (attention_error(&a) + error_of_sum(a.DV)));
     op_error(&c->dx[1], 16, 4 * (attention_error(&a) + error_of_sum(a.DV)));
     c->dx[0].rounded_terms = c->dx[1].rounded_terms = 3 * signals;
     c->dx[0].error_grows = c->dx[1].error_grows = true;
-    c->max_of_y = true;
     c->documents = d[9] == 2;
     c->add_tensor = 1, c->add_view = 2;
     if (c->documents) op_index(c, rows, 0);
@@ -220,14 +219,14 @@ static floatX *diff_attention_buffer(const OpCase *c) {
     AttentionShape s = diff_attention_shape(c);
     return (floatX *)buffer_alloc(product(s.B * s.T, diff_attention_kept(s) * s.DV) * sizeof(floatX), "kept heads");
 }
-static void diff_attention_run(const OpCase *c, floatX *kept) {
+static void diff_attention_run(const OpCase *c, floatX *out, real *lse, floatX *kept) {
     const OpView *x = c->x->view;
-    diff_attention_forward(OP_Y(0), kept, OP_STAT(1), OP_X(0), OP_X(0) + x[1].offset, OP_X(0) + x[2].offset, OP_X(1),
-                           c->x[1].view->ld, diff_attention_shape(c), (Factor)c->d[8], c->max);
+    diff_attention_forward(out, kept, lse, OP_X(0), OP_X(0) + x[1].offset, OP_X(0) + x[2].offset, OP_X(1),
+                           c->x[1].view->ld, diff_attention_shape(c), (Factor)c->d[8], NULL);
 }
 static void diff_attention_call(const OpCase *c) {
     floatX *kept = diff_attention_buffer(c);
-    diff_attention_run(c, kept);
+    diff_attention_run(c, OP_Y(0), OP_STAT(1), kept);
     ops_wait();
     buffer_free(kept);
 }
@@ -235,13 +234,14 @@ static void diff_attention_call_backward(const OpCase *c) {
     const OpView *x = c->x->view;
     AttentionShape s = diff_attention_shape(c);
     floatX *kept = diff_attention_buffer(c), *dkept = diff_attention_kept(s) == s.NQ ? diff_attention_buffer(c) : NULL;
-    diff_attention_run(c, kept);
+    floatX *out = (floatX *)buffer_alloc(c->y[0].count * sizeof(floatX), "an output");
+    real *lse = (real *)buffer_alloc(c->y[1].count * sizeof(real), "an output");
+    diff_attention_run(c, out, lse, kept);
     diff_attention_backward(OP_DX(0), OP_DX(0) + x[1].offset, OP_DX(0) + x[2].offset, OP_DX(1), dkept, OP_DY, OP_Y(0),
                             kept, OP_STAT(1), OP_X(0), OP_X(0) + x[1].offset, OP_X(0) + x[2].offset, OP_X(1),
                             c->x[1].view->ld, s, (Factor)c->d[8], x[2].adds);
     ops_wait();
-    buffer_free(kept);
-    buffer_free(dkept);
+    buffer_free(kept), buffer_free(dkept), buffer_free(out), buffer_free(lse);
 }
 static OpCost diff_attention_cost(const OpCase *c, bool backward) {
     AttentionShape s = diff_attention_shape(c);

@@ -191,7 +191,7 @@ static const OpRow op_cases[] = {
     {OP_DIFF_ATTENTION, {1, 389, 2, 1, 16, 16, 1, 3, S_SIGMOID}, BOTH, "three blocks of keys, five of rows, prime T"},
     {OP_DIFF_ATTENTION, {2, 70, 2, 1, 16, 16, 2, 0, S_SIGMOID}, BOTH, "two signal heads"},
     {OP_DIFF_ATTENTION, {1, 130, 2, 2, 16, 16, 4, 24, S_SIGMOID}, BOTH, "four signal heads"},
-    {OP_DIFF_ATTENTION, {1, 200, 2, 2, 8, 8, 3, 0, S_TANH, 2}, BOTH, "three signal heads, documents"},
+    {OP_DIFF_ATTENTION, {1, 200, 2, 2, 8, 8, 2, 0, S_TANH, 2}, BOTH, "two signal heads, documents"},
     {OP_DIFF_ATTENTION, {2, 200, 2, 1, 16, 16, 1, 64, S_SIGMOID, 2}, BOTH, "documents that skip tiles"},
     {OP_DIFF_ATTENTION,
      {2, 37, 2, 1, 16, 16, 1, 0, S_SIGMOID, 0, 1},

@@ -25,6 +25,7 @@ steps       whole steps and a lower bound: the products of the model alone by th
             turns, and the share is the median over the turns: a shared machine changes its speed within seconds.
 threads     all threads against one, in turns
 loader      tokens/s of the data loader alone, from shards in the page cache
+pairs       only by name: attention of diff_v2 as one operation against attention and diff_combine
 decode, prefill, windows
             only by name: generation at contexts of 1K to --longest and batches of 1 and 8 (bench_decode.h). Arms run in
             turns; ratios are those of a round.
@@ -68,7 +69,8 @@ static void step_operations_open(StepOperations *o, const Model *model, int B, i
     o->attention = key_set(&model->plan, 0, 0, B, T, 0).shape;
     for (int i = 0; i < 2 * count; i++) {
         double calls = sizes[i / 2].calls[i % 2];
-        if (calls <= 0 || (sizes[i / 2].kind == OP_DIFF_COMBINE && m.NQ != 2 * m.NH)) continue;
+        bool combine = sizes[i / 2].kind == OP_DIFF_COMBINE;
+        if (calls <= 0 || (combine && (model->plan.diff_attention || m.NQ != 2 * m.NH))) continue;
         o->calls[o->count] = calls;
         operation_describe(&o->all[o->count], &sizes[i / 2], i % 2);
         if (sizes[i / 2].kind == OP_MATMUL) operation_alloc(&o->all[o->count]); // the others are not called
@@ -176,7 +178,8 @@ static void write_shard(const char *path, int32_t count, uint64_t key) {
 static const struct {
     const char *name;
     void (*print)(void);
-} named_tables[] = {{"decode", table_decode}, {"prefill", table_prefill}, {"windows", table_windows}};
+} named_tables[] = {
+    {"decode", table_decode}, {"prefill", table_prefill}, {"windows", table_windows}, {"pairs", table_pairs}};
 
 // Selects the type of products; false for an unknown one.
 static bool find_gemm(const char *name) {

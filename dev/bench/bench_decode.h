@@ -260,4 +260,43 @@ static void table_windows(void) {
     for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 32768); T *= 2) windows_row(T, decode_window());
     for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 8192); T *= 2) windows_row(T, 0);
 }
+
+// ---------------------------------------------------------------------------------------------------
+// Pairs
+
+// Attention of diff_v2, forward and backward of a layer: diff_attention against attention and diff_combine, in turns.
+static void table_pairs(void) {
+    printf("\npairs: attention of a layer with its backward, ms      apart    as one   ratio, median (quartiles)\n");
+    for (size_t i = 0; i < sizeof(step_cases) / sizeof(step_cases[0]); i++) {
+        const StepCase *c = &step_cases[i];
+        Model model;
+        if (strcmp(c->attention, "diff_v2") != 0) continue;
+        plan_model(&model, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
+        const OpModel m = op_model_of(&model, c->B, c->T);
+        const OpSize sizes[] = {attention_size(&model, "", c->B, c->T),
+                                {OP_DIFF_COMBINE, "", {c->B * c->T, m.NH, m.D, m.NH, 1, 1, S_SIGMOID}, {0, 0}},
+                                {OP_DIFF_ATTENTION, "", {c->B, c->T, m.NH, m.NKV, m.D, m.D, 1, 0, S_SIGMOID}, {0, 0}}};
+        BenchOperation o[5]; // the call of the backward of diff_attention has its forward
+        static const int of[] = {0, 1, 1, 0, 2}, backward[] = {0, 0, 1, 1, 1};
+        double seconds[2][64], ratio[64];
+        for (int k = 0; k < 5; k++) operation_describe(&o[k], &sizes[of[k]], backward[k]), operation_alloc(&o[k]);
+        ops_init(max_size(o[3].cost.workspace, o[4].cost.workspace));
+        for (int r = -1; r < bench.rounds; r++) {
+            double start = now_seconds();
+            for (int k = 0; k < 4; k++) op_call(&o[k].c, backward[k]);
+            double middle = now_seconds();
+            op_call(&o[4].c, true);
+            double end = now_seconds();
+            if (r < 0) continue;
+            seconds[0][r] = middle - start, seconds[1][r] = end - middle;
+            ratio[r] = seconds[0][r] / seconds[1][r];
+        }
+        char text[64];
+        printf("  %-10s %d x %-6d %36.2f %9.2f   %s\n", c->preset, c->B, c->T, 1e3 * median(seconds[0], bench.rounds),
+               1e3 * median(seconds[1], bench.rounds), with_quartiles(text, sizeof(text), ratio));
+        fflush(stdout);
+        for (int k = 0; k < 5; k++) operation_close(&o[k]);
+        plan_free(&model.plan);
+    }
+}
 #endif
