@@ -9,6 +9,11 @@ source tests/shell_tests.sh
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 export OMP_WAIT_POLICY=passive
+# the oldest Python that is supported, if pyenv has installed it
+for python in "$HOME"/.pyenv/versions/3.8.*/bin/python3.8; do
+    [ ! -x "$python" ] || { mkdir -p "$work/python" && ln -sf "$python" "$work/python/python3"; }
+done
+PATH=$work/python:$PATH
 
 ok() { # sentence, exit status of its test
     if [ "$2" = 0 ]; then
@@ -80,9 +85,16 @@ esac
 echo "========= ERROR SUMMARY: 0 errors"
 END
 
-parts=ops,gradients,train,experts,sizes,models,fp8,kernels,decode,profile
+parts=profile,ops,gradients,steps,experts,train,sizes,models,fp8,kernels,decode
 check a "${bundle[@]}" --parts "$parts"
 ok "all parts pass with the emulated device" "$status"
+started=$(sed -n 's/^\([a-z0-9]*\): \(starts\|continues\).*/\1/p' "$work/output" | tr '\n' ' ')
+first="profile ops gradients steps experts train "
+[ "$started" = "${first}profile ops gradients experts train sizes models fp8 kernels decode " ] \
+    && state 'p["profile"]["done"][:2] == ["first", "loss"] and p["ops"]["done"][0] == "first" and
+        p["gradients"]["done"][0] == "diff_v2" and p["experts"]["done"][0] == "products 1" and
+        p["train"]["done"][:2] == ["first", "second"] and rows("profile", case="tiny diff_v2 trains for 12 steps")'
+ok "the most valuable cases come first: speed and loss, operations, gradients, steps, experts, a repeated run" $?
 state 'all(p[n]["status"] == "passed" for n in "'"$parts"'".split(","))'
 ok "the results contain the status of each part" $?
 state '(lambda errors: len([x for b, x in errors if b == "fp32" and 0 < x < 2e-4]) == 2 and
@@ -113,7 +125,8 @@ ok "results.txt has the same tables, the targets, and the counts in its last lin
 state 'any(x["measured"] > 0 < x["expected"]
     for x in rows("profile", case="block GEMMs + LM head", against="prediction"))'
 ok "the results compare predicted and measured times of a step, by class of work" $?
-state '[x["ratio"] > 0 for x in rows("fp8", unit="ms", against="bf16")] == [True] and
+state '[x["ratio"] > 0 for x in rows("steps", unit="ms")] == [True, True] and
+    rows("steps", against="bf16") and rows("steps", against="deterministic") and
     {x["case"] for x in rows("fp8", unit="nats", against="bf16")} ==
         {*(f"loss of step {n}" for n in (1, 2, 5, 7, 10)), "mean loss of the last 5"} and
     {"fp8_quantize", "linear_forward in fp8", "gemm in fp8"} <= {x["case"] for x in rows("kernels", unit="ms")}' \
@@ -138,7 +151,8 @@ build/oncpu/bench_cuda --tiny "$@" | grep -v expert_linear
 END
 TRAIN_DIFFV2CU="$fakes/recomputes" BENCH_CUDA="$fakes/few" check p "${bundle[@]}" --parts experts
 found 1 'ok   moe-tiny with --recompute 1 is bitwise' 'FAIL moe-tiny with --recompute 2 is bitwise equal: step' \
-    'FAIL moe-tiny, 1 x 16: every operation of experts is measured: 11 and 0 rows'
+    'ok   moe-tiny, 1 x 16: every operation of experts is measured: 11 rows' \
+    'FAIL moe-tiny, 1 x 16: every product of experts is measured: 0 rows, 0 of peers'
 ok "a wrong recomputation of experts, and rows that are missing, are reported" $?
 
 TEST_DIFFV2CU="$fakes/wrong" TEST_DIFFV2CU_FP32="$fakes/crash" check b --parts ops
@@ -248,14 +262,16 @@ found 1 'FAIL B 2: steps of every arm: diffv2: out of device memory' 'ok   atten
 ok "an arm of the decoding benchmark that does not run is reported with its reason" $?
 COMPUTE_SANITIZER="$fakes/sanitizer" check e --parts sanitizer
 found 1 'FAIL compute-sanitizer, racecheck rmsnorm: Error: Race reported between Write access at x.cuh:3' \
-    '16 passed, 1 failed'
+    '28 passed, 1 failed' && state '[x[10:] for x in p["sanitizer"]["done"][:5]] ==
+    ["expert_linear", "expert_gather", "expert_group", "expert_swiglu", "router"] and
+    {"racecheck linear", "racecheck attention_decode"} <= {*p["sanitizer"]["done"]}'
 ok "an error of the sanitizer is a failure" $?
 fake slow <<END
 [ -e "$work/quick" ] || case "\$*" in *unaligned*) exec sleep 60 ;; esac
 exec "$fakes/sanitizer" "\$@"
 END
-COMPUTE_SANITIZER="$fakes/slow" SANITIZER_SECONDS=1 check k --parts memcheck
-found 3 'memcheck: unfinished: stopped after 1 s without findings: memcheck unaligned' \
+COMPUTE_SANITIZER="$fakes/slow" LIMIT_SECONDS=1 check k --parts memcheck
+found 3 'memcheck: unfinished: stopped after 1 s: .* unaligned' \
     && state 'p["memcheck"]["done"] == ["memcheck smallest"]' && results '^unfinished: memcheck$'
 ok "a sanitizer case that is stopped is unfinished, and the following cases run" $?
 touch "$work/quick"
@@ -263,6 +279,80 @@ COMPUTE_SANITIZER="$fakes/slow" check k --parts memcheck
 found 0 && state 'p["memcheck"]["done"] == ["memcheck smallest", "memcheck unaligned"] and
     len(rows("memcheck")) == 2'
 ok "the next run repeats only the case that was stopped" $?
+
+# As compute-sanitizer follows processes: not into another program unless it is asked to. With PLANTED each process that
+# it follows to its end has a race.
+cc -shared -fPIC -o "$work/follow.so" -x c - <<'END' || exit 1
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int execv(const char *path, char *const argv[]) {
+    if (strcmp(getenv("FOLLOWS"), "all") != 0) unsetenv("LD_PRELOAD");
+    return ((int (*)(const char *, char *const[]))dlsym(RTLD_NEXT, "execv"))(path, argv);
+}
+__attribute__((destructor)) static void end(void) { close(creat(getenv("FOLLOWED"), 0600)); }
+END
+fake follower <<END
+follows=application-only
+while :; do
+    case "\$1 \$2" in
+    "--tool memcheck" | "--tool racecheck" | "--tool synccheck" | "--tool initcheck") ;;
+    "--error-exitcode "[0-9]*) code=\$2 ;;
+    "--target-processes all" | "--target-processes application-only") follows=\$2 ;;
+    -*) echo "unrecognised option or argument '\$1 \$2'" && exit 1 ;;
+    *) break ;;
+    esac
+    shift 2
+done
+rm -f "$work/followed"
+echo "========= COMPUTE-SANITIZER"
+FOLLOWS=\$follows FOLLOWED="$work/followed" LD_PRELOAD="$work/follow.so" "\$@" || exit 1
+if [ ! -e "$work/followed" ]; then
+    echo "========= Error: Target application terminated before first instrumented API call"
+    echo "========= Tracking kernels launched by child processes requires the --target-processes all option."
+    exit 1
+elif [ "\$PLANTED" ]; then
+    echo "========= Error: Race reported between Write access at planted.cuh:3"
+    echo "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"
+    exit "\$code"
+fi
+echo "========= ERROR SUMMARY: 0 errors"
+END
+planted='Error: Race reported between Write access at planted.cuh:3'
+export COMPUTE_SANITIZER=$fakes/follower
+export -n OMP_WAIT_POLICY # with it no program executes itself again
+check q --parts memcheck
+found 0 '2 passed, 0 failed' && PLANTED=yes check q --parts memcheck --again \
+    && found 1 "FAIL compute-sanitizer, memcheck unaligned: $planted" "FAIL .* memcheck smallest: $planted"
+ok "an error is found by the sanitizer in a program that executes itself again" $?
+alone() { # variables, the tool and its options
+    env PLANTED=yes "$@" build/oncpu/test_diffv2 --one-process head_norm >"$work/output" 2>&1
+    status=$?
+}
+racecheck=("$COMPUTE_SANITIZER" --tool racecheck --error-exitcode 9)
+alone "${racecheck[@]}"
+found 1 'terminated before first instrumented API call' && ! found 1 "$planted" \
+    && alone "${racecheck[@]}" --target-processes all && found 9 "$planted" \
+    && alone GOMP_SPINCOUNT=1 KMP_BLOCKTIME=0 OPENBLAS_CORETYPE=Haswell "${racecheck[@]}" && found 9 "$planted" \
+    && alone "$COMPUTE_SANITIZER" --tool races && found 1 "unrecognised option or argument '--tool races'"
+ok "without --target-processes all and the variables that prevent this, the sanitizer would lose the process" $?
+unset COMPUTE_SANITIZER
+export OMP_WAIT_POLICY
+python3 - >"$work/output" 2>&1 <<'END'
+import subprocess
+import sys
+sys.path.insert(0, "dev/gpu_check")
+import operations
+
+words = {word for _, word in operations.SHORT + operations.LONG if word}
+for word in [*operations.FIRST, *words]:  # chosen and excluded: none runs
+    done = subprocess.run(["build/oncpu/test_diffv2", word, "-" + word], stderr=subprocess.PIPE, text=True)
+    assert "no test was run" in done.stderr, done.stderr
+END
+ok "every word of the first operations and of the sanitizer matches a case" $?
 
 fake old <<'END' # a GPU without FP8
 case "$*" in *fp8*) echo "diffv2: --gemm fp8: requires a GPU of compute capability 8.9 or higher" >&2; exit 1 ;; esac
@@ -277,15 +367,26 @@ TRAIN_DIFFV2CU="$fakes/same" check n "${bundle[@]}" --parts fp8
 found 1 'FAIL the losses in fp8 are not those of bf16'
 ok "losses in fp8 that equal those of bf16 fail" $?
 
+fake fine <<'END'
+echo "1 passed, 0 failed"
+END
+TEST_DIFFV2CU="$fakes/hang" TEST_DIFFV2CU_FP32="$fakes/fine" LIMIT_SECONDS=1 check r --parts ops
+found 3 'ops: unfinished: at its time limit' 'ops: unfinished: stopped after 1 s: .*/hang.*; stopped after 1 s' \
+    '1 passed, 0 failed' && state 'p["ops"]["done"] == ["fp32"]'
+ok "a part at its time limit is unfinished, not failed, and continues after the others" $?
+check r --parts ops
+found 0 '3 passed, 0 failed' && state 'p["ops"]["done"] == ["fp32", "first", "bf16"]'
+ok "the same command completes a part that was stopped at its time limit" $?
 check f --parts ops --minutes 0.1
 found 3 'not started: out of time'
 ok "a part that does not fit into the time is not started, and the exit status is 3" $?
 start=$SECONDS
-TEST_DIFFV2CU_FP32="$fakes/hang" check f --parts ops --minutes 0.14
-found 3 'ops: unfinished: out of time' && [ $((SECONDS - start)) -lt 20 ] && state 'p["ops"]["done"] == ["bf16"]'
+TEST_DIFFV2CU_FP32="$fakes/hang" check f --parts ops --minutes 0.25
+found 3 'ops: unfinished: out of time' && [ $((SECONDS - start)) -lt 25 ] \
+    && state 'p["ops"]["done"] == ["first", "bf16"]'
 ok "a program that hangs is stopped at the time limit, and earlier results are kept" $?
 check f --parts ops
-found 0 'ops: continues' && state 'p["ops"]["done"] == ["bf16", "fp32"] and len(rows("ops")) == 2'
+found 0 'ops: continues' && state 'p["ops"]["done"] == ["first", "bf16", "fp32"] and len(rows("ops")) == 3'
 ok "the next run completes the remaining parts, each once" $?
 
 setsid dev/gpu_check.sh --pretend --out "$work/g" "${bundle[@]}" --parts gradients >"$work/output" 2>&1 &

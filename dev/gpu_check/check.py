@@ -1,34 +1,31 @@
 #!/usr/bin/env python3
 """check.py: builds, tests and benchmarks the CUDA trainer on this machine's GPU. dev/gpu_check.sh starts it.
 
-Parts, the most valuable first:
+Parts:
     probe      describes this machine: device, driver, compilers, libraries, Python packages
     build      compiles trainer, tests and benchmark for bf16 and fp32, and the CPU trainer; or uses a bundle's
+    profile    the operations' shares of a step beside the prediction, the loss of 12 steps, counters by ncu
     ops        compares every CUDA operation with its C twin, on the device
-    gradients  compares the gradients of the whole model with the CPU trainer's: every variant, fp32 and bf16,
-               and of two in fp8 (gradient_comparison.py states the tolerances)
-    train      3 steps in fp32 and with a measured peak; 100 steps of 124m, the same again, and stopped and resumed:
-               all three must be bitwise equal
-    experts    the same of models with experts: gradients, the losses of a run beside the CPU trainer's, --recompute,
-               and a resumed run; the time of their operations, and of the grouped products beside one dense product
-    sizes      compares operations at the shapes of 1.4b: cuDNN with our attention, cuBLASLt with our matmul, the others
-               with their C twins on samples
+    gradients  compares the model's gradients with the CPU trainer's: every variant, fp32, bf16, some in fp8
+    steps      a step of 1.4b with --gemm fp8, then with --no-deterministic, each beside the default, alternating
+    experts    gradients and losses of models with experts, --recompute, a resumed run; the time of their operations
+    train      3 steps in fp32; 100 steps of 124m, the same again, stopped and resumed: all three bitwise equal
+    sizes      compares operations at the shapes of 1.4b: libraries with our kernels, others with C twins on samples
     memcheck   runs small cases under compute-sanitizer: memory
-    models     tokens/s of baseline, diff_v1, diff_v2 and a baseline with the query heads of diff_v2, at four sizes;
-               also diff_v2 with --no-deterministic
+    models     tokens/s of baseline, diff_v1, diff_v2 and a baseline with the query heads of diff_v2, at four sizes
     peer       the same models in PyTorch (dev/bench/bench_torch.py), alternating step by step
-    fp8        --gemm fp8 beside bf16 at 1.4b: the time of a step, alternating, and the loss of 200 steps
+    fp8        the loss of 200 steps of 1.4b with --gemm fp8 beside bf16
     kernels    time of each operation, and its share of the rate of a copy or of a matmul
-    decode     a token after 1K to 64K positions, at batch sizes 1 and 8: attention over the cache and whole steps of
-               baselines, diff_v1, diff_v2, and diff_v2 with YOCO, in turns; attention with a window
-    profile    the operations' shares of a step, beside the prediction of --dry-run --device; with ncu also its counters
+    decode     a token after 1K to 64K positions at batch sizes 1 and 8, of each variant; attention with a window
     sanitizer  runs all operations under compute-sanitizer: memory and races
-After an interruption the same command continues: finished parts are not repeated, unfinished ones continue after their
-last case. --out holds results.txt, results.json and log.txt, which are written after every case.
+SCHEDULE is their order, the most valuable first. A part at its time limit is unfinished, which is no failure: it
+continues after the others. After an interruption the same command continues: finished parts are not repeated,
+unfinished ones continue after their last case. --out holds results.txt, results.json and log.txt, which are written
+after every case.
 
 Environment variables name programs, with arguments: TRAIN_DIFFV2CU, TRAIN_DIFFV2CU_FP32, TEST_DIFFV2CU,
 TEST_DIFFV2CU_FP32, BENCH_CUDA, TRAIN_DIFFV2; TORCH_PYTHON: a Python that has torch (default: python3);
-COMPUTE_SANITIZER: that program; SANITIZER_SECONDS: the time limit of one of its cases.
+COMPUTE_SANITIZER: that program; LIMIT_SECONDS: an upper bound of all time limits.
 Exit status: 0 all parts passed (or were skipped, with the reason); 1 some failed; 2 usage; 3 out of time: run it again
 with the same --out.
 """
@@ -52,25 +49,42 @@ import speed
 import train
 from programs import ROOT
 from results import ENDED, Store, StoreError, failed
-from runner import Check, OutOfTime, Part, Skip, Unfinished
+from runner import Check, Part, Skip, Unfinished
 
-PARTS = {  # name: (its cases, seconds that it needs at least, programs that it requires)
-    "probe": (probe.probe, 5, []),
-    "build": (build.build, 60, []),
-    "ops": (operations.ops, 20, ["TEST_DIFFV2CU"]),
-    "gradients": (gradients.gradients, 20, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
-    "train": (train.train, 60, ["TRAIN_DIFFV2CU"]),
-    "experts": (experts.experts, 60, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2", "BENCH_CUDA"]),
-    "sizes": (operations.sizes, 20, ["TEST_DIFFV2CU"]),
-    "memcheck": (operations.memcheck, 20, ["TEST_DIFFV2CU"]),
-    "models": (speed.models, 30, ["BENCH_CUDA"]),
-    "peer": (peer.peer, 45, ["BENCH_CUDA"]),
-    "fp8": (fp8.fp8, 60, ["BENCH_CUDA", "TRAIN_DIFFV2CU"]),
-    "kernels": (speed.kernels, 20, ["BENCH_CUDA"]),
-    "decode": (decode.decode, 30, ["BENCH_CUDA"]),
-    "profile": (speed.profile, 20, ["BENCH_CUDA"]),
-    "sanitizer": (operations.sanitizer, 30, ["TEST_DIFFV2CU"]),
+PARTS = {  # name: (its cases, programs that it requires)
+    "probe": (probe.probe, []),
+    "build": (build.build, []),
+    "profile": (speed.profile, ["BENCH_CUDA", "TRAIN_DIFFV2CU"]),
+    "ops": (operations.ops, ["TEST_DIFFV2CU"]),
+    "gradients": (gradients.gradients, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
+    "steps": (fp8.steps, ["BENCH_CUDA", "TRAIN_DIFFV2CU"]),
+    "experts": (experts.experts, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2", "BENCH_CUDA"]),
+    "train": (train.train, ["TRAIN_DIFFV2CU"]),
+    "sizes": (operations.sizes, ["TEST_DIFFV2CU"]),
+    "memcheck": (operations.memcheck, ["TEST_DIFFV2CU"]),
+    "models": (speed.models, ["BENCH_CUDA"]),
+    "peer": (peer.peer, ["BENCH_CUDA"]),
+    "fp8": (fp8.fp8, ["TRAIN_DIFFV2CU"]),
+    "kernels": (speed.kernels, ["BENCH_CUDA"]),
+    "decode": (decode.decode, ["BENCH_CUDA"]),
+    "sanitizer": (operations.sanitizer, ["TEST_DIFFV2CU"]),
 }
+ALL, NO_LIMIT = ".*", None
+# (part, a pattern of its cases, their time limit in seconds). After two minutes the speed is known, after eight each
+# subject has one result; the rest has no other limit than those of its cases.
+SCHEDULE = [
+    ("probe", ALL, 60),
+    ("build", ALL, NO_LIMIT),
+    ("profile", "first|loss", 60),
+    ("ops", "first", 60),
+    ("gradients", "diff_v2", 30),
+    ("steps", ALL, 60),
+    ("experts", "products 1", 30),
+    ("train", "first|second", 60),
+    ("sanitizer", "racecheck (expert|router).*", 60),
+    *[(name, ALL, NO_LIMIT) for name in PARTS],
+]
+LEAST = 2  # seconds: with less time left, no part starts
 
 
 def fail(message, status=1):
@@ -78,15 +92,14 @@ def fail(message, status=1):
     sys.exit(status)
 
 
-def run_part(check, name):
+def run_part(check, name, chosen, cap):
     store = check.store
     part, started, why = Part(check, name), time.monotonic(), ""
-    store.say(f"{name}: {'continues' if part.state['done'] else 'starts'}")
+    store.say(f"{name}: {'continues' if part.state['done'] else 'starts'}{f', {cap} s' if cap else ''}")
+    check.begin(cap)
     try:
-        part.run(PARTS[name][0](check, part))
+        part.run(PARTS[name][0](check, part), chosen)
         status = "failed" if failed(part.state["rows"]) else "passed"
-    except OutOfTime:
-        status, why = "unfinished", "out of time"
     except Unfinished as reason:
         status, why = "unfinished", str(reason)
     except Skip as reason:
@@ -100,6 +113,7 @@ def run_part(check, name):
     part.state.update(status=status, why=why, seconds=part.state["seconds"] + time.monotonic() - started)
     store.save()
     store.say(f"{name}: {status}{': ' + why if why else ''} ({time.monotonic() - started:.0f} s)")
+    check.begin(NO_LIMIT)
 
 
 class Parser(argparse.ArgumentParser):
@@ -159,20 +173,21 @@ def main():
             store.forget(name)
     todo = [n for n in options.parts if store.part(n)["status"] not in ENDED]
     # the results may come from another machine, whose programs are not here
-    if "build" not in todo and any(check.programs.missing(PARTS[n][2]) for n in todo):
+    if "build" not in todo and any(check.programs.missing(PARTS[n][1]) for n in todo):
         store.forget("build")
         todo.insert(0, "build")
     for name in todo:
-        store.part(name)
-    for name in todo:
-        if check.left() < PARTS[name][1] / (10 if check.pretend else 1):
-            store.part(name)["why"] = "not started: out of time"
+        store.part(name)["why"] = ""
+    for name, chosen, cap in SCHEDULE:
+        if name not in todo or store.part(name)["status"] in ENDED:
             continue
-        missing = check.programs.missing(PARTS[name][2])
-        if missing:
-            store.part(name).update(status="unfinished", why=f"not built: {', '.join(missing)}")
-            continue
-        run_part(check, name)
+        missing = check.programs.missing(PARTS[name][1])
+        if check.left() < LEAST:
+            store.part(name)["why"] = "out of time" if store.part(name)["done"] else "not started: out of time"
+        elif missing:
+            store.part(name)["why"] = f"not built: {', '.join(missing)}"
+        else:
+            run_part(check, name, chosen, cap)
     store.save()
     print(open(options.out / "results.txt").read(), end="")
     asked = {*options.parts, *todo}

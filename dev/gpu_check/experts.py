@@ -34,8 +34,10 @@ def experts(check, part):
         words = f"{model} {batch} --steps {steps} --warmup 2 --seed 3 --lr {lr}".split()
         runs = Runs(check, "experts", [*words, "--train-data", corpus], steps)
         yield f"runs {name}", compare_runs, name, runs, stop
-    for case in [("moe-tiny", 0, 1, 16)] if check.pretend else KERNELS:
-        yield f"kernels {case[0]}, {case[2]} x {case[3]}", measure_operations, case
+    for i, case in enumerate([("moe-tiny", 0, 1, 16)] if check.pretend else KERNELS):
+        of = f"{case[0]}, {case[2]} x {case[3]}"
+        yield f"products {i + 1}", measure_products, of, case
+        yield f"kernels {i + 1}", measure_operations, of, case
     if not corpus:
         yield "corpus", lambda check, part: part.fact("gradients and runs with experts", NO_CORPUS)
 
@@ -67,21 +69,24 @@ def compare_losses(part, name, cpu, device):
         part.check(f"the loss of {name} decreases", device[-1] < device[0])
 
 
-def measure_operations(check, part, case):
-    """The rows of routers and experts of bench_cuda kernels, and the grouped products beside a dense one."""
-    of, rows, ended = f"{case[0]}, {case[2]} x {case[3]}", [], True
-    for word in ("router", "expert"):
-        found, ended_too = part.bench(240, "kernels", *case, word)
-        rows += [r for r in found if r["unit"] == "ms"]
-        ended = ended and ended_too
-    kernels = [r for r in rows if r["against"] in ("copy", "product")]
-    peers = [r for r in rows if r not in kernels]
+def measure_products(check, part, of, case):
+    """The grouped products, alternating with a dense one."""
+    rows, ended = part.bench(240, "kernels", *case, "expert_linear")
+    times = [r for r in rows if r["unit"] == "ms"]
+    peers = [r for r in times if r["against"] == "a dense product"]
     if ended:
-        complete = len(kernels) == 17 and len(peers) == 6
-        part.check(f"{of}: every operation of experts is measured", complete, f"{len(kernels)} and {len(peers)} rows")
-    if kernels and not check.pretend:
-        moves = [r for r in kernels if not r["case"].startswith("expert_linear")]
-        bandwidth_target(part, f"{of}: operations on the rows of experts reach {BANDWIDTH:.0%} of a copy", moves)
+        complete = len(times) == 12 and len(peers) == 6
+        part.check(f"{of}: every product of experts is measured", complete, f"{len(times)} rows, {len(peers)} of peers")
     if peers and not check.pretend:
         least = min(r["ratio"] for r in peers if r["case"] != "expert_linear_to_weight")
         part.target(f"{of}: one dense product relative to a grouped one, forward and dx, at least", least, OF_DENSE)
+
+
+def measure_operations(check, part, of, case):
+    """The other operations of routers and experts."""
+    runs = [part.bench(240, "kernels", *case, w) for w in ("router", "expert_g", "expert_combine", "expert_swiglu")]
+    rows = [r for found, _ in runs for r in found if r["unit"] == "ms"]
+    if all(ended for _, ended in runs):
+        part.check(f"{of}: every operation of experts is measured", len(rows) == 11, f"{len(rows)} rows")
+    if rows and not check.pretend:
+        bandwidth_target(part, f"{of}: operations on the rows of experts reach {BANDWIDTH:.0%} of a copy", rows)

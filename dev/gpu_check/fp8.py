@@ -1,4 +1,4 @@
-"""The part `fp8`: --gemm fp8 beside bf16: the time of a step, alternating, and the loss of a short run."""
+"""The parts `steps`: steps with an option and without it, alternating; and `fp8`: the loss of a run beside bf16."""
 
 import statistics
 
@@ -10,33 +10,44 @@ from runs import Runs, record_losses
 MODEL, TINY = ("1.4b", "diff_v2", 8, (8, 4, 2), 2048), ("tiny", "diff_v2", 2, (1,), 16)
 LAST = 20  # steps whose mean loss is compared
 TARGET = 1.2  # milliseconds of a step in bf16, relative to fp8
+OPTIONS = {  # case: (options of bench_cuda, the step with them, the default)
+    "fp8": (["--gemm", "fp8"], "step in fp8", "bf16"),
+    "not deterministic": (["--no-deterministic"], "step, not deterministic", "deterministic"),
+}
+
+
+def steps(check, part):
+    for case in OPTIONS:
+        yield case, compare_steps, case, *(TINY if check.pretend else MODEL)
 
 
 def fp8(check, part):
-    if why := check.why_no_fp8():
+    why = check.why_no_fp8()
+    if why:
         raise Skip(why)
-    model = TINY if check.pretend else MODEL
-    yield "step", compare_steps, *model
-    yield "loss", compare_losses, *model
+    yield "loss", compare_losses, *(TINY if check.pretend else MODEL)
 
 
-def compare_steps(check, part, preset, attention, NKV, sizes, T):
-    """Alternates steps in fp8 and bf16 at the largest batch size with which both fit."""
-    rounds = 2 if check.pretend else ROUNDS
+def compare_steps(check, part, case, preset, attention, NKV, sizes, T):
+    """Alternates steps with the options and without them at the largest batch size with which both fit."""
+    why = check.why_no_fp8() if case == "fp8" else ""
+    if why:
+        return part.fact("no steps in fp8", why)
+    options, what, against = OPTIONS[case]
     for B in sizes:
         with StepServers(check) as servers:
-            for gemm in (["--gemm", "fp8"], []):
-                words = [*gemm, "turns", preset, attention, NKV, B, T]
+            for more in (options, []):
+                words = [*more, "turns", preset, attention, NKV, B, T]
                 servers.start(*check.commands["BENCH_CUDA"], *words, first_step=120)
-            times = servers.turns(1 + rounds, 60)
+            times = servers.turns(1 + (2 if check.pretend else ROUNDS), 60)
         if times:
             of = f"{preset} {attention}, B {B} T {T}"
-            ratio = part.rounds("step in fp8", of, times[1:], "bf16")
-            part.check(f"steps of {of} run in bf16 and fp8", True)
-            if not check.pretend:
+            ratio = part.rounds(what, of, times[1:], against)
+            part.check(f"steps of {of} run: {case}, and {against}", True)
+            if case == "fp8" and not check.pretend:
                 part.target(f"{of}: a step in bf16 relative to fp8", ratio, TARGET)
-            return
-    part.check(f"alternating steps of {preset} {attention} in bf16 and fp8", False, servers.why)
+            return None
+    return part.check(f"alternating steps of {preset} {attention}: {case}, and {against}", False, servers.why)
 
 
 def compare_losses(check, part, preset, attention, NKV, sizes, T):

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 
 from programs import ROOT, Programs
-from results import sentence
+from results import failed, sentence
 
 SPARE, GRACE = 6, 2  # seconds reserved for writing results; between SIGTERM and SIGKILL
 NO_CORPUS = "no corpus: specify --bundle, or run scripts/corpus.sh"
@@ -27,16 +28,18 @@ def kill_with_parent():
     libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
-class OutOfTime(Exception):
-    """The time is up. The next run continues."""
+class Unfinished(Exception):
+    """A case reached its time limit, which is no failure: it is repeated later. `output` of the program so far."""
+
+    output = ""
+
+
+class OutOfTime(Unfinished):
+    """The time of the part, or of the check, is up: no other case of the part starts."""
 
 
 class Skip(Exception):
     """The part cannot run on this machine; the reason."""
-
-
-class Unfinished(Exception):
-    """A case reached its time limit; the next run repeats it."""
 
 
 def last_line(text, otherwise="no output"):
@@ -113,7 +116,7 @@ class StepServer(Program):
             self.arrived.wait_for(lambda: self.lines, timeout=max(min(limit, self.check.left()), 0))
             line = self.lines.pop(0) if self.lines else None
         if line is None and self.check.left() <= 1:
-            raise OutOfTime
+            raise self.check.out_of_time()
         return line and line.strip()
 
     def step(self, limit, line=""):
@@ -175,11 +178,21 @@ class Check:
         self.work = ROOT / "build/gpu_check"
         self.work.mkdir(parents=True, exist_ok=True)
         self.ends = time.monotonic() + 60 * options.minutes - SPARE if options.minutes else None
+        self.part_ends = None
+        self.most = float(os.environ.get("LIMIT_SECONDS") or 1e9)
         self.programs = Programs(options.bundle, options.pretend)
         self.commands = self.programs.commands
 
+    def begin(self, cap):
+        """Starts the time of a part: `cap` seconds, or no limit but that of the check. The emulation is slow."""
+        self.part_ends = time.monotonic() + min(cap * (10 if self.pretend else 1), self.most) if cap else None
+
     def left(self):
-        return self.ends - time.monotonic() if self.ends else 1e9
+        ends = [e for e in (self.ends, self.part_ends) if e]
+        return min(ends) - time.monotonic() if ends else 1e9
+
+    def out_of_time(self):
+        return OutOfTime("out of time" if self.ends and self.ends - time.monotonic() <= 1 else "at its time limit")
 
     def environment(self, words, more=None):
         return {**os.environ, **self.programs.variables_of(words), **(more or {})}
@@ -197,14 +210,15 @@ class Check:
         return "" if status == 0 else last_line(text)
 
     def run(self, command, limit=600, env=None):
-        """(exit status, output). Status None: stopped at its limit. Raises OutOfTime at the limit of the check."""
+        """(exit status, output). Raises Unfinished at its limit, and OutOfTime at that of the part or the check."""
         return self.run_all([command], limit, env)[0]
 
     def run_all(self, commands, limit=600, env=None):
         """The same of programs that run concurrently."""
+        limit = min(limit, self.most)
         ends = time.monotonic() + min(limit, self.left())
         if self.left() <= 0:
-            raise OutOfTime
+            raise self.out_of_time()
         programs = []
         try:
             for command in commands:
@@ -213,13 +227,13 @@ class Check:
                 except OSError as error:
                     programs.append(f"cannot start {command[0]}: {error.strerror}")
                     self.store.log.write(f"{programs[-1]}\n")
-            return [(127, p) if isinstance(p, str) else self.finish(p, ends) for p in programs]
+            return [(127, p) if isinstance(p, str) else self.finish(p, ends, limit) for p in programs]
         finally:
             for program in programs:
                 if not isinstance(program, str) and program.process.poll() is None:
                     program.end()
 
-    def finish(self, program, ends):
+    def finish(self, program, ends, limit):
         try:
             status = program.process.wait(max(ends - time.monotonic(), 0))
         except subprocess.TimeoutExpired:
@@ -228,9 +242,14 @@ class Check:
         program.readers[0].join(5)
         outcome = "stopped at its time limit" if status is None else f"status {status}"
         self.store.log.write(f"# {outcome}, {time.monotonic() - program.started:.1f} s\n")
-        if status is None and self.left() <= 0:
-            raise OutOfTime
-        return status, "".join(filter(None, program.lines))
+        output = "".join(filter(None, program.lines))
+        if status is None:
+            words = " ".join(map(str, program.process.args))[-100:]
+            stop = Unfinished(f"stopped after {limit:g} s: {words}: {last_line(output)}")
+            stop = self.out_of_time() if self.left() <= 0 else stop
+            stop.output = output
+            raise stop
+        return status, output
 
 
 class Part:
@@ -272,8 +291,7 @@ class Part:
         rows = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
         self.rows += rows
         if status != 0:
-            why = f"stopped after {limit} s" if status is None else last_line(text)
-            self.check(f"bench_cuda {' '.join(map(str, words))}", False, why)
+            self.check(f"bench_cuda {' '.join(map(str, words))}", False, last_line(text))
         return rows, status == 0
 
     def restart(self):
@@ -286,17 +304,26 @@ class Part:
         self.rows = []
         self.check_.store.save()
 
-    def run(self, cases):
-        """Runs the (name, function, arguments...) that are not done: function(check, part, arguments...)."""
+    def run(self, cases, chosen):
+        """Runs the (name, function, arguments...) that are not done: function(check, part, arguments...). `chosen` is a
+        pattern of their names. A case that has failed before its time limit is not repeated."""
         stopped = []
         for name, function, *arguments in cases:
             if name in self.state["done"]:
                 continue
+            if not re.fullmatch(chosen, name):
+                stopped.append("")
+                continue
             try:
                 function(self.check_, self, *arguments)
             except Unfinished as reason:
+                if failed(self.rows):
+                    self.end(name)
+                self.rows = []
+                if isinstance(reason, OutOfTime):
+                    raise
                 stopped.append(str(reason))
             else:
                 self.end(name)
         if stopped:
-            raise Unfinished("; ".join(stopped))
+            raise Unfinished("; ".join(filter(None, stopped)) or "other cases follow")

@@ -1,19 +1,19 @@
 """The parts `models`, `kernels` and `profile`: speed of models and operations, and the shares of a step."""
 
+import re
+
 import prediction
-from runner import find_tool, last_line
+from runner import NO_CORPUS, find_tool, last_line
 
 # (preset, T, key/value heads); with half of the preset's key/value heads, every variant is valid
 SIZES = [("1.4b", 2048, 8), ("3b", 4096, 12), ("124m", 1024, 6), ("3b", 2048, 12)]
 # (preset, key/value heads, B, T)
 KERNELS = [("3b", 12, 4, 4096), ("1.4b", 8, 8, 2048), ("124m", 6, 32, 1024)]
-# (preset, attention, key/value heads, B, T)
-PROFILES = [
-    ("1.4b", "diff_v2", 8, 8, 2048),
-    ("3b", "diff_v2", 12, 4, 4096),
-    ("124m", "diff_v2", 6, 32, 1024),
-    ("1.4b", "diff_v1", 8, 8, 2048),
-]
+# (preset, attention, key/value heads, B, T); the first measurement of a device: the first of these that fits
+FIRST = [("1.4b", "diff_v2", 8, B, 2048) for B in (8, 4, 2, 1)] + [("124m", "diff_v2", 6, B, 1024) for B in (16, 4)]
+TINY = ("tiny", "diff_v2", 2, 4, 16)
+STEPS = 12  # of its run
+PROFILES = [("3b", "diff_v2", 12, 4, 4096), ("124m", "diff_v2", 6, 32, 1024), ("1.4b", "diff_v1", 8, 8, 2048)]
 UTILISATION, BEHIND, BANDWIDTH = 0.55, 0.95, 0.85  # targets
 
 
@@ -25,7 +25,9 @@ def models(check, part):
 def measure_models(check, part, preset, T, NKV):
     size = f"{preset} T {T}"
     cases = {f"{a},{NKV},1": a for a in ("baseline", "diff_v1", "diff_v2")}
-    cases |= {f"baseline,{NKV},2": "baseline with 2 NH heads", f"diff_v2,{NKV},1,fast": "diff_v2, not deterministic"}
+    cases.update(
+        {f"baseline,{NKV},2": "baseline with 2 NH heads", f"diff_v2,{NKV},1,fast": "diff_v2, not deterministic"}
+    )
     rows, left = [], [*cases]
     while left:  # a model that fails ends the program: restart it with the models after that one
         found, ended = part.bench(300, "model", preset, T, *left)
@@ -69,12 +71,48 @@ def measure_kernels(check, part, preset, *shape):
 
 
 def profile(check, part):
-    for case in [("tiny", "diff_v2", 2, 1, 16)] if check.pretend else PROFILES:
-        yield " ".join(case[:2]), measure_profile, case
+    first = [TINY] if check.pretend else FIRST
+    yield "first", measure_profile, first
+    yield "loss", measure_loss, first
+    for case in () if check.pretend else PROFILES:
+        yield " ".join(case[:2]), measure_profile, [case]
     yield "ncu", counters
 
 
-def measure_profile(check, part, case):
+def options_of(case):
+    preset, attention, NKV, B, T = case
+    words = f"--preset {preset} --attention {attention} --kv-heads {NKV} --batch-size {B} --seq-len {T} "
+    return [*words.split(), "--total-batch", B * T]
+
+
+def first_that_fits(check, cases):
+    """The first case for which the device has enough memory, by --dry-run; else the last, whose failure is reported."""
+    for case in cases[:-1]:
+        text = check.run([*check.commands["TRAIN_DIFFV2CU"], "--dry-run", *options_of(case)], 60)[1]
+        if not re.search("^this device has .*: too little", text, re.MULTILINE):
+            return case
+    return cases[-1]
+
+
+def measure_loss(check, part, cases):
+    """The loss of a run, which writes no checkpoint, and the speed of its last step."""
+    if not check.corpus():
+        return part.fact("no loss", NO_CORPUS)
+    case = first_that_fits(check, cases)
+    words = [*options_of(case), "--train-data", check.corpus(), "--steps", STEPS, "--warmup", 2]
+    words += ["--lr", "3e-3"] if check.pretend else ["--lr", "3e-4", "--vocab", 100288]
+    status, text = check.run([*check.commands["TRAIN_DIFFV2CU"], *words], 180)
+    lines = [line for line in text.splitlines() if line.startswith("step ")]
+    losses = [float(x) for x in re.findall(r"^step .*loss +([\d.]+) ", text, re.MULTILINE)]
+    trains = status == 0 and len(losses) == STEPS
+    part.check(f"{' '.join(case[:2])} trains for {STEPS} steps", trains, lines[-1] if trains else last_line(text))
+    if trains:
+        part.check("the loss decreases", losses[-1] < losses[0], f"{losses[0]} at step 1, {losses[-1]} at step {STEPS}")
+    return None
+
+
+def measure_profile(check, part, cases):
+    case = first_that_fits(check, cases)
     rows, ended = part.bench(180, "profile", *case)
     measured = {r["case"]: r["measured"] or 0 for r in rows}
     step = measured.pop("step", 0)
@@ -86,12 +124,10 @@ def measure_profile(check, part, case):
 
 def beside_prediction(check, part, case, measured):
     """Records the milliseconds of a step by class of work: predicted by --dry-run --device, and measured."""
-    preset, attention, NKV, B, T = case
+    preset, attention, _, B, T = case
     device = "H200" if check.pretend else (check.store.all["device"] or "unknown").split(":")[0]
-    words = f"--preset {preset} --attention {attention} --kv-heads {NKV} --batch-size {B} --seq-len {T} "
-    words += f"--total-batch {B * T}"
     try:
-        expected = prediction.predict(check.commands["TRAIN_DIFFV2"], device, words.split())
+        expected = prediction.predict(check.commands["TRAIN_DIFFV2"], device, options_of(case))
         rows = prediction.compare(expected, measured) if measured else []
     except (RuntimeError, OSError) as error:
         part.fact(f"{preset} {attention}: no prediction", str(error)[:300])
