@@ -377,6 +377,20 @@ ok "a part at its time limit is unfinished, not failed, and continues after the 
 check r --parts ops
 found 0 '3 passed, 0 failed' && state 'p["ops"]["done"] == ["fp32", "first", "bf16"]'
 ok "the same command completes a part that was stopped at its time limit" $?
+python3 - >"$work/output" 2>&1 <<'END'
+import sys
+sys.path.insert(0, "dev/gpu_check")
+import results
+
+rows = [{"verdict": "FAIL", "case": f"case {i}", "note": "x" * 300} for i in range(2000)]
+rows += [{"verdict": "missed", "case": f"target {i}", "measured": 1, "note": "y" * 300} for i in range(300)]
+part = {"status": "failed", "why": "", "seconds": 1, "done": [], "rows": rows}
+text = results.table({"commit": "c", "device": "d", "driver": "r", "parts": {"ops": part}}, results.CHARACTERS)
+print(len(text), text[-400:])
+assert 0.9 * results.CHARACTERS < len(text) < results.CHARACTERS < 65536 and text.startswith("commit c")
+assert "more lines: results.json has all" in text and text.endswith("\n0 passed, 2000 failed")
+END
+ok "issue.txt fits into an issue, with the counts at its end" $?
 check f --parts ops --minutes 0.1
 found 3 'not started: out of time'
 ok "a part that does not fit into the time is not started, and the exit status is 3" $?
@@ -464,11 +478,26 @@ found 1 'FAIL build of fp32 without warnings' && [ -s "$work/made" ] \
     && results 'programs of the bundle.*not used: compiled from other sources'
 ok "programs that were built from other sources are rebuilt" $?
 digest
-rm "$work/bundle/bin/train_diffv2"
-printf '#!/bin/sh\nexit 127\n' >"$work/bundle/bin/train_diffv2"
+ln -sf "$fakes/other_machine" "$work/bundle/bin/train_diffv2"
+echo "exit 127" | fake other_machine
 rented --parts build --again
-[ -s "$work/made" ] && results 'programs of the bundle.*not used: .*bin/train_diffv2 does not start on this machine'
+[ -s "$work/made" ] && results 'programs of the bundle.*not used: .*bin/train_diffv2: no output'
 ok "programs that do not start on this machine are rebuilt on it" $?
+fake other_machine <<'END'
+[ "$*" = --help ] || echo "step 2/2 | loss     nan | norm     nan"
+END
+rented --parts build --again
+results 'programs of the bundle.*not used: .*bin/train_diffv2: step 2/2 | loss     nan'
+ok "programs that start, but do not compute, are rebuilt" $?
+ln -sf "$here/build/train_diffv2" "$work/bundle/bin/train_diffv2"
+mv "$tree" "$work/bundle/source"
+folder=$work/bundle/results
+(cd / && PATH="$fakes:$PATH" "$work/bundle/source/dev/gpu_check.sh" --pretend --parts ops) >"$work/output" 2>&1
+status=$?
+found 0 'bundle/results/issue.txt: to be pasted into an issue' 'ops: passed' \
+    && grep -q 'bundle/bin/oncpu/test_diffv2 rope' "$folder/log.txt"
+ok "the sources in a bundle use its programs, from any directory, and write the results into it" $?
+mv "$work/bundle/source" "$tree"
 rm -r "$work/bundle/bin"
 fake make <<'END'
 echo "x.cu(3): error: this is no CUDA"

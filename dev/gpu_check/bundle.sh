@@ -6,19 +6,21 @@
 #                   cJSON, xxHash, the headers of cuDNN's frontend: what `make DEPS=DIRECTORY` uses
 #   corpus/         4 MB of the dictionary in the package dict-gcide, as token shards
 #   revision        of the sources, for machines that get them without git
-#   bin/, sources   with ARCH: the programs, compiled on this machine (requires CUDA, cuDNN, NCCL), and the digest of
+#   source/         with ARCHS: the sources. source/dev/gpu_check.sh is the check, and uses this bundle
+#   bin/, sources   with ARCHS: the programs, compiled on this machine (requires CUDA, cuDNN, NCCL), and the digest of
 #                   their sources
 #   CONTENTS        packages with their versions, and the newest glibc that a library requires
 #   licenses/       of the packages
+# With ARCHS it also writes DIRECTORY.tar.gz, for a machine that has no compiler and no clone of the repository.
 # Exit status: 0 the directory is complete, 1 failed (nothing remains), 2 usage.
 #
-# Usage: dev/gpu_check/bundle.sh DIRECTORY [ARCH]
+# Usage: dev/gpu_check/bundle.sh DIRECTORY [ARCHS]
 #   DIRECTORY   a new one, or a bundle, which is replaced
-#   ARCH        compiles the programs for this GPU architecture, such as 90 for H100 and H200, to save the GPU's time
+#   ARCHS       compiles the programs for these GPU architectures, such as 90 (H100, H200) or 80,89,90
 set -euo pipefail
 export LC_ALL=C
 root=$(cd "$(dirname "$0")/../.." && pwd)
-LIMIT_MB=40 PROGRAMS_MB=20 TEXT_BYTES=4000000
+LIMIT_MB=40 SOURCE_MB=15 PROGRAMS_MB=60 TEXT_BYTES=4000000
 
 fail() {
     echo "bundle.sh: $1" >&2
@@ -29,10 +31,10 @@ case "$#:${1-}" in
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
     exit 0
     ;;
-[12]:-* | 0:* | [3-9]*) fail "unexpected arguments '$*': usage: dev/gpu_check/bundle.sh DIRECTORY [ARCH]" 2 ;;
+[12]:-* | 0:* | [3-9]*) fail "unexpected arguments '$*': usage: dev/gpu_check/bundle.sh DIRECTORY [ARCHS]" 2 ;;
 esac
-folder=$1 arch=${2-}
-[[ $arch =~ ^[0-9]*$ ]] || fail "ARCH '$arch': must be a number, such as 90" 2
+folder=$1 archs=${2-}
+[[ $archs =~ ^([0-9]+(,[0-9]+)*)?$ ]] || fail "ARCHS '$archs': must be numbers, such as 90 or 80,90" 2
 [ ! -e "$folder" ] || [ -e "$folder/CONTENTS" ] \
     || fail "$folder exists and is not a bundle (it has no CONTENTS): choose another directory"
 [ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m); bundles require x86_64"
@@ -83,22 +85,23 @@ download_frontend() {
 
 # For any x86-64 CPU with AVX2. LD_LIBRARY_PATH locates their libraries on the other machine (programs.py).
 build_programs() {
-    local make=(make -C "$root" BUILD="$work/build" DEPS="$new" MPI=no ARCHS="$arch" ARCH=-march=x86-64-v3)
-    local precision program sources
-    sources=$(python3 "$root/dev/gpu_check/programs.py")
+    local program source=$new/source
+    mkdir "$source"
+    git -C "$root" ls-files -z | tar -C "$root" --null -T - -cf - | tar -C "$source" -xf - \
+        || fail "copying the files that git lists failed: see above"
+    local make=(make -C "$source" BUILD="$work/build" DEPS="$new" MPI=no ARCHS="${archs//,/ }" ARCH=-march=x86-64-v3
+        REVISION="$(cat "$new/revision")")
     local goals=(cuda_{bf16,fp32}/{train,test}_diffv2cu cuda_bf16/bench_cuda train_diffv2)
     for program in "${goals[@]}"; do
-        precision=bf16
+        local precision=bf16
         [[ $program != cuda_fp32/* ]] || precision=fp32
         "${make[@]}" PRECISION=$precision "$work/build/$program" >"$work/make" 2>&1 \
             || fail "building $program failed: $(grep -m 1 -i 'error\|\*\*\*' "$work/make")"
         mkdir -p "$(dirname "$new/bin/$program")"
         strip --strip-debug -o "$new/bin/$program" "$work/build/$program"
     done
-    [ "$(python3 "$root/dev/gpu_check/programs.py")" = "$sources" ] \
-        || fail "the sources changed during the compilation: start again"
-    echo "$sources" >"$new/sources"
-    echo "programs for sm_$arch: ${goals[*]}" >>"$new/CONTENTS"
+    python3 "$source/dev/gpu_check/programs.py" >"$new/sources"
+    echo "programs for sm_${archs//,/, sm_}: ${goals[*]}" >>"$new/CONTENTS"
 }
 
 echo "packages: ${debian[*]} nvidia-cudnn-frontend"
@@ -132,9 +135,9 @@ head -c "$TEXT_BYTES" "$work/all" >"$work/gcide.txt"
 "$root/text_to_shards" --out "$new/corpus" --delimiter '\n\n\n' "$work/gcide.txt" >"$work/shards" 2>&1 \
     || fail "text_to_shards failed: $(tail -n 1 "$work/shards")"
 git -C "$root" describe --always --dirty >"$new/revision" 2>/dev/null || echo unknown >"$new/revision"
-if [ -n "$arch" ]; then
+if [ -n "$archs" ]; then
     build_programs
-    LIMIT_MB=$((LIMIT_MB + PROGRAMS_MB))
+    LIMIT_MB=$((LIMIT_MB + SOURCE_MB + PROGRAMS_MB * $(wc -w <<<"${archs//,/ }")))
 fi
 
 kilobytes=$(du -sk --apparent-size "$new" | cut -f1)
@@ -142,5 +145,6 @@ kilobytes=$(du -sk --apparent-size "$new" | cut -f1)
     || fail "the bundle has $((kilobytes / 1000)) MB, more than $LIMIT_MB: check which package grew"
 rm -rf "$folder"
 mv "$new" "$folder"
+[ -z "$archs" ] || tar -C "$parent" -czf "$folder.tar.gz" "$(basename "$folder")"
 cat "$folder/CONTENTS"
 echo "$folder: $((kilobytes / 1000)).$((kilobytes % 1000 / 100)) MB"

@@ -20,8 +20,8 @@ Parts:
     sanitizer  runs all operations under compute-sanitizer: memory and races
 SCHEDULE is their order, the most valuable first. A part at its time limit is unfinished, which is no failure: it
 continues after the others. After an interruption the same command continues: finished parts are not repeated,
-unfinished ones continue after their last case. --out holds results.txt, results.json and log.txt, which are written
-after every case.
+unfinished ones continue after their last case. --out holds results.txt, results.json, log.txt and issue.txt, which are
+written after every case.
 
 Environment variables name programs, with arguments: TRAIN_DIFFV2CU, TRAIN_DIFFV2CU_FP32, TEST_DIFFV2CU,
 TEST_DIFFV2CU_FP32, BENCH_CUDA, TRAIN_DIFFV2; TORCH_PYTHON: a Python that has torch (default: python3);
@@ -123,11 +123,15 @@ class Parser(argparse.ArgumentParser):
 
 def parse_arguments():
     parser = Parser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    inside = ROOT.parent if (ROOT.parent / "CONTENTS").exists() else None  # these are the sources of a bundle
+    out = inside / "results" if inside else ROOT / "runs/gpu_check"
+    parser.add_argument("--out", type=Path, default=out, help="directory of the results (default: %(default)s)")
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "runs/gpu_check", help="directory of the results (default: runs/gpu_check)"
-    )
-    parser.add_argument(
-        "--bundle", type=Path, help="output of dev/gpu_check/bundle.sh, for machines without the small dependencies"
+        "--bundle",
+        type=Path,
+        default=inside,
+        help="output of dev/gpu_check/bundle.sh, for machines without the small dependencies or without a compiler "
+        "(default: the bundle that contains this program)",
     )
     parser.add_argument("--parts", help="run only these parts, separated by commas")
     parser.add_argument("--again", action="store_true", help="repeat finished parts")
@@ -190,6 +194,7 @@ def main():
             run_part(check, name, chosen, cap)
     store.save()
     print(open(options.out / "results.txt").read(), end="")
+    print(f"{options.out}/issue.txt: to be pasted into an issue of the template 'GPU results'")
     asked = {*options.parts, *todo}
     states = [store.part(n)["status"] for n in asked]
     wrong = any(failed(store.part(n)["rows"]) for n in asked)

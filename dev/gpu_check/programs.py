@@ -3,15 +3,17 @@
     BUNDLE/bin/       the programs that dev/gpu_check/bundle.sh compiled, with their paths below build/
     BUNDLE/sources    the digest of their sources
 
-A bundle's programs are used if the sources are the same and all of them start. Otherwise all programs are built.
+A bundle's programs are used if the sources are the same and each of them computes. Otherwise all programs are built.
 """
 
+import glob
 import hashlib
 import os
 import re
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -22,6 +24,11 @@ PLACES = {  # variable: (for a device, with dev/cuda_on_cpu)
     "TEST_DIFFV2CU_FP32": ("build/cuda_fp32/test_diffv2cu", "build/fp32/oncpu/test_diffv2"),
     "BENCH_CUDA": ("build/cuda_bf16/bench_cuda", "build/oncpu/bench_cuda --tiny"),
     "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
+}
+PROBES = {  # how a program's name begins: (arguments, a pattern of its output)
+    "TRAIN": ("--preset tiny --batch-size 1 --seq-len 16 --steps 2 --warmup 1 --train-data", r"^step 2/2 .*loss +\d"),
+    "TEST": ("rope", r"^[1-9]\d* passed, 0 failed"),
+    "BENCH": ("profile tiny diff_v2 2 1 16", r'"case": "step".*"measured": [\d.]+'),
 }
 SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "dev/bench/*", "dev/cuda_on_cpu/*")
 
@@ -40,17 +47,24 @@ def library_path(bundle):
     done = subprocess.run([script, "-"], capture_output=True, text=True, env=environment) if script.exists() else None
     found = done.stdout if done else ""
     folders = [os.path.dirname(path) for path in re.findall(r"(?<![\w,])/\S+\.so\S*", found)]
+    # without a toolkit, which find_cuda.sh requires: the libraries of its packages or of PyTorch's
+    places = ["/usr/local/cuda*/lib64", *(f"{p}/nvidia/*/lib" for p in sys.path if p.endswith("-packages"))]
+    folders += [path for place in places for path in sorted(glob.glob(place))]
     return ":".join(dict.fromkeys([str(bundle / "lib"), *folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]))
 
 
-def starts(words, environment):
-    """Whether the program runs on this machine: it handles --help, with any exit status of its own."""
+def what_is_wrong(name, words, corpus, environment):
+    """Runs a program on a small case. Returns why it cannot be used, or ''."""
+    kind = name.split("_")[0]
+    words = [*words, *PROBES[kind][0].split(), *([str(corpus)] if kind == "TRAIN" else [])]
+    where = {"cwd": str(ROOT), "env": environment, "stdin": subprocess.DEVNULL, "timeout": 60}
     try:
-        where = {"stdin": subprocess.DEVNULL, "capture_output": True, "env": environment}
-        done = subprocess.run([*words, "--help"], timeout=60, **where)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return 0 <= done.returncode < 126  # 126 and 127 are the loader's
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **where)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    text = done.stdout.decode(errors="replace").strip()
+    computes = done.returncode == 0 and re.search(PROBES[kind][1], text, re.MULTILINE)
+    return "" if computes else f"{words[0]}: {(text or 'no output').splitlines()[-1][:300]}"
 
 
 class Programs:
@@ -67,15 +81,17 @@ class Programs:
         if not of.exists() or of.read_text().strip() != sources_digest():
             self.why = "compiled from other sources"
             return
-        environment = {"LD_LIBRARY_PATH": library_path(bundle)}
-        taken = {}
+        environment, taken = {"LD_LIBRARY_PATH": library_path(bundle)}, {}
         for name in PLACES.keys() - self.given:
             first, *rest = self.commands[name]
             taken[name] = [str(self.folder / Path(first).relative_to("build")), *rest]
-            # resolves all symbols at the start, so that none is missing later
-            if not starts(taken[name], {**os.environ, **environment, "LD_BIND_NOW": "1"}):
-                self.why = f"{taken[name][0]} does not start on this machine"
-                return
+        # LD_BIND_NOW resolves all symbols at the start, so that none is missing later
+        variables = {**os.environ, **environment, "LD_BIND_NOW": "1"}
+        with ThreadPoolExecutor() as pool:
+            reasons = pool.map(lambda p: what_is_wrong(*p, bundle / "corpus", variables), taken.items())
+            self.why = next(filter(None, reasons), "")
+        if self.why:
+            return
         self.commands.update(taken)
         self.given |= taken.keys()
         self.environment = environment

@@ -1,5 +1,5 @@
 """The results of a check in one directory: results.json (the state, replaced atomically after every case), results.txt
-(the same as tables) and log.txt (the output of all programs).
+(the same as tables), issue.txt (results.txt, shortened to CHARACTERS) and log.txt (the output of all programs).
 
     {"format": 2, "commit": C, "device": D, "driver": R, "parts": {NAME: {"status": S, "seconds": X, "why": TEXT,
      "done": [CASE, ...], "rows": [ROW, ...]}}}
@@ -21,6 +21,8 @@ import os
 import time
 
 FORMAT = 2
+CHARACTERS = 60000  # of issue.txt: GitHub allows 65,536 in an issue, and its template has other fields
+NARROW = 24  # columns of its tables: a longer text moves the rest of its line
 ENDED = ("passed", "failed", "skipped")
 COLUMNS = {  # key: (title, format)
     "verdict": ("", "s"),
@@ -70,7 +72,9 @@ class Store:
 
     def save(self):
         self.all["parts"] = {n: self.all["parts"][n] for n in self.order if n in self.all["parts"]}
-        for path, text in ((self.path, json.dumps(self.all, indent=1)), (self.folder / "results.txt", table(self.all))):
+        texts = {"results.json": json.dumps(self.all, indent=1), "results.txt": table(self.all)}
+        for name, text in {**texts, "issue.txt": table(self.all, CHARACTERS)}.items():
+            path = self.folder / name
             new = path.with_suffix(".new")
             with open(new, "w") as f:
                 f.write(text + "\n")
@@ -92,33 +96,45 @@ def sentence(row):
     return f"  {row.get('verdict') or '':4} {row['case']}{': ' + row['note'] if row.get('note') else ''}"
 
 
-def measurements(rows):
+def measurements(rows, most):
     """The rows with numbers as one table, without the columns that are empty."""
     columns = []
     for key, (title, form) in COLUMNS.items():
         values = [row.get(key) for row in rows]
         cells = [title, *("" if value is None else format(value, form) for value in values)]
-        width = max(map(len, cells))
+        width = min(max(map(len, cells)), most and NARROW or 1000)
         if any(cells[1:]):
             columns.append([c.ljust(width) if form == "s" else c.rjust(width) for c in cells])
     return ["    " + "  ".join(cells).rstrip() for cells in zip(*columns)]
 
 
-def table(everything):
-    """The results as text: of each part its status, checks and measurements."""
+def table(everything, most=None):
+    """The results as text: of each part its status, checks and measurements, those that fit into `most` characters."""
     parts = everything["parts"]
     lines = [f"commit {everything['commit']}"]
     lines += [f"{what} {everything[what] or 'not detected yet'}" for what in ("device", "driver")]
     for name, part in parts.items():
         lines += ["", f"{name}: {part['status']}{': ' + part['why'] if part['why'] else ''} ({part['seconds']:.0f} s)"]
         lines += [sentence(row) for row in part["rows"] if row.get("measured") is None]
-        lines += measurements([row for row in part["rows"] if row.get("measured") is not None])
+        lines += measurements([row for row in part["rows"] if row.get("measured") is not None], most)
     rows = [row for part in parts.values() for row in part["rows"]]
     targets = [row for row in rows if row.get("verdict") in ("reached", "missed")]
-    lines += ["", "targets:", *measurements(targets)] if targets else []
-    lines.append("")
+    end = ["", "targets:", *measurements(targets, most)] if targets else []
+    end += ["", "failed:", *map(sentence, failed(rows))] if failed(rows) and most else []
+    end = [*shorten(end, most and most // 2), ""]
     for what in ("skipped", "unfinished"):
         names = [n for n, p in parts.items() if p["status"] == what]
-        lines += [f"{what}: {', '.join(names)}"] if names else []
-    lines.append(f"{sum(row.get('verdict') == 'ok' for row in rows)} passed, {len(failed(rows))} failed")
-    return "\n".join(lines)
+        end += [f"{what}: {', '.join(names)}"] if names else []
+    end.append(f"{sum(row.get('verdict') == 'ok' for row in rows)} passed, {len(failed(rows))} failed")
+    return "\n".join([*shorten(lines, most and most - len("\n".join(end)) - 2), *end])
+
+
+def shorten(lines, most):
+    """The first lines that have `most` characters, and how many others there are."""
+    kept, room = [], most - 80 if most else 1e9
+    for line in lines:
+        room -= len(line) + 1
+        if room < 0:
+            return [*kept, f"... {len(lines) - len(kept)} more lines: results.json has all findings"]
+        kept.append(line)
+    return kept
