@@ -323,7 +323,7 @@ echo "========= ERROR SUMMARY: 0 errors"
 END
 planted='Error: Race reported between Write access at planted.cuh:3'
 export COMPUTE_SANITIZER=$fakes/follower
-export -n OMP_WAIT_POLICY # with it no program executes itself again
+export -n OMP_WAIT_POLICY GOMP_SPINCOUNT KMP_BLOCKTIME # with these no program executes itself again
 check q --parts memcheck
 found 0 '2 passed, 0 failed' && PLANTED=yes check q --parts memcheck --again \
     && found 1 "FAIL compute-sanitizer, memcheck unaligned: $planted" "FAIL .* memcheck smallest: $planted"
@@ -341,17 +341,14 @@ found 1 'terminated before first instrumented API call' && ! found 1 "$planted" 
 ok "without --target-processes all and the variables that prevent this, the sanitizer would lose the process" $?
 unset COMPUTE_SANITIZER
 export OMP_WAIT_POLICY
-python3 - >"$work/output" 2>&1 <<'END'
-import subprocess
-import sys
+python3 -c 'import sys
 sys.path.insert(0, "dev/gpu_check")
-import operations
-
-words = {word for _, word in operations.SHORT + operations.LONG if word}
-for word in [*operations.FIRST, *words]:  # chosen and excluded: none runs
-    done = subprocess.run(["build/oncpu/test_diffv2", word, "-" + word], stderr=subprocess.PIPE, text=True)
-    assert "no test was run" in done.stderr, done.stderr
-END
+import operations as o
+print(*o.FIRST, *dict.fromkeys(word for _, word in o.SHORT + o.LONG if word), sep="\n")' >"$work/words"
+while read -r word; do # chosen and excluded: none runs
+    build/oncpu/test_diffv2 "$word" "-$word" 2>&1 | grep "no case's line" && break
+done <"$work/words" >"$work/output"
+[ "$(wc -l <"$work/words")" -gt 20 ] && [ ! -s "$work/output" ]
 ok "every word of the first operations and of the sanitizer matches a case" $?
 
 fake old <<'END' # a GPU without FP8
