@@ -19,7 +19,7 @@
 #                    CUDA's headers
 #   CUDA tools       dev/gpu_check.sh with this emulation; the predictions of --dry-run --device
 #   compiled PTX     the operations on what nvcc compiles for sm_90, run by dev/ptx, and mistakes planted in PTX; with
-#                    --all also for sm_80. Requires nvcc
+#                    --all also for sm_80, 89, 100 and 120. Requires nvcc
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
@@ -277,6 +277,7 @@ compiled_ptx_of() { # architecture
     build "compiled PTX, sm_$1" "$program" && run "$program" env CUDA_ON_CPU_PROTECT=0 "$program"
 }
 compiled_ptx() {
+    local arch
     if ! has_nvcc; then
         skip "compiled PTX: no ${NVCC:-$cuda/bin/nvcc} (CUDA=DIRECTORY specifies another directory)"
         return
@@ -284,7 +285,10 @@ compiled_ptx() {
     compiled_ptx_of 90
     build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted \
         && run_script dev/ptx/test_translate.py build
-    [ $all_tests = no ] || compiled_ptx_of 80
+    [ $all_tests = yes ] || return
+    for arch in 80 89 100 120; do
+        compiled_ptx_of $arch
+    done
 }
 
 nvcc_one() { # one architecture and precision per revision

@@ -21,6 +21,7 @@ and.b16                         h=hh            a & b
 and.b32                         r=rr            a & b
 and.b64                         l=ll            a & b
 and.pred                        p=pp            a && b
+bfe.u32                         r=rrr           bits_of(a, b, c)
 bfind.shiftamt.u32              r=r             a ? clz(a) : ~0u
 brev.b32                        r=r             reversed(a)
 copysign.f32 copysign.f64       f=ff d=dd       with_sign(b, a)
@@ -35,12 +36,14 @@ cvt.rn.satfinite.e4m3x2.f32     h=ff            to_fp8_pair(a, b, __NV_E4M3)
 cvt.rn.satfinite.e5m2x2.f32     h=ff            to_fp8_pair(a, b, __NV_E5M2)
 cvt.rni.f32.f32                 f=f             __builtin_nearbyintf(a)
 cvt.s64.s32                     l=r             (u64)(s64)(s32)a
+cvt.s64.s32                     l=l             (u64)(s64)(s32)a
 cvt.sat.f32.f32                 f=f             a > 0 ? (a < 1 ? a : 1.0f) : 0.0f
 cvt.u16.u32                     h=r             (u16)a
 cvt.u16.u64                     h=l             (u16)a
 cvt.u32.u16                     r=h             a
 cvt.u32.u64                     r=l             (u32)a
 cvt.u64.u32                     l=r             a
+cvt.u64.u16                     l=h             a
 cvta.to.global.u64              l=l             a
 div.approx.f32                  f=ff            divide_approximately(a, b)
 div.rn.f32                      f=ff            a / b
@@ -55,20 +58,25 @@ fma.rm.f32                      f=fff           fma_down(a, b, c)
 fma.rn.f32                      f=fff           __builtin_fmaf(a, b, c)
 fma.rn.f64                      d=ddd           __builtin_fma(a, b, c)
 mad.lo.s32                      r=rrr           a * b + c
+mad.lo.s64                      l=lll           a * b + c
 max.f32 max.f64                 f=ff d=dd       largest(a, b)
 max.s32                         r=rr            (s32)a > (s32)b ? a : b
 max.u32                         r=rr            a > b ? a : b
 max.u64                         l=ll            a > b ? a : b
 min.f64                         d=dd            least(a, b)
 min.s32                         r=rr            (s32)a < (s32)b ? a : b
+min.u32                         r=rr            a < b ? a : b
 min.u64                         l=ll            a < b ? a : b
 mov.b32                         [hh]=r          halves<u16>(a)
 mov.b32                         r=[hh]          joined<u32>(a)
 mov.b32                         f=[hh]          same_bits<float>(joined<u32>(a))
 mov.b32                         r=f             same_bits<u32>(a)
 mov.b32                         f=r             same_bits<float>(a)
+mov.b32                         r=r             a
+mov.b32                         r=&             a
 mov.b64                         l=&             a
 mov.b64                         l=d             same_bits<u64>(a)
+mov.b64                         l=l             a
 mov.b64                         [rr]=d          halves<u32>(same_bits<u64>(a))
 mov.b64                         d=[rr]          same_bits<double>(joined<u64>(a))
 mov.b64                         d=l             same_bits<double>(a)
@@ -86,10 +94,13 @@ mul.f64                         d=dd            a * b
 mul.lo.s32                      r=rr            a * b
 mul.lo.s64                      l=ll            a * b
 mul.wide.s32                    l=rr            (u64)((s64)(s32)a * (s32)b)
+mul.wide.u16                    r=hh            (u32)a * b
 mul.wide.u32                    l=rr            (u64)a * b
 neg.f32                         f=f             -a
 neg.f64                         d=d             -a
+neg.s32 neg.s64                 r=r l=l         0 - a
 not.b32                         r=r             ~a
+not.b64                         l=l             ~a
 not.pred                        p=p             !a
 or.b16                          h=hh            a | b
 or.b32                          r=rr            a | b
@@ -104,7 +115,7 @@ rcp.rn.f64                      d=d             1 / a
 rem.s32                         r=rr            (u32)modulo((s32)a, (s32)b)
 rem.u32                         r=rr            b ? a % b : a
 rem.u64                         l=ll            b ? a % b : a
-selp.b32 selp.u32               r=rrp           c ? a : b
+selp.b32 selp.s32 selp.u32      r=rrp           c ? a : b
 selp.b64                        l=llp           c ? a : b
 selp.f32                        f=ffp           c ? a : b
 selp.f64                        d=ddp           c ? a : b
@@ -160,14 +171,14 @@ INTEGER_TYPES = {"s16": "h", "s32": "r", "s64": "l", "u32": "r", "u64": "l", "b3
 
 # Memory: the types in memory, with the letter of their registers where those are wider.
 LOADS = {
-    "global": "f32 f64 s32:l u16 u32 u32:l v2.f32 v2.u32 v4.f32 v4.u32",
+    "global": "f32 f64 s32:l u16 u32 u32:l v2.f32 v2.u32 v4.f32 v4.u16 v4.u32",
     "shared": "f32 f64 u32 v2.f32 v4.f32 v4.u32",
     "local": "f32 v2.f64 v4.f32",
-    "param": "f32 s32:l s8:h u32 u64 v2.u32 v4.u8",
+    "param": "f32 s32:l s8:h u32 u32:l u64 v2.u32 v4.u8",
 }
 STORES = {
     "global": "f32 f64 u16 u32 u64 v2.f32 v2.u16 v2.u32 v4.f32 v4.u16 v4.u32",
-    "shared": "f32 f64 u32 u8 u8:r v2.f32 v2.u16 v4.f32 v4.u16 v4.u32",
+    "shared": "f32 f64 u32 u64 u8 u8:r v2.f32 v2.u16 v4.f32 v4.u16 v4.u32",
     "local": "f32 f64 v2.f64 v4.f32",
 }
 LETTER = {"f32": "f", "f64": "d", "s8": "h", "u8": "h", "u16": "h", "u32": "r", "s32": "r", "u64": "l"}

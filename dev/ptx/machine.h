@@ -153,6 +153,10 @@ template <class To, class From> inline To same_bits(From from) { return __builti
 template <class T, class From> inline V<T, 2> halves(From x) { return {{(T)x, (T)(x >> 8 * sizeof(T))}}; }
 template <class To, class T> inline To joined(V<T, 2> x) { return (To)((To)x.v[1] << 8 * sizeof(T) | x.v[0]); }
 inline u32 clz(u32 x) { return (u32)__builtin_clz(x); }
+inline u32 bits_of(u32 x, u32 first, u32 count) {
+    first &= 0xFF, count &= 0xFF;
+    return first < 32 ? x >> first & (count < 32 ? (1u << count) - 1 : ~0u) : 0;
+}
 inline u32 reversed(u32 x) {
     u32 y = 0;
     for (int i = 0; i < 32; i++) y |= (x >> i & 1) << (31 - i);

@@ -10,6 +10,7 @@ does not have, or whose operands have other types, is an error that names the ke
 """
 
 import bisect
+import math
 import os
 import re
 import sys
@@ -67,7 +68,9 @@ TOKENS = re.compile(
     re.VERBOSE,
 )
 ARRAY = re.compile(r"(\.extern)?\s*\.(shared|local)\s+\.align\s+(\d+)\s+\.[busf](\d+)\s+([\w$]+)(?:\[(\d*)\])?")
-PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(?:[busf](\d+))\s+(\w+)(?:\[(\d+)\])?")
+PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[busf](\d+)(?:\s+\.ptr\s+\.align\s+\d+)?\s+(\w+)(?:\[(\d+)\])?"
+)
 INSTRUCTION = re.compile(r"(?:@(!?)%(\w+)\s+)?([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?:\s+(.*))?", re.DOTALL)
 REGISTERS = re.compile(r"\s*\.(\w+)\s+%?(\w+)(?:<(\d+)>)?\s*")
 LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+")
@@ -123,8 +126,7 @@ class Parser:
         if words[0] == ".file":
             self.files[words[1]] = text.split('"')[1]
         elif words[0] == ".maxntid":
-            x, y, z = (int(number) for number in text.replace(".maxntid", "").split(","))
-            kernel.most_threads = x * y * z
+            kernel.most_threads = math.prod(int(number) for number in text.replace(".maxntid", "").split(","))
         elif words[0] == ".target":
             self.architecture = re.fullmatch(r"sm_(\d+)[af]?", words[1])[1]
         elif words[0] == ".address_size" and words[1] != "64":
@@ -158,6 +160,8 @@ class Parser:
         if not found or found[1] not in REGISTER_LETTERS:
             raise Failure(f"line {line}: not understood: .reg{text}")
         letter = REGISTER_LETTERS[found[1]]
+        # for sm_100 and later, nvcc declares registers by size, and names those of floating-point numbers so
+        letter = {("f", "r"): "f", ("fd", "l"): "d"}.get((found[2], letter), letter)
         if depth > 1:
             kernel.items.append(("register", found[2], letter))
         else:
