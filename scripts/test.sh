@@ -283,7 +283,7 @@ compiled_ptx() {
         return
     fi
     compiled_ptx_of 90
-    build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted \
+    build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted build/ptx/sm_90a/planted90a \
         && run_script dev/ptx/test_translate.py build
     [ $all_tests = yes ] || return
     for arch in 80 89 100 120; do

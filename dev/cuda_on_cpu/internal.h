@@ -29,6 +29,13 @@ const char *
 stack_fault(const volatile void *address); // the error if it is below the stack of the running thread, or nullptr
 extern const char *stand_in;               // name of the running emulation (on_stream) or copy, for messages
 extern Place stand_in_place;
+int thread_number(); // of the running thread in its block
+// The running thread waits until ready(), which is called until it is true once. The message of a deadlock contains
+// what().
+void wait_until(const std::function<bool()> &ready, const std::function<std::string()> &what);
+extern bool (*when_idle)();  // no thread of the block can run: does asynchronous work; false: there is none
+extern void (*block_ends)(); // all threads of the block have exited
+bool lands_late();           // the next asynchronous copy, as set_copies selects it
 
 // streams.cpp
 void enqueue(cudaStream_t stream, std::function<void()> work);

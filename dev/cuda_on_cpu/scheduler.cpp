@@ -24,10 +24,12 @@ Position position;
 uint64_t block_serial;
 const char *stand_in;
 Place stand_in_place;
+bool (*when_idle)();
+void (*block_ends)();
 
 namespace {
 
-enum class State : uint8_t { fresh, ready, at_barrier, in_warp, exited };
+enum class State : uint8_t { fresh, ready, at_barrier, in_warp, waiting, exited };
 constexpr uint64_t poison = ~(uint64_t)0;
 
 struct Thread {
@@ -64,6 +66,12 @@ Place barrier_place;
 unsigned barrier_number;
 BlockVote barrier_vote;
 int barrier_yes;
+struct Waiting {
+    int thread;
+    const std::function<bool()> *ready;
+    const std::function<std::string()> *what;
+};
+std::vector<Waiting> waiting;
 
 Fiber host, *running = &host, *came_from = &host;
 Fiber *idle[max_block + 1];
@@ -142,6 +150,10 @@ std::string waits_in(const Thread &t) {
     case State::at_barrier: return text("at __syncthreads in %s:%d", t.place.file, t.place.line);
     case State::in_warp:
         return text("in %s with mask 0x%08x in %s:%d", op_name(t.op), t.mask, t.place.file, t.place.line);
+    case State::waiting:
+        for (const Waiting &w : waiting)
+            if (&threads[w.thread] == &t) return (*w.what)();
+        return "";
     case State::exited: return "exited";
     default: return "able to run";
     }
@@ -210,6 +222,17 @@ void open_barrier() {
     }
 }
 
+// Whether a thread of wait_until can continue.
+bool wake() {
+    size_t before = waiting.size(), left = 0;
+    for (const Waiting &w : waiting)
+        if ((*w.ready)()) make_ready(warps[w.thread / 32], w.thread / 32, w.thread % 32);
+        else waiting[left++] = w;
+    waiting.resize(left);
+    if (left < before) order_warps();
+    return left < before;
+}
+
 // The next thread to run, or -1 at the end of the block.
 int next_thread() {
     for (;;) {
@@ -221,8 +244,9 @@ int next_thread() {
             return warp_order[warp_position] * 32 + w.lane_of[rank];
         }
         if (live == 0) return -1;
-        if (at_barrier < live) hang();
-        open_barrier();
+        if (wake()) continue;
+        if (at_barrier == live) open_barrier();
+        else if (!when_idle || !when_idle()) hang();
     }
 }
 
@@ -393,6 +417,7 @@ void run_block() {
     Fiber *to = fiber_of(first);
     become(first);
     go_to(to);
+    if (block_ends) block_ends();
     races_block_ends();
     Unseen unseen;
     for (Shared &s : shared) free(s.memory);
@@ -429,6 +454,15 @@ void set_copies(Copies wanted) {
 }
 
 bool in_kernel() { return launch != nullptr; }
+
+int thread_number() { return current; }
+
+void wait_until(const std::function<bool()> &ready, const std::function<std::string()> &what) {
+    if (ready()) return;
+    threads[current].state = State::waiting;
+    waiting.push_back({current, &ready, &what});
+    wait();
+}
 
 void report(const char *what) {
     std::string where;
@@ -566,12 +600,15 @@ static AsyncCopies &async_copies() {
 }
 static uint64_t started;
 uint64_t copies_started() { return started; }
+bool lands_late() {
+    started++;
+    return copies == Copies::late || (copies == Copies::mixed && random_below(2));
+}
 bool copy_waits(AsyncCopy copy) {
     Unseen unseen;
     if (((uintptr_t)copy.to | (uintptr_t)copy.from) % 16)
         fail("cp.async from %p to %p: not multiples of 16", copy.from, copy.to);
-    started++;
-    if (copies == Copies::early || (copies == Copies::mixed && random_below(2))) return false;
+    if (!lands_late()) return false;
     AsyncCopies &own = async_copies();
     copy.group = own.group;
     own.pending.push_back(copy);

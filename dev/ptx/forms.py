@@ -2,10 +2,11 @@
 
 A row gives the names of one or several opcodes, the operands and an expression. Operands are letters, those of nvcc's
 inline assembly: h 16 bits, r 32 bits, l 64 bits, f fp32, d fp64, p predicate, n an immediate; moreover @ an address
-in brackets, & the address of a symbol, s a special register, L a label. [...] is a vector, - is no operand, and =
-follows the destinations; [rp] is also the pair of a shuffle, the value and whether it came from another lane. A source
-may be an immediate in place of a register. In the expression a, b, c and d are the sources, and S is the site of the
-instruction, for messages. Vectors are of type V<type, count>. machine.h has the functions that rows call.
+in brackets, & the address of a symbol, s a special register, L a label, T a tensor map with coordinates, F and R the
+registers of a wgmma as a list of their addresses. [...] is a vector, - is no operand, and = follows the destinations;
+[rp] is also a pair like that of a shuffle, the value and whether it came from another lane. A source may be an
+immediate in place of a register. In the expression a, b, ... are the sources, and S is the site of the instruction, for
+messages. Vectors are of type V<type, count>. machine.h and hopper.h have the functions that rows call.
 """
 
 TYPES = {"h": "u16", "r": "u32", "l": "u64", "f": "float", "d": "double", "p": "bool"}
@@ -160,6 +161,34 @@ ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16          [rrrr]=@                
 mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32     [ffff]=[rrrr][rr][ffff]  multiply_bf16(a, b, c)
 mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32     [ffff]=[rrrr][rr][ffff]  multiply_fp8(a, b, c, true)
 mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e4m3.f32     [ffff]=[rrrr][rr][ffff]  multiply_fp8(a, b, c, false)
+
+cvta.param.u64                  l=l             a
+elect.sync                      [rp]=r          elect(a, S)
+fence.mbarrier_init.release.cluster             -               proxy_fence()
+fence.proxy.async fence.proxy.async.shared      -               proxy_fence()
+mbarrier.init.shared.b64        @r              barrier_init(a, b, S)
+mbarrier.inval.shared.b64       @               barrier_invalidate(a, S)
+mbarrier.arrive.shared.b64      l=@             barrier_arrive(a, 1, 0, S)
+mbarrier.arrive.shared.b64      l=@r            barrier_arrive(a, b, 0, S)
+mbarrier.arrive.expect_tx.shared.b64            l=@r            barrier_arrive(a, 1, b, S)
+mbarrier.expect_tx.relaxed.cta.shared.b64       @r              barrier_expect(a, b, S)
+mbarrier.complete_tx.relaxed.cta.shared.b64     @r              barrier_complete(a, b, S)
+mbarrier.try_wait.parity.shared.b64             p=@r            barrier_wait(a, b, S)
+cp.async.bulk.shared.global.mbarrier::complete_tx::bytes        @@r@            bulk_load(a, b, c, d, S)
+cp.async.bulk.global.shared.bulk_group                          @@r             bulk_store(a, b, c, S)
+cp.async.bulk.commit_group      -               bulk_commit()
+cp.async.bulk.wait_group cp.async.bulk.wait_group.read          n               bulk_wait(a)
+setmaxnreg.inc.sync.aligned.u32                 n               set_registers(true, a, S)
+setmaxnreg.dec.sync.aligned.u32                 n               set_registers(false, a, S)
+stmatrix.sync.aligned.m8n8.x1.shared.b16        @[r]            store_matrices(a, b, false, S)
+stmatrix.sync.aligned.m8n8.x2.shared.b16        @[rr]           store_matrices(a, b, false, S)
+stmatrix.sync.aligned.m8n8.x4.shared.b16        @[rrrr]         store_matrices(a, b, false, S)
+stmatrix.sync.aligned.m8n8.x1.trans.shared.b16  @[r]            store_matrices(a, b, true, S)
+stmatrix.sync.aligned.m8n8.x2.trans.shared.b16  @[rr]           store_matrices(a, b, true, S)
+stmatrix.sync.aligned.m8n8.x4.trans.shared.b16  @[rrrr]         store_matrices(a, b, true, S)
+wgmma.fence.sync.aligned        -               wgmma_fence(S)
+wgmma.commit_group.sync.aligned                 -               wgmma_commit(S)
+wgmma.wait_group.sync.aligned   n               wgmma_wait(a, S)
 """
 
 # Comparisons: of integers, and of floating-point numbers, which are false for NaN unless the name ends in u.
@@ -201,6 +230,19 @@ def all_forms():
         names, operands = (part.split() for part in names_and_operands)
         for i, name in enumerate(names):
             add(name, operands[min(i, len(operands) - 1)], expression.strip())
+    for d in range(1, 6):
+        load = f"cp.async.bulk.tensor.{d}d.shared.global"
+        for name in (load, load + ".tile"):
+            add(f"{name}.mbarrier::complete_tx::bytes", "@T@", f"bulk_load(a, b, {d}, c, S)")
+        for name in ("global.shared", "global.shared.tile"):
+            add(f"cp.async.bulk.tensor.{d}d.{name}.bulk_group", "T@", f"bulk_store(a, {d}, b, S)")
+    for n in range(8, 257, 8):
+        for k, a, b in ((16, "bf16", "bf16"), *((32, a, b) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2"))):
+            name = f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{a}.{b}"
+            what = f"{n}, Element::{a}, Element::{b}"
+            transposed = ("nn", "n", "g, h", "0, g") if k == 16 else ("", "", "0, 0", "0, 0")
+            add(name, "Fllpnn" + transposed[0], f"wgmma({{{what}, false, b, c, d, e, f, {transposed[2]}}}, a, {{}}, S)")
+            add(name, "FRlpnn" + transposed[1], f"wgmma({{{what}, true, 0, c, d, e, f, {transposed[3]}}}, a, b, S)")
     for kind, letter in INTEGER_TYPES.items():
         for name, operator in INTEGER.items():
             cast = f"({kind})" if kind[0] == "s" else ""
@@ -244,10 +286,11 @@ def counted_class(opcode):
         return f"{parts[1]} {'atomic' if base == 'atom' else 'load' if base == 'ld' else 'store'}"
     for name, bases in (
         ("branch", "bra ret trap"),
-        ("barrier", "bar"),
-        ("exchange", "shfl vote redux"),
-        ("tensor core", "mma"),
+        ("barrier", "bar mbarrier fence"),
+        ("exchange", "shfl vote redux elect"),
+        ("tensor core", "mma wgmma"),
         ("matrix load", "ldmatrix"),
+        ("matrix store", "stmatrix"),
         ("async copy", "cp"),
         ("move", "mov cvta"),
         ("conversion", "cvt"),

@@ -5,7 +5,8 @@ and the table of kernels. Barriers, exchanges, tensor cores and asynchronous cop
   addresses     global, local and parameters: pointers of the host. shared: 32 bits, from the start of the block's
                 shared memory
   approximate   the instructions ".approx" return the exact result plus an error, which depends on the result only,
-                up to the largest documented one. PTX ISA, "Floating Point Instructions"
+                up to the largest documented one. PTX ISA 9.1, "Floating Point Instructions": ex2 2 ulps of the
+                correctly rounded result for all inputs; div 2 ulps for divisors from 2^-126 to 2^126; rcp 1 ulp
 */
 #ifndef PTX_MACHINE_H
 #define PTX_MACHINE_H
@@ -56,6 +57,7 @@ struct Kernel {
     const SharedArray *arrays;
     int array_count;
     bool dynamic;        // uses the launch's shared memory
+    bool asynchronous;   // has instructions of hopper.h
     const u64 *executed; // times per block of instructions; nullptr in programs that do not count
     const ClassCount *classes;
     int class_count;
@@ -69,6 +71,17 @@ void begin_counted_block(const Kernel &kernel); // counts.cpp
 extern char *shared_memory;
 extern const u8 *shared_usable;
 extern u32 shared_bytes, dynamic_offset;
+// In asynchronous kernels, for each 4 bytes of shared memory: the last write of a thread, or a bulk copy under way.
+struct WordState {
+    u64 written; // number of the write
+    const Site *site;
+    int barriers; // that the thread had passed
+    s16 thread;
+    enum : u8 { none, to_shared, from_shared } copy;
+};
+extern WordState *word_states;                                                // nullptr in other kernels
+void thread_access(u32 address, u32 bytes, bool writes_it, const Site &site); // hopper.cpp
+void passed_barrier();
 // Parts of device memory that this block has accessed.
 constexpr int spans = 16;
 extern Range recent[spans];
@@ -127,8 +140,13 @@ template <class T, int N> inline V<T, N> load(const char *from) {
 template <class T, int N> inline V<T, N> load_global(u64 address, const Site &site) {
     return load<T, N>(global<sizeof(T) * N>(address, site));
 }
+template <size_t BYTES> inline char *shared_of_thread(u32 address, bool writes_it, const Site &site) {
+    char *pointer = shared<BYTES>(address, site);
+    if (__builtin_expect(word_states != nullptr, 0)) thread_access(address, BYTES, writes_it, site);
+    return pointer;
+}
 template <class T, int N> inline V<T, N> load_shared(u32 address, const Site &site) {
-    return load<T, N>(shared<sizeof(T) * N>(address, site));
+    return load<T, N>(shared_of_thread<sizeof(T) * N>(address, false, site));
 }
 template <class T, int N> inline V<T, N> load_local(u64 address, Range depot, const Site &site) {
     return load<T, N>(within<sizeof(T) * N>("local", address, depot, site));
@@ -140,7 +158,7 @@ template <class T, int N> inline void store_global(V<T, N> value, u64 address, c
     memcpy(global<sizeof(value)>(address, site), &value, sizeof(value));
 }
 template <class T, int N> inline void store_shared(V<T, N> value, u32 address, const Site &site) {
-    memcpy(shared<sizeof(value)>(address, site), &value, sizeof(value));
+    memcpy(shared_of_thread<sizeof(value)>(address, true, site), &value, sizeof(value));
 }
 template <class T, int N> inline void store_local(V<T, N> value, u64 address, Range depot, const Site &site) {
     memcpy(within<sizeof(value)>("local", address, depot, site), &value, sizeof(value));
@@ -242,6 +260,7 @@ inline cuda_on_cpu::Place place(const Site &site) { return {site.file, site.line
 inline void block_barrier(int number, const Site &site) {
     if (number != 0) fail("bar.sync %d (line %d of the PTX): only barrier 0 is known", number, site.ptx_line);
     cuda_on_cpu::barrier(cuda_on_cpu::BlockVote::none, 0, place(site));
+    if (word_states) passed_barrier();
 }
 inline void warp_barrier(u32 mask, const Site &site) { cuda_on_cpu::warp(WarpOp::sync, mask, 0, 0, 32, place(site)); }
 // `segment`: 32 - width in bits 8 to 12, and in bits 0 to 4 the last lane, or the first one for "up"
@@ -266,7 +285,7 @@ inline u32 reduce(WarpOp op, u32 value, u32 mask, const Site &site) {
 
 inline V<u32, 4> load_matrices(u32 row, bool transposed, const Site &site) {
     V<u32, 4> to;
-    cuda_on_cpu_ldmatrix(to.v, shared<16>(row, site), transposed);
+    cuda_on_cpu_ldmatrix(to.v, shared_of_thread<16>(row, false, site), transposed);
     return to;
 }
 inline V<float, 4> multiply_bf16(V<u32, 4> a, V<u32, 2> b, V<float, 4> c) {
@@ -281,7 +300,7 @@ inline void copy_async(u32 to, u64 from, int bytes, u32 valid, const Site &site)
     if (bytes != 16 || (valid != 0 && valid != 16))
         fail("cp.async of %u of %d bytes, in %s:%d: all or none of 16 are known", valid, bytes, site.file, site.line);
     if (valid) global<16>(from, site);
-    cuda_on_cpu::copy_async(shared<16>(to, site), (const void *)(uintptr_t)from, valid != 0);
+    cuda_on_cpu::copy_async(shared_of_thread<16>(to, true, site), (const void *)(uintptr_t)from, valid != 0);
 }
 
 } // namespace ptx

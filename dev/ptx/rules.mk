@@ -16,8 +16,8 @@ ifneq ($(filter $(PTX)/%,$(MAKECMDGOALS)),)
 endif
 
 $(ONCPU)/%.cu.o: dev/ptx/%.cu $(ONCPU)/flags
-	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
-PTX_LAYER = $(PTX)/runtime.o $(if $(COUNT),$(PTX)/counts.o)
+	$(CXX) $(ONCPU_FLAGS) -Wno-psabi -x c++ -c -o $@ $<
+PTX_LAYER = $(PTX)/runtime.o $(PTX)/hopper.o $(if $(COUNT),$(PTX)/counts.o)
 $(PTX_LAYER): $(PTX)/%.o: dev/ptx/%.cpp $(PTX)/flags
 	$(CXX) $(PTX_CFLAGS) -g1 $(WARN) -MMD -MP -c -o $@ $<
 $(PTX)/%.o: $(PTX)/%.cpp $(PTX)/flags
@@ -42,6 +42,7 @@ $(PTX)/sm_$(1)/$(2): $(PTX)/sm_$(1)/$(2)_parts/host.o $(patsubst %,$(PTX)/sm_$(1
 endef
 $(foreach arch,80 89 90 100 120,$(eval $(call ptx_program,$(arch),test_diffv2,test_diffv2.cu,0 1 2 3 4 5 6 7)))
 $(foreach arch,80 90,$(eval $(call ptx_program,$(arch),planted,dev/ptx/planted.cu,0)))
+$(eval $(call ptx_program,90a,planted90a,dev/ptx/planted90a.cu,0))
 .PRECIOUS: $(PTX)/%.o
 
 -include $(wildcard $(PTX)/*.d $(PTX)/sm_*/*.d $(PTX)/sm_*/*/*.d)

@@ -2,7 +2,7 @@
 runtime.cpp: runs translated kernels in place of those that the host's compiler made from the source, and describes
 their errors. A kernel without a translation ends the program.
 */
-#include "machine.h"
+#include "hopper.h"
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -55,6 +55,7 @@ void begin_block([[maybe_unused]] const Kernel &kernel, const Layout &layout) {
     shared_bytes = (u32)layout.usable.size();
     dynamic_offset = layout.dynamic_offset;
     for (Range &span : recent) span = {nullptr, nullptr};
+    begin_hopper_block(kernel.asynchronous);
 }
 
 // What a thread of this launch runs.
@@ -75,8 +76,10 @@ std::function<void()> translated(const cuda_on_cpu::Launch &launch, const std::v
     if (total > cuda_on_cpu::dynamic_shared_limit(launch.function))
         fail("kernel %s launched in %s:%d: %zu bytes of shared memory", launch.kernel, launch.place.file,
              launch.place.line, total);
-    // 16 bytes of alignment, as parameters have on a GPU
-    auto aligned = std::make_shared<std::vector<uint4>>(parameters.size() / 16 + 1);
+    struct alignas(128) Line { // the alignment of parameters in PTX, at most
+        char bytes[128];
+    };
+    auto aligned = std::make_shared<std::vector<Line>>(parameters.size() / sizeof(Line) + 1);
     memcpy(aligned->data(), parameters.data(), parameters.size());
     auto layout = std::make_shared<Layout>(shared_layout(kernel, launch.shared_bytes));
     return [&kernel, aligned, layout] {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""test_translate.py: mistakes planted in the PTX of planted.cu are reported, or change the results.
+"""test_translate.py: mistakes planted in the PTX of planted.cu and planted90a.cu are reported, or change the results.
 
 Usage: dev/ptx/test_translate.py [BUILD]
-Requires what `make BUILD/ptx/sm_90/planted BUILD/oncpu/planted` makes. Each mistake replaces one text in one kernel. It
-is found by the translator, by the program that runs the kernel (with one line), or by its results. Ends with `N passed,
-N failed`.
+Requires what `make BUILD/ptx/sm_90/planted BUILD/oncpu/planted BUILD/ptx/sm_90a/planted90a` makes. Each mistake
+replaces one text in one kernel. It is found by the translator, by the program that runs the kernel (with one line), or
+by its results. Ends with `N passed, N failed`.
 """
 
 import os
@@ -71,6 +71,61 @@ MISTAKES = [
     ("a barrier that is missing", "arrays", r"bar\.sync\s+0;", "", WRONG),
 ]  # fmt: skip
 
+UNDER_WAY, DESCRIPTOR = "while the bulk copy of", r"(or\.b64\s+%rd\d+, %rd\d+), "
+LOAD, LAST = r"cp\.async\.bulk\.tensor\.3d", r"(?![\s\S]*wgmma\.(?:commit|wait))"
+MISTAKES_90A = [
+    # barriers and bulk copies
+    ("a wait for the other parity", "swizzle_128", r"(setmaxnreg\.inc[\s\S]*?done, \[%r\d+\]), %r\d+", r"\1, 1",
+     UNDER_WAY),
+    ("a stage that is filled before it is free", "swizzle_128", r"(done, \[%r\d+\]), %r\d+(?=[\s\S]*setmaxnreg\.inc)",
+     r"\1, 1", "1 arrivals at an mbarrier that lacks 0"),
+    ("a phase that lacks an arrival", "swizzle_128", r"(mbarrier\.init[^;]*), 128", r"\1, 129",
+     "lacks 1 arrivals and 0 bytes"),
+    ("an mbarrier that is not initialized", "swizzle_128", r"mbarrier\.init[^;]*;", "", "no mbarrier at byte"),
+    ("a missing expect_tx", "swizzle_128", r"\.expect_tx(\.shared::cta\.b64 _, \[%r\d+\]), %r\d+", r"\1", UNDER_WAY),
+    ("expect_tx of too many bytes", "swizzle_128", r"12288", "12304", "lacks 0 arrivals and 16 bytes"),
+    ("expect_tx of too few bytes", "swizzle_128", r"12288", "12272", "lacks 0 arrivals and -16 bytes"),
+    ("mbarriers that are initialized without a fence", "swizzle_128", r"fence\.mbarrier_init[^;]*;", "",
+     "fence.proxy.async is missing"),
+    ("results that are stored without a fence", "swizzle_128", r"fence\.proxy\.async[^;]*;", "",
+     "fence.proxy.async is missing"),
+    ("results that are not waited for", "swizzle_128", r"cp\.async\.bulk\.wait_group 0;", "", "is not waited for"),
+    ("results that are not committed", "swizzle_128", r"cp\.async\.bulk\.commit_group;", "", "is not waited for"),
+    ("a box at a multiple of 64", "swizzle_128", rf"({LOAD}[^[]*\[%r\d+)\]", r"\1+64]", "is not a multiple of 128"),
+    ("a copy of fewer dimensions", "swizzle_128", rf"({LOAD[:-2]})3d([^{{]*\{{%r\d+, %r\d+), %r\d+", r"\g<1>2d\2",
+     "a copy in 2 dimensions, and 2 coordinates, of a tensor of 3"),
+    ("another coordinate", "swizzle_128", rf"({LOAD}[^{{]*\{{%r\d+), %r\d+", r"\1, 1", WRONG),
+    # wgmma
+    ("no wgmma.fence", "swizzle_128", r"wgmma\.fence\.sync\.aligned;", "", "wgmma.fence is missing"),
+    ("no wgmma.fence after A was loaded", "registers", r"(ldmatrix[\s\S]*?)wgmma\.fence\.sync\.aligned;", r"\1",
+     "wgmma.fence is missing"),
+    ("no wait for wgmma", "swizzle_128", rf"wgmma\.wait_group\.sync\.aligned 0;{LAST}", "",
+     "wgmma.wait_group is missing"),
+    ("a wait for fewer groups", "swizzle_128", rf"(wgmma\.wait_group\.sync\.aligned) 0;{LAST}", r"\1 1;",
+     "wgmma.wait_group is missing"),
+    ("no commit", "swizzle_128", r"wgmma\.commit_group\.sync\.aligned;(?![\s\S]*wgmma\.commit)", "",
+     "wgmma.wait_group is missing"),
+    ("a stride that the swizzle does not allow", "swizzle_128", rf"{DESCRIPTOR}4611686293309489152",
+     rf"\1, {1 << 62 | 32 << 32 | 64 << 16}", "a stride of 512 bytes, which its swizzle of 128"),
+    ("another swizzle", "swizzle_128", rf"{DESCRIPTOR}4611686293309489152", rf"\1, {2 << 62 | 64 << 32}", WRONG),
+    ("a descriptor with an address beyond its field", "swizzle_128", rf"{DESCRIPTOR}4611686293309489152",
+     rf"\1, {4611686293309489152 | 1 << 14}", "reserved bits"),
+    ("strides in each other's place", "swizzle_none_transposed", rf"{DESCRIPTOR}{64 << 32 | 8 << 16}",
+     rf"\1, {8 << 32 | 64 << 16}", WRONG),
+    ("a transposition that is missing", "swizzle_32_transposed", r"adds, 1, 1, 0, 1;", "adds, 1, 1, 0, 0;", WRONG),
+    ("a negated product", "registers", r"adds, 1, 1, 0;", "adds, 1, -1, 0;", WRONG),
+    ("another format of FP8", "fp8", r"f32\.e4m3\.e4m3", "f32.e4m3.e5m2", WRONG),
+    ("registers of A in another order", "registers", r"\}, \{(%r\d+), (%r\d+),", r"}, {\2, \1,", WRONG),
+    ("a size that wgmma does not have", "fp8", r"m64n32k32", "m64n36k32", "unknown form"),
+    # other instructions
+    ("registers that are no multiple of 8", "swizzle_128", r"(setmaxnreg\.inc[^;]*) 232", r"\1 236", "a multiple of 8"),
+    ("registers of a kernel whose number ptxas does not know", "swizzle_128", r"\.minnctapersm 1", "",
+     "ptxas ignores it without"),
+    ("a row of stmatrix at a multiple of 8", "swizzle_128", r"(stmatrix[^[]*\[%r\d+)\]", r"\1+8]",
+     "misaligned access to shared memory"),
+    ("matrices that are stored transposed", "swizzle_128", r"(stmatrix\S*x4)", r"\1.trans", WRONG),
+]  # fmt: skip
+
 # A row of counts.cpp per kernel, in part: by hand, from the source.
 COUNTED = {
     # 2 warps: 16 bytes per lane are 16 sectors, and 4 wavefronts in shared memory
@@ -83,23 +138,33 @@ COUNTED = {
 
 
 def plant(text, kernel, pattern, replacement):
-    """The PTX with the first match in this kernel replaced."""
+    """The PTX of this kernel alone, with the first match replaced."""
+    kernel = NAMES_90A.get(kernel, kernel)
     start = re.search(rf"\.entry _Z(?:L)?\d+{kernel}\w*\(", text).start()
     end = text.find(".entry", start + 1)
-    body = text[start : end if end > 0 else len(text)]
-    changed, count = re.subn(pattern, replacement, body, count=1)
+    changed, count = re.subn(pattern, replacement, text[start : end if end > 0 else len(text)], count=1)
     assert count == 1, f"{kernel} has no {pattern}"
-    return text[:start] + changed + text[start + len(body) :]
+    return text[: text.index(".entry")] + changed
+
+
+NAMES_90A = {  # kernels of planted90a.cu, in its PTX
+    "swizzle_128": "productILi8ELb0ELb0ELb0",
+    "swizzle_32_transposed": "productILi2ELb1ELb0ELb0",
+    "swizzle_none_transposed": "productILi1ELb1ELb0ELb0",
+    "registers": "productILi1ELb0ELb1ELb0",
+    "fp8": "productILi8ELb0ELb0ELb1",
+}
 
 
 class Tests:
-    def __init__(self, build, scratch):
+    def __init__(self, build, scratch, name):
         self.build, self.scratch = build, scratch
-        self.parts = build / "ptx/sm_90/planted_parts"
-        self.ptx = (build / "ptx/sm_90/planted.ptx").read_text()
+        self.parts = build / f"ptx/{name}_parts"
+        self.ptx = (build / f"ptx/{name}.ptx").read_text()
         layer = sorted(path for path in (build / "oncpu").glob("*.o") if not path.name.endswith(".cu.o"))
         self.objects = " ".join(map(str, [self.parts / "host.o", *layer, build / "revision.o"]))
-        self.right = self.run(build / "oncpu/planted").stdout
+        # planted90a, which g++ does not compile, compares its results itself
+        self.right = self.run(build / ("oncpu/planted" if name == "sm_90/planted" else f"ptx/{name}")).stdout
 
     def run(self, *command):
         return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd=ROOT)
@@ -125,7 +190,7 @@ class Tests:
         """The rows of counts.cpp without mistakes: {kernel: text}"""
         self.translated(self.ptx)
         rows = self.scratch / "counts"
-        program = self.program("dev/ptx/runtime.cpp dev/ptx/counts.cpp", "-DPTX_COUNT")
+        program = self.program("dev/ptx/runtime.cpp dev/ptx/hopper.cpp dev/ptx/counts.cpp", "-DPTX_COUNT")
         self.run("env", f"PTX_COUNTS={rows}", program)
         found = (line.split("\t") for line in rows.read_text().splitlines())
         return {re.match(r"_Z\d+([a-z]+)", name)[1]: columns for name, *columns in found}
@@ -135,7 +200,7 @@ class Tests:
         error = self.translated(text)
         if error is not None:
             return error
-        done = self.run(self.program(f"{self.build}/ptx/runtime.o"), kernel)
+        done = self.run(self.program(f"{self.build}/ptx/runtime.o {self.build}/ptx/hopper.o"), kernel)
         if done.returncode or done.stderr:
             return done.stderr
         right = next(line for line in self.right.splitlines() if line.startswith(kernel))
@@ -146,11 +211,22 @@ def main():
     build = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build")
     passed = failed = 0
     with tempfile.TemporaryDirectory() as scratch:
-        tests = Tests(build, pathlib.Path(scratch))
-        cases = [(f"{kernel}: the results are those of the source", kernel, "", "", "")
+        tests = Tests(build, pathlib.Path(scratch), "sm_90/planted")
+        of_90a = Tests(build, pathlib.Path(scratch), "sm_90a/planted90a")
+        for copies in ("late", "early", "mixed"):
+            for order in ("forward", "reverse", "shuffled:1", "shuffled:2"):
+                variables = f"CUDA_ON_CPU_COPIES={copies}", f"CUDA_ON_CPU_ORDER={order}"
+                done = of_90a.run("env", *variables, build / "ptx/sm_90a/planted90a")
+                right = done.stdout.count(" right\n") == 6 and done.stdout.count("\n") == 6 and not done.stderr
+                passed, failed = passed + right, failed + (not right)
+                print(f"{'ok  ' if right else 'FAIL'} translate: products of sm_90a are right: {' '.join(variables)}")
+                if not right:
+                    print(done.stdout, done.stderr)
+        cases = [(tests, f"{kernel}: the results are those of the source", kernel, "", "", "")
                  for kernel in (line.split()[0] for line in tests.right.splitlines())]  # fmt: skip
-        cases += [(f"reported: {sentence}", *rest) for sentence, *rest in MISTAKES]
-        for sentence, kernel, pattern, replacement, wanted in cases:
+        cases += [(tests, f"reported: {sentence}", *rest) for sentence, *rest in MISTAKES]
+        cases += [(of_90a, f"reported: {sentence}", *rest) for sentence, *rest in MISTAKES_90A]
+        for tests, sentence, kernel, pattern, replacement, wanted in cases:
             text = plant(tests.ptx, kernel, pattern, replacement) if pattern else tests.ptx
             report = tests.report(text, kernel)
             right = (wanted in report and report.count("\n") <= 1) if wanted else report == ""
@@ -158,7 +234,7 @@ def main():
             print(f"{'ok  ' if right else 'FAIL'} translate: {sentence}", flush=True)
             if not right:
                 print(f"    expected: {wanted}\n    reported: {report}")
-        counts = tests.counts()
+        counts = cases[0][0].counts()
         for kernel, row in COUNTED.items():
             missing = [column for column in re.findall(r"[a-z][a-z0-9 ]*=\d+", row) if column not in counts[kernel]]
             passed, failed = passed + (not missing), failed + bool(missing)

@@ -25,6 +25,7 @@ SPECIAL = {
     for name, member in (("tid", "thread"), ("ctaid", "block"), ("ntid", "block_size"), ("nctaid", "grid_size"))
     for axis in "xyz"
 }
+ASYNCHRONOUS = ("mbarrier.", "cp.async.bulk.", "wgmma.")
 SHARED_GAP = 64  # bytes that no access may touch, before and between shared arrays
 
 
@@ -38,6 +39,7 @@ class Kernel:
         self.parameters = {}  # name: (offset, bytes)
         self.parameter_bytes = 0
         self.most_threads = 1024
+        self.registers_known = False  # at the launch
         self.registers = []  # (prefix, letter, count)
         self.items = []  # ("label", name), ("open",), ("close",), ("register", name, letter), ("instruction", ...)
         self.shared = {}  # arrays that the kernel declares, name: (alignment, bytes)
@@ -54,7 +56,7 @@ class Instruction:
 
 TOKENS = re.compile(
     r"""\s*(?:
-    (?P<line>\.(?:version|target|address_size|file|loc|maxntid|minnctapersm)\b[^\n]*)\n
+    (?P<line>\.(?:version|target|address_size|file|loc|maxntid|minnctapersm|maxnreg)\b[^\n]*)\n
   | \.section\b[^{]*\{[^}]*\}
   | \.pragma\s+"(?:nounroll|used_bytes_mask\s\w+)"\s*;
   | (?P<array>(?:\.extern\s+)?\.(?:shared|local)\b[^;]*);
@@ -71,7 +73,7 @@ ARRAY = re.compile(r"(\.extern)?\s*\.(shared|local)\s+\.align\s+(\d+)\s+\.[busf]
 PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[busf](\d+)(?:\s+\.ptr\s+\.align\s+\d+)?\s+(\w+)(?:\[(\d+)\])?"
 )
-INSTRUCTION = re.compile(r"(?:@(!?)%(\w+)\s+)?([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?:\s+(.*))?", re.DOTALL)
+INSTRUCTION = re.compile(r"(?:@(!?)%?(\w+)\s+)?([a-z][a-z0-9_]*(?:\.[a-z0-9_:]+)*)(?:\s+(.*))?", re.DOTALL)
 REGISTERS = re.compile(r"\s*\.(\w+)\s+%?(\w+)(?:<(\d+)>)?\s*")
 LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+")
 
@@ -127,6 +129,8 @@ class Parser:
             self.files[words[1]] = text.split('"')[1]
         elif words[0] == ".maxntid":
             kernel.most_threads = math.prod(int(number) for number in text.replace(".maxntid", "").split(","))
+        elif words[0] in (".minnctapersm", ".maxnreg"):
+            kernel.registers_known = True
         elif words[0] == ".target":
             self.architecture = re.fullmatch(r"sm_(\d+)[af]?", words[1])[1]
         elif words[0] == ".address_size" and words[1] != "64":
@@ -179,7 +183,11 @@ class Parser:
 # ----------------------------------------------------------------------------------------------------------------------
 # C++
 
-HEAD = "// written by dev/ptx/translate.py\n#include <ptx/machine.h>\nusing namespace ptx;\n"
+HEAD = "// written by dev/ptx/translate.py\n#include <ptx/hopper.h>\nusing namespace ptx;\n"
+
+
+def is_wgmma(instruction):
+    return instruction.opcode.startswith("wgmma.mma_async")
 
 
 class Writer:
@@ -200,6 +208,9 @@ class Writer:
         self.shared = {}  # name: (offset, bytes, alignment)
         self.shared_end = SHARED_GAP
         self.dynamic = None  # name of the array of the launch's size
+        opcodes = [item[1] for item in kernel.items if item[0] == "instruction"]
+        self.asynchronous = any(i.opcode.startswith(ASYNCHRONOUS) for i in opcodes)
+        self.of_wgmma = {name for i in opcodes for name in self.registers_of(i) if is_wgmma(i)}
 
     def fail(self, instruction, what):
         raise Failure(
@@ -217,6 +228,11 @@ class Writer:
             return None
         self.used[name] = letter
         return letter
+
+    def registers_of(self, instruction):
+        """Names in the operands, registers among them; of wgmma: those of its matrices."""
+        operands = [text for text in instruction.operands if text[0] == "{" or not is_wgmma(instruction)]
+        return re.findall(r"\w+", " ".join(operands))
 
     def shared_offset(self, name):
         """Of a shared array in the shared memory of the block. It has the alignment of its type and no more."""
@@ -266,9 +282,9 @@ class Writer:
             found = re.fullmatch(r"0f([0-9A-F]{8})" if letter == "f" else r"0d([0-9A-F]{16})", text)
             suffix = "u" if letter == "f" else "ull"
             return f"same_bits<{TYPES[letter]}>(0x{found[1]}{suffix})" if found else None
-        if not re.fullmatch(r"-?\d+", text):
+        if not re.fullmatch(r"-?(0|[1-9]\d*|0x[0-9a-fA-F]+)", text):
             return None
-        value, bits = int(text), {"h": 16, "r": 32, "l": 64, "p": 1, "n": 31}[letter]
+        value, bits = int(text, 0), {"h": 16, "r": 32, "l": 64, "p": 1, "n": 31}[letter]
         if not -(1 << (bits - 1)) <= value < 1 << bits:
             return None
         if letter == "n":
@@ -286,14 +302,24 @@ class Writer:
             return SPECIAL.get(text)
         if letter == "L":
             return text.replace("$", "") if text in self.labels else None
+        if letter in "FR":  # registers of wgmma
+            names = self.destinations(text, f"[{letter.lower() * (text.count(',') + 1)}]")
+            return f"{{&{', &'.join(names)}}}" if names and None not in names else None
+        if letter == "T":
+            found = re.fullmatch(r"\[\s*%(\w+)\s*,\s*\{([^}]*)\}\s*\]", text)
+            parts = [self.source(part.strip(), "r", []) for part in found[2].split(",")] if found and spaces else [None]
+            if None in parts or self.register(found[1]) != "l":
+                return None
+            spaces.pop(0)
+            return f"Tile{{{found[1]}, {{{', '.join(parts)}}}}}"
         if letter[0] == "[":
             parts = [part.strip() for part in text[1:-1].split(",")] if text[0] == "{" else []
             values = [self.source(part, of, []) for part, of in zip(parts, letter[1:-1])]
             if len(parts) != len(letter) - 2 or None in values:
                 return None
             return f"V<{TYPES[letter[1]]}, {len(values)}>{{{{{', '.join(values)}}}}}"
-        if text.startswith("%"):
-            return text[1:] if self.register(text[1:]) == letter else None
+        if text.startswith("%") or text in self.letters:
+            return text.lstrip("%") if self.register(text.lstrip("%")) == letter else None
         return self.immediate(text, letter)
 
     def destinations(self, text, letter):
@@ -309,14 +335,17 @@ class Writer:
             return None
         names = []
         for part, of in zip(parts, letters):
-            if part != "_" and (part[0] != "%" or self.register(part[1:]) != of):
+            name = part.lstrip("%")
+            if part != "_" and ((part[0] != "%" and name not in self.letters) or self.register(name) != of):
                 return None
-            names.append(None if part == "_" else part[1:])
+            names.append(None if part == "_" else name)
         return names
 
     def statement(self, instruction):
-        rows = FORMS.get(instruction.opcode) or self.fail(instruction, "unknown form")
-        named = [part for part in instruction.opcode.split(".") if part in ("global", "shared", "local", "param")]
+        opcode = re.sub(r"::(cta|cluster)\b", "", instruction.opcode)
+        rows = FORMS.get(opcode) or self.fail(instruction, "unknown form")
+        parts = opcode.replace("mbarrier::complete_tx::bytes", "shared").split(".")
+        named = [part for part in parts if part in ("global", "shared", "local", "param")]
         for destinations, sources, expression in rows:
             operands = instruction.operands
             if len(operands) != len(destinations) + len(sources):
@@ -332,17 +361,20 @@ class Writer:
         return self.fail(instruction, "operands of other types than the form has")
 
     def assignment(self, targets, values, expression, instruction):
-        names = dict(zip("abcd", values))
+        names = dict(zip("abcdefgh", values))
         if re.search(r"\bS\b", expression):
-            names["S"] = f"sites_{self.number}[{len(self.sites)}]"
-            self.sites.append((*instruction.place, instruction.line))
-        text = re.sub(r"\b[abcdS]\b", lambda m: names[m[0]], expression)
-        if not targets:
+            names["S"] = self.site(instruction)
+        text = re.sub(r"\b[a-hS]\b", lambda m: names[m[0]], expression)
+        if not targets or targets[0] == [None]:
             return text + ";"
         if len(targets[0]) == 1:
             return f"{targets[0][0]} = {text};"
         parts = "".join(f" {name} = v.v[{i}];" for i, name in enumerate(targets[0]) if name)
         return f"{{ const auto v = {text};{parts} }}"
+
+    def site(self, instruction):
+        self.sites.append((*instruction.place, instruction.line))
+        return f"sites_{self.number}[{len(self.sites) - 1}]"
 
     def write_body(self):
         counts = None
@@ -364,6 +396,11 @@ class Writer:
                 name = counted_class(instruction.opcode)
                 counts[name] = counts.get(name, 0) + 1
                 text = self.statement(instruction)
+                if instruction.opcode.startswith("setmaxnreg") and not self.kernel.registers_known:
+                    self.fail(instruction, "ptxas ignores it without .minnctapersm or .maxnreg")
+                touched = sorted(self.of_wgmma & set(self.registers_of(instruction)))
+                if touched and not is_wgmma(instruction):
+                    text = f"{{ touched({{&{', &'.join(touched)}}}, {self.site(instruction)}); {text} }}"
                 if instruction.guard:
                     inverted, register = instruction.guard[0] == "!", instruction.guard.lstrip("!")
                     if self.register(register) != "p":
@@ -404,7 +441,7 @@ class Writer:
         return (
             f'{{"{self.kernel.name}", (const void *)&{host}, run_{self.number}, {self.kernel.parameter_bytes}, '
             f"{self.kernel.most_threads}, {f'shared_{self.number}' if shared else 'nullptr'}, {shared}, "
-            f"{'true' if self.dynamic else 'false'}, COUNTED({self.number})}}"
+            f"{str(bool(self.dynamic)).lower()}, {str(self.asynchronous).lower()}, COUNTED({self.number})}}"
         )
 
 

@@ -1,0 +1,517 @@
+// hopper.cpp: the asynchronous instructions of sm_90a, on memory and fibers of the host (hopper.h).
+#include "hopper.h"
+#include "wgmma_layout.h"
+#include <algorithm>
+#include <cuda.h>
+#include <map>
+#include <set>
+#include <stdarg.h>
+#include <string>
+#include <vector>
+
+namespace ptx {
+
+WordState *word_states;
+
+namespace {
+
+std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+std::string text(const char *format, ...) {
+    char buffer[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(buffer, sizeof(buffer), format, args);
+    va_end(args);
+    return buffer;
+}
+std::string where(const Site &site) { return text("%s:%d (line %d of the PTX)", site.file, site.line, site.ptx_line); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// shared memory between threads and the asynchronous proxy
+
+struct Fences { // of a thread
+    u64 last;   // number of its last fence
+    int passed; // barriers of the block that the thread has passed
+};
+Fences fences[1024];
+u64 writes;          // of threads to shared memory, counted
+int fenced_barriers; // writes before this barrier of the block are visible to the asynchronous proxy
+std::vector<WordState> states;
+
+template <class F> void each_word(u32 address, u32 bytes, F f) {
+    for (u32 i = address / 4; i <= (address + bytes - 1) / 4; i++) f(word_states[i]);
+}
+// While a bulk copy to a word is under way nothing else may use it; while one from it is under way, nothing may write.
+void check_copies(const WordState &s, u32 address, bool writes_it, const Site &site) {
+    if (s.copy == WordState::to_shared || (s.copy == WordState::from_shared && writes_it))
+        fail("byte %u of shared memory is %s in %s while the bulk copy of %s is under way", address,
+             writes_it ? "written" : "read", where(site).c_str(), where(*s.site).c_str());
+}
+// An access of a bulk copy or a product.
+void asynchronous_access(u32 address, u32 bytes, bool writes_it, const Site &site) {
+    shared<1>(address, site);
+    shared<1>(address + bytes - 1, site);
+    each_word(address, bytes, [&](const WordState &s) {
+        check_copies(s, address, writes_it, site);
+        if (s.site && !s.copy && s.written > fences[s.thread].last && s.barriers >= fenced_barriers)
+            fail("fence.proxy.async is missing: shared memory at byte %u, which %s accesses, was written in %s",
+                 address, where(site).c_str(), where(*s.site).c_str());
+    });
+}
+
+} // namespace
+
+void thread_access(u32 address, u32 bytes, bool writes_it, const Site &site) {
+    int thread = cuda_on_cpu::thread_number();
+    each_word(address, bytes, [&](WordState &s) {
+        check_copies(s, address, writes_it, site);
+        if (writes_it) s = {++writes, &site, fences[thread].passed, (s16)thread, WordState::none};
+    });
+}
+void passed_barrier() { fences[cuda_on_cpu::thread_number()].passed++; }
+void proxy_fence() {
+    Fences &own = fences[cuda_on_cpu::thread_number()];
+    own.last = writes;
+    fenced_barriers = std::max(fenced_barriers, own.passed);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// mbarrier
+
+namespace {
+
+struct Barrier {
+    u32 count, missing;
+    s64 bytes; // announced, less those that have come
+    u64 phase;
+};
+std::map<u32, Barrier> barriers;
+
+Barrier &barrier_at(u32 address, const Site &site) {
+    shared<8>(address, site);
+    auto found = barriers.find(address);
+    if (found == barriers.end()) fail("no mbarrier at byte %u of shared memory, in %s", address, where(site).c_str());
+    return found->second;
+}
+void end_phase(Barrier &b) {
+    if (b.missing || b.bytes) return;
+    b.phase++;
+    b.missing = b.count;
+}
+
+} // namespace
+
+void barrier_init(u32 address, u32 count, const Site &site) {
+    shared<8>(address, site);
+    if (count < 1 || count >= 1 << 20) fail("mbarrier.init for %u arrivals, in %s", count, where(site).c_str());
+    if (!barriers.insert({address, {count, count, 0, 0}}).second)
+        fail("mbarrier.init of an mbarrier that is in use, in %s", where(site).c_str());
+    thread_access(address, 8, true, site);
+}
+void barrier_invalidate(u32 address, const Site &site) {
+    barrier_at(address, site);
+    barriers.erase(address);
+}
+void barrier_expect(u32 address, u32 bytes, const Site &site) {
+    Barrier &b = barrier_at(address, site);
+    b.bytes += bytes;
+    if (b.bytes >= 1 << 20) fail("expect_tx of 2^20 bytes or more, in %s", where(site).c_str());
+}
+void barrier_complete(u32 address, u32 bytes, const Site &site) {
+    Barrier &b = barrier_at(address, site);
+    b.bytes -= bytes;
+    end_phase(b);
+}
+u64 barrier_arrive(u32 address, u32 count, u32 expected_bytes, const Site &site) {
+    if (expected_bytes) barrier_expect(address, expected_bytes, site);
+    Barrier &b = barrier_at(address, site);
+    if (count < 1 || count > b.missing)
+        fail("%u arrivals at an mbarrier that lacks %u, in %s", count, b.missing, where(site).c_str());
+    u64 phase = b.phase;
+    b.missing -= count;
+    end_phase(b);
+    return phase;
+}
+bool barrier_wait(u32 address, u32 parity, const Site &site) {
+    if (parity > 1) fail("parity %u of an mbarrier, in %s", parity, where(site).c_str());
+    barrier_at(address, site);
+    cuda_on_cpu::wait_until([&] { return (barrier_at(address, site).phase & 1) != parity; },
+                            [&] {
+                                const Barrier &b = barriers[address];
+                                return text("in mbarrier.try_wait for parity %u in %s: its phase lacks %u arrivals and "
+                                            "%lld bytes",
+                                            parity, where(site).c_str(), b.missing, (long long)b.bytes);
+                            });
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// bulk copies
+
+namespace {
+
+struct Piece {
+    u32 shared;
+    u32 bytes;
+    u64 global; // 0: outside of the tensor
+};
+struct Copy {
+    bool load; // to shared memory
+    std::vector<Piece> pieces;
+    u32 barrier, bytes;
+    int thread, group;
+    const Site *site;
+};
+std::vector<Copy> copies; // under way
+int store_group[1024];    // that the thread's next store belongs to
+
+// What cuTensorMapEncodeTiled makes; the innermost dimension first.
+struct TensorMap {
+    u64 mark, address, strides[4]; // of dimensions 1 and later, in bytes
+    u32 sizes[5];
+    u16 box[5];
+    u8 rank, element_bytes, swizzle; // bits of the address that change
+};
+static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "a tensor map has 128 bytes");
+constexpr u64 tensor_map_mark = 0x70616D20726F7365;
+
+void land(const Copy &copy) {
+    for (const Piece &p : copy.pieces) {
+        void *global = (void *)(uintptr_t)p.global;
+        each_word(p.shared, p.bytes, [](WordState &s) { s = {}; });
+        if (!copy.load && global) memcpy(global, shared_memory + p.shared, p.bytes);
+        else if (copy.load && global) memcpy(shared_memory + p.shared, global, p.bytes);
+        else if (copy.load) memset(shared_memory + p.shared, 0, p.bytes);
+    }
+    if (copy.load) barrier_complete(copy.barrier, copy.bytes, *copy.site);
+}
+void start(Copy copy) {
+    for (const Piece &p : copy.pieces) {
+        asynchronous_access(p.shared, p.bytes, copy.load, *copy.site);
+        if (p.global) find_span(p.global, p.bytes, *copy.site);
+        copy.bytes += p.bytes;
+    }
+    if (copy.load) asynchronous_access(copy.barrier, 8, false, *copy.site);
+    if (!cuda_on_cpu::lands_late()) return land(copy);
+    for (const Piece &p : copy.pieces)
+        each_word(p.shared, p.bytes, [&](WordState &s) {
+            s = {0, copy.site, 0, 0, copy.load ? WordState::to_shared : WordState::from_shared};
+        });
+    copies.push_back(std::move(copy));
+}
+bool land_a_load() {
+    auto first = std::find_if(copies.begin(), copies.end(), [](const Copy &copy) { return copy.load; });
+    if (first == copies.end()) return false;
+    Copy copy = std::move(*first);
+    copies.erase(first);
+    land(copy);
+    return true;
+}
+Copy copy_of(bool load, u32 barrier, const Site &site) {
+    int thread = cuda_on_cpu::thread_number();
+    return {load, {}, barrier, 0, thread, store_group[thread], &site};
+}
+void plain_copy(Copy copy, u32 in_shared, u64 in_global, u32 bytes) {
+    if ((in_shared | in_global | bytes) % 16 || !bytes)
+        fail("cp.async.bulk of %u bytes at byte %u of shared memory and 0x%llx: multiples of 16 are required, in %s",
+             bytes, in_shared, (unsigned long long)in_global, where(*copy.site).c_str());
+    copy.pieces.push_back({in_shared, bytes, in_global});
+    start(copy);
+}
+
+// The elements of a box: bytes in shared memory from `in_shared` on, and in the tensor.
+void tensor_copy(Copy copy, u32 in_shared, const Tile &tile, int dimensions) {
+    const std::string place = where(*copy.site);
+    TensorMap map;
+    memcpy(&map, (const void *)(uintptr_t)tile.map, sizeof(map)); // cudaMalloc and parameters: a pointer of the host
+    if (tile.map % 64 || map.mark != tensor_map_mark)
+        fail("no tensor map, or not at a multiple of 64, in %s", place.c_str());
+    if (map.rank != dimensions || (int)tile.first.size() != dimensions)
+        fail("a copy in %d dimensions, and %d coordinates, of a tensor of %d, in %s", dimensions,
+             (int)tile.first.size(), map.rank, place.c_str());
+    if (in_shared % 128)
+        fail("a box at byte %u of shared memory, which is not a multiple of 128, in %s", in_shared, place.c_str());
+    u32 count = 1, bytes = map.element_bytes;
+    for (int d = 0; d < dimensions; d++) count *= map.box[d];
+    for (u32 i = 0; i < count; i++) {
+        u64 address = map.address;
+        bool inside = true;
+        u32 rest = i;
+        for (int d = 0; d < dimensions; rest /= map.box[d++]) {
+            s64 at = (s64)(s32)tile.first.begin()[d] + rest % map.box[d];
+            inside = inside && at >= 0 && at < map.sizes[d];
+            address += (u64)at * (d ? map.strides[d - 1] : bytes);
+        }
+        u32 to = swizzled(in_shared + i * bytes, map.swizzle);
+        Piece *last = copy.pieces.empty() ? nullptr : &copy.pieces.back();
+        if (last && last->shared + last->bytes == to &&
+            (inside ? last->global && last->global + last->bytes == address : !last->global))
+            last->bytes += bytes;
+        else copy.pieces.push_back({to, bytes, inside ? address : 0});
+    }
+    start(copy);
+}
+
+} // namespace
+
+void bulk_load(u32 to, u64 from, u32 bytes, u32 barrier, const Site &site) {
+    plain_copy(copy_of(true, barrier, site), to, from, bytes);
+}
+void bulk_load(u32 to, const Tile &from, int dimensions, u32 barrier, const Site &site) {
+    tensor_copy(copy_of(true, barrier, site), to, from, dimensions);
+}
+void bulk_store(u64 to, u32 from, u32 bytes, const Site &site) { plain_copy(copy_of(false, 0, site), from, to, bytes); }
+void bulk_store(const Tile &to, int dimensions, u32 from, const Site &site) {
+    tensor_copy(copy_of(false, 0, site), from, to, dimensions);
+}
+void bulk_commit() { store_group[cuda_on_cpu::thread_number()]++; }
+void bulk_wait(int groups_left) {
+    int thread = cuda_on_cpu::thread_number(), end = store_group[thread] - groups_left;
+    auto due = [&](const Copy &copy) { return !copy.load && copy.thread == thread && copy.group < end; };
+    for (const Copy &copy : copies)
+        if (due(copy)) land(copy);
+    copies.erase(std::remove_if(copies.begin(), copies.end(), due), copies.end());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// wgmma
+
+namespace {
+
+struct Product {
+    Operands what;
+    const Site *site;
+    int group;
+    std::vector<float *> d[32]; // registers of each lane
+    std::vector<u32 *> a[32];
+};
+struct Lane {
+    size_t issued, waited; // products of its warp: of this lane, and of these the ones that it need not wait for
+    int groups;            // committed
+    bool fenced;           // at least once
+    std::set<const void *> touched; // registers, since the last wgmma.fence
+};
+std::vector<Product> products[32]; // of a warp, since the start of the block
+size_t computed[32];               // of them, in order
+Lane lanes[1024];
+
+Matrix matrix_of(u64 d, bool transposed, const Site &site) {
+    Matrix m(d, transposed);
+    if (!Matrix::valid(d))
+        fail("reserved bits, or a base offset, in the matrix descriptor 0x%llx, in %s", (unsigned long long)d,
+             where(site).c_str());
+    if ((m.start >> 7 & (m.width - 1)) || (m.width > 1 && m.stride % (m.width * 128)))
+        fail("the matrix descriptor 0x%llx has its start at %u and a stride of %u bytes, which its swizzle of %u bytes "
+             "does not allow, in %s",
+             (unsigned long long)d, m.start, m.stride, m.width * 16, where(site).c_str());
+    return m;
+}
+float number(const char *at, Element type) {
+    u16 bits = 0;
+    memcpy(&bits, at, type == Element::bf16 ? 2 : 1);
+    if (type == Element::bf16) return from_bf16(bits);
+    __half_raw half = __nv_cvt_fp8_to_halfraw((u8)bits, type == Element::e4m3 ? __NV_E4M3 : __NV_E5M2);
+    return __half2float(half);
+}
+u32 size_of(Element type) { return type == Element::bf16 ? 2 : 1; }
+
+void check_operands(const Product &p, int warp) {
+    const u32 size = size_of(p.what.a_type), in16 = 16 / size;
+    for (int of_b = p.what.a_in_registers; of_b < 2; of_b++) {
+        Matrix m = matrix_of(of_b ? p.what.b : p.what.a, of_b ? p.what.transpose_b : p.what.transpose_a, *p.site);
+        u32 first = of_b ? 0 : (u32)warp % 4 * 16, rows = of_b ? (u32)p.what.n : 16;
+        for (u32 row = first; row < first + rows; row += m.transposed ? 8 : 1)
+            for (u32 k = 0; k < 32 / size; k += m.transposed ? 1 : in16)
+                asynchronous_access(m.byte(row, k, size), 16, false, *p.site);
+    }
+}
+
+// The part of a warp: 16 rows of A, and all of B.
+void compute(const Product &p, u32 warp) {
+    const u32 size = size_of(p.what.a_type), depth = 32 / size, n = (u32)p.what.n, first = warp % 4 * 16;
+    std::vector<float> a(16 * depth), b(n * depth);
+    for (u32 lane = 0; lane < 32 && p.what.a_in_registers; lane++)
+        for (u32 i = 0; i < 16 / size; i++) {
+            Coordinates at = element_of_a(lane, i, size);
+            const char *bytes = (const char *)p.a[lane][i * size / 4] + i * size % 4;
+            a[at.row * depth + at.column] = number(bytes, p.what.a_type);
+        }
+    auto read = [&](std::vector<float> &to, u64 descriptor, bool transposed, u32 row, Element type) {
+        Matrix m = matrix_of(descriptor, transposed, *p.site);
+        for (u32 i = 0; i < to.size(); i++)
+            to[i] = number(shared_memory + m.byte(row + i / depth, i % depth, size), type);
+    };
+    if (!p.what.a_in_registers) read(a, p.what.a, p.what.transpose_a, first, p.what.a_type);
+    read(b, p.what.b, p.what.transpose_b, 0, p.what.b_type);
+    for (u32 lane = 0; lane < 32; lane++)
+        for (u32 i = 0; i < n / 2; i++) {
+            Coordinates at = element_of_d(lane, i);
+            float sum = 0;
+            for (u32 k = 0; k < depth; k++) sum += a[at.row * depth + k] * b[at.column * depth + k];
+            sum *= (float)(p.what.scale_a * p.what.scale_b);
+            *p.d[lane][i] = p.what.accumulate ? *p.d[lane][i] + sum : sum;
+        }
+}
+void compute_until(int warp, size_t end) {
+    for (size_t &i = computed[warp]; i < end; i++) compute(products[warp][i], (u32)warp);
+}
+
+bool same(const Operands &x, const Operands &y) {
+    return x.a == y.a && x.b == y.b && x.accumulate == y.accumulate && x.n == y.n;
+}
+int whole_warp(const Site &site) { // returns its number
+    warp_barrier(~0u, site);
+    return cuda_on_cpu::thread_number() / 32;
+}
+
+} // namespace
+
+void wgmma(const Operands &what, std::initializer_list<float *> d, std::initializer_list<u32 *> a, const Site &site) {
+    int thread = cuda_on_cpu::thread_number(), warp = thread / 32;
+    Lane &lane = lanes[thread];
+    if ((int)d.size() != what.n / 2 || a.size() != (what.a_in_registers ? 4 : 0))
+        fail("wgmma with %zu and %zu registers, in %s", d.size(), a.size(), where(site).c_str());
+    if (lane.issued == products[warp].size()) {
+        products[warp].push_back({what, &site, lane.groups, {}, {}});
+        check_operands(products[warp].back(), warp);
+    }
+    for (int w = warp / 4 * 4; w < warp / 4 * 4 + 4; w++) // of the warpgroup
+        if (lane.issued < products[w].size() &&
+            (products[w][lane.issued].site->ptx_line != site.ptx_line || !same(products[w][lane.issued].what, what)))
+            fail("the threads of a warpgroup execute different wgmma, in %s and %s", where(site).c_str(),
+                 where(*products[w][lane.issued].site).c_str());
+    size_t number = lane.issued++;
+    products[warp][number].d[thread % 32] = d;
+    products[warp][number].a[thread % 32] = a;
+    auto was_touched = [&](const void *pointer) { return lane.touched.count(pointer) > 0; };
+    if (!lane.fenced || std::any_of(d.begin(), d.end(), was_touched) || std::any_of(a.begin(), a.end(), was_touched))
+        fail("wgmma.fence is missing: before wgmma in %s its registers were accessed, or it is the first",
+             where(site).c_str());
+    whole_warp(site);
+    if (number >= computed[warp] && thread % 32 == 0 && !cuda_on_cpu::lands_late()) compute_until(warp, number + 1);
+}
+void wgmma_fence(const Site &site) {
+    whole_warp(site);
+    Lane &lane = lanes[cuda_on_cpu::thread_number()];
+    lane.fenced = true;
+    lane.touched.clear();
+}
+void wgmma_commit(const Site &site) {
+    whole_warp(site);
+    lanes[cuda_on_cpu::thread_number()].groups++;
+}
+void wgmma_wait(int groups_left, const Site &site) {
+    int warp = whole_warp(site);
+    Lane &lane = lanes[cuda_on_cpu::thread_number()];
+    while (lane.waited < lane.issued && products[warp][lane.waited].group < lane.groups - groups_left) lane.waited++;
+    compute_until(warp, lane.waited);
+}
+void touched(std::initializer_list<const void *> registers, const Site &site) {
+    int thread = cuda_on_cpu::thread_number();
+    Lane &lane = lanes[thread];
+    for (size_t i = lane.waited; i < lane.issued; i++)
+        for (const void *pointer : registers) {
+            const Product &p = products[thread / 32][i];
+            auto has = [&](const auto &own) { return std::find(own.begin(), own.end(), pointer) != own.end(); };
+            if (has(p.d[thread % 32]) || has(p.a[thread % 32]))
+                fail("wgmma.wait_group is missing: a register of wgmma in %s is accessed in %s", where(*p.site).c_str(),
+                     where(site).c_str());
+        }
+    lane.touched.insert(registers);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// elect, setmaxnreg
+
+V<u32, 2> elect(u32 mask, const Site &site) {
+    warp_barrier(mask, site);
+    u32 leader = (u32)__builtin_ctz(mask);
+    return {{leader, leader == (u32)cuda_on_cpu::thread_number() % 32}};
+}
+
+namespace {
+int registers_of[32]; // of each thread of a warp, once it has set them
+}
+void set_registers(bool more, int count, const Site &site) {
+    const char *name = more ? "setmaxnreg.inc" : "setmaxnreg.dec";
+    int warp = whole_warp(site), before = registers_of[warp];
+    if (count < 24 || count > 256 || count % 8)
+        fail("%s of %d: a multiple of 8 from 24 to 256 is required, in %s", name, count, where(site).c_str());
+    if (before && (more ? count < before : count > before))
+        fail("%s to %d registers of %d, in %s", name, count, before, where(site).c_str());
+    registers_of[warp] = count;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// blocks
+
+namespace {
+
+void end_hopper_block() {
+    while (land_a_load()) {
+    }
+    if (!copies.empty()) fail("the bulk copy of %s is not waited for", where(*copies[0].site).c_str());
+    for (const auto &[address, b] : barriers)
+        if (b.bytes)
+            fail("an mbarrier at byte %u of shared memory lacks %lld bytes at the end of its block", address,
+                 (long long)b.bytes);
+    for (int t = 0; t < 1024; t++) {
+        if (lanes[t].waited < lanes[t].issued)
+            fail("wgmma in %s is not waited for", where(*products[t / 32][lanes[t].waited].site).c_str());
+        if (lanes[t].issued != lanes[t / 128 * 128].issued || registers_of[t / 32] != registers_of[t / 128 * 4])
+            fail("the warps of a warpgroup execute wgmma or setmaxnreg in different numbers");
+    }
+}
+
+} // namespace
+
+void begin_hopper_block(bool asynchronous) {
+    word_states = nullptr;
+    cuda_on_cpu::block_ends = asynchronous ? end_hopper_block : nullptr;
+    cuda_on_cpu::when_idle = asynchronous ? land_a_load : nullptr;
+    if (!asynchronous) return;
+    states.assign(shared_bytes / 4 + 1, {});
+    word_states = states.data();
+    barriers.clear();
+    copies.clear();
+    std::fill(std::begin(fences), std::end(fences), Fences{});
+    std::fill(std::begin(lanes), std::end(lanes), Lane{});
+    std::fill(std::begin(store_group), std::end(store_group), 0);
+    std::fill(std::begin(computed), std::end(computed), (size_t)0);
+    for (auto &of_warp : products) of_warp.clear();
+    writes = 0, fenced_barriers = 0;
+    std::fill(std::begin(registers_of), std::end(registers_of), 0);
+}
+
+} // namespace ptx
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the driver's function
+
+extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap *to, CUtensorMapDataType type, cuuint32_t rank, void *address,
+                                           const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
+                                           const cuuint32_t *element_strides, CUtensorMapInterleave interleave,
+                                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                                           CUtensorMapFloatOOBfill fill) {
+    using namespace ptx;
+    static const u8 bytes_of[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
+    static const u8 bits_of[] = {0, 1, 3, 7};
+    if ((size_t)type >= sizeof(bytes_of) || (size_t)swizzle >= sizeof(bits_of) || fill || interleave)
+        fail("cuTensorMapEncodeTiled: a type, swizzle, fill or interleave that is not among those of this layer");
+    TensorMap map = {};
+    if (rank < 1 || rank > 5 || (uintptr_t)address % 16 || (uintptr_t)to % 64) return CUDA_ERROR_INVALID_VALUE;
+    map.mark = tensor_map_mark, map.address = (u64)(uintptr_t)address, map.rank = (u8)rank;
+    map.element_bytes = bytes_of[type], map.swizzle = bits_of[swizzle];
+    for (cuuint32_t d = 0; d < rank; d++) {
+        if (sizes[d] < 1 || sizes[d] >= 1ull << 32 || box[d] < 1 || box[d] > 256 || element_strides[d] != 1)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (d && (strides[d - 1] % 16 || strides[d - 1] >= 1ull << 40)) return CUDA_ERROR_INVALID_VALUE;
+        map.sizes[d] = (u32)sizes[d], map.box[d] = (u16)box[d];
+        if (d) map.strides[d - 1] = strides[d - 1];
+    }
+    cuuint32_t inner = box[0] * map.element_bytes;
+    if (inner % 16 || (map.swizzle && inner > 16u * (map.swizzle + 1u))) return CUDA_ERROR_INVALID_VALUE;
+    memset(to, 0, sizeof(*to));
+    memcpy(to, &map, sizeof(map));
+    return CUDA_SUCCESS;
+}
