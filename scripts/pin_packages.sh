@@ -35,6 +35,7 @@ pin scripts/cuda_python --no-deps
 pin scripts/export_python
 pin dev/browser
 pin dev/format --no-deps
+pin dev/ptx --no-deps
 pin tests
 absent=(triton cuda-bindings cuda-pathfinder cuda-toolkit
     nvidia-{cublas,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse}

@@ -29,6 +29,7 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
     "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy", "pytest", "xxhash")),
     "export": ("scripts/export_python/requirements.txt", ("tensorboard", "wandb")),
     "format": ("dev/format/requirements.txt", ()),
+    "cute": ("dev/ptx/requirements.txt", ()),
     "hub": ("dev/reference/requirements.txt", ()),
     "hub-oldest": ("dev/reference/oldest/requirements.txt", ()),
 }

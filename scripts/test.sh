@@ -19,7 +19,7 @@
 #                    CUDA's headers
 #   CUDA tools       dev/gpu_check.sh with this emulation; the predictions of --dry-run --device
 #   compiled PTX     the operations on what nvcc compiles for sm_90, run by dev/ptx, and mistakes planted in PTX; with
-#                    --all also for sm_80, 89, 100 and 120. Requires nvcc
+#                    --all also for sm_80, 89, 100 and 120, and the layouts of wgmma against CuTe. Requires nvcc
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
@@ -276,6 +276,17 @@ compiled_ptx_of() { # architecture
     # the stage CUDA operations detects accesses of the host to device memory, which takes half a minute
     build "compiled PTX, sm_$1" "$program" && run "$program" env CUDA_ON_CPU_PROTECT=0 "$program"
 }
+wgmma_layouts() { # comparison with CuTe
+    local python packages
+    if ! python=$(python3 scripts/python_environment.py cute 2>"$scratch/python"); then
+        skip "layouts of wgmma: $(tail -n 1 "$scratch/python")"
+        return
+    fi
+    packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    g++ -std=c++17 -w -Idev -I"$packages/cutlass_library/source/include" -I"$packages/nvidia/cu13/include/cccl" \
+        -isystem "$cuda/include" -o "$scratch/compare_cute" dev/ptx/compare_cute.cpp 2>&1 | tail -n 20
+    run "layouts of wgmma" "$scratch/compare_cute"
+}
 compiled_ptx() {
     local arch
     if ! has_nvcc; then
@@ -289,6 +300,7 @@ compiled_ptx() {
     for arch in 80 89 100 120; do
         compiled_ptx_of $arch
     done
+    wgmma_layouts
 }
 
 nvcc_one() { # one architecture and precision per revision
