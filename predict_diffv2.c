@@ -33,7 +33,7 @@ static void predict_micro_step(Model *model, int micro, bool last, double times)
                      (double)o->total_batch);
 }
 
-Prediction predict_step(const ModelPlan *plan, const Options *options, int worse) {
+Prediction predict_step(const ModelPlan *plan, const Options *options, int change) {
     Prediction p;
     Model model;
     size_t N = (size_t)plan->B * plan->T;
@@ -43,10 +43,7 @@ Prediction predict_step(const ModelPlan *plan, const Options *options, int worse
     memset(&recorded, 0, sizeof(recorded));
     p.plan = plan, p.options = options;
     p.micro_steps = (double)options->total_batch / ((double)N * plan->sharding.ranks);
-    for (int i = 0; i < ASSUMPTION_COUNT; i++) {
-        p.assumed[i] = assumptions[i].value[plan->device->generation];
-        if (i == worse) p.assumed[i] *= assumptions[i].cost ? 1.1 : 0.9;
-    }
+    for (int i = 0; i < ASSUMPTION_COUNT; i++) p.assumed[i] = assumption_value(i, plan->device->generation, change);
     recorded.p = &p, recorded.options = options, recorded.device = plan->device;
     recorded.times = 1;
     comm.ranks = plan->sharding.ranks;

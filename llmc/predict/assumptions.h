@@ -2,9 +2,12 @@
 assumptions.h: the rates of a GPU that a prediction (prediction.h) assumes, by generation, each with its source. Peaks,
 bandwidths and links are in device_peak.h; most values here are the share of them that a program reaches.
 
-Sources name the values that were measured; all others are estimates. dev/gpu_check.sh prints predicted beside measured
-times. If a device shows another value, correct it here and name the device in the source.
-
+  ends    Each assumption has two values. `fast` is what short measurements of single kernels show; `slow` what long
+          runs at the limit of power show, or the worse of two sources. A predicted time is a range: all values at one
+          end. Where one number is needed, such as in lists of operations, each value is the mean of its ends.
+  source  Sources name the values that were measured; all others are estimates. The published rates of matrix products
+          are in tests/prediction.h. dev/gpu_check.sh prints predicted beside measured times. If a device shows another
+          value, correct it here and name the device in the source.
   rings   A reduce-scatter or all-gather of NCCL over R ranks on M machines takes
             base + (R - M) hops within a machine + (M - 1) hops between machines + (R-1)/R bytes / bandwidth
           for each of NCCL's protocols; NCCL uses the fastest. Reduction in switches (NVLS) is not used.
@@ -15,6 +18,7 @@ times. If a device shows another value, correct it here and name the device in t
 
 typedef enum {
     ASSUME_GEMM,
+    ASSUME_GEMM_ODD,
     ASSUME_FP8_GEMM,
     ASSUME_EXPERT_GEMM,
     ASSUME_EXPERT_FP8,
@@ -33,49 +37,70 @@ typedef enum {
     ASSUME_NETWORK,
     ASSUME_HOPS,
     ASSUME_OVERLAP,
-    ASSUMPTION_COUNT
+    ASSUMPTION_COUNT,
+    ALL_FAST, // instead of one of them: all at that end
+    ALL_SLOW
 } AssumptionName;
 
 typedef struct {
     const char *what, *unit;
-    double value[DEVICE_GENERATIONS]; // AMPERE, CARD, HOPPER, BLACKWELL
-    bool cost;                        // a larger value makes a step slower
+    double slow[DEVICE_GENERATIONS], fast[DEVICE_GENERATIONS]; // AMPERE, CARD, HOPPER, BLACKWELL
     const char *source;
 } Assumption;
 
 // clang-format off
 static const Assumption assumptions[ASSUMPTION_COUNT] = {
-    {"large matrix products", "of peak", {0.84, 0.88, 0.80, 0.72}, false,
-        "H200 measured: 769 to 798 TFLOP/s at 8192^3 on random data; others estimated"},
-    {"large matrix products in FP8", "of peak", {0.70, 0.80, 0.70, 0.65}, false, "estimated"},
-    {"products of experts", "of peak", {0.50, 0.55, 0.35, 0.15}, false,
+    {"large matrix products", "of peak", {0.74, 0.79, 0.74, 0.67}, {0.92, 0.97, 0.85, 0.77},
+        "short: H100, H200 769 to 798 TFLOP/s at 8192^3, B200 1610 to 1745, A100 271; all products of a layer in turn: "
+        "72% of the peak on an H200 NVL, 65 to 67% on a B300 (Transformer Engine's guide); others estimated"},
+    {"matrix products with odd sizes", "of that rate", {0.7, 0.7, 0.33, 0.33}, {1, 1, 0.85, 0.85},
+        "an unpadded LM head took 3 times as long (Netflix, 2026); H100, K = 2501: 509 TFLOP/s (float8_experimental "
+        "#145); RTX 4090, 2057^3: 107 (pytorch #181718)"},
+    {"large matrix products in FP8", "of peak", {0.65, 0.70, 0.65, 0.60}, {0.75, 0.90, 0.75, 0.70},
+        "best of many shapes: H100 71%, H200 73%, B200 76% (ml-engineering); of a layer: H200 NVL 69%, B300 61 to 66%"},
+    {"products of experts", "of peak", {0.40, 0.45, 0.25, 0.10}, {0.60, 0.65, 0.45, 0.20},
         "mma.sync without wgmma and tcgen05, 128 x 128 tiles (expert_gemm.cuh); estimated, not measured"},
-    {"products of experts in FP8", "of the rate in bf16", {1.0, 1.7, 0.85, 0.85}, false,
+    {"products of experts in FP8", "of the rate in bf16", {0.85, 1.5, 0.7, 0.7}, {1.15, 1.9, 1.0, 1.0},
         "native on cards, converted to fp16 on Hopper and Blackwell (mma.cuh); estimated"},
-    {"step of a block that reads the choices of tokens", "us per 256", {0.5, 0.5, 0.5, 0.5}, true,
+    {"step of a block that reads the choices of tokens", "us per 256", {0.7, 0.7, 0.7, 0.7}, {0.3, 0.3, 0.3, 0.3},
         "latency of the L2 cache and two barriers; estimated"},
-    {"attention forward, long sequences", "of peak", {0.64, 0.70, 0.71, 0.62}, false,
-        "H200, cuDNN 9.19, published: 484 to 673 TFLOP/s at 2K to 16K; A100: arXiv 2307.08691; others estimated"},
-    {"attention backward, long sequences", "of peak", {0.56, 0.58, 0.63, 0.52}, false,
-        "H200, cuDNN 9.19, published: 370 to 579 TFLOP/s at 2K to 16K; A100: arXiv 2307.08691; others estimated"},
-    {"sequence length at half the forward's rate", "positions", {500, 400, 914, 1100}, true, "fitted to the same data"},
-    {"sequence length at half the backward's rate", "positions", {700, 600, 1384, 1600}, true,
+    {"attention forward, long sequences", "of peak", {0.56, 0.62, 0.63, 0.54}, {0.70, 0.76, 0.71, 0.68},
+        "H200, cuDNN 9.19, published: 484 to 673 TFLOP/s at 2K to 16K; H100: 566 at 8K (flash-attention #1893); "
+        "A100: arXiv 2307.08691; others estimated"},
+    {"attention backward, long sequences", "of peak", {0.48, 0.50, 0.55, 0.45}, {0.62, 0.64, 0.63, 0.58},
+        "H200, cuDNN 9.19, published: 370 to 579 TFLOP/s at 2K to 16K; H100: 470 at 8K (flash-attention #1893); "
+        "A100: arXiv 2307.08691; others estimated"},
+    {"sequence length at half the forward's rate", "positions", {550, 440, 1000, 1210}, {450, 360, 828, 990},
         "fitted to the same data"},
-    {"deterministic attention backward", "of the nondeterministic rate", {0.76, 0.76, 0.76, 0.76}, false,
-        "arXiv 2601.21824: up to 37.9% slower; estimated"},
-    {"built-in attention kernels", "of peak", {0.02, 0.05, 0.02, 0.01}, false, "fp32 units only; estimated"},
-    {"operations on rows and parameters", "of bandwidth", {0.82, 0.87, 0.85, 0.85}, false,
-        "H200 measured: a copy at 4.3 of 4.8 TB/s, 95% of which is assumed; others estimated"},
-    {"norms", "of that bandwidth", {0.94, 0.94, 0.94, 0.94}, false, "from their machine code; not measured"},
-    {"cross-entropy", "of that bandwidth", {0.70, 0.70, 0.70, 0.70}, false, "from its machine code; not measured"},
-    {"kernel launch", "us", {2.5, 2.5, 2.5, 2.5}, true, "estimated"},
-    {"links within a machine", "of the data sheet", {0.80, 0.60, 0.80, 0.80}, false,
+    {"sequence length at half the backward's rate", "positions", {770, 660, 1520, 1760}, {630, 540, 1248, 1440},
+        "fitted to the same data"},
+    {"deterministic attention backward", "of the nondeterministic rate", {0.64, 0.64, 0.64, 0.64},
+        {0.82, 0.82, 0.82, 0.82},
+        "by the bytes of dS on Hopper, all of it or the causal half: 0.64 to 0.78; FlashAttention-3 on an H100: 0.62 "
+        "to 0.82 (arXiv 2601.21824, flash-attention #1893)"},
+    {"built-in attention kernels", "of peak", {0.01, 0.03, 0.01, 0.005}, {0.03, 0.07, 0.03, 0.015},
+        "fp32 units only; estimated"},
+    {"operations on rows and parameters", "of bandwidth", {0.77, 0.82, 0.80, 0.80}, {0.87, 0.92, 0.90, 0.90},
+        "H200 measured: a copy at 4.3 of 4.8 TB/s; others estimated"},
+    {"norms", "of that bandwidth", {0.88, 0.88, 0.88, 0.88}, {1, 1, 1, 1}, "from their machine code; not measured"},
+    {"cross-entropy", "of that bandwidth", {0.6, 0.6, 0.6, 0.6}, {0.8, 0.8, 0.8, 0.8},
+        "from its machine code; not measured"},
+    {"kernel launch", "us", {4, 4, 4, 4}, {1, 1, 1, 1},
+        "beyond their tiles, products of 1024^3 and 2048^3 take 1 to 4 us on H100 and B200; others estimated"},
+    {"links within a machine", "of the data sheet", {0.75, 0.50, 0.75, 0.75}, {0.85, 0.70, 0.85, 0.85},
         "NCCL's model: 360 of 450 GB/s on Hopper, 720 of 900 on Blackwell; cards estimated"},
-    {"network per GPU", "GB/s", {20, 5, 40, 40}, false, "80% of 200, 50, 400 and 400 Gbit/s; estimated"},
-    {"ring hops", "of NCCL's table", {1, 1, 1, 1}, true, "NCCL's tuning table (2.28)"},
-    {"slowdown of computation by communication", "of the overlap", {0.10, 0.10, 0.10, 0.10}, true,
-        "llmq, 1.5B: 1 to 8 H100 cost 3%; estimated"},
+    {"network per GPU", "GB/s", {18, 4.5, 36, 36}, {22, 5.5, 44, 44}, "80% of 200, 50, 400 and 400 Gbit/s; estimated"},
+    {"ring hops", "of NCCL's table", {1.2, 1.2, 1.2, 1.2}, {0.8, 0.8, 0.8, 0.8}, "NCCL's tuning table (2.28)"},
+    {"slowdown of computation by communication", "of the overlap", {0.15, 0.15, 0.15, 0.15},
+        {0.05, 0.05, 0.05, 0.05}, "llmq, 1.5B: 1 to 8 H100 cost 3%; estimated"},
 };
+
+// The value of an assumption: its mean; 10% worse if `change` names it; an end for ALL_FAST and ALL_SLOW.
+static inline double assumption_value(int i, DeviceGeneration g, int change) {
+    double slow = assumptions[i].slow[g], fast = assumptions[i].fast[g], mean = (slow + fast) / 2;
+    if (change == i) return (slow > fast ? 1.1 : 0.9) * mean;
+    return change == ALL_FAST ? fast : change == ALL_SLOW ? slow : mean;
+}
 
 // NCCL's ring protocols: microseconds of a call and of a hop, and the share of the bandwidth that they reach.
 typedef struct {

@@ -29,22 +29,22 @@ static inline double communication_bytes(const ModelPlan *plan, int zero, int mi
 static inline void print_communication(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->model.T * plan->sharding.ranks));
     printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
-           o->link_gbs > 0 ? "  time to send" : "", plan->device ? "    expected step    fits the GPU" : "");
+           o->link_gbs > 0 ? "  time to send" : "", plan->device ? "          expected step    fits the GPU" : "");
     for (int zero = 0; zero <= options_most_zero(o); zero++) {
         ModelPlan other;
         int B = plan->B, T = plan->T, ranks = plan->sharding.ranks;
         if (plan->device) predicted_plan(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, ranks, zero, o);
         else plan_build(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, 0, ranks, zero);
-        double bytes = communication_bytes(&other, zero, micro_steps), step_ms = 0;
+        double bytes = communication_bytes(&other, zero, micro_steps), fast = 0, slow = 0;
         if (plan->device) { // in the types of the bf16 program
-            Prediction p = predict_step(&other, o, ASSUMPTION_COUNT);
-            bytes = p.sent_bytes, step_ms = p.step_ms;
+            PredictedRange r = predict_range(&other, o);
+            bytes = r.mean.sent_bytes, fast = r.fast.step_ms, slow = r.slow.step_ms;
         }
         size_t needed = process_bytes(&other, sampling);
         FitText fit;
         printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(needed), bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
-        if (plan->device) printf(" %13.1f ms    %s", step_ms, memory_fit(fit, plan->device, needed));
+        if (plan->device) printf(" %9.1f to %.1f ms    %s", fast, slow, memory_fit(fit, plan->device, needed));
         printf("\n");
         plan_free(&other);
     }

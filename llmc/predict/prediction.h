@@ -3,8 +3,9 @@ prediction.h: memory and time of a training step on a GPU that this machine need
 predict_diffv2.c, which is compiled apart, defines the first two functions.
 
   predicted_plan(plan, config, ...)         as plan_build, of the bf16 program on the GPU
-  predict_step(plan, options, worse)        Prediction (prediction_types.h)
+  predict_step(plan, options, change)       Prediction (prediction_types.h)
   prediction_summary(prediction)            share of the peak, tokens/s, hours, what limits the speed
+  predict_range(plan, options)              the mean prediction, and those of both ends of the assumptions
 */
 #ifndef LLMC_PREDICTION_H
 #define LLMC_PREDICTION_H
@@ -16,8 +17,8 @@ extern "C" {
 // For rank 0 of `ranks` on options->device, with the options' --gemm and attention.
 void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
                     int ranks, int zero, const Options *options);
-// Of a predicted plan. worse: an assumption to make 10% worse; ASSUMPTION_COUNT: none.
-Prediction predict_step(const ModelPlan *plan, const Options *options, int worse);
+// Of a predicted plan. change: an assumption to make 10% worse, ASSUMPTION_COUNT (none), ALL_FAST or ALL_SLOW.
+Prediction predict_step(const ModelPlan *plan, const Options *options, int change);
 #ifdef __cplusplus
 }
 #endif
@@ -41,5 +42,18 @@ static inline PredictionSummary prediction_summary(const Prediction *p) {
         if (p->bound_ms[i] > p->bound_ms[s.bound]) s.bound = (Bound)i;
     s.bound_share = p->bound_ms[s.bound] / p->step_ms;
     return s;
+}
+
+// A step with the mean of each assumption, and with all assumptions at their fast and slow ends.
+typedef struct {
+    Prediction mean, fast, slow;
+} PredictedRange;
+
+static inline PredictedRange predict_range(const ModelPlan *plan, const Options *options) {
+    PredictedRange r;
+    r.mean = predict_step(plan, options, ASSUMPTION_COUNT);
+    r.fast = predict_step(plan, options, ALL_FAST);
+    r.slow = predict_step(plan, options, ALL_SLOW);
+    return r;
 }
 #endif

@@ -4,8 +4,10 @@ rates (assumptions.h).
 
   operation       the larger of its FLOPs at the assumed share of the peak and its bytes at the assumed bandwidth, and
                   at least the time to launch its kernels
-  matrix product  whole waves of tiles over all multiprocessors, for the fastest of several tile shapes; K is split only
-                  into multiples of 128, as gemm_cublaslt requires
+  matrix product  launch, then whole waves of tiles over all multiprocessors, for the fastest of several tile shapes: a
+                  product with few rows or columns fills few of them. K is split only into multiples of 128, as
+                  gemm_cublaslt requires, and the parts are added in fp32. Sizes that are no multiple of 8 take slower
+                  kernels; V = 50257 and the rows of q, k, v and lambda are padded (MATRIX_ROWS) and do not
   experts         all are equally likely. Whole waves of 128 x 128 tiles; an expert's rows fill half of their last tile
                   on average. The weights of all experts that have a row are read: of 128 with 8 active, all from about
                   200 tokens on
@@ -15,16 +17,21 @@ rates (assumptions.h).
 #define LLMC_PREDICTION_RATES_H
 #include "prediction_types.h"
 
-// Milliseconds of C (M,N) = A (M,K) B (K,N), which reads and writes `bytes` bytes.
-static inline double gemm_ms(const Prediction *p, int M, int N, int K, double bytes, bool fp8) {
+// FLOPs per millisecond of a large matrix product with a weight (OC, IC). FP8 matrices are padded to 16.
+static inline double gemm_rate(const Prediction *p, int IC, int OC, bool fp8) {
+    const DevicePeak *gpu = p->plan->device;
+    if (fp8) return 1e9 * device_fp8_tflops(gpu) * p->assumed[ASSUME_FP8_GEMM];
+    double share = (IC | OC) % 8 ? p->assumed[ASSUME_GEMM_ODD] : 1;
+    return 1e9 * gpu->tflops * p->assumed[ASSUME_GEMM] * share;
+}
+// Milliseconds of C (M,N) = A (M,K) B (K,N) at this rate, which reads and writes `bytes` bytes.
+static inline double gemm_ms(const Prediction *p, int M, int N, int K, double bytes, double rate) {
     static const struct {
         int M, N;
         double share;
     } tiles[] = {{128, 256, 1}, {256, 128, 1}, {128, 128, 0.93}, {64, 128, 0.75}};
-    const DevicePeak *gpu = p->plan->device;
-    double peak = fp8 ? device_fp8_tflops(gpu) : gpu->tflops, best = INFINITY;
-    double rate = 1e9 * peak * p->assumed[fp8 ? ASSUME_FP8_GEMM : ASSUME_GEMM];
-    int width = device_multiprocessors(gpu);
+    double best = INFINITY;
+    int width = device_multiprocessors(p->plan->device);
     for (size_t i = 0; i < sizeof(tiles) / sizeof(tiles[0]); i++)
         for (int split = 1; split == 1 || (split <= 8 && K % (128 * split) == 0); split *= 2) {
             double count = ceil((double)M / tiles[i].M) * ceil((double)N / tiles[i].N) * split,

@@ -10,41 +10,53 @@ prediction_report.h: prints a prediction (--dry-run --device), and writes it as 
 #include "../base/files.h"
 #include "../base/json.h"
 
-static inline void print_prediction_classes(const Prediction *p) {
-    printf("  %-24s %10s %7s\n", "class", "ms", "share");
+// A row of the report: from the smaller to the larger of two values.
+static inline void print_span(const char *what, double a, double b, int decimals) {
+    printf("  %-24s %10.*f to %8.*f", what, decimals, fmin(a, b), decimals, fmax(a, b));
+}
+
+static inline void print_prediction_classes(const PredictedRange *r) {
+    const Prediction *p = &r->mean;
+    printf("  %-24s %22s %7s\n", "class", "ms", "share");
     for (int i = 0; i < PREDICTION_CLASSES; i++) {
-        double flops = 0, bytes = 0, ms = p->class_ms[i];
+        double flops = 0, bytes = 0, fast = r->fast.class_ms[i], slow = r->slow.class_ms[i];
         for (int k = 0; k < p->op_count; k++)
             if (p->ops[k].kind == (PredictionClass)i) flops += p->ops[k].flops, bytes += p->ops[k].bytes;
-        if (ms == 0) continue;
-        printf("  %-24s %10.2f %6.1f%%", prediction_classes[i].name, ms, 100 * ms / p->step_ms);
-        if (flops > 0) printf(" %8.0f TFLOP/s", 1e-9 * flops / ms);
-        else if (bytes > 0) printf(" %8.0f GB/s", 1e-6 * bytes / ms);
+        if (slow == 0) continue;
+        print_span(prediction_classes[i].name, fast, slow, 2);
+        printf(" %6.1f%%", 100 * p->class_ms[i] / p->step_ms);
+        if (flops > 0) printf(" %6.0f to %.0f TFLOP/s", 1e-9 * flops / slow, 1e-9 * flops / fast);
+        else if (bytes > 0) printf(" %6.0f to %.0f GB/s", 1e-6 * bytes / slow, 1e-6 * bytes / fast);
         printf("\n");
     }
 }
 
-static inline void print_prediction_communication(const Prediction *p) {
+static inline void print_prediction_communication(const PredictedRange *r) {
+    const Prediction *p = &r->mean, *f = &r->fast, *w = &r->slow;
     const Sharding *s = &p->plan->sharding;
     int here = min_int(s->ranks, device_ranks_here(p->plan->device)), machines = (s->ranks + here - 1) / here;
-    double largest = (double)s->largest * FP32_BYTES, hops = p->link_hops_ms + p->network_hops_ms;
+    double largest = (double)s->largest * FP32_BYTES;
     if (s->ranks == 1) return;
     bool by_network;
     double gbs = ring_gbs(p, &by_network);
-    Ring ring = ring_of(p, largest);
     printf("communication of a step: rings over %d machine%s of %d GPUs at %.0f GB/s (%s), %d buckets\n", machines,
            machines == 1 ? "" : "s", here, gbs,
            p->options->link_gbs > 0 ? "--link-gbs"
            : by_network             ? "the network"
                                     : "links within a machine",
            s->count);
-    printf("  %-24s %10.2f ms\n", "reducing gradients", p->reduce_ms);
-    printf("  %-24s %10.2f ms\n", "gathering parameters", p->gather_ms);
-    printf("  %-24s %10.2f ms transfer, %.2f ms latency within machines, %.2f ms between machines\n", "both",
-           p->reduce_ms + p->gather_ms - hops, p->link_hops_ms, p->network_hops_ms);
-    printf("  %-24s %10.2f ms, including the slowdown of concurrent computation\n", "exposed", p->exposed_ms);
-    printf("  %-24s %10.2f ms for %.1f MiB, latency %.2f ms (a tree: %.2f ms)\n", "largest bucket", ring.ms,
-           largest / 1048576, ring.link_ms + ring.network_ms,
+    print_span("reducing gradients", f->reduce_ms, w->reduce_ms, 2);
+    printf(" ms\n");
+    print_span("gathering parameters", f->gather_ms, w->gather_ms, 2);
+    printf(" ms\n");
+    print_span("latency of both", f->link_hops_ms + f->network_hops_ms, w->link_hops_ms + w->network_hops_ms, 2);
+    printf(" ms, %.2f to %.2f of it between machines\n", f->network_hops_ms, w->network_hops_ms);
+    print_span("exposed", f->exposed_ms, w->exposed_ms, 2);
+    printf(" ms, including the slowdown of concurrent computation\n");
+    Ring fast = ring_of(f, largest), slow = ring_of(w, largest), ring = ring_of(p, largest);
+    print_span("largest bucket", fast.ms, slow.ms, 2);
+    printf(" ms for %.1f MiB, latency about %.2f ms (a tree: %.2f ms)\n", largest / 1048576,
+           ring.link_ms + ring.network_ms,
            1e-3 * (TREE_BASE_US + 2 * ((here - 1) * TREE_LINK_US + ceil(log2(machines)) * TREE_NETWORK_US)));
 }
 
@@ -73,35 +85,51 @@ static inline void print_prediction_sensitivities(const Prediction *p) {
     printf("increase of a step's time when an assumption is 10%% worse\n");
     for (int i = 0; i < ASSUMPTION_COUNT && most[i].ms > 0.005 * p->step_ms; i++) {
         const Assumption *a = &assumptions[most[i].assumption];
-        printf("  %+9.3g ms %+5.1f%%  %s: %g %s\n%22s%s\n", most[i].ms, 100 * most[i].ms / p->step_ms, a->what,
-               p->assumed[most[i].assumption], a->unit, "", a->source);
+        DeviceGeneration g = p->plan->device->generation;
+        printf("  %+9.3g ms %+5.1f%%  %s: %g to %g %s\n%22s%s\n", most[i].ms, 100 * most[i].ms / p->step_ms, a->what,
+               fmin(a->slow[g], a->fast[g]), fmax(a->slow[g], a->fast[g]), a->unit, "", a->source);
     }
 }
 
+// What the ends of all ranges assume.
+static inline void print_prediction_ends(const DevicePeak *d) {
+    const Assumption *gemm = &assumptions[ASSUME_GEMM], *memory = &assumptions[ASSUME_MEMORY];
+    DeviceGeneration g = d->generation;
+    printf("  fast end: every rate as in short measurements: products at %.0f%% of the peak, memory at %.0f%%\n"
+           "  slow end: every rate as in long runs at the limit of power: products at %.0f%%, memory at %.0f%%\n",
+           100 * gemm->fast[g], 100 * memory->fast[g], 100 * gemm->slow[g], 100 * memory->slow[g]);
+}
+
 static inline void print_prediction(const ModelPlan *plan, const Options *o) {
-    Prediction p = predict_step(plan, o, ASSUMPTION_COUNT);
-    PredictionSummary s = prediction_summary(&p);
+    PredictedRange r = predict_range(plan, o);
+    const Prediction *p = &r.mean;
+    PredictionSummary s = prediction_summary(p), fast = prediction_summary(&r.fast), slow = prediction_summary(&r.slow);
     const DevicePeak *d = plan->device;
-    char rate[32];
+    char low[32], high[32];
     char fp8[64] = "";
     if (plan->fp8) FORMAT(fp8, ", blocks fp8 (%.1f TFLOP/s)", device_fp8_tflops(d));
     printf("expected step on %s (%.1f TFLOP/s, %.0f GB/s), bf16%s: from assumed rates, not measured\n", d->name,
            d->tflops, d->memory_gbs, fp8);
-    print_prediction_classes(&p);
+    print_prediction_classes(&r);
     if (o->doc_mask)
         printf("  --doc-mask: as if each sequence were one document%s\n",
-               predicted_builtin(&p, true) ? "; the built-in kernel computes the backward of attention" : "");
-    format_count(rate, sizeof(rate), s.tokens_per_s);
-    printf("  %-24s %10.2f ms for %.0f micro-step%s of %d x %d, %d rows of logits at a time\n", "step", p.step_ms,
-           p.micro_steps, p.micro_steps == 1 ? "" : "s", plan->B, plan->T, plan->logit_rows);
-    printf("  %-24s %10.1f%% of the dense bf16 peak\n", "", 100 * s.peak_share);
-    printf("  %-24s %10s tokens/s", "", rate);
-    format_count(rate, sizeof(rate), s.tokens_per_s / plan->sharding.ranks);
-    if (plan->sharding.ranks > 1) printf(", %s per GPU", rate);
-    printf("\n  %-24s %10.3g hours of the run\n", "", s.hours);
+               predicted_builtin(p, true) ? "; the built-in kernel computes the backward of attention" : "");
+    print_span("step", r.fast.step_ms, r.slow.step_ms, 2);
+    printf(" ms for %.0f micro-step%s of %d x %d, %d rows of logits at a time\n", p->micro_steps,
+           p->micro_steps == 1 ? "" : "s", plan->B, plan->T, plan->logit_rows);
+    print_span("", 100 * slow.peak_share, 100 * fast.peak_share, 1);
+    printf("%% of the dense bf16 peak\n");
+    format_count(low, sizeof(low), slow.tokens_per_s);
+    format_count(high, sizeof(high), fast.tokens_per_s);
+    printf("  %-24s %10s to %8s tokens/s", "", low, high);
+    format_count(low, sizeof(low), slow.tokens_per_s / plan->sharding.ranks);
+    format_count(high, sizeof(high), fast.tokens_per_s / plan->sharding.ranks);
+    if (plan->sharding.ranks > 1) printf(", %s to %s per GPU", low, high);
+    printf("\n  %-24s %10.3g to %8.3g hours of the run\n", "", fast.hours, slow.hours);
     printf("  %-24s %10.0f%% of it bound by %s\n", "", 100 * s.bound_share, bound_names[s.bound]);
-    print_prediction_communication(&p);
-    print_prediction_sensitivities(&p);
+    print_prediction_ends(d);
+    print_prediction_communication(&r);
+    print_prediction_sensitivities(p);
 }
 
 static inline void add_operations(cJSON *json, const Prediction *p) {
@@ -127,6 +155,8 @@ static inline void add_assumptions(cJSON *json, const Prediction *p) {
         cJSON *item = cJSON_CreateObject();
         cJSON_AddStringToObject(item, "what", a->what);
         cJSON_AddNumberToObject(item, "value", p->assumed[most[i].assumption]);
+        cJSON_AddNumberToObject(item, "fast", a->fast[p->plan->device->generation]);
+        cJSON_AddNumberToObject(item, "slow", a->slow[p->plan->device->generation]);
         cJSON_AddStringToObject(item, "unit", a->unit);
         cJSON_AddStringToObject(item, "source", a->source);
         cJSON_AddNumberToObject(item, "ms_when_a_tenth_worse", most[i].ms);
@@ -134,11 +164,25 @@ static inline void add_assumptions(cJSON *json, const Prediction *p) {
     }
 }
 
+// The times and rates of a step.
+static inline void add_times(cJSON *json, const Prediction *p) {
+    PredictionSummary s = prediction_summary(p);
+    cJSON_AddNumberToObject(json, "step_ms", p->step_ms);
+    cJSON_AddNumberToObject(json, "share_of_peak", s.peak_share);
+    cJSON_AddNumberToObject(json, "tokens_per_s", s.tokens_per_s);
+    cJSON_AddNumberToObject(json, "hours", s.hours);
+    cJSON_AddStringToObject(json, "bound_by", bound_names[s.bound]);
+    cJSON_AddNumberToObject(json, "communication_ms", p->reduce_ms + p->gather_ms);
+    cJSON_AddNumberToObject(json, "latency_ms", p->link_hops_ms + p->network_hops_ms);
+    cJSON *classes = cJSON_AddObjectToObject(json, "classes");
+    for (int i = 0; i < PREDICTION_CLASSES; i++)
+        cJSON_AddNumberToObject(classes, prediction_classes[i].name, p->class_ms[i]);
+}
+
 // Writes the prediction as JSON, which scripts/update_docs.py and dev/gpu_check read.
 static inline void write_prediction(const char *path, const ModelPlan *plan, const ModelPlan *sampling,
                                     const Options *o) {
-    Prediction p = predict_step(plan, o, ASSUMPTION_COUNT);
-    PredictionSummary s = prediction_summary(&p);
+    PredictedRange r = predict_range(plan, o);
     double needs = (double)process_bytes(plan, sampling);
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "device", plan->device->name);
@@ -146,23 +190,16 @@ static inline void write_prediction(const char *path, const ModelPlan *plan, con
     cJSON_AddNumberToObject(json, "parameters", (double)plan->tensors.parameter_count);
     cJSON_AddNumberToObject(json, "active_parameters", (double)model_parameter_count(&plan->config, true));
     cJSON_AddNumberToObject(json, "ranks", plan->sharding.ranks);
-    cJSON_AddNumberToObject(json, "micro_steps", p.micro_steps);
+    cJSON_AddNumberToObject(json, "micro_steps", r.mean.micro_steps);
     cJSON_AddNumberToObject(json, "logit_rows", plan->logit_rows);
     cJSON_AddNumberToObject(json, "buckets", plan->sharding.count);
     cJSON_AddNumberToObject(json, "memory_bytes", needs);
     cJSON_AddBoolToObject(json, "fits", needs <= device_memory_bytes(plan->device));
-    cJSON_AddNumberToObject(json, "step_ms", p.step_ms);
-    cJSON_AddNumberToObject(json, "share_of_peak", s.peak_share);
-    cJSON_AddNumberToObject(json, "tokens_per_s", s.tokens_per_s);
-    cJSON_AddNumberToObject(json, "hours", s.hours);
-    cJSON_AddStringToObject(json, "bound_by", bound_names[s.bound]);
-    cJSON_AddNumberToObject(json, "communication_ms", p.reduce_ms + p.gather_ms);
-    cJSON_AddNumberToObject(json, "latency_ms", p.link_hops_ms + p.network_hops_ms);
-    cJSON *classes = cJSON_AddObjectToObject(json, "classes");
-    for (int i = 0; i < PREDICTION_CLASSES; i++)
-        cJSON_AddNumberToObject(classes, prediction_classes[i].name, p.class_ms[i]);
-    add_operations(json, &p);
-    add_assumptions(json, &p);
+    add_times(json, &r.mean);
+    add_times(cJSON_AddObjectToObject(json, "fast"), &r.fast);
+    add_times(cJSON_AddObjectToObject(json, "slow"), &r.slow);
+    add_operations(json, &r.mean);
+    add_assumptions(json, &r.mean);
     size_t size;
     char *text = json_text(json, &size);
     file_write_atomic(path, text, size);

@@ -50,7 +50,7 @@ static inline void record(PredictionClass kind, const char *name, int launches, 
     if (i == p->op_count) p->op_count++, op->name = name, op->kind = kind;
     double launch_ms = 1e-3 * launches * p->assumed[ASSUME_LAUNCH], times = recorded.times;
     Bound bound = ms < launch_ms ? BOUND_LAUNCHES : prediction_classes[kind].bound;
-    ms = fmax(ms, launch_ms);
+    ms = prediction_classes[kind].bound == BOUND_PRODUCTS ? ms + launch_ms : fmax(ms, launch_ms);
     op->calls += times, op->flops += times * flops, op->bytes += times * bytes, op->ms += times * ms;
     p->class_ms[kind] += times * ms;
     p->bound_ms[bound] += times * ms;
@@ -128,7 +128,7 @@ static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N) {
     double bytes =
         (double)(fp8 ? fp8_product_bytes(N, padded, w.IC, sizeof(floatX), false) : matmul_forward_bytes(N, w.IC, w.OC));
     record(linear_class(w), __func__, fp8 ? 2 : 1, matmul_forward_flops(N, w.IC, w.OC), rounding + bytes,
-           memory_ms(p, rounding) + gemm_ms(p, N, w.OC, w.IC, bytes, fp8));
+           memory_ms(p, rounding) + gemm_ms(p, N, w.OC, w.IC, bytes, gemm_rate(p, w.IC, w.OC, fp8)));
 }
 static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, Linear w, int N,
                                    bool add) {
@@ -136,11 +136,12 @@ static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy
     int IC = w.IC, OC = w.OC;
     bool fp8 = w.copy != NULL;
     double rounding = fp8 ? (double)(fp8_quantize_bytes(N, IC, 1) + fp8_quantize_bytes(N, OC, 2)) : 0;
+    double rate = gemm_rate(p, IC, OC, fp8);
     double to_x = (double)(fp8 ? fp8_product_bytes(N, IC, OC, sizeof(floatX), false) : matmul_forward_bytes(N, IC, OC));
     double to_weight =
         (double)(fp8 ? fp8_product_bytes(OC, IC, N, sizeof(grad_t), add) : matmul_dweight_bytes(N, IC, OC, add));
     record(linear_class(w), __func__, fp8 ? 4 : 2, matmul_backward_flops(N, IC, OC), rounding + to_x + to_weight,
-           memory_ms(p, rounding) + gemm_ms(p, N, IC, OC, to_x, fp8) + gemm_ms(p, OC, IC, N, to_weight, fp8));
+           memory_ms(p, rounding) + gemm_ms(p, N, IC, OC, to_x, rate) + gemm_ms(p, OC, IC, N, to_weight, rate));
 }
 static inline size_t copy_traffic(Linear w) { return absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2); }
 static inline void linear_copy_weight(Linear w) { record_rows(CLASS_FP8, __func__, 3, copy_traffic(w)); }
@@ -328,15 +329,16 @@ static inline void router_forward(real *logits, real *lse, int *experts, real *w
     const Prediction *p = recorded.p;
     double bytes = (double)router_forward_bytes(r), product = (double)router_product_bytes(r);
     record(CLASS_ROUTER, __func__, 2, matmul_forward_flops(r.N, r.C, r.E), bytes,
-           gemm_ms(p, r.N, r.E, r.C, product, false) + memory_ms(p, bytes - product));
+           gemm_ms(p, r.N, r.E, r.C, product, gemm_rate(p, r.C, r.E, false)) + memory_ms(p, bytes - product));
 }
 static inline void router_backward(floatX *dx, grad_t *dweight, const real *dweights, const floatX *x,
                                    const floatX *weight, const real *logits, const real *lse, const int *experts,
                                    const real *weights, const real *loads, real balance, real z, Routing r, bool add) {
     const Prediction *p = recorded.p;
     double bytes = (double)router_backward_bytes(r, add), product = (double)router_product_bytes(r);
+    double rate = gemm_rate(p, r.C, r.E, false);
     record(CLASS_ROUTER, __func__, 3, matmul_backward_flops(r.N, r.C, r.E), bytes,
-           gemm_ms(p, r.N, r.C, r.E, product, false) + gemm_ms(p, r.E, r.C, r.N, product, false) +
+           gemm_ms(p, r.N, r.C, r.E, product, rate) + gemm_ms(p, r.E, r.C, r.N, product, rate) +
                memory_ms(p, fmax(0, bytes - 2 * product)));
 }
 static inline size_t router_workspace_bytes(Routing r) { return (size_t)r.N * r.E * sizeof(floatX); }
