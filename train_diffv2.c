@@ -907,6 +907,7 @@ static int run_stopped(Run *run) {
 static void run_train_begin(Run *run) {
     const Options *o = &run->options;
     print_training(run->state.step, o, comm_ranks(), run->micro_steps, run->peak);
+    warn_of_slow_fp8(&run->model.plan, o, ops_rated());
     if (o->stats_every && !o->out)
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
     if (run->state.step == 0) run_log_validation(run);
@@ -946,6 +947,7 @@ static int run_train(Run *run) {
     }
     if (s->step < o->steps) return divergence_end(c, run->start_loss, V, run_stopped(run));
     print_done(done, busy, run->data.train.wait_seconds, c->stall_seconds, comm_ranks() > 1 ? comm.wait_seconds : NAN);
+    print_predicted_step(&run->model.plan, o, ops_rated(), 1e3 * busy / (double)done);
     print_spikes(&s->guard);
     return divergence_end(c, run->start_loss, V, EXIT_DONE);
 }

@@ -744,6 +744,37 @@ static void test_device_peak(void) {
     test_remove_directory(&d);
 }
 
+// What a run prints of its prediction: at the end the times, at the start that FP8 is slower.
+static void test_predicted_times(void) {
+    static const struct {
+        const char *name, *options;
+        bool listed, price, slower; // the end has times, and the price of --deterministic; the start warns
+    } cases[] = {{"NVIDIA B200", "", true, true, false},
+                 {"NVIDIA B200", "--no-deterministic", true, false, false},
+                 {"NVIDIA B200", "--sdpa own", true, false, false},
+                 {"NVIDIA B200", "--gemm fp8", true, true, true},
+                 {"NVIDIA B2000", "--gemm fp8", false, false, false}};
+    TestDirectory d = cuda_data(256);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ProgramResult r;
+        double took = 0, fast = 0, slow = 0;
+        const bool bf16 = !cuda_fp32;
+        setenv("CUDA_ON_CPU_NAME", cases[i].name, 1);
+        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 2 %s", cuda_cases[1].options,
+               cases[i].options);
+        unsetenv("CUDA_ON_CPU_NAME");
+        const char *line = strstr(r.out, "\na step took ");
+        int count = sscanf(line ? line : "", "\na step took %lf ms; predicted: %lf to %lf ms", &took, &fast, &slow);
+        EXPECT((bf16 && cases[i].listed) ? count == 3 && took > 0 && 0 < fast && fast < slow : !line, "%s %s: %.80s",
+               cases[i].name, cases[i].options, line ? line : "no line");
+        EXPECT((line && strstr(line, ", of which --deterministic costs ")) == (bf16 && cases[i].price), "%s %s: %.120s",
+               cases[i].name, cases[i].options, line ? line : "no line");
+        EXPECT((strstr(r.err, "--gemm fp8 is predicted to be slower than") != NULL) == (bf16 && cases[i].slower),
+               "%s %s: %.300s", cases[i].name, cases[i].options, r.err);
+    }
+    test_remove_directory(&d);
+}
+
 // On a device that device_peak.h does not list, the first product measures the peak.
 static void test_modes_on_unlisted_devices(void) {
     static const char *const names[] = {"NVIDIA Tomorrow 1", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"};
@@ -1209,6 +1240,7 @@ static const CudaTest cuda_trainer_tests[] = {
     {BF16_ALONE, {"an out-of-memory error in a library names the library", test_out_of_memory_in_library}},
     {BOTH_PRECISIONS,
      {"the peak of a listed device is the vendor's, and that of another device is measured", test_device_peak}},
+    {BOTH_PRECISIONS, {"a run on a listed device says what was predicted of its steps", test_predicted_times}},
     {BOTH_PRECISIONS,
      {"every mode runs on a device that is not listed, and on a MIG slice", test_modes_on_unlisted_devices}},
     {BOTH_PRECISIONS, {"a dry run predicts the allocated memory to the byte", test_dry_run_memory}},

@@ -193,8 +193,7 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
                        training ? FOR_TRAINING : FOR_EVALUATION);
             double seconds = bench_steps(&b, &steps), tokens = (double)B * T;
             double flops = training ? training_flops(&b.model.plan, B, T) : forward_flops(&b.model.plan, B, T);
-            const char *document = NULL;
-            double tflops = 1e-12 * flops / seconds, rated = 1e-3 * ops_rated_gflops(&document);
+            double tflops = 1e-12 * flops / seconds, rated = ops_rated() ? ops_rated()->tflops : 0;
             char name[200];
             FORMAT(name, "%s %s, B %d T %d", preset, cases[i].text, B, T);
             Ratio share = {rated > 0 ? tflops / rated : 0, 0, 0};

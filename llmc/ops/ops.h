@@ -21,6 +21,7 @@ Pointers refer to memory of buffer_alloc. Only operations dereference them.
 #ifndef LLMC_OPS_H
 #define LLMC_OPS_H
 #include "../base/common.h"
+#include "../cuda/device_peak.h"
 #include "head_groups.h"
 #include "routing.h"
 
@@ -361,8 +362,8 @@ static inline void ops_wait(void);
 
 // Facts for run.json, --dry-run and messages: descriptions of the device and its driver; false on the CPU.
 static inline bool ops_device(char *device, char *driver, size_t size);
-// Rated GFLOP/s of its matrix products and the document that states them; 0: unknown, to be measured.
-static inline double ops_rated_gflops(const char **document);
+// The rates of a bf16 build's device; NULL: a CPU, an fp32 build or a device that is not listed, to be measured.
+static inline const DevicePeak *ops_rated(void);
 
 // A part of the memory of a process.
 typedef struct {

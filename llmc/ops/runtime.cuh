@@ -50,12 +50,10 @@ static inline bool ops_device(char *text, char *driver, size_t size) {
     return true;
 }
 
-// 0 in the fp32 build: its products do not use the matrix units that the table is for (never TF32).
-static inline double ops_rated_gflops(const char **document) {
+// NULL in the fp32 build: its products do not use the matrix units that the table is for (never TF32).
+static inline const DevicePeak *ops_rated(void) {
     cudaDeviceProp facts = device_properties();
-    const DevicePeak *row = sizeof(floatX) == 2 ? device_peak_find(facts.name, facts.multiProcessorCount) : NULL;
-    if (row) *document = peak_source_names[row->source];
-    return row ? 1e3 * row->tflops : 0;
+    return sizeof(floatX) == 2 ? device_peak_find(facts.name, facts.multiProcessorCount) : NULL;
 }
 
 static inline int ops_memory_parts(MemoryPart *parts) {

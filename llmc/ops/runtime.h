@@ -34,10 +34,7 @@ static inline bool ops_device(char *device, char *driver, size_t size) {
     return false;
 }
 
-static inline double ops_rated_gflops(const char **document) {
-    (void)document;
-    return 0;
-}
+static inline const DevicePeak *ops_rated(void) { return NULL; }
 
 static inline int ops_memory_parts(MemoryPart *parts) {
     // code and the GEMM library's memory (measured: dev/BENCH.md)

@@ -6,6 +6,7 @@ predict_diffv2.c, which is compiled apart, defines the first two functions.
   predict_step(plan, options, change)       Prediction (prediction_types.h)
   prediction_summary(prediction)            share of the peak, tokens/s, hours, what limits the speed
   predict_range(plan, options)              the mean prediction, and those of both ends of the assumptions
+  predict_times(plan, options)              the same of the step's time alone, for a plan as the options have it
 */
 #ifndef LLMC_PREDICTION_H
 #define LLMC_PREDICTION_H
@@ -55,5 +56,23 @@ static inline PredictedRange predict_range(const ModelPlan *plan, const Options 
     r.fast = predict_step(plan, options, ALL_FAST);
     r.slow = predict_step(plan, options, ALL_SLOW);
     return r;
+}
+
+typedef struct {
+    double mean, fast, slow; // milliseconds
+} StepTimes;
+
+// Of training the model of `like` on options->device, with the options' --gemm, --sdpa and --deterministic.
+static inline StepTimes predict_times(const ModelPlan *like, const Options *options) {
+    ModelPlan plan;
+    predicted_plan(&plan, &like->config, like->B, like->T, FOR_TRAINING, like->recompute, like->sharding.ranks,
+                   like->sharding.level, options);
+    PredictedRange r = predict_range(&plan, options);
+    plan_free(&plan);
+    return (StepTimes){r.mean.step_ms, r.fast.step_ms, r.slow.step_ms};
+}
+static inline StepTimes predict_times_with(const ModelPlan *like, Options options, GemmType gemm, bool deterministic) {
+    options.gemm = gemm, options.deterministic = deterministic;
+    return predict_times(like, &options);
 }
 #endif

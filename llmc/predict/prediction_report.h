@@ -100,6 +100,52 @@ static inline void print_prediction_ends(const DevicePeak *d) {
            100 * gemm->fast[g], 100 * memory->fast[g], 100 * gemm->slow[g], 100 * memory->slow[g]);
 }
 
+// What the other value of an option would cost.
+static inline void print_prediction_alternatives(const Prediction *p) {
+    const ModelPlan *plan = p->plan;
+    const Options *o = p->options;
+    if (!predicted_builtin(p, true)) {
+        StepTimes t = predict_times_with(plan, *o, (GemmType)o->gemm, !o->deterministic);
+        print_span(o->deterministic ? "--no-deterministic" : "--deterministic", t.fast, t.slow, 2);
+        printf(" ms, %s\n", o->deterministic ? "but results vary in the last bits" : "bitwise reproducible");
+    }
+    if (plan->fp8) {
+        StepTimes t = predict_times_with(plan, *o, GEMM_BF16, o->deterministic);
+        print_span("--gemm bf16", t.fast, t.slow, 2);
+        printf(" ms%s\n", t.mean < p->step_ms ? ": FP8 is slower for this model on this GPU" : "");
+    }
+}
+
+// The options of a run as those of a prediction for its device.
+static inline Options options_on(const Options *o, const DevicePeak *gpu) {
+    Options on = *o;
+    on.device = gpu->name;
+    if (attention_backend() && strncmp(attention_backend(), "the built-in", 12) == 0) on.sdpa = SDPA_OWN;
+    return on;
+}
+
+// At the start of training. gpu: NULL if its rates are unknown.
+static inline void warn_of_slow_fp8(const ModelPlan *plan, const Options *o, const DevicePeak *gpu) {
+    if (!gpu || o->gemm != GEMM_FP8) return;
+    Options on = options_on(o, gpu);
+    StepTimes fp8 = predict_times(plan, &on), bf16 = predict_times_with(plan, on, GEMM_BF16, on.deterministic);
+    if (fp8.mean > bf16.mean)
+        warn("--gemm fp8 is predicted to be slower than --gemm bf16 for this model on this GPU: a step of %.4g to %.4g "
+             "ms instead of %.4g to %.4g",
+             fp8.fast, fp8.slow, bf16.fast, bf16.slow);
+}
+
+// At the end of training: the mean step, and what was predicted of it.
+static inline void print_predicted_step(const ModelPlan *plan, const Options *o, const DevicePeak *gpu, double ms) {
+    if (!gpu) return;
+    Options on = options_on(o, gpu);
+    StepTimes t = predict_times(plan, &on), loose = predict_times_with(plan, on, (GemmType)on.gemm, false);
+    printf("a step took %.4g ms; predicted: %.4g to %.4g ms", ms, t.fast, t.slow);
+    if (on.deterministic && on.sdpa != SDPA_OWN)
+        printf(", of which --deterministic costs %.3g to %.3g ms", t.fast - loose.fast, t.slow - loose.slow);
+    printf("\n");
+}
+
 static inline void print_prediction(const ModelPlan *plan, const Options *o) {
     PredictedRange r = predict_range(plan, o);
     const Prediction *p = &r.mean;
@@ -128,6 +174,7 @@ static inline void print_prediction(const ModelPlan *plan, const Options *o) {
     printf("\n  %-24s %10.3g to %8.3g hours of the run\n", "", fast.hours, slow.hours);
     printf("  %-24s %10.0f%% of it bound by %s\n", "", 100 * s.bound_share, bound_names[s.bound]);
     print_prediction_ends(d);
+    print_prediction_alternatives(p);
     print_prediction_communication(&r);
     print_prediction_sensitivities(p);
 }

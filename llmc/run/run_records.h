@@ -27,11 +27,10 @@ typedef struct {
 
 // The manufacturer's, or that of a matrix product measured now.
 static inline Peak peak_find(bool measure) {
-    Peak peak = {0, NULL};
-    if (!measure) peak.gflops = ops_rated_gflops(&peak.from);
-    if (peak.gflops > 0) return peak;
-    peak.gflops = matmul_peak_gflops();
-    peak.from = "a large matrix product, measured";
+    const DevicePeak *rated = measure ? NULL : ops_rated();
+    Peak peak = {0, "a large matrix product, measured"};
+    if (rated) peak.gflops = 1e3 * rated->tflops, peak.from = peak_source_names[rated->source];
+    else peak.gflops = matmul_peak_gflops();
     return peak;
 }
 
