@@ -41,18 +41,21 @@ std::vector<WordState> states;
 template <class F> void each_word(u32 address, u32 bytes, F f) {
     for (u32 i = address / 4; i <= (address + bytes - 1) / 4; i++) f(word_states[i]);
 }
-// While a bulk copy to a word is under way nothing else may use it; while one from it is under way, nothing may write.
-void check_copies(const WordState &s, u32 address, bool writes_it, const Site &site) {
+// While a bulk copy to a word is under way nothing else may use it; while one from it or a wgmma, nothing may write.
+void check_use(const WordState &s, u32 address, bool writes_it, const Site &site) {
+    if (writes_it && s.readers)
+        fail("byte %u of shared memory is written in %s while wgmma in %s reads it", address, where(site).c_str(),
+             where(*s.reader).c_str());
     if (s.copy == WordState::to_shared || (s.copy == WordState::from_shared && writes_it))
         fail("byte %u of shared memory is %s in %s while the bulk copy of %s is under way", address,
              writes_it ? "written" : "read", where(site).c_str(), where(*s.site).c_str());
 }
 // An access of a bulk copy or a product.
 void asynchronous_access(u32 address, u32 bytes, bool writes_it, const Site &site) {
-    shared<1>(address, site);
-    shared<1>(address + bytes - 1, site);
+    if ((u64)address + bytes > shared_bytes || !shared_usable[address] || !shared_usable[address + bytes - 1])
+        out_of_shared(address, bytes, site);
     each_word(address, bytes, [&](const WordState &s) {
-        check_copies(s, address, writes_it, site);
+        check_use(s, address, writes_it, site);
         if (s.site && !s.copy && s.written > fences[s.thread].last && s.barriers >= fenced_barriers)
             fail("fence.proxy.async is missing: shared memory at byte %u, which %s accesses, was written in %s",
                  address, where(site).c_str(), where(*s.site).c_str());
@@ -64,8 +67,8 @@ void asynchronous_access(u32 address, u32 bytes, bool writes_it, const Site &sit
 void thread_access(u32 address, u32 bytes, bool writes_it, const Site &site) {
     int thread = cuda_on_cpu::thread_number();
     each_word(address, bytes, [&](WordState &s) {
-        check_copies(s, address, writes_it, site);
-        if (writes_it) s = {++writes, &site, fences[thread].passed, (s16)thread, WordState::none};
+        check_use(s, address, writes_it, site);
+        if (writes_it) s = {++writes, &site, fences[thread].passed, (s16)thread, WordState::none, 0, nullptr};
     });
 }
 void passed_barrier() { fences[cuda_on_cpu::thread_number()].passed++; }
@@ -178,7 +181,7 @@ constexpr u64 tensor_map_mark = 0x70616D20726F7365;
 void land(const Copy &copy) {
     for (const Piece &p : copy.pieces) {
         void *global = (void *)(uintptr_t)p.global;
-        each_word(p.shared, p.bytes, [](WordState &s) { s = {}; });
+        each_word(p.shared, p.bytes, [](WordState &s) { s.site = nullptr, s.copy = WordState::none; });
         if (!copy.load && global) memcpy(global, shared_memory + p.shared, p.bytes);
         else if (copy.load && global) memcpy(shared_memory + p.shared, global, p.bytes);
         else if (copy.load) memset(shared_memory + p.shared, 0, p.bytes);
@@ -195,7 +198,7 @@ void start(Copy copy) {
     if (!cuda_on_cpu::lands_late()) return land(copy);
     for (const Piece &p : copy.pieces)
         each_word(p.shared, p.bytes, [&](WordState &s) {
-            s = {0, copy.site, 0, 0, copy.load ? WordState::to_shared : WordState::from_shared};
+            s.site = copy.site, s.copy = copy.load ? WordState::to_shared : WordState::from_shared;
         });
     copies.push_back(std::move(copy));
 }
@@ -292,8 +295,10 @@ struct Lane {
     std::set<const void *> touched; // registers, since the last wgmma.fence
 };
 std::vector<Product> products[32]; // of a warp, since the start of the block
-size_t computed[32];               // of them, in order
+size_t computed[32], released[32]; // of them, in order: has results, no longer reads shared memory
 Lane lanes[1024];
+int waiting_threads; // for products that take place as late as possible
+u64 idle_rounds;     // times when no thread could run, and some waited for products
 
 Matrix matrix_of(u64 d, bool transposed, const Site &site) {
     Matrix m(d, transposed);
@@ -315,14 +320,14 @@ float number(const char *at, Element type) {
 }
 u32 size_of(Element type) { return type == Element::bf16 ? 2 : 1; }
 
-void check_operands(const Product &p, int warp) {
+// Calls f for each 16 bytes of shared memory that a warp reads for a product.
+template <class F> void each_operand(const Product &p, int warp, F f) {
     const u32 size = size_of(p.what.a_type), in16 = 16 / size;
     for (int of_b = p.what.a_in_registers; of_b < 2; of_b++) {
         Matrix m = matrix_of(of_b ? p.what.b : p.what.a, of_b ? p.what.transpose_b : p.what.transpose_a, *p.site);
         u32 first = of_b ? 0 : (u32)warp % 4 * 16, rows = of_b ? (u32)p.what.n : 16;
         for (u32 row = first; row < first + rows; row += m.transposed ? 8 : 1)
-            for (u32 k = 0; k < 32 / size; k += m.transposed ? 1 : in16)
-                asynchronous_access(m.byte(row, k, size), 16, false, *p.site);
+            for (u32 k = 0; k < 32 / size; k += m.transposed ? 1 : in16) f(m.byte(row, k, size));
     }
 }
 
@@ -373,7 +378,10 @@ void wgmma(const Operands &what, std::initializer_list<float *> d, std::initiali
         fail("wgmma with %zu and %zu registers, in %s", d.size(), a.size(), where(site).c_str());
     if (lane.issued == products[warp].size()) {
         products[warp].push_back({what, &site, lane.groups, {}, {}});
-        check_operands(products[warp].back(), warp);
+        each_operand(products[warp].back(), warp, [&](u32 address) {
+            asynchronous_access(address, 16, false, site);
+            each_word(address, 16, [&](WordState &s) { s.readers++, s.reader = &site; });
+        });
     }
     for (int w = warp / 4 * 4; w < warp / 4 * 4 + 4; w++) // of the warpgroup
         if (lane.issued < products[w].size() &&
@@ -404,7 +412,17 @@ void wgmma_wait(int groups_left, const Site &site) {
     int warp = whole_warp(site);
     Lane &lane = lanes[cuda_on_cpu::thread_number()];
     while (lane.waited < lane.issued && products[warp][lane.waited].group < lane.groups - groups_left) lane.waited++;
+    if (computed[warp] < lane.waited) {
+        u64 round = idle_rounds;
+        waiting_threads++;
+        cuda_on_cpu::wait_until([&] { return idle_rounds > round; },
+                                [&] { return text("in wgmma.wait_group in %s", where(site).c_str()); });
+        waiting_threads--;
+    }
     compute_until(warp, lane.waited);
+    for (; released[warp] < lane.waited; released[warp]++)
+        each_operand(products[warp][released[warp]], warp,
+                     [](u32 address) { each_word(address, 16, [](WordState &s) { s.readers--; }); });
 }
 void touched(std::initializer_list<const void *> registers, const Site &site) {
     int thread = cuda_on_cpu::thread_number();
@@ -447,6 +465,12 @@ void set_registers(bool more, int count, const Site &site) {
 
 namespace {
 
+bool work_while_idle() {
+    if (!waiting_threads) return land_a_load();
+    idle_rounds++;
+    return true;
+}
+
 void end_hopper_block() {
     while (land_a_load()) {
     }
@@ -468,7 +492,7 @@ void end_hopper_block() {
 void begin_hopper_block(bool asynchronous) {
     word_states = nullptr;
     cuda_on_cpu::block_ends = asynchronous ? end_hopper_block : nullptr;
-    cuda_on_cpu::when_idle = asynchronous ? land_a_load : nullptr;
+    cuda_on_cpu::when_idle = asynchronous ? work_while_idle : nullptr;
     if (!asynchronous) return;
     states.assign(shared_bytes / 4 + 1, {});
     word_states = states.data();
@@ -478,6 +502,7 @@ void begin_hopper_block(bool asynchronous) {
     std::fill(std::begin(lanes), std::end(lanes), Lane{});
     std::fill(std::begin(store_group), std::end(store_group), 0);
     std::fill(std::begin(computed), std::end(computed), (size_t)0);
+    std::fill(std::begin(released), std::end(released), (size_t)0);
     for (auto &of_warp : products) of_warp.clear();
     writes = 0, fenced_barriers = 0;
     std::fill(std::begin(registers_of), std::end(registers_of), 0);

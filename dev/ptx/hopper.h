@@ -7,7 +7,7 @@ does not define is an error here; hopper.cpp reports it.
   bulk copies  1 dimension, or boxes of a tensor that a tensor map describes, between global and shared memory. They
                land at once, or not before all threads wait (set_copies)
   wgmma        D (64,N) = A (64,K) B (K,N) + D of a warpgroup, each warp 16 rows. It takes place at once, or in the wait
-               for its group. A thread's registers are named by their addresses
+               for its group when no other thread can run. A thread's registers are named by their addresses
   proxies      what threads store to shared memory is visible to bulk copies and wgmma after fence.proxy.async: of the
                thread itself, or of another thread after a __syncthreads
   source       PTX ISA 8.7, "mbarrier", "cp.async.bulk", "Asynchronous Warpgroup Level Matrix Instructions", "Async

@@ -78,6 +78,8 @@ struct WordState {
     int barriers; // that the thread had passed
     s16 thread;
     enum : u8 { none, to_shared, from_shared } copy;
+    int readers; // warps whose wgmma reads it
+    const Site *reader;
 };
 extern WordState *word_states;                                                // nullptr in other kernels
 void thread_access(u32 address, u32 bytes, bool writes_it, const Site &site); // hopper.cpp

@@ -79,6 +79,8 @@ MISTAKES_90A = [
      UNDER_WAY),
     ("a stage that is filled before it is free", "swizzle_128", r"(done, \[%r\d+\]), %r\d+(?=[\s\S]*setmaxnreg\.inc)",
      r"\1, 1", "1 arrivals at an mbarrier that lacks 0"),
+    ("a stage that is released before wgmma has read it", "swizzle_128",
+     r"(wgmma\.wait_group[^;]*;)([\s\S]*?mbarrier\.arrive[^;]*;)", r"\2\1", "while wgmma in"),
     ("a phase that lacks an arrival", "swizzle_128", r"(mbarrier\.init[^;]*), 128", r"\1, 129",
      "lacks 1 arrivals and 0 bytes"),
     ("an mbarrier that is not initialized", "swizzle_128", r"mbarrier\.init[^;]*;", "", "no mbarrier at byte"),
