@@ -128,6 +128,38 @@ static __global__ void __launch_bounds__(256, 1)
 #endif
 }
 
+// to = from + 1, of 256 numbers, by copies of one dimension
+static __global__ void plain(float *to, const float *from) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    __shared__ alignas(16) float buffer[256];
+    __shared__ u64 barrier;
+    if (threadIdx.x == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared(&barrier)) : "memory");
+        FENCE("fence.mbarrier_init.release.cluster");
+        asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], 1024;" ::"r"(shared(&barrier)) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 1024, [%2];" ::"r"(
+                         shared(buffer)),
+                     "l"(from), "r"(shared(&barrier))
+                     : "memory");
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared(&barrier)) : "memory");
+    }
+    __syncthreads();
+    barrier_wait(&barrier, 0);
+    buffer[threadIdx.x] += 1;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        FENCE("fence.proxy.async.shared::cta"); // after the barrier: also for the other threads
+        asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared(&barrier)) : "memory");
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 1024;" ::"l"(to), "r"(shared(buffer))
+                     : "memory");
+        FENCE("cp.async.bulk.commit_group");
+        FENCE("cp.async.bulk.wait_group.read 0");
+    }
+#else
+    (void)to, (void)from;
+#endif
+}
+
 // Rows of 16 W bytes of a matrix whose rows have `row` bytes, as boxes: (bytes, rows, boxes)
 static CUtensorMap boxes(void *matrix, int w, bool fp8, int rows, int row, int box_rows, int box_count) {
     static const CUtensorMapSwizzle swizzles[] = {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B,
@@ -166,11 +198,40 @@ static void put(unsigned char *bytes, int i, int x, bool fp8) {
     else ((__nv_bfloat16 *)bytes)[i] = __float2bfloat16((float)x);
 }
 
+static void copies_of_one_dimension(float *to, float *from) {
+    float numbers[256], results[256];
+    for (int i = 0; i < 256; i++) numbers[i] = (float)i;
+    buffer_upload(from, numbers, sizeof(numbers));
+    LAUNCH(plain, 1, 256, 0, to, from);
+    buffer_download(results, to, sizeof(results));
+    int wrong = 0;
+    for (int i = 0; i < 256; i++) wrong += results[i] != (float)(i + 1);
+    printf("plain %s\n", wrong ? "wrong results" : "right");
+}
+
+// What the driver refuses: one value of a valid call is replaced in each.
+static void refused_tensor_maps(char *matrix) {
+    int refused = 0;
+    for (int i = 0; i < 6; i++) {
+        cuuint64_t sizes[] = {64, i == 0 ? 0u : 8u}, strides[] = {i == 1 ? 136u : 128u};
+        cuuint32_t box[] = {i == 2 ? 72u : i == 3 ? 60u : 64u, i == 4 ? 257u : 8u}, ones[] = {1, 1};
+        CUtensorMap map;
+        refused += cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, matrix + (i == 5 ? 8 : 0), sizes,
+                                          strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                          CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                                          CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_ERROR_INVALID_VALUE;
+    }
+    printf("tensor_maps %s\n", refused == 6 ? "right" : "wrong results");
+}
+
 int main(int argc, char **argv) {
     enum { BYTES = TILES * ROW }; // of a row of A
     static unsigned char a[M * BYTES], b[N * BYTES];
     static __nv_bfloat16 d[M * N];
     void *on_device[] = {buffer_alloc(sizeof(a), "A"), buffer_alloc(sizeof(b), "B"), buffer_alloc(sizeof(d), "D")};
+    if (argc == 1) refused_tensor_maps((char *)on_device[0]);
+    if (argc == 1 || strcmp(argv[1], "plain") == 0)
+        copies_of_one_dimension((float *)on_device[0], (float *)on_device[1]);
     for (const auto &k : kernels) {
         if (argc > 1 && strcmp(k.name, argv[1]) != 0) continue;
         const int depth = k.fp8 ? BYTES : BYTES / 2;

@@ -455,7 +455,7 @@ def host_names(kernels, symbols):
 def write_part(path, writers, texts, hosts, parser):
     repository = os.getcwd() + os.sep
     names = {number: os.path.normpath(name).removeprefix(repository) for number, name in parser.files.items()}
-    top = max((int(number) for number in names), default=0)
+    top = max([0, *map(int, names), *(int(site[0]) for writer in writers for site in writer.sites)])
     with open(path, "w", encoding="utf-8") as out:
         out.write(HEAD)
         rows = ", ".join('"' + names.get(str(i), "?") + '"' for i in range(top + 1))
