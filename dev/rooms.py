@@ -11,7 +11,8 @@ Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
   alone     each .h of llmc/ compiles as C without CUDA's headers, each .cuh as C++ with them (where they are installed)
   exit      only program_exit of llmc/base/common.h calls exit, and nothing registers a handler for it
   dead      each function of the product is called (py)
-  tested    each operation of llmc/ops/ops.h is called in tests/*.h, and its CUDA version begins with OPERATION();
+  tested    each operation of llmc/ops/ops.h is called in tests/*.h, and its CUDA version begins with OPERATION(); or
+            calls others
 """
 
 import argparse
@@ -202,7 +203,10 @@ def untested_operations(root):
             continue
         if not re.search(rf"\b{name}\(", tests):
             yield f"llmc/ops/ops.h: no test calls {name} (tests/operation_catalogue.h)"
-        if result == "void" and not re.search(rf"\b{name}\([^;{{]*\) {{\s*OPERATION\(\);", cuda):
+        bodies = re.findall(rf"\b{name}\([^;{{]*\) {{\s*(.*?)\n}}", cuda, re.S)
+        calls = [other for _, other, _ in declared if other != name]
+        begun = [b for b in bodies if b.startswith("OPERATION();") or any(f"{other}(" in b for other in calls)]
+        if result == "void" and not begun:
             yield f"llmc/ops/*.cuh: {name} does not begin with OPERATION();"
 
 

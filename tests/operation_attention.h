@@ -164,8 +164,8 @@ static OpCost attention_cost(const OpCase *c, bool backward) {
     return op_cost(attention_backward_bytes(s), attention_backward_flops(s), workspace);
 }
 
-// --- diff_attention: x[0] fused rows [q | k | v | padding], x[1] l (N,OH) with row stride ldl, y[0] out (N,OH,DV), y[1]
-// lse. What it keeps has no fixed layout, so the backward is called after another forward ---
+// --- diff_attention: x[0] fused rows [q | k | v | padding], x[1] l (N,OH) with row stride ldl, y[0] out (N,OH,DV),
+// y[1] lse. What it keeps has no fixed layout, so the backward is called after another forward ---
 
 static HeadGroups diff_attention_groups(const OpCase *c) {
     HeadGroups g = {c->d[6], 1};

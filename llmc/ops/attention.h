@@ -202,8 +202,8 @@ static inline real attention_softmax(real *p, real *max, real *sum, int low, int
     return factor;
 }
 
-// Attention of a block of queries from row t0 of one head: returns (rows, DV) with stride a->DV, which the thread's next
-// block overwrites. l (rows) or NULL
+// Attention of a block of queries from row t0 of one head: returns (rows, DV) with stride a->DV, which the thread's
+// next block overwrites. l (rows) or NULL
 static inline const real *attention_forward_block(real *l, const floatX *q, const real *kt, const real *v, int b,
                                                   int t0, const AttentionWorkspace *a, AttentionShape s) {
     // below any score; finite, so that a row without a visible key in a block stays correct

@@ -12,7 +12,6 @@ static inline int diff_attention_kept(AttentionShape s) { return s.NQ; }
 static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                           const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
                                           absmax_t *max) {
-    OPERATION();
     attention_forward(kept, lse, q, k, v, attention_of_heads(s));
     diff_combine_forward(out, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups, factor, max);
 }
@@ -21,7 +20,6 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
                                            AttentionShape s, Factor factor, bool add_dv) {
-    OPERATION();
     (void)out;
     diff_combine_backward(dkept, dl, dout, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups,
                           factor);

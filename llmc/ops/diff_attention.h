@@ -12,8 +12,8 @@ share keys and values. Equations of one head, method, shapes and numerics in att
               dl_i = -f'(l_i) <g_i,a2>
             and dQ, dK of each head from its dS
   traffic   kept are o and a2: no output of a signal head, no gradient of heads, and no pass that combines them
-  flops     forward as attention of r + 1 heads; backward 5r + 3 products instead of 5r + 5: r + 1 for S, r for dP, r for
-            dV, r + 1 each for dQ and dK
+  flops     forward as attention of r + 1 heads; backward 5r + 3 products instead of 5r + 5: r + 1 for S, r for dP,
+            r for dV, r + 1 each for dQ and dK
 */
 #ifndef LLMC_DIFF_ATTENTION_H
 #define LLMC_DIFF_ATTENTION_H

@@ -141,11 +141,11 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                                                       // the same values); strides of q, k, v and out
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // for both, of the plans so far
 
-// Attention whose noise heads are subtracted, where the heads of a group share K and V: attention of all query heads and
-// diff_combine. out (N,OH,DV) with the strides ldo and o_head of s, whose groups have one noise head; l (N,OH) with row
-// stride ldl, factor and max as for diff_combine.
-// kept (N, diff_attention_kept, DV): what the backward reads besides. Where that is every query head, the backward needs
-// dkept, which is as large; else dkept is NULL.
+// Attention whose noise heads are subtracted, where the heads of a group share K and V: attention of all query heads,
+// then diff_combine. out (N,OH,DV) has the strides ldo and o_head of s, whose groups have one noise head; l (N,OH) with
+// row stride ldl, factor and max are those of diff_combine.
+// kept (N, diff_attention_kept, DV): what the backward reads besides. Where that is every query head, the backward
+// needs dkept, which is as large; else dkept is NULL.
 static inline int diff_attention_kept(AttentionShape s);
 static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                           const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
