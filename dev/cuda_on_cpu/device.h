@@ -183,6 +183,9 @@ int barrier(BlockVote vote, int predicate, Place place);
 
 enum class WarpOp { sync, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all, reduce_add, reduce_min, reduce_max };
 uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width, Place place);
+// all[i] = what lane i of the warp gives, of `bytes` bytes. Orders no memory, as a shuffle.
+enum { EXCHANGE_BYTES = 32 };
+void exchange(const void *own, size_t bytes, void *all, Place place = Place::here());
 
 template <class T> T shuffle(WarpOp op, unsigned mask, T value, int argument, int width, Place place) {
     static_assert(std::is_arithmetic<T>::value && (sizeof(T) == 4 || sizeof(T) == 8), "shuffles move 4 or 8 bytes");

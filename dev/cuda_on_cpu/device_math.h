@@ -121,21 +121,24 @@ inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
 
-// The products of llmc/cuda/mma.cuh. Lanes exchange their operands by shuffles, two registers at a time, of which
-// a_number and b_number give number i of `count`.
+// The products of llmc/cuda/mma.cuh, of `count` numbers in two registers, which `number` gives.
 template <typename A, typename B>
 inline void cuda_on_cpu_mma_of(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], int count, A a_number,
                                B b_number) {
+    struct Operands {
+        unsigned a[4], b[2];
+    } own, all[32];
     const int lane = (int)(threadIdx.x % 32), g = lane / 4, r = lane % 4;
     auto both = [](unsigned low, unsigned high) { return (uint64_t)high << 32 | low; };
+    memcpy(own.a, a, sizeof(a)), memcpy(own.b, b, sizeof(b));
+    cuda_on_cpu::exchange(&own, sizeof(own), all);
     for (int from = 0; from < 4; from++) { // the columns of a, and rows of b, that these lanes hold
-        uint64_t rows[2], columns[2];
-        for (int i = 0; i < 2; i++) {
-            rows[i] = __shfl_sync(~0u, both(a[i], a[i + 2]), 4 * g + from);
-            columns[i] = __shfl_sync(~0u, both(b[0], b[1]), 4 * (2 * r + i) + from);
+        const unsigned *x = all[4 * g + from].a;
+        for (int i = 0; i < 4; i++) {
+            const unsigned *y = all[4 * (2 * r + i % 2) + from].b;
+            const uint64_t row = both(x[i / 2], x[i / 2 + 2]), column = both(y[0], y[1]);
+            for (int k = 0; k < count; k++) c[i] += a_number(row, k) * b_number(column, k);
         }
-        for (int i = 0; i < 4; i++)
-            for (int k = 0; k < count; k++) c[i] += a_number(rows[i / 2], k) * b_number(columns[i % 2], k);
     }
 }
 inline void cuda_on_cpu_mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -166,13 +169,11 @@ inline void cuda_on_cpu_mma_fp8(float (&c)[4], const unsigned (&a)[4], const uns
 inline void cuda_on_cpu_ldmatrix(unsigned (&to)[4], const void *row, bool transposed) {
     if ((uintptr_t)row % 16) cuda_on_cpu::fail("ldmatrix reads from %p, which is not a multiple of 16", row);
     const int lane = (int)(threadIdx.x % 32), g = lane / 4, r = lane % 4;
+    const uint16_t *rows[32];
+    cuda_on_cpu::exchange(&row, sizeof(row), rows);
     for (int j = 0; j < 4; j++) {
         uint16_t pair[2];
-        for (int i = 0; i < 2; i++) {
-            int from_row = transposed ? 2 * r + i : g, column = transposed ? g : 2 * r + i;
-            uint64_t from = __shfl_sync(~0u, (uint64_t)(uintptr_t)row, 8 * j + from_row);
-            memcpy(&pair[i], (const uint16_t *)(uintptr_t)from + column, sizeof(pair[i]));
-        }
+        for (int i = 0; i < 2; i++) pair[i] = transposed ? rows[8 * j + 2 * r + i][g] : rows[8 * j + g][2 * r + i];
         to[j] = (unsigned)pair[1] << 16 | pair[0];
     }
 }

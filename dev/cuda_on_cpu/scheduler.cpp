@@ -568,6 +568,15 @@ uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width,
     return t.value;
 }
 
+void exchange(const void *own, size_t bytes, void *all, Place place) {
+    static char tables[2][1024][EXCHANGE_BYTES]; // in turn: a lane may be ahead of others by one exchange
+    static unsigned char turns[1024];
+    char(*table)[EXCHANGE_BYTES] = tables[turns[current]++ % 2] + current / 32 * 32;
+    memcpy(table[current % 32], own, bytes);
+    warp(WarpOp::shfl, ~0u, 0, 0, 32, place);
+    for (int i = 0; i < 32; i++) memcpy((char *)all + (size_t)i * bytes, table[i], bytes);
+}
+
 void *dynamic_shared() {
     if (!dynamic_memory && launch->shared_bytes) dynamic_memory = poisoned(launch->shared_bytes, 16);
     return dynamic_memory;
