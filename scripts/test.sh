@@ -18,8 +18,8 @@
 #                    kernels and trainer, run by dev/cuda_on_cpu, in bf16, in fp32 and under the sanitizers. Requires
 #                    CUDA's headers
 #   CUDA tools       dev/gpu_check.sh with this emulation; the predictions of --dry-run --device
-#   compiled PTX     the operations on what nvcc compiles for sm_90, run by dev/ptx, and mistakes planted in PTX; with
-#                    --all also for sm_80, 89, 100 and 120, and the layouts of wgmma against CuTe. Requires nvcc
+#   compiled PTX     the operations on what nvcc compiles for sm_90 and sm_80, run by dev/ptx, and mistakes planted in
+#                    PTX; with --all also for sm_89, 100 and 120, and the layouts of wgmma against CuTe. Requires nvcc
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
@@ -294,10 +294,11 @@ compiled_ptx() {
         return
     fi
     compiled_ptx_of 90
+    compiled_ptx_of 80
     build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted build/ptx/sm_90a/planted90a \
         && run_script dev/ptx/test_translate.py build
     [ $all_tests = yes ] || return
-    for arch in 80 89 100 120; do
+    for arch in 89 100 120; do
         compiled_ptx_of $arch
     done
     wgmma_layouts
