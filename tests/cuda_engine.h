@@ -19,6 +19,8 @@ cuda_engine.h: compares a CUDA operation with its C twin.
 
 #include "operation_table.h"
 
+#include "../llmc/cuda/device_peak.h" // which ops.h includes, in the namespace below for the first time
+
 #include <algorithm>
 #include <deque>
 #include <functional>
