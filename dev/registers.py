@@ -22,7 +22,7 @@ LIMITS = (
     ("attention_(forward|dq|dkv)_kernel<8", 256, 1, {}),
     ("attention_dkv_kernel<4, false>", 256, 1, {89: 8, 90: 8}),
     ("attention_dkv_kernel<2, true>", 256, 1, {80: 8, 89: 8}),
-    ("attention_dkv_kernel<1, false>", 256, 2, {90: 8}),
+    ("attention_dkv_kernel<1, false>", 256, 2, {90: 8, 100: 24}),
     ("attention_(forward|dq|dkv)_kernel<4", 256, 1, {}),
     ("attention_(forward|dq|dkv)_kernel", 256, 2, {}),
     ("attention_decode_mma_kernel<4, 2>", 128, 2, {}),
