@@ -120,6 +120,7 @@ static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first
     r.scale = (double)s.scale;
     r.window = s.window;
     r.first_key = first_key;
+    r.groups.signals = s.groups.signals, r.groups.noise = s.groups.noise;
     return r;
 }
 

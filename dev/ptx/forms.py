@@ -203,7 +203,7 @@ LOADS = {
     "global": "f32 f64 s32:l u16 u32 u32:l v2.f32 v2.u32 v4.f32 v4.u16 v4.u32",
     "shared": "f32 f64 u32 v2.f32 v4.f32 v4.u32",
     "local": "f32 v2.f64 v4.f32",
-    "param": "f32 s32:l s8:h u32 u32:l u64 v2.u32 v4.u8",
+    "param": "f32 s32:l s8:h u32 u32:l u64 u8:h v2.u32 v2.u8 v4.u8",
 }
 STORES = {
     "global": "f32 f64 u16 u32 u64 v2.f32 v2.u16 v2.u32 v4.f32 v4.u16 v4.u32",
