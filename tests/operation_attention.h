@@ -186,6 +186,7 @@ static void diff_attention_setup(OpCase *c) {
     op_view(&c->y[1], "lse", 0, 1, a.B * a.NQ, a.T, a.B * a.NQ * a.T, a.T);
     attention_rounding(c, &a);
     c->y[0].error.absolute *= 3, c->y[0].rounded_terms = 4; // two heads, which are stored where they are kept
+    // a key's gradient sums over the signal heads and the noise head, whose gradient is itself a sum over the former
     op_error(&c->dx[0], 4, 3 * signals * (attention_error(&a) + error_of_sum(a.DV)));
     op_error(&c->dx[1], 16, 4 * (attention_error(&a) + error_of_sum(a.DV)));
     c->dx[0].rounded_terms = c->dx[1].rounded_terms = 3 * signals;

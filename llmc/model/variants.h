@@ -74,7 +74,7 @@ static const double HEAD_NORM_EPS = 1e-5; // of NORM_HEAD
 // The initial lambda of a layer (layers from 0).
 static inline double lambda_init(int layer) { return 0.8 - 0.6 * exp(-0.3 * layer); }
 
-// Whether a noise head and its signal heads share keys and values.
+// Whether a noise head and its signal heads share keys and values, and nothing changes heads before the subtraction.
 static inline bool variant_shares_keys(const AttentionVariant *v) {
     return v->noise == NOISE_NEXT && v->key_sets == 1 && v->sink == SINK_NONE;
 }

@@ -54,6 +54,8 @@ typedef struct {
     real *p;       // (signals, ROWS, SCORES_LD): scores, then probabilities, less those of the noise head
     real *ds;      // (maps, ROWS, SCORES_LD): dP, then dS
     real *noise;   // (TILE_ROWS, SCORES_LD): probabilities of the noise head
+    // numbers of rows, (signals, ROWS): <do, a> of the head's own output, the factor of the noise head, <do, a2>
+    real *delta, *factor, *dot;
 } AttentionBlock;
 
 // The next `count` elements; NULL if memory is NULL and only the size is computed.
@@ -73,6 +75,7 @@ static inline AttentionWorkspace attention_workspace(AttentionShape s, int threa
     a.padded = round_up(round_up(a.keys, TILE_ROWS), TILE_COLUMNS);
     a.D = round_up(s.D, TILE_LANES);
     a.DV = round_up(s.DV, TILE_LANES);
+    // as attention_block divides it
     a.block_count =
         ATTENTION_ROWS * (maps * (a.D + max_size(a.D, a.DV) + SCORES_LD) + signals * (a.DV + SCORES_LD + 3)) +
         TILE_ROWS * SCORES_LD;
@@ -96,6 +99,9 @@ static inline AttentionBlock attention_block(const AttentionWorkspace *a, bool b
     block.p = block.dout + signals * rows * a->DV;
     block.ds = block.p + signals * rows * SCORES_LD;
     block.noise = block.ds + maps * rows * SCORES_LD;
+    block.delta = block.noise + TILE_ROWS * SCORES_LD;
+    block.factor = block.delta + signals * rows;
+    block.dot = block.factor + signals * rows;
     return block;
 }
 

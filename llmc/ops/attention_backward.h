@@ -24,13 +24,6 @@ typedef struct {
     Factor factor;
 } AttentionHead;
 
-// The numbers of the rows of a block.
-typedef struct {
-    int low[ATTENTION_ROWS]; // the first key
-    real *delta;             // (signals, ROWS): <do, a> of the head's own output
-    real *factor, *dot;      // (signals, ROWS): of the noise head's output in the subtraction, and <do, a2>
-} AttentionRows;
-
 // P and dS of a row: p holds scores and ds holds dP
 static inline void attention_backward_row(real *p, real *ds, real l, real delta, int from, int to) {
 #pragma omp simd
@@ -53,14 +46,13 @@ static inline void attention_backward_signal(real *p, real *ds, real *sum, const
 }
 
 // P and dS of a block of rows and the keys from k0 on.
-static inline void attention_backward_scores(const AttentionBlock *block, const AttentionHead *h,
-                                             const AttentionRows *r, int t0, int rows, int k0,
-                                             const AttentionWorkspace *a, AttentionShape s) {
+static inline void attention_backward_scores(const AttentionBlock *block, const AttentionHead *h, const int *low,
+                                             int t0, int rows, int k0, const AttentionWorkspace *a, AttentionShape s) {
     const int signals = a->signals;
     const size_t map = ATTENTION_ROWS * SCORES_LD;
     for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
         int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), end = n ? n + TILE_ROWS : 0;
-        int unused = attention_unused(r->low[i0], k0), j0 = k0 + unused;
+        int unused = attention_unused(low[i0], k0), j0 = k0 + unused;
         size_t at = i0 * SCORES_LD + unused;
         bool group = a->maps > 1;
         if (group)
@@ -75,7 +67,7 @@ static inline void attention_backward_scores(const AttentionBlock *block, const 
                              h->vt + j0 * a->DV, n - unused, s.DV, a->DV);
         }
         for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
-            int visible = attention_reach(s, t0 + i, k0), from = min_int(max_int(0, r->low[i] - k0), visible);
+            int visible = attention_reach(s, t0 + i, k0), from = min_int(max_int(0, low[i] - k0), visible);
             int whole = (visible + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed
             real *sum = block->ds + signals * map + i * SCORES_LD, *noise = block->noise + (i - i0) * SCORES_LD;
             if (group) {
@@ -88,9 +80,9 @@ static inline void attention_backward_scores(const AttentionBlock *block, const 
                 int row = m * ATTENTION_ROWS + i;
                 real l = h->lse[m * s.T + t0 + i];
                 if (group)
-                    attention_backward_signal(p, ds, sum, noise, l, r->delta[row], r->factor[row], r->dot[row], m > 0,
-                                              unused, whole);
-                else attention_backward_row(p, ds, l, r->delta[row], unused, whole);
+                    attention_backward_signal(p, ds, sum, noise, l, block->delta[row], block->factor[row],
+                                              block->dot[row], m > 0, unused, whole);
+                else attention_backward_row(p, ds, l, block->delta[row], unused, whole);
                 for (int j = max_int(0, unused - TILE_ROWS); j < from; j++) p[j] = ds[j] = 0;
                 for (int j = visible; j < end; j++) p[j] = ds[j] = 0; // the products below read whole tiles
             }
@@ -110,21 +102,21 @@ static inline real attention_dot(const floatX *x, const floatX *y, int count) {
     return dot;
 }
 
-// The numbers of the rows from t0 on; and of a group, the gradients of lambda.
-static inline void attention_backward_rows(AttentionRows *r, const AttentionHead *h, int t0, int rows,
-                                           const AttentionWorkspace *a, AttentionShape s) {
+// The numbers of the rows from t0 on, and their first keys; of a group, also the gradients of lambda.
+static inline void attention_backward_rows(const AttentionBlock *block, int *low, const AttentionHead *h, int t0,
+                                           int rows, const AttentionWorkspace *a, AttentionShape s) {
     for (int i = 0; i < rows; i++) {
         size_t t = (size_t)t0 + i;
-        r->low[i] = attention_first_key(s, h->b, t0 + i);
+        low[i] = attention_first_key(s, h->b, t0 + i);
         for (int m = 0; m < a->signals; m++) {
             const floatX *o = h->out + t * s.ldo + m * s.o_head, *g = h->dout + t * s.ldo + m * s.o_head;
             int row = m * ATTENTION_ROWS + i;
-            r->delta[row] = attention_dot(g, o, s.DV);
+            block->delta[row] = attention_dot(g, o, s.DV);
             if (a->maps == 1) continue;
             real factor = diff_factor(h->l[t * h->ldl + m], h->factor),
                  dot = attention_dot(g, h->noise + t * h->ldn, s.DV);
-            r->delta[row] += factor * dot; // <g, a1> = <g, o> + s <g, a2>
-            r->factor[row] = factor, r->dot[row] = dot;
+            block->delta[row] += factor * dot; // <g, a1> = <g, o> + s <g, a2>
+            block->factor[row] = factor, block->dot[row] = dot;
             h->dl[t * h->ldl + m] = -dot * diff_factor_slope(factor, h->factor);
         }
     }
@@ -132,15 +124,13 @@ static inline void attention_backward_rows(AttentionRows *r, const AttentionHead
 
 static inline void attention_backward_head(const AttentionHead *h, const AttentionWorkspace *a, AttentionShape s) {
     AttentionBlock block = attention_block(a, true);
-    AttentionRows r;
+    int low[ATTENTION_ROWS];
     const int signals = a->signals, maps = a->maps;
     const size_t R = ATTENTION_ROWS, map = R * SCORES_LD;
-    r.delta = block.noise + TILE_ROWS * SCORES_LD, r.factor = r.delta + signals * R, r.dot = r.factor + signals * R;
     for (int t0 = 0; t0 < s.T; t0 += ATTENTION_ROWS) {
         int rows = min_int(ATTENTION_ROWS, s.T - t0);
         size_t padded = round_up(rows, TILE_ROWS);
-        const int *low = r.low;
-        attention_backward_rows(&r, h, t0, rows, a, s);
+        attention_backward_rows(&block, low, h, t0, rows, a, s);
         for (int m = 0; m < maps; m++) {
             attention_copy_rows(block.q + m * R * a->D, h->q + (size_t)t0 * s.ldq + m * s.q_head, rows, padded, s.D,
                                 a->D, s.ldq, s.scale);
@@ -151,7 +141,7 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
                                 s.DV, a->DV, s.ldo, 1);
         int k0 = low[0] / ATTENTION_KEYS * ATTENTION_KEYS; // no row attends to an earlier key
         for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS) {
-            attention_backward_scores(&block, h, &r, t0, rows, k0, a, s);
+            attention_backward_scores(&block, h, low, t0, rows, k0, a, s);
             int keys = attention_reach(s, t0 + rows - 1, k0);
             int begin = max_int(0, low[0] - k0) / TILE_ROWS * TILE_ROWS; // no row attends to earlier keys
             for (int j0 = begin, r1 = rows; j0 < keys; j0 += TILE_ROWS, r1 = rows) {

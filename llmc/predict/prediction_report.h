@@ -135,7 +135,7 @@ static inline void warn_of_slow_fp8(const ModelPlan *plan, const Options *o, con
              fp8.fast, fp8.slow, bf16.fast, bf16.slow);
 }
 
-// At the end of training: the mean step, and what was predicted of it.
+// At the end of training: the measured mean time of a step, and the predicted one.
 static inline void print_predicted_step(const ModelPlan *plan, const Options *o, const DevicePeak *gpu, double ms) {
     if (!gpu) return;
     Options on = options_on(o, gpu);
