@@ -18,9 +18,10 @@ the CUDA program.
 
 void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
                     int ranks, int zero, const Options *options) {
+    RunRanks of = {0, ranks, options->zero_group ? (int)options->zero_group : ranks, zero};
     recorded.options = options;
     recorded.device = device_peak_named(options->device);
-    plan_build(plan, config, B, T, purpose, recompute, 0, ranks, zero);
+    plan_build(plan, config, B, T, purpose, recompute, of);
     plan->device = recorded.device;
 }
 
@@ -42,11 +43,11 @@ Prediction predict_step(const ModelPlan *plan, const Options *options, int chang
     memset(&model, 0, sizeof(model));
     memset(&recorded, 0, sizeof(recorded));
     p.plan = plan, p.options = options;
-    p.micro_steps = (double)options->total_batch / ((double)N * plan->sharding.ranks);
+    p.micro_steps = (double)options->total_batch / ((double)N * plan_ranks(plan));
     for (int i = 0; i < ASSUMPTION_COUNT; i++) p.assumed[i] = assumption_value(i, plan->device->generation, change);
     recorded.p = &p, recorded.options = options, recorded.device = plan->device;
     recorded.times = 1;
-    comm.ranks = plan->sharding.ranks;
+    comm.ranks = plan_ranks(plan), comm.group_ranks = plan->sharding.ranks;
     model.plan = *plan; // with its lists
     model_alloc(&model, NULL);
     recorded.head = param(&model.state, head_kind(plan), 0);

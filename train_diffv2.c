@@ -49,11 +49,11 @@ typedef struct {
     RouterLosses router;  // --router-aux, --router-z, and their values in the last update
 } Model;
 
-// The model's plan, without memory. It runs as rank `rank` of `ranks` that share its state as --zero `zero` says.
+// The model's plan, without memory.
 static void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
-                       int rank, int ranks, int zero) {
+                       RunRanks ranks) {
     memset(model, 0, sizeof(*model));
-    plan_build(&model->plan, config, B, T, purpose, recompute, rank, ranks, zero);
+    plan_build(&model->plan, config, B, T, purpose, recompute, ranks);
 }
 
 // Allocates the buffers of the plan. shared: a model whose parameters this one reads, or NULL.
@@ -769,7 +769,8 @@ static bool stats_due(const Options *o, int64_t step) {
 // checkpoint is due, and the stage of the one that is being written. All ranks compute the same from the same numbers.
 static void run_agree(Run *run, StepResult *r) {
     Model *model = &run->model;
-    int ranks = comm_ranks(), count = model->plan.sharding.count, width = AGREED_NUMBERS + count;
+    int ranks = comm_ranks(), pieces = model->plan.sharding.ranks; // those of every group are equal
+    int count = model->plan.sharding.count, width = AGREED_NUMBERS + count;
     double *own = run->agreed, *all = own + width, loss = 0;
     watch_phase(PHASE_GRADIENTS);
     own[0] = loss_sum(&model->acts, model->plan.B * model->plan.T);
@@ -784,7 +785,7 @@ static void run_agree(Run *run, StepResult *r) {
         run->checkpointer.stage = min_int(run->checkpointer.stage, (int)theirs[3]);
         loss += theirs[0];
         run->stop = max_int(run->stop, (int)theirs[1]);
-        for (int b = 0; b < count; b++) model->state.squares[b * ranks + q] = theirs[AGREED_NUMBERS + b];
+        for (int b = 0; b < count && q < pieces; b++) model->state.squares[b * pieces + q] = theirs[AGREED_NUMBERS + b];
     }
     run->checkpointer.due = all[2] != 0;
     r->loss = loss / (double)run->options.total_batch;
@@ -968,9 +969,9 @@ static void run_plan(Run *run, const ModelConfig *config) {
         if (samples) predicted_plan(plan, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, ranks, zero, o);
         return;
     }
-    model_plan(&run->model, config, B, T, purpose, (Recompute)o->recompute, comm_rank(), ranks, zero);
-    if (samples)
-        model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks, zero);
+    RunRanks of = {comm_rank(), ranks, options_group(o), zero};
+    model_plan(&run->model, config, B, T, purpose, (Recompute)o->recompute, of);
+    if (samples) model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, of);
     if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
     warn_of_attention();
 }
@@ -980,10 +981,10 @@ static void run_alloc(Run *run) {
     Model *model = &run->model;
     const ModelPlan *plan = &model->plan;
     size_t N = (size_t)plan->B * plan->T, agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
-    int ranks = plan->sharding.ranks;
+    int ranks = comm_ranks();
     model_alloc(model, NULL);
     ops_init(plan->workspace_bytes);
-    comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level);
+    comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level, plan->sharding.ranks);
     if (run_sampling_plan(run)) model_alloc(&run->sampling_model, model);
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * agreed, sizeof(double));
     run->inputs = (int *)checked_calloc(N, sizeof(int));

@@ -110,7 +110,7 @@ SIZES = [
 def fastest(options, device, ranks, batch, zeros, sizes):
     """(prediction, B, zero, recompute) of the fastest plan that fits, with recomputation only if 4 sequences do not fit
     otherwise. None: no plan fits."""
-    best, sequence = None, 1024 if re.search("124m|350m", options) else 2048
+    best, sequence = None, 1024 if re.search("124m|350m", options) else 4096 if "30b" in options else 2048
     for recompute in range(3):
         for zero in zeros:
             for B in sizes:
@@ -261,6 +261,22 @@ def comparisons():
     return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
 
 
+def groups():
+    """By size and number of H200 GPUs: the share of the peak with one group of ranks, and with groups of a machine."""
+    machines = (8, 64, 512, 4096)
+
+    def cell(case):
+        model, ranks = case
+        plan = [fastest(f"{model} --zero-group {n}", "H200", ranks, 1 << 22, range(4), (16, 4, 1)) for n in (0, 8)]
+        return " / ".join(f"{span(p[0], 'share_of_peak', percent)} z{p[2]}" if p else "-" for p in plan)
+
+    names = ("1.4b", "3b", "13.1b", "30b-a3b")
+    models = {**{size[0]: size[1] for size in SIZES}, "30b-a3b": "--preset 30b-a3b"}
+    cells = in_turns(cell, [(models[name], ranks) for name in names for ranks in machines])
+    rows = [[name, *cells[i * len(machines) :][: len(machines)]] for i, name in enumerate(names)]
+    return table(["size", *(f"{ranks} GPUs" for ranks in machines)], rows)
+
+
 # ---- cluster.md
 
 
@@ -343,7 +359,7 @@ GENERATED = {
     "docs/options.md": {"help": options},
     "docs/cluster.md": {"recipes": recipe_table, "fits": fits},
     "docs/sizing.md": {"settings": settings, "hours": hours, "contexts": contexts},
-    "docs/scale.md": {"plans": plans, "comparisons": comparisons},
+    "docs/scale.md": {"plans": plans, "comparisons": comparisons, "groups": groups},
     "scripts/recipes": {"": recipe_file},
 }
 

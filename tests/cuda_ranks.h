@@ -110,6 +110,24 @@ static void test_ranks_zero_bits(void) {
     test_remove_directory(&d);
 }
 
+// Four ranks in two groups (--zero-group) compute what one rank computes, with the same bits at every --zero.
+static void test_ranks_groups(void) {
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    if (has_gpus(4)) run_in(&r, &d, cpu_trainer(), 0, TRAIN_RANKS " --batch-size 8 --steps 3 --out cpu");
+    for (int zero = 0; zero <= ZERO_MOST && has_gpus(4); zero++) {
+        char out[20];
+        FORMAT(out, zero ? "z%d" : "device", zero);
+        run_ranks(&r, &d, 4, zero % 2 ? "CUDA_ON_CPU_STREAMS=hasty" : "", 0,
+                  TRAIN_RANKS " --batch-size 2 --total-batch 56 --steps 3 --zero %d --zero-group 2 "
+                              "--check-ranks-every 1 --out %s",
+                  zero, out);
+        if (zero == 0) compare_records(&d, "4 ranks in groups of 2", "train", 3, cuda_fp32 ? 1e-4 : 0.03);
+        else expect_same_state(&d, 3, "device", out, true);
+    }
+    test_remove_directory(&d);
+}
+
 #ifdef CUDA_ON_CPU
 // Sums of NCCL depend on the size of the buffer; its emulation sums in the order of ranks. No clipping: the norm is a
 // sum over buckets.
@@ -497,6 +515,8 @@ static void test_slurm_lists(void) {
 static const CudaTest cuda_ranks_tests[] = {
     {BOTH_PRECISIONS, {"several devices have the losses of the CPU trainer, with every --zero", test_ranks_losses}},
     {BF16_ALONE, {"--zero 0, 1, 2 and 3 give the same bits, in any order of streams", test_ranks_zero_bits}},
+    {BF16_ALONE,
+     {"two groups of two ranks give the losses of one rank, and the same bits at every --zero", test_ranks_groups}},
 #ifdef CUDA_ON_CPU
     {BF16_ALONE, {"results do not depend on the size of buckets", test_ranks_bucket_sizes}},
 #endif

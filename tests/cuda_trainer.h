@@ -1046,7 +1046,7 @@ static void test_host_waits(void) {
     options_finish(&o, 1);
     ModelConfig config = options_model(&o);
     Model m;
-    model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK, 0, 1, 0);
+    model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK, one_rank);
     model_alloc(&m, NULL);
     ops_init(m.plan.workspace_bytes);
     model_init(&m.plan, m.state.params, m.state.master, 1);
@@ -1087,7 +1087,7 @@ static void test_logit_pieces(void) {
         options_finish(&o, 1);
         ModelConfig config = options_model(&o);
         Model m;
-        model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING, 0, 1, 0);
+        model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING, one_rank);
         EXPECT(m.plan.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p,
                m.plan.logit_rows);
         model_free(&m, true);

@@ -67,7 +67,7 @@ static void expert_randomize(Model *m, uint64_t seed) {
 static int *expert_start(Model *m, int i, const char *variant, Purpose purpose, Recompute recompute) {
     const ModelCase *mc = &expert_cases[i].model;
     ModelConfig config = expert_config(i, variant);
-    model_plan(m, &config, mc->B, mc->T, purpose, recompute, 0, 1, 0);
+    model_plan(m, &config, mc->B, mc->T, purpose, recompute, one_rank);
     model_alloc(m, NULL);
     ops_init(m->plan.workspace_bytes);
     expert_randomize(m, 7);
@@ -271,7 +271,7 @@ static void test_one_expert_is_an_mlp(void) {
     case_randomize(&a, 7);
     int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
     double loss = case_loss(&a, tokens, mc->B, mc->T, true);
-    model_plan(&b, &moe, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
+    model_plan(&b, &moe, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, one_rank);
     model_alloc(&b, NULL);
     case_randomize(&b, 7);
     for (int l = 0; l < dense.L; l++)
@@ -409,7 +409,7 @@ static void test_experts_generate(void) {
         ModelConfig config = expert_config(i, "diff_v2");
         float *want = (float *)checked_calloc(mc->V, sizeof(float)),
               *got = (float *)checked_calloc(mc->V, sizeof(float));
-        model_plan(&cached, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
+        model_plan(&cached, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, one_rank);
         model_alloc(&cached, &m);
         ops_init(max_size(m.plan.workspace_bytes, cached.plan.workspace_bytes));
         int half = mc->T / 2;

@@ -209,7 +209,7 @@ static void test_batches_of_models(void) {
             Model batch, alone;
             case_open(&batch, &config, 3, mc->T, FOR_GENERATION);
             case_randomize(&batch, 5);
-            model_plan(&alone, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
+            model_plan(&alone, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, one_rank);
             model_alloc(&alone, &batch);
             Generator many = model_generator(&batch, 1, 0, -1), one = model_generator(&alone, 1, 0, -1);
             Sequence list[COUNT];

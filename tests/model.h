@@ -48,7 +48,7 @@ static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant
 }
 
 static inline void case_open(Model *model, const ModelConfig *config, int B, int T, Purpose purpose) {
-    model_plan(model, config, B, T, purpose, RECOMPUTE_NOTHING, 0, 1, 0);
+    model_plan(model, config, B, T, purpose, RECOMPUTE_NOTHING, one_rank);
     model_alloc(model, NULL);
     ops_init(model->plan.workspace_bytes);
 }
@@ -613,7 +613,7 @@ static void test_equivalent_variants(void) {
         b_config.NH = a_config.NH;
         Model a, b;
         case_open(&a, &a_config, mc->B, mc->T, FOR_TRAINING);
-        model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
+        model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, one_rank);
         model_alloc(&b, NULL);
         ops_init(max_size(a.plan.workspace_bytes, b.plan.workspace_bytes));
         case_randomize(&a, 5);
@@ -739,7 +739,7 @@ static void test_generation_full_context(void) {
     enum { COUNT = 40 };
     case_open(&model, &config, 1, T, FOR_GENERATION);
     case_randomize(&model, 5);
-    model_plan(&fresh, &config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
+    model_plan(&fresh, &config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, one_rank);
     model_alloc(&fresh, &model);
     for (int i = 0; i < 5; i++) {
         int length = lengths[i], begin = max_int(0, length - T), others = 0;
@@ -843,7 +843,7 @@ static void test_initial_values(void) {
         config.qk_norm = true;
         Model model;
         size_t pieces = 0;
-        model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
+        model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, one_rank);
         model_alloc(&model, NULL);
         model_init(&model.plan, model.state.params, model.state.master, 17);
         for (int i = 0; i < model.plan.tensors.count; i++) {
@@ -874,7 +874,7 @@ static void test_step_flops(void) {
             Problem problem;
             if (model_config_problems(&c, &problem, 1)) continue;
             Model model;
-            model_plan(&model, &c, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
+            model_plan(&model, &c, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, one_rank);
             const AttentionDims *d = &model.plan.dims;
             double layers = c.yoco ? (double)mc->T * d->kv_rows * c.C : 0;
             for (int l = 0; l < c.L; l++) {
@@ -897,7 +897,7 @@ static void test_initial_values_of_variants(void) {
     Model models[2];
     for (int v = 0; v < 2; v++) {
         ModelConfig config = case_config(&model_cases[1], variant_find(v ? "diff_v2" : "baseline"));
-        model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
+        model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, one_rank);
         model_alloc(&models[v], NULL);
         model_init(&models[v].plan, models[v].state.params, models[v].state.master, 17);
     }

@@ -10,6 +10,7 @@ defines PLANNED_FAULTS, includes the trainer, then this file. llmc/base/fault_po
     spike        a gradient of this step is large
     flip         one bit of the last weight of a tensor changes after the update
     broken       that weight is NaN
+    moment       one bit of the last of a tensor's first moments changes after the update
     signal       a SIGTERM arrives before this step reads stop_signal for the WHEREth time (1, 2, ...)
   BUSY=TEXT      directories whose path contains TEXT cannot be removed, as on a network file system where another
                  process has a file open
@@ -72,6 +73,13 @@ static void fault_update(floatX *last, int64_t step) {
     else ((unsigned char *)last)[2] ^= 0x10; // high enough that no later rounding hides it
 }
 
+static void fault_moment(real *last, int64_t step) {
+    static bool done;
+    if (done || !fault_is_planned("moment", step, NULL)) return;
+    done = true;
+    ((unsigned char *)last)[2] ^= 0x10;
+}
+
 static bool fault_signal(int64_t step) {
     static int64_t last_step, reads;
     char where[24];
@@ -99,6 +107,7 @@ static bool fault_point(FaultPlace place, void *data, size_t number) {
         updates_made++;
         fault_update((floatX *)data + number - 1, step);
         break;
+    case FAULT_MOMENT: fault_moment((real *)data + number - 1, step); break;
     case FAULT_WRITE: fault_write((const char *)data); break;
     case FAULT_REMOVE: return fault_remove((const char *)data);
     case FAULT_COPY: return fault_number("NO_COPY") == watch.rank;

@@ -379,8 +379,33 @@ static void test_prediction_ring_times(void) {
         PredictedRun run;
         predicted_run(&run, "H200", "124m", "diff_v2", 0, 1, cases[i].ranks);
         Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
-        double ms = ring_of(&p, 32 * 1048576.0).ms;
+        double ms = ring_of(&p, ring_in_group(&run.model), 32 * 1048576.0).ms;
         EXPECT(fabs(ms / cases[i].ms - 1) < 1e-4, "%d ranks: %.6f ms, not %.6f", cases[i].ranks, ms, cases[i].ms);
+        predicted_run_free(&run);
+    }
+}
+
+// 32 MiB over the machines of groups of 8, at 40 GB/s a GPU: over 2 machines two rings of 8.4 + 14 us and half of the
+// bytes; over 512 trees of 8.4 + 2 x 9 x 14 us and twice the bytes at 92% of the rate.
+static void test_prediction_groups(void) {
+    static const struct {
+        int ranks;
+        double ms;
+    } cases[] = {{16, 2 * (0.0224 + 0.4194304)}, {4096, 0.2604 + 1.8236104}};
+    for (int i = 0; i < 2; i++) {
+        PredictedRun run;
+        predicted_run(&run, "H200", "124m", "diff_v2", 0, 1, cases[i].ranks);
+        int B = run.model.B, T = run.model.T;
+        ModelConfig c = run.model.config;
+        Prediction one = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        plan_free(&run.model);
+        run.options.zero_group = 8;
+        predicted_plan(&run.model, &c, B, T, FOR_TRAINING, RECOMPUTE_NOTHING, cases[i].ranks, 1, &run.options);
+        Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        double ms = all_reduce_of(&p, ring_across_groups(&run.model), 32 * 1048576.0).ms;
+        EXPECT(fabs(ms / cases[i].ms - 1) < 1e-4, "%d ranks: %.6f ms, not %.6f", cases[i].ranks, ms, cases[i].ms);
+        EXPECT((p.step_ms < one.step_ms) == (cases[i].ranks > 16), "%d ranks: %.2f ms in groups, %.2f in one",
+               cases[i].ranks, p.step_ms, one.step_ms);
         predicted_run_free(&run);
     }
 }
@@ -601,7 +626,7 @@ static double gather_ms(const Prediction *p, int group) {
     const Sharding *s = &p->plan->sharding;
     double sum = 0;
     for (int i = s->first[group]; i < s->first[group + 1]; i++)
-        sum += ring_of(p, 2.0 * (double)s->buckets[i].piece * s->ranks).ms;
+        sum += ring_of(p, ring_in_group(p->plan), 2.0 * (double)s->buckets[i].piece * s->ranks).ms;
     return sum;
 }
 
@@ -714,6 +739,7 @@ static const Test prediction_tests[] = {
     {"--zero 3 gathers layers in each forward and backward", test_prediction_of_sharded_parameters},
     {"worse assumptions never make a step faster, up to 4096 ranks", test_prediction_is_monotone},
     {"rings take the time of their hops and bytes", test_prediction_ring_times},
+    {"sums over groups take the time of the faster of rings and trees", test_prediction_groups},
     {"kernel launches limit a small model, matrix products a large one", test_prediction_launch_bound},
     {"--gemm fp8 halves the products' time, and adds copies, maxima and roundings", test_prediction_fp8},
     {"matrices in FP8 are padded to multiples of 16", test_fp8_sizes},

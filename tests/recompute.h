@@ -41,7 +41,7 @@ static void expect_equal_levels(GemmType type) {
             LayerStats stats[RECOMPUTE_LEVELS][4];
             for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
                 Model m;
-                model_plan(&m, &config, mc->B, mc->T, FOR_TRAINING, (Recompute)level, 0, 1, 0);
+                model_plan(&m, &config, mc->B, mc->T, FOR_TRAINING, (Recompute)level, one_rank);
                 model_alloc(&m, NULL);
                 ops_init(m.plan.workspace_bytes);
                 // NaN in all activations but the tables
@@ -88,7 +88,7 @@ static void test_recompute_allocations(void) {
         Model m;
         size_t bytes[RECOMPUTE_LEVELS], N = 42, NHD = (size_t)config.NH * 8;
         for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
-            model_plan(&m, &config, mc.B, mc.T, FOR_TRAINING, (Recompute)level, 0, 1, 0);
+            model_plan(&m, &config, mc.B, mc.T, FOR_TRAINING, (Recompute)level, one_rank);
             bytes[level] = m.plan.activations_bytes;
             if (level < 2) model_free(&m, true);
         }
@@ -114,7 +114,7 @@ static void test_recompute_allocations(void) {
         for (Purpose p = FOR_EVALUATION; p <= FOR_GENERATION; p = (Purpose)(p + 1)) {
             size_t other[2];
             for (int level = 0; level < 2; level++) {
-                model_plan(&m, &config, 1, mc.T, p, level ? RECOMPUTE_BLOCK : RECOMPUTE_NOTHING, 0, 1, 0);
+                model_plan(&m, &config, 1, mc.T, p, level ? RECOMPUTE_BLOCK : RECOMPUTE_NOTHING, one_rank);
                 other[level] = m.plan.activations_bytes;
                 model_free(&m, true);
             }

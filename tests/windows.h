@@ -188,7 +188,7 @@ static void expect_cached_logits(const ModelCase *mc, const AttentionVariant *va
     case_open(&cached, &config, B, T, FOR_GENERATION);
     case_randomize(&cached, 5);
     size_t workspace = cached.plan.workspace_bytes;
-    model_plan(&whole, &config, 1, T, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
+    model_plan(&whole, &config, 1, T, FOR_EVALUATION, RECOMPUTE_NOTHING, one_rank);
     model_alloc(&whole, &cached);
     for (int s = 0; s < SEQUENCES; s++) {
         tokens[s] = case_tokens(T + 1, GENERATION_V, 8 + (uint64_t)s);

@@ -55,7 +55,7 @@ static void plan_model(Model *model, const char *preset, const char *attention, 
     Problem problem;
     CHECK(find_model(&c, preset, attention, NKV, T), "no preset '%s' or no variant '%s'", preset, attention);
     CHECK(model_config_problems(&c, &problem, 1) == 0, "%s", problem);
-    model_plan(model, &c, B, T, purpose, RECOMPUTE_NOTHING, 0, 1, 0);
+    model_plan(model, &c, B, T, purpose, RECOMPUTE_NOTHING, one_rank);
 }
 
 // Of the gradients of one rank, before clipping.

@@ -30,7 +30,7 @@ namespace {
 
 using namespace cuda_on_cpu;
 
-enum { slots = 2, largest_ranks = 16 };
+enum { slots = 2, largest_ranks = 16, largest_splits = 4 };
 constexpr size_t slot_bytes = (size_t)64 << 20; // of a rank; pages that are not written take no memory
 
 struct Call {
@@ -42,6 +42,11 @@ struct Shared {
     std::atomic<int> ranks_here, gpu[largest_ranks];
     std::atomic<uint64_t> sent[largest_ranks], taken[largest_ranks]; // collectives
     Call calls[slots][largest_ranks];
+    struct {
+        std::atomic<int> ranks_here;
+        int color[largest_ranks], key[largest_ranks];
+        ncclUniqueId id[largest_ranks];
+    } splits[largest_splits];
 };
 constexpr size_t header_bytes = (sizeof(Shared) + 4095) / 4096 * 4096;
 
@@ -50,6 +55,7 @@ constexpr size_t header_bytes = (sizeof(Shared) + 4095) / 4096 * 4096;
 struct ncclComm {
     int rank, ranks;
     uint64_t queued;
+    int split; // how often
     Shared *shared;
     std::atomic<bool> aborted, ended;
     std::atomic<ncclResult_t> error; // in the background
@@ -137,6 +143,15 @@ ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, 
     return ncclSuccess;
 }
 
+// to [count] = the sum over the ranks of what they have sent from element `begin` on
+void sum_floats(float *to, ncclComm_t comm, uint64_t number, size_t begin, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        float sum = 0;
+        for (int r = 0; r < comm->ranks; r++) sum += ((const float *)(const void *)comm->data(number, r))[begin + i];
+        to[i] = sum;
+    }
+}
+
 // Detects two ranks on one GPU; `mine` is this rank.
 ncclResult_t refuse_shared_gpu(const Shared *s, int ranks, int mine) {
     for (int r = 0; r < ranks; r++) {
@@ -180,8 +195,31 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int 
     ++shared->ranks_here;
     while (shared->ranks_here < ranks) usleep(1000);
     static auto *made = new std::vector<ncclComm_t>; // they stay, so that the use of one that has ended is refused
-    made->push_back(*comm = new ncclComm{rank, ranks, 0, shared, {false}, {false}, {ncclSuccess}});
+    made->push_back(*comm = new ncclComm{rank, ranks, 0, 0, shared, {false}, {false}, {ncclSuccess}});
     return refuse_shared_gpu(shared, ranks, rank);
+}
+// The ranks of a color, in the order of their keys; the first one's memory is that of the new communicator.
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config) {
+    ncclResult_t status = check_communicator("ncclCommSplit", comm);
+    if (status != ncclSuccess) return status;
+    if (config || color < 0) fail("ncclCommSplit: a configuration, and ranks without a color, are not stood in for");
+    if (comm->shared->taken[comm->rank] != comm->queued) fail("ncclCommSplit: collectives of the parent are under way");
+    if (comm->split == largest_splits) fail("ncclCommSplit: more than %d", largest_splits);
+    auto &s = comm->shared->splits[comm->split++];
+    s.color[comm->rank] = color, s.key[comm->rank] = key;
+    status = ncclGetUniqueId(&s.id[comm->rank]);
+    if (status != ncclSuccess) return status;
+    ++s.ranks_here;
+    while (s.ranks_here < comm->ranks && !comm->aborted) usleep(1000);
+    int ranks = 0, rank = 0, first = comm->rank;
+    auto before = [&](int a, int b) { return s.key[a] != s.key[b] ? s.key[a] < s.key[b] : a < b; };
+    for (int r = 0; r < comm->ranks; r++) {
+        if (s.color[r] != color) continue;
+        ranks++;
+        rank += before(r, comm->rank);
+        if (before(r, first)) first = r;
+    }
+    return ncclCommInitRank(made, ranks, s.id[first], rank);
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     ncclResult_t status = check_communicator("ncclCommDestroy", comm);
@@ -235,13 +273,15 @@ ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDat
     if (type != ncclFloat || op != ncclSum) fail("ncclReduceScatter: only sums of ncclFloat are stood in for");
     size_t piece = count * sizeof(float), bytes = comm ? piece * (size_t)comm->ranks : 0;
     return collective("ncclReduceScatter", comm, stream, bytes, (int)op, from, to, piece, [=](uint64_t number) {
-        for (size_t i = 0; i < count; i++) {
-            float sum = 0;
-            for (int r = 0; r < comm->ranks; r++)
-                sum += ((const float *)(const void *)comm->data(number, r))[(size_t)comm->rank * count + i];
-            ((float *)to)[i] = sum;
-        }
+        sum_floats((float *)to, comm, number, (size_t)comm->rank * count, count);
     });
+}
+ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
+    if (type != ncclFloat || op != ncclSum) fail("ncclAllReduce: only sums of ncclFloat are stood in for");
+    size_t bytes = count * sizeof(float);
+    return collective("ncclAllReduce", comm, stream, bytes, (int)op, from, to, bytes,
+                      [=](uint64_t number) { sum_floats((float *)to, comm, number, 0, count); });
 }
 }
 #endif

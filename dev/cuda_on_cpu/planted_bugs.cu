@@ -497,6 +497,22 @@ template <bool bug> static void ranks_that_do_not_make_the_same_calls(void) {
     if (rank == 1) _exit(CHILD_RIGHT);
     ncclCommDestroy(comm);
 }
+template <bool bug> static void a_split_while_a_collective_runs(void) {
+    ncclUniqueId id;
+    ncclComm_t comm, part;
+    float *x = device_array<float>(2), host = 0;
+    ncclGetUniqueId(&id);
+    if (ncclCommInitRank(&comm, 1, id, 0) != ncclSuccess) _exit(CHILD_WRONG_RESULT);
+    cudaMemsetAsync(x, 0, 8, main_stream);
+    ncclAllGather(x, x, 4, ncclChar, comm, main_stream);
+    if (!bug) cudaStreamSynchronize(main_stream);
+    if (ncclCommSplit(comm, 0, 0, &part, nullptr) != ncclSuccess) _exit(CHILD_WRONG_RESULT);
+    ncclAllReduce(x, x + 1, 1, ncclFloat, ncclSum, part, main_stream);
+    ncclCommDestroy(part);
+    ncclCommDestroy(comm);
+    cudaMemcpy(&host, x + 1, 4, cudaMemcpyDeviceToHost);
+    if (host != 0) _exit(CHILD_WRONG_RESULT);
+}
 #endif
 template <bool bug> static void a_thread_that_does_not_choose_its_device(void) {
     setenv("CUDA_ON_CPU_DEVICES", "2", 1);
@@ -711,6 +727,8 @@ static const Bug bugs[] = {
 #ifdef USE_NCCL
     {"ranks that do not make the same calls of NCCL", "collective 0 is ncclAllGather of",
      BUG(ranks_that_do_not_make_the_same_calls), SCHEDULER},
+    {"a communicator that is split while a collective runs", "ncclCommSplit: collectives of the parent",
+     BUG(a_split_while_a_collective_runs), SCHEDULER},
 #endif
     {"a thread that does not select its device", "cudaMalloc by a thread whose device is 0",
      BUG(a_thread_that_does_not_choose_its_device), EVERY},

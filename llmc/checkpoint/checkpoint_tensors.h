@@ -11,8 +11,9 @@ checkpoint_tensors.h: transfers of tensors between operation memory and the safe
   void checkpoint_save_gradients(path, tensors, grads, loss)
 
 A file consists of parts. A part is a buffer in the layout of the tensor list, or of this rank's pieces of it
-(sharding.h); its tensors are called prefix + NAME. Each rank writes its pieces to the same files and reads them. It
-gets the pieces of other ranks from them, not from the disk. Formats and errors: checkpoint.h. Data pass through
+(sharding.h); its tensors are called prefix + NAME. Each rank writes its pieces to the same files and reads them; of
+several groups with the same pieces, each writes some of the tensors. A rank gets the pieces of other ranks from them,
+not from the disk. Formats and errors: checkpoint.h. Data pass through
 CHECKPOINT_STAGING bytes of host memory, unless the buffers are a copy in host memory.
 */
 #ifndef LLMC_CHECKPOINT_TENSORS_H
@@ -121,6 +122,7 @@ static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const
         const Tensor *t = &list->tensors[i / part_count];
         const CheckpointPart *p = &parts[i % part_count];
         size_t chunk = CHECKPOINT_STAGING / dtype_size(p->dtype);
+        if (sharding && i % comm_groups() != comm_group()) continue;
         for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);)
             for (size_t done = 0, n; done < r.count; done += n) {
                 n = min_size(chunk, r.count - done);

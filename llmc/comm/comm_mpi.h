@@ -5,8 +5,8 @@ comm_mpi.h: the backend of comm.h for operations on the CPU, over MPI.
   threads   One thread per rank makes all MPI calls, in the order in which operations were started. It sleeps between
             polls, which leaves the cores to the computation. It requires neither an MPI progress thread nor
             MPI_THREAD_MULTIPLE.
-  numerics  MPI only moves pieces (Ialltoall). They are summed here in the order of ranks, so the result depends only on
-            the number of ranks, not on the algorithm that a library chooses.
+  numerics  MPI only moves pieces (Ialltoall). They are summed here in the order of ranks, and sums of groups in the
+            order of groups, so the result depends only on these numbers, not on the algorithm that a library chooses.
 */
 // clang-format on
 #ifndef LLMC_COMM_MPI_H
@@ -28,11 +28,12 @@ typedef struct {
     const void *mine; // the own part of a gather
     size_t count;     // elements of a piece for a reduction, otherwise bytes
     grad_t *out;
-    bool add;
+    bool add, whole;
 } CommOp;
 
 static struct {
-    grad_t *staging; // [ranks][piece]: received pieces
+    MPI_Comm group, across; // the ranks of this group; those with this place in their groups
+    grad_t *staging;        // [ranks][piece]: received pieces
     size_t staging_bytes;
     CommOp queue[COMM_QUEUE];
     uint64_t begun, done; // operations; the ticket of an operation is the value of `begun` after it
@@ -40,9 +41,11 @@ static struct {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-} comm_mpi = {NULL,
+} comm_mpi = {MPI_COMM_NULL,
+              MPI_COMM_NULL,
+              NULL,
               0,
-              {{COMM_GATHER, NULL, NULL, 0, NULL, false}},
+              {{COMM_GATHER, NULL, NULL, 0, NULL, false, false}},
               0,
               0,
               false,
@@ -80,6 +83,18 @@ static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks,
     }
 }
 
+// x = its sum over the groups, as many elements at a time as have room
+static inline void comm_sum_groups(grad_t *x, size_t count, MPI_Datatype type) {
+    size_t room = comm_mpi.staging_bytes / sizeof(grad_t) / (size_t)comm_groups();
+    for (size_t begin = 0; begin < count && comm_groups() > 1; begin += room) {
+        int n = (int)min_size(room, count - begin);
+        MPI_Request request;
+        MPI_OK(MPI_Iallgather(x + begin, n, type, comm_mpi.staging, n, type, comm_mpi.across, &request));
+        comm_wait_request(&request);
+        comm_sum_pieces(x + begin, comm_mpi.staging, comm_groups(), (size_t)n, false);
+    }
+}
+
 static inline void comm_execute(const CommOp *op) {
     MPI_Request request;
     int count = (int)op->count;
@@ -88,15 +103,16 @@ static inline void comm_execute(const CommOp *op) {
     switch (op->kind) {
     case COMM_REDUCE_SCATTER:
         fault_point(FAULT_RECEIVE, NULL, op->count);
-        MPI_OK(MPI_Ialltoall(op->buffer, count, type, comm_mpi.staging, count, type, MPI_COMM_WORLD, &request));
+        MPI_OK(MPI_Ialltoall(op->buffer, count, type, comm_mpi.staging, count, type, comm_mpi.group, &request));
         comm_wait_request(&request);
-        comm_sum_pieces(op->out, comm_mpi.staging, comm.ranks, op->count, op->add);
+        comm_sum_pieces(op->out, comm_mpi.staging, comm.group_ranks, op->count, op->add);
+        if (op->whole) comm_sum_groups(op->out, op->count, type);
         return;
     case COMM_ALL_GATHER:
         fault_point(FAULT_RECEIVE, NULL, op->count);
-        in_place = op->mine == (char *)op->buffer + (size_t)comm.rank * op->count;
+        in_place = op->mine == (char *)op->buffer + (size_t)comm_place() * op->count;
         MPI_OK(MPI_Iallgather(in_place ? MPI_IN_PLACE : op->mine, count, MPI_BYTE, op->buffer, count, MPI_BYTE,
-                              MPI_COMM_WORLD, &request));
+                              comm_mpi.group, &request));
         break;
     case COMM_GATHER:
         MPI_OK(MPI_Iallgather(op->mine, count, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request));
@@ -133,10 +149,8 @@ static inline void comm_await(uint64_t done) {
     comm.wait_seconds += now_seconds() - begin;
 }
 
-static inline uint64_t comm_enqueue(CommKind kind, void *buffer, const void *mine, size_t count, grad_t *out,
-                                    bool add) {
-    assert(count <= INT_MAX);
-    CommOp op = {kind, buffer, mine, count, out, add};
+static inline uint64_t comm_enqueue(CommOp op) {
+    assert(op.count <= INT_MAX);
     pthread_mutex_lock(&comm_mpi.lock);
     if (comm_mpi.begun >= COMM_QUEUE) comm_await(comm_mpi.begun - COMM_QUEUE + 1);
     comm_mpi.queue[comm_mpi.begun++ % COMM_QUEUE] = op;
@@ -156,27 +170,40 @@ static inline void comm_wait(uint64_t ticket) {
     pthread_mutex_unlock(&comm_mpi.lock);
 }
 
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add) {
-    assert(comm.ranks > 1 && comm_mpi.staging_bytes >= comm.ranks * piece * sizeof(grad_t));
-    return comm_enqueue(COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add);
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
+    CommOp op = {COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add, whole};
+    assert(comm.ranks > 1 && comm_mpi.staging_bytes >= comm.group_ranks * piece * sizeof(grad_t));
+    return comm_enqueue(op);
 }
 static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
-    return comm_enqueue(COMM_ALL_GATHER, bucket, own, piece_bytes, NULL, false);
+    CommOp op = {COMM_ALL_GATHER, bucket, own, piece_bytes, NULL, false, false};
+    return comm_enqueue(op);
 }
 
 static inline void comm_gather(void *all, const void *mine, size_t bytes) {
+    CommOp op = {COMM_GATHER, all, mine, bytes, NULL, false, false};
     if (comm.ranks == 1) memcpy(all, mine, bytes);
-    else comm_wait(comm_enqueue(COMM_GATHER, all, mine, bytes, NULL, false));
+    else comm_wait(comm_enqueue(op));
 }
 static inline void comm_broadcast(void *data, size_t bytes) {
-    if (comm.ranks > 1) comm_wait(comm_enqueue(COMM_BROADCAST, data, NULL, bytes, NULL, false));
+    CommOp op = {COMM_BROADCAST, data, NULL, bytes, NULL, false, false};
+    if (comm.ranks > 1) comm_wait(comm_enqueue(op));
 }
 
-static inline void comm_alloc(size_t bucket_bytes, int level) {
+// The thread for communication has nothing to do then: the only other caller of MPI waits for it.
+static inline void comm_alloc(size_t bucket_bytes, int level, int group) {
     (void)level;
     if (comm.ranks == 1) return;
-    comm_mpi.staging_bytes = bucket_bytes;
-    comm_mpi.staging = (grad_t *)buffer_alloc(bucket_bytes, "gradients of other ranks");
+    comm.group_ranks = group;
+    comm_mpi.group = MPI_COMM_WORLD;
+    watch_wait_begin();
+    if (comm_groups() > 1) {
+        MPI_OK(MPI_Comm_split(MPI_COMM_WORLD, comm_group(), comm.rank, &comm_mpi.group));
+        MPI_OK(MPI_Comm_split(MPI_COMM_WORLD, comm_place(), comm.rank, &comm_mpi.across));
+    }
+    watch_wait_end();
+    comm_mpi.staging_bytes = max_size(bucket_bytes, comm_groups() * sizeof(grad_t));
+    comm_mpi.staging = (grad_t *)buffer_alloc(comm_mpi.staging_bytes, "gradients of other ranks");
 }
 
 static inline const char *comm_library(void) { return NULL; }

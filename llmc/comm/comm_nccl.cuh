@@ -9,7 +9,8 @@ used only at the start) or by srun without MPI.
   host      comm_gather and comm_broadcast move host memory through pinned and device memory on the same stream. They
             are for small data, where the host waits anyway.
   numerics  NCCL sums fp32 gradients in an order that depends on its version, the topology and the number of ranks.
-            Runs are repeatable bit for bit on the same machines. The sums of switches (NVLS) are not repeatable, so
+            Runs are repeatable bit for bit on the same machines. With groups the sum of each is reduced over the
+            groups by an all-reduce. The sums of switches (NVLS) are not repeatable, so
             NVLS is disabled unless NCCL_NVLS_ENABLE is set. All ranks have the same bits after an all-gather.
   time      wait_seconds: events around each wait of main_stream, plus the waits of the host
   watchdog  comm_nccl_watch.cuh
@@ -206,20 +207,21 @@ template <int W> static __global__ void add_piece_kernel(size_t begin, size_t en
     store_fp32<W>(out + i, sum);
 }
 
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add) {
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
     static_assert(sizeof(grad_t) == sizeof(float), "gradients are summed as ncclFloat");
-    assert(nccl.handle && (!add || nccl.received_bytes >= piece * sizeof(grad_t)));
+    assert(nccl.group && (!add || nccl.received_bytes >= piece * sizeof(grad_t)));
     uint64_t ticket = nccl_begin(main_stream);
     NCCL_CHECK(
-        ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.handle, nccl.stream));
+        ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.group, nccl.stream));
     if (add)
         LAUNCH_ELEMENTS_ON(nccl.stream, add_piece_kernel, packed(0, out, nccl.received), piece, out, nccl.received);
+    if (whole && nccl.across) NCCL_CHECK(ncclAllReduce(out, out, piece, ncclFloat, ncclSum, nccl.across, nccl.stream));
     return nccl_end(ticket);
 }
 
 static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
     uint64_t ticket = nccl_begin(main_stream);
-    NCCL_CHECK(ncclAllGather(own, bucket, piece_bytes, ncclChar, nccl.handle, nccl.stream));
+    NCCL_CHECK(ncclAllGather(own, bucket, piece_bytes, ncclChar, nccl.group, nccl.stream));
     return nccl_end(ticket);
 }
 
@@ -267,14 +269,14 @@ static inline void comm_broadcast(void *data, size_t bytes) {
 // the final size, and checks the result: misconfigured machines (an IOMMU between two GPUs, for example) deliver wrong
 // data.
 static inline void nccl_self_test(size_t bucket_bytes) {
-    size_t piece = bucket_bytes / sizeof(grad_t) / comm.ranks, count = piece * comm.ranks, wrong = 0;
+    size_t piece = bucket_bytes / sizeof(grad_t) / comm.group_ranks, count = piece * comm.group_ranks, wrong = 0;
     size_t before = nccl_free_bytes();
     grad_t *bucket = (grad_t *)buffer_alloc(bucket_bytes, "a bucket for the test of collectives");
     grad_t *host = (grad_t *)checked_calloc(count, sizeof(grad_t)), ranks = (grad_t)comm.ranks;
     for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 1021) + (grad_t)comm.rank;
     buffer_upload(bucket, host, count * sizeof(grad_t));
-    grad_t *own = bucket + comm.rank * piece;
-    comm_reduce_scatter(bucket, piece, own, false);
+    grad_t *own = bucket + comm_place() * piece;
+    comm_reduce_scatter(bucket, piece, own, false, true);
     comm_wait(comm_all_gather(bucket, own, piece * sizeof(grad_t)));
     buffer_download(host, bucket, count * sizeof(grad_t));
     for (size_t i = 0; i < count; i++) wrong += host[i] != ranks * (grad_t)(i % 1021) + ranks * (ranks - 1) / 2;
@@ -289,10 +291,23 @@ static inline void nccl_self_test(size_t bucket_bytes) {
            (double)nccl.own_bytes / 1048576);
 }
 
-static inline void comm_alloc(size_t bucket_bytes, int level) {
+static inline void nccl_split(int group) {
+    ncclComm_t across = NULL;
+    comm.group_ranks = group;
+    nccl.group = nccl.handle;
+    if (comm_groups() == 1) return;
+    watch_wait_begin();
+    NCCL_CHECK(ncclCommSplit(nccl.handle, comm_group(), comm.rank, &nccl.group, NULL));
+    NCCL_CHECK(ncclCommSplit(nccl.handle, comm_place(), comm.rank, &across, NULL));
+    watch_wait_end();
+    NCCL_SET(across, across);
+}
+
+static inline void comm_alloc(size_t bucket_bytes, int level, int group) {
     if (comm.ranks == 1) return;
     nccl_init();
-    nccl.received_bytes = comm_received_bytes(bucket_bytes, comm.ranks, level);
+    nccl_split(group);
+    nccl.received_bytes = comm_received_bytes(bucket_bytes, group, level);
     if (nccl.received_bytes) nccl.received = (grad_t *)buffer_alloc(nccl.received_bytes, "gradients of other ranks");
     nccl_self_test(bucket_bytes);
 }
@@ -310,7 +325,8 @@ static inline void comm_close(void) {
     buffer_free(nccl.received);
     buffer_free(nccl.memory);
     CUDA_CHECK(cudaFreeHost(nccl.host));
-    NCCL_CHECK(ncclCommDestroy(nccl.handle));
+    ncclComm_t handles[3];
+    for (int i = nccl_handles(handles) - 1; i >= 0; i--) NCCL_CHECK(ncclCommDestroy(handles[i]));
     for (int i = 0; i < NCCL_EVENTS; i++) {
         CUDA_CHECK(cudaEventDestroy(nccl.come[i]));
         CUDA_CHECK(cudaEventDestroy(nccl.end[i]));

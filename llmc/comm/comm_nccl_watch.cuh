@@ -24,7 +24,8 @@ communicator is aborted before the program ends.
 static struct {
     int device;
     ncclUniqueId id;
-    ncclComm_t handle; // NULL until the first collective
+    // of all ranks, NULL until the first collective; of this group; of those with this place in their groups, or NULL
+    ncclComm_t handle, group, across;
     cudaStream_t stream;
     // events of collective n in slot n % NCCL_EVENTS: main_stream has reached it; it has ended
     cudaEvent_t come[NCCL_EVENTS], end[NCCL_EVENTS];
@@ -79,8 +80,15 @@ static inline void nccl_call_end(const char *call, ncclResult_t status) {
         nccl_call_end(#call, (call)); \
     } while (0)
 
+// The communicators of this rank; returns their number.
+static inline int nccl_handles(ncclComm_t handles[3]) {
+    handles[0] = nccl.handle, handles[1] = nccl.group, handles[2] = nccl.across;
+    return NCCL_GET(across) ? 3 : 1;
+}
+
 static inline void *nccl_abort(void *done) {
-    ncclCommAbort(nccl.handle); // the program ends in any case
+    ncclComm_t handles[3];
+    for (int i = nccl_handles(handles) - 1; i >= 0; i--) ncclCommAbort(handles[i]); // the program ends in any case
     __atomic_store_n((bool *)done, true, __ATOMIC_SEQ_CST);
     return NULL;
 }
@@ -123,9 +131,12 @@ static inline void *nccl_watch_thread(void *unused) {
     (void)unused;
     if (cudaSetDevice(nccl.device) != cudaSuccess) return NULL; // impossible: the main thread uses it
     while (!NCCL_GET(stop) && !nccl_ending()) {
-        ncclResult_t status = ncclSuccess, asked = ncclCommGetAsyncError(nccl.handle, &status);
-        if (asked != ncclSuccess || (status != ncclSuccess && status != ncclInProgress))
-            nccl_failed("in the background", asked != ncclSuccess ? asked : status);
+        ncclComm_t handles[3];
+        for (int i = nccl_handles(handles) - 1; i >= 0; i--) {
+            ncclResult_t status = ncclSuccess, asked = ncclCommGetAsyncError(handles[i], &status);
+            if (asked != ncclSuccess || (status != ncclSuccess && status != ncclInProgress))
+                nccl_failed("in the background", asked != ncclSuccess ? asked : status);
+        }
         nccl_update_progress();
         usleep(20000);
     }

@@ -328,18 +328,18 @@ static inline void plan_last_batch(ModelPlan *plan, int B) {
     if (B > 0) warn_of_attention();
 }
 
-// Plans a model for up to B sequences of T positions, on rank `rank` of `ranks` that share its state as --zero `zero`
-// says. A model that is not for training has all parameters on every rank. Allocates lists only; plan_free() frees
+// Plans a model for up to B sequences of T positions. A model that is not for training has all parameters on every
+// rank. Allocates lists only; plan_free() frees
 // them.
 static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
-                              Recompute recompute, int rank, int ranks, int zero) {
+                              Recompute recompute, RunRanks ranks) {
     memset(plan, 0, sizeof(*plan));
     plan->config = *config;
     plan->dims = attention_dims(config, false);
     plan->cross_dims = attention_dims(config, true);
-    plan->tensors = tensor_list_build(config, ranks);
-    int level = purpose == FOR_TRAINING ? zero : min_int(zero, 2);
-    plan->sharding = sharding_build(&plan->tensors, rank, level, BUCKET_ELEMENTS(ranks));
+    plan->tensors = tensor_list_build(config, ranks.group);
+    if (purpose != FOR_TRAINING) ranks.zero = min_int(ranks.zero, 2);
+    plan->sharding = sharding_build(&plan->tensors, ranks, BUCKET_ELEMENTS(ranks.ranks));
     plan->B = B;
     plan->T = T;
     plan->rows = purpose == FOR_GENERATION ? max_int(B, min_int(T, PREFILL_ROWS)) : B * T;
@@ -355,7 +355,7 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     plan_count_bytes(plan);
     if (purpose == FOR_TRAINING)
         plan->received_bytes =
-            comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks, plan->sharding.level);
+            comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks.group, plan->sharding.level);
     int widest = max_int(config->C, plan->dims.norm_width), N = plan->rows;
     size_t needs[] = {plan_attention(plan), rmsnorm_workspace_bytes(widest), embedding_workspace_bytes(N),
                       head_norm_workspace_bytes(plan->dims.QD), router_workspace_bytes(plan_routing(plan, N))};

@@ -62,6 +62,9 @@ static inline void plan_free(ModelPlan *plan) {
     memset(plan, 0, sizeof(*plan));
 }
 
+// Of the run.
+static inline int plan_ranks(const ModelPlan *plan) { return plan->sharding.ranks * plan->sharding.replicas; }
+
 static inline TensorKind head_kind(const ModelPlan *plan) { return plan->config.tied ? T_EMBED : T_LM_HEAD; }
 
 // Whether at most two layers of the parameters exist at a time, or of the gradients.

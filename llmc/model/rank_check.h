@@ -2,8 +2,9 @@
 rank_check.h: --check-ranks-every: checks that the ranks of a run have the same bits.
 
   void ranks_check(model, step)   compares hashes of every tensor that all ranks hold whole: parameters, and without
-                                  --zero the optimizer state; ends the program with the first tensor that differs. All
-                                  ranks call it; with one rank it does nothing
+                                  --zero the optimizer state; with --zero-group also the pieces of optimizer state that
+                                  the ranks of the same place in their groups have. Ends the program with the first
+                                  tensor that differs. All ranks call it; with one rank it does nothing
 */
 #ifndef LLMC_RANK_CHECK_H
 #define LLMC_RANK_CHECK_H
@@ -46,6 +47,23 @@ static inline uint64_t ranks_majority(const uint64_t *hash, int ranks, size_t st
     return hash[(size_t)best * stride];
 }
 
+// Of the pieces that only the ranks with the same place in their groups have.
+static inline void ranks_check_pieces(const ModelState *model, int64_t step) {
+    const ModelPlan *plan = model->plan;
+    int ranks = comm_ranks(), group = plan->sharding.ranks;
+    uint64_t own[3] = {0, 0, 0}, *all = (uint64_t *)checked_calloc(3 * (size_t)ranks, sizeof(uint64_t));
+    own[0] = ranks_hash((const char *)model->m, plan->moments_bytes);
+    if (model->master) own[1] = ranks_hash((const char *)model->master, plan->master_bytes);
+    if (model->own_params) own[2] = ranks_hash((const char *)model->own_params, plan->sharding.own * sizeof(floatX));
+    comm_gather(all, own, sizeof(own));
+    for (int r = group; r < ranks; r++)
+        CHECK(memcmp(all + 3 * r, all + 3 * (r % group), sizeof(own)) == 0,
+              "after step %" PRId64 " the pieces of rank %d and of rank %d differ, which have the same place in their "
+              "groups: memory or processor of one is faulty; --resume continues from the newest checkpoint",
+              step, r % group, r);
+    free(all);
+}
+
 static inline void ranks_check(const ModelState *model, int64_t step) {
     const ModelPlan *plan = model->plan;
     const RankBuffer buffers[] = {{"", model->params, sizeof(floatX)},
@@ -79,5 +97,6 @@ static inline void ranks_check(const ModelState *model, int64_t step) {
                   ranks == 2 ? "rank 0 (one of the two is wrong)" : "most ranks");
     }
     free(own);
+    if (plan->sharding.level && comm_groups() > 1) ranks_check_pieces(model, step);
 }
 #endif

@@ -1,6 +1,8 @@
 // clang-format off
 /*
-sharding.h: the distribution of parameters, gradients and optimizer state over ranks (ZeRO).
+sharding.h: the distribution of parameters, gradients and optimizer state over ranks (ZeRO). With --zero-group these
+are the ranks of a group, and each group has the whole state, as in HSDP: `ranks` are those of a group below, and `rank`
+is the place in it.
 
 Tensors form groups that become ready together: group 0 before the layers, 1 + l for layer l, L + 1 after the layers. A
 group is divided into buckets, and a bucket into `ranks` equal pieces; rank r owns piece r. The tensor list pads groups
@@ -16,7 +18,8 @@ so that they divide evenly.
 A buffer of two layers has places for group 0, twice the largest layer, and group L + 1: layer l is in place l % 2. A
 compact buffer has only a rank's pieces, in the order of the buckets. That of bucket b begins at b.begin / ranks,
 which is exact, since buckets have no gaps.
-  source    Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
+  source    Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; Zhao et al.
+            2023, "PyTorch FSDP", for groups
 */
 // clang-format on
 #ifndef LLMC_SHARDING_H
@@ -28,7 +31,7 @@ which is exact, since buckets have no gaps.
 // has a latency of 3.4 us over NVLink and 14 us over a network (NCCL's src/graph/tuning.cc); with 8 GPUs per machine
 // the mean is 5 us. A piece of 2 MiB takes 42 us at 50 GB/s, so latency is about a tenth. With few ranks a bucket has
 // 32 MiB, which limits the memory of received pieces (comm_received_bytes). With many it has 256 MiB, more than most
-// layers.
+// layers; groups of 8 then sum pieces of 32 MiB over the groups.
 static inline size_t bucket_elements(int ranks) {
     const size_t piece = 512 << 10, least = 8 << 20, most = 64 << 20;
     return min_size(most, max_size(least, ranks * piece));
@@ -45,6 +48,7 @@ typedef struct {
 
 typedef struct {
     int rank, ranks, level;
+    int replicas; // groups of ranks that each have the whole state; the run has ranks * replicas
     int count, groups;
     Bucket *buckets; // [count], in the order of the buffers
     int *first;      // [groups+1]: the first bucket of each group
@@ -52,10 +56,17 @@ typedef struct {
     size_t own;      // elements that each rank owns
 } Sharding;
 
-static inline Sharding sharding_build(const TensorList *list, int rank, int level, size_t bucket_limit) {
+// A process among those of its run: each `group` ranks in a row share their state as --zero `zero` says.
+typedef struct {
+    int rank, ranks, group, zero;
+} RunRanks;
+static const RunRanks one_rank = {0, 1, 1, 0};
+
+static inline Sharding sharding_build(const TensorList *list, RunRanks r, size_t bucket_limit) {
     Sharding s;
     memset(&s, 0, sizeof(s));
-    s.rank = rank, s.ranks = list->ranks, s.level = list->ranks > 1 ? level : 0;
+    s.rank = r.rank % r.group, s.replicas = r.ranks / r.group;
+    s.ranks = list->ranks, s.level = list->ranks > 1 ? r.zero : 0;
     s.groups = list->L + 2;
     s.own = list->buffer_count / list->ranks;
     s.first = (int *)checked_calloc(s.groups + 1, sizeof(int));

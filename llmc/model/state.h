@@ -41,7 +41,8 @@ typedef struct {
     double *own_sums; // device memory of own_squares: [buckets]
     double *squares;  // [buckets][ranks]: sums of squares of the pieces of the summed gradients
     int micro_step;   // of the update: the backward of the first writes the gradients, the others add to them
-    bool reduce;      // this micro-step's backward sums the gradients over the ranks
+    bool reduce;      // this micro-step's backward sums the gradients over the ranks of a group
+    bool whole;       // and over all groups: the last micro-step
     Quantization quant; // --quantize: what the forward rounds
     // of this file; checkpoints also read own_params
     WeightCopies copies;
@@ -200,6 +201,7 @@ static inline void follow_forward(ModelState *s) {
 static inline void grads_begin(ModelState *s, int micro, bool last) {
     s->micro_step = micro;
     s->reduce = comm_ranks() > 1 && (last || s->own_grads);
+    s->whole = last;
 }
 
 // Whether the backward adds to the gradients. From --zero 2 on it writes them in every micro-step, and own_grads sums
@@ -246,7 +248,8 @@ static inline void grads_close(ModelState *s, int l) {
     for (int i = sharding->first[group]; i < sharding->first[group + 1]; i++) {
         const Bucket *b = &sharding->buckets[i];
         grad_t *bucket = s->group_grads[group] + (b->begin - s->plan->tensors.group_offset[group]);
-        s->reduced[group] = comm_reduce_scatter(bucket, b->piece, own_bucket(s, b), s->own_grads && s->micro_step > 0);
+        bool add = s->own_grads && s->micro_step > 0;
+        s->reduced[group] = comm_reduce_scatter(bucket, b->piece, own_bucket(s, b), add, s->whole);
         if (sharding->level == 0)
             s->reduced[group] = comm_all_gather(bucket, own_bucket(s, b), b->piece * sizeof(grad_t));
     }

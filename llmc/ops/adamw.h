@@ -35,5 +35,6 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
         params[i] = w;
     }
     fault_point(FAULT_UPDATE, params, count);
+    fault_point(FAULT_MOMENT, m, count);
 }
 #endif

@@ -19,6 +19,9 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 // Number of ranks of the run: those running, or those of --dry-run --ranks.
 static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
 
+// Of these, the ranks that share their state.
+static inline int options_group(const Options *o) { return o->zero_group ? (int)o->zero_group : options_ranks(o); }
+
 // Sets every option without a value to the value that follows from the others.
 static inline void options_derive(Options *o, int ranks) {
     const ModelConfig *preset = &presets[o->preset].model;
@@ -261,6 +264,11 @@ static inline int options_exclusions(const Options *o) {
                "--zero 3 does not support --%s, for which ranks compute different numbers of forwards: use --zero 2, "
                "or evaluate the checkpoints",
                o->sample_every ? "sample-every" : "eval-choices");
+    if (o->zero_group == 1 || options_ranks(o) % options_group(o))
+        REFUSE(problems,
+               "--zero-group %" PRId64 " does not divide %d ranks: it must be a divisor of the number of ranks, 2 or "
+               "more, or 0 for one group",
+               o->zero_group, options_ranks(o));
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
         REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);

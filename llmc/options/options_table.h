@@ -48,7 +48,7 @@ typedef struct {
     int gemm, sdpa; // a GemmType, an SdpaChoice
     bool tune_gemm, deterministic, sdpa_linear, memory_check, measure_peak, checkpoint_background;
 
-    int64_t zero;
+    int64_t zero, zero_group;
     double timeout, start_timeout;
     const char *rendezvous;
     int64_t check_ranks_every, ranks; // ranks: for --dry-run; 0: not given
@@ -277,6 +277,9 @@ static const OptionRow option_rows[] = {
 
     {"ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 3]", NULL,
         "state sharded across ranks: 0 none, 1 optimizer states and master weights, 2 gradients too, 3 parameters too"},
+    {"ranks (mpirun, srun)", "zero-group", OPTION_INT, OPTION_SAVED, FIELD(zero_group), "N", "0", "[0, 1e6]", NULL,
+        "share state among each N ranks in a row, those of a machine for example, and sum gradients over the groups; "
+        "0: among all ranks"},
     {"ranks (mpirun, srun)", "timeout", OPTION_REAL, OPTION_SAVED, FIELD(timeout), "SECONDS", "600", "(0, 1e9)", NULL,
         "abort when a rank is unresponsive for this long"},
     {"ranks (mpirun, srun)", "start-timeout", OPTION_REAL, OPTION_LOCAL, FIELD(start_timeout), "SECONDS", "60",

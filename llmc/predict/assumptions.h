@@ -113,8 +113,8 @@ static const RingProtocol ring_protocols[] = {
     {"LL", 6.6, 0.6, 1.0, 2.7, 0.50, 36},
 };
 // clang-format on
-// A tree all-reduce, for comparison.
-static const double TREE_BASE_US = 8.4, TREE_LINK_US = 4.0, TREE_NETWORK_US = 14.0;
+// NCCL's tree all-reduce: microseconds, and the share of a ring's bandwidth.
+static const double TREE_BASE_US = 8.4, TREE_LINK_US = 4.0, TREE_NETWORK_US = 14.0, TREE_SHARE = 0.92;
 enum { RING_PROTOCOL_COUNT = sizeof(ring_protocols) / sizeof(ring_protocols[0]) };
 
 // Memory of CUDA's context, the libraries' kernels and the workspaces of matrix products, and of NCCL's buffers, as in

@@ -15,26 +15,29 @@ static inline void print_match(const ModelPlan *plan, const Options *o) {
            own, active ? "active " : "", others, 100 * ((double)own / (double)others - 1));
 }
 
-// Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
+// Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered, and
+// twice (replicas-1)/replicas of its pieces of the gradients.
 static inline double communication_bytes(const ModelPlan *plan, int zero, int micro_steps) {
     const TensorList *list = &plan->tensors;
     double share = 1 - 1.0 / plan->sharding.ranks, grads = (double)list->buffer_count * sizeof(grad_t), params = 0;
     for (int g = 0; g < list->L + 2; g++)
         params += (double)(list->group_offset[g + 1] - list->group_offset[g]) * sizeof(floatX) *
                   gathers_of_group(list, g, zero, micro_steps);
-    return share * ((zero == 0 ? 2 : zero == 1 ? 1 : micro_steps) * grads + params);
+    double across = 2 * (1 - 1.0 / plan->sharding.replicas) * grads / plan->sharding.ranks;
+    return share * ((zero == 0 ? 2 : zero == 1 ? 1 : micro_steps) * grads + params) + across;
 }
 
 // By --zero level: the memory of a rank, the bytes it sends, and the time to send them if no computation hides it.
 static inline void print_communication(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
-    int micro_steps = (int)(o->total_batch / (o->batch_size * o->model.T * plan->sharding.ranks));
+    int micro_steps = (int)(o->total_batch / (o->batch_size * o->model.T * plan_ranks(plan)));
     printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
            o->link_gbs > 0 ? "  time to send" : "", plan->device ? "          expected step    fits the GPU" : "");
     for (int zero = 0; zero <= options_most_zero(o); zero++) {
         ModelPlan other;
-        int B = plan->B, T = plan->T, ranks = plan->sharding.ranks;
+        int B = plan->B, T = plan->T, ranks = plan_ranks(plan);
+        RunRanks first = {0, ranks, plan->sharding.ranks, zero};
         if (plan->device) predicted_plan(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, ranks, zero, o);
-        else plan_build(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, 0, ranks, zero);
+        else plan_build(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, first);
         double bytes = communication_bytes(&other, zero, micro_steps), fast = 0, slow = 0;
         if (plan->device) { // in the types of the bf16 program
             PredictedRange r = predict_range(&other, o);
@@ -130,7 +133,7 @@ static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *samplin
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
     else printf("memory of %s\n", plan->device ? "the GPU" : "this process");
     print_memory(plan, sampling);
-    if (plan->sharding.ranks > 1) print_communication(plan, sampling, o);
+    if (plan_ranks(plan) > 1) print_communication(plan, sampling, o);
     print_flops(plan, o);
     if (plan->device) print_prediction(plan, o);
     if (o->dry_run_out) write_prediction(o->dry_run_out, plan, sampling, o);

@@ -40,8 +40,8 @@ static inline int memory_parts(const ModelPlan *plan, const ModelPlan *sampling,
     if (predicted) parts[count++] = memory_part("CUDA and its libraries, about", PREDICTED_CUDA_BYTES, true);
     else count += ops_memory_parts(parts + count);
     const char *comm_name = "NCCL, about";
-    size_t comm_bytes = predicted ? (plan->sharding.ranks > 1 ? PREDICTED_NCCL_BYTES : 0)
-                                  : comm_library_bytes(plan->sharding.ranks, &comm_name);
+    size_t comm_bytes = predicted ? (plan_ranks(plan) > 1 ? PREDICTED_NCCL_BYTES : 0)
+                                  : comm_library_bytes(plan_ranks(plan), &comm_name);
     if (comm_bytes) parts[count++] = memory_part(comm_name, comm_bytes, true);
     return count;
 }
@@ -130,7 +130,8 @@ static inline void memory_offer(char *text, size_t size, size_t now, const char 
                                 Recompute recompute, int zero) {
     const ModelPlan *m = announced.plan;
     ModelPlan other;
-    plan_build(&other, &m->config, B, m->T, m->purpose, recompute, m->sharding.rank, m->sharding.ranks, zero);
+    RunRanks ranks = {m->sharding.rank, plan_ranks(m), m->sharding.ranks, zero};
+    plan_build(&other, &m->config, B, m->T, m->purpose, recompute, ranks);
     size_t then = process_bytes(&other, announced.sampling), used = strlen(text);
     plan_free(&other);
     if (then < now)

@@ -65,7 +65,7 @@ typedef struct {
 // Of training the model of `like` on options->device, with the options' --gemm, --sdpa and --deterministic.
 static inline StepTimes predict_times(const ModelPlan *like, const Options *options) {
     ModelPlan plan;
-    predicted_plan(&plan, &like->config, like->B, like->T, FOR_TRAINING, like->recompute, like->sharding.ranks,
+    predicted_plan(&plan, &like->config, like->B, like->T, FOR_TRAINING, like->recompute, plan_ranks(like),
                    like->sharding.level, options);
     PredictedRange r = predict_range(&plan, options);
     plan_free(&plan);

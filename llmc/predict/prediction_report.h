@@ -34,17 +34,21 @@ static inline void print_prediction_classes(const PredictedRange *r) {
 static inline void print_prediction_communication(const PredictedRange *r) {
     const Prediction *p = &r->mean, *f = &r->fast, *w = &r->slow;
     const Sharding *s = &p->plan->sharding;
-    int here = min_int(s->ranks, device_ranks_here(p->plan->device)), machines = (s->ranks + here - 1) / here;
+    RingSpan group = ring_in_group(p->plan), across = ring_across_groups(p->plan);
+    int here = group.here, machines = ring_machines(group);
     double largest = (double)s->largest * FP32_BYTES;
-    if (s->ranks == 1) return;
+    if (plan_ranks(p->plan) == 1) return;
     bool by_network;
-    double gbs = ring_gbs(p, &by_network);
+    double gbs = ring_gbs(p, group, &by_network);
     printf("communication of a step: rings over %d machine%s of %d GPUs at %.0f GB/s (%s), %d buckets\n", machines,
            machines == 1 ? "" : "s", here, gbs,
            p->options->link_gbs > 0 ? "--link-gbs"
            : by_network             ? "the network"
                                     : "links within a machine",
            s->count);
+    if (across.ranks > 1)
+        printf("  sums over %d such groups: rings over %d machines of %d GPUs at %.0f GB/s\n", across.ranks,
+               ring_machines(across), across.here, ring_gbs(p, across, &by_network));
     print_span("reducing gradients", f->reduce_ms, w->reduce_ms, 2);
     printf(" ms\n");
     print_span("gathering parameters", f->gather_ms, w->gather_ms, 2);
@@ -53,7 +57,7 @@ static inline void print_prediction_communication(const PredictedRange *r) {
     printf(" ms, %.2f to %.2f of it between machines\n", f->network_hops_ms, w->network_hops_ms);
     print_span("exposed", f->exposed_ms, w->exposed_ms, 2);
     printf(" ms, including the slowdown of concurrent computation\n");
-    Ring fast = ring_of(f, largest), slow = ring_of(w, largest), ring = ring_of(p, largest);
+    Ring fast = ring_of(f, group, largest), slow = ring_of(w, group, largest), ring = ring_of(p, group, largest);
     print_span("largest bucket", fast.ms, slow.ms, 2);
     printf(" ms for %.1f MiB, latency about %.2f ms (a tree: %.2f ms)\n", largest / 1048576,
            ring.link_ms + ring.network_ms,
@@ -168,9 +172,9 @@ static inline void print_prediction(const ModelPlan *plan, const Options *o) {
     format_count(low, sizeof(low), slow.tokens_per_s);
     format_count(high, sizeof(high), fast.tokens_per_s);
     printf("  %-24s %10s to %8s tokens/s", "", low, high);
-    format_count(low, sizeof(low), slow.tokens_per_s / plan->sharding.ranks);
-    format_count(high, sizeof(high), fast.tokens_per_s / plan->sharding.ranks);
-    if (plan->sharding.ranks > 1) printf(", %s to %s per GPU", low, high);
+    format_count(low, sizeof(low), slow.tokens_per_s / plan_ranks(plan));
+    format_count(high, sizeof(high), fast.tokens_per_s / plan_ranks(plan));
+    if (plan_ranks(plan) > 1) printf(", %s to %s per GPU", low, high);
     printf("\n  %-24s %10.3g to %8.3g hours of the run\n", "", fast.hours, slow.hours);
     printf("  %-24s %10.0f%% of it bound by %s\n", "", 100 * s.bound_share, bound_names[s.bound]);
     print_prediction_ends(d);
@@ -236,7 +240,7 @@ static inline void write_prediction(const char *path, const ModelPlan *plan, con
     cJSON_AddStringToObject(json, "products", plan->fp8 ? "fp8" : "bf16");
     cJSON_AddNumberToObject(json, "parameters", (double)plan->tensors.parameter_count);
     cJSON_AddNumberToObject(json, "active_parameters", (double)model_parameter_count(&plan->config, true));
-    cJSON_AddNumberToObject(json, "ranks", plan->sharding.ranks);
+    cJSON_AddNumberToObject(json, "ranks", plan_ranks(plan));
     cJSON_AddNumberToObject(json, "micro_steps", r.mean.micro_steps);
     cJSON_AddNumberToObject(json, "logit_rows", plan->logit_rows);
     cJSON_AddNumberToObject(json, "buckets", plan->sharding.count);

@@ -22,7 +22,7 @@ static inline void buffer_upload(void *to, const void *host, size_t bytes);
 static inline void buffer_download(void *host, const void *from, size_t bytes);
 static inline void rope_table(real *table, int positions, int D, double theta);
 static inline void comm_gather(void *all, const void *mine, size_t bytes);
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add);
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole);
 static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes);
 static inline void comm_wait(uint64_t ticket);
 
@@ -81,22 +81,29 @@ static inline void rope_table(real *table, int positions, int D, double theta) {
 
 // ---- collectives
 
-static inline uint64_t record_ring(double bytes, double *total) {
+// A collective that sends so many bytes.
+static inline uint64_t record_ring(Ring ring, double bytes, double *total) {
     Prediction *p = recorded.p;
-    Ring ring = ring_of(p, bytes);
     recorded.ring = fmax(recorded.ring, recorded.now) + ring.ms;
     *total += recorded.times * ring.ms;
-    p->sent_bytes += recorded.times * bytes * (comm_ranks() - 1) / comm_ranks();
+    p->sent_bytes += recorded.times * bytes;
     p->link_hops_ms += recorded.times * ring.link_ms, p->network_hops_ms += recorded.times * ring.network_ms;
     return (uint64_t)(1e9 * recorded.ring);
 }
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add) {
-    return record_ring((double)(piece * comm_ranks() * sizeof(grad_t)), &recorded.p->reduce_ms);
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
+    Prediction *p = recorded.p;
+    RingSpan group = ring_in_group(p->plan), across = ring_across_groups(p->plan);
+    double bytes = (double)(piece * sizeof(grad_t)), *total = &p->reduce_ms;
+    uint64_t ticket = record_ring(ring_of(p, group, group.ranks * bytes), (group.ranks - 1) * bytes, total);
+    if (!whole || across.ranks == 1) return ticket;
+    return record_ring(all_reduce_of(p, across, bytes), 2 * bytes * (across.ranks - 1) / across.ranks, total);
 }
 // With --zero 0 the sums of gradients are gathered.
 static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
     Prediction *p = recorded.p;
-    return record_ring((double)(piece_bytes * comm_ranks()), p->plan->sharding.level ? &p->gather_ms : &p->reduce_ms);
+    RingSpan group = ring_in_group(p->plan);
+    double bytes = (double)piece_bytes, *total = p->plan->sharding.level ? &p->gather_ms : &p->reduce_ms;
+    return record_ring(ring_of(p, group, group.ranks * bytes), (group.ranks - 1) * bytes, total);
 }
 static inline void comm_wait(uint64_t ticket) {
     double waits = fmax(0, 1e-9 * (double)ticket - recorded.now);

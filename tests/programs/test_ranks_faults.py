@@ -134,6 +134,14 @@ def test_bit_flip(short):
     expect_same_weights(short / "whole", short / "run", 12)
 
 
+def test_bit_flip_in_a_group(short):
+    """a bit flip in a piece that only one rank of each group has is detected"""
+    for zero in (1, 2, 3):
+        options = f"--steps 6 --batch-size 2 --check-ranks-every 1 --zero {zero} --zero-group 2"
+        result = train_ranks(short / f"zero{zero}", 4, options, FAULT="moment:3:5")
+        result.one_line(FAILED, "after step 5 the pieces of rank 1 and of rank 3 differ")
+
+
 def test_weights_not_finite(short):
     """no rank saves weights that are not finite"""
     options = "--steps 12 --batch-size 2 --checkpoint-every 3 --timeout 5"

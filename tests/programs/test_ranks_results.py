@@ -89,6 +89,25 @@ def test_zero_levels(short, total_batch, model):
     assert losses[0] and losses[0] == losses[1]
 
 
+@pytest.mark.parametrize(("ranks", "group"), [(4, 2), (8, 2), (8, 4)])
+def test_groups(short, ranks, group):
+    """--zero-group gives the losses of one rank, the same bits at all levels of --zero, and whole checkpoints"""
+    options = f"--steps 6 --total-batch {ranks * 2 * 32} --check-ranks-every 1"
+    train_ranks(short / "one", 1, options, f"--batch-size {ranks * 4}").done()
+    for level in range(MOST_ZERO + 1):
+        more = f"--batch-size 2 --zero {level} --zero-group {group}"
+        train_ranks(short / f"zero{level}", ranks, options, more).done()
+        expect_losses(short / "one", short / f"zero{level}")
+    expect_same_weights(short / "zero0", short / "zero1", 6)
+    expect_same_weights(short / "zero2", short / "zero3", 6)  # micro-steps are summed in another order
+    # Four ranks without groups continue the run of a group with the same losses as the run of one rank.
+    for name in ("one", "zero3"):
+        shutil.copytree(short / name, short / f"{name}more")
+    resume_ranks(short / "onemore", 1, "--steps 8").done()
+    resume_ranks(short / "zero3more", 4, f"--steps 8 --zero-group 0 --batch-size {ranks}").done()
+    expect_losses(short / "onemore", short / "zero3more")
+
+
 def test_micro_batches_in_fp8(short):
     """in fp8, ranks with micro-batches of one size give the losses of one rank"""
     # Scales in fp8 are those of a micro-batch. With micro-batches of one size the sums differ from those of one rank

@@ -121,6 +121,14 @@ def test_zero_3_refuses(short):
     train_ranks(short / "run", 2, zero, "4").one_line(USAGE, "--zero")
 
 
+@pytest.mark.parametrize(("ranks", "group"), [(4, 3), (4, 1), (2, 4)])
+def test_groups_refused(short, ranks, group):
+    """a --zero-group that does not divide the ranks is refused"""
+    result = train_ranks(short / "run", ranks, f"--steps 2 --batch-size 2 --zero-group {group}")
+    result.one_line(USAGE, f"--zero-group {group} does not divide {ranks} ranks: it must be a divisor")
+    assert not (short / "run" / "run.json").exists()
+
+
 # ---- memory and traffic
 
 
