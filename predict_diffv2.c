@@ -18,7 +18,8 @@ the CUDA program.
 
 void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
                     int ranks, int zero, const Options *options) {
-    RunRanks of = {0, ranks, options->zero_group ? (int)options->zero_group : ranks, zero};
+    RunRanks of = {0, ranks, options->zero_group ? (int)options->zero_group : ranks, zero,
+                   options->reduce_dtype == REDUCE_BF16};
     recorded.options = options;
     recorded.device = device_peak_named(options->device);
     plan_build(plan, config, B, T, purpose, recompute, of);
@@ -59,7 +60,9 @@ Prediction predict_step(const ModelPlan *plan, const Options *options, int chang
     recorded.times = 1;
     own_squares(&model.state, squares);
     double hidden = fmax(0, p.reduce_ms + p.gather_ms - p.exposed_ms);
-    p.exposed_ms += p.assumed[ASSUME_OVERLAP] * hidden;
+    double numbers = (double)plan_ranks(plan) * (AGREED_NUMBERS + plan->sharding.count) * sizeof(double);
+    if (comm.ranks > 1) p.agree_ms = AGREE_HOST_MS + ring_of(&p, ring_of_all(plan), numbers).ms;
+    p.exposed_ms += p.assumed[ASSUME_OVERLAP] * hidden + p.agree_ms;
     p.class_ms[CLASS_COMMUNICATION] = p.bound_ms[BOUND_COMMUNICATION] = p.exposed_ms;
     for (int i = 0; i < PREDICTION_CLASSES; i++) p.step_ms += p.class_ms[i];
     state_free(&model.state, true);

@@ -731,7 +731,7 @@ static Generator model_generator(Model *sampling_model, double temperature, int 
 // ---------------------------------------------------------------------------------------------------
 // A run
 
-enum { AGREED_NUMBERS = 4, SAMPLE_TOKENS = 200 };
+enum { SAMPLE_TOKENS = 200 };
 
 typedef struct {
     Options options;
@@ -969,7 +969,7 @@ static void run_plan(Run *run, const ModelConfig *config) {
         if (samples) predicted_plan(plan, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, ranks, zero, o);
         return;
     }
-    RunRanks of = {comm_rank(), ranks, options_group(o), zero};
+    RunRanks of = {comm_rank(), ranks, options_group(o), zero, o->reduce_dtype == REDUCE_BF16};
     model_plan(&run->model, config, B, T, purpose, (Recompute)o->recompute, of);
     if (samples) model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, of);
     if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
@@ -984,7 +984,8 @@ static void run_alloc(Run *run) {
     int ranks = comm_ranks();
     model_alloc(model, NULL);
     ops_init(plan->workspace_bytes);
-    comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level, plan->sharding.ranks);
+    comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level, plan->sharding.ranks,
+               plan->sharding.narrow);
     if (run_sampling_plan(run)) model_alloc(&run->sampling_model, model);
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * agreed, sizeof(double));
     run->inputs = (int *)checked_calloc(N, sizeof(int));

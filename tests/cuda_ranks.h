@@ -110,21 +110,26 @@ static void test_ranks_zero_bits(void) {
     test_remove_directory(&d);
 }
 
-// Four ranks in two groups (--zero-group) compute what one rank computes, with the same bits at every --zero.
+// Four ranks in two groups (--zero-group) compute what one rank computes, with the same bits at every --zero, in fp32
+// and with gradients sent in bf16.
 static void test_ranks_groups(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     if (has_gpus(4)) run_in(&r, &d, cpu_trainer(), 0, TRAIN_RANKS " --batch-size 8 --steps 3 --out cpu");
-    for (int zero = 0; zero <= ZERO_MOST && has_gpus(4); zero++) {
+    for (int run = 0; run <= 2 * ZERO_MOST + 1 && has_gpus(4); run++) {
+        int zero = run / 2;
+        const char *type = run % 2 ? "bf16" : "fp32";
         char out[20];
-        FORMAT(out, zero ? "z%d" : "device", zero);
+        if (run) FORMAT(out, "%s%d", type, zero);
+        else FORMAT(out, "device"); // whose records are compared
         run_ranks(&r, &d, 4, zero % 2 ? "CUDA_ON_CPU_STREAMS=hasty" : "", 0,
-                  TRAIN_RANKS " --batch-size 2 --total-batch 56 --steps 3 --zero %d --zero-group 2 "
+                  TRAIN_RANKS " --batch-size 2 --total-batch 56 --steps 3 --zero %d --zero-group 2 --reduce-dtype %s "
                               "--check-ranks-every 1 --out %s",
-                  zero, out);
-        if (zero == 0) compare_records(&d, "4 ranks in groups of 2", "train", 3, cuda_fp32 ? 1e-4 : 0.03);
-        else expect_same_state(&d, 3, "device", out, true);
+                  zero, type, out);
+        if (run == 0) compare_records(&d, "4 ranks in groups of 2", "train", 3, cuda_fp32 ? 1e-4 : 0.03);
+        if (run > 1) expect_same_state(&d, 3, run % 2 ? "bf160" : "device", out, true);
     }
+    if (has_gpus(4)) expect_same_state(&d, 3, "device", "bf160", false);
     test_remove_directory(&d);
 }
 

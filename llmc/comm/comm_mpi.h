@@ -12,6 +12,7 @@ comm_mpi.h: the backend of comm.h for operations on the CPU, over MPI.
 #ifndef LLMC_COMM_MPI_H
 #define LLMC_COMM_MPI_H
 #ifdef USE_MPI
+#include "../base/dtype.h"
 #include "comm_launch.h"
 
 #ifndef COMM_QUEUE
@@ -33,7 +34,8 @@ typedef struct {
 
 static struct {
     MPI_Comm group, across; // the ranks of this group; those with this place in their groups
-    grad_t *staging;        // [ranks][piece]: received pieces
+    bool narrow;
+    grad_t *staging; // [ranks][piece]: received pieces; narrow: those to send, then those received, in bf16
     size_t staging_bytes;
     CommOp queue[COMM_QUEUE];
     uint64_t begun, done; // operations; the ticket of an operation is the value of `begun` after it
@@ -43,6 +45,7 @@ static struct {
     pthread_cond_t changed;
 } comm_mpi = {MPI_COMM_NULL,
               MPI_COMM_NULL,
+              false,
               NULL,
               0,
               {{COMM_GATHER, NULL, NULL, 0, NULL, false, false}},
@@ -64,14 +67,15 @@ static inline void comm_wait_request(MPI_Request *request) {
     }
 }
 
-// out = (add: +=) the sum of the pieces, in the order of ranks
-static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks, size_t piece, bool add) {
-    grad_t sum[COMM_BLOCK];
+// out = (add: +=) the sum of the pieces of this type, in the order of ranks
+static inline void comm_sum_pieces(grad_t *out, const void *pieces, DType type, int ranks, size_t piece, bool add) {
+    grad_t sum[COMM_BLOCK], next[COMM_BLOCK];
+    size_t size = dtype_size(type);
     for (size_t begin = 0; begin < piece; begin += COMM_BLOCK) {
         size_t n = min_size(COMM_BLOCK, piece - begin);
-        memcpy(sum, pieces + begin, n * sizeof(grad_t));
+        convert_elements(sum, DTYPE_OF(grad_t), (const char *)pieces + begin * size, type, n);
         for (int r = 1; r < ranks; r++) {
-            const grad_t *next = pieces + r * piece + begin;
+            convert_elements(next, DTYPE_OF(grad_t), (const char *)pieces + (r * piece + begin) * size, type, n);
 #pragma omp simd
             for (size_t i = 0; i < n; i++) sum[i] += next[i];
         }
@@ -91,8 +95,25 @@ static inline void comm_sum_groups(grad_t *x, size_t count, MPI_Datatype type) {
         MPI_Request request;
         MPI_OK(MPI_Iallgather(x + begin, n, type, comm_mpi.staging, n, type, comm_mpi.across, &request));
         comm_wait_request(&request);
-        comm_sum_pieces(x + begin, comm_mpi.staging, comm_groups(), (size_t)n, false);
+        comm_sum_pieces(x + begin, comm_mpi.staging, DTYPE_OF(grad_t), comm_groups(), (size_t)n, false);
     }
+}
+
+// The sum over the ranks of a group.
+static inline void comm_sum_group(const CommOp *op, MPI_Datatype type) {
+    MPI_Request request;
+    int count = (int)op->count;
+    size_t all = comm.group_ranks * op->count;
+    const void *send = op->buffer;
+    char *pieces = (char *)comm_mpi.staging;
+    DType sent = comm_mpi.narrow ? DTYPE_BF16 : DTYPE_OF(grad_t);
+    if (comm_mpi.narrow) {
+        type = MPI_UINT16_T, send = pieces, pieces += all * dtype_size(sent);
+        convert_elements(comm_mpi.staging, sent, op->buffer, DTYPE_OF(grad_t), all);
+    }
+    MPI_OK(MPI_Ialltoall(send, count, type, pieces, count, type, comm_mpi.group, &request));
+    comm_wait_request(&request);
+    comm_sum_pieces(op->out, pieces, sent, comm.group_ranks, op->count, op->add);
 }
 
 static inline void comm_execute(const CommOp *op) {
@@ -103,9 +124,7 @@ static inline void comm_execute(const CommOp *op) {
     switch (op->kind) {
     case COMM_REDUCE_SCATTER:
         fault_point(FAULT_RECEIVE, NULL, op->count);
-        MPI_OK(MPI_Ialltoall(op->buffer, count, type, comm_mpi.staging, count, type, comm_mpi.group, &request));
-        comm_wait_request(&request);
-        comm_sum_pieces(op->out, comm_mpi.staging, comm.group_ranks, op->count, op->add);
+        comm_sum_group(op, type);
         if (op->whole) comm_sum_groups(op->out, op->count, type);
         return;
     case COMM_ALL_GATHER:
@@ -191,10 +210,11 @@ static inline void comm_broadcast(void *data, size_t bytes) {
 }
 
 // The thread for communication has nothing to do then: the only other caller of MPI waits for it.
-static inline void comm_alloc(size_t bucket_bytes, int level, int group) {
+static inline void comm_alloc(size_t bucket_bytes, int level, int group, bool narrow) {
     (void)level;
     if (comm.ranks == 1) return;
     comm.group_ranks = group;
+    comm_mpi.narrow = narrow;
     comm_mpi.group = MPI_COMM_WORLD;
     watch_wait_begin();
     if (comm_groups() > 1) {

@@ -34,7 +34,8 @@ static struct {
     cudaEvent_t wait_begin[NCCL_WAITS], wait_end[NCCL_WAITS];
     uint64_t waits, waits_read; // waits of main_stream, and those whose duration was added up
     char *host, *memory;        // pinned and device memory: [1+ranks][NCCL_HOST_BYTES]
-    grad_t *received;           // [piece]: --zero 2 and 3
+    bool narrow;
+    grad_t *received; // [piece]: --zero 2 and 3; narrow: bf16 to send, then received, each [ranks][piece]
     size_t received_bytes;
     size_t own_bytes;  // device memory that NCCL uses
     bool inside, stop; // the main thread is in an NCCL call; the thread must end

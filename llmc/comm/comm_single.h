@@ -22,8 +22,8 @@ static inline void comm_open(const CommStart *start) {
           comm_missing);
 }
 static inline void comm_close(void) {}
-static inline void comm_alloc(size_t bucket_bytes, int level, int group) {
-    (void)bucket_bytes, (void)level, (void)group;
+static inline void comm_alloc(size_t bucket_bytes, int level, int group, bool narrow) {
+    (void)bucket_bytes, (void)level, (void)group, (void)narrow;
 }
 static inline void comm_gather(void *all, const void *mine, size_t bytes) { memcpy(all, mine, bytes); }
 static inline void comm_broadcast(void *data, size_t bytes) { (void)data, (void)bytes; }

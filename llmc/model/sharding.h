@@ -48,6 +48,7 @@ typedef struct {
 
 typedef struct {
     int rank, ranks, level;
+    bool narrow;  // gradients are sent in bf16
     int replicas; // groups of ranks that each have the whole state; the run has ranks * replicas
     int count, groups;
     Bucket *buckets; // [count], in the order of the buffers
@@ -56,16 +57,18 @@ typedef struct {
     size_t own;      // elements that each rank owns
 } Sharding;
 
-// A process among those of its run: each `group` ranks in a row share their state as --zero `zero` says.
+// A process among those of its run: each `group` ranks in a row share their state as --zero `zero` says. narrow: they
+// send gradients in bf16.
 typedef struct {
     int rank, ranks, group, zero;
+    bool narrow;
 } RunRanks;
-static const RunRanks one_rank = {0, 1, 1, 0};
+static const RunRanks one_rank = {0, 1, 1, 0, false};
 
 static inline Sharding sharding_build(const TensorList *list, RunRanks r, size_t bucket_limit) {
     Sharding s;
     memset(&s, 0, sizeof(s));
-    s.rank = r.rank % r.group, s.replicas = r.ranks / r.group;
+    s.rank = r.rank % r.group, s.replicas = r.ranks / r.group, s.narrow = r.narrow;
     s.ranks = list->ranks, s.level = list->ranks > 1 ? r.zero : 0;
     s.groups = list->L + 2;
     s.own = list->buffer_count / list->ranks;

@@ -115,6 +115,9 @@ static const RingProtocol ring_protocols[] = {
 // clang-format on
 // NCCL's tree all-reduce: microseconds, and the share of a ring's bandwidth.
 static const double TREE_BASE_US = 8.4, TREE_LINK_US = 4.0, TREE_NETWORK_US = 14.0, TREE_SHARE = 0.92;
+// The host's part of an exchange of numbers between ranks: it waits for the device, copies them there and back, and
+// starts the next kernels. Estimated.
+static const double AGREE_HOST_MS = 0.1;
 enum { RING_PROTOCOL_COUNT = sizeof(ring_protocols) / sizeof(ring_protocols[0]) };
 
 // Memory of CUDA's context, the libraries' kernels and the workspaces of matrix products, and of NCCL's buffers, as in

@@ -24,7 +24,8 @@ static inline double communication_bytes(const ModelPlan *plan, int zero, int mi
         params += (double)(list->group_offset[g + 1] - list->group_offset[g]) * sizeof(floatX) *
                   gathers_of_group(list, g, zero, micro_steps);
     double across = 2 * (1 - 1.0 / plan->sharding.replicas) * grads / plan->sharding.ranks;
-    return share * ((zero == 0 ? 2 : zero == 1 ? 1 : micro_steps) * grads + params) + across;
+    double reduced = (zero > 1 ? micro_steps : 1) * (plan->sharding.narrow ? 0.5 : 1), gathered = zero == 0;
+    return share * ((reduced + gathered) * grads + params) + across;
 }
 
 // By --zero level: the memory of a rank, the bytes it sends, and the time to send them if no computation hides it.
@@ -35,7 +36,7 @@ static inline void print_communication(const ModelPlan *plan, const ModelPlan *s
     for (int zero = 0; zero <= options_most_zero(o); zero++) {
         ModelPlan other;
         int B = plan->B, T = plan->T, ranks = plan_ranks(plan);
-        RunRanks first = {0, ranks, plan->sharding.ranks, zero};
+        RunRanks first = {0, ranks, plan->sharding.ranks, zero, plan->sharding.narrow};
         if (plan->device) predicted_plan(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, ranks, zero, o);
         else plan_build(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, first);
         double bytes = communication_bytes(&other, zero, micro_steps), fast = 0, slow = 0;

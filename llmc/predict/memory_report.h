@@ -130,7 +130,7 @@ static inline void memory_offer(char *text, size_t size, size_t now, const char 
                                 Recompute recompute, int zero) {
     const ModelPlan *m = announced.plan;
     ModelPlan other;
-    RunRanks ranks = {m->sharding.rank, plan_ranks(m), m->sharding.ranks, zero};
+    RunRanks ranks = {m->sharding.rank, plan_ranks(m), m->sharding.ranks, zero, m->sharding.narrow};
     plan_build(&other, &m->config, B, m->T, m->purpose, recompute, ranks);
     size_t then = process_bytes(&other, announced.sampling), used = strlen(text);
     plan_free(&other);

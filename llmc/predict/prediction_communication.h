@@ -18,6 +18,10 @@ static inline RingSpan ring_across_groups(const ModelPlan *plan) {
     int ranks = plan->sharding.replicas, here = device_ranks_here(plan->device) / plan->sharding.ranks;
     return (RingSpan){ranks, min_int(ranks, max_int(1, here))};
 }
+static inline RingSpan ring_of_all(const ModelPlan *plan) {
+    int ranks = plan_ranks(plan);
+    return (RingSpan){ranks, min_int(ranks, device_ranks_here(plan->device))};
+}
 static inline int ring_machines(RingSpan s) { return (s.ranks + s.here - 1) / s.here; }
 
 // GB/s of a ring. *by_network: whether the network between machines limits it.

@@ -55,6 +55,8 @@ static inline void print_prediction_communication(const PredictedRange *r) {
     printf(" ms\n");
     print_span("latency of both", f->link_hops_ms + f->network_hops_ms, w->link_hops_ms + w->network_hops_ms, 2);
     printf(" ms, %.2f to %.2f of it between machines\n", f->network_hops_ms, w->network_hops_ms);
+    print_span("loss and norm", f->agree_ms, w->agree_ms, 2);
+    printf(" ms, for which the update waits\n");
     print_span("exposed", f->exposed_ms, w->exposed_ms, 2);
     printf(" ms, including the slowdown of concurrent computation\n");
     Ring fast = ring_of(f, group, largest), slow = ring_of(w, group, largest), ring = ring_of(p, group, largest);

@@ -60,6 +60,7 @@ typedef struct {
     double reduce_ms, gather_ms;          // collectives of a step
     double link_hops_ms, network_hops_ms; // their latency within and between machines
     double sent_bytes;                    // of a rank
+    double agree_ms;                      // loss and norm, before the update; the device waits
     double exposed_ms;                    // communication that computation does not hide
     double step_ms;
 } Prediction;

@@ -93,8 +93,9 @@ static inline uint64_t record_ring(Ring ring, double bytes, double *total) {
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
     Prediction *p = recorded.p;
     RingSpan group = ring_in_group(p->plan), across = ring_across_groups(p->plan);
-    double bytes = (double)(piece * sizeof(grad_t)), *total = &p->reduce_ms;
-    uint64_t ticket = record_ring(ring_of(p, group, group.ranks * bytes), (group.ranks - 1) * bytes, total);
+    double bytes = (double)(piece * sizeof(grad_t)), sent = p->plan->sharding.narrow ? bytes / 2 : bytes,
+           *total = &p->reduce_ms;
+    uint64_t ticket = record_ring(ring_of(p, group, group.ranks * sent), (group.ranks - 1) * sent, total);
     if (!whole || across.ranks == 1) return ticket;
     return record_ring(all_reduce_of(p, across, bytes), 2 * bytes * (across.ranks - 1) / across.ranks, total);
 }

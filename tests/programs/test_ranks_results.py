@@ -108,6 +108,20 @@ def test_groups(short, ranks, group):
     expect_losses(short / "onemore", short / "zero3more")
 
 
+@pytest.mark.parametrize("group", ["", "--zero-group 2"])
+def test_reduce_in_bf16(short, group):
+    """--reduce-dtype bf16 rounds what ranks send, and gives the same bits at all levels of --zero"""
+    options = f"--steps 6 --batch-size 2 --total-batch 128 --check-ranks-every 1 {group}"
+    train_ranks(short / "fp32", 4, options).done()
+    for level in range(MOST_ZERO + 1):
+        train_ranks(short / f"zero{level}", 4, options, f"--zero {level} --reduce-dtype bf16").done()
+    for level in range(1, MOST_ZERO + 1):
+        expect_same_weights(short / "zero0", short / f"zero{level}", 6)
+    expect_losses(short / "fp32", short / "zero0", 2**-8)
+    one, other = (records(short / name, "train")[0]["grad_norm"] for name in ("fp32", "zero0"))
+    assert 2**-20 * one < abs(one - other) < 2**-9 * one  # each of many gradients is rounded to 8 bits
+
+
 def test_micro_batches_in_fp8(short):
     """in fp8, ranks with micro-batches of one size give the losses of one rank"""
     # Scales in fp8 are those of a micro-batch. With micro-batches of one size the sums differ from those of one rank
