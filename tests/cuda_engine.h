@@ -535,6 +535,10 @@ static void check_operation(const Case *row) {
     for (OpTensor &y : c.y) y.error.absolute += y.rounded_terms * ROUND_STORE / ROUND_FP32;
     if (c.kind == OP_SINKS) c.y[0].error.relative += store;
     if (c.kind == OP_ATTENTION_SETS) c.dx[0].error.absolute += store;
+    // the weights of the values rounded to bf16: their sum, times the largest value, is at most x.spread
+    const bool weights = c.kind == OP_ATTENTION || c.kind == OP_ATTENTION_SETS || c.kind == OP_SINKS;
+    if (weights && attention_mma_fits(op_attention_shape(&c)))
+        c.y[0].error.absolute += c.x[0].spread * ROUND_STORE / ROUND_FP32;
     // the weights of the values as sums of two bf16 numbers
     if (c.kind == OP_DECODE) c.y[0].error.absolute += c.x[1].spread * ROUND_STORE * ROUND_STORE / ROUND_FP32;
     // sums of whole numbers are exact

@@ -7,6 +7,7 @@ the plan of the shape says (attention_plans.cuh). Equations in attention.h.
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 #include "attention_kernels.cuh"
+#include "attention_mma.cuh"
 #include "attention_report.cuh"
 
 static inline const char *attention_library_version(void) { return cudnn_attention_version(); }
@@ -157,7 +158,8 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
     OPERATION();
     const AttentionPlan *p = lse ? attention_plan(s, false, false) : NULL;
     if (!attention_by_cudnn(p, s)) {
-        attention_builtin_forward(out, lse, q, k, v, s);
+        bool tensor_cores = attention_mma_fits(s) && packed(0, out, q, k, v);
+        (tensor_cores ? attention_mma_forward : attention_builtin_forward)(out, lse, q, k, v, s);
         return;
     }
     assert(packed(0, out, lse, q, k, v));
