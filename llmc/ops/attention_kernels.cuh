@@ -19,11 +19,14 @@ attention_kernels.cuh: the built-in attention kernels, tile by tile. Equations i
 #ifndef LLMC_ATTENTION_KERNELS_CUH
 #define LLMC_ATTENTION_KERNELS_CUH
 #include "../cuda/tile.cuh"
+#include "attention_mma_backward.cuh"
 #include "ops.h"
 
-// for the backward: delta (B,NQ,T)
+// for the backward: delta (B,NQ,T), or what the kernel on tensor cores needs
 static inline size_t attention_builtin_workspace_bytes(AttentionShape s) {
-    return (size_t)s.B * s.NQ * s.T * sizeof(real);
+    AttentionBackwardMma mma;
+    size_t delta = (size_t)s.B * s.NQ * s.T * sizeof(real);
+    return attention_mma_backward_fits(s) ? max_size(delta, attention_mma_backward_memory(&mma, s, 1, NULL)) : delta;
 }
 
 // Head h of sequence b, and the offsets of its tensors at the sequence's first row.
@@ -272,6 +275,12 @@ static inline void attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv
                                               AttentionShape s, bool add_dv) {
     attention_check(s);
     assert(s.first == 0);
+    if (attention_mma_backward_fits(s) && packed(0, dq, dk, dv, dout, out, q, k, v)) {
+        AttentionBackwardMma mma = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, nullptr, s, 0, add_dv};
+        const BackwardInputs in = {dout, out, nullptr, nullptr, nullptr, lse, 0, S_LINEAR};
+        attention_mma_backward<1>(mma, in, s);
+        return;
+    }
     real *delta = ops_workspace_take(attention_builtin_workspace_bytes(s));
     AttentionBackward a;
     a.dout = dout, a.q = q, a.k = k, a.v = v;
