@@ -539,6 +539,9 @@ static void check_operation(const Case *row) {
     const bool weights = c.kind == OP_ATTENTION || c.kind == OP_ATTENTION_SETS || c.kind == OP_SINKS;
     if (weights && attention_mma_fits(op_attention_shape(&c)))
         c.y[0].error.absolute += c.x[0].spread * ROUND_STORE / ROUND_FP32;
+    // P and dS rounded to bf16, and dS computed from the rounded P, in sums whose results are little more than a term
+    if (weights && attention_mma_backward_fits(op_attention_shape(&c)))
+        c.dx[0].error.absolute += ROUND_STORE / ROUND_FP32;
     // the weights of the values as sums of two bf16 numbers
     if (c.kind == OP_DECODE) c.y[0].error.absolute += c.x[1].spread * ROUND_STORE * ROUND_STORE / ROUND_FP32;
     // sums of whole numbers are exact

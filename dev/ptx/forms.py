@@ -118,6 +118,7 @@ rem.u32                         r=rr            b ? a % b : a
 rem.u64                         l=ll            b ? a % b : a
 selp.b32 selp.s32 selp.u32      r=rrp           c ? a : b
 selp.b64                        l=llp           c ? a : b
+selp.u16                        h=hhp           c ? a : b
 selp.f32                        f=ffp           c ? a : b
 selp.f64                        d=ddp           c ? a : b
 shl.b16                         h=hr            b < 16 ? (u16)(a << b) : (u16)0
@@ -151,8 +152,13 @@ vote.sync.any.pred              p=pr            vote(WarpOp::any, a, b, S)
 vote.sync.ballot.b32            r=pr            vote(WarpOp::ballot, a, b, S)
 redux.sync.max.u32              r=rr            reduce(WarpOp::reduce_max, a, b, S)
 atom.global.max.u32             r=@r            atomicMax((u32 *)global<4>(a, S), b)
+atom.global.add.u32             r=@r            atomicAdd((u32 *)global<4>(a, S), b)
+atom.global.or.b32              r=@r            atomicOr((u32 *)global<4>(a, S), b)
+atom.global.add.f32             f=@f            atomicAdd((float *)global<4>(a, S), b)
+membar.gl fence.acq_rel.gpu     -               __threadfence()
 atom.shared.add.u32             r=@r            atomicAdd((u32 *)shared<4>(a, S), b)
 
+ld.global.cg.f32                f=@             load_global<float, 1>(a, S).v[0]
 cp.async.cg.shared.global       @@nr            copy_async(a, b, c, d, S)
 cp.async.commit_group           -               cuda_on_cpu::copy_commit()
 cp.async.wait_group             n               cuda_on_cpu::copy_wait(a)

@@ -95,7 +95,8 @@ template <int MAPS>
 static __global__ void attention_backward_rows_kernel(int lanes, AttentionBackwardMma a, BackwardInputs in) {
     typedef BackwardRows<MAPS> Rows;
     const AttentionShape s = a.shape;
-    const unsigned heads = (unsigned)(s.NQ / MAPS), padded = (unsigned)(a.tiles * Rows::QUERIES), row = row_index(lanes);
+    const unsigned heads = (unsigned)(s.NQ / MAPS), padded = (unsigned)(a.tiles * Rows::QUERIES),
+                   row = row_index(lanes);
     const unsigned h = row % heads, t = row / heads % padded, b = row / heads / padded;
     const int lane = row_lane(lanes);
     const bool exists = b < (unsigned)s.B && t < (unsigned)s.T;
@@ -238,7 +239,13 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
     enum { QUERIES = ROWS / MAPS, WARP_KEYS = KEYS / 4, I = WARP_KEYS / 16, J = ROWS / 8, COLUMNS = D > DV ? D : DV };
     enum { Q_PACKS = ROWS * D / 8, SCORE_PACKS = KEYS * ROWS / 8, NUMBER_PACKS = BackwardRows<MAPS>::NUMBERS / 4 };
     // places in shared memory, in packs
-    enum { K = 0, V = K + KEYS * D / 8, Q = V + KEYS * DV / 8, DOUT = Q + 2 * Q_PACKS, SCORES = DOUT + QUERIES * DV / 8 };
+    enum {
+        K = 0,
+        V = K + KEYS * D / 8,
+        Q = V + KEYS * DV / 8,
+        DOUT = Q + 2 * Q_PACKS,
+        SCORES = DOUT + QUERIES * DV / 8
+    };
     enum { NUMBERS = SCORES + 2 * SCORE_PACKS, OTHERS = NUMBERS + 2 * NUMBER_PACKS }; // WARP numbers
     enum { SHARED_BYTES = OTHERS * 16 + WARP * 4 };
     static_assert((int)SHARED_BYTES <= 163 << 10, "shared memory of sm_80");
@@ -247,9 +254,6 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
     uint4 *shared;
     int b, kv, key0, first, end; // tiles of queries
 
-    __device__ bool attends(int tile) const { // whether its first query, and so maybe others, attend to keys before the end
-        return tile < a.tiles && backward_low(a.shape, b, tile * QUERIES) < key0 + KEYS;
-    }
     __device__ BackwardStep next(BackwardStep s) const {
         s.slot = 1 - s.slot;
         if (s.tile + 1 < end) s.tile++;
@@ -258,6 +262,11 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
     }
     __device__ size_t place(BackwardStep s) const { // of counters, sums and numbers
         return ((size_t)b * (a.shape.NQ / MAPS) + s.head) * a.tiles + s.tile;
+    }
+    // Whether the first query, and so maybe others, attend to these keys or earlier ones
+    __device__ bool attends(BackwardStep s) const {
+        typedef BackwardRows<MAPS> Rows;
+        return __float_as_int(a.rows[place(s) * Rows::NUMBERS + Rows::LOW]) < key0 + KEYS;
     }
     __device__ const float *numbers(BackwardStep s) const {
         return (const float *)(const void *)(shared + NUMBERS + s.slot * NUMBER_PACKS);
@@ -286,7 +295,9 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
 
     // The words of P or dS of the lane's first key and rows, two numbers of bf16: word(lane, i, upper, j) those of rows
     // 8j + 2r, 8j + 2r + 1 and key 16i + 8 upper + g of the warp
-    __device__ unsigned *words(BackwardStep step) const { return (unsigned *)(void *)(shared + SCORES + step.slot * SCORE_PACKS); }
+    __device__ unsigned *words(BackwardStep step) const {
+        return (unsigned *)(void *)(shared + SCORES + step.slot * SCORE_PACKS);
+    }
     static __device__ int first_word(int key) {
         const int lane = (int)threadIdx.x % WARP;
         return backward_fresh(((key + lane / 4) * J + lane / 4) * 4 + lane % 4);
@@ -315,7 +326,7 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
         for (int n = 0; n < J * I * 4; n++) {
             float &x = c[n / 4 % I][n / 4 / I][n % 4];
             const int row = n / 4 / I * 8 + lane % 4 * 2 + n % 2;
-            x = exp2f(scale * x - of_rows[row]);
+            x = exp2_fast(scale * x - of_rows[row]);
             if (part) {
                 const int query = row % QUERIES, k = key0 + key + n / 4 % I * 16 + n / 2 % 2 * 8 + lane / 4;
                 if (k > t0 + query || k < low[query]) x = 0;
@@ -376,7 +387,8 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
     __device__ void query_gradients(BackwardStep step, bool is_last) const {
         enum { PACKS = D / 8, N = D / 32 };
         const AttentionShape &s = a.shape;
-        const int thread = backward_fresh((int)threadIdx.x), warp = thread / WARP, lane = thread % WARP, row0 = warp / 4 * 32;
+        const int thread = backward_fresh((int)threadIdx.x), warp = thread / WARP, lane = thread % WARP,
+                  row0 = warp / 4 * 32;
         const int of_a = backward_lane<J>(false) ^ row0 / 8, of_b = backward_lane<PACKS>(true) ^ warp % 4 * N;
         const uint4 *scores = shared + SCORES + step.slot * SCORE_PACKS;
         float c[2][N][4] = {{{0}}};
@@ -450,16 +462,20 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward
     int *memory = (int *)(void *)(shared + Block::OTHERS);
     const AttentionShape &s = a.shape;
     const int heads = s.NQ / MAPS, group = heads / s.NKV, key_tiles = (s.T + KEYS - 1) / KEYS;
-    const int thread = (int)threadIdx.x, warp = thread / WARP, key = warp % 4 * Block::WARP_KEYS;
+    const int thread = (int)threadIdx.x,
+              warp = __shfl_sync(ALL_LANES, thread / WARP, 0); // nvcc knows that it is uniform
+    const int key = warp % 4 * Block::WARP_KEYS;
     const bool of_values = warp < 4;
     if (thread == 0) memory[0] = (int)atomicAdd(a.counters + (size_t)s.B * heads * a.tiles, 1u);
     __syncthreads();
     const int item = memory[0] / key_tiles, key_tile = key_tiles - 1 - memory[0] % key_tiles;
     Block at = {a, shared, item / s.NKV, item % s.NKV, key_tile * KEYS, key_tile * (KEYS / Block::QUERIES), 0};
-    int count = 0; // first keys are nondecreasing
-    for (int i = at.first + thread; i < a.tiles; i += BACKWARD_THREADS) count += at.attends(i);
-    at.end = at.first + block_sum(count, memory);
     const int head_end = (at.kv + 1) * group;
+    BackwardStep step = {at.kv * group, at.first + thread, 0};
+    int count = 0; // first keys are nondecreasing
+    for (; step.tile < a.tiles; step.tile += BACKWARD_THREADS) count += at.attends(step);
+    at.end = at.first + block_sum(count, memory);
+    step.tile = at.first;
     const size_t kv_row = (size_t)at.b * s.T + at.key0;
     float sum[Block::I][Block::COLUMNS / 8][4] = {{{0}}}; // dV or dK
     unsigned p[Block::I][Block::J / 2 / MAPS][4];
@@ -468,7 +484,7 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward
                          s.T - at.key0, s.D);
     backward_copy<DV / 8>(shared + Block::V, a.v + kv_row * s.ldkv + at.kv * (size_t)s.v_head, s.ldkv, KEYS,
                           s.T - at.key0, s.DV);
-    BackwardStep step = {at.kv * group, at.first, 0}, next = at.next(step);
+    BackwardStep next = at.next(step);
     at.fetch_queries(step);
     at.fetch_gradients(step);
     if (next.head < head_end) at.fetch_queries(next);
@@ -522,12 +538,12 @@ template <int D, int DV, int MAPS> static inline void attention_mma_backward_lau
     int limit = 0, index = 0;
     CUDA_CHECK(cudaGetDevice(&index));
     CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
-#define ATTENTION_BACKWARD(KEYS)                                                                              \
-    do {                                                                                                      \
-        enum { BYTES = BackwardBlock<D, DV, KEYS, MAPS>::SHARED_BYTES };                                      \
-        LAUNCH_ALLOW_SHARED((attention_backward_mma_kernel<D, DV, KEYS, MAPS>), BYTES);                       \
-        LAUNCH((attention_backward_mma_kernel<D, DV, KEYS, MAPS>),                                            \
-               blocks_of((size_t)s.B * s.NKV * (((size_t)s.T + KEYS - 1) / KEYS), 1), BACKWARD_THREADS, BYTES, a); \
+#define ATTENTION_BACKWARD(KEYS)                                                                                 \
+    do {                                                                                                         \
+        enum { BYTES = BackwardBlock<D, DV, KEYS, MAPS>::SHARED_BYTES };                                         \
+        LAUNCH_ALLOW_SHARED((attention_backward_mma_kernel<D, DV, KEYS, MAPS>), BYTES);                          \
+        LAUNCH((attention_backward_mma_kernel<D, DV, KEYS, MAPS>),                                               \
+               blocks_of((size_t)s.B *s.NKV *(((size_t)s.T + KEYS - 1) / KEYS), 1), BACKWARD_THREADS, BYTES, a); \
     } while (0)
     if constexpr (MOST <= 99 << 10) ATTENTION_BACKWARD(128);
     else if (MOST <= limit) ATTENTION_BACKWARD(128);
