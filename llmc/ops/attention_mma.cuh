@@ -10,11 +10,8 @@ and diff_attention.h.
   products  S = Q K^T; P is the result of the first product, in the layout of the second one's operand; O += P V.
             Widths up to 64, 96 and 128 have kernels of their own; further columns are zeros in shared memory only
   softmax   running, in base 2. O is rescaled where a maximum grows by more than 2^8, seldom after the first tiles
-  groups    of more than one signal head: the noise head by the plain form, then each signal head by the plain form,
-            which reads the noise head's output at its end: as many products as attention of all heads
   numerics  products exact, sums fp32, P rounded to bf16 as an operand and summed before; out and a2 (kept) rounded
-            once. out = a1 - s a2 is computed before a2 is rounded, except with more than one signal head. NaN in q
-            or k gives NaN in the rows that attend to it, in v also in rows of the same tile. Sums have one order
+            once; out = a1 - s a2 is computed before a2 is rounded. NaN in q or k gives NaN in the rows that attend to it, in v also in rows of the same tile. Sums have one order
   shared    Q, and two tiles of K and V: 64 KiB at widths of 128, 48 KiB at 96 and 64, and 0.5 KiB of first keys. Packs
             of 16 bytes are permuted within their rows: no bank conflicts
   registers O 2 DV/2, scores 64 or 32, of 255: two blocks on a multiprocessor, where shared memory has room for them
@@ -60,8 +57,7 @@ static __device__ inline void mma_copy_tile(uint4 *to, const floatX *from, int l
     from += (size_t)row * ld + pack * 8;
     to += mma_pack<W>(row, pack);
     UNROLL
-    for (int i = 0; i < ROWS; i += STEP)
-        copy_async(to + i * PACKS, from + (size_t)i * ld, exists && row + i < count);
+    for (int i = 0; i < ROWS; i += STEP) copy_async(to + i * PACKS, from + (size_t)i * ld, exists && row + i < count);
 }
 
 // The pack that a lane gives to matrices_load for 16 rows and columns. [0] and [1] are rows 0-7 and 8-15, [2] and [3]
@@ -82,27 +78,28 @@ static __device__ inline void mma_fragments(unsigned (&to)[4], const uint4 *tile
 // Forward
 
 typedef struct {
-    floatX *out, *kept; // kept: of the pair form
+    floatX *out;
     real *lse;
     const floatX *q, *k, *v;
-    const floatX *l, *noise; // out = a - factor(l) noise; NULL: out = a. In the pair form the noise head is computed
     AttentionShape shape;
-    Factor factor;
+    // of the pair form: kept outputs of the signal heads (NULL: none) and of the noise heads, with a stride of rows and
+    // of pairs; the noise heads' factors
+    floatX *signal, *noise;
+    int ldn, n_head;
+    const floatX *l;
     int ldl;
-    int heads, of, each, first; // head j is query head j / of * each + first + j % of
+    Factor factor;
 } AttentionMma;
 
 // What a block computes.
 typedef struct {
-    int b, j, h, t0, rows, begin, end; // sequence, head, query head; queries and keys
+    int b, j, t0, rows, begin, end; // sequence, head or pair of heads; queries and keys
 } MmaPlace;
-template <int ROWS, int KEYS> static __device__ inline MmaPlace mma_place(const AttentionMma &a) {
-    const AttentionShape s = a.shape;
-    int heads = s.B * a.heads, tiles = (s.T + ROWS - 1) / ROWS, head = (int)blockIdx.x % heads;
+template <int MAPS, int ROWS, int KEYS> static __device__ inline MmaPlace mma_place(const AttentionShape &s) {
+    int each = s.NQ / MAPS, heads = s.B * each, tiles = (s.T + ROWS - 1) / ROWS, head = (int)blockIdx.x % heads;
     MmaPlace p;
-    p.b = head / a.heads;
-    p.j = head % a.heads;
-    p.h = p.j / a.of * a.each + a.first + p.j % a.of;
+    p.b = head / each;
+    p.j = head % each;
     p.t0 = (tiles - 1 - (int)blockIdx.x / heads) * ROWS; // the longest first
     p.rows = min(ROWS, s.T - p.t0);
     p.begin = attention_low(s, p.b, p.t0) / KEYS * KEYS;
@@ -226,59 +223,41 @@ static __device__ inline void mma_store_rows(floatX *to, int ld, int count, int 
     }
 }
 
-// o -= factor(l) noise, for a lane's rows of one set; row[i]: of all B*T, or -1
-template <int DV>
-static __device__ inline void mma_subtract(float (&o)[DV / 8][4], const AttentionMma &a, int j, const int (&row)[2]) {
-    const int column = (int)threadIdx.x % 4 * 2, DVs = a.shape.DV;
-    UNROLL
-    for (int upper = 0; upper < 2; upper++) {
-        if (row[upper] < 0) continue;
-        const float s = diff_factor(a.l[(size_t)row[upper] * a.ldl + j], a.factor);
-        const floatX *noise = a.noise + ((size_t)row[upper] * (a.heads / a.of) + j / a.of) * DVs + column;
-        UNROLL
-        for (int n = 0; n < DV / 8; n++) {
-            const unsigned pair = n * 8 < DVs ? *(const unsigned *)(const void *)(noise + n * 8) : 0;
-            o[n][2 * upper] -= s * bf16_first(pair), o[n][2 * upper + 1] -= s * bf16_second(pair);
-        }
-    }
-}
-
-// Stores a block's results: o P V of a warp's two sets of 16 rows from query t on, which are divided by the sums.
+// Stores a warp's results: o, P V of two sets of 16 rows from query t on, which are divided by the sums.
 template <int MAPS, int DV>
 static __device__ inline void mma_finish(const AttentionMma &a, const MmaPlace &p, int t, float (&o)[2][DV / 8][4],
                                          const float (&max)[2][2], const float (&sum)[2][2], float scale, uint4 *tile) {
     const float LN2 = 0.693147181f;
     const AttentionShape s = a.shape;
-    const int lane = (int)threadIdx.x % WARP, ldn = a.heads * s.DV, count = s.T - t;
-    int row[2][2]; // of all B*T; -1: none
+    const int lane = (int)threadIdx.x % WARP, count = s.T - t;
+    const size_t row = (size_t)p.b * s.T + t;
     UNROLL
     for (int i = 0; i < 4; i++) {
         const int set = i / 2, upper = i % 2, query = t + (MAPS == 1 ? set * 16 : 0) + upper * 8 + lane / 4;
+        const int head = MAPS == 1 ? p.j : 2 * p.j + set;
         const float total = lanes_sum(sum[set][upper], 4), inverse = __fdividef(1, total);
-        row[set][upper] = query < s.T ? p.b * s.T + query : -1;
         if (a.lse && lane % 4 == 0 && query < s.T)
-            a.lse[((size_t)p.b * s.NQ + p.h + (MAPS == 1 ? 0 : set)) * s.T + query] =
-                LN2 * (scale * max[set][upper] + log2f(total));
+            a.lse[((size_t)p.b * s.NQ + head) * s.T + query] = LN2 * (scale * max[set][upper] + log2f(total));
         UNROLL
         for (int n = 0; n < DV / 8; n++) o[set][n][2 * upper] *= inverse, o[set][n][2 * upper + 1] *= inverse;
     }
-    floatX *out = a.out + ((size_t)p.b * s.T + t) * s.ldo + p.j * s.o_head;
+    floatX *out = a.out + row * s.ldo + p.j * s.o_head;
     if (MAPS == 1) {
-        UNROLL
-        for (int i = 0; i < 2; i++) {
-            if (a.noise) mma_subtract<DV>(o[i], a, p.j, row[i]);
-            mma_store_rows<DV>(out + (size_t)i * 16 * s.ldo, s.ldo, count - i * 16, s.DV, o[i], tile);
-        }
+        mma_store_rows<DV>(out, s.ldo, count, s.DV, o[0], tile);
+        mma_store_rows<DV>(out + (size_t)16 * s.ldo, s.ldo, count - 16, s.DV, o[1], tile);
         return;
     }
-    mma_store_rows<DV>(a.kept + ((size_t)p.b * s.T + t) * ldn + p.j * s.DV, ldn, count, s.DV, o[1], tile);
+    const size_t kept = row * a.ldn + p.j * a.n_head;
+    if (a.signal) mma_store_rows<DV>(a.signal + kept, a.ldn, count, s.DV, o[0], tile);
+    mma_store_rows<DV>(a.noise + kept, a.ldn, count, s.DV, o[1], tile);
     UNROLL
     for (int upper = 0; upper < 2; upper++) {
-        const float f = row[0][upper] < 0 ? 0 : diff_factor(a.l[(size_t)row[0][upper] * a.ldl + p.j], a.factor);
+        const int i = upper * 8 + lane / 4;
+        const float f = i < count ? diff_factor(a.l[(row + i) * a.ldl + p.j], a.factor) : 0;
         UNROLL
-        for (int i = 0; i < DV / 4; i++) {
-            const int n = i / 2, c = 2 * upper + i % 2;
-            o[0][n][c] -= f * o[1][n][c];
+        for (int n = 0; n < DV / 8; n++) {
+            UNROLL
+            for (int c = 2 * upper; c < 2 * upper + 2; c++) o[0][n][c] -= f * o[1][n][c];
         }
     }
     mma_store_rows<DV>(out, s.ldo, count, s.DV, o[0], tile);
@@ -295,8 +274,8 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2) attention_mma_forward_k
     int *low = (int *)(void *)(stages + 2 * STAGE);     // the first key of each row
     MmaPlace *place = (MmaPlace *)(void *)(low + ROWS); // for the end, instead of registers
     const AttentionShape s = a.shape;
-    const MmaPlace p = mma_place<ROWS, KEYS>(a);
-    const AttentionPlace at = attention_place(s, p.b, p.h);
+    const MmaPlace p = mma_place<MAPS, ROWS, KEYS>(s);
+    const AttentionPlace at = attention_place(s, p.b, p.j * MAPS);
     const floatX *k = a.k + at.kv_k + (size_t)p.begin * s.ldkv, *v = a.v + at.kv_v + (size_t)p.begin * s.ldkv;
     if (threadIdx.x == 0) *place = p;
     for (int i = (int)threadIdx.x; i < ROWS; i += MMA_THREADS) low[i] = attention_low(s, p.b, min(p.t0 + i, s.T - 1));
@@ -326,7 +305,7 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2) attention_mma_forward_k
             copy_commit();
         }
         const int own = s.first + p.t0 - k0; // from the first key of the tile to that of the block's first row
-        if (own + last >= 0 && k0 + KEYS > low[first]) { // a row of the warp attends to a key
+        if (own + last >= 0 && k0 + KEYS > low[first]) {                   // a row of the warp attends to a key
             const bool whole = own + first >= KEYS - 1 && k0 >= low[last]; // every row attends to every key
             mma_scores<D, KEYS>(scores, queries, keys, rows);
             UNROLL
@@ -352,7 +331,7 @@ template <int MAPS, int D, int DV> static inline void attention_mma_launch_width
     static bool allowed; // more than 48 KiB in all
     if (!allowed) LAUNCH_ALLOW_SHARED(kernel, bytes);
     allowed = true;
-    unsigned blocks = blocks_of((size_t)a.shape.B * a.heads * ((a.shape.T + rows - 1) / rows), 1);
+    unsigned blocks = blocks_of((size_t)a.shape.B * (a.shape.NQ / MAPS) * ((a.shape.T + rows - 1) / rows), 1);
     LAUNCH(kernel, blocks, MMA_THREADS, bytes, a);
 }
 
@@ -372,19 +351,30 @@ template <int MAPS> static inline void attention_mma_launch(const AttentionMma &
     else attention_mma_launch_widths<MAPS, 128, 128>(a);
 }
 
-static inline AttentionMma attention_mma_arguments(const floatX *q, const floatX *k, const floatX *v,
-                                                   AttentionShape s) {
+static inline AttentionMma attention_mma_arguments(floatX *out, real *lse, const floatX *q, const floatX *k,
+                                                   const floatX *v, AttentionShape s) {
     AttentionMma a;
     memset(&a, 0, sizeof(a));
     assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
-    a.q = q, a.k = k, a.v = v, a.shape = s;
-    a.heads = s.NQ, a.of = a.each = 1;
+    a.out = out, a.lse = lse, a.q = q, a.k = k, a.v = v, a.shape = s;
     return a;
 }
 static inline void attention_mma_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                          AttentionShape s) {
-    AttentionMma a = attention_mma_arguments(q, k, v, s);
-    a.out = out, a.lse = lse;
-    attention_mma_launch<1>(a);
+    attention_mma_launch<1>(attention_mma_arguments(out, lse, q, k, v, s));
+}
+
+// out = a1 - factor(l) a2 of pairs of heads. kept: a1 and a2 of each pair, (N,NQ,DV), or a2 alone, (N,NQ/2,DV).
+static inline void diff_attention_mma_forward(floatX *out, floatX *kept, bool keep_signal, real *lse, const floatX *q,
+                                              const floatX *k, const floatX *v, const floatX *l, int ldl,
+                                              AttentionShape s, Factor factor) {
+    AttentionMma a = attention_mma_arguments(out, lse, q, k, v, s);
+    assert(s.groups.signals == 1 && s.groups.noise == 1 && s.NQ / 2 % s.NKV == 0);
+    a.signal = keep_signal ? kept : NULL;
+    a.noise = keep_signal ? kept + s.DV : kept;
+    a.n_head = keep_signal ? 2 * s.DV : s.DV;
+    a.ldn = s.NQ / 2 * a.n_head;
+    a.l = l, a.ldl = ldl, a.factor = factor;
+    attention_mma_launch<2>(a);
 }
 #endif

@@ -1,17 +1,32 @@
 /*
-diff_attention.cuh: attention whose noise heads are subtracted, as attention of all query heads, by cuDNN or the
-built-in kernels, and diff_combine. All heads are kept for the backward. Contract in ops.h.
+diff_attention.cuh: attention whose noise heads are subtracted. Contract in ops.h.
+
+  forward   pairs of a signal and a noise head by one kernel on the tensor cores (attention_mma.cuh), if the built-in
+            kernels compute attention; otherwise attention of all query heads and diff_combine, as with more signal
+            heads to a noise head, whose outputs would have to be read again for each of them
+  backward  diff_combine and attention of all query heads, which are kept
 */
 #ifndef LLMC_DIFF_ATTENTION_CUH
 #define LLMC_DIFF_ATTENTION_CUH
 #include "attention.cuh"
 #include "diff_combine.cuh"
 
+// Whether own kernels compute a signal and a noise head together. Known before plans are made.
+static inline bool attention_by_groups(AttentionShape s) {
+    return (attention_state.options.builtin || !CUDNN_ATTENTION) && s.groups.signals == 1 && attention_mma_fits(s);
+}
+
 static inline int diff_attention_kept(AttentionShape s) { return s.NQ; }
 
 static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                           const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
                                           absmax_t *max) {
+    OPERATION();
+    if (attention_by_groups(s) && packed(0, out, kept, q, k, v)) {
+        diff_attention_mma_forward(out, kept, true, lse, q, k, v, l, ldl, s, factor);
+        if (max) absmax_update(max, out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
+        return;
+    }
     attention_forward(kept, lse, q, k, v, attention_of_heads(s));
     diff_combine_forward(out, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups, factor, max);
 }
