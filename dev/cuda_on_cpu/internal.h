@@ -19,7 +19,8 @@ namespace cuda_on_cpu {
 
 // The limits of a kernel on all of sm_80, 90, 100 and 120: the smallest of each.
 constexpr int max_block = 1024, multiprocessors = 2, threads_per_multiprocessor = 1536;
-constexpr size_t shared_default = 48 << 10, shared_limit = 99 << 10;
+constexpr size_t shared_default = 48 << 10;
+extern const size_t shared_limit; // on request
 
 // scheduler.cpp
 void run_grid(const Launch &launch, const std::function<void()> &thread);

@@ -91,6 +91,11 @@ bool planted_fault(const char *kernel) {
     return true;
 }
 
+static size_t shared_limit_now() {
+    const char *text = getenv("CUDA_ON_CPU_SHARED");
+    return (text ? strtoul(text, nullptr, 10) : 99) << 10;
+}
+const size_t shared_limit = shared_limit_now();
 size_t dynamic_shared_limit(const void *kernel) {
     auto found = allowed_shared.find(kernel);
     return found == allowed_shared.end() ? shared_default : max(shared_default, found->second);

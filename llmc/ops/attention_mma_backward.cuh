@@ -76,9 +76,9 @@ static inline size_t attention_mma_backward_memory(AttentionBackwardMma *a, Atte
 // ---------------------------------------------------------------------------------------------------
 // Numbers of rows
 
-// The inputs of the rows' numbers; kept, l and dl of diff_attention.
+// The inputs of the rows' numbers; of diff_attention also the outputs of the noise heads (N, NQ/2, DV), l and dl.
 typedef struct {
-    const floatX *dout, *out, *kept, *l;
+    const floatX *dout, *out, *noise, *l;
     floatX *dl;
     const float *lse;
     int ldl;
@@ -108,7 +108,7 @@ static __global__ void attention_backward_rows_kernel(int lanes, AttentionBackwa
         UNROLL
         for (int i = 0; i < PACK; i++) dot += g[i] * x[i];
         if (MAPS == 1) continue;
-        load<PACK>(x, in.kept + (n * heads + h) * s.DV + c);
+        load<PACK>(x, in.noise + (n * heads + h) * s.DV + c);
         UNROLL
         for (int i = 0; i < PACK; i++) noise += g[i] * x[i];
     }
@@ -551,15 +551,16 @@ template <int D, int DV, int MAPS> static inline void attention_mma_backward_lau
 #undef ATTENTION_BACKWARD
 }
 
-// dq, dk, dv, dout, q, k, v and add_dv are in a.
+// dq, dk, dv, dout, q, k, v and add_dv are in a. MAPS 2: diff_attention of pairs
 template <int MAPS>
 static inline void attention_mma_backward(AttentionBackwardMma a, const BackwardInputs &in, AttentionShape s) {
+    assert(s.first == 0 && s.NQ / MAPS % s.NKV == 0);
     size_t bytes = attention_mma_backward_memory(&a, s, MAPS, NULL);
     attention_mma_backward_memory(&a, s, MAPS, (char *)(void *)ops_workspace_take(bytes));
     auto rows = attention_backward_rows_kernel<MAPS>;
     LAUNCH_ROWS_EITHER(rows, rows, true, (size_t)s.B * a.tiles * (BACKWARD_ROWS / MAPS) * (s.NQ / MAPS), s.DV, a, in);
     if (s.D <= 64 && s.DV <= 64) attention_mma_backward_launch<64, 64, MAPS>(a);
-    else if (s.D <= 64) attention_mma_backward_launch<64, 128, MAPS>(a);
+    else if (MAPS == 1 && s.D <= 64) attention_mma_backward_launch<64, 128, 1>(a);
     else attention_mma_backward_launch<128, 128, MAPS>(a);
 }
 #endif
