@@ -92,6 +92,7 @@ mov.u64                         l=l             a
 mov.u64                         l=&             a
 mul.f32 mul.rn.f32              f=ff            a * b
 mul.f64                         d=dd            a * b
+mul.hi.s32                      r=rr            (u32)((s64)(s32)a * (s32)b >> 32)
 mul.lo.s32                      r=rr            a * b
 mul.lo.s64                      l=ll            a * b
 mul.wide.s32                    l=rr            (u64)((s64)(s32)a * (s32)b)

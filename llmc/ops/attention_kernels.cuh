@@ -277,7 +277,7 @@ static inline void attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv
     assert(s.first == 0);
     if (attention_mma_backward_fits(s) && packed(0, dq, dk, dv, dout, out, q, k, v)) {
         AttentionBackwardMma mma = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, nullptr, s, 0, add_dv};
-        const BackwardInputs in = {dout, out, nullptr, nullptr, nullptr, lse, 0, S_LINEAR};
+        const BackwardInputs in = {dout, out, nullptr, nullptr, nullptr, lse, 0, 0, 0, S_LINEAR};
         attention_mma_backward<1>(mma, in, s);
         return;
     }

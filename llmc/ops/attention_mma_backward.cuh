@@ -20,9 +20,19 @@ rows can be read in packs and heads up to 128 wide. Equations in attention.h and
             an element, so the result has the same bits in every run.
   numerics  products exact, sums fp32; exponentials in base 2; P and dS are rounded to bf16 as operands, and dS is
             computed from the rounded P; dq, dk, dv rounded once
-  memory    rows of numbers (log of the sum, delta, factor, first key) and dQ in fp32: 4 (D + 4) bytes per query and head
+  memory    in the workspace, per query and head: numbers (log of the sum, delta, factor, first key) and dQ in fp32,
+            4 (D + 4) bytes
   shared    K and V, two tiles of Q, one of dO, two of P and dS. 128 keys: 144 KiB at widths of 128, 88 KiB at 64; 64
             keys: 96 KiB, for devices with 99 KiB. Packs of 16 bytes are permuted within their rows: no bank conflicts
+  cycles    of a step of 64 queries (plain) or 32 (pairs), 128 keys, D = DV = 128 on an A100: 1024 products and 128
+            bytes of shared memory per cycle, 16 exponentials. Not measured
+                          tensor cores   shared memory   exponentials   L2: dQ, Q, dO
+              plain       5120           4220            512            64 KiB: 13 bytes per cycle, of about 40
+              pairs       4096           3630            512            56 KiB: 14
+            The two kinds of warps share each tensor core, and one has products while the other has exponentials or dS.
+            If all overlap, and a step loses 300 cycles to two barriers, 94% of the peak; if phase 2 overlaps nothing of
+            its shared memory and products, and phase 1 reaches 75%: 63%. Tiles on the diagonal, half masked, waste
+            128/T; the last block of the grid has up to T/64 steps per head alone
   source    Dao 2023, "FlashAttention-2"
 */
 #ifndef LLMC_ATTENTION_MMA_BACKWARD_CUH
@@ -76,12 +86,12 @@ static inline size_t attention_mma_backward_memory(AttentionBackwardMma *a, Atte
 // ---------------------------------------------------------------------------------------------------
 // Numbers of rows
 
-// The inputs of the rows' numbers; of diff_attention also the outputs of the noise heads (N, NQ/2, DV), l and dl.
+// The inputs of the rows' numbers; of pairs also the noise heads' outputs, with strides of rows and of pairs, l and dl.
 typedef struct {
     const floatX *dout, *out, *noise, *l;
     floatX *dl;
     const float *lse;
-    int ldl;
+    int ldn, n_head, ldl;
     Factor factor;
 } BackwardInputs;
 
@@ -108,7 +118,7 @@ static __global__ void attention_backward_rows_kernel(int lanes, AttentionBackwa
         UNROLL
         for (int i = 0; i < PACK; i++) dot += g[i] * x[i];
         if (MAPS == 1) continue;
-        load<PACK>(x, in.noise + (n * heads + h) * s.DV + c);
+        load<PACK>(x, in.noise + n * in.ldn + h * (size_t)in.n_head + c);
         UNROLL
         for (int i = 0; i < PACK; i++) noise += g[i] * x[i];
     }
@@ -347,8 +357,8 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
         }
     }
 
-    // The operand of dV of one head is P as it was stored by the same lane. It is read late, since no registers are left
-    // while dQ is computed.
+    // The operand of dV of one head is P as the same lane has stored it. It is read late, since no registers are left while
+    // dQ is computed.
     __device__ void read_probabilities(unsigned (&p)[I][J / 2 / MAPS][4], BackwardStep step, int key) const {
         const unsigned *from = words(step);
         const int own = first_word(key);

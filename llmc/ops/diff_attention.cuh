@@ -4,7 +4,8 @@ diff_attention.cuh: attention whose noise heads are subtracted. Contract in ops.
   forward   pairs of a signal and a noise head by one kernel on the tensor cores (attention_mma.cuh), if the built-in
             kernels compute attention; otherwise attention of all query heads and diff_combine, as with more signal
             heads to a noise head, whose outputs would have to be read again for each of them
-  backward  diff_combine and attention of all query heads, which are kept
+  backward  pairs likewise (attention_mma_backward.cuh), which reads the noise heads alone of all heads that are kept;
+            otherwise diff_combine and attention of all query heads
 */
 #ifndef LLMC_DIFF_ATTENTION_CUH
 #define LLMC_DIFF_ATTENTION_CUH
@@ -35,7 +36,13 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
                                            AttentionShape s, Factor factor, bool add_dv) {
-    (void)out;
+    if (attention_by_groups(s) && attention_mma_backward_fits(s) && packed(0, dq, dk, dv, dout, out, kept, q, k, v)) {
+        OPERATION();
+        const AttentionBackwardMma a = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, nullptr, s, 0, add_dv};
+        const BackwardInputs in = {dout, out, kept + s.DV, l, dl, lse, s.NQ * s.DV, 2 * s.DV, ldl, factor};
+        attention_mma_backward<2>(a, in, s);
+        return;
+    }
     diff_combine_backward(dkept, dl, dout, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups,
                           factor);
     attention_backward(dq, dk, dv, dkept, kept, lse, q, k, v, attention_of_heads(s), add_dv);
