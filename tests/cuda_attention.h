@@ -153,6 +153,50 @@ static void check_attention_split(const Case *c) {
 }
 static const Check attention_split_check = {"attention split", check_attention_split,
                                             "B T NQ NKV D limit sequences groups warns"};
+
+// The kernel of both directions on a device that has been measured, and what a run prints about the choice. n: T,
+// signal heads of a group, window, whether there are documents, --sdpa (1: own, 2: cudnn), whether the device has been
+// measured; whether the built-in kernel computes the forward, and the backward
+static void check_attention_choice(const Case *c) {
+    static const AttentionTimes rows[] = {{"B200", 1, 16, 16, 64, true, {2, 8}, {4, 4}},
+                                          {"B200", 1, 16, 16, 512, true, {2, 8}, {10, 10}},
+                                          {"B200", 0, 16, 16, 64, true, {3, 8}, {4, 4}},
+                                          {NULL, 0, 0, 0, 0, false, {0, 0}, {0, 0}}};
+    const int *n = c->n, signals = n[1], units = 2;
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = 1, s.T = n[0], s.NQ = units * (signals + 1), s.NKV = units, s.D = s.DV = 16, s.scale = 1, s.window = n[2];
+    s.q_head = s.k_head = s.v_head = s.o_head = s.D;
+    s.ldq = s.ldkv = (s.NQ + 2 * s.NKV) * s.D, s.ldo = units * max_int(1, signals) * s.D;
+    s.groups.signals = signals, s.groups.noise = signals > 0;
+    const AttentionOptions use = {n[4] == 1, n[4] == 2, true, n[3] != 0, false};
+    setenv("CUDA_ON_CPU_NAME", n[5] ? "NVIDIA B200" : "NVIDIA H200", 1);
+    attention_times = rows;
+    attention_configure(use);
+    attention_prepare(s, true, false);
+    const bool bf16 = sizeof(floatX) == 2;
+    for (int i = 0; i < attention_state.count; i++)
+        EXPECT(!bf16 || (attention_state.plans[i].parts == 0) == (n[6 + i] != 0), "plan %d: %d parts", i,
+               attention_state.plans[i].parts);
+    const double speed = signals ? (n[0] > 180 ? 0.5 : 1.25)
+                         : n[6]  ? 0.75
+                                 : 2; // of both directions, or of the backward
+    const bool measured = n[5] && !n[2] && !n[3];
+    char why[96];
+    if (n[4]) FORMAT(why, "(--sdpa %s)", n[4] == 1 ? "own" : "cudnn");
+    else if (!measured) FORMAT(why, "(the default, not measured on this GPU)");
+    else if (n[7]) FORMAT(why, "(%.2f times as fast as cuDNN on this GPU)", speed);
+    else FORMAT(why, "(%.2f times as fast as the built-in kernel on this GPU)", 1 / speed);
+    const char *text = attention_backend();
+    EXPECT(!bf16 || strstr(text, why), "'%s' does not contain '%s'", text, why);
+    EXPECT(!bf16 || attention_built_in() == (n[6] != 0), "built in: %d", attention_built_in());
+    EXPECT(!bf16 || !attention_warning(), "a warning");
+    attention_stop();
+    attention_times = attention_measured;
+    unsetenv("CUDA_ON_CPU_NAME");
+}
+static const Check attention_choice_check = {"attention choice", check_attention_choice,
+                                             "T signals window documents sdpa measured forward backward"};
 #endif
 
 // ---------------------------------------------------------------------------------------------------

@@ -421,33 +421,33 @@ static void expect_attention(const char *cudnn, const char *options, const char 
 static const char ONE_ODD_SEQUENCE[] = "--layers 2 --hidden 64 --heads 2 --kv-heads 2 --head-dim 16 --ffn 96 "
                                        "--vocab 256 --seq-len 65 --batch-size 1 --tie-embeddings";
 
+#define DEFAULT_CUDNN "attention: loops in the place of cuDNN (the default, not measured on this GPU)"
 static void test_attention_line(void) {
     static const char fp32[] = "attention: the built-in kernel (an fp32 build; cuDNN supports bf16)";
-    static const char cudnn[] = "attention: loops in the place of cuDNN, deterministic backward";
+    static const char cudnn[] = DEFAULT_CUDNN ", deterministic backward";
     expect_attention(NULL, "", fp32, cudnn);
     expect_attention("16,16", "--attention diff_v1", fp32,
-                     "attention: loops in the place of cuDNN, values in two parts, deterministic backward");
+                     DEFAULT_CUDNN ", values in two parts, deterministic backward");
     expect_attention("32,16", "--attention diff_v1", fp32,
-                     "attention: loops in the place of cuDNN, values in two parts, deterministic backward");
+                     DEFAULT_CUDNN ", values in two parts, deterministic backward");
     expect_attention("32,8", "--attention diff_v1", fp32,
-                     "attention: loops in the place of cuDNN; backward by the built-in kernel (heads are too wide)");
+                     DEFAULT_CUDNN "; backward by the built-in kernel (heads are too wide)");
     expect_attention("8,8", "--attention diff_v1", fp32, "attention: the built-in kernel (heads are too wide)");
-    expect_attention(NULL, "--no-deterministic", fp32,
-                     "attention: loops in the place of cuDNN, nondeterministic backward");
+    expect_attention(NULL, "--no-deterministic", fp32, DEFAULT_CUDNN ", nondeterministic backward");
     expect_attention(NULL, "--sdpa own", "attention: the built-in kernel (--sdpa own)",
                      "attention: the built-in kernel (--sdpa own)");
     expect_attention(NULL, "--window 9 --full-every 2", fp32, cudnn);
     setenv("CUDA_ON_CPU_CUDNN_FAULT", "window: no engine", 1);
     expect_attention(NULL, "--window 9 --full-every 2", fp32,
                      "attention: the built-in kernel (no engine); layers without a window: loops in the place of "
-                     "cuDNN, deterministic backward");
+                     "cuDNN (the default, not measured on this GPU), deterministic backward");
     unsetenv("CUDA_ON_CPU_CUDNN_FAULT");
     expect_attention(NULL, "--doc-mask --separator 0", fp32,
-                     "attention: loops in the place of cuDNN, up to 3 documents per call; backward by the built-in "
-                     "kernel (documents are only supported on Hopper and above)");
+                     DEFAULT_CUDNN ", up to 3 documents per call; backward by the built-in kernel "
+                                   "(documents are only supported on Hopper and above)");
     setenv("CUDA_ON_CPU_NAME", "H200", 1);
     expect_attention(NULL, "--attention diff_v1 --doc-mask --separator 0 --window 9 --full-every 2", fp32,
-                     "attention: loops in the place of cuDNN, deterministic backward, up to 3 documents per call");
+                     DEFAULT_CUDNN ", deterministic backward, up to 3 documents per call");
     unsetenv("CUDA_ON_CPU_NAME");
     // 65 log-sum-exps of the first key set, of 4 bytes each: those of the second begin on the next 16 bytes
     expect_attention_of(ONE_ODD_SEQUENCE, "--attention diff_v1", fp32, cudnn);

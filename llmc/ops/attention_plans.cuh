@@ -27,6 +27,7 @@ tensor cores. If the user did not request them, attention_warning prints the rea
 #define LLMC_ATTENTION_PLANS_CUH
 #include "../cuda/attention_cudnn.h"
 #include "../cuda/device.cuh"
+#include "attention_choice.h"
 #include "attention_probe.cuh"
 #include "ops.h"
 #include "traffic.h"
@@ -36,6 +37,7 @@ enum { ATTENTION_PLANS = 16, ATTENTION_PARTS = 2, ATTENTION_WHY = 400 };
 // The computation of one shape in one direction.
 typedef struct {
     AttentionShape shape;
+    int signals; // of groups whose heads are computed together (attention_choice.h)
     bool backward, add_dv, documents;
     int parts;     // ranges of the value columns, one call each; 0: the built-in kernel
     int sequences; // per call, or documents
@@ -181,9 +183,26 @@ static inline bool attention_refuse(AttentionPlan *p, const char *why, const cha
     return true;
 }
 
+static inline const DevicePeak *attention_device(void) { // NULL: unknown, or none
+    if (attention_state.no_device) return NULL;
+    cudaDeviceProp facts = device_properties();
+    return device_peak_find(facts.name, facts.multiProcessorCount);
+}
+
+// How many times as fast as cuDNN the built-in kernel is; 0: not measured.
+static inline double attention_speed(const AttentionPlan *p) {
+    AttentionShape s = p->shape;
+    if (s.window || p->documents) return 0;
+    return attention_own_speed(attention_device(), p->signals, s.D, s.DV, s.T, attention_state.options.deterministic,
+                               p->backward);
+}
+
 // Whether the built-in kernel computes it without asking cuDNN.
 static inline bool attention_refused(AttentionPlan *p) {
     AttentionShape s = p->shape;
+    double speed = attention_state.options.cudnn ? 0 : attention_speed(p);
+    char measured[ATTENTION_WHY];
+    FORMAT(measured, "%.2f times as fast as cuDNN on this GPU", speed);
     int strides = s.ldq | s.ldkv | s.ldo | s.q_head | s.k_head | s.v_head | s.o_head;
     if (attention_state.options.builtin) return attention_refuse(p, "--sdpa own", NULL);
     if (sizeof(floatX) != 2) return attention_refuse(p, "an fp32 build; cuDNN supports bf16", NULL);
@@ -194,7 +213,7 @@ static inline bool attention_refused(AttentionPlan *p) {
     if ((s.D | s.DV | strides) % 8)
         return attention_refuse(p, "a head's width or offset is not a multiple of 8 elements",
                                 "choose --head-dim so that the width of every head is a multiple of 8");
-    return false;
+    return speed > 1 && attention_refuse(p, measured, NULL);
 }
 
 static inline bool attention_try_cudnn(AttentionPlan *p) {
@@ -294,6 +313,7 @@ static inline void attention_prepare_one(AttentionShape s, bool documents, bool 
     AttentionPlan *p = &attention_state.plans[attention_state.count];
     memset(p, 0, sizeof(*p));
     p->shape = attention_planned(s), p->documents = documents, p->backward = backward, p->add_dv = add_dv;
+    p->signals = s.groups.noise ? s.groups.signals : 0;
     attention_choose(p);
     attention_state.count++;
 }

@@ -22,6 +22,14 @@ static inline void attention_append_layers(char *text, const AttentionPlan *p) {
     else attention_append(text, " without a window");
 }
 
+// Why cuDNN computes a shape.
+static inline void attention_append_choice(char *text, const AttentionPlan *p) {
+    double speed = attention_speed(p);
+    if (attention_state.options.cudnn) attention_append(text, " (--sdpa cudnn)");
+    else if (speed == 0) attention_append(text, " (the default, not measured on this GPU)");
+    else attention_append(text, " (%.2f times as fast as the built-in kernel on this GPU)", 1 / speed);
+}
+
 // The plans of one shape; backward may be NULL.
 static inline void attention_append_backend(char *text, const AttentionPlan *forward, const AttentionPlan *backward) {
     const AttentionPlan *refused = !forward->parts ? forward : backward && !backward->parts ? backward : NULL;
@@ -30,7 +38,9 @@ static inline void attention_append_backend(char *text, const AttentionPlan *for
         attention_append(text, "the built-in kernel (%s)", forward->why);
         return;
     }
-    attention_append(text, "%s%s", cudnn_attention_version(), cudnn->parts > 1 ? ", values in two parts" : "");
+    attention_append(text, "%s", cudnn_attention_version());
+    attention_append_choice(text, cudnn);
+    if (cudnn->parts > 1) attention_append(text, ", values in two parts");
     if (cudnn->backward)
         attention_append(text, ", %s backward",
                          attention_state.options.deterministic ? "deterministic" : "nondeterministic");
@@ -73,6 +83,8 @@ static inline const char *attention_backend(void) {
 
 // ---------------------------------------------------------------------------------------------------
 // Warnings
+
+static inline bool attention_built_in(void) { return attention_state.count && !attention_state.plans[0].parts; }
 
 static inline bool attention_is_deterministic(const AttentionPlan *p) {
     return p->parts && p->backward && attention_state.options.deterministic;

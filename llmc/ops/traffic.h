@@ -102,6 +102,16 @@ static inline size_t attention_backward_bytes(AttentionShape s) {
     size_t B = s.B, T = s.T, NQ = s.NQ, heads = NQ + s.NKV;
     return B * T * heads * 2 * (s.D + s.DV) * FLOATX_BYTES + 3 * B * T * NQ * FP32_BYTES;
 }
+// Of groups of signal heads and a noise head: `heads` of NQ are outputs, the others are kept; l and its gradient.
+static inline size_t diff_attention_forward_bytes(AttentionShape s) {
+    size_t rows = (size_t)s.B * s.T, heads = output_heads(s.groups, s.NQ);
+    return attention_forward_bytes(s) + rows * heads * FLOATX_BYTES;
+}
+static inline size_t diff_attention_backward_bytes(AttentionShape s) {
+    size_t rows = (size_t)s.B * s.T, heads = output_heads(s.groups, s.NQ), NQ = s.NQ;
+    size_t each = 2 * (NQ + s.NKV) * s.D + (NQ + heads + 2 * s.NKV) * s.DV + 2 * heads;
+    return rows * (each * FLOATX_BYTES + 3 * NQ * FP32_BYTES);
+}
 
 // ---- operations on rows, bound by memory
 

@@ -272,7 +272,7 @@ static const OptionRow option_rows[] = {
         "on a GPU: measure at the start which algorithm is the fastest for each matrix product; a resumed run uses the "
         "same"},
     {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
-        "attention kernel on a GPU; auto uses cuDNN where it is supported"},
+        "attention kernel on a GPU; auto: the faster one, as measured; if not measured, cuDNN where it is supported"},
     {"run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,
         "bitwise reproducible runs; cuDNN's attention backward is then slower and needs more memory: about 4 to 10% of "
         "a step of 1.4b on an H200 or H100, predicted"},

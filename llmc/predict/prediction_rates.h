@@ -11,11 +11,16 @@ rates (assumptions.h).
   experts         all are equally likely. Whole waves of 128 x 128 tiles; an expert's rows fill half of their last tile
                   on average. The weights of all experts that have a row are read: of 128 with 8 active, all from about
                   200 tokens on
+  attention       by cuDNN or by the built-in kernels, as the run chooses (attention_plans.cuh). A long sequence reaches
+                  the assumed rate; the time beside the products is the same with either. The built-in kernels compute a
+                  group of r signal heads and a noise head together: 5r + 3 products in the backward instead of 5r + 5,
+                  and no pass that combines heads (diff_attention.h). Their backward is deterministic
   grouping        a block per expert reads all choices, 256 at a time: latency, not bandwidth, limits it
 */
 #ifndef LLMC_PREDICTION_RATES_H
 #define LLMC_PREDICTION_RATES_H
 #include "prediction_types.h"
+#include "../ops/attention_choice.h"
 
 // FLOPs per millisecond of a large matrix product with a weight (OC, IC). FP8 matrices are padded to 16.
 static inline double gemm_rate(const Prediction *p, int IC, int OC, bool fp8) {
@@ -44,23 +49,44 @@ static inline double gemm_ms(const Prediction *p, int M, int N, int K, double by
     return fmax(best, memory) + 0.25 * fmin(best, memory); // the first and last tiles do not overlap
 }
 
-// Whether the built-in kernel computes attention. cuDNN has a backward of documents only for data center GPUs from
-// Hopper on (tests/cudnn_plans.cpp).
-static inline bool predicted_builtin(const Prediction *p, bool backward) {
-    bool masked = backward && p->options->doc_mask && p->plan->device->generation < HOPPER;
-    return p->options->sdpa == SDPA_OWN || masked;
+// What computes attention: cuDNN, the built-in kernels on tensor cores, or those on fp32 units.
+typedef enum { BY_CUDNN, BY_TENSOR_CORES, BY_FP32_UNITS } AttentionKernel;
+
+// Whether cuDNN supports the shape, by the plans of version 9.19 (tests/cudnn_plans.cpp): a backward of documents only
+// for data center GPUs from Hopper on.
+static inline bool predicted_cudnn(const DevicePeak *gpu, AttentionShape s, bool documents, bool backward) {
+    int widest = gpu->generation == HOPPER ? 256 : 128, DV = s.DV > widest && s.DV % 16 == 0 ? s.DV / 2 : s.DV;
+    if (backward && documents && gpu->generation < HOPPER) return false;
+    return s.T > 1 && (s.D | s.DV) % 8 == 0 && s.D <= widest && DV <= widest;
 }
-static inline double attention_ms(const Prediction *p, AttentionShape s, double flops, double bytes, bool backward) {
-    double share = p->assumed[backward ? ASSUME_ATTENTION_BACKWARD : ASSUME_ATTENTION_FORWARD];
-    double length = p->assumed[backward ? ASSUME_BACKWARD_HALF : ASSUME_FORWARD_HALF];
+// A group of signal heads and a noise head has one kernel for both directions.
+static inline AttentionKernel predicted_attention(const DevicePeak *gpu, const Options *o, AttentionShape s,
+                                                  bool backward) {
+    enum { WIDEST = 128 }; // heads of the built-in kernels on tensor cores
+    int signals = s.groups.noise ? s.groups.signals : 0;
+    bool plain = !s.window && !o->doc_mask, cudnn = o->sdpa != SDPA_OWN;
+    double own = plain ? attention_own_speed(gpu, signals, s.D, s.DV, s.T, o->deterministic, backward) : 0;
+    if (o->sdpa == SDPA_AUTO && own > 1) cudnn = false;
+    if (cudnn && predicted_cudnn(gpu, s, o->doc_mask, backward || signals)) return BY_CUDNN;
+    return s.D <= WIDEST && s.DV <= WIDEST ? BY_TENSOR_CORES : BY_FP32_UNITS;
+}
+static inline double attention_ms(const Prediction *p, AttentionShape s, AttentionKernel by, double flops, double bytes,
+                                  bool backward) {
+    const AssumptionName library = backward ? ASSUME_ATTENTION_BACKWARD : ASSUME_ATTENTION_FORWARD;
+    double share = p->assumed[library], length = p->assumed[backward ? ASSUME_BACKWARD_HALF : ASSUME_FORWARD_HALF];
     // A row of a long sequence attends to half of `span` keys on average; without a window span is T. Rows behind the
     // first W also compute the rest of the tile in which their window begins: half of it on average.
     enum { TILE = 128 };
     double span = 2 * attention_visible(s) / ((double)s.B * s.T) - 1;
+    if (by == BY_TENSOR_CORES) {
+        share = p->assumed[backward ? ASSUME_OWN_BACKWARD : ASSUME_OWN_FORWARD];
+        length *= share / assumption_value(library, p->plan->device->generation, ASSUMPTION_COUNT);
+    }
     if (s.window) length += TILE * (1 - (double)s.window / s.T);
-    share *= span / (span + length) * fmin(1, 0.5 + s.D / 256.0); // narrow heads leave matrix units idle
-    if (backward && p->options->deterministic) share *= p->assumed[ASSUME_DETERMINISTIC];
-    if (predicted_builtin(p, backward)) share = p->assumed[ASSUME_OWN_ATTENTION];
+    double narrow = fmin(1, s.D / 128.0), idle = by == BY_CUDNN ? 0.5 : 0.25; // matrix units wait for the softmax
+    share *= span / (span + length) * (1 - idle * (1 - narrow));
+    if (by == BY_CUDNN && backward && p->options->deterministic) share *= p->assumed[ASSUME_DETERMINISTIC];
+    if (by == BY_FP32_UNITS) share = p->assumed[ASSUME_FP32_ATTENTION];
     return fmax(1e-9 * flops / (share * p->plan->device->tflops), memory_ms(p, bytes));
 }
 

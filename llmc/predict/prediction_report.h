@@ -106,14 +106,26 @@ static inline void print_prediction_ends(const DevicePeak *d) {
            100 * gemm->fast[g], 100 * memory->fast[g], 100 * gemm->slow[g], 100 * memory->slow[g]);
 }
 
+static inline AttentionKernel predicted_backward(const Prediction *p) {
+    const ModelPlan *plan = p->plan;
+    return predicted_attention(plan->device, p->options, key_set(plan, 0, 0, plan->B, plan->T, 0).shape, true);
+}
+
 // What the other value of an option would cost.
 static inline void print_prediction_alternatives(const Prediction *p) {
     const ModelPlan *plan = p->plan;
     const Options *o = p->options;
-    if (!predicted_builtin(p, true)) {
+    if (predicted_backward(p) == BY_CUDNN) {
         StepTimes t = predict_times_with(plan, *o, (GemmType)o->gemm, !o->deterministic);
         print_span(o->deterministic ? "--no-deterministic" : "--deterministic", t.fast, t.slow, 2);
         printf(" ms, %s\n", o->deterministic ? "but results vary in the last bits" : "bitwise reproducible");
+    }
+    if (predicted_backward(p) == BY_CUDNN) {
+        Options own = *o;
+        own.sdpa = SDPA_OWN;
+        StepTimes t = predict_times(plan, &own);
+        print_span("--sdpa own", t.fast, t.slow, 2);
+        printf(" ms, attention by the built-in kernels\n");
     }
     if (plan->fp8) {
         StepTimes t = predict_times_with(plan, *o, GEMM_BF16, o->deterministic);
@@ -126,7 +138,7 @@ static inline void print_prediction_alternatives(const Prediction *p) {
 static inline Options options_on(const Options *o, const DevicePeak *gpu) {
     Options on = *o;
     on.device = gpu->name;
-    if (attention_backend() && strncmp(attention_backend(), "the built-in", 12) == 0) on.sdpa = SDPA_OWN;
+    if (attention_built_in()) on.sdpa = SDPA_OWN;
     return on;
 }
 
@@ -147,7 +159,7 @@ static inline void print_predicted_step(const ModelPlan *plan, const Options *o,
     Options on = options_on(o, gpu);
     StepTimes t = predict_times(plan, &on), loose = predict_times_with(plan, on, (GemmType)on.gemm, false);
     printf("a step took %.4g ms; predicted: %.4g to %.4g ms", ms, t.fast, t.slow);
-    if (on.deterministic && on.sdpa != SDPA_OWN)
+    if (on.deterministic && t.fast > loose.fast)
         printf(", of which --deterministic costs %.3g to %.3g ms", t.fast - loose.fast, t.slow - loose.slow);
     printf("\n");
 }
@@ -163,9 +175,10 @@ static inline void print_prediction(const ModelPlan *plan, const Options *o) {
     printf("expected step on %s (%.1f TFLOP/s, %.0f GB/s), bf16%s: from assumed rates, not measured\n", d->name,
            d->tflops, d->memory_gbs, fp8);
     print_prediction_classes(&r);
-    if (o->doc_mask)
-        printf("  --doc-mask: as if each sequence were one document%s\n",
-               predicted_builtin(p, true) ? "; the built-in kernel computes the backward of attention" : "");
+    static const char *const kernels[] = {"cuDNN", "the built-in kernels on tensor cores",
+                                          "the built-in kernels without tensor cores"}; // by AttentionKernel
+    printf("  %-24s %s\n", "backward of attention by", kernels[predicted_backward(p)]);
+    if (o->doc_mask) printf("  --doc-mask: as if each sequence were one document\n");
     print_span("step", r.fast.step_ms, r.slow.step_ms, 2);
     printf(" ms for %.0f micro-step%s of %d x %d, %d rows of logits at a time\n", p->micro_steps,
            p->micro_steps == 1 ? "" : "s", plan->B, plan->T, plan->logit_rows);

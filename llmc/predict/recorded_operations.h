@@ -169,10 +169,14 @@ static inline size_t attention_share(size_t n, size_t bytes, size_t lse) {
         if (n % d == 0 && d * lse % 4 == 0) best = d;
     return best;
 }
-// Of cuDNN's backward, by the rules of attention_plans.cuh. With --doc-mask a call computes several documents.
+// Of the built-in backward, rowsum(dO O); of cuDNN's, by the rules of attention_plans.cuh. With --doc-mask a call of
+// cuDNN computes several documents.
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     enum { DOCUMENT_BYTES = 136, DOCUMENT_TOKENS = 512 }; // tables and cuDNN's own; as attention_slots
     bool documents = recorded.options->doc_mask;
+    if (recorded.options->sdpa == SDPA_OWN ||
+        predicted_attention(recorded.device, recorded.options, s, false) != BY_CUDNN)
+        return (size_t)s.B * s.NQ * s.T * sizeof(real);
     size_t T = s.T, rows = s.B * T, group = s.NQ / s.NKV, head = T * sizeof(real); // rowsum(dO O)
     head +=
         recorded.options->deterministic ? round_up(T, 64) * round_up(T, 128) * sizeof(floatX) : T * s.D * sizeof(real);
@@ -188,16 +192,22 @@ static inline size_t attention_decode_workspace_bytes(AttentionShape s, int capa
 static inline void attention_reserve(size_t bytes) {}
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {}
 static inline const char *attention_warning(void) { return NULL; }
+static inline void record_attention(const char *name, AttentionShape s, AttentionKernel by, bool backward) {
+    bool group = s.groups.noise;
+    double flops = backward ? attention_backward_flops(s) : attention_forward_flops(s);
+    double bytes = (double)(group ? (backward ? diff_attention_backward_bytes(s) : diff_attention_forward_bytes(s))
+                                  : (backward ? attention_backward_bytes(s) : attention_forward_bytes(s)));
+    record(backward ? CLASS_ATTENTION_BACKWARD : CLASS_ATTENTION_FORWARD, name, backward ? 3 : 1, flops, bytes,
+           attention_ms(recorded.p, s, by, flops, bytes, backward));
+}
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s) {
-    double flops = attention_forward_flops(s), bytes = (double)attention_forward_bytes(s);
-    record(CLASS_ATTENTION_FORWARD, __func__, 1, flops, bytes, attention_ms(recorded.p, s, flops, bytes, false));
+    record_attention(__func__, s, predicted_attention(recorded.device, recorded.options, s, false), false);
 }
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                       AttentionShape s, bool add_dv) {
-    double flops = attention_backward_flops(s), bytes = (double)attention_backward_bytes(s);
-    record(CLASS_ATTENTION_BACKWARD, __func__, 3, flops, bytes, attention_ms(recorded.p, s, flops, bytes, true));
+    record_attention(__func__, s, predicted_attention(recorded.device, recorded.options, s, true), true);
 }
 static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T) {
     record_rows(CLASS_ATTENTION_FORWARD, __func__, 1, (size_t)N * sizeof(int));
@@ -226,20 +236,36 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
                                          int N, int NH, int D, int ldl, HeadGroups groups, Factor factor) {
     record_rows(CLASS_COMBINE, __func__, 1, diff_combine_backward_bytes(N, combined_heads(NH, groups), NH, D));
 }
-static inline int diff_attention_kept(AttentionShape s) { return s.NQ; }
+// As the CUDA twin: the heads of a group together, or attention of all heads and diff_combine.
+static inline bool diff_attention_together(AttentionShape s) {
+    return predicted_attention(recorded.device, recorded.options, s, true) == BY_TENSOR_CORES;
+}
+static inline int diff_attention_kept(AttentionShape s) {
+    return diff_attention_together(s) ? s.NQ / attention_maps(s) : s.NQ;
+}
 static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                           const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
                                           absmax_t *max) {
-    attention_forward(kept, lse, q, k, v, attention_of_heads(s));
+    AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, false);
+    if (by == BY_TENSOR_CORES) {
+        record_attention(__func__, s, by, false);
+        return;
+    }
+    record_attention("attention_forward", attention_of_heads(s), by, false);
     diff_combine_forward(out, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups, factor, max);
 }
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
                                            AttentionShape s, Factor factor, bool add_dv) {
+    AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, true);
+    if (by == BY_TENSOR_CORES) {
+        record_attention(__func__, s, by, true);
+        return;
+    }
     diff_combine_backward(dkept, dl, dout, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups,
                           factor);
-    attention_backward(dq, dk, dv, dkept, kept, lse, q, k, v, attention_of_heads(s), add_dv);
+    record_attention("attention_backward", attention_of_heads(s), by, true);
 }
 static inline void fill_forward(floatX *l, real value, size_t count) {
     record_rows(CLASS_COMBINE, __func__, 1, layer_lambda_bytes(count));
