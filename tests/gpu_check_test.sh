@@ -85,12 +85,12 @@ esac
 echo "========= ERROR SUMMARY: 0 errors"
 END
 
-parts=profile,ops,gradients,steps,experts,train,sizes,models,fp8,kernels,decode
+parts=profile,ops,gradients,steps,attention,experts,train,sizes,models,fp8,kernels,decode
 check a "${bundle[@]}" --parts "$parts"
 ok "all parts pass with the emulated device" "$status"
 started=$(sed -n 's/^\([a-z0-9]*\): \(starts\|continues\).*/\1/p' "$work/output" | tr '\n' ' ')
-first="profile ops gradients steps experts train "
-[ "$started" = "${first}profile ops gradients experts train sizes models fp8 kernels decode " ] \
+first="profile ops gradients steps attention experts train "
+[ "$started" = "${first}profile ops gradients attention experts train sizes models fp8 kernels decode " ] \
     && state 'p["profile"]["done"][:2] == ["first", "loss"] and p["ops"]["done"][0] == "first" and
         p["gradients"]["done"][0] == "diff_v2" and p["experts"]["done"][0] == "products 1" and
         p["train"]["done"][:2] == ["first", "second"] and rows("profile", case="tiny diff_v2 trains for 12 steps")'
@@ -125,13 +125,19 @@ ok "results.txt has the same tables, the targets, and the counts in its last lin
 state 'any(x["measured"] > 0 < x["expected"]
     for x in rows("profile", case="block GEMMs + LM head", against="prediction"))'
 ok "the results compare predicted and measured times of a step, by class of work" $?
-state '[x["ratio"] > 0 for x in rows("steps", unit="ms")] == [True, True] and
+state '[x["ratio"] > 0 for x in rows("steps", unit="ms")] == [True, True, True] and
     rows("steps", against="bf16") and rows("steps", against="deterministic") and
+    rows("steps", case="step with --tune-gemm", against="the library'"'"'s first choices") and
     {x["case"] for x in rows("fp8", unit="nats", against="bf16")} ==
         {*(f"loss of step {n}" for n in (1, 2, 5, 7, 10)), "mean loss of the last 5"} and
     {"fp8_quantize", "linear_forward in fp8", "gemm in fp8"} <= {x["case"] for x in rows("kernels", unit="ms")}' \
     && results "^ *step in fp8 .* bf16 " && results "^ *mean loss of the last 5 .* bf16 "
 ok "the results contain the time of a step in fp8 beside bf16, the losses of both, and the kernels of fp8" $?
+python3 dev/results/attention.py --print "$folder/results.json" >"$work/output"
+[ ! -s "$work/output" ] && state '[(x["case"], x["of"]) for x in rows("attention", unit="ms", against="cuDNN")] ==
+    [(f"attention {d}", f"tiny {v}, B 2 T 40{m}") for m in ("", ", not deterministic")
+        for v in ("diff_v2", "baseline") for d in ("forward", "backward")]'
+ok "the results compare attention by both kernels; those of an unlisted device are in no table" $?
 state '{x["of"] for x in rows("decode", case="attention_decode", against="Transformer NH")} ==
         {f"{arm}, B {B}, context {c}" for arm in ("Transformer NH", "Transformer 1.5 NH", "Transformer 2 NH", "DIFF V1",
             "DIFF V2") for B in (1, 2) for c in (20, 70)} and
@@ -260,6 +266,16 @@ END
 BENCH_CUDA="$fakes/decoder" check o --parts decode
 found 1 'FAIL B 2: steps of every arm: diffv2: out of device memory' 'ok   attention with a window is measured'
 ok "an arm of the decoding benchmark that does not run is reported with its reason" $?
+CUDA_ON_CPU_NAME="NVIDIA B200" check s --parts attention
+python3 dev/results/attention.py --print "$folder/results.json" >"$work/output"
+n='{[0-9.e+]*, [0-9.e+]*}'
+found 0 "^    {\"B200\", 0, 32, 32, 40, true, $n, $n},\$" "^    {\"B200\", 1, 32, 32, 40, false, $n, $n},\$" \
+    && [ "$(wc -l <"$work/output")" = 4 ] && dev/results/attention.py --check
+ok "the rows of the table of --sdpa auto follow from the results, and so does the committed table" $?
+CUDA_ON_CPU_CUDNN_FAULT='plan: no engine' check t --parts attention
+found 0 && state 'not rows("attention", unit="ms") and len(rows("attention")) == 4 and
+    all("--sdpa cudnn: forward" in x["note"] and "no engine" in x["note"] for x in rows("attention"))'
+ok "shapes that cuDNN does not support are named in the part attention, with the reason" $?
 COMPUTE_SANITIZER="$fakes/sanitizer" check e --parts sanitizer
 found 1 'FAIL compute-sanitizer, racecheck rmsnorm: Error: Race reported between Write access at x.cuh:3' \
     '28 passed, 1 failed' && state '[x[10:] for x in p["sanitizer"]["done"][:5]] ==

@@ -7,6 +7,8 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   bench_cuda [OPTION...] profile PRESET ATTENTION KV_HEADS B T         time of each operation in a step
   bench_cuda [OPTION...] turns PRESET ATTENTION KV_HEADS B T           one step for each line on stdin; prints its
                                                                        milliseconds (for dev/gpu_check)
+  bench_cuda [OPTION...] attention-turns PRESET ATTENTION KV_HEADS B T a layer's attention for each direction on stdin;
+                                                                       prints the milliseconds
   bench_cuda [OPTION...] decode PRESET KV_HEADS B CONTEXT...           attention over a cache, by variant
   bench_cuda [OPTION...] decode-turns PRESET ATTENTION KV_HEADS B T    a token of each sequence for each context on
                                                                        stdin; prints the milliseconds
@@ -14,7 +16,8 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   fast: --no-deterministic. All cases of a call run with the same B: the largest power of two with which every case fits
   and B*T <= 32768.
   --gemm fp8          matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
-  --sdpa own          attention by the built-in kernel
+  --sdpa own, cudnn   attention by the built-in kernel, or by cuDNN
+  --tune-gemm         algorithms of matrix products, chosen in the first step (profile, turns)
   --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
   --window W, --full-every K, --yoco, --qk-norm, --shared-experts S, --dense-layers N, --doc-mask
                       layers as the trainer's options; documents of a third of T
@@ -102,6 +105,7 @@ static int number(const char *text, int least) {
 
 #include "bench_cuda_kernels.h"
 #include "bench_cuda_decode.h"
+#include "bench_cuda_attention.h"
 
 // ---------------------------------------------------------------------------------------------------
 // Steps
@@ -175,7 +179,7 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
     CHECK(count > 0 && count <= 16, "1 to 16 cases are allowed, not %d", count);
     device_start();
     for (int i = 0; i < count; i++) cases[i] = read_case(preset, texts[i]);
-    kernels_open(1, bench_tiny);
+    kernels_open(1, kernels_pool());
     ops_init(1);
     kernel_peaks();
     kernels_close();
@@ -289,13 +293,15 @@ static void run_facts(void) {
 
 int main(int argc, char **argv) {
     const char *usage =
-        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--window W] [--full-every K] [--yoco] [--qk-norm] "
+        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--sdpa own|cudnn] [--tune-gemm] [--window W] "
+        "[--full-every K] [--yoco] [--qk-norm] "
         "[--shared-experts S] [--dense-layers N] [--doc-mask] [--json FILE] facts | "
         "kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | profile PRESET ATTENTION KV_HEADS B T | "
-        "turns PRESET ATTENTION KV_HEADS B T | decode PRESET KV_HEADS B CONTEXT... | "
+        "turns PRESET ATTENTION KV_HEADS B T | attention-turns PRESET ATTENTION KV_HEADS B T | decode PRESET KV_HEADS "
+        "B CONTEXT... | "
         "decode-turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
-    bool fp8 = false;
+    bool fp8 = false, tune = false;
     AttentionOptions use = {false, false, true, false, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
@@ -304,6 +310,9 @@ int main(int argc, char **argv) {
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
         else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
             use.builtin = true, i++;
+        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "cudnn") == 0)
+            use.cudnn = true, i++;
+        else if (strcmp(argv[i], "--tune-gemm") == 0) tune = true;
         else if (strcmp(argv[i], "--gemm") == 0 && i + 1 < argc && strcmp(argv[i + 1], "fp8") == 0) fp8 = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
@@ -315,6 +324,7 @@ int main(int argc, char **argv) {
     attention_configure(use);
     const char *refused = linear_configure(fp8 ? GEMM_FP8 : GEMM_BF16);
     CHECK(!refused, "--gemm fp8: %s", refused);
+    if (tune) matmul_tune(NULL, true);
     const char *command = i < argc ? argv[i] : "";
     char **a = argv + i + 1;
     int count = argc - i - 1;
@@ -331,6 +341,8 @@ int main(int argc, char **argv) {
         run_decode(a[0], number(a[1], 0), number(a[2], 1), count - 3, a + 3);
     else if (strcmp(command, "decode-turns") == 0 && count == 5)
         run_decode_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
+    else if (strcmp(command, "attention-turns") == 0 && count == 5)
+        run_attention_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1), use.deterministic);
     else {
         warn("%s", usage);
         return EXIT_USAGE;

@@ -67,7 +67,7 @@ static void decode_context(const char *preset, int NKV, int B, int context, bool
 
 static void run_decode(const char *preset, int NKV, int B, int count, char **contexts) {
     device_start();
-    kernels_open(1, bench_tiny);
+    kernels_open(1, kernels_pool());
     ops_init(1);
     kernel_peaks();
     for (int i = 0; i < count; i++)
@@ -96,7 +96,7 @@ static size_t decode_position_bytes(const ModelPlan *plan) {
 // after that many positions: the median of several.
 static void run_decode_turns(const char *preset, const char *attention, int NKV, int B, int T) {
     BenchModel b;
-    kernels_open(1, true);
+    kernels_open(1, (size_t)32 << 20);
     bench_open(&b, preset, attention, NKV, B, T, FOR_GENERATION);
     decode_fill(&b.model);
     float *logits = (float *)checked_calloc((size_t)B * (size_t)b.model.plan.config.V, sizeof(float));

@@ -59,11 +59,12 @@ template <typename... Counts> static KernelCase &tensors(KernelCase &c, const ch
     return c;
 }
 
-static void kernels_open(int V, bool tiny) {
+// bytes: of the tensors, at most
+static void kernels_open(int V, size_t bytes) {
     size_t free_bytes = 0, total = 0;
     kernels.V = V;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-    kernels.pool_bytes = tiny ? (size_t)32 << 20 : min_size(free_bytes / 10 * 8, (size_t)24 << 30);
+    kernels.pool_bytes = min_size(free_bytes / 10 * 8, bytes);
     kernels.pool = (char *)buffer_alloc(kernels.pool_bytes, "the tensors of the benchmark");
     CUDA_CHECK(cudaDeviceGetAttribute(&kernels.l2_bytes, cudaDevAttrL2CacheSize, 0));
     if (kernels.l2_bytes < 1 << 20) kernels.l2_bytes = 1 << 20;
@@ -87,6 +88,7 @@ static void kernels_open(int V, bool tiny) {
         free(host);
     }
 }
+static size_t kernels_pool(void) { return bench_tiny ? (size_t)32 << 20 : (size_t)24 << 30; }
 static void kernels_close(void) {
     buffer_free(kernels.pool);
     for (int i = 0; i < 3; i++) buffer_free(kernels.random[i]);
@@ -459,7 +461,7 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     Model m;
     kernels.word = word;
     plan_model(&m, preset, "diff_v2", NKV, B, T, FOR_TRAINING);
-    kernels_open(m.plan.config.V, bench_tiny);
+    kernels_open(m.plan.config.V, kernels_pool());
     ops_init(max_size(m.plan.workspace_bytes, embedding_workspace_bytes(B * T)));
     kernel_peaks();
     kernel_peak_fp8();

@@ -7,7 +7,8 @@ Parts:
     profile    the operations' shares of a step beside the prediction, the loss of 12 steps, counters by ncu
     ops        compares every CUDA operation with its C twin, on the device
     gradients  compares the model's gradients with the CPU trainer's: every variant, fp32, bf16, some in fp8
-    steps      a step of 1.4b with --gemm fp8, then with --no-deterministic, each beside the default, alternating
+    steps      a step of 1.4b with --gemm fp8, --tune-gemm and --no-deterministic, each beside the default, alternating
+    attention  a layer's attention by cuDNN and by the built-in kernels, alternating: the table of --sdpa auto
     experts    gradients and losses of models with experts, --recompute, a resumed run; the time of their operations
     train      3 steps in fp32; 100 steps of 124m, the same again, stopped and resumed: all three bitwise equal
     sizes      compares operations at the shapes of 1.4b: libraries with our kernels, others with C twins on samples
@@ -37,6 +38,7 @@ import time
 import traceback
 from pathlib import Path
 
+import attention
 import build
 import decode
 import experts
@@ -58,6 +60,7 @@ PARTS = {  # name: (its cases, programs that it requires)
     "ops": (operations.ops, ["TEST_DIFFV2CU"]),
     "gradients": (gradients.gradients, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
     "steps": (fp8.steps, ["BENCH_CUDA", "TRAIN_DIFFV2CU"]),
+    "attention": (attention.attention, ["BENCH_CUDA"]),
     "experts": (experts.experts, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2", "BENCH_CUDA"]),
     "train": (train.train, ["TRAIN_DIFFV2CU"]),
     "sizes": (operations.sizes, ["TEST_DIFFV2CU"]),
@@ -79,6 +82,7 @@ SCHEDULE = [
     ("ops", "first", 60),
     ("gradients", "diff_v2", 30),
     ("steps", ALL, 60),
+    ("attention", "1.4b .* T 2048", 40),
     ("experts", "products 1", 30),
     ("train", "first|second", 60),
     ("sanitizer", "racecheck (expert|router).*", 60),

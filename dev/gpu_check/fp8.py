@@ -12,6 +12,7 @@ LAST = 20  # steps whose mean loss is compared
 TARGET = 1.2  # milliseconds of a step in bf16, relative to fp8
 OPTIONS = {  # case: (options of bench_cuda, the step with them, the default)
     "fp8": (["--gemm", "fp8"], "step in fp8", "bf16"),
+    "tuned gemm": (["--tune-gemm"], "step with --tune-gemm", "the library's first choices"),
     "not deterministic": (["--no-deterministic"], "step, not deterministic", "deterministic"),
 }
 

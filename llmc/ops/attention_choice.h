@@ -14,9 +14,9 @@ attention_choice.h: the measured times of attention by cuDNN and by the built-in
 #include "../cuda/device_peak.h"
 
 typedef struct {
-    const char *device;           // the name of a row of device_peaks
-    int signals, D, DV, T;        // signals: heads that share a noise head
-    bool deterministic;           // the backward
+    const char *device;            // the name of a row of device_peaks
+    int signals, D, DV, T;         // signals: heads that share a noise head
+    bool deterministic;            // the backward
     double cudnn_ms[2], own_ms[2]; // forward, backward
 } AttentionTimes;
 
@@ -28,14 +28,14 @@ static const AttentionTimes attention_measured[] = {
 static const AttentionTimes *attention_times = attention_measured; // tests have rows of their own
 
 // How many times as fast as cuDNN the built-in kernels are; 0: not measured. gpu may be NULL.
-static inline double attention_own_speed(const DevicePeak *gpu, int signals, int D, int DV, int T,
-                                         bool deterministic, bool backward) {
+static inline double attention_own_speed(const DevicePeak *gpu, int signals, int D, int DV, int T, bool deterministic,
+                                         bool backward) {
     const AttentionTimes *best = NULL;
     double distance = INFINITY;
     for (const AttentionTimes *row = attention_times; gpu && row->device; row++) {
         double apart = fabs(log((double)T / row->T));
-        bool same = strcmp(row->device, gpu->name) == 0 && row->signals == signals && row->D == D &&
-                    row->DV == DV && row->deterministic == deterministic;
+        bool same = strcmp(row->device, gpu->name) == 0 && row->signals == signals && row->D == D && row->DV == DV &&
+                    row->deterministic == deterministic;
         if (same && apart < distance) best = row, distance = apart;
     }
     if (!best) return 0;
