@@ -277,6 +277,19 @@ def groups():
     return table(["size", *(f"{ranks} GPUs" for ranks in machines)], rows)
 
 
+# ---- gpu.md
+
+
+def sdpa():
+    kernels = ("cudnn", "own")
+    step = "--preset 1.4b --kv-heads 8 --batch-size 16"
+    rows = []
+    for device in DEVICES:
+        predictions = [dry_run(f"--device '{device}' {step} --sdpa {kernel}")[1] for kernel in kernels]
+        rows.append([device, *(span(p, "step_ms", "{:.0f} ms".format) for p in predictions)])
+    return table(["", "cuDNN", "`--sdpa own`"], rows)
+
+
 # ---- cluster.md
 
 
@@ -357,6 +370,7 @@ def recipe_table():
 # document -> marker -> function that returns the text between the markers, or, for "", the whole document
 GENERATED = {
     "docs/options.md": {"help": options},
+    "docs/gpu.md": {"sdpa": sdpa},
     "docs/cluster.md": {"recipes": recipe_table, "fits": fits},
     "docs/sizing.md": {"settings": settings, "hours": hours, "contexts": contexts},
     "docs/scale.md": {"plans": plans, "comparisons": comparisons, "groups": groups},

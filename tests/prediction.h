@@ -643,6 +643,7 @@ static void test_prediction_alternatives(void) {
         {"--device H200 --preset 1.4b --kv-heads 8 --no-deterministic", "\n  --deterministic ", "--no-det", false},
         {"--device H200 --preset 1.4b --kv-heads 8", "\n  --sdpa own ", "--gemm bf16", false},
         {"--device A100 --preset 1.4b --kv-heads 8", "\n  --sdpa own ", "--gemm bf16", true},
+        {"--device H200 --preset 1.4b --kv-heads 8 --sdpa cudnn", "\n  --sdpa own ", "--gemm bf16", false},
         {"--device H200 --preset 1.4b --kv-heads 8 --sdpa own", "\n  slow end: ", "deterministic  ", true},
         {"--device H200 --preset 1.4b --kv-heads 8 --gemm fp8", "\n  --gemm bf16 ", "FP8 is slower", false},
         {"--device H100 --preset 30b-a3b --ranks 64 --zero 3 --gemm fp8", "\n  --gemm bf16 ", "none", true},

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares predictions with the CUDA programs compiled for the CPU: a prediction has the operations of a step and their
-numbers of calls; predicted memory is that of the GPU program; docs/scale.md is up to date. The last line is "N passed,
-N failed".
+numbers of calls; predicted memory is that of the GPU program; docs/scale.md and docs/gpu.md are up to date. The last
+line is "N passed, N failed".
 
 Usage: tests/prediction_test.py TRAIN_DIFFV2 BENCH_CUDA TRAIN_DIFFV2CU     (commands; 'build/x --trainer' is one)
 Exit status: 0 all passed, 1 some failed, 2 usage.
@@ -121,7 +121,7 @@ def same_memory(trainer, device_trainer, options):
 
 def same_document(trainer):
     environment = {**os.environ, "TRAIN_DIFFV2": " ".join(trainer)}
-    command = ["scripts/update_docs.py", "--check", "docs/scale.md"]
+    command = ["scripts/update_docs.py", "--check", "docs/scale.md", "docs/gpu.md"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return done.stderr.strip() or done.returncode and f"status {done.returncode}"
 
@@ -152,7 +152,7 @@ def main():
         )
         for m in MEMORY
     ]
-    cases.append(("docs/scale.md is up to date", same_document, trainer))
+    cases.append(("docs/scale.md and docs/gpu.md are up to date", same_document, trainer))
     failed = 0
     for sentence, check, *arguments in cases:
         try:

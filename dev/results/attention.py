@@ -39,7 +39,9 @@ def main(words):
         print(__doc__.strip(), file=sys.stderr)
         return 2
     text = TABLE.read_text()
-    new = re.sub(r"(    // rows: begin\n).*?(    // rows: end\n)", lambda m: m[1] + rows(files) + m[2], text, flags=re.S)
+    new = re.sub(
+        r"(    // rows: begin\n).*?(    // rows: end\n)", lambda m: m[1] + rows(files) + m[2], text, flags=re.S
+    )
     if "--print" in words:
         print(rows(files), end="")
     elif "--check" not in words:

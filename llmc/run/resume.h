@@ -66,8 +66,9 @@ static inline void start_configure_operations(Options *o) {
           "--tune-gemm requires a GPU: the libraries of the CPU offer no choice of algorithms");
     const char *why = linear_configure((GemmType)o->gemm);
     CHECK(!why, "--gemm %s: %s", gemm_choice(o->gemm), why);
-    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
-                                  o->sdpa_linear};
+    // a prediction for another GPU requires no library here
+    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN && !o->device, o->deterministic,
+                                  o->doc_mask, o->sdpa_linear};
     attention_configure(attention);
     if (o->gemm != GEMM_FP32 && !linear_native())
         fprintf(options_notes(o),
