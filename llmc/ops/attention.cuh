@@ -17,6 +17,7 @@ static inline const char *attention_library_version(void) { return cudnn_attenti
 static inline void attention_configure(AttentionOptions options) {
     static const char *const names[] = {"CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "CUDNN_RESCALE_THRESHOLD"};
     attention_state.options = options;
+    attention_state.device_known = false;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         if (!getenv(names[i])) continue;
         attention_state.ignored = names[i];

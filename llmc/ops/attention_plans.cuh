@@ -53,6 +53,8 @@ typedef struct {
 static struct {
     AttentionOptions options;
     bool no_device;
+    bool device_known; // the next is that of the current device
+    const DevicePeak *device;
     const char *ignored; // an environment variable that attention_warning has yet to report
     int count;           // plans
     AttentionPlan plans[ATTENTION_PLANS];
@@ -183,26 +185,35 @@ static inline bool attention_refuse(AttentionPlan *p, const char *why, const cha
     return true;
 }
 
-static inline const DevicePeak *attention_device(void) { // NULL: unknown, or none
-    if (attention_state.no_device) return NULL;
-    cudaDeviceProp facts = device_properties();
-    return device_peak_find(facts.name, facts.multiProcessorCount);
+static inline const DevicePeak *attention_device(void) { // NULL: not listed, or none
+    if (!attention_state.device_known) {
+        cudaDeviceProp facts;
+        bool exists = !memory_is_short && attention_has_device();
+        if (exists) facts = device_properties();
+        attention_state.device = exists ? device_peak_find(facts.name, facts.multiProcessorCount) : NULL;
+        attention_state.device_known = true;
+    }
+    return attention_state.device;
 }
 
-// How many times as fast as cuDNN the built-in kernel is; 0: not measured.
-static inline double attention_speed(const AttentionPlan *p) {
-    AttentionShape s = p->shape;
-    if (s.window || p->documents) return 0;
-    return attention_own_speed(attention_device(), p->signals, s.D, s.DV, s.T, attention_state.options.deterministic,
-                               p->backward);
+// How many times as fast as cuDNN the built-in kernel is; 0: not measured. signals: as in attention_choice.h
+static inline double attention_speed(AttentionShape s, int signals, bool backward) {
+    AttentionOptions o = attention_state.options;
+    if (s.window || o.documents) return 0;
+    return attention_own_speed(attention_device(), signals, s.D, s.DV, s.T, o.deterministic, backward);
+}
+
+// Whether the options, the build or the measured times request the built-in kernels. Known before plans are made.
+static inline bool attention_requests_own(AttentionShape s, int signals, bool backward) {
+    AttentionOptions o = attention_state.options;
+    return o.builtin || !CUDNN_ATTENTION || (!o.cudnn && attention_speed(s, signals, backward) > 1);
 }
 
 // Whether the built-in kernel computes it without asking cuDNN.
 static inline bool attention_refused(AttentionPlan *p) {
     AttentionShape s = p->shape;
-    double speed = attention_state.options.cudnn ? 0 : attention_speed(p);
     char measured[ATTENTION_WHY];
-    FORMAT(measured, "%.2f times as fast as cuDNN on this GPU", speed);
+    FORMAT(measured, "%.2f times as fast as cuDNN on this GPU", attention_speed(s, p->signals, p->backward));
     int strides = s.ldq | s.ldkv | s.ldo | s.q_head | s.k_head | s.v_head | s.o_head;
     if (attention_state.options.builtin) return attention_refuse(p, "--sdpa own", NULL);
     if (sizeof(floatX) != 2) return attention_refuse(p, "an fp32 build; cuDNN supports bf16", NULL);
@@ -213,7 +224,7 @@ static inline bool attention_refused(AttentionPlan *p) {
     if ((s.D | s.DV | strides) % 8)
         return attention_refuse(p, "a head's width or offset is not a multiple of 8 elements",
                                 "choose --head-dim so that the width of every head is a multiple of 8");
-    return speed > 1 && attention_refuse(p, measured, NULL);
+    return attention_requests_own(s, p->signals, p->backward) && attention_refuse(p, measured, NULL);
 }
 
 static inline bool attention_try_cudnn(AttentionPlan *p) {

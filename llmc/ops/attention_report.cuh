@@ -24,7 +24,7 @@ static inline void attention_append_layers(char *text, const AttentionPlan *p) {
 
 // Why cuDNN computes a shape.
 static inline void attention_append_choice(char *text, const AttentionPlan *p) {
-    double speed = attention_speed(p);
+    double speed = attention_speed(p->shape, p->signals, p->backward);
     if (attention_state.options.cudnn) attention_append(text, " (--sdpa cudnn)");
     else if (speed == 0) attention_append(text, " (the default, not measured on this GPU)");
     else attention_append(text, " (%.2f times as fast as the built-in kernel on this GPU)", 1 / speed);

@@ -13,8 +13,8 @@ rates (assumptions.h).
                   200 tokens on
   attention       by cuDNN or by the built-in kernels, as the run chooses (attention_plans.cuh). A long sequence reaches
                   the assumed rate; the time beside the products is the same with either. The built-in kernels compute a
-                  group of r signal heads and a noise head together: 5r + 3 products in the backward instead of 5r + 5,
-                  and no pass that combines heads (diff_attention.h). Their backward is deterministic
+                  signal head and its noise head together: 8 products in the backward instead of 10, and no pass that
+                  combines heads (diff_attention.h). Their backward is deterministic
   grouping        a block per expert reads all choices, 256 at a time: latency, not bandwidth, limits it
 */
 #ifndef LLMC_PREDICTION_RATES_H
@@ -59,16 +59,25 @@ static inline bool predicted_cudnn(const DevicePeak *gpu, AttentionShape s, bool
     if (backward && documents && gpu->generation < HOPPER) return false;
     return s.T > 1 && (s.D | s.DV) % 8 == 0 && s.D <= widest && DV <= widest;
 }
-// A group of signal heads and a noise head has one kernel for both directions.
+// Whether the built-in kernels on tensor cores support the shape.
+static inline bool predicted_fits(AttentionShape s) {
+    enum { WIDEST = 128 };
+    return (s.D | s.DV) % 8 == 0 && s.D <= WIDEST && s.DV <= WIDEST;
+}
+// Whether --sdpa or the measured times request the built-in kernels.
+static inline bool predicted_own(const DevicePeak *gpu, const Options *o, AttentionShape s, bool backward) {
+    int signals = s.groups.noise ? s.groups.signals : 0;
+    if (o->sdpa != SDPA_AUTO || s.window || o->doc_mask) return o->sdpa == SDPA_OWN;
+    return attention_own_speed(gpu, signals, s.D, s.DV, s.T, o->deterministic, backward) > 1;
+}
 static inline AttentionKernel predicted_attention(const DevicePeak *gpu, const Options *o, AttentionShape s,
                                                   bool backward) {
-    enum { WIDEST = 128 }; // heads of the built-in kernels on tensor cores
-    int signals = s.groups.noise ? s.groups.signals : 0;
-    bool plain = !s.window && !o->doc_mask, cudnn = o->sdpa != SDPA_OWN;
-    double own = plain ? attention_own_speed(gpu, signals, s.D, s.DV, s.T, o->deterministic, backward) : 0;
-    if (o->sdpa == SDPA_AUTO && own > 1) cudnn = false;
-    if (cudnn && predicted_cudnn(gpu, s, o->doc_mask, backward || signals)) return BY_CUDNN;
-    return s.D <= WIDEST && s.DV <= WIDEST ? BY_TENSOR_CORES : BY_FP32_UNITS;
+    bool cudnn = !predicted_own(gpu, o, s, backward) && predicted_cudnn(gpu, s, o->doc_mask, backward);
+    return cudnn ? BY_CUDNN : predicted_fits(s) ? BY_TENSOR_CORES : BY_FP32_UNITS;
+}
+// Whether a signal head and its noise head are computed together (diff_attention.cuh).
+static inline bool predicted_pairs(const DevicePeak *gpu, const Options *o, AttentionShape s) {
+    return s.groups.noise && s.groups.signals == 1 && predicted_own(gpu, o, s, true) && predicted_fits(s);
 }
 static inline double attention_ms(const Prediction *p, AttentionShape s, AttentionKernel by, double flops, double bytes,
                                   bool backward) {

@@ -169,20 +169,18 @@ static inline size_t attention_share(size_t n, size_t bytes, size_t lse) {
         if (n % d == 0 && d * lse % 4 == 0) best = d;
     return best;
 }
-// Of the built-in backward, rowsum(dO O); of cuDNN's, by the rules of attention_plans.cuh. With --doc-mask a call of
-// cuDNN computes several documents.
+// Of the built-in backward: rows of numbers, and dQ in fp32 (attention_mma_backward.cuh). Of cuDNN's: by the rules of
+// attention_plans.cuh. With --doc-mask a call of cuDNN computes several documents.
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     enum { DOCUMENT_BYTES = 136, DOCUMENT_TOKENS = 512 }; // tables and cuDNN's own; as attention_slots
     bool documents = recorded.options->doc_mask;
-    if (recorded.options->sdpa == SDPA_OWN ||
-        predicted_attention(recorded.device, recorded.options, s, false) != BY_CUDNN)
-        return (size_t)s.B * s.NQ * s.T * sizeof(real);
+    AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, true);
+    if (by != BY_CUDNN) return (size_t)s.B * s.NQ * s.T * (by == BY_TENSOR_CORES ? s.D + 4 : 1) * sizeof(real);
     size_t T = s.T, rows = s.B * T, group = s.NQ / s.NKV, head = T * sizeof(real); // rowsum(dO O)
     head +=
         recorded.options->deterministic ? round_up(T, 64) * round_up(T, 128) * sizeof(floatX) : T * s.D * sizeof(real);
     head += group > 1 ? T * (s.D + s.DV) * sizeof(floatX) : 0;
     size_t slots = min_size(rows, s.B + (rows + DOCUMENT_TOKENS - 1) / DOCUMENT_TOKENS);
-    if (documents && recorded.device->generation < HOPPER) return slots * DOCUMENT_BYTES; // only the forward
     size_t sequences = documents ? min_size(slots, max_size(1, GPU_ATTENTION_LIMIT / (s.NQ * head)))
                                  : attention_share(s.B, s.NQ * head, s.NQ * T);
     size_t groups = sequences == 1 ? attention_share(s.NKV, group * head, group * T) : (size_t)s.NKV;
@@ -236,19 +234,16 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
                                          int N, int NH, int D, int ldl, HeadGroups groups, Factor factor) {
     record_rows(CLASS_COMBINE, __func__, 1, diff_combine_backward_bytes(N, combined_heads(NH, groups), NH, D));
 }
-// As the CUDA twin: the heads of a group together, or attention of all heads and diff_combine.
-static inline bool diff_attention_together(AttentionShape s) {
-    return predicted_attention(recorded.device, recorded.options, s, true) == BY_TENSOR_CORES;
-}
-static inline int diff_attention_kept(AttentionShape s) {
-    return diff_attention_together(s) ? s.NQ / attention_maps(s) : s.NQ;
-}
+// As the CUDA twin: pairs together, or attention of all heads and diff_combine.
+static inline bool record_pairs(AttentionShape s) { return predicted_pairs(recorded.device, recorded.options, s); }
+static inline int diff_attention_kept(AttentionShape s) { return record_pairs(s) ? s.NQ / attention_maps(s) : s.NQ; }
 static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                           const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
                                           absmax_t *max) {
     AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, false);
-    if (by == BY_TENSOR_CORES) {
+    if (record_pairs(s)) {
         record_attention(__func__, s, by, false);
+        if (max) absmax_update(max, out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
         return;
     }
     record_attention("attention_forward", attention_of_heads(s), by, false);
@@ -259,7 +254,7 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
                                            AttentionShape s, Factor factor, bool add_dv) {
     AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, true);
-    if (by == BY_TENSOR_CORES) {
+    if (record_pairs(s)) {
         record_attention(__func__, s, by, true);
         return;
     }
