@@ -14,7 +14,7 @@ diff_attention.cuh: attention whose noise heads are subtracted. Contract in ops.
 
 // Whether own kernels compute a signal and a noise head together. Known before plans are made.
 static inline bool attention_by_groups(AttentionShape s) {
-    return (attention_state.options.builtin || !CUDNN_ATTENTION) && s.groups.signals == 1 && attention_mma_fits(s);
+    return s.groups.signals == 1 && attention_mma_fits(s) && attention_requests_own(s, 1, true);
 }
 
 static inline int diff_attention_kept(AttentionShape s) { return s.NQ; }
