@@ -139,9 +139,15 @@ static inline void attention_copy_rows(real *to, const floatX *x, size_t count, 
 // Panels of x^T: panel p has the rows p*TILE_COLUMNS .. of x as columns.
 static inline void attention_copy_panels(real *to, const floatX *x, size_t count, size_t padded, size_t width,
                                          size_t width_padded, size_t ld) {
-    for (size_t t0 = 0; t0 < padded; t0 += TILE_COLUMNS, to += width_padded * TILE_COLUMNS)
-        for (size_t t = 0; t < TILE_COLUMNS; t++)
-            for (size_t c = 0; c < width; c++) to[c * TILE_COLUMNS + t] = t0 + t < count ? x[(t0 + t) * ld + c] : 0;
+    for (size_t t0 = 0; t0 < padded; t0 += TILE_LANES) {
+        real *panel = to + t0 / TILE_COLUMNS * TILE_COLUMNS * width_padded + t0 % TILE_COLUMNS;
+        const floatX *rows = x + t0 * ld;
+        size_t c = 0;
+        for (; t0 + TILE_LANES <= count && c + TILE_LANES <= width; c += TILE_LANES)
+            tile_transpose(panel + c * TILE_COLUMNS, TILE_COLUMNS, rows + c, ld);
+        for (; c < width; c++)
+            for (size_t t = 0; t < TILE_LANES; t++) panel[c * TILE_COLUMNS + t] = t0 + t < count ? rows[t * ld + c] : 0;
+    }
 }
 
 // The first key that query row t of sequence b attends to.
@@ -192,19 +198,21 @@ static inline void attention_scores(real *scores, const real *a, size_t lda, con
 }
 
 // Updates the running softmax of a row with a block of keys: p[j] = exp(score - max) for the visible keys [low, n), 0
-// for the others up to `end`. Returns the factor for the earlier sums.
+// for the others up to `end`, rounded up to whole vectors. Returns the factor for the earlier sums.
 static inline real attention_softmax(real *p, real *max, real *sum, int low, int n, int end) {
-    int whole = (n + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed; invisible keys are -infinity
-    real largest = *max, total = 0;
-    for (int j = 0; j < low; j++) p[j] = -(real)INFINITY;
-    for (int j = n; j < whole; j++) p[j] = -(real)INFINITY;
+    real largest = *max;
+    TileVector total = tile_zero;
+    end = (end + TILE_LANES - 1) & -TILE_LANES;
 #pragma omp simd reduction(max : largest)
-    for (int j = 0; j < whole; j++) largest = p[j] > largest ? p[j] : largest;
-#pragma omp simd reduction(+ : total)
-    for (int j = 0; j < whole; j++) total += p[j] = real_exp(p[j] - largest);
-    for (int j = whole; j < end; j++) p[j] = 0;
+    for (int j = 0; j < end; j++) {
+        p[j] = j >= low && j < n ? p[j] : -(real)INFINITY;
+        largest = p[j] > largest ? p[j] : largest;
+    }
+#pragma omp simd
+    for (int j = 0; j < end; j++) p[j] = real_exp(p[j] - largest);
+    for (int j = 0; j < end; j += TILE_LANES) total += *(const TileVector *)(const void *)(p + j);
     real factor = real_exp(*max - largest); // 0 at first, since *max is far below any score
-    *sum = *sum * factor + total;
+    *sum = *sum * factor + tile_sum(total);
     *max = largest;
     return factor;
 }

@@ -95,13 +95,6 @@ static inline void attention_backward_scores(const AttentionBlock *block, const 
     }
 }
 
-static inline real attention_dot(const floatX *x, const floatX *y, int count) {
-    real dot = 0;
-#pragma omp simd reduction(+ : dot)
-    for (int c = 0; c < count; c++) dot += x[c] * y[c];
-    return dot;
-}
-
 // The numbers of the rows from t0 on, and their first keys; of a group, also the gradients of lambda.
 static inline void attention_backward_rows(const AttentionBlock *block, int *low, const AttentionHead *h, int t0,
                                            int rows, const AttentionWorkspace *a, AttentionShape s) {
@@ -111,10 +104,9 @@ static inline void attention_backward_rows(const AttentionBlock *block, int *low
         for (int m = 0; m < a->signals; m++) {
             const floatX *o = h->out + t * s.ldo + m * s.o_head, *g = h->dout + t * s.ldo + m * s.o_head;
             int row = m * ATTENTION_ROWS + i;
-            block->delta[row] = attention_dot(g, o, s.DV);
+            block->delta[row] = tile_dot(g, o, s.DV);
             if (a->maps == 1) continue;
-            real factor = diff_factor(h->l[t * h->ldl + m], h->factor),
-                 dot = attention_dot(g, h->noise + t * h->ldn, s.DV);
+            real factor = diff_factor(h->l[t * h->ldl + m], h->factor), dot = tile_dot(g, h->noise + t * h->ldn, s.DV);
             block->delta[row] += factor * dot; // <g, a1> = <g, o> + s <g, a2>
             block->factor[row] = factor, block->dot[row] = dot;
             h->dl[t * h->ldl + m] = -dot * diff_factor_slope(factor, h->factor);

@@ -94,18 +94,60 @@ static inline void tile_multiply_rows(int rows, int columns, int K, const real *
     }
 }
 
+// Lane l is lane from[l] of x followed by y.
+static inline __attribute__((always_inline)) TileVector tile_shuffle(TileVector x, TileVector y, TileMask from) {
+#ifdef __clang__
+    TileVector z = tile_zero;
+    for (int l = 0; l < TILE_LANES; l++) z[l] = from[l] < TILE_LANES ? x[from[l]] : y[from[l] - TILE_LANES];
+    return z;
+#else
+    return __builtin_shuffle(x, y, from);
+#endif
+}
+
 // The sums of adjacent lanes of x, then of y.
 static inline TileVector tile_pairs(TileVector x, TileVector y) {
-#ifdef __clang__
-    TileVector sum = tile_zero;
-    for (int l = 0; l < TILE_LANES / 2; l++)
-        sum[l] = x[2 * l] + x[2 * l + 1], sum[TILE_LANES / 2 + l] = y[2 * l] + y[2 * l + 1];
-    return sum;
-#else
     TileMask even, odd;
     for (int l = 0; l < TILE_LANES; l++) even[l] = 2 * l, odd[l] = 2 * l + 1;
-    return __builtin_shuffle(x, y, even) + __builtin_shuffle(x, y, odd);
-#endif
+    return tile_shuffle(x, y, even) + tile_shuffle(x, y, odd);
+}
+
+// The sum of the lanes. A simd reduction of the compiler adds them one after the other, which takes longer than a row.
+static inline real tile_sum(TileVector x) {
+#pragma GCC unroll 4
+    for (int n = TILE_LANES; n > 1; n /= 2) x = tile_pairs(x, x);
+    return x[0];
+}
+
+// x . y of `count` elements
+static inline real tile_dot(const real *x, const real *y, int count) {
+    TileVector sum = tile_zero;
+    int c = 0;
+    for (; c + TILE_LANES <= count; c += TILE_LANES)
+        sum += *(const TileVector *)(const void *)(x + c) * *(const TileVector *)(const void *)(y + c);
+    real dot = tile_sum(sum);
+    for (; c < count; c++) dot += x[c] * y[c];
+    return dot;
+}
+
+// to = x^T for a square of TILE_LANES rows and columns: merging its halves lane by lane log2(TILE_LANES) times
+static inline void tile_transpose(real *to, size_t ldt, const real *x, size_t ldx) {
+    TileVector rows[TILE_LANES], merged[TILE_LANES];
+    TileMask low, high;
+    for (int l = 0; l < TILE_LANES; l++)
+        low[l] = l / 2 + l % 2 * TILE_LANES, high[l] = (TILE_LANES + l) / 2 + l % 2 * TILE_LANES;
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE_LANES; i++) rows[i] = *(const TileVector *)(const void *)(x + i * ldx);
+#pragma GCC unroll 4
+    for (int n = TILE_LANES; n > 1; n /= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < TILE_LANES; i++)
+            merged[i] = tile_shuffle(rows[i / 2], rows[(TILE_LANES + i) / 2], i % 2 ? high : low);
+#pragma GCC unroll 16
+        for (int i = 0; i < TILE_LANES; i++) rows[i] = merged[i];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE_LANES; i++) *(TileVector *)(void *)(to + i * ldt) = rows[i];
 }
 
 // y[i] = a . B[i,:] for TILE_LANES rows of B;  a (K), B (TILE_LANES, K), K a multiple of TILE_LANES
