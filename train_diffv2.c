@@ -1064,6 +1064,7 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps, step = run->state.step;
     if (step >= end) {
+        if (resume->lock.held) checkpoint_clean(o->out);
         printf("%s is at step %" PRId64 " and the run ends after step %" PRId64
                ": nothing to do; a larger --%s continues it\n",
                o->out, step, end, end < o->steps ? "stop-after" : "steps");

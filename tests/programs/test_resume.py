@@ -43,7 +43,7 @@ def test_seed(corpus, tmp_path):
     ids=["baseline", "windows", "yoco"],
 )
 def test_resume_equals_uninterrupted(corpus, tmp_path, model):
-    """a resumed run equals an uninterrupted one, and a finished run does not change"""
+    """a resumed run equals an uninterrupted one; of a finished run only the files of killed saves are removed"""
     whole, parts, before = (tmp_path / name for name in ("whole", "parts", "before"))
     train(corpus, whole, "--steps 7 --total-batch 128", model).done()
     train(corpus, parts, "--steps 3 --total-batch 128", model).done()
@@ -53,6 +53,9 @@ def test_resume_equals_uninterrupted(corpus, tmp_path, model):
     found = records(parts, "train")
     assert len(found) == 7 and found[-1]["step"] == 7
     shutil.copytree(parts, before, symlinks=True)
+    for name in ("step_00000009.tmp", "step_00000003.old.tmp"):
+        (parts / "checkpoints" / name).mkdir()
+        (parts / "checkpoints" / name / "config.json").write_text("{")
     assert "nothing to do" in resume(parts).done().out
     expect_same(parts, before)
 
