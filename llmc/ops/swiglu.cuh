@@ -2,7 +2,8 @@
 swiglu.cuh: the gated activation of the MLP. Equations in swiglu.h.
 
   mapping   a thread per pack of a row of y, hence of the gate and of the up part
-  traffic   2F in, F out per row; backward 3F in, 2F out: bandwidth-bound
+  traffic   2F in, F out per row; backward 3F in, 2F out: bandwidth-bound. No library for C++ computes it in the
+            epilogue of gate and up (dev/BENCH.md, "Fusions, by bytes").
 */
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH
