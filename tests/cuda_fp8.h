@@ -143,6 +143,33 @@ static void test_fp8_errors(void) {
     test_remove_directory(&d);
 }
 
+// Fast accumulation changes the products of the forward, a little, and no others.
+static void test_fp8_fast_accumulation(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    char first[600], fast[600];
+    FORMAT(first, "%s/first", d.path);
+    FORMAT(fast, "%s/fast", d.path);
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --gemm fp8 --dump-grads first");
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --gemm fp8 --fp8-fast-accum --dump-grads fast");
+    run_in(&r, &d, device_trainer(), 0,
+           TRAIN_ODD " --sdpa own --gemm fp8 --fp8-fast-accum --recompute 2 --dump-grads again");
+    expect_same_files(&d, "--recompute 2", "fast", "again");
+    DumpDifference off = dump_difference(first, fast);
+    EXPECT(off.gradients > 0 && off.gradients <= fp8_difference(3), "gradients differ by %.3g", off.gradients);
+    run_in(&r, &d, device_trainer(), 0,
+           TRAIN_ODD " --sdpa own --gemm fp8 --fp8-fast-accum --tune-gemm --steps 3 --stop-after 1 --out run");
+    run_command(
+        &r,
+        "cd '%s/run' && grep -q ', fast accumulation in the forward\"' run.json && "
+        "! grep '\"e4m3' run.json | grep -v fast && ! grep '\"[es].*fast accumulation\"' run.json | grep -v e4m3.*e4m3",
+        d.path);
+    EXPECT(r.status == 0, "fast accumulation is not that of the forward alone: %.300s", r.out);
+    run_in(&r, &d, device_trainer(), 2, "--resume --gemm %s --out run", cuda_precision);
+    expect_error(&r, "--fp8-fast-accum requires --gemm fp8");
+    test_remove_directory(&d);
+}
+
 // The choices have products in FP8, which a resume does not measure again, and which are none of another type.
 static void test_fp8_choices(void) {
     TestDirectory d = cuda_data(43);
@@ -166,6 +193,7 @@ static const CudaTest cuda_fp8_tests[] = {
     {BF16_ALONE, {"FP8 does not depend on recomputation, the order of threads, or a restart", test_fp8_bits}},
 #ifdef CUDA_ON_CPU
     {BF16_ALONE, {"FP8 is refused by devices and libraries without it, in one line", test_fp8_errors}},
+    {BOTH_PRECISIONS, {"fast accumulation in FP8 is that of the forward", test_fp8_fast_accumulation}},
     {BOTH_PRECISIONS, {"the choices of --tune-gemm have the products in FP8", test_fp8_choices}},
 #endif
 };

@@ -92,7 +92,7 @@ static const Check fp8_quantize_check = {"fp8_quantize", check_fp8_quantize, "ro
 // What cuBLASLt refuses in FP8, each with a product that it supports but for one fact.
 static void check_fp8_refusals(const Case *) {
     const OperandType STORED_ = OPERAND_STORED, E4M3 = OPERAND_E4M3, E5M2 = OPERAND_E5M2;
-    const GemmProblem supported = {{false, true, false, false, 32, 48, 64, 64, 64, 48}, {E5M2, E4M3}, {16, 16, 16}};
+    const GemmProblem supported = {{false, true, false, false, 32, 48, 64, 64, 64, 48}, {E5M2, E4M3}, {16, 16, 16}, 0};
     const float scale = 1;
     struct {
         const char *capability, *reason; // NULL: supported
@@ -144,7 +144,7 @@ static void check_fp8_refusals(const Case *) {
         p.shape = {c.transpose_a, c.transpose_b, false, false, c.M, c.N, c.K, c.lda, c.ldb, c.ldc};
         memcpy(p.types, c.types, sizeof(p.types));
         memcpy(p.alignment, c.alignment, sizeof(p.alignment));
-        const GemmOperands operands = {NULL, NULL, c.scales[0], c.scales[1], {c.types[0], c.types[1]}};
+        const GemmOperands operands = {NULL, NULL, c.scales[0], c.scales[1], {c.types[0], c.types[1]}, false};
         setenv("CUDA_ON_CPU_CAPABILITY", c.capability, 1);
         gemm_describe(&handles, &p);
         gemm_set_scales(&handles, &operands);

@@ -129,7 +129,8 @@ state '[x["ratio"] > 0 for x in rows("steps", unit="ms")] == [True, True, True] 
     rows("steps", against="bf16") and rows("steps", against="deterministic") and
     rows("steps", case="step with --tune-gemm", against="the library'"'"'s first choices") and
     {x["case"] for x in rows("fp8", unit="nats", against="bf16")} ==
-        {*(f"loss of step {n}" for n in (1, 2, 5, 7, 10)), "mean loss of the last 5"} and
+        {*(f"loss of step {n}" for n in (1, 2, 5, 7, 10)), "mean loss of the last 5",
+         "mean loss of the last 5 --fp8-fast-accum"} and
     {"fp8_quantize", "linear_forward in fp8", "gemm in fp8"} <= {x["case"] for x in rows("kernels", unit="ms")}' \
     && results "^ *step in fp8 .* bf16 " && results "^ *mean loss of the last 5 .* bf16 "
 ok "the results contain the time of a step in fp8 beside bf16, the losses of both, and the kernels of fp8" $?
@@ -374,7 +375,7 @@ TRAIN_DIFFV2CU="$fakes/old" check m "${bundle[@]}" --parts fp8
 found 0 'fp8: skipped: .*requires a GPU of compute capability 8.9'
 ok "a device without FP8 skips the part fp8, with the reason" $?
 fake same <<'END' # --gemm fp8 without an effect
-exec build/oncpu/test_trainer --trainer $(echo "$@" | sed 's/--gemm fp8//')
+exec build/oncpu/test_trainer --trainer $(echo "$@" | sed 's/--gemm fp8//; s/--fp8-fast-accum//')
 END
 TRAIN_DIFFV2CU="$fakes/same" check n "${bundle[@]}" --parts fp8
 found 1 'FAIL the losses in fp8 are not those of bf16'

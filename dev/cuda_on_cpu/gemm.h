@@ -2,7 +2,8 @@
 gemm.h: the library of llmc/cuda/gemm.cuh where kernels run on the CPU. It converts numbers to fp32, multiplies them by
 CBLAS, and rounds once. A product runs in stream order, as a kernel does. Errors, as in cuBLASLt: a product before the
 library has started, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an operand. It
-has several algorithms, which differ in the order of their sums. Products in FP8: see gemm_fp8_refusal.
+has several algorithms, which differ in the order of their sums, but not with fast accumulation (gemm_fast_sum).
+Products in FP8: see gemm_fp8_refusal.
 
   CUDA_ON_CPU_GEMM=split     the first algorithm divides the sum over K, where that is allowed
   CUDA_ON_CPU_GEMM=aligned   does not support addresses and row strides that are no multiple of 16 bytes: what cuBLASLt
@@ -126,6 +127,22 @@ static inline void gemm_part(GemmShape s, float *c, const float *a, int lda, con
                 b + (size_t)k0 * (s.transpose_b ? 1 : (size_t)ldb), ldb, 1, c, s.N);
 }
 
+// a . b as Hopper's tensor cores add FP8 products (DeepSeek-V3, arXiv:2412.19437, 3.5.2): of 32 products and the sum so
+// far, aligned to the largest exponent, 14 bits are kept, the others cut off.
+static inline float gemm_fast_sum(const float *a, const float *b, int K) {
+    double sum = 0;
+    for (int k0 = 0; k0 < K; k0 += 32) {
+        int end = min_int(K, k0 + 32);
+        double largest = fabs(sum), units;
+        for (int k = k0; k < end; k++) largest = fmax(largest, fabs((double)a[k] * (double)b[k]));
+        double unit = largest > 0 ? ldexp(1, ilogb(largest) - 13) : 1;
+        units = trunc(sum / unit);
+        for (int k = k0; k < end; k++) units += trunc((double)a[k] * (double)b[k] / unit);
+        sum = units * unit;
+    }
+    return (float)sum;
+}
+
 // As the library does, a sum in parts leaves out what is no multiple of its tile.
 static inline void gemm_run(GemmShape s, int parts, bool backwards, void *C, const GemmOperands &x) {
     float scale = x.A_scale ? *x.A_scale * *x.B_scale : 1;
@@ -138,11 +155,15 @@ static inline void gemm_run(GemmShape s, int parts, bool backwards, void *C, con
     for (int i = 0, pieces = max_int(parts, backwards ? 2 : 1); i < pieces; i++) {
         int part = backwards ? pieces - 1 - i : i;
         int begin = (int)((int64_t)K * part / pieces), end = (int)((int64_t)K * (part + 1) / pieces);
-        if (end > begin) gemm_part(s, c.data(), a.data(), a_columns, b.data(), b_columns, begin, end - begin);
+        if (end > begin && !x.fast_sums)
+            gemm_part(s, c.data(), a.data(), a_columns, b.data(), b_columns, begin, end - begin);
     }
     for (int m = 0; m < s.M; m++)
         for (int n = 0; n < s.N; n++) {
             size_t to = (size_t)m * (size_t)s.ldc + (size_t)n;
+            if (x.fast_sums) // A is not transposed, B is
+                c[(size_t)m * (size_t)s.N + (size_t)n] =
+                    gemm_fast_sum(&a[(size_t)m * (size_t)s.K], &b[(size_t)n * (size_t)s.K], s.K);
             float sum = c[(size_t)m * (size_t)s.N + (size_t)n] * scale;
             if (s.fp32_out) ((float *)C)[to] = sum + (s.add ? ((float *)C)[to] : 0);
             else ((floatX *)C)[to] = (floatX)(sum + (s.add ? (float)((floatX *)C)[to] : 0));

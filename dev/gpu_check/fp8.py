@@ -60,8 +60,8 @@ def compare_losses(check, part, preset, attention, NKV, sizes, T):
     words += f"--steps {steps} --warmup {steps // 10} --lr {lr}"
     runs = Runs(check, "fp8", [*words.split(), "--train-data", check.corpus()], steps)
     losses = {}
-    for gemm in ("bf16", "fp8"):
-        why = runs.train(gemm, "--gemm", gemm)
+    for gemm in ("bf16", "fp8", "fp8 --fp8-fast-accum"):
+        why = runs.train(gemm, "--gemm", *gemm.split())
         losses[gemm] = [] if why else runs.losses(gemm)
         runs.remove(gemm)
         part.check(f"{preset} trains for {steps} steps in {gemm}", losses[gemm], why)
@@ -72,8 +72,9 @@ def compare_losses(check, part, preset, attention, NKV, sizes, T):
     quarters = sorted({1, *(steps * i // 4 for i in range(1, 5))})
     record_losses(part, preset, quarters, losses["fp8"], losses["bf16"], "bf16")
     last = min(LAST, steps // 2)
-    a, b = (statistics.fmean(losses[g][-last:]) for g in ("fp8", "bf16"))
-    part.row(
-        f"mean loss of the last {last}", of=preset, measured=a, unit="nats", expected=b, against="bf16", ratio=b / a
-    )
+    means = {gemm: statistics.fmean(values[-last:]) for gemm, values in losses.items()}
+    b = means.pop("bf16")
+    for gemm, a in means.items():
+        what = f"mean loss of the last {last}{gemm[3:]}"
+        part.row(what, of=preset, measured=a, unit="nats", expected=b, against="bf16", ratio=b / a)
     return None

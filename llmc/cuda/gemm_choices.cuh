@@ -47,10 +47,10 @@ static inline GemmText gemm_product_name(const GemmProblem *p) {
     static const char *const types[OPERAND_TYPES] = {"stored", "e4m3", "e5m2"};
     const GemmShape *s = &p->shape;
     GemmText out;
-    FORMAT(out.text, "%s %c x %s %c %s %s, %d x %d x %d, rows %d %d %d, align %u %u %u", types[p->types[0]],
+    FORMAT(out.text, "%s %c x %s %c %s %s, %d x %d x %d, rows %d %d %d, align %u %u %u%s", types[p->types[0]],
            s->transpose_a ? 'T' : 'N', types[p->types[1]], s->transpose_b ? 'T' : 'N', s->add ? "+=" : "=",
            s->fp32_out ? "fp32" : "stored", s->M, s->N, s->K, s->lda, s->ldb, s->ldc, p->alignment[0], p->alignment[1],
-           p->alignment[2]);
+           p->alignment[2], p->fast_sums ? ", fast accumulation" : "");
     return out;
 }
 

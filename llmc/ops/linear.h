@@ -37,6 +37,7 @@ static inline const char *linear_configure(GemmType type) {
 // Whether the CPU multiplies rounded numbers faster than fp32.
 static inline bool linear_native(void) { return linear_storage != STORE_FP32; }
 static inline bool linear_in_fp8(void) { return linear_type == GEMM_FP8; }
+static inline void linear_accumulate_fast(bool fast) { (void)fast; } // refused on a CPU
 
 // Products sum over the columns of a matrix, or over its rows. Tiles serve one of these; rows of numbers serve both.
 typedef enum { OVER_COLUMNS = 1, OVER_ROWS = 2, OVER_BOTH = 3 } LinearUse;

@@ -84,6 +84,8 @@ static inline size_t linear_workspace_bytes(int N, int IC, int OC); // for the f
 // Selects the type; called once, before the functions above. Returns NULL, or the reason why it is not supported.
 static inline const char *linear_configure(GemmType type);
 static inline bool linear_in_fp8(void);
+// Whether the forward in FP8 leaves its sums in the tensor cores, with fewer bits than fp32; not products of experts.
+static inline void linear_accumulate_fast(bool fast);
 
 // The largest magnitude of a tensor, for its scale in FP8: *max = max(*max, |x|). Operations whose last argument is
 // `max` do the same for their output, or do not if it is NULL.       x (N,columns) with row stride ld; bits: fp8.h

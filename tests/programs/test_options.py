@@ -37,6 +37,8 @@ INVALID_VALUES = [  # what these options accept; a mode; the options; values tha
 ]
 MISTAKES = {  # words of the error: arguments
     "unknown option --bogus: ": ["--bogus 1", "--bogus=1"],
+    "--fp8-fast-accum requires --gemm fp8, not fp32": ["--dry-run --device H200 --fp8-fast-accum"],
+    "--fp8-fast-accum requires a GPU: sums are fp32 on a CPU": ["--dry-run --gemm fp8 --fp8-fast-accum"],
     "unknown option --wd: did you mean --weight-decay?": ["--wd 0.1"],  # never -w 0
     "unknown option -wd: did you mean --weight-decay?": ["-wd 0.1"],
     "unknown option --learning-rate: did you mean --lr?": ["--learning-rate 0.1"],
