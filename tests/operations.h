@@ -162,7 +162,7 @@ static bool linear_test_configure(GemmType type, LinearStorage storage) {
 
 // The product whose time is the peak has the mean square of a sum of products of uniform numbers.
 static void test_peak_numbers(void) {
-    real *m = op_alloc(3 * PEAK_COUNT);
+    real *m = (real *)buffer_alloc(3 * PEAK_COUNT * sizeof(real), "a test"); // as matmul_peak_gflops does
     for (int type = GEMM_FP32; type <= (sizeof(real) == sizeof(float) ? GEMM_FP8 : GEMM_FP32); type++)
         for (int storage = STORE_FP32; storage <= (type == GEMM_FP32 ? STORE_FP32 : STORE_TILES); storage++) {
             if (!linear_test_configure((GemmType)type, (LinearStorage)storage)) continue;
@@ -175,7 +175,7 @@ static void test_peak_numbers(void) {
                    storage, squares, wanted);
         }
     linear_configure(GEMM_FP32);
-    op_free("the peak");
+    buffer_free(m);
 }
 
 static void test_linear_rounds(void) {
