@@ -11,19 +11,21 @@ and diff_attention.h.
             Widths up to 64, 96 and 128 have kernels of their own; further columns are zeros in shared memory only
   softmax   running, in base 2. O is rescaled where a maximum grows by more than 2^8, seldom after the first tiles
   numerics  products exact, sums fp32, P rounded to bf16 as an operand and summed before; out and a2 (kept) rounded
-            once; out = a1 - s a2 is computed before a2 is rounded. NaN in q or k gives NaN in the rows that attend to it, in v also in rows of the same tile. Sums have one order
+            once; out = a1 - s a2 is computed before a2 is rounded. NaN in q or k gives NaN in the rows that attend to
+            it, in v also in rows before it of the same tile. Sums have one order
   shared    Q, and two tiles of K and V: 64 KiB at widths of 128, 48 KiB at 96 and 64, and 0.5 KiB of first keys. Packs
             of 16 bytes are permuted within their rows: no bank conflicts
-  registers O 2 DV/2, scores 64 or 32, of 255: two blocks on a multiprocessor, where shared memory has room for them
-  cycles    of a multiprocessor of an A100, for 128 rows and 64 keys at widths of 128. It multiplies 1024 pairs, moves 128
-            bytes of shared memory, computes 16 exponentials and issues 4 instructions per cycle:
+  registers O has DV, scores 32 or 64, of 255: two blocks on a multiprocessor with enough shared memory (one at widths
+            of 128 on sm_86, 89 and 120)
+  cycles    of a multiprocessor of an A100, for 128 rows and 64 keys at widths of 128. It does 1024 multiplications,
+            moves 128 bytes of shared memory, computes 16 exponentials and issues 4 instructions per cycle:
               tensor cores     2 * 128 * 64 * 128 / 1024                        2048
               shared memory    4 warps * 48 KiB / 128, and 32 KiB of copies     1792
               exponentials     128 * 64 / 16                                     512
               instructions     4 warps * about 900 / 4                           900
             From 2048, if two blocks hide all else, to 2048 + 512 + 250, if a warp's softmax is exposed: 73 to 100% of
-            the peak in the loop. With causal T of 2048 the tiles have 3% more products than the rows, and the start and
-            end of a block cost about one tile of 64 keys in 17: 66 to 91%. Computed, not measured
+            the peak in the loop. With causal T of 2048 the tiles have 2% more products than the rows, and the start and
+            end of a block cost about one of its 17 tiles of 64 keys: 67 to 92%. Computed, not measured
   rejected  Q in registers: 64 more. 64 keys with values of 128: scores of 64 registers spill. One stage of K and V with
             two barriers per tile, as in FlashAttention-2: the same memory, and more code between products. 16 rows per
             warp: shared memory is as slow as the tensor cores
@@ -61,8 +63,8 @@ static __device__ inline void mma_copy_tile(uint4 *to, const floatX *from, int l
 }
 
 // The pack that a lane gives to matrices_load for 16 rows and columns. [0] and [1] are rows 0-7 and 8-15, [2] and [3]
-// the same at column 8: the operand a; transposed, two operands b, whose sums are over the rows. With BY_COLUMNS [0] and
-// [1] are columns 0-7 and 8-15, [2] and [3] the same at row 8: two operands b, whose sums are over the columns.
+// the same at column 8: the operand a; transposed, two operands b, whose sums are over the rows. With BY_COLUMNS [0]
+// and [1] are columns 0-7 and 8-15, [2] and [3] the same at row 8: two operands b, whose sums are over the columns.
 template <int W, bool BY_COLUMNS> static __device__ inline int mma_lane(void) {
     int row = (int)threadIdx.x % 8, matrix = (int)threadIdx.x % WARP / 8, low = matrix % 2, high = matrix / 2;
     return mma_pack<W>(row + 8 * (BY_COLUMNS ? high : low), BY_COLUMNS ? low : high);
