@@ -84,10 +84,8 @@ typedef struct {
     real *lse;
     const floatX *q, *k, *v;
     AttentionShape shape;
-    // of the pair form: kept outputs of the signal heads (NULL: none) and of the noise heads, with a stride of rows and
-    // of pairs; the noise heads' factors
-    floatX *signal, *noise;
-    int ldn, n_head;
+    // of the pair form: outputs of the noise heads, (N,NQ/2,DV), and their factors
+    floatX *noise;
     const floatX *l;
     int ldl;
     Factor factor;
@@ -249,9 +247,8 @@ static __device__ inline void mma_finish(const AttentionMma &a, const MmaPlace &
         mma_store_rows<DV>(out + (size_t)16 * s.ldo, s.ldo, count - 16, s.DV, o[1], tile);
         return;
     }
-    const size_t kept = row * a.ldn + p.j * a.n_head;
-    if (a.signal) mma_store_rows<DV>(a.signal + kept, a.ldn, count, s.DV, o[0], tile);
-    mma_store_rows<DV>(a.noise + kept, a.ldn, count, s.DV, o[1], tile);
+    const int ldn = s.NQ / 2 * s.DV;
+    mma_store_rows<DV>(a.noise + row * ldn + p.j * s.DV, ldn, count, s.DV, o[1], tile);
     UNROLL
     for (int upper = 0; upper < 2; upper++) {
         const int i = upper * 8 + lane / 4;
@@ -366,17 +363,13 @@ static inline void attention_mma_forward(floatX *out, real *lse, const floatX *q
     attention_mma_launch<1>(attention_mma_arguments(out, lse, q, k, v, s));
 }
 
-// out = a1 - factor(l) a2 of pairs of heads. kept: a1 and a2 of each pair, (N,NQ,DV), or a2 alone, (N,NQ/2,DV).
-static inline void diff_attention_mma_forward(floatX *out, floatX *kept, bool keep_signal, real *lse, const floatX *q,
-                                              const floatX *k, const floatX *v, const floatX *l, int ldl,
-                                              AttentionShape s, Factor factor) {
+// out = a1 - factor(l) a2 of pairs of heads; kept (N,NQ/2,DV): a2
+static inline void diff_attention_mma_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
+                                              const floatX *v, const floatX *l, int ldl, AttentionShape s,
+                                              Factor factor) {
     AttentionMma a = attention_mma_arguments(out, lse, q, k, v, s);
     assert(s.groups.signals == 1 && s.groups.noise == 1 && s.NQ / 2 % s.NKV == 0);
-    a.signal = keep_signal ? kept : NULL;
-    a.noise = keep_signal ? kept + s.DV : kept;
-    a.n_head = keep_signal ? 2 * s.DV : s.DV;
-    a.ldn = s.NQ / 2 * a.n_head;
-    a.l = l, a.ldl = ldl, a.factor = factor;
+    a.noise = kept, a.l = l, a.ldl = ldl, a.factor = factor;
     attention_mma_launch<2>(a);
 }
 #endif

@@ -3,28 +3,31 @@ diff_attention.cuh: attention whose noise heads are subtracted. Contract in ops.
 
   forward   pairs of a signal and a noise head by one kernel on the tensor cores (attention_mma.cuh), if the built-in
             kernels compute attention; otherwise attention of all query heads and diff_combine, as with more signal
-            heads to a noise head, whose outputs would have to be read again for each of them
-  backward  pairs likewise (attention_mma_backward.cuh), which reads the noise heads alone of all heads that are kept;
-            otherwise diff_combine and attention of all query heads
+            heads to a noise head
+  backward  pairs likewise (attention_mma_backward.cuh); otherwise diff_combine and attention of all query heads
+  kept      of pairs the noise heads, else all heads
 */
 #ifndef LLMC_DIFF_ATTENTION_CUH
 #define LLMC_DIFF_ATTENTION_CUH
 #include "attention.cuh"
 #include "diff_combine.cuh"
 
-// Whether own kernels compute a signal and a noise head together. Known before plans are made.
+// Whether own kernels compute a signal and a noise head together, in both directions. It decides what is kept, so it is
+// known before plans are made; tensors are then aligned to 16 bytes.
 static inline bool attention_by_groups(AttentionShape s) {
-    return s.groups.signals == 1 && attention_mma_fits(s) && attention_requests_own(s, 1, true);
+    return s.groups.signals == 1 && attention_mma_fits(s) && attention_mma_backward_fits(s) &&
+           attention_requests_own(s, 1, true);
 }
 
-static inline int diff_attention_kept(AttentionShape s) { return s.NQ; }
+static inline int diff_attention_kept(AttentionShape s) { return attention_by_groups(s) ? s.NQ / 2 : s.NQ; }
 
 static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                           const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
                                           absmax_t *max) {
-    OPERATION();
-    if (attention_by_groups(s) && packed(0, out, kept, q, k, v)) {
-        diff_attention_mma_forward(out, kept, true, lse, q, k, v, l, ldl, s, factor);
+    if (attention_by_groups(s)) {
+        OPERATION();
+        assert(packed(0, out, kept, q, k, v));
+        diff_attention_mma_forward(out, kept, lse, q, k, v, l, ldl, s, factor);
         if (max) absmax_update(max, out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
         return;
     }
@@ -36,10 +39,11 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
                                            AttentionShape s, Factor factor, bool add_dv) {
-    if (attention_by_groups(s) && attention_mma_backward_fits(s) && packed(0, dq, dk, dv, dout, out, kept, q, k, v)) {
+    if (attention_by_groups(s)) {
         OPERATION();
+        assert(packed(0, dq, dk, dv, dout, out, kept, q, k, v));
         const AttentionBackwardMma a = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, nullptr, s, 0, add_dv};
-        const BackwardInputs in = {dout, out, kept + s.DV, l, dl, lse, s.NQ * s.DV, 2 * s.DV, ldl, factor};
+        const BackwardInputs in = {dout, out, kept, l, dl, lse, s.NQ / 2 * s.DV, s.DV, ldl, factor};
         attention_mma_backward<2>(a, in, s);
         return;
     }
