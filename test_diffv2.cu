@@ -110,6 +110,10 @@ static const Case cuda_cases[] = {
     {&attention_split_check, {4, 32768, 32, 8, 128, 9000, 1, 1, 1}, 0, "32 calls"},
     {&attention_split_check, {1, 32768, 32, 8, 128, 1024, 1, 1, 1}, 0, "32K positions, one group does not fit"},
 #endif
+    {&attention_nan_check, {150, 2, 2, 64, 0, 0}, 0, "attention"},
+    {&attention_nan_check, {150, 4, 2, 64, 0, 1}, 0, "pairs of heads"},
+    {&attention_nan_check, {200, 4, 2, 128, 40, 1}, 0, "pairs of heads, a window"},
+    {&attention_nan_check, {100, 2, 1, 12, 30, 0}, 0, "no packs, a window"},
     {&sum_of_squares_check, {150011, 0}, 0, "all blocks, two rounds and a remainder each"},
     {&sum_of_squares_check, {100001, 1}, 0, "unaligned packs, 49 blocks"},
     {&sum_of_squares_check, {3, 0}, 0, "less than a pack"},

@@ -111,6 +111,42 @@ static void check_attention_cudnn(const Case *row) {
 static const Check cudnn_check = {"attention cuDNN", check_attention_cudnn,
                                   "B T NQ NKV D DV sets parts room calls window documents"};
 
+// One number of q and one of k are NaN: so are the rows that read them, and no others. n: T NQ NKV D window pairs
+static void check_attention_nan(const Case *row) {
+    const int *n = row->n, T = n[0], NQ = n[1], D = n[3], ld = (NQ + 2 * n[2]) * D, OH = n[5] ? NQ / 2 : NQ,
+              key = T / 2;
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = 1, s.T = T, s.NQ = NQ, s.NKV = n[2], s.D = s.DV = D, s.window = n[4];
+    s.ldq = s.ldkv = ld, s.ldo = OH * D;
+    s.q_head = s.k_head = s.v_head = s.o_head = D;
+    s.scale = (real)(1 / sqrt((double)D));
+    s.groups.signals = s.groups.noise = n[5];
+    Operands o(0);
+    Tensor &x = o.in("q, k and v", product(T, ld), 2), &l = o.in("l", product(T, OH), 6);
+    Tensor &out = o.out("out", product(T, s.ldo)), &lse = o.out_fp32("lse", product(NQ, T));
+    Tensor &kept = o.out("kept", product(T, NQ * D));
+    x.set(product(T - 2, ld), NAN);                // q of the first head
+    x.set(product(key, ld) + product(NQ, D), NAN); // k of the first head
+    const AttentionOptions own = {true, false, false, false, false}, none = {false, false, false, false, false};
+    attention_configure(own);
+    o.run(attention_workspace_bytes(s, 1), [&] {
+        const floatX *k = x.x() + NQ * D, *v = k + n[2] * D;
+        if (n[5]) diff_attention_forward(out.x(), kept.x(), lse.f(), x.x(), k, v, l.x(), OH, s, S_SIGMOID, nullptr);
+        else attention_forward(out.x(), lse.f(), x.x(), k, v, s);
+    });
+    attention_configure(none);
+    for (int i = 0; i < T * NQ; i++) {
+        int t = i / NQ, h = i % NQ, map = n[5] ? 2 : 1, first = h / map * map;
+        bool of_k = h / (NQ / n[2]) == 0 && t >= key && (!s.window || t < key + s.window);
+        bool stat = isnan(lse.value(lse.result, product(h, T) + (size_t)t));
+        size_t at = product(t, s.ldo) + product(h / map, D) + (size_t)(t % D);
+        EXPECT(stat == (of_k || (t == T - 2 && h == 0)), "lse of row %d of head %d: %s", t, h, stat ? "NaN" : "no NaN");
+        EXPECT(isnan(out.value(out.result, at)) == (of_k || (t == T - 2 && first == 0)), "row %d of head %d", t, h);
+    }
+}
+static const Check attention_nan_check = {"attention of NaN", check_attention_nan, "T NQ NKV D window pairs"};
+
 static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first_key) {
     twin::AttentionShape r;
     r.B = s.B, r.T = s.T, r.first = s.first;

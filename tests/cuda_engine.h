@@ -488,6 +488,10 @@ class Pass {
         if (inputs == INFINITE_AND_NAN) factor->set(0, INFINITY);
         if (inputs >= INFINITE) factor->set(factor->count - 1, inputs == INFINITE ? INFINITY : NAN);
         if (inputs != ORDINARY_AND_SPECIAL) return;
+        if (c.kind == OP_DIFF_ATTENTION) { // factors of exactly 0 and, in the second row, 1
+            x[1]->set(0, c.d[8] == S_SIGMOID ? -INFINITY : 0);
+            if (c.d[1] > 1) x[1]->set((size_t)c.x[1].view->ld, c.d[8] == S_LINEAR ? 1 : 100);
+        }
         if (c.kind == OP_LINEAR_FP8 && c.d[4] == 2) x[0]->set(0, NAN);
         if (c.kind == OP_SINK) x[1]->set(0, 90), x[1]->set(x[1]->count - 1, -90); // where exp alone would overflow
         for (int e = 1; c.kind == OP_ROUTER && c.d[4] == 2 && e < c.d[2]; e += c.d[2] - 2)

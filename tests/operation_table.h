@@ -141,6 +141,13 @@ static const OpRow op_cases[] = {
     {OP_ATTENTION, {1, 1, 4, 2, 16, 16, 1, 64, 0, 70, 1, 9}, BOTH, "one query after 70 keys, 9 in reach"},
     {OP_ATTENTION, {1, 5, 4, 2, 16, 16, 1, 64, 0, 70, 0, 1}, BOTH, "prefill with window 1"},
 
+    {OP_ATTENTION, {1, 63, 2, 1, 64, 64, 1, 64}, CUDA_ONLY, "one before a tile of 64 keys"},
+    {OP_ATTENTION, {1, 127, 1, 1, 96, 96, 1, 0}, CUDA_ONLY, "one before two tiles, D = 96"},
+    {OP_ATTENTION, {1, 128, 2, 1, 64, 128, 1, 64}, CUDA_ONLY, "two tiles, wider values"},
+    {OP_ATTENTION, {1, 129, 1, 1, 128, 128, 1, 0}, CUDA_ONLY, "one past two tiles, D = 128"},
+    {OP_ATTENTION, {1, 1000, 1, 1, 64, 64, 1, 64}, CUDA_ONLY, "many tiles"},
+    {OP_ATTENTION, {1, 300, 2, 2, 128, 128, 1, 0, 2, 0, 0, 100}, CUDA_ONLY, "D = 128, documents and a window"},
+
     {OP_ATTENTION_SETS, {1, 1, 1, 1, 8, 16, 2, 0}, BOTH, "one key: dv is the sum of both gradients of the output"},
     {OP_ATTENTION_SETS, {2, 13, 6, 2, 8, 16, 2, 11}, BOTH, "diff_v1: values of width 2D, groups of 3, padded rows"},
     {OP_ATTENTION_SETS, {1, 7, 3, 3, 20, 40, 2, 64}, BOTH, "diff_scalar: half-width keys, values of a whole head"},
@@ -199,6 +206,7 @@ static const OpRow op_cases[] = {
      "window 1: the output is 1 - s of the value"},
     {OP_DIFF_ATTENTION, {1, 150, 2, 2, 16, 16, 1, 0, S_SIGMOID, 1, 70}, BOTH, "a window beyond a tile; dv +="},
     {OP_DIFF_ATTENTION, {1, 70, 1, 1, 16, 16, 1, 3, S_LINEAR, 0, 70}, BOTH, "a window of T"},
+    {OP_DIFF_ATTENTION, {1, 1000, 1, 1, 64, 64, 1, 0, S_SIGMOID}, CUDA_ONLY, "many tiles"},
     {OP_DIFF_ATTENTION, {1, 13, 1, 1, 256, 256, 1, 0, S_SIGMOID}, BOTH, "the widest head"},
 
     {OP_LAMBDA_EXP, {1, 1, 0}, BOTH, "the smallest; the first layer, whose init is 0.2"},

@@ -14,7 +14,8 @@ attention_kernels.cuh: the built-in attention kernels, tile by tile. Equations i
             grows with T * window
   flops     those of attention_forward_flops and attention_backward_flops; in addition the masked part of the tiles on
             the diagonal and at the window's end and, in the backward, Q K^T twice and dO V^T once more
-  use       the fp32 build, and shapes that cuDNN does not support (attention_plans.cuh); no tensor cores
+  use       the fp32 build, and shapes that neither cuDNN (attention_plans.cuh) nor the kernels on tensor cores
+            (attention_mma.cuh) support; no tensor cores
 */
 #ifndef LLMC_ATTENTION_KERNELS_CUH
 #define LLMC_ATTENTION_KERNELS_CUH

@@ -1,8 +1,8 @@
 /*
 attention_plans.cuh: the backend of attention for each shape: cuDNN where it supports the shape, otherwise the built-in
-kernels (attention_kernels.cuh). attention_prepare makes one plan per shape and direction before the workspace is
-allocated. A shape without a plan (generation, the short sequences of --eval) uses the built-in kernels, which use no
-tensor cores. If the user did not request them, attention_warning prints the reason and the remedy.
+kernels (attention_mma.cuh, attention_kernels.cuh). attention_prepare makes one plan per shape and direction before the
+workspace is allocated. A shape without a plan (generation, the short sequences of --eval) uses the built-in kernels. If
+the user did not request them, attention_warning prints the reason and the remedy.
 
   strides    cuDNN reads and writes q, k, v and their gradients with the strides of the fused GEMM; nothing is copied
   parts      If cuDNN does not support values of width DV (diff_v1: 2D), it is called once for each half of the value

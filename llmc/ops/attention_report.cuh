@@ -4,6 +4,7 @@ attention_report.cuh: the text that names the backend of attention, the warnings
 */
 #ifndef LLMC_ATTENTION_REPORT_CUH
 #define LLMC_ATTENTION_REPORT_CUH
+#include "attention_mma.cuh"
 #include "attention_plans.cuh"
 
 enum { ATTENTION_TEXT = 4 * ATTENTION_WHY, MANY_CALLS = 16 };
@@ -150,8 +151,10 @@ static inline bool attention_warn_refused(char *text, AttentionPlan *first) {
         attention_append_layers(text, first);
     }
     attention_append(text,
-                     " is computed by the built-in kernel, without tensor cores and several times slower: %s; %s; "
-                     "--sdpa own requests the built-in kernel without this warning",
+                     " is computed by the built-in kernel, %s: %s; %s; --sdpa own requests the built-in kernel without "
+                     "this warning",
+                     attention_mma_fits(first->shape) ? "on tensor cores, but perhaps slower"
+                                                      : "without tensor cores and several times slower",
                      first->why, first->remedy);
     return true;
 }
