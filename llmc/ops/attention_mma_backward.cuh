@@ -27,8 +27,8 @@ rows can be read in packs and heads up to 128 wide. Equations in attention.h and
   cycles    of a step of 64 queries (plain) or 32 (pairs), 128 keys, D = DV = 128 on an A100: 1024 products and 128
             bytes of shared memory per cycle, 16 exponentials. Not measured
                           tensor cores   shared memory   exponentials   L2: dQ, Q, dO
-              plain       5120           4220            512            64 KiB: 13 bytes per cycle, of about 40
-              pairs       4096           3630            512            56 KiB: 14
+              plain       5120           4352            512            64 KiB: 13 bytes per cycle, of about 40
+              pairs       4096           3648            512            56 KiB: 14
             The two kinds of warps share each tensor core, and one has products while the other has exponentials or dS.
             If all overlap, and a step loses 300 cycles to two barriers, 94% of the peak; if phase 2 overlaps nothing of
             its shared memory and products, and phase 1 reaches 75%: 63%. Tiles on the diagonal, half masked, waste
@@ -357,8 +357,8 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
         }
     }
 
-    // The operand of dV of one head is P as the same lane has stored it. It is read late, since no registers are left while
-    // dQ is computed.
+    // The operand of dV of one head is P as the same lane has stored it. It is read late, since no registers are left
+    // while dQ is computed.
     __device__ void read_probabilities(unsigned (&p)[I][J / 2 / MAPS][4], BackwardStep step, int key) const {
         const unsigned *from = words(step);
         const int own = first_word(key);
@@ -375,21 +375,25 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
         const int lane = backward_fresh((int)threadIdx.x % WARP), own = first_word(key);
         const float *of_rows = numbers(step);
         unsigned *to = words(step);
-        float c[I][J / MAPS][4];
-        backward_scores<DV / 8>(c, shared + V, shared + DOUT, key); // dP = V dO^T
+        enum { H = I == 1 || MAPS == 2 ? J / 2 : J }; // of J / MAPS at a time: otherwise the compiler spills registers
         UNROLL
-        for (int n = 0; n < I * J * 2; n++) {
-            const int i = n / 2 / J, j = n / 2 % J, upper = n % 2, query = (8 * j + lane % 4 * 2) % QUERIES;
-            const float *delta = of_rows + Rows::DELTA + 8 * j + lane % 4 * 2;
-            unsigned *at = to + word(own, i, upper, j), pair = *at;
-            float dp[2] = {c[i][j % (J / MAPS)][2 * upper], c[i][j % (J / MAPS)][2 * upper + 1]};
-            if (MAPS == 2 && j >= J / 2) { // dP2 = -s dP, delta2 = -s <g,a2>
-                const float *factor = of_rows + Rows::FACTOR + query;
-                pair ^= 0x80008000u; // -P2
-                dp[0] *= factor[0], dp[1] *= factor[1];
+        for (int j0 = 0; j0 < J / MAPS; j0 += H) {
+            float c[I][H][4];
+            backward_scores<DV / 8>(c, shared + V, shared + DOUT + j0 * DV, key); // dP = V dO^T
+            UNROLL
+            for (int n = 0; n < I * H * 2 * MAPS; n++) {
+                const int i = n / 2 % I, j = j0 + n / 2 / I, upper = n % 2;
+                const float *delta = of_rows + Rows::DELTA + 8 * j + lane % 4 * 2;
+                unsigned *at = to + word(own, i, upper, j), pair = *at;
+                float dp[2] = {c[i][j % H][2 * upper], c[i][j % H][2 * upper + 1]};
+                if (MAPS == 2 && j >= J / 2) { // dP2 = -s dP, delta2 = -s <g,a2>
+                    const float *factor = of_rows + Rows::FACTOR + 8 * (j - J / 2) + lane % 4 * 2;
+                    pair ^= 0x80008000u; // -P2
+                    dp[0] *= factor[0], dp[1] *= factor[1];
+                }
+                pair = bf16_pair(bf16_first(pair) * (dp[0] - delta[0]), bf16_second(pair) * (dp[1] - delta[1]));
+                *at = ds[i][j / 2][j % 2 * 2 + upper] = pair;
             }
-            pair = bf16_pair(bf16_first(pair) * (dp[0] - delta[0]), bf16_second(pair) * (dp[1] - delta[1]));
-            *at = ds[i][j / 2][j % 2 * 2 + upper] = pair;
         }
     }
 
