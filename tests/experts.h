@@ -198,7 +198,7 @@ static void test_router_bias_balances(void) {
     enum { N = 512, C = 8, E = 8, K = 2 };
     static floatX x[N * C], weight[E * C], bias[E];
     static real logits[N * E], lse[N], weights[N * K], totals[2 * E + 1], largest[2];
-    static int experts[N * K];
+    static int experts[N * K], starts[E + 1], entries[N * K], places[N * K];
     Routing r = {N, C, E, K};
     TestRandom random = {5};
     ops_init(1 << 16);
@@ -208,7 +208,8 @@ static void test_router_bias_balances(void) {
     for (int update = 0; update <= 400; update++) {
         memset(totals, 0, sizeof(totals));
         router_forward(logits, lse, experts, weights, x, weight, bias, r);
-        router_totals(totals, logits, lse, experts, r);
+        expert_group(starts, entries, places, experts, r);
+        router_totals(totals, logits, lse, starts, r);
         real most = 0;
         for (int e = 0; e < E; e++) most = totals[e] > most ? totals[e] : most;
         largest[update > 0] = most / (N * K / E);

@@ -83,18 +83,29 @@ static OpCost router_cost(const OpCase *c, bool backward) {
     return op_cost(router_backward_bytes(r, c->x[1].view->adds), 2 * flops, router_workspace_bytes(r));
 }
 
-// --- router_totals: logits (N,E), lse (N), the experts of the index; y totals (2E+1), which are added to ---
+// --- the index of experts: [experts (N,K) | starts (E+1) | entries (R) | places (R)] ---
+
+static int expert_rows(const OpCase *c) { return c->d[0] * c->d[3]; }
+static int *expert_starts(const OpCase *c) { return c->index + expert_rows(c); }
+static int *expert_entries(const OpCase *c) { return expert_starts(c) + c->d[2] + 1; }
+static int *expert_places(const OpCase *c) { return expert_entries(c) + expert_rows(c); }
+static void experts_index(OpCase *c) {
+    op_index(c, 3 * expert_rows(c) + c->d[2] + 1, 0);
+    c->max_experts = c->d[2], c->grouped = true;
+}
+
+// --- router_totals: logits (N,E), lse (N), starts (E+1); y totals (2E+1), which are added to ---
 
 static void router_totals_setup(OpCase *c) {
     int N = c->d[0], E = c->d[2];
-    op_index(c, N * c->d[3], 0);
+    experts_index(c);
     op_statistics(&c->x[0], "logits", N, E, 0, 0);
     op_statistics(&c->x[1], "lse", N, 1, 0, 0);
     c->x[0].spread = 4, c->x[1].low = 4, c->x[1].high = 8;
     // exp(x), x from -16, has the error of x; a sum of up to 1 may cancel what was there
     op_statistics(&c->y[0], "totals", 1, 2 * E + 1, 24 + error_of_sum(N), 24 + error_of_sum(N));
     c->y->view->adds = true;
-    c->length = 16 * N, c->max_experts = E;
+    c->length = 16 * N;
 }
 static void router_totals_reference(OpCase *c) {
     int N = c->d[0], E = c->d[2], K = c->d[3];
@@ -104,7 +115,7 @@ static void router_totals_reference(OpCase *c) {
     for (int n = 0; n < N; n++) c->y->ref[2 * E] += c->x[1].ref[n] * c->x[1].ref[n];
 }
 static void router_totals_call(const OpCase *c) {
-    router_totals(OP_STAT(0), OP_REAL(0), OP_REAL(1), c->index, op_routing(c));
+    router_totals(OP_STAT(0), OP_REAL(0), OP_REAL(1), expert_starts(c), op_routing(c));
 }
 static OpCost router_totals_cost(const OpCase *c, bool backward) {
     (void)backward;
@@ -144,16 +155,7 @@ static OpCost router_balance_cost(const OpCase *c, bool backward) {
     return op_cost(router_balance_bytes(c->d[0], c->d[0] - c->d[1], c->d[2] != 0), 0, 0);
 }
 
-// --- experts, with the cases of expert_group; the index is [experts (N,K) | starts (E+1) | entries (R) | places (R)]
-
-static int expert_rows(const OpCase *c) { return c->d[0] * c->d[3]; }
-static int *expert_starts(const OpCase *c) { return c->index + expert_rows(c); }
-static int *expert_entries(const OpCase *c) { return expert_starts(c) + c->d[2] + 1; }
-static int *expert_places(const OpCase *c) { return expert_entries(c) + expert_rows(c); }
-static void experts_index(OpCase *c) {
-    op_index(c, 3 * expert_rows(c) + c->d[2] + 1, 0);
-    c->max_experts = c->d[2], c->grouped = true;
-}
+// --- experts, with the cases of expert_group ---
 
 static void expert_group_setup(OpCase *c) {
     static const char *const names[] = {"starts", "entries", "places"};

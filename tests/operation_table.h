@@ -401,6 +401,7 @@ static const OpRow op_cases[] = {
     {OP_EXPERT_GROUP, {130, 72, 3, 1, 72, 3, 1}, BOTH, "exactly a tile of rows, then experts of one row"},
     {OP_EXPERT_GROUP, {131, 72, 2, 1, 72, 3}, BOTH, "one row more than a tile, and no block to spare"},
     {OP_EXPERT_GROUP, {260, 40, 4, 2, 40, 3}, BOTH, "two experts of a tile and more, then few rows"},
+    {OP_EXPERT_GROUP, {2100, 8, 5, 4, 8, 2}, BOTH, "more than 32 rows for each of 256 warps"},
     {OP_EXPERT_GROUP, {37, 13, 5, 2, 7, 0, 1}, BOTH, "no packs"},
     {OP_EXPERT_GROUP, {37, 16, 4, 2, 8, 0, 1}, BOTH, "packs, narrow"},
 

@@ -62,7 +62,7 @@ static inline void router_count(RouterLosses *losses, const ModelPlan *plan, Act
     for (int l = c->dense_layers; l < c->L; l++) {
         const LayerActivations *layer = &a->layers[l];
         router_totals(a->router_totals + (size_t)l * router_total_count(c), layer->router_logits, layer->router_lse,
-                      layer->experts, r);
+                      layer->starts, r);
     }
     if (!router_sums_loads(losses)) return;
     double *sums = router_sum_totals(plan, a);

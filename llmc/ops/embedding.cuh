@@ -6,14 +6,13 @@ embedding.cuh: a row of the table per token. Equations in embedding.h.
             by token (a stable radix sort, 8 bits per pass, so that equal tokens stay in the order of n). One warp then
             adds the rows of a token, for 256 columns; for tokens with many rows, for 32 columns, 32 rows at a time.
             Sorting takes three launches and 16 bytes per row and pass.
-  sorting   A warp processes SORT_ROWS consecutive rows. It counts its digits; a scan over (digit, warp) gives the
-            destination of each warp's rows of each digit; the warp then places them 32 at a time, ranked by votes.
+  sorting   by counting_sort.cuh; a warp has SORT_ROWS consecutive rows
   numerics  the sum over the rows in fp32 in the order of n: in the fp32 build bitwise equal to the CPU
   traffic   forward C in, C out per row; backward C in per row, 2C fp32 per distinct token
 */
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
-#include "../cuda/kernel_utils.cuh"
+#include "../cuda/counting_sort.cuh"
 #include "ops.h"
 
 template <int W>
@@ -30,13 +29,7 @@ static inline void embedding_forward(floatX *x, const int *tokens, const floatX 
     LAUNCH_COLUMNS(embedding_forward_kernel, packed(C, x, weight), N, C, x, tokens, weight, C);
 }
 
-enum {
-    SORT_BITS = 8,
-    SORT_DIGITS = 1 << SORT_BITS,
-    SORT_PASSES = 32 / SORT_BITS,
-    SORT_ROWS = 1024,
-    SORT_SCAN_THREADS = 1024
-};
+enum { SORT_BITS = 8, SORT_DIGITS = 1 << SORT_BITS, SORT_PASSES = 32 / SORT_BITS, SORT_ROWS = 1024 };
 
 // The sort's arrays in the workspace: (token, row) pairs twice, and a count per (digit, warp).
 typedef struct {
@@ -60,16 +53,6 @@ static inline size_t embedding_workspace_bytes(int N) {
     return (4 * (size_t)N + SORT_DIGITS * ((N + SORT_ROWS - 1) / SORT_ROWS)) * sizeof(int);
 }
 
-// The lanes of `active` with the same digit as the calling lane. All lanes of `active` call it.
-static __device__ inline unsigned embedding_same_digit(unsigned active, int digit) {
-    unsigned same = active;
-    for (int bit = 0; bit < SORT_BITS; bit++) {
-        unsigned with = __ballot_sync(active, digit >> bit & 1);
-        same &= digit >> bit & 1 ? with : ~with;
-    }
-    return same;
-}
-
 // One warp per block. place false: counts (digit, warp) = number of the warp's rows with the digit.
 // place true: counts are destinations; moves the rows there, equal digits in their order.
 static __global__ void embedding_sort_kernel(EmbeddingSort s, const int *tokens, const int *rows, int *tokens_out,
@@ -78,44 +61,14 @@ static __global__ void embedding_sort_kernel(EmbeddingSort s, const int *tokens,
     int lane = (int)threadIdx.x, warp = (int)blockIdx.x, end = min(s.N, (warp + 1) * SORT_ROWS);
     for (int digit = lane; digit < SORT_DIGITS; digit += WARP) at[digit] = place ? s.counts[digit * s.warps + warp] : 0;
     __syncwarp();
-    for (int base = warp * SORT_ROWS; base < end; base += WARP) {
-        int i = base + lane, token = i < end ? tokens[i] : 0, digit = token >> shift & (SORT_DIGITS - 1);
-        unsigned active = __ballot_sync(ALL_LANES, i < end);
-        if (i < end) {
-            unsigned same = embedding_same_digit(active, digit);
-            int before = __popc(same & ((1u << lane) - 1)), to = at[digit] + before;
-            __syncwarp(active); // all lanes have read `at`
-            if (before == 0) at[digit] += __popc(same);
-            if (place) {
-                tokens_out[to] = token;
-                rows_out[to] = rows ? rows[i] : i;
-            }
-        }
-        __syncwarp(); // `at` is up to date
-    }
+    auto digit_of = [=](int i) { return tokens[i] >> shift & (SORT_DIGITS - 1); };
+    sort_rows(at, warp * SORT_ROWS, end, SORT_BITS, digit_of, [=](int i, int to) {
+        if (!place) return;
+        tokens_out[to] = tokens[i];
+        rows_out[to] = rows ? rows[i] : i;
+    });
     if (place) return;
     for (int digit = lane; digit < SORT_DIGITS; digit += WARP) s.counts[digit * s.warps + warp] = at[digit];
-}
-
-// counts[i] = sum of counts[0 .. i-1]; one block, one range per thread
-static __global__ void embedding_scan_kernel(int *counts, int count) {
-    SHARED(int, sums, SORT_SCAN_THREADS);
-    int each = (count + SORT_SCAN_THREADS - 1) / SORT_SCAN_THREADS, thread = (int)threadIdx.x;
-    int begin = min(count, thread * each), end = min(count, begin + each), sum = 0;
-    for (int i = begin; i < end; i++) sum += counts[i];
-    sums[thread] = sum;
-    for (int distance = 1; distance < SORT_SCAN_THREADS; distance *= 2) {
-        __syncthreads();
-        int before = thread >= distance ? sums[thread - distance] : 0;
-        __syncthreads();
-        sums[thread] += before;
-    }
-    int at = sums[thread] - sum;
-    for (int i = begin; i < end; i++) {
-        int next = at + counts[i];
-        counts[i] = at;
-        at = next;
-    }
 }
 
 // A warp adds the rows of the token that begins at `first`, for W columns per lane. It loads AHEAD rows at once: the
@@ -178,7 +131,7 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
         const int *from = pass ? s.tokens[(pass - 1) % 2] : tokens, *rows = pass ? s.rows[(pass - 1) % 2] : nullptr;
         int shift = pass * SORT_BITS;
         LAUNCH(embedding_sort_kernel, s.warps, WARP, 0, s, from, rows, none, none, shift, false);
-        LAUNCH(embedding_scan_kernel, 1, SORT_SCAN_THREADS, 0, s.counts, SORT_DIGITS * s.warps);
+        sort_scan(s.counts, SORT_DIGITS * s.warps);
         LAUNCH(embedding_sort_kernel, s.warps, WARP, 0, s, from, rows, s.tokens[pass % 2], s.rows[pass % 2], shift,
                true);
     }

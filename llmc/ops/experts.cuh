@@ -1,67 +1,50 @@
 /*
 experts.cuh: the experts of a mixture of experts. Equations in experts.h; products in expert_gemm.cuh.
 
-  grouping  a block per expert counts its choices, and after the sum over experts a second one lists them in order: no
-            atomics, hence the same order every time. E blocks read N K numbers each, from the L2 cache
+  grouping  a stable sort by expert (counting_sort.cuh): at most 256 warps read the N K choices twice, and 256 E
+            counts are scanned. No atomics, hence the same order every time
   mapping   gather: a row per group of lanes; combine and activation: a thread per pack; the activation's backward: a
             block per row, which sums the gradient of its weight
   numerics  arithmetic in fp32, each result rounded once
 */
 #ifndef LLMC_EXPERTS_CUH
 #define LLMC_EXPERTS_CUH
+#include "../cuda/counting_sort.cuh"
 #include "cache.cuh"
 #include "expert_gemm.cuh"
 #include "linear.cuh"
 #include "ops.h"
 
-enum { GROUP_THREADS = 256 };
-static __global__ void expert_count_kernel(int *starts, const int *experts, int R) {
-    SHARED(int, memory, WARP);
-    int count = 0;
-    for (int i = (int)threadIdx.x; i < R; i += GROUP_THREADS) count += experts[i] == (int)blockIdx.x;
-    count = block_sum(count, memory);
-    if (threadIdx.x == 0) starts[blockIdx.x + 1] = count;
-}
-static __global__ void expert_starts_kernel(int *starts, int E) { // one warp
-    int sum = 0;
-    if (threadIdx.x == 0) starts[0] = 0;
-    for (int e0 = 0; e0 < E; e0 += WARP) {
-        int e = e0 + (int)threadIdx.x, x = e < E ? starts[e + 1] : 0;
-        for (int distance = 1; distance < WARP; distance *= 2) {
-            int lower = __shfl_up_sync(ALL_LANES, x, distance);
-            if ((int)threadIdx.x >= distance) x += lower;
-        }
-        if (e < E) starts[e + 1] = sum + x;
-        sum += __shfl_sync(ALL_LANES, x, WARP - 1);
+// One warp per block. place false: counts (E, blocks) = number of the warp's choices of each expert. place true: counts
+// are places.
+enum { EXPERT_BITS = 10 };
+static_assert(1 << EXPERT_BITS >= MAX_EXPERTS, "a number of an expert has more bits");
+static __global__ void expert_group_kernel(int *counts, int *starts, int *entries, int *places, const int *experts,
+                                           int E, int R, int each, bool place) {
+    SHARED(int, at, MAX_EXPERTS);
+    int lane = (int)threadIdx.x, warp = (int)blockIdx.x, warps = (int)gridDim.x;
+    for (int e = lane; e < E; e += WARP) at[e] = place ? counts[e * warps + warp] : 0;
+    if (place && warp == 0) { // the places of its first rows are those of all
+        for (int e = lane; e < E; e += WARP) starts[e] = at[e];
+        if (lane == 0) starts[E] = R;
     }
-}
-static __global__ void expert_list_kernel(int *entries, int *places, const int *starts, const int *experts, int R) {
-    SHARED(int, counts, GROUP_THREADS / WARP);
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, place = starts[blockIdx.x];
-    for (int i0 = 0; i0 < R; i0 += GROUP_THREADS) {
-        int i = i0 + (int)threadIdx.x, before = 0, found = 0;
-        bool own = i < R && experts[i] == (int)blockIdx.x;
-        unsigned lanes = __ballot_sync(ALL_LANES, own);
-        if (lane == 0) counts[warp] = __popc(lanes);
-        __syncthreads();
-        for (int w = 0; w < GROUP_THREADS / WARP; w++) {
-            if (w < warp) before += counts[w];
-            found += counts[w];
-        }
-        __syncthreads(); // before the next counts
-        if (own) {
-            int p = place + before + __popc(lanes & ((1u << lane) - 1));
-            entries[p] = i;
-            places[i] = p;
-        }
-        place += found;
-    }
+    sort_rows(
+        at, warp * each, min(R, (warp + 1) * each), EXPERT_BITS, [=](int i) { return experts[i]; },
+        [=](int i, int to) {
+            if (!place) return;
+            entries[to] = i;
+            places[i] = to;
+        });
+    for (int e = lane; e < E && !place; e += WARP) counts[e * warps + warp] = at[e];
 }
 static inline void expert_group(int *starts, int *entries, int *places, const int *experts, Routing r) {
     OPERATION();
-    LAUNCH(expert_count_kernel, r.E, GROUP_THREADS, 0, starts, experts, r.N * r.K);
-    LAUNCH(expert_starts_kernel, 1, WARP, 0, starts, r.E);
-    LAUNCH(expert_list_kernel, r.E, GROUP_THREADS, 0, entries, places, starts, experts, r.N * r.K);
+    int R = r.N * r.K, each = (int)expert_group_rows(r);
+    unsigned warps = blocks_of((size_t)R, (size_t)each);
+    int *counts = (int *)ops_scratch((size_t)r.E * warps * sizeof(int));
+    LAUNCH(expert_group_kernel, warps, WARP, 0, counts, starts, entries, places, experts, r.E, R, each, false);
+    sort_scan(counts, r.E * (int)warps);
+    LAUNCH(expert_group_kernel, warps, WARP, 0, counts, starts, entries, places, experts, r.E, R, each, true);
 }
 
 template <int W>

@@ -280,7 +280,8 @@ static inline void router_backward(floatX *dx, grad_t *dweight, const real *dwei
                                    const real *weights, const real *loads, real balance, real z, Routing r, bool add);
 static inline size_t router_workspace_bytes(Routing r); // for the backward
 // Adds to totals (2E+1): of each expert, its tokens, then the sum of its probabilities; the sum of lse^2.
-static inline void router_totals(real *totals, const real *logits, const real *lse, const int *experts, Routing r);
+// starts (E+1): of expert_group
+static inline void router_totals(real *totals, const real *logits, const real *lse, const int *starts, Routing r);
 // bias[i] += rate times the sign of (mean of loads) - loads[begin+i], for i < count    bias, master (count), loads (E)
 // master: the unrounded bias; or NULL
 static inline void router_balance(floatX *bias, real *master, const real *loads, double rate, int E, int begin,

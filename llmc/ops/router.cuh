@@ -131,22 +131,20 @@ static inline void router_backward(floatX *dx, grad_t *dweight, const real *dwei
 
 // A block per expert; the last block sums the squares.
 enum { ROUTER_TOTAL_THREADS = 256 };
-static __global__ void router_totals_kernel(float *totals, const float *logits, const float *lse, const int *experts,
+static __global__ void router_totals_kernel(float *totals, const float *logits, const float *lse, const int *starts,
                                             Routing r) {
     SHARED(double, memory, WARP);
     int e = (int)blockIdx.x;
-    double sum = 0, tokens = 0;
+    double sum = 0;
     for (int n = (int)threadIdx.x; n < r.N; n += ROUTER_TOTAL_THREADS)
         sum += e < r.E ? (double)expf(logits[(size_t)n * r.E + e] - lse[n]) : (double)lse[n] * lse[n];
-    for (int i = (int)threadIdx.x; i < r.N * r.K && e < r.E; i += ROUTER_TOTAL_THREADS) tokens += experts[i] == e;
     sum = block_sum(sum, memory);
-    tokens = block_sum(tokens, memory);
     if (threadIdx.x > 0) return;
     totals[r.E + e] += (float)sum;
-    if (e < r.E) totals[e] += (float)tokens;
+    if (e < r.E) totals[e] += (float)(starts[e + 1] - starts[e]);
 }
-static inline void router_totals(real *totals, const real *logits, const real *lse, const int *experts, Routing r) {
+static inline void router_totals(real *totals, const real *logits, const real *lse, const int *starts, Routing r) {
     OPERATION();
-    LAUNCH(router_totals_kernel, r.E + 1, ROUTER_TOTAL_THREADS, 0, totals, logits, lse, experts, r);
+    LAUNCH(router_totals_kernel, r.E + 1, ROUTER_TOTAL_THREADS, 0, totals, logits, lse, starts, r);
 }
 #endif

@@ -87,15 +87,12 @@ static inline void router_backward(floatX *dx, grad_t *dweight, const real *dwei
     gemm(CblasTrans, CblasNoTrans, r.E, r.C, r.N, 1, dlogits, r.E, x, r.C, add ? 1 : 0, dweight, r.C); // dW = dl^T x
 }
 
-static inline void router_totals(real *totals, const real *logits, const real *lse, const int *experts, Routing r) {
+static inline void router_totals(real *totals, const real *logits, const real *lse, const int *starts, Routing r) {
 #pragma omp parallel for schedule(static)
     for (int e = 0; e < r.E; e++) {
-        double tokens = 0, probability = 0;
-        for (int n = 0; n < r.N; n++) {
-            probability += exp((double)(logits[(size_t)n * r.E + e] - lse[n]));
-            for (int k = 0; k < r.K; k++) tokens += experts[(size_t)n * r.K + k] == e;
-        }
-        totals[e] += (real)tokens;
+        double probability = 0;
+        for (int n = 0; n < r.N; n++) probability += exp((double)(logits[(size_t)n * r.E + e] - lse[n]));
+        totals[e] += (real)(starts[e + 1] - starts[e]);
         totals[r.E + e] += (real)probability;
     }
     double squares = 0;

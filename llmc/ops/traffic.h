@@ -195,11 +195,16 @@ static inline size_t router_backward_bytes(Routing r, bool add) {
     return dlogits + to_input + N * (E + C) * FLOATX_BYTES + (add ? 2 : 1) * E * C * FP32_BYTES;
 }
 static inline size_t router_totals_bytes(Routing r) {
-    return (size_t)r.N * (((size_t)r.E + 1) * FP32_BYTES + (size_t)r.K * sizeof(int));
+    return (size_t)r.N * ((size_t)r.E + 1) * FP32_BYTES + ((size_t)r.E + 1) * sizeof(int);
 }
 // Of `count` biases of E; master: with unrounded ones
 static inline size_t router_balance_bytes(size_t E, size_t count, bool master) {
     return E * FP32_BYTES + count * (master ? 2 * FP32_BYTES + FLOATX_BYTES : 2 * FLOATX_BYTES);
+}
+// Choices that a warp groups: at most 256 warps, whose counts fit the scratch memory with 1024 experts.
+static inline size_t expert_group_rows(Routing r) {
+    enum { WARPS = 256, LANES = 32 };
+    return round_up(((size_t)r.N * (size_t)r.K + WARPS - 1) / WARPS, LANES);
 }
 static inline size_t expert_group_bytes(Routing r) { return 3 * (size_t)r.N * (size_t)r.K * sizeof(int); }
 static inline size_t expert_gather_bytes(Routing r) {

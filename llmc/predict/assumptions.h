@@ -64,8 +64,8 @@ static const Assumption assumptions[ASSUMPTION_COUNT] = {
         "mma.sync without wgmma and tcgen05, 128 x 128 tiles (expert_gemm.cuh); estimated, not measured"},
     {"products of experts in FP8", "of the rate in bf16", {0.85, 1.5, 0.7, 0.7}, {1.15, 1.9, 1.0, 1.0},
         "native on cards, converted to fp16 on Hopper and Blackwell (mma.cuh); estimated"},
-    {"step of a block that reads the choices of tokens", "us per 256", {0.7, 0.7, 0.7, 0.7}, {0.3, 0.3, 0.3, 0.3},
-        "latency of the L2 cache and two barriers; estimated"},
+    {"step of a block that groups tokens by expert", "us", {0.7, 0.7, 0.7, 0.7}, {0.3, 0.3, 0.3, 0.3},
+        "latency of memory, votes and a barrier; estimated"},
     {"attention forward, long sequences", "of peak", {0.56, 0.62, 0.63, 0.54}, {0.70, 0.76, 0.71, 0.68},
         "H200, cuDNN 9.19, published: 484 to 673 TFLOP/s at 2K to 16K; H100: 566 at 8K (flash-attention #1893); "
         "A100: arXiv 2307.08691; others estimated"},

@@ -15,7 +15,7 @@ rates (assumptions.h).
                   the assumed rate; the time beside the products is the same with either. The built-in kernels compute a
                   signal head and its noise head together: 8 products in the backward instead of 10, and no pass that
                   combines heads (diff_attention.h). Their backward is deterministic
-  grouping        a block per expert reads all choices, 256 at a time: latency, not bandwidth, limits it
+  grouping        a warp passes its choices twice, 32 at a time: latency, not bandwidth, limits it
 */
 #ifndef LLMC_PREDICTION_RATES_H
 #define LLMC_PREDICTION_RATES_H
@@ -97,13 +97,6 @@ static inline double attention_ms(const Prediction *p, AttentionShape s, Attenti
     if (by == BY_CUDNN && backward && p->options->deterministic) share *= p->assumed[ASSUME_DETERMINISTIC];
     if (by == BY_FP32_UNITS) share = p->assumed[ASSUME_FP32_ATTENTION];
     return fmax(1e-9 * flops / (share * p->plan->device->tflops), memory_ms(p, bytes));
-}
-
-// Milliseconds of `passes` passes of a block over the choices of all tokens.
-static inline double choices_scan_ms(const Prediction *p, Routing r, int passes) {
-    enum { AT_A_TIME = 256 };
-    double waves = ceil((double)r.E / (8 * device_multiprocessors(p->plan->device)));
-    return 1e-3 * passes * waves * ceil((double)r.N * r.K / AT_A_TIME) * p->assumed[ASSUME_SCAN];
 }
 
 // Milliseconds of `tiles` tiles of a product of experts with sums over K, which reads and writes `bytes` bytes.

@@ -371,16 +371,19 @@ static inline void router_backward(floatX *dx, grad_t *dweight, const real *dwei
                memory_ms(p, fmax(0, bytes - 2 * product)));
 }
 static inline size_t router_workspace_bytes(Routing r) { return (size_t)r.N * r.E * sizeof(floatX); }
-static inline void record_choices(const char *name, int launches, size_t bytes, Routing r, int passes) {
+// steps: the number of times that a block waits for memory
+static inline void record_choices(const char *name, int launches, size_t bytes, double steps) {
     const Prediction *p = recorded.p;
     record(CLASS_ROUTER, name, launches, 0, (double)bytes,
-           fmax(memory_ms(p, (double)bytes), choices_scan_ms(p, r, passes)));
+           fmax(memory_ms(p, (double)bytes), 1e-3 * steps * p->assumed[ASSUME_SCAN]));
 }
-static inline void router_totals(real *totals, const real *logits, const real *lse, const int *experts, Routing r) {
-    record_choices(__func__, 1, router_totals_bytes(r), r, 1);
+static inline void router_totals(real *totals, const real *logits, const real *lse, const int *starts, Routing r) {
+    enum { ROWS = 256, BLOCKS = 8 }; // of router_totals_kernel: rows at a time; blocks of a multiprocessor
+    double waves = ceil((r.E + 1.0) / (BLOCKS * device_multiprocessors(recorded.p->plan->device)));
+    record_choices(__func__, 1, router_totals_bytes(r), waves * ceil((double)r.N / ROWS));
 }
 static inline void expert_group(int *starts, int *entries, int *places, const int *experts, Routing r) {
-    record_choices(__func__, 3, expert_group_bytes(r), r, 2);
+    record_choices(__func__, 3, expert_group_bytes(r), 2 * (double)expert_group_rows(r) / 32);
 }
 static inline void router_balance(floatX *bias, real *master, const real *loads, double rate, int E, int begin,
                                   int count) {
