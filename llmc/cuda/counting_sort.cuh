@@ -60,5 +60,7 @@ static __global__ void sort_scan_kernel(int *counts, int count) {
         at = next;
     }
 }
-static inline void sort_scan(int *counts, int count) { LAUNCH(sort_scan_kernel, 1, SORT_SCAN_THREADS, 0, counts, count); }
+static inline void sort_scan(int *counts, int count) {
+    LAUNCH(sort_scan_kernel, 1, SORT_SCAN_THREADS, 0, counts, count);
+}
 #endif

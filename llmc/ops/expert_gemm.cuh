@@ -6,12 +6,15 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
   by weights  C_e = A^T B, or +=: sums over the rows of expert e; zeros for an expert without rows
   kernels     FP8, and bf16 rows that can be read in packs: tensor cores, pieces of 128 x 128, 32 numbers of bf16 or 64
               of FP8 deep, three of them in shared memory (48 KiB, two blocks per multiprocessor): two are copied while
-              one is multiplied; a warp computes 64 x 32. Otherwise gemm_plain_piece
+              one is multiplied; each of four warps computes 64 x 64. Otherwise gemm_plain_piece
+  limits      of a piece, in cycles: shared memory 384 (32 KiB read by the warps, 16 KiB copied to it, 128 bytes a cycle)
+              and tensor cores 512 (sm_80), 256 (sm_90) or 1024 (cards): at most 2/3 of the peak of sm_90. Warps of
+              64 x 32 read 48 KiB: 512 cycles. Wider ones have no registers: 64 x 64 sums are 128 per thread
   FP8         all codes are contiguous along the sum, as mma.cuh requires: by weights those of the transposes, whose
               columns begin at a multiple of 16 for each expert (traffic.h). A fragment of 4 codes of FP8 has the place
               of 2 numbers of bf16: only mma_fp8 differs, and the scales at the store
   rejected    cublasGemmGroupedBatchedEx (cuBLAS 13.1) takes the rows of each expert from the host: a copy and a
-              synchronization in each layer. cublasLt.h 13.1 has no grouped layout.
+              synchronization in each layer.
               A launch per expert: 30b-a3b launches 6 E L = 36,864 products per step instead of 6 L = 288, and the host
               must know the rows, or each launch have the blocks of all R rows, E times as many.
               Groups padded to tiles in memory: the tiles waste the same FLOPs as here, 64 rows per expert on average
@@ -125,19 +128,22 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 // are contiguous in device memory; an element is a number of bf16 or a pair of codes. By rows: 4 packs along k for
 // each i; by columns: 16 packs along i for each k. The packs of a row are permuted, so that the 8 rows of a matrix of
 // ldmatrix are in different banks: two rows by rows, or half a row by columns, are the 128 bytes of all banks.
-enum { EXPERT_TILE = 128, EXPERT_DEPTH = 32, EXPERT_STAGES = 3, EXPERT_THREADS = 256 };
-enum { EXPERT_PACKS = EXPERT_TILE * EXPERT_DEPTH / 8 };
+enum { EXPERT_TILE = 128, EXPERT_DEPTH = 32, EXPERT_STAGES = 3, EXPERT_THREADS = 128 };
+enum { EXPERT_PACKS = EXPERT_TILE * EXPERT_DEPTH / 8, EXPERT_COPIES = EXPERT_PACKS / EXPERT_THREADS };
 template <bool BY_COLUMNS> static __device__ inline int expert_pack(int i, int k) {
     if (BY_COLUMNS) return k * (EXPERT_TILE / 8) + ((i / 8) ^ (k % 8));
     return i * (EXPERT_DEPTH / 8) + ((k / 8) ^ (i / 2 % 4));
 }
 
-// A thread copies two packs of each piece of an operand, which are EXPERT_THREADS packs apart in shared memory, and 64
-// rows i or 16 columns k in device memory. All that does not change from piece to piece is computed before the loop.
+// A thread copies four packs of each piece of an operand, which are EXPERT_THREADS packs apart in shared memory, and 32
+// rows i or 8 columns k in device memory. All that does not change from piece to piece is computed before the loop.
 template <bool BY_COLUMNS> struct ExpertCopies {
-    enum { ROWS = BY_COLUMNS ? 0 : EXPERT_TILE / 2, COLUMNS = BY_COLUMNS ? EXPERT_DEPTH / 2 : 0 };
+    enum {
+        ROWS = BY_COLUMNS ? 0 : EXPERT_TILE / EXPERT_COPIES,
+        COLUMNS = BY_COLUMNS ? EXPERT_DEPTH / EXPERT_COPIES : 0
+    };
     const char *from;          // the first pack of the next piece
-    size_t second, step;       // bytes to the second one, and to the next piece
+    size_t apart, step;        // bytes to the second one, and to the next piece
     int rows_left, depth_left; // rows i and columns k from the first pack on: a pack beyond is zero
     int to;
 
@@ -147,14 +153,16 @@ template <bool BY_COLUMNS> struct ExpertCopies {
         int i = BY_COLUMNS ? at % (EXPERT_TILE / 8) * 8 : at / (EXPERT_DEPTH / 8);
         int k = BY_COLUMNS ? at / (EXPERT_TILE / 8) : at % (EXPERT_DEPTH / 8) * 8;
         from = x + 2 * (BY_COLUMNS ? (size_t)k * ld + i0 + i : (size_t)(i0 + i) * ld + k);
-        second = 2 * (size_t)(BY_COLUMNS ? COLUMNS : ROWS) * ld;
+        apart = 2 * (size_t)(BY_COLUMNS ? COLUMNS : ROWS) * ld;
         step = 2 * (size_t)EXPERT_DEPTH * (BY_COLUMNS ? ld : 1);
         rows_left = count - i0 - i, depth_left = K - k;
         to = expert_pack<BY_COLUMNS>(i, k);
     }
     __device__ void start(uint4 *shared) {
-        copy_async(shared + to, from, rows_left > 0 && depth_left > 0);
-        copy_async(shared + to + EXPERT_THREADS, from + second, rows_left > ROWS && depth_left > COLUMNS);
+        UNROLL
+        for (int j = 0; j < EXPERT_COPIES; j++)
+            copy_async(shared + to + j * EXPERT_THREADS, from + j * apart,
+                       rows_left > j * ROWS && depth_left > j * COLUMNS);
         from += step, depth_left -= EXPERT_DEPTH;
     }
 };
@@ -174,21 +182,21 @@ static __device__ inline void expert_fragments(unsigned (&to)[4], const uint4 *s
     matrices_load<BY_COLUMNS>(to, shared + pack);
 }
 
-// acc += the products of a warp: 64 rows of a by 32 rows of b
+// acc += the products of a warp: 64 rows of a by 64 rows of b
 template <bool A_BY_COLUMNS, bool B_BY_COLUMNS, OperandType TYPE>
-static __device__ inline void expert_multiply(float (&acc)[4][4][4], const uint4 *a, const uint4 *b, int a_lane,
+static __device__ inline void expert_multiply(float (&acc)[4][8][4], const uint4 *a, const uint4 *b, int a_lane,
                                               int b_lane) {
     UNROLL
     for (int k = 0; k < EXPERT_DEPTH; k += 16) {
-        unsigned bs[2][4];
+        unsigned bs[4][4];
         UNROLL
-        for (int n = 0; n < 2; n++) expert_fragments<B_BY_COLUMNS>(bs[n], b, b_lane, n * 16, k);
+        for (int n = 0; n < 4; n++) expert_fragments<B_BY_COLUMNS>(bs[n], b, b_lane, n * 16, k);
         UNROLL
         for (int m = 0; m < 4; m++) {
             unsigned as[4];
             expert_fragments<A_BY_COLUMNS>(as, a, a_lane, m * 16, k);
             UNROLL
-            for (int n = 0; n < 4; n++) {
+            for (int n = 0; n < 8; n++) {
                 unsigned pair[2] = {bs[n / 2][n % 2 * 2], bs[n / 2][n % 2 * 2 + 1]};
                 if constexpr (TYPE == OPERAND_STORED) mma_bf16(acc[m][n], as, pair);
                 else mma_fp8<TYPE>(acc[m][n], as, pair);
@@ -218,8 +226,8 @@ static __global__ void __launch_bounds__(EXPERT_THREADS, 2) expert_gemm_mma_kern
     if (!expert_find_piece<TYPE>(&p, g, C, EXPERT_TILE, EXPERT_TILE)) return;
     const GemmShape s = p.s;
     if (s.K == 0 && s.add) return; // nothing to add
-    int warp = (int)threadIdx.x / WARP, m0 = warp / 4 * 64, n0 = warp % 4 * 32, stage = 0;
-    float acc[4][4][4] = {{{0}}};
+    int warp = (int)threadIdx.x / WARP, m0 = warp / 2 * 64, n0 = warp % 2 * 64, stage = 0;
+    float acc[4][8][4] = {{{0}}};
     int a_lane = expert_lane<A_BY_COLUMNS, false>(m0), b_lane = expert_lane<B_BY_COLUMNS, true>(n0);
     ExpertCopies<A_BY_COLUMNS> a_copies(p.A, s.lda, p.m0, s.M, s.K);
     ExpertCopies<B_BY_COLUMNS> b_copies(p.B, s.ldb, p.n0, s.N, s.K);
@@ -242,7 +250,7 @@ static __global__ void __launch_bounds__(EXPERT_THREADS, 2) expert_gemm_mma_kern
     UNROLL
     for (int m = 0; m < 4; m++) {
         UNROLL
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < 8; n++) {
             float(&c)[4] = acc[m][n];
             UNROLL
             for (int i = 0; i < 4 && TYPE != OPERAND_STORED; i++) c[i] *= p.scale;
