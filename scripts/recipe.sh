@@ -8,9 +8,13 @@
 # has a run.json:
 #   in a Slurm job   on all tasks of the job. After a signal (--signal of sbatch before the time limit,
 #                    scancel --signal=USR1, preemption) the trainer saves a checkpoint and exits with status 3, and the
-#                    job requeues itself. Slurm requeues it after the failure of a node. Any other status ends the job,
-#                    so that a run that fails is not restarted repeatedly.
+#                    job requeues itself. Slurm requeues it after the failure of a node, unless --no-kill is given.
 #   on one machine   SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 save a checkpoint; a second Ctrl-C exits at once.
+# When a rank dies or hangs, or the program fails, the recipe resumes the run from its last checkpoint, with one line
+# that names the rank and its node. It does not after a usage error, a signal, or a run that has ended because its loss
+# is not finite; nor if the run got no further than at the failure before, or after RESTARTS restarts.
+# In a Slurm job with spare nodes the failed one is not used again, for example with one spare:
+#   SPARES=1 sbatch --no-kill --nodes=9 scripts/recipe.sh 3b ...
 # On the first start, arguments override the recipe's settings. A resumed run has the options of its last start, which
 # arguments override.
 # Exit status: the trainer's: 0 done, 1 failed, 2 usage, 3 stopped by a signal after saving a checkpoint.
@@ -20,6 +24,8 @@
 #   RANKS          processes on one machine (default: its GPUs, as restricted by CUDA_VISIBLE_DEVICES; the recipe's
 #                  number if nvidia-smi finds none)
 #   LAUNCH         the launcher and its flags, instead of mpirun or srun: LAUNCH='mpirun --hostfile hosts -np 64'
+#   RESTARTS       restarts after failures (10); 0: none
+#   SPARES         nodes of a Slurm job that are left idle until another one has failed (0)
 #   SLURM_MPI_TYPE how srun starts MPI (default: none for a program named ...cu, whose ranks find each other in
 #                  the run's directory; otherwise pmix)
 #SBATCH --job-name=diffv2
@@ -144,16 +150,17 @@ fi
 [ "${#launcher[@]}" -eq 0 ] || command -v "${launcher[0]}" >/dev/null \
     || fail "${launcher[0]} is missing: install it, or specify another launcher with LAUNCH"
 
-command=(${launcher[@]+"${launcher[@]}"} "$program" --out "$out")
-if [ -e "$out/run.json" ]; then
-    command+=(--resume ${without_init[@]+"${without_init[@]}"})
-else
-    command+=("${kept[@]}" ${arguments[@]+"${arguments[@]}"})
+restarts=${RESTARTS:-10} spares=${SPARES:-0} nodes=${SLURM_JOB_NUM_NODES:-1}
+[[ $restarts =~ ^[0-9]{1,6}$ ]] || fail "RESTARTS '$restarts': must be a number of restarts, 0 or more" 2
+if ! [[ $spares =~ ^[0-9]{1,6}$ ]] || [ "$spares" -ge "$nodes" ]; then
+    fail "SPARES '$spares': must be a number of nodes, less than those of the Slurm job ($nodes)" 2
 fi
+errors=$(mktemp) || exit 1
+trap 'rm -f "$errors"' EXIT
 
 # The launcher gets SIGUSR1, which it forwards: at SIGTERM mpirun kills the ranks before they have saved. In a Slurm job
 # Slurm itself sends SIGTERM to the ranks, and a second signal would end them at once.
-child='' asked='' began=$(date +%s.%N)
+child='' asked='' began=''
 # shellcheck disable=SC2317 # called by the traps
 forward() { # waits for the log: a launcher that is still starting its processes loses signals
     while [ "$SECONDS" -lt 5 ] && kill -0 "$child" 2>/dev/null; do
@@ -177,18 +184,102 @@ for signal in USR1 TERM INT HUP; do
     trap "stop $signal" "$signal"
 done
 
-echo "+ ${command[*]}"
-setsid "${command[@]}" & # in its own session, so that only this script gets Ctrl-C
-child=$!
-[ -z "$asked" ] || forward
-status=127
-while :; do # a signal ends `wait` early
-    interrupted=no
-    wait "$child"
-    ended=$?
-    [ "$ended" -eq 127 ] || status=$ended
-    [ "$interrupted" = yes ] || break
-done
+# Starts or resumes the run and waits for its end. Sets `status`; copies stderr to $errors.
+excluded=()
+run() {
+    local command=(${launcher[@]+"${launcher[@]}"}) copy copier ended
+    if [ "$spares" -gt 0 ] && [ "${launcher[0]-}" = srun ]; then
+        command+=(--nodes=$((nodes - spares)) --ntasks=$(((nodes - spares) * ${SLURM_NTASKS_PER_NODE:-1})))
+        [ "${#excluded[@]}" -eq 0 ] || command+=(--exclude="$(IFS=, && echo "${excluded[*]}")")
+    fi
+    command+=("$program" --out "$out")
+    if [ -e "$out/run.json" ]; then
+        command+=(--resume ${without_init[@]+"${without_init[@]}"})
+    else
+        command+=("${kept[@]}" ${arguments[@]+"${arguments[@]}"})
+    fi
+    began=$(date +%s.%N) SECONDS=0
+    echo "+ ${command[*]}"
+    exec {copy}> >(exec setsid tee "$errors" >&2)
+    copier=$!
+    setsid "${command[@]}" 2>&"$copy" {copy}>&- & # in its own session, so that only this script gets Ctrl-C
+    child=$!
+    exec {copy}>&-
+    [ -z "$asked" ] || forward
+    status=127
+    while :; do # a signal ends `wait` early
+        interrupted=no
+        wait "$child"
+        ended=$?
+        [ "$ended" -eq 127 ] || status=$ended
+        [ "$interrupted" = yes ] || break
+    done
+    child=''
+    for ended in {1..20}; do # a process that is left may hold stderr open
+        kill -0 "$copier" 2>/dev/null || break
+        sleep 0.1
+    done
+}
+
+job_is_running() { [[ $(scontrol --oneliner show job "$SLURM_JOB_ID") == *' JobState=RUNNING '* ]]; }
+last_step() { # of the log
+    tail -n 3 "$out/log.jsonl" 2>/dev/null | sed -n 's/.*"step": *\([0-9]*\).*/\1/p' | tail -n 1
+}
+checkpoint_step() {
+    find "$out/checkpoints" -maxdepth 1 -name 'step_????????' 2>/dev/null | sort | sed -n '$s/.*step_0*//p'
+}
+# Sets `rank` ("-": all of a node) and `node` to what the watchdog (llmc/comm/watchdog.h) reported, or srun or mpirun;
+# both may be empty. A node is preferred that has a name of the job, which srun can exclude.
+find_failed() {
+    local found name names
+    names=" $([ -z "${SLURM_JOB_NODELIST-}" ] || scontrol show hostnames "$SLURM_JOB_NODELIST" | tr '\n' ' ') "
+    rank='' node='' known=no
+    while read -r found name; do
+        [[ $names != *" ${name%%.*} "* ]] || name=${name%%.*}
+        [ -n "$rank" ] || rank=$found node=$name
+        [[ $names == *" $name "* ]] && node=$name known=yes && break
+    done < <(
+        sed -nE 's/.*diffv2: rank ([0-9]+) \(([^ )]+)\).*/\1 \2/p' "$errors"
+        sed -nE -e 's/^srun: error: Node failure on ([^ ]+)$/- \1/p' \
+            -e 's/^srun: error: ([^ :]+): tasks? ([0-9]+).*/\2 \1/p' \
+            -e 's/.*process rank ([0-9]+) with PID [0-9]+ on node ([^ ]+) .*/\1 \2/p' "$errors"
+    )
+}
+
+# Whether the run is to be started again. One line says so, or why not if the run had made progress.
+count=0 reached=$(checkpoint_step)
+restart_is_due() {
+    local step what next=''
+    [ -z "$asked" ] || return 1
+    case $status in 0 | 2 | 3 | 127 | $((128 + 10))) return 1 ;; esac
+    # ended by itself, and would again
+    ! tail -n 1 "$out/log.jsonl" 2>/dev/null | grep -qE '"what": *"(stopped|rollback)"' || return 1
+    [ -z "${SLURM_JOB_ID-}" ] || job_is_running || return 1
+    find_failed
+    step=$(last_step)
+    case $rank in
+    '') what='the run' ;;
+    -) what="node $node" ;;
+    *) what="rank $rank on $node" ;;
+    esac
+    what="recipe.sh: $what failed at step ${step:-0}, status $status"
+    if [ "$known" = yes ] && [ "${#excluded[@]}" -lt "$spares" ]; then
+        excluded+=("$node")
+        next=", without $node"
+    elif [ "${step:-0}" -le "${reached:-0}" ]; then
+        [ "$count" -eq 0 ] || echo "$what: not restarted, because it got no further than at the failure before" >&2
+        return 1
+    fi
+    if [ "$count" -ge "$restarts" ]; then
+        [ "$restarts" -eq 0 ] || echo "$what: not restarted, because RESTARTS allows $restarts" >&2
+        return 1
+    fi
+    count=$((count + 1)) reached=$step
+    step=$(checkpoint_step)
+    echo "$what: restart $count of $restarts from step ${step:-0}$next" >&2
+}
+run
+while restart_is_due; do run; done
 
 # Stopped with a checkpoint, or before the trainer caught signals.
 stopped=no

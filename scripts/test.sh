@@ -364,7 +364,7 @@ data() {
 }
 runs() {
     local python
-    build "the trainer" train_diffv2 text_to_shards || return
+    build "the trainer" train_diffv2 text_to_shards build/faulty_diffv2 || return
     run_script tests/install_test.sh
     run_script tests/readme_test.py
     run_script tests/golden_test.py build/train_diffv2

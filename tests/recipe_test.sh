@@ -4,7 +4,7 @@
 # status: 0 nothing failed, 1 something failed, 2 usage.
 #
 # Usage: tests/recipe_test.sh
-# Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...)
+# Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS, FAULTY_DIFFV2 (build/...)
 cd "$(dirname "$0")/.." || exit 1
 source tests/runs.sh
 [ $# -eq 0 ] || {
@@ -15,6 +15,7 @@ make_scratch
 trap 'wait; rm -rf "$scratch"' EXIT
 trap 'exit 1' INT TERM HUP
 
+faulty_program=$(realpath "${FAULTY_DIFFV2:-build/faulty_diffv2}")
 ranks=1
 ! has_mpi || ranks=2
 recipe=(scripts/recipe.sh 124m) steps=40
@@ -113,6 +114,125 @@ END
         done
     done
 }
+# A trainer whose start number N has the planned fault (tests/planned_faults.h) of line N of $scratch/faults; "-": none.
+# Sets `faulty` to the options of a run that saves every 8 steps.
+plan_faults() { # faults...
+    [ "$ranks" -gt 1 ] || skip 'it requires a program with MPI'
+    [ -x "$faulty_program" ] || skip "no $faulty_program: make build/faulty_diffv2"
+    printf '%s\n' "$@" >"$scratch/faults"
+    rm -rf "$scratch"/starts.* "$scratch/again"
+    cat >"$scratch/faulty" <<END
+#!/usr/bin/env bash
+echo >>"$scratch/starts.\$OMPI_COMM_WORLD_RANK"
+FAULT=\$(sed -n "\$(wc -l <"$scratch/starts.\$OMPI_COMM_WORLD_RANK")p" "$scratch/faults")
+FAULT=\$FAULT exec $faulty_program "\$@"
+END
+    chmod +x "$scratch/faulty"
+    faulty=(env TRAIN_DIFFV2="$scratch/faulty" "${recipe[@]}" "${tiny[@]}" --checkpoint-every 8 --timeout 4)
+    faulty+=(--out "$scratch/again")
+}
+starts_are() { equal "$(wc -l <"$scratch/starts.0") starts" "$1 starts"; } # number
+test_a_run_whose_ranks_die_goes_on_and_ends_bitwise_equal() {
+    local difference host
+    host=$(hostname)
+    plan_faults -
+    ends 0 "${faulty[@]}"
+    mv "$scratch/again" "$scratch/undisturbed"
+    # in turn: killed before the first checkpoint, killed, stopped while the others wait, killed while it saves
+    plan_faults kill:1:3:forward kill:0:11:update stop:1:14:backward kill:1:16:write
+    ends 0 "${faulty[@]}"
+    difference=$(same_end "$scratch/undisturbed" "$scratch/again") || fail "$difference"
+    equal "$(grep -c '"train"' "$scratch/again/log.jsonl") train records" "$steps train records"
+    starts_are 5
+    equal "$(grep -c '^recipe.sh: ' "$scratch/err") lines" '4 lines'
+    grep -qE "^recipe.sh: rank 1 on $host failed at step 2, status [0-9]+: restart 1 of 10 from step 0\$" \
+        "$scratch/err" \
+        && grep -qE "rank 0 on $host failed at step 1[01], .*: restart 2 of 10 from step 8\$" "$scratch/err" \
+        && grep -qE "rank 1 on $host failed at step 1[34], .*: restart 3 of 10 from step 8\$" "$scratch/err" \
+        && grep -qE "rank 1 on $host failed at step 1[56], .*: restart 4 of 10 from step 8\$" "$scratch/err" \
+        || fail "$(grep '^recipe.sh: ' "$scratch/err")"
+}
+fails_after() { # starts, text of the last line of the recipe, "" if it prints none
+    local status=0
+    "${faulty[@]}" >"$scratch/out" 2>"$scratch/err" || status=$?
+    [ "$status" -ne 0 ] || fail 'it did not fail'
+    starts_are "$1"
+    [ -n "$2" ] || lacks "$scratch/err" 'recipe.sh: '
+    [[ $(grep '^recipe.sh: ' "$scratch/err" | tail -n 1) == *"$2" ]] || fail "no '$2' in: $(cat "$scratch/err")"
+}
+test_a_run_that_fails_at_the_same_step_again_is_not_restarted() {
+    plan_faults kill:1:11:forward kill:1:11:forward
+    fails_after 2 'not restarted, because it got no further than at the failure before'
+    plan_faults kill:1:1:forward # before the first step
+    fails_after 1 ''
+}
+test_restarts_are_bounded() {
+    plan_faults kill:1:3:forward kill:1:5:forward kill:1:7:forward
+    faulty=(env RESTARTS=2 "${faulty[@]}")
+    fails_after 3 'not restarted, because RESTARTS allows 2'
+    plan_faults kill:1:3:forward
+    faulty=(env RESTARTS=0 "${faulty[@]}")
+    fails_after 1 ''
+}
+test_a_run_that_ended_by_itself_is_not_restarted() {
+    plan_faults "$(printf 'nan:0:%d,' {9..40})"
+    fails_after 1 ''
+    contains "$scratch/err" 'had no finite loss'
+    plan_faults signal:1:9:1
+    fails_after 1 ''
+}
+# A job of three nodes, one of them spare: a stand-in for srun, which ends as srun does when a task of node b is killed,
+# and which refuses what srun refuses.
+test_a_failed_node_of_a_slurm_job_is_replaced_by_a_spare_one() {
+    mkdir -p "$scratch/bin"
+    cat >"$scratch/bin/srun" <<'END'
+#!/usr/bin/env bash
+nodes=$SLURM_JOB_NUM_NODES tasks=$SLURM_NTASKS left=(a b c)
+while [[ $1 == --* ]]; do
+    case $1 in
+    --nodes=*) nodes=${1#*=} ;;
+    --ntasks=*) tasks=${1#*=} ;;
+    --exclude=*)
+        excluded=,${1#*=}, left=()
+        [[ $excluded != */* ]] || { echo 'srun: error: Invalid node list' >&2 && exit 1; }
+        for node in a b c; do [[ $excluded == *",$node,"* ]] || left+=("$node"); done
+        ;;
+    esac
+    shift
+done
+if [ "$nodes" -gt "${#left[@]}" ] || [ "$tasks" -ne $((nodes * SLURM_NTASKS_PER_NODE)) ]; then
+    echo 'srun: error: Unable to create step for job 1: Requested node configuration is not available' >&2
+    exit 1
+fi
+echo "${left[*]::nodes}" >>"$JOB_NODES"
+if [[ " ${left[*]::nodes} " == *' b '* ]]; then
+    eval "$FAILURE"
+    exit 137
+fi
+END
+    printf '#!/bin/sh\n[ "$2" = job ] || [ "$3" = job ] && echo " JobState=RUNNING " || printf "a\\nb\\nc\\n"\n' \
+        >"$scratch/bin/scontrol"
+    printf '#!/bin/sh\n' >"$scratch/bin/fakecu"
+    chmod +x "$scratch"/bin/*
+    slurm() { # spare nodes, what srun does
+        rm -f "$scratch/nodes"
+        env PATH="$scratch/bin:$PATH" JOB_NODES="$scratch/nodes" FAILURE="$2" SPARES="$1" SLURM_JOB_ID=1 \
+            SLURM_JOB_NUM_NODES=3 SLURM_JOB_NODELIST='[a-c]' SLURM_NTASKS=6 SLURM_NTASKS_PER_NODE=2 \
+            TRAIN_DIFFV2="$scratch/bin/fakecu" "${recipe[@]}" --out "$scratch/none" >"$scratch/out" 2>"$scratch/err"
+    }
+    local report='echo "diffv2: rank 3 (b.some.domain) has ended without a message (killed?); last state" >&2' other
+    local killed='echo "srun: error: b: task 3: Killed" >&2'
+    other='echo "srun: error: a: task 0: Exited with exit code 1" >&2'
+    for failure in "$report;$other" "$killed;$other" "${report/b.some/unknown.some};$killed"; do
+        slurm 1 "$failure" || fail "$failure: $(cat "$scratch/err")"
+        equal "$(tr '\n' ' ' <"$scratch/nodes")" 'a b a c '
+        contains "$scratch/err" 'rank 3 on b failed at step 0, status 137: restart 1 of 10 from step 0, without b'
+    done
+    slurm 1 "echo 'srun: error: Node failure on b' >&2; $other" || fail "$(cat "$scratch/err")"
+    contains "$scratch/err" 'node b failed at step 0, status 137: restart 1 of 10 from step 0, without b'
+    ! slurm 0 "$report" || fail 'no spare node, and it did not fail'
+    equal "$(cat "$scratch/nodes")" 'a b c'
+}
 test_each_visible_gpu_has_a_rank() {
     mkdir -p "$scratch/bin"
     printf '#!/bin/sh\nfor i in 0 1 2 3; do echo "GPU $i: Some GPU (UUID: GPU-$i)"; done\n' >"$scratch/bin/nvidia-smi"
@@ -164,6 +284,10 @@ test_usage_errors_are_one_line() {
     one_line --resume
     ends 2 env RANKS=none "${recipe[@]}"
     one_line "RANKS 'none'"
+    ends 2 env RESTARTS=-1 "${recipe[@]}"
+    one_line "RESTARTS '-1'"
+    ends 2 env SPARES=1 "${recipe[@]}"
+    one_line "SPARES '1'"
     ends 1 env TRAIN_DIFFV2="$scratch/nothing" "${recipe[@]}"
     one_line nothing
     ends 2 "${recipe[@]}" --out
@@ -184,6 +308,11 @@ for name in the_figures_of_the_recipes_are_up_to_date \
     a_finished_run_stays_finished \
     a_signal_to_the_recipe_saves_and_the_next_start_is_bitwise_equal \
     a_rank_that_fails_ends_the_recipe_with_its_status \
+    a_run_whose_ranks_die_goes_on_and_ends_bitwise_equal \
+    a_run_that_fails_at_the_same_step_again_is_not_restarted \
+    restarts_are_bounded \
+    a_run_that_ended_by_itself_is_not_restarted \
+    a_failed_node_of_a_slurm_job_is_replaced_by_a_spare_one \
     each_visible_gpu_has_a_rank \
     the_help_of_a_recipe_has_its_figures \
     srun_starts_the_gpu_program_without_mpi \
