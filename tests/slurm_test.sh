@@ -89,9 +89,9 @@ free_port() { # prints a random port that no process listens on
 }
 
 start_slurm() {
-    local host me
+    local host me node
     host=$(hostname -s) me=$(id -un)
-    mkdir -p "$S/state" "$S/spool" || return 1
+    mkdir -p "$S/state" "$S"/spool.{"$host",n1,n2} || return 1
     # --force: munge rejects the permissions of a scratch directory
     (umask 077 && head -c 1024 /dev/urandom >"$S/munge.key") || return 1
     munged --force --key-file="$S/munge.key" --socket="$S/munge.socket" --pid-file="$S/munged.pid" \
@@ -101,18 +101,17 @@ start_slurm() {
 ClusterName=loopback
 SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=$(free_port)
-SlurmdPort=$(free_port)
 SlurmUser=$me
 SlurmdUser=$me
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket=$S/munge.socket,cred_expire=5
 StateSaveLocation=$S/state
-SlurmdSpoolDir=$S/spool
+SlurmdSpoolDir=$S/spool.%n
 SlurmctldPidFile=$S/slurmctld.pid
-SlurmdPidFile=$S/slurmd.pid
+SlurmdPidFile=$S/slurmd.%n.pid
 SlurmctldLogFile=$S/slurmctld.log
-SlurmdLogFile=$S/slurmd.log
+SlurmdLogFile=$S/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/linear
@@ -122,17 +121,22 @@ PreemptMode=REQUEUE
 KillWait=30
 MinJobAge=3600
 ReturnToService=2
-NodeName=$host NodeAddr=127.0.0.1 CPUs=$(nproc) State=UNKNOWN
+NodeName=$host NodeAddr=127.0.0.1 Port=$(free_port) CPUs=$(nproc) State=UNKNOWN
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$(free_port) CPUs=$(nproc) State=UNKNOWN
+NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$(free_port) CPUs=$(nproc) State=UNKNOWN
 PartitionName=low Nodes=$host Default=YES PriorityTier=1 PreemptMode=REQUEUE State=UP
 PartitionName=high Nodes=$host PriorityTier=10 PreemptMode=OFF State=UP
+PartitionName=pair Nodes=n1,n2 PreemptMode=OFF State=UP
 END
     slurmctld -D >"$S/slurmctld.out" 2>&1 &
     daemons+=($!)
-    slurmd -D >"$S/slurmd.out" 2>&1 &
-    daemons+=($!)
-    await 60 node_is_idle
+    for node in "$host" n1 n2; do
+        slurmd -D -N "$node" >"$S/slurmd.$node.out" 2>&1 &
+        daemons+=($!)
+    done
+    await 60 nodes_are_idle
 }
-node_is_idle() { [ "$(sinfo --noheader --format=%T --partition=low)" = idle ]; }
+nodes_are_idle() { [ "$(sinfo --noheader --format=%T | sort -u)" = idle ]; }
 
 # A run of about 10 s that saves every 20 steps; all tests are compared with `whole`.
 steps=60
@@ -229,6 +233,24 @@ test_a_job_resumes_after_the_failure_of_its_node() {
     scontrol update nodename="$(hostname -s)" state=down reason=test
     expect_whole node 1
 }
+# Two nodes of one machine, n1 and n2, of which n2 is spare. MPI does not tell them apart: one rank.
+test_a_spare_node_replaces_that_of_a_rank_that_is_killed() {
+    local difference
+    RANKS=1 scripts/recipe.sh 124m "${tiny[@]}" --out "$scratch/one" >"$scratch/one.out" 2>&1
+    SPARES=1 submit spare --partition=pair --nodes=2 --ntasks-per-node=1 --no-kill -- "${tiny[@]}"
+    reaches spare 25
+    kill_trainer
+    await 180 job_is "$job" "$ended" || fail "job $job is $(job_field "$job" JobState) after 180 s"
+    difference=$(same_end "$scratch/one" "$scratch/spare") || fail "$difference"
+    contains "$scratch/spare.log" 'rank 0 on n1 failed at step' 'restart 1 of 10 from step 20, without n1' \
+        --exclude=n1
+}
+kill_trainer() { # of the job
+    local process
+    for process in $(scontrol listpids "$job" n1 | awk 'NR > 1 { print $1 }'); do
+        [[ $(readlink "/proc/$process/exe") != "$program" ]] || kill -KILL "$process"
+    done
+}
 test_failures_end_the_job_with_the_status_of_the_program() {
     submit usage -- "${tiny[@]}" --no-such-option 1
     expect_failed 2:0
@@ -272,6 +294,7 @@ tests=(test_an_uninterrupted_job_completes
     test_sigusr1_before_the_time_limit_saves_requeues_and_resumes
     test_a_cancelled_job_saves_and_stays_cancelled
     test_a_job_resumes_after_the_failure_of_its_node
+    test_a_spare_node_replaces_that_of_a_rank_that_is_killed
     test_failures_end_the_job_with_the_status_of_the_program)
 [ ! -x "${device_trainer[0]}" ] || tests+=(test_the_cuda_trainer_starts_without_mpi_stops_and_resumes)
 
