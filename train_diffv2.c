@@ -1015,7 +1015,10 @@ static void run_load(Run *run, const Resume *resume) {
     else model_init(&run->model.plan, buffers.params, buffers.master, o->seed);
     params_changed(&run->model.state);
     EvaluationModel m = evaluation_model(&run->model);
-    if (o->tune_gemm && mode_rows[run->mode].purpose == FOR_TRAINING) gemm_tune(&m, resume, o->doc_mask);
+    if (o->tune_gemm && mode_rows[run->mode].purpose == FOR_TRAINING) {
+        start_phase("tuning");
+        gemm_tune(&m, resume, o->doc_mask);
+    }
     if (!resumes) return;
     trainer_state_resume(s, resume->state, resume->path);
     run_data_check_resumed(&data->train, data->fingerprint, resume->state, resume->path, o);
@@ -1029,15 +1032,21 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     bool trains = run->mode == MODE_TRAIN;
     if (trains) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (o->prompts) run->data.prompts = prompts_read(o->prompts);
+    start_phase("plans");
     run_plan(run, config);
     if (run->mode == MODE_DRY_RUN) return;
     if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors);
     memory_admit(&run->model.plan, run_sampling_plan(run), options_most_zero(o), o->memory_check);
+    start_phase("data");
     inputs_open(&run->data, o, run->mode, &run->model.plan, mode_rows[run->mode].prompts || run_sampling_plan(run),
                 loaded);
+    start_phase("peak");
     if (trains) run->peak = peak_find(o->measure_peak); // while memory is free
+    start_phase("memory");
     run_alloc(run);
+    start_phase("data");
     inputs_compare(&run->data, trains);
+    start_phase("weights");
     run_load(run, resume);
 }
 
@@ -1148,6 +1157,7 @@ static int end_of_output(int status) {
 
 int main(int argc, char **argv) {
     program_begin();
+    start_phase("rendezvous");
     if (options_answer(argc, argv, launch_rank() == 0)) return end_of_output(EXIT_DONE);
     environment_reexecute(argv); // once, with the variables that libraries read before main
     environment_refuse();
@@ -1156,6 +1166,7 @@ int main(int argc, char **argv) {
     Resume resume;
     CommStart start = options_comm_start(argc, argv);
     comm_open(&start);
+    start_phase("options");
     if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
     ModelConfig config = start_configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;

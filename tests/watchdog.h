@@ -29,7 +29,7 @@ static void group_begin(RankGroup *c, int ranks, double start_timeout) {
 
 static void group_live(const RankGroup *c, int rank, void (*act)(int), int which) {
     char payload[sizeof(group_payload)] = "";
-    CommStart start = {c->start_timeout, c->dir.path};
+    CommStart start = {c->start_timeout, c->dir.path, false};
     Launch l;
     memset(&l, 0, sizeof(l));
     l.rank = comm.rank = rank, l.ranks = comm.ranks = c->ranks;
@@ -366,7 +366,8 @@ static void test_start_options(void) {
         const char *arguments[5];
         double seconds;
         const char *directory;
-    } cases[] = {{{"t", NULL, NULL, NULL, NULL}, 60, NULL},
+    } cases[] = {{{"t", "--nvls", "--out", NULL, NULL}, 60, NULL},
+                 {{"t", NULL, NULL, NULL, NULL}, 60, NULL},
                  {{"t", "--start-timeout", "2.5", NULL, NULL}, 2.5, NULL},
                  {{"t", "--start-timeout=7", NULL, NULL, NULL}, 7, NULL},
                  {{"t", "--start-timeout", NULL, NULL, NULL}, 60, NULL},
@@ -384,11 +385,12 @@ static void test_start_options(void) {
         for (; argc < 5 && cases[i].arguments[argc]; argc++) argv[argc] = (char *)cases[i].arguments[argc];
         CommStart start = options_comm_start(argc, argv);
         const char *directory = cases[i].directory;
+        EXPECT(start.nvls == (i == 0), "case %zu: --nvls is %d", i, start.nvls);
         EXPECT(start.timeout == cases[i].seconds, "case %zu: %g s", i, start.timeout);
         EXPECT(directory ? start.directory && strcmp(start.directory, directory) == 0 : !start.directory,
                "case %zu: directory %s", i, start.directory ? start.directory : "(none)");
     }
-    CommStart start = {60, NULL};
+    CommStart start = {60, NULL, false};
     EXPECT(launch_limit(&start, 2) < 61 && launch_limit(&start, 1000) >= 120, "1000 ranks have as long as 2");
 }
 

@@ -24,6 +24,7 @@ The directory is ranks.IDENTITY in --rendezvous or --out, of mode 0700. Rank 0 c
 // clang-format on
 #ifndef LLMC_COMM_LAUNCH_H
 #define LLMC_COMM_LAUNCH_H
+#include "../base/start_phases.h"
 #include "comm_state.h"
 
 typedef struct {
@@ -33,10 +34,11 @@ typedef struct {
 } Launch;
 
 // What comm_open gets: seconds until all ranks are connected, besides those that the number of ranks adds; --rendezvous
-// or --out, or NULL.
+// or --out, or NULL; --nvls.
 typedef struct {
     double timeout;
     const char *directory;
+    bool nvls;
 } CommStart;
 
 enum { LAUNCH_LIMIT = 1 << 20 }; // processes
@@ -255,6 +257,10 @@ static inline void launch_connect_by_files(const CommStart *start, char *path, v
     CHECK(snprintf(path, PATH_SIZE, "%s/ranks%s", start->directory, identity) < PATH_SIZE - 100,
           "the path of --out or --rendezvous is too long");
     watch_begin(comm.rank, launch_limit(start, comm.ranks), "the directory of --rendezvous or --out does not answer");
+    if (getenv("SLURMD_NODENAME")) { // the node's name in Slurm, which may differ: --exclude takes it
+        FORMAT(watch.own.host, "%.*s", WATCH_HOST - 1, getenv("SLURMD_NODENAME"));
+        watch_clean_host(watch.own.host);
+    }
     if (comm.rank == 0) launch_write_start(path, start, data, bytes);
     else launch_read_start(path, start, data, bytes);
 }

@@ -11,8 +11,8 @@ used only at the start) or by srun without MPI.
   numerics  NCCL sums fp32 gradients in an order that depends on its version, the topology and the number of ranks.
             Runs are repeatable bit for bit on the same machines. With groups the sum of each is reduced over the
             groups by an all-reduce. In bf16 the ranks of a group exchange pieces, which are summed here in the order of
-            ranks. The sums of switches (NVLS) are not repeatable, so
-            NVLS is disabled unless NCCL_NVLS_ENABLE is set. All ranks have the same bits after an all-gather.
+            ranks. The sums of switches (NVLS) are not repeatable, so NVLS is disabled without --nvls. All ranks have
+            the same bits after an all-gather.
   time      wait_seconds: events around each wait of main_stream, plus the waits of the host
   watchdog  comm_nccl_watch.cuh
   source    NCCL user guide: stream semantics; fault tolerance; environment variables. NVLS: issue 1497 of NVIDIA/nccl
@@ -81,7 +81,7 @@ static inline void comm_open(const CommStart *start) {
     cudaError_t status;
     int count = nccl_choose_device(&l, &status);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
-    setenv("NCCL_NVLS_ENABLE", "0", 0); // see numerics
+    setenv("NCCL_NVLS_ENABLE", start->nvls ? "2" : "0", true); // see numerics; 2: where the GPUs support it
     ncclResult_t id_status = l.rank == 0 && count > 0 ? ncclGetUniqueId(&nccl.id) : ncclSuccess;
     launch_connect(&l, start, &nccl.id, sizeof(nccl.id));
 #ifdef USE_MPI
@@ -129,6 +129,7 @@ static inline void nccl_init(void) {
     size_t bytes = (comm.ranks + 1) * NCCL_HOST_BYTES;
     if (nccl.handle) return;
     assert(comm.on);
+    const char *phase = start_phase("communicator");
     device_start();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&nccl.stream, cudaStreamNonBlocking,
@@ -149,6 +150,7 @@ static inline void nccl_init(void) {
     nccl.own_bytes = before - min_size(before, nccl_free_bytes());
     thread_start(&nccl.thread, nccl_watch_thread, NULL, "that monitors collectives");
     watch_exit_hook = nccl_abort_at_exit;
+    start_phase(phase);
 }
 
 static inline const char *comm_library(void) {
@@ -337,12 +339,14 @@ static inline void nccl_split(int group) {
 
 static inline void comm_alloc(size_t bucket_bytes, int level, int group, bool narrow) {
     if (comm.ranks == 1) return;
+    const char *phase = start_phase("communicator");
     nccl_init();
     nccl_split(group);
     nccl.received_bytes = comm_received_bytes(bucket_bytes, group, level, narrow);
     if (nccl.received_bytes) nccl.received = (grad_t *)buffer_alloc(nccl.received_bytes, "gradients of other ranks");
     nccl_self_test(bucket_bytes); // in fp32, whose sums are exact
     nccl.narrow = narrow;
+    start_phase(phase);
 }
 
 static inline void comm_barrier(void); // comm.h

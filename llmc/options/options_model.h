@@ -269,6 +269,8 @@ static inline int options_exclusions(const Options *o) {
                "--zero-group %" PRId64 " does not divide %d ranks: it must be a divisor of the number of ranks, 2 or "
                "more, or 0 for one group",
                o->zero_group, options_ranks(o));
+    if (o->nvls && o->deterministic && (o->device || !ops_use_host_memory))
+        REFUSE(problems, "--nvls requires --no-deterministic: the sums of NVLink switches differ between runs");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
         REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
@@ -345,6 +347,7 @@ static inline void options_warn_unused(const Options *o) {
         {"measure-peak", o->measure_peak && on_cpu, "on a CPU, whose peak is always measured"},
         {"deterministic", !o->deterministic && on_cpu, "on a CPU, which is always deterministic"},
         {"sdpa-linear", o->sdpa_linear && on_cpu, "on a CPU"},
+        {"nvls", o->nvls && (on_cpu || options_ranks(o) == 1), "on a CPU or with one rank"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         if (rows[i].unused && options_given(o, rows[i].option))

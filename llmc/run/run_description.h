@@ -6,6 +6,7 @@ it.
 #define LLMC_RUN_DESCRIPTION_H
 #include "../base/host.h"
 #include "../base/revision.h"
+#include "../base/start_phases.h"
 #include "../comm/comm.h"
 #include "../data/data_identity.h"
 #include "../options/environment.h"
@@ -82,11 +83,23 @@ static inline void describe_machine(cJSON *json, const RunFacts *f) {
     describe_libraries(json, on_device ? driver : NULL);
 }
 
+static inline void describe_start(cJSON *json) {
+    start_phase("log");
+    cJSON *all = cJSON_AddArrayToObject(json, "start_phases");
+    for (int i = 0; i < start_phases.count - 1; i++) { // without this one
+        cJSON *phase = cJSON_CreateObject();
+        cJSON_AddStringToObject(phase, "name", start_phases.names[i]);
+        cJSON_AddNumberToObject(phase, "seconds", 1e-3 * round(1e3 * start_phases.seconds[i]));
+        CHECK(cJSON_AddItemToArray(all, phase), "out of memory for a JSON text");
+    }
+}
+
 // The caller deletes it.
 static inline cJSON *run_description(const RunFacts *f) {
     cJSON *json = cJSON_CreateObject();
     describe_run(json, f);
     describe_machine(json, f);
+    describe_start(json);
     return json;
 }
 #endif
