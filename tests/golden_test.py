@@ -34,13 +34,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "dev/reference"))
 import fixtures
 
-WORKSPACE = re.compile(r"^(  (?:workspace|total|\d) +)[\d.]+ MiB", re.M)
+WORKSPACE = re.compile(r"^(  (?:workspace|total|\d)) +[\d.]+ MiB", re.M)
 MACHINE = re.compile(r"^this machine has .*", re.M)
 
 
 def masked(command, text):
     text = MACHINE.sub("this machine has #", text)
-    return text if "--device" in command else WORKSPACE.sub(r"\1# MiB", text)
+    return text if "--device" in command else WORKSPACE.sub(r"\1 # MiB", text)
 
 
 def blocks(text):
