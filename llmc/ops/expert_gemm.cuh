@@ -7,9 +7,9 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
   kernels     FP8, and bf16 rows that can be read in packs: tensor cores, pieces of 128 x 128, 32 numbers of bf16 or 64
               of FP8 deep, three of them in shared memory (48 KiB, two blocks per multiprocessor): two are copied while
               one is multiplied; each of four warps computes 64 x 64. Otherwise gemm_plain_piece
-  limits      of a piece, in cycles: shared memory 384 (32 KiB read by the warps, 16 KiB copied to it, 128 bytes a cycle)
-              and tensor cores 512 (sm_80), 256 (sm_90) or 1024 (cards): at most 2/3 of the peak of sm_90. Warps of
-              64 x 32 read 48 KiB: 512 cycles. Wider ones have no registers: 64 x 64 sums are 128 per thread
+  limits      cycles of a piece: shared memory 384 (the warps read 32 KiB, 16 KiB are copied, 128 bytes a cycle); tensor
+              cores 512 on sm_80, 256 on sm_90, 2048 on GeForce: at most 2/3 of the peak of sm_90. Warps of 64 x 32 would
+              read 48 KiB: 512 cycles. Larger warp tiles do not fit: 64 x 64 sums take 128 registers of a thread
   FP8         all codes are contiguous along the sum, as mma.cuh requires: by weights those of the transposes, whose
               columns begin at a multiple of 16 for each expert (traffic.h). A fragment of 4 codes of FP8 has the place
               of 2 numbers of bf16: only mma_fp8 differs, and the scales at the store
@@ -21,6 +21,10 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
               (E/2 * 128 / R = 12.5% at 8,192 tokens, R = 65,536), but up to 127 E = 16,256 rows (25%) more of all
               activations are kept. Groups padded to the largest: the waste is that of the load, 100% if one expert has
               twice the mean.
+  open        cuDNN's MOE_GROUPED_MATMUL takes our `starts` on the device. 9.19 plans the forward for all devices, but
+              not dx, whose weight is not contiguous along the sum, and has no dw, which requires 9.22 (dev/BENCH.md).
+              CUTLASS's grouped GEMM also reads the rows on the device, but is a dependency to compile for each
+              architecture: second, after cuDNN
   numerics    products exact, sums in fp32 in the order of the rows, one rounding at the store: the same bits for any
               order of blocks. Tensor cores with native FP8 may keep fewer bits of the sums
 */
