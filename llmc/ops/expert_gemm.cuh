@@ -8,7 +8,7 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
               of FP8 deep, three of them in shared memory (48 KiB, two blocks per multiprocessor): two are copied while
               one is multiplied; each of four warps computes 64 x 64. Otherwise gemm_plain_piece
   limits      cycles of a piece: shared memory 384 (the warps read 32 KiB, 16 KiB are copied, 128 bytes a cycle); tensor
-              cores 512 on sm_80, 256 on sm_90, 2048 on GeForce: at most 2/3 of the peak of sm_90. Warps of 64 x 32 would
+              cores 512 on sm_80, 256 on sm_90, 2048 on cards: at most 2/3 of the peak of sm_90. Warps of 64 x 32 would
               read 48 KiB: 512 cycles. Larger warp tiles do not fit: 64 x 64 sums take 128 registers of a thread
   FP8         all codes are contiguous along the sum, as mma.cuh requires: by weights those of the transposes, whose
               columns begin at a multiple of 16 for each expert (traffic.h). A fragment of 4 codes of FP8 has the place
