@@ -68,6 +68,9 @@ static void traffic_exceptions(Traffic *t, const OpCase *c, bool backward) {
         if (!backward) t->y[1] = 2;
         else t->more = 3 * logits;
         break;
+    case OP_ROUTER_TOTALS: // reads where experts begin, not the choices
+        t->index = (d[2] + 1.0) / c->index_count;
+        break;
     case OP_EXPERT_GROUP: // reads the experts, which are a part of the index
         t->index = (double)product(d[0], d[3]) / c->index_count;
         break;
