@@ -63,12 +63,16 @@ static inline void attention_documents(int *list, const int *first_key, const in
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     (void)threads; // of the host
-    size_t bytes = attention_builtin_workspace_bytes(s);
+    const size_t built_in = attention_builtin_workspace_bytes(s);
+    size_t bytes = 0;
+    bool planned = false;
     for (int i = 0; i < attention_state.count; i++) {
         const AttentionPlan *p = &attention_state.plans[i];
-        if (attention_same_shape(p->shape, attention_planned(s))) bytes = max_size(bytes, attention_bytes(p));
+        if (!attention_same_shape(p->shape, attention_planned(s))) continue;
+        planned = true;
+        bytes = max_size(bytes, p->backward && !p->parts ? built_in : attention_bytes(p));
     }
-    return bytes;
+    return planned ? bytes : built_in;
 }
 
 // ---------------------------------------------------------------------------------------------------

@@ -159,7 +159,8 @@ static inline void print_predicted_step(const ModelPlan *plan, const Options *o,
     Options on = options_on(o, gpu);
     StepTimes t = predict_times(plan, &on), loose = predict_times_with(plan, on, (GemmType)on.gemm, false);
     printf("a step took %.4g ms; predicted: %.4g to %.4g ms", ms, t.fast, t.slow);
-    if (on.deterministic && t.fast > loose.fast)
+    AttentionShape shape = key_set(plan, 0, 0, plan->B, plan->T, 0).shape;
+    if (on.deterministic && predicted_attention(gpu, &on, shape, true) == BY_CUDNN)
         printf(", of which --deterministic costs %.3g to %.3g ms", t.fast - loose.fast, t.slow - loose.slow);
     printf("\n");
 }
