@@ -572,8 +572,12 @@ void exchange(const void *own, size_t bytes, void *all, Place place) {
     static char tables[2][1024][EXCHANGE_BYTES]; // in turn: a lane may be ahead of others by one exchange
     static unsigned char turns[1024];
     char(*table)[EXCHANGE_BYTES] = tables[turns[current]++ % 2] + current / 32 * 32;
-    memcpy(table[current % 32], own, bytes);
+    {
+        Unseen unseen; // registers are exchanged, not memory
+        memcpy(table[current % 32], own, bytes);
+    }
     warp(WarpOp::shfl, ~0u, 0, 0, 32, place);
+    Unseen unseen;
     for (int i = 0; i < 32; i++) memcpy((char *)all + (size_t)i * bytes, table[i], bytes);
 }
 
