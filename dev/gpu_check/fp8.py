@@ -61,9 +61,10 @@ def compare_losses(check, part, preset, attention, NKV, sizes, T):
     runs = Runs(check, "fp8", [*words.split(), "--train-data", check.corpus()], steps)
     losses = {}
     for gemm in ("bf16", "fp8", "fp8 --fp8-fast-accum"):
-        why = runs.train(gemm, "--gemm", *gemm.split())
-        losses[gemm] = [] if why else runs.losses(gemm)
-        runs.remove(gemm)
+        name = gemm.split(" --")[-1]
+        why = runs.train(name, "--gemm", *gemm.split())
+        losses[gemm] = [] if why else runs.losses(name)
+        runs.remove(name)
         part.check(f"{preset} trains for {steps} steps in {gemm}", losses[gemm], why)
         if not losses[gemm]:
             return None
