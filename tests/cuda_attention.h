@@ -199,7 +199,9 @@ static void check_attention_choice(const Case *c) {
                                           {"B200", 0, 16, 16, 64, true, {3, 8}, {4, 4}},
                                           {NULL, 0, 0, 0, 0, false, {0, 0}, {0, 0}}};
     const int *n = c->n, signals = n[1], units = 2;
+    const bool bf16 = sizeof(floatX) == 2;
     AttentionShape s;
+    if (n[4] == 2 && !bf16) return; // cuDNN refuses fp32
     memset(&s, 0, sizeof(s));
     s.B = 1, s.T = n[0], s.NQ = units * (signals + 1), s.NKV = units, s.D = s.DV = 16, s.scale = 1, s.window = n[2];
     s.q_head = s.k_head = s.v_head = s.o_head = s.D;
@@ -210,7 +212,6 @@ static void check_attention_choice(const Case *c) {
     attention_times = rows;
     attention_configure(use);
     attention_prepare(s, true, false);
-    const bool bf16 = sizeof(floatX) == 2;
     for (int i = 0; i < attention_state.count; i++)
         EXPECT(!bf16 || (attention_state.plans[i].parts == 0) == (n[6 + i] != 0), "plan %d: %d parts", i,
                attention_state.plans[i].parts);
