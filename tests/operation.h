@@ -24,7 +24,7 @@ typedef struct {
 // Rounding errors of a sum of `length` terms that several lanes share.
 static inline double error_of_sum(double length) { return 4 + length / 16 + 4 * sqrt(length); }
 // The same where a library adds them, perhaps sequentially: a random walk of steps that grow with the sum.
-static inline double error_of_product(double length) { return 8 + length; }
+static inline double error_of_product(double length) { return 12 + 1.5 * length; }
 
 // Part of a tensor: element (row, head, i) is at offset + row*ld + head*stride + i.
 typedef struct {
