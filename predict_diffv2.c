@@ -18,8 +18,8 @@ the CUDA program.
 
 void predicted_plan(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
                     int ranks, int zero, const Options *options) {
-    RunRanks of = {0, ranks, options->zero_group ? (int)options->zero_group : ranks, zero,
-                   options->reduce_dtype == REDUCE_BF16};
+    RunRanks of = options_run_ranks(options, 0, ranks);
+    of.zero = zero;
     recorded.options = options;
     recorded.device = device_peak_named(options->device);
     plan_build(plan, config, B, T, purpose, recompute, of);

@@ -969,7 +969,7 @@ static void run_plan(Run *run, const ModelConfig *config) {
         if (samples) predicted_plan(plan, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, ranks, zero, o);
         return;
     }
-    RunRanks of = {comm_rank(), ranks, options_group(o), zero, o->reduce_dtype == REDUCE_BF16};
+    RunRanks of = options_run_ranks(o, comm_rank(), ranks);
     model_plan(&run->model, config, B, T, purpose, (Recompute)o->recompute, of);
     if (samples) model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, of);
     if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());

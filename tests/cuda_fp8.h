@@ -88,7 +88,7 @@ static void test_fp8_experts(void) {
         expect_same_files(&d, "--recompute 2", "level0", "level2");
         run_in(&r, &d, cpu_trainer(), 0, "%s --gemm fp8 --dump-grads cpu", options);
         DumpDifference off = dump_difference(cpu, gpu);
-        // a few codes of fp32 numbers, whose sums have another order, differ by one
+        // a few codes of fp32 numbers, whose sums have another order, differ by one; 0.0032 was seen
         double most = cuda_fp32 ? 8e-3 : fp8_difference(3);
         EXPECT(off.gradients <= most && off.loss <= most / 8, "%s: gradients differ by %.3g, the loss by %.3g",
                shapes[i], off.gradients, off.loss);

@@ -316,10 +316,6 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
         return (first_of_lane ^ 4 * j) + (16 * i + 8 * upper) * J * 4;
     }
 
-    __device__ bool is_last(int step) const { // whether no earlier tile of keys adds to dQ
-        return ((const int *)(const void *)numbers(step))[BackwardRows<MAPS>::LOW] >= key0;
-    }
-
     // P of a step, to shared memory and as the operand of dV: P, or P1 - s P2. key: of this warp, in the tile
     __device__ void probabilities(unsigned (&p)[I][J / 2 / MAPS][4], BackwardStep step, int key) const {
         typedef BackwardRows<MAPS> Rows;

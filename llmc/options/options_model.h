@@ -19,9 +19,6 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 // Number of ranks of the run: those running, or those of --dry-run --ranks.
 static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
 
-// Of these, the ranks that share their state.
-static inline int options_group(const Options *o) { return o->zero_group ? (int)o->zero_group : options_ranks(o); }
-
 // Sets every option without a value to the value that follows from the others.
 static inline void options_derive(Options *o, int ranks) {
     const ModelConfig *preset = &presets[o->preset].model;
@@ -264,10 +261,10 @@ static inline int options_exclusions(const Options *o) {
                "--zero 3 does not support --%s, for which ranks compute different numbers of forwards: use --zero 2, "
                "or evaluate the checkpoints",
                o->sample_every ? "sample-every" : "eval-choices");
-    if (o->zero_group == 1 || options_ranks(o) % options_group(o))
+    if (o->zero_group == 1 || (o->zero_group && options_ranks(o) % o->zero_group))
         REFUSE(problems,
-               "--zero-group %" PRId64 " does not divide %d ranks: it must be a divisor of the number of ranks, 2 or "
-               "more, or 0 for one group",
+               "--zero-group %" PRId64 " does not divide the number of ranks, %d: it must be a divisor, 2 or more, or "
+               "0 for one group",
                o->zero_group, options_ranks(o));
     if (o->nvls && o->deterministic && (o->device || !ops_use_host_memory))
         REFUSE(problems, "--nvls requires --no-deterministic: the sums of NVLink switches differ between runs");

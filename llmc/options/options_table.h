@@ -13,6 +13,7 @@ To add an option, add a field to Options and a row to option_rows.
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
+#include "../model/sharding.h"
 #include "../base/common.h"
 #include "../model/presets.h"
 #include "../ops/ops.h"
@@ -126,6 +127,12 @@ static inline const char *sdpa_choice(int i) {
 
 typedef enum { REDUCE_FP32, REDUCE_BF16 } ReduceType;
 static inline const char *reduce_choice(int i) { return i == REDUCE_FP32 ? "fp32" : i == REDUCE_BF16 ? "bf16" : NULL; }
+
+// A rank of a run of so many, as the options divide its state.
+static inline RunRanks options_run_ranks(const Options *o, int rank, int ranks) {
+    int group = o->zero_group ? (int)o->zero_group : ranks;
+    return (RunRanks){rank, ranks, group, (int)o->zero, o->reduce_dtype == REDUCE_BF16};
+}
 
 // clang-format off
 #define FIELD(name) offsetof(Options, name)

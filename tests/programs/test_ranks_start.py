@@ -143,7 +143,7 @@ def test_start_phases(short):
 def test_groups_refused(short, ranks, group):
     """a --zero-group that does not divide the ranks is refused"""
     result = train_ranks(short / "run", ranks, f"--steps 2 --batch-size 2 --zero-group {group}")
-    result.one_line(USAGE, f"--zero-group {group} does not divide {ranks} ranks: it must be a divisor")
+    result.one_line(USAGE, f"--zero-group {group} does not divide the number of ranks, {ranks}: it must be a divisor")
     assert not (short / "run" / "run.json").exists()
 
 
