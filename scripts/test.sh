@@ -18,8 +18,9 @@
 #                    kernels and trainer, run by dev/cuda_on_cpu, in bf16, in fp32 and under the sanitizers. Requires
 #                    CUDA's headers
 #   CUDA tools       dev/gpu_check.sh with this emulation; the predictions of --dry-run --device
-#   compiled PTX     the operations on what nvcc compiles for sm_90 and sm_80, run by dev/ptx, and mistakes planted in
-#                    PTX; with --all also for sm_89, 100 and 120, and the layouts of wgmma against CuTe. Requires nvcc
+#   compiled PTX     the operations on what nvcc compiles for sm_90 or sm_80, in turn by revision, run by dev/ptx, and
+#                    mistakes planted in PTX; with --all for all architectures, and the layouts of wgmma against CuTe.
+#                    Requires nvcc
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
@@ -212,7 +213,7 @@ cuda=${CUDA:-/usr/local/cuda}
 has_cuda_headers() { [ -e "$cuda/include/cuda_runtime.h" ]; }
 has_nvcc() { [ -x "${NVCC:-$cuda/bin/nvcc}" ]; }
 oncpu() { # name, build directory, variables of make, "-", programs...: builds and runs them
-    local name=$1 directory=$2/oncpu variables=("BUILD=$2") program
+    local name=$1 directory=$2/oncpu variables=("BUILD=$2") program words=()
     shift 2
     while [ "$1" != - ]; do
         variables+=("$1")
@@ -224,9 +225,14 @@ oncpu() { # name, build directory, variables of make, "-", programs...: builds a
         return 1
     fi
     build "$name" "${variables[@]}" "${@/#/$directory/}" || return 1
+    # under sanitizers two cases take a quarter of the time
+    [ $all_tests = yes ] || [[ ${variables[*]} != *SANITIZE* ]] || words=("-many tiles")
     for program; do
-        # single_diffv2 is started by test_trainer
-        [ "$program" = single_diffv2 ] || run_script "$directory/$program"
+        case $program in
+        single_diffv2) ;; # test_trainer starts it
+        test_diffv2) run_script "$directory/$program" ${words[@]+"${words[@]}"} ;;
+        *) run_script "$directory/$program" ;;
+        esac
     done
 }
 oncpu_sanitized() { # name, sanitizers, build directory, programs...
@@ -271,6 +277,9 @@ check_registers() { # build directories
     fi
 }
 
+turn() { # a number that depends on the revision: what is not tested at this one is at another
+    echo $((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
+}
 compiled_ptx_of() { # architecture
     local program=build/ptx/sm_$1/test_diffv2
     # the stage CUDA operations detects accesses of the host to device memory, which takes half a minute
@@ -293,21 +302,22 @@ compiled_ptx() {
         skip "compiled PTX: no ${NVCC:-$cuda/bin/nvcc} (CUDA=DIRECTORY specifies another directory)"
         return
     fi
-    compiled_ptx_of 90
-    compiled_ptx_of 80
+    if [ $all_tests = yes ]; then
+        for arch in 80 89 90 100 120; do
+            compiled_ptx_of $arch
+        done
+    else # one architecture per revision
+        local archs=(90 80)
+        compiled_ptx_of "${archs[$(turn) % 2]}"
+    fi
     build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted build/ptx/sm_90a/planted90a \
         && run_script dev/ptx/test_translate.py build
-    [ $all_tests = yes ] || return
-    for arch in 89 100 120; do
-        compiled_ptx_of $arch
-    done
-    wgmma_layouts
+    [ $all_tests = no ] || wgmma_layouts
 }
 
 nvcc_one() { # one architecture and precision per revision
-    local turn archs=(80 89 90 100 120) precisions=(bf16 fp32) arch precision emulated
-    turn=$((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
-    arch=${archs[turn % 5]} precision=${precisions[turn / 5 % 2]}
+    local archs=(80 89 90 100 120) precisions=(bf16 fp32) arch precision emulated
+    arch=${archs[$(turn) % 5]} precision=${precisions[$(turn) / 5 % 2]}
     emulated=build
     [ "$precision" = bf16 ] || emulated=build/fp32
     build "the emulated trainer, $precision" BUILD=$emulated PRECISION="$precision" $emulated/oncpu/test_trainer \

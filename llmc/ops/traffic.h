@@ -201,10 +201,13 @@ static inline size_t router_totals_bytes(Routing r) {
 static inline size_t router_balance_bytes(size_t E, size_t count, bool master) {
     return E * FP32_BYTES + count * (master ? 2 * FP32_BYTES + FLOATX_BYTES : 2 * FLOATX_BYTES);
 }
-// Choices that a warp groups: at most 256 warps, whose counts fit the scratch memory with 1024 experts.
+// Choices that a warp groups: so many that the counts of all warps fit the scratch memory with 1024 experts.
+#ifndef EXPERT_GROUP_WARPS
+#define EXPERT_GROUP_WARPS 256
+#endif
 static inline size_t expert_group_rows(Routing r) {
-    enum { WARPS = 256, LANES = 32 };
-    return round_up(((size_t)r.N * (size_t)r.K + WARPS - 1) / WARPS, LANES);
+    const size_t warps = EXPERT_GROUP_WARPS, lanes = 32;
+    return round_up(((size_t)r.N * (size_t)r.K + warps - 1) / warps, lanes);
 }
 static inline size_t expert_group_bytes(Routing r) { return 3 * (size_t)r.N * (size_t)r.K * sizeof(int); }
 static inline size_t expert_gather_bytes(Routing r) {
