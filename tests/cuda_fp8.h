@@ -67,7 +67,7 @@ static void test_fp8_gradients(void) {
            "in %d of %d models all codes are those of the CPU", equal, ATTENTION_VARIANT_COUNT * CUDA_CASES);
 }
 
-// Gradients near the CPU trainer's, and the same bits with recomputation.
+// Gradients near the CPU trainer's, and the same bits with recomputation, where experts are in FP8.
 static void test_fp8_experts(void) {
     static const char *const shapes[] = {
         "--experts 5 --experts-active 3 --expert-ffn 24",
@@ -78,6 +78,9 @@ static void test_fp8_experts(void) {
     char options[2048], cpu[600], gpu[600];
     FORMAT(cpu, "%s/cpu", d.path);
     FORMAT(gpu, "%s/level0", d.path);
+#ifdef CUDA_ON_CPU
+    setenv("CUDA_ON_CPU_CAPABILITY", "89", 1);
+#endif
     for (int i = 0; i < 2; i++) {
         FORMAT(options, "--train-data data.bin %s %s",
                with_variant((int)(diff_v2 - attention_variants), ODD_SHAPE, 0).text, shapes[i]);
@@ -93,8 +96,45 @@ static void test_fp8_experts(void) {
         EXPECT(off.gradients <= most && off.loss <= most / 8, "%s: gradients differ by %.3g, the loss by %.3g",
                shapes[i], off.gradients, off.loss);
     }
+#ifdef CUDA_ON_CPU
+    unsetenv("CUDA_ON_CPU_CAPABILITY");
+#endif
     test_remove_directory(&d);
 }
+
+#ifdef CUDA_ON_CPU
+// In the bf16 build, experts are in FP8 where mma.sync is faster in it. The start prints and run.json records the type.
+static void test_fp8_experts_by_device(void) {
+    static const struct {
+        const char *capability, *experts, *type;
+    } cases[] = {{"89", "--experts 5 --experts-active 3 --expert-ffn 24", "fp8"},
+                 {"90", "--experts 5 --experts-active 3 --expert-ffn 24", "bf16"},
+                 {"100", "--experts 5 --experts-active 3 --expert-ffn 24", "bf16"},
+                 {"120", "--experts 5 --experts-active 3 --expert-ffn 24", "fp8"},
+                 {"90", "", NULL}};
+    enum { CASES = sizeof(cases) / sizeof(cases[0]) };
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    char first[40], type[40];
+    for (int i = 0; i < CASES; i++) {
+        bool bf16 = !cuda_fp32 && cases[i].type && strcmp(cases[i].type, "bf16") == 0;
+        setenv("CUDA_ON_CPU_CAPABILITY", cases[i].capability, 1);
+        run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " %s --gemm fp8 --steps 1 --out run%d", cases[i].experts, i);
+        unsetenv("CUDA_ON_CPU_CAPABILITY");
+        EXPECT((strstr(r.out, "--gemm fp8: experts compute in bf16, which is faster on this GPU\n") != NULL) == bf16,
+               "%s %s: %.300s", cases[i].capability, cases[i].experts, r.out);
+        FORMAT(type, "experts\":[[:space:]]*\"%s", bf16 ? "bf16" : "fp8");
+        run_command(&r, "grep '%s' '%s/run%d/run.json'", type, d.path, i);
+        EXPECT((r.status == 0) == (cases[i].type != NULL), "%s %s: %s", cases[i].capability, cases[i].experts, r.out);
+        FORMAT(first, "run%d/checkpoints", bf16 ? 1 : 0);
+        FORMAT(type, "run%d/checkpoints", i);
+        if (cases[i].type) expect_same_files(&d, "experts of one type on two GPUs", first, type);
+    }
+    run_command(&r, "cmp -s '%s'/run[01]/checkpoints/step_00000001/model.safetensors", d.path);
+    EXPECT((r.status == 0) == cuda_fp32, "the experts have the same numbers in FP8 and bf16");
+    test_remove_directory(&d);
+}
+#endif
 
 // The same bits with activation recomputation, in any order of threads, and in a resumed run.
 static void test_fp8_bits(void) {
@@ -191,6 +231,9 @@ static void test_fp8_choices(void) {
 static const CudaTest cuda_fp8_tests[] = {
     {BOTH_PRECISIONS, {"gradients of every variant in FP8 are near those of the CPU trainer", test_fp8_gradients}},
     {BOTH_PRECISIONS, {"experts in FP8 have the gradients of the CPU trainer", test_fp8_experts}},
+#ifdef CUDA_ON_CPU
+    {BOTH_PRECISIONS, {"experts compute in bf16 where FP8 is not faster", test_fp8_experts_by_device}},
+#endif
     {BF16_ALONE, {"FP8 does not depend on recomputation, the order of threads, or a restart", test_fp8_bits}},
 #ifdef CUDA_ON_CPU
     {BF16_ALONE, {"FP8 is refused by devices and libraries without it, in one line", test_fp8_errors}},

@@ -29,7 +29,8 @@ STEPS = [
     ("tiny", "diff_v2_gated_elem", ""),
     ("tiny", "xsa", "--gemm fp8 --window 8 --yoco"),
     ("moe-tiny", "diff_v2", "--shared-experts 1 --dense-layers 1 --window 8 --yoco"),
-    ("moe-tiny", "baseline", "--gemm fp8 --shared-experts 2"),
+    ("moe-tiny", "baseline", "--gemm fp8 --shared-experts 2"),  # experts in bf16
+    ("moe-tiny", "baseline", "--gemm fp8 --shared-experts 2", "L40S", "89"),  # in FP8
 ]
 MEMORY = [
     "--preset 124m --batch-size 4",
@@ -72,23 +73,25 @@ BUFFERS = [
 ]
 
 
-def run(words):
-    done = subprocess.run([str(w) for w in words], capture_output=True, text=True)
+def run(words, environment=None):
+    environment = {**os.environ, **(environment or {})}
+    done = subprocess.run([str(w) for w in words], env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{words}: status {done.returncode}: {done.stderr.strip()[-300:]}")
     return done.stdout
 
 
-def operations_of(bench, preset, variant, options):
+def operations_of(bench, preset, variant, options, device, capability):
     command = [*bench, "--tiny", *options, "profile", preset, variant, KV_HEADS, B, T]
-    records = [json.loads(line) for line in run(command).splitlines()]
+    emulated = {"CUDA_ON_CPU_NAME": f"NVIDIA {device}", "CUDA_ON_CPU_CAPABILITY": capability}
+    records = [json.loads(line) for line in run(command, emulated).splitlines()]
     return {r["case"]: r for r in records if r["case"] not in ("step", "outside")}
 
 
-def same_operations(trainer, bench, preset, variant, more):
+def same_operations(trainer, bench, preset, variant, more, device="H200", capability="90"):
     options = f"--preset {preset} --kv-heads {KV_HEADS} --attention {variant} --batch-size {B} --seq-len {T}"
-    prediction = predict(trainer, "H200", f"{options} {more}".split())
-    measured = operations_of(bench, preset, variant, more.split())
+    prediction = predict(trainer, device, f"{options} {more}".split())
+    measured = operations_of(bench, preset, variant, more.split(), device, capability)
     predicted = calls(prediction)
     made = {name: int(r["note"].split()[0]) for name, r in measured.items() if name != "buffer_upload"}
     if predicted != made:

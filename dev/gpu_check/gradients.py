@@ -47,10 +47,13 @@ def compare_gradients(check, part, variant, model, batch):
         [*check.commands[program], *words, *gemm, "--dump-grads", dumps[build]]
         for build, (program, *gemm) in programs.items()
     ]
-    for build, (status, text) in zip(programs, check.run_all(commands, 200)):
+    for build, (status, text) in zip(list(programs), check.run_all(commands, 200)):
         if status != 0:
             part.check(f"{variant}: the {build} build computes gradients", False, last_line(text))
             ok = False
+        if build == "fp8" and "experts compute in bf16" in text:
+            part.fact(f"{variant}: no gradients in fp8", "experts compute in bf16 on this GPU, in fp8 on the CPU")
+            programs.pop("fp8")
     for build in [b for b in programs if not b.startswith("CPU")] if ok else ():
         reference = dumps["CPU in fp8" if build == "fp8" else "CPU"]
         wrong, note, worst = gradient_comparison.compare(reference, dumps[build], variant, build)

@@ -53,6 +53,13 @@ static const char *const peak_source_names[] = {
 };
 
 typedef enum { AMPERE, CARD, HOPPER, BLACKWELL, DEVICE_GENERATIONS } DeviceGeneration;
+// Whether mma.sync multiplies FP8 faster than bf16 (mma.cuh). If not, products of experts (expert_gemm.cuh) stay in
+// bf16 with --gemm fp8.
+static const bool generation_mma_fp8[DEVICE_GENERATIONS] = {false, true, false, false};
+static inline DeviceGeneration device_generation(int major, int minor) { // of a compute capability
+    if (major == 8) return minor ? CARD : AMPERE;
+    return major == 9 ? HOPPER : major == 10 || major == 11 ? BLACKWELL : CARD;
+}
 typedef struct {
     const char *name;
     int multiprocessors; // 0: any, if the document does not state it

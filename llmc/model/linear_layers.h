@@ -34,6 +34,14 @@ static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind, int l)
     return w;
 }
 
+static inline bool linear_of_experts(LinearKind kind) {
+    return kind == LINEAR_EXPERT_GATE_UP || kind == LINEAR_EXPERT_DOWN;
+}
+// Whether --gemm fp8 leaves it out.
+static inline bool linear_plain(LinearKind kind) {
+    return kind == LINEAR_HEAD || (linear_of_experts(kind) && !linear_experts_in_fp8());
+}
+
 // maxima [L][LINEAR_BLOCK_COUNT][2], then with YOCO [2], of x and of dy; NULL: not kept
 static inline size_t linear_max_count(const ModelPlan *plan) {
     return ((size_t)plan->config.L * LINEAR_BLOCK_COUNT + plan->config.yoco) * 2;
@@ -42,14 +50,11 @@ static inline size_t linear_max_count(const ModelPlan *plan) {
 static inline absmax_t *linear_max(const ModelPlan *plan, absmax_t *maxima, LinearKind kind, int l, int gradient) {
     if (kind == LINEAR_EXPERT_GATE_UP && !gradient) kind = LINEAR_GATE_UP;
     if (kind == LINEAR_EXPERT_DOWN && gradient) kind = LINEAR_DOWN;
-    bool kept = maxima && kind != LINEAR_HEAD && l >= 0 && l < plan->config.L;
+    bool kept = maxima && !linear_plain(kind) && l >= 0 && l < plan->config.L;
     int at = kind == LINEAR_KV ? plan->config.L * LINEAR_BLOCK_COUNT : l * LINEAR_BLOCK_COUNT + (int)kind;
     return kept ? maxima + 2 * at + gradient : NULL;
 }
 
-static inline bool linear_of_experts(LinearKind kind) {
-    return kind == LINEAR_EXPERT_GATE_UP || kind == LINEAR_EXPERT_DOWN;
-}
 // How many of it a layer has.
 static inline int linear_count(const ModelPlan *plan, LinearKind kind) {
     return linear_of_experts(kind) ? plan->config.E : 1;
@@ -57,7 +62,7 @@ static inline int linear_count(const ModelPlan *plan, LinearKind kind) {
 
 // Bytes of the rounded copy of one; 0: its operands are not rounded.
 static inline size_t linear_rounded_bytes(Linear w, LinearKind kind) {
-    return linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD);
+    return linear_copy_bytes(w.IC, w.OC, linear_plain(kind));
 }
 
 // Layers whose copies exist at a time.

@@ -22,7 +22,7 @@ linear.cuh: a linear layer without bias whose operands are rounded as --gemm say
 
 static inline bool linear_native(void) { return true; }
 static GemmType linear_type;
-static bool linear_fast_sums;
+static bool linear_fast_sums, linear_fp8_experts;
 
 static inline void linear_accumulate_fast(bool fast) { linear_fast_sums = fast; }
 
@@ -31,6 +31,7 @@ static inline const char *linear_configure(GemmType type) {
     int count = 0, index = 0;
     cudaDeviceProp facts;
     linear_type = type;
+    linear_fp8_experts = true;
     if (type != GEMM_FP8) return NULL;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) { // a dry run without a device
         cudaGetLastError();
@@ -38,15 +39,18 @@ static inline const char *linear_configure(GemmType type) {
     }
     CUDA_CHECK(cudaGetDevice(&index));
     CUDA_CHECK(cudaGetDeviceProperties(&facts, index));
+    if (sizeof(floatX) == 2) // in fp32 experts have no tensor cores
+        linear_fp8_experts = generation_mma_fp8[device_generation(facts.major, facts.minor)];
     if (10 * facts.major + facts.minor >= 89) return NULL;
     FORMAT(text, "requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); %.250s has %d.%d",
            facts.name, facts.major, facts.minor);
     return text;
 }
 static inline bool linear_in_fp8(void) { return linear_type == GEMM_FP8; }
+static inline bool linear_experts_in_fp8(void) { return linear_in_fp8() && linear_fp8_experts; }
 
-static inline size_t linear_copy_bytes(int IC, int OC, bool head) {
-    return linear_in_fp8() && !head ? fp8_copy_bytes(IC, OC) : 0;
+static inline size_t linear_copy_bytes(int IC, int OC, bool plain) {
+    return linear_in_fp8() && !plain ? fp8_copy_bytes(IC, OC) : 0;
 }
 static inline size_t linear_workspace_bytes(int N, int IC, int OC) {
     return linear_in_fp8() ? fp8_workspace_bytes(N, IC, OC) : 0;

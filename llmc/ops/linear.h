@@ -37,7 +37,8 @@ static inline const char *linear_configure(GemmType type) {
 // Whether the CPU multiplies rounded numbers faster than fp32.
 static inline bool linear_native(void) { return linear_storage != STORE_FP32; }
 static inline bool linear_in_fp8(void) { return linear_type == GEMM_FP8; }
-static inline void linear_accumulate_fast(bool fast) { (void)fast; } // refused on a CPU
+static inline bool linear_experts_in_fp8(void) { return linear_in_fp8(); } // for the numerics, not the speed
+static inline void linear_accumulate_fast(bool fast) { (void)fast; }       // refused on a CPU
 
 // Products sum over the columns of a matrix, or over its rows. Tiles serve one of these; rows of numbers serve both.
 typedef enum { OVER_COLUMNS = 1, OVER_ROWS = 2, OVER_BOTH = 3 } LinearUse;
@@ -69,8 +70,8 @@ static inline bf16_t *rounded_tiles(Rounded r, LinearUse use) {
     return r.use & use ? (bf16_t *)(void *)(r.memory + LINEAR_HEADER + at) : NULL;
 }
 
-static inline size_t linear_copy_bytes(int IC, int OC, bool head) {
-    return linear_type == GEMM_FP32 || (head && linear_type == GEMM_FP8) ? 0 : rounded_bytes(OC, IC, OVER_BOTH);
+static inline size_t linear_copy_bytes(int IC, int OC, bool plain) {
+    return linear_type == GEMM_FP32 || (plain && linear_type == GEMM_FP8) ? 0 : rounded_bytes(OC, IC, OVER_BOTH);
 }
 static inline size_t linear_workspace_bytes(int N, int IC, int OC) {
     return linear_type == GEMM_FP32 ? 0 : rounded_bytes(N, IC, OVER_ROWS) + rounded_bytes(N, OC, OVER_BOTH);

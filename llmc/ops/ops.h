@@ -79,11 +79,12 @@ static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N);
 static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, Linear w, int N,
                                    bool add); // dx =; dweight =, or with add +=
 static inline void linear_copy_weight(Linear w);
-static inline size_t linear_copy_bytes(int IC, int OC, bool head);  // head: of the LM head, which FP8 leaves out
+static inline size_t linear_copy_bytes(int IC, int OC, bool plain); // plain: of a layer that FP8 leaves out
 static inline size_t linear_workspace_bytes(int N, int IC, int OC); // for the forward, the backward and the copy
 // Selects the type; called once, before the functions above. Returns NULL, or the reason why it is not supported.
 static inline const char *linear_configure(GemmType type);
 static inline bool linear_in_fp8(void);
+static inline bool linear_experts_in_fp8(void); // on GPUs where their product in FP8 is not faster, FP8 leaves them out
 // Whether the forward in FP8 leaves its sums in the tensor cores, with fewer bits than fp32; not products of experts.
 static inline void linear_accumulate_fast(bool fast);
 

@@ -63,7 +63,7 @@ static const Assumption assumptions[ASSUMPTION_COUNT] = {
     {"products of experts", "of peak", {0.40, 0.45, 0.30, 0.10}, {0.60, 0.65, 0.55, 0.20},
         "mma.sync without wgmma and tcgen05, limits of expert_gemm.cuh: at most 0.67 on Hopper; estimated"},
     {"products of experts in FP8", "of the rate in bf16", {0.85, 1.5, 0.7, 0.7}, {1.15, 1.9, 1.0, 1.0},
-        "native on cards, converted to fp16 on Hopper and Blackwell (mma.cuh); estimated"},
+        "native on cards; converted to fp16 on Hopper and Blackwell (mma.cuh), which use bf16 instead; estimated"},
     {"step of a block that groups tokens by expert", "us", {0.7, 0.7, 0.7, 0.7}, {0.3, 0.3, 0.3, 0.3},
         "latency of memory, votes and a barrier; estimated"},
     {"attention forward, long sequences", "of peak", {0.56, 0.62, 0.63, 0.54}, {0.70, 0.76, 0.71, 0.68},

@@ -172,7 +172,9 @@ static inline void print_prediction(const ModelPlan *plan, const Options *o) {
     const DevicePeak *d = plan->device;
     char low[32], high[32];
     char fp8[64] = "";
-    if (plan->fp8) FORMAT(fp8, ", blocks fp8 (%.1f TFLOP/s)", device_fp8_tflops(d));
+    if (plan->fp8)
+        FORMAT(fp8, ", blocks fp8 (%.1f TFLOP/s)%s", device_fp8_tflops(d),
+               plan->config.E && !generation_mma_fp8[d->generation] ? ", experts bf16" : "");
     printf("expected step on %s (%.1f TFLOP/s, %.0f GB/s), bf16%s: from assumed rates, not measured\n", d->name,
            d->tflops, d->memory_gbs, fp8);
     print_prediction_classes(&r);

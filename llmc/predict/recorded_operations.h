@@ -117,8 +117,11 @@ static inline void comm_gather(void *all, const void *mine, size_t bytes) { mems
 
 static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return gpu_logit_rows(row_bytes); }
 static inline bool linear_in_fp8(void) { return recorded.options->gemm == GEMM_FP8; }
-static inline size_t linear_copy_bytes(int IC, int OC, bool head) {
-    return linear_in_fp8() && !head ? fp8_copy_bytes(IC, OC) : 0;
+static inline bool linear_experts_in_fp8(void) {
+    return linear_in_fp8() && generation_mma_fp8[recorded.device->generation];
+}
+static inline size_t linear_copy_bytes(int IC, int OC, bool plain) {
+    return linear_in_fp8() && !plain ? fp8_copy_bytes(IC, OC) : 0;
 }
 static inline size_t linear_workspace_bytes(int N, int IC, int OC) { return fp8_workspace_bytes(N, IC, OC); }
 static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, int OC) {

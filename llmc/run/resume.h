@@ -76,6 +76,8 @@ static inline void start_configure_operations(Options *o) {
                 "--gemm %s: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
                 "its speed\n",
                 gemm_choice(o->gemm));
+    if (o->gemm == GEMM_FP8 && o->model.E && !o->device && !linear_experts_in_fp8())
+        fprintf(options_notes(o), "--gemm fp8: experts compute in bf16, which is faster on this GPU\n");
 }
 
 // Refuses a run directory as --init, with the name of its newest checkpoint.

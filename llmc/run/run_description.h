@@ -46,10 +46,13 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON_AddStringToObject(json, "revision", source_revision());
 }
 
-static inline void describe_libraries(cJSON *json, const char *driver) {
+static inline void describe_libraries(cJSON *json, const Options *o, const char *driver) {
     char text[32];
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
+    bool as_others = o->gemm != GEMM_FP8 || linear_experts_in_fp8();
+    if (o->model.E)
+        cJSON_AddStringToObject(libraries, "experts", gemm_choice(as_others ? (int)o->gemm : (int)GEMM_BF16));
     if (matmul_choices()) json_add(libraries, "gemm_choices", cJSON_Duplicate(matmul_choices(), true));
     if (attention_backend()) cJSON_AddStringToObject(libraries, "attention", attention_backend());
     if (driver) cJSON_AddStringToObject(libraries, "cuda", driver);
@@ -80,7 +83,7 @@ static inline void describe_machine(cJSON *json, const RunFacts *f) {
     cJSON_AddNumberToObject(peak, "gflops", f->peak.gflops);
     cJSON_AddStringToObject(peak, "from", f->peak.from);
     cJSON_AddNumberToObject(json, "ranks", comm_ranks());
-    describe_libraries(json, on_device ? driver : NULL);
+    describe_libraries(json, f->options, on_device ? driver : NULL);
 }
 
 static inline void describe_start(cJSON *json) {
