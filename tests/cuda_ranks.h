@@ -341,7 +341,8 @@ static void test_ranks_refused(void) {
         {2, 1, "CUDA_ON_CPU_NAME='NVIDIA A100-SXM4-40GB MIG 1g.5gb'", "",
          "would share one GPU: start at most one process per GPU, also with MIG slices"},
         {2, 1, "CUDA_ON_CPU_NCCL_INIT='Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000'", "",
-         "(ncclCommInitRank(&handle, comm.ranks, nccl.id, comm.rank)): Duplicate GPU detected : rank 1 and rank 0 both "
+         "(ncclCommInitRank(handle, comm.ranks, nccl.ids[0], comm.rank)): Duplicate GPU detected : rank 1 and rank 0 "
+         "both "
          "on CUDA device 1b000 ; NCCL_DEBUG=WARN"},
         {2, 1, "CUDA_ON_CPU_NCCL_INIT=\"Cuda failure 2 'out of memory'\"", "",
          "out of device memory: cannot allocate memory for NCCL"},
@@ -468,18 +469,37 @@ static void test_ranks_gemm_choices(void) {
     test_remove_directory(&d);
 }
 
+// Five ranks have roots 0 and 3. --nvls alone decides what NCCL gets.
+static void test_ranks_roots(void) {
+    static const struct {
+        int ranks, roots;
+        const char *options, *nvls;
+    } cases[] = {{5, 2, "", "0"}, {3, 1, "--nvls --no-deterministic", "2"}, {2, 1, "", "0"}};
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    for (int i = 0; i < 3; i++) {
+        int ranks = cases[i].ranks;
+        run_ranks(&r, &d, ranks, "NCCL_NVLS_ENABLE=1 CUDA_ON_CPU_NCCL_JOINS=joins", 0,
+                  TRAIN_RANKS " --batch-size 2 --total-batch %d --steps 1 %s", 14 * ranks, cases[i].options);
+        run_command(&r, "cd '%s' && grep -cx '%d ids, NCCL_NVLS_ENABLE=%s' joins && rm joins", d.path, cases[i].roots,
+                    cases[i].nvls);
+        EXPECT(atoi(r.out) == ranks, "%d ranks: %s of them join by %d roots", ranks, r.out, cases[i].roots);
+    }
+    test_remove_directory(&d);
+}
+
 #ifdef USE_MPI
 static void test_mpirun(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     char options[600];
-    FORMAT(options, TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 2 --zero 1");
-    run_ranks(&r, &d, 2, "", 0, "%s --out by_srun", options);
+    FORMAT(options, TRAIN_RANKS " --batch-size 2 --total-batch 56 --steps 2 --zero 1");
+    run_ranks(&r, &d, 4, "", 0, "%s --out by_srun", options);
     run_command(&r,
                 "cd '%s' && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
                 "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none "
-                "CUDA_ON_CPU_DEVICES=2 BUCKET=1024 OMP_NUM_THREADS=1 && mpirun -q -n 2 %s %s --threads 1 --out "
-                "by_mpirun && mpirun -q -n 2 %s --help",
+                "CUDA_ON_CPU_DEVICES=4 CUDA_ON_CPU_NCCL_JOINS=joins BUCKET=1024 OMP_NUM_THREADS=1 && mpirun -q -n 4 "
+                "%s %s --threads 1 --out by_mpirun && [ $(grep -c '^2 ids' joins) = 4 ] && mpirun -q -n 2 %s --help",
                 d.path, device_trainer(), options, device_trainer());
     EXPECT(r.status == 0 && strstr(r.out, "Usage") && strstr(r.out, "NCCL 2."), "status %d, %.400s", r.status, r.err);
     expect_same_state(&d, 2, "by_srun", "by_mpirun", true);
@@ -541,6 +561,7 @@ static const CudaTest cuda_ranks_tests[] = {
     {BF16_ALONE, {"the result of an aborted collective is not used", test_ranks_aborted_collective}},
     {BF16_ALONE, {"an error of a device or of NCCL during a run prints one line", test_ranks_device_errors}},
     {BF16_ALONE, {"ranks that cannot start print one line", test_ranks_refused}},
+    {BF16_ALONE, {"several roots join many ranks, and NCCL gets what --nvls says", test_ranks_roots}},
     {BF16_ALONE, {"all ranks use the algorithms that --tune-gemm has chosen on rank 0", test_ranks_gemm_choices}},
 #ifdef USE_MPI
     {BF16_ALONE, {"mpirun and srun start the same run", test_mpirun}},

@@ -35,7 +35,7 @@ static void group_live(const RankGroup *c, int rank, void (*act)(int), int which
     l.rank = comm.rank = rank, l.ranks = comm.ranks = c->ranks;
     setenv("SLURM_JOB_ID", "17", 1), setenv("SLURM_STEP_ID", "0", 1), setenv("SLURM_RESTART_COUNT", c->restart, 1);
     if (rank == 0) memcpy(payload, group_payload, sizeof(payload));
-    launch_connect(&l, &start, payload, sizeof(payload));
+    launch_connect(&l, &start, payload, sizeof(payload), 1);
     watch_timeout(1.5);
     CHECK(memcmp(payload, group_payload, sizeof(payload)) == 0, "rank %d did not get what rank 0 gives", rank);
     if (rank == 0) free(watch_await_ranks(launch_limit(&start, c->ranks)));

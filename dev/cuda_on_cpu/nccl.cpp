@@ -14,8 +14,13 @@ Errors, as in NCCL: two ranks on one GPU or on slices of one; an invalid or dest
 error. CUDA_ON_CPU_NCCL_INIT=TEXT: ncclCommInitRank fails, with TEXT as the last error.
 CUDA_ON_CPU_NCCL_ASYNC=RANK:NUMBER:TEXT: the collectives of this rank do not end from that number on, and TEXT is the
 error of the communicator.
+
+CUDA_ON_CPU_NCCL_JOINS=FILE: a rank that joins the others appends a line with the number of ids and NCCL_NVLS_ENABLE.
+The ids of several roots must be in the order of the ranks and from the first one of each part: with others NCCL does
+not start, or slowly.
 */
 #include "internal.h"
+#include <algorithm>
 #include <atomic>
 #include <fcntl.h>
 #include <string>
@@ -39,7 +44,8 @@ struct Call {
     int detail; // root or operation
 };
 struct Shared {
-    std::atomic<int> ranks_here, gpu[largest_ranks];
+    std::atomic<int> ranks_here, gpu[largest_ranks], pid[largest_ranks];
+    std::atomic<size_t> ids[largest_ranks];                          // a hash
     std::atomic<uint64_t> sent[largest_ranks], taken[largest_ranks]; // collectives
     Call calls[slots][largest_ranks];
     struct {
@@ -163,6 +169,44 @@ ncclResult_t refuse_shared_gpu(const Shared *s, int ranks, int mine) {
     return ncclSuccess;
 }
 
+// Whether the ids are those of all ranks, each from the first rank of its part.
+void check_ids(const char *call, const Shared *s, int ranks, int count, const ncclUniqueId *ids) {
+    for (int r = 0; r < ranks; r++)
+        if (s->ids[r] != s->ids[0]) fail("%s: rank %d has other ids than rank 0", call, r);
+    for (int p = 0; p < count && count > 1; p++) {
+        int first = p * (ranks / count) + std::min(p, ranks % count), pid = 0;
+        if (sscanf(ids[p].internal, "/proc/%d/", &pid) != 1 || pid != s->pid[first])
+            fail("%s: id %d is not from rank %d", call, p, first);
+    }
+}
+
+ncclResult_t join(const char *call, ncclComm_t *comm, int ranks, int rank, int count, const ncclUniqueId *ids) {
+    if (getenv("CUDA_ON_CPU_NCCL_INIT")) { // a planned error: its text, with a newline as NCCL's texts have
+        std::string text = getenv("CUDA_ON_CPU_NCCL_INIT");
+        return fails(text.find("Cuda failure") == 0 ? ncclUnhandledCudaError : ncclInvalidUsage, text);
+    }
+    if (enter(call) != cudaSuccess) return ncclUnhandledCudaError;
+    if (ranks < 1 || ranks > largest_ranks || rank < 0 || rank >= ranks) return ncclInvalidArgument;
+    int fd = open(ids[0].internal, O_RDWR | O_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)total_bytes(ranks))) return ncclSystemError;
+    void *p = mmap(nullptr, total_bytes(ranks), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (p == MAP_FAILED) return ncclSystemError;
+    Shared *shared = (Shared *)p;
+    shared->gpu[rank] = device_identity(current_device()).bus + 1;
+    shared->pid[rank] = (int)getpid();
+    shared->ids[rank] = std::hash<std::string>{}(std::string((const char *)ids, (size_t)count * sizeof(*ids)));
+    ++shared->ranks_here;
+    while (shared->ranks_here < ranks) usleep(1000);
+    check_ids(call, shared, ranks, count, ids);
+    const char *path = getenv("CUDA_ON_CPU_NCCL_JOINS"), *nvls = getenv("NCCL_NVLS_ENABLE");
+    FILE *f = path ? fopen(path, "a") : nullptr;
+    if (f) fprintf(f, "%d ids, NCCL_NVLS_ENABLE=%s\n", count, nvls ? nvls : ""), fclose(f);
+    static auto *made = new std::vector<ncclComm_t>; // they stay, so that the use of one that has ended is refused
+    made->push_back(*comm = new ncclComm{rank, ranks, 0, 0, shared, {false}, {false}, {ncclSuccess}});
+    return refuse_shared_gpu(shared, ranks, rank);
+}
+
 } // namespace
 
 // The sends and receives of a group, which must be an exchange of equal pieces of one buffer among all ranks.
@@ -199,24 +243,15 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     return ncclSuccess;
 }
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
-    if (getenv("CUDA_ON_CPU_NCCL_INIT")) { // a planned error: its text, with a newline as NCCL's texts have
-        std::string text = getenv("CUDA_ON_CPU_NCCL_INIT");
-        return fails(text.find("Cuda failure") == 0 ? ncclUnhandledCudaError : ncclInvalidUsage, text);
-    }
-    if (enter("ncclCommInitRank") != cudaSuccess) return ncclUnhandledCudaError;
-    if (ranks < 1 || ranks > largest_ranks || rank < 0 || rank >= ranks) return ncclInvalidArgument;
-    int fd = open(id.internal, O_RDWR | O_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, (off_t)total_bytes(ranks))) return ncclSystemError;
-    void *p = mmap(nullptr, total_bytes(ranks), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    if (p == MAP_FAILED) return ncclSystemError;
-    Shared *shared = (Shared *)p;
-    shared->gpu[rank] = device_identity(current_device()).bus + 1;
-    ++shared->ranks_here;
-    while (shared->ranks_here < ranks) usleep(1000);
-    static auto *made = new std::vector<ncclComm_t>; // they stay, so that the use of one that has ended is refused
-    made->push_back(*comm = new ncclComm{rank, ranks, 0, 0, shared, {false}, {false}, {ncclSuccess}});
-    return refuse_shared_gpu(shared, ranks, rank);
+    return join("ncclCommInitRank", comm, ranks, rank, 1, &id);
+}
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int ranks, int rank, int count, ncclUniqueId *ids,
+                                      ncclConfig_t *config) {
+    if (config) fail("ncclCommInitRankScalable: a configuration is not stood in for");
+    if (count < 1 || count > ranks)
+        return fails(ncclInvalidArgument, "improper usage of ncclCommInitRank: nId = " + std::to_string(count) +
+                                              ", nranks=" + std::to_string(ranks));
+    return join("ncclCommInitRankScalable", comm, ranks, rank, count, ids);
 }
 // The ranks of a color, in the order of their keys; the first one's memory is that of the new communicator.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config) {

@@ -529,6 +529,17 @@ static void test_nccl_shared_gpu(void) {
     expect_two_ranks("1", "A GPU MIG 1g.5gb", ncclInvalidUsage);
 }
 
+static void test_nccl_roots(void) {
+    ncclUniqueId ids[2];
+    ncclComm_t comm = nullptr;
+    ncclGetUniqueId(&ids[0]);
+    ncclGetUniqueId(&ids[1]);
+    expect_nccl(ncclCommInitRankScalable(&comm, 1, 0, 0, ids, nullptr), ncclInvalidArgument, "nId = 0, nranks=1\n");
+    expect_nccl(ncclCommInitRankScalable(&comm, 1, 0, 2, ids, nullptr), ncclInvalidArgument, "nId = 2, nranks=1\n");
+    expect_nccl(ncclCommInitRankScalable(&comm, 1, 0, 1, ids, nullptr), ncclSuccess, "");
+    expect_nccl(ncclCommDestroy(comm), ncclSuccess, "");
+}
+
 static void test_nccl_failed_collective(void) {
     float *x = device_array<float>(2), host = 0;
     ncclUniqueId id;
@@ -630,6 +641,7 @@ static const Test tests[] = {
     {"a thread has the first visible device until it selects another", test_default_device},
 #ifdef USE_NCCL
     {"two ranks on one GPU, or on two slices of one, are an error of NCCL", test_nccl_shared_gpu},
+    {"ranks cannot join by more roots than there are ranks, or none", test_nccl_roots},
     {"a collective that fails has its error, and an abort ends it", test_nccl_failed_collective},
 #endif
 };

@@ -10,16 +10,19 @@ comm_launch.h: detection of the launcher, this process's rank, and the rendezvou
                                    launch_limit() the process ends with a line. Ranks on one machine use shared memory,
                                    so that MPI opens no port
   Launch launch_by_slurm(count)    from the variables that srun sets, without MPI
-  void   launch_connect(l, start, data, bytes)
-                                   all ranks get rank 0's `data`, then open the directory of their states (watchdog.h)
+  int    launch_root(part, ranks, parts)
+                                   the first rank of a part, when the ranks are divided into equal parts
+  void   launch_connect(l, start, data, bytes, parts)
+                                   data [parts][bytes]: all ranks get each part from its root, then open the directory
+                                   of their states (watchdog.h)
 
 The directory is ranks.IDENTITY in --rendezvous or --out, of mode 0700. Rank 0 creates it.
-  MPI       draws a random identity and broadcasts the path and the data. Without --rendezvous and --out the directory
-            is in TMPDIR or /tmp, which serves one machine.
-  srun      The identity is cluster, job, step and restart, so that a file of another start is never read. Rank 0 writes
-            the data to `start`, of mode 0600, which the others wait for. It appears whole, by a rename. They open its
-            parent before each look, which makes a network file system ask the server (llm.c waits for such a file too;
-            there it has one name for all starts).
+  MPI       Rank 0 draws a random identity and broadcasts the path; the roots broadcast their data. Without --rendezvous
+            and --out the directory is in TMPDIR or /tmp, which serves one machine.
+  srun      The identity is cluster, job, step and restart, so that a file of another start is never read. Each other
+            root writes its data to `root.RANK`, and rank 0 all of them to `start`, which the others wait for. Files
+            have mode 0600 and appear whole, by a rename. Ranks open the parent before each look, which makes a network
+            file system ask the server (llm.c waits for such a file too; there it has one name for all starts).
 */
 // clang-format on
 #ifndef LLMC_COMM_LAUNCH_H
@@ -93,6 +96,10 @@ static inline void launch_make_parent(const char *parent) {
 // Seconds that a start may take.
 static inline double launch_limit(const CommStart *start, int ranks) { return start->timeout + ranks / 10.0; }
 
+static inline int launch_root(int part, int ranks, int parts) {
+    return part * (ranks / parts) + min_int(part, ranks % parts);
+}
+
 #ifdef USE_MPI
 #define MPI_OK(call) CHECK((call) == MPI_SUCCESS, "rank %d: MPI failed: %s", comm.rank, #call)
 
@@ -139,7 +146,7 @@ static inline bool launch_make_directory(const char *parent, char *path) {
     return mkdtemp(made) && realpath(made, path); // the ranks may have other working directories
 }
 
-static inline void launch_connect_by_mpi(const CommStart *start, char *path, void *data, size_t bytes) {
+static inline void launch_connect_by_mpi(const CommStart *start, char *path, char *data, size_t bytes, int parts) {
     const char *temporary = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
     if (comm.rank == 0) {
         struct stat st; // a file in the place of --out: the options are refused later
@@ -150,7 +157,8 @@ static inline void launch_connect_by_mpi(const CommStart *start, char *path, voi
               start->directory ? start->directory : temporary, strerror(errno));
     }
     MPI_OK(MPI_Bcast(path, PATH_SIZE, MPI_BYTE, 0, MPI_COMM_WORLD));
-    if (bytes) MPI_OK(MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD));
+    for (int p = 0; p < parts && bytes; p++)
+        MPI_OK(MPI_Bcast(data + p * bytes, (int)bytes, MPI_BYTE, launch_root(p, comm.ranks, parts), MPI_COMM_WORLD));
     int failed = access(path, R_OK | W_OK | X_OK) == 0 ? comm.ranks : comm.rank, first = 0;
     MPI_OK(MPI_Allreduce(&failed, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD));
     CHECK(first != comm.rank, "rank %d on %s cannot open %s: --rendezvous selects a directory that all machines share",
@@ -206,44 +214,63 @@ static inline void launch_warn_of_variables(void) {
                  unused[i]);
 }
 
-static inline void launch_write_start(const char *path, const CommStart *start, const void *data, size_t bytes) {
-    char file[PATH_SIZE], made[PATH_SIZE];
-    launch_warn_of_variables();
-    launch_make_parent(start->directory);
-    CHECK(mkdir(path, 0700) == 0, "cannot create %s: %s%s", path, strerror(errno),
-          errno == EEXIST ? "; another start has the same job, step and restart" : "");
-    FORMAT(file, "%s/start", path);
-    FORMAT(made, "%s/start.new", path);
-    int fd = open(made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600), number = comm.ranks;
-    CHECK(fd >= 0, "cannot create %s: %s", made, strerror(errno));
+// Opens a file, and waits for rank `writer` to make it, or the directory of one that is created here.
+static inline int launch_open(const char *file, int flags, const CommStart *start, int writer) {
+    double limit = launch_limit(start, comm.ranks), until = now_seconds() + limit;
+    int fd;
+    while ((fd = open(file, flags | O_CLOEXEC, 0600)) < 0) {
+        CHECK(errno == ENOENT || !(flags & O_CREAT), "cannot create %s: %s", file, strerror(errno));
+        DIR *parent = opendir(start->directory);
+        if (parent) closedir(parent);
+        CHECK(
+            now_seconds() < until,
+            "rank %d on %s: rank %d has not written %s within %.0f s (--start-timeout): start all ranks with the same "
+            "--out or --rendezvous, in a directory that all machines share",
+            comm.rank, watch.own.host, writer, file, limit);
+        usleep(50000);
+    }
+    return fd;
+}
+
+static inline void launch_write(const char *file, const CommStart *start, const void *data, size_t bytes) {
+    char made[PATH_SIZE];
+    FORMAT(made, "%s.new", file);
+    int fd = launch_open(made, O_WRONLY | O_CREAT | O_EXCL, start, 0), number = comm.ranks;
     file_write(fd, &number, sizeof(number), made);
     file_write(fd, data, bytes, made);
     file_close_synced(fd, made);
     CHECK(rename(made, file) == 0, "cannot rename %s: %s", made, strerror(errno));
 }
 
-static inline void launch_read_start(const char *path, const CommStart *start, void *data, size_t bytes) {
-    double limit = launch_limit(start, comm.ranks), until = now_seconds() + limit;
-    char file[PATH_SIZE];
-    int fd, number = 0;
-    FORMAT(file, "%s/start", path);
-    while ((fd = open(file, O_RDONLY | O_CLOEXEC)) < 0) {
-        DIR *parent = opendir(start->directory);
-        if (parent) closedir(parent);
-        CHECK(now_seconds() < until,
-              "rank %d on %s: rank 0 has not written %s within %.0f s (--start-timeout): start all ranks with the same "
-              "--out or --rendezvous, in a directory that all machines share",
-              comm.rank, watch.own.host, file, limit);
-        usleep(50000);
-    }
+static inline void launch_read(const char *file, const CommStart *start, int writer, void *data, size_t bytes) {
+    int fd = launch_open(file, O_RDONLY, start, writer), number = 0;
     CHECK(file_pread(fd, &number, sizeof(number), 0) && number == comm.ranks &&
               file_pread(fd, data, bytes, sizeof(number)),
-          "rank %d is one of %d, and rank 0 one of %d: start all ranks with the same number of ranks", comm.rank,
-          comm.ranks, number);
+          "rank %d is one of %d, and rank %d one of %d: start all ranks with the same number of ranks", comm.rank,
+          comm.ranks, writer, number);
     close(fd);
 }
 
-static inline void launch_connect_by_files(const CommStart *start, char *path, void *data, size_t bytes) {
+static inline void launch_exchange(const char *path, const CommStart *start, char *data, size_t bytes, int parts) {
+    char file[PATH_SIZE];
+    if (comm.rank == 0) {
+        launch_warn_of_variables();
+        launch_make_parent(start->directory);
+        CHECK(mkdir(path, 0700) == 0, "cannot create %s: %s%s", path, strerror(errno),
+              errno == EEXIST ? "; another start has the same job, step and restart" : "");
+    }
+    for (int p = 1; p < parts; p++) {
+        int root = launch_root(p, comm.ranks, parts);
+        FORMAT(file, "%s/root.%d", path, root);
+        if (comm.rank == root) launch_write(file, start, data + p * bytes, bytes);
+        if (comm.rank == 0) launch_read(file, start, root, data + p * bytes, bytes);
+    }
+    FORMAT(file, "%s/start", path);
+    if (comm.rank == 0) launch_write(file, start, data, parts * bytes);
+    else launch_read(file, start, 0, data, parts * bytes);
+}
+
+static inline void launch_connect_by_files(const CommStart *start, char *path, char *data, size_t bytes, int parts) {
     static const char *const names[] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
     char identity[400] = "";
     for (int i = 0, length = 0; i < 4; i++) {
@@ -261,17 +288,16 @@ static inline void launch_connect_by_files(const CommStart *start, char *path, v
         FORMAT(watch.own.host, "%.*s", WATCH_HOST - 1, getenv("SLURMD_NODENAME"));
         watch_clean_host(watch.own.host);
     }
-    if (comm.rank == 0) launch_write_start(path, start, data, bytes);
-    else launch_read_start(path, start, data, bytes);
+    launch_exchange(path, start, data, bytes, parts);
 }
 
-static inline void launch_connect(const Launch *l, const CommStart *start, void *data, size_t bytes) {
+static inline void launch_connect(const Launch *l, const CommStart *start, void *data, size_t bytes, int parts) {
     char path[PATH_SIZE] = "";
 #ifdef USE_MPI
-    if (l->mpi) launch_connect_by_mpi(start, path, data, bytes);
+    if (l->mpi) launch_connect_by_mpi(start, path, (char *)data, bytes, parts);
     else
 #endif
-        launch_connect_by_files(start, path, data, bytes);
+        launch_connect_by_files(start, path, (char *)data, bytes, parts);
     watch_open(path, l->rank, l->ranks);
 }
 #endif
