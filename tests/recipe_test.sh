@@ -178,6 +178,9 @@ test_a_run_that_ended_by_itself_is_not_restarted() {
     plan_faults "$(printf 'nan:0:%d,' {9..40})"
     fails_after 1 ''
     contains "$scratch/err" 'had no finite loss'
+    plan_faults broken:0:16,broken:1:16
+    fails_after 1 ''
+    contains "$scratch/err" 'are not finite and are not saved'
     plan_faults signal:1:9:1
     fails_after 1 ''
 }

@@ -6,6 +6,7 @@ checkpointer.h: when and how a run writes checkpoints, in the background or not,
   checkpointer_advance(c)                   once per step: its next stage, when all ranks have ended the last one
   checkpointer_find_good(c, path)           the newest checkpoint whose weights gave finite losses and gradients, or
                                             "none"
+  checkpointer_log_not_finite(c, path)      the same, and logs that the run ends because it would end there again
   checkpointer_save(c, continues)           writes the checkpoint of the current step
   checkpointer_roll_back(c)                 loads an earlier checkpoint, when the detectors ask for it
   checkpoint_buffers(model)                 the buffers of a model that checkpoints contain
@@ -83,10 +84,16 @@ static inline void checkpointer_find_good(Checkpointer *c, char path[PATH_SIZE])
     if (!found) snprintf(path, PATH_SIZE, "none");
 }
 
+static inline void checkpointer_log_not_finite(Checkpointer *c, char path[PATH_SIZE]) {
+    checkpointer_find_good(c, path);
+    log_stopped(c->log, c->state->step, "not_finite", path);
+    log_sync(c->log);
+}
+
 static inline void checkpointer_check_weights(Checkpointer *c, const CheckpointBuffers *buffers) {
     char good[PATH_SIZE];
     if (checkpoint_weights_finite(buffers)) return;
-    checkpointer_find_good(c, good);
+    checkpointer_log_not_finite(c, good);
     CHECK(false,
           "the weights after step %" PRId64
           " are not finite and are not saved; try a lower --lr; last good checkpoint: %s",

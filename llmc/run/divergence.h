@@ -21,18 +21,11 @@ static inline void divergence_start(double *start_loss, const TrainerState *s) {
     if (isnan(*start_loss) && d->count >= LOSS_STEPS) *start_loss = spike_mean(d, LOSS_STEPS);
 }
 
-// Logs it; good: the checkpoint from which the run can continue.
-static inline void divergence_log(Checkpointer *c, char good[PATH_SIZE]) {
-    checkpointer_find_good(c, good);
-    log_stopped(c->log, c->state->step, "not_finite", good);
-    log_sync(c->log);
-}
-
 static inline void divergence_stop(Checkpointer *c) {
     int64_t in_row = c->state->guard.not_finite_in_row, step = c->state->step;
     if (in_row < NOT_FINITE_LIMIT) return;
     char good[PATH_SIZE];
-    divergence_log(c, good);
+    checkpointer_log_not_finite(c, good);
     CHECK(false,
           "steps %" PRId64 " to %" PRId64
           " had no finite loss and gradient, the run is stopped; try a lower --lr, a longer --warmup, "
@@ -45,7 +38,7 @@ static inline int divergence_end(Checkpointer *c, double start_loss, int V, int 
     char good[PATH_SIZE];
     progress_flush();
     if (!trainer_state_finite(c->state)) {
-        if (status == EXIT_DONE) divergence_log(c, good);
+        if (status == EXIT_DONE) checkpointer_log_not_finite(c, good);
         else checkpointer_find_good(c, good);
         warn_not_finite(c->state->step, good);
         return status == EXIT_DONE ? EXIT_FAILED : status;

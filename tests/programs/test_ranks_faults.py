@@ -148,6 +148,8 @@ def test_weights_not_finite(short):
     result = train_ranks(short / "run", 3, options, FAULT="broken:0:6,broken:1:6,broken:2:6")
     assert result.status == FAILED and "weights after step 6 are not finite and are not saved" in result.err, result
     assert saved(short / "run") == [3]  # nor was it begun
+    (stopped,) = records(short / "run", "event", what="stopped")
+    assert stopped["why"] == "not_finite" and stopped["last_good_checkpoint"].endswith("step_00000003")
 
 
 # ---- rollbacks
