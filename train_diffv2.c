@@ -818,7 +818,8 @@ static StepResult run_step(Run *run) {
     s->next_window = dataloader_position(&run->data.train);
     s->step++;
     s->tokens += o->total_batch;
-    r.lr = schedule_lr((Schedule)o->schedule, s->step, o->steps, o->warmup, o->lr, o->min_lr_ratio);
+    LearningRate rate = options_learning_rate(o);
+    r.lr = schedule_lr(&rate, s->step);
     run_agree(run, &r);
     r.decision = spike_guard_decide(&s->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
     watch_phase(PHASE_UPDATE);

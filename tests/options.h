@@ -34,7 +34,8 @@ enum { SCHEDULE_CASE_COUNT = sizeof(schedule_cases) / sizeof(schedule_cases[0]) 
         for (int kind = 0; kind < SCHEDULE_COUNT; kind++)
 
 static double case_lr(int kind, const ScheduleCase *c, int64_t step) {
-    return schedule_lr((Schedule)kind, step, c->steps, c->warmup, c->lr, c->min_lr_ratio);
+    LearningRate r = {(Schedule)kind, DECAY_LINEAR, c->steps, c->warmup, 0, c->lr, c->min_lr_ratio};
+    return schedule_lr(&r, step);
 }
 
 static void test_warmup(void) {
@@ -86,13 +87,31 @@ static void test_closed_forms(void) {
         EXPECT(fabs(sum - want) <= rounding, "%s, %d steps, warmup %d: sum %.17g, not %.17g", schedule_names[kind],
                (int)c->steps, (int)c->warmup, sum, want);
     }
-    // a quarter of the way from step 20 to step 100 the two shapes are apart
-    double line = schedule_lr(SCHEDULE_LINEAR, 40, 100, 20, 1.0, 0.2);
-    double cosine = schedule_lr(SCHEDULE_COSINE, 40, 100, 20, 1.0, 0.2);
-    EXPECT(fabs(line - 0.8) < 1e-15, "linear after a quarter: %.17g", line);
-    EXPECT(fabs(cosine - (0.2 + 0.8 * (2 + sqrt(2.0)) / 4)) < 1e-15, "cosine after a quarter: %.17g", cosine);
-    EXPECT(schedule_lr(SCHEDULE_WSD, 80, 100, 20, 1.0, 0.2) == 1.0, "wsd decays before its last 20%%");
-    EXPECT(fabs(schedule_lr(SCHEDULE_WSD, 90, 100, 20, 1.0, 0.2) - 0.6) < 1e-15, "wsd half way down");
+    // a quarter of the way from step 20 to step 100 the shapes are apart
+    static const struct {
+        Schedule kind;
+        DecayShape shape;
+        int64_t decay_steps, step;
+        double above; // share of lr - floor
+    } points[] = {
+        {SCHEDULE_LINEAR, DECAY_SQRT, 0, 40, 0.75}, // the shape is of wsd
+        {SCHEDULE_COSINE, DECAY_LINEAR, 0, 40, 0.5 + 0.25 * M_SQRT2},
+        {SCHEDULE_WSD, DECAY_COSINE, 0, 80, 1}, // its last 20%
+        {SCHEDULE_WSD, DECAY_LINEAR, 0, 90, 0.5},
+        {SCHEDULE_WSD, DECAY_LINEAR, 80, 40, 0.75},
+        {SCHEDULE_WSD, DECAY_COSINE, 80, 40, 0.5 + 0.25 * M_SQRT2},
+        {SCHEDULE_WSD, DECAY_SQRT, 80, 40, 0.5},
+        {SCHEDULE_WSD, DECAY_SQRT, 4, 96, 1}, // exactly --decay-steps
+        {SCHEDULE_WSD, DECAY_SQRT, 4, 97, 0.5},
+        {SCHEDULE_WSD, DECAY_SQRT, 4, 100, 0},
+        {SCHEDULE_WSD, DECAY_LINEAR, 90, 40, 0.75}, // not before the end of the warmup
+    };
+    for (size_t i = 0; i < sizeof(points) / sizeof(points[0]); i++) {
+        LearningRate r = {points[i].kind, points[i].shape, 100, 20, points[i].decay_steps, 1.0, 0.2};
+        double lr = schedule_lr(&r, points[i].step), want = 0.2 + 0.8 * points[i].above;
+        EXPECT(fabs(lr - want) < 1e-15, "point %d: %s at step %d: %.17g, not %.17g", (int)i,
+               schedule_names[points[i].kind], (int)points[i].step, lr, want);
+    }
 }
 
 // ---- presets

@@ -36,6 +36,11 @@ static inline void options_derive(Options *o, int ranks) {
     o->has[active] = o->has[width] = o->has[total] = o->has[warmup] = o->has[threads] = o->has[aux] = true;
 }
 
+static inline LearningRate options_learning_rate(const Options *o) {
+    return (LearningRate){(Schedule)o->schedule, (DecayShape)o->decay_shape, o->steps, o->warmup, o->decay_steps, o->lr,
+                          o->min_lr_ratio};
+}
+
 // Whether the width of the MLP or of the experts follows from the number of parameters.
 static inline bool options_match(const Options *o) { return o->match_params || o->match_active; }
 // The option of that width.
@@ -90,11 +95,16 @@ static inline int options_number_problems(const Options *o, int ranks) {
                                         "head-dim",       "layers",       "window",         "full-every",
                                         "yoco",           "experts",      "experts-active", "expert-ffn",
                                         "shared-experts", "dense-layers", "router-bias",    NULL};
-    static const char *const length[] = {"steps", "warmup", NULL};
+    static const char *const length[] = {"steps", "warmup", "schedule", "decay-steps", NULL};
     static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};
     int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
     if (options_usable(o, length) && o->warmup > o->steps)
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
+    else if (options_usable(o, length) && o->schedule == SCHEDULE_WSD && o->decay_steps > o->steps - o->warmup)
+        REFUSE(problems,
+               "--decay-steps %" PRId64 " is more than the %" PRId64 " steps after the warmup: --steps %" PRId64
+               " less --warmup %" PRId64,
+               o->decay_steps, o->steps - o->warmup, o->steps, o->warmup);
     if (!options_usable(o, batch)) return problems;
     int64_t N = o->batch_size * o->model.T, micro_step = N * ranks; // at most 2^48 each
     if (N > INT_MAX)
@@ -138,6 +148,7 @@ typedef struct {
 } Requirement;
 static const Requirement requirements[] = {
     {"resume", {"out", NULL}, "--out DIR, the run directory"},
+    {"decay-now", {"resume", NULL}, "--resume"},
     {"device", {"dry-run", NULL}, "--dry-run"},
     {"dry-run-out", {"device", NULL}, "--device"},
     {"eval-out", {"eval", NULL}, "--eval"},
@@ -156,6 +167,7 @@ typedef struct {
 static const Exclusion exclusions[] = {
     {"match-params", "match-active", false, "both determine one width"},
     {"init", "resume", false, "a resumed run already has weights"},
+    {"decay-now", "steps", true, "the run ends with the decay, after --decay-steps"},
     {"prompt", "prompt-tokens", false, "both specify the prompt"},
     {"prompts", "prompt", true, "both specify the prompt"},
     {"prompts", "prompt-tokens", true, "both specify the prompt"},
@@ -332,6 +344,8 @@ static inline void options_warn_unused(const Options *o) {
         bool unused;
         const char *where;
     } rows[] = {
+        {"decay-steps", o->schedule != SCHEDULE_WSD, "without --schedule wsd"},
+        {"decay-shape", o->schedule != SCHEDULE_WSD, "without --schedule wsd"},
         {"router-aux", !o->model.E, "without --experts"},
         {"router-z", !o->model.E, "without --experts"},
         {"router-bias-rate", !o->model.router_bias, "without --router-bias"},

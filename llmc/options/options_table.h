@@ -19,7 +19,7 @@ To add an option, add a field to Options and a row to option_rows.
 #include "../ops/ops.h"
 #include "schedule.h"
 
-enum { OPTION_LIMIT = 100 };
+enum { OPTION_LIMIT = 128 };
 
 typedef struct {
     ModelConfig model; // first: the offset of a field is the same in both. With --match-params and --match-active its
@@ -34,14 +34,15 @@ typedef struct {
     int64_t steps;
     double lr, min_lr_ratio;
     int64_t warmup;
-    int schedule; // a Schedule
+    int schedule, decay_shape; // a Schedule, a DecayShape
+    int64_t decay_steps;       // 0: not given
     double weight_decay, beta1, beta2, eps, grad_clip, router_aux, router_z, router_bias_rate;
     uint64_t seed;
 
     double skip_loss_z, skip_grad_z;
 
     const char *out;
-    bool resume;
+    bool resume, decay_now;
     const char *init;
     int64_t stop_after; // 0: not given
     double checkpoint_minutes;
@@ -106,6 +107,7 @@ static inline const char *attention_choice(int i) {
 }
 static inline const char *preset_choice(int i) { return i < PRESET_COUNT ? presets[i].name : NULL; }
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
+static inline const char *decay_choice(int i) { return i < DECAY_SHAPE_COUNT ? decay_shape_names[i] : NULL; }
 
 // --rollback K:M
 enum { ROLLBACK_LIMIT = 1000 }; // of M
@@ -213,7 +215,11 @@ static const OptionRow option_rows[] = {
     {"training", "warmup", OPTION_INT, OPTION_SAVED, FIELD(warmup), "N", "(min(100, steps/10))", "[0, 1e15]", NULL,
         "steps of linear warmup to --lr"},
     {"training", "schedule", OPTION_CHOICE, OPTION_SAVED, FIELD(schedule), "NAME", "cosine", NULL, schedule_choice,
-        "decay after the warmup; wsd decays over the last 20% of the steps"},
+        "decay after the warmup; wsd decays over the last --decay-steps only"},
+    {"training", "decay-steps", OPTION_INT, OPTION_SAVED, FIELD(decay_steps), "N", "(20% of --steps)", "[1, 1e15]",
+        NULL, "with --schedule wsd: steps of the decay, the last ones"},
+    {"training", "decay-shape", OPTION_CHOICE, OPTION_SAVED, FIELD(decay_shape), "NAME", "linear", NULL, decay_choice,
+        "with --schedule wsd: shape of the decay"},
     {"training", "weight-decay", OPTION_REAL, OPTION_SAVED, FIELD(weight_decay), "X", "0.1", "[0, inf)", NULL,
         "decoupled weight decay of matrices (AdamW)"},
     {"training", "beta1", OPTION_REAL, OPTION_SAVED, FIELD(beta1), "X", "0.9", "[0, 1)", NULL, "beta1 of AdamW"},
@@ -243,6 +249,8 @@ static const OptionRow option_rows[] = {
         "run directory; without it nothing is written"},
     {"run", "resume", OPTION_BOOL, OPTION_LOCAL, FIELD(resume), NULL, "no", NULL, NULL,
         "continue the run in --out from its last checkpoint"},
+    {"run", "decay-now", OPTION_BOOL, OPTION_LOCAL, FIELD(decay_now), NULL, "no", NULL, NULL,
+        "with --resume of a run with --schedule wsd or constant: decay over the next --decay-steps, and end the run"},
     {"run", "init", OPTION_TEXT, OPTION_LOCAL, FIELD(init), "DIR", NULL, NULL, NULL,
         "start from the architecture and weights of a checkpoint directory"},
     {"run", "stop-after", OPTION_INT, OPTION_LOCAL, FIELD(stop_after), "N", NULL, "[1, 1e15]", NULL,

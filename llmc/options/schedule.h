@@ -6,33 +6,47 @@ schedule.h: the learning rate of an update.
   after it   with p from 0 at the start of the decay to 1 at step `steps`, which has exactly the floor:
     cosine   floor + (lr - floor) * (1 + cos(pi p)) / 2         the decay starts at step `warmup`
     linear   floor + (lr - floor) * (1 - p)                     likewise
-    wsd      lr, then linear over the last 20% of `steps`       (warmup, stable, decay)
+    wsd      lr, then a decay over the last decay_steps steps   (warmup, stable, decay)
+             its shape: linear, cosine, or 1-sqrt: floor + (lr - floor) * (1 - sqrt(p))
     constant lr
-  The 20% are of `steps`, rounded up, and start after the warmup at the earliest. With warmup == steps there is no
-  decay.
+  decay_steps 0: 20% of `steps`, rounded up. The decay starts after the warmup at the earliest. With warmup == steps
+  there is no decay.
 */
 #ifndef LLMC_SCHEDULE_H
 #define LLMC_SCHEDULE_H
 #include "../base/common.h"
 
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD, SCHEDULE_CONSTANT, SCHEDULE_COUNT } Schedule;
-
 static const char *const schedule_names[SCHEDULE_COUNT] = {"cosine", "linear", "wsd", "constant"}; // in enum order
 
-static inline double schedule_lr(Schedule kind, int64_t step, int64_t steps, int64_t warmup, double lr,
-                                 double min_lr_ratio) {
-    assert(step >= 1 && warmup >= 0);
-    if (step <= warmup) return lr * ((double)step / (double)warmup);
-    int64_t start = warmup; // the last step before the decay
-    if (kind == SCHEDULE_WSD) {
-        int64_t decay = steps / 5 + (steps % 5 != 0);
-        if (steps - decay > start) start = steps - decay;
-    }
-    if (kind == SCHEDULE_CONSTANT || step <= start) return lr;
-    double floor_lr = lr * min_lr_ratio;
-    if (step >= steps) return floor_lr;
-    double p = (double)(step - start) / (double)(steps - start);
-    double above = kind == SCHEDULE_COSINE ? 0.5 * (1.0 + cos(M_PI * p)) : 1.0 - p;
-    return floor_lr + (lr - floor_lr) * above;
+typedef enum { DECAY_LINEAR, DECAY_SQRT, DECAY_COSINE, DECAY_SHAPE_COUNT } DecayShape;
+static const char *const decay_shape_names[DECAY_SHAPE_COUNT] = {"linear", "1-sqrt", "cosine"}; // in enum order
+
+typedef struct {
+    Schedule kind;
+    DecayShape shape; // of wsd
+    int64_t steps, warmup, decay_steps;
+    double lr, min_lr_ratio;
+} LearningRate;
+
+// The last step before the decay; `steps` without one.
+static inline int64_t schedule_decay_start(const LearningRate *r) {
+    if (r->kind == SCHEDULE_CONSTANT) return r->steps;
+    if (r->kind != SCHEDULE_WSD) return r->warmup;
+    int64_t decay = r->decay_steps ? r->decay_steps : r->steps / 5 + (r->steps % 5 != 0);
+    return r->steps - decay > r->warmup ? r->steps - decay : r->warmup;
+}
+
+static inline double schedule_lr(const LearningRate *r, int64_t step) {
+    assert(step >= 1 && r->warmup >= 0);
+    if (step <= r->warmup) return r->lr * ((double)step / (double)r->warmup);
+    int64_t start = schedule_decay_start(r);
+    if (r->kind == SCHEDULE_CONSTANT || step <= start) return r->lr;
+    double floor_lr = r->lr * r->min_lr_ratio;
+    if (step >= r->steps) return floor_lr;
+    double p = (double)(step - start) / (double)(r->steps - start);
+    bool own = r->kind == SCHEDULE_WSD, cosine = own ? r->shape == DECAY_COSINE : r->kind == SCHEDULE_COSINE;
+    double above = cosine ? 0.5 * (1.0 + cos(M_PI * p)) : 1.0 - (own && r->shape == DECAY_SQRT ? sqrt(p) : p);
+    return floor_lr + (r->lr - floor_lr) * above;
 }
 #endif

@@ -4,6 +4,7 @@ dry_run.h: the report of --dry-run: parameters, memory, communication, FLOPs, an
 #ifndef LLMC_DRY_RUN_H
 #define LLMC_DRY_RUN_H
 #include "prediction_report.h"
+#include "../options/options_model.h"
 
 static inline void print_match(const ModelPlan *plan, const Options *o) {
     ModelConfig c = plan->config, baseline = model_as_baseline(&c);
@@ -96,6 +97,17 @@ static inline void print_flops(const ModelPlan *plan, const Options *o) {
     }
 }
 
+static inline void print_schedule(const Options *o) {
+    LearningRate rate = options_learning_rate(o);
+    int64_t decay = schedule_decay_start(&rate);
+    bool wsd = o->schedule == SCHEDULE_WSD;
+    printf("learning rate %g, %s: warmup to step %" PRId64, o->lr, schedule_names[o->schedule], o->warmup);
+    if (decay > o->warmup) printf(", constant to step %" PRId64, decay);
+    if (decay < o->steps)
+        printf(", %s%sdecay to step %" PRId64, wsd ? decay_shape_names[o->decay_shape] : "", wsd ? " " : "", o->steps);
+    printf("\n");
+}
+
 // Of each kind of MLP that the model has: its layers and widths.
 static inline void print_mlps(const ModelConfig *c) {
     for (size_t k = 0; k < sizeof(mlp_kinds) / sizeof(mlp_kinds[0]); k++) {
@@ -136,6 +148,7 @@ static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *samplin
     print_memory(plan, sampling);
     if (plan_ranks(plan) > 1) print_communication(plan, sampling, o);
     print_flops(plan, o);
+    print_schedule(o);
     if (plan->device) print_prediction(plan, o);
     if (o->dry_run_out) write_prediction(o->dry_run_out, plan, sampling, o);
 }

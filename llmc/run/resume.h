@@ -15,6 +15,7 @@ start opens.
 #include "../options/options.h"
 #include "../options/ranks.h"
 #include "../log/starts.h"
+#include "trainer_state.h"
 
 // What --resume finds in --out. Without a checkpoint the run starts again from step 0, under the options of run.json.
 typedef struct {
@@ -80,6 +81,39 @@ static inline void start_configure_operations(Options *o) {
         fprintf(options_notes(o), "--gemm fp8: experts compute in bf16, which is faster on this GPU\n");
 }
 
+// --decay-now: the checkpoint becomes the last step before the decay of wsd, which ends the run. A later --resume
+// follows from the options that this sets.
+static inline void start_decay(Options *o, const Resume *r) {
+    if (!o->decay_now) return;
+    const cJSON *saved = cJSON_GetObjectItemCaseSensitive(r->state, "options");
+    double steps = 0, decay_steps = 0; // of the checkpoint; a default is null
+    int problems = 0, schedule = option_row("schedule");
+    CHECK(saved, "--decay-now: %s has no checkpoint to decay from", o->out);
+    json_get_number(saved, "steps", &steps);
+    json_get_number(saved, "decay-steps", &decay_steps);
+    Options before = *o;
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(saved, "schedule"));
+    before.steps = (int64_t)steps, before.decay_steps = (int64_t)decay_steps;
+    if (name) option_set(&before, schedule, name);
+    LearningRate rate = options_learning_rate(&before);
+    int64_t step = (int64_t)state_number(r->state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, r->path);
+    bool decays = before.schedule == SCHEDULE_COSINE || before.schedule == SCHEDULE_LINEAR;
+    if (decays || o->schedule == SCHEDULE_COSINE || o->schedule == SCHEDULE_LINEAR)
+        REFUSE(problems, "--decay-now requires --schedule wsd or constant, not %s, which decays from the warmup on",
+               schedule_names[decays ? before.schedule : o->schedule]);
+    else if (step < o->warmup || step > schedule_decay_start(&rate))
+        REFUSE(problems,
+               "--decay-now: the checkpoint of step %" PRId64 " is in the %s: use a checkpoint of the "
+               "constant rate, from step %" PRId64 " to %" PRId64 "%s",
+               step, step < o->warmup ? "warmup" : "decay", o->warmup, schedule_decay_start(&rate),
+               step < o->warmup ? "" : ", or continue without --decay-now");
+    if (!o->decay_steps) REFUSE(problems, "--decay-now requires --decay-steps N");
+    if (problems) program_exit(EXIT_USAGE);
+    o->steps = step + o->decay_steps, o->schedule = SCHEDULE_WSD;
+    fprintf(options_notes(o), "--decay-now: the rate decays from step %" PRId64 " to the last step, %" PRId64 "\n",
+            step, o->steps);
+}
+
 // Refuses a run directory as --init, with the name of its newest checkpoint.
 static inline void init_refuse_run(const char *dir) {
     char path[PATH_SIZE];
@@ -106,6 +140,7 @@ static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, 
         ModelConfig config = config_json_read(loaded);
         options_adopt_model(o, &config);
     }
+    start_decay(o, resume);
     options_adopt_data(o);
     options_finish(o, options_ranks(o));
     watch_timeout(o->timeout); // may be the checkpoint's

@@ -6,8 +6,8 @@ from .schema import TYPES
 
 # options that must be equal for the losses of two runs to be comparable; validation data is compared separately
 COMPARED = (
-    "train-data doc-mask separator seq-len vocab total-batch steps min-lr-ratio warmup schedule weight-decay "
-    "beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
+    "train-data doc-mask separator seq-len vocab total-batch batch-schedule phase steps min-lr-ratio warmup schedule "
+    "decay-steps weight-decay beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
 ).split()
 REPORTED = ("lr", *COMPARED, "batch-size", "val-data", "val-steps")  # the report lists their changes
 
