@@ -29,6 +29,7 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/run/inputs.h"
 #include "llmc/model/initial_values.h"
 #include "llmc/run/resume.h"
+#include "llmc/run/phase_records.h"
 #include "llmc/run/run_description.h"
 #include "llmc/run/run_records.h"
 #include "llmc/options/schedule.h"
@@ -49,19 +50,16 @@ typedef struct {
     RouterLosses router;  // --router-aux, --router-z, and their values in the last update
 } Model;
 
-// The model's plan, without memory.
-static void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
-                       RunRanks ranks) {
-    memset(model, 0, sizeof(*model));
-    plan_build(&model->plan, config, B, T, purpose, recompute, ranks);
+static void model_alloc_activations(Model *model) {
+    model->activations_memory = activations_alloc(&model->acts, &model->plan);
+    model->state.maxima = model->acts.maxima;
+    model->state.own_sums = model->acts.grad_squares;
 }
 
 // Allocates the buffers of the plan. shared: a model whose parameters this one reads, or NULL.
 static void model_alloc(Model *model, const Model *shared) {
     state_alloc(&model->state, &model->plan, shared ? &shared->state : NULL);
-    model->activations_memory = activations_alloc(&model->acts, &model->plan);
-    model->state.maxima = model->acts.maxima;
-    model->state.own_sums = model->acts.grad_squares;
+    model_alloc_activations(model);
 }
 
 static void model_free(Model *model, bool owns_params) {
@@ -734,7 +732,8 @@ static Generator model_generator(Model *sampling_model, double temperature, int 
 enum { SAMPLE_TOKENS = 200 };
 
 typedef struct {
-    Options options;
+    Options options; // of the phase that the run is in
+    Phases phases;
     Mode mode;
     TrainerState state;
     Model model;
@@ -754,7 +753,8 @@ typedef struct {
 static const ModelPlan *run_sampling_plan(const Run *run) {
     return run->sampling_model.plan.config.L ? &run->sampling_model.plan : NULL;
 }
-static bool is_rank0(void) { return comm_rank() == 0; } // writes the log and prints
+static const Options *run_base(const Run *run) { return &run->phases.items[0].options; } // of phase 0
+static bool is_rank0(void) { return comm_rank() == 0; }                                  // writes the log and prints
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
 // Step 1 shows the statistics of the initial weights.
@@ -833,6 +833,81 @@ static StepResult run_step(Run *run) {
 }
 
 // ---------------------------------------------------------------------------------------------------
+// Phases
+
+// The plans of the model and of the one for samples; nothing is allocated.
+static void run_plan(Run *run, const ModelConfig *config) {
+    const Options *o = &run->options;
+    int B = (int)o->batch_size;
+    if (run->mode == MODE_GENERATE) B = o->prompts ? min_int(B, run->data.prompts.count) : 1;
+    Purpose purpose = mode_rows[run->mode].purpose;
+    bool trains = run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN;
+    plan_options(&run->model.plan, o, config, B, purpose);
+    if (trains && o->sample_every) plan_options(&run->sampling_model.plan, o, config, 1, FOR_GENERATION);
+    if (trains) plan_reserve(&run->model.plan, &run->phases);
+    if (trains && o->sample_every) plan_reserve(&run->sampling_model.plan, &run->phases);
+    if (o->device) return;
+    if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
+    warn_of_attention();
+}
+
+// What follows from the options of a phase: the batch, and the weights of losses.
+static void run_set_batch(Run *run) {
+    const Options *o = &run->options;
+    RouterLosses *router = &run->model.router;
+    size_t N = (size_t)run->model.plan.B * run->model.plan.T;
+    free(run->inputs);
+    free(run->targets);
+    free(run->starts);
+    run->inputs = (int *)checked_calloc(N, sizeof(int));
+    run->targets = (int *)checked_calloc(N, sizeof(int));
+    run->starts = o->doc_mask ? (int *)checked_calloc(N, sizeof(int)) : NULL;
+    run->micro_steps = (int)(o->total_batch / ((int64_t)N * comm_ranks()));
+    router->aux_weight = o->router_aux;
+    router->z_weight = o->router_z;
+    router->bias_rate = o->model.router_bias ? o->router_bias_rate : 0;
+}
+
+// The model with the length of windows and the RoPE base of the options: its parameters and optimizer state stay.
+static void run_reshape(Run *run) {
+    Model before = run->model, *model = &run->model;
+    ModelConfig config = options_model(&run->options);
+    if (run_sampling_plan(run)) model_free(&run->sampling_model, false);
+    buffer_free(before.activations_memory);
+    free(before.acts.layers);
+    run_plan(run, &config);
+    model_alloc_activations(model);
+    plan_free(&before.plan);
+}
+
+// The phase that begins with the next step: its options, and where these require it, its data and activations.
+static void run_enter_phase(Run *run) {
+    const TrainingPhase *phase = &run->phases.items[run->phases.current];
+    TrainerState *s = &run->state;
+    Inputs *data = &run->data;
+    run->options = phase->options;
+    log_phase(&run->log, &run->phases, s->step);
+    if (phase->rebuilds) {
+        bool generates = run_sampling_plan(run) != NULL;
+        checkpointer_finish(&run->checkpointer);
+        params_await(&run->model.state);
+        positions_leave(&s->opened, &data->train, s->next_window);
+        inputs_close_data(data);
+        run_reshape(run);
+        inputs_open_data(data, &run->options, run->mode, &run->model.plan);
+        inputs_compare(data, true);
+        positions_enter(&s->opened, &data->train);
+        ops_init(run->model.plan.workspace_bytes);
+        if (generates) model_alloc(&run->sampling_model, &run->model);
+        run->checkpointer.fingerprint = data->fingerprint;
+        dataloader_start(&data->train, s->next_window = 0);
+    }
+    run_set_batch(run);
+    print_training(s->step, phases_end(&run->phases, run->phases.current), &run->options, comm_ranks(),
+                   run->micro_steps, run->peak);
+}
+
+// ---------------------------------------------------------------------------------------------------
 // The training loop
 
 // The records and lines of a step. seconds_left: of the run.
@@ -908,7 +983,8 @@ static int run_stopped(Run *run) {
 
 static void run_train_begin(Run *run) {
     const Options *o = &run->options;
-    print_training(run->state.step, o, comm_ranks(), run->micro_steps, run->peak);
+    int64_t last = phases_end(&run->phases, run->phases.current);
+    print_training(run->state.step, last, o, comm_ranks(), run->micro_steps, run->peak);
     warn_of_slow_fp8(&run->model.plan, o, ops_rated());
     if (o->stats_every && !o->out)
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
@@ -926,13 +1002,16 @@ static int run_train(Run *run) {
     Checkpointer *c = &run->checkpointer;
     int V = run->model.plan.config.V;
     double busy = 0; // seconds in steps; validation and samples come on top and are few
-    int64_t done = 0;
+    int64_t done = 0, first = s->step;
     run_train_begin(run);
     for (bool stop = false; !stop;) {
+        if (phases_begin(&run->phases, s->step)) run_enter_phase(run);
         StepResult r = run_step(run);
         busy += r.seconds;
+        double left = phases_tokens(&run->phases, s->step, o->steps) / phases_tokens(&run->phases, first, s->step);
         divergence_start(&run->start_loss, s);
-        run_log_step(run, &r, busy / (double)++done * (double)(o->steps - s->step));
+        run_log_step(run, &r, busy * left);
+        done++;
         checkpointer_advance(c);
         if (done == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
         if (run->stats && stats_due(o, s->step)) run_log_stats(run);
@@ -957,31 +1036,11 @@ static int run_train(Run *run) {
 // ---------------------------------------------------------------------------------------------------
 // Opening and closing a run
 
-// The plans of the model and of the one for samples; nothing is allocated.
-static void run_plan(Run *run, const ModelConfig *config) {
-    const Options *o = &run->options;
-    int B = (int)o->batch_size, T = o->model.T, ranks = options_ranks(o), zero = (int)o->zero;
-    if (run->mode == MODE_GENERATE) B = o->prompts ? min_int(B, run->data.prompts.count) : 1;
-    Purpose purpose = mode_rows[run->mode].purpose;
-    bool samples = o->sample_every && (run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN);
-    if (o->device) {
-        predicted_plan(&run->model.plan, config, B, T, purpose, (Recompute)o->recompute, ranks, zero, o);
-        ModelPlan *plan = &run->sampling_model.plan;
-        if (samples) predicted_plan(plan, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, ranks, zero, o);
-        return;
-    }
-    RunRanks of = options_run_ranks(o, comm_rank(), ranks);
-    model_plan(&run->model, config, B, T, purpose, (Recompute)o->recompute, of);
-    if (samples) model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, of);
-    if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
-    warn_of_attention();
-}
-
 static void run_alloc(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
     const ModelPlan *plan = &model->plan;
-    size_t N = (size_t)plan->B * plan->T, agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
+    size_t agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
     int ranks = comm_ranks();
     model_alloc(model, NULL);
     ops_init(plan->workspace_bytes);
@@ -989,15 +1048,9 @@ static void run_alloc(Run *run) {
                plan->sharding.narrow);
     if (run_sampling_plan(run)) model_alloc(&run->sampling_model, model);
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * agreed, sizeof(double));
-    run->inputs = (int *)checked_calloc(N, sizeof(int));
-    run->targets = (int *)checked_calloc(N, sizeof(int));
-    if (o->doc_mask) run->starts = (int *)checked_calloc(N, sizeof(int));
     if (run->mode == MODE_TRAIN && o->stats_every && o->out && is_rank0())
         run->stats = (LayerStats *)checked_calloc(plan->config.L, sizeof(LayerStats));
-    run->micro_steps = (int)(o->total_batch / ((int64_t)N * ranks));
-    model->router.aux_weight = o->router_aux;
-    model->router.z_weight = o->router_z;
-    model->router.bias_rate = o->model.router_bias ? o->router_bias_rate : 0;
+    run_set_batch(run);
 }
 
 // The initial weights, or those of a checkpoint, and where the run continues.
@@ -1005,8 +1058,9 @@ static void run_load(Run *run, const Resume *resume) {
     const Options *o = &run->options;
     Inputs *data = &run->data;
     TrainerState *s = &run->state;
-    Checkpointer c = {o,     s, &run->model.state, &run->log, &data->tokenizer, &data->train, data->fingerprint, 0, 0,
-                      false, 0};
+    Checkpointer c = {
+        run_base(run), s, &run->model.state, &run->log, &data->tokenizer, &data->train, data->fingerprint, 0, 0,
+        false,         0};
     CheckpointBuffers buffers = checkpoint_buffers(&run->model.state);
     const char *loaded = resume_weights(resume, o);
     bool resumes = run->mode == MODE_TRAIN && resume->state;
@@ -1022,6 +1076,7 @@ static void run_load(Run *run, const Resume *resume) {
     }
     if (!resumes) return;
     trainer_state_resume(s, resume->state, resume->path);
+    positions_enter(&s->opened, &data->train);
     run_data_check_resumed(&data->train, data->fingerprint, resume->state, resume->path, o);
 }
 
@@ -1039,6 +1094,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors);
     memory_admit(&run->model.plan, run_sampling_plan(run), options_most_zero(o), o->memory_check);
     start_phase("data");
+    if (trains) inputs_check_phases(&run->phases, run->model.plan.config.V);
     inputs_open(&run->data, o, run->mode, &run->model.plan, mode_rows[run->mode].prompts || run_sampling_plan(run),
                 loaded);
     start_phase("peak");
@@ -1064,7 +1120,9 @@ static void run_close(Run *run) {
     free(run->starts);
     free(run->agreed);
     free(run->stats);
-    options_free(&run->options);
+    Options base = *run_base(run);
+    phases_free(&run->phases);
+    options_free(&base);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -1082,18 +1140,18 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
               "%s: the loss or gradient of step %" PRId64 " is not finite: the run has diverged", o->out, step);
         return EXIT_DONE;
     }
-    // windows that the run has read, and what the other steps read now
-    double windows =
-        (double)run->state.next_window + (double)(o->steps - step) * (double)o->total_batch / (double)o->model.T;
+    // windows of these data that the run has read, and those that the other steps will read
+    double windows = (double)run->state.next_window +
+                     phases_tokens(&run->phases, step, phases_data_end(&run->phases)) / (double)o->model.T;
     stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // run_stop prints it for several ranks
     if (o->out && is_rank0()) {                                        // the last that may refuse to start
-        RunFacts facts = {argc, argv, o, &run->model.plan, &run->data, windows, run->peak};
+        RunFacts facts = {argc, argv, &run->phases, &run->model.plan, &run->data, windows, run->peak};
         cJSON *description = run_description(&facts);
-        start_open_log(&run->log, o, resume, step, description);
+        start_open_log(&run->log, run_base(run), resume, step, description);
         cJSON_Delete(description);
     }
     dataloader_print(&run->data.train, windows);
-    options_print(o);
+    options_print(run_base(run));
     if (options_match(o)) print_match(&run->model.plan, o);
     comm_barrier();
     int status = run_train(run);
@@ -1145,7 +1203,7 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     case MODE_DUMP_GRADS: mode_dump_gradients(run); break;
     case MODE_GENERATE: mode_generate(run); break;
     case MODE_EVAL: mode_evaluate(run); break;
-    default: print_dry_run(&run->model.plan, run_sampling_plan(run), &run->options);
+    default: print_dry_run(&run->model.plan, run_sampling_plan(run), &run->options, &run->phases);
     }
     return EXIT_DONE;
 }
@@ -1169,7 +1227,7 @@ int main(int argc, char **argv) {
     comm_open(&start);
     start_phase("options");
     if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
-    ModelConfig config = start_configure(&run.options, &resume, argc, argv);
+    ModelConfig config = start_configure(&run.options, &run.phases, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
     int status = run_mode(&run, &resume, argc, argv);

@@ -159,6 +159,43 @@ static void test_mixture_simulation(void) {
     free(l.corpora);
 }
 
+// Three corpora are read up to some index, then two of them and a new one with windows of another length.
+static void test_positions(void) {
+    enum { WINDOWS = 500 };
+    const double weights[3] = {0.7, 0.2, 0.1};
+    static const uint64_t ends[] = {0, 1, 4095, 4096, 10000};
+    for (size_t e = 0; e < sizeof(ends) / sizeof(ends[0]); e++) {
+        static DataPositions p, copy;
+        DataLoader l = corpora_bare(weights, 3, WINDOWS, true), next = corpora_bare(weights, 3, WINDOWS, true);
+        uint64_t counts[3] = {0, 0, 0}, read[3];
+        for (uint64_t i = 0; i < ends[e]; i++) counts[dataloader_locate(&l, i).corpus - l.corpora]++;
+        dataloader_windows_read(&l, ends[e], read);
+        p.count = 0;
+        l.T = 16, next.T = 24;
+        for (int i = 0; i < 3; i++)
+            l.corpora[i].fingerprint = (uint64_t)i, next.corpora[i].fingerprint = (uint64_t)i + 1;
+        l.corpora[1].begin = 5; // of an earlier phase
+        positions_leave(&p, &l, ends[e]);
+        cJSON *json = positions_to_json(&p);
+        EXPECT(positions_from_json(&copy, json), "positions do not survive JSON");
+        cJSON_Delete(json);
+        positions_enter(&copy, &next);
+        for (int i = 0; i < 3; i++) {
+            uint64_t tokens = i < 2 ? (counts[i + 1] + (i == 0 ? 5 : 0)) * 16 : 0, want = (tokens + 23) / 24;
+            EXPECT(read[i] == counts[i], "%d windows of corpus %d, not %d", (int)read[i], i, (int)counts[i]);
+            EXPECT(next.corpora[i].begin == want, "after %d windows, corpus %d continues at %d, not %d", (int)ends[e],
+                   i, (int)next.corpora[i].begin, (int)want);
+        }
+        free(l.corpora);
+        DataLoader one = corpora_bare(weights, 1, WINDOWS, true);
+        uint64_t later = dataloader_locate(&one, ends[e] + 3).window;
+        one.corpora[0].begin = ends[e];
+        EXPECT(dataloader_locate(&one, 3).window == later, "a corpus does not continue in its order");
+        free(one.corpora);
+        free(next.corpora);
+    }
+}
+
 // Inputs and document starts of `count` windows from global index `first`, collected from all ranks.
 static void corpora_gather(int *inputs, int *starts, const char *text, int B, int ranks, uint64_t first, int count) {
     size_t row = B * CORPORA_T;
@@ -333,6 +370,7 @@ static const Test corpora_tests[] = {
     {"a mixture equals a step-by-step simulation, and every epoch of a corpus is complete", test_mixture_simulation},
     {"a mixture resumes at any window, batch size and rank count, with the separator of each corpus",
      test_mixture_resume_and_separators},
+    {"each corpus continues at its position when data are opened with other windows", test_positions},
     {"a corpus directory and a pattern of its shards give the same data", test_corpus_directory_and_pattern},
     {"document starts equal those of a backward search", test_document_starts},
 };

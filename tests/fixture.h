@@ -7,6 +7,13 @@ fixture.h: a fixture of dev/reference (fixtures.py describes the format) as a ch
 #include "../llmc/checkpoint/safetensors_writer.h"
 #include "harness.h"
 
+// The model's plan, without memory.
+static void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
+                       RunRanks ranks) {
+    memset(model, 0, sizeof(*model));
+    plan_build(&model->plan, config, B, T, purpose, recompute, ranks);
+}
+
 typedef struct {
     char name[64];
     TestDirectory dir; // config.json, model.safetensors, tokens.bin

@@ -101,7 +101,7 @@ static int updates_made; // calls of adamw_update (C)
 static bool fault_point(FaultPlace place, void *data, size_t number) {
     int64_t step = WATCH_GET(own.step);
     switch (place) {
-    case FAULT_PHASE: fault_at(step, phases[number].name); break;
+    case FAULT_PHASE: fault_at(step, watch_phases[number].name); break;
     case FAULT_GRADIENT: fault_gradient((grad_t *)data, step); break;
     case FAULT_UPDATE:
         updates_made++;

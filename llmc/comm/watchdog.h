@@ -62,7 +62,7 @@ the limit of waits. With one rank the watchdog does nothing, and no thread is st
 #define PHASE_CONSTANT(constant, name, description) constant,
 #define PHASE_ROW(constant, name, description) {name, description},
 typedef enum { PHASES(PHASE_CONSTANT) PHASE_COUNT } Phase;
-static const struct { const char *name, *description; } phases[PHASE_COUNT] = {PHASES(PHASE_ROW)};
+static const struct { const char *name, *description; } watch_phases[PHASE_COUNT] = {PHASES(PHASE_ROW)};
 #undef PHASE_CONSTANT
 #undef PHASE_ROW
 
@@ -166,7 +166,7 @@ static inline bool watch_parse(const char *text, WatchState *s) {
                        &s->collectives, &s->waiting, &s->device, &s->locked, &s->status, &counter);
     s->phase = PHASE_COUNT;
     for (int i = 0; found == 10 && i < PHASE_COUNT; i++)
-        if (strcmp(phase, phases[i].name) == 0) s->phase = i;
+        if (strcmp(phase, watch_phases[i].name) == 0) s->phase = i;
     watch_clean_host(s->host);
     return found == 10 && counter == s->counter && s->phase < PHASE_COUNT && s->step >= 0 && s->waiting >= 0 &&
            s->waiting < 1e9 && s->status >= -1 && s->status <= 255;
@@ -180,7 +180,7 @@ static inline bool watch_write(int fd) {
     WatchState *s = &watch.own;
     s->counter++;
     int n = snprintf(text, sizeof(text), WATCH_FORMAT(PRIu64, PRId64, PRIx64, "s", "s") " time %lld", s->counter,
-                     s->host, WATCH_GET(own.step), phases[WATCH_GET(own.phase)].name, WATCH_GET(own.collectives),
+                     s->host, WATCH_GET(own.step), watch_phases[WATCH_GET(own.phase)].name, WATCH_GET(own.collectives),
                      watch_waited(), s->device, s->locked, s->status, s->counter, (long long)time(NULL));
     assert(n < WATCH_BYTES);
     memset(text + n, ' ', (size_t)(WATCH_BYTES - n)); // over the rest of a longer text
@@ -271,8 +271,8 @@ __attribute__((noreturn)) static inline void watch_report(int rank, const WatchS
     fprintf(stderr,
             "diffv2: rank %d (%s) %s; last state at step %" PRId64 ", %s; rank %d is at step %" PRId64
             ", %s%s; all ranks exit; --resume continues from the newest checkpoint\n",
-            rank, s->host[0] ? s->host : "?", what, s->step, phases[s->phase].description, watch.rank,
-            WATCH_GET(own.step), phases[WATCH_GET(own.phase)].description, more);
+            rank, s->host[0] ? s->host : "?", what, s->step, watch_phases[s->phase].description, watch.rank,
+            WATCH_GET(own.step), watch_phases[WATCH_GET(own.phase)].description, more);
     watch_claim("failed", "1");
     watch_exit(EXIT_FAILED);
 }
@@ -367,8 +367,8 @@ static inline void *watch_timer_thread(void *unused) {
             fprintf(stderr,
                     "diffv2: rank %d (%s) has waited for other ranks for %.0f s at step %" PRId64
                     ", %s, and %s does not answer\n",
-                    watch.rank, watch.own.host, waited, WATCH_GET(own.step), phases[WATCH_GET(own.phase)].description,
-                    watch.path);
+                    watch.rank, watch.own.host, waited, WATCH_GET(own.step),
+                    watch_phases[WATCH_GET(own.phase)].description, watch.path);
         if (watch_exit_hook) watch_exit_hook();
         _exit(EXIT_FAILED);
     }
@@ -398,7 +398,7 @@ static inline bool watch_record_line(const char *line) {
 static inline void watch_print_pending(int status) {
     if (!watch.pending[0])
         fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", watch.rank, watch.own.host,
-                status, watch.own.step, phases[watch.own.phase].description);
+                status, watch.own.step, watch_phases[watch.own.phase].description);
     for (char *line = watch.pending, *end; *line; line = end) {
         end = line + strcspn(line, "\n");
         if (*end) *end++ = 0;

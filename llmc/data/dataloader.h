@@ -12,6 +12,7 @@ dataloader.h: batches of token windows from token shards, read ahead of the step
             Micro-batch m of rank r takes g = base + m*(ranks*B) + r*B + b, b in [0,B). The windows of an update are
             therefore [base, base + windows per update), whatever the micro-batch size and the number of ranks. The
             index of the next window is the only state that a resume needs. A batch may cross the end of an epoch.
+            A later phase of a run begins at g = 0, and each corpus at its own position (positions.h).
   mixture   With several corpora of weights w that sum to 1, the first k blocks of M = MIXTURE_BLOCK indices have
                 floor(k M (w_0 + ... + w_i)) - floor(k M (w_0 + ... + w_i-1))
             windows of corpus i. The deviation from its weight is less than one window at the end of a block, and less
@@ -38,6 +39,7 @@ typedef struct {
     uint64_t weight_end;        // sum of the weights up to this corpus, in units of 2^-32
     uint64_t seed, fingerprint; // fingerprint: set by dataloader_fingerprint
     uint64_t window_count;      // W: one epoch
+    uint64_t begin;             // windows of its order that earlier phases of the run have read (positions.h)
     size_t first_shard, shard_count, token_count;
     bool described; // has a corpus.json
     int vocab_size; // from corpus.json; 0: unknown
@@ -84,6 +86,24 @@ static inline uint64_t mixture_windows(uint64_t weight_end, uint64_t block) {
     return block / unit * weight_end + block % unit * weight_end / unit;
 }
 
+// read[i] = windows of corpus i among the indices below `count`.
+static inline void dataloader_windows_read(const DataLoader *l, uint64_t count, uint64_t *read) {
+    uint64_t block = count / MIXTURE_BLOCK, before = 0;
+    for (int i = 0; i < l->corpus_count; i++) {
+        uint64_t done = mixture_windows(l->corpora[i].weight_end, block);
+        read[i] = done - before;
+        before = done;
+    }
+    for (uint64_t k = 0; k < count % MIXTURE_BLOCK; k++) {
+        uint64_t place = permutation_at(k, MIXTURE_BLOCK, l->shuffle ? l->seed : 0, block);
+        int i = 0;
+        while (place >=
+               mixture_windows(l->corpora[i].weight_end, block + 1) - mixture_windows(l->corpora[i].weight_end, block))
+            i++;
+        read[i]++;
+    }
+}
+
 // The window at global index `index` of the run.
 static inline CorpusWindow dataloader_locate(const DataLoader *l, uint64_t index) {
     CorpusWindow p = {l->corpora, 0};
@@ -100,6 +120,7 @@ static inline CorpusWindow dataloader_locate(const DataLoader *l, uint64_t index
         }
     }
     uint64_t W = p.corpus->window_count;
+    index += p.corpus->begin;
     p.window = l->shuffle ? permutation_at(index % W, W, p.corpus->seed, index / W) : index % W;
     return p;
 }

@@ -16,6 +16,7 @@ static inline cJSON *option_to_json(const Options *o, int r) {
     case OPTION_ACTION:
     case OPTION_BOOL: return cJSON_CreateBool(strcmp(value, "yes") == 0);
     case OPTION_TEXT:
+    case OPTION_LIST:
     case OPTION_VARIANT:
     case OPTION_CHOICE: return cJSON_CreateString(value);
     default: break;

@@ -10,11 +10,8 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "../ops/all_ops.h"
 #include "../cuda/device_peak.h"
 #include "modes.h"
-#include "options_table.h"
+#include "phases.h"
 #include "../model/quantization.h"
-
-// Reports a usage error on one line. The program reports all errors, then exits with status 2.
-#define REFUSE(count, ...) (warn(__VA_ARGS__), (count)++)
 
 // Number of ranks of the run: those running, or those of --dry-run --ranks.
 static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
@@ -29,7 +26,8 @@ static inline void options_derive(Options *o, int ranks) {
         if (option_of_preset(&option_rows[r]) && !o->has[r] && r != active && r != width) option_copy(o, r, preset);
     if (!o->has[active]) o->model.K = o->model.E ? preset->K : 0;
     if (!o->has[width]) o->model.FE = o->model.E ? preset->FE : 0;
-    if (!o->has[total]) o->total_batch = o->batch_size * o->model.T * ranks;
+    if (o->batch_schedule) o->total_batch = batch_schedule_first(o->batch_schedule);
+    else if (!o->has[total]) o->total_batch = o->batch_size * o->model.T * ranks;
     if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
     if (!o->has[threads]) o->threads = max_int(1, host_cores("") / comm_ranks_here());
     if (!o->has[aux]) o->router_aux = o->model.router_bias ? 0 : 0.01;
@@ -89,6 +87,39 @@ static inline int64_t options_smaller_batch(const Options *o, int ranks) {
     return B;
 }
 
+// Checks the tokens of a micro-step and an update. when: empty, or the phase that they are of.
+static inline int options_batch_problems(const Options *o, int ranks, const char *when) {
+    int problems = 0;
+    int64_t N = o->batch_size * o->model.T, micro_step = N * ranks; // at most 2^48 each
+    if (N > INT_MAX)
+        REFUSE(problems, "%s--batch-size %" PRId64 " times --seq-len %d is more than %d tokens; use a smaller one",
+               when, o->batch_size, o->model.T, INT_MAX);
+    else if (!o->generate && o->total_batch % micro_step) { // generation has no updates
+        int64_t smaller = options_smaller_batch(o, ranks), larger = (o->total_batch / micro_step + 1) * micro_step;
+        OptionText batch_size = ""; // suggested first: it does not change the updates
+        if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 " or ", smaller);
+        REFUSE(problems,
+               "%s--total-batch %" PRId64 " is not a multiple of --batch-size %" PRId64
+               " times --seq-len %d times %d rank%s; use %s--total-batch %" PRId64,
+               when, o->total_batch, o->batch_size, o->model.T, ranks, ranks == 1 ? "" : "s", batch_size, larger);
+    }
+    return problems;
+}
+
+// Checks the phases: their texts, and the tokens of each update.
+static inline int options_phase_problems(const Options *o, int ranks) {
+    Phases phases;
+    int problems = phases_build(&phases, o);
+    if (problems == 0) problems = options_batch_problems(o, ranks, "");
+    for (int k = 1; k < phases.count && problems == 0; k++) {
+        OptionText when;
+        FORMAT(when, "after step %" PRId64 ": ", phases.items[k].step);
+        problems += options_batch_problems(&phases.items[k].options, ranks, when);
+    }
+    phases_free(&phases);
+    return problems;
+}
+
 // Checks numbers against each other. All options have values.
 static inline int options_number_problems(const Options *o, int ranks) {
     static const char *const shape[] = {"attention",      "preset",       "heads",          "kv-heads",
@@ -96,7 +127,8 @@ static inline int options_number_problems(const Options *o, int ranks) {
                                         "yoco",           "experts",      "experts-active", "expert-ffn",
                                         "shared-experts", "dense-layers", "router-bias",    NULL};
     static const char *const length[] = {"steps", "warmup", "schedule", "decay-steps", NULL};
-    static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};
+    static const char *const batch[] = {"preset",         "batch-size", "seq-len", "total-batch",
+                                        "batch-schedule", "phase",      "steps",   NULL};
     int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
     if (options_usable(o, length) && o->warmup > o->steps)
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
@@ -105,20 +137,7 @@ static inline int options_number_problems(const Options *o, int ranks) {
                "--decay-steps %" PRId64 " is more than the %" PRId64 " steps after the warmup: --steps %" PRId64
                " less --warmup %" PRId64,
                o->decay_steps, o->steps - o->warmup, o->steps, o->warmup);
-    if (!options_usable(o, batch)) return problems;
-    int64_t N = o->batch_size * o->model.T, micro_step = N * ranks; // at most 2^48 each
-    if (N > INT_MAX)
-        REFUSE(problems, "--batch-size %" PRId64 " times --seq-len %d is more than %d tokens; use a smaller one",
-               o->batch_size, o->model.T, INT_MAX);
-    else if (!o->generate && o->total_batch % micro_step) { // generation has no updates
-        int64_t smaller = options_smaller_batch(o, ranks), larger = (o->total_batch / micro_step + 1) * micro_step;
-        OptionText batch_size = ""; // suggested first: it does not change the updates
-        if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 " or ", smaller);
-        REFUSE(problems,
-               "--total-batch %" PRId64 " is not a multiple of --batch-size %" PRId64
-               " times --seq-len %d times %d rank%s; use %s--total-batch %" PRId64,
-               o->total_batch, o->batch_size, o->model.T, ranks, ranks == 1 ? "" : "s", batch_size, larger);
-    }
+    if (options_usable(o, batch)) problems += options_phase_problems(o, ranks);
     return problems;
 }
 
@@ -167,6 +186,9 @@ typedef struct {
 static const Exclusion exclusions[] = {
     {"match-params", "match-active", false, "both determine one width"},
     {"init", "resume", false, "a resumed run already has weights"},
+    {"batch-schedule", "total-batch", true, "both set the tokens of an update"},
+    {"phase", "rollback", false, "the data and the model of an earlier phase are not opened again"},
+    {"phase", "tune-gemm", false, "the algorithms are those of one shape"},
     {"decay-now", "steps", true, "the run ends with the decay, after --decay-steps"},
     {"prompt", "prompt-tokens", false, "both specify the prompt"},
     {"prompts", "prompt", true, "both specify the prompt"},
@@ -364,6 +386,13 @@ static inline void options_warn_unused(const Options *o) {
         if (rows[i].unused && options_given(o, rows[i].option))
             warn("--%s%s has no effect %s", strcmp(rows[i].option, "deterministic") == 0 ? "no-" : "", rows[i].option,
                  rows[i].where);
+    Phases phases;
+    phases_build(&phases, o);
+    if (phases.dropped)
+        warn("--phase or --batch-schedule: step %" PRId64 " is not before the last step, --steps %" PRId64
+             ": it has no effect",
+             phases.dropped, o->steps);
+    phases_free(&phases);
     if (o->stop_after > o->steps)
         warn("--stop-after %" PRId64 " has no effect: the run ends after --steps %" PRId64, o->stop_after, o->steps);
 }

@@ -30,6 +30,7 @@ typedef struct {
     const char *train_data, *val_data, *separator, *tokenizer;
     bool doc_mask;
     int64_t batch_size, total_batch;
+    const char *batch_schedule, *phase; // phases.h; NULL: none
 
     int64_t steps;
     double lr, min_lr_ratio;
@@ -80,6 +81,7 @@ typedef enum {
     OPTION_U64,    // uint64_t
     OPTION_REAL,   // double, finite
     OPTION_TEXT,   // const char *, not empty, owned; NULL without a value
+    OPTION_LIST,   // the same; may be given several times, joined by ';'
     OPTION_CHOICE, // int, an index into a list of names
     OPTION_VARIANT // const AttentionVariant *
 } OptionKind;
@@ -108,6 +110,20 @@ static inline const char *attention_choice(int i) {
 static inline const char *preset_choice(int i) { return i < PRESET_COUNT ? presets[i].name : NULL; }
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
 static inline const char *decay_choice(int i) { return i < DECAY_SHAPE_COUNT ? decay_shape_names[i] : NULL; }
+
+// The options that a phase may change (--phase). rebuilds: the model's activations are laid out again, and the data are
+// opened again.
+typedef struct {
+    const char *option;
+    bool rebuilds;
+} PhaseRow;
+static const PhaseRow phase_rows[] = {
+    {"train-data", true},   {"seq-len", true},   {"batch-size", true},        {"rope-theta", true},
+    {"total-batch", false}, {"lr", false},       {"weight-decay", false},     {"grad-clip", false},
+    {"router-aux", false},  {"router-z", false}, {"router-bias-rate", false},
+};
+enum { PHASE_ROW_COUNT = sizeof(phase_rows) / sizeof(phase_rows[0]) };
+static inline const char *phase_choice(int i) { return i < PHASE_ROW_COUNT ? phase_rows[i].option : NULL; }
 
 // --rollback K:M
 enum { ROLLBACK_LIMIT = 1000 }; // of M
@@ -207,6 +223,8 @@ static const OptionRow option_rows[] = {
         "sequences per rank and micro-step"},
     {"batch", "total-batch", OPTION_INT, OPTION_SAVED, FIELD(total_batch), "TOKENS", "(B*T*ranks)", "[1, 1e15]", NULL,
         "tokens per update, a multiple of B*T*ranks"},
+    {"batch", "batch-schedule", OPTION_TEXT, OPTION_SAVED, FIELD(batch_schedule), "B@N,...", NULL, NULL, NULL,
+        "B tokens per update after step N, in place of --total-batch, such as 64K@0,256K@2000 (K = 1024, M = 1024 K)"},
 
     {"training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 1e15]", NULL, "number of updates"},
     {"training", "lr", OPTION_REAL, OPTION_SAVED, FIELD(lr), "X", "1e-3", "[0, inf)", NULL, "peak learning rate"},
@@ -234,6 +252,8 @@ static const OptionRow option_rows[] = {
         "with --experts: weight of the squared log-sum-exp of the routers' logits; 0: none"},
     {"training", "router-bias-rate", OPTION_REAL, OPTION_SAVED, FIELD(router_bias_rate), "X", "0.001", "[0, 1]", NULL,
         "with --router-bias: change of a bias in an update"},
+    {"training", "phase", OPTION_LIST, OPTION_SAVED, FIELD(phase), "STEP:NAME=X,...", NULL, NULL, phase_choice,
+        "change options after a step; may be given several times. Options"},
     {"training", "seed", OPTION_U64, OPTION_FIXED, FIELD(seed), "N", "1", NULL, NULL,
         "seed of the initial weights, the data order and samples"},
 
@@ -399,6 +419,7 @@ static inline const char *option_accepts(OptionText out, const OptionRow *row) {
     case OPTION_INT: snprintf(out, sizeof(OptionText), "a whole number in %s", row->range); break;
     case OPTION_U64: snprintf(out, sizeof(OptionText), "a whole number in [0, %" PRIu64 "]", UINT64_MAX); break;
     case OPTION_REAL: snprintf(out, sizeof(OptionText), "a number in %s", row->range); break;
+    case OPTION_LIST:
     case OPTION_VARIANT:
     case OPTION_CHOICE:
         for (int i = 0; row->choice(i) && n < sizeof(OptionText); i++)
@@ -469,10 +490,13 @@ static inline bool option_set(Options *o, int r, const char *text) {
         *(double *)field = x;
         break;
     }
+    case OPTION_LIST:
     case OPTION_TEXT: {
         if (!*text) return false;
-        char *copy = strdup(text);
-        CHECK(copy != NULL, "out of memory: cannot copy --%s", row->name);
+        const char *before = row->kind == OPTION_LIST ? *(char **)field : NULL;
+        size_t size = (before ? strlen(before) + 1 : 0) + strlen(text) + 1;
+        char *copy = (char *)checked_calloc(size, 1);
+        snprintf(copy, size, "%s%s%s", before ? before : "", before ? ";" : "", text);
         free(*(char **)field);
         *(char **)field = copy;
         break;
@@ -499,6 +523,7 @@ static inline const char *option_value(OptionText out, const OptionRow *row, con
     case OPTION_DIM: snprintf(out, sizeof(OptionText), "%d", *(const int *)field); break;
     case OPTION_INT: snprintf(out, sizeof(OptionText), "%" PRId64, *(const int64_t *)field); break;
     case OPTION_U64: snprintf(out, sizeof(OptionText), "%" PRIu64, *(const uint64_t *)field); break;
+    case OPTION_LIST:
     case OPTION_TEXT: return *(const char *const *)field;
     case OPTION_CHOICE: return row->choice(*(const int *)field);
     case OPTION_VARIANT: return (*(const AttentionVariant *const *)field)->name;
@@ -525,6 +550,7 @@ static inline bool option_on(const Options *o, const char *name) {
     case OPTION_DIM: return *(const int *)field != 0;
     case OPTION_INT: return *(const int64_t *)field != 0;
     case OPTION_REAL: return *(const double *)field != 0;
+    case OPTION_LIST:
     case OPTION_TEXT: return *(const char *const *)field != NULL;
     default: return *(const bool *)field;
     }
@@ -561,7 +587,8 @@ static inline void options_defaults(Options *o) {
 
 static inline void options_free(Options *o) {
     for (int r = 0; r < OPTION_ROW_COUNT; r++)
-        if (option_rows[r].kind == OPTION_TEXT) free(*(char **)((char *)o + option_rows[r].field));
+        if (option_rows[r].kind == OPTION_TEXT || option_rows[r].kind == OPTION_LIST)
+            free(*(char **)((char *)o + option_rows[r].field));
     memset(o, 0, sizeof(*o));
 }
 #endif

@@ -4,7 +4,7 @@ predict_diffv2.c, which is compiled apart, defines the first two functions.
 
   predicted_plan(plan, config, ...)         as plan_build, of the bf16 program on the GPU
   predict_step(plan, options, change)       Prediction (prediction_types.h)
-  prediction_summary(prediction)            share of the peak, tokens/s, hours, what limits the speed
+  prediction_summary(prediction)            share of the peak, tokens/s, what limits the speed
   predict_range(plan, options)              the mean prediction, and those of both ends of the assumptions
   predict_times(plan, options)              the same of the step's time alone, for a plan as the options have it
 */
@@ -25,10 +25,10 @@ Prediction predict_step(const ModelPlan *plan, const Options *options, int chang
 #endif
 
 typedef struct {
-    double peak_share;          // of the dense bf16 peak
-    double tokens_per_s, hours; // of all ranks; of the run
-    Bound bound;                // the largest limit
-    double bound_share;         // of the step's time
+    double peak_share;   // of the dense bf16 peak
+    double tokens_per_s; // of all ranks
+    Bound bound;         // the largest limit
+    double bound_share;  // of the step's time
 } PredictionSummary;
 
 static inline PredictionSummary prediction_summary(const Prediction *p) {
@@ -37,7 +37,6 @@ static inline PredictionSummary prediction_summary(const Prediction *p) {
     double seconds = 1e-3 * p->step_ms;
     s.peak_share = p->micro_steps * training_flops(m, m->B, m->T) / (seconds * 1e12 * m->device->tflops);
     s.tokens_per_s = (double)p->options->total_batch / seconds;
-    s.hours = (double)p->options->steps * seconds / 3600;
     s.bound = BOUND_PRODUCTS;
     for (int i = 1; i < BOUNDS; i++)
         if (p->bound_ms[i] > p->bound_ms[s.bound]) s.bound = (Bound)i;

@@ -4,7 +4,7 @@ prediction_report.h: prints a prediction (--dry-run --device), and writes it as 
 #ifndef LLMC_PREDICTION_REPORT_H
 #define LLMC_PREDICTION_REPORT_H
 #include "memory_report.h"
-#include "prediction.h"
+#include "phase_cost.h"
 #include "prediction_communication.h"
 #include "prediction_rates.h"
 #include "../base/files.h"
@@ -165,7 +165,7 @@ static inline void print_predicted_step(const ModelPlan *plan, const Options *o,
     printf("\n");
 }
 
-static inline void print_prediction(const ModelPlan *plan, const Options *o) {
+static inline void print_prediction(const ModelPlan *plan, const Options *o, const RunCost *cost) {
     PredictedRange r = predict_range(plan, o);
     const Prediction *p = &r.mean;
     PredictionSummary s = prediction_summary(p), fast = prediction_summary(&r.fast), slow = prediction_summary(&r.slow);
@@ -193,7 +193,7 @@ static inline void print_prediction(const ModelPlan *plan, const Options *o) {
     format_count(low, sizeof(low), slow.tokens_per_s / plan_ranks(plan));
     format_count(high, sizeof(high), fast.tokens_per_s / plan_ranks(plan));
     if (plan_ranks(plan) > 1) printf(", %s to %s per GPU", low, high);
-    printf("\n  %-24s %10.3g to %8.3g hours of the run\n", "", fast.hours, slow.hours);
+    printf("\n  %-24s %10.3g to %8.3g hours of the run\n", "", cost->fast_hours, cost->slow_hours);
     printf("  %-24s %10.0f%% of it bound by %s\n", "", 100 * s.bound_share, bound_names[s.bound]);
     print_prediction_ends(d);
     print_prediction_alternatives(p);
@@ -233,13 +233,13 @@ static inline void add_assumptions(cJSON *json, const Prediction *p) {
     }
 }
 
-// The times and rates of a step.
-static inline void add_times(cJSON *json, const Prediction *p) {
+// The times and rates of a step, and the hours of the run.
+static inline void add_times(cJSON *json, const Prediction *p, double hours) {
     PredictionSummary s = prediction_summary(p);
     cJSON_AddNumberToObject(json, "step_ms", p->step_ms);
     cJSON_AddNumberToObject(json, "share_of_peak", s.peak_share);
     cJSON_AddNumberToObject(json, "tokens_per_s", s.tokens_per_s);
-    cJSON_AddNumberToObject(json, "hours", s.hours);
+    cJSON_AddNumberToObject(json, "hours", hours);
     cJSON_AddStringToObject(json, "bound_by", bound_names[s.bound]);
     cJSON_AddNumberToObject(json, "communication_ms", p->reduce_ms + p->gather_ms);
     cJSON_AddNumberToObject(json, "latency_ms", p->link_hops_ms + p->network_hops_ms);
@@ -250,7 +250,7 @@ static inline void add_times(cJSON *json, const Prediction *p) {
 
 // Writes the prediction as JSON, which scripts/update_docs.py and dev/gpu_check read.
 static inline void write_prediction(const char *path, const ModelPlan *plan, const ModelPlan *sampling,
-                                    const Options *o) {
+                                    const Options *o, const RunCost *cost) {
     PredictedRange r = predict_range(plan, o);
     double needs = (double)process_bytes(plan, sampling);
     cJSON *json = cJSON_CreateObject();
@@ -264,9 +264,9 @@ static inline void write_prediction(const char *path, const ModelPlan *plan, con
     cJSON_AddNumberToObject(json, "buckets", plan->sharding.count);
     cJSON_AddNumberToObject(json, "memory_bytes", needs);
     cJSON_AddBoolToObject(json, "fits", needs <= device_memory_bytes(plan->device));
-    add_times(json, &r.mean);
-    add_times(cJSON_AddObjectToObject(json, "fast"), &r.fast);
-    add_times(cJSON_AddObjectToObject(json, "slow"), &r.slow);
+    add_times(json, &r.mean, cost->hours);
+    add_times(cJSON_AddObjectToObject(json, "fast"), &r.fast, cost->fast_hours);
+    add_times(cJSON_AddObjectToObject(json, "slow"), &r.slow, cost->slow_hours);
     add_operations(json, &r.mean);
     add_assumptions(json, &r.mean);
     size_t size;

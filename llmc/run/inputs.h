@@ -4,6 +4,8 @@ inputs.h: what a run reads besides its model: the data of its mode, tokenizer, p
   void     inputs_open(in, o, mode, plan, generates, loaded)   completes the plan for the last batch of a validation.
                                                                generates: text is drawn from the model. loaded: a
                                                                checkpoint directory, or NULL
+  void     inputs_open_data(in, o, mode, plan), inputs_close_data(in)   the part of the data and tasks
+  void     inputs_check_phases(phases, V)                      ends the program if data of a later phase are unusable
   void     inputs_compare(in, trains)                          ends the program if ranks read different data
   void     inputs_close(in)
   uint64_t validation_windows(in, o)                           windows that a validation reads: the first ones
@@ -29,6 +31,30 @@ static inline uint64_t validation_windows(const Inputs *in, const Options *o) {
     return windows < in->val.window_count ? windows : in->val.window_count;
 }
 
+static inline void inputs_open_data(Inputs *in, const Options *o, Mode mode, ModelPlan *plan) {
+    const ModeRow *row = &mode_rows[mode];
+    int V = plan->config.V;
+    if (row->train_data) run_data_open(&in->train, o, "train-data", o->train_data, V, true);
+    if (row->val_data && o->val_data) run_data_open(&in->val, o, "val-data", o->val_data, V, false);
+    if (in->val.shard_count) plan_last_batch(plan, (int)(validation_windows(in, o) % (uint64_t)plan->B));
+    if (mode == MODE_TRAIN || mode == MODE_EVAL)
+        in->choices = choices_open_all(o->eval_choices, V, o->model.T, in->tokenizer.tokenizer);
+}
+
+// Opens and closes the data of the later phases, so that what is wrong with them ends the run at its start.
+static inline void inputs_check_phases(const Phases *p, int V) {
+    for (int k = p->current + 1; k < p->count; k++) {
+        const Options *o = &p->items[k].options;
+        DataLoader loader;
+        if (!p->items[k].rebuilds) continue;
+        run_data_open(&loader, o, "train-data", o->train_data, V, true);
+        dataloader_close(&loader);
+        if (!o->val_data) continue;
+        run_data_open(&loader, o, "val-data", o->val_data, V, false);
+        dataloader_close(&loader);
+    }
+}
+
 static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPlan *plan, bool generates,
                                const char *loaded) {
     const ModeRow *row = &mode_rows[mode];
@@ -40,11 +66,7 @@ static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPla
     if (generates && in->tokenizer.implied && in->tokenizer.separator < 0 && comm_rank() == 0)
         warn("generated text begins after token 0, because the token that separates documents is unknown: give "
              "--separator ID, or --prompt-tokens");
-    if (row->train_data) run_data_open(&in->train, o, "train-data", o->train_data, V, true);
-    if (row->val_data && o->val_data) run_data_open(&in->val, o, "val-data", o->val_data, V, false);
-    if (in->val.shard_count) plan_last_batch(plan, (int)(validation_windows(in, o) % (uint64_t)plan->B));
-    if (mode == MODE_TRAIN || mode == MODE_EVAL)
-        in->choices = choices_open_all(o->eval_choices, V, T, in->tokenizer.tokenizer);
+    inputs_open_data(in, o, mode, plan);
 }
 
 // Ranks must read the same data.
@@ -54,10 +76,14 @@ static inline void inputs_compare(Inputs *in, bool trains) {
     run_data_compare(in->fingerprint, in->val.window_count, in->val_fingerprint);
 }
 
-static inline void inputs_close(Inputs *in) {
+static inline void inputs_close_data(Inputs *in) {
     if (in->train.shard_count) dataloader_close(&in->train);
     if (in->val.shard_count) dataloader_close(&in->val);
     choices_close_all(&in->choices);
+}
+
+static inline void inputs_close(Inputs *in) {
+    inputs_close_data(in);
     free_sequences(in->sequences, in->prompts.count);
     prompts_close(&in->prompts);
     run_tokenizer_close(&in->tokenizer);

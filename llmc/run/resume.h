@@ -2,7 +2,8 @@
 resume.h: how a start begins: what --resume finds in --out, the options and the model that follow, and the log that the
 start opens.
 
-  ModelConfig start_configure(options, resume, argc, argv)   the complete options and the model
+  ModelConfig start_configure(options, phases, resume, argc, argv)   the options of all phases, and those and the model
+                                                                     of the phase that the run is in
   void        start_open_log(log, options, resume, step, description)   a new log, or the one that --resume continues
 */
 #ifndef LLMC_RESUME_H
@@ -81,6 +82,11 @@ static inline void start_configure_operations(Options *o) {
         fprintf(options_notes(o), "--gemm fp8: experts compute in bf16, which is faster on this GPU\n");
 }
 
+// The step of the checkpoint; 0 without one.
+static inline int64_t resume_step(const Resume *r) {
+    return r->state ? (int64_t)state_number(r->state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, r->path) : 0;
+}
+
 // --decay-now: the checkpoint becomes the last step before the decay of wsd, which ends the run. A later --resume
 // follows from the options that this sets.
 static inline void start_decay(Options *o, const Resume *r) {
@@ -96,7 +102,7 @@ static inline void start_decay(Options *o, const Resume *r) {
     before.steps = (int64_t)steps, before.decay_steps = (int64_t)decay_steps;
     if (name) option_set(&before, schedule, name);
     LearningRate rate = options_learning_rate(&before);
-    int64_t step = (int64_t)state_number(r->state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, r->path);
+    int64_t step = resume_step(r);
     bool decays = before.schedule == SCHEDULE_COSINE || before.schedule == SCHEDULE_LINEAR;
     if (decays || o->schedule == SCHEDULE_COSINE || o->schedule == SCHEDULE_LINEAR)
         REFUSE(problems, "--decay-now requires --schedule wsd or constant, not %s, which decays from the warmup on",
@@ -126,7 +132,33 @@ static inline void init_refuse_run(const char *dir) {
     CHECK(count == 0, "--init %s is the directory of a run: use its newest checkpoint, --init %s", dir, path);
 }
 
-static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, char **argv) {
+// The model of a checkpoint has the values of its phase; the options to adopt are those of phase 0. A resume may change
+// phases that are still to come.
+static inline void resume_undo_phases(const Resume *r, const Options *o, ModelConfig *loaded) {
+    Phases phases;
+    int problems = phases_build(&phases, o);
+    const TrainingPhase *now = &phases.items[phases_at(&phases, resume_step(r))];
+    for (size_t i = 0; i < PHASE_ROW_COUNT && !problems; i++) {
+        OptionText have, want;
+        int k = option_row(phase_rows[i].option);
+        const OptionRow *row = &option_rows[k];
+        if (!option_of_model(row) || !o->has[k]) continue;
+        option_value(have, row, loaded);
+        option_value(want, row, &now->options);
+        if (strcmp(have, want) != 0)
+            REFUSE(problems,
+                   "--%s is %s in the checkpoint of step %" PRId64 ", and %s by the options and phases now; a "
+                   "resumed run can only change --phase after that step",
+                   row->name, have, resume_step(r), want);
+        Options base = *o;
+        memcpy((char *)loaded + row->field, (char *)&base + row->field,
+               row->kind == OPTION_DIM ? sizeof(int) : sizeof(double));
+    }
+    phases_free(&phases);
+    if (problems) program_exit(EXIT_USAGE);
+}
+
+static inline ModelConfig start_configure(Options *o, Phases *phases, Resume *resume, int argc, char **argv) {
     options_parse(o, argc, argv);
     watch_timeout(o->timeout);
     char *own = comm_ranks() > 1 ? ranks_describe(o) : NULL; // before the first collective
@@ -138,6 +170,7 @@ static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, 
     if (loaded) { // resume_find has verified a checkpoint of the run
         if (!resume->state && options_mode(o) != MODE_DRY_RUN) checkpoint_check_init(loaded);
         ModelConfig config = config_json_read(loaded);
+        if (resume->state) resume_undo_phases(resume, o, &config);
         options_adopt_model(o, &config);
     }
     start_decay(o, resume);
@@ -146,6 +179,9 @@ static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, 
     watch_timeout(o->timeout); // may be the checkpoint's
     omp_set_num_threads((int)o->threads);
     start_configure_operations(o);
+    phases_build(phases, o);
+    phases->current = phases_at(phases, resume_step(resume));
+    *o = phases->items[phases->current].options;
     return options_model(o);
 }
 

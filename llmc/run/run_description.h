@@ -11,14 +11,14 @@ it.
 #include "../data/data_identity.h"
 #include "../options/environment.h"
 #include "inputs.h"
-#include "../options/options_json.h"
+#include "phase_records.h"
 #include "run_records.h"
 #include <sys/utsname.h>
 
 typedef struct {
     int argc;
     char **argv;
-    const Options *options;
+    const Phases *phases;
     const ModelPlan *plan;
     const Inputs *inputs;
     double windows; // of the training order that the whole run reads
@@ -28,7 +28,9 @@ typedef struct {
 static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON *command = cJSON_AddArrayToObject(json, "command_line");
     for (int i = 0; i < f->argc; i++) cJSON_AddItemToArray(command, cJSON_CreateString(f->argv[i]));
-    cJSON_AddItemToObject(json, "options", options_to_json(f->options));
+    const Options *o = &f->phases->items[0].options;
+    cJSON_AddItemToObject(json, "options", options_to_json(o));
+    if (f->phases->count > 1) cJSON_AddItemToObject(json, "phases", phases_to_json(f->phases));
     const ModelPlan *plan = f->plan;
     const ModelConfig *c = &plan->config;
     cJSON *model = cJSON_AddObjectToObject(json, "model"); // with the data of a step, what a comparison of runs needs
@@ -41,7 +43,7 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     json_add_u64(json, "data_fingerprint", f->inputs->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
     cJSON_AddItemToObject(data, "train", dataloader_describe(&f->inputs->train, f->windows));
-    if (f->options->val_data) cJSON_AddItemToObject(data, "val", dataloader_describe(&f->inputs->val, 0));
+    if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_describe(&f->inputs->val, 0));
     if (f->inputs->choices.count) cJSON_AddItemToObject(data, "choices", choices_describe(&f->inputs->choices));
     cJSON_AddStringToObject(json, "revision", source_revision());
 }
@@ -69,7 +71,7 @@ static inline void describe_libraries(cJSON *json, const Options *o, const char 
 static inline void describe_machine(cJSON *json, const RunFacts *f) {
     struct utsname host;
     char text[256], driver[sizeof(text)];
-    int cores = host_cores(""), threads = (int)f->options->threads;
+    int cores = host_cores(""), threads = (int)f->phases->items[0].options.threads;
     CHECK(uname(&host) == 0, "cannot get the name of this host: %s", strerror(errno));
     cJSON_AddStringToObject(json, "host", host.nodename);
     FORMAT(text, "%s %s %s", host.sysname, host.release, host.machine);

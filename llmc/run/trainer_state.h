@@ -14,6 +14,7 @@ trainer_state.h: where a run is: its counters and detectors, and trainer_state.j
 #ifndef LLMC_TRAINER_STATE_H
 #define LLMC_TRAINER_STATE_H
 #include "../checkpoint/checkpoint.h"
+#include "../data/positions.h"
 #include "../options/options_json.h"
 #include "rollback.h"
 #include "spikes.h"
@@ -24,7 +25,8 @@ typedef struct {
     int64_t tokens;  // of the steps done, each with the --total-batch of its start
     // The first step after the first of the last validations in a row whose loss was not finite; 0: the last one's is.
     int64_t val_not_finite_since;
-    uint64_t next_window; // position in the training order
+    uint64_t next_window; // position in the training order, since the data were opened
+    DataPositions opened; // positions of the corpora then, in a run with phases
     SpikeGuard guard;     // decides which updates are applied
     Rollback rollback;    // decides when the run goes back
 } TrainerState;
@@ -51,6 +53,7 @@ static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options 
     json_add_u64(json, "data_fingerprint", data_fingerprint);
     CHECK(cJSON_AddItemToObject(json, "data", data_identity) &&
               cJSON_AddItemToObject(json, "detectors", spike_guard_to_json(&s->guard)) &&
+              (!s->opened.count || cJSON_AddItemToObject(json, "data_opened_at", positions_to_json(&s->opened))) &&
               (!s->rollback.count || cJSON_AddItemToObject(json, "rollback", rollback_to_json(&s->rollback))) &&
               (!matmul_choices() ||
                cJSON_AddItemToObject(json, "gemm_choices", cJSON_Duplicate(matmul_choices(), true))) &&
@@ -92,6 +95,8 @@ static inline void trainer_state_rewind(TrainerState *s, const cJSON *json, cons
 static inline void trainer_state_resume(TrainerState *s, const cJSON *json, const char *path) {
     trainer_state_rewind(s, json, path);
     s->next_window = state_number(json, "next_window", UINT64_MAX / 2, path);
+    CHECK(positions_from_json(&s->opened, cJSON_GetObjectItemCaseSensitive(json, "data_opened_at")),
+          "%s: \"data_opened_at\" in trainer_state.json has an invalid format", path);
     CHECK(rollback_from_json(&s->rollback, cJSON_GetObjectItemCaseSensitive(json, "rollback")),
           "%s: \"rollback\" in trainer_state.json has an invalid format", path);
 }

@@ -1,9 +1,21 @@
-"""What changes during a run: the decay of the learning rate."""
+"""What changes during a run: the decay of the learning rate, the batch, and phases."""
 
+import re
 import shutil
 
 import pytest
-from program import FAILED, SHAPE, USAGE, checkpoint, expect_same, records, run_trainer
+from program import (
+    FAILED,
+    SHAPE,
+    USAGE,
+    all_records,
+    checkpoint,
+    expect_same,
+    read_json,
+    records,
+    run_trainer,
+    without_times,
+)
 
 BATCH = "--batch-size 4 --warmup 2 --threads 2"
 SQRT = "--decay-shape 1-sqrt --schedule"
@@ -57,3 +69,98 @@ def test_decay_mistakes(corpus, tmp_path):
         ("--schedule wsd --steps 9 --decay-steps 8", "--decay-steps 8 is more than the 7 steps after the warmup"),
     ):
         start(corpus, tmp_path / "refused", words).one_line(USAGE, message)
+
+
+# ---- phases
+
+
+def phase_events(run):
+    return [record for record in all_records(run) if record.get("what") == "phase"]
+
+
+def expect_resumes(corpus, tmp_path, stops, steps, *options):
+    """Runs stopped at each of these steps equal an uninterrupted run, which is returned."""
+    whole = tmp_path / "whole"
+    start(corpus, whole, f"--steps {steps}", *options).done()
+    for stop in stops:
+        run = tmp_path / f"stopped-{stop}"
+        start(corpus, run, f"--steps {steps} --stop-after {stop}", *options).done()
+        resume(run).done()
+        expect_same(checkpoint(whole, steps), checkpoint(run, steps))
+        assert without_times(records(run, "train")) == without_times(records(whole, "train"))
+        assert phase_events(run) == phase_events(whole)
+    return whole
+
+
+def test_batch_schedule(corpus, tmp_path):
+    """--batch-schedule changes the tokens of an update, not the order of the data, and resumes bit for bit"""
+    batches = "--batch-schedule 64@0,256@3,128@5 --schedule wsd --decay-steps 2"
+    whole = expect_resumes(corpus, tmp_path, (3, 4), 7, batches)
+    steps = records(whole, "train")
+    assert [step["tokens"] for step in steps] == [64, 128, 192, 448, 704, 832, 960]
+    assert [step["lr"] for step in steps[3:]] == pytest.approx([1e-3, 1e-3, 5.5e-4, 1e-4])
+    assert read_json(checkpoint(whole, 7) / "trainer_state.json")["next_window"] == 960 // 16
+    planned = run_trainer("--dry-run", SHAPE, BATCH, "--steps 4000 --batch-schedule 1K@0,64K@2000").done().out
+    assert re.search(r"tokens of the run +133M", planned) and re.search(r"2001 to 4000 .* 65536 ", planned)
+
+
+def test_phases(corpus, tmp_path):
+    """a run of phases resumes bit for bit, inside and at the border of a phase"""
+    mixture = f"'a={corpus / 'train.bin'}:3 b={corpus / 'val.bin'}:1'"
+    phases = (
+        f"--phase 3:seq-len=32,rope-theta=50000,batch-size=2,lr=0.0005 --phase 5:train-data={mixture},total-batch=128",
+        "--phase 7:lr=0.0001 --val-data",
+        corpus / "val.bin",
+        "--val-every 2 --val-steps 2 --sample-every 6",
+    )
+    whole = expect_resumes(corpus, tmp_path, (3, 4, 5, 8), 9, *phases)
+    steps = records(whole, "train")
+    assert [step["tokens"] for step in steps] == [64, 128, 192, 256, 320, 448, 576, 704, 832]
+    described, config = read_json(whole / "run.json"), read_json(checkpoint(whole, 9) / "config.json")
+    assert [phase["step"] for phase in described["phases"]] == [3, 5, 7]
+    assert described["phases"][2]["changed"] == [{"name": "lr", "old": 0.0005, "new": 0.0001}]
+    assert (config["max_position_embeddings"], config["rope_theta"]) == (32, 50000)
+    state = read_json(checkpoint(whole, 9) / "trainer_state.json")
+    assert [corpus["tokens"] for corpus in state["data_opened_at"]] == [320]
+    assert state["options"]["seq-len"] == 16 and state["next_window"] == (832 - 320) // 32
+    # the weights are those of the last phase for every mode
+    assert resume(whole, "--eval --val-steps 1").done()
+
+
+def test_phase_without_change(corpus, tmp_path):
+    """a phase that opens the same data and the same model again changes no bit of the training"""
+    plain, again = tmp_path / "plain", tmp_path / "again"
+    start(corpus, plain, "--steps 6").done()
+    start(corpus, again, "--steps 6 --phase 2:seq-len=16 --phase 4:rope-theta=10000").done()
+    assert without_times(records(plain, "train")) == without_times(records(again, "train"))
+
+
+def test_phase_mistakes(corpus, tmp_path):
+    """each mistake in a phase or a batch schedule is one line"""
+    for words, message in {
+        "--phase 3": "--phase '3' has an invalid format",
+        "--phase 3:lr": "has an invalid format: it must be STEP:NAME=VALUE",
+        "--phase 3:lr=1e-4,": "--phase 3: lr '1e-4,' is not accepted: it must be a number in [0, inf)",
+        "--phase 3:layers=4": "--phase 3: a phase cannot change layers: it must be one of train-data, seq-len",
+        "--phase 0:lr=1": "step 0 is not after step 0",
+        "--phase 3:lr=1 --phase 3:seq-len=32": "step 3 is not after step 3: the steps must ascend",
+        "--phase 3:lr=1,lr=2": "--phase 3: lr is specified more than once",
+        "--phase 3:seq-len=24": "after step 3: --total-batch 64 is not a multiple of --batch-size 4 times --seq-len 24",
+        "--phase 3:lr=1 --rollback 1:2": "--phase and --rollback are mutually exclusive",
+        "--batch-schedule 64@0,100@3": "after step 3: --total-batch 100 is not a multiple",
+        "--batch-schedule 64@1": "--batch-schedule '64@1' is not accepted: it must be TOKENS@0,TOKENS@STEP",
+        "--batch-schedule 64@0,128@9,": "is not accepted",
+        "--batch-schedule 64@0,128@8,64@8": "step 8 is not after step 8",
+        "--batch-schedule 64@0 --total-batch 64": "are mutually exclusive: both set the tokens of an update",
+        "--batch-schedule 64@0 --phase 3:total-batch=128": "are mutually exclusive: both set the tokens of an update",
+    }.items():
+        start(corpus, tmp_path / "refused", "--steps 9", words).one_line(USAGE, message)
+    result = start(corpus, tmp_path / "refused", "--steps 9 --phase 3:train-data=nothing").one_line(FAILED, "nothing")
+    assert not (tmp_path / "refused").exists(), result
+    run = tmp_path / "run"
+    late = start(corpus, run, "--steps 5 --stop-after 4 --phase 2:rope-theta=500 --phase 8:lr=1").done()
+    assert "step 8 is not before the last step, --steps 5: it has no effect" in late.err
+    resume(run, "--phase 3:lr=1").one_line(USAGE, "--rope-theta is 500 in the checkpoint of step 4, and 10000 by the")
+    resume(run, "--phase 2:rope-theta=500,seq-len=32,batch-size=2").one_line(USAGE, "--seq-len is 16 in the checkpoint")
+    resume(run, "--phase 2:rope-theta=500 --phase 4:lr=1").done()
+    assert records(run, "train")[-1]["lr"] == pytest.approx(0.1)
