@@ -125,6 +125,8 @@ static const Case cuda_cases[] = {
     {&magnitudes_check, {5000}, 0, "even count"},
     {&magnitudes_check, {1}, 1, "one number"},
     {&magnitudes_check, {20001}, 0, "odd count"},
+    {&update_stats_check, {20003}, 0, "packs and a remainder of 3"},
+    {&update_stats_check, {5}, 1, "no packs"},
     {&attention_stats_check, {2, 40, 4, 0, 0, 1, 0}, 0, "one map"},
     {&attention_stats_check, {2, 40, 4, 1, 1, 1, 0}, 0, "neighbouring pairs"},
     {&attention_stats_check, {1, 300, 2, 1, 1, 1, 0}, 0, "more keys than threads"},

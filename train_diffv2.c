@@ -34,6 +34,7 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/run/run_records.h"
 #include "llmc/options/schedule.h"
 #include "llmc/run/stop_signals.h"
+#include "llmc/run/tensor_stats.h"
 #endif
 
 // ---------------------------------------------------------------------------------------------------
@@ -48,6 +49,7 @@ typedef struct {
     LayerStats *stats;    // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds; // spent on them
     RouterLosses router;  // --router-aux, --router-z, and their values in the last update
+    real z_loss;          // --z-loss
 } Model;
 
 static void model_alloc_activations(Model *model) {
@@ -343,7 +345,8 @@ static void model_forward(Model *model, int B, int T, LayerVisit visit, void *vi
 }
 
 // Adds the loss of each row to acts.losses, logit_rows rows at a time. dloss: the weight of one row in the loss that is
-// minimized; unless it is 0, also computes the gradients of the LM head and, into dnorm, of the final norm's output.
+// minimized; unless it is 0, also computes the gradients of the LM head and, into dnorm, of the final norm's output,
+// with those of --z-loss.
 static void model_classify(Model *model, int N, real dloss) {
     const ModelPlan *plan = &model->plan;
     const ModelState *s = &model->state;
@@ -353,7 +356,8 @@ static void model_classify(Model *model, int N, real dloss) {
         int rows = min_int(plan->logit_rows, N - n);
         size_t at = (size_t)n * plan->config.C;
         linear_forward(a->logits, a->norm_final + at, head, rows);
-        cross_entropy(a->losses + n, a->logits, a->targets + n, rows, plan->config.V, plan->Vp, dloss);
+        cross_entropy(a->losses + n, a->log_z + n, a->logits, a->targets + n, rows, plan->config.V, plan->Vp, dloss,
+                      model->z_loss);
         if (dloss != 0)
             linear_backward(a->dnorm + at, grad(s, head_kind(plan), 0), a->logits, a->norm_final + at, head, rows,
                             n > 0 || grads_add(s));
@@ -747,6 +751,8 @@ typedef struct {
     int micro_steps;                // per update
     int *inputs, *targets, *starts; // (B, T) on the host; starts: NULL without --doc-mask
     LayerStats *stats;              // [L], of the last micro-step of a step that logs them; NULL when none does
+    UpdateStats *tensor_stats;      // [groups][TENSOR_ROW_COUNT], of the update of such a step; likewise, on all ranks
+    double clip_sigma;              // --clip-update-norm; 0: off
     Peak peak;
 } Run;
 
@@ -796,6 +802,22 @@ static void run_agree(Run *run, StepResult *r) {
     r->grad_norm = squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
 }
 
+// Measures an update that is logged or may be clipped. Returns the factor of its rate.
+static double run_measure_update(Run *run, StepResult *r) {
+    const Options *o = &run->options;
+    TrainerState *s = &run->state;
+    bool stats = run->tensor_stats && stats_due(o, s->step);
+    r->measured = r->decision.apply && (stats || o->clip_update_norm);
+    if (!r->measured) return 1;
+    ops_wait();
+    double start = now_seconds();
+    AdamwStep a = {o, clip_factor(r->grad_norm, o->grad_clip), r->lr, s->updates + 1};
+    if (stats) tensor_stats_measure(run->tensor_stats, &run->model.state, a);
+    r->update = update_norm_decide(&s->norms, update_norm_measure(&run->model.state, a), run->clip_sigma);
+    if (stats) run->model.stats_seconds += now_seconds() - start;
+    return r->update.scale;
+}
+
 // One step: gradients of micro_steps micro-batches, then the update, unless it is to be skipped.
 static StepResult run_step(Run *run) {
     const Options *o = &run->options;
@@ -823,7 +845,8 @@ static StepResult run_step(Run *run) {
     run_agree(run, &r);
     r.decision = spike_guard_decide(&s->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
     watch_phase(PHASE_UPDATE);
-    if (r.decision.apply) model_update(model, o, r.lr, ++s->updates, r.grad_norm);
+    double scaled = r.lr * run_measure_update(run, &r);
+    if (r.decision.apply) model_update(model, o, scaled, ++s->updates, r.grad_norm);
     bool spike = r.decision.loss_z >= SPIKE_Z || r.decision.grad_z >= SPIKE_Z;
     rollback_record_step(&s->rollback, s->step, spike || !r.decision.apply);
     watch_phase(PHASE_LOG);
@@ -863,6 +886,7 @@ static void run_set_batch(Run *run) {
     run->targets = (int *)checked_calloc(N, sizeof(int));
     run->starts = o->doc_mask ? (int *)checked_calloc(N, sizeof(int)) : NULL;
     run->micro_steps = (int)(o->total_batch / ((int64_t)N * comm_ranks()));
+    run->model.z_loss = (real)o->z_loss;
     router->aux_weight = o->router_aux;
     router->z_weight = o->router_z;
     router->bias_rate = o->model.router_bias ? o->router_bias_rate : 0;
@@ -920,10 +944,13 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     log_step_events(&run->log, s->step, r, s->guard.not_finite_in_row);
 }
 
-// --stats-every: of the last micro-batch of the step and of its gradients.
-static void run_log_stats(Run *run) {
-    for (int l = 0; l < run->model.plan.config.L; l++)
+// --stats-every: of the last micro-batch of the step and of its gradients, and of the update, if there was one.
+static void run_log_stats(Run *run, const StepResult *r) {
+    const ModelPlan *plan = &run->model.plan;
+    for (int l = 0; l < plan->config.L; l++)
         log_layer_stats(&run->log, run->state.step, l, &run->stats[l], squares_norm(&run->model.state, 1 + l, 1 + l));
+    log_logit_stats(&run->log, run->state.step, &run->model.acts, plan->B * plan->T);
+    if (r->measured) log_tensor_stats(&run->log, run->state.step, plan, run->tensor_stats);
 }
 
 // The validation loss, and the multiple-choice tasks.
@@ -1014,7 +1041,7 @@ static int run_train(Run *run) {
         done++;
         checkpointer_advance(c);
         if (done == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
-        if (run->stats && stats_due(o, s->step)) run_log_stats(run);
+        if (run->stats && stats_due(o, s->step)) run_log_stats(run, &r);
         if (every(s->step, o->check_ranks_every)) ranks_check(&run->model.state, s->step);
         divergence_stop(c);
         checkpointer_roll_back(c);
@@ -1048,8 +1075,11 @@ static void run_alloc(Run *run) {
                plan->sharding.narrow);
     if (run_sampling_plan(run)) model_alloc(&run->sampling_model, model);
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * agreed, sizeof(double));
-    if (run->mode == MODE_TRAIN && o->stats_every && o->out && is_rank0())
-        run->stats = (LayerStats *)checked_calloc(plan->config.L, sizeof(LayerStats));
+    bool stats = run->mode == MODE_TRAIN && o->stats_every && o->out;
+    if (stats && is_rank0()) run->stats = (LayerStats *)checked_calloc(plan->config.L, sizeof(LayerStats));
+    if (stats)
+        run->tensor_stats =
+            (UpdateStats *)checked_calloc((size_t)plan->sharding.groups * TENSOR_ROW_COUNT, sizeof(UpdateStats));
     run_set_batch(run);
 }
 
@@ -1066,6 +1096,8 @@ static void run_load(Run *run, const Resume *resume) {
     bool resumes = run->mode == MODE_TRAIN && resume->state;
     run->checkpointer = c;
     if (o->rollback) rollback_parse(o->rollback, &s->rollback.count, &s->rollback.steps);
+    s->norms.size = UPDATE_NORMS_DEFAULT;
+    if (o->clip_update_norm) clip_update_norm_parse(o->clip_update_norm, &run->clip_sigma, &s->norms.size);
     if (loaded) checkpoint_load_weights(loaded, &buffers, resumes);
     else model_init(&run->model.plan, buffers.params, buffers.master, o->seed);
     params_changed(&run->model.state);
@@ -1120,6 +1152,7 @@ static void run_close(Run *run) {
     free(run->starts);
     free(run->agreed);
     free(run->stats);
+    free(run->tensor_stats);
     Options base = *run_base(run);
     phases_free(&run->phases);
     options_free(&base);

@@ -260,7 +260,10 @@ static void check_ranges(const Case *c) {
             for (int f = S_LINEAR; f <= S_TANH; f++)
                 expect_range("lambda", lambda_stats(l.x(), N, NH, ldl, (Factor)f),
                              twin::lambda_stats(l.t(), N, NH, ldl, (Factor)f));
-            expect_range("rms", rms_stats(x.x(), (size_t)N, D), twin::rms_stats(x.t(), (size_t)N, D));
+            expect_range("rms", rms_stats(x.x(), N, 1, D, D), twin::rms_stats(x.t(), N, 1, D, D));
+            if (N > 1 && D > 1)
+                expect_range("rms of heads", rms_stats(x.x(), N / 2, 2, D / 2, 2 * D),
+                             twin::rms_stats(x.t(), N / 2, 2, D / 2, 2 * D));
         });
     }
 }
@@ -284,6 +287,28 @@ static void check_magnitudes(const Case *c) {
     }
 }
 static const Check magnitudes_check = {"magnitude_stats", check_magnitudes, "count"};
+
+static void check_update_stats(const Case *c) {
+    size_t count = (size_t)c->n[0];
+    for (int master = 0; master < 2; master++) {
+        Operands o(c->shift);
+        Tensor &w = o.in("params", count), &kept = o.in_fp32("master", count), &g = o.in_fp32("grads", count),
+               &m = o.in_fp32("m", count), &v = o.in_fp32("v", count);
+        for (size_t k = 0; k < count; k++) v.set(k, fabs(v.twin[k]) + 0.01);
+        twin::UpdateStats want = twin::update_stats(w.t(), master ? kept.t() : nullptr, g.t(), m.t(), v.t(), count, 0.5,
+                                                    1e-3, 0.9, 0.95, 1e-8, 7);
+        o.run(0, [&] {
+            UpdateStats got = update_stats(w.x(), master ? kept.f() : nullptr, g.f(), m.f(), v.f(), count, 0.5, 1e-3,
+                                           0.9, 0.95, 1e-8, 7);
+            expect_number("the squares of weights", got.weights, want.weights, 1e-12);
+            expect_number("the squares of the update", got.update, want.update, 1e-6);
+            expect_number("the largest m", got.largest_m, want.largest_m, 1e-6);
+            expect_number("the least v", got.least_v, want.least_v, 1e-6);
+            expect_number("the largest v", got.largest_v, want.largest_v, 1e-6);
+        });
+    }
+}
+static const Check update_stats_check = {"update_stats", check_update_stats, "count"};
 
 // n: B, T, output heads, signal and noise heads per block (0: one map), key sets, documents, window
 static void check_attention_stats(const Case *c) {

@@ -75,12 +75,14 @@ static int *expert_start(Model *m, int i, const char *variant, Purpose purpose, 
     return case_tokens(mc->B * mc->T + 3, mc->V, 3);
 }
 
-// The sum that is minimized, with the routers' losses by their definition.
+// The sum that is minimized, with the routers' losses by their definition, and the z-loss.
 static double expert_loss(Model *m, const int *tokens, int B, int T) {
     double loss = case_loss(m, tokens, B, T, false);
     router_count(&m->router, &m->plan, &m->acts, B * T, B * T, true);
     router_measure(&m->router, &m->plan, &m->acts, B * T);
-    return loss + m->router.aux_weight * m->router.aux + m->router.z_weight * m->router.z;
+    loss += m->router.aux_weight * m->router.aux + m->router.z_weight * m->router.z;
+    for (int n = 0; n < B * T; n++) loss += (double)(m->z_loss * m->acts.log_z[n] * m->acts.log_z[n]) / (B * T);
+    return loss;
 }
 
 static void test_expert_differences(void) {
@@ -89,6 +91,7 @@ static void test_expert_differences(void) {
         Model m;
         int *tokens = expert_start(&m, i, variants[i], FOR_TRAINING, RECOMPUTE_NOTHING);
         const ModelCase *mc = &expert_cases[i].model;
+        m.z_loss = (real)0.05;
         for (int t = 0; t < 2; t++) case_loss(&m, tokens, mc->B, mc->T, true); // the second writes all again
         if (i != 3) expect_differences(&m, tokens, mc->B, mc->T, expert_loss, mc->why);
         else { // some experts have no token, hence no gradient

@@ -532,23 +532,29 @@ static void cross_entropy_setup(OpCase *c) {
     c->x[0].spread = 8;
     op_statistics(&c->y[0], "losses", N, 1, 4, 4 + error_of_sum(V));
     c->y[0].view->adds = true;
+    op_statistics(&c->y[1], "log_z", N, 1, 4, 4 + error_of_sum(V));
     c->length = V, c->dloss = 0.375;
     // the exponent's own rounding, and the difference to 1 at the target
     op_error(&c->dx[0], 16 + 16 + error_of_sum(V), 2 * c->dloss * error_of_sum(V) / 4);
 }
+static double cross_entropy_z_loss(const OpCase *c) { return c->d[4] ? 0.0625 : 0; }
 static void cross_entropy_reference(OpCase *c) {
+    c->loss = 0;
     for (int n = 0; n < c->d[0]; n++) {
         const double *x = c->x->ref + n * c->d[2];
         double sum = 0;
         for (int v = 0; v < c->d[1]; v++) sum += exp(x[v]);
+        c->y[1].ref[n] = log(sum);
         c->y->ref[n] = log(sum) - x[c->index[n]];
+        c->loss += c->dloss * cross_entropy_z_loss(c) * log(sum) * log(sum);
     }
 }
 static void cross_entropy_call(const OpCase *c) {
-    cross_entropy(OP_STAT(0), OP_X(0), c->index, c->d[0], c->d[1], c->d[2], 0);
+    cross_entropy(OP_STAT(0), OP_STAT(1), OP_X(0), c->index, c->d[0], c->d[1], c->d[2], 0, 0);
 }
 static void cross_entropy_call_backward(const OpCase *c) {
-    cross_entropy(OP_STAT(0), OP_DX(0), c->index, c->d[0], c->d[1], c->d[2], (real)c->dloss);
+    cross_entropy(OP_STAT(0), OP_STAT(1), OP_DX(0), c->index, c->d[0], c->d[1], c->d[2], (real)c->dloss,
+                  (real)cross_entropy_z_loss(c));
 }
 static OpCost cross_entropy_cost(const OpCase *c, bool backward) {
     return op_cost(cross_entropy_bytes(c->d[0], c->d[1], c->d[2], backward), 0, 0);

@@ -523,10 +523,10 @@ static void test_cross_entropy_extremes(void) {
         {{1e30, 1e30, -1e30, 0}, 0, 0.693147181, {-.5, .5, 0, 0}},         // a tie at the top: log 2
     };
     for (int k = 0; k < (int)(sizeof(cases) / sizeof(cases[0])); k++) {
-        real x[V], loss = 0;
+        real x[V], loss = 0, z = 0;
         double error = 0, tolerance = 1e-9 + 4 * op_epsilon * fabs(cases[k].logits[0]); // losses round as logits do
         for (int v = 0; v < V; v++) x[v] = (real)cases[k].logits[v];
-        cross_entropy(&loss, x, &cases[k].target, 1, V, V, 1);
+        cross_entropy(&loss, &z, x, &cases[k].target, 1, V, V, 1, 0);
         for (int v = 0; v < V; v++) error = fmax(error, fabs((double)x[v] - cases[k].gradient[v]));
         EXPECT(fabs((double)loss - cases[k].loss) <= tolerance, "case %d: loss %.9g, not %.9g", k, (double)loss,
                cases[k].loss);
@@ -537,14 +537,14 @@ static void test_cross_entropy_offset(void) {
     enum { N = 13, V = 257, OFFSET = 4096 };
     TestRandom random = {6};
     int targets[N];
-    real *x = op_alloc(N * V), *y = op_alloc(N * V), loss_x[N], loss_y[N];
+    real *x = op_alloc(N * V), *y = op_alloc(N * V), loss_x[N], loss_y[N], z[N];
     for (int i = 0; i < N * V; i++) {
         x[i] = (real)((test_random_int(&random, 1024) - 512) / 64.0); // exact with and without the offset
         y[i] = x[i] + OFFSET;
     }
     for (int n = 0; n < N; n++) targets[n] = test_random_int(&random, V), loss_x[n] = loss_y[n] = 0;
-    cross_entropy(loss_x, x, targets, N, V, V, 1);
-    cross_entropy(loss_y, y, targets, N, V, V, 1);
+    cross_entropy(loss_x, z, x, targets, N, V, V, 1, 0);
+    cross_entropy(loss_y, z, y, targets, N, V, V, 1, 0);
     EXPECT(op_same(x, y, N * V), "the gradient changes when all logits grow by %d", OFFSET);
     for (int n = 0; n < N; n++)
         EXPECT(fabs((double)loss_x[n] - (double)loss_y[n]) <= 2 * op_epsilon * OFFSET, "row %d: loss %.9g became %.9g",
@@ -556,10 +556,10 @@ static void test_cross_entropy_nan(void) {
     static const int bad[] = {0, 17, 39}, targets[N] = {1, 1, 1}; // first, in a vector, last
     for (int k = 0; k < 3; k++)
         for (int infinite = 0; infinite < 2; infinite++) {
-            real x[N * V], losses[N] = {0, 0, 0};
+            real x[N * V], z[N], losses[N] = {0, 0, 0};
             for (int i = 0; i < N * V; i++) x[i] = (real)(i % 7);
             x[V + bad[k]] = infinite ? (real)INFINITY : (real)NAN;
-            cross_entropy(losses, x, targets, N, V, V, 0);
+            cross_entropy(losses, z, x, targets, N, V, V, 0, 0);
             EXPECT(isnan((double)losses[1]), "%s at %d: the loss is %g", infinite ? "inf" : "NaN", bad[k],
                    (double)losses[1]);
             EXPECT(isfinite((double)(losses[0] + losses[2])), "%s at %d reaches other rows", infinite ? "inf" : "NaN",

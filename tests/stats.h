@@ -195,9 +195,9 @@ static inline LayerStats direct_stats(double *condition, const Model *m, int lay
     const AttentionDims *d = &m->plan.dims;
     const AttentionVariant *a = m->plan.config.attention;
     DirectInputs in = direct_inputs(m, layer, x, B, T);
-    DirectRange lambda, rms, first[2], effective, grows;
+    DirectRange lambda, rms, first[2], effective, grows, norms[2];
     memset(&lambda, 0, sizeof(lambda));
-    rms = first[0] = first[1] = effective = grows = lambda;
+    rms = norms[0] = norms[1] = first[0] = first[1] = effective = grows = lambda;
     double *p = (double *)checked_calloc(2 * T, sizeof(double)), largest = 0;
     double *context = (double *)checked_calloc(d->OH * d->DV, sizeof(double));
     for (int n = 0; n < B * T; n++) {
@@ -224,6 +224,8 @@ static inline LayerStats direct_stats(double *condition, const Model *m, int lay
             direct_add(&grows, all / sum);
             direct_add(&effective, !a->signals ? p[start] : fabs(p[start] - s * p[T + start]) / sum);
         }
+        for (int h = 0; h < d->NQ; h++) direct_add(&norms[0], direct_rms(in.q + (n * d->NQ + h) * d->QD, d->QD, 0));
+        for (int h = 0; h < d->NK; h++) direct_add(&norms[1], direct_rms(in.k + (n * d->NK + h) * d->QD, d->QD, 0));
         direct_epilogue(context, m, layer, in.v + n * d->v_rows, in.gate + n * d->gate_rows);
         for (int h = 0; h < d->OH; h++) direct_add(&rms, direct_rms(context + h * d->DV, d->DV, 0));
     }
@@ -232,6 +234,7 @@ static inline LayerStats direct_stats(double *condition, const Model *m, int lay
     memset(&stats, 0, sizeof(stats));
     stats.lambda = lambda.range;
     stats.context_rms = rms.range;
+    stats.q_rms = norms[0].range, stats.k_rms = norms[1].range;
     for (int map = 0; map < 2; map++) stats.attention.first[map] = first[map].range.mean;
     stats.attention.first_effective = effective.range.mean;
     stats.attention.largest_logit = largest;
@@ -334,6 +337,9 @@ static void expect_layer_stats(const Model *m, const char *why, int l, const Lay
         EXPECT(isnan(got->lambda.min) && isnan(got->lambda.mean) && isnan(got->lambda.max) && isnan(g->first[1]),
                "%s has statistics of a second map", c->attention->name);
     expect_near_range(m, why, l, "context RMS", got->context_rms, wanted.context_rms);
+    expect_near_range(m, why, l, "RMS of q", got->q_rms, wanted.q_rms);
+    if (!layer_cross(c, l)) expect_near_range(m, why, l, "RMS of k", got->k_rms, wanted.k_rms);
+    else EXPECT(isnan(got->k_rms.mean), "layer %d has no keys of its own", l);
     expect_near(m, why, l, "mass of map 0", g->first[0], w->first[0], w->first[0]);
     expect_near(m, why, l, "effective mass", g->first_effective, w->first_effective, condition);
     expect_near(m, why, l, "largest logit", g->largest_logit, w->largest_logit, w->largest_logit);
@@ -426,7 +432,7 @@ static void test_statistics_nan(void) {
     floatX x[6];
     for (int at = 0; at < 6; at++) {
         for (int i = 0; i < 6; i++) x[i] = i == at ? (floatX)NAN : (floatX)(i + 1);
-        Range a = lambda_stats(x, 3, 2, 2, S_SIGMOID), b = rms_stats(x, 3, 2);
+        Range a = lambda_stats(x, 3, 2, 2, S_SIGMOID), b = rms_stats(x, 3, 1, 2, 2);
         EXPECT(isnan(a.min) && isnan(a.mean) && isnan(a.max), "lambda %d: %g %g %g", at, a.min, a.mean, a.max);
         EXPECT(isnan(b.min) && isnan(b.mean) && isnan(b.max), "rms %d: %g %g %g", at, b.min, b.mean, b.max);
     }
@@ -492,7 +498,11 @@ static const char *const stats_keys[] = {"kind",
                                          "logit_max",
                                          "residual_max",
                                          "residual_median",
-                                         "grad_norm"};
+                                         "grad_norm",
+                                         "q_norm_mean",
+                                         "q_norm_max",
+                                         "k_norm_mean",
+                                         "k_norm_max"};
 enum { STATS_KEY_COUNT = sizeof(stats_keys) / sizeof(stats_keys[0]) };
 
 // Checks the records of a run of two layers: one per layer after the train record of step 1 and of every
@@ -620,7 +630,7 @@ static double record_number(const cJSON *record, const char *key) {
 }
 
 // Reads a record as run_log_stats writes it. Values of elements have the 9 digits that a float needs.
-static LayerStats read_layer_stats(const cJSON *record, double *grad_norm) {
+static LayerStats read_layer_stats(const Model *m, int l, const cJSON *record, double *grad_norm) {
     LayerStats s;
     double value[STATS_KEY_COUNT];
     for (int k = 3; k < STATS_KEY_COUNT; k++) value[k] = record_number(record, stats_keys[k]);
@@ -630,6 +640,11 @@ static LayerStats read_layer_stats(const cJSON *record, double *grad_norm) {
     s.attention = (AttentionStats){{value[9], value[10]}, value[11], value[12]};
     s.residual = (Magnitudes){(double)(float)value[13], (double)(float)value[14]};
     *grad_norm = value[15];
+    // RMS: the minima are not logged
+    double root = sqrt(m->plan.dims.QD);
+    const LayerStats now = layer_stats(&m->plan, &m->acts.layers[l], l, model_key_set(m, l, 0, 4, 16, 0));
+    s.q_rms = (Range){now.q_rms.min, value[16] / root, value[17] / root};
+    s.k_rms = (Range){now.k_rms.min, value[18] / root, value[19] / root};
     return s;
 }
 
@@ -680,7 +695,7 @@ static void test_statistics_of_first_step(void) {
         double val_loss =
             validate(&measured, &inner->run.data.val, validation_windows(data, &inner->run.options), NULL);
         StepResult step = run_step(&inner->run);
-        run_log_stats(&inner->run);
+        run_log_stats(&inner->run, &step);
         FORMAT(path, "%s/grads", d.dir.path);
         SafeTensors *saved = safetensors_open(path);
         for (int t = 0; t < m->plan.tensors.count; t++) {
@@ -697,7 +712,7 @@ static void test_statistics_of_first_step(void) {
         FILE *f = fopen(path, "r");
         for (int l = 0; l < m->plan.config.L && fgets(line, sizeof(line), f); l++) {
             cJSON *record = cJSON_Parse(line);
-            LayerStats logged = read_layer_stats(record, &grad_norm);
+            LayerStats logged = read_layer_stats(m, l, record, &grad_norm);
             EXPECT(record_number(record, "layer") == l, "%s: a record of another layer than %d: %.100s", what, l, line);
             expect_layer_stats(m, what, l, &logged, 4, 16);
             expect_router_record(m, what, l, record, 4 * 16);

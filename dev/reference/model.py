@@ -258,11 +258,12 @@ def forward(config, weights, tokens):
     return forward_with_losses(config, weights, tokens)[0]
 
 
-def loss(config, weights, tokens, targets, router_aux=0.0, router_z=0.0):
-    """Mean cross-entropy over all B*T targets, in nats; and the weighted losses of the routers."""
+def loss(config, weights, tokens, targets, router_aux=0.0, router_z=0.0, z_loss=0.0):
+    """Mean cross-entropy over all B*T targets, in nats; and the weighted losses of the routers and of the logits."""
     logits, losses = forward_with_losses(config, weights, tokens)
     routers = sum(router_aux * balance + router_z * z for balance, z in losses) / max(1, len(losses))
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), routers
+    z = z_loss * logits.logsumexp(-1).square().mean()
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), routers + z
 
 
 def tensor_table(config):

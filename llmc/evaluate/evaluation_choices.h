@@ -176,7 +176,7 @@ static inline void choices_classify(const ChoiceBatches *b, const int *of, int c
         int rows = min_int(p->logit_rows, count - n);
         choices_head(b->model, n, rows);
         if (b->logits) choices_read_logits(b, of + n, b->targets + n, rows);
-        cross_entropy(a->losses + n, a->logits, a->targets + n, rows, p->config.V, p->Vp, 0);
+        cross_entropy(a->losses + n, a->log_z + n, a->logits, a->targets + n, rows, p->config.V, p->Vp, 0, 0);
     }
 }
 

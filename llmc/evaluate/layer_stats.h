@@ -19,11 +19,13 @@ typedef struct {
 } RouterStats;
 
 typedef struct {
-    Range lambda;      // the factor of the second map; NaN for variants without one
-    Range context_rms; // RMS of the attention output per row and output head
+    Range lambda;       // the factor of the second map; NaN for variants without one
+    Range context_rms;  // RMS of the attention output per row and output head
+    Range q_rms, k_rms; // of the rotated queries and keys per row and head; NaN in layers that read those of another
     AttentionStats attention;
     Magnitudes residual; // of the residual stream after the layer
     int experts;         // of the layer
+    int head_width;      // of queries and keys
     RouterStats router;
 } LayerStats;
 
@@ -61,7 +63,12 @@ static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivatio
     if (stats.experts) stats.router = router_stats(a, (int)N, stats.experts, plan->config.K);
     stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
     if (d->groups.noise) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, variant->factor);
-    stats.context_rms = rms_stats(a->attn_out, N * d->OH, d->DV);
+    int heads = d->rope_heads - d->NQ; // of keys
+    stats.context_rms = rms_stats(a->attn_out, (int)N, d->OH, d->DV, d->OH * d->DV);
+    stats.q_rms = rms_stats(a->fused, (int)N, d->NQ, d->QD, d->fused_ld);
+    stats.k_rms.min = stats.k_rms.mean = stats.k_rms.max = NAN;
+    if (heads) stats.k_rms = rms_stats(a->fused + d->k_at, (int)N, heads, d->QD, d->fused_ld);
+    stats.head_width = d->QD;
     stats.attention = attention_stats(a->fused + s.q, a->kv + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
                                       lambda.ld, d->groups, variant->factor);
     stats.residual = magnitude_stats(a->x_out, N * plan->config.C);
@@ -78,6 +85,25 @@ static inline void log_router_stats(Log *log, const RouterStats *s, int experts)
     log_append(log, "]", 1);
     log_number(log, "router_entropy", s->entropy);
     log_number(log, "router_logit_max", s->largest_logit);
+}
+
+// Of the rows of the last micro-batch: the logarithm of the LM head's partition function.
+static inline void log_logit_stats(Log *log, int64_t step, const Activations *a, int N) {
+    real *z = (real *)checked_calloc(N, sizeof(real));
+    double sum = 0, squares = 0, least = INFINITY, largest = -INFINITY;
+    buffer_download(z, a->log_z, (size_t)N * sizeof(real));
+    for (int n = 0; n < N; n++) {
+        double x = (double)z[n];
+        sum += x, squares += x * x;
+        least = fmin(least, x), largest = fmax(largest, x);
+    }
+    free(z);
+    log_begin(log, "logits", step);
+    log_number(log, "log_z_min", least);
+    log_number(log, "log_z_mean", sum / N);
+    log_number(log, "log_z_max", largest);
+    log_number(log, "z_loss", squares / N);
+    log_end(log);
 }
 
 // grad_norm: of the layer's gradients before clipping.
@@ -97,6 +123,11 @@ static inline void log_layer_stats(Log *log, int64_t step, int layer, const Laye
     log_number(log, "residual_max", s->residual.largest);
     log_number(log, "residual_median", s->residual.median);
     log_number(log, "grad_norm", grad_norm);
+    double root = sqrt(s->head_width);
+    log_number(log, "q_norm_mean", s->q_rms.mean * root);
+    log_number(log, "q_norm_max", s->q_rms.max * root);
+    log_number(log, "k_norm_mean", s->k_rms.mean * root);
+    log_number(log, "k_norm_max", s->k_rms.max * root);
     if (s->experts) log_router_stats(log, &s->router, s->experts);
     log_end(log);
 }

@@ -70,6 +70,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     /* [L][LINEAR_BLOCK_COUNT][2]: --gemm fp8: the largest magnitudes of x and dy */                              \
     A(absmax_t, maxima, plan->fp8 ? linear_max_count(plan) : 0)                                                   \
     A(real, losses, N)                                        /* summed over the micro-steps of an update */      \
+    A(real, log_z, N)                                         /* log sum of exp(logits) of each row */            \
     A(real, rope, (size_t)c->T * d->QD)                       /* (T, 2, QD/2): cosines, sines */                  \
     A(floatX, embedded, N * C)                                                                                    \
     /* YOCO: input of the keys and values of the upper half; rows [k | v], k normalized and rotated; k before */  \

@@ -39,10 +39,8 @@ static __global__ void adamw_kernel(size_t begin, size_t end, floatX *params, re
     store<W>(params + i, w);
 }
 
-static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
-                                double grad_scale, double lr, double beta1, double beta2, double eps,
-                                double weight_decay, int64_t step) {
-    OPERATION();
+static inline AdamwScalars adamw_scalars(double grad_scale, double lr, double beta1, double beta2, double eps,
+                                         double weight_decay, int64_t step) {
     AdamwScalars s;
     s.scale = (float)grad_scale;
     s.b1 = (float)beta1;
@@ -53,6 +51,14 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
     s.rate = (float)lr / (float)(1 - pow(beta1, (double)step));
     s.keep = (float)(1 - lr * weight_decay);
     s.epsilon = (float)eps;
+    return s;
+}
+
+static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
+                                double grad_scale, double lr, double beta1, double beta2, double eps,
+                                double weight_decay, int64_t step) {
+    OPERATION();
+    AdamwScalars s = adamw_scalars(grad_scale, lr, beta1, beta2, eps, weight_decay, step);
     LAUNCH_ELEMENTS(adamw_kernel, packed(0, params, master, grads, m, v), count, params, master, grads, m, v, s);
 }
 #endif

@@ -37,5 +37,6 @@ With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_o
 #include "adamw.h"
 #include "sum_of_squares.h"
 #include "stats.h"
+#include "update_stats.h"
 #endif
 #endif

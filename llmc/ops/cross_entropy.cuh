@@ -42,8 +42,8 @@ static __device__ inline void cross_entropy_gradient(float *v, int i, int target
 }
 
 template <int W>
-static __global__ void cross_entropy_kernel(real *losses, floatX *logits, const int *targets, int V, int Vp,
-                                            real dloss) {
+static __global__ void cross_entropy_kernel(real *losses, real *log_z, floatX *logits, const int *targets, int V,
+                                            int Vp, real dloss, real z_loss) {
     SHARED(float, memory, WARP);
     floatX *x = logits + blockIdx.x * (size_t)Vp;
     int target = targets[blockIdx.x], whole = V / W * W, step = (int)blockDim.x;
@@ -59,10 +59,13 @@ static __global__ void cross_entropy_kernel(real *losses, floatX *logits, const 
     }
     floatX at_target = x[threadIdx.x == 0 ? target : 0]; // read before the gradient overwrites it
     float max = block_max(local.max, memory), sum = block_sum(local.sum * __expf(local.max - max), memory);
-    if (threadIdx.x == 0)
-        losses[blockIdx.x] += logf(sum) + (max - to_float(at_target)); // near 0 for a confident correct prediction
+    float log_sum = logf(sum), z = max + log_sum;
+    if (threadIdx.x == 0) {
+        log_z[blockIdx.x] = z;
+        losses[blockIdx.x] += log_sum + (max - to_float(at_target)); // near 0 for a confident correct prediction
+    }
     if (dloss == 0) return;
-    float scale = dloss / sum;
+    float scale = dloss * (1 + 2 * z_loss * z) / sum;
     for (int i = (int)threadIdx.x * W; i < whole; i += step * W) {
         load<W>(v, x + i);
         cross_entropy_gradient<W>(v, i, target, max, scale, dloss);
@@ -78,11 +81,13 @@ static __global__ void cross_entropy_kernel(real *losses, floatX *logits, const 
     }
 }
 
-static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss) {
+static inline void cross_entropy(real *losses, real *log_z, floatX *logits, const int *targets, int N, int V, int Vp,
+                                 real dloss, real z_loss) {
     OPERATION();
     assert(V > 0 && Vp >= V);
     int threads = V >= 4096 ? 512 : V >= 1024 ? 256 : 64;
-    if (packed(Vp, logits)) LAUNCH((cross_entropy_kernel<PACK>), N, threads, 0, losses, logits, targets, V, Vp, dloss);
-    else LAUNCH((cross_entropy_kernel<1>), N, threads, 0, losses, logits, targets, V, Vp, dloss);
+    if (packed(Vp, logits))
+        LAUNCH((cross_entropy_kernel<PACK>), N, threads, 0, losses, log_z, logits, targets, V, Vp, dloss, z_loss);
+    else LAUNCH((cross_entropy_kernel<1>), N, threads, 0, losses, log_z, logits, targets, V, Vp, dloss, z_loss);
 }
 #endif

@@ -316,9 +316,11 @@ static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const flo
 static inline void expert_linear_copy_weights(ExpertLinear w); // as linear_copy_weight, each with its own scale
 static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, int OC); // as that of a linear layer
 
-// losses[n] += -log softmax(logits[n,:V])[targets[n]];       logits (N,V) with row stride Vp
-// if dloss != 0, the logits are then overwritten by their gradient, dloss * (softmax - onehot), and the padding by 0
-static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss);
+// log_z[n] = log sum_v exp(logits[n,v]);  losses[n] += log_z[n] - logits[n,targets[n]]
+//                                                            logits (N,V) with row stride Vp; losses, log_z (N)
+// if dloss != 0, the logits are then overwritten by the gradient of dloss * (loss + z_loss log_z^2), the padding by 0
+static inline void cross_entropy(real *losses, real *log_z, floatX *logits, const int *targets, int N, int V, int Vp,
+                                 real dloss, real z_loss);
 
 // One AdamW step (decoupled decay) over `count` elements, g = grad_scale * grads:
 //   m = beta1 m + (1-beta1) g,  v = beta2 v + (1-beta2) g^2,  w -= lr (m^ / (sqrt(v^) + eps) + weight_decay w)
@@ -326,6 +328,22 @@ static inline void cross_entropy(real *losses, floatX *logits, const int *target
 static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
                                 double grad_scale, double lr, double beta1, double beta2, double eps,
                                 double weight_decay, int64_t step);
+
+// What adamw_update with the same arguments would do: a few numbers on the host, for the log and --clip-update-norm.
+// The order of the sums does not depend on the number of threads. Equations in update_stats.h.
+typedef struct {
+    double weights, update;               // sums of squares: of w, and of its change without weight decay
+    double largest_m, least_v, largest_v; // of |m| and v after it
+} UpdateStats;
+static inline void update_stats_add(UpdateStats *s, const UpdateStats *part) {
+    s->weights += part->weights, s->update += part->update;
+    s->largest_m = fmax(s->largest_m, part->largest_m);
+    s->least_v = fmin(s->least_v, part->least_v), s->largest_v = fmax(s->largest_v, part->largest_v);
+}
+static const UpdateStats no_update_stats = {0, 0, 0, INFINITY, 0};
+static inline UpdateStats update_stats(const floatX *params, const real *master, const grad_t *grads, const real *m,
+                                       const real *v, size_t count, double grad_scale, double lr, double beta1,
+                                       double beta2, double eps, int64_t step);
 
 // sum[0] = sum of squares, in double and in an order that does not depend on the number of threads; sum is memory of
 // buffer_alloc, so that the program does not wait for each of several sums
@@ -348,8 +366,8 @@ typedef struct {
 
 // the factors of the second maps, as in diff_combine_forward         l (N,NH) with row stride ldl
 static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor);
-// root mean squares of rows                                            x (rows,D), rows > 0
-static inline Range rms_stats(const floatX *x, size_t rows, int D);
+// root mean squares of heads, which are adjacent in a row             x (N,heads*D) with row stride ld, N > 0
+static inline Range rms_stats(const floatX *x, int N, int heads, int D, int ld);
 // count > 0
 static inline Magnitudes magnitude_stats(const floatX *x, size_t count);
 // On sampled query rows that attend to more than themselves; NaN if there are none. s describes key set 0 of

@@ -83,7 +83,9 @@ static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor
 }
 
 // `lanes` threads per row.
-template <int W> static __global__ void rms_stats_kernel(int lanes, Range *parts, const floatX *x, size_t rows, int D) {
+template <int W>
+static __global__ void rms_stats_kernel(int lanes, Range *parts, const floatX *x, size_t rows, int heads, int D,
+                                        int ld) {
     Range local = stats_no_range();
     size_t begin = rows * blockIdx.x / gridDim.x, end = rows * (blockIdx.x + 1) / gridDim.x;
     int lane = row_lane(lanes), shift = __ffs(lanes) - 1;
@@ -92,7 +94,7 @@ template <int W> static __global__ void rms_stats_kernel(int lanes, Range *parts
         double sum = 0;
         float v[W];
         for (int i = row < end ? lane * W : D; i < D; i += lanes * W) {
-            load<W>(v, x + row * D + i);
+            load<W>(v, x + row / heads * ld + row % heads * D + i);
             UNROLL
             for (int k = 0; k < W; k++) sum += (double)v[k] * (double)v[k];
         }
@@ -102,12 +104,13 @@ template <int W> static __global__ void rms_stats_kernel(int lanes, Range *parts
     stats_write_range(parts, local);
 }
 
-static inline Range rms_stats(const floatX *x, size_t rows, int D) {
+static inline Range rms_stats(const floatX *x, int N, int heads, int D, int ld) {
     Range *parts = (Range *)ops_scratch(STATS_PARTS * sizeof(Range));
-    bool wide = packed(D, x);
+    size_t rows = (size_t)N * heads;
+    bool wide = packed(D, x) && packed(ld);
     int lanes = row_lanes(wide ? D / PACK : D, wide);
-    if (wide) LAUNCH((rms_stats_kernel<PACK>), STATS_PARTS, STATS_THREADS, 0, lanes, parts, x, rows, D);
-    else LAUNCH((rms_stats_kernel<1>), STATS_PARTS, STATS_THREADS, 0, lanes, parts, x, rows, D);
+    if (wide) LAUNCH((rms_stats_kernel<PACK>), STATS_PARTS, STATS_THREADS, 0, lanes, parts, x, rows, heads, D, ld);
+    else LAUNCH((rms_stats_kernel<1>), STATS_PARTS, STATS_THREADS, 0, lanes, parts, x, rows, heads, D, ld);
     return stats_range(parts, rows);
 }
 

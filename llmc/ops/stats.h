@@ -2,8 +2,8 @@
 stats.h: statistics of a layer's activations, for the log.
 
   lambda      s[n,h] = sigmoid(l[n,h]), or l[n,h] itself: min, mean, max over all rows and heads
-  rms         sqrt(mean_i(x[n,i]^2)) of each row: min, mean, max over the rows. With one row per token and output head
-              this is the RMS of the attention output ("context RMS" in the DIFF V2 report)
+  rms         sqrt(mean_i(x[n,h,i]^2)) of each row and head: min, mean, max. Of the attention output and its heads this
+              is the "context RMS" of the DIFF V2 report
   magnitude   of |x|: the maximum and the median (of an even count the lower of the middle two)
   attention   on sampled query rows (b,t), from q, k and lse, the softmax statistics that the forward kept:
               S[j] = scale q.k[j],  A[j] = exp(S[j] - lse),  j = 0 .. t
@@ -16,8 +16,9 @@ stats.h: statistics of a layer's activations, for the log.
               attend only to position 0. With T = 1 there is no row, and every result is NaN.
   sinks       lse includes the sink, so A does not sum to 1: the dropped column counts in the denominator. A row with
               A1 = s A2 everywhere has no direction and is excluded from first_effective.
-  shapes      l (N,NH) with row stride ldl; x (rows,D) or (count); q, k as for attention_forward with key set 0
-              first, the sets' heads alternating; lse (key_sets, lse_set_stride), of a set (B, NQ/key_sets, T)
+  shapes      l (N,NH) with row stride ldl; x (N,heads,D) with row stride ld, or (count); q, k as for attention_forward
+              with key set 0 first, the sets' heads alternating; lse (key_sets, lse_set_stride), of a set
+              (B, NQ/key_sets, T)
   numerics    products q.k in `real`, all else in double, the magnitudes rounded to fp32. Work is divided into a fixed
               number of parts, so results do not depend on the number of threads. NaN gives NaN, except in the median,
               where NaN are the largest values.
@@ -69,13 +70,14 @@ static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor
     return range_finish(parts, (size_t)N * NH);
 }
 
-static inline Range rms_stats(const floatX *x, size_t rows, int D) {
+static inline Range rms_stats(const floatX *x, int N, int heads, int D, int ld) {
+    size_t rows = (size_t)N * heads;
     Range parts[STATS_PARTS];
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < STATS_PARTS; p++) {
         range_start(&parts[p]);
         for (size_t n = rows * p / STATS_PARTS; n < rows * (p + 1) / STATS_PARTS; n++) {
-            const floatX *row = x + n * D;
+            const floatX *row = x + n / heads * ld + n % heads * D;
             double sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (int i = 0; i < D; i++) sum += (double)row[i] * (double)row[i];

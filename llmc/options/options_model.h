@@ -325,6 +325,14 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems,
                "--rollback '%.40s' is not accepted: it must be K:M, K spikes within M steps, 1 <= K <= M <= %d",
                o->rollback, ROLLBACK_LIMIT);
+    double sigma;
+    int64_t window;
+    if (o->clip_update_norm && !clip_update_norm_parse(o->clip_update_norm, &sigma, &window))
+        REFUSE(
+            problems,
+            "--clip-update-norm '%.40s' is not accepted: it must be SIGMA,WINDOW, such as 3,128: SIGMA >= 1 deviations "
+            "above the mean of WINDOW updates, 2 <= WINDOW <= %d",
+            o->clip_update_norm, UPDATE_NORMS_LIMIT);
     OptionText list;
     list[0] = 0;
     for (int m = MODE_TRAIN + 1; m < MODE_COUNT; m++) {

@@ -37,10 +37,11 @@ typedef struct {
     int64_t warmup;
     int schedule, decay_shape; // a Schedule, a DecayShape
     int64_t decay_steps;       // 0: not given
-    double weight_decay, beta1, beta2, eps, grad_clip, router_aux, router_z, router_bias_rate;
+    double weight_decay, beta1, beta2, eps, grad_clip, z_loss, router_aux, router_z, router_bias_rate;
     uint64_t seed;
 
     double skip_loss_z, skip_grad_z;
+    const char *clip_update_norm; // NULL: off
 
     const char *out;
     bool resume, decay_now;
@@ -132,6 +133,15 @@ static inline bool rollback_parse(const char *text, int64_t *count, int64_t *ste
     bool digits = strspn(text, "0123456789:") == strlen(text) && isdigit((unsigned char)text[0]) && strlen(text) < 20;
     return digits && sscanf(text, "%" SCNd64 ":%" SCNd64 "%c", count, steps, &end) == 2 && *count >= 1 &&
            *count <= *steps && *steps <= ROLLBACK_LIMIT;
+}
+
+// --clip-update-norm SIGMA,WINDOW
+enum { UPDATE_NORMS_LIMIT = 1000 }; // of WINDOW
+static inline bool clip_update_norm_parse(const char *text, double *sigma, int64_t *window) {
+    char end;
+    bool digits = strspn(text, "0123456789.,") == strlen(text) && isdigit((unsigned char)text[0]) && strlen(text) < 20;
+    return digits && sscanf(text, "%lf,%" SCNd64 "%c", sigma, window, &end) == 2 && *sigma >= 1 && *window >= 2 &&
+           *window <= UPDATE_NORMS_LIMIT;
 }
 
 static inline const char *gemm_choice(int i) {
@@ -245,6 +255,8 @@ static const OptionRow option_rows[] = {
     {"training", "eps", OPTION_REAL, OPTION_SAVED, FIELD(eps), "X", "1e-8", "(0, inf)", NULL, "epsilon of AdamW"},
     {"training", "grad-clip", OPTION_REAL, OPTION_SAVED, FIELD(grad_clip), "X", "1.0", "[0, inf)", NULL,
         "maximum gradient norm; gradients with a larger norm are scaled down to it; 0: no limit"},
+    {"training", "z-loss", OPTION_REAL, OPTION_SAVED, FIELD(z_loss), "W", "0", "[0, inf)", NULL,
+        "weight of the squared log-sum-exp of the LM head's logits; 0: none"},
     {"training", "router-aux", OPTION_REAL, OPTION_SAVED, FIELD(router_aux), "X", "(0.01; with --router-bias 0)",
         "[0, inf)", NULL,
         "with --experts: weight of the load-balancing loss of the routers; 0: none"},
@@ -261,6 +273,8 @@ static const OptionRow option_rows[] = {
         "skip updates whose loss is Z deviations above the median of the last 128 steps; 0: off"},
     {"stability", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
         "the same for the gradient norm before clipping; 0: off"},
+    {"stability", "clip-update-norm", OPTION_TEXT, OPTION_SAVED, FIELD(clip_update_norm), "SIGMA,WINDOW", NULL, NULL,
+        NULL, "scale down updates whose norm exceeds the mean of the last WINDOW updates by more than SIGMA deviations"},
     {"stability", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
         "after K spikes or skipped updates within M steps, return to the last good checkpoint and continue with the "
         "data that follows"},

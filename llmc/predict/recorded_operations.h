@@ -350,7 +350,8 @@ static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const flo
 static inline void accumulate(real *sum, floatX *x, size_t count, bool add) {
     record_rows(CLASS_YOCO, __func__, 1, accumulate_bytes(count, add));
 }
-static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss) {
+static inline void cross_entropy(real *losses, real *log_z, floatX *logits, const int *targets, int N, int V, int Vp,
+                                 real dloss, real z_loss) {
     record_rows(CLASS_CROSS_ENTROPY, __func__, 1, cross_entropy_bytes(N, V, Vp, dloss != 0));
 }
 
@@ -462,7 +463,12 @@ static inline void attention_quantized_forward(floatX *out, real *lse, const flo
     assert(false);
 }
 static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor) { return (Range){0, 0, 0}; }
-static inline Range rms_stats(const floatX *x, size_t rows, int D) { return (Range){0, 0, 0}; }
+static inline Range rms_stats(const floatX *x, int N, int heads, int D, int ld) { return (Range){0, 0, 0}; }
+static inline UpdateStats update_stats(const floatX *params, const real *master, const grad_t *grads, const real *m,
+                                       const real *v, size_t count, double grad_scale, double lr, double beta1,
+                                       double beta2, double eps, int64_t step) {
+    return (UpdateStats){0, 0, 0, 0, 0};
+}
 static inline Magnitudes magnitude_stats(const floatX *x, size_t count) { return (Magnitudes){0, 0}; }
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
                                              AttentionShape s, int key_sets, int ldl, HeadGroups groups,

@@ -85,7 +85,7 @@ static inline void describe_machine(cJSON *json, const RunFacts *f) {
     cJSON_AddNumberToObject(peak, "gflops", f->peak.gflops);
     cJSON_AddStringToObject(peak, "from", f->peak.from);
     cJSON_AddNumberToObject(json, "ranks", comm_ranks());
-    describe_libraries(json, f->options, on_device ? driver : NULL);
+    describe_libraries(json, &f->phases->items[0].options, on_device ? driver : NULL);
 }
 
 static inline void describe_start(cJSON *json) {

@@ -42,6 +42,24 @@ def test_one_rank(short, model):
         expect_losses(short / "one", short / f"run{ranks}{zero}")
 
 
+def test_tensor_records(short):
+    """statistics of tensors and updates, and clipping by them, are those of one rank"""
+    keys = ("weight_norm", "update_norm", "ratio", "m_max", "v_max")
+    options = "--steps 12 --total-batch 192 --stats-every 6 --clip-update-norm 2,4"
+    found = {}
+    for ranks, zero in [(1, 0), (2, 0), (3, 1), (2, 2), (2, 3)]:
+        run = short / f"run{ranks}{zero}"
+        train_ranks(run, ranks, options, f"--batch-size {12 // ranks} --zero {zero} {EXPERTS}").done()
+        found[run.name] = [[r[k] for k in keys] for r in records(run, "tensor")]
+        found[run.name] += [[r["update_norm"], r["update_scale"]] for r in records(run, "train")]
+    one = found.pop("run10")
+    assert len(one) == 3 * 35 + 12
+    for name, other in found.items():
+        assert len(other) == len(one), name
+        for x, y in zip([x for row in one for x in row], [x for row in other for x in row]):
+            assert abs(x - y) <= 1e-2 * abs(x), (name, x, y)
+
+
 def test_router_bias(short):
     """a router's bias and losses are those of the tokens of all ranks"""
     # The bias follows the loads of all ranks, also if no loss of the routers needs them.

@@ -1,0 +1,102 @@
+"""Statistics of tensors and updates (--stats-every), --clip-update-norm and --z-loss."""
+
+import numpy as np
+import pytest
+from program import SMALL, USAGE, all_records, checkpoint, expect_same, read_json, records, run_trainer, tensors, train
+
+CLIPPED = "--clip-update-norm 1.5,8 --beta2 0.5 --steps 24 --checkpoint-every 12"
+
+
+def norm(x):
+    return np.linalg.norm(x.astype(float))
+
+
+def arrays(run, step, file):
+    return tensors(checkpoint(run, step) / f"{file}.safetensors")
+
+
+@pytest.mark.parametrize("model", ["", "--experts 3 --experts-active 2 --expert-ffn 16 --no-tie-embeddings"])
+def test_tensor_records(corpus, tmp_path, model):
+    """the records of tensors are those of the weights before an update, of their change, and of the moments after it"""
+    options = "--weight-decay 0 --steps 3 --checkpoint-every 1 --keep 0 --stats-every 3"
+    train(corpus, tmp_path / "run", model, options, "--z-loss 1e-3").done()
+    before, after = (arrays(tmp_path / "run", step, "model") for step in (2, 3))
+    moments = arrays(tmp_path / "run", 3, "optimizer")
+    found = records(tmp_path / "run", "tensor", step=3)
+    of = {}
+    for name in before:
+        layer = int(name.split(".")[2]) if name.startswith("model.layers.") else None
+        kind = name.removeprefix(f"model.layers.{layer}.").split(".experts.")[-1]
+        of.setdefault((layer, kind.split(".", 1)[1] if kind[0].isdigit() else kind), []).append(name)
+    assert [(r["layer"], r["name"]) for r in found] == list(of)
+    squares = 0
+    for record, names in zip(found, of.values()):
+        whole = {"weights": before, "change": {n: after[n].astype(float) - before[n] for n in names}}
+        joined = {key: np.concatenate([x[n].ravel() for n in names]) for key, x in whole.items()}
+        m, v = (np.concatenate([moments[f"{x}.{n}"].ravel() for n in names]) for x in ("exp_avg", "exp_avg_sq"))
+        squares += norm(joined["change"]) ** 2
+        expected = [norm(joined["weights"]), norm(joined["change"]), abs(m).max(), v.min(), v.max()]
+        got = [record[key] for key in ("weight_norm", "update_norm", "m_max", "v_min", "v_max")]
+        assert np.allclose(got, expected, rtol=2e-3, atol=1e-12), record
+        assert np.isclose(record["ratio"], record["update_norm"] / record["weight_norm"])
+    (step,) = records(tmp_path / "run", "train", step=3)
+    assert np.isclose(step["update_norm"], squares**0.5, rtol=1e-4) and step["update_scale"] == 1
+    (logits,) = records(tmp_path / "run", "logits", step=3)
+    assert logits["log_z_min"] <= logits["log_z_mean"] <= logits["log_z_max"]
+    assert logits["log_z_mean"] ** 2 <= logits["z_loss"] <= logits["log_z_max"] ** 2
+
+
+def test_clip_update_norm(corpus, tmp_path):
+    """--clip-update-norm scales an update down to mean + SIGMA deviations, and a resumed run has the same bits"""
+    train(corpus, tmp_path / "whole", CLIPPED, "--lr 1e-2").done()
+    train(corpus, tmp_path / "parts", CLIPPED, "--lr 1e-2 --stop-after 12").done()
+    run_trainer("--resume --out", tmp_path / "parts").done()
+    expect_same(checkpoint(tmp_path / "whole", 24), checkpoint(tmp_path / "parts", 24))
+    window, clipped = [], 0
+    for r in records(tmp_path / "whole", "train"):
+        limit = np.mean(window) + 1.5 * np.std(window) if len(window) == 8 else np.inf
+        assert np.isclose(r["update_scale"], min(1, limit / r["update_norm"]), rtol=1e-6), r
+        assert (r["update_z"] is None) == (len(window) < 8)
+        window = [*window, r["update_norm"] * r["update_scale"]][-8:]
+        clipped += r["update_scale"] < 1
+    assert clipped > 0
+    saved = read_json(checkpoint(tmp_path / "whole", 24) / "trainer_state.json")["update_norms"]
+    assert np.allclose(saved, window)
+
+
+def test_update_rise(corpus, tmp_path):
+    """a jump of the learning rate is announced by the norm of the update; clipping makes the update no larger"""
+    train(corpus, tmp_path / "run", CLIPPED, "--lr 1e-3 --stop-after 12").done()
+    result = run_trainer("--resume --lr 1e-2 --clip-update-norm 2,8 --out", tmp_path / "run")
+    assert "diffv2: step 13: the norm of the update is" in result.done().err
+    assert "deviations above the mean of the last ones" in result.err and "; it was scaled down\n" in result.err
+    events = [r for r in all_records(tmp_path / "run") if r.get("what") == "update_rise"]
+    steps = {r["step"]: r for r in records(tmp_path / "run", "train")}
+    first = events[0]
+    assert first["step"] == 13 and first["value"] == steps[13]["update_norm"] and first["scale"] < 0.5
+    assert np.isclose(first["value"] * first["scale"], first["mean"] + 2 * first["deviation"])
+
+
+def test_z_loss(corpus, tmp_path):
+    """--z-loss adds to the gradients in proportion, not to the loss, and makes the logits' normalizer smaller"""
+    found = {}
+    for weight in (0, 1, 3):
+        out = tmp_path / "grads"
+        data = ["--train-data", corpus / "train.bin", SMALL, "--z-loss", weight]
+        printed = run_trainer(*data, "--dump-grads", out).done().out
+        found[weight] = tensors(out), [line for line in printed.splitlines() if line.startswith("loss ")]
+    assert found[0][1] == found[1][1] == found[3][1] != []
+    for name in found[0][0]:
+        one, three = (found[w][0][name].astype(float) - found[0][0][name] for w in (1, 3))
+        assert name == "loss" or (norm(one) > 0 and np.allclose(three, 3 * one, rtol=1e-3, atol=1e-5)), name
+    z = {}
+    for weight in (0, 0.1):
+        train(corpus, tmp_path / f"run{weight}", f"--steps 40 --stats-every 40 --lr 1e-2 --z-loss {weight}").done()
+        z[weight] = records(tmp_path / f"run{weight}", "logits", step=40)[0]["z_loss"]
+    assert z[0.1] < 0.5 * z[0], z
+
+
+@pytest.mark.parametrize("value", ["3", "0.9,8", "3,1", "3,1001", "-1,8", "3,8,", "3,8x", "nan,8"])
+def test_clip_mistakes(value):
+    """mistakes in --clip-update-norm are one line each"""
+    run_trainer(f"--dry-run --clip-update-norm={value}").one_line(USAGE, "it must be SIGMA,WINDOW, such as 3,128")
