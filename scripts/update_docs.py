@@ -195,10 +195,11 @@ def contexts():
 # ---- scale.md
 
 DEVICES = ["A100", "H100", "H200", "B200", "RTX 5090"]
+LLAMA = "--vocab 128256 --no-tie-embeddings"
 SHAPE = "--layers {} --hidden {} --heads {} --kv-heads {} --head-dim {} --ffn {}"
 BEYOND = {  # the presets: the shapes of Qwen2.5-32B and Llama-3.1-70B
     "32b": f"{SHAPE.format(64, 5120, 40, 8, 128, 27648)} --vocab 152064 --seq-len 2048 --no-tie-embeddings",
-    "70b": f"{SHAPE.format(80, 8192, 64, 8, 128, 28672)} --vocab 128256 --seq-len 2048 --no-tie-embeddings",
+    "70b": f"{SHAPE.format(80, 8192, 64, 8, 128, 28672)} {LLAMA} --seq-len 2048",
 }
 GPT2 = "--vocab 50257 --seq-len 1024 --ranks 8 --zero 1"
 QWEN = "--vocab 151936 --tie-embeddings --seq-len 1024"
@@ -275,6 +276,23 @@ def groups():
     cells = in_turns(cell, [(models[name], ranks) for name in names for ranks in machines])
     rows = [[name, *cells[i * len(machines) :][: len(machines)]] for i, name in enumerate(names)]
     return table(["size", *(f"{ranks} GPUs" for ranks in machines)], rows)
+
+
+def lengths():
+    """By size and device: the longest sequence that fits one GPU, a power of two, at the least memory of a rank."""
+    sizes = {size[0]: size[1] for size in SIZES if size[0] in ("1.4b", "13.1b")}
+    sizes |= {"30b-a3b": "--preset 30b-a3b", "70b": BEYOND["70b"].replace("--seq-len 2048", ""), "405b": f"{SHAPE.format(126, 16384, 128, 8, 128, 53248)} {LLAMA}"}
+
+    def cell(case):
+        device, model, length = *case, 2048
+        plan = f"--device {device} {model} --ranks 512 --zero 3 --recompute 2 --batch-size 1 --seq-len"
+        while dry_run(f"{plan} {length}")[1]["fits"]:
+            length *= 2
+        return f"{length // 2048}K" if length > 2048 else "-"
+
+    devices = ("H100", "H200", "B200")
+    cells = in_turns(cell, [(device, model) for model in sizes.values() for device in devices])
+    return table(["size", *devices], [[name, *cells[3 * i : 3 * i + 3]] for i, name in enumerate(sizes)])
 
 
 # ---- gpu.md
@@ -373,7 +391,7 @@ GENERATED = {
     "docs/gpu.md": {"sdpa": sdpa},
     "docs/cluster.md": {"recipes": recipe_table, "fits": fits},
     "docs/sizing.md": {"settings": settings, "hours": hours, "contexts": contexts},
-    "docs/scale.md": {"plans": plans, "comparisons": comparisons, "groups": groups},
+    "docs/scale.md": {"plans": plans, "comparisons": comparisons, "groups": groups, "lengths": lengths},
     "scripts/recipes": {"": recipe_file},
 }
 
