@@ -904,12 +904,19 @@ static void run_reshape(Run *run) {
     plan_free(&before.plan);
 }
 
+// Windows of the open data that the run has read, and those that the steps before the data are opened again will read.
+static double run_windows(const Run *run) {
+    double tokens = phases_tokens(&run->phases, run->state.step, phases_data_end(&run->phases));
+    return (double)run->state.next_window + tokens / (double)run->options.model.T;
+}
+
 // The phase that begins with the next step: its options, and where these require it, its data and activations.
 static void run_enter_phase(Run *run) {
     const TrainingPhase *phase = &run->phases.items[run->phases.current];
     TrainerState *s = &run->state;
     Inputs *data = &run->data;
     run->options = phase->options;
+    watch_phase(PHASE_DATA);
     log_phase(&run->log, &run->phases, s->step);
     if (phase->rebuilds) {
         bool generates = run_sampling_plan(run) != NULL;
@@ -925,6 +932,7 @@ static void run_enter_phase(Run *run) {
         if (generates) model_alloc(&run->sampling_model, &run->model);
         run->checkpointer.fingerprint = data->fingerprint;
         dataloader_start(&data->train, s->next_window = 0);
+        dataloader_print(&data->train, run_windows(run));
     }
     run_set_batch(run);
     print_training(s->step, phases_end(&run->phases, run->phases.current), &run->options, comm_ranks(),
@@ -1173,9 +1181,7 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
               "%s: the loss or gradient of step %" PRId64 " is not finite: the run has diverged", o->out, step);
         return EXIT_DONE;
     }
-    // windows of these data that the run has read, and those that the other steps will read
-    double windows = (double)run->state.next_window +
-                     phases_tokens(&run->phases, step, phases_data_end(&run->phases)) / (double)o->model.T;
+    double windows = run_windows(run);
     stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // run_stop prints it for several ranks
     if (o->out && is_rank0()) {                                        // the last that may refuse to start
         RunFacts facts = {argc, argv, &run->phases, &run->model.plan, &run->data, windows, run->peak};

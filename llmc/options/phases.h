@@ -125,7 +125,7 @@ static inline void batch_schedule_read(PhaseChanges *c, const Options *o) {
         text = batch_tokens(text, &tokens);
         bool more = text && strchr(text, ',');
         text = text && *text == '@' ? phase_step(c, "batch-schedule", text + 1, more ? ',' : 0, &step) : NULL;
-        if (!text || tokens < 1 || (first && step != 0)) {
+        if (!text || tokens < 1 || tokens > (int64_t)1e15 || (first && step != 0)) {
             REFUSE(c->problems,
                    "--batch-schedule '%s' is not accepted: it must be TOKENS@0,TOKENS@STEP,..., such as "
                    "64K@0,256K@2000",

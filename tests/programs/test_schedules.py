@@ -22,6 +22,7 @@ from program import (
     tensors,
     without_times,
 )
+from ranks import expect_same_weights, resume_ranks, train_ranks
 
 BATCH = "--batch-size 4 --warmup 2 --threads 2"
 SQRT = "--decay-shape 1-sqrt --schedule"
@@ -129,8 +130,22 @@ def test_phases(corpus, tmp_path):
     state = read_json(checkpoint(whole, 9) / "trainer_state.json")
     assert [corpus["tokens"] for corpus in state["data_opened_at"]] == [320]
     assert state["options"]["seq-len"] == 16 and state["next_window"] == (832 - 320) // 32
-    # the weights are those of the last phase for every mode
-    assert resume(whole, "--eval --val-steps 1").done()
+    resume(whole, "--eval --val-steps 1").done()  # with the length of the last phase
+
+    def memory(*options):
+        planned = run_trainer("--dry-run --layers 2 --batch-size 4 --total-batch 512 --threads 1", *options).done().out
+        return re.findall(r"^  (?:activations|workspace) .*", planned, re.M)
+
+    assert memory("--seq-len 32 --phase 3:seq-len=128 --phase 9:seq-len=64") == memory("--seq-len 128")
+
+
+def test_phases_of_ranks(short):
+    """phases of several ranks resume bit for bit, with parameters sharded as well"""
+    options = "--steps 6 --zero 3 --batch-size 2 --total-batch 128 --phase 2:seq-len=32 --phase 4:total-batch=256"
+    train_ranks(short / "whole", 2, options).done()
+    train_ranks(short / "parts", 2, options, "--stop-after 3").done()
+    resume_ranks(short / "parts", 2).done()
+    expect_same_weights(short / "whole", short / "parts", 6)
 
 
 def test_phase_without_change(corpus, tmp_path):
