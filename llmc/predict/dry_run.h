@@ -99,10 +99,10 @@ static inline void print_flops(const ModelPlan *plan, const Options *o, const Ru
 }
 
 static inline void print_phases(const Phases *phases) {
-    bool device = phases->items[0].options.device != NULL;
+    bool timed = phases->items[0].options.device != NULL;
     if (phases->count == 1) return;
     printf("%-24s %8s %12s %12s %12s %10s%s\n", "phase: steps", "seq-len", "batch-size", "total-batch", "tokens", "lr",
-           device ? "      hours" : "");
+           timed ? "      hours" : "");
     for (int k = 0; k < phases->count; k++) {
         const Options *o = &phases->items[k].options;
         RunCost c = phase_cost(phases, k);
@@ -111,7 +111,7 @@ static inline void print_phases(const Phases *phases) {
         FORMAT(steps, "%" PRId64 " to %" PRId64, phases->items[k].step + 1, phases_end(phases, k));
         printf("  %-22s %8d %12" PRId64 " %12" PRId64 " %12s %10g", steps, o->model.T, o->batch_size, o->total_batch,
                tokens, o->lr);
-        if (device) printf("   %.3g to %.3g", c.fast_hours, c.slow_hours);
+        if (timed) printf("   %.3g to %.3g", c.fast_hours, c.slow_hours);
         printf("\n");
     }
 }
