@@ -167,10 +167,12 @@ CUDA_HOST = -Wall,-Wextra$(if $(filter yes,$(STRICT)),$(comma)-Werror),-fopenmp,
 joined = $(subst -isystem ,-isystem@,$(1))
 nvcc_flags = $(subst -isystem@,-isystem ,$(filter -I% -isystem@% -D% -U%,$(call joined,$(1)))) \
   $(addprefix -Xcompiler ,$(filter-out -I% -isystem@% -D% -U%,$(call joined,$(1))))
-CUDA_CODE = $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
+# 90 is compiled as 90a, with the instructions of hopper.cuh, which run on all GPUs of 9.0. Its PTX is for later GPUs.
+CUDA_CODE = $(foreach arch,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
   $(foreach arch,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$(arch)$(comma)code=compute_$(arch)) # PTX: later GPUs
 CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(call nvcc_flags,$(CPPFLAGS) $(CUDA_CFLAGS)) \
   -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) $(NCCL_CFLAGS) \
+  $(if $(filter 90 90a,$(CUDA_ARCHS)),-DCODE_FOR_SM_90A) \
   $(if $(CUDNN_UNIT),$(CUDNN_CFLAGS)) -Xcompiler $(CUDA_HOST) $(if $(filter yes,$(STRICT)),-Werror all-warnings) \
   -MD -MP $(CUDA_CODE)
 # Without new dtags the rpath also applies to libraries that other libraries load.

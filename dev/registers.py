@@ -21,6 +21,7 @@ REGISTERS, SHARED = 65536, 48 << 10
 LIMITS = (
     ("attention_mma_forward_kernel<1, 64, 128>", 128, 2, {100: 24, 120: 24}),  # addresses, outside of products
     ("attention_mma_forward_kernel", 128, 2, {}),
+    ("attention_wgmma_forward_kernel", 384, 1, {}),
     # places of the block, outside of products
     ("attention_backward_mma_kernel<.*128, 128, 1>", 256, 1, {80: 72, 86: 56, 89: 56, 90: 64, 100: 16, 120: 40}),
     ("attention_backward_mma_kernel<64, 64, 128, 1>", 256, 1, {100: 16, 120: 16}),

@@ -18,7 +18,7 @@
 #                    kernels and trainer, run by dev/cuda_on_cpu, in bf16, in fp32 and under the sanitizers. Requires
 #                    CUDA's headers
 #   CUDA tools       dev/gpu_check.sh with this emulation; the predictions of --dry-run --device
-#   compiled PTX     the operations on what nvcc compiles for sm_90 or sm_80, in turn by revision, run by dev/ptx, and
+#   compiled PTX     the operations on what nvcc compiles for sm_90a or sm_80, in turn by revision, run by dev/ptx, and
 #                    mistakes planted in PTX; with --all for all architectures, and the layouts of wgmma against CuTe.
 #                    Requires nvcc
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
@@ -281,9 +281,11 @@ turn() { # a number that depends on the revision: what is not tested at this one
     echo $((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
 }
 compiled_ptx_of() { # architecture
-    local program=build/ptx/sm_$1/test_diffv2
+    local program=build/ptx/sm_$1/test_diffv2 shared=99 # KiB of a block
+    [ "$1" != 90a ] || shared=227
     # the stage CUDA operations detects accesses of the host to device memory, which takes half a minute
-    build "compiled PTX, sm_$1" "$program" && run "$program" env CUDA_ON_CPU_PROTECT=0 "$program"
+    build "compiled PTX, sm_$1" "$program" \
+        && run "$program" env CUDA_ON_CPU_PROTECT=0 CUDA_ON_CPU_SHARED=$shared "$program"
 }
 wgmma_layouts() { # comparison with CuTe
     local python packages
@@ -303,11 +305,11 @@ compiled_ptx() {
         return
     fi
     if [ $all_tests = yes ]; then
-        for arch in 80 89 90 100 120; do
+        for arch in 80 89 90 90a 100 120; do
             compiled_ptx_of $arch
         done
     else # one architecture per revision
-        local archs=(90 80)
+        local archs=(90a 80)
         compiled_ptx_of "${archs[$(turn) % 2]}"
     fi
     build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted build/ptx/sm_90a/planted90a \

@@ -489,7 +489,7 @@ test_nvcc_gets_directories_and_macros_and_the_host_compiler_gets_other_flags() {
         done
     done
     contains "$object" "-isystem $packages/nvidia/cublas/include "
-    grep -q -- 'arch=compute_80,code=sm_80.*arch=compute_90,code=sm_90.*arch=compute_90,code=compute_90' "$object" \
+    grep -q -- 'arch=compute_80,code=sm_80.*arch=compute_90a,code=sm_90a.*arch=compute_90,code=compute_90' "$object" \
         || fail "no PTX of the newest architecture: $(cat "$object")"
     lacks "$object" code=compute_80
 }

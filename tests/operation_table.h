@@ -147,6 +147,9 @@ static const OpRow op_cases[] = {
     {OP_ATTENTION, {1, 129, 1, 1, 128, 128, 1, 0}, CUDA_ONLY, "one past two tiles, D = 128"},
     {OP_ATTENTION, {1, 1000, 1, 1, 64, 64, 1, 64}, CUDA_ONLY, "many tiles"},
     {OP_ATTENTION, {1, 300, 2, 2, 128, 128, 1, 0, 2, 0, 0, 100}, CUDA_ONLY, "D = 128, documents and a window"},
+    {OP_ATTENTION, {3, 2, 4, 2, 64, 64, 1, 0}, CUDA_ONLY, "two rows, several sequences"},
+    {OP_ATTENTION, {2, 65, 2, 1, 64, 64, 1, 0, 0, 0, 0, 1}, CUDA_ONLY, "window 1, one past a tile of 64 keys"},
+    {OP_ATTENTION, {1, 150, 4, 2, 64, 64, 1, 64, 0, 331, 1, 300}, CUDA_ONLY, "prefill, D = 64"},
 
     {OP_ATTENTION_SETS, {1, 1, 1, 1, 8, 16, 2, 0}, BOTH, "one key: dv is the sum of both gradients of the output"},
     {OP_ATTENTION_SETS, {2, 13, 6, 2, 8, 16, 2, 11}, BOTH, "diff_v1: values of width 2D, groups of 3, padded rows"},
@@ -207,6 +210,8 @@ static const OpRow op_cases[] = {
     {OP_DIFF_ATTENTION, {1, 150, 2, 2, 16, 16, 1, 0, S_SIGMOID, 1, 70}, BOTH, "a window beyond a tile; dv +="},
     {OP_DIFF_ATTENTION, {1, 70, 1, 1, 16, 16, 1, 3, S_LINEAR, 0, 70}, BOTH, "a window of T"},
     {OP_DIFF_ATTENTION, {1, 1000, 1, 1, 64, 64, 1, 0, S_SIGMOID}, CUDA_ONLY, "many tiles"},
+    {OP_DIFF_ATTENTION, {2, 65, 4, 2, 64, 128, 1, 0, S_LINEAR, 2}, CUDA_ONLY, "documents, GQA, values of width 2D"},
+    {OP_DIFF_ATTENTION, {1, 300, 2, 1, 128, 128, 1, 64, S_TANH, 0, 129}, CUDA_ONLY, "a window beyond a tile, D = 128"},
     {OP_DIFF_ATTENTION, {1, 13, 1, 1, 256, 256, 1, 0, S_SIGMOID}, BOTH, "the widest head"},
 
     {OP_LAMBDA_EXP, {1, 1, 0}, BOTH, "the smallest; the first layer, whose init is 0.2"},

@@ -22,8 +22,8 @@ endif
 ifdef UCONTEXT
   ONCPU_CFLAGS += -DCUDA_ON_CPU_UCONTEXT
 endif
-ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMMON) -DCUDA_ON_CPU -Idev -DDEVICE_OPS \
-  -DUSE_CUDNN $(ONCPU_NCCL) $(ONCPU_PRECISION) -isystem $(CUDA_HEADERS)
+ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing -Wno-psabi $(COMMON) -DCUDA_ON_CPU -Idev \
+  -DDEVICE_OPS -DUSE_CUDNN $(ONCPU_NCCL) $(ONCPU_PRECISION) -isystem $(CUDA_HEADERS)
 ONCPU_LAYER = $(patsubst dev/cuda_on_cpu/%.cpp,$(ONCPU)/%.o,$(wildcard dev/cuda_on_cpu/*.cpp))
 
 ifneq ($(filter oncpu $(ONCPU)/% $(BUILD)/ptx/%,$(MAKECMDGOALS)),)

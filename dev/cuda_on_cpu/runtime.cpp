@@ -4,8 +4,10 @@ declares them, so that a signature that differs from NVIDIA's does not compile.
 */
 #include "internal.h"
 #include <atomic>
+#include <cuda.h>
 #include <map>
 #include <vector>
+#pragma weak cuTensorMapEncodeTiled // defined by dev/ptx
 
 namespace cuda_on_cpu {
 
@@ -199,6 +201,11 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *version) { return cudaRuntimeGetVersion(version); }
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *) {
+    *function = strcmp(name, "cuTensorMapEncodeTiled") == 0 ? (void *)cuTensorMapEncodeTiled : nullptr;
+    return cudaSuccess;
+}
 cudaError_t cudaDeviceReset(void) { // memory and streams stay as they are
     cudaDeviceSynchronize();
     failed = last_error = cudaSuccess;

@@ -23,6 +23,7 @@ and.b32                         r=rr            a & b
 and.b64                         l=ll            a & b
 and.pred                        p=pp            a && b
 bfe.u32                         r=rrr           bits_of(a, b, c)
+bfi.b32                         r=rrrr          with_bits(a, b, c, d)
 bfind.shiftamt.u32              r=r             a ? clz(a) : ~0u
 brev.b32                        r=r             reversed(a)
 copysign.f32 copysign.f64       f=ff d=dd       with_sign(b, a)
@@ -100,6 +101,7 @@ mul.wide.u16                    r=hh            (u32)a * b
 mul.wide.u32                    l=rr            (u64)a * b
 neg.f32                         f=f             -a
 neg.f64                         d=d             -a
+neg.s16                         h=h             (u16)(0 - a)
 neg.s32 neg.s64                 r=r l=l         0 - a
 not.b32                         r=r             ~a
 not.b64                         l=l             ~a

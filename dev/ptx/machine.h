@@ -177,6 +177,11 @@ inline u32 bits_of(u32 x, u32 first, u32 count) {
     first &= 0xFF, count &= 0xFF;
     return first < 32 ? x >> first & (count < 32 ? (1u << count) - 1 : ~0u) : 0;
 }
+inline u32 with_bits(u32 bits, u32 x, u32 first, u32 count) { // x, where `count` bits from `first` on are those
+    const u32 places = bits_of(~0u, 0, count);
+    first &= 0xFF;
+    return first < 32 ? (x & ~(places << first)) | (bits & places) << first : x;
+}
 inline u32 reversed(u32 x) {
     u32 y = 0;
     for (int i = 0; i < 32; i++) y |= (x >> i & 1) << (31 - i);

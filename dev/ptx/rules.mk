@@ -1,5 +1,5 @@
 # The compiled kernels on the CPU: make build/ptx/sm_90/test_diffv2 translates what nvcc compiles for that architecture
-# (80, 89, 90, 100 or 120) to C++, and links it with the program of dev/cuda_on_cpu. Requires nvcc; see README.md.
+# (80, 89, 90, 90a, 100 or 120) to C++, and links it with the program of dev/cuda_on_cpu. Requires nvcc; see README.md.
 # Variables: those of dev/cuda_on_cpu/rules.mk, and COUNT=yes, which counts what the kernels do.
 
 PTX_NVCC = $(or $(NVCC),$(or $(CUDA),/usr/local/cuda)/bin/nvcc)
@@ -16,7 +16,7 @@ ifneq ($(filter $(PTX)/%,$(MAKECMDGOALS)),)
 endif
 
 $(ONCPU)/%.cu.o: dev/ptx/%.cu $(ONCPU)/flags
-	$(CXX) $(ONCPU_FLAGS) -Wno-psabi -x c++ -c -o $@ $<
+	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 PTX_LAYER = $(PTX)/runtime.o $(PTX)/hopper.o $(if $(COUNT),$(PTX)/counts.o)
 $(PTX_LAYER): $(PTX)/%.o: dev/ptx/%.cpp $(PTX)/flags
 	$(CXX) $(PTX_CFLAGS) -g1 $(WARN) -MMD -MP -c -o $@ $<
@@ -40,7 +40,7 @@ $(PTX)/sm_$(1)/$(2): $(PTX)/sm_$(1)/$(2)_parts/host.o $(patsubst %,$(PTX)/sm_$(1
 	$$(CXX) $$(ONCPU_CFLAGS) -fopenmp $$(LDFLAGS) -o $$@ $$^ $$(LDLIBS)
 .PRECIOUS: $(PTX)/sm_$(1)/$(2).ptx $(patsubst %,$(PTX)/sm_$(1)/$(2)_parts/part_%.cpp,$(4))
 endef
-$(foreach arch,80 89 90 100 120,$(eval $(call ptx_program,$(arch),test_diffv2,test_diffv2.cu,0 1 2 3 4 5 6 7)))
+$(foreach arch,80 89 90 90a 100 120,$(eval $(call ptx_program,$(arch),test_diffv2,test_diffv2.cu,0 1 2 3 4 5 6 7)))
 $(foreach arch,80 90,$(eval $(call ptx_program,$(arch),planted,dev/ptx/planted.cu,0)))
 $(eval $(call ptx_program,90a,planted90a,dev/ptx/planted90a.cu,0))
 .PRECIOUS: $(PTX)/%.o

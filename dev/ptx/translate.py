@@ -132,7 +132,7 @@ class Parser:
         elif words[0] in (".minnctapersm", ".maxnreg"):
             kernel.registers_known = True
         elif words[0] == ".target":
-            self.architecture = re.fullmatch(r"sm_(\d+)[af]?", words[1])[1]
+            self.architecture = re.fullmatch(r"sm_(\d+[af]?)", words[1])[1]
         elif words[0] == ".address_size" and words[1] != "64":
             raise Failure(f"line {line}: addresses of {words[1]} bits")
         return place

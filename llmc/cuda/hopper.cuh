@@ -50,14 +50,15 @@ static inline bool hopper_device(void) {
 #endif
 }
 
-// Describes (count, rows, columns) numbers at `tensor`, rows ld apart and matrices rows * ld, in boxes of box_rows rows.
+// Describes (count, rows, columns) numbers at `tensor`, rows ld apart and matrices rows * ld, in boxes of box_rows rows
+// and 64 columns.
 static inline CUtensorMap tensor_map(const void *tensor, int columns, int rows, int count, int ld, int box_rows) {
     static decltype(&cuTensorMapEncodeTiled) encode; // of the driver, which is not linked
     if (!encode) {
         cudaDriverEntryPointQueryResult found;
         void *function = NULL;
-        CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                                    &found));
+        CUDA_CHECK(
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
         CHECK(function, "the CUDA driver has no cuTensorMapEncodeTiled; install a newer driver");
         memcpy(&encode, &function, sizeof(encode));
     }
@@ -152,7 +153,13 @@ template <int N> static __device__ inline void wgmma_pin(unsigned (&a)[N][4]) {
     for (int i = 0; i < 4 * N; i++) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
-#define WGMMA_32                                                                                                 \
+// Keeps a wgmma_wait that follows after the computation of x: ptxas moves a wait up, but not across a store to shared
+// memory. to: 4 bytes of this thread.
+static __device__ inline void wgmma_wait_after(float *to, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared_address(to)), "f"(x) : "memory");
+}
+
+#define WGMMA_32                                                                                                \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
     "%23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_64                                                                                                 \
@@ -163,10 +170,10 @@ template <int N> static __device__ inline void wgmma_pin(unsigned (&a)[N][4]) {
 #define WGMMA_8 WGMMA_ROWS(0), WGMMA_ROWS(4)
 #define WGMMA_16 WGMMA_8, WGMMA_ROWS(8), WGMMA_ROWS(12)
 // D: its registers; ADD: the operand that says whether D is added to; REST: the other operands, in the text's order
-#define WGMMA(N, D, REST, ADD, OF_D, ...)                                                          \
-    asm volatile("{ .reg .pred add; setp.ne.b32 add, " ADD ", 0;\n"                                \
+#define WGMMA(N, D, REST, ADD, OF_D, ...)                                                        \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, " ADD ", 0;\n"                              \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" D "}, " REST "; }" \
-                 : OF_D                                                                            \
+                 : OF_D                                                                          \
                  : __VA_ARGS__)
 
 // a, b: descriptors

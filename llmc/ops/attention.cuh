@@ -7,7 +7,7 @@ the plan of the shape says (attention_plans.cuh). Equations in attention.h.
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
 #include "attention_kernels.cuh"
-#include "attention_mma.cuh"
+#include "attention_wgmma.cuh"
 #include "attention_report.cuh"
 
 static inline const char *attention_library_version(void) { return cudnn_attention_version(); }

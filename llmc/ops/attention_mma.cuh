@@ -172,12 +172,11 @@ static __device__ inline void mma_mask(float (&scores)[KEYS / 8][4], const int *
 
 // Updates the running softmax of the lane's two rows; scores become P = exp2(scale (score - max)). max: that of the
 // scores so far, or up to MMA_SLACK / scale less, so that o is seldom rescaled; P and its sum have room for that. sum:
-// of the lane's own keys.
+// of the lane's own keys. factor: what o, of earlier keys, has to be multiplied by.
 enum { MMA_SLACK = 8 };
-template <int DV, int KEYS>
-static __device__ inline void mma_softmax(float (&scores)[KEYS / 8][4], float (&o)[DV / 8][4], float (&max)[2],
+template <int KEYS>
+static __device__ inline void mma_softmax(float (&scores)[KEYS / 8][4], float (&factor)[2], float (&max)[2],
                                           float (&sum)[2], float scale) {
-    float factor[2];
     UNROLL
     for (int row = 0; row < 2; row++) {
         float largest = max[row], total = 0;
@@ -196,6 +195,8 @@ static __device__ inline void mma_softmax(float (&scores)[KEYS / 8][4], float (&
         }
         sum[row] = sum[row] * factor[row] + total;
     }
+}
+template <int DV> static __device__ inline void mma_rescale(float (&o)[DV / 8][4], const float (&factor)[2]) {
     if (!__any_sync(ALL_LANES, factor[0] != 1 || factor[1] != 1)) return;
     UNROLL
     for (int n = 0; n < DV / 8; n++) {
@@ -223,43 +224,69 @@ static __device__ inline void mma_store_rows(floatX *to, int ld, int count, int 
     }
 }
 
-// Stores a warp's results: o, P V of two sets of 16 rows from query t on, which are divided by the sums.
-template <int MAPS, int DV>
-static __device__ inline void mma_finish(const AttentionMma &a, const MmaPlace &p, int t, float (&o)[2][DV / 8][4],
-                                         const float (&max)[2][2], const float (&sum)[2][2], float scale, uint4 *tile) {
+// Divides o, P V of 16 rows of which `count` exist, by the sums; stores the rows' lse, unless it is NULL.
+template <int DV>
+static __device__ inline void mma_divide(float (&o)[DV / 8][4], real *lse, int count, const float (&max)[2],
+                                         const float (&sum)[2], float scale) {
     const float LN2 = 0.693147181f;
-    const AttentionShape s = a.shape;
-    const int lane = (int)threadIdx.x % WARP, count = s.T - t;
-    const size_t row = (size_t)p.b * s.T + t;
-    UNROLL
-    for (int i = 0; i < 4; i++) {
-        const int set = i / 2, upper = i % 2, query = t + (MAPS == 1 ? set * 16 : 0) + upper * 8 + lane / 4;
-        const int head = MAPS == 1 ? p.j : 2 * p.j + set;
-        const float total = lanes_sum(sum[set][upper], 4), inverse = __fdividef(1, total);
-        if (a.lse && lane % 4 == 0 && query < s.T)
-            a.lse[((size_t)p.b * s.NQ + head) * s.T + query] = LN2 * (scale * max[set][upper] + log2f(total));
-        UNROLL
-        for (int n = 0; n < DV / 8; n++) o[set][n][2 * upper] *= inverse, o[set][n][2 * upper + 1] *= inverse;
-    }
-    floatX *out = a.out + row * s.ldo + p.j * s.o_head;
-    if (MAPS == 1) {
-        mma_store_rows<DV>(out, s.ldo, count, s.DV, o[0], tile);
-        mma_store_rows<DV>(out + (size_t)16 * s.ldo, s.ldo, count - 16, s.DV, o[1], tile);
-        return;
-    }
-    const int ldn = s.NQ / 2 * s.DV;
-    mma_store_rows<DV>(a.noise + row * ldn + p.j * s.DV, ldn, count, s.DV, o[1], tile);
+    const int lane = (int)threadIdx.x % WARP;
     UNROLL
     for (int upper = 0; upper < 2; upper++) {
         const int i = upper * 8 + lane / 4;
-        const float f = i < count ? diff_factor(a.l[(row + i) * a.ldl + p.j], a.factor) : 0;
+        const float total = lanes_sum(sum[upper], 4), inverse = __fdividef(1, total);
+        if (lse && lane % 4 == 0 && i < count) lse[i] = LN2 * (scale * max[upper] + log2f(total));
+        UNROLL
+        for (int n = 0; n < DV / 8; n++) o[n][2 * upper] *= inverse, o[n][2 * upper + 1] *= inverse;
+    }
+}
+// o -= factor(l) noise of the 16 rows of pair j from `row` on, of which `count` exist
+template <int DV>
+static __device__ inline void mma_subtract(float (&o)[DV / 8][4], const float (&noise)[DV / 8][4],
+                                           const AttentionMma &a, size_t row, int j, int count) {
+    UNROLL
+    for (int upper = 0; upper < 2; upper++) {
+        const int i = upper * 8 + (int)threadIdx.x % WARP / 4;
+        const float f = i < count ? diff_factor(a.l[(row + i) * a.ldl + j], a.factor) : 0;
         UNROLL
         for (int n = 0; n < DV / 8; n++) {
             UNROLL
-            for (int c = 2 * upper; c < 2 * upper + 2; c++) o[0][n][c] -= f * o[1][n][c];
+            for (int c = 2 * upper; c < 2 * upper + 2; c++) o[n][c] -= f * noise[n][c];
         }
     }
-    mma_store_rows<DV>(out, s.ldo, count, s.DV, o[0], tile);
+}
+
+// Where results of a head from query t on are: lse, NULL if it is not kept; out of head or pair j; a2 of pair j.
+static __device__ inline real *mma_lse(const AttentionMma &a, const MmaPlace &p, int head, int t) {
+    return a.lse ? a.lse + ((size_t)p.b * a.shape.NQ + head) * a.shape.T + t : NULL;
+}
+static __device__ inline floatX *mma_out(const AttentionMma &a, const MmaPlace &p, int t) {
+    return a.out + ((size_t)p.b * a.shape.T + t) * a.shape.ldo + p.j * a.shape.o_head;
+}
+static __device__ inline floatX *mma_noise(const AttentionMma &a, const MmaPlace &p, int t) {
+    return a.noise + (((size_t)p.b * a.shape.T + t) * (a.shape.NQ / 2) + p.j) * a.shape.DV;
+}
+
+// Stores a warp's results: o, P V of two sets of 16 rows from query t on.
+template <int MAPS, int DV>
+static __device__ inline void mma_finish(const AttentionMma &a, const MmaPlace &p, int t, float (&o)[2][DV / 8][4],
+                                         const float (&max)[2][2], const float (&sum)[2][2], float scale, uint4 *tile) {
+    const AttentionShape s = a.shape;
+    const int count = s.T - t;
+    if constexpr (MAPS == 1) {
+        UNROLL
+        for (int set = 0; set < 2; set++) {
+            const int i = 16 * set;
+            mma_divide<DV>(o[set], mma_lse(a, p, p.j, t + i), count - i, max[set], sum[set], scale);
+            mma_store_rows<DV>(mma_out(a, p, t + i), s.ldo, count - i, s.DV, o[set], tile);
+        }
+    } else {
+        UNROLL
+        for (int set = 0; set < 2; set++)
+            mma_divide<DV>(o[set], mma_lse(a, p, 2 * p.j + set, t), count, max[set], sum[set], scale);
+        mma_store_rows<DV>(mma_noise(a, p, t), s.NQ / 2 * s.DV, count, s.DV, o[1], tile);
+        mma_subtract<DV>(o[0], o[1], a, (size_t)p.b * s.T + t, p.j, count);
+        mma_store_rows<DV>(mma_out(a, p, t), s.ldo, count, s.DV, o[0], tile);
+    }
 }
 
 // The keys of a tile: O, which has DV registers, and the scores have to fit.
@@ -310,7 +337,9 @@ static __global__ void __launch_bounds__(MMA_THREADS, 2) attention_mma_forward_k
             UNROLL
             for (int i = 0; i < 2; i++) {
                 if (!whole) mma_mask<KEYS>(scores[i], low + first + i * apart, k0, own + first + i * apart);
-                mma_softmax<DV, KEYS>(scores[i], o[i], max[i], sum[i], scale);
+                float factor[2];
+                mma_softmax<KEYS>(scores[i], factor, max[i], sum[i], scale);
+                mma_rescale<DV>(o[i], factor);
             }
             mma_values<DV, KEYS>(o, scores, keys + KEYS * D / 8);
         }
@@ -348,28 +377,5 @@ template <int MAPS> static inline void attention_mma_launch(const AttentionMma &
     else if (MAPS == 1 && D <= 64) attention_mma_launch_widths<1, 64, 128>(a);
     else if (D <= 96 && DV <= 96) attention_mma_launch_widths<MAPS, 96, 96>(a);
     else attention_mma_launch_widths<MAPS, 128, 128>(a);
-}
-
-static inline AttentionMma attention_mma_arguments(floatX *out, real *lse, const floatX *q, const floatX *k,
-                                                   const floatX *v, AttentionShape s) {
-    AttentionMma a;
-    memset(&a, 0, sizeof(a));
-    assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
-    a.out = out, a.lse = lse, a.q = q, a.k = k, a.v = v, a.shape = s;
-    return a;
-}
-static inline void attention_mma_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                         AttentionShape s) {
-    attention_mma_launch<1>(attention_mma_arguments(out, lse, q, k, v, s));
-}
-
-// out = a1 - factor(l) a2 of pairs of heads; kept (N,NQ/2,DV): a2
-static inline void diff_attention_mma_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
-                                              const floatX *v, const floatX *l, int ldl, AttentionShape s,
-                                              Factor factor) {
-    AttentionMma a = attention_mma_arguments(out, lse, q, k, v, s);
-    assert(s.groups.signals == 1 && s.groups.noise == 1 && s.NQ / 2 % s.NKV == 0);
-    a.noise = kept, a.l = l, a.ldl = ldl, a.factor = factor;
-    attention_mma_launch<2>(a);
 }
 #endif
