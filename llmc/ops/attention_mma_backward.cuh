@@ -38,122 +38,12 @@ rows can be read in packs and heads up to 128 wide. Equations in attention.h and
 #ifndef LLMC_ATTENTION_MMA_BACKWARD_CUH
 #define LLMC_ATTENTION_MMA_BACKWARD_CUH
 #include "../cuda/async_copy.cuh"
-#include "../cuda/mma.cuh"
-#include "diff_combine.cuh"
-#include "ops.h"
+#include "attention_backward_order.cuh"
 
-enum { BACKWARD_WARPS = 8, BACKWARD_THREADS = BACKWARD_WARPS * WARP, BACKWARD_ROWS = 64, BACKWARD_WIDEST = 128 };
-
-// A tile of queries has these numbers: for each row log2 of the sum, and delta: <g,a>, or s <g,a2> of a noise head; for
-// each query the factor and the first key.
-template <int MAPS> struct BackwardRows {
-    enum { QUERIES = BACKWARD_ROWS / MAPS };
-    enum { DELTA = BACKWARD_ROWS, FACTOR = 2 * BACKWARD_ROWS, LOW = FACTOR + QUERIES, NUMBERS = LOW + QUERIES };
-};
-
-typedef struct {
-    floatX *dq, *dk, *dv;
-    const floatX *dout, *q, *k, *v;
-    float *rows, *sums; // (B, NQ/MAPS, tiles, NUMBERS), (B, NQ/MAPS, tiles, ROWS D)
-    unsigned *counters; // (B, NQ/MAPS, tiles), and the ticket
-    AttentionShape shape;
-    int tiles; // of queries
-    bool add_dv;
-} AttentionBackwardMma;
-
-static __host__ __device__ inline int backward_width(int width) { return width <= 64 ? 64 : 128; } // in shared memory
-
-static inline bool attention_mma_backward_fits(AttentionShape s) {
-    return sizeof(floatX) == 2 && s.first == 0 && s.D <= BACKWARD_WIDEST && s.DV <= BACKWARD_WIDEST && packed(s.D) &&
-           packed(s.DV) && packed(s.ldq) && packed(s.ldkv) && packed(s.ldo) && packed(s.q_head) && packed(s.k_head) &&
-           packed(s.v_head) && packed(s.o_head);
-}
-
-// Divides the workspace; returns its size.
-static inline size_t attention_mma_backward_memory(AttentionBackwardMma *a, AttentionShape s, int maps, char *memory) {
-    const int queries = BACKWARD_ROWS / maps;
-    a->shape = s;
-    a->tiles = (s.T + queries - 1) / queries;
-    size_t tiles = (size_t)s.B * (s.NQ / maps) * a->tiles, at = 0;
-    a->sums = (float *)(void *)(memory + at);
-    at += tiles * BACKWARD_ROWS * backward_width(s.D) * sizeof(float);
-    a->rows = (float *)(void *)(memory + at);
-    at += tiles * (2 * BACKWARD_ROWS + 2 * queries) * sizeof(float);
-    a->counters = (unsigned *)(void *)(memory + at);
-    return at + (tiles + 1) * sizeof(unsigned);
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Numbers of rows
-
-// The inputs of the rows' numbers; of pairs also the noise heads' outputs, with strides of rows and of pairs, l and dl.
-typedef struct {
-    const floatX *dout, *out, *noise, *l;
-    floatX *dl;
-    const float *lse;
-    int ldn, n_head, ldl;
-    Factor factor;
-} BackwardInputs;
-
-static __device__ inline int backward_low(AttentionShape s, int b, int t) {
-    int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
-    return s.window ? max(document, t - s.window + 1) : document;
-}
-
-// Rows (B, tiles of queries, NQ/MAPS). Queries beyond the last one attend to no key. Zeroes the counters.
-template <int MAPS>
-static __global__ void attention_backward_rows_kernel(int lanes, AttentionBackwardMma a, BackwardInputs in) {
-    typedef BackwardRows<MAPS> Rows;
-    const AttentionShape s = a.shape;
-    const unsigned heads = (unsigned)(s.NQ / MAPS), padded = (unsigned)(a.tiles * Rows::QUERIES),
-                   row = row_index(lanes);
-    const unsigned h = row % heads, t = row / heads % padded, b = row / heads / padded;
-    const int lane = row_lane(lanes);
-    const bool exists = b < (unsigned)s.B && t < (unsigned)s.T;
-    size_t n = b * (size_t)s.T + t;
-    float dot = 0, noise = 0, g[PACK], x[PACK];
-    for (int c = lane * PACK; exists && c < s.DV; c += lanes * PACK) {
-        load<PACK>(g, in.dout + n * s.ldo + h * (size_t)s.o_head + c);
-        load<PACK>(x, in.out + n * s.ldo + h * (size_t)s.o_head + c);
-        UNROLL
-        for (int i = 0; i < PACK; i++) dot += g[i] * x[i];
-        if (MAPS == 1) continue;
-        load<PACK>(x, in.noise + n * in.ldn + h * (size_t)in.n_head + c);
-        UNROLL
-        for (int i = 0; i < PACK; i++) noise += g[i] * x[i];
-    }
-    dot = lanes_sum(dot, lanes);
-    if (MAPS > 1) noise = lanes_sum(noise, lanes);
-    if (lane > 0 || b >= (unsigned)s.B) return;
-    const unsigned tile = (b * heads + h) * (unsigned)a.tiles + t / Rows::QUERIES, query = t % Rows::QUERIES;
-    float *to = a.rows + tile * (size_t)Rows::NUMBERS, factor = 1;
-    if (MAPS > 1 && exists) {
-        factor = diff_factor(in.l[n * in.ldl + h], in.factor);
-        round_to(in.dl + n * in.ldl + h, -noise * diff_factor_slope(factor, in.factor)); // of s = factor(l)
-        noise *= factor;
-        dot += noise; // <g, a1> = <g, o> + s <g, a2>
-    }
-    for (int m = 0; m < MAPS; m++) {
-        size_t of_lse = ((size_t)b * s.NQ + h * MAPS + m) * s.T + t;
-        to[m * Rows::QUERIES + query] = exists ? in.lse[of_lse] * (float)M_LOG2E : 0;
-        to[Rows::DELTA + m * Rows::QUERIES + query] = m ? noise : dot;
-    }
-    to[Rows::FACTOR + query] = factor;
-    to[Rows::LOW + query] = __int_as_float(exists ? backward_low(s, (int)b, (int)t) : INT_MAX);
-    if (query == 0) a.counters[tile] = 0;
-    if (row == 0) a.counters[(size_t)s.B * heads * a.tiles] = 0; // the ticket
-}
+enum { BACKWARD_WARPS = 8, BACKWARD_THREADS = BACKWARD_WARPS * WARP };
 
 // ---------------------------------------------------------------------------------------------------
 // Tiles in shared memory, and products of a warp
-
-// An index that the compiler does not keep in a register from step to step.
-static __device__ inline int backward_fresh(int index) {
-#ifndef CUDA_ON_CPU
-    asm volatile("" : "+r"(index));
-#endif
-    return index;
-}
 
 // The pack that a lane gives to ldmatrix for 16 rows and 2 packs: matrices 1 and 3 are lower (of_rows) or to the right.
 // Tiles have 8 or 16 packs in a row, of which pack p of row i is in place p ^ i % 8.
@@ -221,30 +111,9 @@ static __device__ inline void backward_copy(uint4 *to, const floatX *from, int l
 }
 
 // ---------------------------------------------------------------------------------------------------
-// The order of sums
-
-static __device__ inline unsigned backward_count(unsigned *counter) { return atomicAdd(counter, 0u); }
-// seen: what was read before, so that its latency has passed
-static __device__ inline void backward_wait(unsigned *counter, unsigned seen, unsigned wanted) {
-    while (seen != wanted) {
-#ifdef CUDA_ON_CPU
-        cuda_on_cpu::fail("a block waits for sum %u of dQ, after sum %u: blocks run in the order of their tickets",
-                          wanted, seen);
-#endif
-        seen = backward_count(counter);
-    }
-    __threadfence(); // the sums of other blocks are complete, and come before this block's
-}
-
-// ---------------------------------------------------------------------------------------------------
 // The kernel
 
-// A query head, or a pair of them, and a tile of queries; where Q and P are in shared memory
-typedef struct {
-    int head, tile, slot;
-} BackwardStep;
-
-template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
+template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : BackwardWalk<KEYS_, MAPS_> {
     enum { D = D_, DV = DV_, KEYS = KEYS_, MAPS = MAPS_, ROWS = BACKWARD_ROWS };
     enum { QUERIES = ROWS / MAPS, WARP_KEYS = KEYS / 4, I = WARP_KEYS / 16, J = ROWS / 8, COLUMNS = D > DV ? D : DV };
     enum { Q_PACKS = ROWS * D / 8, SCORE_PACKS = KEYS * ROWS / 8, NUMBER_PACKS = BackwardRows<MAPS>::NUMBERS / 4 };
@@ -260,29 +129,13 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
     enum { SHARED_BYTES = OTHERS * 16 + WARP * 4 };
     static_assert((int)SHARED_BYTES <= 163 << 10, "shared memory of sm_80");
 
-    const AttentionBackwardMma &a;
+    typedef BackwardWalk<KEYS, MAPS> Walk;
+    typedef BackwardRows<MAPS> Rows;
+    using Walk::a, Walk::b, Walk::kv, Walk::key0, Walk::place;
     uint4 *shared;
-    int b, kv, key0, first, end; // tiles of queries
 
-    __device__ BackwardStep next(BackwardStep s) const {
-        s.slot = 1 - s.slot;
-        if (s.tile + 1 < end) s.tile++;
-        else s.head++, s.tile = first;
-        return s;
-    }
-    __device__ size_t place(BackwardStep s) const { // of counters, sums and numbers
-        return ((size_t)b * (a.shape.NQ / MAPS) + s.head) * a.tiles + s.tile;
-    }
-    // Whether the first query, and so maybe others, attend to these keys or earlier ones
-    __device__ bool attends(BackwardStep s) const {
-        typedef BackwardRows<MAPS> Rows;
-        return __float_as_int(a.rows[place(s) * Rows::NUMBERS + Rows::LOW]) < key0 + KEYS;
-    }
     __device__ const float *numbers(BackwardStep s) const {
         return (const float *)(const void *)(shared + NUMBERS + s.slot * NUMBER_PACKS);
-    }
-    __device__ bool is_last(BackwardStep s) const { // whether no earlier tile of keys adds to dQ
-        return ((const int *)(const void *)numbers(s))[BackwardRows<MAPS>::LOW] >= key0;
     }
 
     __device__ void fetch_queries(BackwardStep at) const {
@@ -318,7 +171,6 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
 
     // P of a step, to shared memory and as the operand of dV: P, or P1 - s P2. key: of this warp, in the tile
     __device__ void probabilities(unsigned (&p)[I][J / 2 / MAPS][4], BackwardStep step, int key) const {
-        typedef BackwardRows<MAPS> Rows;
         const int lane = backward_fresh((int)threadIdx.x % WARP), t0 = step.tile * QUERIES, own = first_word(key);
         const float *of_rows = numbers(step);
         unsigned *to = words(step);
@@ -367,7 +219,6 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
 
     // dS of a step, in place of P and as the operand of dK
     __device__ void score_gradients(unsigned (&ds)[I][J / 2][4], BackwardStep step, int key) const {
-        typedef BackwardRows<MAPS> Rows;
         const int lane = backward_fresh((int)threadIdx.x % WARP), own = first_word(key);
         const float *of_rows = numbers(step);
         unsigned *to = words(step);
@@ -415,7 +266,7 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
             }
         }
         const int t0 = step.tile * QUERIES;
-        const bool is_first = t0 / KEYS == key0 / KEYS;
+        const bool is_first = Walk::is_first(step);
         float *sum = a.sums + place(step) * (ROWS * D) + threadIdx.x;
         if (!is_last) {
             UNROLL
@@ -432,14 +283,9 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
             UNROLL
             for (int upper = 0; upper < 2; upper++) {
                 const int row = row0 + 16 * i + 8 * upper + lane / 4, t = t0 + row % QUERIES;
-                const int column = warp % 4 * (D / 4) + lane % 4 * 2;
-                unsigned *to = (unsigned *)(void *)(a.dq + ((size_t)b * s.T + t) * s.ldq +
-                                                    (step.head * MAPS + row / QUERIES) * (size_t)s.q_head + column);
-                UNROLL
-                for (int j = 0; j < N; j++) {
-                    if (t >= s.T || column + 8 * j >= s.D) break;
-                    to[4 * j] = bf16_pair(s.scale * c[i][j][2 * upper], s.scale * c[i][j][2 * upper + 1]);
-                }
+                if (t >= s.T) continue;
+                backward_store(Walk::query_gradient(step, t, row / QUERIES), c[i], upper,
+                               warp % 4 * (D / 4) + lane % 4 * 2, s.D, s.scale, false);
             }
         }
     }
@@ -449,18 +295,13 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock {
     __device__ void write(floatX *to, const float (&c)[I][N][4], int key, int head, int width, float factor,
                           bool add) const {
         const AttentionShape &s = a.shape;
-        const int lane = backward_fresh((int)threadIdx.x % WARP), column = lane % 4 * 2;
+        const int lane = backward_fresh((int)threadIdx.x % WARP);
         UNROLL
         for (int n = 0; n < I * 2; n++) {
             const int i = n / 2, upper = n % 2, t = key0 + key + 16 * i + 8 * upper + lane / 4;
-            unsigned *row = (unsigned *)(void *)(to + ((size_t)b * s.T + t) * s.ldkv + kv * (size_t)head + column);
-            UNROLL
-            for (int j = 0; j < N; j++) {
-                if (t >= s.T || column + 8 * j >= width) break;
-                const unsigned before = add ? row[4 * j] : 0;
-                row[4 * j] = bf16_pair(factor * c[i][j][2 * upper] + bf16_first(before),
-                                       factor * c[i][j][2 * upper + 1] + bf16_second(before));
-            }
+            if (t >= s.T) continue;
+            floatX *row = to + ((size_t)b * s.T + t) * s.ldkv + kv * (size_t)head;
+            backward_store(row, c[i], upper, lane % 4 * 2, width, factor, add);
         }
     }
 };
@@ -471,21 +312,13 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward
     DYNAMIC_SHARED(uint4, shared);
     int *memory = (int *)(void *)(shared + Block::OTHERS);
     const AttentionShape &s = a.shape;
-    const int heads = s.NQ / MAPS, group = heads / s.NKV, key_tiles = (s.T + KEYS - 1) / KEYS;
     const int thread = (int)threadIdx.x,
               warp = __shfl_sync(ALL_LANES, thread / WARP, 0); // nvcc knows that it is uniform
     const int key = warp % 4 * Block::WARP_KEYS;
     const bool of_values = warp < 4;
-    if (thread == 0) memory[0] = (int)atomicAdd(a.counters + (size_t)s.B * heads * a.tiles, 1u);
-    __syncthreads();
-    const int item = memory[0] / key_tiles, key_tile = key_tiles - 1 - memory[0] % key_tiles;
-    Block at = {a, shared, item / s.NKV, item % s.NKV, key_tile * KEYS, key_tile * (KEYS / Block::QUERIES), 0};
-    const int head_end = (at.kv + 1) * group;
-    BackwardStep step = {at.kv * group, at.first + thread, 0};
-    int count = 0; // first keys are nondecreasing
-    for (; step.tile < a.tiles; step.tile += BACKWARD_THREADS) count += at.attends(step);
-    at.end = at.first + block_sum(count, memory);
-    step.tile = at.first;
+    const Block at = {Block::take(a, memory), shared};
+    const int head_end = at.head_end();
+    BackwardStep step = at.begin();
     const size_t kv_row = (size_t)at.b * s.T + at.key0;
     float sum[Block::I][Block::COLUMNS / 8][4] = {{{0}}}; // dV or dK
     unsigned p[Block::I][Block::J / 2 / MAPS][4];
@@ -509,10 +342,9 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward
     for (; step.head < head_end; step = next) {
         next = at.next(step);
         unsigned *counter = a.counters + at.place(step);
-        // the tiles of keys whose sums come before
-        const unsigned before = (unsigned)(step.tile * Block::QUERIES / KEYS - key_tile);
+        const unsigned before = at.before(step);
         const unsigned seen = thread == 0 && before ? backward_count(counter) : 0;
-        const bool is_last = at.is_last(step);
+        const bool is_last = at.is_last(at.numbers(step));
         if (of_values) {
             backward_add<DV / 8, Block::J / 2 / MAPS>(sum, p, shared + Block::DOUT); // dV += P^T dO
             if (next.head < head_end) at.probabilities(p, next, key);
