@@ -158,10 +158,12 @@ atom.global.max.u32             r=@r            atomicMax((u32 *)global<4>(a, S)
 atom.global.add.u32             r=@r            atomicAdd((u32 *)global<4>(a, S), b)
 atom.global.or.b32              r=@r            atomicOr((u32 *)global<4>(a, S), b)
 atom.global.add.f32             f=@f            atomicAdd((float *)global<4>(a, S), b)
+red.relaxed.gpu.global.add.v4.f32               @[ffff]         add_vector(a, b, S)
 membar.gl fence.acq_rel.gpu     -               __threadfence()
 atom.shared.add.u32             r=@r            atomicAdd((u32 *)shared<4>(a, S), b)
 
 ld.global.cg.f32                f=@             load_global<float, 1>(a, S).v[0]
+ld.global.cg.v4.f32             [ffff]=@        load_global<float, 4>(a, S)
 cp.async.cg.shared.global       @@nr            copy_async(a, b, c, d, S)
 cp.async.commit_group           -               cuda_on_cpu::copy_commit()
 cp.async.wait_group             n               cuda_on_cpu::copy_wait(a)
@@ -212,7 +214,7 @@ LOADS = {
     "global": "f32 f64 s32:l u16 u16:r u32 u32:l v2.f32 v2.u32 v4.f32 v4.u16 v4.u32",
     "shared": "f32 f64 u32 v2.f32 v2.u32 v4.f32 v4.u32",
     "local": "f32 v2.f64 v4.f32",
-    "param": "f32 s32:l s8:h u32 u32:l u64 u8:h v2.u32 v2.u8 v4.u8",
+    "param": "f32 s32:l s8:h u32 u32:l u64 u8:h v2.u32 v2.u8 v4.u32 v4.u8",
 }
 STORES = {
     "global": "f32 f64 u16 u32 u64 v2.f32 v2.u16 v2.u32 v4.f32 v4.u16 v4.u32",

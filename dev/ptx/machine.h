@@ -159,6 +159,10 @@ template <class T, int N> inline V<T, N> load_param(u64 address, Range parameter
 template <class T, int N> inline void store_global(V<T, N> value, u64 address, const Site &site) {
     memcpy(global<sizeof(value)>(address, site), &value, sizeof(value));
 }
+template <int N> inline void add_vector(u64 address, V<float, N> value, const Site &site) {
+    float *to = (float *)(void *)global<sizeof(value)>(address, site);
+    for (int i = 0; i < N; i++) atomicAdd(to + i, value.v[i]);
+}
 template <class T, int N> inline void store_shared(V<T, N> value, u32 address, const Site &site) {
     memcpy(shared_of_thread<sizeof(value)>(address, true, site), &value, sizeof(value));
 }

@@ -160,6 +160,19 @@ static __global__ void plain(float *to, const float *from) {
 #endif
 }
 
+// to += from, of 256 numbers, four at a time
+static __global__ void vectors(float *to, const float *from) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    if (threadIdx.x >= 64) return;
+    const float4 x = ((const float4 *)from)[threadIdx.x];
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"((float4 *)to + threadIdx.x),
+                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+                 : "memory");
+#else
+    (void)to, (void)from;
+#endif
+}
+
 // Rows of 16 W bytes of a matrix whose rows have `row` bytes, as boxes: (bytes, rows, boxes)
 static CUtensorMap boxes(void *matrix, int w, bool fp8, int rows, int row, int box_rows, int box_count) {
     static const CUtensorMapSwizzle swizzles[] = {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B,
@@ -198,15 +211,16 @@ static void put(unsigned char *bytes, int i, int x, bool fp8) {
     else ((__nv_bfloat16 *)bytes)[i] = __float2bfloat16((float)x);
 }
 
-static void copies_of_one_dimension(float *to, float *from) {
+static void of_one_dimension(const char *name, void (*kernel)(float *, const float *), float *to, float *from) {
     float numbers[256], results[256];
-    for (int i = 0; i < 256; i++) numbers[i] = (float)i;
+    for (int i = 0; i < 256; i++) numbers[i] = (float)i, results[i] = 1;
     buffer_upload(from, numbers, sizeof(numbers));
-    LAUNCH(plain, 1, 256, 0, to, from);
+    buffer_upload(to, results, sizeof(results));
+    LAUNCH(kernel, 1, 256, 0, to, from);
     buffer_download(results, to, sizeof(results));
     int wrong = 0;
     for (int i = 0; i < 256; i++) wrong += results[i] != (float)(i + 1);
-    printf("plain %s\n", wrong ? "wrong results" : "right");
+    printf("%s %s\n", name, wrong ? "wrong results" : "right");
 }
 
 // What the driver refuses: one value of a valid call is replaced in each.
@@ -230,8 +244,9 @@ int main(int argc, char **argv) {
     static __nv_bfloat16 d[M * N];
     void *on_device[] = {buffer_alloc(sizeof(a), "A"), buffer_alloc(sizeof(b), "B"), buffer_alloc(sizeof(d), "D")};
     if (argc == 1) refused_tensor_maps((char *)on_device[0]);
-    if (argc == 1 || strcmp(argv[1], "plain") == 0)
-        copies_of_one_dimension((float *)on_device[0], (float *)on_device[1]);
+    float *to = (float *)on_device[0], *from = (float *)on_device[1];
+    if (argc == 1 || strcmp(argv[1], "plain") == 0) of_one_dimension("plain", plain, to, from);
+    if (argc == 1 || strcmp(argv[1], "vectors") == 0) of_one_dimension("vectors", vectors, to, from);
     for (const auto &k : kernels) {
         if (argc > 1 && strcmp(k.name, argv[1]) != 0) continue;
         const int depth = k.fp8 ? BYTES : BYTES / 2;

@@ -8,6 +8,7 @@ products of a warpgroup, 128 threads whose first is a multiple of 128.
   copies     tensor_load: a box, by one thread, after mbarrier_expect (which is an arrival) of its bytes. Elements
              outside of the tensor are zeros and count. tensor_store: a box, after proxy_fence() by the threads that
              wrote it and a barrier; elements outside are not written. bulk_commit and bulk_wait by the same thread
+             bulk_load: bytes of device memory as they are, a multiple of 16, likewise
   boxes      64 columns of bf16, 128 bytes a row, with swizzle: at a multiple of 1024 of shared memory, pack p (16
              bytes) of row r is at 128 r + 16 (p ^ r % 8). A wider matrix is boxes of all its rows, one after another
   wgmma      d (64,N) = a (64,16) b (16,N) + (add ? d : 0), bf16, sums in fp32. Lane 4g + r of warp w has in d[n][c] row
@@ -114,6 +115,12 @@ static __device__ inline void tensor_store(const CUtensorMap *map, int column, i
                  "r"(column), "r"(row), "r"(matrix), "r"(shared_address(from))
                  : "memory");
 }
+static __device__ inline void bulk_load(void *to, const void *from, int bytes, uint64_t *b) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(b))
+                 : "memory");
+}
 static __device__ inline void bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int LEFT> static __device__ inline void bulk_wait(void) { // until shared memory has been read
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
@@ -159,6 +166,7 @@ static __device__ inline void wgmma_wait_after(float *to, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared_address(to)), "f"(x) : "memory");
 }
 
+#define WGMMA_OF_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_32                                                                                                \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
     "%23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -179,8 +187,11 @@ static __device__ inline void wgmma_wait_after(float *to, float x) {
 // a, b: descriptors
 template <bool A_TRANSPOSED, bool B_TRANSPOSED, int ROWS>
 static __device__ inline void wgmma_shared(float (&d)[ROWS][4], uint64_t a, uint64_t b, bool add) {
-    static_assert(ROWS == 8 || ROWS == 16, "N of 64 and 128 are written");
-    if constexpr (ROWS == 8)
+    static_assert(ROWS == 4 || ROWS == 8 || ROWS == 16, "N of 32, 64 and 128 are written");
+    if constexpr (ROWS == 4)
+        WGMMA(32, WGMMA_OF_16, "%16, %17, add, 1, 1, %19, %20", "%18", WGMMA_ROWS(0), "l"(a), "l"(b), "r"((int)add),
+              "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
+    else if constexpr (ROWS == 8)
         WGMMA(64, WGMMA_32, "%32, %33, add, 1, 1, %35, %36", "%34", WGMMA_8, "l"(a), "l"(b), "r"((int)add),
               "n"(A_TRANSPOSED), "n"(B_TRANSPOSED));
     else
@@ -196,6 +207,20 @@ static __device__ inline void wgmma_registers(float (&d)[ROWS][4], const unsigne
     else
         WGMMA(128, WGMMA_64, "{%64, %65, %66, %67}, %68, add, 1, 1, %70", "%69", WGMMA_16, "r"(a[0]), "r"(a[1]),
               "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(B_TRANSPOSED));
+}
+
+// Four matrices of 8 x 8 bf16 to shared memory, as matrices_load reads them.
+static __device__ inline void matrices_store(void *row, const unsigned (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+// to[0 .. 3] += x in device memory; `to` is at a multiple of 16
+static __device__ inline void add_four(float *to, const float (&x)[4]) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
+                 "f"(x[3])
+                 : "memory");
 }
 #endif
 #endif

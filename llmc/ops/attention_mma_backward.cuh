@@ -38,7 +38,7 @@ rows can be read in packs and heads up to 128 wide. Equations in attention.h and
 #ifndef LLMC_ATTENTION_MMA_BACKWARD_CUH
 #define LLMC_ATTENTION_MMA_BACKWARD_CUH
 #include "../cuda/async_copy.cuh"
-#include "attention_backward_order.cuh"
+#include "attention_wgmma_backward.cuh"
 
 enum { BACKWARD_WARPS = 8, BACKWARD_THREADS = BACKWARD_WARPS * WARP };
 
@@ -401,7 +401,8 @@ static inline void attention_mma_backward(AttentionBackwardMma a, const Backward
     attention_mma_backward_memory(&a, s, MAPS, (char *)(void *)ops_workspace_take(bytes));
     auto rows = attention_backward_rows_kernel<MAPS>;
     LAUNCH_ROWS_EITHER(rows, rows, true, (size_t)s.B * a.tiles * (BACKWARD_ROWS / MAPS) * (s.NQ / MAPS), s.DV, a, in);
-    if (s.D <= 64 && s.DV <= 64) attention_mma_backward_launch<64, 64, MAPS>(a);
+    if (attention_wgmma_backward_fits(s, MAPS)) attention_wgmma_backward_launch<MAPS>(a);
+    else if (s.D <= 64 && s.DV <= 64) attention_mma_backward_launch<64, 64, MAPS>(a);
     else if (MAPS == 1 && s.D <= 64) attention_mma_backward_launch<64, 128, 1>(a);
     else attention_mma_backward_launch<128, 128, MAPS>(a);
 }
