@@ -19,7 +19,7 @@ typedef struct {
     int d[OP_DIMS];
     double calls[2]; // in a step: forward, backward; 0: in no step of diff_v2; -1: it is that of another row
 } OpSize;
-enum { OP_SIZES = 32 };
+enum { OP_SIZES = 36 };
 #ifdef DEVICE_OPS
 enum { OP_MASTER = sizeof(floatX) == 2 }; // whether the update has master weights
 #else
@@ -38,6 +38,8 @@ static int op_sizes(OpSize *list, const OpModel *m) {
         {OP_EMBEDDING, "", {N, m->V, m->C}, {1, 1}},
         {OP_CROSS_ENTROPY, "", {rows, m->V, m->Vp}, {0, chunks}},
         {OP_ADAMW, "", {m->update_rows, m->C, OP_MASTER, 100, 0}, {1, 0}},
+        {OP_MUON_DIRECTION, "", {m->update_rows * m->C}, {0, 0}},
+        {OP_MUON_UPDATE, "", {m->update_rows * m->C, OP_MASTER}, {0, 0}},
         {OP_SUM_OF_SQUARES, "", {m->update_rows * m->C}, {1, 0}},
         {OP_ROPE, "", {m->B, m->T, m->rotated, m->QD, m->ld, 0}, {L, L}},
         {OP_DIFF_COMBINE, "", {N, NH, D, m->ld, 1, 1, S_SIGMOID}, {L, L}},

@@ -382,6 +382,22 @@ static const OpRow op_cases[] = {
     {OP_ADAMW, {1, 515, 1, 100, 0}, BOTH, "less than a block"},
     {OP_ADAMW, {1, 1003, 0, 7, 0}, BOTH, "no master weights"},
 
+    {OP_MUON_DIRECTION, {1}, BOTH, "a single element"},
+    {OP_MUON_DIRECTION, {2603}, BOTH, "packs and a remainder of 3"},
+    {OP_MUON_ORTHOGONALIZE, {1, 1, 1, 0, 0}, BOTH, "a single element"},
+    {OP_MUON_ORTHOGONALIZE, {1, 1, 40, 0, 1}, BOTH, "1 x n"},
+    {OP_MUON_ORTHOGONALIZE, {1, 37, 1, 0, 0}, BOTH, "n x 1"},
+    {OP_MUON_ORTHOGONALIZE, {1, 16, 72, 0, 0}, BOTH, "wide"},
+    {OP_MUON_ORTHOGONALIZE, {1, 91, 17, 0, 1}, BOTH, "tall, nothing aligned; NorMuon"},
+    {OP_MUON_ORTHOGONALIZE, {3, 8, 40, 0, 1}, BOTH, "heads that are rows"},
+    {OP_MUON_ORTHOGONALIZE, {5, 48, 8, 1, 1}, BOTH, "heads that are columns"},
+    {OP_MUON_ORTHOGONALIZE, {3, 16, 64, 2, 0}, BOTH, "pairs with other heads between them"},
+    {OP_MUON_ORTHOGONALIZE, {2, 6, 33, 2, 1}, BOTH, "the same, nothing aligned; NorMuon"},
+    {OP_MUON_ORTHOGONALIZE, {1, 300, 40, 0, 1}, BOTH, "more rows than threads of a block"},
+    {OP_MUON_UPDATE, {1, 0}, BOTH, "a single element"},
+    {OP_MUON_UPDATE, {2603, 0}, BOTH, "packs and a remainder of 3"},
+    {OP_MUON_UPDATE, {2603, 1}, BOTH, "the same with master weights"},
+
     {OP_SUM_OF_SQUARES, {3}, BOTH, "less than a pack"},
     {OP_SUM_OF_SQUARES, {150011}, BOTH, "all blocks, two rounds and a remainder each"},
 

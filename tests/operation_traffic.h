@@ -54,6 +54,10 @@ static void traffic_exceptions(Traffic *t, const OpCase *c, bool backward) {
     case OP_DIFF_COMBINE: // the gradient of l needs the noise heads alone
         if (backward) t->x[0] = (double)d[5] / (d[4] + d[5]);
         break;
+    case OP_MUON_DIRECTION: t->x[0] = 0; break; // only written
+    case OP_MUON_UPDATE:                        // as adamw
+        t->x[0] = d[1] ? 0 : 1;
+        break;
     case OP_HEAD_NORM: // a backward reads the input that was kept
         if (backward) t->x[0] = 0;
         break;

@@ -48,6 +48,147 @@ static OpCost adamw_cost(const OpCase *c, bool backward) {
     return op_cost(adamw_bytes(product(c->d[0], c->d[1]), c->d[2] != 0), 0, 0);
 }
 
+// --- muon_direction: direction, m in place; gradients (count) ---
+
+static void muon_direction_setup(OpCase *c) {
+    static const char *const names[] = {"direction", "m", "grads"};
+    for (int i = 0; i < 3; i++) {
+        op_rows(&c->x[i], names[i], 1, c->d[0], c->d[0]);
+        c->x[i].type = i ? FP32 : STORED;
+        if (i == 2) break;
+        op_rows(&c->y[i], names[i], 1, c->d[0], c->d[0]);
+        c->y[i].type = c->x[i].type;
+        op_error(&c->y[i], 6, 6);
+    }
+    c->in_place = 2; // the direction is overwritten
+}
+static void muon_direction_reference(OpCase *c) {
+    for (size_t i = 0; i < c->x[0].count; i++) {
+        double g = 0.05 * 0.37 * c->x[2].ref[i], m = 0.95 * c->x[1].ref[i] + g;
+        c->y[1].ref[i] = m, c->y[0].ref[i] = 0.95 * m + g;
+    }
+}
+static void muon_direction_call(const OpCase *c) {
+    muon_direction(OP_Y(0), OP_STAT(1), (const grad_t *)c->x[2].data, (size_t)c->d[0], 0.37, 0.95);
+}
+static OpCost muon_direction_cost(const OpCase *c, bool backward) {
+    (void)backward;
+    return op_cost(muon_direction_bytes((size_t)c->d[0]), 0, 0);
+}
+
+// --- muon_orthogonalize: step, v in place; the direction. Slices are blocks of rows (layout 0), blocks of columns (1),
+// or two blocks of rows with those of all others between them (2) ---
+
+static MuonSlices muon_case(const OpCase *c) {
+    const int count = c->d[0], rows = c->d[1], columns = c->d[2], layout = c->d[3];
+    MuonSlices s = {count, rows, columns, columns, rows, product(rows, columns), 0};
+    if (layout == 1) s.ld = count * columns, s.stride = (size_t)columns;
+    if (layout == 2) s.part_rows = rows / 2, s.stride /= 2, s.part_stride = (size_t)count * s.stride;
+    return s;
+}
+static void muon_orthogonalize_setup(OpCase *c) {
+    const int count = c->d[0], rows = c->d[1], columns = c->d[2], ld = c->d[3] == 1 ? count * columns : columns;
+    const int all = count * rows * columns / ld;
+    op_rows(&c->x[0], "step", all, ld, ld);
+    if (c->d[4]) op_rows(&c->x[1], "second", count, rows, rows);
+    op_rows(&c->x[2], "direction", all, ld, ld);
+    op_rows(&c->y[0], "step", all, ld, ld);
+    if (c->d[4]) op_rows(&c->y[1], "second", count, rows, rows);
+    c->x[0].type = c->x[1].type = c->y[0].type = c->y[1].type = FP32;
+    c->x[1].low = 0.5 / columns, c->x[1].high = 2.0 / columns;
+    c->in_place = 2;
+    c->length = 1e5; // singular values that are small beside the largest grow 3.4^5 times, and so do their errors
+    c->threads_change_sums = true;
+    const double most = max_int(rows, columns), k = min_int(rows, columns);
+    op_error(&c->y[0], 0, 64 * sqrt(most));
+    op_error(&c->y[1], 0, 64.0 / columns);
+    c->y[0].rounded_terms = k > 1 ? 12 : 2; // of elements whose root mean square is 0.2: rounded in 15 products
+    c->y[1].rounded_terms = 1.0 / columns;
+}
+static void muon_orthogonalize_reference(OpCase *c) {
+    const MuonSlices s = muon_case(c);
+    const int m = s.rows, n = s.columns;
+    const size_t size = product(m, n);
+    double *X = (double *)checked_calloc(2 * size + 2 * product(m, m), sizeof(double)), *next = X + size,
+           *A = next + size, *P = A + product(m, m);
+    for (int i = 0; i < s.count; i++) {
+        double norm = 0, factor = 0.2 * sqrt(max_int(m, n));
+        for (size_t e = 0; e < size; e++) {
+            X[e] = c->x[2].ref[muon_at(s, i, (int)(e / (size_t)n)) + e % (size_t)n];
+            norm += X[e] * X[e];
+        }
+        for (size_t e = 0; e < size; e++) X[e] /= fmax(sqrt(norm), 1e-7);
+        for (int step = 0; step < 5; step++) { // always by A = X X^T: the tall form is the same polynomial
+            for (int a = 0; a < m; a++)
+                for (int b = 0; b < m; b++) {
+                    A[a * m + b] = 0;
+                    for (int k = 0; k < n; k++) A[a * m + b] += X[a * n + k] * X[b * n + k];
+                }
+            for (int a = 0; a < m; a++)
+                for (int b = 0; b < m; b++) {
+                    P[a * m + b] = -4.7750 * A[a * m + b] + (a == b ? 3.4445 : 0);
+                    for (int k = 0; k < m; k++) P[a * m + b] += 2.0315 * A[a * m + k] * A[k * m + b];
+                }
+            for (int a = 0; a < m; a++)
+                for (int b = 0; b < n; b++) {
+                    next[a * n + b] = 0;
+                    for (int k = 0; k < m; k++) next[a * n + b] += P[a * m + k] * X[k * n + b];
+                }
+            memcpy(X, next, size * sizeof(double));
+        }
+        for (int a = 0; a < m && c->d[4]; a++) { // NorMuon
+            double mean = 0, *v = &c->y[1].ref[i * m + a];
+            for (int k = 0; k < n; k++) mean += X[a * n + k] * X[a * n + k] / n;
+            *v = 0.95 * c->x[1].ref[i * m + a] + 0.05 * mean;
+            for (int k = 0; k < n; k++) X[a * n + k] /= sqrt(*v) + 1e-10;
+        }
+        norm = 0;
+        for (size_t e = 0; e < size; e++) norm += X[e] * X[e];
+        if (c->d[4]) factor = 0.2 * sqrt((double)size) / fmax(sqrt(norm), 1e-7);
+        for (size_t e = 0; e < size; e++)
+            c->y[0].ref[muon_at(s, i, (int)(e / (size_t)n)) + e % (size_t)n] = factor * X[e];
+    }
+    free(X);
+}
+static void muon_orthogonalize_call(const OpCase *c) {
+    muon_orthogonalize((grad_t *)c->y[0].data, c->d[4] ? OP_STAT(1) : NULL, OP_X(2), muon_case(c), 0.95);
+}
+static OpCost muon_orthogonalize_cost(const OpCase *c, bool backward) {
+    (void)backward;
+    return op_cost(muon_orthogonalize_bytes(muon_case(c)), muon_flops(muon_case(c)),
+                   muon_workspace_bytes(muon_case(c)));
+}
+
+// --- muon_update: params, master or none in place; the step (count) ---
+
+static void muon_update_setup(OpCase *c) {
+    static const char *const names[] = {"params", "master", "step"};
+    for (int i = 0; i < 3; i++) {
+        if (i == 1 && !c->d[1]) continue;
+        op_rows(&c->x[i], names[i], 1, c->d[0], c->d[0]);
+        c->x[i].type = i ? FP32 : STORED;
+        if (i == 2) break;
+        op_rows(&c->y[i], names[i], 1, c->d[0], c->d[0]);
+        c->y[i].type = c->x[i].type;
+        op_error(&c->y[i], 4, 1);
+    }
+    c->in_place = 2;
+}
+static void muon_update_reference(OpCase *c) {
+    for (size_t i = 0; i < c->x[0].count; i++) {
+        double w = (1 - 0.3 * 0.1) * c->x[c->d[1] ? 1 : 0].ref[i] - 0.3 * c->x[2].ref[i];
+        c->y[0].ref[i] = w;
+        if (c->d[1]) c->y[1].ref[i] = w;
+    }
+}
+static void muon_update_call(const OpCase *c) {
+    muon_update(OP_Y(0), c->d[1] ? OP_STAT(1) : NULL, (const grad_t *)c->x[2].data, (size_t)c->d[0], 0.3, 0.1);
+}
+static OpCost muon_update_cost(const OpCase *c, bool backward) {
+    (void)backward;
+    return op_cost(muon_update_bytes((size_t)c->d[0], c->d[1] != 0), 0, 0);
+}
+
 // --- sum_of_squares: x (count), y one number in double ---
 
 static void sum_of_squares_setup(OpCase *c) {

@@ -3,6 +3,7 @@ operations.h: tests of the C operations: the cases of operation_table.h, and pro
 */
 #ifndef TESTS_OPERATIONS_H
 #define TESTS_OPERATIONS_H
+#include "operation_muon.h"
 #include "operation_engine.h"
 #include "operation_traffic.h"
 
@@ -698,6 +699,10 @@ static const Test operations_tests[] = {
     {"the bytes that traffic.h states for each operation are those of its tensors", test_traffic},
     {"adamw agrees with the definition; it updates the master weights, and the parameters are their copies",
      test_adamw},
+    {"muon agrees with the definition", test_muon},
+    {"muon brings singular values between 0.7 and 1.2", test_muon_singular_values},
+    {"muon of vectors, zeros and matrices of rank 1 is finite", test_muon_degenerate},
+    {"muon agrees with torch.optim.Muon in fp32", test_muon_reference},
     {"sum_of_squares is exact for integers, deterministic, and propagates NaN", test_sum_of_squares},
 };
 enum { OPERATIONS_TEST_COUNT = sizeof(operations_tests) / sizeof(operations_tests[0]) };

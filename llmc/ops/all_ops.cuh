@@ -26,6 +26,7 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "experts.cuh"
 #include "cross_entropy.cuh"
 #include "adamw.cuh"
+#include "muon.cuh"
 #include "sum_of_squares.cuh"
 #include "stats.cuh"
 #include "attention_stats.cuh"

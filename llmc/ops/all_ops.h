@@ -35,6 +35,7 @@ With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_o
 #include "experts.h"
 #include "cross_entropy.h"
 #include "adamw.h"
+#include "muon.h"
 #include "sum_of_squares.h"
 #include "stats.h"
 #include "update_stats.h"

@@ -1,0 +1,134 @@
+/*
+muon.h: Muon, a step along the orthogonalized momentum of a matrix, and NorMuon, whose rows have equal sizes.
+
+  direction      m = momentum m + (1-momentum) g,  d = momentum m + (1-momentum) g       g = grad_scale * grads; Nesterov
+  orthogonal     X = d / max(|d|, 1e-7), |d| of Frobenius; then MUON_STEPS (5) times
+                 A = X X^T,  X = (a I + b A + c A A) X;   a tall matrix: A = X^T X,  X = X (a I + b A + c A A)
+                 a, b, c = 3.4445, -4.7750, 2.0315: singular values end between about 0.7 and 1.2, those far below
+                 1/500 of |d| excepted. d = U S V^T becomes about U V^T, whose largest side n gives a root mean square
+                 of 1/sqrt(n)
+  step           0.2 sqrt(max(rows, columns)) X: the root mean square of an AdamW step, so learning rates transfer
+  NorMuon        v = beta2 v + (1-beta2) mean(X^2) of each row;  Y = X / (sqrt(v) + 1e-10);
+                 step = 0.2 sqrt(rows columns) Y / max(|Y|, 1e-7)
+  update         w = (1 - lr weight_decay) w - lr step
+  shapes         x, out: a matrix with slices (MuonSlices); v (slices, rows)
+  numerics       all in `real`; a sum over a row in double by one thread, so the result does not depend on the number of
+                 threads, except in products (matmul.h)
+  flops          5 (4 k k n + 2 k k k) per slice, k its smaller and n its larger side
+  source         Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; for the factor Liu et al.
+                 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982); Li et al. 2025, "NorMuon: Making Muon
+                 more efficient and scalable" (arXiv 2510.05491)
+*/
+#ifndef LLMC_MUON_H
+#define LLMC_MUON_H
+#include "matmul.h"
+#include "ops.h"
+#include "traffic.h"
+
+static inline void muon_direction(floatX *direction, real *m, const grad_t *grads, size_t count, double grad_scale,
+                                  double momentum) {
+    real keep = (real)momentum, rest = (real)(1 - momentum), scale = (real)grad_scale;
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < count; i++) {
+        real g = rest * (scale * grads[i]);
+        m[i] = keep * m[i] + g;
+        direction[i] = keep * m[i] + g;
+    }
+    fault_point(FAULT_MOMENT, m, count);
+}
+
+// One slice at a time: X, the next X, A, P, and the sums of squares of the rows.
+static inline size_t muon_workspace_bytes(MuonSlices s) {
+    size_t k = (size_t)min_int(s.rows, s.columns);
+    return (2 * (size_t)s.rows * (size_t)s.columns + 2 * k * k) * sizeof(real) + (size_t)s.rows * sizeof(double);
+}
+
+// Of the rows of x, as s and `slice` describe them.
+static inline void muon_row_squares(double *squares, const real *x, MuonSlices s, int slice) {
+#pragma omp parallel for schedule(static)
+    for (int r = 0; r < s.rows; r++) {
+        const real *row = x + muon_at(s, slice, r);
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int c = 0; c < s.columns; c++) sum += (double)row[c] * (double)row[c];
+        squares[r] = sum;
+    }
+}
+
+// to[r] = scale * from[r], the rows of two matrices; row_scales: besides, a factor for each row, or NULL
+static inline void muon_copy_rows(real *to, MuonSlices t, int to_slice, const real *from, MuonSlices f, int from_slice,
+                                  double scale, const double *row_scales) {
+#pragma omp parallel for schedule(static)
+    for (int r = 0; r < t.rows; r++) {
+        real *y = to + muon_at(t, to_slice, r), factor = (real)(row_scales ? scale * row_scales[r] : scale);
+        const real *x = from + muon_at(f, from_slice, r);
+#pragma omp simd
+        for (int c = 0; c < t.columns; c++) y[c] = factor * x[c];
+    }
+}
+
+// next = one step of Newton-Schulz on X (rows,columns); A, P (k,k)
+static inline void muon_step(real *next, const real *X, real *A, real *P, int rows, int columns) {
+    const double *c = muon_coefficients;
+    bool tall = rows > columns;
+    int k = min_int(rows, columns), n = max_int(rows, columns);
+    if (tall) gemm(CblasTrans, CblasNoTrans, k, k, n, 1, X, columns, X, columns, 0, A, k); // A = X^T X
+    else gemm(CblasNoTrans, CblasTrans, k, k, n, 1, X, columns, X, columns, 0, A, k);      // A = X X^T
+    gemm(CblasNoTrans, CblasNoTrans, k, k, k, (real)c[2], A, k, A, k, 0, P, k);            // P = c A A
+#pragma omp parallel for schedule(static)
+    for (int i = 0; i < k; i++)
+        for (int j = 0; j < k; j++) P[(size_t)i * k + j] += (real)c[1] * A[(size_t)i * k + j] + (i == j ? (real)c[0] : 0);
+    if (tall) gemm(CblasNoTrans, CblasNoTrans, rows, k, k, 1, X, columns, P, k, 0, next, columns); // X P
+    else gemm(CblasNoTrans, CblasNoTrans, k, columns, k, 1, P, k, X, columns, 0, next, columns);   // P X
+}
+
+// From the sums of squares of the rows of X, updates their second moments and makes factors of them. Returns the factor
+// of all rows.
+static inline double muon_normalize(double *squares, real *second, int rows, int columns, double beta2) {
+    double total = 0;
+    for (int r = 0; r < rows; r++) {
+        second[r] = (real)(beta2 * (double)second[r] + (1 - beta2) * squares[r] / columns);
+        double factor = 1 / (sqrt((double)second[r]) + 1e-10);
+        total += squares[r] * factor * factor;
+        squares[r] = factor;
+    }
+    return 0.2 * sqrt((double)rows * columns) / fmax(sqrt(total), 1e-7);
+}
+
+static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, MuonSlices s, double beta2) {
+    const size_t size = (size_t)s.rows * (size_t)s.columns;
+    const int k = min_int(s.rows, s.columns);
+    const MuonSlices whole = {1, s.rows, s.columns, s.columns, s.rows, size, 0};
+    real *X = ops_workspace_take(muon_workspace_bytes(s)), *next = X + size, *A = next + size, *P = A + (size_t)k * k;
+    double *squares = (double *)(void *)(P + (size_t)k * k);
+    for (int i = 0; i < s.count; i++) {
+        double total = 0;
+        muon_row_squares(squares, x, s, i);
+        for (int r = 0; r < s.rows; r++) total += squares[r];
+        muon_copy_rows(X, whole, 0, x, s, i, 1 / fmax(sqrt(total), 1e-7), NULL);
+        for (int step = 0; step < MUON_STEPS; step++) {
+            muon_step(next, X, A, P, s.rows, s.columns);
+            real *before = X;
+            X = next, next = before;
+        }
+        double factor = 0.2 * sqrt((double)max_int(s.rows, s.columns));
+        if (second) {
+            muon_row_squares(squares, X, whole, 0);
+            factor = muon_normalize(squares, second + (size_t)i * s.rows, s.rows, s.columns, beta2);
+        }
+        muon_copy_rows(out, s, i, X, whole, 0, factor, second ? squares : NULL);
+    }
+}
+
+static inline void muon_update(floatX *params, real *master, const grad_t *step, size_t count, double lr,
+                               double weight_decay) {
+    real keep = (real)(1 - lr * weight_decay), rate = (real)lr;
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < count; i++) {
+        real w = (master ? master[i] : params[i]) * keep - rate * step[i];
+        if (master) master[i] = w;
+        params[i] = w;
+    }
+    fault_point(FAULT_UPDATE, params, count);
+}
+#endif

@@ -1,0 +1,138 @@
+/*
+operation_muon.h: what the cases of operation_table.h do not show of Muon: singular values, matrices without a direction,
+and the numbers of torch.optim.Muon in fp32 (dev/reference/make_muon_fixture.py).
+*/
+#ifndef TESTS_OPERATION_MUON_H
+#define TESTS_OPERATION_MUON_H
+#include "operation_engine.h"
+#include "../llmc/checkpoint/safetensors.h"
+
+static void muon_run(real *out, real *second, const real *x, MuonSlices s) {
+    if (ops_workspace.bytes < muon_workspace_bytes(s)) ops_init(muon_workspace_bytes(s));
+    muon_orthogonalize(out, second, x, s, 0.95);
+}
+static MuonSlices muon_whole(int rows, int columns) {
+    MuonSlices s = {1, rows, columns, columns, rows, product(rows, columns), 0};
+    return s;
+}
+
+// The singular values of x (rows,columns), rows <= columns, which become rows of a matrix with orthogonal rows: the
+// method of Jacobi on one side.
+static void singular_values(double *values, double *x, int rows, int columns) {
+    for (int sweep = 0; sweep < 30; sweep++)
+        for (int i = 0; i < rows; i++)
+            for (int j = i + 1; j < rows; j++) {
+                double *a = x + i * columns, *b = x + j * columns, aa = 0, bb = 0, ab = 0;
+                for (int k = 0; k < columns; k++) aa += a[k] * a[k], bb += b[k] * b[k], ab += a[k] * b[k];
+                double angle = 0.5 * atan2(2 * ab, aa - bb), c = cos(angle), s = sin(angle);
+                for (int k = 0; k < columns; k++) {
+                    double turned = c * a[k] + s * b[k];
+                    b[k] = c * b[k] - s * a[k], a[k] = turned;
+                }
+            }
+    for (int i = 0; i < rows; i++) {
+        double sum = 0;
+        for (int k = 0; k < columns; k++) sum += x[i * columns + k] * x[i * columns + k];
+        values[i] = sqrt(sum);
+    }
+}
+
+// A direction whose singular values are known: rows of cosines, which are orthogonal, times 1 down to `least`, in a
+// rotated basis.
+static void test_muon_singular_values(void) {
+    enum { M = 24, N = 40 };
+    const double pi = acos(-1);
+    TestRandom random = {1};
+    real *x = op_alloc(M * N), *out = op_alloc(M * N);
+    double *basis = (double *)op_alloc_bytes(M * N * sizeof(double)), values[M], before[M];
+    for (int i = 0; i < M * N; i++) basis[i] = test_random_real(&random);
+    singular_values(values, basis, M, N); // random orthogonal rows
+    for (int r = 0; r < M; r++)
+        for (int c = 0; c < N; c++) {
+            double sum = 0;
+            for (int k = 0; k < M; k++)
+                sum += sqrt(2.0 / M) * cos(pi / M * (r + 0.5) * (k + 0.5)) * pow(0.02, k / (M - 1.0)) *
+                       basis[k * N + c] / values[k];
+            x[r * N + c] = (real)sum;
+        }
+    for (int i = 0; i < M * N; i++) basis[i] = (double)x[i];
+    singular_values(before, basis, M, N);
+    muon_run(out, NULL, x, muon_whole(M, N));
+    for (int i = 0; i < M * N; i++) basis[i] = (double)out[i] / (0.2 * sqrt(N));
+    singular_values(values, basis, M, N);
+    for (int k = 0; k < M; k++)
+        EXPECT(values[k] > 0.65 && values[k] < 1.25, "the singular value %.3g became %.4g, not about 0.7 to 1.2",
+               before[k], values[k]);
+    op_free("singular values");
+}
+
+// 1 x n and n x 1 become a unit vector times the band; zeros stay zeros; a matrix of rank 1 keeps its rank.
+static void test_muon_degenerate(void) {
+    static const int shapes[][2] = {{1, 50}, {50, 1}, {1, 1}, {20, 30}, {30, 20}};
+    for (int i = 0; i < 5; i++)
+        for (int kind = 0; kind < 4; kind++) { // zeros; of rank 1; the same, tiny; the same with rows of zeros
+            const int m = shapes[i][0], n = shapes[i][1];
+            const double size = kind == 0 ? 0 : kind == 2 ? 1e-20 : 3;
+            real *x = op_alloc(product(m, n)), *out = op_alloc(product(m, n)), *second = op_alloc((size_t)m);
+            for (int normuon = 0; normuon < 2; normuon++) {
+                double sum = 0;
+                for (int r = 0; r < m; r++)
+                    for (int c = 0; c < n; c++)
+                        x[r * n + c] = (real)(kind == 3 && r % 2 ? 0 : size * cos(r + 1) * sin(2 * c + 1));
+                for (int r = 0; r < m; r++) second[r] = 0;
+                muon_run(out, normuon ? second : NULL, x, muon_whole(m, n));
+                int bad = op_not_finite(out, product(m, n)) + op_not_finite(second, (size_t)m);
+                for (int k = 0; k < m * n; k++) sum += (double)out[k] * (double)out[k];
+                double limit = 1.25 * 0.2 * sqrt(normuon ? (double)m * n : max_int(m, n));
+                EXPECT(bad == 0 && sqrt(sum) <= limit, "%d x %d, kind %d: %d elements not finite, a step of %.3g", m, n,
+                       kind, bad, sqrt(sum));
+                EXPECT(kind != 0 || sum == 0, "%d x %d: zeros became a step of %.3g", m, n, sqrt(sum));
+                EXPECT(kind != 1 || sqrt(sum) > 0.65 * 0.2 * sqrt(max_int(m, n)), "%d x %d: a step of %.3g", m, n,
+                       sqrt(sum));
+            }
+            op_free("matrices without a direction");
+        }
+}
+
+// Three updates of each matrix of the fixture with its gradients.
+static void test_muon_reference(void) {
+    SafeTensors *file = safetensors_open("dev/reference/muon.safetensors");
+    int compared = 0;
+    for (size_t i = 0; i < file->count; i++) {
+        const SafeTensor *t = &file->tensors[i];
+        char name[100];
+        if (strncmp(t->name, "before.", 7) != 0) continue;
+        const int m = (int)t->shape[0], n = (int)t->shape[1];
+        real *w = op_alloc(t->count), *want = op_alloc(t->count), *momentum = op_alloc(t->count),
+             *direction = op_alloc(t->count), *grads = op_alloc(t->count), *step = op_alloc(t->count);
+        safetensors_read(file, t->name, 0, t->count, w, DTYPE_OF(real));
+        memset(momentum, 0, t->count * sizeof(real));
+        for (int update = 0; update < 3; update++) {
+            FORMAT(name, "grad%d.%s", update, t->name + 7);
+            safetensors_read(file, name, 0, t->count, grads, DTYPE_OF(real));
+            muon_direction(direction, momentum, grads, t->count, 1, 0.95);
+            muon_run(step, NULL, direction, muon_whole(m, n));
+            muon_update(w, NULL, step, t->count, 0.02, 0.1);
+        }
+        FORMAT(name, "after.%s", t->name + 7);
+        safetensors_read(file, name, 0, t->count, want, DTYPE_OF(real));
+        double error = 0, norm = 0;
+        for (size_t e = 0; e < t->count; e++) {
+            error += ((double)w[e] - (double)want[e]) * ((double)w[e] - (double)want[e]);
+            norm += (double)want[e] * (double)want[e];
+        }
+        EXPECT(sqrt(error / norm) < 2e-5, "%s: off by %.3g of its norm after 3 updates", t->name + 7,
+               sqrt(error / norm));
+        compared++;
+        op_free(t->name);
+    }
+    EXPECT(compared >= 4, "only %d matrices were compared", compared);
+    safetensors_close(file);
+}
+
+static void test_muon(void) {
+    op_check_all(OP_MUON_DIRECTION);
+    op_check_all(OP_MUON_ORTHOGONALIZE);
+    op_check_all(OP_MUON_UPDATE);
+}
+#endif
