@@ -621,7 +621,20 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
 // The factor that scales gradients down to the norm `clip`; 0: no limit.
 static double clip_factor(double grad_norm, double clip) { return clip > 0 && grad_norm > clip ? clip / grad_norm : 1; }
 
-// One AdamW step on the summed gradients, whose norm is finite. update: counts from 1, for the bias correction.
+// The step of Muon on the matrices of layer l, whose directions are known.
+static void model_update_matrices(Model *model, const Options *o, double lr, int l) {
+    ModelState *s = &model->state;
+    layer_orthogonalize(s, l, o->beta2);
+    for (int i = 0; i < model->plan.tensors.run_count; i++) {
+        const Tensor *t = &model->plan.tensors.runs[i];
+        if (t->layer != l || !t->muon) continue;
+        for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);)
+            muon_update(p.weights, p.master, p.grads, p.count, lr, t->row->decay ? o->weight_decay : 0);
+    }
+}
+
+// One step of the optimizer on the summed gradients, whose norm is finite. update: counts from 1, for the bias
+// correction of AdamW.
 static void model_update(Model *model, const Options *o, double lr, int64_t update, double grad_norm) {
     assert(isfinite(grad_norm) && update > 0);
     ModelState *s = &model->state;
@@ -635,9 +648,14 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
                                (int)p.count);
                 continue;
             }
-            adamw_update(p.weights, p.master, p.grads, p.m, p.v, p.count, scale, lr, o->beta1, o->beta2, o->eps,
-                         t->row->decay ? o->weight_decay : 0, update);
+            if (t->muon) muon_direction(p.direction, p.m, p.grads, p.count, scale, o->muon_momentum);
+            else
+                adamw_update(p.weights, p.master, p.grads, p.m, p.v, p.count, scale, lr, o->beta1, o->beta2, o->eps,
+                             t->row->decay ? o->weight_decay : 0, update);
         }
+        bool layer = t->layer >= 0 && t->layer < model->plan.config.L;
+        if (model->plan.tensors.muon && layer && run_ends_group(&model->plan.tensors, i))
+            model_update_matrices(model, o, lr, t->layer);
         params_updated(s, i);
     }
 }

@@ -415,7 +415,8 @@ static void test_checkpoint_wrong_tensors(void) {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         SafeTensorSpec specs[64];
         int count = 0;
-        SafeTensorSpec *all = checkpoint_specs(&m.list, &part, 1, DTYPE_F32);
+        int spec_count = 0;
+        SafeTensorSpec *all = checkpoint_specs(&m.list, &part, 1, DTYPE_F32, &spec_count);
         for (int t = 0; t < m.list.count; t++) {
             if (strcmp(all[t].name, cases[i].remove) == 0) continue;
             specs[count] = all[t];
@@ -456,7 +457,8 @@ static void test_checkpoint_weight_types(void) {
         for (size_t k = 0; k < a.list.tensors[i].count; k++)
             a.b.params[a.list.tensors[i].offset + k] = (floatX)((double)((k + (size_t)i) % 255) - 127);
     CheckpointPart part = checkpoint_part("", a.b.params, DTYPE_OF(floatX), false);
-    SafeTensorSpec *specs = checkpoint_specs(&a.list, &part, 1, DTYPE_F32);
+    int spec_count = 0;
+    SafeTensorSpec *specs = checkpoint_specs(&a.list, &part, 1, DTYPE_F32, &spec_count);
     char index[8192] = "{\"weight_map\": {";
     for (int shard = 0; shard < 3; shard++) {
         SafeTensorSpec mine[64];

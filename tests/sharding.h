@@ -22,7 +22,8 @@ static void test_shard_owners(void) {
                 unsigned char *owners = (unsigned char *)checked_calloc(list.buffer_count, 1);
                 size_t limit = limits[(k + level) % 4];
                 for (int rank = 0; rank < ranks; rank++) {
-                    Sharding s = sharding_build(&list, (RunRanks){rank, ranks, ranks, level, false}, limit);
+                    Sharding s = sharding_build(
+                        &list, (RunRanks){rank, ranks, ranks, level, false, {OPTIMIZER_ADAMW, SPLIT_MATRIX}}, limit);
                     unsigned char *used = (unsigned char *)checked_calloc(s.own, 1);
                     EXPECT(s.own * ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks, s.own,
                            list.buffer_count);
@@ -54,7 +55,8 @@ static void test_shard_owners(void) {
 // tensors of a group, which the norm includes, is 0, whatever the group before it left in the same place.
 static void expect_clean_padding(const ModelConfig *c, const char *why) {
     Model m;
-    model_plan(&m, c, 1, c->T, FOR_TRAINING, RECOMPUTE_NOTHING, (RunRanks){0, 3, 3, 2, false});
+    model_plan(&m, c, 1, c->T, FOR_TRAINING, RECOMPUTE_NOTHING,
+               (RunRanks){0, 3, 3, 2, false, {OPTIMIZER_ADAMW, SPLIT_MATRIX}});
     model_alloc(&m, NULL);
     const TensorList *list = &m.plan.tensors;
     for (int i = c->tied ? -1 : 0; i < 2 * (c->L + 2 - c->tied); i++) { // tied: group 0 comes first, else last
@@ -100,7 +102,8 @@ static void test_bucket_sizes(void) {
     for (int i = 0; i < 2; i++) { // the model's buckets are of this size, where a group is larger
         Model model;
         c.V = 1 << 22;
-        model_plan(&model, &c, 1, 8, FOR_TRAINING, RECOMPUTE_NOTHING, (RunRanks){0, ranks[i], ranks[i], 1, false});
+        model_plan(&model, &c, 1, 8, FOR_TRAINING, RECOMPUTE_NOTHING,
+                   (RunRanks){0, ranks[i], ranks[i], 1, false, {OPTIMIZER_ADAMW, SPLIT_MATRIX}});
         EXPECT(model.plan.sharding.largest == bucket_elements(ranks[i]),
                "%d ranks: the largest bucket has %zu elements", ranks[i], model.plan.sharding.largest);
         model_free(&model, false);

@@ -19,8 +19,9 @@ may be missing.
 
   format   config.json            config_json.h
            model.safetensors      the tensors in table order; BF16 if floatX is BF16, else F32
-           optimizer.safetensors  per tensor, in table order: exp_avg.NAME, exp_avg_sq.NAME and, if the weights are
-                                  narrower than F32, master.NAME; F32
+           optimizer.safetensors  per tensor, in table order: exp_avg.NAME, exp_avg_sq.NAME (not of matrices
+                                  of Muon; of NorMuon one number for each row) and, if the weights are narrower than
+                                  F32, master.NAME; F32
            tokenizer.bin, tokenizer.json   if the run has them
            trainer_state.json     the caller's object (counters, seeds, spike detector, options, fingerprint), then
                                   "checksums": {FILE: {"bytes": SIZE, "xxh3_64": [DIGEST of each 64 MiB]}} and last

@@ -50,8 +50,8 @@ static struct {
 // ---- the copy
 
 static inline size_t background_copy_bytes(const Sharding *s) {
-    size_t moments = 2 * sizeof(real), master = sizeof(floatX) < sizeof(real) ? sizeof(real) : 0;
-    return s->own * (sizeof(floatX) + moments + master);
+    size_t master = sizeof(floatX) < sizeof(real) ? sizeof(real) : 0;
+    return s->own * (sizeof(floatX) + sizeof(real) + master) + s->second * sizeof(real);
 }
 
 static inline bool background_open(const CheckpointBuffers *b) {
@@ -88,13 +88,27 @@ static inline void *background_copy_part(char **to, const void *from, size_t siz
     return begin;
 }
 
+// The same of the second moments of a model of which Muon updates some tensors.
+static inline real *background_copy_second(char **to, const CheckpointBuffers *b) {
+    CheckpointPart parts[CHECKPOINT_PARTS];
+    real *begin = (real *)(void *)*to;
+    *to += b->sharding->second * sizeof(real);
+    checkpoint_optimizer_parts(b, parts);
+    for (const Tensor *t = b->tensors->tensors; t < b->tensors->tensors + b->tensors->count; t++)
+        for (OwnRange r = sharding_ranges(b->sharding, t); checkpoint_next(&parts[1], b->sharding, t, &r);)
+            buffer_download(begin + r.compact_at, b->v + (parts[1].compact ? r.compact_at : r.at),
+                            r.count * sizeof(real));
+    return begin;
+}
+
 static inline CheckpointBuffers background_copy(const CheckpointBuffers *b) {
     CheckpointBuffers c = *b;
     char *to = background.copy;
     bool compact = checkpoint_is_compact(b);
     c.copied = true;
     c.m = (real *)background_copy_part(&to, b->m, sizeof(real), b->sharding, compact);
-    c.v = (real *)background_copy_part(&to, b->v, sizeof(real), b->sharding, compact);
+    c.v = b->tensors->muon ? background_copy_second(&to, b)
+                           : (real *)background_copy_part(&to, b->v, sizeof(real), b->sharding, compact);
     if (b->master) c.master = (real *)background_copy_part(&to, b->master, sizeof(real), b->sharding, compact);
     c.params =
         (floatX *)background_copy_part(&to, b->params, sizeof(floatX), b->sharding, checkpoint_weights_compact(b));

@@ -61,12 +61,13 @@ typedef struct {
     void *buffer;
     DType dtype; // in memory
     bool compact, on_host;
+    bool second; // second moments of a model of which Muon updates some tensors (muon_plan.h)
 } CheckpointPart;
 enum { CHECKPOINT_PARTS = 3 };
 
 static inline CheckpointPart checkpoint_part(const char *prefix, void *buffer, DType dtype, bool compact) {
     CheckpointPart p;
-    p.prefix = prefix, p.buffer = buffer, p.dtype = dtype, p.compact = compact, p.on_host = false;
+    p.prefix = prefix, p.buffer = buffer, p.dtype = dtype, p.compact = compact, p.on_host = p.second = false;
     return p;
 }
 static inline bool checkpoint_is_compact(const CheckpointBuffers *b) {
@@ -87,21 +88,44 @@ static inline int checkpoint_optimizer_parts(const CheckpointBuffers *b, Checkpo
     bool compact = checkpoint_is_compact(b);
     parts[n++] = checkpoint_part("exp_avg.", b->m, DTYPE_OF(real), compact);
     parts[n++] = checkpoint_part("exp_avg_sq.", b->v, DTYPE_OF(real), compact);
+    parts[1].second = b->tensors->muon;
     if (b->master) parts[n++] = checkpoint_part("master.", b->master, DTYPE_OF(real), compact);
     for (int i = 0; i < n; i++) parts[i].on_host = b->copied;
     return n;
 }
 
-// [list->count][part_count]; free()
+// Whether a part is that of second moments of a matrix of Muon: one for each row of its slices, or none at all.
+static inline bool checkpoint_has_rows(const CheckpointPart *p, const Tensor *t) { return p->second && t->muon; }
+static inline bool checkpoint_has(const CheckpointPart *p, const Tensor *t) {
+    return !checkpoint_has_rows(p, t) || t->rows > 0;
+}
+
+// As sharding_next, for the elements that a part has of a tensor.
+static inline bool checkpoint_next(const CheckpointPart *p, const Sharding *s, const Tensor *t, OwnRange *r) {
+    if (checkpoint_has_rows(p, t)) {
+        bool first = r->count == 0;
+        r->count = t->rows, r->at = t->second[0], r->compact_at = t->second[1];
+        return first;
+    }
+    if (!sharding_next(s, t, r)) return false;
+    if (p->second) r->at -= t->second[0], r->compact_at -= t->second[1];
+    return true;
+}
+
+// [*count], for each tensor those of its parts; free()
 static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const CheckpointPart *parts, int part_count,
-                                               DType dtype) {
+                                               DType dtype, int *count) {
     SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(list->count * part_count, sizeof(SafeTensorSpec));
+    *count = 0;
     for (int i = 0; i < list->count * part_count; i++) {
         const Tensor *t = &list->tensors[i / part_count];
-        FORMAT(specs[i].name, "%s%s", parts[i % part_count].prefix, t->name);
-        specs[i].dtype = dtype;
-        specs[i].ndim = t->ndim;
-        for (int d = 0; d < t->ndim; d++) specs[i].shape[d] = t->shape[d];
+        const CheckpointPart *p = &parts[i % part_count];
+        if (!checkpoint_has(p, t)) continue;
+        SafeTensorSpec *spec = &specs[(*count)++];
+        FORMAT(spec->name, "%s%s", p->prefix, t->name);
+        spec->dtype = dtype;
+        spec->ndim = checkpoint_has_rows(p, t) ? 1 : t->ndim;
+        for (int d = 0; d < spec->ndim; d++) spec->shape[d] = checkpoint_has_rows(p, t) ? t->rows : t->shape[d];
     }
     return specs;
 }
@@ -118,15 +142,18 @@ static inline const void *checkpoint_part_data(const CheckpointPart *p, const Ow
 // Writes this rank's pieces of the tensors from `first` on, in the order of checkpoint_specs.
 static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const TensorList *list,
                                           const Sharding *sharding, const CheckpointPart *parts, int part_count) {
-    for (int i = 0; i < list->count * part_count; i++) {
+    for (int i = 0, spec = first - 1; i < list->count * part_count; i++) {
         const Tensor *t = &list->tensors[i / part_count];
         const CheckpointPart *p = &parts[i % part_count];
         size_t chunk = CHECKPOINT_STAGING / dtype_size(p->dtype);
+        if (!checkpoint_has(p, t)) continue;
+        spec++;
         if (sharding && i % comm_groups() != comm_group()) continue;
-        for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);)
+        if (sharding && checkpoint_has_rows(p, t) && t->owner != sharding->rank) continue;
+        for (OwnRange r = sharding_ranges(sharding, t); checkpoint_next(p, sharding, t, &r);)
             for (size_t done = 0, n; done < r.count; done += n) {
                 n = min_size(chunk, r.count - done);
-                safetensors_write(w, first + i, r.begin + done, checkpoint_part_data(p, &r, done, n), p->dtype, n);
+                safetensors_write(w, spec, r.begin + done, checkpoint_part_data(p, &r, done, n), p->dtype, n);
             }
     }
 }
@@ -134,8 +161,8 @@ static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const
 static inline SafeTensorsWriter *checkpoint_open_parts(const char *path, const TensorList *list,
                                                        const CheckpointPart *parts, int part_count, DType dtype,
                                                        bool create) {
-    SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, dtype);
-    int count = list->count * part_count;
+    int count = 0;
+    SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, dtype, &count);
     SafeTensorsWriter *w =
         create ? safetensors_create(path, specs, count, true) : safetensors_open_existing(path, specs, count, true);
     free(specs);
@@ -210,27 +237,33 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
     free(sorted);
 }
 
-// Each rank reads its pieces. Buffers that are not compact are then gathered from all ranks.
+// Each rank reads its pieces. Buffers that are not compact are then gathered from all ranks, except second moments with
+// Muon, which have another layout: each rank reads all of them.
 static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList *list, const Sharding *sharding,
                                          const CheckpointPart *parts, int part_count, const char *reason) {
-    SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, DTYPE_F32);
-    checkpoint_compare(s, specs, list->count * part_count, reason);
-    for (int i = 0; i < list->count * part_count; i++) {
+    int count = 0;
+    SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, DTYPE_F32, &count);
+    checkpoint_compare(s, specs, count, reason);
+    for (int i = 0, spec = -1; i < list->count * part_count; i++) {
         const Tensor *t = &list->tensors[i / part_count];
         const CheckpointPart *p = &parts[i % part_count];
+        const Sharding *pieces = p->second && !p->compact ? NULL : sharding;
         size_t size = dtype_size(p->dtype), chunk = CHECKPOINT_STAGING / size;
-        for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);) {
+        if (!checkpoint_has(p, t)) continue;
+        spec++;
+        for (OwnRange r = sharding_ranges(pieces, t); checkpoint_next(p, pieces, t, &r);) {
             char *to = (char *)p->buffer + (p->compact ? r.compact_at : r.at) * size;
             for (size_t done = 0, n; done < r.count; done += n) {
                 n = min_size(chunk, r.count - done);
-                safetensors_read(s, specs[i].name, r.begin + done, n, checkpoint_staging(), p->dtype);
+                safetensors_read(s, specs[spec].name, r.begin + done, n, checkpoint_staging(), p->dtype);
                 buffer_upload(to + done * size, checkpoint_staging(), n * size);
             }
         }
     }
     free(specs);
     for (int i = 0; sharding && i < part_count; i++)
-        if (!parts[i].compact) sharding_gather_all(sharding, parts[i].buffer, dtype_size(parts[i].dtype));
+        if (!parts[i].compact && !parts[i].second)
+            sharding_gather_all(sharding, parts[i].buffer, dtype_size(parts[i].dtype));
 }
 
 static inline SafeTensorsWriter *checkpoint_weights_open(const char *path, const CheckpointBuffers *b, bool create) {
@@ -283,12 +316,15 @@ static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
 }
 
 static const char *const checkpoint_other_model = "the weights do not match config.json";
+static const char *const checkpoint_other_optimizer =
+    "another --optimizer, --muon-split or precision saved it: use --init to load only the weights";
 
 static inline void checkpoint_check_weights(const char *dir, const TensorList *list) {
     CheckpointPart part = checkpoint_part("", NULL, DTYPE_F32, false);
     SafeTensors *s = safetensors_open(dir);
-    SafeTensorSpec *specs = checkpoint_specs(list, &part, 1, DTYPE_F32);
-    checkpoint_compare(s, specs, list->count, checkpoint_other_model);
+    int count = 0;
+    SafeTensorSpec *specs = checkpoint_specs(list, &part, 1, DTYPE_F32, &count);
+    checkpoint_compare(s, specs, count, checkpoint_other_model);
     free(specs);
     safetensors_close(s);
 }
@@ -310,7 +346,8 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
     FORMAT(path, "%s/optimizer.safetensors", dir);
     s = safetensors_open(path);
     int count = checkpoint_optimizer_parts(b, parts);
-    checkpoint_load_parts(s, b->tensors, b->sharding, parts, count, other_build);
+    checkpoint_load_parts(s, b->tensors, b->sharding, parts, count,
+                          b->tensors->muon ? checkpoint_other_optimizer : other_build);
     safetensors_close(s);
 }
 
@@ -318,14 +355,15 @@ static inline void checkpoint_save_gradients(const char *path, const TensorList 
                                              double loss) {
     OutputFile output;
     CheckpointPart part = checkpoint_part("", (void *)(uintptr_t)grads, DTYPE_OF(grad_t), false); // read only
-    SafeTensorSpec *tensors = checkpoint_specs(list, &part, 1, DTYPE_F32);
-    SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(list->count + 1, sizeof(SafeTensorSpec));
+    int count = 0;
+    SafeTensorSpec *tensors = checkpoint_specs(list, &part, 1, DTYPE_F32, &count);
+    SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(count + 1, sizeof(SafeTensorSpec));
     FORMAT(specs[0].name, "loss");
     specs[0].dtype = DTYPE_F32;
     specs[0].ndim = 1;
     specs[0].shape[0] = 1;
-    memcpy(specs + 1, tensors, list->count * sizeof(SafeTensorSpec));
-    SafeTensorsWriter *w = safetensors_begin(output_open(&output, path), path, specs, list->count + 1);
+    memcpy(specs + 1, tensors, count * sizeof(SafeTensorSpec));
+    SafeTensorsWriter *w = safetensors_begin(output_open(&output, path), path, specs, count + 1);
     safetensors_write(w, 0, 0, &loss, DTYPE_F64, 1);
     checkpoint_write_parts(w, 1, list, NULL, &part, 1);
     safetensors_finish(w);

@@ -5,6 +5,7 @@ these sizes. [] shapes are row-major.
 #ifndef LLMC_MODEL_ACTIVATIONS_H
 #define LLMC_MODEL_ACTIVATIONS_H
 #include "linear_layers.h"
+#include "muon_plan.h"
 
 // Rows of logits computed at a time, for rows of this many bytes. Tests make it small (tests/small_sizes.h).
 #ifndef LOGIT_ROWS
@@ -272,7 +273,7 @@ static inline size_t params_count(const ModelPlan *plan) {
 // Sets the bytes of the plan's buffers.
 static inline void plan_count_bytes(ModelPlan *plan) {
     int level = plan->sharding.level;
-    size_t own = plan->sharding.own;
+    size_t own = level ? plan->sharding.own : plan->tensors.buffer_count;
     Arena count = {NULL, 0, 0};
     Activations acts;
     acts.layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
@@ -283,8 +284,9 @@ static inline void plan_count_bytes(ModelPlan *plan) {
     plan->params_bytes = params_count(plan) * sizeof(floatX);
     if (plan->purpose != FOR_TRAINING) return;
     plan->grads_bytes = grads_count(plan) * sizeof(grad_t);
-    plan->moments_bytes = 2 * (level ? own : plan->tensors.buffer_count) * sizeof(real);
-    plan->master_bytes = sizeof(floatX) < sizeof(real) ? plan->moments_bytes / 2 : 0;
+    plan->moments_bytes = (own + plan->second_count) * sizeof(real);
+    plan->master_bytes = sizeof(floatX) < sizeof(real) ? own * sizeof(real) : 0;
+    plan->directions_bytes = plan->tensors.muon ? plan->tensors.largest_layer * sizeof(floatX) : 0;
 }
 
 // Prepares attention of all layers; returns the bytes of its workspace.
@@ -293,7 +295,7 @@ static inline size_t plan_attention(const ModelPlan *plan) {
     size_t bytes = 0;
     if (plan->purpose != FOR_GENERATION)
         attention_reserve(plan->params_bytes + plan->grads_bytes + plan->moments_bytes + plan->master_bytes +
-                          plan->copies_bytes + plan->activations_bytes + plan->received_bytes);
+                          plan->directions_bytes + plan->copies_bytes + plan->activations_bytes + plan->received_bytes);
     for (int l = 0; l < plan->config.L; l++) {
         if (plan->purpose == FOR_GENERATION) {
             int piece = min_int(plan->T, PREFILL_ROWS);
@@ -341,6 +343,8 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     plan->tensors = tensor_list_build(config, ranks.group);
     if (purpose != FOR_TRAINING) ranks.zero = min_int(ranks.zero, 2);
     plan->sharding = sharding_build(&plan->tensors, ranks, BUCKET_ELEMENTS(ranks.ranks));
+    plan->optimizer = ranks.optimizer;
+    muon_plan(plan, purpose == FOR_TRAINING);
     plan->B = B;
     plan->T = T;
     plan->rows = purpose == FOR_GENERATION ? max_int(B, min_int(T, PREFILL_ROWS)) : B * T;
@@ -358,8 +362,12 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
         plan->received_bytes = comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks.group,
                                                    plan->sharding.level, ranks.narrow);
     int widest = max_int(config->C, plan->dims.norm_width), N = plan->rows;
-    size_t needs[] = {plan_attention(plan), rmsnorm_workspace_bytes(widest), embedding_workspace_bytes(N),
-                      head_norm_workspace_bytes(plan->dims.QD), router_workspace_bytes(plan_routing(plan, N))};
+    size_t needs[] = {plan_attention(plan),
+                      rmsnorm_workspace_bytes(widest),
+                      embedding_workspace_bytes(N),
+                      head_norm_workspace_bytes(plan->dims.QD),
+                      router_workspace_bytes(plan_routing(plan, N)),
+                      muon_plan_workspace_bytes(plan)};
     for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
         plan->workspace_bytes = max_size(plan->workspace_bytes, needs[i]);
     for (int kind = 0; kind < LINEAR_COUNT; kind++) {

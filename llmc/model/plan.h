@@ -38,6 +38,7 @@ typedef struct {
     AttentionDims cross_dims; // of one without: layer_cross
     TensorList tensors;
     Sharding sharding;
+    OptimizerChoice optimizer;
     int B, T;       // largest micro-batch; for generation: sequences, and positions of each
     int rows;       // largest N of a forward: B*T, or for generation fewer: the prompt is processed in pieces
     int Vp;         // row stride of the logits: V rounded up to 64
@@ -47,6 +48,8 @@ typedef struct {
     Recompute recompute;
     const DevicePeak *device; // of predicted_plan: the GPU of --device; else NULL
     size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
+    size_t second_count;          // elements of the second moments: of all tensors, or from level 1 on of this rank
+    size_t directions_bytes;      // Muon: of a layer
     size_t copies_bytes;          // rounded copies of weights: those of the layers, then that of the LM head
     size_t copy_at[LINEAR_COUNT]; // of a layer's copies, in the bytes of a layer; of the LM head's, in copies_bytes
     size_t layer_copies_bytes;
@@ -64,6 +67,11 @@ static inline void plan_free(ModelPlan *plan) {
 
 // Of the run.
 static inline int plan_ranks(const ModelPlan *plan) { return plan->sharding.ranks * plan->sharding.replicas; }
+// What plan_build gets for the same rank at another level of --zero.
+static inline RunRanks plan_run_ranks(const ModelPlan *plan, int zero) {
+    const Sharding *s = &plan->sharding;
+    return (RunRanks){s->rank, plan_ranks(plan), s->ranks, zero, s->narrow, plan->optimizer};
+}
 
 static inline TensorKind head_kind(const ModelPlan *plan) { return plan->config.tied ? T_EMBED : T_LM_HEAD; }
 

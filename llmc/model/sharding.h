@@ -55,15 +55,24 @@ typedef struct {
     int *first;      // [groups+1]: the first bucket of each group
     size_t largest;  // elements of the largest bucket
     size_t own;      // elements that each rank owns
+    size_t second;   // of second moments, this rank's: with Muon fewer (muon.h)
 } Sharding;
 
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_NORMUON } Optimizer;
+typedef enum { SPLIT_MATRIX, SPLIT_HEAD, SPLIT_PAIR } MuonSplit;
+typedef struct {
+    Optimizer kind;
+    MuonSplit split;
+} OptimizerChoice;
+
 // A process among those of its run: each `group` ranks in a row share their state as --zero `zero` says. narrow: they
-// send gradients in bf16.
+// send gradients in bf16. The optimizer decides what the state is.
 typedef struct {
     int rank, ranks, group, zero;
     bool narrow;
+    OptimizerChoice optimizer;
 } RunRanks;
-static const RunRanks one_rank = {0, 1, 1, 0, false};
+static const RunRanks one_rank = {0, 1, 1, 0, false, {OPTIMIZER_ADAMW, SPLIT_MATRIX}};
 
 static inline Sharding sharding_build(const TensorList *list, RunRanks r, size_t bucket_limit) {
     Sharding s;
@@ -71,7 +80,7 @@ static inline Sharding sharding_build(const TensorList *list, RunRanks r, size_t
     s.rank = r.rank % r.group, s.replicas = r.ranks / r.group, s.narrow = r.narrow;
     s.ranks = list->ranks, s.level = list->ranks > 1 ? r.zero : 0;
     s.groups = list->L + 2;
-    s.own = list->buffer_count / list->ranks;
+    s.own = s.second = list->buffer_count / list->ranks;
     s.first = (int *)checked_calloc(s.groups + 1, sizeof(int));
     size_t step = list->ranks * TENSOR_ALIGN;
     // with one rank, a group is one bucket

@@ -17,6 +17,7 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
   Update:
     own_squares(s, own)     waits for the summed gradients; squares of this rank's pieces
     own_pieces, own_next    the pieces of a tensor that this rank updates
+    layer_orthogonalize(s, l, beta2)   Muon: from the directions of a layer's matrices to its step, in their gradients
     params_updated(s, i)    run i of the tensors is updated: starts to gather its group when it is complete
   Otherwise:
     params_changed(s)       parameters were loaded or restored
@@ -33,9 +34,10 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
 
 typedef struct {
     const ModelPlan *plan;
-    floatX *params;   // [tensors.buffer_count], layer by layer; with --zero 3 as grads with 2, then own_params
-    grad_t *grads;    // likewise; from --zero 2 on: the groups before and after the layers, two layers, own_grads
-    real *m, *v;      // moments of Adam, likewise; from --zero 1 on of this rank's own pieces
+    floatX *params;     // [tensors.buffer_count], layer by layer; with --zero 3 as grads with 2, then own_params
+    grad_t *grads;      // likewise; from --zero 2 on: the groups before and after the layers, two layers, own_grads
+    real *m, *v;        // moments of Adam, likewise; from --zero 1 on of this rank's own pieces. Muon: muon_plan.h
+    floatX *directions; // Muon: of the matrices of a layer, in its layout; else NULL
     real *master;     // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
     absmax_t *maxima; // as Activations.maxima
     double *own_sums; // device memory of own_squares: [buckets]
@@ -120,7 +122,8 @@ static inline void state_alloc(ModelState *s, const ModelPlan *plan, const Model
         if (grads_two_layers(plan)) s->own_grads = s->grads + grads_groups_count(plan);
         if (params_two_layers(plan)) s->own_params = s->params + group_places_count(&plan->tensors, true);
         s->m = (real *)buffer_alloc(plan->moments_bytes, "optimizer states");
-        s->v = s->m + plan->moments_bytes / (2 * sizeof(real));
+        s->v = s->m + (plan->moments_bytes / sizeof(real) - plan->second_count);
+        if (plan->directions_bytes) s->directions = (floatX *)buffer_alloc(plan->directions_bytes, "directions (Muon)");
         if (plan->master_bytes) s->master = (real *)buffer_alloc(plan->master_bytes, "master weights");
     }
     s->copies = weight_copies_alloc(plan);
@@ -130,6 +133,7 @@ static inline void state_free(ModelState *s, bool owns_params) {
     if (owns_params) buffer_free(s->params);
     buffer_free(s->grads);
     buffer_free(s->m);
+    buffer_free(s->directions);
     buffer_free(s->master);
     weight_copies_free(&s->copies);
     free(s->group_grads);
@@ -280,8 +284,9 @@ static inline double squares_norm(const ModelState *s, int first, int last) {
 // A part of a tensor that this rank updates.
 typedef struct {
     floatX *weights;
-    real *master, *m, *v; // master: NULL where the model has none
-    const grad_t *grads;  // summed over the ranks
+    real *master, *m, *v; // master: NULL where the model has none; v: of AdamW's tensors
+    const grad_t *grads;  // summed over the ranks; after layer_orthogonalize those of Muon's tensors are its step
+    floatX *direction;    // of Muon's tensors
     size_t begin, count;  // elements within the tensor
     OwnRange range;       // private
 } OwnPiece;
@@ -300,15 +305,42 @@ static inline bool own_next(const ModelState *s, const Tensor *t, OwnPiece *p) {
     p->grads = s->own_grads ? s->own_grads + r->compact_at : s->grads + r->at;
     p->master = s->master ? s->master + r->compact_at : NULL;
     p->m = s->m + r->compact_at;
-    p->v = s->v + r->compact_at;
+    if (!t->muon) p->v = s->v + r->compact_at - t->second[s->plan->sharding.level > 0];
+    else p->direction = s->directions + (r->at - s->plan->tensors.group_offset[t->layer + 1]);
     p->begin = r->begin, p->count = r->count;
     return true;
 }
 
+// From the directions of the matrices of layer l, this rank's pieces of them, to Muon's step in the place of the
+// gradients: gathers the directions, orthogonalizes the matrices of this rank, and sums the ranks' results. An element
+// is 0 on all ranks but the owner, so the sum has the owner's bits.
+static inline void layer_orthogonalize(ModelState *s, int l, double beta2) {
+    const ModelPlan *plan = s->plan;
+    const Sharding *sharding = &plan->sharding;
+    const int group = 1 + l, level = sharding->level;
+    const size_t begin = plan->tensors.group_offset[group], end = plan->tensors.group_offset[group + 1];
+    grad_t *steps = s->group_grads[group];
+    uint64_t ticket = 0;
+    if (level) comm_wait(sharding_gather(sharding, group, s->directions, NULL, sizeof(floatX)));
+    if (sharding->ranks > 1) buffer_zero(steps, (end - begin) * sizeof(grad_t));
+    for (int i = 0; i < plan->tensors.count; i++) {
+        const Tensor *t = &plan->tensors.tensors[i];
+        if (t->layer != l || !t->muon || t->owner != sharding->rank) continue;
+        muon_orthogonalize(steps + (t->offset - begin), t->rows ? s->v + t->second[level > 0] : NULL,
+                           s->directions + (t->offset - begin), muon_slices(plan, t), beta2);
+    }
+    for (int i = sharding->first[group]; i < sharding->first[group + 1] && sharding->ranks > 1; i++) {
+        const Bucket *b = &sharding->buckets[i];
+        grad_t *bucket = steps + (b->begin - begin);
+        ticket = comm_reduce_scatter(bucket, b->piece, own_bucket(s, b), false, false);
+        if (level == 0) ticket = comm_all_gather(bucket, own_bucket(s, b), b->piece * sizeof(grad_t));
+    }
+    comm_wait(ticket);
+}
+
 static inline void params_updated(ModelState *s, int run) {
-    const TensorList *list = &s->plan->tensors;
-    const Tensor *t = &list->runs[run];
-    if (run + 1 < list->run_count && t[1].layer == t->layer) return;
+    const Tensor *t = &s->plan->tensors.runs[run];
+    if (!run_ends_group(&s->plan->tensors, run)) return;
     weight_copies_forget(&s->copies, s->plan);
     if (s->plan->sharding.level) params_renew(s, t->layer + 1);
 }

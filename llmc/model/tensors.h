@@ -1,7 +1,7 @@
 /*
 tensors.h: the list of a model's tensors.
 
-The table tensor_rows defines the names, shapes, order, initial values and weight decay of all parameters.
+The table tensor_rows defines the names, shapes, order, initial values, weight decay and optimizer of all parameters.
 tensor_list_build turns it into the list that allocation, initialization, the optimizer, checkpoints, gradient dumps and
 tests iterate over.
 */
@@ -30,6 +30,9 @@ typedef enum {
 // 0; 1; normal(0, 0.02); normal(0, 0.02) / sqrt(2L); normal(0, 0.1); lambda_init of the layer, or 0 before a sigmoid
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_WIDE, INIT_LAMBDA } Init;
 
+// The optimizer of a tensor with --optimizer muon: AdamW, or Muon; of q, k, v and o by heads if --muon-split says so.
+typedef enum { ADAMW, MUON, MUON_Q, MUON_K, MUON_V, MUON_O } TensorOptimizer;
+
 typedef struct {
     TensorKind kind;
     bool per_layer;   // in the group of a layer
@@ -37,47 +40,49 @@ typedef struct {
     Dim shape[2];     // the second is DIM_NONE for a vector; a tensor with a dimension of size 0 does not exist
     Init init;
     bool decay;
-    bool joined;     // stored directly after the previous tensor, as one matrix for a fused GEMM
-    bool per_expert; // one for each expert e, named "block_sparse_moe.experts.e." and `name`
+    bool joined;               // stored directly after the previous tensor, as one matrix for a fused GEMM
+    bool per_expert;           // one for each expert e, named "block_sparse_moe.experts.e." and `name`
+    TensorOptimizer optimizer; // learning rates and the factor of the decay are the same for both
 } TensorRow;
 
 // clang-format off
 static const TensorRow tensor_rows[] = {
-    // kind, per_layer, name, shape, init, decay, joined, per_expert
-    {T_EMBED, false, "model.embed_tokens.weight", {DIM_V, DIM_C}, INIT_NORMAL, true, false, false},
-    {T_YOCO_NORM, true, "model.yoco.norm.weight", {DIM_YOCO_NORM, DIM_NONE}, INIT_ONE, false, false, false},
-    {T_YOCO_K, true, "model.yoco.k_proj.weight", {DIM_YOCO_K, DIM_C}, INIT_NORMAL, true, false, false},
-    {T_YOCO_V, true, "model.yoco.v_proj.weight", {DIM_YOCO_V, DIM_C}, INIT_NORMAL, true, true, false},
-    {T_YOCO_K_NORM, true, "model.yoco.k_norm.weight", {DIM_YOCO_K_NORM, DIM_NONE}, INIT_ONE, false, false, false},
-    {T_NORM1, true, "input_layernorm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false},
-    {T_Q, true, "self_attn.q_proj.weight", {DIM_Q, DIM_C}, INIT_NORMAL, true, false, false},
-    {T_K, true, "self_attn.k_proj.weight", {DIM_K, DIM_C}, INIT_NORMAL, true, true, false},
-    {T_V, true, "self_attn.v_proj.weight", {DIM_VALUE, DIM_C}, INIT_NORMAL, true, true, false},
-    {T_LAMBDA, true, "self_attn.lambda_proj.weight", {DIM_LAMBDA, DIM_C}, INIT_NORMAL, true, true, false},
-    {T_GATE, true, "self_attn.gate_proj.weight", {DIM_GATE, DIM_C}, INIT_NORMAL, true, true, false},
-    {T_Q_NORM, true, "self_attn.q_norm.weight", {DIM_Q_NORM, DIM_NONE}, INIT_ONE, false, false, false},
-    {T_K_NORM, true, "self_attn.k_norm.weight", {DIM_K_NORM, DIM_NONE}, INIT_ONE, false, false, false},
-    {T_O, true, "self_attn.o_proj.weight", {DIM_C, DIM_O}, INIT_RESIDUAL, true, false, false},
-    {T_SUBLN, true, "self_attn.subln.weight", {DIM_SUBLN, DIM_NONE}, INIT_ONE, false, false, false},
-    {T_LAMBDA_Q1, true, "self_attn.lambda_q1", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
-    {T_LAMBDA_K1, true, "self_attn.lambda_k1", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
-    {T_LAMBDA_Q2, true, "self_attn.lambda_q2", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
-    {T_LAMBDA_K2, true, "self_attn.lambda_k2", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false},
-    {T_OWN_LAMBDA, true, "self_attn.lambda", {DIM_OWN_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false, false},
-    {T_SINKS, true, "self_attn.sinks", {DIM_SINKS, DIM_NONE}, INIT_ZERO, false, false, false},
-    {T_NORM2, true, "post_attention_layernorm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false},
-    {T_MLP_GATE, true, "mlp.gate_proj.weight", {DIM_F, DIM_C}, INIT_NORMAL, true, false, false},
-    {T_MLP_UP, true, "mlp.up_proj.weight", {DIM_F, DIM_C}, INIT_NORMAL, true, true, false},
-    {T_MLP_DOWN, true, "mlp.down_proj.weight", {DIM_C, DIM_F}, INIT_RESIDUAL, true, false, false},
-    {T_ROUTER, true, "block_sparse_moe.gate.weight", {DIM_EXPERTS, DIM_C}, INIT_NORMAL, true, false, false},
+    // kind, per_layer, name, shape, init, decay, joined, per_expert, optimizer
+    {T_EMBED, false, "model.embed_tokens.weight", {DIM_V, DIM_C}, INIT_NORMAL, true, false, false, ADAMW},
+    {T_YOCO_NORM, true, "model.yoco.norm.weight", {DIM_YOCO_NORM, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
+    {T_YOCO_K, true, "model.yoco.k_proj.weight", {DIM_YOCO_K, DIM_C}, INIT_NORMAL, true, false, false, MUON_K},
+    {T_YOCO_V, true, "model.yoco.v_proj.weight", {DIM_YOCO_V, DIM_C}, INIT_NORMAL, true, true, false, MUON_V},
+    {T_YOCO_K_NORM, true, "model.yoco.k_norm.weight", {DIM_YOCO_K_NORM, DIM_NONE}, INIT_ONE, false, false, false,
+        ADAMW},
+    {T_NORM1, true, "input_layernorm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
+    {T_Q, true, "self_attn.q_proj.weight", {DIM_Q, DIM_C}, INIT_NORMAL, true, false, false, MUON_Q},
+    {T_K, true, "self_attn.k_proj.weight", {DIM_K, DIM_C}, INIT_NORMAL, true, true, false, MUON_K},
+    {T_V, true, "self_attn.v_proj.weight", {DIM_VALUE, DIM_C}, INIT_NORMAL, true, true, false, MUON_V},
+    {T_LAMBDA, true, "self_attn.lambda_proj.weight", {DIM_LAMBDA, DIM_C}, INIT_NORMAL, true, true, false, ADAMW},
+    {T_GATE, true, "self_attn.gate_proj.weight", {DIM_GATE, DIM_C}, INIT_NORMAL, true, true, false, ADAMW},
+    {T_Q_NORM, true, "self_attn.q_norm.weight", {DIM_Q_NORM, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
+    {T_K_NORM, true, "self_attn.k_norm.weight", {DIM_K_NORM, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
+    {T_O, true, "self_attn.o_proj.weight", {DIM_C, DIM_O}, INIT_RESIDUAL, true, false, false, MUON_O},
+    {T_SUBLN, true, "self_attn.subln.weight", {DIM_SUBLN, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
+    {T_LAMBDA_Q1, true, "self_attn.lambda_q1", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false, ADAMW},
+    {T_LAMBDA_K1, true, "self_attn.lambda_k1", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false, ADAMW},
+    {T_LAMBDA_Q2, true, "self_attn.lambda_q2", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false, ADAMW},
+    {T_LAMBDA_K2, true, "self_attn.lambda_k2", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false, ADAMW},
+    {T_OWN_LAMBDA, true, "self_attn.lambda", {DIM_OWN_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false, false, ADAMW},
+    {T_SINKS, true, "self_attn.sinks", {DIM_SINKS, DIM_NONE}, INIT_ZERO, false, false, false, ADAMW},
+    {T_NORM2, true, "post_attention_layernorm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
+    {T_MLP_GATE, true, "mlp.gate_proj.weight", {DIM_F, DIM_C}, INIT_NORMAL, true, false, false, MUON},
+    {T_MLP_UP, true, "mlp.up_proj.weight", {DIM_F, DIM_C}, INIT_NORMAL, true, true, false, MUON},
+    {T_MLP_DOWN, true, "mlp.down_proj.weight", {DIM_C, DIM_F}, INIT_RESIDUAL, true, false, false, MUON},
+    {T_ROUTER, true, "block_sparse_moe.gate.weight", {DIM_EXPERTS, DIM_C}, INIT_NORMAL, true, false, false, ADAMW},
     // its gradient is 0: router_balance updates it
     {T_ROUTER_BIAS, true, "block_sparse_moe.gate.e_score_correction_bias", {DIM_ROUTER_BIAS, DIM_NONE}, INIT_ZERO,
-        false, false, false},
-    {T_EXPERT_GATE, true, "w1.weight", {DIM_EXPERT_F, DIM_C}, INIT_NORMAL, true, false, true},
-    {T_EXPERT_UP, true, "w3.weight", {DIM_EXPERT_F, DIM_C}, INIT_NORMAL, true, true, true},
-    {T_EXPERT_DOWN, true, "w2.weight", {DIM_C, DIM_EXPERT_F}, INIT_RESIDUAL, true, false, true},
-    {T_NORM_FINAL, false, "model.norm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false},
-    {T_LM_HEAD, false, "lm_head.weight", {DIM_HEAD, DIM_C}, INIT_NORMAL, true, false, false},
+        false, false, false, ADAMW},
+    {T_EXPERT_GATE, true, "w1.weight", {DIM_EXPERT_F, DIM_C}, INIT_NORMAL, true, false, true, MUON},
+    {T_EXPERT_UP, true, "w3.weight", {DIM_EXPERT_F, DIM_C}, INIT_NORMAL, true, true, true, MUON},
+    {T_EXPERT_DOWN, true, "w2.weight", {DIM_C, DIM_EXPERT_F}, INIT_RESIDUAL, true, false, true, MUON},
+    {T_NORM_FINAL, false, "model.norm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
+    {T_LM_HEAD, false, "lm_head.weight", {DIM_HEAD, DIM_C}, INIT_NORMAL, true, false, false, ADAMW},
 };
 // clang-format on
 enum { TENSOR_ROW_COUNT = sizeof(tensor_rows) / sizeof(tensor_rows[0]), EXPERT_ROW_COUNT = 3 };
@@ -91,6 +96,13 @@ typedef struct {
     size_t shape[2];
     size_t count;  // elements
     size_t offset; // of its first element in the buffers of parameters, gradients and moments
+    // muon_plan (muon.h):
+    bool muon;   // updated by Muon: it has no second moments of elements
+    int owner;   // the rank that orthogonalizes it
+    size_t rows; // NorMuon: its second moments, one per row of each slice; else 0
+    size_t
+        second[2]; // in a buffer of second moments of all tensors, and of this rank's pieces: of Muon's tensors where
+                   // these rows are, of AdamW's how much earlier than in a buffer of first moments elements are
 } Tensor;
 
 // The tensors of a model in the order of checkpoints and buffers: layer by layer. Each group of tensors (before the
@@ -107,6 +119,7 @@ typedef struct {
     size_t *group_offset;
     size_t largest_layer; // elements, with padding
     int ranks;            // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
+    bool muon;            // Muon updates some of the tensors
     int *index; // [L][TENSOR_KINDS]: index into tensors, or -1; see tensor_of. Of tensors of experts the first one
     int L;
 } TensorList;
@@ -194,20 +207,27 @@ static inline void tensor_add(TensorList *list, TensorPlace *place, int r, const
 // AdamW. Vectors have no decay; matrices do, and their gradients are not zeroed.
 static inline bool tensors_alike(const Tensor *a, const Tensor *b) {
     bool balanced = a->row->kind == T_ROUTER_BIAS || b->row->kind == T_ROUTER_BIAS;
-    return a->layer == b->layer && a->row->decay == b->row->decay && !balanced;
+    return a->layer == b->layer && a->row->decay == b->row->decay && a->muon == b->muon && !balanced;
 }
 
 // A run has the row and the offset of its first tensor, and all elements to the end of its last: a layer with 128
 // experts has 4 runs instead of 392 tensors. Padding between tensors belongs to it. AdamW keeps it 0, as its gradient
 // is 0.
 static inline void tensors_join(TensorList *list) {
+    free(list->runs);
     list->runs = (Tensor *)checked_calloc(list->count, sizeof(Tensor));
+    list->run_count = 0;
     for (int i = 0; i < list->count; i++) {
         const Tensor *t = &list->tensors[i];
         if (i == 0 || !tensors_alike(t - 1, t)) list->runs[list->run_count++] = *t;
         Tensor *run = &list->runs[list->run_count - 1];
         run->count = t->offset + t->count - run->offset;
     }
+}
+
+// Whether a run is the last of its group.
+static inline bool run_ends_group(const TensorList *list, int run) {
+    return run + 1 == list->run_count || list->runs[run + 1].layer != list->runs[run].layer;
 }
 
 static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {

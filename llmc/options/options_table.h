@@ -37,7 +37,8 @@ typedef struct {
     int64_t warmup;
     int schedule, decay_shape; // a Schedule, a DecayShape
     int64_t decay_steps;       // 0: not given
-    double weight_decay, beta1, beta2, eps, grad_clip, z_loss, router_aux, router_z, router_bias_rate;
+    int optimizer, muon_split; // an Optimizer, a MuonSplit
+    double muon_momentum, weight_decay, beta1, beta2, eps, grad_clip, z_loss, router_aux, router_z, router_bias_rate;
     uint64_t seed;
 
     double skip_loss_z, skip_grad_z;
@@ -156,10 +157,22 @@ static inline const char *sdpa_choice(int i) {
 typedef enum { REDUCE_FP32, REDUCE_BF16 } ReduceType;
 static inline const char *reduce_choice(int i) { return i == REDUCE_FP32 ? "fp32" : i == REDUCE_BF16 ? "bf16" : NULL; }
 
+static inline const char *optimizer_choice(int i) {
+    return i == OPTIMIZER_ADAMW ? "adamw" : i == OPTIMIZER_MUON ? "muon" : i == OPTIMIZER_NORMUON ? "normuon" : NULL;
+}
+static inline const char *split_choice(int i) {
+    return i == SPLIT_MATRIX ? "matrix" : i == SPLIT_HEAD ? "head" : i == SPLIT_PAIR ? "pair" : NULL;
+}
+
 // A rank of a run of so many, as the options divide its state.
 static inline RunRanks options_run_ranks(const Options *o, int rank, int ranks) {
     int group = o->zero_group ? (int)o->zero_group : ranks;
-    return (RunRanks){rank, ranks, group, (int)o->zero, o->reduce_dtype == REDUCE_BF16};
+    return (RunRanks){rank,
+                      ranks,
+                      group,
+                      (int)o->zero,
+                      o->reduce_dtype == REDUCE_BF16,
+                      {(Optimizer)o->optimizer, (MuonSplit)o->muon_split}};
 }
 
 // clang-format off
@@ -248,10 +261,18 @@ static const OptionRow option_rows[] = {
         NULL, "with --schedule wsd: steps of the decay, the last ones"},
     {"training", "decay-shape", OPTION_CHOICE, OPTION_SAVED, FIELD(decay_shape), "NAME", "linear", NULL, decay_choice,
         "with --schedule wsd: shape of the decay"},
+    {"training", "optimizer", OPTION_CHOICE, OPTION_FIXED, FIELD(optimizer), "NAME", "adamw", NULL, optimizer_choice,
+        "optimizer of the matrices of blocks; AdamW updates all other parameters"},
+    {"training", "muon-split", OPTION_CHOICE, OPTION_FIXED, FIELD(muon_split), "NAME", "matrix", NULL, split_choice,
+        "what Muon orthogonalizes of q, k, v and o: the matrix, each head, or the heads of a differential pair "
+        "together"},
+    {"training", "muon-momentum", OPTION_REAL, OPTION_SAVED, FIELD(muon_momentum), "X", "0.95", "[0, 1)", NULL,
+        "momentum of Muon"},
     {"training", "weight-decay", OPTION_REAL, OPTION_SAVED, FIELD(weight_decay), "X", "0.1", "[0, inf)", NULL,
-        "decoupled weight decay of matrices (AdamW)"},
+        "decoupled weight decay of matrices"},
     {"training", "beta1", OPTION_REAL, OPTION_SAVED, FIELD(beta1), "X", "0.9", "[0, 1)", NULL, "beta1 of AdamW"},
-    {"training", "beta2", OPTION_REAL, OPTION_SAVED, FIELD(beta2), "X", "0.95", "[0, 1)", NULL, "beta2 of AdamW"},
+    {"training", "beta2", OPTION_REAL, OPTION_SAVED, FIELD(beta2), "X", "0.95", "[0, 1)", NULL,
+        "beta2 of AdamW, and of the row moments of NorMuon"},
     {"training", "eps", OPTION_REAL, OPTION_SAVED, FIELD(eps), "X", "1e-8", "(0, inf)", NULL, "epsilon of AdamW"},
     {"training", "grad-clip", OPTION_REAL, OPTION_SAVED, FIELD(grad_clip), "X", "1.0", "[0, inf)", NULL,
         "maximum gradient norm; gradients with a larger norm are scaled down to it; 0: no limit"},

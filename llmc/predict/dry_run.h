@@ -24,6 +24,11 @@ static inline double communication_bytes(const ModelPlan *plan, int zero, int mi
     for (int g = 0; g < list->L + 2; g++)
         params += (double)(list->group_offset[g + 1] - list->group_offset[g]) * sizeof(floatX) *
                   gathers_of_group(list, g, zero, micro_steps);
+    if (plan->tensors.muon) { // directions in floatX, steps in grad_t
+        double layers = (double)(list->group_offset[list->L + 1] - list->group_offset[1]);
+        params += layers * (sizeof(floatX) * (zero > 0) + sizeof(grad_t) * (zero == 0));
+        params += layers * sizeof(grad_t) * (plan->sharding.narrow ? 0.5 : 1);
+    }
     double across = 2 * (1 - 1.0 / plan->sharding.replicas) * grads / plan->sharding.ranks;
     double reduced = (zero > 1 ? micro_steps : 1) * (plan->sharding.narrow ? 0.5 : 1), gathered = zero == 0;
     return share * ((reduced + gathered) * grads + params) + across;
@@ -38,9 +43,8 @@ static inline void print_communication(const ModelPlan *plan, const ModelPlan *s
     for (int zero = 0; zero <= options_most_zero(o); zero++) {
         ModelPlan other;
         int B = plan->B, T = plan->T, ranks = plan_ranks(plan);
-        RunRanks first = {0, ranks, plan->sharding.ranks, zero, plan->sharding.narrow};
         if (plan->device) predicted_plan(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, ranks, zero, o);
-        else plan_build(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, first);
+        else plan_build(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, plan_run_ranks(plan, zero));
         plan_reserve(&other, phases);
         double bytes = communication_bytes(&other, zero, micro_steps), fast = 0, slow = 0;
         if (plan->device) { // in the types of the bf16 program

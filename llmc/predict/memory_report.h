@@ -24,6 +24,7 @@ static inline int memory_parts(const ModelPlan *plan, const ModelPlan *sampling,
         memory_part("gradients", plan->grads_bytes, false),
         memory_part("optimizer states", plan->moments_bytes, false),
         memory_part("master weights", plan->master_bytes, false),
+        memory_part("directions of a layer (Muon)", plan->directions_bytes, false),
         memory_part("rounded copies of weights", plan->copies_bytes, false),
         memory_part("activations", plan->activations_bytes - plan->cache_bytes, false),
         memory_part("keys and values of earlier positions", plan->cache_bytes, false),
@@ -130,8 +131,7 @@ static inline void memory_offer(char *text, size_t size, size_t now, const char 
                                 Recompute recompute, int zero) {
     const ModelPlan *m = announced.plan;
     ModelPlan other;
-    RunRanks ranks = {m->sharding.rank, plan_ranks(m), m->sharding.ranks, zero, m->sharding.narrow};
-    plan_build(&other, &m->config, B, m->T, m->purpose, recompute, ranks);
+    plan_build(&other, &m->config, B, m->T, m->purpose, recompute, plan_run_ranks(m, zero));
     size_t then = process_bytes(&other, announced.sampling), used = strlen(text);
     plan_free(&other);
     if (then < now)

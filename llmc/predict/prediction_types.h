@@ -32,6 +32,7 @@ static const char *const bound_names[BOUNDS] = {"matrix products", "attention", 
     CLASS(CLASS_CROSS_ENTROPY, "cross-entropy", BOUND_MEMORY)                    \
     CLASS(CLASS_EMBEDDING, "embedding", BOUND_MEMORY)                            \
     CLASS(CLASS_UPDATE, "optimizer", BOUND_MEMORY)                               \
+    CLASS(CLASS_MUON, "Newton-Schulz", BOUND_PRODUCTS)                           \
     CLASS(CLASS_COMMUNICATION, "communication, exposed", BOUND_COMMUNICATION)
 #define CLASS_CONSTANT(constant, name, bound) constant,
 #define CLASS_ROW(constant, name, bound) {name, bound},
@@ -47,7 +48,7 @@ typedef struct {
     double calls, flops, bytes, ms; // totals of a step
 } PredictedOp;
 
-enum { PREDICTED_OPS = 56 };
+enum { PREDICTED_OPS = 60 };
 typedef struct {
     const ModelPlan *plan; // for plan->device
     const Options *options;

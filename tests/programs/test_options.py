@@ -158,6 +158,7 @@ WITHOUT_EFFECT = [  # arguments, words of the warning; "": none
     ("--dry-run --measure-peak", "--measure-peak has no effect on a CPU"),
     ("--dry-run --stop-after 9 --steps 3", "--stop-after 9 has no effect: the run ends after --steps 3"),
     ("--dry-run --val-every 2", "--val-every has no effect without --val-data"),
+    ("--dry-run --muon-split head", "--muon-split has no effect with --optimizer adamw"),
     ("--dry-run --rollback 1:2", "--rollback has no effect without --out"),
     ("--train-data none --checkpoint-every 2", "--checkpoint-every has no effect without --out"),
     ("--dry-run --sdpa-linear --device H100", ""),

@@ -107,6 +107,25 @@ def test_zero_levels(short, total_batch, model):
     assert losses[0] and losses[0] == losses[1]
 
 
+def test_muon(short):
+    """Muon gives the losses of one rank, and the same bits at all levels of --zero and after a resume at another"""
+    options = "--steps 4 --batch-size 2 --optimizer normuon --muon-split pair --attention diff_v2_cross_group"
+    options += f" --no-tie-embeddings --dense-layers 1 --router-aux 0 --total-batch 96 {EXPERTS}"
+    train_ranks(short / "one", 1, options).done()
+    zero = [short / f"zero{level}" for level in range(MOST_ZERO + 1)]
+    for level, run in enumerate(zero):
+        stop = "--stop-after 2" if level in (0, MOST_ZERO) else ""
+        train_ranks(run, 3, options, f"--zero {level} --check-ranks-every 1 {stop}").done()
+    resume_ranks(zero[0], 3, f"--zero {MOST_ZERO}").done()
+    resume_ranks(zero[MOST_ZERO], 3, "--zero 0 --no-checkpoint-background").done()
+    for run in zero:
+        expect_losses(short / "one", run)
+        expect_same(checkpoint(zero[1], 4), checkpoint(run, 4), without=["trainer_state.json"])
+    train_ranks(
+        short / "groups", 4, options.replace("96", "128"), "--zero 2 --zero-group 2 --check-ranks-every 1"
+    ).done()
+
+
 @pytest.mark.parametrize(("ranks", "group"), [(4, 2), (8, 2), (8, 4)])
 def test_groups(short, ranks, group):
     """--zero-group gives the losses of one rank, the same bits at all levels of --zero, and whole checkpoints"""
