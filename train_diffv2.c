@@ -18,6 +18,7 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/model/state.h"
 #ifndef RECORDED_OPS
 #include "llmc/base/random.h"
+#include "llmc/run/apply_changes.h"
 #include "llmc/run/checkpointer.h"
 #include "llmc/run/divergence.h"
 #include "llmc/predict/dry_run.h"
@@ -50,6 +51,7 @@ typedef struct {
     double stats_seconds; // spent on them
     RouterLosses router;  // --router-aux, --router-z, and their values in the last update
     real z_loss;          // --z-loss
+    Rates rates;          // --change: the tensors whose rate is changed in this step
 } Model;
 
 static void model_alloc_activations(Model *model) {
@@ -628,8 +630,11 @@ static void model_update_matrices(Model *model, const Options *o, double lr, int
     for (int i = 0; i < model->plan.tensors.run_count; i++) {
         const Tensor *t = &model->plan.tensors.runs[i];
         if (t->layer != l || !t->muon) continue;
+        OwnPiece part;
         for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);)
-            muon_update(p.weights, p.master, p.grads, p.count, lr, t->row->decay ? o->weight_decay : 0);
+            for (double factor; piece_cut(&model->rates, t, &p, &part, &factor);)
+                muon_update(part.weights, part.master, part.grads, part.count, lr * factor,
+                            t->row->decay ? o->weight_decay : 0);
     }
 }
 
@@ -649,9 +654,10 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
                 continue;
             }
             if (t->muon) muon_direction(p.direction, p.m, p.grads, p.count, scale, o->muon_momentum);
-            else
-                adamw_update(p.weights, p.master, p.grads, p.m, p.v, p.count, scale, lr, o->beta1, o->beta2, o->eps,
-                             t->row->decay ? o->weight_decay : 0, update);
+            OwnPiece rest = p, part;
+            for (double factor; !t->muon && piece_cut(&model->rates, t, &rest, &part, &factor);)
+                adamw_update(part.weights, part.master, part.grads, part.m, part.v, part.count, scale, lr * factor,
+                             o->beta1, o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
         }
         bool layer = t->layer >= 0 && t->layer < model->plan.config.L;
         if (model->plan.tensors.muon && layer && run_ends_group(&model->plan.tensors, i))
@@ -771,6 +777,7 @@ typedef struct {
     LayerStats *stats;              // [L], of the last micro-step of a step that logs them; NULL when none does
     UpdateStats *tensor_stats;      // [groups][TENSOR_ROW_COUNT], of the update of such a step; likewise, on all ranks
     double clip_sigma;              // --clip-update-norm; 0: off
+    AppliedChanges changes;         // --change
     Peak peak;
 } Run;
 
@@ -825,13 +832,15 @@ static double run_measure_update(Run *run, StepResult *r) {
     const Options *o = &run->options;
     TrainerState *s = &run->state;
     bool stats = run->tensor_stats && stats_due(o, s->step);
-    r->measured = r->decision.apply && (stats || o->clip_update_norm);
+    double most = changes_norm(&run->changes, s->step);
+    r->measured = r->decision.apply && (stats || o->clip_update_norm || most < INFINITY);
     if (!r->measured) return 1;
     ops_wait();
     double start = now_seconds();
     AdamwStep a = {o, clip_factor(r->grad_norm, o->grad_clip), r->lr, s->updates + 1};
     if (stats) tensor_stats_measure(run->tensor_stats, &run->model.state, a);
     r->update = update_norm_decide(&s->norms, update_norm_measure(&run->model.state, a), run->clip_sigma);
+    r->update.scale = fmin(r->update.scale, most / r->update.norm);
     if (stats) run->model.stats_seconds += now_seconds() - start;
     return r->update.scale;
 }
@@ -863,6 +872,7 @@ static StepResult run_step(Run *run) {
     run_agree(run, &r);
     r.decision = spike_guard_decide(&s->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
     watch_phase(PHASE_UPDATE);
+    model->rates = changes_update(&run->changes, &model->state, s->step);
     double scaled = r.lr * run_measure_update(run, &r);
     if (r.decision.apply) model_update(model, o, scaled, ++s->updates, r.grad_norm);
     bool spike = r.decision.loss_z >= SPIKE_Z || r.decision.grad_z >= SPIKE_Z;
@@ -968,6 +978,7 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
                      run->options.total_batch};
     log_step(&run->log, s->step, run->options.steps, s->tokens, r, work, seconds_left);
     log_step_events(&run->log, s->step, r, s->guard.not_finite_in_row);
+    log_changes(&run->log, s->step, &run->changes, &run->data.train);
 }
 
 // --stats-every: of the last micro-batch of the step and of its gradients, and of the update, if there was one.
@@ -1043,6 +1054,7 @@ static void run_train_begin(Run *run) {
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
     if (run->state.step == 0) run_log_validation(run);
     run->checkpointer.saved_at = now_seconds();
+    changes_open(&run->changes, o, &run->model.plan.tensors, &run->data.train, run->state.step, run->state.next_window);
     dataloader_start(&run->data.train, run->state.next_window);
     run->start_loss = NAN;
     divergence_start(&run->start_loss, &run->state);
@@ -1179,6 +1191,7 @@ static void run_close(Run *run) {
     free(run->agreed);
     free(run->stats);
     free(run->tensor_stats);
+    changes_close(&run->changes);
     Options base = *run_base(run);
     phases_free(&run->phases);
     options_free(&base);

@@ -10,7 +10,8 @@ defines PLANNED_FAULTS, includes the trainer, then this file. llmc/base/fault_po
     spike        a gradient of this step is large
     flip         one bit of the last weight of a tensor changes after the update
     broken       that weight is NaN
-    moment       one bit of the last of a tensor's first moments changes after the update
+    moment       one bit of the last of a tensor's first moments changes after the update; with WHERE `exponent` one of
+                 each of the last 16 (a cache line), which makes most small moments 256 times as large
     signal       a SIGTERM arrives before this step reads stop_signal for the WHEREth time (1, 2, ...)
   BUSY=TEXT      directories whose path contains TEXT cannot be removed, as on a network file system where another
                  process has a file open
@@ -75,9 +76,11 @@ static void fault_update(floatX *last, int64_t step) {
 
 static void fault_moment(real *last, int64_t step) {
     static bool done;
-    if (done || !fault_is_planned("moment", step, NULL)) return;
+    bool exponent = fault_is_planned("moment", step, "exponent");
+    if (done || !(exponent || fault_is_planned("moment", step, NULL))) return;
     done = true;
-    ((unsigned char *)last)[2] ^= 0x10;
+    for (int i = 0; i < 16 && exponent; i++) ((unsigned char *)(last - i))[3] ^= 0x04;
+    if (!exponent) ((unsigned char *)last)[2] ^= 0x10;
 }
 
 static bool fault_signal(int64_t step) {

@@ -46,7 +46,15 @@ typedef struct {
     Separator separator;
 } Corpus;
 
-// Callers may read the fields above the line and reset wait_seconds. The struct must not move between open and close.
+// Windows at the global indices first .. last are read elsewhere, for experiments (--change): `by` later, or from the
+// last to the first.
+typedef struct {
+    uint64_t first, last, by;
+    bool reverse;
+} WindowMove;
+
+// Callers may read the fields above the line, set `moves` before dataloader_start, and reset wait_seconds. The struct must
+// not move between open and close.
 typedef struct {
     int B, T, V, rank, ranks;
     uint64_t seed;
@@ -57,6 +65,8 @@ typedef struct {
     size_t shard_count, token_count;
     uint64_t window_count; // of all shards
     double wait_seconds;   // time that dataloader_next has waited since dataloader_open
+    const WindowMove *moves;
+    int move_count;
     // ---- private
     CorpusSpecs specs;
     Shard *shards;
@@ -196,10 +206,16 @@ static inline void dataloader_open(DataLoader *l, const char *text, int B, int T
           "out of memory for the data loader's lock");
 }
 
-// tokens[0..T] = the window at global index `index`. With l->documents, tokens[T+1..2T] = the document starts of its
-// inputs. Called by the thread only.
-static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *tokens) {
-    CorpusWindow at = dataloader_locate(l, index);
+static inline uint64_t dataloader_moved(const DataLoader *l, uint64_t index) {
+    for (int i = 0; i < l->move_count; i++) {
+        const WindowMove *m = &l->moves[i];
+        if (index >= m->first && index <= m->last) return m->reverse ? m->first + m->last - index : index + m->by;
+    }
+    return index;
+}
+
+// The shard of a window.
+static inline size_t dataloader_shard(const DataLoader *l, CorpusWindow at) {
     size_t low = at.corpus->first_shard,
            high = low + at.corpus->shard_count; // search the last shard whose first window is not after it
     while (high - low > 1) {
@@ -207,6 +223,14 @@ static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *to
         if (l->shards[middle].first_window <= at.window) low = middle;
         else high = middle;
     }
+    return low;
+}
+
+// tokens[0..T] = the window at global index `index`. With l->documents, tokens[T+1..2T] = the document starts of its
+// inputs. Called by the thread only.
+static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *tokens) {
+    CorpusWindow at = dataloader_locate(l, dataloader_moved(l, index));
+    size_t low = dataloader_shard(l, at);
     const Shard *s = &l->shards[low];
     size_t place = low % DATALOADER_OPEN_FILES;
     if (l->open_files[place].fd >= 0 && l->open_files[place].shard != low) {

@@ -305,10 +305,39 @@ static inline bool own_next(const ModelState *s, const Tensor *t, OwnPiece *p) {
     p->grads = s->own_grads ? s->own_grads + r->compact_at : s->grads + r->at;
     p->master = s->master ? s->master + r->compact_at : NULL;
     p->m = s->m + r->compact_at;
-    if (!t->muon) p->v = s->v + r->compact_at - t->second[s->plan->sharding.level > 0];
-    else p->direction = s->directions + (r->at - s->plan->tensors.group_offset[t->layer + 1]);
+    p->v = t->muon ? NULL : s->v + r->compact_at - t->second[s->plan->sharding.level > 0];
+    p->direction = t->muon ? s->directions + (r->at - s->plan->tensors.group_offset[t->layer + 1]) : NULL;
     p->begin = r->begin, p->count = r->count;
     return true;
+}
+
+// Elements begin .. end-1 of a buffer of all tensors, whose rate is multiplied (--change).
+typedef struct {
+    size_t begin, end;
+    double factor;
+} RateRange;
+typedef struct {
+    int count;
+    RateRange *ranges;
+} Rates;
+
+// The next part of a piece of tensor t in which all elements have one rate: for (double f; piece_cut(..., &f);)
+static inline bool piece_cut(const Rates *rates, const Tensor *t, OwnPiece *rest, OwnPiece *part, double *factor) {
+    size_t at = t->offset + rest->begin, n = rest->count;
+    *part = *rest;
+    *factor = 1;
+    for (int i = 0; i < rates->count; i++) {
+        const RateRange *r = &rates->ranges[i];
+        if (at >= r->begin && at < r->end) *factor *= r->factor, n = min_size(n, r->end - at);
+        else if (at < r->begin) n = min_size(n, r->begin - at);
+    }
+    part->count = n;
+    rest->weights += n, rest->grads += n, rest->m += n;
+    if (rest->v) rest->v += n;
+    if (rest->direction) rest->direction += n;
+    if (rest->master) rest->master += n;
+    rest->begin += n, rest->count -= n;
+    return n > 0;
 }
 
 // From the directions of the matrices of layer l, this rank's pieces of them, to Muon's step in the place of the

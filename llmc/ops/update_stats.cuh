@@ -59,8 +59,7 @@ static inline UpdateStats update_stats(const floatX *params, const real *master,
     if (packed(0, params, master, grads, m, v))
         LAUNCH((update_stats_kernel<PACK>), STATS_PARTS, STATS_THREADS, 0, parts, params, master, grads, m, v, count,
                s);
-    else
-        LAUNCH((update_stats_kernel<1>), STATS_PARTS, STATS_THREADS, 0, parts, params, master, grads, m, v, count, s);
+    else LAUNCH((update_stats_kernel<1>), STATS_PARTS, STATS_THREADS, 0, parts, params, master, grads, m, v, count, s);
     Range u = stats_range(parts, 1), w = stats_range(parts + STATS_PARTS, 1); // sums
     UpdateStats r = {w.mean, u.mean, w.max, u.min, u.max};
     return r;

@@ -3,6 +3,7 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 */
 #ifndef LLMC_OPTIONS_MODEL_H
 #define LLMC_OPTIONS_MODEL_H
+#include "changes.h"
 #include "../comm/comm.h"
 #include "../data/choices.h"
 #include "../base/host.h"
@@ -333,6 +334,14 @@ static inline int options_exclusions(const Options *o) {
             "--clip-update-norm '%.40s' is not accepted: it must be SIGMA,WINDOW, such as 3,128: SIGMA >= 1 deviations "
             "above the mean of WINDOW updates, 2 <= WINDOW <= %d",
             o->clip_update_norm, UPDATE_NORMS_LIMIT);
+    Changes changes;
+    char wrong[200];
+    if (o->change && !changes_parse(&changes, o->change, wrong))
+        REFUSE(
+            problems,
+            "--change '%.80s' is not accepted: it must be FIRST[-LAST]:KEY=VALUE, such as 120:lr=0.5; --help lists the "
+            "keys",
+            wrong);
     OptionText list;
     list[0] = 0;
     for (int m = MODE_TRAIN + 1; m < MODE_COUNT; m++) {

@@ -42,7 +42,7 @@ typedef struct {
     uint64_t seed;
 
     double skip_loss_z, skip_grad_z;
-    const char *clip_update_norm; // NULL: off
+    const char *clip_update_norm, *change; // NULL: off
 
     const char *out;
     bool resume, decay_now;
@@ -295,10 +295,14 @@ static const OptionRow option_rows[] = {
     {"stability", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
         "the same for the gradient norm before clipping; 0: off"},
     {"stability", "clip-update-norm", OPTION_TEXT, OPTION_SAVED, FIELD(clip_update_norm), "SIGMA,WINDOW", NULL, NULL,
-        NULL, "scale down updates whose norm exceeds the mean of the last WINDOW updates by more than SIGMA deviations"},
+        NULL, "scale down updates whose norm is more than SIGMA deviations above the mean of the last WINDOW updates"},
     {"stability", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
         "after K spikes or skipped updates within M steps, return to the last good checkpoint and continue with the "
         "data that follows"},
+
+    {"stability", "change", OPTION_TEXT, OPTION_LOCAL, FIELD(change), "STEPS:KEY=VALUE ...", NULL, NULL, NULL,
+        "for experiments, change single steps FIRST[-LAST]: lr[@TENSOR[A:B]]=FACTOR, moments[@TENSOR[A:B]]=0, "
+        "update-norm=X, replace=A-B or order=reverse (windows of the update); 'python3 scripts/lab spike' uses it"},
 
     {"run", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(out), "DIR", NULL, NULL, NULL,
         "run directory; without it nothing is written"},

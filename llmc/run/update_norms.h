@@ -3,8 +3,8 @@ update_norms.h: the norms of the last updates: announces updates that are larger
 (--clip-update-norm SIGMA,WINDOW).
 
   norm     of the change of all weights that AdamW updates, without the weight decay; it includes the learning rate
-  z        (norm - mean) / deviation of the window: the norms of the last WINDOW updates that were measured, without this
-           one. NaN while the window has fewer
+  z        (norm - mean) / deviation of the window: the norms of the last WINDOW updates that were measured, without
+           this one. NaN while the window has fewer
   rise     z >= 4: announced
   clipped  an update with z > SIGMA is scaled down to the norm mean + SIGMA deviation, with its weight decay. The window
            receives the norm of the update as it is made. With SIGMA > 1 a higher level widens it, and is accepted
@@ -36,9 +36,7 @@ typedef struct {
     double scale;                    // of the update
 } UpdateNorm;
 
-static inline double update_norms_value(const UpdateNorms *w, int64_t i) {
-    return w->norms[(w->oldest + i) % w->size];
-}
+static inline double update_norms_value(const UpdateNorms *w, int64_t i) { return w->norms[(w->oldest + i) % w->size]; }
 
 static inline void update_norms_enter(UpdateNorms *w, double norm) {
     if (w->count < w->size) w->norms[(w->oldest + w->count++) % w->size] = norm;
@@ -66,7 +64,8 @@ static inline UpdateNorm update_norm_decide(UpdateNorms *w, double norm, double 
 static inline cJSON *update_norms_to_json(const UpdateNorms *w) {
     cJSON *json = cJSON_CreateArray();
     for (int64_t i = 0; i < w->count; i++)
-        CHECK(cJSON_AddItemToArray(json, cJSON_CreateNumber(update_norms_value(w, i))), "out of memory for a JSON text");
+        CHECK(cJSON_AddItemToArray(json, cJSON_CreateNumber(update_norms_value(w, i))),
+              "out of memory for a JSON text");
     return json;
 }
 

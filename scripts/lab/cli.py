@@ -8,6 +8,7 @@ COMMANDS = {
     "run": "runs a plan of comparisons, or continues one",
     "report": "writes the report of runs",
     "probe": "measures what the attention of a checkpoint has learned",
+    "spike": "finds the cause of a loss spike by experiment",
     "scoreboard": "prints the verdicts of published claims from the runs of their plans",
 }
 

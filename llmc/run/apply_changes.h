@@ -1,0 +1,140 @@
+/*
+apply_changes.h: what --change does to the steps of a run. llmc/options/changes.h has the keys. All ranks call these
+functions together.
+
+  void   changes_open(a, options, tensors, loader, step, next_window)   before the loader starts; errors: CHECK
+  Rates  changes_update(a, state, step)   before the update of a step: resets moments; the rates of the update
+  double changes_norm(a, step)            the largest norm of an update; INFINITY: no limit
+  void   log_changes(log, step, a, loader)   an event for each change that begins
+  void   changes_close(a)
+*/
+#ifndef LLMC_APPLY_CHANGES_H
+#define LLMC_APPLY_CHANGES_H
+#include "../data/dataloader.h"
+#include "../model/state.h"
+#include "../options/changes.h"
+#include "run_records.h"
+
+typedef struct {
+    Changes changes;
+    const TensorList *tensors;
+    Rates rates;                     // room for all ranges of one step
+    WindowMove moves[CHANGES_LIMIT]; // of the loader
+} AppliedChanges;
+
+// Whether the change concerns tensor t; *range: its elements.
+static inline bool change_range(const Change *c, const Tensor *t, RateRange *range) {
+    size_t width = t->ndim == 2 ? t->shape[1] : 1;
+    if (strncmp(t->name, c->tensor, strlen(c->tensor)) != 0) return false;
+    range->begin = t->offset + (size_t)c->begin * width;
+    range->end = c->end ? t->offset + (size_t)c->end * width : t->offset + t->count;
+    range->factor = c->kind == CHANGE_RATE ? c->value : 0;
+    return true;
+}
+
+static inline void change_check_tensor(const Change *c, const TensorList *list) {
+    RateRange range;
+    int found = 0;
+    for (int i = 0; i < list->count; i++) {
+        const Tensor *t = &list->tensors[i];
+        if (!change_range(c, t, &range)) continue;
+        found++;
+        CHECK(c->end <= (int64_t)t->shape[0], "--change %s: %s has %zu rows", c->text, t->name, t->shape[0]);
+    }
+    CHECK(found, "--change %s: no tensor has a name that begins with %s; the checkpoints of the run have the names",
+          c->text, c->tensor);
+}
+
+static inline void changes_open(AppliedChanges *a, const Options *o, const TensorList *list, DataLoader *loader,
+                                int64_t step, uint64_t next_window) {
+    char wrong[200];
+    uint64_t windows = (uint64_t)(o->total_batch / loader->T);
+    a->tensors = list;
+    if (!o->change) return;
+    changes_parse(&a->changes, o->change, wrong);
+    a->rates.ranges = (RateRange *)checked_calloc((size_t)list->count * CHANGES_LIMIT, sizeof(RateRange));
+    for (int i = 0; i < a->changes.count; i++) {
+        const Change *c = &a->changes.all[i];
+        bool moves = c->kind == CHANGE_REPLACE || c->kind == CHANGE_ORDER;
+        CHECK(c->first > step && c->last <= o->steps,
+              "--change %s: this start has the steps %" PRId64 " to %" PRId64, c->text, step + 1, o->steps);
+        change_check_tensor(c, list);
+        if (!moves) continue;
+        CHECK(c->first == c->last, "--change %s: %s requires a single step", c->text, change_names[c->kind]);
+        CHECK(c->high < (int64_t)windows, "--change %s: an update has %" PRIu64 " windows, from 0", c->text, windows);
+        uint64_t first = next_window + (uint64_t)(c->first - step - 1) * windows;
+        bool reverse = c->kind == CHANGE_ORDER;
+        WindowMove m = {first + (uint64_t)c->low, first + (reverse ? windows - 1 : (uint64_t)c->high), windows, reverse};
+        a->moves[loader->move_count++] = m;
+    }
+    loader->moves = a->moves;
+}
+
+static inline void change_reset_moments(const ModelState *s, const Tensor *t, RateRange range) {
+    Rates one = {1, &range};
+    for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);) {
+        OwnPiece rest = p, part;
+        for (double factor; piece_cut(&one, t, &rest, &part, &factor);) {
+            if (factor != 0) continue;
+            buffer_zero(part.m, part.count * sizeof(real));
+            buffer_zero(part.v, part.count * sizeof(real));
+        }
+    }
+}
+
+static inline Rates changes_update(AppliedChanges *a, const ModelState *s, int64_t step) {
+    a->rates.count = 0;
+    for (int i = 0; i < a->changes.count; i++) {
+        const Change *c = &a->changes.all[i];
+        bool rate = c->kind == CHANGE_RATE;
+        if (!change_active(c, step) || (!rate && c->kind != CHANGE_MOMENTS)) continue;
+        for (int k = 0; k < a->tensors->count; k++) {
+            RateRange range;
+            if (!change_range(c, &a->tensors->tensors[k], &range)) continue;
+            if (rate) a->rates.ranges[a->rates.count++] = range;
+            else change_reset_moments(s, &a->tensors->tensors[k], range);
+        }
+    }
+    return a->rates;
+}
+
+static inline double changes_norm(const AppliedChanges *a, int64_t step) {
+    double most = INFINITY;
+    for (int i = 0; i < a->changes.count; i++) {
+        const Change *c = &a->changes.all[i];
+        if (c->kind == CHANGE_NORM && change_active(c, step)) most = fmin(most, c->value);
+    }
+    return most;
+}
+
+// Where a window is that the change replaces or moves: its shard and first token.
+static inline cJSON *change_window(const DataLoader *l, uint64_t index) {
+    CorpusWindow at = dataloader_locate(l, index);
+    const Shard *s = &l->shards[dataloader_shard(l, at)];
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "file", s->path);
+    json_add_u64(json, "first_token", (at.window - s->first_window) * (uint64_t)l->T);
+    return json;
+}
+
+static inline void log_changes(Log *log, int64_t step, const AppliedChanges *a, const DataLoader *loader) {
+    int move = 0;
+    for (int i = 0; i < a->changes.count; i++) {
+        const Change *c = &a->changes.all[i];
+        const WindowMove *m = c->kind == CHANGE_REPLACE || c->kind == CHANGE_ORDER ? &a->moves[move++] : NULL;
+        if (c->first != step) continue;
+        cJSON *record = cJSON_CreateObject();
+        cJSON_AddStringToObject(record, "kind", "event");
+        json_add_u64(record, "step", (uint64_t)step);
+        cJSON_AddStringToObject(record, "what", "change");
+        cJSON_AddStringToObject(record, "change", c->text);
+        cJSON *windows = m ? cJSON_AddArrayToObject(record, "windows") : NULL;
+        for (uint64_t w = m ? m->first : 1; w <= (m ? m->last : 0); w++)
+            cJSON_AddItemToArray(windows, change_window(loader, w));
+        log_record(log, record);
+        cJSON_Delete(record);
+    }
+}
+
+static inline void changes_close(AppliedChanges *a) { free(a->rates.ranges); }
+#endif

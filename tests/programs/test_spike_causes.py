@@ -1,0 +1,194 @@
+"""--change, and planted causes of spikes, which `scripts/lab spike` must name."""
+
+import json
+import shlex
+import sys
+
+import numpy as np
+import pytest
+from program import (
+    FAILED,
+    ROOT,
+    SMALL,
+    USAGE,
+    all_records,
+    beside,
+    checkpoint,
+    expect_same,
+    overwrite,
+    records,
+    run,
+    run_trainer,
+    tensors,
+    train,
+    trainer,
+)
+
+T, B = 32, 16
+MODEL = (
+    f"--layers 2 --attention baseline --hidden 32 --heads 2 --kv-heads 2 --head-dim 16 --ffn 64 --seq-len {T} "
+    f"--batch-size {B} --vocab 32 --threads 1 --lr 1e-2 --warmup 5 --schedule constant --steps 140 "
+    "--checkpoint-every 20 --keep 0"
+)
+HEAD = "model.layers.0.self_attn.q_proj.weight[0:16]"
+
+
+def write_shard(path, tokens):
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, len(tokens)
+    path.write_bytes(header.tobytes() + np.asarray(tokens, "<u2").tobytes())
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    """A shard in which most tokens are that of three places before, so that attention matters."""
+    directory, random = tmp_path_factory.mktemp("copies"), np.random.RandomState(3)
+    tokens = list(random.randint(0, 16, 3))
+    for fresh, token in zip(random.random_sample(B * T * 200), random.randint(0, 16, B * T * 200)):
+        tokens.append(token if fresh > 0.95 else tokens[-3])
+    write_shard(directory / "train.bin", tokens)
+    return directory, tokens
+
+
+def plant(directory, *options, program=None, **more):
+    return run(*(program or trainer()), "--train-data", directory / "train.bin", MODEL, *options, **more)
+
+
+def change_of(text):
+    """--change TEXT as one word."""
+    return shlex.quote(f"--change={text}")
+
+
+def find_cause(path, *options, program=None):
+    found = program or trainer()[0]
+    return run(sys.executable, ROOT / "scripts/lab", "spike", path, "--trainer", found, *options).done()
+
+
+def expect_cause(path, words, *options, **more):
+    result = find_cause(path, *options, **more)
+    (line,) = [line for line in result.out.splitlines() if line.startswith("cause: ")]
+    assert words in line, result.out
+    assert "repeats the log bit for bit" in result.out
+    (found,) = path.glob("spike_*")
+    assert json.loads((found / "spike.json").read_text())["cause"] in line
+    assert "</svg>" in (found / "spike.svg").read_text()
+    return result
+
+
+GRAMMAR = f"{SMALL} --lr 2e-2 --checkpoint-every 20 --keep 0"
+
+
+def plant_fault(corpus, path, step):
+    """A run in which a cache line of first moments changes, of the embedding of the last token, the most frequent."""
+    fault = {"FAULT": f"moment:0:{step}:exponent"}
+    kinds, index, counts = np.unique(
+        np.fromfile(corpus / "train.bin", "<u2", offset=1024), return_inverse=True, return_counts=True
+    )
+    write_shard(path.parent / "train.bin", np.argsort(np.argsort(counts))[index])
+    data = ["--train-data", path.parent / "train.bin", GRAMMAR.replace("size 4", "size 16"), "--vocab", len(kinds), "--steps", step + 6]
+    run(beside("faulty_diffv2"), *data, "--out", path, env=fault).done()
+
+
+def test_rate(copies, tmp_path):
+    """a jump of the learning rate is named with its step"""
+    plant(copies[0], "--out", tmp_path / "run", "--stop-after 100").done()
+    run_trainer("--resume --lr 0.3 --out", tmp_path / "run", "--stop-after 120").done()
+    expect_cause(tmp_path / "run", "the learning rate: at step 101 it rises from 0.01 to 0.3")
+
+
+def test_data(corpus, tmp_path):
+    """a corrupt region of a shard is named with its place"""
+    data = (corpus / "train.bin").read_bytes()
+    train(corpus, tmp_path / "where", "--steps 110 --lr 2e-2", change_of("110:order=reverse")).done()
+    (event,) = [r for r in all_records(tmp_path / "where") if r.get("what") == "change"]
+    first = event["windows"][2]["first_token"]
+    (tmp_path / "train.bin").write_bytes(data)
+    overwrite(tmp_path / "train.bin", 1024 + 2 * (first + 1), np.arange(200, 215, dtype="<u2").tobytes())
+    run_trainer("--train-data", tmp_path / "train.bin", GRAMMAR, "--steps 116 --out", tmp_path / "run").done()
+    expect_cause(tmp_path / "run", f"the data of step 110: window 2, {tmp_path}/train.bin, tokens {first} to {first + 15}")
+
+
+def test_moment(corpus, tmp_path):
+    """flipped bits in moments of a checkpoint are named with their tensor"""
+    plant_fault(corpus, tmp_path / "run", 100)
+    words = "Adam's moments in the checkpoint of step 100, those of model.embed_tokens.weight"
+    expect_cause(tmp_path / "run", words, program=beside("faulty_diffv2"))
+
+
+def test_head(copies, tmp_path):
+    """a head whose logits grow is named"""
+    plant(copies[0], "--out", tmp_path / "run", "--stop-after 124 --change", f"121-124:lr@{HEAD}=1000").done()
+    expect_cause(tmp_path / "run", f"the updates of {HEAD}, whose logits grow", "--step 122")
+
+
+def test_outside(corpus, tmp_path):
+    """a spike that a replay does not have came from outside"""
+    plant_fault(corpus, tmp_path / "run", 110)
+    result = find_cause(tmp_path / "run", program=beside("faulty_diffv2"))
+    assert "cause: outside of the program: a replay has no spike, and differs from the log from step 112 on" in result.out
+
+
+def test_changes(corpus, tmp_path):
+    """--change freezes rows, resets moments, limits an update, and moves windows, in its steps only"""
+    name = "model.layers.1.self_attn.q_proj.weight"
+    options = "--steps 6 --checkpoint-every 1 --keep 0 --weight-decay 0"
+    train(corpus, tmp_path / "plain", options).done()
+    change = f"3:lr@{name}[8:16]=0 4:moments@model.layers.0.=0 5:update-norm=1e-4 5-6:lr@model.norm=0.5"
+    train(corpus, tmp_path / "run", options, change_of(change)).done()
+    expect_same(checkpoint(tmp_path / "plain", 2), checkpoint(tmp_path / "run", 2))
+    w = {step: tensors(checkpoint(tmp_path / "run", step) / "model.safetensors") for step in range(2, 7)}
+    frozen = (w[3][name] == w[2][name]).all(axis=1)
+    assert frozen[8:16].all() and not frozen[:8].any() and not frozen[16:].any()
+    plain = tensors(checkpoint(tmp_path / "plain", 3) / "model.safetensors")[name]
+    assert (plain == w[3][name]).all(axis=1)[~frozen].all(), "other rows have other bits"
+    m, v = (tensors(checkpoint(tmp_path / "run", 4) / "optimizer.safetensors")[f"{x}.model.layers.0.mlp.up_proj.weight"]
+            for x in ("exp_avg", "exp_avg_sq"))
+    assert np.allclose(m**2 * 0.05, v * 0.01, rtol=1e-3), "moments of one gradient"
+    moved = sum(((w[5][n].astype(float) - w[4][n]) ** 2).sum() for n in w[4])
+    assert 0.5e-4 < moved**0.5 < 1.01e-4
+    # windows: the first of step 3 are those of step 4
+    for k, change in enumerate(["3:replace=0-3", "3:order=reverse"]):
+        train(corpus, tmp_path / f"moved{k}", options, "--lr 0 --change", change).done()
+    train(corpus, tmp_path / "still", options, "--lr 0").done()
+    losses = [[r["loss"] for r in records(tmp_path / n, "train")] for n in ("still", "moved0", "moved1")]
+    assert losses[1] == [*losses[0][:2], losses[0][3], *losses[0][3:]]
+    assert np.allclose(losses[2], losses[0], rtol=1e-6)
+
+
+MISTAKES = ["0:lr=1", "5:foo=1", "5:lr=-1", "5:lr@=0", "5:lr@a[2:1]=0", "5-4:lr=1", "5:replace=2-1", "5:order=up", " ",
+            "5:moments=1", "5:update-norm=0", "5:order@a=reverse"]
+
+
+@pytest.mark.parametrize("change", MISTAKES)
+def test_change_mistakes(change):
+    """mistakes in --change are one line each"""
+    run_trainer("--dry-run", change_of(change)).one_line(USAGE, "it must be FIRST[-LAST]:KEY=VALUE, such as 120:lr=0.5")
+
+
+def test_changes_that_do_not_fit(corpus, tmp_path):
+    """changes of tensors, rows, windows or steps that there are not are one line each"""
+    cases = {
+        "3:lr@model.foo=0": "no tensor has a name that begins with model.foo",
+        "3:lr@model.layers.0.self_attn.q_proj[0:99]=0": "q_proj.weight has 32 rows",
+        "3:replace=2-4": "an update has 4 windows, from 0",
+        "3-4:order=reverse": "order requires a single step",
+        "7:lr=0": "this start has the steps 1 to 6",
+    }
+    for change, words in cases.items():
+        result = run_trainer("--train-data", corpus / "train.bin", SMALL, "--steps 6", "--change", change)
+        result.one_line(FAILED, words)
+
+
+def test_spike_mistakes(copies, tmp_path):
+    """mistakes in the arguments of lab spike are one line each"""
+    plant(copies[0], "--out", tmp_path / "run", "--stop-after 30").done()
+    for words, message, status in [
+        ([tmp_path / "none"], "none/run.json: No such file or directory", 1),
+        ([tmp_path / "run", "--step 10"], "has no checkpoint before step 10: the oldest is of step 20", 1),
+        ([tmp_path / "run", "--step 99"], "the log has no step 99; it ends at step 30", 1),
+        ([tmp_path / "run", "--step 0"], "--step must be at least 1", 2),
+        ([tmp_path / "run", "--trainer nothing"], "nothing: no such program", 1),
+    ]:
+        result = run(sys.executable, ROOT / "scripts/lab", "spike", *words, *([] if "--trainer nothing" in words else
+                     ["--trainer", trainer()[0]]))
+        result.one_line(status, message)
