@@ -334,6 +334,9 @@ static inline int options_exclusions(const Options *o) {
             "--clip-update-norm '%.40s' is not accepted: it must be SIGMA,WINDOW, such as 3,128: SIGMA >= 1 deviations "
             "above the mean of WINDOW updates, 2 <= WINDOW <= %d",
             o->clip_update_norm, UPDATE_NORMS_LIMIT);
+    if (o->clip_update_norm && o->optimizer != OPTIMIZER_ADAMW)
+        REFUSE(problems, "--clip-update-norm requires --optimizer adamw: updates of %s have a constant norm",
+               optimizer_choice(o->optimizer));
     Changes changes;
     char wrong[200];
     if (o->change && !changes_parse(&changes, o->change, wrong))

@@ -77,7 +77,7 @@ static inline void change_reset_moments(const ModelState *s, const Tensor *t, Ra
         for (double factor; piece_cut(&one, t, &rest, &part, &factor);) {
             if (factor != 0) continue;
             buffer_zero(part.m, part.count * sizeof(real));
-            buffer_zero(part.v, part.count * sizeof(real));
+            if (part.v) buffer_zero(part.v, part.count * sizeof(real));
         }
     }
 }

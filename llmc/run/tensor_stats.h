@@ -27,8 +27,10 @@ static inline UpdateStats tensor_stats_own(const ModelState *s, const Tensor *t,
     UpdateStats sum = no_update_stats;
     if (t->row->kind == T_ROUTER_BIAS) return sum; // not AdamW
     for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);) {
-        UpdateStats piece = update_stats(p.weights, p.master, p.grads, p.m, p.v, p.count, a.scale, a.lr, o->beta1,
-                                         o->beta2, o->eps, a.update);
+        // Muon has no second moments, and its update follows from the orthogonalization
+        UpdateStats piece = update_stats(p.weights, p.master, p.grads, p.m, t->muon ? p.m : p.v, p.count, a.scale, a.lr,
+                                         t->muon ? o->muon_momentum : o->beta1, o->beta2, o->eps, a.update);
+        if (t->muon) piece.update = NAN;
         update_stats_add(&sum, &piece);
     }
     return sum;
@@ -50,7 +52,7 @@ static inline double update_norm_measure(const ModelState *s, AdamwStep a) {
     const TensorList *list = &s->plan->tensors;
     UpdateStats sum = no_update_stats;
     for (int i = 0; i < list->run_count; i++) {
-        UpdateStats run = tensor_stats_own(s, &list->runs[i], a);
+        UpdateStats run = list->runs[i].muon ? no_update_stats : tensor_stats_own(s, &list->runs[i], a);
         update_stats_add(&sum, &run);
     }
     tensor_stats_share(s, &sum, 1);
@@ -88,8 +90,8 @@ static inline void log_tensor_stats(Log *log, int64_t step, const ModelPlan *pla
         log_number(log, "update_norm", update);
         log_number(log, "ratio", update / weights);
         log_number(log, "m_max", s->largest_m);
-        log_number(log, "v_min", s->least_v);
-        log_number(log, "v_max", s->largest_v);
+        log_number(log, "v_min", t->muon ? NAN : s->least_v);
+        log_number(log, "v_max", t->muon ? NAN : s->largest_v);
         log_end(log);
     }
 }
