@@ -28,8 +28,6 @@ typedef struct {
     bool add_dv;
 } AttentionBackwardMma;
 
-static __host__ __device__ inline int backward_width(int width) { return width <= 64 ? 64 : 128; } // in shared memory
-
 static inline bool attention_mma_backward_fits(AttentionShape s) {
     return sizeof(floatX) == 2 && s.first == 0 && s.D <= BACKWARD_WIDEST && s.DV <= BACKWARD_WIDEST && packed(s.D) &&
            packed(s.DV) && packed(s.ldq) && packed(s.ldkv) && packed(s.ldo) && packed(s.q_head) && packed(s.k_head) &&
@@ -38,12 +36,12 @@ static inline bool attention_mma_backward_fits(AttentionShape s) {
 
 // Divides the workspace; returns its size.
 static inline size_t attention_mma_backward_memory(AttentionBackwardMma *a, AttentionShape s, int maps, char *memory) {
-    const int queries = BACKWARD_ROWS / maps;
+    const int queries = BACKWARD_ROWS / maps, width = s.D <= 64 && (s.DV <= 64 || maps == 1) ? 64 : 128; // of dQ
     a->shape = s;
     a->tiles = (s.T + queries - 1) / queries;
     size_t tiles = (size_t)s.B * (s.NQ / maps) * a->tiles, at = 0;
     a->sums = (float *)(void *)(memory + at);
-    at += tiles * BACKWARD_ROWS * backward_width(s.D) * sizeof(float);
+    at += tiles * BACKWARD_ROWS * width * sizeof(float);
     a->rows = (float *)(void *)(memory + at);
     at += tiles * (2 * BACKWARD_ROWS + 2 * queries) * sizeof(float);
     a->counters = (unsigned *)(void *)(memory + at);
@@ -157,7 +155,8 @@ template <int KEYS, int MAPS> struct BackwardWalk {
         BackwardWalk at = {a, item / s.NKV, item % s.NKV, key_tile * KEYS, key_tile * (KEYS / QUERIES), 0};
         BackwardStep step = at.begin();
         int count = 0; // first keys are nondecreasing
-        for (step.tile += (int)threadIdx.x; step.tile < a.tiles; step.tile += (int)blockDim.x) count += at.attends(step);
+        for (step.tile += (int)threadIdx.x; step.tile < a.tiles; step.tile += (int)blockDim.x)
+            count += at.attends(step);
         at.end = at.first + block_sum(count, memory);
         return at;
     }

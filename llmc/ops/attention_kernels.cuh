@@ -27,7 +27,9 @@ attention_kernels.cuh: the built-in attention kernels, tile by tile. Equations i
 static inline size_t attention_builtin_workspace_bytes(AttentionShape s) {
     AttentionBackwardMma mma;
     size_t delta = (size_t)s.B * s.NQ * s.T * sizeof(real);
-    return attention_mma_backward_fits(s) ? max_size(delta, attention_mma_backward_memory(&mma, s, 1, NULL)) : delta;
+    if (!attention_mma_backward_fits(s)) return delta;
+    delta = max_size(delta, attention_mma_backward_memory(&mma, s, 1, NULL));
+    return s.groups.signals == 1 ? max_size(delta, attention_mma_backward_memory(&mma, s, 2, NULL)) : delta;
 }
 
 // Head h of sequence b, and the offsets of its tensors at the sequence's first row.
