@@ -21,7 +21,7 @@ products of a warpgroup, 128 threads whose first is a multiple of 128.
              group; wgmma_wait<LEFT>() waits until at most LEFT groups are under way. wgmma_pin(registers) keeps the
              compiler from moving accesses across it: after a wait, and before a fence
   registers  registers_less<24>, registers_more<240>: of each thread of a warpgroup; see launch bounds
-  device     hopper_device(): whether this program has code for sm_90a, and the device runs it
+  device     hopper_device(), hopper_heads(D, DV): whether this program has code for sm_90a, and the device runs it
   source     PTX ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level Matrix Instructions",
              "setmaxnreg"; CUDA driver API, "Tensor Map Object Management"
 */
@@ -49,6 +49,11 @@ static inline bool hopper_device(void) {
 #else
     return false;
 #endif
+}
+
+// Whether attention's heads are whole boxes, on Hopper.
+static inline bool hopper_heads(int D, int DV) {
+    return hopper_device() && (D == 64 || D == 128) && (DV == D || DV == 128);
 }
 
 // Describes (count, rows, columns) numbers at `tensor`, rows ld apart and matrices rows * ld, in boxes of box_rows rows

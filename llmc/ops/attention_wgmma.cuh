@@ -47,8 +47,8 @@ typedef struct {
     int low[2 * WGMMA_ROWS];   // the first key of each row
     float sums[2 * WARPGROUP]; // of wgmma_wait_after
 } WgmmaBlock;
-template <int D, int DV> constexpr int WGMMA_STAGE = WGMMA_KEYS * (D + DV) * 2; // bytes
-template <int D, int DV> constexpr int WGMMA_TILES = 2 * WGMMA_ROWS * D * 2 + WGMMA_STAGES * WGMMA_STAGE<D, DV>;
+template <int D, int DV> constexpr int WGMMA_STAGE = WGMMA_KEYS *(D + DV) * 2; // bytes
+template <int D, int DV> constexpr int WGMMA_TILES = 2 * WGMMA_ROWS *D * 2 + WGMMA_STAGES *WGMMA_STAGE<D, DV>;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Begins to copy `rows` rows of WIDTH numbers, from a column and row of matrix b.
@@ -117,7 +117,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     __syncthreads();
 
     const int group = __shfl_sync(ALL_LANES, (int)threadIdx.x / WARPGROUP, 0); // uniform, as in attention_mma.cuh
-    if (group == 2) {                                                         // copies
+    if (group == 2) {                                                          // copies
         registers_less<24>();
         if (threadIdx.x % WARPGROUP) return;
         const int kv = p.j * MAPS / (s.NQ / s.NKV);
@@ -238,10 +238,6 @@ template <int MAPS, int D, int DV> static inline void attention_wgmma_launch_wid
            tensor_map(a.v, (s.NKV - 1) * s.v_head + DV, keys, s.B, s.ldkv, WGMMA_KEYS));
 }
 
-// Whether this kernel computes attention of this shape, which attention_mma_fits: whole boxes, on Hopper.
-static inline bool attention_wgmma_fits(AttentionShape s) {
-    return hopper_device() && (s.D == 64 || s.D == 128) && (s.DV == s.D || s.DV == 128);
-}
 template <int MAPS> static inline void attention_wgmma_launch(const AttentionMma &a) {
     if (a.shape.DV == 64) attention_wgmma_launch_widths<MAPS, 64, 64>(a);
     else if (a.shape.D == 64) attention_wgmma_launch_widths<MAPS, 64, 128>(a);
@@ -252,7 +248,7 @@ template <int MAPS> static inline void attention_wgmma_launch(const AttentionMma
 // Choice of the kernel
 
 template <int MAPS> static inline void attention_tensor_cores(const AttentionMma &a) {
-    (attention_wgmma_fits(a.shape) ? attention_wgmma_launch<MAPS> : attention_mma_launch<MAPS>)(a);
+    (hopper_heads(a.shape.D, a.shape.DV) ? attention_wgmma_launch<MAPS> : attention_mma_launch<MAPS>)(a);
 }
 
 static inline AttentionMma attention_mma_arguments(floatX *out, real *lse, const floatX *q, const floatX *k,

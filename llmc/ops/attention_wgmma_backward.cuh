@@ -1,7 +1,7 @@
 /*
-attention_wgmma_backward.cuh: the backward of attention and of diff_attention on the tensor cores of Hopper (sm_90a), for
-heads of 64 or 128. Contract, numerics, memory and the order of sums are those of attention_mma_backward.cuh; equations
-in attention.h and diff_attention.h. hopper.cuh describes the instructions.
+attention_wgmma_backward.cuh: the backward of attention and of diff_attention on the tensor cores of Hopper (sm_90a),
+for heads of 64 or 128. Contract, numerics, memory and the order of sums are those of attention_mma_backward.cuh;
+equations in attention.h and diff_attention.h. hopper.cuh describes the instructions.
 
   mapping   A block has a tile of 128 keys, and walks through steps of ROWS = 64 rows of Q: 64 queries, or 32 of both
             heads. Two warpgroups compute 64 keys each, with dK and dV in registers. A thread of the third one copies
@@ -147,8 +147,7 @@ template <int D, int DV, int MAPS> struct WgmmaBackwardKeys {
             c[n / 4][n % 4] = (k > t0 + query) | (k < low[query]) ? 0 : c[n / 4][n % 4];
         }
         UNROLL
-        for (int n = 0; n < J * 2; n++)
-            all[n / 4][n % 4] = bf16_pair(c[n / 2][n % 2 * 2], c[n / 2][n % 2 * 2 + 1]);
+        for (int n = 0; n < J * 2; n++) all[n / 4][n % 4] = bf16_pair(c[n / 2][n % 2 * 2], c[n / 2][n % 2 * 2 + 1]);
         UNROLL
         for (int n = 0; n < JQ * 2; n++) {
             const int j = n / 2, i = n % 2 * 2;
@@ -338,13 +337,9 @@ template <int D, int DV, int MAPS> static inline void attention_wgmma_backward_w
            WGMMA_MULTIPLIERS + WARPGROUP, Places::BYTES, of);
 }
 
-// Whether this kernel computes attention of this shape, which attention_mma_backward_fits: whole boxes, on Hopper.
-static inline bool attention_wgmma_backward_fits(AttentionShape s, int maps) {
-    return hopper_device() && (s.D == 64 || s.D == 128) && (s.DV == s.D || (maps == 1 && s.DV == 128));
-}
 template <int MAPS> static inline void attention_wgmma_backward_launch(const AttentionBackwardMma &a) {
     if (a.shape.DV == 64) attention_wgmma_backward_widths<64, 64, MAPS>(a);
-    else if (MAPS == 1 && a.shape.D == 64) attention_wgmma_backward_widths<64, 128, 1>(a);
+    else if (a.shape.D == 64) attention_wgmma_backward_widths<64, 128, MAPS>(a);
     else attention_wgmma_backward_widths<128, 128, MAPS>(a);
 }
 #endif
