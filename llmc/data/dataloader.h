@@ -53,8 +53,8 @@ typedef struct {
     bool reverse;
 } WindowMove;
 
-// Callers may read the fields above the line, set `moves` before dataloader_start, and reset wait_seconds. The struct must
-// not move between open and close.
+// Callers may read the fields above the line, set `moves` before dataloader_start, and reset wait_seconds. The struct
+// must not move between open and close.
 typedef struct {
     int B, T, V, rank, ranks;
     uint64_t seed;

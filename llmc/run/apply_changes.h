@@ -64,8 +64,8 @@ static inline void changes_open(AppliedChanges *a, const Options *o, const Tenso
         CHECK(c->high < (int64_t)windows, "--change %s: an update has %" PRIu64 " windows, from 0", c->text, windows);
         uint64_t first = next_window + (uint64_t)(c->first - step - 1) * windows;
         bool reverse = c->kind == CHANGE_ORDER;
-        WindowMove m = {first + (uint64_t)c->low, first + (reverse ? windows - 1 : (uint64_t)c->high), windows, reverse};
-        a->moves[loader->move_count++] = m;
+        uint64_t high = reverse ? windows - 1 : (uint64_t)c->high;
+        a->moves[loader->move_count++] = (WindowMove){first + (uint64_t)c->low, first + high, windows, reverse};
     }
     loader->moves = a->moves;
 }

@@ -105,7 +105,8 @@ def test_data(corpus, tmp_path):
     (tmp_path / "train.bin").write_bytes(data)
     overwrite(tmp_path / "train.bin", 1024 + 2 * (first + 1), np.arange(200, 215, dtype="<u2").tobytes())
     run_trainer("--train-data", tmp_path / "train.bin", GRAMMAR, "--steps 116 --out", tmp_path / "run").done()
-    expect_cause(tmp_path / "run", f"the data of step 110: window 2, {tmp_path}/train.bin, tokens {first} to {first + 15}")
+    place = f"{tmp_path}/train.bin, tokens {first} to {first + 15}"
+    expect_cause(tmp_path / "run", f"the data of step 110: window 2, {place}")
 
 
 def test_moment(corpus, tmp_path):
@@ -125,7 +126,8 @@ def test_outside(corpus, tmp_path):
     """a spike that a replay does not have came from outside"""
     plant_fault(corpus, tmp_path / "run", 110)
     result = find_cause(tmp_path / "run", program=beside("faulty_diffv2"))
-    assert "cause: outside of the program: a replay has no spike, and differs from the log from step 112 on" in result.out
+    words = "cause: outside of the program: a replay has no spike, and differs from the log from step 112 on"
+    assert words in result.out
 
 
 def test_changes(corpus, tmp_path):
