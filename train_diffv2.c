@@ -630,11 +630,12 @@ static void model_update_matrices(Model *model, const Options *o, double lr, int
     for (int i = 0; i < model->plan.tensors.run_count; i++) {
         const Tensor *t = &model->plan.tensors.runs[i];
         if (t->layer != l || !t->muon) continue;
+        Scaling k = tensor_scaling(&model->plan.config, t);
         OwnPiece part;
         for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);)
             for (double factor; piece_cut(&model->rates, t, &p, &part, &factor);)
-                muon_update(part.weights, part.master, part.grads, part.count, lr * factor,
-                            t->row->decay ? o->weight_decay : 0);
+                muon_update(part.weights, part.master, part.grads, part.count, lr * factor * k.rate,
+                            t->row->decay ? o->weight_decay / k.rate : 0);
     }
 }
 
@@ -646,6 +647,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     double scale = clip_factor(grad_norm, o->grad_clip);
     for (int i = 0; i < model->plan.tensors.run_count; i++) {
         const Tensor *t = &model->plan.tensors.runs[i];
+        Scaling k = tensor_scaling(&model->plan.config, t);
         for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);) {
             if (t->row->kind == T_ROUTER_BIAS) {
                 const real *loads = router_loads(&model->router, &model->plan, &model->acts, t->layer);
@@ -656,8 +658,9 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
             if (t->muon) muon_direction(p.direction, p.m, p.grads, p.count, scale, o->muon_momentum);
             OwnPiece rest = p, part;
             for (double factor; !t->muon && piece_cut(&model->rates, t, &rest, &part, &factor);)
-                adamw_update(part.weights, part.master, part.grads, part.m, part.v, part.count, scale, lr * factor,
-                             o->beta1, o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
+                adamw_update(part.weights, part.master, part.grads, part.m, part.v, part.count, scale,
+                             lr * factor * k.rate, o->beta1, o->beta2, o->eps * k.eps,
+                             t->row->decay ? o->weight_decay / k.rate : 0, update);
         }
         bool layer = t->layer >= 0 && t->layer < model->plan.config.L;
         if (model->plan.tensors.muon && layer && run_ends_group(&model->plan.tensors, i))

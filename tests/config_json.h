@@ -122,6 +122,10 @@ static void test_config_round_trip(void) {
          DIFFV2("baseline", "bfloat16", ",\n" WINDOWS("4", "sliding", "full") ",\n  \"yoco\": true,\n" QK_NORM)},
         {"diff_grouped_2", 0, 0, false, true, DIFFV2("diff_grouped_2", "bfloat16", ",\n" QK_NORM)},
         {"xsa", 4, 0, false, true, DIFFV2("xsa", "bfloat16", ",\n" WINDOWS("4", "sliding", "sliding") ",\n" QK_NORM)},
+        {"baseline", 0, 0, false, false,
+         PLAIN("Llama", "llama",
+               "  \"parametrization\": \"completep\",\n  \"base_hidden_size\": 32,\n"
+               "  \"base_num_hidden_layers\": 0,\n  \"base_head_dim\": 0,\n")},
     };
 #undef SHAPES
 #undef PLAIN
@@ -134,6 +138,7 @@ static void test_config_round_trip(void) {
         ModelConfig c = ckpt_config(cases[i].attention, !plain);
         c.window = cases[i].window, c.full_every = cases[i].full_every, c.yoco = cases[i].yoco;
         c.qk_norm = cases[i].qk_norm;
+        if (strstr(cases[i].text, "completep")) c.parametrization = PARAMETRIZATION_COMPLETEP, c.base_width = 32;
         config_json_write(path.text, &c, plain ? DTYPE_F32 : DTYPE_BF16);
         size_t size = 0;
         char *text = ckpt_read_file(path.text, &size);
@@ -144,7 +149,8 @@ static void test_config_round_trip(void) {
                    back.NKV == c.NKV && back.D == c.D && back.F == c.F && back.T == c.T &&
                    back.rope_theta == c.rope_theta && back.rms_norm_eps == c.rms_norm_eps && back.tied == c.tied &&
                    back.window == c.window && back.full_every == c.full_every && back.yoco == c.yoco &&
-                   back.qk_norm == c.qk_norm,
+                   back.qk_norm == c.qk_norm && back.parametrization == c.parametrization &&
+                   back.base_width == c.base_width && back.base_depth == c.base_depth && back.base_head == c.base_head,
                "the configuration of %s came back otherwise", c.attention->name);
     }
     test_remove_directory(&d);
@@ -325,6 +331,10 @@ static void test_config_refusals(void) {
         {"model_type", MIXTRAL_WITHOUT ", \"rope_theta\": 1e6", "the key rms_norm_eps is missing"},
         {"model_type", MIXTRAL_WITHOUT ", \"rms_norm_eps\": 1e-5",
          "the key rope_theta is missing, and model_type is \"mixtral\""},
+        {"model_type", "\"attention\": \"sink\", \"parametrization\": \"mup\"",
+         "parametrization is \"mup\"; supported are \"standard\" and \"completep\""},
+        {"model_type", "\"attention\": \"sink\", \"parametrization\": \"completep\"",
+         "completep requires a base width"},
         {"model_type", MIXTRAL ", \"num_experts_per_tok\": 9",
          "from 1 to 8 active experts, the number of experts, not 9"},
         {"model_type", MIXTRAL ", \"num_shared_experts\": 1", "model_type is \"mixtral\", which does not have it"},

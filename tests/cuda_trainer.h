@@ -327,7 +327,8 @@ static void test_experts(void) {
     test_remove_directory(&d);
 }
 
-// With documents for every second variant, validation, multiple choice and statistics.
+// With documents for every second variant and completep for some of the others; with validation, multiple choice and
+// statistics.
 static void test_losses_of_variants(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
@@ -342,7 +343,10 @@ static void test_losses_of_variants(void) {
             run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
                    "--train-data data.bin --val-data data.bin --val-steps 1 %s --steps 3 --lr 3e-3 "
                    "--warmup 1 --stats-every 3 --eval-choices 'three=three one=one' %s --out %s",
-                   with_variant(v, cuda_cases[0].options, 0).text, v % 2 ? "--doc-mask --separator 0" : "",
+                   with_variant(v, cuda_cases[0].options, 0).text,
+                   v % 2        ? "--doc-mask --separator 0"
+                   : v % 4 == 2 ? "--parametrization completep --base-width 16 --base-depth 1 --base-head-dim 8"
+                                : "",
                    gpu ? "device" : "cpu");
         compare_records(&d, name, "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         compare_records(&d, name, "val", 2, cuda_fp32 ? 1e-5 : 0.01);

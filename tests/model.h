@@ -922,6 +922,53 @@ static void test_initial_values_of_variants(void) {
     for (int v = 0; v < 2; v++) model_free(&models[v], true);
 }
 
+// Each kind of tensor has one rule, and at the base shape no rule changes a number or splits an update.
+static void test_scaling_at_the_base(void) {
+    for (int kind = 0; kind < TENSOR_KINDS; kind++) {
+        int rules = 0;
+        for (int r = 0; r < SCALING_ROW_COUNT; r++) rules += scaling_rows[r].kinds >> kind & 1;
+        EXPECT(rules == 1, "tensor kind %d has %d rules", kind, rules);
+    }
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        ModelConfig standard = case_config(&model_cases[1], &attention_variants[v]), c = standard;
+        c.parametrization = PARAMETRIZATION_COMPLETEP;
+        c.base_width = c.C, c.base_depth = c.L, c.base_head = c.D;
+        TensorList lists[2] = {tensor_list_build(&standard, 1), tensor_list_build(&c, 1)};
+        EXPECT(lists[0].run_count == lists[1].run_count, "%s has %d updates, not %d", attention_variants[v].name,
+               lists[1].run_count, lists[0].run_count);
+        for (int i = 0; i < lists[1].count; i++) {
+            Scaling k = scaling_of(&c, lists[1].tensors[i].row->kind);
+            EXPECT(k.init == 1 && k.rate == 1 && k.eps == 1, "%s is scaled by %g, %g and %g", lists[1].tensors[i].name,
+                   k.init, k.rate, k.eps);
+        }
+        for (int i = 0; i < 2; i++) tensor_list_free(&lists[i]);
+    }
+}
+
+// The first matrices of a model of twice the width, four times the depth and four times the head width as its base.
+static void test_scaling_of_kinds(void) {
+    static const struct {
+        TensorKind kind;
+        bool qk_norm;
+        Scaling want;
+    } cases[] = {
+        {T_EMBED, false, {1, 1, 0.5}},        {T_NORM_FINAL, false, {0.5, 0.5, 1}},
+        {T_K, false, {0, 0.5, 0.125}},        {T_Q, false, {0, 0.25, 0.25}},
+        {T_Q, true, {0, 0.5, 0.125}},         {T_Q_NORM, true, {0.5, 0.5, 0.25}},
+        {T_MLP_DOWN, false, {0, 0.125, 0.5}}, {T_LAMBDA, false, {0, 0.5, 0.125}},
+        {T_ROUTER, false, {0.5, 0.5, 0.125}}, {T_SINKS, false, {1, 1, 0.125}},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        ModelConfig c = case_config(&model_cases[1], variant_find("diff_v2"));
+        c.parametrization = PARAMETRIZATION_COMPLETEP, c.qk_norm = cases[i].qk_norm;
+        c.base_width = 64, c.base_depth = 2, c.base_head = 8, c.C = 128, c.L = 8, c.D = 32;
+        Scaling got = scaling_of(&c, cases[i].kind), want = cases[i].want;
+        if (want.init == 0) want.init = got.init; // a root
+        EXPECT(got.init == want.init && got.rate == want.rate && got.eps == want.eps,
+               "kind %d is scaled by %g, %g and %g", cases[i].kind, got.init, got.rate, got.eps);
+    }
+}
+
 static const Test model_tests[] = {
     {"gradients equal those of the float64 reference", test_gradients_equal_reference},
     {"gradients of models with windows equal those of the float64 reference",
@@ -948,6 +995,8 @@ static const Test model_tests[] = {
     {"a step has the FLOPs of its matrix products and attention", test_step_flops},
     {"an initial value depends only on the seed, the tensor's name and the element", test_initial_values},
     {"variants have equal initial values of tensors with equal names and shapes", test_initial_values_of_variants},
+    {"completep at the base shape is standard, and has one rule for each kind of tensor", test_scaling_at_the_base},
+    {"completep scales rates and epsilons with the shape", test_scaling_of_kinds},
 };
 enum { MODEL_TEST_COUNT = sizeof(model_tests) / sizeof(model_tests[0]) };
 

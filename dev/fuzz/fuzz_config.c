@@ -23,6 +23,7 @@ void fuzz_seeds(void) {
         c.qk_norm = i % 4 == 1;
         if (i % 2) c.E = 8, c.K = 2, c.FE = 40, c.shared = i / 2 % 3, c.dense_layers = i / 2 % 2;
         c.router_bias = i % 4 == 3;
+        if (i % 3 == 1) c.parametrization = PARAMETRIZATION_COMPLETEP, c.base_width = 32, c.base_depth = i % 2;
         cJSON *object = config_json_build(&c, DTYPE_F32);
         size_t size = 0;
         char *text = json_text(object, &size);
@@ -107,6 +108,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
                     c.rms_norm_eps == d.rms_norm_eps && c.tied == d.tied && c.window == d.window &&
                     c.full_every == d.full_every && c.yoco == d.yoco && c.qk_norm == d.qk_norm && c.E == d.E &&
                     c.K == d.K && c.FE == d.FE && c.shared == d.shared && c.dense_layers == d.dense_layers &&
-                    c.router_bias == d.router_bias,
+                    c.router_bias == d.router_bias && c.parametrization == d.parametrization &&
+                    c.base_width == d.base_width && c.base_depth == d.base_depth && c.base_head == d.base_head,
                 "what was written is not what was read");
 }

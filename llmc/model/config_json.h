@@ -82,6 +82,14 @@ static inline bool config_json_add_experts(cJSON *o, const ModelConfig *c) {
     return ok;
 }
 
+// The model is the same with or without these keys: only its initial values and its update depend on them.
+static inline bool config_json_add_parametrization(cJSON *o, const ModelConfig *c) {
+    return cJSON_AddStringToObject(o, "parametrization", parametrization_names[c->parametrization]) &&
+           cJSON_AddNumberToObject(o, "base_hidden_size", c->base_width) &&
+           cJSON_AddNumberToObject(o, "base_num_hidden_layers", c->base_depth) &&
+           cJSON_AddNumberToObject(o, "base_head_dim", c->base_head);
+}
+
 static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
     const ForeignClass *foreign = foreign_class_of(c);
     cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "architectures");
@@ -102,6 +110,7 @@ static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
     if (c->window) ok = ok && config_json_add_windows(o, c, foreign);
     if (c->yoco) ok = ok && cJSON_AddTrueToObject(o, "yoco");
     if (c->qk_norm) ok = ok && cJSON_AddTrueToObject(o, "use_qk_norm");
+    if (c->parametrization) ok = ok && config_json_add_parametrization(o, c);
     if (foreign) // defaults that a reader might assume otherwise; Llama's tokens 1 and 2 have no special meaning here
         ok = ok && cJSON_AddStringToObject(o, "hidden_act", "silu") && cJSON_AddFalseToObject(o, "attention_bias") &&
              cJSON_AddFalseToObject(o, "mlp_bias") && cJSON_AddNullToObject(o, "bos_token_id") &&
@@ -369,6 +378,20 @@ static inline void config_read_experts(const ConfigReader *r, ModelConfig *c) {
     if (c->dense_layers) c->F = config_int(r, keys[4], 0);
 }
 
+static inline void config_read_parametrization(const ConfigReader *r, ModelConfig *c) {
+    const cJSON *name = config_item(r, "parametrization");
+    if (!name) return;
+    while (c->parametrization < PARAMETRIZATION_COUNT &&
+           !(cJSON_IsString(name) && strcmp(name->valuestring, parametrization_names[c->parametrization]) == 0))
+        c->parametrization++;
+    CHECK(c->parametrization < PARAMETRIZATION_COUNT,
+          "%s: parametrization is %s; supported are \"standard\" and \"completep\"", r->path,
+          config_value_text(name).text);
+    c->base_width = config_count(r, "base_hidden_size");
+    c->base_depth = config_count(r, "base_num_hidden_layers");
+    c->base_head = config_count(r, "base_head_dim");
+}
+
 static inline ModelConfig config_json_read(const char *directory) {
     char path[PATH_SIZE];
     size_t size = 0;
@@ -409,6 +432,7 @@ static inline ModelConfig config_json_read(const char *directory) {
     c.tied = config_bool(r, "tie_word_embeddings", false);
     config_read_windows(r, &c);
     c.qk_norm = config_qk_norm(r);
+    config_read_parametrization(r, &c);
     const char *const dtype_keys[] = {"torch_dtype", "dtype"}; // informative only: each tensor states its type
     for (int k = 0; k < 2; k++) {
         const cJSON *item = config_item(r, dtype_keys[k]);

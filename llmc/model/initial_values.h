@@ -16,6 +16,8 @@ static inline void init_scale(const Tensor *t, const ModelConfig *c, double *mea
     Init init = t->row->init;
     *mean = init == INIT_ONE ? 1 : init == INIT_LAMBDA && c->attention->factor == S_LINEAR ? lambda_init(t->layer) : 0;
     *std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * c->L) : init == INIT_NORMAL ? 0.02 : init == INIT_WIDE ? 0.1 : 0;
+    double factor = scaling_of(c, t->row->kind).init;
+    *mean *= factor, *std *= factor;
 }
 
 // Elements begin .. begin+count-1 of a tensor, to a buffer of all groups, or with a sharding of this rank's pieces.

@@ -8,6 +8,10 @@ model_config.h: the architecture of a model, its derived dimensions, and what is
 #include "mlp_kinds.h"
 #include "variants.h"
 
+// How initial values and the update depend on the shape; parametrization.h has the rules.
+typedef enum { PARAMETRIZATION_STANDARD, PARAMETRIZATION_COMPLETEP, PARAMETRIZATION_COUNT } Parametrization;
+static const char *const parametrization_names[] = {"standard", "completep"};
+
 typedef struct {
     const AttentionVariant *attention;
     int V, C, L, NH, NKV, D, F;
@@ -15,12 +19,14 @@ typedef struct {
     int E, K, FE;             // experts of a layer, those that a token passes, width of one; E = 0: no experts
     int shared, dense_layers; // experts that every token passes; first layers without experts
     double rope_theta, rms_norm_eps;
-    bool tied;        // the LM head is the embedding
-    int window;       // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
-    int full_every;   // every full_every-th layer has no window; 0: all have it
-    bool yoco;        // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
-    bool qk_norm;     // RMSNorm of each query and key head, before the rotation
-    bool router_bias; // routers add a bias per expert to the probabilities that they select by
+    bool tied;           // the LM head is the embedding
+    int window;          // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
+    int full_every;      // every full_every-th layer has no window; 0: all have it
+    bool yoco;           // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
+    bool qk_norm;        // RMSNorm of each query and key head, before the rotation
+    bool router_bias;    // routers add a bias per expert to the probabilities that they select by
+    int parametrization; // a Parametrization
+    int base_width, base_depth, base_head; // C, L and D that the learning rate was tuned at; 0: those of the model
 } ModelConfig;
 
 // Whether layer l belongs to the upper half of YOCO, whose layers have no k_proj and v_proj.
@@ -152,6 +158,11 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
     PROBLEM(c->yoco && c->full_every,
             "--yoco and --full-every are mutually exclusive: each layer of the lower half has a window");
     PROBLEM(c->yoco && c->L % 2, "YOCO requires an even number of layers, not %d", c->L);
+    bool based = c->base_width || c->base_depth || c->base_head;
+    PROBLEM(c->parametrization == PARAMETRIZATION_COMPLETEP && !based,
+            "completep requires a base width, base depth or base head dim: the shape that the learning rate suits");
+    PROBLEM(c->parametrization == PARAMETRIZATION_STANDARD && based,
+            "a base width, base depth or base head dim requires the parametrization completep, not standard");
     // the size of one row is an int; larger sizes are size_t
     PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->FE > 1 << 24 || c->V > 1 << 28 ||
                 c->L > 1 << 16 || c->T > 1 << 24 || c->window > 1 << 24,

@@ -17,7 +17,7 @@ static inline MuonSlices muon_slices(const ModelPlan *plan, const Tensor *t) {
     const int rows = (int)t->shape[0], columns = (int)t->shape[1], noise = d->groups.noise;
     const bool pair = plan->optimizer.split == SPLIT_PAIR;
     MuonSlices s = {1, rows, columns, columns, rows, 0, 0};
-    if (plan->optimizer.split == SPLIT_MATRIX || of == MUON) return s;
+    if (!t->sliced) return s;
     if (of == MUON_O) { // the columns that read an output head
         s.count = d->OH, s.columns = d->DV, s.stride = (size_t)d->DV;
         return s;
@@ -76,6 +76,7 @@ static inline void muon_plan(ModelPlan *plan, bool trains) {
     for (Tensor *t = list->tensors; t < list->tensors + list->count; t++) {
         size_t own = 0;
         t->muon = t->row->optimizer != ADAMW;
+        t->sliced = t->muon && t->row->optimizer != MUON && plan->optimizer.split != SPLIT_MATRIX;
         memcpy(t->second, less, sizeof(less));
         if (!t->muon) continue;
         for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);) own += r.count;
@@ -93,7 +94,7 @@ static inline void muon_plan(ModelPlan *plan, bool trains) {
         for (end = i + 1; end < list->count && list->tensors[end].layer == list->tensors[i].layer;) end++;
         muon_assign(plan, i, end);
     }
-    tensors_join(list);
+    tensors_join(list, &plan->config);
     sharding->second = all[1];
     plan->second_count = all[sharding->level > 0];
 }

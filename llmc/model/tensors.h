@@ -7,20 +7,9 @@ tests iterate over.
 */
 #ifndef LLMC_TENSORS_H
 #define LLMC_TENSORS_H
-#include "model_config.h"
+#include "parametrization.h"
 
 // clang-format off
-typedef enum { // a tensor of a layer, or of the whole model
-    T_EMBED,
-    T_YOCO_NORM, T_YOCO_K, T_YOCO_V, T_YOCO_K_NORM,
-    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_Q_NORM, T_K_NORM, T_O, T_SUBLN,
-    T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2, T_OWN_LAMBDA, T_SINKS,
-    T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN, T_ROUTER, T_ROUTER_BIAS,
-    T_EXPERT_GATE, T_EXPERT_UP, T_EXPERT_DOWN,
-    T_NORM_FINAL, T_LM_HEAD,
-    TENSOR_KINDS
-} TensorKind;
-
 typedef enum {
     DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR,
     DIM_OWN_LAMBDA, DIM_SINKS, DIM_Q_NORM, DIM_K_NORM, DIM_YOCO_NORM, DIM_YOCO_K, DIM_YOCO_V, DIM_YOCO_K_NORM, DIM_HEAD,
@@ -98,6 +87,7 @@ typedef struct {
     size_t offset; // of its first element in the buffers of parameters, gradients and moments
     // muon_plan (muon.h):
     bool muon;   // updated by Muon: it has no second moments of elements
+    bool sliced; // Muon: orthogonalized by heads or pairs
     int owner;   // the rank that orthogonalizes it
     size_t rows; // NorMuon: its second moments, one per row of each slice; else 0
     size_t
@@ -203,23 +193,33 @@ static inline void tensor_add(TensorList *list, TensorPlace *place, int r, const
     list->count++;
 }
 
+// The factors of a tensor's rate and epsilon. Muon's step has the rank of what it orthogonalizes, AdamW's a constant one.
+static inline Scaling tensor_scaling(const ModelConfig *c, const Tensor *t) {
+    Scaling s = scaling_of(c, t->row->kind);
+    const Powers rank = {t->sliced ? 0 : 0.5, 0, t->sliced ? 0.5 : 0};
+    if (t->muon && c->parametrization != PARAMETRIZATION_STANDARD) s.rate *= scaling_factor(c, rank);
+    return s;
+}
+
 // Whether one operation can update the neighbours a and b, and one can zero their gradients. That of routers is not
 // AdamW. Vectors have no decay; matrices do, and their gradients are not zeroed.
-static inline bool tensors_alike(const Tensor *a, const Tensor *b) {
+static inline bool tensors_alike(const ModelConfig *c, const Tensor *a, const Tensor *b) {
     bool balanced = a->row->kind == T_ROUTER_BIAS || b->row->kind == T_ROUTER_BIAS;
-    return a->layer == b->layer && a->row->decay == b->row->decay && a->muon == b->muon && !balanced;
+    Scaling x = tensor_scaling(c, a), y = tensor_scaling(c, b);
+    bool same = a->row->decay == b->row->decay && a->muon == b->muon && x.rate == y.rate && x.eps == y.eps;
+    return a->layer == b->layer && same && !balanced;
 }
 
 // A run has the row and the offset of its first tensor, and all elements to the end of its last: a layer with 128
 // experts has 4 runs instead of 392 tensors. Padding between tensors belongs to it. AdamW keeps it 0, as its gradient
 // is 0.
-static inline void tensors_join(TensorList *list) {
+static inline void tensors_join(TensorList *list, const ModelConfig *c) {
     free(list->runs);
     list->runs = (Tensor *)checked_calloc(list->count, sizeof(Tensor));
     list->run_count = 0;
     for (int i = 0; i < list->count; i++) {
         const Tensor *t = &list->tensors[i];
-        if (i == 0 || !tensors_alike(t - 1, t)) list->runs[list->run_count++] = *t;
+        if (i == 0 || !tensors_alike(c, t - 1, t)) list->runs[list->run_count++] = *t;
         Tensor *run = &list->runs[list->run_count - 1];
         run->count = t->offset + t->count - run->offset;
     }
@@ -266,7 +266,7 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
         r = group_end;
     }
     list.buffer_count = list.group_offset[c->L + 2] = place.offset;
-    tensors_join(&list);
+    tensors_join(&list, c);
     for (int l = 0; l < c->L; l++)
         list.largest_layer = max_size(list.largest_layer, list.group_offset[l + 2] - list.group_offset[l + 1]);
     return list;

@@ -110,6 +110,9 @@ static inline const char *attention_choice(int i) {
     return i < ATTENTION_VARIANT_COUNT ? attention_variants[i].name : NULL;
 }
 static inline const char *preset_choice(int i) { return i < PRESET_COUNT ? presets[i].name : NULL; }
+static inline const char *parametrization_choice(int i) {
+    return i < PARAMETRIZATION_COUNT ? parametrization_names[i] : NULL;
+}
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
 static inline const char *decay_choice(int i) { return i < DECAY_SHAPE_COUNT ? decay_shape_names[i] : NULL; }
 
@@ -228,6 +231,16 @@ static const OptionRow option_rows[] = {
         "half, whose layers have the --window"},
     {"model", "qk-norm", OPTION_BOOL, OPTION_FIXED, FIELD(model.qk_norm), NULL, "no", NULL, NULL,
         "normalize each query and key head before the rotary position embedding"},
+    {"model", "parametrization", OPTION_CHOICE, OPTION_FIXED, FIELD(model.parametrization), "NAME", "standard", NULL,
+        parametrization_choice,
+        "completep: scale initial values, learning rates, decay and epsilon of each kind of tensor with the shape, so "
+        "that what was tuned at the base shape suits this one"},
+    {"model", "base-width", OPTION_DIM, OPTION_FIXED, FIELD(model.base_width), "C", "0", "[0, 16777216]", NULL,
+        "with completep: the --hidden of the base shape; 0: that of the model"},
+    {"model", "base-depth", OPTION_DIM, OPTION_FIXED, FIELD(model.base_depth), "L", "0", "[0, 65536]", NULL,
+        "with completep: the --layers of the base shape; 0: that of the model"},
+    {"model", "base-head-dim", OPTION_DIM, OPTION_FIXED, FIELD(model.base_head), "D", "0", "[0, 256]", NULL,
+        "with completep: the --head-dim of the base shape; 0: that of the model"},
 
     {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
         "training data: token shards (a quoted pattern), a corpus directory, or a mixture 'NAME=DATA:WEIGHT "
@@ -604,7 +617,8 @@ static inline bool option_of_preset(const OptionRow *row) { return option_of_mod
 // Copies the value of an option of the model.
 static inline void option_copy(Options *o, int r, const ModelConfig *from) {
     const OptionRow *row = &option_rows[r];
-    size_t size = row->kind == OPTION_DIM ? sizeof(int) : row->kind == OPTION_BOOL ? sizeof(bool) : sizeof(double);
+    bool whole = row->kind == OPTION_DIM || row->kind == OPTION_CHOICE;
+    size_t size = whole ? sizeof(int) : row->kind == OPTION_BOOL ? sizeof(bool) : sizeof(double);
     static_assert(sizeof(double) == sizeof(AttentionVariant *), "OPTION_REAL or OPTION_VARIANT");
     assert(option_of_model(row));
     memcpy((char *)o + row->field, (const char *)from + row->field, size);

@@ -25,7 +25,8 @@ from ranks import (
         "--attention diff_v2_head_lambda --qk-norm --no-tie-embeddings",
         "--attention sink --doc-mask --separator 10 --recompute 2",
         "--attention diff_v2_xsa --window 5 --yoco --qk-norm --recompute 2",
-        "--attention diff_v1 --window 5 --full-every 2 --doc-mask --separator 10",
+        "--attention diff_v1 --window 5 --full-every 2 --doc-mask --separator 10 --parametrization completep "
+        "--base-width 6 --base-depth 1 --base-head-dim 4",
         f"--attention diff_v2 {EXPERTS} --router-aux 0 --doc-mask --separator 10",
         f"--attention baseline {EXPERTS} --router-aux 1 --dense-layers 1",
     ],

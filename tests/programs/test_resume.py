@@ -61,6 +61,21 @@ def test_resume_equals_uninterrupted(corpus, tmp_path, model):
     expect_same(parts, before)
 
 
+def test_parametrization(corpus, tmp_path):
+    """completep at the base shape is standard bit for bit; elsewhere it is another run, which resumes only as such"""
+    base = "--parametrization completep --base-width {} --base-depth 2 --base-head-dim 8"
+    options = "--steps 3 --attention diff_v2 --qk-norm"
+    for name, more in (("standard", ""), ("base", base.format(24)), ("wider", base.format(6))):
+        train(corpus, tmp_path / name, options, more).done()
+    standard, same, wider = (checkpoint(tmp_path / name, 3) for name in ("standard", "base", "wider"))
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (standard / file).read_bytes() == (same / file).read_bytes(), file
+    assert differing(standard, wider, ["model.safetensors"]), "the base width has no effect"
+    assert "option --steps:" in resume(tmp_path / "wider", "--steps 4").done().out
+    refused = resume(tmp_path / "wider", "--steps 5 --base-width 12")
+    refused.one_line(USAGE, "--base-width: 6 in the checkpoint, 12 now; a resumed run cannot change this option")
+
+
 def test_match_params_resume(corpus, tmp_path):
     """a resume keeps the parameters of --match-params and does not match them again"""
     # A resume, which sees the width that was asked for again, gets the same model.
