@@ -15,7 +15,7 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
     attention = baseline
     [arm baseline-1.5h-matched]
     attention = baseline
-    preset = {preset}-1.5h       {preset}: the preset of the size
+    preset = {preset}-1.5h       {preset}: the preset of the size, and so with its other keys
     match = baseline             the width of the MLP, or of the experts, that gives as many active parameters
 
 Keys of an arm override those of the size, which override those before the sections. Steps are tokens / total-batch,
@@ -25,6 +25,10 @@ values of --quantize for the evaluations, and `eval-steps` limits their batches 
 `eval-needles = 4:2` and `eval-shots = 8 32` are tasks of the evaluations. `probes = last` probes each last checkpoint,
 `all` keeps and probes all of them.
 Arms with the same `group` stand together in figures.
+
+`widths = 1 2 4` makes arms NAME.w1, NAME.w2 and NAME.w4 of each arm, with so many times `hidden`, `heads`, `kv-heads`,
+`ffn` and `expert-ffn`, as far as the size or the arm has them, and `depths` arms NAME.d1 of `layers`. `coordinates`
+lists steps: no training runs, but a coordinate check at these steps (coordinates.py).
 """
 
 import itertools
@@ -51,12 +55,17 @@ KEYS = {
     "ranks": "count",
     "threads": "count",
     "precisions": "words",
+    "widths": "whole numbers",
+    "depths": "whole numbers",
+    "coordinates": "whole numbers",
     "quantize": "words",
     "eval-steps": "count",
     "eval-needles": str,
     "eval-shots": "whole numbers",
 }
-PLAN_ONLY = ("title", "question", "reference", "seeds", "precisions")  # not allowed in a size or an arm
+SHAPES = {"w": ("widths", ("hidden", "heads", "kv-heads", "ffn", "expert-ffn")), "d": ("depths", ("layers",))}
+# not allowed in a size or an arm
+PLAN_ONLY = tuple("title question reference seeds precisions widths depths coordinates".split())
 ARM_ONLY = ("match", "label", "group")
 # options of the trainer that a plan must not set: what sets them instead
 TAKEN = {
@@ -226,8 +235,23 @@ def parse(text, name, trainer_options):
         except ValueError as wanted:
             raise PlanError(f"{name}:{number}: '{key} = {value}': must be {wanted}") from None
         plan.lines[section, key] = number
+    scale_arms(plan)
     check_plan(plan)
     return plan
+
+
+def scale_arms(plan):
+    """Replaces each arm by those of `widths` and `depths`."""
+    shapes = [(axis, factor) for axis, (key, _) in SHAPES.items() for factor in plan.common.get(key, [])]
+    scaled = {}
+    for arm, keys in plan.arms.items() if shapes else ():
+        for axis, factor in shapes:
+            name = f"{arm}.{axis}{factor}"
+            label = f"{keys.get('label', arm)}, {SHAPES[axis][0][:-1]} x{factor}"
+            scaled[name] = {**keys, "label": label, "scale": (axis, factor)}
+            for section, key in [line for line in plan.lines if line[0] == f"arm {arm}"]:
+                plan.lines[f"arm {name}", key] = plan.lines[section, key]
+    plan.arms = scaled or plan.arms
 
 
 def check_plan(plan):
@@ -265,15 +289,26 @@ def expand(plan, trainer_options, size=None, arms=None, overrides=None):
         if arms and arm not in arms:
             continue
         keys = {**plan.common, **size_keys, **arm_keys, **(overrides or {})}
-        base = {**plan.common, **size_keys}
-        keys = {
-            k: v.replace("{preset}", base.get("preset", "tiny")) if isinstance(v, str) else v for k, v in keys.items()
-        }
+        base = {"preset": "tiny", **plan.common, **size_keys}
+        of_size = lambda found: str(base.get(found[1], found[0]))
+        keys = {k: re.sub(r"\{([a-z-]+)\}", of_size, v) if isinstance(v, str) else v for k, v in keys.items()}
         runs += expand_arm(plan, arm, keys, trainer_options)
     return sorted(runs, key=lambda run: run.seed)  # stable: arms and rates keep their order
 
 
+def scale_shape(plan, arm, keys):
+    """The keys of an arm with the sizes of its width or depth."""
+    axis, factor = keys["scale"]
+    names = [name for name in SHAPES[axis][1] if name in keys]
+    if not names or not all(str(keys[name]).isdigit() for name in names):
+        line = plan.lines[f"arm {arm}", None]
+        raise PlanError(f"{plan.name}:{line}: {SHAPES[axis][0]} requires whole numbers of {', '.join(SHAPES[axis][1])}")
+    return {**keys, **{name: str(int(keys[name]) * factor) for name in names}}
+
+
 def expand_arm(plan, arm, keys, trainer_options):
+    if "scale" in keys:
+        keys = scale_shape(plan, arm, keys)
     for wanted in ("tokens", "total-batch", "train-data", "lr"):
         if wanted not in keys:
             line = plan.lines[f"arm {arm}", None]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import python_environment
 
-from . import cli, option_history, plan as plans, run_directory, synthetic
+from . import cli, coordinates, option_history, plan as plans, run_directory, synthetic
 from .scheduler import Queue, launcher_of
 from .trainer import Trainer, TrainerError
 
@@ -275,6 +275,8 @@ def main(words):
     except OSError:
         fail(f"{out}: another lab is running in it")
     try:
+        if plan.common.get("coordinates"):
+            return coordinates.check(plan, runs, trainer, out)
         for run in runs:
             if (out / run.name / "run.json").exists():
                 check_begun(run, out / run.name)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """test_lab.py: tests of the lab. The last line is "N passed, N failed", and ", N skipped" if tests were skipped.
 
-Without arguments it runs the tests of plans, runs, claims and probes; with --report also those of the report; with
---browser also those of its pages in a headless Chromium. --only WORD selects tests whose name contains the word.
+Without arguments it runs the tests of plans, runs, claims, probes and transfer; with --report also those of the report;
+with --browser also those of its pages in a headless Chromium. --only WORD selects tests whose name contains the word.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ROOT = HERE.parent.parent
 sys.path[0] = str(HERE.parent)
 import python_environment
 from lab import evaluations, long_context, option_history, plan as plans, run_directory, scheduler, stats
-from lab import study as studies, test_claims, test_probe
+from lab import study as studies, test_claims, test_probe, test_transfer
 from lab.testing import Skip, Tests, call, expect_error
 from lab.trainer import Cost, Trainer
 
@@ -923,7 +923,7 @@ def main():
     parser.add_argument("--only", metavar="WORD", default="")
     given = parser.parse_args()
     python_environment.ensure("browser" if given.browser else "lab")
-    tests = test + test_claims.test + test_probe.test
+    tests = test + test_claims.test + test_probe.test + test_transfer.test
     if given.report or given.browser:
         from lab import test_page, test_report, test_tasks
 

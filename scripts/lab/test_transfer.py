@@ -1,0 +1,131 @@
+"""test_transfer.py: tests of plans over widths and depths, of the coordinate check and of `lab suggest`."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from lab import coordinates, plan as plans, suggest
+from lab.testing import Tests, expect_error
+from lab.trainer import Trainer
+
+HERE = Path(__file__).resolve().parent
+TRAINER = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).absolute()
+test = Tests()
+
+PLAN = """seeds = 1
+tokens = 1K
+total-batch = 128
+batch-size = 4
+seq-len = 32
+lr = 4e-3
+warmup = 0
+schedule = constant
+train-data = text.bin
+vocab = 256
+layers = 2
+hidden = 32
+heads = 2
+kv-heads = 1
+head-dim = 16
+ffn = 88
+reference = standard.w1
+widths = 1 4
+depths = 1 4
+[arm standard]
+attention = diff_v2
+[arm completep]
+label = C
+attention = diff_v2
+parametrization = completep
+base-width = {hidden}
+base-depth = {layers}
+"""
+
+
+def lab(place, *words):
+    command = [sys.executable, HERE, *map(str, words)]
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
+
+
+def text_shard(path, count=4000):
+    data = "".join(f"{n} plus {n % 7} is {n + n % 7}.\n" for n in range(count))[:count].encode()
+    header = [20240520, 1, count] + [0] * 253
+    path.write_bytes(b"".join(n.to_bytes(4, "little") for n in header) + b"".join(bytes([b, 0]) for b in data))
+
+
+@test
+def a_plan_makes_an_arm_of_each_width_and_depth():
+    trainer = Trainer(TRAINER)
+    plan = plans.parse(PLAN, "x.plan", trainer.options)
+    runs = {run.arm: run.options for run in plans.expand(plan, trainer.options)}
+    assert list(runs) == [f"{arm}.{scale}" for arm in ("standard", "completep") for scale in ("w1", "w4", "d1", "d4")]
+    of = lambda arm: " ".join(runs[arm][key] for key in ("layers", "hidden", "heads", "kv-heads", "head-dim", "ffn"))
+    assert of("standard.w4") == "2 128 8 4 16 352" and of("standard.d4") == "8 32 2 1 16 88", runs
+    assert (runs["completep.w4"]["base-width"], runs["completep.w4"]["base-depth"]) == ("32", "2")
+    assert plan.arms["completep.d4"]["label"] == "C, depth x4"
+    for text, said in (("hidden = 32", "x.plan:20: widths requires whole numbers of hidden"), ("layers = 2", "depths")):
+        try:
+            names = "hidden heads kv-heads ffn".split() if text.startswith("hidden") else ["layers"]
+            rest = [line for line in PLAN.replace("{hidden}", "8").replace("{layers}", "2").splitlines()]
+            rest = ["# " + line if line.split(" ")[0] in names else line for line in rest]
+            plans.expand(plans.parse("\n".join(rest), "x.plan", trainer.options), trainer.options)
+        except plans.PlanError as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(f"accepted without {text}")
+
+
+@test
+def activations_keep_their_size_with_completep_and_grow_without(place):
+    """The slopes of the parametrization's table, at widths 32 and 128 and depths 2 and 8 after 4 steps."""
+    text_shard(place / "text.bin")
+    (place / "x.plan").write_text(PLAN.replace("seeds = 1", "seeds = 1\ncoordinates = 4"))
+    done = lab(place, "run", "./x.plan", "--trainer", TRAINER, "--out", place / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (place / "out/coordinates.png").stat().st_size > 1000
+    slopes = json.loads((place / "out/coordinates.json").read_text())["slopes"]["standard"]
+    for kind in ("q", "lambda", "hidden", "x", "logits"):
+        assert slopes["width"][kind]["4"] > 0.4, (kind, slopes["width"][kind])
+    assert slopes["depth"]["x"]["4"] > 0.3, slopes["depth"]
+    (place / "x.plan").write_text(
+        (place / "x.plan").read_text().replace("train-data = text.bin", "train-data = no.bin")
+    )
+    expect_error(lab(place, "run", "./x.plan", "--trainer", TRAINER, "--out", place / "no"), 1, "no.bin", 1)
+
+
+@test
+def the_best_rate_is_the_minimum_of_a_parabola():
+    points = [(rate, 2 + (math.log(rate) - math.log(3e-3)) ** 2) for rate in (1e-3, 2e-3, 8e-3, 16e-3)]
+    rate, loss = suggest.minimum(points)
+    assert abs(rate / 3e-3 - 1) < 1e-9 and abs(loss - 2) < 1e-9, (rate, loss)
+    assert suggest.minimum(points[2:]) == (8e-3, None) and suggest.minimum(points[:1]) == (1e-3, None)
+    assert abs(coordinates.slope([(1, 3), (2, 6), (4, 12)]) - 1) < 1e-12
+    assert coordinates.slope([(1, 3), (2, 0)]) is None and coordinates.slope([(1, 3), (1, 4)]) is None
+
+
+@test
+def suggest_prints_options_that_the_trainer_accepts(place):
+    text_shard(place / "text.bin")
+    text_shard(place / "val.bin", 2000)
+    swept = PLAN.replace("lr = 4e-3", "lr = 1e-4 1e-2 3").replace("widths = 1 4\ndepths = 1 4", "widths = 1")
+    swept = swept.replace(
+        "[arm standard]", "val-data = val.bin\nval-steps = 4\nvalidations = 1\ncheckpoints = 1\n[arm standard]"
+    )
+    (place / "x.plan").write_text(swept)
+    done = lab(place, "run", "./x.plan", "--trainer", TRAINER, "--out", place / "out", "--no-eval", "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for arm in ("standard.w1", "completep.w1"):
+        command = ["suggest", place / "out", "--arm", arm, "--trainer", TRAINER]
+        done = lab(place, *command, "--preset", "small")
+        assert done.returncode == 0, done.stdout + done.stderr
+        line = next(line for line in done.stdout.splitlines() if line.startswith("--preset"))
+        base = "--parametrization completep --base-width 32 --base-depth 2 --base-head-dim 16 --lr 0.0"
+        assert f"--preset small --attention diff_v2 {base}" in line, line
+    expect_error(lab(place, *command, "--preset", "tyni"), 1, "--preset 'tyni' is not accepted", 1)
+    expect_error(lab(place, "suggest", place / "out", "--preset", "small"), 2, "--preset requires --arm ARM", 1)
+    expect_error(lab(place, "suggest", place / "out", "--arm", "x"), 2, "--arm x: no such arm", 1)
+    expect_error(lab(place, "suggest", place / "nothing"), 1, "nothing: no such directory", 1)
+    expect_error(lab(place, "suggest"), 2, "RUNS", 1)
