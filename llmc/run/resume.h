@@ -136,7 +136,9 @@ static inline void init_refuse_run(const char *dir) {
 // phases that are still to come.
 static inline void resume_undo_phases(const Resume *r, const Options *o, ModelConfig *loaded) {
     Phases phases;
-    int problems = phases_build(&phases, o);
+    Options endless = *o; // phases of the steps so far count, whatever --steps is now
+    endless.steps = INT64_MAX;
+    int problems = phases_build(&phases, &endless);
     const TrainingPhase *now = &phases.items[phases_at(&phases, resume_step(r))];
     for (size_t i = 0; i < PHASE_ROW_COUNT && !problems; i++) {
         OptionText have, want;
@@ -150,8 +152,7 @@ static inline void resume_undo_phases(const Resume *r, const Options *o, ModelCo
                    "--%s is %s in the checkpoint of step %" PRId64 ", and %s by the options and phases now; a "
                    "resumed run can only change --phase after that step",
                    row->name, have, resume_step(r), want);
-        Options base = *o;
-        memcpy((char *)loaded + row->field, (char *)&base + row->field,
+        memcpy((char *)loaded + row->field, (const char *)o + row->field,
                row->kind == OPTION_DIM ? sizeof(int) : sizeof(double));
     }
     phases_free(&phases);

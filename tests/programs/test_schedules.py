@@ -185,6 +185,7 @@ def test_phase_mistakes(corpus, tmp_path):
     resume(run, "--phase 2:rope-theta=500,seq-len=32,batch-size=2").one_line(USAGE, "--seq-len is 16 in the checkpoint")
     resume(run, "--phase 2:rope-theta=500 --phase 4:lr=1").done()
     assert records(run, "train")[-1]["lr"] == pytest.approx(0.1)
+    assert "nothing to do" in resume(run, "--steps 3").done().out
 
 
 # ---- averaged weights
