@@ -327,8 +327,8 @@ static void test_experts(void) {
     test_remove_directory(&d);
 }
 
-// With documents for every second variant and completep for some of the others; with validation, multiple choice and
-// statistics.
+// With documents for every second variant, completep for some of the others and Muon for every third; with validation,
+// multiple choice and statistics.
 static void test_losses_of_variants(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
@@ -342,11 +342,12 @@ static void test_losses_of_variants(void) {
         for (int gpu = 0; gpu < 2; gpu++)
             run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
                    "--train-data data.bin --val-data data.bin --val-steps 1 %s --steps 3 --lr 3e-3 "
-                   "--warmup 1 --stats-every 3 --eval-choices 'three=three one=one' %s --out %s",
+                   "--warmup 1 --stats-every 3 --eval-choices 'three=three one=one' %s %s --out %s",
                    with_variant(v, cuda_cases[0].options, 0).text,
                    v % 2        ? "--doc-mask --separator 0"
                    : v % 4 == 2 ? "--parametrization completep --base-width 16 --base-depth 1 --base-head-dim 8"
                                 : "",
+                   v % 3 == 1 ? "--optimizer normuon --muon-split pair" : "",
                    gpu ? "device" : "cpu");
         compare_records(&d, name, "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         compare_records(&d, name, "val", 2, cuda_fp32 ? 1e-5 : 0.01);
@@ -825,7 +826,8 @@ static void expect_printed_memory(const char *out, const cJSON *event) {
 static void test_dry_run_memory(void) {
     static const char *const options[] = {
         "--recompute 1 --sample-every 3", "--recompute 2 --doc-mask --separator 0 --val-data data.bin --val-steps 1",
-        "--attention diff_v1 --stats-every 1 --total-batch 78", "--gemm fp8 --val-data data.bin --val-steps 1"};
+        "--attention diff_v1 --stats-every 1 --total-batch 78", "--gemm fp8 --val-data data.bin --val-steps 1",
+        "--optimizer normuon --muon-split head"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
@@ -898,9 +900,10 @@ static void test_dry_run_accuracy(void) {
 #endif
 
 static void test_resume_bits(void) {
-    static const char *const names[] = {"diff_v2", "diff_v1", "gated_head --gemm fp8"};
+    static const char *const names[] = {"diff_v2", "diff_v1", "gated_head --gemm fp8",
+                                        "diff_v2_cross_group --optimizer normuon --muon-split pair"};
     ProgramResult r;
-    for (int v = 0; v < 3; v++) {
+    for (int v = 0; v < 4; v++) {
         TestDirectory d = cuda_data(43);
         const char *options = cuda_cases[0].options, *name = names[v];
         run_in(&r, &d, device_trainer(), 0,

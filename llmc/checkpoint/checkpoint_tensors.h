@@ -105,7 +105,7 @@ static inline bool checkpoint_next(const CheckpointPart *p, const Sharding *s, c
     if (checkpoint_has_rows(p, t)) {
         bool first = r->count == 0;
         r->count = t->rows, r->at = t->second[0], r->compact_at = t->second[1];
-        return first;
+        return first && t->rows > 0;
     }
     if (!sharding_next(s, t, r)) return false;
     if (p->second) r->at -= t->second[0], r->compact_at -= t->second[1];

@@ -40,8 +40,9 @@ def test_seed(corpus, tmp_path):
         "--window 9 --full-every 2 --qk-norm --attention diff_v2_head_lambda",
         "--window 9 --yoco --qk-norm --attention diff_v2",
         "--attention diff_v2_head_lambda --optimizer normuon --muon-split pair",
+        "--optimizer muon --checkpoint-every 1",
     ],
-    ids=["baseline", "windows", "yoco", "normuon"],
+    ids=["baseline", "windows", "yoco", "normuon", "muon in the background"],
 )
 def test_resume_equals_uninterrupted(corpus, tmp_path, model):
     """a resumed run equals an uninterrupted one; of a finished run only the files of killed saves are removed"""
