@@ -23,8 +23,8 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
               twice the mean.
   open        cuDNN's MOE_GROUPED_MATMUL takes our `starts` on the device. 9.19 plans the forward for all devices, but
               not dx, whose weight is not contiguous along the sum, and has no dw, which requires 9.22 (dev/BENCH.md).
-              CUTLASS's grouped GEMM also reads the rows on the device, but is a dependency to compile for each
-              architecture: second, after cuDNN
+              CUTLASS's grouped GEMM reads the rows on the device, has all three products on sm_90 and sm_100, and would
+              gain most on sm_100; to be measured there first (dev/BENCH.md)
   numerics    products exact, sums in fp32 in the order of the rows, one rounding at the store: the same bits for any
               order of blocks. Tensor cores with native FP8 may keep fewer bits of the sums
 */
