@@ -281,7 +281,11 @@ def groups():
 def lengths():
     """By size and device: the longest sequence that fits one GPU, a power of two, at the least memory of a rank."""
     sizes = {size[0]: size[1] for size in SIZES if size[0] in ("1.4b", "13.1b")}
-    sizes |= {"30b-a3b": "--preset 30b-a3b", "70b": BEYOND["70b"].replace("--seq-len 2048", ""), "405b": f"{SHAPE.format(126, 16384, 128, 8, 128, 53248)} {LLAMA}"}
+    sizes |= {
+        "30b-a3b": "--preset 30b-a3b",
+        "70b": BEYOND["70b"].replace("--seq-len 2048", ""),
+        "405b": f"{SHAPE.format(126, 16384, 128, 8, 128, 53248)} {LLAMA}",
+    }
 
     def cell(case):
         device, model, length = *case, 2048

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# soak.sh: short runs on 1 to 4 ranks, each with a random fault, and then resumed. The last checkpoint must be bitwise
-# equal to that of an uninterrupted run on as many ranks. Faults: a rank is killed, stopped, signalled, or killed while
-# it saves; all ranks or the launcher are signalled or killed. A program without MPI is tested on one rank. Prints one
-# row per round; the last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something failed, 2 usage.
+# soak.sh: short runs on 1 to 4 ranks, each with a random fault, and then resumed; every third has 4 ranks in 2 groups.
+# The last checkpoint must be bitwise equal to that of an uninterrupted run on as many ranks. Faults: a rank is killed,
+# stopped, signalled, or killed while it saves; all ranks or the launcher are signalled or killed. A program without MPI
+# is tested on one rank. Prints one row per round; the last line is "N passed, N failed". Exit status: 0 nothing failed,
+# 1 something failed, 2 usage.
 #
 # Usage: tests/soak.sh [--rounds N] [--seed S] [--ranks N] [--keep]
 #   --rounds N   rounds (5)
@@ -106,10 +107,10 @@ saving() { # run directory, step: waits until a later checkpoint is being writte
 }
 
 # The uninterrupted run, which the first comparison creates.
-whole() { # ranks, ZeRO level
-    reference=$scratch/whole_$1_$2
+whole() { # ranks, ZeRO level, group
+    reference=$scratch/whole_$1_$2_$3
     [ -e "$reference" ] && return 0
-    start "$reference" "$1" "${options[@]}" --zero "$2"
+    start "$reference" "$1" "${options[@]}" --zero "$2" --zero-group "$3"
     wait "$launcher"
 }
 
@@ -130,7 +131,8 @@ inflict() { # run directory, fault name, signal, to, step, victim
 
 round() { # number: sets the fields of its row
     local run=$scratch/run_$1 row signal to right alone status start_ms
-    ranks=$((RANDOM % most + 1)) zero=$((RANDOM % 3)) row=${faults[RANDOM % ${#faults[@]}]}
+    ranks=$((RANDOM % most + 1)) zero=$((RANDOM % 4)) row=${faults[RANDOM % ${#faults[@]}]} group=0
+    [ "$most" -lt 4 ] || [ $(($1 % 3)) -ne 0 ] || ranks=4 group=2
     at=$((RANDOM % (steps - 6) + 2)) victim=$((RANDOM % ranks))
     [ "$ranks" -gt 1 ] || zero=0
     IFS='|' read -r fault signal to right alone <<<"$row"
@@ -138,11 +140,11 @@ round() { # number: sets the fields of its row
     [ "$ranks" -gt 1 ] || right=$alone
     status=- ended_after=- resumed=- why=''
     [ "$to" = rank ] || victim=-
-    whole "$ranks" "$zero" || {
+    whole "$ranks" "$zero" "$group" || {
         why="the uninterrupted run failed: $(tail -n 1 "$reference.err")"
         return 1
     }
-    start "$run" "$ranks" "${options[@]}" --zero "$zero"
+    start "$run" "$ranks" "${options[@]}" --zero "$zero" --zero-group "$group"
     inflict "$run" "$fault" "$signal" "$to" "$at" "${victim/-/0}" || fault="$fault(missed)"
     start_ms=$(date +%s%3N)
     await $((timeout + 30)) launcher_ended || {
@@ -173,7 +175,7 @@ resume() { # run directory
     if [ -e "$1/run.json" ]; then
         start "$1" "$ranks" --resume --threads 1 --timeout "$timeout"
     else
-        start "$1" "$ranks" "${options[@]}" --zero "$zero"
+        start "$1" "$ranks" "${options[@]}" --zero "$zero" --zero-group "$group"
     fi
     wait "$launcher" || {
         why="status $? of the resumed run: $(tail -n 1 "$1.err")"
@@ -196,9 +198,9 @@ resume() { # run directory
 }
 
 RANDOM=$seed
-format='%-5s %5s %4s %-24s %6s %7s %6s %9s %12s  %s\n'
+format='%-5s %5s %4s %5s %-24s %6s %7s %6s %9s %12s  %s\n'
 # shellcheck disable=SC2059
-printf "$format" round ranks zero fault victim at-step status ended resumed-from result
+printf "$format" round ranks zero group fault victim at-step status ended resumed-from result
 for ((number = 1; number <= rounds; number++)); do
     outcome=-
     if round "$number" 2>>"$scratch/shell.err"; then # the shell's messages about killed processes
@@ -208,6 +210,7 @@ for ((number = 1; number <= rounds; number++)); do
         kill_round
     fi
     # shellcheck disable=SC2059
-    printf "$format" "$number" "$ranks" "$zero" "$fault" "$victim" "$at" "$outcome" "$ended_after" "$resumed" "$result"
+    printf "$format" "$number" "$ranks" "$zero" "$group" "$fault" "$victim" "$at" "$outcome" "$ended_after" "$resumed" \
+        "$result"
 done
 finish
