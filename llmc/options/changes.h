@@ -10,7 +10,7 @@ changes.h: what --change replaces in single steps of a run, to find the cause of
   replace=A-B           windows A .. B of the update, from 0, are read from the following update instead
   order=reverse         the windows of the update are read in reverse order
 
-  const char *changes_parse(changes, text)   NULL, or what is wrong
+  bool changes_parse(changes, text, wrong)   false, with the change that is wrong, when the format is invalid
 */
 #ifndef LLMC_CHANGES_H
 #define LLMC_CHANGES_H
@@ -23,10 +23,10 @@ static const char *const change_names[CHANGE_KINDS] = {"lr", "moments", "update-
 typedef struct {
     int64_t first, last; // steps
     ChangeKind kind;
-    char tensor[96];     // beginning of the names; empty: all
-    int64_t begin, end;  // rows; end 0: all
-    double value;        // of lr, moments, update-norm
-    int64_t low, high;   // of replace
+    char tensor[96];    // beginning of the names; empty: all
+    int64_t begin, end; // rows; end 0: all
+    double value;       // of lr, moments, update-norm
+    int64_t low, high;  // of replace
     char text[200];
 } Change;
 typedef struct {
@@ -87,7 +87,6 @@ static inline bool change_parse(Change *c, const char *text) {
     return *text == '=' && change_parse_value(c, text + 1);
 }
 
-// wrong: the change that is not accepted. Returns false when one is not.
 static inline bool changes_parse(Changes *changes, const char *text, char wrong[200]) {
     changes->count = 0;
     for (text += strspn(text, " "); *text; text += strspn(text, " ")) {

@@ -56,8 +56,8 @@ static inline void changes_open(AppliedChanges *a, const Options *o, const Tenso
     for (int i = 0; i < a->changes.count; i++) {
         const Change *c = &a->changes.all[i];
         bool moves = c->kind == CHANGE_REPLACE || c->kind == CHANGE_ORDER;
-        CHECK(c->first > step && c->last <= o->steps,
-              "--change %s: this start has the steps %" PRId64 " to %" PRId64, c->text, step + 1, o->steps);
+        CHECK(c->first > step && c->last <= o->steps, "--change %s: this start has the steps %" PRId64 " to %" PRId64,
+              c->text, step + 1, o->steps);
         change_check_tensor(c, list);
         if (!moves) continue;
         CHECK(c->first == c->last, "--change %s: %s requires a single step", c->text, change_names[c->kind]);

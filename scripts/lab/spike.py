@@ -85,7 +85,9 @@ class Replays:
         self.rates = losses_of(records, "lr")
         self.step = a.step or largest_spike(self.losses)
         if self.step not in self.losses:
-            raise RunError(f"{self.run}: the log has no step {self.step}; it ends at step {max(self.losses, default=0)}")
+            raise RunError(
+                f"{self.run}: the log has no step {self.step}; it ends at step {max(self.losses, default=0)}"
+            )
         self.level = level(self.losses, self.step)
         if self.level is None:
             raise RunError(f"step {self.step} has no steps before it to compare with")
@@ -93,8 +95,9 @@ class Replays:
         self.begin = max((s for s in steps if s < self.step), default=None)
         if self.begin is None:
             have = f"the oldest is of step {min(steps)}" if steps else "it has none"
-            raise RunError(f"{self.run} has no checkpoint before step {self.step}: {have}; "
-                           "--checkpoint-every N --keep 0 keeps all")
+            raise RunError(
+                f"{self.run} has no checkpoint before step {self.step}: {have}; --checkpoint-every N --keep 0 keeps all"
+            )
         self.last = min(self.step + a.after, max(self.losses))
         self.checkpoint = run_directory.checkpoint(self.run, self.begin)
         self.saved = json.loads((self.checkpoint / "trainer_state.json").read_text())["options"]
@@ -107,8 +110,10 @@ class Replays:
         entries = [entry for entry in option_history.history(self.info) if entry[0] < self.step]
         begun, self.options = entries[-1]
         if begun > self.begin:
-            print(f"note: the run was resumed after step {begun}, and its checkpoint of that step is gone: what changed "
-                  f"there applies to the replay from step {self.begin}")
+            print(
+                f"note: the run was resumed after step {begun}, and its checkpoint of that step is gone: what changed "
+                f"there applies to the replay from step {self.begin}"
+            )
         starts = [s for s in self.info.get("starts", []) if s["step"] <= begun]
         words = starts[-1]["command_line"] if starts else self.info["command_line"]
         self.changes = words[words.index("--change") + 1] if "--change" in words else ""
@@ -131,8 +136,18 @@ class Replays:
         given = {word.split("=")[0] for word in options}
         words = [w for w in self.words if w.split("=")[0] not in given]
         changed = f"{self.changes} {changes}".strip()
-        command = [*shlex.split(self.a.launch if launch is None else launch), self.a.trainer, "--out", str(directory),
-                   "--resume", "--stop-after", str(self.last), *OFF, *words, *options]
+        command = [
+            *shlex.split(self.a.launch if launch is None else launch),
+            self.a.trainer,
+            "--out",
+            str(directory),
+            "--resume",
+            "--stop-after",
+            str(self.last),
+            *OFF,
+            *words,
+            *options,
+        ]
         command += ["--change", changed] if changed else []
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         log = directory / "log.jsonl"
@@ -320,28 +335,39 @@ def draw(r, path):
     """Loss curves as SVG: the log, and each replay in the colour of its verdict."""
     width, height, left, top = 800, 420, 60, 20
     curves = [x["losses"] for x in r.done.values()]
-    shown = [y for c in [*curves, {s: r.losses[s] for s in range(max(1, r.begin - BEFORE), r.last + 1) if s in r.losses}]
-             for y in c.values() if math.isfinite(y)]
+    shown = [
+        y
+        for c in [*curves, {s: r.losses[s] for s in range(max(1, r.begin - BEFORE), r.last + 1) if s in r.losses}]
+        for y in c.values()
+        if math.isfinite(y)
+    ]
     low, high, first = min(shown), max(shown), max(1, r.begin - BEFORE)
 
     def points(losses):
         return " ".join(
             f"{left + (s - first) / max(1, r.last - first) * (width - left - 20):.1f},"
             f"{top + (high - min(y, high)) / max(high - low, 1e-9) * (height - 2 * top - 20):.1f}"
-            for s, y in sorted(losses.items()) if first <= s <= r.last
+            for s, y in sorted(losses.items())
+            if first <= s <= r.last
         )
 
     colours = {"removes": "#2a8a3e", "reduces": "#c08a1a", "keeps": "#bbbbbb"}
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-             'font-size="12"><rect width="100%" height="100%" fill="white"/>']
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+        'font-size="12"><rect width="100%" height="100%" fill="white"/>'
+    ]
     for name, x in r.done.items():
         colour = colours[r.verdict(name)]
-        lines.append(f'<polyline points="{points(x["losses"])}" fill="none" stroke="{colour}" stroke-width="1.5">'
-                     f"<title>{name}</title></polyline>")
+        lines.append(
+            f'<polyline points="{points(x["losses"])}" fill="none" stroke="{colour}" stroke-width="1.5">'
+            f"<title>{name}</title></polyline>"
+        )
     lines.append(f'<polyline points="{points(r.losses)}" fill="none" stroke="black" stroke-width="2"/>')
-    lines += [f'<text x="4" y="{top + 4}">{high:.3f}</text><text x="4" y="{height - 2 * top}">{low:.3f}</text>',
-              f'<text x="{left}" y="{height - 8}">loss of steps {first} to {r.last}; black: the log; green: replays that '
-              "remove the spike; yellow: reduce; grey: keep</text></svg>"]
+    lines += [
+        f'<text x="4" y="{top + 4}">{high:.3f}</text><text x="4" y="{height - 2 * top}">{low:.3f}</text>',
+        f'<text x="{left}" y="{height - 8}">loss of steps {first} to {r.last}; black: the log; green: replays that '
+        "remove the spike; yellow: reduce; grey: keep</text></svg>",
+    ]
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -354,8 +380,10 @@ def main(words):
         if r.out.exists():
             raise RunError(f"{r.out} exists; remove it, or use another --out")
         rise = max(r.losses[s] for s in range(r.step, r.last + 1) if s in r.losses) - r.level
-        print(f"step {r.step}: loss {r.losses[r.step]:.4f}, {rise:.4f} above the {BEFORE} steps before at most, up to step "
-              f"{r.last}; replays start at the checkpoint of step {r.begin}")
+        print(
+            f"step {r.step}: loss {r.losses[r.step]:.4f}, up to step {r.last} at most {rise:.4f} above the {BEFORE} steps "
+            f"before; replays start at the checkpoint of step {r.begin}"
+        )
         if rise <= 0:
             raise RunError(f"the loss of the steps {r.step} to {r.last} is not above that of the steps before")
         records = r.replay("unchanged")
@@ -363,7 +391,10 @@ def main(words):
         said = f"differs from the log at step {differs}" if differs else "repeats the log bit for bit"
         print(f"{'unchanged':<46} rise {r.done['unchanged']['rise']:8.4f}  {said}")
         if differs and differs <= r.step and r.done["unchanged"]["rise"] <= rise / 3:
-            found = f"outside of the program: a replay has no spike, and differs from the log from step {differs} on (a fault of memory, of a device, or other software)"
+            found = (
+                f"outside of the program: a replay has no spike, and differs from the log from step {differs} on (a fault "
+                "of memory, of a device, or other software)"
+            )
         else:
             found = cause(r, records, experiments(r, records))
         print(f"cause: {found}")

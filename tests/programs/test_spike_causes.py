@@ -85,7 +85,15 @@ def plant_fault(corpus, path, step):
         np.fromfile(corpus / "train.bin", "<u2", offset=1024), return_inverse=True, return_counts=True
     )
     write_shard(path.parent / "train.bin", np.argsort(np.argsort(counts))[index])
-    data = ["--train-data", path.parent / "train.bin", GRAMMAR.replace("size 4", "size 16"), "--vocab", len(kinds), "--steps", step + 6]
+    data = [
+        "--train-data",
+        path.parent / "train.bin",
+        GRAMMAR.replace("size 4", "size 16"),
+        "--vocab",
+        len(kinds),
+        "--steps",
+        step + 6,
+    ]
     run(beside("faulty_diffv2"), *data, "--out", path, env=fault).done()
 
 
@@ -143,8 +151,10 @@ def test_changes(corpus, tmp_path):
     assert frozen[8:16].all() and not frozen[:8].any() and not frozen[16:].any()
     plain = tensors(checkpoint(tmp_path / "plain", 3) / "model.safetensors")[name]
     assert (plain == w[3][name]).all(axis=1)[~frozen].all(), "other rows have other bits"
-    m, v = (tensors(checkpoint(tmp_path / "run", 4) / "optimizer.safetensors")[f"{x}.model.layers.0.mlp.up_proj.weight"]
-            for x in ("exp_avg", "exp_avg_sq"))
+    m, v = (
+        tensors(checkpoint(tmp_path / "run", 4) / "optimizer.safetensors")[f"{x}.model.layers.0.mlp.up_proj.weight"]
+        for x in ("exp_avg", "exp_avg_sq")
+    )
     assert np.allclose(m**2 * 0.05, v * 0.01, rtol=1e-3), "moments of one gradient"
     moved = sum(((w[5][n].astype(float) - w[4][n]) ** 2).sum() for n in w[4])
     assert 0.5e-4 < moved**0.5 < 1.01e-4
@@ -157,8 +167,20 @@ def test_changes(corpus, tmp_path):
     assert np.allclose(losses[2], losses[0], rtol=1e-6)
 
 
-MISTAKES = ["0:lr=1", "5:foo=1", "5:lr=-1", "5:lr@=0", "5:lr@a[2:1]=0", "5-4:lr=1", "5:replace=2-1", "5:order=up", " ",
-            "5:moments=1", "5:update-norm=0", "5:order@a=reverse"]
+MISTAKES = [
+    "0:lr=1",
+    "5:foo=1",
+    "5:lr=-1",
+    "5:lr@=0",
+    "5:lr@a[2:1]=0",
+    "5-4:lr=1",
+    "5:replace=2-1",
+    "5:order=up",
+    " ",
+    "5:moments=1",
+    "5:update-norm=0",
+    "5:order@a=reverse",
+]
 
 
 @pytest.mark.parametrize("change", MISTAKES)
@@ -191,6 +213,11 @@ def test_spike_mistakes(copies, tmp_path):
         ([tmp_path / "run", "--step 0"], "--step must be at least 1", 2),
         ([tmp_path / "run", "--trainer nothing"], "nothing: no such program", 1),
     ]:
-        result = run(sys.executable, ROOT / "scripts/lab", "spike", *words, *([] if "--trainer nothing" in words else
-                     ["--trainer", trainer()[0]]))
+        result = run(
+            sys.executable,
+            ROOT / "scripts/lab",
+            "spike",
+            *words,
+            *([] if "--trainer nothing" in words else ["--trainer", trainer()[0]]),
+        )
         result.one_line(status, message)
