@@ -97,6 +97,7 @@ run_program_tests() { # build directory, options of pytest
         skip "programs: $(tail -n 1 "$scratch/python")"
         return
     fi
+    [ $all_tests = yes ] || set -- -m "not slow" "$@"
     TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" PYTHONDONTWRITEBYTECODE=1 \
         run "tests/programs with $directory" "$python" -m pytest tests/programs "$@"
 }

@@ -392,8 +392,8 @@ def main(words):
         print(f"{'unchanged':<46} rise {r.done['unchanged']['rise']:8.4f}  {said}")
         if differs and differs <= r.step and r.done["unchanged"]["rise"] <= rise / 3:
             found = (
-                f"outside of the program: a replay has no spike, and differs from the log from step {differs} on (a fault "
-                "of memory, of a device, or other software)"
+                f"outside of the program: a replay has no spike, and differs from the log from step {differs} on "
+                "(a fault of memory, of a device, or other software)"
             )
         else:
             found = cause(r, records, experiments(r, records))

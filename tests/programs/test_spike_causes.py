@@ -104,6 +104,7 @@ def test_rate(copies, tmp_path):
     expect_cause(tmp_path / "run", "the learning rate: at step 101 it rises from 0.01 to 0.3")
 
 
+@pytest.mark.slow
 def test_data(corpus, tmp_path):
     """a corrupt region of a shard is named with its place"""
     data = (corpus / "train.bin").read_bytes()
@@ -117,6 +118,7 @@ def test_data(corpus, tmp_path):
     expect_cause(tmp_path / "run", f"the data of step 110: window 2, {place}")
 
 
+@pytest.mark.slow
 def test_moment(corpus, tmp_path):
     """flipped bits in moments of a checkpoint are named with their tensor"""
     plant_fault(corpus, tmp_path / "run", 100)
@@ -124,12 +126,14 @@ def test_moment(corpus, tmp_path):
     expect_cause(tmp_path / "run", words, program=beside("faulty_diffv2"))
 
 
+@pytest.mark.slow
 def test_head(copies, tmp_path):
     """a head whose logits grow is named"""
     plant(copies[0], "--out", tmp_path / "run", "--stop-after 124 --change", f"121-124:lr@{HEAD}=1000").done()
     expect_cause(tmp_path / "run", f"the updates of {HEAD}, whose logits grow", "--step 122")
 
 
+@pytest.mark.slow
 def test_outside(corpus, tmp_path):
     """a spike that a replay does not have came from outside"""
     plant_fault(corpus, tmp_path / "run", 110)
