@@ -23,8 +23,8 @@ from .cli import Parser, fail
 from .run_directory import RunError
 
 BEFORE, SHOWN, INFINITE = 16, 60, 1e3
-DESCRIPTION = """Replays a run from the checkpoint before a loss spike, bit for bit, then with one thing changed at a time, and prints
-and draws which changes remove the spike."""
+DESCRIPTION = """Replays a run from the checkpoint before a loss spike, bit for bit, then with one thing changed at a
+time, and prints and draws which changes remove the spike."""
 OFF = ("--checkpoint-every 0 --checkpoint-minutes 0 --val-every 0 --sample-every 0 --keep 0 --stats-every 1").split()
 TURNED_OFF = [word[2:] for word in OFF if word.startswith("--")]
 
@@ -381,8 +381,8 @@ def main(words):
             raise RunError(f"{r.out} exists; remove it, or use another --out")
         rise = max(r.losses[s] for s in range(r.step, r.last + 1) if s in r.losses) - r.level
         print(
-            f"step {r.step}: loss {r.losses[r.step]:.4f}, up to step {r.last} at most {rise:.4f} above the {BEFORE} steps "
-            f"before; replays start at the checkpoint of step {r.begin}"
+            f"step {r.step}: loss {r.losses[r.step]:.4f}, up to step {r.last} at most {rise:.4f} above the {BEFORE} "
+            f"steps before; replays start at the checkpoint of step {r.begin}"
         )
         if rise <= 0:
             raise RunError(f"the loss of the steps {r.step} to {r.last} is not above that of the steps before")
