@@ -1,6 +1,6 @@
 /*
-operation_muon.h: what the cases of operation_table.h do not show of Muon: singular values, matrices without a direction,
-and the numbers of torch.optim.Muon in fp32 (dev/reference/make_muon_fixture.py).
+operation_muon.h: what the cases of operation_table.h do not show of Muon: singular values, matrices without a
+direction, and the numbers of torch.optim.Muon in fp32 (dev/reference/make_muon_fixture.py).
 */
 #ifndef TESTS_OPERATION_MUON_H
 #define TESTS_OPERATION_MUON_H

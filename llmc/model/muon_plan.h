@@ -1,5 +1,6 @@
 /*
-muon_plan.h: which tensors Muon updates (--optimizer muon, normuon), in which slices, and which rank orthogonalizes each.
+muon_plan.h: which tensors Muon updates (--optimizer muon, normuon), in which slices, and the rank that orthogonalizes
+each of them.
 
   momentum   of all tensors, where AdamW has its first moments: sharded alike
   second     moments of AdamW's tensors, without gaps for those of Muon, then for NorMuon one number for each row of

@@ -106,8 +106,7 @@ static __global__ void muon_normalize_kernel(float *factors, float *squares, rea
         squares[i] = factor;
     }
     sum = block_sum(sum, memory);
-    if (threadIdx.x == 0)
-        factors[blockIdx.x] = 0.2f * sqrtf((float)rows * (float)columns) / fmaxf(sqrtf(sum), 1e-7f);
+    if (threadIdx.x == 0) factors[blockIdx.x] = 0.2f * sqrtf((float)rows * (float)columns) / fmaxf(sqrtf(sum), 1e-7f);
 }
 
 // to = from * constant * factors[slice] * row_factors[row]; NULL: 1
@@ -147,7 +146,7 @@ static inline void muon_step(floatX *next, const floatX *X, floatX *A, floatX *P
     for (int i = 0; i < w.count; i++) {
         const floatX *x = X + (size_t)i * w.stride;
         floatX *a = A + (size_t)i * k * ld;
-        gemm(to_A, a, x, x);                        // A = X X^T
+        gemm(to_A, a, x, x);                      // A = X X^T
         gemm(to_P, P + (size_t)i * k * ld, a, a); // P = A A
     }
     LAUNCH(muon_polynomial_kernel, blocks_of((size_t)rows, MUON_THREADS / WARP), MUON_THREADS, 0, P, A, rows, k, ld,

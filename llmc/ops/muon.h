@@ -1,7 +1,7 @@
 /*
 muon.h: Muon, a step along the orthogonalized momentum of a matrix, and NorMuon, whose rows have equal sizes.
 
-  direction      m = momentum m + (1-momentum) g,  d = momentum m + (1-momentum) g       g = grad_scale * grads; Nesterov
+  direction      m = momentum m + (1-momentum) g,  d = momentum m + (1-momentum) g,  g = grad_scale * grads; Nesterov
   orthogonal     X = d / max(|d|, 1e-7), |d| of Frobenius; then MUON_STEPS (5) times
                  A = X X^T,  X = (a I + b A + c A A) X;   a tall matrix: A = X^T X,  X = X (a I + b A + c A A)
                  a, b, c = 3.4445, -4.7750, 2.0315: singular values end between about 0.7 and 1.2, those far below
@@ -12,11 +12,11 @@ muon.h: Muon, a step along the orthogonalized momentum of a matrix, and NorMuon,
                  step = 0.2 sqrt(rows columns) Y / max(|Y|, 1e-7)
   update         w = (1 - lr weight_decay) w - lr step
   shapes         x, out: a matrix with slices (MuonSlices); v (slices, rows)
-  numerics       all in `real`; a sum over a row in double by one thread, so the result does not depend on the number of
-                 threads, except in products (matmul.h)
+  numerics       all in `real`; one thread sums a row, in double, so the number of threads changes the bits of products
+                 alone (matmul.h)
   flops          5 (4 k k n + 2 k k k) per slice, k its smaller and n its larger side
-  source         Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; for the factor Liu et al.
-                 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982); Li et al. 2025, "NorMuon: Making Muon
+  source         Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; for the factor Liu et
+                 al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982); Li et al. 2025, "NorMuon: Making Muon
                  more efficient and scalable" (arXiv 2510.05491)
 */
 #ifndef LLMC_MUON_H
@@ -77,7 +77,10 @@ static inline void muon_step(real *next, const real *X, real *A, real *P, int ro
     gemm(CblasNoTrans, CblasNoTrans, k, k, k, (real)c[2], A, k, A, k, 0, P, k);            // P = c A A
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < k; i++)
-        for (int j = 0; j < k; j++) P[(size_t)i * k + j] += (real)c[1] * A[(size_t)i * k + j] + (i == j ? (real)c[0] : 0);
+        for (int j = 0; j < k; j++) {
+            size_t at = (size_t)i * k + j;
+            P[at] += (real)c[1] * A[at] + (i == j ? (real)c[0] : 0);
+        }
     if (tall) gemm(CblasNoTrans, CblasNoTrans, rows, k, k, 1, X, columns, P, k, 0, next, columns); // X P
     else gemm(CblasNoTrans, CblasNoTrans, k, columns, k, 1, P, k, X, columns, 0, next, columns);   // P X
 }
