@@ -128,19 +128,26 @@ def draw(measured, path):
     import matplotlib.pyplot as plt
 
     arms = list(dict.fromkeys(name.rpartition(".")[0] for name in measured))
-    figure, axes = plt.subplots(2, len(arms), figsize=(3.2 * len(arms), 6), sharey=True, squeeze=False)
+    colors = {
+        kind: f"C{i % 10}" for i, kind in enumerate(dict.fromkeys(k for found in measured.values() for k in found))
+    }
+    size = (3.2 * len(arms) + 1, 6)
+    figure, axes = plt.subplots(2, len(arms), figsize=size, sharey=True, squeeze=False, layout="constrained")
     for row, (letter, axis) in enumerate(AXES.items()):
-        for column, arm in enumerate(arms):
+        for panel, arm in zip(axes[row], arms):
             shapes = [name for name in measured if name.startswith(f"{arm}.{letter}")]
-            for kind in dict.fromkeys(kind for name in shapes for kind in measured[name]):
-                xs = [int(name.rpartition(".")[2][1:]) for name in shapes]
-                ys = [measured[name][kind][max(measured[name][kind])][1] for name in shapes]
-                axes[row][column].loglog(xs, [y / ys[0] if ys[0] else math.nan for y in ys], "o-", ms=3, label=kind)
-            axes[row][column].set_title(arm, fontsize=9)
-            axes[row][column].set_xlabel(f"{axis} / base", fontsize=8)
-    axes[0][0].set_ylabel("change / base")
-    axes[1][0].set_ylabel("change / base")
-    figure.legend(*axes[0][-1].get_legend_handles_labels(), loc="outside right", fontsize=7)
+            xs = [int(name.rpartition(".")[2][1:]) for name in shapes]
+            for i, (kind, color) in enumerate(colors.items()):
+                ys = [of[max(of)][1] for name in shapes if (of := measured[name].get(kind))]
+                if ys and ys[0]:
+                    panel.loglog(xs, [y / ys[0] for y in ys], "o-" if i < 10 else "s--", c=color, ms=3, label=kind)
+            panel.set_title(arm, fontsize=9)
+            panel.set_xlabel(f"{axis} / base", fontsize=9)
+            panel.set_xticks(xs, [str(x) for x in xs])
+            panel.minorticks_off()
+        axes[row][0].set_ylabel("change / base")
+    lines = {line.get_label(): line for panel in axes.flat for line in panel.get_lines()}
+    figure.legend(lines.values(), lines, loc="outside right center", fontsize=8)
     figure.savefig(path, dpi=120)
 
 
