@@ -211,7 +211,6 @@ static const OpRow op_cases[] = {
     {OP_DIFF_ATTENTION, {1, 70, 1, 1, 16, 16, 1, 3, S_LINEAR, 0, 70}, BOTH, "a window of T"},
     {OP_DIFF_ATTENTION, {1, 1000, 1, 1, 64, 64, 1, 0, S_SIGMOID}, CUDA_ONLY, "many tiles"},
     {OP_DIFF_ATTENTION, {2, 65, 4, 2, 64, 128, 1, 0, S_LINEAR, 2}, CUDA_ONLY, "documents, GQA, values of width 2D"},
-    {OP_DIFF_ATTENTION, {1, 300, 2, 1, 128, 128, 1, 64, S_TANH, 0, 129}, CUDA_ONLY, "a window beyond a tile, D = 128"},
     {OP_DIFF_ATTENTION, {1, 13, 1, 1, 256, 256, 1, 0, S_SIGMOID}, BOTH, "the widest head"},
 
     {OP_LAMBDA_EXP, {1, 1, 0}, BOTH, "the smallest; the first layer, whose init is 0.2"},

@@ -47,8 +47,8 @@ typedef struct {
     int low[2 * WGMMA_ROWS];   // the first key of each row
     float sums[2 * WARPGROUP]; // of wgmma_wait_after
 } WgmmaBlock;
-template <int D, int DV> constexpr int WGMMA_STAGE = WGMMA_KEYS *(D + DV) * 2; // bytes
-template <int D, int DV> constexpr int WGMMA_TILES = 2 * WGMMA_ROWS *D * 2 + WGMMA_STAGES *WGMMA_STAGE<D, DV>;
+template <int D, int DV> constexpr int WGMMA_STAGE = (D + DV) * 2 * WGMMA_KEYS; // bytes
+template <int D, int DV> constexpr int WGMMA_TILES = D * 4 * WGMMA_ROWS + WGMMA_STAGE<D, DV> *WGMMA_STAGES;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // Begins to copy `rows` rows of WIDTH numbers, from a column and row of matrix b.
@@ -220,6 +220,9 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     mma_store_rows<DV>(mma_out(a, p, t), s.ldo, count, s.DV, o, tile);
 #else
     (void)a, (void)of_q, (void)of_k, (void)of_v;
+#ifdef __CUDACC__
+    __trap(); // hopper_heads
+#endif
 #endif
 }
 

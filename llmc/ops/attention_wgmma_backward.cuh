@@ -319,6 +319,9 @@ static __global__ void __launch_bounds__(WGMMA_MULTIPLIERS + WARPGROUP, 1)
     }
 #else
     (void)of;
+#ifdef __CUDACC__
+    __trap(); // hopper_heads
+#endif
 #endif
 }
 
