@@ -75,9 +75,10 @@ static void model_free(Model *model, bool owns_params) {
     memset(model, 0, sizeof(*model));
 }
 
-// As key_set; with --doc-mask attention stays within documents.
+// As key_set; the backward includes that of RoPE, and with --doc-mask attention stays within documents.
 static KeySet model_key_set(const Model *model, int l, int set, int B, int T, int first) {
     KeySet k = key_set(&model->plan, l, set, B, T, first);
+    k.shape.rope = model->acts.rope;
     k.shape.first_key = model->documents ? model->acts.starts : NULL;
     return k;
 }
@@ -204,7 +205,7 @@ static void block_forward_attention(Model *model, int l, const floatX *x, Rows r
     layer_linear_forward(s, a->fused, a->norm1, LINEAR_FUSED, l, N); // q, k, v, lambda, gate
     qk_norm_forward(model, l, query_heads(&model->plan, &model->acts, l, a->fused), N);
     qk_norm_forward(model, l, key_heads(&model->plan, &model->acts, l, a->fused), N);
-    rope_forward(a->fused, model->acts.rope, r.B, r.T, d->rope_heads, d->QD, ld, model->acts.first);
+    rope_forward(a->fused, model->acts.rope, r.B, r.T, d->rope_heads, d->QD, ld, d->QD, model->acts.first);
     if (a->lambda) lambda_forward(model, l, N);
     combined_forward(model, l, r, a->combined == a->attn_out ? max : NULL);
     if (variant->xsa) {
@@ -307,7 +308,7 @@ static void yoco_forward(Model *model, Rows r) {
                     (real)c->rms_norm_eps, input_max(s, LINEAR_KV, l));
     layer_linear_forward(s, a->kv, a->kv_norm, LINEAR_KV, l, N);
     qk_norm_forward(model, l, yoco_key_heads(&model->plan, a, a->kv), N);
-    rope_forward(a->kv, a->rope, r.B, r.T, d->NK, d->QD, d->kv_ld, a->first);
+    rope_forward(a->kv, a->rope, r.B, r.T, d->NK, d->QD, d->kv_ld, d->QD, a->first);
     if (model->plan.purpose == FOR_GENERATION)
         cache_store(a->layers[l].kv + (size_t)r.sequence * capacity * d->kv_rows, a->kv, a->first, r.B, r.T, capacity,
                     d->kv_rows, d->kv_ld);
@@ -427,7 +428,7 @@ static void combined_backward(Model *model, int l, floatX *dkv, int B, int T) {
     }
 }
 
-// From dattn_out to the gradient of the fused rows after the rotation; with YOCO, in the upper half, adds to dkv_sum.
+// From dattn_out to the gradient of the fused rows before the rotation; with YOCO, in the upper half, adds to dkv_sum.
 static void heads_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = plan_dims(&model->plan, l);
@@ -466,7 +467,7 @@ static void yoco_backward(Model *model, const floatX *x, int B, int T) {
     const ModelState *s = &model->state;
     Activations *g = &model->acts;
     int l = yoco_layer(c), N = B * T;
-    rope_backward(g->dkv, g->rope, B, T, d->NK, d->QD, d->kv_ld, NULL);
+    rope_backward(g->dkv, g->rope, B, T, d->NK, d->QD, d->kv_ld, d->QD, NULL);
     qk_norm_backward(model, l, yoco_key_heads(&model->plan, g, g->dkv), N);
     if (g->maxima) absmax_update(output_max(s, LINEAR_KV, l), g->dkv, N, d->kv_rows, d->kv_ld);
     linear_backward(g->dnorm, grad(s, T_YOCO_K, l), g->dkv, g->kv_norm, linear_of(s, LINEAR_KV, l), N, grads_add(s));
@@ -549,7 +550,6 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     // x_mid = x + o(attn_out), attn_out = heads(rope(qk_norm(fused(norm1))))
     linear_backward(g->dattn_out, grad(s, T_O, l), g->dx, a->attn_out, linear_of(s, LINEAR_O, l), N, add);
     heads_backward(model, l, B, T);
-    rope_backward(g->dfused, g->rope, B, T, d->rope_heads, d->QD, d->fused_ld, NULL);
     qk_norm_backward(model, l, query_heads(&model->plan, g, l, g->dfused), N);
     qk_norm_backward(model, l, key_heads(&model->plan, g, l, g->dfused), N);
     if (g->maxima) absmax_update(output_max(s, LINEAR_FUSED, l), g->dfused, N, d->fused_width, d->fused_ld);

@@ -25,7 +25,7 @@ LIMITS = (
     # places of the block, outside of products
     ("attention_backward_mma_kernel<.*128, 128, 1>", 256, 1, {80: 72, 86: 56, 89: 56, 90: 64, 100: 16, 120: 40}),
     ("attention_backward_mma_kernel<64, 64, 128, 1>", 256, 1, {100: 16, 120: 16}),
-    ("attention_backward_mma_kernel", 256, 1, {90: 8, 120: 16}),
+    ("attention_backward_mma_kernel", 256, 1, {90: 8, 100: 8, 120: 16}),
     ("attention_wgmma_backward_kernel", 384, 1, {}),
     ("attention_(forward|dq|dkv)_kernel<8", 256, 1, {}),
     ("attention_dkv_kernel<4, false>", 256, 1, {89: 8, 90: 8}),

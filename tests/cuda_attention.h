@@ -147,6 +147,62 @@ static void check_attention_nan(const Case *row) {
 }
 static const Check attention_nan_check = {"attention of NaN", check_attention_nan, "T NQ NKV D window pairs"};
 
+// The backward with the rotation, against the backward and then rope_backward, which rounds each gradient once more. By
+// a kernel that includes the rotation other bits, otherwise the same. n: T NQ NKV D pairs, sets of keys, of which the
+// first is used, and whether the keys are rotated
+static void check_attention_rotated(const Case *row) {
+    const int *n = row->n, B = 2, T = n[0], NQ = n[1], NKV = n[2], D = n[3], sets = n[5], heads = NQ + (n[6] ? NKV : 0);
+    const int OH = n[4] ? NQ / 2 : NQ, k_at = sets * NQ * D, v_at = k_at + sets * NKV * D, ld = v_at + NKV * D;
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = B, s.T = T, s.NQ = NQ, s.NKV = NKV, s.D = s.DV = D, s.ldq = s.ldkv = ld, s.ldo = OH * D;
+    s.q_head = s.k_head = sets * D, s.v_head = s.o_head = D, s.scale = (real)(1 / sqrt((double)D));
+    s.groups.signals = s.groups.noise = n[4];
+    Operands o(0);
+    const size_t N = product(B, T), count = N * (size_t)ld;
+    Tensor &x = o.in("q, k and v", count, 2), &l = o.in("l", N * (size_t)OH, 6),
+           &dout = o.in("dout", N * (size_t)s.ldo);
+    Tensor &out = o.out("out", dout.count), &lse = o.out_fp32("lse", N * (size_t)NQ),
+           &table = o.in_fp32("table", product(T, D));
+    Tensor &kept = o.out("kept", N * (size_t)(NQ * D)), &dkept = o.out("dkept", kept.count), &dl = o.out("dl", l.count);
+    Tensor *dx[2] = {&o.updated("dx", count), &o.updated("dx in two steps", count)};
+    dx[1]->initial = dx[0]->initial; // the heads of the other set
+    std::vector<real> angles(table.count);
+    rope_table(angles.data(), T, D, OP_THETA);
+    for (size_t i = 0; i < table.count; i++) table.set(i, (double)angles[i]);
+    const AttentionOptions own = {true, false, false, false, false}, none = {false, false, false, false, false};
+    attention_configure(own);
+    o.run(attention_workspace_bytes(s, 1), [&] {
+        const floatX *q = x.x(), *k = q + k_at, *v = q + v_at;
+        if (n[4]) diff_attention_forward(out.x(), kept.x(), lse.f(), q, k, v, l.x(), OH, s, S_SIGMOID, nullptr);
+        else attention_forward(out.x(), lse.f(), q, k, v, s);
+        for (int steps = 1; steps <= 2; steps++) {
+            floatX *dq = dx[steps - 1]->x(), *dk = dq + k_at, *dv = dq + v_at;
+            s.rope = steps == 1 ? table.f() : nullptr, s.rope_heads = heads;
+            if (n[4])
+                diff_attention_backward(dq, dk, dv, dl.x(), dkept.x(), dout.x(), out.x(), kept.x(), lse.f(), q, k, v,
+                                        l.x(), OH, s, S_SIGMOID, false);
+            else attention_backward(dq, dk, dv, dout.x(), out.x(), lse.f(), q, k, v, s, false);
+            if (steps == 2) rope_backward(dq, table.f(), B, T, heads, D, ld, s.q_head, nullptr);
+        }
+    });
+    attention_configure(none);
+    size_t others = 0, wrong = 0;
+    for (size_t i = 0; i < count; i++) {
+        int head = (int)(i % (size_t)ld) / D, pair = i % (size_t)D < (size_t)D / 2 ? D / 2 : -D / 2;
+        double a = dx[0]->value(dx[0]->result, i), b = dx[1]->value(dx[1]->result, i);
+        if (a == b) continue;
+        bool rotated = head < sets * heads && head % sets == 0;
+        double size = hypot(b, dx[1]->value(dx[1]->result, (size_t)((ptrdiff_t)i + pair)));
+        others++, wrong += !rotated || !(fabs(a - b) <= 3.03 * ROUND_STORE * size);
+    }
+    const bool fused = sizeof(floatX) == 2 && (D == 64 || D == 128);
+    EXPECT(wrong == 0 && (others > 0) == fused, "%zu of %zu numbers differ, %zu of them too much", others, count,
+           wrong);
+}
+static const Check attention_rotated_check = {"attention rotated", check_attention_rotated,
+                                              "T NQ NKV D pairs sets keys"};
+
 static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first_key) {
     twin::AttentionShape r;
     r.B = s.B, r.T = s.T, r.first = s.first;

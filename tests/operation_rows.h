@@ -186,11 +186,11 @@ static void rope_reference(OpCase *c) {
 }
 static void rope_call(const OpCase *c) {
     const int *d = c->d;
-    rope_forward(OP_Y(0), OP_REAL(1), d[0], d[1], d[2], d[3], d[4], c->index);
+    rope_forward(OP_Y(0), OP_REAL(1), d[0], d[1], d[2], d[3], d[4], d[3], c->index);
 }
 static void rope_call_backward(const OpCase *c) {
     const int *d = c->d;
-    rope_backward(OP_DX(0), OP_REAL(1), d[0], d[1], d[2], d[3], d[4], c->index);
+    rope_backward(OP_DX(0), OP_REAL(1), d[0], d[1], d[2], d[3], d[4], d[3], c->index);
 }
 static OpCost rope_cost(const OpCase *c, bool backward) {
     (void)backward;

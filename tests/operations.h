@@ -240,9 +240,9 @@ static void test_rope_properties(void) {
     real *table = op_alloc(T * D), *x = op_alloc_random(&random, COUNT, 1), *y = op_alloc_copy(x, COUNT);
     real *tail = op_alloc_copy(x + PAST, COUNT - PAST), *constant = op_alloc(COUNT);
     rope_table(table, T, D, OP_THETA);
-    rope_forward(y, table, 1, T, HEADS, D, LD, NULL);
+    rope_forward(y, table, 1, T, HEADS, D, LD, D, NULL);
     const int past = PAST / LD;
-    rope_forward(tail, table, 1, T - past, HEADS, D, LD, &past);
+    rope_forward(tail, table, 1, T - past, HEADS, D, LD, D, &past);
     EXPECT(op_same(y + PAST, tail, COUNT - PAST), "rows from position %d on differ from the whole's", PAST / LD);
     for (int h = 0; h < T * HEADS; h++) {
         double before = 0, after = 0;
@@ -253,13 +253,13 @@ static void test_rope_properties(void) {
         EXPECT(fabs(after - before) <= 8 * op_epsilon * before, "head %d: squared norm %.9g became %.9g", h, before,
                after);
     }
-    rope_backward(y, table, 1, T, HEADS, D, LD, NULL);
+    rope_backward(y, table, 1, T, HEADS, D, LD, D, NULL);
     double largest = 0;
     for (int i = 0; i < COUNT; i++) largest = fmax(largest, fabs((double)y[i] - (double)x[i]));
     EXPECT(largest <= 8 * op_epsilon, "forward and backward do not cancel: %.3g", largest);
     // <rope(q, m), rope(k, n)> depends on m - n alone: head 0 is q, head 1 is k, the same at all positions
     for (int i = 0; i < COUNT; i++) constant[i] = x[i % LD];
-    rope_forward(constant, table, 1, T, HEADS, D, LD, NULL);
+    rope_forward(constant, table, 1, T, HEADS, D, LD, D, NULL);
     for (int n = 0; n < T; n++)
         for (int m = n; m < T; m++) {
             double here = 0, at_zero = 0;

@@ -299,6 +299,8 @@ static void test_prediction_of_groups(void) {
                "other products of the forward");
         EXPECT(own.class_ms[CLASS_COMBINE] == 0 && p.class_ms[CLASS_COMBINE] > 0, "%g ms of combinations",
                own.class_ms[CLASS_COMBINE]);
+        ratio = own.class_ms[CLASS_ROPE] / p.class_ms[CLASS_ROPE];
+        EXPECT(fabs(ratio - 0.5) < 1e-12, "RoPE takes %g of its time, not the half that is not in attention", ratio);
         size_t saved = (size_t)N * HEADS * D * 2 * L / 2 + (size_t)N * HEADS * D * 2;
         EXPECT(bytes - run.model.activations_bytes == saved, "%zu bytes saved, not %zu",
                bytes - run.model.activations_bytes, saved);

@@ -145,6 +145,8 @@ static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T
     k.shape.scale = (real)(1 / sqrt((double)d->QD));
     k.shape.window = window < plan->T ? window : 0;
     k.shape.first_key = NULL; // attends to all earlier positions
+    k.shape.rope = NULL;
+    k.shape.rope_heads = d->rope_heads / sets;
     k.q = (size_t)(set * d->QD);
     k.k = (size_t)((own ? d->k_at : 0) + set * d->QD);
     k.v = (size_t)(own ? d->v_at : d->NK * d->QD);

@@ -9,6 +9,7 @@ the plan of the shape says (attention_plans.cuh). Equations in attention.h.
 #include "attention_kernels.cuh"
 #include "attention_wgmma.cuh"
 #include "attention_report.cuh"
+#include "rope.cuh"
 
 static inline const char *attention_library_version(void) { return cudnn_attention_version(); }
 
@@ -218,15 +219,18 @@ static inline void attention_backward_part(const AttentionPlan *p, int part, int
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                       AttentionShape s, bool add_dv) {
-    OPERATION();
+    bool rotated = false;
     const AttentionPlan *p = attention_plan(s, true, add_dv);
     if (!attention_by_cudnn(p, s)) {
-        attention_builtin_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
-        return;
+        OPERATION();
+        rotated = attention_builtin_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
+    } else {
+        OPERATION();
+        assert(packed(0, dq, dk, dv, dout, out, lse, q, k, v));
+        for (int call = 0; call < attention_calls(p); call++)
+            for (int part = 0; part < p->parts; part++)
+                attention_backward_part(p, part, call, dq, dk, dv, dout, out, lse, q, k, v);
     }
-    assert(packed(0, dq, dk, dv, dout, out, lse, q, k, v));
-    for (int call = 0; call < attention_calls(p); call++)
-        for (int part = 0; part < p->parts; part++)
-            attention_backward_part(p, part, call, dq, dk, dv, dout, out, lse, q, k, v);
+    if (s.rope && !rotated) rope_backward(dq, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
 }
 #endif

@@ -8,6 +8,7 @@ attention_backward.h: the backward of attention. Derivation, method, numerics an
 #include "vecmath.h"
 #include "attention.h"
 #include "diff_combine.h"
+#include "rope.h"
 
 // The inputs and outputs of the backward of a query head; or of a group, the signal heads and then the noise head.
 typedef struct {
@@ -217,6 +218,7 @@ static inline void attention_backward_heads(AttentionHead first, floatX *dk, flo
                                 a.DV, add_dv);
         }
     }
+    if (s.rope) rope_backward(first.dq, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
 }
 
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,

@@ -34,14 +34,19 @@ static inline bool attention_mma_backward_fits(AttentionShape s) {
            packed(s.v_head) && packed(s.o_head);
 }
 
+// The width of queries and keys in shared memory, and of the sums of dQ.
+static inline int backward_width(AttentionShape s, int maps) {
+    return s.D <= 64 && (maps == 1 || s.DV <= 64) ? 64 : 128;
+}
+
 // Divides the workspace; returns its size.
 static inline size_t attention_mma_backward_memory(AttentionBackwardMma *a, AttentionShape s, int maps, char *memory) {
-    const int queries = BACKWARD_ROWS / maps, width = s.D <= 64 && (s.DV <= 64 || maps == 1) ? 64 : 128; // of dQ
+    const int queries = BACKWARD_ROWS / maps;
     a->shape = s;
     a->tiles = (s.T + queries - 1) / queries;
     size_t tiles = (size_t)s.B * (s.NQ / maps) * a->tiles, at = 0;
     a->sums = (float *)(void *)(memory + at);
-    at += tiles * BACKWARD_ROWS * width * sizeof(float);
+    at += tiles * BACKWARD_ROWS * backward_width(s, maps) * sizeof(float);
     a->rows = (float *)(void *)(memory + at);
     at += tiles * (2 * BACKWARD_ROWS + 2 * queries) * sizeof(float);
     a->counters = (unsigned *)(void *)(memory + at);
@@ -143,7 +148,9 @@ template <int KEYS, int MAPS> struct BackwardWalk {
     typedef BackwardRows<MAPS> Rows;
     enum { ROWS = BACKWARD_ROWS, QUERIES = Rows::QUERIES };
     const AttentionBackwardMma &a;
-    int b, kv, key0, first, end; // tiles of queries
+    int b, kv, key0, end; // end: of the tiles of queries
+
+    __device__ int first() const { return key0 / QUERIES; }
 
     // The keys of the next ticket; all threads call it. memory: WARP numbers
     static __device__ BackwardWalk take(const AttentionBackwardMma &a, int *memory) {
@@ -152,21 +159,21 @@ template <int KEYS, int MAPS> struct BackwardWalk {
         if (threadIdx.x == 0) memory[0] = (int)atomicAdd(a.counters + (size_t)s.B * (s.NQ / MAPS) * a.tiles, 1u);
         __syncthreads();
         const int item = memory[0] / key_tiles, key_tile = key_tiles - 1 - memory[0] % key_tiles;
-        BackwardWalk at = {a, item / s.NKV, item % s.NKV, key_tile * KEYS, key_tile * (KEYS / QUERIES), 0};
+        BackwardWalk at = {a, item / s.NKV, item % s.NKV, key_tile * KEYS, 0};
         BackwardStep step = at.begin();
         int count = 0; // first keys are nondecreasing
         for (step.tile += (int)threadIdx.x; step.tile < a.tiles; step.tile += (int)blockDim.x)
             count += at.attends(step);
-        at.end = at.first + block_sum(count, memory);
+        at.end = at.first() + block_sum(count, memory);
         return at;
     }
     __device__ int group() const { return a.shape.NQ / MAPS / a.shape.NKV; }
-    __device__ BackwardStep begin() const { return {kv * group(), first, 0}; }
+    __device__ BackwardStep begin() const { return {kv * group(), first(), 0}; }
     __device__ int head_end() const { return (kv + 1) * group(); }
     __device__ BackwardStep next(BackwardStep s) const {
         s.slot = 1 - s.slot;
         if (s.tile + 1 < end) s.tile++;
-        else s.head++, s.tile = first;
+        else s.head++, s.tile = first();
         return s;
     }
     __device__ size_t place(BackwardStep s) const { // of counters, sums and numbers

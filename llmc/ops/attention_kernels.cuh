@@ -273,7 +273,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     tile_write<PIECES>(to, s.ldkv, rows, of_k ? s.D : s.DV, out, factor, add);
 }
 
-static inline void attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+// Returns whether it has also computed rope_backward.
+static inline bool attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                               const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                               AttentionShape s, bool add_dv) {
     attention_check(s);
@@ -281,8 +282,7 @@ static inline void attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv
     if (attention_mma_backward_fits(s) && packed(0, dq, dk, dv, dout, out, q, k, v)) {
         AttentionBackwardMma mma = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, nullptr, s, 0, add_dv};
         const BackwardInputs in = {dout, out, nullptr, nullptr, nullptr, lse, 0, 0, 0, S_LINEAR};
-        attention_mma_backward<1>(mma, in, s);
-        return;
+        return attention_mma_backward<1>(mma, in, s);
     }
     real *delta = ops_workspace_take(attention_builtin_workspace_bytes(s));
     AttentionBackward a;
@@ -301,6 +301,7 @@ static inline void attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv
     ATTENTION_PIECES(s.D, ATTENTION_DQ);
     ATTENTION_PIECES(s.D, ATTENTION_DK);
     ATTENTION_PIECES(s.DV, ATTENTION_DV);
+    return false;
 #undef ATTENTION_DQ
 #undef ATTENTION_DK
 #undef ATTENTION_DV

@@ -19,7 +19,10 @@ rows can be read in packs and heads up to 128 wide. Equations in attention.h and
   add       by atomicAdd, whose result is not used: no register waits for device memory. The counters order the sums of
             an element, so the result has the same bits in every run.
   numerics  products exact, sums fp32; exponentials in base 2; P and dS are rounded to bf16 as operands, and dS is
-            computed from the rounded P; dq, dk, dv rounded once
+            computed from the rounded P; dq, dk, dv rounded once, after the rotation
+  rope      For queries and keys of 64 and 128 the kernel also computes rope_backward, on fp32 sums in registers: a
+            thread has both elements of each pair, in the last block of a dQ and at the end of a dK. Other widths, whose
+            pairs are in other places of a tile, are rotated by rope_backward
   memory    in the workspace, per query and head: numbers (log of the sum, delta, factor, first key) and dQ in fp32,
             4 (D + 4) bytes
   shared    K and V, two tiles of Q, one of dO, two of P and dS. 128 keys: 144 KiB at widths of 128, 88 KiB at 64; 64
@@ -45,11 +48,11 @@ enum { BACKWARD_WARPS = 8, BACKWARD_THREADS = BACKWARD_WARPS * WARP };
 // ---------------------------------------------------------------------------------------------------
 // Tiles in shared memory, and products of a warp
 
-// The pack that a lane gives to ldmatrix for 16 rows and 2 packs: matrices 1 and 3 are lower (of_rows) or to the right.
-// Tiles have 8 or 16 packs in a row, of which pack p of row i is in place p ^ i % 8.
-template <int PACKS> static __device__ inline int backward_lane(bool of_rows) {
+// The pack that a lane gives to ldmatrix for 16 rows and 2 packs, APART packs from each other: matrices 1 and 3 are
+// lower (of_rows) or to the right. Tiles have 8 or 16 packs in a row, of which pack p of row i is in place p ^ i % 8.
+template <int PACKS, int APART = 1> static __device__ inline int backward_lane(bool of_rows) {
     const int i = (int)threadIdx.x % 8, odd = (int)threadIdx.x / 8 % 2, high = (int)threadIdx.x / 16 % 2;
-    return backward_fresh((i + 8 * (of_rows ? odd : high)) * PACKS + (i ^ (of_rows ? high : odd)));
+    return backward_fresh((i + 8 * (of_rows ? odd : high)) * PACKS + (i ^ APART * (of_rows ? high : odd)));
 }
 // Rows `row` .. and packs `pack`, pack + 1; multiples of 8 and of 2
 template <bool TRANSPOSED, int PACKS>
@@ -98,6 +101,15 @@ static __device__ inline void backward_add(float (&c)[I][N][4], const unsigned (
             for (int i = 0; i < I; i++) backward_multiply(c[i][pack], c[i][pack + 1], a[i][j], b);
         }
     }
+}
+
+// The gradients x and y of two adjacent columns and of those half a head further become those before the rotation.
+// rope: the table's row of cosines and sines, from the column on
+template <int D> static __device__ inline void backward_rotate(float *x, float *y, const float *rope) {
+    const float2 c = *(const float2 *)(const void *)rope, s = *(const float2 *)(const void *)(rope + D / 2);
+    const float first = x[0], second = x[1];
+    x[0] = first * c.x + y[0] * s.x, y[0] = y[0] * c.x - first * s.x;
+    x[1] = second * c.y + y[1] * s.y, y[1] = y[1] * c.y - second * s.y;
 }
 
 // Starts the copy of `count` rows, of which `valid` exist; zeros elsewhere.
@@ -244,13 +256,15 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
         }
     }
 
-    // dQ = dS K: 32 rows and a quarter of the columns for each warp
+    // dQ = dS K: for each warp 32 rows, and an eighth of a head's columns in both halves of it: c[i][2n] has columns 8n
+    // to 8n + 7 of the eighth, c[i][2n + 1] those half a head further
     __device__ void query_gradients(BackwardStep step, bool is_last) const {
         enum { PACKS = D / 8, N = D / 32 };
         const AttentionShape &s = a.shape;
         const int thread = backward_fresh((int)threadIdx.x), warp = thread / WARP, lane = thread % WARP,
                   row0 = warp / 4 * 32;
-        const int of_a = backward_lane<J>(false) ^ row0 / 8, of_b = backward_lane<PACKS>(true) ^ warp % 4 * N;
+        const int of_a = backward_lane<J>(false) ^ row0 / 8,
+                  of_b = backward_lane<PACKS, PACKS / 2>(true) ^ warp % 4 * (N / 2);
         const uint4 *scores = shared + SCORES + step.slot * SCORE_PACKS;
         float c[2][N][4] = {{{0}}};
         UNROLL
@@ -259,10 +273,10 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
             UNROLL
             for (int i = 0; i < 2; i++) backward_load<true, J>(x[i], scores, of_a, key, 2 * i);
             UNROLL
-            for (int n = 0; n < N; n += 2) {
+            for (int n = 0; n < N / 2; n++) {
                 backward_load<true, PACKS>(y, shared + K, of_b, key, n);
                 UNROLL
-                for (int i = 0; i < 2; i++) backward_multiply(c[i][n], c[i][n + 1], x[i], y);
+                for (int i = 0; i < 2; i++) backward_multiply(c[i][2 * n], c[i][2 * n + 1], x[i], y);
             }
         }
         const int t0 = step.tile * QUERIES;
@@ -284,8 +298,30 @@ template <int D_, int DV_, int KEYS_, int MAPS_> struct BackwardBlock : Backward
             for (int upper = 0; upper < 2; upper++) {
                 const int row = row0 + 16 * i + 8 * upper + lane / 4, t = t0 + row % QUERIES;
                 if (t >= s.T) continue;
-                backward_store(Walk::query_gradient(step, t, row / QUERIES), c[i], upper,
-                               warp % 4 * (D / 4) + lane % 4 * 2, s.D, s.scale, false);
+                const int column = warp % 4 * (D / 8) + lane % 4 * 2;
+                unsigned *to = (unsigned *)(void *)(Walk::query_gradient(step, t, row / QUERIES) + column);
+                UNROLL
+                for (int n = 0; n < N / 2; n++) {
+                    if (column + 8 * n >= s.D) break;
+                    float *x = &c[i][2 * n][2 * upper], *y = &c[i][2 * n + 1][2 * upper];
+                    if (s.rope) backward_rotate<D>(x, y, s.rope + (size_t)t * D + column + 8 * n);
+                    to[4 * n] = bf16_pair(s.scale * x[0], s.scale * x[1]);
+                    if (column + 8 * n + D / 2 < s.D) to[4 * n + D / 4] = bf16_pair(s.scale * y[0], s.scale * y[1]);
+                }
+            }
+        }
+    }
+
+    __device__ void rotate_keys(float (&c)[I][COLUMNS / 8][4], int key) const {
+        const int lane = backward_fresh((int)threadIdx.x % WARP);
+        UNROLL
+        for (int n = 0; n < I * 2; n++) {
+            const int i = n / 2, upper = n % 2, t = key0 + key + 16 * i + 8 * upper + lane / 4;
+            UNROLL
+            for (int j = 0; j < D / 16; j++) {
+                if (t >= a.shape.T) break;
+                backward_rotate<D>(&c[i][j][2 * upper], &c[i][j + D / 16][2 * upper],
+                                   a.shape.rope + (size_t)t * D + 8 * j + lane % 4 * 2);
             }
         }
     }
@@ -316,7 +352,7 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward
               warp = __shfl_sync(ALL_LANES, thread / WARP, 0); // nvcc knows that it is uniform
     const int key = warp % 4 * Block::WARP_KEYS;
     const bool of_values = warp < 4;
-    const Block at = {Block::take(a, memory), shared};
+    Block at = {Block::take(a, memory), shared};
     const int head_end = at.head_end();
     BackwardStep step = at.begin();
     const size_t kv_row = (size_t)at.b * s.T + at.key0;
@@ -370,8 +406,12 @@ static __global__ void __launch_bounds__(BACKWARD_THREADS, 1) attention_backward
             atomicAdd(counter, 1u);
         }
     }
+    if (MAPS == 2) at.kv = step.head / at.group() - 1; // instead of a register during the loop
     if (of_values) at.write(a.dv, sum, key, s.v_head, s.DV, 1, a.add_dv);
-    else at.write(a.dk, sum, key, s.k_head, s.D, s.scale, false);
+    else {
+        if (s.rope && s.rope_heads > s.NQ) at.rotate_keys(sum, key);
+        at.write(a.dk, sum, key, s.k_head, s.D, s.scale, false);
+    }
 }
 
 template <int D, int DV, int MAPS> static inline void attention_mma_backward_launch(const AttentionBackwardMma &a) {
@@ -393,10 +433,18 @@ template <int D, int DV, int MAPS> static inline void attention_mma_backward_lau
 #undef ATTENTION_BACKWARD
 }
 
-// dq, dk, dv, dout, q, k, v and add_dv are in a. MAPS 2: diff_attention of pairs
+// Whether the kernel includes rope_backward: that of Hopper does not.
+static inline bool attention_mma_backward_rotates(AttentionShape s, int maps) {
+    return s.rope && s.D == backward_width(s, maps) && !hopper_heads(s.D, s.DV);
+}
+
+// dq, dk, dv, dout, q, k, v and add_dv are in a. MAPS 2: diff_attention of pairs. Returns whether it has also computed
+// rope_backward.
 template <int MAPS>
-static inline void attention_mma_backward(AttentionBackwardMma a, const BackwardInputs &in, AttentionShape s) {
+static inline bool attention_mma_backward(AttentionBackwardMma a, const BackwardInputs &in, AttentionShape s) {
     assert(s.first == 0 && s.NQ / MAPS % s.NKV == 0);
+    const bool rotates = attention_mma_backward_rotates(s, MAPS);
+    if (!rotates) s.rope = NULL;
     size_t bytes = attention_mma_backward_memory(&a, s, MAPS, NULL);
     attention_mma_backward_memory(&a, s, MAPS, (char *)(void *)ops_workspace_take(bytes));
     auto rows = attention_backward_rows_kernel<MAPS>;
@@ -405,5 +453,6 @@ static inline void attention_mma_backward(AttentionBackwardMma a, const Backward
     else if (s.D <= 64 && s.DV <= 64) attention_mma_backward_launch<64, 64, MAPS>(a);
     else if (MAPS == 1 && s.D <= 64) attention_mma_backward_launch<64, 128, 1>(a);
     else attention_mma_backward_launch<128, 128, MAPS>(a);
+    return rotates;
 }
 #endif

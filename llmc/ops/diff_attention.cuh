@@ -40,11 +40,15 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
                                            AttentionShape s, Factor factor, bool add_dv) {
     if (attention_by_groups(s)) {
-        OPERATION();
-        assert(packed(0, dq, dk, dv, dout, out, kept, q, k, v));
-        const AttentionBackwardMma a = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, nullptr, s, 0, add_dv};
-        const BackwardInputs in = {dout, out, kept, l, dl, lse, s.NQ / 2 * s.DV, s.DV, ldl, factor};
-        attention_mma_backward<2>(a, in, s);
+        bool rotated;
+        {
+            OPERATION();
+            assert(packed(0, dq, dk, dv, dout, out, kept, q, k, v));
+            const AttentionBackwardMma a = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, nullptr, s, 0, add_dv};
+            const BackwardInputs in = {dout, out, kept, l, dl, lse, s.NQ / 2 * s.DV, s.DV, ldl, factor};
+            rotated = attention_mma_backward<2>(a, in, s);
+        }
+        if (s.rope && !rotated) rope_backward(dq, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
         return;
     }
     diff_combine_backward(dkept, dl, dout, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups,

@@ -102,10 +102,11 @@ static inline const cJSON *matmul_choices(void);
 
 // rotates `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first[b] + t,
 // or t if first is NULL
-// x (N, heads*D) with row stride ldx; table (positions, 2, D/2) of cosines, sines, filled on the host by rope_table
-static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx,
+// x (N, heads, D) with row stride ldx and head stride `head`; table (positions, 2, D/2) of cosines, sines, filled by
+// rope_table on the host
+static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                 const int *first);
-static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx,
+static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                  const int *first);
 
 // Causal attention of NQ query heads over NKV key/value heads; query head j uses key/value head j / (NQ/NKV). Rows of
@@ -121,6 +122,10 @@ typedef struct {
     int window;           // a row attends to the last `window` keys up to its own position; 0: to all of them
     const int *first_key; // (B,T): the first key that a row may attend to, nondecreasing in T; NULL: 0
     HeadGroups groups;    // of diff_attention; without noise heads: attention
+    // With a table the backward includes rope_backward of this many heads from the first one of q on, with its strides:
+    // those of q, or of q and k.
+    const real *rope;
+    int rope_heads;
 } AttentionShape;
 
 // Query heads that are computed together, since their outputs are subtracted.

@@ -23,13 +23,13 @@ static inline void rope_table(real *table, int positions, int D, double theta) {
 
 // One row per block; its columns are those of the first halves: (heads, D/2).
 template <int W>
-static __global__ void rope_kernel(floatX *x, const real *table, int T, int heads, int D, int ldx, const int *first,
-                                   real sign) {
+static __global__ void rope_kernel(floatX *x, const real *table, int T, int heads, int D, int ldx, int stride,
+                                   const int *first, real sign) {
     unsigned n = blockIdx.x, pairs = (unsigned)D / 2, column = column_index<W>(), head = column / pairs,
              i = column % pairs;
     if (head >= (unsigned)heads) return;
     const real *cosines = table + ((first ? (unsigned)first[n / (unsigned)T] : 0) + n % (unsigned)T) * (size_t)D + i;
-    floatX *x1 = x + n * (size_t)ldx + head * (size_t)D + i, *x2 = x1 + pairs;
+    floatX *x1 = x + n * (size_t)ldx + head * (size_t)stride + i, *x2 = x1 + pairs;
     float a[W], b[W], c[W], s[W], a_new[W], b_new[W];
     load<W>(a, x1);
     load<W>(b, x2);
@@ -44,24 +44,24 @@ static __global__ void rope_kernel(floatX *x, const real *table, int T, int head
     store<W>(x2, b_new);
 }
 
-static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, const int *first,
-                               real sign) {
+static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int head,
+                               const int *first, real sign) {
     int rows = B * T, columns = heads * (D / 2);
-    uintptr_t places = (uintptr_t)x | ldx * sizeof(floatX) | (size_t)D / 2 * sizeof(floatX); // their common bits
+    uintptr_t places = (uintptr_t)x | (size_t)(ldx | head | D / 2) * sizeof(floatX); // their common bits
     if (places % 16 == 0 && packed(0, table))
-        LAUNCH_COLUMNS_OF(PACK, rope_kernel<PACK>, rows, columns, x, table, T, heads, D, ldx, first, sign);
+        LAUNCH_COLUMNS_OF(PACK, rope_kernel<PACK>, rows, columns, x, table, T, heads, D, ldx, head, first, sign);
     else if (D % 8 == 0 && places % (4 * sizeof(floatX)) == 0 && packed(0, table)) // D = 40 or 72 in bf16
-        LAUNCH_COLUMNS_OF(4, rope_kernel<4>, rows, columns, x, table, T, heads, D, ldx, first, sign);
-    else LAUNCH_COLUMNS_OF(1, rope_kernel<1>, rows, columns, x, table, T, heads, D, ldx, first, sign);
+        LAUNCH_COLUMNS_OF(4, rope_kernel<4>, rows, columns, x, table, T, heads, D, ldx, head, first, sign);
+    else LAUNCH_COLUMNS_OF(1, rope_kernel<1>, rows, columns, x, table, T, heads, D, ldx, head, first, sign);
 }
-static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx,
+static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                 const int *first) {
     OPERATION();
-    rope_rotate(x, table, B, T, heads, D, ldx, first, 1);
+    rope_rotate(x, table, B, T, heads, D, ldx, head, first, 1);
 }
-static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx,
+static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                  const int *first) {
     OPERATION();
-    rope_rotate(dx, table, B, T, heads, D, ldx, first, -1);
+    rope_rotate(dx, table, B, T, heads, D, ldx, head, first, -1);
 }
 #endif

@@ -79,6 +79,10 @@ static inline AttentionKernel predicted_attention(const DevicePeak *gpu, const O
 static inline bool predicted_pairs(const DevicePeak *gpu, const Options *o, AttentionShape s) {
     return s.groups.noise && s.groups.signals == 1 && predicted_own(gpu, o, s, true) && predicted_fits(s);
 }
+// Whether the kernel of attention's backward also computes that of RoPE (attention_mma_backward.cuh).
+static inline bool predicted_rotates(AttentionShape s, AttentionKernel by) {
+    return by == BY_TENSOR_CORES && (s.D == 64 || s.D == 128);
+}
 static inline double attention_ms(const Prediction *p, AttentionShape s, AttentionKernel by, double flops, double bytes,
                                   bool backward) {
     const AssumptionName library = backward ? ASSUME_ATTENTION_BACKWARD : ASSUME_ATTENTION_FORWARD;

@@ -205,20 +205,24 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
                                      AttentionShape s) {
     record_attention(__func__, s, predicted_attention(recorded.device, recorded.options, s, false), false);
 }
+static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int head,
+                                 const int *first) {
+    record_rows(CLASS_ROPE, __func__, 1, rope_bytes((size_t)B * T, heads, D));
+}
+static inline void record_attention_backward(const char *name, AttentionShape s, AttentionKernel by) {
+    record_attention(name, s, by, true);
+    if (!predicted_rotates(s, by)) rope_backward(NULL, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
+}
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                       AttentionShape s, bool add_dv) {
-    record_attention(__func__, s, predicted_attention(recorded.device, recorded.options, s, true), true);
+    record_attention_backward(__func__, s, predicted_attention(recorded.device, recorded.options, s, true));
 }
 static inline void attention_documents(int *list, const int *first_key, const int *starts, int N, int T) {
     record_rows(CLASS_ATTENTION_FORWARD, __func__, 1, (size_t)N * sizeof(int));
 }
-static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx,
+static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                 const int *first) {
-    record_rows(CLASS_ROPE, __func__, 1, rope_bytes((size_t)B * T, heads, D));
-}
-static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx,
-                                 const int *first) {
     record_rows(CLASS_ROPE, __func__, 1, rope_bytes((size_t)B * T, heads, D));
 }
 static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D) {
@@ -258,12 +262,12 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
                                            AttentionShape s, Factor factor, bool add_dv) {
     AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, true);
     if (record_pairs(s)) {
-        record_attention(__func__, s, by, true);
+        record_attention_backward(__func__, s, by);
         return;
     }
     diff_combine_backward(dkept, dl, dout, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups,
                           factor);
-    record_attention("attention_backward", attention_of_heads(s), by, true);
+    record_attention_backward("attention_backward", attention_of_heads(s), by);
 }
 static inline void fill_forward(floatX *l, real value, size_t count) {
     record_rows(CLASS_COMBINE, __func__, 1, layer_lambda_bytes(count));
