@@ -281,7 +281,8 @@ check_registers() { # build directories
 turn() { # a number that depends on the revision: what is not tested at this one is at another
     echo $((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
 }
-compiled_ptx_of() { # architecture
+# Runs the operations of an architecture.
+compiled_ptx_of() {
     local program=build/ptx/sm_$1/test_diffv2 shared=99 # KiB of a block
     [ "$1" != 90a ] || shared=227
     # the stage CUDA operations detects accesses of the host to device memory, which takes half a minute

@@ -193,7 +193,8 @@ static inline void tensor_add(TensorList *list, TensorPlace *place, int r, const
     list->count++;
 }
 
-// The factors of a tensor's rate and epsilon. Muon's step has the rank of what it orthogonalizes, AdamW's a constant one.
+// The factors of a tensor's rate and epsilon. Muon's step has the rank of what it orthogonalizes, AdamW's a constant
+// one.
 static inline Scaling tensor_scaling(const ModelConfig *c, const Tensor *t) {
     Scaling s = scaling_of(c, t->row->kind);
     const Powers rank = {t->sliced ? 0 : 0.5, 0, t->sliced ? 0.5 : 0};

@@ -30,6 +30,7 @@ typedef enum {
     ASSUME_DETERMINISTIC,
     ASSUME_OWN_FORWARD,
     ASSUME_OWN_BACKWARD,
+    ASSUME_OWN_MMA,
     ASSUME_FP32_ATTENTION,
     ASSUME_MEMORY,
     ASSUME_NORMS,
@@ -80,14 +81,18 @@ static const Assumption assumptions[ASSUMPTION_COUNT] = {
         {0.82, 0.82, 0.82, 0.82},
         "by the bytes of dS on Hopper, all of it or the causal half: 0.64 to 0.78; FlashAttention-3 on an H100: 0.62 "
         "to 0.82 (arXiv 2601.21824, flash-attention #1893)"},
-    {"built-in attention forward, long sequences", "of peak", {0.50, 0.65, 0.24, 0.10},
-        {0.70, 0.90, 0.34, 0.17},
+    {"built-in attention forward, long sequences", "of peak", {0.50, 0.65, 0.45, 0.10},
+        {0.70, 0.90, 0.63, 0.17},
         "fast: FlashAttention-2, also by mma.sync: A100 arXiv 2307.08691; RTX 5090 191 TFLOP/s, a first kernel 143 "
-        "(gau-nernst's blog); H100 304 to 312 (pytorch/benchmark #2296, flash-attention #2688), of whose wgmma peak "
-        "mma.sync has 0.63 (arXiv 2402.13499); B200 362 (tritonbench #171); slow: 0.7 of it, estimated"},
-    {"built-in attention backward, long sequences", "of peak", {0.40, 0.42, 0.20, 0.10}, {0.60, 0.66, 0.32, 0.16},
+        "(gau-nernst's blog); B200 362 (tritonbench #171); slow: 0.7 of it, estimated. Hopper by wgmma: below cuDNN, "
+        "estimated"},
+    {"built-in attention backward, long sequences", "of peak", {0.40, 0.42, 0.36, 0.10}, {0.60, 0.66, 0.55, 0.16},
         "fast: FlashAttention-2, nondeterministic: A100 arXiv 2307.08691; RTX A5000 77 TFLOP/s (ring-attention #10); "
-        "H100 299, B200 334 with D 64 (flash-attention #2688, #1589); slow: 0.65 of it, estimated"},
+        "B200 334 with D 64 (flash-attention #1589); slow: 0.65 of it, estimated. Hopper by wgmma, in the order of "
+        "dQ's sums: estimated"},
+    {"built-in attention by mma.sync on Hopper", "of that rate", {1, 1, 0.53, 1}, {1, 1, 0.57, 1},
+        "heads other than 64 and 128: forward 304 to 312, backward 299 TFLOP/s (pytorch/benchmark #2296, "
+        "flash-attention #2688); mma.sync has 0.63 of wgmma's peak (arXiv 2402.13499)"},
     {"attention kernels without tensor cores", "of peak", {0.01, 0.03, 0.01, 0.005}, {0.03, 0.07, 0.03, 0.015},
         "fp32 units only; estimated"},
     {"operations on rows and parameters", "of bandwidth", {0.77, 0.82, 0.80, 0.80}, {0.87, 0.92, 0.90, 0.90},

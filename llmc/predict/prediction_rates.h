@@ -79,9 +79,13 @@ static inline AttentionKernel predicted_attention(const DevicePeak *gpu, const O
 static inline bool predicted_pairs(const DevicePeak *gpu, const Options *o, AttentionShape s) {
     return s.groups.noise && s.groups.signals == 1 && predicted_own(gpu, o, s, true) && predicted_fits(s);
 }
+// Whether the built-in kernels are those of wgmma (hopper_heads).
+static inline bool predicted_wgmma(const DevicePeak *gpu, AttentionShape s) {
+    return gpu->generation == HOPPER && (s.D == 64 || s.D == 128) && (s.DV == s.D || s.DV == 128);
+}
 // Whether the kernel of attention's backward also computes that of RoPE (attention_mma_backward.cuh).
-static inline bool predicted_rotates(AttentionShape s, AttentionKernel by) {
-    return by == BY_TENSOR_CORES && (s.D == 64 || s.D == 128);
+static inline bool predicted_rotates(const DevicePeak *gpu, AttentionShape s, AttentionKernel by) {
+    return by == BY_TENSOR_CORES && (s.D == 64 || s.D == 128) && !predicted_wgmma(gpu, s);
 }
 static inline double attention_ms(const Prediction *p, AttentionShape s, AttentionKernel by, double flops, double bytes,
                                   bool backward) {
@@ -93,6 +97,7 @@ static inline double attention_ms(const Prediction *p, AttentionShape s, Attenti
     double span = 2 * attention_visible(s) / ((double)s.B * s.T) - 1;
     if (by == BY_TENSOR_CORES) {
         share = p->assumed[backward ? ASSUME_OWN_BACKWARD : ASSUME_OWN_FORWARD];
+        if (!predicted_wgmma(p->plan->device, s)) share *= p->assumed[ASSUME_OWN_MMA];
         length *= share / assumption_value(library, p->plan->device->generation, ASSUMPTION_COUNT);
     }
     if (s.window) length += TILE * (1 - (double)s.window / s.T);

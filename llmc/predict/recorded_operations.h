@@ -211,7 +211,8 @@ static inline void rope_backward(floatX *dx, const real *table, int B, int T, in
 }
 static inline void record_attention_backward(const char *name, AttentionShape s, AttentionKernel by) {
     record_attention(name, s, by, true);
-    if (!predicted_rotates(s, by)) rope_backward(NULL, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
+    if (!predicted_rotates(recorded.device, s, by))
+        rope_backward(NULL, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
 }
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
