@@ -59,7 +59,10 @@ static inline void changes_open(AppliedChanges *a, const Options *o, const Tenso
         CHECK(c->first > step && c->last <= o->steps, "--change %s: this start has the steps %" PRId64 " to %" PRId64,
               c->text, step + 1, o->steps);
         change_check_tensor(c, list);
+        CHECK(c->kind != CHANGE_NORM || o->optimizer == OPTIMIZER_ADAMW,
+              "--change %s: updates of %s have a constant norm", c->text, optimizer_choice(o->optimizer));
         if (!moves) continue;
+        CHECK(!o->phase && !o->batch_schedule, "--change %s: windows cannot be moved in a run with phases", c->text);
         CHECK(c->first == c->last, "--change %s: %s requires a single step", c->text, change_names[c->kind]);
         CHECK(c->high < (int64_t)windows, "--change %s: an update has %" PRIu64 " windows, from 0", c->text, windows);
         uint64_t first = next_window + (uint64_t)(c->first - step - 1) * windows;

@@ -2,7 +2,19 @@
 
 import numpy as np
 import pytest
-from program import SMALL, USAGE, all_records, checkpoint, expect_same, read_json, records, run_trainer, tensors, train
+from program import (
+    FAILED,
+    SMALL,
+    USAGE,
+    all_records,
+    checkpoint,
+    expect_same,
+    read_json,
+    records,
+    run_trainer,
+    tensors,
+    train,
+)
 
 CLIPPED = "--clip-update-norm 1.5,8 --beta2 0.5 --steps 24 --checkpoint-every 12"
 
@@ -15,7 +27,10 @@ def arrays(run, step, file):
     return tensors(checkpoint(run, step) / f"{file}.safetensors")
 
 
-@pytest.mark.parametrize("model", ["", "--experts 3 --experts-active 2 --expert-ffn 16 --no-tie-embeddings"])
+MODELS = ["", "--experts 3 --experts-active 2 --expert-ffn 16 --no-tie-embeddings", "--optimizer muon"]
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_tensor_records(corpus, tmp_path, model):
     """the records of tensors are those of the weights before an update, of their change, and of the moments after it"""
     options = "--weight-decay 0 --steps 3 --checkpoint-every 1 --keep 0 --stats-every 3"
@@ -33,6 +48,12 @@ def test_tensor_records(corpus, tmp_path, model):
     for record, names in zip(found, of.values()):
         whole = {"weights": before, "change": {n: after[n].astype(float) - before[n] for n in names}}
         joined = {key: np.concatenate([x[n].ravel() for n in names]) for key, x in whole.items()}
+        if f"exp_avg_sq.{names[0]}" not in moments:  # Muon
+            assert model == "--optimizer muon" and record["name"].endswith("_proj.weight")
+            assert all(record[key] is None for key in ("update_norm", "ratio", "v_min", "v_max"))
+            expected = [norm(joined["weights"]), abs(moments[f"exp_avg.{names[0]}"]).max()]
+            assert np.allclose([record["weight_norm"], record["m_max"]], expected, rtol=2e-3), record
+            continue
         m, v = (np.concatenate([moments[f"{x}.{n}"].ravel() for n in names]) for x in ("exp_avg", "exp_avg_sq"))
         squares += norm(joined["change"]) ** 2
         expected = [norm(joined["weights"]), norm(joined["change"]), abs(m).max(), v.min(), v.max()]
@@ -100,3 +121,22 @@ def test_z_loss(corpus, tmp_path):
 def test_clip_mistakes(value):
     """mistakes in --clip-update-norm are one line each"""
     run_trainer(f"--dry-run --clip-update-norm={value}").one_line(USAGE, "it must be SIGMA,WINDOW, such as 3,128")
+
+
+def test_clipping_of_muon():
+    """--clip-update-norm is refused with Muon, whose updates have a constant norm"""
+    result = run_trainer("--dry-run --optimizer muon --clip-update-norm 3,8")
+    result.one_line(USAGE, "--clip-update-norm requires --optimizer adamw")
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "message"),
+    [
+        ("--optimizer normuon", "2:update-norm=1", "updates of normuon have a constant norm"),
+        ("--batch-schedule 64@0,128@1", "2:order=reverse", "windows cannot be moved in a run with phases"),
+    ],
+)
+def test_changes_that_do_not_fit(corpus, tmp_path, options, change, message):
+    """changes of a step that an optimizer or phases exclude are refused in one line"""
+    result = train(corpus, tmp_path / "run", "--steps 3", options, f"--change {change}")
+    result.one_line(FAILED, message)
