@@ -158,8 +158,9 @@ static inline void phases_free(Phases *p) {
     for (int k = 1; k < p->count; k++)
         for (size_t i = 0; i < PHASE_ROW_COUNT; i++) {
             const OptionRow *row = &option_rows[option_row(phase_rows[i].option)];
+            if (row->kind != OPTION_TEXT) continue;
             char *own = *(char **)((char *)&p->items[k].options + row->field);
-            if (row->kind == OPTION_TEXT && own != *(char **)((char *)&p->items[k - 1].options + row->field)) free(own);
+            if (own != *(char **)((char *)&p->items[k - 1].options + row->field)) free(own);
         }
     free(p->items);
     memset(p, 0, sizeof(*p));
