@@ -17,6 +17,7 @@ case checks besides the numbers.
 #define SQUARES_LEAST 2048
 #define LINEAR_PIECE_BYTES 20000
 #define EXPERT_GROUP_WARPS 8
+#define STATS_LEAST 32
 #include "tests/cuda_attention.h"
 #include "tests/cuda_collectives.h"
 #include "tests/cuda_linear.h"

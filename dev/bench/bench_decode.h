@@ -39,7 +39,7 @@ static void decode_plan(Model *model, const DecodeArm *arm, int B, int T) {
     c.NH = (int)(arm->heads * c.NH);
     c.yoco = arm->yoco;
     c.window = arm->yoco ? decode_window() : 0, c.full_every = 0;
-    model_plan(model, &c, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, one_rank);
+    plan_config(model, &c, B, T, FOR_GENERATION);
 }
 
 // A model for generation whose caches are full.
@@ -231,7 +231,7 @@ static void windows_row(int T, int window) {
     CHECK(find_model(&c, bench.preset, "diff_v2", 0, T), "no preset '%s'", bench.preset);
     c.window = window, c.full_every = 0, c.yoco = false;
     Model model;
-    model_plan(&model, &c, 1, T, FOR_TRAINING, RECOMPUTE_NOTHING, one_rank);
+    plan_config(&model, &c, 1, T, FOR_TRAINING);
     const OpSize size = attention_size(&model, "", 1, T);
     printf("  %7d %7d", T, window);
     for (int backward = 0; backward < 2; backward++) {

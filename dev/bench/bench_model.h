@@ -48,14 +48,18 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
     return true;
 }
 
-// Plans a model without allocating memory.
+// Plan a model without allocating memory.
+static void plan_config(Model *model, const ModelConfig *c, int B, int T, Purpose purpose) {
+    memset(model, 0, sizeof(*model));
+    plan_build(&model->plan, c, B, T, purpose, RECOMPUTE_NOTHING, one_rank);
+}
 static void plan_model(Model *model, const char *preset, const char *attention, int NKV, int B, int T,
                        Purpose purpose) {
     ModelConfig c;
     Problem problem;
     CHECK(find_model(&c, preset, attention, NKV, T), "no preset '%s' or no variant '%s'", preset, attention);
     CHECK(model_config_problems(&c, &problem, 1) == 0, "%s", problem);
-    model_plan(model, &c, B, T, purpose, RECOMPUTE_NOTHING, one_rank);
+    plan_config(model, &c, B, T, purpose);
 }
 
 // Of the gradients of one rank, before clipping.

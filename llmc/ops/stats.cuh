@@ -1,8 +1,8 @@
 /*
 stats.cuh: statistics of a layer's activations, for the log. Equations in stats.h; attention in attention_stats.cuh.
 
-  mapping     ranges: STATS_PARTS blocks, each for a part of the rows, (sum, min, max) in double; the host combines
-              them.
+  mapping     ranges: up to STATS_PARTS blocks, by the number of elements, each for a part of the rows, (sum, min, max)
+              in double; the host combines them.
               magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the counts.
   numerics    as on the CPU: all but the products q.k in double; integer counts, so the median is exact
   atomics     of integers within a block: the counts do not depend on the order
@@ -14,7 +14,13 @@ stats.cuh: statistics of a layer's activations, for the log. Equations in stats.
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
+#ifndef STATS_LEAST
+#define STATS_LEAST 8192 // elements of a block
+#endif
 enum { STATS_PARTS = 256, STATS_THREADS = 256 };
+static inline unsigned stats_blocks(size_t elements) {
+    return (unsigned)max_size(1, min_size(STATS_PARTS, elements / STATS_LEAST));
+}
 
 static __device__ inline double stats_factor(floatX l, Factor factor) { // factor_of, on the device
     double x = (double)to_float(l);
@@ -53,10 +59,11 @@ static __device__ inline void stats_range_add(Range *r, double x) {
     r->max = fmax(r->max, x);
 }
 
-static inline Range stats_range(const Range *device_parts, size_t count) {
+// Of the parts of so many blocks; count: divides the sum
+static inline Range stats_range(const Range *device_parts, unsigned blocks, size_t count) {
     Range parts[STATS_PARTS], r = {INFINITY, 0, -INFINITY};
-    buffer_download(parts, device_parts, sizeof(parts));
-    for (int p = 0; p < STATS_PARTS; p++) {
+    buffer_download(parts, device_parts, blocks * sizeof(Range));
+    for (unsigned p = 0; p < blocks; p++) {
         r.mean += parts[p].mean;
         r.min = fmin(r.min, parts[p].min);
         r.max = fmax(r.max, parts[p].max);
@@ -78,8 +85,9 @@ static __global__ void lambda_stats_kernel(Range *parts, const floatX *l, size_t
 static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor) {
     Range *parts = (Range *)ops_scratch(STATS_PARTS * sizeof(Range));
     size_t count = (size_t)N * NH;
-    LAUNCH(lambda_stats_kernel, STATS_PARTS, STATS_THREADS, 0, parts, l, count, NH, ldl, factor);
-    return stats_range(parts, count);
+    unsigned blocks = stats_blocks(count);
+    LAUNCH(lambda_stats_kernel, blocks, STATS_THREADS, 0, parts, l, count, NH, ldl, factor);
+    return stats_range(parts, blocks, count);
 }
 
 // `lanes` threads per row.
@@ -109,9 +117,10 @@ static inline Range rms_stats(const floatX *x, int N, int heads, int D, int ld) 
     size_t rows = (size_t)N * heads;
     bool wide = packed(D, x) && packed(ld);
     int lanes = row_lanes(wide ? D / PACK : D, wide);
-    if (wide) LAUNCH((rms_stats_kernel<PACK>), STATS_PARTS, STATS_THREADS, 0, lanes, parts, x, rows, heads, D, ld);
-    else LAUNCH((rms_stats_kernel<1>), STATS_PARTS, STATS_THREADS, 0, lanes, parts, x, rows, heads, D, ld);
-    return stats_range(parts, rows);
+    unsigned blocks = stats_blocks(rows * (size_t)D);
+    if (wide) LAUNCH((rms_stats_kernel<PACK>), blocks, STATS_THREADS, 0, lanes, parts, x, rows, heads, D, ld);
+    else LAUNCH((rms_stats_kernel<1>), blocks, STATS_THREADS, 0, lanes, parts, x, rows, heads, D, ld);
+    return stats_range(parts, blocks, rows);
 }
 
 // ---------------------------------------------------------------------------------------------------

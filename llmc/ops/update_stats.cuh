@@ -1,7 +1,7 @@
 /*
 update_stats.cuh: statistics of an update before it is made. Equations in update_stats.h.
 
-  mapping   STATS_PARTS blocks, each for a part of the elements; the host combines their results
+  mapping   up to STATS_PARTS blocks, each for a part of the elements; the host combines their results
   numerics  elements in fp32 as in adamw_update, sums in double
   reads     wait for the device: not part of a step, except with --clip-update-norm
   traffic   per element, bf16 with master weights or fp32: 16 bytes in
@@ -56,11 +56,11 @@ static inline UpdateStats update_stats(const floatX *params, const real *master,
     OPERATION();
     AdamwScalars s = adamw_scalars(grad_scale, lr, beta1, beta2, eps, 0, step);
     Range *parts = (Range *)ops_scratch(2 * STATS_PARTS * sizeof(Range));
+    unsigned blocks = stats_blocks(count);
     if (packed(0, params, master, grads, m, v))
-        LAUNCH((update_stats_kernel<PACK>), STATS_PARTS, STATS_THREADS, 0, parts, params, master, grads, m, v, count,
-               s);
-    else LAUNCH((update_stats_kernel<1>), STATS_PARTS, STATS_THREADS, 0, parts, params, master, grads, m, v, count, s);
-    Range u = stats_range(parts, 1), w = stats_range(parts + STATS_PARTS, 1); // sums
+        LAUNCH((update_stats_kernel<PACK>), blocks, STATS_THREADS, 0, parts, params, master, grads, m, v, count, s);
+    else LAUNCH((update_stats_kernel<1>), blocks, STATS_THREADS, 0, parts, params, master, grads, m, v, count, s);
+    Range u = stats_range(parts, blocks, 1), w = stats_range(parts + STATS_PARTS, blocks, 1); // sums
     UpdateStats r = {w.mean, u.mean, w.max, u.min, u.max};
     return r;
 }
