@@ -6,10 +6,11 @@
   scripts/export_run.py RUN... --csv FILE             one table
 
 RUN is a run directory (--out of the trainer); NAME is its last component. Each value of log.jsonl gets the name
-KIND/KEY, such as train/loss, val/loss; a value of a layer stats_KEY/layer_NN, one of a multiple-choice task
-choices_KEY/TASK. Events are JSON texts with the name events. null values are left out, or empty cells. Where a run
-went back to an earlier step, the later values replace the earlier ones. An incomplete last line is not read; other
-lines that are no records are counted. docs/training.md has the details.
+KIND/KEY, such as train/loss, val/loss; a value of a layer stats_KEY/layer_NN, one of a tensor tensor_KEY/layer_NN/NAME
+or tensor_KEY/NAME, one of a multiple-choice task choices_KEY/TASK. Events are JSON texts with the name events. null
+values are left out, or empty cells. Where a run went back to an earlier step, the later values replace the earlier
+ones. An incomplete last line is not read; other lines that are no records are counted. docs/training.md has the
+details.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from lab import cli, option_history, run_directory
 from lab.run_directory import RunError
 
 QUIET = 60  # seconds without a new record after which an unlocked run has ended
-IDENTITY = {"stats": ("layer", "layer_{:02d}"), "choices": ("name", "{}")}  # what the records of a step differ in
+IDENTITY = {"stats": ["layer"], "choices": ["name"], "tensor": ["layer", "name"]}  # what records of a step differ in
 
 
 class Run:
@@ -83,12 +84,12 @@ class Run:
         if kind == "event":
             row["events"] = json.dumps([*json.loads(row.get("events", "[]")), values])
             return
-        key, form = IDENTITY.get(kind, (None, ""))
-        which = values.pop(key, None)
+        which = [values.pop(key) for key in IDENTITY.get(kind, []) if key in values]
+        of = "/".join(f"layer_{x:02d}" if isinstance(x, int) else x for x in which if x is not None)
         for name, value in values.items():
             if isinstance(value, (list, dict)):
                 value = json.dumps(value)
-            row[f"{kind}/{name}" if which is None else f"{kind}_{name}/{form.format(which)}"] = value
+            row[f"{kind}_{name}/{of}" if of else f"{kind}/{name}"] = value
 
     def take(self, all_rows):
         """The rows that are complete and not written yet, in order; with all_rows also the last one."""

@@ -29,7 +29,7 @@ STEPS = [
     ("tiny", "diff_v2_gated_elem", ""),
     ("tiny", "xsa", "--gemm fp8 --window 8 --yoco"),
     ("tiny", "diff_scalar", "--sdpa own"),
-    ("small", "diff_v2", "--sdpa own --yoco --window 8"),
+    ("small", "diff_v2", "--sdpa own --yoco --window 8", "B200", "100"),
     ("moe-tiny", "diff_v2", "--shared-experts 1 --dense-layers 1 --window 8 --yoco"),
     ("moe-tiny", "baseline", "--gemm fp8 --shared-experts 2"),  # experts in bf16
     ("moe-tiny", "baseline", "--gemm fp8 --shared-experts 2", "L40S", "89"),  # in FP8
