@@ -205,6 +205,7 @@ static const Check attention_rotated_check = {"attention rotated", check_attenti
 
 static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first_key) {
     twin::AttentionShape r;
+    memset(&r, 0, sizeof(r));
     r.B = s.B, r.T = s.T, r.first = s.first;
     r.NQ = s.NQ, r.NKV = s.NKV, r.D = s.D, r.DV = s.DV;
     r.ldq = s.ldq, r.ldkv = s.ldkv, r.ldo = s.ldo;
