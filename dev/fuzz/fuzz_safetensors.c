@@ -32,8 +32,7 @@ void fuzz_prepare(void) {
     TensorList list = tensor_list_build(&c, 1);
     CheckpointPart all = checkpoint_part("", NULL, DTYPE_F32, false);
     FORMAT(path, "%s/%s", fuzz_directory(), fuzz_file);
-    specs = checkpoint_specs(&list, &all, 1, DTYPE_F32);
-    spec_total = list.count;
+    specs = checkpoint_specs(&list, &all, 1, DTYPE_F32, &spec_total);
     tensor_list_free(&list);
 }
 
