@@ -226,7 +226,7 @@ oncpu() { # name, build directory, variables of make, "-", programs...: builds a
         return 1
     fi
     build "$name" "${variables[@]}" "${@/#/$directory/}" || return 1
-    # under sanitizers two cases take a quarter of the time
+    # under sanitizers the cases of many tiles take long; other stages have them
     [ $all_tests = yes ] || [[ ${variables[*]} != *SANITIZE* ]] || words=("-many tiles")
     for program; do
         case $program in

@@ -60,6 +60,8 @@ static inline DeviceGeneration device_generation(int major, int minor) { // of a
     if (major == 8) return minor ? CARD : AMPERE;
     return major == 9 ? HOPPER : major == 10 || major == 11 ? BLACKWELL : CARD;
 }
+// Whether attention's kernels by wgmma have heads of these widths: whole boxes (hopper.cuh).
+static inline bool wgmma_widths(int D, int DV) { return (D == 64 || D == 128) && (DV == D || DV == 128); }
 typedef struct {
     const char *name;
     int multiprocessors; // 0: any, if the document does not state it

@@ -6,9 +6,8 @@ products of a warpgroup, 128 threads whose first is a multiple of 128.
              ends when all arrivals and all expected bytes have come; mbarrier_wait(b, p) waits for the end of the phase
              of parity p: 0 is the first one, 1 the second
   copies     tensor_load: a box, by one thread, after mbarrier_expect (which is an arrival) of its bytes. Elements
-             outside of the tensor are zeros and count. tensor_store: a box, after proxy_fence() by the threads that
-             wrote it and a barrier; elements outside are not written. bulk_commit and bulk_wait by the same thread
-             bulk_load: bytes of device memory as they are, a multiple of 16, likewise
+             outside of the tensor are zeros and count. bulk_load: bytes of device memory as they are, a multiple of 16,
+             likewise. proxy_fence(): by threads that wrote shared memory, before a barrier and wgmma
   boxes      64 columns of bf16, 128 bytes a row, with swizzle: at a multiple of 1024 of shared memory, pack p (16
              bytes) of row r is at 128 r + 16 (p ^ r % 8). A wider matrix is boxes of all its rows, one after another
   wgmma      d (64,N) = a (64,16) b (16,N) + (add ? d : 0), bf16, sums in fp32. Lane 4g + r of warp w has in d[n][c] row
@@ -27,6 +26,7 @@ products of a warpgroup, 128 threads whose first is a multiple of 128.
 */
 #ifndef LLMC_HOPPER_CUH
 #define LLMC_HOPPER_CUH
+#include "device_peak.h"
 #include "kernel_utils.cuh"
 #include <cuda.h>
 
@@ -51,10 +51,7 @@ static inline bool hopper_device(void) {
 #endif
 }
 
-// Whether attention's heads are whole boxes, on Hopper.
-static inline bool hopper_heads(int D, int DV) {
-    return hopper_device() && (D == 64 || D == 128) && (DV == D || DV == 128);
-}
+static inline bool hopper_heads(int D, int DV) { return hopper_device() && wgmma_widths(D, DV); }
 
 // Describes (count, rows, columns) numbers at `tensor`, rows ld apart and matrices rows * ld, in boxes of box_rows rows
 // and 64 columns.
@@ -115,20 +112,11 @@ static __device__ inline void tensor_load(void *to, const CUtensorMap *map, int 
         "l"(map), "r"(column), "r"(row), "r"(matrix), "r"(shared_address(b))
         : "memory");
 }
-static __device__ inline void tensor_store(const CUtensorMap *map, int column, int row, int matrix, const void *from) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
-                 "r"(column), "r"(row), "r"(matrix), "r"(shared_address(from))
-                 : "memory");
-}
 static __device__ inline void bulk_load(void *to, const void *from, int bytes, uint64_t *b) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
                  "l"(from), "r"(bytes), "r"(shared_address(b))
                  : "memory");
-}
-static __device__ inline void bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int LEFT> static __device__ inline void bulk_wait(void) { // until shared memory has been read
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
 static __device__ inline void proxy_fence(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -15,12 +15,12 @@ typedef struct {
     float scale, b1, b2, rest1, rest2, rsqrt_correction2, rate, keep, epsilon;
 } AdamwScalars;
 
+// w: the (master) weights of W elements; m and v after the update
 template <int W>
-static __global__ void adamw_kernel(size_t begin, size_t end, floatX *params, real *master, const grad_t *grads,
-                                    real *m, real *v, AdamwScalars s) {
-    size_t i = element_index<W>(begin);
-    if (i >= end) return;
-    float w[W], g[W], mi[W], vi[W];
+static __device__ inline void adamw_moments(float (&w)[W], float (&mi)[W], float (&vi)[W], size_t i,
+                                            const floatX *params, const real *master, const grad_t *grads,
+                                            const real *m, const real *v, AdamwScalars s) {
+    float g[W];
     if (master) load_fp32<W>(w, master + i);
     else load<W>(w, params + i);
     load_fp32<W>(g, grads + i);
@@ -31,8 +31,19 @@ static __global__ void adamw_kernel(size_t begin, size_t end, floatX *params, re
         g[k] *= s.scale;
         mi[k] = s.b1 * mi[k] + s.rest1 * g[k];
         vi[k] = s.b2 * vi[k] + s.rest2 * g[k] * g[k];
-        w[k] = w[k] * s.keep - s.rate * mi[k] / (sqrtf(vi[k]) * s.rsqrt_correction2 + s.epsilon);
     }
+}
+
+template <int W>
+static __global__ void adamw_kernel(size_t begin, size_t end, floatX *params, real *master, const grad_t *grads,
+                                    real *m, real *v, AdamwScalars s) {
+    size_t i = element_index<W>(begin);
+    if (i >= end) return;
+    float w[W], mi[W], vi[W];
+    adamw_moments<W>(w, mi, vi, i, params, master, grads, m, v, s);
+    UNROLL
+    for (int k = 0; k < W; k++)
+        w[k] = w[k] * s.keep - s.rate * mi[k] / (sqrtf(vi[k]) * s.rsqrt_correction2 + s.epsilon);
     store_fp32<W>(m + i, mi);
     store_fp32<W>(v + i, vi);
     if (master) store_fp32<W>(master + i, w);

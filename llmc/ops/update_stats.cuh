@@ -15,17 +15,10 @@ template <int W>
 static __device__ inline void update_stats_elements(Range *u, Range *w, size_t i, const floatX *params,
                                                     const real *master, const grad_t *grads, const real *m,
                                                     const real *v, AdamwScalars s) {
-    float x[W], g[W], mi[W], vi[W];
-    if (master) load_fp32<W>(x, master + i);
-    else load<W>(x, params + i);
-    load_fp32<W>(g, grads + i);
-    load_fp32<W>(mi, m + i);
-    load_fp32<W>(vi, v + i);
+    float x[W], mi[W], vi[W];
+    adamw_moments<W>(x, mi, vi, i, params, master, grads, m, v, s);
     UNROLL
     for (int k = 0; k < W; k++) {
-        g[k] *= s.scale;
-        mi[k] = s.b1 * mi[k] + s.rest1 * g[k];
-        vi[k] = s.b2 * vi[k] + s.rest2 * g[k] * g[k];
         double change = (double)(s.rate * mi[k] / (sqrtf(vi[k]) * s.rsqrt_correction2 + s.epsilon));
         u->mean += change * change;
         u->min = fmin(u->min, (double)vi[k]);

@@ -81,7 +81,7 @@ static inline bool predicted_pairs(const DevicePeak *gpu, const Options *o, Atte
 }
 // Whether the built-in kernels are those of wgmma (hopper_heads).
 static inline bool predicted_wgmma(const DevicePeak *gpu, AttentionShape s) {
-    return gpu->generation == HOPPER && (s.D == 64 || s.D == 128) && (s.DV == s.D || s.DV == 128);
+    return gpu->generation == HOPPER && wgmma_widths(s.D, s.DV);
 }
 // Whether the kernel of attention's backward also computes that of RoPE (attention_mma_backward.cuh).
 static inline bool predicted_rotates(const DevicePeak *gpu, AttentionShape s, AttentionKernel by) {
