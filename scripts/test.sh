@@ -15,8 +15,8 @@
 #   sanitizers       the tests, and those of programs, under AddressSanitizer and UndefinedBehaviorSanitizer
 #   x86-64           the operations compiled for the oldest x86-64, with vectors of 4 floats
 #   CUDA operations, CUDA trainer
-#                    kernels and trainer, run by dev/cuda_on_cpu, in bf16, in fp32 and under the sanitizers. Requires
-#                    CUDA's headers
+#                    kernels and trainer, run by dev/cuda_on_cpu, in bf16; one of both in fp32 or under the sanitizers,
+#                    in turn by revision; with --all both in both. Requires CUDA's headers
 #   CUDA tools       dev/gpu_check.sh with this emulation; the predictions of --dry-run --device
 #   compiled PTX     the operations on what nvcc compiles for sm_90a or sm_80, in turn by revision, run by dev/ptx, and
 #                    mistakes planted in PTX; with --all for all architectures, and the layouts of wgmma against CuTe.
@@ -446,12 +446,12 @@ if [ $quick = no ]; then
     stage sanitized "sanitizers"
     [ "$(uname -m)" != x86_64 ] || stage narrow "x86-64"
     stage cuda_operations "CUDA operations"
-    stage cuda_operations_fp32 "CUDA operations, fp32"
     stage cuda_trainer "CUDA trainer"
-    stage cuda_trainer_fp32 "CUDA trainer, fp32"
+    builds=("cuda_operations_fp32 CUDA operations, fp32" "cuda_trainer_fp32 CUDA trainer, fp32"
+        "cuda_operations_sanitized CUDA operations, sanitizers" "cuda_trainer_sanitized CUDA trainer, sanitizers")
+    [ $all_tests = yes ] || builds=("${builds[$(turn) / 2 % 4]}")
+    for build in "${builds[@]}"; do stage "${build%% *}" "${build#* }"; done
     stage cuda_tools "CUDA tools"
-    stage cuda_operations_sanitized "CUDA operations, sanitizers"
-    stage cuda_trainer_sanitized "CUDA trainer, sanitizers"
     stage compiled_ptx "compiled PTX"
     stage compile_cuda "nvcc"
     stage data "data"
