@@ -52,7 +52,6 @@ typedef struct {
     double stats_seconds; // spent on them
     RouterLosses router;  // --router-aux, --router-z, and their values in the last update
     real z_loss;          // --z-loss
-    Rates rates;          // --change: the tensors whose rate is changed in this step
 } Model;
 
 static void model_alloc_activations(Model *model) {
@@ -632,11 +631,9 @@ static void model_update_matrices(Model *model, const Options *o, double lr, int
         const Tensor *t = &model->plan.tensors.runs[i];
         if (t->layer != l || !t->muon) continue;
         Scaling k = tensor_scaling(&model->plan.config, t);
-        OwnPiece part;
         for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);)
-            for (double factor; piece_cut(&model->rates, t, &p, &part, &factor);)
-                muon_update(part.weights, part.master, part.grads, part.count, lr * factor * k.rate,
-                            t->row->decay ? o->weight_decay / k.rate : 0);
+            muon_update(p.weights, p.master, p.grads, p.count, lr * p.rate * k.rate,
+                        t->row->decay ? o->weight_decay / k.rate : 0);
     }
 }
 
@@ -650,18 +647,13 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
         const Tensor *t = &model->plan.tensors.runs[i];
         Scaling k = tensor_scaling(&model->plan.config, t);
         for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);) {
-            if (t->row->kind == T_ROUTER_BIAS) {
-                const real *loads = router_loads(&model->router, &model->plan, &model->acts, t->layer);
-                router_balance(p.weights, p.master, loads, model->router.bias_rate, model->plan.config.E, (int)p.begin,
-                               (int)p.count);
-                continue;
-            }
-            if (t->muon) muon_direction(p.direction, p.m, p.grads, p.count, scale, o->muon_momentum);
-            OwnPiece rest = p, part;
-            for (double factor; !t->muon && piece_cut(&model->rates, t, &rest, &part, &factor);)
-                adamw_update(part.weights, part.master, part.grads, part.m, part.v, part.count, scale,
-                             lr * factor * k.rate, o->beta1, o->beta2, o->eps * k.eps,
-                             t->row->decay ? o->weight_decay / k.rate : 0, update);
+            if (t->row->kind == T_ROUTER_BIAS)
+                router_balance(p.weights, p.master, router_loads(&model->router, &model->plan, &model->acts, t->layer),
+                               model->router.bias_rate, model->plan.config.E, (int)p.begin, (int)p.count);
+            else if (t->muon) muon_direction(p.direction, p.m, p.grads, p.count, scale, o->muon_momentum);
+            else
+                adamw_update(p.weights, p.master, p.grads, p.m, p.v, p.count, scale, lr * p.rate * k.rate, o->beta1,
+                             o->beta2, o->eps * k.eps, t->row->decay ? o->weight_decay / k.rate : 0, update);
         }
         bool layer = t->layer >= 0 && t->layer < model->plan.config.L;
         if (model->plan.tensors.muon && layer && run_ends_group(&model->plan.tensors, i))
@@ -876,7 +868,7 @@ static StepResult run_step(Run *run) {
     run_agree(run, &r);
     r.decision = spike_guard_decide(&s->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
     watch_phase(PHASE_UPDATE);
-    model->rates = changes_update(&run->changes, &model->state, s->step);
+    changes_update(&run->changes, &model->state, s->step);
     double scaled = r.lr * run_measure_update(run, &r);
     if (r.decision.apply) model_update(model, o, scaled, ++s->updates, r.grad_norm);
     bool spike = r.decision.loss_z >= SPIKE_Z || r.decision.grad_z >= SPIKE_Z;

@@ -16,7 +16,7 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
     grads_close(s, l)       gradients are complete: starts to sum them over the ranks
   Update:
     own_squares(s, own)     waits for the summed gradients; squares of this rank's pieces
-    own_pieces, own_next    the pieces of a tensor that this rank updates
+    own_pieces, own_next    the pieces of a tensor that this rank updates, each with one rate
     layer_orthogonalize(s, l, beta2)   Muon: from the directions of a layer's matrices to its step, in their gradients
     params_updated(s, i)    run i of the tensors is updated: starts to gather its group when it is complete
   Otherwise:
@@ -32,6 +32,16 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
 #include "activations.h"
 #include "quantization.h"
 
+// Elements begin .. end-1 of a buffer of all tensors, whose rate is multiplied (--change).
+typedef struct {
+    size_t begin, end;
+    double factor;
+} RateRange;
+typedef struct {
+    int count;
+    RateRange *ranges;
+} Rates;
+
 typedef struct {
     const ModelPlan *plan;
     floatX *params;     // [tensors.buffer_count], layer by layer; with --zero 3 as grads with 2, then own_params
@@ -46,6 +56,7 @@ typedef struct {
     bool reduce;      // this micro-step's backward sums the gradients over the ranks of a group
     bool whole;       // and over all groups: the last micro-step
     Quantization quant; // --quantize: what the forward rounds
+    Rates rates;        // of the next update
     // of this file; checkpoints also read own_params
     WeightCopies copies;
     grad_t **group_grads; // [groups]: where the gradients of each group are
@@ -288,7 +299,9 @@ typedef struct {
     const grad_t *grads;  // summed over the ranks; after layer_orthogonalize those of Muon's tensors are its step
     floatX *direction;    // of Muon's tensors
     size_t begin, count;  // elements within the tensor
-    OwnRange range;       // private
+    double rate;          // factor of the learning rate
+    OwnRange range;       // private, as the next
+    size_t rest;          // elements of the range behind this piece
 } OwnPiece;
 
 // for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);)
@@ -300,44 +313,27 @@ static inline OwnPiece own_pieces(const ModelState *s, const Tensor *t) {
 }
 static inline bool own_next(const ModelState *s, const Tensor *t, OwnPiece *p) {
     OwnRange *r = &p->range; // at level 0 every rank updates everything
-    if (!sharding_next(s->plan->sharding.level ? &s->plan->sharding : NULL, t, r)) return false;
-    p->weights = s->own_params ? s->own_params + r->compact_at : s->params + r->at;
-    p->grads = s->own_grads ? s->own_grads + r->compact_at : s->grads + r->at;
-    p->master = s->master ? s->master + r->compact_at : NULL;
-    p->m = s->m + r->compact_at;
-    p->v = t->muon ? NULL : s->v + r->compact_at - t->second[s->plan->sharding.level > 0];
-    p->direction = t->muon ? s->directions + (r->at - s->plan->tensors.group_offset[t->layer + 1]) : NULL;
-    p->begin = r->begin, p->count = r->count;
-    return true;
-}
-
-// Elements begin .. end-1 of a buffer of all tensors, whose rate is multiplied (--change).
-typedef struct {
-    size_t begin, end;
-    double factor;
-} RateRange;
-typedef struct {
-    int count;
-    RateRange *ranges;
-} Rates;
-
-// The next part of a piece of tensor t in which all elements have one rate: for (double f; piece_cut(..., &f);)
-static inline bool piece_cut(const Rates *rates, const Tensor *t, OwnPiece *rest, OwnPiece *part, double *factor) {
-    size_t at = t->offset + rest->begin, n = rest->count;
-    *part = *rest;
-    *factor = 1;
-    for (int i = 0; i < rates->count; i++) {
-        const RateRange *r = &rates->ranges[i];
-        if (at >= r->begin && at < r->end) *factor *= r->factor, n = min_size(n, r->end - at);
-        else if (at < r->begin) n = min_size(n, r->begin - at);
+    if (p->rest == 0) {
+        if (!sharding_next(s->plan->sharding.level ? &s->plan->sharding : NULL, t, r)) return false;
+        p->rest = r->count;
     }
-    part->count = n;
-    rest->weights += n, rest->grads += n, rest->m += n;
-    if (rest->v) rest->v += n;
-    if (rest->direction) rest->direction += n;
-    if (rest->master) rest->master += n;
-    rest->begin += n, rest->count -= n;
-    return n > 0;
+    size_t done = r->count - p->rest, at = r->at + done, own = r->compact_at + done,
+           first = t->offset + r->begin + done;
+    p->begin = r->begin + done, p->count = p->rest, p->rate = 1;
+    for (int i = 0; i < s->rates.count; i++) {
+        const RateRange *range = &s->rates.ranges[i];
+        bool inside = first >= range->begin && first < range->end;
+        if (inside) p->rate *= range->factor;
+        if (inside || first < range->begin) p->count = min_size(p->count, (inside ? range->end : range->begin) - first);
+    }
+    p->rest -= p->count;
+    p->weights = s->own_params ? s->own_params + own : s->params + at;
+    p->grads = s->own_grads ? s->own_grads + own : s->grads + at;
+    p->master = s->master ? s->master + own : NULL;
+    p->m = s->m + own;
+    p->v = t->muon ? NULL : s->v + own - t->second[s->plan->sharding.level > 0];
+    p->direction = t->muon ? s->directions + (at - s->plan->tensors.group_offset[t->layer + 1]) : NULL;
+    return true;
 }
 
 // From the directions of the matrices of layer l, this rank's pieces of them, to Muon's step in the place of the

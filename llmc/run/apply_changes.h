@@ -3,7 +3,7 @@ apply_changes.h: what --change does to the steps of a run. llmc/options/changes.
 functions together.
 
   void   changes_open(a, options, tensors, loader, step, next_window)   before the loader starts; errors: CHECK
-  Rates  changes_update(a, state, step)   before the update of a step: resets moments; the rates of the update
+  void   changes_update(a, state, step)   before the update of a step: resets moments, and sets the update's rates
   double changes_norm(a, step)            the largest norm of an update; INFINITY: no limit
   void   log_changes(log, step, a, loader)   an event for each change that begins
   void   changes_close(a)
@@ -73,19 +73,16 @@ static inline void changes_open(AppliedChanges *a, const Options *o, const Tenso
     loader->moves = a->moves;
 }
 
-static inline void change_reset_moments(const ModelState *s, const Tensor *t, RateRange range) {
-    Rates one = {1, &range};
+static inline void change_reset_moments(ModelState *s, const Tensor *t, RateRange range) {
+    s->rates = (Rates){1, &range};
     for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);) {
-        OwnPiece rest = p, part;
-        for (double factor; piece_cut(&one, t, &rest, &part, &factor);) {
-            if (factor != 0) continue;
-            buffer_zero(part.m, part.count * sizeof(real));
-            if (part.v) buffer_zero(part.v, part.count * sizeof(real));
-        }
+        if (p.rate != 0) continue;
+        buffer_zero(p.m, p.count * sizeof(real));
+        if (p.v) buffer_zero(p.v, p.count * sizeof(real));
     }
 }
 
-static inline Rates changes_update(AppliedChanges *a, const ModelState *s, int64_t step) {
+static inline void changes_update(AppliedChanges *a, ModelState *s, int64_t step) {
     a->rates.count = 0;
     for (int i = 0; i < a->changes.count; i++) {
         const Change *c = &a->changes.all[i];
@@ -98,7 +95,7 @@ static inline Rates changes_update(AppliedChanges *a, const ModelState *s, int64
             else change_reset_moments(s, &a->tensors->tensors[k], range);
         }
     }
-    return a->rates;
+    s->rates = a->rates;
 }
 
 static inline double changes_norm(const AppliedChanges *a, int64_t step) {

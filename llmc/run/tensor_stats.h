@@ -29,9 +29,9 @@ static inline UpdateStats tensor_stats_own(const ModelState *s, const Tensor *t,
     if (t->row->kind == T_ROUTER_BIAS) return sum; // not AdamW
     for (OwnPiece p = own_pieces(s, t); own_next(s, t, &p);) {
         // Muon has no second moments, and its update follows from the orthogonalization
-        UpdateStats piece =
-            update_stats(p.weights, p.master, p.grads, p.m, t->muon ? p.m : p.v, p.count, a.scale, a.lr * k.rate,
-                         t->muon ? o->muon_momentum : o->beta1, o->beta2, o->eps * k.eps, a.update);
+        UpdateStats piece = update_stats(p.weights, p.master, p.grads, p.m, t->muon ? p.m : p.v, p.count, a.scale,
+                                         a.lr * p.rate * k.rate, t->muon ? o->muon_momentum : o->beta1, o->beta2,
+                                         o->eps * k.eps, a.update);
         if (t->muon) piece.update = NAN;
         update_stats_add(&sum, &piece);
     }

@@ -27,7 +27,8 @@ def arrays(run, step, file):
     return tensors(checkpoint(run, step) / f"{file}.safetensors")
 
 
-MODELS = ["", "--experts 3 --experts-active 2 --expert-ffn 16 --no-tie-embeddings", "--optimizer muon"]
+CHANGE = "'--change=3:lr@model.layers.0.mlp=0 3:lr@model.layers.1.self_attn.q_proj.weight[1:3]=0.25'"
+MODELS = [CHANGE, "--experts 3 --experts-active 2 --expert-ffn 16 --no-tie-embeddings", "--optimizer muon"]
 
 
 @pytest.mark.parametrize("model", MODELS)
