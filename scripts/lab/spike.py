@@ -6,11 +6,13 @@ where it has parts (windows of a batch, tensors of a layer, heads of a tensor) e
 
   rise      the largest loss of step S and the AFTER steps that follow, minus the median of the 16 steps before S
   removes   the rise is at most a third of that of the unchanged replay; reduces: at most two thirds
+  large     an update whose norm is more than twice the median of those before it in the unchanged replay
 """
 
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import statistics
@@ -74,6 +76,14 @@ def largest_spike(losses):
     return found
 
 
+def changes_after(words, step):
+    """--change of a command line, without the steps up to `step`."""
+    at = words.index("--change") + 1 if "--change" in words else None
+    text = words[at] if at else next((w.split("=", 1)[1] for w in words if w.startswith("--change=")), "")
+    ranges = re.findall(r"(\d+)(?:-(\d+))?(:\S+)", text)
+    return " ".join(f"{max(int(a), step + 1)}-{b or a}{rest}" for a, b, rest in ranges if int(b or a) > step)
+
+
 class Replays:
     """Replays of a run from a checkpoint up to step `last`."""
 
@@ -83,11 +93,11 @@ class Replays:
         records = run_directory.read_log(self.run / "log.jsonl")
         self.losses, self.norms = losses_of(records), losses_of(records, "grad_norm")
         self.rates = losses_of(records, "lr")
+        if not self.losses:
+            raise RunError(f"{self.run}/log.jsonl has no steps")
         self.step = a.step or largest_spike(self.losses)
         if self.step not in self.losses:
-            raise RunError(
-                f"{self.run}: the log has no step {self.step}; it ends at step {max(self.losses, default=0)}"
-            )
+            raise RunError(f"{self.run}: the log has no step {self.step}; it ends at step {max(self.losses)}")
         self.level = level(self.losses, self.step)
         if self.level is None:
             raise RunError(f"step {self.step} has no steps before it to compare with")
@@ -100,9 +110,9 @@ class Replays:
             )
         self.last = min(self.step + a.after, max(self.losses))
         self.checkpoint = run_directory.checkpoint(self.run, self.begin)
-        self.saved = json.loads((self.checkpoint / "trainer_state.json").read_text())["options"]
+        self.saved = run_directory.read_json(self.checkpoint / "trainer_state.json", {"options": {}})["options"]
         self.out = Path(a.out or self.run / f"spike_{self.step:08d}")
-        self.done = {}
+        self.done, self.tried = {}, 0
         self.in_force()
 
     def in_force(self):
@@ -115,8 +125,8 @@ class Replays:
                 f"there applies to the replay from step {self.begin}"
             )
         starts = [s for s in self.info.get("starts", []) if s["step"] <= begun]
-        words = starts[-1]["command_line"] if starts else self.info["command_line"]
-        self.changes = words[words.index("--change") + 1] if "--change" in words else ""
+        self.start = starts[-1] if starts else self.info
+        self.changes = changes_after(self.start["command_line"], self.begin)
         self.words = [f"--threads={self.options['threads']}"] if "threads" in self.options else []
         for key, value in self.saved.items():
             now = self.options.get(key, value)
@@ -128,7 +138,8 @@ class Replays:
 
     def replay(self, name, changes="", options=(), launch=None):
         """The records of a replay. The rise of its loss is added to self.done."""
-        directory = self.out / f"replay_{len(self.done):03d}"
+        directory = self.out / f"replay_{self.tried:03d}"
+        self.tried += 1
         to = run_directory.checkpoint(directory, self.begin)
         to.parent.mkdir(parents=True)
         shutil.copytree(self.checkpoint, to)
@@ -154,7 +165,8 @@ class Replays:
         records = run_directory.read_log(log) if log.exists() else []
         losses = losses_of(records)
         if not losses or (done.returncode and math.isfinite(max(losses.values()))):
-            said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+            shutil.rmtree(directory)
+            said = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
             raise RunError(f"the replay '{name}' failed: {said}")
         for path in (directory / "checkpoints").glob("step_*"):
             shutil.rmtree(path)
@@ -167,7 +179,12 @@ class Replays:
         return "removes" if rise <= whole / 3 else "reduces" if rise <= whole * 2 / 3 else "keeps"
 
     def try_change(self, name, changes="", options=(), launch=None, depth=0):
-        records = self.replay(name, changes, options, launch)
+        """The records of the replay; none if the trainer refuses the change."""
+        try:
+            records = self.replay(name, changes, options, launch)
+        except RunError as error:
+            print(f"{'  ' * depth}{error}")
+            return []
         print(f"{'  ' * depth + name:<46} rise {self.done[name]['rise']:8.4f}  {self.verdict(name)} the spike")
         return records
 
@@ -199,8 +216,8 @@ def describe(window, length, separator):
 
 def of_batch(r, step, records):
     """The windows of a batch, as the event of its change has them."""
-    event = next(x for x in records if x.get("what") == "change" and x["step"] == step and x.get("windows"))
-    return [describe(w, r.options["seq-len"], r.options.get("separator")) for w in event["windows"]]
+    found = [w for x in records if x.get("what") == "change" and x["step"] == step for w in x.get("windows", [])]
+    return [describe(w, r.options["seq-len"], r.options.get("separator")) for w in found]
 
 
 def find_windows(r, step, low, high, depth=1):
@@ -210,10 +227,11 @@ def find_windows(r, step, low, high, depth=1):
         for a, b in ((low, middle), (middle + 1, high)):
             name = f"windows {a} to {b} of step {step} replaced"
             r.try_change(name, f"{step}:replace={a}-{b}", depth=depth)
-            parts.append((r.done[name]["rise"], a, b, r.removes(name)))
-        rise, a, b, removed = min(parts)
-        if not removed:
+            if r.removes(name):
+                parts.append((r.done[name]["rise"], a, b))
+        if not parts:
             break
+        _, a, b = min(parts)
         low, high, depth = a, b, depth + 1
     return low, high
 
@@ -222,8 +240,9 @@ def find_part(r, parts, change, what):
     """The part whose change removes most of the spike; None if none removes or reduces it."""
     for part in parts:
         r.try_change(f"{what} {part}", change(part), depth=1)
-    rise, part = min((r.done[f"{what} {part}"]["rise"], part) for part in parts)
-    return part if r.verdict(f"{what} {part}") != "keeps" else None
+    tried = [(r.done[f"{what} {part}"]["rise"], part) for part in parts if f"{what} {part}" in r.done]
+    _, part = min(tried, default=(None, None))
+    return part if part and r.verdict(f"{what} {part}") != "keeps" else None
 
 
 def tensor_shapes(checkpoint):
@@ -280,8 +299,9 @@ def experiments(r, records):
     for step in (S, S - 1):
         if step > r.begin:
             r.try_change(f"windows of step {step} replaced", f"{step}:replace=0-{r.windows - 1}")
-    if r.options.get("gemm", "fp32") != "fp32":
-        r.try_change("products in fp32", options=["--gemm=fp32"])
+    precisions = ("fp32", "bf16", "fp8")  # a GPU program has fp8 and one of the others
+    for wider in precisions[: precisions.index(r.options.get("gemm", "fp32"))]:
+        r.try_change(f"products in {wider}", options=[f"--gemm={wider}"])
     if jump and jump > r.begin:
         r.try_change("the rate before its jump", f"{jump}-{r.last}:lr={1 / factor:.9g}")
     r.try_change("half the rate", f"{every}:lr=0.5")
@@ -294,6 +314,17 @@ def experiments(r, records):
     return windows
 
 
+def first_large_update(records):
+    """Its step, or None; and a line about it."""
+    norms = {x["step"]: x["update_norm"] for x in records if x["kind"] == "train" and x.get("update_norm")}
+    for step in sorted(norms):
+        before = [norms[s] for s in norms if s < step]
+        if len(before) >= 4 and norms[step] > 2 * statistics.median(before):
+            times = norms[step] / statistics.median(before)
+            return step, f"first large update: step {step}, {times:.3g} times the median of those before it"
+    return None, "no update is more than twice as large as the median of those before it"
+
+
 def growth_of_logits(r, part, records):
     """What the largest logit of the part's layer does, if the part makes queries or keys."""
     if "q_proj" not in part and "k_proj" not in part:
@@ -303,12 +334,8 @@ def growth_of_logits(r, part, records):
     return f", whose logits {grows}: the largest |logit| goes from {found[0]:.4g} to {max(found):.4g}"
 
 
-def cause(r, records, windows):
-    """The cause in one sentence."""
-    jump, factor = rate_jump(r)
-    if r.removes("the rate before its jump"):
-        before, after = r.rates[jump - 1], r.rates[jump]
-        return f"the learning rate: at step {jump} it rises from {before:.4g} to {after:.4g}"
+def cause_in_data(r, windows):
+    """The windows whose replacement removes the spike; None if there are none."""
     for step in (r.step, r.step - 1):
         if r.removes(f"windows of step {step} replaced"):
             low, high = find_windows(r, step, 0, r.windows - 1)
@@ -316,8 +343,23 @@ def cause(r, records, windows):
                 more = r.replay(f"windows of step {step} reordered", f"{step}:order=reverse")
                 windows = of_batch(r, step, more)
             return f"the data of step {step}: " + "; ".join(f"window {i}, {windows[i]}" for i in range(low, high + 1))
-    if r.removes("products in fp32"):
-        return f"the precision of the products, --gemm {r.options['gemm']}: in fp32 there is no spike"
+    return None
+
+
+def cause(r, records, windows):
+    """The cause in one sentence."""
+    jump, factor = rate_jump(r)
+    if r.removes("the rate before its jump"):
+        before, after = r.rates[jump - 1], r.rates[jump]
+        return f"the learning rate: at step {jump} it rises from {before:.4g} to {after:.4g}"
+    data = cause_in_data(r, windows)
+    wider = [precision for precision in ("bf16", "fp32") if r.removes(f"products in {precision}")]
+    if wider:
+        with_data = f"; it occurs with {data}" if data else ""
+        none = f"in {' and '.join(wider)} there is no spike"
+        return f"the precision of the products, --gemm {r.options['gemm']}: {none}{with_data}"
+    if data:
+        return data
     every = f"{r.begin + 1}-{r.last}"
     if r.removes("moments reset"):
         part = find_tensor(r, lambda t: f"{r.begin + 1}:moments@{t}=0", "moments reset:")
@@ -374,11 +416,13 @@ def draw(r, path):
 def main(words):
     a = parse_arguments(words)
     try:
-        if not os.access(a.trainer, os.X_OK):
+        if not os.path.isfile(a.trainer) or not os.access(a.trainer, os.X_OK):
             raise RunError(f"{a.trainer}: no such program; build it with 'make', or specify --trainer")
         r = Replays(a)
-        if r.out.exists():
-            raise RunError(f"{r.out} exists; remove it, or use another --out")
+        if (r.out / "spike.json").exists():
+            raise RunError(f"{r.out} has the result of another search; remove it, or use another --out")
+        for path in r.out.glob("replay_*"):  # of a search that was interrupted
+            shutil.rmtree(path)
         rise = max(r.losses[s] for s in range(r.step, r.last + 1) if s in r.losses) - r.level
         print(
             f"step {r.step}: loss {r.losses[r.step]:.4f}, up to step {r.last} at most {rise:.4f} above the {BEFORE} "
@@ -390,6 +434,12 @@ def main(words):
         differs = difference(r, records)
         said = f"differs from the log at step {differs}" if differs else "repeats the log bit for bit"
         print(f"{'unchanged':<46} rise {r.done['unchanged']['rise']:8.4f}  {said}")
+        started = run_directory.read_run(r.out / "replay_000")["starts"][-1]
+        for key in ("revision", "ranks"):
+            if started.get(key) != r.start.get(key):
+                print(f"note: the run has {key} {r.start.get(key)}, its replays {started.get(key)}")
+        large, words = first_large_update(records)
+        print(words)
         if differs and differs <= r.step and r.done["unchanged"]["rise"] <= rise / 3:
             found = (
                 f"outside of the program: a replay has no spike, and differs from the log from step {differs} on "
@@ -399,6 +449,7 @@ def main(words):
             found = cause(r, records, experiments(r, records))
         print(f"cause: {found}")
         result = {"run": str(r.run), "step": r.step, "checkpoint": r.begin, "level": r.level, "cause": found}
+        result["first_large_update"] = large
         verdicts = [{**x, "verdict": r.verdict(x["name"])} for x in r.done.values()]
         for x in verdicts:
             x["losses"] = {s: y if math.isfinite(y) else None for s, y in x["losses"].items()}
