@@ -6,7 +6,8 @@ where it has parts (windows of a batch, tensors of a layer, heads of a tensor) e
 
   rise      the largest loss of step S and the AFTER steps that follow, minus the median of the 16 steps before S
   removes   the rise is at most a third of that of the unchanged replay; reduces: at most two thirds
-  large     an update whose norm is more than twice the median of those before it in the unchanged replay
+  large     an update whose norm is more than twice the median of the measured ones before it: of the log
+            (--stats-every) and of the unchanged replay
 """
 
 import json
@@ -92,7 +93,7 @@ class Replays:
         self.info = run_directory.read_run(self.run)
         records = run_directory.read_log(self.run / "log.jsonl")
         self.losses, self.norms = losses_of(records), losses_of(records, "grad_norm")
-        self.rates = losses_of(records, "lr")
+        self.rates, self.updates = losses_of(records, "lr"), losses_of(records, "update_norm")
         if not self.losses:
             raise RunError(f"{self.run}/log.jsonl has no steps")
         self.step = a.step or largest_spike(self.losses)
@@ -314,15 +315,19 @@ def experiments(r, records):
     return windows
 
 
-def first_large_update(records):
-    """Its step, or None; and a line about it."""
-    norms = {x["step"]: x["update_norm"] for x in records if x["kind"] == "train" and x.get("update_norm")}
-    for step in sorted(norms):
-        before = [norms[s] for s in norms if s < step]
+def first_large(r, records):
+    """The first steps, or None, of the unchanged replay: (large update, third of the rise of the loss); and a line."""
+    norms = {**r.updates, **losses_of(records, "update_norm")}
+    norms, losses = {s: x for s, x in sorted(norms.items()) if math.isfinite(x)}, r.done["unchanged"]["losses"]
+    limit = r.level + r.done["unchanged"]["rise"] / 3
+    loss = next((s for s in range(r.begin + 1, r.last + 1) if losses.get(s, math.inf) >= limit), None)
+    for step in (s for s in norms if s > r.begin):
+        before = [norms[s] for s in norms if s < step][-4 * BEFORE :]
         if len(before) >= 4 and norms[step] > 2 * statistics.median(before):
             times = norms[step] / statistics.median(before)
-            return step, f"first large update: step {step}, {times:.3g} times the median of those before it"
-    return None, "no update is more than twice as large as the median of those before it"
+            found = f"first large update: step {step}, {times:.3g} times the median of those before it"
+            return (step, loss), f"{found}; the loss has a third of its rise at step {loss}"
+    return (None, loss), "no update is more than twice as large as the median of the measured ones before it"
 
 
 def growth_of_logits(r, part, records):
@@ -438,7 +443,7 @@ def main(words):
         for key in ("revision", "ranks"):
             if started.get(key) != r.start.get(key):
                 print(f"note: the run has {key} {r.start.get(key)}, its replays {started.get(key)}")
-        large, words = first_large_update(records)
+        large, words = first_large(r, records)
         print(words)
         if differs and differs <= r.step and r.done["unchanged"]["rise"] <= rise / 3:
             found = (
@@ -449,7 +454,7 @@ def main(words):
             found = cause(r, records, experiments(r, records))
         print(f"cause: {found}")
         result = {"run": str(r.run), "step": r.step, "checkpoint": r.begin, "level": r.level, "cause": found}
-        result["first_large_update"] = large
+        result["first_large_update"], result["first_large_loss"] = large
         verdicts = [{**x, "verdict": r.verdict(x["name"])} for x in r.done.values()]
         for x in verdicts:
             x["losses"] = {s: y if math.isfinite(y) else None for s, y in x["losses"].items()}

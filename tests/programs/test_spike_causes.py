@@ -30,7 +30,7 @@ T, B = 32, 16
 MODEL = (
     f"--layers 2 --attention baseline --hidden 32 --heads 2 --kv-heads 2 --head-dim 16 --ffn 64 --seq-len {T} "
     f"--batch-size {B} --vocab 32 --threads 1 --lr 1e-2 --warmup 5 --schedule constant --steps 140 "
-    "--checkpoint-every 20 --keep 0"
+    "--checkpoint-every 20 --keep 0 --stats-every 5"
 )
 HEAD = "model.layers.0.self_attn.q_proj.weight[0:16]"
 
@@ -83,7 +83,7 @@ def expect_cause(path, words, *options, **more):
     return result
 
 
-GRAMMAR = f"{SMALL} --lr 2e-2 --checkpoint-every 20 --keep 0"
+GRAMMAR = f"{SMALL} --lr 2e-2 --checkpoint-every 20 --keep 0 --stats-every 5"
 
 
 def plant_fault(corpus, path, step):
@@ -106,10 +106,11 @@ def plant_fault(corpus, path, step):
 
 
 def test_rate(copies, tmp_path):
-    """a jump of the learning rate is named with its step"""
+    """a jump of the learning rate is named with its step, and the large update before the loss rises"""
     plant(copies[0], "--out", tmp_path / "run", "--stop-after 100").done()
     run_trainer("--resume --lr 0.3 --out", tmp_path / "run", "--stop-after 120").done()
-    expect_cause(tmp_path / "run", "the learning rate: at step 101 it rises from 0.01 to 0.3")
+    result = expect_cause(tmp_path / "run", "the learning rate: at step 101 it rises from 0.01 to 0.3")
+    assert "first large update: step 101, " in result.out and "a third of its rise at step 102\n" in result.out
 
 
 @pytest.mark.slow
@@ -136,7 +137,7 @@ def test_moment(corpus, tmp_path):
 @pytest.mark.slow
 def test_head(copies, tmp_path):
     """a head whose logits grow is named"""
-    plant(copies[0], "--out", tmp_path / "run", "--stop-after 124", change_of(f"120-124:lr@{HEAD}=1000")).done()
+    plant(copies[0], "--out", tmp_path / "run", "--stop-after 124", change_of(f"3:lr=1 121-124:lr@{HEAD}=1000")).done()
     expect_cause(tmp_path / "run", f"the updates of {HEAD}, whose logits grow", "--step 122")
 
 
