@@ -224,6 +224,7 @@ static inline ModelConfig check_fixture(const char *variant, const char *size) {
     Model model;
     case_open(&model, &config, f.B, f.T, FOR_TRAINING);
     model.router.aux_weight = 0.5, model.router.z_weight = 0.1; // as make_fixtures.py
+    model.z_loss = (real)(*size == 'z' ? 0.25 : 0);
     CheckpointBuffers buffers = checkpoint_buffers(&model.state);
     checkpoint_load_weights(f.dir.path, &buffers, false);
     DataLoader loader;
@@ -292,6 +293,8 @@ static void test_gradients_of_experts_equal_reference(void) {
                c.E, c.K, c.shared, c.dense_layers, c.F);
     }
 }
+
+static void test_gradients_of_z_loss_equal_reference(void) { check_fixture("diff_v2", "z"); }
 
 // Fixtures with rms_norm_eps far from 1e-5: the norm before o_proj uses it in diff_scalar, and 1e-5 in diff_v1.
 static void test_head_norm_epsilon(void) {
@@ -988,6 +991,7 @@ static const Test model_tests[] = {
      test_gradients_of_head_norms_equal_reference},
     {"gradients of models with experts equal those of the float64 reference",
      test_gradients_of_experts_equal_reference},
+    {"gradients of the z-loss equal those of the float64 reference", test_gradients_of_z_loss_equal_reference},
     {"the norm before o_proj has the epsilon of its variant", test_head_norm_epsilon},
     {"gradients add up over micro-steps", test_gradient_accumulation},
     {"zero rows pad matrices so that products have widths of whole 16 bytes", test_padded_widths},

@@ -27,7 +27,7 @@ DTYPES = {"F32": "<f4", "F64": "<f8", "U16": "<u2"}
 # of diff_scalar and not to that of diff_v1. w: windows, T beyond several tiles. f: windows and full layers. y: YOCO,
 # with two layers that read its keys and values, and another rms_norm_eps. q: QK-norm, and another rms_norm_eps. v: the
 # same with windows and full layers. k: the same with YOCO. m: experts. x: experts, a shared expert, and a first layer
-# without experts, of another width.
+# without experts, of another width. z: the z-loss.
 COLUMNS = ("B", "T", "L", "C", "F", "V", "NH", "NKV", "D")
 SHAPES = {
     #                                B   T  L   C   F   V  NH NKV  D
@@ -114,8 +114,11 @@ SHAPES = {
     ("diff_v1", "x"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v2", "x"): (2, 13, 3, 8, 6, 37, 2, 1, 8),
     ("diff_v2", "e"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "z"): (2, 13, 2, 8, 6, 37, 2, 1, 8),
 }
-Size = namedtuple("Size", "tied theta eps window full_every yoco qk_norm experts", defaults=(0, 0, False, False, None))
+Size = namedtuple(
+    "Size", "tied theta eps window full_every yoco qk_norm experts z_loss", defaults=(0, 0, False, False, None, 0)
+)
 Experts = namedtuple("Experts", "count active shared dense_layers dense_width bias", defaults=(0, 0, 0, False))
 SIZES = {
     "a": Size(False, 10000.0, 1e-5),
@@ -127,6 +130,7 @@ SIZES = {
     "q": Size(False, 500.0, 0.02, qk_norm=True),
     "v": Size(True, 500.0, 0.02, window=4, full_every=2, qk_norm=True),
     "k": Size(False, 500.0, 0.02, window=5, yoco=True, qk_norm=True),
+    "z": Size(True, 500.0, 1e-5, z_loss=0.25),
     "e": Size(False, 10000.0, 1e-5, experts=Experts(5, 2, bias=True)),
     "m": Size(False, 10000.0, 1e-5, experts=Experts(4, 2)),
     "x": Size(True, 500.0, 0.02, qk_norm=True, experts=Experts(5, 3, shared=1, dense_layers=1, dense_width=7)),
@@ -206,11 +210,11 @@ def arrays_of(file):
     return {n: np.frombuffer(data, DTYPES[dtype]).reshape(shape) for n, (dtype, shape, data) in tensors.items()}
 
 
-def gradients(config, weights, tokens, targets, router_aux=ROUTER_AUX, router_z=ROUTER_Z):
+def gradients(config, weights, tokens, targets, router_aux=ROUTER_AUX, router_z=ROUTER_Z, z_loss=0):
     """`loss` [1], then the gradient of every tensor under its name."""
     weights = {name: t.clone().requires_grad_() for name, t in weights.items()}
-    value, routers = model.loss(config, weights, tokens, targets, router_aux, router_z)
-    (value + routers).backward()
+    value, rest = model.loss(config, weights, tokens, targets, router_aux, router_z, z_loss)
+    (value + rest).backward()
     none = torch.zeros_like  # of a bias that only selects
     return {"loss": value.reshape(1), **{name: none(t) if t.grad is None else t.grad for name, t in weights.items()}}
 
@@ -226,7 +230,7 @@ def make_fixture(seed, variant, size, shape):
     tokens = torch.from_numpy(stream[:-1].reshape(B, T))
     targets = torch.from_numpy(stream[1:].reshape(B, T))
     tensors = {}
-    for name, grad in gradients(config, weights, tokens, targets).items():
+    for name, grad in gradients(config, weights, tokens, targets, z_loss=SIZES[size].z_loss).items():
         # a gradient that is lost in rounding would test nothing
         assert grad.abs().max() > 1e-3 or "e_score_correction_bias" in name, (
             f"{variant}_{size}: {name} has too small a gradient"
@@ -252,7 +256,8 @@ def check_fixture(path, expected):
             faults.append(f"{path.name}: {name} differs")
         elif dtype == "F64":
             a, b = np.frombuffer(found[name][2]), np.frombuffer(data)
-            difference = np.max([difference, np.max(np.abs(a - b)) / np.max(np.abs(b))])  # Python's max may drop a NaN
+            relative = np.max(np.abs(a - b)) / (np.max(np.abs(b)) or 1)  # that of a bias that only selects is 0
+            difference = np.max([difference, relative])  # Python's max may drop a NaN
     if not difference <= TOLERANCE:
         faults.append(f"{path.name}: gradients differ by {difference:.1e}")
     return faults, difference

@@ -397,7 +397,7 @@ def test_gradients_equal_a_central_difference_along_a_random_direction():
         config, weights, tokens, targets = case(variant, size)
         for t in weights.values():
             t.requires_grad_()
-        total = lambda w: sum(model.loss(config, w, tokens, targets, ROUTER_AUX, ROUTER_Z))
+        total = lambda w: sum(model.loss(config, w, tokens, targets, ROUTER_AUX, ROUTER_Z, SIZES[size].z_loss))
         total(weights).backward()
         generator = torch.Generator().manual_seed(4)
         direction = {n: normal(*t.shape, generator=generator) for n, t in weights.items()}

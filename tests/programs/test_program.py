@@ -129,13 +129,15 @@ def test_speed_of_micro_steps(corpus, tmp_path):
     assert abs(left / wanted - 1) < 0.05, (left, wanted)
 
 
-def test_dump_grads(tmp_path):
-    """--dump-grads writes the gradients of the reference"""
-    sizes = fixtures.unpack(FIXTURE, tmp_path)
+@pytest.mark.parametrize(("name", "options"), [("diff_v2_a", ""), ("diff_v2_z", "--z-loss 0.25")])
+def test_dump_grads(tmp_path, name, options):
+    """--dump-grads writes the loss and gradients of the reference, with --z-loss the loss without it"""
+    fixture = FIXTURE.with_stem(name)
+    sizes = fixtures.unpack(fixture, tmp_path)
     batch = f"--batch-size {sizes['batch_size']} --seq-len {sizes['seq_len']} --threads 2"
     data = ["--init", tmp_path, "--train-data", tmp_path / "tokens.bin"]
-    run_trainer(*data, batch, "--dump-grads", tmp_path / "grads").done()
-    reference, _ = fixtures.safetensors_read(FIXTURE.read_bytes())
+    run_trainer(*data, batch, options, "--dump-grads", tmp_path / "grads").done()
+    reference, _ = fixtures.safetensors_read(fixture.read_bytes())
     found = tensors(tmp_path / "grads")
     assert {name if name == "loss" else f"grad.{name}" for name in found} == {
         name for name in reference if name == "loss" or name.startswith("grad.")
