@@ -4,11 +4,23 @@ import math
 
 from .schema import TYPES
 
+# options of the update that the arms of a plan may vary, with their values in runs of trainers that lacked them
+UPDATE = {
+    "optimizer": "adamw",
+    "muon-split": "matrix",
+    "muon-momentum": 0.95,
+    "parametrization": "standard",
+    "base-width": 0,
+    "base-depth": 0,
+    "base-head-dim": 0,
+    "z-loss": 0,
+    "clip-update-norm": None,
+}
 # options that must be equal for the losses of two runs to be comparable; validation data is compared separately
 COMPARED = (
     "train-data doc-mask separator seq-len vocab total-batch batch-schedule phase steps min-lr-ratio warmup schedule "
     "decay-steps weight-decay beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
-).split()
+).split() + list(UPDATE)
 REPORTED = ("lr", *COMPARED, "batch-size", "val-data", "val-steps")  # the report lists their changes
 
 
@@ -30,7 +42,7 @@ def changes(pairs):
 
 def values(entries, key):
     """[(step, value)] of an option in a history."""
-    return changes([(step, options.get(key)) for step, options in entries])
+    return changes([(step, options.get(key, UPDATE.get(key))) for step, options in entries])
 
 
 def over_time(pairs, when="after step"):

@@ -209,7 +209,8 @@ def is_number(value):
 
 
 def facts_of_arm(arm, keys):
-    return {"label": keys.get("label", arm), **{key: keys[key] for key in ("group", "match", "tokens") if key in keys}}
+    kept = ("group", "match", "tokens", *option_history.UPDATE)
+    return {"label": keys.get("label", arm), **{key: keys[key] for key in kept if key in keys}}
 
 
 def write_lab(out, plan, size, runs, costs):

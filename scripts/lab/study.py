@@ -236,7 +236,7 @@ class Study:
     others: list = field(default_factory=list)  # the runs at other precisions than the first, which low_bit.py compares
     problems: list = field(default_factory=list)  # what prevents a comparison, one line each
     groups: dict = field(default_factory=dict)  # name of an arm -> its group in figures
-    own_tokens: set = field(default_factory=set)  # arms whose number of tokens the plan sets
+    own: dict = field(default_factory=dict)  # name of an arm -> compared options that the plan sets for it
     plan: str = ""  # of all labs, without its suffix; empty if they have several
 
     @property
@@ -317,7 +317,8 @@ def load_runs(path, study, name=None):
         study.precisions = study.precisions or lab.get("precisions", [])
         study.quantize += lab.get("quantize", [])
         study.groups |= {arm: keys["group"] for arm, keys in lab["arms"].items() if "group" in keys}
-        study.own_tokens |= {arm for arm, keys in lab["arms"].items() if "tokens" in keys}
+        may = {"tokens": "steps", **dict(zip(option_history.UPDATE, option_history.UPDATE))}
+        study.own |= {arm: {may[key] for key in keys if key in may} for arm, keys in lab["arms"].items()}
     for directory, arm, label in present:
         if os.path.realpath(directory) in {os.path.realpath(run.directory) for run in study.runs + study.others}:
             continue
@@ -419,7 +420,8 @@ def check(study):
     measured = next((run for run in study.runs if run.eval), None) if study.all_evaluated() else None
     for run in study.runs[1:] + study.others:
         names = (first.name, run.name) if first.name != run.name else (str(first.directory), str(run.directory))
-        ignored = ("gemm",) * (run in study.others) + ("steps",) * bool(study.own_tokens & {first.arm, run.arm})
+        ignored = {"gemm"} if run in study.others else set()
+        ignored = ignored.union(*(study.own.get(arm, ()) for arm in (first.arm, run.arm)))
         problems += option_history.differences(first.info, run.info, names, ignored)
         problems += option_history.validation_differences(first.read, run.read, names)
         problems += evaluation_differences(measured, run) if measured and run.eval else []
@@ -431,11 +433,12 @@ def check(study):
             both = f"{run.directory} and {seen[key].directory}"
             problems.append(f"{both} are both arm {run.arm} with rate {run.lr:g} and seed {run.seed}")
         seen.setdefault(key, run)
-        own = ("steps",) * (run.arm in study.own_tokens)
-        for name in ("attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn") + own:
+        own = sorted(study.own.get(run.arm, ()))
+        for name in ["attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", *own]:
             other = next(r for r in study.runs if r.arm == run.arm)
-            if other.options.get(name) != run.options.get(name):
-                values = f"{other.options.get(name)} in {other.name}, {run.options.get(name)} in {run.name}"
+            one, another = (r.options.get(name, option_history.UPDATE.get(name)) for r in (other, run))
+            if one != another:
+                values = f"{one} in {other.name}, {another} in {run.name}"
                 problems.append(f"--{name}: {values}, both of arm {run.arm}")
     study.notes += [
         f"{run.name} was resumed under other options: {'; '.join(run.changes)}." for run in study.runs if run.changes

@@ -387,6 +387,19 @@ def what_is_no_lab_or_not_comparable_has_no_verdict(place):
     expect_error(scoreboard(), 2, "lab scoreboard: the following arguments are required: LAB", 1)
 
 
+def problems(lab):
+    study = studies.load([lab])
+    studies.check(study)
+    return study.problems
+
+
+def set_fact(lab, arm, **facts):
+    """The facts of an arm in lab.json, as `lab run` copies them from the plan."""
+    found = json.loads((lab / "lab.json").read_text())
+    found["arms"][arm].update(facts)
+    (lab / "lab.json").write_text(json.dumps(found))
+
+
 @test
 def an_arm_with_its_own_tokens_is_compared_at_equal_flops(place):
     def change(run, arm, seed):
@@ -400,17 +413,10 @@ def an_arm_with_its_own_tokens_is_compared_at_equal_flops(place):
             last = [r | {"step": 2 * STEPS} for r in lines if r["step"] == STEPS]
             (run / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines + last))
 
-    def problems(lab):
-        study = studies.load([lab])
-        studies.check(study)
-        return study.problems
-
     claim = next(c for c in claims.parse(CLAIMS) if c.id == "flops")
     lab = made_lab(place, {arm: known_arms()[arm] for arm in ("baseline", "a")}, change=change)
     assert [line[:12] for line in problems(lab)] == ["--steps: 200"] * 4
-    facts = json.loads((lab / "lab.json").read_text())
-    facts["arms"]["a"]["tokens"] = 2 * STEPS * 1000
-    (lab / "lab.json").write_text(json.dumps(facts))
+    set_fact(lab, "a", tokens=2 * STEPS * 1000)
     assert not problems(lab)
     row = claims.judge([claim], measured(lab))[0]
     assert (row["verdict"], row["flops"]) == ("supported", 1), row
@@ -420,6 +426,18 @@ def an_arm_with_its_own_tokens_is_compared_at_equal_flops(place):
     for run in lab.glob("a.*/run.json"):
         run.write_text(run.read_text().replace("3000.0", "3100.0"))
     assert claims.judge([claim], measured(lab))[0]["remark"] == "no study has a - baseline (equal FLOPs)"
+
+
+@test
+def an_arm_of_a_plan_may_have_its_own_optimizer(place):
+    lab = made_lab(place, {arm: known_arms()[arm] for arm in ("baseline", "a")})
+    for run in lab.glob("a.*"):
+        edit_options(run, optimizer="muon")
+    assert problems(lab)[0] == "--optimizer: adamw in baseline.lr0.001.seed1, muon in a.lr0.001.seed1"
+    set_fact(lab, "a", optimizer="muon")
+    assert not problems(lab)
+    edit_options(lab / "a.lr0.001.seed2", optimizer="normuon")
+    assert problems(lab) == ["--optimizer: muon in a.lr0.001.seed1, normuon in a.lr0.001.seed2, both of arm a"]
 
 
 def edit_options(directory, **options):

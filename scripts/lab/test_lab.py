@@ -431,6 +431,12 @@ def differences_that_prevent_a_comparison_are_listed():
         a, {"options": {"train-data": "x", "steps": 6, "beta2": 0.95}, "data_fingerprint": "6"}, ("A", "B")
     )
     assert found == ["--steps: 5 in A, 6 in B", "the training data: fingerprint 5 in A, 6 in B"], found
+    for name, default in (("optimizer", "adamw"), ("base-width", 0), ("z-loss", 0), ("clip-update-norm", None)):
+        same, other = ({"options": {**a["options"], name: value}} for value in (default, 9))
+        assert option_history.differences(a, same) == [], name  # an older trainer did not record it
+        assert option_history.differences(a, other, ("A", "B")) == [
+            f"--{name}: {option_history.shown(default)} in A, 9 in B"
+        ]
 
 
 # ---- the runner, with the trainer
