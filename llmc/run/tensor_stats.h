@@ -1,7 +1,7 @@
 /*
 tensor_stats.h: the weights, the update and Adam's moments of each kind of tensor in each layer: records "tensor" of
-log.jsonl (--stats-every), and the norm of a whole update (update_norms.h). All ranks call these functions together,
-before the update, which they do not change.
+log.jsonl (--stats-every), and the norm of a whole update (update_norms.h), at the rates of the step (--change). All
+ranks call these functions together, before the update, which they do not change.
 
   double update_norm_measure(state, step)           of all tensors that AdamW updates
   void   tensor_stats_measure(stats, state, step)   stats [groups][TENSOR_ROW_COUNT]
