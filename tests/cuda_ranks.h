@@ -415,7 +415,7 @@ static void test_help_without_device(void) {
     };
     static const struct {
         const char *option, *text;
-    } asks[] = {{"--help", "Usage: "}, {"--version", "train_diffv2, revision "}};
+    } asks[] = {{"--help", "Usage: "}, {"--version", "train_diffv2 0."}};
     ProgramResult r;
     for (size_t l = 0; l < sizeof(launches) / sizeof(launches[0]); l++) {
         bool first = strstr(launches[l], "=1") == NULL;

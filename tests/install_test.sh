@@ -86,7 +86,7 @@ test_installed_programs_run_in_another_directory_from_files_that_cannot_be_writt
     chmod -R a-w "$work/moved"
     cd "$home"
     export PATH="$work/moved/opt/diff/bin:$PATH" HOME="$home" XDG_CACHE_HOME="$home/cache"
-    train_diffv2 --version | grep -q '^train_diffv2, revision'
+    train_diffv2 --version | grep -q '^train_diffv2 [0-9.]*, revision'
     diffv2-lab run smoke --dry-run --data none >out 2>&1 || fail "$(cat out)"
     contains out diff_v2.lr0.002.seed1
     printf '{"format": 1, "options": {"steps": "1"}}\n' >run/run.json

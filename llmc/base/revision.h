@@ -1,7 +1,8 @@
 /*
-revision.h: the source revision of the program, for --version, run.json and the comparison of ranks.
+revision.h: version and source revision of the program, for --version, run.json, checkpoints and the comparison of ranks.
 
-A separate object file contains it, so that a commit recompiles nothing else. Without that object it is "unknown".
+docs/changelog.md says what the parts of a version mean. A separate object file contains the revision, so that a commit
+recompiles nothing else. Without that object it is "unknown".
 */
 #ifndef LLMC_REVISION_H
 #define LLMC_REVISION_H
@@ -14,5 +15,6 @@ extern const char program_revision[] __attribute__((weak)); // of build/revision
 }
 #endif
 
+static const char program_version[] = "0.9.0";
 static inline const char *source_revision(void) { return program_revision ? program_revision : "unknown"; }
 #endif

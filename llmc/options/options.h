@@ -312,7 +312,7 @@ static inline bool options_answer(int argc, char **argv, bool prints) {
         bool help = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
         if (!help && strcmp(argv[i], "--version") != 0) continue;
         if (prints && help) options_print_help(stdout);
-        else if (prints) printf("train_diffv2, revision %s\n", source_revision());
+        else if (prints) printf("train_diffv2 %s, revision %s\n", program_version, source_revision());
         return true;
     }
     return false;

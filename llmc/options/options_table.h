@@ -432,7 +432,7 @@ static const OptionRow option_rows[] = {
     {"modes", "link-gbs", OPTION_REAL, OPTION_LOCAL, FIELD(link_gbs), "X", NULL, "(0, inf)", NULL,
         "with --dry-run: print the time of communication at X GB/s per rank and direction"},
     {"modes", "help", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print this help"},
-    {"modes", "version", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print the source revision"},
+    {"modes", "version", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print version and source revision"},
 };
 #undef FIELD
 // clang-format on

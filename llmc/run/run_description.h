@@ -45,6 +45,7 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON_AddItemToObject(data, "train", dataloader_describe(&f->inputs->train, f->windows));
     if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_describe(&f->inputs->val, 0));
     if (f->inputs->choices.count) cJSON_AddItemToObject(data, "choices", choices_describe(&f->inputs->choices));
+    cJSON_AddStringToObject(json, "version", program_version);
     cJSON_AddStringToObject(json, "revision", source_revision());
 }
 

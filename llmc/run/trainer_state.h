@@ -13,6 +13,7 @@ trainer_state.h: where a run is: its counters and detectors, and trainer_state.j
 */
 #ifndef LLMC_TRAINER_STATE_H
 #define LLMC_TRAINER_STATE_H
+#include "../base/revision.h"
 #include "../checkpoint/checkpoint.h"
 #include "../data/positions.h"
 #include "../options/options_json.h"
@@ -46,6 +47,7 @@ static inline bool trainer_state_finite(const TrainerState *s) {
 static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options *o, uint64_t data_fingerprint,
                                            cJSON *data_identity) {
     cJSON *json = cJSON_CreateObject();
+    CHECK(cJSON_AddStringToObject(json, "version", program_version), "out of memory for a JSON text");
     json_add_u64(json, "step", (uint64_t)s->step);
     json_add_u64(json, "updates", (uint64_t)s->updates);
     json_add_u64(json, "tokens", (uint64_t)s->tokens);

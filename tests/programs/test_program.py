@@ -31,7 +31,16 @@ def test_log_is_complete(corpus, tmp_path):
     assert abs(float(printed[1]) - loss) < 1e-4 and abs(float(printed[2]) / math.exp(loss) - 1) < 1e-3
 
     described = read_json(run / "run.json")
-    assert {"command_line", "options", "revision", "host", "devices", "libraries", "data_fingerprint"} <= set(described)
+    assert {
+        "command_line",
+        "options",
+        "version",
+        "revision",
+        "host",
+        "devices",
+        "libraries",
+        "data_fingerprint",
+    } <= set(described)
     model = described["model"]
     assert model["parameters"] > 0 and model["flops_per_token"] > 6 * model["parameters"]
 
