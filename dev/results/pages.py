@@ -30,9 +30,19 @@ SOURCES = {  # page: the studies of runs.csv and the files that its intervals ar
     "family.md": "family-cpu family-rerun-cpu equal-flops-cpu late-gradients-cpu loss-gap-cpu mechanisms.csv",
     "low-bit.md": "low-bit-cpu-fp32 low-bit.csv",
     "moe.md": "moe-cpu",
+    "spikes.md": "",
     "yoco.md": "yoco-cpu yoco.csv",
     "../../README.md": "loss-gap-cpu family-cpu equal-flops-cpu",
 }
+PLANTED = {  # of spikes.md: name of the test, what was planted
+    "rate": "the rate jumps from 0.01 to 0.3",
+    "data": "a corrupt region of a shard",
+    "moment": "flipped bits in first moments",
+    "head": "a head with 1000 times the rate",
+    "precision": "an outlier under --gemm fp8",
+    "outside": "the same bits, flipped in memory",
+}
+SPIKE = 7.0  # deviations of a loss or gradient norm, as in the trainer
 STABLE = 4e-3  # rates above it raise the loss in the study of stability
 
 
@@ -151,6 +161,43 @@ def stability(measured):
     return table(["rate", "Transformer", "DIFF V2", "gap", "of each seed"], rows)
 
 
+def planted():
+    """What `lab spike` prints of each planted cause."""
+    rows, replays = [], [x["plant"] for x in read("spike-replays.csv") if x["verdict"]]
+    for row in read("spike-plants.csv"):
+        plant, count = row["plant"], replays.count(row["plant"])
+        large = row["first_large_update"] or "none"
+        at = row["first_large_loss"] if plant != "outside" else ""
+        rows.append([PLANTED[plant], f"{row['step']} ({row['checkpoint']})", row["cause"], count, large, at])
+    return table(["planted", "S (checkpoint)", "cause", "replays", "first large update", "first large loss"], rows)
+
+
+def changed():
+    """The rise of the loss for each planted cause and change of the whole model."""
+    replays, plants = read("spike-replays.csv"), [plant for plant in PLANTED if plant != "outside"]
+    part = lambda x: not x["verdict"] or ":" in x["replay"] or " to " in x["replay"] or x["plant"] == "outside"
+    found = {(x["replay"], x["plant"]): x for x in replays if not part(x)}
+    show = lambda x: f"{float(x['rise']):.3f}" + (f", {x['verdict']}" if x["verdict"] != "keeps" else "")
+    rows = []
+    for name in dict.fromkeys(name for name, _ in found):
+        rows.append([name, *(show(found[name, plant]) if (name, plant) in found else "" for plant in plants)])
+    return table(["change", *plants], rows)
+
+
+def leads():
+    """How often large updates and gradients precede spikes of the loss."""
+    rows, total = [], lambda mine, key: sum(int(x[key]) for x in mine)
+    for setting in dict.fromkeys(x["setting"] for x in read("spike-leads.csv")):
+        mine = [x for x in read("spike-leads.csv") if x["setting"] == setting]
+        for what in ("update", "gradient"):
+            chance = total(mine, f"steps_after_{what}") / total(mine, "judged")
+            before, spikes = total(mine, f"after_{what}"), total(mine, "spikes")
+            of = f"{total(mine, f'{what}_rises_before')} of {total(mine, f'{what}_rises')}"
+            rows.append([setting, what, f"{before} of {spikes}", f"{100 * chance:.1f}%", of])
+    head = ["clipping", "sign", "spikes with the sign in the 8 steps before", "any step", "signs before a spike"]
+    return table(head, rows)
+
+
 def tables(of):
     loss_gap, ablations = of["loss-gap-cpu"], of["ablations-cpu"]
     with_more = [arm for arm in loss_gap.arms if arm != "baseline"]
@@ -163,6 +210,9 @@ def tables(of):
         "moe": lambda: gaps(of["moe-cpu"], "moe"),
         "equal": lambda: equal(of["family-cpu"], of["equal-flops-cpu"]),
         "late-gradients": lambda: by_rate(of["late-gradients-cpu"], "late-gradients"),
+        "spike-planted": planted,
+        "spike-changes": changed,
+        "spike-leads": leads,
     }
 
 

@@ -455,6 +455,8 @@ def main(words):
         print(f"cause: {found}")
         result = {"run": str(r.run), "step": r.step, "checkpoint": r.begin, "level": r.level, "cause": found}
         result["first_large_update"], result["first_large_loss"] = large
+        log = {s: x for s, x in r.losses.items() if r.begin < s <= r.last}
+        result["log"] = {s: x if math.isfinite(x) else None for s, x in log.items()}
         verdicts = [{**x, "verdict": r.verdict(x["name"])} for x in r.done.values()]
         for x in verdicts:
             x["losses"] = {s: y if math.isfinite(y) else None for s, y in x["losses"].items()}
