@@ -371,7 +371,8 @@ def cause(r, records, windows):
         return f"Adam's moments in the checkpoint of step {r.begin}" + (f", those of {part}" if part else "")
     part = find_tensor(r, lambda t: f"{every}:lr@{t}=0", "frozen:")
     if part:
-        return f"the updates of {part}" + growth_of_logits(r, part, records)
+        clipped = "; clipping all updates removes the spike too" * r.removes("updates clipped")
+        return f"the updates of {part}" + growth_of_logits(r, part, records) + clipped
     for name in ("updates clipped", "half the rate", "two ranks"):
         if r.removes(name):
             return f"the size of the updates: the spike is gone with {name}" if name != "two ranks" else "rounding"

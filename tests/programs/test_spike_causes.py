@@ -250,6 +250,15 @@ def test_changes_that_do_not_fit(corpus, tmp_path):
         result.one_line(FAILED, words)
 
 
+def test_refused_changes(copies, tmp_path):
+    """a change that the trainer refuses is listed with the reason, and the others are tried"""
+    phases = "--stop-after 30 --batch-schedule 512@0,512@130"
+    plant(copies[0], "--out", tmp_path / "run", phases, change_of("26:lr=50")).done()
+    words = "the updates of model.embed_tokens.weight; clipping all updates removes the spike too"
+    result = expect_cause(tmp_path / "run", words, "--step 27 --after 1")
+    assert "'windows of step 27 reordered' failed: diffv2: --change 27:order=reverse: windows cannot" in result.out
+
+
 def test_spike_mistakes(copies, tmp_path):
     """mistakes in the arguments of lab spike, and a run without its data, are one line each"""
     path = tmp_path / "run"
