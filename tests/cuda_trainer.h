@@ -30,9 +30,9 @@ static const CudaCase cuda_cases[] = {
      "--layers 2 --hidden 64 --heads 4 --kv-heads 4 --head-dim 16 --ffn 96 --vocab 256 --seq-len 65 --batch-size 2 "
      "--tie-embeddings",
      256},
-    {"one row, five tokens, one layer",
+    {"one row, five tokens, one layer, with a z-loss",
      "--layers 1 --hidden 16 --heads 2 --kv-heads 2 --head-dim 8 --ffn 12 --vocab 5 --seq-len 1 --batch-size 1 "
-     "--tie-embeddings",
+     "--tie-embeddings --z-loss 0.5",
      5},
 };
 enum { CUDA_CASES = sizeof(cuda_cases) / sizeof(cuda_cases[0]) };
