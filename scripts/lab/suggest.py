@@ -1,13 +1,14 @@
 """suggest.py: the command `suggest`: the best learning rate of each arm of a sweep, and the options for a larger model.
 
 best rate  the minimum of the parabola of the mean loss over log(rate) through the best rate and its neighbours; a sweep
-           whose best rate is its smallest or largest does not contain the minimum
+           whose best rate is its smallest or largest does not contain the minimum. Of the seeds that have ended at
+           all rates of the arm
 options    --parametrization completep with the shape of the sweep as the base, or with the base that the sweep had
 """
 
 import math
 
-from . import cli, study as studies
+from . import cli, option_history, stats, study as studies
 from .run_directory import RunError
 from .trainer import Trainer, TrainerError
 
@@ -39,13 +40,16 @@ def minimum(points):
 
 
 def sweep(study, arm):
-    """[(rate, mean loss)] of the rates at which all runs ended with a finite loss."""
-    found = []
-    for lr in study.rates():
-        losses = [run.final_loss(study.by_eval()) for run in study.runs_of(arm, lr)]
-        if losses and None not in losses:
-            found.append((lr, sum(losses) / len(losses)))
-    return found
+    """[(rate, mean loss)] over the seeds that have ended at all rates, without the rates at which one diverged."""
+    by_eval = study.by_eval()
+    ended = {
+        lr: {run.seed: run.final_loss(by_eval) for run in study.runs_of(arm, lr) if run.state in ("done", "diverged")}
+        for lr in study.rates()
+    }
+    ended = {lr: losses for lr, losses in ended.items() if losses}
+    seeds = set.intersection(*map(set, ended.values())) if ended else ()
+    found = {lr: [losses[seed] for seed in seeds] for lr, losses in ended.items()}
+    return [(lr, stats.mean(losses)) for lr, losses in found.items() if losses and None not in losses]
 
 
 def print_optima(study):
@@ -66,7 +70,8 @@ def options_of(run, rate, preset):
     base = {"base-width": "hidden", "base-depth": "layers", "base-head-dim": "head-dim"}
     shape = {name: str((scaled and o.get(name)) or o[of_model]) for name, of_model in base.items()}
     norm = {"qk-norm": True} if o.get("qk-norm") in (True, "yes") else {}
-    update = {name: str(o[name]) for name in UPDATE if name in o}
+    changed = {key for key, default in option_history.UPDATE.items() if o.get(key, default) != default}
+    update = {name: str(o[name]) for name in (*UPDATE, *sorted(changed - {"parametrization", *base})) if name in o}
     return {"preset": preset, "attention": o["attention"], **norm, "parametrization": "completep", **shape,
             "lr": f"{rate:.3g}", **update}  # fmt: skip
 
@@ -78,6 +83,10 @@ def main(words):
         study = studies.load(a.runs)
     except RunError as error:
         fail(str(error))
+    studies.check(study)
+    if study.problems:
+        more = f" (and {len(study.problems) - 1} more differences)" if study.problems[1:] else ""
+        fail(f"the runs are not comparable: {study.problems[0]}{more}: specify runs of one sweep")
     if a.arm and a.arm not in study.arms:
         fail(f"--arm {a.arm}: no such arm; the arms are {', '.join(study.arms)}", 2)
     if a.preset and not a.arm and len(study.arms) > 1:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from lab import coordinates, plan as plans, suggest
 from lab.testing import Tests, expect_error
@@ -107,6 +108,21 @@ def the_best_rate_is_the_minimum_of_a_parabola():
 
 
 @test
+def a_sweep_has_the_seeds_that_have_ended_at_all_rates():
+    run = lambda lr, seed, state, loss: SimpleNamespace(lr=lr, seed=seed, state=state, final_loss=lambda _: loss)
+    runs = [run(1, 1, "done", 3.0), run(2, 1, "done", 2.0), run(4, 1, "diverged", None), run(1, 2, "done", 9.0)]
+    runs.append(run(2, 2, "begun", None))
+    study = SimpleNamespace(rates=lambda: [1, 2, 4, 8], by_eval=lambda: False)
+    study.runs_of = lambda arm, lr: [run for run in runs if run.lr == lr]
+    assert suggest.sweep(study, "a") == [(1, 3.0), (2, 2.0)], suggest.sweep(study, "a")
+    muon = {"optimizer": "muon", "muon-split": "pair", "parametrization": "completep", "base-width": 8, "beta1": 0.8}
+    shape = {"attention": "diff_v2", "hidden": 64, "layers": 2, "head-dim": 16}
+    found = suggest.options_of(SimpleNamespace(options={**shape, **muon}), 0.01, "small")
+    assert (found["base-width"], found["base-depth"], found["beta1"]) == ("8", "2", "0.8"), found
+    assert (found["optimizer"], found["muon-split"], "z-loss" in found) == ("muon", "pair", False), found
+
+
+@test
 def suggest_prints_options_that_the_trainer_accepts(place):
     text_shard(place / "text.bin")
     text_shard(place / "val.bin", 2000)
@@ -129,3 +145,6 @@ def suggest_prints_options_that_the_trainer_accepts(place):
     expect_error(lab(place, "suggest", place / "out", "--arm", "x"), 2, "--arm x: no such arm", 1)
     expect_error(lab(place, "suggest", place / "nothing"), 1, "nothing: no such directory", 1)
     expect_error(lab(place, "suggest"), 2, "RUNS", 1)
+    run = place / "out/standard.w1.lr0.01.seed1/run.json"
+    run.write_text(run.read_text().replace('"z-loss": 0', '"z-loss": 0.5'))
+    expect_error(lab(place, "suggest", place / "out"), 1, "not comparable: --z-loss: 0 in standard.w1.lr0.0001", 1)
