@@ -1,5 +1,5 @@
 /*
-revision.h: version and source revision of the program, for --version, run.json, checkpoints and the comparison of ranks.
+revision.h: version and source revision of the program, for --version, run.json, checkpoints and comparing ranks.
 
 docs/changelog.md says what the parts of a version mean. A separate object file contains the revision, so that a commit
 recompiles nothing else. Without that object it is "unknown".
