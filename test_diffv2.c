@@ -31,6 +31,7 @@ starts no other program; the default build tests files and processes.
 #include "tests/generation.h"
 #include "tests/host.h"
 #include "tests/stats.h"
+#include "tests/qk_clip.h"
 #include "tests/corpora.h"
 #include "tests/tokenizer.h"
 #include "tests/spikes.h"
@@ -77,6 +78,7 @@ static const struct {
     {"host", host_program_tests, HOST_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"progress", progress_tests, PROGRESS_TEST_COUNT, FP32_BUILD},
     {"statistics", stats_tests, STATS_TEST_COUNT, EVERY_BUILD},
+    {"QK-clip", qk_clip_tests, QK_CLIP_TEST_COUNT, EVERY_BUILD},
     {"statistics", stats_program_tests, STATS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
     {"sharding", sharding_tests, SHARDING_TEST_COUNT, EVERY_BUILD},

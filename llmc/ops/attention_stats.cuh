@@ -149,4 +149,41 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
     if (!total.used) stats.largest_logit = NAN;
     return stats;
 }
+
+enum { LARGEST_THREADS = 256 };
+// The bits of numbers that are not negative have their order. A warp has 32 rows of a head; its lanes divide the keys
+// of each row with lse > limit. The maximum does not depend on the order of blocks.
+template <int W> static __global__ void largest_logits_kernel(unsigned *largest, AttentionStatsInput in, float limit) {
+    const AttentionShape s = in.shape;
+    int first = (int)(blockIdx.x * LARGEST_THREADS + threadIdx.x / WARP * WARP), lane = (int)threadIdx.x % WARP,
+        head = (int)blockIdx.y, n = min(first + lane, s.B * s.T - 1); // lanes beyond the last row repeat it
+    float bound = (float)stats_map(&in, n / s.T, n % s.T, head).lse, own = bound <= limit ? bound : 0;
+    for (unsigned above = __ballot_sync(ALL_LANES, bound > limit); above; above &= above - 1) {
+        int row = min(first + __ffs((int)above) - 1, s.B * s.T - 1), b = row / s.T, t = row % s.T;
+        StatsMap m = stats_map(&in, b, t, head);
+        for (int j = attention_low(s, b, t) + lane; j <= t; j += WARP) {
+            float dot = 0, x[W], y[W];
+            for (int i = 0; i < s.D; i += W) {
+                load<W>(x, m.q + i);
+                load<W>(y, m.k + (size_t)j * s.ldkv + i);
+                UNROLL
+                for (int c = 0; c < W; c++) dot += x[c] * y[c];
+            }
+            own = s.scale * dot > own ? s.scale * dot : own; // no NaN
+        }
+    }
+    own = lanes_max(own, WARP);
+    if (lane == 0 && own > 0) atomicMax(largest + head, __float_as_uint(own));
+}
+
+static inline void largest_logits(real *largest, const floatX *q, const floatX *k, const real *lse, AttentionShape s,
+                                  int key_sets, real limit) {
+    OPERATION();
+    AttentionStatsInput in = {q, k, NULL, lse, s, lse_set_stride(s), key_sets, 0, 0, 0, s.groups, S_LINEAR};
+    dim3 grid(blocks_of((size_t)s.B * s.T, LARGEST_THREADS), (unsigned)(s.NQ * key_sets));
+    unsigned *bits = (unsigned *)(void *)largest;
+    if (packed((size_t)(s.D | s.ldq | s.ldkv | s.q_head | s.k_head), q, k))
+        LAUNCH((largest_logits_kernel<PACK>), grid, LARGEST_THREADS, 0, bits, in, limit);
+    else LAUNCH((largest_logits_kernel<1>), grid, LARGEST_THREADS, 0, bits, in, limit);
+}
 #endif

@@ -41,7 +41,7 @@ typedef struct {
     double muon_momentum, weight_decay, beta1, beta2, eps, grad_clip, z_loss, router_aux, router_z, router_bias_rate;
     uint64_t seed;
 
-    double skip_loss_z, skip_grad_z;
+    double skip_loss_z, skip_grad_z, qk_clip;
     const char *clip_update_norm, *change; // NULL: off
 
     const char *out;
@@ -175,7 +175,7 @@ static inline RunRanks options_run_ranks(const Options *o, int rank, int ranks) 
                       group,
                       (int)o->zero,
                       o->reduce_dtype == REDUCE_BF16,
-                      {(Optimizer)o->optimizer, (MuonSplit)o->muon_split}};
+                      {(Optimizer)o->optimizer, (MuonSplit)o->muon_split, o->qk_clip > 0}};
 }
 
 // clang-format off
@@ -309,6 +309,9 @@ static const OptionRow option_rows[] = {
         "the same for the gradient norm before clipping; 0: off"},
     {"stability", "clip-update-norm", OPTION_TEXT, OPTION_SAVED, FIELD(clip_update_norm), "SIGMA,WINDOW", NULL, NULL,
         NULL, "scale down updates whose norm is more than SIGMA deviations above the mean of the last WINDOW updates"},
+    {"stability", "qk-clip", OPTION_REAL, OPTION_SAVED, FIELD(qk_clip), "T", "0", "[0, inf)", NULL,
+        "after an update, scale the queries of a head (and keys, if they are its own) whose largest attention logit "
+        "was above T down to it; 0: off"},
     {"stability", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
         "after K spikes or skipped updates within M steps, return to the last good checkpoint and continue with the "
         "data that follows"},

@@ -6,6 +6,7 @@ takes plain data; a closed Log writes nothing. docs/formats.md describes the rec
 #define LLMC_RUN_RECORDS_H
 #include "../ops/all_ops.h"
 #include "../log/logger.h"
+#include "../model/qk_clip.h"
 #include "../options/options_table.h"
 #include "../log/progress.h"
 #include "spikes.h"
@@ -18,6 +19,7 @@ typedef struct {
     bool routed;         // the model has experts
     bool measured;       // the update
     double router_aux, router_z;
+    QkClip qk_clip;
     UpdateDecision decision;
     UpdateNorm update;
 } StepResult;
@@ -67,6 +69,10 @@ static inline void log_step(Log *log, int64_t step, int64_t steps, int64_t token
     if (r->routed) {
         log_number(log, "router_aux", r->router_aux);
         log_number(log, "router_z", r->router_z);
+    }
+    if (r->qk_clip.on) {
+        log_integer(log, "qk_clipped", r->qk_clip.heads);
+        log_number(log, "qk_logit_max", r->qk_clip.largest);
     }
     log_end(log);
     progress_step(step, steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, seconds_left);
