@@ -21,6 +21,7 @@ starts no other program; the default build tests files and processes.
 #include "tests/operations.h"
 #include "tests/model.h"
 #include "tests/windows.h"
+#include "tests/sparse.h"
 #include "tests/options.h"
 #include "tests/data.h"
 #include "tests/safetensors.h"
@@ -57,6 +58,8 @@ static const struct {
     {"operations", operations_tests, OPERATIONS_TEST_COUNT, EVERY_BUILD},
     {"model", model_tests, MODEL_TEST_COUNT, EVERY_BUILD},
     {"windows", windows_tests, WINDOWS_TEST_COUNT, EVERY_BUILD},
+    {"sparse", sparse_tests, SPARSE_TEST_COUNT, EVERY_BUILD},
+    {"sparse in fp64", sparse_fp64_tests, SPARSE_FP64_TEST_COUNT, FP64_BUILD},
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
     {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
     {"experts", expert_tests, EXPERT_TEST_COUNT, EVERY_BUILD},

@@ -80,6 +80,7 @@ static KeySet model_key_set(const Model *model, int l, int set, int B, int T, in
     KeySet k = key_set(&model->plan, l, set, B, T, first);
     k.shape.rope = model->acts.rope;
     k.shape.first_key = model->documents ? model->acts.starts : NULL;
+    k.shape.sparse.lists = sparse_lists(&model->acts.layers[l], k.shape, set);
     return k;
 }
 
@@ -101,6 +102,23 @@ static void qk_norm_forward(Model *model, int l, HeadRows h, int N) {
                       (real)c->rms_norm_eps);
 }
 
+// The means of the blocks of keys that the rows complete, of block-sparse attention. k: a cache of `capacity` rows, or
+// rows from position `base` on
+static void block_means(Model *model, int l, const floatX *k, int base, int capacity, Rows r) {
+    KeySet s = key_set(&model->plan, l, 0, r.B, r.T, 0);
+    real *means = model->acts.layers[l].means + r.sequence * sparse_means_count(&model->plan, l);
+    s.shape.sparse.base = base;
+    sparse_means(means, k + s.k, model->acts.first, capacity, model->plan.config.attention->key_sets, s.shape);
+}
+
+// The blocks of keys that each row selects.
+static void block_lists(Model *model, int l, Rows r) {
+    const LayerActivations *a = &model->acts.layers[l];
+    KeySet s = model_key_set(model, l, 0, r.B, r.T, 0);
+    const real *means = a->means + r.sequence * sparse_means_count(&model->plan, l);
+    sparse_select(a->lists, a->fused + s.q, means, model->acts.first, model->plan.config.attention->key_sets, s.shape);
+}
+
 // Attention of a model for generation: the new keys and values, in the fused rows, join those of the cache.
 static void cached_attention_forward(Model *model, int l, Rows r) {
     const ModelPlan *plan = &model->plan;
@@ -118,8 +136,12 @@ static void cached_attention_forward(Model *model, int l, Rows r) {
         k = model->acts.staged;
     }
     if (!cross) cache_store(cache, own, first, r.B, r.T, capacity, width, d->fused_ld);
+    bool sparse = layer_sparse(&plan->config, l) > 0;
+    if (sparse && !cross) block_means(model, l, k, ring ? r.first - earlier : 0, ring ? plan->T : capacity, r);
+    if (sparse) block_lists(model, l, r);
     for (int set = 0; set < plan->config.attention->key_sets; set++) {
-        KeySet s = key_set(plan, l, set, r.B, r.T, ring ? earlier : r.first);
+        KeySet s = model_key_set(model, l, set, r.B, r.T, ring ? earlier : r.first);
+        if (ring) s.shape.sparse.base = r.first - earlier;
         floatX *out = a->heads + s.out;
         real *lse = a->lse + s.lse;
         if (r.T == 1) attention_decode(out, lse, a->fused + s.q, k + s.k, k + s.v, first, capacity, s.shape);
@@ -166,6 +188,10 @@ static void combined_forward(Model *model, int l, Rows r, absmax_t *max) {
     const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
     LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
+    if (layer_sparse(&model->plan.config, l) && model->plan.purpose != FOR_GENERATION) {
+        block_means(model, l, a->kv, 0, r.T, r);
+        block_lists(model, l, r);
+    }
     if (model->plan.diff_attention) {
         KeySet k = model_key_set(model, l, 0, r.B, r.T, 0);
         diff_attention_forward(a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, lambda.rows,
@@ -309,9 +335,10 @@ static void yoco_forward(Model *model, Rows r) {
     layer_linear_forward(s, a->kv, a->kv_norm, LINEAR_KV, l, N);
     qk_norm_forward(model, l, yoco_key_heads(&model->plan, a, a->kv), N);
     rope_forward(a->kv, a->rope, r.B, r.T, d->NK, d->QD, d->kv_ld, d->QD, a->first);
-    if (model->plan.purpose == FOR_GENERATION)
-        cache_store(a->layers[l].kv + (size_t)r.sequence * capacity * d->kv_rows, a->kv, a->first, r.B, r.T, capacity,
-                    d->kv_rows, d->kv_ld);
+    if (model->plan.purpose != FOR_GENERATION) return;
+    floatX *cache = a->layers[l].kv + (size_t)r.sequence * capacity * d->kv_rows;
+    cache_store(cache, a->kv, a->first, r.B, r.T, capacity, d->kv_rows, d->kv_ld);
+    if (layer_sparse(c, l)) block_means(model, l, cache, 0, capacity, r);
 }
 
 // The embeddings of the N tokens in acts.inputs, and their norm: the input of the first block.

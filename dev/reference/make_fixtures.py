@@ -115,10 +115,14 @@ SHAPES = {
     ("diff_v2", "x"): (2, 13, 3, 8, 6, 37, 2, 1, 8),
     ("diff_v2", "e"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v2", "z"): (2, 13, 2, 8, 6, 37, 2, 1, 8),
+    ("baseline", "s"): (2, 32, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "s"): (2, 32, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "p"): (2, 28, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_v1", "p"): (2, 28, 2, 8, 6, 37, 4, 2, 8),
+    ("diff_grouped_2", "o"): (2, 32, 4, 8, 6, 37, 8, 2, 8),
 }
-Size = namedtuple(
-    "Size", "tied theta eps window full_every yoco qk_norm experts z_loss", defaults=(0, 0, False, False, None, 0)
-)
+FIELDS = "tied theta eps window full_every yoco qk_norm experts z_loss sparse"
+Size = namedtuple("Size", FIELDS, defaults=(0, 0, False, False, None, 0, None))
 Experts = namedtuple("Experts", "count active shared dense_layers dense_width bias", defaults=(0, 0, 0, False))
 SIZES = {
     "a": Size(False, 10000.0, 1e-5),
@@ -131,6 +135,9 @@ SIZES = {
     "v": Size(True, 500.0, 0.02, window=4, full_every=2, qk_norm=True),
     "k": Size(False, 500.0, 0.02, window=5, yoco=True, qk_norm=True),
     "z": Size(True, 500.0, 1e-5, z_loss=0.25),
+    "s": Size(False, 500.0, 0.02, sparse=(2, 4, "group")),
+    "p": Size(False, 500.0, 0.02, window=17, sparse=(1, 4, "apart")),
+    "o": Size(False, 500.0, 0.02, window=12, yoco=True, qk_norm=True, sparse=(1, 4, "signal")),
     "e": Size(False, 10000.0, 1e-5, experts=Experts(5, 2, bias=True)),
     "m": Size(False, 10000.0, 1e-5, experts=Experts(4, 2)),
     "x": Size(True, 500.0, 0.02, qk_norm=True, experts=Experts(5, 3, shared=1, dense_layers=1, dense_width=7)),
@@ -168,13 +175,17 @@ def experts_config(e):
 
 
 def make_config(attention, size, T, L, C, F, V, NH, NKV, D):
-    plain = attention == "baseline" and not size.yoco  # written as a class of transformers
+    plain = attention == "baseline" and not size.yoco and not size.sparse  # written as a class of transformers
     kind = MIXTRAL if size.experts else QWEN3 if size.qk_norm else MINISTRAL if size.window else LLAMA
     kind, rest = (kind, OF_LLAMA) if plain else ({**DIFFV2, "attention": attention}, {})
     if size.experts:
         rest = {**rest, **experts_config(size.experts)}
     if size.window:
         rest = {**rest, "sliding_window": size.window, "layer_types": layer_types(size, L)}
+    if size.sparse:
+        rest |= dict(
+            zip(("sparse_blocks", "sparse_block_size", "sparse_score"), size.sparse), full_every=size.full_every
+        )
     if size.window and kind is QWEN3:
         rest = {**rest, "use_sliding_window": True}
     if size.yoco:

@@ -5,6 +5,9 @@ The model as plain tensor code, the reference for all other implementations.
   head     logits = Wlm rmsnorm(x), Wlm = the embedding when tied;  loss = mean cross-entropy, nats
   norm     rmsnorm(x) = w x / sqrt(mean(x^2) + eps)
   window   position t of a layer with a window W attends to t-W+1 .. t
+  sparse   position t reads its own block of positions, the first, and the K blocks between them with the largest
+           <q, mean key>, summed over the heads that vote: the query heads of its K/V group (score group), the signal
+           heads among them (signal), or those of its own kind (apart). The window still holds
   YOCO     the layers from L/2 read one set of keys and values: K = rope(Wk z), V = Wv z, z = rmsnorm(x), x the output
            of layer L/2-1 (arXiv 2405.05254)
   QK-norm  q = rope(rmsnorm(Wq x)), k = rope(rmsnorm(Wk x)): over the width of each head, with one weight for the query
@@ -66,6 +69,38 @@ def layer_window(config, layer):
     return config.get("sliding_window") if types[layer] == "sliding_attention" else None
 
 
+def voters(config, head):
+    """The query heads whose scores decide for `head`."""
+    v, s = variant_of(config), shape_of(config)
+    group, score = s.NQ // s.NV, config["sparse_score"]
+    noise = set(map_heads(v, s.H)[1].tolist()) if v.signals else set()
+    heads = range(head // group * group, (head // group + 1) * group)
+    if score == "group":
+        return list(heads)
+    return [h for h in heads if (h in noise) == (score == "apart" and head in noise)]
+
+
+def hidden_blocks(config, layer, query, key):
+    """(B,NQ,T,T): the keys that block-sparse attention hides from each query head; None: none."""
+    v, s, (B, T, _, _) = variant_of(config), shape_of(config), query.shape
+    K, size, every = (config.get(key, 0) for key in ("sparse_blocks", "sparse_block_size", "full_every"))
+    if not K or (every and (layer + 1) % every == 0):
+        return None
+    noise = set(map_heads(v, s.H)[1].tolist()) if v.signals else set()
+    window = layer_window(config, layer) or T
+    means = key.detach().view(B, T // size, size, s.NK, s.DQ).mean(2)
+    of = [h // (s.NQ // s.NV) * v.key_sets + (h in noise) % v.key_sets for h in range(s.NQ)]  # its key head
+    scores = torch.einsum("bthd,bnhd->bhtn", query.detach(), means[:, :, of])
+    hidden = torch.ones(B, s.NQ, T, T, dtype=torch.bool)
+    for b, h, t in np.ndindex(B, s.NQ, T):
+        own, low = t // size, max(0, t - window + 1) // size
+        votes = scores[b, voters(config, h), t].sum(0).tolist()
+        best = sorted(range(max(1, low), own), key=lambda j: (-votes[j], j))[:K]
+        for j in {0, own, *best}:
+            hidden[b, h, t, j * size : (j + 1) * size] = False
+    return hidden
+
+
 def has_qk_norm(config):
     return config.get("use_qk_norm", config.get("model_type") == "qwen3")
 
@@ -109,11 +144,14 @@ def rope(x, theta):
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
 
 
-def causal_softmax(scores, sink, window):
-    """scores (B,H,T,T); sink None or (H,): an extra logit per head, whose column is dropped; window None or W."""
+def causal_softmax(scores, sink, window, hidden=None):
+    """scores (B,H,T,T); sink None or (H,): an extra logit per head, whose column is dropped; window None or W; hidden
+    None or (B,H,T,T)."""
     T = scores.shape[-1]
     distance = torch.arange(T)[:, None] - torch.arange(T)
     scores = scores.masked_fill((distance < 0) | (distance >= (window or T)), -math.inf)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
     if sink is None:
         return scores.softmax(-1)
     column = sink[:, None, None].expand(*scores.shape[:-1], 1)
@@ -161,7 +199,7 @@ def attention(config, w, x, layer, shared=None):
     B, T, _ = x.shape
     query = rotated_heads(config, part(w, "self_attn."), x, "q", s.NQ)
     key, value = shared or keys_and_values(config, part(w, "self_attn."), x)
-    window = layer_window(config, layer)
+    window, hidden = layer_window(config, layer), hidden_blocks(config, layer, query, key)
 
     sink = {"none": None, "zero": x.new_zeros(s.H), "own": w.get("self_attn.sinks")}[v.sink]
     outputs = []
@@ -169,7 +207,8 @@ def attention(config, w, x, layer, shared=None):
         g = q // (s.NQ // s.NV)  # its value head
         k = g * v.key_sets + m % v.key_sets  # its key head
         scores = torch.einsum("bthd,bshd->bhts", query[:, :, q], key[:, :, k]) / math.sqrt(s.DQ)
-        outputs.append(torch.einsum("bhts,bshd->bthd", causal_softmax(scores, sink, window), value[:, :, g]))
+        p = causal_softmax(scores, sink, window, None if hidden is None else hidden[:, q])
+        outputs.append(torch.einsum("bhts,bshd->bthd", p, value[:, :, g]))
 
     o = outputs[0]  # (B,T,H,DV)
     if v.signals:

@@ -114,6 +114,8 @@ class DiffV2Config(PretrainedConfig):
     ):
         if attention not in VARIANTS or others.get("rope_parameters") or others.get("rope_scaling"):
             raise ValueError(f"attention must be one of {', '.join(VARIANTS)}, and rope_theta at the top")
+        if others.get("sparse_blocks"):
+            raise ValueError("block-sparse attention (sparse_blocks) is not supported: use train_diffv2")
         self.attention = attention
         self.vocab_size, self.hidden_size, self.intermediate_size = vocab_size, hidden_size, intermediate_size
         self.num_hidden_layers, self.max_position_embeddings = num_hidden_layers, max_position_embeddings

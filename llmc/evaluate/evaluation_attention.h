@@ -43,6 +43,7 @@ typedef struct {
     floatX *fused, *own_lambda;
     floatX *kv; // fused, or the rows of YOCO
     real *lse;
+    int *lists; // of block-sparse attention
 } LayerOnHost;
 
 // s: key set 0 of layer l in the forward that filled the activations.
@@ -55,6 +56,9 @@ static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActiva
     h.fused = (floatX *)checked_calloc(fused, sizeof(floatX));
     h.own_lambda = (floatX *)checked_calloc(own, sizeof(floatX));
     h.lse = (real *)checked_calloc(lse, sizeof(real));
+    size_t lists = N * s.shape.NKV * s.shape.sparse.kinds * sparse_width(s.shape.sparse);
+    h.lists = (int *)checked_calloc(max_size(1, lists), sizeof(int));
+    if (a->lists) buffer_download(h.lists, a->lists, lists * sizeof(int));
     buffer_download(h.fused, a->fused, fused * sizeof(floatX));
     h.kv = a->kv == a->fused ? h.fused : (floatX *)checked_calloc(kv, sizeof(floatX));
     if (h.kv != h.fused) buffer_download(h.kv, a->kv, kv * sizeof(floatX));
@@ -62,6 +66,7 @@ static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActiva
     if (a->lambda) buffer_download(h.own_lambda, a->lambda, own * sizeof(floatX));
     LambdaRows lambda = lambda_rows(d, a->lambda ? h.own_lambda : NULL, h.fused);
     h.attention.shape = s.shape;
+    h.attention.shape.sparse.lists = h.lists;
     h.attention.key_sets = plan->config.attention->key_sets;
     h.attention.groups = d->groups;
     h.attention.factor = plan->config.attention->factor;
@@ -77,6 +82,7 @@ static inline void layer_on_host_free(LayerOnHost *h) {
     free(h->fused);
     free(h->own_lambda);
     free(h->lse);
+    free(h->lists);
 }
 
 // --dump-attention: the file that is being written.
@@ -125,7 +131,9 @@ static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump
                 alpha[i] = map_first_mass(maps[i], T);
                 for (int t = 0; t < T && !again; t++)
                     for (int j = map_first_key(m->shape, t); j <= t; j++)
-                        sums->logits[sums->logit_count++] = fabsf(logits[t * T + j]);
+                        if (sparse_reads(sparse_row(m->shape, b, head / m->key_sets, head % m->key_sets, t),
+                                         m->shape.sparse, j))
+                            sums->logits[sums->logit_count++] = fabsf(logits[t * T + j]);
                 if (b == 0) attention_dump_write(dump, maps[i], square);
             }
             alpha[2] = count == 2 ? map_effective_first_mass(maps[0], maps[1], m, b, h) : alpha[0];

@@ -31,6 +31,8 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(floatX, heads, N * heads_kept(plan, l) * d->DV, RECOMPUTE_BLOCK)                                                \
     /* (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T) */                                                    \
     A(real, lse, lse_count(plan, generates ? 1 : plan->B, generates ? plan->rows : plan->T), RECOMPUTE_BLOCK)         \
+    /* of block-sparse attention, as SparseShape.lists */                                                             \
+    A(int, lists, N * d->NV * sparse_shape(plan, l, 0).kinds * (layer_sparse(c, l) + 2), RECOMPUTE_BLOCK)             \
     A(floatX, lambda, own_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK) /* where lambda is not projected from the input */ \
     /* after the subtraction: (N, OH, DV); without one, heads */                                                      \
     A(floatX, combined, d->groups.noise ? N * width : 0, RECOMPUTE_BLOCK)                                             \
@@ -79,6 +81,8 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(real, kv_rstd, c->yoco ? N : 0)                                                                             \
     A(floatX, kv, c->yoco ? N * d->kv_ld : 0)                                                                     \
     A(floatX, kv_kept, c->yoco && c->qk_norm && backward ? N * d->NK * d->QD : 0)                                 \
+    /* of the blocks of keys of one layer; generation keeps those of all layers */                                \
+    A(real, block_means, generates || !c->sparse_blocks ? 0 : N / c->sparse_size * d->NK * d->QD)                 \
     /* generation with windows: what a piece of a prompt reads */                                                 \
     A(floatX, staged, ring ? (c->window - 1 + N) * d->kv_rows : 0)                                                \
     /* output of o_proj and of down_proj, before it joins the residual stream */                                  \
@@ -124,6 +128,8 @@ typedef struct {
     // Keys and values that the layer's attention reads, as KeySet says: its fused rows, the rows of YOCO, or in a model
     // for generation its cache (B, cache_capacity, kv_rows)
     floatX *kv;
+    real *
+        means; // of blocks of keys, (B, SparseShape.count, NK, QD): block_means, or in a model for generation beside kv
 } LayerActivations;
 
 typedef struct {
@@ -167,6 +173,12 @@ static inline floatX *layer_carve_cache(const Activations *a, const ModelPlan *p
     arena->cached += round_up(bytes, 256);
     return (floatX *)carve(arena, bytes);
 }
+static inline real *layer_carve_means(const Activations *a, const ModelPlan *plan, int l, Arena *arena) {
+    if (layer_cross(&plan->config, l) && l > yoco_layer(&plan->config)) return a->layers[l - 1].means;
+    size_t bytes = plan->B * sparse_means_count(plan, l) * sizeof(real);
+    arena->cached += round_up(bytes, 256);
+    return (real *)carve(arena, bytes);
+}
 
 // Lays the activations of the model out in the arena.
 static inline void activations_carve(Activations *a, const ModelPlan *plan, Arena *arena) {
@@ -198,6 +210,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
         LAYER_ACTIVATIONS(CARVE)
 #undef CARVE
         layer->kv = generates ? layer_carve_cache(a, plan, l, arena) : layer_cross(c, l) ? a->kv : layer->fused;
+        layer->means = generates ? layer_carve_means(a, plan, l, arena) : a->block_means;
         if (!layer->combined) layer->combined = layer->heads;
         if (!layer->exclusive) layer->exclusive = layer->combined;
         if (!layer->normed) layer->normed = layer->exclusive;
@@ -217,6 +230,13 @@ static inline char *activations_alloc(Activations *a, const ModelPlan *plan) {
     buffer_upload(a->rope, table, count * sizeof(real));
     free(table);
     return memory;
+}
+
+// The lists of a key set, of T rows of each sequence. With two lists and two sets, a set has its own.
+static inline const int *sparse_lists(const LayerActivations *a, AttentionShape s, int set) {
+    return a->lists && s.sparse.kinds > 1 && !s.sparse.heads.noise
+               ? a->lists + (size_t)set * s.T * sparse_width(s.sparse)
+               : a->lists;
 }
 
 // The query heads or the key heads of rows, which --qk-norm normalizes.
@@ -357,7 +377,8 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     plan->logit_rows = (int)min_size(plan->rows, LOGIT_ROWS((size_t)plan->Vp * sizeof(floatX)));
     if (purpose == FOR_GENERATION) plan->logit_rows = B; // those of the next tokens
     plan->fp8 = linear_in_fp8() && purpose != FOR_GENERATION;
-    plan->diff_attention = purpose == FOR_TRAINING && variant_shares_keys(config->attention);
+    plan->diff_attention =
+        purpose == FOR_TRAINING && variant_shares_keys(config->attention) && sparse_kinds(config) == 1;
     plan_copies(plan);
     plan_count_bytes(plan);
     if (purpose == FOR_TRAINING)

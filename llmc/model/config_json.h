@@ -8,7 +8,8 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
   format   One object, with keys in the order of config_json_build. The key "attention" names the variant. A baseline
            is written as the first of foreign_classes that has its features, without "attention", so that other programs
            can load it; with YOCO, a window of 1, shared experts or dense layers it has none. Windows are
-           "sliding_window" and "layer_types"; "yoco" and "use_qk_norm" are true or missing. With experts
+           "sliding_window" and "layer_types"; "yoco" and "use_qk_norm" are true or missing. Block-sparse models
+           have "sparse_blocks", "sparse_block_size", "sparse_score" and "full_every". With experts
            "intermediate_size" is the width of one; num_dense_layers layers have dense_intermediate_size.
   reading  The variant is "attention" if present; otherwise model_type must be one of foreign_classes. A key for a
            feature that this model does not have must have the value that disables it (absent_features), otherwise the
@@ -50,7 +51,7 @@ enum { FOREIGN_CLASS_COUNT = sizeof(foreign_classes) / sizeof(foreign_classes[0]
 static inline const ForeignClass *foreign_class_of(const ModelConfig *c) {
     // with a window of 1, the cache of these classes keeps all positions (DynamicSlidingWindowLayer)
     if (c->attention != variant_find("baseline") || c->yoco || c->window == 1) return NULL;
-    if (c->shared || c->dense_layers || c->router_bias) return NULL;
+    if (c->shared || c->dense_layers || c->router_bias || c->sparse_blocks) return NULL;
     for (int i = 0; i < FOREIGN_CLASS_COUNT; i++) {
         const ForeignClass *f = &foreign_classes[i];
         bool windows = !c->window || (f->windows && (f->layer_types || !c->full_every));
@@ -109,6 +110,11 @@ static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
     if (c->E) ok = ok && config_json_add_experts(o, c);
     if (c->window) ok = ok && config_json_add_windows(o, c, foreign);
     if (c->yoco) ok = ok && cJSON_AddTrueToObject(o, "yoco");
+    if (c->sparse_blocks)
+        ok = ok && cJSON_AddNumberToObject(o, "sparse_blocks", c->sparse_blocks) &&
+             cJSON_AddNumberToObject(o, "sparse_block_size", c->sparse_size) &&
+             cJSON_AddStringToObject(o, "sparse_score", sparse_score_names[c->sparse_score]) &&
+             cJSON_AddNumberToObject(o, "full_every", c->full_every);
     if (c->qk_norm) ok = ok && cJSON_AddTrueToObject(o, "use_qk_norm");
     if (c->parametrization) ok = ok && config_json_add_parametrization(o, c);
     if (foreign) // defaults that a reader might assume otherwise; Llama's tokens 1 and 2 have no special meaning here
@@ -378,6 +384,28 @@ static inline void config_read_experts(const ConfigReader *r, ModelConfig *c) {
     if (c->dense_layers) c->F = config_int(r, keys[4], 0);
 }
 
+static inline void config_read_sparse(const ConfigReader *r, ModelConfig *c) {
+    const cJSON *score = config_item(r, "sparse_score");
+    c->sparse_size = 64; // the option's default
+    c->sparse_blocks = config_count(r, "sparse_blocks");
+    if (!c->sparse_blocks) return;
+    CHECK(!r->foreign || config_item(r, "attention"), "%s: sparse_blocks is %d; a model with it has the key attention",
+          r->path, c->sparse_blocks);
+    CHECK(c->sparse_blocks <= SPARSE_BLOCKS_LIMIT, "%s: sparse_blocks is %d; at most %d are supported", r->path,
+          c->sparse_blocks, (int)SPARSE_BLOCKS_LIMIT);
+    c->sparse_size = config_int(r, "sparse_block_size", 0);
+    int every = config_count(r, "full_every");
+    CHECK(!c->window || every == c->full_every, "%s: full_every is %d, but by layer_types it is %d", r->path, every,
+          c->full_every);
+    c->full_every = every;
+    while (c->sparse_score < SPARSE_SCORE_COUNT &&
+           !(cJSON_IsString(score) && strcmp(score->valuestring, sparse_score_names[c->sparse_score]) == 0))
+        c->sparse_score++;
+    CHECK(c->sparse_score < SPARSE_SCORE_COUNT,
+          "%s: sparse_score is %s; supported are \"group\", \"signal\" and \"apart\"", r->path,
+          config_value_text(score).text);
+}
+
 static inline void config_read_parametrization(const ConfigReader *r, ModelConfig *c) {
     const cJSON *name = config_item(r, "parametrization");
     if (!name) return;
@@ -431,6 +459,7 @@ static inline ModelConfig config_json_read(const char *directory) {
     c.rms_norm_eps = config_number(r, "rms_norm_eps", 1e-6);
     c.tied = config_bool(r, "tie_word_embeddings", false);
     config_read_windows(r, &c);
+    config_read_sparse(r, &c);
     c.qk_norm = config_qk_norm(r);
     config_read_parametrization(r, &c);
     const char *const dtype_keys[] = {"torch_dtype", "dtype"}; // informative only: each tensor states its type

@@ -114,6 +114,26 @@ static inline int cache_capacity(const ModelPlan *plan, int l) {
     return window ? min_int(window, plan->T) : plan->T;
 }
 
+// The blocks of keys that layer l selects, without the lists. In a key set of noise heads alone none is told apart.
+// T: of the sequences, for generation the longest
+static inline SparseShape sparse_shape(const ModelPlan *plan, int l, int T) {
+    const ModelConfig *c = &plan->config;
+    SparseShape p;
+    memset(&p, 0, sizeof(p));
+    p.blocks = layer_sparse(c, l);
+    if (!p.blocks) return p;
+    p.size = c->sparse_size;
+    p.score = (SparseScore)c->sparse_score;
+    p.kinds = sparse_kinds(c);
+    if (c->attention->key_sets == 1) p.heads = plan->dims.groups;
+    p.count = (plan->purpose == FOR_GENERATION ? plan->T : T) / p.size;
+    return p;
+}
+// Elements of the means of layer l's blocks, of one sequence.
+static inline size_t sparse_means_count(const ModelPlan *plan, int l) {
+    return (size_t)sparse_shape(plan, l, plan->T).count * plan->dims.NK * plan->dims.QD;
+}
+
 // The attention of one key set of layer l: which heads it reads, and where they are in the fused rows and in the rows
 // of keys and values (LayerActivations.kv).
 typedef struct {
@@ -146,6 +166,7 @@ static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T
     k.shape.window = window < plan->T ? window : 0;
     k.shape.first_key = NULL; // attends to all earlier positions
     k.shape.rope = NULL;
+    k.shape.sparse = sparse_shape(plan, l, T);
     k.shape.rope_heads = d->rope_heads / sets;
     k.q = (size_t)(set * d->QD);
     k.k = (size_t)((own ? d->k_at : 0) + set * d->QD);
@@ -197,9 +218,12 @@ static inline double forward_flops(const ModelPlan *plan, int B, int T) {
         if (is_product_weight(plan, t) && (!t->row->per_expert || t->expert < plan->config.K))
             weights += (double)t->count;
     }
-    double attention = 0;
-    for (int l = 0; l < plan->config.L; l++) attention += attention_forward_flops(key_set(plan, l, 0, B, T, 0).shape);
-    return 2 * weights * B * T + plan->config.attention->key_sets * attention;
+    double attention = 0, selection = 0;
+    for (int l = 0; l < plan->config.L; l++) {
+        AttentionShape s = key_set(plan, l, 0, B, T, 0).shape;
+        attention += attention_forward_flops(s), selection += sparse_select_flops(s);
+    }
+    return 2 * weights * B * T + plan->config.attention->key_sets * (attention + selection);
 }
 static inline double training_flops(const ModelPlan *plan, int B, int T) { return 3 * forward_flops(plan, B, T); }
 #endif

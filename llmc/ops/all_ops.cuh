@@ -9,6 +9,7 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "linear.cuh"
 #include "head_norm.cuh"
 #include "rope.cuh"
+#include "sparse.cuh"
 #include "attention.cuh"
 #include "cache.cuh"
 #include "attention_decode.cuh"

@@ -18,6 +18,7 @@ With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_o
 #include "linear.h"
 #include "head_norm.h"
 #include "rope.h"
+#include "sparse.h"
 #include "attention.h"
 #include "attention_backward.h"
 #include "cache.h"

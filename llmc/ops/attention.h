@@ -122,7 +122,11 @@ static inline const char *attention_library_version(void) { return "none"; }
 static inline const char *attention_warning(void) { return NULL; }
 static inline size_t attention_deterministic_bytes(void) { return 0; }
 
+static inline size_t sparse_workspace_bytes(AttentionShape s, int threads);
+static inline void sparse_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                  AttentionShape s);
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
+    if (s.sparse.blocks) return sparse_workspace_bytes(s, threads);
     return attention_workspace(s, threads, s.first == 0, NULL).total * sizeof(real);
 }
 
@@ -284,6 +288,10 @@ static inline void attention_row_output(floatX *o, real *l, real *scores, const 
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s) {
     assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
+    if (s.sparse.blocks) {
+        sparse_forward(out, lse, q, k, v, s);
+        return;
+    }
     int group = s.NQ / s.NKV, blocks = (s.T + ATTENTION_ROWS - 1) / ATTENTION_ROWS, heads = s.B * s.NQ;
     real *workspace = ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads()));
     AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), false, workspace);
@@ -310,4 +318,5 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
         attention_row_output(oh, l, scores, v + sequence + kv * s.v_head, low, keys, s);
     }
 }
+#include "attention_sparse.h" // which reads the above
 #endif

@@ -181,10 +181,18 @@ static inline void attention_sum_group(floatX *dst, const real *src, int group, 
     }
 }
 
+static inline void sparse_backward(const AttentionHead *first, floatX *dk, floatX *dv, const floatX *k, const floatX *v,
+                                   AttentionShape s, bool add_dv);
+
 // first: the arrays of the first head, from which those of the others follow
 static inline void attention_backward_heads(AttentionHead first, floatX *dk, floatX *dv, const floatX *k,
                                             const floatX *v, AttentionShape s, bool add_dv) {
     assert(s.NQ % s.NKV == 0 && s.first == 0);
+    if (s.sparse.blocks) {
+        sparse_backward(&first, dk, dv, k, v, s, add_dv);
+        if (s.rope) rope_backward(first.dq, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
+        return;
+    }
     AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), true,
                                                ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
     size_t T = s.T, units = (size_t)s.NQ / a.maps, heads = s.B * units, group = units / s.NKV;
@@ -229,4 +237,5 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
     first.dq = dq, first.q = q, first.out = out, first.dout = dout, first.lse = lse;
     attention_backward_heads(first, dk, dv, k, v, s, add_dv);
 }
+#include "attention_sparse_backward.h" // which reads the above
 #endif

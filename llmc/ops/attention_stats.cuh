@@ -53,6 +53,7 @@ static __device__ inline int stats_head(HeadGroups g, int h, int map) {
 typedef struct {
     const floatX *q, *k;
     double lse;
+    const int *list; // sparse_row
 } StatsMap;
 static __device__ inline StatsMap stats_map(const AttentionStatsInput *in, int b, int t, int head) {
     const AttentionShape s = in->shape;
@@ -61,6 +62,7 @@ static __device__ inline StatsMap stats_map(const AttentionStatsInput *in, int b
     StatsMap m;
     m.q = in->q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
     m.k = in->k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
+    m.list = sparse_row(s, b, h, set, t);
     m.lse = (double)in->lse[set * in->lse_set + ((size_t)b * s.NQ + h) * s.T + t];
     return m;
 }
@@ -83,6 +85,7 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
         for (int m = 0; m < maps; m++) {
             StatsMap map = stats_map(&in, b, t, stats_head(in.groups, h, m));
             float dot = 0;
+            if (!sparse_reads(map.list, s.sparse, j)) continue;
             for (int i = 0; i < s.D; i++) dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * s.ldkv + i]);
             double logit = (double)s.scale * (double)dot;
             local = larger_or_nan(local, fabs(logit));

@@ -25,6 +25,11 @@ static inline int diff_attention_kept(AttentionShape s) { return s.NQ / attentio
 static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, const floatX *q, const floatX *k,
                                           const floatX *v, const floatX *l, int ldl, AttentionShape s, Factor factor,
                                           absmax_t *max) {
+    if (s.sparse.blocks) {
+        sparse_pairs_forward(out, kept, lse, q, k, v, l, ldl, s, factor);
+        if (max) absmax_update(max, out, s.B * s.T, output_heads(s.groups, s.NQ) * s.DV, s.ldo);
+        return;
+    }
     AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), false,
                                                ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
     int units = s.NQ / a.maps, blocks = (s.T + ATTENTION_ROWS - 1) / ATTENTION_ROWS, ldn = units * s.DV;

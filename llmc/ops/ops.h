@@ -109,6 +109,26 @@ static inline void rope_forward(floatX *x, const real *table, int B, int T, int 
 static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                  const int *first);
 
+// Block-sparse attention (sparse.h): a row attends to the blocks of keys of its list alone.
+typedef enum { SPARSE_GROUP, SPARSE_SIGNAL, SPARSE_APART, SPARSE_SCORE_COUNT } SparseScore;
+enum { SPARSE_BLOCKS_LIMIT = 64 };
+typedef struct {
+    int blocks, size; // blocks of a list besides the first and the row's own; positions of a block; blocks 0: attention
+                      // to all keys
+    SparseScore score;
+    int kinds;        // lists of a key/value group: 2 if noise heads have their own
+    HeadGroups heads; // which query heads are noise heads; in a key set of its own, none
+    int count;        // complete blocks of a sequence in the array of means
+    int base;         // position of the first row of keys; > 0 only in generation
+    const int *lists; // (B, NKV, kinds, T, blocks + 2): ascending block numbers, then -1
+} SparseShape;
+#ifdef DEVICE_OPS
+#define SPARSE_INLINE static __host__ __device__ inline
+#else
+#define SPARSE_INLINE static inline
+#endif
+SPARSE_INLINE int sparse_width(SparseShape p) { return p.blocks + 2; }
+
 // Causal attention of NQ query heads over NKV key/value heads; query head j uses key/value head j / (NQ/NKV). Rows of
 // q, k, v and of the output have separate strides, and so do the heads within a row, so that q, k and v are read
 // directly from the output of the fused GEMM. Query row t has position first + t and attends to the keys 0 .. first+t;
@@ -126,7 +146,34 @@ typedef struct {
     // those of q, or of q and k.
     const real *rope;
     int rope_heads;
+    SparseShape sparse;
 } AttentionShape;
+
+// The list of query head h of a key set in the arrays of lists.
+SPARSE_INLINE size_t sparse_list(AttentionShape s, int b, int h) {
+    HeadGroups g = s.sparse.heads;
+    int noise = s.sparse.kinds > 1 && g.noise ? h % (g.signals + g.noise) >= g.signals : 0;
+    return ((size_t)(b * s.NKV + h / (s.NQ / s.NKV)) * s.sparse.kinds + noise) * s.T * sparse_width(s.sparse);
+}
+// The list of row t of query head h of a key set, s being that of set 0; NULL: the row attends to all keys.
+SPARSE_INLINE const int *sparse_row(AttentionShape s, int b, int h, int set, int t) {
+    bool own = s.sparse.kinds > 1 && !s.sparse.heads.noise; // each set has its lists
+    size_t row = (size_t)(own ? set : 0) * s.T + t;
+    return s.sparse.blocks ? s.sparse.lists + sparse_list(s, b, h) + row * sparse_width(s.sparse) : NULL;
+}
+SPARSE_INLINE bool sparse_reads(const int *list, SparseShape p, int key) {
+    bool found = !list;
+    for (int i = 0; !found && i < p.blocks + 2 && list[i] >= 0; i++) found = list[i] == key / p.size;
+    return found;
+}
+// The means of the keys of those blocks that are complete with the T rows from position first[b] on (NULL: 0), read
+// from rows (position - base) % capacity of k, (B, capacity, ...). s: of key set 0 of `sets`, whose heads alternate in
+// q and k; means (B, count, NKV, sets, D)
+static inline void sparse_means(real *means, const floatX *k, const int *first, int capacity, int sets,
+                                AttentionShape s);
+// The lists of T rows of each sequence from position first[b] on (NULL: 0); not differentiated.
+static inline void sparse_select(int *lists, const floatX *q, const real *means, const int *first, int sets,
+                                 AttentionShape s);
 
 // Query heads that are computed together, since their outputs are subtracted.
 static inline int attention_maps(AttentionShape s) { return max_int(1, s.groups.signals + s.groups.noise); }

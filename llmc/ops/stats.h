@@ -141,6 +141,7 @@ static inline double larger_or_nan(double a, double b) { return isnan(a) || b <=
 typedef struct {
     const floatX *q, *k; // (D); (T, D) with the row stride ldkv
     double lse;
+    const int *list; // sparse_row
 } StatsMap;
 
 static inline StatsMap stats_map(const floatX *q, const floatX *k, const real *lse, AttentionShape s, int key_sets,
@@ -150,6 +151,7 @@ static inline StatsMap stats_map(const floatX *q, const floatX *k, const real *l
     StatsMap m;
     m.q = q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
     m.k = k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
+    m.list = sparse_row(s, b, h, set, t);
     m.lse = (double)lse[set * lse_set_stride(s) + ((size_t)b * s.NQ + h) * s.T + t];
     return m;
 }
@@ -171,6 +173,7 @@ static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *ma
         for (int m = 0; m < map_count; m++) {
             const floatX *q = maps[m].q, *k = maps[m].k + (size_t)j * s.ldkv;
             real dot = 0;
+            if (!sparse_reads(maps[m].list, s.sparse, j)) continue;
 #pragma omp simd reduction(+ : dot)
             for (int i = 0; i < s.D; i++) dot += q[i] * k[i];
             double logit = (double)s.scale * (double)dot;

@@ -75,8 +75,23 @@ static inline size_t fp8_product_bytes(size_t M, size_t N, size_t K, size_t elem
     return K * (M + N) + M * N * element_bytes * ((add ? 2 : 1) + (direct ? 0 : 2));
 }
 
+// Of block-sparse attention, from position 0 on. Row block i has its own block, and of those before it the list's.
+static inline double sparse_visible_keys(AttentionShape s) {
+    double pairs = 0, size = s.sparse.size;
+    for (int t = 0, i = 0; t < s.T; t += s.sparse.size, i++) {
+        double keys = size * min_int(i, s.sparse.blocks + 1) + 0.5 * (size + 1);
+        pairs += fmin(size, s.T - t) * (s.window ? fmin(keys, s.window) : keys);
+    }
+    return s.B * pairs;
+}
+// Of sparse_select, which scores all earlier blocks for each list.
+static inline double sparse_select_flops(AttentionShape s) {
+    double lists = (double)s.B * s.NKV * s.sparse.kinds;
+    return s.sparse.blocks ? lists * 2 * s.D * s.T * (0.5 * s.T / s.sparse.size) : 0;
+}
 // Pairs of a query and a key that it attends to, per head.
 static inline double attention_visible(AttentionShape s) {
+    if (s.sparse.blocks) return sparse_visible_keys(s);
     double keys = (double)s.T * s.first + 0.5 * s.T * (s.T + 1.0), last = (double)s.first + s.T, hidden;
     double beyond = s.window ? fmax(0, last - s.window) : 0; // what the window hides from the last row
     double rows = fmin(beyond, s.T);                         // rows from which it hides something

@@ -69,13 +69,17 @@ static inline int options_model_problems(const Options *o) {
     bool narrow = options_match(o) && *model_match_width(&c) < 1;
     if (narrow) *model_match_width(&c) = 1;
     int count = model_config_problems(&c, problems, 8);
+    OptionText sparse = "";
+    if (c.sparse_blocks)
+        FORMAT(sparse, " --seq-len %d --sparse-blocks %d --sparse-block-size %d", c.T, c.sparse_blocks, c.sparse_size);
     if (narrow && options_usable(o, widths))
         warn("--match-%s: %s has more parameters than the baseline with --%s %d at any width; use a larger --%s",
              o->match_active ? "active" : "params", c.attention->name, options_match_name(&c),
              c.E ? o->model.FE : o->model.F, options_match_name(&c));
     for (int i = 0; i < count; i++)
-        warn("%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s)",
-             problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every, c.yoco ? " --yoco" : "");
+        warn("%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s%s)",
+             problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every, c.yoco ? " --yoco" : "",
+             sparse);
     bool dense = o->match_active && c.E == 0;
     if (dense) warn("--match-active requires --experts E; without experts all parameters are active: --match-params");
     return count + (narrow && options_usable(o, widths)) + dense;
@@ -123,10 +127,10 @@ static inline int options_phase_problems(const Options *o, int ranks) {
 
 // Checks numbers against each other. All options have values.
 static inline int options_number_problems(const Options *o, int ranks) {
-    static const char *const shape[] = {"attention",      "preset",       "heads",          "kv-heads",
-                                        "head-dim",       "layers",       "window",         "full-every",
-                                        "yoco",           "experts",      "experts-active", "expert-ffn",
-                                        "shared-experts", "dense-layers", "router-bias",    NULL};
+    static const char *const shape[] = {
+        "attention",   "preset",  "heads",         "kv-heads",          "head-dim",   "layers",         "window",
+        "full-every",  "yoco",    "experts",       "experts-active",    "expert-ffn", "shared-experts", "dense-layers",
+        "router-bias", "seq-len", "sparse-blocks", "sparse-block-size", NULL};
     static const char *const length[] = {"steps", "warmup", "schedule", "decay-steps", NULL};
     static const char *const batch[] = {"preset",         "batch-size", "seq-len", "total-batch",
                                         "batch-schedule", "phase",      "steps",   NULL};
@@ -177,6 +181,7 @@ static const Requirement requirements[] = {
     {"quantize", {"eval", NULL}, "--eval"},
     {"prompts", {"generate", NULL}, "--generate N"},
     {"stop-at-separator", {"generate", NULL}, "--generate N"},
+    {"sparse-score", {"sparse-blocks", NULL}, "--sparse-blocks K"},
 };
 
 typedef struct {
@@ -272,6 +277,17 @@ static inline int options_unknown_device(const char *name) {
     return 1;
 }
 
+// What computes with all keys, or does not know the lists of blocks.
+static inline int options_sparse_problems(const Options *o) {
+    int problems = 0;
+    if (!ops_use_host_memory)
+        REFUSE(problems, "--sparse-blocks is not implemented on GPUs: use train_diffv2, on a CPU");
+    if (o->quantize && strstr(o->quantize, "logits"))
+        REFUSE(problems, "--quantize logitsN does not support --sparse-blocks: logits are rounded over all keys");
+    if (o->dump_qkv) REFUSE(problems, "--dump-qkv does not support --sparse-blocks: its readers attend to all keys");
+    return problems;
+}
+
 static inline int options_exclusions(const Options *o) {
     OptionText shown;
     int problems = 0, modes = 0;
@@ -302,6 +318,9 @@ static inline int options_exclusions(const Options *o) {
                "--zero-group %" PRId64 " does not divide the number of ranks, %d: it must be a divisor, 2 or more, or "
                "0 for one group",
                o->zero_group, options_ranks(o));
+    if (options_given(o, "sparse-blocks") && !o->model.sparse_blocks && !o->refused[option_row("sparse-blocks")])
+        REFUSE(problems, "--sparse-blocks 0 selects no block: use 1 or more, or leave it out for attention to all");
+    if (o->model.sparse_blocks) problems += options_sparse_problems(o);
     if (o->nvls && o->deterministic && (o->device || !ops_use_host_memory))
         REFUSE(problems, "--nvls requires --no-deterministic: the sums of NVLink switches differ between runs");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
@@ -387,6 +406,7 @@ static inline void options_warn_unused(const Options *o) {
         bool unused;
         const char *where;
     } rows[] = {
+        {"sparse-block-size", !o->model.sparse_blocks, "without --sparse-blocks"},
         {"decay-steps", o->schedule != SCHEDULE_WSD, "without --schedule wsd"},
         {"decay-shape", o->schedule != SCHEDULE_WSD, "without --schedule wsd"},
         {"router-aux", !o->model.E, "without --experts"},

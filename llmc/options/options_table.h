@@ -113,6 +113,7 @@ static inline const char *preset_choice(int i) { return i < PRESET_COUNT ? prese
 static inline const char *parametrization_choice(int i) {
     return i < PARAMETRIZATION_COUNT ? parametrization_names[i] : NULL;
 }
+static inline const char *sparse_choice(int i) { return i < SPARSE_SCORE_COUNT ? sparse_score_names[i] : NULL; }
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
 static inline const char *decay_choice(int i) { return i < DECAY_SHAPE_COUNT ? decay_shape_names[i] : NULL; }
 
@@ -225,10 +226,19 @@ static const OptionRow option_rows[] = {
     {"model", "window", OPTION_DIM, OPTION_FIXED, FIELD(model.window), "W", "0", "[0, 16777216]", NULL,
         "attention to the last W positions only; 0: to all"},
     {"model", "full-every", OPTION_DIM, OPTION_FIXED, FIELD(model.full_every), "K", "0", "[0, 65536]", NULL,
-        "with --window: every K-th layer attends to all positions; 0: no layer does"},
+        "with --window or --sparse-blocks: every K-th layer attends to all positions; 0: no layer does"},
     {"model", "yoco", OPTION_BOOL, OPTION_FIXED, FIELD(model.yoco), NULL, "no", NULL, NULL,
         "the upper half of the layers attends to keys and values that are computed once, from the output of the lower "
         "half, whose layers have the --window"},
+    {"model", "sparse-blocks", OPTION_DIM, OPTION_FIXED, FIELD(model.sparse_blocks), "K", "0", "[0, 64]", NULL,
+        "block-sparse attention: to a position's own block, the first one, and the K blocks with the largest scores; "
+        "0: to all"},
+    {"model", "sparse-block-size", OPTION_DIM, OPTION_FIXED, FIELD(model.sparse_size), "S", "64", "[1, 65536]", NULL,
+        "with --sparse-blocks: positions of a block, a divisor of --seq-len"},
+    {"model", "sparse-score", OPTION_CHOICE, OPTION_FIXED, FIELD(model.sparse_score), "HEADS", "group", NULL,
+        sparse_choice,
+        "with --sparse-blocks: the heads of a key/value group whose scores select for all of them: all heads, or the "
+        "signal heads; apart: noise heads select for themselves"},
     {"model", "qk-norm", OPTION_BOOL, OPTION_FIXED, FIELD(model.qk_norm), NULL, "no", NULL, NULL,
         "normalize each query and key head before the rotary position embedding"},
     {"model", "parametrization", OPTION_CHOICE, OPTION_FIXED, FIELD(model.parametrization), "NAME", "standard", NULL,
@@ -604,6 +614,7 @@ static inline bool option_on(const Options *o, const char *name) {
     const OptionRow *row = &option_rows[option_row(name)];
     const char *field = (const char *)o + row->field;
     switch (row->kind) {
+    case OPTION_CHOICE:
     case OPTION_DIM: return *(const int *)field != 0;
     case OPTION_INT: return *(const int64_t *)field != 0;
     case OPTION_REAL: return *(const double *)field != 0;

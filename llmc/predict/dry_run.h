@@ -154,6 +154,14 @@ static inline void print_windows(const ModelConfig *c) {
     printf(c->yoco ? ", with keys and values that they share\n" : "\n");
 }
 
+static inline void print_sparse(const ModelConfig *c) {
+    int sparse = 0;
+    for (int l = 0; l < c->L; l++) sparse += layer_sparse(c, l) > 0;
+    printf("block-sparse attention: %d layers select %d blocks of %d positions besides the first and their own; score: "
+           "%s\n",
+           sparse, c->sparse_blocks, c->sparse_size, sparse_score_names[c->sparse_score]);
+}
+
 static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *sampling, const Options *o,
                                  const Phases *phases) {
     RunCost cost = run_cost(phases);
@@ -165,6 +173,7 @@ static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *samplin
            c->attention->name, c->L, c->C, c->NH, plan->dims.NQ, c->NKV, c->D, mlp, c->V, c->T);
     if (c->E) print_mlps(c);
     if (c->window) print_windows(c);
+    if (c->sparse_blocks) print_sparse(c);
     if (c->qk_norm) printf("queries and keys are normalized\n");
     print_parameters(plan);
     if (options_match(o)) print_match(plan, o);

@@ -178,6 +178,9 @@ static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     enum { DOCUMENT_BYTES = 136, DOCUMENT_TOKENS = 512 }; // tables and cuDNN's own; as attention_slots
     bool documents = recorded.options->doc_mask;
     AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, true);
+    if (s.sparse.blocks) // the rows of each block
+        return (size_t)s.B * s.NKV * s.sparse.kinds * ((size_t)s.T * sparse_width(s.sparse) + s.T / s.sparse.size + 4) *
+               sizeof(int);
     if (by != BY_CUDNN) return (size_t)s.B * s.NQ * s.T * (by == BY_TENSOR_CORES ? s.D + 4 : 1) * sizeof(real);
     size_t T = s.T, rows = s.B * T, group = s.NQ / s.NKV, head = T * sizeof(real); // rowsum(dO O)
     head +=
@@ -225,6 +228,17 @@ static inline void attention_documents(int *list, const int *first_key, const in
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int head,
                                 const int *first) {
     record_rows(CLASS_ROPE, __func__, 1, rope_bytes((size_t)B * T, heads, D));
+}
+static inline void sparse_means(real *means, const floatX *k, const int *first, int capacity, int sets,
+                                AttentionShape s) {
+    record_rows(CLASS_ATTENTION_FORWARD, __func__, 1, (size_t)s.B * s.T * s.NKV * sets * s.D * sizeof(floatX));
+}
+static inline void sparse_select(int *lists, const floatX *q, const real *means, const int *first, int sets,
+                                 AttentionShape s) {
+    size_t rows = (size_t)s.B * s.T;
+    double bytes = (double)(rows * (s.NQ * sets * s.D * sizeof(floatX) +
+                                    s.NKV * s.sparse.kinds * sparse_width(s.sparse) * sizeof(int)));
+    record(CLASS_ATTENTION_FORWARD, __func__, 1, sets * sparse_select_flops(s), bytes, memory_ms(recorded.p, bytes));
 }
 static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D) {
     record_rows(CLASS_COMBINE, __func__, 1, sink_forward_bytes((size_t)B * T, NH, D));

@@ -63,8 +63,26 @@ MISTAKES = {  # words of the error: arguments
     "--out requires a value": ["--dry-run --out --seed 1"],
     "--out '' is not accepted": ["--dry-run --out="],
     "--window 'all' is not accepted": ["--dry-run --window all --yoco"],  # not: YOCO requires a window
-    "--full-every 2 requires --window W (--attention": ["--dry-run --full-every 2"],
-    "--full-every 1 leaves no layer a window": ["--dry-run --window 8 --full-every 1"],
+    "--full-every 2 requires --window W or --sparse-blocks K (--attention": ["--dry-run --full-every 2"],
+    "--sparse-blocks 0 selects no block": ["--dry-run --sparse-blocks 0"],
+    "5 sparse blocks are more than the 4 blocks of 256 positions": ["--dry-run --sparse-blocks 5"],
+    "a sparse block size of 48 does not divide the sequence length, 256": [
+        "--dry-run --sparse-blocks 1 --sparse-block-size 48"
+    ],
+    "a window of 63 is shorter than a sparse block, 64": ["--dry-run --sparse-blocks 1 --window 63"],
+    "sparse score signal requires noise heads, which baseline does not have": [
+        "--dry-run --attention baseline --sparse-blocks 1 --sparse-score signal"
+    ],
+    "sparse score apart requires noise heads, which sink does not have": [
+        "--dry-run --attention sink --sparse-blocks 1 --sparse-score apart"
+    ],
+    "in diff_v2_cross_group some key/value groups have noise heads alone": [
+        "--dry-run --attention diff_v2_cross_group --sparse-blocks 1 --sparse-score signal"
+    ],
+    "--sparse-score requires --sparse-blocks K": ["--dry-run --sparse-score apart"],
+    "--quantize logitsN does not support --sparse-blocks": ["--eval --val-data x --sparse-blocks 1 --quantize logits8"],
+    "--dump-qkv does not support --sparse-blocks": ["--eval --val-data x --sparse-blocks 1 --dump-qkv x"],
+    "--full-every 1 leaves all layers full": ["--dry-run --window 8 --full-every 1"],
     "--full-every 5 is more than the 4 layers": ["--dry-run --window 8 --full-every 5"],
     "YOCO requires a window for the lower half of the layers (--attention": ["--dry-run --yoco"],
     "--yoco and --full-every are mutually exclusive": ["--dry-run --yoco --window 8 --full-every 2"],
@@ -218,6 +236,7 @@ def test_all_at_once(arguments, words):
         "--match-params --ffn 45 --attention diff_v2",  # 44 narrower
         "--window 16777216",
         "--window 1 --full-every 4",
+        "--sparse-blocks 4 --full-every 2 --sparse-score apart",
         "--window 1 --yoco --layers 2 --attention diff_v1",
         "--window 0 --full-every 0 --no-yoco",
         "--attention diff_grouped_4 --heads 8 --kv-heads 2 --qk-norm --window 8 --yoco",

@@ -12,8 +12,13 @@ from program import run_trainer
             "--window 9 --yoco",
             "layers: 2 attend to the last 9 positions, 2 to all, with keys and values that they share\n",
         ),
+        (
+            "--sparse-blocks 2 --sparse-block-size 32 --full-every 3",
+            "block-sparse attention: 3 layers select 2 blocks of 32 positions besides the first and their own; score: "
+            "group\n",
+        ),
     ],
-    ids=["full-every", "yoco"],
+    ids=["full-every", "yoco", "sparse"],
 )
 def test_layers_of_dry_run(options, line):
     """a dry run says what the layers attend to"""

@@ -1,0 +1,217 @@
+/*
+attention_sparse.h: attention of each query row to the blocks of its list (sparse.h). Equations in attention.h and
+diff_attention.h; S, P and all sums run over the keys of the list that the row may see.
+
+  method    The queries of a head are gathered by block: up to ATTENTION_ROWS rows whose lists have the block form dense
+            tiles with its keys (tile.h). Blocks are visited in ascending order. The forward keeps a running maximum and
+            sum per row, and the output holds the running sum of P V. In the backward all rows of a block are seen at
+            once, so dK and dV of a block are written once; a row of dQ receives the sums of its blocks in order.
+  numerics  all in `real`. One thread computes a head (forward) or a key/value head (backward), so results do not depend
+            on the number of threads
+  memory    per thread: for each row and list blocks + 2 integers and two numbers; a few tiles
+  flops     2 (D + DV) per query and visible key of its list; backward as attention
+  source    the gathering is that of MoBA (sparse.h)
+*/
+#ifndef LLMC_ATTENTION_SPARSE_H
+#define LLMC_ATTENTION_SPARSE_H
+#include "attention.h"
+#include "sparse.h"
+
+// The arrays of a thread.
+typedef struct {
+    size_t D, DV;                           // widths, rounded up to whole vectors
+    real *kt, *vt, *k, *v, *dk, *dv;        // (ATTENTION_KEYS, D | DV): keys of a block, as in AttentionWorkspace
+    real *q, *dout, *p, *ds, *noise, *part; // rows of a chunk, as in AttentionBlock; part (ROWS, D | DV)
+    real *max, *sum;                        // (T)
+    int *starts[2], *rows[2];               // of each list: (count + 3), (T (blocks + 2)): rows by block
+    size_t total;                           // bytes
+} SparseThread;
+
+static inline void *sparse_piece(SparseThread *w, char *memory, size_t bytes) {
+    void *piece = memory ? memory + w->total : NULL;
+    w->total += round_up(bytes, 64);
+    return piece;
+}
+
+static inline SparseThread sparse_thread(AttentionShape s, bool backward, char *memory) {
+    SparseThread w;
+    size_t maps = backward ? attention_maps(s) : 1, signals = backward ? max_int(1, s.groups.signals) : 1;
+    size_t rows = ATTENTION_ROWS, keys = ATTENTION_KEYS;
+    w.D = round_up(s.D, TILE_LANES), w.DV = round_up(s.DV, TILE_LANES);
+    const struct {
+        real **at;
+        size_t count;
+    } arrays[] = {{&w.kt, keys * w.D},
+                  {&w.v, keys * w.DV},
+                  {&w.q, maps * rows * w.D},
+                  {&w.p, signals * rows * SCORES_LD},
+                  {&w.part, rows * max_size(w.D, w.DV)},
+                  {&w.max, s.T},
+                  {&w.sum, s.T},
+                  {&w.vt, backward * keys * w.DV},
+                  {&w.k, backward * keys * w.D},
+                  {&w.dk, backward * keys * w.D},
+                  {&w.dv, backward * keys * w.DV},
+                  {&w.dout, backward * signals * rows * w.DV},
+                  {&w.ds, backward * maps * rows * SCORES_LD},
+                  {&w.noise, backward * rows * SCORES_LD}};
+    w.total = 0;
+    for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++)
+        *arrays[i].at = (real *)sparse_piece(&w, memory, arrays[i].count * sizeof(real));
+    for (int kind = 0; kind < 2; kind++) {
+        w.starts[kind] = (int *)sparse_piece(&w, memory, (s.sparse.count + 3) * sizeof(int));
+        w.rows[kind] = (int *)sparse_piece(&w, memory, (size_t)s.T * sparse_width(s.sparse) * sizeof(int));
+    }
+    return w;
+}
+static inline size_t sparse_workspace_bytes(AttentionShape s, int threads) {
+    return threads * sparse_thread(s, s.first == 0, NULL).total;
+}
+static inline char *sparse_workspace_take(AttentionShape s) {
+    return (char *)ops_workspace_take(sparse_workspace_bytes(s, omp_get_max_threads()));
+}
+static inline SparseThread sparse_own(AttentionShape s, bool backward, char *memory) {
+    return sparse_thread(s, backward, memory + omp_get_thread_num() * sparse_thread(s, backward, NULL).total);
+}
+
+// The rows whose list has block j: rows[starts[j]] .. rows[starts[j+1]-1], in ascending order.
+static inline void sparse_gather(int *starts, int *rows, const int *list, AttentionShape s) {
+    int width = sparse_width(s.sparse), count = s.sparse.count + 1, entries = s.T * width;
+    memset(starts, 0, (count + 2) * sizeof(int));
+    for (int i = 0; i < entries; i++)
+        if (list[i] >= 0) starts[list[i] + 2]++;
+    for (int j = 0; j < count; j++) starts[j + 2] += starts[j + 1];
+    for (int i = 0; i < entries; i++)
+        if (list[i] >= 0) rows[starts[list[i] + 1]++] = i / width;
+}
+
+// The keys of a tile: rows k0 .. k0 + keys - 1 of k, a part of a block.
+typedef struct {
+    int k0, keys, padded; // padded: to whole panels
+} SparseKeys;
+static inline SparseKeys sparse_keys(AttentionShape s, int block, int part) {
+    int from = max_int(0, block * s.sparse.size - s.sparse.base);
+    int end = min_int((block + 1) * s.sparse.size - s.sparse.base, s.first + s.T);
+    SparseKeys k = {from + part * ATTENTION_KEYS, 0, 0};
+    k.keys = max_int(0, min_int(ATTENTION_KEYS, end - k.k0));
+    k.padded = (int)round_up((size_t)k.keys, TILE_COLUMNS);
+    return k;
+}
+// The keys of the tile that row t sees: [low, high), from its first one on.
+static inline void sparse_visible(int *low, int *high, AttentionShape s, int b, int t, SparseKeys k) {
+    *high = max_int(0, min_int(k.keys, s.first + t + 1 - k.k0));
+    *low = min_int(max_int(0, sparse_first_key(s, b, t, s.first + t) - k.k0), *high);
+}
+
+// x (rows of a chunk) = factor * the gathered rows of one head, zeros up to whole tiles
+static inline void sparse_copy_rows(real *to, const floatX *x, const int *rows, int n, int width, size_t padded,
+                                    size_t ld, real factor) {
+    for (int i = 0; i < n; i++) attention_copy_rows(to + i * padded, x + rows[i] * ld, 1, 1, width, padded, ld, factor);
+    memset(to + n * padded, 0, (round_up((size_t)n, TILE_ROWS) - n) * padded * sizeof(real));
+}
+static inline void sparse_scores(real *scores, const real *rows, const real *panels, int n, SparseKeys k, int width,
+                                 size_t padded) {
+    for (int i = 0; i < n; i += TILE_ROWS)
+        attention_scores(scores + i * SCORES_LD, rows + i * padded, padded, panels, k.padded, width, padded);
+}
+
+// The tile of a chunk of rows of one head; max and sum are updated, and out holds the sums of exp(S - max) V.
+static inline void sparse_forward_chunk(floatX *out, const floatX *q, const int *rows, int n, SparseKeys k, int b,
+                                        const SparseThread *w, AttentionShape s, int ldo) {
+    int low, high;
+    real factors[ATTENTION_ROWS];
+    sparse_copy_rows(w->q, q, rows, n, s.D, w->D, s.ldq, s.scale);
+    sparse_scores(w->p, w->q, w->kt, n, k, s.D, w->D);
+    for (int i = 0; i < n; i++) {
+        sparse_visible(&low, &high, s, b, rows[i], k);
+        factors[i] = attention_softmax(w->p + i * SCORES_LD, &w->max[rows[i]], &w->sum[rows[i]], low, high, k.padded);
+    }
+    for (int i = 0; i < n; i += TILE_ROWS)
+        tile_multiply((int)w->DV, k.keys, w->p + i * SCORES_LD, SCORES_LD, w->v, w->DV, w->part + i * w->DV, w->DV,
+                      false);
+    for (int i = 0; i < n; i++) {
+        floatX *o = out + (size_t)rows[i] * ldo;
+        for (int c = 0; c < s.DV; c++) o[c] = factors[i] * o[c] + w->part[i * w->DV + c];
+    }
+}
+
+// out (T, DV) with row stride ldo and lse (T) of query head h of sequence b
+static inline void sparse_forward_head(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v, int b,
+                                       int h, const SparseThread *w, AttentionShape s, int ldo) {
+    size_t kv = h / (s.NQ / s.NKV), sequence = (size_t)b * (s.first + s.T) * s.ldkv;
+    const int *starts = w->starts[0], *all = w->rows[0];
+    q += (size_t)b * s.T * s.ldq + h * s.q_head;
+    k += sequence + kv * s.k_head, v += sequence + kv * s.v_head;
+    sparse_gather(w->starts[0], w->rows[0], s.sparse.lists + sparse_list(s, b, h), s);
+    for (int t = 0; t < s.T; t++) {
+        w->max[t] = (real)-8e37, w->sum[t] = 0; // as in attention_forward_block
+        for (int c = 0; c < s.DV; c++) out[(size_t)t * ldo + c] = 0;
+    }
+    for (int j = 0; j <= s.sparse.count; j++) {
+        if (starts[j] == starts[j + 1]) continue;
+        SparseKeys part = sparse_keys(s, j, 0);
+        for (int i = 0; part.keys > 0; part = sparse_keys(s, j, ++i)) {
+            size_t at = (size_t)part.k0 * s.ldkv;
+            attention_copy_panels(w->kt, k + at, part.keys, part.padded, s.D, w->D, s.ldkv);
+            attention_copy_rows(w->v, v + at, part.keys, part.keys, s.DV, w->DV, s.ldkv, 1);
+            for (int r = starts[j]; r < starts[j + 1]; r += ATTENTION_ROWS)
+                sparse_forward_chunk(out, q, all + r, min_int(ATTENTION_ROWS, starts[j + 1] - r), part, b, w, s, ldo);
+        }
+    }
+    for (int t = 0; t < s.T; t++) {
+        real inverse = 1 / w->sum[t];
+        for (int c = 0; c < s.DV; c++) out[(size_t)t * ldo + c] *= inverse;
+        if (lse) lse[t] = w->max[t] + (real)log((double)w->sum[t]);
+    }
+}
+
+static inline void sparse_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                  AttentionShape s) {
+    char *memory = sparse_workspace_take(s);
+#pragma omp parallel for schedule(dynamic)
+    for (int bh = 0; bh < s.B * s.NQ; bh++) {
+        int b = bh / s.NQ, h = bh % s.NQ;
+        SparseThread w = sparse_own(s, s.first == 0, memory);
+        sparse_forward_head(out + (size_t)b * s.T * s.ldo + h * s.o_head, lse ? lse + (size_t)bh * s.T : NULL, q, k, v,
+                            b, h, &w, s, s.ldo);
+    }
+}
+
+static inline size_t sparse_decode_bytes(AttentionShape s, int threads) {
+    return threads * round_up((size_t)sparse_width(s.sparse) * s.sparse.size * (sizeof(real) + sizeof(int)), 64);
+}
+// One new position per sequence: the rows of the cache of the blocks of its list.
+static inline void sparse_decode(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                 const int *first, int capacity, AttentionShape s) {
+    size_t keys = (size_t)sparse_width(s.sparse) * s.sparse.size, each = sparse_decode_bytes(s, 1);
+    char *memory = (char *)ops_workspace_take(sparse_decode_bytes(s, omp_get_max_threads()));
+#pragma omp parallel for schedule(static)
+    for (int bh = 0; bh < s.B * s.NQ; bh++) {
+        int b = bh / s.NQ, h = bh % s.NQ, kv = h / (s.NQ / s.NKV), n = 0;
+        const int *list = s.sparse.lists + sparse_list(s, b, h);
+        const floatX *qh = q + (size_t)b * s.ldq + h * s.q_head;
+        const floatX *kh = k + (size_t)b * capacity * s.ldkv + kv * s.k_head;
+        const floatX *vh = v + (size_t)b * capacity * s.ldkv + kv * s.v_head;
+        floatX *o = out + (size_t)b * s.ldo + h * s.o_head;
+        real *scores = (real *)(memory + omp_get_thread_num() * each), max = -(real)INFINITY, sum = 0;
+        int *rows = (int *)(scores + keys);
+        for (int i = 0; i < sparse_width(s.sparse) && list[i] >= 0; i++) {
+            int p = max_int(list[i] * s.sparse.size, first[b] - capacity + 1);
+            for (; p < min_int((list[i] + 1) * s.sparse.size, first[b] + 1); p++, n++) {
+                rows[n] = p % capacity;
+                scores[n] = s.scale * tile_dot(qh, kh + (size_t)rows[n] * s.ldkv, s.D);
+                max = scores[n] > max ? scores[n] : max;
+            }
+        }
+        for (int c = 0; c < s.DV; c++) o[c] = 0;
+        for (int j = 0; j < n; j++) {
+            real p = real_exp(scores[j] - max);
+            const floatX *row = vh + (size_t)rows[j] * s.ldkv;
+            sum += p;
+            for (int c = 0; c < s.DV; c++) o[c] += p * row[c];
+        }
+        for (int c = 0; c < s.DV; c++) o[c] /= sum;
+        if (lse) lse[bh] = max + (real)log((double)sum);
+    }
+}
+#endif
