@@ -166,6 +166,7 @@ SPARSE_INLINE bool sparse_reads(const int *list, SparseShape p, int key) {
     for (int i = 0; !found && i < p.blocks + 2 && list[i] >= 0; i++) found = list[i] == key / p.size;
     return found;
 }
+#undef SPARSE_INLINE
 // The means of the keys of those blocks that are complete with the T rows from position first[b] on (NULL: 0), read
 // from rows (position - base) % capacity of k, (B, capacity, ...). s: of key set 0 of `sets`, whose heads alternate in
 // q and k; means (B, count, NKV, sets, D)
