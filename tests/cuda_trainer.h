@@ -327,6 +327,38 @@ static void test_experts(void) {
     test_remove_directory(&d);
 }
 
+// The reference's block-sparse models, in fp32: in bf16 rows near a tie select other blocks than on the CPU. Then a run
+// with documents and statistics, and text from a ring of keys, of which bf16 tests the losses.
+static void test_sparse_models(void) {
+    static const char *const fixtures[][2] = {
+        {"baseline", "s"}, {"diff_v2", "s"}, {"diff_v2", "p"}, {"diff_v1", "p"}, {"diff_grouped_2", "o"}};
+    char options[2048];
+    ProgramResult r, text[2];
+    for (int i = 0; i < 5 && cuda_fp32; i++) {
+        TestDirectory d = test_make_directory();
+        Fixture f = fixture_open(fixtures[i][0], fixtures[i][1]);
+        FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", f.dir.path, f.dir.path,
+               f.B, f.T);
+        dump_both(&d, variant_find(fixtures[i][0]), f.name, options);
+        fixture_close(&f);
+        test_remove_directory(&d);
+    }
+    TestDirectory d = cuda_data(43);
+    for (int gpu = 0; gpu < 2; gpu++) {
+        run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
+               "--train-data data.bin --doc-mask --separator 0 --preset tiny --layers 2 --hidden 32 --heads 2 "
+               "--kv-heads 1 --head-dim 8 --ffn 32 --vocab 43 --seq-len 32 --batch-size 2 --window 20 --yoco "
+               "--sparse-blocks 1 --sparse-block-size 4 --steps 3 --lr 3e-3 --warmup 1 --stats-every 3 --out %s",
+               gpu ? "device" : "cpu");
+        run_in(&text[gpu], &d, gpu ? device_trainer() : cpu_trainer(), 0,
+               "--init cpu/checkpoints/step_00000003 --generate 28 --prompt-tokens 1,2,3 --temperature 0");
+    }
+    compare_records(&d, "block-sparse attention", "train", 3, cuda_fp32 ? 1e-4 : 0.03);
+    EXPECT(!cuda_fp32 || strcmp(text[0].out, text[1].out) == 0, "text of block-sparse attention: %.200s and %.200s",
+           text[0].out, text[1].out);
+    test_remove_directory(&d);
+}
+
 // With documents for every second variant, completep for some of the others and Muon for every third; with validation,
 // multiple choice and statistics. In fp32 with --qk-clip: in bf16 single heads are on the other side of the limit.
 static void test_losses_of_variants(void) {
@@ -1226,6 +1258,7 @@ static const CudaTest cuda_trainer_tests[] = {
      {"three steps of the variants have the losses and statistics of the CPU trainer", test_losses_of_variants}},
     {BOTH_PRECISIONS, {"gradients of every variant equal those of the CPU trainer", test_gradients_of_variants}},
     {BOTH_PRECISIONS, {"gradients of windows and YOCO equal those of the CPU trainer", test_gradients_of_windows}},
+    {BOTH_PRECISIONS, {"gradients, losses and text of block-sparse attention equal the CPU's", test_sparse_models}},
     {BOTH_PRECISIONS, {"gradients and losses of models with experts equal those of the CPU trainer", test_experts}},
     {BOTH_PRECISIONS,
      {"gradients of every variant in fp8 have the directions of the CPU trainer's", test_fp8_gradients_of_variants}},

@@ -38,6 +38,8 @@ static __global__ void sparse_select_kernel(int *lists, const floatX *q, const r
                                             AttentionShape s) {
     SHARED(float, sum, SPARSE_QUERY);
     SHARED(float, scores, SPARSE_THREADS);
+    SHARED(int, best, SPARSE_BLOCKS_LIMIT); // of thread 0, the best one first
+    SHARED(float, values, SPARSE_BLOCKS_LIMIT);
     const SparseShape p = s.sparse;
     const int thread = (int)threadIdx.x, kind = (int)blockIdx.x % p.kinds, kv = (int)blockIdx.x / p.kinds % s.NKV;
     const int n = (int)blockIdx.x / p.kinds / s.NKV, b = n / s.T, t = n % s.T, group = s.NQ / s.NKV;
@@ -53,8 +55,7 @@ static __global__ void sparse_select_kernel(int *lists, const floatX *q, const r
         }
         sum[i] = x;
     }
-    int best[SPARSE_BLOCKS_LIMIT], count = 0; // of thread 0, the best one first
-    float values[SPARSE_BLOCKS_LIMIT];
+    int count = 0; // of thread 0
     for (int j0 = max(low, start + 1); j0 < own; j0 += SPARSE_THREADS) {
         const real *mean = means + (((size_t)b * p.count + j0 + thread) * s.NKV + kv) * sets * s.D;
         float dot = 0;

@@ -280,8 +280,6 @@ static inline int options_unknown_device(const char *name) {
 // What computes with all keys, or does not know the lists of blocks.
 static inline int options_sparse_problems(const Options *o) {
     int problems = 0;
-    if (!ops_use_host_memory)
-        REFUSE(problems, "--sparse-blocks is not implemented on GPUs: use train_diffv2, on a CPU");
     if (o->quantize && strstr(o->quantize, "logits"))
         REFUSE(problems, "--quantize logitsN does not support --sparse-blocks: logits are rounded over all keys");
     if (o->dump_qkv) REFUSE(problems, "--dump-qkv does not support --sparse-blocks: its readers attend to all keys");
