@@ -166,6 +166,7 @@ template <int W> static __global__ void largest_logits_kernel(unsigned *largest,
         StatsMap m = stats_map(&in, b, t, head);
         for (int j = attention_low(s, b, t) + lane; j <= t; j += WARP) {
             float dot = 0, x[W], y[W];
+            if (!sparse_reads(m.list, s.sparse, j)) continue;
             for (int i = 0; i < s.D; i += W) {
                 load<W>(x, m.q + i);
                 load<W>(y, m.k + (size_t)j * s.ldkv + i);

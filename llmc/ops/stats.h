@@ -233,6 +233,7 @@ static inline real largest_logit_of(StatsMap m, int low, int high, AttentionShap
     for (int j = low; j < high; j++) {
         const floatX *k = m.k + (size_t)j * s.ldkv;
         real dot = 0;
+        if (!sparse_reads(m.list, s.sparse, j)) continue;
 #pragma omp simd reduction(+ : dot)
         for (int i = 0; i < s.D; i++) dot += m.q[i] * k[i];
         if (s.scale * dot > largest) largest = s.scale * dot;
