@@ -12,8 +12,8 @@ from pathlib import Path
 
 from draw import HERE, number, plt, write
 from pages import gap, named, read, studies
+from rate_sweeps import EFFECT
 
-EFFECT = 0.015  # nats: the smallest difference of interest (scripts/lab/claims)
 AS_IS, MATCHED = "#ee6677", "#4477aa"
 # arms of mechanisms.png: color
 ARMS = {

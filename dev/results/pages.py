@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """
-Writes the tables between `<!-- NAME -->` and `<!-- end -->` in the pages of this folder from runs.csv.
+Writes the tables between `<!-- NAME -->` and `<!-- end -->` in the pages of this folder from the tables of runs.
 
 Usage: dev/results/pages.py [--check]
-  --check   write nothing. Exit status 1 with a line for each page whose tables do not follow from runs.csv, and for
+  --check   write nothing. Exit status 1 with a line for each page whose tables do not follow from the runs, and for
             each `m ± h` and `m [low, high]` with three or more decimals, also of the README of the repository, that is
             no estimate of the page's SOURCES and not in scoreboard.md. Between `<!-- no data -->` and `<!-- data -->`
             are numbers of which the runs were not kept
@@ -11,15 +11,17 @@ Usage: dev/results/pages.py [--check]
 
 import csv
 import itertools
+import math
 import re
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent / "scripts"))
+sys.path[:0] = [str(HERE), str(HERE.parent.parent / "scripts")]
 import python_environment
 
 python_environment.ensure("lab")
+import rate_sweeps
 from lab import measurements, stats
 from lab.scoreboard import table
 from lab.table import parameters_text
@@ -30,10 +32,13 @@ SOURCES = {  # page: the studies of runs.csv and the files that its intervals ar
     "family.md": "family-cpu family-rerun-cpu equal-flops-cpu late-gradients-cpu loss-gap-cpu mechanisms.csv",
     "low-bit.md": "low-bit-cpu-fp32 low-bit.csv",
     "moe.md": "moe-cpu",
+    "optimizers.md": "optimizers-cpu loss-gap-cpu",
     "spikes.md": "",
+    "transfer.md": "transfer-cpu",
     "yoco.md": "yoco-cpu yoco.csv",
     "../../README.md": "loss-gap-cpu family-cpu equal-flops-cpu",
 }
+RUNS = ("runs.csv", "optimizers.csv", "transfer.csv")  # the scoreboard judges the first
 PLANTED = {  # of spikes.md: name of the test, what was planted
     "rate": "the rate jumps from 0.01 to 0.3",
     "data": "a corrupt region of a shard",
@@ -52,8 +57,8 @@ def read(name):
 
 
 def studies():
-    """{name: Measurements} of runs.csv"""
-    return {measured.study: measured for measured in measurements.read(HERE / "runs.csv")}
+    """{name: Measurements} of all tables of runs."""
+    return {measured.study: measured for name in RUNS for measured in measurements.read(HERE / name)}
 
 
 def named(plan, key="label"):
@@ -198,6 +203,52 @@ def leads():
     return table(head, rows)
 
 
+def sweep(measured):
+    names, found, rows = named("optimizers"), rate_sweeps.losses_over_rates(rate_sweeps.swept(measured)), []
+    for rate in sorted({rate for points in found.values() for rate, _ in points}):
+        at = [(dict(points).get(rate), min(loss for _, loss in points)) for points in map(found.get, names)]
+        rows.append([f"{rate:g}", *("" if x is None else f"**{x:.4f}**" if x == y else f"{x:.4f}" for x, y in at)])
+    return table(["rate", *names.values()], rows)
+
+
+def optimizers(measured):
+    losses, gaps = rate_sweeps.optimizer_gaps(measured)
+    names, rows = named("optimizers"), []
+    rate = {row["arm"]: row["rate"] for row in rate_sweeps.swept(measured, rates=False)}
+    for arm in rate:
+        n, cost = (measured.of([arm], key)[0] for key in ("parameters", "flops_per_token"))
+        e = stats.t_interval(list(losses[arm].values()))
+        rows.append([names[arm], f"{rate[arm]:g}", f"{n:,}", f"{cost / 1e3:.0f}K", f"{e.n}", interval(e)])
+    text = table(["arm", "rate", "parameters", "FLOPs/token", "seeds", "loss"], rows)
+    found = {what: stats.t_interval(list(each.values())) for what, each in gaps.items() if len(each) > 1}
+    tested = [what for what in list(gaps)[:3] if what in found]
+    p, rows = dict(zip(tested, stats.holm([found[what].p for what in tested]))), []
+    for what, e in found.items():
+        each = ", ".join(f"{x:+.3f}" for x in gaps[what].values())
+        rows.append([what, limits(e, "+"), each, f"{p[what]:.3f}" if what in p else ""])
+    text += "\n" + table(["difference", "mean", "of each seed", "p, Holm"], rows)
+    wanted = re.search(r"^seeds = (.*)$", (PLANS / "optimizers.plan").read_text(), re.M)[1].split()
+    return f"{text}\n**{rate_sweeps.survival(*list(found.values())[:2], len(wanted))}**\n"
+
+
+def transfer(measured):
+    names, found, rows = named("transfer"), rate_sweeps.optima(measured), []
+    widths = sorted({width for by_width in found.values() for width in by_width})
+    for arm, by_width in found.items():
+        row = [names[arm]]
+        for at in (by_width.get(width, {}) for width in widths):
+            inside = [math.log(rate) for rate in at.values() if rate]
+            cell = [f"{math.exp(stats.mean(inside)):.2g}"] if inside else []
+            cell += [f"{len(at) - len(inside)} of {len(at)} at the edge"] if len(inside) < len(at) else []
+            row.append("; ".join(cell))
+        for e in (rate_sweeps.factors(by_width, width) if width in by_width else None for width in widths[1:]):
+            ends = f" [{math.exp(e.low):.2f}, {math.exp(e.high):.2f}]" if e and e.half is not None else ""
+            row.append(f"{math.exp(e.mean):.2f}{ends}" if e else "")
+        rows.append(row)
+    head = [f"optimum at width {32 * width}" for width in widths]
+    return table(["arm", *head, *(f"{32 * width} / 32" for width in widths[1:])], rows)
+
+
 def tables(of):
     loss_gap, ablations = of["loss-gap-cpu"], of["ablations-cpu"]
     with_more = [arm for arm in loss_gap.arms if arm != "baseline"]
@@ -213,6 +264,9 @@ def tables(of):
         "spike-planted": planted,
         "spike-changes": changed,
         "spike-leads": leads,
+        "sweep": lambda: sweep(of["optimizers-cpu"]),
+        "optimizers": lambda: optimizers(of["optimizers-cpu"]),
+        "transfer": lambda: transfer(of["transfer-cpu"]),
     }
 
 
@@ -244,6 +298,9 @@ def estimates(of, sources):
 def of_study(measured):
     """The losses of its arms and their differences, at each rate and at those that are too high."""
     rates = measured.rates
+    if measured.study == "optimizers-cpu":
+        each = [by_seed for part in rate_sweeps.optimizer_gaps(measured) for by_seed in part.values()]
+        yield from (stats.t_interval(list(by_seed.values())) for by_seed in each)
     for some in [rates, *([rate] for rate in rates), [rate for rate in rates if rate > STABLE]]:
         part = at_rates(measured, some)
         losses = part.table()
@@ -290,7 +347,7 @@ def main(words):
             path.write_text(new)
             continue
         if new != text:
-            wrong.append(f"{name}: the tables do not follow from runs.csv: run dev/results/pages.py")
+            wrong.append(f"{name}: the tables do not follow from the runs: run dev/results/pages.py")
         wrong += [f"{name}: no data have {x}" for x in unsupported(text, list(estimates(of, sources)), board)]
     print(*wrong, sep="\n", end="\n" * bool(wrong))
     return 1 if wrong else 0

@@ -737,12 +737,38 @@ def the_committed_scoreboard_follows_from_the_committed_runs():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def module_of_results(name):
+    found = importlib.util.spec_from_file_location(name, HERE.parent.parent / f"dev/results/{name}.py")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@test
+def a_gap_survives_an_optimizer_by_the_rules_of_the_plan():
+    rate_sweeps = module_of_results("rate_sweeps")
+    e = lambda mean, half, n=8: stats.Estimate(mean, half, n, None)
+    for adamw, muon, said in (
+        (e(-0.03, 0.02), e(-0.02, 0.01), "survives"),
+        (e(-0.03, 0.02), e(-0.02, 0.01, 7), "7 of 8 seeds"),
+        (e(-0.03, 0.04), e(-0.02, 0.01), "no gap here"),
+        (e(-0.03, 0.02), e(0.0, 0.01), "vanishes"),
+        (e(-0.03, 0.02), e(-0.01, 0.02), "Undecided at this size"),
+    ):
+        assert said in rate_sweeps.survival(adamw, muon, 8), (adamw, muon)
+    row = lambda seed, rate, loss: {"arm": "a.w2", "seed": seed, "rate": rate, "loss": loss}
+    rows = [row(1, 1, 3.0), row(1, 2, 2.0), row(1, 4, 3.0), row(2, 1, 2.0), row(2, 2, 3.0), row(3, 1, 9.0)]
+    rows += [row(2, 4, None)]
+    assert rate_sweeps.losses_over_rates(rows) == {"a.w2": [(1, 2.5), (2, 2.5)]}, "seed 3 has not ended at all rates"
+    found = rate_sweeps.optima(measurements.Measurements("x", rows))["a"][2]
+    assert abs(found[1] - 2) < 1e-9 and found[2] is None and list(found) == [1, 2], found
+    estimate = rate_sweeps.factors({1: {1: 1.0, 2: 4.0}, 2: {1: 2.0, 2: 2.0}}, 2)
+    assert (estimate.n, round(estimate.mean, 9)) == (2, 0.0), estimate
+
+
 @test
 def an_interval_that_the_committed_runs_do_not_have_is_found():
-    results = HERE.parent.parent / "dev/results"
-    found = importlib.util.spec_from_file_location("pages", results / "pages.py")
-    pages = importlib.util.module_from_spec(found)
-    found.loader.exec_module(pages)
+    pages = module_of_results("pages")
     known, board = [(-0.0376487, 0.0228804), (2.0, 0.25)], pages.intervals("at +0.0256 [+0.0101, +0.0410] nats")
     right = ("0.0376 [0.0148, 0.0605]", "-0.038 nats [-0.061,\n  -0.015]", "0.0376 ± 0.0229")
     right += ("0.0256 [0.0101, 0.0410]", "-0.0256 [-0.0410, -0.0101]")

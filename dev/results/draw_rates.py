@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""
+Draws optimizers.png from optimizers.csv, and transfer.png from transfer.csv. Requires matplotlib.
+
+Usage: dev/results/draw_rates.py
+`python3 scripts/lab scoreboard LAB... --store dev/results/optimizers.csv --out /dev/null` replaces runs in a table.
+"""
+
+from draw import COLORS, HERE, plt
+from pages import named, stats, studies
+from rate_sweeps import EFFECT, losses_over_rates, optimizer_gaps, swept
+
+
+def by_rate(axes, points, label, **style):
+    """Loss over rate, and a ring at the best rate."""
+    rates, losses = zip(*points)
+    (line,) = axes.plot(rates, losses, marker=".", label=label, **style)
+    best = losses.index(min(losses))
+    axes.plot(rates[best], losses[best], "o", color=line.get_color(), markersize=8, fillstyle="none")
+    axes.set_xscale("log")
+
+
+def draw_optimizers(path):
+    measured, names = studies()["optimizers-cpu"], named("optimizers")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+    for arm, points in losses_over_rates(swept(measured)).items():
+        style = "--" if arm.endswith("-muon") else ":" if arm.endswith("-pair") else "-"
+        by_rate(left, points, names[arm], color=COLORS[arm.split("-")[0]], linestyle=style)
+    left.set_ylabel("last validation loss of the sweep, nats per byte")
+    left.set_xlabel("learning rate")
+    left.legend(fontsize=7, loc="upper right")
+    gaps = [(what, each) for what, each in list(optimizer_gaps(measured)[1].items())[:6] if len(each) > 1]
+    for y, (what, each) in enumerate(reversed(gaps)):
+        e = stats.t_interval(list(each.values()))
+        color = COLORS["diff_v2"] if "minus Transformer" in what else "black"
+        right.errorbar(e.mean, y, xerr=e.half, fmt="o", color=color, capsize=3)
+        right.plot(list(each.values()), [y + 0.25] * len(each), "x", color=color, alpha=0.5, markersize=4)
+    right.set_yticks(range(len(gaps)), [what for what, _ in reversed(gaps)], fontsize=7)
+    right.set_ylim(-0.5, len(gaps) - 0.4)
+    right.axvspan(-EFFECT, EFFECT, color="gray", alpha=0.12, linewidth=0)
+    right.axvline(0, color="black", linewidth=0.8)
+    right.set_xlabel("nats per byte: mean, 95% interval, single seeds (x)", fontsize=8)
+    figure.savefig(path)
+
+
+def draw_transfer(path):
+    found, names = losses_over_rates(studies()["transfer-cpu"].rows), named("transfer")
+    figure, panels = plt.subplots(2, 2, figsize=(9, 6), sharex=True, sharey=True)
+    for axes, (arm, label) in zip(panels.T.flat, names.items()):
+        for width, color in zip((1, 2, 4, 8), ("#ccbb44", "#ee6677", "#aa3377", "#4477aa")):
+            if points := found.get(f"{arm}.w{width}"):
+                by_rate(axes, points, f"width {32 * width}", color=color)
+        axes.set_title(label, fontsize=9)
+    for axes in panels[1]:
+        axes.set_xlabel("learning rate")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("last validation loss, nats per byte", fontsize=8)
+    panels[0][0].legend(fontsize=7)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    draw_optimizers(HERE / "optimizers.png")
+    draw_transfer(HERE / "transfer.png")
