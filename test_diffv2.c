@@ -20,6 +20,7 @@ starts no other program; the default build tests files and processes.
 #include "tests/harness.h"
 #include "tests/operations.h"
 #include "tests/model.h"
+#include "tests/upcycle.h"
 #include "tests/windows.h"
 #include "tests/sparse.h"
 #include "tests/options.h"
@@ -57,6 +58,7 @@ static const struct {
 } test_tables[] = {
     {"operations", operations_tests, OPERATIONS_TEST_COUNT, EVERY_BUILD},
     {"model", model_tests, MODEL_TEST_COUNT, EVERY_BUILD},
+    {"upcycling", upcycle_tests, UPCYCLE_TEST_COUNT, EVERY_BUILD},
     {"windows", windows_tests, WINDOWS_TEST_COUNT, EVERY_BUILD},
     {"sparse", sparse_tests, SPARSE_TEST_COUNT, EVERY_BUILD},
     {"sparse in fp64", sparse_fp64_tests, SPARSE_FP64_TEST_COUNT, FP64_BUILD},

@@ -1160,6 +1160,7 @@ static void run_load(Run *run, const Resume *resume) {
         false,         0};
     CheckpointBuffers buffers = checkpoint_buffers(&run->model.state);
     const char *loaded = resume_weights(resume, o);
+    buffers.upcycle = resume_upcycle(resume);
     bool resumes = run->mode == MODE_TRAIN && resume->state;
     run->checkpointer = c;
     if (o->rollback) rollback_parse(o->rollback, &s->rollback.count, &s->rollback.steps);
@@ -1190,7 +1191,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     start_phase("plans");
     run_plan(run, config);
     if (run->mode == MODE_DRY_RUN) return;
-    if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors);
+    if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors, resume_upcycle(resume));
     memory_admit(&run->model.plan, run_sampling_plan(run), options_most_zero(o), o->memory_check);
     start_phase("data");
     if (trains) inputs_check_phases(&run->phases, run->model.plan.config.V);

@@ -611,6 +611,20 @@ def test_mixtral_directories_of_transformers_load_with_their_loss_and_gradients_
         expect_refusal(path, word)
 
 
+def test_upcycled_directories_as_the_hub_has_them_keep_the_logits_of_their_model():
+    batch = windows(tokens_and_shard()[0], B, T)
+    pairs, twice = ("--attention", "diff_v2"), ("--attention", "baseline", "--heads", 8)
+    cases = ((llama_directory, pairs), (llama_directory, twice), (qwen3_directory, pairs), (mixtral_directory, pairs))
+    for number, (write, model) in enumerate(cases):
+        path = directory(f"upcycled/{number}")
+        write(path)
+        again = train(f"upcycled/{number}", "--init", path, "--lr", 1e-9, *model)
+        assert json.loads((again / "config.json").read_text())["upcycled_from"] == str(path)[-255:]
+        wanted, found = (open_model(p)(input_ids=batch).logits.detach() for p in (path, again))
+        difference = float((found - wanted).abs().max() / wanted.abs().max())
+        assert difference < 1e-5, f"{write.__name__} with {model}: logits differ by {difference:.1e}"
+
+
 # What a model with experts may have beside them: more than one shared expert, dense layers, a bias, windows.
 EXPERTS = ("--experts", 5, "--experts-active", 2, "--expert-ffn", 12)
 OWN_EXPERTS = [

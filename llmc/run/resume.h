@@ -24,6 +24,7 @@ typedef struct {
     cJSON *state;         // trainer_state.json; NULL when there is no checkpoint
     cJSON *run_json;      // NULL without --resume
     RunLock lock;         // of rank 0, when the run will be trained
+    Upcycle upcycle;      // of --init
 } Resume;
 
 static inline void resume_free(Resume *r) {
@@ -132,6 +133,29 @@ static inline void init_refuse_run(const char *dir) {
     CHECK(count == 0, "--init %s is the directory of a run: use its newest checkpoint, --init %s", dir, path);
 }
 
+// --init of a baseline with another --attention, or with twice the --heads: `config`, the model of the directory,
+// becomes the one that starts with its function.
+static inline void init_upcycle(Resume *r, const Options *o, ModelConfig *config, const char *dir) {
+    bool variant = o->resume || options_given(o, "attention"), heads = o->resume || options_given(o, "heads");
+    const AttentionVariant *baseline = variant_find("baseline"), *to = variant ? o->model.attention : baseline;
+    bool doubles = to == baseline && heads && o->model.NH == 2 * config->NH;
+    if (config->attention != baseline || (to == baseline && !doubles)) return;
+    const UpcycleRow *row = upcycle_row(to);
+    int problems = 0;
+    if (row->o_factor == 0)
+        REFUSE(problems, "--attention %s has no exact start from the baseline of --init %s: %s", to->name, dir,
+               row->text);
+    if (problems) program_exit(EXIT_USAGE);
+    r->upcycle.row = row, r->upcycle.base = *config, r->upcycle.seed = o->seed;
+    config->attention = to;
+    if (doubles) config->NH *= 2;
+    config_set_upcycled(config, dir);
+    r->upcycle.config = *config;
+    fprintf(options_notes(o), "--init %s: a baseline with %d heads becomes %s with %d: %s\n", dir, r->upcycle.base.NH,
+            to->name, config->NH, row->text);
+}
+static inline const Upcycle *resume_upcycle(const Resume *r) { return r->upcycle.row ? &r->upcycle : NULL; }
+
 // The model of a checkpoint has the values of its phase; the options to adopt are those of phase 0. A resume may change
 // phases that are still to come.
 static inline void resume_undo_phases(const Resume *r, const Options *o, ModelConfig *loaded) {
@@ -172,6 +196,7 @@ static inline ModelConfig start_configure(Options *o, Phases *phases, Resume *re
         if (!resume->state && options_mode(o) != MODE_DRY_RUN) checkpoint_check_init(loaded);
         ModelConfig config = config_json_read(loaded);
         if (resume->state) resume_undo_phases(resume, o, &config);
+        else init_upcycle(resume, o, &config, loaded);
         options_adopt_model(o, &config);
     }
     start_decay(o, resume);

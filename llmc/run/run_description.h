@@ -38,6 +38,7 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     if (c->FE) json_add_u64(model, "active_parameters", model_parameter_count(c, true));
     cJSON_AddNumberToObject(model, "ffn", c->F);
     if (c->FE) cJSON_AddNumberToObject(model, "expert_ffn", c->FE);
+    if (*c->upcycled_from) cJSON_AddStringToObject(model, "upcycled_from", c->upcycled_from);
     cJSON_AddNumberToObject(model, "flops_per_token",
                             training_flops(plan, plan->B, plan->T) / ((double)plan->B * plan->T));
     json_add_u64(json, "data_fingerprint", f->inputs->fingerprint);
