@@ -41,6 +41,8 @@ typedef struct {
     uint64_t window_count;      // W: one epoch
     uint64_t begin;             // windows of its order that earlier phases of the run have read (positions.h)
     size_t first_shard, shard_count, token_count;
+    size_t counted; // tokens that count as targets
+    bool masked;    // not all do
     bool described; // has a corpus.json
     int vocab_size; // from corpus.json; 0: unknown
     Separator separator;
@@ -60,6 +62,7 @@ typedef struct {
     uint64_t seed;
     bool shuffle;
     bool documents; // dataloader_next returns where documents begin; set before dataloader_start
+    bool masked;    // some tokens do not count as targets: dataloader_next returns -1 for them
     int corpus_count;
     Corpus *corpora;
     size_t shard_count, token_count;
@@ -176,6 +179,9 @@ static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const C
         Shard *s = &l->shards[l->shard_count++];
         *s = found.shards[i];
         shard_examine(s, l->T + 1);
+        shard_read_mask(s);
+        for (size_t t = 0; t < s->token_count; t++) corpus->counted += s->mask == NULL || shard_counts(s, t);
+        corpus->masked = corpus->masked || s->mask != NULL;
         s->first_window = corpus->window_count;
         corpus->window_count += (s->token_count - 1) / l->T;
         corpus->token_count += s->token_count;
@@ -184,6 +190,8 @@ static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const C
     if (described)
         corpus_check_shards(item->path, l->shuffle ? "train" : "val", l->shards + corpus->first_shard,
                             corpus->shard_count);
+    CHECK(corpus->counted > 0, "%s has masks of loss in which no token counts: create the corpus again", item->path);
+    l->masked = l->masked || corpus->masked;
     l->window_count += corpus->window_count;
     l->token_count += corpus->token_count;
 }
@@ -226,8 +234,26 @@ static inline size_t dataloader_shard(const DataLoader *l, CorpusWindow at) {
     return low;
 }
 
-// tokens[0..T] = the window at global index `index`. With l->documents, tokens[T+1..2T] = the document starts of its
-// inputs. Called by the thread only.
+// The number of targets that count in the windows at the global indices first .. first+windows-1, of all ranks.
+// by_position (T) or NULL: adds those of each position.
+static inline uint64_t dataloader_counted(const DataLoader *l, uint64_t first, uint64_t windows, double *by_position) {
+    uint64_t count = l->masked ? 0 : windows * (uint64_t)l->T;
+    for (int t = 0; by_position && !l->masked && t < l->T; t++) by_position[t] += (double)windows;
+    for (uint64_t w = first; l->masked && w < first + windows; w++) {
+        CorpusWindow at = dataloader_locate(l, dataloader_moved(l, w));
+        const Shard *s = &l->shards[dataloader_shard(l, at)];
+        size_t token = (at.window - s->first_window) * l->T + 1;
+        for (int t = 0; t < l->T; t++) {
+            bool counts = shard_counts(s, token + t);
+            count += counts;
+            if (by_position) by_position[t] += counts;
+        }
+    }
+    return count;
+}
+
+// tokens[0..T] = the window at global index `index`; a token that does not count as a target is ~token. With
+// l->documents, tokens[T+1..2T] = the document starts of its inputs. Called by the thread only.
 static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *tokens) {
     CorpusWindow at = dataloader_locate(l, dataloader_moved(l, index));
     size_t low = dataloader_shard(l, at);
@@ -245,6 +271,8 @@ static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *to
     size_t first = (at.window - s->first_window) * l->T;
     if (!shard_read_tokens(s, l->open_files[place].fd, first, l->T + 1, l->V, l->raw, tokens, l->error)) return false;
     if (l->documents) document_starts(tokens + l->T + 1, tokens, l->T, at.corpus->separator);
+    for (int t = 1; s->mask && t <= l->T; t++)
+        if (!shard_counts(s, first + t)) tokens[t] = ~tokens[t];
     return true;
 }
 
@@ -289,8 +317,9 @@ static inline void dataloader_start(DataLoader *l, uint64_t first_window) {
     l->running = true;
 }
 
-// inputs, targets (B,T) = this rank's next micro-batch. starts (B,T), unless NULL = the position where the document of
-// each input begins. The global index advances by ranks*B windows. Exits with one line if the batch could not be read.
+// inputs, targets (B,T) = this rank's next micro-batch; a target that does not count is -1. starts (B,T), unless NULL =
+// the position where the document of each input begins. The global index advances by ranks*B windows. Exits with one
+// line if the batch could not be read.
 static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int *starts) {
     assert(l->running && (starts == NULL || l->documents));
     pthread_mutex_lock(&l->lock);
@@ -304,8 +333,10 @@ static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int
     size_t T = l->T, B = l->B;
     const int *row = l->slots + (l->consumed % DATALOADER_SLOTS) * B * (2 * T + 1);
     for (size_t b = 0; b < B; b++, row += 2 * T + 1) {
-        memcpy(inputs + b * T, row, T * sizeof(int));
-        memcpy(targets + b * T, row + 1, T * sizeof(int));
+        for (size_t t = 0; t < T; t++) {
+            inputs[b * T + t] = row[t] < 0 ? ~row[t] : row[t];
+            targets[b * T + t] = row[t + 1] < 0 ? -1 : row[t + 1];
+        }
         if (starts) memcpy(starts + b * T, row + T + 1, T * sizeof(int));
     }
     pthread_mutex_lock(&l->lock);
@@ -323,7 +354,10 @@ static inline void dataloader_close(DataLoader *l) {
     dataloader_stop(l);
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++)
         if (l->open_files[i].fd >= 0) close(l->open_files[i].fd);
-    for (size_t i = 0; i < l->shard_count; i++) free(l->shards[i].path);
+    for (size_t i = 0; i < l->shard_count; i++) {
+        free(l->shards[i].path);
+        free(l->shards[i].mask);
+    }
     free(l->shards);
     free(l->corpora);
     free(l->specs.items);

@@ -33,16 +33,16 @@ static inline double loss_sum(const Activations *a, int N) {
     return sum;
 }
 
-// Adds the losses of `rows` rows to means [T], the mean loss at each position over `windows` windows.
-static inline void losses_by_position(const Activations *a, double *means, int rows, int T, double windows) {
+// Adds the losses of `rows` rows to sums [T], those at each position.
+static inline void losses_by_position(const Activations *a, double *sums, int rows, int T) {
     real *losses = (real *)checked_calloc(rows, sizeof(real));
     buffer_download(losses, a->losses, (size_t)rows * sizeof(real));
-    for (int n = 0; n < rows; n++) means[n % T] += (double)losses[n] / windows;
+    for (int n = 0; n < rows; n++) sums[n % T] += (double)losses[n];
     free(losses);
 }
 
-// Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: adds the
-// mean loss of each position. All ranks call it.
+// Mean loss of the targets that count in the first windows of the validation shards, the same ones each time.
+// by_position (T) or NULL: the mean loss of each position, NaN where none counts. All ranks call it.
 static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows, double *by_position) {
     int B = m->plan->B, T = m->plan->T;
     size_t N = (size_t)B * T;
@@ -63,12 +63,16 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
         buffer_zero(m->acts->losses, (size_t)rows * sizeof(real));
         m->losses(m->model, batch, batch + N, starts, rows / T, T);
         sum += loss_sum(m->acts, rows);
-        if (by_position) losses_by_position(m->acts, by_position, rows, T, (double)windows);
+        if (by_position) losses_by_position(m->acts, by_position, rows, T);
     }
     free(batch);
     comm_sum_f64(&sum, 1);
+    double *counted = (double *)checked_calloc(T, sizeof(double)), targets = 0;
+    targets = (double)dataloader_counted(val, 0, windows, counted);
     if (by_position) comm_sum_f64(by_position, T);
-    return sum / ((double)windows * T);
+    for (int t = 0; by_position && t < T; t++) by_position[t] /= counted[t];
+    free(counted);
+    return sum / targets;
 }
 
 // The first T tokens of the first windows, as (windows, T). counts [V]: how often each token occurs in whole windows.
