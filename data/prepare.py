@@ -3,6 +3,7 @@
 
   data/prepare.py CORPUS --out DIR [options]       a corpus of the Hugging Face Hub: fineweb, fineweb-edu, dclm,
                                                    tinystories, c4
+  data/prepare.py --chat PATH... --out DIR [options]   conversations: .jsonl of {"messages": [{"role", "content"}...]}
   data/prepare.py PATH... --out DIR [options]      files, or directories of files: .txt .md .jsonl .parquet, also with
                                                    .gz or .zst
 
@@ -36,7 +37,7 @@ python_environment.ensure("data")
 import numpy as np
 import tokenizers
 import token_table
-from outputs import write_json
+from outputs import replace, write_json
 from shards import append_shard, file_digest, token_type, write_corpus
 from sources import HUB, BadInput, Documents, fetch, first_line, hub, hub_inputs, kind_of, local_inputs
 
@@ -47,6 +48,14 @@ BATCH_BYTES = 4 << 20
 
 def fail(text):
     sys.exit(f"prepare.py: {text}")
+
+
+def counted(ids, starts, spans):
+    """ids, and ~id of those that do not count as targets: no span has their first character."""
+    counts = np.zeros(len(ids), bool)
+    for begin, end in spans:
+        counts |= (starts >= begin) & (starts < end)
+    return np.where(counts, ids, ~ids)
 
 
 class Bytes:
@@ -60,7 +69,11 @@ class Bytes:
             data = text.encode()
             if 0 in data:
                 raise BadInput("a document has a byte 0, which separates documents: use another --tokenizer")
-            out.append(np.frombuffer(data, np.uint8))
+            ids = np.frombuffer(data, np.uint8)
+            if hasattr(text, "spans"):
+                starts = np.repeat(np.arange(len(text)), [len(c.encode()) for c in text])
+                ids = counted(ids.astype(np.int64), starts, text.spans)
+            out.append(ids)
         return out
 
 
@@ -75,6 +88,8 @@ class Library:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        self.special = [token.content for token in added if token.special]
         self.name = name
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values()) + 1
@@ -90,6 +105,11 @@ class Library:
         self.separator, self.separator_text = vocab.get(texts[0]), texts[0]
 
     def encode(self, texts):
+        if texts and hasattr(texts[0], "spans"):  # the special tokens of the template
+            self.tokenizer.encode_special_tokens = False
+            found = self.tokenizer.encode_batch(list(map(str, texts)), add_special_tokens=False)
+            starts = [np.array([begin for begin, _ in e.offsets], np.int64) for e in found]
+            return [counted(np.array(e.ids, np.int64), s, t.spans) for e, s, t in zip(found, starts, texts)]
         return [np.asarray(e.ids, np.uint32) for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
@@ -200,7 +220,7 @@ class Corpus:
     def __init__(self, out, options, tokenizer, state):
         self.out, self.options, self.tokenizer, self.state = out, options, tokenizer, state
         self.dtype = token_type(tokenizer.vocab_size)
-        self.parts, self.count = [], 0
+        self.parts, self.count, self.counts = [], 0, [] if options.chat else None
         self.fresh = {"documents": 0, "text_bytes": 0, "empty": 0}
         self.done_tokens = sum(s["tokens"] for s in state["shards"])
 
@@ -210,6 +230,10 @@ class Corpus:
     def add(self, text, ids):
         separator = np.array([self.tokenizer.separator], self.dtype)
         before = self.options.separator_place == "before"
+        if self.options.chat:
+            parts = [np.zeros(1, bool), ids >= 0]
+            self.counts += parts if before else parts[::-1]
+            ids = np.where(ids >= 0, ids, ~ids)
         self.parts += [separator, ids.astype(self.dtype)] if before else [ids.astype(self.dtype), separator]
         self.count += len(ids) + 1
         self.fresh["documents"] += 1
@@ -224,14 +248,14 @@ class Corpus:
 
     def write(self, place):
         """Writes the collected tokens as a shard. The documents from `place` on follow it."""
-        append_shard(self.out, self.state["shards"], self.parts)
+        append_shard(self.out, self.state["shards"], self.parts, self.counts)
         self.state["place"] = list(place)
         for key, value in self.fresh.items():
             self.state[key] += value
             self.fresh[key] = 0
         write_json(self.out / STATE, self.state)
         self.done_tokens += self.count
-        self.parts, self.count = [], 0
+        self.parts, self.count, self.counts = [], 0, [] if self.options.chat else None
 
 
 class Progress:
@@ -318,7 +342,8 @@ def load_state(out, wanted, force):
     """The state of an earlier start of the same command, or a new state."""
     empty = {"options": wanted, "shards": [], "place": [0, 0], "documents": 0, "text_bytes": 0, "empty": 0, "bad": {}}
     if force:
-        for pattern in ("train_*.bin", "val_*.bin", STATE, "corpus.json", "tokenizer.json", "tokenizer.bin"):
+        names = f"train_*.bin val_*.bin *.bin.mask {STATE} corpus.json tokenizer.json tokenizer.bin chat_template.jinja"
+        for pattern in names.split():
             for path in out.glob(pattern):
                 path.unlink(missing_ok=True)
     path = out / STATE
@@ -343,8 +368,10 @@ def load_state(out, wanted, force):
         raise BadInput(f"{out} was started with {k} {was}, now {now}: use another --out, or --force to start again")
     for i, shard in enumerate(state["shards"]):
         file = out / shard["file"]
-        if not file.exists() or file_digest(file) != shard["xxh64"]:
-            raise BadInput(f"{file} has changed (shard {i} of {len(state['shards'])}): --force starts again")
+        mask = file.with_name(f"{file.name}.mask")
+        for path, digest in ((file, shard["xxh64"]), (mask, shard.get("mask"))):
+            if digest and (not path.exists() or file_digest(path) != digest):
+                raise BadInput(f"{path} has changed (shard {i} of {len(state['shards'])}): --force starts again")
     return state
 
 
@@ -373,6 +400,12 @@ def parse_arguments():
     parser.add_argument(
         "--text-field", default="text", metavar="NAME", help="text field of JSON lines and Parquet (text)"
     )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="read conversations; only what the assistant says counts as targets (masks of loss)",
+    )
+    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the tokenizer's")
     parser.add_argument(
         "--delimiter",
         metavar="TEXT",
@@ -418,6 +451,11 @@ def parse_arguments():
         parser.error(f"--train-bpe {options.train_bpe}: must be 257 (bytes and a separator) to {1 << 24}")
     if options.shard_tokens > 2**32 - 1 - options.max_document:
         parser.error(f"--shard-tokens {options.shard_tokens}: a shard header holds up to 2^32 tokens")
+    if options.chat and options.train_bpe:
+        parser.error("--chat and --train-bpe are mutually exclusive: a chat template is that of a tokenizer")
+    if options.chat_template and not options.chat:
+        parser.error("--chat-template requires --chat")
+    options.conversations = None
     if options.delimiter is not None:
         options.delimiter = options.delimiter.encode("utf-8").decode("unicode_escape").encode("latin-1")
         if not options.delimiter:
@@ -432,6 +470,13 @@ def prepare(options):
     if name:
         options.text_field = HUB[name].field if options.text_field == "text" else options.text_field
     inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs)
+    if options.chat:
+        others = [i.name for i in inputs if kind_of(i.name) != "jsonl"]
+        if others:
+            raise BadInput(f"{others[0]}: --chat requires files of JSON lines")
+        from chat import Chat
+
+        options.conversations = Chat(options.tokenizer, options.chat_template)
     if len(inputs) == 1 and kind_of(inputs[0].name) == "text" and not options.delimiter:
         raise BadInput(
             f"{inputs[0].name} is one document, and validation requires another: split it with --delimiter TEXT "
@@ -453,6 +498,8 @@ def prepare(options):
         "delimiter": repr(options.delimiter),
         "inputs": [[i.name, i.size, i.version] for i in inputs],
     }
+    if options.chat:
+        wanted |= {"chat": True, "chat_template": options.conversations.text}
     state = load_state(out, wanted, options.force)
     if (out / "corpus.json").exists():
         tokens = sum(s["tokens"] for s in state["shards"])
@@ -463,6 +510,10 @@ def prepare(options):
         tokens = sum(s["tokens"] for s in state["shards"])
         print(f"continuing after {len(state['shards'])} shards with {tokens} tokens", flush=True)
     tokenizer = find_tokenizer(options, out, inputs)
+    if options.chat:
+        options.conversations.special = getattr(tokenizer, "special", [])
+        with replace(out / "chat_template.jinja") as f:
+            f.write(options.conversations.text.encode())
     check_disk(out, inputs, options, name, state, token_type(tokenizer.vocab_size).itemsize)
     corpus = Corpus(out, options, tokenizer, state)
     if not corpus.enough():

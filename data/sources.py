@@ -198,7 +198,7 @@ class Documents:
 
     def __init__(self, path, name, options):
         self.path, self.name, self.field, self.limit = path, name, options.text_field, options.max_document
-        self.delimiter = options.delimiter
+        self.delimiter, self.chat = options.delimiter, options.conversations
         self.skip_bad = options.skip_bad
         self.bad = 0
         self.size = max(1, os.path.getsize(path))
@@ -289,6 +289,11 @@ class Documents:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return self.problem(f"{self.name}: line {number} is not JSON")
+        if self.chat:
+            try:
+                return self.chat.conversation(value.get("messages") if isinstance(value, dict) else None)
+            except ValueError as error:
+                return self.problem(f"{self.name}: line {number} {error}")
         value = value.get(self.field) if isinstance(value, dict) else None
         if not isinstance(value, str):
             return self.problem(f"{self.name}: line {number} has no text in '{self.field}'")

@@ -128,6 +128,99 @@ def all_formats_give_the_same_documents(d):
     )
 
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chat_lines(count):
+    rng, say = random.Random(4), lambda role, text: {"role": role, "content": text}
+    for i in range(count):
+        words = lambda: " ".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 20)))
+        turns = [say(role, words()) for _ in range(rng.randrange(1, 4)) for role in ("user", "assistant")]
+        yield [say("system", f"Be #{i}.")] * (i % 2) + turns
+
+
+def counted_tokens(directory, split=""):
+    """The tokens of a corpus that count."""
+    _, corpus = read_corpus(directory)
+    found = []
+    for shard in (s for s in corpus["shards"] if s["file"].startswith(split)):
+        mask = directory / f"{shard['file']}.mask"
+        check(shards.file_digest(mask) == shard["mask"], "the digest of a mask differs")
+        bits = np.unpackbits(np.fromfile(mask, np.uint8)[1024:], bitorder="little")[: shard["tokens"]].astype(bool)
+        found.append(shards.open_shard(directory / shard["file"])[bits])
+    return np.concatenate(found)
+
+
+def chats_become_tokens_of_which_those_of_the_assistant_count(d):
+    chats = list(chat_lines(60))
+    (d / "in.jsonl").write_text("".join(json.dumps({"messages": m}) + "\n" for m in chats))
+    (d / "chatml.jinja").write_text(CHATML)
+    template = ("--chat-template", d / "chatml.jinja")
+    r = prepare("--chat", d / "in.jsonl", "--out", d / "bytes", *SMALL, *template)
+    check(r.returncode == 0, r.stderr)
+    render = lambda m: "".join(f"<|im_start|>{x['role']}\n{x['content']}<|im_end|>\n" for x in m)
+    check(byte_documents(d / "bytes") == [render(m) for m in chats], "the texts differ")
+    said = [f"{x['content']}<|im_end|>\n" for m in chats for x in m if x["role"] == "assistant"]
+    check(bytes(counted_tokens(d / "bytes").astype(np.uint8)).decode() == "".join(said), "other tokens count")
+    check(run("inspect", d / "bytes", "--verify").returncode == 0, "inspect --verify")
+    trainer = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "build/train_diffv2")).resolve()
+    options = "--doc-mask --steps 2 --seq-len 64 --batch-size 2 --out".split()
+    r = subprocess.run([trainer, "--train-data", d / "bytes", *options, d / "run"], capture_output=True, text=True)
+    check(r.returncode == 0 and f"{len(counted_tokens(d / 'bytes', 'train'))} of them count" in r.stdout, r.stderr)
+    r = run("../dev/reference/export_hub.py", d / "run/checkpoints/step_00000002", d / "hub")
+    check(r.returncode == 0 and (d / "hub/chat_template.jinja").read_text() == CHATML, r.stderr)
+    (d / "bytes/train_000001.bin.mask").unlink()
+    r = subprocess.run([trainer, "--train-data", d / "bytes", *options, d / "run2"], capture_output=True, text=True)
+    check(r.returncode == 1 and "train_000001.bin.mask is missing" in r.stderr and not (d / "run2").exists(), r.stderr)
+    # a tokenizer.json whose special tokens the template writes, with the template beside it
+    write_jsonl(d / "text.jsonl", make_documents(200))
+    r = prepare(d / "text.jsonl", "--out", d / "bpe", "--train-bpe", 300, "--val-tokens", 500)
+    check(r.returncode == 0, r.stderr)
+    tokenizer = Tokenizer.from_file(str(d / "bpe/tokenizer.json"))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    (d / "model").mkdir()
+    tokenizer.save(str(d / "model/tokenizer.json"))
+    (d / "model/tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML}))
+    command = ("--chat", d / "in.jsonl", "--out", d / "out", "--tokenizer", d / "model/tokenizer.json")
+    r = prepare(*command, "--val-tokens", 500)
+    check(r.returncode == 0, r.stderr)
+    check(tokenizer.decode(counted_tokens(d / "out").tolist(), False) == "".join(said), "other tokens count")
+    check((d / "out/chat_template.jinja").read_text() == CHATML, "the template is not kept")
+    r = run("chat_prompts.py", d / "out", d / "in.jsonl")
+    check(r.returncode == 0, r.stderr)
+    tokens = json.loads(r.stdout.splitlines()[1])["tokens"]
+    separator = read_corpus(d / "out")[1]["separator"]["token"]
+    check(tokens[0] == separator, "the prompt does not follow a separator")
+    check(tokenizer.decode(tokens[1:], False) == render(chats[1]) + "<|im_start|>assistant\n", "another prompt")
+
+
+def bad_chats_are_refused_with_one_line(d):
+    say = lambda role, text: {"role": role, "content": text}
+    (d / "chatml.jinja").write_text(CHATML)
+    for value, words in (
+        ({"messages": [{"content": "a"}]}, "line 2 has no role in message 1"),
+        ({"messages": [say("user", "a"), say("robot", "b")]}, "line 2 has the unknown role 'robot'"),
+        ({"messages": [say("user", "a"), say("assistant", None)]}, "line 2 has no text as content of message 2"),
+        ({"messages": [say("user", "a")]}, "line 2 has no message of the assistant"),
+        ({"text": "a"}, "line 2 has no list of messages"),
+    ):
+        good = {"messages": [say("user", "a"), say("assistant", "b")]}
+        (d / "in.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(value) + "\n")
+        r = prepare("--chat", d / "in.jsonl", "--out", d / "out", *SMALL, "--chat-template", d / "chatml.jinja")
+        check(r.returncode == 1 and r.stderr.count("\n") == 1 and words in r.stderr, words, r.stderr)
+        check(not list((d / "out").glob("*.bin*")), "a shard was written")
+        shutil.rmtree(d / "out")
+    r = prepare("--chat", d / "in.jsonl", "--out", d / "none", *SMALL)
+    check(r.returncode == 1 and "has no chat template: give --chat-template FILE" in r.stderr, r.stderr)
+    (d / "last.jinja").write_text("{% for m in messages %}{{ m.content if loop.last else 'x' }}{% endfor %}")
+    (d / "in.jsonl").write_text(json.dumps({"messages": [say(r, "abc") for r in ("user", "assistant") * 2]}) + "\n")
+    r = prepare("--chat", d / "in.jsonl", "--out", d / "out", *SMALL, "--chat-template", d / "last.jinja")
+    check(r.returncode == 1 and "is written differently by the chat template" in r.stderr, r.stderr)
+
+
 def corpora_of_the_hub_are_read_by_their_layout(d):
     documents = make_documents(150)
     names = {
@@ -512,6 +605,8 @@ TESTS = (
     a_line_of_a_gigabyte_requires_little_memory,
     disk_space_is_checked_before_reading,
     a_run_resumes_from_its_complete_shards_after_a_full_disk,
+    chats_become_tokens_of_which_those_of_the_assistant_count,
+    bad_chats_are_refused_with_one_line,
     special_tokens_in_documents_are_text,
     the_trainer_reads_a_corpus_and_generates_its_text,
     shards_are_printed_and_verified,

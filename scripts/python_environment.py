@@ -22,7 +22,7 @@ PROGRAMS = ROOT.parent.parent / "bin" if INSTALLED else ROOT  # where train_diff
 ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; none: always use the virtual environment)
     "data": (
         "data/requirements.txt",
-        ("huggingface_hub", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard"),
+        ("huggingface_hub", "jinja2", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard"),
     ),
     "lab": ("scripts/lab/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy", "xxhash")),
     "browser": ("dev/browser/requirements.txt", ("matplotlib", "numpy", "plotly", "scipy", "selenium")),

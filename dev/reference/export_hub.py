@@ -13,6 +13,7 @@ OUT contains:
   tokenizer.json, tokenizer_config.json   the tokenizer of the checkpoint, which puts the separator before a text, as
                     train_diffv2 --prompt does. Where tokens are bytes, one that maps each byte to its value
   tokenizer.bin     for train_diffv2 --init OUT, which reads OUT too
+  chat_template.jinja   of the training data, if these are conversations of data/prepare.py --chat
   README.md         a model card
 
 The separator is --separator; else that of the run (--separator of train_diffv2, the corpora in run.json,
@@ -80,6 +81,17 @@ def find_separator(checkpoint, config, table):
     if tokens or table:
         return tokens[0] if tokens else table[4] if table[4] != NONE else None
     return 0 if config["vocab_size"] == BYTE_VOCABULARY else None
+
+
+def chat_template(checkpoint):
+    """The file of the first corpus of data/prepare.py --chat that the run was trained on; None: there is none"""
+    run = checkpoint.resolve().parent.parent / "run.json"
+    corpora = read_json(run)["data"].get("train", []) if run.exists() else []
+    files = [Path(c["path"]) / "chat_template.jinja" for c in corpora if c.get("targets")]
+    missing = [f for f in files if not f.exists()]
+    if missing:
+        print(f"export_hub.py: there is no {missing[0]}: export where the run was started", file=sys.stderr)
+    return next((f for f in files if f.exists()), None)
 
 
 def special_token(id_, text):
@@ -253,6 +265,7 @@ def export(options, checkpoint, out):
     if separator is not None and not 0 <= separator < config["vocab_size"]:
         raise BadInput(f"the separator is {separator}; the model has a vocabulary of {config['vocab_size']}")
     tokenizer = exported_tokenizer(checkpoint, config, table, separator)
+    template = chat_template(checkpoint)
     config = exported_config(config, options.diffllama)
     special = {} if separator is None else {"bos_token_id": separator, "eos_token_id": separator}
     pad = {"pad_token_id": separator} if special else {}
@@ -264,6 +277,8 @@ def export(options, checkpoint, out):
             write_json(out / "generation_config.json", special | pad)
         for name, value in zip(("tokenizer.json", "tokenizer_config.json"), tokenizer or ()):
             write_json(out / name, value)
+        if template:
+            shutil.copyfile(template, out / "chat_template.jinja")
         if table:
             shutil.copyfile(checkpoint / "tokenizer.bin", out / "tokenizer.bin")
         if "auto_map" in config:
