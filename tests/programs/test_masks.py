@@ -77,7 +77,9 @@ def test_mean_of_parts(place):
     run_trainer(TRAINS, "--steps 2 --out run", cwd=place).done()
 
     def loss():
-        out = "--init run/checkpoints/step_00000002 --eval --val-data val.bin --eval-out eval --batch-size 4 --threads 1"
+        out = (
+            "--init run/checkpoints/step_00000002 --eval --val-data val.bin --eval-out eval --batch-size 4 --threads 1"
+        )
         run_trainer(out, cwd=place).done()
         return read_json(place / "eval")["loss"]
 
@@ -98,7 +100,9 @@ def test_no_target(place):
     result = run_trainer(TRAINS, steps, "--out run", cwd=place).done()
     found = records(place / "run", "train")
     assert sorted(r["targets"] for r in found) == [0, 0, 0, 0, 1]
-    assert result.err == "" and not [r for r in all_records(place / "run") if r.get("what") in ("skipped", "not_finite")]
+    assert result.err == "" and not [
+        r for r in all_records(place / "run") if r.get("what") in ("skipped", "not_finite")
+    ]
     for r in found[1:]:
         changed = differing(*(checkpoint(place / "run", r["step"] - k) for k in (1, 0)), ["model.safetensors"])
         changed += differing(*(checkpoint(place / "run", r["step"] - k) for k in (1, 0)), ["optimizer.safetensors"])
