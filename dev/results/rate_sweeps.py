@@ -14,7 +14,7 @@ def swept(measured, rates=True):
 
 
 def whole(rows):
-    """{arm: {seed: {rate: loss}}} of the seeds that have ended at all rates of the arm, which are those of any width."""
+    """{arm: {seed: {rate: loss}}} of the seeds that have ended at all rates of the arm, those of any width."""
     found, most = {}, {}
     for row in sorted(rows, key=lambda row: row["rate"]):
         found.setdefault(row["arm"], {}).setdefault(row["seed"], {})[row["rate"]] = row["loss"]
