@@ -11,9 +11,9 @@ bench.c: speed of the CPU trainer and its share of what the machine allows. `mak
     --window, --full-every, --yoco, --qk-norm, --shared-experts, --dense-layers, --doc-mask
               traits of the layers in steps and threads, as the trainer's
     --preset, --batch, --longest, --memory, --seconds
-              of the tables decode, prefill and windows: the shape (small), the batch (1 and 8), the longest context
-              (65536), the memory for all arms together (4 GiB), and the time of a prompt up to which the prompt of
-              twice its length is measured too (20 s); there --window is the window of YOCO (512)
+              of the tables decode, prefill, windows and sparse: the shape (small), the batch (1 and 8), the longest
+              context (65536), the memory for all arms together (4 GiB), and the time of a prompt up to which the prompt
+              of twice its length is measured too (20 s); there --window is the window of YOCO (512)
     --turns   no tables: one step for each line on stdin; prints its milliseconds (for dev/bench/bench_peers.py)
 
 peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams. Bytes are those that the
@@ -26,6 +26,7 @@ steps       whole steps and a lower bound: the products of the model alone by th
 threads     all threads against one, in turns
 loader      tokens/s of the data loader alone, from shards in the page cache
 pairs       only by name: attention of diff_v2 as one operation against attention and diff_combine
+sparse      only by name: block-sparse attention in training, at contexts of 1K to --longest
 decode, prefill, windows
             only by name: generation at contexts of 1K to --longest and batches of 1 and 8 (bench_decode.h). Arms run in
             turns; ratios are those of a round.
@@ -178,8 +179,11 @@ static void write_shard(const char *path, int32_t count, uint64_t key) {
 static const struct {
     const char *name;
     void (*print)(void);
-} named_tables[] = {
-    {"decode", table_decode}, {"prefill", table_prefill}, {"windows", table_windows}, {"pairs", table_pairs}};
+} named_tables[] = {{"decode", table_decode},
+                    {"prefill", table_prefill},
+                    {"windows", table_windows},
+                    {"sparse", table_sparse},
+                    {"pairs", table_pairs}};
 
 // Selects the type of products; false for an unknown one.
 static bool find_gemm(const char *name) {

@@ -11,13 +11,15 @@ typedef struct {
     const char *name, *attention;
     double heads;
     bool yoco;
+    int sparse; // blocks of 64 positions
 } DecodeArm;
 static const DecodeArm decode_arms[] = {
-    {"Transformer NH", "baseline", 1, false},   {"Transformer 1.5 NH", "baseline", 1.5, false},
-    {"Transformer 2 NH", "baseline", 2, false}, {"DIFF V1", "diff_v1", 1, false},
-    {"DIFF V2", "diff_v2", 1, false},           {"DIFF V2 YOCO", "diff_v2", 1, true},
+    {"Transformer NH", "baseline", 1, false, 0},   {"Transformer 1.5 NH", "baseline", 1.5, false, 0},
+    {"Transformer 2 NH", "baseline", 2, false, 0}, {"DIFF V1", "diff_v1", 1, false, 0},
+    {"DIFF V2 sparse", "diff_v2", 1, false, 8},    {"DIFF V2", "diff_v2", 1, false, 0},
+    {"DIFF V2 YOCO", "diff_v2", 1, true, 0},
 };
-enum { DECODE_ARMS = sizeof(decode_arms) / sizeof(decode_arms[0]), DECODE_SHORTEST = 1024 };
+enum { DECODE_ARMS = sizeof(decode_arms) / sizeof(decode_arms[0]), DECODE_SHORTEST = 1024, SPARSE_SIZE = 64 };
 
 // With one thread the time of the CPU, which other processes on the machine change less.
 static double decode_now(void) {
@@ -38,6 +40,7 @@ static void decode_plan(Model *model, const DecodeArm *arm, int B, int T) {
     CHECK(find_model(&c, bench.preset, arm->attention, 0, T), "no preset '%s'", bench.preset);
     c.NH = (int)(arm->heads * c.NH);
     c.yoco = arm->yoco;
+    c.sparse_blocks = arm->sparse, c.sparse_size = SPARSE_SIZE;
     c.window = arm->yoco ? decode_window() : 0, c.full_every = 0;
     plan_config(model, &c, B, T, FOR_GENERATION);
 }
@@ -60,9 +63,10 @@ static void decode_bytes(const Model *model, int B, double *weights, double *cac
     *weights = *cache = 0;
     for (int i = 0; i < plan->tensors.count; i++)
         if (is_product_weight(plan, &plan->tensors.tensors[i])) *weights += (double)plan->tensors.tensors[i].count;
+    int listed = plan->config.sparse_blocks ? (plan->config.sparse_blocks + 2) * SPARSE_SIZE : INT_MAX;
     for (int l = 0; l < plan->config.L; l++)
-        *cache +=
-            (double)B * cache_capacity(plan, l) * (d->NK * d->QD + plan->config.attention->key_sets * d->NV * d->DV);
+        *cache += (double)B * min_int(listed, cache_capacity(plan, l)) *
+                  (d->NK * d->QD + plan->config.attention->key_sets * d->NV * d->DV);
     *weights *= sizeof(floatX), *cache *= sizeof(floatX);
 }
 
@@ -72,7 +76,7 @@ static void decode_attention(Model *model, int B) {
     for (int l = 0; l < plan->config.L; l++)
         for (int set = 0; set < plan->config.attention->key_sets; set++) {
             const LayerActivations *a = &model->acts.layers[l];
-            KeySet s = key_set(plan, l, set, B, 1, 0);
+            KeySet s = model_key_set(model, l, set, B, 1, 0); // with the lists of the last token
             attention_decode(a->heads + s.out, a->lse + s.lse, a->fused + s.q, a->kv + s.k, a->kv + s.v,
                              model->acts.first, cache_capacity(plan, l), s.shape);
         }
@@ -259,6 +263,44 @@ static void table_windows(void) {
            bench.preset);
     for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 32768); T *= 2) windows_row(T, decode_window());
     for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 8192); T *= 2) windows_row(T, 0);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Block-sparse attention in training, with the selection
+
+static void sparse_bench_row(int T, int blocks) {
+    ModelConfig c;
+    BenchModel b;
+    CHECK(find_model(&c, bench.preset, "diff_v2", 0, T), "no preset '%s'", bench.preset);
+    c.window = c.full_every = 0, c.yoco = false, c.L = 1, c.sparse_blocks = blocks, c.sparse_size = SPARSE_SIZE;
+    plan_config(&b.model, &c, 1, T, FOR_TRAINING);
+    bench_alloc(&b);
+    Rows r = {1, T, 0, 0};
+    floatX *fused = b.model.acts.layers[0].fused;
+    for (size_t i = 0, n = (size_t)T * b.model.plan.dims.fused_ld; i < n; i++)
+        fused[i] = (floatX)(4 * random_uniform(i, 1) - 2);
+    double seconds[2][64];
+    int rounds = min_int(3, bench.rounds);
+    for (int i = 0; i < rounds; i++) {
+        double start = decode_now();
+        combined_forward(&b.model, 0, r, NULL);
+        double middle = decode_now();
+        combined_backward(&b.model, 0, b.model.acts.dfused, 1, T);
+        seconds[0][i] = middle - start, seconds[1][i] = decode_now() - middle;
+    }
+    printf("  %7d %7d %12.2f %12.2f\n", T, blocks, 1e6 * median(seconds[0], rounds) / T,
+           1e6 * median(seconds[1], rounds) / T);
+    fflush(stdout);
+    bench_close(&b);
+}
+
+static void table_sparse(void) {
+    printf("\nsparse %s diff_v2, blocks of %d; 0: all keys: attention of one layer, microseconds per token\n"
+           "        T  blocks      forward     backward\n",
+           bench.preset, (int)SPARSE_SIZE);
+    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 32768); T *= 2)
+        for (int blocks = 2; blocks <= 8; blocks *= 2) sparse_bench_row(T, blocks);
+    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 8192); T *= 2) sparse_bench_row(T, 0);
 }
 
 // ---------------------------------------------------------------------------------------------------
