@@ -28,7 +28,7 @@ LIMITS = (
     ("attention_wgmma_backward_kernel", 384, 1, 0),
     ("attention_dkv_kernel<(4, false|2, true)>", 256, 1, 8),
     ("attention_dkv_kernel<1, false>", 256, 2, 24),
-    ("attention_(forward|dq|dkv)_kernel<[48]", 256, 1, 16),
+    ("attention_(forward|dq|dkv)_kernel<[48]", 256, 1, 24),
     ("attention_(forward|dq|dkv)_kernel", 256, 2, 0),
     ("sparse_(forward|dq|dkv)_kernel", 128, 8, 48),  # places of rows, outside of products
     ("attention_decode_mma_kernel<[24], 2>", 128, 2, 0),
