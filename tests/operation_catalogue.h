@@ -64,7 +64,7 @@ static const OpKind op_kinds[OP_KIND_COUNT] = {
     {"head_norm", "N heads D ld ldk,NULL=0 1/scale", head_norm_setup, head_norm_reference, head_norm_call,
      head_norm_call_backward, head_norm_cost},
     {"swiglu", "N F scale", swiglu_setup, swiglu_reference, swiglu_call, swiglu_call_backward, swiglu_cost},
-    {"cross_entropy", "N V Vp special z", cross_entropy_setup, cross_entropy_reference, cross_entropy_call,
+    {"cross_entropy", "N V Vp special z masked", cross_entropy_setup, cross_entropy_reference, cross_entropy_call,
      cross_entropy_call_backward, cross_entropy_cost},
     {"residual_rmsnorm", "N C", residual_rmsnorm_setup, residual_rmsnorm_reference, residual_rmsnorm_call, NULL,
      residual_rmsnorm_cost},
