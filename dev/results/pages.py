@@ -214,12 +214,13 @@ def sweep(measured):
 def optimizers(measured):
     losses, gaps = rate_sweeps.optimizer_gaps(measured)
     names, rows = named("optimizers"), []
-    rate = {row["arm"]: row["rate"] for row in rate_sweeps.swept(measured, rates=False)}
-    for arm in rate:
+    of_arm = {row["arm"]: row for row in rate_sweeps.swept(measured, rates=False)}
+    for arm, row in of_arm.items():
         n, cost = (measured.of([arm], key)[0] for key in ("parameters", "flops_per_token"))
         e = stats.t_interval(list(losses[arm].values()))
-        rows.append([names[arm], f"{rate[arm]:g}", f"{n:,}", f"{cost / 1e3:.0f}K", f"{e.n}", interval(e)])
-    text = table(["arm", "rate", "parameters", "FLOPs/token", "seeds", "loss"], rows)
+        cells = [f"{row['rate']:g}", f"{n:,}", f"{cost / 1e3:.0f}K", f"{e.n}", f"{row['windows']}", interval(e)]
+        rows.append([names[arm], *cells])
+    text = table(["arm", "rate", "parameters", "FLOPs/token", "seeds", "windows", "loss"], rows)
     found = {what: stats.t_interval(list(each.values())) for what, each in gaps.items() if len(each) > 1}
     tested = [what for what in list(gaps)[:3] if what in found]
     p, rows = dict(zip(tested, stats.holm([found[what].p for what in tested]))), []
