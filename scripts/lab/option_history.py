@@ -15,6 +15,7 @@ UPDATE = {
     "base-head-dim": 0,
     "z-loss": 0,
     "clip-update-norm": None,
+    "qk-clip": 0,
 }
 # options that must be equal for the losses of two runs to be comparable; validation data is compared separately
 COMPARED = (
