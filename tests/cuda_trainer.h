@@ -360,7 +360,7 @@ static void test_sparse_models(void) {
 }
 
 // With documents for every second variant, completep for some of the others and Muon for every third; with validation,
-// multiple choice and statistics.
+// multiple choice and statistics. In fp32 with --qk-clip: in bf16 single heads are on the other side of the limit.
 static void test_losses_of_variants(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
@@ -379,7 +379,10 @@ static void test_losses_of_variants(void) {
                    v % 2        ? "--doc-mask --separator 0"
                    : v % 4 == 2 ? "--parametrization completep --base-width 16 --base-depth 1 --base-head-dim 8"
                                 : "",
-                   v % 3 == 1 ? "--optimizer normuon --muon-split pair" : "", gpu ? "device" : "cpu");
+                   v % 3 == 1                ? "--optimizer normuon --muon-split pair"
+                   : cuda_fp32 && v % 2 == 0 ? "--qk-clip 0.004"
+                                             : "",
+                   gpu ? "device" : "cpu");
         compare_records(&d, name, "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         compare_records(&d, name, "val", 2, cuda_fp32 ? 1e-5 : 0.01);
         compare_records(&d, name, "choices", 4, cuda_fp32 ? 1e-4 : 0.05);
