@@ -387,7 +387,7 @@ CONTRADICTIONS = [  # model, options, number of contradictions, words of one
     ("plain", "--layers=3 --vocab=1000 --no-tie-embeddings --attention=baseline", 0, ""),
     ("plain", "--layers=4", 1, "--layers 4 contradicts the loaded model, which has 3"),
     ("plain", "--vocab=256", 1, "--vocab 256 contradicts"),
-    ("plain", "--attention=diff_v2", 1, "--attention diff_v2 contradicts"),
+    ("plain", "--attention=diff_v1", 1, "--attention diff_v1 has no exact start"),
     ("plain", "--rope-theta=10000", 1, "--rope-theta 10000 contradicts"),
     ("plain", "--window=8", 1, "--window 8 contradicts the loaded model, which has 0"),
     ("plain", "--yoco", 1, "--yoco contradicts the loaded model, which has --no-yoco"),
