@@ -12,7 +12,8 @@
 #                    lines of code by room (dev/lines.py)
 #   FP8              rounding to FP8 against ml_dtypes. Requires Python packages
 #   double           the tests compiled with REAL=double, and finite differences of the whole model
-#   sanitizers       the tests, and those of programs, under AddressSanitizer and UndefinedBehaviorSanitizer
+#   sanitizers       the tests, and half of the files of tests/programs, in turn by revision, under AddressSanitizer and
+#                    UndefinedBehaviorSanitizer; with --all all files
 #   x86-64           the operations compiled for the oldest x86-64, with vectors of 4 floats
 #   CUDA operations, CUDA trainer
 #                    kernels and trainer, run by dev/cuda_on_cpu, in bf16; one of both in fp32 or under the sanitizers,
@@ -21,8 +22,9 @@
 #   compiled PTX     the operations on what nvcc compiles for sm_90a or sm_80, in turn by revision, run by dev/ptx, and
 #                    mistakes planted in PTX; with --all for all architectures, and the layouts of wgmma against CuTe.
 #                    Requires nvcc
-#   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
-#                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
+#   nvcc             instead of compiled PTX, in turn by revision: the configuration of the build (tests/build_test.sh);
+#                    the CUDA programs compile and link without warnings, for one architecture; with --all for all of
+#                    them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
 #   runs             the commands of README.md, the recipes of scripts/, installation, exports of runs; help, errors and
 #                    dry runs are as in tests/golden
@@ -90,7 +92,7 @@ run_tests() {                   # build directory, words that select tests
     TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" \
         run_script "$directory/test_diffv2" "$@"
 }
-run_program_tests() { # build directory, options of pytest
+run_program_tests() { # build directory, files or directories, options of pytest
     local python directory=$1
     shift
     if ! python=$(python3 scripts/python_environment.py tests 2>"$scratch/python"); then
@@ -99,7 +101,7 @@ run_program_tests() { # build directory, options of pytest
     fi
     [ $all_tests = yes ] || set -- -m "not slow" "$@"
     TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" PYTHONDONTWRITEBYTECODE=1 \
-        run "tests/programs with $directory" "$python" -m pytest tests/programs "$@"
+        run "tests/programs with $directory" "$python" -m pytest "$@"
 }
 
 # The leak checker is off: the programs do not free memory before they exit with an error, and it cannot stop the
@@ -159,7 +161,7 @@ float() {
         fail "C++: the gradients of the trainer compiled as C++17 differ from the C build's"
     fi
     run_tests build
-    run_program_tests build
+    run_program_tests build tests/programs
     run_script tests/quantize_test.py build/train_diffv2
 }
 sources() {
@@ -185,20 +187,25 @@ fp8() {
 speed=(OPT=-O1 DEBUG=-g1)
 [ $all_tests = no ] || speed=(OPT=-O3)
 double() {
-    build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/test_diffv2 && run_tests build/fp64
+    local words=()
+    [ $all_tests = yes ] || words=("-reads the positions of its window") # half a minute; the same code in `float`
+    build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/test_diffv2 \
+        && run_tests build/fp64 ${words[@]+"${words[@]}"}
 }
 sanitized() {
     if ! has_sanitizers; then
         skip "sanitizers: the compiler of this machine does not support them"
         return
     fi
-    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) words=() options=()
+    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) words=() options=(tests/programs) i
     if [ $all_tests = yes ]; then
         programs+=(build/asan/{faulty_diffv2,single_diffv2}) # of the tests of ranks
     else
         # twelve processes, of which rank 0 must be at most 0.3 s (WATCH_GRACE) later than the others
         words=("-a line of several ranks is printed once")
-        options=(-k "not ranks and not 200_steps_of_tiny")
+        options=(tests/programs/test_*.py) # every other file
+        for i in "${!options[@]}"; do (((i + $(turn)) % 2)) || unset "options[i]"; done
+        options+=(-k "not ranks and not 200_steps_of_tiny")
     fi
     if build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]}"; then
         run_tests build/asan ${words[@]+"${words[@]}"}
@@ -447,13 +454,15 @@ if [ $quick = no ]; then
     [ "$(uname -m)" != x86_64 ] || stage narrow "x86-64"
     stage cuda_operations "CUDA operations"
     stage cuda_trainer "CUDA trainer"
-    builds=("cuda_operations_fp32 CUDA operations, fp32" "cuda_trainer_fp32 CUDA trainer, fp32"
+    others=("cuda_operations_fp32 CUDA operations, fp32" "cuda_trainer_fp32 CUDA trainer, fp32"
         "cuda_operations_sanitized CUDA operations, sanitizers" "cuda_trainer_sanitized CUDA trainer, sanitizers")
-    [ $all_tests = yes ] || builds=("${builds[$(turn) / 2 % 4]}")
-    for build in "${builds[@]}"; do stage "${build%% *}" "${build#* }"; done
+    compiled=("compiled_ptx compiled PTX" "compile_cuda nvcc")
+    if [ $all_tests = no ]; then # one of each per revision
+        others=("${others[$(turn) / 2 % 4]}")
+        compiled=("${compiled[$(turn) / 8 % 2]}")
+    fi
+    for each in "${others[@]}" "${compiled[@]}"; do stage "${each%% *}" "${each#* }"; done
     stage cuda_tools "CUDA tools"
-    stage compiled_ptx "compiled PTX"
-    stage compile_cuda "nvcc"
     stage data "data"
     stage runs "runs"
     stage soak "soak"
