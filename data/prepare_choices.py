@@ -140,7 +140,13 @@ class Records(Documents):
     def __init__(self, path, name):
         if kind_of(name) == "text":
             raise BadInput(f"{name}: must end in .parquet, .jsonl or .json, also with .gz or .zst")
-        limits = {"text_field": None, "max_document": float("inf"), "delimiter": None, "skip_bad": False}
+        limits = {
+            "text_field": None,
+            "max_document": float("inf"),
+            "delimiter": None,
+            "skip_bad": False,
+            "conversations": None,
+        }
         super().__init__(path, name, SimpleNamespace(**limits))
 
     def problem(self, text):
