@@ -26,7 +26,7 @@ LIMITS = (
     ("attention_backward_mma_kernel<.*128, 128, 1>", 256, 1, 72),
     ("attention_backward_mma_kernel", 256, 1, 16),
     ("attention_wgmma_backward_kernel", 384, 1, 0),
-    ("attention_dkv_kernel<(4, false|2, true)>", 256, 1, 8),
+    ("attention_dkv_kernel<(4, false|2, true)>", 256, 1, 16),
     ("attention_dkv_kernel<1, false>", 256, 2, 24),
     ("attention_(forward|dq|dkv)_kernel<[48]", 256, 1, 24),
     ("attention_(forward|dq|dkv)_kernel", 256, 2, 0),
