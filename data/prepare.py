@@ -18,7 +18,6 @@ and listed. Empty documents are skipped. Input that is not UTF-8, not JSON, has 
 error, or is skipped and counted with --skip-bad.
 """
 
-import argparse
 import fcntl
 import json
 import os
@@ -32,6 +31,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import python_environment
 
+from prepare_options import checked_arguments, fail, find_inputs
+
+if __name__ == "__main__":
+    options = checked_arguments(__doc__)  # mistakes are reported before packages are installed
 python_environment.ensure("data")
 
 import numpy as np
@@ -39,15 +42,11 @@ import tokenizers
 import token_table
 from outputs import replace, write_json
 from shards import append_shard, file_digest, token_type, write_corpus
-from sources import HUB, BadInput, Documents, fetch, first_line, hub, hub_inputs, kind_of, local_inputs
+from sources import HUB, BadInput, Documents, fetch, first_line, hub
 
 STATE = "progress.json"
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
 BATCH_BYTES = 4 << 20
-
-
-def fail(text):
-    sys.exit(f"prepare.py: {text}")
 
 
 def counted(ids, starts, spans):
@@ -375,113 +374,15 @@ def load_state(out, wanted, force):
     return state
 
 
-def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("inputs", nargs="+", metavar="CORPUS|PATH")
-    parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument(
-        "--tokenizer", default="gpt2", help="bytes, gpt2 (default), a tokenizer.json, or a repository of the Hub"
-    )
-    parser.add_argument(
-        "--train-bpe", type=int, metavar="V", help="train a byte-level BPE of V tokens on the documents"
-    )
-    parser.add_argument(
-        "--bpe-sample", type=float, default=200e6, metavar="BYTES", help="text that the BPE is trained on (2e8)"
-    )
-    parser.add_argument(
-        "--separator", metavar="TEXT", help="token between documents (<|endoftext|>, or the tokenizer's own)"
-    )
-    parser.add_argument(
-        "--separator-place",
-        choices=("before", "after"),
-        default="before",
-        help="position relative to a document (before)",
-    )
-    parser.add_argument(
-        "--text-field", default="text", metavar="NAME", help="text field of JSON lines and Parquet (text)"
-    )
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="read conversations; only what the assistant says counts as targets (masks of loss)",
-    )
-    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the tokenizer's")
-    parser.add_argument(
-        "--delimiter",
-        metavar="TEXT",
-        help="separates the documents of a text file; escapes such as \\f and \\n are allowed",
-    )
-    parser.add_argument(
-        "--val-tokens",
-        type=float,
-        metavar="N",
-        help="minimum for validation, from the first documents (1e6, or 1%% of the estimated tokens if less)",
-    )
-    parser.add_argument(
-        "--shard-tokens",
-        type=float,
-        default=1e8,
-        metavar="N",
-        help="a shard ends with the document that reaches this number (1e8)",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        type=float,
-        default=0,
-        metavar="N",
-        help="stop after the document that reaches this number; 0: all (0)",
-    )
-    parser.add_argument("--max-document", type=float, default=64e6, metavar="BYTES", help="largest document (6.4e7)")
-    parser.add_argument("--skip-bad", action="store_true", help="skip and count invalid documents")
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count(), metavar="N", help="tokenizer threads (number of cores)"
-    )
-    parser.add_argument("--source-dir", metavar="DIR", help="local copy of the repository of the Hub")
-    parser.add_argument("--gpt2-ranks", metavar="FILE", help="local gpt2.tiktoken")
-    parser.add_argument("--force", action="store_true", help="replace the corpus in DIR")
-    options = parser.parse_args()
-    for name in ("val_tokens", "shard_tokens", "max_tokens", "max_document", "bpe_sample", "workers"):
-        value, least = getattr(options, name), 0 if name == "max_tokens" else 1
-        if value is None:  # computed from the input
-            continue
-        if not least <= value <= 1e15 or value != int(value):
-            parser.error(f"--{name.replace('_', '-')} {value:g}: must be an integer, at least {least}")
-        setattr(options, name, int(value))
-    if options.train_bpe is not None and not 257 <= options.train_bpe <= 1 << 24:
-        parser.error(f"--train-bpe {options.train_bpe}: must be 257 (bytes and a separator) to {1 << 24}")
-    if options.shard_tokens > 2**32 - 1 - options.max_document:
-        parser.error(f"--shard-tokens {options.shard_tokens}: a shard header holds up to 2^32 tokens")
-    if options.chat and options.train_bpe:
-        parser.error("--chat and --train-bpe are mutually exclusive: a chat template is that of a tokenizer")
-    if options.chat_template and not options.chat:
-        parser.error("--chat-template requires --chat")
-    options.conversations = None
-    if options.delimiter is not None:
-        options.delimiter = options.delimiter.encode("utf-8").decode("unicode_escape").encode("latin-1")
-        if not options.delimiter:
-            parser.error("--delimiter is empty")
-    return options
-
-
 def prepare(options):
-    first = options.inputs[0]
-    name = first if options.inputs == [first] and first in HUB and not os.path.exists(first) else None
+    name, inputs = find_inputs(options)
     out = Path(options.out)
     if name:
         options.text_field = HUB[name].field if options.text_field == "text" else options.text_field
-    inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs)
     if options.chat:
-        others = [i.name for i in inputs if kind_of(i.name) != "jsonl"]
-        if others:
-            raise BadInput(f"{others[0]}: --chat requires files of JSON lines")
         from chat import Chat
 
         options.conversations = Chat(options.tokenizer, options.chat_template)
-    if len(inputs) == 1 and kind_of(inputs[0].name) == "text" and not options.delimiter:
-        raise BadInput(
-            f"{inputs[0].name} is one document, and validation requires another: split it with --delimiter TEXT "
-            "('\\n\\n' splits at blank lines), or add files"
-        )
     if options.val_tokens is None:
         options.val_tokens = max(1, min(1_000_000, int(expected_tokens(inputs, options, name) / 100)))
     out.mkdir(parents=True, exist_ok=True)
@@ -562,8 +463,7 @@ def finish(out, source, tokenizer, options, state):
         print(f"the trainer cannot encode prompts with this tokenizer: {reason}; use --prompt-tokens")
 
 
-def main():
-    options = parse_arguments()
+def main(options):
     os.environ["RAYON_NUM_THREADS"] = str(options.workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if options.workers > 1 else "false"
     try:
@@ -577,4 +477,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(options)

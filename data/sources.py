@@ -84,7 +84,8 @@ def some_of(names, most=8):
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def local_inputs(paths):
+def local_inputs(paths, notes=True):
+    """The files of directories, and files. notes: names those of directories that are skipped."""
     found = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -97,7 +98,7 @@ def local_inputs(paths):
             endings = f"{', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})"
             if not known:
                 raise BadInput(f"{path} has no files that end in {endings}" + (f"; it has {names}" if others else ""))
-            if others:
+            if others and notes:
                 plural = "s end" if len(others) > 1 else " ends"
                 print(f"skipped, since the name{plural} in none of {endings}: {names}", file=sys.stderr, flush=True)
             found += [local_input(p) for p in known]

@@ -416,6 +416,31 @@ def skipped_files_are_listed(d):
     check("0.log" in r.stderr, r.stderr)
 
 
+def mistakes_are_found_before_packages_are_installed_and_notes_are_printed_once(d):
+    (d / "in").mkdir()
+    (d / "in/a.rst").write_text("text")
+    begin = "import runpy, sys; sys.path[:0] = sys.argv[1:3]; import python_environment as p"
+    instead = (
+        "p.ensure = lambda name: sys.exit('installs'); sys.argv[:3] = []; runpy.run_path(sys.argv[0], None, '__main__')"
+    )
+    without_packages = [sys.executable, "-c", f"{begin}; {instead}", HERE, ROOT / "scripts", HERE / "prepare.py"]
+    for arguments, words in (
+        (["in"], "has no files that end in"),
+        (["fineweb", "--source-dir", "in"], "has no files sample"),
+        (["fineweb", "--tokenizer", "none.json"], "--tokenizer none.json is not a file"),
+        (["fineweb", "--out", "in/a.rst"], "--out in/a.rst is not a directory"),
+        (["fineweb", "--val-tokens", "0"], "--val-tokens 0"),
+    ):
+        r = subprocess.run([*without_packages, "--out", d / "o", *arguments], capture_output=True, text=True, cwd=d)
+        expect_error(r, d / "o", words)
+    for name in "bc":
+        (d / f"in/{name}.txt").write_text(f"{name} document\n")
+    base = getattr(sys, "_base_executable", sys.executable)  # which has no packages, and starts that which has them
+    command = [base, HERE / "prepare.py", "--out", d / "o", "--tokenizer", "bytes", "in"]
+    r = subprocess.run(command, capture_output=True, text=True, cwd=d)
+    check(r.returncode == 0 and r.stderr.count("skipped") == 1 and r.stderr.count("\n") == 1, r.stderr)
+
+
 def a_line_of_a_gigabyte_requires_little_memory(d):
     with open(d / "long.jsonl", "wb") as f:
         f.write(b'{"text": "')
@@ -602,6 +627,7 @@ TESTS = (
     invalid_input_is_a_one_line_error,
     a_small_corpus_has_one_percent_of_validation_documents,
     skipped_files_are_listed,
+    mistakes_are_found_before_packages_are_installed_and_notes_are_printed_once,
     a_line_of_a_gigabyte_requires_little_memory,
     disk_space_is_checked_before_reading,
     a_run_resumes_from_its_complete_shards_after_a_full_disk,
