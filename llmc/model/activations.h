@@ -128,8 +128,8 @@ typedef struct {
     // Keys and values that the layer's attention reads, as KeySet says: its fused rows, the rows of YOCO, or in a model
     // for generation its cache (B, cache_capacity, kv_rows)
     floatX *kv;
-    real *
-        means; // of blocks of keys, (B, SparseShape.count, NK, QD): block_means, or in a model for generation beside kv
+    // Means of blocks of keys, (B, SparseShape.count, NK, QD): block_means, or in a model for generation beside kv
+    real *means;
 } LayerActivations;
 
 typedef struct {
