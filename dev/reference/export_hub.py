@@ -42,6 +42,8 @@ CLASSES = {  # of modeling_diffv2.py
     "AutoModel": "DiffV2Model",
     "AutoModelForCausalLM": "DiffV2ForCausalLM",
     "AutoModelForSequenceClassification": "DiffV2ForSequenceClassification",
+    "AutoModelForTokenClassification": "DiffV2ForTokenClassification",
+    "AutoModelForQuestionAnswering": "DiffV2ForQuestionAnswering",
 }
 BYTE_VOCABULARY, NONE = 256, 2**32 - 1  # of llmc/text
 HEAD_NORM_EPS = 1e-5  # of modeling_diffv2.py

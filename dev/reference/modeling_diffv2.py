@@ -23,13 +23,21 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForQuestionAnswering
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_layers import GenericForQuestionAnswering, GenericForSequenceClassification
+from transformers.modeling_layers import GenericForTokenClassification, GradientCheckpointingLayer
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.utils import can_return_tuple
+
+try:
+    from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+except ImportError:  # transformers 4
+    from transformers.utils.generic import OutputRecorder, check_model_inputs as capture_outputs
 
 
 class Variant(NamedTuple):
@@ -85,6 +93,11 @@ class DiffV2Config(PretrainedConfig):
 
     model_type = "diffv2"
     keys_to_ignore_at_inference = ["past_key_values"]
+    base_model_pp_plan = {
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
 
     def __init__(
         self,
@@ -110,6 +123,10 @@ class DiffV2Config(PretrainedConfig):
         num_dense_layers=0,
         dense_intermediate_size=None,
         router_bias=False,
+        output_router_logits=False,
+        router_aux_loss_coef=0.001,
+        use_cache=True,
+        initializer_range=0.02,
         **others,
     ):
         if attention not in VARIANTS or others.get("rope_parameters") or others.get("rope_scaling"):
@@ -144,6 +161,8 @@ class DiffV2Config(PretrainedConfig):
         self.dense_intermediate_size, self.router_bias = dense_intermediate_size, router_bias
         if num_local_experts and not 1 <= (num_experts_per_tok or 0) <= num_local_experts:
             raise ValueError(f"num_experts_per_tok must be 1 to {num_local_experts}, not {num_experts_per_tok}")
+        self.output_router_logits, self.router_aux_loss_coef = output_router_logits, router_aux_loss_coef
+        self.use_cache, self.initializer_range = use_cache, initializer_range
         special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # which the library reads
         super().__init__(tie_word_embeddings=tie_word_embeddings, **special | others)
 
@@ -259,12 +278,16 @@ def keys_and_values(owner, x, cos, sin, cache, cache_position):
     (B,T,NV,DV). In the cache, a value head of DV is DV/DQ heads of DQ: caches expect the shape of the keys."""
     s = owner.shape
     own = owner.v_proj(x)
-    key = rotate(owner.k_norm(owner.k_proj(x).unflatten(-1, (s.NK, s.DQ))), cos, sin).to(own.dtype)
-    key, value = key.transpose(1, 2), own.unflatten(-1, (s.NK, s.DQ)).transpose(1, 2)
+    key = rotate(owner.k_norm(owner.k_proj(x).unflatten(-1, (-1, s.DQ))), cos, sin).to(own.dtype)
+    key, value = key.transpose(1, 2), own.unflatten(-1, (-1, s.DQ)).transpose(1, 2)
     if cache is not None:
         key, value = cache.update(key, value, owner.layer_idx, {"cache_position": cache_position})
-    value = value.unflatten(1, (s.NV, -1)).transpose(2, 3).flatten(3)
-    return key, value, own.unflatten(-1, (s.NV, s.DV))
+    value = value.unflatten(1, (-1, s.DV // s.DQ)).transpose(2, 3).flatten(3)
+    return key, value, own.unflatten(-1, (-1, s.DV))
+
+
+class EffectiveMaps(nn.Identity):
+    """The maps (B,H,T,S) of the output heads of a layer, where the library records them."""
 
 
 class Attention(nn.Module):
@@ -283,23 +306,31 @@ class Attention(nn.Module):
             self.k_proj = nn.Linear(C, s.NK * s.DQ, bias=False)
             self.v_proj = nn.Linear(C, s.NV * s.DV, bias=False)
             self.k_norm = head_norm(config)
-        self.q_norm = head_norm(config)
+        self.q_norm, self.effective = head_norm(config), EffectiveMaps()
         self.o_proj = nn.Linear(NH * D, C, bias=False)
         if v.lambda_ == "input":
             self.lambda_proj = nn.Linear(C, NH, bias=False)
         if v.lambda_ == "exp":
             for name in ("q1", "k1", "q2", "k2"):
-                self.register_parameter("lambda_" + name, nn.Parameter(0.1 * torch.randn(D)))
+                self.register_parameter("lambda_" + name, nn.Parameter(torch.empty(D)))
         if v.lambda_ in ("layer", "head"):  # the name is a keyword of Python
-            start = self.lambda_init if v.factor == "linear" else 0.0
-            self.register_parameter("lambda", nn.Parameter(torch.full((NH if v.lambda_ == "head" else 1,), start)))
+            self.register_parameter("lambda", nn.Parameter(torch.empty(NH if v.lambda_ == "head" else 1)))
         if v.gate != "none":
             self.gate_proj = nn.Linear(C, NH if v.gate == "head" else NH * D, bias=False)
         if v.norm != "none":
             eps = HEAD_NORM_EPS if v.norm == "head" else config.rms_norm_eps
             self.subln = nn.RMSNorm(s.DV if v.norm == "head" else NH * D, eps=eps)
         if v.sink == "own":
-            self.sinks = nn.Parameter(torch.zeros(NH))
+            self.sinks = nn.Parameter(torch.empty(NH))
+
+    def start(self):
+        """Initial values of the parameters that are not those of a layer of PyTorch."""
+        for name, parameter in self.named_parameters(recurse=False):
+            if name in ("lambda", "sinks"):
+                from_layer = name == "lambda" and self.variant.factor == "linear"
+                nn.init.constant_(parameter, self.lambda_init if from_layer else 0.0)
+            else:
+                nn.init.normal_(parameter, std=0.1)
 
     def factor(self, x):
         """The factor of each output head's noise map: (B,T,H,1) when projected from x, else (H,1), (1,1) or ()."""
@@ -316,7 +347,7 @@ class Attention(nn.Module):
     def attend(self, query, key, value, mask, **kwargs):
         """query (B,NQ,T,DQ), key (B,NK,S,DQ), value (B,NK,S,DV) -> (B,T,NQ,DV), weights (B,NQ,T,S) or None"""
         v, s, implementation = self.variant, self.shape, self.config._attn_implementation
-        sink = {"none": None, "zero": query.new_zeros(s.NQ), "own": getattr(self, "sinks", None)}[v.sink]
+        sink = {"none": None, "zero": query.new_zeros(query.shape[1]), "own": getattr(self, "sinks", None)}[v.sink]
         if sink is not None and "flash" in implementation:
             raise ValueError(
                 f"{implementation} has no sinks: open {self.config.attention} with sdpa or eager attention"
@@ -334,31 +365,55 @@ class Attention(nn.Module):
         kwargs.update(scaling=s.DQ**-0.5, dropout=0.0, sliding_window=self.window)
         return function(self, query, key, value, mask, **kwargs)
 
-    def forward(self, x, *shared, cos, sin, masks, past_key_values=None, cache_position=None, **kwargs):
-        """x (B,T,C) after its norm; shared: the keys and values of YOCO -> (B,T,C), weights (B,NQ,T,S) or None"""
+    def subtract(self, x, a):
+        """Outputs or weights of the query heads (B,T,NQ,any) -> of the output heads (B,T,H,any), without noise."""
         v, s = self.variant, self.shape
-        query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (s.NQ, s.DQ))), cos, sin)
+        if not v.signals:
+            return a
+        if v.noise == "last":
+            o, noise = a[:, :, : s.H], a[:, :, s.H :]
+        else:  # blocks of signal heads and their noise head
+            blocks = a.unflatten(2, (-1, v.signals + 1))
+            o, noise = blocks[:, :, :, :-1].flatten(2, 3), blocks[:, :, :, -1]
+        return o - self.factor(x) * noise.repeat_interleave(v.signals, 2)
+
+    def forward(
+        self,
+        x,
+        *shared,
+        cos,
+        sin,
+        masks,
+        past_key_values=None,
+        cache_position=None,
+        output_effective_attentions=False,
+        **kwargs,
+    ):
+        """x (B,T,C) after its norm; shared: the keys and values of YOCO -> (B,T,C); weights (B,NQ,T,S) in the order of
+        the query heads, or None if attention is not eager"""
+        v, s = self.variant, self.shape
+        query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, s.DQ))), cos, sin)
         key, value, own = shared or keys_and_values(self, x, cos, sin, past_key_values, cache_position)
         mask = masks[self.layer_type]
         if self.window and mask is not None:  # with a window of 1, the cache returns keys that are not in the mask
             key, value = key[:, :, -mask.shape[-1] :], value[:, :, -mask.shape[-1] :]
 
-        # Query head j of a value head reads its key head j % key_sets: j / key_sets and j % key_sets change places
-        swap = lambda t, dim, *sizes: t.unflatten(dim, (s.NV, *sizes)).transpose(dim + 1, dim + 2).flatten(dim, dim + 2)
-        query = swap(query, 2, -1, v.key_sets).transpose(1, 2).to(value.dtype)
-        value = value[:, :, None].expand(-1, -1, v.key_sets, -1, -1).flatten(1, 2)
-        a, weights = self.attend(query, key, value, mask, **kwargs)
-        a = swap(a, 2, v.key_sets, -1)  # (B,T,NQ,DV)
-        weights = None if weights is None else swap(weights, 1, v.key_sets, -1)
-
-        o = a  # (B,T,H,DV)
-        if v.signals:
+        # Query head j of a value head reads its key head j % key_sets. Eager attention gets the keys of each query
+        # head. Others map groups of query heads to a key head: j / key_sets and j % key_sets change places
+        NV = value.shape[1]
+        swap = lambda t, dim, *sizes: t.unflatten(dim, (NV, *sizes)).transpose(dim + 1, dim + 2).flatten(dim, dim + 2)
+        eager = self.config._attn_implementation == "eager"
+        if eager:
+            key = key.unflatten(1, (NV, 1, -1)).expand(-1, -1, s.NQ // s.NK, -1, -1, -1).flatten(1, 3)
+        else:
+            query = swap(query, 2, -1, v.key_sets)
+            value = value[:, :, None].expand(-1, -1, v.key_sets, -1, -1).flatten(1, 2)
+        a, weights = self.attend(query.transpose(1, 2).to(value.dtype), key, value, mask, **kwargs)
+        o = self.subtract(x, a if eager else swap(a, 2, v.key_sets, -1))  # (B,T,H,DV)
+        if eager and output_effective_attentions:
             if v.noise == "last":
-                o, noise = a[:, :, : s.H], a[:, :, s.H :]
-            else:  # blocks of signal heads and their noise head
-                blocks = a.unflatten(2, (-1, v.signals + 1))
-                o, noise = blocks[:, :, :, :-1].flatten(2, 3), blocks[:, :, :, -1]
-            o = o - self.factor(x) * noise.repeat_interleave(v.signals, 2)
+                raise ValueError(f"{self.config.attention} has no effective maps: noise heads read other values")
+            self.effective(self.subtract(x, weights.transpose(1, 2)).transpose(1, 2))
         if v.xsa:
             o = without_own_value(o, own)
         if v.norm == "head":
@@ -366,7 +421,7 @@ class Attention(nn.Module):
         if v.norm == "all":
             o = self.subln(o.flatten(2)).view_as(o)
         if v.gate != "none":  # (B,T,H,1) or (B,T,H,D)
-            o = o * torch.sigmoid(self.gate_proj(x)).unflatten(-1, (s.H, -1))
+            o = o * torch.sigmoid(self.gate_proj(x)).unflatten(-1, (o.shape[2], -1))
         return self.o_proj(o.flatten(2)), weights
 
 
@@ -393,30 +448,44 @@ class Expert(nn.Module):
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
+class Router(nn.Module):
+    """x (N,C) -> logits (N,experts), at least in float32."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.num_local_experts, config.hidden_size))
+        if config.router_bias:  # balances the experts in training
+            self.register_buffer("e_score_correction_bias", torch.zeros(config.num_local_experts))
+
+    def forward(self, x):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.linear(x.to(wide), self.weight.to(wide))
+
+
 class Experts(nn.Module):
-    """The weighted sum of the experts with the largest logits; logits and weights at least in float32."""
+    """The weighted sum of the experts with the largest logits; logits and weights at least in float32. A loop over
+    layers: the library's grouped_mm reads all experts from one tensor, but checkpoints, adapters and quantization
+    have a layer for each."""
 
     def __init__(self, config):
         super().__init__()
         C, self.active = config.hidden_size, config.num_experts_per_tok
-        self.gate = nn.Linear(C, config.num_local_experts, bias=False)
-        if config.router_bias:  # balances the experts in training
-            self.gate.register_buffer("e_score_correction_bias", torch.zeros(config.num_local_experts))
+        self.gate = Router(config)
         self.experts = nn.ModuleList(Expert(C, config.intermediate_size) for _ in range(config.num_local_experts))
 
     def forward(self, x):
         y = x.flatten(0, -2)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        logits = F.linear(y.to(wide), self.gate.weight.to(wide))
+        logits = self.gate(y)
         bias = getattr(self.gate, "e_score_correction_bias", None)
-        scores = logits if bias is None else logits.softmax(-1) + bias.to(wide)
+        scores = logits if bias is None else logits.softmax(-1) + bias.to(logits.dtype)
         chosen = scores.topk(self.active, -1).indices  # (N,K)
         weights = logits.gather(-1, chosen).softmax(-1).to(x.dtype)  # those of the K alone, p / (sum of their p)
-        out = torch.zeros_like(y)
-        for e, expert in enumerate(self.experts):
-            rows, place = (chosen == e).nonzero(as_tuple=True)
-            out = out.index_add(0, rows, weights[rows, place, None] * expert(y[rows]))
-        return out.view_as(x)
+        order = chosen.flatten().argsort(stable=True)  # by expert
+        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()  # waits for the device once
+        rows = order // self.active
+        parts = [expert(part) for expert, part in zip(self.experts, y[rows].split(counts))]
+        out = torch.cat(parts) * weights.flatten()[order, None]
+        return torch.zeros_like(y).index_add(0, rows, out).view_as(x)
 
 
 class Block(GradientCheckpointingLayer):
@@ -435,11 +504,10 @@ class Block(GradientCheckpointingLayer):
 
     def forward(self, x, *shared, **kwargs):
         """Tensors with gradients are positional, which checkpoints require."""
-        o, weights = self.self_attn(self.input_layernorm(x), *shared, **kwargs)
-        x = x + o
+        x = x + self.self_attn(self.input_layernorm(x), *shared, **kwargs)[0]
         y = self.post_attention_layernorm(x)
         parts = (part(y) for part in (self.mlp, self.block_sparse_moe) if part is not None)
-        return x + sum(parts), weights
+        return x + sum(parts)
 
 
 class DiffV2PreTrainedModel(PreTrainedModel):
@@ -450,6 +518,20 @@ class DiffV2PreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _supports_flash_attn = _supports_sdpa = _supports_flex_attn = _supports_attention_backend = True
     _can_compile_fullgraph = True
+    _can_record_outputs = {  # what output_... = True adds to the results
+        "hidden_states": Block,
+        "attentions": OutputRecorder(Attention, index=1),
+        "effective_attentions": OutputRecorder(EffectiveMaps, index=0),
+        "router_logits": OutputRecorder(Router, index=0),
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if isinstance(module, Router):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        if isinstance(module, Attention):
+            module.start()
 
     @classmethod
     def _can_set_attn_implementation(cls):
@@ -467,7 +549,7 @@ class DiffV2Model(DiffV2PreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @can_return_tuple
+    @capture_outputs
     def forward(
         self,
         input_ids=None,
@@ -476,22 +558,15 @@ class DiffV2Model(DiffV2PreTrainedModel):
         past_key_values=None,
         inputs_embeds=None,
         use_cache=None,
-        output_attentions=None,
-        output_hidden_states=None,
         cache_position=None,
         **kwargs,
     ):
         """input_ids (B,T) or inputs_embeds (B,T,C) -> last_hidden_state (B,T,C), after the norm. attention_mask (B,S):
-        0 for padding, on either side. use_cache: by default in evaluation, but not in training."""
+        0 for padding, on either side."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
-        config, given = self.config, lambda value, key: getattr(config, key, False) if value is None else value
-        output_attentions = given(output_attentions, "output_attentions")
-        output_hidden_states = given(output_hidden_states, "output_hidden_states")
-        if output_attentions and config._attn_implementation != "eager":
-            raise ValueError(f"output_attentions requires eager attention, not {config._attn_implementation}")
-        if use_cache is None:
-            use_cache = getattr(config, "use_cache", True) and not self.training
+        config = self.config
+        use_cache = config.use_cache if use_cache is None else use_cache
         use_cache = use_cache and not (self.gradient_checkpointing and self.training)
 
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # (B,T,C)
@@ -507,23 +582,17 @@ class DiffV2Model(DiffV2PreTrainedModel):
         cos, sin = rope_table(config, position_ids, like=x)
 
         cached = {"past_key_values": past_key_values, "cache_position": cache_position}
-        shared, states, weights = (), (), ()
+        shared = ()
         for block in self.layers:
-            states += (x,)
             if block.self_attn.cross and not shared:
                 shared = self.yoco(x, cos, sin, past_key_values, cache_position)
-            x, w = block(x, *shared, cos=cos, sin=sin, masks=masks, position_ids=position_ids, **cached, **kwargs)
-            weights += (w,)
-        x = self.norm(x)
-        return BaseModelOutputWithPast(
-            last_hidden_state=x,
-            past_key_values=past_key_values if use_cache else None,
-            hidden_states=(*states, x) if output_hidden_states else None,
-            attentions=weights if output_attentions else None,
-        )
+            x = block(x, *shared, cos=cos, sin=sin, masks=masks, position_ids=position_ids, **cached, **kwargs)
+        cache = past_key_values if use_cache else None
+        return MoeModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
 
 
 class DiffV2ForCausalLM(DiffV2PreTrainedModel, GenerationMixin):
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config):
@@ -553,11 +622,15 @@ class DiffV2ForCausalLM(DiffV2PreTrainedModel, GenerationMixin):
         labels=None,
         use_cache=None,
         cache_position=None,
+        output_router_logits=None,
         logits_to_keep=0,
         **kwargs,
     ):
         """As DiffV2Model -> logits (B,T,V), or of the last logits_to_keep positions. With labels (B,T), the inputs or
-        -100 for tokens to ignore, also the loss: windows of T+1 tokens give the trainer's loss over T."""
+        -100 for tokens to ignore, also the loss: windows of T+1 tokens give the trainer's loss over T. With
+        output_router_logits, experts add router_aux_loss_coef * aux_loss, which is K if all are used equally."""
+        config = self.config
+        routers = config.output_router_logits if output_router_logits is None else output_router_logits
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -566,28 +639,48 @@ class DiffV2ForCausalLM(DiffV2PreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             cache_position=cache_position,
+            output_router_logits=routers,
             return_dict=True,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(output.last_hidden_state[:, kept])
-        loss = None
+        loss = aux_loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
+            loss = self.loss_function(logits, labels, vocab_size=config.vocab_size, **kwargs)
+        if output.router_logits:
+            experts = (config.num_local_experts, config.num_experts_per_tok)
+            aux_loss = load_balancing_loss_func(output.router_logits, *experts, attention_mask)
+            loss = None if loss is None else loss + config.router_aux_loss_coef * aux_loss
+        result = MoeCausalLMOutputWithPast(
             loss=loss,
+            aux_loss=aux_loss,
             logits=logits,
             past_key_values=output.past_key_values,
             hidden_states=output.hidden_states,
             attentions=output.attentions,
+            router_logits=output.router_logits or None,
         )
+        if "effective_attentions" in output:
+            result["effective_attentions"] = output.effective_attentions
+        return result
 
 
 class DiffV2ForSequenceClassification(GenericForSequenceClassification, DiffV2PreTrainedModel):
     """A score of the last token that is not padding, from DiffV2Model."""
 
 
+class DiffV2ForTokenClassification(GenericForTokenClassification, DiffV2PreTrainedModel):
+    """Scores of every token."""
+
+
+class DiffV2ForQuestionAnswering(GenericForQuestionAnswering, DiffV2PreTrainedModel):
+    """For every token, logits of the begin and the end of an answer."""
+
+
 AutoConfig.register("diffv2", DiffV2Config, exist_ok=True)
 AutoModel.register(DiffV2Config, DiffV2Model, exist_ok=True)
 AutoModelForCausalLM.register(DiffV2Config, DiffV2ForCausalLM, exist_ok=True)
 AutoModelForSequenceClassification.register(DiffV2Config, DiffV2ForSequenceClassification, exist_ok=True)
+AutoModelForTokenClassification.register(DiffV2Config, DiffV2ForTokenClassification, exist_ok=True)
+AutoModelForQuestionAnswering.register(DiffV2Config, DiffV2ForQuestionAnswering, exist_ok=True)

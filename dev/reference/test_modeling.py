@@ -24,12 +24,13 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # flex attention without its 
 import torch
 import torch.nn.functional as F
 import transformers
-from transformers import AutoModel, AutoModelForSequenceClassification, DynamicCache
+from transformers import AutoModel, AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+from transformers import AutoModelForTokenClassification, DynamicCache
 
 import export_hub
 import model as reference
 from modeling_diffv2 import VARIANTS, DiffV2Config, DiffV2ForCausalLM, DiffV2ForSequenceClassification
-from modeling_diffv2 import eager_attention, rope_table, rotate
+from modeling_diffv2 import eager_attention, rope_table, rotate, without_own_value
 from run_tests import run_tests
 
 NEW = int(transformers.__version__.split(".")[0]) >= 5
@@ -311,8 +312,57 @@ def test_packed_sequences_and_requested_outputs():
             wanted = scores.softmax(-1)[:, :5]
             expect_equal(output.attentions[0][0, j, :5, :5], wanted, f"{what}, weights of head {j}")
         model.set_attn_implementation("sdpa")
-        expect_error(ValueError, "requires eager", lambda: model(ids, output_attentions=True))
+        assert not model(ids, output_attentions=True).attentions, "maps of sdpa"  # as the library's classes
         assert model(ids, return_dict=False)[0].shape == (1, T, V)
+
+
+def test_maps_are_those_that_the_outputs_depend_on_and_effective_maps_give_the_output_heads():
+    more = dict(output_attentions=True, output_effective_attentions=True, use_cache=False)
+    model = make("diff_v2_cross_group", "full")[0]
+    expect_error(ValueError, "no effective maps", lambda: model(tokens(1, T), **more))
+    for variant, layers in SOME[1:] + [("baseline", "full"), ("diff_v2", "mixed")]:
+        model, what = make(variant, layers)[0], f"{variant} {layers}"
+        first, seen = model.model.layers[0].self_attn, {}
+        if variant in ("diff_v1", "diff_scalar"):  # the heads before the norm
+            first.subln.register_forward_pre_hook(lambda _, args: seen.update(heads=args[0]))
+        else:
+            first.o_proj.register_forward_pre_hook(lambda _, args: seen.update(heads=args[0]))
+        first.v_proj.register_forward_hook(lambda _, args, out: seen.update(values=out))
+        output = model(tokens(1, T), **more)
+        for weights in output.attentions:
+            weights.retain_grad()
+        output.logits.sum().backward()
+        for weights in output.attentions:
+            assert weights.grad is not None and weights.grad.any(), f"{what}: the logits do not depend on the maps"
+        s, map_ = first.shape, output.effective_attentions[0]
+        assert map_.shape == (1, s.H, T, T) and len(output.effective_attentions) == L, f"{what}: {map_.shape}"
+        values = seen["values"].unflatten(-1, (s.NV, s.DV)).transpose(1, 2).repeat_interleave(s.H // s.NV, 1)
+        heads = (map_ @ values).transpose(1, 2)
+        if VARIANTS[variant].xsa:
+            heads = without_own_value(heads, seen["values"].unflatten(-1, (s.NV, s.DV)))
+        expect_equal(heads.flatten(2), seen["heads"].flatten(2), f"{what}, heads of the effective maps")
+
+
+@torch.no_grad()
+def test_the_configuration_has_the_keys_that_the_library_reads():
+    model, ids = make("sink", "shared")[0], tokens(2, T)
+    config = model.config
+    assert config.use_cache and model(ids).past_key_values is not None
+    config.use_cache = False
+    assert model(ids).past_key_values is None
+    assert "use_cache" in config.to_dict() and "base_model_tp_plan" not in config.to_dict()
+    assert not model(ids).router_logits
+    config.output_router_logits = True
+    output = model(ids, labels=ids)
+    assert [logits.shape for logits in output.router_logits] == [(2 * T, 4)] * (L - 1), "the first layer is dense"
+    plain = model(ids, labels=ids, output_router_logits=False)
+    expect_equal(output.loss, plain.loss + 0.001 * output.aux_loss, "loss with that of the routers")
+    # E sum_e f_e P_e over all layers with experts, f_e the choices of e per token
+    p = torch.cat(output.router_logits).softmax(-1)
+    f = F.one_hot(p.topk(3).indices, 4).sum(1).double().mean(0)
+    expect_equal(output.aux_loss, 4 * (f * p.mean(0)).sum(), "loss of the routers", 1e-6)
+    assert torch.equal(model(ids, output_hidden_states=True).hidden_states[-1], model.model(ids).last_hidden_state)
+    assert set(config.base_model_pp_plan) <= {name for name, _ in model.model.named_children()}
 
 
 def generate(model, ids, count=12, **options):
@@ -362,8 +412,7 @@ def test_the_shared_keys_of_yoco_are_cached_once():
     cache = model(tokens(2, T)).past_key_values
     sizes = [0 if layer.get_seq_length() == 0 else layer.keys.shape[2] for layer in cache.layers]
     assert sizes == [4, 4, T, 0], sizes
-    assert model.train()(tokens(2, T)).past_key_values is None, "training keeps a cache"
-    model.gradient_checkpointing_enable()
+    model.train().gradient_checkpointing_enable()
     assert model(tokens(2, T), use_cache=True).past_key_values is None, "checkpoints keep a cache"
 
 
@@ -400,6 +449,27 @@ def test_sequence_classification_scores_the_last_token_of_each_row():
     wanted = torch.stack([opened.score(base(r[None]).last_hidden_state[0, -1]) for r in rows])
     expect_equal(output.logits, wanted, "scores")
     expect_equal(output.loss, F.cross_entropy(wanted, torch.tensor([0, 2, 1])), "loss", 1e-6)
+
+
+def test_tokens_are_classified_and_answers_found():
+    model, logits_of = make("diff_v2", "yoco")
+    path = Path(WORK.name) / "heads"
+    model.save_pretrained(path)
+    ids, open_as = tokens(2, T), lambda auto, **more: auto.from_pretrained(path, dtype=torch.float64, **more).eval()
+    states = model.model(ids).last_hidden_state
+    tagger, labels = open_as(AutoModelForTokenClassification, num_labels=3), tokens(2, T) % 3
+    output = tagger(ids, labels=labels)
+    expect_equal(output.logits, tagger.score(states), "scores of tokens")
+    expect_equal(output.loss, F.cross_entropy(tagger.score(states).flatten(0, 1), labels.flatten()), "loss", 1e-6)
+    reader = open_as(AutoModelForQuestionAnswering)
+    output = reader(ids, start_positions=torch.tensor([1, 2]), end_positions=torch.tensor([3, 4]))
+    both = torch.stack((output.start_logits, output.end_logits), -1)
+    expect_equal(both, reader.qa_outputs(states), "logits of begin and end")
+    output.loss.backward()
+    assert {type(tagger).__name__, type(reader).__name__} == {
+        "DiffV2ForTokenClassification",
+        "DiffV2ForQuestionAnswering",
+    }
 
 
 ELSEWHERE = """
@@ -455,9 +525,9 @@ def test_the_trainer_of_the_library_learns_from_padded_batches():
 def test_lora_adapters_train_generate_and_merge():
     from peft import LoraConfig, PeftModel, get_peft_model
 
-    for variant, layers in [("diff_v2", "yoco"), ("diff_v1", "mixed")]:
+    for variant, layers in [("diff_v2", "yoco"), ("diff_v1", "shared")]:
         base, logits_of = make(variant, layers, "sdpa")
-        config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"])
+        config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear")
         model, row = get_peft_model(base, config), tokens(T)
         expect_equal(model(input_ids=row[None]).logits[0], logits_of(row), "before training")
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1.0)
