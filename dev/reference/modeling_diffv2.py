@@ -99,6 +99,19 @@ class DiffV2Config(PretrainedConfig):
         "norm": (["hidden_states"], ["hidden_states"]),
     }
 
+    @property
+    def base_model_tp_plan(self):
+        """Heads are shared out only where no parameter belongs to all of them."""
+        v, plan = VARIANTS[self.attention], {}
+        if v.lambda_ in ("none", "one", "input") and v.noise != "last" and v.norm == "none" and v.sink != "own":
+            plan = {f"layers.*.self_attn.{n}_proj": "colwise" for n in ("q", "k", "v", "lambda", "gate")}
+            plan |= {f"layers.*.self_attn.{n}_norm": "replicated_with_grad_allreduce" for n in "qk"}
+            plan |= {k.replace("layers.*.self_attn", "yoco"): p for k, p in plan.items() if k[-6] in "kv"}
+            plan["layers.*.self_attn.o_proj"] = "rowwise"
+        plan |= {f"layers.*.mlp.{n}_proj": "colwise" for n in ("gate", "up")} | {"layers.*.mlp.down_proj": "rowwise"}
+        experts = {"w1": "colwise", "w3": "colwise", "w2": "rowwise"}
+        return plan | {f"layers.*.block_sparse_moe.experts.*.{n}": p for n, p in experts.items()}
+
     def __init__(
         self,
         attention="baseline",
@@ -592,6 +605,7 @@ class DiffV2Model(DiffV2PreTrainedModel):
 
 
 class DiffV2ForCausalLM(DiffV2PreTrainedModel, GenerationMixin):
+    _tp_plan = {"lm_head": "colwise_rep"}
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 

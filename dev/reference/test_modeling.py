@@ -11,6 +11,7 @@ Usage: test_modeling.py [WORD...]   tests whose name contains one of the words
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -362,7 +363,42 @@ def test_the_configuration_has_the_keys_that_the_library_reads():
     f = F.one_hot(p.topk(3).indices, 4).sum(1).double().mean(0)
     expect_equal(output.aux_loss, 4 * (f * p.mean(0)).sum(), "loss of the routers", 1e-6)
     assert torch.equal(model(ids, output_hidden_states=True).hidden_states[-1], model.model(ids).last_hidden_state)
-    assert set(config.base_model_pp_plan) <= {name for name, _ in model.model.named_children()}
+    for variant, layers in (("sink", "shared"), ("diff_v2_gated_head", "yoco")):
+        model = make(variant, layers)[0].model
+        names = {re.sub(r"\.\d+", ".*", n) for n, m in model.named_modules()}
+        plan = model.config.base_model_tp_plan
+        linear = {re.sub(r"\.\d+", ".*", n) for n, m in model.named_modules() if type(m) is torch.nn.Linear}
+        missing = {n for n in linear - set(plan) if "self_attn" not in n or variant != "sink"}
+        assert not missing and set(model.config.base_model_pp_plan) <= names, f"{variant}: no plan for {missing}"
+
+
+TENSOR_PARALLEL = """
+import sys, torch, transformers, modeling_diffv2
+from transformers.distributed.configuration_utils import DistributedConfig
+model = modeling_diffv2.DiffV2ForCausalLM.from_pretrained(
+    sys.argv[1], distributed_config=DistributedConfig(tp_size=2, tp_plan="auto"), dtype=torch.float64)
+shapes = [model.model.layers[1].self_attn.q_proj.weight.to_local().shape[0]]
+logits = model(torch.arange(20)[None]).logits.detach()
+if torch.distributed.get_rank() == 0:
+    torch.save((shapes, logits), sys.argv[1] + "/logits.pt")
+torch.distributed.destroy_process_group()
+"""
+
+
+def slow_test_two_processes_with_the_tensor_parallel_plan_compute_the_same():
+    for variant, layers in (("diff_v2", "mixed"), ("diff_grouped_2", "yoco"), ("off_by_one", "experts")):
+        path, script = Path(WORK.name) / f"parallel/{variant}", Path(WORK.name) / "parallel.py"
+        model, logits_of = make(variant, layers)
+        model.save_pretrained(path)
+        script.write_text(TENSOR_PARALLEL)
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", script, path]
+        more = {"PYTHONPATH": str(Path(__file__).parent), "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **more})
+        assert done.returncode == 0, done.stderr[-2000:]
+        shapes, logits = torch.load(path / "logits.pt")
+        s = reference.shape_of({**WIDTHS, "attention": variant})
+        assert shapes == [s.NQ * s.DQ // 2], f"{variant}: {shapes}"
+        expect_equal(logits[0], logits_of(torch.arange(20)), f"{variant} {layers}, two processes")
 
 
 def generate(model, ids, count=12, **options):
