@@ -27,6 +27,7 @@ typedef struct {
     int experts;         // of the layer
     int head_width;      // of queries and keys
     RouterStats router;
+    double agreement; // selection_agreement()
 } LayerStats;
 
 // Of N tokens. The sums are on the host, in the order of the tokens.
@@ -51,6 +52,24 @@ static inline RouterStats router_stats(const LayerActivations *a, int N, int E, 
     return s;
 }
 
+// Of block-sparse attention with lists of signal and noise heads: the share of the selected blocks that both have, mean
+// of the rows with at least as many earlier blocks as they select; NaN without such a row.
+static inline double selection_agreement(const int *device_lists, AttentionShape s) {
+    int width = sparse_width(s.sparse), rows = 0, common = 0;
+    size_t count = (size_t)s.B * s.NKV * s.sparse.kinds * s.T * width;
+    int *lists = (int *)checked_calloc(count, sizeof(int));
+    buffer_download(lists, device_lists, count * sizeof(int));
+    for (int row = 0; row < s.B * s.NKV * s.T; row++) {
+        const int *a = lists + ((size_t)(row / s.T * 2) * s.T + row % s.T) * width, *b = a + (size_t)s.T * width;
+        if (a[width - 1] < 0) continue; // a full list has the first block, the selected ones and its own
+        rows++;
+        for (int i = 1; i < width - 1; i++)
+            for (int j = 1; j < width - 1; j++) common += a[i] == b[j];
+    }
+    free(lists);
+    return (double)common / ((double)rows * s.sparse.blocks);
+}
+
 // s: key set 0 of layer l
 static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivations *a, int l, KeySet s) {
     const AttentionDims *d = plan_dims(plan, l);
@@ -72,6 +91,8 @@ static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivatio
     stats.attention = attention_stats(a->fused + s.q, a->kv + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
                                       lambda.ld, d->groups, variant->factor);
     stats.residual = magnitude_stats(a->x_out, N * plan->config.C);
+    stats.agreement = NAN;
+    if (s.shape.sparse.blocks && s.shape.sparse.kinds == 2) stats.agreement = selection_agreement(a->lists, s.shape);
     return stats;
 }
 
@@ -129,6 +150,7 @@ static inline void log_layer_stats(Log *log, int64_t step, int layer, const Laye
     log_number(log, "k_norm_mean", s->k_rms.mean * root);
     log_number(log, "k_norm_max", s->k_rms.max * root);
     if (s->experts) log_router_stats(log, &s->router, s->experts);
+    if (!isnan(s->agreement)) log_number(log, "selection_agreement", s->agreement);
     log_end(log);
 }
 #endif

@@ -1,8 +1,10 @@
-"""long_context.py: what windows and YOCO cost each attention variant, and whether the end of the context is used.
+"""long_context.py: what windows, YOCO and selected blocks cost each attention variant, and whether the end of the context
+is used.
 
-Arms of one family differ in windows, YOCO and the MLP width only. A cost is the value of an arm minus that of another
-arm of its family, at the same seed: windows and YOCO against neither, and YOCO against windows alone, which is the cost
-of shared keys and values where as many layers have windows. The gap of an arm is its cost minus the cost of the same
+Arms of one family differ in windows, YOCO, selected blocks and the MLP width only. A cost is the value of an arm minus
+that of another arm of its family, at the same seed: each against neither; YOCO against windows alone, which is the cost
+of shared keys and values where as many layers have windows; and blocks that signal heads select, or both heads of a
+pair apart, against as many blocks that the group selects. The gap of an arm is its cost minus the cost of the same
 change in the family of the reference, paired by seed.
 """
 
@@ -12,16 +14,25 @@ from . import stats
 from .compare import by_seed, correct, difference, estimate, shown_seeds
 
 FAMILY = "attention preset layers hidden heads kv-heads head-dim".split()
-CHANGES = (("windows", "neither"), ("YOCO", "neither"), ("YOCO", "windows"))
+BLOCKS = {"group": "blocks", "signal": "blocks by signal heads", "apart": "blocks apart"}  # by --sparse-score
+CHANGES = [(change, "neither") for change in ("windows", "YOCO", *BLOCKS.values())]
+CHANGES += [("YOCO", "windows"), (BLOCKS["signal"], BLOCKS["group"]), (BLOCKS["apart"], BLOCKS["group"])]
 
 
 def kind(options):
+    if int(options.get("sparse-blocks") or 0):
+        return BLOCKS[options["sparse-score"]]
     return "YOCO" if options.get("yoco") else "windows" if window_of(options) else "neither"
 
 
 def window_of(options):
     """Positions that a layer with a window attends to; 0: no layer has one."""
     return int(options.get("window") or 0)
+
+
+def reach(options):
+    """What the numbers of keys of a row depend on."""
+    return window_of(options), *(int(options.get(key) or 0) for key in ("sparse-blocks", "sparse-block-size"))
 
 
 def layer_windows(options):
@@ -43,7 +54,7 @@ def measures(study):
     """{what: function of a run}: the loss, and where positions were evaluated that of the last half of the context, and
     how much lower it is than just before the end of the smallest window."""
     by_eval, T = study.by_eval(), int(study.runs[0].options["seq-len"])
-    window = min(window_of(run.options) for run in study.runs if window_of(run.options))
+    window = min((window_of(run.options) for run in study.runs if window_of(run.options)), default=0)
     late = lambda run: at(run, T // 2, T)
     found = {"loss": lambda run: run.final_loss(by_eval), f"loss at positions {T // 2} to {T - 1}": late}
     if 2 <= window <= T // 2:
@@ -62,8 +73,8 @@ def values(study, arm, lr, get):
 
 
 def pairs(study, lr):
-    """[(change, base, arm, base arm, family)]: of several possible base arms that with the most similar window and
-    number of parameters."""
+    """[(change, base, arm, base arm, family)]: of several possible base arms that with the same reach, and the most
+    similar number of parameters."""
     first = {arm: runs[0] for arm in study.arms if (runs := study.runs_of(arm, lr))}
     family = {arm: tuple(run.options.get(key) for key in FAMILY) for arm, run in first.items()}
     found = []
@@ -72,7 +83,7 @@ def pairs(study, lr):
             same = [a for a in first if family[a] == family[arm] and kind(first[a].options) == base]
             if kind(run.options) == change and same:
                 unlike = lambda a: (
-                    window_of(first[a].options) != window_of(run.options),
+                    reach(first[a].options) != reach(run.options),
                     abs((first[a].parameters or 0) - (run.parameters or 0)),
                 )
                 found.append((change, base, arm, min(same, key=unlike), family[arm]))
@@ -89,9 +100,9 @@ def costs(study, lr):
             paid[change, base, arm] = stats.paired(mine, theirs)
         for change, base, arm, other, family in known:
             cost = paid[change, base, arm]
-            window = window_of(study.runs_of(arm, lr)[0].options)
+            same = reach(study.runs_of(arm, lr)[0].options)
             peers = [a for c, b, a, _, f in known if (c, b, f) == (change, base, own) and f != family]
-            peer = next((a for a in peers if window_of(study.runs_of(a, lr)[0].options) == window), None)
+            peer = next((a for a in peers if reach(study.runs_of(a, lr)[0].options) == same), None)
             if cost:
                 gap = stats.paired_gap(cost, paid[change, base, peer]) if peer else None
                 row = {"what": what, "change": change, "base": base, "arm": arm, "label": study.arms[arm]}
@@ -122,7 +133,7 @@ def caches(row):
 
 
 def tables(study, lr):
-    """The tables of the section, or None if no run has windows."""
-    if not any(window_of(run.options) for run in study.runs):
+    """The tables of the section, or None if all runs attend to all keys."""
+    if all(kind(run.options) == "neither" for run in study.runs):
         return None
     return {"lr": lr, "arms": arms(study, lr), "costs": costs(study, lr)}

@@ -80,6 +80,12 @@ LAYERS = {  # in results.json: the source, and its numbers
                 f"Of the probabilities of the experts, mean over the tokens; {EXPERTS}",
             ),
             "router_logit_max": Figure("largest |logit|", "Largest logit of the router", EXPERTS.capitalize(), True),
+            "selection_agreement": Figure(
+                "share of the blocks",
+                "Agreement of selected blocks",
+                "Share of the blocks that signal heads and noise heads select which both have; of block-sparse "
+                "attention that selects apart.",
+            ),
         },
     ),
     "eval": (

@@ -275,7 +275,7 @@ def low_bit(r):
 
 
 def windows(r):
-    """What windows and YOCO cost each variant, and what they save."""
+    """What windows, YOCO and selected blocks cost each variant, and what they save."""
     part, confidence = r["long_context"], f"{100 * r['confidence']:.0f}%"
     first = next((row for row in part["arms"] if row["arm"] == r["reference"]), part["arms"][0])
     whats, arms, costs = list(first["values"]), [], []
@@ -432,7 +432,7 @@ def sections(study, r, links=lambda run: ()):
         ("result", "Result", [one_run.status(one, r["summary"][0]["rate"]) if one else summary(r)]),
         ("claims", "Claims", part("claims", verdicts)),
         ("precision", "Low precision", low_bit(r) if r["low_bit"] else []),
-        ("windows", "Windows and YOCO", windows(r) if r["long_context"] else []),
+        ("windows", "Windows, YOCO and selected blocks", windows(r) if r["long_context"] else []),
         ("tasks", "Tasks", part("tasks", task_scores)),
         ("loss", "Loss", part("noise", noise)),
         ("stability", "Stability", [*part("ladder", ladder), spikes(r), *part("late_gradients", late_gradients)]),

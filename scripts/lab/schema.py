@@ -26,7 +26,7 @@ OPTIONS = {
     **{key: "number" for key in ("lr", "warmup", "min-lr-ratio", "weight-decay", "beta1", "beta2", "grad-clip")},
     **{key: "text" for key in ("attention", "schedule", "gemm")},
     "seed": "64-bit integer",
-    **{key + "?": "non-negative integer" for key in ("window", "full-every")},
+    **{key + "?": "non-negative integer" for key in ("window", "full-every", "sparse-blocks")},
     "*": "value",
 }
 SOURCE = {

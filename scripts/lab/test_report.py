@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from . import report as report_command
-from . import run_directory
+from . import long_context, run_directory
 from . import study as studies
 from .testing import Tests, expect_error, has
 
@@ -433,6 +433,41 @@ def the_cost_of_windows_and_yoco_is_that_within_a_variant(place):
     assert "| loss | windows against neither | baseline-w | +0.0300 [+0.0052, +0.0548] |" in said, said
     has(said, "-0.0200 [-0.0448, +0.0048] not shown", "| 1 x 8, 1 x 16 |")
     assert "<h2 id=windows>" in (lab / "report/report.html").read_text()
+
+
+SPARSE_ARMS = {  # arm: variant, blocks, score, loss above that of the Transformer
+    "baseline": ("baseline", 0, "group", 0),
+    "baseline-k4": ("baseline", 4, "group", 0.02),
+    "baseline-k2": ("baseline", 2, "group", 0.05),
+    "diff_v2": ("diff_v2", 0, "group", -0.1),
+    "diff_v2-k2": ("diff_v2", 2, "group", -0.07),
+    "diff_v2-k2-apart": ("diff_v2", 2, "apart", -0.09),
+}
+
+
+@test
+def the_price_of_selected_blocks_is_that_of_as_many_within_a_variant(place):
+    lab, runs = place / "lab", {}
+    for arm, (attention, blocks, score, above) in SPARSE_ARMS.items():
+        for seed in (1, 2):
+            options = {"attention": attention, "sparse-blocks": blocks, "sparse-block-size": 2, "sparse-score": score}
+            made_run(lab / f"{arm}.{seed}", arm, 0.001, seed, 2 + seed / 10 + above, **options)
+            runs[f"{arm}.{seed}"] = arm
+    write_lab(lab, runs, arms={arm: {"label": arm} for arm in SPARSE_ARMS})
+    part = long_context.tables(studies.load([lab]), 0.001)
+    mean = lambda estimate: estimate and round(estimate["mean"], 9)
+    found = {(x["change"], x["base"], x["arm"]): x for x in part["costs"] if x["what"] == "loss"}
+    assert {key: (x["minus"], mean(x["cost"]), mean(x["gap"])) for key, x in found.items()} == {
+        ("blocks", "neither", "baseline-k4"): ("baseline", 0.02, None),
+        ("blocks", "neither", "baseline-k2"): ("baseline", 0.05, None),
+        ("blocks", "neither", "diff_v2-k2"): ("diff_v2", 0.03, -0.02),
+        ("blocks apart", "neither", "diff_v2-k2-apart"): ("diff_v2", 0.01, None),
+        ("blocks apart", "blocks", "diff_v2-k2-apart"): ("diff_v2-k2", -0.02, None),
+    }
+    assert {x["what"] for x in part["costs"]} == {
+        "loss",
+        "loss at positions 8 to 15",
+    }  # no window whose end is compared
 
 
 @test
