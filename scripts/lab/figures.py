@@ -79,8 +79,9 @@ def axis(run, records, which):
             total += (r.get("ms") or 0) / 3.6e6
             hours.append(total)
         return hours
-    scale = (run.flops_per_token or 0) if which == "FLOPs" else 1
-    return [r["tokens"] * scale for r in records]
+    scale = lambda run: (run.flops_per_token or 0) if which == "FLOPs" else 1
+    before = run.before * scale(run.base) if run.base else 0
+    return [before + r["tokens"] * scale(run) for r in records]
 
 
 def loss_curves(study):
@@ -124,23 +125,25 @@ def gap_curves(study):
         pairs = [(run, other[run.seed]) for run in runs if run.train and run.seed in other]
         if arm == study.reference or not pairs:
             continue
-        n = min(min(len(a.train), len(b.train)) for a, b in pairs)
-        if n > half:
-            gaps = lambda a, b: [difference(a.train[i].get("loss"), b.train[i].get("loss")) for i in range(n)]
+        losses = {id(r): {r.before + x["tokens"]: x.get("loss") for x in r.train} for pair in pairs for r in pair}
+        at = sorted(set.intersection(*map(set, losses.values())))  # equal tokens in total
+        if len(at) > half:
+            gaps = lambda a, b: [difference(losses[id(a)][t], losses[id(b)][t]) for t in at]
             curves = [stats.smooth(gaps(a, b), 2 * half + 1) for a, b in pairs]
-            keep = [i for i in stats.thin(range(n), POINTS) if all(stats.finite(c[i]) for c in curves)]
+            keep = [i for i in stats.thin(range(len(at)), POINTS) if all(stats.finite(c[i]) for c in curves)]
             found = [stats.t_interval([c[i] for c in curves]) for i in keep]
-            x, y = [pairs[0][0].train[i]["tokens"] for i in keep], [e.mean for e in found]
+            x, y = [at[i] for i in keep], [e.mean for e in found]
             band = {"low": [e.low for e in found], "high": [e.high for e in found]} if pairs[1:] else {}
             traces.append(trace(arm, label, x, y, lr, who=over([a for a, _ in pairs]), **band))
-        steps = sorted(set.intersection(*[set(a.val) & set(b.val) for a, b in pairs]))
-        steps = [s for s in steps if s > 0 and all(stats.finite(r.val[s]) for p in pairs for r in p)]
-        if steps:
-            found = [estimate({a.seed: a.val[s] - b.val[s] for a, b in pairs}) for s in steps]
+        losses = {id(r): r.validated for pair in pairs for r in pair}
+        at = sorted(set.intersection(*map(set, losses.values())))
+        if at:
+            found = [estimate({a.seed: losses[id(a)][t] - losses[id(b)][t] for a, b in pairs}) for t in at]
             text = [f"n = {e['n']}" for e in found]
-            marks.append(line(arm, label, [pairs[0][0].tokens_at(s) for s in steps], found, lr, text=text))
+            marks.append(line(arm, label, at, found, lr, text=text))
     note = (
-        f"In training: running means over {half} steps. Arm minus {study.arms[study.reference]} at the same seed, "
+        f"At equal tokens in total. In training: running means over {half} steps. Arm minus "
+        f"{study.arms[study.reference]} at the same seed, "
         f"hence on the same batches; below 0 the arm is better. Band and bars: "
         f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not of the curve."
     )
@@ -183,7 +186,7 @@ def spike_traces(study, key):
     for run in study.runs:
         if not run.train:
             continue
-        x, y = [r["tokens"] for r in run.train], [r.get(key) for r in run.train]
+        x, y = axis(run, run.train, "tokens"), [r.get(key) for r in run.train]
         zs = stats.z_scores(y)
         found, _, _ = stats.spikes(zs)
         keep = sorted(set(stats.thin(x, 600)) | set(found))
@@ -289,7 +292,7 @@ def router_losses(study):
         has_losses = lambda run: any(stats.finite(r.get(key)) for r in run.train)
         for arm, label, lr, runs in study.cells(having=has_losses):
             n = min(len(run.train) for run in runs)
-            x = [r["tokens"] for r in runs[0].train[:n]]
+            x = axis(runs[0], runs[0].train[:n], "tokens")
             y = [stats.mean_or_none([run.train[i].get(key) for run in runs]) for i in range(n)]
             found.append(trace(arm, label, binned(x), binned(y), lr, who=over(runs), smooth=True))
         return found

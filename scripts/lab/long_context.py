@@ -1,5 +1,5 @@
-"""long_context.py: what windows, YOCO and selected blocks cost each attention variant, and whether the end of the context
-is used.
+"""long_context.py: what windows, YOCO and selected blocks cost each attention variant, and whether the end of the
+context is used.
 
 Arms of one family differ in windows, YOCO, selected blocks and the MLP width only. A cost is the value of an arm minus
 that of another arm of its family, at the same seed: each against neither; YOCO against windows alone, which is the cost

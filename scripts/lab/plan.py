@@ -17,11 +17,16 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
     attention = baseline
     preset = {preset}-1.5h       {preset}: the preset of the size, and so with its other keys
     match = baseline             the width of the MLP, or of the experts, that gives as many active parameters
+    [arm continued]
+    attention = diff_v2
+    init-from = baseline         starts from the last checkpoint of that arm's run with the same seed, as --init does
 
 Keys of an arm override those of the size, which override those before the sections. Steps are tokens / total-batch,
 rounded up; an arm with its own `tokens` is compared with arms of other lengths. `validations`, `statistics` and
 `checkpoints` are their numbers per run. `precisions` repeats each run with these values of --gemm, `quantize` lists the
 values of --quantize for the evaluations, and `eval-steps` limits their batches (default: all validation data).
+A run with `init-from` has the --seed of its base plus CONTINUED, so that it reads other batches; the lab and its report
+name it by the seed of its base. Such an arm's `tokens` do not include those of its base, which has one rate.
 `eval-needles = 4:2` and `eval-shots = 8 32` are tasks of the evaluations. `probes = last` probes each last checkpoint,
 `all` keeps and probes all of them.
 Arms with the same `group` stand together in figures.
@@ -44,6 +49,7 @@ KEYS = {
     "group": str,
     "probes": "checkpoints",
     "match": str,
+    "init-from": str,
     "launcher": str,
     "seeds": "whole numbers",
     "lr": "numbers",
@@ -66,7 +72,8 @@ KEYS = {
 SHAPES = {"w": ("widths", ("hidden", "heads", "kv-heads", "ffn", "expert-ffn")), "d": ("depths", ("layers",))}
 # not allowed in a size or an arm
 PLAN_ONLY = tuple("title question reference seeds precisions widths depths coordinates".split())
-ARM_ONLY = ("match", "label", "group")
+ARM_ONLY = ("match", "init-from", "label", "group")
+CONTINUED = 1000  # added to the seed of a run that starts from another
 # options of the trainer that a plan must not set: what sets them instead
 TAKEN = {
     "out": "--out of the lab",
@@ -76,7 +83,7 @@ TAKEN = {
     "decay-now": "nothing, all runs complete",
     "batch-schedule": "total-batch",
     "phase": "nothing, all runs have one phase",
-    "init": "nothing, all runs start from random weights",
+    "init": "init-from",
     "stop-after": "nothing, all runs complete",
     "val-every": "validations",
     "stats-every": "statistics",
@@ -125,6 +132,7 @@ class PlannedRun:
     probes: str = "none"  # last, all or none
     tasks: dict = field(default_factory=dict)  # synthetic tasks of the evaluation, key -> text
     rounding: bool = False  # whether the evaluation has the rounding errors of attention
+    base: "PlannedRun | None" = None  # whose last checkpoint it starts from
 
 
 def parse_count(text):
@@ -261,10 +269,11 @@ def check_plan(plan):
     if reference not in plan.arms:
         raise PlanError(f"{plan.name}:{plan.lines['', 'reference']}: reference = {reference}: no [arm {reference}]")
     for arm, keys in plan.arms.items():
-        other = keys.get("match")
-        if other and (other not in plan.arms or "match" in plan.arms[other]):
-            why = "is itself matched" if other in plan.arms else "does not exist"
-            raise PlanError(f"{plan.name}:{plan.lines[f'arm {arm}', 'match']}: match = {other}: that arm {why}")
+        for key, itself in (("match", "is itself matched"), ("init-from", "itself starts from another")):
+            other = keys.get(key)
+            if other and (other not in plan.arms or key in plan.arms[other]):
+                why = itself if other in plan.arms else "does not exist"
+                raise PlanError(f"{plan.name}:{plan.lines[f'arm {arm}', key]}: {key} = {other}: that arm {why}")
 
 
 def flag_value(plan, key, value, trainer_options):
@@ -277,23 +286,38 @@ def flag_value(plan, key, value, trainer_options):
 
 
 def expand(plan, trainer_options, size=None, arms=None, overrides=None):
-    """The runs of a plan at a size, ordered by seed, so that the first finished runs can be compared."""
+    """The runs of a plan at a size, ordered by seed, so that the first finished runs can be compared. arms: only these,
+    and those that they start from."""
     if size and size not in plan.sizes:
         raise PlanError(f"{plan.name}: no [size {size}]; the sizes are {', '.join(plan.sizes) or 'none'}")
     size_keys = plan.sizes[size] if size else next(iter(plan.sizes.values()), {})
     for arm in arms or []:
         if arm not in plan.arms:
             raise PlanError(f"{plan.name}: no [arm {arm}]; the arms are {', '.join(plan.arms)}")
-    runs = []
+    runs, bases = [], {plan.arms[arm].get("init-from") for arm in arms or []}
     for arm, arm_keys in plan.arms.items():
-        if arms and arm not in arms:
+        if arms and arm not in arms and arm not in bases:
             continue
         keys = {**plan.common, **size_keys, **arm_keys, **(overrides or {})}
         base = {"preset": "tiny", **plan.common, **size_keys}
         of_size = lambda found: str(base.get(found[1], found[0]))
         keys = {k: re.sub(r"\{([a-z-]+)\}", of_size, v) if isinstance(v, str) else v for k, v in keys.items()}
         runs += expand_arm(plan, arm, keys, trainer_options)
+    for run in runs:
+        if base := plan.arms[run.arm].get("init-from"):
+            link(plan, run, [r for r in runs if r.arm == base and r.seed == run.seed])
     return sorted(runs, key=lambda run: run.seed)  # stable: arms and rates keep their order
+
+
+def link(plan, run, bases):
+    """Sets the run from which a run starts, and its seed of the trainer."""
+    if len(bases) > 1:
+        line = plan.lines[f"arm {run.arm}", "init-from"]
+        raise PlanError(
+            f"{plan.name}:{line}: init-from = {bases[0].arm}: that arm has {len(bases)} runs of a seed, and must have "
+            "one: specify one rate and one precision"
+        )
+    run.base, run.options["seed"] = bases[0], str(run.seed + CONTINUED)
 
 
 def scale_shape(plan, arm, keys):

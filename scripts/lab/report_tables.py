@@ -309,6 +309,36 @@ def windows(r):
     ]
 
 
+def upcycled(r):
+    """Losses and statistics of arms that start from the last checkpoint of another."""
+    part, confidence = r["upcycling"], f"{100 * r['confidence']:.0f}%"
+    rows = [
+        [f"{row['tokens']:,}", arm_cell(row), interval(row["loss"]), *gap_cells(r, row), row["loss"]["n"]]
+        for row in part["losses"]
+    ]
+    changes = [
+        [arm_cell(row), row["what"], interval(row["before"]), interval(row["after"]), interval(row["change"], True)]
+        + [number((row["change"] or {}).get("p_holm"), 3)]
+        for row in part["changes"]
+    ]
+    return [
+        Table(
+            "upcycling",
+            ["tokens in total", "arm", "validation loss", "gap", "p (Holm)", "seeds"],
+            rows,
+            "Tokens in total: those of the base and of the arm. Gap: arm minus reference at as many tokens and the same"
+            f" seed. Square brackets: {confidence} t intervals over seeds. p: adjusted by Holm's method for the gaps.",
+        ),
+        Table(
+            "before-after",
+            ["arm", "statistic", "base", "arm", "change", "p (Holm)"],
+            changes,
+            "Statistics (scripts/lab/metrics.py) of the last checkpoint of the base and of the arm, and their "
+            f"difference at the same seed. Square brackets: {confidence} t intervals over seeds. p: adjusted for the changes.",
+        ),
+    ]
+
+
 def score_heads(count, over):
     return ["task", "arm", count, "chance", "accuracy, %", over, "against chance", "gap", "p (Holm)"]
 
@@ -433,6 +463,7 @@ def sections(study, r, links=lambda run: ()):
         ("claims", "Claims", part("claims", verdicts)),
         ("precision", "Low precision", low_bit(r) if r["low_bit"] else []),
         ("windows", "Windows, YOCO and selected blocks", windows(r) if r["long_context"] else []),
+        ("upcycling", "From another arm", upcycled(r) if r["upcycling"] else []),
         ("tasks", "Tasks", part("tasks", task_scores)),
         ("loss", "Loss", part("noise", noise)),
         ("stability", "Stability", [*part("ladder", ladder), spikes(r), *part("late_gradients", late_gradients)]),

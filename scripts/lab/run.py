@@ -178,8 +178,11 @@ def check_launchers(runs):
 
 
 def check_begun(run, directory):
-    """Fails if the run started, or resumed, with other options than the plan's."""
+    """Fails if the run started, or resumed, with other options than the plan's, or from another run."""
     for step, options in option_history.history(run_directory.read_run(directory)):
+        base, wanted = Path(options.get("init") or "none").parent.parent.name or "none", run.base and run.base.name
+        if base != (wanted or "none"):
+            fail(f"{directory} started from {base}, and the plan has {wanted}: specify another --out, or remove it", 2)
         for name, value in run.options.items():
             have = options.get(name)
             same = have == value or (
@@ -209,7 +212,7 @@ def is_number(value):
 
 
 def facts_of_arm(arm, keys):
-    kept = ("group", "match", "tokens", *option_history.UPDATE)
+    kept = ("group", "match", "init-from", "tokens", *option_history.UPDATE)
     return {"label": keys.get("label", arm), **{key: keys[key] for key in kept if key in keys}}
 
 
@@ -229,6 +232,7 @@ def write_lab(out, plan, size, runs, costs):
             "steps": run.steps,
             "tokens": run.tokens,
             "parameters": costs[run.name].parameters,
+            **({"base": run.base.name} if run.base else {}),
         }
     lab = {
         "plan": plan.name,

@@ -126,6 +126,8 @@ class Queue:
         words = [str(self.trainer.path), *plans.arguments(run.options), "--out", str(job.directory)]
         if (job.directory / "run.json").exists():
             words.append("--resume")
+        elif run.base:
+            words += ["--init", str(run_directory.checkpoint(self.out / run.base.name, run.base.steps))]
         return launcher_of(run) + words + self.thread_words(run)
 
     def thread_words(self, run):
@@ -218,6 +220,13 @@ class Queue:
     def gpus_wanted(self, job, state):
         return 0 if not self.arguments.gpus else job.run.ranks if state == "training" else 1
 
+    def ready(self, job):
+        """Whether the run from which a new run starts has ended. If it has no last checkpoint, the new run fails."""
+        base = next((other for other in self.jobs if other.run is job.run.base), None)
+        if base and base.state in ("failed", "diverged"):
+            job.state, job.why = "failed", f"it starts from the last checkpoint of {base.run.name}, which {base.state}"
+        return base is None or base.state in ("trained", "evaluating", "probing", "done")
+
     def start_jobs(self):
         """Starts as many jobs as there are places."""
         room = self.places - sum(job.process is not None for job in self.jobs)
@@ -232,6 +241,8 @@ class Queue:
                 if run_directory.locked(job.directory):
                     continue  # a trainer of an earlier lab is still saving its checkpoint
                 found = job.update()
+                if found == "new" and not self.ready(job):
+                    continue
                 if found in ("done", "diverged"):
                     job.state = "trained" if found == "done" and self.remaining(job) else found
             if job.state == "trained":

@@ -70,8 +70,10 @@ LAB = {
     "reference": "text",
     "precisions?": ["text"],
     "quantize?": ["text"],
-    "arms": {"*": {"label?": "text", "group?": "text", "match?": "text", "tokens?": "positive integer"}},
-    "runs": [{"name": "text", "arm": "text"}],
+    "arms": {
+        "*": {"label?": "text", "group?": "text", "match?": "text", "init-from?": "text", "tokens?": "positive integer"}
+    },
+    "runs": [{"name": "text", "arm": "text", "seed?": "non-negative integer", "base?": "text"}],
 }
 SYNTHETIC = {key: "share" for key in ("accuracy", "low", "high", "exact", "chance")}
 EVALUATION = {

@@ -39,6 +39,7 @@ class Run:
     read: list = field(default_factory=list)  # [(step, validation data)]
     eval: dict | None = None
     probes: dict = field(default_factory=dict)  # step -> probe.json
+    base: "Run | None" = None  # whose last checkpoint it starts from (init-from)
 
     @property
     def options(self):
@@ -50,10 +51,15 @@ class Run:
         """The final step. The log may go beyond run.json, in which older trainers did not record a resume."""
         return max(int(self.options["steps"]), self.last)
 
+    @property
+    def before(self):
+        """Tokens of the run from which this one started."""
+        return self.base.tokens if self.base else 0
+
     def tokens_at(self, step):
-        """Tokens of the first `step` steps."""
+        """Tokens of the first `step` steps, and those before."""
         ends = [begin for begin, _ in self.history[1:]] + [step]
-        return sum(
+        return self.before + sum(
             max(0, min(end, step) - begin) * int(options["total-batch"])
             for (begin, options), end in zip(self.history, ends)
         )
@@ -103,6 +109,11 @@ class Run:
     @property
     def speed(self):
         return speed([self])
+
+    @property
+    def validated(self):
+        """{tokens in total: finite loss} of the validations, that of random weights excepted."""
+        return {t: loss for step, loss in self.val.items() if (t := self.tokens_at(step)) > 0 and stats.finite(loss)}
 
     @property
     def last_validation(self):
@@ -317,7 +328,7 @@ def load_runs(path, study, name=None):
         study.precisions = study.precisions or lab.get("precisions", [])
         study.quantize += lab.get("quantize", [])
         study.groups |= {arm: keys["group"] for arm, keys in lab["arms"].items() if "group" in keys}
-        may = {"tokens": "steps", **dict(zip(option_history.UPDATE, option_history.UPDATE))}
+        may = {"tokens": "steps", "init-from": "init", **dict(zip(option_history.UPDATE, option_history.UPDATE))}
         study.own |= {arm: {may[key] for key in keys if key in may} for arm, keys in lab["arms"].items()}
     for directory, arm, label in present:
         if os.path.realpath(directory) in {os.path.realpath(run.directory) for run in study.runs + study.others}:
@@ -327,10 +338,17 @@ def load_runs(path, study, name=None):
         except (RunError, OSError) as error:
             study.left_out.append(reason(error))
             continue
+        planned = next((r for r in lab["runs"] if r["name"] == run.name), {}) if lab else {}
+        run.seed, run.base = planned.get("seed", run.seed), planned.get("base")
         other = lab and run.options["gemm"] in lab.get("precisions", [])[1:]
         (study.others if other else study.runs).append(run)
         if not other:
             study.arms.setdefault(run.arm, run.label)
+    for run in [run for run in study.runs + study.others if isinstance(run.base, str)]:
+        beside = run.directory.with_name(run.base)
+        run.base = next((r for r in study.runs + study.others if r.directory == beside), None)
+        if run.base is None:
+            study.left_out.append(f"{run.directory}: starts from {beside}, which is not among the runs")
     return lab
 
 
@@ -433,7 +451,7 @@ def check(study):
             both = f"{run.directory} and {seen[key].directory}"
             problems.append(f"{both} are both arm {run.arm} with rate {run.lr:g} and seed {run.seed}")
         seen.setdefault(key, run)
-        own = sorted(study.own.get(run.arm, ()))
+        own = sorted(study.own.get(run.arm, set()) - {"init"})  # another of each seed
         for name in ["attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", *own]:
             other = next(r for r in study.runs if r.arm == run.arm)
             one, another = (r.options.get(name, option_history.UPDATE.get(name)) for r in (other, run))

@@ -3,7 +3,7 @@
 import math
 from statistics import median
 
-from . import evaluations, layers, long_context, low_bit, metrics, option_history, stats
+from . import evaluations, layers, long_context, low_bit, metrics, option_history, stats, upcycling
 from .compare import correct, estimate
 from .study import speed
 
@@ -160,7 +160,8 @@ def results(study):
         "training": {key: first.options.get(key) for key in TRAINING},
         "data": {which: [{k: v for k, v in s.items() if k != "path"} for s in found] for which, found in sources},
         "data_fingerprint": first.info.get("data_fingerprint"),
-        "tokens": first.tokens,
+        "tokens": first.tokens - first.before,
+        "upcycling": upcycling.tables(study, lr),
         "revisions": sorted(set().union(*(run.values_of("revision") for run in study.runs))),
         "devices": sorted({", ".join(run.info.get("devices", [])) for run in study.runs}),
         "runs": [run_row(study, run) for run in study.runs + study.others],

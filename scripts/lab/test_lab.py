@@ -24,7 +24,17 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[0] = str(HERE.parent)
 import python_environment
-from lab import evaluations, long_context, option_history, plan as plans, run_directory, scheduler, stats
+from lab import (
+    evaluations,
+    long_context,
+    option_history,
+    plan as plans,
+    run_directory,
+    scheduler,
+    stats,
+    tables,
+    upcycling,
+)
 from lab import study as studies, test_claims, test_probe, test_transfer
 from lab.testing import Skip, Tests, call, expect_error
 from lab.trainer import Cost, Trainer
@@ -163,6 +173,9 @@ def errors_of_a_plan_have_the_line_number():
     refused("title = x\n", "no [arm ...]")
     refused("reference = b\n[arm a]\n", "x.plan:1: reference = b: no [arm b]")
     refused("[arm a]\nmatch = b\n", "x.plan:2: match = b: that arm does not exist")
+    refused("[arm a]\ninit-from = b\n", "x.plan:2: init-from = b: that arm does not exist")
+    refused("[arm a]\ninit-from = a\n", "x.plan:2: init-from = a: that arm itself starts from another")
+    refused("init = x\n[arm a]\n", "x.plan:1: 'init' cannot be set in a plan: init-from sets it")
     refused("[arm a]\nmatch = a\n", "x.plan:2: match = a: that arm is itself matched")
     plan = plans.parse("[arm a]\n", "x.plan", OPTIONS)
     for size, arms, words in (("s", None, "no [size s]"), (None, ["b"], "no [arm b]"), (None, None, "has no 'tokens'")):
@@ -636,6 +649,47 @@ def a_failed_run_does_not_stop_the_others_and_is_repeated(place):
     (blocked / "log.jsonl").unlink()
     done = lab(place, plan=plan)
     assert done.returncode == 0 and train_steps(blocked) == list(range(1, 158)), done.stderr
+
+
+UPCYCLE = SMALL.replace("seeds = 1 2", "seeds = 3").replace("tokens = 20K", "tokens = 2K").partition("[arm")[0]
+UPCYCLE += """[arm one]
+attention = baseline
+[arm diff_v2]
+attention = diff_v2
+init-from = one
+tokens = 1K
+"""
+
+
+@test
+def an_arm_starts_from_the_last_checkpoint_of_another(place):
+    corpus(place)
+    plan = UPCYCLE
+    done = lab(place, "--arms", "diff_v2", plan=plan)
+    assert done.returncode == 0, done.stderr + done.stdout
+    out, name = place / "out", "one.lr0.01.seed3"
+    run = run_directory.read_run(out / "diff_v2.lr0.01.seed3")
+    assert run["options"]["init"] == str(run_directory.checkpoint(out / name, 16)) and run["options"]["seed"] == 1003
+    found = studies.load([out])
+    one, diff = found.runs
+    assert (one.arm, diff.arm, diff.seed, diff.base, diff.tokens, diff.before) == ("one", "diff_v2", 3, one, 3072, 2048)
+    studies.check(found)
+    assert found.problems == [], found.problems
+    near(diff.validated[2048], one.validated[2048], 1e-5)  # the same function
+    part = tables.results(found)["upcycling"]
+    assert [(r["tokens"], r["arm"]) for r in part["losses"]][-2:] == [(2048, "one"), (2048, "diff_v2")], part["losses"]
+    assert {r["what"] for r in part["changes"]} == set(upcycling.STATISTICS), part["changes"]
+    expect_error(
+        lab(place, plan=plan.replace("init-from = one\n", "")), 2, "started from one.lr0.01.seed3, and", lines=1
+    )
+    shutil.rmtree(out / "diff_v2.lr0.01.seed3")
+    shutil.rmtree(out / name)
+    (out / name).mkdir()
+    (out / name / "log.jsonl").write_text("")  # a directory that the trainer rejects
+    done = lab(place, plan=plan)
+    expect_error(
+        done, 1, f"diff_v2.lr0.01.seed3 failed: it starts from the last checkpoint of {name}, which failed\n", 2
+    )
 
 
 @test
