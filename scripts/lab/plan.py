@@ -27,6 +27,7 @@ rounded up; an arm with its own `tokens` is compared with arms of other lengths.
 values of --quantize for the evaluations, and `eval-steps` limits their batches (default: all validation data).
 A run with `init-from` has the --seed of its base plus CONTINUED, so that it reads other batches; the lab and its report
 name it by the seed of its base. Such an arm's `tokens` do not include those of its base, which has one rate.
+`phase = 75%:NAME=X,...` is the trainer's --phase after this share of the steps.
 `eval-needles = 4:2` and `eval-shots = 8 32` are tasks of the evaluations. `probes = last` probes each last checkpoint,
 `all` keeps and probes all of them.
 Arms with the same `group` stand together in figures.
@@ -53,6 +54,7 @@ KEYS = {
     "launcher": str,
     "seeds": "whole numbers",
     "lr": "numbers",
+    "phase": "phase",
     "tokens": "count",
     "total-batch": "count",
     "validations": "count",
@@ -82,7 +84,6 @@ TAKEN = {
     "resume": "the lab",
     "decay-now": "nothing, all runs complete",
     "batch-schedule": "total-batch",
-    "phase": "nothing, all runs have one phase",
     "init": "init-from",
     "stop-after": "nothing, all runs complete",
     "val-every": "validations",
@@ -158,6 +159,8 @@ def parse_value(key, text):
         if text not in ("last", "all", "none"):
             raise ValueError("last, all or none")
         return text
+    if kind == "phase" and not re.fullmatch(r"[1-9][0-9]?%:\S+", text):
+        raise ValueError("SHARE%:NAME=X,..., such as 75%:seq-len=4096,batch-size=1")
     if kind == "whole numbers":
         if not re.fullmatch(r"[0-9]+(\s+[0-9]+)*", text) or len(set(text.split())) < len(text.split()):
             raise ValueError("different integers, separated by spaces")
@@ -349,6 +352,9 @@ def expand_arm(plan, arm, keys, trainer_options):
     ):
         if key in keys and (key != "validations" or "val-data" in keys):
             options[option] = str(max(1, steps // keys[key]))
+    if "phase" in keys:
+        share, _, changes = keys["phase"].partition("%:")
+        options["phase"] = f"{max(1, steps * int(share) // 100)}:{changes}"
     options["keep"] = "0" if keys.get("probes") == "all" else "1"
     precisions = keys.get("precisions", [None])
     runs = []

@@ -334,7 +334,8 @@ def upcycled(r):
             ["arm", "statistic", "base", "arm", "change", "p (Holm)"],
             changes,
             "Statistics (scripts/lab/metrics.py) of the last checkpoint of the base and of the arm, and their "
-            f"difference at the same seed. Square brackets: {confidence} t intervals over seeds. p: adjusted for the changes.",
+            f"difference at the same seed. Square brackets: {confidence} t intervals over seeds. p: adjusted for the "
+            "changes.",
         ),
     ]
 

@@ -964,6 +964,16 @@ def the_lab_matches_parameters_as_the_trainer_does():
 
 
 @test
+def a_phase_of_a_plan_begins_after_a_share_of_the_steps():
+    refused("phase = 10:seq-len=8\n[arm a]\n", "x.plan:1: 'phase = 10:seq-len=8': must be SHARE%:NAME=X,..., such as")
+    trainer = Trainer(TRAINER)
+    text = SMALL.replace("warmup = 2", "warmup = 2\nphase = 75%:seq-len=128,batch-size=1,rope-theta=500000")
+    run = plans.expand(plans.parse(text, "x.plan", trainer.options), trainer.options)[0]
+    assert run.steps == 157 and run.options["phase"] == "117:seq-len=128,batch-size=1,rope-theta=500000", run.options
+    assert trainer.dry_run(run.options).context == 128  # of the tasks of the evaluation
+
+
+@test
 def experts_are_matched_by_their_width_and_active_parameters():
     trainer = Trainer(TRAINER)
     dense = trainer.dry_run({"preset": "tiny", "attention": "baseline"})
