@@ -86,7 +86,9 @@ def needle_figure(study):
         for row in rows:
             cells = sorted(row.get("cells", []), key=lambda c: (c["depth"], c["length"]))
             shares = [c["accuracy"]["mean"] for c in cells]
-            text = [f"{100 * x:.0f}{'*' * (c['against_chance'] == 'at chance')}" for x, c in zip(shares, cells)]
+            half = lambda c: "" if (h := c["accuracy"]["half"]) is None else f" ± {100 * h:.0f}"
+            star = lambda c: "*" * (c["against_chance"] == "at chance")
+            text = [f"{100 * x:.0f}{half(c)}{star(c)}" for x, c in zip(shares, cells)]
             label = row["label"] + (f", rate {lr:g}" if len(found) > 1 else "")
             if cells:
                 places = [c["length"] for c in cells], [100 * c["depth"] for c in cells]
@@ -94,8 +96,8 @@ def needle_figure(study):
                 views.append(view(label, "length of the context", "depth, %", traces, heat=True))
     note = (
         "The share of the asked pairs of tokens whose value is the most likely of all values, in percent, by the "
-        "length of the context and the share of the text before the pair. *: at chance. A model that prefers late "
-        "values is above chance at the bottom, and below at the top."
+        f"length of the context and the share of the text before the pair. ±: {OVER_SEEDS}. *: at chance. "
+        "A model that prefers late values is above chance at the bottom, and below at the top."
     )
     return figure("needles", "context", "Retrieval of needles", note, views)
 

@@ -189,7 +189,7 @@ def the_map_of_needles_has_a_cell_for_each_length_and_depth(place):
     (cells,) = shown["views"][1]["traces"]
     assert (cells["x"], cells["y"]) == ([8, 16, 8, 16], [0, 0, 100, 100]), cells
     made.near(cells["z"][2], 0.7)
-    assert cells["text"] == ["25*", "25*", "70", "25*"], cells
+    assert cells["text"] == ["25 ± 0*", "25 ± 0*", "70 ± 12", "25 ± 0*"], cells
     accuracy, spread = evaluation_figures.shots_figure(study)["views"]
     assert accuracy["traces"][1]["x"] == [4, 8] and accuracy["traces"][2]["y"] == [0.25, 0.25], accuracy
     made.near(spread["traces"][0]["y"][1], 0.1)
