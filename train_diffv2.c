@@ -14,6 +14,7 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/ops/all_ops.h"
 #include "llmc/evaluate/layer_stats.h"
 #include "llmc/options/options_table.h"
+#include "llmc/model/key_blocks.h"
 #include "llmc/model/qk_clip.h"
 #include "llmc/model/router_losses.h"
 #include "llmc/model/state.h"
@@ -88,36 +89,11 @@ static KeySet model_key_set(const Model *model, int l, int set, int B, int T, in
 // ---------------------------------------------------------------------------------------------------
 // Forward
 
-// The rows of a forward: T rows of each of B sequences. Training and evaluation run whole sequences. A model for
-// generation keeps keys and values in caches: it runs a piece of one sequence's prompt, or one new position of each.
-typedef struct {
-    int B, T;
-    int first;    // of a piece: the position of its first row
-    int sequence; // of a piece: its place in the caches
-} Rows;
-
 static void qk_norm_forward(Model *model, int l, HeadRows h, int N) {
     const ModelConfig *c = &model->plan.config;
     if (!c->qk_norm || h.heads == 0) return;
     head_norm_forward(h.rows, h.kept, param(&model->state, h.weight, l), N, h.heads, model->plan.dims.QD, h.ld, h.ldk,
                       (real)c->rms_norm_eps);
-}
-
-// The means of the blocks of keys that the rows complete, of block-sparse attention. k: a cache of `capacity` rows, or
-// rows from position `base` on
-static void block_means(Model *model, int l, const floatX *k, int base, int capacity, Rows r) {
-    KeySet s = key_set(&model->plan, l, 0, r.B, r.T, 0);
-    real *means = model->acts.layers[l].means + r.sequence * sparse_means_count(&model->plan, l);
-    s.shape.sparse.base = base;
-    sparse_means(means, k + s.k, model->acts.first, capacity, model->plan.config.attention->key_sets, s.shape);
-}
-
-// The blocks of keys that each row selects.
-static void block_lists(Model *model, int l, Rows r) {
-    const LayerActivations *a = &model->acts.layers[l];
-    KeySet s = model_key_set(model, l, 0, r.B, r.T, 0);
-    const real *means = a->means + r.sequence * sparse_means_count(&model->plan, l);
-    sparse_select(a->lists, a->fused + s.q, means, model->acts.first, model->plan.config.attention->key_sets, s.shape);
 }
 
 // Attention of a model for generation: the new keys and values, in the fused rows, join those of the cache.
@@ -137,9 +113,9 @@ static void cached_attention_forward(Model *model, int l, Rows r) {
         k = model->acts.staged;
     }
     if (!cross) cache_store(cache, own, first, r.B, r.T, capacity, width, d->fused_ld);
-    bool sparse = layer_sparse(&plan->config, l) > 0;
-    if (sparse && !cross) block_means(model, l, k, ring ? r.first - earlier : 0, ring ? plan->T : capacity, r);
-    if (sparse) block_lists(model, l, r);
+    if (!cross)
+        key_blocks_complete(plan, &model->acts, l, k, ring ? r.first - earlier : 0, ring ? plan->T : capacity, r);
+    key_blocks_select(plan, &model->acts, l, model_key_set(model, l, 0, r.B, r.T, 0), r);
     for (int set = 0; set < plan->config.attention->key_sets; set++) {
         KeySet s = model_key_set(model, l, set, r.B, r.T, ring ? earlier : r.first);
         if (ring) s.shape.sparse.base = r.first - earlier;
@@ -189,12 +165,12 @@ static void combined_forward(Model *model, int l, Rows r, absmax_t *max) {
     const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
     LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
-    if (layer_sparse(&model->plan.config, l) && model->plan.purpose != FOR_GENERATION) {
-        block_means(model, l, a->kv, 0, r.T, r);
-        block_lists(model, l, r);
+    KeySet k = model_key_set(model, l, 0, r.B, r.T, 0);
+    if (model->plan.purpose != FOR_GENERATION) {
+        key_blocks_complete(&model->plan, &model->acts, l, a->kv, 0, r.T, r);
+        key_blocks_select(&model->plan, &model->acts, l, k, r);
     }
     if (model->plan.diff_attention) {
-        KeySet k = model_key_set(model, l, 0, r.B, r.T, 0);
         diff_attention_forward(a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, lambda.rows,
                                lambda.ld, k.shape, variant->factor, max);
         return;
@@ -339,7 +315,7 @@ static void yoco_forward(Model *model, Rows r) {
     if (model->plan.purpose != FOR_GENERATION) return;
     floatX *cache = a->layers[l].kv + (size_t)r.sequence * capacity * d->kv_rows;
     cache_store(cache, a->kv, a->first, r.B, r.T, capacity, d->kv_rows, d->kv_ld);
-    if (layer_sparse(c, l)) block_means(model, l, cache, 0, capacity, r);
+    key_blocks_complete(&model->plan, a, l, cache, 0, capacity, r);
 }
 
 // The embeddings of the N tokens in acts.inputs, and their norm: the input of the first block.

@@ -232,6 +232,14 @@ static inline char *activations_alloc(Activations *a, const ModelPlan *plan) {
     return memory;
 }
 
+// The rows of a forward: T rows of each of B sequences. Training and evaluation run whole sequences. A model for
+// generation keeps keys and values in caches: it runs a piece of one sequence's prompt, or one new position of each.
+typedef struct {
+    int B, T;
+    int first;    // of a piece: the position of its first row
+    int sequence; // of a piece: its place in the caches
+} Rows;
+
 // The lists of a key set, of T rows of each sequence. With two lists and two sets, a set has its own.
 static inline const int *sparse_lists(const LayerActivations *a, AttentionShape s, int set) {
     return a->lists && s.sparse.kinds > 1 && !s.sparse.heads.noise
