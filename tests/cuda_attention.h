@@ -217,6 +217,66 @@ static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first
     return r;
 }
 
+// Block-sparse attention in training, and with documents unless there is one sequence: then its last row is also decoded
+// from a cache. n: B T NQ NKV D DV blocks size window score, signal and noise heads of a group
+static void check_attention_sparse(const Case *row) {
+    const int *n = row->n, B = n[0], T = n[1], NQ = n[2], NKV = n[3], D = n[4], DV = n[5];
+    const int k_at = NQ * D, v_at = k_at + NKV * D, ld = (int)round_up((size_t)(v_at + NKV * DV), 8);
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = B, s.T = T, s.NQ = NQ, s.NKV = NKV, s.D = D, s.DV = DV, s.ldq = s.ldkv = ld, s.ldo = NQ * DV;
+    s.q_head = s.k_head = D, s.v_head = s.o_head = DV, s.scale = (real)(1 / sqrt((double)D)), s.window = n[8];
+    s.sparse.blocks = n[6], s.sparse.size = n[7], s.sparse.score = (SparseScore)n[9];
+    s.sparse.heads.signals = n[10], s.sparse.heads.noise = n[11];
+    s.sparse.kinds = s.sparse.score == SPARSE_APART ? 2 : 1, s.sparse.count = T / n[7];
+    const size_t N = product(B, T), lists = product(B * NKV, s.sparse.kinds * sparse_width(s.sparse));
+    Operands o(row->shift);
+    Tensor &x = o.in("q, k and v", N * (size_t)ld, 2), &dout = o.in("dout", N * (size_t)s.ldo);
+    Tensor &out = o.out("out", dout.count), &lse = o.out_fp32("lse", N * (size_t)NQ), &dx = o.updated("dx", x.count);
+    Tensor &means = o.out_fp32("means", product(B * s.sparse.count, NKV * D)),
+           &list = o.out_ints("lists", lists * (size_t)T), &last_list = o.out_ints("the last row's lists", lists);
+    Tensor &first_key = o.ints("first_key", N, 1), &first = o.ints("first", (size_t)B, 1);
+    Tensor &last = o.out("the last row", (size_t)s.ldo), &last_lse = o.out_fp32("its lse", (size_t)NQ);
+    if (B > 1) fill_first_keys(first_key, B, T);
+    first.set(0, T - 1);
+    AttentionShape one = s;
+    one.T = 1, one.ldq = T * ld;
+    const size_t last_row = product(T - 1, ld);
+    const bool decodes = B == 1 && !s.window;
+    if (B > 1) s.first_key = first_key.i();
+    s.sparse.lists = list.i(), one.sparse.lists = last_list.i();
+    o.run(max_size(attention_workspace_bytes(s, 1), attention_decode_workspace_bytes(one, T, 1)), [&] {
+        const floatX *q = x.x(), *k = q + k_at, *v = q + v_at;
+        floatX *dq = dx.x();
+        sparse_means(means.f(), k, nullptr, T, 1, s);
+        sparse_select(list.i(), q, means.f(), nullptr, 1, s);
+        attention_forward(out.x(), lse.f(), q, k, v, s);
+        attention_backward(dq, dq + k_at, dq + v_at, dout.x(), out.x(), lse.f(), q, k, v, s, true);
+        if (!decodes) return;
+        sparse_select(last_list.i(), q + last_row, means.f(), first.i(), 1, one);
+        attention_decode(last.x(), last_lse.f(), q + last_row, k, v, first.i(), T, one);
+    });
+    twin::AttentionShape t = twin_shape(s, B > 1 ? first_key.twin_ints.data() : nullptr);
+    memcpy(&t.sparse, &s.sparse, sizeof(t.sparse));
+    t.sparse.lists = list.twin_ints.data();
+    twin_workspace(twin::attention_workspace_bytes(t, omp_get_max_threads()));
+    double *q = x.t(), *k = q + k_at, *v = q + v_at, *dq = dx.t();
+    twin::sparse_means(means.t(), k, nullptr, T, 1, t);
+    twin::sparse_select(list.twin_ints.data(), q, means.t(), nullptr, 1, t);
+    o.expect_ints(list);
+    twin::attention_forward(out.t(), lse.t(), q, k, v, t);
+    for (int i = 0; i < (decodes ? s.ldo : 0); i++) last.twin[(size_t)i] = out.twin[product(T - 1, s.ldo) + (size_t)i];
+    const double error = 16 * error_of_sum(T) * (sizeof(floatX) == 2 ? 32 : 1); // 2^-16 of P and dS in bf16
+    o.expect(out, {0, error});
+    o.expect(lse, {0, error});
+    if (decodes) o.expect(last, {0, error});
+    for (size_t i = 0; i < out.count; i++) out.twin[i] = out.value(out.result, i); // which the backward reads
+    twin::attention_backward(dq, dq + k_at, dq + v_at, dout.t(), out.t(), lse.t(), q, k, v, t, true);
+    o.expect(dx, {0, 8 * error});
+}
+static const Check attention_sparse_check = {"attention sparse", check_attention_sparse,
+                                             "B T NQ NKV D DV blocks size window score signals noise"};
+
 #ifdef CUDA_ON_CPU
 // The calls of a deterministic backward whose workspace is limited, down to one group of heads of one sequence; what
 // still does not fit, and what takes many calls, is told with what --no-deterministic needs. n: B T NQ NKV D, limit in

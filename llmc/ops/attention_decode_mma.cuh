@@ -71,23 +71,26 @@ static __device__ inline void decode_pack(unsigned (&to)[4], const floatX *from,
     to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
 }
 
-// Q for all warps: pack [tile of 16 heads][chunk of 32 columns][row < 8, row >= 8][lane]
-static __device__ inline void decode_load_queries(uint4 *queries, const DecodePlace &p, AttentionShape s, int tiles,
-                                                  int chunks) {
+// Rows for all warps: pack [tile of 16 rows][chunk of 32 columns][row < 8, row >= 8][lane]. row_of(i): address of row i
+// of width D; nullptr: zeros
+template <typename RowOf>
+static __device__ inline void decode_load_rows(uint4 *rows, int D, int tiles, int chunks, RowOf row_of) {
     for (int i = (int)threadIdx.x; i < tiles * chunks * 2 * WARP; i += DECODE_THREADS) {
         int lane = i % WARP, upper = i / WARP % 2, chunk = i / WARP / 2 % chunks, tile = i / WARP / 2 / chunks;
-        int h = tile * DECODE_HEADS + upper * 8 + lane / 4, column = chunk * 32 + lane % 4 * 8;
+        int column = chunk * 32 + lane % 4 * 8;
+        const floatX *row = row_of(tile * DECODE_HEADS + upper * 8 + lane / 4);
         unsigned pack[4];
-        decode_pack(pack, p.q + h * s.q_head + column, h < p.heads && column < s.D);
-        queries[i] = make_uint4(pack[0], pack[1], pack[2], pack[3]);
+        const bool exists = row && column < D;
+        decode_pack(pack, exists ? row + column : row, exists);
+        rows[i] = make_uint4(pack[0], pack[1], pack[2], pack[3]);
     }
 }
 
-// scores[n] (16 heads, keys 8n .. 8n+7 of the turn) = Q K^T, CHUNKS chunks of 32 columns at a time. k: the lane's
-// columns of its first key; `left` keys remain.
+// scores[n] (16 heads, keys 8n .. 8n+7 of the turn) = Q K^T, CHUNKS chunks of 32 columns at a time. k: the rows of the
+// lane's two keys, of width D; nullptr: no key
 template <int CHUNKS>
-static __device__ inline void decode_scores(float (&scores)[2][4], const uint4 *queries, const floatX *k,
-                                            AttentionShape s, int chunks, int left, int lane) {
+static __device__ inline void decode_scores(float (&scores)[2][4], const uint4 *queries, const floatX *const (&k)[2],
+                                            int D, int chunks, int lane) {
     UNROLL
     for (int i = 0; i < 8; i++) scores[i / 4][i % 4] = 0;
     for (int first = 0; first < chunks; first += CHUNKS) {
@@ -96,9 +99,9 @@ static __device__ inline void decode_scores(float (&scores)[2][4], const uint4 *
         for (int n = 0; n < 2; n++) {
             UNROLL
             for (int c = 0; c < CHUNKS; c++) {
-                int column = (first + c) * 32;
-                decode_pack(keys[n][c], k + (n ? 8 * (size_t)s.ldkv : 0) + column,
-                            lane / 4 + 8 * n < left && column + lane % 4 * 8 < s.D);
+                int column = (first + c) * 32 + lane % 4 * 8;
+                const bool exists = k[n] && column < D;
+                decode_pack(keys[n][c], exists ? k[n] + column : k[n], exists);
             }
         }
         UNROLL
@@ -117,11 +120,19 @@ static __device__ inline void decode_scores(float (&scores)[2][4], const uint4 *
     }
 }
 
+// Two neighbouring numbers as a sum of two operands.
+static __device__ inline void decode_split(unsigned (&p)[2][4], int at, float x, float y) {
+    unsigned high = bf16_pair(x, y);
+    p[0][at] = high;
+    p[1][at] = bf16_pair(x - bf16_first(high), y - bf16_second(high));
+}
+
 // Updates the running maximum and sum of the lane's two heads; scores become P, as a sum of two operands, and O is
-// rescaled. The sum is that of the lane's own keys, of which the first is number `key` of `left`.
+// rescaled. The sum is that of the lane's own keys, of which the first is number `key` of the turn; [low, left) exist.
 template <int PIECES>
 static __device__ inline void decode_softmax(unsigned (&p)[2][4], float (&o)[PIECES][8][4], float (&max)[2],
-                                             float (&sum)[2], float (&scores)[2][4], int key, int left, float scale) {
+                                             float (&sum)[2], float (&scores)[2][4], int key, int low, int left,
+                                             float scale) {
     float factor[2];
     UNROLL
     for (int upper = 0; upper < 2; upper++) {
@@ -129,7 +140,8 @@ static __device__ inline void decode_softmax(unsigned (&p)[2][4], float (&o)[PIE
         UNROLL
         for (int i = 0; i < 4; i++) {
             float &x = scores[i / 2][2 * upper + i % 2];
-            x = key + i / 2 * 8 + i % 2 < left ? scale * x : -INFINITY;
+            int at = key + i / 2 * 8 + i % 2;
+            x = at >= low && at < left ? scale * x : -INFINITY;
             largest = fmaxf(largest, x);
         }
         largest = lanes_max(largest, 4); // the head's other keys
@@ -138,9 +150,7 @@ static __device__ inline void decode_softmax(unsigned (&p)[2][4], float (&o)[PIE
             float *x = &scores[n][2 * upper];
             x[0] = exp2f(x[0] - largest), x[1] = exp2f(x[1] - largest);
             total += x[0] + x[1];
-            unsigned high = bf16_pair(x[0], x[1]);
-            p[0][upper + 2 * n] = high;
-            p[1][upper + 2 * n] = bf16_pair(x[0] - bf16_first(high), x[1] - bf16_second(high));
+            decode_split(p, upper + 2 * n, x[0], x[1]);
         }
         factor[upper] = exp2f(max[upper] - largest);
         sum[upper] = sum[upper] * factor[upper] + total;
@@ -234,14 +244,15 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - PIECES)
     // chunks of 32 columns, the last ones zeros; constant, as the loop then is, in the kernel for D up to 64
     const int chunks = CHUNKS == 2 ? 2 : (s.D + 32 * CHUNKS - 1) / (32 * CHUNKS) * CHUNKS;
     const uint4 *queries = memory + tile * chunks * 2 * WARP;
-    decode_load_queries(memory, p, s, tiles, chunks);
+    decode_load_rows(memory, s.D, tiles, chunks,
+                     [&](int h) { return h < p.heads ? p.q + h * s.q_head : (const floatX *)nullptr; });
     __syncthreads();
     float o[PIECES][8][4], max[2] = {-8e37f, -8e37f}, sum[2] = {0, 0}; // below any score, finite
     UNROLL
     for (int i = 0; i < PIECES * 32; i++) o[i / 32][i / 4 % 8][i % 4] = 0;
     const int row = lane % 4 * 2, column0 = part * DECODE_COLUMNS + lane / 4 * 8, ahead = p.begin + 16 * turn;
     const size_t ld = (size_t)s.ldkv;
-    const floatX *k = p.k + (ahead + lane / 4) * ld + lane % 4 * 8, *v = p.v + (ahead + row) * ld + column0;
+    const floatX *k = p.k + (ahead + lane / 4) * ld, *v = p.v + (ahead + row) * ld + column0;
     for (int left = p.end - ahead; left > 0; left -= 16 * turns, k += 16 * turns * ld, v += 16 * turns * ld) {
         unsigned values[4][PIECES][4], weights[2][4];
         UNROLL
@@ -252,8 +263,9 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - PIECES)
                             row + n % 2 + n / 2 * 8 < left && column0 + piece * 64 < s.DV);
         }
         float scores[2][4];
-        decode_scores<CHUNKS>(scores, queries, k, s, chunks, left, lane);
-        decode_softmax<PIECES>(weights, o, max, sum, scores, row, left, a.scale);
+        const floatX *keys[2] = {lane / 4 < left ? k : nullptr, lane / 4 + 8 < left ? k + 8 * ld : nullptr};
+        decode_scores<CHUNKS>(scores, queries, keys, s.D, chunks, lane);
+        decode_softmax<PIECES>(weights, o, max, sum, scores, row, 0, left, a.scale);
         decode_values<PIECES>(o, weights, values);
     }
     decode_merge_warps<PIECES>(a, p, (float *)(void *)memory, stats, o, max, sum, warp, roles, parts);

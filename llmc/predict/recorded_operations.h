@@ -180,7 +180,8 @@ static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, true);
     if (s.sparse.blocks) // rowsum(dO O), and the rows of each block
         return (size_t)s.B * s.NQ * s.T * sizeof(real) +
-               (size_t)s.B * s.NKV * s.sparse.kinds * ((size_t)s.T * sparse_width(s.sparse) + s.T / s.sparse.size + 2) *
+               (size_t)s.B * s.NKV * (s.sparse.heads.noise ? s.sparse.kinds : 1) *
+                   ((size_t)s.T * sparse_width(s.sparse) + 2 * ((s.T + s.sparse.size - 1) / s.sparse.size)) *
                    sizeof(int);
     if (by != BY_CUDNN) return (size_t)s.B * s.NQ * s.T * (by == BY_TENSOR_CORES ? s.D + 4 : 1) * sizeof(real);
     size_t T = s.T, rows = s.B * T, group = s.NQ / s.NKV, head = T * sizeof(real); // rowsum(dO O)
