@@ -131,6 +131,7 @@ static const Case cuda_cases[] = {
     {&attention_sparse_check, {1, 101, 40, 1, 128, 128, 2, 16, 0, 2, 1, 1}, 0, "more heads than a tile, wide keys"},
     {&attention_sparse_check, {1, 90, 4, 1, 72, 40, 2, 10, 0, 1, 1, 1}, 0, "signal heads select; no power of two"},
     {&attention_sparse_check, {1, 40, 2, 1, 12, 12, 1, 5, 0, 0}, 0, "no packs"},
+    {&attention_sparse_check, {1, 300, 2, 1, 8, 8, 3, 2, 0, 0}, 0, "more blocks than threads"},
     {&sum_of_squares_check, {150011, 0}, 0, "all blocks, two rounds and a remainder each"},
     {&sum_of_squares_check, {100001, 1}, 0, "unaligned packs, 49 blocks"},
     {&sum_of_squares_check, {3, 0}, 0, "less than a pack"},

@@ -27,8 +27,8 @@ enum { SPARSE_KEYS = 16, SPARSE_MMA_WIDTH = 128 }; // of a turn; the widest head
 typedef struct {
     const floatX *q, *k, *v, *dout;
     const real *lse, *delta;
-    const int *first;          // of a cache: the position of each sequence; nullptr: rows s.first + t
-    int capacity;              // of a cache
+    const int *first;            // of a cache: the position of each sequence; nullptr: rows s.first + t
+    int capacity;                // of a cache
     int *counts, *starts, *rows; // of the backward: sparse_rows_kernel
     AttentionShape s;
 } SparseCall;
@@ -177,7 +177,8 @@ static __device__ inline SparseTurn sparse_turn(const SparseCall &a, const Spars
     return k;
 }
 // The row of key i of the turn; nullptr: it does not exist.
-static __device__ inline const floatX *sparse_row_at(const SparseCall &a, const floatX *of, const SparseTurn &k, int i) {
+static __device__ inline const floatX *sparse_row_at(const SparseCall &a, const floatX *of, const SparseTurn &k,
+                                                     int i) {
     const int p = k.key + i;
     return p >= k.from && p < k.end ? of + sparse_key(a, p) : nullptr;
 }
@@ -278,7 +279,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - WV)
     }
     UNROLL
     for (int i = 0; i < WV * 32; i++) o[i / 32][i / 4 % 8][i % 4] *= factor[i / 2 % 2];
-    sparse_merge<WV>((float *)(void *)memory, o, s.DV, [&](int h, int column, const float (&x)[4]) {
+    sparse_merge<WV>((float *)(void *)memory, o, s.DV, [&](int h, int column, const float(&x)[4]) {
         if (h < r.heads) store<4>(out + r.n * s.ldo + sparse_head_of(s, r, h) * s.o_head + column, x);
     });
 }
@@ -335,7 +336,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - WD)
         sparse_packs<WD>(packs, s.D, lane, [&](int i) { return sparse_row_at(a, a.k + r.at.k, k, i); });
         decode_values<WD>(sum, ds, packs); // dQ = scale dS K
     }
-    sparse_merge<WD>((float *)(void *)memory, sum, s.D, [&](int h, int column, float (&x)[4]) {
+    sparse_merge<WD>((float *)(void *)memory, sum, s.D, [&](int h, int column, float(&x)[4]) {
         UNROLL
         for (int i = 0; i < 4; i++) x[i] *= s.scale;
         if (h < r.heads) store<4>(dq + r.n * s.ldq + sparse_head_of(s, r, h) * s.q_head + column, x);
@@ -418,12 +419,10 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 2)
                  v_at = row0 + (size_t)kv * s.v_head;
     uint4 *rows = memory + 2 * WD * 2 * WARP;
     SparseQuery *own = queries + warp * SPARSE_KEYS;
-    decode_load_rows(memory, s.D, 1, 2 * WD, [&](int i) {
-        return key + i < end ? a.k + k_at + (size_t)i * s.ldkv : (const floatX *)nullptr;
-    });
-    decode_load_rows(rows, s.DV, 1, 2 * WV, [&](int i) {
-        return key + i < end ? a.v + v_at + (size_t)i * s.ldkv : (const floatX *)nullptr;
-    });
+    decode_load_rows(memory, s.D, 1, 2 * WD,
+                     [&](int i) { return key + i < end ? a.k + k_at + (size_t)i * s.ldkv : (const floatX *)nullptr; });
+    decode_load_rows(rows, s.DV, 1, 2 * WV,
+                     [&](int i) { return key + i < end ? a.v + v_at + (size_t)i * s.ldkv : (const floatX *)nullptr; });
     __syncthreads();
     float sum_k[WD][8][4], sum_v[WV][8][4];
     sparse_zero<WD>(sum_k), sparse_zero<WV>(sum_v);
@@ -437,12 +436,12 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 2)
             __syncwarp(); // before the queries are overwritten
         }
     }
-    sparse_merge<WD>((float *)(void *)memory, sum_k, s.D, [&](int i, int column, float (&x)[4]) {
+    sparse_merge<WD>((float *)(void *)memory, sum_k, s.D, [&](int i, int column, float(&x)[4]) {
         UNROLL
         for (int c = 0; c < 4; c++) x[c] *= s.scale;
         if (key + i < end) store<4>(dk + k_at + (size_t)i * s.ldkv + column, x);
     });
-    sparse_merge<WV>((float *)(void *)memory, sum_v, s.DV, [&](int i, int column, float (&x)[4]) {
+    sparse_merge<WV>((float *)(void *)memory, sum_v, s.DV, [&](int i, int column, float(&x)[4]) {
         if (key + i >= end) return;
         floatX *to = dv + v_at + (size_t)i * s.ldkv + column;
         float before[4];
@@ -461,11 +460,11 @@ static inline bool sparse_mma_fits(AttentionShape s) {
            packed(s.ldq) && packed(s.ldkv) && packed(s.ldo) && packed(s.q_head) && packed(s.k_head) &&
            packed(s.v_head) && packed(s.o_head);
 }
-#define SPARSE_MMA(kernel, grid, ...)                                                                              \
-    do {                                                                                                           \
-        if (s.D <= 64 && s.DV <= 64) LAUNCH((kernel<1, 1>), grid, DECODE_THREADS, 0, __VA_ARGS__);                 \
-        else if (s.D <= 64) LAUNCH((kernel<1, 2>), grid, DECODE_THREADS, 0, __VA_ARGS__);                          \
-        else LAUNCH((kernel<2, 2>), grid, DECODE_THREADS, 0, __VA_ARGS__);                                         \
+#define SPARSE_MMA(kernel, grid, ...)                                                              \
+    do {                                                                                           \
+        if (s.D <= 64 && s.DV <= 64) LAUNCH((kernel<1, 1>), grid, DECODE_THREADS, 0, __VA_ARGS__); \
+        else if (s.D <= 64) LAUNCH((kernel<1, 2>), grid, DECODE_THREADS, 0, __VA_ARGS__);          \
+        else LAUNCH((kernel<2, 2>), grid, DECODE_THREADS, 0, __VA_ARGS__);                         \
     } while (0)
 
 static inline int sparse_tiles(AttentionShape s) {

@@ -1,8 +1,8 @@
 /*
 sparse.cuh: the CUDA twin of sparse.h.
 
-  mapping   means: a thread per element. Lists: a block per list, a thread per earlier block; thread 0 keeps the best
-            ones, so that their order is that of C
+  mapping   means: a thread per element. Lists: a block per 8 rows, a thread per earlier block, whose mean it reads once
+            for all of them; one thread of each row keeps the best ones, so that their order is that of C
   numerics  fp32; means are not rounded
 */
 #ifndef LLMC_SPARSE_CUH
@@ -10,7 +10,7 @@ sparse.cuh: the CUDA twin of sparse.h.
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
-enum { SPARSE_THREADS = 128, SPARSE_QUERY = 512 }; // SPARSE_QUERY: the widest query of all key sets
+enum { SPARSE_THREADS = 128, SPARSE_ROWS = 8, SPARSE_QUERY = 512 }; // the widest query of all key sets
 
 static __global__ void sparse_means_kernel(real *means, const floatX *k, const int *first, int capacity, int width,
                                            AttentionShape s) {
@@ -34,61 +34,89 @@ static inline void sparse_means(real *means, const floatX *k, const int *first, 
     if (count) LAUNCH(sparse_means_kernel, blocks_of(count, 256), 256, 0, means, k, first, capacity, width, s);
 }
 
-static __global__ void sparse_select_kernel(int *lists, const floatX *q, const real *means, const int *first, int sets,
-                                            AttentionShape s) {
-    SHARED(float, sum, SPARSE_QUERY);
-    SHARED(float, scores, SPARSE_THREADS);
-    SHARED(int, best, SPARSE_BLOCKS_LIMIT); // of thread 0, the best one first
-    SHARED(float, values, SPARSE_BLOCKS_LIMIT);
+// A row of the tile of a block, and its candidates: blocks [from, own) besides the first.
+typedef struct {
+    int position, own, document, low, from; // document, low: blocks of the first key of either
+} SparseChooser;
+static __device__ inline SparseChooser sparse_chooser(const AttentionShape &s, const int *first, int b, int t) {
+    SparseChooser r;
+    const int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
+    r.position = (first ? first[b] : 0) + t, r.own = r.position / s.sparse.size;
+    r.document = document / s.sparse.size;
+    r.low = (s.window ? max(document, r.position - s.window + 1) : document) / s.sparse.size;
+    r.from = max(r.low, r.document + 1);
+    return r;
+}
+
+static __global__ void __launch_bounds__(SPARSE_THREADS)
+    sparse_select_kernel(int *lists, const floatX *q, const real *means, const int *first, int sets, AttentionShape s) {
+    SHARED(float, sums, SPARSE_ROWS *SPARSE_QUERY);
+    SHARED(float, scores, SPARSE_ROWS *SPARSE_THREADS);
+    SHARED(int, bests, SPARSE_ROWS *SPARSE_BLOCKS_LIMIT); // of each row, the best one first
+    SHARED(float, values, SPARSE_ROWS *SPARSE_BLOCKS_LIMIT);
     const SparseShape p = s.sparse;
     const int thread = (int)threadIdx.x, kind = (int)blockIdx.x % p.kinds, kv = (int)blockIdx.x / p.kinds % s.NKV;
-    const int n = (int)blockIdx.x / p.kinds / s.NKV, b = n / s.T, t = n % s.T, group = s.NQ / s.NKV;
-    const int position = (first ? first[b] : 0) + t, own = position / p.size, limit = p.blocks;
-    const int document = s.first_key ? s.first_key[n] : 0, start = document / p.size;
-    const int low = (s.window ? max(document, position - s.window + 1) : document) / p.size;
-    for (int i = thread; i < sets * s.D; i += SPARSE_THREADS) {
+    const int tiles = (s.T + SPARSE_ROWS - 1) / SPARSE_ROWS, tile = (int)blockIdx.x / p.kinds / s.NKV, b = tile / tiles;
+    const int t0 = tile % tiles * SPARSE_ROWS, rows = min((int)SPARSE_ROWS, s.T - t0), group = s.NQ / s.NKV;
+    const int width = sets * s.D;
+    for (int i = thread; i < rows * width; i += SPARSE_THREADS) {
         float x = 0;
-        for (int h = kv * group, set = i / s.D; h < (kv + 1) * group; h++) {
+        size_t row = ((size_t)b * s.T + t0 + i / width) * s.ldq;
+        for (int h = kv * group, set = i % width / s.D; h < (kv + 1) * group; h++) {
             bool noise = sets > 1 ? set : p.heads.noise && h % (p.heads.signals + p.heads.noise) >= p.heads.signals;
             if (p.score != SPARSE_GROUP && noise != (p.score == SPARSE_APART && kind)) continue;
-            x += to_float(q[(size_t)n * s.ldq + (size_t)h * s.q_head + i]);
+            x += to_float(q[row + (size_t)h * s.q_head + i % width]);
         }
-        sum[i] = x;
+        sums[i / width * SPARSE_QUERY + i % width] = x;
     }
-    int count = 0; // of thread 0
-    for (int j0 = max(low, start + 1); j0 < own; j0 += SPARSE_THREADS) {
-        const real *mean = means + (((size_t)b * p.count + j0 + thread) * s.NKV + kv) * sets * s.D;
-        float dot = 0;
-        __syncthreads(); // sum is written, earlier scores are read
-        for (int i = 0; j0 + thread < own && i < sets * s.D; i++) dot += sum[i] * mean[i];
-        scores[thread] = dot;
+    // One thread of each row keeps its best blocks. The first row has the first candidate, the last row the last one.
+    const int chooses = thread % (SPARSE_THREADS / SPARSE_ROWS) ? rows : thread / (SPARSE_THREADS / SPARSE_ROWS);
+    const SparseChooser own = sparse_chooser(s, first, b, t0 + min(chooses, rows - 1));
+    const int from = sparse_chooser(s, first, b, t0).from, end = sparse_chooser(s, first, b, t0 + rows - 1).own;
+    int count = 0, *best = bests + min(chooses, rows - 1) * SPARSE_BLOCKS_LIMIT;
+    float *value = values + (best - bests);
+    for (int j0 = from; j0 < end; j0 += SPARSE_THREADS) {
+        const real *mean = means + (((size_t)b * p.count + j0 + thread) * s.NKV + kv) * width;
+        float dot[SPARSE_ROWS] = {0};
+        __syncthreads(); // the sums are written, earlier scores are read
+        for (int i = 0; j0 + thread < end && i < width; i++) {
+            const float m = mean[i];
+            UNROLL
+            for (int r = 0; r < SPARSE_ROWS; r++) dot[r] += sums[r * SPARSE_QUERY + i] * m;
+        }
+        UNROLL
+        for (int r = 0; r < SPARSE_ROWS; r++) scores[r * SPARSE_THREADS + thread] = dot[r];
         __syncthreads();
-        for (int i = 0; thread == 0 && i < min(SPARSE_THREADS, own - j0); i++) {
+        if (chooses >= rows) continue;
+        for (int j = max(own.from, j0); j < min(own.own, j0 + SPARSE_THREADS); j++) {
+            const float score = scores[chooses * SPARSE_THREADS + j - j0];
             int at = count;
-            while (at > 0 && scores[i] > values[at - 1]) at--;
-            if (at == limit) continue;
-            if (count < limit) count++;
-            for (int r = count - 1; r > at; r--) best[r] = best[r - 1], values[r] = values[r - 1];
-            best[at] = j0 + i, values[at] = scores[i];
+            while (at > 0 && score > value[at - 1]) at--;
+            if (at == p.blocks) continue;
+            if (count < p.blocks) count++;
+            for (int r = count - 1; r > at; r--) best[r] = best[r - 1], value[r] = value[r - 1];
+            best[at] = j, value[at] = score;
         }
     }
-    if (thread > 0) return;
-    int *list = lists + (((size_t)(b * s.NKV + kv) * p.kinds + kind) * s.T + t) * sparse_width(p), filled = 0;
-    if (start >= low && start < own) list[filled++] = start;
+    if (chooses >= rows) return;
+    const size_t row = ((size_t)(b * s.NKV + kv) * p.kinds + kind) * s.T + t0 + chooses;
+    int *list = lists + row * sparse_width(p), filled = 0;
+    if (own.document >= own.low && own.document < own.own) list[filled++] = own.document;
     for (int i = 0; i < count; i++) { // in ascending order
         int at = filled++;
         for (; at > 0 && list[at - 1] > best[i]; at--) list[at] = list[at - 1];
         list[at] = best[i];
     }
-    list[filled++] = own;
+    list[filled++] = own.own;
     while (filled < sparse_width(p)) list[filled++] = -1;
 }
 
 static inline void sparse_select(int *lists, const floatX *q, const real *means, const int *first, int sets,
                                  AttentionShape s) {
     OPERATION();
-    size_t items = (size_t)s.B * s.T * s.NKV * s.sparse.kinds;
+    size_t tiles = (size_t)s.B * ((s.T + SPARSE_ROWS - 1) / SPARSE_ROWS);
     assert(sets * s.D <= SPARSE_QUERY && s.sparse.blocks <= SPARSE_BLOCKS_LIMIT);
-    LAUNCH(sparse_select_kernel, blocks_of(items, 1), SPARSE_THREADS, 0, lists, q, means, first, sets, s);
+    LAUNCH(sparse_select_kernel, blocks_of(tiles * s.NKV * s.sparse.kinds, 1), SPARSE_THREADS, 0, lists, q, means,
+           first, sets, s);
 }
 #endif
