@@ -16,6 +16,7 @@ case checks besides the numbers.
 #define SQUARES_PARTS 64
 #define SQUARES_LEAST 2048
 #define LINEAR_PIECE_BYTES 20000
+#define SPARSE_PARTIALS_LIMIT (1 << 20)
 #define EXPERT_GROUP_WARPS 8
 #define STATS_LEAST 32
 #include "tests/cuda_attention.h"

@@ -71,11 +71,12 @@ static __device__ inline void decode_pack(unsigned (&to)[4], const floatX *from,
     to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
 }
 
-// Rows for all warps: pack [tile of 16 rows][chunk of 32 columns][row < 8, row >= 8][lane]. row_of(i): address of row i
-// of width D; nullptr: zeros
+// Rows in the order of the lanes: pack [tile of 16 rows][chunk of 32 columns][row < 8, row >= 8][lane]. row_of(i):
+// address of row i of width D; nullptr: zeros. thread: of those that load
 template <typename RowOf>
-static __device__ inline void decode_load_rows(uint4 *rows, int D, int tiles, int chunks, RowOf row_of) {
-    for (int i = (int)threadIdx.x; i < tiles * chunks * 2 * WARP; i += DECODE_THREADS) {
+static __device__ inline void decode_load_rows(uint4 *rows, int D, int tiles, int chunks, int thread, int threads,
+                                               RowOf row_of) {
+    for (int i = thread; i < tiles * chunks * 2 * WARP; i += threads) {
         int lane = i % WARP, upper = i / WARP % 2, chunk = i / WARP / 2 % chunks, tile = i / WARP / 2 / chunks;
         int column = chunk * 32 + lane % 4 * 8;
         const floatX *row = row_of(tile * DECODE_HEADS + upper * 8 + lane / 4);
@@ -128,11 +129,12 @@ static __device__ inline void decode_split(unsigned (&p)[2][4], int at, float x,
 }
 
 // Updates the running maximum and sum of the lane's two heads; scores become P, as a sum of two operands, and O is
-// rescaled. The sum is that of the lane's own keys, of which the first is number `key` of the turn; [low, left) exist.
+// rescaled. The sum is that of the lane's own keys, of which the first is number `key` of the turn; each head
+// reads [low, left).
 template <int PIECES>
 static __device__ inline void decode_softmax(unsigned (&p)[2][4], float (&o)[PIECES][8][4], float (&max)[2],
-                                             float (&sum)[2], float (&scores)[2][4], int key, int low, int left,
-                                             float scale) {
+                                             float (&sum)[2], float (&scores)[2][4], int key, const int (&low)[2],
+                                             const int (&left)[2], float scale) {
     float factor[2];
     UNROLL
     for (int upper = 0; upper < 2; upper++) {
@@ -141,7 +143,7 @@ static __device__ inline void decode_softmax(unsigned (&p)[2][4], float (&o)[PIE
         for (int i = 0; i < 4; i++) {
             float &x = scores[i / 2][2 * upper + i % 2];
             int at = key + i / 2 * 8 + i % 2;
-            x = at >= low && at < left ? scale * x : -INFINITY;
+            x = at >= low[upper] && at < left[upper] ? scale * x : -INFINITY;
             largest = fmaxf(largest, x);
         }
         largest = lanes_max(largest, 4); // the head's other keys
@@ -244,7 +246,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - PIECES)
     // chunks of 32 columns, the last ones zeros; constant, as the loop then is, in the kernel for D up to 64
     const int chunks = CHUNKS == 2 ? 2 : (s.D + 32 * CHUNKS - 1) / (32 * CHUNKS) * CHUNKS;
     const uint4 *queries = memory + tile * chunks * 2 * WARP;
-    decode_load_rows(memory, s.D, tiles, chunks,
+    decode_load_rows(memory, s.D, tiles, chunks, (int)threadIdx.x, DECODE_THREADS,
                      [&](int h) { return h < p.heads ? p.q + h * s.q_head : (const floatX *)nullptr; });
     __syncthreads();
     float o[PIECES][8][4], max[2] = {-8e37f, -8e37f}, sum[2] = {0, 0}; // below any score, finite
@@ -265,7 +267,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - PIECES)
         float scores[2][4];
         const floatX *keys[2] = {lane / 4 < left ? k : nullptr, lane / 4 + 8 < left ? k + 8 * ld : nullptr};
         decode_scores<CHUNKS>(scores, queries, keys, s.D, chunks, lane);
-        decode_softmax<PIECES>(weights, o, max, sum, scores, row, 0, left, a.scale);
+        decode_softmax<PIECES>(weights, o, max, sum, scores, row, {0, 0}, {left, left}, a.scale);
         decode_values<PIECES>(o, weights, values);
     }
     decode_merge_warps<PIECES>(a, p, (float *)(void *)memory, stats, o, max, sum, warp, roles, parts);

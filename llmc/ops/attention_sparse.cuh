@@ -113,7 +113,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS)
     SHARED(float, ds, SPARSE_THREADS);
     const AttentionShape &s = a.s;
     const int thread = (int)threadIdx.x, kv = (int)blockIdx.x % s.NKV, n = (int)blockIdx.x / s.NKV, b = n / s.T;
-    const int key = n % s.T, group = s.NQ / s.NKV, block = key / s.sparse.size;
+    const int key = n % s.T, group = s.NQ / s.NKV, block = key / s.sparse.size, width = sparse_width(s.sparse);
     const size_t k_at = (size_t)n * s.ldkv + (size_t)kv * s.k_head, v_at = (size_t)n * s.ldkv + (size_t)kv * s.v_head;
     float sum_k[SPARSE_COLUMNS] = {0}, sum_v[SPARSE_COLUMNS] = {0};
     sparse_read(k, a.k + k_at, s.D);
@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS)
         for (int r0 = 0; r0 < of.count; r0 += SPARSE_THREADS) {
             int count = min((int)SPARSE_THREADS, of.count - r0);
             if (thread < count) {
-                int t = of.rows[r0 + thread];
+                int t = of.entries[r0 + thread] / width;
                 size_t at = ((size_t)b * s.NQ + h) * s.T + t;
                 bool sees = t >= key && attention_low(s, b, t) <= key;
                 float x = sees ? expf(s.scale * sparse_dot(k, q + (size_t)t * s.ldq, s.D) - a.lse[at]) : 0;
@@ -136,7 +136,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS)
             __syncthreads();
             for (int c = 0; c < SPARSE_COLUMNS; c++)
                 for (int i = 0, column = c * SPARSE_THREADS + thread; i < count; i++) {
-                    size_t t = of.rows[r0 + i];
+                    size_t t = (size_t)(of.entries[r0 + i] / width);
                     if (column < s.D) sum_k[c] += ds[i] * to_float(q[t * s.ldq + column]);
                     if (column < s.DV) sum_v[c] += p[i] * to_float(g[t * s.ldo + column]);
                 }
@@ -151,32 +151,49 @@ static __global__ void __launch_bounds__(SPARSE_THREADS)
     }
 }
 
+// The arrays of a call that gathers rows, in the workspace; returns the address of the partial results.
+static inline float *sparse_arrays(SparseCall *a, bool tensor_cores, real **delta) {
+    const AttentionShape s = a->s;
+    float *memory = ops_workspace_take(sparse_device_bytes(s, tensor_cores));
+    *delta = memory + (tensor_cores ? sparse_heads_at_once(s) * sparse_partial_bytes(s) / sizeof(float) : 0);
+    a->counts = (int *)(void *)(*delta + (size_t)s.B * s.NQ * s.T);
+    a->starts = a->counts + sparse_all_blocks(s);
+    a->rows = a->starts + sparse_all_blocks(s);
+    sparse_gather(*a);
+    return memory;
+}
+
 // first: the positions in a cache, or nullptr
 static inline void sparse_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                   const int *first, int capacity, AttentionShape s) {
     attention_check(s);
     SparseCall a = {q, k, v, nullptr, nullptr, nullptr, first, capacity, nullptr, nullptr, nullptr, s};
-    if (sparse_mma_fits(s) && packed(0, out, q, k, v)) sparse_forward_mma(out, lse, a);
-    else LAUNCH(sparse_forward_kernel, blocks_of((size_t)s.B * s.T * s.NQ, 1), SPARSE_THREADS, 0, out, lse, a);
+    real *delta;
+    if (!sparse_mma_fits(s) || !packed(0, out, q, k, v))
+        LAUNCH(sparse_forward_kernel, blocks_of((size_t)s.B * s.T * s.NQ, 1), SPARSE_THREADS, 0, out, lse, a);
+    else if (first || s.first || s.sparse.base) sparse_forward_rows(out, lse, a);
+    else {
+        float *parts = sparse_arrays(&a, true, &delta);
+        sparse_by_blocks(out, lse, a, parts, false);
+    }
 }
 static inline void sparse_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                    const real *lse, const floatX *q, const floatX *k, const floatX *v, AttentionShape s,
                                    bool add_dv) {
     attention_check(s);
-    real *delta = ops_workspace_take(sparse_workspace_bytes(s));
-    SparseCall a = {q, k, v, dout, lse, delta, nullptr, 0, nullptr, nullptr, nullptr, s};
-    a.counts = (int *)(void *)(delta + (size_t)s.B * s.NQ * s.T);
-    a.starts = a.counts + sparse_all_blocks(s);
-    a.rows = a.starts + sparse_all_blocks(s);
-    bool wide = packed(s.DV, dout, out) && packed(s.ldo) && packed(s.o_head);
+    const bool tensor_cores = sparse_mma_fits(s) && packed(0, dq, dk, dv, dout, q, k, v);
+    const bool wide = packed(s.DV, dout, out) && packed(s.ldo) && packed(s.o_head);
+    SparseCall a = {q, k, v, dout, lse, nullptr, nullptr, 0, nullptr, nullptr, nullptr, s};
+    real *delta;
+    float *parts = sparse_arrays(&a, tensor_cores, &delta);
+    a.delta = delta;
     LAUNCH_ROWS(attention_delta_kernel, wide, (size_t)s.B * s.T * s.NQ, s.DV, delta, dout, out, s);
-    for (int fill = 0; fill < 2; fill++)
-        LAUNCH(sparse_rows_kernel, blocks_of(sparse_all_blocks(s), DECODE_WARPS), DECODE_THREADS, 0, a, fill != 0);
-    if (sparse_mma_fits(s) && packed(0, dq, dk, dv, dout, q, k, v)) {
-        sparse_backward_mma(dq, dk, dv, a, add_dv);
-        return;
+    if (tensor_cores) {
+        sparse_by_blocks(dq, nullptr, a, parts, true);
+        sparse_dkv_mma(dk, dv, a, add_dv);
+    } else {
+        LAUNCH(sparse_dq_kernel, blocks_of((size_t)s.B * s.T * s.NQ, 1), SPARSE_THREADS, 0, dq, a);
+        LAUNCH(sparse_dkv_kernel, blocks_of((size_t)s.B * s.T * s.NKV, 1), SPARSE_THREADS, 0, dk, dv, a, add_dv);
     }
-    LAUNCH(sparse_dq_kernel, blocks_of((size_t)s.B * s.T * s.NQ, 1), SPARSE_THREADS, 0, dq, a);
-    LAUNCH(sparse_dkv_kernel, blocks_of((size_t)s.B * s.T * s.NKV, 1), SPARSE_THREADS, 0, dk, dv, a, add_dv);
 }
 #endif

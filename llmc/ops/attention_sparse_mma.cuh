@@ -2,19 +2,21 @@
 attention_sparse_mma.cuh: block-sparse attention on the tensor cores, for bf16 storage whose rows can be read in packs
 and have at most 128 columns; and the gathering of rows by block.
 
-  mapping   forward, dQ: a block per query row and list, for up to 16 heads that share it. Its warps divide the keys, so
-            that each key is read once for all heads. dK, dV: a block per 16 keys, for the queries (pairs of row and
-            head) of the rows whose lists have their block; its warps divide the queries. The first block is in all
-            lists, so one block per block of keys would take T / ((K + 2) S) times as long as the others need
-  why       A tile needs 16 rows that read the same keys. Neighbouring rows share few blocks: the lists of 64 rows have
-            up to 64 K blocks together, so tiles with masks would compute with all T keys in the worst case. Rows
-            gathered by block would fill tiles in the forward too, but their partial outputs take (K + 2) DV fp32
-            numbers per row and head. The heads of a group share a list, 2 to 16 of them: that fills a part of a tile,
-            and the time is that of reading (K + 2) S keys per row and group from L2
+  mapping   forward, dQ: the queries (pairs of row and head) whose list has a block are gathered, 16 at a time by each
+            warp, and computed over its keys; their partial results are stored in fp32, and a second kernel merges those
+            of each query in the order of its list. dK, dV: a block per 16 keys, whose warps divide the same queries
+            between them. The first block is in all lists: a block of threads for each block of keys would take
+            T / ((K + 2) S) times as long as the others. Decoding: a block per row and list, for up to 16 heads that
+            share it; its warps divide the keys
+  why       A tile needs 16 queries that read the same keys. The heads of a group share a list, but are 2 to 16; the
+            lists of 64 neighbouring rows have up to 64 K blocks together. Gathered, tiles are full. A query then moves
+            (K + 2) (8 DV + 2 D) bytes; alone with the G heads of its group it would read 2 (K + 2) S (D + DV) / G from
+            L2, which is more where G < 25 with S = 64
   products  the pieces of attention_decode_mma.cuh. dK, dV: S^T (keys, queries) = K Q^T, and dV += P^T dO, dK += dS^T Q
-  traffic   forward (K + 2) S (D + DV) elements per row and list; dQ 3 D + 2 DV elements of each key, dK, dV 2 (D + DV)
-            elements of each query for each 16 keys
+  traffic   each query and block of its list: forward Q, and O twice in fp32; dQ the same with dO; dK, dV 2 (D + DV)
+            elements for each 16 keys. The keys of a block from L1
   numerics  products exact, sums in fp32, in a fixed order; P and dS as sums of two bf16 numbers; outputs rounded once
+  source    the gathering is that of MoBA (sparse.h)
 */
 #ifndef LLMC_ATTENTION_SPARSE_MMA_CUH
 #define LLMC_ATTENTION_SPARSE_MMA_CUH
@@ -93,9 +95,9 @@ static __host__ __device__ inline size_t sparse_all_blocks(const AttentionShape 
     return (size_t)s.B * s.NKV * sparse_kinds_of(s) * sparse_blocks_of(s);
 }
 
-// The rows whose list has a block, in ascending order.
+// The places of a block in lists, in ascending order: t * (blocks + 2) + place in the list of row t.
 typedef struct {
-    const int *rows;
+    const int *entries;
     int count;
 } SparseRows;
 static __device__ inline SparseRows sparse_rows_of(const SparseCall &a, int b, int kv, int kind, int block) {
@@ -121,23 +123,24 @@ static __global__ void __launch_bounds__(DECODE_THREADS) sparse_rows_kernel(Spar
     }
     for (int t0 = block * s.sparse.size; t0 < s.T; t0 += WARP) { // earlier rows cannot have it
         const int *of = s.sparse.lists + (stored * s.T + t0 + lane) * width;
-        bool has = false;
-        for (int i = 0; t0 + lane < s.T && i < width; i++) has |= of[i] == block;
-        const unsigned all = __ballot_sync(ALL_LANES, has);
-        if (fill && has) a.rows[list * s.T * width + at + __popc(all & ((1u << lane) - 1))] = t0 + lane;
+        int place = -1;
+        for (int i = 0; t0 + lane < s.T && i < width; i++)
+            if (of[i] == block) place = i;
+        const unsigned all = __ballot_sync(ALL_LANES, place >= 0);
+        if (fill && place >= 0)
+            a.rows[list * s.T * width + at + __popc(all & ((1u << lane) - 1))] = (t0 + lane) * width + place;
         at += __popc(all);
     }
     if (!fill && lane == 0) a.counts[item] = at;
 }
 
-// Of the backward: delta, and the rows of each block.
-static inline size_t sparse_workspace_bytes(AttentionShape s) {
-    size_t rows = (size_t)s.T * sparse_width(s.sparse) + 2 * (size_t)sparse_blocks_of(s);
-    return (size_t)s.B * s.NQ * s.T * sizeof(real) + (size_t)s.B * s.NKV * sparse_kinds_of(s) * rows * sizeof(int);
+static inline void sparse_gather(const SparseCall &a) {
+    for (int fill = 0; fill < 2; fill++)
+        LAUNCH(sparse_rows_kernel, blocks_of(sparse_all_blocks(a.s), DECODE_WARPS), DECODE_THREADS, 0, a, fill != 0);
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Forward and dQ
+// Forward of single rows
 
 // What a block computes: heads first .. first + heads - 1 of those that share a list.
 typedef struct {
@@ -242,7 +245,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - WV)
     const SparseTile r = sparse_tile(a, tiles);
     if (r.heads <= 0) return; // all threads agree
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, turns = sparse_turns(a, r);
-    decode_load_rows(memory, s.D, 1, 2 * WD, [&](int i) {
+    decode_load_rows(memory, s.D, 1, 2 * WD, (int)threadIdx.x, DECODE_THREADS, [&](int i) {
         return i < r.heads ? a.q + r.n * s.ldq + sparse_head_of(s, r, i) * s.q_head : (const floatX *)nullptr;
     });
     __syncthreads();
@@ -257,7 +260,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - WV)
                                  sparse_row_at(a, a.k + r.at.k, k, lane / 4 + 8)};
         float scores[2][4];
         decode_scores<2 * WD>(scores, memory, keys, s.D, 2 * WD, lane);
-        decode_softmax<WV>(weights, o, most, sum, scores, lane % 4 * 2, k.from - k.key, k.end - k.key, scale);
+        decode_softmax<WV>(weights, o, most, sum, scores, lane % 4 * 2, {k.from - k.key, k.from - k.key},
+                           {k.end - k.key, k.end - k.key}, scale);
         decode_values<WV>(o, weights, values);
     }
     for (int upper = 0; upper < 2; upper++) {
@@ -284,87 +288,211 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - WV)
     });
 }
 
-template <int WD, int WV>
-static __global__ void __launch_bounds__(DECODE_THREADS, 4 - WD)
-    sparse_dq_mma_kernel(floatX *dq, SparseCall a, int tiles, float scale) {
-    SHARED(uint4, memory, DECODE_WARPS * SPARSE_KEYS * WD * 64 * 4 / 16);
-    const AttentionShape &s = a.s;
-    const SparseTile r = sparse_tile(a, tiles);
-    if (r.heads <= 0) return; // all threads agree
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, turns = sparse_turns(a, r);
-    uint4 *douts = memory + 2 * WD * 2 * WARP;
-    decode_load_rows(memory, s.D, 1, 2 * WD, [&](int i) {
-        return i < r.heads ? a.q + r.n * s.ldq + sparse_head_of(s, r, i) * s.q_head : (const floatX *)nullptr;
-    });
-    decode_load_rows(douts, s.DV, 1, 2 * WV, [&](int i) {
-        return i < r.heads ? a.dout + r.n * s.ldo + sparse_head_of(s, r, i) * s.o_head : (const floatX *)nullptr;
-    });
-    __syncthreads();
-    float sum[WD][8][4], lse[2] = {0, 0}, delta[2] = {0, 0}; // lse in base 2
-    sparse_zero<WD>(sum);
-    for (int upper = 0; upper < 2; upper++) {
-        const int h = lane / 4 + 8 * upper;
-        if (h >= r.heads) continue;
-        const size_t at = ((size_t)r.at.b * s.NQ + sparse_head_of(s, r, h)) * s.T + r.at.t;
-        lse[upper] = a.lse[at] * 1.44269504f, delta[upper] = a.delta[at];
-    }
-    for (int turn = warp; turn < turns; turn += DECODE_WARPS) {
-        const SparseTurn k = sparse_turn(a, r, turn);
-        if (k.from >= k.end) continue;
-        const floatX *keys[2] = {sparse_row_at(a, a.k + r.at.k, k, lane / 4),
-                                 sparse_row_at(a, a.k + r.at.k, k, lane / 4 + 8)};
-        const floatX *rows[2] = {sparse_row_at(a, a.v + r.at.v, k, lane / 4),
-                                 sparse_row_at(a, a.v + r.at.v, k, lane / 4 + 8)};
-        float scores[2][4], dp[2][4];
-        unsigned ds[2][4], packs[4][WD][4];
-        decode_scores<2 * WD>(scores, memory, keys, s.D, 2 * WD, lane); // S = scale Q K^T, recomputed
-        decode_scores<2 * WV>(dp, douts, rows, s.DV, 2 * WV, lane);     // dP = dO V^T
-        UNROLL
-        for (int n = 0; n < 2; n++) {
-            UNROLL
-            for (int upper = 0; upper < 2; upper++) {
-                float x[2];
-                UNROLL
-                for (int e = 0; e < 2; e++) {
-                    const int key = k.key + 8 * n + lane % 4 * 2 + e;
-                    const float p = exp2f(scale * scores[n][2 * upper + e] - lse[upper]);
-                    x[e] = key >= k.from && key < k.end ? p * (dp[n][2 * upper + e] - delta[upper]) : 0;
-                }
-                decode_split(ds, upper + 2 * n, x[0], x[1]);
-            }
-        }
-        sparse_packs<WD>(packs, s.D, lane, [&](int i) { return sparse_row_at(a, a.k + r.at.k, k, i); });
-        decode_values<WD>(sum, ds, packs); // dQ = scale dS K
-    }
-    sparse_merge<WD>((float *)(void *)memory, sum, s.D, [&](int h, int column, float(&x)[4]) {
-        UNROLL
-        for (int i = 0; i < 4; i++) x[i] *= s.scale;
-        if (h < r.heads) store<4>(dq + r.n * s.ldq + sparse_head_of(s, r, h) * s.q_head + column, x);
-    });
-}
-
 // ---------------------------------------------------------------------------------------------------
-// dK and dV
+// Queries by block
 
 // A query of a turn. It reads the keys `low` to t.
 typedef struct {
     const floatX *q, *dout; // nullptr: there is none
     float lse, delta;       // lse in base 2
     int t, low;
+    size_t part; // among the partial results of its key/value head
 } SparseQuery;
 static __device__ inline SparseQuery sparse_query(const SparseCall &a, int b, int kv, int kind, SparseRows of, int i) {
     const AttentionShape &s = a.s;
-    const int heads = sparse_heads(s, kind);
-    SparseQuery q = {nullptr, nullptr, 0, 0, -1, 0};
+    const int heads = sparse_heads(s, kind), width = sparse_width(s.sparse), group = s.NQ / s.NKV;
+    SparseQuery q = {nullptr, nullptr, 0, 0, -1, 0, 0};
     if (i >= of.count * heads) return q;
-    q.t = of.rows[i / heads];
-    q.low = attention_low(s, b, q.t);
-    const size_t h = (size_t)(kv * (s.NQ / s.NKV) + sparse_head(s, kind, i % heads)), n = (size_t)b * s.T + q.t;
-    const size_t at = ((size_t)b * s.NQ + h) * s.T + q.t;
-    q.q = a.q + n * s.ldq + h * s.q_head, q.dout = a.dout + n * s.ldo + h * s.o_head;
-    q.lse = a.lse[at] * 1.44269504f, q.delta = a.delta[at];
+    const int entry = of.entries[i / heads], head = sparse_head(s, kind, i % heads);
+    q.t = entry / width, q.low = attention_low(s, b, q.t);
+    q.part = ((size_t)q.t * group + head) * width + entry % width;
+    const size_t h = (size_t)(kv * group + head), n = (size_t)b * s.T + q.t, at = ((size_t)b * s.NQ + h) * s.T + q.t;
+    q.q = a.q + n * s.ldq + h * s.q_head;
+    if (!a.dout) return q; // of the forward
+    q.dout = a.dout + n * s.ldo + h * s.o_head, q.lse = a.lse[at] * 1.44269504f, q.delta = a.delta[at];
     return q;
 }
+
+// The partial results of key/value heads first .. (of all sequences): o (heads, T, group, blocks + 2, columns), and for
+// the forward their maxima and sums.
+typedef struct {
+    float *o;
+    float2 *stats;
+    int first, columns;
+} SparseParts;
+
+// The block of keys of a block of threads, and the queries that read it. blockIdx.y: one of SPARSE_PARTS parts of them
+enum { SPARSE_PARTS = 4 };
+typedef struct {
+    int b, kv, kind, begin, end, count;
+    SparseRows of;
+    size_t parts; // first partial result of the key/value head
+} SparseBlock;
+static __device__ inline SparseBlock sparse_block(const SparseCall &a, const SparseParts &p) {
+    const AttentionShape &s = a.s;
+    const int blocks = sparse_blocks_of(s), kinds = sparse_kinds_of(s), block = (int)blockIdx.x % blocks;
+    const int item = (int)blockIdx.x / blocks, pair = p.first + item / kinds;
+    SparseBlock r;
+    r.b = pair / s.NKV, r.kv = pair % s.NKV, r.kind = item % kinds;
+    r.begin = block * s.sparse.size, r.end = min(s.T, r.begin + s.sparse.size);
+    r.of = sparse_rows_of(a, r.b, r.kv, r.kind, block), r.count = r.of.count * sparse_heads(s, r.kind);
+    r.parts = (size_t)(item / kinds) * s.T * (s.NQ / s.NKV) * sparse_width(s.sparse);
+    return r;
+}
+
+// Stores the columns of the lane's two queries: 16 of each piece.
+template <int PIECES>
+static __device__ inline void sparse_store_part(const SparseParts &p, size_t first, const SparseQuery *queries,
+                                                const float (&o)[PIECES][8][4], int lane) {
+    UNROLL
+    for (int upper = 0; upper < 2; upper++) {
+        const SparseQuery &q = queries[lane / 4 + 8 * upper];
+        float *to = p.o + (first + q.part) * p.columns;
+        UNROLL
+        for (int i = 0; i < PIECES * 16; i += 4) {
+            const int piece = i / 16, c = 2 * upper + i / 8 % 2, n = i % 8,
+                      column = 64 * piece + lane % 4 * 16 + i % 16;
+            if (q.q && column < p.columns)
+                *(float4 *)(void *)(to + column) =
+                    make_float4(o[piece][n][c], o[piece][n + 1][c], o[piece][n + 2][c], o[piece][n + 3][c]);
+        }
+    }
+}
+
+template <int WD, int WV>
+static __global__ void __launch_bounds__(DECODE_THREADS, 4 - WV)
+    sparse_forward_block_mma_kernel(SparseCall a, SparseParts parts, float scale) {
+    SHARED(uint4, memory, DECODE_WARPS * WD * 2 * 2 * WARP);
+    SHARED(SparseQuery, queries, DECODE_WARPS * SPARSE_KEYS);
+    const AttentionShape &s = a.s;
+    const SparseBlock r = sparse_block(a, parts);
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    uint4 *rows = memory + warp * WD * 2 * 2 * WARP;
+    SparseQuery *own = queries + warp * SPARSE_KEYS;
+    const size_t row0 = (size_t)r.b * s.T * s.ldkv;
+    const floatX *k = a.k + row0 + (size_t)r.kv * s.k_head, *v = a.v + row0 + (size_t)r.kv * s.v_head;
+    const int turn = SPARSE_KEYS * DECODE_WARPS * SPARSE_PARTS;
+    for (int first = ((int)blockIdx.y * DECODE_WARPS + warp) * SPARSE_KEYS; first < r.count; first += turn) {
+        if (lane < SPARSE_KEYS) own[lane] = sparse_query(a, r.b, r.kv, r.kind, r.of, first + lane);
+        __syncwarp();
+        decode_load_rows(rows, s.D, 1, 2 * WD, lane, WARP, [&](int i) { return own[i].q; });
+        __syncwarp();
+        float o[WV][8][4], most[2] = {-8e37f, -8e37f}, sum[2] = {0, 0}; // below any score, finite
+        sparse_zero<WV>(o);
+        for (int key = r.begin; key < r.end; key += SPARSE_KEYS) {
+            auto row_at = [&](const floatX *of, int i) {
+                return key + i < r.end ? of + (size_t)(key + i) * s.ldkv : (const floatX *)nullptr;
+            };
+            unsigned values[4][WV][4], weights[2][4];
+            sparse_packs<WV>(values, s.DV, lane, [&](int i) { return row_at(v, i); });
+            const floatX *keys[2] = {row_at(k, lane / 4), row_at(k, lane / 4 + 8)};
+            float scores[2][4];
+            decode_scores<2 * WD>(scores, rows, keys, s.D, 2 * WD, lane);
+            int low[2], left[2];
+            UNROLL
+            for (int upper = 0; upper < 2; upper++) {
+                low[upper] = own[lane / 4 + 8 * upper].low - key;
+                left[upper] = min(own[lane / 4 + 8 * upper].t + 1, r.end) - key;
+            }
+            decode_softmax<WV>(weights, o, most, sum, scores, lane % 4 * 2, low, left, scale);
+            decode_values<WV>(o, weights, values);
+        }
+        sparse_store_part<WV>(parts, r.parts, own, o, lane);
+        UNROLL
+        for (int upper = 0; upper < 2; upper++) {
+            const float all = lanes_sum(sum[upper], 4);
+            const SparseQuery &q = own[lane / 4 + 8 * upper];
+            if (lane % 4 == 0 && q.q) parts.stats[r.parts + q.part] = make_float2(most[upper], all);
+        }
+        __syncwarp(); // before the queries are overwritten
+    }
+}
+
+template <int WD, int WV>
+static __global__ void __launch_bounds__(DECODE_THREADS, 2)
+    sparse_dq_mma_kernel(SparseCall a, SparseParts parts, float scale) {
+    SHARED(uint4, memory, DECODE_WARPS * (WD + WV) * 2 * 2 * WARP);
+    SHARED(SparseQuery, queries, DECODE_WARPS * SPARSE_KEYS);
+    const AttentionShape &s = a.s;
+    const SparseBlock r = sparse_block(a, parts);
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    uint4 *rows = memory + warp * (WD + WV) * 2 * 2 * WARP, *douts = rows + WD * 2 * 2 * WARP;
+    SparseQuery *own = queries + warp * SPARSE_KEYS;
+    const size_t row0 = (size_t)r.b * s.T * s.ldkv;
+    const floatX *k = a.k + row0 + (size_t)r.kv * s.k_head, *v = a.v + row0 + (size_t)r.kv * s.v_head;
+    const int turn = SPARSE_KEYS * DECODE_WARPS * SPARSE_PARTS;
+    for (int first = ((int)blockIdx.y * DECODE_WARPS + warp) * SPARSE_KEYS; first < r.count; first += turn) {
+        if (lane < SPARSE_KEYS) own[lane] = sparse_query(a, r.b, r.kv, r.kind, r.of, first + lane);
+        __syncwarp();
+        decode_load_rows(rows, s.D, 1, 2 * WD, lane, WARP, [&](int i) { return own[i].q; });
+        decode_load_rows(douts, s.DV, 1, 2 * WV, lane, WARP, [&](int i) { return own[i].dout; });
+        __syncwarp();
+        float sum[WD][8][4];
+        sparse_zero<WD>(sum);
+        for (int key = r.begin; key < r.end; key += SPARSE_KEYS) {
+            auto row_at = [&](const floatX *of, int i) {
+                return key + i < r.end ? of + (size_t)(key + i) * s.ldkv : (const floatX *)nullptr;
+            };
+            const floatX *keys[2] = {row_at(k, lane / 4), row_at(k, lane / 4 + 8)};
+            const floatX *values[2] = {row_at(v, lane / 4), row_at(v, lane / 4 + 8)};
+            float scores[2][4], dp[2][4];
+            unsigned ds[2][4], packs[4][WD][4];
+            decode_scores<2 * WD>(scores, rows, keys, s.D, 2 * WD, lane); // S = scale Q K^T, recomputed
+            decode_scores<2 * WV>(dp, douts, values, s.DV, 2 * WV, lane); // dP = dO V^T
+            UNROLL
+            for (int n = 0; n < 2; n++) {
+                UNROLL
+                for (int upper = 0; upper < 2; upper++) {
+                    const SparseQuery &q = own[lane / 4 + 8 * upper];
+                    float x[2];
+                    UNROLL
+                    for (int e = 0; e < 2; e++) {
+                        const int at = key + 8 * n + lane % 4 * 2 + e;
+                        const float p = exp2f(scale * scores[n][2 * upper + e] - q.lse);
+                        x[e] = at >= q.low && at <= q.t && at < r.end ? p * (dp[n][2 * upper + e] - q.delta) : 0;
+                    }
+                    decode_split(ds, upper + 2 * n, x[0], x[1]);
+                }
+            }
+            sparse_packs<WD>(packs, s.D, lane, [&](int i) { return row_at(k, i); });
+            decode_values<WD>(sum, ds, packs); // dQ = scale dS K
+        }
+        sparse_store_part<WD>(parts, r.parts, own, sum, lane);
+        __syncwarp(); // before the queries are overwritten
+    }
+}
+
+// A warp per query: out and lse, or with GRADIENT dQ, from the partial results of its blocks in order.
+template <bool GRADIENT>
+static __global__ void __launch_bounds__(DECODE_THREADS)
+    sparse_merge_kernel(floatX *to, real *lse, SparseCall a, SparseParts parts, int count) {
+    const float LN2 = 0.693147181f;
+    const AttentionShape &s = a.s;
+    const int lane = (int)threadIdx.x % WARP, group = s.NQ / s.NKV, width = sparse_width(s.sparse);
+    const size_t item = blockIdx.x * (size_t)DECODE_WARPS + threadIdx.x / WARP;
+    if (item >= (size_t)count * s.T * group) return;
+    const int head = (int)(item % (unsigned)group), t = (int)(item / (unsigned)group % (unsigned)s.T);
+    const int pair = parts.first + (int)(item / (unsigned)group / (unsigned)s.T), b = pair / s.NKV, kv = pair % s.NKV;
+    const size_t n = (size_t)b * s.T + t, h = (size_t)(kv * group + head), part = item * width;
+    const int *list = s.sparse.lists + sparse_list(s, b, (int)h) + (size_t)t * width;
+    float top = -8e37f, total = 0;
+    for (int i = 0; !GRADIENT && i < width && list[i] >= 0; i++) top = fmaxf(top, parts.stats[part + i].x);
+    for (int i = 0; !GRADIENT && i < width && list[i] >= 0; i++)
+        total += parts.stats[part + i].y * exp2f(parts.stats[part + i].x - top);
+    for (int c = lane * 4; c < parts.columns; c += WARP * 4) {
+        float x[4] = {0, 0, 0, 0};
+        for (int i = 0; i < width && list[i] >= 0; i++) {
+            const float4 o = *(const float4 *)(const void *)(parts.o + (part + i) * parts.columns + c);
+            const float by = GRADIENT ? s.scale : exp2f(parts.stats[part + i].x - top) / total;
+            x[0] += by * o.x, x[1] += by * o.y, x[2] += by * o.z, x[3] += by * o.w;
+        }
+        store<4>(to + n * (GRADIENT ? s.ldq : s.ldo) + h * (GRADIENT ? s.q_head : s.o_head) + c, x);
+    }
+    if (!GRADIENT && lse && lane == 0) lse[((size_t)b * s.NQ + h) * s.T + t] = LN2 * (top + log2f(total));
+}
+
+// ---------------------------------------------------------------------------------------------------
+// dK and dV
 
 // dV += P^T dO, dK += dS^T Q of a turn of 16 queries, for the keys key .. key + 15. keys, rows: K and V
 template <int WD, int WV>
@@ -419,9 +547,9 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 2)
                  v_at = row0 + (size_t)kv * s.v_head;
     uint4 *rows = memory + 2 * WD * 2 * WARP;
     SparseQuery *own = queries + warp * SPARSE_KEYS;
-    decode_load_rows(memory, s.D, 1, 2 * WD,
+    decode_load_rows(memory, s.D, 1, 2 * WD, (int)threadIdx.x, DECODE_THREADS,
                      [&](int i) { return key + i < end ? a.k + k_at + (size_t)i * s.ldkv : (const floatX *)nullptr; });
-    decode_load_rows(rows, s.DV, 1, 2 * WV,
+    decode_load_rows(rows, s.DV, 1, 2 * WV, (int)threadIdx.x, DECODE_THREADS,
                      [&](int i) { return key + i < end ? a.v + v_at + (size_t)i * s.ldkv : (const floatX *)nullptr; });
     __syncthreads();
     float sum_k[WD][8][4], sum_v[WV][8][4];
@@ -474,16 +602,39 @@ static inline int sparse_tiles(AttentionShape s) {
 static inline unsigned sparse_grid(AttentionShape s) {
     return blocks_of((size_t)s.B * s.T * s.NKV * sparse_kinds_of(s) * sparse_tiles(s), 1);
 }
-static inline void sparse_forward_mma(floatX *out, real *lse, SparseCall a) {
+// The forward of rows of a cache, or of a piece of a prompt.
+static inline void sparse_forward_rows(floatX *out, real *lse, SparseCall a) {
     const AttentionShape s = a.s;
     const float scale = (float)((double)s.scale / M_LN2);
     SPARSE_MMA(sparse_forward_mma_kernel, sparse_grid(s), out, lse, a, sparse_tiles(s), scale);
 }
-static inline void sparse_backward_mma(floatX *dq, floatX *dk, floatX *dv, SparseCall a, bool add_dv) {
+
+// Computes the partial results of as many key/value heads at a time as there is room for at `memory`.
+static inline void sparse_by_blocks(floatX *to, real *lse, SparseCall a, float *memory, bool gradient) {
+    const AttentionShape s = a.s;
+    const float scale = (float)((double)s.scale / M_LN2);
+    const int heads = s.B * s.NKV, once = (int)sparse_heads_at_once(s);
+    const size_t each = (size_t)s.T * (s.NQ / s.NKV);
+    SparseParts p = {memory, nullptr, 0, gradient ? s.D : s.DV};
+    p.stats = (float2 *)(void *)(memory + once * each * sparse_width(s.sparse) * p.columns);
+    for (; p.first < heads; p.first += once) {
+        const int count = min_int(once, heads - p.first);
+        const dim3 grid(blocks_of((size_t)count * sparse_kinds_of(s) * sparse_blocks_of(s), 1), SPARSE_PARTS);
+        const unsigned merging = blocks_of(count * each, DECODE_WARPS);
+        if (gradient) {
+            SPARSE_MMA(sparse_dq_mma_kernel, grid, a, p, scale);
+            LAUNCH((sparse_merge_kernel<true>), merging, DECODE_THREADS, 0, to, lse, a, p, count);
+        } else {
+            SPARSE_MMA(sparse_forward_block_mma_kernel, grid, a, p, scale);
+            LAUNCH((sparse_merge_kernel<false>), merging, DECODE_THREADS, 0, to, lse, a, p, count);
+        }
+    }
+}
+
+static inline void sparse_dkv_mma(floatX *dk, floatX *dv, SparseCall a, bool add_dv) {
     const AttentionShape s = a.s;
     const float scale = (float)((double)s.scale / M_LN2);
     const size_t each = (s.sparse.size + SPARSE_KEYS - 1) / SPARSE_KEYS;
-    SPARSE_MMA(sparse_dq_mma_kernel, sparse_grid(s), dq, a, sparse_tiles(s), scale);
     SPARSE_MMA(sparse_dkv_mma_kernel, blocks_of((size_t)s.B * s.NKV * sparse_blocks_of(s) * each, 1), dk, dv, a, add_dv,
                scale);
 }

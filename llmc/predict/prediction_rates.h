@@ -107,9 +107,11 @@ static inline double attention_ms(const Prediction *p, AttentionShape s, Attenti
     share *= span / (span + length) * (1 - idle * (1 - narrow));
     if (by == BY_CUDNN && backward && p->options->deterministic) share *= p->assumed[ASSUME_DETERMINISTIC];
     if (by == BY_FP32_UNITS) share = p->assumed[ASSUME_FP32_ATTENTION];
-    if (s.sparse.blocks && by == BY_TENSOR_CORES) { // a key is read once for the heads that share its list
-        double read = flops * s.NKV * s.sparse.kinds / s.NQ * (backward ? 1.4 : 1);
-        return 1e-6 * read / (p->assumed[ASSUME_SELECTED_KEYS] * p->plan->device->memory_gbs);
+    if (s.sparse.blocks &&
+        by == BY_TENSOR_CORES) { // queries and partial results of each block (attention_sparse_mma.cuh)
+        double blocks = flops / (backward ? 5 : 2) / (s.D + s.DV) / s.sparse.size, row = FLOATX_BYTES * (s.D + s.DV);
+        bytes += blocks * (backward ? row * (1 + s.sparse.size / 16.0) + 2.0 * FP32_BYTES * s.D
+                                    : FLOATX_BYTES * s.D + 2.0 * FP32_BYTES * (s.DV + 2));
     }
     return fmax(1e-9 * flops / (share * p->plan->device->tflops), memory_ms(p, bytes));
 }
