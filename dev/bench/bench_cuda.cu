@@ -19,7 +19,7 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   --sdpa own, cudnn   attention by the built-in kernel, or by cuDNN
   --tune-gemm         algorithms of matrix products, chosen in the first step (profile, turns)
   --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
-  --window W, --full-every K, --yoco, --qk-norm, --shared-experts S, --dense-layers N, --doc-mask
+  --window W, --full-every K, --sparse-blocks K, --yoco, --qk-norm, --shared-experts S, --dense-layers N, --doc-mask
                       layers as the trainer's options; documents of a third of T
   --repeats N         repetitions of each operation (default: as many as take 0.15 s; 1 for profilers)
   --tiny              few repetitions and little memory, for dev/cuda_on_cpu
@@ -294,7 +294,7 @@ static void run_facts(void) {
 int main(int argc, char **argv) {
     const char *usage =
         "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--sdpa own|cudnn] [--tune-gemm] [--window W] "
-        "[--full-every K] [--yoco] [--qk-norm] "
+        "[--full-every K] [--sparse-blocks K] [--yoco] [--qk-norm] "
         "[--shared-experts S] [--dense-layers N] [--doc-mask] [--json FILE] facts | "
         "kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | profile PRESET ATTENTION KV_HEADS B T | "
         "turns PRESET ATTENTION KV_HEADS B T | attention-turns PRESET ATTENTION KV_HEADS B T | decode PRESET KV_HEADS "

@@ -14,19 +14,20 @@ static double median(double *values, int count) {
 }
 
 // Traits of the layers of all models of a call, as the trainer's: --window W, --full-every K, --shared-experts S,
-// --dense-layers N, --yoco and --qk-norm; --doc-mask: documents of a third of T.
+// --dense-layers N, --sparse-blocks K, --yoco and --qk-norm; --doc-mask: documents of a third of T.
 static struct {
-    int window, full_every, shared, dense;
+    int window, full_every, shared, dense, sparse;
     bool yoco, qk_norm, documents;
 } bench_layers;
 // Reads one of these options at argv[*i], and its value; false: it is another one.
 static bool bench_layer_option(int argc, char **argv, int *i) {
-    const char *names[] = {"--window", "--full-every", "--shared-experts", "--dense-layers"};
-    int *values[] = {&bench_layers.window, &bench_layers.full_every, &bench_layers.shared, &bench_layers.dense};
+    const char *names[] = {"--window", "--full-every", "--shared-experts", "--dense-layers", "--sparse-blocks"};
+    int *values[] = {&bench_layers.window, &bench_layers.full_every, &bench_layers.shared, &bench_layers.dense,
+                     &bench_layers.sparse};
     if (strcmp(argv[*i], "--yoco") == 0) return bench_layers.yoco = true;
     if (strcmp(argv[*i], "--qk-norm") == 0) return bench_layers.qk_norm = true;
     if (strcmp(argv[*i], "--doc-mask") == 0) return bench_layers.documents = true;
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 5; k++)
         if (strcmp(argv[*i], names[k]) == 0 && *i + 1 < argc && sscanf(argv[*i + 1], "%d", values[k]) == 1)
             return (*i)++, true;
     return false;
@@ -44,7 +45,7 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
     if (NKV) c->NKV = NKV;
     c->shared = bench_layers.shared, c->dense_layers = bench_layers.dense;
     c->window = bench_layers.window, c->full_every = bench_layers.full_every, c->yoco = bench_layers.yoco;
-    c->qk_norm = bench_layers.qk_norm;
+    c->qk_norm = bench_layers.qk_norm, c->sparse_blocks = bench_layers.sparse, c->sparse_size = 64;
     return true;
 }
 
