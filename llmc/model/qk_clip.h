@@ -44,7 +44,7 @@ static inline QkClip qk_clip_agree(const ModelPlan *plan, const Activations *a, 
     for (size_t i = 0; i < count; i++) {
         for (int q = 0; q < comm_ranks(); q++) own[i] = all[q * count + i] > own[i] ? all[q * count + i] : own[i];
         clip.heads += own[i] > limit;
-        clip.largest = fmax(clip.largest, (double)own[i]);
+        if ((double)own[i] > clip.largest) clip.largest = (double)own[i]; // GCC 12.2 for aarch64 crashes on fmax here
     }
     buffer_upload(a->largest_logits, own, bytes);
     free(own);
