@@ -20,7 +20,7 @@
 # Exit status: the trainer's: 0 done, 1 failed, 2 usage, 3 stopped by a signal after saving a checkpoint.
 #
 # Variables
-#   TRAIN_DIFFV2   the program (./train_diffv2cu; ./train_diffv2 for CPUs)
+#   TRAIN_DIFFV2   the program (./train_diffv2cu; ./train_diffv2 for CPUs); with LAUNCH it may be in a container
 #   RANKS          processes on one machine (default: its GPUs, as restricted by CUDA_VISIBLE_DEVICES; the recipe's
 #                  number if nvidia-smi finds none)
 #   LAUNCH         the launcher and its flags, instead of mpirun or srun: LAUNCH='mpirun --hostfile hosts -np 64'
@@ -129,7 +129,7 @@ for word in "${settings[@]}"; do
 done
 
 program=${TRAIN_DIFFV2:-./train_diffv2cu}
-[ -x "$program" ] || fail "no program $program: run make ${program##*/}, or set TRAIN_DIFFV2"
+[ -x "$program" ] || [ -n "${LAUNCH-}" ] || fail "no program $program: run make ${program##*/}, or set TRAIN_DIFFV2"
 if [ -n "${SLURM_JOB_ID-}" ]; then
     [[ $program == *cu ]] && mpi=none || mpi=pmix
     [ "${SLURM_JOB_NUM_NODES:-$machines}" -ge "$machines" ] \

@@ -297,6 +297,8 @@ test_usage_errors_are_one_line() {
     one_line --out
     ends 1 env RANKS=2 LAUNCH=no_such_launcher "${recipe[@]}"
     one_line no_such_launcher
+    ends 127 env LAUNCH=env TRAIN_DIFFV2=in_a_container "${recipe[@]}" # not on this machine
+    one_line 'env: .*in_a_container'
     ends 2 env SLURM_SUBMIT_DIR="$scratch" "${recipe[@]}"
     one_line 'from the root of the repository'
 }
