@@ -45,6 +45,27 @@ run_test() { # function, subject
     *) report FAIL "$2: $(sentence "$1"): $(cat "$reason_file")" ;;
     esac
 }
+# Installs packages of Debian unless all programs are there. Ends the script, with one line, if it cannot.
+require_programs() { # programs in one word, packages...
+    local program log
+    # shellcheck disable=SC2086 # words
+    for program in $1; do
+        command -v "$program" >/dev/null || break
+        [ "$program" != "${1##* }" ] || return 0
+    done
+    log=$(mktemp)
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+        echo "${0##*/}: $program is missing: install ${*:2}" >&2
+    elif { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${@:2}"; } \
+        >"$log" 2>&1; then
+        rm -f "$log"
+        return 0
+    else
+        tail -n 3 "$log" >&2
+        echo "${0##*/}: apt-get install ${*:2} failed: see its output above" >&2
+    fi
+    exit 1
+}
 finish() { # prints the counts; it is a failure if no test ran
     local line="$passed passed, $failed failed"
     [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"

@@ -45,17 +45,7 @@ die() {
     echo "slurm_test.sh: $1" >&2
     exit 1
 }
-if ! { command -v slurmctld && command -v slurmd && command -v munged; } >/dev/null; then
-    [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null \
-        || die "slurmctld, slurmd or munged is missing: install slurm-wlm and munge"
-    log=$(mktemp)
-    export DEBIAN_FRONTEND=noninteractive
-    { apt-get update && apt-get install -y --no-install-recommends slurm-wlm munge; } >"$log" 2>&1 || {
-        tail -n 3 "$log" >&2
-        die "apt-get install slurm-wlm munge failed: see its output above"
-    }
-    rm -f "$log"
-fi
+require_programs 'slurmctld slurmd munged' slurm-wlm munge
 [ "$check" = no ] || exit 0
 
 make_scratch
