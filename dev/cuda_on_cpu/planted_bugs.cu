@@ -41,6 +41,13 @@ template <class F> static void expect_device(const int *values, int n, F wanted)
         }
     free(host);
 }
+// n numbers on the device, the first argument of the kernel that is launched; `more`: its others.
+template <class Kernel, class... More>
+static int *launched(int n, Kernel kernel, int blocks, int threads, More... more) {
+    int *out = device_array<int>((size_t)n);
+    LAUNCH(kernel, blocks, threads, 0, out, more...);
+    return out;
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // order: races between threads, which some orders hide and others show
@@ -52,9 +59,7 @@ template <bool bug> static __global__ void reverse_in_shared(int *out) {
     out[threadIdx.x] = x[127 - threadIdx.x];
 }
 template <bool bug> static void missing_barrier(void) {
-    int *out = device_array<int>(128);
-    LAUNCH((reverse_in_shared<bug>), 1, 128, 0, out);
-    expect_device(out, 128, [](int i) { return 127 - i; });
+    expect_device(launched(128, reverse_in_shared<bug>, 1, 128), 128, [](int i) { return 127 - i; });
 }
 
 // out[row] = sum over the block of row + thread, two rows: the second one's parts overwrite those still to be read
@@ -69,9 +74,8 @@ template <bool bug> static __global__ void sums_in_a_loop(int *out, int rows) {
     }
 }
 template <bool bug> static void missing_last_barrier_of_a_loop(void) {
-    int *out = device_array<int>(5 * 128);
-    LAUNCH((sums_in_a_loop<bug>), 1, 128, 0, out, 5);
-    expect_device(out, 5 * 128, [](int i) { return i / 128 * 128000 + 127 * 64; });
+    expect_device(launched(5 * 128, sums_in_a_loop<bug>, 1, 128, 5), 5 * 128,
+                  [](int i) { return i / 128 * 128000 + 127 * 64; });
 }
 
 template <bool bug> static __global__ void neighbour_in_warp(int *out) {
@@ -81,9 +85,7 @@ template <bool bug> static __global__ void neighbour_in_warp(int *out) {
     out[threadIdx.x] = x[threadIdx.x ^ 1];
 }
 template <bool bug> static void missing_syncwarp(void) {
-    int *out = device_array<int>(32);
-    LAUNCH((neighbour_in_warp<bug>), 1, 32, 0, out);
-    expect_device(out, 32, [](int i) { return 3 * (i ^ 1); });
+    expect_device(launched(32, neighbour_in_warp<bug>, 1, 32), 32, [](int i) { return 3 * (i ^ 1); });
 }
 
 template <bool bug> static __global__ void count_blocks(int *out) {
@@ -104,9 +106,7 @@ template <bool bug> static __global__ void same_value(int *out) {
     if (bug || threadIdx.x == 0) *out = 7; // every thread writes the same value
 }
 template <bool bug> static void many_threads_write_one_value(void) {
-    int *out = device_array<int>(1);
-    LAUNCH((same_value<bug>), 1, 64, 0, out);
-    expect_device(out, 1, [](int) { return 7; });
+    expect_device(launched(1, same_value<bug>, 1, 64), 1, [](int) { return 7; });
 }
 
 template <bool bug>
@@ -118,9 +118,7 @@ static __global__ void shuffle_as_barrier(int *out) { // a shuffle makes lanes m
     out[threadIdx.x] = x[31 - threadIdx.x] + sum;
 }
 template <bool bug> static void shuffle_in_place_of_syncwarp(void) {
-    int *out = device_array<int>(32);
-    LAUNCH((shuffle_as_barrier<bug>), 1, 32, 0, out);
-    expect_device(out, 32, [](int i) { return 31 - i + 496; });
+    expect_device(launched(32, shuffle_as_barrier<bug>, 1, 32), 32, [](int i) { return 31 - i + 496; });
 }
 
 template <bool bug> static __global__ void last_block_adds(int *total, int *parts, int *finished) {
@@ -148,14 +146,12 @@ template <bool bug> static __global__ void fill(int *out, int n) {
     out[i] = i;
 }
 template <bool bug> static void one_past_the_end_of_global_memory(void) {
-    int n = 1000, *out = device_array<int>((size_t)n);
-    LAUNCH((fill<bug>), 8, 128, 0, out, n);
-    expect_device(out, n, [](int i) { return i; });
+    const int n = 1000;
+    expect_device(launched(n, fill<bug>, 8, 128, n), n, [](int i) { return i; });
 }
 template <bool bug> static void one_past_the_end_of_a_page(void) { // where plain builds see it too
-    int n = 1024, *out = device_array<int>((size_t)n);
-    LAUNCH((fill<bug>), 9, 128, 0, out, n);
-    expect_device(out, n, [](int i) { return i; });
+    const int n = 1024;
+    expect_device(launched(n, fill<bug>, 9, 128, n), n, [](int i) { return i; });
 }
 
 template <bool bug> static __global__ void shift_in_shared(int *out) {
@@ -182,9 +178,7 @@ static __global__ void local_array(int *out, int n) {
     out[threadIdx.x] = x[threadIdx.x];
 }
 template <bool bug> static void one_past_the_end_of_a_local_array(void) {
-    int *out = device_array<int>(8);
-    LAUNCH(local_array, 1, 8, 0, out, bug ? 9 : 8);
-    expect_device(out, 8, [](int i) { return i; });
+    expect_device(launched(8, local_array, 1, 8, bug ? 9 : 8), 8, [](int i) { return i; });
 }
 
 struct alignas(16) Four {
@@ -209,9 +203,7 @@ static __global__ void fours_in_shared(int *out, bool bug) {
     out[threadIdx.x] = fours[threadIdx.x].x[3];
 }
 template <bool bug> static void vector_access_to_a_plain_shared_array(void) {
-    int *out = device_array<int>(2);
-    LAUNCH(fours_in_shared, 1, 2, 0, out, bug);
-    expect_device(out, 2, [](int) { return 4; });
+    expect_device(launched(2, fours_in_shared, 1, 2, bug), 2, [](int) { return 4; });
 }
 
 template <bool bug> static __global__ void double_all(int *out, int n) {
@@ -219,9 +211,9 @@ template <bool bug> static __global__ void double_all(int *out, int n) {
     if (i < n) out[i] = 2 * i;
 }
 template <bool bug> static void output_that_is_not_all_written(void) { // the grid is rounded down
-    int n = 1000, *out = device_array<int>((size_t)n);
-    LAUNCH((double_all<bug>), bug ? n / 128 : (n + 127) / 128, 128, 0, out, n);
-    expect_device(out, n, [](int i) { return 2 * i; });
+    const int n = 1000;
+    expect_device(launched(n, double_all<bug>, bug ? n / 128 : (n + 127) / 128, 128, n), n,
+                  [](int i) { return 2 * i; });
 }
 
 template <bool bug> static __global__ void accumulate(int *out) {
@@ -233,9 +225,7 @@ template <bool bug> static __global__ void accumulate(int *out) {
     if (threadIdx.x == 0) out[blockIdx.x] = sum[0];
 }
 template <bool bug> static void shared_memory_that_is_not_initialized(void) {
-    int *out = device_array<int>(2);
-    LAUNCH((accumulate<bug>), 2, 96, 0, out);
-    expect_device(out, 2, [](int) { return 96; });
+    expect_device(launched(2, accumulate<bug>, 2, 96), 2, [](int) { return 96; });
 }
 
 struct Pair {
@@ -259,9 +249,7 @@ template <bool bug> static void freed_memory_as_an_argument(void) {
 
 static __global__ void divide(int *out, int by) { out[threadIdx.x] = (int)threadIdx.x / by; }
 template <bool bug> static void integer_division_by_zero(void) {
-    int *out = device_array<int>(32);
-    LAUNCH(divide, 1, 32, 0, out, bug ? 0 : 2);
-    expect_device(out, 32, [](int i) { return i / 2; });
+    expect_device(launched(32, divide, 1, 32, bug ? 0 : 2), 32, [](int i) { return i / 2; });
 }
 
 // 0 + 1 + ... + n, by frames of 1 KiB that have to be kept
@@ -293,9 +281,7 @@ template <bool bug> static __global__ void barrier_in_both_branches(int *out) {
     out[threadIdx.x] = x[63 - threadIdx.x];
 }
 template <bool bug> static void barrier_on_two_lines(void) {
-    int *out = device_array<int>(64);
-    LAUNCH((barrier_in_both_branches<bug>), 1, 64, 0, out);
-    expect_device(out, 64, [](int i) { return 63 - i; });
+    expect_device(launched(64, barrier_in_both_branches<bug>, 1, 64), 64, [](int i) { return 63 - i; });
 }
 
 // Rows that are no multiple of the block: threads without a row leave before the barrier.
@@ -308,9 +294,7 @@ template <bool bug> static __global__ void rows_of_a_block(int *out, int rows) {
     if (row < rows) out[row] = x[threadIdx.x];
 }
 template <bool bug> static void barrier_after_an_early_return(void) {
-    int *out = device_array<int>(37);
-    LAUNCH((rows_of_a_block<bug>), 3, 16, 0, out, 37);
-    expect_device(out, 37, [](int i) { return i; });
+    expect_device(launched(37, rows_of_a_block<bug>, 3, 16, 37), 37, [](int i) { return i; });
 }
 
 template <bool bug> static __global__ void barrier_and_shuffle(int *out) {
@@ -320,9 +304,7 @@ template <bool bug> static __global__ void barrier_and_shuffle(int *out) {
     out[threadIdx.x] = x;
 }
 template <bool bug> static void deadlock_of_barrier_and_shuffle(void) {
-    int *out = device_array<int>(32);
-    LAUNCH((barrier_and_shuffle<bug>), 1, 32, 0, out);
-    expect_device(out, 32, [](int i) { return i == 31 ? 31 : i + 1; });
+    expect_device(launched(32, barrier_and_shuffle<bug>, 1, 32), 32, [](int i) { return i == 31 ? 31 : i + 1; });
 }
 
 template <bool bug> static __global__ void half_a_warp(int *out, unsigned mask) {
@@ -332,9 +314,8 @@ template <bool bug> static __global__ void half_a_warp(int *out, unsigned mask) 
     out[threadIdx.x] = x;
 }
 template <bool bug> static void mask_with_lanes_that_do_not_come(void) {
-    int *out = device_array<int>(32);
-    LAUNCH((half_a_warp<bug>), 1, 32, 0, out, bug ? everyone : 0xffffu);
-    expect_device(out, 32, [](int i) { return i < 16 ? i ^ 8 : i; });
+    expect_device(launched(32, half_a_warp<bug>, 1, 32, bug ? everyone : 0xffffu), 32,
+                  [](int i) { return i < 16 ? i ^ 8 : i; });
 }
 
 static __global__ void vote_with(int *out, unsigned low, unsigned high) {
@@ -342,9 +323,7 @@ static __global__ void vote_with(int *out, unsigned low, unsigned high) {
     out[threadIdx.x] = __popc(__ballot_sync(mask, 1));
 }
 template <bool bug> static void mask_without_the_calling_lane(void) {
-    int *out = device_array<int>(32);
-    LAUNCH(vote_with, 1, 32, 0, out, 0xffffu, bug ? 0xffffu : 0xffff0000u);
-    expect_device(out, 32, [](int) { return 16; });
+    expect_device(launched(32, vote_with, 1, 32, 0xffffu, bug ? 0xffffu : 0xffff0000u), 32, [](int) { return 16; });
 }
 
 template <bool bug> static __global__ void two_operations(int *out) {
@@ -354,9 +333,7 @@ template <bool bug> static __global__ void two_operations(int *out) {
     out[threadIdx.x] = x;
 }
 template <bool bug> static void different_operations_in_one_warp(void) {
-    int *out = device_array<int>(32);
-    LAUNCH((two_operations<bug>), 1, 32, 0, out);
-    expect_device(out, 32, [](int i) { return i == 31 ? 31 : i + 1; });
+    expect_device(launched(32, two_operations<bug>, 1, 32), 32, [](int i) { return i == 31 ? 31 : i + 1; });
 }
 
 // A reduction over a warp whose lanes without a row have left: they have no value to give.
@@ -368,9 +345,7 @@ template <bool bug> static __global__ void sum_of_warp(int *out, int n) {
     if (i == 0) *out = x;
 }
 template <bool bug> static void shuffle_with_lanes_that_left(void) {
-    int *out = device_array<int>(1);
-    LAUNCH((sum_of_warp<bug>), 1, 32, 0, out, 20);
-    expect_device(out, 1, [](int) { return 20; });
+    expect_device(launched(1, sum_of_warp<bug>, 1, 32, 20), 1, [](int) { return 20; });
 }
 
 // A stride that is 0 for small blocks.
@@ -379,9 +354,7 @@ template <bool bug> static __global__ void strided(int *out, int n) {
     for (int i = (int)threadIdx.x; i < n; i += step) out[i] = i;
 }
 template <bool bug> static void loop_without_an_end(void) {
-    int *out = device_array<int>(100);
-    LAUNCH((strided<bug>), 1, 32, 0, out, 100);
-    expect_device(out, 100, [](int i) { return i; });
+    expect_device(launched(100, strided<bug>, 1, 32, 100), 100, [](int i) { return i; });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
