@@ -166,21 +166,25 @@ static void dump_both(const TestDirectory *d, const AttentionVariant *variant, c
         compare_dumps(what, least_cosine(variant), cuda_fp32, cpu, gpu);
 }
 
+// On the weights of the reference, with more options.
+static void dump_fixture(const char *variant, const char *name, const char *more) {
+    TestDirectory d = test_make_directory();
+    Fixture f = fixture_open(variant, name);
+    char options[2048];
+    FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d %s", f.dir.path, f.dir.path,
+           f.B, f.T, more);
+    dump_both(&d, variant_find(variant), f.name, options);
+    fixture_close(&f);
+    test_remove_directory(&d);
+}
+
 // On the weights of the reference, which are so large that every gradient is, and on initial weights at unaligned
 // shapes.
 static void test_gradients_of_variants(void) {
     char options[2048], what[256];
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const char *name = attention_variants[v].name;
-        for (int s = 0; s < (cuda_fp32 ? 2 : 1); s++) {
-            TestDirectory d = test_make_directory();
-            Fixture f = fixture_open(name, s == 0 ? "a" : "b");
-            FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", f.dir.path,
-                   f.dir.path, f.B, f.T);
-            dump_both(&d, &attention_variants[v], f.name, options);
-            fixture_close(&f);
-            test_remove_directory(&d);
-        }
+        for (int s = 0; s < (cuda_fp32 ? 2 : 1); s++) dump_fixture(name, s == 0 ? "a" : "b", "");
         for (int c = 0; c < CUDA_CASES; c++) {
             TestDirectory d = cuda_data(cuda_cases[c].vocab);
             FORMAT(options, "--train-data data.bin %s", with_variant(v, cuda_cases[c].options, c).text);
@@ -294,17 +298,8 @@ static void test_experts(void) {
     const AttentionVariant *diff_v2 = variant_find("diff_v2");
     char options[2048];
     ProgramResult r;
-    for (int i = 0; i < 3 && cuda_fp32; i++) {
-        TestDirectory d = test_make_directory();
-        Fixture f = fixture_open(fixtures[i][0], fixtures[i][1]);
-        FORMAT(options,
-               "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d --router-aux 0.5 "
-               "--router-z 0.1",
-               f.dir.path, f.dir.path, f.B, f.T);
-        dump_both(&d, variant_find(fixtures[i][0]), f.name, options);
-        fixture_close(&f);
-        test_remove_directory(&d);
-    }
+    for (int i = 0; i < 3 && cuda_fp32; i++)
+        dump_fixture(fixtures[i][0], fixtures[i][1], "--router-aux 0.5 --router-z 0.1");
     TestDirectory d = cuda_data(43);
     for (int i = 0; i < 2; i++) {
         FORMAT(options, "--train-data data.bin %s %s",
@@ -332,17 +327,8 @@ static void test_experts(void) {
 static void test_sparse_models(void) {
     static const char *const fixtures[][2] = {
         {"baseline", "s"}, {"diff_v2", "s"}, {"diff_v2", "p"}, {"diff_v1", "p"}, {"diff_grouped_2", "o"}};
-    char options[2048];
     ProgramResult r, text[2];
-    for (int i = 0; i < 5 && cuda_fp32; i++) {
-        TestDirectory d = test_make_directory();
-        Fixture f = fixture_open(fixtures[i][0], fixtures[i][1]);
-        FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", f.dir.path, f.dir.path,
-               f.B, f.T);
-        dump_both(&d, variant_find(fixtures[i][0]), f.name, options);
-        fixture_close(&f);
-        test_remove_directory(&d);
-    }
+    for (int i = 0; i < 5 && cuda_fp32; i++) dump_fixture(fixtures[i][0], fixtures[i][1], "");
     TestDirectory d = cuda_data(43);
     for (int gpu = 0; gpu < 2; gpu++) {
         run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
