@@ -543,5 +543,4 @@ static const Test checkpoint_tests[] = {
     {"weights of all types are read from shards", test_checkpoint_weight_types},
     {"a gradient dump to a file, a device or a pipe contains the loss and every gradient", test_gradient_dump},
 };
-enum { CHECKPOINT_TEST_COUNT = sizeof(checkpoint_tests) / sizeof(checkpoint_tests[0]) };
 #endif

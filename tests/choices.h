@@ -484,5 +484,4 @@ static const Test choices_tests[] = {
     {"a damaged file of choices is refused with one line", test_refused_files},
     {"--eval-choices accepts a list of names and files", test_choice_lists},
 };
-enum { CHOICES_TEST_COUNT = sizeof(choices_tests) / sizeof(choices_tests[0]) };
 #endif

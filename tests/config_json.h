@@ -431,5 +431,4 @@ static const Test config_json_tests[] = {
     {"a Llama's config.json is read with Llama's defaults", test_config_defaults},
     {"a config.json of an unsupported model is rejected with the key and value", test_config_refusals},
 };
-enum { CONFIG_JSON_TEST_COUNT = sizeof(config_json_tests) / sizeof(config_json_tests[0]) };
 #endif

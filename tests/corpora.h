@@ -374,9 +374,7 @@ static const Test corpora_tests[] = {
     {"a corpus directory and a pattern of its shards give the same data", test_corpus_directory_and_pattern},
     {"document starts equal those of a backward search", test_document_starts},
 };
-enum { CORPORA_TEST_COUNT = sizeof(corpora_tests) / sizeof(corpora_tests[0]) };
 static const Test documents_tests[] = {
     {"packed documents give the loss and gradients of separate documents, in every variant", test_packed_documents},
 };
-enum { DOCUMENTS_TEST_COUNT = sizeof(documents_tests) / sizeof(documents_tests[0]) };
 #endif

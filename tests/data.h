@@ -517,5 +517,4 @@ static const Test data_tests[] = {
     {"the first tokens are in file order, across shards", test_data_first_tokens},
     {"the fingerprint depends on the content of the data, not on its path", test_data_fingerprint},
 };
-enum { DATA_TEST_COUNT = sizeof(data_tests) / sizeof(data_tests[0]) };
 #endif

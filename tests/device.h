@@ -172,5 +172,4 @@ static const Test device_tests[] = {
     {"a failed allocation on the CPU reports the memory of the run and the options that reduce it",
      test_failed_allocation},
 };
-enum { DEVICE_TEST_COUNT = sizeof(device_tests) / sizeof(device_tests[0]) };
 #endif

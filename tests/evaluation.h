@@ -287,5 +287,4 @@ static const Test evaluation_tests[] = {
     {"16 bits change no bit of a loss, 8 bits change it a little, for all variants", test_quantized_losses},
     {"the mass at the first position of known attention maps is correct", test_attention_map_first_mass},
 };
-enum { EVALUATION_TEST_COUNT = sizeof(evaluation_tests) / sizeof(evaluation_tests[0]) };
 #endif

@@ -88,5 +88,4 @@ static void test_expert_rollback(void) {
 static const Test expert_runs_tests[] = {
     {"a run with experts that was rolled back equals one that passed over the same data", test_expert_rollback},
 };
-enum { EXPERT_RUNS_TEST_COUNT = sizeof(expert_runs_tests) / sizeof(expert_runs_tests[0]) };
 #endif

@@ -592,9 +592,7 @@ static const Test expert_tests[] = {
     {"--quantize rounds the weights and inputs of experts", test_quantized_experts},
     {"--match-params and --match-active change the width of the experts", test_experts_match_parameters},
 };
-enum { EXPERT_TEST_COUNT = sizeof(expert_tests) / sizeof(expert_tests[0]) };
 static const Test expert_fp64_tests[] = {
     {"gradients of models with experts equal finite differences", test_expert_differences},
 };
-enum { EXPERT_FP64_TEST_COUNT = sizeof(expert_fp64_tests) / sizeof(expert_fp64_tests[0]) };
 #endif

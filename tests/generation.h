@@ -288,5 +288,4 @@ static const Test generation_tests[] = {
     {"every variant, with windows and YOCO, generates the same tokens in a batch and alone", test_batches_of_models},
     {"prompts are read from lines and JSON lines", test_prompts_are_read},
 };
-enum { GENERATION_TEST_COUNT = sizeof(generation_tests) / sizeof(generation_tests[0]) };
 #endif

@@ -166,12 +166,10 @@ static const Test host_tests[] = {
     {"a word chooses tests, also the name of an option, and -WORD leaves tests out", test_words_choose},
     {"the number of cores is that of the affinity mask, limited by the CPU quota", test_core_count},
 };
-enum { HOST_TEST_COUNT = sizeof(host_tests) / sizeof(host_tests[0]) };
 
 static const Test host_program_tests[] = {
     {"more threads than cores cause a warning, more than 4096 an error", test_too_many_threads},
     {"a run that exceeds this machine's memory is rejected before it allocates or writes anything",
      test_insufficient_memory},
 };
-enum { HOST_PROGRAM_TEST_COUNT = sizeof(host_program_tests) / sizeof(host_program_tests[0]) };
 #endif

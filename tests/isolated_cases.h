@@ -53,5 +53,4 @@ static void test_isolated_cases(void) {
 static const Test isolated_tests[] = {
     {"a case that ends its process is one failure, and later cases run", test_isolated_cases},
 };
-enum { ISOLATED_TEST_COUNT = sizeof(isolated_tests) / sizeof(isolated_tests[0]) };
 #endif

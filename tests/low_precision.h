@@ -430,5 +430,4 @@ static const Test low_precision_tests[] = {
     {"a step with a weight that is not finite is left out in fp8", test_not_finite_steps},
     {"rounded copies of weights are current after an update and a rollback", test_copies_after_changes},
 };
-enum { LOW_PRECISION_TEST_COUNT = sizeof(low_precision_tests) / sizeof(low_precision_tests[0]) };
 #endif

@@ -1015,10 +1015,8 @@ static const Test model_tests[] = {
     {"completep at the base shape is standard, and has one rule for each kind of tensor", test_scaling_at_the_base},
     {"completep scales rates and epsilons with the shape", test_scaling_of_kinds},
 };
-enum { MODEL_TEST_COUNT = sizeof(model_tests) / sizeof(model_tests[0]) };
 
 static const Test model_fp64_tests[] = {
     {"gradients of every tensor equal finite differences", test_finite_differences},
 };
-enum { MODEL_FP64_TEST_COUNT = sizeof(model_fp64_tests) / sizeof(model_fp64_tests[0]) };
 #endif

@@ -705,5 +705,4 @@ static const Test operations_tests[] = {
     {"muon agrees with torch.optim.Muon in fp32", test_muon_reference},
     {"sum_of_squares is exact for integers, deterministic, and propagates NaN", test_sum_of_squares},
 };
-enum { OPERATIONS_TEST_COUNT = sizeof(operations_tests) / sizeof(operations_tests[0]) };
 #endif

@@ -379,5 +379,4 @@ static const Test options_tests[] = {
     {"a resumed run keeps its total batch and warmup for any batch size and rank count", test_adopt_then_finish},
 };
 // clang-format on
-enum { OPTIONS_TEST_COUNT = sizeof(options_tests) / sizeof(options_tests[0]) };
 #endif

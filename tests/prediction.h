@@ -910,5 +910,4 @@ static const Test prediction_tests[] = {
     {"--dry-run --device says which --zero levels fit, and what is missing", test_fit_of_ranks},
     {"the CPU program predicts 4096 GPUs", test_prediction_of_4096_gpus},
 };
-enum { PREDICTION_TEST_COUNT = sizeof(prediction_tests) / sizeof(prediction_tests[0]) };
 #endif

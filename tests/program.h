@@ -229,5 +229,4 @@ static const Test program_tests[] = {
     {"a checkpoint that does not state its tokens has those of its steps", test_missing_token_count},
     {"the log of a run agrees with the definitions of a step", test_run_equals_definitions},
 };
-enum { PROGRAM_TEST_COUNT = sizeof(program_tests) / sizeof(program_tests[0]) };
 #endif

@@ -31,5 +31,4 @@ static void test_progress_width(void) {
 static const Test progress_tests[] = {
     {"a line of progress is narrower than the terminal", test_progress_width},
 };
-enum { PROGRESS_TEST_COUNT = sizeof(progress_tests) / sizeof(progress_tests[0]) };
 #endif

@@ -114,5 +114,4 @@ static void test_qk_clip(void) {
 static const Test qk_clip_tests[] = {
     {"--qk-clip brings the largest logit of each head down to the limit, for every variant", test_qk_clip},
 };
-enum { QK_CLIP_TEST_COUNT = sizeof(qk_clip_tests) / sizeof(qk_clip_tests[0]) };
 #endif

@@ -127,6 +127,5 @@ static const Test recompute_tests[] = {
     {"gradients and statistics of every variant are bitwise equal at every level", test_recompute_gradients},
     {"recomputed activations take no memory", test_recompute_allocations},
 };
-enum { RECOMPUTE_TEST_COUNT = sizeof(recompute_tests) / sizeof(recompute_tests[0]) };
 
 #endif

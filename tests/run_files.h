@@ -222,5 +222,4 @@ static const Test run_files_tests[] = {
     {"of two simultaneous first starts one locks the run, and the other changes nothing", test_run_simultaneous_starts},
     {"a start without the lock changes nothing, and a replaced run.json stays locked", test_run_locked_out},
 };
-enum { RUN_FILES_TEST_COUNT = sizeof(run_files_tests) / sizeof(run_files_tests[0]) };
 #endif

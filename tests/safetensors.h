@@ -357,5 +357,4 @@ static const Test safetensors_tests[] = {
     {"a damaged safetensors file causes an error message, never a signal", test_safetensors_damaged},
     {"shards with an index are read as one file, and an incorrect index is rejected", test_safetensors_sharded},
 };
-enum { SAFETENSORS_TEST_COUNT = sizeof(safetensors_tests) / sizeof(safetensors_tests[0]) };
 #endif

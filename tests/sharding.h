@@ -171,5 +171,4 @@ static const Test sharding_tests[] = {
     {"buckets grow with the number of ranks, between bounds", test_bucket_sizes},
     {"a rollback is due if enough of the last steps are bad", test_rollback_condition},
 };
-enum { SHARDING_TEST_COUNT = sizeof(sharding_tests) / sizeof(sharding_tests[0]) };
 #endif

@@ -171,8 +171,4 @@ static const Test sparse_tests[] = {
 static const Test sparse_fp64_tests[] = {
     {"gradients of block-sparse attention equal finite differences", test_sparse_finite_differences},
 };
-enum {
-    SPARSE_TEST_COUNT = sizeof(sparse_tests) / sizeof(sparse_tests[0]),
-    SPARSE_FP64_TEST_COUNT = sizeof(sparse_fp64_tests) / sizeof(sparse_fp64_tests[0])
-};
 #endif

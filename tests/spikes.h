@@ -461,5 +461,4 @@ static const Test spikes_tests[] = {
     {"a skipped step changes neither the weights nor the moments nor their step count", test_skipped_step},
     {"a validation that is not finite protects the checkpoints before it", test_validation_not_finite},
 };
-enum { SPIKES_TEST_COUNT = sizeof(spikes_tests) / sizeof(spikes_tests[0]) };
 #endif

@@ -735,7 +735,6 @@ static const Test stats_tests[] = {
     {"a sequence of one position has no attention statistics", test_statistics_one_position},
     {"statistics do not depend on the number of threads", test_statistics_threads},
 };
-enum { STATS_TEST_COUNT = sizeof(stats_tests) / sizeof(stats_tests[0]) };
 static const Test stats_program_tests[] = {
     {"--stats-every logs one record per layer with all its keys, also after a resume", test_statistics_records},
     {"statistics do not change the run, bit for bit", test_statistics_change_nothing},
@@ -743,5 +742,4 @@ static const Test stats_program_tests[] = {
     {"the loss, norms and statistics of step 1 equal those of a validation and --dump-grads",
      test_statistics_of_first_step},
 };
-enum { STATS_PROGRAM_TEST_COUNT = sizeof(stats_program_tests) / sizeof(stats_program_tests[0]) };
 #endif

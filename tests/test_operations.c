@@ -11,6 +11,7 @@ of the time of test_diffv2.c, for builds that test nothing else: vectors of the 
 int main(void) {
     TestCounts counts = {0, 0, 0};
     setvbuf(stdout, NULL, _IOLBF, 0);
-    for (int t = 0; t < OPERATIONS_TEST_COUNT; t++) test_run(&counts, "operations", &operations_tests[t]);
+    for (size_t t = 0; t < sizeof(operations_tests) / sizeof(operations_tests[0]); t++)
+        test_run(&counts, "operations", &operations_tests[t]);
     return test_end(&counts);
 }

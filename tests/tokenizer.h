@@ -314,5 +314,4 @@ static const Test tokenizer_tests[] = {
     {"the longest added token is matched, and the first of equal ones", test_tokenizer_added_tokens},
     {"classes that are invalid for a pattern are rejected", test_tokenizer_invalid_classes},
 };
-enum { TOKENIZER_TEST_COUNT = sizeof(tokenizer_tests) / sizeof(tokenizer_tests[0]) };
 #endif

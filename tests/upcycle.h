@@ -75,5 +75,4 @@ static void test_upcycled_logits(void) {
 static const Test upcycle_tests[] = {
     {"a variant that starts from a baseline has its logits, and pairs whose gradients differ", test_upcycled_logits},
 };
-enum { UPCYCLE_TEST_COUNT = sizeof(upcycle_tests) / sizeof(upcycle_tests[0]) };
 #endif

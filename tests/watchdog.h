@@ -406,5 +406,4 @@ static const Test watchdog_tests[] = {
     {"incomplete states are not used, and states cannot control the terminal", test_state_file},
     {"--start-timeout and the directory are parsed before other options", test_start_options},
 };
-enum { WATCHDOG_TEST_COUNT = sizeof(watchdog_tests) / sizeof(watchdog_tests[0]) };
 #endif

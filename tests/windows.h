@@ -259,5 +259,4 @@ static const Test windows_tests[] = {
     {"logits with caches, of prompts in pieces and of batches, equal those of whole sequences", test_cached_logits},
     {"a layer's cache has the rows of its window; the upper half of YOCO shares one", test_cache_sizes},
 };
-enum { WINDOWS_TEST_COUNT = sizeof(windows_tests) / sizeof(windows_tests[0]) };
 #endif
