@@ -1,8 +1,7 @@
 /*
 checkpoint.h: tests of checkpoints and of the gradient dump (llmc/checkpoint/checkpoint.h).
 */
-#ifndef TESTS_CHECKPOINT_H
-#define TESTS_CHECKPOINT_H
+#pragma once
 #include "checkpoint_files.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -543,4 +542,3 @@ static const Test checkpoint_tests[] = {
     {"weights of all types are read from shards", test_checkpoint_weight_types},
     {"a gradient dump to a file, a device or a pipe contains the loss and every gradient", test_gradient_dump},
 };
-#endif

@@ -4,8 +4,7 @@ checkpoint_files.h: what tests of the files of a run share: small models, their 
 What ends a program is tested in a child: this executable again, as `--child checkpoint-ACTION ...`, for which
 main calls checkpoint_test_child before anything else.
 */
-#ifndef TESTS_CHECKPOINT_FILES_H
-#define TESTS_CHECKPOINT_FILES_H
+#pragma once
 #include "../llmc/checkpoint/checkpoint.h"
 #include "../llmc/log/logger.h"
 #include "data.h"
@@ -203,4 +202,3 @@ static void ckpt_accepted(const char *action, const char *path, const char *more
     EXPECT(r.status == 0 && strcmp(r.out, out) == 0, "%s %s %s: status %d, printed '%s', not '%s': %.300s", action,
            path, more, r.status, r.out, out, r.err);
 }
-#endif

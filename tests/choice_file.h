@@ -1,8 +1,7 @@
 /*
 choice_file.h: writes files of multiple-choice tasks word by word, as docs/formats.md describes them.
 */
-#ifndef TESTS_CHOICE_FILE_H
-#define TESTS_CHOICE_FILE_H
+#pragma once
 #include "harness.h"
 
 typedef struct {
@@ -102,4 +101,3 @@ static inline void choice_write_random(const char *path, int version, int exampl
     }
     choice_write(f, path);
 }
-#endif

@@ -2,8 +2,7 @@
 choices.h: tests of --eval-choices: scores against those of generation with a cache, one token at a time; accuracies and
 errors against a calculation by hand; files that are refused.
 */
-#ifndef TESTS_CHOICES_H
-#define TESTS_CHOICES_H
+#pragma once
 #include "choice_file.h"
 #include "experts.h"
 #include "harness.h"
@@ -484,4 +483,3 @@ static const Test choices_tests[] = {
     {"a damaged file of choices is refused with one line", test_refused_files},
     {"--eval-choices accepts a list of names and files", test_choice_lists},
 };
-#endif

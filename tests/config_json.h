@@ -1,8 +1,7 @@
 /*
 config_json.h: tests of JSON (llmc/base/json.h) and of config.json (llmc/model/config_json.h).
 */
-#ifndef TESTS_CONFIG_JSON_H
-#define TESTS_CONFIG_JSON_H
+#pragma once
 #include "checkpoint_files.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -431,4 +430,3 @@ static const Test config_json_tests[] = {
     {"a Llama's config.json is read with Llama's defaults", test_config_defaults},
     {"a config.json of an unsupported model is rejected with the key and value", test_config_refusals},
 };
-#endif

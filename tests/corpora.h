@@ -2,8 +2,7 @@
 corpora.h: tests of corpus directories, of several corpora with weights, and of attention that stays within documents.
 Those of the program's options and errors are in tests/programs/test_corpora.py.
 */
-#ifndef TESTS_CORPORA_H
-#define TESTS_CORPORA_H
+#pragma once
 #include "data.h"
 #include "harness.h"
 #include "model.h"
@@ -377,4 +376,3 @@ static const Test corpora_tests[] = {
 static const Test documents_tests[] = {
     {"packed documents give the loss and gradients of separate documents, in every variant", test_packed_documents},
 };
-#endif

@@ -1,8 +1,7 @@
 /*
 cuda_attention.h: attention by cuDNN, and the statistics, against their C twins.
 */
-#ifndef TESTS_CUDA_ATTENTION_H
-#define TESTS_CUDA_ATTENTION_H
+#pragma once
 #include "cuda_operations.h"
 
 // First keys of random documents: not decreasing, at most the row itself. Each sequence has two documents or more.
@@ -491,4 +490,3 @@ static void check_attention_stats(const Case *c) {
 }
 static const Check attention_stats_check = {"attention_stats", check_attention_stats,
                                             "B T heads signals noise sets documents window"};
-#endif

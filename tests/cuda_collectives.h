@@ -1,8 +1,7 @@
 /*
 cuda_collectives.h: NCCL with one rank.
 */
-#ifndef TESTS_CUDA_COLLECTIVES_H
-#define TESTS_CUDA_COLLECTIVES_H
+#pragma once
 #include "../llmc/comm/comm.h"
 #include "harness.h"
 
@@ -44,5 +43,4 @@ static void collectives_of_one_rank(size_t count) {
     comm_close();
     EXPECT(!nccl.handle && !comm.on, "the communicator is still open");
 }
-#endif
 #endif

@@ -13,8 +13,7 @@ cuda_engine.h: compares a CUDA operation with its C twin.
                  where the twin has NaN, which includes elements that the operation must not write.
   Pass           a forward or backward of a case of operation_table.h, by these means
 */
-#ifndef TESTS_CUDA_ENGINE_H
-#define TESTS_CUDA_ENGINE_H
+#pragma once
 #include "operation.h"
 
 #include "operation_table.h"
@@ -580,4 +579,3 @@ static void operation_cases(std::vector<Case> &table) {
             }
         }
 }
-#endif

@@ -1,8 +1,7 @@
 /*
 cuda_fp8.h: --gemm fp8 of the CUDA trainer: gradients against the CPU trainer's, equal bits, and messages.
 */
-#ifndef TESTS_CUDA_FP8_H
-#define TESTS_CUDA_FP8_H
+#pragma once
 #include "cuda_trainer.h"
 
 // The difference of two gradients in the units of the first: of all tensors together, and of the loss; and the least
@@ -242,4 +241,3 @@ static const CudaTest cuda_fp8_tests[] = {
 #endif
 };
 enum { CUDA_FP8_TEST_COUNT = sizeof(cuda_fp8_tests) / sizeof(cuda_fp8_tests[0]) };
-#endif

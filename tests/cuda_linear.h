@@ -1,8 +1,7 @@
 /*
 cuda_linear.h: FP8 on the device: codes and scales bit for bit, and the products that the library refuses.
 */
-#ifndef TESTS_CUDA_LINEAR_H
-#define TESTS_CUDA_LINEAR_H
+#pragma once
 #include "cuda_engine.h"
 
 // The number of a code, from the definition of the format: sign, exponent, mantissa.
@@ -159,5 +158,4 @@ static void check_fp8_refusals(const Case *) {
     gemm_library_stop();
 }
 static const Check fp8_refusals_check = {"refused FP8 products", check_fp8_refusals, ""};
-#endif
 #endif

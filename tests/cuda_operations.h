@@ -2,8 +2,7 @@
 cuda_operations.h: checks of CUDA operations that operation_catalogue.h does not describe. A check reads the dimensions
 of its case, n[0], n[1], ..., in the order of the names in its Check.
 */
-#ifndef TESTS_CUDA_OPERATIONS_H
-#define TESTS_CUDA_OPERATIONS_H
+#pragma once
 #include "cuda_engine.h"
 
 // ---------------------------------------------------------------------------------------------------
@@ -146,4 +145,3 @@ static void check_sum_of_squares(const Case *c) {
     }
 }
 static const Check sum_of_squares_check = {"sum_of_squares", check_sum_of_squares, "count first"};
-#endif

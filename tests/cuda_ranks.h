@@ -5,8 +5,7 @@ detected. A rank that is killed, stopped or whose device hangs is named. A launc
 
 Processes start with the variables that srun sets, and once by mpirun.
 */
-#ifndef TESTS_CUDA_RANKS_H
-#define TESTS_CUDA_RANKS_H
+#pragma once
 #include "cuda_collectives.h"
 #include "cuda_trainer.h"
 
@@ -575,5 +574,4 @@ static void test_without_nccl(void) { test_skip("this build has no NCCL"); }
 static const CudaTest cuda_ranks_tests[] = {
     {BOTH_PRECISIONS, {"several devices compute the same as one", test_without_nccl}}};
 enum { CUDA_RANKS_TEST_COUNT = 1 };
-#endif
 #endif

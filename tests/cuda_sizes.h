@@ -11,8 +11,7 @@ minutes on the CPU. All of a tensor is computed, and samples of it are compared:
 
 Tensors repeat a sequence of random numbers of prime length, so that rows differ. Outputs are poisoned.
 */
-#ifndef TESTS_CUDA_SIZES_H
-#define TESTS_CUDA_SIZES_H
+#pragma once
 #include "../llmc/model/presets.h"
 #include "cuda_attention.h"
 #include "operation_sizes.h"
@@ -146,4 +145,3 @@ static OpModel sizes_model(const Case *c) {
     return m;
 }
 #include "cuda_sizes_checks.h"
-#endif

@@ -2,8 +2,7 @@
 cuda_sizes_checks.h: the checks of cuda_sizes.h at the shapes of a model (struct SizesShape): N rows of B sequences, as
 in a step of the trainer.
 */
-#ifndef TESTS_CUDA_SIZES_CHECKS_H
-#define TESTS_CUDA_SIZES_CHECKS_H
+#pragma once
 #include "cuda_sizes.h"
 
 // An operation of all rows on the device, and the twin's of the sampled rows alone: its case and its passes.
@@ -315,4 +314,3 @@ static std::vector<Case> sizes_cases(const char *preset, int NKV, int B, int T) 
     }
     return cases;
 }
-#endif

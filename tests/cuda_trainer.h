@@ -6,8 +6,7 @@ process: it counts how often a step waits for the device.
 The shapes are unaligned on purpose: rows that are no multiple of 8 or 16, widths that are no multiple of a 16-byte
 pack, a vocabulary with V % 8 = 3 or of a few tokens, one row, and a sequence below the model's context.
 */
-#ifndef TESTS_CUDA_TRAINER_H
-#define TESTS_CUDA_TRAINER_H
+#pragma once
 #include "choice_file.h"
 #include "fixture.h"
 #include "harness.h"
@@ -1287,4 +1286,3 @@ static const CudaTest cuda_trainer_tests[] = {
     {SANITIZED, {"a step of every variant at unaligned shapes succeeds", test_odd_shapes}},
 };
 enum { CUDA_TRAINER_TEST_COUNT = sizeof(cuda_trainer_tests) / sizeof(cuda_trainer_tests[0]) };
-#endif

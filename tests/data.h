@@ -2,8 +2,7 @@
 data.h: tests of the data loader (llmc/data/dataloader.h). Errors that end the program are tested by
 tests/programs/test_data.py, and the converter by test_text_to_shards.py.
 */
-#ifndef TESTS_DATA_H
-#define TESTS_DATA_H
+#pragma once
 #include "../llmc/data/dataloader.h"
 #include "harness.h"
 #include <sys/resource.h>
@@ -517,4 +516,3 @@ static const Test data_tests[] = {
     {"the first tokens are in file order, across shards", test_data_first_tokens},
     {"the fingerprint depends on the content of the data, not on its path", test_data_fingerprint},
 };
-#endif

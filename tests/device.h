@@ -1,8 +1,7 @@
 /*
 device.h: tests of the table of device peaks and the matching of names, and of too little memory on the CPU.
 */
-#ifndef TESTS_DEVICE_H
-#define TESTS_DEVICE_H
+#pragma once
 #include "harness.h"
 #include "../llmc/cuda/device_peak.h"
 
@@ -172,4 +171,3 @@ static const Test device_tests[] = {
     {"a failed allocation on the CPU reports the memory of the run and the options that reduce it",
      test_failed_allocation},
 };
-#endif

@@ -2,8 +2,7 @@
 evaluation.h: tests of --eval: the recall task and its score, attention maps against the outputs that attention itself
 computes, and rounding.
 */
-#ifndef TESTS_EVALUATION_H
-#define TESTS_EVALUATION_H
+#pragma once
 #include "harness.h"
 #include "model.h"
 
@@ -287,4 +286,3 @@ static const Test evaluation_tests[] = {
     {"16 bits change no bit of a loss, 8 bits change it a little, for all variants", test_quantized_losses},
     {"the mass at the first position of known attention maps is correct", test_attention_map_first_mass},
 };
-#endif

@@ -1,8 +1,7 @@
 /*
 expert_runs.h: a test of a rollback with experts; tests/programs/test_experts.py tests whole runs.
 */
-#ifndef TESTS_EXPERT_RUNS_H
-#define TESTS_EXPERT_RUNS_H
+#pragma once
 #include "program.h"
 #include "spikes.h"
 
@@ -88,4 +87,3 @@ static void test_expert_rollback(void) {
 static const Test expert_runs_tests[] = {
     {"a run with experts that was rolled back equals one that passed over the same data", test_expert_rollback},
 };
-#endif

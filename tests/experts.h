@@ -2,8 +2,7 @@
 experts.h: tests of mixtures of experts: routing, models with experts and their config.json. tests/model.h compares
 their gradients with the reference; expert_runs.h has the tests of whole runs.
 */
-#ifndef TESTS_EXPERTS_H
-#define TESTS_EXPERTS_H
+#pragma once
 #include "model.h"
 #include "program.h"
 
@@ -595,4 +594,3 @@ static const Test expert_tests[] = {
 static const Test expert_fp64_tests[] = {
     {"gradients of models with experts equal finite differences", test_expert_differences},
 };
-#endif

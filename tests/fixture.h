@@ -1,8 +1,7 @@
 /*
 fixture.h: a fixture of dev/reference (fixtures.py describes the format) as a checkpoint directory and a token shard.
 */
-#ifndef TESTS_FIXTURE_H
-#define TESTS_FIXTURE_H
+#pragma once
 #include "../llmc/checkpoint/safetensors.h"
 #include "../llmc/checkpoint/safetensors_writer.h"
 #include "harness.h"
@@ -113,4 +112,3 @@ static inline int fixture_gradient_count(const Fixture *f) {
     for (size_t i = 0; i < f->file->count; i++) count += strncmp(f->file->tensors[i].name, "grad.", 5) == 0;
     return count;
 }
-#endif

@@ -2,8 +2,7 @@
 generation.h: tests of sampling, of generation in batches with a model that is a hash of its context, and of files of
 prompts.
 */
-#ifndef TESTS_GENERATION_H
-#define TESTS_GENERATION_H
+#pragma once
 #include "data.h"
 #include "harness.h"
 #include "model.h"
@@ -288,4 +287,3 @@ static const Test generation_tests[] = {
     {"every variant, with windows and YOCO, generates the same tokens in a batch and alone", test_batches_of_models},
     {"prompts are read from lines and JSON lines", test_prompts_are_read},
 };
-#endif

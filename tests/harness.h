@@ -3,8 +3,7 @@ harness.h: the test harness. A test is a sentence and a function. Each file of t
 test_diffv2.c runs the tables. EXPECT prints a failure with its parameters, counts it and continues, so that one run
 shows all failures.
 */
-#ifndef TESTS_HARNESS_H
-#define TESTS_HARNESS_H
+#pragma once
 #include "../llmc/base/common.h"
 
 typedef struct {
@@ -161,4 +160,3 @@ static inline int count_lines(const char *text) {
     for (; *text; text++) n += *text == '\n';
     return n;
 }
-#endif

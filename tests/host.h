@@ -1,8 +1,7 @@
 /*
 host.h: tests of the available cores and memory, on copies of /proc and /sys, and of the program's limits.
 */
-#ifndef TESTS_HOST_H
-#define TESTS_HOST_H
+#pragma once
 #include "harness.h"
 #include "program.h"
 
@@ -172,4 +171,3 @@ static const Test host_program_tests[] = {
     {"a run that exceeds this machine's memory is rejected before it allocates or writes anything",
      test_insufficient_memory},
 };
-#endif

@@ -1,8 +1,7 @@
 /*
 isolated_cases.h: a case that ends its process is one failure (isolation.h runs the tests on devices).
 */
-#ifndef TESTS_ISOLATED_CASES_H
-#define TESTS_ISOLATED_CASES_H
+#pragma once
 #include "isolation.h"
 
 static void planned_open(void) {}
@@ -53,4 +52,3 @@ static void test_isolated_cases(void) {
 static const Test isolated_tests[] = {
     {"a case that ends its process is one failure, and later cases run", test_isolated_cases},
 };
-#endif

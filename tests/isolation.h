@@ -5,8 +5,7 @@ CHECK ends the process, and after some errors no CUDA call of a process succeeds
 the device, starts a new child after a case that failed. Parent and child share one page: the index of the running case,
 and the counts. SIGALRM ends a case that takes too long.
 */
-#ifndef TESTS_ISOLATION_H
-#define TESTS_ISOLATION_H
+#pragma once
 #include "harness.h"
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -65,4 +64,3 @@ static inline TestCounts run_isolated(const IsolatedCases *cases) {
     munmap(shared, sizeof(*shared));
     return counts;
 }
-#endif

@@ -3,8 +3,7 @@ low_precision.h: tests of --gemm bf16 and fp8 in the model: what each linear lay
 fp32, zeros, numbers that are not finite, and copies of weights. tests/programs/test_low_precision.py has the tests of
 runs, recompute.h those of --recompute, operations.h and fp8_test.py those of the rounding.
 */
-#ifndef TESTS_LOW_PRECISION_H
-#define TESTS_LOW_PRECISION_H
+#pragma once
 #include "recompute.h"
 #include "spikes.h"
 
@@ -430,4 +429,3 @@ static const Test low_precision_tests[] = {
     {"a step with a weight that is not finite is left out in fp8", test_not_finite_steps},
     {"rounded copies of weights are current after an update and a rollback", test_copies_after_changes},
 };
-#endif

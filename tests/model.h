@@ -3,8 +3,7 @@ model.h: tests of the whole model for all attention variants: gradients against 
 fixtures of dev/reference, causality, head pairs, identities between variants, generation with a cache, updates and
 initial values.
 */
-#ifndef TESTS_MODEL_H
-#define TESTS_MODEL_H
+#pragma once
 #include "fixture.h"
 #include "harness.h"
 
@@ -1019,4 +1018,3 @@ static const Test model_tests[] = {
 static const Test model_fp64_tests[] = {
     {"gradients of every tensor equal finite differences", test_finite_differences},
 };
-#endif

@@ -1,8 +1,7 @@
 /*
 operation.h: the types of the catalogue of operations (operation_catalogue.h): a case of an operation and its tensors.
 */
-#ifndef TESTS_OPERATION_H
-#define TESTS_OPERATION_H
+#pragma once
 #include "../llmc/model/mlp_kinds.h"
 #include "../llmc/model/variants.h"
 #include "../llmc/ops/routing.h"
@@ -294,4 +293,3 @@ static inline int op_distinct(const OpCase *c) {
     free(seen);
     return distinct;
 }
-#endif

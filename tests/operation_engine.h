@@ -15,8 +15,7 @@ operation_engine.h: the cases of operation_table.h for the C operations. op_chec
 
 Include after llmc/ops/all_ops.h. Compile once as it is and once with -DREAL=double.
 */
-#ifndef TESTS_OPERATION_ENGINE_H
-#define TESTS_OPERATION_ENGINE_H
+#pragma once
 #include "operation_catalogue.h"
 
 #include "operation_table.h"
@@ -317,4 +316,3 @@ static void op_check_some(OpKindName kind, bool (*belongs)(const OpRow *)) {
     EXPECT(cases > 0, "%s has no case", op_kinds[kind].name);
 }
 static void op_check_all(OpKindName kind) { op_check_some(kind, op_any); }
-#endif

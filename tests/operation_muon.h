@@ -2,8 +2,7 @@
 operation_muon.h: what the cases of operation_table.h do not show of Muon: singular values, matrices without a
 direction, and the numbers of torch.optim.Muon in fp32 (dev/reference/make_muon_fixture.py).
 */
-#ifndef TESTS_OPERATION_MUON_H
-#define TESTS_OPERATION_MUON_H
+#pragma once
 #include "operation_engine.h"
 #include "../llmc/checkpoint/safetensors.h"
 
@@ -135,4 +134,3 @@ static void test_muon(void) {
     op_check_all(OP_MUON_ORTHOGONALIZE);
     op_check_all(OP_MUON_UPDATE);
 }
-#endif

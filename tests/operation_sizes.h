@@ -1,8 +1,7 @@
 /*
 operation_sizes.h: the shapes of the operations in a step of a model, for dev/bench and for the checks at real sizes.
 */
-#ifndef TESTS_OPERATION_SIZES_H
-#define TESTS_OPERATION_SIZES_H
+#pragma once
 #include "operation.h"
 
 // A model and a micro-batch. The fused rows [q | k | v | lambda] have the row stride ld.
@@ -70,4 +69,3 @@ static int op_sizes(OpSize *list, const OpModel *m) {
     memcpy(list, all, (size_t)count * sizeof(all[0]));
     return count;
 }
-#endif

@@ -4,8 +4,7 @@ vector, of a pack, of a warp or of a tile of 64; and large enough for several bl
 kernel loads at once, 16 bytes: 8 elements in bf16, 4 in fp32. Where tensors are small, the CUDA engine runs a case at
 unaligned addresses too.
 */
-#ifndef TESTS_OPERATION_TABLE_H
-#define TESTS_OPERATION_TABLE_H
+#pragma once
 #include "operation.h"
 
 // One engine only: the shape is too slow in the other, or means nothing there.
@@ -437,4 +436,3 @@ static const OpRow op_cases[] = {
     {OP_EXPERT_LINEAR_FP8, {37, 16, 4, 2, 32, 0}, CUDA_ONLY, "packs"},
 };
 enum { OP_CASE_COUNT = sizeof(op_cases) / sizeof(op_cases[0]) };
-#endif

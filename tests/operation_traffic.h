@@ -6,8 +6,7 @@ A forward reads its inputs and the index, and writes its outputs; a backward rea
 the first, and writes the gradients. What is added to is read and written. traffic_exceptions has what differs, with the
 reason. Both may leave out 1%: vectors of parameters and statistics of rows.
 */
-#ifndef TESTS_OPERATION_TRAFFIC_H
-#define TESTS_OPERATION_TRAFFIC_H
+#pragma once
 #include "operation_engine.h"
 #include "operation_sizes.h"
 
@@ -138,4 +137,3 @@ static void test_traffic(void) {
         for (int backward = 0; backward < 2; backward++)
             expect_traffic(i < count ? &sizes[i] : &others[i - count], backward);
 }
-#endif

@@ -1,8 +1,7 @@
 /*
 operations.h: tests of the C operations: the cases of operation_table.h, and properties that involve several calls.
 */
-#ifndef TESTS_OPERATIONS_H
-#define TESTS_OPERATIONS_H
+#pragma once
 #include "operation_muon.h"
 #include "operation_engine.h"
 #include "operation_traffic.h"
@@ -705,4 +704,3 @@ static const Test operations_tests[] = {
     {"muon agrees with torch.optim.Muon in fp32", test_muon_reference},
     {"sum_of_squares is exact for integers, deterministic, and propagates NaN", test_sum_of_squares},
 };
-#endif

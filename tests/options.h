@@ -2,8 +2,7 @@
 options.h: tests of presets, schedules and the values of options. What the program says of them is tested by
 tests/programs/test_options.py.
 */
-#ifndef TESTS_OPTIONS_H
-#define TESTS_OPTIONS_H
+#pragma once
 #include "../llmc/base/json.h"
 #include "../llmc/options/options.h"
 #include "harness.h"
@@ -379,4 +378,3 @@ static const Test options_tests[] = {
     {"a resumed run keeps its total batch and warmup for any batch size and rank count", test_adopt_then_finish},
 };
 // clang-format on
-#endif

@@ -20,8 +20,7 @@ defines PLANNED_FAULTS, includes the trainer, then this file. llmc/base/fault_po
   LATE=MS        data from other ranks arrives MS milliseconds later
   EARLY=1        data from other ranks arrives at once: the computation after it waits
 */
-#ifndef TESTS_PLANNED_FAULTS_H
-#define TESTS_PLANNED_FAULTS_H
+#pragma once
 #include "../llmc/base/common.h"
 #include "../llmc/comm/watchdog.h"
 
@@ -120,4 +119,3 @@ static bool fault_point(FaultPlace place, void *data, size_t number) {
     }
     return false;
 }
-#endif

@@ -2,8 +2,7 @@
 prediction.h: tests of --dry-run --device: FLOPs agree with the trainer's, times agree with values derived by hand, and
 less favourable assumptions never make a step faster.
 */
-#ifndef TESTS_PREDICTION_H
-#define TESTS_PREDICTION_H
+#pragma once
 #include "harness.h"
 #include "model.h"
 #include "planned_faults.h"
@@ -910,4 +909,3 @@ static const Test prediction_tests[] = {
     {"--dry-run --device says which --zero levels fit, and what is missing", test_fit_of_ranks},
     {"the CPU program predicts 4096 GPUs", test_prediction_of_4096_gpus},
 };
-#endif

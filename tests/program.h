@@ -2,8 +2,7 @@
 program.h: runs of the trainer in processes of its own, for other tests, and one that is compared with the definitions
 of a step. The tests of the trainer as its user runs it are in tests/programs.
 */
-#ifndef TESTS_PROGRAM_H
-#define TESTS_PROGRAM_H
+#pragma once
 #include "harness.h"
 #include "model.h"
 
@@ -229,4 +228,3 @@ static const Test program_tests[] = {
     {"a checkpoint that does not state its tokens has those of its steps", test_missing_token_count},
     {"the log of a run agrees with the definitions of a step", test_run_equals_definitions},
 };
-#endif

@@ -1,8 +1,7 @@
 /*
 progress.h: the width of the line of a step. tests/programs/test_progress.py tests what the program prints.
 */
-#ifndef TESTS_PROGRESS_H
-#define TESTS_PROGRESS_H
+#pragma once
 #include "harness.h"
 
 static void test_progress_width(void) {
@@ -31,4 +30,3 @@ static void test_progress_width(void) {
 static const Test progress_tests[] = {
     {"a line of progress is narrower than the terminal", test_progress_width},
 };
-#endif

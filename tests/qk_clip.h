@@ -1,8 +1,7 @@
 /*
 qk_clip.h: tests of --qk-clip against the definition in double (direct_inputs of stats.h).
 */
-#ifndef TESTS_QK_CLIP_H
-#define TESTS_QK_CLIP_H
+#pragma once
 #include "stats.h"
 
 // The largest logit of query head h of layer l in the last micro-step.
@@ -114,4 +113,3 @@ static void test_qk_clip(void) {
 static const Test qk_clip_tests[] = {
     {"--qk-clip brings the largest logit of each head down to the limit, for every variant", test_qk_clip},
 };
-#endif

@@ -2,8 +2,7 @@
 recompute.h: tests of --recompute. Gradients and statistics are bitwise equal at every level. Activations that are
 recomputed take no memory in the plan.
 */
-#ifndef TESTS_RECOMPUTE_H
-#define TESTS_RECOMPUTE_H
+#pragma once
 #include "harness.h"
 
 enum { RECOMPUTE_LEVELS = 3 };
@@ -127,5 +126,3 @@ static const Test recompute_tests[] = {
     {"gradients and statistics of every variant are bitwise equal at every level", test_recompute_gradients},
     {"recomputed activations take no memory", test_recompute_allocations},
 };
-
-#endif

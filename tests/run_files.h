@@ -1,8 +1,7 @@
 /*
 run_files.h: tests of log.jsonl, run.json and the lock of a run (llmc/log/logger.h).
 */
-#ifndef TESTS_RUN_FILES_H
-#define TESTS_RUN_FILES_H
+#pragma once
 #include "checkpoint_files.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -222,4 +221,3 @@ static const Test run_files_tests[] = {
     {"of two simultaneous first starts one locks the run, and the other changes nothing", test_run_simultaneous_starts},
     {"a start without the lock changes nothing, and a replaced run.json stays locked", test_run_locked_out},
 };
-#endif

@@ -1,8 +1,7 @@
 /*
 safetensors.h: tests of types of numbers (llmc/base/dtype.h) and of safetensors files (llmc/checkpoint/safetensors.h).
 */
-#ifndef TESTS_SAFETENSORS_H
-#define TESTS_SAFETENSORS_H
+#pragma once
 #include "checkpoint_files.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -357,4 +356,3 @@ static const Test safetensors_tests[] = {
     {"a damaged safetensors file causes an error message, never a signal", test_safetensors_damaged},
     {"shards with an index are read as one file, and an incorrect index is rejected", test_safetensors_sharded},
 };
-#endif

@@ -2,8 +2,7 @@
 sharding.h: tests of what ranks compute without each other: the elements that each of them owns, buckets, the padding of
 gradients, and when a rollback or a checkpoint is due. The tests of whole runs of ranks are in tests/programs.
 */
-#ifndef TESTS_SHARDING_H
-#define TESTS_SHARDING_H
+#pragma once
 #include "experts.h"
 #include "harness.h"
 #include "program.h"
@@ -171,4 +170,3 @@ static const Test sharding_tests[] = {
     {"buckets grow with the number of ranks, between bounds", test_bucket_sizes},
     {"a rollback is due if enough of the last steps are bad", test_rollback_condition},
 };
-#endif

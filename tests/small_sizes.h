@@ -3,8 +3,7 @@ small_sizes.h: sizes of pieces of work, so small that the small models and files
 of them partial. Include it before all other headers. Results do not depend on the sizes, except for the order of sums
 (LOGIT_ROWS, AMX_SLAB).
 */
-#ifndef TESTS_SMALL_SIZES_H
-#define TESTS_SMALL_SIZES_H
+#pragma once
 #define INIT_CHUNK ((size_t)101)
 #define LOGIT_ROWS(row_bytes) ((void)(row_bytes), (size_t)7)
 #define PREFILL_ROWS 8
@@ -22,4 +21,3 @@ of them partial. Include it before all other headers. Results do not depend on t
 #define AMX_BLOCK_M 32
 #define AMX_BLOCK_N 64
 #define WATCH_SPARE 2
-#endif

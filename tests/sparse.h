@@ -2,8 +2,7 @@
 sparse.h: tests of block-sparse attention in the whole model: gradients against the fixtures of dev/reference and
 against finite differences, identity with attention to all keys, causality, documents, ties, and generation with caches.
 */
-#ifndef TESTS_SPARSE_H
-#define TESTS_SPARSE_H
+#pragma once
 #include "model.h"
 #include "windows.h"
 
@@ -171,4 +170,3 @@ static const Test sparse_tests[] = {
 static const Test sparse_fp64_tests[] = {
     {"gradients of block-sparse attention equal finite differences", test_sparse_finite_differences},
 };
-#endif

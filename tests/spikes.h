@@ -2,8 +2,7 @@
 spikes.h: tests of the spike detectors, on series whose z-scores are known, and of the steps that are left out, on a
 trainer inside this process, where a parameter can be made NaN. tests/programs/test_spikes.py has those of whole runs.
 */
-#ifndef TESTS_SPIKES_H
-#define TESTS_SPIKES_H
+#pragma once
 #include "harness.h"
 #include "program.h"
 
@@ -461,4 +460,3 @@ static const Test spikes_tests[] = {
     {"a skipped step changes neither the weights nor the moments nor their step count", test_skipped_step},
     {"a validation that is not finite protects the checkpoints before it", test_validation_not_finite},
 };
-#endif

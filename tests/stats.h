@@ -2,8 +2,7 @@
 stats.h: tests of the per-layer statistics. The direct_ functions compute a layer from its input and parameters by the
 definitions, in double: whole rows of probabilities, no fused matrix, no stored log-sum-exp.
 */
-#ifndef TESTS_STATS_H
-#define TESTS_STATS_H
+#pragma once
 #include "harness.h"
 #include "model.h"
 #include "program.h"
@@ -742,4 +741,3 @@ static const Test stats_program_tests[] = {
     {"the loss, norms and statistics of step 1 equal those of a validation and --dump-grads",
      test_statistics_of_first_step},
 };
-#endif

@@ -2,8 +2,7 @@
 tokenizer.h: tests of the C tokenizer with a small generated table. data/test_tokenizer.py compares it with the library
 whose tables it reads, and tests/programs/test_tokenizer.py tests its use in a run.
 */
-#ifndef TESTS_TOKENIZER_H
-#define TESTS_TOKENIZER_H
+#pragma once
 #include "data.h"
 #include "harness.h"
 
@@ -314,4 +313,3 @@ static const Test tokenizer_tests[] = {
     {"the longest added token is matched, and the first of equal ones", test_tokenizer_added_tokens},
     {"classes that are invalid for a pattern are rejected", test_tokenizer_invalid_classes},
 };
-#endif

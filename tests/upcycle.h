@@ -1,8 +1,7 @@
 /*
 upcycle.h: tests of the starts of variants from a baseline (llmc/model/upcycle.h).
 */
-#ifndef TESTS_UPCYCLE_H
-#define TESTS_UPCYCLE_H
+#pragma once
 #include "model.h"
 
 // Opens the model of a fixture, upcycled, and runs its batch. Returns the logits, (B*T, V).
@@ -75,4 +74,3 @@ static void test_upcycled_logits(void) {
 static const Test upcycle_tests[] = {
     {"a variant that starts from a baseline has its logits, and pairs whose gradients differ", test_upcycled_logits},
 };
-#endif

@@ -2,8 +2,7 @@
 watchdog.h: tests of the rendezvous and of the watchdog. Each test starts ranks as processes of this program that find
 each other in a directory, as srun starts them, and stops, kills or fails some of them.
 */
-#ifndef TESTS_WATCHDOG_H
-#define TESTS_WATCHDOG_H
+#pragma once
 #include "../llmc/comm/comm.h"
 #include "../llmc/options/options.h"
 #include "harness.h"
@@ -406,4 +405,3 @@ static const Test watchdog_tests[] = {
     {"incomplete states are not used, and states cannot control the terminal", test_state_file},
     {"--start-timeout and the directory are parsed before other options", test_start_options},
 };
-#endif

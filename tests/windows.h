@@ -2,8 +2,7 @@
 windows.h: tests of windows and YOCO in the whole model: which positions a layer reads, identities with models without
 windows, the tensors of YOCO, and generation with caches. model.h has the gradients of these models.
 */
-#ifndef TESTS_WINDOWS_H
-#define TESTS_WINDOWS_H
+#pragma once
 #include "harness.h"
 #include "model.h"
 
@@ -259,4 +258,3 @@ static const Test windows_tests[] = {
     {"logits with caches, of prompts in pieces and of batches, equal those of whole sequences", test_cached_logits},
     {"a layer's cache has the rows of its window; the upper half of YOCO shares one", test_cache_sizes},
 };
-#endif

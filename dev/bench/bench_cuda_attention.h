@@ -2,8 +2,7 @@
 bench_cuda_attention.h: the time of a layer's attention in training, by the kernel of --sdpa. dev/gpu_check runs both
 kernels in turns (dev/gpu_check/attention.py). Included after bench_cuda_kernels.h.
 */
-#ifndef DEV_BENCH_CUDA_ATTENTION_H
-#define DEV_BENCH_CUDA_ATTENTION_H
+#pragma once
 
 // For each `forward` or `backward` on stdin, prints the milliseconds: the median of several. The first line is a row of
 // llmc/ops/attention_choice.h without times, and what computes attention.
@@ -53,4 +52,3 @@ static void run_attention_turns(const char *preset, const char *attention, int N
     model_free(&m, false);
     attention_stop();
 }
-#endif

@@ -5,8 +5,7 @@ steps of a model.
 The arms have the same key/value heads, and so caches of the same size; DIFF V1 reads the values twice. Their
 measurements alternate, and ratios to the first arm are of one round.
 */
-#ifndef DEV_BENCH_CUDA_DECODE_H
-#define DEV_BENCH_CUDA_DECODE_H
+#pragma once
 
 enum { DECODE_ROUNDS = 5, DECODE_STEPS = 8 };
 
@@ -122,4 +121,3 @@ static void run_decode_turns(const char *preset, const char *attention, int NKV,
     bench_close(&b);
     kernels_close();
 }
-#endif

@@ -5,8 +5,7 @@ A case lists the tensors that an operation reads and writes. They are stored one
 exceed the L2 cache are used in turns, so that tensors are read from memory. They contain random numbers: with zeros a
 GPU takes less power and reaches a higher clock.
 */
-#ifndef DEV_BENCH_CUDA_KERNELS_H
-#define DEV_BENCH_CUDA_KERNELS_H
+#pragma once
 #include "bench_operation.h"
 
 enum { TENSORS = 12, TEMPLATE_BYTES = 4 << 20, MOST_REPEATS = 200, MOST_SETS = 64 };
@@ -483,4 +482,3 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_close();
     model_free(&m, false);
 }
-#endif

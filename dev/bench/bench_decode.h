@@ -2,8 +2,7 @@
 bench_decode.h: speed of generation: one more token of each sequence, prompts, and windows (bench.c). Included after
 bench_operations.h.
 */
-#ifndef DEV_BENCH_DECODE_H
-#define DEV_BENCH_DECODE_H
+#pragma once
 
 // The shape is that of bench.preset, with NH heads times `heads` and the same key/value heads: all arms but that with
 // YOCO have caches of the same size.
@@ -341,4 +340,3 @@ static void table_pairs(void) {
         plan_free(&model.plan);
     }
 }
-#endif

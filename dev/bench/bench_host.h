@@ -1,8 +1,7 @@
 /*
 bench_host.h: memory of the trainer and speed of the data loader (bench.c). Included after bench_operations.h.
 */
-#ifndef DEV_BENCH_HOST_H
-#define DEV_BENCH_HOST_H
+#pragma once
 #include <sys/resource.h>
 
 // Peak resident bytes of build/train_diffv2 with these arguments; stdout goes to `out`.
@@ -124,4 +123,3 @@ static void table_loader(void) {
     }
     rmdir(directory);
 }
-#endif

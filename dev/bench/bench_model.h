@@ -1,8 +1,7 @@
 /*
 bench_model.h: models, tokens and steps for bench.c and bench_cuda.cu. Included after the trainer.
 */
-#ifndef DEV_BENCH_MODEL_H
-#define DEV_BENCH_MODEL_H
+#pragma once
 
 static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -181,4 +180,3 @@ static void bench_turns(const char *preset, const char *attention, int NKV, int 
         }
     bench_close(&b);
 }
-#endif

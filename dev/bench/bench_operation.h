@@ -2,8 +2,7 @@
 bench_operation.h: a call of an operation of tests/operation_catalogue.h at the shapes of a model, without its tensors.
 Included after bench_model.h.
 */
-#ifndef DEV_BENCH_OPERATION_H
-#define DEV_BENCH_OPERATION_H
+#pragma once
 #include "../../tests/operation_catalogue.h"
 #include "../../tests/operation_sizes.h"
 
@@ -55,4 +54,3 @@ static void operation_describe(BenchOperation *o, const OpSize *size, bool backw
         else if (size->kind == OP_DECODE || size->kind == OP_CACHE_STORE) c->index[n] = c->index_limit - 1;
     o->cost = op_cost_of(c, backward);
 }
-#endif

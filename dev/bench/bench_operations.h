@@ -1,8 +1,7 @@
 /*
 bench_operations.h: peaks of the machine and the time of each operation on a CPU (bench.c). Include after bench_model.h.
 */
-#ifndef DEV_BENCH_OPERATIONS_H
-#define DEV_BENCH_OPERATIONS_H
+#pragma once
 #include "bench_operation.h"
 
 typedef enum { READ, WRITE, COPY, ADD, UPDATE, MIXES } Mix; // 1 in; 1 out; 1 in 1 out; 2 in 1 out; 1 changed in place
@@ -177,4 +176,3 @@ static void table_operations(void) {
     }
     model_free(&model, false);
 }
-#endif

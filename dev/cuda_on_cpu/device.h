@@ -4,8 +4,7 @@ memory, atomics, and the launch. llmc/cuda/launch.cuh includes it; README.md des
 
 A launch, a barrier or a shuffle carries the file and line of its caller (default arguments), for messages.
 */
-#ifndef CUDA_ON_CPU_DEVICE_H
-#define CUDA_ON_CPU_DEVICE_H
+#pragma once
 
 #include <cuda_runtime.h>
 #include <cmath>
@@ -270,4 +269,3 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void (*ke
 }
 
 #include "device_math.h"
-#endif

@@ -2,8 +2,7 @@
 device_math.h: device functions that need no scheduler: fences, atomics, and what CUDA has beyond the C library. Each
 computes what the device computes, up to the rounding of the C library's exp, log and so on.
 */
-#ifndef CUDA_ON_CPU_DEVICE_MATH_H
-#define CUDA_ON_CPU_DEVICE_MATH_H
+#pragma once
 
 #include <cuda_fp8.h>
 
@@ -209,5 +208,3 @@ template <class T> T __ldcs(const T *p) { return *p; }
 template <class T> T __ldcg(const T *p) { return *p; }
 template <class T> void __stcs(T *p, T value) { *p = value; }
 template <class T> void __stcg(T *p, T value) { *p = value; }
-
-#endif

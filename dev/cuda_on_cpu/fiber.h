@@ -6,8 +6,7 @@ for an overflow.
 
 Stacks have 256 KiB of lazily mapped memory, with an inaccessible page below.
 */
-#ifndef CUDA_ON_CPU_FIBER_H
-#define CUDA_ON_CPU_FIBER_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -114,4 +113,3 @@ static inline Fiber *fiber_create(void (*entry)()) {
 }
 
 } // namespace cuda_on_cpu
-#endif

@@ -11,8 +11,7 @@ Products in FP8: see gemm_fp8_refusal.
   CUDA_ON_CPU_GEMM=no-fp8    does not support FP8
   CUDA_ON_CPU_GEMM=fails     the first product fails
 */
-#ifndef CUDA_ON_CPU_GEMM_H
-#define CUDA_ON_CPU_GEMM_H
+#pragma once
 #include <cuda_fp8.h>
 #include <vector>
 
@@ -194,4 +193,3 @@ static inline void gemm_multiply(const GemmHandles *h, const GemmProblem *p, con
         gemm_run(s, parts, backwards, C, x);
     });
 }
-#endif

@@ -7,8 +7,7 @@ internal.h: the interfaces between the parts of the layer.
   faults.cpp      signals and sanitizers: names the thread of a fault
   runtime.cpp     the rest of the CUDA runtime calls
 */
-#ifndef CUDA_ON_CPU_INTERNAL_H
-#define CUDA_ON_CPU_INTERNAL_H
+#pragma once
 
 #include "device.h"
 #include <stdio.h>
@@ -73,4 +72,3 @@ DeviceIdentity device_identity(int device);
 int current_device(); // of this thread
 
 } // namespace cuda_on_cpu
-#endif

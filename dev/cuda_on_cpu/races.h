@@ -9,8 +9,7 @@ had the same fiber.
 
 The layer itself is compiled without instrumentation; Unseen hides the accesses of its calls into the C library.
 */
-#ifndef CUDA_ON_CPU_RACES_H
-#define CUDA_ON_CPU_RACES_H
+#pragma once
 
 #include "device.h"
 
@@ -109,4 +108,3 @@ static inline void races_acquire(void *) {}
 #endif
 
 } // namespace cuda_on_cpu
-#endif

@@ -24,8 +24,7 @@ not a defect: it rejects the input. The harness releases what the reader held.
 The readers are compiled as in the product. The linker redirects exit, open and close of all files to the harness
 (--wrap, see run.sh); warnings reach it through warn_hook.
 */
-#ifndef FUZZ_H
-#define FUZZ_H
+#pragma once
 #include "../../llmc/base/common.h"
 
 enum { FUZZ_ALLOCATION_LIMIT = 32 << 20, FUZZ_INPUT_LIMIT = 1 << 14, FUZZ_LARGE_SECONDS = 5, FUZZ_LARGE_MIB = 600 };
@@ -60,5 +59,4 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 
 #ifndef FUZZ_HARNESS // in the target: warn_hook is a variable of each file
 void fuzz_set_hooks(void) { warn_hook = fuzz_warn; }
-#endif
 #endif

@@ -13,8 +13,7 @@ does not define is an error here; hopper.cpp reports it.
   source       PTX ISA 8.7, "mbarrier", "cp.async.bulk", "Asynchronous Warpgroup Level Matrix Instructions", "Async
                proxy"; CUDA driver API, "Tensor Map Object Management"
 */
-#ifndef PTX_HOPPER_H
-#define PTX_HOPPER_H
+#pragma once
 #include "machine.h"
 #include <initializer_list>
 
@@ -72,4 +71,3 @@ void set_registers(bool more, int count, const Site &site);
 void begin_hopper_block(bool asynchronous);
 
 } // namespace ptx
-#endif

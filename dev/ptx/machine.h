@@ -8,8 +8,7 @@ and the table of kernels. Barriers, exchanges, tensor cores and asynchronous cop
                 up to the largest documented one. PTX ISA 9.1, "Floating Point Instructions": ex2 2 ulps of the
                 correctly rounded result for all inputs; div 2 ulps for divisors from 2^-126 to 2^126; rcp 1 ulp
 */
-#ifndef PTX_MACHINE_H
-#define PTX_MACHINE_H
+#pragma once
 #include <cuda_on_cpu/internal.h>
 
 namespace ptx {
@@ -315,4 +314,3 @@ inline void copy_async(u32 to, u64 from, int bytes, u32 valid, const Site &site)
 }
 
 } // namespace ptx
-#endif

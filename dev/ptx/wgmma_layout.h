@@ -7,8 +7,7 @@ says. compare_cute.cpp compares it with CuTe.
   source   PTX ISA 8.7, "Register Fragments for wgmma.mma_async.m64nNk16", "... m64nNk32", "Shared Memory Matrix
            Layout", "Matrix Descriptor"
 */
-#ifndef PTX_WGMMA_LAYOUT_H
-#define PTX_WGMMA_LAYOUT_H
+#pragma once
 #include <stdint.h>
 
 namespace ptx {
@@ -48,4 +47,3 @@ struct Matrix {
 };
 
 } // namespace ptx
-#endif

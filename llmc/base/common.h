@@ -9,8 +9,7 @@ common.h: system headers, error handling and buffers, for every file of the proj
 
 Valid as C11 and as C++17.
 */
-#ifndef LLMC_COMMON_H
-#define LLMC_COMMON_H
+#pragma once
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -245,5 +244,4 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 static inline void *download_alloc(size_t bytes) { return malloc(max_size(bytes, 1)); }
 static inline void download_free(void *p) { free(p); }
 
-#endif
 #endif

@@ -10,8 +10,7 @@ dtype.h: element types in files, and conversion between them.
   numerics   The exact source value is rounded once, to nearest, ties to even. Overflow gives infinity. Subnormals are
              kept. A NaN stays a quiet NaN with its sign and leading mantissa bits.
 */
-#ifndef LLMC_DTYPE_H
-#define LLMC_DTYPE_H
+#pragma once
 #include "common.h"
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian and are read without byte swapping");
@@ -121,4 +120,3 @@ static inline void convert_elements(void *dst, DType dst_type, const void *src, 
     for (size_t i = 0; i < n; i++)
         element_store(to + i * to_size, dst_type, element_load(from + i * from_size, src_type));
 }
-#endif

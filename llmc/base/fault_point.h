@@ -19,8 +19,7 @@ includes the trainer, and then the function itself.
                                                                NULL                     0           wait until it ends
   FAULT_SIGNAL      before the trainer reads stop_signal       NULL                     0           a signal arrives
 */
-#ifndef LLMC_FAULT_POINT_H
-#define LLMC_FAULT_POINT_H
+#pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -44,5 +43,4 @@ static inline bool fault_point(FaultPlace place, void *data, size_t number) {
     (void)place, (void)data, (void)number;
     return false;
 }
-#endif
 #endif

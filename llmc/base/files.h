@@ -24,8 +24,7 @@ files.h: reading, atomic writing and removal of files and directories.
 
 Functions that return void exit through CHECK with the path and the system's error message.
 */
-#ifndef LLMC_FILES_H
-#define LLMC_FILES_H
+#pragma once
 #include "common.h"
 
 enum { PATH_SIZE = 4096 };
@@ -265,4 +264,3 @@ static inline void file_write_atomic(const char *path, const char *text, size_t 
     file_close_synced(fd, path);
     output_publish(&o);
 }
-#endif

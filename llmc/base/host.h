@@ -11,8 +11,7 @@ that do not exist are skipped. Reclaimable page cache counts as available.
 `root` is "" or, in tests, a directory that contains proc/ and sys/.
 Sources: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst; proc(5).
 */
-#ifndef LLMC_HOST_H
-#define LLMC_HOST_H
+#pragma once
 #include "files.h"
 
 enum { HOST_PATH_SIZE = 2 * PATH_SIZE + 64 }; // of a file in a cgroup's directory
@@ -132,4 +131,3 @@ static inline int host_cores(const char *root) {
     host_cgroup_levels(root, "cpu", host_cores_level, &cores);
     return cores;
 }
-#endif

@@ -20,8 +20,7 @@ cJSON prints 15 digits where they are accurate to one unit in the last place. He
 takes to read back the same double. NaN and infinities are printed as null. Bytes that are not UTF-8 (sampled text, file
 names) become U+FFFD.
 */
-#ifndef LLMC_JSON_H
-#define LLMC_JSON_H
+#pragma once
 #include "common.h"
 
 // A value takes about 100 bytes in a tree and 2 in text. A safetensors header of 100,000 tensors has 1.2 million.
@@ -216,4 +215,3 @@ static inline bool json_get_number(const cJSON *object, const char *key, double 
     *value = item->valuedouble;
     return true;
 }
-#endif

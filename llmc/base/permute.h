@@ -8,8 +8,7 @@ permute.h: a pseudorandom permutation of [0, count), computed element by element
 
   source  Black and Rogaway, "Ciphers with arbitrary finite domains" (2002). The mixing is the finalizer of splitmix64.
 */
-#ifndef LLMC_PERMUTE_H
-#define LLMC_PERMUTE_H
+#pragma once
 #include "random.h"
 
 // The image of `x` under a permutation of [0, count) that depends only on (seed, epoch).
@@ -30,4 +29,3 @@ static inline uint64_t permutation_at(uint64_t x, uint64_t count, uint64_t seed,
     } while (x >= count);
     return x;
 }
-#endif

@@ -7,8 +7,7 @@ same numbers.
   key     seeded XXH3 of a name. Tensors are keyed by name, so variants initialize equal tensors equally
   source  Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"
 */
-#ifndef LLMC_RANDOM_H
-#define LLMC_RANDOM_H
+#pragma once
 #include "common.h"
 
 static inline uint64_t random_key(const char *name, uint64_t seed) {
@@ -35,4 +34,3 @@ static inline double random_normal(uint64_t key, uint64_t index) {
     double radius = sqrt(-2 * log(random_uniform(key, 2 * index)));
     return radius * cos(two_pi * random_uniform(key, 2 * index + 1));
 }
-#endif

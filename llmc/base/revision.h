@@ -4,8 +4,7 @@ revision.h: version and source revision of the program, for --version, run.json,
 docs/changelog.md says what the parts of a version mean. A separate object file contains the revision, so that a commit
 recompiles nothing else. Without that object it is "unknown".
 */
-#ifndef LLMC_REVISION_H
-#define LLMC_REVISION_H
+#pragma once
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,4 +16,3 @@ extern const char program_revision[] __attribute__((weak)); // of build/revision
 
 static const char program_version[] = "0.9.0";
 static inline const char *source_revision(void) { return program_revision ? program_revision : "unknown"; }
-#endif

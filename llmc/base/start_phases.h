@@ -5,8 +5,7 @@ has its time in the log.
   const char *start_phase(name)   begins a phase, and returns the one that it interrupts or ends; seconds of a name add
                                   up
 */
-#ifndef LLMC_START_PHASES_H
-#define LLMC_START_PHASES_H
+#pragma once
 #include "common.h"
 
 enum { START_PHASES = 16 };
@@ -30,4 +29,3 @@ static inline const char *start_phase(const char *name) {
     start_phases.since = now;
     return before;
 }
-#endif

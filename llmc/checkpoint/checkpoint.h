@@ -39,8 +39,7 @@ may be missing.
   errors   CHECK, with the path. Only checkpoint_find_newest skips invalid checkpoints. It exits if all are invalid,
            since a restart from step 0 would silently lose the run.
 */
-#ifndef LLMC_CHECKPOINT_H
-#define LLMC_CHECKPOINT_H
+#pragma once
 #include "../base/common.h"
 #include "checkpoint_checksums.h"
 #include "checkpoint_tensors.h"
@@ -370,4 +369,3 @@ static inline void checkpoint_save(const char *run_dir, int64_t step, const Chec
     unfinished_end();
     comm_barrier();
 }
-#endif

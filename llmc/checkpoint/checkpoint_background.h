@@ -22,8 +22,7 @@ data that they exchange at each step anyway. A single rank runs all stages in se
   cost     The thread uses at most one core, at a lower priority than the compute threads.
   failure  If the thread fails, the main thread exits with its line at the end of the current step.
 */
-#ifndef LLMC_CHECKPOINT_BACKGROUND_H
-#define LLMC_CHECKPOINT_BACKGROUND_H
+#pragma once
 #include "checkpoint.h"
 #include "../base/host.h"
 
@@ -197,4 +196,3 @@ static inline void background_close(void) {
     background.copy = NULL;
     background.tried = false;
 }
-#endif

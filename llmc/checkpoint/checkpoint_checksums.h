@@ -12,8 +12,7 @@ checkpoint_checksums.h: digests that verify a checkpoint. trainer_state.json sta
 All ranks call checksums_build and checksums_verify together. Any rank and thread may call the others. Format:
 checkpoint.h.
 */
-#ifndef LLMC_CHECKPOINT_CHECKSUMS_H
-#define LLMC_CHECKPOINT_CHECKSUMS_H
+#pragma once
 #include "../comm/comm.h"
 #include "../base/common.h"
 #include "../base/files.h"
@@ -239,4 +238,3 @@ static inline cJSON *checkpoint_state_read(const char *dir, Reason why) {
     free(text);
     return state;
 }
-#endif

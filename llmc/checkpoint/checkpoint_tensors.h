@@ -17,8 +17,7 @@ several groups with the same pieces, each writes some of the tensors. A rank get
 not from the disk. Formats and errors: checkpoint.h. Data pass through
 CHECKPOINT_STAGING bytes of host memory, unless the buffers are a copy in host memory.
 */
-#ifndef LLMC_CHECKPOINT_TENSORS_H
-#define LLMC_CHECKPOINT_TENSORS_H
+#pragma once
 #include "../base/common.h"
 #include "../base/dtype.h"
 #include "../base/files.h"
@@ -396,4 +395,3 @@ static inline void checkpoint_save_gradients(const char *path, const TensorList 
     free(tensors);
     output_publish(&output);
 }
-#endif

@@ -16,8 +16,7 @@ safetensors.h: reading of tensors from files. safetensors_writer.h writes them.
            use, and every error exits with one line. Tensors of unsupported types are rejected only when they are read.
            Not thread-safe.
 */
-#ifndef LLMC_SAFETENSORS_H
-#define LLMC_SAFETENSORS_H
+#pragma once
 #include "../base/common.h"
 #include "../base/dtype.h"
 #include "../base/files.h"
@@ -257,4 +256,3 @@ static inline void safetensors_read(const SafeTensors *s, const char *name, size
         done += n;
     }
 }
-#endif

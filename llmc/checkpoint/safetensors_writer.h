@@ -12,8 +12,7 @@ The header depends only on the list of tensors. Its length is a multiple of 8, s
 file may be written in any order, those of safetensors_begin, which may be a device or a pipe, in order. Failures, such
 as a full disk, exit with the path and the system's error message.
 */
-#ifndef LLMC_SAFETENSORS_WRITER_H
-#define LLMC_SAFETENSORS_WRITER_H
+#pragma once
 #include "safetensors.h"
 
 typedef struct {
@@ -133,4 +132,3 @@ static inline void safetensors_finish(SafeTensorsWriter *w) {
     assert(w->written == w->begin[w->count]);
     safetensors_close_writer(w);
 }
-#endif

@@ -38,8 +38,7 @@ comm.h: communication between the ranks of a run.
   faults    The watchdog detects ranks that have ended or hang. It is told when this rank waits.
 */
 // clang-format on
-#ifndef LLMC_COMM_H
-#define LLMC_COMM_H
+#pragma once
 #include "comm_state.h"
 #if defined(DEVICE_OPS) && defined(USE_NCCL)
 #include "comm_nccl.cuh"
@@ -79,4 +78,3 @@ static inline size_t comm_library_bytes(int ranks, const char **of) {
     return ranks > 1 ? 12 << 20 : 0;
 #endif
 }
-#endif

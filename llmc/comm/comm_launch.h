@@ -25,8 +25,7 @@ The directory is ranks.IDENTITY in --rendezvous or --out, of mode 0700. Rank 0 c
             file system ask the server (llm.c waits for such a file too; there it has one name for all starts).
 */
 // clang-format on
-#ifndef LLMC_COMM_LAUNCH_H
-#define LLMC_COMM_LAUNCH_H
+#pragma once
 #include "../base/start_phases.h"
 #include "comm_state.h"
 
@@ -300,4 +299,3 @@ static inline void launch_connect(const Launch *l, const CommStart *start, void 
         launch_connect_by_files(start, path, (char *)data, bytes, parts);
     watch_open(path, l->rank, l->ranks);
 }
-#endif

@@ -9,8 +9,7 @@ comm_mpi.h: the backend of comm.h for operations on the CPU, over MPI.
             order of groups, so the result depends only on these numbers, not on the algorithm that a library chooses.
 */
 // clang-format on
-#ifndef LLMC_COMM_MPI_H
-#define LLMC_COMM_MPI_H
+#pragma once
 #ifdef USE_MPI
 #include "../base/dtype.h"
 #include "comm_launch.h"
@@ -256,4 +255,3 @@ static inline void comm_open(const CommStart *start) {
     comm.on = true;
 }
 #endif // USE_MPI
-#endif

@@ -24,8 +24,7 @@ used only at the start) or by srun without MPI.
   source    NCCL user guide: stream semantics; fault tolerance; environment variables. NVLS: issue 1497 of NVIDIA/nccl
 */
 // clang-format on
-#ifndef LLMC_COMM_NCCL_CUH
-#define LLMC_COMM_NCCL_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "comm_nccl_watch.cuh"
 
@@ -400,4 +399,3 @@ static inline void comm_close(void) {
     CUDA_CHECK(cudaStreamDestroy(nccl.stream));
     memset(&nccl, 0, sizeof(nccl));
 }
-#endif

@@ -9,8 +9,7 @@ others wait for, even if a host is blocked in a CUDA call. The thread also queri
 communicator is aborted before the program ends.
 */
 // clang-format on
-#ifndef LLMC_COMM_NCCL_WATCH_CUH
-#define LLMC_COMM_NCCL_WATCH_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "comm_launch.h"
 #include <nccl.h>
@@ -145,4 +144,3 @@ static inline void *nccl_watch_thread(void *unused) {
     }
     return NULL;
 }
-#endif

@@ -4,8 +4,7 @@ comm_single.h: the backend of comm.h in a program built without a library for se
 process, since each would act as rank 0 and write the same files.
 */
 // clang-format on
-#ifndef LLMC_COMM_SINGLE_H
-#define LLMC_COMM_SINGLE_H
+#pragma once
 #include "comm_launch.h"
 
 #ifdef DEVICE_OPS
@@ -36,4 +35,3 @@ static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t pie
     return 0;
 }
 static inline void comm_wait(uint64_t ticket) { (void)ticket; }
-#endif

@@ -1,8 +1,7 @@
 /*
 comm_state.h: what the backends of comm.h share: this process's place among the ranks.
 */
-#ifndef LLMC_COMM_STATE_H
-#define LLMC_COMM_STATE_H
+#pragma once
 #include "../ops/ops.h"
 #include "watchdog.h"
 
@@ -31,4 +30,3 @@ static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int lev
     return bucket_bytes;
 #endif
 }
-#endif

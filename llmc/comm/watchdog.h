@@ -39,8 +39,7 @@ Without locks in the file system (NFS 2 and 3 without lockd, some settings of Lu
 the limit of waits. With one rank the watchdog does nothing, and no thread is started.
 */
 // clang-format on
-#ifndef LLMC_WATCHDOG_H
-#define LLMC_WATCHDOG_H
+#pragma once
 #include "../base/files.h"
 
 // What a rank is doing: constant, short name, description in messages.
@@ -474,4 +473,3 @@ static inline WatchState *watch_await_ranks(double seconds) {
     }
     return states;
 }
-#endif

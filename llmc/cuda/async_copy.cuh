@@ -7,8 +7,7 @@ async_copy.cuh: copies from device memory to shared memory that do not pass thro
                                 after a barrier that follows
   source     PTX ISA, "cp.async"
 */
-#ifndef LLMC_ASYNC_COPY_CUH
-#define LLMC_ASYNC_COPY_CUH
+#pragma once
 #include "kernel_utils.cuh"
 
 static __device__ inline void copy_async(void *to, const void *from, bool valid) {
@@ -34,4 +33,3 @@ template <int LEFT> static __device__ inline void copy_wait(void) {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 #endif
 }
-#endif

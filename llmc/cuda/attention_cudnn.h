@@ -14,8 +14,7 @@ dev/cuda_on_cpu/attention_cudnn.cpp; in a build without cuDNN (no USE_CUDNN), by
              (sinks)
   errors     A function that can fail writes the reason to `why`, in one line, and changes nothing.
 */
-#ifndef LLMC_ATTENTION_CUDNN_H
-#define LLMC_ATTENTION_CUDNN_H
+#pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -136,5 +135,4 @@ static inline bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tens
     (void)plan, (void)tensors, (void)workspace, (void)stream;
     return cudnn_attention_open(why, size);
 }
-#endif
 #endif

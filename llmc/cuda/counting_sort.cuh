@@ -5,8 +5,7 @@ counting_sort.cuh: the parts of a stable sort by small numbers, the digits: thre
   2. sort_scan turns the counts into places: a warp's first row of each digit.
   3. The warp passes its rows again, and places each one. Rows of a digit stay in their order.
 */
-#ifndef LLMC_COUNTING_SORT_CUH
-#define LLMC_COUNTING_SORT_CUH
+#pragma once
 #include "kernel_utils.cuh"
 
 // The lanes of `active` with the same digit as the calling lane. All lanes of `active` call it.
@@ -63,4 +62,3 @@ static __global__ void sort_scan_kernel(int *counts, int count) {
 static inline void sort_scan(int *counts, int count) {
     LAUNCH(sort_scan_kernel, 1, SORT_SCAN_THREADS, 0, counts, count);
 }
-#endif

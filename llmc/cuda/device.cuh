@@ -10,8 +10,7 @@ device.cuh: the device of this process: its stream, errors, buffers and scratch 
                     partial sums, available to every operation. Operations run one after another on one stream, so they
                     share both.
 */
-#ifndef LLMC_DEVICE_CUH
-#define LLMC_DEVICE_CUH
+#pragma once
 #include "device_types.cuh"
 #include "launch.cuh"
 
@@ -142,4 +141,3 @@ static inline cudaDeviceProp device_properties(void) {
     CUDA_CHECK(cudaGetDeviceProperties(&facts, index));
     return facts;
 }
-#endif

@@ -17,8 +17,7 @@ bandwidth of the memory and the link to other GPUs, from the same data sheets an
   unknown   A device without a row is NULL; the caller measures instead. Devices whose document or name could not be
             verified have no row.
 */
-#ifndef LLMC_DEVICE_PEAK_H
-#define LLMC_DEVICE_PEAK_H
+#pragma once
 #include "../base/common.h"
 
 typedef enum {
@@ -172,4 +171,3 @@ static inline const DevicePeak *device_peak_named(const char *name) {
         }
     return NULL;
 }
-#endif

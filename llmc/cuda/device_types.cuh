@@ -4,8 +4,7 @@ device_types.cuh: the storage types of the CUDA build, chosen by its precision.
   PRECISION_BF16   floatX is bf16: parameters and activations; gradients, moments, master weights, statistics fp32
   PRECISION_FP32   everything fp32, for tight comparison with the CPU
 */
-#ifndef LLMC_DEVICE_TYPES_CUH
-#define LLMC_DEVICE_TYPES_CUH
+#pragma once
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 
@@ -20,4 +19,3 @@ typedef float floatX;
 #endif
 typedef float grad_t;
 typedef float real;
-#endif

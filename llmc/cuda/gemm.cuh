@@ -17,8 +17,7 @@ gemm.cuh: matrix products.
              2767). K is therefore split only if it is a multiple of the deepest tile.
   workspace  GEMM_WORKSPACE_BYTES of device memory, the size that Hopper's kernels need, allocated before the first step
 */
-#ifndef LLMC_GEMM_CUH
-#define LLMC_GEMM_CUH
+#pragma once
 #include "gemm_choices.cuh"
 #include "gemm_plain.cuh"
 
@@ -174,4 +173,3 @@ static inline void gemm_fp8(GemmShape shape, void *C, GemmOperands operands) {
     assert(operands.types[0] != OPERAND_STORED && operands.types[1] != OPERAND_STORED);
     gemm_of(shape, C, &operands);
 }
-#endif

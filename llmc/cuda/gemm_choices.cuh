@@ -10,8 +10,7 @@ trainer_state.json:
              strides, and alignment of the addresses in bytes; the number is the place of the algorithm among the
              library's, whose order is the same for the same library and device; 0 is its first choice
 */
-#ifndef LLMC_GEMM_CHOICES_CUH
-#define LLMC_GEMM_CHOICES_CUH
+#pragma once
 #include "../base/json.h"
 #include "device.cuh"
 #include "gemm_shape.cuh"
@@ -87,4 +86,3 @@ static inline void gemm_choose_place(const GemmProblem *problem, int place) {
     CHECK(cJSON_AddNumberToObject(gemm_chosen_products(), name.text, place),
           "out of memory for the choices of --tune-gemm");
 }
-#endif

@@ -8,8 +8,7 @@ gemm_cublaslt.cuh: matrix products by cuBLASLt, with the interface of gemm_shape
              problem.fast_sums: CUBLASLT_MATMUL_DESC_FAST_ACCUM leaves them in the tensor cores of Ada and Hopper,
              which keep about 14 bits. It has no effect on others.
 */
-#ifndef LLMC_GEMM_CUBLASLT_CUH
-#define LLMC_GEMM_CUBLASLT_CUH
+#pragma once
 #include "device.cuh"
 #include "gemm_shape.cuh"
 #include <cublasLt.h>
@@ -129,4 +128,3 @@ static inline const char *gemm_library(void) {
     FORMAT(text, "cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
     return text;
 }
-#endif

@@ -5,8 +5,7 @@ gemm_plain.cuh: matrix products of any shape, stride and alignment, for those th
   numerics  products and sums in fp32, in the order of k, one rounding at the store
   traffic   A is read N/64 times, B M/64 times
 */
-#ifndef LLMC_GEMM_PLAIN_CUH
-#define LLMC_GEMM_PLAIN_CUH
+#pragma once
 #include "gemm_shape.cuh"
 #include "tile.cuh"
 
@@ -68,4 +67,3 @@ static inline void gemm_plain(GemmShape s, void *C, const floatX *A, const float
     size_t pieces = (size_t)((s.M + TILE - 1) / TILE) * ((s.N + TILE - 1) / TILE);
     LAUNCH(gemm_plain_kernel, blocks_of(pieces, 1), TILE_THREADS, 0, s, C, A, B, wide_a, wide_b);
 }
-#endif

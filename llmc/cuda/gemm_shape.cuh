@@ -18,8 +18,7 @@ defines GemmHandles, its own description of a shape, and these functions:
         both operands contiguous along K (A not transposed, B transposed; the "TN" layout of cuBLASLt); sizes are
         multiples of 16, addresses and rows of 16 bytes (cuBLAS documentation, "cublasLtMatmul").
 */
-#ifndef LLMC_GEMM_SHAPE_CUH
-#define LLMC_GEMM_SHAPE_CUH
+#pragma once
 #include "device_types.cuh"
 #include <stdint.h>
 
@@ -58,4 +57,3 @@ enum { GEMM_DEEPEST_TILE = 128 }; // in elements of floatX; twice as many in FP8
 static inline bool gemm_may_split(const GemmProblem *p, int parts) {
     return parts <= 1 || p->shape.K % ((gemm_in_fp8(p) ? 2 : 1) * GEMM_DEEPEST_TILE) == 0;
 }
-#endif

@@ -24,8 +24,7 @@ products of a warpgroup, 128 threads whose first is a multiple of 128.
   source     PTX ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level Matrix Instructions",
              "setmaxnreg"; CUDA driver API, "Tensor Map Object Management"
 */
-#ifndef LLMC_HOPPER_CUH
-#define LLMC_HOPPER_CUH
+#pragma once
 #include "device_peak.h"
 #include "kernel_utils.cuh"
 #include <cuda.h>
@@ -215,5 +214,4 @@ static __device__ inline void add_four(float *to, const float (&x)[4]) {
                  "f"(x[3])
                  : "memory");
 }
-#endif
 #endif

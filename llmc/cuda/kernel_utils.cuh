@@ -6,8 +6,7 @@ kernel_utils.cuh: the parts that kernels share: packs of 16 bytes, mappings of t
   reductions   by exchange within a warp, then over the warps in order: bitwise reproducible, no atomics
   rounding     arithmetic is fp32, each result is rounded once, when it is stored
 */
-#ifndef LLMC_KERNEL_UTILS_CUH
-#define LLMC_KERNEL_UTILS_CUH
+#pragma once
 #include "device.cuh"
 #include <type_traits>
 
@@ -273,4 +272,3 @@ static __device__ inline float exp2_fast(float x) {
     return y;
 #endif
 }
-#endif

@@ -12,8 +12,7 @@ integers or dim3. Null pointers among the arguments are written nullptr. shared_
 LAUNCH_ALLOW_SHARED(kernel, bytes) before. A SHARED array has the alignment of its type: 16-byte accesses require a
 16-byte type.
 */
-#ifndef LLMC_LAUNCH_CUH
-#define LLMC_LAUNCH_CUH
+#pragma once
 #include "../base/common.h"
 #include <cuda_runtime.h>
 #if !defined(CUDA_ON_CPU) && __has_include(<nvtx3/nvToolsExt.h>)
@@ -86,4 +85,3 @@ static inline const char *launch_remark(cudaError_t error) {
 #endif
 #define LAUNCH(kernel, grid, block, shared_bytes, ...) \
     LAUNCH_ON(main_stream, kernel, grid, block, shared_bytes, __VA_ARGS__)
-#endif

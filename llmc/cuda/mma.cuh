@@ -17,8 +17,7 @@ Lane 4g + r holds these elements, two bf16 in an unsigned, the first in its low 
 The columns of a and rows of b may be in any order, if it is the same for both. With FP8 each bf16 is a pair of codes.
   source     PTX ISA, "Matrix Fragments for mma.m16n8k16", "... m16n8k32" and "ldmatrix"
 */
-#ifndef LLMC_MMA_CUH
-#define LLMC_MMA_CUH
+#pragma once
 #include "gemm_shape.cuh"
 #include "kernel_utils.cuh"
 
@@ -81,4 +80,3 @@ static __device__ inline unsigned bf16_pair(float first, float second) {
 }
 static __device__ inline float bf16_first(unsigned pair) { return __uint_as_float(pair << 16); }
 static __device__ inline float bf16_second(unsigned pair) { return __uint_as_float(pair & 0xFFFF0000u); }
-#endif

@@ -10,8 +10,7 @@ of four.
 
 Shared memory holds either the two operands of tile_dot, (TILE_DEPTH, TILE_LD) each, transposed, or X, (TILE, TILE_LD).
 */
-#ifndef LLMC_TILE_CUH
-#define LLMC_TILE_CUH
+#pragma once
 #include "kernel_utils.cuh"
 
 enum { TILE = 64, TILE_DEPTH = 32, TILE_LD = TILE + 4, TILE_THREADS = 256 };
@@ -143,4 +142,3 @@ template <int PIECES> static __device__ inline void tile_clear(float (&out)[PIEC
         }
     }
 }
-#endif

@@ -24,8 +24,7 @@ choices.h: files of multiple-choice tasks, for --eval-choices: a context, severa
   void choices_close(task)
   source    the format: llm.c, dev/data/data_common.py and llmc/dataloader.h
 */
-#ifndef LLMC_CHOICES_H
-#define LLMC_CHOICES_H
+#pragma once
 #include "../base/files.h"
 #include "corpus.h"
 
@@ -299,4 +298,3 @@ static inline int choices_deal(const ChoiceTask *t, int rank, int ranks, int *or
     free(rows);
     return count;
 }
-#endif

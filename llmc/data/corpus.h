@@ -16,8 +16,7 @@ corpus.h: the arguments of --train-data and --val-data: shards, a corpus directo
   void        corpus_check_shards(...)         exits unless the shards are those that corpus.json lists
   void        document_starts(...)             where the document of each token begins
 */
-#ifndef LLMC_CORPUS_H
-#define LLMC_CORPUS_H
+#pragma once
 #include "../base/files.h"
 #include "../base/json.h"
 #include "shards.h"
@@ -248,4 +247,3 @@ static inline void document_starts(int *start, const int *tokens, int T, Separat
         start[t] = first;
     }
 }
-#endif

@@ -1,8 +1,7 @@
 /*
 data_identity.h: fingerprint, description and comparison of the data of a loader, and its first tokens.
 */
-#ifndef LLMC_DATA_IDENTITY_H
-#define LLMC_DATA_IDENTITY_H
+#pragma once
 #include "dataloader.h"
 
 #ifndef FIRST_TOKENS_PIECE
@@ -179,4 +178,3 @@ static inline void dataloader_print(const DataLoader *l, double windows) {
         printf("%.2f epochs in this run (%s)\n", corpus_epochs(s, windows), s->path);
     }
 }
-#endif

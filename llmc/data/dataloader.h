@@ -23,8 +23,7 @@ dataloader.h: batches of token windows from token shards, read ahead of the step
             is reported by the dataloader_next call that would have returned the batch, in the caller's thread.
   traffic   2 or 4 (T+1) bytes of file per window, 8T bytes copied to the caller
 */
-#ifndef LLMC_DATALOADER_H
-#define LLMC_DATALOADER_H
+#pragma once
 #include "corpus.h"
 #include "../base/permute.h"
 #include "shards.h"
@@ -367,4 +366,3 @@ static inline void dataloader_close(DataLoader *l) {
     pthread_cond_destroy(&l->changed);
     memset(l, 0, sizeof(*l));
 }
-#endif

@@ -10,8 +10,7 @@ another length of windows.
   void   positions_enter(p, loader)            before dataloader_start; likewise
   cJSON *positions_to_json(p); bool positions_from_json(p, json)
 */
-#ifndef LLMC_POSITIONS_H
-#define LLMC_POSITIONS_H
+#pragma once
 #include "data_identity.h"
 
 enum { POSITION_LIMIT = 256 };
@@ -74,4 +73,3 @@ static inline bool positions_from_json(DataPositions *p, const cJSON *json) {
     }
     return true;
 }
-#endif

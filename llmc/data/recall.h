@@ -15,8 +15,7 @@ recall.h: associative recall, a synthetic task: retrieve the value that followed
   void recall_score(score, logits, V, tokens, cell, query)  adds the prediction after query number `query`
   source     Arora et al. 2024, "Zoology" (multi-query associative recall)
 */
-#ifndef LLMC_RECALL_H
-#define LLMC_RECALL_H
+#pragma once
 #include "../base/common.h"
 #include "../base/random.h"
 
@@ -109,4 +108,3 @@ static inline void recall_score(RecallScore *score, const float *logits, int V, 
     score->among += among;
     score->loss += log(sum) + largest - (double)logits[answer];
 }
-#endif

@@ -10,8 +10,7 @@ shards.h: token shards, the files of training and validation data.
   reading   By pread, not mmap: a shard that is truncated during a run causes an error message instead of SIGBUS.
   source    the format: llm.c, dev/data/data_common.py
 */
-#ifndef LLMC_SHARDS_H
-#define LLMC_SHARDS_H
+#pragma once
 #include "../base/files.h"
 
 enum {
@@ -222,4 +221,3 @@ static inline ShardList shards_find(const char *pattern, const char *split) {
     qsort(list.shards, list.count, sizeof(Shard), shard_compare_paths);
     return list;
 }
-#endif

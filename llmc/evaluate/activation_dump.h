@@ -8,8 +8,7 @@ shards, N = B*T rows, from which `python3 scripts/lab run coordinates` computes 
          after the layer. Then embedded [N,C], norm_final [N,C] and logits [N,V]
   one process, without --doc-mask
 */
-#ifndef LLMC_ACTIVATION_DUMP_H
-#define LLMC_ACTIVATION_DUMP_H
+#pragma once
 #include "../checkpoint/safetensors_writer.h"
 #include "../data/data_identity.h"
 #include "evaluation_model.h"
@@ -118,4 +117,3 @@ static inline void dump_activations(const EvaluationModel *m, DataLoader *train,
     free(tokens);
     free(specs);
 }
-#endif

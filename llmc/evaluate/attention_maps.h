@@ -11,8 +11,7 @@ forward; training computes no maps.
   numerics    products in double
   source      Gu et al. 2024, "When attention sink emerges in language models"
 */
-#ifndef LLMC_ATTENTION_MAPS_H
-#define LLMC_ATTENTION_MAPS_H
+#pragma once
 #include "../base/common.h"
 #include "../ops/ops.h"
 
@@ -94,4 +93,3 @@ static inline double map_effective_first_mass(const float *a1, const float *a2, 
     }
     return rows ? alpha / rows : NAN;
 }
-#endif

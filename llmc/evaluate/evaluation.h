@@ -4,8 +4,7 @@ multiple-choice tasks (evaluation_choices.h), associative recall (recall.h),
 attention statistics (evaluation_attention.h), printed and, with --eval-out FILE, written as JSON; and --dump-qkv
 (qkv_dump.h). Recall is measured without --doc-mask.
 */
-#ifndef LLMC_EVALUATION_H
-#define LLMC_EVALUATION_H
+#pragma once
 #include "../base/random.h"
 #include "../data/data_identity.h"
 #include "../data/recall.h"
@@ -192,4 +191,3 @@ static inline void evaluate(const Evaluation *e) {
     free(by_position);
     CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
 }
-#endif

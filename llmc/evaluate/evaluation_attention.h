@@ -8,8 +8,7 @@ for --eval.
 Measured without --doc-mask. Maps are computed on the host, by one function for all backends; speed does not matter
 here.
 */
-#ifndef LLMC_EVALUATION_ATTENTION_H
-#define LLMC_EVALUATION_ATTENTION_H
+#pragma once
 #include "../checkpoint/safetensors_writer.h"
 #include "attention_maps.h"
 #include "evaluation_model.h"
@@ -249,4 +248,3 @@ static inline void evaluate_attention(const EvaluationModel *m, const int *first
         layer_attention_json(list, &sums.layers[l], l, m->plan->dims.groups.noise > 0);
     attention_sums_free(&sums);
 }
-#endif

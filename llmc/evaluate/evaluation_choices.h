@@ -23,8 +23,7 @@ evaluation_choices.h: --eval-choices: multiple-choice tasks (data/choices.h), sc
              added in the order of ranks, and scores depend on the sizes of batches by the rounding of matrix products.
   agreement  with lm-evaluation-harness (acc, acc_norm), for files of data/prepare_choices.py
 */
-#ifndef LLMC_EVALUATION_CHOICES_H
-#define LLMC_EVALUATION_CHOICES_H
+#pragma once
 #include "../data/choices.h"
 #include "../text/sampler.h"
 #include "evaluation_model.h"
@@ -392,4 +391,3 @@ static inline void evaluate_choices(const EvaluationModel *m, const ChoiceTasks 
         print_choices(&s);
     }
 }
-#endif

@@ -2,8 +2,7 @@
 evaluation_model.h: the model as measurements see it: plain data, and callbacks that run it; its validation loss, and
 the windows that --eval reads.
 */
-#ifndef LLMC_EVALUATION_MODEL_H
-#define LLMC_EVALUATION_MODEL_H
+#pragma once
 #include "../data/dataloader.h"
 #include "../model/state.h"
 
@@ -92,4 +91,3 @@ static inline int *evaluation_windows(const EvaluationModel *m, DataLoader *val,
     free(batch);
     return first;
 }
-#endif

@@ -15,8 +15,7 @@ generated_text.h: what --generate prints: text for a terminal, or with --prompts
   stderr   the speed, at the end
   random   prompt i of the file draws with the stream key ^ random_mix(i): the first as a single prompt does
 */
-#ifndef LLMC_GENERATED_TEXT_H
-#define LLMC_GENERATED_TEXT_H
+#pragma once
 #include "../text/prompts.h"
 #include "generation.h"
 #include "../log/logger.h"
@@ -159,4 +158,3 @@ static inline int print_results(const Generator *g, Sequence *list, const Prompt
             (double)t.decode_tokens / fmax(t.decode_seconds, 1e-9));
     return r.not_finite;
 }
-#endif

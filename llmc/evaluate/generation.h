@@ -13,8 +13,7 @@ generation.h: text from a model: the tokens that continue prompts, one after ano
   context   a prompt longer than T tokens begins with its last T. When the context is full, its second half is processed
             again from position 0.
 */
-#ifndef LLMC_GENERATION_H
-#define LLMC_GENERATION_H
+#pragma once
 #include "../base/random.h"
 #include "../text/sampler.h"
 
@@ -157,4 +156,3 @@ static inline int generate_tokens(const Generator *g, int *tokens, int length, i
     *stopped = s.stopped;
     return s.end - length;
 }
-#endif

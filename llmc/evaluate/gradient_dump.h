@@ -2,8 +2,7 @@
 gradient_dump.h: --dump-grads: the gradients of one batch, the first B*T + 1 tokens of the training shards in file
 order.
 */
-#ifndef LLMC_GRADIENT_DUMP_H
-#define LLMC_GRADIENT_DUMP_H
+#pragma once
 #include "../checkpoint/checkpoint.h"
 #include "evaluation_model.h"
 
@@ -29,4 +28,3 @@ static inline void dump_gradients(const EvaluationModel *m, DataLoader *train, c
     free(tokens);
     free(starts);
 }
-#endif

@@ -7,8 +7,7 @@ layer_stats.h: statistics of a layer's activations and gradients: the records "s
   source   attention mass on position 0: Gu et al. 2024, "When attention sink emerges in language models"; context RMS,
            the RMS of each output head's row of attention output: DIFF V2
 */
-#ifndef LLMC_LAYER_STATS_H
-#define LLMC_LAYER_STATS_H
+#pragma once
 #include "../log/logger.h"
 #include "../model/activations.h"
 
@@ -153,4 +152,3 @@ static inline void log_layer_stats(Log *log, int64_t step, int layer, const Laye
     if (!isnan(s->agreement)) log_number(log, "selection_agreement", s->agreement);
     log_end(log);
 }
-#endif

@@ -16,8 +16,7 @@ scripts/lab/probe.py computes maps and rounding errors.
   dtypes    F32; of counts, s and s_rounded F64
   one process, without --doc-mask, as --eval
 */
-#ifndef LLMC_QKV_DUMP_H
-#define LLMC_QKV_DUMP_H
+#pragma once
 #include "../base/dtype.h"
 #include "evaluation_attention.h"
 
@@ -209,4 +208,3 @@ static inline void dump_qkv(const EvaluationModel *m, DataLoader *val, int windo
     free(numbers);
     free(d.specs);
 }
-#endif

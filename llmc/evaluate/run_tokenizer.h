@@ -14,8 +14,7 @@ Without a tokenizer, tokens are bytes if the vocabulary has 256 tokens; otherwis
               in training does. Without a prompt, text starts after the separator or, if it is unknown, after token 0,
               with a warning. The token that is put before the prompt is not printed.
 */
-#ifndef LLMC_RUN_TOKENIZER_H
-#define LLMC_RUN_TOKENIZER_H
+#pragma once
 #include "../data/corpus.h"
 #include "../options/options_model.h"
 #include "../text/sampler.h"
@@ -162,4 +161,3 @@ static inline void run_tokenizer_close(RunTokenizer *s) {
     free(s->prompt);
     memset(s, 0, sizeof(*s));
 }
-#endif

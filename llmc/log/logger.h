@@ -30,8 +30,7 @@ logger.h: the directory of a run: run.json and log.jsonl.
            first starts one gets the lock, and the other changes nothing.
   errors   CHECK, with the path
 */
-#ifndef LLMC_LOGGER_H
-#define LLMC_LOGGER_H
+#pragma once
 #include "../base/common.h"
 #include "../base/files.h"
 #include "../base/json.h"
@@ -330,4 +329,3 @@ static inline void log_record(Log *log, const cJSON *record) {
     log_write_line(log, line, size);
     free(line);
 }
-#endif

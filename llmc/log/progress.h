@@ -6,8 +6,7 @@ the terminal could not be rewritten, so the least important fields are dropped. 
 control sequences; this includes processes started by mpirun and srun, whose terminal may end in a file. Other output
 calls progress_break first, and progress_flush instead of fflush.
 */
-#ifndef LLMC_PROGRESS_H
-#define LLMC_PROGRESS_H
+#pragma once
 #include "../comm/comm.h"
 #include <sys/ioctl.h>
 
@@ -105,4 +104,3 @@ static inline void progress_step(int64_t step, int64_t steps, double loss, doubl
     }
     progress_flush();
 }
-#endif

@@ -22,8 +22,7 @@ start.
                start.
   use          The options at step s are those of the last start in the list with a step below s.
 */
-#ifndef LLMC_STARTS_H
-#define LLMC_STARTS_H
+#pragma once
 #include "../base/common.h"
 #include "../base/json.h"
 
@@ -109,4 +108,3 @@ static inline cJSON *starts_event(int64_t step, const cJSON *changed) {
     json_add(event, "changed", cJSON_Duplicate(changed, true));
     return event;
 }
-#endif

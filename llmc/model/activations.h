@@ -2,8 +2,7 @@
 activations.h: the activations of a model, their layout, and the bytes of all its buffers. The one place that knows
 these sizes. [] shapes are row-major.
 */
-#ifndef LLMC_MODEL_ACTIVATIONS_H
-#define LLMC_MODEL_ACTIVATIONS_H
+#pragma once
 #include "linear_layers.h"
 #include "muon_plan.h"
 
@@ -413,4 +412,3 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
         }
     }
 }
-#endif

@@ -21,8 +21,7 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
   qwen3    Always normalizes queries and keys. Its windows count if use_sliding_window is true; without layer_types,
            layers from max_window_layers have the window. A Ministral without layer_types has it in all layers.
 */
-#ifndef LLMC_CONFIG_JSON_H
-#define LLMC_CONFIG_JSON_H
+#pragma once
 #include "../base/common.h"
 #include "../base/dtype.h"
 #include "../base/files.h"
@@ -481,4 +480,3 @@ static inline ModelConfig config_json_read(const char *directory) {
     CHECK(model_config_problems(&c, &problem, 1) == 0, "%s: %s", path, problem);
     return c;
 }
-#endif

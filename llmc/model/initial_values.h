@@ -2,8 +2,7 @@
 initial_values.h: initial values of the parameters: a function of (seed, tensor name, element) alone, so that they
 depend neither on the number of ranks nor on the precision.
 */
-#ifndef LLMC_INITIAL_VALUES_H
-#define LLMC_INITIAL_VALUES_H
+#pragma once
 #include "../base/random.h"
 #include "plan.h"
 
@@ -57,4 +56,3 @@ static inline void model_init(const ModelPlan *plan, floatX *params, real *maste
     free(exact);
     free(host);
 }
-#endif

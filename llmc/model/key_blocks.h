@@ -6,8 +6,7 @@ calls do nothing in a layer that attends to all keys.
                                                                position `base` on, in a cache of `capacity` rows
   key_blocks_select(plan, acts, l, set, rows)                  lists of blocks of each row. set: key set 0 of the layer
 */
-#ifndef LLMC_KEY_BLOCKS_H
-#define LLMC_KEY_BLOCKS_H
+#pragma once
 #include "activations.h"
 
 static inline real *key_block_means(const ModelPlan *plan, const Activations *acts, int l, Rows r) {
@@ -29,4 +28,3 @@ static inline void key_blocks_select(const ModelPlan *plan, const Activations *a
         sparse_select(a->lists, a->fused + s.q, key_block_means(plan, acts, l, r), acts->first,
                       plan->config.attention->key_sets, s.shape);
 }
-#endif

@@ -11,8 +11,7 @@ Copies are made by weight_copies_refresh, called before a layer's first product 
 micro-steps of the next one. weight_copies_forget is called when weights have changed. With --zero 3 a layer has copies
 while it has parameters: weight_copies_drop is called when others take their place.
 */
-#ifndef LLMC_LINEAR_LAYERS_H
-#define LLMC_LINEAR_LAYERS_H
+#pragma once
 #include "plan.h"
 
 // The shape of a linear layer, without memory; of one expert.
@@ -150,4 +149,3 @@ static inline void weight_copies_drop(WeightCopies *copies, int l) { copies->cur
 static inline void weight_copies_forget(WeightCopies *copies, const ModelPlan *plan) {
     memset(copies->current, 0, (size_t)(plan->config.L + 1) * sizeof(bool));
 }
-#endif

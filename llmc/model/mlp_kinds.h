@@ -10,8 +10,7 @@ size, as for attention variants.
   source   Fedus, Zoph, Shazeer 2021, "Switch Transformers" (arXiv 2101.03961); Jiang et al. 2024, "Mixtral of Experts"
            (arXiv 2401.04088); Dai et al. 2024, "DeepSeekMoE" (arXiv 2401.06066), shared experts
 */
-#ifndef LLMC_MLP_KINDS_H
-#define LLMC_MLP_KINDS_H
+#pragma once
 
 typedef struct {
     const char *name;
@@ -29,4 +28,3 @@ typedef struct {
     int width;                         // of the MLP that every token passes; 0: there is none
     int experts, active, expert_width; // experts of the layer, those that a token passes, width of one
 } MlpDims;
-#endif

@@ -1,8 +1,7 @@
 /*
 model_config.h: the architecture of a model, its derived dimensions, and what is wrong with one.
 */
-#ifndef LLMC_MODEL_CONFIG_H
-#define LLMC_MODEL_CONFIG_H
+#pragma once
 #include "../base/common.h"
 #include "../ops/ops.h"
 #include "../ops/routing.h"
@@ -202,4 +201,3 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
 #undef PROBLEM
     return n;
 }
-#endif

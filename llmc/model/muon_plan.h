@@ -7,8 +7,7 @@ each of them.
              each slice, on every rank; those of a matrix are valid on its owner
   owner      The matrices of a layer are assigned by their FLOPs, the largest first, to the rank with the fewest
 */
-#ifndef LLMC_MUON_PLAN_H
-#define LLMC_MUON_PLAN_H
+#pragma once
 #include "plan.h"
 
 // What is orthogonalized of a matrix of Muon.
@@ -107,4 +106,3 @@ static inline size_t muon_plan_workspace_bytes(const ModelPlan *plan) {
             most = max_size(most, muon_workspace_bytes(muon_slices(plan, &plan->tensors.tensors[i])));
     return most;
 }
-#endif

@@ -15,8 +15,7 @@ parametrization.h: how the initial values and the update of each kind of tensor 
   sources     Yang et al. 2022, arXiv 2203.03466; Dey et al. 2025, arXiv 2505.01618; docs/mathematics.md for the rows of
               lambda, gates and routers
 */
-#ifndef LLMC_PARAMETRIZATION_H
-#define LLMC_PARAMETRIZATION_H
+#pragma once
 #include "model_config.h"
 #include "tensor_kinds.h"
 
@@ -80,4 +79,3 @@ static inline Scaling scaling_of(const ModelConfig *c, TensorKind kind) {
     s.eps = scaling_factor(c, scaling_rows[row].eps);
     return s;
 }
-#endif

@@ -5,8 +5,7 @@ data: a plan exists without the model's memory, so that --dry-run and memory rep
   B sequences of T positions at a time; C hidden size, V vocabulary, Vp row stride of the logits
   plan_build (activations.h) fills a plan; plan_free frees its lists
 */
-#ifndef LLMC_MODEL_PLAN_H
-#define LLMC_MODEL_PLAN_H
+#pragma once
 #include "../ops/all_ops.h"
 #include "sharding.h"
 #include "../cuda/device_peak.h"
@@ -226,4 +225,3 @@ static inline double forward_flops(const ModelPlan *plan, int B, int T) {
     return 2 * weights * B * T + plan->config.attention->key_sets * (attention + selection);
 }
 static inline double training_flops(const ModelPlan *plan, int B, int T) { return 3 * forward_flops(plan, B, T); }
-#endif

@@ -20,8 +20,7 @@ NH/2. It does not in the paper's shapes; there, compare at NKV = NH/2 by adding 
   --preset 1.4b --kv-heads 8 --attention diff_v2    --preset 1.4b-1.5h --attention baseline
   --preset 1.4b --kv-heads 8 --attention baseline   --preset 1.4b-2h --attention baseline
 */
-#ifndef LLMC_PRESETS_H
-#define LLMC_PRESETS_H
+#pragma once
 #include "model_config.h"
 
 typedef struct {
@@ -66,4 +65,3 @@ static const Preset presets[] = {
 #undef EXPERTS
 // clang-format on
 enum { PRESET_COUNT = sizeof(presets) / sizeof(presets[0]) };
-#endif

@@ -12,8 +12,7 @@ divided between the rows of both.
   ranks    A maximum has no rounding: the factors do not depend on the number of ranks or micro-steps.
   source   Kimi Team 2025, "Kimi K2: Open Agentic Intelligence" (arXiv 2507.20534), section 2.1
 */
-#ifndef LLMC_QK_CLIP_H
-#define LLMC_QK_CLIP_H
+#pragma once
 #include "state.h"
 
 typedef struct {
@@ -65,4 +64,3 @@ static inline void qk_clip_apply(const ModelState *s, const Activations *a, int 
                        a->largest_logits + (size_t)l * d->NQ, limit, own_keys);
     }
 }
-#endif

@@ -8,8 +8,7 @@ quantization.h: what `--eval --quantize SPEC[,SPEC...]` rounds (llmc/ops/quantiz
   A+B           both
   bits          2 to 8, or 16: not rounded
 */
-#ifndef LLMC_QUANTIZATION_H
-#define LLMC_QUANTIZATION_H
+#pragma once
 #include "linear_layers.h"
 
 enum { QUANTIZATION_NAME = 32, QUANTIZATION_LIMIT = 64 };
@@ -75,4 +74,3 @@ static inline void quantize_weights(const Quantization *q, const ModelPlan *plan
                                  w.first.IC, q->weight_bits, q->whole);
         }
 }
-#endif

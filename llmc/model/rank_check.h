@@ -6,8 +6,7 @@ rank_check.h: --check-ranks-every: checks that the ranks of a run have the same 
                                   the ranks of the same place in their groups have. Ends the program with the first
                                   tensor that differs. All ranks call it; with one rank it does nothing
 */
-#ifndef LLMC_RANK_CHECK_H
-#define LLMC_RANK_CHECK_H
+#pragma once
 #include "state.h"
 #include <xxhash.h>
 
@@ -102,4 +101,3 @@ static inline void ranks_check(const ModelState *model, int64_t step) {
     free(own);
     if (plan->sharding.level && comm_groups() > 1) ranks_check_pieces(model, step);
 }
-#endif

@@ -11,8 +11,7 @@ and ranks. Equations in llmc/ops/router.h.
   source          Qiu et al. 2025, "Demons in the Detail" (arXiv 2501.11873): balance over the global batch, and counts
                   that grow over the micro-steps
 */
-#ifndef LLMC_ROUTER_LOSSES_H
-#define LLMC_ROUTER_LOSSES_H
+#pragma once
 #include "activations.h"
 
 typedef struct {
@@ -89,4 +88,3 @@ static inline void router_measure(RouterLosses *losses, const ModelPlan *plan, c
     }
     free(sums);
 }
-#endif

@@ -22,8 +22,7 @@ which is exact, since buckets have no gaps.
             2023, "PyTorch FSDP", for groups
 */
 // clang-format on
-#ifndef LLMC_SHARDING_H
-#define LLMC_SHARDING_H
+#pragma once
 #include "../comm/comm.h"
 #include "tensors.h"
 
@@ -186,4 +185,3 @@ static inline void sharding_gather_all(const Sharding *s, void *buffer, size_t e
         comm_wait(sharding_gather(s, g, place, NULL, element_bytes));
     }
 }
-#endif

@@ -27,8 +27,7 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
   --zero 3   layer l is in place l % 2. An update gathers the first two layers; the others are gathered when a layer in
              their place is done
 */
-#ifndef LLMC_MODEL_STATE_H
-#define LLMC_MODEL_STATE_H
+#pragma once
 #include "activations.h"
 #include "quantization.h"
 
@@ -369,4 +368,3 @@ static inline void params_updated(ModelState *s, int run) {
     weight_copies_forget(&s->copies, s->plan);
     if (s->plan->sharding.level) params_renew(s, t->layer + 1);
 }
-#endif

@@ -1,8 +1,7 @@
 /*
 tensor_kinds.h: the kinds of tensors of a model. tensors.h describes each of them.
 */
-#ifndef LLMC_TENSOR_KINDS_H
-#define LLMC_TENSOR_KINDS_H
+#pragma once
 // clang-format off
 typedef enum { // a tensor of a layer, or of the whole model
     T_EMBED,
@@ -15,4 +14,3 @@ typedef enum { // a tensor of a layer, or of the whole model
     TENSOR_KINDS
 } TensorKind;
 // clang-format on
-#endif

@@ -5,8 +5,7 @@ The table tensor_rows defines the names, shapes, order, initial values, weight d
 tensor_list_build turns it into the list that allocation, initialization, the optimizer, checkpoints, gradient dumps and
 tests iterate over.
 */
-#ifndef LLMC_TENSORS_H
-#define LLMC_TENSORS_H
+#pragma once
 #include "parametrization.h"
 
 // clang-format off
@@ -314,4 +313,3 @@ static inline int model_match_ffn(const ModelConfig *c, bool active) {
     double cost = (double)(model_parameter_count(&wider, active) - own);
     return width + (int)floor((double)(int64_t)more / cost + 0.5);
 }
-#endif

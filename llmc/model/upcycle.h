@@ -11,8 +11,7 @@ upcycle.h: a baseline as a variant of attention that computes the same function 
   sinks    SINK_START: a head is multiplied by 1 - exp(SINK_START - lse), lse the log-sum-exp of its logits. At lse 0
            that differs from 1 by 2e-9, by less with more keys. The gradient of a sink is as small.
 */
-#ifndef LLMC_UPCYCLE_H
-#define LLMC_UPCYCLE_H
+#pragma once
 #include "initial_values.h"
 
 // o_factor 0: there is no exact start; `text` is the reason.
@@ -99,4 +98,3 @@ static inline void upcycle_values(const Upcycle *u, const Tensor *t, UpcycleRun 
         if (splits) values[i] += (run.half ? -deviation : deviation) * random_normal(key, run.from + i);
     }
 }
-#endif

@@ -17,8 +17,7 @@ compares names.
   OH = NH/merge output heads of width DV = merge*D;  NQ = OH + OH/signals query heads of width QD = D/split;
   NV = NKV/merge value heads;  NK = key_sets*NV key heads of width QD.  OH*DV = NH*D always.
 */
-#ifndef LLMC_VARIANTS_H
-#define LLMC_VARIANTS_H
+#pragma once
 #include "../ops/head_groups.h"
 
 typedef enum { NOISE_NONE, NOISE_NEXT, NOISE_LAST } Noise;
@@ -85,4 +84,3 @@ static inline const AttentionVariant *variant_find(const char *name) {
         if (strcmp(attention_variants[i].name, name) == 0) return &attention_variants[i];
     return NULL;
 }
-#endif

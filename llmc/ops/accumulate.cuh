@@ -3,8 +3,7 @@ accumulate.cuh: a running sum of a tensor in fp32. Equations in accumulate.h.
   mapping   a thread per pack
   traffic   x in and out, sum out and, with add, in
 */
-#ifndef LLMC_ACCUMULATE_CUH
-#define LLMC_ACCUMULATE_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -26,4 +25,3 @@ static inline void accumulate(real *sum, floatX *x, size_t count, bool add) {
     OPERATION();
     LAUNCH_ELEMENTS(accumulate_kernel, packed(0, x, sum), count, sum, x, add);
 }
-#endif

@@ -6,8 +6,7 @@ adamw.cuh: one step of Adam with decoupled weight decay. Equations in adamw.h.
             or from the parameters if there are none; the parameter is the master weight rounded once
   traffic   per element, bf16 with master weights: 16 bytes in, 14 out; fp32: 16 in, 12 out
 */
-#ifndef LLMC_ADAMW_CUH
-#define LLMC_ADAMW_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -72,4 +71,3 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
     AdamwScalars s = adamw_scalars(grad_scale, lr, beta1, beta2, eps, weight_decay, step);
     LAUNCH_ELEMENTS(adamw_kernel, packed(0, params, master, grads, m, v), count, params, master, grads, m, v, s);
 }
-#endif

@@ -10,8 +10,7 @@ adamw.h: one step of Adam with decoupled weight decay.
   traffic   4 in, 3 out per element
   source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"
 */
-#ifndef LLMC_ADAMW_H
-#define LLMC_ADAMW_H
+#pragma once
 #include "ops.h"
 
 static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
@@ -37,4 +36,3 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
     fault_point(FAULT_UPDATE, params, count);
     fault_point(FAULT_MOMENT, m, count);
 }
-#endif

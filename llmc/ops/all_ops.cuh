@@ -1,8 +1,7 @@
 /*
 all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 */
-#ifndef LLMC_ALL_OPS_CUH
-#define LLMC_ALL_OPS_CUH
+#pragma once
 #include "embedding.cuh"
 #include "rmsnorm.cuh"
 #include "matmul.cuh"
@@ -33,4 +32,3 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "attention_stats.cuh"
 #include "update_stats.cuh"
 #include "runtime.cuh"
-#endif

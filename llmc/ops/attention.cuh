@@ -4,8 +4,7 @@ the plan of the shape says (attention_plans.cuh). Equations in attention.h.
 
   traffic   besides the backend's own: what is added is read once more, and its sum read and written
 */
-#ifndef LLMC_ATTENTION_CUH
-#define LLMC_ATTENTION_CUH
+#pragma once
 #include "attention_kernels.cuh"
 #include "attention_wgmma.cuh"
 #include "attention_report.cuh"
@@ -243,4 +242,3 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
     }
     if (s.rope && !rotated) rope_backward(dq, s.rope, s.B, s.T, s.rope_heads, s.D, s.ldq, s.q_head, NULL);
 }
-#endif

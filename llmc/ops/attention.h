@@ -23,8 +23,7 @@ attention.h: causal grouped-query attention, block by block, without a matrix of
   source    Dao 2023, "FlashAttention-2", for the running softmax and the backward from O, dO and L;
             Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", for the packing
 */
-#ifndef LLMC_ATTENTION_H
-#define LLMC_ATTENTION_H
+#pragma once
 #include "ops.h"
 #include "runtime.h"
 #include "vecmath.h"
@@ -319,4 +318,3 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
     }
 }
 #include "attention_sparse.h" // which reads the above
-#endif

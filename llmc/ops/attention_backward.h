@@ -1,8 +1,7 @@
 /*
 attention_backward.h: the backward of attention. Derivation, method, numerics and source in attention.h.
 */
-#ifndef LLMC_ATTENTION_BACKWARD_H
-#define LLMC_ATTENTION_BACKWARD_H
+#pragma once
 #include "ops.h"
 #include "runtime.h"
 #include "vecmath.h"
@@ -238,4 +237,3 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
     attention_backward_heads(first, dk, dv, k, v, s, add_dv);
 }
 #include "attention_sparse_backward.h" // which reads the above
-#endif

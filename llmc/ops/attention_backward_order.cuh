@@ -3,8 +3,7 @@ attention_backward_order.cuh: what the backward kernels of attention on the tens
 walk of a block through the tiles of queries, and the order in which blocks add to dQ. attention_mma_backward.cuh
 describes it.
 */
-#ifndef LLMC_ATTENTION_BACKWARD_ORDER_CUH
-#define LLMC_ATTENTION_BACKWARD_ORDER_CUH
+#pragma once
 #include "../cuda/mma.cuh"
 #include "diff_combine.cuh"
 #include "ops.h"
@@ -206,4 +205,3 @@ static __device__ inline void backward_store(floatX *row, const float (&c)[N][4]
                               factor * c[j][2 * upper + 1] + bf16_second(before));
     }
 }
-#endif

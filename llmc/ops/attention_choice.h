@@ -9,8 +9,7 @@ attention_choice.h: the measured times of attention by cuDNN and by the built-in
   lookup      by the device and the widths of the heads; of these rows the one with the nearest T
   unmeasured  devices without a row, windows and documents: cuDNN where it supports the shape
 */
-#ifndef LLMC_ATTENTION_CHOICE_H
-#define LLMC_ATTENTION_CHOICE_H
+#pragma once
 #include "../cuda/device_peak.h"
 
 typedef struct {
@@ -42,4 +41,3 @@ static inline double attention_own_speed(const DevicePeak *gpu, int signals, int
     if (signals) return (best->cudnn_ms[0] + best->cudnn_ms[1]) / (best->own_ms[0] + best->own_ms[1]);
     return best->cudnn_ms[backward] / best->own_ms[backward];
 }
-#endif

@@ -12,8 +12,7 @@ cache in cache.h.
   traffic   k, v and q once; per split, written and read: DV + 2 fp32 numbers for each query head
   source    Dao et al. 2023, "Flash-Decoding for long-context inference"
 */
-#ifndef LLMC_ATTENTION_DECODE_CUH
-#define LLMC_ATTENTION_DECODE_CUH
+#pragma once
 #include "attention_decode_mma.cuh"
 #include "attention_kernels.cuh"
 #include "attention_sparse.cuh"
@@ -185,4 +184,3 @@ static inline void attention_decode(floatX *out, real *lse, const floatX *q, con
     else attention_decode_plain(a);
     LAUNCH(attention_decode_merge_kernel, blocks_of((size_t)s.B * s.NQ, 1), DECODE_THREADS, 0, out, lse, a);
 }
-#endif

@@ -17,8 +17,7 @@ whose rows can be read in packs. attention_decode.cuh divides the work and merge
   numerics  products exact, sums in fp32; exponentials in base 2; P as the sum of two bf16 numbers, to within 2^-16 of
             itself
 */
-#ifndef LLMC_ATTENTION_DECODE_MMA_CUH
-#define LLMC_ATTENTION_DECODE_MMA_CUH
+#pragma once
 #include "../cuda/mma.cuh"
 #include "ops.h"
 
@@ -293,4 +292,3 @@ static inline void attention_decode_mma(AttentionDecode a) {
     else ATTENTION_DECODE(4, 2);
 #undef ATTENTION_DECODE
 }
-#endif

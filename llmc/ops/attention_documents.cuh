@@ -7,8 +7,7 @@ the last one of the batch have length 0.
   lse       stays (B,NQ,T): a row has the offset b NQ T + t, and the heads are T apart
   traffic   4 bytes per row to the device per batch, at most; 72 bytes per document of a call
 */
-#ifndef LLMC_ATTENTION_DOCUMENTS_CUH
-#define LLMC_ATTENTION_DOCUMENTS_CUH
+#pragma once
 #include "../cuda/attention_cudnn.h"
 #include "../cuda/device.cuh"
 #include "../cuda/kernel_utils.cuh"
@@ -99,4 +98,3 @@ static inline void attention_write_tables(CudnnTensors *to, char *memory, const 
     to->lengths = lengths;
     to->offsets = offsets;
 }
-#endif

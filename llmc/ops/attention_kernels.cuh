@@ -17,8 +17,7 @@ attention_kernels.cuh: the built-in attention kernels, tile by tile. Equations i
   use       the fp32 build, and shapes that neither cuDNN (attention_plans.cuh) nor the kernels on tensor cores
             (attention_mma.cuh) support; no tensor cores
 */
-#ifndef LLMC_ATTENTION_KERNELS_CUH
-#define LLMC_ATTENTION_KERNELS_CUH
+#pragma once
 #include "../cuda/tile.cuh"
 #include "attention_mma_backward.cuh"
 #include "ops.h"
@@ -306,4 +305,3 @@ static inline bool attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv
 #undef ATTENTION_DK
 #undef ATTENTION_DV
 }
-#endif

@@ -31,8 +31,7 @@ and diff_attention.h.
             warp: shared memory is as slow as the tensor cores
   source    Dao 2023, "FlashAttention-2"; FlashAttention-4 for the bound below which O is not rescaled
 */
-#ifndef LLMC_ATTENTION_MMA_CUH
-#define LLMC_ATTENTION_MMA_CUH
+#pragma once
 #include "../cuda/async_copy.cuh"
 #include "../cuda/mma.cuh"
 #include "attention_kernels.cuh"
@@ -378,4 +377,3 @@ template <int MAPS> static inline void attention_mma_launch(const AttentionMma &
     else if (D <= 96 && DV <= 96) attention_mma_launch_widths<MAPS, 96, 96>(a);
     else attention_mma_launch_widths<MAPS, 128, 128>(a);
 }
-#endif

@@ -38,8 +38,7 @@ rows can be read in packs and heads up to 128 wide. Equations in attention.h and
             128/T; the last block of the grid has up to T/64 steps per head alone
   source    Dao 2023, "FlashAttention-2"
 */
-#ifndef LLMC_ATTENTION_MMA_BACKWARD_CUH
-#define LLMC_ATTENTION_MMA_BACKWARD_CUH
+#pragma once
 #include "../cuda/async_copy.cuh"
 #include "attention_wgmma_backward.cuh"
 
@@ -455,4 +454,3 @@ static inline bool attention_mma_backward(AttentionBackwardMma a, const Backward
     else attention_mma_backward_launch<128, 128, MAPS>(a);
     return rotates;
 }
-#endif

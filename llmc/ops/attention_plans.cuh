@@ -23,8 +23,7 @@ the user did not request them, attention_warning prints the reason and the remed
   numerics   terms that are added were rounded to floatX: one rounding more than in the built-in kernels
   order      bitwise reproducible, unless AttentionOptions say otherwise
 */
-#ifndef LLMC_ATTENTION_PLANS_CUH
-#define LLMC_ATTENTION_PLANS_CUH
+#pragma once
 #include "../cuda/attention_cudnn.h"
 #include "../cuda/device.cuh"
 #include "attention_choice.h"
@@ -328,4 +327,3 @@ static inline void attention_prepare_one(AttentionShape s, bool documents, bool 
     attention_choose(p);
     attention_state.count++;
 }
-#endif

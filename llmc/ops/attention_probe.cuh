@@ -11,8 +11,7 @@ attention_probe.cuh: runs a backward of cuDNN before it is used, where versions 
                 of 64 rows modulo 128, one of one row, behind which the keys are 0, and one of length 0.
   method        one group of heads, k = -97 and lse = -97.4: P and all gradients are 0
 */
-#ifndef LLMC_ATTENTION_PROBE_CUH
-#define LLMC_ATTENTION_PROBE_CUH
+#pragma once
 #include "attention_documents.cuh"
 
 // Whether `rows` rows of the gradients dq, dk and dv are finite.
@@ -95,4 +94,3 @@ static inline bool cudnn_probe(const CudnnAttention *of, int group, char *why, s
     cudnn_attention_free(plan);
     return finite;
 }
-#endif

@@ -2,8 +2,7 @@
 attention_report.cuh: the text that names the backend of attention, the warnings about slow shapes, and the memory that
 --no-deterministic saves.
 */
-#ifndef LLMC_ATTENTION_REPORT_CUH
-#define LLMC_ATTENTION_REPORT_CUH
+#pragma once
 #include "attention_mma.cuh"
 #include "attention_plans.cuh"
 
@@ -177,4 +176,3 @@ static inline const char *attention_warning(void) {
     }
     return NULL;
 }
-#endif

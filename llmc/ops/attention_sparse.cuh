@@ -7,8 +7,7 @@ attention_sparse.cuh: the CUDA twin of attention_sparse.h. Equations in attentio
   traffic   (K + 2) S (D + DV) elements per row and head, from L2
   numerics  products and sums in fp32, outputs rounded once
 */
-#ifndef LLMC_ATTENTION_SPARSE_CUH
-#define LLMC_ATTENTION_SPARSE_CUH
+#pragma once
 #include "attention_sparse_mma.cuh"
 
 enum { SPARSE_COLUMNS = 4 }; // of a head, per thread of SPARSE_THREADS
@@ -196,4 +195,3 @@ static inline void sparse_backward(floatX *dq, floatX *dk, floatX *dv, const flo
         LAUNCH(sparse_dkv_kernel, blocks_of((size_t)s.B * s.T * s.NKV, 1), SPARSE_THREADS, 0, dk, dv, a, add_dv);
     }
 }
-#endif

@@ -12,8 +12,7 @@ diff_attention.h; S, P and all sums run over the keys of the list that the row m
   flops     2 (D + DV) per query and visible key of its list; backward as attention
   source    the gathering is that of MoBA (sparse.h)
 */
-#ifndef LLMC_ATTENTION_SPARSE_H
-#define LLMC_ATTENTION_SPARSE_H
+#pragma once
 #include "attention.h"
 #include "sparse.h"
 
@@ -214,4 +213,3 @@ static inline void sparse_decode(floatX *out, real *lse, const floatX *q, const 
         if (lse) lse[bh] = max + (real)log((double)sum);
     }
 }
-#endif

@@ -2,8 +2,7 @@
 attention_sparse_backward.h: the backward of attention_sparse.h, and groups of signal heads and their noise head, which
 have one list. Equations in attention.h and diff_attention.h; method and numerics in attention_sparse.h.
 */
-#ifndef LLMC_ATTENTION_SPARSE_BACKWARD_H
-#define LLMC_ATTENTION_SPARSE_BACKWARD_H
+#pragma once
 #include "attention_backward.h"
 #include "attention_sparse.h"
 
@@ -150,4 +149,3 @@ static inline void sparse_backward(const AttentionHead *first, floatX *dk, float
         sparse_backward_group(first, dk, dv, k, v, item / s.NKV, item % s.NKV, &w, s, add_dv);
     }
 }
-#endif

@@ -18,8 +18,7 @@ and have at most 128 columns; and the gathering of rows by block.
   numerics  products exact, sums in fp32, in a fixed order; P and dS as sums of two bf16 numbers; outputs rounded once
   source    the gathering is that of MoBA (sparse.h)
 */
-#ifndef LLMC_ATTENTION_SPARSE_MMA_CUH
-#define LLMC_ATTENTION_SPARSE_MMA_CUH
+#pragma once
 #include "attention_decode_mma.cuh"
 #include "attention_kernels.cuh"
 #include "sparse.cuh"
@@ -639,4 +638,3 @@ static inline void sparse_dkv_mma(floatX *dk, floatX *dv, SparseCall a, bool add
                scale);
 }
 #undef SPARSE_MMA
-#endif

@@ -5,8 +5,7 @@ attention_stats.cuh: the attention statistics. Equations in stats.h.
             of the blocks, rows in order, heads in order.
   traffic   per sampled row and map, the keys before it
 */
-#ifndef LLMC_ATTENTION_STATS_CUH
-#define LLMC_ATTENTION_STATS_CUH
+#pragma once
 #include "attention_kernels.cuh"
 #include "ops.h"
 #include "stats.cuh"
@@ -190,4 +189,3 @@ static inline void largest_logits(real *largest, const floatX *q, const floatX *
         LAUNCH((largest_logits_kernel<PACK>), grid, LARGEST_THREADS, 0, bits, in, limit);
     else LAUNCH((largest_logits_kernel<1>), grid, LARGEST_THREADS, 0, bits, in, limit);
 }
-#endif

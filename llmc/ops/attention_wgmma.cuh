@@ -32,8 +32,7 @@ softmax, masks and stores it shares. It has not run on a GPU: dev/ptx runs its P
             that stay for several heads (FlashAttention-3): to be measured first
   source    Shah et al. 2024, "FlashAttention-3", for the warps' roles and the order of products
 */
-#ifndef LLMC_ATTENTION_WGMMA_CUH
-#define LLMC_ATTENTION_WGMMA_CUH
+#pragma once
 #include "../cuda/hopper.cuh"
 #include "attention_mma.cuh"
 
@@ -276,4 +275,3 @@ static inline void diff_attention_mma_forward(floatX *out, floatX *kept, real *l
     a.noise = kept, a.l = l, a.ldl = ldl, a.factor = factor;
     attention_tensor_cores<2>(a);
 }
-#endif

@@ -29,8 +29,7 @@ equations in attention.h and diff_attention.h. hopper.cuh describes the instruct
             where branches read registers of earlier ones. Bulk reductions of dQ: 32 KiB more through shared memory
   source    Shah and others 2024, "FlashAttention-3"
 */
-#ifndef LLMC_ATTENTION_WGMMA_BACKWARD_CUH
-#define LLMC_ATTENTION_WGMMA_BACKWARD_CUH
+#pragma once
 #include "../cuda/hopper.cuh"
 #include "attention_backward_order.cuh"
 
@@ -345,4 +344,3 @@ template <int MAPS> static inline void attention_wgmma_backward_launch(const Att
     else if (a.shape.D == 64) attention_wgmma_backward_widths<64, 128, MAPS>(a);
     else attention_wgmma_backward_widths<128, 128, MAPS>(a);
 }
-#endif

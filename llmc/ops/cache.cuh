@@ -4,8 +4,7 @@ cache.cuh: rows of the key/value cache of a layer. Equations in cache.h; attenti
   mapping   a row per group of lanes
   traffic   each row in and out; the bits are copied
 */
-#ifndef LLMC_CACHE_CUH
-#define LLMC_CACHE_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -46,5 +45,3 @@ static inline void cache_load(floatX *rows, const floatX *cache, int first, int 
     LAUNCH_ROWS(cache_load_kernel, packed(width, cache, rows), (size_t)count, width, rows, cache, first, count,
                 capacity, width);
 }
-
-#endif

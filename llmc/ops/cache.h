@@ -10,8 +10,7 @@ cache.h: the key/value cache of a layer, and attention of one new position per s
   traffic   B min(first + 1, capacity) width elements in, once
   source    Dao, Haziza, Massa and Sizov 2023, "Flash-Decoding for long-context inference"
 */
-#ifndef LLMC_CACHE_H
-#define LLMC_CACHE_H
+#pragma once
 #include "attention.h"
 #include "ops.h"
 #include "runtime.h"
@@ -176,4 +175,3 @@ static inline void attention_decode(floatX *out, real *lse, const floatX *q, con
         }
     }
 }
-#endif

@@ -9,8 +9,7 @@ cross_entropy.cuh: the loss of each row and, in the same buffer, its gradient. E
   numerics  fp32; the gradient is rounded once. A NaN or +inf in a row makes its loss NaN.
   traffic   2V in, Vp out per row; V in without a gradient
 */
-#ifndef LLMC_CROSS_ENTROPY_CUH
-#define LLMC_CROSS_ENTROPY_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -91,4 +90,3 @@ static inline void cross_entropy(real *losses, real *log_z, floatX *logits, cons
         LAUNCH((cross_entropy_kernel<PACK>), N, threads, 0, losses, log_z, logits, targets, V, Vp, dloss, z_loss);
     else LAUNCH((cross_entropy_kernel<1>), N, threads, 0, losses, log_z, logits, targets, V, Vp, dloss, z_loss);
 }
-#endif

@@ -9,8 +9,7 @@ cross_entropy.h: the loss of each row and, in the same buffer, its gradient with
   traffic   V in, V out: a row stays in the cache for its three passes, and there is no second N x V buffer
   source    z-loss: Chowdhery et al. 2022, "PaLM", section 5
 */
-#ifndef LLMC_CROSS_ENTROPY_H
-#define LLMC_CROSS_ENTROPY_H
+#pragma once
 #include "ops.h"
 #include "vecmath.h"
 
@@ -41,4 +40,3 @@ static inline void cross_entropy(real *losses, real *log_z, floatX *logits, cons
         for (int v = V; v < Vp; v++) x[v] = 0;
     }
 }
-#endif

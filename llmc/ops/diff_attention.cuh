@@ -7,8 +7,7 @@ diff_attention.cuh: attention whose noise heads are subtracted. Contract in ops.
   backward  pairs likewise (attention_mma_backward.cuh); otherwise diff_combine and attention of all query heads
   kept      of pairs the noise heads, else all heads
 */
-#ifndef LLMC_DIFF_ATTENTION_CUH
-#define LLMC_DIFF_ATTENTION_CUH
+#pragma once
 #include "attention.cuh"
 #include "diff_combine.cuh"
 
@@ -55,4 +54,3 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
                           factor);
     attention_backward(dq, dk, dv, dkept, kept, lse, q, k, v, attention_of_heads(s), add_dv);
 }
-#endif

@@ -15,8 +15,7 @@ share keys and values. Equations of one head, method, shapes and numerics in att
   flops     forward as attention of r + 1 heads; backward 5r + 3 products instead of 5r + 5: r + 1 for S, r for dP,
             r for dV, r + 1 each for dQ and dK
 */
-#ifndef LLMC_DIFF_ATTENTION_H
-#define LLMC_DIFF_ATTENTION_H
+#pragma once
 #include "attention_backward.h"
 #include "diff_combine.h"
 
@@ -72,4 +71,3 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
     first.ldn = s.NQ / attention_maps(s) * s.DV, first.ldl = ldl;
     attention_backward_heads(first, dk, dv, k, v, s, add_dv);
 }
-#endif

@@ -8,8 +8,7 @@ diff_combine.cuh: subtracts from each signal head its noise head, times a factor
   numerics  arithmetic fp32, one rounding at each store; dl from the unrounded products
   traffic   per noise head (2 SHARE + 1) D + SHARE elements; backward (2 SHARE + 2) D + 2 SHARE: bandwidth-bound
 */
-#ifndef LLMC_DIFF_COMBINE_CUH
-#define LLMC_DIFF_COMBINE_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "fp8.cuh"
 #include "ops.h"
@@ -145,4 +144,3 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
                            groups.noise, factor);
     });
 }
-#endif

@@ -14,8 +14,7 @@ diff_combine.h: subtracts from each signal head its noise head, times a factor.
   source    DIFF V2: the two heads of a pair share keys and values, lambda is projected from the input. More signal
             heads than noise heads: arXiv 2510.06949 (grouped differential attention)
 */
-#ifndef LLMC_DIFF_COMBINE_H
-#define LLMC_DIFF_COMBINE_H
+#pragma once
 #include "fp8.h"
 #include "ops.h"
 #include "vecmath.h"
@@ -63,4 +62,3 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
             dl[at] = -dot * diff_factor_slope(s, factor); // backward of s = factor(l)
         }
 }
-#endif

@@ -10,8 +10,7 @@ embedding.cuh: a row of the table per token. Equations in embedding.h.
   numerics  the sum over the rows in fp32 in the order of n: in the fp32 build bitwise equal to the CPU
   traffic   forward C in, C out per row; backward C in per row, 2C fp32 per distinct token
 */
-#ifndef LLMC_EMBEDDING_CUH
-#define LLMC_EMBEDDING_CUH
+#pragma once
 #include "../cuda/counting_sort.cuh"
 #include "ops.h"
 
@@ -140,4 +139,3 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
     dim3 often((unsigned)(N + WARP - 1) / WARP, (unsigned)(C + WARP - 1) / WARP);
     LAUNCH(embedding_add_often_kernel, often, WARP, 0, dweight, dx, sorted, rows, N, C);
 }
-#endif

@@ -8,8 +8,7 @@ embedding.h: a row of the table per token.
             not depend on their number and needs no atomics.
   traffic   forward C in, C out per row; backward 2C in, C out
 */
-#ifndef LLMC_EMBEDDING_H
-#define LLMC_EMBEDDING_H
+#pragma once
 #include "ops.h"
 
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
@@ -35,4 +34,3 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
     }
     fault_point(FAULT_GRADIENT, dweight, (size_t)C);
 }
-#endif

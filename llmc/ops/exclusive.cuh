@@ -7,8 +7,7 @@ exclusive.cuh: removes from each output head its component along its position's 
   numerics  sums and arithmetic in fp32, y, dx and dv rounded once each
   traffic   per output head D in, D out, and v once; backward 2D in, D out, v in and dv out: bandwidth-bound
 */
-#ifndef LLMC_EXCLUSIVE_CUH
-#define LLMC_EXCLUSIVE_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "fp8.cuh"
 #include "ops.h"
@@ -105,4 +104,3 @@ static inline void exclusive_backward(floatX *dx, floatX *dv, const floatX *dy, 
                NKV, heads / NKV, D, ldv, lddv);
     });
 }
-#endif

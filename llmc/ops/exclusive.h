@@ -10,8 +10,7 @@ exclusive.h: removes from each output head its component along its position's ow
   traffic   per head D in, D out, and v once; backward 2D in, D out, v in and dv out: bandwidth-bound
   source    Zhai 2026, "Exclusive Self Attention" (arXiv 2603.09078)
 */
-#ifndef LLMC_EXCLUSIVE_H
-#define LLMC_EXCLUSIVE_H
+#pragma once
 #include "fp8.h"
 #include "ops.h"
 
@@ -63,4 +62,3 @@ static inline void exclusive_backward(floatX *dx, floatX *dv, const floatX *dy, 
             }
         }
 }
-#endif

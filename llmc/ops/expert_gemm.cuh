@@ -28,8 +28,7 @@ expert_gemm.cuh: the products of all experts in one launch. The rows of each exp
   numerics    products exact, sums in fp32 in the order of the rows, one rounding at the store: the same bits for any
               order of blocks. Tensor cores with native FP8 may keep fewer bits of the sums
 */
-#ifndef LLMC_EXPERT_GEMM_CUH
-#define LLMC_EXPERT_GEMM_CUH
+#pragma once
 #include "../cuda/async_copy.cuh"
 #include "../cuda/gemm_plain.cuh"
 #include "../cuda/mma.cuh"
@@ -294,4 +293,3 @@ static inline void expert_gemm(ExpertGemm g, void *C, int R) {
     else if (tensor_cores) LAUNCH(to_weight, grid, EXPERT_THREADS, 0, g, C);
     else LAUNCH(expert_gemm_plain_kernel, grid, TILE_THREADS, 0, g, C, wide_a, wide_b);
 }
-#endif

@@ -7,8 +7,7 @@ experts.cuh: the experts of a mixture of experts. Equations in experts.h; produc
             block per row, which sums the gradient of its weight
   numerics  arithmetic in fp32, each result rounded once
 */
-#ifndef LLMC_EXPERTS_CUH
-#define LLMC_EXPERTS_CUH
+#pragma once
 #include "../cuda/counting_sort.cuh"
 #include "cache.cuh"
 #include "expert_gemm.cuh"
@@ -290,4 +289,3 @@ static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const flo
     expert_gemm(to_input, dx, R);
     expert_gemm(to_weight, dweight, R);
 }
-#endif

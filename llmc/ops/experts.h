@@ -10,8 +10,7 @@ experts.h: the experts of a mixture of experts: rows grouped by expert, grouped 
   order     places of an expert follow the order of tokens, so that sums do not depend on the number of threads
   source    the experts are the MLP of swiglu.h
 */
-#ifndef LLMC_EXPERTS_H
-#define LLMC_EXPERTS_H
+#pragma once
 #include "linear.h"
 #include "ops.h"
 #include "vecmath.h"
@@ -116,4 +115,3 @@ static inline void expert_linear_backward(floatX *dx, grad_t *dweight, const flo
         else if (!add) memset(to, 0, (size_t)OC * IC * sizeof(grad_t));
     }
 }
-#endif

@@ -10,8 +10,7 @@ twins round to the same bits.
             of 4 columns in registers. Global memory is read and written 16 bytes at a time, whole lines of 128 bytes.
   traffic   reads x once (2 bytes per element in bf16), writes 1 byte per element and output
 */
-#ifndef LLMC_FP8_CUH
-#define LLMC_FP8_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "fp8.h"
 #include "traffic.h"
@@ -291,4 +290,3 @@ static inline void fp8_copy_weights(void *copy, const floatX *weight, int IC, in
     fp8_quantize_as<__NV_E4M3>(fp8_codes_at(&memory, OC, IC, true), weight, OC, IC, IC, max,
                                fp8_formats[FP8_WEIGHT].largest, batch);
 }
-#endif

@@ -5,8 +5,7 @@ gate.cuh: a sigmoid gate on the output heads. Equations in gate.h.
             exchange among the lanes of the head
   traffic   D + width in, D out per (n,h); backward 2D + width in, D + width out: bandwidth-bound
 */
-#ifndef LLMC_GATE_CUH
-#define LLMC_GATE_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "fp8.cuh"
 #include "ops.h"
@@ -92,4 +91,3 @@ static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const
     bool wide = packed(D, dx, dy, x) && gate_packed(g, D, ldg, width) && gate_packed(dg, D, ldg, width);
     LAUNCH_ROWS(gate_backward_kernel, wide, (size_t)N * heads, D, dx, dg, dy, x, g, N, heads, D, ldg, width);
 }
-#endif

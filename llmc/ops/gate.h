@@ -7,8 +7,7 @@ gate.h: a sigmoid gate on the output heads, from the layer's input.
   traffic   D + width in, D out per (n,h); backward 2D + width in, D + width out: bandwidth-bound
   source    Qiu et al. 2025, "Gated Attention for Large Language Models" (arXiv 2505.06708)
 */
-#ifndef LLMC_GATE_H
-#define LLMC_GATE_H
+#pragma once
 #include "fp8.h"
 #include "ops.h"
 #include "vecmath.h"
@@ -58,4 +57,3 @@ static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const
             }
         }
 }
-#endif

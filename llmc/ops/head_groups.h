@@ -3,8 +3,7 @@ head_groups.h: how query heads form output heads by subtraction.
 
   o = a_signal - s(l) a_noise   of each output head, in diff_combine.h
 */
-#ifndef LLMC_HEAD_GROUPS_H
-#define LLMC_HEAD_GROUPS_H
+#pragma once
 #include "../base/common.h"
 
 typedef enum { S_LINEAR, S_SIGMOID, S_TANH } Factor; // s as a function of l
@@ -30,4 +29,3 @@ static inline int output_heads(HeadGroups g, int query_heads) {
 static inline double factor_of(double l, Factor factor) {
     return factor == S_SIGMOID ? 1 / (1 + exp(-l)) : factor == S_TANH ? tanh(l) : l;
 }
-#endif

@@ -9,8 +9,7 @@ head_norm.cuh: RMSNorm of query and key heads, in the rows of a fused matrix. Eq
   numerics  sums and arithmetic in fp32, x and dx rounded once each
   traffic   D in, 2D out per head; backward 2D in, D out, and HEAD_NORM_BLOCKS D fp32 out and in
 */
-#ifndef LLMC_HEAD_NORM_CUH
-#define LLMC_HEAD_NORM_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -116,4 +115,3 @@ static inline void head_norm_backward(floatX *dx, grad_t *dweight, const floatX 
     });
     column_sum(dweight, partial, (int)parts, D);
 }
-#endif

@@ -10,8 +10,7 @@ head_norm.h: RMSNorm of query and key heads, in the rows of a fused matrix (QK-n
   traffic   D in, 2D out per head; backward 2D in, D out: bandwidth-bound
   source    Henry et al. 2020, "Query-Key Normalization for Transformers"; with one weight for all heads as in Qwen3
 */
-#ifndef LLMC_HEAD_NORM_H
-#define LLMC_HEAD_NORM_H
+#pragma once
 #include "ops.h"
 #include "runtime.h"
 
@@ -68,4 +67,3 @@ static inline void head_norm_backward(floatX *dx, grad_t *dweight, const floatX 
         dweight[i] += sum;
     }
 }
-#endif

@@ -6,8 +6,7 @@ layer_lambda.cuh: a lambda that is not projected from the input. Equations in la
   numerics  sums and dot products in double, l rounded once
   traffic   count out; backward count in
 */
-#ifndef LLMC_LAYER_LAMBDA_CUH
-#define LLMC_LAYER_LAMBDA_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -127,4 +126,3 @@ static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, gr
     const double *partial = lambda_partial_sums(dl, count, 1);
     LAUNCH(lambda_exp_backward_kernel, 1, LAMBDA_THREADS, 0, dq1, dk1, dq2, dk2, partial, q1, k1, q2, k2, D);
 }
-#endif

@@ -11,8 +11,7 @@ form. The backward sums their gradients dl. The cost is one number per row and h
              (DIFF V1, arXiv 2410.05258)
   traffic    count out; backward count in
 */
-#ifndef LLMC_LAYER_LAMBDA_H
-#define LLMC_LAYER_LAMBDA_H
+#pragma once
 #include "ops.h"
 
 static inline void fill_forward(floatX *l, real value, size_t count) {
@@ -59,4 +58,3 @@ static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, gr
         dk2[i] -= e2 * q2[i];
     }
 }
-#endif

@@ -14,8 +14,7 @@ linear.cuh: a linear layer without bias whose operands are rounded as --gemm say
   numerics   sums in fp32; those of y in fewer bits with linear_accumulate_fast. y and dx are rounded once to floatX;
              dweight accumulates in fp32
 */
-#ifndef LLMC_LINEAR_CUH
-#define LLMC_LINEAR_CUH
+#pragma once
 #include "fp8.cuh"
 #include "matmul.cuh"
 #include "traffic.h"
@@ -142,4 +141,3 @@ static inline const char *matmul_library(void) {
            linear_fast_sums ? ", fast accumulation in the forward" : "");
     return text;
 }
-#endif

@@ -13,8 +13,7 @@ linear.h: a linear layer without bias whose operands are rounded as --gemm says.
   memory    A rounded number is stored as bf16 if the CPU multiplies bf16, which holds every number of E4M3 and E5M2;
             otherwise as fp32.
 */
-#ifndef LLMC_LINEAR_H
-#define LLMC_LINEAR_H
+#pragma once
 #include "fp8.h"
 #include "matmul.h"
 #include "matmul_bf16.h"
@@ -227,4 +226,3 @@ static inline double matmul_peak_gflops(void) {
     buffer_free(m);
     return best;
 }
-#endif

@@ -4,8 +4,7 @@ matmul.cuh: a linear layer without bias. Equations in matmul.h; products by gemm
   numerics  x, weight, y, dx in floatX, sums in fp32; with add dweight accumulates in fp32 inside the product (beta = 1)
   flops     2 N IC OC forward, twice that backward
 */
-#ifndef LLMC_MATMUL_CUH
-#define LLMC_MATMUL_CUH
+#pragma once
 #include "../cuda/gemm.cuh"
 #include "ops.h"
 #include "traffic.h"
@@ -91,4 +90,3 @@ static inline double matmul_peak_gflops(void) {
     if (!started) gemm_stop();
     return best;
 }
-#endif

@@ -11,8 +11,7 @@ matmul.h: a linear layer without bias, by a GEMM library.
             CBLAS otherwise and for fp64. OpenBLAS, the usual CBLAS, may select AVX2 kernels on a CPU that is newer than
             its release, although AVX-512 kernels are twice as fast; environment.h then selects the right kernels.
 */
-#ifndef LLMC_MATMUL_H
-#define LLMC_MATMUL_H
+#pragma once
 #include "ops.h"
 #include "runtime.h"
 #include "tile.h"
@@ -111,5 +110,3 @@ static inline int matmul_tune(const cJSON *choices, bool measure) {
     return -1;
 }
 static inline const cJSON *matmul_choices(void) { return NULL; }
-
-#endif

@@ -17,8 +17,7 @@ matmul_amx.h: products of bf16 matrices by the matrix instructions of Intel CPUs
             cache. Packing is part of rounding (linear.h), which reads the matrix anyway.
   source    Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for the 2 x 2 tiles
 */
-#ifndef LLMC_MATMUL_AMX_H
-#define LLMC_MATMUL_AMX_H
+#pragma once
 #include "ops.h"
 
 typedef uint16_t bf16_t;
@@ -195,5 +194,4 @@ static inline void amx_pack(bf16_t *along, bf16_t *down, const bf16_t *part, int
 static inline void gemm_amx(MatmulShape s, const bf16_t *A, const bf16_t *B, float *C, float scale) {
     (void)s, (void)A, (void)B, (void)C, (void)scale;
 }
-#endif
 #endif

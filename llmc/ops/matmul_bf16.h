@@ -16,8 +16,7 @@ matmul_bf16.h: matrices rounded to bf16 or to FP8, and products of bf16 matrices
             kernels are kept.
   source    the interface of oneDNN's matmul primitive, versions 2 and 3
 */
-#ifndef LLMC_MATMUL_BF16_H
-#define LLMC_MATMUL_BF16_H
+#pragma once
 #include "fp8.h"
 #include "matmul_amx.h"
 #include "ops.h"
@@ -230,5 +229,4 @@ static inline void gemm_bf16(MatmulShape s, const bf16_t *A, const bf16_t *B, fl
 }
 #else
 static inline bool bf16_begin(void) { return false; }
-#endif
 #endif

@@ -8,8 +8,7 @@ muon.cuh: Muon and NorMuon. Equations in muon.h.
              Sums of squares, second moments and the step are fp32
   workspace  X and A of all slices, each twice, with rows padded to packs
 */
-#ifndef LLMC_MUON_CUH
-#define LLMC_MUON_CUH
+#pragma once
 #include "../cuda/gemm.cuh"
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
@@ -185,4 +184,3 @@ static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x
         LAUNCH((muon_copy_kernel<grad_t>), blocks, MUON_THREADS, 0, out, s, X, w, factor, nullptr, nullptr);
     }
 }
-#endif

@@ -19,8 +19,7 @@ muon.h: Muon, a step along the orthogonalized momentum of a matrix, and NorMuon,
                  al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982); Li et al. 2025, "NorMuon: Making Muon
                  more efficient and scalable" (arXiv 2510.05491)
 */
-#ifndef LLMC_MUON_H
-#define LLMC_MUON_H
+#pragma once
 #include "matmul.h"
 #include "ops.h"
 #include "traffic.h"
@@ -134,4 +133,3 @@ static inline void muon_update(floatX *params, real *master, const grad_t *step,
     }
     fault_point(FAULT_UPDATE, params, count);
 }
-#endif

@@ -6,8 +6,7 @@ quantize.cuh: numbers rounded to b-bit integers times a step, for evaluation. Eq
             at a time as it has threads, for the probabilities. Speed matters little here.
   numerics  as in C; in the bf16 program a rounded number is rounded to bf16 once more, when it is stored
 */
-#ifndef LLMC_QUANTIZE_CUH
-#define LLMC_QUANTIZE_CUH
+#pragma once
 #include "attention_kernels.cuh"
 #include "fp8.cuh"
 
@@ -88,4 +87,3 @@ static inline void attention_quantized_forward(floatX *out, real *lse, const flo
     dim3 grid(blocks_of((size_t)s.B * s.T, 1), (unsigned)s.NQ);
     LAUNCH(attention_quantized_kernel, grid, QUANTIZE_THREADS, 0, out, lse, q, k, v, s, quantize_levels(bits));
 }
-#endif

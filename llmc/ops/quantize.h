@@ -12,8 +12,7 @@ quantize.h: numbers rounded to b-bit integers times a step, for `--eval --quanti
   source    symmetric round-to-nearest quantization, as LLM.int8() (Dettmers et al. 2022) and SmoothQuant (Xiao et al.
             2023) state it; logits: DIFF V1 (arXiv 2410.05258), on activation outliers
 */
-#ifndef LLMC_QUANTIZE_H
-#define LLMC_QUANTIZE_H
+#pragma once
 #include "attention.h"
 
 static inline real quantize_levels(int bits) { return (real)((1 << (bits - 1)) - 1); }
@@ -65,4 +64,3 @@ static inline void attention_quantized_forward(floatX *out, real *lse, const flo
     }
     free(memory);
 }
-#endif

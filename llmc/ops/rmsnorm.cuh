@@ -12,8 +12,7 @@ rmsnorm.cuh: divides a row by its root mean square. Equations in rmsnorm.h.
   traffic   forward C in, C out (with the residual 2C in, 2C out); backward 4C in (dx included), C out, and
             RMSNORM_BLOCKS C fp32 out and in
 */
-#ifndef LLMC_RMSNORM_CUH
-#define LLMC_RMSNORM_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "fp8.cuh"
 #include "ops.h"
@@ -185,4 +184,3 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
     });
     column_sum(dweight, partial, parts, C);
 }
-#endif

@@ -16,8 +16,7 @@ rmsnorm.h: divides a row by its root mean square; also for the sum of a residual
   traffic   forward C in (twice, from cache), C out; fused 2C in, 2C out; backward 3C in, C out
   source    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"
 */
-#ifndef LLMC_RMSNORM_H
-#define LLMC_RMSNORM_H
+#pragma once
 #include "fp8.h"
 #include "ops.h"
 #include "runtime.h"
@@ -92,4 +91,3 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
     }
     if (max) absmax_update(max, dx, N, C, C);
 }
-#endif

@@ -6,8 +6,7 @@ rope.cuh: rotary position embedding. Equations in rope.h.
   numerics  angles in double on the host, rounded once into the fp32 table; each result rounded once
   traffic   D in and out per (n, head), D fp32 of the table per row (from the cache for all heads but the first)
 */
-#ifndef LLMC_ROPE_CUH
-#define LLMC_ROPE_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -64,4 +63,3 @@ static inline void rope_backward(floatX *dx, const real *table, int B, int T, in
     OPERATION();
     rope_rotate(dx, table, B, T, heads, D, ldx, head, first, -1);
 }
-#endif

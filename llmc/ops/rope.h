@@ -10,8 +10,7 @@ position.
   numerics  angles in double, rounded once into the table
   source    Su et al. 2021, "RoFormer"
 */
-#ifndef LLMC_ROPE_H
-#define LLMC_ROPE_H
+#pragma once
 #include "ops.h"
 
 // Fills a host table for `positions` positions: positions * D reals.
@@ -51,4 +50,3 @@ static inline void rope_backward(floatX *dx, const real *table, int B, int T, in
                                  const int *first) {
     rope_rotate(dx, table, B, T, heads, D, ldx, head, first, -1);
 }
-#endif

@@ -5,8 +5,7 @@ router.cuh: the router of a mixture of experts. Equations in router.h.
   numerics  logits, softmax and sums in fp32; the gradient of the logits is rounded to floatX for its two products
   traffic   N E logits in fp32: written once, read about K + 2 times, from the caches
 */
-#ifndef LLMC_ROUTER_CUH
-#define LLMC_ROUTER_CUH
+#pragma once
 #include "../cuda/gemm.cuh"
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
@@ -147,4 +146,3 @@ static inline void router_totals(real *totals, const real *logits, const real *l
     OPERATION();
     LAUNCH(router_totals_kernel, r.E + 1, ROUTER_TOTAL_THREADS, 0, totals, logits, lse, starts, r);
 }
-#endif

@@ -16,8 +16,7 @@ router.h: the router of a mixture of experts.
             "Auxiliary-Loss-Free Load Balancing" (arXiv 2408.15664), algorithm 1, with its gate replaced by softmax: the
             bias is on the scale of probabilities, where one rate suits tokens of any logit scale
 */
-#ifndef LLMC_ROUTER_H
-#define LLMC_ROUTER_H
+#pragma once
 #include "matmul.h"
 #include "ops.h"
 #include "runtime.h"
@@ -99,4 +98,3 @@ static inline void router_totals(real *totals, const real *logits, const real *l
     for (int n = 0; n < r.N; n++) squares += (double)lse[n] * lse[n];
     totals[2 * r.E] += (real)squares;
 }
-#endif

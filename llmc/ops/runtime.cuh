@@ -5,8 +5,7 @@ runtime.cuh: start and end of the operations, and the facts about the device: na
            depends on the driver and the device; CUDA_OWN_BYTES is the estimate where it cannot be measured. A run logs
            the plan and the memory in use at its first step.
 */
-#ifndef LLMC_RUNTIME_CUH
-#define LLMC_RUNTIME_CUH
+#pragma once
 #include "../cuda/device_peak.h"
 #include "../cuda/gemm.cuh"
 #include "attention.cuh"
@@ -78,4 +77,3 @@ static inline bool ops_memory(DeviceMemory *m) {
     m->at_start = device.used_at_start;
     return true;
 }
-#endif

@@ -4,8 +4,7 @@ runtime.h: the workspace of the CPU operations, and the facts about the device.
 Operations run one after another, so they share one block of memory: the trainer takes the maximum of
 NAME_workspace_bytes over the operations and passes it to ops_init before the first step.
 */
-#ifndef LLMC_RUNTIME_H
-#define LLMC_RUNTIME_H
+#pragma once
 #include "ops.h"
 
 static struct {
@@ -51,4 +50,3 @@ static inline real *ops_workspace_take(size_t bytes) {
     assert(ops_workspace.memory != NULL && bytes <= ops_workspace.bytes);
     return (real *)ops_workspace.memory;
 }
-#endif

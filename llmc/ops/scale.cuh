@@ -2,8 +2,7 @@
 scale.cuh: x[:] *= factor, and QK-clip, a thread per pack.
   traffic   1 in, 1 out per element; clip_heads of the heads that are scaled
 */
-#ifndef LLMC_SCALE_CUH
-#define LLMC_SCALE_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -51,4 +50,3 @@ static inline void clip_heads(floatX *params, real *master, size_t begin, size_t
     LAUNCH_ELEMENTS(clip_heads_kernel, packed(0, params, master), count, params, master, begin, head_size, largest,
                     limit, root);
 }
-#endif

@@ -5,8 +5,7 @@ are scaled, too.
   traffic   1 in, 1 out per element; clip_heads of the heads that are scaled
   source    Kimi Team 2025, "Kimi K2: Open Agentic Intelligence" (arXiv 2507.20534), section 2.1
 */
-#ifndef LLMC_SCALE_H
-#define LLMC_SCALE_H
+#pragma once
 #include "ops.h"
 
 static inline void scale_inplace(floatX *x, real factor, size_t count) {
@@ -30,4 +29,3 @@ static inline void clip_heads(floatX *params, real *master, size_t begin, size_t
         }
     }
 }
-#endif

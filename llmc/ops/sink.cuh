@@ -6,8 +6,7 @@ sink.cuh: an additional logit in the softmax of each head, whose column is dropp
   numerics  fp32; L' by the form that cannot overflow
   traffic   forward D in, D out per (n,h); backward 2D in
 */
-#ifndef LLMC_SINK_CUH
-#define LLMC_SINK_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -77,4 +76,3 @@ static inline void sink_backward(grad_t *dsinks, const floatX *dout, const float
     else LAUNCH((sink_backward_kernel<1>), grid, SINK_THREADS, 0, lanes, partial, dout, out, lse, sinks, N, T, NH, D);
     column_sum(dsinks, partial, parts, NH);
 }
-#endif

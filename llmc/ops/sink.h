@@ -14,8 +14,7 @@ sink.h: an additional logit in the softmax of each head, whose column is dropped
   traffic   forward D in, D out per (n,h); backward 2D in
   source    Miller 2023, "Attention is off by one"; learned sinks: the gpt-oss model card (arXiv 2508.10925)
 */
-#ifndef LLMC_SINK_H
-#define LLMC_SINK_H
+#pragma once
 #include "ops.h"
 #include "vecmath.h"
 
@@ -50,4 +49,3 @@ static inline void sink_backward(grad_t *dsinks, const floatX *dout, const float
         dsinks[h] += sum;
     }
 }
-#endif

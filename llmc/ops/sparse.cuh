@@ -5,8 +5,7 @@ sparse.cuh: the CUDA twin of sparse.h.
             for all of them; one thread of each row keeps the best ones, so that their order is that of C
   numerics  fp32; means are not rounded
 */
-#ifndef LLMC_SPARSE_CUH
-#define LLMC_SPARSE_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -119,4 +118,3 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
     LAUNCH(sparse_select_kernel, blocks_of(tiles * s.NKV * s.sparse.kinds, 1), SPARSE_THREADS, 0, lists, q, means,
            first, sets, s);
 }
-#endif

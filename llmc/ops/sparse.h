@@ -13,8 +13,7 @@ sparse.h: which blocks of keys a query attends to in block-sparse attention (att
   flops    2 D per row, list and earlier block, 1/size of what the logits of a head cost
   source   Lu et al. 2025 (arXiv 2502.13189), "MoBA: mixture of block attention for long-context LLMs"
 */
-#ifndef LLMC_SPARSE_H
-#define LLMC_SPARSE_H
+#pragma once
 #include "ops.h"
 #include "tile.h"
 
@@ -96,4 +95,3 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
         sparse_write_list(list, best, count, low, start, own, sparse_width(p));
     }
 }
-#endif

@@ -9,8 +9,7 @@ stats.cuh: statistics of a layer's activations, for the log. Equations in stats.
   reads       wait for the device, a few KiB per call. Statistics are not computed in every step.
   traffic     lambda N NH in, rms rows D in, magnitude 3 count in
 */
-#ifndef LLMC_STATS_CUH
-#define LLMC_STATS_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -209,4 +208,3 @@ static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
     m.median = magnitude_of_bits((uint32_t)median);
     return m;
 }
-#endif

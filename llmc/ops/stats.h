@@ -29,8 +29,7 @@ stats.h: statistics of a layer's activations, for the log.
   source      probability of position 0: Gu et al. 2024, "When attention sink emerges"; largest and median activation:
               Sun et al. 2024, "Massive activations in large language models"; RMS of the attention output: DIFF V2
 */
-#ifndef LLMC_STATS_H
-#define LLMC_STATS_H
+#pragma once
 #include "attention.h"
 #include "ops.h"
 #include "runtime.h"
@@ -253,4 +252,3 @@ static inline void largest_logits(real *largest, const floatX *q, const floatX *
             if (bound > largest[head]) largest[head] = bound;
         }
 }
-#endif

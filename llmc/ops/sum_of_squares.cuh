@@ -6,8 +6,7 @@ sum_of_squares.cuh: the sum of squares, for the global gradient norm.
             infinite exactly if an element is.
   traffic   1 in per element
 */
-#ifndef LLMC_SUM_OF_SQUARES_CUH
-#define LLMC_SUM_OF_SQUARES_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
@@ -47,4 +46,3 @@ static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
     else LAUNCH((sum_of_squares_kernel<1>), parts, SQUARES_THREADS, 0, partial, x, count);
     LAUNCH(sum_of_parts_kernel, 1, SQUARES_PARTS, 0, sum, partial, parts);
 }
-#endif

@@ -4,8 +4,7 @@ sum_of_squares.h: the sum of squares, for the global gradient norm.
             depend on the number of threads
   traffic   1 in per element
 */
-#ifndef LLMC_SUM_OF_SQUARES_H
-#define LLMC_SUM_OF_SQUARES_H
+#pragma once
 #include "ops.h"
 
 static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
@@ -24,4 +23,3 @@ static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
     for (int p = 0; p < PARTS; p++) total += partial[p];
     sum[0] = total;
 }
-#endif

@@ -5,8 +5,7 @@ swiglu.cuh: the gated activation of the MLP. Equations in swiglu.h.
   traffic   2F in, F out per row; backward 3F in, 2F out: bandwidth-bound. No library for C++ computes it in the
             epilogue of gate and up (dev/BENCH.md, "Fusions, by bytes").
 */
-#ifndef LLMC_SWIGLU_CUH
-#define LLMC_SWIGLU_CUH
+#pragma once
 #include "../cuda/kernel_utils.cuh"
 #include "fp8.cuh"
 #include "ops.h"
@@ -69,4 +68,3 @@ static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const flo
                               packed(F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F, of_d);
     });
 }
-#endif

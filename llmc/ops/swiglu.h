@@ -7,8 +7,7 @@ swiglu.h: the gated activation of the MLP.
   traffic   2F in, F out per row; backward 3F in, 2F out: bandwidth-bound
   source    Shazeer 2020, "GLU Variants Improve Transformer"
 */
-#ifndef LLMC_SWIGLU_H
-#define LLMC_SWIGLU_H
+#pragma once
 #include "fp8.h"
 #include "ops.h"
 #include "vecmath.h"
@@ -38,4 +37,3 @@ static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const flo
     }
     if (max) absmax_update(max, dgate_up, N, 2 * F, 2 * F);
 }
-#endif

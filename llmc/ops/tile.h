@@ -8,8 +8,7 @@ tile.h: the innermost product of attention: a tile of TILE_ROWS rows whose sums 
             AVX-512 24 multiply-adds for 10 loads, which keeps both units busy (dev/BENCH.md). The vector types of GCC
             and Clang are portable C: the code depends only on the number of lanes and of registers.
 */
-#ifndef LLMC_TILE_H
-#define LLMC_TILE_H
+#pragma once
 #include "ops.h"
 
 #if defined(__AVX512F__)
@@ -166,4 +165,3 @@ static inline void tile_dots(real *y, const real *a, const real *B, size_t ldb, 
         for (int i = 0; i < n; i++) sum[i] = tile_pairs(sum[2 * i], sum[2 * i + 1]);
     *(TileVector *)(void *)y = sum[0];
 }
-#endif

@@ -6,8 +6,7 @@ update_stats.cuh: statistics of an update before it is made. Equations in update
   reads     wait for the device: not part of a step, except with --clip-update-norm
   traffic   per element, bf16 with master weights or fp32: 16 bytes in
 */
-#ifndef LLMC_UPDATE_STATS_CUH
-#define LLMC_UPDATE_STATS_CUH
+#pragma once
 #include "adamw.cuh"
 #include "stats.cuh"
 
@@ -57,4 +56,3 @@ static inline UpdateStats update_stats(const floatX *params, const real *master,
     UpdateStats r = {w.mean, u.mean, w.max, u.min, u.max};
     return r;
 }
-#endif

@@ -9,8 +9,7 @@ adamw.h.
              NaN
   traffic    4 in per element
 */
-#ifndef LLMC_UPDATE_STATS_H
-#define LLMC_UPDATE_STATS_H
+#pragma once
 #include "stats.h"
 
 static inline UpdateStats update_stats(const floatX *params, const real *master, const grad_t *grads, const real *m,
@@ -44,4 +43,3 @@ static inline UpdateStats update_stats(const floatX *params, const real *master,
     for (int p = 0; p < STATS_PARTS; p++) update_stats_add(&s, &parts[p]);
     return s;
 }
-#endif

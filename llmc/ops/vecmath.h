@@ -7,8 +7,7 @@ vecmath.h: exp as an arithmetic expression, so that compilers vectorize the loop
   numerics  fp32: relative error below 2 ulp for -87.3 <= x <= 88.3; 0 below, saturated at 2.2e38 above (never inf); NaN
             gives NaN. fp64 calls libm.
 */
-#ifndef LLMC_VECMATH_H
-#define LLMC_VECMATH_H
+#pragma once
 #include "ops.h"
 
 static inline float exp_float(float x) {
@@ -37,4 +36,3 @@ static inline float exp_float(float x) {
 
 static inline real real_exp(real x) { return sizeof(real) == 4 ? (real)exp_float((float)x) : (real)exp((double)x); }
 static inline real real_sigmoid(real x) { return 1 / (1 + real_exp(-x)); }
-#endif

@@ -12,8 +12,7 @@ changes.h: what --change replaces in single steps of a run, to find the cause of
 
   bool changes_parse(changes, text, wrong)   false, with the change that is wrong, when the format is invalid
 */
-#ifndef LLMC_CHANGES_H
-#define LLMC_CHANGES_H
+#pragma once
 #include "../base/common.h"
 
 enum { CHANGES_LIMIT = 64 };
@@ -101,4 +100,3 @@ static inline bool changes_parse(Changes *changes, const char *text, char wrong[
 }
 
 static inline bool change_active(const Change *c, int64_t step) { return c->first <= step && step <= c->last; }
-#endif

@@ -20,8 +20,7 @@ ranks: library_variables. Names: cuBLAS documentation, "Floating Point Emulation
 (NVIDIA_TF32_OVERRIDE); oneDNN documentation, "Primitive Attributes: floating-point math mode", "CPU Dispatcher
 Control".
 */
-#ifndef LLMC_ENVIRONMENT_H
-#define LLMC_ENVIRONMENT_H
+#pragma once
 #include "../base/json.h"
 #include "../ops/all_ops.h"
 #include <strings.h>
@@ -118,4 +117,3 @@ static inline void environment_reexecute(char **argv) {
                  environment_variables[i].cost, strerror(errno), environment_variables[i].name,
                  environment_variables[i].value);
 }
-#endif

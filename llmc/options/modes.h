@@ -4,8 +4,7 @@ modes.h: what the program does: it trains, or one of the things that options ask
 One row per mode says which option selects it and what it needs. To add a mode: a value of Mode, a row, and its case in
 run_mode (train_diffv2.c).
 */
-#ifndef LLMC_MODES_H
-#define LLMC_MODES_H
+#pragma once
 #include "../model/plan.h"
 #include "options_table.h"
 
@@ -54,4 +53,3 @@ static inline Mode options_mode(const Options *o) {
     while (mode < MODE_COUNT - 1 && !mode_selected(o, (Mode)mode)) mode++;
     return (Mode)mode;
 }
-#endif

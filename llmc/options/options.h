@@ -12,8 +12,7 @@ and combinations that can be checked without reading a checkpoint.
 Call order: options_parse; with --resume options_adopt_json (options_json.h); with --resume or --init
 options_adopt_model; options_finish; options_model (options_model.h).
 */
-#ifndef LLMC_OPTIONS_H
-#define LLMC_OPTIONS_H
+#pragma once
 #include "options_json.h"
 #include "options_model.h"
 #include "options_table.h"
@@ -334,4 +333,3 @@ static inline void options_parse(Options *o, int argc, char **argv) {
     }
     if (problems.count) program_exit(EXIT_USAGE);
 }
-#endif

@@ -4,8 +4,7 @@ options_json.h: writes options as JSON for run.json and trainer_state.json, and 
 An object with the options' names as keys, in table order; null for an option without a value. A seed beyond 2^53, which
 a double cannot represent, is a decimal string. json_text (json.h) writes reals so that reading restores them exactly.
 */
-#ifndef LLMC_OPTIONS_JSON_H
-#define LLMC_OPTIONS_JSON_H
+#pragma once
 #include "options_table.h"
 
 static inline cJSON *option_to_json(const Options *o, int r) {
@@ -116,4 +115,3 @@ static inline int options_adopt_json(Options *o, const cJSON *saved) {
     if (refused) program_exit(EXIT_USAGE);
     return differences;
 }
-#endif

@@ -1,8 +1,7 @@
 /*
 options_model.h: the model's shape, defaults that depend on other options, and checks of combinations of options.
 */
-#ifndef LLMC_OPTIONS_MODEL_H
-#define LLMC_OPTIONS_MODEL_H
+#pragma once
 #include "changes.h"
 #include "../comm/comm.h"
 #include "../data/choices.h"
@@ -530,4 +529,3 @@ static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     o->model.rms_norm_eps = loaded->rms_norm_eps;
     memcpy(o->model.upcycled_from, loaded->upcycled_from, sizeof(loaded->upcycled_from));
 }
-#endif

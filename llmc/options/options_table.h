@@ -11,8 +11,7 @@ table or a saved JSON. option_text writes every value, so that two values are eq
 
 To add an option, add a field to Options and a row to option_rows.
 */
-#ifndef LLMC_OPTIONS_TABLE_H
-#define LLMC_OPTIONS_TABLE_H
+#pragma once
 #include "../model/sharding.h"
 #include "../base/common.h"
 #include "../model/presets.h"
@@ -661,4 +660,3 @@ static inline void options_free(Options *o) {
             free(*(char **)((char *)o + option_rows[r].field));
     memset(o, 0, sizeof(*o));
 }
-#endif

@@ -13,8 +13,7 @@ phases.h: options that change during a run: --phase STEP:NAME=VALUE,... and --ba
   int64_t  phases_end(phases, k)               the last step of a phase
   double   phases_tokens(phases, from, to)     of the steps from + 1 .. to
 */
-#ifndef LLMC_PHASES_H
-#define LLMC_PHASES_H
+#pragma once
 #include "options_table.h"
 
 // Reports a usage error on one line. The program reports all errors, then exits with status 2.
@@ -222,4 +221,3 @@ static inline double phases_tokens(const Phases *p, int64_t from, int64_t to) {
     }
     return tokens;
 }
-#endif

@@ -7,8 +7,7 @@ ranks.h: checks at the start that the ranks of a run have the same options and b
 
 All ranks call them together. With one rank they do nothing.
 */
-#ifndef LLMC_RANKS_H
-#define LLMC_RANKS_H
+#pragma once
 #include "../comm/comm.h"
 #include "environment.h"
 #include "../base/files.h"
@@ -66,4 +65,3 @@ static inline char *ranks_describe(const Options *o) {
     CHECK(fclose(f) == 0, "out of memory for the description of this rank");
     return text;
 }
-#endif

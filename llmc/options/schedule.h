@@ -12,8 +12,7 @@ schedule.h: the learning rate of an update.
   decay_steps 0: 20% of `steps`, rounded up. The decay starts after the warmup at the earliest. With warmup == steps
   there is no decay.
 */
-#ifndef LLMC_SCHEDULE_H
-#define LLMC_SCHEDULE_H
+#pragma once
 #include "../base/common.h"
 
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_WSD, SCHEDULE_CONSTANT, SCHEDULE_COUNT } Schedule;
@@ -49,4 +48,3 @@ static inline double schedule_lr(const LearningRate *r, int64_t step) {
     double above = cosine ? 0.5 * (1.0 + cos(M_PI * p)) : 1.0 - (own && r->shape == DECAY_SQRT ? sqrt(p) : p);
     return floor_lr + (r->lr - floor_lr) * above;
 }
-#endif

@@ -12,8 +12,7 @@ bandwidths and links are in device_peak.h; most values here are the share of the
             base + (R - M) hops within a machine + (M - 1) hops between machines + (R-1)/R bytes / bandwidth
           for each of NCCL's protocols; NCCL uses the fastest. Reduction in switches (NVLS) is not used.
 */
-#ifndef LLMC_ASSUMPTIONS_H
-#define LLMC_ASSUMPTIONS_H
+#pragma once
 #include "../cuda/device_peak.h"
 
 typedef enum {
@@ -146,4 +145,3 @@ static inline int device_multiprocessors(const DevicePeak *gpu) {
 }
 // Bytes that a program finds: slightly less than the data sheet's GiB.
 static inline double device_memory_bytes(const DevicePeak *gpu) { return 0.99 * gpu->memory_gb * 1073741824; }
-#endif

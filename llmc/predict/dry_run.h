@@ -1,8 +1,7 @@
 /*
 dry_run.h: the report of --dry-run: parameters, memory, communication, FLOPs, and with --device the predicted step.
 */
-#ifndef LLMC_DRY_RUN_H
-#define LLMC_DRY_RUN_H
+#pragma once
 #include "prediction_report.h"
 #include "../options/options_model.h"
 
@@ -187,4 +186,3 @@ static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *samplin
     if (plan->device) print_prediction(plan, o, &cost);
     if (o->dry_run_out) write_prediction(o->dry_run_out, plan, sampling, o, &cost);
 }
-#endif

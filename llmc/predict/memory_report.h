@@ -4,8 +4,7 @@ message of an allocation that fails, and for the log, beside the memory in use a
 
 On a GPU this is device memory. The parts that the program allocates are exact; those of CUDA and NCCL are estimates.
 */
-#ifndef LLMC_MEMORY_REPORT_H
-#define LLMC_MEMORY_REPORT_H
+#pragma once
 #include "assumptions.h"
 #include "../log/logger.h"
 #include "../model/activations.h"
@@ -247,4 +246,3 @@ static inline void memory_log(Log *log, int64_t step, const ModelPlan *plan, con
         "of it estimated\n",
         in_mib(now.used), in_mib(now.total), in_mib(now.at_start), in_mib(planned), in_mib(estimated));
 }
-#endif

@@ -5,8 +5,7 @@ phase_cost.h: memory and cost of the phases of a run (phases.h).
   plan_reserve(plan, phases)                  raises its memory to that of the largest of the later phases
   phase_cost(phases, k), run_cost(phases)     tokens, FLOPs, and with --device hours
 */
-#ifndef LLMC_PHASE_COST_H
-#define LLMC_PHASE_COST_H
+#pragma once
 #include "../model/activations.h"
 #include "../options/options_model.h"
 #include "prediction.h"
@@ -62,4 +61,3 @@ static inline RunCost run_cost(const Phases *phases) {
     }
     return sum;
 }
-#endif

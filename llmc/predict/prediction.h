@@ -8,8 +8,7 @@ predict_diffv2.c, which is compiled apart, defines the first two functions.
   predict_range(plan, options)              the mean prediction, and those of both ends of the assumptions
   predict_times(plan, options)              the same of the step's time alone, for a plan as the options have it
 */
-#ifndef LLMC_PREDICTION_H
-#define LLMC_PREDICTION_H
+#pragma once
 #include "prediction_types.h"
 
 #ifdef __cplusplus
@@ -74,4 +73,3 @@ static inline StepTimes predict_times_with(const ModelPlan *like, Options option
     options.gemm = gemm, options.deterministic = deterministic;
     return predict_times(like, &options);
 }
-#endif

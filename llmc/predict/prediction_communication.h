@@ -2,8 +2,7 @@
 prediction_communication.h: the predicted time of a collective: a ring over the ranks of a group (--zero-group), or over
 the ranks with the same place in all groups.
 */
-#ifndef LLMC_PREDICTION_COMMUNICATION_H
-#define LLMC_PREDICTION_COMMUNICATION_H
+#pragma once
 #include "prediction_types.h"
 
 // The ranks of a ring, and those of one machine.
@@ -63,4 +62,3 @@ static inline Ring all_reduce_of(const Prediction *p, RingSpan s, double bytes) 
     tree.ms = tree.link_ms + tree.network_ms + 2e-6 * bytes / gbs;
     return tree.ms < ring.ms ? tree : ring;
 }
-#endif

@@ -17,8 +17,7 @@ rates (assumptions.h).
                   combines heads (diff_attention.h). Their backward is deterministic
   grouping        a warp passes its choices twice, 32 at a time: latency, not bandwidth, limits it
 */
-#ifndef LLMC_PREDICTION_RATES_H
-#define LLMC_PREDICTION_RATES_H
+#pragma once
 #include "prediction_types.h"
 #include "../ops/attention_choice.h"
 
@@ -132,4 +131,3 @@ static inline double expert_row_tiles(Routing r) {
     double used = experts_used(r);
     return fmax(used, r.N * r.K / 128.0 + used / 2);
 }
-#endif

@@ -1,8 +1,7 @@
 /*
 prediction_report.h: prints a prediction (--dry-run --device), and writes it as JSON (--dry-run-out).
 */
-#ifndef LLMC_PREDICTION_REPORT_H
-#define LLMC_PREDICTION_REPORT_H
+#pragma once
 #include "memory_report.h"
 #include "phase_cost.h"
 #include "prediction_communication.h"
@@ -275,4 +274,3 @@ static inline void write_prediction(const char *path, const ModelPlan *plan, con
     free(text);
     cJSON_Delete(json);
 }
-#endif

@@ -2,8 +2,7 @@
 prediction_types.h: the predicted time of a training step: by class of work, by what limits the speed, and by operation.
 predict_diffv2.c computes it.
 */
-#ifndef LLMC_PREDICTION_TYPES_H
-#define LLMC_PREDICTION_TYPES_H
+#pragma once
 #include "assumptions.h"
 #include "../model/plan.h"
 #include "../options/options_table.h"
@@ -70,4 +69,3 @@ typedef struct {
 static inline double memory_ms(const Prediction *p, double bytes) {
     return 1e-6 * bytes / (p->assumed[ASSUME_MEMORY] * p->plan->device->memory_gbs);
 }
-#endif

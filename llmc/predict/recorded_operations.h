@@ -8,8 +8,7 @@ space that nothing dereferences. Sizes of workspaces and copies are those of the
   collectives  run one after another, from the time at which they are called. The ticket of one is the time at which it
                ends, in picoseconds. Communication is exposed when comm_wait waits for it
 */
-#ifndef LLMC_RECORDED_OPERATIONS_H
-#define LLMC_RECORDED_OPERATIONS_H
+#pragma once
 #ifndef RECORDED_OPS
 #define RECORDED_OPS
 #endif
@@ -520,4 +519,3 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
                                              Factor factor) {
     return (AttentionStats){{0, 0}, 0, 0};
 }
-#endif

@@ -8,8 +8,7 @@ functions together.
   void   log_changes(log, step, a, loader)   an event for each change that begins
   void   changes_close(a)
 */
-#ifndef LLMC_APPLY_CHANGES_H
-#define LLMC_APPLY_CHANGES_H
+#pragma once
 #include "../data/dataloader.h"
 #include "../model/state.h"
 #include "../options/changes.h"
@@ -137,4 +136,3 @@ static inline void log_changes(Log *log, int64_t step, const AppliedChanges *a, 
 }
 
 static inline void changes_close(AppliedChanges *a) { free(a->rates.ranges); }
-#endif

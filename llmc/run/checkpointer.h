@@ -13,8 +13,7 @@ checkpointer.h: when and how a run writes checkpoints, in the background or not,
 
   The caller sets the fields due and stage of each step. Without --out nothing is written.
 */
-#ifndef LLMC_CHECKPOINTER_H
-#define LLMC_CHECKPOINTER_H
+#pragma once
 #include "../checkpoint/checkpoint_background.h"
 #include "../data/data_identity.h"
 #include "../model/rank_check.h"
@@ -175,4 +174,3 @@ static inline void checkpointer_roll_back(Checkpointer *c) {
     params_changed(c->model);
     checkpointer_save(c, false);
 }
-#endif

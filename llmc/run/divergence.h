@@ -9,8 +9,7 @@ divergence.h: whether a run has diverged, and what it says then.
   void divergence_stop(checkpointer)         after a step: ends the program after NOT_FINITE_LIMIT such steps in a row
   int  divergence_end(checkpointer, start_loss, V, status)   at the end of training: warns; returns the exit status
 */
-#ifndef LLMC_DIVERGENCE_H
-#define LLMC_DIVERGENCE_H
+#pragma once
 #include "checkpointer.h"
 
 enum { LOSS_STEPS = 16 }; // steps whose mean loss is compared
@@ -46,4 +45,3 @@ static inline int divergence_end(Checkpointer *c, double start_loss, int V, int 
     if (last > fmin(start_loss, untrained) + 1) warn_loss_rose(last, start_loss, untrained);
     return status;
 }
-#endif

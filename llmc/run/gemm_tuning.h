@@ -2,8 +2,7 @@
 gemm_tuning.h: --tune-gemm: rank 0 chooses the algorithm of each matrix product; all ranks use its choices, which
 run.json and the checkpoints contain.
 */
-#ifndef LLMC_GEMM_TUNING_H
-#define LLMC_GEMM_TUNING_H
+#pragma once
 #include "../comm/comm.h"
 #include "../evaluate/evaluation_model.h"
 #include "../ops/all_ops.h"
@@ -44,4 +43,3 @@ static inline void gemm_tune(const EvaluationModel *m, const Resume *resume, boo
                cJSON_GetStringValue(json_member(choices, "made_for")));
     cJSON_Delete(choices);
 }
-#endif

@@ -10,8 +10,7 @@ inputs.h: what a run reads besides its model: the data of its mode, tokenizer, p
   void     inputs_close(in)
   uint64_t validation_windows(in, o)                           windows that a validation reads: the first ones
 */
-#ifndef LLMC_INPUTS_H
-#define LLMC_INPUTS_H
+#pragma once
 #include "../evaluate/evaluation_choices.h"
 #include "../evaluate/generated_text.h"
 #include "../options/modes.h"
@@ -91,4 +90,3 @@ static inline void inputs_close(Inputs *in) {
     prompts_close(&in->prompts);
     run_tokenizer_close(&in->tokenizer);
 }
-#endif

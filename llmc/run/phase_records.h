@@ -4,8 +4,7 @@ phase_records.h: what a run reports of its phases (phases.h).
   cJSON *phases_to_json(phases)           for run.json: [{"step": STEP, "changed": [{"name", "old", "new"}, ...]}, ...]
   void   log_phase(log, phases, step)     the event and the line of a phase that begins after `step`
 */
-#ifndef LLMC_PHASE_RECORDS_H
-#define LLMC_PHASE_RECORDS_H
+#pragma once
 #include "../log/logger.h"
 #include "../log/progress.h"
 #include "../log/starts.h"
@@ -61,4 +60,3 @@ static inline void log_phase(Log *log, const Phases *p, int64_t step) {
     cJSON_Delete(event);
     cJSON_Delete(changed);
 }
-#endif

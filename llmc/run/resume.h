@@ -6,8 +6,7 @@ start opens.
                                                                      of the phase that the run is in
   void        start_open_log(log, options, resume, step, description)   a new log, or the one that --resume continues
 */
-#ifndef LLMC_RESUME_H
-#define LLMC_RESUME_H
+#pragma once
 #include "../checkpoint/checkpoint.h"
 #include "../comm/watchdog.h"
 #include "../model/config_json.h"
@@ -232,4 +231,3 @@ static inline void start_open_log(Log *log, const Options *o, const Resume *resu
     cJSON_Delete(changed);
     checkpoint_clean(o->out);
 }
-#endif

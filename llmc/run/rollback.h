@@ -12,8 +12,7 @@ last one: the windows in between are not read again. All ranks decide the same, 
   cJSON  *rollback_to_json(r); bool rollback_from_json(r, json)   state in checkpoints: a resumed run decides the same
   source  the restarts of Chowdhery et al. 2022, "PaLM", section 5.1
 */
-#ifndef LLMC_ROLLBACK_H
-#define LLMC_ROLLBACK_H
+#pragma once
 #include "../base/json.h"
 #include "../options/options_table.h"
 
@@ -71,4 +70,3 @@ static inline bool rollback_from_json(Rollback *r, const cJSON *json) {
     }
     return true;
 }
-#endif

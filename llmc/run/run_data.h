@@ -1,8 +1,7 @@
 /*
 run_data.h: opens --train-data and --val-data, and compares them between ranks.
 */
-#ifndef LLMC_RUN_DATA_H
-#define LLMC_RUN_DATA_H
+#pragma once
 #include "../data/data_identity.h"
 #include "../options/options_model.h"
 #include "../options/ranks.h"
@@ -54,4 +53,3 @@ static inline void run_data_check_resumed(const DataLoader *train, uint64_t fing
         "with --init",
         o->train_data, o->out, difference);
 }
-#endif

@@ -2,8 +2,7 @@
 run_description.h: run.json of a start: options, model, data, revision, machine, libraries. docs/formats.md describes
 it.
 */
-#ifndef LLMC_RUN_DESCRIPTION_H
-#define LLMC_RUN_DESCRIPTION_H
+#pragma once
 #include "../base/host.h"
 #include "../base/revision.h"
 #include "../base/start_phases.h"
@@ -109,4 +108,3 @@ static inline cJSON *run_description(const RunFacts *f) {
     describe_start(json);
     return json;
 }
-#endif

@@ -2,8 +2,7 @@
 run_records.h: what a training run reports: records of log.jsonl, lines of stdout, warnings on stderr. Each function
 takes plain data; a closed Log writes nothing. docs/formats.md describes the records.
 */
-#ifndef LLMC_RUN_RECORDS_H
-#define LLMC_RUN_RECORDS_H
+#pragma once
 #include "../ops/all_ops.h"
 #include "../log/logger.h"
 #include "../model/qk_clip.h"
@@ -232,4 +231,3 @@ static inline void warn_loss_rose(double last, double start, double untrained) {
          "longer --warmup or --grad-clip",
          last, start < untrained ? "the mean at the start" : "the loss of an untrained model", fmin(start, untrained));
 }
-#endif

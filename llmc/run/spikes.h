@@ -24,8 +24,7 @@ spikes.h: detects spikes of the loss and the gradient norm, and decides which up
   source    the spike score of OLMo 2 (arXiv 2501.00656), there with mean and deviation of the last 1000 values;
             skipping as in its SkipStep optimizer
 */
-#ifndef LLMC_SPIKES_H
-#define LLMC_SPIKES_H
+#pragma once
 #include "../base/common.h"
 #include "../base/json.h"
 
@@ -174,4 +173,3 @@ static inline bool spike_guard_from_json(SpikeGuard *guard, const cJSON *json) {
     if (good) *guard = g;
     return good;
 }
-#endif

@@ -12,8 +12,7 @@ process. SIGHUP keeps its disposition if it was ignored at the start of the prog
   oneDNN's fp32 products move the stack pointer into a buffer on the heap, and a handler that interrupts one corrupts
   the heap (observed with version 2.6.3, also with an alternate signal stack).
 */
-#ifndef LLMC_STOP_SIGNALS_H
-#define LLMC_STOP_SIGNALS_H
+#pragma once
 #include "../base/common.h"
 
 static volatile sig_atomic_t stop_signal; // the signal that asked, or 0; an int that is written once
@@ -104,4 +103,3 @@ static inline const char *stop_notice(const char *out) {
                : "diffv2: signal: the run stops after the current step and, without --out, saves nothing; a second "
                  "signal ends it at once\n";
 }
-#endif

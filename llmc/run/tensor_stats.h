@@ -9,8 +9,7 @@ ranks call these functions together, before the update, which they do not change
 
   ranks    Each measures what it updates; sums of different numbers of ranks differ by rounding in double.
 */
-#ifndef LLMC_TENSOR_STATS_H
-#define LLMC_TENSOR_STATS_H
+#pragma once
 #include "../log/logger.h"
 #include "../model/state.h"
 #include "../options/options_table.h"
@@ -97,4 +96,3 @@ static inline void log_tensor_stats(Log *log, int64_t step, const ModelPlan *pla
         log_end(log);
     }
 }
-#endif

@@ -11,8 +11,7 @@ trainer_state.h: where a run is: its counters and detectors, and trainer_state.j
 
   errors   CHECK, with the path of the checkpoint
 */
-#ifndef LLMC_TRAINER_STATE_H
-#define LLMC_TRAINER_STATE_H
+#pragma once
 #include "../base/revision.h"
 #include "../checkpoint/checkpoint.h"
 #include "../data/positions.h"
@@ -107,4 +106,3 @@ static inline void trainer_state_resume(TrainerState *s, const cJSON *json, cons
     CHECK(rollback_from_json(&s->rollback, cJSON_GetObjectItemCaseSensitive(json, "rollback")),
           "%s: \"rollback\" in trainer_state.json has an invalid format", path);
 }
-#endif

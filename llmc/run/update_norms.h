@@ -18,8 +18,7 @@ update_norms.h: the norms of the last updates: announces updates that are larger
   numerics  double. With equal values in the window an equal norm has z = 0, any other the largest double
   source    update norms rise before the loss does, and clipping by them: the run of Marin 32B (2025)
 */
-#ifndef LLMC_UPDATE_NORMS_H
-#define LLMC_UPDATE_NORMS_H
+#pragma once
 #include "../base/json.h"
 #include "../options/options_table.h"
 
@@ -81,4 +80,3 @@ static inline bool update_norms_from_json(UpdateNorms *w, const cJSON *json) {
     }
     return true;
 }
-#endif

@@ -17,8 +17,7 @@ needs. Every code point is a letter, a number, a space or none of these, so no t
 these, and a member of H and T.
 */
 // clang-format on
-#ifndef LLMC_PRETOKENIZE_H
-#define LLMC_PRETOKENIZE_H
+#pragma once
 #include "tokenizer_table.h"
 
 // Valid UTF-8 as code points.
@@ -162,4 +161,3 @@ static inline size_t pretokenize(const Tokenizer *t, const CodePoints *c, size_t
     default: return c->count;
     }
 }
-#endif

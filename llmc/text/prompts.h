@@ -13,8 +13,7 @@ prompts.h: a file of prompts: one on each line, or JSON lines.
   refused     NUL bytes, also as \u0000: {"tokens": [0]} gives such a byte
   memory      twice the size of the file, which is at most PROMPTS_BYTES, with at most PROMPTS_COUNT prompts
 */
-#ifndef LLMC_PROMPTS_H
-#define LLMC_PROMPTS_H
+#pragma once
 #include "../base/json.h"
 
 enum { PROMPTS_BYTES = 256 << 20, PROMPTS_COUNT = 1 << 20 };
@@ -167,4 +166,3 @@ static inline Prompts prompts_read(const char *path) {
     free(text);
     return p;
 }
-#endif

@@ -1,8 +1,7 @@
 /*
 sampler.h: sampling of a token from logits, and printing of tokens as text.
 */
-#ifndef LLMC_SAMPLER_H
-#define LLMC_SAMPLER_H
+#pragma once
 #include "../base/common.h"
 #include "../base/json.h"
 #include "tokenizer.h"
@@ -164,4 +163,3 @@ static inline void print_tokens(FILE *out, const int *tokens, int count, int V, 
         if (end < count) fputs("\n\n", out);
     }
 }
-#endif

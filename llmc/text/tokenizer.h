@@ -12,8 +12,7 @@ tokenizer.h: encoding of text to tokens and decoding, with the table of tokenize
   agreement      data/test_tokenizer.py compares the result with the `tokenizers` library
   source         byte pair encoding: Sennrich, Haddow and Birch 2016, on bytes as GPT-2 has it
 */
-#ifndef LLMC_TOKENIZER_H
-#define LLMC_TOKENIZER_H
+#pragma once
 #include "pretokenize.h"
 
 typedef struct {
@@ -207,4 +206,3 @@ static inline char *tokenizer_decode(const Tokenizer *t, const int *ids, size_t 
     }
     return text;
 }
-#endif

@@ -22,8 +22,7 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
   cost     Reading takes O(n log n) time and up to 8 times the size of the file in memory, whatever its content: equal
            tokens and added tokens count once, and the hash tables are seeded per process.
 */
-#ifndef LLMC_TOKENIZER_TABLE_H
-#define LLMC_TOKENIZER_TABLE_H
+#pragma once
 #include "../base/files.h"
 #include "../base/json.h"
 
@@ -290,4 +289,3 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     CHECK(tokenizer_read(t), "%s is not a token table, or is damaged: create it again with data/token_table.py", file);
     return t;
 }
-#endif
