@@ -1,7 +1,9 @@
 """compare.py: the values of runs by seed, their estimates, and the gaps of an arm to the reference, paired by seed. The
-results are JSON."""
+results are JSON. Pages tell the direction of a gap only if its key "shown" is true."""
 
 from . import stats
+
+LEAST_SEEDS = 5  # of a gap with a direction
 
 
 def by_seed(runs, read):
@@ -23,10 +25,10 @@ def compared(study, arm, values, value="value", gap="gap"):
 
 
 def correct(gaps):
-    """Adds their p to gaps, adjusted for the number of gaps (Holm)."""
+    """Adds to gaps their p, adjusted for the number of gaps (Holm), and whether it shows a difference."""
     gaps = [gap for gap in gaps if gap]
     for gap, p in zip(gaps, stats.holm([gap["p"] for gap in gaps])):
-        gap["p_holm"] = p
+        gap |= {"p_holm": p, "shown": p is not None and p < 1 - stats.CONFIDENCE and gap["n"] >= LEAST_SEEDS}
 
 
 def shown_seeds(values):

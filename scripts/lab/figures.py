@@ -261,16 +261,15 @@ def layer_figures(study):
         for arm, label, lr, runs in study.cells(having=lambda run: run.layers):
             last = [run.layers[max(run.layers)] for run in runs]
             layers = sorted(set.intersection(*[set(x) for x in last]))
-            values = [[x[l].get(key) for x in last if stats.finite(x[l].get(key))] for l in layers]
-            half = [(max(v) - min(v)) / 2 if v else 0 for v in values]
-            style = {"mode": "lines+markers", "who": over(runs), "error": half}
-            by_layer.append(trace(arm, label, layers, list(map(stats.mean_or_none, values)), lr, **style))
+            values = lambda l: {run.seed: x for run, of in zip(runs, last) if stats.finite(x := of[l].get(key))}
+            points = [(l, estimate(values(l))) for l in layers if values(l)]
+            by_layer.append(line(arm, label, [l for l, _ in points], [e for _, e in points], lr, who=over(runs)))
             steps = sorted(set.intersection(*[set(run.layers) for run in runs]))
             means = [stats.mean_or_none([r.get(key) for run in runs for r in run.layers[s].values()]) for s in steps]
             over_time.append(trace(arm, label, [runs[0].tokens_at(s) for s in steps], means, lr, who=over(runs)))
         return ("by layer", "layer", by_layer, {"integers": True}), ("mean over layers", "tokens", over_time, {})
 
-    return figures_of_layers(views, " Bars: half the range over seeds.")
+    return figures_of_layers(views, f" Bars: {100 * stats.CONFIDENCE:.0f}% t intervals over seeds.")
 
 
 ROUTER_LOSSES = (("router_aux", "balance"), ("router_z", "z"))

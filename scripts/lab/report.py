@@ -146,7 +146,7 @@ def compute(study):
         shown = figures.comparison(study, results)
     shown = [f for f in [*shown, *evaluation_figures.all_figures(study)] if f]
     beside = published_results.rows(study)
-    results["claims"] = claims.judge_study(study)
+    results["claims"] = [] if results["no_verdict"] else claims.judge_study(study)
     results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
     return results, shown
 

@@ -3,39 +3,48 @@
 import math
 
 from . import long_context, one_run, stats
+from .compare import LEAST_SEEDS
 from .option_history import shown
 from .table import (
     Cell,
     Table,
     arm_cell,
     as_markdown,
-    decided,
     difference,
     engineering,
     interval,
     number,
     parameters_text,
-    speed_text,
+    speed_cells,
 )
 
-MOST_SENTENCES = 16  # of more gaps only those are told whose interval excludes 0
+MOST_SENTENCES = 16  # of more gaps only those that are shown are told
 
 
-def sentence(row, reference, confidence):
-    """The conclusion from a row of the summary, as far as its interval allows."""
-    gap, name = row["gap"], row["label"]
-    if not gap:
-        return None
-    if gap["half"] is None:
-        return f"{name}, rate {row['rate']}: {gap['mean']:+.4f} nats with one seed, without an interval."
+def row_name(r, row):
+    """The arm, and its rate if there are several."""
+    return row["label"] + (f", rate {row['rate']}" if len({x["rate"] for x in r["summary"]}) > 1 else "")
+
+
+def sentence(r, row):
+    """The conclusion from a row of the summary."""
+    gap, name, reference = row["gap"], row_name(r, row), r["arms"][r["reference"]]
+    if not gap["shown"]:
+        few = f": {gap['n']} of at least {LEAST_SEEDS} seeds" if gap["n"] < LEAST_SEEDS else ""
+        return f"{name}: no difference from {reference} is shown{few}."
     side = "lower" if gap["mean"] < 0 else "higher"
-    if decided(gap):
-        result = f"loss {side} than {reference} by {abs(gap['mean']):.4f} nats, {100 * confidence:.0f}% interval"
-    else:
-        result = f"no difference shown: {gap['mean']:+.4f} nats, interval"
-    limits = f"[{gap['mean'] - gap['half']:+.4f}, {gap['mean'] + gap['half']:+.4f}]"
-    corrected = f", p {gap['p_holm']:.2g} after correction for the gaps of the table"
-    return f"{name}, rate {row['rate']}: {result} {limits}, {gap['n']} seeds{corrected}."
+    return f"{name}: the loss is {side} than that of {reference}, by {abs(gap['mean']):.4f} nats per token."
+
+
+def conclusions(r):
+    """The result in words, after correction for the number of gaps."""
+    told = [row for row in r["summary"] if row["gap"]]
+    if r["no_verdict"] and told:
+        return [r["no_verdict"]]
+    if len(told) > MOST_SENTENCES:
+        shown = [row for row in told if row["gap"]["shown"]]
+        return [sentence(r, row) for row in shown] or [f"None of {len(told)} differences is shown."]
+    return [sentence(r, row) for row in told]
 
 
 def percent(estimate):
@@ -50,27 +59,25 @@ def gap_cells(r, row, key="gap", **style):
 
 
 def summary(r):
-    rows, told = [], r["summary"]
-    for row in r["summary"]:
-        pooled = row["gap_pooled"] if (row["gap_pooled"] or {}).get("pooled") else None
-        gap, p = gap_cells(r, row)
-        rows.append([arm_cell(row), row["rate"], parameters_text(row["parameters"], row["active_parameters"])])
-        rows[-1] += [engineering(row["flops_per_token"]), interval(row["loss"]), gap, interval(pooled, True), p]
+    rows, (speeds, machine) = [], speed_cells([row["speed"] for row in r["summary"]])
+    whole = all(set(row["states"]) == {"done"} for row in r["summary"])
+    for row, speed in zip(r["summary"], speeds):
+        rows.append([Cell(row_name(r, row), arm=row["arm"]), *gap_cells(r, row), interval(row["loss"])])
         rows[-1] += [row["loss"]["n"] if row["loss"] else 0]
-        rows[-1] += [", ".join(f"{n} {s}" for s, n in row["states"].items()), speed_text(row["speed"])]
-    if len(told) > MOST_SENTENCES:
-        told = [row for row in told if row["gap"] and decided(row["gap"])]
-    sentences = [s for row in told if (s := sentence(row, r["arms"][r["reference"]], r["confidence"]))]
+        rows[-1] += [] if whole else [", ".join(f"{n} {s}" for s, n in row["states"].items())]
+        rows[-1] += [parameters_text(row["parameters"], row["active_parameters"])]
+        rows[-1] += [engineering(row["flops_per_token"]), speed]
     return Table(
         "summary",
-        ["arm", "rate", "parameters", "FLOPs/token", "loss", "gap", "gap, pooled deviation", "p (Holm)", "seeds"]
-        + ["runs", "tokens/s"],
+        ["arm", "gap", "p (Holm)", "loss", "seeds", *(() if whole else ("runs",))]
+        + ["parameters", "FLOPs/token", "tokens/s"],
         rows,
-        f"Loss: nats per token, of the {r['loss_of']}, mean over seeds. Gap: arm minus reference at the same rate and "
-        f"seed. Square brackets: {100 * r['confidence']:.0f}% t intervals over seeds, coloured if they exclude 0. p: "
-        "two-sided, of gap 0, adjusted by Holm's method for the gaps in the table. Tokens/s: median and 10% to 90% "
-        "of the steps of all runs; other load on the machine lowers it.",
-        lines=sentences,
+        "Gap: loss of the arm minus that of the reference at the same rate and seed. Loss: nats per token, of the "
+        f"{r['loss_of']}, mean over seeds. Square brackets: {100 * r['confidence']:.0f}% t intervals over seeds. p: "
+        "two-sided, of gap 0, adjusted by Holm's method for the gaps in the table. A gap is shown, and coloured, "
+        f"if this p is below {1 - r['confidence']:.2g} with at least {LEAST_SEEDS} seeds. Tokens/s: median and 10% to "
+        f"90% of the steps of all runs{machine}; other load on the machine lowers it.",
+        lines=conclusions(r),
     )
 
 
@@ -265,7 +272,7 @@ def low_bit(r):
     for name, (what, value) in heads.items():
         rows = []
         for row in part[name]:
-            cost = interval(row["cost"], False, 5) if name == "measured" else difference(row["cost"], 5).text
+            cost = interval(row["cost"], False, 5) if name == "measured" else interval(row["cost"], True, 5)
             gap = gap_cells(r, row, digits=5)
             rows.append([row["precision"], row["what"], arm_cell(row), cost, *gap, row["cost"]["n"]])
         head = ["trained in", what, "arm", value, "gap", "p (Holm)", "seeds"]
@@ -447,12 +454,14 @@ def fairness(study, r):
 
 
 def runs(study, r, links):
-    rows = []
-    for run, row in zip(study.runs + study.others, r["runs"]):
+    every = study.runs + study.others
+    rows, (speeds, machine) = [], speed_cells([run.speed for run in every])
+    for run, row, speed in zip(every, r["runs"], speeds):
         name = Cell(run.name, arm=run.arm, links=links(run))
         rows.append([name, row["seed"], row["state"], f"{row['steps']}/{run.steps}", number(row["final_loss"])])
-        rows[-1] += [speed_text(run.speed), shown(run.info.get("revision"))]
-    return Table("runs", ["run", "seed", "state", "steps", "loss", "tokens/s", "revision"], rows)
+        rows[-1] += [speed, shown(run.info.get("revision"))]
+    head = ["run", "seed", "state", "steps", "loss", "tokens/s", "revision"]
+    return Table("runs", head, rows, f"Tokens/s{machine}." if machine else "")
 
 
 def sections(study, r, links=lambda run: ()):

@@ -53,22 +53,26 @@ def parameters_text(count, active):
     return f"{count:,}" if active == count else f"{count:,}, {active:,} active"
 
 
-def speed_text(s):
-    """Tokens/s of study.speed(): never without their interval and machine."""
+def speed_text(s, machine=True):
+    """Tokens/s of study.speed(): never without their interval."""
     if not s:
         return "–"
-    return f"{engineering(s['median'])} [{engineering(s['low'])}, {engineering(s['high'])}] on {s['machine']}"
+    text = f"{engineering(s['median'])} [{engineering(s['low'])}, {engineering(s['high'])}]"
+    return text + (f" on {s['machine']}" if machine else "")
 
 
-def decided(e):
-    return bool(e) and e["half"] is not None and abs(e["mean"]) > e["half"]
+def speed_cells(speeds):
+    """The cells of tokens/s, and " on MACHINE" for the caption, or, if the machines differ, for each cell."""
+    machines = {s["machine"] for s in speeds if s}
+    one = f" on {machines.pop()}" if len(machines) == 1 else ""
+    return [speed_text(s, not one) for s in speeds], one
 
 
 def difference(e, digits=4, better=-1, undecided=" not shown"):
-    """The cell of a difference, with a remark if its interval contains 0. better: its sign in a better arm."""
+    """The cell of a difference of compare.correct(). better: its sign in a better arm."""
     if not e:
         return Cell("–")
-    kind = "open" if not decided(e) else "good" if better * e["mean"] > 0 else "bad"
+    kind = "open" if not e["shown"] else "good" if better * e["mean"] > 0 else "bad"
     return Cell(interval(e, True, digits) + (undecided if kind == "open" and e["half"] is not None else ""), kind)
 
 

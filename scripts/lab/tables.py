@@ -102,6 +102,25 @@ def ladder_rows(study):
     return rows
 
 
+LEAST_TOKENS = 1  # per parameter
+
+
+def no_verdict(study):
+    """Why no gap of the study has a direction, or None."""
+    lengths = [run.tokens / run.parameters for run in study.runs if run.parameters]
+    if not lengths or max(lengths) >= LEAST_TOKENS:
+        return None
+    return f"No verdict: the runs have {max(lengths):.2g} tokens per parameter, and a verdict requires {LEAST_TOKENS}."
+
+
+def withdraw(value):
+    """Takes the direction of all gaps in results."""
+    if isinstance(value, dict) and "shown" in value:
+        value["shown"] = False
+    for x in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        withdraw(x)
+
+
 EFFECT = 0.015  # nats: the smallest difference of interest
 POWER = 0.8
 
@@ -148,10 +167,10 @@ TRAINING = "total-batch steps warmup schedule min-lr-ratio weight-decay beta1 be
 
 
 def results(study):
-    """All tables as JSON."""
+    """All tables as JSON. Those of a study that is too short have no gap with a direction."""
     lr, first = main_rate(study), study.runs[0]
     sources = (first.info.get("data") or {}).items()
-    return {
+    found = {
         **{key: getattr(study, key) for key in ("title", "plan", "question", "reference", "arms")},
         "main_lr": lr,
         "confidence": stats.CONFIDENCE,
@@ -181,4 +200,8 @@ def results(study):
         "synthetic": evaluations.synthetic(study, lr),
         "low_bit": low_bit.tables(study, lr),
         "long_context": long_context.tables(study, lr),
+        "no_verdict": no_verdict(study),
     }
+    if found["no_verdict"]:
+        withdraw(found)
+    return found

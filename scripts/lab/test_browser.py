@@ -42,8 +42,13 @@ def saves_figures_and_tables(b):
         saved += f"all('.tools button').filter(b => b.textContent === '{kind}').forEach(b => b.click());"
     texts = b.run(saved + " return Promise.all(texts); })()")
     assert len(texts) == 2 * b.run("D.figures.length + all('.table').length"), len(texts)
-    assert any('Transformer,0.001,"1,000",6k,"2.2000 [1.9516, 2.4484]",reference,' in t for t in texts), texts
-    assert any("DIFF V2 & baseline" not in t and "\\begin{tabular}" in t and "Transformer & 0.001" in t for t in texts)
+    assert any(
+        '"Transformer, rate 0.001",reference,–,"2.2000 [1.9516, 2.4484]",3,3 done,"1,000",' in t for t in texts
+    ), texts
+    assert any(
+        "DIFF V2 & baseline" not in t and "\\begin{tabular}" in t and "Transformer, rate 0.001 & reference" in t
+        for t in texts
+    )
     assert any("\\begin{axis}[xlabel={position}" in t and "xmode=log" in t and "(16," in t for t in texts)
     assert any('line,of,rate,position,"gap, nats",low,high,note\nDIFF V2' in t for t in texts)
     svg = b.run("figureSvg(current('gap'))")

@@ -190,10 +190,11 @@ def the_report_has_the_known_numbers(place):
     has(said, "| -0.0400 [-0.0830, +0.0030] not shown |", "| 2.100, 2.200, 2.300 | diverged |")
     text = (lab / "report/report.html").read_text()
     assert (
-        "no difference shown: -0.0400 nats" in text
+        "<li>DIFF V2, rate 0.001: no difference from Transformer is shown: 3 of at least 5 seeds.</li>" in text
         and "Made up &lt;&amp;&gt;" in text
         and "<&>" not in text.split("<script>")[0]
-        and "5k [5k, 5k] on CPU: 1 threads on 2 cores of h</td>" in text
+        and "<td>5k [5k, 5k]</td>" in text
+        and "of the steps of all runs on CPU: 1 threads on 2 cores of h; other load" in text
         and "../diff_v2.lr0.001.seed1/log.jsonl'>log</a>" in text
     )
     pngs = {p.name for p in (lab / "report").glob("*.png")}
@@ -288,6 +289,39 @@ def the_report_has_verdicts_probes_and_late_gradients(place):
     has(said, f"{late['all']:.3g} | 1.", "| below, 0.015 |", "| SINK | cancelled | 0.250 [")
     assert "<td>DIFF V2 reaches a lower loss than a Transformer with as many parameters" in page
     has(page, "Gradient norms of the layers in the last quarter", "Probes of the last checkpoints")
+
+
+@test
+def a_direction_requires_a_corrected_p_and_seeds_and_tokens(place):
+    """The interval of SINK excludes 0, and its p is above 0.05 after correction."""
+    from . import report_tables, tables, test_claims as made
+
+    losses = {"baseline": 2.0, "diff_v2": 1.95, "sink": 2.001, "xsa": 2.0}
+    noise = (made.NOISE * 2)[1:6]
+    lab = made.made_lab(
+        place, {a: {s: x + (a != "baseline") * n / 2 for s, n in enumerate(noise, 1)} for a, x in losses.items()}
+    )
+
+    def told(seeds=5, parameters=1000):
+        study = studies.load([lab])
+        study.runs = [run for run in study.runs if run.seed <= seeds]
+        for run in study.runs:
+            run.info["model"]["parameters"] = parameters
+        r = tables.results(study)
+        t = report_tables.summary(r)
+        return t.lines, [row[1].kind for row in t.rows], {row["arm"]: row["gap"] for row in r["summary"]}
+
+    lines, kinds, gaps = told()
+    assert gaps["sink"]["half"] < gaps["sink"]["mean"] and gaps["sink"]["p_holm"] > 0.05, gaps
+    assert lines[0] == "DIFF_V2: the loss is lower than that of BASELINE, by 0.0501 nats per token.", lines
+    assert lines[1:] == [f"{arm}: no difference from BASELINE is shown." for arm in ("SINK", "XSA")], lines
+    assert kinds == ["", "good", "open", "open"], kinds
+    lines, kinds, gaps = told(seeds=4)
+    assert gaps["diff_v2"]["p_holm"] < 0.001 and lines[0].endswith("is shown: 4 of at least 5 seeds."), lines
+    assert kinds == ["", "open", "open", "open"], kinds
+    lines, kinds, _ = told(parameters=400_000)
+    assert lines == ["No verdict: the runs have 0.5 tokens per parameter, and a verdict requires 1."], lines
+    assert kinds == ["", "open", "open", "open"], kinds
 
 
 @test
