@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import python_environment
 
-DRAWN = "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length"
+DRAWN = "document.querySelectorAll('.plot svg').length >= D.figures.length"
 
 
 def main():

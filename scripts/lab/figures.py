@@ -1,4 +1,4 @@
-"""figures.py: the figures of the report as data, which the page (plotly) and the PNG files (matplotlib) draw.
+"""figures.py: the figures of the report as data, which the page (page_plot.js) and the PNG files (matplotlib) draw.
 
 A figure is {id, section, title, note, views: [{label, x, y, xlog, ylog, traces}]}; xlog is the base of the ticks. A
 trace is {arm, name, who, lr, x, y} and optionally mode (lines, markers), smooth (a running mean that the reader of the

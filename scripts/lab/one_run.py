@@ -123,7 +123,7 @@ def norms(run):
     lines = smoothable("gradient norm", [steps[i] for i in keep], [values[i] for i in keep])
     text = [f"z {run.train[i]['grad_z']:.1f}" for i in found]
     marks = {"mode": "markers", "symbol": "triangle-up", "text": text}
-    lines += [trace("spikes", "spike", [steps[i] for i in found], [values[i] for i in found], **marks)] * bool(found)
+    lines += [trace(None, "spike", [steps[i] for i in found], [values[i] for i in found], **marks)] * bool(found)
     note = (
         f"Before clipping. Triangles: spikes, at least {stats.SPIKE_Z:g} standard deviations above the mean of the "
         "last 1000 steps (at the start fewer, at least 128)."

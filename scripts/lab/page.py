@@ -1,15 +1,14 @@
-"""page.py: the report as one offline HTML page: tables as HTML, figures as data for plotly, which is included.
+"""page.py: the report as one offline HTML page: tables as HTML, figures as data that page_plot.js draws.
 
 A page has sections of tables and figures; those without data are absent. Arms have colours, and dashes where there are
 more arms than colours; on paper every line has a dash. page.js draws, and saves tables and figures as files.
 """
 
-import importlib.util
 import json
 import time
 from pathlib import Path
 
-from . import attention_maps, one_run, report_tables
+from . import attention_maps, one_run, report_tables, stats
 from .table import as_html, escape, swatch
 
 HERE = Path(__file__).resolve().parent
@@ -18,15 +17,9 @@ PALETTE = {
     "light": "#30363d #0f39a5 #830405 #0a8f6a #904d8e #cd4c18 #1581b9 #d05369 #3d8401 #8d5c40".split(),
     "dark": "#e6e9ed #68afe7 #ff6b3a #22bf8a #8c55d3 #fce718 #78e3f2 #f47cb2 #98d41a #bc925f".split(),
 }
-SCRIPTS = ("page_files.js", "page_maps.js", "page.js")
+SCRIPTS = ("page_plot.js", "page_files.js", "page_maps.js", "page.js")
 DASHES = ["solid", "dash", "dot", "dashdot"]
-
-
-def plotly_js():
-    """plotly.min.js of the package, without importing it, which takes seconds."""
-    return (
-        Path(importlib.util.find_spec("plotly").submodule_search_locations[0]) / "package_data/plotly.min.js"
-    ).read_text()
+MOST_LINES = 8  # of a figure, unless the reader asks for more
 
 
 def figure_html(f):
@@ -58,6 +51,8 @@ def header(study, names, arms, figures):
     links = "".join(f"<a href=#{name}>{name.capitalize()}</a>" for name in names)
     smooth = any(t.get("smooth") for f in figures for v in f["views"] for t in v["traces"])
     slider = "<label>smoothing <input type=range id=smoothing min=0 max=7> <output></output></label>" if smooth else ""
+    if any(t.get("faint") and not t.get("mode") for f in figures for v in f["views"] for t in v["traces"]):
+        slider += "" if study.single else "<label><input type=checkbox id=single> single seeds</label>"
     legend = "".join(arm_button(arm, label) for arm, label in arms.items())
     legend = f"<details id=arms><summary>{len(arms)} lines</summary><div id=legend>{legend}</div></details>"
     return (
@@ -78,10 +73,23 @@ def notes_html(study, watch):
 
 def arms_of(study, figures):
     """{arm: label} of the lines: the arms of the study, or what the lines of one run show."""
+    if not study.single:
+        return study.arms
     lines = {t["arm"]: t["arm"] for f in figures for v in f["views"] for t in v["traces"] if t["arm"] is not None}
-    return (
-        {arm: label for arm, label in {**lines, **study.arms}.items() if arm in lines} if study.single else study.arms
-    )
+    return {arm: "this run" if arm in study.arms else arm for arm in lines}
+
+
+def at_first(study, figures, rate):
+    """(the arms without lines, whether single runs have lines) until the reader asks for more."""
+    views = [v for f in figures for v in f["views"] if not v.get("category") and not v.get("heat")]
+    lines = [[t for t in v["traces"] if t["lr"] in (None, rate) or rate == "all"] for v in views]
+    hidden = set()
+    for of in lines:
+        arms = sorted({t["arm"]: 0 for t in of if t["arm"] is not None}, key=lambda arm: arm != study.reference)
+        chosen = stats.thin(arms, MOST_LINES) if study.single else range(min(len(arms), MOST_LINES))
+        hidden |= set(arms) - {arms[i] for i in chosen}
+    few = all(sum(t["arm"] not in hidden and not t.get("mode") for t in of) <= MOST_LINES for of in lines)
+    return sorted(hidden), few or study.single
 
 
 def first_rate(study, r):
@@ -92,8 +100,11 @@ def first_rate(study, r):
 
 def content(study, r, figures, maps=(), links=lambda run: (), watch=0):
     """(data for page.js, [(id, heading, tables as HTML, figures as HTML)])"""
+    hidden, single = at_first(study, figures, first_rate(study, r))
     data = {
         "id": study.title,
+        "hidden": hidden,
+        "single": single,
         "notes": notes_html(study, watch),
         "figures": figures,
         "maps": list(maps),
@@ -132,7 +143,6 @@ def build(study, data, sections, live=False):
             f"<h2 id={name}>{heading}</h2><div data-live={name}>{tables}</div>{drawn}"
             for name, heading, tables, drawn in sections
         ),
-        f"</main><script>{plotly_js()}</script>",
-        f"<script>const D = {packed};\n{scripts}</script></body></html>\n",
+        f"</main><script>const D = {packed};\n{scripts}</script></body></html>\n",
     ]
     return "".join(parts)

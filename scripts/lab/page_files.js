@@ -26,7 +26,7 @@ function texTable(rows, caption) {
 }
 function figureRows(fig) { // one row per point
   const v = viewOf(fig), rows = [['line', 'of', 'rate', v.x, v.y, 'low', 'high', 'note']];
-  for (const t of v.traces.filter(visible)) valuesOf(t).forEach((y, i) => {
+  for (const t of v.traces.filter(t => visible(t, v))) valuesOf(t).forEach((y, i) => {
     const e = t.error || t.xerror, at = t.error ? y : t.x[i];
     const [low, high] = t.low ? [t.low[i], t.high[i]] : e ? [at - e[i], at + e[i]] : ['', ''];
     rows.push([t.name, t.who || '', t.lr || '', t.x[i], y ?? '', low, high, (t.text || [])[i] || '']);
@@ -34,7 +34,7 @@ function figureRows(fig) { // one row per point
   return rows;
 }
 function texFigure(fig) {
-  const v = viewOf(fig), lines = v.traces.filter(t => visible(t) && !t.faint);
+  const v = viewOf(fig), lines = v.traces.filter(t => visible(t, v) && !t.faint);
   const names = v.category ? [...new Set(lines.flatMap(t => t.y))] : [];
   const labels = names.map(n => `{${tex(n)}}`).join(',');
   const rows = `ytick={1,...,${names.length}}, yticklabels={${labels}}`;
@@ -62,12 +62,10 @@ function onPaper(draws) { // draws as on paper, and returns a function that draw
   draws();
   return () => { paper = false; drawAll(); };
 }
-async function figureSvg(fig) {
-  const back = onPaper(() => draw(fig)), div = of('plot-' + fig.id);
-  await setTicks(div, viewOf(fig));
-  const url = await Plotly.toImage(div, {format: 'svg', width: 660, height: div._fullLayout.height});
+function figureSvg(fig) {
+  const back = onPaper(() => draw(fig)), text = new XMLSerializer().serializeToString(of('plot-' + fig.id).firstChild);
   back();
-  return decodeURIComponent(url.slice(url.indexOf(',') + 1));
+  return text;
 }
 
 const xml = text => text.replace(/[&<>"]/g, c => `&#${c.charCodeAt(0)};`);
@@ -126,7 +124,7 @@ function figureTools(f) {
   return make('div', {className: 'tools'}, 'save ',
     button('CSV', () => downloadText(name() + '.csv', csv(figureRows(fig())))),
     button('LaTeX', () => downloadText(name() + '.tex', texFigure(fig()))),
-    button('SVG', async () => downloadText(name() + '.svg', await figureSvg(fig()))),
+    button('SVG', () => downloadText(name() + '.svg', figureSvg(fig()))),
     button('PDF', () => file() ? download(name() + '.pdf', file() + '.pdf') : printOnly(f))); // the report's files
 }
 function tableTools(t) {

@@ -70,9 +70,11 @@ def round_ticks(axis, base):
     axis.set_major_formatter(ticks.FuncFormatter(lambda x, _: f"{x:g}"))
 
 
-def figure_files(path, figure, view, arms, lr):
-    """Writes path.png and path.pdf; False if the view has no data at this rate."""
-    traces = [t for t in view["traces"] if (lr == "all" or t["lr"] in (None, lr)) and has_points(t)]
+def figure_files(path, figure, view, arms, lr, first=((), True)):
+    """Writes path.png and path.pdf with the lines of page.at_first(); False if the view has no data at this rate."""
+    hidden = () if view.get("category") or view.get("heat") else first[0]
+    chosen = lambda t: t["arm"] not in hidden and (first[1] or not t.get("faint") or t.get("mode"))
+    traces = [t for t in view["traces"] if (lr == "all" or t["lr"] in (None, lr)) and has_points(t) and chosen(t)]
     if not traces:
         return False
     rows = len({y for t in traces for y in t["y"]}) if view.get("category") else 0

@@ -72,10 +72,11 @@ def write_files(out, study, shown, maps, lr):
     """The PNG and PDF files; names those of a view in its `file`, for the page."""
     from . import png
 
+    first = page.at_first(study, shown, lr)
     for figure in shown:
         for view in figure["views"]:
             name = re.sub(r"[^\w.+-]+", "-", f"{figure['id']}-{view['label']}")
-            if png.figure_files(out / name, figure, view, list(page.arms_of(study, shown)), lr):
+            if png.figure_files(out / name, figure, view, list(page.arms_of(study, shown)), lr, first):
                 view["file"] = name
     for m, tensors in maps:
         png.maps_png(out / (re.sub(r"[^\w.+-]+", "-", f"map-{m['arm']}") + ".png"), m["label"], m["sharpest"], tensors)

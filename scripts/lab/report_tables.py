@@ -1,6 +1,7 @@
 """report_tables.py: the tables of a comparison and their sections, which report.html and results.md have in common."""
 
 import math
+import re
 
 from . import long_context, one_run, stats
 from .compare import LEAST_SEEDS
@@ -135,13 +136,13 @@ def verdicts(r):
     """The claims that the arms test."""
     rows, kinds = [], {"supported": "good", "effect excluded": "bad", "opposite shown": "bad"}
     for c in r["claims"]:
-        rows.append([c["claim"], c["source"], f"{c['metric']} of {' - '.join(c['arms'])}"])
-        rows[-1] += [f"{c['expect']}, {c['effect']:g}", interval(c["estimate"], True)]
         said = Cell(c["verdict"] + (f": {c['remark']}" if c["remark"] else ""), kinds.get(c["verdict"], "open"))
-        rows[-1] += [said, number(c.get("p_holm"), 3), c["estimate"]["n"] if c["estimate"] else "–"]
+        rows.append([c["claim"], said, interval(c["estimate"], True), number(c.get("p_holm"), 3)])
+        rows[-1] += [c["estimate"]["n"] if c["estimate"] else "–", f"{c['metric']} of {' - '.join(c['arms'])}"]
+        rows[-1] += [f"{c['expect']}, {c['effect']:g}", c["source"]]
     return Table(
         "claims",
-        ["claim", "source", "difference", "expected, smallest effect", "value", "verdict", "p (Holm)", "seeds"],
+        ["claim", "verdict", "value", "p (Holm)", "seeds", "difference", "expected, smallest effect", "source"],
         rows,
         "Claims of scripts/lab/claims; scripts/lab/claims.py defines their rules. Square brackets: single 95% "
         "intervals; the verdicts are corrected for the number of claims in this table (Holm). Differences of "
@@ -436,7 +437,8 @@ def fairness(study, r):
         "no validation data"
         if not read
         else f"validation on the first {read[0]} windows of data with fingerprint {shown(read[1])}",
-        "initial values that depend on (seed, tensor name, element): equal for tensors with the same shape in two arms",
+        "initial values that depend on (seed, tensor name, element)"
+        + ("" if study.single else ": equal for tensors with the same shape in two arms"),
         f"context of {said('seq-len')} tokens, vocabulary of {said('vocab')}",
     ]
     rows = []
@@ -457,7 +459,7 @@ def runs(study, r, links):
     every = study.runs + study.others
     rows, (speeds, machine) = [], speed_cells([run.speed for run in every])
     for run, row, speed in zip(every, r["runs"], speeds):
-        name = Cell(run.name, arm=run.arm, links=links(run))
+        name = Cell(run.name, arm=None if study.single else run.arm, links=links(run))
         rows.append([name, row["seed"], row["state"], f"{row['steps']}/{run.steps}", number(row["final_loss"])])
         rows[-1] += [speed, shown(run.info.get("revision"))]
     head = ["run", "seed", "state", "steps", "loss", "tokens/s", "revision"]
@@ -470,7 +472,7 @@ def sections(study, r, links=lambda run: ()):
     one = study.runs[0] if study.single else None
     found = [
         ("result", "Result", [one_run.status(one, r["summary"][0]["rate"]) if one else summary(r)]),
-        ("claims", "Claims", part("claims", verdicts)),
+        ("claims", "Claims", [] if one else part("claims", verdicts)),
         ("precision", "Low precision", low_bit(r) if r["low_bit"] else []),
         ("windows", "Windows, YOCO and selected blocks", windows(r) if r["long_context"] else []),
         ("upcycling", "From another arm", upcycled(r) if r["upcycling"] else []),
@@ -487,7 +489,21 @@ def sections(study, r, links=lambda run: ()):
         ("events", "Events", [one_run.events(one)] if one else []),
         ("runs", "Runs", [runs(study, r, links)]),
     ]
-    return [(name, heading, [t for t in tables if t.rows or t.lines]) for name, heading, tables in found]
+    found = [(name, heading, [t for t in tables if t.rows or t.lines]) for name, heading, tables in found]
+    for t in (t for *_, tables in found for t in tables if one):
+        leave_out_arms(t)
+    return found
+
+
+def leave_out_arms(t):
+    """Of a table of one run: the columns and sentences that compare arms, and repeat its rate."""
+    kept = [i for i, head in enumerate(t.head) if head not in ("arm", "rate", "runs", "gap", "p (Holm)", "seeds")]
+    t.head = [t.head[i] for i in kept]
+    t.rows = [[row[i] for i in kept] for row in t.rows]
+    t.rows = [[x.removesuffix(", one seed") if isinstance(x, str) else x for x in row] for row in t.rows]
+    t.caption = re.sub(r"(^|(?<=\. ))(Gap|p|Square brackets): [^.]*\.\s*", "", t.caption).replace(
+        ", mean over seeds", ""
+    )
 
 
 def markdown(study, r):

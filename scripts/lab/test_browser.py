@@ -26,7 +26,8 @@ def wait_for(page, expression, seconds=60):
     raise AssertionError(f"timed out: {expression}")
 
 
-OVERLAP = """all('.plot').flatMap(p => ['.xaxislayer-above .xtick', '.yaxislayer-above .ytick'].flatMap(s => {
+TITLES = "all('#plot-loss svg > text').map(e => e.textContent)"
+OVERLAP = """all('.plot').flatMap(p => ['.xticks text', '.yticks text'].flatMap(s => {
   const boxes = all(s, p).map(e => e.getBoundingClientRect());
   return boxes.filter((a, i) => boxes.some((b, j) => j > i && a.left < b.right && b.left < a.right && a.top < b.bottom
     && b.top < a.bottom)).map(() => p.id + s);
@@ -70,8 +71,8 @@ def prints(b):
     b.send("Emulation.setEmulatedMedia", media="print")
     seen = "all('.table, .plot').filter(e => e.offsetHeight).map(e => e.id)"
     assert b.run(seen) == ["table-summary"], b.run(seen)
-    dashes = b.run("all('#plot-loss').map(p => p.data.map(t => t.line.dash))[0]")
-    assert {"solid", "dash"} <= set(dashes) and b.run("theme()") == "light", dashes
+    dashes = b.run("all('#plot-loss .line').map(e => e.getAttribute('stroke-dasharray'))")
+    assert {"", "7 3"} <= set(dashes) and b.run("theme()") == "light", dashes
     b.send("Emulation.setEmulatedMedia", media="screen")
     b.run("window.dispatchEvent(new Event('afterprint'))")
     assert len(b.run(seen)) > 10 and not b.run("document.body.classList.contains('one')")
@@ -86,41 +87,38 @@ def sorts_and_smooths(b):
     assert b.run(first).startswith("baseline.lr0.001.seed3"), b.run(first)  # the highest; the diverged run is last
     assert "diverged" in b.run("document.querySelector('#table-runs tbody tr:last-child').innerText")
     # smoothing: without it a line has its own values
-    line = "document.querySelector('#plot-loss').data.slice(-1)[0].y"
+    line = "of('plot-loss').drawn.traces.slice(-1)[0].y"
     smooth = b.run(line)
     b.run("(s => { s.value = 0; s.dispatchEvent(new Event('input')); })(of('smoothing'))")
-    own = "viewOf(current('loss')).traces.filter(visible).slice(-1)[0].y"
+    own = "viewOf(current('loss')).traces.filter(t => visible(t, {})).slice(-1)[0].y"
     assert b.run(line) == b.run(own) != smooth
     # round ticks that do not overlap, and hovers with units and the seed
-    ticks = b.run("all('.plot').map(p => [p.id, p._fullLayout.xaxis.tickvals, p._fullLayout.yaxis.tickvals])")
+    ticks = b.run("all('.plot').map(p => [p.id, p.drawn.x.ticks, p.drawn.y.ticks])")
     by = {name: (x, y) for name, x, y in ticks}
     assert by["plot-position"][0] == [1, 2, 4, 8, 16] and by["plot-ladder"][0][:2] == [0.001, 0.002], by
-    assert by["plot-norms"][1] == [1, 2, 5, 10] and by["plot-recall"][0][0] == 1, by
+    assert by["plot-norms"][1] == [1, 2, 5] and by["plot-recall"][0] == [4], by
     overlap = b.run(OVERLAP)
     assert overlap == [], overlap
-    hover = b.run("document.querySelector('#plot-loss').data.find(t => t.opacity < 1).hovertemplate")
-    assert b.run("[of('plot-final').offsetHeight, of('plot-final')._fullLayout.height]") == [136, 136]
-    has(hover, "seed 1<br>tokens: ", "training loss, nats per token: %{y")
+    hover = b.run("hoverText(of('plot-loss').drawn.traces.find(t => t.faint), viewOf(current('loss')), 0)")
+    assert b.run("[of('plot-final').offsetHeight, of('plot-final').drawn.height]") == [136, 136]
+    has(hover, "seed 1\ntokens: ", "training loss, nats per token: ")
 
 
 def chooses_views_arms_and_rates(b):
     """The buttons and the selected rate change the figure."""
-    assert b.run("document.querySelector('#plot-loss').layout.xaxis.title.text") == "tokens"
+    assert b.run(TITLES)[-2] == "tokens"
     b.click("#views-loss button[data-view='1']")
-    wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
-    assert (
-        b.run("Math.max(...document.querySelector('#plot-loss').data.filter(t => t.x).map(t => Math.max(...t.x)))")
-        == made.STEPS * made.BATCH * 6e3
-    )
+    wait_for(b, f"{TITLES}.some(t => t.startsWith('FLOPs'))")
+    assert b.run("Math.max(...of('plot-loss').drawn.traces.flatMap(t => t.x))") == made.STEPS * made.BATCH * 6e3
     # arms
-    before = b.run("document.querySelector('#plot-loss').data.length")
+    before = b.run("all('#plot-loss .line').length")
     b.click("#legend button[data-of='diff_v2']")
-    wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
+    wait_for(b, f"all('#plot-loss .line').length < {before}")
     b.click("#legend button[data-of='diff_v2']")
-    wait_for(b, f"document.querySelector('#plot-loss').data.length === {before}")
+    wait_for(b, f"all('#plot-loss .line').length === {before}")
     # rates
     b.run("(s => { s.value = '0.004'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))")
-    wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
+    wait_for(b, f"all('#plot-loss .line').length < {before}")
     b.run("(s => { s.value = '0.001'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))")
 
 
@@ -155,7 +153,7 @@ def changes_its_theme(b, path):
     wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
     b.open(path)
     assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
-    wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
+    wait_for(b, f"{TITLES}.some(t => t.startsWith('FLOPs'))")
 
 
 @test
@@ -165,7 +163,7 @@ def the_page_works_offline_in_a_browser(place):
     assert done.returncode == 0, done.stderr
     with browser.Browser() as b:
         b.open(lab / "report/report.html")
-        wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
+        wait_for(b, "document.querySelectorAll('.plot svg').length >= D.figures.length")
         outside = [r for r in b.requests() if not r.startswith(("file:", "data:", "blob:"))]
         assert not outside, outside
         assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth"), (
@@ -180,8 +178,13 @@ def the_page_works_offline_in_a_browser(place):
         assert not (errors := b.errors()), errors
     with browser.Browser(width=400, height=800) as b:
         b.open(lab / "report/report.html")
-        wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
+        wait_for(b, "document.querySelectorAll('.plot svg').length >= D.figures.length")
         assert b.run("document.querySelector('header').offsetHeight / innerHeight") < 0.15
+        first = "(w => { w.scrollLeft = 90; const at = e => e.getBoundingClientRect().left;"
+        first += (
+            " return [w.scrollLeft, at(w.querySelector('td')) - at(w)]; })(document.querySelector('#result ~ * .wide'))"
+        )
+        assert b.run(first) == [90, 0], b.run(first)  # the first column stays
         b.run("of('map-arm').options[0].text = 'long '.repeat(40)")
         assert b.run(OVERLAP) == []
         assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"), (
@@ -226,23 +229,22 @@ def an_open_live_page_follows_its_run(place):
     with browser.Browser(width=400, height=800) as b:
         with watching(run) as (_, address):
             b.open(address)
-            wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
+            wait_for(b, "document.querySelectorAll('.plot svg').length >= D.figures.length")
             b.run("window.same = true")
-            x, y = b.middle("#plot-rate .nsewdrag")
+            x, y = b.middle("#plot-rate svg")
             b.mouse((x - 60, y), to=(x + 60, y))  # zooms
-            extent = "of('plot-rate')._fullLayout.xaxis.range.map(Math.round)"
+            extent = "of('plot-rate').drawn.x.range.map(Math.round)"
             wait_for(b, f"({extent})[0] > 10")
             zoomed = b.run(extent)
             b.click("#table-status th button")
             (run / "log.jsonl").write_text(lines_up_to(whole, 140))
-            last = "document.querySelector('#plot-loss').data.find(t => t.name === 'training').x.slice(-1)[0]"
+            last = "of('plot-loss').drawn.traces.find(t => t.name === 'training').x.slice(-1)[0]"
             wait_for(b, f"{last} === 140")
             assert b.run("window.same") and "140/200" in b.run("of('table-status').innerText")
             assert b.run("document.querySelector('#table-status tbody tr').innerText").startswith("FLOPs/token")
             assert b.run(extent) == zoomed
             (run / "log.jsonl").write_text(lines_up_to(whole, 150))  # a new line: the spike
-            wait_for(b, "!window.same && Object.keys(D.arms).includes('spikes')")
-            wait_for(b, "document.querySelector('#plot-norms').data.slice(-1)[0].x[0] === 150")
+            wait_for(b, "of('plot-norms').drawn.traces.slice(-1)[0].x[0] === 150")
             assert not (errors := b.errors()) and not b.run("document.body.classList.contains('lost')"), errors
             requests = b.requests()
             assert address in requests and all(r.startswith((address, "data:", "blob:")) for r in requests), requests

@@ -83,6 +83,9 @@ def the_live_page_follows_a_log_that_grows_and_shrinks(place):
         page = get("/")[1]
         has(page, "<td>100/200 (50.0%)</td>", '"live":true')
         assert "<td>0.001; 0.001 at the last step</td>" in page
+        assert len(page) < 1e6 and not re.search(
+            "<th>(arm|gap|seeds)</th>|reference|one seed", page.split("<script>")[0]
+        )
         has(page, "href='log.jsonl'", "5k [5k, 5k] on CPU: 1 threads on 2 cores of h.")
         headings = re.findall("<h2 id=([a-z]+)>", page)
         assert headings == "result loss stability speed layers settings runs".split(), headings
@@ -217,6 +220,24 @@ SEEN = {  # linear sRGB as it appears with a colour vision deficiency (Machado e
     "protanopia": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
     "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
 }
+
+
+@test
+def a_figure_has_eight_lines_until_more_are_asked_for():
+    from types import SimpleNamespace
+
+    from . import figures, page
+
+    arms = [f"arm{i}" for i in range(11)]
+    lines = lambda names, **more: [figures.trace(name, name, [0, 1], [1.0, 2.0], 0.001, **more) for name in names]
+    views = lambda *traces: [{"views": [figures.view("v", "x", "y", [t for part in traces for t in part])]}]
+    study = SimpleNamespace(single=False, reference="arm9")
+    hidden, single = page.at_first(study, views(lines(arms), lines(arms, faint=True)), "0.001")
+    assert hidden == ["arm10", "arm7", "arm8"] and not single  # the reference is one of the eight
+    assert page.at_first(study, views(lines(arms[:2]), lines(arms[:2] * 3, faint=True)), "0.001") == ([], True)
+    assert page.at_first(study, views(lines(arms)), "0.002") == ([], True)
+    study = SimpleNamespace(single=True, reference="x")
+    assert page.at_first(study, views(lines(arms)), "all") == (["arm1", "arm4", "arm8"], True)  # evenly spaced
 
 
 @test
