@@ -984,8 +984,7 @@ static void run_enter_phase(Run *run) {
 static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     const ModelPlan *plan = &run->model.plan;
     const TrainerState *s = &run->state;
-    StepWork work = {training_flops(plan, plan->B, plan->T) * run->micro_steps, run->peak.gflops,
-                     run->options.total_batch};
+    StepWork work = {training_flops(plan, plan->B, plan->T) * run->micro_steps, run->peak, run->options.total_batch};
     log_step(&run->log, s->step, run->options.steps, s->tokens, r, work, seconds_left);
     log_step_events(&run->log, s->step, r, s->guard.not_finite_in_row);
     log_changes(&run->log, s->step, &run->changes, &run->data.train);

@@ -80,9 +80,9 @@ static inline void progress_join(char line[PROGRESS_LINE_SIZE], char fields[][PR
     line[columns - 1] = 0;
 }
 
-// share: of the peak, 0 .. 1; NaN when it is unknown
+// share: of the peak, or of a measured rate, as `of` says; NaN when it is unknown
 static inline void progress_step(int64_t step, int64_t steps, double loss, double grad_norm, double lr,
-                                 double tokens_per_s, double share, double seconds_left) {
+                                 double tokens_per_s, double share, const char *of, double seconds_left) {
     char fields[PROGRESS_FIELDS][PROGRESS_FIELD_SIZE] = {{0}}, line[PROGRESS_LINE_SIZE], rate[32], left[32];
     int width = snprintf(NULL, 0, "%" PRId64, steps), columns = progress_columns();
     int64_t stride = steps / 40 > 1 ? steps / 40 : 1;
@@ -93,7 +93,7 @@ static inline void progress_step(int64_t step, int64_t steps, double loss, doubl
     FORMAT(fields[2], "norm %7.3f", signless_nan(grad_norm));
     FORMAT(fields[3], "lr %.2e", lr);
     FORMAT(fields[4], "%s tok/s", rate);
-    if (share >= 0) FORMAT(fields[5], "%3.0f%% of peak", 100 * share);
+    if (share >= 0) FORMAT(fields[5], "%3.0f%% of %s", 100 * share, of);
     FORMAT(fields[6], "%s left", left);
     progress_join(line, fields, columns);
     printf("%s%s", columns ? "\r\033[K" : "", line);

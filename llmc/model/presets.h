@@ -22,6 +22,7 @@ NH/2. It does not in the paper's shapes; there, compare at NKV = NH/2 by adding 
 */
 #pragma once
 #include "model_config.h"
+#include <string.h>
 
 typedef struct {
     const char *name;
@@ -65,3 +66,9 @@ static const Preset presets[] = {
 #undef EXPERTS
 // clang-format on
 enum { PRESET_COUNT = sizeof(presets) / sizeof(presets[0]) };
+
+// Whether a name is NAME-1.5h or NAME-2h, which lists leave out.
+static inline bool preset_has_more_heads(const char *name) {
+    const char *end = strrchr(name, '-');
+    return end && (strcmp(end, "-1.5h") == 0 || strcmp(end, "-2h") == 0);
+}

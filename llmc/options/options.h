@@ -47,9 +47,10 @@ static inline void option_print_help(FILE *out, const OptionRow *row) {
     int column = fprintf(out, "%-*s", OPTION_COLUMN - 1, left) + 1;
     fputc(' ', out);
     column = print_words(out, column, OPTION_COLUMN, row->help);
-    for (int i = 0; row->choice && row->choice(i); i++) {
+    for (int i = 0, next; row->choice && row->choice(i); i = next) {
+        next = option_listed(row, i + 1);
         if (i == 0) column += fprintf(out, ":");
-        snprintf(text, sizeof(text), "%s%s", row->choice(i), row->choice(i + 1) ? "," : "");
+        snprintf(text, sizeof(text), "%s%s", row->choice(i), row->choice(next) ? "," : "");
         column = print_words(out, column, OPTION_COLUMN, text);
     }
     if (row->fallback && strcmp(row->fallback, "no") != 0) {
@@ -273,9 +274,12 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
         const char *nearest = row->choice ? name_nearest(value, strlen(value), row->choice) : NULL;
         errno = 0;
         bool beyond = row->kind == OPTION_REAL && (strtod(value, NULL), errno) == ERANGE;
-        REFUSE(problems->count, "--%s '%s' is not accepted: %s%s%s must be %s%s", row->name, option_shown(shown, value),
-               nearest ? "did you mean " : "", nearest ? nearest : "", nearest ? "? It" : "it",
-               option_accepts(accepts, row), beyond ? ", 0 or of a magnitude from 2.3e-308 to 1.7e308" : "");
+        option_accepts(accepts, row);
+        const char *begin = !nearest ? "it must be " : strlen(accepts) < 80 ? "? It must be " : "? --help lists all";
+        REFUSE(problems->count, "--%s '%s' is not accepted: %s%s%s%s%s", row->name, option_shown(shown, value),
+               nearest ? "did you mean " : "", nearest ? nearest : "", begin,
+               nearest && strlen(accepts) >= 80 ? "" : accepts,
+               beyond ? ", 0 or of a magnitude from 2.3e-308 to 1.7e308" : "");
     } else return taken;
     o->refused[r] = true;
     return taken;

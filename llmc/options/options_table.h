@@ -478,6 +478,12 @@ static inline const char *option_shown(OptionText out, const char *text) {
     return out;
 }
 
+// The first choice from i on that lists contain.
+static inline int option_listed(const OptionRow *row, int i) {
+    while (row->choice(i) && preset_has_more_heads(row->choice(i))) i++;
+    return i;
+}
+
 // Describes the valid values of an option, for messages.
 static inline const char *option_accepts(OptionText out, const OptionRow *row) {
     size_t n = 0;
@@ -489,8 +495,9 @@ static inline const char *option_accepts(OptionText out, const OptionRow *row) {
     case OPTION_LIST:
     case OPTION_VARIANT:
     case OPTION_CHOICE:
-        for (int i = 0; row->choice(i) && n < sizeof(OptionText); i++)
+        for (int i = 0; row->choice(i) && n < sizeof(OptionText); i = option_listed(row, i + 1))
             n += (size_t)snprintf(out + n, sizeof(OptionText) - n, "%s%s", i ? ", " : "one of ", row->choice(i));
+        if (row->choice == preset_choice) snprintf(out + n, sizeof(OptionText) - n, ", or NAME-1.5h or NAME-2h");
         break;
     default: snprintf(out, sizeof(OptionText), "%s", row->placeholder ? "a non-empty text" : "no value");
     }

@@ -29,26 +29,26 @@ typedef struct {
 typedef struct {
     double gflops;
     const char *from; // source of that number
+    const char *name; // "peak", or "rate" of a measurement, which a step can exceed
 } Peak;
 
 // The manufacturer's, or that of a matrix product measured now.
 static inline Peak peak_find(bool measure) {
     const DevicePeak *rated = measure ? NULL : ops_rated();
-    Peak peak = {0, "a large matrix product, measured"};
-    if (rated) peak.gflops = 1e3 * rated->tflops, peak.from = peak_source_names[rated->source];
-    else peak.gflops = matmul_peak_gflops();
-    return peak;
+    if (!rated) return (Peak){matmul_peak_gflops(), "a large matrix product, measured", "rate"};
+    return (Peak){1e3 * rated->tflops, peak_source_names[rated->source], "peak"};
 }
 
 // The speed of a step as a share of the peak.
 typedef struct {
-    double flops, peak_gflops;
+    double flops;
+    Peak peak;
     int64_t total_batch; // tokens
 } StepWork;
 
 static inline void log_step(Log *log, int64_t step, int64_t steps, int64_t tokens, const StepResult *r, StepWork work,
                             double seconds_left) {
-    double share = work.peak_gflops > 0 ? work.flops / r->seconds / (work.peak_gflops * 1e9) : NAN,
+    double share = work.peak.gflops > 0 ? work.flops / r->seconds / (work.peak.gflops * 1e9) : NAN,
            tokens_per_s = (double)work.total_batch / r->seconds;
     log_begin(log, "train", step);
     log_number(log, "loss", r->loss);
@@ -77,7 +77,7 @@ static inline void log_step(Log *log, int64_t step, int64_t steps, int64_t token
         log_number(log, "qk_logit_max", r->qk_clip.largest);
     }
     log_end(log);
-    progress_step(step, steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, seconds_left);
+    progress_step(step, steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, work.peak.name, seconds_left);
 }
 
 static inline void log_event(Log *log, int64_t step, const char *what) {
@@ -178,13 +178,17 @@ static inline void log_stopped(Log *log, int64_t step, const char *why, const ch
 static inline void print_spike_score(const char *of, const SpikeDetector *d, const char *end) {
     if (d->judged)
         printf("%s %.2f%% (%" PRId64 " of %" PRId64 " steps)%s", of, spike_score(d), d->spikes, d->judged, end);
-    else printf("%s n/a (no step had %d before it)%s", of, (int)SPIKE_WINDOW, end);
+    else printf("%s not judged%s", of, end);
 }
 
 static inline void print_spikes(const SpikeGuard *g) {
     printf("spikes: ");
-    print_spike_score("loss", &g->loss, ", ");
-    print_spike_score("gradient norm", &g->grad_norm, "; ");
+    if (!g->loss.judged && !g->grad_norm.judged)
+        printf("no step was judged, which requires %d finite ones before it; ", (int)SPIKE_WINDOW);
+    else {
+        print_spike_score("loss", &g->loss, ", ");
+        print_spike_score("gradient norm", &g->grad_norm, "; ");
+    }
     printf("updates skipped: %" PRId64 " as spikes, %" PRId64 " not finite\n", g->skipped, g->not_finite);
 }
 
@@ -202,8 +206,8 @@ static inline void print_stopped(int64_t step, int64_t steps, const char *why, c
 static inline void print_training(int64_t step, int64_t last, const Options *o, int ranks, int micro_steps, Peak peak) {
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", step, last, o->total_batch);
     if (ranks > 1) printf("%d ranks, ", ranks);
-    printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", micro_steps, micro_steps == 1 ? "" : "s",
-           (int)o->batch_size, o->model.T, peak.gflops, peak.from);
+    printf("%d micro-step%s of %d x %d); %s %.0f GFLOP/s (%s)\n", micro_steps, micro_steps == 1 ? "" : "s",
+           (int)o->batch_size, o->model.T, peak.name, peak.gflops, peak.from);
     progress_flush();
 }
 

@@ -90,10 +90,10 @@ MISTAKES = {  # words of the error: arguments
     "unexpected argument '8'": ["--dry-run --yoco 8 --window 8"],
     "--gemm 'fp4' is not accepted: did you mean fp8? It must be one of fp32, bf16, fp8": ["--dry-run --gemm fp4"],
     "did you mean fp8?": ["--dry-run --gemm FP8"],
-    "--attention 'diff' is not accepted: did you mean diff_v2? It must be one of": ["--dry-run --attention diff"],
+    "--attention 'diff' is not accepted: did you mean diff_v2? --help lists all": ["--dry-run --attention diff"],
     "--attention 'diffv2' is not accepted: did you mean diff_v2?": ["--dry-run --attention diffv2"],
     "did you mean diff_v1?": ["--dry-run --attention DIFF_V1"],
-    "'diff_grouped_3' is not accepted: did you mean diff_grouped_2? It must be one of baseline, diff_v2": [
+    "'diff_grouped_3' is not accepted: did you mean diff_grouped_2? --help lists all": [
         "--dry-run --attention diff_grouped_3"
     ],
     "--preset '124M' is not accepted: did you mean 124m?": ["--dry-run --preset 124M"],
