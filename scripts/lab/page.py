@@ -49,11 +49,12 @@ def arm_button(arm, label):
 
 def header(study, names, arms, figures):
     links = "".join(f"<a href=#{name}>{name.capitalize()}</a>" for name in names)
-    smooth = any(t.get("smooth") for f in figures for v in f["views"] for t in v["traces"])
+    traces = [t for f in figures for v in f["views"] for t in v["traces"]]
+    smooth = any(t.get("smooth") for t in traces)
     slider = "<label>smoothing <input type=range id=smoothing min=0 max=7> <output></output></label>" if smooth else ""
-    if any(t.get("faint") and not t.get("mode") for f in figures for v in f["views"] for t in v["traces"]):
-        slider += "" if study.single else "<label><input type=checkbox id=single> single seeds</label>"
     legend = "".join(arm_button(arm, label) for arm, label in arms.items())
+    if not study.single and any(t.get("faint") and not t.get("mode") for t in traces):
+        legend += "<label><input type=checkbox id=single> single seeds</label>"
     legend = f"<details id=arms><summary>{len(arms)} lines</summary><div id=legend>{legend}</div></details>"
     return (
         f"<header class=bar><nav>{links}</nav>{rate_select(study)}{slider}"

@@ -69,11 +69,12 @@ def speed_cells(speeds):
 
 
 def difference(e, digits=4, better=-1, undecided=" not shown"):
-    """The cell of a difference of compare.correct(). better: its sign in a better arm."""
+    """The cell of a difference; compare.correct() makes its direction. better: its sign in a better arm."""
     if not e:
         return Cell("–")
-    kind = "open" if not e["shown"] else "good" if better * e["mean"] > 0 else "bad"
-    return Cell(interval(e, True, digits) + (undecided if kind == "open" and e["half"] is not None else ""), kind)
+    kind = "open" if not e.get("shown") else "good" if better * e["mean"] > 0 else "bad"
+    remark = undecided if e.get("shown") is False and e["half"] is not None else ""
+    return Cell(interval(e, True, digits) + remark, kind)
 
 
 def arm_cell(row):
