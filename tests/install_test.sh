@@ -92,6 +92,7 @@ test_installed_programs_run_in_another_directory_from_files_that_cannot_be_writt
     printf '{"format": 1, "options": {"steps": "1"}}\n' >run/run.json
     diffv2-watch --help | grep -q 'live page'
     diffv2-export-hub --help | grep -q CHECKPOINT
+    diffv2-export-gguf --help | grep -q CHECKPOINT
     python3 -c "import sys; sys.path.insert(0, '$work/moved/opt/diff/share/diffv2/scripts')
 import python_environment as e; print(e.place_of('lab'), e.PROGRAMS)" >out
     equal "$(cat out)" "$home/cache/diffv2/venv-lab $work/moved/opt/diff/bin"

@@ -1,0 +1,132 @@
+"""Files of dev/reference/export_gguf.py in llama.cpp, as the xllamacpp wheel has it."""
+
+import json
+import shlex
+import sys
+
+import numpy as np
+import pytest
+from program import FAILED, ROOT, checkpoint, program, run, run_trainer, tensors
+
+pytest.importorskip("xllamacpp", reason="xllamacpp has a wheel for x86-64 only")
+
+SHAPE = "--layers 2 --hidden 48 --heads 4 --kv-heads 2 --head-dim 16 --ffn 96 --seq-len 64"  # C is not NH D
+TRAINING = f"{SHAPE} --batch-size 4 --lr 0.01 --threads 1"
+EXPERTS = "--experts 4 --experts-active 2 --expert-ffn 32"
+MODELS = {
+    "llama": "",
+    "llama, untied": "--no-tie-embeddings",
+    "qwen3": "--qk-norm",
+    "granite_swa": "--window 12 --full-every 2",
+    "granite_swa, all layers": "--window 20",
+    "llama, experts": EXPERTS,
+    "granite_swa, experts": f"{EXPERTS} --window 16",
+    "qwen3moe": f"{EXPERTS} --qk-norm",
+}
+T, LENGTH, NEW = 64, 38, 20  # context; characters of prompts, beyond the windows; tokens that continue them
+PROMPTS = [(ROOT / "docs/training.md").read_text().replace("\n", " ")[at : at + LENGTH] for at in (0, 3000, 6100)]
+LLAMA_CPP = """
+import json, sys, xllamacpp
+p = xllamacpp.CommonParams()
+p.model.path, p.n_ctx, p.warmup, p.n_parallel, p.cpuparams.n_threads = sys.argv[1], 256, False, 1, 1
+p.cache_type_k = p.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+server, tokens, *prompts = xllamacpp.Server(p), *map(json.loads, sys.argv[2:])
+for prompt, count in [(tokens, 1)] + [(text, int(NEW)) for text in prompts]:
+    answer = server.handle_completions({"prompt": prompt, "n_predict": count, "temperature": 0, "logprobs": 8})
+    print(json.dumps(answer["choices"][0]))
+"""
+TEXTS = [ROOT / f"docs/{name}.md" for name in ("training", "options", "lab", "gpu")]
+
+
+@pytest.fixture(scope="module")
+def of_bytes(tmp_path_factory):
+    """Documentation as bytes."""
+    directory = tmp_path_factory.mktemp("gguf") / "bytes"
+    run(*program("TEXT_TO_SHARDS", "./text_to_shards"), "--out", directory, *TEXTS).done()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def of_bpe(tmp_path_factory):
+    """Documentation as tokens of a BPE."""
+    directory = tmp_path_factory.mktemp("gguf") / "bpe"
+    run(ROOT / "data/prepare.py", *TEXTS, "--train-bpe 400 --out", directory).done()
+    return directory
+
+
+def trained(place, corpus, options, steps):
+    options = options if "--attention" in options else f"--attention baseline {options}"
+    run_trainer("--train-data", corpus, TRAINING, options, "--steps", steps, "--out", place).done()
+    return checkpoint(place, steps)
+
+
+def export(*arguments):
+    return run(sys.executable, ROOT / "dev/reference/export_gguf.py", *arguments)
+
+
+def continued(checkpoint, prompt):
+    options = "--prompt", shlex.quote(prompt), "--generate", NEW, "--temperature 0"
+    text = run_trainer("--init", checkpoint, *options).done().out
+    assert text.startswith(prompt), text
+    return text[len(prompt) :].removesuffix("\n")
+
+
+def log_probabilities(checkpoint, corpus, place):
+    """Tokens, and the log-probabilities of all that may follow them."""
+    shard = min(corpus.glob("train_*.bin"))
+    data = "--train-data", shard, "--batch-size 1 --seq-len", T, "--dump-activations", place / "activations"
+    run_trainer("--init", checkpoint, "--threads 1", *data).done()
+    logits = tensors(place / "activations")["logits"][T - 2].astype(np.float64)
+    tokens = np.fromfile(shard, "<u2", T - 1, offset=1024)  # the context has room for one more
+    return tokens.tolist(), logits - np.log(np.exp(logits).sum())
+
+
+def expect_texts(place, corpus, options, steps):
+    """llama.cpp has the probabilities of train_diffv2, and continues the prompts as it does."""
+    saved = trained(place / "run", corpus, options, steps)
+    export(saved, place / "model.gguf").done()
+    tokens, expected = log_probabilities(saved, corpus, place)
+    words = [LLAMA_CPP.replace("NEW", str(NEW)), str(place / "model.gguf"), *map(json.dumps, (tokens, *PROMPTS))]
+    first, *others = map(json.loads, run(sys.executable, "-c", *map(shlex.quote, words)).done().out.splitlines())
+    found = {one["id"]: one["logprob"] for one in first["logprobs"]["content"][0]["top_logprobs"]}
+    assert max(abs(expected[token] - value) for token, value in found.items()) < 1e-3, found
+    assert [answer["text"] for answer in others] == [continued(saved, prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("steps", [150, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", MODELS)
+def test_texts(of_bytes, tmp_path, name, steps):
+    """llama.cpp continues texts as the program does, whatever it calls the model"""
+    expect_texts(tmp_path, of_bytes, MODELS[name], steps)
+    assert name.partition(",")[0].encode() in (tmp_path / "model.gguf").read_bytes()[:200]
+
+
+def test_texts_of_bpe(of_bpe, tmp_path):
+    """llama.cpp splits and continues texts of a BPE as the program does"""
+    expect_texts(tmp_path, of_bpe, "", 150)
+
+
+def test_refused(of_bytes, tmp_path):
+    """a model that llama.cpp does not compute is refused with one line, and so is a file that is there"""
+    file = tmp_path / "model.gguf"
+    cases = (
+        ("--attention diff_v2", "llama.cpp has no attention diff_v2"),
+        ("--attention sink", "llama.cpp has no attention sink"),
+        ("--window 12 --qk-norm", "windows together with QK-norm"),
+        ("--yoco --window 12", "YOCO"),
+        (f"{EXPERTS} --shared-experts 1", "shared experts"),
+        (f"{EXPERTS} --router-bias", "a bias of the router"),
+    )
+    for number, (options, words) in enumerate(cases):
+        export(trained(tmp_path / f"{number}", of_bytes, options, 1), file).one_line(FAILED, words)
+    saved = trained(tmp_path / "run", of_bytes, "", 1)
+    export(saved, file, "--separator 256").one_line(FAILED, "the separator is 256")
+    export(tmp_path, file).one_line(FAILED, "config.json")
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    other = {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}, "model": model}
+    (saved / "tokenizer.json").write_text(json.dumps(other))
+    export(saved, file).one_line(FAILED, "splits text otherwise than GPT-2")
+    (saved / "tokenizer.json").unlink()
+    assert not file.exists()
+    file.touch()
+    export(saved, file).one_line(FAILED, "File exists")
