@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """
-Draws loss-gap.png and stability.png from runs.csv, low-bit.png from low-bit.csv, and yoco.png from yoco.csv. Requires
+Draws loss-gap.png and stability.png from runs/, low-bit.png from low-bit.csv, and yoco.png from yoco.csv. Requires
 matplotlib.
 
 Usage: dev/results/draw.py [RESULTS]
   RESULTS   results.json of a report of the plan low-bit or yoco: first replaces its table
-`python3 scripts/lab scoreboard LAB... --store dev/results/runs.csv` replaces runs in runs.csv.
 """
 
 import csv

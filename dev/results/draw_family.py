@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-Draws family.png from runs.csv and mechanisms.png from mechanisms.csv. Requires matplotlib.
+Draws family.png from runs/ and mechanisms.png from mechanisms.csv. Requires matplotlib.
 
 Usage: dev/results/draw_family.py [RESULTS]
   RESULTS   results.json of a report of the plan family: first replaces mechanisms.csv

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """
-Draws optimizers.png from optimizers.csv, and transfer.png from transfer.csv. Requires matplotlib.
+Draws optimizers.png and transfer.png from sweeps/. Requires matplotlib.
 
 Usage: dev/results/draw_rates.py
-`python3 scripts/lab scoreboard LAB... --store dev/results/optimizers.csv --out /dev/null` replaces runs in a table.
 """
 
 from draw import COLORS, HERE, plt

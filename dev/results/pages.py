@@ -22,12 +22,12 @@ import python_environment
 
 python_environment.ensure("lab")
 import rate_sweeps
-from lab import measurements, stats
+from lab import archive, measurements, stats
 from lab.scoreboard import table
 from lab.table import parameters_text
 
 PLANS = HERE.parent.parent / "scripts/plans"
-SOURCES = {  # page: the studies of runs.csv and the files that its intervals are of
+SOURCES = {  # page: the archives and the files that its intervals are of
     "README.md": "loss-gap-cpu stability-cpu-192k ablations-cpu ablations-cpu-300k family-cpu positions.csv",
     "family.md": "family-cpu family-rerun-cpu equal-flops-cpu late-gradients-cpu loss-gap-cpu mechanisms.csv",
     "low-bit.md": "low-bit-cpu-fp32 low-bit.csv",
@@ -38,7 +38,6 @@ SOURCES = {  # page: the studies of runs.csv and the files that its intervals ar
     "yoco.md": "yoco-cpu yoco.csv",
     "../../README.md": "loss-gap-cpu family-cpu equal-flops-cpu",
 }
-RUNS = ("runs.csv", "optimizers.csv", "transfer.csv")  # the scoreboard judges the first
 PLANTED = {  # of spikes.md: name of the test, what was planted
     "rate": "the rate jumps from 0.01 to 0.3",
     "data": "a corrupt region of a shard",
@@ -57,8 +56,12 @@ def read(name):
 
 
 def studies():
-    """{name: Measurements} of all tables of runs."""
-    return {measured.study: measured for name in RUNS for measured in measurements.read(HERE / name)}
+    """{name: Measurements} of all archives."""
+    found = {}
+    for header, entries in map(archive.read, sorted([*HERE.glob("runs/*.jsonl"), *HERE.glob("sweeps/*.jsonl")])):
+        new = measurements.of_numbers(header["study"], entries)
+        found.setdefault(new.study, measurements.Measurements(new.study, [])).rows.extend(new.rows)
+    return found
 
 
 def named(plan, key="label"):

@@ -20,7 +20,8 @@ compare.py            values by seed: estimates, gaps to the reference
 metrics.py            the table of the numbers of runs: where each is read, and what shows it
 layers.py             tables of layers: statistics, evaluations, probes of checkpoints
 evaluations.py        loss by position, recall, multiple-choice and synthetic tasks
-measurements.py       the metrics of each run that claims are about, and their CSV file
+measurements.py       the metrics of each run that claims are about
+archive.py            the command `archive`: runs in one file that is kept
 claims, claims.py     published claims, the rules of their verdicts, and the verdicts
 scoreboard.py         the command `scoreboard`: the verdicts as Markdown
 low_bit.py            what low precision costs each arm

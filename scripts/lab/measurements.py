@@ -1,25 +1,22 @@
-"""measurements.py: the numbers of runs that claims are about: one line for each run, from labs or from a CSV file.
+"""measurements.py: the numbers of runs that claims are about, from labs or archives.
 
-    study          PLAN-SIZE of a lab, with the precision if the plan has several
-    arm, rate, seed, state, steps, tokens, parameters, active_parameters, flops_per_token     of the run
-    windows        validation windows of its loss (study.by_eval)
-    loss, ...      METRICS; empty: not measured
-
-`scoreboard LAB... --store FILE` writes the file, and `scoreboard FILE` judges from it alone.
+study          PLAN-SIZE of a lab, with the precision if the plan has several
+arm, rate, seed, state, steps, tokens, parameters, active_parameters, flops_per_token     of the run
+windows        validation windows of its loss (study.by_eval)
+loss, ...      METRICS; empty: not measured
 """
 
-import csv
 import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from . import metrics, run_directory, stats
+from . import metrics, stats
 
 METRICS = metrics.METRICS["claims"]
 
 KEY = ("study", "arm", "rate", "seed")
-OF_RUN = ("steps", "tokens", "parameters", "active_parameters", "flops_per_token", "windows")
-COLUMNS = (*KEY, "state", *OF_RUN, *METRICS)
+OF_RUN = ("steps", "tokens", "parameters", "active_parameters", "flops_per_token", "tokens_per_s")
+COLUMNS = (*KEY, "state", *OF_RUN, "windows", *METRICS)
 
 
 @dataclass
@@ -66,9 +63,9 @@ class Measurements:
 
 def row_of(name, run, by_eval):
     row = dict.fromkeys(COLUMNS) | {"study": name, "arm": run.arm, "rate": run.lr, "seed": run.seed, "state": run.state}
-    row |= {key: getattr(run, key) for key in OF_RUN[:-1]} | {"windows": run.windows(by_eval)}
+    row |= {key: getattr(run, key) for key in OF_RUN} | {"windows": run.windows(by_eval)}
     for metric, what in METRICS.items():
-        x = what.of(run) if what.of else run.final_loss(by_eval)
+        x = run.final_loss(by_eval) if not what.of else what.of(run) if not run.numbers else run.numbers.get(metric)
         row[metric] = x if stats.finite(x) else None
     return row
 
@@ -83,43 +80,6 @@ def of_study(study, name):
     return [Measurements(own, rows) for own, rows in found.items()]
 
 
-NAMES = ("study", "arm", "state")
-
-
-def number(text, whole):
-    return None if not text else int(text) if whole else float(text)
-
-
-def read(path):
-    """The Measurements of a CSV file, in its order."""
-    found = {}
-    try:
-        with open(path, newline="") as file:
-            for line in csv.DictReader(file):
-                if tuple(line) != COLUMNS:
-                    raise ValueError(f"the columns must be {','.join(COLUMNS)}")
-                row = {key: number(x, key == "seed" or key in OF_RUN) for key, x in line.items() if key not in NAMES}
-                found.setdefault(line["study"], []).append({**{key: line[key] for key in NAMES}, **row})
-    except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
-        raise run_directory.RunError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    return [Measurements(study, rows) for study, rows in found.items()]
-
-
-def store(path, new):
-    """Replaces the runs with the same KEY in a CSV file, adds the others, and keeps the rest."""
-    rows = {}
-    for measured in [*(read(path) if path.exists() else []), *new]:
-        for row in measured.rows:
-            key = tuple(row[key] for key in KEY)
-            if rows.get(key, row)["tokens"] != row["tokens"]:
-                raise run_directory.RunError(
-                    f"{path}: {', '.join(map(str, key))}: has {rows[key]['tokens']} tokens, and the new run "
-                    f"{row['tokens']}: specify another file, or plan and size"
-                )
-            rows[key] = row
-    studies = list(dict.fromkeys(key[0] for key in rows))
-    shown = lambda x: "" if x is None else f"{x:.7g}" if isinstance(x, float) else str(x)
-    lines = [",".join(COLUMNS)]
-    for row in sorted(rows.values(), key=lambda row: studies.index(row["study"])):
-        lines.append(",".join(shown(row[key]) for key in COLUMNS))
-    run_directory.write_atomic(path, "\n".join(lines) + "\n")
+def of_numbers(study, entries):
+    """The Measurements of an archive that has numbers only."""
+    return Measurements(study, [dict.fromkeys(COLUMNS) | {"study": study} | entry["numbers"] for entry in entries])

@@ -1,10 +1,10 @@
 """scoreboard.py: the command `scoreboard`: the verdicts of the claims (scripts/lab/claims) as Markdown.
 
-    python3 scripts/lab scoreboard runs/family-cpu runs/late-gradients-cpu [--store runs.csv] [--out scoreboard.md]
-    python3 scripts/lab scoreboard dev/results/runs.csv --out dev/results/scoreboard.md
+    python3 scripts/lab scoreboard runs/family-cpu runs/late-gradients-cpu [--out scoreboard.md]
+    python3 scripts/lab scoreboard dev/results/runs/*.jsonl --out dev/results/scoreboard.md
 
-Reads labs, or the numbers of their runs that --store wrote (measurements.py). Labs of one plan and size are read
-together, such as labs of other seeds. Runs that are not comparable are an error.
+Reads labs and archives (archive.py). Those of one plan and size are read together, such as labs of other seeds. Runs
+that are not comparable are an error.
 Exit status: 0 done; 1 failed, or a file was left out; 2 usage, or the runs are not comparable.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import python_environment
 
-from . import claims, cli, measurements, run_directory, stats, study as studies, tables
+from . import archive, claims, cli, measurements, run_directory, stats, study as studies, tables
 from .table import Table, as_markdown
 
 METRICS = measurements.METRICS
@@ -31,21 +31,24 @@ def table(head, rows):
 
 def parse_arguments(words):
     parser = cli.Parser(prog="lab scoreboard", description="Prints the verdicts of the claims that labs test.")
-    parser.add_argument("paths", nargs="+", metavar="LAB", help="directory of a lab (lab.json), or FILE.csv of --store")
+    parser.add_argument("paths", nargs="+", metavar="LAB", help="directory of a lab (lab.json), or archive")
     parser.add_argument("--claims", default=str(claims.FILE), help="file of the claims (default: scripts/lab/claims)")
-    parser.add_argument("--store", metavar="FILE.csv", help="add the numbers of the runs of the labs to this file")
     parser.add_argument("--out", help="Markdown file to write (default: standard output)")
     return parser.parse_args(words)
 
 
 def read_labs(paths):
-    """(the Measurements of the labs in the order of their first paths, whether a file was left out)"""
+    """(the Measurements of labs and archives in the order of their first paths, whether a file was left out)"""
     groups, found, left_out = {}, [], False
     for path in paths:
-        lab = run_directory.read_lab(path)
-        if not lab:
+        header, entries = archive.read(path) if path.is_file() else ({"lab": run_directory.read_lab(path)}, [])
+        lab = header.get("lab")
+        if lab:
+            groups.setdefault((lab["plan"].removesuffix(".plan"), lab["size"]), []).append(path)
+        elif any("options" not in entry for entry in entries):
+            found.append(measurements.of_numbers(header["study"], entries))
+        else:
             raise run_directory.RunError(f"{path}: no lab.json: a verdict requires the runs of a plan")
-        groups.setdefault((lab["plan"].removesuffix(".plan"), lab["size"]), []).append(path)
     for (plan, size), group in groups.items():
         study = studies.load(group)
         studies.check(study)
@@ -175,7 +178,7 @@ def page(all_claims, found):
         "the Transformer's tokens per second (`dev/BENCH.md`).\n",
         "`scripts/lab/claims` lists the claims, `scripts/lab/claims.py` defines the verdicts. Deviation: of the paired "
         "differences of the claim (own), or pooled over the arms; the number is p of the test of equal variances, "
-        f"below {stats.EQUAL_VARIANCES_P:g} of which nothing is pooled. Every number follows from `runs.csv`.\n",
+        f"below {stats.EQUAL_VARIANCES_P:g} of which nothing is pooled. Every number follows from the archives in `runs`.\n",
     ]
     for measured in found:
         mine = [row for row in rows if row["study"] == measured.study]
@@ -198,12 +201,9 @@ def main(words):
     a = parse_arguments(words)
     python_environment.ensure("lab")
     paths = list(map(Path, a.paths))
-    files = [path for path in paths if path.suffix == ".csv"]
     try:
-        labs, left_out = read_labs([path for path in paths if path not in files])
-        if a.store:
-            measurements.store(Path(a.store), labs)
-        text = page(claims.read(a.claims), [m for path in files for m in measurements.read(path)] + labs)
+        found, left_out = read_labs(paths)
+        text = page(claims.read(a.claims), found)
         if a.out:
             run_directory.write_atomic(a.out, text)
         else:

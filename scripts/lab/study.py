@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from . import option_history, run_directory, schema, stats
+from . import archive, option_history, run_directory, schema, stats
 from .run_directory import RunError
 
 
@@ -39,6 +39,7 @@ class Run:
     read: list = field(default_factory=list)  # [(step, validation data)]
     eval: dict | None = None
     probes: dict = field(default_factory=dict)  # step -> probe.json
+    numbers: dict | None = None  # of a run of an archive, whose log has few steps: those that need all
     base: "Run | None" = None  # whose last checkpoint it starts from (init-from)
 
     @property
@@ -100,7 +101,7 @@ class Run:
 
     @property
     def tokens_per_s(self):
-        return (self.speed or {}).get("median")
+        return (self.numbers or self.speed or {}).get("tokens_per_s" if self.numbers else "median")
 
     @property
     def machine(self):
@@ -177,10 +178,10 @@ def set_state(run):
         run.state = "running"
 
 
-def new_run(directory, arm=None, label=None):
+def new_run(directory, arm=None, label=None, info=None):
     """A run with its run.json, without the records of its log. Raises RunError if run.json is unreadable."""
     directory = Path(directory)
-    info = run_directory.read_run(directory)
+    info = info or run_directory.read_run(directory)
     entries = option_history.history(info)
     options = entries[0][1]
     return Run(
@@ -195,9 +196,14 @@ def new_run(directory, arm=None, label=None):
     )
 
 
-def load_run(directory, arm=None, label=None, left_out=None):
-    """Reads a run. Raises RunError if run.json or the log is unreadable; appends other errors to `left_out`."""
+def load_run(directory, arm=None, label=None, left_out=None, kept=None):
+    """Reads a run, or takes that of an entry of an archive. Raises RunError if run.json or the log is unreadable;
+    appends other errors to `left_out`."""
     directory, left_out = Path(directory), [] if left_out is None else left_out
+    if kept:
+        run = new_run(directory, arm, label, kept["info"])
+        archive.fill(run, kept)
+        return run
     run = new_run(directory, arm, label)
     broken = []
     log = run_directory.read_log(directory / "log.jsonl", broken)
@@ -248,7 +254,19 @@ class Study:
     problems: list = field(default_factory=list)  # what prevents a comparison, one line each
     groups: dict = field(default_factory=dict)  # name of an arm -> its group in figures
     own: dict = field(default_factory=dict)  # name of an arm -> compared options that the plan sets for it
-    plan: str = ""  # of all labs, without its suffix; empty if they have several
+    labs: list = field(default_factory=list)  # their lab.json
+
+    @property
+    def name(self):
+        """PLAN-SIZE of all labs; empty if they have several."""
+        names = {f"{lab['plan'].removesuffix('.plan')}-{lab['size']}" for lab in self.labs}
+        return names.pop() if len(names) == 1 else ""
+
+    @property
+    def plan(self):
+        """The plan of all labs, without its suffix; empty if they have several."""
+        plans = {lab["plan"].removesuffix(".plan") for lab in self.labs}
+        return plans.pop() if len(plans) == 1 else ""
 
     @property
     def single(self):
@@ -318,7 +336,14 @@ def find_runs(path):
 
 def load_runs(path, study, name=None):
     """Adds the runs of a path to the study. name: of the arm that they are all seeds of."""
-    present, lab = find_runs(path)
+    kept = {}
+    if path.is_file():
+        header, entries = archive.read(path)
+        kept, lab = archive.by_directory(path, entries), header.get("lab")
+        label = lambda arm: lab["arms"].get(arm, {}).get("label", arm) if lab else arm
+        present = [(d, arm, label(arm)) for d, entry in kept.items() for arm in [entry["numbers"]["arm"]]]
+    else:
+        present, lab = find_runs(path)
     if name:
         present, lab = [(directory, name, name) for directory, _, _ in present], None
     if lab:
@@ -334,11 +359,13 @@ def load_runs(path, study, name=None):
         if os.path.realpath(directory) in {os.path.realpath(run.directory) for run in study.runs + study.others}:
             continue
         try:
-            run = load_run(directory, arm, label, study.left_out)
+            run = load_run(directory, arm, label, study.left_out, kept.get(directory))
         except (RunError, OSError) as error:
             study.left_out.append(reason(error))
             continue
         planned = next((r for r in lab["runs"] if r["name"] == run.name), {}) if lab else {}
+        if kept:
+            planned = {"seed": kept[directory]["numbers"]["seed"], "base": kept[directory].get("base")}
         run.seed, run.base = planned.get("seed", run.seed), planned.get("base")
         other = lab and run.options["gemm"] in lab.get("precisions", [])[1:]
         (study.others if other else study.runs).append(run)
@@ -358,11 +385,12 @@ def reason(error):
 
 def load(paths, reference=None):
     """Reads the runs of labs (lab.json), runs, or directories of runs: paths, or (name of an arm, path)."""
-    study, labs = Study("", "", "", {}, [], [], [], [], False), []
+    study = Study("", "", "", {}, [], [], [], [], False)
     named = [path if isinstance(path, tuple) else (None, path) for path in paths]
     for name, path in named:
         try:
-            labs.append(load_runs(Path(path), study, name))
+            lab = load_runs(Path(path), study, name)
+            study.labs += [lab] if lab else []
         except Nowhere:
             raise
         except (RunError, OSError) as error:
@@ -371,15 +399,13 @@ def load(paths, reference=None):
         if study.left_out:
             raise RunError(study.left_out[0] + (f" (and {len(study.left_out) - 1} more)" if study.left_out[1:] else ""))
         raise NothingYet(f"{named[0][1]}: no run of the plan has started")
-    labs = [lab for lab in labs if lab]
+    labs = study.labs
     planned = next((lab["reference"] for lab in labs), None)
     study.reference = (
         reference if reference is not None else planned if planned in study.arms else next(iter(study.arms))
     )
     if study.reference not in study.arms:
         raise RunError(f"--reference {study.reference}: no such arm; the arms are {', '.join(study.arms)}")
-    plans = {lab["plan"].removesuffix(".plan") for lab in labs}
-    study.plan = plans.pop() if len(plans) == 1 else ""
     study.title = "; ".join(dict.fromkeys(f"{lab['title']} ({lab['size']})" for lab in labs))
     study.title = study.title or (study.runs[0].name if study.single else "Comparison")
     study.question = " ".join(dict.fromkeys(lab["question"] for lab in labs if lab.get("question")))

@@ -157,7 +157,7 @@ def noise(study):
 
 def run_row(study, run):
     row = {key: getattr(run, key) for key in ("name", "arm", "lr", "seed")}
-    row |= {"gemm": run.options["gemm"], "state": run.state, "steps": len(run.train), "changes": run.changes}
+    row |= {"gemm": run.options["gemm"], "state": run.state, "steps": run.last, "changes": run.changes}
     row |= {"final_loss": run.final_loss(study.by_eval()), "last_validation": run.last_validation}
     return row | {"tokens_per_s": run.tokens_per_s}
 

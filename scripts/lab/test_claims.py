@@ -12,7 +12,19 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from . import claims, figures, layers, low_bit, measurements, metrics, plan as plans, run_directory, scheduler, stats
+from . import (
+    archive,
+    claims,
+    figures,
+    layers,
+    low_bit,
+    measurements,
+    metrics,
+    plan as plans,
+    run_directory,
+    scheduler,
+    stats,
+)
 from . import study as studies, tables
 from .measurements import METRICS
 from .run_directory import RunError
@@ -358,23 +370,60 @@ def the_final_loss_is_of_the_most_windows(place):
     assert studies.load([lab]).loss_of() == "last validation, 20 windows"
 
 
+def archived(*words):
+    command = [sys.executable, str(HERE), "archive", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
 @test
-def stored_numbers_give_the_scoreboard_of_the_labs(place):
-    lab, file, csv = made_lab(place, known_arms()), place / "claims", place / "runs.csv"
+def an_archive_gives_the_scoreboard_and_the_tables_of_the_runs(place):
+    lab, file, kept = made_lab(place, known_arms()), place / "claims", place / "kept.jsonl"
     file.write_text(CLAIMS)
-    first = scoreboard(lab, "--claims", file, "--store", csv)
-    again = scoreboard(csv, "--claims", file)
+    assert f"{kept}: 19 runs, " in archived(lab, "--out", kept).stdout
+    assert kept.stat().st_size < 19 * 4000, kept.stat().st_size
+    first, again = scoreboard(lab, "--claims", file), scoreboard(kept, "--claims", file)
     assert (first.returncode, again.returncode, first.stdout) == (0, 0, again.stdout), again.stdout + again.stderr
-    text = csv.read_text()
-    assert scoreboard(lab, "--store", csv).returncode == 0 and csv.read_text() == text, "the same runs again"
-    longer = made_lab(place / "longer", known_arms(), change=lambda run, *_: edit_options(run, **{"total-batch": 9}))
-    said = "runs.csv: p-cpu, baseline, 0.001, 1: has 200000 tokens, and the new run 1800: "
-    expect_error(scoreboard(longer, "--store", csv), 1, said, 1)
-    assert csv.read_text() == text
-    csv.write_text(text.replace("grad_growth", "growth"))
-    expect_error(scoreboard(csv), 1, "the columns must be study,arm,rate,seed,state,", 1)
-    csv.write_text(text.replace(",done,", ",done,x", 1))
-    expect_error(scoreboard(csv), 1, "invalid literal for int", 1)
+    tables_of = lambda path: tables.results(studies.load([path]))
+    for key, found in tables_of(lab).items():
+        same(found, tables_of(kept)[key], key)
+    text = kept.read_text()
+    assert archived(kept, "--out", kept).returncode == 0 and kept.read_text() == text, "an archive of an archive"
+    more = made_lab(place / "more", {"baseline": {9: 2.0}, "a": {9: 1.9}})
+    assert archived(kept, more, "--out", place / "both.jsonl").returncode == 0
+    both = scoreboard(place / "both.jsonl", "--claims", file).stdout
+    assert both == scoreboard(kept, more, "--claims", file).stdout and "| 5 | own" in both, both
+    expect_error(archived(kept, lab, "--out", place / "x"), 2, "are both arm baseline with rate 0.001 and seed 1", 1)
+    other = made_lab(place / "other", known_arms(), change=lambda run, *_: edit_options(run, warmup=99))
+    expect_error(scoreboard(kept, other), 2, "not comparable: --warmup: 10 in ", 1)
+    damaged = place / "damaged.jsonl"
+    for old, new, said in (
+        ('"archive":1', '"archive":2', "damaged.jsonl: not an archive of this lab: version 2 of the format, must be 1"),
+        ('"state":"done"', '"state":1', "damaged.jsonl:2: numbers.state is not a text"),
+        ('"columns"', '"column"', "damaged.jsonl:2: log.val is not a list"),
+        ("{", "", "damaged.jsonl: not an archive: "),
+    ):
+        damaged.write_text(text.replace(old, new, 1))
+        try:
+            archive.read(damaged)
+            raise AssertionError(said)
+        except RunError as error:
+            has(str(error), said)
+
+
+def same(one, other, where):
+    """Equal but for rounding to seven digits. The log of an archive has few steps."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), (where, one.keys(), other.keys())
+        for key in one:
+            same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), (where, one, other)
+        for x, y in zip(one, other):
+            same(x, y, where)
+    elif isinstance(one, float) and not where.endswith((".speed.low", ".speed.high", ".speed.median")):
+        assert other is not None and abs(one - other) <= 1e-6 * abs(one) + 1e-5, (where, one, other)
+    else:
+        assert one == other, (where, one, other)
 
 
 @test
@@ -729,9 +778,9 @@ def late_gradients_are_geometric_means_of_the_last_quarter(place):
 @test
 def the_committed_scoreboard_follows_from_the_committed_runs():
     results = HERE.parent.parent / "dev/results"
-    done = scoreboard(results / "runs.csv")
+    done = scoreboard(*sorted((results / "runs").glob("*.jsonl")))
     assert done.returncode == 0 and done.stdout == (results / "scoreboard.md").read_text(), (
-        "python3 scripts/lab scoreboard dev/results/runs.csv --out dev/results/scoreboard.md"
+        "python3 scripts/lab scoreboard dev/results/runs/*.jsonl --out dev/results/scoreboard.md"
     )
     done = subprocess.run(
         [sys.executable, results / "pages.py", "--check"], capture_output=True, text=True, timeout=120
