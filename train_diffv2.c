@@ -1004,7 +1004,7 @@ static void run_log_validation(Run *run) {
     EvaluationModel m = evaluation_model(&run->model);
     if (run->data.val.shard_count) {
         uint64_t windows = validation_windows(&run->data, &run->options);
-        double loss = validate(&m, &run->data.val, windows, NULL);
+        double loss = validate(&m, &run->data.val, windows, NULL, NULL);
         trainer_state_validated(&run->state, loss);
         log_validation(&run->log, run->state.step, loss, windows, run->data.val_fingerprint);
     }

@@ -1,6 +1,6 @@
 /*
 evaluation.h: --eval: the validation loss, the loss by position, the loss with rounded numbers (quantization.h),
-multiple-choice tasks (evaluation_choices.h), associative recall (recall.h),
+the loss by shard, multiple-choice tasks (evaluation_choices.h), associative recall (recall.h),
 attention statistics (evaluation_attention.h), printed and, with --eval-out FILE, written as JSON; and --dump-qkv
 (qkv_dump.h). Recall is measured without --doc-mask.
 */
@@ -24,6 +24,21 @@ static inline void print_by_position(const double *mean, int T) {
         for (int t = begin; t < end; t++)
             if (mean[t] == mean[t]) sum += mean[t], counted++;
         printf("  %5d .. %-5d %9.4f\n", begin, end - 1, signless_nan(sum / counted));
+    }
+}
+
+// ---- loss by shard
+
+static inline void report_by_shard(const DataLoader *val, const double *mean, cJSON *json) {
+    cJSON *list = cJSON_AddArrayToObject(json, "loss_by_shard");
+    if (val->shard_count > 1) printf("loss by validation shard\n");
+    for (size_t i = 0; i < val->shard_count; i++) {
+        const char *slash = strrchr(val->shards[i].path, '/'), *file = slash ? slash + 1 : val->shards[i].path;
+        if (val->shard_count > 1) printf("  %-32s %9.4f\n", file, signless_nan(mean[i]));
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddStringToObject(one, "file", file);
+        cJSON_AddNumberToObject(one, "loss", mean[i]);
+        cJSON_AddItemToArray(list, one);
     }
 }
 
@@ -114,7 +129,7 @@ static inline int validate_quantized(const EvaluationModel *m, DataLoader *val, 
         s->quant = list[count] = quantization_next(&next, &valid);
         quantize_weights(&s->quant, m->plan, s->params);
         params_changed(s);
-        list[count].loss = validate(m, val, windows, NULL);
+        list[count].loss = validate(m, val, windows, NULL, NULL);
         buffer_upload(s->params, weights, m->plan->params_bytes);
     }
     free(weights);
@@ -168,12 +183,14 @@ static inline void evaluate(const Evaluation *e) {
     Quantization quantized[QUANTIZATION_LIMIT];
     int quantized_count = validate_quantized(&e->model, e->val, e->windows, e->quantize, quantized);
     double *by_position = (double *)checked_calloc(T, sizeof(double));
-    double loss = validate(&e->model, e->val, e->windows, by_position);
+    double *by_shard = (double *)checked_calloc(e->val->shard_count, sizeof(double));
+    double loss = validate(&e->model, e->val, e->windows, by_position, by_shard);
     printf("validation loss %.9g (perplexity %.2f)\n", signless_nan(loss), signless_nan(exp(loss)));
     print_by_position(by_position, T);
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "loss", loss);
     cJSON_AddItemToObject(json, "loss_by_position", cJSON_CreateDoubleArray(by_position, T));
+    report_by_shard(e->val, by_shard, json);
     json_add_u64(json, "windows", e->windows);
     json_add_u64(json, "data_fingerprint", e->data_fingerprint);
     json_add_u64(json, "seed", e->seed);
@@ -189,5 +206,6 @@ static inline void evaluate(const Evaluation *e) {
     }
     cJSON_Delete(json);
     free(by_position);
+    free(by_shard);
     CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
 }

@@ -40,9 +40,21 @@ static inline void losses_by_position(const Activations *a, double *sums, int ro
     free(losses);
 }
 
-// Mean loss of the targets that count in the first windows of the validation shards, the same ones each time.
-// by_position (T) or NULL: the mean loss of each position, NaN where none counts. All ranks call it.
-static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows, double *by_position) {
+// sums [shards of val]: adds the losses of B sequences, the windows from `first` on, to those of their shards.
+static inline void losses_by_shard(const Activations *a, const DataLoader *val, double *sums, uint64_t first, int B,
+                                   int T) {
+    real *losses = (real *)checked_calloc((size_t)B * T, sizeof(real));
+    buffer_download(losses, a->losses, (size_t)B * T * sizeof(real));
+    for (int n = 0; n < B * T; n++)
+        sums[dataloader_shard(val, dataloader_locate(val, first + (uint64_t)(n / T)))] += (double)losses[n];
+    free(losses);
+}
+
+// Mean loss of the targets that count in the first windows of the validation data, the same ones each time.
+// by_position (T), by_shard (shards of val), or NULL: the mean loss of each position and shard, NaN where none counts.
+// All ranks call it.
+static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows, double *by_position,
+                              double *by_shard) {
     int B = m->plan->B, T = m->plan->T;
     size_t N = (size_t)B * T;
     uint64_t ranks = (uint64_t)comm_ranks(), mine = (uint64_t)comm_rank() * (uint64_t)B;
@@ -63,14 +75,23 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
         m->losses(m->model, batch, batch + N, starts, rows / T, T);
         sum += loss_sum(m->acts, rows);
         if (by_position) losses_by_position(m->acts, by_position, rows, T);
+        if (by_shard) losses_by_shard(m->acts, val, by_shard, done, rows / T, T);
     }
     free(batch);
     comm_sum_f64(&sum, 1);
-    double *counted = (double *)checked_calloc(T, sizeof(double)), targets = 0;
-    targets = (double)dataloader_counted(val, 0, windows, counted);
+    double *counted = (double *)checked_calloc(T, sizeof(double));
+    double targets = (double)dataloader_counted(val, 0, windows, counted);
     if (by_position) comm_sum_f64(by_position, T);
     for (int t = 0; by_position && t < T; t++) by_position[t] /= counted[t];
     free(counted);
+    if (by_shard) {
+        double *of_shard = (double *)checked_calloc(val->shard_count, sizeof(double));
+        for (uint64_t w = 0; w < windows; w++)
+            of_shard[dataloader_shard(val, dataloader_locate(val, w))] += (double)dataloader_counted(val, w, 1, NULL);
+        comm_sum_f64(by_shard, (int)val->shard_count);
+        for (size_t s = 0; s < val->shard_count; s++) by_shard[s] /= of_shard[s];
+        free(of_shard);
+    }
     return sum / targets;
 }
 

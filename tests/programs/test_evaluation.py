@@ -1,5 +1,7 @@
 """What --eval prints and writes: its measurements, attention maps, and losses with rounding."""
 
+import shutil
+
 import pytest
 from program import (
     USAGE,
@@ -36,6 +38,7 @@ def test_eval_output(corpus, tmp_path):
     found = read_json(tmp_path / "one/eval")
     assert len(found["loss_by_position"]) == POSITIONS
     assert abs(sum(found["loss_by_position"]) / POSITIONS - found["loss"]) < 1e-6
+    assert found["loss_by_shard"] == [{"file": "val.bin", "loss": found["loss"]}]
     assert 0 <= found["recall"][1]["exact"] < 0.5, "an untrained model recalls"
     assert len(found["attention"]["layers"]) == 2
     maps = tensors(tmp_path / "one/maps")
@@ -44,6 +47,25 @@ def test_eval_output(corpus, tmp_path):
     assert 0 < noise.ravel()[7] < 1 and maps["tokens"].ravel()[0] >= ord("a")
     result = run_trainer("--train-data", corpus / "train.bin", "--eval-out x --dump-attention y")
     assert result.status == USAGE and result.err.count("\n") == 2 and "--eval-out requires --eval" in result.err
+
+
+def test_eval_of_shards(corpus, tmp_path):
+    """--eval writes the loss of each validation shard, and null for a shard that it does not read"""
+    train(corpus, tmp_path / "run", "--steps 2").done()
+    (tmp_path / "val").mkdir()
+    for name in ("val_000000_all.bin", "val_000001_git.bin"):
+        shutil.copy(corpus / "val.bin", tmp_path / "val" / name)
+    common = ["--init", checkpoint(tmp_path / "run", 2), "--val-data", tmp_path / "val/*.bin"]
+    for steps, read in ((1, 1), (100000, 2)):
+        out = (
+            run_trainer(*common, MEASURE.replace("steps 3", f"steps {steps}"), "--eval-out", tmp_path / "eval")
+            .done()
+            .out
+        )
+        found = read_json(tmp_path / "eval")
+        first, second = (shard["loss"] for shard in found["loss_by_shard"])
+        assert abs(first - found["loss"]) < 1e-6 and (second is None if read == 1 else abs(second - first) < 1e-6)
+        assert f"  val_000000_all.bin {first:23.4f}\n" in out
 
 
 @pytest.mark.parametrize(
