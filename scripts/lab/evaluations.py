@@ -1,12 +1,14 @@
-"""evaluations.py: what evaluations measure, by arm: the loss by position, associative recall, multiple-choice tasks
-(--eval-choices, from the records "choices" of the logs), and synthetic tasks (synthetic.py): retrieval of needles and
-classification after many examples.
+"""evaluations.py: what evaluations measure, by arm: the loss by position and by source, associative recall,
+multiple-choice tasks (--eval-choices, from the records "choices" of the logs), and synthetic tasks (synthetic.py):
+retrieval of needles and classification after many examples.
 
 A score is the mean over the seeds, and a gap the paired difference to the reference's by seed, with t intervals over
 seeds. Seeds answer the same questions, whose selection causes an error that further seeds do not reduce: a score is
 compared with chance by the wider of its intervals over seeds and over questions, which is normal for multiple-choice
 tasks and Wilson's for synthetic ones.
 """
+
+import re
 
 from . import stats
 from .compare import by_seed, compared, correct, estimate, shown_seeds
@@ -43,6 +45,15 @@ def by_position(study, lr):
     bins = position_bins(*lengths) if len(lengths) == 1 else []
     get = lambda e, place, _: stats.mean_or_none(e["loss_by_position"][place["begin"] : place["end"]])
     return by_place(study, lr, [{"begin": a, "end": b} for a, b in bins], {"loss": "gap"}, get, ["loss"])
+
+
+def by_source(study, lr):
+    """{arm: rows (source, loss, gap)} of the validation shards of sources, val_NNNNNN_SOURCE.bin."""
+    shard = re.compile(r"val_\d+_(.+)\.bin")
+    of = lambda e: {m[1]: s["loss"] for s in e.get("loss_by_shard") or () if (m := shard.fullmatch(s["file"]))}
+    names = dict.fromkeys(name for run in study.runs for name in of(run.eval or {}))
+    get = lambda e, place, _: of(e).get(place["source"])
+    return by_place(study, lr, [{"source": name} for name in names], {"loss": "gap"}, get, ["loss"])
 
 
 def recall(study, lr):

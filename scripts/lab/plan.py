@@ -8,6 +8,7 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
     lr = 2e-3 4e-3               and per learning rate
     tokens = 2M                  K, M, B, T: 10^3, 10^6, 10^9, 10^12
     schedule = cosine            any option of the trainer, without dashes, that does not belong to a single start
+    data = corpora/documents     --train-data and --val-data, with --doc-mask unless doc-mask = no
 
     [size cpu]                   keys of a size; --size selects one (default: the first)
     preset = tiny
@@ -52,6 +53,7 @@ KEYS = {
     "match": str,
     "init-from": str,
     "launcher": str,
+    "data": str,
     "seeds": "whole numbers",
     "lr": "numbers",
     "phase": "phase",
@@ -301,7 +303,12 @@ def expand(plan, trainer_options, size=None, arms=None, overrides=None):
     for arm, arm_keys in plan.arms.items():
         if arms and arm not in arms and arm not in bases:
             continue
-        keys = {**plan.common, **size_keys, **arm_keys, **(overrides or {})}
+        keys = {}
+        for level in (plan.common, size_keys, arm_keys, overrides or {}):
+            data = (
+                {"train-data": level["data"], "val-data": level["data"], "doc-mask": "yes"} if "data" in level else {}
+            )
+            keys |= data | level
         base = {"preset": "tiny", **plan.common, **size_keys}
         of_size = lambda found: str(base.get(found[1], found[0]))
         keys = {k: re.sub(r"\{([a-z-]+)\}", of_size, v) if isinstance(v, str) else v for k, v in keys.items()}

@@ -245,6 +245,15 @@ def recall(r):
     )
 
 
+def sources(r):
+    rows = [
+        [arm_cell({"arm": arm, "label": r["arms"][arm]}), row["source"], interval(row["loss"]), difference(row["gap"])]
+        for arm, places in r["by_source"].items()
+        for row in places
+    ]
+    return Table("sources", ["arm", "validation shard", "loss", "gap"], rows, "All validation windows of each source.")
+
+
 def published(r):
     return Table(
         "published",
@@ -477,7 +486,7 @@ def sections(study, r, links=lambda run: ()):
         ("windows", "Windows, YOCO and selected blocks", windows(r) if r["long_context"] else []),
         ("upcycling", "From another arm", upcycled(r) if r["upcycling"] else []),
         ("tasks", "Tasks", part("tasks", task_scores)),
-        ("loss", "Loss", part("noise", noise)),
+        ("loss", "Loss", [*part("noise", noise), *part("by_source", sources)]),
         ("stability", "Stability", [*part("ladder", ladder), spikes(r), *part("late_gradients", late_gradients)]),
         ("speed", "Rate and throughput", []),
         ("samples", "Samples", []),

@@ -79,6 +79,7 @@ SYNTHETIC = {key: "share" for key in ("accuracy", "low", "high", "exact", "chanc
 EVALUATION = {
     "loss?": "number or null",
     "loss_by_position?": ["number or null"],
+    "loss_by_shard?": [{"file": "text", "loss": "number or null"}],
     "windows?": "64-bit integer",
     "data_fingerprint?": "64-bit integer",
     "recall?": [

@@ -104,6 +104,9 @@ def a_plan_lists_its_runs_by_seed():
     )
     big = plans.expand(plan, OPTIONS, "big", ["two"])
     assert len(big) == 4 and big[0].steps == 1000 and big[0].options["preset"] == "small-1.5h"
+    documents = plans.parse(GOOD.replace("preset = small", "data = c"), "x.plan", OPTIONS)
+    chosen = plans.expand(documents, OPTIONS | {"doc-mask": "flag"}, "big")[0].options
+    assert (chosen["train-data"], chosen["val-data"], chosen["doc-mask"]) == ("c", "c", True), chosen
     ranked = plans.expand(plans.parse(GOOD.replace("title = T", "ranks = 4\nthreads = 2"), "x.plan", OPTIONS), OPTIONS)[
         0
     ]

@@ -65,6 +65,9 @@ def evaluation_of(arm, final):
     errors = [{"heads_mean": x, "heads_max": 5 * x} for x in (0.001, 0.003)]
     errors = [e | {"combined_mean": 2 * e["heads_mean"] if "diff" in arm else None} for e in errors]
     found = {"loss": final, "loss_by_position": [final + (T - 1) / 2 / 10 - t / 10 for t in range(T)]}
+    found |= {
+        "loss_by_shard": [{"file": f"val_{i:06d}_{s}.bin", "loss": final + i} for i, s in enumerate(("all", "git"))]
+    }
     found |= {"windows": 9, "seed": 1, "recall": [RECALL | {"noise": n} for n in (0, 8)]}
     found |= {"quantized": [{"spec": "w4a4", "val_loss": final + 0.5, "difference": 0.5}]}
     layers = [{"layer": 0, **ATTENTION}, {"layer": 1, **ATTENTION, "logit_max": 50.0}]
@@ -183,6 +186,10 @@ def the_report_has_the_known_numbers(place):
     near(positions[-1]["loss"]["mean"], 2.16 + 0.75 - 1.15)
     near(positions[-1]["gap"]["mean"], -0.04)
     near(r["recall"]["baseline"][0]["among_values"]["mean"], 0.3)
+    git = r["by_source"]["diff_v2"][1]
+    assert git["source"] == "git" and len(r["by_source"]["diff_v2"]) == 2
+    near(git["loss"]["mean"] - 1, r["by_source"]["diff_v2"][0]["loss"]["mean"])
+    near(git["gap"]["mean"], -0.04)
     beside = {p["what"]: p["here"] for p in r["published"]}
     assert beside["Loss, DIFF V2 minus Transformer"].startswith("-0.0400 [-0.0830, +0.0030], n = 3"), beside
     assert "Transformer 50.0 / 1.50" in beside["Largest / median attention logit"], beside
