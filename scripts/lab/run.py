@@ -72,6 +72,9 @@ def parse_arguments(words):
     parser.add_argument("--no-eval", action="store_true", help="neither evaluate nor probe checkpoints")
     parser.add_argument("--report", action="store_true", help="write the report when the runs are done")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their cost, then exit")
+    parser.add_argument(
+        "--device", default="H100", help="with --dry-run: the GPU of the predicted hours, such as B200 (default: H100)"
+    )
     a = parser.parse_args(words)
     if a.seeds and not all(word.isdigit() for word in a.seeds.split(",")):
         parser.error(f"--seeds {a.seeds}: must be integers, separated by commas")
@@ -135,13 +138,19 @@ def cost_runs(plan, runs, trainer, a):
     return costs
 
 
-def print_runs(runs, costs, jobs):
-    print(f"{'run':<44} {'parameters':>12} {'FLOPs/token':>12} {'tokens':>9} {'steps':>7}")
+def print_runs(runs, costs, jobs, trainer, device):
+    """Runs and costs. GPU hours: predicted hours times ranks, without validation and evaluation."""
+    print(f"{'run':<44} {'parameters':>12} {'FLOPs/token':>12} {'tokens':>9} {'steps':>7}  GPU hours on {device}")
+    low = high = 0
     for run in runs:
         cost = costs[run.name]
-        print(f"{run.name:<44} {cost.parameters:>12,} {cost.flops:>12.3g} {run.tokens:>9.3g} {run.steps:>7}")
+        least, most = (run.ranks * hours for hours in trainer.hours(run, device))
+        low, high = low + least, high + most
+        print(f"{run.name:<44} {cost.parameters:>12,} {cost.flops:>12.3g} {run.tokens:>9.3g} {run.steps:>7}", end="  ")
+        print(f"{least:.3g} to {most:.3g}")
     total = sum(costs[run.name].flops * run.tokens for run in runs)
     print(f"{len(runs)} runs, {sum(run.tokens for run in runs):.3g} tokens, {total:.3g} FLOPs; {jobs} concurrently")
+    print(f"GPU hours on {device}: {low:.3g} to {high:.3g}, predicted, without validation and evaluation")
 
 
 def choose_jobs(a, runs, costs):
@@ -264,7 +273,10 @@ def main(words):
     costs = cost_runs(plan, runs, trainer, a)
     jobs = choose_jobs(a, runs, costs)
     if a.dry_run:
-        print_runs(runs, costs, jobs)
+        try:
+            print_runs(runs, costs, jobs, trainer, a.device)
+        except TrainerError as error:
+            fail(str(error), 2)
         return 0
     check_launchers(runs)
     out = Path(a.out or RUNS / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")

@@ -833,6 +833,18 @@ def a_missing_launcher_is_reported_before_any_run_starts(place):
 
 
 @test
+def a_dry_run_predicts_the_hours_of_all_ranks(place):
+    corpus(place)
+    hours = []
+    for words in (("--seeds", "1"), ("--seeds", "1,2"), ("--seeds", "1", "--device", "A100-SXM4-80GB")):
+        done = lab(place, "--dry-run", "--arms", "baseline", *words)
+        found = re.search(r"^GPU hours on \S+: (\S+) to (\S+), predicted", done.stdout, re.M)
+        hours.append(list(map(float, found.groups())))
+        assert done.returncode == 0 and not (place / "out").exists() and 0 < hours[-1][0] < hours[-1][1], done.stdout
+    assert all(abs(two / one - 2) < 0.02 and slow > one for one, two, slow in zip(*hours)), hours
+
+
+@test
 def errors_are_one_line(place):
     corpus(place)
     file, out = place / "file", place / "out"
@@ -845,6 +857,7 @@ def errors_are_one_line(place):
         (("--seeds", "3", "--seeds", "4"), 2, "--seeds is specified more than once"),
         (("--arms", ""), 2, "--arms '': the value is empty"),
         (("--dry-run", "--report"), 2, "--dry-run starts none"),
+        (("--dry-run", "--device", "H900"), 2, "--device 'H900' is unknown"),
         (("--nice", "90"), 2, "--nice 90"),
         (("--trainer", place), 2, "Permission denied"),
         (("--trainer", launch_nothing(place)), 2, "Exec format error"),

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,19 @@ class Trainer:
                 int("".join(context[-1])) if context else 0,
             )
         return self.costs[key]
+
+    @cache
+    def hours_of(self, command):
+        done = subprocess.run(command, capture_output=True, text=True)
+        found = re.search(r"([0-9.e+-]+) to +([0-9.e+-]+) hours of the run$", done.stdout, re.M)
+        if done.returncode or not found:
+            raise TrainerError((done.stderr.strip().splitlines() or ["--dry-run prints no hours"])[0])
+        return float(found[1]), float(found[2])
+
+    def hours(self, run, device):
+        """(least, most) predicted hours of a run on one GPU of this name for each of its ranks."""
+        options = plans.arguments({k: v for k, v in run.options.items() if k not in ("seed", "lr")})
+        return self.hours_of((str(self.path), "--dry-run", "--device", device, "--ranks", str(run.ranks), *options))
 
     def match(self, options, wanted):
         """The options with the width of the MLP, or of the experts, that gives `wanted` active parameters."""
