@@ -4,7 +4,9 @@ A claim has the keys claim, source, metric (one or several), arms (`A - B`, or `
 needs (what must hold of a study, as NEEDS lists), expect, effect (the smallest effect of interest), seeds (fewest for a
 verdict), and optionally requires (`ARM X`: the mean of the metric in that arm must be at least X for the claim to be
 testable). Each study that has the arms, and what the claim needs, is judged, whatever its name.
-metric = elsewhere has `measured` instead: where the numbers are.
+metric = elsewhere has `measured` instead: where the numbers are, or which command measures them.
+plan = PLAN SIZE names the smallest runs whose verdict says something about the published claim: the section [plan PLAN
+SIZE] has their size and their GPU hours for 5 seeds, as `lab run PLAN --size SIZE --dry-run` predicts them for an H100.
 
     d = metric of A - metric of B at the same seed (mean over the rates of the study), or the metric of A alone
     [low, high] = the two-sided interval of the mean of d over the seeds;  e = effect
@@ -31,7 +33,7 @@ A verdict holds for the tokens, parameters and data of its runs.
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import stats
@@ -40,7 +42,7 @@ from .plan import NAME, close
 from .run_directory import RunError
 
 FILE = Path(__file__).resolve().parent / "claims"
-KEYS = "claim source needs metric arms expect effect seeds requires measured".split()
+KEYS = "claim source needs metric arms expect effect seeds requires measured plan size hours".split()
 EXPECT = ("below", "above", "equal", "not above", "not below")
 VERDICTS = ("supported", "effect excluded", "opposite shown", "not shown", "not measured", "measured elsewhere")
 SAME = 0.01  # active parameters, or FLOPs, within 1% are equal
@@ -83,6 +85,9 @@ class Claim:
     seeds: int = 5
     requires: tuple = ()  # (arm, least mean)
     measured: str = ""
+    plan: str = ""
+    size: str = ""
+    hours: str = ""
 
 
 def number(text, least):
@@ -126,7 +131,7 @@ def claims_of(name, keys):
 
 def parse(text, name="claims"):
     """The claims of a text. Raises RunError with the line of the first error."""
-    common, sections, lines = {}, {}, {}
+    common, sections, lines, plans = {}, {}, {}, {}
     keys = common
     for number_of_line, line in enumerate(text.splitlines(), 1):
         line = re.sub(r"(^|\s)#.*", "", line).strip()
@@ -134,6 +139,9 @@ def parse(text, name="claims"):
             continue
         header = re.fullmatch(r"\[claim\s+(\S+)\]", line)
         key, equals, value = (part.strip() for part in line.partition("="))
+        if runs := re.fullmatch(r"\[plan\s+(\S+ \S+)\]", line):
+            keys, own = plans.setdefault(runs[1], {}), set()
+            continue
         if header:
             if header[1] in sections:
                 raise RunError(f"{name}:{number_of_line}: [claim {header[1]}] is already specified")
@@ -141,7 +149,10 @@ def parse(text, name="claims"):
             lines[header[1]], own = number_of_line, set()
             continue
         if line.startswith("[") or not equals or key not in KEYS:
-            raise RunError(f"{name}:{number_of_line}: '{line}': must be [claim NAME] or KEY = VALUE, KEY one of {KEYS}")
+            raise RunError(
+                f"{name}:{number_of_line}: '{line}': must be [claim NAME], [plan NAME SIZE] or KEY = VALUE, "
+                f"KEY one of {KEYS}"
+            )
         if keys is not common and key in own:
             raise RunError(f"{name}:{number_of_line}: '{key}' is already specified")
         if keys is not common:
@@ -150,7 +161,10 @@ def parse(text, name="claims"):
     found = []
     for section, keys in sections.items():
         try:
-            found += claims_of(section, keys)
+            if (runs := keys.get("plan")) and not {"size", "hours"} <= set(plans.get(runs, ())):
+                raise ValueError(f"plan = {runs}: no [plan {runs}] with 'size' and 'hours'")
+            about = {"plan": runs, **plans[runs]} if runs else {}
+            found += [replace(claim, **about) for claim in claims_of(section, keys)]
         except ValueError as error:
             raise RunError(f"{name}:{lines[section]}: [claim {section}]: {error}") from None
     return found

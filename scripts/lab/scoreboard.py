@@ -163,6 +163,19 @@ def study_section(measured, rows):
     return parts + [f"### Power: {measured.study}\n", power(measured)] * tested
 
 
+def runs_needed(all_claims, rows):
+    """Which runs can test a claim, and the verdicts that this page has."""
+    cells = []
+    for claim in {c.id: c for c in all_claims}.values():
+        verdicts = [r["verdict"] for r in rows if r["id"] == claim.id and r["study"]]
+        told = ", ".join(f"{verdicts.count(v)} {v}" for v in claims.VERDICTS if v in verdicts)
+        where = f"`{claim.plan}`: {claim.size}" if claim.plan else claim.measured
+        cells.append([f"`{claim.id}`", claim.claim, where, claim.hours or "–", told or "none"])
+    return table(
+        ["id", "claim", "runs that can test it, or where it is measured", "GPU hours", "verdicts above"], cells
+    )
+
+
 def page(all_claims, found):
     rows = claims.judge(all_claims, found)
     verdicts = [row["verdict"] for row in rows]
@@ -188,6 +201,13 @@ def page(all_claims, found):
         metric = lambda row: row["metric"] if row["metric"] in METRICS else ""
         cells = [[f"{r['claim']} ({r['source']})", metric(r), r["verdict"], r["remark"]] for r in rest]
         parts += ["## Without a verdict\n", table(["claim", "metric", "", "where"], cells)]
+    parts += [
+        "## Runs that can test the claims\n",
+        "The smallest runs whose verdict says something about the published claim. GPU hours are predicted for H100s, "
+        "for 5 seeds of all arms and rates of the plan (`lab run PLAN --size SIZE --dry-run`); `--arms` selects those "
+        "of a claim. No GPU has been measured.\n",
+        runs_needed(all_claims, rows),
+    ]
     return wrapped("\n".join(parts))
 
 

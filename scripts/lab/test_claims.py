@@ -169,7 +169,8 @@ def a_verdict_follows_from_the_interval_and_the_effect():
 @test
 def the_scoreboard_has_the_known_verdicts(place):
     lab, file = made_lab(place, known_arms()), place / "claims"
-    file.write_text(CLAIMS)
+    planned = CLAIMS.replace("claim = a is below baseline", "claim = a is below baseline\nplan = p s")
+    file.write_text(planned + "[plan p s]\nsize = 1M, 2M tokens\nhours = 3\n")
     rows = {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
     got = {name: row["verdict"] for name, row in rows.items()}
     assert got == {
@@ -207,6 +208,7 @@ def the_scoreboard_has_the_known_verdicts(place):
     assert "| a is below baseline | `a - baseline` loss, below, 0.02 | -0.0500 [" in said, said
     assert "nats | **supported** | 1.3e-10 | 4 | pooled, 0.74 | 1,000 and 1,000 | 1.00 |" in said, said
     has(said, "(without c, which deviate more)", "| at several rates (S) | loss | not measured |")
+    has(said, "| `lower` | a is below baseline | `p s`: 1M, 2M tokens | 3 | 1 supported |")
 
 
 @test
@@ -508,7 +510,11 @@ def errors_of_the_claims_have_the_line_number():
         (CLAIMS.replace("requires = baseline 20", "requires = baseline"), "requires = baseline: must be ARM NUMBER"),
         (CLAIMS + "[claim lower]\n", "[claim lower] is already specified"),
         (CLAIMS + "claim = twice\n", "'claim' is already specified"),
-        ("color = red\n", "claims:1: 'color = red': must be [claim NAME] or KEY = VALUE"),
+        ("color = red\n", "claims:1: 'color = red': must be [claim NAME], [plan NAME SIZE] or KEY = VALUE"),
+        (
+            CLAIMS.replace("seeds = 4", "seeds = 4\nplan = a b"),
+            "[claim lower]: plan = a b: no [plan a b] with 'size' and",
+        ),
         ("[arm x]\n", "claims:1: '[arm x]': must be [claim NAME]"),
         (CLAIMS.replace("measured = a file\n", ""), "[claim speed]: has no 'measured'"),
     ):
