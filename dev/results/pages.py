@@ -59,7 +59,7 @@ def studies():
     """{name: Measurements} of all archives."""
     found = {}
     for header, entries in map(archive.read, sorted([*HERE.glob("runs/*.jsonl"), *HERE.glob("sweeps/*.jsonl")])):
-        new = measurements.of_numbers(header["study"], entries)
+        new = measurements.of_numbers(header, entries)
         found.setdefault(new.study, measurements.Measurements(new.study, [])).rows.extend(new.rows)
     return found
 

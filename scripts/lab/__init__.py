@@ -21,6 +21,9 @@ metrics.py            the table of the numbers of runs: where each is read, and 
 layers.py             tables of layers: statistics, evaluations, probes of checkpoints
 evaluations.py        loss by position, recall, multiple-choice and synthetic tasks
 measurements.py       the metrics of each run that claims are about
+currencies.py         gaps at equal tokens, FLOPs and seconds
+ngrams.py             losses of n-gram models on the data of runs
+preconditions.py      what must hold of arms before a claim about attention has a verdict
 archive.py            the command `archive`: runs in one file that is kept
 claims, claims.py     published claims, the rules of their verdicts, and the verdicts
 scoreboard.py         the command `scoreboard`: the verdicts as Markdown

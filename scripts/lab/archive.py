@@ -10,6 +10,7 @@ Version 1 of the format has a line of JSON for what is common to all runs, then 
     archive   1, the version             |  name
     study     PLAN-SIZE                  |  numbers  arm, rate, seed, state, and what claims are about
     lab       lab.json without the runs  |           (measurements.py): of all steps, seven digits
+    ngrams    ngrams.py                  |
     numbers,  the keys that have one     |  options  at the first step
     options,  value in all runs          |  info     the rest of run.json: model, data, devices, host, revision, resumes
     info                                 |  log      {kind: records}: 31 steps, 6 statistics, all validations and tasks
@@ -25,7 +26,9 @@ import json
 import sys
 from pathlib import Path
 
-from . import cli, evaluations, measurements, metrics, run_directory, schema, stats, study as studies
+import python_environment
+
+from . import cli, evaluations, measurements, metrics, ngrams, run_directory, schema, stats, study as studies
 
 VERSION = 1
 STEPS, STATISTICS = 31, 6  # so few steps that none of them is judged to be a spike (stats.SPIKE_LEAST)
@@ -34,7 +37,7 @@ NUMBERS = {"arm": "text", "rate": "number", "seed": "64-bit integer", "state": "
 LOG = {f"{kind}?": [{"step": "non-negative integer", **shape}] for kind, shape in schema.RECORDS.items()}
 ENTRY = {"name": "text", "numbers": NUMBERS, "info": schema.RUN, "log": LOG}
 ENTRY |= {"eval": (schema.EVALUATION,), "probe": (schema.PROBE,)}
-HEADER = {"archive": "positive integer", "study": "text", "lab?": schema.LAB}
+HEADER = {"archive": "positive integer", "study": "text", "lab?": schema.LAB, "ngrams?": schema.NGRAMS}
 
 
 # ---- values
@@ -192,6 +195,7 @@ def main(words):
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="labs, directories of runs, or archives")
     parser.add_argument("--out", required=True, metavar="FILE.jsonl", help="file to write; RUNS may have it")
     a = parser.parse_args(words)
+    python_environment.ensure("lab")
     fail = lambda message, status=1: cli.fail("lab archive", message, status)
     try:
         study = studies.load(a.runs)
@@ -207,6 +211,8 @@ def main(words):
         if study.labs:
             arms = {arm: keys for lab in study.labs[::-1] for arm, keys in lab["arms"].items()}
             header["lab"] = study.labs[0] | {"arms": arms, "runs": []}
+        ngrams.count(study)
+        header |= {"ngrams": study.ngrams} if study.ngrams else {}
         by_eval = study.by_eval()
         run_directory.write_atomic(a.out, text_of(header, [entry_of(run, by_eval) for run in ended]))
     except run_directory.RunError as error:

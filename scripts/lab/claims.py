@@ -27,6 +27,8 @@ is right, however the claims depend on each other (they share arms). The pages s
 
 The interval of a loss difference uses the deviation that is pooled over the arms of the study, unless a test of equal
 variances rejects (stats.pooled_gap); all other intervals use the n - 1 degrees of freedom of their own differences.
+If the plan has `looks`, a claim is judged at these numbers of seeds alone, each at its share of the level (stats.py).
+Where an arm of the claim does not meet the preconditions (preconditions.py) there is no verdict.
 Magnitudes are compared as logarithms; their effect 0.1 is a factor of 1.1.
 A verdict holds for the tokens, parameters and data of its runs.
 """
@@ -36,7 +38,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import stats
+from . import preconditions, stats
 from .measurements import METRICS, of_study
 from .plan import NAME, close
 from .run_directory import RunError
@@ -44,7 +46,10 @@ from .run_directory import RunError
 FILE = Path(__file__).resolve().parent / "claims"
 KEYS = "claim source needs metric arms expect effect seeds requires measured plan size hours".split()
 EXPECT = ("below", "above", "equal", "not above", "not below")
-VERDICTS = ("supported", "effect excluded", "opposite shown", "not shown", "not measured", "measured elsewhere")
+VERDICTS = "supported, effect excluded, opposite shown, not shown, no verdict, not measured, measured elsewhere".split(
+    ", "
+)
+UNTRAINED = ("initial_context_rms",)  # metrics that do not require the preconditions
 SAME = 0.01  # active parameters, or FLOPs, within 1% are equal
 
 
@@ -61,8 +66,8 @@ def flops(measured, arms):
 
 
 NEEDS = {
-    "one rate": lambda measured, arms: len(measured.rates) == 1,
-    "several rates": lambda measured, arms: len(measured.rates) > 1,
+    "one rate": lambda measured, arms: len(measured.rates) == 1 or bool(measured.sweep),
+    "several rates": lambda measured, arms: len(measured.rates) > 1 and not measured.sweep,
     "equal parameters": lambda measured, arms: (x := unlike(measured, arms)) is not None and x <= SAME,
     "unequal parameters": lambda measured, arms: (x := unlike(measured, arms)) is not None and x > SAME,
     "equal FLOPs": lambda measured, arms: (x := flops(measured, arms)) is not None and abs(x - 1) <= SAME,
@@ -248,12 +253,20 @@ def test(claim, measured, arms):
         if there is None or there < least:
             has = "no value" if there is None else f"{there:.3g}"
             return row | {"remark": f"not testable here: {arm} has {has}, and the claim requires {least:g}"}
-    return row | {"p": p_value(claim.expect, estimate, effect_of(claim))}
+    why = "" if claim.metric in UNTRAINED else preconditions.unmet(measured, arms)
+    if why:
+        return row | {"verdict": "no verdict", "remark": why}
+    levels = stats.look_levels(measured.looks)
+    if levels and estimate.n not in levels:
+        return row | {"verdict": "no verdict", "remark": f"{estimate.n} seeds: the looks are at {list(levels)}"}
+    row["share"] = levels.get(estimate.n, 1.0)
+    return row | {"p": min(1.0, p_value(claim.expect, estimate, effect_of(claim)) / row["share"])}
 
 
 def decide(claim, row, level):
     """Sets the verdict of a tested claim at a level, and the remark."""
-    of = lambda level: verdict(claim.expect, *stats.Estimate(**row["estimate"]).limits(level), effect_of(claim))
+    e = stats.Estimate(**row["estimate"])
+    of = lambda level: verdict(claim.expect, *e.limits(level * row["share"]), effect_of(claim))
     row["verdict"], alone = of(level), of(1 - stats.CONFIDENCE)
     e = row["estimate"]
     if alone != row["verdict"]:

@@ -7,7 +7,7 @@ loss, ...      METRICS; empty: not measured
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from . import metrics, stats
@@ -25,6 +25,9 @@ class Measurements:
 
     study: str
     rows: list  # of dictionaries with the keys COLUMNS
+    ngrams: dict | None = None  # ngrams.py
+    sweep: list = field(default_factory=list)  # rows of `sweep-seeds`, which chose the rate of each arm
+    looks: list = field(default_factory=list)  # numbers of seeds at which claims may be judged
 
     @property
     def arms(self):
@@ -49,11 +52,26 @@ class Measurements:
             x = row[metric]
             if row["arm"] == arm and row["state"] == "done" and x is not None and not (ratio and x <= 0):
                 found.setdefault(row["seed"], {})[row["rate"]] = math.log(x) if ratio else x
-        return {seed: stats.mean(list(at.values())) for seed, at in found.items() if sorted(at) == self.rates}
+        return {
+            seed: stats.mean(list(at.values())) for seed, at in found.items() if self.sweep or sorted(at) == self.rates
+        }
 
     def table(self, metric="loss"):
         """{arm: {seed: value}}"""
         return {arm: self.by_seed(arm, metric) for arm in self.arms}
+
+    def losses_by_rate(self, arm):
+        """[(rate, mean loss of the finished runs)]"""
+        found = {}
+        for row in self.sweep or self.rows:
+            if row["arm"] == arm and row["state"] == "done" and row["loss"] is not None:
+                found.setdefault(row["rate"], []).append(row["loss"])
+        return sorted((rate, stats.mean(losses)) for rate, losses in found.items())
+
+    def at_best_rate(self, arm):
+        """The finished runs at the rate with the lowest mean loss."""
+        best = min(self.losses_by_rate(arm), key=lambda point: point[1], default=(None,))[0]
+        return [row for row in self.rows if (row["arm"], row["rate"], row["state"]) == (arm, best, "done")]
 
     @cached_property
     def pool(self):
@@ -77,9 +95,13 @@ def of_study(study, name):
         own = f"{name}-{run.options['gemm']}" if study.others else name
         if run.state in ("done", "diverged"):
             found.setdefault(own, []).append(row_of(own, run, by_eval))
-    return [Measurements(own, rows) for own, rows in found.items()]
+    seeds, looks = study.of_labs("sweep-seeds"), study.of_labs("looks")
+    part = lambda rows, swept: [row for row in rows if (row["seed"] in seeds) == swept]
+    return [Measurements(own, part(rows, False), study.ngrams, part(rows, True), looks) for own, rows in found.items()]
 
 
-def of_numbers(study, entries):
-    """The Measurements of an archive that has numbers only."""
-    return Measurements(study, [dict.fromkeys(COLUMNS) | {"study": study} | entry["numbers"] for entry in entries])
+def of_numbers(header, entries):
+    """The Measurements of an archive, of its numbers alone."""
+    name = {"study": header["study"]}
+    rows = [dict.fromkeys(COLUMNS) | name | entry["numbers"] for entry in entries]
+    return Measurements(header["study"], rows, header.get("ngrams"))

@@ -178,6 +178,13 @@ def relative_deviation(run):
     return stats.deviation(late) / stats.mean(late) if len(late) > 1 else None
 
 
+def context_use(run):
+    """The mean loss in the last half of the window, minus that of the second of its 32 parts."""
+    losses = (run.eval or {}).get("loss_by_position") or []
+    begin, end = len(losses) // 32, max(len(losses) // 16, 1)
+    return difference(*(stats.mean_or_none(part) for part in (losses[len(losses) // 2 :], losses[begin:end])))
+
+
 # ---- numbers of a run
 
 
@@ -191,6 +198,7 @@ rounding = lambda *paths, combine=stats.mean: Metric(reader("rounding", *paths, 
 METRICS = {
     "claims": {  # and the columns of the CSV file
         "loss": Metric(None, "nats"),
+        "context_use": Metric(context_use, "nats"),
         "grad_spikes": Metric(lambda run: spikes(run, "grad")[2], "% of the steps"),
         "loss_spikes": Metric(lambda run: spikes(run, "loss")[2], "% of the steps"),
         "late_grad_norm": Metric(late_gradient, "", True),

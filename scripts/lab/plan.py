@@ -31,6 +31,8 @@ name it by the seed of its base. Such an arm's `tokens` do not include those of 
 `phase = 75%:NAME=X,...` is the trainer's --phase after this share of the steps.
 `eval-needles = 4:2` and `eval-shots = 8 32` are tasks of the evaluations. `probes = last` probes each last checkpoint,
 `all` keeps and probes all of them.
+`sweep-seeds = 1 2` runs all rates with these seeds first, then each arm with `seeds` at the best rate of its sweep.
+`looks = 4 8 16` are the numbers of seeds at which claims may be judged, each at its share of the level (stats.py).
 Arms with the same `group` stand together in figures.
 
 `widths = 1 2 4` makes arms NAME.w1, NAME.w2 and NAME.w4 of each arm, with so many times `hidden`, `heads`, `kv-heads`,
@@ -55,6 +57,8 @@ KEYS = {
     "launcher": str,
     "data": str,
     "seeds": "whole numbers",
+    "sweep-seeds": "whole numbers",
+    "looks": "whole numbers",
     "lr": "numbers",
     "phase": "phase",
     "tokens": "count",
@@ -75,7 +79,7 @@ KEYS = {
 }
 SHAPES = {"w": ("widths", ("hidden", "heads", "kv-heads", "ffn", "expert-ffn")), "d": ("depths", ("layers",))}
 # not allowed in a size or an arm
-PLAN_ONLY = tuple("title question reference seeds precisions widths depths coordinates".split())
+PLAN_ONLY = tuple("title question reference seeds sweep-seeds looks precisions widths depths coordinates".split())
 ARM_ONLY = ("match", "init-from", "label", "group")
 CONTINUED = 1000  # added to the seed of a run that starts from another
 # options of the trainer that a plan must not set: what sets them instead
@@ -99,6 +103,7 @@ TAKEN = {
 }
 EVALUATED = ("eval-needles", "eval-shots")  # synthetic tasks of the evaluation
 OWN = ("lr", "ranks", "threads", "quantize")  # also names of trainer options, which a plan does not set
+SWEPT = 5  # rates of a sweep, at least
 NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
@@ -111,6 +116,7 @@ class PlanError(Exception):
 class Plan:
     name: str
     text: str
+    path: object = None  # of the file
     common: dict = field(default_factory=dict)
     sizes: dict = field(default_factory=dict)  # name -> keys
     arms: dict = field(default_factory=dict)  # name -> keys
@@ -290,9 +296,9 @@ def flag_value(plan, key, value, trainer_options):
     return value == "yes"
 
 
-def expand(plan, trainer_options, size=None, arms=None, overrides=None):
+def expand(plan, trainer_options, size=None, arms=None, overrides=None, rates=None):
     """The runs of a plan at a size, ordered by seed, so that the first finished runs can be compared. arms: only these,
-    and those that they start from."""
+    and those that they start from. rates: {arm: its rate} with `sweep-seeds`; without them its runs are the sweep."""
     if size and size not in plan.sizes:
         raise PlanError(f"{plan.name}: no [size {size}]; the sizes are {', '.join(plan.sizes) or 'none'}")
     size_keys = plan.sizes[size] if size else next(iter(plan.sizes.values()), {})
@@ -312,11 +318,24 @@ def expand(plan, trainer_options, size=None, arms=None, overrides=None):
         base = {"preset": "tiny", **plan.common, **size_keys}
         of_size = lambda found: str(base.get(found[1], found[0]))
         keys = {k: re.sub(r"\{([a-z-]+)\}", of_size, v) if isinstance(v, str) else v for k, v in keys.items()}
+        if "sweep-seeds" in plan.common:
+            check_sweep(plan, arm, keys)
+            keys |= {"seeds": keys["sweep-seeds"]} if rates is None else {"lr": [rates[arm]]}
         runs += expand_arm(plan, arm, keys, trainer_options)
     for run in runs:
         if base := plan.arms[run.arm].get("init-from"):
             link(plan, run, [r for r in runs if r.arm == base and r.seed == run.seed])
     return sorted(runs, key=lambda run: run.seed)  # stable: arms and rates keep their order
+
+
+def check_sweep(plan, arm, keys):
+    at = f"{plan.name}:{plan.lines['', 'sweep-seeds']}: sweep-seeds"
+    if len(keys.get("lr", ())) < SWEPT:
+        raise PlanError(f"{at}: [arm {arm}] has {len(keys.get('lr', ()))} rates, at least {SWEPT} are required")
+    if both := set(keys["sweep-seeds"]) & set(keys.get("seeds", [1])):
+        raise PlanError(f"{at}: seed {min(both)} is also in seeds: a rate must not be chosen by the seeds that test it")
+    if "init-from" in keys:
+        raise PlanError(f"{at}: [arm {arm}] has init-from, whose base has no rate of its own")
 
 
 def link(plan, run, bases):

@@ -19,7 +19,7 @@ from pathlib import Path
 import python_environment
 
 from . import attention_maps, claims, cli, evaluation_figures, figures, one_run, page, published_results
-from . import report_tables, run_directory, tables
+from . import ngrams, report_tables, run_directory, tables
 from . import study as studies
 
 
@@ -140,6 +140,7 @@ def files_of(run, out):
 
 def compute(study):
     """(results, figures) of a study that has been checked."""
+    ngrams.count(study)
     results = tables.results(study)
     if study.single:
         shown = one_run.all_figures(study.runs[0])
@@ -183,7 +184,8 @@ def make(a, out, live, told):
 def main(words):
     a = parse_arguments(words)
     python_environment.ensure("lab")
-    out, told = Path(a.out or Path(a.paths[0][1] if a.named else a.paths[0]) / "report"), set()
+    path, told = Path(a.paths[0][1] if a.named else a.paths[0]), set()
+    out = Path(a.out or (path.with_suffix("") if path.is_file() else path) / "report")
     study = None
     try:
         while study is None or (a.watch is not None and study.live):

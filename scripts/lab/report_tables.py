@@ -3,7 +3,7 @@
 import math
 import re
 
-from . import long_context, one_run, stats
+from . import currencies, long_context, one_run, preconditions, stats
 from .compare import LEAST_SEEDS
 from .option_history import shown
 from .table import (
@@ -475,12 +475,22 @@ def runs(study, r, links):
     return Table("runs", head, rows, f"Tokens/s{machine}." if machine else "")
 
 
+def per_cost(r):
+    return currencies.table(r["currencies"], r["reference"])
+
+
+def required(r):
+    return preconditions.table(r["preconditions"], r["ngrams"], r["arms"])
+
+
 def sections(study, r, links=lambda run: ()):
     """[(id, heading, tables)]. links(run): [(text, path)] of its files."""
     part = lambda key, make: [make(r)] if r[key] else []
     one = study.runs[0] if study.single else None
     found = [
         ("result", "Result", [one_run.status(one, r["summary"][0]["rate"]) if one else summary(r)]),
+        ("currencies", "Per token, FLOP and second", part("currencies", per_cost)),
+        ("preconditions", "Preconditions", [] if one else part("preconditions", required)),
         ("claims", "Claims", [] if one else part("claims", verdicts)),
         ("precision", "Low precision", low_bit(r) if r["low_bit"] else []),
         ("windows", "Windows, YOCO and selected blocks", windows(r) if r["long_context"] else []),

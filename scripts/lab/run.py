@@ -14,16 +14,19 @@ stop the others; the next start repeats it.
 Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed; 2 usage; 3 stopped by a signal.
 """
 
+import difflib
+import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import python_environment
 
-from . import cli, coordinates, option_history, plan as plans, run_directory, synthetic
+from . import cli, coordinates, option_history, plan as plans, run_directory, study as studies, suggest, synthetic
 from .scheduler import Queue, launcher_of
 from .trainer import Trainer, TrainerError
 
@@ -118,9 +121,27 @@ def load_plan(a, trainer):
         known = ", ".join(sorted(p.stem for p in (ROOT / "scripts/plans").glob("*.plan")))
         fail(f"{a.plan}: no such plan; the plans are {known}", 2)
     try:
-        return plans.parse(path.read_text(), path.name, trainer.options)
+        plan = plans.parse(path.read_text(), path.name, trainer.options)
+        plan.path = path.resolve()
+        return plan
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{path}: {error}", 2)
+
+
+def best_rates(out, arms):
+    """{arm: the rate with the lowest mean loss of its sweep}"""
+    study = studies.load([out])
+    studies.check(study)
+    if study.problems:
+        fail(f"the runs of the sweep are not comparable: {study.problems[0]}")
+    found = {}
+    for arm in arms:
+        points = suggest.sweep(study, arm)
+        found[arm] = min(points, key=lambda point: point[1], default=(None,))[0]
+        if not points or suggest.minimum(points)[1] is None:
+            rate = f"{found[arm]:g}, is at its edge" if points else "does not exist"
+            fail(f"the sweep of arm {arm}: the best rate, {rate}: add rates with --lr to the {len(points)} that it has")
+    return found
 
 
 def cost_runs(plan, runs, trainer, a):
@@ -225,7 +246,24 @@ def facts_of_arm(arm, keys):
     return {"label": keys.get("label", arm), **{key: keys[key] for key in kept if key in keys}}
 
 
-def write_lab(out, plan, size, runs, costs):
+def registration(plan, given, old):
+    """[what was fixed before the first run: the plan by its hash and commit, the options of the command; changes..]"""
+    new = {"sha256": hashlib.sha256(plan.text.encode()).hexdigest(), "options": given}
+    entries = old.get("registration", [])
+    if entries and {key: entries[-1][key] for key in new} == new:
+        return entries
+    git = ["git", "-C", str(plan.path.parent)]
+    asked = [["diff", "--quiet", "HEAD", "--", plan.path.name], ["log", "-1", "--format=%H", "--", plan.path.name]]
+    answers = [subprocess.run(git + words, capture_output=True, text=True) for words in asked if shutil.which("git")]
+    clean = answers and not any(done.returncode for done in answers)
+    before, after = old.get("text", plan.text).splitlines(), plan.text.splitlines()
+    lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
+    new |= {"time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "first": not old}
+    new |= {"commit": answers[1].stdout.strip() if clean else "", "changed": [x for x in lines if x[0] in "+-"]}
+    return [*entries, new]
+
+
+def write_lab(out, plan, size, runs, costs, given):
     """Writes lab.json: the facts for the report that are not in the runs. Keeps the runs of earlier starts."""
     old = run_directory.read_lab(out) or {}
     if old and (old["plan"], old["size"]) != (plan.name, size):
@@ -250,6 +288,9 @@ def write_lab(out, plan, size, runs, costs):
         "question": plan.common.get("question", ""),
         "reference": plan.common["reference"],
         "precisions": plan.common.get("precisions", []),
+        "sweep-seeds": plan.common.get("sweep-seeds", []),
+        "looks": plan.common.get("looks", []),
+        "registration": registration(plan, given, old),
         "quantize": list(dict.fromkeys(spec for run in runs for spec in run.quantize)),
         "arms": arms,
         "runs": list(listed.values()),
@@ -260,6 +301,16 @@ def write_lab(out, plan, size, runs, costs):
         run_directory.write_atomic(out / "lab.json", text)
 
 
+def perform(out, plan, size, runs, costs, trainer, jobs, a, started):
+    for run in runs:
+        if (out / run.name / "run.json").exists():
+            check_begun(run, out / run.name)
+        if not a.no_eval:
+            write_tasks(plan, out, run, costs[run.name].context)
+    write_lab(out, plan, size, runs, costs, overrides(a))
+    return Queue(out, runs, costs, trainer, jobs, a, started).work()
+
+
 def main(words):
     started = time.time()
     a = parse_arguments(words)
@@ -267,7 +318,10 @@ def main(words):
         trainer = Trainer(a.trainer)
         plan = load_plan(a, trainer)
         size = a.size or next(iter(plan.sizes), "default")
-        runs = plans.expand(plan, trainer.options, a.size, a.arms.split(",") if a.arms else None, overrides(a))
+        expand = lambda rates=None: plans.expand(
+            plan, trainer.options, a.size, a.arms.split(",") if a.arms else None, overrides(a), rates
+        )
+        runs = expand()
     except (plans.PlanError, TrainerError) as error:
         fail(str(error), 2)
     costs = cost_runs(plan, runs, trainer, a)
@@ -275,6 +329,10 @@ def main(words):
     if a.dry_run:
         try:
             print_runs(runs, costs, jobs, trainer, a.device)
+            if "sweep-seeds" in plan.common:
+                runs = expand({run.arm: run.lr for run in runs})
+                print("then each arm at the best of these rates, shown for the last of them:")
+                print_runs(runs, cost_runs(plan, runs, trainer, a), jobs, trainer, a.device)
         except TrainerError as error:
             fail(str(error), 2)
         return 0
@@ -294,13 +352,11 @@ def main(words):
     try:
         if plan.common.get("coordinates"):
             return coordinates.check(plan, runs, trainer, out)
-        for run in runs:
-            if (out / run.name / "run.json").exists():
-                check_begun(run, out / run.name)
-            if not a.no_eval:
-                write_tasks(plan, out, run, costs[run.name].context)
-        write_lab(out, plan, size, runs, costs)
-        status = Queue(out, runs, costs, trainer, jobs, a, started).work()
+        status = perform(out, plan, size, runs, costs, trainer, jobs, a, started)
+        if "sweep-seeds" in plan.common and status == 0:
+            runs = expand(best_rates(out, dict.fromkeys(run.arm for run in runs)))
+            costs = cost_runs(plan, runs, trainer, a)
+            status = perform(out, plan, size, runs, costs, trainer, jobs, a, started)
     except run_directory.RunError as error:
         fail(str(error))
     except OSError as error:

@@ -70,11 +70,15 @@ LAB = {
     "reference": "text",
     "precisions?": ["text"],
     "quantize?": ["text"],
+    "sweep-seeds?": ["non-negative integer"],
+    "looks?": ["positive integer"],
+    "registration?": [{"sha256": "text", "time": "text", "commit": "text", "changed": ["text"], "options": {}}],
     "arms": {
         "*": {"label?": "text", "group?": "text", "match?": "text", "init-from?": "text", "tokens?": "positive integer"}
     },
     "runs": [{"name": "text", "arm": "text", "seed?": "non-negative integer", "base?": "text"}],
 }
+NGRAMS = {"tokens": "positive integer", "windows": "positive integer", "losses": ["number"]}
 SYNTHETIC = {key: "share" for key in ("accuracy", "low", "high", "exact", "chance")}
 EVALUATION = {
     "loss?": "number or null",

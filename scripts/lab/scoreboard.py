@@ -15,7 +15,7 @@ from pathlib import Path
 
 import python_environment
 
-from . import archive, claims, cli, measurements, run_directory, stats, study as studies, tables
+from . import archive, claims, cli, measurements, ngrams, preconditions, run_directory, stats, study as studies, tables
 from .table import Table, as_markdown
 
 METRICS = measurements.METRICS
@@ -46,7 +46,7 @@ def read_labs(paths):
         if lab:
             groups.setdefault((lab["plan"].removesuffix(".plan"), lab["size"]), []).append(path)
         elif any("options" not in entry for entry in entries):
-            found.append(measurements.of_numbers(header["study"], entries))
+            found.append(measurements.of_numbers(header, entries))
         else:
             raise run_directory.RunError(f"{path}: no lab.json: a verdict requires the runs of a plan")
     for (plan, size), group in groups.items():
@@ -56,6 +56,7 @@ def read_labs(paths):
             print(f"lab scoreboard: {line}; left out", file=sys.stderr)
         if study.problems:
             fail(f"the runs of {plan} are not comparable: {study.problems[0]}", 2)
+        ngrams.count(study)
         found += measurements.of_study(study, f"{plan}-{size}")
         left_out = left_out or bool(study.left_out)
     return found, left_out
@@ -127,7 +128,8 @@ def power(measured):
         return "Two or more seeds of two or more arms are required.\n"
     first = next(row for row in rows if row["seeds_pooled"])
     outside = [row["arm"] for row in rows if not row["in_pool"]]
-    tokens = max(measured.of(measured.arms, "tokens"), default=0) * len(measured.rates) * len(measured.arms)
+    tokens = max(measured.of(measured.arms, "tokens"), default=0) * len(measured.arms)
+    tokens *= 1 if measured.sweep else len(measured.rates)
     shown = lambda n: "more than 1000" if n is None else n
     cells = [
         [row["arm"], f"{row['sd']:.4f}"]
@@ -155,8 +157,12 @@ def study_section(measured, rows):
     facts = [f"{' or '.join(f'{n / 1e6:.4g}M' for n in tokens)} tokens per run"] if tokens else []
     facts += [f"{parameters[0]:,} to {parameters[-1]:,} parameters"] if parameters else []
     facts.append(f"learning rate{'s' if measured.rates[1:] else ''} {', '.join(f'{lr:g}' for lr in measured.rates)}")
+    facts[-1] += ", for each arm the best of its sweep" if measured.sweep else ""
+    facts += [f"judged at {', '.join(map(str, measured.looks))} seeds"] if measured.looks else []
     facts += [f"losses over {' or '.join(map(str, windows))} validation windows"] if windows else []
     parts = [f"## {measured.study}\n", f"{'; '.join(facts)}. No verdict holds beyond this scale.\n"]
+    required = preconditions.table(preconditions.rows(measured), measured.ngrams, {})
+    parts += [f"### Preconditions: {measured.study}\n", f"{required.caption}\n", as_markdown(required)]
     for source in dict.fromkeys(row["source"] for row in rows):
         parts += [f"### {source}\n", table(HEAD, [row_of(row) for row in rows if row["source"] == source])]
     tested = any(row["p"] is not None and row["metric"] == "loss" for row in rows)
@@ -189,9 +195,11 @@ def page(all_claims, found):
         "Differences are at equal tokens, except where a claim says FLOPs. The last column has the FLOPs of training "
         "the first arm, relative to the second. No difference is at equal time: on a CPU, DIFF V2 trains at 0.74 of "
         "the Transformer's tokens per second (`dev/BENCH.md`).\n",
+        "A claim has no verdict where an arm is not below a 5-gram counted on the same data, or is not shown to use "
+        "its context (`scripts/lab/preconditions.py`).\n",
         "`scripts/lab/claims` lists the claims, `scripts/lab/claims.py` defines the verdicts. Deviation: of the paired "
         "differences of the claim (own), or pooled over the arms; the number is p of the test of equal variances, "
-        f"below {stats.EQUAL_VARIANCES_P:g} of which nothing is pooled. Every number follows from the archives in `runs`.\n",
+        f"below {stats.EQUAL_VARIANCES_P:g} of which nothing is pooled. Every number follows from `runs`.\n",
     ]
     for measured in found:
         mine = [row for row in rows if row["study"] == measured.study]

@@ -225,6 +225,21 @@ def holm_levels(ps, alpha=1 - CONFIDENCE):
     return levels
 
 
+def look_levels(looks, alpha=1 - CONFIDENCE):
+    """{number of seeds: share of the level} of looks at growing numbers of seeds. Up to the share t of the seeds
+
+        a(t) = 2 - 2 Phi(z / sqrt(t)),  z = the quantile of Phi at 1 - alpha / 2
+
+    of the level is spent (Lan and DeMets 1983, their function that is like the bounds of O'Brien and Fleming), and a
+    look has what it adds. The sum is alpha, so that with at most that probability any look errs, however the looks
+    depend on each other; with their joint normal distribution the last look would get more."""
+    z, spent, levels = normal_quantile(1 - alpha / 2), 0.0, {}
+    for n in sorted(looks):
+        total = 2 * float(special().ndtr(-z / math.sqrt(n / max(looks))))
+        levels[n], spent = (total - spent) / alpha, total
+    return levels
+
+
 def smooth(ys, window):
     """Centred running mean over up to `window` finite values; None without finite values."""
     half, sums, counts = window // 2, [0.0], [0]

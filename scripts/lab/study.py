@@ -255,6 +255,11 @@ class Study:
     groups: dict = field(default_factory=dict)  # name of an arm -> its group in figures
     own: dict = field(default_factory=dict)  # name of an arm -> compared options that the plan sets for it
     labs: list = field(default_factory=list)  # their lab.json
+    ngrams: dict | None = None  # ngrams.py
+
+    def of_labs(self, key):
+        """The numbers of a key of all labs, such as sweep-seeds."""
+        return sorted({x for lab in self.labs for x in lab.get(key, [])})
 
     @property
     def name(self):
@@ -340,10 +345,13 @@ def load_runs(path, study, name=None):
     if path.is_file():
         header, entries = archive.read(path)
         kept, lab = archive.by_directory(path, entries), header.get("lab")
+        study.ngrams = study.ngrams or header.get("ngrams")
         label = lambda arm: lab["arms"].get(arm, {}).get("label", arm) if lab else arm
         present = [(d, arm, label(arm)) for d, entry in kept.items() for arm in [entry["numbers"]["arm"]]]
     else:
         present, lab = find_runs(path)
+        counted = path / "ngrams.json"
+        study.ngrams = study.ngrams or (run_directory.read_json(counted, schema.NGRAMS) if counted.exists() else None)
     if name:
         present, lab = [(directory, name, name) for directory, _, _ in present], None
     if lab:
@@ -409,9 +417,25 @@ def load(paths, reference=None):
     study.title = "; ".join(dict.fromkeys(f"{lab['title']} ({lab['size']})" for lab in labs))
     study.title = study.title or (study.runs[0].name if study.single else "Comparison")
     study.question = " ".join(dict.fromkeys(lab["question"] for lab in labs if lab.get("question")))
+    study.notes += [line for lab in labs for line in registered(lab)]
     study.live = study.live or any(run.state == "running" for run in study.runs + study.others)
     arrange(study)
     return study
+
+
+def registered(lab):
+    """What was fixed before the first run of a lab, and what was changed later, in words."""
+    found = []
+    for i, entry in enumerate(lab.get("registration", [])):
+        when = "before the first run" if entry.get("first") else "after the first run"
+        given = ", ".join(f"--{key} {value}" for key, value in entry.get("options", {}).items())
+        facts = [
+            f"SHA-256 {entry['sha256'][:16]}",
+            f"commit {entry['commit'][:12]}" if entry["commit"] else "not committed",
+        ]
+        facts += [f"with {given}"] * bool(given) + [f"lines {'; '.join(entry['changed'])}"] * bool(entry["changed"])
+        found.append(f"{'Changed' if i else 'Registered'} {when}, {entry['time']}: {lab['plan']}, {', '.join(facts)}.")
+    return found
 
 
 def arrange(study):

@@ -3,7 +3,8 @@
 import math
 from statistics import median
 
-from . import evaluations, layers, long_context, low_bit, metrics, option_history, stats, upcycling
+from . import evaluations, layers, long_context, low_bit, measurements, metrics, option_history, preconditions, stats
+from . import currencies, upcycling
 from .compare import correct, estimate
 from .study import speed
 
@@ -199,6 +200,9 @@ def results(study):
         "groups": study.groups,
         "tasks": evaluations.choices(study, lr),
         "synthetic": evaluations.synthetic(study, lr),
+        "currencies": currencies.rows(study),
+        "ngrams": study.ngrams,
+        "preconditions": [row for m in measurements.of_study(study, "")[:1] for row in preconditions.rows(m)],
         "low_bit": low_bit.tables(study, lr),
         "long_context": long_context.tables(study, lr),
         "no_verdict": no_verdict(study),

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,12 +16,16 @@ from pathlib import Path
 from . import (
     archive,
     claims,
+    currencies,
     figures,
     layers,
     low_bit,
     measurements,
     metrics,
+    ngrams,
     plan as plans,
+    preconditions,
+    run as lab_run,
     run_directory,
     scheduler,
     stats,
@@ -28,7 +33,7 @@ from . import (
 from . import study as studies, tables
 from .measurements import METRICS
 from .run_directory import RunError
-from .test_report import STEPS, made_run, near
+from .test_report import NGRAMS, STEPS, made_run, near
 from .test_tasks import add_scores, measured as synthetic_scores
 from .testing import Tests, expect_error, has
 from .trainer import Cost
@@ -115,6 +120,7 @@ def made_lab(place, arms, plan="p.plan", change=None):
     lab_json = {"plan": plan, "size": "cpu", "title": "L", "reference": "baseline", "runs": runs}
     lab_json["arms"] = {arm: {"label": arm.upper(), "group": "G"} for arm in arms}
     (lab / "lab.json").write_text(json.dumps(lab_json))
+    (lab / "ngrams.json").write_text(NGRAMS)
     return lab
 
 
@@ -212,6 +218,145 @@ def the_scoreboard_has_the_known_verdicts(place):
 
 
 @test
+def a_claim_has_no_verdict_without_the_preconditions(place):
+    lab, file = made_lab(place, known_arms()), place / "claims"
+    file.write_text(CLAIMS)
+    judged = lambda: {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
+    first = judged()
+    # the baseline ends at 2.25 and a at 2.2 on average
+    (lab / "ngrams.json").write_text(NGRAMS.replace("9.0]", "2.24]"))
+    rows = judged()
+    assert {rows[name]["verdict"] for name in ("lower", "higher", "same", "wide", "equal")} == {"no verdict"}, rows
+    assert rows["lower"]["remark"] == "baseline is not below the 5-gram (2.250, 2.240)", rows["lower"]
+    assert rows["lower"]["estimate"] == first["lower"]["estimate"] and rows["few"]["verdict"] == "not shown"
+    (lab / "ngrams.json").unlink()
+    assert judged()["lower"]["remark"] == "the loss of the 5-gram is not known"
+    (lab / "ngrams.json").write_text(NGRAMS)
+    for seed, use in enumerate((-0.1, -0.1, 0.1, 0.1), 1):
+        path = lab / f"a.lr0.001.seed{seed}/eval.json"
+        evaluation = json.loads(path.read_text())
+        evaluation["loss_by_position"] = [2.0] * 8 + [2.0 + use] * 8
+        path.write_text(json.dumps(evaluation))
+    assert judged()["lower"]["remark"] == "a is not shown to use its context (+0.000 ± 0.184)", judged()["lower"]
+    done = scoreboard(lab, "--claims", file)
+    has(done.stdout, "### Preconditions: p-cpu", "| baseline | 200.0 | 0.001 | one rate | 2.2500 | -6.7500 | -1.1500 [")
+    has(done.stdout, "-1.1500] | met |", "] | not met |", "Losses of n-gram models of 9 tokens", "4 no verdict")
+
+
+@test
+def gaps_are_at_equal_tokens_flops_and_seconds(place):
+    def change(run, arm, seed):
+        info = json.loads((run / "run.json").read_text())
+        info["model"]["flops_per_token"] *= 1.25 if arm == "a" else 1
+        (run / "run.json").write_text(json.dumps(info | {"host": "other" if arm == "b" else "h"}))
+
+    arms = known_arms()
+    study = studies.load([made_lab(place, {arm: arms[arm] for arm in ("baseline", "a", "b")}, change=change)])
+    rows = {(row["arm"], row["other"]): row for row in currencies.rows(study)}
+    assert list(rows) == [("a", "baseline"), ("b", "baseline"), ("b", "a")]
+    of = lambda *pair: {name: rows[pair][name] for name in currencies.CURRENCIES}
+    found = of("a", "baseline")
+    near(found["tokens"]["gap"]["mean"], -0.05)
+    # at 1.25 times the FLOPs a has 160 of 200 steps, between the validations of 150 and 200
+    later = 3 * math.exp(-150 / 30) * (1 - math.log(160 / 150) / math.log(200 / 150))
+    near(found["FLOPs"]["gap"]["mean"], later - 0.05, 1e-6)
+    assert (found["FLOPs"]["designed"], found["FLOPs"]["price"], found["seconds"]["designed"]) == (False, 1.25, True)
+    near(of("b", "a")["FLOPs"]["gap"]["mean"], 0.052 - later, 1e-6)
+    assert of("b", "baseline")["FLOPs"]["designed"] and of("b", "baseline")["seconds"]["gap"] is None, "other machines"
+    cells = [c.text if isinstance(c, tuple) else c for c in currencies.table(list(rows.values()), "baseline").rows[0]]
+    has(" | ".join(cells), "A | BASELINE | 0.001 and 0.001 | -0.0500 [", "interpolated | -0.0500 [", "by design | 1.25")
+
+
+SWEPT = """sweep-seeds = 9
+seeds = 1 2 3 4
+lr = 1e-3 2e-3 4e-3 8e-3 1.6e-2
+looks = 4 8
+tokens = 10K
+total-batch = 100
+train-data = c
+[arm baseline]
+[arm a]
+"""
+
+
+@test
+def each_arm_has_the_rate_of_its_sweep(place):
+    plan = plans.parse(SWEPT, "p.plan", {"train-data": "value", "total-batch": "value"})
+    names = [run.name for run in plans.expand(plan, {})]
+    assert len(names) == 10 and names[0] == "baseline.lr0.001.seed9", names
+    names = [run.name for run in plans.expand(plan, {}, rates={"baseline": 0.002, "a": 0.004})]
+    assert names[:3] == ["baseline.lr0.002.seed1", "a.lr0.004.seed1", "baseline.lr0.002.seed2"] and len(names) == 8
+    for old, new, said in (
+        (" 1.6e-2", "", "p.plan:1: sweep-seeds: [arm baseline] has 4 rates, at least 5 are required"),
+        ("= 9", "= 9 3", "p.plan:1: sweep-seeds: seed 3 is also in seeds: a rate must not be chosen by the seeds"),
+    ):
+        try:
+            plans.expand(plans.parse(SWEPT.replace(old, new), "p.plan", {"train-data": "value"}), {})
+            raise AssertionError(said)
+        except plans.PlanError as error:
+            has(str(error), said)
+    lab = place / "lab"
+    rates, best = plan.common["lr"], {"baseline": 0.002, "a": 0.004}
+    runs = [(arm, lr, 9, 2 + abs(math.log(lr / best[arm]))) for arm in best for lr in rates]
+    runs += [(arm, best[arm], s, 2 + s / 10 - 0.05 * (arm == "a") + NOISE[s - 1]) for arm in best for s in range(1, 5)]
+    for arm, lr, seed, loss in runs:
+        made_run(lab / f"{arm}.lr{lr:g}.seed{seed}", arm, lr, seed, loss)
+    plan.path = place / "p.plan"
+    costs = {f"{arm}.lr{lr:g}.seed{seed}": Cost(1, 1, 1, 1, 1) for arm, lr, seed, _ in runs}
+    planned = [*plans.expand(plan, {}), *plans.expand(plan, {}, rates=best)]
+    lab_run.write_lab(lab, plan, "cpu", planned, costs, {"lr": rates})
+    (lab / "ngrams.json").write_text(NGRAMS)
+    assert lab_run.best_rates(lab, best) == best
+    study = studies.load([lab])
+    row = currencies.rows(study)[0]
+    assert row["rates"] == [0.004, 0.002] and row["tokens"]["gap"]["n"] == 4
+    near(row["tokens"]["gap"]["mean"], -0.05)
+    m = measured(lab)[0]
+    assert {row["seed"] for row in m.rows} == {1, 2, 3, 4}
+    near(preconditions.rows(m)[1]["of_best_rate"], 1.0)
+    claim = claims.Claim("x", "x", "S", "loss", (("a", "baseline"),), ("one rate",), "below", 0.015, 4)
+    judged = claims.judge([claim], [m])[0]
+    # the first of two looks: 2 - 2 Phi(1.96 / sqrt 0.5) = 0.00557 of 0.05
+    near(judged["share"], 0.00557450 / 0.05, 1e-5)
+    near(judged["p"], judged["share"] ** -1 * claims.p_value("below", stats.Estimate(**judged["estimate"]), 0.015))
+    m.looks = [3, 8]
+    assert claims.judge([claim], [m])[0]["remark"] == "4 seeds: the looks are at [3, 8]"
+    near(sum(stats.look_levels([4, 8, 12, 16]).values()), 1)
+    # what was fixed, and what was changed
+    assert "Registered before the first run, " in study.notes[0] and "not committed, with --lr [0.001" in study.notes[0]
+    lab_run.write_lab(lab, plan, "cpu", planned, costs, {"lr": rates})
+    assert len(studies.load([lab]).notes) == 1
+    longer = replace(plan, text=SWEPT.replace("looks = 4 8", "looks = 4 12"))
+    lab_run.write_lab(lab, longer, "cpu", planned, costs, {"lr": rates})
+    has(studies.load([lab]).notes[1], "Changed after the first run, ", "lines -looks = 4 8; +looks = 4 12.")
+
+
+@test
+def n_grams_are_interpolated_by_their_definition(place):
+    random.seed(5)
+    draw = lambda windows, kinds: [[random.randrange(kinds) for _ in range(7)] for _ in range(windows)]
+    train, val, vocab = draw(20, 4), draw(6, 5), 6
+
+    def p(context, word):
+        before = lambda row, i: tuple(row[i - len(context) : i]) if i >= len(context) else None
+        after = [row[i] for row in train for i in range(len(row)) if before(row, i) == context]
+        lower = p(context[1:], word) if context else 1 / vocab
+        types = len(set(after))
+        return (after.count(word) + types * lower) / (len(after) + types) if after else lower
+
+    for order, loss in enumerate(ngrams.losses(train, val, vocab), 1):
+        each = [-math.log(p(tuple(row[max(0, i - order + 1) : i]), row[i])) for row in val for i in range(1, 7)]
+        near(loss, stats.mean(each), 1e-9)
+    for name, tokens in (("train_0", range(10)), ("train_1", range(10, 25)), ("val_0", range(30, 40))):
+        header = struct.pack("<3i", 20240520, 1, len(tokens)).ljust(1024, b"\0")
+        (place / f"{name}.bin").write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
+    windows = lambda *words: [[int(x) for x in row] for row in ngrams.windows_of(place, *words)]
+    assert windows("train", 4, 9, True) == [list(range(b, b + 5)) for b in (0, 4, 10, 14, 18)]
+    assert windows("train", 4, 2, True) == [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]]
+    assert windows("val", 4, 1, False) == [[30, 31, 32, 33, 34]]
+
+
+@test
 def verdicts_are_corrected_for_the_number_of_claims():
     """One claim whose p is 0.02 is supported alone, and not among 10 claims without an effect."""
     rows = []
@@ -219,8 +364,9 @@ def verdicts_are_corrected_for_the_number_of_claims():
         for seed, noise in enumerate((0.010, -0.012, 0.013, -0.011, 0.0), 1):
             row = dict.fromkeys(measurements.COLUMNS) | {"study": "s", "arm": arm, "rate": 1e-3, "seed": seed}
             own = 0.0 if arm == "baseline" else noise
-            rows.append(row | {"state": "done", "sink_rate": 2 + seed / 10 + shift + own})
-    study = measurements.Measurements("s", rows)
+            row |= {"state": "done", "loss": 2.0, "context_use": -1.0}
+            rows.append(row | {"sink_rate": 2 + seed / 10 + shift + own})
+    study = measurements.Measurements("s", rows, json.loads(NGRAMS))
     claim = claims.Claim("x", "x", "S", "sink_rate", (("a", "baseline"),), (), "below", 0.015)
     other = claims.Claim("y", "y", "S", "sink_rate", (("b", "baseline"),), (), "above", 0.005)
     alone = claims.judge([claim], [study])[0]

@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 test = Tests()
 
 
+NGRAMS = '{"tokens": 9, "windows": 9, "losses": [9.0, 9.0, 9.0, 9.0, 9.0]}'  # worse than all runs
 STEPS, BATCH, T, MAP = 200, 1000, 16, 8
 LAMBDA = 0.25
 
@@ -114,6 +115,7 @@ def write_lab(lab, runs, **more):
     named = [{"name": name, "arm": arm} for name, arm in runs.items()]
     found = {"plan": "p", "size": "s", "title": "L", "reference": "baseline", "arms": ARMS, "runs": named}
     (lab / "lab.json").write_text(json.dumps(found | more))
+    (lab / "ngrams.json").write_text(NGRAMS)
     return lab
 
 

@@ -1,0 +1,73 @@
+"""ngrams.py: the losses of n-gram models on the windows of the final losses, below which a Transformer must be to say
+anything about attention. They are interpolated by Witten and Bell:
+
+    P_n(w | c) = (count(c w) + types(c) P_n-1(w | c')) / (count(c) + types(c)),    P_0 = 1 / vocabulary
+
+c are the n - 1 tokens before w in its window, c' those without the first, and types(c) is the number of different
+tokens after c. Counted are as many windows of the training data as a run reads, evenly spaced, at most MOST tokens.
+They are kept in ngrams.json of a lab, and in archives.
+"""
+
+import json
+from pathlib import Path
+
+from . import run_directory
+
+ORDERS = 5
+MOST = 1 << 24
+FORMATS = {20240520: "<u2", 20240801: "<u4"}  # of shards: their magic and their tokens
+
+
+def windows_of(path, split, T, most, spaced):
+    """At most `most` windows [n, T + 1] of the shards of a directory or file: the first ones, or evenly spaced."""
+    import numpy as np
+
+    files = sorted(path.glob(f"*{split}*.bin")) if path.is_dir() else [path]
+    shards = [np.memmap(f, FORMATS[int(np.fromfile(f, "<i4", 1)[0])], "r", 1024) for f in files]
+    ends = np.cumsum([(len(shard) - 1) // T for shard in shards])
+    n = min(most, int(ends[-1]))
+    rows = []
+    for window in np.arange(n) * int(ends[-1]) // n if spaced else range(n):
+        i = int(np.searchsorted(ends, window, "right"))
+        begin = (int(window) - int(ends[i - 1] if i else 0)) * T
+        rows.append(shards[i][begin : begin + T + 1])
+    return np.array(rows, np.int64)
+
+
+def losses(train, val, vocab, orders=ORDERS):
+    """The mean losses of the models of 1, 2, .. tokens on the targets of windows [n, T + 1], in nats."""
+    import numpy as np
+
+    tokens, n, found = np.concatenate([train, val]), len(train), []
+    p = np.full((len(val), tokens.shape[1] - 1), 1 / vocab)
+    grams = np.zeros_like(tokens[:, :1].repeat(tokens.shape[1] + 1, 1))  # of order 0: [i] ends before token i
+    for order in range(1, orders + 1):
+        contexts = grams[:, :-1]  # of the tokens from order - 1 on
+        ids = contexts * vocab + tokens[:, order - 1 :]
+        _, first, grams = np.unique(ids, return_index=True, return_inverse=True)
+        grams, context_of = grams.reshape(ids.shape), contexts.reshape(-1)[first]
+        count = np.bincount(grams[:n].reshape(-1), minlength=len(first))
+        of_context = lambda x: np.bincount(context_of, x, minlength=int(contexts.max()) + 1)
+        total, types = of_context(count), of_context(count > 0)
+        begin = order == 1  # token 0 is no target
+        g, c, lower = grams[n:, begin:], contexts[n:, begin:], p[:, max(order - 2, 0) :]
+        known = total[c] > 0
+        lower[known] = ((count[g] + types[c] * lower) / np.maximum(total[c] + types[c], 1))[known]
+        found.append(float(-np.log(p).mean()))
+    return found
+
+
+def count(study):
+    """Sets ngrams of a study from its data, if it has none and the data are there."""
+    done = max((run for run in study.runs if run.state == "done"), key=lambda run: run.tokens, default=None)
+    if study.ngrams or not done or not done.directory.is_dir():
+        return
+    o, windows = done.options, done.windows(study.by_eval())
+    T, files = int(o["seq-len"]), [Path(str(o[f"{split}-data"])) for split in ("train", "val")]
+    if not windows or not all(path.exists() for path in files):
+        return
+    train = windows_of(files[0], "train", T, max(1, min(done.tokens, MOST) // T), True)
+    val = windows_of(files[1], "val", T, windows, False)
+    found = {"tokens": len(train) * T, "windows": len(val), "losses": losses(train, val, int(o["vocab"]))}
+    study.ngrams = found
+    run_directory.write_atomic(done.directory.parent / "ngrams.json", json.dumps(found) + "\n")
