@@ -51,9 +51,9 @@ static inline void log_phase(Log *log, const Phases *p, int64_t step) {
     printf("after step %" PRId64 ", a phase with", step);
     cJSON_ArrayForEach(item, changed) {
         OptionText text;
-        const char *name = json_member(item, "name")->valuestring;
-        printf("%s %s=%s", item == changed->child ? "" : ",", name,
-               option_text(text, &p->items[p->current].options, option_row(name)));
+        int r = option_row(json_member(item, "name")->valuestring);
+        printf("%s %s=%s", item == changed->child ? "" : ",", option_rows[r].name,
+               option_text(text, &p->items[p->current].options, r));
     }
     printf("\n");
     log_record(log, event);
