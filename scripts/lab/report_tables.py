@@ -19,6 +19,7 @@ from .table import (
     speed_cells,
 )
 
+SHOWN = f"A gap is shown, and coloured, if p is below {1 - stats.CONFIDENCE:.2g} with {LEAST_SEEDS} seeds or more."
 MOST_SENTENCES = 16  # of more gaps only those that are shown are told
 
 
@@ -42,6 +43,8 @@ def conclusions(r):
     told = [row for row in r["summary"] if row["gap"]]
     if r["no_verdict"] and told:
         return [r["no_verdict"]]
+    if told and all(row["gap"]["n"] < LEAST_SEEDS for row in told):
+        return [f"No verdict: every gap is of fewer than {LEAST_SEEDS} seeds."]
     if len(told) > MOST_SENTENCES:
         shown = [row for row in told if row["gap"]["shown"]]
         return [sentence(r, row) for row in shown] or [f"None of {len(told)} differences is shown."]
@@ -75,9 +78,8 @@ def summary(r):
         rows,
         "Gap: loss of the arm minus that of the reference at the same rate and seed. Loss: nats per token, of the "
         f"{r['loss_of']}, mean over seeds. Square brackets: {100 * r['confidence']:.0f}% t intervals over seeds. p: "
-        "two-sided, of gap 0, adjusted by Holm's method for the gaps in the table. A gap is shown, and coloured, "
-        f"if this p is below {1 - r['confidence']:.2g} with at least {LEAST_SEEDS} seeds. Tokens/s: median and 10% to "
-        f"90% of the steps of all runs{machine}; other load on the machine lowers it.",
+        f"two-sided, of gap 0, adjusted by Holm's method for the gaps in the table. {SHOWN} Tokens/s: median and 10% "
+        f"to 90% of the steps of all runs{machine}; other load on the machine lowers it.",
         lines=conclusions(r),
     )
 
@@ -269,7 +271,7 @@ def low_bit(r):
     captions = {
         "training": f"Cost: loss of a run minus that of the run in {first} with the same seed, nats per token. Gap: "
         f"the arm's cost minus that of the reference at the same seed. Square brackets: {confidence} t intervals over "
-        "seeds; an interval that contains 0 shows no difference. p: adjusted for the gaps of the table.",
+        f"seeds. p: adjusted for the gaps of the table. {SHOWN}",
         "rounding": "Evaluation with rounded numbers. Cost: loss with --quantize minus loss without, of the same "
         "checkpoint. p: adjusted for the gaps at one training precision.",
         "measured": "Over the layers. Logits and activations: on the first 64 tokens of windows. bf16 error: of "
@@ -320,8 +322,8 @@ def windows(r):
             costs,
             "Cost: the arm minus the arm of the same variant that the change is compared with, at the same seed. Gap: "
             f"the cost minus that of the same change in the reference's variant. Square brackets: {confidence} t "
-            "intervals over seeds; an interval that contains 0 shows no difference. p: adjusted by Holm's method for "
-            "the costs, and for the gaps, of one value.",
+            "intervals over seeds. p: adjusted by Holm's method for the costs, and for the gaps, of one value. "
+            + SHOWN,
         ),
     ]
 
