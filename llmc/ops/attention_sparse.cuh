@@ -1,9 +1,9 @@
 /*
 attention_sparse.cuh: the CUDA twin of attention_sparse.h. Equations in attention.h.
 
-  mapping   here, in fp32 and for wide heads: forward, dQ: a block per query row and head, over the keys of its list. dK,
-            dV: a block per key, over the rows whose lists have its block and all query heads of its group. Each sum is
-            one thread's, in a fixed order: no atomics. attention_sparse_mma.cuh: the same on tensor cores
+  mapping   here, in fp32 and for wide heads: forward, dQ: a block per query row and head, over the keys of its list.
+            dK, dV: a block per key, over the rows whose lists have its block and all query heads of its group. Each sum
+            is one thread's, in a fixed order: no atomics. attention_sparse_mma.cuh: the same on tensor cores
   traffic   (K + 2) S (D + DV) elements per row and head, from L2
   numerics  products and sums in fp32, outputs rounded once
 */

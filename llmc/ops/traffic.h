@@ -16,8 +16,8 @@ enum { FP32_BYTES = 4 }; // gradients, optimizer states, master weights, statist
 // Limit of attention's workspace, in bytes, when the device's memory is unknown.
 enum { GPU_ATTENTION_LIMIT = 1 << 30 };
 
-// The workspace of block-sparse attention on a GPU: rowsum(dO O); counts and starts of the blocks, and the rows of each;
-// on tensor cores the partial results of the blocks that a row reads, of as many key/value heads at a time as the limit
+// The workspace of block-sparse attention on a GPU: rowsum(dO O); counts and starts of the blocks, the rows of each; on
+// tensor cores the partial results of the blocks that a row reads, of as many key/value heads at a time as the limit
 // allows (attention_sparse_mma.cuh).
 #ifndef SPARSE_PARTIALS_LIMIT // tests make it small (test_diffv2.cu)
 #define SPARSE_PARTIALS_LIMIT (1 << 28)
