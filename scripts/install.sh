@@ -33,7 +33,7 @@ commands=(diffv2-lab:scripts/lab/__main__.py diffv2-watch:scripts/watch.py diffv
     diffv2-export-gguf:dev/reference/export_gguf.py)
 files=(LICENSE scripts/{python_environment.py,watch.py,export_run.py,plot_loss.awk} scripts/{lab,plans,export_python}/*
     data/*.py data/{inspect,requirements.txt} data/gpt2_ranks/*
-    dev/reference/{export_gguf,export_hub,modeling_diffv2}.py)
+    dev/reference/{export_gguf,export_hub,model_card,modeling_diffv2}.py)
 
 remove() {
     rm -rf "$share"

@@ -10,11 +10,12 @@ OUT contains:
                     "baseline"
   model.safetensors a copy, not a link: a program that saves into OUT must not change the checkpoint
   generation_config.json   the separator of documents begins a text, ends it and pads it
-  tokenizer.json, tokenizer_config.json   the tokenizer of the checkpoint, which puts the separator before a text, as
-                    train_diffv2 --prompt does. Where tokens are bytes, one that maps each byte to its value
+  tokenizer.json, tokenizer_config.json   the tokenizer of the checkpoint, unchanged, with the separator as bos_token.
+                    train_diffv2 --prompt puts it before a text. Where tokens are bytes, one that maps each byte to its
+                    value
   tokenizer.bin     for train_diffv2 --init OUT, which reads OUT too
   chat_template.jinja   of the training data, if these are conversations of data/prepare.py --chat
-  README.md         a model card
+  README.md         a model card (model_card.py)
 
 The separator is --separator; else that of the run (--separator of train_diffv2, the corpora in run.json,
 tokenizer.bin); else byte 0 where tokens are bytes. Optimizer and trainer state are not exported.
@@ -35,6 +36,8 @@ from itertools import chain, repeat
 from math import prod
 from operator import mul
 from pathlib import Path
+
+from model_card import model_card
 
 CODE = Path(__file__).resolve().parent / "modeling_diffv2.py"
 CLASSES = {  # of modeling_diffv2.py
@@ -126,24 +129,17 @@ def byte_tokenizer(separator):
     }
 
 
-def separator_before_text(text, id_):
-    """A post_processor that puts the token before a text, and before a pair of texts."""
-    part = lambda kind, name, of_pair: {kind: {"id": name, "type_id": of_pair}}
-    first, a, b = part("SpecialToken", text, 0), part("Sequence", "A", 0), part("Sequence", "B", 1)
-    known = {text: {"id": text, "ids": [id_], "tokens": [text]}}
-    return {"type": "TemplateProcessing", "single": [first, a], "pair": [first, a, b], "special_tokens": known}
-
-
 def exported_tokenizer(checkpoint, config, table, separator):
-    """tokenizer.json and tokenizer_config.json; None: the checkpoint has no tokenizer.json, and tokens are not bytes"""
+    """The text of tokenizer.json and tokenizer_config.json; None: the checkpoint has no tokenizer.json, and tokens are
+    not bytes"""
     path = checkpoint / "tokenizer.json"
     if path.exists():
-        tokenizer = read_json(path)
+        text = path.read_text(encoding="utf-8")  # other programs know a tokenizer by what it does
     elif table[0] == 0 if table else config["vocab_size"] == BYTE_VOCABULARY:
-        tokenizer = byte_tokenizer(separator)
+        text = json.dumps(byte_tokenizer(separator), indent=2, ensure_ascii=False)
     else:
         return None
-    added = {a["id"]: a["content"] for a in tokenizer.get("added_tokens") or []}
+    added = {a["id"]: a["content"] for a in json.loads(text).get("added_tokens") or []}
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -153,10 +149,8 @@ def exported_tokenizer(checkpoint, config, table, separator):
     }
     if separator in added:  # the text of another token would also match in texts that do not mean it
         settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), added[separator])
-        before, own = separator_before_text(added[separator], separator), tokenizer.get("post_processor")
-        if own is None or own["type"] == "ByteLevel":  # others add tokens already
-            tokenizer["post_processor"] = {"type": "Sequence", "processors": [own, before]} if own else before
-    return tokenizer, settings
+        settings["add_bos_token"] = True  # for programs that read it; Transformers does not beside a tokenizer.json
+    return text, settings
 
 
 def check_diffllama(config):
@@ -243,22 +237,6 @@ def write_diffllama(source, to, config):
             out.write(data)
 
 
-def model_card(config):
-    code = ", trust_remote_code=True" if "auto_map" in config else ""
-    tag = config.get("attention", config["model_type"])
-    return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [diffv2.c, {tag}]
----
-A language model with attention `{tag}`, trained by diffv2.c on sequences of {config["max_position_embeddings"]} tokens.
-
-    import transformers
-    pipe = transformers.pipeline("text-generation", "DIRECTORY"{code})
-    print(pipe("Once upon a time", max_new_tokens=100)[0]["generated_text"])
-"""
-
-
 def export(options, checkpoint, out):
     """Writes OUT, whose parts are read and checked first."""
     config = read_json(checkpoint / "config.json")
@@ -277,15 +255,17 @@ def export(options, checkpoint, out):
         write_json(out / "config.json", config | special | of_class)
         if special:
             write_json(out / "generation_config.json", special | pad)
-        for name, value in zip(("tokenizer.json", "tokenizer_config.json"), tokenizer or ()):
-            write_json(out / name, value)
+        if tokenizer:
+            (out / "tokenizer.json").write_text(tokenizer[0], encoding="utf-8")
+            write_json(out / "tokenizer_config.json", tokenizer[1])
         if template:
             shutil.copyfile(template, out / "chat_template.jinja")
         if table:
             shutil.copyfile(checkpoint / "tokenizer.bin", out / "tokenizer.bin")
         if "auto_map" in config:
             shutil.copyfile(CODE, out / CODE.name)
-        (out / "README.md").write_text(model_card(config), encoding="utf-8")
+        card = model_card(checkpoint, config, separator, bool(tokenizer) and "bos_token" in tokenizer[1])
+        (out / "README.md").write_text(card, encoding="utf-8")
         write_weights = write_diffllama if options.diffllama else lambda source, to, _: shutil.copyfile(source, to)
         write_weights(checkpoint / "model.safetensors", out / "model.safetensors", config)
     except BaseException:

@@ -13,7 +13,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from test_hub import FIXTURE_FILES, FIXTURES, HERE, WORK, arrays_of, directory, expect_close  # sets the environment
+from test_hub import (
+    FIXTURE_FILES,
+    FIXTURES,
+    HERE,
+    NEW,
+    WORK,
+    arrays_of,
+    directory,
+    expect_close,
+)  # sets the environment
 from test_hub import gradients_of_model, open_model, succeed, windows
 
 import numpy as np
@@ -158,9 +167,10 @@ def expect_texts_of_the_program(checkpoint, out):
     """pipeline() continues texts as train_diffv2 does, from the checkpoint and from the exported directory."""
     pipe = transformers.pipeline("text-generation", str(out), trust_remote_code=True, device="cpu")
     prompts = ["The ", "    scripts/"]
-    texts = pipe(prompts, batch_size=2, max_new_tokens=6, do_sample=False)  # of other lengths, with padding
+    bos = pipe.tokenizer.bos_token  # of other lengths, with padding
+    texts = pipe([bos + p for p in prompts], batch_size=2, max_new_tokens=6, do_sample=False)
     for prompt, [written] in zip(prompts, texts):
-        found = written["generated_text"]
+        found = written["generated_text"].removeprefix(bos)
         for source in (checkpoint, out):
             text = succeed("--init", source, "--prompt", prompt, "--generate", 6, "--temperature", 0)
             assert text.rstrip("\n") == found.rstrip("\n"), f"{source.name}: {text!r}, not {found!r}"
@@ -193,7 +203,8 @@ def test_bytes_are_exact_in_the_exported_tokenizer_and_texts_are_those_of_the_pr
         assert raw == list(text.encode()), f"separator {separator}: a text has other tokens than its bytes"
         assert tokenizer.decode(raw) == text
         if separator < 128:
-            assert dict(tokenizer("a")) == {"input_ids": [separator, 97], "attention_mask": [1, 1]}, tokenizer("a")
+            found = dict(tokenizer(tokenizer.bos_token + "a"))
+            assert found == {"input_ids": [separator, 97], "attention_mask": [1, 1]}, found
             expect_special_tokens(out, tokenizer, separator)
             expect_texts_of_the_program(checkpoint, out)
 
@@ -218,15 +229,61 @@ def test_a_tokenizer_json_is_exported_with_its_separator_and_texts_are_those_of_
         checkpoint = run_on_text(f"bpe{number}", ids, *options, vocab_size=400)
         out = exported(checkpoint, f"bpe{number}")
         tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
-        assert tokenizer(TEXT)["input_ids"] == [0, *ids]
+        if NEW:  # transformers 5, and lm-evaluation-harness with it
+            before = AutoTokenizer.from_pretrained(out, trust_remote_code=True, add_bos_token=True)
+            assert before("a b")["input_ids"] == [0, *bpe.encode("a b", add_special_tokens=False).ids]
+        assert tokenizer(TEXT)["input_ids"] == ids and tokenizer("<|endoftext|>a")["input_ids"][0] == 0
+        assert (out / "tokenizer.json").read_bytes() == (place / "tokenizer.json").read_bytes()
+        assert json.loads((out / "tokenizer_config.json").read_text())["add_bos_token"]  # for llama.cpp's converter
         assert tokenizer.decode(ids) == TEXT
         expect_special_tokens(out, tokenizer, 0)
         expect_texts_of_the_program(checkpoint, out)
-    end = "<|endoftext|>"
-    bpe.post_processor = tokenizers.processors.TemplateProcessing(f"$A {end}", special_tokens=[(end, 0)])
-    bpe.save(str(checkpoint / "tokenizer.json"))
-    tokenizer = AutoTokenizer.from_pretrained(exported(checkpoint, "bpe template"), trust_remote_code=True)
-    assert tokenizer(TEXT)["input_ids"] == [*ids, 0], "a tokenizer that adds tokens itself was changed"
+
+
+def test_the_card_states_what_the_run_states():
+    shard = Path(WORK.name) / "text/card/corpus/train_000000.bin"
+    checkpoint = run_on_text("card", list(TEXT.encode()), "--val-data", shard, "--val-steps", 2, separator=0)
+    log, value = checkpoint.parent.parent / "log.jsonl", {"accuracy": 0.5, "accuracy_se": 0.1, "chance": 0.25}
+    loss = [json.loads(line)["loss"] for line in log.read_text().splitlines() if '"val"' in line][-1]
+    later = {"kind": "val", "step": 61, "loss": 1.0, "windows": 1}  # than the checkpoint
+    with log.open("a") as f:
+        for record in ({"kind": "choices", "step": 60, "name": "task", "examples": 9, **value}, later):
+            f.write(json.dumps(record) + "\n")
+    card = (exported(checkpoint, "card") / "README.md").read_text()
+    run = json.loads((checkpoint.parent.parent / "run.json").read_text())
+    for text in (
+        f"| parameters | {run['model']['parameters']:,} |",
+        "| context | 64 tokens |",
+        f"`corpus`: {len(TEXT.encode()):,} tokens |",
+        "| trained on | 15,360 tokens in 60 steps |",
+        f"{loss:.4f} nats per token (8 windows of `train_000000.bin`, step 60)",
+        "accuracy 0.500 [0.304, 0.696] of 9 examples (chance 0.250)",
+        f"diffv2.c {run['version']}, revision {run['revision']}",
+        "--lr 0.01",
+        "license_name: to-be-stated",
+    ):
+        assert text in card, f"{text} is not in {card}"
+    assert str(WORK.name) not in card, card
+    alone = directory("alone")
+    for name in ("config.json", "model.safetensors"):
+        (alone / name).symlink_to(checkpoint / name)
+    assert "| context | 64 tokens |" in (exported(alone, "alone") / "README.md").read_text()
+
+
+def test_the_lines_of_the_description_and_of_the_card_run_as_they_are_and_ask_nothing():
+    checkpoint = Path(WORK.name) / "text/card/checkpoints/step_00000060"
+    out = exported(checkpoint, "OUT")
+    block = lambda text, begin: "\n".join(
+        line[4:] for line in text[text.index(begin) :].splitlines()[1:] if not line or line.startswith("    ")
+    )
+    described = (HERE / "README.md").read_text().partition("Without `trust_remote_code`")[0]
+    lines = block(described, "Then, with transformers and peft"), block((out / "README.md").read_text(), "| license |")
+    code = "\n".join(lines).partition("train_diffv2")[0].replace("DIRECTORY", "OUT")
+    assert "AutoTokenizer" in code and "bos_token" in code, code
+    more = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "cwd": out.parent}
+    done = subprocess.run([sys.executable, "-c", code], **more)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and "trust_remote_code" not in said, said
 
 
 def test_a_llama_that_transformers_5_refuses_is_written_as_a_diffv2():
