@@ -112,7 +112,7 @@ def convert(options):
         shutil.copyfile(options.tokenizer, out / "tokenizer.json")
         token_table.write_table(options.tokenizer, str(out / "tokenizer.bin"), options.separator)
     known = None if options.separator is None else {"token": options.separator, "place": options.separator_place}
-    train = write_corpus(
+    train, val = write_corpus(
         out,
         shards,
         source=f"Megatron {options.prefix}",
@@ -121,7 +121,7 @@ def convert(options):
         separator=known,
         documents=documents,
     )
-    print(f"{out}: {documents} documents, {train} tokens for training and {shards[0]['tokens']} for validation")
+    print(f"{out}: {documents} documents, {train} tokens for training and {val} for validation")
 
 
 def main():

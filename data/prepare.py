@@ -222,11 +222,14 @@ class Corpus:
         self.parts, self.count, self.counts = [], 0, [] if options.chat else None
         self.fresh = {"documents": 0, "text_bytes": 0, "empty": 0}
         self.done_tokens = sum(s["tokens"] for s in state["shards"])
+        self.held = None  # the name of the validation shard that is being collected
 
     def limit(self):
-        return self.options.shard_tokens if self.state["shards"] else self.options.val_tokens
+        of_shard = self.options.val_field or self.state["shards"]
+        return self.options.shard_tokens if of_shard else self.options.val_tokens
 
     def add(self, text, ids):
+        self.held = getattr(text, "name", None)
         separator = np.array([self.tokenizer.separator], self.dtype)
         before = self.options.separator_place == "before"
         if self.options.chat:
@@ -247,7 +250,9 @@ class Corpus:
 
     def write(self, place):
         """Writes the collected tokens as a shard. The documents from `place` on follow it."""
-        append_shard(self.out, self.state["shards"], self.parts, self.counts)
+        named = self.options.val_field and (f"val_%06d_{self.held}.bin" if self.held else "train_%06d.bin")
+        name = named and named % len(self.state["shards"])
+        append_shard(self.out, self.state["shards"], self.parts, self.counts, name)
         self.state["place"] = list(place)
         for key, value in self.fresh.items():
             self.state[key] += value
@@ -295,6 +300,8 @@ def tokenize(corpus, inputs, options, out):
         for index, ids in zip(kept, corpus.tokenizer.encode([texts[i] for i in kept])):
             if len(ids) == 0:
                 continue
+            if corpus.count and getattr(texts[index], "name", None) != corpus.held:
+                corpus.write((number, file_documents + index))
             corpus.add(texts[index], ids)
             new_tokens += len(ids) + 1
             if corpus.full() or corpus.enough():
@@ -392,8 +399,8 @@ def prepare(options):
     except OSError:
         raise BadInput(f"another prepare.py is writing to {out}: wait for it, or use another --out") from None
     kept = (
-        "tokenizer train_bpe bpe_sample separator separator_place text_field val_tokens shard_tokens max_tokens "
-        "max_document skip_bad"
+        "tokenizer train_bpe bpe_sample separator separator_place text_field val_tokens val_field shard_tokens "
+        "max_tokens max_document skip_bad"
     ).split()
     wanted = {k: getattr(options, k) for k in kept} | {
         "delimiter": repr(options.delimiter),
@@ -425,7 +432,10 @@ def prepare(options):
 def finish(out, source, tokenizer, options, state):
     if not state["shards"]:
         raise BadInput("no document with text")
-    if len(state["shards"]) < 2:
+    if options.val_field:
+        if len({s["file"].partition("_")[0] for s in state["shards"]}) < 2:
+            raise BadInput(f"--val-field {options.val_field}: documents with this field, and without it, are required")
+    elif len(state["shards"]) < 2:
         advice = (
             "lower it"
             if state["documents"] > 1
@@ -439,7 +449,7 @@ def finish(out, source, tokenizer, options, state):
         tokenizer.separator,
     )
     place = options.separator_place
-    train = write_corpus(
+    train, val = write_corpus(
         out,
         state["shards"],
         source=source,
@@ -457,7 +467,7 @@ def finish(out, source, tokenizer, options, state):
     skipped = f"; {state['empty']} empty or bad documents skipped ({bad} bad)" if state["empty"] else ""
     print(
         f"{out}: {state['documents']} documents, {state['text_bytes']} bytes of text, {train} tokens for training and "
-        f"{state['shards'][0]['tokens']} for validation{skipped}"
+        f"{val} for validation{skipped}"
     )
     if reason:
         print(f"the trainer cannot encode prompts with this tokenizer: {reason}; use --prompt-tokens")

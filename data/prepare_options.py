@@ -54,6 +54,11 @@ def parse_arguments(description):
         help="minimum for validation, from the first documents (1e6, or 1%% of the estimated tokens if less)",
     )
     parser.add_argument(
+        "--val-field",
+        metavar="NAME",
+        help="JSON lines: documents with this field are for validation, and each value gets shards val_N_VALUE.bin",
+    )
+    parser.add_argument(
         "--shard-tokens",
         type=float,
         default=1e8,

@@ -50,19 +50,19 @@ def write_mask(shard, counts):
     return file_digest(path)
 
 
-def append_shard(out, shards, parts, counts=None):
+def append_shard(out, shards, parts, counts=None, name=None):
     """Writes the next shard of a corpus, the first of which is for validation. shards: its list in corpus.json."""
-    name, tokens = f"{'train' if shards else 'val'}_{len(shards):06d}.bin", np.concatenate(parts)
+    name, tokens = name or f"{'train' if shards else 'val'}_{len(shards):06d}.bin", np.concatenate(parts)
     mask = {} if counts is None else {"mask": write_mask(out / name, np.concatenate(counts))}
     shards.append({"file": name, "tokens": len(tokens), "xxh64": write_shard(out / name, tokens), **mask})
 
 
 def write_corpus(out, shards, **about):
-    """corpus.json. Returns the number of tokens for training."""
-    val, train = shards[0]["tokens"], sum(s["tokens"] for s in shards[1:])
+    """corpus.json. Returns the numbers of tokens for training and for validation."""
+    train, val = (sum(s["tokens"] for s in shards if s["file"].startswith(kind)) for kind in ("train", "val"))
     sizes = {"train_tokens": train, "val_tokens": val, "shards": shards}
     write_json(out / "corpus.json", {"format": 1, "name": out.name, **about, **sizes})
-    return train
+    return train, val
 
 
 def file_digest(path):

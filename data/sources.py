@@ -8,6 +8,7 @@ import fnmatch
 import gzip
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,13 +195,19 @@ def unpacked(path, name):
             yield piece, raw.tell()
 
 
+class Held(str):
+    """A document for validation, in the shards of this name."""
+
+    name = ""
+
+
 class Documents:
     """Iterates over (document, or None for a skipped one; share of the file that has been read)."""
 
     def __init__(self, path, name, options):
         self.path, self.name, self.field, self.limit = path, name, options.text_field, options.max_document
         self.delimiter, self.chat = options.delimiter, options.conversations
-        self.skip_bad = options.skip_bad
+        self.skip_bad, self.val_field = options.skip_bad, options.val_field
         self.bad = 0
         self.size = max(1, os.path.getsize(path))
 
@@ -295,6 +302,9 @@ class Documents:
                 return self.chat.conversation(value.get("messages") if isinstance(value, dict) else None)
             except ValueError as error:
                 return self.problem(f"{self.name}: line {number} {error}")
+        held = value.get(self.val_field) if isinstance(value, dict) and self.val_field else None
+        if held is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", str(held)):
+            return self.problem(f"{self.name}: line {number} has no name of a shard in '{self.val_field}': {held!r}")
         value = value.get(self.field) if isinstance(value, dict) else None
         if not isinstance(value, str):
             return self.problem(f"{self.name}: line {number} has no text in '{self.field}'")
@@ -302,6 +312,9 @@ class Documents:
             value.encode("utf-8")
         except UnicodeEncodeError:
             return self.problem(f"{self.name}: line {number} has an unpaired surrogate")
+        if held is not None:
+            value = Held(value)
+            value.name = str(held)
         return value
 
     def text(self):

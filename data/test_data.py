@@ -396,6 +396,43 @@ def a_small_corpus_has_one_percent_of_validation_documents(d):
     )
 
 
+def make_package(directory, package, texts):
+    """A package with these documents of git."""
+    root = directory / package
+    (root / "DEBIAN").mkdir(parents=True)
+    (root / "DEBIAN/control").write_text(
+        f"Package: {package}\nVersion: 1:2-3\nArchitecture: all\nMaintainer: none\nDescription: none\n"
+    )
+    (root / "usr/share/doc/git").mkdir(parents=True)
+    for i, text in enumerate(texts):
+        (root / f"usr/share/doc/git/{i}.txt").write_text(text)
+    build = ["dpkg-deb", "-b", root, directory / f"{package}_1%3a2-3_all.deb"]
+    subprocess.run(build, check=True, capture_output=True)
+
+
+def a_corpus_of_packages_has_no_repetitions_and_validation_shards_by_source(d):
+    once = [" ".join(f"{word}{i}" for word in WORDS) * 8 for i in range(40)]
+    license = "This is the text of a license, which is the same in all documents, and longer than a short heading.\n\n"
+    (d / "debs").mkdir()
+    make_package(d / "debs", "git-doc", [license + text for text in once] + [once[0], "short"])
+    words = ["--sources", "git", "--debs", d / "debs", "--tokenizer", "bytes", "--workers", 1]
+    r = run("offline_corpus.py", "--out", d / "one", *words)
+    check(r.returncode == 0 and "git-doc 1:2-3" in r.stdout, r.stdout + r.stderr)
+    files = [s["file"] for s in json.loads((d / "one/corpus.json").read_text())["shards"]]
+    check(files == ["val_000000_all.bin", "val_000001_git.bin", "train_000002.bin"], files)
+    documents = byte_documents(d / "one")
+    check(sorted(t.removeprefix(license) for t in documents) == sorted(once), "documents are lost or repeated")
+    check(sum(t.startswith(license) for t in documents) == 1, "a license is repeated")
+    about = json.loads((d / "one/sources.json").read_text())
+    check(about["sources"]["git"]["packages"] == {"git-doc": ["1:2-3", "GPL-2"]}, about)
+    check(f"fingerprint {about['fingerprint'][:16]}" in r.stdout, r.stdout)
+    check(run("offline_corpus.py", "--out", d / "two", *words).returncode == 0, "a second time")
+    same = [(d / name / "corpus.json").read_text().replace(name, "") for name in ("one", "two")]
+    check(same[0] == same[1], "the same packages give another corpus")
+    r = run("offline_corpus.py", "--out", d / "three", "--sources", "got")
+    check(r.returncode == 2 and "'got' is not one of prose, " in r.stderr, r.stderr)
+
+
 def skipped_files_are_listed(d):
     (d / "in").mkdir()
     for name in ("a.txt", "b.TXT", "notes.rst", "data.csv", "odd\n.x"):
@@ -541,6 +578,8 @@ def shards_are_printed_and_verified(d):
         r.stdout[:500],
         r.stderr,
     )
+    largest = max(len(text.encode()) + 1 for text in byte_documents(d / "o"))
+    check(f"{largest} (largest); 0% in documents of 1024 or more, 0%" in r.stdout, largest, r.stdout[:500])
     corpus = json.loads((d / "o/corpus.json").read_text())
     (d / "o/corpus.json").write_text(json.dumps({**corpus, "vocab_size": 100}))
     r = run("inspect", d / "o", "--verify")
@@ -626,6 +665,7 @@ TESTS = (
     a_killed_run_resumes_to_the_same_corpus,
     invalid_input_is_a_one_line_error,
     a_small_corpus_has_one_percent_of_validation_documents,
+    a_corpus_of_packages_has_no_repetitions_and_validation_shards_by_source,
     skipped_files_are_listed,
     mistakes_are_found_before_packages_are_installed_and_notes_are_printed_once,
     a_line_of_a_gigabyte_requires_little_memory,
