@@ -360,6 +360,9 @@ class Attention(nn.Module):
     def attend(self, query, key, value, mask, **kwargs):
         """query (B,NQ,T,DQ), key (B,NK,S,DQ), value (B,NK,S,DV) -> (B,T,NQ,DV), weights (B,NQ,T,S) or None"""
         v, s, implementation = self.variant, self.shape, self.config._attn_implementation
+        kwargs.update(scaling=s.DQ**-0.5, dropout=0.0, sliding_window=self.window)
+        if kwargs.get("attention_instances") is not None:
+            return self.attend_served(query, key, value, **kwargs)
         sink = {"none": None, "zero": query.new_zeros(query.shape[1]), "own": getattr(self, "sinks", None)}[v.sink]
         if sink is not None and "flash" in implementation:
             raise ValueError(
@@ -375,8 +378,18 @@ class Attention(nn.Module):
             key, value, mask = sink_column(key, value, mask, sink, query.shape[2])
         elif sink is not None:
             kwargs["s_aux"] = sink
-        kwargs.update(scaling=s.DQ**-0.5, dropout=0.0, sliding_window=self.window)
         return function(self, query, key, value, mask, **kwargs)
+
+    def attend_served(self, query, key, value, **kwargs):
+        """attend() in vLLM and SGLang, whose instance of attention has NH query heads in every layer and returns
+        (T,NH*D). Signal and noise heads are two calls, which store the same keys and values at the same place."""
+        v, s, implementation = self.variant, self.shape, self.config._attn_implementation
+        if v.signals > 1 or v.noise == "last" or s.DV != s.DQ or v.sink != "none":
+            raise ValueError(f"{implementation} cannot run attention {self.config.attention}: open it with sdpa")
+        function, kinds = ALL_ATTENTION_FUNCTIONS[implementation], v.signals + 1
+        parts = [function(self, query[:, kind::kinds], key, value, None, **kwargs)[0] for kind in range(kinds)]
+        parts = [part.view(query.shape[0], query.shape[2], -1, s.DV) for part in parts]
+        return torch.stack(parts, 3).flatten(2, 3), None
 
     def subtract(self, x, a):
         """Outputs or weights of the query heads (B,T,NQ,any) -> of the output heads (B,T,H,any), without noise."""

@@ -31,6 +31,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, DiffLlamaForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import export_hub
 from fixtures import token_shard_bytes
@@ -284,6 +285,58 @@ def test_the_lines_of_the_description_and_of_the_card_run_as_they_are_and_ask_no
     done = subprocess.run([sys.executable, "-c", code], **more)
     said = done.stdout + done.stderr
     assert done.returncode == 0 and "trust_remote_code" not in said, said
+
+
+class Served:
+    """The instance of attention that vLLM and SGLang make of the configuration for a layer: it takes rows of tokens
+    [T, heads * D] of NH query heads and NKV keys and values, and keeps what is stored for a position."""
+
+    def __init__(self, config, layer):
+        self.NH, self.NKV, self.D = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.window = config.sliding_window if config.layer_types[layer] == "sliding_attention" else None
+        self.stored = None
+
+    def forward(self, query, key, value, scaling):
+        T, widths = len(query), [t.shape[1] // self.D for t in (query, key, value)]
+        assert widths == [self.NH, self.NKV, self.NKV], f"heads {widths}, not {self.NH}, {self.NKV}, {self.NKV}"
+        assert self.stored is None or all(map(torch.equal, self.stored, (key, value))), "another key is stored"
+        self.stored = key, value
+        q, k, v = (t.view(T, -1, self.D).transpose(0, 1) for t in (query, key, value))
+        k, v = (t.repeat_interleave(self.NH // self.NKV, 0) for t in (k, v))
+        past = torch.arange(T)[:, None] - torch.arange(T)
+        seen = (past >= 0) & (past < (self.window or T))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scaling)
+        return out.transpose(0, 1).reshape(T, -1)
+
+
+def served(module, query, key, value, attention_mask, scaling, attention_instances, **unused):
+    """As in vLLM and SGLang, which ignore sinks: unknown arguments."""
+    rows = (t.transpose(1, 2).reshape(t.shape[2], -1) for t in (query, key, value))
+    return attention_instances[module.layer_idx].forward(*rows, scaling), None
+
+
+def test_vllm_and_sglang_get_what_their_attention_takes():
+    ALL_ATTENTION_FUNCTIONS["served"] = served
+    tokens, refused = torch.arange(40)[None] * 7 % 37, []
+    for path in sorted(FIXTURES.glob("*_[afyqk]")):
+        if "attention" not in json.loads((path / "config.json").read_text()):
+            continue  # a class of the library
+        model = open_model(path, torch.float64)
+        c, run = model.config, {"input_ids": tokens, "position_ids": torch.arange(40)[None], "use_cache": False}
+        with torch.no_grad():
+            expected = model(**run).logits
+            model.set_attn_implementation("served")
+            instances = {layer: Served(c, layer) for layer in range(c.num_hidden_layers)}
+            try:
+                found = model(**run, attention_instances=instances, return_dict=False)[0]
+            except ValueError as error:
+                refused.append(c.attention)
+                assert f"cannot run attention {c.attention}" in str(error), error
+            else:
+                difference = float((found - expected).abs().max() / expected.abs().max())
+                assert difference < 1e-12, f"{path.name}: logits differ by {difference:.1e}"
+    others = {"diff_v1", "diff_scalar", "diff_grouped_2", "diff_grouped_4", "diff_v2_cross_group", "sink", "off_by_one"}
+    assert set(refused) == others, refused
 
 
 def test_a_llama_that_transformers_5_refuses_is_written_as_a_diffv2():
