@@ -216,8 +216,8 @@ static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first
     return r;
 }
 
-// Block-sparse attention in training, and with documents unless there is one sequence: then its last row is decoded from
-// a cache too. n: B T NQ NKV D DV blocks size window score, signal and noise heads of a group
+// Block-sparse attention in training, and with documents unless there is one sequence: then its last row is decoded
+// from a cache too. n: B T NQ NKV D DV blocks size window score, signal and noise heads of a group
 static void check_attention_sparse(const Case *row) {
     const int *n = row->n, B = n[0], T = n[1], NQ = n[2], NKV = n[3], D = n[4], DV = n[5];
     const int k_at = NQ * D, v_at = k_at + NKV * D, ld = (int)round_up((size_t)(v_at + NKV * DV), 8);
