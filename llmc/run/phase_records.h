@@ -51,9 +51,9 @@ static inline void log_phase(Log *log, const Phases *p, int64_t step) {
     printf("after step %" PRId64 ", a phase with", step);
     cJSON_ArrayForEach(item, changed) {
         OptionText text;
-        int r = option_row(json_member(item, "name")->valuestring);
-        printf("%s %s=%s", item == changed->child ? "" : ",", option_rows[r].name,
-               option_text(text, &p->items[p->current].options, r));
+        const char *name = json_member(item, "name")->valuestring;
+        const char *value = option_text(text, &p->items[p->current].options, option_row(name));
+        printf("%s %s=%s", item == changed->child ? "" : ",", name, value ? value : "");
     }
     printf("\n");
     log_record(log, event);
