@@ -18,6 +18,8 @@ on no other file. Equations and legend are those of model.py; S is the number of
 import inspect
 import math
 from collections import namedtuple
+from itertools import repeat
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -35,6 +37,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from transformers.utils import can_return_tuple
 
 try:
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 except ImportError:  # transformers 4
     from transformers.utils.generic import OutputRecorder, check_model_inputs as capture_outputs
@@ -101,16 +104,22 @@ class DiffV2Config(PretrainedConfig):
 
     @property
     def base_model_tp_plan(self):
-        """Heads are shared out only where no parameter belongs to all of them."""
+        """Of the modules that the model has. Heads are shared out where no parameter belongs to all of them."""
         v, plan = VARIANTS[self.attention], {}
         if v.lambda_ in ("none", "one", "input") and v.noise != "last" and v.norm == "none" and v.sink != "own":
-            plan = {f"layers.*.self_attn.{n}_proj": "colwise" for n in ("q", "k", "v", "lambda", "gate")}
+            names = ["q", "k", "v"] + ["lambda"] * (v.lambda_ == "input") + ["gate"] * (v.gate != "none")
+            plan = {f"layers.*.self_attn.{n}_proj": "colwise" for n in names}
             plan |= {f"layers.*.self_attn.{n}_norm": "replicated_with_grad_allreduce" for n in "qk"}
-            plan |= {k.replace("layers.*.self_attn", "yoco"): p for k, p in plan.items() if k[-6] in "kv"}
+            if self.yoco:
+                plan |= {k.replace("layers.*.self_attn", "yoco"): p for k, p in plan.items() if k[-6] in "kv"}
             plan["layers.*.self_attn.o_proj"] = "rowwise"
-        plan |= {f"layers.*.mlp.{n}_proj": "colwise" for n in ("gate", "up")} | {"layers.*.mlp.down_proj": "rowwise"}
-        experts = {"w1": "colwise", "w3": "colwise", "w2": "rowwise"}
-        return plan | {f"layers.*.block_sparse_moe.experts.*.{n}": p for n, p in experts.items()}
+        if self.num_shared_experts or self.num_dense_layers or not self.num_local_experts:
+            mlp = {"gate": "colwise", "up": "colwise", "down": "rowwise"}
+            plan |= {f"layers.*.mlp.{n}_proj": p for n, p in mlp.items()}
+        if self.num_local_experts:
+            experts = {"w1": "colwise", "w3": "colwise", "w2": "rowwise"}
+            plan |= {f"layers.*.block_sparse_moe.experts.*.{n}": p for n, p in experts.items()}
+        return plan
 
     def __init__(
         self,
@@ -488,14 +497,21 @@ class Router(nn.Module):
         return F.linear(x.to(wide), self.weight.to(wide))
 
 
+def is_plain(linear, device):
+    """Whether its weight is all that it computes with: no adapter, quantization, shard or offloading."""
+    weight = linear.weight
+    return type(linear) is nn.Linear and type(weight) is nn.Parameter and weight.device == device
+
+
 class Experts(nn.Module):
-    """The weighted sum of the experts with the largest logits; logits and weights at least in float32. A loop over
-    layers: the library's grouped_mm reads all experts from one tensor, but checkpoints, adapters and quantization
-    have a layer for each."""
+    """The weighted sum of the experts with the largest logits; logits and weights at least in float32. By default a
+    loop over layers. experts_implementation="grouped_mm" or "batched_mm" of the library read all experts from one
+    tensor; checkpoints, adapters and quantization have a layer for each. So every forward pass copies the weights into
+    one; it then never waits for the device."""
 
     def __init__(self, config):
         super().__init__()
-        C, self.active = config.hidden_size, config.num_experts_per_tok
+        self.config, C, self.active = config, config.hidden_size, config.num_experts_per_tok
         self.gate = Router(config)
         self.experts = nn.ModuleList(Expert(C, config.intermediate_size) for _ in range(config.num_local_experts))
 
@@ -506,12 +522,30 @@ class Experts(nn.Module):
         scores = logits if bias is None else logits.softmax(-1) + bias.to(logits.dtype)
         chosen = scores.topk(self.active, -1).indices  # (N,K)
         weights = logits.gather(-1, chosen).softmax(-1).to(x.dtype)  # those of the K alone, p / (sum of their p)
+        implementation = getattr(self.config, "_experts_implementation", None) or "eager"
+        linears = [e.get_submodule(n) for e in self.experts for n in ("w1", "w3", "w2")]
+        if implementation != "eager" and all(map(is_plain, linears, repeat(y.device))):
+            return ALL_EXPERTS_FUNCTIONS[implementation](self.stacked(), y, chosen, weights).view_as(x)
         order = chosen.flatten().argsort(stable=True)  # by expert
         counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()  # waits for the device once
         rows = order // self.active
         parts = [expert(part) for expert, part in zip(self.experts, y[rows].split(counts))]
         out = torch.cat(parts) * weights.flatten()[order, None]
         return torch.zeros_like(y).index_add(0, rows, out).view_as(x)
+
+    def stacked(self):
+        """What the library's implementations read: w1 and w3 of all experts (E,2FE,C), and w2 (E,C,FE)."""
+        return SimpleNamespace(
+            gate_up_proj=torch.stack([torch.cat((e.w1.weight, e.w3.weight)) for e in self.experts]),
+            down_proj=torch.stack([e.w2.weight for e in self.experts]),
+            num_experts=len(self.experts),
+            has_gate=True,
+            has_bias=False,
+            has_post_expert_norm=False,
+            is_transposed=False,
+            _is_expert_parallel=False,
+            _apply_gate=lambda h: F.silu(h.chunk(2, -1)[0]) * h.chunk(2, -1)[1],
+        )
 
 
 class Block(GradientCheckpointingLayer):
@@ -556,12 +590,19 @@ class DiffV2PreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, Router):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
+            for bias in module.buffers():
+                nn.init.zeros_(bias)
         if isinstance(module, Attention):
             module.start()
 
     @classmethod
     def _can_set_attn_implementation(cls):
         return True  # the library would search the source for a phrase of its own models
+
+    _can_set_experts_implementation = _can_set_attn_implementation
+
+    def get_correct_experts_implementation(self, requested_experts):
+        return super().get_correct_experts_implementation(requested_experts or "eager")
 
 
 class DiffV2Model(DiffV2PreTrainedModel):

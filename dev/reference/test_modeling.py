@@ -40,7 +40,7 @@ TOLERANCE = 1e-10
 WIDTHS = dict(
     vocab_size=V,
     hidden_size=12,
-    intermediate_size=10,
+    intermediate_size=16,
     num_hidden_layers=L,
     num_attention_heads=8,
     num_key_value_heads=2,
@@ -253,6 +253,13 @@ def test_gradients_are_the_same_in_every_way_of_training():
         model.gradient_checkpointing_disable()
         model.set_attn_implementation("sdpa")
         expect_equal(gradients(model, **batch), wanted, f"{what}, sdpa")
+        for implementation in ("batched_mm", "grouped_mm") if NEW and (variant, layers) in EXPERTS else ():
+            model.float().set_experts_implementation(implementation)  # grouped_mm has no float64
+            expert = model.model.layers[3].block_sparse_moe.experts[0]
+            handle = expert.register_forward_hook(lambda *_: calls.clear())
+            expect_equal(gradients(model, **batch), wanted.float(), f"{what}, {implementation}", 1e-5)
+            assert calls, f"{what}, {implementation}: a loop"
+            handle.remove()
 
 
 def test_gradients_are_those_of_the_reference():
@@ -370,6 +377,7 @@ def test_the_configuration_has_the_keys_that_the_library_reads():
         linear = {re.sub(r"\.\d+", ".*", n) for n, m in model.named_modules() if type(m) is torch.nn.Linear}
         missing = {n for n in linear - set(plan) if "self_attn" not in n or variant != "sink"}
         assert not missing and set(model.config.base_model_pp_plan) <= names, f"{variant}: no plan for {missing}"
+        assert set(plan) <= names, f"{variant}: a plan for {set(plan) - names}"
 
 
 TENSOR_PARALLEL = """
@@ -467,7 +475,8 @@ def test_pipelines_generate_for_batches_with_padding():
     together = [o[0]["generated_text"] for o in pipe(prompts, batch_size=3, **options)]
     for prompt, found in zip(prompts, together):
         ids = torch.tensor([[int(w[1:]) for w in prompt.split()]])
-        wanted = " ".join(f"w{i}" for i in generate(model, ids, 8, use_cache=False)[0, ids.shape[1] :].tolist())
+        tokens_alone = generate(model, ids, 8, use_cache=False)[0, ids.shape[1] :].tolist()
+        wanted = " ".join(f"w{i}" for i in tokens_alone if i != PAD)  # which the pipeline omits
         assert found.strip() == wanted, f"{prompt}: {found} instead of {wanted}"
 
 
@@ -563,6 +572,8 @@ def test_lora_adapters_train_generate_and_merge():
 
     for variant, layers in [("diff_v2", "yoco"), ("diff_v1", "shared")]:
         base, logits_of = make(variant, layers, "sdpa")
+        if NEW:
+            base.set_experts_implementation("batched_mm")  # which does not read adapters: experts become a loop
         config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear")
         model, row = get_peft_model(base, config), tokens(T)
         expect_equal(model(input_ids=row[None]).logits[0], logits_of(row), "before training")
@@ -572,8 +583,8 @@ def test_lora_adapters_train_generate_and_merge():
             optimizer.zero_grad()
             model(input_ids=row[None], labels=row[None]).loss.backward()
             optimizer.step()
-        changed = [n for n, p in model.named_parameters() if p.grad is not None]
-        assert changed and all("lora_" in n for n in changed), changed
+        changed = {n for n, p in model.named_parameters() if p.grad is not None}
+        assert changed == {n for n, _ in model.named_parameters() if "lora_" in n}, changed
         model.eval()
         trained, text = model(input_ids=row[None]).logits, generate(model, row[None, :5])
         assert (trained[0] - logits_of(row)).abs().max() > 1e-3, "the adapters learn nothing"
