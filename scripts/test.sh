@@ -30,7 +30,8 @@
 #                    dry runs are as in tests/golden
 #   soak             runs that are interrupted and resumed (tests/soak.sh)
 #   Hub              the class for Transformers, exported directories, and a part of these with the oldest supported
-#                    version and of the import, with PyTorch on the CPU; with --all everything with both versions
+#                    version and of the import, with PyTorch on the CPU; with --all everything with both versions, and
+#                    the tests of a model that the library has
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #
@@ -413,7 +414,7 @@ hub() {
     # environment, test_NAME.py, and the words of its tests that run without --all
     local parts=("hub reference gradients planted" "hub modeling" "hub export" "hub hub as_the_hub_has_them"
         "hub-oldest modeling packed generation")
-    [ $all_tests = no ] || parts=("hub reference" hub{,-oldest}\ {modeling,export,hub}\ --all)
+    [ $all_tests = no ] || parts=("hub reference" "hub library" hub{,-oldest}\ {modeling,export,hub}\ --all)
     build "the trainer" build/train_diffv2 || return
     for part in "${parts[@]}"; do
         read -r environment name words <<<"$part"
