@@ -522,9 +522,11 @@ class Experts(nn.Module):
         scores = logits if bias is None else logits.softmax(-1) + bias.to(logits.dtype)
         chosen = scores.topk(self.active, -1).indices  # (N,K)
         weights = logits.gather(-1, chosen).softmax(-1).to(x.dtype)  # those of the K alone, p / (sum of their p)
-        implementation = getattr(self.config, "_experts_implementation", None) or "eager"
+        implementation = getattr(self.config, "_experts_implementation", None)  # None: transformers 4
+        if implementation == "eager" and torch.compiler.is_compiling():  # whose graphs cannot contain the loop
+            implementation = "grouped_mm"
         linears = [e.get_submodule(n) for e in self.experts for n in ("w1", "w3", "w2")]
-        if implementation != "eager" and all(map(is_plain, linears, repeat(y.device))):
+        if implementation not in (None, "eager") and all(map(is_plain, linears, repeat(y.device))):
             return ALL_EXPERTS_FUNCTIONS[implementation](self.stacked(), y, chosen, weights).view_as(x)
         order = chosen.flatten().argsort(stable=True)  # by expert
         counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()  # waits for the device once

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import types
 from pathlib import Path
+from unittest import mock
 
 WORK = tempfile.TemporaryDirectory(prefix="diffv2_class_")
 os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=WORK.name)  # before the import of transformers
@@ -260,6 +261,16 @@ def test_gradients_are_the_same_in_every_way_of_training():
             expect_equal(gradients(model, **batch), wanted.float(), f"{what}, {implementation}", 1e-5)
             assert calls, f"{what}, {implementation}: a loop"
             handle.remove()
+
+
+@torch.no_grad()
+def test_experts_compile_into_one_graph():
+    if not NEW:
+        return "transformers 4 has no grouped products"
+    model, ids = make("sink", "shared")[0].float(), tokens(1, T)
+    with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="0"), torch._dynamo.config.patch(disable=False):
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        expect_equal(compiled(ids, use_cache=False).logits, model(ids).logits, "compiled", 1e-5)
 
 
 def test_gradients_are_those_of_the_reference():
