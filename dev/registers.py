@@ -30,6 +30,7 @@ LIMITS = (
     ("attention_dkv_kernel<1, false>", 256, 2, 24),
     ("attention_(forward|dq|dkv)_kernel<[48]", 256, 1, 24),
     ("attention_(forward|dq|dkv)_kernel", 256, 2, 0),
+    ("sparse_select_kernel", 128, 6, 0),
     ("sparse_dkv_kernel", 128, 7, 8),
     ("sparse_(forward|dq)_kernel", 128, 8, 48),  # places of rows, outside of products
     ("sparse_dkv_mma_kernel<2, 2>", 128, 2, 24),
