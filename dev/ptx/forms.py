@@ -212,7 +212,7 @@ INTEGER_TYPES = {"s16": "h", "s32": "r", "s64": "l", "u32": "r", "u64": "l", "b3
 # Memory: the types in memory, with the letter of their registers where those are wider.
 LOADS = {
     "global": "f32 f64 s32:l u16 u16:r u32 u32:l v2.f32 v2.u32 v4.f32 v4.u16 v4.u32",
-    "shared": "f32 f64 u32 v2.f32 v2.u32 v4.f32 v4.u32",
+    "shared": "f32 f64 u32 u64 v2.f32 v2.u32 v4.f32 v4.u32",
     "local": "f32 v2.f64 v4.f32",
     "param": "f32 s32:l s8:h u32 u32:l u64 u8:h v2.u32 v2.u8 v4.u32 v4.u8",
 }

@@ -292,24 +292,32 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - WV)
 
 // A query of a turn. It reads the keys `low` to t.
 typedef struct {
-    const floatX *q, *dout; // nullptr: there is none
-    float lse, delta;       // lse in base 2
-    int t, low;
-    size_t part; // among the partial results of its key/value head
+    size_t q, dout;   // offsets, so that the compiler sees reads of global memory
+    float lse, delta; // lse in base 2
+    int t, low;       // t < 0: there is none
+    size_t part;      // among the partial results of its key/value head
 } SparseQuery;
 static __device__ inline SparseQuery sparse_query(const SparseCall &a, int b, int kv, int kind, SparseRows of, int i) {
     const AttentionShape &s = a.s;
     const int heads = sparse_heads(s, kind), width = sparse_width(s.sparse), group = s.NQ / s.NKV;
-    SparseQuery q = {nullptr, nullptr, 0, 0, -1, 0, 0};
+    SparseQuery q = {0, 0, 0, 0, -1, 0, 0};
     if (i >= of.count * heads) return q;
     const int entry = of.entries[i / heads], head = sparse_head(s, kind, i % heads);
     q.t = entry / width, q.low = attention_low(s, b, q.t);
     q.part = ((size_t)q.t * group + head) * width + entry % width;
     const size_t h = (size_t)(kv * group + head), n = (size_t)b * s.T + q.t, at = ((size_t)b * s.NQ + h) * s.T + q.t;
-    q.q = a.q + n * s.ldq + h * s.q_head;
+    q.q = n * s.ldq + h * s.q_head;
     if (!a.dout) return q; // of the forward
-    q.dout = a.dout + n * s.ldo + h * s.o_head, q.lse = a.lse[at] * 1.44269504f, q.delta = a.delta[at];
+    q.dout = n * s.ldo + h * s.o_head, q.lse = a.lse[at] * 1.44269504f, q.delta = a.delta[at];
     return q;
+}
+
+// The row of a query, and of its gradient; nullptr: there is none.
+static __device__ inline const floatX *sparse_row_of_q(const SparseCall &a, const SparseQuery &q) {
+    return q.t < 0 ? nullptr : a.q + q.q;
+}
+static __device__ inline const floatX *sparse_row_of_dout(const SparseCall &a, const SparseQuery &q) {
+    return q.t < 0 ? nullptr : a.dout + q.dout;
 }
 
 // The partial results of key/value heads first .. (of all sequences): o (heads, T, group, blocks + 2, columns), and for
@@ -351,7 +359,7 @@ static __device__ inline void sparse_store_part(const SparseParts &p, size_t fir
         for (int i = 0; i < PIECES * 16; i += 4) {
             const int piece = i / 16, c = 2 * upper + i / 8 % 2, n = i % 8,
                       column = 64 * piece + lane % 4 * 16 + i % 16;
-            if (q.q && column < p.columns)
+            if (q.t >= 0 && column < p.columns)
                 *(float4 *)(void *)(to + column) =
                     make_float4(o[piece][n][c], o[piece][n + 1][c], o[piece][n + 2][c], o[piece][n + 3][c]);
         }
@@ -374,7 +382,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - WV)
     for (int first = ((int)blockIdx.y * DECODE_WARPS + warp) * SPARSE_KEYS; first < r.count; first += turn) {
         if (lane < SPARSE_KEYS) own[lane] = sparse_query(a, r.b, r.kv, r.kind, r.of, first + lane);
         __syncwarp();
-        decode_load_rows(rows, s.D, 1, 2 * WD, lane, WARP, [&](int i) { return own[i].q; });
+        decode_load_rows(rows, s.D, 1, 2 * WD, lane, WARP, [&](int i) { return sparse_row_of_q(a, own[i]); });
         __syncwarp();
         float o[WV][8][4], most[2] = {-8e37f, -8e37f}, sum[2] = {0, 0}; // below any score, finite
         sparse_zero<WV>(o);
@@ -401,7 +409,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 4 - WV)
         for (int upper = 0; upper < 2; upper++) {
             const float all = lanes_sum(sum[upper], 4);
             const SparseQuery &q = own[lane / 4 + 8 * upper];
-            if (lane % 4 == 0 && q.q) parts.stats[r.parts + q.part] = make_float2(most[upper], all);
+            if (lane % 4 == 0 && q.t >= 0) parts.stats[r.parts + q.part] = make_float2(most[upper], all);
         }
         __syncwarp(); // before the queries are overwritten
     }
@@ -423,8 +431,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 2)
     for (int first = ((int)blockIdx.y * DECODE_WARPS + warp) * SPARSE_KEYS; first < r.count; first += turn) {
         if (lane < SPARSE_KEYS) own[lane] = sparse_query(a, r.b, r.kv, r.kind, r.of, first + lane);
         __syncwarp();
-        decode_load_rows(rows, s.D, 1, 2 * WD, lane, WARP, [&](int i) { return own[i].q; });
-        decode_load_rows(douts, s.DV, 1, 2 * WV, lane, WARP, [&](int i) { return own[i].dout; });
+        decode_load_rows(rows, s.D, 1, 2 * WD, lane, WARP, [&](int i) { return sparse_row_of_q(a, own[i]); });
+        decode_load_rows(douts, s.DV, 1, 2 * WV, lane, WARP, [&](int i) { return sparse_row_of_dout(a, own[i]); });
         __syncwarp();
         float sum[WD][8][4];
         sparse_zero<WD>(sum);
@@ -496,10 +504,11 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
 // dV += P^T dO, dK += dS^T Q of a turn of 16 queries, for the keys key .. key + 15. keys, rows: K and V
 template <int WD, int WV>
 static __device__ inline void sparse_dkv_turn(float (&dk)[WD][8][4], float (&dv)[WV][8][4], const uint4 *keys,
-                                              const uint4 *rows, const SparseQuery *queries, const AttentionShape &s,
+                                              const uint4 *rows, const SparseQuery *queries, const SparseCall &a,
                                               int key, float scale, int lane) {
-    const floatX *q[2] = {queries[lane / 4].q, queries[lane / 4 + 8].q};
-    const floatX *g[2] = {queries[lane / 4].dout, queries[lane / 4 + 8].dout};
+    const AttentionShape &s = a.s;
+    const floatX *q[2] = {sparse_row_of_q(a, queries[lane / 4]), sparse_row_of_q(a, queries[lane / 4 + 8])};
+    const floatX *g[2] = {sparse_row_of_dout(a, queries[lane / 4]), sparse_row_of_dout(a, queries[lane / 4 + 8])};
     float scores[2][4], dp[2][4];
     unsigned p[2][4], ds[2][4];
     decode_scores<2 * WD>(scores, keys, q, s.D, 2 * WD, lane);
@@ -522,10 +531,10 @@ static __device__ inline void sparse_dkv_turn(float (&dk)[WD][8][4], float (&dv)
         }
     }
     unsigned douts[4][WV][4];
-    sparse_packs<WV>(douts, s.DV, lane, [&](int i) { return queries[i].dout; });
+    sparse_packs<WV>(douts, s.DV, lane, [&](int i) { return sparse_row_of_dout(a, queries[i]); });
     decode_values<WV>(dv, p, douts);
     unsigned packs[4][WD][4];
-    sparse_packs<WD>(packs, s.D, lane, [&](int i) { return queries[i].q; });
+    sparse_packs<WD>(packs, s.D, lane, [&](int i) { return sparse_row_of_q(a, queries[i]); });
     decode_values<WD>(dk, ds, packs);
 }
 
@@ -559,7 +568,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, 2)
         for (int first = warp * SPARSE_KEYS; first < count; first += DECODE_WARPS * SPARSE_KEYS) {
             if (lane < SPARSE_KEYS) own[lane] = sparse_query(a, b, kv, kind, of, first + lane);
             __syncwarp();
-            sparse_dkv_turn<WD, WV>(sum_k, sum_v, memory, rows, own, s, key, scale, lane);
+            sparse_dkv_turn<WD, WV>(sum_k, sum_v, memory, rows, own, a, key, scale, lane);
             __syncwarp(); // before the queries are overwritten
         }
     }
