@@ -62,8 +62,9 @@ def downloaded():
         place.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as work:
             Path(work, "pinned.txt").write_text(pinned)
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
-            if subprocess.run([*pip, "--no-binary", ":all:", "-d", work, "-r", f"{work}/pinned.txt"]).returncode:
+            pip = [sys.executable, "-m", "pip", "download", "--require-hashes", "--quiet", "--no-deps"]
+            options = ["--no-build-isolation", "--no-binary", ":all:", "-d", work, "-r", f"{work}/pinned.txt"]
+            if subprocess.run([*pip, *options]).returncode:
                 sys.exit(f"test_library.py: cannot download the source of transformers {version}: use --source")
             with tarfile.open(f"{work}/transformers-{version}.tar.gz") as file:
                 file.extractall(work, [m for m in file if "/tests/" in m.name])
