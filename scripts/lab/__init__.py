@@ -7,6 +7,7 @@ trainer.py            the trainer's options, and what a model costs
 probe.py              the command `probe`: what attention has learned, and rounding errors, from a dump
 coordinates.py        the coordinate check, of plans with `coordinates`
 suggest.py            the command `suggest`: the best rate of a sweep, and options for a larger model
+fit.py                the command `fit`: the loss over size and tokens, gaps at other sizes
 scheduler.py          starts, watches and stops runs
 synthetic.py          the files of synthetic tasks, and their scores
 run_directory.py      reads run.json, log.jsonl and checkpoints

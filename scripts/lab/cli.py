@@ -9,6 +9,7 @@ COMMANDS = {
     "report": "writes the report of runs",
     "archive": "writes the runs of a comparison into one file that is kept",
     "suggest": "prints the best learning rate of a sweep, and options for a larger model",
+    "fit": "fits the loss over size and tokens, and extrapolates the gaps of arms",
     "probe": "measures what the attention of a checkpoint has learned",
     "spike": "finds the cause of a loss spike by experiment",
     "scoreboard": "prints the verdicts of published claims from the runs of their plans",

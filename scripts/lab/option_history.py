@@ -22,6 +22,7 @@ COMPARED = (
     "train-data doc-mask separator seq-len vocab total-batch batch-schedule phase steps min-lr-ratio warmup schedule "
     "decay-steps weight-decay beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
 ).split() + list(UPDATE)
+LENGTH = ("steps", "warmup", "decay-steps")  # those of COMPARED that follow from the number of tokens
 REPORTED = ("lr", *COMPARED, "batch-size", "val-data", "val-steps")  # the report lists their changes
 
 

@@ -482,27 +482,28 @@ def task_differences(runs):
     return found
 
 
-def check(study):
-    """Sets problems, which prevent a comparison, and adds notes."""
+def check(study, scaled=False):
+    """Sets problems, which prevent a comparison, and adds notes. scaled: runs may differ in size and tokens."""
     first, problems = study.runs[0], []
     measured = next((run for run in study.runs if run.eval), None) if study.all_evaluated() else None
     for run in study.runs[1:] + study.others:
         names = (first.name, run.name) if first.name != run.name else (str(first.directory), str(run.directory))
         ignored = {"gemm"} if run in study.others else set()
-        ignored = ignored.union(*(study.own.get(arm, ()) for arm in (first.arm, run.arm)))
+        ignored = ignored.union(option_history.LENGTH * scaled, *(study.own.get(a, ()) for a in (first.arm, run.arm)))
         problems += option_history.differences(first.info, run.info, names, ignored)
         problems += option_history.validation_differences(first.read, run.read, names)
         problems += evaluation_differences(measured, run) if measured and run.eval else []
     problems += task_differences(study.runs)
     seen = {}
     for run in study.runs:
-        key = (run.arm, run.lr, run.seed)
+        key = (run.arm, run.lr, run.seed, scaled and (run.parameters, run.tokens))
         if key in seen:
             both = f"{run.directory} and {seen[key].directory}"
             problems.append(f"{both} are both arm {run.arm} with rate {run.lr:g} and seed {run.seed}")
         seen.setdefault(key, run)
-        own = sorted(study.own.get(run.arm, set()) - {"init"})  # another of each seed
-        for name in ["attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", *own]:
+        own = study.own.get(run.arm, set()) - {"init"}  # another of each seed
+        shape = ["layers", "hidden", "heads", "kv-heads", "head-dim", "ffn"]
+        for name in ["attention", *(sorted(own - set(option_history.LENGTH)) if scaled else [*shape, *sorted(own)])]:
             other = next(r for r in study.runs if r.arm == run.arm)
             one, another = (r.options.get(name, option_history.UPDATE.get(name)) for r in (other, run))
             if one != another:

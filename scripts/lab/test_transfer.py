@@ -1,15 +1,18 @@
 """test_transfer.py: tests of plans over widths and depths, of the coordinate check and of `lab suggest`."""
 
+import contextlib
+import io
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from lab import coordinates, plan as plans, suggest
-from lab.testing import Tests, expect_error
+from lab import coordinates, fit, plan as plans, suggest
+from lab.testing import Tests, expect_error, has
 from lab.trainer import Trainer
 
 HERE = Path(__file__).resolve().parent
@@ -148,3 +151,78 @@ def suggest_prints_options_that_the_trainer_accepts(place):
     run = place / "out/standard.w1.lr0.01.seed1/run.json"
     run.write_text(run.read_text().replace('"z-loss": 0', '"z-loss": 0.5'))
     expect_error(lab(place, "suggest", place / "out"), 1, "not comparable: --z-loss: 0 in standard.w1.lr0.0001", 1)
+
+
+LAWS = {"baseline": (1.7, 40, 0.35, 60, 0.3), "diff_v2": (1.65, 45, 0.37, 60, 0.3)}
+WHOLE = "steps total-batch layers hidden heads kv-heads head-dim ffn seq-len vocab batch-size".split()
+SHARED = dict.fromkeys(WHOLE, 1) | dict.fromkeys("warmup min-lr-ratio weight-decay beta1 beta2 grad-clip".split(), 0.1)
+SHARED |= {"schedule": "cosine", "gemm": "fp32", "train-data": "c", "val-data": "c", "val-steps": 1, "total-batch": 100}
+
+
+def made_archive(path, size, length, seeds=3, noise=0.0, **options):
+    """Runs of both arms at two rates, of which the second is worse, with losses of LAWS; diff_v2 is 8% larger."""
+    lines, hidden = [{"archive": 1, "study": "s"}], 32 * 2**size
+    for arm, law in LAWS.items():
+        parameters = round(30 * hidden**2 * (1.08 if arm == "diff_v2" else 1))
+        for rate, seed in [(rate, seed) for rate in (0.01, 0.02) for seed in range(seeds)]:
+            steps = length * 30 * hidden**2 // 100
+            of = SHARED | {"attention": arm, "lr": rate, "seed": seed, "hidden": hidden, "steps": steps} | options
+            loss = fit.loss_at(law, parameters, steps * 100) + (rate - 0.01) * 30
+            loss += noise * (
+                random.Random(f"{seed} {size} {length}").gauss() + random.Random(f"{path} {seed} {arm}").gauss()
+            )
+            line = {"name": f"{arm}.lr{rate}.seed{seed}", "info": {"model": {"parameters": parameters}}, "options": of}
+            line["numbers"] = {"arm": arm, "rate": rate, "seed": seed, "state": "done"}
+            line["log"] = {"val": [{"kind": "val", "step": steps, "loss": loss}]}
+            lines.append(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def fitted(*words):
+    """The cells of the tables of `lab fit`, by row."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert fit.main([*map(str, words)]) == 0
+    return [line.strip("| ").split(" | ") for line in said.getvalue().splitlines() if line.startswith("| ")]
+
+
+@test
+def a_fit_finds_known_exponents_and_extrapolates_the_gap(place):
+    fit.REPLICATES = 100
+    wanted = {
+        n: fit.loss_at(LAWS["diff_v2"], n, 20 * n) - fit.loss_at(LAWS["baseline"], n, 20 * n) for n in fit.TARGETS
+    }
+    ladder = [(size, length) for size in range(4) for length in (20, 60)]
+    rows = fitted(*(made_archive(place / f"{a}-{b}.jsonl", a, b, seeds=1) for a, b in ladder))
+    for arm, row in zip(LAWS, rows[1:3]):
+        assert all(abs(float(x) / y - 1) < 1e-3 for x, y in zip(row[3:], LAWS[arm])), (row, LAWS[arm])
+    assert row[:3] == ["diff_v2", "8", "0.00"] and len(rows) == 4 + 8 + 2, rows
+    n, d = 1.08 * 30 * 32**2, 20 * 30 * 32**2 // 100 * 100
+    known = fit.loss_at(LAWS["diff_v2"], n, d) - fit.loss_at(LAWS["baseline"], n / 1.08, d)
+    assert rows[4][1:] == ["33.2k", "614k", "18.5", f"{known:+.4f}, one seed", f"{known:+.4f}"], rows[4]
+    for row, gap in zip(rows[-2:], wanted.values()):
+        assert row[4] == "–" and abs(float(row[5]) - gap) < 2e-4, (row, gap)
+    noisy = [made_archive(place / f"{a}-{b}.jsonl", a, b, noise=0.004) for a, b in ladder]
+    rows = fitted(*noisy, "--figure", place / "gaps.png")
+    for row, gap in zip(rows[-2:], wanted.values()):
+        low, high = map(float, row[5].partition(" ")[2].strip("[]").split(","))
+        assert low < gap < high and 0.002 < high - low < 0.2, (row, gap)
+    assert (place / "gaps.png").stat().st_size > 10000
+    made_archive(place / "other.jsonl", 3, 90, vocab=2)
+    alone = place / "alone.jsonl"
+    alone.write_text("".join(line for line in open(noisy[0]) if "diff_v2" not in line))
+    for words, status, said in (
+        (noisy[:4], 1, "baseline has finished runs of 2 sizes and 4 lengths, 4 in total: a fit requires 3 sizes, 3 l"),
+        (noisy[::2], 1, "4 in total: a fit requires 3 sizes, 3 lengths and 6 in total"),
+        ([*noisy, place / "other.jsonl"], 2, "the runs are not comparable: --vocab: 1 in "),
+        ([alone], 1, "baseline is the only arm: a gap requires two"),
+        ([*noisy, place / "none"], 1, "none: no such directory"),
+    ):
+        error = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(error):
+                fit.main([*map(str, words)])
+        except SystemExit as ended:
+            assert ended.code == status and error.getvalue().count("\n") == 1, error.getvalue()
+        has(error.getvalue(), said)
