@@ -40,7 +40,7 @@ def sentence(r, row):
 
 def conclusions(r):
     """The result in words, after correction for the number of gaps."""
-    told = [row for row in r["summary"] if row["gap"]]
+    told = [row for row in r["best"] if row["gap"]]
     if r["no_verdict"] and told:
         return [r["no_verdict"]]
     if told and all(row["gap"]["n"] < LEAST_SEEDS for row in told):
@@ -62,25 +62,33 @@ def gap_cells(r, row, key="gap", **style):
     return [difference(row[key], **style) if row[key] else reference, number((row[key] or {}).get("p_holm"), 3)]
 
 
-def summary(r):
-    rows, (speeds, machine) = [], speed_cells([row["speed"] for row in r["summary"]])
-    whole = all(set(row["states"]) == {"done"} for row in r["summary"])
-    for row, speed in zip(r["summary"], speeds):
-        rows.append([Cell(row_name(r, row), arm=row["arm"]), *gap_cells(r, row), interval(row["loss"])])
-        rows[-1] += [row["loss"]["n"] if row["loss"] else 0]
+def summary(r, every=False):
+    """One row per arm, of its best rate; or one per arm and rate."""
+    rows, of = [], r["summary" if every else "best"]
+    speeds, machine = speed_cells([row["speed"] for row in of])
+    whole = all(set(row["states"]) == {"done"} for row in of)
+    flops = not every and any(row["gap_flops"] for row in of)
+    for row, speed in zip(of, speeds):
+        rows.append([Cell(row_name(r, row), arm=row["arm"]), *gap_cells(r, row)])
+        rows[-1] += [difference(row["gap_flops"])] if flops else []
+        rows[-1] += [interval(row["loss"]), row["loss"]["n"] if row["loss"] else 0]
         rows[-1] += [] if whole else [", ".join(f"{n} {s}" for s, n in row["states"].items())]
         rows[-1] += [parameters_text(row["parameters"], row["active_parameters"])]
         rows[-1] += [engineering(row["flops_per_token"]), speed]
+    head = ["arm", "gap", "p (Holm)", *(["gap at equal FLOPs"] if flops else []), "loss", "seeds"]
+    caption = (
+        "Gap: loss of the arm minus that of the reference at the same seed, each at its own best rate. Loss: nats per "
+        f"token, of the {r['loss_of']}, mean over seeds. Square brackets: {100 * r['confidence']:.0f}% t intervals "
+        f"over seeds. p: two-sided, of gap 0, adjusted by Holm's method for the gaps in the table. {SHOWN} Tokens/s: "
+        f"median and 10% to 90% of the steps of all runs{machine}; other load on the machine lowers it."
+    )
     return Table(
-        "summary",
-        ["arm", "gap", "p (Holm)", "loss", "seeds", *(() if whole else ("runs",))]
-        + ["parameters", "FLOPs/token", "tokens/s"],
+        "rates" if every else "summary",
+        [*head, *(() if whole else ("runs",)), "parameters", "FLOPs/token", "tokens/s"],
         rows,
-        "Gap: loss of the arm minus that of the reference at the same rate and seed. Loss: nats per token, of the "
-        f"{r['loss_of']}, mean over seeds. Square brackets: {100 * r['confidence']:.0f}% t intervals over seeds. p: "
-        f"two-sided, of gap 0, adjusted by Holm's method for the gaps in the table. {SHOWN} Tokens/s: median and 10% "
-        f"to 90% of the steps of all runs{machine}; other load on the machine lowers it.",
-        lines=conclusions(r),
+        "All rates: as above, but for the gap: to the reference at the same rate and seed." if every else caption,
+        lines=[] if every else conclusions(r),
+        fold="All rates" if every else "",
     )
 
 
@@ -489,8 +497,9 @@ def sections(study, r, links=lambda run: ()):
     """[(id, heading, tables)]. links(run): [(text, path)] of its files."""
     part = lambda key, make: [make(r)] if r[key] else []
     one = study.runs[0] if study.single else None
+    results = [summary(r)] + [summary(r, every=True)] * (len(r["summary"]) > len(r["best"]))
     found = [
-        ("result", "Result", [one_run.status(one, r["summary"][0]["rate"]) if one else summary(r)]),
+        ("result", "Result", [one_run.status(one, r["summary"][0]["rate"])] if one else results),
         ("currencies", "Per token, FLOP and second", part("currencies", per_cost)),
         ("preconditions", "Preconditions", [] if one else part("preconditions", required)),
         ("claims", "Claims", [] if one else part("claims", verdicts)),

@@ -24,6 +24,7 @@ class Table:
     caption: str = ""
     wrap: bool = False  # long texts, in lines
     lines: list = field(default_factory=list)  # a list of remarks before the table
+    fold: str = ""  # a page shows this, and the table on demand
 
 
 def number(x, digits=4):
@@ -102,10 +103,11 @@ def as_html(t):
         return remarks
     head = "".join(f"<th>{escape(h)}</th>" for h in t.head)
     rows = "".join("<tr>" + "".join(map(html_cell, row)) + "</tr>" for row in t.rows)
-    return (
+    shown = (
         f"{remarks}<div class=table id=table-{t.id}><div class=wide><table{' class=text' if t.wrap else ''}><thead><tr>"
         f"{head}</tr></thead><tbody>{rows}</tbody></table></div><p class=note>{escape(t.caption)}</p></div>"
     )
+    return f"<details><summary>{escape(t.fold)}</summary>{shown}</details>" if t.fold else shown
 
 
 def as_markdown(t):

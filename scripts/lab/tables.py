@@ -65,6 +65,31 @@ def summary(study):
     return rows
 
 
+def headline(study, rows, pairs):
+    """Of the rows of summary() one per arm, of its own best rate, with the gap to the reference at its own. pairs: of
+    currencies.rows()"""
+    by_eval, found = study.by_eval(), []
+    own = {arm: currencies.own_runs(study, arm) for arm in study.arms}
+    losses = {arm: {seed: run.final_loss(by_eval) for seed, run in runs.items()} for arm, runs in own.items()}
+    rate = lambda arm: next((run.lr for run in own[arm].values()), None)
+    for arm in study.arms:
+        mine = [row for row in rows if row["arm"] == arm]
+        row = dict(next((row for row in mine if row["lr"] == (rate(arm) or rate(study.reference))), mine[0]))
+        if own[arm] and own[study.reference]:
+            row |= {"losses": {str(seed): x for seed, x in losses[arm].items()}, "loss": estimate(losses[arm])}
+            gap = None if arm == study.reference else stats.paired_gap(losses[arm], losses[study.reference])
+            row["gap"] = stats.as_json(gap)
+        elif row["lr"] != rate(study.reference):
+            row["gap"] = None
+        pair = next((pair for pair in pairs if (pair["arm"], pair["other"]) == (arm, study.reference)), None)
+        for key, gap in (("gap", row["gap"]), ("gap_flops", pair and pair["FLOPs"]["gap"])):
+            row[key] = gap and dict(gap)
+        found.append(row)
+    for key in ("gap", "gap_flops"):
+        correct(row[key] for row in found)
+    return found
+
+
 def spike_rows(study):
     rows = []
     for arm, label, lr, runs in study.cells(having=lambda run: run.train):
@@ -207,6 +232,7 @@ def results(study):
         "long_context": long_context.tables(study, lr),
         "no_verdict": no_verdict(study),
     }
+    found["best"] = headline(study, found["summary"], found["currencies"])
     if found["no_verdict"]:
         withdraw(found)
     return found

@@ -25,6 +25,8 @@ from . import (
     ngrams,
     plan as plans,
     preconditions,
+    report as report_command,
+    report_tables,
     run as lab_run,
     run_directory,
     scheduler,
@@ -33,6 +35,7 @@ from . import (
 from . import study as studies, tables
 from .measurements import METRICS
 from .run_directory import RunError
+from .table import as_html
 from .test_report import NGRAMS, STEPS, made_run, near
 from .test_tasks import add_scores, measured as synthetic_scores
 from .testing import Tests, expect_error, has
@@ -311,6 +314,14 @@ def each_arm_has_the_rate_of_its_sweep(place):
     row = currencies.rows(study)[0]
     assert row["rates"] == [0.004, 0.002] and row["tokens"]["gap"]["n"] == 4
     near(row["tokens"]["gap"]["mean"], -0.05)
+    r = report_command.compute(study)[0]
+    first, second = r["best"]
+    assert (first["lr"], first["gap"], second["lr"], second["gap"]["n"]) == (0.002, None, 0.004, 4), r["best"]
+    near(second["gap"]["mean"], -0.05)
+    near(second["gap_flops"]["mean"], -0.05)
+    shown = report_tables.sections(study, r)[0][2]
+    assert [(len(t.rows), t.fold) for t in shown] == [(2, ""), (10, "All rates")], shown
+    has(as_html(shown[1]), "<details><summary>All rates</summary><div class=table id=table-rates>")
     m = measured(lab)[0]
     assert {row["seed"] for row in m.rows} == {1, 2, 3, 4}
     near(preconditions.rows(m)[1]["of_best_rate"], 1.0)
