@@ -5,7 +5,7 @@ operation_engine.h: the cases of operation_table.h for the C operations. op_chec
             outputs. Outputs are NaN where the contract says "=", and have a value where it says "+=". Inputs keep their
             bits. The workspace is NaN, and has the size that the operation asks for.
   max       The largest magnitude of an output is that of what was stored, and of where it started: the same bits.
-  repeats   Runs with 2, 2, 1 and 3 threads give the same bits (matmul: the first two).
+  repeats   Runs with 2, 2, 1 and 3 threads give the same bits (products of a library: the first two).
   forward   The output is that of the definition.
   backward  <dx, u> is (f(x + h u) - f(x - h u)) / 2h, f(x) = sum(dy * reference(x)), for u a single element (a sample
             of each tensor) and for u of random signs (all of the tensor at once). The differences are those of the

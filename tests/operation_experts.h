@@ -34,7 +34,7 @@ static void router_setup(OpCase *c) {
     op_error(&c->dx[1], 4, most / 2 * error_of_product(N));
     c->dx[0].rounded_terms = most / 2 * sqrt((double)E) * 3, c->dx[1].rounded_terms = most / 2 * sqrt((double)N) * 3;
     c->length = max_int(max_int(N, C), E);
-    c->add_tensor = 2; // both ways
+    c->threads_change_sums = true, c->add_tensor = 2; // both ways
 }
 static void router_reference(OpCase *c) {
     int N = c->d[0], C = c->d[1], E = c->d[2], K = c->d[3];
