@@ -72,6 +72,15 @@ static real *op_alloc_copy(const real *x, size_t count) {
     return (real *)memcpy(op_alloc(count), x, count * sizeof(real));
 }
 static bool op_same(const real *a, const real *b, size_t count) { return memcmp(a, b, count * sizeof(real)) == 0; }
+// The largest |a - b|, or |a| if b is NULL. GCC 12.2 for ARM crashes at -O3 on fmax of floats in double in a loop.
+static double op_difference(const real *a, const real *b, size_t count) {
+    double most = 0;
+    for (size_t i = 0; i < count; i++) {
+        double difference = fabs((double)a[i] - (b ? (double)b[i] : 0));
+        if (difference > most) most = difference;
+    }
+    return most;
+}
 static int op_not_finite(const real *x, size_t count) {
     int n = 0;
     for (size_t i = 0; i < count; i++) n += !isfinite((double)x[i]);

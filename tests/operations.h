@@ -143,8 +143,7 @@ static void linear_round_reference(real *to, const real *from, int rows, int col
 }
 static double linear_difference(const real *a, const real *b, int rows, int columns, int ld) {
     double worst = 0;
-    for (int n = 0; n < rows; n++)
-        for (int c = 0; c < columns; c++) worst = fmax(worst, fabs((double)a[n * ld + c] - (double)b[n * ld + c]));
+    for (int n = 0; n < rows; n++) worst = fmax(worst, op_difference(a + n * ld, b + n * ld, (size_t)columns));
     return worst;
 }
 
@@ -253,9 +252,8 @@ static void test_rope_properties(void) {
                after);
     }
     rope_backward(y, table, 1, T, HEADS, D, LD, D, NULL);
-    double largest = 0;
-    for (int i = 0; i < COUNT; i++) largest = fmax(largest, fabs((double)y[i] - (double)x[i]));
-    EXPECT(largest <= 8 * op_epsilon, "forward and backward do not cancel: %.3g", largest);
+    double difference = op_difference(x, y, COUNT);
+    EXPECT(difference <= 8 * op_epsilon, "forward and backward do not cancel: %.3g", difference);
     // <rope(q, m), rope(k, n)> depends on m - n alone: head 0 is q, head 1 is k, the same at all positions
     for (int i = 0; i < COUNT; i++) constant[i] = x[i % LD];
     rope_forward(constant, table, 1, T, HEADS, D, LD, D, NULL);
@@ -342,7 +340,7 @@ static void test_attention_documents(void) {
     attention_backward(dx, dx + a.q_count, dx + a.q_count + a.kv_count, dout, out, lse, a.q, a.k, a.v, s, false);
     double error = 0, tolerance = 8 * op_epsilon * sqrt(4.0 * T);
     for (int d = 0; d < DOCUMENTS; d++) {
-        size_t q = (size_t)(starts[d] * s.ldq), kv = (size_t)(starts[d] * s.ldkv), at = 0;
+        size_t q = (size_t)(starts[d] * s.ldq), kv = (size_t)(starts[d] * s.ldkv);
         AttentionShape one = a.s;
         one.T = starts[d + 1] - starts[d];
         real *o = op_alloc((size_t)(one.T * s.ldo)), *l = op_alloc((size_t)(one.T * s.NQ));
@@ -350,13 +348,11 @@ static void test_attention_documents(void) {
         attention_backward(alone + q, alone + a.q_count + kv, alone + a.q_count + a.kv_count + kv, dout + q, o, l,
                            a.q + q, a.k + kv, a.v + kv, one, false);
         for (int h = 0; h < s.NQ; h++)
-            for (int t = 0; t < one.T; t++, at++)
-                error = fmax(error, fabs((double)l[at] - (double)lse[h * T + starts[d] + t]));
-        for (int i = 0; i < one.T * s.ldo; i++) error = fmax(error, fabs((double)o[i] - (double)out[q + (size_t)i]));
+            error = fmax(error, op_difference(l + h * one.T, lse + h * T + starts[d], (size_t)one.T));
+        error = fmax(error, op_difference(o, out + q, (size_t)(one.T * s.ldo)));
     }
     EXPECT(error <= tolerance, "outputs are %.3g off those of the documents alone, tolerance %.3g", error, tolerance);
-    error = 0;
-    for (size_t i = 0; i < count; i++) error = fmax(error, fabs((double)dx[i] - (double)alone[i]));
+    error = op_difference(dx, alone, count);
     EXPECT(error <= 4 * tolerance, "gradients are %.3g off those of the documents alone, tolerance %.3g", error,
            4 * tolerance);
     op_free("attention");
@@ -405,15 +401,11 @@ static void test_sink_extremes(void) {
         int bad = op_not_finite(out, a.q_count) + op_not_finite(lse, a.lse_count) + op_not_finite(dx, count) +
                   op_not_finite(dsinks, NQ);
         EXPECT(bad == 0, "sink %g: %d numbers are not finite", logits[k], bad);
-        double largest = 0;
-        for (int h = 0; h < NQ; h++) largest = fmax(largest, fabs((double)dsinks[h]));
+        double largest = op_difference(dsinks, NULL, NQ);
         if (logits[k] < 0)
             EXPECT(op_same(out, a.out, a.q_count) && op_same(lse, a.lse, a.lse_count) && op_same(dx, plain, count),
                    "sink %g: out, lse or a gradient is not plain attention's", logits[k]);
-        else {
-            for (size_t i = 0; i < a.q_count; i++) largest = fmax(largest, fabs((double)out[i]));
-            for (size_t i = 0; i < count; i++) largest = fmax(largest, fabs((double)dx[i]));
-        }
+        else largest = fmax(largest, fmax(op_difference(out, NULL, a.q_count), op_difference(dx, NULL, count)));
         EXPECT(largest <= 1e-20, "sink %g: %g is left of what should vanish", logits[k], largest);
         op_free("sink");
     }
