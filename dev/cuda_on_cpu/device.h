@@ -177,10 +177,9 @@ Launcher<P...> launcher(void (*kernel)(P...), const char *name, Extent grid, Ext
 // ---------------------------------------------------------------------------------------------------------------------
 // barriers and warp operations
 
-enum class BlockVote { none, count, all, any };
-int barrier(BlockVote vote, int predicate, Place place);
+void barrier(Place place);
 
-enum class WarpOp { sync, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all, reduce_add, reduce_min, reduce_max };
+enum class WarpOp { sync, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, reduce_add, reduce_max };
 uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width, Place place);
 // all[i] = what lane i of the warp gives, of `bytes` bytes. Orders no memory, as a shuffle.
 enum { EXCHANGE_BYTES = 32 };
@@ -209,19 +208,9 @@ template <class T> T shuffle(WarpOp op, unsigned mask, T value, int argument, in
 #define blockIdx (CUDA_ON_CPU_POSITION.block)
 #define blockDim (CUDA_ON_CPU_POSITION.block_size)
 #define gridDim (CUDA_ON_CPU_POSITION.grid_size)
-constexpr int warpSize = 32;
 
 #define CUDA_ON_CPU_PLACE cuda_on_cpu::Place place = cuda_on_cpu::Place::here()
-inline void __syncthreads(CUDA_ON_CPU_PLACE) { cuda_on_cpu::barrier(cuda_on_cpu::BlockVote::none, 0, place); }
-inline int __syncthreads_count(int predicate, CUDA_ON_CPU_PLACE) {
-    return cuda_on_cpu::barrier(cuda_on_cpu::BlockVote::count, predicate, place);
-}
-inline int __syncthreads_and(int predicate, CUDA_ON_CPU_PLACE) {
-    return cuda_on_cpu::barrier(cuda_on_cpu::BlockVote::all, predicate, place);
-}
-inline int __syncthreads_or(int predicate, CUDA_ON_CPU_PLACE) {
-    return cuda_on_cpu::barrier(cuda_on_cpu::BlockVote::any, predicate, place);
-}
+inline void __syncthreads(CUDA_ON_CPU_PLACE) { cuda_on_cpu::barrier(place); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, CUDA_ON_CPU_PLACE) {
     cuda_on_cpu::warp(cuda_on_cpu::WarpOp::sync, mask, 0, 0, 32, place);
 }
@@ -243,14 +232,8 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, CUDA_ON_CPU_PLACE) {
 inline int __any_sync(unsigned mask, int predicate, CUDA_ON_CPU_PLACE) {
     return (int)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::any, mask, predicate != 0, 0, 32, place);
 }
-inline int __all_sync(unsigned mask, int predicate, CUDA_ON_CPU_PLACE) {
-    return (int)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::all, mask, predicate != 0, 0, 32, place);
-}
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLACE) {
     return (unsigned)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::reduce_add, mask, value, 0, 32, place);
-}
-inline unsigned __reduce_min_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLACE) {
-    return (unsigned)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::reduce_min, mask, value, 0, 32, place);
 }
 inline unsigned __reduce_max_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLACE) {
     return (unsigned)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::reduce_max, mask, value, 0, 32, place);

@@ -15,8 +15,6 @@ inline void __threadfence() { cuda_on_cpu::fence(); }
 inline void __threadfence() {}
 #define CUDA_ON_CPU_AROUND_ATOMIC(when, address) (void)0
 #endif
-inline void __threadfence_block() { __threadfence(); }
-inline void __threadfence_system() { __threadfence(); }
 
 template <class T, class F> T cuda_on_cpu_atomic(T *address, F change) {
     T old, wanted;
@@ -33,44 +31,15 @@ template <class T, class F> T cuda_on_cpu_atomic(T *address, F change) {
     }
 CUDA_ON_CPU_ATOMIC(atomicAdd, int, (int)((unsigned)old + (unsigned)value))
 CUDA_ON_CPU_ATOMIC(atomicAdd, unsigned, old + value)
-CUDA_ON_CPU_ATOMIC(atomicAdd, unsigned long long, old + value)
 CUDA_ON_CPU_ATOMIC(atomicAdd, float, old + value)
-CUDA_ON_CPU_ATOMIC(atomicAdd, double, old + value)
-CUDA_ON_CPU_ATOMIC(atomicSub, int, (int)((unsigned)old - (unsigned)value))
-CUDA_ON_CPU_ATOMIC(atomicSub, unsigned, old - value)
 CUDA_ON_CPU_ATOMIC(atomicMax, int, old > value ? old : value)
 CUDA_ON_CPU_ATOMIC(atomicMax, unsigned, old > value ? old : value)
-CUDA_ON_CPU_ATOMIC(atomicMax, unsigned long long, old > value ? old : value)
-CUDA_ON_CPU_ATOMIC(atomicMin, int, old < value ? old : value)
-CUDA_ON_CPU_ATOMIC(atomicMin, unsigned, old < value ? old : value)
-CUDA_ON_CPU_ATOMIC(atomicMin, unsigned long long, old < value ? old : value)
-CUDA_ON_CPU_ATOMIC(atomicOr, int, old | value)
 CUDA_ON_CPU_ATOMIC(atomicOr, unsigned, old | value)
-CUDA_ON_CPU_ATOMIC(atomicAnd, int, old &value)
-CUDA_ON_CPU_ATOMIC(atomicAnd, unsigned, old &value)
-CUDA_ON_CPU_ATOMIC(atomicXor, unsigned, old ^ value)
-CUDA_ON_CPU_ATOMIC(atomicInc, unsigned, old >= value ? 0 : old + 1)
-CUDA_ON_CPU_ATOMIC(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
-CUDA_ON_CPU_ATOMIC(atomicExch, int, ((void)old, value))
-CUDA_ON_CPU_ATOMIC(atomicExch, unsigned, ((void)old, value))
-CUDA_ON_CPU_ATOMIC(atomicExch, unsigned long long, ((void)old, value))
-CUDA_ON_CPU_ATOMIC(atomicExch, float, ((void)old, value))
 #undef CUDA_ON_CPU_ATOMIC
-#define CUDA_ON_CPU_CAS(type)                                                                        \
-    inline type atomicCAS(type *address, type expected, type value) {                                \
-        return cuda_on_cpu_atomic(address, [=](type old) { return old == expected ? value : old; }); \
-    }
-CUDA_ON_CPU_CAS(int)
-CUDA_ON_CPU_CAS(unsigned)
-CUDA_ON_CPU_CAS(unsigned long long)
-#undef CUDA_ON_CPU_CAS
 
 // bits
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
 template <class To, class From> To cuda_on_cpu_bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "the same number of bits");
     To to;
@@ -81,30 +50,20 @@ inline int __float_as_int(float x) { return cuda_on_cpu_bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return cuda_on_cpu_bits<unsigned>(x); }
 inline float __int_as_float(int x) { return cuda_on_cpu_bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return cuda_on_cpu_bits<float>(x); }
-inline long long __double_as_longlong(double x) { return cuda_on_cpu_bits<long long>(x); }
-inline double __longlong_as_double(long long x) { return cuda_on_cpu_bits<double>(x); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selectors) { // four bytes of those of a, then b
     unsigned long long bytes = (unsigned long long)b << 32 | a;
     unsigned result = 0;
     for (int i = 0; i < 4; i++) result |= (unsigned)(bytes >> 8 * (selectors >> 4 * i & 7) & 0xFF) << 8 * i;
     return result;
 }
-inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-    return (unsigned long long)((unsigned __int128)a * b >> 64);
-}
 
 // arithmetic
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __fdividef(float x, float y) { // 0 for a divisor of 2^126 and more, NaN if x is infinite too
     return fabsf(y) > 0x1p126f && fabsf(y) <= 0x1.fffffep127f ? x * 0.0f : x / y;
 }
 inline float __expf(float x) { return exp2f(x * 1.44269504f); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; } // NaN gives 0
 #define CUDA_ON_CPU_MIN_MAX(type)                             \
     inline type min(type a, type b) { return a < b ? a : b; } \
     inline type max(type a, type b) { return a > b ? a : b; }
@@ -202,9 +161,5 @@ inline void copy_wait(int left) {
 }
 } // namespace cuda_on_cpu
 
-// loads and stores with a caching hint: plain ones
-template <class T> T __ldg(const T *p) { return *p; }
-template <class T> T __ldcs(const T *p) { return *p; }
+// a load with a caching hint: a plain one
 template <class T> T __ldcg(const T *p) { return *p; }
-template <class T> void __stcs(T *p, T value) { *p = value; }
-template <class T> void __stcg(T *p, T value) { *p = value; }

@@ -70,9 +70,8 @@ void check_range(const char *call, const char *end, const void *pointer, size_t 
 void check_copy(const char *call, const void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
     bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    bool known = kind != cudaMemcpyDefault;
-    check_range(call, "destination", to, bytes, known && to_device, known && !to_device);
-    check_range(call, "source", from, bytes, known && from_device, known && !from_device);
+    check_range(call, "destination", to, bytes, to_device, !to_device);
+    check_range(call, "source", from, bytes, from_device, !from_device);
 }
 
 // Hidden from ThreadSanitizer: its shadow memory, four times the bytes, would remain after the memory is freed.
@@ -247,22 +246,6 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     if (device_error() == cudaSuccess) move(to, from, bytes);
     return device_error();
 }
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
-    if (width > to_pitch || width > from_pitch) return cudaErrorInvalidPitchValue;
-    for (size_t row = 0; row < height; row++) {
-        cudaError_t error =
-            cudaMemcpyAsync((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind, stream);
-        if (error != cudaSuccess) return error;
-    }
-    return cudaSuccess;
-}
-cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                         cudaMemcpyKind kind) {
-    cudaError_t error = cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, nullptr);
-    drain_for_blocking_call();
-    return error == cudaSuccess ? device_error() : error;
-}
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
     if (enter("cudaMemset") != cudaSuccess) return device_error();
     if (!bytes) return cudaSuccess;
@@ -275,15 +258,4 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
     return cudaSuccess;
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
-
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer) {
-    Memory kind = find_memory(pointer).kind;
-    memset(attributes, 0, sizeof(*attributes));
-    attributes->type = kind == Memory::device   ? cudaMemoryTypeDevice
-                       : kind == Memory::pinned ? cudaMemoryTypeHost
-                                                : cudaMemoryTypeUnregistered;
-    if (kind == Memory::device || kind == Memory::pinned) attributes->devicePointer = (void *)pointer;
-    if (kind != Memory::device) attributes->hostPointer = (void *)pointer;
-    return cudaSuccess;
-}
 }

@@ -420,25 +420,9 @@ template <bool bug> static void result_read_without_waiting(void) {
     if (!bug) cudaStreamSynchronize(main_stream);
     if (*pinned != 0) _exit(CHILD_WRONG_RESULT);
 }
-template <bool bug> static void streams_without_an_event(void) {
-    int *out = device_array<int>(64);
-    cudaStream_t second;
-    cudaEvent_t ready;
-    cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
-    cudaEventCreate(&ready);
-    LAUNCH((double_all<false>), 2, 32, 0, out, 64);
-    cudaEventRecord(ready, main_stream);
-    if (!bug) cudaStreamWaitEvent(second, ready, 0);
-    int *pinned = nullptr;
-    cudaMallocHost(&pinned, 64 * sizeof(int));
-    cudaMemcpyAsync(pinned, out, 64 * sizeof(int), cudaMemcpyDeviceToHost, second);
-    cudaStreamSynchronize(second);
-    for (int i = 0; i < 64; i++)
-        if (pinned[i] != 2 * i) _exit(CHILD_WRONG_RESULT);
-}
-// The host waits for the first stream before the second, which hides the bug unless the second is hasty.
-template <bool bug> static void a_second_stream_that_is_early(void) {
-    setenv("CUDA_ON_CPU_STREAMS", "hasty", 1);
+// If the host waits for the first stream before the second, that hides the bug unless the second is hasty.
+template <bool hasty, bool bug> static void streams_without_an_event(void) {
+    if (hasty) setenv("CUDA_ON_CPU_STREAMS", "hasty", 1);
     int *out = device_array<int>(64), *pinned = nullptr;
     cudaStream_t second;
     cudaEvent_t ready;
@@ -449,7 +433,7 @@ template <bool bug> static void a_second_stream_that_is_early(void) {
     cudaEventRecord(ready, main_stream);
     if (!bug) cudaStreamWaitEvent(second, ready, 0);
     cudaMemcpyAsync(pinned, out, 64 * sizeof(int), cudaMemcpyDeviceToHost, second);
-    cudaStreamSynchronize(main_stream);
+    if (hasty) cudaStreamSynchronize(main_stream);
     cudaStreamSynchronize(second);
     for (int i = 0; i < 64; i++)
         if (pinned[i] != 2 * i) _exit(CHILD_WRONG_RESULT);
@@ -695,8 +679,8 @@ static const Bug bugs[] = {
      BUG(device_pointer_on_the_host), PLAIN},
     {"memory freed twice", "cudaFree", BUG(freed_twice), SCHEDULER},
     {"a result read without waiting for it", nullptr, BUG(result_read_without_waiting), SCHEDULER},
-    {"two streams without an event between them", nullptr, BUG(streams_without_an_event), SCHEDULER},
-    {"a second stream that runs too early", nullptr, BUG(a_second_stream_that_is_early), SCHEDULER},
+    {"two streams without an event between them", nullptr, BUG_OF(streams_without_an_event, false), SCHEDULER},
+    {"a second stream that runs too early", nullptr, BUG_OF(streams_without_an_event, true), SCHEDULER},
 #ifdef USE_NCCL
     {"ranks that do not make the same calls of NCCL", "collective 0 is ncclAllGather of",
      BUG(ranks_that_do_not_make_the_same_calls), SCHEDULER},

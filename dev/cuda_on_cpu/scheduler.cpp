@@ -64,8 +64,6 @@ int warp_order[max_block / 32], warp_position;
 int current, live, at_barrier;
 Place barrier_place;
 unsigned barrier_number;
-BlockVote barrier_vote;
-int barrier_yes;
 struct Waiting {
     int thread;
     const std::function<bool()> *ready;
@@ -130,9 +128,9 @@ void read_environment() {
 // messages
 
 const char *op_name(WarpOp op) {
-    static const char *const names[] = {
-        "__syncwarp", "__shfl_sync", "__shfl_up_sync",    "__shfl_down_sync",  "__shfl_xor_sync",  "__ballot_sync",
-        "__any_sync", "__all_sync",  "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync"};
+    static const char *const names[] = {"__syncwarp",       "__shfl_sync",       "__shfl_up_sync",
+                                        "__shfl_down_sync", "__shfl_xor_sync",   "__ballot_sync",
+                                        "__any_sync",       "__reduce_add_sync", "__reduce_max_sync"};
     return names[(int)op];
 }
 std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -206,19 +204,13 @@ void open_barrier() {
     if (live < thread_count)
         fail("divergent barrier: __syncthreads in %s:%d is reached by %d of %d threads, the others have exited",
              barrier_place.file, barrier_place.line, live, thread_count);
-    int result = barrier_vote == BlockVote::count ? barrier_yes
-                 : barrier_vote == BlockVote::all ? barrier_yes == live
-                                                  : barrier_yes > 0;
-    at_barrier = barrier_yes = 0;
+    at_barrier = 0;
     barrier_number++;
     order_warps();
     for (int i = 0; i < warp_count; i++) {
         order_lanes(warps[i]);
-        for (unsigned lanes = warps[i].present; lanes; lanes &= lanes - 1) {
-            int lane = __builtin_ctz(lanes);
-            make_ready(warps[i], i, lane);
-            threads[i * 32 + lane].value = (uint64_t)result;
-        }
+        for (unsigned lanes = warps[i].present; lanes; lanes &= lanes - 1)
+            make_ready(warps[i], i, __builtin_ctz(lanes));
     }
 }
 
@@ -343,7 +335,7 @@ int source_lane(WarpOp op, int lane, int argument, int width) {
 void compute(Warp &w, int warp_index, Group group) {
     Thread *lanes = &threads[warp_index * 32];
     uint64_t in[32];
-    unsigned ballot = 0, sum = 0, least = ~0u, most = 0;
+    unsigned ballot = 0, sum = 0, most = 0;
     WarpOp op = lanes[__builtin_ctz(group.arrived)].op;
     for (int lane = 0; lane < 32; lane++) {
         in[lane] = poison;
@@ -352,7 +344,6 @@ void compute(Warp &w, int warp_index, Group group) {
         unsigned x = (unsigned)in[lane];
         if (x) ballot |= 1u << lane;
         sum += x;
-        least = min(least, x);
         most = max(most, x);
     }
     for (unsigned left = group.arrived; left; left &= left - 1) {
@@ -362,9 +353,7 @@ void compute(Warp &w, int warp_index, Group group) {
         case WarpOp::sync: break;
         case WarpOp::ballot: t.value = ballot; break;
         case WarpOp::any: t.value = ballot != 0; break;
-        case WarpOp::all: t.value = ballot == group.arrived; break;
         case WarpOp::reduce_add: t.value = sum; break;
-        case WarpOp::reduce_min: t.value = least; break;
         case WarpOp::reduce_max: t.value = most; break;
         default: t.value = in[source_lane(op, lane, t.argument, t.width)];
         }
@@ -398,7 +387,7 @@ void use_shared(size_t bytes, const char *name) {
 void run_block() {
     block_serial++;
     live = thread_count;
-    at_barrier = barrier_yes = 0;
+    at_barrier = 0;
     shared_used = launch->shared_bytes;
     for (int t = 0; t < thread_count; t++) threads[t].state = State::fresh, threads[t].fiber = nullptr;
     for (int i = 0; i < warp_count; i++) {
@@ -518,16 +507,13 @@ void run_grid(const Launch &what, const std::function<void()> &thread) {
     launch = nullptr;
 }
 
-int barrier(BlockVote vote, int predicate, Place place) {
-    if (at_barrier == 0) barrier_place = place, barrier_vote = vote;
+void barrier(Place place) {
+    if (at_barrier == 0) barrier_place = place;
     else if (barrier_place.line != place.line ||
              (barrier_place.file != place.file && strcmp(barrier_place.file, place.file)))
         fail("divergent barrier: this thread is at __syncthreads in %s:%d, others at the one in %s:%d", place.file,
              place.line, barrier_place.file, barrier_place.line);
-    else if (barrier_vote != vote)
-        fail("threads meet at different kinds of __syncthreads in %s:%d", place.file, place.line);
     at_barrier++;
-    barrier_yes += predicate != 0;
     Thread &t = threads[current];
     t.state = State::at_barrier;
     t.place = place;
@@ -535,7 +521,6 @@ int barrier(BlockVote vote, int predicate, Place place) {
     races_release(token);
     wait();
     races_acquire(token);
-    return (int)t.value;
 }
 
 uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width, Place place) {

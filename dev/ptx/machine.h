@@ -269,7 +269,7 @@ inline double reciprocal_high(double x) { // from and to the upper 32 bits
 inline cuda_on_cpu::Place place(const Site &site) { return {site.file, site.line}; }
 inline void block_barrier(int number, const Site &site) {
     if (number != 0) fail("bar.sync %d (line %d of the PTX): only barrier 0 is known", number, site.ptx_line);
-    cuda_on_cpu::barrier(cuda_on_cpu::BlockVote::none, 0, place(site));
+    cuda_on_cpu::barrier(place(site));
     if (word_states) passed_barrier();
 }
 inline void warp_barrier(u32 mask, const Site &site) { cuda_on_cpu::warp(WarpOp::sync, mask, 0, 0, 32, place(site)); }
