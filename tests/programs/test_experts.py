@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 from program import SMALL, USAGE, checkpoint, differing, records, run_trainer, tensors, train
 
 FOUR = "--experts 4 --experts-active 2 --expert-ffn 16"
@@ -39,39 +38,6 @@ def test_router_bias_resumes(corpus, tmp_path):
     assert (abs(steps) < 8.01).all() and (abs(steps - np.round(steps)) < 1e-4).all(), steps
     result = run_trainer("--init", whole, "--no-router-bias --eval --val-data", corpus / "val.bin")
     result.one_line(USAGE, "--no-router-bias contradicts the loaded model")
-
-
-MISTAKES = [
-    ("--experts 4 --experts-active 5 --expert-ffn 32", "from 1 to 4 active experts, the number of experts, not 5"),
-    ("--preset moe-tiny --experts-active 0", "from 1 to 8 active experts, the number of experts, not 0"),
-    ("--preset moe-tiny --experts 1025", "--experts '1025' is not accepted"),
-    ("--preset moe-tiny --experts 128 --experts-active 65", "--experts-active '65' is not accepted"),
-    ("--preset moe-tiny --expert-ffn 0", "--expert-ffn must be at least 1, not 0"),
-    ("--preset moe-tiny --dense-layers 4", "dense layers: 4 leave no layer with experts"),
-    ("--preset moe-tiny --experts 1024 --layers 1025", "1025 layers of 1024 experts are more"),
-    ("--preset tiny --experts-active 2", "require --experts E"),
-    ("--preset tiny --shared-experts 1", "require --experts E"),
-    ("--preset tiny --dense-layers 1", "require --experts E"),
-    ("--preset tiny --router-bias", "--router-bias requires --experts E"),
-    ("--preset tiny --match-active", "--match-active requires --experts E"),
-    ("--preset moe-tiny --match-active --match-params", "are mutually exclusive"),
-]
-
-
-@pytest.mark.parametrize(("options", "line"), MISTAKES, ids=[options for options, _ in MISTAKES])
-def test_expert_mistakes(options, line):
-    """mistakes in the sizes of experts are one line each"""
-    run_trainer("--dry-run", options).one_line(USAGE, line)
-
-
-def test_dry_runs_of_experts():
-    """a dry run describes dense layers and experts, and warns of options without effect"""
-    result = run_trainer("--dry-run --preset tiny --router-aux 0.1").done()
-    assert "--router-aux has no effect without --experts" in result.err
-    result = run_trainer("--dry-run --preset moe-tiny --dense-layers 1 --router-aux 0.1").done()
-    assert result.err == "" and "MLP 352" not in result.out
-    layers = "\nMLP of 1 layer: dense, width 352\nMLP of 3 layers: experts, 8 of width 176, 2 of them "
-    assert layers in result.out
 
 
 def test_router_loss_options(corpus, tmp_path):

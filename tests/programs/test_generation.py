@@ -92,16 +92,10 @@ FITTING = [  # words None: accepted
     ("--vocab 300 --generate 5 --separator 7", '{"prompt": ""}', "there is no tokenizer"),
     ("--vocab 256 --generate 5 --separator 7", '{"prompt": ""}', None),
 ]
-EXCLUSIVE = [
-    ("--prompts x --train-data y", "--prompts requires --generate"),
-    ("--stop-at-separator --train-data y", "--stop-at-separator requires --generate"),
-    ("--generate 3 --prompts x --prompt y", "--prompts and --prompt are mutually exclusive"),
-    ("--generate 3 --prompts x --prompt-tokens 1", "--prompts and --prompt-tokens are mutually exclusive"),
-]
 
 
 def test_prompts_that_do_not_fit(tmp_path):
-    """prompts that do not fit and options that exclude each other are refused"""
+    """prompts that do not fit are refused"""
     for options, file, words in FITTING:
         (tmp_path / "prompts").write_text(file)
         result = run_trainer(options, "--prompts", tmp_path / "prompts")
@@ -113,8 +107,6 @@ def test_prompts_that_do_not_fit(tmp_path):
     many = "".join(f"{i}\n" for i in range(1, 65)).encode()
     result = run_trainer("--vocab 256 --seq-len 16777216 --batch-size 64 --generate 5 --prompts -", stdin=many)
     result.one_line(FAILED, "options that save memory: --batch-size 32 (")
-    for options, words in EXCLUSIVE:
-        run_trainer(options).one_line(USAGE, words)
 
 
 def test_results_of_prompts(trained, tmp_path):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from program import USAGE, checkpoint, expect_same, read_json, records, run_trainer, tensors, train
+from program import checkpoint, expect_same, read_json, records, run_trainer, tensors, train
 from ranks import EXPERTS, train_ranks
 
 
@@ -64,19 +64,6 @@ def test_optimizers(corpus, tmp_path):
     run_trainer("--resume --out", tmp_path / "parts").done()
     expect_same(checkpoint(tmp_path / "whole", 6), checkpoint(tmp_path / "parts", 6))
     assert logged(tmp_path / "whole") == logged(tmp_path / "parts")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--qk-clip=-1", "--qk-clip '-1' is not accepted"),
-        ("--qk-clip nan", "--qk-clip 'nan' is not accepted"),
-        ("--qk-clip 100 --qk-norm", "--qk-clip and --qk-norm are mutually exclusive"),
-    ],
-)
-def test_mistakes(options, message):
-    """a limit that is not a positive number, and QK-norm, are refused in one line"""
-    run_trainer("--dry-run", options).one_line(USAGE, message)
 
 
 def test_prediction(tmp_path):

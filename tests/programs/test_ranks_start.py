@@ -195,9 +195,3 @@ def test_dry_run(short, zero):
         run_ranks(2, "--train-data train.bin", model, "--threads 1 --steps 3", cwd=short, PEAK="peak").done()
         peak = max(int(kib) for kib in (short / "peak").read_text().split()) / 1024
         assert abs(peak - total) < 0.1 * total + 24
-
-
-def test_dry_run_options():
-    """--ranks and --link-gbs are options of a dry run, and a link has a speed"""
-    run_trainer("--dry-run --ranks 4 --link-gbs 0").one_line(USAGE, "--link-gbs")
-    run_trainer("--train-data x --ranks 4").one_line(USAGE, "--ranks requires --dry-run")

@@ -214,28 +214,6 @@ def test_changes(corpus, tmp_path):
     assert np.allclose(losses[2], losses[0], rtol=1e-6)
 
 
-MISTAKES = [
-    "0:lr=1",
-    "5:foo=1",
-    "5:lr=-1",
-    "5:lr@=0",
-    "5:lr@a[2:1]=0",
-    "5-4:lr=1",
-    "5:replace=2-1",
-    "5:order=up",
-    " ",
-    "5:moments=1",
-    "5:update-norm=0",
-    "5:order@a=reverse",
-]
-
-
-@pytest.mark.parametrize("change", MISTAKES)
-def test_change_mistakes(change):
-    """mistakes in --change are one line each"""
-    run_trainer("--dry-run", change_of(change)).one_line(USAGE, "it must be FIRST[-LAST]:KEY=VALUE, such as 120:lr=0.5")
-
-
 def test_changes_that_do_not_fit(corpus, tmp_path):
     """changes of tensors, rows, windows or steps that there are not are one line each"""
     cases = {
