@@ -263,41 +263,6 @@ static void test_expert_configs(void) {
     test_remove_directory(&d);
 }
 
-// One expert that takes every token is an MLP: the same gradients.
-static void test_one_expert_is_an_mlp(void) {
-    static const TensorKind pairs[][2] = {
-        {T_MLP_GATE, T_EXPERT_GATE}, {T_MLP_UP, T_EXPERT_UP}, {T_MLP_DOWN, T_EXPERT_DOWN}};
-    const ModelCase *mc = &model_cases[1];
-    ModelConfig dense = case_config(mc, variant_find("diff_v2")), moe = dense;
-    Model a, b;
-    moe.E = moe.K = 1, moe.FE = dense.F;
-    case_open(&a, &dense, mc->B, mc->T, FOR_TRAINING);
-    case_randomize(&a, 7);
-    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
-    double loss = case_loss(&a, tokens, mc->B, mc->T, true);
-    model_plan(&b, &moe, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, one_rank);
-    model_alloc(&b, NULL);
-    case_randomize(&b, 7);
-    for (int l = 0; l < dense.L; l++)
-        for (int p = 0; p < 3; p++) {
-            const Tensor *from = tensor_of(&a.plan.tensors, pairs[p][0], l),
-                         *to = tensor_of(&b.plan.tensors, pairs[p][1], l);
-            memcpy(b.state.params + to->offset, a.state.params + from->offset, from->count * sizeof(floatX));
-        }
-    double other = case_loss(&b, tokens, mc->B, mc->T, true), epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
-    EXPECT(fabs(loss - other) <= 8 * epsilon * loss, "losses %.9g and %.9g", loss, other);
-    for (int l = 0; l < dense.L; l++)
-        for (int p = 0; p < 3; p++) {
-            const Tensor *of = tensor_of(&a.plan.tensors, pairs[p][0], l),
-                         *too = tensor_of(&b.plan.tensors, pairs[p][1], l);
-            double error = gradient_distance(b.state.grads + too->offset, a.state.grads + of->offset, of->count);
-            EXPECT(error <= 100 * epsilon, "%s: relative difference %.3g", too->name, error);
-        }
-    case_close(&b);
-    model_free(&a, true);
-    free(tokens);
-}
-
 static void expert_micro_steps(Model *m, int i, const int *tokens) {
     const ModelCase *mc = &expert_cases[i].model;
     for (int step = 0; step < 3; step++) {
@@ -473,60 +438,6 @@ static void test_router_statistics(void) {
     test_router_statistics_of(2); // one of four, after a layer without experts
 }
 
-// The losses of the routers by their definitions, from the weights of the routers.
-static void test_router_losses(void) {
-    for (int i = 0; i < 3; i += 2) { // two of five experts; one of four, after a layer without experts
-        Model m;
-        int *tokens = expert_start(&m, i, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING);
-        const ModelCase *mc = &expert_cases[i].model;
-        const ModelConfig *c = &m.plan.config;
-        double aux = 0, z = 0, N = mc->B * mc->T, layers = c->L - c->dense_layers;
-        expert_loss(&m, tokens, mc->B, mc->T);
-        for (int l = c->dense_layers; l < c->L; l++) {
-            double load[8] = {0}, mean[8] = {0};
-            for (int n = 0; n < (int)N; n++) {
-                double logits[8], sum = 0;
-                for (int e = 0; e < c->E; e++) {
-                    logits[e] = 0;
-                    for (int k = 0; k < c->C; k++)
-                        logits[e] += (double)m.acts.layers[l].norm2[n * c->C + k] *
-                                     (double)param(&m.state, T_ROUTER, l)[e * c->C + k];
-                    sum += exp(logits[e]);
-                }
-                z += log(sum) * log(sum) / N / layers;
-                for (int e = 0; e < c->E; e++) {
-                    int larger = 0;
-                    for (int other = 0; other < c->E; other++) larger += logits[other] > logits[e];
-                    load[e] += (larger < c->K) / (N * c->K);
-                    mean[e] += exp(logits[e]) / sum / N;
-                }
-            }
-            for (int e = 0; e < c->E; e++) aux += c->E * load[e] * mean[e] / layers;
-        }
-        EXPECT(fabs(m.router.aux - aux) < 1e-5 * aux && fabs(m.router.z - z) < 1e-5 * z,
-               "%s: load balancing %.9g, not %.9g; z %.9g, not %.9g", mc->why, m.router.aux, aux, m.router.z, z);
-        case_end(&m, tokens);
-    }
-}
-
-// The MLP that every token passes: the shared experts side by side, or that of a dense layer.
-static void test_shared_expert_shapes(void) {
-    ModelConfig c = expert_config(2, "diff_v2");
-    Model m;
-    case_open(&m, &c, 1, 4, FOR_EVALUATION);
-    for (int l = 0; l < c.L; l++) {
-        size_t width = l < 1 ? 20 : 2 * 16;
-        const Tensor *gate = tensor_of(&m.plan.tensors, T_MLP_GATE, l), *up = tensor_of(&m.plan.tensors, T_MLP_UP, l),
-                     *down = tensor_of(&m.plan.tensors, T_MLP_DOWN, l),
-                     *expert = tensor_of(&m.plan.tensors, T_EXPERT_GATE, l);
-        EXPECT(gate->shape[0] == width && up->shape[0] == width && down->shape[1] == width,
-               "layer %d: widths %zu, %zu and %zu, not %zu", l, gate->shape[0], up->shape[0], down->shape[1], width);
-        EXPECT(l < 1 ? !expert : expert && expert->shape[0] == 16, "layer %d: %s", l,
-               expert ? "an expert of another width" : "no experts");
-    }
-    case_close(&m);
-}
-
 // Every row of every expert, and of the other matrices of a block, has levels of 4 bits; the router is not rounded.
 static void test_quantized_experts(void) {
     Model m;
@@ -579,15 +490,12 @@ static const Test expert_tests[] = {
     {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
     {"a router's bias balances the experts", test_router_bias_balances},
     {"config.json holds a model with experts, as a Mixtral where that has all of it", test_expert_configs},
-    {"one expert is an MLP", test_one_expert_is_an_mlp},
     {"gradients of experts are bitwise equal at every level of recomputation", test_experts_recomputed},
     {"products of every expert in bf16 are near those of fp32", test_experts_rounded},
     {"in fp8 the maxima of experts are those of their rows", test_expert_maxima},
     {"gradients and losses of experts add up over micro-steps", test_experts_accumulate},
     {"generation with experts computes the logits of a whole forward", test_experts_generate},
     {"statistics of a router are those of its definition", test_router_statistics},
-    {"the losses of routers are those of their definitions", test_router_losses},
-    {"shared experts are one MLP, as wide as all of them", test_shared_expert_shapes},
     {"--quantize rounds the weights and inputs of experts", test_quantized_experts},
     {"--match-params and --match-active change the width of the experts", test_experts_match_parameters},
 };

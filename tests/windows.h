@@ -1,6 +1,6 @@
 /*
-windows.h: tests of windows and YOCO in the whole model: which positions a layer reads, identities with models without
-windows, the tensors of YOCO, and generation with caches. model.h has the gradients of these models.
+windows.h: tests of windows and YOCO in the whole model: which positions a layer reads, the tensors of
+YOCO, and generation with caches. model.h has the gradients of these models.
 */
 #pragma once
 #include "harness.h"
@@ -77,37 +77,6 @@ static void test_reach_of_layers(void) {
             }
             case_end(&m, tokens);
         }
-}
-
-// Loss and gradients of `config` over one sequence of T tokens, T below the context of the model.
-static double window_gradients(Model *m, const ModelConfig *config, const int *tokens, int T) {
-    case_open(m, config, 1, T, FOR_TRAINING);
-    case_randomize(m, 7);
-    return case_loss(m, tokens, 1, T, true);
-}
-
-static void test_windows_of_all_positions(void) {
-    enum { T = 110 };
-    static const int windows[] = {T, T + 1, T + 20, 1 << 24};
-    const ModelCase mc = {"", 23, 20, 2, 4, 2, 8, 12, 1, T + 20, false, 0, 0, false, false};
-    int *tokens = case_tokens(T + 1, mc.V, 3);
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        ModelConfig config = case_config(&mc, &attention_variants[v]);
-        Model none;
-        double loss = window_gradients(&none, &config, tokens, T);
-        for (int i = 0; i < 5; i++) {
-            Model m;
-            config.window = i < 4 ? windows[i] : T - 1; // the last one hides one key from one row
-            config.full_every = i == 1 ? 2 : 0;
-            double other = window_gradients(&m, &config, tokens, T);
-            bool same = loss == other && memcmp(none.state.grads, m.state.grads, none.plan.grads_bytes) == 0;
-            EXPECT(same == (i < 4), "%s: --window %d and no window: losses %.9g and %.9g, gradients %s",
-                   attention_variants[v].name, config.window, other, loss, same ? "are equal" : "differ");
-            model_free(&m, true);
-        }
-        case_close(&none);
-    }
-    free(tokens);
 }
 
 static void test_tensors_of_yoco(void) {
@@ -253,7 +222,6 @@ static void test_cache_sizes(void) {
 
 static const Test windows_tests[] = {
     {"a layer reads the positions of its window, or all, within the document", test_reach_of_layers},
-    {"a window of all positions gives the bits of no window", test_windows_of_all_positions},
     {"the keys and values of YOCO precede the upper half, whose layers have none", test_tensors_of_yoco},
     {"logits with caches, of prompts in pieces and of batches, equal those of whole sequences", test_cached_logits},
     {"a layer's cache has the rows of its window; the upper half of YOCO shares one", test_cache_sizes},
