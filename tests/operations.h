@@ -232,44 +232,6 @@ static void test_linear_rounds(void) {
     op_free("a linear layer");
 }
 
-static void test_rope_properties(void) {
-    enum { T = 67, D = 40, HEADS = 3, LD = HEADS * D, COUNT = T * LD, PAST = 60 * LD };
-    TestRandom random = {3};
-    real *table = op_alloc(T * D), *x = op_alloc_random(&random, COUNT, 1), *y = op_alloc_copy(x, COUNT);
-    real *tail = op_alloc_copy(x + PAST, COUNT - PAST), *constant = op_alloc(COUNT);
-    rope_table(table, T, D, OP_THETA);
-    rope_forward(y, table, 1, T, HEADS, D, LD, D, NULL);
-    const int past = PAST / LD;
-    rope_forward(tail, table, 1, T - past, HEADS, D, LD, D, &past);
-    EXPECT(op_same(y + PAST, tail, COUNT - PAST), "rows from position %d on differ from the whole's", PAST / LD);
-    for (int h = 0; h < T * HEADS; h++) {
-        double before = 0, after = 0;
-        for (int i = h * D; i < (h + 1) * D; i++) {
-            before += (double)x[i] * (double)x[i];
-            after += (double)y[i] * (double)y[i];
-        }
-        EXPECT(fabs(after - before) <= 8 * op_epsilon * before, "head %d: squared norm %.9g became %.9g", h, before,
-               after);
-    }
-    rope_backward(y, table, 1, T, HEADS, D, LD, D, NULL);
-    double difference = op_difference(x, y, COUNT);
-    EXPECT(difference <= 8 * op_epsilon, "forward and backward do not cancel: %.3g", difference);
-    // <rope(q, m), rope(k, n)> depends on m - n alone: head 0 is q, head 1 is k, the same at all positions
-    for (int i = 0; i < COUNT; i++) constant[i] = x[i % LD];
-    rope_forward(constant, table, 1, T, HEADS, D, LD, D, NULL);
-    for (int n = 0; n < T; n++)
-        for (int m = n; m < T; m++) {
-            double here = 0, at_zero = 0;
-            for (int i = 0; i < D; i++) {
-                here += (double)constant[m * LD + i] * (double)constant[n * LD + D + i];
-                at_zero += (double)constant[(m - n) * LD + i] * (double)constant[D + i];
-            }
-            EXPECT(fabs(here - at_zero) <= 8 * op_epsilon * D * T, "positions %d, %d: %.9g, not %.9g", m, n, here,
-                   at_zero);
-        }
-    op_free("rope");
-}
-
 // q (T,NQ,D), k and v (T,NKV,D) of one sequence in separate buffers, and their attention
 typedef struct {
     AttentionShape s;
@@ -319,43 +281,6 @@ static void test_attention_is_causal(void) {
                    h);
         op_free("attention");
     }
-}
-// Outputs, lse and gradients of consecutive documents, with a mask, against each document by itself.
-static void test_attention_documents(void) {
-    enum { T = 421, DOCUMENTS = 6 };
-    static const int starts[DOCUMENTS + 1] = {0, 1, 7, 190, 195, 400, T}; // one token, within a block, across blocks
-    AttentionSequence a = attention_sequence(T, 2);
-    size_t count = a.q_count + 2 * a.kv_count;
-    int first_key[T];
-    for (int d = 0; d < DOCUMENTS; d++)
-        for (int t = starts[d]; t < starts[d + 1]; t++) first_key[t] = starts[d];
-    real *dout = op_alloc(a.q_count), *dx = op_alloc(count), *alone = op_alloc(count);
-    TestRandom random = {5};
-    for (size_t i = 0; i < a.q_count; i++) dout[i] = (real)test_random_real(&random);
-    real *out = op_alloc(a.q_count), *lse = op_alloc(a.lse_count);
-    AttentionShape s = a.s;
-    s.first_key = first_key;
-    workspace_poison(attention_workspace_bytes(s, omp_get_max_threads()));
-    attention_forward(out, lse, a.q, a.k, a.v, s);
-    attention_backward(dx, dx + a.q_count, dx + a.q_count + a.kv_count, dout, out, lse, a.q, a.k, a.v, s, false);
-    double error = 0, tolerance = 8 * op_epsilon * sqrt(4.0 * T);
-    for (int d = 0; d < DOCUMENTS; d++) {
-        size_t q = (size_t)(starts[d] * s.ldq), kv = (size_t)(starts[d] * s.ldkv);
-        AttentionShape one = a.s;
-        one.T = starts[d + 1] - starts[d];
-        real *o = op_alloc((size_t)(one.T * s.ldo)), *l = op_alloc((size_t)(one.T * s.NQ));
-        attention_forward(o, l, a.q + q, a.k + kv, a.v + kv, one);
-        attention_backward(alone + q, alone + a.q_count + kv, alone + a.q_count + a.kv_count + kv, dout + q, o, l,
-                           a.q + q, a.k + kv, a.v + kv, one, false);
-        for (int h = 0; h < s.NQ; h++)
-            error = fmax(error, op_difference(l + h * one.T, lse + h * T + starts[d], (size_t)one.T));
-        error = fmax(error, op_difference(o, out + q, (size_t)(one.T * s.ldo)));
-    }
-    EXPECT(error <= tolerance, "outputs are %.3g off those of the documents alone, tolerance %.3g", error, tolerance);
-    error = op_difference(dx, alone, count);
-    EXPECT(error <= 4 * tolerance, "gradients are %.3g off those of the documents alone, tolerance %.3g", error,
-           4 * tolerance);
-    op_free("attention");
 }
 static void test_attention_large_scores(void) {
     enum { T = 67 };
@@ -409,48 +334,6 @@ static void test_sink_extremes(void) {
         EXPECT(largest <= 1e-20, "sink %g: %g is left of what should vanish", logits[k], largest);
         op_free("sink");
     }
-}
-
-static void test_diff_combine_heads(void) {
-    enum { NH = 4 };
-    static const int heads[][2 + 2 * NH] = {
-        // signal and noise heads of a block, then the two heads of each output head
-        {1, 1, 0, 1, 2, 3, 4, 5, 6, 7}, // diff_v2
-        {2, 2, 0, 2, 1, 3, 4, 6, 5, 7}, // blocks of two
-        {4, 4, 0, 4, 1, 5, 2, 6, 3, 7}, // diff_v2_cross_group
-        {2, 1, 0, 2, 1, 2, 3, 5, 4, 5}, // diff_grouped_2
-        {4, 1, 0, 4, 1, 4, 2, 4, 3, 4}, // diff_grouped_4
-        {4, 2, 0, 4, 1, 4, 2, 5, 3, 5}, // groups of two, with their noise heads last
-    };
-    for (size_t k = 0; k < sizeof(heads) / sizeof(heads[0]); k++) {
-        HeadGroups groups = {heads[k][0], heads[k][1]};
-        real a[2 * NH], l[NH] = {0, 0, 0, 0}, o[NH], da[2 * NH], dl[NH], g[NH] = {1, 2, 4, 8};
-        for (int h = 0; h < 2 * NH; h++) a[h] = (real)(1 << h);
-        diff_combine_forward(o, a, l, 1, NH, 1, NH, groups, S_SIGMOID, NULL);
-        diff_combine_backward(da, dl, g, a, l, 1, NH, 1, NH, groups, S_SIGMOID);
-        for (int h = 0; h < NH; h++) { // s = 1/2: all is exact
-            int h1 = heads[k][2 + 2 * h], h2 = heads[k][3 + 2 * h];
-            real shared = 0; // of the output heads that share the noise head
-            for (int i = 0; i < NH; i++) shared += heads[k][3 + 2 * i] == h2 ? g[i] : 0;
-            bool right =
-                o[h] == a[h1] - a[h2] / 2 && da[h1] == g[h] && da[h2] == -shared / 2 && dl[h] == -g[h] * a[h2] / 4;
-            EXPECT(right, "%d signal and %d noise heads: head %d is not made of (%d, %d)", groups.signals, groups.noise,
-                   h, h1, h2);
-        }
-    }
-}
-
-// Saturated gates are 1 or 0 and have no gradient; a gate of 1/2 is exact.
-static void test_gate_extremes(void) {
-    enum { D = 4 };
-    real x[D] = {1, 2, 3, 4}, g[D] = {(real)1e4, (real)-1e4, 0, (real)1e4}, dy[D] = {5, 6, 7, 8}, y[D], dx[D], dg[D];
-    static const double want_y[D] = {1, 0, 1.5, 4}, want_dx[D] = {5, 0, 3.5, 8}, want_dg[D] = {0, 0, 5.25, 0};
-    gate_forward(y, x, g, 1, 1, D, D, D, NULL);
-    gate_backward(dx, dg, dy, x, g, 1, 1, D, D, D);
-    for (int i = 0; i < D; i++)
-        EXPECT(fabs((double)y[i] - want_y[i]) < 1e-30 && fabs((double)dx[i] - want_dx[i]) < 1e-30 &&
-                   fabs((double)dg[i] - want_dg[i]) < 1e-30,
-               "gate %g: y %g, dx %g, dg %g", (double)g[i], (double)y[i], (double)dx[i], (double)dg[i]);
 }
 
 // --- residual and rmsnorm in one pass ---
@@ -524,24 +407,6 @@ static void test_cross_entropy_extremes(void) {
                cases[k].loss);
         EXPECT(error <= 4 * op_epsilon && op_not_finite(x, V) == 0, "case %d: the gradient is %.3g off", k, error);
     }
-}
-static void test_cross_entropy_offset(void) {
-    enum { N = 13, V = 257, OFFSET = 4096 };
-    TestRandom random = {6};
-    int targets[N];
-    real *x = op_alloc(N * V), *y = op_alloc(N * V), loss_x[N], loss_y[N], z[N];
-    for (int i = 0; i < N * V; i++) {
-        x[i] = (real)((test_random_int(&random, 1024) - 512) / 64.0); // exact with and without the offset
-        y[i] = x[i] + OFFSET;
-    }
-    for (int n = 0; n < N; n++) targets[n] = test_random_int(&random, V), loss_x[n] = loss_y[n] = 0;
-    cross_entropy(loss_x, z, x, targets, N, V, V, 1, 0);
-    cross_entropy(loss_y, z, y, targets, N, V, V, 1, 0);
-    EXPECT(op_same(x, y, N * V), "the gradient changes when all logits grow by %d", OFFSET);
-    for (int n = 0; n < N; n++)
-        EXPECT(fabs((double)loss_x[n] - (double)loss_y[n]) <= 2 * op_epsilon * OFFSET, "row %d: loss %.9g became %.9g",
-               n, (double)loss_x[n], (double)loss_y[n]);
-    op_free("cross_entropy");
 }
 static void test_cross_entropy_nan(void) {
     enum { N = 3, V = 40 };
@@ -653,19 +518,16 @@ static const Test operations_tests[] = {
     {"the peak is measured with random numbers, in every type and storage", test_peak_numbers},
     {"a linear layer in bf16 or FP8 multiplies rounded matrices, in fp32, by oneDNN and by AMX", test_linear_rounds},
     {"rope and its backward agree with the definition", test_rope},
-    {"rope preserves norms, its backward inverts it, and products depend on distances alone", test_rope_properties},
     {"attention and its backward agree with the definition", test_attention},
     {"attention to earlier keys agrees with the definition", test_attention_continues},
     {"attention with windows and its backward agree with the definition", test_attention_windows},
     {"attention is causal: later keys do not change a bit of earlier outputs", test_attention_is_causal},
-    {"attention with a document mask equals attention of each document", test_attention_documents},
     {"attention of scores of 100,000 is finite and selects the largest", test_attention_large_scores},
     {"attention of two key sets sums the gradients of their shared values", test_attention_sets},
     {"a sink and its backward agree with a softmax with one more column", test_sink},
     {"a sink far below the scores has no effect, one far above makes the output 0", test_sink_extremes},
     {"diff_combine and its backward agree with the definition", test_diff_combine},
     {"diff_attention and its backward agree with the definition", test_diff_attention},
-    {"diff_combine subtracts the noise head of each output head", test_diff_combine_heads},
     {"lambdas of layers and their backward agree with the definitions", test_layer_lambda},
     {"scale_inplace scales values and gradients", test_scale},
     {"accumulate adds to the sum and copies it", test_accumulate},
@@ -674,7 +536,6 @@ static const Test operations_tests[] = {
     {"quantize_inplace rounds to the integers of its bits, by row or as a whole", test_quantize},
     {"attention with rounded logits agrees with the definition", test_attention_quantized},
     {"the gates and their backward agree with the definition", test_gate},
-    {"saturated gates are 0 or 1 and have no gradient", test_gate_extremes},
     {"exclusive attention and its backward agree with the definition", test_exclusive},
     {"exclusive attention leaves heads whose value is 0 as they are", test_exclusive_of_zeros},
     {"the norm of heads and its backward agree with the definition", test_head_norm},
@@ -683,7 +544,6 @@ static const Test operations_tests[] = {
     {"the largest magnitude of a tensor with infinity is infinity, and with NaN it is NaN", test_absmax},
     {"cross_entropy and the gradient in its logits agree with the definition", test_cross_entropy},
     {"cross_entropy of extreme logits is finite and correct", test_cross_entropy_extremes},
-    {"cross_entropy does not depend on a constant added to all logits", test_cross_entropy_offset},
     {"cross_entropy of a row with NaN or infinity is NaN", test_cross_entropy_nan},
     {"a router, its losses and its backward agree with the definition", test_router},
     {"the operations of experts and their backward agree with the definition", test_experts},
@@ -691,7 +551,6 @@ static const Test operations_tests[] = {
     {"adamw agrees with the definition; it updates the master weights, and the parameters are their copies",
      test_adamw},
     {"muon agrees with the definition", test_muon},
-    {"muon brings singular values between 0.7 and 1.2", test_muon_singular_values},
     {"muon of vectors, zeros and matrices of rank 1 is finite", test_muon_degenerate},
     {"muon agrees with torch.optim.Muon in fp32", test_muon_reference},
     {"sum_of_squares is exact for integers, deterministic, and propagates NaN", test_sum_of_squares},
