@@ -185,28 +185,6 @@ static void test_attention_map_first_mass(void) {
 
 // ---- quantization
 
-static void test_quantize_grid(void) {
-    // 4 bits: the integers -7 .. 7, here times 1, 2 and 0.5; halves go to even
-    real x[4][8] = {{7, 2.5, 3.5, -2.5, -0.5, (real)0.49, -7, 100},
-                    {14, 5, 7, -5, -1, (real)0.98, (real)13.1, 100},
-                    {-3.5, 1.25, 1.75, 0.25, (real)0.26, 0, 3.25, 100},
-                    {0, 0, 0, 0, 0, 0, 0, 100}};
-    static const real want[4][8] = {{7, 2, 4, -2, 0, 0, -7, 100},
-                                    {14, 4, 8, -4, 0, 0, 14, 100},
-                                    {-3.5, 1, 2, 0, 0.5, 0, 3, 100},
-                                    {0, 0, 0, 0, 0, 0, 0, 100}};
-    quantize_inplace(x[0], 4, 7, 8, 4, false);
-    for (int i = 0; i < 32; i++)
-        EXPECT(x[i / 8][i % 8] == want[i / 8][i % 8], "row %d, [%d]: %.9g, wanted %.9g", i / 8, i % 8,
-               (double)x[i / 8][i % 8], (double)want[i / 8][i % 8]);
-    real y[2][2] = {{127, 0.5}, {1.5, (real)-126.6}}, z[3] = {3, (real)-1.4, (real)-1.6};
-    quantize_inplace(y[0], 2, 2, 2, 8, true); // one step for both rows
-    EXPECT(y[0][0] == 127 && y[0][1] == 0 && y[1][0] == 2 && y[1][1] == -127, "8 bits, one step: %g %g %g %g",
-           (double)y[0][0], (double)y[0][1], (double)y[1][0], (double)y[1][1]);
-    quantize_inplace(z, 1, 3, 3, 2, false);
-    EXPECT(z[0] == 3 && z[1] == 0 && z[2] == -3, "2 bits: %g %g %g", (double)z[0], (double)z[1], (double)z[2]);
-}
-
 static void test_quantization_list(void) {
     const char *next = "w8a16,logits4,w3a2:tensor+logits16,logits6+w16a7,w2";
     static const Quantization want[] = {{"w8a16", 8, 0, 0, false, 0},
@@ -281,7 +259,6 @@ static const Test evaluation_tests[] = {
     {"recall uses the most frequent tokens, and the cells that fit into the context", test_recall_tokens},
     {"a recall score equals a count by hand", test_recall_score},
     {"attention maps times values equal the outputs of the heads", test_attention_maps},
-    {"--quantize rounds to the integers that a calculation by hand gives", test_quantize_grid},
     {"--quantize accepts a list of weights and activations, logits, and both", test_quantization_list},
     {"16 bits change no bit of a loss, 8 bits change it a little, for all variants", test_quantized_losses},
     {"the mass at the first position of known attention maps is correct", test_attention_map_first_mass},
