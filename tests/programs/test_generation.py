@@ -1,4 +1,4 @@
-"""--generate, --prompts and samples during training: what they depend on, print and refuse."""
+"""--generate, --prompts and samples during training: what they depend on and print."""
 
 import json
 import re
@@ -31,82 +31,6 @@ def trained(corpus, tmp_path_factory):
     model = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 64 --batch-size 4"
     run_trainer("--train-data", corpus / "train.bin", model, "--steps 30 --lr 0.03 --out", run).done()
     return run
-
-
-REFUSED = [
-    (b"", "has no prompts"),
-    (b"\n\r\n", "has no prompts"),
-    (b"one\ntw\0o\n", "line 2 has a NUL byte at byte 3"),
-    (b"one\n\xc3\xa9\xffx\n", "line 2 is not valid UTF-8 at byte 3"),
-    (b"one\n\xe2\x82", "line 2 is not valid UTF-8 at byte 1"),
-    (b"\xff\xfeo\0", "line 1"),
-    (b'{"prompt": "a"}\nplain\n', "line 2 is not a JSON object"),
-    (b'{"prompt": "a\n"}', "line 1 is not a JSON object"),
-    (rb'{"prompt": "\ud800"}', "line 1 is not a JSON object"),
-    (b'{\n"prompt": "a"\n}', "line 1 is not a JSON object"),
-    (rb'{"prompt": "a\u0000b"}', "line 1 has the character U+0000"),
-    (b"{}", "line 1 has no prompt"),
-    (b'{"prompt": 1}', 'line 1: "prompt" is not a string'),
-    (b'{"tokens": "a"}', 'line 1: "tokens" is not a list'),
-    (b'{"tokens": []}', 'line 1: "tokens" is empty'),
-    (b'{"tokens": [1, 2.5]}', 'line 1: element 2 of "tokens" is not a token ID'),
-    (b'{"tokens": [1, -2]}', "line 1: element 2"),
-    (b'{"tokens": [4294967296]}', "line 1: element 1"),
-    (b'{"prompt": "a", "tokens": [1]}', "line 1 has more than one prompt"),
-    (b'{"prompt": "a", "prompt": "b"}', "line 1 has more than one prompt"),
-    (b'\n{"prompt": "a", "temper\\nature\\u007f": 1}', 'line 2 has the key "temper\\nature?"'),
-    (b'{"tokens": [5, 256]}', "line 1: token 256 is outside the vocabulary of 256"),
-]
-
-
-@pytest.mark.parametrize(("file", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_refused_files(tmp_path, file, words):
-    """a file of prompts with a mistake is refused with its line"""
-    (tmp_path / "prompts").write_bytes(file)
-    result = run_trainer(MODEL, "--generate 2 --prompts", tmp_path / "prompts").one_line(FAILED, words)
-    assert not result.out
-
-
-def test_refused_sources(tmp_path):
-    """prompts that cannot be read or are too many are refused"""
-    generate = "--generate 2 --prompts"
-    run_trainer(generate, tmp_path / "none").one_line(FAILED, "none cannot be opened: No such file")
-    run_trainer(generate, tmp_path).one_line(FAILED, "cannot be read: Is a directory")
-    run_trainer(generate, "-").one_line(FAILED, "standard input has no prompts")
-    for size, words in [
-        (300_000_000, "standard input is larger than 256 MiB"),
-        (2_200_000, "more than 1048576 prompts"),
-    ]:
-        run_trainer(generate, "-", stdin=b"y\n" * (size // 2)).one_line(FAILED, words)
-
-
-FITTING = [  # words None: accepted
-    (f"{MODEL} --generate 5", "aaaa\n1234567890", None),  # with the separator, 16
-    (f"{MODEL} --generate 6", "aaaa\n1234567890", "line 2: a prompt of 11 tokens with the separator"),
-    (f"{MODEL} --generate 6", "aaaa\n1234567890", "--seq-len 17 or more"),
-    (f"{MODEL} --generate 16", '{"tokens": [1]}', "line 1: a prompt of 1 tokens and --generate 16"),
-    (f"{MODEL} --generate 15", '{"tokens": [1]}', None),
-    ("--vocab 300 --generate 5", "aaaa", "line 1: there is no tokenizer for a vocabulary of 300"),
-    ("--vocab 300 --generate 5", '{"tokens": [299]}', None),
-    ("--vocab 300 --generate 5 --stop-at-separator", '{"tokens": [299]}', "--separator ID"),
-    ("--vocab 300 --generate 5 --separator 7", '{"prompt": ""}', "there is no tokenizer"),
-    ("--vocab 256 --generate 5 --separator 7", '{"prompt": ""}', None),
-]
-
-
-def test_prompts_that_do_not_fit(tmp_path):
-    """prompts that do not fit are refused"""
-    for options, file, words in FITTING:
-        (tmp_path / "prompts").write_text(file)
-        result = run_trainer(options, "--prompts", tmp_path / "prompts")
-        if words:
-            result.one_line(FAILED, words)
-        else:
-            assert result.done().err.count("\n") == 2, (options, result)
-        assert (result.out == "") == (words is not None), (options, result)
-    many = "".join(f"{i}\n" for i in range(1, 65)).encode()
-    result = run_trainer("--vocab 256 --seq-len 16777216 --batch-size 64 --generate 5 --prompts -", stdin=many)
-    result.one_line(FAILED, "options that save memory: --batch-size 32 (")
 
 
 def test_results_of_prompts(trained, tmp_path):
