@@ -82,22 +82,6 @@ def test_corpus_vocabulary_and_separator(corpora, tmp_path):
     run_trainer("--resume --out", tmp_path / "mix", cwd=corpora).done()
 
 
-OTHER_DATA = [
-    ("x=a:1 y=b:2", ": the weight of 'x' was 0.25 and is now 0.333333333;"),
-    ("x=a:1 z=b:3", ": 'z' has replaced a corpus of another name;"),
-    ("x=a:1 y=b:3 z=c:4", ": it had 2 corpora and there are 3 now;"),
-    ("a", ": it had 2 corpora and there is 1 now;"),
-    ("x=b:1 y=c:3", ": x had 303 tokens in 3 shards and now has 202 in 2;"),
-    ("x=a:1 y=c:3", ": y had different tokens in its 2 shards;"),
-]
-
-
-@pytest.mark.parametrize(("data", "words"), OTHER_DATA, ids=[data for data, _ in OTHER_DATA])
-def test_other_data(corpora, data, words):
-    """a resume with other data than those of the checkpoint is refused"""
-    run_trainer(f"--out mix --resume --train-data '{data}'", cwd=corpora).one_line(FAILED, words)
-
-
 def test_masks_of_documents(corpora, tmp_path):
     """--doc-mask changes the loss, but not that of data without a separator"""
     found = []

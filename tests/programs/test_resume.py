@@ -101,27 +101,6 @@ def test_match_params_resume(corpus, tmp_path):
     result.one_line(USAGE, "--match-params with --ffn 34 requires an MLP width of 28; the loaded model has 34")
 
 
-def test_wrong_run_directory(corpus, tmp_path):
-    """a start in an existing run, and a resume with a conflicting option or data, are errors"""
-    run, data = tmp_path / "run", ["--train-data", corpus / "train.bin"]
-    train(corpus, run, "--steps 2").done()
-    train(corpus, run, "--steps 2").one_line(FAILED, "--resume")
-    train(corpus, tmp_path / "nothing", "--resume").one_line(FAILED, "nothing")
-    run_trainer(*data, "--init", tmp_path / "nothing").one_line(FAILED, "nothing")
-    result = run_trainer(*data, "--init run", cwd=tmp_path)
-    result.one_line(FAILED, "use its newest checkpoint, --init run/checkpoints/step_00000002")
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "gone").symlink_to("none")
-    train(corpus, tmp_path / "loop", "--steps 2").one_line(FAILED, "loop: it is a link, Too many levels")
-    train(corpus, tmp_path / "gone/run", "--steps 2").one_line(FAILED, "gone: it is a link, No such file")
-    resume(run, "--steps 3 --seed 9").one_line(USAGE, "--seed")
-    resume(run, "--steps 3 --seq-len 8").one_line(USAGE, "--seq-len")
-    resume(run, "--steps 3 --train-data", corpus / "val.bin").one_line(FAILED, "not the data")
-    result = resume(run, "--steps 3 --hidden 32")
-    assert result.status == USAGE and "--hidden" in result.err
-    run_trainer("--init", checkpoint(run, 2), "--dry-run --heads 4").one_line(USAGE, "--heads")
-
-
 def test_resume_without_checkpoint(corpus, tmp_path):
     """a run without a checkpoint is started again, with a message"""
     run, saved = tmp_path / "run", tmp_path / "saved"
