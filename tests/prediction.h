@@ -637,39 +637,6 @@ static void test_device_abbreviations(void) {
     }
 }
 
-// A dry run prints the step with the other value of --deterministic, and with --gemm bf16 where blocks are FP8.
-static void test_prediction_alternatives(void) {
-    static const struct {
-        const char *options, *has, *lacks;
-        bool faster; // than the step
-    } cases[] = {
-        {"--device H200 --preset 1.4b --kv-heads 8", "\n  --no-deterministic ", "--gemm bf16", true},
-        {"--device H200 --preset 1.4b --kv-heads 8 --no-deterministic", "\n  --deterministic ", "--no-det", false},
-        {"--device H200 --preset 1.4b --kv-heads 8", "\n  --sdpa own ", "--gemm bf16", true},
-        {"--device A100 --preset 1.4b --kv-heads 8", "\n  --sdpa own ", "--gemm bf16", true},
-        {"--device H200 --preset 1.4b --kv-heads 8 --sdpa cudnn", "\n  --sdpa own ", "--gemm bf16", true},
-        {"--device H200 --preset 1.4b --kv-heads 8 --sdpa own", "\n  slow end: ", "deterministic  ", true},
-        {"--device H200 --preset 1.4b --kv-heads 8 --gemm fp8", "\n  --gemm bf16 ", "FP8 is slower", false},
-        {"--device H100 --preset 30b-a3b --ranks 64 --zero 3 --gemm fp8", "\n  --gemm bf16 ", "FP8 is slower", false},
-        {"--device L40S --preset 124m --gemm fp8", "\n  --gemm bf16 ", "none", true},
-        {"--device L40S --preset 124m --gemm fp8", ": FP8 is slower", "none", true},
-    };
-    if (sizeof(real) == sizeof(double)) return; // which has no --gemm fp8
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        ProgramResult r;
-        double step[2] = {0}, other[2] = {0};
-        run_command(&r, "'%s' --dry-run %s", test_program_path(), cases[i].options);
-        const char *line = strstr(r.out, "\n  step "), *found = strstr(r.out, cases[i].has);
-        EXPECT(r.status == EXIT_DONE && line && found && !strstr(r.out, cases[i].lacks), "%s: status %d: %.300s%s",
-               cases[i].options, r.status, r.err, line ? line : "");
-        if (!line || !found || sscanf(found + strlen(cases[i].has), "%lf to %lf", &other[0], &other[1]) != 2) continue;
-        sscanf(line + 7, "%lf to %lf", &step[0], &step[1]);
-        for (int end = 0; end < 2; end++)
-            EXPECT((other[end] < step[end]) == cases[i].faster, "%s: %g ms, the step %g", cases[i].options, other[end],
-                   step[end]);
-    }
-}
-
 // Of 128 experts with 8 active: one token reads 8, two tokens 15.5 on average, many tokens all.
 static void test_experts_used(void) {
     const struct {
@@ -872,8 +839,6 @@ static const Test prediction_tests[] = {
     {"experts are in FP8 on the devices where that is faster", test_prediction_of_fp8_experts},
     {"matrices in FP8 are padded to multiples of 16", test_fp8_sizes},
     {"device names may be abbreviated", test_device_abbreviations},
-    {"--dry-run --device prints what the other choice of --deterministic and --gemm costs",
-     test_prediction_alternatives},
     {"a few tokens read few experts, many tokens all", test_experts_used},
     {"a step of 30b-a3b has the bytes and FLOPs derived by hand", test_prediction_of_experts},
     {"a step has as few updates as settings and neighbours allow", test_prediction_of_updates},

@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from program import DONE, FAILED, ROOT, USAGE, checkpoint, read_json, run_trainer, train
+from program import ROOT, USAGE, checkpoint, read_json, run_trainer, train
 from ranks import run_ranks
 
 
@@ -59,86 +59,11 @@ def test_options_document():
 
 # ---- checkpoints
 
-ADOPTED = [  # options of the checkpoint as JSON; those given; exit status; the notes, or words of the error
-    ('{"lr":0.001}', "", DONE, ""),
-    ('{"lr":0.001}', "--lr=1e-3", DONE, ""),  # the same number, written otherwise
-    ('{"lr":0.001}', "--lr=0.002", DONE, "option --lr: 0.001 in the checkpoint, 0.002 now\n"),
-    ('{"val-data":null}', "--val-data=x", DONE, "option --val-data: none in the checkpoint, x now\n"),
-    ('{"threads":3,"out":"y","eval-out":"z"}', "--threads=2", DONE, ""),  # of this start alone
-    ('{"later":null}', "", DONE, ""),
-    ('{"seed":1}', "--seed=1", DONE, ""),
-    ('{"seed":1}', "--seed=2", USAGE, "--seed: 1 in the checkpoint, 2 now"),
-    ('{"seq-len":256}', "--seq-len=128", USAGE, "--seq-len: 256 in the checkpoint, 128 now"),
-    ('{"layers":4,"seed":1}', "--layers=5 --seed=3", USAGE, "--layers: 4 in the checkpoint, 5 now"),
-    ('{"layers":4,"seed":1}', "--layers=5 --seed=3", USAGE, "--seed: 1 in the checkpoint, 3 now"),
-    ('{"attention":"diff_v2"}', "--attention=baseline", USAGE, "--attention: diff_v2 in the checkpoint"),
-    ('{"window":8}', "--window=9", USAGE, "--window: 8 in the checkpoint, 9 now"),
-    ('{"window":8}', "--window=8", DONE, ""),
-    ('{"full-every":2}', "--full-every=3", USAGE, "--full-every: 2 in the checkpoint, 3 now"),
-    ('{"yoco":true}', "--no-yoco", USAGE, "--yoco: yes in the checkpoint, no now"),
-    ('{"qk-norm":false}', "--qk-norm", USAGE, "--qk-norm: no in the checkpoint, yes now"),
-    ('{"qk-norm":true}', "--no-qk-norm", USAGE, "--qk-norm: yes in the checkpoint, no now"),
-    ('{"qk-norm":true}', "--qk-norm", DONE, ""),
-    ('{"tie-embeddings":true}', "--no-tie-embeddings", USAGE, "--tie-embeddings: yes in the checkpoint, no now"),
-]
-ADOPTED += [
-    # the file that earlier versions wrote
-    ('{"tune-gemm":"table.json"}', "--tune-gemm", FAILED, "--tune-gemm requires a GPU"),
-    ('{"tune-gemm":"table.json"}', "--no-tune-gemm", DONE, "option --tune-gemm: yes in the checkpoint, no now\n"),
-    ('{"tune-gemm":null}', "", DONE, ""),
-    # what this program does not write
-    ('{"tune-gemm":1}', "", FAILED, "value of --tune-gemm"),
-    ("[]", "", FAILED, "not a JSON object"),
-    ("null", "", FAILED, "not a JSON object"),
-    ('{"later":1}', "", FAILED, "--later, which this version does not support"),
-    ('{"help":true}', "", FAILED, "--help, which"),
-    ('{"lr":1,"lr":2}', "", FAILED, "--lr twice"),
-    ('{"":1}', "", FAILED, "does not support"),
-    ('{"lr":{}}', "--lr=1", FAILED, "value of --lr"),  # even where the flag wins
-]
-INVALID = {  # JSON values of options of the checkpoint
-    "lr": '"a"|-1|1e999|true|[1]',
-    "steps": "1.5|1e300|0",
-    "seed": '-1|18446744073709551615|9007199254740994|"1e3"',  # 2^64 - 1: no double holds it; 2^53 + 2: may be rounded
-    "layers": "4294967297",
-    "window": "-1",
-    "yoco": "1",
-    "schedule": '0|""',
-    "tie-embeddings": '1|"yes"',
-    "train-data": 'true|5|""',  # not the text "yes"
-}
-ADOPTED += [
-    (f'{{"{name}":{value}}}', "", FAILED, f"value of --{name}: it must be ")
-    for name, values in INVALID.items()
-    for value in values.split("|")
-]
 
-
-@pytest.fixture
-def stopped(tmp_path):
-    """A function that writes a run without a checkpoint, with these options as JSON, and returns its directory."""
-
-    def write(options):
-        (tmp_path / "run.json").write_text(f'{{"options": {options}}}')
-        return tmp_path
-
-    return write
-
-
-@pytest.mark.parametrize(
-    ("saved", "given", "status", "words"), ADOPTED, ids=[f"{saved} {given}".strip() for saved, given, *_ in ADOPTED]
-)
-def test_adopt(stopped, saved, given, status, words):
-    """a resumed run adopts the checkpoint's options, reports changes and rejects damaged ones"""
-    result = run_trainer("--resume --dry-run --out", stopped(saved), given)
-    assert result.status == status, result
-    assert "".join(re.findall("option --.*\n", result.out)) == ("" if result.err else words)
-    assert (words in result.err) == (status != DONE) or words == result.err
-
-
-def test_errors_of_ranks(stopped):
+def test_errors_of_ranks(tmp_path):
     """errors that depend on the rank count or a checkpoint are reported together"""
-    result = run_ranks(3, "--resume --total-batch=2048 --out", stopped("{}"), cwd=ROOT)
+    (tmp_path / "run.json").write_text('{"options": {}}')
+    result = run_ranks(3, "--resume --total-batch=2048 --out", tmp_path, cwd=ROOT)
     assert result.status == USAGE and result.err.count("\n") == 2
     assert "training requires --train-data" in result.err
     assert "times 3 ranks; use --total-batch 6144" in result.err
