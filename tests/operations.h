@@ -551,6 +551,7 @@ static const Test operations_tests[] = {
     {"adamw agrees with the definition; it updates the master weights, and the parameters are their copies",
      test_adamw},
     {"muon agrees with the definition", test_muon},
+    {"muon brings singular values between 0.7 and 1.2", test_muon_singular_values},
     {"muon of vectors, zeros and matrices of rank 1 is finite", test_muon_degenerate},
     {"muon agrees with torch.optim.Muon in fp32", test_muon_reference},
     {"sum_of_squares is exact for integers, deterministic, and propagates NaN", test_sum_of_squares},
