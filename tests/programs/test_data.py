@@ -1,7 +1,6 @@
 """The data loader's errors, as the program reports them."""
 
 import os
-import struct
 
 import pytest
 from program import FAILED, run_trainer, write_shard
@@ -18,31 +17,6 @@ def first_tokens(data, length, vocab=256, batch_size=1):
     """--dump-grads, which reads the first batch_size * length + 1 tokens in the order of the files."""
     model = f"{MODEL} --vocab {vocab} --seq-len {length} --batch-size {batch_size}"
     return run_trainer("--dump-grads /dev/null --train-data", data, model)
-
-
-INVALID = {  # label: magic, version, count, bytes of the file, words of the error
-    "an empty file": (0, 0, 0, 0, "0 bytes"),
-    "half a header": (20240520, 1, 100, 512, "512 bytes"),
-    "text instead of a shard": (0x6E652065, 1, 100, 1224, "not a token shard"),
-    "the other byte order": (0x98D83401, 1, 100, 1224, "not a token shard"),
-    "uint16 with a later version": (20240520, 2, 100, 1224, "version 2"),
-    "uint32 with the version of uint16": (20240801, 1, 100, 1424, "version 1"),
-    "one byte missing": (20240520, 1, 100, 1223, "1224"),
-    "one token too many": (20240520, 1, 100, 1226, "1226"),
-    "uint32 tokens with the size of uint16": (20240801, 7, 100, 1224, "1424"),
-    "a negative count": (20240520, 1, 2**32 - 1, 1022, "1022 bytes"),
-    "a negative count, nothing behind the header": (20240520, 1, 2**32 - 1, 1024, "4294967295"),
-    "no tokens": (20240520, 1, 0, 1024, "0 tokens"),
-    "as many tokens as a window less one": (20240520, 1, 5, 1034, "--seq-len"),
-}
-
-
-@pytest.mark.parametrize(("magic", "version", "count", "size", "words"), INVALID.values(), ids=INVALID)
-def test_refused_shards(tmp_path, magic, version, count, size, words):
-    """an invalid or incomplete shard is rejected with a one-line error that names it"""
-    path = tmp_path / "good_and_bad.bin"
-    path.write_bytes(struct.pack("<3I", magic, version, count).ljust(size, b"\0")[:size])
-    assert str(path) in evaluate(path).one_line(FAILED, words).err
 
 
 def test_refused_paths(tmp_path):
