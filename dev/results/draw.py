@@ -7,7 +7,6 @@ Usage: dev/results/draw.py [RESULTS]
   RESULTS   results.json of a report of the plan low-bit or yoco: first replaces its table
 """
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from pages import named, read, stats, studies
+from pages import named, read, stats, studies, write
 
 HERE = Path(__file__).resolve().parent
 COLORS = {"baseline": "#4477aa", "diff_v2": "#ee6677", "diff_v1": "#228833"}
@@ -61,13 +60,6 @@ def draw_stability(path):
     axes.set_ylabel("last validation loss, nats per byte")
     axes.legend()
     figure.savefig(path)
-
-
-def write(name, rows):
-    with open(HERE / name, "w", newline="") as file:
-        table = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
 
 
 def number(x):

@@ -9,7 +9,6 @@ Usage: dev/results/draw_spikes.py [PLANTED [RUN...]]
 The tables are those of spikes.md, whose text has the commands.
 """
 
-import csv
 import json
 import math
 import re
@@ -20,17 +19,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from pages import HERE, PLANTED, SPIKE, read
+from pages import HERE, PLANTED, SPIKE, read, write
 
 BEFORE, APART, LARGE_UPDATE, FIRST = 8, 16, 4.0, 257  # FIRST: every window has its values from there on
 COLORS = {"keeps": "#bbbbbb", "reduces": "#c08a1a", "removes": "#2a8a3e", "": "black"}  # "": the log
-
-
-def write(name, rows):
-    with open(HERE / name, "w", newline="") as file:
-        table = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
 
 
 def store_planted(directory):

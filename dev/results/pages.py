@@ -55,6 +55,13 @@ def read(name):
         return list(csv.DictReader(file))
 
 
+def write(name, rows):
+    with open(HERE / name, "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+
+
 def studies():
     """{name: Measurements} of all archives."""
     found = {}
