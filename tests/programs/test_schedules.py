@@ -59,20 +59,6 @@ def test_decay_now(corpus, tmp_path, stable):
     assert records(trunk, "train")[-1]["lr"] == 1e-3
 
 
-def test_decay_mistakes(corpus, tmp_path):
-    """a decay of another schedule, in the warmup, or without steps is refused"""
-    linear, run = tmp_path / "linear", tmp_path / "run"
-    start(corpus, linear, "--schedule linear --steps 9 --stop-after 3 --decay-steps 1").done()
-    resume(linear, "--decay-now --decay-steps 4").one_line(USAGE, "requires --schedule wsd or constant, not linear")
-    start(corpus, run, "--schedule wsd --steps 9 --stop-after 1").done()
-    resume(run, "--decay-now --decay-steps 4").one_line(USAGE, "step 1 is in the warmup: use a checkpoint")
-    resume(run, "--decay-now --decay-steps 4 --steps 9").one_line(USAGE, "mutually exclusive: the run ends with")
-    resume(run, "--stop-after 3").done()
-    resume(run, "--decay-now").one_line(USAGE, "--decay-now requires --decay-steps N")
-    shutil.rmtree(run / "checkpoints")
-    resume(run, "--decay-now --decay-steps 4").one_line(FAILED, "has no checkpoint to decay from")
-
-
 # ---- phases
 
 
@@ -149,20 +135,6 @@ def test_phase_without_change(corpus, tmp_path):
     start(corpus, plain, "--steps 6").done()
     start(corpus, again, "--steps 6 --phase 2:seq-len=16 --phase 4:rope-theta=10000").done()
     assert without_times(records(plain, "train")) == without_times(records(again, "train"))
-
-
-def test_phase_mistakes(corpus, tmp_path):
-    """each mistake in a phase or a batch schedule is one line"""
-    result = start(corpus, tmp_path / "refused", "--steps 9 --phase 3:train-data=nothing").one_line(FAILED, "nothing")
-    assert not (tmp_path / "refused").exists(), result
-    run = tmp_path / "run"
-    late = start(corpus, run, "--steps 5 --stop-after 4 --phase 2:rope-theta=500 --phase 8:lr=1").done()
-    assert "step 8 is not before the last step, --steps 5: it has no effect" in late.err
-    resume(run, "--phase 3:lr=1").one_line(USAGE, "--rope-theta is 500 in the checkpoint of step 4, and 10000 by the")
-    resume(run, "--phase 2:rope-theta=500,seq-len=32,batch-size=2").one_line(USAGE, "--seq-len is 16 in the checkpoint")
-    resume(run, "--phase 2:rope-theta=500 --phase 4:lr=1").done()
-    assert records(run, "train")[-1]["lr"] == pytest.approx(0.1)
-    assert "nothing to do" in resume(run, "--steps 3").done().out
 
 
 # ---- averaged weights
