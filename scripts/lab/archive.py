@@ -18,7 +18,7 @@ Version 1 of the format has a line of JSON for what is common to all runs, then 
                                          |  probe    probe.json of the last checkpoint
 
 Records are {"n": number of records, "columns": {key: list, or the value of all records}}, "" is a missing key.
-An archive without options has numbers only, for the scoreboard: the runs were not kept.
+An archive without options has numbers only, for the scoreboard (--numbers, 300 bytes per run).
 Exit status: 0 done; 1 failed, or a file was left out; 2 usage, or the runs are not comparable.
 """
 
@@ -33,6 +33,7 @@ from . import cli, evaluations, measurements, metrics, ngrams, run_directory, sc
 VERSION = 1
 STEPS, STATISTICS = 31, 6  # so few steps that none of them is judged to be a spike (stats.SPIKE_LEAST)
 SHARED = ("numbers", "options", "info")
+OF_A_START = ("command_line", "start_phases", "peak")  # of run.json and each of its starts, not kept: options say more
 NUMBERS = {"arm": "text", "rate": "number", "seed": "64-bit integer", "state": "text", "*": "number or null"}
 LOG = {f"{kind}?": [{"step": "non-negative integer", **shape}] for kind, shape in schema.RECORDS.items()}
 ENTRY = {"name": "text", "numbers": NUMBERS, "info": schema.RUN, "log": LOG}
@@ -89,6 +90,10 @@ def by_position(evaluation):
 # ---- writing
 
 
+def without(facts, *keys):
+    return {key: x for key, x in facts.items() if key not in keys}
+
+
 def thinned(run):
     """{kind: records} of a log."""
     steps, log = sorted(run.layers), {"val": []}
@@ -107,7 +112,9 @@ def entry_of(run, by_eval):
     entry = {"name": run.name, "options": run.info["options"] | {"out": None}}
     row |= {f"{what}_judged": metrics.spikes(run, what)[1] for what in ("loss", "grad")}
     entry["numbers"] = pack({key: x for key, x in row.items() if x is not None and key != "study"})
-    entry["info"] = {key: x for key, x in run.info.items() if key not in ("options", "command_line")}
+    entry["info"] = without(run.info, "options", *OF_A_START)
+    if "starts" in run.info:
+        entry["info"]["starts"] = [without(start, *OF_A_START) for start in run.info["starts"]]
     entry["log"] = pack(thinned(run))
     base = run.base.name if run.base else None
     more = {"base": base, "eval": run.eval and pack(by_range(run.eval)), "probe": pack(run.probes.get(run.steps))}
@@ -194,6 +201,7 @@ def main(words):
     parser = cli.Parser(prog="lab archive", description="Writes the runs of a comparison into one file.")
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="labs, directories of runs, or archives")
     parser.add_argument("--out", required=True, metavar="FILE.jsonl", help="file to write; RUNS may have it")
+    parser.add_argument("--numbers", action="store_true", help="keep only what claims are about, for the scoreboard")
     a = parser.parse_args(words)
     python_environment.ensure("lab")
     fail = lambda message, status=1: cli.fail("lab archive", message, status)
@@ -207,6 +215,8 @@ def main(words):
         ended = [run for run in study.runs + study.others if run.state in ("done", "diverged")]
         if not ended:
             fail("no run has ended")
+        if lost := a.numbers and [key for key in ("sweep-seeds", "looks") if study.of_labs(key)]:
+            fail(f"--numbers: the plan has {lost[0]}, without which verdicts would change: leave --numbers out", 2)
         header = {"archive": VERSION, "study": study.name or Path(a.out).stem}
         if study.labs:
             arms = {arm: keys for lab in study.labs[::-1] for arm, keys in lab["arms"].items()}
@@ -214,7 +224,10 @@ def main(words):
         ngrams.count(study)
         header |= {"ngrams": study.ngrams} if study.ngrams else {}
         by_eval = study.by_eval()
-        run_directory.write_atomic(a.out, text_of(header, [entry_of(run, by_eval) for run in ended]))
+        entries = [entry_of(run, by_eval) for run in ended]
+        if a.numbers:
+            header, entries = without(header, "lab"), [{"numbers": entry["numbers"]} for entry in entries]
+        run_directory.write_atomic(a.out, text_of(header, entries))
     except run_directory.RunError as error:
         fail(str(error))
     except OSError as error:

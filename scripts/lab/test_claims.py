@@ -325,6 +325,7 @@ def each_arm_has_the_rate_of_its_sweep(place):
     m = measured(lab)[0]
     assert {row["seed"] for row in m.rows} == {1, 2, 3, 4}
     near(preconditions.rows(m)[1]["of_best_rate"], 1.0)
+    expect_error(archived(lab, "--out", place / "x", "--numbers"), 2, "--numbers: the plan has sweep-seeds", 1)
     claim = claims.Claim("x", "x", "S", "loss", (("a", "baseline"),), ("one rate",), "below", 0.015, 4)
     judged = claims.judge([claim], [m])[0]
     # the first of two looks: 2 - 2 Phi(1.96 / sqrt 0.5) = 0.00557 of 0.05
@@ -542,10 +543,14 @@ def an_archive_gives_the_scoreboard_and_the_tables_of_the_runs(place):
     assert kept.stat().st_size < 19 * 4000, kept.stat().st_size
     first, again = scoreboard(lab, "--claims", file), scoreboard(kept, "--claims", file)
     assert (first.returncode, again.returncode, first.stdout) == (0, 0, again.stdout), again.stdout + again.stderr
+    assert archived(lab, "--out", place / "numbers.jsonl", "--numbers").returncode == 0
+    assert (place / "numbers.jsonl").stat().st_size < 19 * 600, "numbers only"
+    assert scoreboard(place / "numbers.jsonl", "--claims", file).stdout == first.stdout
     tables_of = lambda path: tables.results(studies.load([path]))
     for key, found in tables_of(lab).items():
         same(found, tables_of(kept)[key], key)
     text = kept.read_text()
+    assert "command_line" not in text, "it has paths of the machine"
     assert archived(kept, "--out", kept).returncode == 0 and kept.read_text() == text, "an archive of an archive"
     more = made_lab(place / "more", {"baseline": {9: 2.0}, "a": {9: 1.9}})
     assert archived(kept, more, "--out", place / "both.jsonl").returncode == 0
