@@ -153,6 +153,14 @@ static inline void init_upcycle(Resume *r, const Options *o, ModelConfig *config
     fprintf(options_notes(o), "--init %s: a baseline with %d heads becomes %s with %d: %s\n", dir, r->upcycle.base.NH,
             to->name, config->NH, row->text);
 }
+
+// --init with --sparse-blocks, --sparse-block-size or --sparse-score: `config`, the model of the directory, selects so.
+// No weight depends on them.
+static inline void init_sparse(const Options *o, ModelConfig *config) {
+    if (o->resume || options_given(o, "sparse-blocks")) config->sparse_blocks = o->model.sparse_blocks;
+    if (o->resume || options_given(o, "sparse-block-size")) config->sparse_size = o->model.sparse_size;
+    if (o->resume || options_given(o, "sparse-score")) config->sparse_score = o->model.sparse_score;
+}
 static inline const Upcycle *resume_upcycle(const Resume *r) { return r->upcycle.row ? &r->upcycle : NULL; }
 
 // The model of a checkpoint has the values of its phase; the options to adopt are those of phase 0. A resume may change
@@ -194,8 +202,12 @@ static inline ModelConfig start_configure(Options *o, Phases *phases, Resume *re
     if (loaded) { // resume_find has verified a checkpoint of the run
         if (!resume->state && options_mode(o) != MODE_DRY_RUN) checkpoint_check_init(loaded);
         ModelConfig config = config_json_read(loaded);
-        if (resume->state) resume_undo_phases(resume, o, &config);
-        else init_upcycle(resume, o, &config, loaded);
+        if (resume->state) {
+            resume_undo_phases(resume, o, &config);
+        } else {
+            init_upcycle(resume, o, &config, loaded);
+            init_sparse(o, &config);
+        }
         options_adopt_model(o, &config);
     }
     start_decay(o, resume);

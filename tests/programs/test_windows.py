@@ -1,7 +1,9 @@
 """What a dry run prints of windows, and the agreement of selected blocks."""
 
+import shutil
+
 import pytest
-from program import records, run_trainer, train
+from program import checkpoint, read_json, records, run_trainer, train
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,21 @@ def test_agreement_of_selections(corpus, tmp_path):
         train(corpus, tmp_path / f"run{blocks}", options, "--stats-every 1").done()
         found.append({r.get("selection_agreement") for r in records(tmp_path / f"run{blocks}", "stats")})
     assert 0 < min(found[0]) <= max(found[0]) < 1 and found[1:] == [{1}, {None}], found
+
+
+def test_init_with_selected_blocks(corpus, tmp_path):
+    """--init with --sparse-blocks starts from weights of full attention; a resume before a checkpoint does too"""
+    train(corpus, tmp_path / "full", "--steps 3").done()
+    base, losses = checkpoint(tmp_path / "full", 3), []
+    for blocks in (0, 6, 1):  # 6 of 8 blocks between the first and its own: all keys
+        out = tmp_path / f"run{blocks}"
+        options = f"--sparse-blocks {blocks} --sparse-block-size 2" if blocks else ""
+        validation = ("--steps 2 --val-every 1 --val-data", corpus / "train.bin")
+        train(corpus, out, options, *validation, "--init", base).done()
+        losses.append(records(out, "val")[0]["loss"])
+        found = read_json(checkpoint(out, 2) / "config.json")
+        assert (found.get("sparse_blocks") or 0) == blocks, found
+    assert abs(losses[1] - losses[0]) < 1e-6 and abs(losses[2] - losses[0]) > 1e-5, losses
+    shutil.rmtree(tmp_path / "run1/checkpoints")
+    run_trainer("--out", tmp_path / "run1", "--resume").done()
+    assert records(tmp_path / "run1", "val")[0]["loss"] == losses[2]
