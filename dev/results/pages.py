@@ -24,6 +24,7 @@ python_environment.ensure("lab")
 import rate_sweeps
 from lab import archive, measurements, stats
 from lab.scoreboard import table
+from lab.study import load
 from lab.table import parameters_text
 
 PLANS = HERE.parent.parent / "scripts/plans"
@@ -69,6 +70,10 @@ def studies():
         new = measurements.of_numbers(header, entries)
         found.setdefault(new.study, measurements.Measurements(new.study, [])).rows.extend(new.rows)
     return found
+
+
+def optimizer_runs():
+    return load([HERE / "sweeps/optimizers-cpu.jsonl"])
 
 
 def named(plan, key="label"):
@@ -222,24 +227,31 @@ def sweep(measured):
 
 
 def optimizers(measured):
-    losses, gaps = rate_sweeps.optimizer_gaps(measured)
-    names, rows = named("optimizers"), []
-    of_arm = {row["arm"]: row for row in rate_sweeps.swept(measured, rates=False)}
-    for arm, row in of_arm.items():
+    names, rows, losses = named("optimizers"), [], rate_sweeps.losses_at_best(measured)
+    for arm, row in {row["arm"]: row for row in rate_sweeps.swept(measured, rates=False)}.items():
         n, cost = (measured.of([arm], key)[0] for key in ("parameters", "flops_per_token"))
         e = stats.t_interval(list(losses[arm].values()))
         cells = [f"{row['rate']:g}", f"{n:,}", f"{cost / 1e3:.0f}K", f"{e.n}", f"{row['windows']}", interval(e)]
         rows.append([names[arm], *cells])
     text = table(["arm", "rate", "parameters", "FLOPs/token", "seeds", "windows", "loss"], rows)
-    found = {what: stats.t_interval(list(each.values())) for what, each in gaps.items() if len(each) > 1}
-    tested = [what for what in list(gaps)[:3] if what in found]
-    p, rows = dict(zip(tested, stats.holm([found[what].p for what in tested]))), []
-    for what, e in found.items():
-        each = ", ".join(f"{x:+.3f}" for x in gaps[what].values())
-        rows.append([what, limits(e, "+"), each, f"{p[what]:.3f}" if what in p else ""])
-    text += "\n" + table(["difference", "mean", "of each seed", "p, Holm"], rows)
+    found = [
+        {w: stats.t_interval([*x.values()]) for w, x in part.items()} for part in rate_sweeps.optimizer_gaps(measured)
+    ]
+    p = dict(zip(found[0], stats.holm([e.p for e in found[0].values()])))
+    rows = [[what, limits(e, "+"), f"{p[what]:.3f}" if what in p else ""] for part in found for what, e in part.items()]
+    text += "\n" + table(["difference", "mean", "p, Holm"], rows)
+    adamw, muon = (found[0][f"DIFF V2 minus Transformer, {name}"] for name in ("AdamW", "Muon"))
     wanted = re.search(r"^seeds = (.*)$", (PLANS / "optimizers.plan").read_text(), re.M)[1].split()
-    return f"{text}\n**{rate_sweeps.survival(*list(found.values())[:2], len(wanted))}**\n"
+    return f"{text}\n**{rate_sweeps.survival(adamw, muon, len(wanted))}**\n"
+
+
+def against_adamw():
+    names, rows = named("optimizers"), []
+    for arm, (tokens, seconds, price, reached) in rate_sweeps.against_adamw(optimizer_runs()).items():
+        cells = [limits(tokens, "+"), limits(seconds, "+"), f"{price:.2f}", limits(reached, digits=3)]
+        rows.append([names[arm], *cells])
+    head = ["arm", "at equal tokens", "at equal time", "time of a token, relative", "tokens to AdamW's loss, relative"]
+    return table(head, rows)
 
 
 def transfer(measured):
@@ -256,8 +268,8 @@ def transfer(measured):
             ends = f" [{math.exp(e.low):.2f}, {math.exp(e.high):.2f}]" if e and e.half is not None else ""
             row.append(f"{math.exp(e.mean):.2f}{ends}" if e else "")
         rows.append(row)
-    head = [f"optimum at width {32 * width}" for width in widths]
-    return table(["arm", *head, *(f"{32 * width} / 32" for width in widths[1:])], rows)
+    head = [f"optimum at width {64 * width}" for width in widths]
+    return table(["arm", *head, *(f"{64 * width} / 64" for width in widths[1:])], rows)
 
 
 def tables(of):
@@ -277,6 +289,7 @@ def tables(of):
         "spike-leads": leads,
         "sweep": lambda: sweep(of["optimizers-cpu"]),
         "optimizers": lambda: optimizers(of["optimizers-cpu"]),
+        "against-adamw": against_adamw,
         "transfer": lambda: transfer(of["transfer-cpu"]),
     }
 
@@ -310,8 +323,10 @@ def of_study(measured):
     """The losses of its arms and their differences, at each rate and at those that are too high."""
     rates = measured.rates
     if measured.study == "optimizers-cpu":
-        each = [by_seed for part in rate_sweeps.optimizer_gaps(measured) for by_seed in part.values()]
-        yield from (stats.t_interval(list(by_seed.values())) for by_seed in each)
+        each = [rate_sweeps.losses_at_best(measured), *rate_sweeps.optimizer_gaps(measured)]
+        yield from (stats.t_interval(list(by_seed.values())) for part in each for by_seed in part.values())
+        for tokens, seconds, _, reached in rate_sweeps.against_adamw(optimizer_runs()).values():
+            yield from (tokens, seconds, reached)
     for some in [rates, *([rate] for rate in rates), [rate for rate in rates if rate > STABLE]]:
         part = at_rates(measured, some)
         losses = part.table()

@@ -2,8 +2,16 @@
 
 import math
 
-from lab import stats, suggest
+from lab import currencies, stats, suggest
 
+ARCHITECTURES = {"baseline": "Transformer", "baseline-2h": "2 NH heads", "diff_v2": "DIFF V2"}
+OPTIMIZERS = {  # what the name of an arm has after its architecture
+    "": "AdamW",
+    "-muon": "Muon",
+    "-muon-head": "Muon by head",
+    "-muon-pair": "Muon by pair",
+    "-normuon": "NorMuon",
+}
 EFFECT = 0.015  # nats: the smallest difference of interest (scripts/lab/claims)
 
 
@@ -14,15 +22,12 @@ def swept(measured, rates=True):
 
 
 def whole(rows):
-    """{arm: {seed: {rate: loss}}} of the seeds that have ended at all rates of the arm, those of any width."""
-    found, most = {}, {}
+    """{arm: {seed: {rate: loss}}} of the seeds that have ended at all rates of the arm."""
+    found = {}
     for row in sorted(rows, key=lambda row: row["rate"]):
         found.setdefault(row["arm"], {}).setdefault(row["seed"], {})[row["rate"]] = row["loss"]
-    of = lambda arm: arm.split(".w")[0]
-    for arm, seeds in found.items():
-        most[of(arm)] = max(most.get(of(arm), 0), *map(len, seeds.values()))
-    ended = {arm: {s: x for s, x in seeds.items() if len(x) == most[of(arm)]} for arm, seeds in found.items()}
-    return {arm: seeds for arm, seeds in ended.items() if seeds}
+    most = {arm: max(map(len, seeds.values())) for arm, seeds in found.items()}
+    return {arm: {s: x for s, x in seeds.items() if len(x) == most[arm]} for arm, seeds in found.items()}
 
 
 def losses_over_rates(rows):
@@ -35,23 +40,63 @@ def losses_over_rates(rows):
 
 
 def optimizer_gaps(measured):
-    """{arm: {seed: loss}} and {what: {seed: difference}} of the runs at the best rates."""
-    losses = {arm: {} for arm in measured.arms}
-    for row in swept(measured, rates=False):
-        losses[row["arm"]][row["seed"]] = row["loss"]
+    """{what: {seed: difference}} of the runs at the best rates, in three groups: gaps to the Transformer with the same
+    optimizer, what the optimizer changes in them, and ways to orthogonalize."""
+    losses, gaps = losses_at_best(measured), {}
+    has = lambda architecture, optimizer: architecture + optimizer in losses
     less = lambda a, b: stats.paired(losses[a], losses[b])
-    adamw, muon = less("diff_v2", "baseline"), less("diff_v2-muon", "baseline-muon")
-    pair = less("diff_v2-muon-pair", "baseline-muon")
-    return losses, {
-        "DIFF V2 minus Transformer, AdamW": adamw,
-        "DIFF V2 minus Transformer, Muon": muon,
-        "DIFF V2, Muon by pair, minus Transformer, Muon": pair,
-        "that gap with Muon minus that with AdamW": stats.paired(muon, adamw),
-        "that gap with Muon by pair minus that with AdamW": stats.paired(pair, adamw),
-        "Muon by pair minus Muon, DIFF V2": less("diff_v2-muon-pair", "diff_v2-muon"),
-        "Muon minus AdamW, Transformer": less("baseline-muon", "baseline"),
-        "Muon minus AdamW, DIFF V2": less("diff_v2-muon", "diff_v2"),
+    for architecture in ("diff_v2", "baseline-2h"):
+        for optimizer, name in OPTIMIZERS.items():
+            other = optimizer if has("baseline", optimizer) else "-muon"  # a Transformer has no pairs
+            if has(architecture, optimizer):
+                of = less(architecture + optimizer, "baseline" + other)
+                gaps[f"{ARCHITECTURES[architecture]} minus Transformer, {name}"] = of
+    changes = {}
+    for what, by_seed in gaps.items():
+        architecture, name = what.split(" minus Transformer, ")
+        if name != "AdamW":
+            with_adamw = gaps[f"{architecture} minus Transformer, AdamW"]
+            changes[f"that of {architecture} with {name} minus that with AdamW"] = stats.paired(by_seed, with_adamw)
+    splits = {
+        f"{name} minus Muon, {label}": less(architecture + optimizer, f"{architecture}-muon")
+        for optimizer, name in list(OPTIMIZERS.items())[2:]
+        for architecture, label in ARCHITECTURES.items()
+        if has(architecture, optimizer)
     }
+    return gaps, changes, splits
+
+
+def losses_at_best(measured):
+    """{arm: {seed: loss}} of the runs at the best rates."""
+    losses = {}
+    for row in swept(measured, rates=False):
+        losses.setdefault(row["arm"], {})[row["seed"]] = row["loss"]
+    return losses
+
+
+def tokens_to(run, loss):
+    """After how many tokens the validations, linear over log tokens, first reach a loss; None: never."""
+    points = sorted(run.validated.items())
+    for (t0, y0), (t1, y1) in zip(points, points[1:]):
+        if y1 <= loss < y0:
+            return t0 * (t1 / t0) ** ((y0 - loss) / (y0 - y1))
+    return None
+
+
+def against_adamw(study):
+    """{arm: (gap at equal tokens, at equal seconds, seconds of a token, tokens to the loss of AdamW)} with the same
+    architecture and AdamW: estimates; the third is a ratio, the last an estimate of a ratio."""
+    found = {}
+    for row in currencies.rows(study):
+        architecture = max((a for a in ARCHITECTURES if row["arm"].startswith(a)), key=len)
+        if row["other"] != architecture or row["arm"] in ARCHITECTURES:
+            continue
+        adamw = currencies.own_runs(study, architecture)
+        runs = [(run, adamw[seed]) for seed, run in currencies.own_runs(study, row["arm"]).items() if seed in adamw]
+        reached = [tokens / other.tokens for run, other in runs if (tokens := tokens_to(run, other.last_validation))]
+        equal = [stats.Estimate(**row[currency]["gap"]) for currency in ("tokens", "seconds")]
+        found[row["arm"]] = *equal, row["seconds"]["price"], stats.t_interval(reached)
+    return found
 
 
 def survival(adamw, muon, wanted):
