@@ -1,6 +1,6 @@
 """fit.py: the command `fit`: the loss of each arm over size and tokens, and the gap at sizes that were not trained.
 
-    python3 scripts/lab fit runs/a runs/b.jsonl ... [--figure FILE.png]
+    python3 scripts/lab fit runs/a runs/b.jsonl ...
 
     L(N, D) = E + A / N^alpha + B / D^beta      as Hoffmann et al. 2022 (arXiv 2203.15556), approach 3
 
@@ -115,17 +115,13 @@ def bootstrap(arms):
     return laws
 
 
-def ends(values):
-    """The interval of replicates, or None."""
+def with_ends(x, values, form):
+    """A number, and the interval of its replicates if there are any."""
     import numpy as np
 
     tail = 50 * (1 - stats.CONFIDENCE)
-    return tuple(map(float, np.percentile(values, (tail, 100 - tail)))) if values else None
-
-
-def with_ends(x, values, form):
-    low_high = ends(values)
-    return f"{x:{form}}" + (f" [{low_high[0]:{form}}, {low_high[1]:{form}}]" if low_high else "")
+    ends = np.percentile(values, (tail, 100 - tail)) if values else []
+    return f"{x:{form}}" + (f" [{ends[0]:{form}}, {ends[1]:{form}}]" if values else "")
 
 
 def gaps(study, arms, laws, drawn):
@@ -150,40 +146,16 @@ def tables(study, arms, laws, errors, drawn):
         rows[-1] += [with_ends(x, [of[arm][i] for of in drawn], ".4g") for i, x in enumerate(law)]
     none = "" if drawn else " No intervals: they require two seeds or more in each place."
     head = ["arm", "places", "relative error, %", *FORM]
-    yield Table(
-        "laws", head, rows, f"L = E + A / N^alpha + B / D^beta, exponents from {BOUNDS[0]} to {BOUNDS[1]:g}.{none}"
-    )
+    form = f"L = E + A / N^alpha + B / D^beta, exponents from {BOUNDS[0]} to {BOUNDS[1]:g}."
+    yield Table("laws", head, rows, form + none)
     head = ["arm", "parameters", "tokens", "tokens per parameter", "measured gap", "gap of the fits"]
     said = "Measured: paired by seed, t intervals. At the last sizes both arms have as many parameters. The intervals "
     yield Table("gaps", head, gaps(study, arms, laws, drawn), f"{said}do not contain the error of the form of L.")
 
 
-def draw(path, study, arms, laws, drawn):
-    """The gaps of the fits over the parameters."""
-    import matplotlib
-    import numpy as np
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    reference = base(study.reference)
-    n = np.geomspace(min(x[0] for of in arms.values() for x in of.values()), max(TARGETS), 60)
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for i, arm in enumerate([arm for arm in arms if arm != reference]):
-        gap = lambda laws: loss_at(laws[arm], n, PER_PARAMETER * n) - loss_at(laws[reference], n, PER_PARAMETER * n)
-        axes.semilogx(n, gap(laws), color=f"C{i}", label=study.arms.get(arm, arm))
-        if drawn:
-            axes.fill_between(n, *np.percentile([gap(x) for x in drawn], (2.5, 97.5), axis=0), color=f"C{i}", alpha=0.2)
-    axes.axhline(0, color="gray", linewidth=0.8)
-    axes.set(xlabel="parameters", ylabel=f"gap, nats, {PER_PARAMETER} tokens per parameter")
-    axes.legend()
-    figure.savefig(path, dpi=120)
-
-
 def main(words):
     parser = cli.Parser(prog="lab fit", description="Fits the loss over size and tokens, and extrapolates the gaps.")
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="labs, directories of runs, or archives")
-    parser.add_argument("--figure", metavar="FILE.png", help="file to write: the gaps over the parameters")
     a = parser.parse_args(words)
     python_environment.ensure("lab")
     fail = lambda message, status=1: cli.fail("lab fit", message, status)
@@ -204,9 +176,4 @@ def main(words):
     laws, drawn = {arm: law for arm, (law, _) in fits.items()}, bootstrap(arms)
     for table in tables(study, arms, laws, {arm: error for arm, (_, error) in fits.items()}, drawn):
         print(f"{as_markdown(table)}\n{table.caption}\n")
-    if a.figure:
-        try:
-            draw(a.figure, study, arms, laws, drawn)
-        except (OSError, ValueError) as error:
-            fail(f"{a.figure}: {error.strerror if isinstance(error, OSError) else error}")
     return 1 if study.left_out else 0
