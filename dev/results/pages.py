@@ -22,7 +22,7 @@ import python_environment
 
 python_environment.ensure("lab")
 import rate_sweeps
-from lab import archive, measurements, stats
+from lab import archive, measurements, stats, upcycling
 from lab.scoreboard import table
 from lab.study import load
 from lab.table import parameters_text
@@ -36,6 +36,7 @@ SOURCES = {  # page: the archives and the files that its intervals are of
     "optimizers.md": "optimizers-cpu loss-gap-cpu",
     "spikes.md": "",
     "transfer.md": "transfer-cpu",
+    "upcycle.md": "upcycle-cpu",
     "yoco.md": "yoco-cpu yoco.csv",
     "../../README.md": "loss-gap-cpu family-cpu equal-flops-cpu",
 }
@@ -72,8 +73,8 @@ def studies():
     return found
 
 
-def optimizer_runs():
-    return load([HERE / "sweeps/optimizers-cpu.jsonl"])
+def runs_of(name):
+    return load([HERE / f"sweeps/{name}.jsonl"])
 
 
 def named(plan, key="label"):
@@ -247,7 +248,7 @@ def optimizers(measured):
 
 def against_adamw():
     names, rows = named("optimizers"), []
-    for arm, (tokens, seconds, price, reached) in rate_sweeps.against_adamw(optimizer_runs()).items():
+    for arm, (tokens, seconds, price, reached) in rate_sweeps.against_adamw(runs_of("optimizers-cpu")).items():
         cells = [limits(tokens, "+"), limits(seconds, "+"), f"{price:.2f}", limits(reached, digits=3)]
         rows.append([names[arm], *cells])
     head = ["arm", "at equal tokens", "at equal time", "time of a token, relative", "tokens to AdamW's loss, relative"]
@@ -272,6 +273,45 @@ def transfer(measured):
     return table(["arm", *head, *(f"{64 * width} / 64" for width in widths[1:])], rows)
 
 
+def upcycled():
+    study = runs_of("upcycle-cpu")
+    found, arms = upcycling.tables(study, study.rates()[0])["losses"], ["continued", "diff_v2", "baseline-2h"]
+    rows, gaps = {}, {}
+    for tokens in sorted({row["tokens"] for row in found}):
+        at = {row["arm"]: row for row in found if row["tokens"] == tokens}
+        gaps[tokens] = {arm: stats.Estimate(**known(at[arm]["gap"])) for arm in arms if arm in at and at[arm]["gap"]}
+        cells = [limits(gaps[tokens][arm], "+") if arm in gaps[tokens] else "" for arm in arms[1:]]
+        rows[f"{tokens / 1e6:.2f}M"] = [f"{at['continued']['loss']['mean']:.4f}", *cells]
+    head = ["tokens in total", study.arms[arms[0]], *(f"{study.arms[arm]}, minus that" for arm in arms[1:])]
+    text = table(head, [[tokens, *cells] for tokens, cells in rows.items()])
+    ours = [tokens for tokens in gaps if tokens > min(gaps)]
+    below = [tokens for tokens in ours if all(gaps[t]["diff_v2"].high < 0 for t in ours if t >= tokens)]
+    last = gaps[max(ours)]["diff_v2"]
+    verdict = f"The gap takes {(below[0] - min(gaps)) / 1e6:.2f}M tokens" if below else "Undecided"
+    verdict = "There is no gap" if not below and last.low > -rate_sweeps.EFFECT else verdict
+    by_eval = study.by_eval()
+    final = lambda arm: {run.seed: run.final_loss(by_eval) for run in study.runs if run.arm == arm}
+    e = stats.paired_gap(final("diff_v2"), final("scratch"))
+    return f"{text}\n**{verdict}. From the base minus from random weights, at the end: {limits(e, '+')}.**\n"
+
+
+def known(found):
+    """What an Estimate has of the JSON of a gap."""
+    return {key: x for key, x in found.items() if key not in ("p_holm", "shown")}
+
+
+def changes_of_upcycled():
+    study = runs_of("upcycle-cpu")
+    rows = []
+    for row in upcycling.tables(study, study.rates()[0])["changes"]:
+        of = [stats.Estimate(**known(row[key])) for key in ("before", "after", "change")]
+        shown = f"{row['change']['p_holm']:.3f}" if row["change"]["p_holm"] is not None else ""
+        rows.append(
+            [row["label"], f"`{row['what']}`", *(f"{e.mean:.3g}" for e in of[:2]), limits(of[2], "+", 3), shown]
+        )
+    return table(["arm", "statistic", "base", "at the end", "change", "p, Holm"], rows)
+
+
 def tables(of):
     loss_gap, ablations = of["loss-gap-cpu"], of["ablations-cpu"]
     with_more = [arm for arm in loss_gap.arms if arm != "baseline"]
@@ -290,6 +330,8 @@ def tables(of):
         "sweep": lambda: sweep(of["optimizers-cpu"]),
         "optimizers": lambda: optimizers(of["optimizers-cpu"]),
         "against-adamw": against_adamw,
+        "upcycle": upcycled,
+        "upcycle-changes": changes_of_upcycled,
         "transfer": lambda: transfer(of["transfer-cpu"]),
     }
 
@@ -325,7 +367,7 @@ def of_study(measured):
     if measured.study == "optimizers-cpu":
         each = [rate_sweeps.losses_at_best(measured), *rate_sweeps.optimizer_gaps(measured)]
         yield from (stats.t_interval(list(by_seed.values())) for part in each for by_seed in part.values())
-        for tokens, seconds, _, reached in rate_sweeps.against_adamw(optimizer_runs()).values():
+        for tokens, seconds, _, reached in rate_sweeps.against_adamw(runs_of("optimizers-cpu")).values():
             yield from (tokens, seconds, reached)
     for some in [rates, *([rate] for rate in rates), [rate for rate in rates if rate > STABLE]]:
         part = at_rates(measured, some)
@@ -334,6 +376,11 @@ def of_study(measured):
         for arm, other in itertools.combinations(losses, 2):
             yield stats.paired_gap(losses[arm], losses[other])
             yield stats.pooled_gap(losses, arm, other, part.pool)
+    if measured.study == "upcycle-cpu":
+        study = runs_of("upcycle-cpu")
+        found = upcycling.tables(study, study.rates()[0])
+        each = [row[key] for part in found.values() for row in part for key in ("gap", "change") if row.get(key)]
+        yield from (stats.Estimate(**known(gap)) for gap in each)
     if measured.study == "moe-cpu":  # the difference of the gaps with experts and with one MLP
         losses = measured.table()
         with_experts = stats.paired(losses["diff_v2-moe"], losses["baseline-moe"])
