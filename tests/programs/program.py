@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "dev/reference"), str(ROOT / "data")]
+sys.path += [str(ROOT / name) for name in ("dev/reference", "data", "scripts")]
 import fixtures
 
 FIXTURE = ROOT / "dev/reference/fixtures/diff_v2_a.safetensors"

@@ -1,14 +1,19 @@
-"""Files of dev/reference/export_gguf.py in llama.cpp, as the xllamacpp wheel has it."""
+"""Files of dev/reference/export_gguf.py, and of llama.cpp's converter, in llama.cpp, as the xllamacpp wheel has it."""
 
 import json
+import re
 import shlex
 import sys
+import tarfile
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from program import FAILED, ROOT, checkpoint, program, run, run_trainer, tensors
+from python_environment import locked
 
-pytest.importorskip("xllamacpp", reason="xllamacpp has a wheel for x86-64 only")
+xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp has a wheel for x86-64 only")
 
 SHAPE = "--layers 2 --hidden 48 --heads 4 --kv-heads 2 --head-dim 16 --ffn 96 --seq-len 64"  # C is not NH D
 TRAINING = f"{SHAPE} --batch-size 4 --lr 0.01 --threads 1"
@@ -23,6 +28,7 @@ MODELS = {
     "granite_swa, experts": f"{EXPERTS} --window 16",
     "qwen3moe": f"{EXPERTS} --qk-norm",
 }
+OF_CONVERTER = {"llama": "", "qwen3": "--qk-norm", "llama, experts": EXPERTS}
 T, LENGTH, NEW = 64, 38, 20  # context; characters of prompts, beyond the windows; tokens that continue them
 PROMPTS = [(ROOT / "docs/training.md").read_text().replace("\n", " ")[at : at + LENGTH] for at in (0, 3000, 6100)]
 LLAMA_CPP = """
@@ -35,6 +41,14 @@ server, tokens, *prompts = xllamacpp.Server(p), *map(json.loads, sys.argv[2:])
 for prompt, count in [(tokens, 1)] + [(text, int(NEW)) for text in prompts]:
     answer = server.handle_completions({"prompt": prompt, "n_predict": count, "temperature": 0, "logprobs": 8})
     print(json.dumps(answer["choices"][0]))
+"""
+BACKEND = f"""
+import pathlib
+def prepare_metadata_for_build_wheel(directory, *unused):
+    (place := pathlib.Path(directory, "xllamacpp.dist-info")).mkdir()
+    text = "Metadata-Version: 2.1\\nName: xllamacpp\\nVersion: {xllamacpp.__version__}\\n"
+    (place / "METADATA").write_text(text)
+    return place.name
 """
 TEXTS = [ROOT / f"docs/{name}.md" for name in ("training", "options", "lab", "gpu")]
 
@@ -53,6 +67,43 @@ def of_bpe(tmp_path_factory):
     directory = tmp_path_factory.mktemp("gguf") / "bpe"
     run(ROOT / "data/prepare.py", *TEXTS, "--train-bpe 400 --out", directory).done()
     return directory
+
+
+@pytest.fixture(scope="module")
+def of_gpt2(tmp_path_factory):
+    """Documentation as tokens of GPT-2."""
+    directory = tmp_path_factory.mktemp("gguf") / "gpt2"
+    run(ROOT / "data/prepare.py", *TEXTS, "--tokenizer gpt2 --out", directory).done()
+    return directory
+
+
+def download(place):
+    pinned = re.search(r"^xllamacpp==(.*\\\n)+.*", (ROOT / "tests/requirements.txt").read_text(), re.M)[0]
+    with tempfile.TemporaryDirectory(dir=place.parent) as name:
+        work = Path(name)
+        (work / "pinned.txt").write_text(pinned)
+        (work / "setuptools").mkdir()  # the package's build backend, which tells pip its name: builds nothing
+        (work / "setuptools/__init__.py").touch()
+        (work / "setuptools/build_meta.py").write_text(BACKEND)
+        pip = "-m pip download --require-hashes --quiet --no-deps --no-build-isolation --no-binary :all:"
+        run(sys.executable, pip, "-d", work, "-r", work / "pinned.txt", env={"PYTHONPATH": name}).done()
+        with tarfile.open(work / f"{place.name}.tar.gz") as file:
+            wanted = re.compile(r"[^/]+/thirdparty/llama\.cpp/(conversion/|gguf-py/|convert_hf_to_gguf\.py)")
+            file.extractall(work, [m for m in file if wanted.match(m.name)])
+        (work / place.name).rename(place)
+
+
+@pytest.fixture(scope="module")
+def converter():
+    """The command of llama.cpp's converter, from the source distribution of the wheel; its hash is pinned with it."""
+    place = ROOT / f"build/xllamacpp-{xllamacpp.__version__}"
+    with locked(place):
+        if not place.exists():
+            download(place)
+    found = run("python3", ROOT / "scripts/python_environment.py", "hub")
+    if found.status:
+        pytest.skip(found.err.splitlines()[-1])
+    return found.out.strip(), place / "thirdparty/llama.cpp/convert_hf_to_gguf.py"
 
 
 def trained(place, corpus, options, steps):
@@ -83,14 +134,20 @@ def log_probabilities(checkpoint, corpus, place):
 
 
 def expect_texts(place, corpus, options, steps):
-    """llama.cpp has the probabilities of train_diffv2, and continues the prompts as it does."""
     saved = trained(place / "run", corpus, options, steps)
     export(saved, place / "model.gguf").done()
+    expect_same(place, corpus, saved)
+
+
+def expect_same(place, corpus, saved):
+    """llama.cpp has the probabilities of train_diffv2, and continues the prompts as it does."""
     tokens, expected = log_probabilities(saved, corpus, place)
     words = [LLAMA_CPP.replace("NEW", str(NEW)), str(place / "model.gguf"), *map(json.dumps, (tokens, *PROMPTS))]
     first, *others = map(json.loads, run(sys.executable, "-c", *map(shlex.quote, words)).done().out.splitlines())
     found = {one["id"]: one["logprob"] for one in first["logprobs"]["content"][0]["top_logprobs"]}
-    assert max(abs(expected[token] - value) for token, value in found.items()) < 2e-5, found
+    errors = [value - expected[token] for token, value in found.items()]
+    of_sum = len(expected) * 2**-24  # llama.cpp adds exponentials of all tokens as floats: an error that is the same
+    assert max(errors) - min(errors) < 2e-5 and max(map(abs, errors)) < 2e-5 + of_sum, errors
     assert [answer["text"] for answer in others] == [continued(saved, prompt) for prompt in PROMPTS]
 
 
@@ -105,6 +162,37 @@ def test_texts(of_bytes, tmp_path, name, steps):
 def test_texts_of_bpe(of_bpe, tmp_path):
     """llama.cpp splits and continues texts of a BPE as the program does"""
     expect_texts(tmp_path, of_bpe, "", 150)
+
+
+def convert(converter, saved, place):
+    run(sys.executable, ROOT / "dev/reference/export_hub.py", saved, place / "hub").done()
+    (place / "sentencepiece.py").write_text("SentencePieceProcessor = None")  # is imported for every tokenizer
+    more = {"PYTHONPATH": str(place), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return run(*converter, place / "hub", "--outtype f32 --outfile", place / "model.gguf", env=more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_CONVERTER)
+def test_converted(of_gpt2, converter, tmp_path, name):
+    """llama.cpp continues texts as the program does, after its own converter"""
+    saved = trained(tmp_path / "run", of_gpt2, OF_CONVERTER[name], 250)
+    convert(converter, saved, tmp_path).done()
+    expect_same(tmp_path, of_gpt2, saved)
+    assert name.partition(",")[0].encode() in (tmp_path / "model.gguf").read_bytes()[:200]
+
+
+@pytest.mark.slow
+def test_not_converted(of_gpt2, of_bpe, converter, tmp_path):
+    """llama.cpp's converter refuses windows, other attention and own tokenizers"""
+    cases = (
+        (of_gpt2, "--window 12", "MinistralForCausalLM is not supported"),
+        (of_gpt2, "--attention diff_v2", "DiffV2ForCausalLM is not supported"),
+        (of_bpe, "", "BPE pre-tokenizer was not recognized"),
+    )
+    for number, (corpus, options, words) in enumerate(cases):
+        place = tmp_path / f"{number}"
+        result = convert(converter, trained(place / "run", corpus, options, 1), place)
+        assert result.status and words in result.err and not (place / "model.gguf").exists(), result
 
 
 def test_refused(of_bytes, tmp_path):
