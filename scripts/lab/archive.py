@@ -33,7 +33,7 @@ from . import cli, evaluations, measurements, metrics, ngrams, run_directory, sc
 VERSION = 1
 STEPS, STATISTICS = 31, 6  # so few steps that none of them is judged to be a spike (stats.SPIKE_LEAST)
 SHARED = ("numbers", "options", "info")
-OF_A_START = ("command_line", "start_phases", "peak")  # of run.json and each of its starts, not kept: options say more
+MACHINE = ("command_line", "start_phases", "peak")  # of run.json and each of its starts; not kept
 NUMBERS = {"arm": "text", "rate": "number", "seed": "64-bit integer", "state": "text", "*": "number or null"}
 LOG = {f"{kind}?": [{"step": "non-negative integer", **shape}] for kind, shape in schema.RECORDS.items()}
 ENTRY = {"name": "text", "numbers": NUMBERS, "info": schema.RUN, "log": LOG}
@@ -112,9 +112,13 @@ def entry_of(run, by_eval):
     entry = {"name": run.name, "options": run.info["options"] | {"out": None}}
     row |= {f"{what}_judged": metrics.spikes(run, what)[1] for what in ("loss", "grad")}
     entry["numbers"] = pack({key: x for key, x in row.items() if x is not None and key != "study"})
-    entry["info"] = without(run.info, "options", *OF_A_START)
+    entry["info"] = without(run.info, "options", *MACHINE)
+    if run.base:  # a path of the machine
+        entry["options"]["init"] = run.base.name
+        if "upcycled_from" in entry["info"]["model"]:
+            entry["info"]["model"] = entry["info"]["model"] | {"upcycled_from": run.base.name}
     if "starts" in run.info:
-        entry["info"]["starts"] = [without(start, *OF_A_START) for start in run.info["starts"]]
+        entry["info"]["starts"] = [without(start, *MACHINE) for start in run.info["starts"]]
     entry["log"] = pack(thinned(run))
     base = run.base.name if run.base else None
     more = {"base": base, "eval": run.eval and pack(by_range(run.eval)), "probe": pack(run.probes.get(run.steps))}

@@ -682,6 +682,9 @@ def an_arm_starts_from_the_last_checkpoint_of_another(place):
     part = tables.results(found)["upcycling"]
     assert [(r["tokens"], r["arm"]) for r in part["losses"]][-2:] == [(2048, "one"), (2048, "diff_v2")], part["losses"]
     assert {r["what"] for r in part["changes"]} == set(upcycling.STATISTICS), part["changes"]
+    kept = place / "kept.jsonl"
+    archived = subprocess.run([sys.executable, HERE, "archive", out, "--out", kept], capture_output=True, text=True)
+    assert archived.returncode == 0 and str(place) not in kept.read_text(), archived.stderr + "or a path"
     expect_error(
         lab(place, plan=plan.replace("init-from = one\n", "")), 2, "started from one.lr0.01.seed3, and", lines=1
     )
