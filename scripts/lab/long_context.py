@@ -53,7 +53,7 @@ def cache_numbers(options):
 def measures(study):
     """{what: function of a run}: the loss, and where positions were evaluated that of the last half of the context, and
     how much lower it is than just before the end of the smallest window."""
-    by_eval, T = study.by_eval(), int(study.runs[0].options["seq-len"])
+    by_eval, T = study.by_eval(), int(study.runs[0].phased[-1][1]["seq-len"])
     window = min((window_of(run.options) for run in study.runs if window_of(run.options)), default=0)
     late = lambda run: at(run, T // 2, T)
     found = {"loss": lambda run: run.final_loss(by_eval), f"loss at positions {T // 2} to {T - 1}": late}

@@ -62,7 +62,7 @@ def count(study):
     done = max((run for run in study.runs if run.state == "done"), key=lambda run: run.tokens, default=None)
     if study.ngrams or not done or not done.directory.is_dir():
         return
-    o, windows = done.options, done.windows(study.by_eval())
+    o, windows = done.phased[-1][1], done.windows(study.by_eval())  # those of the last phase
     T, files = int(o["seq-len"]), [Path(str(o[f"{split}-data"])) for split in ("train", "val")]
     if not windows or not all(path.exists() for path in files):
         return

@@ -26,15 +26,24 @@ LENGTH = ("steps", "warmup", "decay-steps")  # those of COMPARED that follow fro
 REPORTED = ("lr", *COMPARED, "batch-size", "val-data", "val-steps")  # the report lists their changes
 
 
-def history(info):
+def history(info, phases=()):
     """[(step, options)]: the options that apply after each step. A resume changes the options of its checkpoint, and
-    discards later steps with their changes."""
+    discards later steps with their changes. Phases, those of run.json or none, change them in all starts."""
     found = [(0, info["options"])]
     for start in info.get("starts", []):
         step, before = start["step"], [entry for entry in found if entry[0] < start["step"]]
         base = before[-1][1] if before else info["options"]
-        found = before + [(step, {**base, **{change["name"]: change["new"] for change in start["changed"]}})]
+        found = before + [(step, {**base, **changed_by(start)})]
+    for phase in phases:
+        before = [entry for entry in found if entry[0] <= phase["step"]]
+        after = [(phase["step"], before[-1][1]), *found[len(before) :]]
+        found = before + [(step, {**options, **changed_by(phase)}) for step, options in after]
     return found
+
+
+def changed_by(start):
+    """{option: new value} of a start or a phase."""
+    return {change["name"]: change["new"] for change in start["changed"]}
 
 
 def changes(pairs):

@@ -28,7 +28,7 @@ rounded up; an arm with its own `tokens` is compared with arms of other lengths.
 values of --quantize for the evaluations, and `eval-steps` limits their batches (default: all validation data).
 A run with `init-from` has the --seed of its base plus CONTINUED, so that it reads other batches; the lab and its report
 name it by the seed of its base. Such an arm's `tokens` do not include those of its base, which has one rate.
-`phase = 75%:NAME=X,...` is the trainer's --phase after this share of the steps.
+`phase = 75%:NAME=X,...` is the trainer's --phase after this share of the tokens; with a total-batch of its own.
 `eval-needles = 4:2` and `eval-shots = 8 32` are tasks of the evaluations. `probes = last` probes each last checkpoint,
 `all` keeps and probes all of them.
 `sweep-seeds = 1 2` runs all rates with these seeds first, then each arm with `seeds` at the best rate of its sweep.
@@ -366,7 +366,12 @@ def expand_arm(plan, arm, keys, trainer_options):
         if wanted not in keys:
             line = plan.lines[f"arm {arm}", None]
             raise PlanError(f"{plan.name}:{line}: [arm {arm}] has no '{wanted}', and neither has the plan or the size")
-    steps = -(-keys["tokens"] // keys["total-batch"])
+    batch, (share, _, changes) = keys["total-batch"], keys.get("phase", "100%:").partition("%:")
+    begin = max(1, -(-keys["tokens"] // batch) * int(share) // 100)
+    found = re.search(r"(?:^|,)total-batch=([1-9][0-9]{0,9})(?:,|$)", changes)
+    later = int(found[1]) if found else batch  # tokens of an update in the phase
+    steps = begin + max(0, -(-(keys["tokens"] - begin * batch) // later))
+    tokens = begin * batch + (steps - begin) * later
     options = {
         k: flag_value(plan, k, v, trainer_options) for k, v in keys.items() if k in trainer_options and k not in OWN
     }
@@ -379,8 +384,7 @@ def expand_arm(plan, arm, keys, trainer_options):
         if key in keys and (key != "validations" or "val-data" in keys):
             options[option] = str(max(1, steps // keys[key]))
     if "phase" in keys:
-        share, _, changes = keys["phase"].partition("%:")
-        options["phase"] = f"{max(1, steps * int(share) // 100)}:{changes}"
+        options["phase"] = f"{begin}:{changes}"
     options["keep"] = "0" if keys.get("probes") == "all" else "1"
     precisions = keys.get("precisions", [None])
     runs = []
@@ -392,7 +396,7 @@ def expand_arm(plan, arm, keys, trainer_options):
                 lr,
                 seed,
                 steps,
-                steps * keys["total-batch"],
+                tokens,
                 {**options, **({"gemm": precision} if precision else {}), "lr": f"{lr:g}", "seed": str(seed)},
                 keys.get("match", ""),
                 keys.get("ranks", 1),

@@ -37,7 +37,7 @@ def read_run(directory):
     """run.json, with valid options at every start."""
     path = Path(directory) / "run.json"
     info = read_json(path, RUN)
-    for step, options in option_history.history(info):
+    for step, options in option_history.history(info, info.get("phases", ())):
         wrong = violation(options, OPTIONS, f"options after step {step}" if step else "options")
         if wrong:
             raise RunError(f"{path}: {wrong}")

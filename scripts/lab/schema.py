@@ -39,6 +39,7 @@ SOURCE = {
     "epochs?": "number",
     "fingerprint?": "64-bit integer",
 }
+CHANGED = [{"name": "text", "new": "value"}]
 RUN = {
     "options": OPTIONS,
     "model?": {
@@ -58,9 +59,10 @@ RUN = {
             "revision?": "text",
             "host?": "text",
             "ranks?": "non-negative integer",
-            "changed": [{"name": "text", "new": "value"}],
+            "changed": CHANGED,
         }
     ],
+    "phases?": [{"step": "positive integer", "changed": CHANGED}],
 }
 LAB = {
     "plan": "text",

@@ -48,6 +48,11 @@ class Run:
         return self.history[-1][1]
 
     @property
+    def phased(self):
+        """The history with the changes of phases."""
+        return option_history.history(self.info, self.info.get("phases", ()))
+
+    @property
     def steps(self):
         """The final step. The log may go beyond run.json, in which older trainers did not record a resume."""
         return max(int(self.options["steps"]), self.last)
@@ -59,10 +64,10 @@ class Run:
 
     def tokens_at(self, step):
         """Tokens of the first `step` steps, and those before."""
-        ends = [begin for begin, _ in self.history[1:]] + [step]
+        ends = [begin for begin, _ in self.phased[1:]] + [step]
         return self.before + sum(
             max(0, min(end, step) - begin) * int(options["total-batch"])
-            for (begin, options), end in zip(self.history, ends)
+            for (begin, options), end in zip(self.phased, ends)
         )
 
     @property

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from . import (
     archive,
@@ -366,6 +367,25 @@ def n_grams_are_interpolated_by_their_definition(place):
     assert windows("train", 4, 9, True) == [list(range(b, b + 5)) for b in (0, 4, 10, 14, 18)]
     assert windows("train", 4, 2, True) == [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]]
     assert windows("val", 4, 1, False) == [[30, 31, 32, 33, 34]]
+    options = {
+        "train-data": str(place),
+        "val-data": str(place),
+        "steps": 10,
+        "total-batch": 2,
+        "seq-len": 2,
+        "vocab": 40,
+    }
+    options |= {"lr": 0.1, "seed": 1, "attention": "baseline"}
+    phases = [{"step": 5, "changed": [{"name": "seq-len", "new": 4}]}]  # the windows are those of the last phase
+    (place / "lab/run").mkdir(parents=True)
+    run = studies.new_run(place / "lab/run", info={"options": options, "phases": phases})
+    run.state, run.read = "done", [(0, (2, "fingerprint"))]
+    counted = SimpleNamespace(runs=[run], ngrams=None, by_eval=lambda: False)
+    ngrams.count(counted)
+    assert (counted.ngrams["tokens"], counted.ngrams["windows"]) == (5 * 4, 2)
+    assert counted.ngrams["losses"] == ngrams.losses(
+        *(ngrams.windows_of(place, w, 4, 5, True) for w in ("train", "val")), 40
+    )
 
 
 @test

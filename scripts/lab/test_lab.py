@@ -378,6 +378,19 @@ def the_option_history_follows_from_the_starts():
     assert option_history.values(option_history.history(run), "lr") == [(0, 0.1)]
     run = resumed({"steps": 5, "lr": 0.1}, (0, {"lr": 0.2}))
     assert option_history.history(run) == [(0, {"steps": 5, "lr": 0.2})]
+    # a phase changes the options of later starts, too
+    run = resumed({"lr": 0.1, "seq-len": 8}, (3, {"lr": 0.2}), (7, {"lr": 0.3}))
+    phases = [{"step": 5, "changed": [{"name": "seq-len", "new": 64}]}]
+    assert [(step, *o.values()) for step, o in option_history.history(run, phases)] == [
+        (0, 0.1, 8),
+        (3, 0.2, 8),
+        (5, 0.2, 64),
+        (7, 0.3, 64),
+    ]
+    first = {"steps": 10, "total-batch": 4, "lr": 0.1, "seed": 1, "attention": "baseline"}
+    phases = [{"step": 6, "changed": [{"name": "total-batch", "new": 16}]}]
+    run = studies.new_run("run", info={"options": first, "phases": phases})
+    assert [run.tokens_at(step) for step in (6, 7, 10)] == [24, 40, 88]
 
 
 @test
@@ -990,6 +1003,9 @@ def a_phase_of_a_plan_begins_after_a_share_of_the_steps():
     run = plans.expand(plans.parse(text, "x.plan", trainer.options), trainer.options)[0]
     assert run.steps == 157 and run.options["phase"] == "117:seq-len=128,batch-size=1,rope-theta=500000", run.options
     assert trainer.dry_run(run.options).context == 128  # of the tasks of the evaluation
+    text = text.replace(",batch-size=1", ",batch-size=2,total-batch=256")
+    run = plans.expand(plans.parse(text, "x.plan", trainer.options), trainer.options)[0]
+    assert (run.steps, run.tokens, run.options["phase"][:4]) == (117 + 20, 117 * 128 + 20 * 256, "117:"), run
 
 
 @test
