@@ -5,7 +5,7 @@ Writes the tables between `<!-- NAME -->` and `<!-- end -->` in the pages of thi
 Usage: dev/results/pages.py [--check]
   --check   write nothing. Exit status 1 with a line for each page whose tables do not follow from the runs, and for
             each `m ± h` and `m [low, high]` with three or more decimals, also of the README of the repository, that is
-            no estimate of the page's SOURCES and not in scoreboard.md. Between `<!-- no data -->` and `<!-- data -->`
+            neither in a table of the page, nor an estimate of its SOURCES, nor in scoreboard.md. Between `<!-- no data -->` and `<!-- data -->`
             are numbers of which the runs were not kept
 """
 
@@ -22,7 +22,7 @@ import python_environment
 
 python_environment.ensure("lab")
 import rate_sweeps
-from lab import archive, measurements, stats, upcycling
+from lab import archive, evaluations, long_context, measurements, preconditions, stats, upcycling
 from lab.scoreboard import table
 from lab.study import load
 from lab.table import parameters_text
@@ -35,6 +35,7 @@ SOURCES = {  # page: the archives and the files that its intervals are of
     "moe.md": "moe-cpu",
     "optimizers.md": "optimizers-cpu loss-gap-cpu",
     "spikes.md": "",
+    "sparse.md": "sparse-cpu",
     "transfer.md": "transfer-cpu",
     "upcycle.md": "upcycle-cpu",
     "yoco.md": "yoco-cpu yoco.csv",
@@ -48,6 +49,7 @@ PLANTED = {  # of spikes.md: name of the test, what was planted
     "precision": "an outlier under --gemm fp8",
     "outside": "the same bits, flipped in memory",
 }
+SHOWN = []  # (mean, half width) of the intervals in the tables of a page
 SPIKE = 7.0  # deviations of a loss or gradient norm, as in the trainer
 STABLE = 4e-3  # rates above it raise the loss in the study of stability
 
@@ -69,7 +71,7 @@ def studies():
     found = {}
     for header, entries in map(archive.read, sorted([*HERE.glob("runs/*.jsonl"), *HERE.glob("sweeps/*.jsonl")])):
         new = measurements.of_numbers(header, entries)
-        found.setdefault(new.study, measurements.Measurements(new.study, [])).rows.extend(new.rows)
+        found.setdefault(new.study, measurements.Measurements(new.study, [], new.ngrams)).rows.extend(new.rows)
     return found
 
 
@@ -85,10 +87,12 @@ def named(plan, key="label"):
 
 
 def interval(e, sign=""):
+    SHOWN.extend([(e.mean, e.half)] * (e.half is not None))
     return f"{e.mean:{sign}.4f}" + (f" ± {e.half:.4f}" if e.half is not None else "")
 
 
 def limits(e, sign="", digits=4):
+    SHOWN.append((e.mean, e.half))
     return f"{e.mean:{sign}.{digits}f} [{e.low:{sign}.{digits}f}, {e.high:{sign}.{digits}f}]"
 
 
@@ -312,6 +316,98 @@ def changes_of_upcycled():
     return table(["arm", "statistic", "base", "at the end", "change", "p, Holm"], rows)
 
 
+def estimate(row, key):
+    return stats.Estimate(**known(row[key]))
+
+
+def with_p(row, key):
+    return f"{limits(estimate(row, key), '+')}, p {row[key]['p_holm']:.2g}" if row[key] else ""
+
+
+def losses(measured, plan):
+    """All arms of a study: its loss, how far above a 5-gram, and the preconditions."""
+    names, rows = named(plan), []
+    for row in preconditions.rows(measured):
+        of = lambda key: measured.of([row["arm"]], key)[0]
+        loss = interval(stats.t_interval(list(measured.by_seed(row["arm"], "loss").values())))
+        cells = [f"{of('parameters'):,}", f"{of('flops_per_token') / 1e6:.2f}M", loss]
+        cells += [f"{row['minus_5_gram']:+.3f}", limits(estimate(row, "context"), "+", 3)]
+        rows.append([names[row["arm"]], *cells])
+    return table(["arm", "parameters", "FLOPs/token", "loss", "minus the 5-gram", "late minus early"], rows)
+
+
+def sparse_costs(reference):
+    """{(base, arm): row} of the losses of long_context.costs()."""
+    study = runs_of("sparse-cpu")
+    study.reference = reference
+    found = long_context.costs(study, study.rates()[0])
+    return {(row["base"], row["arm"]): row for row in found if row["what"] == "loss"}
+
+
+def sparse():
+    of, rows = {arm: sparse_costs(arm) for arm in ("baseline", "baseline-2h")}, []
+    for k in (2, 4, 8):
+        paid = [of["baseline"]["neither", f"{arm}-k{k}"] for arm in ("baseline", "baseline-2h", "diff_v2")]
+        gaps = [found["neither", f"diff_v2-k{k}"] for found in of.values()]
+        rows.append([f"{k}", *(with_p(row, "cost") for row in paid), *(with_p(row, "gap") for row in gaps)])
+    head = ["K", "Transformer", "2 NH heads", "DIFF V2", "DIFF V2 minus Transformer", "DIFF V2 minus 2 NH heads"]
+    return table(head, rows)
+
+
+def agreement(run):
+    """Of the last statistics: the mean over the layers."""
+    return stats.mean([record["selection_agreement"] for record in run.layers[max(run.layers)].values()])
+
+
+def sparse_scores():
+    study, found, rows = runs_of("sparse-cpu"), sparse_costs("baseline"), []
+    for k, score in itertools.product((2, 4, 8), ("signal", "apart")):
+        arm = f"diff_v2-k{k}-{score}"
+        e = estimate(found[long_context.BLOCKS["group"], arm], "cost")
+        effect = rate_sweeps.EFFECT
+        said = "better" if e.high < 0 else "worse" if e.low > 0 else ""
+        said = said or ("as good" if -effect < e.low and e.high < effect else "undecided")
+        row = [f"{k}", score, limits(e, "+"), said]
+        if score == "apart":
+            chance = stats.mean([k / n for n in range(k, 31)])
+            agreed = stats.t_interval([agreement(run) for run in study.runs if run.arm == arm])
+            row += [limits(agreed, digits=3), f"{chance:.2f}"]
+        rows.append(row + [""] * (6 - len(row)))
+    return table(["K", "score", "minus that of the group", "", "agreement", "by chance"], rows)
+
+
+def positions_of(name, arms):
+    """The loss of the reference by position, and the gaps of arms, without the first 8."""
+    study = runs_of(name)
+    found, rows = evaluations.by_position(study, study.rates()[0]), []
+    for at, first in ((i, row) for i, row in enumerate(found[study.reference]) if row["begin"] >= 8):
+        cells = [f"{first['begin']} to {first['end'] - 1}", f"{first['loss']['mean']:.4f}"]
+        rows.append(cells + [limits(estimate(found[arm][at], "gap"), "+") for arm in arms])
+    return table(["positions", study.arms[study.reference], *(f"{study.arms[arm]}, minus that" for arm in arms)], rows)
+
+
+def rot():
+    """The gap late in the context minus that within the context before the extension."""
+    study = runs_of("context-rot-cpu")
+    at = lambda arm, *place: {r.seed: long_context.at(r, *place) for r in study.runs if r.arm == arm}
+    gap = lambda arm, *place: stats.paired(at(arm, *place), at("baseline", *place))
+    of = {a: stats.paired_gap(gap(a, 2048, 4096), gap(a, 256, 512)) for a in study.arms if a != "baseline"}
+    said = [f"{study.arms[arm]}: {limits(e, '+')}" for arm, e in of.items()]
+    text = positions_of("context-rot-cpu", list(of))
+    return f"{text}\n**The gap at 2048 to 4095 minus that at 256 to 511, {'; '.join(said)}.**\n"
+
+
+def rot_tasks():
+    study, rows = runs_of("context-rot-cpu"), []
+    for row in evaluations.synthetic(study, study.rates()[0]):
+        e, gap = (
+            (estimate(row, key) for key in ("accuracy", "gap")) if row["gap"] else (estimate(row, "accuracy"), None)
+        )
+        cells = [row["task"], row["label"], limits(e, digits=3), f"{row['chance']:.3f}", row["against_chance"]]
+        rows.append(cells + [f"{limits(gap, '+', 3)}, p {row['gap']['p_holm']:.2g}" if gap else ""])
+    return table(["task", "arm", "accuracy", "chance", "", "minus the Transformer"], rows)
+
+
 def tables(of):
     loss_gap, ablations = of["loss-gap-cpu"], of["ablations-cpu"]
     with_more = [arm for arm in loss_gap.arms if arm != "baseline"]
@@ -330,6 +426,13 @@ def tables(of):
         "sweep": lambda: sweep(of["optimizers-cpu"]),
         "optimizers": lambda: optimizers(of["optimizers-cpu"]),
         "against-adamw": against_adamw,
+        "sparse-losses": lambda: losses(of["sparse-cpu"], "sparse"),
+        "sparse": sparse,
+        "sparse-scores": sparse_scores,
+        "sparse-positions": lambda: positions_of("sparse-cpu", ["baseline-k2", "diff_v2", "diff_v2-k2"]),
+        "rot-losses": lambda: losses(of["context-rot-cpu"], "context-rot"),
+        "rot": rot,
+        "rot-tasks": rot_tasks,
         "upcycle": upcycled,
         "upcycle-changes": changes_of_upcycled,
         "transfer": lambda: transfer(of["transfer-cpu"]),
@@ -364,11 +467,6 @@ def estimates(of, sources):
 def of_study(measured):
     """The losses of its arms and their differences, at each rate and at those that are too high."""
     rates = measured.rates
-    if measured.study == "optimizers-cpu":
-        each = [rate_sweeps.losses_at_best(measured), *rate_sweeps.optimizer_gaps(measured)]
-        yield from (stats.t_interval(list(by_seed.values())) for part in each for by_seed in part.values())
-        for tokens, seconds, _, reached in rate_sweeps.against_adamw(runs_of("optimizers-cpu")).values():
-            yield from (tokens, seconds, reached)
     for some in [rates, *([rate] for rate in rates), [rate for rate in rates if rate > STABLE]]:
         part = at_rates(measured, some)
         losses = part.table()
@@ -376,11 +474,6 @@ def of_study(measured):
         for arm, other in itertools.combinations(losses, 2):
             yield stats.paired_gap(losses[arm], losses[other])
             yield stats.pooled_gap(losses, arm, other, part.pool)
-    if measured.study == "upcycle-cpu":
-        study = runs_of("upcycle-cpu")
-        found = upcycling.tables(study, study.rates()[0])
-        each = [row[key] for part in found.values() for row in part for key in ("gap", "change") if row.get(key)]
-        yield from (stats.Estimate(**known(gap)) for gap in each)
     if measured.study == "moe-cpu":  # the difference of the gaps with experts and with one MLP
         losses = measured.table()
         with_experts = stats.paired(losses["diff_v2-moe"], losses["baseline-moe"])
@@ -415,13 +508,14 @@ def main(words):
     for name, sources in SOURCES.items():
         path = HERE / name
         text = path.read_text()
+        SHOWN.clear()
         new = written(text, made)
         if "--check" not in words:
             path.write_text(new)
             continue
         if new != text:
             wrong.append(f"{name}: the tables do not follow from the runs: run dev/results/pages.py")
-        wrong += [f"{name}: no data have {x}" for x in unsupported(text, list(estimates(of, sources)), board)]
+        wrong += [f"{name}: no data have {x}" for x in unsupported(text, [*estimates(of, sources), *SHOWN], board)]
     print(*wrong, sep="\n", end="\n" * bool(wrong))
     return 1 if wrong else 0
 
