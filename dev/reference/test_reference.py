@@ -59,8 +59,8 @@ def attention_by_loops(config, w, x, layer, z):
     sliding = config.get("layer_types", ["full_attention"] * (layer + 1))[layer] == "sliding_attention"
     window = config["sliding_window"] if sliding else T
     DQ = D // 2 if name == "diff_scalar" else D
-    DV = 2 * D if name == "diff_v1" else D
-    sigmoid = lambda z: 1 / (1 + np.exp(-z))
+    DV = 2 * D if name.startswith("diff_v1") else D
+    sigmoid, init = lambda z: 1 / (1 + np.exp(-z)), 0.8 - 0.6 * math.exp(-0.3 * layer)
 
     def rotated(row, head, t, p):  # element i and i + DQ/2 as one complex number
         z = row[head * DQ : (head + 1) * DQ]
@@ -69,9 +69,24 @@ def attention_by_loops(config, w, x, layer, z):
         z = z[: DQ // 2] + 1j * z[DQ // 2 :]
         return z * np.exp(1j * t * config["rope_theta"] ** (-2 * np.arange(DQ // 2) / DQ))
 
+    def selected(t, head):
+        """The blocks that a query head attends to. Of g + 1 heads the last is a noise head."""
+        K, size, score = (config[key] for key in ("sparse_blocks", "sparse_block_size", "sparse_score"))
+        noise, of = lambda h: name != "baseline" and h % (g + 1) == g, len(q[0]) * DV // len(v[0]) // DQ
+        voters = range(head // of * of, (head // of + 1) * of)
+        voters = [h for h in voters if score == "group" or noise(h) == (score == "apart" and noise(head))]
+        key = lambda h: 2 * (h // of) + noise(h) if name == "diff_v1" else h // of
+        mean = lambda j, h: sum(rotated(k[u], key(h), u, "k") for u in range(j * size, (j + 1) * size)) / size
+        vote = lambda j: sum((rotated(q[t], h, t, "q") * mean(j, h).conj()).real.sum() for h in voters)
+        earlier = range(max(1, max(0, t - window + 1) // size), t // size)
+        return {0, t // size, *sorted(earlier, key=vote, reverse=True)[:K]}
+
     def one_map(t, query_head, key_head, value_head, sink=None):
         a = rotated(q[t], query_head, t, "q")
         seen = [u for u in range(t + 1) if t - window < u]
+        if config.get("sparse_blocks"):
+            blocks = selected(t, query_head)
+            seen = [u for u in seen if u // config["sparse_block_size"] in blocks]
         e = [math.exp((a * rotated(k[u], key_head, u, "k").conj()).real.sum() / math.sqrt(DQ)) for u in seen]
         total = sum(e) + (0 if sink is None else math.exp(sink))
         return sum(p / total * v[u, value_head * DV : (value_head + 1) * DV] for p, u in zip(e, seen))
@@ -86,7 +101,7 @@ def attention_by_loops(config, w, x, layer, z):
 
     out = np.zeros((T, NH * D))
     for t in range(T):
-        for i in range(NH // 2 if name == "diff_v1" else NH):
+        for i in range(NH * D // DV):
             if name.startswith(("diff_v2", "diff_grouped")):
                 if name == "diff_v2_cross_group":
                     first, second = i, i + NH
@@ -101,12 +116,11 @@ def attention_by_loops(config, w, x, layer, z):
                     s = w["self_attn.lambda_proj.weight"][i] @ x[t]
                     s = s if name == "diff_v2_no_sigmoid" else np.tanh(s) if name == "diff_v2_signed" else sigmoid(s)
                 o = one_map(t, first, kv1, kv1) - s * one_map(t, second, kv2, kv2)
-            elif name == "diff_v1":
-                p, init = i // ((NH // 2) // (NKV // 2)), 0.8 - 0.6 * math.exp(-0.3 * layer)
+            elif name.startswith("diff_v1"):
+                p = i // ((NH // 2) // (NKV // 2))
                 dot = lambda n: w["self_attn.lambda_q" + n] @ w["self_attn.lambda_k" + n]
                 s = math.exp(dot("1")) - math.exp(dot("2")) + init
                 o = one_map(t, 2 * i, 2 * p, p) - s * one_map(t, 2 * i + 1, 2 * p + 1, p)
-                o = mean_square_normed(o, 1e-5) * (1 - init)  # as published, whatever the other norms have
             elif name == "diff_scalar":
                 g = i // group
                 s = w["self_attn.lambda"][0]
@@ -114,6 +128,8 @@ def attention_by_loops(config, w, x, layer, z):
             else:
                 sink = {"off_by_one": 0.0, "sink": w.get("self_attn.sinks", np.zeros(NH))[i]}.get(name)
                 o = one_map(t, i, i // group, i // group, sink)
+            if name in ("diff_v1", "diff_v2_norm"):
+                o = mean_square_normed(o, 1e-5) * (1 - init)  # as published, whatever the other norms have
             out[t, i * DV : (i + 1) * DV] = without_own_value(o, t, i) if name.endswith("xsa") else o
         if name == "diff_scalar":
             out[t] = mean_square_normed(out[t], config["rms_norm_eps"])
@@ -125,7 +141,7 @@ def attention_by_loops(config, w, x, layer, z):
 
 def test_attention_equals_the_table_written_as_loops():
     for variant, size in SHAPES:
-        T = 11
+        T = 28 if SIZES[size].sparse else 11
         config, weights, _, _ = case(variant, size, T=T, L=4)
         x, z = np.random.RandomState(3).standard_normal((2, T, config["hidden_size"]))
         for layer in (0, 3):  # diff_v1 depends on the layer
