@@ -128,7 +128,7 @@ def attention_by_loops(config, w, x, layer, z):
             else:
                 sink = {"off_by_one": 0.0, "sink": w.get("self_attn.sinks", np.zeros(NH))[i]}.get(name)
                 o = one_map(t, i, i // group, i // group, sink)
-            if name in ("diff_v1", "diff_v2_norm"):
+            if name == "diff_v1":
                 o = mean_square_normed(o, 1e-5) * (1 - init)  # as published, whatever the other norms have
             out[t, i * DV : (i + 1) * DV] = without_own_value(o, t, i) if name.endswith("xsa") else o
         if name == "diff_scalar":

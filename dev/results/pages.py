@@ -5,8 +5,8 @@ Writes the tables between `<!-- NAME -->` and `<!-- end -->` in the pages of thi
 Usage: dev/results/pages.py [--check]
   --check   write nothing. Exit status 1 with a line for each page whose tables do not follow from the runs, and for
             each `m ± h` and `m [low, high]` with three or more decimals, also of the README of the repository, that is
-            neither in a table of the page, nor an estimate of its SOURCES, nor in scoreboard.md. Between `<!-- no data -->` and `<!-- data -->`
-            are numbers of which the runs were not kept
+            neither in a table of the page, nor an estimate of its SOURCES, nor in scoreboard.md. Between
+            `<!-- no data -->` and `<!-- data -->` are numbers of which the runs were not kept
 """
 
 import csv
