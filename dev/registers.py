@@ -35,7 +35,6 @@ LIMITS = (
     ("sparse_(forward|dq)_kernel", 128, 8, 48),  # places of rows, outside of products
     ("sparse_dkv_mma_kernel<2, 2>", 128, 2, 24),
     ("sparse_(forward|forward_block|dq|dkv)_mma_kernel", 128, 2, 0),
-    ("sparse_merge_kernel<false>", 256, 4, 8),  # two registers, in fp32 on sm_89
     ("attention_decode_mma_kernel<[24], 2>", 128, 2, 0),
     ("attention_decode_mma_kernel", 128, 3, 0),
     ("attention_decode_kernel<., 4>", 128, 3, 16),

@@ -283,7 +283,7 @@ def upcycled():
     rows, gaps = {}, {}
     for tokens in sorted({row["tokens"] for row in found}):
         at = {row["arm"]: row for row in found if row["tokens"] == tokens}
-        gaps[tokens] = {arm: stats.Estimate(**known(at[arm]["gap"])) for arm in arms if arm in at and at[arm]["gap"]}
+        gaps[tokens] = {arm: estimate(at[arm], "gap") for arm in arms if arm in at and at[arm]["gap"]}
         cells = [limits(gaps[tokens][arm], "+") if arm in gaps[tokens] else "" for arm in arms[1:]]
         rows[f"{tokens / 1e6:.2f}M"] = [f"{at['continued']['loss']['mean']:.4f}", *cells]
     head = ["tokens in total", study.arms[arms[0]], *(f"{study.arms[arm]}, minus that" for arm in arms[1:])]
@@ -299,16 +299,16 @@ def upcycled():
     return f"{text}\n**{verdict}. From the base minus from random weights, at the end: {limits(e, '+')}.**\n"
 
 
-def known(found):
-    """What an Estimate has of the JSON of a gap."""
-    return {key: x for key, x in found.items() if key not in ("p_holm", "shown")}
+def estimate(row, key):
+    """The Estimate of which a row has the JSON."""
+    return stats.Estimate(**{name: x for name, x in row[key].items() if name not in ("p_holm", "shown")})
 
 
 def changes_of_upcycled():
     study = runs_of("upcycle-cpu")
     rows = []
     for row in upcycling.tables(study, study.rates()[0])["changes"]:
-        of = [stats.Estimate(**known(row[key])) for key in ("before", "after", "change")]
+        of = [estimate(row, key) for key in ("before", "after", "change")]
         shown = f"{row['change']['p_holm']:.3f}" if row["change"]["p_holm"] is not None else ""
         rows.append(
             [row["label"], f"`{row['what']}`", *(f"{e.mean:.3g}" for e in of[:2]), limits(of[2], "+", 3), shown]
@@ -316,16 +316,12 @@ def changes_of_upcycled():
     return table(["arm", "statistic", "base", "at the end", "change", "p, Holm"], rows)
 
 
-def estimate(row, key):
-    return stats.Estimate(**known(row[key]))
-
-
 def with_p(row, key):
     return f"{limits(estimate(row, key), '+')}, p {row[key]['p_holm']:.2g}" if row[key] else ""
 
 
 def losses(measured, plan):
-    """All arms of a study: its loss, how far above a 5-gram, and the preconditions."""
+    """All arms of a study: its loss, and what the preconditions require."""
     names, rows = named(plan), []
     for row in preconditions.rows(measured):
         of = lambda key: measured.of([row["arm"]], key)[0]
@@ -361,6 +357,8 @@ def agreement(run):
 
 def sparse_scores():
     study, found, rows = runs_of("sparse-cpu"), sparse_costs("baseline"), []
+    options = study.runs[0].options
+    earlier = int(options["seq-len"]) // int(options["sparse-block-size"]) - 2  # of the last query, without the first
     for k, score in itertools.product((2, 4, 8), ("signal", "apart")):
         arm = f"diff_v2-k{k}-{score}"
         e = estimate(found[long_context.BLOCKS["group"], arm], "cost")
@@ -369,43 +367,21 @@ def sparse_scores():
         said = said or ("as good" if -effect < e.low and e.high < effect else "undecided")
         row = [f"{k}", score, limits(e, "+"), said]
         if score == "apart":
-            chance = stats.mean([k / n for n in range(k, 31)])
+            chance = stats.mean([k / n for n in range(k, earlier + 1)])
             agreed = stats.t_interval([agreement(run) for run in study.runs if run.arm == arm])
             row += [limits(agreed, digits=3), f"{chance:.2f}"]
         rows.append(row + [""] * (6 - len(row)))
     return table(["K", "score", "minus that of the group", "", "agreement", "by chance"], rows)
 
 
-def positions_of(name, arms):
+def sparse_positions(arms):
     """The loss of the reference by position, and the gaps of arms, without the first 8."""
-    study = runs_of(name)
+    study = runs_of("sparse-cpu")
     found, rows = evaluations.by_position(study, study.rates()[0]), []
     for at, first in ((i, row) for i, row in enumerate(found[study.reference]) if row["begin"] >= 8):
         cells = [f"{first['begin']} to {first['end'] - 1}", f"{first['loss']['mean']:.4f}"]
         rows.append(cells + [limits(estimate(found[arm][at], "gap"), "+") for arm in arms])
     return table(["positions", study.arms[study.reference], *(f"{study.arms[arm]}, minus that" for arm in arms)], rows)
-
-
-def rot():
-    """The gap late in the context minus that within the context before the extension."""
-    study = runs_of("context-rot-cpu")
-    at = lambda arm, *place: {r.seed: long_context.at(r, *place) for r in study.runs if r.arm == arm}
-    gap = lambda arm, *place: stats.paired(at(arm, *place), at("baseline", *place))
-    of = {a: stats.paired_gap(gap(a, 2048, 4096), gap(a, 256, 512)) for a in study.arms if a != "baseline"}
-    said = [f"{study.arms[arm]}: {limits(e, '+')}" for arm, e in of.items()]
-    text = positions_of("context-rot-cpu", list(of))
-    return f"{text}\n**The gap at 2048 to 4095 minus that at 256 to 511, {'; '.join(said)}.**\n"
-
-
-def rot_tasks():
-    study, rows = runs_of("context-rot-cpu"), []
-    for row in evaluations.synthetic(study, study.rates()[0]):
-        e, gap = (
-            (estimate(row, key) for key in ("accuracy", "gap")) if row["gap"] else (estimate(row, "accuracy"), None)
-        )
-        cells = [row["task"], row["label"], limits(e, digits=3), f"{row['chance']:.3f}", row["against_chance"]]
-        rows.append(cells + [f"{limits(gap, '+', 3)}, p {row['gap']['p_holm']:.2g}" if gap else ""])
-    return table(["task", "arm", "accuracy", "chance", "", "minus the Transformer"], rows)
 
 
 def tables(of):
@@ -429,10 +405,7 @@ def tables(of):
         "sparse-losses": lambda: losses(of["sparse-cpu"], "sparse"),
         "sparse": sparse,
         "sparse-scores": sparse_scores,
-        "sparse-positions": lambda: positions_of("sparse-cpu", ["baseline-k2", "diff_v2", "diff_v2-k2"]),
-        "rot-losses": lambda: losses(of["context-rot-cpu"], "context-rot"),
-        "rot": rot,
-        "rot-tasks": rot_tasks,
+        "sparse-positions": lambda: sparse_positions(["baseline-k2", "diff_v2", "diff_v2-k2"]),
         "upcycle": upcycled,
         "upcycle-changes": changes_of_upcycled,
         "transfer": lambda: transfer(of["transfer-cpu"]),

@@ -476,11 +476,11 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
     const float LN2 = 0.693147181f;
     const AttentionShape &s = a.s;
     const int lane = (int)threadIdx.x % WARP, group = s.NQ / s.NKV, width = sparse_width(s.sparse);
-    const size_t item = blockIdx.x * (size_t)DECODE_WARPS + threadIdx.x / WARP;
+    const unsigned item = blockIdx.x * DECODE_WARPS + threadIdx.x / WARP; // fewer than 2^32, since memory holds them
     if (item >= (size_t)count * s.T * group) return;
     const int head = (int)(item % (unsigned)group), t = (int)(item / (unsigned)group % (unsigned)s.T);
     const int pair = parts.first + (int)(item / (unsigned)group / (unsigned)s.T), b = pair / s.NKV, kv = pair % s.NKV;
-    const size_t n = (size_t)b * s.T + t, h = (size_t)(kv * group + head), part = item * width;
+    const size_t n = (size_t)b * s.T + t, h = (size_t)(kv * group + head), part = (size_t)item * width;
     const int *list = s.sparse.lists + sparse_list(s, b, (int)h) + (size_t)t * width;
     float top = -8e37f, total = 0;
     for (int i = 0; !GRADIENT && i < width && list[i] >= 0; i++) top = fmaxf(top, parts.stats[part + i].x);

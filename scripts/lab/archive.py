@@ -177,7 +177,7 @@ def whole(header, entry):
         entry["info"] = {**entry.get("info", {}), "options": entry["options"]}
         entry["eval"] = entry["eval"] and by_position(entry["eval"])
     wrong = schema.violation(entry, ENTRY if "options" in entry else {"numbers": NUMBERS})
-    if wrong:
+    if wrong := wrong or ("options" in entry and run_directory.wrong_options(entry["info"])):
         raise ValueError(wrong)
     return entry
 

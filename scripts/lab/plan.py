@@ -28,7 +28,7 @@ rounded up; an arm with its own `tokens` is compared with arms of other lengths.
 values of --quantize for the evaluations, and `eval-steps` limits their batches (default: all validation data).
 A run with `init-from` has the --seed of its base plus CONTINUED, so that it reads other batches; the lab and its report
 name it by the seed of its base. Such an arm's `tokens` do not include those of its base, which has one rate.
-`phase = 75%:NAME=X,...` is the trainer's --phase after this share of the tokens; with a total-batch of its own.
+`phase = 75%:NAME=X,...` is the trainer's --phase after this share of the tokens. It may change total-batch.
 `eval-needles = 4:2` and `eval-shots = 8 32` are tasks of the evaluations. `probes = last` probes each last checkpoint,
 `all` keeps and probes all of them.
 `sweep-seeds = 1 2` runs all rates with these seeds first, then each arm with `seeds` at the best rate of its sweep.

@@ -37,11 +37,16 @@ def read_run(directory):
     """run.json, with valid options at every start."""
     path = Path(directory) / "run.json"
     info = read_json(path, RUN)
-    for step, options in option_history.history(info, info.get("phases", ())):
-        wrong = violation(options, OPTIONS, f"options after step {step}" if step else "options")
-        if wrong:
-            raise RunError(f"{path}: {wrong}")
+    if wrong := wrong_options(info):
+        raise RunError(f"{path}: {wrong}")
     return info
+
+
+def wrong_options(info):
+    """What is wrong with the options of a start or phase of run.json; None if they are valid."""
+    each = option_history.history(info, info.get("phases", ()))
+    found = (violation(o, OPTIONS, f"options after step {step}" if step else "options") for step, o in each)
+    return next(filter(None, found), None)
 
 
 def read_lab(directory):

@@ -64,10 +64,10 @@ class Run:
 
     def tokens_at(self, step):
         """Tokens of the first `step` steps, and those before."""
-        ends = [begin for begin, _ in self.phased[1:]] + [step]
+        phased = self.phased
+        ends = [begin for begin, _ in phased[1:]] + [step]
         return self.before + sum(
-            max(0, min(end, step) - begin) * int(options["total-batch"])
-            for (begin, options), end in zip(self.phased, ends)
+            max(0, min(end, step) - begin) * int(options["total-batch"]) for (begin, options), end in zip(phased, ends)
         )
 
     @property

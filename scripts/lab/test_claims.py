@@ -583,6 +583,11 @@ def an_archive_gives_the_scoreboard_and_the_tables_of_the_runs(place):
     for old, new, said in (
         ('"archive":1', '"archive":2', "damaged.jsonl: not an archive of this lab: version 2 of the format, must be 1"),
         ('"state":"done"', '"state":1', "damaged.jsonl:2: numbers.state is not a text"),
+        (
+            '"info":{',
+            '"info":{"phases":[{"step":1,"changed":[{"name":"total-batch","new":"x"}]}],',
+            "options after step 1",
+        ),
         ('"columns"', '"column"', "damaged.jsonl:2: log.val is not a list"),
         ("{", "", "damaged.jsonl: not an archive: "),
     ):

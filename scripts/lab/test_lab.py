@@ -996,7 +996,7 @@ def the_lab_matches_parameters_as_the_trainer_does():
 
 
 @test
-def a_phase_of_a_plan_begins_after_a_share_of_the_steps():
+def a_phase_of_a_plan_begins_after_a_share_of_the_tokens():
     refused("phase = 10:seq-len=8\n[arm a]\n", "x.plan:1: 'phase = 10:seq-len=8': must be SHARE%:NAME=X,..., such as")
     trainer = Trainer(TRAINER)
     text = SMALL.replace("warmup = 2", "warmup = 2\nphase = 75%:seq-len=128,batch-size=1,rope-theta=500000")
