@@ -104,7 +104,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS) sparse_dq_kernel(floatX
         if (c * SPARSE_THREADS + thread < s.D) round_to(&dq[r.q + c * SPARSE_THREADS + thread], s.scale * sum[c]);
 }
 
-static __global__ void __launch_bounds__(SPARSE_THREADS)
+static __global__ void __launch_bounds__(SPARSE_THREADS, 7)
     sparse_dkv_kernel(floatX *dk, floatX *dv, SparseCall a, bool add_dv) {
     SHARED(float, k, SPARSE_QUERY);
     SHARED(float, v, SPARSE_QUERY);

@@ -47,7 +47,7 @@ static __device__ inline SparseChooser sparse_chooser(const AttentionShape &s, c
     return r;
 }
 
-static __global__ void __launch_bounds__(SPARSE_THREADS)
+static __global__ void __launch_bounds__(SPARSE_THREADS, 6)
     sparse_select_kernel(int *lists, const floatX *q, const real *means, const int *first, int sets, AttentionShape s) {
     SHARED(float, sums, SPARSE_ROWS *SPARSE_QUERY);
     SHARED(float, scores, SPARSE_ROWS *SPARSE_THREADS);
