@@ -412,7 +412,7 @@ aarch64() { with_tools aarch64 tests/aarch64_test.sh; }
 hub() {
     local environment python name words part
     # environment, test_NAME.py, and the words of its tests that run without --all
-    local parts=("hub reference gradients planted loops" "hub modeling" "hub export" "hub hub as_the_hub_has_them"
+    local parts=("hub reference gradients fixtures loops" "hub modeling" "hub export" "hub hub as_the_hub_has_them"
         "hub-oldest modeling packed generation")
     [ $all_tests = no ] || parts=("hub reference" "hub library" hub{,-oldest}\ {modeling,export,hub}\ --all)
     build "the trainer" build/train_diffv2 || return

@@ -16,7 +16,18 @@ import torch.nn.functional as F
 
 import model
 from fixtures import is_weight
-from make_fixtures import COLUMNS, FIXTURES, ROUTER_AUX, ROUTER_Z, SHAPES, SIZES, arrays_of, make_config
+from make_fixtures import (
+    COLUMNS,
+    FIXTURES,
+    ROUTER_AUX,
+    ROUTER_Z,
+    SHAPES,
+    SIZES,
+    arrays_of,
+    check_fixture,
+    make_config,
+    make_fixture,
+)
 from run_tests import run_tests
 
 TOLERANCE = 1e-12
@@ -501,6 +512,14 @@ PLANTED = [
     ),
     ("XSA that removes a part", "o - torch.where(", "o - 0.9 * torch.where(", "xsa", "abyq"),
 ]
+
+
+def test_the_fixtures_equal_those_that_are_made_now():
+    faults = []
+    for seed, ((variant, size), shape) in enumerate(SHAPES.items(), 1):
+        data = make_fixture(seed, variant, size, shape)
+        faults += check_fixture(FIXTURES / f"{variant}_{size}.safetensors", data)[0]
+    assert not faults, f"{len(faults)} faults; the first: {faults[0]}"
 
 
 def test_the_fixtures_show_planted_faults():
