@@ -117,7 +117,7 @@ completes() { # words of a command line, the last one is completed: prints the c
 }
 test_bash_completes_options_values_files_and_directories() {
     equal "$(completes --att)" --attention
-    equal "$(completes --attention diff_v1)" diff_v1
+    equal "$(completes --attention diff_v1)" "diff_v1 diff_v1_no_norm"
     equal "$(completes --attention diff_g)" 'diff_grouped_2 diff_grouped_4'
     equal "$(completes --schedule '')" 'constant cosine linear wsd'
     equal "$(completes --schedule =)" 'constant cosine linear wsd'

@@ -70,7 +70,7 @@ def attention_by_loops(config, w, x, layer, z):
     sliding = config.get("layer_types", ["full_attention"] * (layer + 1))[layer] == "sliding_attention"
     window = config["sliding_window"] if sliding else T
     DQ = D // 2 if name == "diff_scalar" else D
-    DV = 2 * D if name == "diff_v1" else D
+    DV = 2 * D if name.startswith("diff_v1") else D
     sigmoid = lambda z: 1 / (1 + np.exp(-z))
 
     def rotated(row, head, t, p):  # element i and i + DQ/2 as one complex number
@@ -86,7 +86,7 @@ def attention_by_loops(config, w, x, layer, z):
         noise, of = lambda h: name != "baseline" and h % (g + 1) == g, len(q[0]) * DV // len(v[0]) // DQ
         voters = range(head // of * of, (head // of + 1) * of)
         voters = [h for h in voters if score == "group" or noise(h) == (score == "apart" and noise(head))]
-        key = lambda h: 2 * (h // of) + noise(h) if name == "diff_v1" else h // of
+        key = lambda h: 2 * (h // of) + noise(h) if name.startswith("diff_v1") else h // of
         mean = lambda j, h: sum(rotated(k[u], key(h), u, "k") for u in range(j * size, (j + 1) * size)) / size
         vote = lambda j: sum((rotated(q[t], h, t, "q") * mean(j, h).conj()).real.sum() for h in voters)
         earlier = range(max(1, max(0, t - window + 1) // size), t // size)
@@ -110,9 +110,9 @@ def attention_by_loops(config, w, x, layer, z):
     def mean_square_normed(row, eps):
         return row / np.sqrt((row * row).mean() + eps) * w["self_attn.subln.weight"]
 
-    out = np.zeros((T, NH * D))
+    out, init = np.zeros((T, NH * D)), 0.8 - 0.6 * math.exp(-0.3 * layer)
     for t in range(T):
-        for i in range(NH // 2 if name == "diff_v1" else NH):
+        for i in range(NH // 2 if name.startswith("diff_v1") else NH):
             if name.startswith(("diff_v2", "diff_grouped")):
                 if name == "diff_v2_cross_group":
                     first, second = i, i + NH
@@ -127,12 +127,11 @@ def attention_by_loops(config, w, x, layer, z):
                     s = w["self_attn.lambda_proj.weight"][i] @ x[t]
                     s = s if name == "diff_v2_no_sigmoid" else np.tanh(s) if name == "diff_v2_signed" else sigmoid(s)
                 o = one_map(t, first, kv1, kv1) - s * one_map(t, second, kv2, kv2)
-            elif name == "diff_v1":
-                p, init = i // ((NH // 2) // (NKV // 2)), 0.8 - 0.6 * math.exp(-0.3 * layer)
+            elif name.startswith("diff_v1"):
+                p = i // ((NH // 2) // (NKV // 2))
                 dot = lambda n: w["self_attn.lambda_q" + n] @ w["self_attn.lambda_k" + n]
                 s = math.exp(dot("1")) - math.exp(dot("2")) + init
                 o = one_map(t, 2 * i, 2 * p, p) - s * one_map(t, 2 * i + 1, 2 * p + 1, p)
-                o = mean_square_normed(o, 1e-5) * (1 - init)  # as published, whatever the other norms have
             elif name == "diff_scalar":
                 g = i // group
                 s = w["self_attn.lambda"][0]
@@ -140,6 +139,8 @@ def attention_by_loops(config, w, x, layer, z):
             else:
                 sink = {"off_by_one": 0.0, "sink": w.get("self_attn.sinks", np.zeros(NH))[i]}.get(name)
                 o = one_map(t, i, i // group, i // group, sink)
+            if name in ("diff_v1", "diff_v2_norm"):
+                o = mean_square_normed(o, 1e-5) * (1 - init)  # as published, whatever the other norms have
             out[t, i * DV : (i + 1) * DV] = without_own_value(o, t, i) if name.endswith("xsa") else o
         if name == "diff_scalar":
             out[t] = mean_square_normed(out[t], config["rms_norm_eps"])

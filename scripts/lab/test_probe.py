@@ -16,8 +16,8 @@ HERE = Path(__file__).resolve().parent
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).absolute()
 VARIANTS = (
     "baseline diff_v2 diff_v2_cross_group diff_v2_no_lambda diff_v2_no_sigmoid diff_v2_signed diff_v2_head_lambda "
-    "diff_v2_layer_lambda diff_v2_gated_head diff_v2_gated_elem diff_v2_xsa diff_grouped_2 diff_grouped_4 diff_v1 "
-    "diff_scalar off_by_one sink gated_head gated_elem xsa"
+    "diff_v2_layer_lambda diff_v2_gated_head diff_v2_gated_elem diff_v2_xsa diff_v2_norm diff_grouped_2 diff_grouped_4 "
+    "diff_v1 diff_v1_no_norm diff_scalar off_by_one sink gated_head gated_elem xsa"
 ).split()
 T = 6
 MEASURED = ["mean", "sd", "count"]
