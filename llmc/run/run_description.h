@@ -9,6 +9,7 @@ it.
 #include "../comm/comm.h"
 #include "../data/data_identity.h"
 #include "../options/environment.h"
+#include "../predict/phase_cost.h"
 #include "inputs.h"
 #include "phase_records.h"
 #include "run_records.h"
@@ -38,8 +39,8 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON_AddNumberToObject(model, "ffn", c->F);
     if (c->FE) cJSON_AddNumberToObject(model, "expert_ffn", c->FE);
     if (*c->upcycled_from) cJSON_AddStringToObject(model, "upcycled_from", c->upcycled_from);
-    cJSON_AddNumberToObject(model, "flops_per_token",
-                            training_flops(plan, plan->B, plan->T) / ((double)plan->B * plan->T));
+    RunCost cost = run_cost(f->phases);
+    cJSON_AddNumberToObject(model, "flops_per_token", cost.flops / cost.tokens);
     json_add_u64(json, "data_fingerprint", f->inputs->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
     cJSON_AddItemToObject(data, "train", dataloader_describe(&f->inputs->train, f->windows));

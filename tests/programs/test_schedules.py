@@ -108,6 +108,13 @@ def test_phases(corpus, tmp_path):
     assert [phase["step"] for phase in described["phases"]] == [3, 5, 7]
     assert described["phases"][2]["changed"] == [{"name": "lr", "old": 0.0005, "new": 0.0001}]
     assert (config["max_position_embeddings"], config["rope_theta"]) == (32, 50000)
+
+    def flops(length):
+        run, shape = tmp_path / f"of{length}", SHAPE.replace("seq-len 16", f"seq-len {length}")
+        run_trainer("--train-data", corpus / "train.bin", shape, BATCH, "--steps 2 --out", run).done()
+        return read_json(run / "run.json")["model"]["flops_per_token"]
+
+    assert described["model"]["flops_per_token"] == pytest.approx((192 * flops(16) + 640 * flops(32)) / 832, 1e-9)
     state = read_json(checkpoint(whole, 9) / "trainer_state.json")
     assert [corpus["tokens"] for corpus in state["data_opened_at"]] == [320]
     assert state["options"]["seq-len"] == 16 and state["next_window"] == (832 - 320) // 32
