@@ -30,6 +30,7 @@ from lab.table import parameters_text
 PLANS = HERE.parent.parent / "scripts/plans"
 SOURCES = {  # page: the archives and the files that its intervals are of
     "README.md": "loss-gap-cpu stability-cpu-192k ablations-cpu ablations-cpu-300k family-cpu positions.csv",
+    "context-rot.md": "context-rot-cpu",
     "family.md": "family-cpu family-rerun-cpu equal-flops-cpu late-gradients-cpu loss-gap-cpu mechanisms.csv",
     "low-bit.md": "low-bit-cpu-fp32 low-bit.csv",
     "moe.md": "moe-cpu",
@@ -374,14 +375,34 @@ def sparse_scores():
     return table(["K", "score", "minus that of the group", "", "agreement", "by chance"], rows)
 
 
-def sparse_positions(arms):
+def positions_of(name, arms):
     """The loss of the reference by position, and the gaps of arms, without the first 8."""
-    study = runs_of("sparse-cpu")
+    study = runs_of(name)
     found, rows = evaluations.by_position(study, study.rates()[0]), []
     for at, first in ((i, row) for i, row in enumerate(found[study.reference]) if row["begin"] >= 8):
         cells = [f"{first['begin']} to {first['end'] - 1}", f"{first['loss']['mean']:.4f}"]
         rows.append(cells + [limits(estimate(found[arm][at], "gap"), "+") for arm in arms])
     return table(["positions", study.arms[study.reference], *(f"{study.arms[arm]}, minus that" for arm in arms)], rows)
+
+
+def rot():
+    """The gaps by position, and the gap late in the context minus that within the context before the extension."""
+    study = runs_of("context-rot-cpu")
+    at = lambda arm, *place: {run.seed: long_context.at(run, *place) for run in study.runs if run.arm == arm}
+    gap = lambda arm, *place: stats.paired(at(arm, *place), at(study.reference, *place))
+    of = {arm: stats.paired_gap(gap(arm, 2048, 4096), gap(arm, 256, 512)) for arm in study.arms}
+    said = [f"{study.arms[arm]}: {limits(e, '+')}" for arm, e in of.items() if arm != study.reference]
+    text = positions_of("context-rot-cpu", [arm for arm in of if arm != study.reference])
+    return f"{text}\nThe gap at 2048 to 4095 minus that at 256 to 511: {'; '.join(said)}.\n"
+
+
+def rot_tasks():
+    study, rows = runs_of("context-rot-cpu"), []
+    for row in evaluations.synthetic(study, study.rates()[0]):
+        gap = f"{limits(estimate(row, 'gap'), '+', 3)}, p {row['gap']['p_holm']:.2g}" if row["gap"] else ""
+        accuracy = limits(estimate(row, "accuracy"), digits=3)
+        rows.append([row["task"], row["label"], accuracy, f"{row['chance']:.3f}", row["against_chance"], gap])
+    return table(["task", "arm", "accuracy", "chance", "", "minus the Transformer"], rows)
 
 
 def tables(of):
@@ -405,7 +426,10 @@ def tables(of):
         "sparse-losses": lambda: losses(of["sparse-cpu"], "sparse"),
         "sparse": sparse,
         "sparse-scores": sparse_scores,
-        "sparse-positions": lambda: sparse_positions(["baseline-k2", "diff_v2", "diff_v2-k2"]),
+        "sparse-positions": lambda: positions_of("sparse-cpu", ["baseline-k2", "diff_v2", "diff_v2-k2"]),
+        "rot-losses": lambda: losses(of["context-rot-cpu"], "context-rot"),
+        "rot": rot,
+        "rot-tasks": rot_tasks,
         "upcycle": upcycled,
         "upcycle-changes": changes_of_upcycled,
         "transfer": lambda: transfer(of["transfer-cpu"]),
