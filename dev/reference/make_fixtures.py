@@ -120,8 +120,8 @@ SHAPES = {
     ("diff_v2", "p"): (2, 28, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v1", "p"): (2, 28, 2, 8, 6, 37, 4, 2, 8),
     ("diff_grouped_2", "o"): (2, 32, 4, 8, 6, 37, 8, 2, 8),
-    # The norm gives small differences of maps the weight of large ones. Of most shapes, rounding the weights to bf16 turns
-    # gradients by more than bf16 does in other variants; not of this one.
+    # The norm gives small differences of maps the weight of large ones: of most shapes, weights rounded to bf16 turn
+    # the gradients further than bf16 does in other variants; not of this one.
     ("diff_v2_norm", "a"): (3, 7, 2, 12, 6, 37, 6, 2, 8),
     ("diff_v2_norm", "b"): (2, 65, 2, 8, 8, 40, 2, 1, 16),
     ("diff_v2_norm", "c"): (2, 13, 2, 8, 6, 37, 4, 2, 8),

@@ -391,9 +391,9 @@ def rot():
     at = lambda arm, *place: {run.seed: long_context.at(run, *place) for run in study.runs if run.arm == arm}
     gap = lambda arm, *place: stats.paired(at(arm, *place), at(study.reference, *place))
     of = {arm: stats.paired_gap(gap(arm, 2048, 4096), gap(arm, 256, 512)) for arm in study.arms}
-    said = [f"{study.arms[arm]}: {limits(e, '+')}" for arm, e in of.items() if arm != study.reference]
+    said = [f"* {study.arms[arm]}: {limits(e, '+')}\n" for arm, e in of.items() if arm != study.reference]
     text = positions_of("context-rot-cpu", [arm for arm in of if arm != study.reference])
-    return f"{text}\nThe gap at 2048 to 4095 minus that at 256 to 511: {'; '.join(said)}.\n"
+    return f"{text}\nThe gap at 2048 to 4095 minus that at 256 to 511:\n\n{''.join(said)}"
 
 
 def rot_tasks():
