@@ -342,7 +342,7 @@ def test_maps_are_those_that_the_outputs_depend_on_and_effective_maps_give_the_o
     for variant, layers in SOME[1:] + [("baseline", "full"), ("diff_v2", "mixed")]:
         model, what = make(variant, layers)[0], f"{variant} {layers}"
         first, seen = model.model.layers[0].self_attn, {}
-        if variant in ("diff_v1", "diff_v2_norm", "diff_scalar"):  # the heads before the norm
+        if hasattr(first, "subln"):  # the heads before the norm
             first.subln.register_forward_pre_hook(lambda _, args: seen.update(heads=args[0]))
         else:
             first.o_proj.register_forward_pre_hook(lambda _, args: seen.update(heads=args[0]))
