@@ -861,7 +861,7 @@ static StepResult run_step(Run *run) {
     watch_step(s->step + 1);
     model->stats_seconds = 0;
     r.masked = run->data.train.masked;
-    r.targets = (double)dataloader_counted(&run->data.train, s->next_window, (uint64_t)(o->total_batch / T), NULL);
+    r.targets = (double)dataloader_counted(&run->data.train, s->next_window, (uint64_t)(o->total_batch / T));
     model->uncounted = (double)o->total_batch - r.targets;
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
@@ -1004,7 +1004,7 @@ static void run_log_validation(Run *run) {
     EvaluationModel m = evaluation_model(&run->model);
     if (run->data.val.shard_count) {
         uint64_t windows = validation_windows(&run->data, &run->options);
-        double loss = validate(&m, &run->data.val, windows, NULL, NULL);
+        double loss = validate(&m, &run->data.val, windows, NULL);
         trainer_state_validated(&run->state, loss);
         log_validation(&run->log, run->state.step, loss, windows, run->data.val_fingerprint);
     }

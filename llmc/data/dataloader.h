@@ -234,19 +234,13 @@ static inline size_t dataloader_shard(const DataLoader *l, CorpusWindow at) {
 }
 
 // The number of targets that count in the windows at the global indices first .. first+windows-1, of all ranks.
-// by_position (T) or NULL: adds those of each position.
-static inline uint64_t dataloader_counted(const DataLoader *l, uint64_t first, uint64_t windows, double *by_position) {
+static inline uint64_t dataloader_counted(const DataLoader *l, uint64_t first, uint64_t windows) {
     uint64_t count = l->masked ? 0 : windows * (uint64_t)l->T;
-    for (int t = 0; by_position && !l->masked && t < l->T; t++) by_position[t] += (double)windows;
     for (uint64_t w = first; l->masked && w < first + windows; w++) {
         CorpusWindow at = dataloader_locate(l, dataloader_moved(l, w));
         const Shard *s = &l->shards[dataloader_shard(l, at)];
         size_t token = (at.window - s->first_window) * l->T + 1;
-        for (int t = 0; t < l->T; t++) {
-            bool counts = shard_counts(s, token + t);
-            count += counts;
-            if (by_position) by_position[t] += counts;
-        }
+        for (int t = 0; t < l->T; t++) count += shard_counts(s, token + t);
     }
     return count;
 }

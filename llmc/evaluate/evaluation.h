@@ -1,6 +1,6 @@
 /*
-evaluation.h: --eval: the validation loss, the loss by position, the loss with rounded numbers (quantization.h),
-the loss by shard, multiple-choice tasks (evaluation_choices.h), associative recall (recall.h),
+evaluation.h: --eval: the validation loss, by position, by shard and by token frequency, the loss with rounded numbers
+(quantization.h), multiple-choice tasks (evaluation_choices.h), associative recall (recall.h),
 attention statistics (evaluation_attention.h), printed and, with --eval-out FILE, written as JSON; and --dump-qkv
 (qkv_dump.h). Recall is measured without --doc-mask.
 */
@@ -38,6 +38,39 @@ static inline void report_by_shard(const DataLoader *val, const double *mean, cJ
         cJSON *one = cJSON_CreateObject();
         cJSON_AddStringToObject(one, "file", file);
         cJSON_AddNumberToObject(one, "loss", mean[i]);
+        cJSON_AddItemToArray(list, one);
+    }
+}
+
+// ---- loss by token frequency
+
+// Tokens are grouped by their share of all targets, [2^k, 2^(k+1)): the mean loss of the targets of each group.
+static inline void report_by_frequency(const LossTable *tokens, cJSON *json) {
+    enum { SHARES = 65 }; // a share is at least 1 / 2^64
+    struct {
+        double tokens, targets, losses;
+    } groups[SHARES] = {{0, 0, 0}};
+    double all = 0;
+    for (size_t v = 0; v < tokens->n; v++) all += tokens->targets[v];
+    for (size_t v = 0; v < tokens->n; v++) {
+        if (tokens->targets[v] == 0) continue;
+        int k = -ilogb(tokens->targets[v] / all);
+        groups[k].tokens++;
+        groups[k].targets += tokens->targets[v];
+        groups[k].losses += tokens->losses[v] * tokens->targets[v];
+    }
+    cJSON *list = cJSON_AddArrayToObject(json, "loss_by_frequency");
+    printf("loss by the token's share of the targets\n");
+    for (int k = 0; k < SHARES; k++) {
+        if (groups[k].tokens == 0) continue;
+        double loss = groups[k].losses / groups[k].targets;
+        printf("  from 2^%-3d %7.0f tokens, %5.1f%% of the targets %9.4f\n", -k, groups[k].tokens,
+               100 * groups[k].targets / all, signless_nan(loss));
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddNumberToObject(one, "share", ldexp(1.0, -k));
+        cJSON_AddNumberToObject(one, "tokens", groups[k].tokens);
+        cJSON_AddNumberToObject(one, "targets", groups[k].targets);
+        cJSON_AddNumberToObject(one, "loss", loss);
         cJSON_AddItemToArray(list, one);
     }
 }
@@ -129,7 +162,7 @@ static inline int validate_quantized(const EvaluationModel *m, DataLoader *val, 
         s->quant = list[count] = quantization_next(&next, &valid);
         quantize_weights(&s->quant, m->plan, s->params);
         params_changed(s);
-        list[count].loss = validate(m, val, windows, NULL, NULL);
+        list[count].loss = validate(m, val, windows, NULL);
         buffer_upload(s->params, weights, m->plan->params_bytes);
     }
     free(weights);
@@ -182,15 +215,16 @@ static inline void evaluate(const Evaluation *e) {
     int T = e->model.plan->T;
     Quantization quantized[QUANTIZATION_LIMIT];
     int quantized_count = validate_quantized(&e->model, e->val, e->windows, e->quantize, quantized);
-    double *by_position = (double *)checked_calloc(T, sizeof(double));
-    double *by_shard = (double *)checked_calloc(e->val->shard_count, sizeof(double));
-    double loss = validate(&e->model, e->val, e->windows, by_position, by_shard);
+    LossTable tables[LOSS_TABLES];
+    loss_tables_create(tables, &e->model, e->val);
+    double loss = validate(&e->model, e->val, e->windows, tables), *by_position = tables[LOSS_BY_POSITION].losses;
     printf("validation loss %.9g (perplexity %.2f)\n", signless_nan(loss), signless_nan(exp(loss)));
     print_by_position(by_position, T);
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "loss", loss);
     cJSON_AddItemToObject(json, "loss_by_position", cJSON_CreateDoubleArray(by_position, T));
-    report_by_shard(e->val, by_shard, json);
+    report_by_shard(e->val, tables[LOSS_BY_SHARD].losses, json);
+    report_by_frequency(&tables[LOSS_BY_TOKEN], json);
     json_add_u64(json, "windows", e->windows);
     json_add_u64(json, "data_fingerprint", e->data_fingerprint);
     json_add_u64(json, "seed", e->seed);
@@ -205,7 +239,6 @@ static inline void evaluate(const Evaluation *e) {
         free(text);
     }
     cJSON_Delete(json);
-    free(by_position);
-    free(by_shard);
+    loss_tables_free(tables);
     CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
 }

@@ -32,35 +32,48 @@ static inline double loss_sum(const Activations *a, int N) {
     return sum;
 }
 
-// Adds the losses of `rows` rows to sums [T], those at each position.
-static inline void losses_by_position(const Activations *a, double *sums, int rows, int T) {
-    real *losses = (real *)checked_calloc(rows, sizeof(real));
-    buffer_download(losses, a->losses, (size_t)rows * sizeof(real));
-    for (int n = 0; n < rows; n++) sums[n % T] += (double)losses[n];
-    free(losses);
+// Losses by class: sums, then means, of the targets of each of n classes.
+typedef struct {
+    size_t n;
+    double *losses, *targets;
+} LossTable;
+
+enum { LOSS_BY_POSITION, LOSS_BY_SHARD, LOSS_BY_TOKEN, LOSS_TABLES }; // T, shards of the validation data, V classes
+
+static inline void loss_tables_create(LossTable tables[LOSS_TABLES], const EvaluationModel *m, const DataLoader *val) {
+    size_t sizes[LOSS_TABLES] = {(size_t)m->plan->T, val->shard_count, (size_t)m->plan->config.V};
+    for (int i = 0; i < LOSS_TABLES; i++) {
+        double *numbers = (double *)checked_calloc(2 * sizes[i], sizeof(double));
+        tables[i] = (LossTable){sizes[i], numbers, numbers + sizes[i]};
+    }
 }
 
-// sums [shards of val]: adds the losses of B sequences, the windows from `first` on, to those of their shards.
-static inline void losses_by_shard(const Activations *a, const DataLoader *val, double *sums, uint64_t first, int B,
-                                   int T) {
-    real *losses = (real *)checked_calloc((size_t)B * T, sizeof(real));
-    buffer_download(losses, a->losses, (size_t)B * T * sizeof(real));
-    for (int n = 0; n < B * T; n++)
-        sums[dataloader_shard(val, dataloader_locate(val, first + (uint64_t)(n / T)))] += (double)losses[n];
-    free(losses);
+static inline void loss_tables_free(LossTable tables[LOSS_TABLES]) {
+    for (int i = 0; i < LOSS_TABLES; i++) free(tables[i].losses);
+}
+
+static inline void loss_table_add(LossTable *table, size_t at, double loss) {
+    table->losses[at] += loss;
+    table->targets[at] += 1;
+}
+
+// Sums over the ranks, and the mean of each class, NaN where no target counts.
+static inline void loss_table_means(LossTable *table) {
+    comm_sum_f64(table->losses, (int)(2 * table->n));
+    for (size_t i = 0; i < table->n; i++) table->losses[i] /= table->targets[i];
 }
 
 // Mean loss of the targets that count in the first windows of the validation data, the same ones each time.
-// by_position (T), by_shard (shards of val), or NULL: the mean loss of each position and shard, NaN where none counts.
-// All ranks call it.
-static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows, double *by_position,
-                              double *by_shard) {
+// tables: receive the means of their classes; or NULL. All ranks call it.
+static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows,
+                              LossTable tables[LOSS_TABLES]) {
     int B = m->plan->B, T = m->plan->T;
     size_t N = (size_t)B * T;
     uint64_t ranks = (uint64_t)comm_ranks(), mine = (uint64_t)comm_rank() * (uint64_t)B;
     int *batch = (int *)checked_calloc(3 * N, sizeof(int)); // inputs, targets, starts of documents
-    int *starts = val->documents ? batch + 2 * N : NULL;
-    double sum = 0;
+    int *targets = batch + N, *starts = val->documents ? batch + 2 * N : NULL;
+    real *losses = (real *)checked_calloc(N, sizeof(real));
+    double all[2] = {0, 0}; // the sum of the losses, and the targets that count
     watch_phase(PHASE_VALIDATION);
     dataloader_start(val, 0);
     for (uint64_t first = 0; first < windows; first += (uint64_t)B * ranks) {
@@ -70,29 +83,26 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
             break;
         }
         int rows = T * (windows - done < (uint64_t)B ? (int)(windows - done) : B); // the last batch may be partial
-        dataloader_next(val, batch, batch + N, starts);
+        dataloader_next(val, batch, targets, starts);
         buffer_zero(m->acts->losses, (size_t)rows * sizeof(real));
-        m->losses(m->model, batch, batch + N, starts, rows / T, T);
-        sum += loss_sum(m->acts, rows);
-        if (by_position) losses_by_position(m->acts, by_position, rows, T);
-        if (by_shard) losses_by_shard(m->acts, val, by_shard, done, rows / T, T);
+        m->losses(m->model, batch, targets, starts, rows / T, T);
+        buffer_download(losses, m->acts->losses, (size_t)rows * sizeof(real));
+        for (int n = 0; n < rows; n++) {
+            if (targets[n] < 0) continue; // does not count
+            double loss = (double)losses[n];
+            all[0] += loss, all[1]++;
+            if (!tables) continue;
+            CorpusWindow window = dataloader_locate(val, done + (uint64_t)(n / T));
+            loss_table_add(&tables[LOSS_BY_POSITION], (size_t)(n % T), loss);
+            loss_table_add(&tables[LOSS_BY_SHARD], dataloader_shard(val, window), loss);
+            loss_table_add(&tables[LOSS_BY_TOKEN], (size_t)targets[n], loss);
+        }
     }
     free(batch);
-    comm_sum_f64(&sum, 1);
-    double *counted = (double *)checked_calloc(T, sizeof(double));
-    double targets = (double)dataloader_counted(val, 0, windows, counted);
-    if (by_position) comm_sum_f64(by_position, T);
-    for (int t = 0; by_position && t < T; t++) by_position[t] /= counted[t];
-    free(counted);
-    if (by_shard) {
-        double *of_shard = (double *)checked_calloc(val->shard_count, sizeof(double));
-        for (uint64_t w = 0; w < windows; w++)
-            of_shard[dataloader_shard(val, dataloader_locate(val, w))] += (double)dataloader_counted(val, w, 1, NULL);
-        comm_sum_f64(by_shard, (int)val->shard_count);
-        for (size_t s = 0; s < val->shard_count; s++) by_shard[s] /= of_shard[s];
-        free(of_shard);
-    }
-    return sum / targets;
+    free(losses);
+    comm_sum_f64(all, 2);
+    for (int i = 0; tables && i < LOSS_TABLES; i++) loss_table_means(&tables[i]);
+    return all[0] / all[1];
 }
 
 // The first T tokens of the first windows, as (windows, T). counts [V]: how often each token occurs in whole windows.

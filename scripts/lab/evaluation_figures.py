@@ -1,5 +1,5 @@
-"""evaluation_figures.py: figures of evaluations: loss by position, associative recall, multiple-choice and synthetic
-tasks."""
+"""evaluation_figures.py: figures of evaluations: loss by position and by token frequency, associative recall,
+multiple-choice and synthetic tasks."""
 
 from . import evaluations, stats
 from .figures import figure, line, trace, view
@@ -38,6 +38,25 @@ def position_figure(study):
         view("loss", "position", "loss, nats", curves(study, lambda lr: points("loss", lr)), xlog=2),
     ]
     return figure("position", "context", "Loss by position in the context", note, views)
+
+
+def frequency_figure(study):
+    def points(key, lr):
+        found = evaluations.by_frequency(study, lr).items()
+        text = lambda row: f"{row['tokens']} tokens, {row['targets']:,} targets"
+        return {arm: [(row["share"], row[key], text(row)) for row in rows if row[key]] for arm, rows in found}
+
+    note = (
+        "Validation loss of the last checkpoint, of the targets whose token makes up this share of all targets, up to "
+        f"twice as much; {OVER_SEEDS}."
+    )
+    views = [
+        view(
+            "gap", "share of the targets", "gap, nats", curves(study, lambda lr: points("gap", lr)), xlog=2, zero=True
+        ),
+        view("loss", "share of the targets", "loss, nats", curves(study, lambda lr: points("loss", lr)), xlog=2),
+    ]
+    return figure("frequency", "context", "Loss by token frequency", note, views)
 
 
 def recall_figure(study):
@@ -123,4 +142,5 @@ def shots_figure(study):
 
 
 def all_figures(study):
-    return [position_figure(study), needle_figure(study), shots_figure(study), recall_figure(study), task_figure(study)]
+    losses = [position_figure(study), frequency_figure(study)]
+    return [*losses, needle_figure(study), shots_figure(study), recall_figure(study), task_figure(study)]

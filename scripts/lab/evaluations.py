@@ -1,6 +1,6 @@
-"""evaluations.py: what evaluations measure, by arm: the loss by position and by source, associative recall,
-multiple-choice tasks (--eval-choices, from the records "choices" of the logs), and synthetic tasks (synthetic.py):
-retrieval of needles and classification after many examples.
+"""evaluations.py: what evaluations measure, by arm: the loss by position, by token frequency and by source,
+associative recall, multiple-choice tasks (--eval-choices, from the records "choices" of the logs), and synthetic tasks
+(synthetic.py): retrieval of needles and classification after many examples.
 
 A score is the mean over the seeds, and a gap the paired difference to the reference's by seed, with t intervals over
 seeds. Seeds answer the same questions, whose selection causes an error that further seeds do not reduce: a score is
@@ -45,6 +45,16 @@ def by_position(study, lr):
     bins = position_bins(*lengths) if len(lengths) == 1 else []
     get = lambda e, place, _: stats.mean_or_none(e["loss_by_position"][place["begin"] : place["end"]])
     return by_place(study, lr, [{"begin": a, "end": b} for a, b in bins], {"loss": "gap"}, get, ["loss"])
+
+
+def by_frequency(study, lr):
+    """{arm: rows (share, tokens, targets, loss, gap)} of tokens by their share of the targets, in powers of two."""
+    groups = next(
+        (run.eval["loss_by_frequency"] for run in study.runs if (run.eval or {}).get("loss_by_frequency")), []
+    )
+    places = [{key: group[key] for key in ("share", "tokens", "targets")} for group in groups]
+    of = lambda e: {group["share"]: group["loss"] for group in e.get("loss_by_frequency") or ()}
+    return by_place(study, lr, places, {"loss": "gap"}, lambda e, place, _: of(e).get(place["share"]), ["loss"])
 
 
 def by_source(study, lr):

@@ -86,6 +86,9 @@ EVALUATION = {
     "loss?": "number or null",
     "loss_by_position?": ["number or null"],
     "loss_by_shard?": [{"file": "text", "loss": "number or null"}],
+    "loss_by_frequency?": [
+        {"share": "share", "tokens": "positive integer", "targets": "positive integer", "loss": "number or null"}
+    ],
     "windows?": "64-bit integer",
     "data_fingerprint?": "64-bit integer",
     "recall?": [

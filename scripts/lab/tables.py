@@ -217,6 +217,7 @@ def results(study):
         "ladder": ladder_rows(study),
         "layers": layers.layer_table(study, lr),
         "by_position": evaluations.by_position(study, lr),
+        "by_frequency": evaluations.by_frequency(study, lr),
         "by_source": evaluations.by_source(study, lr),
         "recall": evaluations.recall(study, lr),
         "noise": noise(study),

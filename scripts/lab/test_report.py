@@ -69,6 +69,8 @@ def evaluation_of(arm, final):
     found |= {
         "loss_by_shard": [{"file": f"val_{i:06d}_{s}.bin", "loss": final + i} for i, s in enumerate(("all", "git"))]
     }
+    shares = [{"share": 2.0**-k, "tokens": k + 1, "targets": 64 >> k} for k in range(3)]
+    found |= {"loss_by_frequency": [group | {"loss": final + i / 10} for i, group in enumerate(shares)]}
     found |= {"windows": 9, "seed": 1, "recall": [RECALL | {"noise": n} for n in (0, 8)]}
     found |= {"quantized": [{"spec": "w4a4", "val_loss": final + 0.5, "difference": 0.5}]}
     layers = [{"layer": 0, **ATTENTION}, {"layer": 1, **ATTENTION, "logit_max": 50.0}]
@@ -187,6 +189,10 @@ def the_report_has_the_known_numbers(place):
     assert [(p["begin"], p["end"]) for p in positions] == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16)]
     near(positions[-1]["loss"]["mean"], 2.16 + 0.75 - 1.15)
     near(positions[-1]["gap"]["mean"], -0.04)
+    rare = r["by_frequency"]["diff_v2"][2]
+    assert (rare["share"], rare["tokens"], rare["targets"]) == (0.25, 3, 16), rare
+    near(rare["loss"]["mean"], 2.16 + 0.2)
+    near(rare["gap"]["mean"], -0.04)
     near(r["recall"]["baseline"][0]["among_values"]["mean"], 0.3)
     git = r["by_source"]["diff_v2"][1]
     assert git["source"] == "git" and len(r["by_source"]["diff_v2"]) == 2

@@ -1,7 +1,10 @@
 """What --eval prints and writes: its measurements, attention maps, and losses with rounding."""
 
+import math
 import shutil
+from collections import Counter
 
+import numpy as np
 import pytest
 from program import (
     USAGE,
@@ -39,6 +42,17 @@ def test_eval_output(corpus, tmp_path):
     assert len(found["loss_by_position"]) == POSITIONS
     assert abs(sum(found["loss_by_position"]) / POSITIONS - found["loss"]) < 1e-6
     assert found["loss_by_shard"] == [{"file": "val.bin", "loss": found["loss"]}]
+    groups = found["loss_by_frequency"]
+    targets, counts = (
+        Counter(np.fromfile(corpus / "val.bin", "<u2", offset=1024)[1:][: found["windows"] * POSITIONS]),
+        Counter(),
+    )
+    for count in targets.values():
+        counts[2.0 ** math.floor(math.log2(count / targets.total()))] += count
+    assert {group["share"]: group["targets"] for group in groups} == counts
+    assert sum(group["tokens"] for group in groups) == len(targets)
+    weighted = sum(group["loss"] * group["targets"] for group in groups)
+    assert abs(weighted / targets.total() - found["loss"]) < 1e-6
     assert 0 <= found["recall"][1]["exact"] < 0.5, "an untrained model recalls"
     assert len(found["attention"]["layers"]) == 2
     maps = tensors(tmp_path / "one/maps")
