@@ -67,17 +67,23 @@ def write(name, rows):
         table.writerows(rows)
 
 
+def archives(name):
+    return sorted([*HERE.glob(f"runs/{name}.jsonl"), *HERE.glob(f"sweeps/{name}.jsonl")])
+
+
 def studies():
     """{name: Measurements} of all archives."""
     found = {}
-    for header, entries in map(archive.read, sorted([*HERE.glob("runs/*.jsonl"), *HERE.glob("sweeps/*.jsonl")])):
+    for header, entries in map(archive.read, archives("*")):
         new = measurements.of_numbers(header, entries)
-        found.setdefault(new.study, measurements.Measurements(new.study, [], new.ngrams)).rows.extend(new.rows)
+        old = found.setdefault(new.study, measurements.Measurements(new.study, [], new.ngrams, [], new.looks))
+        old.rows.extend(new.rows)
+        old.sweep.extend(new.sweep)
     return found
 
 
 def runs_of(name):
-    return load([HERE / f"sweeps/{name}.jsonl"])
+    return load(archives(name))
 
 
 def named(plan, key="label"):

@@ -95,13 +95,18 @@ def of_study(study, name):
         own = f"{name}-{run.options['gemm']}" if study.others else name
         if run.state in ("done", "diverged"):
             found.setdefault(own, []).append(row_of(own, run, by_eval))
-    seeds, looks = study.of_labs("sweep-seeds"), study.of_labs("looks")
-    part = lambda rows, swept: [row for row in rows if (row["seed"] in seeds) == swept]
-    return [Measurements(own, part(rows, False), study.ngrams, part(rows, True), looks) for own, rows in found.items()]
+    plan = {key: study.of_labs(key) for key in ("sweep-seeds", "looks")}
+    return [split(own, rows, study.ngrams, plan) for own, rows in found.items()]
+
+
+def split(name, rows, ngrams, plan):
+    """The Measurements of rows, of which the plan's `sweep-seeds` chose the rates."""
+    part = lambda swept: [row for row in rows if (row["seed"] in plan.get("sweep-seeds", [])) == swept]
+    return Measurements(name, part(False), ngrams, part(True), plan.get("looks", []))
 
 
 def of_numbers(header, entries):
     """The Measurements of an archive, of its numbers alone."""
     name = {"study": header["study"]}
     rows = [dict.fromkeys(COLUMNS) | name | entry["numbers"] for entry in entries]
-    return Measurements(header["study"], rows, header.get("ngrams"))
+    return split(header["study"], rows, header.get("ngrams"), header.get("lab", {}))
