@@ -159,28 +159,36 @@ static void test_attention_maps(void) {
         }
 }
 
-static void test_attention_map_first_mass(void) {
+static void test_means_of_attention_maps(void) {
     enum { T = 4 };
     float uniform[T * T] = {0}, first[T * T] = {0};
     for (int t = 0; t < T; t++) {
         first[t * T] = 1;
         for (int j = 0; j <= t; j++) uniform[t * T + j] = 1 / (float)(t + 1);
     }
-    double harmonic = (1 + 1 / 2.0 + 1 / 3.0 + 1 / 4.0) / T;
-    EXPECT(fabs(map_first_mass(uniform, T) - harmonic) < 1e-7 && map_first_mass(first, T) == 1, "mass %g and %g",
-           map_first_mass(uniform, T), map_first_mass(first, T));
     HostAttention m;
     memset(&m, 0, sizeof(m));
     floatX lambda[T] = {0.5, 0.5, 0.5, 0.5};
     m.shape.T = T, m.lambda = lambda, m.ldl = 1;
-    double same = map_effective_first_mass(uniform, uniform, &m, 0, 0); // half of the map: the same after normalizing
-    EXPECT(fabs(same - harmonic) < 1e-7, "half of a map: %g", same);
+    double harmonic = (1 + 1 / 2.0 + 1 / 3.0 + 1 / 4.0) / T, logs = (log(2.0) + log(3.0) + log(4.0)) / T;
+    MapMeans even = map_means(uniform, NULL, &m, 0, 0), one = map_means(first, NULL, &m, 0, 0);
+    EXPECT(fabs(even.first_mass - harmonic) < 1e-7 && one.first_mass == 1, "mass %g and %g", even.first_mass,
+           one.first_mass);
+    EXPECT(fabs(even.entropy - logs) < 1e-6 && one.entropy == 0, "entropy %g and %g", even.entropy, one.entropy);
+    MapMeans same = map_means(uniform, uniform, &m, 0, 0); // half of the map: the same after normalizing
+    EXPECT(fabs(same.first_mass - harmonic) < 1e-7 && fabs(same.entropy - logs) < 1e-6, "half of a map: %g, %g",
+           same.first_mass, same.entropy);
     for (int t = 0; t < T; t++) lambda[t] = 1; // the same map taken away: no row has a direction
-    EXPECT(isnan(map_effective_first_mass(uniform, uniform, &m, 0, 0)), "nothing is left");
+    EXPECT(isnan(map_means(uniform, uniform, &m, 0, 0).first_mass), "nothing is left");
     // uniform minus the first position's: |1/n - 1| at 0, 1/n elsewhere; the row t = 0 cancels
     double wanted = (1 / 2.0 + 2 / 4.0 + 3 / 6.0) / 3; // (n-1)/n of (n-1)/n + (n-1)/n
-    double got = map_effective_first_mass(uniform, first, &m, 0, 0);
-    EXPECT(fabs(got - wanted) < 1e-6, "uniform minus first: %g, wanted %g", got, wanted);
+    double entropy = (log(2.0) + (log(2.0) + log(4.0)) / 2 + (log(2.0) + log(6.0)) / 2) / 3;
+    MapMeans got = map_means(uniform, first, &m, 0, 0);
+    EXPECT(fabs(got.first_mass - wanted) < 1e-6 && fabs(got.entropy - entropy) < 1e-6,
+           "uniform minus first: %g, wanted %g; entropy %g, wanted %g", got.first_mass, wanted, got.entropy, entropy);
+    for (int i = 0; i < T * T; i++) first[i] /= 4; // as with a sink that takes the rest
+    one = map_means(first, NULL, &m, 0, 0);
+    EXPECT(one.first_mass == 0.25 && one.entropy == 0, "with a sink: %g, %g", one.first_mass, one.entropy);
 }
 
 // ---- quantization
@@ -261,5 +269,5 @@ static const Test evaluation_tests[] = {
     {"attention maps times values equal the outputs of the heads", test_attention_maps},
     {"--quantize accepts a list of weights and activations, logits, and both", test_quantization_list},
     {"16 bits change no bit of a loss, 8 bits change it a little, for all variants", test_quantized_losses},
-    {"the mass at the first position of known attention maps is correct", test_attention_map_first_mass},
+    {"mass at the first position and entropy of known attention maps are correct", test_means_of_attention_maps},
 };

@@ -6,6 +6,7 @@ forward; training computes no maps.
   effective   of output head h: A1 - s A2, s per row; A where there is one map
   first mass  alpha = mean over the rows t of A[t,0]; of an effective map of |E[t,0]| / sum_j |E[t,j]|, so that maps
               that sum to less than 1 compare
+  entropy     of the shares |E[t,j]| / sum_j |E[t,j]|, mean over the rows t, in nats
   sink rate   percentage of (window, layer, head) with alpha > 0.3 on 64 tokens
   shapes      fused rows (B*T, ld), lse (key_sets, lse_set_stride) as in the trainer; map (T,T)
   numerics    products in double
@@ -68,28 +69,30 @@ static inline double map_lambda(const HostAttention *m, int b, int t, int h) {
     return factor_of((double)l, m->factor);
 }
 
-// alpha of a map, whose rows sum to 1, or to less with a sink
-static inline double map_first_mass(const float *map, int T) {
-    double sum = 0;
-    for (int t = 0; t < T; t++) sum += (double)map[(size_t)t * T];
-    return sum / T;
-}
+// Means over the rows of a map.
+typedef struct {
+    double first_mass, entropy;
+} MapMeans;
 
-// alpha of the effective map of output head h; rows in which both maps cancel are not counted
-static inline double map_effective_first_mass(const float *a1, const float *a2, const HostAttention *m, int b, int h) {
+// a2 NULL: of the map a1, whose rows sum to 1, or to less with a sink; else of the effective map of output head h in
+// sequence b. Rows in which both maps cancel are not counted.
+static inline MapMeans map_means(const float *a1, const float *a2, const HostAttention *m, int b, int h) {
     int T = m->shape.T, rows = 0;
-    double alpha = 0;
+    MapMeans means = {0, 0};
     for (int t = 0; t < T; t++) {
-        double sum = 0, first = 0, s = map_lambda(m, b, t, h);
+        const float *one = a1 + (size_t)t * T, *two = a2 ? a2 + (size_t)t * T : NULL;
+        double s = a2 ? map_lambda(m, b, t, h) : 0, sum = 0, first = 0, logs = 0;
         for (int j = 0; j <= t; j++) {
-            size_t at = (size_t)t * T + (size_t)j;
-            double e = fabs((double)a1[at] - s * (double)a2[at]);
+            double e = fabs((double)one[j] - (two ? s * (double)two[j] : 0));
             if (j == 0) first = e;
-            sum += e;
+            if (e > 0) sum += e, logs += e * log(e);
         }
         if (sum == 0) continue;
-        alpha += first / sum;
+        means.first_mass += first / (a2 ? sum : 1);
+        means.entropy += log(sum) - logs / sum;
         rows++;
     }
-    return rows ? alpha / rows : NAN;
+    means.first_mass /= rows;
+    means.entropy /= rows;
+    return means; // NAN: all rows cancel
 }

@@ -17,9 +17,9 @@ enum { ATTENTION_WINDOWS = 64 };
 
 // Statistics of one layer over all windows.
 typedef struct {
-    double first_mass[3], sinks[3]; // sums over windows and heads: first map, second map, effective
-    int64_t heads;                  // windows times output heads
-    float *logits, *hidden;         // magnitudes of the visible logits of all maps, and of the residual stream
+    double first_mass[3], sinks[3], entropy[3]; // sums over windows and heads: first map, second map, effective
+    int64_t heads;                              // windows times output heads
+    float *logits, *hidden; // magnitudes of the visible logits of all maps, and of the residual stream
     size_t logit_count, hidden_count;
 } LayerAttention;
 
@@ -122,12 +122,12 @@ static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump
     size_t square = (size_t)T * T;
     for (int b = 0; b < m->shape.B; b++)
         for (int h = 0; h < maps_output_heads(m); h++) {
-            double alpha[3] = {0, 0, 0};
+            MapMeans means[3] = {{0, 0}, {0, 0}, {0, 0}};
             for (int i = 0; i < count; i++) {
                 int head = maps_query_head(m, h, i);
                 bool again = i == 1 && h > 0 && head == maps_query_head(m, h - 1, i); // a shared noise head
                 attention_map(maps[i], logits, m, b, head);
-                alpha[i] = map_first_mass(maps[i], T);
+                means[i] = map_means(maps[i], NULL, m, b, h);
                 for (int t = 0; t < T && !again; t++)
                     for (int j = map_first_key(m->shape, t); j <= t; j++)
                         if (sparse_reads(sparse_row(m->shape, b, head / m->key_sets, head % m->key_sets, t),
@@ -135,8 +135,12 @@ static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump
                             sums->logits[sums->logit_count++] = fabsf(logits[t * T + j]);
                 if (b == 0) attention_dump_write(dump, maps[i], square);
             }
-            alpha[2] = count == 2 ? map_effective_first_mass(maps[0], maps[1], m, b, h) : alpha[0];
-            for (int i = 0; i < 3; i++) sums->first_mass[i] += alpha[i], sums->sinks[i] += alpha[i] > SINK_ALPHA;
+            means[2] = count == 2 ? map_means(maps[0], maps[1], m, b, h) : means[0];
+            for (int i = 0; i < 3; i++) {
+                sums->first_mass[i] += means[i].first_mass;
+                sums->sinks[i] += means[i].first_mass > SINK_ALPHA;
+                sums->entropy[i] += means[i].entropy;
+            }
             sums->heads++;
             for (int t = 0; t < T && b == 0 && count == 2; t++) logits[t] = (float)map_lambda(m, b, t, h);
             if (b == 0 && count == 2) attention_dump_write(dump, logits, (size_t)T);
@@ -154,14 +158,16 @@ static inline void layer_attention_json(cJSON *list, LayerAttention *s, int laye
         cJSON_AddNumberToObject(json, key, has ? s->first_mass[i] / (double)s->heads : NAN);
         FORMAT(key, "sink_rate_%s", names[i]);
         cJSON_AddNumberToObject(json, key, has ? 100 * s->sinks[i] / (double)s->heads : NAN);
+        FORMAT(key, "entropy_%s", names[i]);
+        cJSON_AddNumberToObject(json, key, has ? s->entropy[i] / (double)s->heads : NAN);
     }
     add_magnitudes(json, "logit", s->logits, s->logit_count);
     add_magnitudes(json, "hidden", s->hidden, s->hidden_count);
     cJSON_AddItemToArray(list, json);
-    printf("  %5d %16.3f %16.2f%% %12.2f %12.3f %12.2f %12.3f\n", layer, s->first_mass[2] / (double)s->heads,
-           100 * s->sinks[2] / (double)s->heads, (double)s->logits[s->logit_count - 1],
-           (double)s->logits[(s->logit_count - 1) / 2], (double)s->hidden[s->hidden_count - 1],
-           (double)s->hidden[(s->hidden_count - 1) / 2]);
+    printf("  %5d %8.3f %9.2f%% %9.3f %12.2f %12.3f %12.2f %12.3f\n", layer, s->first_mass[2] / (double)s->heads,
+           100 * s->sinks[2] / (double)s->heads, s->entropy[2] / (double)s->heads,
+           (double)s->logits[s->logit_count - 1], (double)s->logits[(s->logit_count - 1) / 2],
+           (double)s->hidden[s->hidden_count - 1], (double)s->hidden[(s->hidden_count - 1) / 2]);
 }
 
 // Sums of attention_visit over batches of `windows` windows of T tokens.
@@ -239,11 +245,12 @@ static inline void evaluate_attention(const EvaluationModel *m, const int *first
     cJSON_AddNumberToObject(attention, "windows", windows);
     cJSON_AddNumberToObject(attention, "tokens", T);
     cJSON *list = cJSON_AddArrayToObject(attention, "layers");
-    printf("attention on the first %d tokens of %d windows; mass on position 0, sinks (mass above %g), largest and "
-           "median magnitudes\n",
-           T, windows, SINK_ALPHA);
-    printf("  %5s %16s %17s %12s %12s %12s %12s\n", "layer", "mass", "sink rate", "logit max", "median", "hidden max",
-           "median");
+    printf(
+        "attention on the first %d tokens of %d windows; mass on position 0, sinks (mass above %g), entropy in nats, "
+        "largest and median magnitudes\n",
+        T, windows, SINK_ALPHA);
+    printf("  %5s %8s %10s %9s %12s %12s %12s %12s\n", "layer", "mass", "sink rate", "entropy", "logit max", "median",
+           "hidden max", "median");
     for (int l = 0; l < m->plan->config.L; l++)
         layer_attention_json(list, &sums.layers[l], l, m->plan->dims.groups.noise > 0);
     attention_sums_free(&sums);

@@ -92,7 +92,7 @@ LAYERS = {  # in results.json: the source, and its numbers
         "attention",
         dict.fromkeys(
             "first_mass_map0 first_mass_map1 first_mass_effective sink_rate_map0 sink_rate_map1 sink_rate_effective "
-            "logit_max logit_median hidden_max hidden_median".split()
+            "entropy_map0 entropy_map1 entropy_effective logit_max logit_median hidden_max hidden_median".split()
         ),
     ),
 }
@@ -209,6 +209,7 @@ METRICS = {
         "hidden_max": Metric(reader("attention", "hidden_max", combine=max), "", True),
         "first_mass": Metric(reader("attention", "first_mass_effective"), "of the attention"),
         "sink_rate": Metric(reader("attention", "sink_rate_effective"), "% of the heads"),
+        "attention_entropy": Metric(reader("attention", "entropy_effective"), "nats"),
         "initial_context_rms": Metric(reader("first", "context_rms_mean"), "", True),
         "context_rms_min": Metric(reader("last", "context_rms_min", combine=min), "", True),
         "lambda": Metric(reader("last", "lambda_mean")),
