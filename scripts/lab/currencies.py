@@ -10,6 +10,7 @@ intervals are Student's t.
 
 import itertools
 import math
+from dataclasses import replace
 from statistics import median
 
 from . import stats, suggest
@@ -29,6 +30,16 @@ def own_runs(study, arm):
     runs = {run.seed: run for run in study.runs_of(arm, best) if run.state == "done"}
     chosen = {run.seed for run in study.runs if run.arm == arm and run.lr != best}
     return {seed: run for seed, run in runs.items() if seed not in chosen} or runs
+
+
+def at_own_rates(study):
+    """The study; if a sweep chose the rates, with the runs of each arm at its own rate alone. For tables of one rate
+    they have that of the reference."""
+    own = {arm: own_runs(study, arm) for arm in study.arms} if study.of_labs("sweep-seeds") else {}
+    if not own.get(study.reference):
+        return study
+    rate = next(run.lr for run in own[study.reference].values())
+    return replace(study, runs=[replace(run, lr=rate) for found in own.values() for run in found.values()])
 
 
 def prices(study, arm, runs):

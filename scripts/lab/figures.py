@@ -7,7 +7,7 @@ hover), symbol. None in y is a gap. `who` names the seeds, on hover. A view with
 cells with a share z and a text.
 """
 
-from . import metrics, stats, tables
+from . import currencies, metrics, stats, tables
 from .compare import difference, estimate
 
 POINTS = 300  # per line at most
@@ -300,13 +300,14 @@ def router_losses(study):
 
 
 def comparison(study, results):
-    """The figures of several runs."""
+    """The figures of several runs; those of one rate at that of each arm if a sweep chose it."""
+    own = currencies.at_own_rates(study)
     return [
-        loss_curves(study),
-        final_gaps(study, results["summary"]),
-        gap_curves(study),
+        loss_curves(own),
+        final_gaps(own, results["summary"] if own is study else tables.summary(own)),
+        gap_curves(own),
         ladder(study, results["ladder"]),
-        gradient_norms(study),
-        *layer_figures(study),
-        router_losses(study),
+        gradient_norms(own),
+        *layer_figures(own),
+        router_losses(own),
     ]

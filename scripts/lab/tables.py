@@ -194,7 +194,8 @@ TRAINING = "total-batch steps warmup schedule min-lr-ratio weight-decay beta1 be
 
 def results(study):
     """All tables as JSON. Those of a study that is too short have no gap with a direction."""
-    lr, first = main_rate(study), study.runs[0]
+    own, first = currencies.at_own_rates(study), study.runs[0]
+    lr = main_rate(own)
     sources = (first.info.get("data") or {}).items()
     found = {
         **{key: getattr(study, key) for key in ("title", "plan", "question", "reference", "arms")},
@@ -215,22 +216,22 @@ def results(study):
         "summary": summary(study),
         "spikes": spike_rows(study),
         "ladder": ladder_rows(study),
-        "layers": layers.layer_table(study, lr),
-        "by_position": evaluations.by_position(study, lr),
-        "by_frequency": evaluations.by_frequency(study, lr),
-        "by_source": evaluations.by_source(study, lr),
-        "recall": evaluations.recall(study, lr),
-        "noise": noise(study),
-        "late_gradients": layers.late_gradients(study),
-        "probes": layers.probe_tables(study, lr),
+        "layers": layers.layer_table(own, lr),
+        "by_position": evaluations.by_position(own, lr),
+        "by_frequency": evaluations.by_frequency(own, lr),
+        "by_source": evaluations.by_source(own, lr),
+        "recall": evaluations.recall(own, lr),
+        "noise": noise(own),
+        "late_gradients": layers.late_gradients(own),
+        "probes": layers.probe_tables(own, lr),
         "groups": study.groups,
-        "tasks": evaluations.choices(study, lr),
-        "synthetic": evaluations.synthetic(study, lr),
+        "tasks": evaluations.choices(own, lr),
+        "synthetic": evaluations.synthetic(own, lr),
         "currencies": currencies.rows(study),
         "ngrams": study.ngrams,
         "preconditions": [row for m in measurements.of_study(study, "")[:1] for row in preconditions.rows(m)],
-        "low_bit": low_bit.tables(study, lr),
-        "long_context": long_context.tables(study, lr),
+        "low_bit": low_bit.tables(own, lr),
+        "long_context": long_context.tables(own, lr),
         "no_verdict": no_verdict(study),
     }
     found["best"] = headline(study, found["summary"], found["currencies"])

@@ -315,7 +315,13 @@ def each_arm_has_the_rate_of_its_sweep(place):
     row = currencies.rows(study)[0]
     assert row["rates"] == [0.004, 0.002] and row["tokens"]["gap"]["n"] == 4
     near(row["tokens"]["gap"]["mean"], -0.05)
-    r = report_command.compute(study)[0]
+    r, figures = report_command.compute(study)
+    for row in (r["by_position"]["a"][-1], r["by_frequency"]["a"][0]):  # at its own rate
+        assert row["gap"]["n"] == 4, row
+        near(row["gap"]["mean"], -0.05)
+    assert r["main_lr"] == 0.002 and [row["lr"] for row in r["noise"]] == [0.002, 0.002], r["noise"]
+    final = next(f for f in figures if f["id"] == "final")["views"][0]["traces"]
+    assert [(len(t["x"]), t["lr"]) for t in final] == [(1, "0.002"), (4, "0.002")], final
     first, second = r["best"]
     assert (first["lr"], first["gap"], second["lr"], second["gap"]["n"]) == (0.002, None, 0.004, 4), r["best"]
     near(second["gap"]["mean"], -0.05)
@@ -326,6 +332,9 @@ def each_arm_has_the_rate_of_its_sweep(place):
     m = measured(lab)[0]
     assert {row["seed"] for row in m.rows} == {1, 2, 3, 4}
     near(preconditions.rows(m)[1]["of_best_rate"], 1.0)
+    archived(lab, "--out", place / "archive")
+    again = measurements.of_numbers(*archive.read(place / "archive"))
+    assert (len(again.rows), len(again.sweep), again.looks) == (len(m.rows), len(m.sweep), [4, 8])
     expect_error(archived(lab, "--out", place / "x", "--numbers"), 2, "--numbers: the plan has sweep-seeds", 1)
     claim = claims.Claim("x", "x", "S", "loss", (("a", "baseline"),), ("one rate",), "below", 0.015, 4)
     judged = claims.judge([claim], [m])[0]
