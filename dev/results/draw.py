@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """
-Draws loss-gap.png and stability.png from runs/, low-bit.png from low-bit.csv, and yoco.png from yoco.csv. Requires
-matplotlib.
+Draws loss-gap.png, stability.png and three-arms.png from runs/, low-bit.png from low-bit.csv, and yoco.png from
+yoco.csv. Requires matplotlib.
 
 Usage: dev/results/draw.py [RESULTS]
   RESULTS   results.json of a report of the plan low-bit or yoco: first replaces its table
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -15,11 +16,26 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from pages import named, read, stats, studies, write
+from pages import (
+    OVER_TIME,
+    RARE,
+    at_rates,
+    currencies,
+    evaluations,
+    named,
+    read,
+    runs_of,
+    stats,
+    studies,
+    times_of,
+    write,
+)
 
 HERE = Path(__file__).resolve().parent
 COLORS = {"baseline": "#4477aa", "diff_v2": "#ee6677", "diff_v1": "#228833"}
 LOW_BIT_COLORS = {**COLORS, "baseline-1.5h": "#66ccee", "baseline-2h": "#aa3377", "gated_elem": "#ccbb44"}
+LADDER = {**COLORS, "diff_v1_no_norm": "#66ccee", "diff_v2_norm": "#aa3377"}
+GROWTH = "gradient norm: last quarter / second quarter"
 plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
 plt.rcParams.update({"grid.alpha": 0.3, "savefig.dpi": 150, "figure.constrained_layout.use": True})
 
@@ -43,22 +59,65 @@ def draw_loss_gap(path):
 
 
 def draw_stability(path):
-    figure, axes = plt.subplots(figsize=(7, 3))
-    rows = studies()["stability-cpu-192k"].rows
-    for arm, label in (("baseline", "Transformer"), ("diff_v2", "DIFF V2")):
-        rates = sorted({row["rate"] for row in rows})
-        of = {rate: [row["loss"] for row in rows if (row["arm"], row["rate"]) == (arm, rate)] for rate in rates}
-        estimates = list(map(stats.t_interval, of.values()))
-        means, halves = [e.mean for e in estimates], [e.half for e in estimates]
-        axes.errorbar(rates, means, yerr=halves, fmt="o-", color=COLORS[arm], capsize=3, label=label)
-        for rate, values in of.items():
-            axes.plot([rate * 1.06] * len(values), values, "x", color=COLORS[arm], alpha=0.5, markersize=4)
-    axes.set_xscale("log")
-    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    axes.minorticks_off()
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel("last validation loss, nats per byte")
-    axes.legend()
+    """Loss and growth of the gradient norm over rates, of all arms."""
+    measured, labels = studies()["stability-cpu"], named("stability")
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6))
+    for axes, metric, name in zip(panels, ("loss", "grad_growth"), ("last validation loss, nats per byte", GROWTH)):
+        for i, (arm, label) in enumerate(labels.items()):
+            of = {r: list(at_rates(measured, [r]).by_seed(arm, metric).values()) for r in measured.rates}
+            estimates = [stats.t_interval(values) for values in of.values()]
+            turn = math.exp if metric == "grad_growth" else float
+            means, ends = [turn(e.mean) for e in estimates], [(turn(e.low), turn(e.high)) for e in estimates]
+            error = [[m - low for m, (low, _) in zip(means, ends)], [high - m for m, (_, high) in zip(means, ends)]]
+            x = [rate * (0.94 + 0.03 * i) for rate in measured.rates]
+            axes.errorbar(x, means, yerr=error, fmt="o-", markersize=3, color=LADDER[arm], capsize=2, label=label)
+        axes.set_xscale("log")
+        axes.set_xticks(measured.rates, [f"{rate:g}" for rate in measured.rates])
+        axes.minorticks_off()
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel(name)
+    panels[0].legend(fontsize=7)
+    figure.savefig(path)
+
+
+def draw_arms(path):
+    """Loss over rates and tokens; gaps by position and frequency; statistics over tokens."""
+    study = runs_of("three-arms-cpu")
+    own, measured = currencies.at_own_rates(study), studies()["three-arms-cpu"]
+    figure, panels = plt.subplots(2, 3, figsize=(12, 6.4))
+    (rates, positions, shares), (seeds, *times) = panels
+    for i, (arm, label) in enumerate(study.arms.items()):
+        style = {"color": LOW_BIT_COLORS[arm], "marker": "o", "markersize": 3}
+
+        def draw(axes, x, estimates):
+            mean, half = zip(*((e["mean"], e["half"]) for e in estimates))
+            axes.errorbar(x, mean, yerr=half, capsize=2, **style)
+
+        rates.plot(*zip(*measured.losses_by_rate(arm)), label=label, **style)
+        for run in (run for run in own.runs if run.arm == arm):
+            x, y = zip(*sorted((t / 1e6, loss) for t, loss in run.validated.items() if t > 1e6))
+            seeds.plot(x, y, color=style["color"], linewidth=0.8)
+        apart = 2 ** (0.08 * (i - 1.5))  # so that bars do not cover each other
+        if arm != study.reference:
+            rows = [row for row in evaluations.by_position(own, own.rates()[0])[arm] if row["begin"] >= 8]
+            draw(positions, [row["end"] * apart for row in rows], [row["gap"] for row in rows])
+            rows = evaluations.by_frequency(own, own.rates()[0])[arm]
+            rows = [row for row in rows if row["targets"] >= RARE * sum(row["targets"] for row in rows)]
+            draw(shares, [row["share"] * apart for row in rows], [row["gap"] for row in rows])
+        for axes, key in zip(times, ("context_rms_mean", "residual_max")):
+            found = times_of("three-arms-cpu", [arm], [key])[key, arm]
+            draw(axes, [t / 1e6 for t in found], [stats.as_json(e) for e in found.values()])
+            axes.set_ylabel(f"{OVER_TIME[key][0]}: mean, 95% interval")
+    for axes, name in ((rates, "learning rate"), (positions, "position, up to"), (shares, "share of the token, from")):
+        axes.set_xscale("log", base=10 if axes is rates else 2)
+        axes.set_xlabel(name)
+        axes.set_ylabel("loss of the sweep" if axes is rates else "loss minus the Transformer's")
+    seeds.set_ylabel("validation loss of each seed")
+    for axes in panels[1]:
+        axes.set_xlabel("million tokens")
+    for axes in (positions, shares):
+        axes.axhline(0, color="black", linewidth=0.8)
+    rates.legend(fontsize=7)
     figure.savefig(path)
 
 
@@ -166,5 +225,6 @@ if __name__ == "__main__":
         (store_low_bit if stored["low_bit"] else store_yoco)(stored)
     draw_loss_gap(HERE / "loss-gap.png")
     draw_stability(HERE / "stability.png")
+    draw_arms(HERE / "three-arms.png")
     draw_low_bit(HERE / "low-bit.png")
     draw_yoco(HERE / "yoco.png")

@@ -14,6 +14,7 @@ import itertools
 import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,14 +23,14 @@ import python_environment
 
 python_environment.ensure("lab")
 import rate_sweeps
-from lab import archive, evaluations, long_context, measurements, preconditions, stats, upcycling
+from lab import archive, currencies, evaluations, long_context, measurements, metrics, preconditions, stats, upcycling
 from lab.scoreboard import table
 from lab.study import load
 from lab.table import parameters_text
 
 PLANS = HERE.parent.parent / "scripts/plans"
 SOURCES = {  # page: the archives and the files that its intervals are of
-    "README.md": "loss-gap-cpu stability-cpu-192k ablations-cpu ablations-cpu-300k family-cpu positions.csv",
+    "README.md": "loss-gap-cpu ablations-cpu ablations-cpu-300k family-cpu positions.csv",
     "context-rot.md": "context-rot-cpu",
     "family.md": "family-cpu family-rerun-cpu equal-flops-cpu late-gradients-cpu loss-gap-cpu mechanisms.csv",
     "low-bit.md": "low-bit-cpu-fp32 low-bit.csv",
@@ -37,10 +38,12 @@ SOURCES = {  # page: the archives and the files that its intervals are of
     "optimizers.md": "optimizers-cpu loss-gap-cpu",
     "spikes.md": "",
     "sparse.md": "sparse-cpu",
+    "stability.md": "stability-cpu",
+    "three-arms.md": "three-arms-cpu",
     "transfer.md": "transfer-cpu",
     "upcycle.md": "upcycle-cpu",
     "yoco.md": "yoco-cpu yoco.csv",
-    "../../README.md": "loss-gap-cpu family-cpu equal-flops-cpu",
+    "../../README.md": "loss-gap-cpu family-cpu equal-flops-cpu three-arms-cpu context-rot-cpu",
 }
 PLANTED = {  # of spikes.md: name of the test, what was planted
     "rate": "the rate jumps from 0.01 to 0.3",
@@ -52,7 +55,6 @@ PLANTED = {  # of spikes.md: name of the test, what was planted
 }
 SHOWN = []  # (mean, half width) of the intervals in the tables of a page
 SPIKE = 7.0  # deviations of a loss or gradient norm, as in the trainer
-STABLE = 4e-3  # rates above it raise the loss in the study of stability
 
 
 def read(name):
@@ -105,7 +107,7 @@ def limits(e, sign="", digits=4):
 
 def at_rates(measured, rates):
     """The runs at some rates, as a study."""
-    return measurements.Measurements(measured.study, [row for row in measured.rows if row["rate"] in rates])
+    return replace(measured, rows=[row for row in measured.rows if row["rate"] in rates])
 
 
 def gap(measured, arm, reference):
@@ -182,15 +184,60 @@ def own_gaps(measured, plan, reference, arms, each):
     return table(["arm", *sizes, "loss", *what, "p, Holm"], rows)
 
 
-def stability(measured):
-    rows = []
-    for rate in measured.rates:
-        losses = at_rates(measured, [rate]).table()
-        gaps = stats.paired(losses["diff_v2"], losses["baseline"])
-        means = [f"{stats.mean(list(losses[arm].values())):.3f}" for arm in ("baseline", "diff_v2")]
-        each = ", ".join(f"{x:+.3f}" for x in gaps.values())
-        rows.append([f"{rate:g}", *means, limits(stats.t_interval(list(gaps.values())), "+", 3), each])
-    return table(["rate", "Transformer", "DIFF V2", "gap", "of each seed"], rows)
+def ladder(measured):
+    """The loss of each arm over rates, in italics where it is more than 0.1 above its best."""
+    names, cells = named("stability"), {}
+    for arm in names:
+        found = {rate: at_rates(measured, [rate]).by_seed(arm, "loss") for rate in measured.rates}
+        means = {rate: stats.t_interval(list(losses.values())) for rate, losses in found.items()}
+        best = min(e.mean for e in means.values())
+        cells[arm] = {rate: f"*{x}*" if e.mean > best + 0.1 else x for rate, e in means.items() if (x := interval(e))}
+    return table(
+        ["rate", *names.values()], [[f"{rate:g}", *(cells[arm][rate] for arm in names)] for rate in measured.rates]
+    )
+
+
+def ratio(e):
+    low, mean, high = map(math.exp, (e.low, e.mean, e.high))
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+GRADIENTS = {"grad_growth": "growth", "grad_deviation": "deviation", "late_grad_norm": "level"}
+
+
+def ladder_gaps(measured):
+    """Differences of losses, and ratios of numbers of gradient norms; means over all rates."""
+    names, rows = named("stability"), []
+    pairs = ["diff_v1 diff_v1_no_norm", "diff_v2_norm diff_v2", "diff_v1 baseline", "diff_v2 baseline"]
+    for arm, other in (*map(str.split, pairs), ("diff_v1_no_norm", "baseline")):
+        paired = lambda key: stats.paired_gap(measured.by_seed(arm, key), measured.by_seed(other, key))
+        rows.append(
+            [
+                f"{names[arm]} minus {names[other]}",
+                limits(paired("loss"), "+", 3),
+                *(ratio(paired(key)) for key in GRADIENTS),
+            ]
+        )
+    return table(["arms", "loss", *(f"{what} of the gradient norm, ratio" for what in GRADIENTS.values())], rows)
+
+
+def ladder_stability(measured):
+    """Of each arm: the largest stable rate of each seed, spikes in all judged steps, diverged runs."""
+    names, rows = named("stability"), []
+    for arm, label in names.items():
+        mine = [row for row in measured.rows if row["arm"] == arm]
+        seeds, stable = sorted({row["seed"] for row in mine}), []
+        for seed in seeds:
+            one = {row["rate"]: [row["loss"]] for row in mine if row["seed"] == seed}
+            stable.append(stats.largest_stable(one)[0])
+        spikes = [
+            limits(stats.t_interval(list(measured.by_seed(arm, f"{x}_spikes").values())), digits=3)
+            for x in ("loss", "grad")
+        ]
+        diverged = sum(row["state"] == "diverged" for row in mine)
+        rows.append([label, ", ".join(f"{rate:g}" for rate in stable), f"{diverged} of {len(mine)}", *spikes])
+    head = ["arm", "largest stable rate of each seed", "diverged", "spikes of the loss, %", "of the gradient norm, %"]
+    return table(head, rows)
 
 
 def planted():
@@ -230,8 +277,9 @@ def leads():
     return table(head, rows)
 
 
-def sweep(measured):
-    names, found, rows = named("optimizers"), rate_sweeps.losses_over_rates(rate_sweeps.swept(measured)), []
+def over_rates(found, names):
+    """The losses of {arm: [(rate, loss)]}, those of the best rates bold."""
+    rows = []
     for rate in sorted({rate for points in found.values() for rate, _ in points}):
         at = [(dict(points).get(rate), min(loss for _, loss in points)) for points in map(found.get, names)]
         rows.append([f"{rate:g}", *("" if x is None else f"**{x:.4f}**" if x == y else f"{x:.4f}" for x, y in at)])
@@ -383,12 +431,81 @@ def sparse_scores():
 
 def positions_of(name, arms):
     """The loss of the reference by position, and the gaps of arms, without the first 8."""
-    study = runs_of(name)
+    study = currencies.at_own_rates(runs_of(name))
     found, rows = evaluations.by_position(study, study.rates()[0]), []
     for at, first in ((i, row) for i, row in enumerate(found[study.reference]) if row["begin"] >= 8):
         cells = [f"{first['begin']} to {first['end'] - 1}", f"{first['loss']['mean']:.4f}"]
         rows.append(cells + [limits(estimate(found[arm][at], "gap"), "+") for arm in arms])
     return table(["positions", study.arms[study.reference], *(f"{study.arms[arm]}, minus that" for arm in arms)], rows)
+
+
+RARE = 5e-4  # of the targets, at most: a row of tokens that is not shown
+
+
+def frequencies_of(name, arms):
+    """The loss of the reference by the share of a token of the targets, and the gaps of arms."""
+    study = currencies.at_own_rates(runs_of(name))
+    found, rows = evaluations.by_frequency(study, study.rates()[0]), []
+    all_targets = sum(row["targets"] for row in found[study.reference])
+    for at, first in enumerate(found[study.reference]):
+        if first["targets"] < RARE * all_targets:
+            continue
+        share = f"{100 * first['targets'] / all_targets:.2f}%"
+        cells = [f"1/{1 / first['share']:,.0f}", f"{first['tokens']}", share, f"{first['loss']['mean']:.4f}"]
+        rows.append(cells + [limits(estimate(found[arm][at], "gap"), "+") for arm in arms])
+    head = ["share of a token, from", "tokens", "of the targets", study.arms[study.reference]]
+    return table([*head, *(f"{study.arms[arm]}, minus that" for arm in arms)], rows)
+
+
+def pairs_of_arms(name):
+    """The gaps of all pairs of arms in three currencies."""
+    rows = []
+    for row in currencies.rows(runs_of(name)):
+        costs = [f"{row[key]['price']:.2f}" for key in currencies.CURRENCIES[1:]]
+        gaps = [limits(estimate(row[key], "gap"), "+") for key in currencies.CURRENCIES]
+        rows.append([f"{row['label']} minus {row['other_label']}", *gaps, *costs])
+    head = ["arms", *(f"gap at equal {key}" for key in currencies.CURRENCIES), "FLOPs of a token", "seconds of a token"]
+    return table(head, rows)
+
+
+OVER_TIME = {  # numbers of the statistics: name, how those of the layers are combined
+    "first_mass_effective": ("mass on position 0", stats.mean),
+    "logit_max": ("largest logit", max),
+    "residual_max": ("largest activation", max),
+    "context_rms_mean": ("context RMS, mean", stats.mean),
+    "context_rms_min": ("context RMS, smallest", min),
+    "context_rms_max": ("context RMS, largest", max),
+    "lambda_mean": ("lambda", stats.mean),
+}
+
+
+def times_of(name, arms, keys):
+    """{(key, arm): {tokens: Estimate}} of the statistics of runs."""
+    study, found = currencies.at_own_rates(runs_of(name)), {}
+    for key, arm in itertools.product(keys, arms):
+        for run in (run for run in study.runs if run.arm == arm):
+            for step, layers in run.layers.items():
+                value = metrics.combined(layers.values(), [key], OVER_TIME[key][1])
+                if value is not None:
+                    found.setdefault((key, arm), {}).setdefault(run.tokens_at(step), []).append(value)
+    return {at: {t: stats.t_interval(values) for t, values in by.items()} for at, by in found.items()}
+
+
+def seeds_of_arms(measured, plan):
+    """The loss of each seed, and its use of context."""
+    names, rows = named(plan), []
+    for seed in sorted({row["seed"] for row in measured.rows}):
+        at = lambda arm: next(row for row in measured.rows if (row["arm"], row["seed"]) == (arm, seed))
+        rows.append([seed, *(f"{at(arm)['loss']:.4f} ({at(arm)['context_use']:+.2f})" for arm in names)])
+    return table(["seed", *names.values()], rows)
+
+
+def over_time(name, arms, keys=OVER_TIME):
+    found, names = times_of(name, arms, keys), runs_of(name).arms
+    tokens = sorted({t for by in found.values() for t in by})
+    shown = lambda e: f"{e.mean:.3g} ± {e.half:.2g}"
+    rows = [[OVER_TIME[key][0], names[arm], *(shown(by[t]) for t in tokens)] for (key, arm), by in found.items()]
+    return table(["", "arm", *(f"{t / 1e6:.2g}M tokens" if t > 1e5 else "first step" for t in tokens)], rows)
 
 
 def rot():
@@ -412,12 +529,14 @@ def rot_tasks():
 
 
 def tables(of):
-    loss_gap, ablations = of["loss-gap-cpu"], of["ablations-cpu"]
+    loss_gap, ablations, arms = of["loss-gap-cpu"], of["ablations-cpu"], of["three-arms-cpu"]
     with_more = [arm for arm in loss_gap.arms if arm != "baseline"]
     parts = ["cross_group", "no_lambda", "no_sigmoid", "baseline-1.5h"]
     return {
         "loss-gap": lambda: own_gaps(loss_gap, "loss-gap", "baseline", with_more, False),
-        "stability": lambda: stability(of["stability-cpu-192k"]),
+        "ladder": lambda: ladder(of["stability-cpu"]),
+        "ladder-gaps": lambda: ladder_gaps(of["stability-cpu"]),
+        "ladder-stability": lambda: ladder_stability(of["stability-cpu"]),
         "ablations": lambda: own_gaps(ablations, "ablations", "diff_v2", parts, True),
         "family": lambda: gaps(of["family-cpu"], "family"),
         "moe": lambda: gaps(of["moe-cpu"], "moe"),
@@ -426,13 +545,22 @@ def tables(of):
         "spike-planted": planted,
         "spike-changes": changed,
         "spike-leads": leads,
-        "sweep": lambda: sweep(of["optimizers-cpu"]),
+        "sweep": lambda: over_rates(
+            rate_sweeps.losses_over_rates(rate_sweeps.swept(of["optimizers-cpu"])), named("optimizers")
+        ),
         "optimizers": lambda: optimizers(of["optimizers-cpu"]),
         "against-adamw": against_adamw,
         "sparse-losses": lambda: losses(of["sparse-cpu"], "sparse"),
         "sparse": sparse,
         "sparse-scores": sparse_scores,
         "sparse-positions": lambda: positions_of("sparse-cpu", ["baseline-k2", "diff_v2", "diff_v2-k2"]),
+        "arms-sweep": lambda: over_rates({arm: arms.losses_by_rate(arm) for arm in arms.arms}, named("three-arms")),
+        "arms-losses": lambda: losses(arms, "three-arms"),
+        "arms-seeds": lambda: seeds_of_arms(arms, "three-arms"),
+        "arms-gaps": lambda: pairs_of_arms("three-arms-cpu"),
+        "arms-positions": lambda: positions_of("three-arms-cpu", arms.arms[1:]),
+        "arms-frequencies": lambda: frequencies_of("three-arms-cpu", arms.arms[1:]),
+        "arms-time": lambda: over_time("three-arms-cpu", arms.arms),
         "rot-losses": lambda: losses(of["context-rot-cpu"], "context-rot"),
         "rot": rot,
         "rot-tasks": rot_tasks,
@@ -468,9 +596,8 @@ def estimates(of, sources):
 
 
 def of_study(measured):
-    """The losses of its arms and their differences, at each rate and at those that are too high."""
-    rates = measured.rates
-    for some in [rates, *([rate] for rate in rates), [rate for rate in rates if rate > STABLE]]:
+    """The losses of its arms and their differences, at each rate and over all."""
+    for some in [measured.rates, *([rate] for rate in measured.rates)]:
         part = at_rates(measured, some)
         losses = part.table()
         yield from (stats.t_interval(list(by_seed.values())) for by_seed in losses.values())
