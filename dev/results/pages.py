@@ -213,7 +213,7 @@ def ladder_gaps(measured):
         paired = lambda key: stats.paired_gap(measured.by_seed(arm, key), measured.by_seed(other, key))
         rows.append(
             [
-                f"{names[arm]} minus {names[other]}",
+                f"{names[arm]} against {names[other]}",
                 limits(paired("loss"), "+", 3),
                 *(ratio(paired(key)) for key in GRADIENTS),
             ]
@@ -503,6 +503,7 @@ def seeds_of_arms(measured, plan):
 def over_time(name, arms, keys=OVER_TIME):
     found, names = times_of(name, arms, keys), runs_of(name).arms
     tokens = sorted({t for by in found.values() for t in by})
+    SHOWN.extend((e.mean, e.half) for by in found.values() for e in by.values())
     shown = lambda e: f"{e.mean:.3g} ± {e.half:.2g}"
     rows = [[OVER_TIME[key][0], names[arm], *(shown(by[t]) for t in tokens)] for (key, arm), by in found.items()]
     return table(["", "arm", *(f"{t / 1e6:.2g}M tokens" if t > 1e5 else "first step" for t in tokens)], rows)
