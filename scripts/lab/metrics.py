@@ -212,6 +212,7 @@ METRICS = {
         "attention_entropy": Metric(reader("attention", "entropy_effective"), "nats"),
         "initial_context_rms": Metric(reader("first", "context_rms_mean"), "", True),
         "context_rms_min": Metric(reader("last", "context_rms_min", combine=min), "", True),
+        "context_rms_max": Metric(reader("last", "context_rms_max", combine=max), "", True),
         "lambda": Metric(reader("last", "lambda_mean")),
         "wo_adjacent": Metric(beyond_permuted("adjacent")),
         "wo_closest": Metric(beyond_permuted("closest")),

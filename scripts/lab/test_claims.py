@@ -518,6 +518,7 @@ def metrics_are_of_the_steps_and_records_that_their_names_say(place):
     of = lambda name: METRICS[name].of(run)
     near(of("initial_context_rms"), 0.15)
     near(of("context_rms_min"), 0.1)
+    near(of("context_rms_max"), 0.9)
     near(of("grad_growth"), 1.3)
     near(of("grad_deviation"), 0.1 * math.sqrt(50 / 49))
     near(of("loss_spikes"), 100 / (STEPS - stats.SPIKE_LEAST))
