@@ -76,7 +76,6 @@ def draw_stability(path):
         axes.minorticks_off()
         axes.set_xlabel("learning rate")
         axes.set_ylabel(name)
-    panels[1].set_yscale("log")
     panels[0].legend(fontsize=7)
     figure.savefig(path)
 
