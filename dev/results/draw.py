@@ -18,8 +18,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from pages import (
     OVER_TIME,
-    RARE,
     at_rates,
+    common,
     currencies,
     evaluations,
     named,
@@ -101,8 +101,7 @@ def draw_arms(path):
         if arm != study.reference:
             rows = [row for row in evaluations.by_position(own, own.rates()[0])[arm] if row["begin"] >= 8]
             draw(positions, [row["end"] * apart for row in rows], [row["gap"] for row in rows])
-            rows = evaluations.by_frequency(own, own.rates()[0])[arm]
-            rows = [row for row in rows if row["targets"] >= RARE * sum(row["targets"] for row in rows)]
+            rows = common(evaluations.by_frequency(own, own.rates()[0])[arm])
             draw(shares, [row["share"] * apart for row in rows], [row["gap"] for row in rows])
         for axes, key in zip(times, ("context_rms_mean", "residual_max")):
             found = times_of("three-arms-cpu", [arm], [key])[key, arm]

@@ -439,7 +439,9 @@ def positions_of(name, arms):
     return table(["positions", study.arms[study.reference], *(f"{study.arms[arm]}, minus that" for arm in arms)], rows)
 
 
-RARE = 5e-4  # of the targets, at most: a row of tokens that is not shown
+def common(rows):
+    """The rows of by_frequency() that have at least 0.05% of the targets."""
+    return [row for row in rows if row["targets"] >= 5e-4 * sum(row["targets"] for row in rows)]
 
 
 def frequencies_of(name, arms):
@@ -447,9 +449,8 @@ def frequencies_of(name, arms):
     study = currencies.at_own_rates(runs_of(name))
     found, rows = evaluations.by_frequency(study, study.rates()[0]), []
     all_targets = sum(row["targets"] for row in found[study.reference])
+    found = {arm: common(groups) for arm, groups in found.items()}
     for at, first in enumerate(found[study.reference]):
-        if first["targets"] < RARE * all_targets:
-            continue
         share = f"{100 * first['targets'] / all_targets:.2f}%"
         cells = [f"1/{1 / first['share']:,.0f}", f"{first['tokens']}", share, f"{first['loss']['mean']:.4f}"]
         rows.append(cells + [limits(estimate(found[arm][at], "gap"), "+") for arm in arms])

@@ -22,6 +22,15 @@ def curves(study, points, chance=None):
     return traces
 
 
+def losses(study, x, points):
+    """The views of gaps and losses over x. points(key, rate): of curves()"""
+    of = lambda key: curves(study, lambda lr: points(key, lr))
+    return [
+        view("gap", x, "gap, nats", of("gap"), xlog=2, zero=True),
+        view("loss", x, "loss, nats", of("loss"), xlog=2),
+    ]
+
+
 def position_figure(study):
     def points(key, lr):  # x: the last position of a bin, counted from 1: a power of two
         found = evaluations.by_position(study, lr).items()
@@ -33,11 +42,7 @@ def position_figure(study):
         f"after the point before it, up to its own; {OVER_SEEDS}. A model that uses context better is lower at the "
         "right."
     )
-    views = [
-        view("gap", "position", "gap, nats", curves(study, lambda lr: points("gap", lr)), xlog=2, zero=True),
-        view("loss", "position", "loss, nats", curves(study, lambda lr: points("loss", lr)), xlog=2),
-    ]
-    return figure("position", "context", "Loss by position in the context", note, views)
+    return figure("position", "context", "Loss by position in the context", note, losses(study, "position", points))
 
 
 def frequency_figure(study):
@@ -50,12 +55,7 @@ def frequency_figure(study):
         "Validation loss of the last checkpoint, of the targets whose token makes up this share of all targets, up to "
         f"twice as much; {OVER_SEEDS}."
     )
-    views = [
-        view(
-            "gap", "share of the targets", "gap, nats", curves(study, lambda lr: points("gap", lr)), xlog=2, zero=True
-        ),
-        view("loss", "share of the targets", "loss, nats", curves(study, lambda lr: points("loss", lr)), xlog=2),
-    ]
+    views = losses(study, "share of the targets", points)
     return figure("frequency", "context", "Loss by token frequency", note, views)
 
 
@@ -142,5 +142,5 @@ def shots_figure(study):
 
 
 def all_figures(study):
-    losses = [position_figure(study), frequency_figure(study)]
-    return [*losses, needle_figure(study), shots_figure(study), recall_figure(study), task_figure(study)]
+    of_losses = [position_figure(study), frequency_figure(study)]
+    return [*of_losses, needle_figure(study), shots_figure(study), recall_figure(study), task_figure(study)]
