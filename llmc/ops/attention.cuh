@@ -145,7 +145,7 @@ static inline bool attention_by_cudnn(const AttentionPlan *p, AttentionShape s) 
     return true;
 }
 
-// Runs a call. scratch_row and in_scratch as in attention_write_tables.
+// Runs a call. in_scratch as in attention_write_tables.
 static inline void attention_run_cudnn(const AttentionPlan *p, int part, const AttentionCall *c, CudnnTensors *t,
                                        unsigned in_scratch, char *workspace) {
     char why[ATTENTION_WHY];

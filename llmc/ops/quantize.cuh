@@ -1,14 +1,13 @@
 /*
 quantize.cuh: numbers rounded to b-bit integers times a step, for evaluation. Equations in quantize.h.
 
-  mapping   A block per row; with one step for the matrix absmax_update finds the largest magnitude before. Attention: a
-            block per query row and head, which computes the logits twice, first for their extremes and then, as many
-            at a time as it has threads, for the probabilities. Speed matters little here.
+  mapping   A block per row; with one step for the matrix another kernel finds the largest magnitude before. Attention:
+            a block per query row and head, which computes the logits twice, first for their extremes and then, as
+            many at a time as it has threads, for the probabilities. Speed matters little here.
   numerics  as in C; in the bf16 program a rounded number is rounded to bf16 once more, when it is stored
 */
 #pragma once
 #include "attention_kernels.cuh"
-#include "fp8.cuh"
 
 enum { QUANTIZE_THREADS = 128, QUANTIZE_COLUMNS = 512 / QUANTIZE_THREADS };
 
@@ -16,15 +15,22 @@ static __device__ inline float quantized(float x, float levels, float max, float
     return max == 0 ? x : rintf(levels * x / max) * step;
 }
 
+// Of the numbers of a row: fmaxf ignores NaN.
+static __device__ inline float quantize_row_max(const floatX *row, int columns) {
+    SHARED(float, memory, WARP);
+    float max = 0;
+    for (int c = (int)threadIdx.x; c < columns; c += QUANTIZE_THREADS) max = fmaxf(max, fabsf(to_float(row[c])));
+    return block_max(max, memory);
+}
+static __global__ void quantize_max_kernel(absmax_t *all, const floatX *x, int columns, int ld) {
+    float max = quantize_row_max(x + blockIdx.x * (size_t)ld, columns);
+    if (threadIdx.x == 0) atomicMax(all, __float_as_uint(max));
+}
+
 // all: the bits of the matrix's maximum, or NULL
 static __global__ void quantize_kernel(floatX *x, const absmax_t *all, int columns, int ld, float levels) {
-    SHARED(float, memory, WARP);
     floatX *row = x + blockIdx.x * (size_t)ld;
-    float max = 0;
-    for (int c = (int)threadIdx.x; c < columns && !all; c += QUANTIZE_THREADS)
-        max = fmaxf(max, fabsf(to_float(row[c])));
-    max = all ? __uint_as_float(*all) : block_max(max, memory);
-    float step = max / levels;
+    float max = all ? __uint_as_float(*all) : quantize_row_max(row, columns), step = max / levels;
     for (int c = (int)threadIdx.x; c < columns; c += QUANTIZE_THREADS)
         round_to(&row[c], quantized(to_float(row[c]), levels, max, step));
 }
@@ -36,7 +42,7 @@ static inline void quantize_inplace(floatX *x, int N, int columns, int ld, int b
     absmax_t *largest = whole ? (absmax_t *)ops_scratch(sizeof(absmax_t)) : NULL;
     if (whole) {
         buffer_zero(largest, sizeof(absmax_t));
-        absmax_update(largest, x, N, columns, ld);
+        LAUNCH(quantize_max_kernel, blocks_of(N, 1), QUANTIZE_THREADS, 0, largest, x, columns, ld);
     }
     LAUNCH(quantize_kernel, blocks_of(N, 1), QUANTIZE_THREADS, 0, x, largest, columns, ld, quantize_levels(bits));
 }
