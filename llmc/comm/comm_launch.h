@@ -218,7 +218,7 @@ static inline int launch_open(const char *file, int flags, const CommStart *star
     double limit = launch_limit(start, comm.ranks), until = now_seconds() + limit;
     int fd;
     while ((fd = open(file, flags | O_CLOEXEC, 0600)) < 0) {
-        CHECK(errno == ENOENT || !(flags & O_CREAT), "cannot create %s: %s", file, strerror(errno));
+        CHECK(errno == ENOENT || errno == ESTALE, "cannot open %s: %s", file, strerror(errno));
         DIR *parent = opendir(start->directory);
         if (parent) closedir(parent);
         CHECK(
