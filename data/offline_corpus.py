@@ -301,7 +301,11 @@ def main():
         rest += ["--train-bpe", "8192"]
     out, text = Path(options.out), Path(f"{options.out}.jsonl")
     out.mkdir(parents=True, exist_ok=True)
-    if not text.exists():
+    if text.exists():
+        made = json.loads((out / "sources.json").read_text())["sources"]
+        if made.keys() != set(names):
+            fail(f"{text} has the sources {', '.join(made)}: remove it, or specify another --out")
+    else:
         with tempfile.TemporaryDirectory(dir=out.parent) as work:
             debs = Path(options.debs or work)
             debs.mkdir(parents=True, exist_ok=True)

@@ -429,6 +429,8 @@ def a_corpus_of_packages_has_no_repetitions_and_validation_shards_by_source(d):
     check(run("offline_corpus.py", "--out", d / "two", *words).returncode == 0, "a second time")
     same = [(d / name / "corpus.json").read_text().replace(name, "") for name in ("one", "two")]
     check(same[0] == same[1], "the same packages give another corpus")
+    r = run("offline_corpus.py", "--out", d / "two", "--sources", "prose")
+    check(r.returncode == 1 and "two.jsonl has the sources git: remove it, or " in r.stderr, r.stderr)
     r = run("offline_corpus.py", "--out", d / "three", "--sources", "got")
     check(r.returncode == 2 and "'got' is not one of prose, " in r.stderr, r.stderr)
 
