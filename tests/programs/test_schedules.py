@@ -174,6 +174,12 @@ def test_average(corpus, tmp_path):
     other = average(tmp_path / "mixed", steps[0], checkpoint(tmp_path / "wide", 2))
     other.one_line(FAILED, "has another model than")
     average(tmp_path / "none", steps[0], tmp_path).one_line(FAILED, "No such file or directory")
+    (tmp_path / "other").mkdir()
+    for header in (b"[1]", b'{"w":{}}'):
+        for place in (tmp_path, tmp_path / "other"):
+            (place / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+            (place / "config.json").write_text("{}")
+        average(tmp_path / "damaged", tmp_path, tmp_path / "other").one_line(FAILED, "model.safetensors: damaged, or ")
     assert not list(tmp_path.glob("*.tmp")) and not (tmp_path / "mixed").exists()
 
 
