@@ -747,40 +747,6 @@ static void test_prediction_of_sharded_parameters(void) {
         }
 }
 
-// By --zero level, whether a rank fits the GPU, and by how much it does not.
-static void test_fit_of_ranks(void) {
-    const struct {
-        const char *device;
-        int ranks;
-        bool fits[ZERO_MOST + 1];
-    } cases[] = {{"H100", 8, {false, false, false, true}},
-                 {"H100", 64, {false, false, true, true}},
-                 {"H200", 8, {false, false, true, true}},
-                 {"H200", 64, {false, false, true, true}}};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        ProgramResult r;
-        run_command(&r,
-                    "'%s' --dry-run --preset 30b-a3b --batch-size 1 --recompute 2 --ranks %d --device %s --threads 1",
-                    test_program_path(), cases[i].ranks, cases[i].device);
-        const char *line = strstr(r.out, "\nby --zero level"), *has = strstr(r.out, " has about ");
-        double most = has ? strtod(has + 11, NULL) : 0;
-        EXPECT(r.status == EXIT_DONE && line, "status %d: %.300s", r.status, r.err);
-        for (int zero = 0; zero <= ZERO_MOST && line; zero++) {
-            line = strchr(line + 1, '\n');
-            int level = -1;
-            double memory = 0, missing = 0;
-            sscanf(line, "\n %d %lf", &level, &memory);
-            const char *fit = strstr(line, " ms    ");
-            bool fits = fit && strncmp(fit + 7, "fits\n", 5) == 0;
-            if (fit && !fits) sscanf(fit + 7, "too little by %lf", &missing);
-            EXPECT(level == zero && fits == cases[i].fits[zero], "%d x %s, level %d: %.150s", cases[i].ranks,
-                   cases[i].device, zero, line);
-            EXPECT(fits ? memory <= most : fabs(memory - most - missing) < 0.16, "%g of %g MiB, %g missing", memory,
-                   most, missing);
-        }
-    }
-}
-
 static void test_prediction_of_4096_gpus(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
@@ -842,6 +808,5 @@ static const Test prediction_tests[] = {
     {"a few tokens read few experts, many tokens all", test_experts_used},
     {"a step of 30b-a3b has the bytes and FLOPs derived by hand", test_prediction_of_experts},
     {"a step has as few updates as settings and neighbours allow", test_prediction_of_updates},
-    {"--dry-run --device says which --zero levels fit, and what is missing", test_fit_of_ranks},
     {"the CPU program predicts 4096 GPUs", test_prediction_of_4096_gpus},
 };

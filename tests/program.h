@@ -6,7 +6,7 @@ of a step. The tests of the trainer as its user runs it are in tests/programs.
 #include "harness.h"
 #include "model.h"
 
-// Sentences of one form, each of four words drawn from eight: a source whose entropy is known.
+// Sentences of one form, each of four words drawn from eight.
 static const char *const grammar_words[4][8] = {
     {"some ", "the ", "every ", "no ", "a ", "this ", "that ", "one "},
     {"cat ", "poet ", "river ", "king ", "theorem ", "sparrow ", "engine ", "child "},
@@ -14,17 +14,14 @@ static const char *const grammar_words[4][8] = {
     {"gold.\n", "music.\n", "snow.\n", "itself.\n", "nothing.\n", "bread.\n", "numbers.\n", "home.\n"},
 };
 
-// Writes a shard of `bytes` byte tokens and returns the source's entropy in nats per byte.
-static double write_grammar_shard(const char *path, size_t bytes, uint64_t seed) {
+// Writes a shard of `bytes` byte tokens.
+static void write_grammar_shard(const char *path, size_t bytes, uint64_t seed) {
     TestRandom r = {seed};
     int32_t header[256];
     memset(header, 0, sizeof(header));
     header[0] = SHARD_MAGIC_U16, header[1] = SHARD_VERSION_U16, header[2] = (int32_t)bytes;
     FILE *f = fopen(path, "wb");
     CHECK(f && fwrite(header, sizeof(header), 1, f) == 1, "cannot write %s", path);
-    double letters = 0;
-    for (int w = 0; w < 4; w++)
-        for (int i = 0; i < 8; i++) letters += (double)strlen(grammar_words[w][i]) / 8;
     const char *word = "";
     for (size_t i = 0, w = 0; i < bytes; i++) {
         if (!*word) word = grammar_words[w++ % 4][test_random_int(&r, 8)];
@@ -32,12 +29,10 @@ static double write_grammar_shard(const char *path, size_t bytes, uint64_t seed)
         CHECK(fwrite(&token, sizeof(token), 1, f) == 1, "cannot write %s", path);
     }
     CHECK(fclose(f) == 0, "cannot write %s", path);
-    return 4 * log(8) / letters;
 }
 
 typedef struct {
     TestDirectory dir;
-    double entropy;
 } ProgramData; // train.bin and val.bin
 
 static ProgramData program_data(void) {
@@ -45,7 +40,7 @@ static ProgramData program_data(void) {
     char path[600];
     d.dir = test_make_directory();
     FORMAT(path, "%s/train.bin", d.dir.path);
-    d.entropy = write_grammar_shard(path, 200000, 1);
+    write_grammar_shard(path, 200000, 1);
     FORMAT(path, "%s/val.bin", d.dir.path);
     write_grammar_shard(path, 20000, 2);
     return d;

@@ -673,7 +673,7 @@ static void test_statistics_of_first_step(void) {
         "--attention diff_v2_layer_lambda --window 5 --yoco --qk-norm --doc-mask --separator 10",
         "--experts 4 --experts-active 2 --expert-ffn 16 --dense-layers 1 --doc-mask --separator 10",
     };
-    ProgramData d = {test_make_directory(), 0};
+    ProgramData d = {test_make_directory()};
     ProgramResult r;
     char text[900], path[600], line[4096];
     FORMAT(path, "%s/train.bin", d.dir.path);
@@ -709,7 +709,8 @@ static void test_statistics_of_first_step(void) {
                what, step.grad_norm, sqrt(squares));
         FORMAT(path, "%s/log.jsonl", d.dir.path);
         FILE *f = fopen(path, "r");
-        for (int l = 0; l < m->plan.config.L && fgets(line, sizeof(line), f); l++) {
+        int l = 0;
+        for (; f && l < m->plan.config.L && fgets(line, sizeof(line), f); l++) {
             cJSON *record = cJSON_Parse(line);
             LayerStats logged = read_layer_stats(m, l, record, &grad_norm);
             EXPECT(record_number(record, "layer") == l, "%s: a record of another layer than %d: %.100s", what, l, line);
@@ -720,7 +721,8 @@ static void test_statistics_of_first_step(void) {
                    what, l, grad_norm, wanted);
             cJSON_Delete(record);
         }
-        fclose(f);
+        EXPECT(f && l == m->plan.config.L, "%s: %d records in %s", what, l, path);
+        if (f) fclose(f);
         inner_close(inner);
     }
     test_remove_directory(&d.dir);
