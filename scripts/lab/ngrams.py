@@ -18,12 +18,19 @@ MOST = 1 << 24
 FORMATS = {20240520: "<u2", 20240801: "<u4"}  # of shards: their magic and their tokens
 
 
-def windows_of(path, split, T, most, spaced):
-    """At most `most` windows [n, T + 1] of the shards of a directory or file: the first ones, or evenly spaced."""
+def shards_of(path, split):
+    """The tokens of each shard of a directory or file; files that are no shards are left out."""
     import numpy as np
 
-    files = sorted(path.glob(f"*{split}*.bin")) if path.is_dir() else [path]
-    shards = [np.memmap(f, FORMATS[int(np.fromfile(f, "<i4", 1)[0])], "r", 1024) for f in files]
+    files = sorted(path.glob(f"*{split}*.bin")) if path.is_dir() else [path] if path.exists() else []
+    formats = [(f, FORMATS.get(next(iter(np.fromfile(f, "<i4", 1)), 0))) for f in files]
+    return [np.memmap(f, format, "r", 1024) for f, format in formats if format]
+
+
+def windows_of(shards, T, most, spaced):
+    """At most `most` windows [n, T + 1] of shards: the first ones, or evenly spaced."""
+    import numpy as np
+
     ends = np.cumsum([(len(shard) - 1) // T for shard in shards])
     n = min(most, int(ends[-1]))
     rows = []
@@ -57,17 +64,25 @@ def losses(train, val, vocab, orders=ORDERS):
     return found
 
 
+def as_read(info, options, split, shards):
+    """Whether the shards have the tokens that the run found there, as far as they are known."""
+    read = [source.get("tokens") for source in info.get("data", {}).get(split, [])]
+    known = read and None not in read and options[f"{split}-data"] == info["options"].get(f"{split}-data")
+    return not known or sum(map(len, shards)) == sum(read)
+
+
 def count(study):
     """Sets ngrams of a study from its data, if it has none and the data are there."""
     done = max((run for run in study.runs if run.state == "done"), key=lambda run: run.tokens, default=None)
     if study.ngrams or not done or not done.directory.is_dir():
         return
     o, windows = done.phased[-1][1], done.windows(study.by_eval())  # those of the last phase
-    T, files = int(o["seq-len"]), [Path(str(o[f"{split}-data"])) for split in ("train", "val")]
-    if not windows or not all(path.exists() for path in files):
+    T = int(o["seq-len"])
+    shards = {split: shards_of(Path(str(o[f"{split}-data"])), split) for split in ("train", "val")}
+    if not windows or not all(found and as_read(done.info, o, split, found) for split, found in shards.items()):
         return
-    train = windows_of(files[0], "train", T, max(1, min(done.tokens, MOST) // T), True)
-    val = windows_of(files[1], "val", T, windows, False)
-    found = {"tokens": len(train) * T, "windows": len(val), "losses": losses(train, val, int(o["vocab"]))}
-    study.ngrams = found
-    run_directory.write_atomic(done.directory.parent / "ngrams.json", json.dumps(found) + "\n")
+    train = windows_of(shards["train"], T, max(1, min(done.tokens, MOST) // T), True)
+    val = windows_of(shards["val"], T, windows, False)
+    study.ngrams = {"tokens": len(train) * T, "windows": len(val), "losses": losses(train, val, int(o["vocab"]))}
+    if (done.directory.parent / "lab.json").exists():
+        run_directory.write_atomic(done.directory.parent / "ngrams.json", json.dumps(study.ngrams) + "\n")
