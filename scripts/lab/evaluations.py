@@ -43,7 +43,8 @@ def by_position(study, lr):
     """{arm: rows (begin, end, loss, gap)} of positions in powers of two."""
     lengths = {len(run.eval["loss_by_position"]) for run in study.runs if run.eval and run.eval.get("loss_by_position")}
     bins = position_bins(*lengths) if len(lengths) == 1 else []
-    get = lambda e, place, _: stats.mean_or_none(e["loss_by_position"][place["begin"] : place["end"]])
+    losses = lambda e, place: (e.get("loss_by_position") or [])[place["begin"] : place["end"]]
+    get = lambda e, place, _: stats.mean_or_none(losses(e, place))
     return by_place(study, lr, [{"begin": a, "end": b} for a, b in bins], {"loss": "gap"}, get, ["loss"])
 
 

@@ -142,7 +142,7 @@ def gap_curves(study):
             text = [f"n = {e['n']}" for e in found]
             marks.append(line(arm, label, at, found, lr, text=text))
     note = (
-        f"At equal tokens in total. In training: running means over {half} steps. Arm minus "
+        f"At equal tokens in total. In training: running means over {2 * half + 1} steps. Arm minus "
         f"{study.arms[study.reference]} at the same seed, "
         f"hence on the same batches; below 0 the arm is better. Band and bars: "
         f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not of the curve."

@@ -21,7 +21,7 @@ CHANGES += [("YOCO", "windows"), (BLOCKS["signal"], BLOCKS["group"]), (BLOCKS["a
 
 def kind(options):
     if int(options.get("sparse-blocks") or 0):
-        return BLOCKS[options["sparse-score"]]
+        return BLOCKS.get(options.get("sparse-score"), BLOCKS["group"])
     return "YOCO" if options.get("yoco") else "windows" if window_of(options) else "neither"
 
 

@@ -3,7 +3,7 @@
 import time
 from statistics import median
 
-from . import stats
+from . import metrics, stats
 from .figures import POINTS, binned, figure, figures_of_layers, router_figure, trace, view
 from .table import Table, engineering, escape, parameters_text, speed_text
 
@@ -33,7 +33,7 @@ def status(run, rate, now=None):
     recent = [x for x in [r.get("loss") for r in train[-RECENT:]] if stats.finite(x)]
     norms = [x for r in train[-RECENT:] if stats.finite(x := r.get("grad_norm"))]
     rates = [x for r in train[-1:] if stats.finite(x := r.get("lr"))]
-    spikes = {key: len(stats.spikes([r.get(key) for r in train])[0]) for key in ("loss_z", "grad_z")}
+    spikes = {what: len(metrics.spikes(run, what)[0]) for what in ("loss", "grad")}
     end = prediction(run, time.time() if now is None else now)
     rows = [
         ["state", run.state],
@@ -44,7 +44,7 @@ def status(run, rate, now=None):
         ["validation loss", f"{val[max(val)]:.4f} at step {max(val)}" if val else ""],
         ["lowest validation loss", f"{min(val.values()):.4f} at step {min(val, key=val.get)}" if val else ""],
         ["gradient norm", f"{median(norms):.4g}, median of the last {len(norms)} steps" if norms else ""],
-        ["spikes", f"{spikes['loss_z']} of the loss, {spikes['grad_z']} of the gradient norm" if train else ""],
+        ["spikes", f"{spikes['loss']} of the loss, {spikes['grad']} of the gradient norm" if train else ""],
         ["skipped updates", str(sum(bool(r.get("skipped")) for r in train) or "")],
         ["learning rate", rate + (f"; {rates[-1]:.3g} at the last step" if rates else "")],
         ["tokens/s", speed_text(run.speed) if run.speed else ""],
@@ -117,16 +117,17 @@ def loss(run):
 
 
 def norms(run):
-    found, _, _ = stats.spikes([r.get("grad_z") for r in run.train])
+    zs = stats.z_scores([r.get("grad_norm") for r in run.train])
+    found, _, _ = stats.spikes(zs)
     keep = sorted(set(stats.thin(run.train, 2 * POINTS)) | set(found))
     steps, values = [r["step"] for r in run.train], [r.get("grad_norm") for r in run.train]
     lines = smoothable("gradient norm", [steps[i] for i in keep], [values[i] for i in keep])
-    text = [f"z {run.train[i]['grad_z']:.1f}" for i in found]
+    text = [f"z {zs[i]:.1f}" for i in found]
     marks = {"mode": "markers", "symbol": "triangle-up", "text": text}
     lines += [trace(None, "spike", [steps[i] for i in found], [values[i] for i in found], **marks)] * bool(found)
     note = (
         f"Before clipping. Triangles: spikes, at least {stats.SPIKE_Z:g} standard deviations above the mean of the "
-        "last 1000 steps (at the start fewer, at least 128)."
+        f"last {stats.SPIKE_WINDOW} steps (at the start fewer, at least {stats.SPIKE_LEAST})."
     )
     views = [view("gradient norm", "step", "gradient norm", lines, ylog=10)]
     return figure("norms", "stability", "Gradient norm", note, views)

@@ -26,8 +26,9 @@ def row_of(measured, arm):
     row["tokens_per_parameter"] = stats.mean_or_none(tokens)
     row["minus_5_gram"] = None if loss is None or five is None else loss - five
     optimum, bounded = suggest.minimum(points) if points else (None, None)
-    row["of_best_rate"] = "one" if len(points) == 1 else None if bounded is None else row["rate"] / optimum
-    row["of_best_rate"] = row["of_best_rate"] or "edge"
+    row["of_best_rate"] = "not known" if not mine else "one" if len(points) == 1 else "edge"
+    if mine and bounded is not None and len(points) > 1:
+        row["of_best_rate"] = row["rate"] / optimum
     row["unmet"] = ""
     if row["minus_5_gram"] is None:
         row["unmet"] = f"the loss of {arm if loss is None else 'the 5-gram'} is not known"

@@ -163,7 +163,7 @@ def remove_dumps(directory):
 def probed_step(name, steps):
     """The step of a file of probes."""
     digits = name.removeprefix("probe").removesuffix(".json").lstrip("-")
-    return int(digits) if digits.isdigit() else steps
+    return int(digits) if digits.isdecimal() else steps
 
 
 def probed_steps(directory, steps, probes):

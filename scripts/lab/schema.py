@@ -10,6 +10,7 @@ import math
 TYPES = {
     "text": lambda x: isinstance(x, str),
     "number": lambda x: is_number(x) and math.isfinite(x),
+    "positive number": lambda x: is_number(x) and 0 < x < math.inf,
     "number or null": lambda x: x is None or is_number(x),
     "share": lambda x: is_number(x) and 0 <= x <= 1,
     "non-negative integer": lambda x: is_number(x) and x == int(x) and 0 <= x <= 2**53,
@@ -43,9 +44,9 @@ CHANGED = [{"name": "text", "new": "value"}]
 RUN = {
     "options": OPTIONS,
     "model?": {
-        "parameters?": "non-negative integer",
-        "active_parameters?": "non-negative integer",
-        "flops_per_token?": "number",
+        "parameters?": "positive integer",
+        "active_parameters?": "positive integer",
+        "flops_per_token?": "positive number",
     },
     "data?": {"train?": [SOURCE], "val?": [SOURCE]},
     "data_fingerprint?": "64-bit integer",
@@ -75,9 +76,7 @@ LAB = {
     "sweep-seeds?": ["non-negative integer"],
     "looks?": ["positive integer"],
     "registration?": [{"sha256": "text", "time": "text", "commit": "text", "changed": ["text"], "options": {}}],
-    "arms": {
-        "*": {"label?": "text", "group?": "text", "match?": "text", "init-from?": "text", "tokens?": "positive integer"}
-    },
+    "arms": {"*": {"label?": "text", "match?": "text", "init-from?": "text", "tokens?": "positive integer"}},
     "runs": [{"name": "text", "arm": "text", "seed?": "non-negative integer", "base?": "text"}],
 }
 NGRAMS = {"tokens": "positive integer", "windows": "positive integer", "losses": ["number"]}

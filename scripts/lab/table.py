@@ -34,7 +34,7 @@ def number(x, digits=4):
 def engineering(x):
     if not stats.finite(x) or x <= 0:
         return "–"
-    power = min(5, int(math.log10(x) // 3))
+    power = min(5, max(0, int(math.log10(float(f"{x:.3g}")) // 3)))
     return f"{x / 1000**power:.3g}{['', 'k', 'M', 'G', 'T', 'P'][power]}"
 
 

@@ -155,6 +155,14 @@ def watch_writes_a_page_and_rejects_bad_options():
 
 
 @test
+def numbers_have_the_largest_unit_below_them():
+    from .table import engineering
+
+    shown = [engineering(x) for x in (0.5, 999.7, 1e3, 12345, 0)]
+    assert shown == ["0.5", "1k", "1k", "12.3k", "–"], shown
+
+
+@test
 def the_end_of_a_run_is_predicted_from_its_last_steps(place):
     from . import one_run
     from . import study as studies
