@@ -37,5 +37,4 @@ evaluation_figures.py those of evaluations
 one_run.py            the tables and figures of one run
 page.py, page.*       the HTML page
 png.py                figures as PNG
-published_results.py  results of papers beside ours
 """

@@ -4,6 +4,7 @@ A claim has the keys claim, source, metric (one or several), arms (`A - B`, or `
 needs (what must hold of a study, as NEEDS lists), expect, effect (the smallest effect of interest), seeds (fewest for a
 verdict), and optionally requires (`ARM X`: the mean of the metric in that arm must be at least X for the claim to be
 testable). Each study that has the arms, and what the claim needs, is judged, whatever its name.
+`published` is what the source measured, for the reader: other sizes, tokens and text than here.
 metric = elsewhere has `measured` instead: where the numbers are, or which command measures them.
 plan = PLAN SIZE names the smallest runs whose verdict says something about the published claim: the section [plan PLAN
 SIZE] has their size and their GPU hours for 5 seeds, as `lab run PLAN --size SIZE --dry-run` predicts them for an H100.
@@ -44,7 +45,7 @@ from .plan import NAME, close
 from .run_directory import RunError
 
 FILE = Path(__file__).resolve().parent / "claims"
-KEYS = "claim source needs metric arms expect effect seeds requires measured plan size hours".split()
+KEYS = "claim source published needs metric arms expect effect seeds requires measured plan size hours".split()
 EXPECT = ("below", "above", "equal", "not above", "not below")
 VERDICTS = "supported, effect excluded, opposite shown, not shown, no verdict, not measured, measured elsewhere".split(
     ", "
@@ -90,6 +91,7 @@ class Claim:
     seeds: int = 5
     requires: tuple = ()  # (arm, least mean)
     measured: str = ""
+    published: str = ""
     plan: str = ""
     size: str = ""
     hours: str = ""
@@ -169,6 +171,7 @@ def parse(text, name="claims"):
             if (runs := keys.get("plan")) and not {"size", "hours"} <= set(plans.get(runs, ())):
                 raise ValueError(f"plan = {runs}: no [plan {runs}] with 'size' and 'hours'")
             about = {"plan": runs, **plans[runs]} if runs else {}
+            about["published"] = keys.get("published", "")
             found += [replace(claim, **about) for claim in claims_of(section, keys)]
         except ValueError as error:
             raise RunError(f"{name}:{lines[section]}: [claim {section}]: {error}") from None
@@ -232,8 +235,13 @@ def bound(claim, measured):
 
 
 def new_row(claim, arms, **more):
-    row = {key: getattr(claim, key) for key in ("id", "claim", "source", "metric", "expect", "effect")}
+    row = {key: getattr(claim, key) for key in ("id", "claim", "source", "published", "metric", "expect", "effect")}
     return row | {"arms": arms, "study": "", "verdict": "", "remark": "", "estimate": None, "p": None} | more
+
+
+def told(row):
+    """The claim, and what was published."""
+    return row["claim"] + (f" (published: {row['published']})" if row["published"] else "")
 
 
 def test(claim, measured, arms):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import python_environment
 
-from . import attention_maps, claims, cli, currencies, evaluation_figures, figures, one_run, page, published_results
+from . import attention_maps, claims, cli, currencies, evaluation_figures, figures, one_run, page
 from . import ngrams, report_tables, run_directory, tables
 from . import study as studies
 
@@ -147,9 +147,7 @@ def compute(study):
     else:
         shown = figures.comparison(study, results)
     shown = [f for f in [*shown, *evaluation_figures.all_figures(currencies.at_own_rates(study))] if f]
-    beside = published_results.rows(study)
     results["claims"] = [] if results["no_verdict"] else claims.judge_study(study)
-    results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
     return results, shown
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 
-from . import currencies, long_context, one_run, preconditions, stats
+from . import claims, currencies, long_context, one_run, preconditions, stats
 from .compare import LEAST_SEEDS
 from .option_history import shown
 from .table import (
@@ -147,7 +147,7 @@ def verdicts(r):
     rows, kinds = [], {"supported": "good", "effect excluded": "bad", "opposite shown": "bad"}
     for c in r["claims"]:
         said = Cell(c["verdict"] + (f": {c['remark']}" if c["remark"] else ""), kinds.get(c["verdict"], "open"))
-        rows.append([c["claim"], said, interval(c["estimate"], True), number(c.get("p_holm"), 3)])
+        rows.append([claims.told(c), said, interval(c["estimate"], True), number(c.get("p_holm"), 3)])
         rows[-1] += [c["estimate"]["n"] if c["estimate"] else "–", f"{c['metric']} of {' - '.join(c['arms'])}"]
         rows[-1] += [f"{c['expect']}, {c['effect']:g}", c["source"]]
     return Table(
@@ -262,15 +262,6 @@ def sources(r):
         for row in places
     ]
     return Table("sources", ["arm", "validation shard", "loss", "gap"], rows, "All validation windows of each source.")
-
-
-def published(r):
-    return Table(
-        "published",
-        ["what", "published", "by", "here", "limits of the comparison"],
-        [[p["what"], p["published"], p["by"], p["here"], p["scale"]] for p in r["published"]],
-        wrap=True,
-    )
 
 
 def low_bit(r):
@@ -514,7 +505,6 @@ def sections(study, r, links=lambda run: ()):
         ("layers", "Layers", probes(r) if r["probes"] else []),
         ("context", "Use of context", [*part("synthetic", synthetic), *part("recall", recall)]),
         ("attention", "Attention maps", []),
-        ("published", "Published results", [] if one else part("published", published)),
         ("settings" if one else "fairness", "Settings" if one else "Fairness", [fairness(study, r), options(study, r)]),
         ("events", "Events", [one_run.events(one)] if one else []),
         ("runs", "Runs", [runs(study, r, links)]),

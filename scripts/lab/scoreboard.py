@@ -95,7 +95,7 @@ def row_of(row):
         remarks.append(f"{row['diverged']} runs diverged")
     verdict = f"**{row['verdict']}**" if row["verdict"] in claims.VERDICTS[:3] else row["verdict"]
     return [
-        row["claim"],
+        claims.told(row),
         f"`{' - '.join(row['arms'])}` {expected(row)}",
         shown_estimate(row),
         verdict + (f": {'; '.join(remarks)}" if remarks else ""),
