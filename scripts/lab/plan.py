@@ -33,7 +33,6 @@ name it by the seed of its base. Such an arm's `tokens` do not include those of 
 `all` keeps and probes all of them.
 `sweep-seeds = 1 2` runs all rates with these seeds first, then each arm with `seeds` at the best rate of its sweep.
 `looks = 4 8 16` are the numbers of seeds at which claims may be judged, each at its share of the level (stats.py).
-Arms with the same `group` stand together in figures.
 
 `widths = 1 2 4` makes arms NAME.w1, NAME.w2 and NAME.w4 of each arm, with so many times `hidden`, `heads`, `kv-heads`,
 `ffn` and `expert-ffn`, as far as the size or the arm has them, and `depths` arms NAME.d1 of `layers`. `coordinates`
@@ -41,6 +40,7 @@ lists steps: no training runs, but a coordinate check at these steps (coordinate
 """
 
 import itertools
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -50,7 +50,6 @@ KEYS = {
     "question": str,
     "reference": str,
     "label": str,
-    "group": str,
     "probes": "checkpoints",
     "match": str,
     "init-from": str,
@@ -80,7 +79,7 @@ KEYS = {
 SHAPES = {"w": ("widths", ("hidden", "heads", "kv-heads", "ffn", "expert-ffn")), "d": ("depths", ("layers",))}
 # not allowed in a size or an arm
 PLAN_ONLY = tuple("title question reference seeds sweep-seeds looks precisions widths depths coordinates".split())
-ARM_ONLY = ("match", "init-from", "label", "group")
+ARM_ONLY = ("match", "init-from", "label")
 CONTINUED = 1000  # added to the seed of a run that starts from another
 # options of the trainer that a plan must not set: what sets them instead
 TAKEN = {
@@ -150,7 +149,7 @@ def parse_count(text):
     if not found:
         return None
     value = float(found[1]) * UNITS[found[2]]
-    return int(value) if value == int(value) and value > 0 else None
+    return int(value) if math.isfinite(value) and value == int(value) and value > 0 else None
 
 
 def parse_value(key, text):
@@ -353,7 +352,7 @@ def scale_shape(plan, arm, keys):
     """The keys of an arm with the sizes of its width or depth."""
     axis, factor = keys["scale"]
     names = [name for name in SHAPES[axis][1] if name in keys]
-    if not names or not all(str(keys[name]).isdigit() for name in names):
+    if not names or not all(str(keys[name]).isdecimal() for name in names):
         line = plan.lines[f"arm {arm}", None]
         raise PlanError(f"{plan.name}:{line}: {SHAPES[axis][0]} requires whole numbers of {', '.join(SHAPES[axis][1])}")
     return {**keys, **{name: str(int(keys[name]) * factor) for name in names}}

@@ -79,7 +79,7 @@ def parse_arguments(words):
         "--device", default="H100", help="with --dry-run: the GPU of the predicted hours, such as B200 (default: H100)"
     )
     a = parser.parse_args(words)
-    if a.seeds and not all(word.isdigit() for word in a.seeds.split(",")):
+    if a.seeds and not all(word.isdecimal() for word in a.seeds.split(",")):
         parser.error(f"--seeds {a.seeds}: must be integers, separated by commas")
     try:
         a.lr = plans.parse_value("lr", a.lr.replace(",", " ")) if a.lr else None
@@ -242,7 +242,7 @@ def is_number(value):
 
 
 def facts_of_arm(arm, keys):
-    kept = ("group", "match", "init-from", "tokens", *option_history.UPDATE)
+    kept = ("match", "init-from", "tokens", *option_history.UPDATE)
     return {"label": keys.get("label", arm), **{key: keys[key] for key in kept if key in keys}}
 
 

@@ -257,7 +257,6 @@ class Study:
     quantize: list = field(default_factory=list)  # of the plan
     others: list = field(default_factory=list)  # the runs at other precisions than the first, which low_bit.py compares
     problems: list = field(default_factory=list)  # what prevents a comparison, one line each
-    groups: dict = field(default_factory=dict)  # name of an arm -> its group in figures
     own: dict = field(default_factory=dict)  # name of an arm -> compared options that the plan sets for it
     labs: list = field(default_factory=list)  # their lab.json
     ngrams: dict | None = None  # ngrams.py
@@ -365,7 +364,6 @@ def load_runs(path, study, name=None):
         study.missing += [r["name"] for r in lab["runs"] if r["name"] not in begun]
         study.precisions = study.precisions or lab.get("precisions", [])
         study.quantize += lab.get("quantize", [])
-        study.groups |= {arm: keys["group"] for arm, keys in lab["arms"].items() if "group" in keys}
         may = {"tokens": "steps", "init-from": "init", **dict(zip(option_history.UPDATE, option_history.UPDATE))}
         study.own |= {arm: {may[key] for key in keys if key in may} for arm, keys in lab["arms"].items()}
     for directory, arm, label in present:

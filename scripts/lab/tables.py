@@ -33,23 +33,16 @@ def final_losses(study, arm, lr):
     return {run.seed: run.final_loss(by_eval) for run in study.runs_of(arm, lr)}
 
 
-def pooled_noise(study, lr):
-    """The stats.Pool of the losses at a rate; None without several seeds of several arms."""
-    return stats.pooled_deviation({arm: final_losses(study, arm, lr) for arm in study.arms}, study.reference)
-
-
-def gap(study, arm, lr, pooled):
-    """The gaps of an arm to the reference as JSON: with its own deviation, and with the pooled one."""
+def gap(study, arm, lr):
+    """The gap of an arm to the reference as JSON."""
     if arm == study.reference:
-        return None, None
-    losses = {a: final_losses(study, a, lr) for a in (arm, study.reference)}
-    estimates = stats.paired_gap(*losses.values()), stats.pooled_gap(losses, *losses, pooled)
-    return tuple(map(stats.as_json, estimates))
+        return None
+    return stats.as_json(stats.paired_gap(*(final_losses(study, a, lr) for a in (arm, study.reference))))
 
 
 def summary(study):
     """One row per arm and rate, with the gap to the reference at the same rate."""
-    rows, pooled = [], {lr: pooled_noise(study, lr) for lr in study.rates()}
+    rows = []
     for arm, label, lr, runs in study.cells():
         losses, speeds = final_losses(study, arm, lr), [s for run in runs if (s := run.tokens_per_s)]
         states = [run.state for run in runs]
@@ -59,7 +52,7 @@ def summary(study):
         row |= {"states": {state: states.count(state) for state in sorted(set(states))}}
         row |= {"losses": {str(seed): loss for seed, loss in losses.items()}}
         row |= {"loss": estimate({seed: loss for seed, loss in losses.items() if loss is not None})}
-        row |= dict(zip(("gap", "gap_pooled"), gap(study, arm, lr, pooled[lr])))
+        row["gap"] = gap(study, arm, lr)
         rows.append(row)
     correct(row["gap"] for row in rows)
     return rows
@@ -99,7 +92,6 @@ def spike_rows(study):
             counts = [metrics.spikes(run, what) for run in runs]
             found, judged = sum(len(c[0]) for c in counts), sum(c[1] for c in counts)
             row[what] = {"spikes": found, "judged": judged, "score": 100 * found / judged if judged else None}
-            row[what]["by_run"] = stats.as_json(stats.t_interval([c[2] for c in counts if c[2] is not None]))
         rows.append(row)
     return rows
 
@@ -224,7 +216,6 @@ def results(study):
         "noise": noise(own),
         "late_gradients": layers.late_gradients(own),
         "probes": layers.probe_tables(own, lr),
-        "groups": study.groups,
         "tasks": evaluations.choices(own, lr),
         "synthetic": evaluations.synthetic(own, lr),
         "currencies": currencies.rows(study),

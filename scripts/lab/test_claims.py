@@ -122,7 +122,7 @@ def made_lab(place, arms, plan="p.plan", change=None):
                 change(lab / name, arm, seed)
             runs.append({"name": name, "arm": arm})
     lab_json = {"plan": plan, "size": "cpu", "title": "L", "reference": "baseline", "runs": runs}
-    lab_json["arms"] = {arm: {"label": arm.upper(), "group": "G"} for arm in arms}
+    lab_json["arms"] = {arm: {"label": arm.upper()} for arm in arms}
     (lab / "lab.json").write_text(json.dumps(lab_json))
     (lab / "ngrams.json").write_text(NGRAMS)
     return lab
@@ -332,6 +332,9 @@ def each_arm_has_the_rate_of_its_sweep(place):
     m = measured(lab)[0]
     assert {row["seed"] for row in m.rows} == {1, 2, 3, 4}
     near(preconditions.rows(m)[1]["of_best_rate"], 1.0)
+    m.rows = [row | {"state": "diverged"} if row["arm"] == "a" else row for row in m.rows]
+    assert preconditions.rows(m)[1]["of_best_rate"] == "not known"
+    m = measured(lab)[0]
     archived(lab, "--out", place / "archive")
     again = measurements.of_numbers(*archive.read(place / "archive"))
     assert (len(again.rows), len(again.sweep), again.looks) == (len(m.rows), len(m.sweep), [4, 8])
@@ -372,7 +375,8 @@ def n_grams_are_interpolated_by_their_definition(place):
     for name, tokens in (("train_0", range(10)), ("train_1", range(10, 25)), ("val_0", range(30, 40))):
         header = struct.pack("<3i", 20240520, 1, len(tokens)).ljust(1024, b"\0")
         (place / f"{name}.bin").write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
-    windows = lambda *words: [[int(x) for x in row] for row in ngrams.windows_of(place, *words)]
+    found = lambda split, *words: ngrams.windows_of(ngrams.shards_of(place, split), *words)
+    windows = lambda *words: [[int(x) for x in row] for row in found(*words)]
     assert windows("train", 4, 9, True) == [list(range(b, b + 5)) for b in (0, 4, 10, 14, 18)]
     assert windows("train", 4, 2, True) == [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]]
     assert windows("val", 4, 1, False) == [[30, 31, 32, 33, 34]]
@@ -392,9 +396,15 @@ def n_grams_are_interpolated_by_their_definition(place):
     counted = SimpleNamespace(runs=[run], ngrams=None, by_eval=lambda: False)
     ngrams.count(counted)
     assert (counted.ngrams["tokens"], counted.ngrams["windows"]) == (5 * 4, 2)
-    assert counted.ngrams["losses"] == ngrams.losses(
-        *(ngrams.windows_of(place, w, 4, 5, True) for w in ("train", "val")), 40
-    )
+    assert counted.ngrams["losses"] == ngrams.losses(*(found(w, 4, 5, True) for w in ("train", "val")), 40)
+    assert not (place / "lab/ngrams.json").exists(), "runs that are no lab share it"
+    for tokens, known in ((10, True), (11, False)):  # of another corpus
+        run.info["data"], counted.ngrams = {"val": [{"tokens": tokens}]}, None
+        ngrams.count(counted)
+        assert bool(counted.ngrams) == known
+    (place / "val_0.bin").write_bytes(b"no shard")
+    ngrams.count(counted)
+    assert counted.ngrams is None
 
 
 @test
@@ -468,9 +478,8 @@ def seeds_are_paired_by_number_where_an_arm_lacks_one(place):
     expected = -0.05 + stats.mean([NOISE[0], NOISE[2], NOISE[3]])
     r = tables.results(study)
     row = next(row for row in r["summary"] if row["arm"] == "a")
-    for gap in (row["gap"], row["gap_pooled"]):
-        near(gap["mean"], expected, 1e-9)
-        assert gap["n"] == 3, gap
+    near(row["gap"]["mean"], expected, 1e-9)
+    assert row["gap"]["n"] == 3, row
     noise = next(row for row in r["noise"] if row["arm"] == "a")
     near(noise["gap_sd"], stats.deviation([NOISE[0], NOISE[2], NOISE[3]]), 1e-9)
     assert [round(row["gap"]["mean"], 9) for row in r["by_position"]["a"]] == [round(expected, 9)] * 5

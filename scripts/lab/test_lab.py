@@ -147,7 +147,7 @@ def a_plan_repeats_its_runs_at_each_precision():
         said
     )
     refused("probes = yes\n[arm a]\n", "x.plan:1: 'probes = yes': must be last, all or none")
-    refused("group = g\n[arm a]\n", "x.plan:1: 'group' is only allowed in an [arm ...]")
+    refused("match = b\n[arm a]\n", "x.plan:1: 'match' is only allowed in an [arm ...]")
     refused("probe = x\n[arm a]\n", "x.plan:1: 'probe' cannot be set in a plan: probes sets it")
     refused("precisions = fp32 fp32\n[arm a]\n", "x.plan:1: 'precisions = fp32 fp32': must be different words")
     refused("quantize = w8a8,w4a4\n[arm a]\n", "x.plan:1: 'quantize = w8a8,w4a4': must be different words")
@@ -200,7 +200,7 @@ def counts_accept_suffixes_and_exponents():
         ("1e6", 10**6),
     ):
         assert plans.parse_count(text) == value, text
-    for text in ("", "0", "-1", "1.5", "K", "1 M", "1e-3", "nan", "0x10"):
+    for text in ("", "0", "-1", "1.5", "K", "1 M", "1e-3", "1e400", "nan", "0x10"):
         assert plans.parse_count(text) is None, text
 
 

@@ -198,9 +198,6 @@ def the_report_has_the_known_numbers(place):
     assert git["source"] == "git" and len(r["by_source"]["diff_v2"]) == 2
     near(git["loss"]["mean"] - 1, r["by_source"]["diff_v2"][0]["loss"]["mean"])
     near(git["gap"]["mean"], -0.04)
-    beside = {p["what"]: p["here"] for p in r["published"]}
-    assert beside["Loss, DIFF V2 minus Transformer"].startswith("-0.0400 [-0.0830, +0.0030], n = 3"), beside
-    assert "Transformer 50.0 / 1.50" in beside["Largest / median attention logit"], beside
     said = (lab / "report/results.md").read_text()
     has(said, "| -0.0400 [-0.0830, +0.0030] not shown |", "| 2.100, 2.200, 2.300 | diverged |")
     text = (lab / "report/report.html").read_text()
@@ -292,10 +289,7 @@ def the_report_has_verdicts_probes_and_late_gradients(place):
     verdicts = {row["id"]: row["verdict"] for row in r["claims"]}
     assert verdicts["gap-parameters"] == "supported" and verdicts["extra-logit"] == "opposite shown", verdicts
     assert not {"gap", "1.5h", "decoding"} & set(verdicts), verdicts
-    assert r["plan"] == "family" and r["groups"]["sink"] == "G"
-    row = next(x for x in r["summary"] if x["arm"] == "diff_v2")
-    assert row["gap_pooled"]["pooled"] and row["gap_pooled"]["half"] != row["gap"]["half"]
-    near(row["gap_pooled"]["mean"], row["gap"]["mean"])
+    assert r["plan"] == "family"
     power = next(x for x in r["noise"] if x["arm"] == "diff_v2")
     assert power["pooled_df"] == 8 and power["seeds_pooled"] <= power["seeds_for_effect"], power
     near(r["probes"]["layers"]["sink"]["cancelled"][0]["mean"], 0.25)
@@ -665,36 +659,6 @@ def the_report_of_a_resumed_run_has_its_option_history(place):
 
 
 @test
-def the_report_of_a_resumed_run_has_all_its_steps(place):
-    from . import test_lab
-
-    test_lab.corpus(place)
-    words = (
-        "--train-data corpus --val-data corpus --layers 1 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 "
-        "--ffn 16 --seq-len 16 --vocab 256 --batch-size 2 --total-batch 64 --warmup 2 --val-every 20 "
-        "--val-steps 4 --threads 1 --lr 0.001 --attention baseline"
-    ).split()
-    for more in (
-        ["--out", "run", "--steps", "40", *words],
-        ["--out", "run", "--resume", "--steps", "80", "--lr", "0.5", "--total-batch", "128", "--threads", "1"],
-        ["--out", "whole", "--steps", "80", *words],
-    ):
-        done = subprocess.run([test_lab.TRAINER, *more], cwd=place, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-    run, out = place / "run", place / "out"
-    done = report(run, "--out", out, "--no-png")
-    assert done.returncode == 0, done.stderr
-    r, log = results_of(out), run_directory.read_log(run / "log.jsonl")
-    last = next(record for record in reversed(log) if record["kind"] == "val")
-    assert last["step"] == 80 and abs(r["runs"][0]["final_loss"] - last["loss"]) < 1e-6, (last, r["runs"])
-    tokens = [record["tokens"] for record in log if record["kind"] == "train"][-1]
-    assert r["tokens"] == tokens == 40 * 64 + 40 * 128, (r["tokens"], tokens)
-    assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 40", r["summary"]
-    done = report(place / "whole", run, "--out", out, "--no-png")
-    expect_error(done, 2, "--total-batch: 64 in whole, 64 then 128 after step 40 in run (and ")
-
-
-@test
 def losses_of_other_validation_windows_are_not_compared(place):
     one, other, out = place / "one", place / "other", place / "out"
     made_run(one, "baseline", 0.001, 1, 2.0)
@@ -840,7 +804,7 @@ def places(value, path=()):
         yield from places(item, path + (key,))
 
 
-WRONG = (None, "x", -1, 1e999, [None], {}, 10**400, "gone")
+WRONG = (None, "x", -1, 0, 1e999, [None], {}, 10**400, "gone")
 
 
 def spoiled(text, path, wrong):
@@ -890,7 +854,7 @@ def values_of_any_type_do_not_crash_the_report(place):
     task = {"kind": "choices", "step": STEPS, "name": "piqa", "examples": 9, "accuracy": 0.4, "chance": 0.5}
     lines.insert(0, json.dumps({**task, "accuracy_se": 0.1, "norm": "tokens", "fingerprint": "9"}))
     (run / "log.jsonl").write_text("\n".join(lines[:5] + lines[-5:]) + "\n")
-    arms = {"signed": {"label": "L", "group": "G", "match": "b"}}
+    arms = {"signed": {"label": "L", "match": "b"}}
     more = {"question": "Q", "reference": "signed", "precisions": ["fp32"], "arms": arms}
     write_lab(lab, {"run": "signed"}, plan="family.plan", title="T", **more)
     (run / "probe.json").write_text(test_claims.probe_of(0.2, 0.25))
