@@ -1,61 +1,28 @@
 #!/usr/bin/env python3
 """
-Draws loss-gap.png, stability.png and three-arms.png from runs/, low-bit.png from low-bit.csv, and yoco.png from
-yoco.csv. Requires matplotlib.
+Draws stability.png, three-arms.png and three-arms-ablations.png from runs/, low-bit.png from low-bit.csv, and yoco.png
+from yoco.csv. Requires matplotlib.
 
-Usage: dev/results/draw.py [RESULTS]
-  RESULTS   results.json of a report of the plan low-bit or yoco: first replaces its table
+Usage: dev/results/draw.py
 """
 
-import json
 import math
-import sys
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from pages import (
-    OVER_TIME,
-    at_rates,
-    common,
-    currencies,
-    evaluations,
-    named,
-    read,
-    runs_of,
-    stats,
-    studies,
-    times_of,
-    write,
-)
+from pages import OVER_TIME, at_rates, common, currencies, evaluations, named, read, runs_of, stats, studies, times_of
 
 HERE = Path(__file__).resolve().parent
 COLORS = {"baseline": "#4477aa", "diff_v2": "#ee6677", "diff_v1": "#228833"}
 LOW_BIT_COLORS = {**COLORS, "baseline-1.5h": "#66ccee", "baseline-2h": "#aa3377", "gated_elem": "#ccbb44"}
+ARMS = {**LOW_BIT_COLORS, "cross_group": "#228833", "no_lambda": "#ccbb44", "no_sigmoid": "#4477aa"}
 LADDER = {**COLORS, "diff_v1_no_norm": "#66ccee", "diff_v2_norm": "#aa3377"}
 GROWTH = "gradient norm: last quarter / second quarter"
 plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
 plt.rcParams.update({"grid.alpha": 0.3, "savefig.dpi": 150, "figure.constrained_layout.use": True})
-
-
-def draw_loss_gap(path):
-    losses, labels = studies()["loss-gap-cpu"].table(), named("loss-gap")
-    gaps = {arm: list(stats.paired(x, losses["baseline"]).values()) for arm, x in losses.items() if arm != "baseline"}
-    order = sorted(gaps, key=lambda arm: -sum(gaps[arm]))
-    figure, axes = plt.subplots(figsize=(7, 3))
-    for y, arm in enumerate(order):
-        e = stats.t_interval(gaps[arm])
-        color = next(c for name, c in COLORS.items() if arm.startswith(name))
-        axes.errorbar(e.mean, y, xerr=e.half, fmt="o", color=color, capsize=3)
-        axes.plot(gaps[arm], [y + 0.22] * len(gaps[arm]), "x", color=color, alpha=0.5, markersize=4)
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(order)), [labels[arm] for arm in order])
-    figure.supxlabel(
-        "gap to the Transformer with NH heads, nats per byte: mean, 95% interval, single seeds (x)", fontsize=9
-    )
-    figure.savefig(path)
 
 
 def draw_stability(path):
@@ -80,14 +47,15 @@ def draw_stability(path):
     figure.savefig(path)
 
 
-def draw_arms(path):
+def draw_arms(plan):
     """Loss over rates and tokens; gaps by position and frequency; statistics over tokens."""
-    study = runs_of("three-arms-cpu")
-    own, measured = currencies.at_own_rates(study), studies()["three-arms-cpu"]
+    name = f"{plan}-cpu"
+    study, measured = runs_of(name), studies()[name]
+    own = currencies.at_own_rates(study)
     figure, panels = plt.subplots(2, 3, figsize=(12, 6.4))
     (rates, positions, shares), (seeds, *times) = panels
     for i, (arm, label) in enumerate(study.arms.items()):
-        style = {"color": LOW_BIT_COLORS[arm], "marker": "o", "markersize": 3}
+        style = {"color": ARMS[arm], "marker": "o", "markersize": 3}
 
         def draw(axes, x, estimates):
             mean, half = zip(*((e["mean"], e["half"]) for e in estimates))
@@ -97,48 +65,27 @@ def draw_arms(path):
         for run in (run for run in own.runs if run.arm == arm):
             x, y = zip(*sorted((t / 1e6, loss) for t, loss in run.validated.items() if t > 1e6))
             seeds.plot(x, y, color=style["color"], linewidth=0.8)
-        apart = 2 ** (0.08 * (i - 1.5))  # so that bars do not cover each other
+        apart = 2 ** (0.08 * (i - len(study.arms) / 2))  # so that bars do not cover each other
         if arm != study.reference:
             rows = [row for row in evaluations.by_position(own, own.rates()[0])[arm] if row["begin"] >= 8]
             draw(positions, [row["end"] * apart for row in rows], [row["gap"] for row in rows])
             rows = common(evaluations.by_frequency(own, own.rates()[0])[arm])
             draw(shares, [row["share"] * apart for row in rows], [row["gap"] for row in rows])
         for axes, key in zip(times, ("context_rms_mean", "residual_max")):
-            found = times_of("three-arms-cpu", [arm], [key])[key, arm]
+            found = times_of(name, [arm], [key])[key, arm]
             draw(axes, [t / 1e6 for t in found], [stats.as_json(e) for e in found.values()])
             axes.set_ylabel(f"{OVER_TIME[key][0]}: mean, 95% interval")
-    for axes, name in ((rates, "learning rate"), (positions, "position, up to"), (shares, "share of the token, from")):
+    for axes, what in ((rates, "learning rate"), (positions, "position, up to"), (shares, "share of the token, from")):
         axes.set_xscale("log", base=10 if axes is rates else 2)
-        axes.set_xlabel(name)
-        axes.set_ylabel("loss of the sweep" if axes is rates else "loss minus the Transformer's")
+        axes.set_xlabel(what)
+        axes.set_ylabel("loss of the sweep" if axes is rates else f"loss minus that of {study.arms[study.reference]}")
     seeds.set_ylabel("validation loss of each seed")
     for axes in panels[1]:
         axes.set_xlabel("million tokens")
     for axes in (positions, shares):
         axes.axhline(0, color="black", linewidth=0.8)
     rates.legend(fontsize=7)
-    figure.savefig(path)
-
-
-def number(x):
-    return "" if x is None else f"{x:.7g}"
-
-
-def seeds_of(results):
-    return sorted({str(run["seed"]) for run in results["runs"]}, key=int)
-
-
-def store_low_bit(results):
-    rows, seeds = [], seeds_of(results)
-    for table in ("training", "rounding", "measured"):
-        for row in results["low_bit"][table]:
-            gap = row["gap"] or dict.fromkeys(("mean", "half", "p_holm"))
-            named = {"table": table, **{key: row[key] for key in ("precision", "what", "arm")}}
-            costs = {"mean": row["cost"]["mean"], "half": row["cost"]["half"]}
-            gaps = {"gap": gap["mean"], "gap_half": gap["half"], "gap_p_holm": gap["p_holm"]}
-            each = {f"seed{seed}": row["seeds"].get(seed) for seed in seeds}
-            rows.append({**named, **{key: number(x) for key, x in (costs | gaps | each).items()}})
-    write("low-bit.csv", rows)
+    figure.savefig(HERE / f"{plan}.png")
 
 
 def draw_low_bit(path):
@@ -163,30 +110,6 @@ def draw_low_bit(path):
     shown = [plt.Line2D([], [], marker="o", linestyle="", color=LOW_BIT_COLORS[arm], label=labels[arm]) for arm in arms]
     figure.legend(handles=shown, loc="outside lower center", ncols=3)
     figure.savefig(path)
-
-
-def store_yoco(results):
-    rows, seeds = [], seeds_of(results)
-    nothing = dict.fromkeys(("mean", "half", "p_holm"))
-
-    def add(table, what, change, arm, value, gap, by_seed):
-        e, g = value or nothing, gap or nothing
-        numbers = {"mean": e["mean"], "half": e["half"], "p_holm": e.get("p_holm")}
-        numbers |= {"gap": g["mean"], "gap_half": g["half"], "gap_p_holm": g.get("p_holm")}
-        numbers |= {f"seed{seed}": by_seed.get(seed) for seed in seeds}
-        named = {"table": table, "what": what, "change": change, "arm": arm, "label": results["arms"][arm]}
-        rows.append({**named, **{key: number(x) for key, x in numbers.items()}})
-
-    for row in results["long_context"]["arms"]:
-        for what, value in row["values"].items():
-            add("arm", what, "", row["arm"], value, None, row["seeds"][what])
-    for row in results["long_context"]["costs"]:
-        change = f"{row['change']} against {row['base']}"
-        add("cost", row["what"], change, row["arm"], row["cost"], row["gap"], row["seeds"])
-    for arm, bins in results["by_position"].items():
-        for row in bins:
-            add("position", f"{row['begin']} to {row['end'] - 1}", "", arm, row["loss"], row["gap"], {})
-    write("yoco.csv", rows)
 
 
 def draw_yoco(path):
@@ -219,11 +142,8 @@ def draw_yoco(path):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        stored = json.loads(Path(sys.argv[1]).read_text())
-        (store_low_bit if stored["low_bit"] else store_yoco)(stored)
-    draw_loss_gap(HERE / "loss-gap.png")
     draw_stability(HERE / "stability.png")
-    draw_arms(HERE / "three-arms.png")
+    draw_arms("three-arms")
+    draw_arms("three-arms-ablations")
     draw_low_bit(HERE / "low-bit.png")
     draw_yoco(HERE / "yoco.png")

@@ -2,15 +2,10 @@
 """
 Draws family.png from runs/ and mechanisms.png from mechanisms.csv. Requires matplotlib.
 
-Usage: dev/results/draw_family.py [RESULTS]
-  RESULTS   results.json of a report of the plan family: first replaces mechanisms.csv
+Usage: dev/results/draw_family.py
 """
 
-import json
-import sys
-from pathlib import Path
-
-from draw import HERE, number, plt, write
+from draw import HERE, plt
 from pages import gap, named, read, studies
 from rate_sweeps import EFFECT
 
@@ -25,40 +20,20 @@ ARMS = {
     "grouped_4": "#4477aa",
     "diff_v1": "#999999",
 }
+GROUPS = {  # of family.png
+    "Transformers": "baseline-1.5h baseline-2h baseline-qk",
+    "DIFF V2": "diff_v2 diff_v2-qk cross_group",
+    "factor": "no_lambda no_sigmoid signed head_lambda layer_lambda",
+    "grouped": "grouped_2 grouped_4",
+    "gates": "gated_head gated_elem diff_v2_gated_head diff_v2_gated_elem",
+    "others": "xsa diff_v2_xsa off_by_one sink diff_scalar diff_v1",
+}
 CLASSES = ("first", "punctuation", "rare", "other")
 
 
-# ---- tables
-
-
-def mechanism_rows(results):
-    """One row per arm, number, and layer (at the last step) or step (mean over the layers)."""
-    rows = []
-
-    def add(table, arm, name, at, e):
-        if e:
-            where = {"table": table, "arm": arm, "label": results["arms"][arm], "name": name, "at": f"{at}"}
-            rows.append({**where, "mean": number(e["mean"]), "half": number(e["half"])})
-
-    for arm, names in results["probes"]["layers"].items():
-        for name, layers in names.items():
-            for layer, e in enumerate(layers):
-                add("layer", arm, name, layer, e)
-    for arm, steps in results["probes"]["steps"].items():
-        for step in steps if len(steps) > 1 else ():
-            for name, e in step.items():
-                add("step", arm, name, step["step"], e) if name != "step" else None
-    return rows
-
-
-# ---- figures
-
-
 def draw_family(path):
-    measured, labels, groups = studies()["family-cpu"], named("family"), {}
+    measured, labels, groups = studies()["family-cpu"], named("family"), {g: arms.split() for g, arms in GROUPS.items()}
     gaps = {arm: gap(measured, arm, "baseline") for arm in measured.arms if arm != "baseline"}
-    for arm in dict.fromkeys(arm.removesuffix("-p") for arm in gaps):
-        groups.setdefault(named("family", "group")[arm], []).append(arm)
     figure, axes = plt.subplots(figsize=(9, 1.6 + 0.3 * sum(map(len, groups.values()))))
     y, names, at = 0, [], []
     for i, (group, arms) in enumerate(groups.items()):
@@ -176,7 +151,5 @@ def draw_mechanisms(path):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        write("mechanisms.csv", mechanism_rows(json.loads(Path(sys.argv[1]).read_text())))
     draw_family(HERE / "family.png")
     draw_mechanisms(HERE / "mechanisms.png")

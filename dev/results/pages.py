@@ -30,12 +30,12 @@ from lab.table import parameters_text
 
 PLANS = HERE.parent.parent / "scripts/plans"
 SOURCES = {  # page: the archives and the files that its intervals are of
-    "README.md": "loss-gap-cpu ablations-cpu ablations-cpu-300k family-cpu positions.csv",
+    "README.md": "",
     "context-rot.md": "context-rot-cpu",
-    "family.md": "family-cpu family-rerun-cpu equal-flops-cpu late-gradients-cpu loss-gap-cpu mechanisms.csv",
+    "family.md": "family-cpu family-rerun-cpu equal-flops-cpu late-gradients-cpu mechanisms.csv",
     "low-bit.md": "low-bit-cpu-fp32 low-bit.csv",
     "moe.md": "moe-cpu",
-    "optimizers.md": "optimizers-cpu loss-gap-cpu",
+    "optimizers.md": "optimizers-cpu",
     "spikes.md": "",
     "sparse.md": "sparse-cpu",
     "stability.md": "stability-cpu",
@@ -43,7 +43,7 @@ SOURCES = {  # page: the archives and the files that its intervals are of
     "transfer.md": "transfer-cpu",
     "upcycle.md": "upcycle-cpu",
     "yoco.md": "yoco-cpu yoco.csv",
-    "../../README.md": "loss-gap-cpu family-cpu equal-flops-cpu three-arms-cpu context-rot-cpu",
+    "../../README.md": "family-cpu equal-flops-cpu three-arms-cpu context-rot-cpu",
 }
 PLANTED = {  # of spikes.md: name of the test, what was planted
     "rate": "the rate jumps from 0.01 to 0.3",
@@ -88,11 +88,9 @@ def runs_of(name):
     return load(archives(name))
 
 
-def named(plan, key="label"):
-    """{arm: value of a key} of a plan."""
-    arms = re.findall(r"^\[arm (\S+)\]\n((?:[^[].*\n)*)", (PLANS / f"{plan}.plan").read_text(), re.M)
-    found = {arm: re.search(rf"^{key} = (.*)$", keys, re.M) for arm, keys in arms}
-    return {arm: value[1] for arm, value in found.items() if value}
+def named(plan):
+    """{arm: label} of a plan."""
+    return dict(re.findall(r"^\[arm (\S+)\]\nlabel = (.*)$", (PLANS / f"{plan}.plan").read_text(), re.M))
 
 
 def interval(e, sign=""):
@@ -164,24 +162,6 @@ def equal(family, flops):
     rows.append(["time", "about 792 steps", "586 steps", "not measured", ""])
     said = f"The Transformer with 675 steps instead of 586: {interval(longer, '+')} nats.\n"
     return table(["equal", "Transformer", "DIFF V2", "difference", "seeds"], rows) + "\n" + said
-
-
-def own_gaps(measured, plan, reference, arms, each):
-    """Losses, and gaps with the deviation of their own differences; `each`: and those of each seed."""
-    names, losses, rows = named(plan), measured.table(), []
-    found = {arm: stats.paired_gap(losses[arm], losses[reference]) for arm in arms}
-    p = dict(zip(found, stats.holm([e.p for e in found.values()])))
-    for arm in (reference, *arms):
-        row = [names[arm], limits(stats.t_interval(list(losses[arm].values())))]
-        if not each:
-            n, cost = (measured.of([arm], key)[0] for key in ("parameters", "flops_per_token"))
-            row[1:1] = [f"{n:,}", f"{cost / 1e6:.2f}M"]
-        seeds = ", ".join(f"{x:+.3f}" for x in stats.paired(losses[arm], losses[reference]).values())
-        row += [limits(found[arm], "+"), *[seeds] * each, f"{p[arm]:.3f}"] if arm in found else [""] * (2 + each)
-        rows.append(row)
-    sizes = [] if each else ["parameters", "FLOPs/token"]
-    what = [f"minus {names[reference]}", "of each seed"] if each else ["gap to the Transformer"]
-    return table(["arm", *sizes, "loss", *what, "p, Holm"], rows)
 
 
 def ladder(measured):
@@ -375,6 +355,30 @@ def with_p(row, key):
     return f"{limits(estimate(row, key), '+')}, p {row[key]['p_holm']:.2g}" if row[key] else ""
 
 
+SCALE = {"tokens_per_parameter": ".1f", "minus_5_gram": "+.2f"}  # of preconditions.rows(): how the overview shows it
+
+
+def overview(of):
+    """The studies of the pages: their size, and how many arms meet the preconditions of a verdict."""
+    rows, seen = [], set()
+    for page, source in ((page, source) for page, sources in SOURCES.items() for source in sources.split()):
+        if source not in of or source in seen:
+            continue
+        seen.add(source)
+        measured, found = of[source], preconditions.rows(of[source])
+        ends = lambda values: (min(values), max(values)) if (values := [x for x in values if x is not None]) else ()
+        span = lambda values, form: " to ".join(dict.fromkeys(format(x, form) for x in ends(values))) or "–"
+        title = (HERE / page).read_text().split("\n")[0].lstrip("# ")
+        cells = [f"[{title}]({page})", source, len(measured.rows + measured.sweep)]
+        cells.append(len({row["seed"] for row in measured.rows}))
+        cells.append(span([x / 1e6 for x in measured.of(measured.arms, "parameters")], ".2f"))
+        cells += [span([row[key] for row in found], form) for key, form in SCALE.items()]
+        met = sum(not row["unmet"] for row in found)
+        rows.append((-met / len(found), [*cells, f"{met} of {len(found)}"]))
+    head = ["page", "study", "runs", "seeds", "million parameters", "tokens per parameter", "loss minus the 5-gram's"]
+    return table([*head, "arms that meet the preconditions"], [cells for _, cells in sorted(rows)])
+
+
 def losses(measured, plan):
     """All arms of a study: its loss, and what the preconditions require."""
     names, rows = named(plan), []
@@ -530,16 +534,29 @@ def rot_tasks():
     return table(["task", "arm", "accuracy", "chance", "", "minus the Transformer"], rows)
 
 
+def compared(of, prefix, plan):
+    """The tables of a plan that sweeps the rate of each arm."""
+    name, arms = f"{plan}-cpu", of[f"{plan}-cpu"]
+    others = [arm for arm in arms.arms if arm != arms.reference]
+    made = {
+        "sweep": lambda: over_rates({arm: arms.losses_by_rate(arm) for arm in arms.arms}, named(plan)),
+        "losses": lambda: losses(arms, plan),
+        "seeds": lambda: seeds_of_arms(arms, plan),
+        "gaps": lambda: pairs_of_arms(name),
+        "positions": lambda: positions_of(name, others),
+        "frequencies": lambda: frequencies_of(name, others),
+        "time": lambda: over_time(name, arms.arms),
+    }
+    return {f"{prefix}-{part}": function for part, function in made.items()}
+
+
 def tables(of):
-    loss_gap, ablations, arms = of["loss-gap-cpu"], of["ablations-cpu"], of["three-arms-cpu"]
-    with_more = [arm for arm in loss_gap.arms if arm != "baseline"]
-    parts = ["cross_group", "no_lambda", "no_sigmoid", "baseline-1.5h"]
     return {
-        "loss-gap": lambda: own_gaps(loss_gap, "loss-gap", "baseline", with_more, False),
+        **compared(of, "arms", "three-arms"),
+        "overview": lambda: overview(of),
         "ladder": lambda: ladder(of["stability-cpu"]),
         "ladder-gaps": lambda: ladder_gaps(of["stability-cpu"]),
         "ladder-stability": lambda: ladder_stability(of["stability-cpu"]),
-        "ablations": lambda: own_gaps(ablations, "ablations", "diff_v2", parts, True),
         "family": lambda: gaps(of["family-cpu"], "family"),
         "moe": lambda: gaps(of["moe-cpu"], "moe"),
         "equal": lambda: equal(of["family-cpu"], of["equal-flops-cpu"]),
@@ -556,13 +573,6 @@ def tables(of):
         "sparse": sparse,
         "sparse-scores": sparse_scores,
         "sparse-positions": lambda: positions_of("sparse-cpu", ["baseline-k2", "diff_v2", "diff_v2-k2"]),
-        "arms-sweep": lambda: over_rates({arm: arms.losses_by_rate(arm) for arm in arms.arms}, named("three-arms")),
-        "arms-losses": lambda: losses(arms, "three-arms"),
-        "arms-seeds": lambda: seeds_of_arms(arms, "three-arms"),
-        "arms-gaps": lambda: pairs_of_arms("three-arms-cpu"),
-        "arms-positions": lambda: positions_of("three-arms-cpu", arms.arms[1:]),
-        "arms-frequencies": lambda: frequencies_of("three-arms-cpu", arms.arms[1:]),
-        "arms-time": lambda: over_time("three-arms-cpu", arms.arms),
         "rot-losses": lambda: losses(of["context-rot-cpu"], "context-rot"),
         "rot": rot,
         "rot-tasks": rot_tasks,
