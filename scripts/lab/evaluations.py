@@ -93,7 +93,7 @@ SCORES = ("accuracy", "accuracy_norm", "bits_per_byte")
 
 def choice_names(study):
     """The tasks of all runs, in the order of the logs."""
-    return list(dict.fromkeys(name for run in study.runs for name in run.choices))
+    return list(dict.fromkeys(name for run in study.runs for name, records in run.choices.items() if records))
 
 
 def scores(study, arm, lr, name, key, step=None):
