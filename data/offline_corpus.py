@@ -301,7 +301,7 @@ def main():
         rest += ["--train-bpe", "8192"]
     out, text = Path(options.out), Path(f"{options.out}.jsonl")
     out.mkdir(parents=True, exist_ok=True)
-    if text.exists():
+    if text.exists() and (out / "sources.json").exists():
         made = json.loads((out / "sources.json").read_text())["sources"]
         if made.keys() != set(names):
             fail(f"{text} has the sources {', '.join(made)}: remove it, or specify another --out")
