@@ -186,12 +186,13 @@ def page(all_claims, found):
     rows = claims.judge(all_claims, found)
     verdicts = [row["verdict"] for row in rows]
     tested = sum(row["p"] is not None for row in rows)
+    untestable = sum(row["remark"].startswith("not testable") for row in rows)
     told = ", ".join(f"{verdicts.count(v)} {v}" for v in claims.VERDICTS if v in verdicts)
     parts = [
         "# Scoreboard of claims\n",
-        f"{told}. The verdicts are corrected for the {tested} tests of this page (Holm's method): with probability 95% "
-        f"all of them are right. The intervals are single 95% intervals, of which about {tested / 20:.0f} of {tested} "
-        "miss the true value.\n",
+        f"{told}; of those not shown {untestable} are not testable in their study. The verdicts are corrected for the "
+        f"{tested} tests of this page (Holm's method): with probability 95% all of them are right. The intervals are "
+        f"single 95% intervals, of which about {tested / 20:.1f} of {tested} miss the true value.\n",
         "Differences are at equal tokens, except where a claim says FLOPs. The last column has the FLOPs of training "
         "the first arm, relative to the second. No difference is at equal time: on a CPU, DIFF V2 trains at 0.74 of "
         "the Transformer's tokens per second (`dev/BENCH.md`).\n",
