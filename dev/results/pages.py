@@ -40,10 +40,11 @@ SOURCES = {  # page: the archives and the files that its intervals are of
     "sparse.md": "sparse-cpu",
     "stability.md": "stability-cpu",
     "three-arms.md": "three-arms-cpu",
+    "three-arms-ablations.md": "three-arms-ablations-cpu three-arms-cpu",
     "transfer.md": "transfer-cpu",
     "upcycle.md": "upcycle-cpu",
     "yoco.md": "yoco-cpu yoco.csv",
-    "../../README.md": "family-cpu equal-flops-cpu three-arms-cpu context-rot-cpu",
+    "../../README.md": "optimizers-cpu three-arms-cpu three-arms-ablations-cpu context-rot-cpu",
 }
 PLANTED = {  # of spikes.md: name of the test, what was planted
     "rate": "the rate jumps from 0.01 to 0.3",
@@ -365,7 +366,9 @@ def overview(of):
         if source not in of or source in seen:
             continue
         seen.add(source)
-        measured, found = of[source], preconditions.rows(of[source])
+        longest = {arm: max(of[source].of([arm], "tokens"), default=None) for arm in of[source].arms}
+        rows_of = [row for row in of[source].rows if row["tokens"] == longest[row["arm"]]]
+        measured, found = of[source], preconditions.rows(replace(of[source], rows=rows_of))
         ends = lambda values: (min(values), max(values)) if (values := [x for x in values if x is not None]) else ()
         span = lambda values, form: " to ".join(dict.fromkeys(format(x, form) for x in ends(values))) or "–"
         title = (HERE / page).read_text().split("\n")[0].lstrip("# ")
@@ -463,9 +466,11 @@ def frequencies_of(name, arms):
 
 
 def pairs_of_arms(name):
-    """The gaps of all pairs of arms in three currencies."""
-    rows = []
-    for row in currencies.rows(runs_of(name)):
+    """The gaps of all pairs of three arms, or of more to the reference, in three currencies."""
+    study, rows = runs_of(name), []
+    for row in currencies.rows(study):
+        if len(study.arms) > 3 and study.reference not in (row["arm"], row["other"]):
+            continue
         costs = [f"{row[key]['price']:.2f}" for key in currencies.CURRENCIES[1:]]
         gaps = [limits(estimate(row[key], "gap"), "+") for key in currencies.CURRENCIES]
         rows.append([f"{row['label']} minus {row['other_label']}", *gaps, *costs])
@@ -534,8 +539,8 @@ def rot_tasks():
     return table(["task", "arm", "accuracy", "chance", "", "minus the Transformer"], rows)
 
 
-def compared(of, prefix, plan):
-    """The tables of a plan that sweeps the rate of each arm."""
+def compared(of, prefix, plan, over=tuple(OVER_TIME)):
+    """The tables of a plan that sweeps the rate of each arm. over: numbers whose course is shown"""
     name, arms = f"{plan}-cpu", of[f"{plan}-cpu"]
     others = [arm for arm in arms.arms if arm != arms.reference]
     made = {
@@ -545,7 +550,7 @@ def compared(of, prefix, plan):
         "gaps": lambda: pairs_of_arms(name),
         "positions": lambda: positions_of(name, others),
         "frequencies": lambda: frequencies_of(name, others),
-        "time": lambda: over_time(name, arms.arms),
+        "time": lambda: over_time(name, arms.arms, over),
     }
     return {f"{prefix}-{part}": function for part, function in made.items()}
 
@@ -553,6 +558,7 @@ def compared(of, prefix, plan):
 def tables(of):
     return {
         **compared(of, "arms", "three-arms"),
+        **compared(of, "ablations", "three-arms-ablations", ("context_rms_min", "context_rms_max", "lambda_mean")),
         "overview": lambda: overview(of),
         "ladder": lambda: ladder(of["stability-cpu"]),
         "ladder-gaps": lambda: ladder_gaps(of["stability-cpu"]),
