@@ -218,6 +218,7 @@ static inline int launch_open(const char *file, int flags, const CommStart *star
     double limit = launch_limit(start, comm.ranks), until = now_seconds() + limit;
     int fd;
     while ((fd = open(file, flags | O_CLOEXEC, 0600)) < 0) {
+        // ESTALE: replaced meanwhile, on NFS
         CHECK(errno == ENOENT || errno == ESTALE, "cannot open %s: %s", file, strerror(errno));
         DIR *parent = opendir(start->directory);
         if (parent) closedir(parent);

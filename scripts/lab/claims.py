@@ -240,7 +240,7 @@ def new_row(claim, arms, **more):
 
 
 def told(row):
-    """The claim, and what was published."""
+    """The text of a claim, with what its source measured."""
     return row["claim"] + (f" (published: {row['published']})" if row["published"] else "")
 
 
