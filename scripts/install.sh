@@ -29,9 +29,9 @@ bash=$root/share/bash-completion/completions zsh=$root/share/zsh/site-functions
 # name in PREFIX/bin: script
 commands=(diffv2-lab:scripts/lab/__main__.py diffv2-watch:scripts/watch.py diffv2-export-run:scripts/export_run.py
     diffv2-prepare:data/prepare.py diffv2-prepare-choices:data/prepare_choices.py
-    diffv2-synthetic-tasks:data/synthetic_tasks.py diffv2-export-hub:dev/reference/export_hub.py
-    diffv2-export-gguf:dev/reference/export_gguf.py)
-files=(LICENSE scripts/{python_environment.py,watch.py,export_run.py,plot_loss.awk} scripts/{lab,plans,export_python}/*
+    diffv2-synthetic-tasks:data/synthetic_tasks.py diffv2-average:scripts/average.py
+    diffv2-export-hub:dev/reference/export_hub.py diffv2-export-gguf:dev/reference/export_gguf.py)
+files=(LICENSE scripts/{python_environment,watch,export_run,average}.py scripts/plot_loss.awk scripts/{lab,plans,export_python}/*
     data/*.py data/{inspect,requirements.txt} data/gpt2_ranks/*
     dev/reference/{export_gguf,export_hub,model_card,modeling_diffv2}.py)
 

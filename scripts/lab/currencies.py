@@ -2,7 +2,7 @@
 
 A token costs an arm 1, its FLOPs (their mean over the phases of a run), or the seconds of its median tokens/s if both
 arms ran on one machine. If two runs differ in cost by at most 1% their final losses are compared ("by design").
-Otherwise the loss of the dearer run is read from its validations at the cost of the other, linear over log tokens
+Otherwise the loss of the more expensive run is read from its validations at the cost of the other, linear over log tokens
 ("interpolated"), and compared with the last validation of the other. There its learning rate has not decayed as far, so
 its loss is above that of a run that ends there: an interpolated gap favours the cheaper arm. Gaps are paired by seed,
 intervals are Student's t.
@@ -109,7 +109,7 @@ def table(found, reference):
         cells[-1].append(" and ".join(f"{x:.2f}" if (x := row[c]["price"]) else "–" for c in CURRENCIES[1:]))
     head = ["arm", "minus", "rates", *(f"gap at equal {currency}" for currency in CURRENCIES)]
     caption = (
-        "Each arm at its own best rate, paired by seed. An interpolated gap reads the dearer run before the end of its "
+        "Each arm at its own best rate, paired by seed. An interpolated gap reads the more expensive run before the end of its "
         "schedule, which favours the cheaper arm. Seconds are of the median tokens/s, of arms on one machine."
     )
     return Table("currencies", [*head, "cost of a token: FLOPs and seconds, ratio"], cells, caption)
