@@ -191,9 +191,9 @@ find_cuda() {
     say CUDA_HOME "$toolkit"
     say NVCC "$nvcc"
     say CUDA_MAJOR "$cuda_major"
-    [ "$cuda_major" -ge 12 ] \
+    [ "${version:-0}" -ge 12050 ] \
         || missing+=("CUDA: $toolkit is version $((${version:-0} / 1000)).$((${version:-0} % 1000 / 10)),\
- 12 or newer is required; CUDA=DIRECTORY specifies another")
+ 12.5 or newer is required; CUDA=DIRECTORY specifies another")
     say CUDA_CFLAGS "$(include_flags "$include" "$(find_header cublasLt.h "$toolkit" "${cuda_places[@]}")")"
     say CUDA_LIBS "$(link_flags ${libraries[@]+"${libraries[@]}"})"
 }

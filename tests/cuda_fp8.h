@@ -148,6 +148,11 @@ static void test_fp8_errors(void) {
                      "A100 has 8.0");
     unsetenv("CUDA_ON_CPU_NAME");
     setenv("CUDA_ON_CPU_CAPABILITY", "89", 1);
+    setenv("CUDA_ON_CPU_CODE", "80", 1);
+    run_in(&r, &d, device_trainer(), 1, TRAIN_ODD " --gemm fp8 --dump-grads none");
+    expect_error(&r, "--gemm fp8: this GPU runs the program's code for 8.0, and 8.9 or higher is required: compile "
+                     "with ARCHS=89");
+    unsetenv("CUDA_ON_CPU_CODE");
     setenv("CUDA_ON_CPU_GEMM", "no-fp8", 1);
     run_in(&r, &d, device_trainer(), 1, TRAIN_ODD " --sdpa own --gemm fp8 --dump-grads none");
     expect_error(&r, "cuBLASLt does not support the FP8 product 48 x ");

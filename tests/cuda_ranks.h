@@ -300,6 +300,25 @@ static void test_ranks_aborted_collective(void) {
     test_remove_directory(&d);
 }
 
+// The host waits in the first call between two ranks, which connects them, for a rank that does not make it.
+static void test_ranks_unconnected(void) {
+    static const char *const cases[][2] = {{"ncclReduceScatter", ""}, {"an exchange", "--reduce-dtype bf16"}};
+    ProgramResult r;
+    char environment[100];
+    TestDirectory d = cuda_data(43);
+    for (int c = 0; c < 2; c++) {
+        FORMAT(environment, "CUDA_ON_CPU_NCCL_HANG=\"$([ $i = 0 ] || echo %s)\"", cases[c][0]);
+        double begin = now_seconds();
+        run_ranks(&r, &d, 2, environment, 1, TRAIN_RANKS " --batch-size 2 --steps 2 --timeout 2 --start-timeout 5 %s",
+                  cases[c][1]);
+        double seconds = now_seconds() - begin;
+        EXPECT(count_lines(r.err) == 1 && strstr(r.err, "rank ") && !strstr(r.out, "step 1/"), "%s: %.400s",
+               cases[c][0], r.err);
+        EXPECT(seconds < 20, "%s: %.0f s until the others noticed", cases[c][0], seconds);
+    }
+    test_remove_directory(&d);
+}
+
 static void test_ranks_device_errors(void) {
     static const struct {
         const char *environment, *word;
@@ -558,6 +577,7 @@ static const CudaTest cuda_ranks_tests[] = {
     {BF16_ALONE, {"starts by srun in one directory do not read each other's files", test_ranks_rendezvous}},
     {BF16_ALONE, {"invalid variables of a launcher are reported by name", test_launcher_variables}},
     {BF16_ALONE, {"the result of an aborted collective is not used", test_ranks_aborted_collective}},
+    {BF16_ALONE, {"a wait in a call of NCCL, before ranks are connected, is limited", test_ranks_unconnected}},
     {BF16_ALONE, {"an error of a device or of NCCL during a run prints one line", test_ranks_device_errors}},
     {BF16_ALONE, {"ranks that cannot start print one line", test_ranks_refused}},
     {BF16_ALONE, {"several roots join many ranks, and NCCL gets what --nvls says", test_ranks_roots}},

@@ -255,6 +255,22 @@ static void compare_records(const TestDirectory *d, const char *what, const char
     for (int i = 0; i < device_count; i++) cJSON_Delete(gpu[i]);
 }
 
+// Phases of four lengths, with windows in half of the layers and a smaller last batch of each validation.
+static void test_phases(void) {
+    static const char *const train =
+        "--train-data data.bin --val-data data.bin --layers 2 --hidden 20 --heads 2 --kv-heads 1 --head-dim 8 --ffn 27 "
+        "--vocab 43 --window 3 --full-every 2 --seq-len 12 --batch-size 2 --total-batch 24 --steps 6 --lr 3e-3 "
+        "--warmup 1 --val-every 1 --phase 1:seq-len=6,batch-size=4 --phase 2:seq-len=8,batch-size=3 --phase "
+        "3:seq-len=4,batch-size=6 --phase 4:rope-theta=500 --phase 5:total-batch=48";
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    run_in(&r, &d, cpu_trainer(), 0, "%s --out cpu", train);
+    run_in(&r, &d, device_trainer(), 0, "%s --out device", train);
+    compare_records(&d, "phases", "train", 6, cuda_fp32 ? 2e-4 : 0.03);
+    compare_records(&d, "phases", "val", 7, cuda_fp32 ? 2e-4 : 0.03);
+    test_remove_directory(&d);
+}
+
 // The reference's models with experts, then initial weights at unaligned shapes. In bf16 a few tokens near a tie go to
 // other experts than on the CPU: there the gradients are compared between levels of recomputation, bit for bit, and the
 // losses of a run.
@@ -1195,6 +1211,7 @@ static const CudaTest cuda_trainer_tests[] = {
     {BOTH_PRECISIONS, {"gradients of windows and YOCO equal those of the CPU trainer", test_gradients_of_windows}},
     {BOTH_PRECISIONS, {"gradients, losses and text of block-sparse attention equal the CPU's", test_sparse_models}},
     {BOTH_PRECISIONS, {"gradients and losses of models with experts equal those of the CPU trainer", test_experts}},
+    {BOTH_PRECISIONS, {"losses in phases of several lengths equal those of the CPU trainer", test_phases}},
     {BF16_ALONE,
      {"activation recomputation does not change a bit of the gradients of any variant", test_recompute_bits}},
 #ifdef CUDA_ON_CPU

@@ -241,6 +241,9 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLA
 #undef CUDA_ON_CPU_PLACE
 
 // Calls with a kernel argument, which CUDA's header overloads only for nvcc.
+template <class... P> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *of, void (*kernel)(P...)) {
+    return cudaFuncGetAttributes(of, reinterpret_cast<const void *>(kernel));
+}
 template <class... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
     return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), attribute, value);
 }

@@ -2,6 +2,10 @@
 nccl.cpp: NCCL where kernels run on the CPU, between processes of one machine. nccl.h declares the calls, so a signature
 that differs from NVIDIA's does not compile.
 
+The first collective of each name between the ranks of a communicator connects them, as NCCL does: the host returns from
+it when all ranks have made the call. CUDA_ON_CPU_NCCL_HANG=NAME: this rank does not return from the first one of this
+name, and the others wait for it.
+
 A collective runs in stream order. It copies this rank's data to memory that the processes share, and ends when all
 ranks have done so; until then its stream stops, and the host continues. If a rank lacks a wait before it sends, the
 other ranks receive old values. Sums are in the order of ranks. All ranks must make the same calls in the same order;
@@ -35,7 +39,7 @@ namespace {
 
 using namespace cuda_on_cpu;
 
-enum { slots = 2, largest_ranks = 16, largest_splits = 4 };
+enum { slots = 2, largest_ranks = 16, largest_splits = 4, largest_names = 8 };
 constexpr size_t slot_bytes = (size_t)64 << 20; // of a rank; pages that are not written take no memory
 
 struct Call {
@@ -47,6 +51,7 @@ struct Shared {
     std::atomic<int> ranks_here, gpu[largest_ranks], pid[largest_ranks];
     std::atomic<size_t> ids[largest_ranks];                          // a hash
     std::atomic<uint64_t> sent[largest_ranks], taken[largest_ranks]; // collectives
+    std::atomic<int> connected[largest_names];                       // ranks, for the names in the order of calls
     Call calls[slots][largest_ranks];
     struct {
         std::atomic<int> ranks_here;
@@ -61,7 +66,8 @@ constexpr size_t header_bytes = (sizeof(Shared) + 4095) / 4096 * 4096;
 struct ncclComm {
     int rank, ranks;
     uint64_t queued;
-    int split; // how often
+    int split;                          // how often
+    std::vector<std::string> connected; // names of collectives
     Shared *shared;
     std::atomic<bool> aborted, ended;
     std::atomic<ncclResult_t> error; // in the background
@@ -103,6 +109,17 @@ bool breaks(ncclComm_t comm, uint64_t number) {
     return true;
 }
 
+// Connects the ranks for the first collective of a name.
+void connect(const char *name, ncclComm_t comm) {
+    const char *hang = getenv("CUDA_ON_CPU_NCCL_HANG");
+    size_t at = comm->connected.size();
+    if (std::count(comm->connected.begin(), comm->connected.end(), name)) return;
+    if (at == largest_names) fail("%s: more than %d kinds of collectives", name, largest_names);
+    while (hang && !strcmp(hang, name)) pause();
+    comm->connected.push_back(name);
+    for (++comm->shared->connected[at]; comm->shared->connected[at] < comm->ranks && !comm->aborted;) usleep(1000);
+}
+
 // Sends `bytes` in stream order, and calls arrive(collective) when all ranks have sent theirs.
 ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, size_t bytes, int detail,
                         const void *from, void *to, size_t to_bytes, std::function<void(uint64_t)> arrive) {
@@ -110,6 +127,7 @@ ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, 
     if (status != ncclSuccess) return status;
     check_buffer(name, from, bytes);
     check_buffer(name, to, to_bytes);
+    connect(name, comm);
     uint64_t number = comm->queued++;
     bool sent = false;
     Call call = {"", bytes, detail};
@@ -203,7 +221,7 @@ ncclResult_t join(const char *call, ncclComm_t *comm, int ranks, int rank, int c
     FILE *f = path ? fopen(path, "a") : nullptr;
     if (f) fprintf(f, "%d ids, NCCL_NVLS_ENABLE=%s\n", count, nvls ? nvls : ""), fclose(f);
     static auto *made = new std::vector<ncclComm_t>; // they stay, so that the use of one that has ended is refused
-    made->push_back(*comm = new ncclComm{rank, ranks, 0, 0, shared, {false}, {false}, {ncclSuccess}});
+    made->push_back(*comm = new ncclComm{rank, ranks, 0, 0, {}, shared, {false}, {false}, {ncclSuccess}});
     return refuse_shared_gpu(shared, ranks, rank);
 }
 

@@ -174,6 +174,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->l2CacheSize = 32 << 20;
     return cudaSuccess;
 }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *of, const void *) { // the program's code, of any kernel
+    cudaDeviceProp p;
+    memset(of, 0, sizeof(*of));
+    if (cudaGetDeviceProperties(&p, chosen_device) != cudaSuccess) return cudaErrorInvalidDevice;
+    const char *code = getenv("CUDA_ON_CPU_CODE");
+    of->ptxVersion = of->binaryVersion = code ? atoi(code) : 10 * p.major + p.minor;
+    return cudaSuccess;
+}
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
     cudaDeviceProp p;
     if (cudaGetDeviceProperties(&p, device) != cudaSuccess) return cudaErrorInvalidDevice;

@@ -69,7 +69,7 @@ static inline size_t comm_library_bytes(int ranks, const char **of) {
 #ifdef DEVICE_OPS
 #ifdef USE_NCCL
     *of = "NCCL";
-    if (nccl.own_bytes) return nccl.own_bytes; // measured
+    if (nccl.measured) return nccl.own_bytes;
 #endif
     *of = "NCCL, about"; // up to 32 channels with 9.5 MiB of buffers each; a run prints the measured size
     return ranks > 1 ? 320 << 20 : 0;

@@ -5,8 +5,9 @@ rank.
 
 A thread queries the events for the progress of this device and passes it to the watchdog: the collectives that the
 device has reached, and since when it has been in an unfinished one. The state of a rank then shows which rank the
-others wait for, even if a host is blocked in a CUDA call. The thread also queries NCCL's asynchronous errors. The
-communicator is aborted before the program ends.
+others wait for, even if a host is blocked in a CUDA call, or in an NCCL call: those that are the first between two
+ranks connect them, which takes both. The thread also queries NCCL's asynchronous errors. The communicator is aborted
+before the program ends.
 */
 // clang-format on
 #pragma once
@@ -38,8 +39,10 @@ static struct {
     bool narrow;
     grad_t *received; // [piece]: --zero 2 and 3; narrow: bf16 to send, then received, each [ranks][piece]
     size_t received_bytes;
-    size_t own_bytes;  // device memory that NCCL uses
-    bool inside, stop; // the main thread is in an NCCL call; the thread must end
+    size_t own_bytes;            // device memory that NCCL uses
+    bool measured;               // own_bytes is that of all connections
+    bool inside, stop;           // the main thread is in an NCCL call; the thread must end
+    uint64_t calls, calls_count; // of the main thread, and those that the thread has seen
     pthread_t thread;
 } nccl;
 
@@ -67,6 +70,7 @@ static inline bool nccl_ending(void) { return __atomic_load_n(&device_ending, __
 
 static inline void nccl_call_begin(void) {
     NCCL_SET(inside, true);
+    NCCL_SET(calls, nccl.calls + 1);
     if (nccl_ending()) NCCL_SET(inside, false);
     device_wait_if_ending();
 }
@@ -125,7 +129,10 @@ static inline void nccl_update_progress(void) {
     nccl.come_count = nccl.come_count < nccl.end_count ? nccl.end_count : nccl.come_count;
     while (nccl.come_count < begun && nccl_event_done(nccl.come[(nccl.come_count + 1) % NCCL_EVENTS]))
         nccl.come_count++;
-    bool moves = come != nccl.come_count || end != nccl.end_count, waits = nccl.come_count > nccl.end_count;
+    uint64_t calls = NCCL_GET(calls);
+    bool moves = come != nccl.come_count || end != nccl.end_count || calls != nccl.calls_count;
+    bool waits = nccl.come_count > nccl.end_count || NCCL_GET(inside);
+    nccl.calls_count = calls;
     if (moves || !waits) watch_device(nccl.come_count, waits); // it waits since now, or does not wait
 }
 

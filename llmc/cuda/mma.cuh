@@ -49,7 +49,7 @@ static __device__ inline void mma_fp8(float (&c)[4], const unsigned (&a)[4], con
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
     (void)c, (void)a, (void)b;
-    __trap(); // linear_configure refuses such devices
+    __trap(); // linear_configure refuses such devices and such code
 #endif
 }
 

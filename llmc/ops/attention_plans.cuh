@@ -31,7 +31,7 @@ the user did not request them, attention_warning prints the reason and the remed
 #include "ops.h"
 #include "traffic.h"
 
-enum { ATTENTION_PLANS = 16, ATTENTION_PARTS = 2, ATTENTION_WHY = 400 };
+enum { ATTENTION_PLANS = 128, ATTENTION_PARTS = 2, ATTENTION_WHY = 400 };
 
 // The computation of one shape in one direction.
 typedef struct {

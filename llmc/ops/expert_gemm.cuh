@@ -67,7 +67,11 @@ static __device__ inline bool expert_piece(const int *starts, int count, int pie
     }
     return false;
 }
-static inline unsigned expert_pieces(int R, int count, int height) { return (unsigned)(R / height + count); } // at most
+static inline unsigned expert_pieces(int R, int count, int height) { // at most
+    int pieces = R / height + count;
+    CHECK(pieces <= 65535, "%d rows of %d experts are too many for a launch: choose a smaller --batch-size", R, count);
+    return (unsigned)pieces;
+}
 
 // Where the columns of expert e begin in transposed codes, whose rows before it end at `start`.
 static __device__ inline size_t expert_code_column(int start, int e) {

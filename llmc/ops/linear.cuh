@@ -29,6 +29,7 @@ static inline const char *linear_configure(GemmType type) {
     static char text[400];
     int count = 0, index = 0;
     cudaDeviceProp facts;
+    cudaFuncAttributes code;
     linear_type = type;
     linear_fp8_experts = true;
     if (type != GEMM_FP8) return NULL;
@@ -40,9 +41,15 @@ static inline const char *linear_configure(GemmType type) {
     CUDA_CHECK(cudaGetDeviceProperties(&facts, index));
     if (sizeof(floatX) == 2) // in fp32 experts have no tensor cores
         linear_fp8_experts = generation_mma_fp8[device_generation(facts.major, facts.minor)];
-    if (10 * facts.major + facts.minor >= 89) return NULL;
-    FORMAT(text, "requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); %.250s has %d.%d",
-           facts.name, facts.major, facts.minor);
+    CUDA_CHECK(cudaFuncGetAttributes(&code, absmax_clear_kernel)); // those of experts stop without FP8 instructions
+    if (10 * facts.major + facts.minor < 89)
+        FORMAT(text, "requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); %.250s has %d.%d",
+               facts.name, facts.major, facts.minor);
+    else if (code.ptxVersion < 89)
+        FORMAT(text,
+               "this GPU runs the program's code for %d.%d, and 8.9 or higher is required: compile with ARCHS=%d%d",
+               code.ptxVersion / 10, code.ptxVersion % 10, facts.major, facts.minor);
+    else return NULL;
     return text;
 }
 static inline bool linear_in_fp8(void) { return linear_type == GEMM_FP8; }
