@@ -14,6 +14,8 @@ fit         least squares of the relative errors of the means over seeds, weight
             (Huber's loss with the limit of 1e-3 that they take is nearly the absolute error where seeds deviate by 1%.)
 interval    percentiles of a bootstrap: in each place n - 1 of its n seeds are drawn with replacement, the same for all
             arms. With n - 1 the variance of a mean has no bias. One seed in any place: no intervals.
+trend       of the gaps of all places and seeds, paired by seed: least squares of c + a log2(N) + b log2(D / N), with t
+            intervals. It assumes straight lines and equal deviations, and no law.
 Exit status: 0 done; 1 failed, or a file was left out; 2 usage, or the runs are not comparable.
 """
 
@@ -28,7 +30,7 @@ from . import cli, currencies, run_directory, stats, study as studies
 from .table import Cell, Table, as_markdown, engineering, interval
 
 BOUNDS = (0.01, 2.0)  # of the exponents
-REPLICATES = 1000
+REPLICATES = 400
 TARGETS = (124e6, 1.4e9)  # parameters
 PER_PARAMETER = 20  # tokens at a target
 FORM = ("E", "A", "alpha", "B", "beta")
@@ -73,8 +75,9 @@ def lacking(arms):
     return ""
 
 
-def fit(points):
-    """(E, A, alpha, B, beta) of [(N, D, loss, weight)], and the root mean square of the relative errors."""
+def fit(points, start=None):
+    """(E, A, alpha, B, beta) of [(N, D, loss, weight)], and the root mean square of the relative errors. start: the
+    exponents from which the search begins, else the best of a grid"""
     import numpy as np
     from scipy import optimize
 
@@ -88,7 +91,7 @@ def fit(points):
         return factors, (design @ factors - 1) * scale
 
     grid = np.geomspace(0.05, 1.6, 6)
-    start = min(((a, b) for a in grid for b in grid), key=lambda e: (solve(e)[1] ** 2).sum())
+    start = start or min(((a, b) for a in grid for b in grid), key=lambda e: (solve(e)[1] ** 2).sum())
     found = optimize.least_squares(lambda e: solve(e)[1], start, bounds=BOUNDS, x_scale=0.1)
     (e, a, b), errors = solve(found.x)
     (alpha, beta), (n0, d0) = map(float, found.x), middle
@@ -100,8 +103,8 @@ def loss_at(law, n, d):
     return e + a / n**alpha + b / d**beta
 
 
-def bootstrap(arms):
-    """[{arm: law}] of REPLICATES draws; empty if a place has one seed."""
+def bootstrap(arms, found):
+    """[{arm: law}] of REPLICATES draws, near the laws that were found; empty if a place has one seed."""
     import numpy as np
 
     seeds = {place: sorted(losses) for of in arms.values() for place, (_, _, losses) in of.items()}
@@ -111,7 +114,8 @@ def bootstrap(arms):
     for _ in range(REPLICATES):
         drawn = {place: random.choice(all_of, len(all_of) - 1) for place, all_of in seeds.items()}
         point = lambda place, n, d, losses: (n, d, stats.mean([losses[s] for s in drawn[place]]), len(losses))
-        laws.append({arm: fit([point(place, *x) for place, x in of.items()])[0] for arm, of in arms.items()})
+        points = {arm: [point(place, *x) for place, x in of.items()] for arm, of in arms.items()}
+        laws.append({arm: fit(points[arm], found[arm][2::2])[0] for arm in arms})
     return laws
 
 
@@ -139,6 +143,25 @@ def gaps(study, arms, laws, drawn):
     return rows
 
 
+def trends(arms, reference):
+    """{arm: its gap per doubling of the parameters, and of the tokens per parameter, as two Estimates}."""
+    import numpy as np
+
+    found = {}
+    for arm in [arm for arm in arms if arm != reference]:
+        points = [(math.log2(n), math.log2(d / n), gap)
+                  for place, (n, d, theirs) in arms[reference].items() if place in arms[arm]
+                  for gap in stats.paired(arms[arm][place][2], theirs).values()]  # fmt: skip
+        n, each, gap = np.array(points).T
+        design, df = np.stack([np.ones_like(n), n, each], 1), len(points) - 3
+        slopes, _, rank, _ = np.linalg.lstsq(design, gap, rcond=None)
+        if rank < 3 or df < 1:
+            continue
+        variance = float(((gap - design @ slopes) ** 2).sum()) / df * np.linalg.inv(design.T @ design)
+        found[arm] = [stats.estimate(float(slopes[i]), 1, math.sqrt(variance[i, i]), df) for i in (1, 2)]
+    return found
+
+
 def tables(study, arms, laws, errors, drawn):
     rows = []
     for arm, law in laws.items():
@@ -151,6 +174,21 @@ def tables(study, arms, laws, errors, drawn):
     head = ["arm", "parameters", "tokens", "tokens per parameter", "measured gap", "gap of the fits"]
     said = "Measured: paired by seed, t intervals. At the last sizes both arms have as many parameters. The intervals "
     yield Table("gaps", head, gaps(study, arms, laws, drawn), f"{said}do not contain the error of the form of L.")
+    rows = [[study.arms.get(arm, arm), *(interval(stats.as_json(e), True) for e in of)]
+            for arm, of in trends(arms, base(study.reference)).items()]  # fmt: skip
+    head = ["arm", "gap per doubling of the parameters", "of the tokens per parameter"]
+    yield Table("trends", head, rows, "Of the measured gaps, as straight lines over the logarithms.")
+
+
+def fitted(study):
+    """(arms, laws, errors, drawn) of a study that lacks nothing: the arguments of tables()."""
+    arms = places(study)
+    if wrong := lacking(arms):
+        raise ValueError(wrong)
+    fits = {arm: fit([(n, d, stats.mean(losses.values()), len(losses)) for n, d, losses in of.values()])
+            for arm, of in arms.items()}  # fmt: skip
+    laws, errors = ({arm: x[i] for arm, x in fits.items()} for i in (0, 1))
+    return arms, laws, errors, bootstrap(arms, laws)
 
 
 def main(words):
@@ -168,12 +206,10 @@ def main(words):
         print(f"lab fit: {line}; left out", file=sys.stderr)
     if study.problems:
         fail(f"the runs are not comparable: {study.problems[0]}: specify runs that differ in size and tokens alone", 2)
-    arms = places(study)
-    if wrong := lacking(arms):
-        fail(wrong)
-    fits = {arm: fit([(n, d, stats.mean(losses.values()), len(losses)) for n, d, losses in of.values()])
-            for arm, of in arms.items()}  # fmt: skip
-    laws, drawn = {arm: law for arm, (law, _) in fits.items()}, bootstrap(arms)
-    for table in tables(study, arms, laws, {arm: error for arm, (_, error) in fits.items()}, drawn):
+    try:
+        found = fitted(study)
+    except ValueError as error:
+        fail(str(error))
+    for table in tables(study, *found):
         print(f"{as_markdown(table)}\n{table.caption}\n")
     return 1 if study.left_out else 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from lab import coordinates, fit, plan as plans, suggest
+from lab import coordinates, fit, plan as plans, stats, suggest
 from lab.testing import Tests, expect_error, has
 from lab.trainer import Trainer
 
@@ -187,6 +188,21 @@ def fitted(*words):
 
 
 @test
+def trends_of_a_gap_have_the_planted_slopes_and_errors(place):
+    """2 x 2 places of two seeds, with errors of +-0.01: an orthogonal design, of which the errors are known."""
+    gap, arms = lambda n, each: 0.1 + 0.02 * math.log2(n) - 0.03 * math.log2(each), {"a": {}, "b": {}}
+    for n, each in itertools.product((1000, 8000), (20, 40)):
+        arms["a"][n, each] = (n, n * each, {1: 1.0, 2: 2.0, 3: 9.0})
+        arms["b"][n, each] = (1.1 * n, n * each, {1: 1.01 + gap(n, each), 2: 1.99 + gap(n, each)})
+    size, length = fit.trends(arms, "a")["b"]
+    sd = math.sqrt(8 * 0.01**2 / 5)
+    for found, slope, step in ((size, 0.02, 3), (length, -0.03, 1)):
+        half = stats.t_quantile(0.975, 5) * sd / math.sqrt(8 * (step / 2) ** 2)
+        assert abs(found.mean - slope) < 1e-9 and abs(found.half - half) < 1e-9, (found, slope, half)
+    assert fit.trends({arm: dict(list(of.items())[:2]) for arm, of in arms.items()}, "a") == {}  # one size
+
+
+@test
 def a_fit_finds_known_exponents_and_extrapolates_the_gap(place):
     fit.REPLICATES = 100
     wanted = {
@@ -196,15 +212,15 @@ def a_fit_finds_known_exponents_and_extrapolates_the_gap(place):
     rows = fitted(*(made_archive(place / f"{a}-{b}.jsonl", a, b, seeds=1) for a, b in ladder))
     for arm, row in zip(LAWS, rows[1:3]):
         assert all(abs(float(x) / y - 1) < 1e-3 for x, y in zip(row[3:], LAWS[arm])), (row, LAWS[arm])
-    assert row[:3] == ["diff_v2", "8", "0.00"] and len(rows) == 4 + 8 + 2, rows
+    assert row[:3] == ["diff_v2", "8", "0.00"] and len(rows) == 4 + 8 + 2 + 2, rows
     n, d = 1.08 * 30 * 32**2, 20 * 30 * 32**2 // 100 * 100
     known = fit.loss_at(LAWS["diff_v2"], n, d) - fit.loss_at(LAWS["baseline"], n / 1.08, d)
     assert rows[4][1:] == ["33.2k", "614k", "18.5", f"{known:+.4f}, one seed", f"{known:+.4f}"], rows[4]
-    for row, gap in zip(rows[-2:], wanted.values()):
+    for row, gap in zip(rows[-4:-2], wanted.values()):
         assert row[4] == "–" and abs(float(row[5]) - gap) < 2e-4, (row, gap)
     noisy = [made_archive(place / f"{a}-{b}.jsonl", a, b, noise=0.004) for a, b in ladder]
     rows = fitted(*noisy)
-    for row, gap in zip(rows[-2:], wanted.values()):
+    for row, gap in zip(rows[-4:-2], wanted.values()):
         low, high = map(float, row[5].partition(" ")[2].strip("[]").split(","))
         # an interval has four standard errors: the error is below four of them
         assert abs(gap - (low + high) / 2) < high - low < 0.05 and high - low > 0.005, (row, gap)
