@@ -963,7 +963,7 @@ static void run_enter_phase(Run *run) {
         positions_leave(&s->opened, &data->train, s->next_window);
         inputs_close_data(data);
         run_reshape(run);
-        inputs_open_data(data, &run->options, run->mode, &run->model.plan);
+        inputs_open_data(data, &run->options, run->mode, &run->model.plan, run->model.plan.config.V);
         inputs_compare(data, true);
         positions_enter(&s->opened, &data->train);
         ops_init(run->model.plan.workspace_bytes);
@@ -1063,7 +1063,6 @@ static void run_train_begin(Run *run) {
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
     if (run->state.step == 0) run_log_validation(run);
     run->checkpointer.saved_at = now_seconds();
-    changes_open(&run->changes, o, &run->model.plan.tensors, &run->data.train, run->state.step, run->state.next_window);
     dataloader_start(&run->data.train, run->state.next_window);
     run->start_loss = NAN;
     divergence_start(&run->start_loss, &run->state);
@@ -1091,7 +1090,7 @@ static int run_train(Run *run) {
         if (run->stats && stats_due(o, s->step)) run_log_stats(run, &r);
         if (every(s->step, o->check_ranks_every)) ranks_check(&run->model.state, s->step);
         divergence_stop(c);
-        checkpointer_roll_back(c);
+        if (checkpointer_roll_back(c)) continue;
         bool last = s->step == o->steps;
         if (last || every(s->step, o->val_every)) run_log_validation(run);
         if (every(s->step, o->sample_every)) run_print_sample(run);
@@ -1116,10 +1115,10 @@ static void run_alloc(Run *run) {
     const ModelPlan *plan = &model->plan;
     size_t agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
     int ranks = comm_ranks();
+    comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level, plan->sharding.ranks,
+               plan->sharding.narrow); // first: its test takes memory for a while
     model_alloc(model, NULL);
     ops_init(plan->workspace_bytes);
-    comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level, plan->sharding.ranks,
-               plan->sharding.narrow);
     if (run_sampling_plan(run)) model_alloc(&run->sampling_model, model);
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * agreed, sizeof(double));
     bool stats = run->mode == MODE_TRAIN && o->stats_every && o->out;
@@ -1174,9 +1173,9 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors, resume_upcycle(resume));
     memory_admit(&run->model.plan, run_sampling_plan(run), options_most_zero(o), o->memory_check);
     start_phase("data");
-    if (trains) inputs_check_phases(&run->phases, run->model.plan.config.V);
-    inputs_open(&run->data, o, run->mode, &run->model.plan, mode_rows[run->mode].prompts || run_sampling_plan(run),
-                loaded);
+    inputs_open(&run->data, o, run->mode, &run->phases, &run->model.plan,
+                mode_rows[run->mode].prompts || run_sampling_plan(run), loaded);
+    if (trains) inputs_check_phases(&run->data, &run->phases, run->model.plan.config.V);
     start_phase("peak");
     if (trains) run->peak = peak_find(o->measure_peak); // while memory is free
     start_phase("memory");
@@ -1223,6 +1222,7 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
         return EXIT_DONE;
     }
     double windows = run_windows(run);
+    changes_open(&run->changes, o, &run->model.plan.tensors, &run->data.train, step, run->state.next_window);
     stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // run_stop prints it for several ranks
     if (o->out && is_rank0()) {                                        // the last that may refuse to start
         RunFacts facts = {argc, argv, &run->phases, &run->model.plan, &run->data, windows, run->peak};

@@ -188,6 +188,7 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
     cJSON *json = corpus_read(path);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "shards"), *item;
     size_t listed = 0;
+    bool *seen = (bool *)checked_calloc(count, sizeof(bool));
     cJSON_ArrayForEach(item, list) {
         const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "file"));
         uint64_t tokens = 0;
@@ -201,6 +202,8 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
         wanted.path = name;
         const Shard *found = (const Shard *)bsearch(&wanted, shards, count, sizeof(Shard), shard_compare_paths);
         CHECK(found != NULL, "%s is missing, and %s/corpus.json lists it: copy or create the corpus again", name, path);
+        CHECK(!seen[found - shards], "%s/corpus.json lists %s twice: create the corpus again", path, file);
+        seen[found - shards] = true;
         CHECK(found->token_count == tokens,
               "%s has %zu tokens, and %s/corpus.json states %" PRIu64 ": copy or create the corpus again", name,
               found->token_count, path, tokens);
@@ -213,6 +216,7 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
           "%s has %zu %s_*.bin, and its corpus.json lists %zu of them: move the others, or specify the shards by a "
           "pattern",
           path, count, split, listed);
+    free(seen);
     cJSON_Delete(json);
 }
 

@@ -92,8 +92,10 @@ static inline int options_adopt_json(Options *o, const cJSON *saved) {
             continue;
         }
         const char *old_value = option_text(text_old, &checkpoint, r);
+        bool other = (strcmp(name, "prompt") == 0 && options_given(o, "prompt-tokens")) ||
+                     (strcmp(name, "prompt-tokens") == 0 && options_given(o, "prompt")); // it replaces this one
         if (!o->given[r]) {
-            if (old_value) option_set(o, r, old_value);
+            if (old_value && !other) option_set(o, r, old_value);
             continue;
         }
         const char *new_value = option_text(text_new, o, r);

@@ -61,7 +61,8 @@ static inline bool options_usable(const Options *o, const char *const *names) {
 
 // Checks what the ranges of single options do not: the relations between heads, and whether --match-params has a
 // solution.
-static inline int options_model_problems(const Options *o) {
+// when: empty, or the phase that they are of.
+static inline int options_model_problems(const Options *o, const char *when) {
     static const char *const widths[] = {"hidden", "ffn", "expert-ffn", NULL};
     ModelConfig c = options_config(o);
     Problem problems[8];
@@ -72,15 +73,16 @@ static inline int options_model_problems(const Options *o) {
     if (c.sparse_blocks)
         FORMAT(sparse, " --seq-len %d --sparse-blocks %d --sparse-block-size %d", c.T, c.sparse_blocks, c.sparse_size);
     if (narrow && options_usable(o, widths))
-        warn("--match-%s: %s has more parameters than the baseline with --%s %d at any width; use a larger --%s",
-             o->match_active ? "active" : "params", c.attention->name, options_match_name(&c),
+        warn("%s--match-%s: %s has more parameters than the baseline with --%s %d at any width; use a larger --%s",
+             when, o->match_active ? "active" : "params", c.attention->name, options_match_name(&c),
              c.E ? o->model.FE : o->model.F, options_match_name(&c));
     for (int i = 0; i < count; i++)
-        warn("%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s%s)",
-             problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every, c.yoco ? " --yoco" : "",
-             sparse);
+        warn("%s%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s%s)",
+             when, problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every,
+             c.yoco ? " --yoco" : "", sparse);
     bool dense = o->match_active && c.E == 0;
-    if (dense) warn("--match-active requires --experts E; without experts all parameters are active: --match-params");
+    if (dense)
+        warn("%s--match-active requires --experts E; without experts all parameters are active: --match-params", when);
     return count + (narrow && options_usable(o, widths)) + dense;
 }
 
@@ -98,7 +100,12 @@ static inline int options_batch_problems(const Options *o, int ranks, const char
     if (N > INT_MAX)
         REFUSE(problems, "%s--batch-size %" PRId64 " times --seq-len %d is more than %d tokens; use a smaller one",
                when, o->batch_size, o->model.T, INT_MAX);
-    else if (!o->generate && o->total_batch % micro_step) { // generation has no updates
+    else if (!(mode_selected(o, MODE_TRAIN) || o->dry_run)) return problems; // no updates
+    else if (o->total_batch / micro_step > INT_MAX)
+        REFUSE(problems,
+               "%s--total-batch %" PRId64 " is more than %d micro-steps of %" PRId64 " tokens; use a smaller one", when,
+               o->total_batch, INT_MAX, micro_step);
+    else if (o->total_batch % micro_step) {
         int64_t smaller = options_smaller_batch(o, ranks), larger = (o->total_batch / micro_step + 1) * micro_step;
         OptionText batch_size = ""; // suggested first: it does not change the updates
         if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 " or ", smaller);
@@ -110,7 +117,7 @@ static inline int options_batch_problems(const Options *o, int ranks, const char
     return problems;
 }
 
-// Checks the phases: their texts, and the tokens of each update.
+// Checks the phases: their texts, their models, and the tokens of each update.
 static inline int options_phase_problems(const Options *o, int ranks) {
     Phases phases;
     int problems = phases_build(&phases, o);
@@ -118,6 +125,7 @@ static inline int options_phase_problems(const Options *o, int ranks) {
     for (int k = 1; k < phases.count && problems == 0; k++) {
         OptionText when;
         FORMAT(when, "after step %" PRId64 ": ", phases.items[k].step);
+        problems += options_model_problems(&phases.items[k].options, when);
         problems += options_batch_problems(&phases.items[k].options, ranks, when);
     }
     phases_free(&phases);
@@ -133,7 +141,7 @@ static inline int options_number_problems(const Options *o, int ranks) {
     static const char *const length[] = {"steps", "warmup", "schedule", "decay-steps", NULL};
     static const char *const batch[] = {"preset",         "batch-size", "seq-len", "total-batch",
                                         "batch-schedule", "phase",      "steps",   NULL};
-    int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
+    int problems = options_usable(o, shape) ? options_model_problems(o, "") : 0;
     if (options_usable(o, length) && o->warmup > o->steps)
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
     else if (options_usable(o, length) && o->schedule == SCHEDULE_WSD && o->decay_steps > o->steps - o->warmup)
@@ -193,6 +201,7 @@ static const Exclusion exclusions[] = {
     {"init", "resume", false, "a resumed run already has weights"},
     {"batch-schedule", "total-batch", true, "both set the tokens of an update"},
     {"phase", "rollback", false, "the data and the model of an earlier phase are not opened again"},
+    {"batch-schedule", "rollback", false, "the batches of an earlier phase are not restored"},
     {"phase", "tune-gemm", false, "the algorithms are those of one shape"},
     {"qk-clip", "qk-norm", false, "the heads of a layer share the norm's weights, which bound its logits"},
     {"decay-now", "steps", true, "the run ends with the decay, after --decay-steps"},
@@ -285,9 +294,30 @@ static inline int options_sparse_problems(const Options *o) {
     return problems;
 }
 
+// Texts that run.json and checkpoints cannot state, and files that two options write.
+static inline int options_text_problems(const Options *o) {
+    static const char *const outputs[] = {"eval-out", "dump-attention", "dump-qkv"};
+    int problems = 0;
+    OptionText one, other;
+    for (int r = 0; o->out && r < OPTION_ROW_COUNT; r++) {
+        bool text = option_rows[r].kind == OPTION_TEXT && strcmp(option_rows[r].name, "prompt") != 0;
+        const char *value = text ? option_text(one, o, r) : NULL;
+        size_t at = value ? utf8_invalid_at(value, strlen(value)) : 0;
+        if (at) REFUSE(problems, "--%s is not valid UTF-8 at byte %zu: use another name", option_rows[r].name, at);
+    }
+    for (int i = 0; i < 3; i++)
+        for (int j = i + 1; j < 3; j++) {
+            const char *a = option_text(one, o, option_row(outputs[i])),
+                       *b = option_text(other, o, option_row(outputs[j]));
+            if (a && b && strcmp(a, b) == 0)
+                REFUSE(problems, "--%s and --%s write to one file, %s", outputs[i], outputs[j], a);
+        }
+    return problems;
+}
+
 static inline int options_exclusions(const Options *o) {
     OptionText shown;
-    int problems = 0, modes = 0;
+    int problems = options_text_problems(o), modes = 0;
     for (size_t i = 0; i < sizeof(exclusions) / sizeof(exclusions[0]); i++) {
         const Exclusion *e = &exclusions[i];
         if (option_on(o, e->a) && (e->given ? options_given(o, e->b) : option_on(o, e->b)))
@@ -310,13 +340,12 @@ static inline int options_exclusions(const Options *o) {
                "--zero 3 does not support --%s, for which ranks compute different numbers of forwards: use --zero 2, "
                "or evaluate the checkpoints",
                o->sample_every ? "sample-every" : "eval-choices");
-    if (o->zero_group == 1 || (o->zero_group && options_ranks(o) % o->zero_group))
+    bool groups = mode_selected(o, MODE_TRAIN) || o->dry_run || options_given(o, "zero-group");
+    if (groups && (o->zero_group == 1 || (o->zero_group && options_ranks(o) % o->zero_group)))
         REFUSE(problems,
                "--zero-group %" PRId64 " does not divide the number of ranks, %d: it must be a divisor, 2 or more, or "
                "0 for one group",
                o->zero_group, options_ranks(o));
-    if (options_given(o, "sparse-blocks") && !o->model.sparse_blocks && !o->refused[option_row("sparse-blocks")])
-        REFUSE(problems, "--sparse-blocks 0 selects no block: use 1 or more, or leave it out for attention to all");
     if (o->model.sparse_blocks) problems += options_sparse_problems(o);
     if (o->nvls && o->deterministic && (o->device || !ops_use_host_memory))
         REFUSE(problems, "--nvls requires --no-deterministic: the sums of NVLink switches differ between runs");
@@ -412,7 +441,7 @@ static inline void options_warn_unused(const Options *o) {
         {"muon-split", !o->optimizer, "with --optimizer adamw"},
         {"muon-momentum", !o->optimizer, "with --optimizer adamw"},
         {"val-every", o->val_every && !o->val_data && !o->eval_choices, "without --val-data or --eval-choices"},
-        {"rollback", !o->out || !o->checkpoint_every,
+        {"rollback", !o->out || (!o->checkpoint_every && o->checkpoint_minutes <= 0),
          "without --out and --checkpoint-every: there is no checkpoint to return to"},
         {"checkpoint-every", o->checkpoint_every && !saves, "without --out"},
         {"checkpoint-minutes", o->checkpoint_minutes > 0 && !saves, "without --out"},
@@ -426,6 +455,11 @@ static inline void options_warn_unused(const Options *o) {
         if (rows[i].unused && options_given(o, rows[i].option))
             warn("--%s%s has no effect %s", strcmp(rows[i].option, "deterministic") == 0 ? "no-" : "", rows[i].option,
                  rows[i].where);
+    int64_t window = 0, bad = 0, kept = (o->keep - 1) * o->checkpoint_every;
+    if (o->rollback && o->out && o->keep && o->checkpoint_every && rollback_parse(o->rollback, &bad, &window) && kept < window)
+        warn("--rollback %s: --keep %" PRId64 " and --checkpoint-every %" PRId64
+             " do not keep a checkpoint from before the last %" PRId64 " steps; use a larger --keep",
+             o->rollback, o->keep, o->checkpoint_every, window);
     Phases phases;
     phases_build(&phases, o);
     if (phases.dropped)
@@ -450,7 +484,7 @@ static inline void options_finish(Options *o, int ranks) {
 
 // The model configuration of finished options. Reports every problem of an invalid one, then exits with status 2.
 static inline ModelConfig options_model(const Options *o) {
-    if (options_model_problems(o)) program_exit(EXIT_USAGE);
+    if (options_model_problems(o, "")) program_exit(EXIT_USAGE);
     return options_config(o);
 }
 

@@ -271,7 +271,7 @@ static const OptionRow option_rows[] = {
     {"batch", "batch-schedule", OPTION_TEXT, OPTION_SAVED, FIELD(batch_schedule), "B@N,...", NULL, NULL, NULL,
         "B tokens per update after step N, in place of --total-batch, such as 64K@0,256K@2000 (K = 1024, M = 1024 K)"},
 
-    {"training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 1e15]", NULL, "number of updates"},
+    {"training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 99999999]", NULL, "number of updates"},
     {"training", "lr", OPTION_REAL, OPTION_SAVED, FIELD(lr), "X", "1e-3", "[0, inf)", NULL, "peak learning rate"},
     {"training", "min-lr-ratio", OPTION_REAL, OPTION_SAVED, FIELD(min_lr_ratio), "X", "0.1", "[0, 1]", NULL,
         "learning rate of the last step as a fraction of --lr"},
@@ -295,7 +295,7 @@ static const OptionRow option_rows[] = {
     {"training", "beta1", OPTION_REAL, OPTION_SAVED, FIELD(beta1), "X", "0.9", "[0, 1)", NULL, "beta1 of AdamW"},
     {"training", "beta2", OPTION_REAL, OPTION_SAVED, FIELD(beta2), "X", "0.95", "[0, 1)", NULL,
         "beta2 of AdamW, and of the row moments of NorMuon"},
-    {"training", "eps", OPTION_REAL, OPTION_SAVED, FIELD(eps), "X", "1e-8", "(0, inf)", NULL, "epsilon of AdamW"},
+    {"training", "eps", OPTION_REAL, OPTION_SAVED, FIELD(eps), "X", "1e-8", "[1e-30, inf)", NULL, "epsilon of AdamW"},
     {"training", "grad-clip", OPTION_REAL, OPTION_SAVED, FIELD(grad_clip), "X", "1.0", "[0, inf)", NULL,
         "maximum gradient norm; gradients with a larger norm are scaled down to it; 0: no limit"},
     {"training", "z-loss", OPTION_REAL, OPTION_SAVED, FIELD(z_loss), "W", "0", "[0, inf)", NULL,

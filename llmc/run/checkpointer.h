@@ -137,11 +137,12 @@ static inline void checkpointer_save(Checkpointer *c, bool continues) {
 }
 
 // --rollback: when too many of the last steps were bad, loads the newest checkpoint before them; training continues
-// with the data after them. Saves that checkpoint again, with the new position in the data.
-static inline void checkpointer_roll_back(Checkpointer *c) {
+// with the data after them. Saves that checkpoint again, with the new position in the data. Returns whether it has
+// gone back.
+static inline bool checkpointer_roll_back(Checkpointer *c) {
     const Options *o = c->options;
     TrainerState *s = c->state;
-    if (!rollback_due(&s->rollback, s->step) || !o->out) return;
+    if (!rollback_due(&s->rollback, s->step) || !o->out) return false;
     checkpointer_finish(c);
     params_await(c->model);
     CheckpointBuffers buffers = checkpoint_buffers(c->model);
@@ -152,7 +153,7 @@ static inline void checkpointer_roll_back(Checkpointer *c) {
              ": training continues",
              from, o->rollback, first_bad);
         s->rollback.bad_count = 0;
-        return;
+        return false;
     }
     cJSON *json = checkpoint_load_state(path);
     checkpoint_load_weights(path, &buffers, true);
@@ -173,4 +174,5 @@ static inline void checkpointer_roll_back(Checkpointer *c) {
          from, s->rollback.count, first_bad, s->step, s->next_window);
     params_changed(c->model);
     checkpointer_save(c, false);
+    return true;
 }

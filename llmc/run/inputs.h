@@ -1,11 +1,11 @@
 /*
 inputs.h: what a run reads besides its model: the data of its mode, tokenizer, prompts and tasks.
 
-  void     inputs_open(in, o, mode, plan, generates, loaded)   completes the plan for the last batch of a validation.
+  void     inputs_open(in, o, mode, phases, plan, generates, loaded)   completes the plan for the last batch of a validation.
                                                                generates: text is drawn from the model. loaded: a
                                                                checkpoint directory, or NULL
-  void     inputs_open_data(in, o, mode, plan), inputs_close_data(in)   the part of the data and tasks
-  void     inputs_check_phases(phases, V)                      ends the program if data of a later phase are unusable
+  void     inputs_open_data(in, o, mode, plan, V), inputs_close_data(in)   the part of the data and tasks
+  void     inputs_check_phases(in, phases, V)                  ends the program if data of a later phase are unusable
   void     inputs_compare(in, trains)                          ends the program if ranks read different data
   void     inputs_close(in)
   uint64_t validation_windows(in, o)                           windows that a validation reads: the first ones
@@ -26,16 +26,16 @@ typedef struct {
 } Inputs;
 
 static inline uint64_t validation_windows(const Inputs *in, const Options *o) {
-    uint64_t windows = (uint64_t)o->val_steps * (uint64_t)o->batch_size;
-    return windows < in->val.window_count ? windows : in->val.window_count;
+    uint64_t all = in->val.window_count, B = (uint64_t)o->batch_size;
+    return (uint64_t)o->val_steps <= all / B ? (uint64_t)o->val_steps * B : all;
 }
 
-static inline void inputs_open_data(Inputs *in, const Options *o, Mode mode, ModelPlan *plan) {
+// plan: NULL: the data are only checked.
+static inline void inputs_open_data(Inputs *in, const Options *o, Mode mode, ModelPlan *plan, int V) {
     const ModeRow *row = &mode_rows[mode];
-    int V = plan->config.V;
     if (row->train_data) run_data_open(&in->train, o, "train-data", o->train_data, V, true);
     if (row->val_data && o->val_data) run_data_open(&in->val, o, "val-data", o->val_data, V, false);
-    if (in->val.shard_count) plan_last_batch(plan, (int)(validation_windows(in, o) % (uint64_t)plan->B));
+    if (in->val.shard_count && plan) plan_last_batch(plan, (int)(validation_windows(in, o) % (uint64_t)plan->B));
     CHECK(!in->val.shard_count || dataloader_counted(&in->val, 0, validation_windows(in, o)) > 0,
           "--val-data %s: none of the targets of its first %" PRIu64 " windows count: use a larger --val-steps",
           o->val_data, validation_windows(in, o));
@@ -44,31 +44,19 @@ static inline void inputs_open_data(Inputs *in, const Options *o, Mode mode, Mod
 }
 
 // Opens and closes the data of the later phases, so that what is wrong with them ends the run at its start.
-static inline void inputs_check_phases(const Phases *p, int V) {
-    for (int k = p->current + 1; k < p->count; k++) {
-        const Options *o = &p->items[k].options;
-        DataLoader loader;
-        if (!p->items[k].rebuilds) continue;
-        run_data_open(&loader, o, "train-data", o->train_data, V, true);
-        dataloader_close(&loader);
-        if (!o->val_data) continue;
-        run_data_open(&loader, o, "val-data", o->val_data, V, false);
-        dataloader_close(&loader);
-    }
-}
 
-static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPlan *plan, bool generates,
-                               const char *loaded) {
+static inline void inputs_open(Inputs *in, const Options *o, Mode mode, const Phases *phases, ModelPlan *plan,
+                               bool generates, const char *loaded) {
     const ModeRow *row = &mode_rows[mode];
     int V = plan->config.V, T = o->model.T;
-    run_tokenizer_open(&in->tokenizer, o, loaded, !row->prompts);
+    run_tokenizer_open(&in->tokenizer, o, loaded, !row->prompts, mode == MODE_TRAIN ? phases : NULL);
     if (o->prompts)
         in->sequences =
             prompts_sequences(&in->prompts, &in->tokenizer, V, T, (int)o->generate, random_key("generate", o->seed));
     if (generates && in->tokenizer.implied && in->tokenizer.separator < 0 && comm_rank() == 0)
         warn("generated text begins after token 0, because the token that separates documents is unknown: give "
              "--separator ID, or --prompt-tokens");
-    inputs_open_data(in, o, mode, plan);
+    inputs_open_data(in, o, mode, plan, V);
 }
 
 // Ranks must read the same data.
@@ -82,6 +70,18 @@ static inline void inputs_close_data(Inputs *in) {
     if (in->train.shard_count) dataloader_close(&in->train);
     if (in->val.shard_count) dataloader_close(&in->val);
     choices_close_all(&in->choices);
+}
+
+// Opens and closes the data of the later phases, so that what is wrong with them ends the run at its start.
+static inline void inputs_check_phases(const Inputs *in, const Phases *p, int V) {
+    for (int k = p->current + 1; k < p->count; k++) {
+        Inputs later;
+        if (!p->items[k].rebuilds) continue;
+        memset(&later, 0, sizeof(later));
+        later.tokenizer = in->tokenizer;
+        inputs_open_data(&later, &p->items[k].options, MODE_TRAIN, NULL, V);
+        inputs_close_data(&later);
+    }
 }
 
 static inline void inputs_close(Inputs *in) {

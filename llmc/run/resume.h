@@ -47,6 +47,8 @@ static inline Resume resume_find(Options *o) {
         options_adopt_json(o, cJSON_GetObjectItemCaseSensitive(r.state, "options"));
     } else {
         const cJSON *options = cJSON_GetObjectItemCaseSensitive(r.run_json, "options");
+        CHECK(options_mode(o) == MODE_TRAIN || options_mode(o) == MODE_DRY_RUN,
+              "%s was stopped before its first checkpoint: there are no weights; --resume alone trains it", o->out);
         const char *init = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init"));
         FORMAT(r.path, "%s", init ? init : "");
         options_adopt_json(o, options);

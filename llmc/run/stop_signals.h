@@ -61,7 +61,8 @@ static inline void *stop_signals_thread(void *unused) {
     sigset_t set = stop_signal_set();
     for (int signal_number = 0; sigwait(&set, &signal_number) == 0;) {
         if (stop_signals_caught) stop_signal_arrived(signal_number);
-        else { // its default action
+        else {                                // its default action
+            if (failure_hook) failure_hook(); // removes an unfinished output
             pthread_sigmask(SIG_UNBLOCK, &set, NULL);
             raise(signal_number);
             pthread_sigmask(SIG_BLOCK, &set, NULL);

@@ -62,6 +62,14 @@ def test_results_of_prompts(trained, tmp_path):
     assert "option --batch-size: 4 in the checkpoint, 3 now\n" in other.err
 
 
+def test_prompt_of_checkpoint(trained, tmp_path):
+    """a prompt of this start replaces the saved one, also of the other kind"""
+    asked = shutil.copytree(trained, tmp_path / "asked")
+    run_trainer("--out", asked, "--resume --steps 31 --prompt a").done()
+    for prompt, text in (("", "a"), ("--prompt-tokens 98,99", "bc"), ("--prompt d", "d")):
+        assert f"\n{text}" in "\n" + run_trainer("--out", asked, "--resume --generate 2", prompt).done().out
+
+
 def test_stop_at_separator(trained, tmp_path):
     """--stop-at-separator stops before the separator"""
     path = tmp_path / "prompts"

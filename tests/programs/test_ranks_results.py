@@ -142,6 +142,7 @@ def test_groups(short, ranks, group):
     for name in ("one", "zero3"):
         shutil.copytree(short / name, short / f"{name}more")
     resume_ranks(short / "onemore", 1, "--steps 8").done()
+    resume_ranks(short / "zero3more", 1, "--generate 3 --prompt-tokens 1").done()  # one rank has no groups
     resume_ranks(short / "zero3more", 4, f"--steps 8 --zero-group 0 --batch-size {ranks}").done()
     expect_losses(short / "onemore", short / "zero3more")
 

@@ -23,6 +23,7 @@ from program import (
     saved,
     trainer,
 )
+from ranks import faulty
 from small_runs import ENDLESS, TWELVE, command, expect_whole, resume, start
 
 
@@ -81,6 +82,15 @@ def test_second_signal(short):
         result = process.end()
     assert "the run stops after the current step" in acknowledged and result.err.startswith(acknowledged)
     assert result.status == FAILED and "second signal: ending at once" in result.err and result.err.count("\n") == 2
+
+
+def test_interrupted_output(short):
+    """an interrupted dump leaves no temporary file"""
+    dump = f"--threads 1 --train-data {short / 'train.bin'} --dump-activations big.st"
+    with Started(faulty(), dump, cwd=short, env={"SLOW": "20000"}) as process:
+        process.wait_until(lambda: list(short.glob("big.st.*.tmp"))).send_signal(signal.SIGINT)
+        assert process.end().status == -signal.SIGINT
+    assert not list(short.glob("big.st*"))
 
 
 def test_nohup(short):

@@ -68,6 +68,7 @@ REFUSED = [  # options, words of the error
     ("--init run/checkpoints/step_00000002 --generate 5 --tokenizer none", "none"),
     ("--init run/checkpoints/step_00000002 --generate 5 --tokenizer run/run.json", "not a token table"),
     ("--train-data 'x=a:1 y=b:1'", "different tokenizers"),
+    ("--train-data a --steps 4 --phase 2:train-data=b", "different tokenizers"),
     ("--vocab 300 --generate 5 --tokenizer a", "317 tokens"),
     ("--vocab 300 --generate 5 --prompt a", "no tokenizer"),
     ("--vocab 317 --generate 2 --tokenizer toy.bin --prompt a", "it is a toy"),
