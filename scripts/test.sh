@@ -441,7 +441,7 @@ lab() {
         && TRAIN_DIFFV2=build/train_diffv2 run scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py "${reports[@]}"
 }
 fuzzing() {
-    local fuzz=(--seconds 5 --mutations 5000)
+    local fuzz=(--seconds 3 --mutations 5000)
     [ $all_tests = no ] || fuzz=(--seconds 20)
     run_script dev/fuzz/run.sh "${fuzz[@]}"
 }

@@ -280,7 +280,7 @@ test_all_missing_requirements_are_printed() {
 }
 test_an_old_toolkit_is_rejected() {
     toolkit "$tree/usr/local/cuda" 11080
-    fails - 1 'version 11.8, 12 or newer'
+    fails - 1 'version 11.8, 12.5 or newer'
 }
 test_architectures_are_those_of_the_gpus_or_of_the_user() {
     toolkit "$tree/usr/local/cuda" 13000

@@ -255,13 +255,13 @@ static void compare_records(const TestDirectory *d, const char *what, const char
     for (int i = 0; i < device_count; i++) cJSON_Delete(gpu[i]);
 }
 
-// Phases of four lengths, with windows in half of the layers and a smaller last batch of each validation.
+// Phases of five lengths, with windows in half of the layers and a smaller last batch of each validation.
 static void test_phases(void) {
     static const char *const train =
         "--train-data data.bin --val-data data.bin --layers 2 --hidden 20 --heads 2 --kv-heads 1 --head-dim 8 --ffn 27 "
         "--vocab 43 --window 3 --full-every 2 --seq-len 12 --batch-size 2 --total-batch 24 --steps 6 --lr 3e-3 "
         "--warmup 1 --val-every 1 --phase 1:seq-len=6,batch-size=4 --phase 2:seq-len=8,batch-size=3 --phase "
-        "3:seq-len=4,batch-size=6 --phase 4:rope-theta=500 --phase 5:total-batch=48";
+        "3:seq-len=4,batch-size=6 --phase 4:seq-len=3,batch-size=8,rope-theta=500 --phase 5:total-batch=48";
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     run_in(&r, &d, cpu_trainer(), 0, "%s --out cpu", train);

@@ -127,7 +127,10 @@ def test_muon(short):
     ).done()
 
 
-@pytest.mark.parametrize(("ranks", "group"), [(4, 2), (8, 2), (8, 4)])
+EIGHT = [pytest.param(8, group, marks=pytest.mark.slow) for group in (2, 4)]
+
+
+@pytest.mark.parametrize(("ranks", "group"), [(4, 2), *EIGHT])
 def test_groups(short, ranks, group):
     """--zero-group gives the losses of one rank, the same bits at all levels of --zero, and whole checkpoints"""
     options = f"--steps 6 --total-batch {ranks * 2 * 32} --check-ranks-every 1"
