@@ -30,6 +30,7 @@ root=${SYSTEM_ROOT-}
 here=$(cd "$(dirname "$0")/.." && pwd)
 missing=() notes=()
 machine=$(uname -m)
+OLDEST=12050 # CUDART_VERSION
 
 # ---------------------------------------------------------------------------------------------------
 # Search paths
@@ -130,8 +131,8 @@ link_flags() { # library files...
 # ---------------------------------------------------------------------------------------------------
 # Libraries
 
-find_toolkit() {
-    local candidate directory
+find_toolkit() { # the first one that is new enough, else the first
+    local candidate directory header version old=''
     local candidates=(${CUDA-})
     if [ -z "${CUDA-}" ]; then
         for candidate in "${CUDA_HOME-}" "${CUDA_PATH-}"; do [ -z "$candidate" ] || candidates+=("$candidate"); done
@@ -148,11 +149,16 @@ find_toolkit() {
     for candidate in ${candidates[@]+"${candidates[@]}"}; do
         [ -n "$candidate" ] || continue
         nvcc=${NVCC:-$candidate/bin/nvcc}
-        if command -v "$nvcc" >/dev/null && find_header cuda_runtime.h "$candidate" >/dev/null; then
+        command -v "$nvcc" >/dev/null && header=$(find_header cuda_runtime.h "$candidate") || continue
+        version=$(defined CUDART_VERSION "$header/cuda_runtime_api.h")
+        if [ -n "${CUDA-}" ] || [ "${version:-0}" -ge $OLDEST ]; then
             toolkit=$candidate
             return
         fi
+        [ -n "$old" ] || old=$candidate
     done
+    toolkit=$old nvcc=${NVCC:-$old/bin/nvcc}
+    [ -z "$old" ] || return
     nvcc=''
     if [ -n "${CUDA-}" ]; then
         missing+=("CUDA: $CUDA has no bin/nvcc or no cuda_runtime.h: CUDA=DIRECTORY specifies the toolkit's directory")
@@ -191,7 +197,7 @@ find_cuda() {
     say CUDA_HOME "$toolkit"
     say NVCC "$nvcc"
     say CUDA_MAJOR "$cuda_major"
-    [ "${version:-0}" -ge 12050 ] \
+    [ "${version:-0}" -ge $OLDEST ] \
         || missing+=("CUDA: $toolkit is version $((${version:-0} / 1000)).$((${version:-0} % 1000 / 10)),\
  12.5 or newer is required; CUDA=DIRECTORY specifies another")
     say CUDA_CFLAGS "$(include_flags "$include" "$(find_header cublasLt.h "$toolkit" "${cuda_places[@]}")")"
@@ -283,7 +289,7 @@ find_nccl() {
 
 # Architectures such as "80 90 100": the caller's, else those of the GPUs, else all that nvcc supports.
 find_archs() {
-    local known arch archs=()
+    local known arch found archs=()
     known=$("$nvcc" --list-gpu-arch 2>/dev/null)
     if [ -n "${ARCHS-}" ]; then
         archs=()
@@ -295,19 +301,22 @@ find_archs() {
             }
             archs+=("$arch")
         done
-    elif [ -n "$(gpu_archs)" ]; then
-        read -ra archs <<<"$(gpu_archs)"
+    elif found=$(gpu_archs) && [ -n "$found" ]; then
+        for arch in $found; do [ "$arch" -lt 80 ] || archs+=("$arch"); done
+        [ ${#archs[@]} -gt 0 ] \
+            || missing+=("ARCHS: this machine's GPUs are of sm_${found% }; 80 or newer is required (ARCHS=\"...\" compiles for\
+ other machines)")
     else
         for arch in 80 89 90 100 120; do [[ -n $known && $known != *compute_$arch* ]] || archs+=("$arch"); done
         notes+=("no GPU detected: compiles for sm_${archs[*]} (ARCHS=\"90\" compiles for H100 and H200 only,\
  in a fifth of the time)")
     fi
-    for arch in "${archs[@]}"; do
+    for arch in ${archs[@]+"${archs[@]}"}; do
         [[ -z $known || $known == *compute_${arch%[af]}* ]] \
             || missing+=("ARCHS: $nvcc does not support sm_$arch (it supports $(tr '\n' ' ' <<<"${known//compute_/}")):\
  install a newer toolkit, or specify ARCHS=\"...\"")
     done
-    say CUDA_ARCHS "${archs[*]}"
+    say CUDA_ARCHS "${archs[*]-}"
 }
 # Without a driver nvidia-smi prints an error on stdout.
 gpu_archs() {

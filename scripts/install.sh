@@ -31,8 +31,8 @@ commands=(diffv2-lab:scripts/lab/__main__.py diffv2-watch:scripts/watch.py diffv
     diffv2-prepare:data/prepare.py diffv2-prepare-choices:data/prepare_choices.py
     diffv2-synthetic-tasks:data/synthetic_tasks.py diffv2-average:scripts/average.py
     diffv2-export-hub:dev/reference/export_hub.py diffv2-export-gguf:dev/reference/export_gguf.py)
-files=(LICENSE scripts/{python_environment,watch,export_run,average}.py scripts/plot_loss.awk scripts/{lab,plans,export_python}/*
-    data/*.py data/{inspect,requirements.txt} data/gpt2_ranks/*
+files=(LICENSE scripts/{python_environment,watch,export_run,average}.py scripts/plot_loss.awk
+    scripts/{lab,plans,export_python}/* data/*.py data/{inspect,requirements.txt} data/gpt2_ranks/*
     dev/reference/{export_gguf,export_hub,model_card,modeling_diffv2}.py)
 
 remove() {

@@ -124,6 +124,7 @@ for word in "${settings[@]}"; do
     if [[ $word == --* ]]; then
         option=${word#--}
         [[ $given == *" ${option#no-} "* ]] && keep=no || keep=yes
+        [[ $option != total-batch || $given != *' batch-schedule '* ]] || keep=no # it sets the same
     fi
     [ "$keep" = no ] || kept+=("$word")
 done

@@ -138,7 +138,7 @@ test_find_the_toolkit_of_the_user_first() {
 }
 test_find_debians_files_in_system_directories() {
     local lib=$tree/usr/lib/$machine-linux-gnu
-    toolkit "$tree/usr" 12040 "lib/$machine-linux-gnu"
+    toolkit "$tree/usr" 12080 "lib/$machine-linux-gnu"
     cudnn "$tree/usr/include/$machine-linux-gnu" "$lib/libcudnn.so.9"
     frontend "$tree/usr/include"
     nccl "$tree/usr/include" "$lib/libnccl.so"
@@ -278,6 +278,13 @@ test_all_missing_requirements_are_printed() {
     runtime_headers "$tree/usr/local/cuda/include" 13000
     fails ARCHS=77 - 4 libcublasLt libcudart cublasLt.h sm_77
 }
+test_an_old_toolkit_does_not_hide_a_newer_one() {
+    complete_toolkit
+    toolkit "$tree/usr/local/cuda-12.4" 12040
+    program "$tree/old/nvcc" true
+    finds CUDA_HOME="$tree/usr/local/cuda-12.4"
+    has CUDA_HOME "$home"
+}
 test_an_old_toolkit_is_rejected() {
     toolkit "$tree/usr/local/cuda" 11080
     fails - 1 'version 11.8, 12.5 or newer'
@@ -287,6 +294,11 @@ test_architectures_are_those_of_the_gpus_or_of_the_user() {
     smi "printf '9.0\n9.0\n8.0\n12.0\n'"
     finds
     equal "$(value CUDA_ARCHS)" "80 90 120"
+    smi "printf '8.9\n7.5\n'"
+    finds
+    equal "$(value CUDA_ARCHS)" 89
+    smi "echo 7.5"
+    fails - 1 'GPUs are of sm_75; 80 or newer'
     finds ARCHS="9.0 sm_120"
     equal "$(value CUDA_ARCHS)" "90 120"
     smi "echo \"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\"; exit 9"
@@ -596,6 +608,51 @@ exit 1"
     toolkit "$tree/usr/local/cuda" 12080
     driver 'CUDA Version: 12.4'
     installs yes 'nvidia-cudnn-cu12'
+}
+
+# ---------------------------------------------------------------------------------------------------
+# dev/gpu_check/bundle.sh, with imitations of what downloads, unpacks and compiles
+
+test_a_bundle_has_its_programs_also_in_a_relative_directory() {
+    local usr=$tree/unpacked/usr package
+    mkdir -p "$tree/repository/dev/gpu_check" "$tree/repository/scripts/cuda_python"
+    cp dev/gpu_check/bundle.sh "$tree/repository/dev/gpu_check"
+    cp scripts/cuda_python/requirements.txt "$tree/repository/scripts/cuda_python"
+    file "$tree/library.so"
+    for package in xxhash.h cblas.h cblas_mangling.h cjson/cJSON.h; do file "$usr/include/$package"; done
+    for package in blis-openmp/libblas.so.3 libcjson.so.1 libxxhash.so.0; do
+        file "$usr/lib/x86_64-linux-gnu/$package"
+    done
+    for package in libblis4-openmp libcjson1 libxxhash0 dict-gcide; do file "$usr/share/doc/$package/copyright"; done
+    mkdir "$usr/share/dictd"
+    gzip -c "$tree/library.so" >"$usr/share/dictd/gcide.dict.dz"
+    # the last argument of pip and unzip, and what follows -d or -o, are directories and files
+    program "$tree/bin/apt-get" 'case "$*" in *download*) touch x.deb ;; esac'
+    program "$tree/bin/dpkg-deb" "[ \$1 != -x ] || { mkdir -p \"\$3\" && cp -r '$tree/unpacked/.' \"\$3\"; }"
+    program "$tree/bin/python3" 'while [ $# -gt 0 ]; do
+    [ "$1" != -d ] || { mkdir -p "$2" && touch "$2/nvidia_cudnn_frontend-1.2-py3.whl"; }
+    shift
+done'
+    program "$tree/bin/unzip" 'while [ "$1" != -d ]; do shift; done
+mkdir -p "$2/include" "$2/licenses" && touch "$2/licenses/LICENSE"'
+    program "$tree/bin/objdump" 'echo GLIBC_2.29'
+    program "$tree/bin/git" 'case "$*" in *ls-files*) printf "dev/gpu_check/bundle.sh\0" ;; *) echo abc ;; esac'
+    program "$tree/bin/strip" 'cp "$4" "$3"'
+    program "$tree/bin/cc" "echo '$tree/library.so'"
+    program "$tree/bin/make" "echo \"\$*\" >>'$tree/made'
+for goal; do :; done
+cd \"\$2\" && mkdir -p \"\$(dirname \"\$goal\")\" && touch \"\$goal\""
+    program "$tree/repository/text_to_shards" 'mkdir -p "$2"'
+    (cd "$tree" && PATH="$tree/bin:$PATH" repository/dev/gpu_check/bundle.sh here/bundle/ 90) >"$tree/out" 2>&1 \
+        || fail "$(cat "$tree/out")"
+    contains "$tree/out" 'programs for sm_90' 'that a library or program requires: 2.29'
+    contains "$tree/made" "-C $tree/here/" ' ONEDNN=no ' ' ARCHS=90 '
+    for package in bin/cuda_{bf16,fp32}/train_diffv2cu bin/train_diffv2 lib/library.so \
+        source/dev/gpu_check/bundle.sh; do
+        [ -e "$tree/here/bundle/$package" ] || fail "$package is missing"
+    done
+    equal "$(tar -tzf "$tree/here/bundle.tar.gz" | head -n 1)" bundle/
+    equal "$(ls "$tree/here")" $'bundle\nbundle.tar.gz'
 }
 
 # ---------------------------------------------------------------------------------------------------

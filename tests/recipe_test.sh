@@ -54,6 +54,8 @@ test_a_first_start_has_the_settings_and_arguments_override_them() {
     ends 0 "${recipe[@]}" "${tiny[@]}" --stop-after 10 --out="$scratch/run"
     command_has '--preset tiny' '--lr 6e-4' "--out $scratch/run"
     command_lacks --resume '--preset 124m' '--steps 19073'
+    ends 2 "${recipe[@]}" --preset tiny --batch-schedule x --out "$scratch/none"
+    command_lacks --total-batch
 }
 test_a_second_start_resumes_with_the_options_of_the_first() {
     ends 0 "${recipe[@]}" --out "$scratch/run" --threads 1 --stop-after 20 --init nowhere

@@ -9,7 +9,7 @@
 #   source/         with ARCHS: the sources. source/dev/gpu_check.sh is the check, and uses this bundle
 #   bin/, sources   with ARCHS: the programs, compiled on this machine (requires CUDA, cuDNN, NCCL), and the digest of
 #                   their sources
-#   CONTENTS        packages with their versions, and the newest glibc that a library requires
+#   CONTENTS        packages with their versions, and the newest glibc that a library or program requires
 #   licenses/       of the packages
 # With ARCHS it also writes DIRECTORY.tar.gz, for a machine that has no compiler and no clone of the repository.
 # Exit status: 0 the directory is complete, 1 failed (nothing remains), 2 usage.
@@ -20,7 +20,7 @@
 set -euo pipefail
 export LC_ALL=C
 root=$(cd "$(dirname "$0")/../.." && pwd)
-LIMIT_MB=40 SOURCE_MB=15 PROGRAMS_MB=60 TEXT_BYTES=4000000
+LIMIT_MB=40 SOURCE_MB=22 PROGRAMS_MB=60 TEXT_BYTES=4000000
 
 fail() {
     echo "bundle.sh: $1" >&2
@@ -33,7 +33,7 @@ case "$#:${1-}" in
     ;;
 [12]:-* | 0:* | [3-9]*) fail "unexpected arguments '$*': usage: dev/gpu_check/bundle.sh DIRECTORY [ARCHS]" 2 ;;
 esac
-folder=$1 archs=${2-}
+folder=$(realpath -m -- "$1") archs=${2-} # make is called in another directory
 [[ $archs =~ ^([0-9]+(,[0-9]+)*)?$ ]] || fail "ARCHS '$archs': must be numbers, such as 90 or 80,90" 2
 [ ! -e "$folder" ] || [ -e "$folder/CONTENTS" ] \
     || fail "$folder exists and is not a bundle (it has no CONTENTS): choose another directory"
@@ -89,8 +89,8 @@ build_programs() {
     mkdir "$source"
     git -C "$root" ls-files -z | tar -C "$root" --null -T - -cf - | tar -C "$source" -xf - \
         || fail "copying the files that git lists failed: see above"
-    local make=(make -C "$source" BUILD="$work/build" DEPS="$new" MPI=no ARCHS="${archs//,/ }" ARCH=-march=x86-64-v3
-        REVISION="$(cat "$new/revision")")
+    local make=(make -C "$source" BUILD="$work/build" DEPS="$new" MPI=no ONEDNN=no ARCHS="${archs//,/ }"
+        ARCH=-march=x86-64-v3 REVISION="$(cat "$new/revision")")
     local goals=(cuda_{bf16,fp32}/{train,test}_diffv2cu cuda_bf16/bench_cuda train_diffv2)
     for program in "${goals[@]}"; do
         local precision=bf16
@@ -100,6 +100,7 @@ build_programs() {
         mkdir -p "$(dirname "$new/bin/$program")"
         strip --strip-debug -o "$new/bin/$program" "$work/build/$program"
     done
+    cp -L "$(${CC:-cc} -print-file-name=libgomp.so.1)" "$new/lib" # of the compiler, for a machine without one
     python3 "$source/dev/gpu_check/programs.py" >"$new/sources"
     echo "programs for sm_${archs//,/, sm_}: ${goals[*]}" >>"$new/CONTENTS"
 }
@@ -122,13 +123,6 @@ for package in libblis4-openmp libcjson1 libxxhash0 dict-gcide; do
 done
 cp "$(find "$work/frontend" -path '*licenses*' -type f | head -n 1)" "$new/licenses/nvidia-cudnn-frontend"
 
-newest=0
-for library in "$new"/lib/*.so.*; do
-    needs=$(objdump -T "$library" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
-    newest=$(printf '%s\n' "$newest" "${needs#GLIBC_}" | sort -V | tail -n 1)
-done
-echo "newest glibc that a library requires: $newest" >>"$new/CONTENTS"
-
 # Not a pipe: zcat would fail when head ends first.
 zcat "$usr"/share/dictd/gcide.dict.dz >"$work/all"
 head -c "$TEXT_BYTES" "$work/all" >"$work/gcide.txt"
@@ -139,6 +133,12 @@ if [ -n "$archs" ]; then
     build_programs
     LIMIT_MB=$((LIMIT_MB + SOURCE_MB + PROGRAMS_MB * $(wc -w <<<"${archs//,/ }")))
 fi
+newest=0
+while read -r file; do
+    needs=$(objdump -T "$file" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
+    newest=$(printf '%s\n' "$newest" "${needs#GLIBC_}" | sort -V | tail -n 1)
+done < <(find "$new/lib" "$new/bin" -type f 2>/dev/null)
+echo "newest glibc that a library or program requires: $newest" >>"$new/CONTENTS"
 
 kilobytes=$(du -sk --apparent-size "$new" | cut -f1)
 [ "$kilobytes" -lt $((LIMIT_MB * 1000)) ] \

@@ -179,7 +179,9 @@ def main():
     if options.again:
         for name in options.parts:
             store.forget(name)
-    todo = [n for n in options.parts if store.part(n)["status"] not in ENDED]
+    # what was skipped is tried again: a corpus or a package may be there now
+    finished = lambda name: store.part(name)["status"] in ENDED and store.part(name)["status"] != "skipped"
+    todo = [n for n in options.parts if not finished(n)]
     # the results may come from another machine, whose programs are not here
     if "build" not in todo and any(check.programs.missing(PARTS[n][1]) for n in todo):
         store.forget("build")
@@ -187,7 +189,7 @@ def main():
     for name in todo:
         store.part(name)["why"] = ""
     for name, chosen, cap in SCHEDULE:
-        if name not in todo or store.part(name)["status"] in ENDED:
+        if name not in todo or finished(name):
             continue
         missing = check.programs.missing(PARTS[name][1])
         if check.left() < LEAST:
