@@ -304,8 +304,8 @@ find_archs() {
     elif found=$(gpu_archs) && [ -n "$found" ]; then
         for arch in $found; do [ "$arch" -lt 80 ] || archs+=("$arch"); done
         [ ${#archs[@]} -gt 0 ] \
-            || missing+=("ARCHS: this machine's GPUs are of sm_${found% }; 80 or newer is required (ARCHS=\"...\" compiles for\
- other machines)")
+            || missing+=("ARCHS: this machine's GPUs are of sm_${found% }; 80 or newer is required\
+ (ARCHS=\"...\" compiles for other machines)")
     else
         for arch in 80 89 90 100 120; do [[ -n $known && $known != *compute_$arch* ]] || archs+=("$arch"); done
         notes+=("no GPU detected: compiles for sm_${archs[*]} (ARCHS=\"90\" compiles for H100 and H200 only,\

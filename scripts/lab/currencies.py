@@ -109,7 +109,8 @@ def table(found, reference):
         cells[-1].append(" and ".join(f"{x:.2f}" if (x := row[c]["price"]) else "–" for c in CURRENCIES[1:]))
     head = ["arm", "minus", "rates", *(f"gap at equal {currency}" for currency in CURRENCIES)]
     caption = (
-        "Each arm at its own best rate, paired by seed. An interpolated gap reads the more expensive run before the end of its "
-        "schedule, which favours the cheaper arm. Seconds are of the median tokens/s, of arms on one machine."
+        "Each arm at its own best rate, paired by seed. An interpolated gap reads the more expensive run before the "
+        "end of its schedule, which favours the cheaper arm. Seconds are of the median tokens/s, of arms on one "
+        "machine."
     )
     return Table("currencies", [*head, "cost of a token: FLOPs and seconds, ratio"], cells, caption)
