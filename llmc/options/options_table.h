@@ -271,7 +271,8 @@ static const OptionRow option_rows[] = {
     {"batch", "batch-schedule", OPTION_TEXT, OPTION_SAVED, FIELD(batch_schedule), "B@N,...", NULL, NULL, NULL,
         "B tokens per update after step N, in place of --total-batch, such as 64K@0,256K@2000 (K = 1024, M = 1024 K)"},
 
-    {"training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 99999999]", NULL, "number of updates"},
+    {"training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 99999999]", NULL,
+        "number of updates"},
     {"training", "lr", OPTION_REAL, OPTION_SAVED, FIELD(lr), "X", "1e-3", "[0, inf)", NULL, "peak learning rate"},
     {"training", "min-lr-ratio", OPTION_REAL, OPTION_SAVED, FIELD(min_lr_ratio), "X", "0.1", "[0, 1]", NULL,
         "learning rate of the last step as a fraction of --lr"},

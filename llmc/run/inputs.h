@@ -1,7 +1,8 @@
 /*
 inputs.h: what a run reads besides its model: the data of its mode, tokenizer, prompts and tasks.
 
-  void     inputs_open(in, o, mode, phases, plan, generates, loaded)   completes the plan for the last batch of a validation.
+  void     inputs_open(in, o, mode, phases, plan, generates, loaded)
+                                                               completes the plan for the last batch of a validation.
                                                                generates: text is drawn from the model. loaded: a
                                                                checkpoint directory, or NULL
   void     inputs_open_data(in, o, mode, plan, V), inputs_close_data(in)   the part of the data and tasks

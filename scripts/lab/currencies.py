@@ -2,10 +2,10 @@
 
 A token costs an arm 1, its FLOPs (their mean over the phases of a run), or the seconds of its median tokens/s if both
 arms ran on one machine. If two runs differ in cost by at most 1% their final losses are compared ("by design").
-Otherwise the loss of the more expensive run is read from its validations at the cost of the other, linear over log tokens
-("interpolated"), and compared with the last validation of the other. There its learning rate has not decayed as far, so
-its loss is above that of a run that ends there: an interpolated gap favours the cheaper arm. Gaps are paired by seed,
-intervals are Student's t.
+Otherwise the loss of the more expensive run is read from its validations at the cost of the other, linear over log
+tokens ("interpolated"), and compared with the last validation of the other. There its learning rate has not decayed as
+far, so its loss is above that of a run that ends there: an interpolated gap favours the cheaper arm. Gaps are paired by
+seed, intervals are Student's t.
 """
 
 import itertools
