@@ -167,9 +167,10 @@ static inline const char *split_choice(int i) {
     return i == SPLIT_MATRIX ? "matrix" : i == SPLIT_HEAD ? "head" : i == SPLIT_PAIR ? "pair" : NULL;
 }
 
-// A rank of a run of so many, as the options divide its state.
+// A rank of a run of so many, as the options divide its state. Modes without updates may have other ranks than the run
+// had.
 static inline RunRanks options_run_ranks(const Options *o, int rank, int ranks) {
-    int group = o->zero_group ? (int)o->zero_group : ranks;
+    int group = o->zero_group && ranks % o->zero_group == 0 ? (int)o->zero_group : ranks;
     return (RunRanks){rank,
                       ranks,
                       group,

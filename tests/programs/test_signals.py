@@ -86,7 +86,7 @@ def test_second_signal(short):
 
 def test_interrupted_output(short):
     """an interrupted dump leaves no temporary file"""
-    dump = f"--threads 1 --train-data {short / 'train.bin'} --dump-activations big.st"
+    dump = "--threads 1 --seq-len 16 --batch-size 2 --train-data train.bin --dump-activations big.st"
     with Started(faulty(), dump, cwd=short, env={"SLOW": "20000"}) as process:
         process.wait_until(lambda: list(short.glob("big.st.*.tmp"))).send_signal(signal.SIGINT)
         assert process.end().status == -signal.SIGINT
