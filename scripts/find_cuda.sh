@@ -302,7 +302,13 @@ find_archs() {
             archs+=("$arch")
         done
     elif found=$(gpu_archs) && [ -n "$found" ]; then
-        for arch in $found; do [ "$arch" -lt 80 ] || archs+=("$arch"); done
+        for arch in $found; do
+            if [ "$arch" -ge 80 ]; then
+                archs+=("$arch")
+            else
+                notes+=("no code for sm_$arch: 80 or newer is required")
+            fi
+        done
         [ ${#archs[@]} -gt 0 ] \
             || missing+=("ARCHS: this machine's GPUs are of sm_${found% }; 80 or newer is required\
  (ARCHS=\"...\" compiles for other machines)")

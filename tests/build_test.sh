@@ -297,6 +297,7 @@ test_architectures_are_those_of_the_gpus_or_of_the_user() {
     smi "printf '8.9\n7.5\n'"
     finds
     equal "$(value CUDA_ARCHS)" 89
+    notes 'no code for sm_75'
     smi "echo 7.5"
     fails - 1 'GPUs are of sm_75; 80 or newer'
     finds ARCHS="9.0 sm_120"
@@ -626,7 +627,7 @@ test_a_bundle_has_its_programs_also_in_a_relative_directory() {
     for package in libblis4-openmp libcjson1 libxxhash0 dict-gcide; do file "$usr/share/doc/$package/copyright"; done
     mkdir "$usr/share/dictd"
     gzip -c "$tree/library.so" >"$usr/share/dictd/gcide.dict.dz"
-    # the last argument of pip and unzip, and what follows -d or -o, are directories and files
+    # pip and unzip write below what follows -d; make writes its last argument
     program "$tree/bin/apt-get" 'case "$*" in *download*) touch x.deb ;; esac'
     program "$tree/bin/dpkg-deb" "[ \$1 != -x ] || { mkdir -p \"\$3\" && cp -r '$tree/unpacked/.' \"\$3\"; }"
     program "$tree/bin/python3" 'while [ $# -gt 0 ]; do

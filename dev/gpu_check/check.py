@@ -50,7 +50,7 @@ import probe
 import speed
 import train
 from programs import ROOT
-from results import ENDED, Store, StoreError, failed
+from results import Store, StoreError, failed
 from runner import Check, Part, Skip, Unfinished
 
 PARTS = {  # name: (its cases, programs that it requires)
@@ -179,8 +179,8 @@ def main():
     if options.again:
         for name in options.parts:
             store.forget(name)
-    # what was skipped is tried again: a corpus or a package may be there now
-    finished = lambda name: store.part(name)["status"] in ENDED and store.part(name)["status"] != "skipped"
+    # a skipped part runs again, because its corpus or package may now exist
+    finished = lambda name: store.part(name)["status"] in ("passed", "failed")
     todo = [n for n in options.parts if not finished(n)]
     # the results may come from another machine, whose programs are not here
     if "build" not in todo and any(check.programs.missing(PARTS[n][1]) for n in todo):

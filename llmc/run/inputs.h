@@ -44,8 +44,6 @@ static inline void inputs_open_data(Inputs *in, const Options *o, Mode mode, Mod
         in->choices = choices_open_all(o->eval_choices, V, o->model.T, in->tokenizer.tokenizer);
 }
 
-// Opens and closes the data of the later phases, so that what is wrong with them ends the run at its start.
-
 static inline void inputs_open(Inputs *in, const Options *o, Mode mode, const Phases *phases, ModelPlan *plan,
                                bool generates, const char *loaded) {
     const ModeRow *row = &mode_rows[mode];
@@ -73,7 +71,7 @@ static inline void inputs_close_data(Inputs *in) {
     choices_close_all(&in->choices);
 }
 
-// Opens and closes the data of the later phases, so that what is wrong with them ends the run at its start.
+// Opens and closes the data of the later phases: an error in them ends the run at its start.
 static inline void inputs_check_phases(const Inputs *in, const Phases *p, int V) {
     for (int k = p->current + 1; k < p->count; k++) {
         Inputs later;
