@@ -695,8 +695,8 @@ test_stages_run_at_once_and_their_output_is_printed_whole_and_in_their_order() {
     timeout 60 bash "$tree/stages" >"$tree/out" 2>&1 && fail "the exit status is 0"
     equal "$(sed '/^     .*: [0-9]* s$/d; /Killed/d' "$tree/out")" "$(printf '%s\n' '== the first' first 'ok   waits' \
         '== the second' 'FAIL ends' 'skip ends' '== the third' 'ok   unknown' \
-        'FAIL the stage the third ended before its last test' '== the fourth' 'ok   last' \
-        '2 passed, 2 failed, 1 skipped')"
+        'FAIL the stage ended before its last test' '== the fourth' 'ok   last' 'failed in the second: ends' \
+        'failed in the third: the stage ended before its last test' '2 passed, 2 failed, 1 skipped')"
 }
 test_recorded_stages_continue_where_they_were_stopped() {
     local repository=$tree/repository stages=$PWD/tests/stages.sh

@@ -24,7 +24,10 @@ skip() {
     skipped=$((skipped + 1))
 }
 finish() {
-    local line="$passed passed, $failed failed"
+    local line="$passed passed, $failed failed" i
+    for i in "${!stage_names[@]}"; do # once more at the end, where they are found
+        [ "$failed" -eq 0 ] || sed -n "s/^FAIL /failed in ${stage_names[i]}: /p" "$all/$i/output" 2>/dev/null
+    done
     [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
     echo "$line"
     [ "$failed" -eq 0 ]
@@ -173,12 +176,12 @@ run_stages() { # number of stages at once, all at least one
             sleep 0.5
             print_new_output "$all/$i/output" "$printed"
         done
-        print_new_output "$all/$i/output" "$printed"
         if read -ra counts 2>/dev/null <"$all/$i/counts"; then
             passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
         else
-            fail "the stage ${stage_names[i]} ended before its last test"
+            fail "the stage ended before its last test" >>"$all/$i/output"
         fi
+        print_new_output "$all/$i/output" "$printed"
     done
 }
 processes_of() { # process: itself and all that it started
