@@ -905,7 +905,11 @@ static void run_plan(Run *run, const ModelConfig *config) {
     plan_options(&run->model.plan, o, config, B, purpose);
     if (trains && o->sample_every) plan_options(&run->sampling_model.plan, o, config, 1, FOR_GENERATION);
     if (trains) plan_reserve(&run->model.plan, &run->phases);
-    if (trains && o->sample_every) plan_reserve(&run->sampling_model.plan, &run->phases);
+    if (trains && o->sample_every) {
+        plan_reserve(&run->sampling_model.plan, &run->phases);
+        size_t *bytes = &run->model.plan.workspace_bytes; // both models share it
+        *bytes = max_size(*bytes, run->sampling_model.plan.workspace_bytes);
+    }
     if (o->device) return;
     if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
     warn_of_attention();

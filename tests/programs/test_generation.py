@@ -62,6 +62,13 @@ def test_results_of_prompts(trained, tmp_path):
     assert "option --batch-size: 4 in the checkpoint, 3 now\n" in other.err
 
 
+def test_sample_of_long_prompt(corpus):
+    """a sample during training has room for a prompt that is longer than the sequences"""
+    options = "--preset tiny --layers 1 --seq-len 64 --batch-size 1 --threads 1 --steps 1 --sample-every 1 --prompt"
+    result = run_trainer("--train-data", corpus / "train.bin", options, "x" * 94).done()
+    assert f"--- sample after step 1\n{'x' * 94}" in result.out
+
+
 def test_prompt_of_checkpoint(trained, tmp_path):
     """a prompt of this start replaces the saved one, also of the other kind"""
     asked = shutil.copytree(trained, tmp_path / "asked")
