@@ -844,8 +844,7 @@ static double run_measure_update(Run *run, StepResult *r) {
     double start = now_seconds();
     AdamwStep a = {o, clip_factor(r->grad_norm, o->grad_clip), r->lr, s->updates + 1};
     if (stats) tensor_stats_measure(run->tensor_stats, &run->model.state, a);
-    r->update = update_norm_decide(&s->norms, update_norm_measure(&run->model.state, a), run->clip_sigma);
-    r->update.scale = fmin(r->update.scale, most / r->update.norm);
+    r->update = update_norm_decide(&s->norms, update_norm_measure(&run->model.state, a), run->clip_sigma, most);
     if (stats) run->model.stats_seconds += now_seconds() - start;
     return r->update.scale;
 }

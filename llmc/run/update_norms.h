@@ -11,7 +11,7 @@ update_norms.h: the norms of the last updates: announces updates that are larger
            after some windows.
   measured with --clip-update-norm every update, otherwise those of --stats-every, in a window of 128
 
-  UpdateNorm update_norm_decide(window, norm, sigma)   once per measured update; sigma 0: no clipping
+  UpdateNorm update_norm_decide(window, norm, sigma, most)   once per measured update; sigma 0: no clipping
   cJSON     *update_norms_to_json(window)
   bool       update_norms_from_json(window, json)      requires the window's size; the newest values are kept
 
@@ -45,7 +45,8 @@ static inline void update_norms_enter(UpdateNorms *w, double norm) {
     }
 }
 
-static inline UpdateNorm update_norm_decide(UpdateNorms *w, double norm, double sigma) {
+// most: the largest norm that is allowed besides (--change).
+static inline UpdateNorm update_norm_decide(UpdateNorms *w, double norm, double sigma, double most) {
     UpdateNorm u = {norm, NAN, NAN, NAN, 1};
     if (w->count == w->size) {
         double sum = 0, squares = 0;
@@ -56,6 +57,7 @@ static inline UpdateNorm update_norm_decide(UpdateNorms *w, double norm, double 
         if (isfinite(norm)) u.z = norm == u.mean ? 0 : fmin(DBL_MAX, fmax(-DBL_MAX, (norm - u.mean) / u.deviation));
         if (sigma > 0 && u.z > sigma) u.scale = (u.mean + sigma * u.deviation) / norm;
     }
+    u.scale = fmin(u.scale, most / norm);
     if (isfinite(norm)) update_norms_enter(w, norm * u.scale);
     return u;
 }

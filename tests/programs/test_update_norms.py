@@ -56,6 +56,13 @@ def test_tensor_records(corpus, tmp_path, model):
     assert logits["log_z_mean"] ** 2 <= logits["z_loss"] <= logits["log_z_max"] ** 2
 
 
+def test_changed_update_norms(corpus, tmp_path):
+    """the window has the norms of --change update-norm as they were made"""
+    train(corpus, tmp_path / "run", "--steps 4 --clip-update-norm 3,8 --change=2-3:update-norm=1e-5").done()
+    norms = read_json(checkpoint(tmp_path / "run", 4) / "trainer_state.json")["update_norms"]
+    assert np.allclose(norms[1:3], 1e-5) and min(norms[0], norms[3]) > 1e-4, norms
+
+
 def test_clip_update_norm(corpus, tmp_path):
     """--clip-update-norm scales an update down to mean + SIGMA deviations, and a resumed run has the same bits"""
     train(corpus, tmp_path / "whole", CLIPPED, "--lr 1e-2").done()
