@@ -196,6 +196,22 @@ static void test_router_ties(void) {
 }
 
 // A router that prefers few experts, and the updates of its bias alone: all experts get about as many tokens.
+// The bias may choose an expert whose logit is far below the largest one; its weight is that of the chosen ones alone.
+static void test_router_far_choice(void) {
+    floatX x[1] = {1}, weight[3] = {120, 1, 0}, bias[3] = {0, 3, 2};
+    real logits[3], lse, weights[2];
+    int experts[2];
+    ops_init(1 << 16);
+    for (int K = 1; K <= 2; K++) {
+        Routing r = {1, 1, 3, K};
+        router_forward(logits, &lse, experts, weights, x, weight, bias, r);
+        double first = K == 1 ? 1 : 1 / (1 + exp(-1));
+        EXPECT(experts[0] == 1 && fabs((double)weights[0] - first) < 1e-6, "K %d: expert %d with weight %g, not %g", K,
+               experts[0], (double)weights[0], first);
+    }
+    ops_free();
+}
+
 static void test_router_bias_balances(void) {
     enum { N = 512, C = 8, E = 8, K = 2 };
     static floatX x[N * C], weight[E * C], bias[E];
@@ -489,6 +505,7 @@ static const Test expert_tests[] = {
     {"neighbouring tensors with equal settings are updated together, with equal bits", test_updates_of_runs},
     {"a router prefers experts with smaller numbers, and does not hide NaN", test_router_ties},
     {"a router's bias balances the experts", test_router_bias_balances},
+    {"an expert that the bias chooses has a weight wherever its logit is", test_router_far_choice},
     {"config.json holds a model with experts, as a Mixtral where that has all of it", test_expert_configs},
     {"gradients of experts are bitwise equal at every level of recomputation", test_experts_recomputed},
     {"products of every expert in bf16 are near those of fp32", test_experts_rounded},

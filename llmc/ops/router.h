@@ -48,6 +48,8 @@ static inline void router_forward(real *logits, real *lse, int *experts, real *w
         lse[n] = most + (real)log((double)sum);
         for (int e = 0; e < r.E && bias; e++) biased[e] = real_exp(l[e] - lse[n]) + bias[e];
         for (int k = 0; k < r.K; k++) chosen[k] = router_next(bias ? biased : l, r.E, k ? chosen[k - 1] : -1);
+        most = l[chosen[0]]; // with a bias the largest logit may not be among the chosen ones
+        for (int k = 1; k < r.K; k++) most = l[chosen[k]] > most ? l[chosen[k]] : most;
         for (int k = 0; k < r.K; k++) kept += w[k] = real_exp(l[chosen[k]] - most);
         for (int k = 0; k < r.K; k++) w[k] /= kept;
     }
