@@ -223,6 +223,29 @@ static void test_visible_pairs(void) {
             }
 }
 
+// Selected blocks: each of those between the first and the own one is as likely, where the window leaves a part of it.
+static void test_visible_pairs_of_blocks(void) {
+    static const int lengths[] = {3, 16, 37}, windows[] = {0, 1, 5, 6, 13, 40}, most[] = {1, 2, 64};
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = 2, s.NKV = s.D = s.sparse.kinds = 1, s.sparse.size = 4;
+    for (int i = 0; i < 3 * 6 * 3; i++) {
+        double pairs = 0, scored = 0;
+        s.T = lengths[i % 3], s.window = windows[i / 3 % 6], s.sparse.blocks = most[i / 18];
+        for (int t = 0; t < s.T; t++) {
+            double keys[16] = {0}, between = 0, blocks = 0;
+            for (int key = 0; key <= t; key++) keys[key / 4] += !s.window || key > t - s.window;
+            pairs += keys[t / 4] + (t >= 4 ? keys[0] : 0);
+            for (int j = 1; j < t / 4; j++) between += keys[j], blocks += keys[j] > 0;
+            if (blocks > 0) pairs += between * fmin(1, s.sparse.blocks / blocks);
+            scored += blocks;
+        }
+        EXPECT(fabs(attention_visible(s) - s.B * pairs) < 1e-9 && sparse_select_flops(s) == s.B * 2 * scored,
+               "T %d, window %d, K %d: %g pairs, not %g; %g FLOPs, not %g", s.T, s.window, s.sparse.blocks,
+               attention_visible(s), s.B * pairs, sparse_select_flops(s), s.B * 2 * scored);
+    }
+}
+
 // The time of attention grows with the window, to that of full attention. YOCO saves products of the upper half.
 static void test_prediction_of_windows(void) {
     static const int windows[] = {128, 512, 1024, 2048};
@@ -787,6 +810,7 @@ static const Test prediction_tests[] = {
     {"published times of matrix products of many shapes lie in the predicted range", test_published_products},
     {"operations have the FLOPs that the trainer counts, and bytes of bf16", test_prediction_flops_and_bytes},
     {"the pairs that attention computes are those that a window leaves", test_visible_pairs},
+    {"so are those of selected blocks", test_visible_pairs_of_blocks},
     {"windows and YOCO take the time of the pairs and products that they leave", test_prediction_of_windows},
     {"--doc-mask takes the built-in backward where cuDNN has none for documents", test_prediction_of_documents},
     {"the built-in kernels compute pairs of heads in fewer products and less memory", test_prediction_of_groups},

@@ -94,23 +94,31 @@ static inline size_t fp8_product_bytes(size_t M, size_t N, size_t K, size_t elem
     return K * (M + N) + M * N * element_bytes * ((add ? 2 : 1) + (direct ? 0 : 2));
 }
 
-// Of block-sparse attention, from position 0 on. Row block i has its own block, and of those before it the list's.
-static inline double sparse_visible_keys(AttentionShape s) {
-    double pairs = 0, size = s.sparse.size;
-    for (int t = 0, i = 0; t < s.T; t += s.sparse.size, i++) {
-        double keys = size * min_int(i, s.sparse.blocks + 1) + 0.5 * (size + 1);
-        pairs += fmin(size, s.T - t) * (s.window ? fmin(keys, s.window) : keys);
+// Of block-sparse attention, from position 0 on, without documents: the keys that all rows attend to, and the blocks
+// that are scored for them. The first block and the lowest one may be partly outside of a row's window. Of the scored
+// blocks each is as likely to be selected.
+static inline double sparse_visible_keys(AttentionShape s, double *scored) {
+    double pairs = 0;
+    *scored = 0;
+    for (int t = 0, size = s.sparse.size; t < s.T; t++) {
+        int first = s.window ? max_int(0, t - s.window + 1) : 0, low = first / size, own = t / size;
+        int blocks = max_int(0, own - max_int(low, 1)), hidden = low > 0 && low < own ? first % size : 0;
+        pairs += t + 1 - max_int(first, own * size) + (low == 0 && own > 0 ? size - first : 0);
+        if (blocks) pairs += ((double)blocks * size - hidden) * min_int(blocks, s.sparse.blocks) / blocks;
+        *scored += blocks;
     }
     return s.B * pairs;
 }
-// Of sparse_select, which scores all earlier blocks for each list.
+// Of sparse_select.
 static inline double sparse_select_flops(AttentionShape s) {
-    double lists = (double)s.B * s.NKV * s.sparse.kinds;
-    return s.sparse.blocks ? lists * 2 * s.D * s.T * (0.5 * s.T / s.sparse.size) : 0;
+    double scored = 0;
+    if (s.sparse.blocks) sparse_visible_keys(s, &scored);
+    return (double)s.B * s.NKV * s.sparse.kinds * 2 * s.D * scored;
 }
 // Pairs of a query and a key that it attends to, per head.
 static inline double attention_visible(AttentionShape s) {
-    if (s.sparse.blocks) return sparse_visible_keys(s);
+    double scored;
+    if (s.sparse.blocks) return sparse_visible_keys(s, &scored);
     double keys = (double)s.T * s.first + 0.5 * s.T * (s.T + 1.0), last = (double)s.first + s.T, hidden;
     double beyond = s.window ? fmax(0, last - s.window) : 0; // what the window hides from the last row
     double rows = fmin(beyond, s.T);                         // rows from which it hides something
