@@ -21,10 +21,11 @@ comm.h: communication between the ranks of a run.
 
   Operation memory. All ranks start the same operations in the same order; they run asynchronously, in that order. Here
   `ranks` are those of a group, and `rank` is the place in it.
-    ticket = comm_reduce_scatter(bucket, piece, out, add, whole)
+    ticket = comm_reduce_scatter(bucket, piece, out, add, whole, exact)
                                             bucket [ranks][piece]; out [piece] = (add: +=) the sum over the group of
                                             piece `rank` of their buckets, in fp32; out may be that piece. whole: then
-                                            out = the sum over all groups, with the same bits in each
+                                            out = the sum over all groups, with the same bits in each. exact: also
+                                            with --reduce-dtype bf16 in fp32
     ticket = comm_all_gather(bucket, own, piece_bytes)
                                             bucket [ranks][piece_bytes]: each rank provides own [piece_bytes], which may
                                             be its piece of the bucket

@@ -28,7 +28,7 @@ typedef struct {
     const void *mine; // the own part of a gather
     size_t count;     // elements of a piece for a reduction, otherwise bytes
     grad_t *out;
-    bool add, whole;
+    bool add, whole, narrow;
 } CommOp;
 
 static struct {
@@ -47,7 +47,7 @@ static struct {
               false,
               NULL,
               0,
-              {{COMM_GATHER, NULL, NULL, 0, NULL, false, false}},
+              {{COMM_GATHER, NULL, NULL, 0, NULL, false, false, false}},
               0,
               0,
               false,
@@ -105,8 +105,8 @@ static inline void comm_sum_group(const CommOp *op, MPI_Datatype type) {
     size_t all = comm.group_ranks * op->count;
     const void *send = op->buffer;
     char *pieces = (char *)comm_mpi.staging;
-    DType sent = comm_mpi.narrow ? DTYPE_BF16 : DTYPE_OF(grad_t);
-    if (comm_mpi.narrow) {
+    DType sent = op->narrow ? DTYPE_BF16 : DTYPE_OF(grad_t);
+    if (op->narrow) {
         type = MPI_UINT16_T, send = pieces, pieces += all * dtype_size(sent);
         convert_elements(comm_mpi.staging, sent, op->buffer, DTYPE_OF(grad_t), all);
     }
@@ -188,23 +188,24 @@ static inline void comm_wait(uint64_t ticket) {
     pthread_mutex_unlock(&comm_mpi.lock);
 }
 
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
-    CommOp op = {COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add, whole};
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole,
+                                           bool exact) {
+    CommOp op = {COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add, whole, comm_mpi.narrow && !exact};
     assert(comm.ranks > 1 && comm_mpi.staging_bytes >= comm.group_ranks * piece * sizeof(grad_t));
     return comm_enqueue(op);
 }
 static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
-    CommOp op = {COMM_ALL_GATHER, bucket, own, piece_bytes, NULL, false, false};
+    CommOp op = {COMM_ALL_GATHER, bucket, own, piece_bytes, NULL, false, false, false};
     return comm_enqueue(op);
 }
 
 static inline void comm_gather(void *all, const void *mine, size_t bytes) {
-    CommOp op = {COMM_GATHER, all, mine, bytes, NULL, false, false};
+    CommOp op = {COMM_GATHER, all, mine, bytes, NULL, false, false, false};
     if (comm.ranks == 1) memcpy(all, mine, bytes);
     else comm_wait(comm_enqueue(op));
 }
 static inline void comm_broadcast(void *data, size_t bytes) {
-    CommOp op = {COMM_BROADCAST, data, NULL, bytes, NULL, false, false};
+    CommOp op = {COMM_BROADCAST, data, NULL, bytes, NULL, false, false, false};
     if (comm.ranks > 1) comm_wait(comm_enqueue(op));
 }
 

@@ -262,15 +262,17 @@ static inline void nccl_exchange_narrow(grad_t *bucket, size_t piece, grad_t *ou
               piece, add);
 }
 
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole,
+                                           bool exact) {
     static_assert(sizeof(grad_t) == sizeof(float), "gradients are summed as ncclFloat");
+    bool narrow = nccl.narrow && !exact;
     assert(nccl.group && (!add || nccl.received_bytes >= piece * sizeof(grad_t)));
     uint64_t ticket = nccl_begin(main_stream);
-    if (nccl.narrow) nccl_exchange_narrow(bucket, piece, out, add);
+    if (narrow) nccl_exchange_narrow(bucket, piece, out, add);
     else
         NCCL_CHECK(
             ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.group, nccl.stream));
-    if (add && !nccl.narrow)
+    if (add && !narrow)
         LAUNCH_ELEMENTS_ON(nccl.stream, add_piece_kernel, packed(0, out, nccl.received), piece, out, nccl.received);
     if (whole && nccl.across) NCCL_CHECK(ncclAllReduce(out, out, piece, ncclFloat, ncclSum, nccl.across, nccl.stream));
     return nccl_end(ticket);
@@ -334,7 +336,7 @@ static inline void nccl_self_test(size_t bucket_bytes) {
     for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 251) + (grad_t)(comm.rank % 5);
     buffer_upload(bucket, host, count * sizeof(grad_t));
     grad_t *own = bucket + comm_place() * piece;
-    comm_reduce_scatter(bucket, piece, own, false, true);
+    comm_reduce_scatter(bucket, piece, own, false, true, false);
     comm_wait(comm_all_gather(bucket, own, piece * sizeof(grad_t)));
     buffer_download(host, bucket, count * sizeof(grad_t));
     for (size_t i = 0; i < count; i++) wrong += host[i] != (grad_t)comm.ranks * (grad_t)(i % 251) + shares;

@@ -26,7 +26,7 @@ static inline double communication_bytes(const ModelPlan *plan, int zero, int mi
     if (plan->tensors.muon) { // directions in floatX, steps in grad_t
         double layers = (double)(list->group_offset[list->L + 1] - list->group_offset[1]);
         params += layers * (sizeof(floatX) * (zero > 0) + sizeof(grad_t) * (zero == 0));
-        params += layers * sizeof(grad_t) * (plan->sharding.narrow ? 0.5 : 1);
+        params += layers * sizeof(grad_t);
     }
     double across = 2 * (1 - 1.0 / plan->sharding.replicas) * grads / plan->sharding.ranks;
     double reduced = (zero > 1 ? micro_steps : 1) * (plan->sharding.narrow ? 0.5 : 1), gathered = zero == 0;

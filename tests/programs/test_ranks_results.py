@@ -3,6 +3,8 @@
 import re
 import shutil
 
+import ml_dtypes
+import numpy as np
 import pytest
 from program import USAGE, checkpoint, expect_printed_losses, expect_same, read_json, records, tensors
 from ranks import (
@@ -125,6 +127,16 @@ def test_muon(short):
     train_ranks(
         short / "groups", 4, options.replace("96", "128"), "--zero 2 --zero-group 2 --check-ranks-every 1"
     ).done()
+
+
+def test_muon_steps_in_fp32(short):
+    """steps of Muon are sent in fp32 with --reduce-dtype bf16"""
+    options = "--steps 2 --checkpoint-every 1 --optimizer muon --weight-decay 0 --batch-size 2 --total-batch 64"
+    for lr in (2, 4):  # half of it in step 1
+        train_ranks(short / f"lr{lr}", 2, options, f"--reduce-dtype bf16 --lr {lr}").done()
+    one, two = (tensors(checkpoint(short / f"lr{lr}", 1) / "model.safetensors") for lr in (2, 4))
+    step = one["model.layers.0.mlp.up_proj.weight"] - two["model.layers.0.mlp.up_proj.weight"]
+    assert np.median(np.abs(step / step.astype(ml_dtypes.bfloat16).astype(np.float32) - 1)) > 2**-12
 
 
 EIGHT = [pytest.param(8, group, marks=pytest.mark.slow) for group in (2, 4)]
