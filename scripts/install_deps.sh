@@ -177,11 +177,15 @@ install_cuda() {
     check_driver
     has_program "$python" || fail "python3 is missing; it is required to install ${wanted[*]}"
     pins=$(mktemp) || fail "cannot create a temporary file"
-    trap 'rm -f "$pins"' EXIT
+    # pip would replace the whole directory nvidia/ of its target, with all packages in it
+    new=$here/build/python.new
+    trap 'rm -rf "$pins" "$new"' EXIT
     pinned "${wanted[@]}" >"$pins"
     echo "+ pip install --target build/python ${wanted[*]} (versions: scripts/cuda_python/requirements.txt)"
-    "$python" -m pip install -q --no-deps --require-hashes --only-binary :all: --upgrade \
-        --target "$here/build/python" -r "$pins" || fail "pip install failed: see its output above"
+    rm -rf "$new"
+    "$python" -m pip install -q --no-deps --require-hashes --only-binary :all: \
+        --target "$new" -r "$pins" || fail "pip install failed: see its output above"
+    mkdir -p "$here/build/python" && cp -rlf "$new/." "$here/build/python" || fail "cannot write $here/build/python"
     find_missing_cuda
     [ "${#wanted[@]}" -eq 0 ] \
         || fail "still missing after the installation: ${wanted[*]}; scripts/find_cuda.sh - prints the reason"

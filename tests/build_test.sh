@@ -590,6 +590,24 @@ exit 1"
             || fail "no pinned $name: $(cat "$tree/pins")"
     done
 }
+# The imitation of pip replaces the directory nvidia/ of its target, as pip does.
+test_python_packages_for_cuda_are_added_to_those_that_are_installed() {
+    local packages=$tree/repository/build/python
+    mkdir "$tree/repository"
+    cp -r scripts "$tree/repository"
+    file "$packages/nvidia/cudnn/lib/libcudnn.so.9"
+    file "$packages/nvidia/nccl/version" old
+    program "$tree/python" "[ \"\$1\" = -m ] || exit 0
+while [ \"\$1\" != --target ]; do shift; done
+rm -rf \"\$2/nvidia\"
+mkdir -p \"\$2/nvidia/nccl\"
+echo new >\"\$2/nvidia/nccl/version\""
+    cd "$tree/repository"
+    install_cuda_python
+    equal "$(cat "$packages/nvidia/nccl/version")" new
+    [ -e "$packages/nvidia/cudnn/lib/libcudnn.so.9" ] || fail "cuDNN is deleted"
+    equal "$(ls build)" python
+}
 test_python_packages_for_cuda_match_the_driver() {
     program "$tree/python" "[ \"\$1\" = -m ] || { echo $tree/nothing; exit 0; }
 echo called >$tree/call
