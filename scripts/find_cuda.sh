@@ -29,8 +29,9 @@ esac
 root=${SYSTEM_ROOT-}
 here=$(cd "$(dirname "$0")/.." && pwd)
 missing=() notes=()
-machine=$(uname -m)
 OLDEST=12050 # CUDART_VERSION
+machine=$(uname -m) target=$(uname -m)-linux
+[ "$machine" != aarch64 ] || target=sbsa-linux # servers
 
 # ---------------------------------------------------------------------------------------------------
 # Search paths
@@ -48,8 +49,8 @@ print(*dict.fromkeys(places), sep="\n")' 2>/dev/null
 }
 
 # The directories of headers, or of libraries, below an installation directory.
-includes_of() { echo "$1/include $1/targets/$machine-linux/include $1"; }
-libraries_of() { echo "$1/lib64 $1/lib $1/targets/$machine-linux/lib $1/lib/$machine-linux-gnu $1"; }
+includes_of() { echo "$1/include $1/targets/$target/include $1"; }
+libraries_of() { echo "$1/lib64 $1/lib $1/targets/$target/lib $1/lib/$machine-linux-gnu $1"; }
 
 # Installation directories to search, in order.
 places_of() { # directory that the caller specified, names of Python packages below nvidia/
@@ -103,12 +104,21 @@ find_library() { # name, places...: the file libNAME.so, or the newest libNAME.s
     return 1
 }
 
+find_both() { # header, library, places...: sets header and library to those of the first place that has both
+    local place
+    for place in "${@:3}"; do
+        header=$(find_header "$1" "$place") && library=$(find_library "$2" "$place") && return
+    done
+    return 1
+}
+
 defined() { # macro, header: the number that the header defines
     sed -n "s/^ *# *define *$1 *\([0-9][0-9]*\).*/\1/p" "$2" 2>/dev/null | head -n 1
 }
 
-is_system() {
-    [[ $1 == "$root"/usr/include* || $1/ == "$root"/usr/lib/* || $1/ == "$root"/lib/* || $1 == "$root"/usr/lib64* ]]
+is_system() { # whether compiler, linker and loader search the directory
+    local directory=${1#"$root"}
+    [[ ${directory#/usr} =~ ^/(include|lib|lib64)(/$machine-linux-gnu)?$ ]]
 }
 include_flags() { # directories
     local directory flags=' '
@@ -230,20 +240,21 @@ find_frontend() { # places...
 
 find_cudnn() {
     local without='attention: built-in kernels, without cuDNN' why=() places suffix=-cu$cuda_major
-    local header library frontend frontend_version nvrtc nvrtc_header
+    local header='' library='' frontend frontend_version cudnn cudnn_header
     [ "${CUDNN-}" != no ] && [ "${CUDNN_FRONTEND-}" != no ] || {
         notes+=("$without, as requested")
         return
     }
     local cudnn_help="python3 -m pip install nvidia-cudnn-cu$cuda_major, or CUDNN=DIRECTORY"
     mapfile -t places < <(places_of "${CUDNN-}" cudnn)
-    if ! header=$(find_header cudnn.h "${places[@]}") || ! library=$(find_library cudnn "${places[@]}"); then
+    if ! find_both cudnn.h cudnn "${places[@]}"; then
         why+=("cuDNN 9 not found ($cudnn_help)")
     elif [ "$(defined CUDNN_MAJOR "$header/cudnn_version.h")" -lt 9 ] 2>/dev/null; then
         why+=("$library is older than cuDNN 9 ($cudnn_help)")
     elif wrong_cuda cudnn "$library"; then
         why+=("$library is not for CUDA $cuda_major ($cudnn_help)")
     fi
+    cudnn=$library cudnn_header=$header
     mapfile -t places < <(places_of "${CUDNN_FRONTEND-}" cudnn_frontend)
     if ! find_frontend "${places[@]}"; then
         local found="not found"
@@ -253,15 +264,15 @@ find_cudnn() {
     fi
     [ "$cuda_major" -lt 13 ] || suffix=
     mapfile -t places < <(places_of "${NVRTC-}" cuda_nvrtc "cu$cuda_major")
-    nvrtc=$(find_library nvrtc "${places[@]}") && nvrtc_header=$(find_header nvrtc.h "${places[@]}") \
+    find_both nvrtc.h nvrtc "${places[@]}" \
         || why+=("NVRTC not found (python3 -m pip install nvidia-cuda-nvrtc$suffix, or NVRTC=DIRECTORY)")
     if [ ${#why[@]} -gt 0 ]; then
         notes+=("$without: $(printf '%s; ' "${why[@]}" | sed 's/; $//')")
         return
     fi
-    notes+=("attention: cuDNN, $library, frontend $frontend_version in $frontend")
-    say CUDNN_CFLAGS "-DUSE_CUDNN$(include_flags "$header" "$frontend" "$nvrtc_header")"
-    say CUDNN_LIBS "$(link_flags "$library" "$nvrtc")"
+    notes+=("attention: cuDNN, $cudnn, frontend $frontend_version in $frontend")
+    say CUDNN_CFLAGS "-DUSE_CUDNN$(include_flags "$cudnn_header" "$frontend" "$header")"
+    say CUDNN_LIBS "$(link_flags "$cudnn" "$library")"
 }
 
 find_nccl() {
@@ -273,7 +284,7 @@ find_nccl() {
     }
     local nccl_help="python3 -m pip install nvidia-nccl-cu$cuda_major, the system's libnccl-dev, or NCCL=DIRECTORY"
     mapfile -t places < <(places_of "${NCCL-}" nccl)
-    if ! header=$(find_header nccl.h "${places[@]}") || ! library=$(find_library nccl "${places[@]}"); then
+    if ! find_both nccl.h nccl "${places[@]}"; then
         notes+=("$without: not found ($nccl_help)")
         return
     fi

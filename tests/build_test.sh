@@ -150,15 +150,19 @@ test_find_debians_files_in_system_directories() {
     lacks "$tree/mk" isystem rpath
 }
 test_find_condas_libraries_below_targets() {
-    local env=$tree/conda target=$tree/conda/targets/$machine-linux
-    nvcc "$env" "$known"
-    runtime_headers "$target/include" 12080
-    file "$target/include/cublasLt.h"
-    file "$target/lib/libcublasLt.so"
-    file "$target/lib/libcudart.so"
-    finds CUDA="$env"
-    has CUDA_CFLAGS "$target/include"
-    has CUDA_LIBS "$target/lib/libcublasLt.so"
+    local machine name target
+    for name in x86_64:x86_64-linux aarch64:sbsa-linux; do
+        machine=${name%:*} target=$tree/$machine/targets/${name#*:}
+        program "$tree/bin/uname" "echo $machine"
+        nvcc "$tree/$machine" "$known"
+        runtime_headers "$target/include" 12080
+        file "$target/include/cublasLt.h"
+        file "$target/lib/libcublasLt.so"
+        file "$target/lib/libcudart.so"
+        finds CUDA="$tree/$machine"
+        has CUDA_CFLAGS "$target/include"
+        has CUDA_LIBS "$target/lib/libcublasLt.so"
+    done
 }
 test_find_python_packages_for_cuda_13_as_a_toolkit() {
     local packages=$tree/site-packages home=$tree/site-packages/nvidia/cu13 name
@@ -183,6 +187,24 @@ test_find_python_packages_for_cuda_13_as_a_toolkit() {
     has CUDNN_LIBS "$packages/nvidia/cudnn/lib/libcudnn.so.9" "$home/lib/libnvrtc.so.13"
     has CUDNN_CFLAGS "$packages/include" "$packages/nvidia/cudnn/include"
     has NCCL_LIBS "$packages/nvidia/nccl/lib/libnccl.so.2" "-Wl,-rpath,$packages/nvidia/nccl/lib"
+}
+test_find_header_and_library_in_one_place() {
+    complete_toolkit
+    local packages=$tree/usr/lib/python3/site-packages name # no directory that the loader searches
+    python "$packages"
+    for name in cudnn nccl; do
+        $name "$packages/nvidia/$name/include" "$packages/nvidia/$name/lib/lib$name.so.2"
+        rm "$home/lib64/lib$name.so"
+    done
+    finds
+    has CUDNN_CFLAGS "$packages/nvidia/cudnn/include"
+    has CUDNN_LIBS "$packages/nvidia/cudnn/lib/libcudnn.so.2" "-Wl,-rpath,$packages/nvidia/cudnn/lib"
+    has NCCL_CFLAGS "$packages/nvidia/nccl/include"
+    has NCCL_LIBS "$packages/nvidia/nccl/lib/libnccl.so.2" "-Wl,-rpath,$packages/nvidia/nccl/lib"
+    rm "$packages"/nvidia/*/include/{cudnn,nccl}.h "$home/include/nvrtc.h"
+    finds
+    empty CUDNN_LIBS NCCL_LIBS
+    notes 'cuDNN 9 not found' 'NVRTC not found'
 }
 test_find_missing_libraries_in_python_packages_of_the_same_cuda_version() {
     local packages=$tree/site-packages name
