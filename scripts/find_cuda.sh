@@ -26,6 +26,12 @@ case "$#:${1-}" in
     ;;
 esac
 
+for name in CUDA NVCC CUDNN CUDNN_FRONTEND NVRTC NCCL DEPS; do
+    [[ ${!name-} != *[[:space:]]* ]] || {
+        echo "train_diffv2cu: error: $name '${!name}' contains a space: specify a link without spaces" >&2
+        exit 1
+    }
+done
 root=${SYSTEM_ROOT-}
 here=$(cd "$(dirname "$0")/.." && pwd)
 missing=() notes=()
@@ -353,7 +359,7 @@ if [ -n "$toolkit" ]; then
     find_archs
 fi
 if [ ${#missing[@]} -gt 0 ]; then
-    printf 'train_diffv2cu: %s\n' "${missing[@]}" >&2
+    printf 'train_diffv2cu: error: %s\n' "${missing[@]}" >&2
     exit 1
 fi
 if [ "$file" = - ]; then
@@ -361,12 +367,12 @@ if [ "$file" = - ]; then
     exit
 fi
 [ ! -e "$file" ] || [ -f "$file" ] || {
-    echo "train_diffv2cu: cannot write $file: it is not a regular file" >&2
+    echo "train_diffv2cu: error: cannot write $file: it is not a regular file" >&2
     exit 1
 }
 if ! printf '%s\n' "${assignments[@]}" >"$file.$$" \
     || ! printf '$(info train_diffv2cu: %s)\n' "${notes[@]}" >>"$file.$$"; then
-    echo "train_diffv2cu: cannot write $file: see the line above" >&2
+    echo "train_diffv2cu: error: cannot write $file: see the line above" >&2
     exit 1
 fi
 if cmp -s "$file.$$" "$file"; then rm "$file.$$"; else mv "$file.$$" "$file"; fi

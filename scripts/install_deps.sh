@@ -172,6 +172,7 @@ check_driver() {
 
 install_cuda() {
     local python=${PYTHON:-python3}
+    [[ $here != *[[:space:]]* ]] || fail "'$here' contains a space, which the CUDA build does not support: move it"
     find_missing_cuda
     [ "${#wanted[@]}" -gt 0 ] || return 0
     check_driver

@@ -299,6 +299,7 @@ test_all_missing_requirements_are_printed() {
     nvcc "$tree/usr/local/cuda" "$known"
     runtime_headers "$tree/usr/local/cuda/include" 13000
     fails ARCHS=77 - 4 libcublasLt libcudart cublasLt.h sm_77
+    fails CUDA="$tree/a directory" - 1 "error: CUDA '$tree/a directory' contains a space"
 }
 test_an_old_toolkit_does_not_hide_a_newer_one() {
     complete_toolkit
@@ -629,6 +630,10 @@ echo new >\"\$2/nvidia/nccl/version\""
     equal "$(cat "$packages/nvidia/nccl/version")" new
     [ -e "$packages/nvidia/cudnn/lib/libcudnn.so.9" ] || fail "cuDNN is deleted"
     equal "$(ls build)" python
+    mv "$tree/repository" "$tree/a repository"
+    cd "$tree/a repository"
+    install_cuda_python
+    contains "$tree/out" "'$tree/a repository' contains a space"
 }
 test_python_packages_for_cuda_match_the_driver() {
     program "$tree/python" "[ \"\$1\" = -m ] || { echo $tree/nothing; exit 0; }
