@@ -96,6 +96,10 @@ while [ $# -gt 0 ]; do
         exit 0
         ;;
     --resume | --no-resume | --resume=*) fail "$1 is not allowed: the recipe resumes a run that exists" 2 ;;
+    --decay-now*)
+        fail "--decay-now is not allowed, because a restart would decay again: specify --schedule wsd, --decay-steps N,\
+ and --steps with the step of the checkpoint plus N" 2
+        ;;
     --out)
         [ $# -ge 2 ] || fail "--out requires a directory" 2
         out=$2
@@ -222,7 +226,15 @@ run() {
     done
 }
 
-job_is_running() { [[ $(scontrol --oneliner show job "$SLURM_JOB_ID") == *' JobState=RUNNING '* ]]; }
+slurm_control() { # arguments of scontrol: repeats for a minute what fails, since the controller may be restarting
+    local delay
+    for delay in 1 4 10 20 25; do
+        scontrol "$@" && return
+        sleep "$delay"
+    done
+    scontrol "$@"
+}
+job_is_running() { [[ $(slurm_control --oneliner show job "$SLURM_JOB_ID") == *' JobState=RUNNING '* ]]; }
 last_step() { # of the log
     tail -n 3 "$out/log.jsonl" 2>/dev/null | sed -n 's/.*"step": *\([0-9]*\).*/\1/p' | tail -n 1
 }
@@ -289,10 +301,10 @@ if [ "$status" -eq 3 ] || [ "$status" -eq $((128 + 10)) ] || { [ -n "$asked" ] &
 fi
 if [ "$stopped" = yes ] && [ -n "${SLURM_JOB_ID-}" ]; then
     # A cancelled job stays cancelled, Slurm itself requeues a preempted one, and a job of salloc cannot be requeued.
-    state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
+    state=$(slurm_control --oneliner show job "$SLURM_JOB_ID")
     if [[ $state =~ JobState=(RUNNING|TIMEOUT)\  && $state == *' BatchFlag=1 '* ]]; then
         echo "recipe.sh: stopped by a signal; requeues job $SLURM_JOB_ID, which resumes $out"
-        scontrol requeue "$SLURM_JOB_ID" || echo "recipe.sh: requeuing failed: submit it again to continue" >&2
+        slurm_control requeue "$SLURM_JOB_ID" || echo "recipe.sh: requeuing failed: submit it again to continue" >&2
     fi
 fi
 exit "$status"

@@ -235,6 +235,10 @@ END
     done
     slurm 1 "echo 'srun: error: Node failure on b' >&2; $other" || fail "$(cat "$scratch/err")"
     contains "$scratch/err" 'node b failed at step 0, status 137: restart 1 of 10 from step 0, without b'
+    # the controller does not answer once
+    sed -i "2i [ \"\$2\" != show ] || [ -e $scratch/tried ] || { : >$scratch/tried && exit 1; }" "$scratch/bin/scontrol"
+    slurm 1 "$killed" || fail "$(cat "$scratch/err")"
+    [ -e "$scratch/tried" ]
     ! slurm 0 "$report" || fail 'no spare node, and it did not fail'
     equal "$(cat "$scratch/nodes")" 'a b c'
 }
@@ -287,6 +291,8 @@ test_usage_errors_are_one_line() {
     one_line "no recipe '12': specify one of 124m, 350m,"
     ends 2 "${recipe[@]}" --resume
     one_line --resume
+    ends 2 "${recipe[@]}" --decay-now --decay-steps 4
+    one_line 'a restart would decay again'
     ends 2 env RANKS=none "${recipe[@]}"
     one_line "RANKS 'none'"
     ends 2 env RESTARTS=-1 "${recipe[@]}"
