@@ -374,6 +374,9 @@ END
 TRAIN_DIFFV2CU="$fakes/old" check m "${bundle[@]}" --parts fp8
 found 0 'fp8: skipped: .*requires a GPU of compute capability 8.9'
 ok "a device without FP8 skips the part fp8, with the reason" $?
+TRAIN_DIFFV2CU="$fakes/old" check m "${bundle[@]}" --parts fp8
+found 0 'fp8: starts' 'fp8: skipped: '
+ok "a skipped part is tried again by the next run" $?
 fake same <<'END' # --gemm fp8 without an effect
 exec build/oncpu/test_trainer --trainer $(echo "$@" | sed 's/--gemm fp8//; s/--fp8-fast-accum//')
 END
@@ -521,6 +524,21 @@ rm -rf "$tree/build"
 rented --parts kernels
 found 1 'FAIL build of bf16: x.cu(3): error: this is no CUDA' 'kernels: unfinished: not built: .*BENCH_CUDA'
 ok "a failed build is reported with its reason and the parts that it prevents" $?
+fake make <<END
+echo "made \$*" >>"$work/made"
+sleep 60
+END
+: >"$work/made"
+(cd "$tree" && PATH="$fakes:$PATH" exec dev/gpu_check.sh --pretend --out "$work/u" --parts build) >/dev/null 2>&1 &
+victim=$!
+for _ in $(seq 200); do [ -s "$work/made" ] && break || sleep 0.05; done
+rented --parts probe --again
+found 1 "another gpu_check.sh uses .*/build/gpu_check: wait for its end" && one_line
+ok "a second check of the same directory is refused" $?
+kill "$victim"
+wait "$victim" 2>/dev/null
+[ $? = 143 ] && [ ! -e "$tree/build/gpu_check/building" ]
+ok "SIGTERM ends a check and its programs, and what was built remains" $?
 
 check l --parts speed
 found 2 "the parts are probe, build" && one_line && check l --bundle "$work" && found 2 'not a bundle' && one_line

@@ -32,6 +32,7 @@ with the same --out.
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -171,11 +172,12 @@ def commit_of(bundle):
 
 def main():
     options = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # programs are ended first
     try:
         store = Store(options.out, commit_of(options.bundle), list(PARTS))
+        check = Check(options, store)
     except (StoreError, OSError) as error:
         fail(str(error))
-    check = Check(options, store)
     if options.again:
         for name in options.parts:
             store.forget(name)

@@ -1,6 +1,7 @@
 """Runs the programs of a check within its time, and collects the findings of its parts."""
 
 import ctypes
+import fcntl
 import json
 import os
 import re
@@ -177,6 +178,11 @@ class Check:
         self.pretend, self.bundle = options.pretend, options.bundle
         self.work = ROOT / "build/gpu_check"
         self.work.mkdir(parents=True, exist_ok=True)
+        self.lock = open(self.work / "lock", "w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"another gpu_check.sh uses {self.work}: wait for its end")
         self.ends = time.monotonic() + 60 * options.minutes - SPARE if options.minutes else None
         self.part_ends = None
         self.most = float(os.environ.get("LIMIT_SECONDS") or 1e9)
