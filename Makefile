@@ -8,7 +8,7 @@
 # make bench ARGS=...      speed of the CPU trainer and its share of the machine's limits (dev/bench/bench.c)
 # make format              formats all sources (dev/format/format.sh)
 # make rooms               checks the includes of llmc/ and draws them as docs/rooms.svg
-# make clean               removes what make has built
+# make clean               removes what make has built; keeps build/python and the virtual environments
 # make install             copies the programs, scripts, man page and completions to PREFIX; builds train_diffv2 and
 #                          text_to_shards if necessary, and copies train_diffv2cu if it is built
 # make uninstall           removes them
@@ -34,7 +34,7 @@
 
 CC ?= gcc
 CXX ?= g++
-ARCH ?= -march=native
+ARCH = -march=native
 BUILD ?= build
 PRECISION ?= bf16
 CUDA_BUILD = $(BUILD)/cuda_$(PRECISION)
@@ -77,9 +77,9 @@ ifeq ($(ONEDNN),yes)
 endif
 
 # Runs with several processes require OpenMPI, which pkg-config or its compiler wrapper finds.
-MPI_CFLAGS := $(shell pkg-config --cflags ompi-c 2>/dev/null || mpicc --showme:compile 2>/dev/null)
-MPI ?= $(if $(MPI_CFLAGS),yes,no)
+MPI ?= $(shell { pkg-config --exists ompi-c || mpicc --showme:compile; } >/dev/null 2>&1 && echo yes || echo no)
 ifeq ($(MPI),yes)
+  MPI_CFLAGS := $(shell pkg-config --cflags ompi-c 2>/dev/null || mpicc --showme:compile)
   PACKAGE_CFLAGS += -DUSE_MPI $(patsubst -I%,-isystem %,$(MPI_CFLAGS))
   PACKAGE_LIBS += $(shell pkg-config --libs ompi-c 2>/dev/null || mpicc --showme:link)
 endif
@@ -89,7 +89,7 @@ WIDE := $(shell echo | $(CC) -mprefer-vector-width=512 -E -x c - >/dev/null 2>&1
 OPT ?= -O3
 OPTIMIZE = $(OPT) $(ARCH) $(WIDE) -fno-math-errno -fno-trapping-math -ffp-contract=fast
 CPPFLAGS += $(PACKAGE_CFLAGS)
-DEBUG ?= -g
+DEBUG = -g
 CFLAGS ?= $(OPTIMIZE) $(DEBUG)
 COMMON = $(WARN) -fopenmp -MD -MP # -MD: with system headers, since another version of a library may replace them
 ifdef SANITIZE
@@ -171,6 +171,7 @@ nvcc_flags = $(subst -isystem@,-isystem ,$(filter -I% -isystem@% -D% -U%,$(call 
 CUDA_CODE = $(foreach arch,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
   $(foreach arch,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$(arch)$(comma)code=compute_$(arch)) # PTX: later GPUs
 CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(call nvcc_flags,$(CPPFLAGS) $(CUDA_CFLAGS)) \
+  $(if $(filter-out default,$(origin CXX)),-ccbin $(lastword $(filter-out -%,$(CXX)))) \
   -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) $(NCCL_CFLAGS) \
   $(if $(filter 90 90a,$(CUDA_ARCHS)),-DCODE_FOR_SM_90A) \
   $(if $(CUDNN_UNIT),$(CUDNN_CFLAGS)) -Xcompiler $(CUDA_HOST) $(if $(filter yes,$(STRICT)),-Werror all-warnings) \
@@ -232,7 +233,8 @@ uninstall:
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 clean:
-	rm -rf $(BUILD) train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
+	rm -rf $(filter-out $(BUILD)/python $(BUILD)/venv-%,$(wildcard $(BUILD)/*)) train_diffv2 text_to_shards \
+	    train_diffv2cu test_diffv2cu
 
 include dev/cuda_on_cpu/rules.mk
 include dev/ptx/rules.mk

@@ -396,6 +396,17 @@ test_make_finds_openmpi_by_its_wrapper() {
     dry_make ONEDNN=no || fail "$(cat "$tree/err")"
     contains "$tree/out" "-DUSE_MPI -isystem $tree/mpi/include" "-L$tree/mpi/lib -lmpi"
 }
+test_make_finds_openmpi_in_the_directories_of_the_compiler() {
+    with_headers
+    program "$tree/bin/pkg-config" 'case "$*" in "--libs ompi-c") echo -lmpi ;; *ompi-c) ;; *) exit 1 ;; esac'
+    dry_make ONEDNN=no || fail "$(cat "$tree/err")"
+    contains "$tree/out" -DUSE_MPI -lmpi
+}
+test_make_ignores_common_variables_of_the_environment() {
+    with_headers
+    ARCH=x86_64 DEBUG=yes dry_make ONEDNN=no || fail "$(cat "$tree/err")"
+    contains "$tree/out" ' -march=native ' ' -g '
+}
 
 # What make compiles again. The compiler appends the names of its outputs to $tree/log, and every object depends on
 # $tree/library.h, a header of a library.
@@ -474,6 +485,14 @@ test_programs_in_the_root_are_copies_from_the_requested_build() {
     compiles '' train_diffv2
     lacks "$tree/source/train_diffv2" build/fp64
 }
+test_make_clean_keeps_python_packages() {
+    source_tree
+    compiles "$cpu" train_diffv2
+    mkdir "$tree"/source/build/{python,venv-lab}
+    make_in_tree clean
+    equal "$(ls "$tree/source/build" | paste -sd ' ')" 'python venv-lab'
+    [ ! -e "$tree/source/train_diffv2" ]
+}
 test_make_compiles_cuda_after_a_change_of_toolkit_architecture_precision_or_library() {
     source_tree
     home=$tree/usr/local/cuda
@@ -524,7 +543,7 @@ test_nvcc_gets_directories_and_macros_and_the_host_compiler_gets_other_flags() {
             esac || fail "$cflags: nvcc gets $(cat "$object")"
         done
     done
-    contains "$object" "-isystem $packages/nvidia/cublas/include "
+    contains "$object" "-isystem $packages/nvidia/cublas/include " " -ccbin $tree/bin/cc "
     grep -q -- 'arch=compute_80,code=sm_80.*arch=compute_90a,code=sm_90a.*arch=compute_90,code=compute_90' "$object" \
         || fail "no PTX of the newest architecture: $(cat "$object")"
     lacks "$object" code=compute_80
