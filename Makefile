@@ -15,7 +15,7 @@
 # make help                prints this text
 #
 # Variables:
-#   CC, CXX        compilers (gcc, g++)
+#   CC, CXX        compilers (gcc, g++); CXX is also nvcc's host compiler
 #   OPT, ARCH      optimization (-O3), architecture (-march=native)
 #   DEBUG          debug information (-g)
 #   BUILD          directory of objects and programs (build)
@@ -62,6 +62,7 @@ define find_library # name for pkg-config, library, header, name in messages
   endif
 endef
 ifeq ($(filter clean format help rooms test uninstall,$(MAKECMDGOALS)),)
+  $(if $(word 2,$(DEPS)),$(error DEPS '$(DEPS)' contains a space: specify a link without spaces))
   $(eval $(call find_library,openblas,openblas,cblas.h,OpenBLAS))
   $(eval $(call find_library,libcjson,cjson,cjson/cJSON.h,cJSON))
   $(eval $(call find_library,libxxhash,xxhash,xxhash.h,xxHash))

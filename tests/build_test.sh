@@ -384,6 +384,9 @@ test_make_finds_small_libraries_in_a_directory_of_dependencies() {
     contains "$tree/out" "-isystem $tree/deps/include" "-rpath,$tree/deps/lib" \
         "$tree/deps/lib/"{libopenblas.so.0,libcjson.so,libxxhash.so}
     lacks "$tree/out" DONEDNN DUSE_MPI
+    ln -s deps "$tree/a link"
+    if without_headers DEPS="$tree/a link"; then fail 'it did not fail'; fi
+    contains "$tree/err" "DEPS '$tree/a link' contains a space"
 }
 test_make_links_a_library_by_name_if_only_the_compiler_knows_it() {
     with_headers
