@@ -16,7 +16,15 @@ UPDATE = {
     "z-loss": 0,
     "clip-update-norm": None,
     "qk-clip": 0,
+    "decay-shape": "linear",
+    "rollback": None,
 }
+# options that are the same in all runs of an arm: of its size, and others of the model and of its routers
+SHAPE = "layers hidden heads kv-heads head-dim ffn expert-ffn".split()
+MODEL = (
+    "attention experts experts-active shared-experts dense-layers router-bias router-aux router-z router-bias-rate "
+    "rope-theta tie-embeddings window full-every yoco sparse-blocks sparse-block-size sparse-score qk-norm"
+).split()
 # options that must be equal for the losses of two runs to be comparable; validation data is compared separately
 COMPARED = (
     "train-data doc-mask separator seq-len vocab total-batch batch-schedule phase steps min-lr-ratio warmup schedule "

@@ -30,6 +30,7 @@ from . import cli, coordinates, option_history, plan as plans, run_directory, st
 from .scheduler import Queue, launcher_of
 from .trainer import Trainer, TrainerError
 
+OF_LAB = "out resume init threads".split()  # options of a start besides those of the plan
 # options that a resume may change
 MAY_CHANGE = "eval-choices val-every stats-every checkpoint-every checkpoint-minutes keep batch-size".split()
 ROOT = python_environment.ROOT
@@ -209,11 +210,14 @@ def check_launchers(runs):
 
 def check_begun(run, directory):
     """Fails if the run started, or resumed, with other options than the plan's, or from another run."""
-    for step, options in option_history.history(run_directory.read_run(directory)):
+    info = run_directory.read_run(directory)
+    given = {w[2:].partition("=")[0].removeprefix("no-") for w in info.get("command_line", ()) if w.startswith("--")}
+    planned = dict.fromkeys(sorted(given.difference(OF_LAB))) | run.options  # None: the plan has lost it
+    for step, options in option_history.history(info):
         base, wanted = Path(options.get("init") or "none").parent.parent.name or "none", run.base and run.base.name
         if base != (wanted or "none"):
             fail(f"{directory} started from {base}, and the plan has {wanted}: specify another --out, or remove it", 2)
-        for name, value in run.options.items():
+        for name, value in planned.items():
             have = options.get(name)
             same = have == value or (
                 isinstance(value, str) and is_number(value) and is_number(have) and float(have) == float(value)

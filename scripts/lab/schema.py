@@ -53,6 +53,7 @@ RUN = {
     "revision?": "text",
     "host?": "text",
     "devices?": ["text"],
+    "command_line?": ["text"],
     "ranks?": "non-negative integer",
     "starts?": [
         {

@@ -505,11 +505,12 @@ def check(study, scaled=False):
             problems.append(f"{both} are both arm {run.arm} with rate {run.lr:g} and seed {run.seed}")
         seen.setdefault(key, run)
         own = study.own.get(run.arm, set()) - {"init"}  # another of each seed
-        shape = ["layers", "hidden", "heads", "kv-heads", "head-dim", "ffn"]
-        for name in ["attention", *(sorted(own - set(option_history.LENGTH)) if scaled else [*shape, *sorted(own)])]:
+        length = set(option_history.LENGTH if scaled else ())
+        for name in (*option_history.MODEL, *(() if scaled else option_history.SHAPE), *sorted(own - length)):
             other = next(r for r in study.runs if r.arm == run.arm)
             one, another = (r.options.get(name, option_history.UPDATE.get(name)) for r in (other, run))
-            if one != another:
+            recorded = name in own or (name in run.options and name in other.options)  # not by older trainers
+            if one != another and recorded:
                 values = f"{one} in {other.name}, {another} in {run.name}"
                 problems.append(f"--{name}: {values}, both of arm {run.arm}")
     study.notes += [

@@ -695,6 +695,12 @@ def an_arm_of_a_plan_may_have_its_own_optimizer(place):
     assert not problems(lab)
     edit_options(lab / "a.lr0.001.seed2", optimizer="normuon")
     assert problems(lab) == ["--optimizer: muon in a.lr0.001.seed1, normuon in a.lr0.001.seed2, both of arm a"]
+    edit_options(lab / "a.lr0.001.seed2", optimizer="muon", **{"qk-norm": True})
+    assert not problems(lab)  # trainers of the other runs did not record it
+    edit_options(lab / "a.lr0.001.seed1", **{"qk-norm": False})
+    assert problems(lab) == ["--qk-norm: False in a.lr0.001.seed1, True in a.lr0.001.seed2, both of arm a"]
+    edit_options(lab / "a.lr0.001.seed2", **{"qk-norm": False, "decay-shape": "1-sqrt"})
+    assert problems(lab)[0] == "--decay-shape: linear in baseline.lr0.001.seed1, 1-sqrt in a.lr0.001.seed2"
 
 
 def edit_options(directory, **options):

@@ -576,6 +576,8 @@ def a_plan_runs_once_and_every_run_is_evaluated(place):
     # a changed plan does not modify the existing runs
     other = lab(place, plan=SMALL.replace("warmup = 2", "warmup = 3"))
     expect_error(other, 2, "was started with --warmup 2, and the plan has 3")
+    other = lab(place, plan=plan.replace("warmup = 2\n", ""))
+    expect_error(other, 2, "was started with --warmup 2, and the plan has none", lines=1)
     other = lab(
         place,
         plan=SMALL.replace("[arm diff_v2]", "[arm diff_v3]").replace("attention = diff_v2", "attention = diff_v3"),
