@@ -46,11 +46,14 @@ class Measurements:
         return [x for row in self.rows if row["arm"] in arms and (x := row[key]) is not None]
 
     def by_seed(self, arm, metric):
-        """{seed: mean over the rates} of the seeds with a value at each rate; of magnitudes the logarithms."""
+        """{seed: mean over the rates} of the seeds with a value at each rate, or after a sweep at the rate that it
+        chose; of magnitudes the logarithms."""
         found, ratio = {}, METRICS[metric].ratio
+        own = self.own_rate(arm) if self.sweep else None
         for row in self.rows:
             x = row[metric]
-            if row["arm"] == arm and row["state"] == "done" and x is not None and not (ratio and x <= 0):
+            mine = row["arm"] == arm and row["state"] == "done" and own in (None, row["rate"])
+            if mine and x is not None and not (ratio and x <= 0):
                 found.setdefault(row["seed"], {})[row["rate"]] = math.log(x) if ratio else x
         return {
             seed: stats.mean(list(at.values())) for seed, at in found.items() if self.sweep or sorted(at) == self.rates
@@ -61,17 +64,22 @@ class Measurements:
         return {arm: self.by_seed(arm, metric) for arm in self.arms}
 
     def losses_by_rate(self, arm):
-        """[(rate, mean loss of the finished runs)]"""
-        found = {}
-        for row in self.sweep or self.rows:
-            if row["arm"] == arm and row["state"] == "done" and row["loss"] is not None:
+        """[(rate, mean loss of the finished runs)], without the rates at which one diverged"""
+        found, mine = {}, [row for row in self.sweep or self.rows if row["arm"] == arm]
+        diverged = {row["rate"] for row in mine if row["state"] == "diverged"}
+        for row in mine:
+            if row["state"] == "done" and row["loss"] is not None and row["rate"] not in diverged:
                 found.setdefault(row["rate"], []).append(row["loss"])
         return sorted((rate, stats.mean(losses)) for rate, losses in found.items())
 
+    def own_rate(self, arm):
+        """The rate with the lowest mean loss; None without one."""
+        return min(self.losses_by_rate(arm), key=lambda point: point[1], default=(None,))[0]
+
     def at_best_rate(self, arm):
         """The finished runs at the rate with the lowest mean loss."""
-        best = min(self.losses_by_rate(arm), key=lambda point: point[1], default=(None,))[0]
-        return [row for row in self.rows if (row["arm"], row["rate"], row["state"]) == (arm, best, "done")]
+        own = self.own_rate(arm)
+        return [row for row in self.rows if (row["arm"], row["rate"], row["state"]) == (arm, own, "done")]
 
     @cached_property
     def pool(self):

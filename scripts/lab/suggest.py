@@ -7,6 +7,7 @@ options    --parametrization completep with the shape of the sweep as the base, 
 """
 
 import math
+from dataclasses import replace
 
 from . import cli, option_history, stats, study as studies
 from .run_directory import RunError
@@ -40,7 +41,10 @@ def minimum(points):
 
 
 def sweep(study, arm):
-    """[(rate, mean loss)] over the seeds that have ended at all rates, without the rates at which one diverged."""
+    """[(rate, mean loss)] over the seeds that have ended at all rates, of a plan with `sweep-seeds` over these alone,
+    without the rates at which one diverged."""
+    if swept := set(study.of_labs("sweep-seeds")):
+        study = replace(study, runs=[run for run in study.runs if run.seed in swept])
     by_eval = study.by_eval()
     ended = {
         lr: {run.seed: run.final_loss(by_eval) for run in study.runs_of(arm, lr) if run.state in ("done", "diverged")}

@@ -37,7 +37,7 @@ from . import study as studies, tables
 from .measurements import METRICS
 from .run_directory import RunError
 from .table import as_html
-from .test_report import NGRAMS, STEPS, made_run, near
+from .test_report import NGRAMS, STEPS, made_run, near, rewrite
 from .test_tasks import add_scores, measured as synthetic_scores
 from .testing import Tests, expect_error, has
 from .trainer import Cost
@@ -311,6 +311,12 @@ def each_arm_has_the_rate_of_its_sweep(place):
     lab_run.write_lab(lab, plan, "cpu", planned, costs, {"lr": rates})
     (lab / "ngrams.json").write_text(NGRAMS)
     assert lab_run.best_rates(lab, best) == best
+    # the rate follows from the evaluations of the sweep, while a later run is not evaluated yet
+    (lab / "a.lr0.004.seed1/eval.json").rename(place / "eval.json")
+    rewrite(lab / "a.lr0.002.seed9/eval.json", lambda found: found.update(loss=1.0))
+    assert lab_run.best_rates(lab, best) == best | {"a": 0.002}
+    rewrite(lab / "a.lr0.002.seed9/eval.json", lambda found: found.update(loss=2 + math.log(2)))
+    (place / "eval.json").rename(lab / "a.lr0.004.seed1/eval.json")
     study = studies.load([lab])
     row = currencies.rows(study)[0]
     assert row["rates"] == [0.004, 0.002] and row["tokens"]["gap"]["n"] == 4
@@ -334,6 +340,11 @@ def each_arm_has_the_rate_of_its_sweep(place):
     near(preconditions.rows(m)[1]["of_best_rate"], 1.0)
     m.rows = [row | {"state": "diverged"} if row["arm"] == "a" else row for row in m.rows]
     assert preconditions.rows(m)[1]["of_best_rate"] == "not known"
+    m = measured(lab)[0]
+    m.rows += [row | {"rate": 0.001, "loss": 9.0} for row in m.rows if row["arm"] == "a"]  # of an earlier choice
+    near(m.by_seed("a", "loss")[1], 2.05 + NOISE[0])
+    m.sweep += [row | {"state": "diverged"} for row in m.sweep if (row["arm"], row["rate"]) == ("a", 0.004)]
+    assert 0.004 not in dict(m.losses_by_rate("a")), "a seed diverged there"
     m = measured(lab)[0]
     archived(lab, "--out", place / "archive")
     again = measurements.of_numbers(*archive.read(place / "archive"))

@@ -116,7 +116,7 @@ def a_sweep_has_the_seeds_that_have_ended_at_all_rates():
     run = lambda lr, seed, state, loss: SimpleNamespace(lr=lr, seed=seed, state=state, final_loss=lambda _: loss)
     runs = [run(1, 1, "done", 3.0), run(2, 1, "done", 2.0), run(4, 1, "diverged", None), run(1, 2, "done", 9.0)]
     runs.append(run(2, 2, "begun", None))
-    study = SimpleNamespace(rates=lambda: [1, 2, 4, 8], by_eval=lambda: False)
+    study = SimpleNamespace(rates=lambda: [1, 2, 4, 8], by_eval=lambda: False, of_labs=lambda _: [])
     study.runs_of = lambda arm, lr: [run for run in runs if run.lr == lr]
     assert suggest.sweep(study, "a") == [(1, 3.0), (2, 2.0)], suggest.sweep(study, "a")
     muon = {"optimizer": "muon", "muon-split": "pair", "parametrization": "completep", "base-width": 8, "beta1": 0.8}
