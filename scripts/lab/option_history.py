@@ -30,6 +30,7 @@ COMPARED = (
     "train-data doc-mask separator seq-len vocab total-batch batch-schedule phase steps min-lr-ratio warmup schedule "
     "decay-steps weight-decay beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
 ).split() + list(UPDATE)
+SHARES = ("warmup", "decay-steps", "phase")  # those of COMPARED that begin with a number of steps
 LENGTH = ("steps", "warmup", "decay-steps")  # those of COMPARED that follow from the number of tokens
 REPORTED = ("lr", *COMPARED, "batch-size", "val-data", "val-steps")  # the report lists their changes
 
@@ -69,13 +70,26 @@ def over_time(pairs, when="after step"):
     return " then ".join(shown(value) + (f" {when} {step}" if step else "") for step, value in pairs)
 
 
+def same_share(key, options):
+    """Whether an option is the same share of the steps of two runs, within a step, or the default of both."""
+    begins, rests = zip(*(str(o.get(key)).partition(":")[::2] for o in options))
+    if len(set(rests)) > 1 or not all(map(str.isdecimal, begins)):
+        return False
+    steps, begins = [int(o["steps"]) for o in options], list(map(int, begins))
+    shares = [x / n for x, n in zip(begins, steps)]
+    default = key == "warmup" and begins == [min(100, n // 10) for n in steps]
+    return default or abs(shares[0] - shares[1]) <= 1 / min(steps)
+
+
 def differences(a, b, names=("one run", "the other"), ignored=()):
     """The differences that prevent a comparison, one line each. Initial learning rates may differ, changes not."""
     found, one, other = [], history(a), history(b)
     x, y = (info.get("data_fingerprint") for info in (a, b))
     for key in COMPARED:
         same_data = key == "train-data" and x == y is not None  # the path does not matter
-        if values(one, key) != values(other, key) and not same_data and key not in ignored:
+        of_steps = "steps" in ignored and key in SHARES and len(values(one, key)) == len(values(other, key)) == 1
+        same = same_data or (of_steps and same_share(key, (one[-1][1], other[-1][1])))
+        if values(one, key) != values(other, key) and not same and key not in ignored:
             found.append(
                 f"--{key}: {over_time(values(one, key))} in {names[0]}, {over_time(values(other, key))} in {names[1]}"
             )

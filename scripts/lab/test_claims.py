@@ -24,6 +24,7 @@ from . import (
     measurements,
     metrics,
     ngrams,
+    option_history,
     plan as plans,
     preconditions,
     report as report_command,
@@ -691,6 +692,13 @@ def an_arm_with_its_own_tokens_is_compared_at_equal_flops(place):
     edit_options(lab / "a.lr0.001.seed2", steps=2 * STEPS + 1)
     assert problems(lab) == ["--steps: 400 in a.lr0.001.seed1, 401 in a.lr0.001.seed2, both of arm a"]
     edit_options(lab / "a.lr0.001.seed2", steps=2 * STEPS)
+    for run in lab.glob("*.seed*"):  # shares of the steps, within a step
+        steps = (10, 40, "50:lr=1") if run.name.startswith("baseline") else (20, 80, "101:lr=1")
+        edit_options(run, **dict(zip(option_history.SHARES, steps)))
+    assert not problems(lab)
+    edit_options(lab / "a.lr0.001.seed2", phase="104:lr=1")
+    assert problems(lab) == ["--phase: 50:lr=1 in baseline.lr0.001.seed1, 104:lr=1 in a.lr0.001.seed2"]
+    edit_options(lab / "a.lr0.001.seed2", phase="101:lr=1")
     for run in lab.glob("a.*/run.json"):
         run.write_text(run.read_text().replace("3000.0", "3100.0"))
     assert claims.judge([claim], measured(lab))[0]["remark"] == "no study has a - baseline (equal FLOPs)"
