@@ -90,6 +90,9 @@ class Measurements:
 def row_of(name, run, by_eval):
     row = dict.fromkeys(COLUMNS) | {"study": name, "arm": run.arm, "rate": run.lr, "seed": run.seed, "state": run.state}
     row |= {key: getattr(run, key) for key in OF_RUN} | {"windows": run.windows(by_eval)}
+    if run.base and run.flops_per_token and run.base.flops_per_token:  # the mean over its tokens and those of its base
+        begin = run.before / run.tokens
+        row["flops_per_token"] = begin * run.base.flops_per_token + (1 - begin) * run.flops_per_token
     for metric, what in METRICS.items():
         x = run.final_loss(by_eval) if not what.of else what.of(run) if not run.numbers else run.numbers.get(metric)
         row[metric] = x if stats.finite(x) else None

@@ -268,6 +268,9 @@ def gaps_are_at_equal_tokens_flops_and_seconds(place):
     assert (found["FLOPs"]["designed"], found["FLOPs"]["price"], found["seconds"]["designed"]) == (False, 1.25, True)
     near(of("b", "a")["FLOPs"]["gap"]["mean"], 0.052 - later, 1e-6)
     assert of("b", "baseline")["FLOPs"]["designed"] and of("b", "baseline")["seconds"]["gap"] is None, "other machines"
+    for run in study.runs:  # of a that starts from the baseline, at the price of which its first validation is
+        run.base = study.runs_of("baseline", 0.001)[run.seed - 1] if run.arm == "a" else None
+    near(currencies.rows(study)[0]["FLOPs"]["gap"]["mean"], 5.5 - 2.25)
     cells = [c.text if isinstance(c, tuple) else c for c in currencies.table(list(rows.values()), "baseline").rows[0]]
     has(" | ".join(cells), "A | BASELINE | 0.001 and 0.001 | -0.0500 [", "interpolated | -0.0500 [", "by design | 1.25")
 
@@ -708,10 +711,15 @@ def an_arm_with_its_own_tokens_is_compared_at_equal_flops(place):
 def an_arm_of_a_plan_may_have_its_own_optimizer(place):
     lab = made_lab(place, {arm: known_arms()[arm] for arm in ("baseline", "a")})
     for run in lab.glob("a.*"):
-        edit_options(run, optimizer="muon")
+        edit_options(run, optimizer="muon", lr=0.002)
     assert problems(lab)[0] == "--optimizer: adamw in baseline.lr0.001.seed1, muon in a.lr0.001.seed1"
     set_fact(lab, "a", optimizer="muon")
     assert not problems(lab)
+    study = studies.load([lab])  # each arm has a rate of its own
+    near(tables.results(study)["by_position"]["a"][-1]["gap"]["mean"], -0.05)
+    study.others = [replace(run, history=[(0, run.options | {"gemm": "bf16"})]) for run in study.runs]
+    own = currencies.at_own_rates(study)
+    assert [run.lr for run in own.others] == [run.lr for run in own.runs] == [0.001] * 8
     edit_options(lab / "a.lr0.001.seed2", optimizer="normuon")
     assert problems(lab) == ["--optimizer: muon in a.lr0.001.seed1, normuon in a.lr0.001.seed2, both of arm a"]
     edit_options(lab / "a.lr0.001.seed2", optimizer="muon", **{"qk-norm": True})

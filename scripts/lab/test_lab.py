@@ -27,6 +27,7 @@ import python_environment
 from lab import (
     evaluations,
     long_context,
+    measurements,
     option_history,
     plan as plans,
     run_directory,
@@ -696,6 +697,8 @@ def an_arm_starts_from_the_last_checkpoint_of_another(place):
     studies.check(found)
     assert found.problems == [], found.problems
     near(diff.validated[2048], one.validated[2048], 1e-5)  # the same function
+    row = measurements.row_of("", diff, False)
+    near(row["flops_per_token"] * 3072, one.flops_per_token * 2048 + diff.flops_per_token * 1024)
     part = tables.results(found)["upcycling"]
     assert [(r["tokens"], r["arm"]) for r in part["losses"]][-2:] == [(2048, "one"), (2048, "diff_v2")], part["losses"]
     assert {r["what"] for r in part["changes"]} == set(upcycling.STATISTICS), part["changes"]
