@@ -152,6 +152,8 @@ def trends(arms, reference):
         points = [(math.log2(n), math.log2(d / n), gap)
                   for place, (n, d, theirs) in arms[reference].items() if place in arms[arm]
                   for gap in stats.paired(arms[arm][place][2], theirs).values()]  # fmt: skip
+        if not points:
+            continue
         n, each, gap = np.array(points).T
         design, df = np.stack([np.ones_like(n), n, each], 1), len(points) - 3
         slopes, _, rank, _ = np.linalg.lstsq(design, gap, rcond=None)

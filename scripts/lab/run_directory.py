@@ -134,15 +134,17 @@ def read_log(path, broken=None):
 
 
 def tail(path, size=1 << 16):
-    """The complete records in the last `size` bytes of a log."""
+    """The complete records in the last `size` bytes of a log, or in so many more that one is of a step."""
     try:
         with open(path, "rb") as f:
-            f.seek(0, os.SEEK_END)
-            f.seek(max(0, f.tell() - size))
+            end = f.seek(0, os.SEEK_END)
+            f.seek(max(0, end - size))
             lines = f.read().split(b"\n")
     except OSError:
         return []
-    return [record for line in lines[:-1] if (record := record_of(line))]
+    records = [record for line in lines[:-1] if (record := record_of(line))]
+    enough = size >= end or any(record["kind"] == "train" for record in records)
+    return records if enough else tail(path, 4 * size)
 
 
 def checkpoint(directory, step):

@@ -318,6 +318,9 @@ def the_state_of_a_run_follows_from_its_directory(place):
     assert run_directory.state(run, 5) == ("begun", 4)
     log.write_text('{"kind": "train", "step": 5, "tokens": 5, "loss": 1}\n')
     assert run_directory.state(run, 5) == ("begun", 5)  # its checkpoint is not there yet
+    with open(log, "a") as f:  # the records of many layers follow the step
+        f.write(('{"kind": "stats", "step": 5, "layer": 1, "logit_max": 1}\n') * 2000)
+    assert run_directory.state(run, 5) == ("begun", 5)
     run_directory.checkpoint(run, 5).mkdir(parents=True)
     (run_directory.checkpoint(run, 5) / "trainer_state.json").write_text("{}")
     assert run_directory.state(run, 5) == ("done", 5)

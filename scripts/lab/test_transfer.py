@@ -200,6 +200,7 @@ def trends_of_a_gap_have_the_planted_slopes_and_errors(place):
         half = stats.t_quantile(0.975, 5) * sd / math.sqrt(8 * (step / 2) ** 2)
         assert abs(found.mean - slope) < 1e-9 and abs(found.half - half) < 1e-9, (found, slope, half)
     assert fit.trends({arm: dict(list(of.items())[:2]) for arm, of in arms.items()}, "a") == {}  # one size
+    assert fit.trends({"a": arms["a"], "b": {(7, 7): arms["b"][1000, 20]}}, "a") == {}, "no common place"
 
 
 @test
