@@ -33,6 +33,7 @@ from . import cli, evaluations, measurements, metrics, ngrams, run_directory, sc
 VERSION = 1
 STEPS, STATISTICS = 31, 6  # so few steps that none of them is judged to be a spike (stats.SPIKE_LEAST)
 SHARED = ("numbers", "options", "info")
+JOINED = ("sweep-seeds", "looks", "precisions", "quantize", "registration")  # of all labs
 MACHINE = ("command_line", "start_phases", "peak")  # of run.json and each of its starts; not kept
 NUMBERS = {"arm": "text", "rate": "number", "seed": "64-bit integer", "state": "text", "*": "number or null"}
 LOG = {f"{kind}?": [{"step": "non-negative integer", **shape}] for kind, shape in schema.RECORDS.items()}
@@ -224,7 +225,9 @@ def main(words):
         header = {"archive": VERSION, "study": study.name or Path(a.out).stem}
         if study.labs:
             arms = {arm: keys for lab in study.labs[::-1] for arm, keys in lab["arms"].items()}
-            header["lab"] = study.labs[0] | {"arms": arms, "runs": []}
+            joined = {key: [x for lab in study.labs for x in lab.get(key, [])] for key in JOINED}
+            joined = {key: [x for i, x in enumerate(of) if x not in of[:i]] for key, of in joined.items()}
+            header["lab"] = study.labs[0] | joined | {"arms": arms, "runs": []}
         ngrams.count(study)
         header |= {"ngrams": study.ngrams} if study.ngrams else {}
         by_eval = study.by_eval()

@@ -54,8 +54,9 @@ def by_frequency(study, lr):
         (run.eval["loss_by_frequency"] for run in study.runs if (run.eval or {}).get("loss_by_frequency")), []
     )
     places = [{key: group[key] for key in ("share", "tokens", "targets")} for group in groups]
-    of = lambda e: {group["share"]: group["loss"] for group in e.get("loss_by_frequency") or ()}
-    return by_place(study, lr, places, {"loss": "gap"}, lambda e, place, _: of(e).get(place["share"]), ["loss"])
+    share = lambda group: f"{group['share']:.4g}"  # archives have seven digits
+    of = lambda e: {share(group): group["loss"] for group in e.get("loss_by_frequency") or ()}
+    return by_place(study, lr, places, {"loss": "gap"}, lambda e, place, _: of(e).get(share(place)), ["loss"])
 
 
 def by_source(study, lr):

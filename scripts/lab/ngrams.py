@@ -65,24 +65,30 @@ def losses(train, val, vocab, orders=ORDERS):
 
 
 def as_read(info, options, split, shards):
-    """Whether the shards have the tokens that the run found there, as far as they are known."""
-    read = [source.get("tokens") for source in info.get("data", {}).get(split, [])]
+    """Whether the shards have the tokens that the run found there, as far as they are known, and all are targets."""
+    sources = info.get("data", {}).get(split, [])
+    read = [source.get("tokens") for source in sources]
+    if any("targets" in source for source in sources):  # masks of loss
+        return False
     known = read and None not in read and options[f"{split}-data"] == info["options"].get(f"{split}-data")
     return not known or sum(map(len, shards)) == sum(read)
 
 
 def count(study):
-    """Sets ngrams of a study from its data, if it has none and the data are there."""
+    """Sets ngrams of a study from its data, if they are there and it has none of so many tokens and windows."""
     done = max((run for run in study.runs if run.state == "done"), key=lambda run: run.tokens, default=None)
-    if study.ngrams or not done or not done.directory.is_dir():
+    if not done or not done.directory.is_dir():
         return
     o, windows = done.phased[-1][1], done.windows(study.by_eval())  # those of the last phase
     T = int(o["seq-len"])
     shards = {split: shards_of(Path(str(o[f"{split}-data"])), split) for split in ("train", "val")}
     if not windows or not all(found and as_read(done.info, o, split, found) for split, found in shards.items()):
         return
-    train = windows_of(shards["train"], T, max(1, min(done.tokens, MOST) // T), True)
-    val = windows_of(shards["val"], T, windows, False)
+    most = {"train": max(1, min(done.tokens, MOST) // T), "val": windows}
+    n = {split: min(most[split], sum((len(shard) - 1) // T for shard in shards[split])) for split in most}
+    if study.ngrams and (study.ngrams["tokens"], study.ngrams["windows"]) == (n["train"] * T, n["val"]):
+        return
+    train, val = (windows_of(shards[split], T, n[split], split == "train") for split in most)
     study.ngrams = {"tokens": len(train) * T, "windows": len(val), "losses": losses(train, val, int(o["vocab"]))}
     if (done.directory.parent / "lab.json").exists():
         run_directory.write_atomic(done.directory.parent / "ngrams.json", json.dumps(study.ngrams) + "\n")

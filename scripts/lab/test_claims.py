@@ -18,6 +18,7 @@ from . import (
     archive,
     claims,
     currencies,
+    evaluations,
     figures,
     layers,
     low_bit,
@@ -413,8 +414,12 @@ def n_grams_are_interpolated_by_their_definition(place):
     assert (counted.ngrams["tokens"], counted.ngrams["windows"]) == (5 * 4, 2)
     assert counted.ngrams["losses"] == ngrams.losses(*(found(w, 4, 5, True) for w in ("train", "val")), 40)
     assert not (place / "lab/ngrams.json").exists(), "runs that are no lab share it"
-    for tokens, known in ((10, True), (11, False)):  # of another corpus
-        run.info["data"], counted.ngrams = {"val": [{"tokens": tokens}]}, None
+    run.read = [(0, (1, "fingerprint"))]
+    ngrams.count(counted)
+    assert counted.ngrams["windows"] == 1, "counted again for other windows"
+    # of another corpus, or with masks of loss
+    for source, known in (({}, True), ({"tokens": 11}, False), ({"targets": 9}, False)):
+        run.info["data"], counted.ngrams = {"val": [{"tokens": 10} | source]}, None
         ngrams.count(counted)
         assert bool(counted.ngrams) == known
     (place / "val_0.bin").write_bytes(b"no shard")
@@ -607,7 +612,16 @@ def an_archive_gives_the_scoreboard_and_the_tables_of_the_runs(place):
     assert "command_line" not in text, "it has paths of the machine"
     assert archived(kept, "--out", kept).returncode == 0 and kept.read_text() == text, "an archive of an archive"
     more = made_lab(place / "more", {"baseline": {9: 2.0}, "a": {9: 1.9}})
+    joined = {"sweep-seeds": [7], "looks": [4, 8], "precisions": ["fp32"], "quantize": ["w8a8"]}
+    joined["registration"] = [{"sha256": "0", "time": "t", "commit": "", "changed": [], "options": {}}]
+    rewrite(more / "lab.json", lambda found: found.update(joined))
     assert archived(kept, more, "--out", place / "both.jsonl").returncode == 0
+    header, entries = archive.read(place / "both.jsonl")
+    assert {key: header["lab"][key] for key in joined} == joined, header["lab"]
+    run = studies.load([kept]).runs[0]
+    run.eval["loss_by_frequency"] = [{"share": 2.0**-11, "tokens": 1, "targets": 1, "loss": 1.0}]
+    study = replace(studies.load([lab]), runs=[run, replace(run, seed=2, eval=archive.unpack(archive.pack(run.eval)))])
+    assert evaluations.by_frequency(study, 0.001)["baseline"][0]["loss"]["n"] == 2, "of runs and of archives"
     both = scoreboard(place / "both.jsonl", "--claims", file).stdout
     assert both == scoreboard(kept, more, "--claims", file).stdout and "| 5 | own" in both, both
     expect_error(archived(kept, lab, "--out", place / "x"), 2, "are both arm baseline with rate 0.001 and seed 1", 1)
