@@ -69,7 +69,8 @@ def headline(study, rows, pairs):
         mine = [row for row in rows if row["arm"] == arm]
         row = dict(next((row for row in mine if row["lr"] == (rate(arm) or rate(study.reference))), mine[0]))
         if own[arm] and own[study.reference]:
-            row |= {"losses": {str(seed): x for seed, x in losses[arm].items()}, "loss": estimate(losses[arm])}
+            row["losses"] = {str(seed): x for seed, x in losses[arm].items()}
+            row["loss"] = estimate({seed: x for seed, x in losses[arm].items() if x is not None})
             gap = None if arm == study.reference else stats.paired_gap(losses[arm], losses[study.reference])
             row["gap"] = stats.as_json(gap)
         elif row["lr"] != rate(study.reference):

@@ -340,6 +340,8 @@ def each_arm_has_the_rate_of_its_sweep(place):
     shown = report_tables.sections(study, r)[0][2]
     assert [(len(t.rows), t.fold) for t in shown] == [(2, ""), (10, "All rates")], shown
     has(as_html(shown[1]), "<details><summary>All rates</summary><div class=table id=table-rates>")
+    study.runs_of("a", 0.004)[0].eval["loss"] = None  # not finite
+    assert tables.results(study)["best"][1]["loss"]["n"] == 3
     m = measured(lab)[0]
     assert {row["seed"] for row in m.rows} == {1, 2, 3, 4}
     near(preconditions.rows(m)[1]["of_best_rate"], 1.0)
