@@ -11,7 +11,8 @@ stop the others; the next start repeats it.
     OUT/NAME/probe.json mechanisms of its last checkpoint, and probe-STEP.json of others, as `probes` says; CPU only
     OUT/NAME.out       the output of the trainer
 
-Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed; 2 usage; 3 stopped by a signal.
+Exit status: 0 all runs are done (or diverged, which is a result); 1 a run, an evaluation or a probe failed; 2 usage;
+3 stopped by a signal.
 """
 
 import difflib
@@ -27,7 +28,7 @@ from pathlib import Path
 import python_environment
 
 from . import cli, coordinates, option_history, plan as plans, run_directory, study as studies, suggest, synthetic
-from .scheduler import Queue, launcher_of
+from .scheduler import Queue, gpus_of_environment, launcher_of
 from .trainer import Trainer, TrainerError
 
 OF_LAB = "out resume init threads".split()  # options of a start besides those of the plan
@@ -341,6 +342,8 @@ def main(words):
             fail(str(error), 2)
         return 0
     check_launchers(runs)
+    if len(found := gpus_of_environment(a.gpus)) < a.gpus:
+        fail(f"--gpus {a.gpus}: CUDA_VISIBLE_DEVICES has only {len(found)}: specify --gpus {len(found)} or fewer", 2)
     out = Path(a.out or RUNS / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")
     try:
         out.mkdir(parents=True, exist_ok=True)

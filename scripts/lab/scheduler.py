@@ -103,12 +103,18 @@ def die_with_parent(nice, number):
     return prepare
 
 
+def gpus_of_environment(count):
+    """The names of at most `count` GPUs, of those in CUDA_VISIBLE_DEVICES if it is set."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+    return [name.strip() for name in listed.split(",") if name.strip()][:count]
+
+
 class Queue:
     def __init__(self, out, runs, costs, trainer, jobs, arguments, started):
         self.out, self.trainer, self.places, self.arguments = out, trainer, jobs, arguments
         self.jobs = [Job(run, out / run.name, costs[run.name].flops) for run in runs]
         self.tasks = {run.name: synthetic.files(out, run, costs[run.name].context) for run in runs}
-        self.free_gpus = list(range(arguments.gpus))
+        self.free_gpus = gpus_of_environment(arguments.gpus)
         self.evaluates = "eval-out" in trainer.options and not arguments.no_eval
         self.probes = self.evaluates and "dump-qkv" in trainer.options and not arguments.gpus  # a probe uses the CPU
         self.stopping, self.stopped_at = None, 0.0
@@ -202,7 +208,7 @@ class Queue:
             job.signals.insert(0, signal.SIGUSR1)
         job.state, job.started = state, time.time()
         if job.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.gpus))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(job.gpus)
         else:
             environment["OMP_NUM_THREADS"] = str(self.threads(job.run))
         with open(self.out / f"{job.run.name}.out", "a") as log:
@@ -330,8 +336,8 @@ class Queue:
                 job.send()
 
     def work(self):
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self.stop)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, self.stop) for number in numbers}
         try:
             while True:
                 self.collect()
@@ -354,14 +360,15 @@ class Queue:
             for job in self.jobs:
                 if job.process:
                     job.send()
+            for number, handler in before.items():  # between two queues a signal ends the lab
+                signal.signal(number, handler)
         self.show(last=True)
-        failed = [job for job in self.jobs if job.state == "failed"]
         for job in self.jobs:
             if job.why:
                 print(f"lab run: {job.run.name} failed: {job.why}", file=sys.stderr)
         if self.stopping:
             print(f"stopped; {self.whole_seeds()} have all arms; the same command continues")
-        return 3 if self.stopping else 1 if failed else 0
+        return 3 if self.stopping else 1 if any(job.why for job in self.jobs) else 0
 
     def whole_seeds(self):
         seeds = {job.run.seed for job in self.jobs}

@@ -2,11 +2,14 @@
 test_lab.py runs them."""
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import json
 import math
 import random
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -1009,6 +1012,10 @@ def checkpoints_are_probed_as_the_plan_says(place):
     for words in ({"gpus": 1}, {"no_eval": True}):  # a probe uses the CPU
         queue = queue_of(place, "all", **words)
         assert queue.remaining(queue.jobs[0]) is None, words
+    before = signal.getsignal(signal.SIGTERM)
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert queue.work() == 0
+    assert signal.getsignal(signal.SIGTERM) == before, "a signal between two queues ends the lab"
     (place / "r/eval.json").unlink()
     queue = queue_of(place, "last")
     assert queue.remaining(queue.jobs[0])[:2] == ("evaluating", "eval.json")

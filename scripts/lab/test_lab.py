@@ -673,6 +673,9 @@ def a_failed_run_does_not_stop_the_others_and_is_repeated(place):
     (blocked / "log.jsonl").unlink()
     done = lab(place, plan=plan)
     assert done.returncode == 0 and train_steps(blocked) == list(range(1, 158)), done.stderr
+    (blocked / "eval.json").unlink()
+    (run_directory.checkpoint(blocked, 157) / "model.safetensors").write_bytes(b"")
+    expect_error(lab(place, plan=plan), 1, "baseline.lr0.01.seed1 failed: evaluating: diffv2: ", lines=1)
 
 
 UPCYCLE = SMALL.replace("seeds = 1 2", "seeds = 3").replace("tokens = 20K", "tokens = 2K").partition("[arm")[0]
@@ -746,14 +749,19 @@ def gpus_are_allocated_and_released(place):
     )
     launcher.chmod(0o755)
     plan = SMALL.replace("[arm baseline]", f"ranks = 2\nlauncher = {launcher}\n[arm baseline]")
-    done = lab(place, "--gpus", "5", plan=plan)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "9,7,5,3,GPU-1"
+    try:
+        done, few = (lab(place, "--gpus", count, plan=plan) for count in ("5", "6"))
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
     assert done.returncode == 0, done.stderr
+    expect_error(few, 2, "--gpus 6: CUDA_VISIBLE_DEVICES has only 5: specify --gpus 5 or fewer", lines=1)
     held, most, begun = set(), 0, 0
     for line in sorted((place / "used").read_text().splitlines()):
         _, what, gpus = line.split()
         gpus = set(gpus.split(","))
         if what == "begin":
-            assert len(gpus) == 2 and not gpus & held and gpus <= set("01234"), line
+            assert len(gpus) == 2 and not gpus & held and gpus <= {*"9753", "GPU-1"}, line
             held, begun = held | gpus, begun + 1
             most = max(most, len(held))
         else:
