@@ -332,9 +332,11 @@ def first_large(r, records):
 
 def growth_of_logits(r, part, records):
     """What the largest logit of the part's layer does, if the part makes queries or keys."""
-    if "q_proj" not in part and "k_proj" not in part:
+    layer = re.match(r"model\.layers\.(\d+)\..*[qk]_proj", part)  # YOCO's keys are of many layers
+    mine = [x for x in records if x["kind"] == "stats" and layer and x["layer"] == int(layer[1])]
+    found = [x["logit_max"] for x in mine if x["logit_max"] is not None]
+    if not found:
         return ""
-    found = [x["logit_max"] for x in records if x["kind"] == "stats" and x["layer"] == int(part.split(".")[2])]
     grows = "grow" if "[" in part else "are those of the layer: they grow"
     return f", whose logits {grows}: the largest |logit| goes from {found[0]:.4g} to {max(found):.4g}"
 
@@ -453,6 +455,8 @@ def main(words):
             )
         else:
             found = cause(r, records, experiments(r, records))
+            if f"windows of step {r.step} replaced" not in r.done:
+                found += "; the data could not be tested"
         print(f"cause: {found}")
         result = {"run": str(r.run), "step": r.step, "checkpoint": r.begin, "level": r.level, "cause": found}
         result["first_large_update"], result["first_large_loss"] = large

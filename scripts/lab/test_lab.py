@@ -32,6 +32,7 @@ from lab import (
     plan as plans,
     run_directory,
     scheduler,
+    spike,
     stats,
     tables,
     upcycling,
@@ -271,6 +272,10 @@ def spikes_are_counted_among_values_with_a_z_score():
     found, judged, score = stats.spikes([None, None, 1.0, 7.0, 6.99, 100.0, None, -9.0])
     assert (found, judged) == ([3, 5], 5) and score == 40
     assert stats.spikes([None]) == ([], 0, None)
+    records = [{"kind": "stats", "layer": 1, "logit_max": x} for x in (None, 2.0, 8.0)]
+    grown = lambda part: spike.growth_of_logits(None, part, records)
+    assert grown("model.layers.1.self_attn.k_proj.weight").endswith("goes from 2 to 8")
+    assert grown("model.layers.0.self_attn.k_proj.weight") == grown("model.yoco.k_proj.weight") == ""
 
 
 @test
