@@ -275,6 +275,8 @@ def scale_arms(plan):
 def check_plan(plan):
     if not plan.arms:
         raise PlanError(f"{plan.name}: no [arm ...]: nothing to run")
+    if "coordinates" in plan.common and not {"widths", "depths"} & set(plan.common):
+        raise PlanError(f"{plan.name}:{plan.lines['', 'coordinates']}: coordinates requires 'widths' or 'depths'")
     reference = plan.common.setdefault("reference", next(iter(plan.arms)))
     if reference not in plan.arms:
         raise PlanError(f"{plan.name}:{plan.lines['', 'reference']}: reference = {reference}: no [arm {reference}]")

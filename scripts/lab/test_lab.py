@@ -171,6 +171,7 @@ def errors_of_a_plan_have_the_line_number():
     refused("lr = 1e-3 0\n[arm a]\n", "x.plan:1: 'lr = 1e-3 0'")
     refused("lr = 1e-3 0.001\n[arm a]\n", "x.plan:1: 'lr = 1e-3 0.001'")
     refused("seeds = 1 1\n[arm a]\n", "x.plan:1: 'seeds = 1 1'")
+    refused("coordinates = 1 2\n[arm a]\n", "x.plan:1: coordinates requires 'widths' or 'depths'")
     refused("[armoury]\n", "x.plan:1: [armoury] is neither")
     refused("[arm a/b]\n", "x.plan:1: [arm a/b] is neither")
     refused("[arm a\n", "x.plan:1: '[arm a' has no closing ]")
