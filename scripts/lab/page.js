@@ -48,10 +48,11 @@ const nameOf = t => t.name + (state.lr === 'all' && t.lr ? ', ' + t.lr : '');
 const viewOf = fig => fig.views[Math.min(state.views[fig.id] || 0, fig.views.length - 1)];
 
 function focus(traces) { // the range of y without the first 5% of the axis, where lines are steep
-  const at = traces.flatMap(t => t.x), first = Math.min(...at), start = first + .05 * (Math.max(...at) - first);
+  const ends = values => values.reduce(([a, b], x) => [Math.min(a, x), Math.max(b, x)], [Infinity, -Infinity]);
+  const [first, last] = ends(traces.flatMap(t => t.x)), start = first + .05 * (last - first);
   const late = traces.flatMap(t => t.y.filter((y, i) => y !== null && t.x[i] >= start));
   if (!late.length) return undefined;
-  const [low, high] = late.reduce(([a, b], y) => [Math.min(a, y), Math.max(b, y)], [Infinity, -Infinity]);
+  const [low, high] = ends(late);
   return [low - .03 * (high - low), high + .03 * (high - low)];
 }
 

@@ -41,10 +41,10 @@ function logTicks(low, high, base, length, size) {
   const unit = length / Math.log10(high / low), ticks = [];
   const within = x => x >= low * .999 && x <= high * 1.001;
   const powers = (b, multiples, every) => {
-    for (let k = Math.floor(Math.log(b === 2 ? Math.max(1, low) : low) / Math.log(b)); b ** k <= high; k++)
+    for (let k = Math.floor(Math.log(low) / Math.log(b)); b ** k <= high; k++)
       if (k % every === 0) ticks.push(...multiples.map(m => +(m * b ** k).toPrecision(12)).filter(within));
   };
-  if (base === 2) powers(2, [1], Math.ceil(size / (unit * Math.log10(2)))); // of counts, from 1
+  if (base === 2) powers(2, [1], Math.ceil(size / (unit * Math.log10(2)))); // of counts or shares
   else {
     const sets = [[[1, 2, 3, 4, 5, 6, 7, 8, 9], Math.log10(10 / 9)], [[1, 2, 5], Math.log10(2)], [[1], 1]];
     const [multiples, apart] = sets.find(([, apart]) => apart * unit >= size) || sets[2];

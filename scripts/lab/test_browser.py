@@ -102,6 +102,8 @@ def sorts_and_smooths(b):
     hover = b.run("hoverText(of('plot-loss').drawn.traces.find(t => t.faint), viewOf(current('loss')), 0)")
     assert b.run("[of('plot-final').offsetHeight, of('plot-final').drawn.height]") == [136, 136]
     has(hover, "seed 1\ntokens: ", "training loss, nats per token: ")
+    assert b.run("logTicks(.2, 1.1, 2, 500, 50)") == [0.25, 0.5, 1]
+    assert b.run("focus([{x: [...Array(3e5).keys()], y: Array(3e5).fill(1)}])") == [1, 1]
 
 
 def chooses_views_arms_and_rates(b):
