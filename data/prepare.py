@@ -45,6 +45,7 @@ from shards import append_shard, file_digest, token_type, write_corpus
 from sources import HUB, BadInput, Documents, fetch, first_line, hub
 
 STATE = "progress.json"
+ADDED = ("tokenizer_xxh64", "chat_tokens")  # options that progress.json of earlier versions lacks
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
 BATCH_BYTES = 4 << 20
 
@@ -103,6 +104,9 @@ class Library:
             )
         self.separator, self.separator_text = vocab.get(texts[0]), texts[0]
 
+    def id_of(self, token):
+        return self.tokenizer.token_to_id(token)
+
     def encode(self, texts):
         if texts and hasattr(texts[0], "spans"):  # the special tokens of the template
             self.tokenizer.encode_special_tokens = False
@@ -125,7 +129,9 @@ def find_tokenizer(options, out, inputs):
         else:
             write_tokenizer_json(name, options.gpt2_ranks, temporary)
         os.replace(temporary, path)
-    return Library(path, Path(name).name if os.path.exists(name) else name, options.separator)
+    tokenizer = Library(path, Path(name).name if os.path.exists(name) else name, options.separator)
+    token_table.read_tokenizer(path)  # exits if the C program cannot decode: before the documents are tokenized
+    return tokenizer
 
 
 def write_tokenizer_json(name, gpt2_ranks, path):
@@ -361,23 +367,25 @@ def load_state(out, wanted, force):
         return empty
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-        state["shards"], state["place"], state["options"]
-    except (ValueError, KeyError):
+        was = state["options"]
+        different = [k for k in wanted if was.get(k, wanted[k] if k in ADDED else None) != wanted[k]]
+        if different and not state["shards"]:  # at most a tokenizer exists
+            (out / "tokenizer.json").unlink(missing_ok=True)
+            return empty
+        if different:
+            k = different[0]
+            was, now = (f"{v!r}"[:200] for v in (was.get(k), wanted[k]))
+            raise BadInput(f"{out} was started with {k} {was}, now {now}: use another --out, or --force to start again")
+        if empty.keys() - state.keys() or [type(part) for part in state["place"]] != [int, int]:
+            raise ValueError
+        for i, shard in enumerate(state["shards"]):
+            file, _ = out / shard["file"], shard["tokens"] + 0
+            mask = file.with_name(f"{file.name}.mask")
+            for part, digest in ((file, shard["xxh64"]), (mask, shard.get("mask"))):
+                if digest and (not part.exists() or file_digest(part) != digest):
+                    raise BadInput(f"{part} has changed (shard {i} of {len(state['shards'])}): --force starts again")
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         raise BadInput(f"{path} is damaged: --force starts again") from None
-    different = [k for k in wanted if state["options"].get(k) != wanted[k]]
-    if different and not state["shards"]:  # at most a tokenizer exists
-        (out / "tokenizer.json").unlink(missing_ok=True)
-        return empty
-    if different:
-        k = different[0]
-        was, now = (f"{v!r}"[:200] for v in (state["options"].get(k), wanted[k]))
-        raise BadInput(f"{out} was started with {k} {was}, now {now}: use another --out, or --force to start again")
-    for i, shard in enumerate(state["shards"]):
-        file = out / shard["file"]
-        mask = file.with_name(f"{file.name}.mask")
-        for path, digest in ((file, shard["xxh64"]), (mask, shard.get("mask"))):
-            if digest and (not path.exists() or file_digest(path) != digest):
-                raise BadInput(f"{path} has changed (shard {i} of {len(state['shards'])}): --force starts again")
     return state
 
 
@@ -387,9 +395,9 @@ def prepare(options):
     if name:
         options.text_field = HUB[name].field if options.text_field == "text" else options.text_field
     if options.chat:
-        from chat import Chat
+        from chat import find_chat
 
-        options.conversations = Chat(options.tokenizer, options.chat_template)
+        options.conversations = find_chat(options.tokenizer, options.chat_template)
     if options.val_tokens is None:
         options.val_tokens = max(1, min(1_000_000, int(expected_tokens(inputs, options, name) / 100)))
     out.mkdir(parents=True, exist_ok=True)
@@ -406,8 +414,11 @@ def prepare(options):
         "delimiter": repr(options.delimiter),
         "inputs": [[i.name, i.size, i.version] for i in inputs],
     }
+    source = options.gpt2_ranks if options.tokenizer == "gpt2" else options.tokenizer
+    wanted["tokenizer_xxh64"] = file_digest(source) if source and os.path.isfile(source) else None
     if options.chat:
-        wanted |= {"chat": True, "chat_template": options.conversations.text}
+        chat = options.conversations
+        wanted |= {"chat": True, "chat_template": chat.text, "chat_tokens": chat.tokens}
     state = load_state(out, wanted, options.force)
     if (out / "corpus.json").exists():
         tokens = sum(s["tokens"] for s in state["shards"])
@@ -448,7 +459,10 @@ def finish(out, source, tokenizer, options, state):
         str(out / "tokenizer.bin"),
         tokenizer.separator,
     )
-    place = options.separator_place
+    place, chat = options.separator_place, {}
+    if options.chat:
+        end = options.conversations.turn_end()
+        chat = {"chat": {**options.conversations.tokens, "turn_end": end and tokenizer.id_of(end)}}
     train, val = write_corpus(
         out,
         state["shards"],
@@ -456,6 +470,7 @@ def finish(out, source, tokenizer, options, state):
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.name,
         separator={"token": tokenizer.separator, "text": tokenizer.separator_text, "place": place},
+        **chat,
         documents=state["documents"],
         text_bytes=state["text_bytes"],
         versions={"tokenizers": tokenizers.__version__, "numpy": np.__version__},

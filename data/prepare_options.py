@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from sources import HUB, BadInput, hub_inputs, kind_of, local_inputs
 
@@ -131,6 +132,8 @@ def checked_arguments(description):
             local = flag != "tokenizer" or path.endswith(".json")  # else it may be a repository of the Hub
             if path and local and not os.path.isfile(path):
                 raise BadInput(f"--{flag.replace('_', '-')} {path} is not a file")
+            if path and os.path.isfile(path) and Path(options.out).resolve() in Path(path).resolve().parents:
+                raise BadInput(f"--{flag.replace('_', '-')} {path} is inside --out, where files are replaced: move it")
         if os.path.exists(options.out) and not os.path.isdir(options.out):
             raise BadInput(f"--out {options.out} is not a directory")
         find_inputs(options, notes=False)

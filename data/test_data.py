@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+import unittest.mock
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
@@ -25,6 +26,7 @@ import python_environment
 
 python_environment.ensure("data")
 
+import chat
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -32,9 +34,10 @@ import shards
 import test_choices
 import test_synthetic
 import zstandard
+from huggingface_hub import errors as hub_errors
 from outputs import open_output
-from sources import HUB
-from tokenizers import Tokenizer
+from sources import HUB, BadInput
+from tokenizers import Tokenizer, models
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -183,18 +186,38 @@ def chats_become_tokens_of_which_those_of_the_assistant_count(d):
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     (d / "model").mkdir()
     tokenizer.save(str(d / "model/tokenizer.json"))
-    (d / "model/tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML}))
+    settings = {
+        "chat_template": "{{ bos_token }}" + CHATML,
+        "bos_token": {"content": "<bos>"},
+        "eos_token": "<|im_end|>",
+    }
+    (d / "model/tokenizer_config.json").write_text(json.dumps(settings))
     command = ("--chat", d / "in.jsonl", "--out", d / "out", "--tokenizer", d / "model/tokenizer.json")
     r = prepare(*command, "--val-tokens", 500)
     check(r.returncode == 0, r.stderr)
+    stored = {"bos_token": "<bos>", "eos_token": "<|im_end|>", "turn_end": tokenizer.token_to_id("<|im_end|>")}
+    check(read_corpus(d / "out")[1]["chat"] == stored, read_corpus(d / "out")[1])
     check(tokenizer.decode(counted_tokens(d / "out").tolist(), False) == "".join(said), "other tokens count")
-    check((d / "out/chat_template.jinja").read_text() == CHATML, "the template is not kept")
+    check((d / "out/chat_template.jinja").read_text() == settings["chat_template"], "the template is not kept")
     r = run("chat_prompts.py", d / "out", d / "in.jsonl")
-    check(r.returncode == 0, r.stderr)
+    check(r.returncode == 0 and not r.stderr, r.stderr)
     tokens = json.loads(r.stdout.splitlines()[1])["tokens"]
     separator = read_corpus(d / "out")[1]["separator"]["token"]
     check(tokens[0] == separator, "the prompt does not follow a separator")
-    check(tokenizer.decode(tokens[1:], False) == render(chats[1]) + "<|im_start|>assistant\n", "another prompt")
+    check(tokenizer.decode(tokens[1:], False) == f"<bos>{render(chats[1])}<|im_start|>assistant\n", "another prompt")
+    (d / "model/tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<s>"}))
+    r = prepare(*command, "--val-tokens", 500)
+    check(r.returncode == 1 and "started with chat_tokens" in r.stderr, r.stderr)
+    # a corpus of an earlier version, which did not store the tokens of the template
+    (d / "model/tokenizer_config.json").write_text(json.dumps(settings))
+    state, corpus = (json.loads((d / "out" / name).read_text()) for name in ("progress.json", "corpus.json"))
+    del corpus["chat"], state["options"]["chat_tokens"], state["options"]["tokenizer_xxh64"]
+    for name, value in (("progress.json", state), ("corpus.json", corpus)):
+        (d / "out" / name).write_text(json.dumps(value))
+    r = prepare(*command, "--val-tokens", 500)
+    check(r.returncode == 0 and "is finished" in r.stdout, r.stderr)
+    r = run("chat_prompts.py", d / "out", d / "in.jsonl")
+    check(r.returncode == 0 and "did not store bos_token and eos_token" in r.stderr, r.stderr)
 
 
 def bad_chats_are_refused_with_one_line(d):
@@ -213,12 +236,53 @@ def bad_chats_are_refused_with_one_line(d):
         check(r.returncode == 1 and r.stderr.count("\n") == 1 and words in r.stderr, words, r.stderr)
         check(not list((d / "out").glob("*.bin*")), "a shard was written")
         shutil.rmtree(d / "out")
+    for template, messages, words in (
+        (
+            CHATML,
+            [{**say("user", "a"), "name": "<|x|>"}, say("assistant", "b")],
+            "the special token <|x|> in message 1",
+        ),
+        (CHATML, [say("user", "\ud800"), say("assistant", "b")], "an unpaired surrogate in message 1"),
+        ("{{ 1 // 0 }}", [say("user", "a"), say("assistant", "b")], "refused by the chat template: integer division"),
+    ):
+        value = chat.Chat(template, {})
+        value.special = ["<|x|>"]
+        try:
+            check(not value.conversation(messages), "accepted:", words)
+        except ValueError as error:
+            check(words in str(error), error)
+    value = chat.Chat("{% for m in messages %}{{ m | tojson }}{% break %}{% endfor %}", {})
+    check(value.render([say("user", "'<é"), {}], False) == json.dumps(say("user", "'<é"), ensure_ascii=False), "tojson")
+    for error, words in ((hub_errors.LocalEntryNotFoundError("offline"), "offline"), (OSError("refused"), "refused")):
+        with unittest.mock.patch.object(chat, "hub") as hub:
+            hub.return_value.hf_hub_download.side_effect = error
+            try:
+                check(not chat.find_chat("owner/name", d / "chatml.jinja"), "without the tokenizer's settings")
+            except BadInput as error:
+                check(f"tokenizer_config.json of --tokenizer owner/name on the Hub: {words}" in str(error), error)
     r = prepare("--chat", d / "in.jsonl", "--out", d / "none", *SMALL)
     check(r.returncode == 1 and "has no chat template: give --chat-template FILE" in r.stderr, r.stderr)
     (d / "last.jinja").write_text("{% for m in messages %}{{ m.content if loop.last else 'x' }}{% endfor %}")
     (d / "in.jsonl").write_text(json.dumps({"messages": [say(r, "abc") for r in ("user", "assistant") * 2]}) + "\n")
     r = prepare("--chat", d / "in.jsonl", "--out", d / "out", *SMALL, "--chat-template", d / "last.jinja")
     check(r.returncode == 1 and "is written differently by the chat template" in r.stderr, r.stderr)
+
+
+def the_tokenizer_is_checked_before_the_documents_are_read(d):
+    write_jsonl(d / "in.jsonl", make_documents(50))
+    tokenizer = Tokenizer(models.WordLevel({"the": 0}, unk_token="the"))
+    tokenizer.save(str(d / "t.json"))
+    command = (d / "in.jsonl", "--out", d / "o", "--val-tokens", 100, "--tokenizer", d / "t.json")
+    expect_error(prepare(*command), d / "o", "no known separator")
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(d / "t.json"))
+    expect_error(prepare(*command), d / "o", "its model is WordLevel; only BPE is supported")
+    check(not list((d / "o").glob("*.bin")), "the documents were tokenized before")
+    expect_error(prepare(*command[:-1], d / "o/tokenizer.json", "--force"), d / "o", "is inside --out")
+    check((d / "o/tokenizer.json").exists(), "--force removed the tokenizer")
+    for damaged in ("[]", '{"shards": [], "options": 1}', "[" * 99999):
+        (d / "o/progress.json").write_text(damaged)
+        expect_error(prepare(*command), d / "o", "progress.json is damaged: --force")
 
 
 def corpora_of_the_hub_are_read_by_their_layout(d):
@@ -675,6 +739,7 @@ TESTS = (
     a_run_resumes_from_its_complete_shards_after_a_full_disk,
     chats_become_tokens_of_which_those_of_the_assistant_count,
     bad_chats_are_refused_with_one_line,
+    the_tokenizer_is_checked_before_the_documents_are_read,
     special_tokens_in_documents_are_text,
     the_trainer_reads_a_corpus_and_generates_its_text,
     shards_are_printed_and_verified,

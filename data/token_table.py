@@ -109,8 +109,17 @@ def added_tokens(config):
 
 
 def read_tokenizer(path):
-    with open(path, encoding="utf-8") as f:
-        config = json.load(f)
+    """The table of a tokenizer.json. Exits with one line if it is no such file, or has another model than BPE."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return table_of(path, json.load(f))
+    except OSError as error:
+        sys.exit(f"token_table.py: cannot read {path}: {error.strerror}")
+    except (AttributeError, KeyError, IndexError, RecursionError, TypeError, ValueError) as error:
+        sys.exit(f"token_table.py: {path}: not a tokenizer.json, or damaged: {type(error).__name__}: {error}")
+
+
+def table_of(path, config):
     if not isinstance(config, dict):
         sys.exit(f"token_table.py: {path}: not a tokenizer.json: it is not a JSON object")
     model = config.get("model") or {}
@@ -238,14 +247,7 @@ def main():
     parser.add_argument("out", metavar="OUT")
     parser.add_argument("--separator", type=int, metavar="ID")
     options = parser.parse_args()
-    try:
-        size, reason = write_table(options.tokenizer, options.out, options.separator)
-    except OSError as error:
-        sys.exit(f"token_table.py: cannot read {options.tokenizer}: {error.strerror}")
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        sys.exit(
-            f"token_table.py: {options.tokenizer}: not a tokenizer.json, or damaged: {type(error).__name__}: {error}"
-        )
+    size, reason = write_table(options.tokenizer, options.out, options.separator)
     print(f"{options.out}: {size} tokens" + (f"; the C program cannot encode text with it: {reason}" if reason else ""))
 
 
