@@ -203,6 +203,15 @@ def chats_become_tokens_of_which_those_of_the_assistant_count(d):
     check(r.returncode == 0 and not r.stderr, r.stderr)
     tokens = json.loads(r.stdout.splitlines()[1])["tokens"]
     separator = read_corpus(d / "out")[1]["separator"]["token"]
+    options = "--doc-mask --steps 1 --seq-len 64 --batch-size 2 --out".split()
+    subprocess.run([trainer, "--train-data", d / "out", *options, d / "run3"], capture_output=True, check=True)
+    r = run("../dev/reference/export_hub.py", d / "run3/checkpoints/step_00000001", d / "hub3")
+    check(r.returncode == 0 and not r.stderr, r.stderr)
+    about = json.loads((d / "hub3/tokenizer_config.json").read_text())
+    texts = about["bos_token"], about["eos_token"], about["pad_token"]
+    check(texts == ("<bos>", "<|im_end|>", "<|endoftext|>") and "add_bos_token" not in about, about)
+    ends = json.loads((d / "hub3/generation_config.json").read_text())["eos_token_id"]
+    check(ends == [separator, stored["turn_end"]], ends)
     check(tokens[0] == separator, "the prompt does not follow a separator")
     check(tokenizer.decode(tokens[1:], False) == f"<bos>{render(chats[1])}<|im_start|>assistant\n", "another prompt")
     (d / "model/tokenizer_config.json").write_text(json.dumps({**settings, "bos_token": "<s>"}))
@@ -252,7 +261,8 @@ def bad_chats_are_refused_with_one_line(d):
         except ValueError as error:
             check(words in str(error), error)
     value = chat.Chat("{% for m in messages %}{{ m | tojson }}{% break %}{% endfor %}", {})
-    check(value.render([say("user", "'<é"), {}], False) == json.dumps(say("user", "'<é"), ensure_ascii=False), "tojson")
+    message = say("user", "'<é")
+    check(value.render([message, {}], False) == json.dumps(message, ensure_ascii=False), "tojson is another")
     for error, words in ((hub_errors.LocalEntryNotFoundError("offline"), "offline"), (OSError("refused"), "refused")):
         with unittest.mock.patch.object(chat, "hub") as hub:
             hub.return_value.hf_hub_download.side_effect = error

@@ -26,7 +26,8 @@ from itertools import chain
 from math import prod
 from pathlib import Path
 
-from export_hub import BYTES, BYTE_VOCABULARY, BadInput, byte_tokenizer, find_separator, floats, read_json, table_header
+from export_hub import BYTES, BYTE_VOCABULARY, DAMAGE, BadInput, byte_tokenizer, find_separator, floats, read_header
+from export_hub import read_json, table_header
 
 ALIGNMENT = 32
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of tokens
@@ -140,10 +141,13 @@ def token_keys(checkpoint, config, separator):
         raise BadInput(f"{checkpoint} has no tokenizer.json, which states the texts of tokens")
     model = tokenizer["model"]
     tokens, kinds = [f"[UNUSED{i}]" for i in range(V)], [UNUSED] * V
-    for token, id_ in model["vocab"].items():
-        tokens[id_], kinds[id_] = token, NORMAL
+    found = [(token, id_, NORMAL) for token, id_ in model["vocab"].items()]
     for one in tokenizer.get("added_tokens") or []:
-        tokens[one["id"]], kinds[one["id"]] = one["content"], CONTROL if one["special"] else USER_DEFINED
+        found.append((one["content"], one["id"], CONTROL if one["special"] else USER_DEFINED))
+    for token, id_, kind in found:
+        if not 0 <= id_ < V:
+            raise BadInput(f"{path} has token {id_}; the model has a vocabulary of {V}")
+        tokens[id_], kinds[id_] = token, kind
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     keys = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": kinds, "merges": merges}
     keys |= dict.fromkeys(("bos_token_id", "eos_token_id", "padding_token_id"), separator) | {"add_bos_token": True}
@@ -162,9 +166,7 @@ class Weights:
 
     def __init__(self, file, config, arch):  # a file that is open, config.json
         self.file, self.config, self.paired = file, config, arch in ("llama", "granite_swa")
-        self.begin = 8 + struct.unpack("<Q", file.read(8))[0]
-        self.header = json.loads(file.read(self.begin - 8))
-        self.header.pop("__metadata__", None)
+        self.header, _, self.begin = read_header(file)
         self.sources = {}  # name: the names of its parts, of which experts have several
         for name, tensor in self.header.items():
             if tensor["dtype"] not in STORED:
@@ -255,7 +257,7 @@ def main():
         export(options.checkpoint, options.out, options.separator)
     except (BadInput, OSError) as error:
         print(f"export_gguf.py: {error}", file=sys.stderr)
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except DAMAGE as error:
         print(
             f"export_gguf.py: {options.checkpoint} is not a checkpoint: {type(error).__name__}: {error}",
             file=sys.stderr,

@@ -9,12 +9,14 @@ OUT contains:
                     not divide its hidden size, which transformers 5 refuses: it is then a diffv2 with attention
                     "baseline"
   model.safetensors a copy, not a link: a program that saves into OUT must not change the checkpoint
-  generation_config.json   the separator of documents begins a text, ends it and pads it
+  generation_config.json   the separator of documents begins a text, ends it and pads it; with a chat template, the
+                    token that ends a message of the assistant ends it too
   tokenizer.json, tokenizer_config.json   the tokenizer of the checkpoint, unchanged, with the separator as bos_token.
                     train_diffv2 --prompt puts it before a text. Where tokens are bytes, one that maps each byte to its
                     value
   tokenizer.bin     for train_diffv2 --init OUT, which reads OUT too
-  chat_template.jinja   of the training data, if these are conversations of data/prepare.py --chat
+  chat_template.jinja   of the training data, if these are conversations of data/prepare.py --chat; bos_token and
+                    eos_token are then those that it was given
   README.md         a model card (model_card.py)
 
 The separator is --separator; else that of the run (--separator of train_diffv2, the corpora in run.json,
@@ -28,6 +30,7 @@ or YOCO, and uses rms_norm_eps for the norm before o_proj, which is 1e-5 here: o
 
 import argparse
 import json
+import os
 import shutil
 import struct
 import sys
@@ -51,6 +54,9 @@ CLASSES = {  # of modeling_diffv2.py
 BYTE_VOCABULARY, NONE = 256, 2**32 - 1  # of llmc/text
 HEAD_NORM_EPS = 1e-5  # of modeling_diffv2.py
 BYTES = {"F32": 4, "BF16": 2}  # of an element
+
+
+DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
 
 
 class BadInput(Exception):
@@ -86,6 +92,23 @@ def find_separator(checkpoint, config, table):
     if tokens or table:
         return tokens[0] if tokens else table[4] if table[4] != NONE else None
     return 0 if config["vocab_size"] == BYTE_VOCABULARY else None
+
+
+def read_header(file):
+    """(description of the tensors, metadata, position of the data) of a safetensors file. Raises BadInput if a size is
+    wrong."""
+    size, length = os.fstat(file.fileno()).st_size, struct.unpack("<Q", file.read(8))[0]
+    header = json.loads(file.read(min(length, size)))
+    metadata, end = header.pop("__metadata__", {}), 0
+    for name, tensor in header.items():
+        first, last = tensor["data_offsets"]
+        wanted = prod(tensor["shape"]) * BYTES.get(tensor["dtype"], 0)
+        if last - first != wanted and tensor["dtype"] in BYTES:
+            raise BadInput(f"{file.name} is damaged: {name} has {last - first} bytes, expected {wanted}")
+        end = max(end, last)
+    if size != 8 + length + end:
+        raise BadInput(f"{file.name} has {size} bytes, expected {8 + length + end}: it is truncated or damaged")
+    return header, metadata, 8 + length
 
 
 def chat_template(checkpoint):
@@ -129,7 +152,7 @@ def byte_tokenizer(separator):
     }
 
 
-def exported_tokenizer(checkpoint, config, table, separator):
+def exported_tokenizer(checkpoint, config, table, separator, chat):
     """The text of tokenizer.json and tokenizer_config.json; None: the checkpoint has no tokenizer.json, and tokens are
     not bytes"""
     path = checkpoint / "tokenizer.json"
@@ -150,6 +173,9 @@ def exported_tokenizer(checkpoint, config, table, separator):
     if separator in added:  # the text of another token would also match in texts that do not mean it
         settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), added[separator])
         settings["add_bos_token"] = True  # for programs that read it; Transformers does not beside a tokenizer.json
+    if chat:  # what the chat template writes must be as in training
+        settings = {k: v for k, v in settings.items() if k not in ("bos_token", "eos_token", "add_bos_token")}
+        settings |= {k: chat[k] for k in ("bos_token", "eos_token") if chat[k]}
     return text, settings
 
 
@@ -158,7 +184,8 @@ def check_diffllama(config):
     attention = config.get("attention", "baseline")
     if attention != "diff_v1":
         raise BadInput(f"--as diffllama requires attention diff_v1, not {attention}")
-    for key, name in (("sliding_window", "windows"), ("yoco", "YOCO"), ("use_qk_norm", "QK-norm")):
+    refused = (("sliding_window", "windows"), ("yoco", "YOCO"), ("use_qk_norm", "QK-norm"))
+    for key, name in (*refused, ("num_local_experts", "experts")):
         if config.get(key):
             raise BadInput(
                 f"--as diffllama: the model has {name} ({key} is {json.dumps(config[key])}); DiffLlama does not"
@@ -171,6 +198,8 @@ def check_diffllama(config):
 
 
 def exported_config(config, diffllama):
+    if config.get("sparse_blocks"):
+        raise BadInput(f"{CODE.name} has no block-sparse attention (sparse_blocks is {config['sparse_blocks']})")
     if diffllama:
         check_diffllama(config)
         others = {k: v for k, v in config.items() if k != "attention"}
@@ -207,16 +236,14 @@ def even_then_odd(data, step):
 def write_diffllama(source, to, config):
     """Copies model.safetensors, with the tensors of attention as DiffLlama has them."""
     with source.open("rb") as f, to.open("wb") as out:
-        length = struct.unpack("<Q", f.read(8))[0]
-        header = json.loads(f.read(length))
-        metadata = {**header.pop("__metadata__", {}), "format": "pt"}  # which transformers 4 requires
+        header, metadata, place = read_header(f)
 
         def read(name):
             begin, end = header[name]["data_offsets"]
-            f.seek(8 + length + begin)
+            f.seek(place + begin)
             return f.read(end - begin)
 
-        new, end = {"__metadata__": metadata}, 0
+        new, end = {"__metadata__": {**metadata, "format": "pt"}}, 0  # which transformers 4 requires
         for name, tensor in header.items():
             if tensor["dtype"] not in BYTES:
                 raise BadInput(f"--as diffllama: {name} has type {tensor['dtype']}; supported are {', '.join(BYTES)}")
@@ -244,9 +271,12 @@ def export(options, checkpoint, out):
     separator = find_separator(checkpoint, config, table) if options.separator is None else options.separator
     if separator is not None and not 0 <= separator < config["vocab_size"]:
         raise BadInput(f"the separator is {separator}; the model has a vocabulary of {config['vocab_size']}")
-    tokenizer = exported_tokenizer(checkpoint, config, table, separator)
     template = chat_template(checkpoint)
+    chat = read_json(template.parent / "corpus.json").get("chat") if template else None
+    tokenizer = exported_tokenizer(checkpoint, config, table, separator, chat)
     config = exported_config(config, options.diffllama)
+    with (checkpoint / "model.safetensors").open("rb") as file:
+        read_header(file)
     special = {} if separator is None else {"bos_token_id": separator, "eos_token_id": separator}
     pad = {"pad_token_id": separator} if special else {}
     of_class = pad if "auto_map" in config else {}  # with this key, a Llama would not train the embedding of the token
@@ -254,7 +284,9 @@ def export(options, checkpoint, out):
     try:
         write_json(out / "config.json", config | special | of_class)
         if special:
-            write_json(out / "generation_config.json", special | pad)
+            turn_end = chat and chat["turn_end"]
+            ends = {} if turn_end in (None, separator) else {"eos_token_id": [separator, turn_end]}
+            write_json(out / "generation_config.json", special | ends | pad)
         if tokenizer:
             (out / "tokenizer.json").write_text(tokenizer[0], encoding="utf-8")
             write_json(out / "tokenizer_config.json", tokenizer[1])
@@ -264,7 +296,7 @@ def export(options, checkpoint, out):
             shutil.copyfile(checkpoint / "tokenizer.bin", out / "tokenizer.bin")
         if "auto_map" in config:
             shutil.copyfile(CODE, out / CODE.name)
-        card = model_card(checkpoint, config, separator, bool(tokenizer) and "bos_token" in tokenizer[1])
+        card = model_card(checkpoint, config, separator, bool(tokenizer) and "add_bos_token" in tokenizer[1])
         (out / "README.md").write_text(card, encoding="utf-8")
         write_weights = write_diffllama if options.diffllama else lambda source, to, _: shutil.copyfile(source, to)
         write_weights(checkpoint / "model.safetensors", out / "model.safetensors", config)
@@ -275,7 +307,7 @@ def export(options, checkpoint, out):
         print("export_hub.py: the separator is unknown, and no token ends a text: give --separator ID", file=sys.stderr)
     if not tokenizer:
         print(f"export_hub.py: {checkpoint} has no tokenizer.json, and {out} has no tokenizer", file=sys.stderr)
-    elif special and "bos_token" not in tokenizer[1]:
+    elif special and "pad_token" not in tokenizer[1]:
         print(f"export_hub.py: the tokenizer has no text for the separator {separator} and omits it", file=sys.stderr)
 
 
@@ -290,7 +322,7 @@ def main(arguments=None):
         export(options, options.checkpoint, options.out)
     except (BadInput, OSError) as error:
         print(f"export_hub.py: {error}", file=sys.stderr)
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except DAMAGE as error:
         print(
             f"export_hub.py: {options.checkpoint} is not a checkpoint: {type(error).__name__}: {error}", file=sys.stderr
         )

@@ -215,7 +215,32 @@ def test_refused(of_bytes, tmp_path):
     other = {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}, "model": model}
     (saved / "tokenizer.json").write_text(json.dumps(other))
     export(saved, file).one_line(FAILED, "splits text otherwise than GPT-2")
+    other = {"pre_tokenizer": {"type": "ByteLevel"}, "model": {**model, "vocab": {"a": 300}}}
+    (saved / "tokenizer.json").write_text(json.dumps(other))
+    export(saved, file).one_line(FAILED, "has token 300; the model has a vocabulary of 256")
     (saved / "tokenizer.json").unlink()
     assert not file.exists()
     file.touch()
     export(saved, file).one_line(FAILED, "File exists")
+
+
+def test_damaged(of_bytes, tmp_path):
+    """a checkpoint that is truncated, or of a model that the class of the Hub does not compute, is not exported"""
+    saved, hub = trained(tmp_path / "run", of_bytes, "", 1), ROOT / "dev/reference/export_hub.py"
+    data = (saved / "model.safetensors").read_bytes()
+    as_hub = lambda place, *options: run(sys.executable, hub, place, tmp_path / "out", *options)
+    for damaged, words in (
+        (data[:-1], f"has {len(data) - 1} bytes, expected {len(data)}: it is truncated or damaged"),
+        (data.replace(b'"shape":[256,48]', b'"shape":[255,48]', 1), "is damaged: "),
+        (data[:8] + b"[" * (len(data) - 8), "is not a checkpoint: "),
+    ):
+        assert damaged != data
+        (saved / "model.safetensors").write_bytes(damaged)
+        as_hub(saved).one_line(FAILED, words)
+        export(saved, tmp_path / "out").one_line(FAILED, words)
+    sparse = json.loads((saved / "config.json").read_text()) | {"sparse_blocks": 4}
+    (saved / "config.json").write_text(json.dumps(sparse))
+    as_hub(saved).one_line(FAILED, "no block-sparse attention (sparse_blocks is 4)")
+    saved = trained(tmp_path / "diff", of_bytes, f"--attention diff_v1 {EXPERTS}", 1)
+    as_hub(saved, "--as diffllama").one_line(FAILED, "the model has experts (num_local_experts is 4)")
+    assert not (tmp_path / "out").exists()
