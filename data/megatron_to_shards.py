@@ -29,8 +29,10 @@ python_environment.ensure("data")
 
 import numpy as np
 import token_table
+from outputs import write_json
 from shards import append_shard, token_type, write_corpus
 
+STATE = "progress.json"  # makes a directory an unfinished corpus
 MAGIC = b"MMIDIDX\x00\x00"
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
@@ -62,7 +64,7 @@ def documents_of(prefix):
     """Yields the tokens of each document."""
     dtype, lengths, places, starts = read_index(f"{prefix}.idx")
     size = os.path.getsize(f"{prefix}.bin")
-    if len(lengths) and ((places < 0).any() or (places + lengths.astype(np.int64) * dtype.itemsize > size).any()):
+    if len(lengths) and ((places < 0).any() or (places > size - lengths.astype(np.int64) * dtype.itemsize).any()):
         raise Damaged(f"{prefix}.bin has {size} bytes, and the index has offsets beyond them: it is truncated")
     data = np.memmap(f"{prefix}.bin", np.uint8, "r") if size else np.zeros(0, np.uint8)
     for begin, end in zip(starts[:-1], starts[1:]):
@@ -76,13 +78,16 @@ def convert(options):
         options.val_tokens = max(1, min(1_000_000, int(lengths.sum(dtype=np.int64)) // 100))
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    if any(out.glob("*.bin")) or (out / "corpus.json").exists():
-        raise Damaged(f"{out} already has shards: use another --out")
+    if any(out.glob("*.bin")) or any((out / name).exists() for name in ("corpus.json", "tokenizer.json", STATE)):
+        raise Damaged(f"{out} already has a corpus, or a part of one: use another --out")
+    if options.tokenizer:
+        token_table.read_tokenizer(options.tokenizer)  # exits if it is damaged
     dtype = token_type(options.vocab)
     separator = np.array([options.separator or 0], dtype)
     shards, parts, count, documents = [], [], 0, 0
 
     try:
+        write_json(out / STATE, {"source": f"Megatron {options.prefix}"})  # the trainer refuses the unfinished corpus
         for document in documents_of(options.prefix):
             if len(document) == 0:
                 continue
@@ -104,23 +109,25 @@ def convert(options):
         if len(shards) < 2:
             tokens = shards[0]["tokens"] if shards else 0
             raise Damaged(f"all {tokens} tokens are for validation: lower --val-tokens {options.val_tokens}")
+        if options.tokenizer:
+            shutil.copyfile(options.tokenizer, out / "tokenizer.json")
+            token_table.write_table(options.tokenizer, str(out / "tokenizer.bin"), options.separator)
+        known = None if options.separator is None else {"token": options.separator, "place": options.separator_place}
+        train, val = write_corpus(
+            out,
+            shards,
+            source=f"Megatron {options.prefix}",
+            vocab_size=options.vocab,
+            tokenizer=options.tokenizer,
+            separator=known,
+            documents=documents,
+        )
+        (out / STATE).unlink()
     except BaseException:
-        for shard in shards:  # no incomplete corpus
-            (out / shard["file"]).unlink(missing_ok=True)
+        names = [*(shard["file"] for shard in shards), "tokenizer.json", "tokenizer.bin", "corpus.json", STATE]
+        for name in names:  # no incomplete corpus
+            (out / name).unlink(missing_ok=True)
         raise
-    if options.tokenizer:
-        shutil.copyfile(options.tokenizer, out / "tokenizer.json")
-        token_table.write_table(options.tokenizer, str(out / "tokenizer.bin"), options.separator)
-    known = None if options.separator is None else {"token": options.separator, "place": options.separator_place}
-    train, val = write_corpus(
-        out,
-        shards,
-        source=f"Megatron {options.prefix}",
-        vocab_size=options.vocab,
-        tokenizer=options.tokenizer,
-        separator=known,
-        documents=documents,
-    )
     print(f"{out}: {documents} documents, {train} tokens for training and {val} for validation")
 
 
@@ -141,6 +148,9 @@ def main():
         parser.error("--add-separator requires --separator ID")
     if options.vocab < 1 or not 0 <= (options.separator or 0) < options.vocab:
         parser.error(f"--separator {options.separator}: must be a token below --vocab {options.vocab}")
+    for name, value in (("val-tokens", options.val_tokens), ("shard-tokens", options.shard_tokens)):
+        if value is not None and not 1 <= value < 2**32:
+            parser.error(f"--{name} {value:g}: must be from 1 to 2^32 - 1")
     try:
         convert(options)
     except Damaged as error:

@@ -330,11 +330,7 @@ def expected_tokens(inputs, options, corpus_name):
     hub = HUB.get(corpus_name)
     size = sum(i.size for i in inputs)
     packed = 3 if any(i.name.endswith((".gz", ".zst", ".parquet")) for i in inputs) else 1
-    tokens = (
-        hub.tokens
-        if hub and not options.source_dir
-        else size * packed / (1 if options.tokenizer == "bytes" and not options.train_bpe else 3.5)
-    )
+    tokens = hub.tokens if hub and not options.source_dir else size * packed / (1 if options.bytes else 3.5)
     return min(tokens, options.max_tokens) if options.max_tokens else tokens
 
 

@@ -146,6 +146,7 @@ class Records(Documents):
             "delimiter": None,
             "skip_bad": False,
             "conversations": None,
+            "bytes": False,
             "val_field": None,
         }
         super().__init__(path, name, SimpleNamespace(**limits))

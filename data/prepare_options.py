@@ -97,9 +97,12 @@ def parse_arguments(description):
         parser.error("--chat and --train-bpe are mutually exclusive: a chat template is that of a tokenizer")
     if options.chat_template and not options.chat:
         parser.error("--chat-template requires --chat")
-    options.conversations = None
+    options.conversations, options.bytes = None, options.tokenizer == "bytes" and not options.train_bpe
     if options.delimiter is not None:
-        options.delimiter = options.delimiter.encode("utf-8").decode("unicode_escape").encode("latin-1")
+        try:
+            options.delimiter = options.delimiter.encode("utf-8").decode("unicode_escape").encode("latin-1")
+        except ValueError as error:
+            parser.error(f"--delimiter {options.delimiter!r}: {error}: use \\xHH for each byte of such a character")
         if not options.delimiter:
             parser.error("--delimiter is empty")
     return options
@@ -111,7 +114,7 @@ def find_inputs(options, notes=True):
     name = first if options.inputs == [first] and first in HUB and not os.path.exists(first) else None
     if name and not options.source_dir and not notes:  # to be listed by the library of the Hub
         return name, []
-    inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs, notes)
+    inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs, notes, options.out)
     others = [i.name for i in inputs if options.chat and kind_of(i.name) != "jsonl"]
     if others:
         raise BadInput(f"{others[0]}: --chat requires files of JSON lines")

@@ -70,10 +70,10 @@ class Input:
 
 
 def kind_of(name):
-    base = name
+    base = name.lower()
     for packed in PACKED:
         base = base.removesuffix(packed)
-    suffix = os.path.splitext(base)[1].lower()
+    suffix = os.path.splitext(base)[1]
     return {".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}.get(suffix, "text")
 
 
@@ -85,13 +85,32 @@ def some_of(names, most=8):
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def local_inputs(paths, notes=True):
-    """The files of directories, and files. notes: names those of directories that are skipped."""
+def files_below(root, out=None):
+    """The files below a directory in order, without those of `out` and of links to directories. Raises OSError for a
+    directory that cannot be read."""
+    found, rest = [], [root]
+    while rest:
+        for path in rest.pop().iterdir():
+            if path.is_file():
+                found.append(path)
+            elif path.is_symlink() and not path.exists():
+                raise BadInput(f"{path} is a link to {os.readlink(path)}, which does not exist: remove the link")
+            elif path.is_dir() and not path.is_symlink() and path.resolve() != out:
+                rest.append(path)
+    return sorted(found)
+
+
+def local_inputs(paths, notes=True, out=None):
+    """The files of directories, without those of the directory `out`, and files. notes: names those of directories
+    that are skipped."""
+    out = out and Path(out).resolve()
     found = []
     for path in map(Path, paths):
         if path.is_dir():
+            if path.resolve() == out:
+                raise BadInput(f"{path} is also --out: use another directory for the corpus")
             known, others = [], []
-            for p in sorted(p for p in path.rglob("*") if p.is_file()):
+            for p in files_below(path, out):
                 (
                     known if p.name.lower().endswith(tuple(s + k for s in SUFFIXES for k in ("", *PACKED))) else others
                 ).append(p)
@@ -114,7 +133,7 @@ def hub_inputs(corpus, mirror):
     """The files of a corpus in order, from the Hub or from `mirror`, a copy of the repository."""
     if mirror:
         root = Path(mirror)
-        names = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
+        names = sorted(str(p.relative_to(root)) for p in files_below(root))
         found = [Input(n, (root / n).stat().st_size, root / n) for n in names if fnmatch.fnmatch(n, corpus.files)]
         if not found:
             raise BadInput(f"{root} has no files {corpus.files}: it is not a copy of {corpus.repository}")
@@ -174,6 +193,9 @@ def first_line(error):
 def unpacked(path, name):
     """Yields (decompressed data, bytes of the file that have been read). Raises EOFError for a truncated file."""
     with open(path, "rb") as raw:
+        name = name.lower()
+        if name.endswith(PACKED) and not os.path.getsize(path):
+            raise EOFError("an empty file")
         if name.endswith(".zst"):
             import zstandard
 
@@ -208,13 +230,18 @@ class Documents:
         self.path, self.name, self.field, self.limit = path, name, options.text_field, options.max_document
         self.delimiter, self.chat = options.delimiter, options.conversations
         self.skip_bad, self.val_field = options.skip_bad, options.val_field
+        self.bytes = options.bytes
         self.bad = 0
         self.size = max(1, os.path.getsize(path))
 
     def __iter__(self):
         reader = {"parquet": self.parquet, "jsonl": self.jsonl, "text": self.text}[kind_of(self.name)]
         try:
-            yield from reader()
+            for number, (text, share) in enumerate(reader(), 1):
+                if self.bytes and text and "\0" in text:
+                    self.problem(f"{self.name}: document {number} has a byte 0, which separates documents")
+                    text = None
+                yield text, share
         except (OSError, EOFError) as error:
             raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or truncated") from None
         except Exception as error:
@@ -248,7 +275,8 @@ class Documents:
                 raise BadInput(f"{self.name} has no column '{self.field}' but {columns}: specify --text-field")
             rows, seen = max(1, file.metadata.num_rows), 0
             for batch in file.iter_batches(256, columns=[self.field]):
-                for value in batch.column(0):
+                column = batch.column(0)
+                for value in column.dictionary_decode() if hasattr(column, "dictionary_decode") else column:
                     seen += 1
                     data = value.as_buffer() if value.is_valid and hasattr(value, "as_buffer") else None
                     if data is None:

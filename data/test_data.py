@@ -406,7 +406,8 @@ def invalid_input_is_a_one_line_error(d):
             b"\n".join([*lines[:150], b'{"text": "' + b"a" * 3_000_000 + b'"}', *lines[150:]]),
             "--max-document",
         ),
-        "nul.jsonl": (b"\n".join([*lines[:150], b'{"text": "a\\u0000b"}']), "byte 0"),
+        "nul.jsonl": (b"\n".join([*lines[:150], b'{"text": "a\\u0000b"}', *lines[150:]]), "document 151 has a byte 0"),
+        "empty.txt.GZ": (b"", "an empty file"),
         "text.txt": (b"abc\xfe", "is not UTF-8 at its byte 3"),
         "cut.jsonl.gz": (gzip.compress(b"\n".join(lines))[:-400], "truncated"),
         "cut.jsonl.zst": (zstandard.ZstdCompressor().compress(b"\n".join(lines))[:-400], "truncated"),
@@ -427,7 +428,7 @@ def invalid_input_is_a_one_line_error(d):
     expect_error(prepare(d / "cut.parquet", "--out", d / "o1", *SMALL), d / "o1", "damaged or truncated")
     write_parquet(d / "field.parquet", good, "body")
     expect_error(prepare(d / "field.parquet", "--out", d / "o2", *SMALL), d / "o2", "--text-field")
-    for name in ("utf8.jsonl", "json.jsonl", "deep.jsonl", "field.jsonl", "surrogate.jsonl", "long.jsonl"):
+    for name in "utf8.jsonl json.jsonl deep.jsonl field.jsonl surrogate.jsonl long.jsonl nul.jsonl".split():
         r = prepare(d / name, "--out", d / f"s_{name}", *SMALL, "--max-document", 1e6, "--skip-bad")
         check(
             r.returncode == 0 and byte_documents(d / f"s_{name}") == good and "(1 bad)" in r.stdout,
@@ -441,6 +442,9 @@ def invalid_input_is_a_one_line_error(d):
         prepare(d / "good.jsonl", "--out", d / "o5", "--tokenizer", d / "good.jsonl"), d / "o5", "not a tokenizer.json"
     )
     expect_error(prepare(d / "good.jsonl", "--out", d / "o6", "--val-tokens", "0"), d / "o6", "--val-tokens 0")
+    expect_error(
+        prepare(d / "good.jsonl", "--out", d / "o6", "--delimiter", "\\x"), d / "o6", "use \\xHH for each byte"
+    )
     expect_error(prepare(d / "good.jsonl", "--out", d / "good.jsonl", *SMALL), d / "o7", "good.jsonl")
 
 
@@ -522,6 +526,18 @@ def skipped_files_are_listed(d):
         (d / f"in/{i}.log").write_text("")
     r = prepare(d / "in", "--out", d / "p", "--tokenizer", "bytes")
     check(r.returncode == 0 and len(r.stderr) < 1000 and "and 25 more" in r.stderr, r.stderr)
+    (d / "in/links").mkdir()
+    (d / "in/links/dead.txt").symlink_to("nowhere")
+    expect_error(prepare(d / "in", "--out", d / "r", "--tokenizer", "bytes"), d / "r", "dead.txt is a link to nowhere")
+    shutil.rmtree(d / "in/links")
+    if os.geteuid():
+        (d / "in/locked").mkdir(mode=0)
+        expect_error(prepare(d / "in", "--out", d / "r", "--tokenizer", "bytes"), d / "r", "locked: Permission denied")
+        (d / "in/locked").rmdir()
+    inside = (d / "in", "--out", d / "in/corpus", "--tokenizer", "bytes")  # whose files are no input
+    check(prepare(*inside).returncode == 0 and "is finished" in prepare(*inside).stdout, "--out inside of the input")
+    expect_error(prepare(d / "in", "--out", d / "in"), d / "in", "is also --out")
+    shutil.rmtree(d / "in/corpus")
     for name in ("a.txt", "b.TXT"):
         (d / "in" / name).unlink()
     r = prepare(d / "in", "--out", d / "q", "--tokenizer", "bytes")
@@ -660,6 +676,15 @@ def shards_are_printed_and_verified(d):
     (d / "o/corpus.json").write_text(json.dumps({**corpus, "vocab_size": 100}))
     r = run("inspect", d / "o", "--verify")
     check(r.returncode == 1 and "the vocabulary has 100" in r.stdout, r.stdout)
+    (d / "o/corpus.json").write_text(json.dumps(corpus))
+    check(run("inspect", d / "o", "--tokens", 0).stdout.count("ends:") == 0, "--tokens 0 prints tokens")
+    (d / "o/train_000001.bin").rename(d / "o/train_000009.bin")
+    r = run("inspect", d / "o", "--verify")
+    words = ("train_000001.bin: is missing", "train_000009.bin: is not in corpus.json")
+    check(r.returncode == 1 and all(w in r.stdout for w in words), r.stdout, r.stderr)
+    (d / "o/corpus.json").write_text("[]")
+    r = run("inspect", d / "o")
+    check(r.returncode == 1 and len(r.stderr.splitlines()) == 1 and "corpus.json is damaged" in r.stderr, r.stderr)
     (d / "short.bin").write_bytes((d / "o/val_000000.bin").read_bytes()[:-2])
     r = run("inspect", d / "short.bin")
     check(r.returncode == 1 and len(r.stderr.splitlines()) == 1 and "of its header" in r.stderr, r.stderr)
@@ -694,6 +719,14 @@ def megatron_corpora_are_converted(d):
         )
         r = run("megatron_to_shards.py", prefix, "--out", d / "small", "--vocab", 900)
         check(r.returncode == 1 and "outside --vocab 900" in r.stderr and not list((d / "small").iterdir()), r.stderr)
+        (d / "no.json").write_text('{"model": {"type": "Unigram"}}')
+        r = run("megatron_to_shards.py", prefix, "--out", d / "no", "--vocab", 1000, "--tokenizer", d / "no.json")
+        check(r.returncode == 1 and "only BPE" in r.stderr and not list((d / "no").iterdir()), r.stderr)
+        (d / "no/progress.json").write_text("{}")  # of an unfinished corpus
+        r = run("megatron_to_shards.py", prefix, "--out", d / "no", "--vocab", 1000)
+        check(r.returncode == 1 and "a part of one" in r.stderr and len(list((d / "no").iterdir())) == 1, r.stderr)
+        shutil.rmtree(d / "no")
+        check(not (d / f"o{kind}/progress.json").exists(), "progress.json remains")
         r = run("megatron_to_shards.py", prefix, "--out", d / f"d{kind}", "--vocab", 1000)
         corpus = json.loads((d / f"d{kind}/corpus.json").read_text())
         check(

@@ -37,7 +37,8 @@ enum { TRAIN, VAL, SPLITS };
 static const char *const split_names[SPLITS] = {"train", "val"};
 #define DESCRIPTION "corpus.json"
 // Other files of a corpus, of this program or of data/prepare.py. --force removes them with the shards.
-static const char *const corpus_files[] = {DESCRIPTION, "progress.json", "tokenizer.json", "tokenizer.bin"};
+static const char *const corpus_files[] = {DESCRIPTION, "progress.json", "tokenizer.json", "tokenizer.bin",
+                                           "chat_template.jinja"};
 enum { CORPUS_FILES = sizeof(corpus_files) / sizeof(corpus_files[0]) };
 
 typedef struct {
@@ -203,16 +204,17 @@ static void read_directory(Converter *c, const char *path) {
     struct dirent **entries;
     int count = scandir(path, &entries, not_hidden, compare_names);
     CHECK(count >= 0, "cannot read directory %s: %s", path, strerror(errno));
+    char *inner = (char *)grow(NULL, PATH_MAX); // not on the stack, which thousands of levels would fill
     for (int i = 0; i < count; i++) {
-        char inner[PATH_MAX];
         struct stat link, target;
-        size_t n = snprintf(inner, sizeof(inner), "%s/%s", path, entries[i]->d_name); // -1: SIZE_MAX
-        CHECK(n < sizeof(inner), "a name in %s is too long", path);
+        size_t n = snprintf(inner, PATH_MAX, "%s/%s", path, entries[i]->d_name); // -1: SIZE_MAX
+        CHECK(n < PATH_MAX, "a name in %s is too long", path);
         if (lstat(inner, &link) != 0 || stat(inner, &target) != 0)
             check_failed("cannot examine %s: %s", inner, strerror(errno));
         if (S_ISREG(target.st_mode) || S_ISDIR(link.st_mode)) read_input(c, inner, false);
         free(entries[i]);
     }
+    free(inner);
     free(entries);
 }
 
@@ -410,6 +412,11 @@ static void write_description(Converter *c, uint64_t val_tokens, char *const *in
     free(out);
 }
 
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
 // Whether the output directory has files of a corpus; `example` is the name of one. remove: removes them, corpus.json
 // first, so that it never describes shards of another corpus.
 static bool old_corpus(Converter *c, bool remove, char example[64]) {
@@ -428,11 +435,13 @@ static bool old_corpus(Converter *c, bool remove, char example[64]) {
     rewinddir(directory);
     for (struct dirent *entry; (entry = readdir(directory)) != NULL;)
         for (int split = 0; split < SPLITS; split++) {
-            const char *name = entry->d_name, *digits = "0123456789";
+            const char *name = entry->d_name;
             size_t prefix = strlen(split_names[split]);
             if (strncmp(name, split_names[split], prefix) != 0 || name[prefix] != '_') continue;
             name += prefix + 1;
-            if (strspn(name, digits) == 0 || strcmp(name + strspn(name, digits), ".bin") != 0) continue;
+            size_t digits = strspn(name, "0123456789");
+            if (digits == 0 || (name[digits] != '.' && name[digits] != '_')) continue; // val_000001_NAME.bin
+            if (!ends_with(name, ".bin") && !ends_with(name, ".bin.mask")) continue;
             found = true;
             snprintf(example, 64, "%.63s", entry->d_name);
             if (remove && unlinkat(c->directory, entry->d_name, 0) != 0)

@@ -241,6 +241,14 @@ def test_converter_description(converter, tmp_path, name):
     assert "vocabulary 256" in result.out
 
 
+def test_converter_deep_directories(converter, tmp_path):
+    """the converter reads deep directories with little stack"""
+    (tmp_path / ("in" + "/d" * 300)).mkdir(parents=True)
+    (tmp_path / ("in" + "/d" * 300) / "text").write_text("deep")
+    run("prlimit --stack=1048576", *converter, "--out out --val-fraction 0 in", cwd=tmp_path).done()
+    assert tokens_of(tmp_path / "out", "train") == b"\0deep"
+
+
 def test_converter_force(converter, tmp_path):
     """the converter replaces a corpus only with --force, and reports dropped bytes"""
     out = tmp_path / "out"
@@ -254,7 +262,8 @@ def test_converter_force(converter, tmp_path):
     remaining = ["corpus.json", "train_000000.bin", "train_note.txt"]
     replace()  # by a smaller text
     assert shards_of(out, "train") == [b"\0ab"] and sorted(path.name for path in out.iterdir()) == remaining
-    for other in ("corpus.json", "progress.json", "tokenizer.json", "tokenizer.bin"):  # without its shards
+    others = ["train_000000.bin.mask", "val_000001_web.bin", "val_000001_web.bin.mask", "chat_template.jinja"]
+    for other in ("corpus.json", "progress.json", "tokenizer.json", "tokenizer.bin", *others):  # without its shards
         for path in out.iterdir():
             if path.name != "train_note.txt":
                 path.unlink()
