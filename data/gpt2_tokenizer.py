@@ -47,10 +47,12 @@ def download_ranks():
 
 def parse_ranks(text):
     ranks = {}
-    for line in text.splitlines():
-        if line:
+    try:
+        for line in filter(None, text.splitlines()):
             token, rank = line.split()
             ranks[base64.b64decode(token)] = int(rank)
+    except ValueError:
+        sys.exit(f"gpt2_tokenizer.py: {line[:40]!r} is not a token in base64 and its rank: the file is damaged")
     if sorted(ranks.values()) != list(range(len(ranks))):
         sys.exit("gpt2_tokenizer.py: the ranks are not 0, 1, 2, ...: the file is damaged")
     return ranks

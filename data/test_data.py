@@ -205,6 +205,8 @@ def chats_become_tokens_of_which_those_of_the_assistant_count(d):
     separator = read_corpus(d / "out")[1]["separator"]["token"]
     options = "--doc-mask --steps 1 --seq-len 64 --batch-size 2 --out".split()
     subprocess.run([trainer, "--train-data", d / "out", *options, d / "run3"], capture_output=True, check=True)
+    with open(d / "run3/log.jsonl", "a") as f:
+        f.write('{"kind": "val", "st\n')  # a broken line
     r = run("../dev/reference/export_hub.py", d / "run3/checkpoints/step_00000001", d / "hub3")
     check(r.returncode == 0 and not r.stderr, r.stderr)
     about = json.loads((d / "hub3/tokenizer_config.json").read_text())
@@ -438,6 +440,8 @@ def invalid_input_is_a_one_line_error(d):
         )
     expect_error(prepare(d / "good.jsonl", "--out", d / "o3", *SMALL[:2], "--val-tokens", 1e7), d / "o3", "all")
     expect_error(prepare(d / "nothing", "--out", d / "o4", *SMALL), d / "o4", "does not exist")
+    ranks = prepare(d / "good.jsonl", "--out", d / "o8", "--gpt2-ranks", d / "good.jsonl")
+    expect_error(ranks, d / "o8", "is not a token in base64 and its rank")
     expect_error(
         prepare(d / "good.jsonl", "--out", d / "o5", "--tokenizer", d / "good.jsonl"), d / "o5", "not a tokenizer.json"
     )

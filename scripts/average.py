@@ -77,7 +77,7 @@ def main():
             if file.name == "config.json" or file.name.startswith("tokenizer"):
                 shutil.copy(file, partial)
         partial.rename(arguments.out)
-    except (RunError, OSError, ValueError) as error:
+    except (RunError, OSError, ValueError, RecursionError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         sys.exit(f"average.py: {error}")
     print(f"{arguments.out}: the mean of {len(arguments.checkpoints)} checkpoints; evaluate it by --init OUT --eval")

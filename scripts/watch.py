@@ -128,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, "text/plain", "no such page\n")
 
     def answer(self, status, kind, text):
-        data = text.encode() if isinstance(text, str) else text
+        data = text.encode(errors="replace") if isinstance(text, str) else text
         try:
             self.send_response(status)
             for name, value in {**HEADERS, "Content-Type": f"{kind}; charset=utf-8"}.items():

@@ -18,9 +18,13 @@ def last_records(log, kind, step):
     """{name: record} of the last records of a kind until a step; validation has no name."""
     found = {}
     if log.exists():
-        with log.open(encoding="utf-8") as lines:
+        with log.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                record = json.loads(line) if line.startswith(f'{{"kind": "{kind}"') and line.endswith("\n") else {}
+                known = line.startswith(f'{{"kind": "{kind}"') and line.endswith("\n")
+                try:
+                    record = json.loads(line) if known else {}
+                except ValueError:  # a broken line, as of a machine that failed
+                    continue
                 if record.get("step", step + 1) <= step:
                     found[record.get("name", "")] = record
     return found
