@@ -46,7 +46,11 @@ class Watched:
 
     def update(self):
         """Reads what is new; the version changes with it."""
-        records, again = self.log.read()
+        try:
+            records, again = self.log.read()
+        except run_directory.RunError as error:
+            self.study, self.seen, self.error = None, None, studies.reason(error)
+            return
         seen = self.fingerprint()
         if not records and not again and seen == self.seen:
             return

@@ -138,6 +138,8 @@ def watch_writes_a_page_and_rejects_bad_options():
     with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as used:
         run, out, port = Path(place) / "run", Path(place) / "page.html", used.getsockname()[1]
         expect_error(called(watch.main, "watch.py", run, "--out", out), 1, f"{run}: the run has not started", lines=1)
+        (Path(place) / "odd/log.jsonl").mkdir(parents=True)
+        expect_error(called(watch.main, "watch.py", f"{place}/odd", "--out", out), 1, "Is a directory", lines=1)
         made.made_run(run, "diff_v2", 0.001, 1, 2.0)
         done = called(watch.main, "watch.py", run, "--out", out)
         assert (done.returncode, done.stdout) == (0, f"{out}\n"), done
