@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
-Draws stability.png, three-arms.png and three-arms-ablations.png from runs/, low-bit.png from low-bit.csv, and yoco.png
-from yoco.csv. Requires matplotlib.
+Draws stability.png, three-arms.png and three-arms-ablations.png from runs/, scaling.png from sweeps/, low-bit.png from
+low-bit.csv, and yoco.png from yoco.csv. Requires matplotlib.
 
 Usage: dev/results/draw.py
 """
@@ -13,7 +13,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from pages import OVER_TIME, at_rates, common, currencies, evaluations, named, read, runs_of, stats, studies, times_of
+import numpy as np
+from pages import OVER_TIME, at_rates, common, currencies, evaluations, fit, named, read, runs_of, scaled, stats
+from pages import studies, times_of
 
 HERE = Path(__file__).resolve().parent
 COLORS = {"baseline": "#4477aa", "diff_v2": "#ee6677", "diff_v1": "#228833"}
@@ -88,6 +90,42 @@ def draw_arms(plan):
     figure.savefig(HERE / f"{plan}.png")
 
 
+def draw_scaling(path):
+    """The losses and the laws of the arms over size, and the gap of DIFF V2 at each place, with that of the laws."""
+    study, arms, laws, _, drawn = scaled()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8))
+    base = arms["baseline"]
+    lengths = sorted({round(d / n, -1) for n, d, _ in base.values()})
+    for arm, each in ((arm, each) for arm in arms for each in lengths):
+        at = [(n, stats.mean(x.values())) for n, d, x in arms[arm].values() if round(d / n, -1) == each]
+        style = {"color": COLORS[arm], "fillstyle": "full" if each == lengths[0] else "none"}
+        label = f"{study.arms[arm]}, {each:g} tokens per parameter"
+        left.plot(*zip(*at), linestyle="", marker="o", markersize=4, label=label, **style)
+        n = np.geomspace(min(at)[0], max(at)[0])
+        left.plot(n, fit.loss_at(laws[arm], n, each * n), color=COLORS[arm], linewidth=0.8)
+    n = np.geomspace(1e5, max(fit.TARGETS))
+    gap = lambda of: fit.loss_at(of["diff_v2"], n, lengths[0] * n) - fit.loss_at(of["baseline"], n, lengths[0] * n)
+    tail = 50 * (1 - stats.CONFIDENCE)
+    right.fill_between(n, *np.percentile([gap(of) for of in drawn], (tail, 100 - tail), axis=0), alpha=0.2, linewidth=0)
+    right.plot(n, gap(laws), linewidth=0.8, label=f"the laws, {lengths[0]:g} tokens per parameter")
+    for i, each in enumerate(lengths):
+        places = [place for place, (n, d, _) in base.items() if round(d / n, -1) == each]
+        found = [stats.paired_gap(arms["diff_v2"][place][2], base[place][2]) for place in places]
+        x = [base[place][0] * 2 ** (0.2 * i) for place in places]
+        fill, bars = "full" if i == 0 else "none", [e.half for e in found]
+        marks = {"fmt": "o", "capsize": 2, "markersize": 4, "color": "#333333", "fillstyle": fill}
+        right.errorbar(x, [e.mean for e in found], yerr=bars, label=f"{each:g} tokens per parameter", **marks)
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.set_xlabel("parameters")
+    right.axhline(0, color="black", linewidth=0.8)
+    left.set_ylabel("last validation loss, nats per byte")
+    right.set_ylabel("DIFF V2 minus Transformer: mean, 95% interval")
+    left.legend(fontsize=7)
+    right.legend(fontsize=7)
+    figure.savefig(path)
+
+
 def draw_low_bit(path):
     rows = read("low-bit.csv")
     first = [row for row in rows if row["table"] == "training" and row["what"].startswith("validated")]
@@ -145,5 +183,6 @@ if __name__ == "__main__":
     draw_stability(HERE / "stability.png")
     draw_arms("three-arms")
     draw_arms("three-arms-ablations")
+    draw_scaling(HERE / "scaling.png")
     draw_low_bit(HERE / "low-bit.png")
     draw_yoco(HERE / "yoco.png")

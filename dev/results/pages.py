@@ -10,6 +10,8 @@ Usage: dev/results/pages.py [--check]
 """
 
 import csv
+import fnmatch
+import functools
 import itertools
 import math
 import re
@@ -23,13 +25,14 @@ import python_environment
 
 python_environment.ensure("lab")
 import rate_sweeps
-from lab import archive, currencies, evaluations, long_context, measurements, metrics, preconditions, stats, upcycling
+from lab import archive, currencies, evaluations, fit, long_context, measurements, metrics, preconditions, stats
+from lab import upcycling
 from lab.scoreboard import table
 from lab.study import load
-from lab.table import parameters_text
+from lab.table import as_markdown, parameters_text
 
 PLANS = HERE.parent.parent / "scripts/plans"
-SOURCES = {  # page: the archives and the files that its intervals are of
+SOURCES = {  # page: the archives, of which * matches several, and the files that its intervals are of
     "README.md": "",
     "context-rot.md": "context-rot-cpu",
     "family.md": "family-cpu family-rerun-cpu equal-flops-cpu late-gradients-cpu mechanisms.csv",
@@ -37,6 +40,7 @@ SOURCES = {  # page: the archives and the files that its intervals are of
     "moe.md": "moe-cpu",
     "optimizers.md": "optimizers-cpu",
     "spikes.md": "",
+    "scaling.md": "scaling-*",
     "sparse.md": "sparse-cpu",
     "stability.md": "stability-cpu",
     "three-arms.md": "three-arms-cpu",
@@ -87,6 +91,11 @@ def studies():
 
 def runs_of(name):
     return load(archives(name))
+
+
+def expanded(sources, of):
+    """The names of sources."""
+    return [name for source in sources.split() for name in fnmatch.filter(of, source) or [source]]
 
 
 def named(plan):
@@ -362,7 +371,7 @@ SCALE = {"tokens_per_parameter": ".1f", "minus_5_gram": "+.2f"}  # of preconditi
 def overview(of):
     """The studies of the pages: their size, and how many arms meet the preconditions of a verdict."""
     rows, seen = [], set()
-    for page, source in ((page, source) for page, sources in SOURCES.items() for source in sources.split()):
+    for page, source in ((page, source) for page, sources in SOURCES.items() for source in expanded(sources, of)):
         if source not in of or source in seen:
             continue
         seen.add(source)
@@ -539,6 +548,26 @@ def rot_tasks():
     return table(["task", "arm", "accuracy", "chance", "", "minus the Transformer"], rows)
 
 
+@functools.cache
+def scaled():
+    """The study of the plan `scaling`, and the laws of its arms: the arguments of fit.tables()."""
+    study = runs_of("scaling-*")
+    return study, *fit.fitted(study)
+
+
+def scaled_losses(of):
+    """Each arm at each size and length: its rate and loss, and what the preconditions require."""
+    rows = []
+    for name in fnmatch.filter(of, "scaling-*"):
+        for row in preconditions.rows(of[name]):
+            best = of[name].at_best_rate(row["arm"])
+            cells = [named("scaling")[row["arm"]], f"{best[0]['parameters']:,}", f"{best[0]['tokens'] / 1e6:.1f}M"]
+            cells += [f"{row['rate']:g}", len(best), interval(stats.t_interval([x["loss"] for x in best]))]
+            rows.append([*cells, f"{row['minus_5_gram']:+.3f}", limits(estimate(row, "context"), "+", 3)])
+    head = ["arm", "parameters", "tokens", "rate", "seeds", "loss", "minus the 5-gram", "late minus early"]
+    return table(head, rows)
+
+
 def compared(of, prefix, plan, over=tuple(OVER_TIME)):
     """The tables of a plan that sweeps the rate of each arm. over: numbers whose course is shown"""
     name, arms = f"{plan}-cpu", of[f"{plan}-cpu"]
@@ -556,7 +585,13 @@ def compared(of, prefix, plan, over=tuple(OVER_TIME)):
 
 
 def tables(of):
+    sweep = lambda name: over_rates({arm: of[name].losses_by_rate(arm) for arm in of[name].arms}, named("scaling"))
+    scaling = {f"scaling-{t.id}": lambda t=t: as_markdown(t) for t in fit.tables(*scaled())}
     return {
+        **scaling,
+        "scaling-losses": lambda: scaled_losses(of),
+        "scaling-rates": lambda: sweep("scaling-0.1m-20"),
+        "scaling-rates-longer": lambda: sweep("scaling-0.1m-60"),
         **compared(of, "arms", "three-arms"),
         **compared(of, "ablations", "three-arms-ablations", ("context_rms_min", "context_rms_max", "lambda_mean")),
         "overview": lambda: overview(of),
@@ -589,9 +624,14 @@ def tables(of):
 
 
 def written(text, made):
-    """The text of a page with its tables replaced."""
-    new = lambda found: f"{found[1]}\n{made[found[2]]()}{found[3]}"
-    return re.sub(r"(<!-- ([a-z-]+) -->)\n.*?(<!-- end -->)", new, text, flags=re.S)
+    """The text of a page with its tables replaced, and the tables."""
+    found = []
+
+    def new(match):
+        found.append(made[match[2]]())
+        return f"{match[1]}\n{found[-1]}{match[3]}"
+
+    return re.sub(r"(<!-- ([a-z-]+) -->)\n.*?(<!-- end -->)", new, text, flags=re.S), "".join(found)
 
 
 def intervals(text):
@@ -603,7 +643,7 @@ def intervals(text):
 
 def estimates(of, sources):
     """(mean, half width) of everything that an interval can be of."""
-    for source in sources.split():
+    for source in expanded(sources, of):
         for row in read(source) if source.endswith(".csv") else ():
             for mean, half in (("mean", "half"), ("gap", "gap_half"), ("loss", "loss_half")):
                 if row.get(mean) and row.get(half):
@@ -640,7 +680,7 @@ def fits(numbers, mean, half):
 
 
 def unsupported(text, known, board):
-    """The intervals of a page that are no known estimate, and not in the scoreboard."""
+    """The intervals of a page that are no known estimate, and not of the board: the scoreboard or a table."""
     text = re.sub(r"<!-- no data -->.*?<!-- data -->", "", text, flags=re.S)
     listed = [(x[0], *sorted(x[1:])) for x in board.values()]
     return [
@@ -657,13 +697,16 @@ def main(words):
         path = HERE / name
         text = path.read_text()
         SHOWN.clear()
-        new = written(text, made)
+        new, shown = written(text, made)
         if "--check" not in words:
             path.write_text(new)
             continue
         if new != text:
             wrong.append(f"{name}: the tables do not follow from the runs: run dev/results/pages.py")
-        wrong += [f"{name}: no data have {x}" for x in unsupported(text, [*estimates(of, sources), *SHOWN], board)]
+        wrong += [
+            f"{name}: no data have {x}"
+            for x in unsupported(text, [*estimates(of, sources), *SHOWN], board | intervals(shown))
+        ]
     print(*wrong, sep="\n", end="\n" * bool(wrong))
     return 1 if wrong else 0
 
