@@ -15,7 +15,7 @@ defines PLANNED_FAULTS, includes the trainer, then this file. llmc/base/fault_po
     signal       a SIGTERM arrives before this step reads stop_signal for the WHEREth time (1, 2, ...)
   BUSY=TEXT      directories whose path contains TEXT cannot be removed, as on a network file system where another
                  process has a file open
-  SLOW=MS        the first write to each file of a checkpoint takes MS milliseconds longer
+  SLOW=MS        the first write of tensors to each file takes MS milliseconds longer
   NO_COPY=RANK   this rank gets no memory for the copy of a background checkpoint
   LATE=MS        data from other ranks arrives MS milliseconds later
   EARLY=1        data from other ranks arrives at once: the computation after it waits

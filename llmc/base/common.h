@@ -102,6 +102,9 @@ __attribute__((noreturn)) static inline void program_exit(int status) {
 // Called by a failing CHECK of the main thread after its line: removes what is incomplete (files.h).
 static void (*failure_hook)(void);
 
+// Set when a signal is about to end the process: what fails from then on is not reported.
+static bool ended_by_signal;
+
 // Set in a thread that works for the main thread: a failing CHECK stores its line here, [FAILURE_SIZE], and ends only
 // the thread. The main thread then ends the program: exit() runs exit handlers of libraries that it may be using.
 enum { FAILURE_SIZE = 8192 };
@@ -118,6 +121,7 @@ __attribute__((noreturn)) static inline void check_failed(const char *fmt, ...) 
         memcpy(failure_line, line, sizeof(line));
         pthread_exit(NULL);
     }
+    while (__atomic_load_n(&ended_by_signal, __ATOMIC_SEQ_CST)) pause();
     fflush(stdout);
     warn("%s", line);
     if (failure_hook) failure_hook();

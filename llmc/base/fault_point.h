@@ -9,7 +9,7 @@ includes the trainer, and then the function itself.
   FAULT_GRADIENT    at the end of embedding_backward (C)       dweight                  elements
   FAULT_UPDATE      at the end of adamw_update (C)             params                   elements
   FAULT_MOMENT      at the end of adamw_update (C)             m                        elements
-  FAULT_WRITE       after each write of file_pwrite            the path                 bytes left
+  FAULT_WRITE       after each write of tensors to a file      the path                 bytes left
   FAULT_REMOVE      before a directory is removed              the path                 0           removal fails
   FAULT_COPY        before the copy of a background checkpoint is allocated
                                                                NULL                     bytes       allocation fails

@@ -114,8 +114,10 @@ static inline void safetensors_write(SafeTensorsWriter *w, int tensor, size_t fi
         if (!direct) convert_elements(w->staging, s->dtype, from, dtype, n);
         uint64_t place = w->begin[tensor] + (first + done) * size;
         assert(!w->in_order || place == w->written);
-        if (w->in_order) file_write(w->fd, direct ? from : w->staging, n * size, w->path);
-        else file_pwrite(w->fd, direct ? from : w->staging, n * size, place, w->path);
+        if (w->in_order) {
+            file_write(w->fd, direct ? from : w->staging, n * size, w->path);
+            fault_point(FAULT_WRITE, (void *)w->path, count - done - n);
+        } else file_pwrite(w->fd, direct ? from : w->staging, n * size, place, w->path);
         w->written += n * size;
         done += n;
     }

@@ -60,8 +60,10 @@ static inline void stop_signal_arrived(int signal_number) {
 static inline void *stop_signals_thread(void *unused) {
     sigset_t set = stop_signal_set();
     for (int signal_number = 0; sigwait(&set, &signal_number) == 0;) {
+        struct sigaction action;
         if (stop_signals_caught) stop_signal_arrived(signal_number);
-        else {                                // its default action
+        else if (sigaction(signal_number, NULL, &action) == 0 && action.sa_handler != SIG_IGN) { // its default action
+            __atomic_store_n(&ended_by_signal, true, __ATOMIC_SEQ_CST);
             if (failure_hook) failure_hook(); // removes an unfinished output
             pthread_sigmask(SIG_UNBLOCK, &set, NULL);
             raise(signal_number);

@@ -84,13 +84,15 @@ def test_second_signal(short):
     assert result.status == FAILED and "second signal: ending at once" in result.err and result.err.count("\n") == 2
 
 
-def test_interrupted_output(short):
-    """an interrupted dump leaves no temporary file"""
+@pytest.mark.parametrize("ignored", [False, True])
+def test_interrupted_output(short, ignored):
+    """an interrupted dump leaves no temporary file, and an ignored signal does not interrupt it"""
     dump = "--threads 1 --seq-len 16 --batch-size 2 --train-data train.bin --dump-activations big.st"
-    with Started(faulty(), dump, cwd=short, env={"SLOW": "20000"}) as process:
+    start = "env --ignore-signal=INT" if ignored else ""
+    with Started(start, faulty(), dump, cwd=short, env={"SLOW": "1000" if ignored else "20000"}) as process:
         process.wait_until(lambda: list(short.glob("big.st.*.tmp"))).send_signal(signal.SIGINT)
-        assert process.end().status == -signal.SIGINT
-    assert not list(short.glob("big.st*"))
+        assert process.end().status == (DONE if ignored else -signal.SIGINT)
+    assert [path.name for path in short.glob("big.st*")] == ["big.st"] * ignored
 
 
 def test_nohup(short):
