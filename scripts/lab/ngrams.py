@@ -9,6 +9,7 @@ They are kept in ngrams.json of a lab, and in archives.
 """
 
 import json
+import os
 from pathlib import Path
 
 from . import run_directory
@@ -22,7 +23,7 @@ def shards_of(path, split):
     """The tokens of each shard of a directory or file; files that are no shards are left out."""
     import numpy as np
 
-    files = sorted(path.glob(f"*{split}*.bin")) if path.is_dir() else [path] if path.exists() else []
+    files = sorted(path.glob(f"*{split}*.bin")) if os.path.isdir(path) else [path] if os.path.exists(path) else []
     formats = [(f, FORMATS.get(next(iter(np.fromfile(f, "<i4", 1)), 0))) for f in files]
     return [np.memmap(f, format, "r", 1024) for f, format in formats if format]
 
@@ -81,7 +82,7 @@ def count(study):
         return
     o, windows = done.phased[-1][1], done.windows(study.by_eval())  # those of the last phase
     T = int(o["seq-len"])
-    shards = {split: shards_of(Path(str(o[f"{split}-data"])), split) for split in ("train", "val")}
+    shards = {split: shards_of(Path(str(o.get(f"{split}-data"))), split) for split in ("train", "val")}
     if not windows or not all(found and as_read(done.info, o, split, found) for split, found in shards.items()):
         return
     most = {"train": max(1, min(done.tokens, MOST) // T), "val": windows}
