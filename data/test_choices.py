@@ -1,4 +1,4 @@
-"""Tests of prepare_choices.py on small records, which are written here. test_data.py runs them."""
+"""Tests of prepare_choices.py on small records, which are written here."""
 
 import gzip
 import io
@@ -63,11 +63,6 @@ RECORDS = {
 RECORDS["arc_challenge"] = RECORDS["arc_easy"]
 
 
-def check(condition, *what):
-    if not condition:
-        raise AssertionError(" ".join(map(str, what)))
-
-
 def prepare(task, local, out, *options, tokenizer="bytes"):
     words = [task, "--local", local, "--out", out, "--tokenizer", tokenizer, *options]
     return run_here(prepare_choices, "prepare_choices.py", *words)
@@ -87,7 +82,7 @@ def run_here(program, *words):
 
 def prepared(*arguments, **more):
     r = prepare(*arguments, **more)
-    check(r.returncode == 0, r.stderr)
+    assert r.returncode == 0, r.stderr
     return read_choices(arguments[2])
 
 
@@ -101,41 +96,38 @@ def full_contexts(example):
     return [example.context + c.tokens[: c.unscored] for c in example.completions]
 
 
-def records_become_contexts_completions_and_labels(d):
+def test_records_become_contexts_completions_and_labels(tmp_path):
     for task, (records, wanted) in RECORDS.items():
-        files = [write_jsonl(d / f"{task}.jsonl.gz", records)]
+        files = [write_jsonl(tmp_path / f"{task}.jsonl.gz", records)]
         if task != "hellaswag":  # whose labels above have two types
-            files.append(d / f"{task}.parquet")
+            files.append(tmp_path / f"{task}.parquet")
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), files[1])
         for file in files:
-            version, examples = prepared(task, file, d / "out.bin")
-            check(version == 3 and len(examples) == len(wanted), version, len(examples))
+            version, examples = prepared(task, file, tmp_path / "out.bin")
+            assert version == 3 and len(examples) == len(wanted), (version, len(examples))
             for e, (contexts, completions, label) in zip(examples, wanted):
                 contexts = [b"\0" + c.encode() for c in contexts * (len(completions) // len(contexts))]
-                check(list(map(bytes, full_contexts(e))) == contexts, full_contexts(e), contexts)
+                assert list(map(bytes, full_contexts(e))) == contexts, (full_contexts(e), contexts)
                 scored = [bytes(c.tokens[c.unscored :]).decode() for c in e.completions]
-                check(scored == completions and e.label == label, task, scored, e.label)
-                check([c.bytes for c in e.completions] == [len(c.encode()) for c in completions], task)
+                assert scored == completions and e.label == label, (task, scored, e.label)
+                assert [c.bytes for c in e.completions] == [len(c.encode()) for c in completions], task
             if task != "winogrande":
-                check(not any(c.unscored for e in examples for c in e.completions), task)
-    shared = prepared("winogrande", d / "winogrande.parquet", d / "out.bin")[1][0]
-    check(bytes(shared.context) == b"\0Ann thanked Eve, as ", bytes(shared.context))
+                assert not any(c.unscored for e in examples for c in e.completions), task
+    shared = prepared("winogrande", tmp_path / "winogrande.parquet", tmp_path / "out.bin")[1][0]
+    assert bytes(shared.context) == b"\0Ann thanked Eve, as ", bytes(shared.context)
 
 
-def the_counts_are_characters_of_the_choice_and_bytes_of_the_scored_text(d):
+def test_the_counts_are_characters_of_the_choice_and_bytes_of_the_scored_text(tmp_path):
     wanted = {"hellaswag": [[11, 6, 8], [1] * 4, [1, 2]], "openbookqa": [[5, 8, 3]], "piqa": [[10, 11]]}
     for task, characters in wanted.items():
-        _, examples = prepared(task, write_jsonl(d / "in.jsonl", RECORDS[task][0]), d / "out.bin")
+        _, examples = prepared(task, write_jsonl(tmp_path / "in.jsonl", RECORDS[task][0]), tmp_path / "out.bin")
         found = [[c.characters for c in e.completions] for e in examples]
-        check(found == characters, task, found)
-    check([c.bytes for c in examples[0].completions] == [11, 12], "the bytes of piqa")
-    r = prepare("piqa", d / "in.jsonl", d / "out.bin", "--examples", 1)
-    check(
-        r.stdout.endswith(
-            "1 examples of piqa with 2 completions, version 3; the longest has 42 tokens and requires --seq-len 41\n"
-        ),
-        r.stdout,
-    )
+        assert found == characters, (task, found)
+    assert [c.bytes for c in examples[0].completions] == [11, 12], "the bytes of piqa"
+    r = prepare("piqa", tmp_path / "in.jsonl", tmp_path / "out.bin", "--examples", 1)
+    assert r.stdout.endswith(
+        "1 examples of piqa with 2 completions, version 3; the longest has 42 tokens and requires --seq-len 41\n"
+    ), r.stdout
 
 
 def trained_tokenizer(path):
@@ -152,27 +144,27 @@ def trained_tokenizer(path):
     return tokenizer
 
 
-def tokens_are_those_of_the_context_with_the_completion(d):
-    tokenizer = trained_tokenizer(d / "tokenizer.json")
+def test_tokens_are_those_of_the_context_with_the_completion(tmp_path):
+    tokenizer = trained_tokenizer(tmp_path / "tokenizer.json")
     separator, joined = tokenizer.token_to_id("<|endoftext|>"), 0
     for task, (records, wanted) in RECORDS.items():
-        file = write_jsonl(d / "in.jsonl", records)
+        file = write_jsonl(tmp_path / "in.jsonl", records)
         for options, prefix in (([], [separator]), (["--no-prefix-separator"], [])):
-            _, examples = prepared(task, file, d / "out.bin", *options, tokenizer=d / "tokenizer.json")
+            _, examples = prepared(task, file, tmp_path / "out.bin", *options, tokenizer=tmp_path / "tokenizer.json")
             for e, (contexts, completions, _) in zip(examples, wanted):
                 for i, (c, completion) in enumerate(zip(e.completions, completions)):
                     context = contexts[i % len(contexts)]
                     ids = tokenizer.encode(context).ids
                     whole = ids + tokenizer.encode(context + completion).ids[len(ids) :]
-                    check(e.context + c.tokens == prefix + whole, task, completion)
-                    check(len(e.context) + c.unscored == len(prefix + ids), task, completion)
+                    assert e.context + c.tokens == prefix + whole, (task, completion)
+                    assert len(e.context) + c.unscored == len(prefix + ids), (task, completion)
                     joined += whole[len(ids) :] != tokenizer.encode(completion).ids
-    check(joined > 5, "only", joined, "completions have other tokens alone")
+    assert joined > 5, ("only", joined, "completions have other tokens alone")
 
 
-def llmc_s_format_has_its_words(d):
-    file = write_jsonl(d / "in.jsonl", RECORDS["arc_easy"][0] * 2)
-    version, _ = prepared("arc_easy", file, d / "out.bin", "--llmc")
+def test_llmc_s_format_has_its_words(tmp_path):
+    file = write_jsonl(tmp_path / "in.jsonl", RECORDS["arc_easy"][0] * 2)
+    version, _ = prepared("arc_easy", file, tmp_path / "out.bin", "--llmc")
     _, wanted = RECORDS["arc_easy"]
     contexts, completions, label = wanted[0]
     rows = []
@@ -183,25 +175,25 @@ def llmc_s_format_has_its_words(d):
         words[1] = 2 * len(words)
         rows.append(struct.pack(f"<{len(words)}H", *words))
     header = struct.pack("<256i", 20240522, 1, 2, len(rows[0]), *[0] * 252)
-    check(version == 1 and (d / "out.bin").read_bytes() == header + b"".join(rows), "other bytes")
-    r = prepare("winogrande", write_jsonl(d / "w.jsonl", RECORDS["winogrande"][0]), d / "w.bin", "--llmc")
-    check(r.returncode == 1 and "one context per example" in r.stderr and not (d / "w.bin").exists(), r.stderr)
+    assert version == 1 and (tmp_path / "out.bin").read_bytes() == header + b"".join(rows), "other bytes"
+    r = prepare("winogrande", write_jsonl(tmp_path / "w.jsonl", RECORDS["winogrande"][0]), tmp_path / "w.bin", "--llmc")
+    assert r.returncode == 1 and "one context per example" in r.stderr and not (tmp_path / "w.bin").exists(), r.stderr
 
 
-def large_vocabularies_and_examples_have_words_of_32_bits(d):
+def test_large_vocabularies_and_examples_have_words_of_32_bits(tmp_path):
     corpus = {"tokenizer": "bytes", "vocab_size": 65536, "separator": {"token": 65535, "place": "after"}}
-    (d / "corpus").mkdir()
-    (d / "corpus/corpus.json").write_text(json.dumps(corpus))
-    file = write_jsonl(d / "in.jsonl", RECORDS["piqa"][0])
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/corpus.json").write_text(json.dumps(corpus))
+    file = write_jsonl(tmp_path / "in.jsonl", RECORDS["piqa"][0])
     for options, version in (([], 4), (["--llmc"], 2)):
-        found, examples = prepared("piqa", file, d / "out.bin", *options, tokenizer=d / "corpus")
-        check(found == version and examples[0].context[0] == 65535, found, examples[0].context[:3])
+        found, examples = prepared("piqa", file, tmp_path / "out.bin", *options, tokenizer=tmp_path / "corpus")
+        assert found == version and examples[0].context[0] == 65535, (found, examples[0].context[:3])
     for letters, version in ((32000, 3), (33000, 4)):  # of 2 bytes
-        long = write_jsonl(d / "long.jsonl", [{**RECORDS["piqa"][0][0], "goal": "x" * letters}])
-        check(prepared("piqa", long, d / "out.bin")[0] == version, letters)
+        long = write_jsonl(tmp_path / "long.jsonl", [{**RECORDS["piqa"][0][0], "goal": "x" * letters}])
+        assert prepared("piqa", long, tmp_path / "out.bin")[0] == version, letters
 
 
-def invalid_records_are_a_one_line_error(d):
+def test_invalid_records_are_a_one_line_error(tmp_path):
     good = {task: json.dumps(records[0]) for task, (records, _) in RECORDS.items()}
     changed = lambda task, **more: json.dumps({**RECORDS[task][0][0], **more})
     cases = [
@@ -222,51 +214,43 @@ def invalid_records_are_a_one_line_error(d):
     ]
     for task, line, words in cases:
         line = line if isinstance(line, bytes) else line.encode()
-        (d / "in.jsonl").write_bytes(good[task].encode() + b"\n" + line + b"\n")
-        expect_error(prepare(task, d / "in.jsonl", d / "out.bin"), d, words)
-    (d / "in.parquet").write_bytes(b"PAR1")
-    (d / "empty.jsonl").write_bytes(b"")
-    (d / "in.txt").write_text("text")
-    (d / "in.jsonl").write_text(good["lambada"])
-    word = write_jsonl(d / "word.jsonl", [{"text": "word"}])
-    (d / "no").mkdir()
+        (tmp_path / "in.jsonl").write_bytes(good[task].encode() + b"\n" + line + b"\n")
+        expect_error(prepare(task, tmp_path / "in.jsonl", tmp_path / "out.bin"), tmp_path, words)
+    (tmp_path / "in.parquet").write_bytes(b"PAR1")
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    (tmp_path / "in.txt").write_text("text")
+    (tmp_path / "in.jsonl").write_text(good["lambada"])
+    word = write_jsonl(tmp_path / "word.jsonl", [{"text": "word"}])
+    (tmp_path / "no").mkdir()
     for task, file, options, words in (
         ("piqa", "in.parquet", {}, "damaged"),
         ("piqa", "empty.jsonl", {}, "has no records"),
         ("piqa", "in.txt", {}, "must end in .parquet"),
         ("piqa", "missing.jsonl", {}, "does not exist"),
-        ("lambada", "in.jsonl", {"tokenizer": d / "no"}, "no corpus.json"),
-        ("lambada", "in.jsonl", {"tokenizer": d / "in.txt"}, "not a tokenizer.json"),
+        ("lambada", "in.jsonl", {"tokenizer": tmp_path / "no"}, "no corpus.json"),
+        ("lambada", "in.jsonl", {"tokenizer": tmp_path / "in.txt"}, "not a tokenizer.json"),
     ):
-        expect_error(prepare(task, d / file, d / "out.bin", **options), d, words)
-    expect_error(prepare("lambada", word, d / "out.bin", "--no-prefix-separator"), d, "no context")
-    expect_error(prepare("lambada", word, d / "no/no/out.bin"), d, "No such file")
+        expect_error(prepare(task, tmp_path / file, tmp_path / "out.bin", **options), tmp_path, words)
+    expect_error(prepare("lambada", word, tmp_path / "out.bin", "--no-prefix-separator"), tmp_path, "no context")
+    expect_error(prepare("lambada", word, tmp_path / "no/no/out.bin"), tmp_path, "No such file")
     joined = tokenizers.Tokenizer(
         tokenizers.models.BPE(
             {"a": 0, "\u0120": 1, "b": 2, "\u0120b": 3, "a\u0120b": 4}, [("\u0120", "b"), ("a", "\u0120b")]
         )
     )
     joined.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    joined.save(str(d / "joined.json"))
-    pair = write_jsonl(d / "pair.jsonl", [{"text": "a b"}])
+    joined.save(str(tmp_path / "joined.json"))
+    pair = write_jsonl(tmp_path / "pair.jsonl", [{"text": "a b"}])
     expect_error(
-        prepare("lambada", pair, d / "out.bin", tokenizer=d / "joined.json"), d, "no tokens of its own in ' b'"
+        prepare("lambada", pair, tmp_path / "out.bin", tokenizer=tmp_path / "joined.json"),
+        tmp_path,
+        "no tokens of its own in ' b'",
     )
-    r = prepare("boolq", word, d / "out.bin")
-    check(r.returncode == 2 and "boolq" in r.stderr, r.stderr)
+    r = prepare("boolq", word, tmp_path / "out.bin")
+    assert r.returncode == 2 and "boolq" in r.stderr, r.stderr
 
 
 def expect_error(r, d, words):
     lines = r.stderr.strip().splitlines()
-    check(r.returncode == 1 and words in r.stderr and len(lines) == 1, words, "status", r.returncode, r.stderr)
-    check(not list(d.rglob("out.bin*")), "left:", list(d.iterdir()))
-
-
-TESTS = (
-    records_become_contexts_completions_and_labels,
-    the_counts_are_characters_of_the_choice_and_bytes_of_the_scored_text,
-    tokens_are_those_of_the_context_with_the_completion,
-    llmc_s_format_has_its_words,
-    large_vocabularies_and_examples_have_words_of_32_bits,
-    invalid_records_are_a_one_line_error,
-)
+    assert r.returncode == 1 and words in r.stderr and len(lines) == 1, (words, "status", r.returncode, r.stderr)
+    assert not list(d.rglob("out.bin*")), ("left:", list(d.iterdir()))

@@ -1,5 +1,5 @@
 """Tests of synthetic_tasks.py: prompts against an independent reading of them, guesses, scores by hand, and the answers
-of the trainer. test_data.py runs them."""
+of the trainer."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ import synthetic_tasks as tasks
 import xxhash
 from choices import read_choices
 from shards import write_shard
-from test_choices import check, run_here
+from test_choices import run_here
 
 HERE = Path(__file__).resolve().parent
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent / "train_diffv2")).absolute()
@@ -36,7 +36,7 @@ def made_words(count):
 
 
 def values_of(example):
-    check(all(len(c.tokens) == 1 and not c.unscored for c in example.completions), "completions are not tokens")
+    assert all(len(c.tokens) == 1 and not c.unscored for c in example.completions), "completions are not tokens"
     return [c.tokens[0] for c in example.completions]
 
 
@@ -46,47 +46,47 @@ def expect_needles(found, needles, asked, length, words):
     whole, candidates = found[-1][0].context, values_of(found[0][0])
     body = length - (2 * asked - 1)
     text, tokens = body - 2 * needles, whole[:body]
-    check(len(whole) == length and len(found) == asked and len(candidates) == needles, len(whole), len(found))
-    check(candidates == sorted(set(candidates)), "candidates are not different and sorted")
-    check(all(tokens.count(c) == 1 and tokens.index(c) > 0 for c in candidates), "a value is not there once")
+    assert len(whole) == length and len(found) == asked and len(candidates) == needles, (len(whole), len(found))
+    assert candidates == sorted(set(candidates)), "candidates are not different and sorted"
+    assert all(tokens.count(c) == 1 and tokens.index(c) > 0 for c in candidates), "a value is not there once"
     of_pair = {i for c in candidates for i in (tokens.index(c) - 1, tokens.index(c))}
     drawn, rest = {tokens[i] for i in of_pair}, [t for i, t in enumerate(tokens) if i not in of_pair]
-    check(len(rest) == text and not drawn & set(rest), "the text has tokens of pairs")
+    assert len(rest) == text and not drawn & set(rest), "the text has tokens of pairs"
     starts = [i for i in range(TEXT) if rest == list(itertools.islice(words.text_from(i, drawn), text))]
-    check(starts, "the rest is not the text")
+    assert starts, "the rest is not the text"
     keys = []
     for q, (example, depth) in enumerate(found):
-        check(example.context == whole[: body + 2 * q + 1], "question", q, "has another context")
+        assert example.context == whole[: body + 2 * q + 1], ("question", q, "has another context")
         key, answer = example.context[-1], values_of(example)[example.label]
         at = tokens.index(key)
-        check(tokens.count(key) == 1 and tokens[at + 1] == answer, "the answer does not follow the key")
-        check(q == asked - 1 or whole[body + 2 * q + 1] == answer, "the next question does not show the answer")
+        assert tokens.count(key) == 1 and tokens[at + 1] == answer, "the answer does not follow the key"
+        assert q == asked - 1 or whole[body + 2 * q + 1] == answer, "the next question does not show the answer"
         shown = {values_of(e)[e.label] for e, _ in found[:q]}
-        check(values_of(example) == sorted(set(candidates) - shown), "candidates of question", q)
-        check(sum(i not in of_pair for i in range(at)) == text * depth // 4, "depth", depth)
+        assert values_of(example) == sorted(set(candidates) - shown), ("candidates of question", q)
+        assert sum(i not in of_pair for i in range(at)) == text * depth // 4, ("depth", depth)
         keys.append(key)
-    check(len(set(keys)) == asked, "a key is asked for twice")
+    assert len(set(keys)) == asked, "a key is asked for twice"
 
 
-def needles_are_at_their_depths_and_their_keys_and_values_nowhere_else(d):
+def test_needles_are_at_their_depths_and_their_keys_and_values_nowhere_else(tmp_path):
     for needles, asked, length, symbols in ((2, 1, 9, 4), (4, 2, 64, 30), (8, 7, 61, 36), (64, 5, 400, 128)):
         words, depths, seen = made_words(symbols), Counter(), set()
         for i in range(100):
             found = tasks.needle_questions(needles, asked, length, i % 5, words, tasks.mix(i))
             expect_needles(found, needles, asked, length, words)
-            check(i % 5 in [depth for _, depth in found], "no question about its depth")
+            assert i % 5 in [depth for _, depth in found], "no question about its depth"
             depths.update(depth for _, depth in found)
-            check(found == tasks.needle_questions(needles, asked, length, i % 5, words, tasks.mix(i)), "not the same")
+            assert found == tasks.needle_questions(needles, asked, length, i % 5, words, tasks.mix(i)), "not the same"
             seen.add(tuple(found[-1][0].context))
-        check(len(seen) == 100 and all(depths[i] >= 20 for i in range(5)), len(seen), depths)
+        assert len(seen) == 100 and all(depths[i] >= 20 for i in range(5)), (len(seen), depths)
 
 
-def prompts_are_those_that_the_trainer_drew(d):
-    """Those that the trainer drew, of the same key and symbols, before these tasks became files."""
+def test_prompts_are_those_that_the_trainer_drew(tmp_path):
+    # Those that the trainer drew, of the same key and symbols, before these tasks became files.
     found = tasks.needle_questions(4, 2, 40, 1, made_words(30), 12345)
-    check(found[-1][0].context == NEEDLES and [e.label for e, _ in found] == [0, 0], found)
+    assert found[-1][0].context == NEEDLES and [e.label for e, _ in found] == [0, 0], found
     made = list(itertools.islice(tasks.shot_set(5, 2, made_words(20), 12345), 7))
-    check(made[6].context == SHOTS and values_of(made[6]) == [10, 11, 14, 24] and made[6].label == 0, made[6])
+    assert made[6].context == SHOTS and values_of(made[6]) == [10, 11, 14, 24] and made[6].label == 0, made[6]
 
 
 def first_of(example):
@@ -104,7 +104,7 @@ GUESSES = {  # a model: an example -> the logits of its candidates
 }
 
 
-def a_guess_is_right_by_chance_and_an_answer_always(d):
+def test_a_guess_is_right_by_chance_and_an_answer_always(tmp_path):
     words = made_words(40)
     parts = {1 / 2: (2, 1), (1 / 4 + 1 / 3) / 2: (4, 2), sum(1 / n for n in range(2, 7)) / 5: (6, 5), 1 / 4: None}
     for chance, part in parts.items():
@@ -114,14 +114,14 @@ def a_guess_is_right_by_chance_and_an_answer_always(d):
         else:
             examples = [example for number in range(150) for example in tasks.shot_set(9, number, words, 5)]
         got = sum(1 / len(e.completions) for e in examples) / len(examples)
-        check(abs(got - chance) < 1e-9, "chance is", got)
+        assert abs(got - chance) < 1e-9, ("chance is", got)
         shares = {}
         for name, logits_of in GUESSES.items():
             logits = [logits_of(e) for e in examples]
             shares[name] = sum(x.index(max(x)) == e.label for x, e in zip(logits, examples)) / len(examples)
             wanted, most = (1, 0) if name == "knows" else (chance, 0.035)  # of 3000 prompts: deviation below 0.01
-            check(abs(shares[name] - wanted) <= most, part, name, shares[name])
-        check(shares["nothing"] == shares["low ids"], "of equal logits not the first")
+            assert abs(shares[name] - wanted) <= most, (part, name, shares[name])
+        assert shares["nothing"] == shares["low ids"], "of equal logits not the first"
 
 
 def rule_of(tokens, count):
@@ -131,50 +131,50 @@ def rule_of(tokens, count):
     for row in rows:
         for token in row[:3]:
             of.setdefault(token, set()).add(row[3])
-    check(not labels & set(of), "a label is in an example")
+    assert not labels & set(of), "a label is in an example"
     rule = {token: min(seen) for token, seen in of.items() if len(seen) == 1}
-    check(all(sum(t in rule for t in row[:3]) == 1 for row in rows), "an example has not one trigger")
-    check(len(labels) == 4, len(labels), "labels")
+    assert all(sum(t in rule for t in row[:3]) == 1 for row in rows), "an example has not one trigger"
+    assert len(labels) == 4, (len(labels), "labels")
     return rule
 
 
-def examples_of_a_set_follow_a_rule_that_its_query_requires_in_several_orders(d):
+def test_examples_of_a_set_follow_a_rule_that_its_query_requires_in_several_orders(tmp_path):
     count, words, sets = 64, made_words(12), []  # of four fillers, each is seen with several labels
     for number in range(3):
         found = list(tasks.shot_set(count, number, words, 5))
-        check(len(found) == 20, len(found))
+        assert len(found) == 20, len(found)
         for place, e in enumerate(found):
-            check(len(e.context) == 4 * count + 3, len(e.context))
+            assert len(e.context) == 4 * count + 3, len(e.context)
             rule, query = rule_of(e.context, count), e.context[4 * count :]
-            check([rule[t] for t in query if t in rule] == [values_of(e)[e.label]], "triggers of the query")
+            assert [rule[t] for t in query if t in rule] == [values_of(e)[e.label]], "triggers of the query"
             times = Counter(e.context[3 : 4 * count : 4])
-            check(sorted(times) == values_of(e) and set(times.values()) == {count // 4}, times)
+            assert sorted(times) == values_of(e) and set(times.values()) == {count // 4}, times
             sort = lambda e: sorted(e.context[i : i + 4] for i in range(0, 4 * count, 4))
-            check(sort(e) == sort(found[0]), "other examples")
-            check(query == found[place % 4].context[4 * count :], "another query")
-            check(sort(e) != [e.context[i : i + 4] for i in range(0, 4 * count, 4)], "examples are sorted")
-        check(len({values_of(e)[e.label] for e in found[:4]}) == 4, "a class is not asked for")
+            assert sort(e) == sort(found[0]), "other examples"
+            assert query == found[place % 4].context[4 * count :], "another query"
+            assert sort(e) != [e.context[i : i + 4] for i in range(0, 4 * count, 4)], "examples are sorted"
+        assert len({values_of(e)[e.label] for e in found[:4]}) == 4, "a class is not asked for"
         sets.append(sort(found[0]))
-    check(sets[0] != sets[1] != sets[2], "sets are the same")
+    assert sets[0] != sets[1] != sets[2], "sets are the same"
 
 
-def orders_of_examples_differ(d):
+def test_orders_of_examples_differ(tmp_path):
     for number in (0, 1):
         found = [tuple(e.context) for e in tasks.shot_set(16, number, made_words(40), 5)]
-        check(len(set(found[::4])) == 5, "orders are the same")
+        assert len(set(found[::4])) == 5, "orders are the same"
 
 
-def intervals_of_shares_equal_those_of_wilson(d):
+def test_intervals_of_shares_equal_those_of_wilson(tmp_path):
     cases = (10, 20, 0.299298, 0.700702), (0, 10, 0, 0.277533), (10, 10, 0.722467, 1), (30, 100, 0.218949, 0.395849)
     said = ("above chance", "at chance", "above chance", "at chance", "below chance")
     for (right, asked, low, high), verdict in zip((*cases, (10, 100, 0.055229, 0.174366)), said):
         s = tasks.score([(i < right, False, 0.25) for i in range(asked)])
-        check(abs(s["low"] - low) < 1e-6 and abs(s["high"] - high) < 1e-6, right, asked, s)
-        check(tasks.verdict(s) == verdict and s["chance"] == 0.25 and s["exact"] == 0, s)
+        assert abs(s["low"] - low) < 1e-6 and abs(s["high"] - high) < 1e-6, (right, asked, s)
+        assert tasks.verdict(s) == verdict and s["chance"] == 0.25 and s["exact"] == 0, s
 
 
-def the_spread_over_orders_equals_a_calculation_by_hand(d):
-    """Of two sets: in the first all queries are right in orders 0 and 1 only; in the second one query, in order 3."""
+def test_the_spread_over_orders_equals_a_calculation_by_hand(tmp_path):
+    # Of two sets: in the first all queries are right in orders 0 and 1 only; in the second one query, in order 3.
     first, second = [1] * 8 + [0] * 12, [0] * 14 + [1] + [0] * 5
     variance, one = (2 * 0.6**2 + 3 * 0.4**2) / 4, (0.8**2 + 4 * 0.2**2) / 4 / 16
     for rights, sets, wanted in (
@@ -182,13 +182,13 @@ def the_spread_over_orders_equals_a_calculation_by_hand(d):
         (first + second, 2, (variance + one, variance / 4 + one)),
     ):
         got = tasks.spreads(rights)
-        check(all(abs(g - math.sqrt(w / sets)) < 1e-12 for g, w in zip(got, wanted)), got, wanted)
+        assert all(abs(g - math.sqrt(w / sets)) < 1e-12 for g, w in zip(got, wanted)), (got, wanted)
 
 
-def words_are_tokens_of_letters_after_a_space_or_capitals_and_digits(d):
+def test_words_are_tokens_of_letters_after_a_space_or_capitals_and_digits(tmp_path):
     for text, word in ((b" abc", 1), (b" ab", 0), (b"abcd", 0), (b" ab1", 0), (" naïve".encode(), 1), (b" abc ", 0)):
-        check(tasks.is_word(text) == bool(word), text)
-    check([v for v in range(256) if tasks.is_byte_word(v)] == [*b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"], "bytes")
+        assert tasks.is_word(text) == bool(word), text
+    assert [v for v in range(256) if tasks.is_byte_word(v)] == [*b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"], "bytes"
 
 
 def write_table(path, texts, separator=tasks.NONE):
@@ -203,24 +203,24 @@ def byte_shard(path, count):
     write_shard(path, np.array([byte(i) for i in range(1010)], "<u2"))
 
 
-def the_text_has_no_separators_and_symbols_are_its_most_frequent_words(d):
+def test_the_text_has_no_separators_and_symbols_are_its_most_frequent_words(tmp_path):
     for count in (4, 12):  # 4 are too few
-        byte_shard(d / "val.bin", count)
-        words = tasks.Words(12, str(d / "v*l.bin"), 10)
-        check(len(words.text) == 64 * 9 and 0 not in words.text and words.text[0] == 65, len(words.text))
-        check(words.are_words == (count == 12) and words.symbols[0] == 65, words.symbols)
-        check(len(words.symbols) == (12 if count == 12 else 4 + 26), words.symbols)
+        byte_shard(tmp_path / "val.bin", count)
+        words = tasks.Words(12, str(tmp_path / "v*l.bin"), 10)
+        assert len(words.text) == 64 * 9 and 0 not in words.text and words.text[0] == 65, len(words.text)
+        assert words.are_words == (count == 12) and words.symbols[0] == 65, words.symbols
+        assert len(words.symbols) == (12 if count == 12 else 4 + 26), words.symbols
     # a tokenizer in which lower-case letters are words, and its separator; a corpus has its own
-    write_table(d / "tokenizer.bin", [b" abc" if 97 <= v < 123 else b"x" for v in range(256)], 65)
-    words = tasks.Words(12, str(d / "val.bin"), 10, d)
-    check(65 not in words.text and 0 in words.text and min(words.symbols) >= 97 and words.are_words, words.symbols)
-    corpus = d / "corpus"
+    write_table(tmp_path / "tokenizer.bin", [b" abc" if 97 <= v < 123 else b"x" for v in range(256)], 65)
+    words = tasks.Words(12, str(tmp_path / "val.bin"), 10, tmp_path)
+    assert 65 not in words.text and 0 in words.text and min(words.symbols) >= 97 and words.are_words, words.symbols
+    corpus = tmp_path / "corpus"
     corpus.mkdir()
     for shard in (1, 0):  # sorted by name
         byte_shard(corpus / f"val_{shard}.bin", 12 - shard)
     (corpus / "corpus.json").write_text('{"vocab_size": 300, "separator": {"token": 66}}')
     words = tasks.Words(12, str(corpus), 100)
-    check(66 not in words.text and 0 in words.text and len(words.text) > 1000 and not words.are_words, words.symbols)
+    assert 66 not in words.text and 0 in words.text and len(words.text) > 1000 and not words.are_words, words.symbols
 
 
 def run_tasks(*words):
@@ -228,8 +228,8 @@ def run_tasks(*words):
     return run_here(tasks, "synthetic_tasks.py", *words)
 
 
-def mistakes_in_tasks_are_named_in_one_line(d):
-    byte_shard(d / "val.bin", 12)
+def test_mistakes_in_tasks_are_named_in_one_line(tmp_path):
+    byte_shard(tmp_path / "val.bin", 12)
     needles, shots = "needles '{}' is not accepted: ", "shots '{}' is not accepted: "
     cases = [(f"needles {x}", needles.format(x) + "it must be N:R, such as 4:2") for x in ("4", "4:2,", ":2", "4:+2")]
     cases += [("needles 4294967300:2", needles.format("4294967300:2") + "it must be N:R")]
@@ -241,55 +241,58 @@ def mistakes_in_tasks_are_named_in_one_line(d):
     cases += [("shots 64 --seq-len 258", "shots 64 requires --seq-len 259 or more, and it is 258")]
     cases += [("shots 999999999", "shots 999999999 requires --seq-len 3999999999 or more")]
     cases += [("needles 26:2 --seq-len 260", "53 different tokens are required in the first 64 validation windows")]
-    cases += [(f"shots 4 --val-data {d}/none.bin", f"--val-data {d}/none.bin: no such shards")]
-    cases += [(f"shots 4 --val-data a={d}:1", "a mixture of corpora; specify one of them")]
+    cases += [(f"shots 4 --val-data {tmp_path}/none.bin", f"--val-data {tmp_path}/none.bin: no such shards")]
+    cases += [(f"shots 4 --val-data a={tmp_path}:1", "a mixture of corpora; specify one of them")]
     cases += [("shots 4 --seq-len 2000", "no shard has 2001 tokens, a window of --seq-len 2000")]
-    cases += [(f"shots 4 --tokenizer {d}/val.bin", "val.bin: not a tokenizer.bin, or damaged")]
-    cases += [(f"shots 4 --out {d}/none/x", "none/x")]
+    cases += [(f"shots 4 --tokenizer {tmp_path}/val.bin", "val.bin: not a tokenizer.bin, or damaged")]
+    cases += [(f"shots 4 --out {tmp_path}/none/x", "none/x")]
     for words, said in cases:
         given = dict(itertools.zip_longest(*[iter(words.split()[2:])] * 2))
-        options = {"--val-data": d / "val.bin", "--seq-len": 100, "--out": d / "x.bin"} | given
+        options = {"--val-data": tmp_path / "val.bin", "--seq-len": 100, "--out": tmp_path / "x.bin"} | given
         r = run_tasks(*words.split()[:2], *(word for option in options.items() for word in option))
-        check(r.returncode == 1 and said in r.stderr and len(r.stderr.splitlines()) == 1, words, r.returncode, r.stderr)
-    check({p.name for p in d.iterdir()} == {"val.bin"}, [*d.iterdir()])
+        assert r.returncode == 1 and said in r.stderr and len(r.stderr.splitlines()) == 1, (
+            words,
+            r.returncode,
+            r.stderr,
+        )
+    assert {p.name for p in tmp_path.iterdir()} == {"val.bin"}, [*tmp_path.iterdir()]
 
 
 def train(*words):
     r = subprocess.run([TRAINER, "--threads", "2", *map(str, words)], capture_output=True, text=True)
-    check(r.returncode == 0, r.stderr)
+    assert r.returncode == 0, r.stderr
     return r.stdout
 
 
-def the_trainer_answers_synthetic_tasks_whatever_the_batches(d):
+def test_the_trainer_answers_synthetic_tasks_whatever_the_batches(tmp_path):
     letters = random.Random(1).choices(b"abcdefghijklmnopqrstuvwxyz ", k=6000)
-    write_shard(d / "val.bin", np.array(letters, "<u2"))
+    write_shard(tmp_path / "val.bin", np.array(letters, "<u2"))
     size = "--layers 1 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 --ffn 16 --seq-len 52 --total-batch 52"
-    data, out = ("--train-data", d / "val.bin", "--val-data", d / "val.bin"), d / "run"
+    data, out = ("--train-data", tmp_path / "val.bin", "--val-data", tmp_path / "val.bin"), tmp_path / "run"
     train(*data, *size.split(), "--batch-size", 1, "--steps", 2, "--out", out)
     files = {"needles": ("needles", "3:2"), "shots-9": ("shots", "9"), "shots-4": ("shots", "4")}
     for name, task in files.items():
-        r = run_tasks(*task, "--val-data", d / "val.bin", "--seq-len", 52, "--out", d / name)
-        check(r.returncode == 0 and "tokens" in r.stdout, r.stdout, r.stderr)  # lower-case letters are no words
-    given, found = " ".join(f"{name}={d / name}" for name in files), []
+        r = run_tasks(*task, "--val-data", tmp_path / "val.bin", "--seq-len", 52, "--out", tmp_path / name)
+        assert r.returncode == 0 and "tokens" in r.stdout, (r.stdout, r.stderr)  # lower-case letters are no words
+    given, found = " ".join(f"{name}={tmp_path / name}" for name in files), []
     for batch in (3, 7):
-        init = ("--init", out / "checkpoints/step_00000002", "--val-data", d / "val.bin", "--val-steps", 2)
-        train("--eval", *init, "--batch-size", batch, "--eval-choices", given, "--eval-out", d / "eval.json")
-        r = run_tasks("scores", d / "eval.json", *(d / name for name in files))
-        check(r.returncode == 0 and "retrieval of 2 of 3 needles" in r.stdout and "K = 9: " in r.stdout, r.stderr)
-        found.append(json.loads((d / "eval.json").read_text()))
-    check(all(found[0][key] == found[1][key] for key in ("needles", "shots")), "other batches give other scores")
+        init = ("--init", out / "checkpoints/step_00000002", "--val-data", tmp_path / "val.bin", "--val-steps", 2)
+        train("--eval", *init, "--batch-size", batch, "--eval-choices", given, "--eval-out", tmp_path / "eval.json")
+        r = run_tasks("scores", tmp_path / "eval.json", *(tmp_path / name for name in files))
+        assert r.returncode == 0 and "retrieval of 2 of 3 needles" in r.stdout and "K = 9: " in r.stdout, r.stderr
+        found.append(json.loads((tmp_path / "eval.json").read_text()))
+    assert all(found[0][key] == found[1][key] for key in ("needles", "shots")), "other batches give other scores"
     task = found[0]["needles"]
-    check(task["questions"] == sum(c["questions"] for c in task["cells"]) == 2000 and len(task["cells"]) == 20, task)
-    check(abs(task["chance"] - (1 / 3 + 1 / 2) / 2) < 1e-12 and task["words"] is False, task["chance"])
-    check([row["examples"] for row in found[0]["shots"]] == [4, 9] and "loss" in found[0], found[0].keys())
+    assert task["questions"] == sum(c["questions"] for c in task["cells"]) == 2000 and len(task["cells"]) == 20, task
+    assert abs(task["chance"] - (1 / 3 + 1 / 2) / 2) < 1e-12 and task["words"] is False, task["chance"]
+    assert [row["examples"] for row in found[0]["shots"]] == [4, 9] and "loss" in found[0], found[0].keys()
     # accuracies are those of the trainer, and answers those of the labels in the file
     for choice in found[0]["choices"]:
-        labels = [e.label for e in read_choices(d / choice["name"])[1]]
+        labels = [e.label for e in read_choices(tmp_path / choice["name"])[1]]
         right = sum(a == b for a, b in zip(choice["answers"], labels, strict=True)) / len(labels)
         scores = {"needles": task} | {f"shots-{row['examples']}": row for row in found[0]["shots"]}
-        check(
-            abs(right - choice["accuracy"]) < 1e-12 and abs(scores[choice["name"]]["accuracy"] - right) < 1e-12,
-            choice["name"],
+        assert abs(right - choice["accuracy"]) < 1e-12 and abs(scores[choice["name"]]["accuracy"] - right) < 1e-12, (
+            choice["name"]
         )
     wrong = SimpleNamespace(other=json.dumps({"choices": []}), list="[]", broken="{")
     for text, said in (
@@ -297,23 +300,8 @@ def the_trainer_answers_synthetic_tasks_whatever_the_batches(d):
         (wrong.list, "not what --eval-out"),
         (wrong.broken, "not what"),
     ):
-        (d / "other.json").write_text(text)
-        r = run_tasks("scores", d / "other.json", d / "needles")
-        check(r.returncode == 1 and said in r.stderr and len(r.stderr.splitlines()) == 1, r.stderr)
-    r = run_tasks("scores", d / "eval.json", d / "val.bin")
-    check(r.returncode == 1 and "val.bin.json: No such file" in r.stderr and len(r.stderr.splitlines()) == 1, r.stderr)
-
-
-TESTS = (
-    needles_are_at_their_depths_and_their_keys_and_values_nowhere_else,
-    prompts_are_those_that_the_trainer_drew,
-    a_guess_is_right_by_chance_and_an_answer_always,
-    examples_of_a_set_follow_a_rule_that_its_query_requires_in_several_orders,
-    orders_of_examples_differ,
-    intervals_of_shares_equal_those_of_wilson,
-    the_spread_over_orders_equals_a_calculation_by_hand,
-    words_are_tokens_of_letters_after_a_space_or_capitals_and_digits,
-    the_text_has_no_separators_and_symbols_are_its_most_frequent_words,
-    mistakes_in_tasks_are_named_in_one_line,
-    the_trainer_answers_synthetic_tasks_whatever_the_batches,
-)
+        (tmp_path / "other.json").write_text(text)
+        r = run_tasks("scores", tmp_path / "other.json", tmp_path / "needles")
+        assert r.returncode == 1 and said in r.stderr and len(r.stderr.splitlines()) == 1, r.stderr
+    r = run_tasks("scores", tmp_path / "eval.json", tmp_path / "val.bin")
+    assert r.returncode == 1 and "val.bin.json: No such file" in r.stderr and len(r.stderr.splitlines()) == 1, r.stderr

@@ -1,33 +1,22 @@
-#!/usr/bin/env python3
-"""Compares the C tokenizer with the `tokenizers` library and tiktoken, on random and adversarial strings.
+"""Compares the C tokenizer with the `tokenizers` library and tiktoken, on random and adversarial strings. Tests every
+known pattern with a trained vocabulary, and GPT-2's own vocabulary if it is available. Requires build/encode_text."""
 
-  test_tokenizer.py [--strings N] [--every N] [--seed N] [--encode_text PROGRAM]
-
-Requires build/encode_text (make build/encode_text) and the packages of data/requirements.txt. Tests every known pattern
-with a trained vocabulary, and GPT-2's own vocabulary if it is available. The last line is "N passed, N failed".
-  --strings N   random strings, the same for each tokenizer (20000)
-  --every N     every Nth of the blocks of 16 code points, each beside letters, digits, quotes and spaces (16; 1: all of
-                Unicode)
-"""
-
-import argparse
+import functools
 import json
 import random
 import subprocess
-import sys
-import tempfile
 import unicodedata
 from itertools import accumulate, chain, islice
 from pathlib import Path
 
+import gpt2_tokenizer
+import pytest
 import tiktoken
+import token_table
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-sys.path.insert(0, str(Path(__file__).parent))
-import gpt2_tokenizer
-import token_table
-
 ROOT = Path(__file__).resolve().parent.parent
+ENCODE_TEXT = ROOT / "build/encode_text"
 WORDS = """the The THE of and don't we've I'M you'll he'd it's O'Neill naïve façade Übergröße œuvre
     ſtraße 'ſ 'S 'LL 'Ve 'rE '’s ’s
     数学 汉字测试 かな カタカナ 한국어 
@@ -76,8 +65,8 @@ RANGES = [
 ]
 
 
-def strings(count, seed):
-    rng = random.Random(seed)
+def strings(count):
+    rng = random.Random(1)
     for i in range(count):
         kind = i % 8
         if kind == 0:  # any code points
@@ -109,6 +98,7 @@ def strings(count, seed):
 
 
 def code_points(every):
+    """Every `every`th of the blocks of 16 code points, each beside letters, digits, quotes and spaces; 1: all of Unicode."""
     for block in range(0, 0x110000, 16 * every):
         if not 0xD800 <= block < 0xE000:
             yield "".join(f"{c}a{c}A{c}1 {c}'{c}\n" for c in map(chr, range(block, block + 16)))
@@ -122,6 +112,7 @@ def training_text():
         yield " ".join(rng.choice(WORDS) for _ in range(20))
 
 
+@functools.cache
 def trained(expression, prefix_space=False, special=True):
     tokenizer = Tokenizer(models.BPE())
     if expression == token_table.GPT2:
@@ -152,11 +143,11 @@ def add_whole_words(config):
         vocab.setdefault(word.replace(" ", "\u0120"), len(vocab))
 
 
-def filter_in_c(program, table, mode, texts):
+def filter_in_c(table, mode, texts):
     """The output of encode_text for each text: numbers, and with --bytes also bytes."""
     raw = [text.encode() for text in texts]
     data = b"".join(part for r in raw for part in (len(r).to_bytes(4, "little"), r))
-    done = subprocess.run([program, table, mode], input=data, capture_output=True)
+    done = subprocess.run([ENCODE_TEXT, table, mode], input=data, capture_output=True)
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace").strip())
     at, answer = 0, memoryview(done.stdout)
@@ -174,93 +165,27 @@ def library_pieces(tokenizer, text):
     return list(accumulate(len(piece) for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)))
 
 
-class Results:
-    passed = failed = skipped = 0
-
-    def report(self, good, what):
-        print(("ok   " if good else "FAIL ") + what, flush=True)
-        if good:
-            self.passed += 1
-        else:
-            self.failed += 1
-
-
 class Case:
-    """A tokenizer, its table, and the differences. Compares tokens and pieces: another split rarely changes the tokens,
-    since few pieces are tokens."""
+    """A tokenizer and its table. Compares tokens and pieces: another split rarely changes the tokens, since few pieces
+    are tokens."""
 
-    def __init__(self, directory, name, tokenizer, prefix_space=False, pieces=True, encode=None):
-        path, self.table = directory / f"{name}.json", directory / f"{name}.bin"
+    def __init__(self, directory, tokenizer, prefix_space=False, pieces=True, encode=None):
+        path, self.table = directory / "tokenizer.json", directory / "tokenizer.bin"
         path.write_text(tokenizer.to_str(), encoding="utf-8")
-        _, self.reason = token_table.write_table(str(path), str(self.table))
-        self.name, self.prefix_space, self.count, self.wrong = name, prefix_space, 0, []
+        _, reason = token_table.write_table(str(path), str(self.table))
+        assert not reason
+        self.prefix_space = prefix_space
         self.encode = encode or (lambda texts: [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)])
         self.cut = (lambda texts: [library_pieces(tokenizer, text) for text in texts]) if pieces else None
 
-    def compare(self, program, texts):
-        for mine, theirs, source in zip(filter_in_c(program, self.table, "--bytes", texts), self.encode(texts), texts):
+    def differences(self, texts):
+        for mine, theirs, source in zip(filter_in_c(self.table, "--bytes", texts), self.encode(texts), texts):
             if mine[0] != theirs or (mine[1] != source.encode() and not self.prefix_space):
-                self.wrong.append(("token", source, mine[0], theirs))
+                yield "token", source, mine[0], theirs
         if self.cut:
-            for mine, theirs, source in zip(
-                filter_in_c(program, self.table, "--pieces", texts), self.cut(texts), texts
-            ):
+            for mine, theirs, source in zip(filter_in_c(self.table, "--pieces", texts), self.cut(texts), texts):
                 if mine[0] != theirs:
-                    self.wrong.append(("piece", source, mine[0], theirs))
-        self.count += len(texts)
-
-    def report(self, results):
-        for what, source, mine, theirs in self.wrong[:3]:
-            at = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), 0)
-            found = f"C has {mine[at : at + 8]}, the library {theirs[at : at + 8]}"
-            print(f"     {source[:80]!r}: from {what} {at} on {found}")
-        results.report(not self.wrong, f"{self.name}: {self.count} strings, {len(self.wrong)} differ")
-
-
-def compare_all(results, options, cases):
-    for case in cases:
-        if case.reason:
-            results.report(False, f"{case.name}: {case.reason}")
-    cases = [case for case in cases if not case.reason]
-    texts = chain(strings(options.strings, options.seed), code_points(options.every))
-    while chunk := list(islice(texts, 20_000)):
-        for case in cases:
-            case.compare(options.encode_text, chunk)
-    for case in cases:
-        case.report(results)
-
-
-def refusals(results, options, directory):
-    """Tables that the C program must not encode with contain the reason, and can be decoded."""
-    base = json.loads(trained(token_table.GPT2).to_str())
-    cases = {
-        "normalizer": ({"normalizer": {"type": "NFC"}}, "normalizer is NFC"),
-        "pre-tokenizer": (
-            {
-                "pre_tokenizer": {
-                    "type": "Metaspace",
-                    "replacement": "\u2581",
-                    "prepend_scheme": "always",
-                    "split": True,
-                }
-            },
-            "Metaspace",
-        ),
-        "lstrip": ({"added_tokens": [{**base["added_tokens"][0], "lstrip": True}]}, "include spaces"),
-    }
-    for name, (change, words) in cases.items():
-        path, table = directory / "refused.json", directory / "refused.bin"
-        path.write_text(json.dumps({**base, **change}))
-        _, reason = token_table.write_table(str(path), str(table))
-        done = subprocess.run([options.encode_text, table], input=b"\1\0\0\0a", capture_output=True)
-        lines = done.stderr.decode().strip().splitlines()
-        good = words in reason and done.returncode == 1 and len(lines) == 1 and words in lines[0]
-        results.report(
-            good,
-            f"a table with an unsupported {name} is rejected with the reason"
-            if good
-            else f"{name}: {reason!r}, {done.returncode}, {done.stderr!r}",
-        )
+                    yield "piece", source, mine[0], theirs
 
 
 def changed(tokenizer, change):
@@ -274,78 +199,90 @@ def remove_what_does_not_match(config):
     config["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed", invert=True)
 
 
-def own_cases(directory):
-    gpt2, cl100k, qwen2, o200k = token_table.PATTERNS
-    large = trained(cl100k)
-    return [
-        Case(directory, "gpt2_pattern", trained(gpt2)),
-        Case(directory, "gpt2_pattern_prefix_space", trained(gpt2, prefix_space=True), prefix_space=True, pieces=False),
-        Case(directory, "cl100k_pattern", changed(large, remove_what_does_not_match)),
-        Case(directory, "cl100k_pattern_whole_words", changed(large, add_whole_words), pieces=False),
-        Case(directory, "qwen2_pattern", trained(qwen2, special=False)),
-        Case(directory, "o200k_pattern", trained(o200k)),
-        Case(directory, "no_pattern", trained(None)),
-    ]
-
-
-def tiktoken_case(directory, name, expression, ranks, tokenizer):
+def tiktoken_case(directory, expression, ranks, tokenizer):
     tik = tiktoken.Encoding(
-        name, pat_str=expression, mergeable_ranks=ranks, special_tokens={gpt2_tokenizer.END_OF_TEXT: len(ranks)}
+        "case", pat_str=expression, mergeable_ranks=ranks, special_tokens={gpt2_tokenizer.END_OF_TEXT: len(ranks)}
     )
     encode = lambda texts: tik.encode_batch(texts, num_threads=2, allowed_special="all")
-    return Case(directory, f"{name}_as_tiktoken", tokenizer, pieces=False, encode=encode)
+    return Case(directory, tokenizer, pieces=False, encode=encode)
 
 
-def pair_cases(directory):
+def pair_case(directory, expression):
     """tiktoken has no pieces, but if each pair of bytes is a token, the tokens show where text is split."""
     single = [bytes([b]) for b in range(256)]
     double = [a + b for a in single for b in single]
     random.Random(2).shuffle(double)
     ranks = {token: rank for rank, token in enumerate(single + double)}
     config = gpt2_tokenizer.make_tokenizer(ranks)
-    split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    for expression, number in token_table.PATTERNS.items():
-        level = {**config["decoder"], "use_regex": False}
-        parts = [{**split, "pattern": {"Regex": expression}}, level]
-        tokenizer = Tokenizer.from_str(
-            json.dumps({**config, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}})
-        )
-        yield tiktoken_case(directory, f"pairs_{number}", expression, ranks, tokenizer)
+    split = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": expression}}
+    parts = [split, {**config["decoder"], "use_regex": False}]
+    tokenizer = Tokenizer.from_str(
+        json.dumps({**config, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}})
+    )
+    return tiktoken_case(directory, expression, ranks, tokenizer)
 
 
-def gpt2_cases(directory):
-    """GPT-2's vocabulary, compared with both libraries."""
-    data, path = gpt2_tokenizer.download_ranks(), directory / "gpt2.json"
+def gpt2_case(directory, as_tiktoken):
+    """GPT-2's vocabulary, compared with one of both libraries."""
+    try:
+        data = gpt2_tokenizer.download_ranks()
+    except SystemExit as error:
+        pytest.skip(f"GPT-2's vocabulary: {error}")
+    path = directory / "gpt2.json"
     (directory / "gpt2.tiktoken").write_bytes(data)
     gpt2_tokenizer.write_tokenizer(path, directory / "gpt2.tiktoken")
     tokenizer = Tokenizer.from_file(str(path))
-    yield Case(directory, "gpt2", tokenizer, pieces=False)
-    yield tiktoken_case(directory, "gpt2", token_table.GPT2, gpt2_tokenizer.parse_ranks(data), tokenizer)
+    if as_tiktoken:
+        return tiktoken_case(directory, token_table.GPT2, gpt2_tokenizer.parse_ranks(data), tokenizer)
+    return Case(directory, tokenizer, pieces=False)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strings", type=int, default=20_000)
-    parser.add_argument("--every", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--encode_text", default=str(ROOT / "build/encode_text"))
-    options = parser.parse_args()
-    results = Results()
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        cases = [*own_cases(directory), *pair_cases(directory)]
-        try:
-            cases += gpt2_cases(directory)
-        except SystemExit as error:
-            print(f"skip GPT-2's vocabulary: {error}")
-            results.skipped += 1
-        compare_all(results, options, cases)
-        refusals(results, options, directory)
-    print(
-        f"{results.passed} passed, {results.failed} failed"
-        + (f", {results.skipped} skipped" if results.skipped else "")
-    )
-    sys.exit(results.failed > 0 or results.passed == 0)
+gpt2, cl100k, qwen2, o200k = token_table.PATTERNS
+CASES = {
+    "gpt2_pattern": lambda d: Case(d, trained(gpt2)),
+    "gpt2_pattern_prefix_space": lambda d: Case(d, trained(gpt2, prefix_space=True), prefix_space=True, pieces=False),
+    "cl100k_pattern": lambda d: Case(d, changed(trained(cl100k), remove_what_does_not_match)),
+    "cl100k_pattern_whole_words": lambda d: Case(d, changed(trained(cl100k), add_whole_words), pieces=False),
+    "qwen2_pattern": lambda d: Case(d, trained(qwen2, special=False)),
+    "o200k_pattern": lambda d: Case(d, trained(o200k)),
+    "no_pattern": lambda d: Case(d, trained(None)),
+    **{f"pairs_{number}": lambda d, e=e: pair_case(d, e) for e, number in token_table.PATTERNS.items()},
+    "gpt2": lambda d: gpt2_case(d, False),
+    "gpt2_as_tiktoken": lambda d: gpt2_case(d, True),
+}
 
 
-main()
+@pytest.mark.parametrize("count, every", [(1500, 64), pytest.param(125_000, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_tokens_and_pieces_equal_those_of_the_library(make, count, every, tmp_path):
+    case, wrong = make(tmp_path), []
+    texts = chain(strings(count), code_points(every))
+    while chunk := list(islice(texts, 20_000)):
+        wrong += case.differences(chunk)
+    for what, source, mine, theirs in wrong[:3]:
+        at = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), 0)
+        found = f"C has {mine[at : at + 8]}, the library {theirs[at : at + 8]}"
+        print(f"{source[:80]!r}: from {what} {at} on {found}")
+    assert not wrong, f"{len(wrong)} strings differ"
+
+
+# a table that the C program must not encode with contains the reason, and can be decoded
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+FLAGS = {"single_word": False, "lstrip": True, "rstrip": False, "normalized": False, "special": True}
+ADDED = {"id": 0, "content": "<|endoftext|>", **FLAGS}
+REFUSED = {
+    "normalizer": ({"normalizer": {"type": "NFC"}}, "normalizer is NFC"),
+    "pre-tokenizer": ({"pre_tokenizer": METASPACE}, "Metaspace"),
+    "lstrip": ({"added_tokens": [ADDED]}, "include spaces"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_unsupported_tokenizer_is_refused_with_the_reason(name, tmp_path):
+    change, words = REFUSED[name]
+    path, table = tmp_path / "refused.json", tmp_path / "refused.bin"
+    path.write_text(json.dumps({**json.loads(trained(token_table.GPT2).to_str()), **change}))
+    _, reason = token_table.write_table(str(path), str(table))
+    done = subprocess.run([ENCODE_TEXT, table], input=b"\1\0\0\0a", capture_output=True)
+    lines = done.stderr.decode().splitlines()
+    assert words in reason and done.returncode == 1 and len(lines) == 1 and words in lines[0], (reason, done)

@@ -20,7 +20,7 @@ DRAWN = "document.querySelectorAll('.plot svg').length >= D.figures.length"
 def main():
     if len(sys.argv) not in (3, 5) or not all(word.isdigit() for word in sys.argv[3:]):
         sys.exit("usage: dev/screenshot.py PAGE OUT.png [WIDTH HEIGHT]")
-    python_environment.ensure("browser")
+    python_environment.ensure("tests")
     from lab import browser
     from PIL import Image  # of matplotlib
 

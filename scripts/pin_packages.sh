@@ -33,7 +33,6 @@ pin data/gpt2_ranks --no-deps
 pin scripts/lab
 pin scripts/cuda_python --no-deps
 pin scripts/export_python
-pin dev/browser
 pin dev/format --no-deps
 pin dev/ptx --no-deps
 pin tests

@@ -25,16 +25,15 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
         ("huggingface_hub", "jinja2", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard"),
     ),
     "lab": ("scripts/lab/requirements.txt", ("matplotlib", "numpy", "scipy", "xxhash")),
-    "browser": ("dev/browser/requirements.txt", ("matplotlib", "numpy", "scipy", "selenium")),
-    "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy", "pytest", "xxhash")),
+    "tests": ("tests/requirements.txt", ()),
     "export": ("scripts/export_python/requirements.txt", ("tensorboard", "wandb")),
     "format": ("dev/format/requirements.txt", ()),
     "cute": ("dev/ptx/requirements.txt", ()),
     "hub": ("dev/reference/requirements.txt", ()),
     "hub-oldest": ("dev/reference/oldest/requirements.txt", ()),
 }
-# an environment also has the packages of its base, unless it has other versions
-BASES = {"browser": "lab", "hub-oldest": "hub"}
+# an environment also has the packages of its bases, unless it has other versions
+BASES = {"tests": ("data", "lab"), "hub-oldest": ("hub",)}
 COMPLETED_BY = {"hub": "dev/reference/absent_cuda.py"}  # run in the environment after its installation
 
 
@@ -74,7 +73,7 @@ def install(name):
 def install_alone(name):
     requirements, place = ROOT / ENVIRONMENTS[name][0], place_of(name)
     python, installed, wanted = place / "bin/python", place / "requirements.txt", requirements.read_text()
-    base = BASES.get(name) and Path(install(BASES[name])).parent.parent
+    bases = [Path(install(base)).parent.parent for base in BASES.get(name, ())]
     if not installed.exists() or installed.read_text() != wanted:
         print(f"installing Python packages into {os.path.relpath(place)} (once)", file=sys.stderr, flush=True)
         run([sys.executable, "-m", "venv", str(place)], "creating a virtual environment")
@@ -82,9 +81,8 @@ def install_alone(name):
         run(
             [*pip, "--no-compile", "--require-hashes", "--only-binary", ":all:", "-r", str(requirements)], "pip install"
         )
-        if base:
-            packages = "lib/python{}.{}/site-packages".format(*sys.version_info)
-            (place / packages / "base.pth").write_text(f"{base / packages}\n")
+        packages = "lib/python{}.{}/site-packages".format(*sys.version_info)
+        (place / packages / "base.pth").write_text("".join(f"{base / packages}\n" for base in bases))
         if name in COMPLETED_BY:
             run([str(python), str(ROOT / COMPLETED_BY[name])], COMPLETED_BY[name])
         installed.write_text(wanted)

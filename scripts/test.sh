@@ -94,16 +94,16 @@ run_tests() {                   # build directory, words that select tests
     TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" \
         run_script "$directory/test_diffv2" "$@"
 }
-run_program_tests() { # build directory, files or directories, options of pytest
-    local python directory=$1
-    shift
-    if ! python=$(python3 scripts/python_environment.py tests 2>"$scratch/python"); then
-        skip "programs: $(tail -n 1 "$scratch/python")"
+run_pytest() { # Python environment, build directory, files or directories, options of pytest
+    local python environment=$1 directory=$2
+    shift 2
+    if ! python=$(python3 scripts/python_environment.py "$environment" 2>"$scratch/python"); then
+        skip "$1 in $environment: $(tail -n 1 "$scratch/python")"
         return
     fi
-    [ $all_tests = yes ] || set -- -m "not slow" "$@"
+    [ $all_tests = yes ] || set -- "$@" -m "not slow"
     TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" PYTHONDONTWRITEBYTECODE=1 \
-        run "tests/programs with $directory" "$python" -m pytest "$@"
+        run "$1 in $environment with $directory" "$python" -m pytest "$@"
 }
 
 # The leak checker is off: the programs do not free memory before they exit with an error, and it cannot stop the
@@ -163,12 +163,11 @@ float() {
         fail "C++: the gradients of the trainer compiled as C++17 differ from the C build's"
     fi
     run_tests build
-    run_program_tests build tests/programs
+    run_pytest tests build tests/programs
     run_script tests/quantize_test.py build/train_diffv2
 }
 sources() {
-    run_script tests/rooms_test.py
-    run_script tests/variants_test.py
+    run_pytest tests build tests/{rooms,variants}_test.py
     if dev/format/format.sh --check >"$scratch/format" 2>&1; then
         pass "all sources are formatted"
     else
@@ -178,12 +177,7 @@ sources() {
     dev/lines.py
 }
 fp8() {
-    local python
-    if ! python=$(python3 scripts/python_environment.py tests 2>"$scratch/python"); then
-        skip "FP8: $(tail -n 1 "$scratch/python")"
-    elif build "the rounding of FP8 as a filter" build/round_fp8; then
-        run tests/fp8_test.py "$python" tests/fp8_test.py
-    fi
+    build "the rounding of FP8 as a filter" build/round_fp8 && run_pytest tests build tests/fp8_test.py
 }
 # Stages that do not measure speed: -O1 compiles in a third of the time; --all uses the optimization of users.
 speed=(OPT=-O1 DEBUG=-g1)
@@ -211,7 +205,7 @@ sanitized() {
     fi
     if build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]}"; then
         run_tests build/asan ${words[@]+"${words[@]}"}
-        run_program_tests build/asan ${options[@]+"${options[@]}"}
+        run_pytest tests build/asan ${options[@]+"${options[@]}"}
     fi
 }
 narrow() {
@@ -376,14 +370,7 @@ compile_cuda() {
 }
 
 data() {
-    local python strings=(--strings 1500 --every 64)
-    [ $all_tests = no ] || strings=(--strings 125000 --every 4)
-    if ! python=$(python3 scripts/python_environment.py data 2>"$scratch/python"); then
-        skip "data: $(tail -n 1 "$scratch/python")"
-    elif build "the tokenizer as a filter" build/encode_text build/train_diffv2; then
-        run data/test_data.py "$python" data/test_data.py
-        run data/test_tokenizer.py "$python" data/test_tokenizer.py "${strings[@]}"
-    fi
+    build "the tokenizer as a filter" build/encode_text build/train_diffv2 && run_pytest tests build data
 }
 runs() {
     local python
@@ -410,35 +397,28 @@ slurm() { build "the trainer" train_diffv2 text_to_shards && with_tools Slurm te
 container() { with_tools container tests/container_test.sh; }
 aarch64() { with_tools aarch64 tests/aarch64_test.sh; }
 hub() {
-    local environment python name words part
-    # environment, test_NAME.py, and the words of its tests that run without --all
-    local parts=("hub reference gradients fixtures loops" "hub modeling" "hub export" "hub hub as_the_hub_has_them"
-        "hub-oldest modeling packed generation")
-    [ $all_tests = no ] || parts=("hub reference" "hub library" hub{,-oldest}\ {modeling,export,hub}\ --all)
+    local part environment python name words
+    # environment, test_NAME.py, and which of its tests run without --all
+    local parts=("hub reference gradients or fixtures or loops" "hub modeling" "hub export"
+        "hub hub as_the_hub_has_them" "hub-oldest modeling packed or generation")
+    [ $all_tests = no ] || parts=("hub reference" hub{,-oldest}\ {modeling,export,hub})
     build "the trainer" build/train_diffv2 || return
     for part in "${parts[@]}"; do
         read -r environment name words <<<"$part"
-        if ! python=$(python3 scripts/python_environment.py "$environment" 2>"$scratch/python"); then
-            skip "Hub: test_$name.py in $environment: $(tail -n 1 "$scratch/python")"
-            continue
-        fi
-        # shellcheck disable=SC2086
-        CUDA_VISIBLE_DEVICES='' TRAIN_DIFFV2=build/train_diffv2 run "test_$name.py in $environment" \
-            "$python" "dev/reference/test_$name.py" $words
+        CUDA_VISIBLE_DEVICES='' run_pytest "$environment" build "dev/reference/test_$name.py" -k "$words"
     done
+    if [ $all_tests = yes ] && python=$(python3 scripts/python_environment.py hub 2>/dev/null); then
+        CUDA_VISIBLE_DEVICES='' run dev/reference/library_tests.py "$python" dev/reference/library_tests.py
+    fi
 }
 lab() {
-    local python environment=browser reports=(--report --browser)
+    local options=()
     if ! scripts/install_deps.sh --with-browser >"$scratch/browser" 2>&1; then
         skip "lab: pages in a browser: $(tail -n 1 "$scratch/browser")"
-        environment=lab reports=(--report)
-    fi
-    if ! python=$(python3 scripts/python_environment.py $environment 2>"$scratch/python"); then
-        skip "lab: $(tail -n 1 "$scratch/python")"
-        return
+        options=(--ignore scripts/lab/test_browser.py)
     fi
     build "the trainer" build/train_diffv2 build/text_to_shards \
-        && TRAIN_DIFFV2=build/train_diffv2 run scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py "${reports[@]}"
+        && run_pytest tests build scripts/lab ${options[@]+"${options[@]}"}
 }
 fuzzing() {
     local fuzz=(--seconds 3 --mutations 5000)
@@ -492,7 +472,7 @@ scripts/install_deps.sh --with-mpi || {
 }
 if [ $quick = no ]; then
     # before the stages, of which several use one environment; each of them reports what is missing
-    for environment in tests data lab browser export; do
+    for environment in tests export; do
         python3 scripts/python_environment.py $environment >/dev/null 2>&1
     done
 fi

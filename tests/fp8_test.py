@@ -1,26 +1,18 @@
-#!/usr/bin/env python3
-"""
-FP8 rounding and scales of llmc/ops/fp8.h equal those of ml_dtypes (float8_e4m3fn, float8_e5m2) and numpy, bit for bit.
-The last line is "N passed, N failed".
-
-Usage: tests/fp8_test.py [PROGRAM]    PROGRAM: build/round_fp8, from `make build/round_fp8`
-Exit status: 0 nothing failed, 1 something did.
+"""FP8 rounding and scales of llmc/ops/fp8.h equal those of ml_dtypes (float8_e4m3fn, float8_e5m2) and numpy, bit for
+bit. Requires build/round_fp8 (make build/round_fp8).
 
 ml_dtypes converts fp32 to the nearest number of 8 bits, ties to even. It does not saturate: the reference clips first.
 """
 
 import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-import python_environment
-
-python_environment.ensure("tests")
 import ml_dtypes
 import numpy
+import pytest
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy: overflow and NaN
+ROUND_FP8 = Path(__file__).resolve().parent.parent / "build/round_fp8"
 FORMATS = {  # name: (type, mantissa bits, exponent of the smallest normal number, largest number)
     "e4m3": (ml_dtypes.float8_e4m3fn, 3, -6, 448),
     "e5m2": (ml_dtypes.float8_e5m2, 2, -14, 57344),
@@ -30,12 +22,11 @@ FUNCTIONS = "fp8_round", "fp8_round_matrix_wide", "fp8_round_matrix"
 SCALES = "fp8_multiplier", "fp8_scale"
 
 
-def call(program, name, what, values, columns):
+def call(name, what, values, columns):
     """The answer of the program: `columns` numbers for each value."""
-    done = subprocess.run([program, name, what], input=values.astype("<f4").tobytes(), stdout=subprocess.PIPE)
+    done = subprocess.run([ROUND_FP8, name, what], input=values.astype("<f4").tobytes(), stdout=subprocess.PIPE)
     out = numpy.frombuffer(done.stdout, "<f4")
-    if done.returncode or out.size != columns * values.size:
-        sys.exit(f"{program} ended with status {done.returncode} and {out.size} numbers for {values.size} values")
+    assert done.returncode == 0 and out.size == columns * values.size, (done.returncode, out.size, values.size)
     return out.reshape(values.size, columns)
 
 
@@ -116,18 +107,27 @@ def wrong(got, expected, values, names=FUNCTIONS):
             return f"{names[column]}: {bad.size} of {values.size} are wrong: {found}"
 
 
-def check_format(program, name):
-    """Yields (sentence, None or what is wrong)."""
-    for what, values in rounding_cases(name):
-        found = wrong(call(program, name, "1", values, 3), [saturated(values, name)] * 3, values)
-        yield f"{name}: {what}", found
-    found = None
-    for multiplier, values in product_cases(name):
-        expected = saturated(values * multiplier, name)
-        found = found or wrong(call(program, name, float(multiplier).hex(), values, 3), [expected] * 3, values)
-    yield f"{name}: the product with the multiplier is rounded to fp32 first", found
+ROUNDED = [(name, *case) for name in FORMATS for case in rounding_cases(name)]
 
-    # scales: one fp32 division; below 2^-100 the maximum counts as 2^-100
+
+@pytest.mark.parametrize(
+    "name, values", [(n, v) for n, _, v in ROUNDED], ids=[f"{n}: {what}" for n, what, _ in ROUNDED]
+)
+def test_numbers_are_rounded_as_ml_dtypes_does(name, values):
+    found = call(name, "1", values, 3)
+    assert not wrong(found, [saturated(values, name)] * 3, values)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_product_with_the_multiplier_is_rounded_to_fp32_first(name):
+    for multiplier, values in product_cases(name):
+        found = call(name, float(multiplier).hex(), values, 3)
+        assert not wrong(found, [saturated(values * multiplier, name)] * 3, values)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_scales_are_quotients_in_fp32(name):
+    # below 2^-100 the maximum counts as 2^-100
     largest = FLOAT(FORMATS[name][3])
     random = numpy.random.default_rng(18)
     maxima = numpy.exp2(random.uniform(-126, 127, 1 << 16)).astype(FLOAT)
@@ -137,34 +137,9 @@ def check_format(program, name):
     maxima = numpy.concatenate([special, maxima, -maxima])
     counted = numpy.abs(maxima)
     counted = numpy.where(counted < FLOAT(2**-100), FLOAT(2**-100), counted)
-    got = call(program, name, "scales", maxima, 2)
-    yield f"{name}: scales are quotients in fp32", wrong(got, [largest / counted, counted / largest], maxima, SCALES)
+    got = call(name, "scales", maxima, 2)
+    assert not wrong(got, [largest / counted, counted / largest], maxima, SCALES)
     finite = numpy.isfinite(counted)
-    good = numpy.isfinite(got[finite]).all() and (got[finite] > 0).all()
-    yield f"{name}: scales of finite maxima are finite and positive", None if good else "one is not"
+    assert numpy.isfinite(got[finite]).all() and (got[finite] > 0).all()
     # an infinity times the multiplier 0 is NaN; so is 0 times the scale of an infinity
-    good = (got[numpy.isinf(maxima)] == [0, numpy.inf]).all() and numpy.isnan(got[numpy.isnan(maxima)]).all()
-    yield (
-        f"{name}: an infinite maximum has the multiplier 0 and an infinite scale, NaN has NaN",
-        None if good else str(got),
-    )
-
-
-def main():
-    if len(sys.argv) > 2:
-        sys.exit("usage: tests/fp8_test.py [PROGRAM]")
-    program = sys.argv[1] if len(sys.argv) == 2 else str(ROOT / "build/round_fp8")
-    if not Path(program).exists():
-        sys.exit(f"fp8_test.py: {program} does not exist: make build/round_fp8")
-    passed = failed = 0
-    with numpy.errstate(all="ignore"):
-        for name in FORMATS:
-            for sentence, found in check_format(program, name):
-                print(f"ok   {sentence}" if found is None else f"FAIL {sentence}: {found}")
-                passed, failed = passed + (found is None), failed + (found is not None)
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    assert (got[numpy.isinf(maxima)] == [0, numpy.inf]).all() and numpy.isnan(got[numpy.isnan(maxima)]).all()

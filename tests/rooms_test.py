@@ -1,9 +1,9 @@
-#!/usr/bin/env python3
-"""rooms_test.py: rooms.py finds planted violations, and none in this checkout. Ends with `N passed, N failed`."""
+"""rooms.py finds planted violations, and none in this checkout."""
 
 import pathlib
 import sys
-import tempfile
+
+import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "dev"))
 import rooms
@@ -75,31 +75,22 @@ PLANTED = [
 ]
 
 
-def found_in(files):
-    with tempfile.TemporaryDirectory() as name:
-        root = pathlib.Path(name)
-        for path, text in files.items():
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text, encoding="utf-8")
-        return rooms.offenders(root)
+def found_in(files, root):
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+    return rooms.offenders(root)
 
 
-def main():
-    cases = [("a valid tree has no violations", found_in(GOOD), None)]
-    cases += [(f"{what} is found", found_in({**GOOD, **files}), text) for what, files, text in PLANTED]
-    cases.append(
-        ("this checkout has no violations", rooms.offenders(pathlib.Path(__file__).resolve().parent.parent), None)
-    )
-    failed = 0
-    for what, found, expected in cases:
-        good = (
-            not found if expected is None else expected in "; ".join(found) and len(found) == 1 + expected.count("; ")
-        )
-        failed += not good
-        print(f"ok   {what}" if good else f"FAIL {what}: " + ("; ".join(found) or "nothing is found"))
-    print(f"{len(cases) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+def test_a_valid_tree_has_no_violations(tmp_path):
+    assert not found_in(GOOD, tmp_path)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@pytest.mark.parametrize("files, text", [row[1:] for row in PLANTED], ids=[row[0] for row in PLANTED])
+def test_a_violation_is_found(files, text, tmp_path):
+    found = found_in({**GOOD, **files}, tmp_path)
+    assert text in "; ".join(found) and len(found) == 1 + text.count("; "), found
+
+
+def test_this_checkout_has_no_violations():
+    assert not rooms.offenders(pathlib.Path(__file__).resolve().parent.parent)

@@ -1,14 +1,9 @@
-#!/usr/bin/env python3
-"""
-The Python tables of attention variants and layer types equal those of llmc/model. The last line is "N passed, N
-failed".
-
-Usage: tests/variants_test.py
-Exit status: 0 nothing failed, 1 something did.
-"""
+"""The Python tables of attention variants and layer types equal those of llmc/model."""
 
 import sys
 from pathlib import Path
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "dev/reference"))
 import variants
@@ -41,20 +36,12 @@ PLANTED = [
 ]
 
 
-def main():
-    cases = [("modeling_diffv2.py has the tables of llmc/model", variants.differences(HEADER, CONFIG, MODELING), None)]
-    for what, old, new, line in PLANTED:
-        assert MODELING.count(old) == 1, old
-        found = variants.differences(HEADER, CONFIG, MODELING.replace(old, new))
-        cases.append((f"{what} is reported", found, line))
-    failed = 0
-    for what, found, expected in cases:
-        good = not found if expected is None else len(found) == 1 and found[0].startswith(expected)
-        failed += not good
-        print(f"ok   {what}" if good else f"FAIL {what}: " + ("; ".join(found) or "nothing is reported"))
-    print(f"{len(cases) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+def test_the_class_has_the_tables_of_the_trainer():
+    assert not variants.differences(HEADER, CONFIG, MODELING)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@pytest.mark.parametrize("old, new, line", [row[1:] for row in PLANTED], ids=[row[0] for row in PLANTED])
+def test_a_difference_is_reported(old, new, line):
+    assert MODELING.count(old) == 1
+    found = variants.differences(HEADER, CONFIG, MODELING.replace(old, new))
+    assert len(found) == 1 and found[0].startswith(line), found

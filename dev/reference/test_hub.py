@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """
 Tests of the exchange between train_diffv2 and the transformers library, in both directions: loss and gradients of every
 parameter must agree for the same directory and the same tokens.
@@ -16,7 +15,6 @@ import tempfile
 from pathlib import Path
 
 WORK = tempfile.TemporaryDirectory(prefix="diffv2_hub_")
-os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=WORK.name)  # before the import of transformers
 
 import numpy as np
 import torch
@@ -29,7 +27,6 @@ from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
 from make_fixtures import arrays_of, gradients
 from modeling_diffv2 import DiffV2ForCausalLM
-from run_tests import run_tests
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).resolve()
@@ -38,6 +35,7 @@ for fixture in FIXTURE_FILES.iterdir():
     unpack(fixture, FIXTURES / fixture.stem)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
 WORST = {torch.float64: 0.0, torch.float32: 0.0}  # largest difference of a passed comparison
+remark = lambda: f"largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in float32"
 NEW = int(transformers.__version__.split(".")[0]) >= 5
 B, T, V = 3, 16, 37  # V: the smallest of the fixtures
 
@@ -635,12 +633,3 @@ def test_a_key_that_the_class_has_no_place_for_is_refused_and_not_ignored():
     lost = weights - {n for n, _ in plain.named_parameters()}
     assert {n.split(".")[-2] for n in lost} == {"q_norm", "k_norm"}, lost
     assert "model.yoco.k_norm.weight" in lost and "model.layers.2.self_attn.k_norm.weight" not in lost
-
-
-if __name__ == "__main__":
-    sys.exit(
-        run_tests(
-            globals(),
-            lambda: f"largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in float32",
-        )
-    )

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """
 Tests of modeling_diffv2.py as a class of the transformers library: caches, padding, attention implementations,
 training and the library's tools. test_hub.py compares the class with the program.
@@ -6,8 +5,6 @@ training and the library's tools. test_hub.py compares the class with the progra
   tolerance  float64 1e-10 of the largest element: order of summation, as in test_hub.py. Logits are compared with those
              of model.py for each row alone, gradients with those of eager attention, which test_hub.py compares.
   requires   PyTorch 2.6, transformers 4.57, accelerate, peft and numpy, or later; not train_diffv2
-
-Usage: test_modeling.py [WORD...]   tests whose name contains one of the words
 """
 
 import os
@@ -20,9 +17,8 @@ from pathlib import Path
 from unittest import mock
 
 WORK = tempfile.TemporaryDirectory(prefix="diffv2_class_")
-os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=WORK.name)  # before the import of transformers
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # flex attention without its compiler
 
+import pytest
 import torch
 import torch.nn.functional as F
 import transformers
@@ -33,7 +29,6 @@ import export_hub
 import model as reference
 from modeling_diffv2 import VARIANTS, DiffV2Config, DiffV2ForCausalLM, DiffV2ForSequenceClassification
 from modeling_diffv2 import eager_attention, rope_table, rotate, without_own_value
-from run_tests import run_tests
 
 NEW = int(transformers.__version__.split(".")[0]) >= 5
 V, T, L, PAD = 37, 20, 4, 36
@@ -266,7 +261,7 @@ def test_gradients_are_the_same_in_every_way_of_training():
 @torch.no_grad()
 def test_experts_compile_into_one_graph():
     if not NEW:
-        return "transformers 4 has no grouped products"
+        pytest.skip("transformers 4 has no grouped products")
     model, ids = make("sink", "shared")[0].float(), tokens(1, T)
     with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="0"), torch._dynamo.config.patch(disable=False):
         compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -404,7 +399,8 @@ torch.distributed.destroy_process_group()
 """
 
 
-def slow_test_two_processes_with_the_tensor_parallel_plan_compute_the_same():
+@pytest.mark.slow
+def test_two_processes_with_the_tensor_parallel_plan_compute_the_same():
     for variant, layers in (("diff_v2", "mixed"), ("diff_grouped_2", "yoco"), ("off_by_one", "experts")):
         path, script = Path(WORK.name) / f"parallel/{variant}", Path(WORK.name) / "parallel.py"
         model, logits_of = make(variant, layers)
@@ -622,8 +618,3 @@ def test_layers_on_disk_and_automatic_placement_compute_the_same():
         expect_equal(opened(row[None]).logits[0], logits_of(row), f"device_map {device_map}")
         found = generate(opened, row[None])
         assert torch.equal(found, generate(model, row[None], use_cache=False)), device_map
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.exit(run_tests(globals()))

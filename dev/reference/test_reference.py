@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """
 Tests of model.py: identities between variants, and a second formulation of attention.
 
@@ -7,10 +6,10 @@ two correct formulations agree to about 1e-14; the tolerance is 1e-12.
 """
 
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -28,10 +27,10 @@ from make_fixtures import (
     make_config,
     make_fixture,
 )
-from run_tests import run_tests
 
 TOLERANCE = 1e-12
 WORST = [0.0]  # largest difference of any passed comparison
+remark = lambda: f"largest relative difference of the comparisons {WORST[0]:.1e}"
 
 
 def case(variant, size, **changes):
@@ -169,7 +168,7 @@ def test_attention_equals_the_table_written_as_loops():
 
 def test_baseline_attention_equals_the_library_kernel():
     if not hasattr(F, "scaled_dot_product_attention"):  # since PyTorch 2.0
-        return "skipped: this PyTorch has none"
+        pytest.skip("this PyTorch has none")
     for size in "ab":
         config, weights, _, _ = case("baseline", size)
         w = {n[15:]: t for n, t in weights.items() if n.startswith("model.layers.0.")}
@@ -539,7 +538,3 @@ def test_the_fixtures_show_planted_faults():
             difference = abs(float(faulty["loss"](config, weights, *batch)[0]) / expected - 1)
             assert difference > 1e-6, f"{variant}_{size}, {what}: the loss differs by {difference:.1e} only"
             assert abs(float(model.loss(config, weights, *batch)[0]) / expected - 1) < TOLERANCE, f"{variant}_{size}"
-
-
-if __name__ == "__main__":
-    sys.exit(run_tests(globals(), lambda: f"largest relative difference of the comparisons {WORST[0]:.1e}"))

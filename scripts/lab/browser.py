@@ -1,5 +1,5 @@
 """browser.py: a headless Chromium for the tests of the pages, controlled by Selenium and the system's chromedriver
-(scripts/install_deps.sh --with-browser). Requires the environment `browser` of scripts/python_environment.py."""
+(scripts/install_deps.sh --with-browser). Requires the environment `tests` of scripts/python_environment.py."""
 
 import json
 import os

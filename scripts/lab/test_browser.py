@@ -1,4 +1,4 @@
-"""test_browser.py: tests of the page in Chromium. test_lab.py --browser runs them."""
+"""test_browser.py: tests of the page in Chromium."""
 
 import fcntl
 import os
@@ -9,9 +9,7 @@ import time
 from . import browser
 from . import test_report as made
 from .test_page import lines_up_to, watching
-from .testing import Tests, has
-
-test = Tests()
+from .testing import has
 
 
 def wait_for(page, expression, seconds=60):
@@ -158,9 +156,8 @@ def changes_its_theme(b, path):
     wait_for(b, f"{TITLES}.some(t => t.startsWith('FLOPs'))")
 
 
-@test
-def the_page_works_offline_in_a_browser(place):
-    lab = made.made_lab(place)
+def test_the_page_works_offline_in_a_browser(tmp_path):
+    lab = made.made_lab(tmp_path)
     done = made.report(lab, "--no-png")
     assert done.returncode == 0, done.stderr
     with browser.Browser() as b:
@@ -194,15 +191,14 @@ def the_page_works_offline_in_a_browser(place):
         )
 
 
-@test
-def a_watched_report_follows_a_run_to_its_end(place):
-    run = place / "run"
+def test_a_watched_report_follows_a_run_to_its_end(tmp_path):
+    run = tmp_path / "run"
     made.made_run(run, "baseline", 0.001, 1, 2.0, steps=100)
     trainer = open(run / "run.json", "r+b")
     fcntl.fcntl(
         trainer, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
     )  # as a running trainer does
-    out = place / "out"
+    out = tmp_path / "out"
     process = made.report(
         run, "--out", out, "--watch", "1", "--no-png", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -211,7 +207,7 @@ def a_watched_report_follows_a_run_to_its_end(place):
     while not page.exists() and time.time() < deadline:
         time.sleep(0.2)
     has(page.read_text(), '"watch":1', "100/200")
-    whole = place / "whole"
+    whole = tmp_path / "whole"
     made.made_run(whole, "baseline", 0.001, 1, 2.0)
     with browser.Browser() as b:
         b.open(page)
@@ -223,9 +219,8 @@ def a_watched_report_follows_a_run_to_its_end(place):
     has(page.read_text(), '"watch":0', "<td>done</td>")
 
 
-@test
-def an_open_live_page_follows_its_run(place):
-    run, whole = place / "run", place / "whole/log.jsonl"
+def test_an_open_live_page_follows_its_run(tmp_path):
+    run, whole = tmp_path / "run", tmp_path / "whole/log.jsonl"
     made.made_run(whole.parent, "diff_v2", 0.001, 1, 2.0)
     made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
     with browser.Browser(width=400, height=800) as b:

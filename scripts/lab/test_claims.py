@@ -1,5 +1,5 @@
-"""test_claims.py: tests of the claims, of their statistics, and of probes, on constructed runs with known numbers.
-test_lab.py runs them."""
+"""test_claims.py: tests of the claims, of their statistics, and of probes, on constructed runs with known
+numbers."""
 
 import argparse
 import contextlib
@@ -44,11 +44,10 @@ from .run_directory import RunError
 from .table import as_html
 from .test_report import NGRAMS, STEPS, made_run, near, rewrite
 from .test_tasks import add_scores, measured as synthetic_scores
-from .testing import Tests, expect_error, has
+from .testing import expect_error, has
 from .trainer import Cost
 
 HERE = Path(__file__).resolve().parent
-test = Tests()
 
 
 CLAIMS = """source = S
@@ -157,8 +156,7 @@ def scoreboard(*words):
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@test
-def a_verdict_follows_from_the_interval_and_the_effect():
+def test_a_verdict_follows_from_the_interval_and_the_effect():
     e = 1.0
     regions = {  # below, above, equal, not above, not below: Supported, Excluded, Opposite or - (not shown)
         (-3.0, -2.0): "SOOSO",
@@ -181,9 +179,8 @@ def a_verdict_follows_from_the_interval_and_the_effect():
             assert claims.verdict(mirrored.get(expect, expect), -high, -low, e) == got, (low, high, expect)
 
 
-@test
-def the_scoreboard_has_the_known_verdicts(place):
-    lab, file = made_lab(place, known_arms()), place / "claims"
+def test_the_scoreboard_has_the_known_verdicts(tmp_path):
+    lab, file = made_lab(tmp_path, known_arms()), tmp_path / "claims"
     planned = CLAIMS.replace("claim = a is below baseline", "claim = a is below baseline\nplan = p s")
     file.write_text(planned + "[plan p s]\nsize = 1M, 2M tokens\nhours = 3\n")
     rows = {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
@@ -213,7 +210,7 @@ def the_scoreboard_has_the_known_verdicts(place):
     assert rows["lower"]["estimate"]["p_variances"] > 0.05 > rows["wide"]["estimate"]["p_variances"]
     sd = math.sqrt(sum(x * x for x in WIDE) / 3)
     near(rows["wide"]["estimate"]["half"], 3.1824463 * sd / 2, 1e-6)
-    out = place / "scoreboard.md"
+    out = tmp_path / "scoreboard.md"
     done = scoreboard(lab, "--claims", file, "--out", out)
     assert done.returncode == 0 and not done.stderr, done.stderr
     said = re.sub(r"(?<!\|)\n(?=\w)", " ", out.read_text())
@@ -226,9 +223,8 @@ def the_scoreboard_has_the_known_verdicts(place):
     has(said, "| `lower` | a is below baseline | `p s`: 1M, 2M tokens | 3 | 1 supported |")
 
 
-@test
-def a_claim_has_no_verdict_without_the_preconditions(place):
-    lab, file = made_lab(place, known_arms()), place / "claims"
+def test_a_claim_has_no_verdict_without_the_preconditions(tmp_path):
+    lab, file = made_lab(tmp_path, known_arms()), tmp_path / "claims"
     file.write_text(CLAIMS)
     judged = lambda: {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
     first = judged()
@@ -252,15 +248,14 @@ def a_claim_has_no_verdict_without_the_preconditions(place):
     has(done.stdout, "-1.1500] | met |", "] | not met |", "Losses of n-gram models of 9 tokens", "4 no verdict")
 
 
-@test
-def gaps_are_at_equal_tokens_flops_and_seconds(place):
+def test_gaps_are_at_equal_tokens_flops_and_seconds(tmp_path):
     def change(run, arm, seed):
         info = json.loads((run / "run.json").read_text())
         info["model"]["flops_per_token"] *= 1.25 if arm == "a" else 1
         (run / "run.json").write_text(json.dumps(info | {"host": "other" if arm == "b" else "h"}))
 
     arms = known_arms()
-    study = studies.load([made_lab(place, {arm: arms[arm] for arm in ("baseline", "a", "b")}, change=change)])
+    study = studies.load([made_lab(tmp_path, {arm: arms[arm] for arm in ("baseline", "a", "b")}, change=change)])
     rows = {(row["arm"], row["other"]): row for row in currencies.rows(study)}
     assert list(rows) == [("a", "baseline"), ("b", "baseline"), ("b", "a")]
     of = lambda *pair: {name: rows[pair][name] for name in currencies.CURRENCIES}
@@ -291,8 +286,7 @@ train-data = c
 """
 
 
-@test
-def each_arm_has_the_rate_of_its_sweep(place):
+def test_each_arm_has_the_rate_of_its_sweep(tmp_path):
     plan = plans.parse(SWEPT, "p.plan", {"train-data": "value", "total-batch": "value"})
     names = [run.name for run in plans.expand(plan, {})]
     assert len(names) == 10 and names[0] == "baseline.lr0.001.seed9", names
@@ -307,24 +301,24 @@ def each_arm_has_the_rate_of_its_sweep(place):
             raise AssertionError(said)
         except plans.PlanError as error:
             has(str(error), said)
-    lab = place / "lab"
+    lab = tmp_path / "lab"
     rates, best = plan.common["lr"], {"baseline": 0.002, "a": 0.004}
     runs = [(arm, lr, 9, 2 + abs(math.log(lr / best[arm]))) for arm in best for lr in rates]
     runs += [(arm, best[arm], s, 2 + s / 10 - 0.05 * (arm == "a") + NOISE[s - 1]) for arm in best for s in range(1, 5)]
     for arm, lr, seed, loss in runs:
         made_run(lab / f"{arm}.lr{lr:g}.seed{seed}", arm, lr, seed, loss)
-    plan.path = place / "p.plan"
+    plan.path = tmp_path / "p.plan"
     costs = {f"{arm}.lr{lr:g}.seed{seed}": Cost(1, 1, 1, 1, 1) for arm, lr, seed, _ in runs}
     planned = [*plans.expand(plan, {}), *plans.expand(plan, {}, rates=best)]
     lab_run.write_lab(lab, plan, "cpu", planned, costs, {"lr": rates})
     (lab / "ngrams.json").write_text(NGRAMS)
     assert lab_run.best_rates(lab, best) == best
     # the rate follows from the evaluations of the sweep, while a later run is not evaluated yet
-    (lab / "a.lr0.004.seed1/eval.json").rename(place / "eval.json")
+    (lab / "a.lr0.004.seed1/eval.json").rename(tmp_path / "eval.json")
     rewrite(lab / "a.lr0.002.seed9/eval.json", lambda found: found.update(loss=1.0))
     assert lab_run.best_rates(lab, best) == best | {"a": 0.002}
     rewrite(lab / "a.lr0.002.seed9/eval.json", lambda found: found.update(loss=2 + math.log(2)))
-    (place / "eval.json").rename(lab / "a.lr0.004.seed1/eval.json")
+    (tmp_path / "eval.json").rename(lab / "a.lr0.004.seed1/eval.json")
     study = studies.load([lab])
     row = currencies.rows(study)[0]
     assert row["rates"] == [0.004, 0.002] and row["tokens"]["gap"]["n"] == 4
@@ -356,10 +350,10 @@ def each_arm_has_the_rate_of_its_sweep(place):
     m.sweep += [row | {"state": "diverged"} for row in m.sweep if (row["arm"], row["rate"]) == ("a", 0.004)]
     assert 0.004 not in dict(m.losses_by_rate("a")), "a seed diverged there"
     m = measured(lab)[0]
-    archived(lab, "--out", place / "archive")
-    again = measurements.of_numbers(*archive.read(place / "archive"))
+    archived(lab, "--out", tmp_path / "archive")
+    again = measurements.of_numbers(*archive.read(tmp_path / "archive"))
     assert (len(again.rows), len(again.sweep), again.looks) == (len(m.rows), len(m.sweep), [4, 8])
-    expect_error(archived(lab, "--out", place / "x", "--numbers"), 2, "--numbers: the plan has sweep-seeds", 1)
+    expect_error(archived(lab, "--out", tmp_path / "x", "--numbers"), 2, "--numbers: the plan has sweep-seeds", 1)
     claim = claims.Claim("x", "x", "S", "loss", (("a", "baseline"),), ("one rate",), "below", 0.015, 4)
     judged = claims.judge([claim], [m])[0]
     # the first of two looks: 2 - 2 Phi(1.96 / sqrt 0.5) = 0.00557 of 0.05
@@ -377,8 +371,7 @@ def each_arm_has_the_rate_of_its_sweep(place):
     has(studies.load([lab]).notes[1], "Changed after the first run, ", "lines -looks = 4 8; +looks = 4 12.")
 
 
-@test
-def n_grams_are_interpolated_by_their_definition(place):
+def test_n_grams_are_interpolated_by_their_definition(tmp_path):
     random.seed(5)
     draw = lambda windows, kinds: [[random.randrange(kinds) for _ in range(7)] for _ in range(windows)]
     train, val, vocab = draw(20, 4), draw(6, 5), 6
@@ -395,15 +388,15 @@ def n_grams_are_interpolated_by_their_definition(place):
         near(loss, stats.mean(each), 1e-9)
     for name, tokens in (("train_0", range(10)), ("train_1", range(10, 25)), ("val_0", range(30, 40))):
         header = struct.pack("<3i", 20240520, 1, len(tokens)).ljust(1024, b"\0")
-        (place / f"{name}.bin").write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
-    found = lambda split, *words: ngrams.windows_of(ngrams.shards_of(place, split), *words)
+        (tmp_path / f"{name}.bin").write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
+    found = lambda split, *words: ngrams.windows_of(ngrams.shards_of(tmp_path, split), *words)
     windows = lambda *words: [[int(x) for x in row] for row in found(*words)]
     assert windows("train", 4, 9, True) == [list(range(b, b + 5)) for b in (0, 4, 10, 14, 18)]
     assert windows("train", 4, 2, True) == [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]]
     assert windows("val", 4, 1, False) == [[30, 31, 32, 33, 34]]
     options = {
-        "train-data": str(place),
-        "val-data": str(place),
+        "train-data": str(tmp_path),
+        "val-data": str(tmp_path),
         "steps": 10,
         "total-batch": 2,
         "seq-len": 2,
@@ -411,14 +404,14 @@ def n_grams_are_interpolated_by_their_definition(place):
     }
     options |= {"lr": 0.1, "seed": 1, "attention": "baseline"}
     phases = [{"step": 5, "changed": [{"name": "seq-len", "new": 4}]}]  # the windows are those of the last phase
-    (place / "lab/run").mkdir(parents=True)
-    run = studies.new_run(place / "lab/run", info={"options": options, "phases": phases})
+    (tmp_path / "lab/run").mkdir(parents=True)
+    run = studies.new_run(tmp_path / "lab/run", info={"options": options, "phases": phases})
     run.state, run.read = "done", [(0, (2, "fingerprint"))]
     counted = SimpleNamespace(runs=[run], ngrams=None, by_eval=lambda: False)
     ngrams.count(counted)
     assert (counted.ngrams["tokens"], counted.ngrams["windows"]) == (5 * 4, 2)
     assert counted.ngrams["losses"] == ngrams.losses(*(found(w, 4, 5, True) for w in ("train", "val")), 40)
-    assert not (place / "lab/ngrams.json").exists(), "runs that are no lab share it"
+    assert not (tmp_path / "lab/ngrams.json").exists(), "runs that are no lab share it"
     run.read = [(0, (1, "fingerprint"))]
     ngrams.count(counted)
     assert counted.ngrams["windows"] == 1, "counted again for other windows"
@@ -427,14 +420,13 @@ def n_grams_are_interpolated_by_their_definition(place):
         run.info["data"], counted.ngrams = {"val": [{"tokens": 10} | source]}, None
         ngrams.count(counted)
         assert bool(counted.ngrams) == known
-    (place / "val_0.bin").write_bytes(b"no shard")
+    (tmp_path / "val_0.bin").write_bytes(b"no shard")
     ngrams.count(counted)
     assert counted.ngrams is None
 
 
-@test
-def verdicts_are_corrected_for_the_number_of_claims():
-    """One claim whose p is 0.02 is supported alone, and not among 10 claims without an effect."""
+def test_verdicts_are_corrected_for_the_number_of_claims():
+    # One claim whose p is 0.02 is supported alone, and not among 10 claims without an effect.
     rows = []
     for arm, shift in (("baseline", 0.0), ("a", -0.02), ("b", 0.0)):
         for seed, noise in enumerate((0.010, -0.012, 0.013, -0.011, 0.0), 1):
@@ -470,10 +462,9 @@ def verdicts_are_corrected_for_the_number_of_claims():
     assert stats.holm_levels([0.04, 0.001, 0.02], 0.05) == [0.05, 0.05 / 3, 0.025]
 
 
-@test
-def seeds_are_paired_by_number_where_an_arm_lacks_one(place):
-    """Losses differ by seed far more than by arm, and an arm lacks seed 2 of 4: paired by position, gaps would be of
-    whole nats. Of a lab with windows, whose costs also differ by seed, and another arm lacks another seed."""
+def test_seeds_are_paired_by_number_where_an_arm_lacks_one(tmp_path):
+    # Losses differ by seed far more than by arm, and an arm lacks seed 2 of 4: paired by position, gaps would be of
+    # whole nats. Of a lab with windows, whose costs also differ by seed, and another arm lacks another seed.
     base, paid = {1: 2.0, 2: 7.0, 3: 3.0, 4: 5.0}, {1: 0.5, 2: 3.0, 3: 1.0, 4: 2.0}
     shift = {"baseline": 0.0, "a": -0.05, "b": 0.01, "baseline-w": -0.02, "a-w": -0.06}
     arms = {arm: {s: x + by for s, x in base.items()} for arm, by in shift.items()}
@@ -491,7 +482,7 @@ def seeds_are_paired_by_number_where_an_arm_lacks_one(place):
         add_scores(run, "task", {STEPS: base[seed] / 10})
         (run / "eval.json").write_text(json.dumps(found))
 
-    lab, file = made_lab(place, arms, change=change), place / "claims"
+    lab, file = made_lab(tmp_path, arms, change=change), tmp_path / "claims"
     study = studies.load([lab])
     low = low_bit.rows(study, lambda arm: {s: base[s] for s in arms[arm]})
     near(next(row for row in low if row["arm"] == "a")["gap"]["mean"], 0)
@@ -533,8 +524,7 @@ def seeds_are_paired_by_number_where_an_arm_lacks_one(place):
     assert f"| {expected:+.4f} [" in said, said
 
 
-@test
-def metrics_are_of_the_steps_and_records_that_their_names_say(place):
+def test_metrics_are_of_the_steps_and_records_that_their_names_say(tmp_path):
     def change(run, arm, seed):
         kept = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
         for r in kept:
@@ -547,7 +537,7 @@ def metrics_are_of_the_steps_and_records_that_their_names_say(place):
         first = [{"kind": "stats", "step": 1, "layer": l, "context_rms_mean": 0.1 + l / 10} for l in range(2)]
         (run / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [kept[0], *first, *kept[1:]]))
 
-    lab = made_lab(place, {"baseline": {1: 2.0}}, change=change)
+    lab = made_lab(tmp_path, {"baseline": {1: 2.0}}, change=change)
     run = studies.load([lab]).runs[0]
     of = lambda name: METRICS[name].of(run)
     near(of("initial_context_rms"), 0.15)
@@ -557,12 +547,11 @@ def metrics_are_of_the_steps_and_records_that_their_names_say(place):
     near(of("grad_deviation"), 0.1 * math.sqrt(50 / 49))
     near(of("loss_spikes"), 100 / (STEPS - stats.SPIKE_LEAST))
     assert of("grad_spikes") == 0
-    plain = made_lab(place / "plain", {"baseline": {1: 2.0}})
+    plain = made_lab(tmp_path / "plain", {"baseline": {1: 2.0}})
     assert METRICS["initial_context_rms"].of(studies.load([plain]).runs[0]) is None, "no record of step 1"
 
 
-@test
-def z_scores_are_of_the_values_before():
+def test_z_scores_are_of_the_values_before():
     random.seed(2)
     xs = [random.gauss(5, 1) for _ in range(1500)]
     xs[3], xs[700] = 1e9, math.nan  # leaves the window, with its rounding errors
@@ -575,8 +564,7 @@ def z_scores_are_of_the_values_before():
     assert stats.spikes(stats.z_scores([1.1] * 40 + [1.2, 1.1]))[:2] == ([40], 10)
 
 
-@test
-def the_final_loss_is_of_the_most_windows(place):
+def test_the_final_loss_is_of_the_most_windows(tmp_path):
     def change(windows):
         def edit(run, arm, seed):
             found = json.loads((run / "eval.json").read_text())
@@ -586,7 +574,7 @@ def the_final_loss_is_of_the_most_windows(place):
         return edit
 
     for windows, loss, where in ((10, 2.0, "last validation, 20 windows"), (20, 9.0, "evaluation, 20 windows")):
-        lab = made_lab(place / str(windows), {"baseline": {1: 2.0, 2: 2.0}}, change=change(windows))
+        lab = made_lab(tmp_path / str(windows), {"baseline": {1: 2.0, 2: 2.0}}, change=change(windows))
         study = studies.load([lab])
         assert study.loss_of() == where, study.loss_of()
         assert [(row["loss"], row["windows"]) for row in measured(lab)[0].rows] == [(loss, 20)] * 2
@@ -599,40 +587,39 @@ def archived(*words):
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@test
-def an_archive_gives_the_scoreboard_and_the_tables_of_the_runs(place):
-    lab, file, kept = made_lab(place, known_arms()), place / "claims", place / "kept.jsonl"
+def test_an_archive_gives_the_scoreboard_and_the_tables_of_the_runs(tmp_path):
+    lab, file, kept = made_lab(tmp_path, known_arms()), tmp_path / "claims", tmp_path / "kept.jsonl"
     file.write_text(CLAIMS)
     assert f"{kept}: 19 runs, " in archived(lab, "--out", kept).stdout
     assert kept.stat().st_size < 19 * 4000, kept.stat().st_size
     first, again = scoreboard(lab, "--claims", file), scoreboard(kept, "--claims", file)
     assert (first.returncode, again.returncode, first.stdout) == (0, 0, again.stdout), again.stdout + again.stderr
-    assert archived(lab, "--out", place / "numbers.jsonl", "--numbers").returncode == 0
-    assert (place / "numbers.jsonl").stat().st_size < 19 * 600, "numbers only"
-    assert scoreboard(place / "numbers.jsonl", "--claims", file).stdout == first.stdout
+    assert archived(lab, "--out", tmp_path / "numbers.jsonl", "--numbers").returncode == 0
+    assert (tmp_path / "numbers.jsonl").stat().st_size < 19 * 600, "numbers only"
+    assert scoreboard(tmp_path / "numbers.jsonl", "--claims", file).stdout == first.stdout
     tables_of = lambda path: tables.results(studies.load([path]))
     for key, found in tables_of(lab).items():
         same(found, tables_of(kept)[key], key)
     text = kept.read_text()
     assert "command_line" not in text, "it has paths of the machine"
     assert archived(kept, "--out", kept).returncode == 0 and kept.read_text() == text, "an archive of an archive"
-    more = made_lab(place / "more", {"baseline": {9: 2.0}, "a": {9: 1.9}})
+    more = made_lab(tmp_path / "more", {"baseline": {9: 2.0}, "a": {9: 1.9}})
     joined = {"sweep-seeds": [7], "looks": [4, 8], "precisions": ["fp32"], "quantize": ["w8a8"]}
     joined["registration"] = [{"sha256": "0", "time": "t", "commit": "", "changed": [], "options": {}}]
     rewrite(more / "lab.json", lambda found: found.update(joined))
-    assert archived(kept, more, "--out", place / "both.jsonl").returncode == 0
-    header, entries = archive.read(place / "both.jsonl")
+    assert archived(kept, more, "--out", tmp_path / "both.jsonl").returncode == 0
+    header, entries = archive.read(tmp_path / "both.jsonl")
     assert {key: header["lab"][key] for key in joined} == joined, header["lab"]
     run = studies.load([kept]).runs[0]
     run.eval["loss_by_frequency"] = [{"share": 2.0**-11, "tokens": 1, "targets": 1, "loss": 1.0}]
     study = replace(studies.load([lab]), runs=[run, replace(run, seed=2, eval=archive.unpack(archive.pack(run.eval)))])
     assert evaluations.by_frequency(study, 0.001)["baseline"][0]["loss"]["n"] == 2, "of runs and of archives"
-    both = scoreboard(place / "both.jsonl", "--claims", file).stdout
+    both = scoreboard(tmp_path / "both.jsonl", "--claims", file).stdout
     assert both == scoreboard(kept, more, "--claims", file).stdout and "| 5 | own" in both, both
-    expect_error(archived(kept, lab, "--out", place / "x"), 2, "are both arm baseline with rate 0.001 and seed 1", 1)
-    other = made_lab(place / "other", known_arms(), change=lambda run, *_: edit_options(run, warmup=99))
+    expect_error(archived(kept, lab, "--out", tmp_path / "x"), 2, "are both arm baseline with rate 0.001 and seed 1", 1)
+    other = made_lab(tmp_path / "other", known_arms(), change=lambda run, *_: edit_options(run, warmup=99))
     expect_error(scoreboard(kept, other), 2, "not comparable: --warmup: 10 in ", 1)
-    damaged = place / "damaged.jsonl"
+    damaged = tmp_path / "damaged.jsonl"
     for old, new, said in (
         ('"archive":1', '"archive":2', "damaged.jsonl: not an archive of this lab: version 2 of the format, must be 1"),
         ('"state":"done"', '"state":1', "damaged.jsonl:2: numbers.state is not a text"),
@@ -668,13 +655,12 @@ def same(one, other, where):
         assert one == other, (where, one, other)
 
 
-@test
-def what_is_no_lab_or_not_comparable_has_no_verdict(place):
+def test_what_is_no_lab_or_not_comparable_has_no_verdict(tmp_path):
     change = lambda run, arm, seed: edit_options(run, warmup=99) if (arm, seed) == ("a", 2) else None
-    lab = made_lab(place, known_arms(), change=change)
+    lab = made_lab(tmp_path, known_arms(), change=change)
     expect_error(scoreboard(lab), 2, "lab scoreboard: the runs of p are not comparable: --warmup: 10", 1)
     expect_error(scoreboard(lab / "a.lr0.001.seed1"), 1, "no lab.json", 1)
-    expect_error(scoreboard(lab, "--claims", place / "none"), 2, "not comparable", 1)
+    expect_error(scoreboard(lab, "--claims", tmp_path / "none"), 2, "not comparable", 1)
     expect_error(scoreboard(), 2, "lab scoreboard: the following arguments are required: LAB", 1)
 
 
@@ -691,8 +677,7 @@ def set_fact(lab, arm, **facts):
     (lab / "lab.json").write_text(json.dumps(found))
 
 
-@test
-def an_arm_with_its_own_tokens_is_compared_at_equal_flops(place):
+def test_an_arm_with_its_own_tokens_is_compared_at_equal_flops(tmp_path):
     def change(run, arm, seed):
         """Arm a: twice the steps, each with half the FLOPs."""
         if arm == "a":
@@ -705,7 +690,7 @@ def an_arm_with_its_own_tokens_is_compared_at_equal_flops(place):
             (run / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines + last))
 
     claim = next(c for c in claims.parse(CLAIMS) if c.id == "flops")
-    lab = made_lab(place, {arm: known_arms()[arm] for arm in ("baseline", "a")}, change=change)
+    lab = made_lab(tmp_path, {arm: known_arms()[arm] for arm in ("baseline", "a")}, change=change)
     assert [line[:12] for line in problems(lab)] == ["--steps: 200"] * 4
     set_fact(lab, "a", tokens=2 * STEPS * 1000)
     assert not problems(lab)
@@ -726,9 +711,8 @@ def an_arm_with_its_own_tokens_is_compared_at_equal_flops(place):
     assert claims.judge([claim], measured(lab))[0]["remark"] == "no study has a - baseline (equal FLOPs)"
 
 
-@test
-def an_arm_of_a_plan_may_have_its_own_optimizer(place):
-    lab = made_lab(place, {arm: known_arms()[arm] for arm in ("baseline", "a")})
+def test_an_arm_of_a_plan_may_have_its_own_optimizer(tmp_path):
+    lab = made_lab(tmp_path, {arm: known_arms()[arm] for arm in ("baseline", "a")})
     for run in lab.glob("a.*"):
         edit_options(run, optimizer="muon", lr=0.002)
     assert problems(lab)[0] == "--optimizer: adamw in baseline.lr0.001.seed1, muon in a.lr0.001.seed1"
@@ -755,8 +739,7 @@ def edit_options(directory, **options):
     (directory / "run.json").write_text(json.dumps(info))
 
 
-@test
-def errors_of_the_claims_have_the_line_number():
+def test_errors_of_the_claims_have_the_line_number():
     for text, words in (
         ("seeds = 4\n[claim x]\n", "claims:2: [claim x]: has no 'claim'"),
         (CLAIMS.replace("metric = sink_rate", "metric = sink_rat"), "did you mean sink_rate?"),
@@ -791,8 +774,7 @@ def plans_of_the_repository():
         yield plans.parse(text, path.stem, dict.fromkeys(names, "value"))
 
 
-@test
-def every_claim_of_the_repository_can_be_judged_by_a_plan():
+def test_every_claim_of_the_repository_can_be_judged_by_a_plan():
     found, known = claims.read(), list(plans_of_the_repository())
     assert len(found) > 40 and len({(c.claim, c.metric) for c in found}) == len(found)
     for claim in (c for c in found if c.metric != "elsewhere"):
@@ -804,8 +786,7 @@ def every_claim_of_the_repository_can_be_judged_by_a_plan():
                 assert any(size.get("probes") == "last" for plan in of for size in plan.sizes.values()), claim.id
 
 
-@test
-def every_plan_with_the_arms_of_a_claim_is_judged_whatever_its_name():
+def test_every_plan_with_the_arms_of_a_claim_is_judged_whatever_its_name():
     for plan in plans_of_the_repository():
         if any("lr" in keys for keys in plan.arms.values()):
             continue  # a claim requires rates that its arms have in common
@@ -825,15 +806,13 @@ def every_plan_with_the_arms_of_a_claim_is_judged_whatever_its_name():
         assert not needed or wanted <= got, (plan.name, wanted, got)
 
 
-@test
-def quantiles_of_f_match_the_tables():
+def test_quantiles_of_f_match_the_tables():
     for df1, df2, x, p in ((1, 4, 7.7086, 0.95), (6, 7, 3.8660, 0.95), (4, 120, 3.4795, 0.99), (10, 10, 1.0, 0.5)):
         near(stats.f_p(x, df1, df2), 1 - p, 2e-5)
     near(stats.f_p(2.7764451**2, 1, 4), 0.05, 1e-7)  # t squared
 
 
-@test
-def the_pooled_deviation_is_that_of_the_two_way_layout():
+def test_the_pooled_deviation_is_that_of_the_two_way_layout():
     random.seed(4)
     table = {a: {s: random.gauss(0, 0.02) + s + a for s in range(5)} for a in range(6)}
     of_arm = {a: stats.mean(list(row.values())) for a, row in table.items()}
@@ -865,8 +844,7 @@ def the_pooled_deviation_is_that_of_the_two_way_layout():
     near(wild.sd, pool.sd, 1e-10)
 
 
-@test
-def pooled_intervals_contain_the_true_difference_in_95_percent_of_cases():
+def test_pooled_intervals_contain_the_true_difference_in_95_percent_of_cases():
     random.seed(11)
     hits, cases, wide = 0, 400, 0
     for _ in range(cases):
@@ -880,9 +858,8 @@ def pooled_intervals_contain_the_true_difference_in_95_percent_of_cases():
     assert 0.02 < wide / cases < 0.09, wide
 
 
-@test
-def arms_that_deviate_more_are_not_pooled():
-    """As with experts: their deviation is twice that of the others, which is not enough to leave the pool."""
+def test_arms_that_deviate_more_are_not_pooled():
+    # As with experts: their deviation is twice that of the others, which is not enough to leave the pool.
     random.seed(9)
     sds = {"baseline": 0.01, "a": 0.01, "b": 0.01, "x": 0.02, "y": 0.02}
     table = {arm: {s: s / 10 + random.gauss(0, sd) for s in range(10)} for arm, sd in sds.items()}
@@ -896,8 +873,7 @@ def arms_that_deviate_more_are_not_pooled():
     near(wide.p_variances, stats.f_p(wide.sd**2 / 2 / rest, 9, 27))
 
 
-@test
-def the_seeds_for_a_power_show_the_effect_that_often():
+def test_the_seeds_for_a_power_show_the_effect_that_often():
     random.seed(5)
     for sd, gap, arms in ((0.02, 0.015, 2), (0.02, 0.015, 21)):
         n = stats.seeds_needed(sd, gap, power=0.8, arms=arms)
@@ -934,15 +910,14 @@ def probe_of(adjacent, cancelled=None, step=STEPS):
     return json.dumps({"attention": "x", "step": step, "layers": [layer(0), layer(1)]})
 
 
-@test
-def probes_are_averaged_by_layer_and_step(place):
+def test_probes_are_averaged_by_layer_and_step(tmp_path):
     def change(run, arm, seed):
         for step in (50, STEPS) + (100,) * (seed == 1) if arm == "baseline" else (STEPS,):
             text = probe_of(0.2 + seed / 100 + step / 1000, None, step) if arm == "baseline" else probe_of(None, 0.25)
             (run / run_directory.probe_name(step, STEPS)).write_text(text)
 
     arms = {arm: {s: 2.0 for s in range(1, 4)} for arm in ("baseline", "a")}
-    lab = made_lab(place, arms, change=change)
+    lab = made_lab(tmp_path, arms, change=change)
     study = studies.load([lab])
     assert not study.left_out, study.left_out
     found = layers.probe_tables(study, 0.001)
@@ -977,28 +952,27 @@ def queue_of(out, probes, **more):
     return scheduler.Queue(out, [run], {"r": Cost(1, 1, 1.0, 1)}, known, 1, words, 0)
 
 
-@test
-def checkpoints_are_probed_as_the_plan_says(place):
+def test_checkpoints_are_probed_as_the_plan_says(tmp_path):
     text = "tokens = 1K\ntotal-batch = 100\ntrain-data = d\nlr = 1\nprobes = last\n[arm a]\n[arm b]\nprobes = all\n"
     known = dict.fromkeys(("train-data", "total-batch"), "value")
     runs = plans.expand(plans.parse(text, "x.plan", known), known)
     assert [(run.probes, run.options["keep"]) for run in runs] == [("last", "1"), ("all", "0")], runs
-    made_run(place / "r", "a", 1e-3, 1, 2.0)
+    made_run(tmp_path / "r", "a", 1e-3, 1, 2.0)
     for step in (50, 100):
-        run_directory.checkpoint(place / "r", step).mkdir(parents=True)
-        (run_directory.checkpoint(place / "r", step) / "trainer_state.json").write_text("{}")
-    run_directory.checkpoint(place / "r", 150).mkdir()  # incomplete
+        run_directory.checkpoint(tmp_path / "r", step).mkdir(parents=True)
+        (run_directory.checkpoint(tmp_path / "r", step) / "trainer_state.json").write_text("{}")
+    run_directory.checkpoint(tmp_path / "r", 150).mkdir()  # incomplete
     for probes, files in (
         ("none", []),
         ("last", ["probe.json"]),
         ("all", ["probe.json", "probe-00000100.json", "probe-00000050.json"]),
     ):
-        queue, made = queue_of(place, probes), []
+        queue, made = queue_of(tmp_path, probes), []
         while queue.remaining(queue.jobs[0]):
             state, dump, command = queue.remaining(queue.jobs[0])
             said = command(queue.jobs[0])
             assert state == "probing" and said[said.index("--dump-qkv") + 1].endswith(f"r/{dump}"), said
-            (place / "r" / dump).write_text("")
+            (tmp_path / "r" / dump).write_text("")
             _, file, command = queue.remaining(queue.jobs[0])
             step = run_directory.probed_step(file, STEPS)
             assert said[said.index("--init") + 1].endswith(f"step_{step:08d}"), said
@@ -1006,23 +980,22 @@ def checkpoints_are_probed_as_the_plan_says(place):
             assert said[said.index("--out") + 1].endswith(f"r/{file}") and said[3].endswith(f"r/{dump}"), said
             assert said[said.index("--checkpoint") + 1].endswith(f"step_{step:08d}"), said
             made.append(file)
-            run_directory.remove_dumps(place / "r")
+            run_directory.remove_dumps(tmp_path / "r")
             queue.jobs[0].ended |= {file, dump}
         assert made == files, (probes, made)
     for words in ({"gpus": 1}, {"no_eval": True}):  # a probe uses the CPU
-        queue = queue_of(place, "all", **words)
+        queue = queue_of(tmp_path, "all", **words)
         assert queue.remaining(queue.jobs[0]) is None, words
     before = signal.getsignal(signal.SIGTERM)
     with contextlib.redirect_stdout(io.StringIO()):
         assert queue.work() == 0
     assert signal.getsignal(signal.SIGTERM) == before, "a signal between two queues ends the lab"
-    (place / "r/eval.json").unlink()
-    queue = queue_of(place, "last")
+    (tmp_path / "r/eval.json").unlink()
+    queue = queue_of(tmp_path, "last")
     assert queue.remaining(queue.jobs[0])[:2] == ("evaluating", "eval.json")
 
 
-@test
-def late_gradients_are_geometric_means_of_the_last_quarter(place):
+def test_late_gradients_are_geometric_means_of_the_last_quarter(tmp_path):
     def change(run, arm, seed):
         kept = [line for line in (run / "log.jsonl").read_text().splitlines() if '"stats"' not in line]
         for step in range(10, STEPS + 1, 10):
@@ -1033,18 +1006,17 @@ def late_gradients_are_geometric_means_of_the_last_quarter(place):
         (run / "log.jsonl").write_text("\n".join(kept) + "\n")
 
     arms = {"baseline": dict.fromkeys((1, 2, 3), 2.0), "a": dict.fromkeys((1, 3), 2.0)}
-    study = studies.load([made_lab(place, arms, change=change)])
+    study = studies.load([made_lab(tmp_path, arms, change=change)])
     base, a = layers.late_gradients(study)
     near(base["layers"][1] / base["layers"][0], 4)
     near(a["ratio"]["mean"], math.log(3))
     near(a["ratio"]["half"], 0, 1e-9)
     near(metrics.late_gradient(study.runs_of("a", 0.001)[0]), 3 * 2 * math.exp(0.1))
     near(metrics.late_gradient(study.runs_of("a", 0.001)[0], 0), 3 * math.exp(0.1))
-    assert layers.late_gradients(studies.load([made_lab(place / "x", arms)])) == [], "too few statistics"
+    assert layers.late_gradients(studies.load([made_lab(tmp_path / "x", arms)])) == [], "too few statistics"
 
 
-@test
-def the_committed_scoreboard_follows_from_the_committed_runs():
+def test_the_committed_scoreboard_follows_from_the_committed_runs():
     results = HERE.parent.parent / "dev/results"
     done = scoreboard(*sorted((results / "runs").glob("*.jsonl")))
     assert done.returncode == 0 and done.stdout == (results / "scoreboard.md").read_text(), (
@@ -1063,8 +1035,7 @@ def module_of_results(name):
     return module
 
 
-@test
-def a_gap_survives_an_optimizer_by_the_rules_of_the_plan():
+def test_a_gap_survives_an_optimizer_by_the_rules_of_the_plan():
     rate_sweeps = module_of_results("rate_sweeps")
     e = lambda mean, half, n=8: stats.Estimate(mean, half, n, None)
     for adamw, muon, said in (
@@ -1085,8 +1056,7 @@ def a_gap_survives_an_optimizer_by_the_rules_of_the_plan():
     assert (estimate.n, round(estimate.mean, 9)) == (2, 0.0), estimate
 
 
-@test
-def an_interval_that_the_committed_runs_do_not_have_is_found():
+def test_an_interval_that_the_committed_runs_do_not_have_is_found():
     pages = module_of_results("pages")
     known, board = [(-0.0376487, 0.0228804), (2.0, 0.25)], pages.intervals("at +0.0256 [+0.0101, +0.0410] nats")
     right = ("0.0376 [0.0148, 0.0605]", "-0.038 nats [-0.061,\n  -0.015]", "0.0376 ± 0.0229")

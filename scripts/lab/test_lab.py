@@ -1,9 +1,4 @@
-#!/usr/bin/env python3
-"""test_lab.py: tests of the lab. The last line is "N passed, N failed", and ", N skipped" if tests were skipped.
-
-Without arguments it runs the tests of plans, runs, claims, probes and transfer; with --report also those of the report;
-with --browser also those of its pages in a headless Chromium. --only WORD selects tests whose name contains the word.
-"""
+"""test_lab.py: tests of plans, of the scheduler and of whole runs."""
 
 import argparse
 import json
@@ -17,13 +12,9 @@ import struct
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-sys.path[0] = str(HERE.parent)
-import python_environment
+import pytest
 from lab import (
     evaluations,
     long_context,
@@ -37,14 +28,15 @@ from lab import (
     tables,
     upcycling,
 )
-from lab import study as studies, test_claims, test_probe, test_transfer
-from lab.testing import Skip, Tests, call, expect_error
+from lab import study as studies
+from lab.testing import expect_error
 from lab.trainer import Cost, Trainer
 
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "train_diffv2")).absolute()
 NAMES = "attention preset train-data val-data total-batch lr out seed steps ffn ranks threads warmup"
 OPTIONS = {**dict.fromkeys(NAMES.split(), "value"), "tie-embeddings": "flag"}
-test = Tests()
 
 
 def near(got, wanted, tolerance=1e-9):
@@ -86,8 +78,7 @@ tie-embeddings = no
 # ---- plans
 
 
-@test
-def a_plan_lists_its_runs_by_seed():
+def test_a_plan_lists_its_runs_by_seed():
     plan = plans.parse(GOOD, "x.plan", OPTIONS)
     assert plan.common["reference"] == "one"
     runs = plans.expand(plan, OPTIONS)
@@ -118,8 +109,7 @@ def a_plan_lists_its_runs_by_seed():
     assert len(plans.expand(plan, OPTIONS, None, ["one"], {"seeds": [7], "tokens": 500})) == 2
 
 
-@test
-def a_plan_repeats_its_runs_at_each_precision():
+def test_a_plan_repeats_its_runs_at_each_precision():
     text = GOOD.replace("title = T", "precisions = fp32 fp8\nquantize = w8a8 w4a4:tensor+logits6\neval-steps = 40")
     trainer = {**OPTIONS, "gemm": "value", "quantize": "value", "eval-out": "value"}
     runs = plans.expand(plans.parse(text, "x.plan", trainer), trainer, overrides={"lr": [1e-3], "seeds": [1]})
@@ -156,8 +146,7 @@ def a_plan_repeats_its_runs_at_each_precision():
     refused("[arm a]\nprecisions = fp32\n", "x.plan:2: 'precisions' must precede the first section")
 
 
-@test
-def errors_of_a_plan_have_the_line_number():
+def test_errors_of_a_plan_have_the_line_number():
     refused("title = x\nlearning-rat = 3\n[arm a]\n", "x.plan:2: unknown key 'learning-rat'")
     refused("attentio = x\n[arm a]\n", "x.plan:1: unknown key 'attentio': did you mean 'attention'?")
     refused("title = x\ntitle = y\n[arm a]\n", "x.plan:2: 'title' is already specified in line 1")
@@ -192,8 +181,7 @@ def errors_of_a_plan_have_the_line_number():
             assert words in str(error), error
 
 
-@test
-def counts_accept_suffixes_and_exponents():
+def test_counts_accept_suffixes_and_exponents():
     for text, value in (
         ("2000", 2000),
         ("2K", 2000),
@@ -210,8 +198,7 @@ def counts_accept_suffixes_and_exponents():
 # ---- statistics
 
 
-@test
-def quantiles_of_t_match_the_tables():
+def test_quantiles_of_t_match_the_tables():
     for df, wanted in ((1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (1000, 1.962)):
         assert abs(stats.t_quantile(0.975, df) - wanted) < 6e-4, (df, stats.t_quantile(0.975, df))
     near(stats.t_quantile(0.95, 5), 2.0150483726691575, 1e-9)
@@ -220,8 +207,7 @@ def quantiles_of_t_match_the_tables():
     near(stats.t_cdf(math.sqrt(2), 2), 0.5 + math.sqrt(2) / (2 * math.sqrt(4)))  # closed form for 2
 
 
-@test
-def a_paired_interval_matches_a_manual_calculation():
+def test_a_paired_interval_matches_a_manual_calculation():
     gap = stats.paired_gap({1: 2.0, 2: 2.2, 3: 2.1, 5: 9.0}, {1: 2.1, 2: 2.25, 3: 2.25, 4: 1.0})
     near(gap.mean, -0.1)
     near(gap.sd, 0.05)
@@ -239,8 +225,7 @@ def a_paired_interval_matches_a_manual_calculation():
     assert stats.paired_gap({1: 1.0, 2: 2.01, 3: 3.0}, {1: 1.1, 2: 2.1, 3: 3.1}).half < wide.half / 100
 
 
-@test
-def the_intervals_contain_the_true_mean_in_95_percent_of_cases():
+def test_the_intervals_contain_the_true_mean_in_95_percent_of_cases():
     random.seed(4)
     held = sum(
         (e := stats.t_interval([random.gauss(0.3, 2) for _ in range(4)])).low <= 0.3 <= e.high for _ in range(2000)
@@ -248,8 +233,7 @@ def the_intervals_contain_the_true_mean_in_95_percent_of_cases():
     assert 1860 <= held <= 1940, held  # 1900 expected, standard deviation 9.7
 
 
-@test
-def required_seeds_and_holm_correction():
+def test_required_seeds_and_holm_correction():
     assert stats.seeds_needed(0.01, 0.02) == 4, stats.seeds_needed(
         0.01, 0.02
     )  # 3.182 0.01 / 2 < 0.02 < 4.303 0.01 / sqrt 3
@@ -259,8 +243,7 @@ def required_seeds_and_holm_correction():
         assert got == wanted or abs(got - wanted) < 1e-12
 
 
-@test
-def smoothing_keeps_a_line_and_skips_gaps():
+def test_smoothing_keeps_a_line_and_skips_gaps():
     line = [2.0 * i for i in range(10)]
     assert stats.smooth(line, 3)[1:-1] == line[1:-1]
     assert stats.smooth([1.0, None, 3.0, float("nan"), float("inf")], 3) == [1.0, 2.0, 3.0, 3.0, None]
@@ -268,8 +251,7 @@ def smoothing_keeps_a_line_and_skips_gaps():
     assert stats.thin(range(1001), 3) == [0, 500, 1000]
 
 
-@test
-def spikes_are_counted_among_values_with_a_z_score():
+def test_spikes_are_counted_among_values_with_a_z_score():
     found, judged, score = stats.spikes([None, None, 1.0, 7.0, 6.99, 100.0, None, -9.0])
     assert (found, judged) == ([3, 5], 5) and score == 40
     assert stats.spikes([None]) == ([], 0, None)
@@ -279,8 +261,7 @@ def spikes_are_counted_among_values_with_a_z_score():
     assert grown("model.layers.0.self_attn.k_proj.weight") == grown("model.yoco.k_proj.weight") == ""
 
 
-@test
-def the_largest_stable_rate_is_below_the_first_unstable_one():
+def test_the_largest_stable_rate_is_below_the_first_unstable_one():
     ladder = {
         1e-3: [2.5, 2.5],
         2e-3: [2.0, 2.02],
@@ -313,9 +294,8 @@ def made_run(directory, steps, **options):
     return directory
 
 
-@test
-def the_state_of_a_run_follows_from_its_directory(place):
-    run = place / "r"
+def test_the_state_of_a_run_follows_from_its_directory(tmp_path):
+    run = tmp_path / "r"
     assert run_directory.state(run, 5) == ("new", 0)
     made_run(run, 5)
     assert run_directory.state(run, 5) == ("begun", 0)
@@ -341,25 +321,24 @@ def the_state_of_a_run_follows_from_its_directory(place):
     assert not run_directory.locked(run)
 
 
-@test
-def written_files_follow_links_and_change_as_a_whole_or_not_at_all(place):
-    (place / "far").mkdir()
-    (place / "link").symlink_to("far/file")
+def test_written_files_follow_links_and_change_as_a_whole_or_not_at_all(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to("far/file")
     names = ("link.tmp", f"far/file.{os.getpid()}.tmp")
     for name in names:
-        (place / name).write_text("mine")
-    run_directory.write_atomic(place / "link", "new")
+        (tmp_path / name).write_text("mine")
+    run_directory.write_atomic(tmp_path / "link", "new")
     try:
-        run_directory.write_atomic(place / "link", b"no text")
+        run_directory.write_atomic(tmp_path / "link", b"no text")
     except TypeError:
         pass
-    found = {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
+    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {"link": "new", "far/file": "new", **dict.fromkeys(names, "mine")}, found
-    assert (place / "link").is_symlink()
-    os.mkfifo(place / "pipe")
-    reader = subprocess.Popen(["cat", place / "pipe"], stdout=subprocess.PIPE)
-    run_directory.write_atomic(place / "pipe", "through")
-    assert reader.communicate(timeout=60)[0] == b"through" and (place / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
+    run_directory.write_atomic(tmp_path / "pipe", "through")
+    assert reader.communicate(timeout=60)[0] == b"through" and (tmp_path / "pipe").is_fifo()
 
 
 def resumed(first, *starts):
@@ -370,8 +349,7 @@ def resumed(first, *starts):
     return {"options": first, "data_fingerprint": "5", "starts": entries}
 
 
-@test
-def the_option_history_follows_from_the_starts():
+def test_the_option_history_follows_from_the_starts():
     old = {"options": {"steps": 5, "lr": 0.1}}
     assert option_history.history(old) == [(0, old["options"])]  # of an older trainer, without starts
     run = resumed({"steps": 5, "lr": 0.1}, (3, {"lr": 0.2}), (7, {"steps": 9}))
@@ -403,8 +381,7 @@ def the_option_history_follows_from_the_starts():
     assert [run.tokens_at(step) for step in (6, 7, 10)] == [24, 40, 88]
 
 
-@test
-def a_changed_option_is_a_difference_with_its_step():
+def test_a_changed_option_is_a_difference_with_its_step():
     plain, both = (
         resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}),
         [resumed({"steps": 9, "lr": lr, "beta2": 0.9}, (4, {"beta2": 0.99})) for lr in (0.1, 0.2)],
@@ -433,8 +410,7 @@ def validated(windows=None, fingerprint=None, path="d", steps=4, tokens=99, log=
 WINDOWS = "windows of validation (--val-steps times --batch-size)"
 
 
-@test
-def validations_with_other_windows_are_not_compared():
+def test_validations_with_other_windows_are_not_compared():
     same = lambda a, b: option_history.validation_differences(a, b, ("A", "B"))
     assert same(validated(8, "7"), validated(8, "7", path="elsewhere")) == []
     assert same(validated(8, "7"), validated(8, "6")) == ["fingerprint of the validation data: 7 in A, 6 in B"]
@@ -457,8 +433,7 @@ def validations_with_other_windows_are_not_compared():
     assert same(validated(), more)[-1] == f"{WINDOWS}: 8 in A, 8 then 16 at step 10 in B", same(validated(), more)
 
 
-@test
-def differences_that_prevent_a_comparison_are_listed():
+def test_differences_that_prevent_a_comparison_are_listed():
     a = {"options": {"train-data": "x", "steps": 5, "beta2": 0.95}, "data_fingerprint": "5"}
     assert (
         option_history.differences(
@@ -557,15 +532,14 @@ def train_steps(directory):
     return [r["step"] for r in run_directory.read_log(directory / "log.jsonl") if r["kind"] == "train"]
 
 
-@test
-def a_plan_runs_once_and_every_run_is_evaluated(place):
-    corpus(place)
-    choices(place)
+def test_a_plan_runs_once_and_every_run_is_evaluated(tmp_path):
+    corpus(tmp_path)
+    choices(tmp_path)
     plan = SMALL.replace("val-data = corpus", "val-data = corpus\neval-choices = sums=sums.bin")
     plan = plan.replace("validations", "eval-needles = 4:2\neval-shots = 4 12\nvalidations")
-    done = lab(place, plan=plan)
+    done = lab(tmp_path, plan=plan)
     assert done.returncode == 0, done.stderr + done.stdout
-    out = place / "out"
+    out = tmp_path / "out"
     names = [f"{arm}.lr0.01.seed{seed}" for seed in (1, 2) for arm in ("baseline", "diff_v2")]
     for name in names:
         assert train_steps(out / name) == list(range(1, 158)), name
@@ -583,40 +557,40 @@ def a_plan_runs_once_and_every_run_is_evaluated(place):
     said = [json.loads((out / n / "run.json").read_text())["model"]["parameters"] for n in names[:2]]
     assert abs(said[0] - said[1]) <= 3 * 32 * 2 / 2, said  # matched to half of the cost of one MLP unit
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file() and p.name != "lab.lock"}
-    again = lab(place, plan=plan)
+    again = lab(tmp_path, plan=plan)
     assert again.returncode == 0 and {p: p.stat().st_mtime_ns for p in before} == before
     # a changed plan does not modify the existing runs
-    other = lab(place, plan=SMALL.replace("warmup = 2", "warmup = 3"))
+    other = lab(tmp_path, plan=SMALL.replace("warmup = 2", "warmup = 3"))
     expect_error(other, 2, "was started with --warmup 2, and the plan has 3")
-    other = lab(place, plan=plan.replace("warmup = 2\n", ""))
+    other = lab(tmp_path, plan=plan.replace("warmup = 2\n", ""))
     expect_error(other, 2, "was started with --warmup 2, and the plan has none", lines=1)
     other = lab(
-        place,
+        tmp_path,
         plan=SMALL.replace("[arm diff_v2]", "[arm diff_v3]").replace("attention = diff_v2", "attention = diff_v3"),
     )
     expect_error(other, 2, "small.plan:23: [arm diff_v3]: --attention")
-    other = lab(place, plan=plan.replace("4:2", "8:2"))
+    other = lab(tmp_path, plan=plan.replace("4:2", "8:2"))
     expect_error(other, 2, "[arm baseline]: needles 8:2 requires --seq-len 92 or more, and it is 64", lines=1)
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
-@test
-def a_lab_that_is_killed_at_any_time_continues_bitwise(place, whole):
+def test_a_lab_that_is_killed_at_any_time_continues_bitwise(tmp_path, tmp_path_factory):
+    whole = tmp_path_factory.mktemp("whole")
     random.seed(time.time_ns())
     plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("20K", "60K")
-    corpus(place)
-    shutil.copytree(place / "corpus", whole / "corpus")
+    corpus(tmp_path)
+    shutil.copytree(tmp_path / "corpus", whole / "corpus")
     assert lab(whole, "--no-eval", plan=plan).returncode == 0
-    moments, log = [], place / "out" / "diff_v2.lr0.01.seed1" / "log.jsonl"
+    moments, log = [], tmp_path / "out" / "diff_v2.lr0.01.seed1" / "log.jsonl"
 
     def starts():
         return sum(
-            line.startswith("+ ") for path in (place / "out").glob("*.out") for line in path.read_text().splitlines()
+            line.startswith("+ ") for path in (tmp_path / "out").glob("*.out") for line in path.read_text().splitlines()
         )
 
     for attempt in range(4):
         before = starts()
-        process = in_background(place, "--no-eval", plan=plan)
+        process = in_background(tmp_path, "--no-eval", plan=plan)
         moments.append(
             100 * attempt + random.randrange(20, 100)
         )  # a step of one of the two runs; later ones follow a checkpoint
@@ -630,25 +604,24 @@ def a_lab_that_is_killed_at_any_time_continues_bitwise(place, whole):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL if attempt % 2 else signal.SIGTERM)
         assert process.wait() in (0, 3, -9), (process.returncode, moments)
-    done = lab(place, "--no-eval", plan=plan)
+    done = lab(tmp_path, "--no-eval", plan=plan)
     assert done.returncode == 0, done.stderr
     for name in ("baseline.lr0.01.seed1", "diff_v2.lr0.01.seed1"):
-        assert train_steps(place / "out" / name) == list(range(1, 470)), (name, moments)
+        assert train_steps(tmp_path / "out" / name) == list(range(1, 470)), (name, moments)
         mine, wanted = (
-            run_directory.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (place, whole)
+            run_directory.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (tmp_path, whole)
         )
         assert mine.read_bytes() == wanted.read_bytes(), (name, moments)
 
 
-@test
-def a_lab_with_a_time_limit_stops_in_time_and_continues_by_seed(place):
+def test_a_lab_with_a_time_limit_stops_in_time_and_continues_by_seed(tmp_path):
     plan = (ROOT / "scripts/plans/gpu-half-hour.plan").read_text()
-    corpus(place)
+    corpus(tmp_path)
     words = ["--size", "smoke", "--seeds", "1,2", "--data", "corpus"]
     windows, ends, said, minutes = 0, [], "", 0.12
     while windows < 30:
         started = time.time()
-        done = lab(place, *words, "--minutes", f"{minutes:.2f}", plan=plan, jobs="1")
+        done = lab(tmp_path, *words, "--minutes", f"{minutes:.2f}", plan=plan, jobs="1")
         assert time.time() - started < 60 * minutes + 60, done.stdout
         windows, said, minutes = windows + 1, done.stdout, 1.2 * minutes  # on a busy machine no step fits at first
         if done.returncode == 0:
@@ -659,29 +632,28 @@ def a_lab_with_a_time_limit_stops_in_time_and_continues_by_seed(place):
     assert done.returncode == 0 and windows > 1, (windows, said)
     for seed in (1, 2):
         for arm in ("baseline", "diff_v2", "baseline-2h"):
-            run = place / "out" / f"{arm}.lr0.004.seed{seed}"
+            run = tmp_path / "out" / f"{arm}.lr0.004.seed{seed}"
             assert train_steps(run) == list(range(1, 41)) and (run / "eval.json").exists(), run
             ends.append((run / "run.json").stat().st_ctime)
     assert ends == sorted(ends), ends  # one seed's arms, then the next's
 
 
-@test
-def a_failed_run_does_not_stop_the_others_and_is_repeated(place):
-    corpus(place)
+def test_a_failed_run_does_not_stop_the_others_and_is_repeated(tmp_path):
+    corpus(tmp_path)
     plan = SMALL.replace("seeds = 1 2", "seeds = 1")
-    blocked = place / "out" / "baseline.lr0.01.seed1"
+    blocked = tmp_path / "out" / "baseline.lr0.01.seed1"
     blocked.mkdir(parents=True)
     (blocked / "log.jsonl").write_text("")  # a directory that the trainer rejects
-    done = lab(place, plan=plan)
+    done = lab(tmp_path, plan=plan)
     expect_error(done, 1, "baseline.lr0.01.seed1 failed")
     assert "without a run.json" in done.stderr, done.stderr
     assert train_steps(blocked.parent / "diff_v2.lr0.01.seed1") == list(range(1, 158))
     (blocked / "log.jsonl").unlink()
-    done = lab(place, plan=plan)
+    done = lab(tmp_path, plan=plan)
     assert done.returncode == 0 and train_steps(blocked) == list(range(1, 158)), done.stderr
     (blocked / "eval.json").unlink()
     (run_directory.checkpoint(blocked, 157) / "model.safetensors").write_bytes(b"")
-    expect_error(lab(place, plan=plan), 1, "baseline.lr0.01.seed1 failed: evaluating: diffv2: ", lines=1)
+    expect_error(lab(tmp_path, plan=plan), 1, "baseline.lr0.01.seed1 failed: evaluating: diffv2: ", lines=1)
 
 
 UPCYCLE = SMALL.replace("seeds = 1 2", "seeds = 3").replace("tokens = 20K", "tokens = 2K").partition("[arm")[0]
@@ -694,13 +666,12 @@ tokens = 1K
 """
 
 
-@test
-def an_arm_starts_from_the_last_checkpoint_of_another(place):
-    corpus(place)
+def test_an_arm_starts_from_the_last_checkpoint_of_another(tmp_path):
+    corpus(tmp_path)
     plan = UPCYCLE
-    done = lab(place, "--arms", "diff_v2", plan=plan)
+    done = lab(tmp_path, "--arms", "diff_v2", plan=plan)
     assert done.returncode == 0, done.stderr + done.stdout
-    out, name = place / "out", "one.lr0.01.seed3"
+    out, name = tmp_path / "out", "one.lr0.01.seed3"
     run = run_directory.read_run(out / "diff_v2.lr0.01.seed3")
     assert run["options"]["init"] == str(run_directory.checkpoint(out / name, 16)) and run["options"]["seed"] == 1003
     found = studies.load([out])
@@ -714,56 +685,54 @@ def an_arm_starts_from_the_last_checkpoint_of_another(place):
     part = tables.results(found)["upcycling"]
     assert [(r["tokens"], r["arm"]) for r in part["losses"]][-2:] == [(2048, "one"), (2048, "diff_v2")], part["losses"]
     assert {r["what"] for r in part["changes"]} == set(upcycling.STATISTICS), part["changes"]
-    kept = place / "kept.jsonl"
+    kept = tmp_path / "kept.jsonl"
     archived = subprocess.run([sys.executable, HERE, "archive", out, "--out", kept], capture_output=True, text=True)
-    assert archived.returncode == 0 and str(place) not in kept.read_text(), archived.stderr + "or a path"
+    assert archived.returncode == 0 and str(tmp_path) not in kept.read_text(), archived.stderr + "or a path"
     expect_error(
-        lab(place, plan=plan.replace("init-from = one\n", "")), 2, "started from one.lr0.01.seed3, and", lines=1
+        lab(tmp_path, plan=plan.replace("init-from = one\n", "")), 2, "started from one.lr0.01.seed3, and", lines=1
     )
     shutil.rmtree(out / "diff_v2.lr0.01.seed3")
     shutil.rmtree(out / name)
     (out / name).mkdir()
     (out / name / "log.jsonl").write_text("")  # a directory that the trainer rejects
-    done = lab(place, plan=plan)
+    done = lab(tmp_path, plan=plan)
     expect_error(
         done, 1, f"diff_v2.lr0.01.seed3 failed: it starts from the last checkpoint of {name}, which failed\n", 2
     )
 
 
-@test
-def a_run_that_diverges_is_a_result(place):
-    corpus(place)
+def test_a_run_that_diverges_is_a_result(tmp_path):
+    corpus(tmp_path)
     plan = (
         SMALL.replace("seeds = 1 2", "seeds = 1")
         .replace("lr = 1e-2", "lr = 1e30")
         .replace("[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n", "")
     )
-    done = lab(place, plan=plan)
+    done = lab(tmp_path, plan=plan)
     assert done.returncode == 0 and "1 diverged" in done.stdout, done.stdout + done.stderr
-    steps = train_steps(place / "out" / "baseline.lr1e+30.seed1")
-    again = lab(place, plan=plan)
-    assert again.returncode == 0 and train_steps(place / "out" / "baseline.lr1e+30.seed1") == steps
+    steps = train_steps(tmp_path / "out" / "baseline.lr1e+30.seed1")
+    again = lab(tmp_path, plan=plan)
+    assert again.returncode == 0 and train_steps(tmp_path / "out" / "baseline.lr1e+30.seed1") == steps
 
 
-@test
-def gpus_are_allocated_and_released(place):
-    corpus(place)
-    launcher = place / "launch"
+def test_gpus_are_allocated_and_released(tmp_path):
+    corpus(tmp_path)
+    launcher = tmp_path / "launch"
     launcher.write_text(
-        f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{place}/used\n"$@"\nstatus=$?\n'
-        f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{place}/used\nexit $status\n'
+        f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{tmp_path}/used\n"$@"\nstatus=$?\n'
+        f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{tmp_path}/used\nexit $status\n'
     )
     launcher.chmod(0o755)
     plan = SMALL.replace("[arm baseline]", f"ranks = 2\nlauncher = {launcher}\n[arm baseline]")
     os.environ["CUDA_VISIBLE_DEVICES"] = "9,7,5,3,GPU-1"
     try:
-        done, few = (lab(place, "--gpus", count, plan=plan) for count in ("5", "6"))
+        done, few = (lab(tmp_path, "--gpus", count, plan=plan) for count in ("5", "6"))
     finally:
         del os.environ["CUDA_VISIBLE_DEVICES"]
     assert done.returncode == 0, done.stderr
     expect_error(few, 2, "--gpus 6: CUDA_VISIBLE_DEVICES has only 5: specify --gpus 5 or fewer", lines=1)
     held, most, begun = set(), 0, 0
-    for line in sorted((place / "used").read_text().splitlines()):
+    for line in sorted((tmp_path / "used").read_text().splitlines()):
         _, what, gpus = line.split()
         gpus = set(gpus.split(","))
         if what == "begin":
@@ -773,7 +742,7 @@ def gpus_are_allocated_and_released(place):
         else:
             held -= gpus
     assert begun == 4 and most == 4 and not held, (begun, most, held)
-    done = lab(place, "--gpus", "1", plan=plan)
+    done = lab(tmp_path, "--gpus", "1", plan=plan)
     expect_error(done, 2, "requires 2 GPUs, and --gpus is 1")
 
 
@@ -806,12 +775,12 @@ def trainers_of(directory):
     return found
 
 
-@test
-def a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed(place, whole):
+def test_a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed(tmp_path, tmp_path_factory):
+    whole = tmp_path_factory.mktemp("whole")
     if not shutil.which("mpirun"):
-        raise Skip("no mpirun")
-    corpus(place)
-    shutil.copytree(place / "corpus", whole / "corpus")
+        pytest.skip("no mpirun")
+    corpus(tmp_path)
+    shutil.copytree(tmp_path / "corpus", whole / "corpus")
     plan = RANKS.replace("20K", "1500K").replace(
         "checkpoints = 4", "checkpoints = 1"
     )  # only the last checkpoint, and those of signals
@@ -819,15 +788,15 @@ def a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed(place, whole):
     assert small.returncode == 0, small.stderr + small.stdout
     said = json.loads((whole / "out/baseline.lr0.01.seed1/run.json").read_text())
     if said["ranks"] == 1:
-        raise Skip("the trainer was built without MPI")
-    run, last = place / "out" / "baseline.lr0.01.seed1", 0
+        pytest.skip("the trainer was built without MPI")
+    run, last = tmp_path / "out" / "baseline.lr0.01.seed1", 0
     for number, status in ((signal.SIGTERM, 3), (signal.SIGKILL, -9), (signal.SIGTERM, 3)):
-        process = in_background(place, "--no-eval", plan=plan)
+        process = in_background(tmp_path, "--no-eval", plan=plan)
         try:
             wait_until(lambda: len(train_steps(run)) > last + 20)
             process.send_signal(number)
             assert process.wait(timeout=130) == status, process.returncode
-            wait_until(lambda: not trainers_of(place))  # after SIGKILL the kernel signals the launcher
+            wait_until(lambda: not trainers_of(tmp_path))  # after SIGKILL the kernel signals the launcher
         finally:
             process.kill()
         steps = train_steps(run)
@@ -840,10 +809,9 @@ def a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed(place, whole):
         )
 
 
-@test
-def a_run_of_a_script_that_does_not_forward_signals_saves(place):
-    corpus(place)
-    launcher = place / "launch"
+def test_a_run_of_a_script_that_does_not_forward_signals_saves(tmp_path):
+    corpus(tmp_path)
+    launcher = tmp_path / "launch"
     launcher.write_text('#!/bin/sh\n"$@"\n')
     launcher.chmod(0o755)
     plan = (
@@ -851,8 +819,8 @@ def a_run_of_a_script_that_does_not_forward_signals_saves(place):
         .replace("20K", "4M")
         .replace("checkpoints = 4", "checkpoints = 1")
     )
-    run = place / "out" / "baseline.lr0.01.seed1"
-    process = in_background(place, "--no-eval", plan=plan)
+    run = tmp_path / "out" / "baseline.lr0.01.seed1"
+    process = in_background(tmp_path, "--no-eval", plan=plan)
     try:
         wait_until(lambda: len(train_steps(run)) > 20)
         process.send_signal(signal.SIGTERM)
@@ -864,30 +832,27 @@ def a_run_of_a_script_that_does_not_forward_signals_saves(place):
     assert run_directory.checkpoint(run, max(train_steps(run))).exists()
 
 
-@test
-def a_missing_launcher_is_reported_before_any_run_starts(place):
-    corpus(place)
-    done = lab(place, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
+def test_a_missing_launcher_is_reported_before_any_run_starts(tmp_path):
+    corpus(tmp_path)
+    done = lab(tmp_path, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
     expect_error(done, 2, "no-such-launcher, the launcher of arm", lines=1)
-    assert not (place / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
-@test
-def a_dry_run_predicts_the_hours_of_all_ranks(place):
-    corpus(place)
+def test_a_dry_run_predicts_the_hours_of_all_ranks(tmp_path):
+    corpus(tmp_path)
     hours = []
     for words in (("--seeds", "1"), ("--seeds", "1,2"), ("--seeds", "1", "--device", "A100-SXM4-80GB")):
-        done = lab(place, "--dry-run", "--arms", "baseline", *words)
+        done = lab(tmp_path, "--dry-run", "--arms", "baseline", *words)
         found = re.search(r"^GPU hours on \S+: (\S+) to (\S+), predicted", done.stdout, re.M)
         hours.append(list(map(float, found.groups())))
-        assert done.returncode == 0 and not (place / "out").exists() and 0 < hours[-1][0] < hours[-1][1], done.stdout
+        assert done.returncode == 0 and not (tmp_path / "out").exists() and 0 < hours[-1][0] < hours[-1][1], done.stdout
     assert all(abs(two / one - 2) < 0.02 and slow > one for one, two, slow in zip(*hours)), hours
 
 
-@test
-def errors_are_one_line(place):
-    corpus(place)
-    file, out = place / "file", place / "out"
+def test_errors_are_one_line(tmp_path):
+    corpus(tmp_path)
+    file, out = tmp_path / "file", tmp_path / "out"
     file.write_text("text")
     for words, status, said in (
         (("--out", file), 1, "is a file, must be a directory"),
@@ -899,10 +864,10 @@ def errors_are_one_line(place):
         (("--dry-run", "--report"), 2, "--dry-run starts none"),
         (("--dry-run", "--device", "H900"), 2, "--device 'H900' is unknown"),
         (("--nice", "90"), 2, "--nice 90"),
-        (("--trainer", place), 2, "Permission denied"),
-        (("--trainer", launch_nothing(place)), 2, "Exec format error"),
+        (("--trainer", tmp_path), 2, "Permission denied"),
+        (("--trainer", launch_nothing(tmp_path)), 2, "Exec format error"),
     ):
-        expect_error(lab(place, *words), status, said, lines=1)
+        expect_error(lab(tmp_path, *words), status, said, lines=1)
         assert not out.exists() and file.read_text() == "text"
     for name, text, said in (
         ("lab.json", "{", "lab.json: not JSON"),
@@ -914,7 +879,7 @@ def errors_are_one_line(place):
         shutil.rmtree(out, ignore_errors=True)
         (out / name).parent.mkdir(parents=True)
         (out / name).write_text(text)
-        done = lab(place)
+        done = lab(tmp_path)
         expect_error(done, 1, said, lines=1)
         assert (out / name).read_text() == text
 
@@ -926,35 +891,32 @@ def launch_nothing(place):
     return path
 
 
-@test
-def a_run_that_was_resumed_with_other_options_is_an_error(place):
-    corpus(place)
+def test_a_run_that_was_resumed_with_other_options_is_an_error(tmp_path):
+    corpus(tmp_path)
     plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("20K", "2K")
-    assert lab(place, "--no-eval", "--arms", "baseline", plan=plan).returncode == 0
-    path = place / "out/baseline.lr0.01.seed1/run.json"
+    assert lab(tmp_path, "--no-eval", "--arms", "baseline", plan=plan).returncode == 0
+    path = tmp_path / "out/baseline.lr0.01.seed1/run.json"
     said = json.loads(path.read_text())
     said["starts"] = [{"step": 0, "changed": []}, {"step": 8, "changed": [{"name": "lr", "old": 0.01, "new": 0.5}]}]
     path.write_text(json.dumps(said))
-    done = lab(place, "--no-eval", "--arms", "baseline", plan=plan)
+    done = lab(tmp_path, "--no-eval", "--arms", "baseline", plan=plan)
     expect_error(done, 2, "was resumed after step 8 with --lr 0.5, and the plan has 0.01")
 
 
-@test
-def two_labs_cannot_share_a_directory(place):
-    corpus(place)
-    first = in_background(place, plan=SMALL.replace("20K", "10M"))
-    lock = place / "out" / "lab.lock"
+def test_two_labs_cannot_share_a_directory(tmp_path):
+    corpus(tmp_path)
+    first = in_background(tmp_path, plan=SMALL.replace("20K", "10M"))
+    lock = tmp_path / "out" / "lab.lock"
     deadline = time.time() + 60
-    while not (lock.exists() and (place / "out" / "lab.json").exists()) and time.time() < deadline:
+    while not (lock.exists() and (tmp_path / "out" / "lab.json").exists()) and time.time() < deadline:
         time.sleep(0.1)
-    second = lab(place, plan=SMALL.replace("20K", "10M"))
+    second = lab(tmp_path, plan=SMALL.replace("20K", "10M"))
     expect_error(second, 1, "another lab is running in it")
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=130) == 3
 
 
-@test
-def the_plans_of_the_repository_are_valid_at_every_size():
+def test_the_plans_of_the_repository_are_valid_at_every_size():
     trainer = Trainer(TRAINER)
     for path in sorted((ROOT / "scripts/plans").glob("*.plan")):
         plan = plans.parse(path.read_text(), path.name, trainer.options)
@@ -971,8 +933,7 @@ def the_plans_of_the_repository_are_valid_at_every_size():
                 trainer.dry_run(options)
 
 
-@test
-def the_family_has_every_variant_and_equal_parameters_where_they_differ():
+def test_the_family_has_every_variant_and_equal_parameters_where_they_differ():
     trainer = Trainer(TRAINER)
     path = ROOT / "scripts/plans/family.plan"
     runs = {
@@ -991,14 +952,13 @@ def the_family_has_every_variant_and_equal_parameters_where_they_differ():
             assert one == other, arm
 
 
-@test
-def caches_follow_the_layers_of_the_trainers_config(place):
-    corpus(place)
+def test_caches_follow_the_layers_of_the_trainers_config(tmp_path):
+    corpus(tmp_path)
     shape = "--layers 4 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 --ffn 16 --seq-len 32 --steps 1".split()
     for number, words in enumerate(("--window 8", "--window 8 --full-every 2", "--window 8 --yoco", "--window 99")):
-        out = place / f"out{number}"
+        out = tmp_path / f"out{number}"
         command = [str(TRAINER), "--train-data", "corpus", "--out", str(out), *shape, *words.split()]
-        subprocess.run(command, cwd=place, capture_output=True, check=True)
+        subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
         config = run_directory.read_json(run_directory.checkpoint(out, 1) / "config.json", {"layer_types": ["text"]})
         lengths = [
             min(config["sliding_window"], 32) if kind == "sliding_attention" else 32 for kind in config["layer_types"]
@@ -1010,8 +970,7 @@ def caches_follow_the_layers_of_the_trainers_config(place):
         assert long_context.cache_numbers(options) == sum(lengths) * 2 * 8, words
 
 
-@test
-def the_lab_matches_parameters_as_the_trainer_does():
+def test_the_lab_matches_parameters_as_the_trainer_does():
     trainer = Trainer(TRAINER)
     base = {"preset": "tiny", "attention": "baseline", "train-data": "x"}
     mine = trainer.match({**base, "attention": "diff_v2"}, trainer.dry_run(base).active)
@@ -1019,8 +978,7 @@ def the_lab_matches_parameters_as_the_trainer_does():
     assert trainer.dry_run(mine).active == theirs
 
 
-@test
-def a_phase_of_a_plan_begins_after_a_share_of_the_tokens():
+def test_a_phase_of_a_plan_begins_after_a_share_of_the_tokens():
     refused("phase = 10:seq-len=8\n[arm a]\n", "x.plan:1: 'phase = 10:seq-len=8': must be SHARE%:NAME=X,..., such as")
     trainer = Trainer(TRAINER)
     text = SMALL.replace("warmup = 2", "warmup = 2\nphase = 75%:seq-len=128,batch-size=1,rope-theta=500000")
@@ -1032,8 +990,7 @@ def a_phase_of_a_plan_begins_after_a_share_of_the_tokens():
     assert (run.steps, run.tokens, run.options["phase"][:4]) == (117 + 20, 117 * 128 + 20 * 256, "117:"), run
 
 
-@test
-def experts_are_matched_by_their_width_and_active_parameters():
+def test_experts_are_matched_by_their_width_and_active_parameters():
     trainer = Trainer(TRAINER)
     dense = trainer.dry_run({"preset": "tiny", "attention": "baseline"})
     assert dense.active == dense.parameters
@@ -1043,44 +1000,3 @@ def experts_are_matched_by_their_width_and_active_parameters():
     assert {key for key in matched if matched[key] != experts[key]} == {"expert-ffn"}, matched
     assert abs(cost.active - dense.active) <= 4 * 2 * 3 * 128 / 2, (cost, dense)  # 4 layers, 2 experts, half a unit
     assert cost.parameters > 2 * cost.active
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", action="store_true")
-    parser.add_argument("--browser", action="store_true")
-    parser.add_argument("--only", metavar="WORD", default="")
-    given = parser.parse_args()
-    python_environment.ensure("browser" if given.browser else "lab")
-    tests = test + test_claims.test + test_probe.test + test_transfer.test
-    if given.report or given.browser:
-        from lab import test_page, test_report, test_tasks
-
-        tests += test_report.test + test_tasks.test + test_page.test
-    if given.browser:
-        from lab import test_browser
-
-        tests += test_browser.test
-    passed = failed = skipped = 0
-    for function in tests:
-        name = function.__name__.replace("_", " ")
-        if given.only not in name:
-            continue
-        start = time.time()
-        try:
-            call(function)
-            passed += 1
-            print(f"ok   lab: {name} ({time.time() - start:.2f} s)", flush=True)
-        except Skip as why:
-            skipped += 1
-            print(f"skip lab: {name}: {why}", flush=True)
-        except Exception:
-            failed += 1
-            traceback.print_exc()
-            print(f"FAIL lab: {name}", flush=True)
-    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
-    return 1 if failed or not passed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

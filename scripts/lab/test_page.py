@@ -1,4 +1,4 @@
-"""test_page.py: tests of the page and of watch.py. test_lab.py --report runs them."""
+"""test_page.py: tests of the page and of watch.py."""
 
 import contextlib
 import http.client
@@ -15,9 +15,7 @@ import threading
 from pathlib import Path
 
 from . import test_report as made
-from .testing import Tests, expect_error, has
-
-test = Tests()
+from .testing import expect_error, has
 
 
 def added(log, records):
@@ -72,9 +70,8 @@ def last_point(news, figure, name):
     return t["x"][-1], t["y"][-1]
 
 
-@test
-def the_live_page_follows_a_log_that_grows_and_shrinks(place):
-    run, whole = place / "run", place / "whole/log.jsonl"
+def test_the_live_page_follows_a_log_that_grows_and_shrinks(tmp_path):
+    run, whole = tmp_path / "run", tmp_path / "whole/log.jsonl"
     made.made_run(whole.parent, "diff_v2", 0.001, 1, 2.0)
     with watching(run) as (get, _):
         status, page, _ = get("/")
@@ -116,9 +113,8 @@ def the_live_page_follows_a_log_that_grows_and_shrinks(place):
         assert news["html"] == {} and "run.json: not JSON" in get("/")[1]
 
 
-@test
-def the_live_page_is_for_this_machine_and_has_two_files(place):
-    run = place / "run"
+def test_the_live_page_is_for_this_machine_and_has_two_files(tmp_path):
+    run = tmp_path / "run"
     made.made_run(run, "baseline", 0.001, 1, 2.0)
     with watching(run) as (get, address):
         assert get("/", Host="example.org")[0] == get("/data", Host="127.0.0.1:1")[0] == 403
@@ -131,8 +127,7 @@ def the_live_page_is_for_this_machine_and_has_two_files(place):
         assert get("/log.jsonl")[0] == 404
 
 
-@test
-def watch_writes_a_page_and_rejects_bad_options():
+def test_watch_writes_a_page_and_rejects_bad_options():
     import watch
 
     with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as used:
@@ -156,20 +151,18 @@ def watch_writes_a_page_and_rejects_bad_options():
             expect_error(called(watch.main, "watch.py", run, *words), status, said, lines=1)
 
 
-@test
-def numbers_have_the_largest_unit_below_them():
+def test_numbers_have_the_largest_unit_below_them():
     from .table import engineering
 
     shown = [engineering(x) for x in (0.5, 999.7, 1e3, 12345, 0)]
     assert shown == ["0.5", "1k", "1k", "12.3k", "–"], shown
 
 
-@test
-def the_end_of_a_run_is_predicted_from_its_last_steps(place):
+def test_the_end_of_a_run_is_predicted_from_its_last_steps(tmp_path):
     from . import one_run
     from . import study as studies
 
-    run = place / "run"
+    run = tmp_path / "run"
     made.made_run(run, "baseline", 0.001, 1, 2.0, steps=120)
     one = studies.load([run]).runs[0]
     for r in one.train:
@@ -183,11 +176,10 @@ def the_end_of_a_run_is_predicted_from_its_last_steps(place):
     assert "[13 h 20 min, 26 h 40 min]" in one_run.prediction(one, 0)
 
 
-@test
-def named_runs_are_compared_with_a_table_of_their_options(place):
+def test_named_runs_are_compared_with_a_table_of_their_options(tmp_path):
     from . import report
 
-    one, many, out = place / "one", place / "many", place / "out"
+    one, many, out = tmp_path / "one", tmp_path / "many", tmp_path / "out"
     made.made_run(one, "baseline", 0.001, 1, 2.0)
     for seed in (2, 3):
         more = {"total-batch": 2000, "weight-decay": 0.2}
@@ -207,9 +199,9 @@ def named_runs_are_compared_with_a_table_of_their_options(place):
         ((f"a={one}", f"a={many}"), "a=DIR: the name is used more than once"),
     ):
         expect_error(reported(*words), 2, text, lines=1)
-    expect_error(reported(f"a={place}/none"), 1, f"{place}/none: no such directory", lines=1)
-    one.rename(place / "x=y")  # a directory that exists is no name
-    done = reported(place / "x=y", "--out", out, "--no-png")
+    expect_error(reported(f"a={tmp_path}/none"), 1, f"{tmp_path}/none: no such directory", lines=1)
+    one.rename(tmp_path / "x=y")  # a directory that exists is no name
+    done = reported(tmp_path / "x=y", "--out", out, "--no-png")
     assert done.returncode == 0 and made.results_of(out)["arms"] == {"baseline": "baseline"}, done
 
 
@@ -232,8 +224,7 @@ SEEN = {  # linear sRGB as it appears with a colour vision deficiency (Machado e
 }
 
 
-@test
-def a_figure_has_eight_lines_until_more_are_asked_for():
+def test_a_figure_has_eight_lines_until_more_are_asked_for():
     from types import SimpleNamespace
 
     from . import figures, page
@@ -250,8 +241,7 @@ def a_figure_has_eight_lines_until_more_are_asked_for():
     assert page.at_first(study, views(lines(arms)), "all") == (["arm2", "arm5", "arm8"], True)  # evenly spaced
 
 
-@test
-def colours_are_distinguishable_in_both_themes():
+def test_colours_are_distinguishable_in_both_themes():
     from . import page
 
     def seen(color, by):

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from . import probe
-from .testing import Tests, expect_error
+from .testing import expect_error
 
 HERE = Path(__file__).resolve().parent
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).absolute()
@@ -22,7 +22,6 @@ VARIANTS = (
 T = 6
 MEASURED = ["mean", "sd", "count"]
 PERMUTED = [[4, 1, 3, 6, 0, 2, 5, 7], [4, 2, 6, 0, 5, 1, 7, 3]]  # of 8 by the trainer, seed 12345, epochs 1 and 2
-test = Tests()
 
 
 def near(got, wanted, tolerance=1e-12):
@@ -59,8 +58,7 @@ def of_pair(a1, a2, s, window=0):
     return found
 
 
-@test
-def the_effective_rank_of_a_map_of_one_position_is_1_and_of_the_identity_t():
+def test_the_effective_rank_of_a_map_of_one_position_is_1_and_of_the_identity_t():
     import numpy as np
 
     maps = np.zeros((4, 64, 64))
@@ -72,8 +70,7 @@ def the_effective_rank_of_a_map_of_one_position_is_1_and_of_the_identity_t():
     assert probe.effective_ranks(maps[:1]).size == 0 and probe.Mean().value() is None
 
 
-@test
-def statistics_of_a_pair_of_maps_equal_a_calculation_by_hand():
+def test_statistics_of_a_pair_of_maps_equal_a_calculation_by_hand():
     import numpy as np
 
     tolerance, up, down = 8 * 2.0**-24, linear_map(1), linear_map(-1)  # elements are floats
@@ -112,8 +109,7 @@ def blocks(heads, seed, to=0, source=0, factor=0.0):
     return w.reshape(40, -1)
 
 
-@test
-def opposite_blocks_of_o_proj_are_found_in_one_group_only():
+def test_opposite_blocks_of_o_proj_are_found_in_one_group_only():
     least, found = 1 / (1 + probe.DRAWS), probe.subtraction(blocks(2, 1, 1, 0, -0.5), 2, 1, 1)
     for name in ("adjacent", "closest"):
         near(found[name], 1, 1e-14)
@@ -135,9 +131,8 @@ def opposite_blocks_of_o_proj_are_found_in_one_group_only():
     assert found["adjacent_permuted"]["mean"] is None and probe.subtraction(blocks(2, 1), 2, 2, 1) is None
 
 
-@test
-def random_blocks_of_o_proj_give_uniform_p_and_the_cosines_of_a_direct_calculation():
-    """p is uniform without a relation: the mean of 20 has a standard deviation of 1/sqrt(240)."""
+def test_random_blocks_of_o_proj_give_uniform_p_and_the_cosines_of_a_direct_calculation():
+    # p is uniform without a relation: the mean of 20 has a standard deviation of 1/sqrt(240).
     ps = {"adjacent": [], "closest": []}
     for seed in range(1, 21):
         w = blocks(4, 100 + seed)
@@ -150,8 +145,7 @@ def random_blocks_of_o_proj_give_uniform_p_and_the_cosines_of_a_direct_calculati
     assert all(min(p) > 2e-3 and abs(sum(p) / 20 - 0.5) < 4 / math.sqrt(240) for p in ps.values()), ps
 
 
-@test
-def permutations_are_those_of_the_trainer():
+def test_permutations_are_those_of_the_trainer():
     import numpy as np
 
     found = probe.permutations(8, 2**64 - 5, np.arange(1, 200))
@@ -162,17 +156,15 @@ def permutations_are_those_of_the_trainer():
 # ---- classes of tokens
 
 
-@test
-def punctuation_is_ascii_punctuation_apart_from_white_space():
+def test_punctuation_is_ascii_punctuation_apart_from_white_space():
     for text in (b",", b" ,", b"...\n", b"}\t;"):
         assert probe.is_punctuation(text), text
     for text in (b"", b" \n", b"a.", b"\xe2\x80\xa6", b".\xc3", b"7"):
         assert not probe.is_punctuation(text), text
 
 
-@test
-def rare_tokens_are_the_least_frequent_ones_that_are_not_punctuation():
-    """100 bytes: of them may 5 be rare. "xyz" are rare with 1 + 2 + 2; of three that occur twice, the two larger."""
+def test_rare_tokens_are_the_least_frequent_ones_that_are_not_punctuation():
+    # 100 bytes: of them may 5 be rare. "xyz" are rare with 1 + 2 + 2; of three that occur twice, the two larger.
     import numpy as np
 
     for text, rare in ((b"xyyzzqqq,,;", b"xyz"), (b"uuvvwwqqq,,;", b"wv")):
@@ -200,8 +192,7 @@ def row_of(q, k, v, lse=None):
     return probe.Attention(column(q), column(k), lse, 0, [0]), np.array(v, np.float32).reshape(1, 1, len(q), -1)
 
 
-@test
-def rounding_errors_of_attention_equal_those_of_a_calculation_by_hand():
+def test_rounding_errors_of_attention_equal_those_of_a_calculation_by_hand():
     import numpy as np
 
     # one key: the output is its value, so that only the values' own rounding is an error
@@ -286,49 +277,46 @@ def expect_variant(place, variant, *options):
             assert (s == 1).all()
 
 
-@test
-def all_variants_are_probed_with_windows_yoco_and_qk_norm(place):
+def test_all_variants_are_probed_with_windows_yoco_and_qk_norm(tmp_path):
     for i, variant in enumerate(VARIANTS):
         options = ([], ["--window", "5", "--full-every", "2"], ["--window", "5", "--yoco", "--qk-norm"])[i % 3]
-        (place / variant).mkdir()
-        expect_variant(place / variant, variant, *options)
+        (tmp_path / variant).mkdir()
+        expect_variant(tmp_path / variant, variant, *options)
 
 
-@test
-def the_probe_writes_json_and_adds_rounding_errors_to_an_evaluation(place):
-    path, checkpoint = trained(place, "--attention", "diff_v2")
-    before = json.loads((place / "eval.json").read_text())
-    done = probed(path, "--checkpoint", checkpoint, "--out", place / "x.json", "--rounding", place / "eval.json")
+def test_the_probe_writes_json_and_adds_rounding_errors_to_an_evaluation(tmp_path):
+    path, checkpoint = trained(tmp_path, "--attention", "diff_v2")
+    before = json.loads((tmp_path / "eval.json").read_text())
+    done = probed(path, "--checkpoint", checkpoint, "--out", tmp_path / "x.json", "--rounding", tmp_path / "eval.json")
     assert done.returncode == 0, done.stderr
     assert "parameters: the first 40 tokens of 9 windows; ranks of 9" in done.stdout, done.stdout
     assert "factor of the noise heads by token\n" in done.stdout and "rounding errors of emulated" in done.stdout
-    found, after = (json.loads((place / name).read_text()) for name in ("x.json", "eval.json"))
-    assert found["parameters"] == json.loads((place / "run/run.json").read_text())["model"]["parameters"], found
+    found, after = (json.loads((tmp_path / name).read_text()) for name in ("x.json", "eval.json"))
+    assert found["parameters"] == json.loads((tmp_path / "run/run.json").read_text())["model"]["parameters"], found
     assert found["attention"] == "diff_v2" and len(found["layers"]) == 2
     keys = "attention step parameters windows positions rank_windows token_text seed layers"
     assert [*found] == keys.split() and [*found["layers"][0]] == ["layer", "subtraction", "maps", "lambda"]
     assert [*found["layers"][0]["lambda"]] == [*probe.CLASSES] and [*found["layers"][0]["lambda"]["all"]] == MEASURED
     assert after.pop("attention_rounding")["tokens"] == 40 and after == before
-    again = probed(path, "--checkpoint", checkpoint, "--out", place / "y.json")
-    assert again.returncode == 0 and (place / "y.json").read_bytes() == (place / "x.json").read_bytes()
+    again = probed(path, "--checkpoint", checkpoint, "--out", tmp_path / "y.json")
+    assert again.returncode == 0 and (tmp_path / "y.json").read_bytes() == (tmp_path / "x.json").read_bytes()
 
 
-@test
-def the_probe_refuses_what_it_cannot_read_in_one_line(place):
-    path, checkpoint = trained(place)
+def test_the_probe_refuses_what_it_cannot_read_in_one_line(tmp_path):
+    path, checkpoint = trained(tmp_path)
     expect_error(probed(path, "--checkpoint", checkpoint), 2, "--out or --rounding is required", 1)
-    (place / "cut").write_bytes(path.read_bytes()[:5000])
-    (place / "text").write_text("nothing")
-    out = ("--out", place / "x.json")
+    (tmp_path / "cut").write_bytes(path.read_bytes()[:5000])
+    (tmp_path / "text").write_text("nothing")
+    out = ("--out", tmp_path / "x.json")
     for name, said in (
         ("none", "No such file"),
         ("cut", ": damaged, or no tensor"),
         ("text", ": damaged, or not a safetensors file"),
     ):
-        expect_error(probed(place / name, "--checkpoint", checkpoint, *out), 1, said, 1)
+        expect_error(probed(tmp_path / name, "--checkpoint", checkpoint, *out), 1, said, 1)
     expect_error(probed(checkpoint / "model.safetensors", "--checkpoint", checkpoint, *out), 1, "no tensor counts", 1)
-    expect_error(probed(path, "--checkpoint", place, *out), 1, "config.json: No such file", 1)
+    expect_error(probed(path, "--checkpoint", tmp_path, *out), 1, "config.json: No such file", 1)
     words = ("--checkpoint", checkpoint, *out, "--tokenizer")
-    expect_error(probed(path, *words, place / "text"), 1, "not a tokenizer.bin, or damaged", 1)
-    expect_error(probed(path, "--checkpoint", checkpoint, "--rounding", place / "text"), 1, "text: not JSON", 1)
-    assert not (place / "x.json").exists()
+    expect_error(probed(path, *words, tmp_path / "text"), 1, "not a tokenizer.bin, or damaged", 1)
+    expect_error(probed(path, "--checkpoint", checkpoint, "--rounding", tmp_path / "text"), 1, "text: not JSON", 1)
+    assert not (tmp_path / "x.json").exists()

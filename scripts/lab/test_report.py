@@ -1,4 +1,4 @@
-"""test_report.py: tests of the report on constructed runs with known numbers. test_lab.py --report runs them."""
+"""test_report.py: tests of the report on constructed runs with known numbers."""
 
 import itertools
 import json
@@ -12,10 +12,9 @@ from pathlib import Path
 from . import report as report_command
 from . import long_context, run_directory
 from . import study as studies
-from .testing import Tests, expect_error, has
+from .testing import expect_error, has
 
 HERE = Path(__file__).resolve().parent
-test = Tests()
 
 
 NGRAMS = '{"tokens": 9, "windows": 9, "losses": [9.0, 9.0, 9.0, 9.0, 9.0]}'  # worse than all runs
@@ -166,9 +165,8 @@ def near(got, wanted, tolerance=1e-6):
     assert abs(got - wanted) <= tolerance, f"{got!r}, wanted {wanted!r}"
 
 
-@test
-def the_report_has_the_known_numbers(place):
-    lab = made_lab(place)
+def test_the_report_has_the_known_numbers(tmp_path):
+    lab = made_lab(tmp_path)
     r = reported(lab / "report", lab)
     row = next(x for x in r["summary"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)
     near(row["gap"]["mean"], -0.04)
@@ -245,8 +243,7 @@ def made_low_bit_lab(place):
     return write_lab(lab, runs, title="Low", precisions=["fp32", "bf16"], quantize=["w8a8", "w4a4"])
 
 
-@test
-def test_lines_without_points_are_not_in_the_legend(place):
+def test_test_lines_without_points_are_not_in_the_legend(tmp_path):
     from . import figures, png
 
     arms, legends, close = ["plain", "experts"], [], png.plt.close
@@ -260,16 +257,15 @@ def test_lines_without_points_are_not_in_the_legend(place):
 
     png.plt.close = look
     try:
-        assert png.figure_files(place / "a", title, view, arms, "all")
-        assert not png.figure_files(place / "b", title, {**view, "traces": [empty]}, arms, "all")
+        assert png.figure_files(tmp_path / "a", title, view, arms, "all")
+        assert not png.figure_files(tmp_path / "b", title, {**view, "traces": [empty]}, arms, "all")
     finally:
         png.plt.close = close
-    assert sorted(p.name for p in place.iterdir()) == ["a.pdf", "a.png"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pdf", "a.png"]
     assert legends == [["experts", "experts, more"]], legends
 
 
-@test
-def the_report_has_verdicts_probes_and_late_gradients(place):
+def test_the_report_has_verdicts_probes_and_late_gradients(tmp_path):
     from . import test_claims as made
 
     def change(run, arm, seed):
@@ -284,7 +280,7 @@ def the_report_has_verdicts_probes_and_late_gradients(place):
     losses = {
         a: {s: x + s / 10 + (made.NOISE * 2)[s] / 2 * (a != "baseline") for s in range(1, 6)} for a, x in arms.items()
     }
-    lab = made.made_lab(place, losses, plan="family.plan", change=change)
+    lab = made.made_lab(tmp_path, losses, plan="family.plan", change=change)
     r = reported(lab / "report", lab, "--no-png")
     verdicts = {row["id"]: row["verdict"] for row in r["claims"]}
     assert verdicts["gap-parameters"] == "supported" and verdicts["extra-logit"] == "opposite shown", verdicts
@@ -300,15 +296,14 @@ def the_report_has_verdicts_probes_and_late_gradients(place):
     has(page, "Gradient norms of the layers in the last quarter", "Probes of the last checkpoints")
 
 
-@test
-def a_direction_requires_a_corrected_p_and_seeds_and_tokens(place):
-    """The interval of SINK excludes 0, and its p is above 0.05 after correction."""
+def test_a_direction_requires_a_corrected_p_and_seeds_and_tokens(tmp_path):
+    # The interval of SINK excludes 0, and its p is above 0.05 after correction.
     from . import report_tables, tables, test_claims as made
 
     losses = {"baseline": 2.0, "diff_v2": 1.95, "sink": 2.001, "xsa": 2.0}
     noise = (made.NOISE * 2)[1:6]
     lab = made.made_lab(
-        place, {a: {s: x + (a != "baseline") * n / 2 for s, n in enumerate(noise, 1)} for a, x in losses.items()}
+        tmp_path, {a: {s: x + (a != "baseline") * n / 2 for s, n in enumerate(noise, 1)} for a, x in losses.items()}
     )
 
     def told(seeds=5, parameters=1000):
@@ -333,9 +328,8 @@ def a_direction_requires_a_corrected_p_and_seeds_and_tokens(place):
     assert kinds == ["", "open", "open", "open"], kinds
 
 
-@test
-def the_cost_of_low_precision_is_paired_by_seed(place):
-    lab = made_low_bit_lab(place)
+def test_the_cost_of_low_precision_is_paired_by_seed(tmp_path):
+    lab = made_low_bit_lab(tmp_path)
     r = reported(lab / "report", lab, "--no-png")
     low = r["low_bit"]
     assert low["missing"] == [] and [row["arm"] for row in r["summary"]] == ["baseline", "diff_v2"], low["missing"]
@@ -376,9 +370,8 @@ def the_cost_of_low_precision_is_paired_by_seed(place):
     assert "<h2 id=precision>" in (lab / "report/report.html").read_text()
 
 
-@test
-def what_a_low_precision_comparison_lacks_is_named(place):
-    lab, name = made_low_bit_lab(place), "{}.{}.lr0.001.seed{}".format
+def test_what_a_low_precision_comparison_lacks_is_named(tmp_path):
+    lab, name = made_low_bit_lab(tmp_path), "{}.{}.lr0.001.seed{}".format
     lacking, damaged = lab / name("baseline", "fp32", 1), lab / name("diff_v2", "bf16", 2) / "eval.json"
     (lacking / "eval.json").unlink()
     rewrite(damaged, lambda j: j["quantized"][1].update(val_loss="much"))
@@ -405,10 +398,9 @@ def what_a_low_precision_comparison_lacks_is_named(place):
     assert f"{name('baseline', 'fp32', 2)}: no loss at logits4" in lines and len(lines) == 12, lines
 
 
-@test
-def labs_with_the_same_runs_at_several_precisions_are_kept_apart(place):
-    one, other = (made_low_bit_lab(place / name) for name in "ab")
-    r = reported(place / "out", one, other, "--no-png", "--force")
+def test_labs_with_the_same_runs_at_several_precisions_are_kept_apart(tmp_path):
+    one, other = (made_low_bit_lab(tmp_path / name) for name in "ab")
+    r = reported(tmp_path / "out", one, other, "--no-png", "--force")
     assert len(r["low_bit"]["training"]) == 8 and r["low_bit"]["missing"] == [], r["low_bit"]
     assert all(row["cost"]["n"] == 3 for row in r["low_bit"]["training"])
 
@@ -440,9 +432,8 @@ def made_long_lab(place):
     return write_lab(lab, runs, title="Long", arms={arm: {"label": arm} for arm in LONG_ARMS})
 
 
-@test
-def the_cost_of_windows_and_yoco_is_that_within_a_variant(place):
-    lab = made_long_lab(place)
+def test_the_cost_of_windows_and_yoco_is_that_within_a_variant(tmp_path):
+    lab = made_long_lab(tmp_path)
     part = reported(lab / "report", lab, "--no-png")["long_context"]
     rows = {(x["what"], x["change"], x["base"], x["arm"]): x for x in part["costs"]}
     assert len(rows) == len(part["costs"]) == 18, list(rows)
@@ -488,9 +479,8 @@ SPARSE_ARMS = {  # arm: variant, blocks, score, loss above that of the Transform
 }
 
 
-@test
-def the_price_of_selected_blocks_is_that_of_as_many_within_a_variant(place):
-    lab, runs = place / "lab", {}
+def test_the_price_of_selected_blocks_is_that_of_as_many_within_a_variant(tmp_path):
+    lab, runs = tmp_path / "lab", {}
     for arm, (attention, blocks, score, above) in SPARSE_ARMS.items():
         for seed in (1, 2):
             options = {"attention": attention, "sparse-blocks": blocks, "sparse-block-size": 2, "sparse-score": score}
@@ -513,12 +503,11 @@ def the_price_of_selected_blocks_is_that_of_as_many_within_a_variant(place):
     }  # no window whose end is compared
 
 
-@test
-def runs_that_are_not_comparable_are_an_error(place):
-    one, other = place / "one", place / "other"
+def test_runs_that_are_not_comparable_are_an_error(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
     made_run(one, "baseline", 0.001, 1, 2.0)
     made_run(other, "diff_v2", 0.001, 1, 1.9, **{"total-batch": 2000})
-    out = place / "out"
+    out = tmp_path / "out"
     done = report(one, other, "--out", out)
     expect_error(done, 2, "--total-batch: 1000 in one, 2000 in other", lines=1)
     assert not out.exists()
@@ -527,11 +516,11 @@ def runs_that_are_not_comparable_are_an_error(place):
         done.returncode == 0
         and "Differs between runs: --total-batch: 1000 in one, 2000 in other" in (out / "report.html").read_text()
     ), done.stderr
-    made_run(place / "again", "baseline", 0.001, 1, 2.0)
-    done = report(one, place / "again", "--out", out)
+    made_run(tmp_path / "again", "baseline", 0.001, 1, 2.0)
+    done = report(one, tmp_path / "again", "--out", out)
     expect_error(done, 2, "are both arm baseline with rate 0.001 and seed 1")
     for words, status, said in (
-        ((place / "nothing",), 1, "no such directory"),
+        ((tmp_path / "nothing",), 1, "no such directory"),
         ((one, "--reference", "x"), 1, "no such arm"),
         ((one, "--watch", "0"), 2, "must be 1 to 1,000,000 seconds"),
     ):
@@ -543,23 +532,21 @@ def runs_that_are_not_comparable_are_an_error(place):
     assert "Traceback" not in done.stderr, done.stderr
 
 
-@test
-def a_run_that_has_just_started_has_a_report(place):
-    run = place / "run"
+def test_a_run_that_has_just_started_has_a_report(tmp_path):
+    run = tmp_path / "run"
     made_run(run, "baseline", 0.001, 1, 2.0, steps=0)
     (run / "log.jsonl").unlink()
     done = report(run)
     assert done.returncode == 0, done.stderr
     assert "0/200" in (run / "report/report.html").read_text()
-    lab = place / "lab"
+    lab = tmp_path / "lab"
     write_lab(lab, {"x": "baseline"}, arms={})
     done = report(lab)
     expect_error(done, 1, "no run of the plan has started", lines=1)
 
 
-@test
-def the_report_has_active_parameters_and_loads_of_experts(place):
-    dense, experts, out = place / "dense", place / "experts", place / "out"
+def test_the_report_has_active_parameters_and_loads_of_experts(tmp_path):
+    dense, experts, out = tmp_path / "dense", tmp_path / "experts", tmp_path / "out"
     made_run(dense, "baseline", 0.001, 1, 2.0)
     made_run(experts, "diff_v2", 0.001, 1, 2.0)
     edit(experts, lambda j: j["model"].update(active_parameters=600))
@@ -583,9 +570,8 @@ def the_report_has_active_parameters_and_loads_of_experts(place):
     assert done.returncode == 0 and "busiest expert" not in (out / "report.html").read_text()
 
 
-@test
-def losses_of_routers_are_drawn_for_runs_with_experts_alone(place):
-    runs = [place / name for name in ("dense", "one", "two")]
+def test_losses_of_routers_are_drawn_for_runs_with_experts_alone(tmp_path):
+    runs = [tmp_path / name for name in ("dense", "one", "two")]
     for run, arm, number in zip(runs, ("baseline", "diff_v2", "diff_v2"), (1, 1, 2)):
         made_run(run, arm, 0.001, number, 2.0)
     for run, balance in zip(runs[1:], (1.0, 1.5)):
@@ -610,9 +596,8 @@ def losses_of_routers_are_drawn_for_runs_with_experts_alone(place):
     assert z["traces"][0]["x"][-1] == STEPS and z["traces"][0]["y"][49] == 0.5
 
 
-@test
-def the_report_of_a_resumed_run_has_its_option_history(place):
-    run, whole, out = place / "run", place / "whole", place / "out"
+def test_the_report_of_a_resumed_run_has_its_option_history(tmp_path):
+    run, whole, out = tmp_path / "run", tmp_path / "whole", tmp_path / "out"
     made_run(run, "baseline", 0.001, 1, 2.0)
     made_run(whole, "diff_v2", 0.001, 1, 2.0)
     (run / "eval.json").unlink()
@@ -658,9 +643,8 @@ def the_report_of_a_resumed_run_has_its_option_history(place):
     assert "run continued to step 200, beyond the 100 of its run.json" in (out / "report.html").read_text()
 
 
-@test
-def losses_of_other_validation_windows_are_not_compared(place):
-    one, other, out = place / "one", place / "other", place / "out"
+def test_losses_of_other_validation_windows_are_not_compared(tmp_path):
+    one, other, out = tmp_path / "one", tmp_path / "other", tmp_path / "out"
     made_run(one, "baseline", 0.001, 1, 2.0)
     made_run(other, "diff_v2", 0.001, 1, 1.9)
     sources = lambda fingerprint: [
@@ -700,9 +684,8 @@ def losses_of_other_validation_windows_are_not_compared(place):
     expect_error(done, 2, "windows of the evaluation: 9 in one, 8 in other")
 
 
-@test
-def runs_with_the_same_arm_rate_and_seed_have_separate_rows(place):
-    a, b, out = place / "a", place / "b", place / "out"
+def test_runs_with_the_same_arm_rate_and_seed_have_separate_rows(tmp_path):
+    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
     made_run(a, "baseline", 0.001, 1, 2.0)
     made_run(b, "baseline", 0.001, 1, 1.5)
     done = report(a, b, "--out", out, "--no-png")
@@ -716,7 +699,7 @@ def runs_with_the_same_arm_rate_and_seed_have_separate_rows(place):
     ], rows
     assert f"{b} and {a} are both arm baseline" in (out / "report.html").read_text()
     # the seeds of each lab stay together
-    labs = [made_lab(place, name) for name in ("x", "y")]
+    labs = [made_lab(tmp_path, name) for name in ("x", "y")]
     arms = reported(out, *labs, "--force", "--no-png")["arms"]
     assert (
         list(arms) == ["baseline", "diff_v2", f"baseline ({labs[1]})", f"diff_v2 ({labs[1]})"]
@@ -735,9 +718,8 @@ def without_rights():
         ctypes.CDLL(None).prctl(24, right, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
-@test
-def damaged_files_are_skipped_with_one_line(place):
-    lab, out = made_lab(place), place / "out"
+def test_damaged_files_are_skipped_with_one_line(tmp_path):
+    lab, out = made_lab(tmp_path), tmp_path / "out"
     run = lab / "diff_v2.lr0.001.seed1"
     whole = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
     log = whole[run / "log.jsonl"].split(b"\n")
@@ -776,7 +758,7 @@ def damaged_files_are_skipped_with_one_line(place):
     done = report(lab, "--out", out, "--no-png")
     assert done.returncode == 0 and not done.stderr, done.stderr
     # an unreadable directory, a lab with a damaged lab.json, and no run at all
-    other = place / "other"
+    other = tmp_path / "other"
     made_run(other, "gated_head", 0.001, 1, 2.0)
     run.chmod(0)
     for paths, left in (((lab,), 7), ((lab, other), 8)):
@@ -833,11 +815,10 @@ def whole_report(path):
     return text, results, report_tables.markdown(study, results)
 
 
-@test
-def values_of_any_type_do_not_crash_the_report(place):
+def test_values_of_any_type_do_not_crash_the_report(tmp_path):
     from . import test_claims
 
-    lab = place / "lab"
+    lab = tmp_path / "lab"
     run = lab / "run"
     made_run(run, "diff_v2", 0.001, 1, 2.0)
     edit(
@@ -881,9 +862,8 @@ def values_of_any_type_do_not_crash_the_report(place):
         path.write_text(before + text + after)
 
 
-@test
-def heads_without_maps_are_an_error(place):
-    lab, out = made_lab(place), place / "out"
+def test_heads_without_maps_are_an_error(tmp_path):
+    lab, out = made_lab(tmp_path), tmp_path / "out"
     for words, said in (
         ("9:9", "--heads 9:9: no run has maps of this head; the last head is 1:1"),
         ("0:1,9:9,1:7", "--heads 9:9,1:7: no run has maps of these heads"),

@@ -1,13 +1,11 @@
-"""test_tasks.py: tests of the tables and figures of multiple-choice and synthetic tasks, which test_lab.py
---report runs."""
+"""test_tasks.py: tests of the tables and figures of multiple-choice and synthetic tasks."""
 
 import json
 import math
 
 from . import test_report as made
-from .testing import Tests, expect_error, has
+from .testing import expect_error, has
 
-test = Tests()
 HALF = 4.302652730 / math.sqrt(3)  # of a 95% t interval over 3 seeds, by their deviation
 NORMAL = 1.959963985
 
@@ -36,9 +34,8 @@ def scored_lab(place):
     return lab
 
 
-@test
-def scores_of_tasks_have_gaps_by_seed_and_are_compared_with_chance(place):
-    page, results, said = made.whole_report(scored_lab(place))
+def test_scores_of_tasks_have_gaps_by_seed_and_are_compared_with_chance(tmp_path):
+    page, results, said = made.whole_report(scored_lab(tmp_path))
     rows = {(row["task"], row["arm"]): row for row in results["tasks"]}
     assert [*rows] == [(task, arm) for task in ("word", "coin", "three") for arm in ("baseline", "diff_v2")], [*rows]
     row = rows["three", "baseline"]
@@ -63,12 +60,11 @@ def scores_of_tasks_have_gaps_by_seed_and_are_compared_with_chance(place):
     has(page, "<h2 id=tasks>", "24.0 [24.0, 24.0] by tokens", "<a href=#tasks>")
 
 
-@test
-def the_figure_of_tasks_has_the_means_by_step_and_the_line_of_chance(place):
+def test_the_figure_of_tasks_has_the_means_by_step_and_the_line_of_chance(tmp_path):
     from . import evaluation_figures
     from . import study as studies
 
-    lab = scored_lab(place)
+    lab = scored_lab(tmp_path)
     shown = evaluation_figures.task_figure(studies.load([lab]))
     views = {view["label"]: view["traces"] for view in shown["views"]}
     assert [*views] == [f"{t}{more}" for t in ("word", "coin", "three") for more in ("", ", bits per byte")], [*views]
@@ -80,14 +76,13 @@ def the_figure_of_tasks_has_the_means_by_step_and_the_line_of_chance(place):
     assert (chance["name"], chance["x"], chance["y"]) == ("by chance", [0, made.STEPS], [0.25, 0.25]), chance
 
 
-@test
-def a_run_that_continues_has_the_figure_of_tasks_and_no_scores(place):
-    run = place / "run"
+def test_a_run_that_continues_has_the_figure_of_tasks_and_no_scores(tmp_path):
+    run = tmp_path / "run"
     made.made_run(run, "baseline", 0.001, 1, 2.0, steps=100)
     add_scores(run, "three", {0: 0.2, 100: 0.3, made.STEPS: 0.4})  # its last checkpoint is not complete
     page, results, said = made.whole_report(run)
     assert results["tasks"] is None and "## Tasks" not in said and "Tasks: accuracy by step" in page
-    whole = place / "whole"
+    whole = tmp_path / "whole"
     made.made_run(whole, "baseline", 0.001, 1, 2.0)
     add_scores(whole, "three", {made.STEPS: 0.265})
     add_scores(whole, "low", {made.STEPS: 0.2})
@@ -98,9 +93,8 @@ def a_run_that_continues_has_the_figure_of_tasks_and_no_scores(place):
     assert made.whole_report(whole)[1]["tasks"][1]["against_chance"] is None  # no interval
 
 
-@test
-def tasks_of_other_files_are_not_compared(place):
-    lab = scored_lab(place)
+def test_tasks_of_other_files_are_not_compared(tmp_path):
+    lab = scored_lab(tmp_path)
     add_scores(lab / "diff_v2.lr0.001.seed2", "three", {50: 0.2}, fingerprint="6")
     done = made.report(lab, "--no-png")
     expect_error(done, 2, "task three: fingerprint 5 in baseline.lr0.001.seed1, 6 in diff_v2.lr0.001.seed2", lines=1)
@@ -137,9 +131,8 @@ def measured_lab(place):
     return lab
 
 
-@test
-def synthetic_tasks_are_compared_with_chance_by_the_wider_interval(place):
-    page, results, said = made.whole_report(measured_lab(place))
+def test_synthetic_tasks_are_compared_with_chance_by_the_wider_interval(tmp_path):
+    page, results, said = made.whole_report(measured_lab(tmp_path))
     rows = {(row["task"], row["arm"]): row for row in results["synthetic"]}
     needles = "1 of 4 needles, up to 16 positions"
     names = (needles, "4 examples", "8 examples")
@@ -163,8 +156,7 @@ def synthetic_tasks_are_compared_with_chance_by_the_wider_interval(place):
     has(page, "Retrieval of needles", "Classification after many examples")
 
 
-@test
-def a_wide_interval_over_seeds_or_questions_is_at_chance():
+def test_a_wide_interval_over_seeds_or_questions_is_at_chance():
     from . import evaluations
 
     def verdict(shares, n):
@@ -177,12 +169,11 @@ def a_wide_interval_over_seeds_or_questions_is_at_chance():
     assert verdict([0.26, 0.26, 0.26], 1000) == "at chance"  # seeds agree, questions do not show it
 
 
-@test
-def the_map_of_needles_has_a_cell_for_each_length_and_depth(place):
+def test_the_map_of_needles_has_a_cell_for_each_length_and_depth(tmp_path):
     from . import evaluation_figures
     from . import study as studies
 
-    lab = measured_lab(place)
+    lab = measured_lab(tmp_path)
     study = studies.load([lab])
     shown = evaluation_figures.needle_figure(study)
     assert [view["label"] for view in shown["views"]] == ["Transformer", "DIFF V2"], shown["views"]
@@ -198,9 +189,8 @@ def the_map_of_needles_has_a_cell_for_each_length_and_depth(place):
     assert done.returncode == 0 and "needles-DIFF-V2.png" in written, (done.stderr, written)
 
 
-@test
-def damaged_synthetic_tasks_are_left_out_with_one_line(place):
-    run = measured_lab(place) / "baseline.lr0.001.seed1"
+def test_damaged_synthetic_tasks_are_left_out_with_one_line(tmp_path):
+    run = measured_lab(tmp_path) / "baseline.lr0.001.seed1"
     whole = json.loads((run / "eval.json").read_text())
     for change, message in (
         (lambda j: j["needles"].update(cells=3), "needles.cells is not a list"),

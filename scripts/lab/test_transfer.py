@@ -13,12 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lab import coordinates, fit, plan as plans, stats, suggest
-from lab.testing import Tests, expect_error, has
+from lab.testing import expect_error, has
 from lab.trainer import Trainer
 
 HERE = Path(__file__).resolve().parent
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).absolute()
-test = Tests()
 
 PLAN = """seeds = 1
 tokens = 1K
@@ -61,8 +60,7 @@ def text_shard(path, count=4000):
     path.write_bytes(b"".join(n.to_bytes(4, "little") for n in header) + b"".join(bytes([b, 0]) for b in data))
 
 
-@test
-def a_plan_makes_an_arm_of_each_width_and_depth():
+def test_a_plan_makes_an_arm_of_each_width_and_depth():
     trainer = Trainer(TRAINER)
     plan = plans.parse(PLAN, "x.plan", trainer.options)
     runs = {run.arm: run.options for run in plans.expand(plan, trainer.options)}
@@ -83,26 +81,24 @@ def a_plan_makes_an_arm_of_each_width_and_depth():
             raise AssertionError(f"accepted without {text}")
 
 
-@test
-def activations_keep_their_size_with_completep_and_grow_without(place):
-    """The slopes of the parametrization's table, at widths 32 and 128 and depths 2 and 8 after 4 steps."""
-    text_shard(place / "text.bin")
-    (place / "x.plan").write_text(PLAN.replace("seeds = 1", "seeds = 1\ncoordinates = 4"))
-    done = lab(place, "run", "./x.plan", "--trainer", TRAINER, "--out", place / "out")
+def test_activations_keep_their_size_with_completep_and_grow_without(tmp_path):
+    # The slopes of the parametrization's table, at widths 32 and 128 and depths 2 and 8 after 4 steps.
+    text_shard(tmp_path / "text.bin")
+    (tmp_path / "x.plan").write_text(PLAN.replace("seeds = 1", "seeds = 1\ncoordinates = 4"))
+    done = lab(tmp_path, "run", "./x.plan", "--trainer", TRAINER, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (place / "out/coordinates.png").stat().st_size > 1000
-    slopes = json.loads((place / "out/coordinates.json").read_text())["slopes"]["standard"]
+    assert (tmp_path / "out/coordinates.png").stat().st_size > 1000
+    slopes = json.loads((tmp_path / "out/coordinates.json").read_text())["slopes"]["standard"]
     for kind in ("q", "lambda", "hidden", "x", "logits"):
         assert slopes["width"][kind]["4"] > 0.4, (kind, slopes["width"][kind])
     assert slopes["depth"]["x"]["4"] > 0.3, slopes["depth"]
-    (place / "x.plan").write_text(
-        (place / "x.plan").read_text().replace("train-data = text.bin", "train-data = no.bin")
+    (tmp_path / "x.plan").write_text(
+        (tmp_path / "x.plan").read_text().replace("train-data = text.bin", "train-data = no.bin")
     )
-    expect_error(lab(place, "run", "./x.plan", "--trainer", TRAINER, "--out", place / "no"), 1, "no.bin", 1)
+    expect_error(lab(tmp_path, "run", "./x.plan", "--trainer", TRAINER, "--out", tmp_path / "no"), 1, "no.bin", 1)
 
 
-@test
-def the_best_rate_is_the_minimum_of_a_parabola():
+def test_the_best_rate_is_the_minimum_of_a_parabola():
     points = [(rate, 2 + (math.log(rate) - math.log(3e-3)) ** 2) for rate in (1e-3, 2e-3, 8e-3, 16e-3)]
     rate, loss = suggest.minimum(points)
     assert abs(rate / 3e-3 - 1) < 1e-9 and abs(loss - 2) < 1e-9, (rate, loss)
@@ -111,8 +107,7 @@ def the_best_rate_is_the_minimum_of_a_parabola():
     assert coordinates.slope([(1, 3), (2, 0)]) is None and coordinates.slope([(1, 3), (1, 4)]) is None
 
 
-@test
-def a_sweep_has_the_seeds_that_have_ended_at_all_rates():
+def test_a_sweep_has_the_seeds_that_have_ended_at_all_rates():
     run = lambda lr, seed, state, loss: SimpleNamespace(lr=lr, seed=seed, state=state, final_loss=lambda _: loss)
     runs = [run(1, 1, "done", 3.0), run(2, 1, "done", 2.0), run(4, 1, "diverged", None), run(1, 2, "done", 9.0)]
     runs.append(run(2, 2, "begun", None))
@@ -126,32 +121,33 @@ def a_sweep_has_the_seeds_that_have_ended_at_all_rates():
     assert (found["optimizer"], found["muon-split"], "z-loss" in found) == ("muon", "pair", False), found
 
 
-@test
-def suggest_prints_options_that_the_trainer_accepts(place):
-    text_shard(place / "text.bin")
-    text_shard(place / "val.bin", 2000)
+def test_suggest_prints_options_that_the_trainer_accepts(tmp_path):
+    text_shard(tmp_path / "text.bin")
+    text_shard(tmp_path / "val.bin", 2000)
     swept = PLAN.replace("lr = 4e-3", "lr = 1e-4 1e-2 3").replace("widths = 1 4\ndepths = 1 4", "widths = 1")
     swept = swept.replace(
         "[arm standard]", "val-data = val.bin\nval-steps = 4\nvalidations = 1\ncheckpoints = 1\n[arm standard]"
     )
-    (place / "x.plan").write_text(swept)
-    done = lab(place, "run", "./x.plan", "--trainer", TRAINER, "--out", place / "out", "--no-eval", "--jobs", "1")
+    (tmp_path / "x.plan").write_text(swept)
+    done = lab(tmp_path, "run", "./x.plan", "--trainer", TRAINER, "--out", tmp_path / "out", "--no-eval", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     for arm in ("standard.w1", "completep.w1"):
-        command = ["suggest", place / "out", "--arm", arm, "--trainer", TRAINER]
-        done = lab(place, *command, "--preset", "small")
+        command = ["suggest", tmp_path / "out", "--arm", arm, "--trainer", TRAINER]
+        done = lab(tmp_path, *command, "--preset", "small")
         assert done.returncode == 0, done.stdout + done.stderr
         line = next(line for line in done.stdout.splitlines() if line.startswith("--preset"))
         base = "--parametrization completep --base-width 32 --base-depth 2 --base-head-dim 16 --lr 0.0"
         assert f"--preset small --attention diff_v2 {base}" in line, line
-    expect_error(lab(place, *command, "--preset", "tyni"), 1, "--preset 'tyni' is not accepted", 1)
-    expect_error(lab(place, "suggest", place / "out", "--preset", "small"), 2, "--preset requires --arm ARM", 1)
-    expect_error(lab(place, "suggest", place / "out", "--arm", "x"), 2, "--arm x: no such arm", 1)
-    expect_error(lab(place, "suggest", place / "nothing"), 1, "nothing: no such directory", 1)
-    expect_error(lab(place, "suggest"), 2, "RUNS", 1)
-    run = place / "out/standard.w1.lr0.01.seed1/run.json"
+    expect_error(lab(tmp_path, *command, "--preset", "tyni"), 1, "--preset 'tyni' is not accepted", 1)
+    expect_error(lab(tmp_path, "suggest", tmp_path / "out", "--preset", "small"), 2, "--preset requires --arm ARM", 1)
+    expect_error(lab(tmp_path, "suggest", tmp_path / "out", "--arm", "x"), 2, "--arm x: no such arm", 1)
+    expect_error(lab(tmp_path, "suggest", tmp_path / "nothing"), 1, "nothing: no such directory", 1)
+    expect_error(lab(tmp_path, "suggest"), 2, "RUNS", 1)
+    run = tmp_path / "out/standard.w1.lr0.01.seed1/run.json"
     run.write_text(run.read_text().replace('"z-loss": 0', '"z-loss": 0.5'))
-    expect_error(lab(place, "suggest", place / "out"), 1, "not comparable: --z-loss: 0 in standard.w1.lr0.0001", 1)
+    expect_error(
+        lab(tmp_path, "suggest", tmp_path / "out"), 1, "not comparable: --z-loss: 0 in standard.w1.lr0.0001", 1
+    )
 
 
 LAWS = {"baseline": (1.7, 40, 0.35, 60, 0.3), "diff_v2": (1.65, 45, 0.37, 60, 0.3)}
@@ -187,9 +183,8 @@ def fitted(*words):
     return [line.strip("| ").split(" | ") for line in said.getvalue().splitlines() if line.startswith("| ")]
 
 
-@test
-def trends_of_a_gap_have_the_planted_slopes_and_errors(place):
-    """2 x 2 places of two seeds, with errors of +-0.01: an orthogonal design, of which the errors are known."""
+def test_trends_of_a_gap_have_the_planted_slopes_and_errors(tmp_path):
+    # 2 x 2 places of two seeds, with errors of +-0.01: an orthogonal design, of which the errors are known.
     gap, arms = lambda n, each: 0.1 + 0.02 * math.log2(n) - 0.03 * math.log2(each), {"a": {}, "b": {}}
     for n, each in itertools.product((1000, 8000), (20, 40)):
         arms["a"][n, each] = (n, n * each, {1: 1.0, 2: 2.0, 3: 9.0})
@@ -203,14 +198,13 @@ def trends_of_a_gap_have_the_planted_slopes_and_errors(place):
     assert fit.trends({"a": arms["a"], "b": {(7, 7): arms["b"][1000, 20]}}, "a") == {}, "no common place"
 
 
-@test
-def a_fit_finds_known_exponents_and_extrapolates_the_gap(place):
+def test_a_fit_finds_known_exponents_and_extrapolates_the_gap(tmp_path):
     fit.REPLICATES = 100
     wanted = {
         n: fit.loss_at(LAWS["diff_v2"], n, 20 * n) - fit.loss_at(LAWS["baseline"], n, 20 * n) for n in fit.TARGETS
     }
     ladder = [(size, length) for size in range(4) for length in (20, 60)]
-    rows = fitted(*(made_archive(place / f"{a}-{b}.jsonl", a, b, seeds=1) for a, b in ladder))
+    rows = fitted(*(made_archive(tmp_path / f"{a}-{b}.jsonl", a, b, seeds=1) for a, b in ladder))
     for arm, row in zip(LAWS, rows[1:3]):
         assert all(abs(float(x) / y - 1) < 1e-3 for x, y in zip(row[3:], LAWS[arm])), (row, LAWS[arm])
     assert row[:3] == ["diff_v2", "8", "0.00"] and len(rows) == 4 + 8 + 2 + 2, rows
@@ -219,21 +213,21 @@ def a_fit_finds_known_exponents_and_extrapolates_the_gap(place):
     assert rows[4][1:] == ["33.2k", "614k", "18.5", f"{known:+.4f}, one seed", f"{known:+.4f}"], rows[4]
     for row, gap in zip(rows[-4:-2], wanted.values()):
         assert row[4] == "–" and abs(float(row[5]) - gap) < 2e-4, (row, gap)
-    noisy = [made_archive(place / f"{a}-{b}.jsonl", a, b, noise=0.004) for a, b in ladder]
+    noisy = [made_archive(tmp_path / f"{a}-{b}.jsonl", a, b, noise=0.004) for a, b in ladder]
     rows = fitted(*noisy)
     for row, gap in zip(rows[-4:-2], wanted.values()):
         low, high = map(float, row[5].partition(" ")[2].strip("[]").split(","))
         # an interval has four standard errors: the error is below four of them
         assert abs(gap - (low + high) / 2) < high - low < 0.05 and high - low > 0.005, (row, gap)
-    made_archive(place / "other.jsonl", 3, 90, vocab=2)
-    alone = place / "alone.jsonl"
+    made_archive(tmp_path / "other.jsonl", 3, 90, vocab=2)
+    alone = tmp_path / "alone.jsonl"
     alone.write_text("".join(line for line in open(noisy[0]) if "diff_v2" not in line))
     for words, status, said in (
         (noisy[:4], 1, "baseline has finished runs of 2 sizes and 4 lengths, 4 in total: a fit requires 3 sizes, 3 l"),
         (noisy[::2], 1, "4 in total: a fit requires 3 sizes, 3 lengths and 6 in total"),
-        ([*noisy, place / "other.jsonl"], 2, "the runs are not comparable: --vocab: 1 in "),
+        ([*noisy, tmp_path / "other.jsonl"], 2, "the runs are not comparable: --vocab: 1 in "),
         ([alone], 1, "baseline is the only arm: a gap requires two"),
-        ([*noisy, place / "none"], 1, "none: no such directory"),
+        ([*noisy, tmp_path / "none"], 1, "none: no such directory"),
     ):
         error = io.StringIO()
         try:

@@ -1,69 +1,9 @@
-"""The output of these tests, and what they share.
-
-A test's sentence is the first line of its docstring, its subject the name of its file. One line is printed per test,
-and one per case of a parametrised test:
-
-    ok   SUBJECT: SENTENCE [CASE] (SECONDS s)        or FAIL after what pytest says of the failure, or skip
-
-The last line is "N passed, N failed", and ", N skipped" if tests were skipped. -k also selects by a part of the
-sentence, with underscores for spaces.
-"""
-
-import signal
+"""What these tests share: corpora and runs."""
 
 import program
 import pytest
 import ranks
 import small_runs
-
-
-class Lines:
-    """Prints a line per test instead of pytest's own report."""
-
-    def __init__(self):
-        self.counts = {"passed": 0, "failed": 0, "skipped": 0}
-        self.seconds = 0.0
-
-    def add(self, result, line, details=""):
-        self.counts[result] += 1
-        if details:
-            print("    " + details.replace("\n", "\n    "))
-        print({"passed": "ok  ", "failed": "FAIL", "skipped": "skip"}[result], line, flush=True)
-
-    def pytest_runtest_logreport(self, report):
-        self.seconds = report.duration + (0 if report.when == "setup" else self.seconds)
-        if report.when == "call" or not report.passed:  # the setup and the end of a test: only what goes wrong
-            line = f"{dict(report.user_properties)['line']} ({self.seconds:.2f} s)"
-            if report.skipped:
-                self.add("skipped", f"{line}: {report.longrepr[2]}")
-            else:
-                self.add(report.outcome, line, report.longreprtext if report.failed else "")
-
-    def pytest_collectreport(self, report):
-        if report.failed:
-            self.add("failed", f"{report.nodeid} cannot be read", report.longreprtext)
-
-    def pytest_unconfigure(self):
-        text = f"{self.counts['passed']} passed, {self.counts['failed']} failed"
-        print(text + (f", {self.counts['skipped']} skipped" if self.counts["skipped"] else ""), flush=True)
-
-
-def pytest_configure(config):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests send it to programs, which would inherit that nohup ignores it
-    config.pluginmanager.register(Lines())
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_report_teststatus(report):
-    return report.outcome, "", ""  # no letter of pytest's own; pytest.ini silences the rest
-
-
-def pytest_itemcollected(item):
-    sentence = item.function.__doc__.splitlines()[0].rstrip(".")
-    subject = item.path.stem.removeprefix("test_").replace("_", " ")
-    case = f" [{item.callspec.id}]" if hasattr(item, "callspec") else ""
-    item.user_properties.append(("line", f"{subject}: {sentence}{case}"))
-    item.extra_keyword_matches.add(sentence.replace(" ", "_"))
 
 
 @pytest.fixture(scope="session")

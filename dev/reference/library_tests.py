@@ -5,7 +5,7 @@ repository: pip downloads the source distribution of the installed version, whos
 tests are kept in build/. It has no tests of generate() and of exports, nor has any package: --source takes these, and
 all others, from a checkout of the library.
 
-Usage: test_library.py [--skipped] [--source CHECKOUT] [NAME...]   models of MODELS, words in names of tests
+Usage: library_tests.py [--skipped] [--source CHECKOUT] [NAME...]   models of MODELS, words in names of tests
   --skipped   also lists what is skipped, and why
 """
 
@@ -65,7 +65,7 @@ def downloaded():
             pip = [sys.executable, "-m", "pip", "download", "--require-hashes", "--quiet", "--no-deps"]
             options = ["--no-build-isolation", "--no-binary", ":all:", "-d", work, "-r", f"{work}/pinned.txt"]
             if subprocess.run([*pip, *options]).returncode:
-                sys.exit(f"test_library.py: cannot download the source of transformers {version}: use --source")
+                sys.exit(f"library_tests.py: cannot download the source of transformers {version}: use --source")
             with tarfile.open(f"{work}/transformers-{version}.tar.gz") as file:
                 file.extractall(work, [m for m in file if "/tests/" in m.name])
             tests = Path(work, f"transformers-{version}/tests")
@@ -97,7 +97,7 @@ class Tester:
         return self.get_config(), {"input_ids": ids, "attention_mask": torch.ones_like(ids).tril()}
 
 
-def test_case(name):
+def case_of(name):
     from tests.generation.test_utils import GenerationTesterMixin
     from tests.test_modeling_common import ModelTesterMixin
 
@@ -132,7 +132,7 @@ def main():
     loader.testNamePatterns = [f"*{w}*" for w in options.words if w not in MODELS] or None
     for name in [n for n in MODELS if n in options.words] or MODELS:
         start, result = time.monotonic(), unittest.TestResult()
-        loader.loadTestsFromTestCase(test_case(name)).run(result)
+        loader.loadTestsFromTestCase(case_of(name)).run(result)
         name_of = lambda test: getattr(test, "test_case", test)._testMethodName  # of a subTest too
         bad = {name_of(test): trace for test, trace in result.failures + result.errors}
         skipped = {name_of(test): reason for test, reason in result.skipped if name_of(test) not in bad}
