@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 import jinja2
+import jinja2.ext
 import jinja2.sandbox
 from sources import BadInput, first_line, hub
 
@@ -76,6 +77,16 @@ def strings_of(value):
             rest += [*value, *value.values()] if isinstance(value, dict) else value
 
 
+class Generation(jinja2.ext.Extension):
+    """{% generation %} around what the assistant says, by which templates mark the targets: here it is text alone."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(["name:endgeneration"], drop_needle=True), lineno=line)
+
+
 class Chat:
     special = ()  # texts of tokens that messages must not have
 
@@ -83,7 +94,7 @@ class Chat:
         """text: the template; tokens: {name of TOKENS: text}"""
         self.text, self.tokens = text, {name: tokens.get(name, "") for name in TOKENS}
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
         )
         environment.globals["raise_exception"] = self.refuse
         environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)  # as Transformers

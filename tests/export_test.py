@@ -207,6 +207,19 @@ def a_table_has_every_value_of_two_runs(scratch, log):
 
 
 @test
+def numbers_beyond_the_range_and_texts_that_no_file_can_contain_are_left_out(scratch, log):
+    odd = scratch / "odd"
+    odd.mkdir()
+    (odd / "run.json").write_bytes((scratch / "run/run.json").read_bytes())
+    lines = record("later", 1, large=10**400, small=2) + record("tensor", 1, layer=1.5, name="x", rms=1.0)  # no layer
+    (odd / "log.jsonl").write_text(lines + record("event", 1, what="\ud800"))
+    said = export(odd, "--tensorboard", scratch / "odd_events")
+    assert "no records: 2, first 2" in said, said
+    found = read_events(scratch / "odd_events/odd")[0][1]
+    assert found["later/small"] == 2 and "later/large" not in found, found.keys()
+
+
+@test
 def where_a_run_went_back_the_later_values_count(scratch, log):
     older = scratch / "older"
     older.mkdir()
@@ -333,6 +346,7 @@ def mistakes_have_one_line_and_their_status(scratch, log):
     (scratch / "broken").mkdir()
     (scratch / "broken/run.json").write_text("{")
     export(scratch / "broken", "--csv", out, status=1, text="broken/run.json: not JSON")
+    export(os.fsencode(scratch) + b"/r\xff", "--csv", out, status=1, text="/r\\udcff/run.json': rename it: ")
     assert not out.exists()
 
 

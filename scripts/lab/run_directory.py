@@ -19,10 +19,20 @@ def no_constant(name):
     raise ValueError(f"{name} is not a JSON number")
 
 
+def parse(data):
+    """The value of a JSON text. Raises ValueError, also for an unpaired surrogate, which no UTF-8 file can contain."""
+    value = json.loads(data, parse_constant=no_constant)
+    if b"\\u" in data:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 def read_json(path, shape):
     """The JSON object of a file. Raises RunError if it does not match the schema."""
+    if not str(path).isprintable():  # pages and tables contain it
+        raise RunError(f"{str(path)!a}: rename it: a name with unprintable characters, or not in UTF-8")
     try:
-        value = json.loads(Path(path).read_bytes(), parse_constant=no_constant)
+        value = parse(Path(path).read_bytes())
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -81,7 +91,7 @@ def write_atomic(path, text):
 def record_of(line):
     """The record of a line of log.jsonl, or None if it is invalid."""
     try:
-        record = json.loads(line, parse_constant=no_constant)
+        record = parse(line)
     except (ValueError, RecursionError):
         return None
     wrong = violation(record, {"kind": "text", "step": "non-negative integer"}) or violation(
