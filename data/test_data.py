@@ -100,17 +100,11 @@ def test_all_formats_give_the_same_documents(tmp_path):
     assert r.returncode == 0, r.stderr
     assert byte_documents(tmp_path / "out") == documents, "the documents differ"
     corpus = json.loads((tmp_path / "out/corpus.json").read_text())
-    assert corpus["documents"] == 400 and corpus["text_bytes"] == sum(len(t.encode()) for t in documents), (
-        corpus["documents"],
-        corpus["text_bytes"],
-    )
+    assert corpus["documents"] == 400 and corpus["text_bytes"] == sum(len(t.encode()) for t in documents)
     assert all(shards.file_digest(tmp_path / "out" / s["file"]) == s["xxh64"] for s in corpus["shards"]), (
         "a digest does not agree"
     )
-    assert 3000 <= corpus["val_tokens"] < 4000 and len(corpus["shards"]) > 3, (
-        corpus["val_tokens"],
-        len(corpus["shards"]),
-    )
+    assert 3000 <= corpus["val_tokens"] < 4000 and len(corpus["shards"]) > 3
 
 
 CHATML = (
@@ -348,7 +342,7 @@ def test_the_number_of_workers_does_not_change_the_corpus(tmp_path):
         del found["corpus.json"], found["progress.json"]  # these contain the directory
         return found
 
-    assert plain(1) == plain(2) == plain(5) and len(plain(1)) > 4, (plain(1), plain(2))
+    assert plain(1) == plain(2) == plain(5) and len(plain(1)) > 4
 
 
 def test_a_killed_run_resumes_to_the_same_corpus(tmp_path):

@@ -46,7 +46,7 @@ def expect_needles(found, needles, asked, length, words):
     whole, candidates = found[-1][0].context, values_of(found[0][0])
     body = length - (2 * asked - 1)
     text, tokens = body - 2 * needles, whole[:body]
-    assert len(whole) == length and len(found) == asked and len(candidates) == needles, (len(whole), len(found))
+    assert len(whole) == length and len(found) == asked and len(candidates) == needles
     assert candidates == sorted(set(candidates)), "candidates are not different and sorted"
     assert all(tokens.count(c) == 1 and tokens.index(c) > 0 for c in candidates), "a value is not there once"
     of_pair = {i for c in candidates for i in (tokens.index(c) - 1, tokens.index(c))}

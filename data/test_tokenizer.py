@@ -285,4 +285,4 @@ def test_an_unsupported_tokenizer_is_refused_with_the_reason(name, tmp_path):
     _, reason = token_table.write_table(str(path), str(table))
     done = subprocess.run([ENCODE_TEXT, table], input=b"\1\0\0\0a", capture_output=True)
     lines = done.stderr.decode().splitlines()
-    assert words in reason and done.returncode == 1 and len(lines) == 1 and words in lines[0], (reason, done)
+    assert words in reason and done.returncode == 1 and len(lines) == 1 and words in lines[0]
