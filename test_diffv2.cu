@@ -185,13 +185,10 @@ static void run_case(int i, TestCounts *counts) {
     const Case *c = chosen.cases[(size_t)i];
     char line[512];
     case_line(line, sizeof(line), c);
-    double start = now_seconds();
-    test_failures = 0, test_skipped[0] = 0;
+    double begin = test_begin();
     test_random.state = chosen.seed + chosen.places[(size_t)i];
     c->check->run(c);
-    const char *result = test_failures ? "FAIL" : test_skipped[0] ? "skip" : "ok  ";
-    printf("%s %s (%.2f s)%s%s\n", result, line, now_seconds() - start, test_skipped[0] ? ": " : "", test_skipped);
-    test_failures ? counts->failed++ : test_skipped[0] ? counts->skipped++ : counts->passed++;
+    test_finish(counts, line, begin);
 }
 
 static std::vector<Case> all_cases(void) {

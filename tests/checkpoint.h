@@ -48,7 +48,6 @@ static void test_checkpoint_round_trip(void) {
         ckpt_model_free(&a);
         ckpt_model_free(&b);
     }
-    test_remove_directory(&d);
 }
 
 // One weight at a time, so in every piece of every chunk, the last ones too.
@@ -82,18 +81,16 @@ static void test_checkpoint_same_bytes(void) {
     ckpt_save(e.path, 7, 1);
     omp_set_num_threads(omp_get_num_procs());
     for (int i = 0; i < 4; i++)
-        EXPECT(ckpt_same_files(ckpt_path("%s/checkpoints/step_00000007/%s", d.path, ckpt_files[i]).text,
-                               ckpt_path("%s/checkpoints/step_00000007/%s", e.path, ckpt_files[i]).text),
+        EXPECT(ckpt_same_files(test_text("%s/checkpoints/step_00000007/%s", d.path, ckpt_files[i]),
+                               test_text("%s/checkpoints/step_00000007/%s", e.path, ckpt_files[i])),
                "%s of two checkpoints of the same differs", ckpt_files[i]);
-    test_remove_directory(&d);
-    test_remove_directory(&e);
 }
 
 static void test_trainer_state_format(void) {
     TestDirectory d = test_make_directory();
     ckpt_save(d.path, 7, 1);
     size_t size = 0;
-    char *text = ckpt_read_file(ckpt_path("%s/checkpoints/step_00000007/trainer_state.json", d.path).text, &size);
+    char *text = ckpt_read_file(test_text("%s/checkpoints/step_00000007/trainer_state.json", d.path), &size);
     cJSON *state = json_parse(text, size);
     static const char *const keys[] = {"step", "seed", "loss", "checksums", "checksum"};
     const cJSON *member = state ? state->child : NULL;
@@ -107,7 +104,7 @@ static void test_trainer_state_format(void) {
     const cJSON *checksums = cJSON_GetObjectItemCaseSensitive(state, "checksums");
     for (int i = 0; i < 3; i++) {
         size_t bytes = 0;
-        char *file = ckpt_read_file(ckpt_path("%s/checkpoints/step_00000007/%s", d.path, ckpt_files[i]).text, &bytes);
+        char *file = ckpt_read_file(test_text("%s/checkpoints/step_00000007/%s", d.path, ckpt_files[i]), &bytes);
         const cJSON *entry = cJSON_GetObjectItemCaseSensitive(checksums, ckpt_files[i]);
         const cJSON *digest = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(entry, "xxh3_64"), 0);
         double stated = 0;
@@ -119,18 +116,16 @@ static void test_trainer_state_format(void) {
     }
     cJSON_Delete(state);
     free(text);
-    test_remove_directory(&d);
 }
 
 // Chunks of a sparse file of more than one chunk, against the digests of its parts.
 static void test_checkpoint_chunk_digests(void) {
-    TestDirectory d = test_make_directory();
-    CkptPath path = ckpt_path("%s/big", d.path);
+    const char *path = test_file("big");
     size_t bytes = (size_t)CHECKSUM_CHUNK + 100001, count = 0;
     char *content = (char *)checked_calloc(bytes, 1);
     for (size_t i = 0; i < bytes; i += 4093) content[i] = (char)(i >> 12);
-    ckpt_write_file(path.text, content, bytes);
-    uint64_t size = 0, *digests = file_digests(path.text, 0, 1, &count, &size);
+    test_write_file(path, content, bytes);
+    uint64_t size = 0, *digests = file_digests(path, 0, 1, &count, &size);
     EXPECT(digests && count == 2 && size == bytes, "%zu chunks of %" PRIu64 " bytes", count, size);
     if (digests && count == 2) {
         EXPECT(digests[0] == XXH3_64bits(content, CHECKSUM_CHUNK), "the digest of the first chunk");
@@ -139,50 +134,48 @@ static void test_checkpoint_chunk_digests(void) {
     }
     free(digests);
     free(content);
-    test_remove_directory(&d);
 }
 
 static void test_checkpoint_flipped_bits(void) {
     TestDirectory d = test_make_directory();
     ckpt_save(d.path, 7, 1);
-    CkptPath dir = ckpt_path("%s/checkpoints/step_00000007", d.path);
+    const char *dir = test_text("%s/checkpoints/step_00000007", d.path);
     TestRandom random = {11};
     Reason why;
-    EXPECT(checkpoint_verify(dir.text, 7, why), "a good checkpoint was refused: %s", why);
+    EXPECT(checkpoint_verify(dir, 7, why), "a good checkpoint was refused: %s", why);
     for (int f = 0; f < 4; f++) {
-        CkptPath path = ckpt_path("%s/%s", dir.text, ckpt_files[f]);
+        const char *path = test_text("%s/%s", dir, ckpt_files[f]);
         size_t size = 0;
-        char *text = ckpt_read_file(path.text, &size);
+        char *text = ckpt_read_file(path, &size);
         for (size_t i = 0; i < 150; i++) {
             // the first bytes, the last bytes (the state's checksum), and a sample between
             size_t at = i < 20 ? i : i < 100 ? size - 1 - (i - 20) : (size_t)test_random_int(&random, (int)size);
             char old = text[at];
             text[at] = (char)(old ^ (1 << test_random_int(&random, 8)));
-            ckpt_write_file(path.text, text, size);
+            test_write_file(path, text, size);
             FORMAT(why, "(nothing)");
-            EXPECT(!checkpoint_verify(dir.text, 7, why), "a bit of byte %zu of %s was not missed", at, ckpt_files[f]);
+            EXPECT(!checkpoint_verify(dir, 7, why), "a bit of byte %zu of %s was not missed", at, ckpt_files[f]);
             EXPECT(strstr(why, ckpt_files[f]) || f == 3, "%s was damaged, but the message is %s", ckpt_files[f], why);
             text[at] = old;
         }
-        ckpt_write_file(path.text, text, size - 1);
-        EXPECT(!checkpoint_verify(dir.text, 7, why), "the last byte of %s was not missed", ckpt_files[f]);
+        test_write_file(path, text, size - 1);
+        EXPECT(!checkpoint_verify(dir, 7, why), "the last byte of %s was not missed", ckpt_files[f]);
         text[size] = '\n';
-        ckpt_write_file(path.text, text, size + 1);
-        EXPECT(!checkpoint_verify(dir.text, 7, why), "a byte more in %s was not seen", ckpt_files[f]);
-        ckpt_write_file(path.text, text, 0);
-        EXPECT(!checkpoint_verify(dir.text, 7, why), "%s was emptied, and not missed", ckpt_files[f]);
-        CHECK(unlink(path.text) == 0, "cannot remove %s", path.text);
-        EXPECT(!checkpoint_verify(dir.text, 7, why) && strstr(why, "No such file"), "%s is not there: %s",
-               ckpt_files[f], why);
-        ckpt_write_file(path.text, text, size);
-        EXPECT(checkpoint_verify(dir.text, 7, why), "%s is as it was, but: %s", ckpt_files[f], why);
+        test_write_file(path, text, size + 1);
+        EXPECT(!checkpoint_verify(dir, 7, why), "a byte more in %s was not seen", ckpt_files[f]);
+        test_write_file(path, text, 0);
+        EXPECT(!checkpoint_verify(dir, 7, why), "%s was emptied, and not missed", ckpt_files[f]);
+        CHECK(unlink(path) == 0, "cannot remove %s", path);
+        EXPECT(!checkpoint_verify(dir, 7, why) && strstr(why, "No such file"), "%s is not there: %s", ckpt_files[f],
+               why);
+        test_write_file(path, text, size);
+        EXPECT(checkpoint_verify(dir, 7, why), "%s is as it was, but: %s", ckpt_files[f], why);
         free(text);
     }
-    EXPECT(!checkpoint_verify(dir.text, 8, why) && strstr(why, "saved at step 7"),
+    EXPECT(!checkpoint_verify(dir, 8, why) && strstr(why, "saved at step 7"),
            "a checkpoint of step 7 as one of step 8");
-    CHECK(truncate(ckpt_path("%s/trainer_state.json", dir.text).text, 100) == 0, "cannot truncate");
-    ckpt_refused("state", dir.text, "", "trainer_state.json does not match its checksum");
-    test_remove_directory(&d);
+    CHECK(truncate(test_text("%s/trainer_state.json", dir), 100) == 0, "cannot truncate");
+    ckpt_refused("state", dir, "", "trainer_state.json does not match its checksum");
 }
 
 static void test_checkpoint_newest(void) {
@@ -197,23 +190,22 @@ static void test_checkpoint_newest(void) {
                                           "Step_00000012",     "step_00000012.bak", "step_+0000012", "latest"};
     for (size_t i = 0; i < sizeof(foreign) / sizeof(foreign[0]); i++)
         run_command(&r, "cp -r '%s/checkpoints/step_00000011' '%s/checkpoints/%s'", d.path, d.path, foreign[i]);
-    ckpt_write_text(ckpt_path("%s/checkpoints/step_00000099", d.path).text, "not a directory");
+    test_write_text(test_text("%s/checkpoints/step_00000099", d.path), "not a directory");
     EXPECT(checkpoint_find_newest(d.path, found) == 11, "the newest is %s", found);
     // a copy under a later name, a changed byte, a lost file: skipped, each with a line
     run_command(&r, "cp -r '%s/checkpoints/step_00000011' '%s/checkpoints/step_00000013'", d.path, d.path);
     run_command(&r, "printf x | dd of='%s/checkpoints/step_00000011/optimizer.safetensors' bs=1 seek=5000 conv=notrunc",
                 d.path);
     run_command(&r, "rm '%s/checkpoints/step_00000010/config.json'", d.path);
-    run_command(&r, "%s --child checkpoint-newest '%s'", data_self(), d.path);
+    run_command(&r, "%s --child checkpoint-newest '%s'", test_self(), d.path);
     EXPECT(r.status == 0 && strcmp(r.out, "9\n") == 0 && count_lines(r.err) == 3 && strstr(r.err, "saved at step 11") &&
                strstr(r.err, "optimizer.safetensors does not match its checksum") &&
                strstr(r.err, "cannot read its config.json"),
            "status %d, newest %s, %s", r.status, r.out, r.err);
     run_command(&r, "rm '%s'/checkpoints/step_0000000?/trainer_state.json", d.path);
-    run_command(&r, "%s --child checkpoint-newest '%s'", data_self(), d.path);
+    run_command(&r, "%s --child checkpoint-newest '%s'", test_self(), d.path);
     EXPECT(r.status == 1 && count_lines(r.err) == 6 && strstr(r.err, "has no valid checkpoint"),
            "with all broken: status %d, %s", r.status, r.err);
-    test_remove_directory(&d);
 }
 
 static int ckpt_count_entries(const char *path) {
@@ -228,18 +220,16 @@ static void test_checkpoint_leftovers(void) {
     TestDirectory d = test_make_directory();
     static ProgramResult r;
     Reason why;
-    CkptPath dir = ckpt_path("%s/checkpoints/step_00000005", d.path);
+    const char *dir = test_text("%s/checkpoints/step_00000005", d.path);
     run_command(&r, "mkdir -p '%s.tmp/deep/er' ; echo old > '%s.tmp/deep/er/x' ; echo old > '%s.tmp/model.safetensors'",
-                dir.text, dir.text, dir.text);
+                dir, dir, dir);
     ckpt_save(d.path, 5, 1); // over what an interrupted save of the same step left
-    EXPECT(checkpoint_verify(dir.text, 5, why) && ckpt_count_entries(dir.text) == 4, "after an interrupted one: %s",
-           why);
-    run_command(&r, "echo x >> '%s/model.safetensors' ; mkdir '%s.old.tmp'", dir.text, dir.text);
+    EXPECT(checkpoint_verify(dir, 5, why) && ckpt_count_entries(dir) == 4, "after an interrupted one: %s", why);
+    run_command(&r, "echo x >> '%s/model.safetensors' ; mkdir '%s.old.tmp'", dir, dir);
     ckpt_save(d.path, 5, 2); // over a checkpoint that a resume found broken
-    EXPECT(checkpoint_verify(dir.text, 5, why), "over a broken one: %s", why);
+    EXPECT(checkpoint_verify(dir, 5, why), "over a broken one: %s", why);
     checkpoint_clean(d.path); // where the two exchanged their names, a run's start removes what another left
-    EXPECT(ckpt_count_entries(ckpt_path("%s/checkpoints", d.path).text) == 1, "something was left behind");
-    test_remove_directory(&d);
+    EXPECT(ckpt_count_entries(test_text("%s/checkpoints", d.path)) == 1, "something was left behind");
 }
 
 static void test_checkpoint_killed_while_saving(void) {
@@ -247,23 +237,21 @@ static void test_checkpoint_killed_while_saving(void) {
     int64_t reached = 0;
     for (int i = 0; i < 6; i++) {
         static ProgramResult r;
-        run_command(&r, "timeout -s KILL %g %s --child checkpoint-save-for-ever '%s/%d'", 0.02 * (1 << i), data_self(),
+        run_command(&r, "timeout -s KILL %g %s --child checkpoint-save-for-ever '%s/%d'", 0.02 * (1 << i), test_self(),
                     d.path, i);
         EXPECT(r.status == 137, "the child ended with status %d: %s", r.status, r.err);
-        CkptPath run = ckpt_path("%s/%d", d.path, i);
+        const char *run = test_text("%s/%d", d.path, i);
         size_t count = 0;
-        int64_t *steps = checkpoint_steps(run.text, &count);
+        int64_t *steps = checkpoint_steps(run, &count);
         reached += (int64_t)count;
         for (size_t k = 0; k < count; k++) {
             Reason why;
-            EXPECT(
-                checkpoint_verify(ckpt_path("%s/checkpoints/step_%08" PRId64, run.text, steps[k]).text, steps[k], why),
-                "checkpoint %" PRId64 " of a killed run: %s", steps[k], why);
+            EXPECT(checkpoint_verify(test_text("%s/checkpoints/step_%08" PRId64, run, steps[k]), steps[k], why),
+                   "checkpoint %" PRId64 " of a killed run: %s", steps[k], why);
         }
         free(steps);
     }
     EXPECT(reached > 0, "no child lived long enough to save a checkpoint");
-    test_remove_directory(&d);
 }
 
 // Checkpoints of the steps 10, 20, 30 and 40.
@@ -274,11 +262,11 @@ static TestDirectory ckpt_four(void) {
 }
 
 // The steps that have a checkpoint.
-static CkptPath ckpt_left(const char *run_dir) {
+static const char *ckpt_left(const char *run_dir) {
     size_t count = 0;
     int64_t *steps = checkpoint_steps(run_dir, &count);
-    CkptPath left = ckpt_path("%s", "");
-    for (size_t k = count; k-- > 0;) snprintf(left.text + strlen(left.text), 20, "%" PRId64 " ", steps[k]);
+    const char *left = "";
+    for (size_t k = count; k-- > 0;) left = test_text("%s%" PRId64 " ", left, steps[k]);
     free(steps);
     return left;
 }
@@ -309,17 +297,14 @@ static void test_checkpoint_prune(void) {
                     "step_00000010.old.tmp && echo x | tee step_00000010/x best/x > step_00000001",
                     four.path, d.path, d.path);
         checkpoint_prune(d.path, cases[i].keep, cases[i].step);
-        CkptPath left = ckpt_left(d.path);
-        EXPECT(strcmp(left.text, cases[i].left) == 0, "keep %" PRId64 " after step %" PRId64 " leaves %s, not %s",
-               cases[i].keep, cases[i].step, left.text, cases[i].left);
+        const char *left = ckpt_left(d.path);
+        EXPECT(strcmp(left, cases[i].left) == 0, "keep %" PRId64 " after step %" PRId64 " leaves %s, not %s",
+               cases[i].keep, cases[i].step, left, cases[i].left);
         run_command(&r, "ls '%s/checkpoints' | grep -vc 'step_000000[1-4]0$'", d.path);
         EXPECT(atoi(r.out) == 3, "keep %" PRId64 ": %s entries that are foreign are left", cases[i].keep, r.out);
-        test_remove_directory(&d);
     }
     TestDirectory d = test_make_directory();
     checkpoint_prune(d.path, 3, 10); // a run without checkpoints
-    test_remove_directory(&d);
-    test_remove_directory(&four);
 }
 
 // A broken checkpoint is not one of those that are kept; it goes when enough newer ones are whole.
@@ -340,23 +325,21 @@ static void test_checkpoint_prune_broken(void) {
                 four.path, d.path, d.path, damages[i]);
             EXPECT(r.status == 0, "%s: %s", damages[i], r.err);
             checkpoint_prune(d.path, keep, 40);
-            CkptPath have = ckpt_left(d.path);
-            EXPECT(strcmp(have.text, left[keep % 3]) == 0, "%s: keep %d leaves %s, not %s", damages[i], keep, have.text,
+            const char *have = ckpt_left(d.path);
+            EXPECT(strcmp(have, left[keep % 3]) == 0, "%s: keep %d leaves %s, not %s", damages[i], keep, have,
                    left[keep % 3]);
-            test_remove_directory(&d);
         }
-    test_remove_directory(&four);
 }
 
 // What a child does to four checkpoints while directories with this text cannot be removed, and what is left.
 static void ckpt_busy(const TestDirectory *d, const char *busy, const char *action, const char *more, int warnings,
                       const char *left, const char *leftovers) {
     static ProgramResult r;
-    run_command(&r, "BUSY='%s' %s --child checkpoint-%s '%s' %s", busy, data_self(), action, d->path, more);
+    run_command(&r, "BUSY='%s' %s --child checkpoint-%s '%s' %s", busy, test_self(), action, d->path, more);
     EXPECT(r.status == 0 && count_lines(r.err) == warnings && (!warnings || strstr(r.err, "trying again")),
            "%s %s with %s busy: status %d, %s", action, more, busy, r.status, r.err);
-    CkptPath have = ckpt_left(d->path);
-    EXPECT(strcmp(have.text, left) == 0, "%s %s with %s busy leaves %s, not %s", action, more, busy, have.text, left);
+    const char *have = ckpt_left(d->path);
+    EXPECT(strcmp(have, left) == 0, "%s %s with %s busy leaves %s, not %s", action, more, busy, have, left);
     run_command(&r, "cd '%s/checkpoints' && ls -d *.tmp 2>/dev/null | tr '\\n' ' '", d->path);
     EXPECT(strcmp(r.out, leftovers) == 0, "%s %s with %s busy: left over are %s, not %s", action, more, busy, r.out,
            leftovers);
@@ -377,18 +360,17 @@ static void test_checkpoint_removal_failure(void) {
     ckpt_busy(&d, "step_00000050", "drop", "30", 1, "20 30 ", "step_00000050.old.tmp ");
     ckpt_busy(&d, "step_00000030", "save", "30", 1, "20 30 ", "step_00000030.tmp step_00000050.old.tmp "); // replaced
     ckpt_busy(&d, "", "prune", "2", 0, "20 30 ", "");
-    test_remove_directory(&d);
 }
 
 static void test_checkpoint_wrong_tensors(void) {
     TestDirectory d = test_make_directory();
     ckpt_save(d.path, 1, 3); // diff_v2, tied
-    CkptPath dir = ckpt_path("%s/checkpoints/step_00000001", d.path), other = ckpt_path("%s/other", d.path);
-    ckpt_accepted("load-all", dir.text, "", "");
-    ckpt_accepted("load-weights", dir.text, "", "");
-    ckpt_refused("load-weights", dir.text, "untied", "tensor lm_head.weight is missing");
-    ckpt_refused("load-weights", dir.text, "qk-norm", "tensor model.layers.0.self_attn.q_norm.weight is missing");
-    ckpt_refused("load-master", dir.text, "",
+    const char *dir = test_text("%s/checkpoints/step_00000001", d.path), *other = test_text("%s/other", d.path);
+    ckpt_accepted("load-all", dir, "", "");
+    ckpt_accepted("load-weights", dir, "", "");
+    ckpt_refused("load-weights", dir, "untied", "tensor lm_head.weight is missing");
+    ckpt_refused("load-weights", dir, "qk-norm", "tensor model.layers.0.self_attn.q_norm.weight is missing");
+    ckpt_refused("load-master", dir, "",
                  "tensor master.model.embed_tokens.weight is missing; this build has a different precision");
 
     // written from a list of tensors that has one more, one less, one of another shape
@@ -408,7 +390,7 @@ static void test_checkpoint_wrong_tensors(void) {
          "model.embed_tokens.weight has shape [12,11]; config.json implies [11,12]"},
         {"", "model.layers.0.self_attn.rotary_emb.inv_freq", "", NULL},
     };
-    directory_create(other.text);
+    directory_create(other);
     CkptModel m = ckpt_model("diff_v2", true, 3);
     CheckpointPart part = checkpoint_part("", m.b.params, DTYPE_OF(floatX), false);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -431,18 +413,16 @@ static void test_checkpoint_wrong_tensors(void) {
         if (*cases[i].add) specs[count++] = ckpt_spec(cases[i].add, DTYPE_F32, head ? 2 : 1, head ? 11 : 3, 12);
         real zeros[512];
         memset(zeros, 0, sizeof(zeros));
-        SafeTensorsWriter *w =
-            safetensors_create(ckpt_path("%s/model.safetensors", other.text).text, specs, count, true);
+        SafeTensorsWriter *w = safetensors_create(test_text("%s/model.safetensors", other), specs, count, true);
         for (int t = 0; t < count; t++) {
             if (t == count - 1 && head && cases[i].word) zeros[11 * 12 - 1] = 1; // the last element of the head
             safetensors_write(w, t, 0, zeros, DTYPE_OF(real), safetensors_spec_elements(&specs[t]));
         }
         safetensors_finish(w);
-        if (cases[i].word) ckpt_refused("load-weights", other.text, "", cases[i].word);
-        else ckpt_accepted("load-weights", other.text, "", "");
+        if (cases[i].word) ckpt_refused("load-weights", other, "", cases[i].word);
+        else ckpt_accepted("load-weights", other, "", "");
     }
     ckpt_model_free(&m);
-    test_remove_directory(&d);
 }
 
 // Weights alone, of every type, in shards: what a directory of the Hub may be.
@@ -471,29 +451,28 @@ static void test_checkpoint_weight_types(void) {
                      shard);
         }
         SafeTensorsWriter *w =
-            safetensors_create(ckpt_path("%s/%d.safetensors", d.path, shard).text, mine, count, shard == 0);
+            safetensors_create(test_text("%s/%d.safetensors", d.path, shard), mine, count, shard == 0);
         for (int i = 0; i < count; i++)
             safetensors_write(w, i, 0, a.b.params + a.list.tensors[tensor[i]].offset, DTYPE_OF(floatX),
                               safetensors_spec_elements(&mine[i]));
         safetensors_finish(w);
     }
     strcat(index, "}}");
-    ckpt_write_text(ckpt_path("%s/model.safetensors.index.json", d.path).text, index);
+    test_write_text(test_text("%s/model.safetensors.index.json", d.path), index);
     checkpoint_load_weights(d.path, &b.b, false);
     EXPECT(ckpt_same(&a, a.b.params, b.b.params), "the weights differ");
     EXPECT(ckpt_same(&a, a.b.params, b.b.master), "the master weights are not those of the file");
     free(specs);
     ckpt_model_free(&a);
     ckpt_model_free(&b);
-    test_remove_directory(&d);
 }
 
 static void test_gradient_dump(void) {
     TestDirectory d = test_make_directory();
-    CkptPath path = ckpt_path("%s/grads.safetensors", d.path);
+    const char *path = test_text("%s/grads.safetensors", d.path);
     CkptModel m = ckpt_model("diff_v2", true, 5);
-    ckpt_accepted("dump", path.text, "", "");
-    SafeTensors *s = safetensors_open(path.text);
+    ckpt_accepted("dump", path, "", "");
+    SafeTensors *s = safetensors_open(path);
     EXPECT(s->count == (size_t)m.list.count + 1, "%zu tensors", s->count);
     double loss = 0;
     safetensors_read(s, "loss", 0, 1, &loss, DTYPE_F64);
@@ -513,16 +492,15 @@ static void test_gradient_dump(void) {
     }
     safetensors_close(s);
     EXPECT(ckpt_count_entries(d.path) == 1, "more than the dump was left behind");
-    ckpt_accepted("dump", path.text, "", ""); // again over the same file
+    ckpt_accepted("dump", path, "", ""); // again over the same file
     ckpt_accepted("dump", "/dev/null", "", "");
     ckpt_refused("dump", "/dev/full", "", "cannot write /dev/full: No space left");
-    ckpt_refused("dump", ckpt_path("%s/none/x", d.path).text, "", "none/x: No such file");
-    ckpt_refused("dump", ckpt_path("%s/x", path.text).text, "", "Not a directory");
+    ckpt_refused("dump", test_text("%s/none/x", d.path), "", "none/x: No such file");
+    ckpt_refused("dump", test_text("%s/x", path), "", "Not a directory");
     static ProgramResult r; // a pipe takes it in order
-    run_command(&r, "%s --child checkpoint-dump /dev/stdout | cmp - '%s'", data_self(), path.text);
+    run_command(&r, "%s --child checkpoint-dump /dev/stdout | cmp - '%s'", test_self(), path);
     EXPECT(r.status == 0, "through a pipe the dump is another: %s%s", r.out, r.err);
     ckpt_model_free(&m);
-    test_remove_directory(&d);
 }
 
 static const Test checkpoint_tests[] = {

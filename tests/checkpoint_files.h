@@ -7,18 +7,10 @@ main calls checkpoint_test_child before anything else.
 #pragma once
 #include "../llmc/checkpoint/checkpoint.h"
 #include "../llmc/log/logger.h"
-#include "data.h"
 #include "harness.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // helpers
-
-static void ckpt_write_file(const char *path, const void *bytes, size_t count) {
-    int fd = file_create(path);
-    file_write(fd, bytes, count, path);
-    close(fd);
-}
-static void ckpt_write_text(const char *path, const char *text) { ckpt_write_file(path, text, strlen(text)); }
 
 static char *ckpt_read_file(const char *path, size_t *size) {
     char *text = file_read(path, 1 << 30, size);
@@ -33,19 +25,6 @@ static bool ckpt_same_files(const char *a, const char *b) {
     free(x);
     free(y);
     return same;
-}
-
-typedef struct {
-    char text[PATH_SIZE];
-} CkptPath;
-PRINTF_LIKE(1, 2)
-static CkptPath ckpt_path(const char *fmt, ...) {
-    CkptPath p;
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(p.text, sizeof(p.text), fmt, args);
-    va_end(args);
-    return p;
 }
 
 // A tiny model with its buffers. Elements are a function of (seed, place).
@@ -191,14 +170,14 @@ static const char *ckpt_refusal; // the line of the last one
 static void ckpt_refused(const char *action, const char *path, const char *more, const char *word) {
     static ProgramResult r;
     ckpt_refusal = r.err;
-    run_command(&r, "%s --child checkpoint-%s '%s' '%s'", data_self(), action, path, more);
+    run_command(&r, "%s --child checkpoint-%s '%s' '%s'", test_self(), action, path, more);
     EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strncmp(r.err, "diffv2: ", 8) == 0 &&
                strstr(r.err, word),
            "%s %s %s: status %d, not 1 and one line with '%s': %.300s", action, path, more, r.status, word, r.err);
 }
 static void ckpt_accepted(const char *action, const char *path, const char *more, const char *out) {
     static ProgramResult r;
-    run_command(&r, "%s --child checkpoint-%s '%s' '%s'", data_self(), action, path, more);
+    run_command(&r, "%s --child checkpoint-%s '%s' '%s'", test_self(), action, path, more);
     EXPECT(r.status == 0 && strcmp(r.out, out) == 0, "%s %s %s: status %d, printed '%s', not '%s': %.300s", action,
            path, more, r.status, r.out, out, r.err);
 }

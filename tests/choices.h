@@ -8,10 +8,10 @@ errors against a calculation by hand; files that are refused.
 #include "harness.h"
 #include "model.h"
 
-static ChoiceTask open_choices(const TestDirectory *d, int V, int T) {
+static ChoiceTask open_choices(const char *path, int V, int T) {
     ChoiceSpec spec = {"task", ""};
     ChoiceTask t;
-    FORMAT(spec.path, "%s/choices.bin", d->path);
+    FORMAT(spec.path, "%s", path);
     choices_open(&t, &spec, V, T);
     choices_find_text(&t, V, NULL);
     return t;
@@ -75,32 +75,27 @@ static void expect_scores(const ModelConfig *config, int B, const char *why, con
 }
 
 static void test_scores_by_generation(void) {
-    TestDirectory d = test_make_directory();
-    char path[600];
-    FORMAT(path, "%s/choices.bin", d.path);
+    const char *path = test_file("choices.bin");
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const ModelCase *mc = &choice_cases[v % 2];
         bool single = v % 3 == 0;
         choice_write_random(path, 1 + v % 4, single ? 9 : 4, single ? 1 : 3, mc->V, mc->T, (uint64_t)v);
-        ChoiceTask t = open_choices(&d, mc->V, mc->T);
+        ChoiceTask t = open_choices(path, mc->V, mc->T);
         EXPECT(t.single == single && t.version == 1 + v % 4, "single %d, version %d", t.single, t.version);
         ModelConfig config = case_config(mc, &attention_variants[v]);
         expect_scores(&config, mc->B, mc->why, &t, v % 2 ? FOR_TRAINING : FOR_EVALUATION);
         choices_close(&t);
     }
-    test_remove_directory(&d);
 }
 
 // Completions of one token share a row; an example that has another one beside them does not.
 static void test_shared_rows(void) {
-    TestDirectory d = test_make_directory();
-    char path[600];
-    FORMAT(path, "%s/choices.bin", d.path);
+    const char *path = test_file("choices.bin");
     for (int v = 0; v < 4; v++) {
         const ModelCase *mc = &choice_cases[v % 2];
         int order[64];
         choice_write_tokens(path, 1 + v, 12, 5, mc->V, mc->T, (uint64_t)v);
-        ChoiceTask t = open_choices(&d, mc->V, mc->T);
+        ChoiceTask t = open_choices(path, mc->V, mc->T);
         int count = choices_deal(&t, 0, 1, order);
         EXPECT(t.shared == 12 && count == 12 && t.row_count == 60 && !t.single, "%d of %d rows are computed", count,
                t.row_count);
@@ -117,11 +112,10 @@ static void test_shared_rows(void) {
         choice_end(f);
     }
     choice_write(f, path);
-    ChoiceTask t = open_choices(&d, 37, 8);
+    ChoiceTask t = open_choices(path, 37, 8);
     EXPECT(t.examples[0].shared && !t.examples[1].shared && !t.examples[2].shared && t.shared == 1 && t.single,
            "%d of 3 examples share a row", t.shared);
     choices_close(&t);
-    test_remove_directory(&d);
 }
 
 // The LM head is the identity, and the final norm of a row has a logit for each token of its context: the place after
@@ -147,9 +141,7 @@ static void test_answers(void) {
     enum { V = 8 };
     ModelCase mc = {"the identity", V, V, 1, 2, 1, 8, 12, 3, 16, false, 0, 0, false, false};
     ModelConfig config = case_config(&mc, &attention_variants[0]);
-    TestDirectory d = test_make_directory();
-    char path[600];
-    FORMAT(path, "%s/choices.bin", d.path);
+    const char *path = test_file("choices.bin");
     floatX identity[V * V] = {0};
     for (int v = 0; v < V; v++) identity[v * V + v] = 1;
     ChoiceFile *f = choice_file(1);
@@ -159,7 +151,7 @@ static void test_answers(void) {
         choice_end(f);
     }
     choice_write(f, path);
-    ChoiceTask t = open_choices(&d, V, mc.T);
+    ChoiceTask t = open_choices(path, V, mc.T);
     Model model;
     case_open(&model, &config, mc.B, mc.T, FOR_EVALUATION);
     EvaluationModel m = evaluation_model(&model);
@@ -178,24 +170,20 @@ static void test_answers(void) {
     cJSON_Delete(json);
     case_close(&model);
     choices_close(&t);
-    test_remove_directory(&d);
 }
 
 // The experts of a token do not depend on the rows beside it, nor on those that pad a batch.
 static void test_expert_scores_by_generation(void) {
-    TestDirectory d = test_make_directory();
-    char path[600];
-    FORMAT(path, "%s/choices.bin", d.path);
+    const char *path = test_file("choices.bin");
     for (int i = 0; i < EXPERT_CASE_COUNT; i++) {
         ModelConfig config = expert_config(i, "diff_v2");
         config.T = 40;
         bool single = i % 2;
         choice_write_random(path, 1 + i % 4, single ? 9 : 4, single ? 1 : 3, config.V, config.T, (uint64_t)i);
-        ChoiceTask t = open_choices(&d, config.V, config.T);
+        ChoiceTask t = open_choices(path, config.V, config.T);
         expect_scores(&config, 3, expert_cases[i].model.why, &t, i % 2 ? FOR_EVALUATION : FOR_TRAINING);
         choices_close(&t);
     }
-    test_remove_directory(&d);
 }
 
 static void test_greedy(void) {
@@ -241,9 +229,7 @@ static void test_sums_by_hand(void) {
     static const CompletionScore scores[10] = {{-4, false}, {-3.9, false}, {-3, false}, {-3, false}, {-1, false},
                                                {-5, false}, {NAN, false},  {-9, false}, {-8, false}, {-8.5, false}};
     static const double nats[4] = {3.9, 3, 5, 8}, bytes[4] = {3, 3, 3, 2};
-    TestDirectory d = test_make_directory();
-    char path[600];
-    FORMAT(path, "%s/choices.bin", d.path);
+    const char *path = test_file("choices.bin");
     for (int version = 1; version <= 3; version++) {
         ChoiceFile *f = choice_file(version);
         double x = 0, y = 0, squares = 0;
@@ -253,7 +239,7 @@ static void test_sums_by_hand(void) {
         }
         for (int e = 0; e < 4; e++) squares += pow(nats[e] / log(2) - x / y * (version == 3 ? 20 : bytes[e]), 2);
         choice_write(f, path);
-        ChoiceTask t = open_choices(&d, 256, 8);
+        ChoiceTask t = open_choices(path, 256, 8);
         ChoiceScore s = add_scores(&t, scores);
         choices_close(&t);
         EXPECT_NEAR(s.accuracy, 3 / 4.0);
@@ -264,27 +250,24 @@ static void test_sums_by_hand(void) {
         EXPECT_NEAR(s.bits_per_byte_se, sqrt(4 / 3.0 * squares) / y);
         EXPECT_NEAR(s.chance, (3 / 2.0 + 1 / 4.0) / 4);
         EXPECT(s.text, "version %d has no text", version);
-        t = open_choices(&d, 300, 8); // tokens that may not be bytes
+        t = open_choices(path, 300, 8); // tokens that may not be bytes
         s = add_scores(&t, scores);
         EXPECT(s.text == (version == 3) && isnan(s.bits_per_byte) == (version < 3), "version %d without text: %g",
                version, s.bits_per_byte);
         EXPECT_NEAR(s.accuracy_norm, version == 3 ? 3 / 4.0 : 2 / 4.0); // by tokens -4/3, -3.9/3; -1, -3/4 ..
         choices_close(&t);
     }
-    test_remove_directory(&d);
 }
 
 static void test_sums_of_single_completions(void) {
     static const char *const texts[1] = {" word"};
     static const CompletionScore scores[3] = {{-1, true}, {-2, false}, {-3, true}};
-    TestDirectory d = test_make_directory();
-    char path[600];
-    FORMAT(path, "%s/choices.bin", d.path);
+    const char *path = test_file("choices.bin");
     for (int count = 1; count <= 3; count += 2) {
         ChoiceFile *f = choice_file(1);
         for (int e = 0; e < count; e++) add_texts(f, 0, texts, 1);
         choice_write(f, path);
-        ChoiceTask t = open_choices(&d, 256, 8);
+        ChoiceTask t = open_choices(path, 256, 8);
         ChoiceScore s = add_scores(&t, scores);
         EXPECT_NEAR(s.accuracy, count == 1 ? 1.0 : 2 / 3.0);
         EXPECT_NEAR(s.bits_per_byte, (count == 1 ? 1.0 : 2.0) / log(2) / 5);
@@ -294,15 +277,12 @@ static void test_sums_of_single_completions(void) {
                count, s.accuracy_se, s.bits_per_byte_se);
         choices_close(&t);
     }
-    test_remove_directory(&d);
 }
 
 static void test_dealing(void) {
-    TestDirectory d = test_make_directory();
-    char path[600];
-    FORMAT(path, "%s/choices.bin", d.path);
+    const char *path = test_file("choices.bin");
     choice_write_random(path, 2, 20, 3, 100, 50, 3);
-    ChoiceTask t = open_choices(&d, 100, 50);
+    ChoiceTask t = open_choices(path, 100, 50);
     for (int ranks = 1; ranks <= 25; ranks += 3) {
         int owner[60], times[60] = {0}, order[60];
         for (int rank = 0; rank < ranks; rank++) {
@@ -319,7 +299,6 @@ static void test_dealing(void) {
                    ranks, i, times[i], owner[i], owner[i / 3 * 3]);
     }
     choices_close(&t);
-    test_remove_directory(&d);
 }
 
 // ---- files and lists that are refused
@@ -375,26 +354,24 @@ static const struct {
 enum { CHOICE_DAMAGES = sizeof(choice_damages) / sizeof(choice_damages[0]) };
 
 // In a process of its own: a refusal ends it.
-static int refused_choices(const TestDirectory *d, int T, char *line, size_t size) {
-    char path[600];
+static int refused_choices(const char *path, int T, char *line, size_t size) {
     int status = 0;
-    FORMAT(path, "%s/err", d->path);
+    const char *err = test_text("%s.err", path);
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        if (!freopen(path, "w", stderr)) _exit(99);
-        open_choices(d, 256, T);
+        if (!freopen(err, "w", stderr)) _exit(99);
+        open_choices(path, 256, T);
         _exit(0);
     }
     CHECK(child > 0 && waitpid(child, &status, 0) == child, "cannot run a child process: %s", strerror(errno));
-    test_read_file(path, line, size);
+    test_read_file(err, line, size);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 static void test_refused_files(void) {
-    TestDirectory d = test_make_directory();
-    char path[600], line[4096];
-    FORMAT(path, "%s/choices.bin", d.path);
+    char line[4096];
+    const char *path = test_file("choices.bin");
     for (int i = 0; i < CHOICE_DAMAGES; i++) {
         write_two_examples(path, 1);
         FILE *f = fopen(path, "r+b");
@@ -406,14 +383,14 @@ static void test_refused_files(void) {
                               fwrite(header ? (void *)&wide : (void *)&narrow, header ? 4 : 2, 1, f) == 1)),
               "cannot write %s", path);
         CHECK(fclose(f) == 0 && truncate(path, 1024 + 56 - choice_damages[i].cut) == 0, "cannot write %s", path);
-        int status = refused_choices(&d, 4, line, sizeof(line));
-        EXPECT(status == 1 && count_lines(line) == 1 && strstr(line, choice_damages[i].message) && strstr(line, d.path),
+        int status = refused_choices(path, 4, line, sizeof(line));
+        EXPECT(status == 1 && count_lines(line) == 1 && strstr(line, choice_damages[i].message) && strstr(line, path),
                "damage %d: status %d, %.300s, not '%s'", i, status, line, choice_damages[i].message);
     }
     for (int version = 1; version <= 4; version++) {
         write_two_examples(path, version);
-        EXPECT(refused_choices(&d, 4, line, sizeof(line)) == 0, "version %d: %.300s", version, line);
-        EXPECT(refused_choices(&d, 3, line, sizeof(line)) == 1 &&
+        EXPECT(refused_choices(path, 4, line, sizeof(line)) == 0, "version %d: %.300s", version, line);
+        EXPECT(refused_choices(path, 3, line, sizeof(line)) == 1 &&
                    strstr(line, "example 0 has 5 tokens with its longest completion, and --seq-len 3 allows 4"),
                "version %d: %.300s", version, line);
     }
@@ -431,13 +408,12 @@ static void test_refused_files(void) {
         choice_completion(f, tokens, 2, stated[i].unscored, stated[i].characters, stated[i].bytes);
         choice_end(f);
         choice_write(f, path);
-        EXPECT(refused_choices(&d, 4, line, sizeof(line)) == 1 && strstr(line, stated[i].message),
+        EXPECT(refused_choices(path, 4, line, sizeof(line)) == 1 && strstr(line, stated[i].message),
                "stated %d: %.300s, not '%s'", i, line, stated[i].message);
     }
     unlink(path);
-    EXPECT(refused_choices(&d, 4, line, sizeof(line)) == 1 && strstr(line, "--eval-choices task: cannot read"),
+    EXPECT(refused_choices(path, 4, line, sizeof(line)) == 1 && strstr(line, "--eval-choices task: cannot read"),
            "%.300s", line);
-    test_remove_directory(&d);
 }
 
 static void test_choice_lists(void) {

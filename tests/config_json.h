@@ -62,12 +62,10 @@ static void test_json_strings(void) {
         {"\xF5\x80", "\xEF\xBF\xBD\xEF\xBF\xBD"},                                             // beyond U+10FFFF
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char want[128];
         size_t size = 0;
         cJSON *s = cJSON_CreateString(cases[i].from);
         char *text = json_text(s, &size);
-        FORMAT(want, "\"%s\"\n", cases[i].to);
-        EXPECT(strcmp(text, want) == 0, "case %zu is %s", i, text);
+        EXPECT(strcmp(text, test_text("\"%s\"\n", cases[i].to)) == 0, "case %zu is %s", i, text);
         cJSON_Delete(s);
         free(text);
     }
@@ -78,7 +76,7 @@ static void test_json_strings(void) {
 
 static void test_config_round_trip(void) {
     TestDirectory d = test_make_directory();
-    CkptPath path = ckpt_path("%s/config.json", d.path);
+    const char *path = test_text("%s/config.json", d.path);
 #define SHAPES                                                                                                    \
     "  \"vocab_size\": 11,\n  \"hidden_size\": 12,\n  \"num_hidden_layers\": 2,\n  \"num_attention_heads\": 2,\n" \
     "  \"num_key_value_heads\": 1,\n  \"head_dim\": 8,\n  \"intermediate_size\": 20,\n"                           \
@@ -144,9 +142,9 @@ static void test_config_round_trip(void) {
         if (strstr(cases[i].text, "completep")) c.parametrization = PARAMETRIZATION_COMPLETEP, c.base_width = 32;
         bool sparse = strstr(cases[i].text, "sparse") != NULL;
         if (sparse) c.sparse_blocks = 2, c.sparse_size = 4, c.sparse_score = SPARSE_APART;
-        config_json_write(path.text, &c, plain ? DTYPE_F32 : DTYPE_BF16);
+        config_json_write(path, &c, plain ? DTYPE_F32 : DTYPE_BF16);
         size_t size = 0;
-        char *text = ckpt_read_file(path.text, &size);
+        char *text = ckpt_read_file(path, &size);
         EXPECT(strcmp(text, cases[i].text) == 0, "config.json is\n%s", text);
         free(text);
         ModelConfig back = config_json_read(d.path);
@@ -160,7 +158,6 @@ static void test_config_round_trip(void) {
                    back.base_depth == c.base_depth && back.base_head == c.base_head,
                "the configuration of %s came back otherwise", c.attention->name);
     }
-    test_remove_directory(&d);
 }
 
 // A Llama's configuration with `more` members; "KEY" in `without` is left out.
@@ -182,7 +179,7 @@ static void ckpt_write_config(const char *directory, const char *without, const 
         }
     if (*more) strcat(strcat(text, ", "), more);
     strcat(text, "}");
-    ckpt_write_text(ckpt_path("%s/config.json", directory).text, text);
+    test_write_text(test_text("%s/config.json", directory), text);
 }
 
 #define MINISTRAL "\"model_type\": \"ministral\", \"num_key_value_heads\": null"
@@ -260,7 +257,6 @@ static void test_config_defaults(void) {
         ckpt_write_config(d.path, cases[i].without, cases[i].more);
         ckpt_accepted("config", d.path, "", cases[i].want);
     }
-    test_remove_directory(&d);
 }
 
 static void test_config_refusals(void) {
@@ -411,7 +407,7 @@ static void test_config_refusals(void) {
     static const char *const texts[][2] = {
         {"", "config.json is empty"}, {" \n", "is empty"}, {"[]", "is not a JSON object"}};
     for (int i = 0; i < 3; i++) {
-        ckpt_write_file(ckpt_path("%s/config.json", d.path).text, texts[i][0], strlen(texts[i][0]));
+        test_write_text(test_text("%s/config.json", d.path), texts[i][0]);
         ckpt_refused("config", d.path, "", texts[i][1]);
     }
 #undef MINISTRAL
@@ -419,8 +415,7 @@ static void test_config_refusals(void) {
 #undef QWEN3_WINDOW
 #undef MIXTRAL
 #undef MIXTRAL_WITHOUT
-    ckpt_refused("config", ckpt_path("%s/none", d.path).text, "", "none/config.json: No such file");
-    test_remove_directory(&d);
+    ckpt_refused("config", test_text("%s/none", d.path), "", "none/config.json: No such file");
 }
 
 static const Test config_json_tests[] = {

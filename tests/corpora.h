@@ -12,15 +12,12 @@ enum { CORPORA_T = 5 };
 // Makes a corpus directory with `shards` training shards of 101 tokens each, starting at `first`, and one for
 // validation.
 static void corpora_make(const char *directory, const char *name, int shards, uint32_t first, const char *json) {
-    char path[800];
-    FORMAT(path, "%s/%s", directory, name);
+    const char *path = test_text("%s/%s", directory, name);
     CHECK(mkdir(path, 0777) == 0, "cannot make %s", path);
-    for (int i = 0; i <= shards; i++) {
-        FORMAT(path, "%s/%s/%s_%06d.bin", directory, name, i ? "train" : "val", i);
-        data_write_shard(path, 2, first + (uint32_t)i * 101, 65536, 101);
-    }
-    FORMAT(path, "%s/%s/corpus.json", directory, name);
-    if (json) data_write_file(path, json, strlen(json));
+    for (int i = 0; i <= shards; i++)
+        data_write_shard(test_text("%s/%s_%06d.bin", path, i ? "train" : "val", i), 2, first + (uint32_t)i * 101, 65536,
+                         101);
+    test_write_text(test_text("%s/corpus.json", path), json);
 }
 
 // The first tokens of the `count` windows from global index 0.
@@ -40,20 +37,19 @@ static void corpora_windows(int *starts, const char *text, uint64_t seed, int co
 // corpus are the next in its own order.
 static void test_mixture_weights_and_order(void) {
     TestDirectory d = test_make_directory();
-    char text[2000], path[700];
     enum { BLOCKS = 3, COUNT = BLOCKS * MIXTURE_BLOCK, SOURCES = 3 };
     static const char *const names[SOURCES] = {"web", "code", "books"};
     const int first[SOURCES] = {0, 10000, 20000}, shards[SOURCES] = {4, 2, 1};
     const double want[SOURCES] = {0.7, 0.29, 0.01};
     for (int s = 0; s < SOURCES; s++)
         corpora_make(d.path, names[s], shards[s], (uint32_t)first[s], "{\"format\": 1, \"vocab_size\": 65536}");
-    FORMAT(text, "web=%s/web:7 code=%s/co\\de:2.9  books=%s/books/train_*.bin:.1", d.path, d.path, d.path);
+    const char *text =
+        test_text("web=%s/web:7 code=%s/co\\de:2.9  books=%s/books/train_*.bin:.1", d.path, d.path, d.path);
     int *starts = (int *)checked_calloc(COUNT, sizeof(int)), *alone = (int *)checked_calloc(COUNT, sizeof(int));
     for (int shuffle = 0; shuffle < 2; shuffle++) {
         corpora_windows(starts, text, 3, COUNT, shuffle);
         for (int s = 0; s < SOURCES; s++) {
-            FORMAT(path, "%s/%s", d.path, names[s]);
-            corpora_windows(alone, path, random_key(names[s], 3), COUNT, shuffle);
+            corpora_windows(alone, test_text("%s/%s", d.path, names[s]), random_key(names[s], 3), COUNT, shuffle);
             if (s == 2 && !shuffle) continue; // the pattern names the training shards
             int seen = 0, runs = 0;
             int64_t sum = 0; // of the squares of first tokens, which no other windows are likely to have
@@ -79,7 +75,6 @@ static void test_mixture_weights_and_order(void) {
     EXPECT(same < COUNT / 20, "with another seed %d of %d windows are the same", same, COUNT);
     free(starts);
     free(alone);
-    test_remove_directory(&d);
 }
 
 // A loader of `count` corpora with about `windows` windows each, for dataloader_locate only.
@@ -220,26 +215,17 @@ static void corpora_gather(int *inputs, int *starts, const char *text, int B, in
 static void test_mixture_resume_and_separators(void) {
     enum { COUNT = MIXTURE_BLOCK + 240 };
     TestDirectory d = test_make_directory();
-    char text[1500], path[700];
     corpora_make(d.path, "a", 2, 0,
                  "{\"format\": 1, \"vocab_size\": 7, \"separator\": {\"token\": 3, \"place\": \"before\"}}");
     corpora_make(d.path, "b", 3, 0,
                  "{\"format\": 1, \"vocab_size\": 20, \"separator\": {\"token\": 12, \"place\": \"after\"}}");
-    for (int i = 1; i < 3; i++) {
-        FORMAT(path, "%s/a/train_%06d.bin", d.path, i);
-        data_write_shard(path, 2, (uint32_t)i, 7, 300);
+    for (int i = 1; i < 3; i++) data_write_shard(test_text("%s/a/train_%06d.bin", d.path, i), 2, (uint32_t)i, 7, 300);
+    for (int i = 1; i < 4; i++) {
+        int tokens[150];
+        for (int t = 0; t < 150; t++) tokens[t] = 10 + (t + i) % 4;
+        test_write_shard(test_text("%s/b/train_%06d.bin", d.path, i), 2, tokens, 150);
     }
-    for (int i = 1; i < 4; i++) { // 10, 11, 12, 13
-        FORMAT(path, "%s/b/train_%06d.bin", d.path, i);
-        int32_t header[256] = {20240520, 1, 150};
-        uint16_t tokens[150];
-        for (int t = 0; t < 150; t++) tokens[t] = (uint16_t)(10 + (t + i) % 4);
-        char shard[sizeof(header) + sizeof(tokens)];
-        memcpy(shard, header, sizeof(header));
-        memcpy(shard + sizeof(header), tokens, sizeof(tokens));
-        data_write_file(path, shard, sizeof(shard));
-    }
-    FORMAT(text, "one=%s/a:2 other=%s/b:1", d.path, d.path);
+    const char *text = test_text("one=%s/a:2 other=%s/b:1", d.path, d.path);
     int *inputs = (int *)checked_calloc(4 * COUNT * CORPORA_T, sizeof(int)), *starts = inputs + COUNT * CORPORA_T;
     int *again = starts + COUNT * CORPORA_T, *starts_again = again + COUNT * CORPORA_T;
     corpora_gather(inputs, starts, text, 1, 1, 0, COUNT);
@@ -265,21 +251,17 @@ static void test_mixture_resume_and_separators(void) {
                    "B %d ranks %d from %d: other windows", B[k], ranks[k], places[i]);
         }
     free(inputs);
-    test_remove_directory(&d);
 }
 
 static void test_corpus_directory_and_pattern(void) {
     TestDirectory d = test_make_directory();
-    char directory[700], pattern[700], weighted[700];
     enum { COUNT = 200 };
     int a[COUNT], b[COUNT], c[COUNT];
     corpora_make(d.path, "a", 3, 0, "{\"format\": 1, \"vocab_size\": 1000}");
-    FORMAT(directory, "%s/a", d.path);
-    FORMAT(pattern, "%s/a/train_*.bin", d.path);
-    FORMAT(weighted, "a=%s/a:0.3", d.path);
+    const char *directory = test_text("%s/a", d.path), *pattern = test_text("%s/a/train_*.bin", d.path);
     corpora_windows(a, directory, 5, COUNT, true);
     corpora_windows(b, pattern, 5, COUNT, true);
-    corpora_windows(c, weighted, 5, COUNT, true);
+    corpora_windows(c, test_text("a=%s/a:0.3", d.path), 5, COUNT, true);
     EXPECT(memcmp(a, b, sizeof(a)) == 0 && memcmp(a, c, sizeof(a)) == 0, "the orders differ");
     corpora_windows(a, directory, 5, 20, false);
     for (int i = 0; i < 20; i++) EXPECT(a[i] == i * CORPORA_T, "validation window %d begins with %d", i, a[i]);
@@ -290,7 +272,6 @@ static void test_corpus_directory_and_pattern(void) {
     dataloader_open(&l, pattern, 1, CORPORA_T, 65536, 0, 1, 1, true);
     EXPECT(dataloader_fingerprint(&l) == fingerprint, "the same shards have another fingerprint");
     dataloader_close(&l);
-    test_remove_directory(&d);
 }
 
 static void test_document_starts(void) {

@@ -36,9 +36,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
         size_t each = whole->plan_bytes / (size_t)max_int(1, whole->sequences);
         attention_limit = each / (size_t)s.NKV * (size_t)room;
         attention_stop();
-        char text[32];
-        FORMAT(text, "%zu", each);
-        setenv("CUDA_ON_CPU_CUDNN_FORWARD", text, 1);
+        setenv("CUDA_ON_CPU_CUDNN_FORWARD", test_text("%zu", each), 1);
     }
     attention_prepare(s, true, true);
     unsetenv("CUDA_ON_CPU_CUDNN_FORWARD");
@@ -335,11 +333,11 @@ static void check_attention_choice(const Case *c) {
                          : n[6]  ? 0.75
                                  : 2; // of both directions, or of the backward
     const bool measured = n[5] && !n[2] && !n[3];
-    char why[96];
-    if (n[4]) FORMAT(why, "(--sdpa %s)", n[4] == 1 ? "own" : "cudnn");
-    else if (!measured) FORMAT(why, "(the default, not measured on this GPU)");
-    else if (n[7]) FORMAT(why, "(%.2f times as fast as cuDNN on this GPU)", speed);
-    else FORMAT(why, "(%.2f times as fast as the built-in kernel on this GPU)", 1 / speed);
+    const char *why = n[4] == 1   ? "(--sdpa own)"
+                      : n[4] == 2 ? "(--sdpa cudnn)"
+                      : !measured ? "(the default, not measured on this GPU)"
+                      : n[7]      ? test_text("(%.2f times as fast as cuDNN on this GPU)", speed)
+                                  : test_text("(%.2f times as fast as the built-in kernel on this GPU)", 1 / speed);
     const char *text = attention_backend();
     EXPECT(!bf16 || strstr(text, why), "'%s' does not contain '%s'", text, why);
     EXPECT(!bf16 || attention_built_in() == (n[6] != 0), "built in: %d", attention_built_in());

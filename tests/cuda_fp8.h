@@ -42,15 +42,13 @@ static double fp8_difference(int layers) { return sqrt(4 * layers * (2 * 0x1p-8 
 static void test_fp8_gradients(void) {
     int layers[CUDA_CASES] = {3, 2, 1}, equal = 0; // of cuda_cases
     ProgramResult r;
-    char options[1024], what[256], cpu[600], gpu[600];
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int c = 0; c < CUDA_CASES; c++) {
             TestDirectory d = cuda_data(cuda_cases[c].vocab);
-            FORMAT(options, "--train-data data.bin --gemm fp8 %s --dump-grads",
-                   with_variant(v, cuda_cases[c].options, c).text);
-            FORMAT(what, "%s, %s", attention_variants[v].name, cuda_cases[c].why);
-            FORMAT(cpu, "%s/cpu", d.path);
-            FORMAT(gpu, "%s/device", d.path);
+            const char *options = test_text("--train-data data.bin --gemm fp8 %s --dump-grads",
+                                            with_variant(v, cuda_cases[c].options, c));
+            const char *what = test_text("%s, %s", attention_variants[v].name, cuda_cases[c].why);
+            const char *cpu = test_text("%s/cpu", d.path), *gpu = test_text("%s/device", d.path);
             if (run_in(&r, &d, cpu_trainer(), 0, "%s cpu", options) &&
                 run_in(&r, &d, device_trainer(), 0, "%s device", options)) {
                 DumpDifference off = dump_difference(cpu, gpu);
@@ -62,7 +60,6 @@ static void test_fp8_gradients(void) {
                 if (c == 0) compare_dumps(what, 0, false, cpu, gpu); // the lengths of single tensors
                 equal += off.gradients <= 64 * 0x1p-23 && off.loss <= 8 * 0x1p-23;
             }
-            test_remove_directory(&d);
         }
     EXPECT(!cuda_fp32 || 3 * equal >= 2 * ATTENTION_VARIANT_COUNT * CUDA_CASES,
            "in %d of %d models all codes are those of the CPU", equal, ATTENTION_VARIANT_COUNT * CUDA_CASES);
@@ -76,15 +73,13 @@ static void test_fp8_experts(void) {
     const AttentionVariant *diff_v2 = variant_find("diff_v2");
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    char options[2048], cpu[600], gpu[600];
-    FORMAT(cpu, "%s/cpu", d.path);
-    FORMAT(gpu, "%s/level0", d.path);
+    const char *cpu = test_text("%s/cpu", d.path), *gpu = test_text("%s/level0", d.path);
 #ifdef CUDA_ON_CPU
     setenv("CUDA_ON_CPU_CAPABILITY", "89", 1);
 #endif
     for (int i = 0; i < 2; i++) {
-        FORMAT(options, "--train-data data.bin %s %s",
-               with_variant((int)(diff_v2 - attention_variants), ODD_SHAPE, 0).text, shapes[i]);
+        const char *options = test_text("--train-data data.bin %s %s",
+                                        with_variant((int)(diff_v2 - attention_variants), ODD_SHAPE, 0), shapes[i]);
         for (int level = 0; level < 3; level++)
             run_in(&r, &d, device_trainer(), 0, "%s --gemm fp8 --recompute %d --dump-grads level%d", options, level,
                    level);
@@ -100,7 +95,6 @@ static void test_fp8_experts(void) {
 #ifdef CUDA_ON_CPU
     unsetenv("CUDA_ON_CPU_CAPABILITY");
 #endif
-    test_remove_directory(&d);
 }
 
 #ifdef CUDA_ON_CPU
@@ -116,7 +110,6 @@ static void test_fp8_experts_by_device(void) {
     enum { CASES = sizeof(cases) / sizeof(cases[0]) };
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    char first[40], type[40];
     for (int i = 0; i < CASES; i++) {
         bool bf16 = !cuda_fp32 && cases[i].type && strcmp(cases[i].type, "bf16") == 0;
         setenv("CUDA_ON_CPU_CAPABILITY", cases[i].capability, 1);
@@ -124,18 +117,16 @@ static void test_fp8_experts_by_device(void) {
         unsetenv("CUDA_ON_CPU_CAPABILITY");
         EXPECT((strstr(r.out, "--gemm fp8: experts compute in bf16, which is faster on this GPU\n") != NULL) == bf16,
                "%s %s: %.300s", cases[i].capability, cases[i].experts, r.out);
-        FORMAT(type, "experts\":[[:space:]]*\"%s", bf16 ? "bf16" : "fp8");
-        run_command(&r, "grep '%s' '%s/run%d/run.json'", type, d.path, i);
+        run_command(&r, "grep 'experts\":[[:space:]]*\"%s' '%s/run%d/run.json'", bf16 ? "bf16" : "fp8", d.path, i);
         EXPECT((r.status == 0) == (cases[i].type != NULL), "%s %s: %s", cases[i].capability, cases[i].experts, r.out);
-        FORMAT(first, "run%d/checkpoints", bf16 ? 1 : 0);
-        FORMAT(type, "run%d/checkpoints", i);
-        if (cases[i].type) expect_same_files(&d, "experts of one type on two GPUs", first, type);
+        if (cases[i].type)
+            expect_same_files(&d, "experts of one type on two GPUs", test_text("run%d/checkpoints", bf16),
+                              test_text("run%d/checkpoints", i));
     }
     run_command(&r, "cmp -s '%s'/run[01]/checkpoints/step_00000001/model.safetensors", d.path);
     EXPECT((r.status == 0) == cuda_fp32, "the experts have the same numbers in FP8 and bf16");
     run_command(&r, "grep -c 'fp8: E4M3, gradients E5M2' '%s/run4/run.json'", d.path);
     EXPECT(r.status == 0, "run.json does not name the types of the products");
-    test_remove_directory(&d);
 }
 
 static void test_fp8_errors(void) {
@@ -161,22 +152,18 @@ static void test_fp8_errors(void) {
     setenv("CUDA_ON_CPU_DEVICES", "0", 1);
     run_in(&r, &d, device_trainer(), 0, ODD_MODEL " --gemm fp8 --dry-run");
     unsetenv("CUDA_ON_CPU_DEVICES");
-    test_remove_directory(&d);
 }
 
 // Fast accumulation changes the products of the forward, a little, and no others.
 static void test_fp8_fast_accumulation(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    char first[600], fast[600];
-    FORMAT(first, "%s/first", d.path);
-    FORMAT(fast, "%s/fast", d.path);
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --gemm fp8 --dump-grads first");
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --gemm fp8 --fp8-fast-accum --dump-grads fast");
     run_in(&r, &d, device_trainer(), 0,
            TRAIN_ODD " --sdpa own --gemm fp8 --fp8-fast-accum --recompute 2 --dump-grads again");
     expect_same_files(&d, "--recompute 2", "fast", "again");
-    DumpDifference off = dump_difference(first, fast);
+    DumpDifference off = dump_difference(test_text("%s/first", d.path), test_text("%s/fast", d.path));
     EXPECT(off.gradients > 0 && off.gradients <= fp8_difference(3), "gradients differ by %.3g", off.gradients);
     run_in(&r, &d, device_trainer(), 0,
            TRAIN_ODD " --sdpa own --gemm fp8 --fp8-fast-accum --tune-gemm --steps 3 --stop-after 1 --out run");
@@ -188,7 +175,6 @@ static void test_fp8_fast_accumulation(void) {
     EXPECT(r.status == 0, "fast accumulation is not that of the forward alone: %.300s", r.out);
     run_in(&r, &d, device_trainer(), 2, "--resume --gemm %s --out run", cuda_precision);
     expect_error(&r, "--fp8-fast-accum requires --gemm fp8");
-    test_remove_directory(&d);
 }
 
 // The choices have products in FP8, which a resume does not measure again, and which are none of another type.
@@ -204,7 +190,6 @@ static void test_fp8_choices(void) {
     EXPECT(!strstr(r.out, " matrix products timed in "), "they are measured again: %.300s", r.out);
     run_in(&r, &d, device_trainer(), 0, "--resume --gemm %s --out run", cuda_precision);
     EXPECT(strstr(r.out, " matrix products timed in "), "products in FP8 are taken for others: %.300s", r.out);
-    test_remove_directory(&d);
 }
 #endif
 

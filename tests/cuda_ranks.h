@@ -36,10 +36,9 @@ PRINTF_LIKE(6, 7)
 static bool run_ranks(ProgramResult *r, const TestDirectory *d, int ranks, const char *environment, int status,
                       const char *fmt, ...) {
     static int job;
-    char options[2048];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(options, sizeof(options), fmt, args);
+    const char *options = test_text_of(fmt, args);
     va_end(args);
     run_command(r,
                 "cd '%s' && for i in $(seq 0 %d); do env SLURM_JOB_ID=%d.%d SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=%d "
@@ -87,7 +86,6 @@ static void test_ranks_losses(void) {
             cJSON_Delete(records[i]);
         }
         EXPECT(waited > 0, "--zero %d: two processes that never waited for each other", zero);
-        test_remove_directory(&d);
     }
 }
 
@@ -99,14 +97,12 @@ static void test_ranks_zero_bits(void) {
     if (has_gpus(2))
         for (int order = 0; order < 2; order++)
             for (int zero = 0; zero <= ZERO_MOST; zero++) {
-                char out[20];
-                FORMAT(out, "z%d%d", order, zero);
+                const char *out = test_text("z%d%d", order, zero);
                 run_ranks(&r, &d, 2, orders[order], 0,
                           TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 3 --zero %d %s --out %s", zero,
                           order + zero == 3 ? "--check-ranks-every 1" : "", out);
                 if (order + zero > 0) expect_same_state(&d, 3, "z00", out, true);
             }
-    test_remove_directory(&d);
 }
 
 // Four ranks in two groups (--zero-group) compute what one rank computes, with the same bits at every --zero, in fp32
@@ -118,9 +114,7 @@ static void test_ranks_groups(void) {
     for (int run = 0; run <= 2 * ZERO_MOST + 1 && has_gpus(4); run++) {
         int zero = run / 2;
         const char *type = run % 2 ? "bf16" : "fp32";
-        char out[20];
-        if (run) FORMAT(out, "%s%d", type, zero);
-        else FORMAT(out, "device"); // whose records are compared
+        const char *out = run ? test_text("%s%d", type, zero) : "device"; // whose records are compared
         run_ranks(&r, &d, 4, zero % 2 ? "CUDA_ON_CPU_STREAMS=hasty" : "", 0,
                   TRAIN_RANKS " --batch-size 2 --total-batch 56 --steps 3 --zero %d --zero-group 2 --reduce-dtype %s "
                               "--check-ranks-every 1 --out %s",
@@ -129,7 +123,6 @@ static void test_ranks_groups(void) {
         if (run > 1) expect_same_state(&d, 3, run % 2 ? "bf160" : "device", out, true);
     }
     if (has_gpus(4)) expect_same_state(&d, 3, "device", "bf160", false);
-    test_remove_directory(&d);
 }
 
 #ifdef CUDA_ON_CPU
@@ -140,13 +133,11 @@ static void test_ranks_bucket_sizes(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     for (int k = 0; k <= ZERO_MOST; k++) {
-        char out[20];
-        FORMAT(out, "bucket%d", k);
+        const char *out = test_text("bucket%d", k);
         run_ranks(&r, &d, 2, buckets[k], 0,
                   TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 3 --grad-clip 0 --zero %d --out %s", k, out);
         if (k) expect_same_state(&d, 3, "bucket0", out, true);
     }
-    test_remove_directory(&d);
 }
 #endif
 
@@ -163,7 +154,6 @@ static void test_ranks_sample(void) {
         snprintf(sample[zero], sizeof(sample[zero]), "%.*s", to ? (int)(to - from) : 0, from ? from : "");
         EXPECT(strcmp(sample[0], sample[zero]) == 0, "--zero %d: another sample: %.200s", zero, sample[zero]);
     }
-    test_remove_directory(&d);
 }
 
 static void test_ranks_resume(void) {
@@ -179,7 +169,6 @@ static void test_ranks_resume(void) {
                       k < 2 ? "--stop-after 4" : "");
         compare_records(&d, "2, 1, 3 ranks", "train", 6, cuda_fp32 ? 2e-4 : 0.03);
     }
-    test_remove_directory(&d);
 }
 
 // Without a wait for the copy, streams that run late would give the writer old values.
@@ -199,7 +188,6 @@ static void test_ranks_background_checkpoint(void) {
                     d.path, k, k, k);
         EXPECT(r.status == 0 && atoi(r.out) == 2, "case %d: %.300s%.300s", k, r.out, r.err);
     }
-    test_remove_directory(&d);
 }
 
 #ifdef CUDA_ON_CPU
@@ -213,7 +201,6 @@ static void test_ranks_sanitized(void) {
                           "--checkpoint-every 1 --out run");
     run_ranks(&r, &d, 2, "FAULT=kill:1:3:backward", -1, "--out run --resume --steps 4 --timeout 5");
     EXPECT(r.status != 0 && count_lines(r.err) == 1 && strstr(r.err, "rank 1 ("), "status %d, %.400s", r.status, r.err);
-    test_remove_directory(&d);
 }
 
 // Without the waits between streams, results differ: the tests above would detect it.
@@ -232,8 +219,7 @@ static void test_ranks_missing_waits(void) {
     TestDirectory d = cuda_data(43);
     run_ranks(&r, &d, 2, "", 0, TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 3 --out right");
     for (int c = 0; c < 6; c++) {
-        char out[20];
-        FORMAT(out, "wrong%d", c);
+        const char *out = test_text("wrong%d", c);
         run_ranks(&r, &d, 2, cases[c].environment, -1,
                   TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 3 --zero %d --out %s", cases[c].zero, out);
         if (r.status == 0) expect_same_state(&d, 3, "right", out, false);
@@ -241,7 +227,6 @@ static void test_ranks_missing_waits(void) {
             EXPECT(r.status == 1 && strstr(r.err, "diffv2:"), "%s: status %d, %.300s", cases[c].environment, r.status,
                    r.err); // for example, weights that are not finite
     }
-    test_remove_directory(&d);
 }
 
 // Whether the line names a current step from `first` to `last`, and a last state of the other rank at `first` or
@@ -262,11 +247,11 @@ static void test_ranks_lost(void) {
                  {"stop:1:3:gradients", "has been unresponsive"},
                  {"hang:1:3:backward", "has not reached the collective"}};
     ProgramResult r;
-    char environment[300], text[1000], path[600];
+    char text[1000];
     for (int c = 0; c < 4; c++) {
         TestDirectory d = cuda_data(43);
         const char *const options = "--batch-size 2 --steps 6 --checkpoint-every 2 --timeout 2";
-        FORMAT(environment, "FAULT=%s CUDA_ON_CPU_NCCL_ABORTS=aborts", cases[c].fault);
+        const char *environment = test_text("FAULT=%s CUDA_ON_CPU_NCCL_ABORTS=aborts", cases[c].fault);
         double begin = now_seconds();
         run_ranks(&r, &d, 2, environment, -1, TRAIN_RANKS " %s --zero %d --out run", options, c % 3);
         double seconds = now_seconds() - begin;
@@ -276,16 +261,13 @@ static void test_ranks_lost(void) {
                cases[c].fault, r.status, r.err);
         EXPECT(c == 1 || strstr(r.err, "rank 1 ("), "%s: the wrong rank is named: %.400s", cases[c].fault, r.err);
         EXPECT(seconds < 20, "%s: %.0f s until the others noticed", cases[c].fault, seconds);
-        FORMAT(path, "%s/aborts", d.path);
-        if (access(path, R_OK) == 0) test_read_file(path, text, sizeof(text));
-        else text[0] = 0;
+        test_read_file(test_text("%s/aborts", d.path), text, sizeof(text)); // empty if there is none
         EXPECT(strstr(text, "rank"), "%s: nobody has aborted the communicator", cases[c].fault);
         if (c == 3) {
             run_ranks(&r, &d, 2, "", 0, "--out run --resume");
             run_ranks(&r, &d, 2, "", 0, TRAIN_RANKS " %s --out whole", options);
             expect_same_state(&d, 6, "whole", "run", true);
         }
-        test_remove_directory(&d);
     }
 }
 
@@ -297,17 +279,15 @@ static void test_ranks_aborted_collective(void) {
               TRAIN_RANKS " --batch-size 2 --steps 6 --timeout 2 --zero 1 --sample-every 3");
     EXPECT(r.status == 1 && strstr(r.out, "step 3/6"), "status %d, %.400s", r.status, r.err);
     EXPECT(!strstr(r.out, "--- ") && !strstr(r.out, "not finite"), "after the abort: %.600s", r.out);
-    test_remove_directory(&d);
 }
 
 // The host waits in the first call between two ranks, which connects them, for a rank that does not make it.
 static void test_ranks_unconnected(void) {
     static const char *const cases[][2] = {{"ncclReduceScatter", ""}, {"an exchange", "--reduce-dtype bf16"}};
     ProgramResult r;
-    char environment[100];
     TestDirectory d = cuda_data(43);
     for (int c = 0; c < 2; c++) {
-        FORMAT(environment, "CUDA_ON_CPU_NCCL_HANG=\"$([ $i = 0 ] || echo %s)\"", cases[c][0]);
+        const char *environment = test_text("CUDA_ON_CPU_NCCL_HANG=\"$([ $i = 0 ] || echo %s)\"", cases[c][0]);
         double begin = now_seconds();
         run_ranks(&r, &d, 2, environment, 1, TRAIN_RANKS " --batch-size 2 --steps 2 --timeout 2 --start-timeout 5 %s",
                   cases[c][1]);
@@ -316,7 +296,6 @@ static void test_ranks_unconnected(void) {
                cases[c][0], r.err);
         EXPECT(seconds < 20, "%s: %.0f s until the others noticed", cases[c][0], seconds);
     }
-    test_remove_directory(&d);
 }
 
 static void test_ranks_device_errors(void) {
@@ -337,14 +316,11 @@ static void test_ranks_device_errors(void) {
         run_ranks(&r, &d, 2, cases[c].environment, 1, TRAIN_RANKS " --batch-size 2 --steps 6 --timeout 20");
         EXPECT(count_lines(r.err) == 1 && strstr(r.err, cases[c].word), "%s: %.600s", cases[c].environment, r.err);
     }
-    test_remove_directory(&d);
 }
 
 static void test_ranks_refused(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
-    const char *trainer = device_trainer();
-    char program[PATH_MAX], alone[PATH_MAX + 16];
     struct {
         int ranks, status;
         const char *environment, *options, *word;
@@ -374,9 +350,8 @@ static void test_ranks_refused(void) {
                cases[c].environment, cases[c].options, r.err);
     }
     // a program without NCCL
-    FORMAT(program, "%s", trainer + 1);
-    CHECK(strrchr(program, '/'), "%s has no directory", program);
-    FORMAT(alone, "%.*s/single_diffv2", (int)(strrchr(program, '/') - program), program);
+    const char *program = test_self();
+    const char *alone = test_text("%.*s/single_diffv2", (int)(strrchr(program, '/') - program), program);
     CHECK(access(alone, X_OK) == 0, "cannot find %s: make it", alone);
     for (int launched = 0; launched < 2; launched++) {
         run_command(&r, "cd '%s' && %s '%s' %s --batch-size 2 --steps 1", d.path,
@@ -385,7 +360,6 @@ static void test_ranks_refused(void) {
         EXPECT(count_lines(r.err) == launched && (!launched || strstr(r.err, "built without NCCL")),
                "a program without NCCL: %.400s", r.err);
     }
-    test_remove_directory(&d);
 }
 
 static void test_launcher_variables(void) {
@@ -420,7 +394,6 @@ static void test_launcher_variables(void) {
                strstr(r.err, "DIFFV2_SECRET is not used any more: the ranks find each other in") &&
                strstr(r.err, "MASTER_ADDR is not used"),
            "%.400s", r.err);
-    test_remove_directory(&d);
 }
 
 static void test_help_without_device(void) {
@@ -461,7 +434,6 @@ static void test_ranks_rendezvous(void) {
     EXPECT(count_lines(r.err) == 2 && strstr(r.err, "1 of 2 ranks (the first is rank 1) have not started within 2 s") &&
                strstr(r.err, "rank 0 has not written "),
            "two restarts: %.600s", r.err);
-    test_remove_directory(&d);
 }
 
 // All ranks use the choices of rank 0, which a resume does not measure again.
@@ -484,7 +456,6 @@ static void test_ranks_gemm_choices(void) {
     run_ranks(&r, &d, 2, "CUDA_ON_CPU_NAME=\"GPU $i\"", 1, TRAIN_RANKS " --batch-size 2 --tune-gemm");
     EXPECT(strstr(r.err, "--tune-gemm requires the same device and library on all ranks; rank 0 has GPU 0, "), "%.400s",
            r.err);
-    test_remove_directory(&d);
 }
 
 // Five ranks have roots 0 and 3. --nvls alone decides what NCCL gets.
@@ -503,15 +474,13 @@ static void test_ranks_roots(void) {
                     cases[i].nvls);
         EXPECT(atoi(r.out) == ranks, "%d ranks: %s of them join by %d roots", ranks, r.out, cases[i].roots);
     }
-    test_remove_directory(&d);
 }
 
 #ifdef USE_MPI
 static void test_mpirun(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
-    char options[600];
-    FORMAT(options, TRAIN_RANKS " --batch-size 2 --total-batch 56 --steps 2 --zero 1");
+    const char *options = TRAIN_RANKS " --batch-size 2 --total-batch 56 --steps 2 --zero 1";
     run_ranks(&r, &d, 4, "", 0, "%s --out by_srun", options);
     run_command(&r,
                 "cd '%s' && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
@@ -521,7 +490,6 @@ static void test_mpirun(void) {
                 d.path, device_trainer(), options, device_trainer());
     EXPECT(r.status == 0 && strstr(r.out, "Usage") && strstr(r.out, "NCCL 2."), "status %d, %.400s", r.status, r.err);
     expect_same_state(&d, 2, "by_srun", "by_mpirun", true);
-    test_remove_directory(&d);
 }
 #endif
 #endif

@@ -154,13 +154,11 @@ static void sizes_product(const char *name, int N, int IC, int OC, int ldy) {
     for (int r = 0; r < some; r++) rows.push_back(row + (size_t)r), own.push_back((size_t)r);
     for (int r = 0; r < few; r++) columns.push_back(column + (size_t)r), own_columns.push_back((size_t)r);
     const double twice = 1.01 * ROUND_STORE / ROUND_FP32; // the rounding of both outputs
-    char what[64];
-    FORMAT(what, "%s: y", name);
-    expect_values(what, STORED, s.sample(y, rows), s.sample(y2, own), {twice, 2 * error_of_product(IC)});
-    FORMAT(what, "%s: dx", name);
-    expect_values(what, STORED, s.sample(dx, rows), s.sample(dx2, own), {twice, 2 * error_of_product(OC)});
-    FORMAT(what, "%s: dweight", name);
-    expect_values(what, FP32, s.sample(dweight, columns), s.sample(dweight2, own_columns),
+    expect_values(test_text("%s: y", name), STORED, s.sample(y, rows), s.sample(y2, own),
+                  {twice, 2 * error_of_product(IC)});
+    expect_values(test_text("%s: dx", name), STORED, s.sample(dx, rows), s.sample(dx2, own),
+                  {twice, 2 * error_of_product(OC)});
+    expect_values(test_text("%s: dweight", name), FP32, s.sample(dweight, columns), s.sample(dweight2, own_columns),
                   {2, 2 * error_of_product(N)});
 }
 // All rows of operation_sizes.h of one operation.

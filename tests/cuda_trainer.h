@@ -37,20 +37,15 @@ static const CudaCase cuda_cases[] = {
 enum { CUDA_CASES = sizeof(cuda_cases) / sizeof(cuda_cases[0]) };
 
 // --attention and the options of a shape, with as many more heads as the variant needs; every second time QK-norm.
-typedef struct {
-    char text[1024];
-} CudaOptions;
-static CudaOptions with_variant(int variant, const char *shape, int time) {
+static const char *with_variant(int variant, const char *shape, int time) {
     const AttentionVariant *a = &attention_variants[variant];
     const char *at = strstr(shape, "--heads "), *kv = strstr(shape, "--kv-heads ");
     int heads = 0, groups = 0, length = 0;
-    CudaOptions o;
     CHECK(at && sscanf(at, "--heads %d%n", &heads, &length) == 1 && kv && sscanf(kv, "--kv-heads %d", &groups) == 1,
           "a shape without heads: %s", shape);
     while (a->signals > 1 && heads / groups % a->signals) heads += groups;
-    FORMAT(o.text, "--attention %s %.*s--heads %d%s%s", a->name, (int)(at - shape), shape, heads, at + length,
-           (variant + time) % 2 ? " --qk-norm" : "");
-    return o;
+    return test_text("--attention %s %.*s--heads %d%s%s", a->name, (int)(at - shape), shape, heads, at + length,
+                     (variant + time) % 2 ? " --qk-norm" : "");
 }
 static int variant_index(const char *name) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
@@ -59,48 +54,30 @@ static int variant_index(const char *name) {
 }
 
 // The device's trainer: this program.
-static const char *device_trainer(void) {
-    static char command[PATH_MAX + 16];
-    char path[PATH_MAX] = {0};
-    CHECK(readlink("/proc/self/exe", path, sizeof(path) - 1) > 0, "cannot read /proc/self/exe: %s", strerror(errno));
-    FORMAT(command, "'%s' --trainer", path);
-    return command;
-}
-static const char *cpu_trainer(void) {
-    static char command[PATH_MAX + 8];
-    FORMAT(command, "'%s'", test_program_path());
-    return command;
-}
+static const char *device_trainer(void) { return test_text("'%s' --trainer", test_self()); }
+static const char *cpu_trainer(void) { return test_text("'%s'", test_program_path()); }
 
 // A directory with a shard data.bin of tokens below `vocab`. One of six tokens is 0, which separates documents, so that
 // most sequences have one. With this seed no row of a batch is so near zero that its norm before o_proj amplifies the
 // rounding of bf16.
 static TestDirectory cuda_data(int vocab) {
-    enum { TOKENS = 4000 };
+    int tokens[4000];
     TestDirectory d = test_make_directory();
     TestRandom r = {12};
-    char path[600];
-    int32_t header[256] = {SHARD_MAGIC_U16, SHARD_VERSION_U16, TOKENS};
-    FORMAT(path, "%s/data.bin", d.path);
-    FILE *f = fopen(path, "wb");
-    CHECK(f && fwrite(header, sizeof(header), 1, f) == 1, "cannot write %s", path);
-    for (int i = 0; i < TOKENS; i++) {
-        // small tokens are more likely
-        uint16_t token = (uint16_t)min_int(test_random_int(&r, vocab), test_random_int(&r, vocab));
+    for (int &token : tokens) {
+        token = min_int(test_random_int(&r, vocab), test_random_int(&r, vocab)); // small tokens are more likely
         if (test_random_int(&r, 6) == 0) token = 0;
-        CHECK(fwrite(&token, sizeof(token), 1, f) == 1, "cannot write %s", path);
     }
-    CHECK(fclose(f) == 0, "cannot write %s", path);
+    test_write_shard(test_text("%s/data.bin", d.path), 2, tokens, 4000);
     return d;
 }
 
 // Runs a trainer in a directory and expects the exit status. Returns whether it was that.
 PRINTF_LIKE(5, 6)
 static bool run_in(ProgramResult *r, const TestDirectory *d, const char *trainer, int status, const char *fmt, ...) {
-    char options[4096];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(options, sizeof(options), fmt, args);
+    const char *options = test_text_of(fmt, args);
     va_end(args);
     run_command(r, "cd '%s' && %s --threads 1 %s", d->path, trainer, options);
     EXPECT(r->status == status, "status %d, not %d: %s %s: %.400s", r->status, status, trainer, options, r->err);
@@ -157,39 +134,32 @@ static double least_cosine(const AttentionVariant *a) { return a->lambda == LAMB
 
 static void dump_both(const TestDirectory *d, const AttentionVariant *variant, const char *what, const char *options) {
     ProgramResult r;
-    char cpu[600], gpu[600];
-    FORMAT(cpu, "%s/cpu.safetensors", d->path);
-    FORMAT(gpu, "%s/device.safetensors", d->path);
     if (run_in(&r, d, cpu_trainer(), 0, "%s --dump-grads cpu.safetensors", options) &&
         run_in(&r, d, device_trainer(), 0, "%s --dump-grads device.safetensors", options))
-        compare_dumps(what, least_cosine(variant), cuda_fp32, cpu, gpu);
+        compare_dumps(what, least_cosine(variant), cuda_fp32, test_text("%s/cpu.safetensors", d->path),
+                      test_text("%s/device.safetensors", d->path));
 }
 
 // On the weights of the reference, with more options.
 static void dump_fixture(const char *variant, const char *name, const char *more) {
     TestDirectory d = test_make_directory();
     Fixture f = fixture_open(variant, name);
-    char options[2048];
-    FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d %s", f.dir.path, f.dir.path,
-           f.B, f.T, more);
+    const char *options = test_text("--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d %s",
+                                    f.dir.path, f.dir.path, f.B, f.T, more);
     dump_both(&d, variant_find(variant), f.name, options);
-    fixture_close(&f);
-    test_remove_directory(&d);
+    safetensors_close(f.file);
 }
 
 // On the weights of the reference, which are so large that every gradient is, and on initial weights at unaligned
 // shapes.
 static void test_gradients_of_variants(void) {
-    char options[2048], what[256];
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const char *name = attention_variants[v].name;
         for (int s = 0; s < (cuda_fp32 ? 2 : 1); s++) dump_fixture(name, s == 0 ? "a" : "b", "");
         for (int c = 0; c < CUDA_CASES; c++) {
             TestDirectory d = cuda_data(cuda_cases[c].vocab);
-            FORMAT(options, "--train-data data.bin %s", with_variant(v, cuda_cases[c].options, c).text);
-            FORMAT(what, "%s, %s", name, cuda_cases[c].why);
-            dump_both(&d, &attention_variants[v], what, options);
-            test_remove_directory(&d);
+            const char *options = test_text("--train-data data.bin %s", with_variant(v, cuda_cases[c].options, c));
+            dump_both(&d, &attention_variants[v], test_text("%s, %s", name, cuda_cases[c].why), options);
         }
     }
 }
@@ -200,23 +170,21 @@ static void test_gradients_of_windows(void) {
     static const char *const windows[] = {"--yoco --window 13", "--yoco --window 4 --doc-mask --separator 0",
                                           "--window 4 --full-every 2", "--window 1 --doc-mask --separator 0"};
     TestDirectory d = cuda_data(43);
-    char options[1024], what[256];
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int w = 0; w < 4; w++) {
             const char *name = attention_variants[v].name;
             if (w > 1 && strcmp(name, "diff_v2") != 0 && strcmp(name, "diff_v1") != 0 && strcmp(name, "sink") != 0)
                 continue;
-            FORMAT(options, "--train-data data.bin --layers 4 %s %s", with_variant(v, ODD_SHAPE, w).text, windows[w]);
-            FORMAT(what, "%s, %s", name, windows[w]);
-            dump_both(&d, &attention_variants[v], what, options);
+            const char *options =
+                test_text("--train-data data.bin --layers 4 %s %s", with_variant(v, ODD_SHAPE, w), windows[w]);
+            dump_both(&d, &attention_variants[v], test_text("%s, %s", name, windows[w]), options);
         }
-    test_remove_directory(&d);
 }
 
 // Reads the records of one kind of a run, in order. Returns their number.
 static int read_records(const TestDirectory *d, const char *run, const char *kind, cJSON **records, int limit) {
-    char path[600], line[4096];
-    FORMAT(path, "%s/%s/log.jsonl", d->path, run);
+    char line[4096];
+    const char *path = test_text("%s/%s/log.jsonl", d->path, run);
     FILE *f = fopen(path, "r");
     int count = 0;
     while (f && count < limit && fgets(line, sizeof(line), f)) {
@@ -268,7 +236,6 @@ static void test_phases(void) {
     run_in(&r, &d, device_trainer(), 0, "%s --out device", train);
     compare_records(&d, "phases", "train", 6, cuda_fp32 ? 2e-4 : 0.03);
     compare_records(&d, "phases", "val", 7, cuda_fp32 ? 2e-4 : 0.03);
-    test_remove_directory(&d);
 }
 
 // The reference's models with experts, then initial weights at unaligned shapes. In bf16 a few tokens near a tie go to
@@ -280,14 +247,13 @@ static void test_experts(void) {
                                                 "--experts 4 --experts-active 1 --expert-ffn 12 --shared-experts 2 "
                                                 "--dense-layers 1"};
     const AttentionVariant *diff_v2 = variant_find("diff_v2");
-    char options[2048];
     ProgramResult r;
     for (int i = 0; i < 3 && cuda_fp32; i++)
         dump_fixture(fixtures[i][0], fixtures[i][1], "--router-aux 0.5 --router-z 0.1");
     TestDirectory d = cuda_data(43);
     for (int i = 0; i < 2; i++) {
-        FORMAT(options, "--train-data data.bin %s %s",
-               with_variant((int)(diff_v2 - attention_variants), ODD_SHAPE, 0).text, shapes[i]);
+        const char *options = test_text("--train-data data.bin %s %s",
+                                        with_variant((int)(diff_v2 - attention_variants), ODD_SHAPE, 0), shapes[i]);
         if (cuda_fp32) dump_both(&d, diff_v2, shapes[i], options);
         for (int level = 0; level < 3; level++)
             run_in(&r, &d, device_trainer(), 0, "%s --recompute %d --dump-grads level%d.safetensors", options, level,
@@ -303,7 +269,6 @@ static void test_experts(void) {
         compare_records(&d, shapes[i], "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         run_command(&r, "cd '%s' && rm -r cpu device", d.path);
     }
-    test_remove_directory(&d);
 }
 
 // The reference's block-sparse models, in fp32: in bf16 rows near a tie select other blocks than on the CPU. Then a run
@@ -326,7 +291,6 @@ static void test_sparse_models(void) {
     compare_records(&d, "block-sparse attention", "train", 3, cuda_fp32 ? 1e-4 : 0.03);
     EXPECT(!cuda_fp32 || strcmp(text[0].out, text[1].out) == 0, "text of block-sparse attention: %.200s and %.200s",
            text[0].out, text[1].out);
-    test_remove_directory(&d);
 }
 
 // With documents for every second variant, completep for some of the others and Muon for every third; with validation,
@@ -336,18 +300,15 @@ static void test_sparse_models(void) {
 static void test_losses_of_variants(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    char path[600];
-    FORMAT(path, "%s/three", d.path);
-    choice_write_random(path, 3, 12, 3, 43, 13, 5);
-    FORMAT(path, "%s/one", d.path);
-    choice_write_random(path, 4, 12, 1, 43, 13, 6);
+    choice_write_random(test_text("%s/three", d.path), 3, 12, 3, 43, 13, 5);
+    choice_write_random(test_text("%s/one", d.path), 4, 12, 1, 43, 13, 6);
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v += cuda_fp32 ? 2 : 1) { // in fp32 every second variant
         const char *name = attention_variants[v].name;
         for (int gpu = 0; gpu < 2; gpu++)
             run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
                    "--train-data data.bin --val-data data.bin --val-steps 1 %s --steps 3 --lr %s "
                    "--warmup 1 --stats-every 3 --eval-choices 'three=three one=one' %s %s --out %s",
-                   with_variant(v, cuda_cases[0].options, 0).text,
+                   with_variant(v, cuda_cases[0].options, 0),
                    attention_variants[v].lambda == LAMBDA_INPUT && attention_variants[v].norm == NORM_HEAD ? "3e-4"
                                                                                                            : "3e-3",
                    v % 2        ? "--doc-mask --separator 0"
@@ -363,7 +324,6 @@ static void test_losses_of_variants(void) {
         compare_records(&d, name, "stats", 6, cuda_fp32 ? 2e-3 : 0.3);
         run_command(&r, "cd '%s' && rm -rf cpu device", d.path);
     }
-    test_remove_directory(&d);
 }
 
 static void expect_same_files(const TestDirectory *d, const char *what, const char *a, const char *b) {
@@ -380,11 +340,10 @@ static void test_recompute_bits(void) {
         for (int fp8 = 0; fp8 < (v % 3 ? 1 : 2); fp8++) { // in fp8 every third variant
             for (int level = 0; level < 3; level++)
                 run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --recompute %d --dump-grads %d %s",
-                       with_variant(v, cuda_cases[0].options, 0).text, level, level, fp8 ? "--gemm fp8" : "");
+                       with_variant(v, cuda_cases[0].options, 0), level, level, fp8 ? "--gemm fp8" : "");
             expect_same_files(&d, fp8 ? "in fp8" : name, "0", "1");
             expect_same_files(&d, fp8 ? "in fp8" : name, "0", "2");
         }
-        test_remove_directory(&d);
     }
 }
 
@@ -401,13 +360,12 @@ static void test_thread_orders(void) {
         for (int o = 0; o < 3; o++) {
             setenv("CUDA_ON_CPU_ORDER", orders[o], 1);
             run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --dump-grads %d %s",
-                   with_variant(variant_index(names[v]), cuda_cases[0].options, 0).text, o,
+                   with_variant(variant_index(names[v]), cuda_cases[0].options, 0), o,
                    v == NAMES - 1 ? "--gemm fp8" : "");
         }
         unsetenv("CUDA_ON_CPU_ORDER");
         expect_same_files(&d, names[v], "0", "1");
         expect_same_files(&d, names[v], "0", "2");
-        test_remove_directory(&d);
     }
 }
 
@@ -417,16 +375,14 @@ static void expect_attention_of(const char *model, const char *options, const ch
     const char *line = cuda_fp32 ? fp32_line : bf16_line;
     TestDirectory d = cuda_data(256);
     ProgramResult r;
-    char all[1024], first[256];
-    FORMAT(all, "--train-data data.bin %s %s", model, options);
+    const char *all = test_text("--train-data data.bin %s %s", model, options);
     run_in(&r, &d, device_trainer(), 0, "%s --steps 1", all);
-    FORMAT(first, "%.*s", (int)strcspn(r.out, "\n"), r.out);
+    const char *first = test_text("%.*s", (int)strcspn(r.out, "\n"), r.out);
     EXPECT(strcmp(first, line) == 0, "%s: '%s', not '%s'", options, first, line);
     bool diff_v1 = strstr(options, "diff_v1") != NULL;
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         if (diff_v1 && strcmp(attention_variants[v].name, "diff_v1") == 0)
             dump_both(&d, &attention_variants[v], line, all);
-    test_remove_directory(&d);
 }
 static void expect_attention(const char *cudnn, const char *options, const char *fp32_line, const char *bf16_line) {
     if (cudnn) setenv("CUDA_ON_CPU_CUDNN", cudnn, 1);
@@ -473,7 +429,6 @@ static void test_attention_line(void) {
     expect_error(&r, "--sdpa cudnn: forward");
     run_in(&r, &d, cpu_trainer(), 1, TRAIN_ODD " --steps 1 --sdpa cudnn");
     expect_error(&r, "--sdpa cudnn: this program computes on the CPU");
-    test_remove_directory(&d);
 }
 
 // What cuDNN does not support in the environment of a case is printed once, with a remedy that works.
@@ -548,7 +503,6 @@ static void test_attention_warnings(void) {
         EXPECT(r.status == 0 && count_lines(r.err) == (wanted != NULL) && (!wanted || strstr(r.err, wanted)),
                "%s %s: status %d, stderr: %.500s", cases[c].environment, cases[c].options, r.status, r.err);
     }
-    test_remove_directory(&d);
 }
 
 static void test_cudnn_errors(void) {
@@ -569,7 +523,6 @@ static void test_cudnn_errors(void) {
         EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, cases[c].error),
                "%s: status %d, stderr: %.500s", cases[c].environment, r.status, r.err);
     }
-    test_remove_directory(&d);
 }
 
 // Seven windows, one by one or as four and three: the same kernel gives the same losses. The built-in kernel and cuDNN
@@ -591,7 +544,6 @@ static void test_validation_remainder(void) {
         cJSON_Delete(record);
     }
     EXPECT(fabs(losses[0] - losses[1]) <= 1e-12 * losses[0], "losses %.17g and %.17g", losses[0], losses[1]);
-    test_remove_directory(&d);
 }
 
 // dS of 8 query heads, (1088, 1152) or (2112, 2176) in bf16, takes 20 or 74 MiB per sequence. The limit is half of the
@@ -621,7 +573,6 @@ static void test_attention_workspace(void) {
         EXPECT(r.status == 0 && strncmp(r.out, "attention: ", 11) == 0 && strstr(r.out, cases[c].line), "%s %s: %.200s",
                cases[c].environment, cases[c].options, r.out);
     }
-    test_remove_directory(&d);
 }
 
 // The total that --dry-run prints, in MiB.
@@ -641,7 +592,6 @@ static void test_out_of_memory(void) {
     static const char *const offers[] = {"--recompute 1", "--recompute 2", "--batch-size 400"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    char text[1024], offer[64];
     double needed = 0, saved = 0;
     setenv("CUDA_ON_CPU_MEMORY", "40", 1); // MiB: enough for a measurement of the peak
     run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 800 --no-memory-check",
@@ -650,24 +600,21 @@ static void test_out_of_memory(void) {
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") && strstr(r.err, "MiB for activations") &&
                strstr(r.err, "of 40.0 MiB free"),
            "stderr: %.600s", r.err);
-    FORMAT(text, "%s --batch-size 800", options);
     const char *needs = strstr(r.err, "the run needs ");
     EXPECT(needs && sscanf(needs, "the run needs %lf MiB: parameters", &needed) == 1 &&
-               fabs(needed - dry_run_total(&d, text)) < 0.11,
+               fabs(needed - dry_run_total(&d, test_text("%s --batch-size 800", options))) < 0.11,
            "stderr: %.600s", r.err);
     for (int i = 0; i < 3; i++) {
-        FORMAT(text, "%s %s %s", options, i < 2 ? "--batch-size 800" : "", offers[i]);
-        FORMAT(offer, "%s (", offers[i]);
+        const char *offer = test_text("%s (", offers[i]);
         const char *at = strstr(r.err, offer);
         EXPECT(at && sscanf(at + strlen(offer), "%lf MiB)", &saved) == 1, "no %s in: %.600s", offers[i], r.err);
-        double then = dry_run_total(&d, text);
+        double then = dry_run_total(&d, test_text("%s %s %s", options, i < 2 ? "--batch-size 800" : "", offers[i]));
         EXPECT(saved > 1 && fabs(needed - saved - then) < 0.21, "%s is said to save %.1f of %.1f MiB, and leaves %.1f",
                offers[i], saved, needed, then);
     }
     EXPECT(!strstr(r.err, "--zero"), "--zero is offered to one rank: %.600s", r.err);
     run_command(&r, "test ! -e '%s/run'", d.path);
     EXPECT(r.status == 0, "a run that could not start left a directory");
-    test_remove_directory(&d);
 }
 
 // The device has memory for the run, but not for the workspace of a library.
@@ -680,7 +627,6 @@ static void test_out_of_memory_in_library(void) {
     unsetenv("CUDA_ON_CPU_MEMORY");
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "for cuBLASLt's workspace") && strstr(r.err, "the run needs "),
            "stderr: %.600s", r.err);
-    test_remove_directory(&d);
 }
 
 // The run needs 33 MiB of buffers, most of them the workspace of matrix products, and an estimate of 560 MiB for CUDA.
@@ -717,7 +663,6 @@ static void test_memory_of_other_processes(void) {
     unsetenv("CUDA_ON_CPU_MEMORY");
     unsetenv("CUDA_ON_CPU_OTHERS");
     expect_error(&r, "out of device memory");
-    test_remove_directory(&d);
 }
 
 static void test_device_peak(void) {
@@ -732,8 +677,6 @@ static void test_device_peak(void) {
     ProgramResult r;
     for (int i = 0; i < (int)(sizeof(devices) / sizeof(devices[0])); i++) {
         cJSON *steps[4];
-        char path[600];
-        static char text[65536];
         double said = 0, printed = 0;
         setenv("CUDA_ON_CPU_NAME", devices[i].name, 1);
         run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --out run%d %s", i, devices[i].option);
@@ -744,19 +687,16 @@ static void test_device_peak(void) {
         EXPECT(devices[i].gflops > 0 ? printed == devices[i].gflops : printed > 0, "%s has a peak of %.0f GFLOP/s",
                devices[i].name, printed);
         EXPECT(strstr(r.out, devices[i].gflops > 0 ? "% of peak" : "% of rate"), "no share: %.800s", r.out);
-        FORMAT(path, "%s/run%d/run.json", d.path, i);
-        test_read_file(path, text, sizeof(text));
-        cJSON *json = cJSON_Parse(text), *of = cJSON_GetObjectItemCaseSensitive(json, "peak");
+        cJSON *json = log_read_run_json(test_text("%s/run%d", d.path, i)),
+              *of = cJSON_GetObjectItemCaseSensitive(json, "peak");
         EXPECT(json_get_number(of, "gflops", &said) && fabs(said - printed) <= 0.5,
                "run.json has a peak of %.1f GFLOP/s", said);
         cJSON_Delete(json);
-        FORMAT(path, "run%d", i);
-        int count = read_records(&d, path, "train", steps, 4);
+        int count = read_records(&d, test_text("run%d", i), "train", steps, 4);
         double share = -1;
         EXPECT(count == 1 && json_get_number(steps[0], "flops_util", &share) && share > 0, "flops_util is %g", share);
         for (int k = 0; k < count; k++) cJSON_Delete(steps[k]);
     }
-    test_remove_directory(&d);
 }
 
 // What a run prints of its prediction: at the end the times, at the start that FP8 is slower.
@@ -787,7 +727,6 @@ static void test_predicted_times(void) {
         EXPECT((strstr(r.err, "--gemm fp8 is predicted to be slower than") != NULL) == (bf16 && cases[i].slower),
                "%s %s: %.300s", cases[i].name, cases[i].options, r.err);
     }
-    test_remove_directory(&d);
 }
 
 // The line about the memory has the numbers of its event, in MiB.
@@ -829,14 +768,11 @@ static void test_dry_run_memory(void) {
         EXPECT(used - at_start == planned - estimated && used > 0 && estimated > 0,
                "%s: %.0f bytes in use, %.0f planned", options[i], used - at_start, planned - estimated);
         for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
-        char text[512];
-        FORMAT(text, TRAIN_ODD " %s --steps 1", options[i]);
-        said = dry_run_total(&d, text);
+        said = dry_run_total(&d, test_text(TRAIN_ODD " %s --steps 1", options[i]));
         EXPECT(fabs(said - planned / 1048576) < 0.06, "%s: --dry-run says %.1f MiB, the run planned %.1f", options[i],
                said, planned / 1048576);
         run_command(&r, "rm -r '%s/run'", d.path);
     }
-    test_remove_directory(&d);
 }
 
 // Most of the memory is cuDNN's workspace, whose size cannot be queried without a device.
@@ -846,11 +782,10 @@ static void test_dry_run_without_device(void) {
     TestDirectory d = test_make_directory();
     double total[4];
     for (int i = 0; i < 4; i++) {
-        char text[512];
-        FORMAT(text,
-               "--layers 1 --hidden 64 --heads 4 --head-dim 16 --ffn 96 --vocab 256 --seq-len 1030 --batch-size 1 "
-               "--tie-embeddings %s",
-               options[i]);
+        const char *text = test_text(
+            "--layers 1 --hidden 64 --heads 4 --head-dim 16 --ffn 96 --vocab 256 --seq-len 1030 --batch-size 1 "
+            "--tie-embeddings %s",
+            options[i]);
         total[i] = dry_run_total(&d, text);
         setenv("CUDA_ON_CPU_DEVICES", "0", 1);
         double without = dry_run_total(&d, text);
@@ -861,7 +796,6 @@ static void test_dry_run_without_device(void) {
     double more = 8 * (1088 * 1152 * 2 - 1030 * 16 * 4) / 1048576.0;
     EXPECT(fabs(total[0] - total[3] - more) < 0.21, "a deterministic backward takes %.1f MiB more, not %.1f",
            total[0] - total[3], more);
-    test_remove_directory(&d);
 }
 #else
 
@@ -880,7 +814,6 @@ static void test_dry_run_accuracy(void) {
     EXPECT(fabs(planned - used) <= 0.02 * used, "%.1f MiB in use, %.1f planned: %s", used / 1048576, planned / 1048576,
            strstr(r.out, "device memory"));
     for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
-    test_remove_directory(&d);
 }
 #endif
 
@@ -900,7 +833,6 @@ static void test_resume_bits(void) {
                name, options);
         run_in(&r, &d, device_trainer(), 0, "--resume --out parts");
         expect_same_files(&d, name, "whole/checkpoints", "parts/checkpoints");
-        test_remove_directory(&d);
     }
 }
 
@@ -935,14 +867,12 @@ static void test_rollback_bits(void) {
     EXPECT(r.out[0] == 0 && r.err[0] == 0, "%.300s%.300s", r.out, r.err);
     EXPECT(loss[0] == loss[1] && norm[0] == norm[1],
            "step 3 after the return: loss %.9g, norm %.9g; resumed: %.9g, %.9g", loss[0], norm[0], loss[1], norm[1]);
-    test_remove_directory(&d);
 }
 
 // bf16 has 8 bits: a step of 1e-6 changes the master weight of 0.02, but not the weight.
 static void test_master_weights(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    char path[600];
     const char *name = "model.layers.0.mlp.down_proj.weight",
                *master_name = "master.model.layers.0.mlp.down_proj.weight";
     for (int i = 0; i < 2; i++)
@@ -950,12 +880,11 @@ static void test_master_weights(void) {
                i ? 3 : 1, i ? "1e-6" : "0", i);
     float weights[2][20 * 27], master[2][20 * 27], rounded[20 * 27];
     for (int i = 0; i < 2; i++) {
-        FORMAT(path, "%s/run%d/checkpoints/step_0000000%d", d.path, i, i ? 3 : 1);
+        const char *path = test_text("%s/run%d/checkpoints/step_0000000%d", d.path, i, i ? 3 : 1);
         SafeTensors *s = safetensors_open(path);
         safetensors_read(s, name, 0, 20 * 27, weights[i], DTYPE_F32);
         safetensors_close(s);
-        FORMAT(path, "%s/run%d/checkpoints/step_0000000%d/optimizer.safetensors", d.path, i, i ? 3 : 1);
-        s = safetensors_open(path);
+        s = safetensors_open(test_text("%s/optimizer.safetensors", path));
         safetensors_read(s, master_name, 0, 20 * 27, master[i], DTYPE_F32);
         safetensors_close(s);
         uint16_t half_bits[20 * 27];
@@ -968,7 +897,6 @@ static void test_master_weights(void) {
     for (int e = 0; e < 20 * 27; e++)
         moved += weights[0][e] != weights[1][e], masters_moved += master[0][e] != master[1][e];
     EXPECT(masters_moved > 500 && moved < 100, "of 540 weights %d moved, of their masters %d", moved, masters_moved);
-    test_remove_directory(&d);
 }
 
 // Both trainers evaluate a checkpoint of the device and generate greedy text.
@@ -996,18 +924,13 @@ static void test_checkpoint_on_cpu(void) {
     // a first piece of a prompt, which has nothing before it in the cache of a window
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --window 5 --out windows");
     run_in(&r, &d, device_trainer(), 0, "--init windows/checkpoints/step_00000001 --generate 3 --prompt-tokens 1,2,3");
-    test_remove_directory(&d);
 }
 
 static void test_run_record(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    char path[600];
-    static char text[65536];
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --out run");
-    FORMAT(path, "%s/run/run.json", d.path);
-    test_read_file(path, text, sizeof(text));
-    cJSON *json = cJSON_Parse(text);
+    cJSON *json = log_read_run_json(test_text("%s/run", d.path));
     const cJSON *devices = cJSON_GetObjectItemCaseSensitive(json, "devices"),
                 *libraries = cJSON_GetObjectItemCaseSensitive(json, "libraries");
     const char *gpu = cJSON_GetStringValue(cJSON_GetArrayItem(devices, 0));
@@ -1023,7 +946,6 @@ static void test_run_record(void) {
     expect_error(&r, "PRECISION=");
     run_in(&r, &d, device_trainer(), 0, "%s --dry-run", cuda_cases[0].options);
     EXPECT(!strstr(r.out, "master weights") == cuda_fp32, "--dry-run: %.600s", r.out);
-    test_remove_directory(&d);
 }
 
 static void test_host_waits(void) {
@@ -1031,8 +953,7 @@ static void test_host_waits(void) {
     char arguments[] = "x --layers 2 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 "
                        "--batch-size 3 --train-data x",
          *argv[32];
-    int argc = 0, tokens[B * T + 1];
-    for (char *word = strtok(arguments, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    int argc = test_words(argv, 32, arguments), tokens[B * T + 1];
     Options o;
     options_parse(&o, argc, argv);
     options_finish(&o, 1);
@@ -1101,11 +1022,8 @@ static void test_gemm_fallback(void) {
     run_in(&failed, &d, device_trainer(), 1, TRAIN_ODD " --sdpa own --dump-grads none");
     expect_error(&failed, "cuBLASLt failed");
     unsetenv("CUDA_ON_CPU_GEMM");
-    char cpu[600], device_path[600];
-    FORMAT(cpu, "%s/cpu", d.path);
-    FORMAT(device_path, "%s/device", d.path);
-    compare_dumps("products by the built-in kernel", 1 - 1e-2, cuda_fp32, cpu, device_path);
-    test_remove_directory(&d);
+    compare_dumps("products by the built-in kernel", 1 - 1e-2, cuda_fp32, test_text("%s/cpu", d.path),
+                  test_text("%s/device", d.path));
 }
 
 // Starts the run "run" again before its first checkpoint, after a change of its run.json by sed.
@@ -1166,7 +1084,6 @@ static void test_gemm_choices(void) {
     EXPECT(strstr(r.out, timed), "a run of a version with tables: %.300s", r.out);
     run_in(&r, &d, cpu_trainer(), 1, TRAIN_ODD " --tune-gemm");
     expect_error(&r, "--tune-gemm requires a GPU");
-    test_remove_directory(&d);
 }
 #endif
 
@@ -1179,11 +1096,9 @@ static void test_odd_shapes(void) {
                with_variant(v,
                             "--layers 2 --hidden 20 --heads 4 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 11 "
                             "--seq-len 7 --batch-size 2",
-                            0)
-                   .text,
+                            0),
                v % 4 ? 1 : 3, v % 3, v % 2 ? "--doc-mask --separator 0" : "--val-data data.bin --val-steps 1",
                v % 4 ? "" : "--stats-every 3 --out run --sample-every 3 && rm -r run");
-    test_remove_directory(&d);
 }
 
 // Both precisions run the same kernels except for the rounding: bf16 alone tests equality of bits. With sanitizers a

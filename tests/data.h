@@ -10,30 +10,12 @@ tests/programs/test_data.py, and the converter by test_text_to_shards.py.
 // ---------------------------------------------------------------------------------------------------------------------
 // helpers
 
-static void data_write_file(const char *path, const void *bytes, size_t count) {
-    FILE *f = fopen(path, "wb");
-    CHECK(f != NULL, "cannot write %s: %s", path, strerror(errno));
-    CHECK(fwrite(bytes, 1, count, f) == count && fclose(f) == 0, "cannot write %s: %s", path, strerror(errno));
-}
-
 // A shard of `count` tokens first, first + 1, ... modulo `modulus`, of 2 or 4 bytes each.
 static void data_write_shard(const char *path, int token_bytes, uint32_t first, uint32_t modulus, size_t count) {
-    int32_t header[256];
-    memset(header, 0, sizeof(header));
-    header[0] = token_bytes == 2 ? 20240520 : 20240801;
-    header[1] = token_bytes == 2 ? 1 : 7;
-    header[2] = (int32_t)count;
-    size_t bytes = sizeof(header) + count * token_bytes;
-    unsigned char *file = (unsigned char *)checked_calloc(bytes, 1);
-    memcpy(file, header, sizeof(header));
-    for (size_t i = 0; i < count; i++) {
-        uint32_t token = (uint32_t)((first + i) % modulus);
-        unsigned char *to = file + sizeof(header) + i * token_bytes;
-        to[0] = token & 255, to[1] = token >> 8 & 255;
-        if (token_bytes == 4) to[2] = token >> 16 & 255, to[3] = token >> 24;
-    }
-    data_write_file(path, file, bytes);
-    free(file);
+    int *tokens = (int *)checked_calloc(count, sizeof(int));
+    for (size_t i = 0; i < count; i++) tokens[i] = (int)((first + i) % modulus);
+    test_write_shard(path, token_bytes, tokens, count);
+    free(tokens);
 }
 
 // Overwrites bytes of a file in place.
@@ -53,24 +35,17 @@ static void data_flip_bit(const char *path, int64_t offset) {
 
 // Three shards in which the token at position i, counted across the shards, is i. They have 19 windows of T = 5.
 enum { DATA_T = 5, DATA_TOKENS = 31 + 26 + 43, DATA_WINDOWS = 6 + 5 + 8 };
-typedef struct {
-    TestDirectory directory;
-    char pattern[600];
-} DataShards;
-static DataShards data_make_shards(void) {
-    DataShards d;
-    d.directory = test_make_directory();
-    char path[600];
+// Returns the pattern of their names.
+static const char *data_make_shards(void) {
+    TestDirectory d = test_make_directory();
     // 31 = 6T+1 and 26 = 5T+1, in the other format, end with a window; 43 = 8T+3 leaves tokens that no window has
     static const int counts[] = {31, 26, 43}, token_bytes[] = {2, 4, 2};
     uint32_t first = 0;
     for (int i = 0; i < 3; i++) {
-        FORMAT(path, "%s/shard_%d.bin", d.directory.path, i);
-        data_write_shard(path, token_bytes[i], first, 65536, counts[i]);
+        data_write_shard(test_text("%s/shard_%d.bin", d.path, i), token_bytes[i], first, 65536, counts[i]);
         first += (uint32_t)counts[i];
     }
-    FORMAT(d.pattern, "%s/shard_*.bin", d.directory.path);
-    return d;
+    return test_text("%s/shard_*.bin", d.path);
 }
 // The first token of window w of these shards.
 static int data_window_start(uint64_t w) {
@@ -79,13 +54,13 @@ static int data_window_start(uint64_t w) {
 
 // starts[i] = first token of the window at global index first + i, collected from all ranks. `count` is a multiple of
 // ranks*B. Checks the other tokens of the windows and the position as well.
-static void data_collect(int *starts, const DataShards *d, int B, int ranks, uint64_t seed, bool shuffle,
-                         uint64_t first, int count) {
+static void data_collect(int *starts, const char *shards, int B, int ranks, uint64_t seed, bool shuffle, uint64_t first,
+                         int count) {
     int inputs[16 * DATA_T], targets[16 * DATA_T];
     assert(B <= 16 && count % (ranks * B) == 0);
     for (int rank = 0; rank < ranks; rank++) {
         DataLoader l;
-        dataloader_open(&l, d->pattern, B, DATA_T, 65536, rank, ranks, seed, shuffle);
+        dataloader_open(&l, shards, B, DATA_T, 65536, rank, ranks, seed, shuffle);
         dataloader_start(&l, first);
         for (int base = 0; base < count; base += ranks * B) {
             EXPECT(dataloader_position(&l) == first + (uint64_t)base, "B %d ranks %d: position %llu at %d", B, ranks,
@@ -104,61 +79,50 @@ static void data_collect(int *starts, const DataShards *d, int B, int ranks, uin
     }
 }
 
-// The path of this executable; /proc/self/exe would name the shell that starts the child.
-static const char *data_self(void) {
-    static char path[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
-    CHECK(n > 0, "cannot find this executable: %s", strerror(errno));
-    path[n] = 0;
-    return path;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // the loader
 
 static void test_data_windows_in_order(void) {
-    DataShards d = data_make_shards();
+    const char *shards = data_make_shards();
     int starts[2 * DATA_WINDOWS];
-    data_collect(starts, &d, 1, 1, 1, false, 0, 2 * DATA_WINDOWS);
+    data_collect(starts, shards, 1, 1, 1, false, 0, 2 * DATA_WINDOWS);
     for (int i = 0; i < 2 * DATA_WINDOWS; i++)
         EXPECT(starts[i] == data_window_start((uint64_t)i % DATA_WINDOWS), "index %d: starts at %d instead of %d", i,
                starts[i], data_window_start((uint64_t)i % DATA_WINDOWS));
     DataLoader l;
-    dataloader_open(&l, d.pattern, 1, DATA_T, 65536, 0, 1, 1, false);
+    dataloader_open(&l, shards, 1, DATA_T, 65536, 0, 1, 1, false);
     EXPECT(l.shard_count == 3 && l.window_count == DATA_WINDOWS && l.token_count == DATA_TOKENS,
            "%zu shards, %llu windows, %zu tokens", l.shard_count, (unsigned long long)l.window_count, l.token_count);
     dataloader_close(&l);
-    test_remove_directory(&d.directory);
 }
 
 static void test_data_order_of_ranks(void) {
     static const int B[] = {1, 4, 2, 1, 3, 12, 8, 1}, ranks[] = {1, 1, 3, 6, 2, 1, 3, 8}; // products divide 48
-    DataShards d = data_make_shards();
+    const char *shards = data_make_shards();
     int want[48], got[48]; // two and a half epochs
     for (int shuffle = 0; shuffle < 2; shuffle++)
         for (uint64_t first = 0; first < 100; first += 37) {
-            data_collect(want, &d, 1, 1, 3, shuffle, first, 48);
+            data_collect(want, shards, 1, 1, 3, shuffle, first, 48);
             for (size_t k = 0; k < sizeof(B) / sizeof(B[0]); k++) {
-                data_collect(got, &d, B[k], ranks[k], 3, shuffle, first, 48);
+                data_collect(got, shards, B[k], ranks[k], 3, shuffle, first, 48);
                 EXPECT(memcmp(want, got, sizeof(want)) == 0, "B %d ranks %d shuffle %d first %d: other windows", B[k],
                        ranks[k], shuffle, (int)first);
             }
         }
-    test_remove_directory(&d.directory);
 }
 
 static void test_data_resume(void) {
     enum { COUNT = 3 * DATA_WINDOWS };
-    DataShards d = data_make_shards();
+    const char *shards = data_make_shards();
     int all[COUNT], rest[COUNT];
-    data_collect(all, &d, 1, 1, 9, true, 0, COUNT);
+    data_collect(all, shards, 1, 1, 9, true, 0, COUNT);
     for (int first = 1; first < COUNT; first++) { // every place, hence both ends of epochs
-        data_collect(rest, &d, 1, 1, 9, true, (uint64_t)first, COUNT - first);
+        data_collect(rest, shards, 1, 1, 9, true, (uint64_t)first, COUNT - first);
         EXPECT(memcmp(rest, all + first, sizeof(int) * (COUNT - first)) == 0, "resumed at %d: other windows", first);
     }
     DataLoader l; // and without a new loader, with batches read ahead that must be forgotten
     int inputs[2 * DATA_T], targets[2 * DATA_T];
-    dataloader_open(&l, d.pattern, 2, DATA_T, 65536, 0, 1, 9, true);
+    dataloader_open(&l, shards, 2, DATA_T, 65536, 0, 1, 9, true);
     static const int places[] = {0, 30, 17, 18, 18, 3};
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         dataloader_start(&l, (uint64_t)places[i]);
@@ -170,15 +134,14 @@ static void test_data_resume(void) {
         }
     }
     dataloader_close(&l);
-    test_remove_directory(&d.directory);
 }
 
 static void test_data_epochs(void) {
-    DataShards d = data_make_shards();
+    const char *shards = data_make_shards();
     enum { RUNS = 4 }; // seed 1: epochs 0, 1, 2; seed 2: epoch 0
     int orders[RUNS][DATA_WINDOWS];
     for (int run = 0; run < RUNS; run++) {
-        data_collect(orders[run], &d, 1, 1, run < 3 ? 1 : 2, true, run < 3 ? (uint64_t)(run * DATA_WINDOWS) : 0,
+        data_collect(orders[run], shards, 1, 1, run < 3 ? 1 : 2, true, run < 3 ? (uint64_t)(run * DATA_WINDOWS) : 0,
                      DATA_WINDOWS);
         for (uint64_t w = 0; w < DATA_WINDOWS; w++) {
             int seen = 0;
@@ -189,7 +152,6 @@ static void test_data_epochs(void) {
             EXPECT(memcmp(orders[run], orders[other], sizeof(orders[run])) != 0, "runs %d and %d have the same order",
                    run, other);
     }
-    test_remove_directory(&d.directory);
     // one window; sizes beside powers of 4, where the number of bits changes; a prime
     static const int sizes[] = {1, 2, 3, 63, 64, 65, 256, 257, 4096, 4097, 9973};
     static unsigned char seen[10000];
@@ -264,16 +226,11 @@ static void test_data_names(void) {
                  {"a[1].bin", 1, {10}},     // the name of a file, not a pattern
                  {"{b_10,B_2}.bin", 2, {20, 0}}};
     TestDirectory d = test_make_directory();
-    char path[600];
-    for (int i = 0; i < 3; i++) {
-        FORMAT(path, "%s/%s", d.path, names[i]);
-        data_write_shard(path, 2, (uint32_t)i * 10, 256, 6);
-    }
+    for (int i = 0; i < 3; i++) data_write_shard(test_text("%s/%s", d.path, names[i]), 2, (uint32_t)i * 10, 256, 6);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         DataLoader l;
         int tokens[18];
-        FORMAT(path, "%s/%s", d.path, cases[i].pattern);
-        dataloader_open(&l, path, 1, 5, 256, 0, 1, 1, false);
+        dataloader_open(&l, test_text("%s/%s", d.path, cases[i].pattern), 1, 5, 256, 0, 1, 1, false);
         EXPECT(l.token_count == 6u * (unsigned)cases[i].shards, "%s: %zu tokens", cases[i].pattern, l.token_count);
         dataloader_read_first_tokens(&l, tokens, l.token_count);
         for (int s = 0; s < cases[i].shards; s++)
@@ -281,13 +238,11 @@ static void test_data_names(void) {
                    tokens[6 * s]);
         dataloader_close(&l);
     }
-    test_remove_directory(&d);
 }
 
 static void test_data_large_shards(void) {
     TestDirectory d = test_make_directory();
-    char path[600];
-    FORMAT(path, "%s/large.bin", d.path);
+    const char *path = test_text("%s/large.bin", d.path);
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) { // 2.4 GB, beyond 2^31, and 4.8 GB, beyond 2^32
         enum { T = 1000, COUNT = 1200000001 };
         int64_t bytes = 1024 + (int64_t)COUNT * token_bytes;
@@ -317,24 +272,19 @@ static void test_data_large_shards(void) {
                token_bytes);
         dataloader_close(&l);
     }
-    test_remove_directory(&d);
 }
 
 static void test_data_many_shards(void) {
     TestDirectory d = test_make_directory();
-    char path[600];
     struct rlimit before, few;
     int inputs[DATA_T], targets[DATA_T];
     DataLoader l;
-    for (int i = 0; i < 300; i++) {
-        FORMAT(path, "%s/%03d.bin", d.path, i);
-        data_write_shard(path, 2, (uint32_t)i, 65536, DATA_T + 1);
-    }
+    for (int i = 0; i < 300; i++)
+        data_write_shard(test_text("%s/%03d.bin", d.path, i), 2, (uint32_t)i, 65536, DATA_T + 1);
     CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0, "cannot read the limit of open files");
     few = before, few.rlim_cur = 100;
     CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0, "cannot set the limit of open files");
-    FORMAT(path, "%s/*.bin", d.path);
-    dataloader_open(&l, path, 1, DATA_T, 65536, 0, 1, 1, false);
+    dataloader_open(&l, test_text("%s/*.bin", d.path), 1, DATA_T, 65536, 0, 1, 1, false);
     dataloader_start(&l, 0);
     for (int i = 0; i < 700; i++) {
         dataloader_next(&l, inputs, targets, NULL);
@@ -342,14 +292,12 @@ static void test_data_many_shards(void) {
     }
     dataloader_close(&l);
     CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0, "cannot reset the limit of open files");
-    test_remove_directory(&d);
 }
 
 // A file gets this size, or is removed or replaced.
 enum { REMOVED = -1, REPLACED = -2 };
 static void data_change(const char *path, int bytes) {
-    char other[600];
-    FORMAT(other, "%s.new", path);
+    const char *other = test_text("%s.new", path);
     if (bytes == REPLACED) data_write_shard(other, 2, 0, 256, 31);
     CHECK((bytes == REMOVED    ? unlink(path)
            : bytes == REPLACED ? rename(other, path)
@@ -373,15 +321,10 @@ static void test_data_changing_files(void) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         TestDirectory d = test_make_directory();
-        char path[600];
         int inputs[DATA_T], targets[DATA_T], windows = 0;
         DataLoader l;
-        for (int k = 0; k < 2; k++) {
-            FORMAT(path, "%s/%03d.bin", d.path, k);
-            data_write_shard(path, 2, 0, 256, 31);
-        }
-        FORMAT(path, "%s/*.bin", d.path);
-        dataloader_open(&l, path, 1, DATA_T, 256, 0, 1, 1, false);
+        for (int k = 0; k < 2; k++) data_write_shard(test_text("%s/%03d.bin", d.path, k), 2, 0, 256, 31);
+        dataloader_open(&l, test_text("%s/*.bin", d.path), 1, DATA_T, 256, 0, 1, 1, false);
         dataloader_start(&l, 0);
         for (bool ready = true; ready && windows < 40; windows += ready) {
             pthread_mutex_lock(&l.lock);
@@ -389,21 +332,19 @@ static void test_data_changing_files(void) {
             ready = l.produced != l.consumed;
             pthread_mutex_unlock(&l.lock);
             if (ready) dataloader_next(&l, inputs, targets, NULL);
-            FORMAT(path, "%s/%03d.bin", d.path, cases[i].file);
-            if (windows == 0) data_change(path, cases[i].bytes);
+            if (windows == 0) data_change(test_text("%s/%03d.bin", d.path, cases[i].file), cases[i].bytes);
         }
         EXPECT(windows >= 1 && windows < 40 && strstr(l.error, d.path) && strstr(l.error, cases[i].word),
                "%s: after %d windows: %s", cases[i].label, windows, l.error);
         dataloader_close(&l);
-        test_remove_directory(&d);
     }
 }
 
 static void test_data_reads_ahead(void) {
-    DataShards d = data_make_shards();
+    const char *shards = data_make_shards();
     DataLoader l;
     int inputs[4 * DATA_T], targets[4 * DATA_T];
-    dataloader_open(&l, d.pattern, 4, DATA_T, 65536, 0, 1, 1, true);
+    dataloader_open(&l, shards, 4, DATA_T, 65536, 0, 1, 1, true);
     dataloader_start(&l, 0);
     for (int batch = 0; batch < 5; batch++) {
         uint64_t ahead = 0;
@@ -421,15 +362,14 @@ static void test_data_reads_ahead(void) {
     for (int batch = 0; batch < 1000; batch++) dataloader_next(&l, inputs, targets, NULL); // faster than it can be read
     EXPECT(l.wait_seconds > 0 && l.wait_seconds < 20, "%g s of waiting", l.wait_seconds);
     dataloader_close(&l);
-    test_remove_directory(&d.directory);
 }
 
 static void test_data_first_tokens(void) {
-    DataShards d = data_make_shards();
+    const char *shards = data_make_shards();
     DataLoader l;
     int tokens[DATA_TOKENS + 1];
     static const int counts[] = {1, 31, 32, 57, 58, DATA_TOKENS}; // around the shards' ends
-    dataloader_open(&l, d.pattern, 2, DATA_T, 65536, 1, 2, 1, true);
+    dataloader_open(&l, shards, 2, DATA_T, 65536, 1, 2, 1, true);
     for (size_t k = 0; k < sizeof(counts) / sizeof(counts[0]); k++) {
         memset(tokens, 255, sizeof(tokens));
         dataloader_read_first_tokens(&l, tokens, counts[k]);
@@ -437,14 +377,11 @@ static void test_data_first_tokens(void) {
         EXPECT(tokens[counts[k]] == -1, "of %d: one more is written", counts[k]);
     }
     dataloader_close(&l);
-    test_remove_directory(&d.directory);
 }
 
 static uint64_t data_fingerprint_of(const char *directory) {
-    char pattern[600];
     DataLoader l;
-    FORMAT(pattern, "%s/*.bin", directory);
-    dataloader_open(&l, pattern, 1, 5, 65536, 0, 1, 1, false);
+    dataloader_open(&l, test_text("%s/*.bin", directory), 1, 5, 65536, 0, 1, 1, false);
     uint64_t fingerprint = dataloader_fingerprint(&l);
     dataloader_close(&l);
     return fingerprint;
@@ -453,12 +390,10 @@ static uint64_t data_fingerprint_of(const char *directory) {
 static void test_data_fingerprint(void) {
     TestDirectory d = test_make_directory(), copy = test_make_directory();
     static ProgramResult r;
-    char path[600];
+    const char *b = test_text("%s/b.bin", copy.path);
     enum { COUNT = 500000 }; // 1 MB: sampled; the other shard, 62 bytes, is not
-    FORMAT(path, "%s/a.bin", d.path);
-    data_write_shard(path, 2, 0, 65521, COUNT);
-    FORMAT(path, "%s/b.bin", d.path);
-    data_write_shard(path, 2, 0, 65521, 31);
+    data_write_shard(test_text("%s/a.bin", d.path), 2, 0, 65521, COUNT);
+    data_write_shard(test_text("%s/b.bin", d.path), 2, 0, 65521, 31);
     uint64_t original = data_fingerprint_of(d.path);
     run_command(&r, "cp '%s'/*.bin '%s' && touch -d 2001-01-01 '%s'/*.bin", d.path, copy.path, copy.path);
     EXPECT(r.status == 0 && data_fingerprint_of(copy.path) == original, "a copy has another fingerprint");
@@ -469,17 +404,16 @@ static void test_data_fingerprint(void) {
         {"a.bin", 0},  {"a.bin", 4095}, {"a.bin", (2 * COUNT - 4096) / 15}, {"a.bin", 2 * COUNT - 1}, {"b.bin", 0},
         {"b.bin", 33}, {"b.bin", 61}};
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
-        FORMAT(path, "%s/%s", copy.path, changes[i].file);
+        const char *path = test_text("%s/%s", copy.path, changes[i].file);
         for (int restored = 0; restored < 2; restored++) {
             data_flip_bit(path, 1024 + changes[i].offset);
             EXPECT((data_fingerprint_of(copy.path) == original) == restored, "%s: byte %lld %s", changes[i].file,
                    (long long)changes[i].offset, restored ? "restored" : "changes nothing");
         }
     }
-    FORMAT(path, "%s/b.bin", copy.path);
-    data_write_shard(path, 2, 0, 65521, 30);
+    data_write_shard(b, 2, 0, 65521, 30);
     EXPECT(data_fingerprint_of(copy.path) != original, "a token less changes nothing");
-    data_write_shard(path, 4, 0, 65521, 31);
+    data_write_shard(b, 4, 0, 65521, 31);
     EXPECT(data_fingerprint_of(copy.path) != original, "the other format changes nothing");
     run_command(&r, "cp '%s/b.bin' '%s/b.bin' && mv '%s/a.bin' '%s/c.bin'", d.path, copy.path, copy.path, copy.path);
     EXPECT(data_fingerprint_of(copy.path) != original, "the other order changes nothing");
@@ -490,15 +424,12 @@ static void test_data_fingerprint(void) {
         size_t count;
     } zeros[] = {{2, 60000}, {2, 60002}, {4, 30000}}; // the same blocks; the same bytes
     uint64_t fingerprints[3];
-    FORMAT(path, "%s/b.bin", copy.path);
     for (int i = 0; i < 3; i++) {
-        data_write_shard(path, zeros[i].token_bytes, 0, 1, zeros[i].count);
+        data_write_shard(b, zeros[i].token_bytes, 0, 1, zeros[i].count);
         fingerprints[i] = data_fingerprint_of(copy.path);
         for (int k = 0; k < i; k++)
             EXPECT(fingerprints[i] != fingerprints[k], "zeros, cases %d and %d: the same fingerprint", k, i);
     }
-    test_remove_directory(&d);
-    test_remove_directory(&copy);
 }
 
 static const Test data_tests[] = {

@@ -44,13 +44,12 @@ static void test_device_peaks(void) {
         {"L40S", 142, 2490, 1024},
         {"L4", 58, 2040, 1024},
     };
-    char name[64];
     int rows = 0;
     for (size_t i = 0; i < sizeof(cards) / sizeof(cards[0]); i++) {
         double tflops = 1e-6 * cards[i].multiprocessors * cards[i].boost_mhz * cards[i].flops;
         bool gaming = strncmp(cards[i].name, "RTX ", 4) == 0 && isdigit((unsigned char)cards[i].name[4]) &&
                       !strstr(cards[i].name, "Ada");
-        FORMAT(name, "NVIDIA %s%s", gaming ? "GeForce " : "", cards[i].name);
+        const char *name = test_text("NVIDIA %s%s", gaming ? "GeForce " : "", cards[i].name);
         const DevicePeak *row = device_peak_find(name, cards[i].multiprocessors);
         EXPECT(row && fabs(row->tflops / tflops - 1) < 0.006, "%s: %.1f TFLOP/s from its clock, %.1f in the table",
                name, tflops, row ? row->tflops : 0);
@@ -117,20 +116,19 @@ static void test_device_full_names(void) {
 // Under a limit of the address space, which AddressSanitizer exceeds. cuda_trainer.h has the same test for a device.
 static void test_failed_allocation(void) {
 #ifndef __SANITIZE_ADDRESS__
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     ProgramResult r;
     run_command(&r,
                 "cd '%s' && ulimit -v 4000000 && '%s' --train-data train.bin --layers 2 --hidden 64 --heads 4 "
                 "--kv-heads 2 --head-dim 16 --ffn 128 --seq-len 64 "
                 "--batch-size 40000 --steps 1 --threads 2 --no-memory-check --out run",
-                d.dir.path, test_program_path());
+                d.path, test_program_path());
     EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strstr(r.err, "out of memory: ") &&
                strstr(r.err, "MiB for activations; the run needs ") && strstr(r.err, "--recompute 1 (") &&
                strstr(r.err, "--batch-size 20000 ("),
            "status %d: %.600s", r.status, r.err);
-    run_command(&r, "test ! -e '%s/run'", d.dir.path);
+    run_command(&r, "test ! -e '%s/run'", d.path);
     EXPECT(r.status == 0, "a run that could not start left a directory");
-    test_remove_directory(&d.dir);
 #endif
 }
 

@@ -14,16 +14,15 @@ typedef struct {
     double aux, z;  // of the last step
     size_t changed; // weights that the bad steps changed
 } RolledBack;
-static RolledBack run_rolled_back(const ProgramData *d, const char *gemm, bool back) {
-    char options[700];
+static RolledBack run_rolled_back(const TestDirectory *d, const char *gemm, bool back) {
     StepResult last;
     memset(&last, 0, sizeof(last));
-    FORMAT(options,
-           "--experts 4 --experts-active 2 --expert-ffn 16 --router-bias --router-bias-rate 0.01 --router-aux 0.1 "
-           "--total-batch 128 --gemm %s --rollback 1:1 --lr 1e-2 --checkpoint-every 9 --no-checkpoint-background "
-           "--out %s/%s%d",
-           gemm, d->dir.path, gemm, back);
-    InnerRun *inner = inner_open(d, options);
+    InnerRun *inner = inner_open(
+        d,
+        "--experts 4 --experts-active 2 --expert-ffn 16 --router-bias --router-bias-rate 0.01 --router-aux 0.1 "
+        "--total-batch 128 --gemm %s --rollback 1:1 --lr 1e-2 --checkpoint-every 9 --no-checkpoint-background "
+        "--out %s/%s%d",
+        gemm, d->path, gemm, back);
     Run *run = &inner->run;
     Model *model = &run->model;
     size_t params_bytes = model->plan.params_bytes, moments_bytes = model->plan.moments_bytes;
@@ -65,7 +64,7 @@ static RolledBack run_rolled_back(const ProgramData *d, const char *gemm, bool b
 
 static void test_expert_rollback(void) {
     static const char *const gemms[] = {"fp32", "bf16", "fp8"}; // the last two: with rounded copies of the weights
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     for (int i = 0; i < 3; i++) {
         RolledBack skipped = run_rolled_back(&d, gemms[i], false), back = run_rolled_back(&d, gemms[i], true);
         EXPECT(back.changed > 1000, "%s: the bad steps changed %zu weights", gemms[i], back.changed);
@@ -81,7 +80,6 @@ static void test_expert_rollback(void) {
         free(back.params);
         free(back.moments);
     }
-    test_remove_directory(&d.dir);
 }
 
 static const Test expert_runs_tests[] = {

@@ -258,8 +258,7 @@ static void test_expert_configs(void) {
         {"xsa", 1, 2, 4, 0, true, true, true, "diffv2"},
     };
     TestDirectory d = test_make_directory();
-    char path[600], wanted[64];
-    FORMAT(path, "%s/config.json", d.path);
+    const char *path = test_text("%s/config.json", d.path);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ModelConfig c = case_config(&expert_cases[4].model, variant_find(cases[i].attention));
         c.E = 5, c.K = 3, c.FE = 24, c.shared = cases[i].shared, c.dense_layers = cases[i].dense_layers;
@@ -268,7 +267,7 @@ static void test_expert_configs(void) {
         config_json_write(path, &c, DTYPE_F32);
         size_t size = 0;
         char *text = file_read(path, 1 << 20, &size);
-        FORMAT(wanted, "\"model_type\": \"%s\"", cases[i].type);
+        const char *wanted = test_text("\"model_type\": \"%s\"", cases[i].type);
         EXPECT(text && strstr(text, wanted), "case %d is no %s: %s", (int)i, cases[i].type, text);
         free(text);
         if (!c.dense_layers) c.F = c.FE; // not in the file
@@ -276,7 +275,6 @@ static void test_expert_configs(void) {
         ModelConfig back = config_json_read(d.path);
         EXPECT(memcmp(&back, &c, sizeof(c)) == 0, "case %d came back otherwise", (int)i);
     }
-    test_remove_directory(&d);
 }
 
 static void expert_micro_steps(Model *m, int i, const int *tokens) {

@@ -31,29 +31,18 @@ static inline const char *fixture_metadata(const Fixture *f, const char *key) {
     return value;
 }
 
-static inline void fixture_write(const Fixture *f, const char *file, const void *head, size_t head_bytes,
-                                 const void *data, size_t bytes) {
-    char path[600];
-    FORMAT(path, "%s/%s", f->dir.path, file);
-    int fd = file_create(path);
-    file_write(fd, head, head_bytes, path);
-    file_write(fd, data, bytes, path);
-    CHECK(close(fd) == 0, "cannot write %s: %s", path, strerror(errno));
-}
-
 static inline void fixture_write_tokens(const Fixture *f) {
     const SafeTensor *t = safetensors_find(f->file, "tokens");
-    int32_t header[256] = {20240520, 1};
-    uint16_t tokens[256];
+    uint16_t read[256];
+    int tokens[256];
     CHECK(t && t->count <= 256 && t->end - t->begin == 2 * t->count &&
-              file_pread(f->file->files[0].fd, tokens, 2 * t->count, t->begin),
+              file_pread(f->file->files[0].fd, read, 2 * t->count, t->begin),
           "fixture %s has no tokens", f->name);
-    header[2] = (int32_t)t->count;
-    fixture_write(f, "tokens.bin", header, sizeof(header), tokens, 2 * t->count);
+    for (size_t i = 0; i < t->count; i++) tokens[i] = read[i];
+    test_write_shard(test_text("%s/tokens.bin", f->dir.path), 2, tokens, t->count);
 }
 
 static inline void fixture_write_weights(const Fixture *f) {
-    char path[600];
     int count = 0;
     SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(f->file->count, sizeof(SafeTensorSpec));
     for (size_t i = 0; i < f->file->count; i++) {
@@ -64,8 +53,7 @@ static inline void fixture_write_weights(const Fixture *f) {
         s->dtype = t->dtype, s->ndim = t->ndim;
         memcpy(s->shape, t->shape, sizeof(s->shape));
     }
-    FORMAT(path, "%s/model.safetensors", f->dir.path);
-    SafeTensorsWriter *w = safetensors_create(path, specs, count, true);
+    SafeTensorsWriter *w = safetensors_create(test_text("%s/model.safetensors", f->dir.path), specs, count, true);
     for (int i = 0; i < count; i++) {
         size_t elements = safetensors_spec_elements(&specs[i]);
         float *values = (float *)checked_calloc(elements, sizeof(float));
@@ -79,32 +67,23 @@ static inline void fixture_write_weights(const Fixture *f) {
 
 static inline Fixture fixture_open(const char *variant, const char *size) {
     Fixture f;
-    char path[256];
     memset(&f, 0, sizeof(f));
     FORMAT(f.name, "%s_%s", variant, size);
-    FORMAT(path, "dev/reference/fixtures/%s.safetensors", f.name);
     f.dir = test_make_directory();
-    f.file = safetensors_open(path);
+    f.file = safetensors_open(test_text("dev/reference/fixtures/%s.safetensors", f.name));
     f.B = atoi(fixture_metadata(&f, "batch_size")), f.T = atoi(fixture_metadata(&f, "seq_len"));
-    const char *config = fixture_metadata(&f, "config");
-    fixture_write(&f, "config.json", "", 0, config, strlen(config));
+    test_write_text(test_text("%s/config.json", f.dir.path), fixture_metadata(&f, "config"));
     fixture_write_tokens(&f);
     fixture_write_weights(&f);
     return f;
 }
-static inline void fixture_close(Fixture *f) {
-    safetensors_close(f->file);
-    test_remove_directory(&f->dir);
-}
 
 // The gradient of a parameter, to be freed; NULL when there is none of `count` elements.
 static inline double *fixture_gradient(const Fixture *f, const char *name, size_t count) {
-    char of[160];
-    FORMAT(of, "grad.%s", name);
-    const SafeTensor *t = safetensors_find(f->file, of);
+    const SafeTensor *t = safetensors_find(f->file, test_text("grad.%s", name));
     if (!t || t->count != count) return NULL;
     double *values = (double *)checked_calloc(count, sizeof(double));
-    safetensors_read(f->file, of, 0, count, values, DTYPE_F64);
+    safetensors_read(f->file, t->name, 0, count, values, DTYPE_F64);
     return values;
 }
 static inline int fixture_gradient_count(const Fixture *f) {

@@ -3,7 +3,6 @@ generation.h: tests of sampling, of generation in batches with a model that is a
 prompts.
 */
 #pragma once
-#include "data.h"
 #include "harness.h"
 #include "model.h"
 
@@ -234,11 +233,6 @@ static void test_batches_of_models(void) {
 
 // ---- files of prompts
 
-static void prompts_file(char path[700], const TestDirectory *d, const char *text, size_t size) {
-    snprintf(path, 700, "%s/prompts", d->path);
-    data_write_file(path, text, size);
-}
-
 static void test_prompts_are_read(void) {
     static const struct {
         const char *file;
@@ -260,9 +254,9 @@ static void test_prompts_are_read(void) {
         {"\xEF\xBB\xBF \n\n {\"prompt\": \"\"} \n\n", 1, 3, {""}, {3}},
     };
     TestDirectory d = test_make_directory();
-    char path[700];
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        prompts_file(path, &d, cases[i].file, strlen(cases[i].file));
+        const char *path = test_text("%s/%zu", d.path, i);
+        test_write_text(path, cases[i].file);
         Prompts p = prompts_read(path);
         EXPECT(p.count == cases[i].count && p.empty == cases[i].empty, "case %zu: %d prompts, %d empty lines", i,
                p.count, p.empty);
@@ -277,7 +271,6 @@ static void test_prompts_are_read(void) {
         }
         prompts_close(&p);
     }
-    test_remove_directory(&d);
 }
 
 static const Test generation_tests[] = {

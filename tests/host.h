@@ -75,8 +75,8 @@ static void test_words_choose(void) {
 
 static void host_write_files(const TestDirectory *d, const HostFile *files, int limit) {
     for (int i = 0; i < limit && files[i].path; i++) {
-        char path[PATH_SIZE], directory[PATH_SIZE];
-        FORMAT(path, "%s/%s", d->path, files[i].path);
+        char directory[PATH_SIZE];
+        const char *path = test_text("%s/%s", d->path, files[i].path);
         directory_of(path, directory, sizeof(directory));
         directory_create(directory);
         file_write_atomic(path, files[i].text, strlen(files[i].text));
@@ -92,12 +92,10 @@ static void test_cgroup_memory(void) {
         EXPECT(known && m.available == host_memory_cases[i].available &&
                    strcmp(m.limit, host_memory_cases[i].limit) == 0,
                "%s: %" PRIu64 " bytes of %s", host_memory_cases[i].what, m.available, m.limit);
-        test_remove_directory(&d);
     }
     TestDirectory d = test_make_directory();
     HostMemory m;
     EXPECT(!host_memory(d.path, &m), "a system without this information has an amount");
-    test_remove_directory(&d);
     EXPECT(host_memory("", &m) && m.available > 1 << 20, "this machine has %" PRIu64 " bytes", m.available);
 }
 
@@ -123,41 +121,38 @@ static void test_core_count(void) {
         host_write_files(&d, cases[i].files, 3);
         int expected = min_int(cases[i].cores, omp_get_num_procs()), cores = host_cores(d.path);
         EXPECT(cores == expected, "case %d: %d cores, not %d", (int)i, cores, expected);
-        test_remove_directory(&d);
     }
 }
 
 static void test_too_many_threads(void) {
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     ProgramResult r;
-    run_command(&r, "cd '%s' && taskset -c 0 '%s' --train-data train.bin --steps 2 --threads 1000 --out run",
-                d.dir.path, test_program_path());
+    run_command(&r, "cd '%s' && taskset -c 0 '%s' --train-data train.bin --steps 2 --threads 1000 --out run", d.path,
+                test_program_path());
     EXPECT(r.status == EXIT_DONE && count_lines(r.err) == 1 &&
                strstr(r.err, "--threads 1000: this process may use 1 core; 1 thread is used"),
            "status %d: %.600s", r.status, r.err);
     run_command(&r, "'%s' --train-data train.bin --threads 4097", test_program_path());
     EXPECT(r.status == EXIT_USAGE && strstr(r.err, "[1, 4096]"), "status %d: %.600s", r.status, r.err);
-    test_remove_directory(&d.dir);
 }
 
 // tests/programs/test_ranks_results.py tests the sum over the ranks of a machine.
 static void test_insufficient_memory(void) {
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     ProgramResult r;
     const char *large = "--preset 13.1b --layers 4096 --vocab 256 --batch-size 1 --train-data train.bin";
-    run_command(&r, "cd '%s' && '%s' %s --out run", d.dir.path, test_program_path(), large);
+    run_command(&r, "cd '%s' && '%s' %s --out run", d.path, test_program_path(), large);
     EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strstr(r.err, "too little memory: ") &&
                strstr(r.err, " MiB available; ") && strstr(r.err, "--recompute 2 (") &&
                strstr(r.err, "--no-memory-check"),
            "status %d: %.900s", r.status, r.err);
     EXPECT(r.out[0] == 0, "stdout: %.300s", r.out);
-    run_command(&r, "test ! -e '%s/run'", d.dir.path);
+    run_command(&r, "test ! -e '%s/run'", d.path);
     EXPECT(r.status == 0, "a run that was refused left a directory");
-    run_command(&r, "cd '%s' && '%s' %s --dry-run", d.dir.path, test_program_path(), large);
+    run_command(&r, "cd '%s' && '%s' %s --dry-run", d.path, test_program_path(), large);
     EXPECT(r.status == EXIT_DONE && strstr(r.out, " MiB available: too little"), "status %d: %.900s", r.status, r.out);
-    run_command(&r, "cd '%s' && '%s' --dry-run", d.dir.path, test_program_path());
+    run_command(&r, "cd '%s' && '%s' --dry-run", d.path, test_program_path());
     EXPECT(r.status == EXIT_DONE && strstr(r.out, " MiB available: enough"), "status %d: %.900s", r.status, r.out);
-    test_remove_directory(&d.dir);
 }
 
 static const Test host_tests[] = {

@@ -35,7 +35,6 @@ static TestCounts run_planned(ProgramResult *r) {
     }
     test_read_file(path[0], r->out, sizeof(r->out));
     test_read_file(path[1], r->err, sizeof(r->err));
-    test_remove_directory(&d);
     return counts;
 }
 

@@ -136,13 +136,12 @@ static void test_each_layer_rounds(void) {
             for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
                 for (int c = 0; c < MODEL_CASE_COUNT; c++) {
                     const ModelCase *mc = &model_cases[c];
-                    char what[200];
                     Model m;
                     low_precision_begin((GemmType)type, wide);
                     int *tokens = case_start(&m, mc, &attention_variants[v], FOR_TRAINING);
                     if (!tokens) continue;
-                    FORMAT(what, "%s%s, %s, %s", gemm_choice(type), wide ? " in fp32" : "", attention_variants[v].name,
-                           mc->why);
+                    const char *what = test_text("%s%s, %s, %s", gemm_choice(type), wide ? " in fp32" : "",
+                                                 attention_variants[v].name, mc->why);
                     expect_model_rounds(&m, mc, tokens, what);
                     case_end(&m, tokens);
                 }
@@ -348,7 +347,7 @@ static void test_not_finite_operands(void) {
 // A step with an infinity or a NaN in a weight leaves the weights and the moments as they are.
 static void test_not_finite_steps(void) {
     static const TensorKind kinds[] = {T_Q, T_O, T_MLP_GATE, T_MLP_DOWN};
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     InnerRun *inner = inner_open(&d, "--gemm fp8");
     Model *model = &inner->run.model;
     size_t params_bytes = model->plan.params_bytes, moments_bytes = model->plan.moments_bytes;
@@ -375,7 +374,6 @@ static void test_not_finite_steps(void) {
     free(moments);
     inner_close(inner);
     low_precision_begin(GEMM_FP32, false);
-    test_remove_directory(&d.dir);
 }
 
 // ---- copies of weights
@@ -390,13 +388,12 @@ static void expect_current_copies(Model *model, const int *tokens, int B, int T,
 }
 
 static void test_copies_after_changes(void) {
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     for (int i = 0; i < 4; i++) {
         int type = i % 2 ? GEMM_FP8 : GEMM_BF16;
-        char options[700];
-        FORMAT(options, "%s --gemm %s --out %s/%d --rollback 1:1 --checkpoint-every 9 --no-checkpoint-background",
-               i < 2 ? "" : "--window 20 --yoco", gemm_choice(type), d.dir.path, i);
-        InnerRun *inner = inner_open(&d, options);
+        InnerRun *inner =
+            inner_open(&d, "%s --gemm %s --out %s/%d --rollback 1:1 --checkpoint-every 9 --no-checkpoint-background",
+                       i < 2 ? "" : "--window 20 --yoco", gemm_choice(type), d.path, i);
         Run *run = &inner->run;
         Model *model = &run->model;
         int B = model->plan.B, T = model->plan.T, *tokens = case_tokens(B * T + 1, 256, 3);
@@ -418,7 +415,6 @@ static void test_copies_after_changes(void) {
         inner_close(inner);
     }
     low_precision_begin(GEMM_FP32, false);
-    test_remove_directory(&d.dir);
 }
 
 static const Test low_precision_tests[] = {

@@ -219,7 +219,6 @@ static inline void compare_with_fixture(const Fixture *f, const Model *model, do
 
 // Compares the gradients of one fixture; returns its configuration.
 static inline ModelConfig check_fixture(const char *variant, const char *size) {
-    char path[600];
     Fixture f = fixture_open(variant, size);
     ModelConfig config = config_json_read(f.dir.path);
     EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", f.name, config.attention->name);
@@ -230,14 +229,14 @@ static inline ModelConfig check_fixture(const char *variant, const char *size) {
     CheckpointBuffers buffers = checkpoint_buffers(&model.state);
     checkpoint_load_weights(f.dir.path, &buffers, false);
     DataLoader loader;
-    FORMAT(path, "%s/tokens.bin", f.dir.path);
+    const char *path = test_text("%s/tokens.bin", f.dir.path);
     dataloader_open(&loader, path, f.B, f.T, config.V, 0, 1, 0, false);
     int *tokens = (int *)checked_calloc(f.B * f.T + 1, sizeof(int));
     dataloader_read_first_tokens(&loader, tokens, f.B * f.T + 1);
     dataloader_close(&loader);
     compare_with_fixture(&f, &model, case_loss(&model, tokens, f.B, f.T, true));
     case_end(&model, tokens);
-    fixture_close(&f);
+    safetensors_close(f.file);
     return config;
 }
 

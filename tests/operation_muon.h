@@ -99,7 +99,6 @@ static void test_muon_reference(void) {
     int compared = 0;
     for (size_t i = 0; i < file->count; i++) {
         const SafeTensor *t = &file->tensors[i];
-        char name[100];
         if (strncmp(t->name, "before.", 7) != 0) continue;
         const int m = (int)t->shape[0], n = (int)t->shape[1];
         real *w = op_alloc(t->count), *want = op_alloc(t->count), *momentum = op_alloc(t->count),
@@ -107,14 +106,12 @@ static void test_muon_reference(void) {
         safetensors_read(file, t->name, 0, t->count, w, DTYPE_OF(real));
         memset(momentum, 0, t->count * sizeof(real));
         for (int update = 0; update < 3; update++) {
-            FORMAT(name, "grad%d.%s", update, t->name + 7);
-            safetensors_read(file, name, 0, t->count, grads, DTYPE_OF(real));
+            safetensors_read(file, test_text("grad%d.%s", update, t->name + 7), 0, t->count, grads, DTYPE_OF(real));
             muon_direction(direction, momentum, grads, t->count, 1, 0.95);
             muon_run(step, NULL, direction, muon_whole(m, n));
             muon_update(w, NULL, step, t->count, 0.02, 0.1);
         }
-        FORMAT(name, "after.%s", t->name + 7);
-        safetensors_read(file, name, 0, t->count, want, DTYPE_OF(real));
+        safetensors_read(file, test_text("after.%s", t->name + 7), 0, t->count, want, DTYPE_OF(real));
         double error = 0, norm = 0;
         for (size_t e = 0; e < t->count; e++) {
             error += ((double)w[e] - (double)want[e]) * ((double)w[e] - (double)want[e]);

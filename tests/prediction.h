@@ -137,8 +137,7 @@ static void test_published_products(void) {
     for (size_t i = 0; i < sizeof(published_products) / sizeof(published_products[0]); i++) {
         const char *device = published_products[i].device;
         int M = published_products[i].M, N = published_products[i].N, K = published_products[i].K;
-        char what[64];
-        FORMAT(what, "%d x %d x %d", M, N, K);
+        const char *what = test_text("%d x %d x %d", M, N, K);
         expect_in_range(what, device, 2e-9 * M * N * K / published_products[i].tflops,
                         predicted_product(device, ALL_FAST, M, N, K), predicted_product(device, ALL_SLOW, M, N, K));
     }
@@ -771,12 +770,10 @@ static void test_prediction_of_sharded_parameters(void) {
 }
 
 static void test_prediction_of_4096_gpus(void) {
-    TestDirectory d = test_make_directory();
     ProgramResult r;
-    char path[PATH_SIZE];
     size_t size;
     double step = 0, ends[2] = {0}, shown[2] = {0}, memory = 0, sum = 0;
-    FORMAT(path, "%s/prediction.json", d.path);
+    const char *path = test_file("prediction.json");
     run_command(&r,
                 "'%s' --dry-run --preset 13.1b --batch-size 1 --ranks 4096 --zero 2 --recompute 1 --device H200 "
                 "--dry-run-out '%s'",
@@ -802,7 +799,6 @@ static void test_prediction_of_4096_gpus(void) {
            "%g bytes", memory);
     cJSON_Delete(json);
     free(text);
-    test_remove_directory(&d);
 }
 
 static const Test prediction_tests[] = {

@@ -17,32 +17,21 @@ static const char *const grammar_words[4][8] = {
 // Writes a shard of `bytes` byte tokens.
 static void write_grammar_shard(const char *path, size_t bytes, uint64_t seed) {
     TestRandom r = {seed};
-    int32_t header[256];
-    memset(header, 0, sizeof(header));
-    header[0] = SHARD_MAGIC_U16, header[1] = SHARD_VERSION_U16, header[2] = (int32_t)bytes;
-    FILE *f = fopen(path, "wb");
-    CHECK(f && fwrite(header, sizeof(header), 1, f) == 1, "cannot write %s", path);
+    int *tokens = (int *)checked_calloc(bytes, sizeof(int));
     const char *word = "";
     for (size_t i = 0, w = 0; i < bytes; i++) {
         if (!*word) word = grammar_words[w++ % 4][test_random_int(&r, 8)];
-        uint16_t token = (uint16_t)*word++;
-        CHECK(fwrite(&token, sizeof(token), 1, f) == 1, "cannot write %s", path);
+        tokens[i] = *word++;
     }
-    CHECK(fclose(f) == 0, "cannot write %s", path);
+    test_write_shard(path, 2, tokens, bytes);
+    free(tokens);
 }
 
-typedef struct {
-    TestDirectory dir;
-} ProgramData; // train.bin and val.bin
-
-static ProgramData program_data(void) {
-    ProgramData d;
-    char path[600];
-    d.dir = test_make_directory();
-    FORMAT(path, "%s/train.bin", d.dir.path);
-    write_grammar_shard(path, 200000, 1);
-    FORMAT(path, "%s/val.bin", d.dir.path);
-    write_grammar_shard(path, 20000, 2);
+// A directory with train.bin and val.bin.
+static TestDirectory program_data(void) {
+    TestDirectory d = test_make_directory();
+    write_grammar_shard(test_text("%s/train.bin", d.path), 200000, 1);
+    write_grammar_shard(test_text("%s/val.bin", d.path), 20000, 2);
     return d;
 }
 
@@ -57,15 +46,10 @@ static const char *const small_model =
     EXPECT((r).status == (wanted) && count_lines((r).err) == 1 && strstr((r).err, words), "status %d, stderr: %.300s", \
            (r).status, (r).err)
 
-static void run_trainer(ProgramResult *r, const ProgramData *d, const char *out, const char *options) {
-    run_command(r, "%s --train-data '%s/train.bin' %s --out '%s/%s' %s", test_program(), d->dir.path, small_model,
-                d->dir.path, out, options);
-}
-
 // Reads log.jsonl; every line must be JSON. Returns the number of records of a kind, and the last one's `key`.
-static int log_records(const ProgramData *d, const char *run, const char *kind, const char *key, double *last) {
-    char path[600], line[4096];
-    FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
+static int log_records(const TestDirectory *d, const char *run, const char *kind, const char *key, double *last) {
+    char line[4096];
+    const char *path = test_text("%s/%s/log.jsonl", d->path, run);
     FILE *f = fopen(path, "r");
     int count = 0;
     EXPECT(f != NULL, "there is no %s", path);
@@ -84,9 +68,9 @@ static int log_records(const ProgramData *d, const char *run, const char *kind, 
 }
 
 // A key of the train record of a step.
-static void log_value_of_step(const ProgramData *d, const char *run, int step, const char *key, double *value) {
-    char path[600], line[4096];
-    FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
+static void log_value_of_step(const TestDirectory *d, const char *run, int step, const char *key, double *value) {
+    char line[4096];
+    const char *path = test_text("%s/%s/log.jsonl", d->path, run);
     FILE *f = fopen(path, "r");
     bool found = false;
     while (f && !found && fgets(line, sizeof(line), f)) {
@@ -121,14 +105,13 @@ typedef struct {
 
 enum { REFERENCE_B = 12, REFERENCE_T = 16, REFERENCE_STEPS = 8, REFERENCE_WARMUP = 3 };
 
-static void reference_open(ReferenceRun *r, const ProgramData *d, uint64_t seed) {
+static void reference_open(ReferenceRun *r, const TestDirectory *d, uint64_t seed) {
     const ModelCase mc = {"", 256, 24, 2, 2, 1, 8, 40, REFERENCE_B, REFERENCE_T, true, 0, 0, false, false};
     ModelConfig config = case_config(&mc, variant_find("sink"));
-    char path[600];
-    FORMAT(path, "%s/train.bin", d->dir.path);
     case_open(&r->model, &config, REFERENCE_B, REFERENCE_T, FOR_TRAINING);
     model_init(&r->model.plan, r->model.state.params, r->model.state.master, seed);
-    dataloader_open(&r->loader, path, REFERENCE_B, REFERENCE_T, config.V, 0, 1, seed, true);
+    dataloader_open(&r->loader, test_text("%s/train.bin", d->path), REFERENCE_B, REFERENCE_T, config.V, 0, 1, seed,
+                    true);
     dataloader_start(&r->loader, 0);
     size_t count = r->model.plan.tensors.buffer_count;
     r->w = (double *)checked_calloc(3 * count, sizeof(double)), r->m = r->w + count, r->v = r->m + count;
@@ -171,7 +154,7 @@ static void reference_step(ReferenceRun *r, int step, double lr, double floor_ra
 
 // The whole of a step, in the program: its windows, their sum over micro-steps, clipping, schedule and update.
 static void test_run_equals_definitions(void) {
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     ProgramResult r;
     ReferenceRun reference;
     double rounding = 2e-6, clipped = 0;
@@ -180,8 +163,8 @@ static void test_run_equals_definitions(void) {
                 "--head-dim 8 --ffn 40 --seq-len %d --batch-size 4 --total-batch %d --steps %d --warmup %d --lr 0.02 "
                 "--min-lr-ratio 0.3 --grad-clip 0.9 --weight-decay 0.3 --beta1 0.8 --beta2 0.9 --eps 1e-3 --seed 7 "
                 "--threads 1 --checkpoint-every 1 --keep 100 --out '%s/run'",
-                test_program(), d.dir.path, REFERENCE_T, REFERENCE_B * REFERENCE_T, REFERENCE_STEPS, REFERENCE_WARMUP,
-                d.dir.path);
+                test_program(), d.path, REFERENCE_T, REFERENCE_B * REFERENCE_T, REFERENCE_STEPS, REFERENCE_WARMUP,
+                d.path);
     EXPECT_STATUS(r, 0);
     reference_open(&reference, &d, 7);
     for (int step = 1; step <= REFERENCE_STEPS; step++) {
@@ -197,8 +180,7 @@ static void test_run_equals_definitions(void) {
         EXPECT(fabs(norm - reference.norm) <= 10 * rounding * norm, "step %d: norm %.9g, not %.9g", step, norm,
                reference.norm);
         EXPECT(fabs(rate - reference.rate) <= 1e-8 * rate, "step %d: lr %.9g, not %.9g", step, rate, reference.rate);
-        char path[700];
-        FORMAT(path, "%s/run/checkpoints/step_%08d/model.safetensors", d.dir.path, step);
+        const char *path = test_text("%s/run/checkpoints/step_%08d/model.safetensors", d.path, step);
         SafeTensors *saved = safetensors_open(path);
         for (int i = 0; i < list->count; i++) {
             const Tensor *t = &list->tensors[i];
@@ -216,7 +198,6 @@ static void test_run_equals_definitions(void) {
     }
     EXPECT(clipped > 0 && clipped < REFERENCE_STEPS, "%g steps of %d are clipped", clipped, REFERENCE_STEPS);
     reference_close(&reference);
-    test_remove_directory(&d.dir);
 }
 
 static const Test program_tests[] = {

@@ -23,8 +23,8 @@ static void ckpt_log_record(Log *log, const char *kind, int64_t step) {
 
 static void test_log_records(void) {
     TestDirectory d = test_make_directory();
-    CkptPath dir = ckpt_path("%s/a/b", d.path); // parents are made
-    Log *log = ckpt_log_open(dir.text);
+    const char *dir = test_text("%s/a/b", d.path); // parents are made
+    Log *log = ckpt_log_open(dir);
     log_begin(log, "train", 3);
     log_number(log, "loss", (double)(float)3.14159274);
     log_number(log, "nan", NAN);
@@ -57,7 +57,7 @@ static void test_log_records(void) {
     free(log);
 
     size_t size = 0;
-    char *lines = ckpt_read_file(ckpt_path("%s/log.jsonl", dir.text).text, &size);
+    char *lines = ckpt_read_file(test_text("%s/log.jsonl", dir), &size);
     const char *want = "{\"kind\": \"train\", \"step\": 3, \"loss\": 3.14159274, \"nan\": null, \"inf\": null, "
                        "\"tokens\": -9223372036854775808, \"loss_z\": null, \"skipped\": true, "
                        "\"text\": \"a \\\"b\\\"\\u000a\xEF\xBF\xBD\", \"bytes\": \"c\\u0000d\"}\n";
@@ -74,10 +74,9 @@ static void test_log_records(void) {
     cJSON_Delete(record);
     cJSON_Delete(whole);
     free(lines);
-    cJSON *run = log_read_run_json(dir.text);
+    cJSON *run = log_read_run_json(dir);
     EXPECT(run->child && strcmp(run->child->string, "command") == 0, "run.json is not what was given");
     cJSON_Delete(run);
-    test_remove_directory(&d);
 }
 
 static void test_log_resume(void) {
@@ -97,16 +96,16 @@ static void test_log_resume(void) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         TestDirectory d = test_make_directory();
-        CkptPath dir = ckpt_path("%s/run", d.path), path = ckpt_path("%s/run/log.jsonl", d.path);
-        Log *log = ckpt_log_open(dir.text);
+        const char *dir = test_text("%s/run", d.path), *path = test_text("%s/run/log.jsonl", d.path);
+        Log *log = ckpt_log_open(dir);
         for (int64_t step = 1; step <= 4; step++) ckpt_log_record(log, "train", step);
         log_close(log);
-        int fd = open(path.text, O_WRONLY | O_APPEND);
-        file_write(fd, cases[i].add, strlen(cases[i].add), path.text);
+        int fd = open(path, O_WRONLY | O_APPEND);
+        file_write(fd, cases[i].add, strlen(cases[i].add), path);
         close(fd);
         free(log);
         static ProgramResult r;
-        run_command(&r, "%s --child checkpoint-resume '%s' 2", data_self(), dir.text);
+        run_command(&r, "%s --child checkpoint-resume '%s' 2", test_self(), dir);
         EXPECT(r.status == 0 && count_lines(r.err) == cases[i].warnings, "case %zu: status %d: %s", i, r.status, r.err);
         char want[500];
         FORMAT(want,
@@ -114,37 +113,35 @@ static void test_log_resume(void) {
                "\"step\": 3}\n",
                cases[i].left);
         size_t size = 0;
-        char *text = ckpt_read_file(path.text, &size);
+        char *text = ckpt_read_file(path, &size);
         EXPECT(strcmp(text, want) == 0 && size == strlen(want), "case %zu: the log is\n%s", i, text);
-        EXPECT(ckpt_count_entries(dir.text) == 2, "case %zu: something was left behind", i);
+        EXPECT(ckpt_count_entries(dir) == 2, "case %zu: something was left behind", i);
         free(text);
-        test_remove_directory(&d);
     }
 }
 
 static void test_run_directories(void) {
     TestDirectory d = test_make_directory();
-    CkptPath dir = ckpt_path("%s/run", d.path), log_file = ckpt_path("%s/run/log.jsonl", d.path);
-    ckpt_refused("resume", dir.text, "", "has no run.json: it is not a run");
-    ckpt_accepted("create", dir.text, "", "");
-    ckpt_refused("create", dir.text, "", "already contains a run; use --resume");
-    ckpt_accepted("resume", dir.text, "", "");
-    CHECK(unlink(log_file.text) == 0, "cannot remove %s", log_file.text);
-    ckpt_accepted("resume", dir.text, "", ""); // stopped between run.json and its log
+    const char *dir = test_text("%s/run", d.path), *log_file = test_text("%s/run/log.jsonl", d.path);
+    ckpt_refused("resume", dir, "", "has no run.json: it is not a run");
+    ckpt_accepted("create", dir, "", "");
+    ckpt_refused("create", dir, "", "already contains a run; use --resume");
+    ckpt_accepted("resume", dir, "", "");
+    CHECK(unlink(log_file) == 0, "cannot remove %s", log_file);
+    ckpt_accepted("resume", dir, "", ""); // stopped between run.json and its log
     Log *log = (Log *)checked_calloc(1, sizeof(Log));
-    log_resume(log, dir.text, 0);
-    ckpt_refused("resume", dir.text, "", "another process is running this run");
+    log_resume(log, dir, 0);
+    ckpt_refused("resume", dir, "", "another process is running this run");
     log_close(log);
     free(log);
-    ckpt_accepted("resume", dir.text, "", "");
-    CHECK(unlink(ckpt_path("%s/run.json", dir.text).text) == 0, "cannot remove run.json");
-    ckpt_refused("create", dir.text, "", "log.jsonl exists without a run.json");
-    CHECK(unlink(log_file.text) == 0, "cannot remove %s", log_file.text);
-    directory_create(ckpt_path("%s/checkpoints", dir.text).text);
-    ckpt_refused("create", dir.text, "", "checkpoints exists without a run.json");
-    ckpt_write_text(log_file.text, "");
-    ckpt_refused("create", log_file.text, "", "log.jsonl: File exists");
-    test_remove_directory(&d);
+    ckpt_accepted("resume", dir, "", "");
+    CHECK(unlink(test_text("%s/run.json", dir)) == 0, "cannot remove run.json");
+    ckpt_refused("create", dir, "", "log.jsonl exists without a run.json");
+    CHECK(unlink(log_file) == 0, "cannot remove %s", log_file);
+    directory_create(test_text("%s/checkpoints", dir));
+    ckpt_refused("create", dir, "", "checkpoints exists without a run.json");
+    test_write_text(log_file, "");
+    ckpt_refused("create", log_file, "", "log.jsonl: File exists");
 }
 
 // The one that the log names by its first record has written run.json, and the other has changed nothing.
@@ -156,24 +153,24 @@ static void test_run_simultaneous_starts(void) {
         &r,
         "for try in $(seq %d); do for n in 1 2; do { %s --child checkpoint-create '%s/run'$try $n 2>> '%s/err'; } "
         "& done; wait; done",
-        TRIES, data_self(), d.path, d.path);
+        TRIES, test_self(), d.path, d.path);
     EXPECT(r.status == 0, "status %d: %s", r.status, r.err);
     for (int try_count = 1; try_count <= TRIES; try_count++) {
-        CkptPath dir = ckpt_path("%s/run%d", d.path, try_count);
+        const char *dir = test_text("%s/run%d", d.path, try_count);
         double step = 0;
         size_t size = 0;
-        char *text = ckpt_read_file(ckpt_path("%s/log.jsonl", dir.text).text, &size);
-        cJSON *run = log_read_run_json(dir.text), *record = cJSON_Parse(text);
+        char *text = ckpt_read_file(test_text("%s/log.jsonl", dir), &size);
+        cJSON *run = log_read_run_json(dir), *record = cJSON_Parse(text);
         const char *by = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(run, "by"));
         EXPECT(json_get_number(record, "step", &step) && by && strtod(by, NULL) == step - 1 && count_lines(text) == 1,
                "try %d: run.json is by start %s, the log by start %g: %s", try_count, by ? by : "?", step - 1, text);
-        EXPECT(ckpt_count_entries(dir.text) == 2, "try %d: something was left behind", try_count);
+        EXPECT(ckpt_count_entries(dir) == 2, "try %d: something was left behind", try_count);
         cJSON_Delete(run);
         cJSON_Delete(record);
         free(text);
     }
     char lines[16384];
-    test_read_file(ckpt_path("%s/err", d.path).text, lines, sizeof(lines));
+    test_read_file(test_text("%s/err", d.path), lines, sizeof(lines));
     int refused = 0;
     for (char *line = strtok(lines, "\n"); line; line = strtok(NULL, "\n")) {
         EXPECT(strstr(line, "another process is running this run") || strstr(line, "already contains a run"), "%s",
@@ -181,36 +178,34 @@ static void test_run_simultaneous_starts(void) {
         refused++;
     }
     EXPECT(refused == TRIES, "%d of %d starts were refused", refused, TRIES);
-    test_remove_directory(&d);
 }
 
 static void test_run_locked_out(void) {
     TestDirectory d = test_make_directory();
-    CkptPath dir = ckpt_path("%s/run", d.path), temporary = ckpt_path("%s/run/run.json.tmp", d.path);
-    directory_create(dir.text);
-    int fd = log_lock_file(dir.text, temporary.text, O_CREAT); // another start, before it writes
-    file_write(fd, "x", 1, temporary.text);
-    ckpt_refused("create", dir.text, "", "another process is running this run");
+    const char *dir = test_text("%s/run", d.path), *temporary = test_text("%s/run/run.json.tmp", d.path);
+    directory_create(dir);
+    int fd = log_lock_file(dir, temporary, O_CREAT); // another start, before it writes
+    file_write(fd, "x", 1, temporary);
+    ckpt_refused("create", dir, "", "another process is running this run");
     struct stat st;
-    EXPECT(fstat(fd, &st) == 0 && st.st_size == 1 && ckpt_count_entries(dir.text) == 1, "the loser changed something");
+    EXPECT(fstat(fd, &st) == 0 && st.st_size == 1 && ckpt_count_entries(dir) == 1, "the loser changed something");
     close(fd); // it died: what it left is no obstacle
-    ckpt_accepted("create", dir.text, "", "");
-    EXPECT(ckpt_count_entries(dir.text) == 2, "something was left behind");
+    ckpt_accepted("create", dir, "", "");
+    EXPECT(ckpt_count_entries(dir) == 2, "something was left behind");
 
     Log *log = (Log *)checked_calloc(1, sizeof(Log));
-    cJSON *run = log_read_run_json(dir.text);
-    log->lock = log_lock(dir.text);
+    cJSON *run = log_read_run_json(dir);
+    log->lock = log_lock(dir);
     for (int i = 0; i < 3; i++) {
-        log_write_run(log, dir.text, run);
-        ckpt_refused("resume", dir.text, "", "another process is running this run");
-        ckpt_refused("create", dir.text, "", "already contains a run");
-        EXPECT(ckpt_count_entries(dir.text) == 2, "something was left behind");
+        log_write_run(log, dir, run);
+        ckpt_refused("resume", dir, "", "another process is running this run");
+        ckpt_refused("create", dir, "", "already contains a run");
+        EXPECT(ckpt_count_entries(dir) == 2, "something was left behind");
     }
     cJSON_Delete(run);
     log_close(log);
     free(log);
-    ckpt_accepted("resume", dir.text, "", "");
-    test_remove_directory(&d);
+    ckpt_accepted("resume", dir, "", "");
 }
 
 static const Test run_files_tests[] = {

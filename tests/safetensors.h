@@ -103,8 +103,7 @@ static SafeTensorSpec ckpt_spec(const char *name, DType dtype, int ndim, size_t 
 
 static void test_safetensors_round_trip(void) {
     enum { COUNT = 3 * 7 };
-    TestDirectory d = test_make_directory();
-    CkptPath path = ckpt_path("%s/x.safetensors", d.path);
+    const char *path = test_file("x.safetensors");
     const SafeTensorSpec specs[] = {
         ckpt_spec("z.F16", DTYPE_F16, 2, 3, 7),    ckpt_spec("a.F64", DTYPE_F64, 2, 3, 7),
         ckpt_spec("empty", DTYPE_F32, 2, 0, 7),    ckpt_spec("one", DTYPE_F64, 0, 0, 0),
@@ -112,7 +111,7 @@ static void test_safetensors_round_trip(void) {
     };
     double x[COUNT], y[COUNT];
     for (int i = 0; i < COUNT; i++) x[i] = (i - 10) * 0.25; // exact in all types
-    SafeTensorsWriter *w = safetensors_create(path.text, specs, 6, true);
+    SafeTensorsWriter *w = safetensors_create(path, specs, 6, true);
     for (int t = 5; t >= 0; t--) // a regular file takes parts in any order
         for (size_t n = safetensors_spec_elements(&specs[t]), half = n / 2, k = 0; k < 2; k++)
             safetensors_write(w, t, k ? 0 : half, k ? x : x + half, DTYPE_F64, k ? half : n - half);
@@ -126,7 +125,7 @@ static void test_safetensors_round_trip(void) {
                        "\"b.BF16\":{\"dtype\":\"BF16\",\"shape\":[21],\"data_offsets\":[218,260]},"
                        "\"a\\\"\\\\.F32\":{\"dtype\":\"F32\",\"shape\":[21],\"data_offsets\":[260,344]}}";
     size_t size = 0;
-    char *text = ckpt_read_file(path.text, &size);
+    char *text = ckpt_read_file(path, &size);
     uint64_t length = 0;
     memcpy(&length, text, 8);
     EXPECT(length % 8 == 0 && length - strlen(want) < 8 && size == 8 + length + 344, "header of %" PRIu64 " bytes",
@@ -135,7 +134,7 @@ static void test_safetensors_round_trip(void) {
     for (size_t i = strlen(want); i < length; i++) EXPECT(text[8 + i] == ' ', "padding is %d", text[8 + i]);
     free(text);
 
-    SafeTensors *s = safetensors_open(path.text);
+    SafeTensors *s = safetensors_open(path);
     EXPECT(s->count == 6, "%zu tensors", s->count);
     const char *names[] = {"z.F16", "a.F64", "b.BF16", "a\"\\.F32"};
     for (int n = 0; n < 4; n++)
@@ -147,15 +146,14 @@ static void test_safetensors_round_trip(void) {
     EXPECT(one && one->count == 1 && empty && empty->count == 0 && !safetensors_find(s, "none"), "the list of tensors");
     safetensors_close(s);
 
-    w = safetensors_create(path.text, specs, 0, false);
+    w = safetensors_create(path, specs, 0, false);
     safetensors_finish(w);
-    text = ckpt_read_file(path.text, &size);
+    text = ckpt_read_file(path, &size);
     EXPECT(size == 16 && memcmp(text + 8, "{}      ", 8) == 0, "an empty file has %zu bytes", size);
     free(text);
-    s = safetensors_open(path.text);
+    s = safetensors_open(path);
     EXPECT(s->count == 0 && !safetensors_find(s, "x"), "an empty file has %zu tensors", s->count);
     safetensors_close(s);
-    test_remove_directory(&d);
 }
 
 static void ckpt_write_safetensors(const char *path, const char *header, size_t data_bytes) {
@@ -163,7 +161,7 @@ static void ckpt_write_safetensors(const char *path, const char *header, size_t 
     char *file = (char *)checked_calloc(8 + length + data_bytes, 1);
     memcpy(file, &length, 8);
     memcpy(file + 8, header, length);
-    ckpt_write_file(path, file, 8 + length + data_bytes);
+    test_write_file(path, file, 8 + length + data_bytes);
     free(file);
 }
 
@@ -210,57 +208,54 @@ static void test_safetensors_hostile_headers(void) {
         {"{", 8, "a header of 1 bytes"},
     };
     TestDirectory d = test_make_directory();
-    CkptPath path = ckpt_path("%s/x.safetensors", d.path);
+    const char *path = test_text("%s/x.safetensors", d.path);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        ckpt_write_safetensors(path.text, cases[i].header, cases[i].data);
-        ckpt_refused("open", path.text, "", cases[i].word);
+        ckpt_write_safetensors(path, cases[i].header, cases[i].data);
+        ckpt_refused("open", path, "", cases[i].word);
     }
     static char deep[300000]; // deeper than any stack would like
     strcpy(deep, "{\"a\":");
     memset(deep + 5, '[', sizeof(deep) - 6);
-    ckpt_write_safetensors(path.text, deep, 8);
-    ckpt_refused("open", path.text, "", "not a JSON object");
+    ckpt_write_safetensors(path, deep, 8);
+    ckpt_refused("open", path, "", "not a JSON object");
     const uint64_t lengths[] = {0, 1, 9, 1ull << 40, UINT64_MAX - 7, UINT64_MAX};
     for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
         char file[16] = "........{}     ";
         memcpy(file, &lengths[i], 8);
-        ckpt_write_file(path.text, file, 16);
-        ckpt_refused("open", path.text, "", "a header of");
+        test_write_file(path, file, 16);
+        ckpt_refused("open", path, "", "a header of");
     }
-    ckpt_write_file(path.text, "1234567", 7);
-    ckpt_refused("open", path.text, "", "has 7 bytes");
-    CHECK(truncate(path.text, 0) == 0, "cannot truncate %s", path.text);
-    ckpt_refused("open", path.text, "", "has 0 bytes");
-    ckpt_refused("open", ckpt_path("%s/none", d.path).text, "", "No such file");
+    test_write_file(path, "1234567", 7);
+    ckpt_refused("open", path, "", "has 7 bytes");
+    CHECK(truncate(path, 0) == 0, "cannot truncate %s", path);
+    ckpt_refused("open", path, "", "has 0 bytes");
+    ckpt_refused("open", test_text("%s/none", d.path), "", "No such file");
     ckpt_refused("open", d.path, "", "neither model.safetensors nor");
-    CHECK(unlink(path.text) == 0 && mkfifo(path.text, 0600) == 0, "cannot make the pipe %s", path.text);
-    ckpt_refused("open", path.text, "", "Invalid argument");
-    test_remove_directory(&d);
+    CHECK(unlink(path) == 0 && mkfifo(path, 0600) == 0, "cannot make the pipe %s", path);
+    ckpt_refused("open", path, "", "Invalid argument");
 }
 
 static void test_safetensors_unknown_type(void) {
-    TestDirectory d = test_make_directory();
-    CkptPath path = ckpt_path("%s/x.safetensors", d.path);
-    ckpt_write_safetensors(path.text,
-                           "{\"ids\":" ENTRY("I64", "[1]", "0", "8") ",\"x\":" ENTRY("F32", "[1]", "8", "12") "}", 12);
-    ckpt_accepted("read", path.text, "x", "0\n");
-    ckpt_refused("read", path.text, "ids", "tensor ids has type I64");
-    ckpt_refused("read", path.text, "y", "has no tensor y");
-    test_remove_directory(&d);
+    const char *path = test_file("x.safetensors");
+    ckpt_write_safetensors(path, "{\"ids\":" ENTRY("I64", "[1]", "0", "8") ",\"x\":" ENTRY("F32", "[1]", "8", "12") "}",
+                           12);
+    ckpt_accepted("read", path, "x", "0\n");
+    ckpt_refused("read", path, "ids", "tensor ids has type I64");
+    ckpt_refused("read", path, "y", "has no tensor y");
 }
 
 static void test_safetensors_sharded(void) {
     TestDirectory d = test_make_directory();
-    CkptPath index = ckpt_path("%s/model.safetensors.index.json", d.path);
+    const char *index = test_text("%s/model.safetensors.index.json", d.path);
     const char *names[] = {"b", "a", "c"};
     for (int i = 0; i < 3; i++) {
         SafeTensorSpec spec = ckpt_spec(names[i], DTYPE_F32, 1, 1, 0);
         double x = i + 1;
-        SafeTensorsWriter *w = safetensors_create(ckpt_path("%s/%d.safetensors", d.path, i).text, &spec, 1, true);
+        SafeTensorsWriter *w = safetensors_create(test_text("%s/%d.safetensors", d.path, i), &spec, 1, true);
         safetensors_write(w, 0, 0, &x, DTYPE_F64, 1);
         safetensors_finish(w);
     }
-    ckpt_write_text(index.text, "{\"metadata\":{},\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"0.safetensors\"}}");
+    test_write_text(index, "{\"metadata\":{},\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"0.safetensors\"}}");
     ckpt_accepted("read", d.path, "a", "2\n");
     ckpt_accepted("read", d.path, "b", "1\n");
     ckpt_refused("read", d.path, "c", "has no tensor c");
@@ -277,14 +272,13 @@ static void test_safetensors_sharded(void) {
         {"{", "no object weight_map"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        ckpt_write_text(index.text, cases[i].index);
+        test_write_text(index, cases[i].index);
         ckpt_refused("open", d.path, "", cases[i].word);
     }
     // the same tensor in two shards
-    ckpt_write_safetensors(ckpt_path("%s/2.safetensors", d.path).text, "{\"a\":" ENTRY("F32", "[1]", "0", "4") "}", 4);
-    ckpt_write_text(index.text, "{\"weight_map\":{\"a\":\"1.safetensors\",\"c\":\"2.safetensors\"}}");
+    ckpt_write_safetensors(test_text("%s/2.safetensors", d.path), "{\"a\":" ENTRY("F32", "[1]", "0", "4") "}", 4);
+    test_write_text(index, "{\"weight_map\":{\"a\":\"1.safetensors\",\"c\":\"2.safetensors\"}}");
     ckpt_refused("open", d.path, "", "duplicate tensor a");
-    test_remove_directory(&d);
 }
 #undef ENTRY
 
@@ -293,27 +287,21 @@ static void test_safetensors_sharded(void) {
 // Far more than a model has that is read here, and less than the limit of a header's values.
 static void test_safetensors_many_tensors(void) {
     enum { TENSORS = 100000 };
-    TestDirectory d = test_make_directory();
-    char path[600];
-    FORMAT(path, "%s/many.safetensors", d.path);
+    const char *path = test_file("many.safetensors");
     char *text = (char *)checked_calloc(TENSORS, 150);
-    size_t n = 8;
+    size_t n = 0;
     for (int i = 0; i < TENSORS; i++)
         n += (size_t)sprintf(text + n,
                              "%s\"model.layers.%d.mlp.experts.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[1,1],"
                              "\"data_offsets\":[%d,%d]}",
                              i ? "," : "{", i, 4 * i, 4 * i + 4);
-    text[n++] = '}';
-    uint64_t length = n - 8;
-    memcpy(text, &length, 8);
-    memset(text + n, 0, 4 * (size_t)TENSORS);
-    data_write_file(path, text, n + 4 * (size_t)TENSORS);
+    strcpy(text + n, "}");
+    ckpt_write_safetensors(path, text, 4 * (size_t)TENSORS);
     free(text);
     SafeTensors *s = safetensors_open(path);
     EXPECT(s->count == TENSORS && safetensors_find(s, "model.layers.99999.mlp.experts.up_proj.weight"), "%zu tensors",
            s->count);
     safetensors_close(s);
-    test_remove_directory(&d);
 }
 
 static const Test safetensors_tests[] = {

@@ -151,7 +151,7 @@ static void test_checkpoint_minutes(void) {
                  {"--out x --checkpoint-minutes 0.5", 0.4, false},
                  {"--out x --checkpoint-minutes 0.5", 0.5, true},
                  {"--out x --checkpoint-minutes 0", 1e6, false}};
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         InnerRun *inner = inner_open(&d, cases[i].options);
         inner->run.checkpointer.saved_at = now_seconds() - 60 * cases[i].minutes;
@@ -160,7 +160,6 @@ static void test_checkpoint_minutes(void) {
                cases[i].minutes, inner->run.checkpointer.due);
         inner_close(inner);
     }
-    test_remove_directory(&d.dir);
 }
 
 static const Test sharding_tests[] = {

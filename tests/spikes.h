@@ -280,14 +280,14 @@ static void test_spike_state_invalid(void) {
         DETECTOR("5", "2", "null"),
     };
     SpikeGuard g = guard_with(3), before = g;
-    char text[60000];
+    const char *text;
     int count = (int)(sizeof(wrong) / sizeof(wrong[0])),
         detectors = (int)(sizeof(wrong_detectors) / sizeof(wrong_detectors[0]));
     for (int i = 0; i < count + 2 * detectors; i++) {
-        if (i < count) FORMAT(text, "%s", wrong[i]);
+        if (i < count) text = wrong[i];
         else
-            FORMAT(text, GUARD("1", "%s", "%s"), i % 2 ? wrong_detectors[(i - count) / 2] : good,
-                   i % 2 ? good : wrong_detectors[(i - count) / 2]);
+            text = test_text(GUARD("1", "%s", "%s"), i % 2 ? wrong_detectors[(i - count) / 2] : good,
+                             i % 2 ? good : wrong_detectors[(i - count) / 2]);
         cJSON *json = json_parse(text, strlen(text));
         EXPECT(json && !spike_guard_from_json(&g, json) && memcmp(&g, &before, sizeof(g)) == 0, "accepted: %.200s",
                text);
@@ -298,14 +298,12 @@ static void test_spike_state_invalid(void) {
     char window[8000] = "[0";
     for (int i = 1; i < 1000; i++) strcat(window, i < 872 ? ", 1" : ", 2");
     strcat(window, "]");
-    FORMAT(text, "{\"skip_excess\": 7, %s", &GUARD("1", DETECTOR("5", "2", "%s"), DETECTOR("5", "2", "%s"))[1]);
-    char *whole = (char *)checked_calloc(1, 20000);
-    snprintf(whole, 20000, text, window, window);
-    cJSON *json = json_parse(whole, strlen(whole));
+    const char *guard = test_text(GUARD("1", DETECTOR("5", "2", "%s"), DETECTOR("5", "2", "%s")), window, window);
+    text = test_text("{\"skip_excess\": 7, %s", guard + 1);
+    cJSON *json = json_parse(text, strlen(text));
     EXPECT(spike_guard_from_json(&g, json) && g.loss.count == 128 && spike_mean(&g.loss, 1000) == 2, "1000 values");
     EXPECT(spike_mean(&before.loss, 2) == (6 + QUARTILE_Z) / 2 - QUARTILE_Z / 2, "the mean of the newest");
     cJSON_Delete(json);
-    free(whole);
 }
 
 // ---- a trainer in this process
@@ -315,15 +313,18 @@ typedef struct {
     int threads; // of the tests
 } InnerRun;
 
-static InnerRun *inner_open(const ProgramData *d, const char *options) {
-    static char text[2000];
+// With more options.
+PRINTF_LIKE(2, 3)
+static InnerRun *inner_open(const TestDirectory *d, const char *fmt, ...) {
     char *words[64];
-    int count = 0;
-    FORMAT(text, "test --train-data %s/train.bin %s --warmup 0 %s", d->dir.path, small_model, options);
+    va_list args;
+    va_start(args, fmt);
+    char *text =
+        test_text("test --train-data %s/train.bin %s --warmup 0 %s", d->path, small_model, test_text_of(fmt, args));
+    va_end(args);
     char *repeated = strstr(text, "--warmup 2"); // an option may be given once
     memset(repeated, ' ', strlen("--warmup 2"));
-    for (char *word = strtok(text, " "); word && count < 63; word = strtok(NULL, " ")) words[count++] = word;
-    words[count] = NULL;
+    int count = test_words(words, 64, text);
     InnerRun *inner = (InnerRun *)checked_calloc(1, sizeof(InnerRun));
     inner->threads = omp_get_max_threads();
     Resume resume;
@@ -360,7 +361,7 @@ static void test_skipped_step(void) {
         {"--skip-grad-z 7 --experts 4 --experts-active 2 --expert-ffn 16 --router-bias", false, true, false},
         {"", false, true, true}, // a spike is no reason by itself
     };
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const char *shape = strstr(cases[i].options, "--experts"); // the last options
         InnerRun *inner = inner_open(&d, cases[i].options), *other = inner_open(&d, shape ? shape : "");
@@ -407,20 +408,18 @@ static void test_skipped_step(void) {
         inner_close(inner);
         inner_close(other);
     }
-    test_remove_directory(&d.dir);
 }
 
 // A weight is NaN during the validation after step 2, which saved checkpoints do not contain. Until a validation is
 // finite, --keep removes none of the checkpoints before, also after a resume.
 static void test_validation_not_finite(void) {
     static const char *const saved[] = {"1 ", "1 2 ", "1 2 3 ", "4 "};
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     ProgramResult r;
     TrainerState resumed;
-    char text[PATH_SIZE];
-    FORMAT(text, "--val-data %s/val.bin --val-steps 1 --keep 1 --no-checkpoint-background --out %s", d.dir.path,
-           d.dir.path);
-    InnerRun *inner = inner_open(&d, text);
+    char good[PATH_SIZE];
+    InnerRun *inner = inner_open(&d, "--val-data %s/val.bin --val-steps 1 --keep 1 --no-checkpoint-background --out %s",
+                                 d.path, d.path);
     Run *run = &inner->run;
     size_t at = (size_t)(grad(&run->model.state, T_NORM_FINAL, 0) - run->model.state.grads);
     for (int step = 1; step <= 4; step++) {
@@ -430,21 +429,20 @@ static void test_validation_not_finite(void) {
         if (step % 2 == 0) run_log_validation(run);
         run->model.state.params[at] = kept;
         checkpointer_save(&run->checkpointer, false);
-        run_command(&r, "ls '%s/checkpoints' | sed 's/step_0*//' | tr '\\n' ' '", d.dir.path);
+        run_command(&r, "ls '%s/checkpoints' | sed 's/step_0*//' | tr '\\n' ' '", d.path);
         EXPECT(strcmp(r.out, saved[step - 1]) == 0, "checkpoints after step %d: %s", step, r.out);
-        FORMAT(text, "%s/checkpoints/step_%08d", d.dir.path, step);
-        cJSON *json = checkpoint_load_state(text);
+        const char *directory = test_text("%s/checkpoints/step_%08d", d.path, step);
+        cJSON *json = checkpoint_load_state(directory);
         memset(&resumed, 0, sizeof(resumed));
-        trainer_state_resume(&resumed, json, text);
+        trainer_state_resume(&resumed, json, directory);
         EXPECT(resumed.val_not_finite_since == (step == 2 || step == 3 ? 3 : 0) &&
                    trainer_state_finite(&run->state) == !resumed.val_not_finite_since,
                "after step %d: not finite since step %d", step, (int)resumed.val_not_finite_since);
         cJSON_Delete(json);
-        checkpointer_find_good(&run->checkpointer, text);
-        EXPECT(step != 3 || strstr(text, "step_00000001"), "the last good checkpoint is %s", text);
+        checkpointer_find_good(&run->checkpointer, good);
+        EXPECT(step != 3 || strstr(good, "step_00000001"), "the last good checkpoint is %s", good);
     }
     inner_close(inner);
-    test_remove_directory(&d.dir);
 }
 
 static const Test spikes_tests[] = {

@@ -260,8 +260,7 @@ static inline double direct_grad_norm(const Model *m, int layer) {
     double sum = 0;
     for (int i = 0; i < m->plan.tensors.count; i++) {
         const Tensor *t = &m->plan.tensors.tensors[i];
-        char prefix[64];
-        FORMAT(prefix, "model.layers.%d.", layer);
+        const char *prefix = test_text("model.layers.%d.", layer);
         bool keys = strncmp(t->name, "model.yoco.", 11) == 0 && layer == m->plan.config.L / 2;
         if (!keys && strncmp(t->name, prefix, strlen(prefix)) != 0) continue;
         for (size_t e = 0; e < t->count; e++) sum += pow((double)m->state.grads[t->offset + e], 2);
@@ -280,14 +279,10 @@ static void expect_near(const Model *m, const char *why, int layer, const char *
            m->plan.config.attention->name, why, layer, what, got, wanted, fabs(got - wanted), tolerance * scale);
 }
 static void expect_near_range(const Model *m, const char *why, int layer, const char *what, Range got, Range wanted) {
-    char name[64];
     double scale = fmax(fabs(wanted.min), fabs(wanted.max));
-    FORMAT(name, "min %s", what);
-    expect_near(m, why, layer, name, got.min, wanted.min, scale);
-    FORMAT(name, "mean %s", what);
-    expect_near(m, why, layer, name, got.mean, wanted.mean, scale);
-    FORMAT(name, "max %s", what);
-    expect_near(m, why, layer, name, got.max, wanted.max, scale);
+    expect_near(m, why, layer, test_text("min %s", what), got.min, wanted.min, scale);
+    expect_near(m, why, layer, test_text("mean %s", what), got.mean, wanted.mean, scale);
+    expect_near(m, why, layer, test_text("max %s", what), got.max, wanted.max, scale);
 }
 
 // A micro-step as in case_loss, with documents of about five tokens.
@@ -506,9 +501,9 @@ enum { STATS_KEY_COUNT = sizeof(stats_keys) / sizeof(stats_keys[0]) };
 
 // Checks the records of a run of two layers: one per layer after the train record of step 1 and of every
 // `every_steps`th step.
-static void expect_stats_records(const ProgramData *d, const char *run, int steps, int every_steps, int maps) {
-    char path[600], line[4096];
-    FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
+static void expect_stats_records(const TestDirectory *d, const char *run, int steps, int every_steps, int maps) {
+    char line[4096];
+    const char *path = test_text("%s/%s/log.jsonl", d->path, run);
     FILE *f = fopen(path, "r");
     EXPECT(f != NULL, "%s does not exist", path);
     int count = 0, step = 0;
@@ -545,55 +540,50 @@ static const char *const stats_model =
     "--total-batch 128 --schedule constant --warmup 2 --threads 2";
 
 static void test_statistics_records(void) {
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     ProgramResult r;
     static const char *const names[] = {"baseline", "diff_v2", "diff_v1"};
     for (int v = 0; v < 3; v++) {
         const AttentionVariant *a = variant_find(names[v]);
         run_command(&r, "%s --train-data '%s/train.bin' %s --attention %s --steps 3 --stats-every 2 --out '%s/%s'",
-                    test_program(), d.dir.path, stats_model, a->name, d.dir.path, a->name);
+                    test_program(), d.path, stats_model, a->name, d.path, a->name);
         EXPECT_STATUS(r, 0);
         expect_stats_records(&d, a->name, 3, 2, a->signals ? 2 : 1);
     }
-    run_command(&r, "%s --out '%s/diff_v2' --resume --steps 5 --threads 2", test_program(), d.dir.path);
+    run_command(&r, "%s --out '%s/diff_v2' --resume --steps 5 --threads 2", test_program(), d.path);
     EXPECT_STATUS(r, 0);
     expect_stats_records(&d, "diff_v2", 5, 2, 2);
-    run_command(&r, "%s --train-data '%s/train.bin' %s --steps 2 --stats-every 1", test_program(), d.dir.path,
-                stats_model);
+    run_command(&r, "%s --train-data '%s/train.bin' %s --steps 2 --stats-every 1", test_program(), d.path, stats_model);
     EXPECT_ONE_LINE(r, 0, "--stats-every");
-    test_remove_directory(&d.dir);
 }
 
 // Statistics do not change the run, and a validation in the same step does not change the statistics.
 static void test_statistics_change_nothing(void) {
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     ProgramResult r;
     static const char *const options[] = {"", "--stats-every 1",
                                           "--stats-every 1 --val-every 1 --val-steps 2 --val-data"};
     static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
     for (int i = 0; i < 3; i++) {
-        run_command(&r,
-                    "cd '%s' && P='%s' && case $P in /*) ;; *) P=$OLDPWD/$P ;; esac && $P --train-data train.bin %s "
-                    "--steps 4 --out run%d %s %s",
-                    d.dir.path, test_program(), stats_model, i, options[i], i == 2 ? "val.bin" : "");
+        run_command(&r, "cd '%s' && %s --train-data train.bin %s --steps 4 --out run%d %s %s", d.path,
+                    test_program_path(), stats_model, i, options[i], i == 2 ? "val.bin" : "");
         EXPECT_STATUS(r, 0);
         for (int f = 0; f < 2; f++) {
             run_command(&r, "cd '%s' && cmp run0/checkpoints/step_00000004/%s run%d/checkpoints/step_00000004/%s",
-                        d.dir.path, files[f], i, files[f]);
+                        d.path, files[f], i, files[f]);
             EXPECT(r.status == 0, "\"%s\" differs with \"%s\": %.200s", files[f], options[i], r.out);
         }
         run_command(&r,
                     "cd '%s' && for r in run%d run0; do grep train $r/log.jsonl | cut -d, -f1-4 > $r/train; done; cmp "
                     "run%d/train run0/train",
-                    d.dir.path, i, i);
+                    d.path, i, i);
         EXPECT(r.status == 0, "the losses differ with \"%s\": %.200s", options[i], r.out);
     }
     run_command(&r,
                 "cd '%s' && for i in 1 2; do grep stats run$i/log.jsonl > run$i/stats; done; test $(wc -l < "
                 "run1/stats) = 8 && cmp run1/stats run2/stats",
-                d.dir.path);
+                d.path);
     EXPECT(r.status == 0, "statistics differ when the step is validated: %.200s%.200s", r.out, r.err);
-    test_remove_directory(&d.dir);
 }
 
 // The learning rate is too small to change a weight, so the second micro-step of a step equals a step of its own.
@@ -602,14 +592,13 @@ static void test_statistics_last_micro_step(void) {
                                           "--total-batch 64 --steps 4 --stats-every 4",
                                           "--total-batch 64 --steps 3 --stats-every 3"};
     static const char *const keys[] = {"lambda_mean", "context_rms_mean", "first_mass_map1", "residual_max"};
-    ProgramData d = program_data();
+    TestDirectory d = program_data();
     ProgramResult r;
     double x[3][4];
     for (int i = 0; i < 3; i++) {
-        char out[16], text[200];
-        FORMAT(out, "run%d", i);
-        FORMAT(text, "--attention diff_v2 --lr 1e-30 %s", options[i]);
-        run_trainer(&r, &d, out, text);
+        const char *out = test_text("run%d", i);
+        run_command(&r, "%s --train-data '%s/train.bin' %s --out '%s/%s' --attention diff_v2 --lr 1e-30 %s",
+                    test_program(), d.path, small_model, d.path, out, options[i]);
         EXPECT_STATUS(r, 0);
         for (int k = 0; k < 4; k++) log_records(&d, out, "stats", keys[k], &x[i][k]);
     }
@@ -617,7 +606,6 @@ static void test_statistics_last_micro_step(void) {
         EXPECT(x[0][k] == x[1][k] && x[0][k] != x[2][k],
                "%s is %.9g after two micro-steps, %.9g after the second alone, %.9g after the first", keys[k], x[0][k],
                x[1][k], x[2][k]);
-    test_remove_directory(&d.dir);
 }
 
 // A key of a record; NaN for null.
@@ -673,30 +661,27 @@ static void test_statistics_of_first_step(void) {
         "--attention diff_v2_layer_lambda --window 5 --yoco --qk-norm --doc-mask --separator 10",
         "--experts 4 --experts-active 2 --expert-ffn 16 --dense-layers 1 --doc-mask --separator 10",
     };
-    ProgramData d = {test_make_directory()};
+    TestDirectory d = test_make_directory();
     ProgramResult r;
-    char text[900], path[600], line[4096];
-    FORMAT(path, "%s/train.bin", d.dir.path);
-    write_grammar_shard(path, 4 * 16 + 1, 1);
+    char line[4096];
+    write_grammar_shard(test_text("%s/train.bin", d.path), 4 * 16 + 1, 1);
     for (int i = 0; i < 4; i++) {
         const char *what = models[i];
-        run_command(&r, "cd '%s' && %s --train-data train.bin %s %s --dump-grads grads", d.dir.path,
-                    test_program_path(), small_model, what);
+        run_command(&r, "cd '%s' && %s --train-data train.bin %s %s --dump-grads grads", d.path, test_program_path(),
+                    small_model, what);
         double loss = 0, grad_norm = 0, squares = 0;
         EXPECT(r.status == 0 && sscanf(r.out, "loss %lf", &loss) == 1, "%s: status %d: %.300s", what, r.status, r.err);
-        FORMAT(text, "%s --val-data %s/train.bin --val-steps 1 --stats-every 9 --lr 1e-30 --out %s", what, d.dir.path,
-               d.dir.path);
-        InnerRun *inner = inner_open(&d, text);
+        InnerRun *inner = inner_open(&d, "%s --val-data %s/train.bin --val-steps 1 --stats-every 9 --lr 1e-30 --out %s",
+                                     what, d.path, d.path);
         Model *m = &inner->run.model;
-        log_open(&inner->run.log, d.dir.path, O_CREAT | O_TRUNC);
+        log_open(&inner->run.log, d.path, O_CREAT | O_TRUNC);
         EvaluationModel measured = evaluation_model(m);
         const Inputs *data = &inner->run.data;
         double val_loss =
             validate(&measured, &inner->run.data.val, validation_windows(data, &inner->run.options), NULL);
         StepResult step = run_step(&inner->run);
         run_log_stats(&inner->run, &step);
-        FORMAT(path, "%s/grads", d.dir.path);
-        SafeTensors *saved = safetensors_open(path);
+        SafeTensors *saved = safetensors_open(test_text("%s/grads", d.path));
         for (int t = 0; t < m->plan.tensors.count; t++) {
             const Tensor *x = &m->plan.tensors.tensors[t];
             safetensors_read(saved, x->name, 0, x->count, m->state.grads + x->offset, DTYPE_F32);
@@ -707,7 +692,7 @@ static void test_statistics_of_first_step(void) {
                "%s: loss %.9g, of a validation %.9g, of --dump-grads %.9g", what, step.loss, val_loss, loss);
         EXPECT(fabs(step.grad_norm - sqrt(squares)) < 1e-5 * step.grad_norm, "%s: norm %.9g, of --dump-grads %.9g",
                what, step.grad_norm, sqrt(squares));
-        FORMAT(path, "%s/log.jsonl", d.dir.path);
+        const char *path = test_text("%s/log.jsonl", d.path);
         FILE *f = fopen(path, "r");
         int l = 0;
         for (; f && l < m->plan.config.L && fgets(line, sizeof(line), f); l++) {
@@ -725,7 +710,6 @@ static void test_statistics_of_first_step(void) {
         if (f) fclose(f);
         inner_close(inner);
     }
-    test_remove_directory(&d.dir);
 }
 
 static const Test stats_tests[] = {

@@ -3,7 +3,6 @@ tokenizer.h: tests of the C tokenizer with a small generated table. data/test_to
 whose tables it reads, and tests/programs/test_tokenizer.py tests its use in a run.
 */
 #pragma once
-#include "data.h"
 #include "harness.h"
 
 enum { TOY_SIZE = 40000, TOY_MERGES = 60, TOY_VOCABULARY = 256 + TOY_MERGES + 1, TOY_END = TOY_VOCABULARY - 1 };
@@ -82,7 +81,7 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
 }
 
 static Tokenizer *toy_open(const ToyTable *t, const char *path) {
-    data_write_file(path, t->bytes, t->size);
+    test_write_file(path, t->bytes, t->size);
     return tokenizer_open(path);
 }
 
@@ -105,9 +104,8 @@ static int toy_encode(const ToyTable *t, const char *text, int *ids) {
 }
 
 static void test_tokenizer_merges(void) {
-    TestDirectory d = test_make_directory();
-    char path[600], text[200];
-    FORMAT(path, "%s/t.bin", d.path);
+    char text[200];
+    const char *path = test_file("t.bin");
     static ToyTable table;
     TestRandom r = {12};
     for (uint64_t seed = 1; seed <= 20; seed++) {
@@ -129,13 +127,10 @@ static void test_tokenizer_merges(void) {
         }
         tokenizer_close(t);
     }
-    test_remove_directory(&d);
 }
 
 static void test_tokenizer_patterns(void) {
-    TestDirectory d = test_make_directory();
-    char path[600];
-    FORMAT(path, "%s/t.bin", d.path);
+    const char *path = test_file("t.bin");
     static ToyTable table;
     static const struct {
         Pattern pattern;
@@ -186,12 +181,10 @@ static void test_tokenizer_patterns(void) {
         codepoints_free(&c);
         tokenizer_close(t);
     }
-    test_remove_directory(&d);
 }
 
 // Truncated tables and tables with a changed byte are rejected, with or without a valid checksum.
 static void test_tokenizer_damaged_tables(void) {
-    TestDirectory d = test_make_directory();
     static ToyTable tables[2], damaged;
     toy_make(&tables[0], 1, PATTERN_GPT2, TOKENIZER_IGNORE_MERGES);
     toy_make(&tables[1], 1, PATTERN_O200K, 0);
@@ -225,7 +218,6 @@ static void test_tokenizer_damaged_tables(void) {
         tokenizer_close(t);
     }
     EXPECT(taken > 100, "only %d changed tables were tried", taken);
-    test_remove_directory(&d);
 }
 
 // Added tokens over two letters, many of them equal or prefixes of others, in random order and one listed twice. As in
@@ -233,8 +225,7 @@ static void test_tokenizer_damaged_tables(void) {
 static void test_tokenizer_added_tokens(void) {
     enum { ADDED = 60, TEXT = 400 };
     static ToyTable t;
-    TestDirectory d = test_make_directory();
-    char path[600];
+    const char *path = test_file("t.bin");
     for (uint64_t seed = 1; seed <= 20; seed++) {
         TestRandom r = {seed};
         char added[ADDED][8];
@@ -262,9 +253,7 @@ static void test_tokenizer_added_tokens(void) {
         t.size = round_up(t.size, 4);
         for (int i = 0; i <= ADDED; i++) toy_number(&t, listed[i]);
         toy_seal(&t);
-        FORMAT(path, "%s/t", d.path);
-        data_write_file(path, t.bytes, t.size);
-        Tokenizer *table = tokenizer_open(path);
+        Tokenizer *table = toy_open(&t, path);
         char text[TEXT + 1] = "";
         for (int i = 0; i < TEXT; i++) text[i] = "aabbc"[test_random_int(&r, 5)];
         int *ids = NULL;
@@ -285,7 +274,6 @@ static void test_tokenizer_added_tokens(void) {
         free(ids);
         tokenizer_close(table);
     }
-    test_remove_directory(&d);
 }
 
 // With such classes a pattern could match no piece or two pieces at the same position.

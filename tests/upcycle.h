@@ -67,7 +67,7 @@ static void test_upcycled_logits(void) {
             if (upcycle_row(&attention_variants[v])->o_factor > 0)
                 check_upcycle(&f, &plain.config, wanted, &attention_variants[v]);
         free(wanted);
-        fixture_close(&f);
+        safetensors_close(f.file);
     }
 }
 

@@ -47,8 +47,7 @@ static void group_live(const RankGroup *c, int rank, void (*act)(int), int which
 
 // stderr goes to the file `name`. act: what the rank does once it is open; NULL: it waits for the end of the test.
 static pid_t group_start(const RankGroup *c, int rank, const char *name, void (*act)(int), int which) {
-    char path[600];
-    FORMAT(path, "%s/%s", c->dir.path, name);
+    const char *path = test_text("%s/%s", c->dir.path, name);
     fflush(NULL);
     pid_t pid = fork();
     CHECK(pid >= 0, "cannot fork: %s", strerror(errno));
@@ -73,12 +72,10 @@ static bool group_opens(const RankGroup *c, int count) {
 
 // Waits for a process; returns its exit status and the text of the file `name`.
 static int group_wait(const RankGroup *c, pid_t pid, const char *name, char *text, size_t size) {
-    char path[600];
     int status = 0;
     for (double until = now_seconds() + 20; waitpid(pid, &status, WNOHANG) == 0; usleep(2000))
         if (now_seconds() > until) kill(pid, SIGKILL);
-    FORMAT(path, "%s/%s", c->dir.path, name);
-    test_read_file(path, text, size);
+    test_read_file(test_text("%s/%s", c->dir.path, name), text, size);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
@@ -89,7 +86,6 @@ static void group_ends(RankGroup *c) {
 static void group_finish(RankGroup *c) {
     group_ends(c);
     close(c->opened[0]), close(c->opened[1]), close(c->end[0]);
-    test_remove_directory(&c->dir);
 }
 static void group_expect(const RankGroup *c, pid_t pid, const char *name, int status, const char *words) {
     char text[16384];
@@ -99,9 +95,7 @@ static void group_expect(const RankGroup *c, pid_t pid, const char *name, int st
 }
 // Whether the directory of the start is there.
 static bool group_directory(const RankGroup *c, const char *restart) {
-    char path[600];
-    FORMAT(path, "%s/ranks.0.17.0.%s", c->dir.path, restart);
-    return directory_exists(path);
+    return directory_exists(test_text("%s/ranks.0.17.0.%s", c->dir.path, restart));
 }
 
 // ---- starts
@@ -126,18 +120,15 @@ static void test_start_timeout(void) {
 
 // Only the directory that the identity names is read, and nothing of it is readable by others.
 static void test_start_identity(void) {
-    char path[700];
     RankGroup c;
     struct stat directory, state, start;
     group_begin(&c, 2, 1);
     pid_t zero = group_start(&c, 0, "zero", NULL, 0), one = group_start(&c, 1, "one", NULL, 0);
     EXPECT(group_opens(&c, 2), "two ranks did not open");
-    FORMAT(path, "%s/ranks.0.17.0.0", c.dir.path);
-    bool there = stat(path, &directory) == 0;
-    strcat(path, "/1");
-    there = there && stat(path, &state) == 0;
-    strcpy(strrchr(path, '/'), "/start");
-    EXPECT(there && stat(path, &start) == 0, "%s: %s", path, strerror(errno));
+    const char *path = test_text("%s/ranks.0.17.0.0", c.dir.path);
+    EXPECT(stat(path, &directory) == 0 && stat(test_text("%s/1", path), &state) == 0 &&
+               stat(test_text("%s/start", path), &start) == 0,
+           "%s: %s", path, strerror(errno));
     EXPECT((directory.st_mode & 0777) == 0700 && (state.st_mode & 0777) == 0600 && (start.st_mode & 0777) == 0600,
            "modes %o, %o, %o", directory.st_mode, state.st_mode, start.st_mode);
     kill(zero, SIGKILL), kill(one, SIGKILL); // the files remain
@@ -167,8 +158,7 @@ static void test_start_invalid_rank(void) {
     pid_t zero = group_start(&c, 0, "zero", NULL, 0), one = group_start(&c, 1, "one", NULL, 0);
     EXPECT(group_opens(&c, 1), "rank 1 does not open");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char name[20];
-        FORMAT(name, "other%zu", i);
+        const char *name = test_text("other%zu", i);
         other = c;
         other.ranks = cases[i].ranks;
         group_expect(&c, group_start(&other, cases[i].rank, name, NULL, 0), name, 1, cases[i].words);
@@ -185,15 +175,12 @@ static void test_start_invalid_rank(void) {
 
 static void test_start_temporary_file(void) {
     RankGroup c;
-    char path[700];
     group_begin(&c, 2, 1);
-    FORMAT(path, "%s/ranks.0.17.0.0", c.dir.path);
+    const char *path = test_text("%s/ranks.0.17.0.0", c.dir.path);
     CHECK(mkdir(path, 0700) == 0, "%s", strerror(errno));
-    strcat(path, "/start.new");
-    file_write_new(path, "x", 1);
+    test_write_text(test_text("%s/start.new", path), "x");
     group_expect(&c, group_start(&c, 1, "one", NULL, 0), "one", 1, "has not written");
-    path[strlen(path) - strlen(".new")] = 0;
-    CHECK(symlink("start", path) == 0, "%s", strerror(errno));
+    CHECK(symlink("start", test_text("%s/start", path)) == 0, "%s", strerror(errno));
     group_expect(&c, group_start(&c, 1, "loop", NULL, 0), "loop", 1, "cannot open");
     group_finish(&c);
 }
@@ -284,9 +271,8 @@ static void test_failure_once(void) {
 
 // A pipe without a reader in the place of the own file blocks the thread that writes it.
 static void rank_files_stall(int unused) {
-    char path[PATH_SIZE];
     (void)unused;
-    FORMAT(path, "%s/%d", watch.path, watch.rank);
+    const char *path = test_text("%s/%d", watch.path, watch.rank);
     if (unlink(path) != 0 || mkfifo(path, 0600) != 0) _exit(98);
     rank_waits(0);
 }
@@ -327,21 +313,20 @@ static void test_state_fields(void) {
                s.waiting == 1.5 && s.device == 0x1f && s.locked == 1 && s.status == -1,
            "a state is read as others");
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-        char text[300];
         const char *at = strstr(right, wrong[i].from);
         CHECK(at, "'%s' is no part of the state", wrong[i].from);
         bool ends = !wrong[i].to[0] && strcmp(wrong[i].from, "locked 1 ") != 0;
-        FORMAT(text, "%.*s%s%s", (int)(at - right), right, wrong[i].to, ends ? "" : at + strlen(wrong[i].from));
+        const char *text =
+            test_text("%.*s%s%s", (int)(at - right), right, wrong[i].to, ends ? "" : at + strlen(wrong[i].from));
         EXPECT(!watch_parse(text, &s), "%s is accepted: %s", wrong[i].what, text);
     }
 }
 
 // What is written is read, a longer state leaves nothing in a shorter one, and a file of another length is not used.
 static void test_state_file(void) {
-    TestDirectory d = test_make_directory();
-    char path[600], text[WATCH_BYTES + 1];
+    char text[WATCH_BYTES + 1];
     WatchState s, own = watch.own;
-    FORMAT(path, "%s/0", d.path);
+    const char *path = test_file("0");
     int fd = open(path, O_RDWR | O_CREAT, 0600);
     FORMAT(watch.own.host, "ho\x1b[31mst\n\xC3\xA4");
     watch_clean_host(watch.own.host);
@@ -358,7 +343,6 @@ static void test_state_file(void) {
     char control[] =
         "5 host a\x1b]0;b\x7F\xC2\x9B step 3 phase save collectives 9 waiting 1 device 0 locked 1 status -1 counter 5";
     EXPECT(watch_parse(control, &s) && strcmp(s.host, "a?]0;b???") == 0, "%s", s.host);
-    test_remove_directory(&d);
 }
 
 static void test_start_options(void) {

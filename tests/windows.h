@@ -58,7 +58,6 @@ static void test_reach_of_layers(void) {
             const ModelCase *mc = &reach_cases[i];
             if (v > 1 && attention_variants[v].key_sets == 1 && v % REACH_CASES != i) continue;
             Model m;
-            char what[200];
             int *tokens = case_start(&m, mc, &attention_variants[v], FOR_EVALUATION);
             for (int l = 0; l < mc->L; l++) {
                 case_randomize(&m, 7);
@@ -67,7 +66,7 @@ static void test_reach_of_layers(void) {
                     if (other != l) memset(m.state.params + o->offset, 0, o->count * sizeof(floatX));
                 }
                 bool all = (mc->full_every && (l + 1) % mc->full_every == 0) || (mc->yoco && l >= mc->L / 2);
-                FORMAT(what, "%s, %s, layer %d", attention_variants[v].name, mc->why, l);
+                const char *what = test_text("%s, %s, layer %d", attention_variants[v].name, mc->why, l);
                 if (l < 2) expect_reach(&m, tokens, NULL, all ? 0 : mc->window, what);
                 expect_reach(&m, tokens, starts, all ? 0 : mc->window, what);
                 if (!layer_cross(&m.plan.config, l)) continue;
@@ -147,12 +146,11 @@ static void expect_logits(const float *got, const float *want, const Model *m, c
 static void expect_cached_logits(const ModelCase *mc, const AttentionVariant *variant) {
     enum { SEQUENCES = 4, B = 3 };
     const int lengths[SEQUENCES] = {1, 8, 29, 17}, T = mc->T;
-    char what[200];
     ModelConfig config = case_config(mc, variant);
     Model cached, whole;
     float *want[SEQUENCES], got[B * GENERATION_V];
     int *tokens[SEQUENCES], of[B] = {0, 1, 2}, first[B], next[B];
-    FORMAT(what, "%s, %s", variant->name, mc->why);
+    const char *what = test_text("%s, %s", variant->name, mc->why);
     case_open(&cached, &config, B, T, FOR_GENERATION);
     case_randomize(&cached, 5);
     size_t workspace = cached.plan.workspace_bytes;
