@@ -115,11 +115,15 @@ static void test_closed_forms(void) {
 
 // ---- presets
 
-// The words end in NULL. Not inline, as a compiler that sees their text warns of comparisons that are decided.
-__attribute__((noinline)) static void parse_words(Options *o, const char *const *words) {
-    int count = 0;
-    while (words[count]) count++;
-    options_parse(o, count, (char **)words);
+// With spaces between the words of the text.
+PRINTF_LIKE(2, 3)
+static void parse_text(Options *o, const char *fmt, ...) {
+    char *words[32];
+    va_list args;
+    va_start(args, fmt);
+    int count = test_words(words, 32, test_text("train_diffv2 %s", test_text_of(fmt, args)));
+    va_end(args);
+    options_parse(o, count, words);
 }
 
 static void test_presets(void) {
@@ -146,12 +150,10 @@ static void test_presets(void) {
     EXPECT(PRESET_COUNT == 3 * sizeof(counts) / sizeof(counts[0]), "%d presets", (int)PRESET_COUNT);
     for (size_t i = 0; i < 3 * sizeof(counts) / sizeof(counts[0]); i++) {
         for (int diff = 0; diff < 2; diff++) {
-            char preset[32];
-            FORMAT(preset, "%s%s", counts[i / 3].preset, sizes[i % 3]);
+            const char *preset = test_text("%s%s", counts[i / 3].preset, sizes[i % 3]);
             const char *attention = diff ? "diff_v2" : "baseline";
-            const char *words[] = {"train_diffv2", "--dry-run", "--preset", preset, "--attention", attention, NULL};
             Options o;
-            parse_words(&o, words);
+            parse_text(&o, "--dry-run --preset %s --attention %s", preset, attention);
             options_finish(&o, 1);
             ModelConfig c = options_model(&o);
             TensorList list = tensor_list_build(&c, 1);
@@ -166,12 +168,9 @@ static void test_presets(void) {
 
 // The parameters of one layer's attention, of `preset` with `kv_heads` as `attention`; *lambda of them in lambda_proj.
 static size_t attention_parameters(const char *preset, int kv_heads, const char *attention, size_t *lambda) {
-    char kv[16];
-    FORMAT(kv, "%d", kv_heads);
-    const char *words[] = {"train_diffv2", "--dry-run", "--preset",    preset,    "--kv-heads", kv, "--layers", "1",
-                           "--vocab",      "1",         "--attention", attention, NULL};
     Options o;
-    parse_words(&o, words);
+    parse_text(&o, "--dry-run --preset %s --kv-heads %d --layers 1 --vocab 1 --attention %s", preset, kv_heads,
+               attention);
     options_finish(&o, 1);
     ModelConfig c = options_model(&o);
     TensorList list = tensor_list_build(&c, 1);
@@ -209,8 +208,7 @@ static void test_comparison_presets(void) {
 
 // 3 C L parameters depend on each unit of the width, so half of that may be missing: at most 0.1% in tiny.
 static void test_match_params(void) {
-    static const char *const windows[] = {"--window=0", "--window=64", "--yoco"};
-    static const char *const more[] = {NULL, "--qk-norm", "--window=64"};
+    static const char *const windows[] = {"--window=0", "--window=64 --qk-norm", "--yoco --window=64"};
     int covered[ATTENTION_VARIANT_COUNT] = {0}; // presets and options; few presets have heads for diff_grouped_4
     for (int p = 0; p < PRESET_COUNT; p++)
         for (int i = 0; i < 3 * ATTENTION_VARIANT_COUNT; i++) {
@@ -219,10 +217,8 @@ static void test_match_params(void) {
             int signals = max_int(1, attention_variants[v].signals);
             if (presets[p].model.NH / presets[p].model.NKV % signals || presets[p].model.E) continue; // tests/experts.h
             covered[v]++;
-            const char *words[] = {"x",           "--dry-run", "--match-params", "--preset",  preset,
-                                   "--attention", attention,   windows[i % 3],   more[i % 3], NULL};
             Options o;
-            parse_words(&o, words);
+            parse_text(&o, "--dry-run --match-params --preset %s --attention %s %s", preset, attention, windows[i % 3]);
             options_finish(&o, 1);
             ModelConfig c = options_model(&o), plain = c;
             plain.attention = variant_find("baseline");
@@ -249,9 +245,8 @@ static void test_match_params(void) {
 // ---- values
 
 static void test_derived_defaults(void) {
-    static const char *const plain[] = {"train_diffv2", "--train-data", "x", NULL};
     Options o;
-    parse_words(&o, plain);
+    parse_text(&o, "--train-data x");
     options_finish(&o, 3);
     EXPECT(o.warmup == 10, "warmup of 100 steps: %d", (int)o.warmup);
     EXPECT(o.total_batch == 8 * 256 * 3, "total batch on 3 ranks: %d", (int)o.total_batch);
@@ -261,19 +256,16 @@ static void test_derived_defaults(void) {
     EXPECT(options_given(&o, "train-data") && !options_given(&o, "lr"), "what is given");
     options_free(&o);
 
-    static const char *const steps[][2] = {{"9", "0"}, {"700", "70"}, {"1000", "100"}, {"123456", "100"}};
+    static const int steps[][2] = {{9, 0}, {700, 70}, {1000, 100}, {123456, 100}};
     for (int i = 0; i < 4; i++) {
-        const char *words[] = {"train_diffv2", "--dry-run", "--steps", steps[i][0], NULL};
-        parse_words(&o, words);
+        parse_text(&o, "--dry-run --steps %d", steps[i][0]);
         options_finish(&o, 1);
-        EXPECT(o.warmup == atoi(steps[i][1]), "warmup of %s steps: %d", steps[i][0], (int)o.warmup);
+        EXPECT(o.warmup == steps[i][1], "warmup of %d steps: %d", steps[i][0], (int)o.warmup);
         options_free(&o);
     }
 
-    static const char *const flags[] = {
-        "train_diffv2", "--train-data",        "x",         "--steps=5000", "--preset",   "350m", "--hidden", "512",
-        "--vocab=300",  "--no-tie-embeddings", "--seq-len", "64",           "--head-dim", "32",   NULL};
-    parse_words(&o, flags);
+    parse_text(&o, "--train-data x --steps=5000 --preset 350m --hidden 512 --vocab=300 --no-tie-embeddings "
+                   "--seq-len 64 --head-dim 32");
     options_finish(&o, 1);
     ModelConfig c = options_model(&o);
     EXPECT(o.warmup == 100, "warmup of 5000 steps: %d", (int)o.warmup);
@@ -303,11 +295,9 @@ static void test_json_round_trip(void) {
                                         "--out=here",
                                         "--threads=3",
                                         "--preset=small",
-                                        "--beta2=0.1",
-                                        NULL};
-    static const char *const resume[] = {"train_diffv2", "--resume", "--out=there", NULL};
+                                        "--beta2=0.1"};
     Options saved, adopted;
-    parse_words(&saved, words);
+    options_parse(&saved, (int)(sizeof(words) / sizeof(words[0])), (char **)words);
     options_finish(&saved, 1);
     cJSON *all = options_to_json(&saved), *state = options_state_to_json(&saved);
     int index = 0;
@@ -328,7 +318,7 @@ static void test_json_round_trip(void) {
         size_t size = 0;
         char *text = json_text(through ? state : all, &size);
         cJSON *back = json_parse(text, size);
-        parse_words(&adopted, resume);
+        parse_text(&adopted, "--resume --out=there");
         EXPECT(options_adopt_json(&adopted, back) == 0, "differences although nothing is given");
         options_finish(&adopted, 1);
         for (int r = 0; r < OPTION_ROW_COUNT; r++) {
@@ -351,9 +341,8 @@ static void test_json_round_trip(void) {
 
 // A total batch and a warmup that the checkpoint has are not derived anew for other steps, batches or rank counts.
 static void test_adopt_then_finish(void) {
-    static const char *const words[] = {"train_diffv2", "--resume", "--out=x", "--batch-size=2", NULL};
     Options o;
-    parse_words(&o, words);
+    parse_text(&o, "--resume --out=x --batch-size=2");
     cJSON *saved =
         cJSON_Parse("{\"train-data\":\"t\",\"batch-size\":2,\"total-batch\":4096,\"warmup\":3,\"seq-len\":128}");
     EXPECT(options_adopt_json(&o, saved) == 0, "the batch size is the same");
