@@ -10,6 +10,7 @@ pack, a vocabulary with V % 8 = 3 or of a few tokens, one row, and a sequence be
 #include "choice_file.h"
 #include "fixture.h"
 #include "harness.h"
+#include "run_log.h"
 
 static const bool cuda_fp32 = sizeof(floatX) == 4;
 static const char *const cuda_precision = sizeof(floatX) == 4 ? "fp32" : "bf16";
@@ -181,33 +182,15 @@ static void test_gradients_of_windows(void) {
         }
 }
 
-// Reads the records of one kind of a run, in order. Returns their number.
-static int read_records(const TestDirectory *d, const char *run, const char *kind, cJSON **records, int limit) {
-    char line[4096];
-    const char *path = test_text("%s/%s/log.jsonl", d->path, run);
-    FILE *f = fopen(path, "r");
-    int count = 0;
-    while (f && count < limit && fgets(line, sizeof(line), f)) {
-        cJSON *record = cJSON_Parse(line);
-        const char *of = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
-        if (of && strcmp(of, kind) == 0) records[count++] = record;
-        else cJSON_Delete(record);
-    }
-    if (f) fclose(f);
-    return count;
-}
-
 // Every number of the records but the times is within `tolerance` of its size, and finite where the CPU's is.
 static void compare_records(const TestDirectory *d, const char *what, const char *kind, int wanted, double tolerance) {
-    enum { LIMIT = 64 };
-    cJSON *cpu[LIMIT], *gpu[LIMIT];
-    int cpu_count = read_records(d, "cpu", kind, cpu, LIMIT),
-        device_count = read_records(d, "device", kind, gpu, LIMIT);
+    cJSON *cpu = read_records(d, "cpu", kind), *gpu = read_records(d, "device", kind);
+    int cpu_count = cJSON_GetArraySize(cpu), device_count = cJSON_GetArraySize(gpu);
     EXPECT(cpu_count == wanted && device_count == wanted, "%s: %d and %d %s records, not %d", what, cpu_count,
            device_count, kind, wanted);
     for (int i = 0; i < min_int(cpu_count, device_count); i++)
-        for (const cJSON *x = cpu[i]->child; x; x = x->next) {
-            const cJSON *y = cJSON_GetObjectItemCaseSensitive(gpu[i], x->string);
+        for (const cJSON *x = cJSON_GetArrayItem(cpu, i)->child; x; x = x->next) {
+            const cJSON *y = cJSON_GetObjectItemCaseSensitive(cJSON_GetArrayItem(gpu, i), x->string);
             if (strstr(x->string, "ms") || strcmp(x->string, "tokens_per_s") == 0 ||
                 strcmp(x->string, "flops_util") == 0)
                 continue;
@@ -219,8 +202,8 @@ static void compare_records(const TestDirectory *d, const char *what, const char
                        "%s: %s record %d: %s is %.9g, on the CPU %.9g", what, kind, i, x->string, y->valuedouble,
                        x->valuedouble);
         }
-    for (int i = 0; i < cpu_count; i++) cJSON_Delete(cpu[i]);
-    for (int i = 0; i < device_count; i++) cJSON_Delete(gpu[i]);
+    cJSON_Delete(cpu);
+    cJSON_Delete(gpu);
 }
 
 // Phases of five lengths, with windows in half of the layers and a smaller last batch of each validation.
@@ -532,16 +515,14 @@ static void test_validation_remainder(void) {
     ProgramResult r;
     double losses[2] = {0, 0};
     for (int i = 0; i < 2; i++) {
-        cJSON *record = NULL;
         run_in(&r, &d, device_trainer(), 0,
                "--train-data data.bin --val-data data.bin --val-steps 7 --layers 1 --hidden 32 --heads 2 --kv-heads 2 "
                "--head-dim 16 --ffn 32 --vocab 256 --seq-len 500 --batch-size %d --total-batch 2000 --steps 1 --lr 0 "
                "--out %s",
                i ? 4 : 1, i ? "four" : "one");
-        EXPECT(read_records(&d, i ? "four" : "one", "val", &record, 1) == 1 &&
-                   json_get_number(record, "loss", &losses[i]),
-               "no loss");
-        cJSON_Delete(record);
+        cJSON *records = read_records(&d, i ? "four" : "one", "val");
+        losses[i] = record_number(cJSON_GetArrayItem(records, 0), "loss");
+        cJSON_Delete(records);
     }
     EXPECT(fabs(losses[0] - losses[1]) <= 1e-12 * losses[0], "losses %.17g and %.17g", losses[0], losses[1]);
 }
@@ -676,7 +657,6 @@ static void test_device_peak(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     for (int i = 0; i < (int)(sizeof(devices) / sizeof(devices[0])); i++) {
-        cJSON *steps[4];
         double said = 0, printed = 0;
         setenv("CUDA_ON_CPU_NAME", devices[i].name, 1);
         run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --out run%d %s", i, devices[i].option);
@@ -692,10 +672,10 @@ static void test_device_peak(void) {
         EXPECT(json_get_number(of, "gflops", &said) && fabs(said - printed) <= 0.5,
                "run.json has a peak of %.1f GFLOP/s", said);
         cJSON_Delete(json);
-        int count = read_records(&d, test_text("run%d", i), "train", steps, 4);
-        double share = -1;
-        EXPECT(count == 1 && json_get_number(steps[0], "flops_util", &share) && share > 0, "flops_util is %g", share);
-        for (int k = 0; k < count; k++) cJSON_Delete(steps[k]);
+        cJSON *steps = read_records(&d, test_text("run%d", i), "train");
+        double share = record_number(cJSON_GetArrayItem(steps, 0), "flops_util");
+        EXPECT(cJSON_GetArraySize(steps) == 1 && share > 0, "flops_util is %g", share);
+        cJSON_Delete(steps);
     }
 }
 
@@ -740,8 +720,7 @@ static void expect_printed_memory(const char *out, const cJSON *event) {
                        "%lf MiB of it estimated",
                        &printed[0], &printed[1], &printed[2], &printed[3], &printed[4]);
     for (int i = 0; i < 5; i++) {
-        double logged = -1;
-        json_get_number(event, keys[i], &logged);
+        double logged = record_number(event, keys[i]);
         EXPECT(count == 5 && fabs(logged / 1048576 - printed[i]) < 0.06, "%s is %.0f: %.800s", keys[i], logged, out);
     }
 }
@@ -755,20 +734,17 @@ static void test_dry_run_memory(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
-        cJSON *events[8];
-        double used = 0, at_start = 0, planned = 0, estimated = 0, said = 0;
         run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " %s --steps 1 --out run", options[i]);
-        int count = read_records(&d, "run", "event", events, 8);
-        expect_printed_memory(r.out, count == 3 ? events[1] : NULL);
-        EXPECT(count == 3 && json_get_number(events[1], "used_bytes", &used) &&
-                   json_get_number(events[1], "at_start_bytes", &at_start) &&
-                   json_get_number(events[1], "planned_bytes", &planned) &&
-                   json_get_number(events[1], "estimated_bytes", &estimated),
-               "%s: %d events, not the start's, the memory's and the checkpoint's", options[i], count);
+        cJSON *events = read_records(&d, "run", "event"), *memory = cJSON_GetArrayItem(events, 1);
+        double used = record_number(memory, "used_bytes"), at_start = record_number(memory, "at_start_bytes"),
+               planned = record_number(memory, "planned_bytes"), estimated = record_number(memory, "estimated_bytes");
+        expect_printed_memory(r.out, memory);
+        EXPECT(cJSON_GetArraySize(events) == 3, "%s: %d events, not the start's, the memory's and the checkpoint's",
+               options[i], cJSON_GetArraySize(events));
         EXPECT(used - at_start == planned - estimated && used > 0 && estimated > 0,
                "%s: %.0f bytes in use, %.0f planned", options[i], used - at_start, planned - estimated);
-        for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
-        said = dry_run_total(&d, test_text(TRAIN_ODD " %s --steps 1", options[i]));
+        cJSON_Delete(events);
+        double said = dry_run_total(&d, test_text(TRAIN_ODD " %s --steps 1", options[i]));
         EXPECT(fabs(said - planned / 1048576) < 0.06, "%s: --dry-run says %.1f MiB, the run planned %.1f", options[i],
                said, planned / 1048576);
         run_command(&r, "rm -r '%s/run'", d.path);
@@ -803,17 +779,14 @@ static void test_dry_run_without_device(void) {
 static void test_dry_run_accuracy(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    cJSON *events[8];
-    double used = 0, planned = 0;
     run_in(&r, &d, device_trainer(), 0,
            "--train-data data.bin --preset 124m --vocab 50257 --batch-size 8 --seq-len 1024 --steps 2 --out run");
-    int count = read_records(&d, "run", "event", events, 8);
-    EXPECT(count == 3 && json_get_number(events[1], "used_bytes", &used) &&
-               json_get_number(events[1], "planned_bytes", &planned),
-           "%d events", count);
+    cJSON *events = read_records(&d, "run", "event"), *memory = cJSON_GetArrayItem(events, 1);
+    double used = record_number(memory, "used_bytes"), planned = record_number(memory, "planned_bytes");
+    EXPECT(cJSON_GetArraySize(events) == 3, "%d events", cJSON_GetArraySize(events));
     EXPECT(fabs(planned - used) <= 0.02 * used, "%.1f MiB in use, %.1f planned: %s", used / 1048576, planned / 1048576,
            strstr(r.out, "device memory"));
-    for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
+    cJSON_Delete(events);
 }
 #endif
 
@@ -847,18 +820,16 @@ static void test_rollback_bits(void) {
                      "--rollback 1:1 --stop-after 2 --out run");
     run_command(&r, "cd '%s' && cp -r run/checkpoints before", d.path);
     for (int resumed = 0; resumed < 2; resumed++) {
-        cJSON *records[64];
         run_in(&r, &d, device_trainer(), resumed ? 0 : 1, "--out run --resume --lr 1e10 %s",
                resumed ? "--stop-after 3" : "");
         EXPECT(resumed || strstr(r.err, "for the 4th time in a row to the checkpoint of step 2"), "%.900s", r.err);
-        for (int count = read_records(&d, "run", "train", records, 64), i = 0; i < count; i++) {
-            double step = 0;
-            if (json_get_number(records[i], "step", &step) && step == 3) {
-                json_get_number(records[i], "loss", &loss[resumed]);
-                json_get_number(records[i], "grad_norm", &norm[resumed]);
-            }
-            cJSON_Delete(records[i]);
+        cJSON *records = read_records(&d, "run", "train"), *record;
+        cJSON_ArrayForEach(record, records) {
+            if (record_number(record, "step") != 3) continue;
+            loss[resumed] = record_number(record, "loss");
+            norm[resumed] = record_number(record, "grad_norm");
         }
+        cJSON_Delete(records);
     }
     run_command(&r,
                 "cd '%s' && for f in model optimizer; do "

@@ -5,6 +5,7 @@ of a step. The tests of the trainer as its user runs it are in tests/programs.
 #pragma once
 #include "harness.h"
 #include "model.h"
+#include "run_log.h"
 
 // Sentences of one form, each of four words drawn from eight.
 static const char *const grammar_words[4][8] = {
@@ -45,45 +46,6 @@ static const char *const small_model =
 #define EXPECT_ONE_LINE(r, wanted, words)                                                                              \
     EXPECT((r).status == (wanted) && count_lines((r).err) == 1 && strstr((r).err, words), "status %d, stderr: %.300s", \
            (r).status, (r).err)
-
-// Reads log.jsonl; every line must be JSON. Returns the number of records of a kind, and the last one's `key`.
-static int log_records(const TestDirectory *d, const char *run, const char *kind, const char *key, double *last) {
-    char line[4096];
-    const char *path = test_text("%s/%s/log.jsonl", d->path, run);
-    FILE *f = fopen(path, "r");
-    int count = 0;
-    EXPECT(f != NULL, "there is no %s", path);
-    while (f && fgets(line, sizeof(line), f)) {
-        cJSON *record = cJSON_Parse(line);
-        const cJSON *of = cJSON_GetObjectItemCaseSensitive(record, "kind");
-        EXPECT(record && cJSON_IsString(of) && line[strlen(line) - 1] == '\n', "not a record: %.200s", line);
-        if (cJSON_IsString(of) && strcmp(of->valuestring, kind) == 0) {
-            count++;
-            json_get_number(record, key, last);
-        }
-        cJSON_Delete(record);
-    }
-    if (f) fclose(f);
-    return count;
-}
-
-// A key of the train record of a step.
-static void log_value_of_step(const TestDirectory *d, const char *run, int step, const char *key, double *value) {
-    char line[4096];
-    const char *path = test_text("%s/%s/log.jsonl", d->path, run);
-    FILE *f = fopen(path, "r");
-    bool found = false;
-    while (f && !found && fgets(line, sizeof(line), f)) {
-        cJSON *record = cJSON_Parse(line);
-        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
-        double at = 0;
-        found = kind && strcmp(kind, "train") == 0 && json_get_number(record, "step", &at) && at == step &&
-                json_get_number(record, key, value);
-        cJSON_Delete(record);
-    }
-    EXPECT(found, "%s has no %s of step %d", path, key, step);
-    if (f) fclose(f);
-}
 
 static void test_missing_token_count(void) {
     cJSON *old = cJSON_Parse("{\"options\": {\"total-batch\": 192}}"),
@@ -167,14 +129,15 @@ static void test_run_equals_definitions(void) {
                 d.path);
     EXPECT_STATUS(r, 0);
     reference_open(&reference, &d, 7);
+    cJSON *records = read_records(&d, "run", "train");
     for (int step = 1; step <= REFERENCE_STEPS; step++) {
-        double loss = 0, norm = 0, rate = 0, error = 0, size = 0;
+        const cJSON *record = cJSON_GetArrayItem(records, step - 1);
+        double loss = record_number(record, "loss"), norm = record_number(record, "grad_norm"),
+               rate = record_number(record, "lr"), error = 0, size = 0;
         const TensorList *list = &reference.model.plan.tensors;
         reference_step(&reference, step, 0.02, 0.3, 0.9, 0.3, 0.8, 0.9, 1e-3);
         clipped += reference.norm > 0.9;
-        log_value_of_step(&d, "run", step, "loss", &loss);
-        log_value_of_step(&d, "run", step, "grad_norm", &norm);
-        log_value_of_step(&d, "run", step, "lr", &rate);
+        EXPECT(record_number(record, "step") == step, "record %d is of step %g", step, record_number(record, "step"));
         EXPECT(fabs(loss - reference.loss) <= rounding * loss, "step %d: loss %.9g, not %.9g", step, loss,
                reference.loss);
         EXPECT(fabs(norm - reference.norm) <= 10 * rounding * norm, "step %d: norm %.9g, not %.9g", step, norm,
@@ -198,6 +161,7 @@ static void test_run_equals_definitions(void) {
     }
     EXPECT(clipped > 0 && clipped < REFERENCE_STEPS, "%g steps of %d are clipped", clipped, REFERENCE_STEPS);
     reference_close(&reference);
+    cJSON_Delete(records);
 }
 
 static const Test program_tests[] = {

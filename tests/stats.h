@@ -502,35 +502,27 @@ enum { STATS_KEY_COUNT = sizeof(stats_keys) / sizeof(stats_keys[0]) };
 // Checks the records of a run of two layers: one per layer after the train record of step 1 and of every
 // `every_steps`th step.
 static void expect_stats_records(const TestDirectory *d, const char *run, int steps, int every_steps, int maps) {
-    char line[4096];
-    const char *path = test_text("%s/%s/log.jsonl", d->path, run);
-    FILE *f = fopen(path, "r");
-    EXPECT(f != NULL, "%s does not exist", path);
+    cJSON *records = read_records(d, run, NULL), *record;
     int count = 0, step = 0;
-    while (f && fgets(line, sizeof(line), f)) {
-        cJSON *record = cJSON_Parse(line);
+    cJSON_ArrayForEach(record, records) {
         const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
-        step += kind && strcmp(kind, "train") == 0;
-        if (kind && strcmp(kind, "stats") == 0) {
-            int key = 0;
-            for (const cJSON *item = record->child; item; item = item->next, key++) {
-                bool second_map = (key >= 3 && key <= 5) || key == 10;
-                EXPECT(key < STATS_KEY_COUNT && strcmp(item->string, stats_keys[key]) == 0, "%s: key %d is %s", run,
-                       key, item->string);
-                EXPECT(key == 0 || (second_map && maps == 1 ? cJSON_IsNull(item) : cJSON_IsNumber(item)),
-                       "%s: %s in %.300s", run, item->string, line);
-            }
-            double of = 0, layer = -1;
-            json_get_number(record, "step", &of);
-            json_get_number(record, "layer", &layer);
-            EXPECT(key == STATS_KEY_COUNT, "%s: %d keys", run, key);
-            EXPECT(of == step && (step == 1 || step % every_steps == 0) && layer == count % 2,
-                   "%s: step %g, layer %g after step %d", run, of, layer, step);
-            count++;
+        int key = 0;
+        step += strcmp(kind, "train") == 0;
+        if (strcmp(kind, "stats") != 0) continue;
+        for (const cJSON *item = record->child; item; item = item->next, key++) {
+            bool second_map = (key >= 3 && key <= 5) || key == 10;
+            EXPECT(key < STATS_KEY_COUNT && strcmp(item->string, stats_keys[key]) == 0, "%s: key %d is %s", run, key,
+                   item->string);
+            EXPECT(key == 0 || (second_map && maps == 1 ? cJSON_IsNull(item) : cJSON_IsNumber(item)),
+                   "%s: %s of step %d is no number", run, item->string, step);
         }
-        cJSON_Delete(record);
+        double of = record_number(record, "step"), layer = record_number(record, "layer");
+        EXPECT(key == STATS_KEY_COUNT, "%s: %d keys", run, key);
+        EXPECT(of == step && (step == 1 || step % every_steps == 0) && layer == count % 2,
+               "%s: step %g, layer %g after step %d", run, of, layer, step);
+        count++;
     }
-    if (f) fclose(f);
+    cJSON_Delete(records);
     int expected = (steps / every_steps + (every_steps > 1)) * 2;
     EXPECT(count == expected, "%s: %d records, not %d", run, count, expected);
 }
@@ -600,20 +592,15 @@ static void test_statistics_last_micro_step(void) {
         run_command(&r, "%s --train-data '%s/train.bin' %s --out '%s/%s' --attention diff_v2 --lr 1e-30 %s",
                     test_program(), d.path, small_model, d.path, out, options[i]);
         EXPECT_STATUS(r, 0);
-        for (int k = 0; k < 4; k++) log_records(&d, out, "stats", keys[k], &x[i][k]);
+        cJSON *records = read_records(&d, out, "stats");
+        const cJSON *last = cJSON_GetArrayItem(records, cJSON_GetArraySize(records) - 1);
+        for (int k = 0; k < 4; k++) x[i][k] = record_number(last, keys[k]);
+        cJSON_Delete(records);
     }
     for (int k = 0; k < 4; k++)
         EXPECT(x[0][k] == x[1][k] && x[0][k] != x[2][k],
                "%s is %.9g after two micro-steps, %.9g after the second alone, %.9g after the first", keys[k], x[0][k],
                x[1][k], x[2][k]);
-}
-
-// A key of a record; NaN for null.
-static double record_number(const cJSON *record, const char *key) {
-    double x = NAN;
-    EXPECT(json_get_number(record, key, &x) || cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(record, key)),
-           "a record without %s", key);
-    return x;
 }
 
 // Reads a record as run_log_stats writes it. Values of elements have the 9 digits that a float needs.
@@ -663,7 +650,6 @@ static void test_statistics_of_first_step(void) {
     };
     TestDirectory d = test_make_directory();
     ProgramResult r;
-    char line[4096];
     write_grammar_shard(test_text("%s/train.bin", d.path), 4 * 16 + 1, 1);
     for (int i = 0; i < 4; i++) {
         const char *what = models[i];
@@ -692,22 +678,19 @@ static void test_statistics_of_first_step(void) {
                "%s: loss %.9g, of a validation %.9g, of --dump-grads %.9g", what, step.loss, val_loss, loss);
         EXPECT(fabs(step.grad_norm - sqrt(squares)) < 1e-5 * step.grad_norm, "%s: norm %.9g, of --dump-grads %.9g",
                what, step.grad_norm, sqrt(squares));
-        const char *path = test_text("%s/log.jsonl", d.path);
-        FILE *f = fopen(path, "r");
-        int l = 0;
-        for (; f && l < m->plan.config.L && fgets(line, sizeof(line), f); l++) {
-            cJSON *record = cJSON_Parse(line);
+        cJSON *records = read_records(&d, ".", "stats");
+        for (int l = 0; l < m->plan.config.L; l++) {
+            const cJSON *record = cJSON_GetArrayItem(records, l);
             LayerStats logged = read_layer_stats(m, l, record, &grad_norm);
-            EXPECT(record_number(record, "layer") == l, "%s: a record of another layer than %d: %.100s", what, l, line);
+            EXPECT(record_number(record, "layer") == l, "%s: record %d is of another layer", what, l);
             expect_layer_stats(m, what, l, &logged, 4, 16);
             expect_router_record(m, what, l, record, 4 * 16);
             double wanted = direct_grad_norm(m, l);
             EXPECT(fabs(grad_norm - wanted) < 1e-5 * wanted, "%s, layer %d: gradient norm %.9g, of --dump-grads %.9g",
                    what, l, grad_norm, wanted);
-            cJSON_Delete(record);
         }
-        EXPECT(f && l == m->plan.config.L, "%s: %d records in %s", what, l, path);
-        if (f) fclose(f);
+        EXPECT(cJSON_GetArraySize(records) == m->plan.config.L, "%s: %d records", what, cJSON_GetArraySize(records));
+        cJSON_Delete(records);
         inner_close(inner);
     }
 }
