@@ -11,25 +11,12 @@ typedef struct {
 } DumpDifference;
 
 static DumpDifference dump_difference(const char *cpu, const char *gpu) {
-    SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
+    const std::vector<DumpPair> pairs = read_dumps("FP8", cpu, gpu);
     double norm[2] = {0, 0}, error[2] = {0, 0}, cosine = 1;
-    for (int pass = 0; pass < 2; pass++) // norms first
-        for (size_t i = 0; i < a->count; i++) {
-            const SafeTensor *t = &a->tensors[i], *u = safetensors_find(b, t->name);
-            CHECK(u && u->count == t->count, "the device has no %s of this size", t->name);
-            std::vector<double> x(t->count), y(t->count);
-            int loss = strcmp(t->name, "loss") == 0;
-            safetensors_read(a, t->name, 0, t->count, x.data(), DTYPE_F64);
-            safetensors_read(b, t->name, 0, t->count, y.data(), DTYPE_F64);
-            double xx = 0, yy = 0, xy = 0;
-            for (size_t e = 0; e < t->count; e++) xx += x[e] * x[e], yy += y[e] * y[e], xy += x[e] * y[e];
-            if (pass == 0) norm[loss] += xx, error[loss] += xx - 2 * xy + yy;
-            else if (!loss && xx > 1e-6 * norm[0]) cosine = fmin(cosine, xy / sqrt(xx * yy));
-        }
-    safetensors_close(a);
-    safetensors_close(b);
-    DumpDifference d = {sqrt(fmax(error[1], 0) / norm[1]), sqrt(fmax(error[0], 0) / norm[0]), cosine};
-    return d;
+    for (const DumpPair &p : pairs) norm[p.name == "loss"] += p.xx, error[p.name == "loss"] += p.error;
+    for (const DumpPair &p : pairs)
+        if (p.name != "loss" && p.xx > 1e-6 * norm[0]) cosine = fmin(cosine, p.xy / sqrt(p.xx * p.yy));
+    return {sqrt(error[1] / norm[1]), sqrt(error[0] / norm[0]), cosine};
 }
 
 // The two programs round activations that differ in the last bits, so some become neighbouring codes. At most all do,
@@ -67,34 +54,23 @@ static void test_fp8_gradients(void) {
 
 // Gradients near the CPU trainer's, and the same bits with recomputation, where experts are in FP8.
 static void test_fp8_experts(void) {
-    static const char *const shapes[] = {
-        "--experts 5 --experts-active 3 --expert-ffn 24",
-        "--experts 4 --experts-active 1 --expert-ffn 12 --shared-experts 2 --dense-layers 1"};
-    const AttentionVariant *diff_v2 = variant_find("diff_v2");
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     const char *cpu = test_text("%s/cpu", d.path), *gpu = test_text("%s/level0", d.path);
-#ifdef CUDA_ON_CPU
-    setenv("CUDA_ON_CPU_CAPABILITY", "89", 1);
-#endif
     for (int i = 0; i < 2; i++) {
-        const char *options = test_text("--train-data data.bin %s %s",
-                                        with_variant((int)(diff_v2 - attention_variants), ODD_SHAPE, 0), shapes[i]);
+        const char *options = expert_options(i);
         for (int level = 0; level < 3; level++)
-            run_in(&r, &d, device_trainer(), 0, "%s --gemm fp8 --recompute %d --dump-grads level%d", options, level,
-                   level);
+            run_in(&r, &d, device_with("CUDA_ON_CPU_CAPABILITY=89"), 0,
+                   "%s --gemm fp8 --recompute %d --dump-grads level%d", options, level, level);
         expect_same_files(&d, "--recompute 1", "level0", "level1");
         expect_same_files(&d, "--recompute 2", "level0", "level2");
         run_in(&r, &d, cpu_trainer(), 0, "%s --gemm fp8 --dump-grads cpu", options);
         DumpDifference off = dump_difference(cpu, gpu);
         // a few codes of fp32 numbers, whose sums have another order, differ by one; 0.0032 was seen
         double most = cuda_fp32 ? 8e-3 : fp8_difference(3);
-        EXPECT(off.gradients <= most && off.loss <= most / 8, "%s: gradients differ by %.3g, the loss by %.3g",
-               shapes[i], off.gradients, off.loss);
+        EXPECT(off.gradients <= most && off.loss <= most / 8, "%s: gradients differ by %.3g, the loss by %.3g", options,
+               off.gradients, off.loss);
     }
-#ifdef CUDA_ON_CPU
-    unsetenv("CUDA_ON_CPU_CAPABILITY");
-#endif
 }
 
 #ifdef CUDA_ON_CPU
@@ -112,9 +88,8 @@ static void test_fp8_experts_by_device(void) {
     ProgramResult r;
     for (int i = 0; i < CASES; i++) {
         bool bf16 = !cuda_fp32 && cases[i].type && strcmp(cases[i].type, "bf16") == 0;
-        setenv("CUDA_ON_CPU_CAPABILITY", cases[i].capability, 1);
-        run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " %s --gemm fp8 --steps 1 --out run%d", cases[i].experts, i);
-        unsetenv("CUDA_ON_CPU_CAPABILITY");
+        run_in(&r, &d, device_with("CUDA_ON_CPU_CAPABILITY=%s", cases[i].capability), 0,
+               TRAIN_ODD " %s --gemm fp8 --steps 1 --out run%d", cases[i].experts, i);
         EXPECT((strstr(r.out, "--gemm fp8: experts compute in bf16, which is faster on this GPU\n") != NULL) == bf16,
                "%s %s: %.300s", cases[i].capability, cases[i].experts, r.out);
         run_command(&r, "grep 'experts\":[[:space:]]*\"%s' '%s/run%d/run.json'", bf16 ? "bf16" : "fp8", d.path, i);
@@ -130,28 +105,25 @@ static void test_fp8_experts_by_device(void) {
 }
 
 static void test_fp8_errors(void) {
+    static const struct {
+        const char *environment, *options, *error;
+    } cases[] = {
+        {"CUDA_ON_CPU_NAME='NVIDIA A100' CUDA_ON_CPU_CAPABILITY=80", "",
+         "--gemm fp8: requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); NVIDIA A100 has "
+         "8.0"},
+        {"CUDA_ON_CPU_CAPABILITY=89 CUDA_ON_CPU_CODE=80", "",
+         "--gemm fp8: this GPU runs the program's code for 8.0, and 8.9 or higher is required: compile with ARCHS=89"},
+        {"CUDA_ON_CPU_CAPABILITY=89 CUDA_ON_CPU_GEMM=no-fp8", "--sdpa own",
+         "cuBLASLt does not support the FP8 product 48 x "},
+    };
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    setenv("CUDA_ON_CPU_NAME", "NVIDIA A100", 1);
-    setenv("CUDA_ON_CPU_CAPABILITY", "80", 1);
-    run_in(&r, &d, device_trainer(), 1, TRAIN_ODD " --gemm fp8 --dump-grads none");
-    expect_error(&r, "--gemm fp8: requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); NVIDIA "
-                     "A100 has 8.0");
-    unsetenv("CUDA_ON_CPU_NAME");
-    setenv("CUDA_ON_CPU_CAPABILITY", "89", 1);
-    setenv("CUDA_ON_CPU_CODE", "80", 1);
-    run_in(&r, &d, device_trainer(), 1, TRAIN_ODD " --gemm fp8 --dump-grads none");
-    expect_error(&r, "--gemm fp8: this GPU runs the program's code for 8.0, and 8.9 or higher is required: compile "
-                     "with ARCHS=89");
-    unsetenv("CUDA_ON_CPU_CODE");
-    setenv("CUDA_ON_CPU_GEMM", "no-fp8", 1);
-    run_in(&r, &d, device_trainer(), 1, TRAIN_ODD " --sdpa own --gemm fp8 --dump-grads none");
-    expect_error(&r, "cuBLASLt does not support the FP8 product 48 x ");
-    unsetenv("CUDA_ON_CPU_GEMM");
-    unsetenv("CUDA_ON_CPU_CAPABILITY");
-    setenv("CUDA_ON_CPU_DEVICES", "0", 1);
-    run_in(&r, &d, device_trainer(), 0, ODD_MODEL " --gemm fp8 --dry-run");
-    unsetenv("CUDA_ON_CPU_DEVICES");
+    for (int i = 0; i < 3; i++) {
+        run_in(&r, &d, device_with("%s", cases[i].environment), 1, TRAIN_ODD " %s --gemm fp8 --dump-grads none",
+               cases[i].options);
+        expect_error(&r, cases[i].error);
+    }
+    run_in(&r, &d, device_with("CUDA_ON_CPU_DEVICES=0"), 0, ODD_MODEL " --gemm fp8 --dry-run");
 }
 
 // Fast accumulation changes the products of the forward, a little, and no others.

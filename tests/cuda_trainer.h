@@ -11,6 +11,8 @@ pack, a vocabulary with V % 8 = 3 or of a few tokens, one row, and a sequence be
 #include "fixture.h"
 #include "harness.h"
 #include "run_log.h"
+#include <string>
+#include <vector>
 
 static const bool cuda_fp32 = sizeof(floatX) == 4;
 static const char *const cuda_precision = sizeof(floatX) == 4 ? "fp32" : "bf16";
@@ -54,8 +56,24 @@ static int variant_index(const char *name) {
     CHECK(false, "no variant %s", name);
 }
 
+// Options of one of two models with experts.
+static const char *expert_options(int model) {
+    return test_text("--train-data data.bin %s %s", with_variant(variant_index("diff_v2"), ODD_SHAPE, 0),
+                     model ? "--experts 4 --experts-active 1 --expert-ffn 12 --shared-experts 2 --dense-layers 1"
+                           : "--experts 5 --experts-active 3 --expert-ffn 24");
+}
+
 // The device's trainer: this program.
 static const char *device_trainer(void) { return test_text("'%s' --trainer", test_self()); }
+// With assignments of its environment.
+PRINTF_LIKE(1, 2)
+static const char *device_with(const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    const char *command = test_text("%s %s", test_text_of(fmt, args), device_trainer());
+    va_end(args);
+    return command;
+}
 static const char *cpu_trainer(void) { return test_text("'%s'", test_program_path()); }
 
 // A directory with a shard data.bin of tokens below `vocab`. One of six tokens is 0, which separates documents, so that
@@ -85,9 +103,54 @@ static bool run_in(ProgramResult *r, const TestDirectory *d, const char *trainer
     return r->status == status;
 }
 
+// Trains the run "cpu" on the CPU and "device" on the device.
+PRINTF_LIKE(2, 3)
+static void run_both(const TestDirectory *d, const char *fmt, ...) {
+    ProgramResult r;
+    va_list args;
+    va_start(args, fmt);
+    const char *options = test_text_of(fmt, args);
+    va_end(args);
+    run_in(&r, d, cpu_trainer(), 0, "%s --out cpu", options);
+    run_in(&r, d, device_trainer(), 0, "%s --out device", options);
+}
+
+static void expect_same_files(const TestDirectory *d, const char *what, const char *a, const char *b) {
+    ProgramResult r;
+    run_command(&r, "cd '%s' && diff -rq %s %s", d->path, a, b);
+    EXPECT(r.status == 0, "%s: %s and %s differ: %.300s", what, a, b, r.out);
+}
+
 // stderr is one line, and contains `text`.
 static void expect_error(const ProgramResult *r, const char *text) {
     EXPECT(count_lines(r->err) == 1 && strstr(r->err, text), "stderr is not one line with '%s': %.600s", text, r->err);
+}
+
+// A tensor of two dumps of gradients: the squares of the CPU's (x) and the device's (y), their product, and the square
+// of their difference.
+typedef struct {
+    std::string name;
+    double xx, yy, xy, error;
+} DumpPair;
+static std::vector<DumpPair> read_dumps(const char *what, const char *cpu, const char *gpu) {
+    SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
+    std::vector<DumpPair> pairs;
+    EXPECT(a->count == b->count, "%s: %zu tensors on the device, %zu on the CPU", what, b->count, a->count);
+    for (size_t i = 0; i < a->count; i++) {
+        const SafeTensor *t = &a->tensors[i], *u = safetensors_find(b, t->name);
+        EXPECT(u && u->count == t->count, "%s: the device has no %s of this size", what, t->name);
+        if (!u || u->count != t->count) continue;
+        std::vector<double> x(t->count), y(t->count);
+        DumpPair p = {t->name, 0, 0, 0, 0};
+        safetensors_read(a, t->name, 0, t->count, x.data(), DTYPE_F64);
+        safetensors_read(b, t->name, 0, t->count, y.data(), DTYPE_F64);
+        for (size_t e = 0; e < t->count; e++)
+            p.xx += x[e] * x[e], p.yy += y[e] * y[e], p.xy += x[e] * y[e], p.error += (x[e] - y[e]) * (x[e] - y[e]);
+        pairs.push_back(p);
+    }
+    safetensors_close(a);
+    safetensors_close(b);
+    return pairs;
 }
 
 // Compares two dumps of gradients. In fp32 they agree to rounding, which grows with the depth of the model and depends
@@ -96,38 +159,22 @@ static void expect_error(const ProgramResult *r, const char *text) {
 // scalar cancels, and cuDNN rounds probabilities too: 40% (24% was seen, and less than 15% without cuDNN). In fp32 it
 // costs another bit. exact: the comparison of fp32.
 static void compare_dumps(const char *what, double cosine, bool exact, const char *cpu, const char *gpu) {
-    SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
-    double largest = 0;
-    EXPECT(a->count == b->count, "%s: %zu tensors on the device, %zu on the CPU", what, b->count, a->count);
-    for (int pass = 0; pass < 2; pass++) // the largest norm first
-        for (size_t i = 0; i < a->count; i++) {
-            const SafeTensor *t = &a->tensors[i], *u = safetensors_find(b, t->name);
-            EXPECT(u && u->count == t->count, "%s: the device has no %s of this size", what, t->name);
-            if (!u || u->count != t->count) continue;
-            double *x = (double *)checked_calloc(t->count, sizeof(double)),
-                   *y = (double *)checked_calloc(t->count, sizeof(double));
-            double xx = 0, yy = 0, xy = 0, error = 0;
-            safetensors_read(a, t->name, 0, t->count, x, DTYPE_F64);
-            safetensors_read(b, t->name, 0, t->count, y, DTYPE_F64);
-            for (size_t e = 0; e < t->count; e++)
-                xx += x[e] * x[e], yy += y[e] * y[e], xy += x[e] * y[e], error += (x[e] - y[e]) * (x[e] - y[e]);
-            free(x);
-            free(y);
-            double norm = sqrt(xx), epsilon = exact ? 0x1p-23 : 0x1p-8;
-            bool loss = strcmp(t->name, "loss") == 0;
-            bool lambda = strstr(t->name, ".lambda_q") || strstr(t->name, ".lambda_k");
-            if (pass == 0) largest = loss ? largest : fmax(largest, norm);
-            else if (loss)
-                EXPECT(sqrt(error) <= 8 * epsilon * norm, "%s: losses differ by %.3g of %.6g", what, sqrt(error), norm);
-            else if (exact)
-                EXPECT(sqrt(error) <= (lambda ? 256 : 128) * epsilon * norm + 4 * epsilon * largest,
-                       "%s: %s is off by %.3g of its norm", what, t->name, sqrt(error) / norm);
-            else if (norm > 1e-3 * largest)
-                EXPECT(xy >= cosine * sqrt(xx * yy) && fabs(sqrt(yy) / norm - 1) < (lambda ? 0.4 : 0.15),
-                       "%s: %s: cosine %.5f, %.3f times as long", what, t->name, xy / sqrt(xx * yy), sqrt(yy) / norm);
-        }
-    safetensors_close(a);
-    safetensors_close(b);
+    const std::vector<DumpPair> pairs = read_dumps(what, cpu, gpu);
+    double largest = 0, epsilon = exact ? 0x1p-23 : 0x1p-8;
+    for (const DumpPair &p : pairs) largest = p.name == "loss" ? largest : fmax(largest, sqrt(p.xx));
+    for (const DumpPair &p : pairs) {
+        const char *name = p.name.c_str();
+        double norm = sqrt(p.xx), error = sqrt(p.error), angle = p.xy / sqrt(p.xx * p.yy), length = sqrt(p.yy) / norm;
+        bool lambda = strstr(name, ".lambda_q") || strstr(name, ".lambda_k");
+        if (p.name == "loss")
+            EXPECT(error <= 8 * epsilon * norm, "%s: losses differ by %.3g of %.6g", what, error, norm);
+        else if (exact)
+            EXPECT(error <= (lambda ? 256 : 128) * epsilon * norm + 4 * epsilon * largest,
+                   "%s: %s is off by %.3g of its norm", what, name, error / norm);
+        else if (norm > 1e-3 * largest)
+            EXPECT(angle >= cosine && fabs(length - 1) < (lambda ? 0.4 : 0.15),
+                   "%s: %s: cosine %.5f, %.3f times as long", what, name, angle, length);
+    }
 }
 
 // With lambda 1, two maps that are similar at the start are subtracted: most of the difference is rounding.
@@ -213,10 +260,8 @@ static void test_phases(void) {
         "--vocab 43 --window 3 --full-every 2 --seq-len 12 --batch-size 2 --total-batch 24 --steps 6 --lr 3e-3 "
         "--warmup 1 --val-every 1 --phase 1:seq-len=6,batch-size=4 --phase 2:seq-len=8,batch-size=3 --phase "
         "3:seq-len=4,batch-size=6 --phase 4:seq-len=3,batch-size=8,rope-theta=500 --phase 5:total-batch=48";
-    ProgramResult r;
     TestDirectory d = cuda_data(43);
-    run_in(&r, &d, cpu_trainer(), 0, "%s --out cpu", train);
-    run_in(&r, &d, device_trainer(), 0, "%s --out device", train);
+    run_both(&d, "%s", train);
     compare_records(&d, "phases", "train", 6, cuda_fp32 ? 2e-4 : 0.03);
     compare_records(&d, "phases", "val", 7, cuda_fp32 ? 2e-4 : 0.03);
 }
@@ -225,31 +270,21 @@ static void test_phases(void) {
 // other experts than on the CPU: there the gradients are compared between levels of recomputation, bit for bit, and the
 // losses of a run.
 static void test_experts(void) {
-    static const char *const fixtures[][2] = {{"baseline", "m"}, {"diff_v2", "m"}, {"diff_v1", "x"}},
-                             *const shapes[] = {"--experts 5 --experts-active 3 --expert-ffn 24",
-                                                "--experts 4 --experts-active 1 --expert-ffn 12 --shared-experts 2 "
-                                                "--dense-layers 1"};
-    const AttentionVariant *diff_v2 = variant_find("diff_v2");
+    static const char *const fixtures[][2] = {{"baseline", "m"}, {"diff_v2", "m"}, {"diff_v1", "x"}};
     ProgramResult r;
     for (int i = 0; i < 3 && cuda_fp32; i++)
         dump_fixture(fixtures[i][0], fixtures[i][1], "--router-aux 0.5 --router-z 0.1");
     TestDirectory d = cuda_data(43);
     for (int i = 0; i < 2; i++) {
-        const char *options = test_text("--train-data data.bin %s %s",
-                                        with_variant((int)(diff_v2 - attention_variants), ODD_SHAPE, 0), shapes[i]);
-        if (cuda_fp32) dump_both(&d, diff_v2, shapes[i], options);
+        const char *options = expert_options(i);
+        if (cuda_fp32) dump_both(&d, variant_find("diff_v2"), options, options);
         for (int level = 0; level < 3; level++)
             run_in(&r, &d, device_trainer(), 0, "%s --recompute %d --dump-grads level%d.safetensors", options, level,
                    level);
-        for (int level = 1; level < 3; level++) {
-            run_command(&r, "cd '%s' && cmp level0.safetensors level%d.safetensors", d.path, level);
-            EXPECT(r.status == 0, "%s: --recompute %d: %.200s", shapes[i], level, r.out);
-        }
-        for (int gpu = 0; gpu < 2; gpu++)
-            run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
-                   "%s --steps 3 --lr 3e-3 --warmup 1 --val-data data.bin --val-steps 1 --stats-every 3 --out %s",
-                   options, gpu ? "device" : "cpu");
-        compare_records(&d, shapes[i], "train", 3, cuda_fp32 ? 1e-4 : 0.03);
+        expect_same_files(&d, "--recompute 1", "level0.safetensors", "level1.safetensors");
+        expect_same_files(&d, "--recompute 2", "level0.safetensors", "level2.safetensors");
+        run_both(&d, "%s --steps 3 --lr 3e-3 --warmup 1 --val-data data.bin --val-steps 1 --stats-every 3", options);
+        compare_records(&d, options, "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         run_command(&r, "cd '%s' && rm -r cpu device", d.path);
     }
 }
@@ -259,18 +294,15 @@ static void test_experts(void) {
 static void test_sparse_models(void) {
     static const char *const fixtures[][2] = {
         {"baseline", "s"}, {"diff_v2", "s"}, {"diff_v2", "p"}, {"diff_v1", "p"}, {"diff_grouped_2", "o"}};
-    ProgramResult r, text[2];
+    ProgramResult text[2];
     for (int i = 0; i < 5 && cuda_fp32; i++) dump_fixture(fixtures[i][0], fixtures[i][1], "");
     TestDirectory d = cuda_data(43);
-    for (int gpu = 0; gpu < 2; gpu++) {
-        run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
-               "--train-data data.bin --doc-mask --separator 0 --preset tiny --layers 2 --hidden 32 --heads 2 "
-               "--kv-heads 1 --head-dim 8 --ffn 32 --vocab 43 --seq-len 32 --batch-size 2 --window 20 --yoco "
-               "--sparse-blocks 1 --sparse-block-size 4 --steps 3 --lr 3e-3 --warmup 1 --stats-every 3 --out %s",
-               gpu ? "device" : "cpu");
+    run_both(&d, "--train-data data.bin --doc-mask --separator 0 --preset tiny --layers 2 --hidden 32 --heads 2 "
+                 "--kv-heads 1 --head-dim 8 --ffn 32 --vocab 43 --seq-len 32 --batch-size 2 --window 20 --yoco "
+                 "--sparse-blocks 1 --sparse-block-size 4 --steps 3 --lr 3e-3 --warmup 1 --stats-every 3");
+    for (int gpu = 0; gpu < 2; gpu++)
         run_in(&text[gpu], &d, gpu ? device_trainer() : cpu_trainer(), 0,
                "--init cpu/checkpoints/step_00000003 --generate 28 --prompt-tokens 1,2,3 --temperature 0");
-    }
     compare_records(&d, "block-sparse attention", "train", 3, cuda_fp32 ? 1e-4 : 0.03);
     EXPECT(!cuda_fp32 || strcmp(text[0].out, text[1].out) == 0, "text of block-sparse attention: %.200s and %.200s",
            text[0].out, text[1].out);
@@ -287,32 +319,24 @@ static void test_losses_of_variants(void) {
     choice_write_random(test_text("%s/one", d.path), 4, 12, 1, 43, 13, 6);
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v += cuda_fp32 ? 2 : 1) { // in fp32 every second variant
         const char *name = attention_variants[v].name;
-        for (int gpu = 0; gpu < 2; gpu++)
-            run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
-                   "--train-data data.bin --val-data data.bin --val-steps 1 %s --steps 3 --lr %s "
-                   "--warmup 1 --stats-every 3 --eval-choices 'three=three one=one' %s %s --out %s",
-                   with_variant(v, cuda_cases[0].options, 0),
-                   attention_variants[v].lambda == LAMBDA_INPUT && attention_variants[v].norm == NORM_HEAD ? "3e-4"
-                                                                                                           : "3e-3",
-                   v % 2        ? "--doc-mask --separator 0"
-                   : v % 4 == 2 ? "--parametrization completep --base-width 16 --base-depth 1 --base-head-dim 8"
-                                : "",
-                   v % 3 == 1                ? "--optimizer normuon --muon-split pair"
-                   : cuda_fp32 && v % 2 == 0 ? "--qk-clip 0.004"
-                                             : "",
-                   gpu ? "device" : "cpu");
+        run_both(&d,
+                 "--train-data data.bin --val-data data.bin --val-steps 1 %s --steps 3 --lr %s "
+                 "--warmup 1 --stats-every 3 --eval-choices 'three=three one=one' %s %s",
+                 with_variant(v, cuda_cases[0].options, 0),
+                 attention_variants[v].lambda == LAMBDA_INPUT && attention_variants[v].norm == NORM_HEAD ? "3e-4"
+                                                                                                         : "3e-3",
+                 v % 2        ? "--doc-mask --separator 0"
+                 : v % 4 == 2 ? "--parametrization completep --base-width 16 --base-depth 1 --base-head-dim 8"
+                              : "",
+                 v % 3 == 1                ? "--optimizer normuon --muon-split pair"
+                 : cuda_fp32 && v % 2 == 0 ? "--qk-clip 0.004"
+                                           : "");
         compare_records(&d, name, "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         compare_records(&d, name, "val", 2, cuda_fp32 ? 1e-5 : 0.01);
         compare_records(&d, name, "choices", 4, cuda_fp32 ? 1e-4 : 0.05);
         compare_records(&d, name, "stats", 6, cuda_fp32 ? 2e-3 : 0.3);
         run_command(&r, "cd '%s' && rm -rf cpu device", d.path);
     }
-}
-
-static void expect_same_files(const TestDirectory *d, const char *what, const char *a, const char *b) {
-    ProgramResult r;
-    run_command(&r, "cd '%s' && diff -rq %s %s", d->path, a, b);
-    EXPECT(r.status == 0, "%s: %s and %s differ: %.300s", what, a, b, r.out);
 }
 
 static void test_recompute_bits(void) {
@@ -341,12 +365,11 @@ static void test_thread_orders(void) {
     for (int v = 0; v < NAMES; v++) { // the last one in fp8
         TestDirectory d = cuda_data(43);
         for (int o = 0; o < 3; o++) {
-            setenv("CUDA_ON_CPU_ORDER", orders[o], 1);
-            run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --dump-grads %d %s",
+            run_in(&r, &d, device_with("CUDA_ON_CPU_ORDER=%s", orders[o]), 0,
+                   "--train-data data.bin %s --dump-grads %d %s",
                    with_variant(variant_index(names[v]), cuda_cases[0].options, 0), o,
                    v == NAMES - 1 ? "--gemm fp8" : "");
         }
-        unsetenv("CUDA_ON_CPU_ORDER");
         expect_same_files(&d, names[v], "0", "1");
         expect_same_files(&d, names[v], "0", "2");
     }
@@ -574,10 +597,9 @@ static void test_out_of_memory(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     double needed = 0, saved = 0;
-    setenv("CUDA_ON_CPU_MEMORY", "40", 1); // MiB: enough for a measurement of the peak
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 800 --no-memory-check",
-           options);
-    unsetenv("CUDA_ON_CPU_MEMORY");
+    // MiB: enough for a measurement of the peak
+    run_in(&r, &d, device_with("CUDA_ON_CPU_MEMORY=40"), 1,
+           "--train-data data.bin --out run %s --batch-size 800 --no-memory-check", options);
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") && strstr(r.err, "MiB for activations") &&
                strstr(r.err, "of 40.0 MiB free"),
            "stderr: %.600s", r.err);
@@ -602,10 +624,9 @@ static void test_out_of_memory(void) {
 static void test_out_of_memory_in_library(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    setenv("CUDA_ON_CPU_MEMORY", "20", 1); // less than the workspace of matrix products
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --sdpa own --no-memory-check %s",
-           cuda_cases[0].options);
-    unsetenv("CUDA_ON_CPU_MEMORY");
+    // less than the workspace of matrix products
+    run_in(&r, &d, device_with("CUDA_ON_CPU_MEMORY=20"), 1,
+           "--train-data data.bin --steps 1 --sdpa own --no-memory-check %s", cuda_cases[0].options);
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "for cuBLASLt's workspace") && strstr(r.err, "the run needs "),
            "stderr: %.600s", r.err);
 }
@@ -628,21 +649,20 @@ static void test_memory_of_other_processes(void) {
     TestDirectory d = cuda_data(256);
     ProgramResult r;
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
-        setenv("CUDA_ON_CPU_MEMORY", cases[c].memory, 1);
-        setenv("CUDA_ON_CPU_OTHERS", cases[c].others, 1);
-        run_in(&r, &d, device_trainer(), 0, "%s --dry-run", cuda_cases[1].options);
+        const char *trainer =
+            device_with("CUDA_ON_CPU_MEMORY=%s CUDA_ON_CPU_OTHERS=%s", cases[c].memory, cases[c].others);
+        run_in(&r, &d, trainer, 0, "%s --dry-run", cuda_cases[1].options);
         EXPECT(strstr(r.out, cases[c].dry_run), "%s MiB, %s of others': %.2000s", cases[c].memory, cases[c].others,
                strstr(r.out, "this device"));
-        run_in(&r, &d, device_trainer(), cases[c].status, "--train-data data.bin --steps 1 --out run%d %s", (int)c,
+        run_in(&r, &d, trainer, cases[c].status, "--train-data data.bin --steps 1 --out run%d %s", (int)c,
                cuda_cases[1].options);
         EXPECT(count_lines(r.err) == (cases[c].said[0] != 0) && strstr(r.err, cases[c].said), "%s MiB: %.900s",
                cases[c].memory, r.err);
         EXPECT(cases[c].status == 0 || (strstr(r.err, "--batch-size 1 (") && strstr(r.err, "--no-memory-check starts")),
                "no advice: %.900s", r.err);
     }
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --no-memory-check %s", cuda_cases[1].options);
-    unsetenv("CUDA_ON_CPU_MEMORY");
-    unsetenv("CUDA_ON_CPU_OTHERS");
+    run_in(&r, &d, device_with("CUDA_ON_CPU_MEMORY=20"), 1, "--train-data data.bin --steps 1 --no-memory-check %s",
+           cuda_cases[1].options);
     expect_error(&r, "out of device memory");
 }
 
@@ -658,9 +678,8 @@ static void test_device_peak(void) {
     ProgramResult r;
     for (int i = 0; i < (int)(sizeof(devices) / sizeof(devices[0])); i++) {
         double said = 0, printed = 0;
-        setenv("CUDA_ON_CPU_NAME", devices[i].name, 1);
-        run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --out run%d %s", i, devices[i].option);
-        unsetenv("CUDA_ON_CPU_NAME");
+        run_in(&r, &d, device_with("CUDA_ON_CPU_NAME='%s'", devices[i].name), 0, TRAIN_ODD " --steps 1 --out run%d %s",
+               i, devices[i].option);
         const char *name = devices[i].gflops > 0 ? "; peak " : "; rate ", *peak = strstr(r.out, name);
         EXPECT(peak && sscanf(peak + strlen(name), "%lf GFLOP/s (", &printed) == 1 && strstr(peak, devices[i].from),
                "no peak: %.800s", r.out);
@@ -694,10 +713,8 @@ static void test_predicted_times(void) {
         ProgramResult r;
         double took = 0, fast = 0, slow = 0;
         const bool bf16 = !cuda_fp32;
-        setenv("CUDA_ON_CPU_NAME", cases[i].name, 1);
-        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 2 %s", cuda_cases[1].options,
-               cases[i].options);
-        unsetenv("CUDA_ON_CPU_NAME");
+        run_in(&r, &d, device_with("CUDA_ON_CPU_NAME='%s'", cases[i].name), 0, "--train-data data.bin %s --steps 2 %s",
+               cuda_cases[1].options, cases[i].options);
         const char *line = strstr(r.out, "\na step took ");
         int count = sscanf(line ? line : "", "\na step took %lf ms; predicted: %lf to %lf ms", &took, &fast, &slow);
         EXPECT((bf16 && cases[i].listed) ? count == 3 && took > 0 && 0 < fast && fast < slow : !line, "%s %s: %.80s",
@@ -984,15 +1001,12 @@ static void test_gemm_fallback(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     run_in(&r, &d, cpu_trainer(), 0, TRAIN_ODD " --dump-grads cpu");
-    setenv("CUDA_ON_CPU_GEMM", "aligned", 1);
-    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --dump-grads device");
+    run_in(&r, &d, device_with("CUDA_ON_CPU_GEMM=aligned"), 0, TRAIN_ODD " --sdpa own --dump-grads device");
     EXPECT(strstr(r.err, "cuBLASLt does not support the product ") && strstr(r.err, "a slower kernel computes it"),
            "%.300s", r.err);
-    setenv("CUDA_ON_CPU_GEMM", "fails", 1);
     ProgramResult failed;
-    run_in(&failed, &d, device_trainer(), 1, TRAIN_ODD " --sdpa own --dump-grads none");
+    run_in(&failed, &d, device_with("CUDA_ON_CPU_GEMM=fails"), 1, TRAIN_ODD " --sdpa own --dump-grads none");
     expect_error(&failed, "cuBLASLt failed");
-    unsetenv("CUDA_ON_CPU_GEMM");
     compare_dumps("products by the built-in kernel", 1 - 1e-2, cuda_fp32, test_text("%s/cpu", d.path),
                   test_text("%s/device", d.path));
 }
@@ -1032,10 +1046,8 @@ static void test_gemm_choices(void) {
     EXPECT(r.status == 0 && atoi(r.out) == 3, "the choices of the run: %.300s%.300s", r.out, r.err);
     run_in(&r, &d, device_trainer(), 0, "--resume --out run --steps 4 --batch-size 1 --total-batch 39");
     EXPECT(strstr(r.out, timed), "products of other shapes are not measured: %.300s", r.out);
-    setenv("CUDA_ON_CPU_NAME", "NVIDIA A100", 1);
-    run_in(&r, &d, device_trainer(), 0, "--resume --out run --steps 5");
+    run_in(&r, &d, device_with("CUDA_ON_CPU_NAME='NVIDIA A100'"), 0, "--resume --out run --steps 5");
     EXPECT(strstr(r.out, timed) && strstr(r.out, " s on NVIDIA A100, "), "another device: %.300s", r.out);
-    unsetenv("CUDA_ON_CPU_NAME");
 
     run_again(&r, &d, forwards, "");
     EXPECT(!strstr(r.out, timed), "it is measured again: %.300s", r.out);
