@@ -47,8 +47,5 @@ test_the_trainer_trains_and_resumes() {
     contains "$build/out" 'training from step 3 to 4'
 }
 
-for test in test_the_libraries_are_unpacked test_all_operations_pass_their_tests \
-    test_the_trainer_trains_and_resumes; do
-    run_test "$test" aarch64
-done
+for test in $(tests_in_order); do run_test "$test" aarch64; done
 finish

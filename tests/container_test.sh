@@ -51,8 +51,5 @@ test_pip_has_the_packages_for_gpus_for_both_processors() {
     done < <(sed -n '/-cu12==/!s/^\(nvidia-[^ ]*==[^ ]*\).*/\1/p' scripts/cuda_python/requirements.txt)
 }
 
-for test in test_the_image_is_built_from_a_clean_root test_installed_programs_train_with_two_ranks_as_another_user \
-    test_installed_scripts_start test_pip_has_the_packages_for_gpus_for_both_processors; do
-    run_test "$test" container
-done
+for test in $(tests_in_order); do run_test "$test" container; done
 finish

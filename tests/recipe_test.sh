@@ -315,22 +315,5 @@ test_usage_errors_are_one_line() {
     tail -n 3 "$scratch/out" >&2
     exit 1
 }
-for name in the_figures_of_the_recipes_are_up_to_date \
-    a_first_start_has_the_settings_and_arguments_override_them \
-    a_second_start_resumes_with_the_options_of_the_first \
-    a_finished_run_stays_finished \
-    a_signal_to_the_recipe_saves_and_the_next_start_is_bitwise_equal \
-    a_rank_that_fails_ends_the_recipe_with_its_status \
-    a_run_whose_ranks_die_goes_on_and_ends_bitwise_equal \
-    a_run_that_fails_at_the_same_step_again_is_not_restarted \
-    restarts_are_bounded \
-    a_run_that_ended_by_itself_is_not_restarted \
-    a_failed_node_of_a_slurm_job_is_replaced_by_a_spare_one \
-    each_visible_gpu_has_a_rank \
-    the_help_of_a_recipe_has_its_figures \
-    srun_starts_the_gpu_program_without_mpi \
-    the_recipe_fails_with_the_status_and_message_of_the_program \
-    usage_errors_are_one_line; do
-    run_test "test_$name" "recipes, $ranks ranks"
-done
+for test in $(tests_in_order); do run_test "$test" "recipes, $ranks ranks"; done
 finish
