@@ -7,40 +7,15 @@ their gradients with the reference; expert_runs.h has the tests of whole runs.
 #include "program.h"
 
 static const struct ExpertCase {
-    ModelCase model;
     int E, K, FE, shared, dense_layers;
     bool bias;
+    ModelCase model;
 } expert_cases[] = {
-    {{"two of five experts, widths that are no multiples of 8", 19, 20, 2, 4, 2, 8, 12, 2, 11, true, 0, 0, false,
-      false},
-     5,
-     2,
-     13,
-     0,
-     0,
-     false},
-    {{"every expert, a row more than a block", 23, 16, 2, 2, 1, 8, 12, 1, 65, false, 0, 0, false, false},
-     3,
-     3,
-     8,
-     0,
-     0,
-     false},
-    {{"a shared expert of twice the width, a dense layer", 29, 24, 3, 4, 2, 8, 20, 2, 21, true, 0, 0, false, true},
-     4,
-     1,
-     16,
-     2,
-     1,
-     false},
-    {{"more experts than tokens, windows", 19, 16, 3, 2, 1, 8, 12, 1, 5, true, 3, 2, false, false},
-     9,
-     2,
-     8,
-     0,
-     1,
-     false},
-    {{"YOCO, a bias", 19, 16, 4, 4, 2, 8, 12, 2, 11, true, 4, 0, true, false}, 4, 2, 8, 1, 1, true},
+    {5, 2, 13, 0, 0, false, {"widths no multiple of 8", 19, 20, 2, 4, 2, 8, 12, 2, 11, true, 0, 0, false, false}},
+    {3, 3, 8, 0, 0, false, {"a row more than a block", 23, 16, 2, 2, 1, 8, 12, 1, 65, false, 0, 0, false, false}},
+    {4, 1, 16, 2, 1, false, {"shared and dense, QK-norm", 29, 24, 3, 4, 2, 8, 20, 2, 21, true, 0, 0, false, true}},
+    {9, 2, 8, 0, 1, false, {"5 tokens, windows", 19, 16, 3, 2, 1, 8, 12, 1, 5, true, 3, 2, false, false}},
+    {4, 2, 8, 1, 1, true, {"YOCO, a bias", 19, 16, 4, 4, 2, 8, 12, 2, 11, true, 4, 0, true, false}},
 };
 enum { EXPERT_CASE_COUNT = sizeof(expert_cases) / sizeof(expert_cases[0]) };
 
