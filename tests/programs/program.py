@@ -30,6 +30,7 @@ DONE, FAILED, USAGE, SIGNALLED = 0, 1, 2, 3  # exit statuses
 SECONDS = 600  # of one program
 # A model of a few thousand parameters, for runs of a few milliseconds a step.
 SHAPE = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16"
+WEIGHTS = ["model.safetensors", "optimizer.safetensors"]  # of a checkpoint
 SMALL = f"{SHAPE} --batch-size 4 --schedule constant --warmup 2 --threads 2"
 
 
@@ -137,6 +138,21 @@ def run_trainer(*arguments, **more):
 def train(corpus, out, *options):
     """Trains the small model."""
     return run_trainer("--train-data", corpus / "train.bin", SMALL, "--out", out, *options)
+
+
+def resume(run, *options):
+    return run_trainer("--resume --out", run, *options)
+
+
+def train_in_parts(corpus, directory, steps, *options):
+    """Trains "whole", and "parts" with an interruption after half of the steps; their checkpoints are the same."""
+    whole, parts = directory / "whole", directory / "parts"
+    options = [f"--steps {steps} --checkpoint-every {steps // 2}", *options]
+    train(corpus, whole, *options).done()
+    train(corpus, parts, *options, f"--stop-after {steps // 2}").done()
+    resume(parts).done()
+    expect_same(checkpoint(whole, steps), checkpoint(parts, steps))
+    return whole, parts
 
 
 # ---- memory
@@ -258,6 +274,15 @@ def expect_printed_losses(out, positions):
     assert rows[-1][1] + 1 == positions
     assert abs(mean - loss) < 1e-4 and abs(perplexity - math.exp(loss)) < 0.01
     return loss
+
+
+def expect_speed(run, tokens, ranks=1):
+    """The logged speed is that of a step of this many tokens. Its share of the peak is that of a rank."""
+    described, last = read_json(run / "run.json"), records(run, "train")[-1]
+    seconds, flops = last["ms"] / 1e3, described["model"]["flops_per_token"] * tokens
+    assert abs(last["tokens_per_s"] * seconds / tokens - 1) < 1e-6, last
+    peak = described["peak"]["gflops"] * 1e9
+    assert abs(last["flops_util"] * peak * seconds * ranks / flops - 1) < 1e-6, (last, ranks)
 
 
 # ---- data

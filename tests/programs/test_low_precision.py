@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 from program import (
+    WEIGHTS,
     all_records,
     checkpoint,
     differing,
     peak_of,
     read_json,
     records,
+    resume,
     run_trainer,
     total_of_dry_run,
     train,
@@ -36,9 +38,8 @@ def test_runs_of_types(corpus, exact, tmp_path, gemm, other):
     options = [*val_data, f"--steps {STEPS} --val-every {STEPS} --gemm {gemm}"]
     train(corpus, run, *options).done()
     train(corpus, stopped, *options, "--stop-after 7").done()
-    assert "option --gemm:" not in run_trainer("--resume --out", stopped).done().out
-    weights = ["model.safetensors", "optimizer.safetensors"]
-    assert not differing(checkpoint(run, STEPS), checkpoint(stopped, STEPS), weights)
+    assert "option --gemm:" not in resume(stopped).done().out
+    assert not differing(checkpoint(run, STEPS), checkpoint(stopped, STEPS), WEIGHTS)
 
     # rounded products change a run a little, from the first step on
     wanted, loss = (records(directory, "train")[-1]["loss"] for directory in (exact, run))
@@ -55,7 +56,7 @@ def test_runs_of_types(corpus, exact, tmp_path, gemm, other):
         assert (abs(found - validated) < 1e-6 * validated) == (evaluated == gemm), evaluated
 
     # another type after a resume is printed and recorded
-    result = run_trainer("--resume --out", run, f"--steps {STEPS + 2} --gemm", other).done()
+    result = resume(run, f"--steps {STEPS + 2} --gemm", other).done()
     assert f"option --gemm: {gemm} in the checkpoint, {other} now" in result.out
     changes = [change for record in all_records(run) for change in record.get("changed", [])]
     assert {"name": "gemm", "old": gemm, "new": other} in changes

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from program import checkpoint, expect_same, read_json, records, run_trainer, tensors, train
+from program import checkpoint, read_json, records, run_trainer, tensors, train, train_in_parts
 from ranks import EXPERTS, train_ranks
 
 
@@ -58,12 +58,8 @@ def test_optimizers(corpus, tmp_path):
         assert logged(run)[0][0] > 0
     for name, w in weights[0].items():
         assert (w == weights[1][name]).all() and (w == weights[2][name]).all(), name
-    options = "--steps 6 --checkpoint-every 3 --qk-clip 0.01 --lr 1e-2"
-    train(corpus, tmp_path / "whole", options).done()
-    train(corpus, tmp_path / "parts", options, "--stop-after 3").done()
-    run_trainer("--resume --out", tmp_path / "parts").done()
-    expect_same(checkpoint(tmp_path / "whole", 6), checkpoint(tmp_path / "parts", 6))
-    assert logged(tmp_path / "whole") == logged(tmp_path / "parts")
+    whole, parts = train_in_parts(corpus, tmp_path, 6, "--qk-clip 0.01 --lr 1e-2")
+    assert logged(whole) == logged(parts)
 
 
 def test_prediction(tmp_path):

@@ -6,7 +6,7 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
-from program import USAGE, checkpoint, expect_printed_losses, expect_same, read_json, records, tensors
+from program import USAGE, checkpoint, expect_printed_losses, expect_same, expect_speed, read_json, records, tensors
 from ranks import (
     EXPERTS,
     MOST_ZERO,
@@ -197,15 +197,6 @@ def test_bucket_sizes(short, zero):
         options = f"--steps 4 --batch-size 2 --total-batch 192 --grad-clip 0 {zero}"
         train_ranks(short / str(elements), 3, options, BUCKET=str(elements)).done()
         expect_same_weights(short / "500", short / str(elements), 4)
-
-
-def expect_speed(run, tokens, ranks):
-    """The logged speed is that of a step of this many tokens. Its share of the peak is that of a rank."""
-    described, last = read_json(run / "run.json"), records(run, "train")[-1]
-    seconds, flops = last["ms"] / 1e3, described["model"]["flops_per_token"] * tokens
-    assert abs(last["tokens_per_s"] * seconds / tokens - 1) < 1e-6, last
-    peak = described["peak"]["gflops"] * 1e9
-    assert abs(last["flops_util"] * peak * seconds * ranks / flops - 1) < 1e-6, (last, ranks)
 
 
 def test_validation(short):

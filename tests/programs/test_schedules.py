@@ -17,6 +17,7 @@ from program import (
     expect_same,
     read_json,
     records,
+    resume,
     run,
     run_trainer,
     tensors,
@@ -30,10 +31,6 @@ SQRT = "--decay-shape 1-sqrt --schedule"
 
 def start(corpus, out, *options):
     return run_trainer("--train-data", corpus / "train.bin", SHAPE, BATCH, "--out", out, *options)
-
-
-def resume(run, *options):
-    return run_trainer("--out", run, "--resume", *options)
 
 
 # ---- the decay of wsd

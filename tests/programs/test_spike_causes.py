@@ -19,11 +19,13 @@ from program import (
     expect_same,
     overwrite,
     records,
+    resume,
     run,
     run_trainer,
     tensors,
     train,
     trainer,
+    write_shard,
 )
 
 T, B = 32, 16
@@ -33,12 +35,6 @@ MODEL = (
     "--checkpoint-every 20 --keep 0 --stats-every 5"
 )
 HEAD = "model.layers.0.self_attn.q_proj.weight[0:16]"
-
-
-def write_shard(path, tokens):
-    header = np.zeros(256, "<i4")
-    header[:3] = 20240520, 1, len(tokens)
-    path.write_bytes(header.tobytes() + np.asarray(tokens, "<u2").tobytes())
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +104,7 @@ def plant_fault(corpus, path, step):
 def test_rate(copies, tmp_path):
     """a jump of the learning rate is named with its step, and the large update before the loss rises"""
     plant(copies[0], "--out", tmp_path / "run", "--stop-after 100").done()
-    run_trainer("--resume --lr 0.3 --out", tmp_path / "run", "--stop-after 120").done()
+    resume(tmp_path / "run", "--lr 0.3 --stop-after 120").done()
     result = expect_cause(tmp_path / "run", "the learning rate: at step 101 it rises from 0.01 to 0.3")
     assert "first large update: step 101, " in result.out and "a third of its rise at step 102\n" in result.out
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from program import FAILED, all_records, checkpoint, expect_same, read_json, records, run_trainer, tensors, train
+from program import FAILED, all_records, checkpoint, read_json, records, resume, tensors, train, train_in_parts
 
-CLIPPED = "--clip-update-norm 1.5,8 --beta2 0.5 --steps 24 --checkpoint-every 12"
+CLIPPED = "--clip-update-norm 1.5,8 --beta2 0.5"
 
 
 def norm(x):
@@ -65,26 +65,23 @@ def test_changed_update_norms(corpus, tmp_path):
 
 def test_clip_update_norm(corpus, tmp_path):
     """--clip-update-norm scales an update down to mean + SIGMA deviations, and a resumed run has the same bits"""
-    train(corpus, tmp_path / "whole", CLIPPED, "--lr 1e-2").done()
-    train(corpus, tmp_path / "parts", CLIPPED, "--lr 1e-2 --stop-after 12").done()
-    run_trainer("--resume --out", tmp_path / "parts").done()
-    expect_same(checkpoint(tmp_path / "whole", 24), checkpoint(tmp_path / "parts", 24))
+    whole, _ = train_in_parts(corpus, tmp_path, 24, CLIPPED, "--lr 1e-2")
     window, clipped = [], 0
-    for r in records(tmp_path / "whole", "train"):
+    for r in records(whole, "train"):
         limit = np.mean(window) + 1.5 * np.std(window) if len(window) == 8 else np.inf
         assert np.isclose(r["update_scale"], min(1, limit / r["update_norm"]), rtol=1e-6), r
         assert (r["update_z"] is None) == (len(window) < 8)
         window = [*window, r["update_norm"] * r["update_scale"]][-8:]
         clipped += r["update_scale"] < 1
     assert clipped > 0
-    saved = read_json(checkpoint(tmp_path / "whole", 24) / "trainer_state.json")["update_norms"]
+    saved = read_json(checkpoint(whole, 24) / "trainer_state.json")["update_norms"]
     assert np.allclose(saved, window)
 
 
 def test_update_rise(corpus, tmp_path):
     """a jump of the learning rate is announced by the norm of the update; clipping makes the update no larger"""
-    train(corpus, tmp_path / "run", CLIPPED, "--lr 1e-3 --stop-after 12").done()
-    result = run_trainer("--resume --lr 1e-2 --clip-update-norm 2,8 --out", tmp_path / "run")
+    train(corpus, tmp_path / "run", CLIPPED, "--steps 24 --checkpoint-every 12 --lr 1e-3 --stop-after 12").done()
+    result = resume(tmp_path / "run", "--lr 1e-2 --clip-update-norm 2,8")
     assert "diffv2: step 13: the norm of the update is" in result.done().err
     assert "deviations above the mean of the last ones" in result.err and "; it was scaled down\n" in result.err
     events = [r for r in all_records(tmp_path / "run") if r.get("what") == "update_rise"]
