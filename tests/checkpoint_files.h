@@ -18,15 +18,6 @@ static char *ckpt_read_file(const char *path, size_t *size) {
     return text;
 }
 
-static bool ckpt_same_files(const char *a, const char *b) {
-    size_t n = 0, m = 0;
-    char *x = ckpt_read_file(a, &n), *y = ckpt_read_file(b, &m);
-    bool same = n == m && memcmp(x, y, n) == 0;
-    free(x);
-    free(y);
-    return same;
-}
-
 // A tiny model with its buffers. Elements are a function of (seed, place).
 typedef struct {
     ModelConfig config;

@@ -196,15 +196,6 @@ static double least_cosine(GemmType type, const ModelCase *mc, const AttentionVa
     double squares = (3 * products + 1) * u * u + (products + 1) * u_dy * u_dy;
     return 1 / sqrt(1 + differences * growth * growth * squares);
 }
-static double cosine(const grad_t *a, const grad_t *b, size_t count) {
-    double ab = 0, aa = 0, bb = 0;
-    for (size_t i = 0; i < count; i++) {
-        ab += (double)a[i] * (double)b[i];
-        aa += (double)a[i] * (double)a[i];
-        bb += (double)b[i] * (double)b[i];
-    }
-    return ab / sqrt(aa * bb);
-}
 static double tensor_norm(const Model *m, const grad_t *grads, int i) {
     const Tensor *t = &m->plan.tensors.tensors[i];
     double squares = 0;

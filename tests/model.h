@@ -317,6 +317,16 @@ static double gradient_distance(const grad_t *a, const grad_t *b, size_t count) 
     return norm > 0 ? sqrt(error / norm) : INFINITY;
 }
 
+static inline double cosine(const grad_t *a, const grad_t *b, size_t count) {
+    double ab = 0, aa = 0, bb = 0;
+    for (size_t i = 0; i < count; i++) {
+        ab += (double)a[i] * (double)b[i];
+        aa += (double)a[i] * (double)a[i];
+        bb += (double)b[i] * (double)b[i];
+    }
+    return ab / sqrt(aa * bb);
+}
+
 // Two sequences in one micro-step, or in two. A sum that a micro-step leaves in the activations would join the next.
 static void test_gradient_accumulation(void) {
     const double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;

@@ -43,9 +43,6 @@ static const char *const small_model =
 
 #define EXPECT_STATUS(r, wanted) \
     EXPECT((r).status == (wanted), "exit status %d, not %d; stderr: %.200s", (r).status, (int)(wanted), (r).err)
-#define EXPECT_ONE_LINE(r, wanted, words)                                                                              \
-    EXPECT((r).status == (wanted) && count_lines((r).err) == 1 && strstr((r).err, words), "status %d, stderr: %.300s", \
-           (r).status, (r).err)
 
 static void test_missing_token_count(void) {
     cJSON *old = cJSON_Parse("{\"options\": {\"total-batch\": 192}}"),

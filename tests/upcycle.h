@@ -23,11 +23,7 @@ static inline float *upcycled_logits(Model *model, const Fixture *f, const Upcyc
 static inline double pair_cosine(const Model *model) {
     const Tensor *t = tensor_of(&model->plan.tensors, T_Q, 0);
     size_t head = (size_t)model->plan.dims.QD * t->shape[1];
-    const grad_t *a = model->state.grads + t->offset, *b = a + head;
-    double ab = 0, aa = 0, bb = 0;
-    for (size_t e = 0; e < head; e++)
-        ab += (double)a[e] * (double)b[e], aa += (double)a[e] * (double)a[e], bb += (double)b[e] * (double)b[e];
-    return ab / sqrt(aa * bb);
+    return cosine(model->state.grads + t->offset, model->state.grads + t->offset + head, head);
 }
 
 static inline void check_upcycle(const Fixture *f, const ModelConfig *base, const float *wanted,
@@ -45,10 +41,10 @@ static inline void check_upcycle(const Fixture *f, const ModelConfig *base, cons
     }
     EXPECT(difference <= 1e-5 * largest, "%s as %s: logits differ by %.3g of %.3g", f->name, v->name, difference,
            largest);
-    double cosine = pair_cosine(&model);
+    double angle = pair_cosine(&model);
     bool opposite = v->lambda != LAMBDA_NONE && v->factor == S_SIGMOID;
-    EXPECT(opposite ? cosine < -0.999 : v != base->attention || cosine < 0.9999,
-           "%s as %s: the cosine of the gradients of a pair is %.4f", f->name, v->name, cosine);
+    EXPECT(opposite ? angle < -0.999 : v != base->attention || angle < 0.9999,
+           "%s as %s: the cosine of the gradients of a pair is %.4f", f->name, v->name, angle);
     free(found);
     case_close(&model);
 }
