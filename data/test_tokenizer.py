@@ -98,7 +98,7 @@ def strings(count):
 
 
 def code_points(every):
-    """Every `every`th of the blocks of 16 code points, each beside letters, digits, quotes and spaces; 1: all of Unicode."""
+    """Every `every`th of the blocks of 16 code points, each beside letters, digits, quotes and spaces."""
     for block in range(0, 0x110000, 16 * every):
         if not 0xD800 <= block < 0xE000:
             yield "".join(f"{c}a{c}A{c}1 {c}'{c}\n" for c in map(chr, range(block, block + 16)))

@@ -28,7 +28,7 @@ report() { # ok, FAIL or skip; sentence
     case "$1" in FAIL) failed=$((failed + 1)) ;; skip) skipped=$((skipped + 1)) ;; *) passed=$((passed + 1)) ;; esac
 }
 tests_in_order() { sed -n 's/^\(test_[a-z0-9_]*\)() {.*/\1/p' "tests/${0##*/}"; } # the test functions of the script
-sentence() { # test function: its name as words
+sentence() {                                                                      # test function: its name as words
     local words=${1#test_}
     echo "${words//_/ }"
 }
