@@ -10,6 +10,7 @@ After `make install`, whose files may belong to root, it is ~/.cache/diffv2/venv
 
 import contextlib
 import fcntl
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -106,6 +107,17 @@ def ensure(name):
     python = interpreter(name)
     if python != sys.executable:
         os.execv(python, [python, *sys.argv])
+
+
+class Later:
+    """A module that is imported on its first use, after ensure(): --help of a command does not require it."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __getattr__(self, key):
+        setattr(self, key, getattr(importlib.import_module(self._name), key))
+        return vars(self)[key]
 
 
 if __name__ == "__main__":

@@ -4,10 +4,13 @@ import base64
 import json
 import re
 
+import python_environment
+
 from . import stats
 from .run_directory import RunError
 from .tensors import Tensors
 
+np = python_environment.Later("numpy")
 TENSOR_NAME = re.compile(r"layer\.[0-9]+\.head\.[0-9]+\.(a1|a2|lambda)")
 
 
@@ -30,16 +33,12 @@ def read(path):
 
 def pack(values):
     """The lower triangle of a map: the square roots as bytes, base64."""
-    import numpy as np
-
     lower = values[np.tril_indices(len(values))].astype(float)
     return base64.b64encode(np.rint(255 * np.sqrt(np.clip(np.nan_to_num(lower), 0, 1))).astype(np.uint8)).decode()
 
 
 def entropy(values):
     """The mean entropy of the rows after the first."""
-    import numpy as np
-
     x = np.tril(values[1:].astype(float), 1)
     return float(-(x * np.log(x, out=np.zeros_like(x), where=x > 0)).sum() / len(x))
 

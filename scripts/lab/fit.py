@@ -29,6 +29,8 @@ import python_environment
 from . import cli, currencies, run_directory, stats, study as studies
 from .table import Cell, Table, as_markdown, engineering, interval
 
+np = python_environment.Later("numpy")
+optimize = python_environment.Later("scipy.optimize")
 BOUNDS = (0.01, 2.0)  # of the exponents
 REPLICATES = 400
 TARGETS = (124e6, 1.4e9)  # parameters
@@ -78,9 +80,6 @@ def lacking(arms):
 def fit(points, start=None):
     """(E, A, alpha, B, beta) of [(N, D, loss, weight)], and the root mean square of the relative errors. start: the
     exponents from which the search begins, else the best of a grid"""
-    import numpy as np
-    from scipy import optimize
-
     n, d, loss, weight = np.array(points, float).T
     scale, middle = np.sqrt(weight / weight.mean()), [math.exp(np.log(x).mean()) for x in (n, d)]
 
@@ -105,8 +104,6 @@ def loss_at(law, n, d):
 
 def bootstrap(arms, found):
     """[{arm: law}] of REPLICATES draws, near the laws that were found; empty if a place has one seed."""
-    import numpy as np
-
     seeds = {place: sorted(losses) for of in arms.values() for place, (_, _, losses) in of.items()}
     if min(map(len, seeds.values())) < 2:
         return []
@@ -121,8 +118,6 @@ def bootstrap(arms, found):
 
 def with_ends(x, values, form):
     """A number, and the interval of its replicates if there are any."""
-    import numpy as np
-
     tail = 50 * (1 - stats.CONFIDENCE)
     ends = np.percentile(values, (tail, 100 - tail)) if values else []
     return f"{x:{form}}" + (f" [{ends[0]:{form}}, {ends[1]:{form}}]" if values else "")
@@ -145,8 +140,6 @@ def gaps(study, arms, laws, drawn):
 
 def trends(arms, reference):
     """{arm: its gap per doubling of the parameters, and of the tokens per parameter, as two Estimates}."""
-    import numpy as np
-
     found = {}
     for arm in [arm for arm in arms if arm != reference]:
         points = [(math.log2(n), math.log2(d / n), gap)

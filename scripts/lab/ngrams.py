@@ -12,8 +12,11 @@ import json
 import os
 from pathlib import Path
 
+import python_environment
+
 from . import run_directory
 
+np = python_environment.Later("numpy")
 ORDERS = 5
 MOST = 1 << 24
 FORMATS = {20240520: "<u2", 20240801: "<u4"}  # of shards: their magic and their tokens
@@ -21,8 +24,6 @@ FORMATS = {20240520: "<u2", 20240801: "<u4"}  # of shards: their magic and their
 
 def shards_of(path, split):
     """The tokens of each shard of a directory or file; files that are no shards are left out."""
-    import numpy as np
-
     files = sorted(path.glob(f"*{split}*.bin")) if os.path.isdir(path) else [path] if os.path.exists(path) else []
     formats = [(f, FORMATS.get(next(iter(np.fromfile(f, "<i4", 1)), 0))) for f in files]
     return [np.memmap(f, format, "r", 1024) for f, format in formats if format]
@@ -30,8 +31,6 @@ def shards_of(path, split):
 
 def windows_of(shards, T, most, spaced):
     """At most `most` windows [n, T + 1] of shards: the first ones, or evenly spaced."""
-    import numpy as np
-
     ends = np.cumsum([(len(shard) - 1) // T for shard in shards])
     n = min(most, int(ends[-1]))
     rows = []
@@ -44,8 +43,6 @@ def windows_of(shards, T, most, spaced):
 
 def losses(train, val, vocab, orders=ORDERS):
     """The mean losses of the models of 1, 2, .. tokens on the targets of windows [n, T + 1], in nats."""
-    import numpy as np
-
     tokens, n, found = np.concatenate([train, val]), len(train), []
     p = np.full((len(val), tokens.shape[1] - 1), 1 / vocab)
     grams = np.zeros_like(tokens[:, :1].repeat(tokens.shape[1] + 1, 1))  # of order 0: [i] ends before token i

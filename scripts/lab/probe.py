@@ -53,6 +53,8 @@ from . import cli, run_directory
 from .run_directory import RunError, read_json
 from .tensors import Tensors
 
+np = python_environment.Later("numpy")
+xxhash = python_environment.Later("xxhash")
 DRAWS, RANK_WINDOWS, RARE_SHARE = 1000, 32, 0.05
 CLASSES = ("all", "first", "punctuation", "rare", "other")
 M64 = 2**64 - 1
@@ -72,8 +74,6 @@ class Dump(Tensors):
 
     def part(self, name, what, axis=0):
         """A tensor of all batches of a part."""
-        import numpy as np
-
         batches = 0
         while f"{name}.{batches}.tokens" in self.header:
             batches += 1
@@ -86,8 +86,6 @@ class Dump(Tensors):
 
     def attention(self, part, layer):
         """The attention of a layer. Query heads read their key head, so that q, k and v have the same heads."""
-        import numpy as np
-
         q, k = self.part(part, f"layer.{layer}.q"), self.part(part, f"layer.{layer}.k")
         heads = np.arange(q.shape[2])
         group = q.shape[2] // k.shape[2]
@@ -102,8 +100,6 @@ class Dump(Tensors):
 
     def output_heads(self, query_heads):
         """(signal head, noise head) of each output head; the noise heads are None without pairs."""
-        import numpy as np
-
         if not self.noise:
             return np.arange(query_heads), None
         h = np.arange(query_heads // (self.signals + self.noise) * self.signals)
@@ -115,8 +111,6 @@ class Attention:
     """q and k [heads, W, T, D], lse [heads, W, T]; values: the head of v of each query head"""
 
     def __init__(self, q, k, lse, window, values):
-        import numpy as np
-
         self.q, self.k, self.lse, self.values = q, k, lse, values
         self.scale = float(np.float32(1 / math.sqrt(q.shape[3])))
         t = np.arange(q.shape[2])
@@ -124,8 +118,6 @@ class Attention:
 
     def maps(self, head):
         """The maps [W, T, T] of a query head."""
-        import numpy as np
-
         q, k, lse = (x[head].astype(float) for x in (self.q, self.k, self.lse))
         logits = self.scale * (q @ k.swapaxes(1, 2))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -136,8 +128,6 @@ class Attention:
 
 
 def mix(z):
-    import numpy as np
-
     u = np.uint64
     z = (z ^ (z >> u(30))) * u(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> u(27))) * u(0x94D049BB133111EB)
@@ -146,8 +136,6 @@ def mix(z):
 
 def permutations(count, seed, epochs):
     """[epochs, count]: the permutation of [0, count) of each epoch."""
-    import numpy as np
-
     u, half = np.uint64, 3
     while 1 << 2 * half < count:
         half += 1
@@ -169,8 +157,6 @@ def permutations(count, seed, epochs):
 
 def permuted(name, values):
     """The statistic of a layer, values[0], beside its draws."""
-    import numpy as np
-
     observed, draws = float(values[0]), np.sort(values[1:])
     low, high = (float(np.quantile(draws, share)) for share in (0.025, 0.975))
     p = (1 + int((draws >= observed).sum())) / (1 + DRAWS)
@@ -179,8 +165,6 @@ def permuted(name, values):
 
 def subtraction(o_proj, heads, kv_heads, key):
     """o_proj [C, heads * D]. key: of the draws"""
-    import numpy as np
-
     k, width = heads // kv_heads, o_proj.shape[1] // heads
     if k < 2:
         return None
@@ -223,8 +207,6 @@ class Mean:
 
 def effective_ranks(maps):
     """Of the maps [W, T, T] that are not zero."""
-    import numpy as np
-
     values = np.linalg.svd(maps.astype(float), compute_uv=False)
     sums = values.sum(1)
     shares = values[sums > 0] / sums[sums > 0, None]
@@ -233,8 +215,6 @@ def effective_ranks(maps):
 
 def correlations(a1, a2, visible):
     """Pearson's, of the rows in which it is defined."""
-    import numpy as np
-
     n = visible.sum(1)
     x, y = a1.astype(float), a2.astype(float)
     mean_x, mean_y = x.sum(2) / n, y.sum(2) / n
@@ -247,8 +227,6 @@ def correlations(a1, a2, visible):
 
 def pair_statistics(found, a1, a2, s, visible):
     """Adds the rows of a pair of maps [W, T, T]; returns the effective maps. s [W, T]"""
-    import numpy as np
-
     rounding = 2.0**-14  # below 512 an lse in fp32 has errors below 2^-15, and with it each element of a row
     effective = a1.astype(float) - s[..., None] * a2.astype(float)
     mass = (a1.astype(float) + np.abs(s)[..., None] * a2.astype(float)).sum(2)
@@ -262,8 +240,6 @@ def pair_statistics(found, a1, a2, s, visible):
 
 def map_statistics(dump, layer):
     """The numbers of `maps` of a layer."""
-    import numpy as np
-
     names = ("correlation", "cancelled", "negative", "effective_rank", "effective_rank_signal", "effective_rank_noise")
     attention, found = dump.attention("maps", layer), {name: Mean() for name in names}
     signals, noises = dump.output_heads(len(attention.q))
@@ -298,8 +274,6 @@ def is_punctuation(text):
 
 def token_classes(dump, tokens, texts):
     """The class of each token [W, T]. texts: of the vocabulary, or None"""
-    import numpy as np
-
     V = len(dump.counts)
     classes = np.full(V, CLASSES.index("other"))
     if texts:
@@ -331,16 +305,12 @@ def lambda_statistics(s, classes, has_text):
 
 
 def to_bf16(x):
-    import numpy as np
-
     bits = x.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 
 
 def exact_rows(attention, v, sink):
     """[heads, W, T, DV] in double. sink: with its factor, from the stored lse"""
-    import numpy as np
-
     rows = []
     for head, value in enumerate(attention.values):
         q, k = attention.q[head].astype(float), attention.k[head].astype(float)
@@ -354,8 +324,6 @@ def exact_rows(attention, v, sink):
 
 def emulated_rows(attention, v):
     """[heads, W, T, DV] as bf16 attention computes them, of rounded inputs."""
-    import numpy as np
-
     rows = []
     for head, value in enumerate(attention.values):
         q, k = attention.q[head], attention.k[head]
@@ -367,16 +335,12 @@ def emulated_rows(attention, v):
 
 def errors(got, exact, term):
     """The errors of the rows that are not left out. term: what the exact row is the remainder of, or the row itself"""
-    import numpy as np
-
     error, norm, of = (((x.astype(float)) ** 2).sum(-1) for x in (got - exact, exact, term))
     kept = norm > 2.0**-80 * of
     return np.sqrt(error[kept] / norm[kept])
 
 
 def rounding_of_layer(dump, layer, sink):
-    import numpy as np
-
     name = f"layer.{layer}"
     inputs, v = dump.attention("rows", layer), np.moveaxis(dump.part("rows", f"{name}.v"), 2, 0)
     signals, noises = dump.output_heads(len(inputs.q))
@@ -429,9 +393,6 @@ def token_texts(path, V):
 
 def probe(dump, checkpoint, config, tokenizer, seed):
     """The JSON of a checkpoint."""
-    import numpy as np
-    import xxhash
-
     weights, state = Tensors(checkpoint / "model.safetensors"), checkpoint / "trainer_state.json"
     beside = checkpoint / "tokenizer.bin"
     texts = token_texts(tokenizer or (beside if beside.exists() else None), len(dump.counts))

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from statistics import fmean as mean
 from statistics import stdev
 
+import python_environment
+
+np = python_environment.Later("numpy")
+special = python_environment.Later("scipy.special")
 CONFIDENCE = 0.95
 SPIKE_Z = 7.0  # standard deviations above the mean of the last SPIKE_WINDOW values: the spike score of OLMo 2
 SPIKE_WINDOW = 1000
@@ -35,29 +39,22 @@ def deviation(xs):
     return stdev(xs) if len(xs) > 1 else None
 
 
-def special():
-    """scipy.special, imported on use: --help of a command does not require SciPy."""
-    from scipy import special
-
-    return special
-
-
 def t_cdf(t, df):
-    return float(special().stdtr(df, t))
+    return float(special.stdtr(df, t))
 
 
 def t_quantile(p, df):
     """t with t_cdf(t, df) = p."""
-    return float(special().stdtrit(df, p))
+    return float(special.stdtrit(df, p))
 
 
 def normal_quantile(p):
-    return float(special().ndtri(p))
+    return float(special.ndtri(p))
 
 
 def f_p(x, df1, df2):
     """The probability that the ratio of two estimates of one variance is above x."""
-    return float(special().fdtrc(df1, df2, x))
+    return float(special.fdtrc(df1, df2, x))
 
 
 @dataclass
@@ -158,8 +155,6 @@ class Pool:
 
 def residual_squares(cells):
     """(sum of the squared residuals of the least-squares fit value = arm + seed, its degrees of freedom)."""
-    import numpy as np
-
     seeds = sorted(set().union(*cells.values()))
     places = [(i, len(cells) + seeds.index(seed)) for i, row in enumerate(cells.values()) for seed in row]
     values = np.array([x for row in cells.values() for x in row.values()])
@@ -235,7 +230,7 @@ def look_levels(looks, alpha=1 - CONFIDENCE):
     depend on each other; with their joint normal distribution the last look would get more."""
     z, spent, levels = normal_quantile(1 - alpha / 2), 0.0, {}
     for n in sorted(looks):
-        total = 2 * float(special().ndtr(-z / math.sqrt(n / max(looks))))
+        total = 2 * float(special.ndtr(-z / math.sqrt(n / max(looks))))
         levels[n], spent = (total - spent) / alpha, total
     return levels
 

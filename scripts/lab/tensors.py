@@ -5,8 +5,11 @@ import math
 import struct
 from pathlib import Path
 
+import python_environment
+
 from .run_directory import RunError
 
+np = python_environment.Later("numpy")
 DAMAGE = (struct.error, KeyError, TypeError, ValueError, AttributeError, RecursionError, MemoryError, OverflowError)
 
 
@@ -28,8 +31,6 @@ class Tensors:
             raise RunError(f"{path}: damaged, or not a safetensors file") from None
 
     def read(self, name):
-        import numpy as np
-
         try:
             t = self.header[name]
             begin, end = t["data_offsets"]

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from . import probe
 from .testing import expect_error
 
@@ -32,16 +34,12 @@ def near(got, wanted, tolerance=1e-12):
 
 
 def visible(size, window=0):
-    import numpy as np
-
     t = np.arange(size)
     return (t <= t[:, None]) & ((t > t[:, None] - window) if window else True)
 
 
 def linear_map(step, window=0):
     """Uniform rows that decay towards the past (step > 0) or the present (step < 0), within a window (0: none)."""
-    import numpy as np
-
     map = np.zeros((T, T), np.float32)
     for t in range(T):
         first = max(0, t - window + 1) if window else 0
@@ -51,16 +49,12 @@ def linear_map(step, window=0):
 
 
 def of_pair(a1, a2, s, window=0):
-    import numpy as np
-
     found = {name: probe.Mean() for name in ("correlation", "cancelled", "negative")}
     probe.pair_statistics(found, a1[None], a2[None], np.full((1, T), float(s)), visible(T, window))
     return found
 
 
 def test_the_effective_rank_of_a_map_of_one_position_is_1_and_of_the_identity_t():
-    import numpy as np
-
     maps = np.zeros((4, 64, 64))
     maps[1, :, 0], maps[2] = 1, np.eye(64) / 4  # the first is zero, and has no rank
     maps[3, 0, 0], maps[3, 1, 1] = 3, -1  # 3/4 and 1/4
@@ -71,8 +65,6 @@ def test_the_effective_rank_of_a_map_of_one_position_is_1_and_of_the_identity_t(
 
 
 def test_statistics_of_a_pair_of_maps_equal_a_calculation_by_hand():
-    import numpy as np
-
     tolerance, up, down = 8 * 2.0**-24, linear_map(1), linear_map(-1)  # elements are floats
     for s in (-1.5, -0.5, 0, 0.25, 0.5, 1, 3):  # equal maps: E = (1 - s) A
         p = of_pair(up, up, s)
@@ -101,8 +93,6 @@ def test_statistics_of_a_pair_of_maps_equal_a_calculation_by_hand():
 
 def blocks(heads, seed, to=0, source=0, factor=0.0):
     """o_proj of random elements; head `to` is `factor` times head `source`, unless factor is 0."""
-    import numpy as np
-
     w = np.random.default_rng(seed).uniform(-1, 1, (40, heads, 8))
     if factor:
         w[:, to] = factor * w[:, source]
@@ -146,8 +136,6 @@ def test_random_blocks_of_o_proj_give_uniform_p_and_the_cosines_of_a_direct_calc
 
 
 def test_permutations_are_those_of_the_trainer():
-    import numpy as np
-
     found = probe.permutations(8, 2**64 - 5, np.arange(1, 200))
     assert (np.sort(found, 1) == np.arange(8)).all() and len({tuple(row) for row in found}) > 190
     assert probe.permutations(8, 12345, np.arange(1, 3)).tolist() == PERMUTED, found
@@ -165,8 +153,6 @@ def test_punctuation_is_ascii_punctuation_apart_from_white_space():
 
 def test_rare_tokens_are_the_least_frequent_ones_that_are_not_punctuation():
     # 100 bytes: of them may 5 be rare. "xyz" are rare with 1 + 2 + 2; of three that occur twice, the two larger.
-    import numpy as np
-
     for text, rare in ((b"xyyzzqqq,,;", b"xyz"), (b"uuvvwwqqq,,;", b"wv")):
         tokens = np.array([[text[t] if t < len(text) else b" e"[t % 2] for t in range(100)]])
         for V in (256, 257):
@@ -185,16 +171,12 @@ def test_rare_tokens_are_the_least_frequent_ones_that_are_not_punctuation():
 
 def row_of(q, k, v, lse=None):
     """One query head of one window: q and k of width 1, v [T, DV]."""
-    import numpy as np
-
     column = lambda x: np.array(x, np.float32).reshape(1, 1, -1, 1)
     lse = np.zeros((1, 1, len(q))) if lse is None else np.array(lse).reshape(1, 1, -1)
     return probe.Attention(column(q), column(k), lse, 0, [0]), np.array(v, np.float32).reshape(1, 1, len(q), -1)
 
 
 def test_rounding_errors_of_attention_equal_those_of_a_calculation_by_hand():
-    import numpy as np
-
     # one key: the output is its value, so that only the values' own rounding is an error
     attention, v = row_of([1], [1], [[1.0009765625, 2]])
     rounded, exact = probe.to_bf16(v), probe.exact_rows(attention, v, False)
@@ -242,8 +224,6 @@ def probed(*words):
 
 def expect_variant(place, variant, *options):
     """The probe and the rounding errors of a variant: ranges, counts, and what the forward has stored in the lse."""
-    import numpy as np
-
     path, checkpoint = trained(place, "--attention", variant, *options)
     dump = probe.Dump(path)
     config = json.loads((checkpoint / "config.json").read_text())
