@@ -1,27 +1,23 @@
 """test_browser.py: tests of the page in Chromium."""
 
-import fcntl
 import os
-import struct
 import subprocess
-import time
+import sys
 
-from . import browser
+from . import browser, run_directory
 from . import test_report as made
 from .test_page import lines_up_to, watching
-from .testing import has
+from .testing import HERE, has, wait_until
 
 
 def wait_for(page, expression, seconds=60):
-    deadline = time.time() + seconds
-    while time.time() < deadline:
+    def holds():
         try:
-            if page.run(expression):
-                return
+            return page.run(expression)
         except browser.Failed:
-            pass  # the page is loading
-        time.sleep(0.1)
-    raise AssertionError(f"timed out: {expression}")
+            return False  # the page is loading
+
+    wait_until(holds, seconds, expression)
 
 
 TITLES = "all('#plot-loss svg > text').map(e => e.textContent)"
@@ -195,17 +191,12 @@ def test_a_watched_report_follows_a_run_to_its_end(tmp_path):
     run = tmp_path / "run"
     made.made_run(run, "baseline", 0.001, 1, 2.0, steps=100)
     trainer = open(run / "run.json", "r+b")
-    fcntl.fcntl(
-        trainer, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-    )  # as a running trainer does
+    run_directory.lock(trainer)  # as a running trainer does
     out = tmp_path / "out"
-    process = made.report(
-        run, "--out", out, "--watch", "1", "--no-png", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    command = [sys.executable, HERE, "report", run, "--out", out, "--watch", "1", "--no-png"]
+    process = subprocess.Popen(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     page = out / "report.html"
-    deadline = time.time() + 60
-    while not page.exists() and time.time() < deadline:
-        time.sleep(0.2)
+    wait_until(page.exists)
     has(page.read_text(), '"watch":1', "100/200")
     whole = tmp_path / "whole"
     made.made_run(whole, "baseline", 0.001, 1, 2.0)

@@ -10,10 +10,10 @@ import math
 import random
 import re
 import signal
-import struct
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,13 +42,12 @@ from . import study as studies, tables
 from .measurements import METRICS
 from .run_directory import RunError
 from .table import as_html
-from .test_report import NGRAMS, STEPS, made_run, near, rewrite
+from .test_report import NGRAMS, STEPS, edit, made_run, near, read_log, write_log
 from .test_tasks import add_scores, measured as synthetic_scores
-from .testing import expect_error, has
+from .testing import HERE, ROOT, expect_error, has, raises, rewrite, run_lab, write_shard
 from .trainer import Cost
 
-HERE = Path(__file__).resolve().parent
-
+scoreboard, archived = partial(run_lab, "scoreboard"), partial(run_lab, "archive")
 
 CLAIMS = """source = S
 needs = one rate
@@ -151,9 +150,9 @@ def measured(lab):
     return measurements.of_study(studies.load([lab]), "p-cpu")
 
 
-def scoreboard(*words):
-    command = [sys.executable, str(HERE), "scoreboard", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def judged(file, lab):
+    """{claim: its row} of the claims of a file in a lab."""
+    return {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
 
 
 def test_a_verdict_follows_from_the_interval_and_the_effect():
@@ -183,7 +182,7 @@ def test_the_scoreboard_has_the_known_verdicts(tmp_path):
     lab, file = made_lab(tmp_path, known_arms()), tmp_path / "claims"
     planned = CLAIMS.replace("claim = a is below baseline", "claim = a is below baseline\nplan = p s")
     file.write_text(planned + "[plan p s]\nsize = 1M, 2M tokens\nhours = 3\n")
-    rows = {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
+    rows = judged(file, lab)
     got = {name: row["verdict"] for name, row in rows.items()}
     assert got == {
         "lower": "supported",
@@ -226,23 +225,22 @@ def test_the_scoreboard_has_the_known_verdicts(tmp_path):
 def test_a_claim_has_no_verdict_without_the_preconditions(tmp_path):
     lab, file = made_lab(tmp_path, known_arms()), tmp_path / "claims"
     file.write_text(CLAIMS)
-    judged = lambda: {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
-    first = judged()
+    first = judged(file, lab)
     # the baseline ends at 2.25 and a at 2.2 on average
     (lab / "ngrams.json").write_text(NGRAMS.replace("9.0]", "2.24]"))
-    rows = judged()
+    rows = judged(file, lab)
     assert {rows[name]["verdict"] for name in ("lower", "higher", "same", "wide", "equal")} == {"no verdict"}, rows
     assert rows["lower"]["remark"] == "baseline is not below the 5-gram (2.250, 2.240)", rows["lower"]
     assert rows["lower"]["estimate"] == first["lower"]["estimate"] and rows["few"]["verdict"] == "not shown"
     (lab / "ngrams.json").unlink()
-    assert judged()["lower"]["remark"] == "the loss of the 5-gram is not known"
+    assert judged(file, lab)["lower"]["remark"] == "the loss of the 5-gram is not known"
     (lab / "ngrams.json").write_text(NGRAMS)
     for seed, use in enumerate((-0.1, -0.1, 0.1, 0.1), 1):
-        path = lab / f"a.lr0.001.seed{seed}/eval.json"
-        evaluation = json.loads(path.read_text())
-        evaluation["loss_by_position"] = [2.0] * 8 + [2.0 + use] * 8
-        path.write_text(json.dumps(evaluation))
-    assert judged()["lower"]["remark"] == "a is not shown to use its context (+0.000 ± 0.184)", judged()["lower"]
+        losses = [2.0] * 8 + [2.0 + use] * 8
+        rewrite(lab / f"a.lr0.001.seed{seed}/eval.json", lambda found: found.update(loss_by_position=losses))
+    assert judged(file, lab)["lower"]["remark"] == "a is not shown to use its context (+0.000 ± 0.184)", judged(
+        file, lab
+    )["lower"]
     done = scoreboard(lab, "--claims", file)
     has(done.stdout, "### Preconditions: p-cpu", "| baseline | 200.0 | 0.001 | one rate | 2.2500 | -6.7500 | -1.1500 [")
     has(done.stdout, "-1.1500] | met |", "] | not met |", "Losses of n-gram models of 9 tokens", "4 no verdict")
@@ -250,9 +248,8 @@ def test_a_claim_has_no_verdict_without_the_preconditions(tmp_path):
 
 def test_gaps_are_at_equal_tokens_flops_and_seconds(tmp_path):
     def change(run, arm, seed):
-        info = json.loads((run / "run.json").read_text())
-        info["model"]["flops_per_token"] *= 1.25 if arm == "a" else 1
-        (run / "run.json").write_text(json.dumps(info | {"host": "other" if arm == "b" else "h"}))
+        edit(run, lambda info: info["model"].update(flops_per_token=6e3 * (1.25 if arm == "a" else 1)))
+        edit(run, lambda info: info.update(host="other" if arm == "b" else "h"))
 
     arms = known_arms()
     study = studies.load([made_lab(tmp_path, {arm: arms[arm] for arm in ("baseline", "a", "b")}, change=change)])
@@ -296,11 +293,8 @@ def test_each_arm_has_the_rate_of_its_sweep(tmp_path):
         (" 1.6e-2", "", "p.plan:1: sweep-seeds: [arm baseline] has 4 rates, at least 5 are required"),
         ("= 9", "= 9 3", "p.plan:1: sweep-seeds: seed 3 is also in seeds: a rate must not be chosen by the seeds"),
     ):
-        try:
+        with raises(plans.PlanError, said):
             plans.expand(plans.parse(SWEPT.replace(old, new), "p.plan", {"train-data": "value"}), {})
-            raise AssertionError(said)
-        except plans.PlanError as error:
-            has(str(error), said)
     lab = tmp_path / "lab"
     rates, best = plan.common["lr"], {"baseline": 0.002, "a": 0.004}
     runs = [(arm, lr, 9, 2 + abs(math.log(lr / best[arm]))) for arm in best for lr in rates]
@@ -355,10 +349,10 @@ def test_each_arm_has_the_rate_of_its_sweep(tmp_path):
     assert (len(again.rows), len(again.sweep), again.looks) == (len(m.rows), len(m.sweep), [4, 8])
     expect_error(archived(lab, "--out", tmp_path / "x", "--numbers"), 2, "--numbers: the plan has sweep-seeds", 1)
     claim = claims.Claim("x", "x", "S", "loss", (("a", "baseline"),), ("one rate",), "below", 0.015, 4)
-    judged = claims.judge([claim], [m])[0]
+    row = claims.judge([claim], [m])[0]
     # the first of two looks: 2 - 2 Phi(1.96 / sqrt 0.5) = 0.00557 of 0.05
-    near(judged["share"], 0.00557450 / 0.05, 1e-5)
-    near(judged["p"], judged["share"] ** -1 * claims.p_value("below", stats.Estimate(**judged["estimate"]), 0.015))
+    near(row["share"], 0.00557450 / 0.05, 1e-5)
+    near(row["p"], row["share"] ** -1 * claims.p_value("below", stats.Estimate(**row["estimate"]), 0.015))
     m.looks = [3, 8]
     assert claims.judge([claim], [m])[0]["remark"] == "4 seeds: the looks are at [3, 8]"
     near(sum(stats.look_levels([4, 8, 12, 16]).values()), 1)
@@ -387,8 +381,7 @@ def test_n_grams_are_interpolated_by_their_definition(tmp_path):
         each = [-math.log(p(tuple(row[max(0, i - order + 1) : i]), row[i])) for row in val for i in range(1, 7)]
         near(loss, stats.mean(each), 1e-9)
     for name, tokens in (("train_0", range(10)), ("train_1", range(10, 25)), ("val_0", range(30, 40))):
-        header = struct.pack("<3i", 20240520, 1, len(tokens)).ljust(1024, b"\0")
-        (tmp_path / f"{name}.bin").write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
+        write_shard(tmp_path / f"{name}.bin", tokens)
     found = lambda split, *words: ngrams.windows_of(ngrams.shards_of(tmp_path, split), *words)
     windows = lambda *words: [[int(x) for x in row] for row in found(*words)]
     assert windows("train", 4, 9, True) == [list(range(b, b + 5)) for b in (0, 4, 10, 14, 18)]
@@ -514,9 +507,9 @@ def test_seeds_are_paired_by_number_where_an_arm_lacks_one(tmp_path):
     curve = next(view for view in figures.gap_curves(study)["views"] if view["label"] == "validation")["traces"]
     near(next(t for t in curve if t["arm"] == "a")["y"][-1], expected, 1e-4)
     file.write_text(CLAIMS.replace("seeds = 4", "seeds = 3"))
-    judged = {row["id"]: row for row in claims.judge(claims.read(file), measured(lab))}
-    near(judged["lower"]["estimate"]["mean"], expected, 1e-9)
-    assert judged["lower"]["estimate"]["n"] == 3
+    lower = judged(file, lab)["lower"]["estimate"]
+    near(lower["mean"], expected, 1e-9)
+    assert lower["n"] == 3
     hidden = claims.difference(measured(lab)[0], "hidden_max", ("a", "baseline"))
     near(hidden.mean, 0)
     assert hidden.n == 3
@@ -526,7 +519,7 @@ def test_seeds_are_paired_by_number_where_an_arm_lacks_one(tmp_path):
 
 def test_metrics_are_of_the_steps_and_records_that_their_names_say(tmp_path):
     def change(run, arm, seed):
-        kept = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        kept = read_log(run)
         for r in kept:
             if r["kind"] == "train":
                 late = r["step"] > 150
@@ -535,7 +528,7 @@ def test_metrics_are_of_the_steps_and_records_that_their_names_say(tmp_path):
                 if r["step"] == 40:  # the trainer's z begins later
                     r |= {"loss": 9.0, "loss_z": None, "skipped": True}
         first = [{"kind": "stats", "step": 1, "layer": l, "context_rms_mean": 0.1 + l / 10} for l in range(2)]
-        (run / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [kept[0], *first, *kept[1:]]))
+        write_log(run, [kept[0], *first, *kept[1:]])
 
     lab = made_lab(tmp_path, {"baseline": {1: 2.0}}, change=change)
     run = studies.load([lab]).runs[0]
@@ -565,26 +558,17 @@ def test_z_scores_are_of_the_values_before():
 
 
 def test_the_final_loss_is_of_the_most_windows(tmp_path):
-    def change(windows):
-        def edit(run, arm, seed):
-            found = json.loads((run / "eval.json").read_text())
-            (run / "eval.json").write_text(json.dumps(found | {"loss": 9.0, "windows": windows}))
-            edit_options(run, **{"val-steps": 5, "batch-size": 4})
-
-        return edit
+    def change(run, arm, seed):
+        rewrite(run / "eval.json", lambda found: found.update(loss=9.0, windows=windows))
+        edit_options(run, **{"val-steps": 5, "batch-size": 4})
 
     for windows, loss, where in ((10, 2.0, "last validation, 20 windows"), (20, 9.0, "evaluation, 20 windows")):
-        lab = made_lab(tmp_path / str(windows), {"baseline": {1: 2.0, 2: 2.0}}, change=change(windows))
+        lab = made_lab(tmp_path / str(windows), {"baseline": {1: 2.0, 2: 2.0}}, change=change)
         study = studies.load([lab])
         assert study.loss_of() == where, study.loss_of()
         assert [(row["loss"], row["windows"]) for row in measured(lab)[0].rows] == [(loss, 20)] * 2
     (lab / "baseline.lr0.001.seed1/eval.json").unlink()
     assert studies.load([lab]).loss_of() == "last validation, 20 windows"
-
-
-def archived(*words):
-    command = [sys.executable, str(HERE), "archive", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_an_archive_gives_the_scoreboard_and_the_tables_of_the_runs(tmp_path):
@@ -632,11 +616,8 @@ def test_an_archive_gives_the_scoreboard_and_the_tables_of_the_runs(tmp_path):
         ("{", "", "damaged.jsonl: not an archive: "),
     ):
         damaged.write_text(text.replace(old, new, 1))
-        try:
+        with raises(RunError, said):
             archive.read(damaged)
-            raise AssertionError(said)
-        except RunError as error:
-            has(str(error), said)
 
 
 def same(one, other, where):
@@ -672,22 +653,17 @@ def problems(lab):
 
 def set_fact(lab, arm, **facts):
     """The facts of an arm in lab.json, as `lab run` copies them from the plan."""
-    found = json.loads((lab / "lab.json").read_text())
-    found["arms"][arm].update(facts)
-    (lab / "lab.json").write_text(json.dumps(found))
+    rewrite(lab / "lab.json", lambda found: found["arms"][arm].update(facts))
 
 
 def test_an_arm_with_its_own_tokens_is_compared_at_equal_flops(tmp_path):
     def change(run, arm, seed):
         """Arm a: twice the steps, each with half the FLOPs."""
         if arm == "a":
-            info = json.loads((run / "run.json").read_text())
-            info["options"]["steps"], info["model"]["flops_per_token"] = 2 * STEPS, 3e3
-            (run / "run.json").write_text(json.dumps(info))
+            edit_options(run, steps=2 * STEPS)
+            edit(run, lambda info: info["model"].update(flops_per_token=3e3))
             run_directory.checkpoint(run, STEPS).rename(run_directory.checkpoint(run, 2 * STEPS))
-            lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-            last = [r | {"step": 2 * STEPS} for r in lines if r["step"] == STEPS]
-            (run / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines + last))
+            write_log(run, [r | {"step": 2 * STEPS} for r in read_log(run) if r["step"] == STEPS], "a")
 
     claim = next(c for c in claims.parse(CLAIMS) if c.id == "flops")
     lab = made_lab(tmp_path, {arm: known_arms()[arm] for arm in ("baseline", "a")}, change=change)
@@ -734,9 +710,7 @@ def test_an_arm_of_a_plan_may_have_its_own_optimizer(tmp_path):
 
 
 def edit_options(directory, **options):
-    info = json.loads((directory / "run.json").read_text())
-    info["options"].update(options)
-    (directory / "run.json").write_text(json.dumps(info))
+    edit(directory, lambda info: info["options"].update(options))
 
 
 def test_errors_of_the_claims_have_the_line_number():
@@ -759,12 +733,8 @@ def test_errors_of_the_claims_have_the_line_number():
         ("[arm x]\n", "claims:1: '[arm x]': must be [claim NAME]"),
         (CLAIMS.replace("measured = a file\n", ""), "[claim speed]: has no 'measured'"),
     ):
-        try:
+        with raises(RunError, words):
             claims.parse(text)
-        except RunError as error:
-            assert words in str(error) and "\n" not in str(error), (words, str(error))
-            continue
-        raise AssertionError(f"accepted, and must say: {words}")
 
 
 def plans_of_the_repository():
@@ -798,8 +768,8 @@ def test_every_plan_with_the_arms_of_a_claim_is_judged_whatever_its_name():
             row = dict.fromkeys(measurements.COLUMNS) | {"study": "any name", "arm": arm, "state": "done", "loss": 2.0}
             row |= {"parameters": count, "active_parameters": count}
             rows += [row | {"rate": lr, "seed": s} for lr in rates for s in plan.common["seeds"]]
-        judged = claims.judge(claims.read(), [measurements.Measurements("any name", rows)])
-        got = {row["id"] for row in judged if row["study"]}
+        found = claims.judge(claims.read(), [measurements.Measurements("any name", rows)])
+        got = {row["id"] for row in found if row["study"]}
         needed = {"diff_v2", "baseline"} <= set(plan.arms)
         matched = "match" in plan.arms.get("diff_v2", ())
         wanted = {"large-rates" if len(rates) > 1 else "gap-parameters" if matched else "gap"}
@@ -997,13 +967,13 @@ def test_checkpoints_are_probed_as_the_plan_says(tmp_path):
 
 def test_late_gradients_are_geometric_means_of_the_last_quarter(tmp_path):
     def change(run, arm, seed):
-        kept = [line for line in (run / "log.jsonl").read_text().splitlines() if '"stats"' not in line]
+        kept = [record for record in read_log(run) if record["kind"] != "stats"]
         for step in range(10, STEPS + 1, 10):
             for layer, norm in ((0, 1.0), (1, 4.0)):
                 late = step > 150
                 value = norm * (3 if arm == "a" else 1) * math.exp(seed / 10) if late else 1000.0
-                kept.append(json.dumps({"kind": "stats", "step": step, "layer": layer, "grad_norm": value}))
-        (run / "log.jsonl").write_text("\n".join(kept) + "\n")
+                kept.append({"kind": "stats", "step": step, "layer": layer, "grad_norm": value})
+        write_log(run, kept)
 
     arms = {"baseline": dict.fromkeys((1, 2, 3), 2.0), "a": dict.fromkeys((1, 3), 2.0)}
     study = studies.load([made_lab(tmp_path, arms, change=change)])
@@ -1017,7 +987,7 @@ def test_late_gradients_are_geometric_means_of_the_last_quarter(tmp_path):
 
 
 def test_the_committed_scoreboard_follows_from_the_committed_runs():
-    results = HERE.parent.parent / "dev/results"
+    results = ROOT / "dev/results"
     done = scoreboard(*sorted((results / "runs").glob("*.jsonl")))
     assert done.returncode == 0 and done.stdout == (results / "scoreboard.md").read_text(), (
         "python3 scripts/lab scoreboard dev/results/runs/*.jsonl --out dev/results/scoreboard.md"
@@ -1029,7 +999,7 @@ def test_the_committed_scoreboard_follows_from_the_committed_runs():
 
 
 def module_of_results(name):
-    found = importlib.util.spec_from_file_location(name, HERE.parent.parent / f"dev/results/{name}.py")
+    found = importlib.util.spec_from_file_location(name, ROOT / f"dev/results/{name}.py")
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module

@@ -29,12 +29,9 @@ from lab import (
     upcycling,
 )
 from lab import study as studies
-from lab.testing import expect_error
+from lab.testing import HERE, ROOT, TRAINER, expect_error, raises, rewrite, run_lab, text_shard, wait_until
 from lab.trainer import Cost, Trainer
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "train_diffv2")).absolute()
 NAMES = "attention preset train-data val-data total-batch lr out seed steps ffn ranks threads warmup"
 OPTIONS = {**dict.fromkeys(NAMES.split(), "value"), "tie-embeddings": "flag"}
 
@@ -44,13 +41,8 @@ def near(got, wanted, tolerance=1e-9):
 
 
 def refused(text, words):
-    try:
+    with raises(plans.PlanError, words):
         plans.parse(text, "x.plan", OPTIONS)
-    except plans.PlanError as error:
-        assert words in str(error), f"said '{error}', wanted '{words}'"
-        assert "\n" not in str(error)
-        return
-    raise AssertionError(f"accepted: {text!r}")
 
 
 GOOD = """# a comment
@@ -90,22 +82,16 @@ def test_a_plan_lists_its_runs_by_seed():
     assert (run.steps, run.tokens, run.match) == (2, 2000, "one"), run
     assert run.options["preset"] == "tiny-1.5h" and run.options["lr"] == "0.002" and run.options["seed"] == "1"
     words = plans.arguments(run.options)
-    assert (
-        "--no-tie-embeddings" in words
-        and words[words.index("--total-batch") + 1] == "1000"
-        and words[words.index("--train-data") + 1] == "a b"
-    )
+    after = lambda option: words[words.index(option) + 1]
+    assert "--no-tie-embeddings" in words and (after("--total-batch"), after("--train-data")) == ("1000", "a b"), words
     big = plans.expand(plan, OPTIONS, "big", ["two"])
     assert len(big) == 4 and big[0].steps == 1000 and big[0].options["preset"] == "small-1.5h"
     documents = plans.parse(GOOD.replace("preset = small", "data = c"), "x.plan", OPTIONS)
     chosen = plans.expand(documents, OPTIONS | {"doc-mask": "flag"}, "big")[0].options
     assert (chosen["train-data"], chosen["val-data"], chosen["doc-mask"]) == ("c", "c", True), chosen
-    ranked = plans.expand(plans.parse(GOOD.replace("title = T", "ranks = 4\nthreads = 2"), "x.plan", OPTIONS), OPTIONS)[
-        0
-    ]
-    assert (ranked.ranks, ranked.threads) == (4, 2) and not {"ranks", "threads"} & set(ranked.options), (
-        ranked
-    )  # the trainer's --ranks is another
+    ranks = plans.parse(GOOD.replace("title = T", "ranks = 4\nthreads = 2"), "x.plan", OPTIONS)
+    ranked = plans.expand(ranks, OPTIONS)[0]  # the trainer's --ranks is another
+    assert (ranked.ranks, ranked.threads) == (4, 2) and not {"ranks", "threads"} & set(ranked.options), ranked
     assert len(plans.expand(plan, OPTIONS, None, ["one"], {"seeds": [7], "tokens": 500})) == 2
 
 
@@ -124,20 +110,12 @@ def test_a_plan_repeats_its_runs_at_each_precision():
         run.options["val-data"] = "c"
     job = scheduler.Job(runs[1], Path("o") / runs[1].name, 1.0)
     words = argparse.Namespace(gpus=0, threads=0, no_eval=False, minutes=0)
-    queue = scheduler.Queue(
-        Path("o"),
-        runs,
-        {r.name: Cost(1, 1, 1.0, 1) for r in runs},
-        argparse.Namespace(path="t", options=trainer),
-        1,
-        words,
-        0,
-    )
+    known, costs = argparse.Namespace(path="t", options=trainer), {r.name: Cost(1, 1, 1.0, 1) for r in runs}
+    queue = scheduler.Queue(Path("o"), runs, costs, known, 1, words, 0)
     said = queue.evaluation_command(job)
     after = lambda option: said[said.index(option) + 1]
-    assert (after("--quantize"), after("--gemm"), after("--val-steps")) == ("w8a8,w4a4:tensor+logits6", "fp32", "40"), (
-        said
-    )
+    found = after("--quantize"), after("--gemm"), after("--val-steps")
+    assert found == ("w8a8,w4a4:tensor+logits6", "fp32", "40"), said
     refused("probes = yes\n[arm a]\n", "x.plan:1: 'probes = yes': must be last, all or none")
     refused("match = b\n[arm a]\n", "x.plan:1: 'match' is only allowed in an [arm ...]")
     refused("probe = x\n[arm a]\n", "x.plan:1: 'probe' cannot be set in a plan: probes sets it")
@@ -174,22 +152,13 @@ def test_errors_of_a_plan_have_the_line_number():
     refused("[arm a]\nmatch = a\n", "x.plan:2: match = a: that arm is itself matched")
     plan = plans.parse("[arm a]\n", "x.plan", OPTIONS)
     for size, arms, words in (("s", None, "no [size s]"), (None, ["b"], "no [arm b]"), (None, None, "has no 'tokens'")):
-        try:
+        with raises(plans.PlanError, words):
             plans.expand(plan, OPTIONS, size, arms)
-            raise AssertionError("accepted")
-        except plans.PlanError as error:
-            assert words in str(error), error
 
 
 def test_counts_accept_suffixes_and_exponents():
-    for text, value in (
-        ("2000", 2000),
-        ("2K", 2000),
-        ("1.5M", 1500000),
-        ("10B", 10**10),
-        ("3t", 3 * 10**12),
-        ("1e6", 10**6),
-    ):
+    known = {"2000": 2000, "2K": 2000, "1.5M": 1500000, "10B": 10**10, "3t": 3 * 10**12, "1e6": 10**6}
+    for text, value in known.items():
         assert plans.parse_count(text) == value, text
     for text in ("", "0", "-1", "1.5", "K", "1 M", "1e-3", "1e400", "nan", "0x10"):
         assert plans.parse_count(text) is None, text
@@ -227,16 +196,13 @@ def test_a_paired_interval_matches_a_manual_calculation():
 
 def test_the_intervals_contain_the_true_mean_in_95_percent_of_cases():
     random.seed(4)
-    held = sum(
-        (e := stats.t_interval([random.gauss(0.3, 2) for _ in range(4)])).low <= 0.3 <= e.high for _ in range(2000)
-    )
+    estimates = [stats.t_interval([random.gauss(0.3, 2) for _ in range(4)]) for _ in range(2000)]
+    held = sum(e.low <= 0.3 <= e.high for e in estimates)
     assert 1860 <= held <= 1940, held  # 1900 expected, standard deviation 9.7
 
 
 def test_required_seeds_and_holm_correction():
-    assert stats.seeds_needed(0.01, 0.02) == 4, stats.seeds_needed(
-        0.01, 0.02
-    )  # 3.182 0.01 / 2 < 0.02 < 4.303 0.01 / sqrt 3
+    assert stats.seeds_needed(0.01, 0.02) == 4  # 3.182 0.01 / 2 < 0.02 < 4.303 0.01 / sqrt 3
     assert stats.seeds_needed(1, 0.001, limit=50) is None
     assert stats.seeds_needed(0.0, 0.02) == 2
     for got, wanted in zip(stats.holm([0.01, None, 0.04, 0.03]), [0.03, None, 0.06, 0.06]):
@@ -270,10 +236,8 @@ def test_the_largest_stable_rate_is_below_the_first_unstable_one():
         1.6e-2: [2.0, 2.3],
         3.2e-2: [None, 2.0],
     }
-    assert stats.largest_stable(ladder) == (
-        8e-3,
-        False,
-    )  # one seed of 1.6e-2 ends too high; slow small rates are stable
+    # one seed of 1.6e-2 ends too high; slow small rates are stable
+    assert stats.largest_stable(ladder) == (8e-3, False)
     assert stats.largest_stable({1e-3: [2.0], 2e-3: [1.9]}) == (2e-3, True)
     assert stats.largest_stable({1e-3: [2.0], 2e-3: [None]}) == (1e-3, False)
     assert stats.largest_stable({1e-3: [None]}) == (None, False)
@@ -288,10 +252,8 @@ def test_the_largest_stable_rate_is_below_the_first_unstable_one():
 
 def made_run(directory, steps, **options):
     directory.mkdir(parents=True)
-    (directory / "run.json").write_text(
-        json.dumps({"options": {"steps": steps, "lr": 0.1, **options}, "data_fingerprint": "5"})
-    )
-    return directory
+    info = {"options": {"steps": steps, "lr": 0.1, **options}, "data_fingerprint": "5"}
+    (directory / "run.json").write_text(json.dumps(info))
 
 
 def test_the_state_of_a_run_follows_from_its_directory(tmp_path):
@@ -328,10 +290,8 @@ def test_written_files_follow_links_and_change_as_a_whole_or_not_at_all(tmp_path
     for name in names:
         (tmp_path / name).write_text("mine")
     run_directory.write_atomic(tmp_path / "link", "new")
-    try:
+    with pytest.raises(TypeError):
         run_directory.write_atomic(tmp_path / "link", b"no text")
-    except TypeError:
-        pass
     found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {"link": "new", "far/file": "new", **dict.fromkeys(names, "mine")}, found
     assert (tmp_path / "link").is_symlink()
@@ -382,10 +342,8 @@ def test_the_option_history_follows_from_the_starts():
 
 
 def test_a_changed_option_is_a_difference_with_its_step():
-    plain, both = (
-        resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}),
-        [resumed({"steps": 9, "lr": lr, "beta2": 0.9}, (4, {"beta2": 0.99})) for lr in (0.1, 0.2)],
-    )
+    plain = resumed({"steps": 9, "lr": 0.1, "beta2": 0.9})
+    both = [resumed({"steps": 9, "lr": lr, "beta2": 0.9}, (4, {"beta2": 0.99})) for lr in (0.1, 0.2)]
     assert option_history.differences(plain, both[0], ("A", "B")) == [
         "--beta2: 0.9 in A, 0.9 then 0.99 after step 4 in B"
     ]
@@ -435,15 +393,10 @@ def test_validations_with_other_windows_are_not_compared():
 
 def test_differences_that_prevent_a_comparison_are_listed():
     a = {"options": {"train-data": "x", "steps": 5, "beta2": 0.95}, "data_fingerprint": "5"}
-    assert (
-        option_history.differences(
-            a, {"options": {"train-data": "y", "steps": 5, "beta2": 0.95, "lr": 1}, "data_fingerprint": "5"}
-        )
-        == []
-    )
-    found = option_history.differences(
-        a, {"options": {"train-data": "x", "steps": 6, "beta2": 0.95}, "data_fingerprint": "6"}, ("A", "B")
-    )
+    same = {"options": {"train-data": "y", "steps": 5, "beta2": 0.95, "lr": 1}, "data_fingerprint": "5"}
+    assert option_history.differences(a, same) == []
+    other = {"options": {"train-data": "x", "steps": 6, "beta2": 0.95}, "data_fingerprint": "6"}
+    found = option_history.differences(a, other, ("A", "B"))
     assert found == ["--steps: 5 in A, 6 in B", "the training data: fingerprint 5 in A, 6 in B"], found
     short, long = ({"options": {"steps": n, "warmup": min(100, n // 10)}} for n in (500, 2000))
     assert option_history.differences(short, long, ignored={"steps"}) == []  # the default of both
@@ -458,20 +411,13 @@ def test_differences_that_prevent_a_comparison_are_listed():
 # ---- the runner, with the trainer
 
 
-def corpus(place):
-    """A small corpus of bytes: 64 KB of arithmetic, which a model can learn."""
-    directory = place / "corpus"
-    directory.mkdir()
-    for name, start, count in (("train_000000.bin", 1, 60000), ("val_000000.bin", 7000, 6000)):
-        text, n = "", start
-        while len(text) < count:
-            text += f"{n} plus {n % 7} is {n + n % 7}.\n"
-            n += 1
-        data = text[:count].encode()
-        (directory / name).write_bytes(
-            struct.pack("<256i", 20240520, 1, count, *[0] * 253) + b"".join(struct.pack("<H", b) for b in data)
-        )
-    return directory
+@pytest.fixture
+def place(tmp_path):
+    """A directory with a small corpus."""
+    (tmp_path / "corpus").mkdir()
+    text_shard(tmp_path / "corpus/train_000000.bin", 60000, 1)
+    text_shard(tmp_path / "corpus/val_000000.bin", 6000, 7000)
+    return tmp_path
 
 
 def choices(place):
@@ -512,6 +458,8 @@ attention = baseline
 attention = diff_v2
 match = baseline
 """
+ONE_SEED = SMALL.replace("seeds = 1 2", "seeds = 1")
+ONE_ARM = ONE_SEED.partition("[arm diff_v2]")[0]
 
 
 def lab(place, *words, plan=SMALL, jobs="2", **popen):
@@ -524,6 +472,14 @@ def lab(place, *words, plan=SMALL, jobs="2", **popen):
     return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
 
 
+def program(place, text):
+    """An executable file."""
+    path = place / "program"
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 def in_background(place, *words, **more):
     return lab(place, *words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **more)
 
@@ -532,14 +488,13 @@ def train_steps(directory):
     return [r["step"] for r in run_directory.read_log(directory / "log.jsonl") if r["kind"] == "train"]
 
 
-def test_a_plan_runs_once_and_every_run_is_evaluated(tmp_path):
-    corpus(tmp_path)
-    choices(tmp_path)
+def test_a_plan_runs_once_and_every_run_is_evaluated(place):
+    choices(place)
     plan = SMALL.replace("val-data = corpus", "val-data = corpus\neval-choices = sums=sums.bin")
     plan = plan.replace("validations", "eval-needles = 4:2\neval-shots = 4 12\nvalidations")
-    done = lab(tmp_path, plan=plan)
+    done = lab(place, plan=plan)
     assert done.returncode == 0, done.stderr + done.stdout
-    out = tmp_path / "out"
+    out = place / "out"
     names = [f"{arm}.lr0.01.seed{seed}" for seed in (1, 2) for arm in ("baseline", "diff_v2")]
     for name in names:
         assert train_steps(out / name) == list(range(1, 158)), name
@@ -557,43 +512,37 @@ def test_a_plan_runs_once_and_every_run_is_evaluated(tmp_path):
     said = [json.loads((out / n / "run.json").read_text())["model"]["parameters"] for n in names[:2]]
     assert abs(said[0] - said[1]) <= 3 * 32 * 2 / 2, said  # matched to half of the cost of one MLP unit
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file() and p.name != "lab.lock"}
-    again = lab(tmp_path, plan=plan)
+    again = lab(place, plan=plan)
     assert again.returncode == 0 and {p: p.stat().st_mtime_ns for p in before} == before
     # a changed plan does not modify the existing runs
-    other = lab(tmp_path, plan=SMALL.replace("warmup = 2", "warmup = 3"))
-    expect_error(other, 2, "was started with --warmup 2, and the plan has 3")
-    other = lab(tmp_path, plan=plan.replace("warmup = 2\n", ""))
-    expect_error(other, 2, "was started with --warmup 2, and the plan has none", lines=1)
-    other = lab(
-        tmp_path,
-        plan=SMALL.replace("[arm diff_v2]", "[arm diff_v3]").replace("attention = diff_v2", "attention = diff_v3"),
-    )
-    expect_error(other, 2, "small.plan:23: [arm diff_v3]: --attention")
-    other = lab(tmp_path, plan=plan.replace("4:2", "8:2"))
-    expect_error(other, 2, "[arm baseline]: needles 8:2 requires --seq-len 92 or more, and it is 64", lines=1)
+    for other, said in (
+        (plan.replace("warmup = 2", "warmup = 3"), "was started with --warmup 2, and the plan has 3"),
+        (plan.replace("warmup = 2\n", ""), "was started with --warmup 2, and the plan has none"),
+        (SMALL.replace("diff_v2", "diff_v3"), "small.plan:23: [arm diff_v3]: --attention"),
+        (plan.replace("4:2", "8:2"), "[arm baseline]: needles 8:2 requires --seq-len 92 or more, and it is 64"),
+    ):
+        expect_error(lab(place, plan=other), 2, said, lines=1)
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
-def test_a_lab_that_is_killed_at_any_time_continues_bitwise(tmp_path, tmp_path_factory):
+def test_a_lab_that_is_killed_at_any_time_continues_bitwise(place, tmp_path_factory):
     whole = tmp_path_factory.mktemp("whole")
     random.seed(time.time_ns())
-    plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("20K", "60K")
-    corpus(tmp_path)
-    shutil.copytree(tmp_path / "corpus", whole / "corpus")
+    plan = ONE_SEED.replace("20K", "60K")
+    shutil.copytree(place / "corpus", whole / "corpus")
     assert lab(whole, "--no-eval", plan=plan).returncode == 0
-    moments, log = [], tmp_path / "out" / "diff_v2.lr0.01.seed1" / "log.jsonl"
+    moments, log = [], place / "out" / "diff_v2.lr0.01.seed1" / "log.jsonl"
 
     def starts():
         return sum(
-            line.startswith("+ ") for path in (tmp_path / "out").glob("*.out") for line in path.read_text().splitlines()
+            line.startswith("+ ") for path in (place / "out").glob("*.out") for line in path.read_text().splitlines()
         )
 
     for attempt in range(4):
         before = starts()
-        process = in_background(tmp_path, "--no-eval", plan=plan)
-        moments.append(
-            100 * attempt + random.randrange(20, 100)
-        )  # a step of one of the two runs; later ones follow a checkpoint
+        process = in_background(place, "--no-eval", plan=plan)
+        # a step of one of the two runs; later ones follow a checkpoint
+        moments.append(100 * attempt + random.randrange(20, 100))
         deadline = time.time() + 60
         # the log may already be beyond this step; the lab handles signals after it has started a run
         while (
@@ -604,56 +553,52 @@ def test_a_lab_that_is_killed_at_any_time_continues_bitwise(tmp_path, tmp_path_f
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL if attempt % 2 else signal.SIGTERM)
         assert process.wait() in (0, 3, -9), (process.returncode, moments)
-    done = lab(tmp_path, "--no-eval", plan=plan)
+    done = lab(place, "--no-eval", plan=plan)
     assert done.returncode == 0, done.stderr
     for name in ("baseline.lr0.01.seed1", "diff_v2.lr0.01.seed1"):
-        assert train_steps(tmp_path / "out" / name) == list(range(1, 470)), (name, moments)
+        assert train_steps(place / "out" / name) == list(range(1, 470)), (name, moments)
         mine, wanted = (
-            run_directory.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (tmp_path, whole)
+            run_directory.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (place, whole)
         )
         assert mine.read_bytes() == wanted.read_bytes(), (name, moments)
 
 
-def test_a_lab_with_a_time_limit_stops_in_time_and_continues_by_seed(tmp_path):
+def test_a_lab_with_a_time_limit_stops_in_time_and_continues_by_seed(place):
     plan = (ROOT / "scripts/plans/gpu-half-hour.plan").read_text()
-    corpus(tmp_path)
     words = ["--size", "smoke", "--seeds", "1,2", "--data", "corpus"]
     windows, ends, said, minutes = 0, [], "", 0.12
     while windows < 30:
         started = time.time()
-        done = lab(tmp_path, *words, "--minutes", f"{minutes:.2f}", plan=plan, jobs="1")
+        done = lab(place, *words, "--minutes", f"{minutes:.2f}", plan=plan, jobs="1")
         assert time.time() - started < 60 * minutes + 60, done.stdout
         windows, said, minutes = windows + 1, done.stdout, 1.2 * minutes  # on a busy machine no step fits at first
         if done.returncode == 0:
             break
-        assert done.returncode == 3 and " of 2 seeds have all arms; the same command continues" in said, (
-            said + done.stderr
-        )
+        said += done.stderr
+        assert done.returncode == 3 and " of 2 seeds have all arms; the same command continues" in said, said
     assert done.returncode == 0 and windows > 1, (windows, said)
     for seed in (1, 2):
         for arm in ("baseline", "diff_v2", "baseline-2h"):
-            run = tmp_path / "out" / f"{arm}.lr0.004.seed{seed}"
+            run = place / "out" / f"{arm}.lr0.004.seed{seed}"
             assert train_steps(run) == list(range(1, 41)) and (run / "eval.json").exists(), run
             ends.append((run / "run.json").stat().st_ctime)
     assert ends == sorted(ends), ends  # one seed's arms, then the next's
 
 
-def test_a_failed_run_does_not_stop_the_others_and_is_repeated(tmp_path):
-    corpus(tmp_path)
-    plan = SMALL.replace("seeds = 1 2", "seeds = 1")
-    blocked = tmp_path / "out" / "baseline.lr0.01.seed1"
+def test_a_failed_run_does_not_stop_the_others_and_is_repeated(place):
+    blocked = place / "out" / "baseline.lr0.01.seed1"
     blocked.mkdir(parents=True)
     (blocked / "log.jsonl").write_text("")  # a directory that the trainer rejects
-    done = lab(tmp_path, plan=plan)
+    done = lab(place, plan=ONE_SEED)
     expect_error(done, 1, "baseline.lr0.01.seed1 failed")
     assert "without a run.json" in done.stderr, done.stderr
     assert train_steps(blocked.parent / "diff_v2.lr0.01.seed1") == list(range(1, 158))
     (blocked / "log.jsonl").unlink()
-    done = lab(tmp_path, plan=plan)
+    done = lab(place, plan=ONE_SEED)
     assert done.returncode == 0 and train_steps(blocked) == list(range(1, 158)), done.stderr
     (blocked / "eval.json").unlink()
     (run_directory.checkpoint(blocked, 157) / "model.safetensors").write_bytes(b"")
-    expect_error(lab(tmp_path, plan=plan), 1, "baseline.lr0.01.seed1 failed: evaluating: diffv2: ", lines=1)
+    expect_error(lab(place, plan=ONE_SEED), 1, "baseline.lr0.01.seed1 failed: evaluating: diffv2: ", lines=1)
 
 
 UPCYCLE = SMALL.replace("seeds = 1 2", "seeds = 3").replace("tokens = 20K", "tokens = 2K").partition("[arm")[0]
@@ -666,12 +611,10 @@ tokens = 1K
 """
 
 
-def test_an_arm_starts_from_the_last_checkpoint_of_another(tmp_path):
-    corpus(tmp_path)
-    plan = UPCYCLE
-    done = lab(tmp_path, "--arms", "diff_v2", plan=plan)
+def test_an_arm_starts_from_the_last_checkpoint_of_another(place):
+    done = lab(place, "--arms", "diff_v2", plan=UPCYCLE)
     assert done.returncode == 0, done.stderr + done.stdout
-    out, name = tmp_path / "out", "one.lr0.01.seed3"
+    out, name = place / "out", "one.lr0.01.seed3"
     run = run_directory.read_run(out / "diff_v2.lr0.01.seed3")
     assert run["options"]["init"] == str(run_directory.checkpoint(out / name, 16)) and run["options"]["seed"] == 1003
     found = studies.load([out])
@@ -685,54 +628,42 @@ def test_an_arm_starts_from_the_last_checkpoint_of_another(tmp_path):
     part = tables.results(found)["upcycling"]
     assert [(r["tokens"], r["arm"]) for r in part["losses"]][-2:] == [(2048, "one"), (2048, "diff_v2")], part["losses"]
     assert {r["what"] for r in part["changes"]} == set(upcycling.STATISTICS), part["changes"]
-    kept = tmp_path / "kept.jsonl"
-    archived = subprocess.run([sys.executable, HERE, "archive", out, "--out", kept], capture_output=True, text=True)
-    assert archived.returncode == 0 and str(tmp_path) not in kept.read_text(), archived.stderr + "or a path"
-    expect_error(
-        lab(tmp_path, plan=plan.replace("init-from = one\n", "")), 2, "started from one.lr0.01.seed3, and", lines=1
-    )
+    kept = place / "kept.jsonl"
+    archived = run_lab("archive", out, "--out", kept)
+    assert archived.returncode == 0 and str(place) not in kept.read_text(), archived.stderr + "or a path"
+    done = lab(place, plan=UPCYCLE.replace("init-from = one\n", ""))
+    expect_error(done, 2, "started from one.lr0.01.seed3, and", lines=1)
     shutil.rmtree(out / "diff_v2.lr0.01.seed3")
     shutil.rmtree(out / name)
     (out / name).mkdir()
     (out / name / "log.jsonl").write_text("")  # a directory that the trainer rejects
-    done = lab(tmp_path, plan=plan)
-    expect_error(
-        done, 1, f"diff_v2.lr0.01.seed3 failed: it starts from the last checkpoint of {name}, which failed\n", 2
-    )
+    said = f"diff_v2.lr0.01.seed3 failed: it starts from the last checkpoint of {name}, which failed\n"
+    expect_error(lab(place, plan=UPCYCLE), 1, said, 2)
 
 
-def test_a_run_that_diverges_is_a_result(tmp_path):
-    corpus(tmp_path)
-    plan = (
-        SMALL.replace("seeds = 1 2", "seeds = 1")
-        .replace("lr = 1e-2", "lr = 1e30")
-        .replace("[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n", "")
-    )
-    done = lab(tmp_path, plan=plan)
+def test_a_run_that_diverges_is_a_result(place):
+    plan = ONE_ARM.replace("lr = 1e-2", "lr = 1e30")
+    done = lab(place, plan=plan)
     assert done.returncode == 0 and "1 diverged" in done.stdout, done.stdout + done.stderr
-    steps = train_steps(tmp_path / "out" / "baseline.lr1e+30.seed1")
-    again = lab(tmp_path, plan=plan)
-    assert again.returncode == 0 and train_steps(tmp_path / "out" / "baseline.lr1e+30.seed1") == steps
+    steps = train_steps(place / "out" / "baseline.lr1e+30.seed1")
+    again = lab(place, plan=plan)
+    assert again.returncode == 0 and train_steps(place / "out" / "baseline.lr1e+30.seed1") == steps
 
 
-def test_gpus_are_allocated_and_released(tmp_path):
-    corpus(tmp_path)
-    launcher = tmp_path / "launch"
-    launcher.write_text(
-        f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{tmp_path}/used\n"$@"\nstatus=$?\n'
-        f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{tmp_path}/used\nexit $status\n'
+def test_gpus_are_allocated_and_released(place, monkeypatch):
+    launcher = program(
+        place,
+        f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{place}/used\n"$@"\nstatus=$?\n'
+        f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{place}/used\nexit $status\n',
     )
-    launcher.chmod(0o755)
     plan = SMALL.replace("[arm baseline]", f"ranks = 2\nlauncher = {launcher}\n[arm baseline]")
-    os.environ["CUDA_VISIBLE_DEVICES"] = "9,7,5,3,GPU-1"
-    try:
-        done, few = (lab(tmp_path, "--gpus", count, plan=plan) for count in ("5", "6"))
-    finally:
-        del os.environ["CUDA_VISIBLE_DEVICES"]
+    with monkeypatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "9,7,5,3,GPU-1")
+        done, few = (lab(place, "--gpus", count, plan=plan) for count in ("5", "6"))
     assert done.returncode == 0, done.stderr
     expect_error(few, 2, "--gpus 6: CUDA_VISIBLE_DEVICES has only 5: specify --gpus 5 or fewer", lines=1)
     held, most, begun = set(), 0, 0
-    for line in sorted((tmp_path / "used").read_text().splitlines()):
+    for line in sorted((place / "used").read_text().splitlines()):
         _, what, gpus = line.split()
         gpus = set(gpus.split(","))
         if what == "begin":
@@ -742,25 +673,11 @@ def test_gpus_are_allocated_and_released(tmp_path):
         else:
             held -= gpus
     assert begun == 4 and most == 4 and not held, (begun, most, held)
-    done = lab(tmp_path, "--gpus", "1", plan=plan)
+    done = lab(place, "--gpus", "1", plan=plan)
     expect_error(done, 2, "requires 2 GPUs, and --gpus is 1")
 
 
-RANKS = (
-    SMALL.replace("seeds = 1 2", "seeds = 1")
-    .replace(
-        "[arm baseline]\nattention = baseline\n[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n",
-        "ranks = 2\n[arm baseline]\nattention = baseline\n",
-    )
-    .replace("batch-size = 2", "batch-size = 1")
-)
-
-
-def wait_until(what, seconds=60):
-    deadline = time.time() + seconds
-    while not what():
-        assert time.time() < deadline, "timed out"
-        time.sleep(0.05)
+RANKS = ONE_ARM.replace("[arm", "ranks = 2\n[arm").replace("batch-size = 2", "batch-size = 1")
 
 
 def trainers_of(directory):
@@ -775,84 +692,69 @@ def trainers_of(directory):
     return found
 
 
-def test_a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed(tmp_path, tmp_path_factory):
+def test_a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed(place, tmp_path_factory):
     whole = tmp_path_factory.mktemp("whole")
     if not shutil.which("mpirun"):
         pytest.skip("no mpirun")
-    corpus(tmp_path)
-    shutil.copytree(tmp_path / "corpus", whole / "corpus")
-    plan = RANKS.replace("20K", "1500K").replace(
-        "checkpoints = 4", "checkpoints = 1"
-    )  # only the last checkpoint, and those of signals
+    shutil.copytree(place / "corpus", whole / "corpus")
+    # only the last checkpoint, and those of signals
+    plan = RANKS.replace("20K", "1500K").replace("checkpoints = 4", "checkpoints = 1")
     small = lab(whole, "--no-eval", plan=RANKS.replace("20K", "2K"))
     assert small.returncode == 0, small.stderr + small.stdout
     said = json.loads((whole / "out/baseline.lr0.01.seed1/run.json").read_text())
     if said["ranks"] == 1:
         pytest.skip("the trainer was built without MPI")
-    run, last = tmp_path / "out" / "baseline.lr0.01.seed1", 0
+    run, last = place / "out" / "baseline.lr0.01.seed1", 0
     for number, status in ((signal.SIGTERM, 3), (signal.SIGKILL, -9), (signal.SIGTERM, 3)):
-        process = in_background(tmp_path, "--no-eval", plan=plan)
+        process = in_background(place, "--no-eval", plan=plan)
         try:
             wait_until(lambda: len(train_steps(run)) > last + 20)
             process.send_signal(number)
             assert process.wait(timeout=130) == status, process.returncode
-            wait_until(lambda: not trainers_of(tmp_path))  # after SIGKILL the kernel signals the launcher
+            wait_until(lambda: not trainers_of(place))  # after SIGKILL the kernel signals the launcher
         finally:
             process.kill()
         steps = train_steps(run)
         last = max(steps)
         assert last < 11719 and steps == list(range(1, last + 1)), (number, last)
-        assert run_directory.checkpoint(run, last).exists(), (
-            number,
-            last,
-            sorted(p.name for p in run.glob("checkpoints/*")),
-        )
+        kept = sorted(p.name for p in run.glob("checkpoints/*"))
+        assert run_directory.checkpoint(run, last).exists(), (number, last, kept)
 
 
-def test_a_run_of_a_script_that_does_not_forward_signals_saves(tmp_path):
-    corpus(tmp_path)
-    launcher = tmp_path / "launch"
-    launcher.write_text('#!/bin/sh\n"$@"\n')
-    launcher.chmod(0o755)
-    plan = (
-        RANKS.replace("ranks = 2", f"launcher = {launcher}")
-        .replace("20K", "4M")
-        .replace("checkpoints = 4", "checkpoints = 1")
-    )
-    run = tmp_path / "out" / "baseline.lr0.01.seed1"
-    process = in_background(tmp_path, "--no-eval", plan=plan)
+def test_a_run_of_a_script_that_does_not_forward_signals_saves(place):
+    launcher = program(place, '#!/bin/sh\n"$@"\n')
+    plan = RANKS.replace("ranks = 2", f"launcher = {launcher}").replace("20K", "4M")
+    plan = plan.replace("checkpoints = 4", "checkpoints = 1")
+    run = place / "out" / "baseline.lr0.01.seed1"
+    process = in_background(place, "--no-eval", plan=plan)
     try:
         wait_until(lambda: len(train_steps(run)) > 20)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=130) == 3 and not run_directory.locked(run), (
-            "the lab ended before its run had saved"
-        )
+        assert process.wait(timeout=130) == 3
+        assert not run_directory.locked(run), "the lab ended before its run had saved"
     finally:
         process.kill()
     assert run_directory.checkpoint(run, max(train_steps(run))).exists()
 
 
-def test_a_missing_launcher_is_reported_before_any_run_starts(tmp_path):
-    corpus(tmp_path)
-    done = lab(tmp_path, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
+def test_a_missing_launcher_is_reported_before_any_run_starts(place):
+    done = lab(place, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
     expect_error(done, 2, "no-such-launcher, the launcher of arm", lines=1)
-    assert not (tmp_path / "out").exists()
+    assert not (place / "out").exists()
 
 
-def test_a_dry_run_predicts_the_hours_of_all_ranks(tmp_path):
-    corpus(tmp_path)
+def test_a_dry_run_predicts_the_hours_of_all_ranks(place):
     hours = []
     for words in (("--seeds", "1"), ("--seeds", "1,2"), ("--seeds", "1", "--device", "A100-SXM4-80GB")):
-        done = lab(tmp_path, "--dry-run", "--arms", "baseline", *words)
+        done = lab(place, "--dry-run", "--arms", "baseline", *words)
         found = re.search(r"^GPU hours on \S+: (\S+) to (\S+), predicted", done.stdout, re.M)
         hours.append(list(map(float, found.groups())))
-        assert done.returncode == 0 and not (tmp_path / "out").exists() and 0 < hours[-1][0] < hours[-1][1], done.stdout
+        assert done.returncode == 0 and not (place / "out").exists() and 0 < hours[-1][0] < hours[-1][1], done.stdout
     assert all(abs(two / one - 2) < 0.02 and slow > one for one, two, slow in zip(*hours)), hours
 
 
-def test_errors_are_one_line(tmp_path):
-    corpus(tmp_path)
-    file, out = tmp_path / "file", tmp_path / "out"
+def test_errors_are_one_line(place):
+    file, out = place / "file", place / "out"
     file.write_text("text")
     for words, status, said in (
         (("--out", file), 1, "is a file, must be a directory"),
@@ -864,10 +766,10 @@ def test_errors_are_one_line(tmp_path):
         (("--dry-run", "--report"), 2, "--dry-run starts none"),
         (("--dry-run", "--device", "H900"), 2, "--device 'H900' is unknown"),
         (("--nice", "90"), 2, "--nice 90"),
-        (("--trainer", tmp_path), 2, "Permission denied"),
-        (("--trainer", launch_nothing(tmp_path)), 2, "Exec format error"),
+        (("--trainer", place), 2, "Permission denied"),
+        (("--trainer", program(place, "\x7fno program\n\0")), 2, "Exec format error"),
     ):
-        expect_error(lab(tmp_path, *words), status, said, lines=1)
+        expect_error(lab(place, *words), status, said, lines=1)
         assert not out.exists() and file.read_text() == "text"
     for name, text, said in (
         ("lab.json", "{", "lab.json: not JSON"),
@@ -879,38 +781,25 @@ def test_errors_are_one_line(tmp_path):
         shutil.rmtree(out, ignore_errors=True)
         (out / name).parent.mkdir(parents=True)
         (out / name).write_text(text)
-        done = lab(tmp_path)
-        expect_error(done, 1, said, lines=1)
+        expect_error(lab(place), 1, said, lines=1)
         assert (out / name).read_text() == text
 
 
-def launch_nothing(place):
-    path = place / "text"
-    path.write_bytes(b"\x7fno program\n\0")
-    path.chmod(0o755)
-    return path
-
-
-def test_a_run_that_was_resumed_with_other_options_is_an_error(tmp_path):
-    corpus(tmp_path)
-    plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("20K", "2K")
-    assert lab(tmp_path, "--no-eval", "--arms", "baseline", plan=plan).returncode == 0
-    path = tmp_path / "out/baseline.lr0.01.seed1/run.json"
-    said = json.loads(path.read_text())
-    said["starts"] = [{"step": 0, "changed": []}, {"step": 8, "changed": [{"name": "lr", "old": 0.01, "new": 0.5}]}]
-    path.write_text(json.dumps(said))
-    done = lab(tmp_path, "--no-eval", "--arms", "baseline", plan=plan)
+def test_a_run_that_was_resumed_with_other_options_is_an_error(place):
+    plan = ONE_SEED.replace("20K", "2K")
+    assert lab(place, "--no-eval", "--arms", "baseline", plan=plan).returncode == 0
+    path = place / "out/baseline.lr0.01.seed1/run.json"
+    changed = [{"name": "lr", "old": 0.01, "new": 0.5}]
+    starts = [{"step": 0, "changed": []}, {"step": 8, "changed": changed}]
+    rewrite(path, lambda info: info.update(starts=starts))
+    done = lab(place, "--no-eval", "--arms", "baseline", plan=plan)
     expect_error(done, 2, "was resumed after step 8 with --lr 0.5, and the plan has 0.01")
 
 
-def test_two_labs_cannot_share_a_directory(tmp_path):
-    corpus(tmp_path)
-    first = in_background(tmp_path, plan=SMALL.replace("20K", "10M"))
-    lock = tmp_path / "out" / "lab.lock"
-    deadline = time.time() + 60
-    while not (lock.exists() and (tmp_path / "out" / "lab.json").exists()) and time.time() < deadline:
-        time.sleep(0.1)
-    second = lab(tmp_path, plan=SMALL.replace("20K", "10M"))
+def test_two_labs_cannot_share_a_directory(place):
+    first = in_background(place, plan=SMALL.replace("20K", "10M"))
+    wait_until(lambda: (place / "out/lab.lock").exists() and (place / "out/lab.json").exists())
+    second = lab(place, plan=SMALL.replace("20K", "10M"))
     expect_error(second, 1, "another lab is running in it")
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=130) == 3
@@ -936,9 +825,8 @@ def test_the_plans_of_the_repository_are_valid_at_every_size():
 def test_the_family_has_every_variant_and_equal_parameters_where_they_differ():
     trainer = Trainer(TRAINER)
     path = ROOT / "scripts/plans/family.plan"
-    runs = {
-        run.arm: run for run in plans.expand(plans.parse(path.read_text(), path.name, trainer.options), trainer.options)
-    }
+    plan = plans.parse(path.read_text(), path.name, trainer.options)
+    runs = {run.arm: run for run in plans.expand(plan, trainer.options)}
     table = (ROOT / "llmc/model/variants.h").read_text()
     variants = set(re.findall(r'^    \{"(\w+)",', table, re.M))
     assert len(variants) >= 20 and {run.options["attention"] for run in runs.values()} == variants
@@ -952,13 +840,12 @@ def test_the_family_has_every_variant_and_equal_parameters_where_they_differ():
             assert one == other, arm
 
 
-def test_caches_follow_the_layers_of_the_trainers_config(tmp_path):
-    corpus(tmp_path)
+def test_caches_follow_the_layers_of_the_trainers_config(place):
     shape = "--layers 4 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 --ffn 16 --seq-len 32 --steps 1".split()
     for number, words in enumerate(("--window 8", "--window 8 --full-every 2", "--window 8 --yoco", "--window 99")):
-        out = tmp_path / f"out{number}"
+        out = place / f"out{number}"
         command = [str(TRAINER), "--train-data", "corpus", "--out", str(out), *shape, *words.split()]
-        subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+        subprocess.run(command, cwd=place, capture_output=True, check=True)
         config = run_directory.read_json(run_directory.checkpoint(out, 1) / "config.json", {"layer_types": ["text"]})
         lengths = [
             min(config["sliding_window"], 32) if kind == "sliding_attention" else 32 for kind in config["layer_types"]

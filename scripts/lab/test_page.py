@@ -13,14 +13,13 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
-from . import test_report as made
-from .testing import expect_error, has
+import watch
 
-
-def added(log, records):
-    with open(log, "a") as f:
-        f.write("".join(json.dumps(record) + "\n" for record in records))
+from . import figures, one_run, page, report, study as studies, test_report as made
+from .table import engineering
+from .testing import HERE, expect_error, has
 
 
 def lines_up_to(log, step):
@@ -45,8 +44,6 @@ def called(main, program, *words):
 def watching(run):
     """watch.py's server of a run in a thread: yields a function of a path, which returns (status, text, headers), and
     the address of the page."""
-    import watch
-
     server = watch.start(watch.Watched(run), None)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -102,8 +99,8 @@ def test_the_live_page_follows_a_log_that_grows_and_shrinks(tmp_path):
         assert "60/200" in news["html"]["result"] and last_point(news, "loss", "validation")[0] == 50
         assert last_point(news, "loss", "training")[0] == 60
         train = json.loads(lines_up_to(whole, 61).splitlines()[-1])
-        added(log, [{**train, "loss": 1.25}, {"kind": "sample", "step": 61, "text": "<script>a & b"}])
-        added(log, [{"kind": "event", "step": 61, "what": "stopped", "why": "signal"}])
+        more = [{**train, "loss": 1.25}, {"kind": "sample", "step": 61, "text": "<script>a & b"}]
+        made.write_log(run, [*more, {"kind": "event", "step": 61, "what": "stopped", "why": "signal"}], "a")
         news = json.loads(get("/data?at=x")[1])
         assert last_point(news, "loss", "training") == (61, 1.25), last_point(news, "loss", "training")
         assert "<h3>step 61</h3><pre>&lt;script&gt;a &amp; b</pre>" in news["html"]["samples"]
@@ -128,8 +125,6 @@ def test_the_live_page_is_for_this_machine_and_has_two_files(tmp_path):
 
 
 def test_watch_writes_a_page_and_rejects_bad_options():
-    import watch
-
     with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as used:
         run, out, port = Path(place) / "run", Path(place) / "page.html", used.getsockname()[1]
         expect_error(called(watch.main, "watch.py", run, "--out", out), 1, f"{run}: the run has not started", lines=1)
@@ -152,16 +147,11 @@ def test_watch_writes_a_page_and_rejects_bad_options():
 
 
 def test_numbers_have_the_largest_unit_below_them():
-    from .table import engineering
-
     shown = [engineering(x) for x in (0.5, 999.7, 1e3, 12345, 0)]
     assert shown == ["0.5", "1k", "1k", "12.3k", "–"], shown
 
 
 def test_the_end_of_a_run_is_predicted_from_its_last_steps(tmp_path):
-    from . import one_run
-    from . import study as studies
-
     run = tmp_path / "run"
     made.made_run(run, "baseline", 0.001, 1, 2.0, steps=120)
     one = studies.load([run]).runs[0]
@@ -177,8 +167,6 @@ def test_the_end_of_a_run_is_predicted_from_its_last_steps(tmp_path):
 
 
 def test_named_runs_are_compared_with_a_table_of_their_options(tmp_path):
-    from . import report
-
     one, many, out = tmp_path / "one", tmp_path / "many", tmp_path / "out"
     made.made_run(one, "baseline", 0.001, 1, 2.0)
     for seed in (2, 3):
@@ -225,10 +213,6 @@ SEEN = {  # linear sRGB as it appears with a colour vision deficiency (Machado e
 
 
 def test_a_figure_has_eight_lines_until_more_are_asked_for():
-    from types import SimpleNamespace
-
-    from . import figures, page
-
     arms = [f"arm{i}" for i in range(11)]
     lines = lambda names, **more: [figures.trace(name, name, [0, 1], [1.0, 2.0], 0.001, **more) for name in names]
     views = lambda *traces: [{"views": [figures.view("v", "x", "y", [t for part in traces for t in part])]}]
@@ -242,13 +226,11 @@ def test_a_figure_has_eight_lines_until_more_are_asked_for():
 
 
 def test_colours_are_distinguishable_in_both_themes():
-    from . import page
-
     def seen(color, by):
         rgb = linear(color)
         return lab_color([max(0, min(1, sum(m * c for m, c in zip(row, rgb)))) for row in SEEN[by]] if by else rgb)
 
-    panels = re.findall("--panel: (#[0-9a-f]{6})", (made.HERE / "page.css").read_text())  # what figures are drawn on
+    panels = re.findall("--panel: (#[0-9a-f]{6})", (HERE / "page.css").read_text())  # what figures are drawn on
     for theme, background in zip(("light", "dark"), panels, strict=True):
         colors = page.PALETTE[theme]
         luminance = lambda color: sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear(color)))
@@ -257,10 +239,5 @@ def test_colours_are_distinguishable_in_both_themes():
             assert (light + 0.05) / (dark + 0.05) >= 3, (theme, color, (light + 0.05) / (dark + 0.05))
         for by, count, least in ((None, 10, 25), ("protanopia", 6, 20), ("deuteranopia", 6, 20)):
             for a, b in itertools.combinations(colors[:count], 2):
-                assert math.dist(seen(a, by), seen(b, by)) >= least, (
-                    theme,
-                    by,
-                    a,
-                    b,
-                    math.dist(seen(a, by), seen(b, by)),
-                )
+                apart = math.dist(seen(a, by), seen(b, by))
+                assert apart >= least, (theme, by, a, b, apart)

@@ -3,19 +3,16 @@ from a calculation by hand, classes of tokens, and dumps of the trainer."""
 
 import json
 import math
-import os
 import random
 import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
 from . import probe
-from .testing import expect_error
+from .testing import TRAINER, expect_error, run_lab, write_shard
 
-HERE = Path(__file__).resolve().parent
-TRAINER = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).absolute()
+probed = partial(run_lab, "probe")
 VARIANTS = (
     "baseline diff_v2 diff_v2_cross_group diff_v2_no_lambda diff_v2_no_sigmoid diff_v2_signed diff_v2_head_lambda "
     "diff_v2_layer_lambda diff_v2_gated_head diff_v2_gated_elem diff_v2_xsa diff_v2_norm diff_grouped_2 diff_grouped_4 "
@@ -202,8 +199,7 @@ def test_rounding_errors_of_attention_equal_those_of_a_calculation_by_hand():
 def trained(place, *options, seq=40):
     """(dump, checkpoint) of a model after 2 steps."""
     letters = random.Random(1).choices(b"abcdefgh ,.xyz", [9] * 11 + [1] * 3, k=3000)
-    header = (20240520).to_bytes(4, "little") + (1).to_bytes(4, "little") + (3000).to_bytes(4, "little")
-    (place / "val.bin").write_bytes(header.ljust(1024, b"\0") + b"".join(t.to_bytes(2, "little") for t in letters))
+    write_shard(place / "val.bin", letters)
     model = f"--layers 2 --hidden 24 --heads 8 --kv-heads 2 --head-dim 8 --ffn 20 --seq-len {seq} --batch-size 1"
     data = ["--train-data", place / "val.bin", "--val-data", place / "val.bin", "--threads", "1"]
     run(TRAINER, *model.split(), *options, *data, "--total-batch", seq, "--steps", 2, "--out", place / "run")
@@ -216,10 +212,6 @@ def trained(place, *options, seq=40):
 def run(*words):
     done = subprocess.run([*map(str, words)], capture_output=True, text=True)
     assert done.returncode == 0, (words, done.stderr)
-
-
-def probed(*words):
-    return subprocess.run([sys.executable, HERE, "probe", *map(str, words)], capture_output=True, text=True)
 
 
 def expect_variant(place, variant, *options):

@@ -3,8 +3,8 @@
 import json
 import math
 
-from . import test_report as made
-from .testing import expect_error, has
+from . import evaluation_figures, evaluations, study as studies, test_report as made
+from .testing import expect_error, has, rewrite
 
 HALF = 4.302652730 / math.sqrt(3)  # of a 95% t interval over 3 seeds, by their deviation
 NORMAL = 1.959963985
@@ -61,9 +61,6 @@ def test_scores_of_tasks_have_gaps_by_seed_and_are_compared_with_chance(tmp_path
 
 
 def test_the_figure_of_tasks_has_the_means_by_step_and_the_line_of_chance(tmp_path):
-    from . import evaluation_figures
-    from . import study as studies
-
     lab = scored_lab(tmp_path)
     shown = evaluation_figures.task_figure(studies.load([lab]))
     views = {view["label"]: view["traces"] for view in shown["views"]}
@@ -127,7 +124,7 @@ def measured_lab(place):
     for seed in (1, 2, 3):
         for arm, near, best in (("baseline", 0.25, 0.3), ("diff_v2", 0.6 + 0.05 * seed, 0.5 + 0.05 * seed)):
             path = lab / f"{arm}.lr0.001.seed{seed}" / "eval.json"
-            made.rewrite(path, lambda j: measured(j, near, 0.25, (0.22, best)))
+            rewrite(path, lambda j: measured(j, near, 0.25, (0.22, best)))
     return lab
 
 
@@ -157,8 +154,6 @@ def test_synthetic_tasks_are_compared_with_chance_by_the_wider_interval(tmp_path
 
 
 def test_a_wide_interval_over_seeds_or_questions_is_at_chance():
-    from . import evaluations
-
     def verdict(shares, n):
         return evaluations.score_of({seed: wilson(share, n) for seed, share in enumerate(shares)})["against_chance"]
 
@@ -170,9 +165,6 @@ def test_a_wide_interval_over_seeds_or_questions_is_at_chance():
 
 
 def test_the_map_of_needles_has_a_cell_for_each_length_and_depth(tmp_path):
-    from . import evaluation_figures
-    from . import study as studies
-
     lab = measured_lab(tmp_path)
     study = studies.load([lab])
     shown = evaluation_figures.needle_figure(study)
@@ -201,8 +193,8 @@ def test_damaged_synthetic_tasks_are_left_out_with_one_line(tmp_path):
         (lambda j: j.update(shots={}), "shots is not a list"),
     ):
         (run / "eval.json").write_text(json.dumps(whole))
-        made.rewrite(run / "eval.json", change)
+        rewrite(run / "eval.json", change)
         expect_error(made.report(run, "--no-png"), 1, f"eval.json: {message}", lines=1)
     (run / "eval.json").write_text(json.dumps(whole))
-    made.rewrite(run / "eval.json", lambda j: j["needles"].update(cells=[]))
+    rewrite(run / "eval.json", lambda j: j["needles"].update(cells=[]))
     assert made.report(run, "--no-png").returncode == 0  # no cells: nothing to show

@@ -5,19 +5,13 @@ import io
 import itertools
 import json
 import math
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from lab import coordinates, fit, plan as plans, stats, suggest
-from lab.testing import expect_error, has
+from lab.testing import TRAINER, expect_error, has, raises, run_lab, text_shard
 from lab.trainer import Trainer
-
-HERE = Path(__file__).resolve().parent
-TRAINER = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).absolute()
 
 PLAN = """seeds = 1
 tokens = 1K
@@ -49,17 +43,6 @@ base-depth = {layers}
 """
 
 
-def lab(place, *words):
-    command = [sys.executable, HERE, *map(str, words)]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
-
-
-def text_shard(path, count=4000):
-    data = "".join(f"{n} plus {n % 7} is {n + n % 7}.\n" for n in range(count))[:count].encode()
-    header = [20240520, 1, count] + [0] * 253
-    path.write_bytes(b"".join(n.to_bytes(4, "little") for n in header) + b"".join(bytes([b, 0]) for b in data))
-
-
 def test_a_plan_makes_an_arm_of_each_width_and_depth():
     trainer = Trainer(TRAINER)
     plan = plans.parse(PLAN, "x.plan", trainer.options)
@@ -70,22 +53,18 @@ def test_a_plan_makes_an_arm_of_each_width_and_depth():
     assert (runs["completep.w4"]["base-width"], runs["completep.w4"]["base-depth"]) == ("32", "2")
     assert plan.arms["completep.d4"]["label"] == "C, depth x4"
     for text, said in (("hidden = 32", "x.plan:20: widths requires whole numbers of hidden"), ("layers = 2", "depths")):
-        try:
-            names = "hidden heads kv-heads ffn".split() if text.startswith("hidden") else ["layers"]
-            rest = [line for line in PLAN.replace("{hidden}", "8").replace("{layers}", "2").splitlines()]
-            rest = ["# " + line if line.split(" ")[0] in names else line for line in rest]
+        names = "hidden heads kv-heads ffn".split() if text.startswith("hidden") else ["layers"]
+        rest = PLAN.replace("{hidden}", "8").replace("{layers}", "2").splitlines()
+        rest = ["# " + line if line.split(" ")[0] in names else line for line in rest]
+        with raises(plans.PlanError, said):
             plans.expand(plans.parse("\n".join(rest), "x.plan", trainer.options), trainer.options)
-        except plans.PlanError as error:
-            assert said in str(error), error
-        else:
-            raise AssertionError(f"accepted without {text}")
 
 
 def test_activations_keep_their_size_with_completep_and_grow_without(tmp_path):
     # The slopes of the parametrization's table, at widths 32 and 128 and depths 2 and 8 after 4 steps.
-    text_shard(tmp_path / "text.bin")
+    text_shard(tmp_path / "text.bin", 4000)
     (tmp_path / "x.plan").write_text(PLAN.replace("seeds = 1", "seeds = 1\ncoordinates = 4"))
-    done = lab(tmp_path, "run", "./x.plan", "--trainer", TRAINER, "--out", tmp_path / "out")
+    done = run_lab("run", "./x.plan", "--trainer", TRAINER, "--out", tmp_path / "out", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "out/coordinates.png").stat().st_size > 1000
     slopes = json.loads((tmp_path / "out/coordinates.json").read_text())["slopes"]["standard"]
@@ -95,7 +74,9 @@ def test_activations_keep_their_size_with_completep_and_grow_without(tmp_path):
     (tmp_path / "x.plan").write_text(
         (tmp_path / "x.plan").read_text().replace("train-data = text.bin", "train-data = no.bin")
     )
-    expect_error(lab(tmp_path, "run", "./x.plan", "--trainer", TRAINER, "--out", tmp_path / "no"), 1, "no.bin", 1)
+    expect_error(
+        run_lab("run", "./x.plan", "--trainer", TRAINER, "--out", tmp_path / "no", cwd=tmp_path), 1, "no.bin", 1
+    )
 
 
 def test_the_best_rate_is_the_minimum_of_a_parabola():
@@ -122,32 +103,32 @@ def test_a_sweep_has_the_seeds_that_have_ended_at_all_rates():
 
 
 def test_suggest_prints_options_that_the_trainer_accepts(tmp_path):
-    text_shard(tmp_path / "text.bin")
+    text_shard(tmp_path / "text.bin", 4000)
     text_shard(tmp_path / "val.bin", 2000)
     swept = PLAN.replace("lr = 4e-3", "lr = 1e-4 1e-2 3").replace("widths = 1 4\ndepths = 1 4", "widths = 1")
     swept = swept.replace(
         "[arm standard]", "val-data = val.bin\nval-steps = 4\nvalidations = 1\ncheckpoints = 1\n[arm standard]"
     )
     (tmp_path / "x.plan").write_text(swept)
-    done = lab(tmp_path, "run", "./x.plan", "--trainer", TRAINER, "--out", tmp_path / "out", "--no-eval", "--jobs", "1")
+    done = run_lab(
+        "run", "./x.plan", "--trainer", TRAINER, "--out", tmp_path / "out", "--no-eval", "--jobs", "1", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for arm in ("standard.w1", "completep.w1"):
         command = ["suggest", tmp_path / "out", "--arm", arm, "--trainer", TRAINER]
-        done = lab(tmp_path, *command, "--preset", "small")
+        done = run_lab(*command, "--preset", "small")
         assert done.returncode == 0, done.stdout + done.stderr
         line = next(line for line in done.stdout.splitlines() if line.startswith("--preset"))
         base = "--parametrization completep --base-width 32 --base-depth 2 --base-head-dim 16 --lr 0.0"
         assert f"--preset small --attention diff_v2 {base}" in line, line
-    expect_error(lab(tmp_path, *command, "--preset", "tyni"), 1, "--preset 'tyni' is not accepted", 1)
-    expect_error(lab(tmp_path, "suggest", tmp_path / "out", "--preset", "small"), 2, "--preset requires --arm ARM", 1)
-    expect_error(lab(tmp_path, "suggest", tmp_path / "out", "--arm", "x"), 2, "--arm x: no such arm", 1)
-    expect_error(lab(tmp_path, "suggest", tmp_path / "nothing"), 1, "nothing: no such directory", 1)
-    expect_error(lab(tmp_path, "suggest"), 2, "RUNS", 1)
+    expect_error(run_lab(*command, "--preset", "tyni"), 1, "--preset 'tyni' is not accepted", 1)
+    expect_error(run_lab("suggest", tmp_path / "out", "--preset", "small"), 2, "--preset requires --arm ARM", 1)
+    expect_error(run_lab("suggest", tmp_path / "out", "--arm", "x"), 2, "--arm x: no such arm", 1)
+    expect_error(run_lab("suggest", tmp_path / "nothing"), 1, "nothing: no such directory", 1)
+    expect_error(run_lab("suggest"), 2, "RUNS", 1)
     run = tmp_path / "out/standard.w1.lr0.01.seed1/run.json"
     run.write_text(run.read_text().replace('"z-loss": 0', '"z-loss": 0.5'))
-    expect_error(
-        lab(tmp_path, "suggest", tmp_path / "out"), 1, "not comparable: --z-loss: 0 in standard.w1.lr0.0001", 1
-    )
+    expect_error(run_lab("suggest", tmp_path / "out"), 1, "not comparable: --z-loss: 0 in standard.w1.lr0.0001", 1)
 
 
 LAWS = {"baseline": (1.7, 40, 0.35, 60, 0.3), "diff_v2": (1.65, 45, 0.37, 60, 0.3)}
@@ -230,9 +211,7 @@ def test_a_fit_finds_known_exponents_and_extrapolates_the_gap(tmp_path):
         ([*noisy, tmp_path / "none"], 1, "none: no such directory"),
     ):
         error = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(error):
-                fit.main([*map(str, words)])
-        except SystemExit as ended:
-            assert ended.code == status and error.getvalue().count("\n") == 1, error.getvalue()
+        with contextlib.redirect_stderr(error), pytest.raises(SystemExit) as ended:
+            fit.main([*map(str, words)])
+        assert ended.value.code == status and error.getvalue().count("\n") == 1, error.getvalue()
         has(error.getvalue(), said)
