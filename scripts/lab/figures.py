@@ -97,15 +97,12 @@ def loss_curves(study):
             means = [stats.mean_or_none([y[i] for _, y in lines]) for i in range(n)]
             traces.append(trace(arm, label, binned(average), binned(means), lr, who=over(runs), smooth=True))
         views.append(view(which, title, "training loss, nats per token", traces, focus=True))
-    return figure(
-        "loss",
-        "loss",
-        "Training loss",
+    note = (
         "Running mean over the share of the steps that the slider sets. Thick: the mean over seeds, up to the last "
         "step of the shortest run; thin: single runs. The axis of tokens compares models on equal data, the axis of "
-        "FLOPs on equal compute. Time depends on the machine and its other load.",
-        views,
+        "FLOPs on equal compute. Time depends on the machine and its other load."
     )
+    return figure("loss", "loss", "Training loss", note, views)
 
 
 def focus(view, traces):
@@ -151,9 +148,8 @@ def gap_curves(study):
         view("validation", "tokens", "gap, nats", marks, zero=True),
         view("training", "tokens", "gap of the running mean, nats", traces, zero=True),
     ]
-    return figure(
-        "gap", "loss", "Gap during training", note, views if any(len(t["x"]) > 1 for t in marks) else views[::-1]
-    )
+    views = views if any(len(t["x"]) > 1 for t in marks) else views[::-1]
+    return figure("gap", "loss", "Gap during training", note, views)
 
 
 def final_gaps(study, rows):
@@ -171,13 +167,9 @@ def final_gaps(study, rows):
                 style = {"mode": "markers", "faint": True, "symbol": "x", "text": [f"seed {s}" for s in single]}
                 traces.append(trace(arm, label, list(single.values()), [label] * len(single), lr, **style))
     x = f"final loss minus that of {study.arms[study.reference]}, nats"
-    return figure(
-        "final",
-        "loss",
-        "Gap at the end",
-        f"Dot and bar: mean and {100 * stats.CONFIDENCE:.0f}% t interval of the paired gaps; crosses: seeds.",
-        [view("gap", x, "", traces, zero_x=True, category=True)],
-    )
+    note = f"Dot and bar: mean and {100 * stats.CONFIDENCE:.0f}% t interval of the paired gaps; crosses: seeds."
+    views = [view("gap", x, "", traces, zero_x=True, category=True)]
+    return figure("final", "loss", "Gap at the end", note, views)
 
 
 def spike_traces(study, key):
@@ -208,16 +200,11 @@ def gradient_norms(study):
         f"mean of the last {stats.SPIKE_WINDOW} steps (at the start fewer, at least {stats.SPIKE_LEAST}). Thick: the "
         "first seed."
     )
-    return figure(
-        "norms",
-        "stability",
-        "Gradient norm and loss of every step",
-        note,
-        [
-            view("gradient norm", "tokens", "gradient norm", spike_traces(study, "grad_norm"), ylog=10),
-            view("loss", "tokens", "training loss, nats", spike_traces(study, "loss")),
-        ],
-    )
+    views = [
+        view("gradient norm", "tokens", "gradient norm", spike_traces(study, "grad_norm"), ylog=10),
+        view("loss", "tokens", "training loss, nats", spike_traces(study, "loss")),
+    ]
+    return figure("norms", "stability", "Gradient norm and loss of every step", note, views)
 
 
 def ladder(study, rows):
@@ -237,13 +224,8 @@ def ladder(study, rows):
         f"Crosses: single runs; line: means with {100 * stats.CONFIDENCE:.0f}% t intervals over seeds; "
         "stars: runs without a finite final loss."
     )
-    return figure(
-        "ladder",
-        "stability",
-        "Final loss by learning rate",
-        note,
-        [view("rates", "learning rate", "final loss, nats", traces, xlog=10)],
-    )
+    views = [view("rates", "learning rate", "final loss, nats", traces, xlog=10)]
+    return figure("ladder", "stability", "Final loss by learning rate", note, views)
 
 
 def figures_of_layers(views, remark=""):

@@ -68,14 +68,8 @@ def shown(value):
 
 
 def events(run):
-    rows = [
-        [
-            r["step"],
-            r.get("what", "–"),
-            ", ".join(f"{k} {shown(v)}" for k, v in r.items() if k not in HIDDEN and v != []),
-        ]
-        for r in run.events[: -MOST_EVENTS - 1 : -1]
-    ]
+    values = lambda r: ", ".join(f"{k} {shown(v)}" for k, v in r.items() if k not in HIDDEN and v != [])
+    rows = [[r["step"], r.get("what", "–"), values(r)] for r in run.events[: -MOST_EVENTS - 1 : -1]]
     caption = f"{len(rows)} of {len(run.events)} events, the last first. docs/formats.md describes them."
     return Table("events", ["step", "event", "values"], rows, caption, wrap=True)
 
@@ -100,15 +94,8 @@ def smoothable(name, x, y):
 def loss(run):
     train, losses = [r["step"] for r in run.train], [r.get("loss") for r in run.train]
     lines, steps = smoothable("training", binned(train), binned(losses)), sorted(run.val)
-    lines += [
-        trace(
-            "validation",
-            "validation",
-            steps,
-            [run.val[s] for s in steps],
-            mode="lines+markers" if steps[2:] else "markers",
-        )
-    ] * bool(steps)
+    mode = "lines+markers" if steps[2:] else "markers"
+    lines += [trace("validation", "validation", steps, [run.val[s] for s in steps], mode=mode)] * bool(steps)
     note = (
         f"Training, thin: each step, or the means of {POINTS} parts of a longer run; thick: the running mean over the "
         "share of the line that the slider sets."

@@ -25,10 +25,8 @@ def has_points(t):
 
 
 def draw_trace(axes, t, color, dash, named):
-    mode, label = (
-        t.get("mode", "lines"),
-        t["name"] if t["name"] not in named and not t.get("faint") and not t.get("unnamed") else None,
-    )
+    mode = t.get("mode", "lines")
+    label = t["name"] if t["name"] not in named and not t.get("faint") and not t.get("unnamed") else None
     named.add(label)
     if t.get("low"):
         axes.fill_between(t["x"], clean(t["low"]), clean(t["high"]), color=color, alpha=0.15, linewidth=0)
@@ -108,12 +106,10 @@ def figure_files(path, figure, view, arms, lr, first=((), True)):
     axes.grid(not view.get("heat"), **({} if view.get("heat") else {"color": "#e3e6ea", "linewidth": 0.6}))
     axes.set_axisbelow(True)
     if len(named) > 2 and not view.get("category"):
-        outside = (
-            {"loc": "upper left", "bbox_to_anchor": (1, 1.02), "fontsize": 5, "handlelength": 5}
-            if len(named) > 9
-            else {}
-        )
-        axes.legend(**{"fontsize": 7.5, "frameon": False, **(outside if len(named) > 9 else {})})
+        style = {"fontsize": 7.5}
+        if len(named) > 9:
+            style = {"loc": "upper left", "bbox_to_anchor": (1, 1.02), "fontsize": 5, "handlelength": 5}
+        axes.legend(frameon=False, **style)
         fig.set_figheight(max(4.6, 0.13 * len(named)))
     if not view.get("xlog") and not view.get("category") and axes.get_xlim()[1] >= 1e5:
         axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
@@ -132,20 +128,15 @@ def maps_png(path, label, head, tensors):
     if f"{name}.a2" in tensors:
         a1, a2, s = panels["A"], tensors[f"{name}.a2"], tensors[f"{name}.lambda"]
         panels = {"A1": a1, "A2": a2, "A1 - s A2": a1 - s[:, None] * a2}
-    fig, all_axes = plt.subplots(
-        1, len(panels), figsize=(4.2 * len(panels), 4.2), dpi=130, layout="constrained", squeeze=False
-    )
+    size = (4.2 * len(panels), 4.2)
+    fig, all_axes = plt.subplots(1, len(panels), figsize=size, dpi=130, layout="constrained", squeeze=False)
     for axes, (title, values) in zip(all_axes[0], panels.items()):
         values = np.where(np.tri(len(values), dtype=bool), values, math.nan)
         top = np.nanmax(np.abs(values))
-        difference = "-" in title
-        image = axes.imshow(
-            values,
-            cmap="RdBu" if difference else "Blues",
-            norm=matplotlib.colors.SymLogNorm(0.02, vmin=-top, vmax=top)
-            if difference
-            else matplotlib.colors.PowerNorm(0.5, 0, top),
-        )
+        cmap, norm = "Blues", matplotlib.colors.PowerNorm(0.5, 0, top)
+        if "-" in title:  # a difference
+            cmap, norm = "RdBu", matplotlib.colors.SymLogNorm(0.02, vmin=-top, vmax=top)
+        image = axes.imshow(values, cmap=cmap, norm=norm)
         axes.set_title(title, fontsize=9)
         fig.colorbar(image, ax=axes, shrink=0.8)
     fig.suptitle(f"{label}: layer {layer}, head {number}", fontsize=10)

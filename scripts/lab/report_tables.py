@@ -100,28 +100,23 @@ def options(study, r):
     value = lambda run, name: shown(run.options.get(name)) if len(run.history) == 1 else run.over_time(name)
     differing = [n for n in names if len({value(run, n) for run in first.values()}) > 1] if len(first) > 1 else []
     rows = [[f"--{n}", *(value(run, n) for run in first.values())] for n in differing]
-    return Table(
-        "options",
-        ["option", *study.arms.values()],
-        rows,
-        "Other options that differ between the arms, of the first run of each.",
-        wrap=True,
-    )
+    caption = "Other options that differ between the arms, of the first run of each."
+    return Table("options", ["option", *study.arms.values()], rows, caption, wrap=True)
 
 
 def spikes(r):
     score = lambda x: f"{x['spikes']} of {x['judged']}" + (f" ({x['score']:.2f}%)" if x["score"] is not None else "")
-    return Table(
-        "spikes",
-        ["arm", "rate", "runs", "diverged", "spikes of the gradient norm", "spikes of the loss"],
-        [
-            [arm_cell(row), row["rate"], row["runs"], row["diverged"], score(row["grad"]), score(row["loss"])]
-            for row in r["spikes"]
-        ],
+    rows = [
+        [arm_cell(row), row["rate"], row["runs"], row["diverged"], score(row["grad"]), score(row["loss"])]
+        for row in r["spikes"]
+    ]
+    head = ["arm", "rate", "runs", "diverged", "spikes of the gradient norm", "spikes of the loss"]
+    caption = (
         f"A spike is a step at least {stats.SPIKE_Z:g} standard deviations above the mean of the last "
         f"{stats.SPIKE_WINDOW} steps, from {stats.SPIKE_LEAST} steps on. The score is their percentage of the judged "
-        "steps, over all seeds (OLMo 2, arXiv 2501.00656).",
+        "steps, over all seeds (OLMo 2, arXiv 2501.00656)."
     )
+    return Table("spikes", head, rows, caption)
 
 
 def ladder(r):
@@ -176,19 +171,13 @@ def late_gradients(r):
         return f"{math.exp(e['mean']):.2f} [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "–"
 
     short = lambda x: "–" if x is None else f"{x:.3g}"
-    heads, rows = layer_heads(
-        [
-            ([arm_cell(x), f"{x['lr']:g}"], list(map(short, x["layers"])), [short(x["all"]), ratio(x["ratio"])])
-            for x in r["late_gradients"]
-        ]
-    )
-    return Table(
-        "late-gradients",
-        ["arm", "rate", *heads, "all", "ratio"],
-        rows,
+    row = lambda x: ([arm_cell(x), f"{x['lr']:g}"], list(map(short, x["layers"])), [short(x["all"]), ratio(x["ratio"])])
+    heads, rows = layer_heads(list(map(row, r["late_gradients"])))
+    caption = (
         "Gradient norms of the layers in the last quarter of the steps, before clipping: geometric means over "
-        "statistics and the seeds. Ratio: of all layers to the reference, paired by seed.",
+        "statistics and the seeds. Ratio: of all layers to the reference, paired by seed."
     )
+    return Table("late-gradients", ["arm", "rate", *heads, "all", "ratio"], rows, caption)
 
 
 def probes(r):
@@ -206,15 +195,8 @@ def probes(r):
         for arm, of in part["beyond"].items()
         if of["adjacent"][1]
     ]
-    tables = [
-        Table(
-            "probes",
-            ["arm", "number", *heads],
-            rows,
-            "Probes of the last checkpoints, mean over seeds. scripts/lab/layers.py describes the numbers.",
-            lines=lines,
-        )
-    ]
+    caption = "Probes of the last checkpoints, mean over seeds. scripts/lab/layers.py describes the numbers."
+    tables = [Table("probes", ["arm", "number", *heads], rows, caption, lines=lines)]
     for arm, steps in part["steps"].items():
         names = [name for name in steps[0] if name != "step"]
         cells = [[row["step"], *(interval(row.get(name), True, 3) for name in names)] for row in steps]
@@ -247,12 +229,8 @@ def recall(r):
         head = head or [f"{c['pairs']} pairs" + (f", {c['noise']} noise" if c["noise"] else "") for c in cells]
         values = [f"{100 * c['exact']['mean']:.1f} / {100 * c['among_values']['mean']:.1f}" for c in cells]
         rows.append([arm_cell({"arm": arm, "label": r["arms"][arm]}), *values])
-    return Table(
-        "recall",
-        ["arm", *head],
-        rows,
-        "Exact match / best of the shown values, percent, mean over seeds. By chance the second is 100 / pairs.",
-    )
+    caption = "Exact match / best of the shown values, percent, mean over seeds. By chance the second is 100 / pairs."
+    return Table("recall", ["arm", *head], rows, caption)
 
 
 def sources(r):
@@ -273,9 +251,8 @@ def low_bit(r):
         f"seeds. p: adjusted for the gaps of the table. {SHOWN}",
         "rounding": "Evaluation with rounded numbers. Cost: loss with --quantize minus loss without, of the same "
         "checkpoint. p: adjusted for the gaps at one training precision.",
-        "measured": "Over the layers. Logits and activations: on the first 64 tokens of windows. bf16 error: of "
-        "rows of "
-        "attention in bf16, relative to their norm; an output is a head, or a pair after the subtraction. Gap: the "
+        "measured": "Over the layers. Logits and activations: on the first 64 tokens of windows. bf16 error: of rows "
+        "of attention in bf16, relative to their norm; an output is a head, or a pair after the subtraction. Gap: the "
         "arm's value minus that of the reference.",
     }
     heads = {"training": ("losses", "cost"), "rounding": ("rounded to", "cost"), "measured": ("magnitude", "value")}
@@ -283,8 +260,7 @@ def low_bit(r):
     for name, (what, value) in heads.items():
         rows = []
         for row in part[name]:
-            cost = interval(row["cost"], False, 5) if name == "measured" else interval(row["cost"], True, 5)
-            gap = gap_cells(r, row, digits=5)
+            cost, gap = interval(row["cost"], name != "measured", 5), gap_cells(r, row, digits=5)
             rows.append([row["precision"], row["what"], arm_cell(row), cost, *gap, row["cost"]["n"]])
         head = ["trained in", what, "arm", value, "gap", "p (Holm)", "seeds"]
         tables.append(Table(f"precision-{name}", head, rows, captions[name]))

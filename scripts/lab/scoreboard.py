@@ -107,17 +107,8 @@ def row_of(row):
     ]
 
 
-HEAD = [
-    "claim",
-    "arms, metric, expected, smallest effect",
-    "difference [95% interval]",
-    "verdict",
-    "p (Holm)",
-    "seeds",
-    "deviation",
-    "parameters",
-    "FLOPs, ratio",
-]
+HEAD = ["claim", "arms, metric, expected, smallest effect", "difference [95% interval]", "verdict", "p (Holm)", "seeds"]
+HEAD += ["deviation", "parameters", "FLOPs, ratio"]
 
 
 def power(measured):
@@ -131,15 +122,8 @@ def power(measured):
     tokens = max(measured.of(measured.arms, "tokens"), default=0) * len(measured.arms)
     tokens *= 1 if measured.sweep else len(measured.rates)
     shown = lambda n: "more than 1000" if n is None else n
-    cells = [
-        [row["arm"], f"{row['sd']:.4f}"]
-        + (
-            [f"{row['gap_sd']:.4f}", shown(row["seeds_for_effect"]), shown(row["seeds_pooled"])]
-            if row["gap_sd"]
-            else ["–"] * 3
-        )
-        for row in rows
-    ]
+    gap = lambda row: [f"{row['gap_sd']:.4f}", shown(row["seeds_for_effect"]), shown(row["seeds_pooled"])]
+    cells = [[row["arm"], f"{row['sd']:.4f}", *(gap(row) if row["gap_sd"] else ["–"] * 3)] for row in rows]
     return (
         f"Seeds with which a difference of {tables.EFFECT:g} nats is shown with probability {tables.POWER:g}, if it is "
         "the only claim: with the deviation of the arm's own paired gaps, and with the one that is pooled over "
@@ -177,9 +161,8 @@ def runs_needed(all_claims, rows):
         told = ", ".join(f"{verdicts.count(v)} {v}" for v in claims.VERDICTS if v in verdicts)
         where = f"`{claim.plan}`: {claim.size}" if claim.plan else claim.measured
         cells.append([f"`{claim.id}`", claim.claim, where, claim.hours or "–", told or "none"])
-    return table(
-        ["id", "claim", "runs that can test it, or where it is measured", "GPU hours", "verdicts above"], cells
-    )
+    head = ["id", "claim", "runs that can test it, or where it is measured", "GPU hours", "verdicts above"]
+    return table(head, cells)
 
 
 def page(all_claims, found):
