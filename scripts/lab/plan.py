@@ -100,6 +100,7 @@ TAKEN = {
     "probe": "probes",
     "dump-qkv": "probes",
 }
+EVERY = {"validations": "val-every", "statistics": "stats-every", "checkpoints": "checkpoint-every"}
 EVALUATED = ("eval-needles", "eval-shots")  # synthetic tasks of the evaluation
 OWN = ("lr", "ranks", "threads", "quantize")  # also names of trainer options, which a plan does not set
 SWEPT = 5  # rates of a sweep, at least
@@ -312,10 +313,9 @@ def expand(plan, trainer_options, size=None, arms=None, overrides=None, rates=No
             continue
         keys = {}
         for level in (plan.common, size_keys, arm_keys, overrides or {}):
-            data = (
-                {"train-data": level["data"], "val-data": level["data"], "doc-mask": "yes"} if "data" in level else {}
-            )
-            keys |= data | level
+            if "data" in level:
+                keys |= {"train-data": level["data"], "val-data": level["data"], "doc-mask": "yes"}
+            keys |= level
         base = {"preset": "tiny", **plan.common, **size_keys}
         of_size = lambda found: str(base.get(found[1], found[0]))
         keys = {k: re.sub(r"\{([a-z-]+)\}", of_size, v) if isinstance(v, str) else v for k, v in keys.items()}
@@ -377,43 +377,24 @@ def expand_arm(plan, arm, keys, trainer_options):
         k: flag_value(plan, k, v, trainer_options) for k, v in keys.items() if k in trainer_options and k not in OWN
     }
     options["steps"] = str(steps)
-    for key, option in (
-        ("validations", "val-every"),
-        ("statistics", "stats-every"),
-        ("checkpoints", "checkpoint-every"),
-    ):
+    for key, option in EVERY.items():
         if key in keys and (key != "validations" or "val-data" in keys):
             options[option] = str(max(1, steps // keys[key]))
     if "phase" in keys:
         options["phase"] = f"{begin}:{changes}"
     options["keep"] = "0" if keys.get("probes") == "all" else "1"
+    known = ("match", "ranks", "threads", "launcher", "eval-steps", "probes")
+    of_arm = {key.replace("-", "_"): keys[key] for key in known if key in keys}
+    of_arm["quantize"] = tuple(keys.get("quantize", ()))
+    text = lambda value: value if isinstance(value, str) else ",".join(map(str, value))
+    of_arm["tasks"] = {key: text(keys[key]) for key in EVALUATED if key in keys}
     precisions = keys.get("precisions", [None])
     runs = []
     for seed, lr, precision in itertools.product(keys.get("seeds", [1]), keys["lr"], precisions):
-        runs.append(
-            PlannedRun(
-                f"{arm}.{precision}.lr{lr:g}.seed{seed}" if precision else f"{arm}.lr{lr:g}.seed{seed}",
-                arm,
-                lr,
-                seed,
-                steps,
-                tokens,
-                {**options, **({"gemm": precision} if precision else {}), "lr": f"{lr:g}", "seed": str(seed)},
-                keys.get("match", ""),
-                keys.get("ranks", 1),
-                keys.get("threads", 0),
-                keys.get("launcher", ""),
-                tuple(keys.get("quantize", ())),
-                keys.get("eval-steps", 10**6),
-                keys.get("probes", "none"),
-                {
-                    key: keys[key] if isinstance(keys[key], str) else ",".join(map(str, keys[key]))
-                    for key in EVALUATED
-                    if key in keys
-                },
-                bool(precision or keys.get("quantize")),
-            )
-        )
+        name = f"{arm}.{precision}.lr{lr:g}.seed{seed}" if precision else f"{arm}.lr{lr:g}.seed{seed}"
+        own = {**options, **({"gemm": precision} if precision else {}), "lr": f"{lr:g}", "seed": str(seed)}
+        rounding = bool(precision or keys.get("quantize"))
+        runs.append(PlannedRun(name, arm, lr, seed, steps, tokens, own, **of_arm, rounding=rounding))
     return runs
 
 
@@ -430,10 +411,8 @@ def arguments(options):
 
 def parse_help(text):
     """The options in the trainer's --help: {name: 'flag' or 'value'}."""
-    options = {}
-    for no, name, rest in re.findall(r"^  --(\[no-\])?([a-z0-9-]+)(.*)$", text, re.M):
-        options[name] = "flag" if no else "value"
-    return options
+    found = re.findall(r"^  --(\[no-\])?([a-z0-9-]+)", text, re.M)
+    return {name: "flag" if no else "value" for no, name in found}
 
 
 def matched_width(wanted, low, at_low, high, at_high):

@@ -103,16 +103,9 @@ def parse_arguments(words):
 
 
 def overrides(a):
-    given = {}
-    if a.data:
-        given["train-data"] = given["val-data"] = a.data
-    if a.tokens:
-        given["tokens"] = plans.parse_count(a.tokens)
-    if a.seeds:
-        given["seeds"] = [int(word) for word in a.seeds.split(",")]
-    if a.lr:
-        given["lr"] = a.lr
-    return given
+    given = {"train-data": a.data, "val-data": a.data, "tokens": a.tokens and plans.parse_count(a.tokens)}
+    given |= {"seeds": a.seeds and [int(word) for word in a.seeds.split(",")], "lr": a.lr}
+    return {key: value for key, value in given.items() if value}
 
 
 def load_plan(a, trainer):
@@ -276,25 +269,17 @@ def write_lab(out, plan, size, runs, costs, given):
     arms = {**old.get("arms", {}), **{arm: facts_of_arm(arm, keys) for arm, keys in plan.arms.items()}}
     listed = {run["name"]: run for run in old.get("runs", [])}
     for run in runs:
-        listed[run.name] = {
-            "name": run.name,
-            "arm": run.arm,
-            "lr": run.lr,
-            "seed": run.seed,
-            "steps": run.steps,
-            "tokens": run.tokens,
-            "parameters": costs[run.name].parameters,
-            **({"base": run.base.name} if run.base else {}),
-        }
+        listed[run.name] = {key: getattr(run, key) for key in ("name", "arm", "lr", "seed", "steps", "tokens")}
+        listed[run.name]["parameters"] = costs[run.name].parameters
+        if run.base:
+            listed[run.name]["base"] = run.base.name
     lab = {
         "plan": plan.name,
         "size": size,
         "title": plan.common.get("title", plan.name),
         "question": plan.common.get("question", ""),
         "reference": plan.common["reference"],
-        "precisions": plan.common.get("precisions", []),
-        "sweep-seeds": plan.common.get("sweep-seeds", []),
-        "looks": plan.common.get("looks", []),
+        **{key: plan.common.get(key, []) for key in ("precisions", "sweep-seeds", "looks")},
         "registration": registration(plan, given, old),
         "quantize": list(dict.fromkeys(spec for run in runs for spec in run.quantize)),
         "arms": arms,
