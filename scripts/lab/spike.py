@@ -24,6 +24,7 @@ from pathlib import Path
 from . import option_history, run_directory
 from .cli import Parser, fail
 from .run_directory import RunError
+from .tensors import Tensors
 
 BEFORE, SHOWN, INFINITE = 16, 60, 1e3
 DESCRIPTION = """Replays a run from the checkpoint before a loss spike, bit for bit, then with one thing changed at a
@@ -48,11 +49,8 @@ def parse_arguments(words):
 
 def losses_of(records, key="loss"):
     """{step: value} of the train records; infinite where it is null."""
-    found = {}
-    for r in records:
-        if r["kind"] == "train":
-            found[r["step"]] = math.inf if r.get(key) is None else r[key]
-    return found
+    steps = (r for r in records if r["kind"] == "train")
+    return {r["step"]: math.inf if r.get(key) is None else r[key] for r in steps}
 
 
 def level(losses, step):
@@ -148,18 +146,8 @@ class Replays:
         given = {word.split("=")[0] for word in options}
         words = [w for w in self.words if w.split("=")[0] not in given]
         changed = f"{self.changes} {changes}".strip()
-        command = [
-            *shlex.split(self.a.launch if launch is None else launch),
-            self.a.trainer,
-            "--out",
-            str(directory),
-            "--resume",
-            "--stop-after",
-            str(self.last),
-            *OFF,
-            *words,
-            *options,
-        ]
+        command = [*shlex.split(self.a.launch if launch is None else launch), self.a.trainer, "--out", str(directory)]
+        command += ["--resume", "--stop-after", str(self.last), *OFF, *words, *options]
         command += ["--change", changed] if changed else []
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         log = directory / "log.jsonl"
@@ -247,9 +235,7 @@ def find_part(r, parts, change, what):
 
 
 def tensor_shapes(checkpoint):
-    with open(checkpoint / "model.safetensors", "rb") as f:
-        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
-    return {name: x["shape"] for name, x in header.items() if name != "__metadata__"}
+    return {name: x["shape"] for name, x in Tensors(checkpoint / "model.safetensors").header.items()}
 
 
 def groups_of(names):
@@ -384,14 +370,11 @@ def cause(r, records, windows):
 def draw(r, path):
     """Loss curves as SVG: the log, and each replay in the colour of its verdict."""
     width, height, left, top = 800, 420, 60, 20
-    curves = [x["losses"] for x in r.done.values()]
-    shown = [
-        y
-        for c in [*curves, {s: r.losses[s] for s in range(max(1, r.begin - BEFORE), r.last + 1) if s in r.losses}]
-        for y in c.values()
-        if math.isfinite(y)
-    ]
-    low, high, first = min(shown), max(shown), max(1, r.begin - BEFORE)
+    first = max(1, r.begin - BEFORE)
+    values = [r.losses[s] for s in range(first, r.last + 1) if s in r.losses]
+    values += [y for x in r.done.values() for y in x["losses"].values()]
+    shown = list(filter(math.isfinite, values))
+    low, high = min(shown), max(shown)
 
     def points(losses):
         return " ".join(
