@@ -41,11 +41,7 @@ class Option:
 
     @property
     def spellings(self):
-        return [
-            f"--{self.name}",
-            *([f"--no-{self.name}"] if self.negatable else []),
-            *([self.short] if self.short else []),
-        ]
+        return [f"--{self.name}"] + [f"--no-{self.name}"] * self.negatable + [self.short] * bool(self.short)
 
 
 def fail(message, status=1):
@@ -167,13 +163,7 @@ def zsh(options):
 
 def man(usage, description, options, status, date):
     def escaped(text):  # lines of at most 80 characters
-        text = (
-            text.replace("\\", "\\e")
-            .replace("-", "\\-")
-            .replace("'", "\\(aq")
-            .replace("^", "\\(ha")
-            .replace("~", "\\(ti")
-        )
+        text = text.translate(str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "^": "\\(ha", "~": "\\(ti"}))
         text = "\n".join(textwrap.wrap(text, 78, break_long_words=False, break_on_hyphens=False))
         return re.sub(r"^(?=\.)", r"\\&", text, flags=re.M)
 

@@ -85,18 +85,16 @@ def differences(a, b, names=("one run", "the other"), ignored=()):
     """The differences that prevent a comparison, one line each. Initial learning rates may differ, changes not."""
     found, one, other = [], history(a), history(b)
     x, y = (info.get("data_fingerprint") for info in (a, b))
+    told = lambda key: [f"{over_time(values(of, key))} in {name}" for of, name in zip((one, other), names)]
+    both = lambda key: f"--{key}: {', '.join(told(key))}"
     for key in COMPARED:
         same_data = key == "train-data" and x == y is not None  # the path does not matter
         of_steps = "steps" in ignored and key in SHARES and len(values(one, key)) == len(values(other, key)) == 1
         same = same_data or (of_steps and same_share(key, (one[-1][1], other[-1][1])))
         if values(one, key) != values(other, key) and not same and key not in ignored:
-            found.append(
-                f"--{key}: {over_time(values(one, key))} in {names[0]}, {over_time(values(other, key))} in {names[1]}"
-            )
+            found.append(both(key))
     if values(one, "lr")[1:] != values(other, "lr")[1:]:
-        found.append(
-            f"--lr: {over_time(values(one, 'lr'))} in {names[0]}, {over_time(values(other, 'lr'))} in {names[1]}"
-        )
+        found.append(both("lr"))
     if x is not None and y is not None and x != y:
         found.append(f"the training data: fingerprint {x} in {names[0]}, {y} in {names[1]}")
     return found
@@ -112,13 +110,10 @@ def validation(info, options, record=None):
     if options.get("val-data") is None:
         return None
     windows, fingerprint = record.get("windows"), record.get("data_fingerprint")
-    if (
-        windows is None
-        and TYPES["non-negative integer"](options.get("val-steps"))
-        and TYPES["non-negative integer"](options.get("batch-size"))
-    ):
+    counts = [options.get(key) for key in ("val-steps", "batch-size")]
+    if windows is None and all(map(TYPES["non-negative integer"], counts)):
         there = sum(source.get("windows", math.inf) for source in sources) if sources else math.inf
-        windows = min(options["val-steps"] * options["batch-size"], there)
+        windows = min(math.prod(counts), there)
     if fingerprint is None and len(sources) == 1 and options["val-data"] == info["options"].get("val-data"):
         fingerprint = sources[0].get("fingerprint")
     size = "; ".join(f"{shown(source.get('tokens'))} in {shown(source.get('shards'))}" for source in sources) or None

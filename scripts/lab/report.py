@@ -86,30 +86,23 @@ def compact(value):
     """JSON with 7 digits per number, and one line per innermost list or object, so that diffs are readable."""
 
     def shorter(x):
-        if isinstance(x, float):
-            return float(f"{x:.7g}")
-        return (
-            {k: shorter(v) for k, v in x.items()}
-            if isinstance(x, dict)
-            else [shorter(v) for v in x]
-            if isinstance(x, list)
-            else x
-        )
+        if isinstance(x, dict):
+            return {k: shorter(v) for k, v in x.items()}
+        if isinstance(x, list):
+            return list(map(shorter, x))
+        return float(f"{x:.7g}") if isinstance(x, float) else x
 
     text = json.dumps(shorter(value), indent=1, allow_nan=False, ensure_ascii=False)
-    return (
-        re.sub(r"([\[{])\n\s+([^\[\]{}]*?)\n\s+([\]}])", lambda m: m[1] + re.sub(r"\n\s+", " ", m[2]) + m[3], text)
-        + "\n"
-    )
+    joined = lambda m: m[1] + re.sub(r"\n\s+", " ", m[2]) + m[3]
+    return re.sub(r"([\[{])\n\s+([^\[\]{}]*?)\n\s+([\]}])", joined, text) + "\n"
 
 
 def load_maps(study, chosen, more_to_come):
     """[(data for the page, tensors)] of the first readable run of each arm. Each chosen head must be in one of them."""
     found, there = [], set()
     for arm, label in study.arms.items():
-        for path in [
-            p for run in study.runs if run.arm == arm and (p := run.directory / "attention.safetensors").exists()
-        ]:
+        paths = [run.directory / "attention.safetensors" for run in study.runs if run.arm == arm]
+        for path in filter(Path.exists, paths):
             try:
                 tensors = attention_maps.read(path)
             except run_directory.RunError as error:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from . import plan as plans, run_directory, synthetic
@@ -76,11 +77,8 @@ class Job:
             self.rate = tokens / (ms[len(ms) // 2] / 1e3) if ms else 0.0
 
     def flops_left(self):
-        return (
-            0
-            if self.state in ("done", "diverged", "failed")
-            else self.flops_per_token * self.run.tokens * (1 - self.step / self.run.steps)
-        )
+        ended = self.state in ("done", "diverged", "failed")
+        return 0 if ended else self.flops_per_token * self.run.tokens * (1 - self.step / self.run.steps)
 
 
 def launcher_of(run):
@@ -142,9 +140,8 @@ class Queue:
 
     def evaluation_command(self, job):
         checkpoint = run_directory.checkpoint(job.directory, job.run.steps)
-        kept = {
-            k: v for k, v in job.run.options.items() if k in ("val-data", "batch-size", "doc-mask", "separator", "gemm")
-        }
+        names = ("val-data", "batch-size", "doc-mask", "separator", "gemm")
+        kept = {k: v for k, v in job.run.options.items() if k in names}
         if job.run.quantize:
             kept["gemm"] = "fp32"  # so that nothing else is rounded
         words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
@@ -265,9 +262,8 @@ class Queue:
             if job.process is None:
                 continue
             status = job.process.poll()
-            saving = (
-                self.stopping and job.state == "training" and run_directory.locked(job.directory)
-            )  # the launcher has exited before its ranks
+            # the launcher has exited before its ranks
+            saving = self.stopping and job.state == "training" and run_directory.locked(job.directory)
             if status is None or saving:
                 if job.state == "training":
                     job.read_tail()
@@ -327,12 +323,10 @@ class Queue:
     def send_first_signals(self):
         """Sends the first signal to the runs that have not got it, once they handle signals."""
         for job in self.jobs:
-            launched = job.process and job.signals[0] == signal.SIGUSR1
-            if (
-                job.process
-                and not job.asked
-                and (not launched or job.handles_signals() or time.time() > job.started + START_S)
-            ):
+            if not job.process or job.asked:
+                continue
+            launched = job.signals[0] == signal.SIGUSR1
+            if not launched or job.handles_signals() or time.time() > job.started + START_S:
                 job.send()
 
     def work(self):
@@ -344,9 +338,8 @@ class Queue:
                 self.start_jobs()
                 self.show()
                 busy = any(job.process for job in self.jobs)
-                if not busy and (
-                    self.stopping or all(job.state in ("done", "diverged", "failed") for job in self.jobs)
-                ):
+                ended = all(job.state in ("done", "diverged", "failed") for job in self.jobs)
+                if not busy and (self.stopping or ended):
                     break
                 if self.ends and time.time() > self.ends and not self.stopping:
                     self.stop(signal.SIGTERM, None)
@@ -379,24 +372,20 @@ class Queue:
 
     def time_left(self):
         """Estimated seconds, from the current speed of the running jobs; None without one."""
-        speeds = [
-            job.rate * job.flops_per_token for job in self.jobs if job.state == "training" and job.rate and job.step
-        ]
-        if not speeds:
+        training = [job for job in self.jobs if job.state == "training" and job.rate and job.step]
+        if not training:
             return None
-        speed = (
-            sum(speeds) / len(speeds) * min(self.places, sum(job.state in ("waiting", "training") for job in self.jobs))
-        )
-        return sum(job.flops_left() for job in self.jobs) / speed
+        speed = sum(job.rate * job.flops_per_token for job in training) / len(training)
+        places = min(self.places, sum(job.state in ("waiting", "training") for job in self.jobs))
+        return sum(job.flops_left() for job in self.jobs) / (speed * places)
 
     def show(self, last=False):
         terminal = sys.stdout.isatty()
         if not last and time.time() < self.shown_at + (1 if terminal else 60):
             return
         self.shown_at = time.time()
-        lines = self.table(
-            shutil.get_terminal_size().lines - 2 if terminal and not last else len(self.jobs) if last else 0
-        )
+        room = len(self.jobs) if last else shutil.get_terminal_size().lines - 2 if terminal else 0
+        lines = self.table(room)
         if terminal:
             lines = [line[: shutil.get_terminal_size().columns - 1] for line in lines]  # no line may wrap
             print(f"\x1b[{self.shown_lines}F\x1b[J" if self.shown_lines else "", end="")
@@ -404,34 +393,21 @@ class Queue:
         print("\n".join(lines), flush=True)
 
     def table(self, room):
-        counts = {}
-        for job in self.jobs:
-            counts[job.state] = counts.get(job.state, 0) + 1
+        counts = Counter(job.state for job in self.jobs)
         left = self.time_left()
         head = ", ".join(f"{count} {state}" for state, count in counts.items())
         lines = [f"{time.strftime('%H:%M:%S')} {head}" + (f"; about {duration(left)} left" if left is not None else "")]
-        order = {
-            "training": 0,
-            "evaluating": 1,
-            "probing": 1,
-            "failed": 2,
-            "diverged": 3,
-            "trained": 4,
-            "done": 5,
-            "waiting": 6,
-        }
+        order = dict(training=0, evaluating=1, probing=1, failed=2, diverged=3, trained=4, done=5, waiting=6)
         shown = sorted((job for job in self.jobs if room or job.process), key=lambda job: order[job.state])
         wide = max(len(job.run.name) for job in self.jobs)
         for job in shown[:room] if room else shown:
             loss = f"{job.loss:.4f}" if job.loss is not None else "-"
-            mine = (
-                (job.run.tokens * (1 - job.step / job.run.steps) / job.rate)
-                if job.rate and job.state == "training"
-                else None
-            )
+            mine = ""
+            if job.rate and job.state == "training":
+                mine = f"{duration(job.run.tokens * (1 - job.step / job.run.steps) / job.rate)} left"
             lines.append(
                 f"  {job.run.name:<{wide}} {job.state:<10} {job.step:>7}/{job.run.steps:<7} {loss:>8} "
-                f"{job.rate:>9,.0f} tok/s {duration(mine) + ' left' if mine is not None else ''}".rstrip()
+                f"{job.rate:>9,.0f} tok/s {mine}".rstrip()
             )
         return lines
 

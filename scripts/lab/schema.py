@@ -150,16 +150,8 @@ RECORDS = {
         **{f"{key}?": "number or null" for key in ("bits_per_byte", "bits_per_byte_se")},
     },
 }
-NUMBERS = (
-    "loss",
-    "grad_norm",
-    "lr",
-    "tokens_per_s",
-    "ms",
-    "flops_util",
-    "loss_z",
-    "grad_z",
-)  # of a train record; may be null
+# of a train record; may be null
+NUMBERS = ("loss", "grad_norm", "lr", "tokens_per_s", "ms", "flops_util", "loss_z", "grad_z")
 RECORDS["train"].update({f"{key}?": "number or null" for key in NUMBERS})
 
 

@@ -298,9 +298,7 @@ def largest_stable(ladder, tolerance=STABLE_TOLERANCE):
         return None, False
     best, stable = min(means.values()), None
     rates = sorted(rate for rate in ladder if ladder[rate])
-    first = min(
-        means, key=lambda rate: means[rate]
-    )  # below the best rate a high loss is slow learning, not instability
+    first = min(means, key=means.get)  # below the best rate a high loss is slow learning, not instability
     for rate in rates:
         if rate < first:
             if rate in means:

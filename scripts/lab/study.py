@@ -189,16 +189,9 @@ def new_run(directory, arm=None, label=None, info=None):
     info = info or run_directory.read_run(directory)
     entries = option_history.history(info)
     options = entries[0][1]
-    return Run(
-        directory,
-        directory.resolve().name,
-        arm or options["attention"],
-        label or arm or options["attention"],
-        float(options["lr"]),
-        int(options["seed"]),
-        info,
-        entries,
-    )
+    arm = arm or options["attention"]
+    rate, seed = float(options["lr"]), int(options["seed"])
+    return Run(directory, directory.resolve().name, arm, label or arm, rate, seed, info, entries)
 
 
 def load_run(directory, arm=None, label=None, left_out=None, kept=None):
@@ -330,9 +323,8 @@ def find_runs(path):
     lab = run_directory.read_lab(path)
     if lab:
         labels = {arm: keys.get("label", arm) for arm, keys in lab["arms"].items()}
-        return [
-            (path / r["name"], r["arm"], labels.get(r["arm"])) for r in lab["runs"] if holds_run(path / r["name"])
-        ], lab
+        begun = [r for r in lab["runs"] if holds_run(path / r["name"])]
+        return [(path / r["name"], r["arm"], labels.get(r["arm"])) for r in begun], lab
     if holds_run(path):
         return [(path, None, None)], None
     if not path.is_dir():
@@ -412,9 +404,8 @@ def load(paths, reference=None):
         raise NothingYet(f"{named[0][1]}: no run of the plan has started")
     labs = study.labs
     planned = next((lab["reference"] for lab in labs), None)
-    study.reference = (
-        reference if reference is not None else planned if planned in study.arms else next(iter(study.arms))
-    )
+    first = planned if planned in study.arms else next(iter(study.arms))
+    study.reference = first if reference is None else reference
     if study.reference not in study.arms:
         raise RunError(f"--reference {study.reference}: no such arm; the arms are {', '.join(study.arms)}")
     study.title = "; ".join(dict.fromkeys(f"{lab['title']} ({lab['size']})" for lab in labs))
@@ -432,10 +423,8 @@ def registered(lab):
     for i, entry in enumerate(lab.get("registration", [])):
         when = "before the first run" if entry.get("first") else "after the first run"
         given = ", ".join(f"--{key} {value}" for key, value in entry.get("options", {}).items())
-        facts = [
-            f"SHA-256 {entry['sha256'][:16]}",
-            f"commit {entry['commit'][:12]}" if entry["commit"] else "not committed",
-        ]
+        commit = f"commit {entry['commit'][:12]}" if entry["commit"] else "not committed"
+        facts = [f"SHA-256 {entry['sha256'][:16]}", commit]
         facts += [f"with {given}"] * bool(given) + [f"lines {'; '.join(entry['changed'])}"] * bool(entry["changed"])
         found.append(f"{'Changed' if i else 'Registered'} {when}, {entry['time']}: {lab['plan']}, {', '.join(facts)}.")
     return found
@@ -461,9 +450,8 @@ def separate(study):
         apart = first.directory.parent != run.directory.parent
         place = run.directory.parent if apart else run.directory
         arm, label = f"{run.arm} ({place})", f"{run.label} ({place})"
-        for other in [
-            r for r in everything if r.arm == run.arm and (r.directory.parent == place if apart else r is run)
-        ]:
+        together = lambda r: r.arm == run.arm and (r.directory.parent == place if apart else r is run)
+        for other in list(filter(together, everything)):
             other.arm, other.label = arm, label
             seen.setdefault((arm, *place_of(other)), other)
         study.arms[arm] = label
