@@ -673,8 +673,7 @@ def test_gpus_are_allocated_and_released(place, monkeypatch):
         else:
             held -= gpus
     assert begun == 4 and most == 4 and not held, (begun, most, held)
-    done = lab(place, "--gpus", "1", plan=plan)
-    expect_error(done, 2, "requires 2 GPUs, and --gpus is 1")
+    expect_error(lab(place, "--gpus", "1", plan=plan), 2, "requires 2 GPUs, and --gpus is 1")
 
 
 RANKS = ONE_ARM.replace("[arm", "ranks = 2\n[arm").replace("batch-size = 2", "batch-size = 1")

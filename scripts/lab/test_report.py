@@ -477,21 +477,18 @@ def test_runs_that_are_not_comparable_are_an_error(tmp_path):
     made_run(one, "baseline", 0.001, 1, 2.0)
     made_run(other, "diff_v2", 0.001, 1, 1.9, **{"total-batch": 2000})
     out = tmp_path / "out"
-    done = report(one, other, "--out", out)
-    expect_error(done, 2, "--total-batch: 1000 in one, 2000 in other", lines=1)
+    expect_error(report(one, other, "--out", out), 2, "--total-batch: 1000 in one, 2000 in other", lines=1)
     assert not out.exists()
     reported(out, one, other, "--force", "--no-png")
     has((out / "report.html").read_text(), "Differs between runs: --total-batch: 1000 in one, 2000 in other")
     made_run(tmp_path / "again", "baseline", 0.001, 1, 2.0)
-    done = report(one, tmp_path / "again", "--out", out)
-    expect_error(done, 2, "are both arm baseline with rate 0.001 and seed 1")
+    expect_error(report(one, tmp_path / "again", "--out", out), 2, "are both arm baseline with rate 0.001 and seed 1")
     for words, status, said in (
         ((tmp_path / "nothing",), 1, "no such directory"),
         ((one, "--reference", "x"), 1, "no such arm"),
         ((one, "--watch", "0"), 2, "must be 1 to 1,000,000 seconds"),
     ):
-        done = report(*words, "--out", out)
-        expect_error(done, status, said)
+        expect_error(report(*words, "--out", out), status, said)
     (one / "run.json").write_text("{")
     done = report(one, "--out", out)
     expect_error(done, 1, "run.json")
@@ -507,8 +504,7 @@ def test_a_run_that_has_just_started_has_a_report(tmp_path):
     assert "0/200" in (run / "report/report.html").read_text()
     lab = tmp_path / "lab"
     write_lab(lab, {"x": "baseline"}, arms={})
-    done = report(lab)
-    expect_error(done, 1, "no run of the plan has started", lines=1)
+    expect_error(report(lab), 1, "no run of the plan has started", lines=1)
 
 
 def test_the_report_has_active_parameters_and_loads_of_experts(tmp_path):
@@ -622,8 +618,7 @@ def test_losses_of_other_validation_windows_are_not_compared(tmp_path):
     # the final losses are of the evaluations, which must have the same data too
     edit(other, lambda j: j.update(data={"val": sources("7")}))
     rewrite(other / "eval.json", lambda j: j.update(windows=8))
-    done = report(one, other, "--out", out, "--no-png")
-    expect_error(done, 2, "windows of the evaluation: 9 in one, 8 in other")
+    expect_error(report(one, other, "--out", out, "--no-png"), 2, "windows of the evaluation: 9 in one, 8 in other")
 
 
 def test_runs_with_the_same_arm_rate_and_seed_have_separate_rows(tmp_path):
@@ -710,8 +705,7 @@ def test_damaged_files_are_skipped_with_one_line(tmp_path):
     done = report(lab, other, "--out", out, "--no-png")
     expect_error(done, 1, "lab.json: it is not an object; left out")
     assert len(results_of(out)["runs"]) == 1, done.stderr
-    done = report(lab, "--out", out, "--no-png")
-    expect_error(done, 1, "lab.json: it is not an object\n", lines=1)
+    expect_error(report(lab, "--out", out, "--no-png"), 1, "lab.json: it is not an object\n", lines=1)
 
 
 def places(value, path=()):
@@ -808,5 +802,4 @@ def test_heads_without_maps_are_an_error(tmp_path):
         (("--reference", "a", "--reference", "b"), "specified more than once"),
         (("--watch", "inf"), "must be 1 to 1,000,000 seconds"),
     ):
-        done = report(lab, "--out", out, "--no-png", *words)
-        expect_error(done, 2, said, lines=1)
+        expect_error(report(lab, "--out", out, "--no-png", *words), 2, said, lines=1)
