@@ -25,14 +25,15 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3Fo
 
 from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
-from make_fixtures import arrays_of, gradients
+from make_fixtures import SIZES, arrays_of, gradients
 from modeling_diffv2 import DiffV2ForCausalLM
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent.parent / "train_diffv2")).resolve()
 FIXTURES = Path(WORK.name) / "fixtures"  # a directory for each file
 for fixture in FIXTURE_FILES.iterdir():
-    unpack(fixture, FIXTURES / fixture.stem)
+    if not SIZES[fixture.stem[-1]].sparse:  # which the class does not have
+        unpack(fixture, FIXTURES / fixture.stem)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
 WORST = {torch.float64: 0.0, torch.float32: 0.0}  # largest difference of a passed comparison
 remark = lambda: f"largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in float32"
@@ -172,13 +173,13 @@ def test_every_fixture_opens_with_its_loss_and_gradients():
 
 
 def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and_gradients():
-    for fixture in sorted(FIXTURES.iterdir()):  # no gradient is negligible; b, f and v are tied
+    for fixture in sorted(FIXTURES.iterdir()):  # no gradient is negligible
         path = train(fixture.name, "--init", fixture)
         model = open_model(path)
         assert type(model) is class_of(fixture), type(model)
         assert model.generation_config.eos_token_id is None, f"token {model.generation_config.eos_token_id} ends a text"
         tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-        assert tied == (fixture.name[-1] in "bfvx"), f"{fixture.name}: tied {tied}"
+        assert tied == json.loads((fixture / "config.json").read_text())["tie_word_embeddings"], fixture.name
         expect_close(gradients_of_model(model), gradients_of_program(path), torch.float32, fixture.name)
 
         tokens, shard = tokens_and_shard()
@@ -242,7 +243,7 @@ def test_the_most_probable_tokens_show_a_window_that_is_too_long_or_too_short_an
             assert not torch.equal(generate(), right), f"{path.name}: a window changed by {change} does not show"
             config.sliding_window -= change
         if path.name[-1] in "yk":
-            model.model.yoco.norm.eps = 1.0
+            model.model.yoco.norm.eps = 10.0
             assert not torch.equal(generate(), right), f"{path.name}: another norm of the shared keys does not show"
 
 
