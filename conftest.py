@@ -47,7 +47,9 @@ class Lines:
 
 
 def pytest_configure(config):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests send it to programs, which would inherit that nohup ignores it
+    # tests send these to programs, which would inherit that nohup, or a shell in the background, ignores them
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Lines())
 
 
