@@ -254,16 +254,20 @@ class Corpus:
         most = self.options.max_tokens
         return bool(most) and self.done_tokens + self.count >= most
 
-    def write(self, place):
-        """Writes the collected tokens as a shard. The documents from `place` on follow it."""
-        named = self.options.val_field and (f"val_%06d_{self.held}.bin" if self.held else "train_%06d.bin")
-        name = named and named % len(self.state["shards"])
-        append_shard(self.out, self.state["shards"], self.parts, self.counts, name)
+    def settle(self, place):
+        """Saves that the documents before `place` are in shards, or skipped."""
         self.state["place"] = list(place)
         for key, value in self.fresh.items():
             self.state[key] += value
             self.fresh[key] = 0
         write_json(self.out / STATE, self.state)
+
+    def write(self, place):
+        """Writes the collected tokens as a shard. The documents from `place` on follow it."""
+        named = self.options.val_field and (f"val_%06d_{self.held}.bin" if self.held else "train_%06d.bin")
+        name = named and named % len(self.state["shards"])
+        append_shard(self.out, self.state["shards"], self.parts, self.counts, name)
+        self.settle(place)
         self.done_tokens += self.count
         self.parts, self.count, self.counts = [], 0, [] if self.options.chat else None
 
@@ -302,26 +306,26 @@ def tokenize(corpus, inputs, options, out):
         number = place[0] - 1 if whole_file else place[0]
         if number != file_number:
             file_number, file_documents = number, 0
-        kept = [i for i, text in enumerate(texts) if text]
-        for index, ids in zip(kept, corpus.tokenizer.encode([texts[i] for i in kept])):
+        encoded = iter(corpus.tokenizer.encode([text for text in texts if text]))
+        for index, text in enumerate(texts):
+            ids = next(encoded) if text else []
             if len(ids) == 0:
+                corpus.fresh["empty"] += not text
                 continue
-            if corpus.count and getattr(texts[index], "name", None) != corpus.held:
+            if corpus.count and getattr(text, "name", None) != corpus.held:
                 corpus.write((number, file_documents + index))
-            corpus.add(texts[index], ids)
+            corpus.add(text, ids)
             new_tokens += len(ids) + 1
             if corpus.full() or corpus.enough():
                 corpus.write((number, file_documents + index + 1))
             if corpus.enough():
                 progress.show(share, new_tokens, last=True)
                 return
-        corpus.fresh["empty"] += len(texts) - len(kept)
         file_documents += len(texts)
         if whole_file:
             state["bad"][str(number)] = bad
         progress.show(share, new_tokens)
-    if corpus.count:
-        corpus.write((len(inputs), 0))
+    (corpus.write if corpus.count else corpus.settle)((len(inputs), 0))
     progress.show(1.0, new_tokens, last=True)
 
 

@@ -656,7 +656,7 @@ def test_disk_space_is_checked_before_reading(tmp_path):
 
 
 def test_a_run_resumes_from_its_complete_shards_after_a_full_disk(tmp_path):
-    write_jsonl(tmp_path / "in.jsonl", make_documents(3000))
+    write_jsonl(tmp_path / "in.jsonl", [text for document in make_documents(3000) for text in ("", document, "")])
 
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # smaller than the second shard
@@ -668,6 +668,7 @@ def test_a_run_resumes_from_its_complete_shards_after_a_full_disk(tmp_path):
     assert [p.name for p in (tmp_path / "o").glob("*.bin")] == ["val_000000.bin"], list((tmp_path / "o").iterdir())
     r = prepare(*command)
     assert r.returncode == 0 and byte_documents(tmp_path / "o") == make_documents(3000), r.stderr
+    assert "3000 documents" in r.stdout and "6000 empty or bad documents skipped (0 bad)" in r.stdout, r.stdout
 
 
 def test_special_tokens_in_documents_are_text(tmp_path):
