@@ -170,7 +170,6 @@ static void test_router_ties(void) {
     ops_free();
 }
 
-// A router that prefers few experts, and the updates of its bias alone: all experts get about as many tokens.
 // The bias may choose an expert whose logit is far below the largest one; its weight is that of the chosen ones alone.
 static void test_router_far_choice(void) {
     floatX x[1] = {1}, weight[3] = {120, 1, 0}, bias[3] = {0, 3, 2};
@@ -187,6 +186,7 @@ static void test_router_far_choice(void) {
     ops_free();
 }
 
+// A router that prefers few experts, and the updates of its bias alone: all experts get about as many tokens.
 static void test_router_bias_balances(void) {
     enum { N = 512, C = 8, E = 8, K = 2 };
     static floatX x[N * C], weight[E * C], bias[E];
