@@ -325,7 +325,11 @@ def tokenize(corpus, inputs, options, out):
         if whole_file:
             state["bad"][str(number)] = bad
         progress.show(share, new_tokens)
-    (corpus.write if corpus.count else corpus.settle)((len(inputs), 0))
+    end = (len(inputs), 0)
+    if corpus.count:
+        corpus.write(end)
+    else:
+        corpus.settle(end)
     progress.show(1.0, new_tokens, last=True)
 
 
