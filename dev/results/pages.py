@@ -29,7 +29,7 @@ from lab import archive, currencies, evaluations, fit, long_context, measurement
 from lab import upcycling
 from lab.scoreboard import table
 from lab.study import load
-from lab.table import as_markdown, parameters_text
+from lab.table import as_markdown, engineering, parameters_text
 
 PLANS = HERE.parent.parent / "scripts/plans"
 SOURCES = {  # page: the archives, of which * matches several, and the files that its intervals are of
@@ -568,6 +568,18 @@ def scaled_losses(of):
     return table(head, rows)
 
 
+def scaled_costs(of):
+    """The gap at each size and length if both arms have as many FLOPs, and hence DIFF V2 fewer tokens."""
+    rows = []
+    for name in fnmatch.filter(of, "scaling-*"):
+        study = currencies.at_own_rates(runs_of(name))
+        (row,) = currencies.rows(study)
+        size = next(run for run in of[name].rows if run["arm"] == row["arm"])
+        cells = [engineering(size["parameters"]), f"{size['tokens'] / size['parameters']:.0f}"]
+        rows.append([*cells, f"{row['FLOPs']['price']:.2f}", limits(estimate(row["FLOPs"], "gap"), "+")])
+    return table(["parameters", "tokens per parameter", "FLOPs of a token", "gap at equal FLOPs"], rows)
+
+
 def compared(of, prefix, plan, over=tuple(OVER_TIME)):
     """The tables of a plan that sweeps the rate of each arm. over: numbers whose course is shown"""
     name, arms = f"{plan}-cpu", of[f"{plan}-cpu"]
@@ -590,6 +602,7 @@ def tables(of):
     return {
         **scaling,
         "scaling-losses": lambda: scaled_losses(of),
+        "scaling-flops": lambda: scaled_costs(of),
         "scaling-rates": lambda: sweep("scaling-0.1m-20"),
         "scaling-rates-longer": lambda: sweep("scaling-0.1m-60"),
         **compared(of, "arms", "three-arms"),
