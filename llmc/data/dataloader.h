@@ -179,7 +179,8 @@ static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const C
         *s = found.shards[i];
         shard_examine(s, l->T + 1);
         shard_read_mask(s);
-        for (size_t t = 0; t < s->token_count; t++) corpus->counted += s->mask == NULL || shard_counts(s, t);
+        if (!s->mask) corpus->counted += s->token_count; // the run may have 10^12 tokens
+        for (size_t t = 0; s->mask && t < s->token_count; t++) corpus->counted += shard_counts(s, t);
         corpus->masked = corpus->masked || s->mask != NULL;
         s->first_window = corpus->window_count;
         corpus->window_count += (s->token_count - 1) / l->T;
