@@ -95,11 +95,15 @@ static inline int64_t options_smaller_batch(const Options *o, int ranks) {
 
 // Checks the tokens of a micro-step and an update. when: empty, or the phase that they are of.
 static inline int options_batch_problems(const Options *o, int ranks, const char *when) {
-    int problems = 0;
+    int heads = o->model.attention->norm == NORM_HEAD ? o->model.NH : 1;
+    int problems = 0, each = max_int(heads, o->model.K); // rows of a token in a norm of heads, or in its experts
     int64_t N = o->batch_size * o->model.T, micro_step = N * ranks; // at most 2^48 each
     if (N > INT_MAX)
         REFUSE(problems, "%s--batch-size %" PRId64 " times --seq-len %d is more than %d tokens; use a smaller one",
                when, o->batch_size, o->model.T, INT_MAX);
+    else if (N * each > INT_MAX)
+        REFUSE(problems, "%s--batch-size %" PRId64 " times --seq-len %d times %s %d is more than %d; use a smaller one",
+               when, o->batch_size, o->model.T, each > heads ? "--experts-active" : "--heads", each, INT_MAX);
     else if (!(mode_selected(o, MODE_TRAIN) || o->dry_run)) return problems; // no updates
     else if (o->total_batch / micro_step > INT_MAX)
         REFUSE(problems,
