@@ -49,8 +49,9 @@ static inline size_t corpus_name_length(const char *text) { return strspn(text, 
 
 static inline bool corpus_is_mixture(const char *text) {
     struct stat file;
-    size_t name = corpus_name_length(text);
-    return name > 0 && text[name] == '=' && strchr(text, ':') && stat(text, &file) != 0;
+    const char *first = text + strspn(text, " \t\n");
+    size_t name = corpus_name_length(first);
+    return name > 0 && first[name] == '=' && strchr(text, ':') && stat(text, &file) != 0;
 }
 
 // Parses one NAME=PATH:WEIGHT of `mixture`; returns the rest of the text.

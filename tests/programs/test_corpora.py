@@ -32,6 +32,7 @@ SOURCES = [  # options; words of the options that are printed at the start, or o
     ("--train-data plain", " vocab=256 "),
     ("--train-data plain/train_000001.bin --preset 124m", " vocab=50257 "),
     ("--train-data 'x=a:1 y=plain:1'", " vocab=256 "),
+    ("--train-data ' x=a:1  y=b:1 '", " vocab=204 "),
 ]
 REFUSED_SOURCES = [
     ("--train-data b --init run/checkpoints/step_00000001", "go up to 203 and the model has a vocabulary of 203"),
