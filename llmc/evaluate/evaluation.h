@@ -135,7 +135,7 @@ static inline void evaluate_recall(const EvaluationModel *m, const int64_t *coun
             printf("  %5s %6s %12s %12s %12s %9s\n", "pairs", "noise", "exact match", "among values", "by chance",
                    "loss");
         printf("  %5d %6d %11.2f%% %11.2f%% %11.2f%% %9.4f\n", cells[i].pairs, cells[i].noise,
-               100 * (double)s.exact / n, 100 * (double)s.among / n, 100.0 / cells[i].pairs, s.loss / n);
+               100 * (double)s.exact / n, 100 * (double)s.among / n, 100.0 / cells[i].pairs, signless_nan(s.loss / n));
         cJSON *cell = cJSON_CreateObject();
         cJSON_AddNumberToObject(cell, "pairs", cells[i].pairs);
         cJSON_AddNumberToObject(cell, "noise", cells[i].noise);

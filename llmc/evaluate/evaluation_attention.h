@@ -164,10 +164,11 @@ static inline void layer_attention_json(cJSON *list, LayerAttention *s, int laye
     add_magnitudes(json, "logit", s->logits, s->logit_count);
     add_magnitudes(json, "hidden", s->hidden, s->hidden_count);
     cJSON_AddItemToArray(list, json);
-    printf("  %5d %8.3f %9.2f%% %9.3f %12.2f %12.3f %12.2f %12.3f\n", layer, s->first_mass[2] / (double)s->heads,
-           100 * s->sinks[2] / (double)s->heads, s->entropy[2] / (double)s->heads,
-           (double)s->logits[s->logit_count - 1], (double)s->logits[(s->logit_count - 1) / 2],
-           (double)s->hidden[s->hidden_count - 1], (double)s->hidden[(s->hidden_count - 1) / 2]);
+    printf("  %5d %8.3f %9.2f%% %9.3f %12.2f %12.3f %12.2f %12.3f\n", layer,
+           signless_nan(s->first_mass[2] / (double)s->heads), 100 * s->sinks[2] / (double)s->heads,
+           signless_nan(s->entropy[2] / (double)s->heads), (double)s->logits[s->logit_count - 1],
+           (double)s->logits[(s->logit_count - 1) / 2], (double)s->hidden[s->hidden_count - 1],
+           (double)s->hidden[(s->hidden_count - 1) / 2]);
 }
 
 // Sums of attention_visit over batches of `windows` windows of T tokens.

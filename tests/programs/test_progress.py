@@ -52,6 +52,9 @@ def test_nan(corpus):
     result = run_trainer(*data, SMALL, "--steps 4 --lr 1e30")
     text = result.out + result.err
     assert "nan" in text and "-nan" not in text
+    # both maps of a pair are 1 in the only row, and cancel
+    text = run_trainer(*data, "--attention diff_v2_no_lambda --seq-len 1 --val-steps 2 --threads 1 --eval").done().out
+    assert " nan " in text and "-nan" not in text
 
 
 def test_directory_error(corpus):
