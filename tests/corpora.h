@@ -168,6 +168,7 @@ static void test_positions(void) {
         l.T = 16, next.T = 24;
         for (int i = 0; i < 3; i++)
             l.corpora[i].fingerprint = (uint64_t)i, next.corpora[i].fingerprint = (uint64_t)i + 1;
+        for (int i = 0; i < 3; i++) l.corpora[i].seed = 100 + (uint64_t)i, next.corpora[i].seed = 7; // of other names
         l.corpora[1].begin = 5; // of an earlier phase
         positions_leave(&p, &l, ends[e]);
         cJSON *json = positions_to_json(&p);
@@ -179,6 +180,8 @@ static void test_positions(void) {
             EXPECT(read[i] == counts[i], "%d windows of corpus %d, not %d", (int)read[i], i, (int)counts[i]);
             EXPECT(next.corpora[i].begin == want, "after %d windows, corpus %d continues at %d, not %d", (int)ends[e],
                    i, (int)next.corpora[i].begin, (int)want);
+            EXPECT(next.corpora[i].seed == (i < 2 ? 101 + (uint64_t)i : 7), "corpus %d has the order of seed %d", i,
+                   (int)next.corpora[i].seed);
         }
         free(l.corpora);
         DataLoader one = corpora_bare(weights, 1, WINDOWS, true);

@@ -2,9 +2,9 @@
 positions.h: how far a run has read each of its corpora, when it opens its data again: with other corpora, weights or
 another length of windows.
 
-  A corpus is known by its fingerprint, so that names and paths may change. Its position is a number of tokens: the
-  windows that it gave, times their length. Windows of another length T continue in their own order at index
-  position / T, rounded up.
+  A corpus is known by its fingerprint, so that names and paths may change. Its order follows from its first name, or of
+  a single corpus from the run's seed, and is kept. Its position is a number of tokens: the windows that it gave, times
+  their length. Windows of another length T continue in their own order at index position / T, rounded up.
 
   void   positions_leave(p, loader, windows)   after so many windows of the loader's order; requires fingerprints
   void   positions_enter(p, loader)            before dataloader_start; likewise
@@ -19,6 +19,8 @@ typedef struct {
     int count;
     struct {
         uint64_t fingerprint, tokens;
+        uint64_t seed; // of its order
+        bool ordered;  // the seed is known: earlier programs did not store it
     } items[POSITION_LIMIT];
 } DataPositions;
 
@@ -37,6 +39,7 @@ static inline void positions_leave(DataPositions *p, const DataLoader *l, uint64
         CHECK(i < POSITION_LIMIT, "the phases of the run have more than %d corpora", POSITION_LIMIT);
         p->items[i].fingerprint = l->corpora[c].fingerprint;
         p->items[i].tokens = (l->corpora[c].begin + read[c]) * (uint64_t)l->T;
+        p->items[i].seed = l->corpora[c].seed, p->items[i].ordered = true;
         if (i == p->count) p->count++;
     }
 }
@@ -46,6 +49,7 @@ static inline void positions_enter(const DataPositions *p, DataLoader *l) {
         int i = positions_find(p, l->corpora[c].fingerprint);
         uint64_t T = (uint64_t)l->T;
         l->corpora[c].begin = i < p->count ? (p->items[i].tokens + T - 1) / T : 0;
+        if (i < p->count && p->items[i].ordered) l->corpora[c].seed = p->items[i].seed;
     }
 }
 
@@ -55,6 +59,7 @@ static inline cJSON *positions_to_json(const DataPositions *p) {
         cJSON *item = cJSON_CreateObject();
         json_add_u64(item, "fingerprint", p->items[i].fingerprint);
         json_add_u64(item, "tokens", p->items[i].tokens);
+        if (p->items[i].ordered) json_add_u64(item, "order", p->items[i].seed);
         CHECK(cJSON_AddItemToArray(list, item), "out of memory for a checkpoint");
     }
     return list;
@@ -69,6 +74,8 @@ static inline bool positions_from_json(DataPositions *p, const cJSON *json) {
         if (p->count == POSITION_LIMIT || !json_get_u64(item, "fingerprint", &p->items[p->count].fingerprint) ||
             !json_get_u64(item, "tokens", &p->items[p->count].tokens) || p->items[p->count].tokens > UINT64_MAX / 4)
             return false;
+        p->items[p->count].ordered = cJSON_GetObjectItemCaseSensitive(item, "order") != NULL;
+        if (p->items[p->count].ordered && !json_get_u64(item, "order", &p->items[p->count].seed)) return false;
         p->count++;
     }
     return true;
