@@ -1143,7 +1143,8 @@ static void run_load(Run *run, const Resume *resume) {
     CheckpointBuffers buffers = checkpoint_buffers(&run->model.state);
     const char *loaded = resume_weights(resume, o);
     buffers.upcycle = resume_upcycle(resume);
-    bool resumes = run->mode == MODE_TRAIN && resume->state;
+    bool trains = run->mode == MODE_TRAIN, resumes = trains && resume->state;
+    if (trains && o->out) checkpoint_check_size(&buffers);
     run->checkpointer = c;
     if (o->rollback) rollback_parse(o->rollback, &s->rollback.count, &s->rollback.steps);
     s->norms.size = UPDATE_NORMS_DEFAULT;

@@ -8,6 +8,7 @@ checkpoint_tensors.h: transfers of tensors between operation memory and the safe
   void checkpoint_weights_open(path, buffers, create), checkpoint_optimizer_open(path, buffers, create)
                                                 a file for checkpoint_weights_write or checkpoint_optimizer_write, which
                                                 write this rank's pieces; checkpoint_file_close(writer) closes it
+  void checkpoint_check_size(buffers)           refuses a model with more tensors than safetensors.h reads
   bool checkpoint_weights_finite(buffers)       whether the weights of all ranks are finite
   void checkpoint_save_gradients(path, tensors, grads, loss)
 
@@ -301,6 +302,21 @@ static inline SafeTensorsWriter *checkpoint_optimizer_open(const char *path, con
     CheckpointPart parts[CHECKPOINT_PARTS];
     int count = checkpoint_optimizer_parts(b, parts);
     return checkpoint_open_parts(path, b->tensors, parts, count, DTYPE_F32, create);
+}
+
+// The file of the optimizer has the most tensors.
+static inline void checkpoint_check_size(const CheckpointBuffers *b) {
+    CheckpointPart parts[CHECKPOINT_PARTS];
+    int count = 0, part_count = checkpoint_optimizer_parts(b, parts);
+    size_t size = 0;
+    SafeTensorSpec *specs = checkpoint_specs(b->tensors, parts, part_count, DTYPE_F32, &count);
+    char *header = safetensors_header(specs, count, true, &size);
+    CHECK(size <= SAFETENSORS_HEADER_LIMIT && json_bounded(header, size),
+          "a checkpoint of this model has %d tensors of optimizer state, more than --resume can read: use fewer "
+          "--experts or --layers",
+          count);
+    free(header);
+    free(specs);
 }
 
 static inline void checkpoint_weights_write(SafeTensorsWriter *w, const CheckpointBuffers *b) {

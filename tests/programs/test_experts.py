@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from program import SMALL, USAGE, checkpoint, records, run_trainer, tensors, train, train_in_parts
+from program import FAILED, SMALL, USAGE, checkpoint, records, run_trainer, tensors, train, train_in_parts
 
 FOUR = "--experts 4 --experts-active 2 --expert-ffn 16"
 
@@ -62,3 +62,12 @@ def test_expert_runs(corpus, tmp_path):
     train(corpus, tmp_path / "dense", "--steps 2").done()
     result = run_trainer("--init", checkpoint(tmp_path / "dense", 2), "--experts 4", *val)
     result.one_line(USAGE, "--experts 4 contradicts the loaded model, which has 0")
+
+
+def test_too_many_experts(corpus, tmp_path):
+    """a run whose checkpoints would have more tensors than a resume reads is refused at its start"""
+    shape = "--layers 30 --hidden 8 --heads 1 --kv-heads 1 --head-dim 8 --experts 1024 --experts-active 1"
+    options = "--expert-ffn 1 --seq-len 16 --steps 1 --out"
+    result = run_trainer("--train-data", corpus / "train.bin", shape, options, tmp_path / "run")
+    result.one_line(FAILED, "tensors of optimizer state, more than --resume can read: use fewer --experts or --layers")
+    assert not (tmp_path / "run").exists()
