@@ -459,9 +459,10 @@ static inline void options_warn_unused(const Options *o) {
         if (rows[i].unused && options_given(o, rows[i].option))
             warn("--%s%s has no effect %s", strcmp(rows[i].option, "deterministic") == 0 ? "no-" : "", rows[i].option,
                  rows[i].where);
-    int64_t window = 0, bad = 0, kept = (o->keep - 1) * o->checkpoint_every;
+    int64_t window = 0, bad = 0;
+    double kept = (double)(o->keep - 1) * (double)o->checkpoint_every;
     if (o->rollback && o->out && o->keep && o->checkpoint_every && rollback_parse(o->rollback, &bad, &window) &&
-        kept < window)
+        kept < (double)window)
         warn("--rollback %s: --keep %" PRId64 " and --checkpoint-every %" PRId64
              " do not keep a checkpoint from before the last %" PRId64 " steps; use a larger --keep",
              o->rollback, o->keep, o->checkpoint_every, window);

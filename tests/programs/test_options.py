@@ -19,6 +19,7 @@ from ranks import run_ranks
         "--min-lr-ratio 1 --steps 7 --warmup 7 --seed 18446744073709551615 --schedule wsd",
         "--lr=.5 --eps=1E-8 --rope-theta=+5e5 --temperature=0",
         "--batch-size 2 --seq-len 16 --total-batch 96 --threads 1",
+        "--rollback 2:10 --keep 1e15 --checkpoint-every 9300 --out /dev/null",
         "--no-tie-embeddings --no-resume --no-eval --attention baseline",
         "--prompt=--lr",
         "--match-params --ffn 45 --attention diff_v2",  # 44 narrower
