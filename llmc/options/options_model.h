@@ -16,6 +16,12 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 // Number of ranks of the run: those running, or those of --dry-run --ranks.
 static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
 
+// Tokens of a micro-step of all ranks, up to INT_MAX of each rank: more are refused.
+static inline int64_t options_micro_step(const Options *o, int ranks) {
+    int64_t N = o->batch_size * o->model.T; // at most 2^48
+    return (N < INT_MAX ? N : INT_MAX) * ranks;
+}
+
 // Sets every option without a value to the value that follows from the others.
 static inline void options_derive(Options *o, int ranks) {
     const ModelConfig *preset = &presets[o->preset].model;
@@ -27,7 +33,7 @@ static inline void options_derive(Options *o, int ranks) {
     if (!o->has[active]) o->model.K = o->model.E ? preset->K : 0;
     if (!o->has[width]) o->model.FE = o->model.E ? preset->FE : 0;
     if (o->batch_schedule) o->total_batch = batch_schedule_first(o->batch_schedule);
-    else if (!o->has[total]) o->total_batch = o->batch_size * o->model.T * ranks;
+    else if (!o->has[total]) o->total_batch = options_micro_step(o, ranks);
     if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
     if (!o->has[threads]) o->threads = max_int(1, host_cores("") / comm_ranks_here());
     if (!o->has[aux]) o->router_aux = o->model.router_bias ? 0 : 0.01;
@@ -97,7 +103,7 @@ static inline int64_t options_smaller_batch(const Options *o, int ranks) {
 static inline int options_batch_problems(const Options *o, int ranks, const char *when) {
     int heads = o->model.attention->norm == NORM_HEAD ? o->model.NH : 1;
     int problems = 0, each = max_int(heads, o->model.K); // rows of a token in a norm of heads, or in its experts
-    int64_t N = o->batch_size * o->model.T, micro_step = N * ranks; // at most 2^48 each
+    int64_t N = o->batch_size * o->model.T, micro_step = options_micro_step(o, ranks);
     if (N > INT_MAX)
         REFUSE(problems, "%s--batch-size %" PRId64 " times --seq-len %d is more than %d tokens; use a smaller one",
                when, o->batch_size, o->model.T, INT_MAX);
