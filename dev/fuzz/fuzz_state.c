@@ -89,7 +89,7 @@ static void check_options(const Options *o) {
     cJSON *json = json_parse(text, size);
     FUZZ_EXPECT(json, "saved options are not JSON: %s", text);
     options_defaults(&again);
-    options_adopt_json(&again, json);
+    options_adopt_json(&again, json, "the checkpoint");
     char *text_again = saved_text(&again, &size_again);
     FUZZ_EXPECT(size == size_again && memcmp(text, text_again, size) == 0, "options were saved as %s and again as %s",
                 text, text_again);
@@ -157,7 +157,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     options_defaults(&o);
     o.given[option_row("lr")] = true;            // may differ from the checkpoint's
     o.given[option_row("seed")] = size % 8 == 0; // must not
-    options_adopt_json(&o, cJSON_GetObjectItemCaseSensitive(state, "options"));
+    options_adopt_json(&o, cJSON_GetObjectItemCaseSensitive(state, "options"), "the checkpoint");
     cJSON_Delete(state);
     check_options(&o);
     options_finish(&o, 1);

@@ -62,10 +62,10 @@ static inline bool option_from_json(Options *o, int r, const cJSON *item) {
 
 // For --resume: options that are not given adopt the saved value. Given options override it; each difference is printed
 // on one line. Exits with status 2 if such an option must not change, and with status 1 if this program cannot have
-// written the object. Ignores OPTION_LOCAL options. Returns the number of differences.
-static inline int options_adopt_json(Options *o, const cJSON *saved) {
-    static const char *const where = "the checkpoint's options";
-    CHECK(cJSON_IsObject(saved), "%s are not a JSON object: the checkpoint is damaged", where);
+// written the object. Ignores OPTION_LOCAL options. where: the checkpoint or file of the object, for messages. Returns
+// the number of differences.
+static inline int options_adopt_json(Options *o, const cJSON *saved, const char *where) {
+    CHECK(cJSON_IsObject(saved), "the options in %s are not a JSON object: it is damaged", where);
     int differences = 0, refused = 0, damaged = 0;
     bool seen[OPTION_LIMIT];
     memset(seen, 0, sizeof(seen));
@@ -78,7 +78,7 @@ static inline int options_adopt_json(Options *o, const cJSON *saved) {
         int r = option_find(name, strlen(name));
         if (r < 0 && cJSON_IsNull(item)) continue;
         if (r < 0 || option_rows[r].kind == OPTION_ACTION || seen[r]) {
-            warn("%s contain --%s%s", where, shown_name,
+            warn("the options in %s contain --%s%s", where, shown_name,
                  r >= 0 && seen[r] ? " twice" : ", which this version does not support");
             damaged++;
             continue;
@@ -86,7 +86,7 @@ static inline int options_adopt_json(Options *o, const cJSON *saved) {
         seen[r] = true;
         if (option_rows[r].on_resume == OPTION_LOCAL) continue;
         if (!cJSON_IsNull(item) && !option_from_json(&checkpoint, r, item)) {
-            warn("%s contain an invalid value of --%s: it must be %s", where, shown_name,
+            warn("the options in %s contain an invalid value of --%s: it must be %s", where, shown_name,
                  option_accepts(text_old, &option_rows[r]));
             damaged++;
             continue;
@@ -104,15 +104,14 @@ static inline int options_adopt_json(Options *o, const cJSON *saved) {
         new_value = option_shown(shown_new, new_value ? new_value : "none");
         differences++;
         if (option_rows[r].on_resume == OPTION_FIXED) {
-            warn("--%s: %s in the checkpoint, %s now; a resumed run cannot change this option", name, old_value,
-                 new_value);
+            warn("--%s: %s in %s, %s now; a resumed run cannot change this option", name, old_value, where, new_value);
             refused++;
         } else {
-            fprintf(options_notes(o), "option --%s: %s in the checkpoint, %s now\n", name, old_value, new_value);
+            fprintf(options_notes(o), "option --%s: %s in %s, %s now\n", name, old_value, where, new_value);
         }
     }
     options_free(&checkpoint);
-    CHECK(!damaged, "%s cannot be read; another version may have written the checkpoint", where);
+    CHECK(!damaged, "the options in %s cannot be read; another version may have written it", where);
     fflush(stdout);
     if (refused) program_exit(EXIT_USAGE);
     return differences;

@@ -44,14 +44,14 @@ static inline Resume resume_find(Options *o) {
     r.run_json = log_read_run_json(o->out);
     if (checkpoint_find_newest(o->out, r.path) >= 0) {
         r.state = checkpoint_load_state(r.path);
-        options_adopt_json(o, cJSON_GetObjectItemCaseSensitive(r.state, "options"));
+        options_adopt_json(o, cJSON_GetObjectItemCaseSensitive(r.state, "options"), "the checkpoint");
     } else {
         const cJSON *options = cJSON_GetObjectItemCaseSensitive(r.run_json, "options");
         CHECK(options_mode(o) == MODE_TRAIN || options_mode(o) == MODE_DRY_RUN,
               "%s was stopped before its first checkpoint: there are no weights; --resume alone trains it", o->out);
         const char *init = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init"));
         FORMAT(r.path, "%s", init ? init : "");
-        options_adopt_json(o, options);
+        options_adopt_json(o, options, "run.json");
         fprintf(options_notes(o), "%s was stopped before its first checkpoint: starting again from step 0\n", o->out);
     }
     return r;
