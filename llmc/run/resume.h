@@ -116,6 +116,10 @@ static inline void start_decay(Options *o, const Resume *r) {
                step, step < o->warmup ? "warmup" : "decay", o->warmup, schedule_decay_start(&rate),
                step < o->warmup ? "" : ", or continue without --decay-now");
     if (!o->decay_steps) REFUSE(problems, "--decay-now requires --decay-steps N");
+    if (step + o->decay_steps > CHECKPOINT_STEP_LIMIT) // a resume would refuse such --steps
+        REFUSE(problems,
+               "--decay-now: --decay-steps %" PRId64 " after step %" PRId64 " end after the limit, step %" PRId64,
+               o->decay_steps, step, CHECKPOINT_STEP_LIMIT);
     if (problems) program_exit(EXIT_USAGE);
     o->steps = step + o->decay_steps, o->schedule = SCHEDULE_WSD;
     fprintf(options_notes(o), "--decay-now: the rate decays from step %" PRId64 " to the last step, %" PRId64 "\n",
