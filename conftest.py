@@ -35,7 +35,8 @@ class Lines:
             if report.skipped:
                 self.add("skipped", f"{line}: {report.longrepr[2].removeprefix('Skipped: ')}")
             else:
-                self.add(report.outcome, line, report.longreprtext if report.failed else "")
+                output = [report.longreprtext, *(text[-2000:] for _, text in report.sections)]
+                self.add(report.outcome, line, "\n".join(output) if report.failed else "")
 
     def pytest_collectreport(self, report):
         if report.failed:

@@ -28,13 +28,14 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
     "lab": ("scripts/lab/requirements.txt", ("matplotlib", "numpy", "scipy", "xxhash")),
     "tests": ("tests/requirements.txt", ()),
     "export": ("scripts/export_python/requirements.txt", ("tensorboard", "wandb")),
+    "export-tests": ("scripts/export_python/requirements.txt", ()),
     "format": ("dev/format/requirements.txt", ()),
     "cute": ("dev/ptx/requirements.txt", ()),
     "hub": ("dev/reference/requirements.txt", ()),
     "hub-oldest": ("dev/reference/oldest/requirements.txt", ()),
 }
 # an environment also has the packages of its bases, unless it has other versions
-BASES = {"tests": ("data", "lab"), "hub-oldest": ("hub",)}
+BASES = {"tests": ("data", "lab"), "export-tests": ("tests",), "hub-oldest": ("hub",)}
 COMPLETED_BY = {"hub": "dev/reference/absent_cuda.py"}  # run in the environment after its installation
 
 

@@ -373,17 +373,11 @@ data() {
     build "the tokenizer as a filter" build/encode_text build/train_diffv2 && run_pytest tests build data
 }
 runs() {
-    local python
     build "the trainer" train_diffv2 text_to_shards build/faulty_diffv2 || return
     run_script tests/install_test.sh
-    run_script tests/readme_test.py
-    run_script tests/golden_test.py build/train_diffv2
+    run_pytest tests build tests/{readme,golden}_test.py
     run_script tests/recipe_test.sh
-    if python=$(python3 scripts/python_environment.py export 2>"$scratch/python"); then
-        run tests/export_test.py "$python" tests/export_test.py
-    else
-        skip "export: $(tail -n 1 "$scratch/python")"
-    fi
+    run_pytest export-tests build tests/export_test.py
 }
 soak() {
     local rounds=5
@@ -471,10 +465,8 @@ scripts/install_deps.sh --with-mpi || {
     finish
 }
 if [ $quick = no ]; then
-    # before the stages, of which several use one environment; each of them reports what is missing
-    for environment in tests export; do
-        python3 scripts/python_environment.py $environment >/dev/null 2>&1
-    done
+    # with `tests`, its base: before the stages, of which several use them; each of them reports what is missing
+    python3 scripts/python_environment.py export-tests >/dev/null 2>&1
 fi
 if [ $all_tests = yes ]; then
     mkdir -p $records

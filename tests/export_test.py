@@ -1,61 +1,70 @@
-#!/usr/bin/env python3
 """Tests scripts/export_run.py: what it writes is read back by csv, TensorBoard's EventAccumulator and W&B's DataStore.
-The expected rows are made here from the text of log.jsonl. The last line is "N passed, N failed".
+The expected rows are made here from the text of log.jsonl.
 
-Usage: tests/export_test.py [WORD...]    those whose name contains a WORD
-Requires the Python packages of scripts/export_python.
-Variables: TRAIN_DIFFV2 (build/train_diffv2)
-Exit status: 0 all passed, 1 some failed, 2 usage.
+Requires the Python environment `export-tests`.
 """
 
 import csv
 import json
 import os
-import pathlib
 import signal
-import struct
-import subprocess
 import sys
-import tempfile
-import time
-import traceback
+from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata as hparams
 from tensorboard.util import tensor_util
 from wandb.proto import wandb_internal_pb2
 from wandb.sdk.internal import datastore
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-EXPORT = ROOT / "scripts/export_run.py"
-TRAINER = (ROOT / os.environ.get("TRAIN_DIFFV2", "build/train_diffv2")).absolute()
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests/programs"))
+import program
+
+EXPORT = [sys.executable, ROOT / "scripts/export_run.py"]
 MODEL = "--layers 2 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 --ffn 16 --seq-len 16 --batch-size 1 --threads 1"
 RUN = "--steps 12 --val-every 4 --val-steps 1 --stats-every 3 --vocab 257"
-ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")} | {
-    "HOME": "/nonexistent",  # without a W&B key
-    "WANDB_ERROR_REPORTING": "false",
-}
 CHOICES = {"kind": "choices", "name": "arc", "examples": 9, "accuracy": 0.5, "accuracy_norm": None, "norm": "tokens"}
 CHOICES |= {"chance": 0.25, "fingerprint": "12"}
 STOPPED = '{"kind": "event", "step": 14, "what": "stopped", "why": "signal"}\n'
-tests = []
 
 
-def test(function):
-    tests.append(function)
-    return function
+@pytest.fixture(autouse=True)
+def without_key(monkeypatch):
+    """W&B finds no key and no settings of the user."""
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("HOME", "/nonexistent")
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """A finished run. Tests do not write there."""
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    train(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def log(run):
+    return (run / "log.jsonl").read_text()
 
 
 def train(directory, *options):
     tokens = directory.parent / "tokens.bin"
-    count = 1000
-    tokens.write_bytes(
-        struct.pack("<256i", 20240520, 1, count, *[0] * 253)
-        + struct.pack(f"<{count}H", *(7 * i % 257 for i in range(count)))
-    )
-    words = [TRAINER, *MODEL.split(), *RUN.split(), "--train-data", tokens, "--val-data", tokens, "--out", directory]
-    done = subprocess.run([*words, *options], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    program.write_shard(tokens, [7 * i % 257 for i in range(1000)])
+    data = ["--train-data", tokens, "--val-data", tokens, "--out", directory]
+    program.run_trainer(MODEL, RUN, *data, *options).done()
+
+
+def copied(run, directory, text):
+    """A directory with the run.json of a run and another log."""
+    directory.mkdir()
+    (directory / "run.json").write_bytes((run / "run.json").read_bytes())
+    (directory / "log.jsonl").write_text(text)
+    return directory
 
 
 def record(kind, step, **values):
@@ -82,33 +91,20 @@ def expected(log):
 
 
 def export(*words, status=0, text=""):
-    done = subprocess.run([sys.executable, EXPORT, *words], capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == status and text in done.stderr, (words, done.returncode, done.stderr, done.stdout)
-    assert done.stderr.count("\n") == (status != 0), done.stderr
-    return done.stdout
+    done = program.run(*EXPORT, *words)
+    assert done.status == status and text in done.err and done.err.count("\n") == (status != 0), done
+    return done.out
 
 
-class Following:
+class Following(program.Started):
     """An export with --follow, while the log changes."""
 
     def __init__(self, *words):
-        words = [sys.executable, EXPORT, *words, "--follow", "--interval", "0.05"]
-        self.process = subprocess.Popen(
-            words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        super().__init__(*EXPORT, *words, "--follow --interval 0.05")
 
-    def until(self, reached):
-        end = time.monotonic() + 300  # on a busy machine, importing wandb takes a minute
-        while not reached():
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < end, "nothing happens in 300 s"
-            time.sleep(0.05)
-
-    def end(self, stop=None):
-        if stop:
-            self.process.send_signal(stop)
-        _, errors = self.process.communicate(timeout=300)
-        assert self.process.returncode == 0 and not errors, (self.process.returncode, errors)
+    def end(self):
+        done = super().end().done()
+        assert not done.err
 
 
 # ---- readers
@@ -185,19 +181,15 @@ def near(rows, log, tolerance):
 # ---- tests
 
 
-@test
-def a_table_has_every_value_of_two_runs(scratch, log):
-    other = scratch / "other"
-    other.mkdir()
-    (other / "run.json").write_bytes((scratch / "run/run.json").read_bytes())
+def test_a_table_has_every_value_of_two_runs(tmp_path, run, log):
     lines = record("train", 1, tokens=5, loss=2.5, lr=None) + json.dumps({**CHOICES, "step": 1}) + "\n"
     lines += record("sample", 1, text=None, tokens=4) + record("sample", 2, text='a,\n"b', tokens=4, stopped="length")
     lines += record("later", 2, number=3, flag=True, things=[1, {"a": 2}])  # of a newer trainer
     wrong = "not a record\n" + '{"kind": "train", "step": 3, "loss": NaN}\n{"kind": "train", "step": -1}\n'
-    (other / "log.jsonl").write_text(lines + wrong + '{"kind": "val", "step": 2, "lo')
-    said = export(scratch / "run", other, "--csv", scratch / "both.csv")
+    other = copied(run, tmp_path / "other", lines + wrong + '{"kind": "val", "step": 2, "lo')
+    said = export(run, other, "--csv", tmp_path / "both.csv")
     assert "no records: 3, first 6" in said and said.count("no records") == 1, said
-    runs = read_csv(scratch / "both.csv")
+    runs = read_csv(tmp_path / "both.csv")
     assert runs.keys() == {"run", "other"}
     same_csv(runs["run"], log)
     same_csv(runs["other"], lines)
@@ -206,70 +198,57 @@ def a_table_has_every_value_of_two_runs(scratch, log):
     assert {"choices_accuracy/arc", "choices_norm/arc"} < runs["other"][1].keys()
 
 
-@test
-def numbers_beyond_the_range_and_texts_that_no_file_can_contain_are_left_out(scratch, log):
-    odd = scratch / "odd"
-    odd.mkdir()
-    (odd / "run.json").write_bytes((scratch / "run/run.json").read_bytes())
+def test_numbers_beyond_the_range_and_texts_that_no_file_can_contain_are_left_out(tmp_path, run):
     lines = record("later", 1, large=10**400, small=2) + record("tensor", 1, layer=1.5, name="x", rms=1.0)  # no layer
-    (odd / "log.jsonl").write_text(lines + record("event", 1, what="\ud800"))
-    said = export(odd, "--tensorboard", scratch / "odd_events")
+    odd = copied(run, tmp_path / "odd", lines + record("event", 1, what="\ud800"))
+    said = export(odd, "--tensorboard", tmp_path / "events")
     assert "no records: 2, first 2" in said, said
-    found = read_events(scratch / "odd_events/odd")[0][1]
+    found = read_events(tmp_path / "events/odd")[0][1]
     assert found["later/small"] == 2 and "later/large" not in found, found.keys()
 
 
-@test
-def where_a_run_went_back_the_later_values_count(scratch, log):
-    older = scratch / "older"
-    older.mkdir()
-    (older / "run.json").write_bytes((scratch / "run/run.json").read_bytes())
+def test_where_a_run_went_back_the_later_values_count(tmp_path, run):
     before = [record("train", s, tokens=s, loss=s + 0.5) for s in range(1, 9)] + [record("val", 8, loss=9)]
     after = [record("event", 3, what="start")] + [record("train", s, tokens=s, loss=s + 0.25) for s in range(4, 7)]
-    (older / "log.jsonl").write_text("".join(before + after))
+    older = copied(run, tmp_path / "older", "".join(before + after))
     wanted = "".join(before[:3] + after)
-    export(older, "--csv", scratch / "older.csv")
-    same_csv(read_csv(scratch / "older.csv")["older"], wanted)
-    export(older, "--tensorboard", scratch / "older-events")
-    rows = read_events(scratch / "older-events/older")[0]
+    export(older, "--csv", tmp_path / "older.csv")
+    same_csv(read_csv(tmp_path / "older.csv")["older"], wanted)
+    export(older, "--tensorboard", tmp_path / "events")
+    rows = read_events(tmp_path / "events/older")[0]
     assert rows.pop(0).keys() == {"run.json"} and "options" in rows[3].pop("run.json"), "each start describes the run"
     near(rows, wanted, 2**-24)
 
 
-@test
-def a_table_follows_a_run_that_is_resumed_and_gets_new_columns(scratch, log):
-    run, path = scratch / "grows", scratch / "grows.csv"
-    run.mkdir()
-    (run / "run.json").write_bytes((scratch / "run/run.json").read_bytes())
+def test_a_table_follows_a_run_that_is_resumed_and_gets_new_columns(tmp_path, run, log):
+    path = tmp_path / "grows.csv"
     lines = [x for x in log.splitlines(keepends=True) if json.loads(x)["kind"] not in ("tensor", "logits")]
-    file = run / "log.jsonl"
-    file.write_text("".join(lines[:9]) + lines[9][:20])
-    following = Following(run, "--csv", path)
-    following.until(lambda: len(read_csv(path).get("grows", ())) > 1)
-    file.write_text("".join(lines[:20]))
-    last = max(json.loads(line)["step"] for line in lines[:20])
-    following.until(lambda: last - 1 in read_csv(path).get("grows", ()))
-    back = [record("event", 2, what="start")] + [record("train", s, tokens=s, loss=77 + s) for s in range(3, 14)]
-    back.append(json.dumps({**CHOICES, "step": 14}) + "\n")
-    kept = "".join(line for line in lines[:20] if json.loads(line)["step"] <= 2) + "".join(back)
-    file.write_text(kept)
-    following.until(lambda: read_csv(path).get("grows", {}).get(13, {}).get("train/loss") == "90")
-    assert 14 not in read_csv(path)["grows"], "a step is written before its last record"
-    file.write_text(kept + STOPPED)
-    following.end()
+    file = copied(run, tmp_path / "grows", "".join(lines[:9]) + lines[9][:20]) / "log.jsonl"
+    with Following(file.parent, "--csv", path) as following:
+        following.wait_until(lambda: len(read_csv(path).get("grows", ())) > 1)
+        file.write_text("".join(lines[:20]))
+        last = max(json.loads(line)["step"] for line in lines[:20])
+        following.wait_until(lambda: last - 1 in read_csv(path).get("grows", ()))
+        back = [record("event", 2, what="start")] + [record("train", s, tokens=s, loss=77 + s) for s in range(3, 14)]
+        back.append(json.dumps({**CHOICES, "step": 14}) + "\n")
+        kept = "".join(line for line in lines[:20] if json.loads(line)["step"] <= 2) + "".join(back)
+        file.write_text(kept)
+        following.wait_until(lambda: read_csv(path).get("grows", {}).get(13, {}).get("train/loss") == "90")
+        assert 14 not in read_csv(path)["grows"], "a step is written before its last record"
+        file.write_text(kept + STOPPED)
+        following.end()
     same_csv(read_csv(path)["grows"], kept + STOPPED)
 
 
-@test
-def tensorboard_reads_every_value_once_also_after_a_second_export_and_a_restart(scratch, log):
-    directory, info = scratch / "events", json.loads((scratch / "run/run.json").read_text())
+def test_tensorboard_reads_every_value_once_also_after_a_second_export(tmp_path, run, log):
+    info = program.read_json(run / "run.json")
     for _ in range(2):
-        export(scratch / "run", "--tensorboard", directory)
-        rows, events = read_events(directory / "run")
+        export(run, "--tensorboard", tmp_path)
+        rows, events = read_events(tmp_path / "run")
         text = rows[0].pop("run.json")
         assert json.loads(text.strip("`\n")) == info
         near(rows, log, 2**-24)
-    assert len(list((directory / "run").iterdir())) == 1
+    assert len(list((tmp_path / "run").iterdir())) == 1
     content = events.SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
     options = hparams.parse_session_start_info_plugin_data(content).hparams
     assert options["lr"].number_value == float(info["options"]["lr"]) and options["attention"].string_value == "diff_v2"
@@ -277,121 +256,84 @@ def tensorboard_reads_every_value_once_also_after_a_second_export_and_a_restart(
     durations = [json.loads(line)["ms"] / 1e3 for line in log.splitlines() if '"train"' in line]
     assert all(abs(b - a - d) < 1e-3 for a, b, d in zip(times, times[1:], durations[1:])), (times, durations)
 
-    run = scratch / "events-grow"
-    run.mkdir()
-    (run / "run.json").write_bytes((scratch / "run/run.json").read_bytes())
-    lines = "".join(record("train", s, tokens=s, loss=s + 0.5) for s in range(1, 9))
-    (run / "log.jsonl").write_text(lines)
-    following = Following(run, "--tensorboard", directory)
-    following.until(lambda: 7 in read_events(directory / "events-grow")[0])
-    lines = "".join(record("train", s, tokens=s, loss=s + (0.5 if s < 5 else 0.25)) for s in range(1, 15)) + STOPPED
-    (run / "log.jsonl").write_text(lines)
-    following.end()
-    rows = read_events(directory / "events-grow")[0]
+
+def test_tensorboard_reads_every_value_once_also_after_a_restart(tmp_path, run):
+    events = tmp_path / "events/grows"
+    grows = copied(run, tmp_path / "grows", "".join(record("train", s, tokens=s, loss=s + 0.5) for s in range(1, 9)))
+    with Following(grows, "--tensorboard", events.parent) as following:
+        following.wait_until(lambda: 7 in read_events(events)[0])
+        losses = [s + (0.5 if s < 5 else 0.25) for s in range(15)]
+        lines = "".join(record("train", s, tokens=s, loss=losses[s]) for s in range(1, 15)) + STOPPED
+        (grows / "log.jsonl").write_text(lines)
+        following.end()
+    rows = read_events(events)[0]
     assert rows.pop(0).keys() == {"run.json"}
     near(rows, lines, 2**-24)
 
 
-@test
-def wandb_reads_every_value_and_a_run_that_went_back_is_another_one(scratch, log):
-    run, offline = scratch / "run", scratch / "offline"
-    ENVIRONMENT["WANDB_DIR"] = str(offline)
-    offline.mkdir()
-    export(run, "--wandb", "project", "--offline")
-    export(run, "--wandb", "project")  # there is no key
-    info = json.loads((run / "run.json").read_text())
-    (one, config, rows), (two, _, again) = read_wandb(offline)
+def test_wandb_reads_every_value_and_a_run_that_went_back_is_another_one(tmp_path, run, log, monkeypatch):
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    run = copied(run, tmp_path / "run", log)
+    export(run, "--wandb project --offline")
+    export(run, "--wandb project")  # there is no key
+    info = program.read_json(run / "run.json")
+    (one, config, rows), (two, _, again) = read_wandb(tmp_path)
     near(rows, log, 0)
     assert one == two and rows == again, "a second export is the same W&B run"
     assert config["attention"] == "diff_v2" and config["lr"] == info["options"]["lr"]
     assert config["run"]["model"] == info["model"]
-    (run / "log.jsonl").write_text("".join(line for line in log.splitlines(keepends=True)[:-6]))
-    following = Following(run, "--wandb", "project")
-    following.until(lambda: len(list(offline.glob("wandb/offline-run-*/*.wandb"))) == 3)
-    following.end(stop=signal.SIGINT)
-    assert read_wandb(offline)[-1][0] != one, "W&B cannot take steps back: they need another run"
-    (run / "log.jsonl").write_text(log)
+    (run / "log.jsonl").write_text("".join(log.splitlines(keepends=True)[:-6]))
+    with Following(run, "--wandb project") as following:
+        following.wait_until(lambda: len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 3)
+        following.send_signal(signal.SIGINT)
+        following.end()
+    assert read_wandb(tmp_path)[-1][0] != one, "W&B cannot take steps back: they need another run"
 
 
-@test
-def a_run_of_the_trainer_is_followed_to_its_end(scratch, log):
-    run = scratch / "live"
-    train(run, "--stop-after", "6")
-    (run / "log.jsonl").write_text(
-        "".join(line for line in (run / "log.jsonl").read_text().splitlines(keepends=True) if '"stopped"' not in line)
-    )
-    following = Following(run, "--csv", scratch / "live.csv")
-    following.until(lambda: 5 in read_csv(scratch / "live.csv").get("live", ()))
-    train(run, "--resume")
-    following.end()
-    same_csv(read_csv(scratch / "live.csv")["live"], (run / "log.jsonl").read_text())
+def test_a_run_of_the_trainer_is_followed_to_its_end(tmp_path):
+    run, table = tmp_path / "live", tmp_path / "live.csv"
+    train(run, "--stop-after 6")
+    lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    (run / "log.jsonl").write_text("".join(line for line in lines if '"stopped"' not in line))
+    with Following(run, "--csv", table) as following:
+        following.wait_until(lambda: 5 in read_csv(table).get("live", ()))
+        train(run, "--resume")
+        following.end()
+    same_csv(read_csv(table)["live"], (run / "log.jsonl").read_text())
 
 
-@test
-def mistakes_have_one_line_and_their_status(scratch, log):
-    run, out = scratch / "run", scratch / "x.csv"
-    export("--csv", out, status=2, text="RUN")
-    export(run, status=2, text="--tensorboard DIR, --wandb PROJECT and --csv FILE")
-    export(run, "--csv", out, "--wandb", "p", status=2, text="--tensorboard DIR, --wandb PROJECT and --csv FILE")
-    export(run, "--csv", out, "--offline", status=2, text="--offline requires --wandb")
-    export(run, "--csv", out, "--interval", "0", status=2, text="--interval 0")
-    export(run, run, "--csv", out, status=2, text="run: two runs have this name")
-    export(run, "--csv", out, "--colour", status=2, text="--colour")
-    export(scratch / "none", "--csv", out, status=1, text="none/run.json: No such file")
-    (scratch / "unlogged").mkdir()
-    (scratch / "unlogged/run.json").write_bytes((run / "run.json").read_bytes())
-    assert "unlogged: to step -1" in export(scratch / "unlogged", "--csv", scratch / "empty.csv")
-    export(run, "--csv", "/proc/none/x.csv", status=1, text="/proc/none/x.csv")
-    export(run, "--tensorboard", "/proc/none", status=1, text="/proc/none")
-    (scratch / "broken").mkdir()
-    (scratch / "broken/run.json").write_text("{")
-    export(scratch / "broken", "--csv", out, status=1, text="broken/run.json: not JSON")
-    export(os.fsencode(scratch) + b"/r\xff", "--csv", out, status=1, text="/r\\udcff/run.json': rename it: ")
-    assert not out.exists()
+def test_mistakes_have_one_line_and_their_status(tmp_path, run):
+    table, targets = tmp_path / "x.csv", "--tensorboard DIR, --wandb PROJECT and --csv FILE"
+    out = ["--csv", table]
+    export(*out, status=2, text="RUN")
+    export(run, status=2, text=targets)
+    export(run, *out, "--wandb p", status=2, text=targets)
+    export(run, *out, "--offline", status=2, text="--offline requires --wandb")
+    export(run, *out, "--interval 0", status=2, text="--interval 0")
+    export(run, run, *out, status=2, text="run: two runs have this name")
+    export(run, *out, "--colour", status=2, text="--colour")
+    export(tmp_path / "none", *out, status=1, text="none/run.json: No such file")
+    unlogged = copied(run, tmp_path / "unlogged", "")
+    (unlogged / "log.jsonl").unlink()
+    assert "unlogged: to step -1" in export(unlogged, "--csv", tmp_path / "empty.csv")
+    export(run, "--csv /proc/none/x.csv", status=1, text="/proc/none/x.csv")
+    export(run, "--tensorboard /proc/none", status=1, text="/proc/none")
+    (unlogged / "run.json").write_text("{")
+    export(unlogged, *out, status=1, text="unlogged/run.json: not JSON")
+    export(tmp_path / os.fsdecode(b"r\xff"), *out, status=1, text="/r\\udcff/run.json': rename it: ")
+    assert not table.exists()
 
 
-@test
-def the_table_follows_links_and_replaces_no_device_and_no_other_file(scratch, log):
-    place = scratch / "place"
-    (place / "far").mkdir(parents=True)
-    (place / "link.csv").symlink_to("far/file.csv")
-    (place / "link.csv.tmp").write_text("mine")
-    os.mkfifo(place / "pipe")
-    for name in ("pipe", "null"):
-        target = place / name if name == "pipe" else "/dev/null"
-        export(scratch / "run", "--csv", target, status=1, text="not a regular file")
-    said = export(scratch / "run", "--csv", place / "link.csv")
-    assert f"in {place / 'link.csv'}" in said and (place / "pipe").is_fifo(), said
-    same_csv(read_csv(place / "far/file.csv")["run"], log)
-    assert sorted(path.name for path in place.rglob("*")) == ["far", "file.csv", "link.csv", "link.csv.tmp", "pipe"]
-    assert (place / "link.csv").is_symlink() and (place / "link.csv.tmp").read_text() == "mine"
-
-
-def main():
-    words = sys.argv[1:]
-    if not all(any(word in function.__name__ for function in tests) for word in words):
-        print("export_test.py: a WORD is in the name of no test", file=sys.stderr)
-        return 2
-    passed = failed = 0
-    with tempfile.TemporaryDirectory() as name:
-        scratch = pathlib.Path(name)
-        train(scratch / "run")
-        log = (scratch / "run/log.jsonl").read_text()
-        for function in tests:
-            if words and not any(word in function.__name__ for word in words):
-                continue
-            what = f"export: {function.__name__.replace('_', ' ')}"
-            try:
-                function(scratch, log)
-                passed += 1
-                print(f"ok   {what}", flush=True)
-            except Exception as error:
-                failed += 1
-                where = traceback.extract_tb(error.__traceback__)[-1].lineno
-                print(f"FAIL {what}: line {where}: {type(error).__name__}: {str(error)[:2000]}", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def test_the_table_follows_links_and_replaces_no_device_and_no_other_file(tmp_path, run, log):
+    (tmp_path / "far").mkdir()
+    link, other, pipe = (tmp_path / name for name in ("link.csv", "link.csv.tmp", "pipe"))
+    link.symlink_to("far/file.csv")
+    other.write_text("mine")
+    os.mkfifo(pipe)
+    for target in (pipe, "/dev/null"):
+        export(run, "--csv", target, status=1, text="not a regular file")
+    said = export(run, "--csv", link)
+    assert f"in {link}" in said and pipe.is_fifo(), said
+    same_csv(read_csv(tmp_path / "far/file.csv")["run"], log)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["far", "file.csv", "link.csv", "link.csv.tmp", "pipe"]
+    assert link.is_symlink() and other.read_text() == "mine"

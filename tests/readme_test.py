@@ -1,16 +1,11 @@
-#!/usr/bin/env python3
-"""readme_test.py: runs the commands of README.md, and checks the links and paths of all documents.
-
-Usage: tests/readme_test.py [--list]
-  --list   print the commands of README.md and how each is tested
-Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/train_diffv2, build/text_to_shards)
-The last line is "N passed, N failed" (and ", N skipped"). Exit status: 0 nothing failed, 1 otherwise, 2 usage.
+"""Runs the commands of README.md, and checks the links and paths of all documents.
 
 Commands are the lines of README.md in blocks of ```sh. They run in their order in a copy of the tracked files, in which
 build/ is a link to this build. A command that would train for long gets a signal after some steps; it then saves a
 checkpoint and exits with status 3, and the next command continues from there.
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -18,9 +13,9 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
+
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIMIT = 150  # seconds of one command
@@ -29,7 +24,7 @@ RUN, STOP, INSTEAD = "run", "stop", "instead"
 # The beginning of a command, how it is tested, and
 #   STOP     the signal, the log files of what it trains, and how many lines one of them gains before the signal
 #   INSTEAD  the command that is run in its place ("..." stands for the remaining arguments), and why
-COMMANDS = [
+ROWS = [
     ("scripts/quickstart.sh", INSTEAD, "scripts/quickstart.sh --help", ".ci/run runs it with --minutes 0.2"),
     ("scripts/test.sh", INSTEAD, "scripts/test.sh --help", ".ci/run runs it, and it runs this test"),
     ("make train_diffv2 text_to_shards", INSTEAD, "make -n train_diffv2 text_to_shards", "scripts/test.sh builds both"),
@@ -62,9 +57,12 @@ def readme_commands():
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
+COMMANDS = readme_commands()
+
+
 def rows_of(command):
     words = shlex.split(command, comments=True)
-    return [row for row in COMMANDS if words[: len(row[0].split())] == row[0].split()]
+    return [row for row in ROWS if words[: len(row[0].split())] == row[0].split()]
 
 
 def missing_for(command):
@@ -76,13 +74,16 @@ def missing_for(command):
         return "" if (cuda / "bin/nvcc").exists() else f"there is no nvcc in {cuda}/bin"
     for name, beginning in (("data", "data/prepare.py"), ("lab", "python3 scripts/lab report")):
         if command.startswith(beginning):
-            words = [sys.executable, ROOT / "scripts/python_environment.py", name]
+            words = ["python3", ROOT / "scripts/python_environment.py", name]
             done = subprocess.run(words, capture_output=True, text=True)
             return (done.stderr.strip().splitlines() or ["no Python packages"])[-1] if done.returncode else ""
     return ""
 
 
-def copy_repository(to):
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A copy of the tracked files, in which the commands run."""
+    to = tmp_path_factory.mktemp("repository")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     for name in filter(None, listed.decode().split("\0")):
         if (ROOT / name).is_file():
@@ -90,8 +91,8 @@ def copy_repository(to):
             shutil.copy2(ROOT / name, to / name)
     (to / "build").symlink_to(ROOT / "build")
     for name in ("train_diffv2", "text_to_shards"):
-        program = ROOT / os.environ.get(name.upper(), f"build/{name}")
-        shutil.copy2(program, to / name)
+        shutil.copy2(ROOT / os.environ.get(name.upper(), f"build/{name}"), to / name)
+    return to
 
 
 def lines_of(directory, pattern):
@@ -99,7 +100,7 @@ def lines_of(directory, pattern):
 
 
 def execute(directory, command, row):
-    """None, or what went wrong."""
+    """The exit status, and those that are allowed."""
     words = shlex.split(command, comments=True)
     if row[1] == INSTEAD:
         rest = words[len(row[0].split()) :]
@@ -108,62 +109,50 @@ def execute(directory, command, row):
     environment["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
     environment["BUILD"] = "unused"  # make would mark the programs in build/ as those of an unknown revision
     environment.pop("DIFFV2_VENV", None)
-    output = directory / "output.txt"
-    begun, allowed = time.monotonic(), [0]
+    end = time.monotonic() + LIMIT
     before = lines_of(directory, row[3]) if row[1] == STOP else 0
-    with open(output, "w") as file:
-        process = subprocess.Popen(
-            words,
-            cwd=directory,
-            stdout=file,
-            stderr=file,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+    process = subprocess.Popen(
+        words,
+        cwd=directory,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
-        while row[1] == STOP and process.poll() is None and time.monotonic() - begun < LIMIT:
+        while row[1] == STOP and process.poll() is None and time.monotonic() < end:
             if lines_of(directory, row[3]) >= before + row[4]:
                 process.send_signal(row[2])
-                allowed = [0, STOPPED]
-                break
+                return process.wait(max(1, end - time.monotonic())), (0, STOPPED)
             time.sleep(0.1)
-        status = process.wait(max(1, LIMIT - (time.monotonic() - begun)))
-    except subprocess.TimeoutExpired:
-        status = f"none within {LIMIT} s"
+        return process.wait(max(1, end - time.monotonic())), (0,)
     finally:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
-    return None if status in allowed else f"status {status}: {output.read_text(errors='replace').strip()[-600:]}"
 
 
-def test_commands(report):
-    commands = readme_commands()
-    unused = [row[0] for row in COMMANDS if not any(row in rows_of(c) for c in commands)]
-    report("README.md has every command of the table of this test", not unused, ", ".join(unused))
-    skipped, revision = set(), (ROOT / "build/revision.c").stat().st_mtime_ns
-    with tempfile.TemporaryDirectory() as name:
-        directory = pathlib.Path(name)
-        copy_repository(directory)
-        for command in commands:
-            rows, shown = rows_of(command), " ".join(shlex.split(command, comments=True))
-            if len(rows) != 1:
-                report(shown, False, "is in no row of the table of this test, or in several: add how to test it")
-                continue
-            reason = missing_for(command)
-            if not reason and any(f"{made} " in command for made in skipped) and rows[0][1] != INSTEAD:
-                reason = "it needs what was skipped before"
-            if reason:
-                skipped.update({"mycorpus"} if command.startswith("data/prepare.py") else ())
-                report(shown, None, reason)
-                continue
-            error = execute(directory, command, rows[0])
-            report(shown, error is None, error or "")
-    kept = revision == (ROOT / "build/revision.c").stat().st_mtime_ns
-    report("the commands leave the revision of this build as it is", kept, "make then links its programs again")
+def test_readme_has_every_command_of_the_table_of_this_test():
+    assert not [row[0] for row in ROWS if not any(row in rows_of(c) for c in COMMANDS)]
+
+
+SKIPPED = set()  # what commands would have made
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(shlex.split(c, comments=True)) for c in COMMANDS])
+def test_a_command_runs(command, repository):
+    rows = rows_of(command)
+    assert len(rows) == 1, "a command is in one row of the table of this test: add how to test it"
+    reason = missing_for(command)
+    if not reason and rows[0][1] != INSTEAD and any(f"{made} " in command for made in SKIPPED):
+        reason = "it needs what was skipped before"
+    if reason:
+        SKIPPED.update({"mycorpus"} if command.startswith("data/prepare.py") else ())
+        pytest.skip(reason)
+    revision = (ROOT / "build/revision.c").stat().st_mtime_ns
+    status, allowed = execute(repository, command, rows[0])
+    assert status in allowed
+    assert revision == (ROOT / "build/revision.c").stat().st_mtime_ns, "make then links the programs of build/ again"
 
 
 # ---- links and paths
@@ -185,68 +174,29 @@ def anchors(text):
     return found
 
 
-def test_links(report):
+def test_links_between_documents_refer_to_existing_files_and_headings():
     wrong = []
     for path in documents():
         for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
             name, _, anchor = target.partition("#")
-            if ":" in name:
-                continue
             file = path.parent / name if name else path
-            if not file.exists():
-                wrong.append(f"{path.relative_to(ROOT)}: {target} does not exist")
-            elif anchor and anchor not in anchors(file.read_text(encoding="utf-8")):
-                wrong.append(f"{path.relative_to(ROOT)}: {target}: no such heading")
-    report("links between documents refer to existing files and headings", not wrong, "; ".join(wrong))
+            if ":" in name or file.exists() and (not anchor or anchor in anchors(file.read_text(encoding="utf-8"))):
+                continue
+            wrong.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not wrong
 
 
-def test_paths(report):
+def test_paths_that_documents_name_exist():
     wrong = []
     for path in [ROOT / "README.md", ROOT / "data/README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for name in re.findall(r"`((?:llmc|docs|data|scripts|dev|tests)/[\w./-]*)", path.read_text(encoding="utf-8")):
             if not re.search(r"NAME|NNN|SIZE", name) and not (ROOT / name).exists():
                 wrong.append(f"{path.relative_to(ROOT)}: {name}")
-    report("paths that documents name exist", not wrong, "; ".join(wrong))
+    assert not wrong
 
 
-def test_generated(report):
-    environment = {**os.environ, "TRAIN_DIFFV2": os.environ.get("TRAIN_DIFFV2", "build/train_diffv2")}
-    for what, script, *documents in (
-        ("docs/rooms.svg shows the includes of llmc", "dev/rooms_figure.py"),
-        (
-            "the help in docs/options.md and the tables of docs/sizing.md are up to date",
-            "scripts/update_docs.py",
-            "docs/options.md",
-            "docs/sizing.md",
-        ),
-    ):
-        done = subprocess.run([ROOT / script, "--check", *documents], capture_output=True, text=True, env=environment)
-        report(what, done.returncode == 0, done.stderr.strip())
-
-
-def main():
-    if sys.argv[1:] == ["--list"]:
-        for command in readme_commands():
-            how = [f"{row[1]} {row[2:]}" for row in rows_of(command)]
-            print(f"{command}\n    {'; '.join(how) or 'not in the table'}")
-        return 0
-    if sys.argv[1:]:
-        print("readme_test.py: usage: tests/readme_test.py [--list]", file=sys.stderr)
-        return 2
-    counts = {True: 0, False: 0, None: 0}
-
-    def report(what, good, why):
-        counts[good] += 1
-        print(
-            {True: "ok   ", False: "FAIL ", None: "skip "}[good] + what + ("" if good or not why else f": {why}"),
-            flush=True,
-        )
-
-    for test in (test_links, test_paths, test_generated, test_commands):
-        test(report)
-    print(f"{counts[True]} passed, {counts[False]} failed" + (f", {counts[None]} skipped" if counts[None] else ""))
-    return 1 if counts[False] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@pytest.mark.parametrize(
+    "command", ["dev/rooms_figure.py --check", "scripts/update_docs.py --check docs/options.md docs/sizing.md"]
+)
+def test_what_is_generated_in_documents_is_up_to_date(command):
+    subprocess.run(command.split(), cwd=ROOT, check=True)
