@@ -267,8 +267,7 @@ cuda_tools() {
     elif build "CUDA tools" build/{train_diffv2,text_to_shards} build/oncpu/{bench_cuda,test_diffv2,test_trainer} \
         && build "CUDA tools, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/{test_diffv2,test_trainer}; then
         run_script tests/gpu_check_test.sh
-        run_script tests/prediction_test.py build/train_diffv2 build/oncpu/bench_cuda \
-            'build/oncpu/test_trainer --trainer'
+        run_pytest tests build tests/{gpu_check,prediction}_test.py
     fi
 }
 

@@ -1,10 +1,8 @@
-#!/usr/bin/env python3
 """Compares predictions with the CUDA programs compiled for the CPU: a prediction has the operations of a step and their
-numbers of calls; predicted memory is that of the GPU program; docs/scale.md and docs/gpu.md are up to date. The last
-line is "N passed, N failed".
+numbers of calls; predicted memory is that of the GPU program; docs/scale.md and docs/gpu.md are up to date.
 
-Usage: tests/prediction_test.py TRAIN_DIFFV2 BENCH_CUDA TRAIN_DIFFV2CU     (commands; 'build/x --trainer' is one)
-Exit status: 0 all passed, 1 some failed, 2 usage.
+Requires build/oncpu/bench_cuda and build/oncpu/test_trainer.
+Variables: TRAIN_DIFFV2
 """
 
 import json
@@ -14,10 +12,14 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "dev/gpu_check"))
 from prediction import calls, compare, predict
 
+TRAINER = os.environ.get("TRAIN_DIFFV2", "build/train_diffv2").split()
+BENCH, DEVICE_TRAINER = ["build/oncpu/bench_cuda"], ["build/oncpu/test_trainer", "--trainer"]
 KV_HEADS, B, T = 2, 1, 32
 # The calls are those of the trainer. These steps have all operations but router_balance; their twins must record them.
 STEPS = [
@@ -75,100 +77,46 @@ BUFFERS = [
 ]
 
 
-def run(words, environment=None):
-    environment = {**os.environ, **(environment or {})}
-    done = subprocess.run([str(w) for w in words], env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{words}: status {done.returncode}: {done.stderr.strip()[-300:]}")
-    return done.stdout
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CUDA_ON_CPU_NAME", "NVIDIA H200")  # the emulated device: cuDNN computes documents on it
 
 
-def operations_of(bench, preset, variant, options, device, capability):
-    command = [*bench, "--tiny", *options, "profile", preset, variant, KV_HEADS, B, T]
-    emulated = {"CUDA_ON_CPU_NAME": f"NVIDIA {device}", "CUDA_ON_CPU_CAPABILITY": capability}
-    records = [json.loads(line) for line in run(command, emulated).splitlines()]
-    return {r["case"]: r for r in records if r["case"] not in ("step", "outside")}
+def run(*words):
+    return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def same_operations(trainer, bench, preset, variant, more, device="H200", capability="90"):
+@pytest.mark.parametrize("step", STEPS, ids=[" ".join(step) for step in STEPS])
+def test_a_prediction_has_the_operations_and_calls_of_a_step(step, monkeypatch):
+    preset, variant, more, device, capability = (*step, "H200", "90")[:5]
     options = f"--preset {preset} --kv-heads {KV_HEADS} --attention {variant} --batch-size {B} --seq-len {T}"
-    prediction = predict(trainer, device, f"{options} {more}".split())
-    measured = operations_of(bench, preset, variant, more.split(), device, capability)
-    predicted = calls(prediction)
-    made = {name: int(r["note"].split()[0]) for name, r in measured.items() if name != "buffer_upload"}
-    if predicted != made:
-        names = sorted(n for n in set(predicted) | set(made) if predicted.get(n) != made.get(n))
-        return "; ".join(f"{n}: {predicted.get(n, 0):g} calls predicted, {made.get(n, 0)} made" for n in names)
-    rows = compare(prediction, {name: r["measured"] for name, r in measured.items()})
-    total = sum(row[1] for row in rows)
-    if abs(total - prediction["step_ms"]) > 1e-6:
-        return f"the classes beside the measured ones take {total} ms, the step {prediction['step_ms']} ms"
-    return ""
+    prediction = predict(TRAINER, device, f"{options} {more}".split())
+    monkeypatch.setenv("CUDA_ON_CPU_NAME", f"NVIDIA {device}")
+    monkeypatch.setenv("CUDA_ON_CPU_CAPABILITY", capability)
+    profile = run(*BENCH, "--tiny", *more.split(), "profile", preset, variant, *map(str, (KV_HEADS, B, T)))
+    rows = {r["case"]: r for r in map(json.loads, profile.splitlines()) if r["case"] not in ("step", "outside")}
+    made = {name: int(r["note"].split()[0]) for name, r in rows.items() if name != "buffer_upload"}
+    assert calls(prediction) == made
+    classes = compare(prediction, {name: r["measured"] for name, r in rows.items()})
+    assert abs(sum(row[1] for row in classes) - prediction["step_ms"]) <= 1e-6, "the classes have the time of the step"
 
 
-def memory_of(program, options):
-    text = run([*program, "--dry-run", *options])
+def memory_of(program, *options):
+    text = run(*program, "--dry-run", *options)
     found = re.findall(r"^  (\S.*?) +([\d.]+) MiB$", text, re.M)
     sent = re.findall(r"^  (\d) +[\d.]+ MiB +([\d.]+) MiB", text, re.M)
     return {what: float(mib) for what, mib in [*found, *((f"sent with --zero {level}", mib) for level, mib in sent)]}
 
 
-def same_memory(trainer, device_trainer, options):
-    """Buffers and sent bytes are equal; the memory of cuDNN and CUDA agrees within 2% of the total."""
-    predicted, planned = memory_of(trainer, [*options, "--device", "H200"]), memory_of(device_trainer, options)
-    for part in BUFFERS:
-        if predicted.get(part) != planned.get(part):
-            return f"{part}: {predicted.get(part)} MiB predicted, {planned.get(part)} planned"
-    if abs(predicted["total"] / planned["total"] - 1) > 0.02:
-        return f"{predicted['total']} MiB predicted, {planned['total']} planned"
-    return ""
+@pytest.mark.parametrize("options", MEMORY)
+def test_the_cpu_program_predicts_the_memory_of_the_gpu_program(options):
+    predicted = memory_of(TRAINER, *options.split(), "--device", "H200")
+    planned = memory_of(DEVICE_TRAINER, *options.split())
+    assert {part: predicted.get(part) for part in BUFFERS} == {part: planned.get(part) for part in BUFFERS}
+    # the memory of cuDNN and CUDA differs by at most 2% of the total
+    assert abs(predicted["total"] / planned["total"] - 1) <= 0.02
 
 
-def same_document(trainer):
-    environment = {**os.environ, "TRAIN_DIFFV2": " ".join(trainer)}
-    command = ["scripts/update_docs.py", "--check", "docs/scale.md", "docs/gpu.md"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    return done.stderr.strip() or done.returncode and f"status {done.returncode}"
-
-
-def main():
-    if len(sys.argv) != 4:
-        print(__doc__, file=sys.stderr)
-        return 2
-    trainer, bench, device_trainer = (a.split() for a in sys.argv[1:])
-    os.environ["CUDA_ON_CPU_NAME"] = "NVIDIA H200"  # the emulated device: cuDNN computes documents on it
-    cases = [
-        (
-            f"a prediction has the operations and calls of a step: {' '.join(step)}",
-            same_operations,
-            trainer,
-            bench,
-            *step,
-        )
-        for step in STEPS
-    ]
-    cases += [
-        (
-            f"the CPU program predicts the memory of the GPU program: {m}",
-            same_memory,
-            trainer,
-            device_trainer,
-            m.split(),
-        )
-        for m in MEMORY
-    ]
-    cases.append(("docs/scale.md and docs/gpu.md are up to date", same_document, trainer))
-    failed = 0
-    for sentence, check, *arguments in cases:
-        try:
-            why = check(*arguments)
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
-            why = f"{type(error).__name__}: {error}"
-        failed += bool(why)
-        print(f"FAIL {sentence}: {why}" if why else f"ok   {sentence}", flush=True)
-    print(f"{len(cases) - failed} passed, {failed} failed")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def test_the_documents_are_up_to_date():
+    run("scripts/update_docs.py", "--check", "docs/scale.md", "docs/gpu.md")
