@@ -317,7 +317,7 @@ compiled_ptx() {
         compiled_ptx_of "${archs[$(turn) % 2]}"
     fi
     build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted build/ptx/sm_90a/planted90a \
-        && run_script dev/ptx/test_translate.py build
+        && run_pytest tests build dev/ptx
     [ $all_tests = no ] || wgmma_layouts
 }
 

@@ -1,10 +1,8 @@
-#!/usr/bin/env python3
-"""test_translate.py: mistakes planted in the PTX of planted.cu and planted90a.cu are reported, or change the results.
+"""Mistakes planted in the PTX of planted.cu and planted90a.cu are reported, or change the results.
 
-Usage: dev/ptx/test_translate.py [BUILD]
-Requires what `make BUILD/ptx/sm_90/planted BUILD/oncpu/planted BUILD/ptx/sm_90a/planted90a` makes. Each mistake
+Requires what `make build/ptx/sm_90/planted build/oncpu/planted build/ptx/sm_90a/planted90a` makes. Each mistake
 replaces one text in one kernel. It is found by the translator, by the program that runs the kernel (with one line), or
-by its results. Ends with `N passed, N failed`.
+by its results.
 """
 
 import os
@@ -12,13 +10,16 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
+
+import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+BUILD = ROOT / "build"
 CUDA = pathlib.Path(os.environ.get("CUDA") or "/usr/local/cuda")
 COMPILE = f"{os.environ.get('CXX', 'g++')} -std=c++17 -O0 -ffp-contract=off -DCUDA_ON_CPU -Idev -isystem {CUDA}/include"
 WRONG = "wrong results"
+COUNTING = "dev/ptx/runtime.cpp dev/ptx/hopper.cpp dev/ptx/counts.cpp"
 
 # The sentence, the kernel, a regular expression, its replacement, and the report, a part of the line.
 MISTAKES = [
@@ -166,94 +167,89 @@ NAMES_90A = {  # kernels of planted90a.cu, in its PTX
 }
 
 
-class Tests:
-    def __init__(self, build, scratch, name):
-        self.build, self.scratch = build, scratch
-        self.parts = build / f"ptx/{name}_parts"
-        self.ptx = (build / f"ptx/{name}.ptx").read_text()
-        layer = sorted(path for path in (build / "oncpu").glob("*.o") if not path.name.endswith(".cu.o"))
-        self.objects = " ".join(map(str, [self.parts / "host.o", *layer, build / "revision.o"]))
+class Planted:
+    def __init__(self, scratch, name):
+        self.scratch, self.parts = scratch, BUILD / f"ptx/{name}_parts"
+        self.ptx = (BUILD / f"ptx/{name}.ptx").read_text()
+        layer = sorted(path for path in (BUILD / "oncpu").glob("*.o") if not path.name.endswith(".cu.o"))
+        self.objects = " ".join(map(str, [self.parts / "host.o", *layer, BUILD / "revision.o"]))
         # planted90a, which g++ does not compile, compares its results itself
-        self.right = self.run(build / ("oncpu/planted" if name == "sm_90/planted" else f"ptx/{name}")).stdout
-
-    def run(self, *command):
-        return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd=ROOT)
+        self.right = run(BUILD / ("oncpu/planted" if name == "sm_90/planted" else f"ptx/{name}")).stdout
 
     def translated(self, text):
         """The error of the translator, or None."""
         (self.scratch / "planted.ptx").write_text(text)
         symbols = self.parts / "host_symbols"
-        done = self.run(sys.executable, HERE / "translate.py", self.scratch / "planted.ptx", symbols, self.scratch, 1)
+        done = run(sys.executable, HERE / "translate.py", self.scratch / "planted.ptx", symbols, self.scratch, 1)
         return done.stderr if done.returncode else None
 
     def program(self, sources, options=""):
         """Compiles and links the last translation."""
-        program = self.scratch / "planted"
-        command = (
-            f"{COMPILE} {options} -fopenmp -o {program} {self.scratch}/part_0.cpp {sources} {self.objects} -lpthread"
-        )
-        done = self.run(*command.split())
+        program, part = self.scratch / "planted", self.scratch / "part_0.cpp"
+        command = f"{COMPILE} {options} -fopenmp -o {program} {part} {sources} {self.objects} -lpthread"
+        done = run(*command.split())
         assert done.returncode == 0, done.stderr
         return program
-
-    def counts(self):
-        """The rows of counts.cpp without mistakes: {kernel: text}"""
-        self.translated(self.ptx)
-        rows = self.scratch / "counts"
-        program = self.program("dev/ptx/runtime.cpp dev/ptx/hopper.cpp dev/ptx/counts.cpp", "-DPTX_COUNT")
-        self.run("env", f"PTX_COUNTS={rows}", program)
-        found = (line.split("\t") for line in rows.read_text().splitlines())
-        return {re.match(r"_Z\d+([a-z]+)", name)[1]: columns for name, *columns in found}
 
     def report(self, text, kernel):
         """What the translator or the program prints about a PTX, `wrong results`, or nothing."""
         error = self.translated(text)
         if error is not None:
             return error
-        done = self.run(self.program(f"{self.build}/ptx/runtime.o {self.build}/ptx/hopper.o"), kernel)
+        done = run(self.program(f"{BUILD}/ptx/runtime.o {BUILD}/ptx/hopper.o"), kernel)
         if done.returncode or done.stderr:
             return done.stderr
         right = next(line for line in self.right.splitlines() if line.startswith(kernel))
         return "" if done.stdout.strip() == right else WRONG
 
 
-def main():
-    build = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build")
-    passed = failed = 0
-    with tempfile.TemporaryDirectory() as scratch:
-        tests = Tests(build, pathlib.Path(scratch), "sm_90/planted")
-        of_90a = Tests(build, pathlib.Path(scratch), "sm_90a/planted90a")
-        for copies in ("late", "early", "mixed"):
-            for order in ("forward", "reverse", "shuffled:1", "shuffled:2"):
-                variables = f"CUDA_ON_CPU_COPIES={copies}", f"CUDA_ON_CPU_ORDER={order}"
-                done = of_90a.run("env", *variables, build / "ptx/sm_90a/planted90a")
-                right = done.stdout.count(" right\n") == 9 == done.stdout.count("\n") and not done.stderr
-                passed, failed = passed + right, failed + (not right)
-                print(f"{'ok  ' if right else 'FAIL'} translate: products of sm_90a are right: {' '.join(variables)}")
-                if not right:
-                    print(done.stdout, done.stderr)
-        cases = [(tests, f"{kernel}: the results are those of the source", kernel, "", "", "")
-                 for kernel in (line.split()[0] for line in tests.right.splitlines())]  # fmt: skip
-        cases += [(tests, f"reported: {sentence}", *rest) for sentence, *rest in MISTAKES]
-        cases += [(of_90a, f"reported: {sentence}", *rest) for sentence, *rest in MISTAKES_90A]
-        for tests, sentence, kernel, pattern, replacement, wanted in cases:
-            text = plant(tests.ptx, kernel, pattern, replacement) if pattern else tests.ptx
-            report = tests.report(text, kernel)
-            right = (wanted in report and report.count("\n") <= 1) if wanted else report == ""
-            passed, failed = passed + right, failed + (not right)
-            print(f"{'ok  ' if right else 'FAIL'} translate: {sentence}", flush=True)
-            if not right:
-                print(f"    expected: {wanted}\n    reported: {report}")
-        counts = cases[0][0].counts()
-        for kernel, row in COUNTED.items():
-            missing = [column for column in re.findall(r"[a-z][a-z0-9 ]*=\d+", row) if column not in counts[kernel]]
-            passed, failed = passed + (not missing), failed + bool(missing)
-            print(f"{'FAIL' if missing else 'ok  '} translate: {kernel}: the counts are those of the source")
-            if missing:
-                print(f"    missing: {missing} in {counts[kernel]}")
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+def run(*command):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return Planted(tmp_path_factory.mktemp("plain"), "sm_90/planted")
+
+
+@pytest.fixture(scope="module")
+def of_90a(tmp_path_factory):
+    return Planted(tmp_path_factory.mktemp("of_90a"), "sm_90a/planted90a")
+
+
+@pytest.mark.parametrize("order", ("forward", "reverse", "shuffled:1", "shuffled:2"))
+@pytest.mark.parametrize("copies", ("late", "early", "mixed"))
+def test_products_of_sm_90a_are_right(copies, order):
+    variables = f"CUDA_ON_CPU_COPIES={copies}", f"CUDA_ON_CPU_ORDER={order}"
+    done = run("env", *variables, BUILD / "ptx/sm_90a/planted90a")
+    assert done.stdout.count(" right\n") == 9 == done.stdout.count("\n") and not done.stderr
+
+
+def test_the_results_are_those_of_the_source(plain):
+    kernels = [line.split()[0] for line in plain.right.splitlines()]
+    assert len(kernels) > 5 and not [kernel for kernel in kernels if plain.report(plain.ptx, kernel)]
+
+
+def expect_report(planted, kernel, pattern, replacement, wanted):
+    report = planted.report(plant(planted.ptx, kernel, pattern, replacement), kernel)
+    assert wanted in report and report.count("\n") <= 1
+
+
+@pytest.mark.parametrize("mistake", [row[1:] for row in MISTAKES], ids=[row[0] for row in MISTAKES])
+def test_a_mistake_is_reported(mistake, plain):
+    expect_report(plain, *mistake)
+
+
+@pytest.mark.parametrize("mistake", [row[1:] for row in MISTAKES_90A], ids=[row[0] for row in MISTAKES_90A])
+def test_a_mistake_in_code_for_sm_90a_is_reported(mistake, of_90a):
+    expect_report(of_90a, *mistake)
+
+
+def test_the_counts_are_those_of_the_source(plain):
+    plain.translated(plain.ptx)
+    rows = plain.scratch / "counts"
+    run("env", f"PTX_COUNTS={rows}", plain.program(COUNTING, "-DPTX_COUNT"))
+    found = (line.split("\t") for line in rows.read_text().splitlines())
+    counts = {re.match(r"_Z\d+([a-z]+)", name)[1]: columns for name, *columns in found}
+    for kernel, row in COUNTED.items():
+        assert set(re.findall(r"[a-z][a-z0-9 ]*=\d+", row)) <= set(counts[kernel])
