@@ -33,36 +33,13 @@ WORDS = """the The THE of and don't we've I'M you'll he'd it's O'Neill naïve fa
 # Tokens of the tokenizer with ignore_merges that merges do not produce; they are not in the training text
 WHOLE_WORDS = [" zebraqux", "zzzyx", " abababab"]
 SPACES = [
-    " ",
-    "  ",
-    "   ",
-    "\n",
-    "\n\n",
-    "\r\n",
-    " \n",
-    "\n ",
-    "\t",
-    " \t ",
-    "\u00a0",
-    "\u3000",
-    "\u2003",
-    "\u0085",
-    "\x0b",
-    "\x1c",
-    "\r",
-    "",
-]
+    " ", "  ", "   ", "\n", "\n\n", "\r\n", " \n", "\n ", "\t", " \t ", "\u00a0", "\u3000", "\u2003", "\u0085",
+    "\x0b", "\x1c", "\r", "",
+]  # fmt: skip
 RANGES = [
-    (0, 0x80),
-    (0x80, 0x250),
-    (0x250, 0x800),
-    (0x800, 0x3000),
-    (0x3000, 0xD800),
-    (0xE000, 0x10000),
-    (0x10000, 0x20000),
-    (0x1F000, 0x20000),
-    (0x20000, 0x110000),
-]
+    (0, 0x80), (0x80, 0x250), (0x250, 0x800), (0x800, 0x3000), (0x3000, 0xD800), (0xE000, 0x10000),
+    (0x10000, 0x20000), (0x1F000, 0x20000), (0x20000, 0x110000),
+]  # fmt: skip
 
 
 def strings(count):
