@@ -8,21 +8,13 @@ texts of train_diffv2. test_hub.py opens exported directories of every fixture.
 """
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from test_hub import (
-    FIXTURE_FILES,
-    FIXTURES,
-    HERE,
-    NEW,
-    WORK,
-    arrays_of,
-    directory,
-    expect_close,
-)  # sets the environment
-from test_hub import gradients_of_model, open_model, succeed, windows
+from test_hub import FIXTURE_FILES, FIXTURES, HERE, NEW, WORK, arrays_of, config_of, directory
+from test_hub import expect_close, gradients_of_model, open_model, succeed, windows  # sets the environment
 
 import numpy as np
 import tokenizers
@@ -95,7 +87,7 @@ def in_float64(model):
         for name, norm in module.named_children():
             if type(norm).__name__ == "DiffLlamaRMSNorm":
                 setattr(module, name, RMSNorm64(norm))
-    D, theta = model.config.head_dim, json.loads((Path(model.name_or_path) / "config.json").read_text())["rope_theta"]
+    D, theta = model.config.head_dim, config_of(Path(model.name_or_path))["rope_theta"]
 
     def angles(x, position_ids):
         half = torch.arange(0, D, 2, dtype=torch.float64) / D
@@ -170,7 +162,7 @@ def expect_texts_of_the_program(checkpoint, out):
     for prompt, [written] in zip(prompts, texts):
         found = written["generated_text"].removeprefix(bos)
         for source in (checkpoint, out):
-            text = succeed("--init", source, "--prompt", prompt, "--generate", 6, "--temperature", 0)
+            text = succeed("--init", source, "--prompt", shlex.quote(prompt), "--generate 6 --temperature 0")
             assert text.rstrip("\n") == found.rstrip("\n"), f"{source.name}: {text!r}, not {found!r}"
 
 
@@ -194,9 +186,8 @@ def test_bytes_are_exact_in_the_exported_tokenizer_and_texts_are_those_of_the_pr
         written = json.loads((out / "generation_config.json").read_text())
         assert written["eos_token_id"] == separator, f"{written}, not {separator}"
         tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
-        text = (
-            "".join(map(chr, (*range(0x900), *range(0xFF00, 0x10500)))) + "the end\n\0"
-        )  # every byte but C0, C1, F5 ..
+        # every byte but C0, C1, F5 ..
+        text = "".join(map(chr, (*range(0x900), *range(0xFF00, 0x10500)))) + "the end\n\0"
         raw = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert raw == list(text.encode()), f"separator {separator}: a text has other tokens than its bytes"
         assert tokenizer.decode(raw) == text
@@ -219,9 +210,8 @@ def test_a_tokenizer_json_is_exported_with_its_separator_and_texts_are_those_of_
         if own is not None:
             bpe.post_processor = own
         bpe.save(str(place / "tokenizer.json"))
-        (place / "tokenizer.bin").write_bytes(
-            token_table.table_bytes(token_table.read_tokenizer(place / "tokenizer.json"), 0)
-        )
+        table = token_table.table_bytes(token_table.read_tokenizer(place / "tokenizer.json"), 0)
+        (place / "tokenizer.bin").write_bytes(table)
         ids = bpe.encode(TEXT, add_special_tokens=False).ids
         options = ("--attention", "diff_v2", "--tokenizer", place)
         checkpoint = run_on_text(f"bpe{number}", ids, *options, vocab_size=400)
@@ -316,7 +306,7 @@ def test_vllm_and_sglang_get_what_their_attention_takes():
     ALL_ATTENTION_FUNCTIONS["served"] = served
     tokens, refused = torch.arange(40)[None] * 7 % 37, []
     for path in sorted(FIXTURES.glob("*_[afyqk]")):
-        if "attention" not in json.loads((path / "config.json").read_text()):
+        if "attention" not in config_of(path):
             continue  # a class of the library
         model = open_model(path, torch.float64)
         c, run = model.config, {"input_ids": tokens, "position_ids": torch.arange(40)[None], "use_cache": False}
@@ -338,7 +328,7 @@ def test_vllm_and_sglang_get_what_their_attention_takes():
 
 
 def test_a_llama_that_transformers_5_refuses_is_written_as_a_diffv2():
-    config = json.loads((FIXTURES / "baseline_a" / "config.json").read_text())
+    config = config_of(FIXTURES / "baseline_a")
     assert export_hub.exported_config(config, False) == config
     found = export_hub.exported_config({**config, "hidden_size": 24, "num_attention_heads": 7}, False)
     assert found["attention"] == "baseline" and found["model_type"] == "diffv2" and "auto_map" in found, found

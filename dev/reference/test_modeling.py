@@ -34,18 +34,10 @@ NEW = int(transformers.__version__.split(".")[0]) >= 5
 V, T, L, PAD = 37, 20, 4, 36
 TOLERANCE = 1e-10
 WIDTHS = dict(
-    vocab_size=V,
-    hidden_size=12,
-    intermediate_size=16,
-    num_hidden_layers=L,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=64,
-    rope_theta=500.0,
-    rms_norm_eps=0.02,
+    vocab_size=V, hidden_size=12, intermediate_size=16, num_hidden_layers=L, num_attention_heads=8,
+    num_key_value_heads=2, head_dim=8, max_position_embeddings=64, rope_theta=500.0, rms_norm_eps=0.02,
     tie_word_embeddings=False,
-)
+)  # fmt: skip
 UPPER_FULL = ["sliding_attention"] * 2 + ["full_attention"] * 2
 LAYERS = {
     "full": dict(use_qk_norm=False),
@@ -54,15 +46,9 @@ LAYERS = {
     "own": dict(sliding_window=1, layer_types=UPPER_FULL),  # with a window of 1, the cache of the library keeps all
     "yoco": dict(sliding_window=5, layer_types=UPPER_FULL, yoco=True, use_qk_norm=True),
     "experts": dict(num_local_experts=5, num_experts_per_tok=2),
-    "shared": dict(
-        num_local_experts=4,
-        num_experts_per_tok=3,
-        num_shared_experts=2,
-        num_dense_layers=1,
-        dense_intermediate_size=9,
-        router_bias=True,
-    ),
+    "shared": dict(num_local_experts=4, num_experts_per_tok=3, num_shared_experts=2, router_bias=True),
 }
+LAYERS["shared"] |= dict(num_dense_layers=1, dense_intermediate_size=9)
 KINDS = [(variant, "yoco") for variant in VARIANTS] + [
     (v, k) for v in ("diff_v1", "sink") for k in LAYERS if k != "yoco"
 ]
@@ -216,6 +202,13 @@ def test_flash_attention_is_called_with_what_it_accepts_and_refused_for_sinks():
         expect_error(ValueError, "has no sinks", lambda: model(tokens(1, T)))
 
 
+def labelled_batch(**sides):
+    """Three rows and what they predict: not the first token, which padding would predict."""
+    _, ids, mask = batch_of([T, 6, 11], **sides)
+    targets = (mask * F.pad(mask, (1, 0))[:, :-1]).bool()
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~targets, -100)}
+
+
 def gradients(model, **inputs):
     model.zero_grad()
     loss = model(**inputs).loss
@@ -226,9 +219,8 @@ def gradients(model, **inputs):
 def test_gradients_are_the_same_in_every_way_of_training():
     for variant, layers in SOME + EXPERTS:
         model = make(variant, layers)[0].train()
-        _, ids, mask = batch_of([T, 6, 11])
-        targets = (mask * F.pad(mask, (1, 0))[:, :-1]).bool()  # not the first token, which padding would predict
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~targets, -100)}
+        batch = labelled_batch()
+        ids = batch["input_ids"]
         wanted, what = gradients(model, **batch), f"{variant} {layers}"
         expect_equal(gradients(model, **batch, position_ids=torch.arange(T)[None] + 7), wanted, f"{what}, shifted")
         embedded = {**batch, "input_ids": None, "inputs_embeds": model.get_input_embeddings()(ids)}
@@ -286,9 +278,7 @@ def test_padding_adds_nothing_to_the_gradients_of_experts():
         count = sum(len(row) - 1 for row in rows)
         alone = sum(gradients(model, input_ids=r[None], labels=r[None]) * (len(r) - 1) / count for r in rows)
         for side in (0, 1, 2):  # padded on the right, both sides, the left
-            _, ids, mask = batch_of([T, 6, 11], halves=[side])
-            targets = (mask * F.pad(mask, (1, 0))[:, :-1]).bool()  # not the first token, which padding would predict
-            batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~targets, -100)}
+            batch = labelled_batch(halves=[side])
             for checkpoints in (False, True):
                 if checkpoints:
                     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -420,6 +410,10 @@ def generate(model, ids, count=12, **options):
     return model.generate(ids, max_new_tokens=count, do_sample=False, **options)
 
 
+def expect_tokens(found, wanted, what):
+    assert torch.equal(found, wanted), f"{what}: {found} instead of {wanted}"
+
+
 def test_generation_with_a_cache_gives_the_tokens_without_it():
     helper = make("baseline", "full")[0]
     for variant, layers in SOME + EXPERTS + [("baseline", "own"), ("diff_v1", "mixed"), ("diff_v2", "full")]:
@@ -428,15 +422,12 @@ def test_generation_with_a_cache_gives_the_tokens_without_it():
         for options in (dict(), dict(num_beams=3)):
             alone = [generate(model, r[None], use_cache=False, **options)[0, len(r) :] for r in rows]
             found = generate(model, ids, attention_mask=mask, **options)[:, T:]
-            assert torch.equal(found, torch.stack(alone)), f"{variant} {layers} {options}: {found} instead of {alone}"
+            expect_tokens(found, torch.stack(alone), f"{variant} {layers} {options}")
+        prompt, greedy = rows[0][None], generate(model, rows[0][None], use_cache=False)
         if NEW or layers == "full":  # older versions cannot crop a cache of windows, and say so
-            prompt, greedy = rows[0][None], generate(model, rows[0][None], use_cache=False)
             for options in (dict(assistant_model=helper), dict(prompt_lookup_num_tokens=3, eos_token_id=V)):
-                found = generate(model, prompt, **options)
-                assert torch.equal(found, greedy), f"{variant} {layers}, assisted: {found} instead of {greedy}"
-        found = generate(model, rows[0][None], cache_implementation="static")
-        wanted = generate(model, rows[0][None], use_cache=False)
-        assert torch.equal(found, wanted), f"{variant} {layers}, static cache: {found} instead of {wanted}"
+                expect_tokens(generate(model, prompt, **options), greedy, f"{variant} {layers}, assisted")
+        expect_tokens(generate(model, prompt, cache_implementation="static"), greedy, f"{variant} {layers}, static")
 
 
 def test_generation_continues_embeddings():
@@ -518,10 +509,8 @@ def test_tokens_are_classified_and_answers_found():
     both = torch.stack((output.start_logits, output.end_logits), -1)
     expect_equal(both, reader.qa_outputs(states), "logits of begin and end")
     output.loss.backward()
-    assert {type(tagger).__name__, type(reader).__name__} == {
-        "DiffV2ForTokenClassification",
-        "DiffV2ForQuestionAnswering",
-    }
+    names = ["DiffV2ForTokenClassification", "DiffV2ForQuestionAnswering"]
+    assert [type(tagger).__name__, type(reader).__name__] == names
 
 
 ELSEWHERE = """
