@@ -84,7 +84,9 @@ def device(monkeypatch):
 
 
 def run(*words):
-    return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    return done.stdout
 
 
 @pytest.mark.parametrize("step", STEPS, ids=[" ".join(step) for step in STEPS])

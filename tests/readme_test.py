@@ -199,4 +199,4 @@ def test_paths_that_documents_name_exist():
     "command", ["dev/rooms_figure.py --check", "scripts/update_docs.py --check docs/options.md docs/sizing.md"]
 )
 def test_what_is_generated_in_documents_is_up_to_date(command):
-    subprocess.run(command.split(), cwd=ROOT, check=True)
+    assert subprocess.run(command.split(), cwd=ROOT).returncode == 0
