@@ -17,27 +17,9 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from . import (
-    archive,
-    claims,
-    currencies,
-    evaluations,
-    figures,
-    layers,
-    low_bit,
-    measurements,
-    metrics,
-    ngrams,
-    option_history,
-    plan as plans,
-    preconditions,
-    report as report_command,
-    report_tables,
-    run as lab_run,
-    run_directory,
-    scheduler,
-    stats,
-)
+from . import archive, claims, currencies, evaluations, figures, layers, low_bit, measurements, metrics, ngrams
+from . import option_history, plan as plans, preconditions, report as report_command, report_tables, run as lab_run
+from . import run_directory, scheduler, stats
 from . import study as studies, tables
 from .measurements import METRICS
 from .run_directory import RunError

@@ -15,19 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
-from lab import (
-    evaluations,
-    long_context,
-    measurements,
-    option_history,
-    plan as plans,
-    run_directory,
-    scheduler,
-    spike,
-    stats,
-    tables,
-    upcycling,
-)
+from lab import evaluations, long_context, measurements, option_history, plan as plans, run_directory, scheduler, spike
+from lab import stats, tables, upcycling
 from lab import study as studies
 from lab.testing import HERE, ROOT, TRAINER, expect_error, raises, rewrite, run_lab, text_shard, wait_until
 from lab.trainer import Cost, Trainer

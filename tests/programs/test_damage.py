@@ -6,20 +6,8 @@ import shutil
 
 import pytest
 from choices import Completion, Example, write_choices
-from program import (
-    DONE,
-    FAILED,
-    SIGNALLED,
-    Started,
-    checkpoint,
-    linked_with,
-    overwrite,
-    records,
-    run,
-    run_trainer,
-    saved,
-    trainer,
-)
+from program import DONE, FAILED, SIGNALLED, Started, checkpoint, linked_with, overwrite, records, run, run_trainer
+from program import saved, trainer
 from small_runs import ENDLESS, MODEL, TWELVE, command, expect_whole, resume, start
 
 

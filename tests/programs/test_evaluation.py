@@ -6,21 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from program import (
-    USAGE,
-    beside,
-    checkpoint,
-    differing,
-    expect_printed_losses,
-    read_json,
-    run,
-    run_trainer,
-    same_numbers,
-    tensors,
-    train,
-    trainer,
-    write_grammar,
-)
+from program import USAGE, beside, checkpoint, differing, expect_printed_losses, read_json, run, run_trainer
+from program import same_numbers, tensors, train, trainer, write_grammar
 
 POSITIONS = 40
 MEASURE = f"--eval --val-steps 3 --batch-size 3 --seq-len {POSITIONS} --threads 1"

@@ -4,19 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from program import (
-    WEIGHTS,
-    all_records,
-    checkpoint,
-    differing,
-    peak_of,
-    read_json,
-    records,
-    resume,
-    run_trainer,
-    total_of_dry_run,
-    train,
-)
+from program import WEIGHTS, all_records, checkpoint, differing, peak_of, read_json, records, resume, run_trainer
+from program import total_of_dry_run, train
 
 ROUNDING = {"bf16": 2**-8, "fp8": 2**-3}  # of a gradient: the largest share of a number; E5M2 has two bits of mantissa
 STEPS = 20

@@ -8,17 +8,8 @@ import time
 
 import pytest
 from program import DONE, FAILED, SIGNALLED, Started, checkpoint, records, run, saved
-from ranks import (
-    OPENMPI,
-    SMALL_OF_RANKS,
-    expect_losses,
-    expect_same_weights,
-    faulty,
-    resume_ranks,
-    skip_without_mpi,
-    train_ranks,
-    write_short_epoch,
-)
+from ranks import OPENMPI, SMALL_OF_RANKS, expect_losses, expect_same_weights, faulty, resume_ranks, skip_without_mpi
+from ranks import train_ranks, write_short_epoch
 
 WATCHED = "--steps 12 --total-batch 192 --batch-size 2 --checkpoint-every 2 --timeout 2"
 

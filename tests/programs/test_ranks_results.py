@@ -7,16 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from program import USAGE, checkpoint, expect_printed_losses, expect_same, expect_speed, read_json, records, tensors
-from ranks import (
-    EXPERTS,
-    MOST_ZERO,
-    TOLERANCE,
-    expect_losses,
-    expect_same_weights,
-    resume_ranks,
-    run_ranks,
-    train_ranks,
-)
+from ranks import EXPERTS, MOST_ZERO, TOLERANCE, expect_losses, expect_same_weights, resume_ranks, run_ranks
+from ranks import train_ranks
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,8 @@ import json
 import shutil
 
 import pytest
-from program import (
-    FAILED,
-    SMALL,
-    USAGE,
-    WEIGHTS,
-    all_records,
-    checkpoint,
-    differing,
-    expect_same,
-    read_json,
-    records,
-    resume,
-    run_trainer,
-    train,
-)
+from program import FAILED, SMALL, USAGE, WEIGHTS, all_records, checkpoint, differing, expect_same, read_json, records
+from program import resume, run_trainer, train
 
 
 def test_seed(corpus, tmp_path):

@@ -7,22 +7,8 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from program import (
-    FAILED,
-    ROOT,
-    SHAPE,
-    USAGE,
-    all_records,
-    checkpoint,
-    expect_same,
-    read_json,
-    records,
-    resume,
-    run,
-    run_trainer,
-    tensors,
-    without_times,
-)
+from program import FAILED, ROOT, SHAPE, USAGE, all_records, checkpoint, expect_same, read_json, records, resume, run
+from program import run_trainer, tensors, without_times
 from ranks import expect_same_weights, resume_ranks, train_ranks
 
 BATCH = "--batch-size 4 --warmup 2 --threads 2"

@@ -7,22 +7,8 @@ import subprocess
 import time
 
 import pytest
-from program import (
-    DONE,
-    FAILED,
-    ROOT,
-    SIGNALLED,
-    Started,
-    checkpoint,
-    expect_same,
-    linked_with,
-    program,
-    records,
-    run,
-    run_trainer,
-    saved,
-    trainer,
-)
+from program import DONE, FAILED, ROOT, SIGNALLED, Started, checkpoint, expect_same, linked_with, program, records, run
+from program import run_trainer, saved, trainer
 from ranks import faulty
 from small_runs import ENDLESS, TWELVE, command, expect_whole, resume, start
 

@@ -8,25 +8,8 @@ import sys
 import fixtures
 import numpy as np
 import pytest
-from program import (
-    FAILED,
-    ROOT,
-    SMALL,
-    USAGE,
-    all_records,
-    beside,
-    checkpoint,
-    expect_same,
-    overwrite,
-    records,
-    resume,
-    run,
-    run_trainer,
-    tensors,
-    train,
-    trainer,
-    write_shard,
-)
+from program import FAILED, ROOT, SMALL, USAGE, all_records, beside, checkpoint, expect_same, overwrite, records, resume
+from program import run, run_trainer, tensors, train, trainer, write_shard
 
 T, B = 32, 16
 MODEL = (

@@ -6,21 +6,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from program import (
-    FAILED,
-    SMALL,
-    Random,
-    all_records,
-    checkpoint,
-    expect_same,
-    overwrite,
-    read_json,
-    run_trainer,
-    saved,
-    tensors,
-    train,
-    without_times,
-)
+from program import FAILED, SMALL, Random, all_records, checkpoint, expect_same, overwrite, read_json, run_trainer
+from program import saved, tensors, train, without_times
 
 DIVERGING = "--lr 1e30"  # one update, and the next loss or gradient overflows; of the weights themselves none does
 
