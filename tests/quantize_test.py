@@ -142,13 +142,8 @@ class Model:
             for h in range(OH):
                 maps = []
                 block, within = divmod(h, v.signals or 1)
-                queries = (
-                    [h]
-                    if v.noise == "none"
-                    else [h, OH + block]
-                    if v.noise == "last"
-                    else [block * (v.signals + 1) + within, block * (v.signals + 1) + v.signals]
-                )
+                first = block * (v.signals + 1)
+                queries = {"none": [h], "last": [h, OH + block]}.get(v.noise, [first + within, first + v.signals])
                 for m, query in enumerate(queries):
                     kv = query // group
                     key = kv * v.key_sets + m % v.key_sets
@@ -217,9 +212,7 @@ def differences(trainer, path):
         if not abs(got["val_loss"] - want) <= (FINE if precise else COARSE) * want or got["spec"] != spec:
             wrong.append(f"{path.stem} {spec}: loss {got['val_loss']:.9g}, by the definition {want:.9g}")
         if abs(got["difference"] - (got["val_loss"] - found["loss"])) > 1e-12:
-            wrong.append(
-                f"{path.stem} {spec}: difference {got['difference']}, losses {got['val_loss']}, {found['loss']}"
-            )
+            wrong.append(f"{path.stem} {spec}: difference {got['difference']} of {got['val_loss']}, {found['loss']}")
     return wrong, fine
 
 
