@@ -12,6 +12,7 @@ streams and copies. Every kernel runs in all orders of threads.
 #include <nccl.h>
 #endif
 #include <thread>
+#include <vector>
 using cuda_on_cpu::Order;
 
 static cudaStream_t main_stream;
@@ -28,9 +29,11 @@ static const struct {
               {Order::shuffled, 2, "shuffled again"}};
 static const char *order_name = "";
 
+static std::vector<void *> arrays; // main frees them after each test
 template <class T> static T *device_array(size_t count) {
     T *p = nullptr;
     CHECK(cudaMalloc(&p, count * sizeof(T)) == cudaSuccess, "no device memory for %zu elements", count);
+    arrays.push_back(p);
     return p;
 }
 template <class T> static void download(T *host, const T *device, size_t count) {
@@ -74,7 +77,6 @@ template <class T> static void expect_shuffles(void) {
                            kind, argument, width, t, (double)host[t], from);
                 }
             }
-    cudaFree(out);
 }
 static void test_shuffles(void) {
     expect_shuffles<float>();
@@ -109,7 +111,6 @@ static void test_votes(void) {
             EXPECT(host[6 * t + k] == wanted[k], "%s: thread %u, vote %d: 0x%x instead of 0x%x", order_name, t, k,
                    host[6 * t + k], wanted[k]);
     }
-    cudaFree(out);
 }
 
 // A loop that lanes leave one after another, and a last warp that is not full.
@@ -135,8 +136,6 @@ static void test_exited_lanes(void) {
         EXPECT(host_rounds[lane] == 19, "%s: lane %d did %d rounds", order_name, lane, host_rounds[lane]);
     }
     EXPECT(isnan(host[20]), "what no thread wrote is %g, not poison", (double)host[20]);
-    cudaFree(out);
-    cudaFree(rounds);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -187,8 +186,6 @@ static void test_block_sums(void) {
                    "%s: %u blocks of %u: %lld by a tree, %lld by shuffles, not %lld", order_name, count, size, sums[0],
                    sums[1], wanted);
         }
-    cudaFree(in);
-    cudaFree(out);
 }
 
 // Shared memory as a block finds it, and what the one before left there.
@@ -204,7 +201,6 @@ static void test_shared_poison(void) {
     LAUNCH(fresh_shared_kernel, 4, 1, 32, out);
     download(host, out, 8);
     for (int i = 0; i < 8; i++) EXPECT(host[i] == 0xffffffffu, "%s: word %d is 0x%x", order_name, i, host[i]);
-    cudaFree(out);
 }
 
 // Two instances of a template have arrays of their own, and a function that several kernels call has one in each.
@@ -224,16 +220,12 @@ template <class T> static __global__ void shared_sites_kernel(int *out) {
     out[threadIdx.x] = (int)a[other] + (int)b[other] + again[other] + (int)(1000 * sizeof(a));
 }
 static void test_shared_arrays(void) {
-    int *out = device_array<int>(4), host[4];
+    int *out = device_array<int>(8), host[8];
     LAUNCH((shared_sites_kernel<double>), 1, 4, 0, out);
-    download(host, out, 4);
-    for (int t = 0; t < 4; t++)
-        EXPECT(host[t] == 111 * (3 - t) + 32000, "%s: thread %d got %d", order_name, t, host[t]);
-    LAUNCH((shared_sites_kernel<int>), 1, 4, 0, out);
-    download(host, out, 4);
-    for (int t = 0; t < 4; t++)
-        EXPECT(host[t] == 111 * (3 - t) + 16000, "%s: thread %d got %d", order_name, t, host[t]);
-    cudaFree(out);
+    LAUNCH((shared_sites_kernel<int>), 1, 4, 0, out + 4);
+    download(host, out, 8);
+    for (int i = 0; i < 8; i++)
+        EXPECT(host[i] == 111 * (3 - i % 4) + (i < 4 ? 32000 : 16000), "%s: thread %d got %d", order_name, i, host[i]);
 }
 
 // The last block to finish adds up what all have written.
@@ -262,9 +254,6 @@ static void test_last_block(void) {
         int wanted = blocks * 496 + 32 * (blocks * (blocks - 1) / 2);
         EXPECT(host == wanted, "%s: %d blocks: %d instead of %d", order_name, blocks, host, wanted);
     }
-    cudaFree(total);
-    cudaFree(parts);
-    cudaFree(finished);
 }
 
 static __global__ void atomics_kernel(int *ints, float *f, unsigned *u) {
@@ -287,9 +276,6 @@ static void test_atomics(void) {
     EXPECT(host_ints[0] == 900 && host_ints[1] == 94, "%s: %d %d", order_name, host_ints[0], host_ints[1]);
     EXPECT(host_f == 150.0f, "%s: %g", order_name, (double)host_f);
     EXPECT(host_u == everyone, "%s: 0x%x", order_name, host_u);
-    cudaFree(ints);
-    cudaFree(f);
-    cudaFree(u);
 }
 
 // Each thread that runs takes a number: the order itself.
@@ -317,8 +303,6 @@ static void test_orders(void) {
     for (int i = 0; i < 256; i++) EXPECT(seen[i], "%s: nobody had turn %d", order_name, i);
     EXPECT((straight == 256) == !strcmp(order_name, "forward") && (backward == 256) == !strcmp(order_name, "reverse"),
            "%s: %d of 256 in forward order, %d in reverse order", order_name, straight, backward);
-    cudaFree(out);
-    cudaFree(turn);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -358,7 +342,6 @@ static void test_streams(void) {
     cudaEventDestroy(late);
     cudaStreamDestroy(other);
     cudaFreeHost(pinned);
-    cudaFree(x);
 }
 
 // A collective: until the others have come, its stream stands still, and neither the host nor another stream does.
@@ -396,8 +379,6 @@ static void test_waiting_work(void) {
     cudaEventDestroy(begun);
     cudaEventDestroy(ended);
     cudaStreamDestroy(other);
-    cudaFree(x);
-    cudaFree(y);
 }
 
 static void test_out_of_memory(void) {
@@ -424,7 +405,8 @@ static void test_freed_memory(void) {
         FILE *f = fopen("/proc/self/statm", "r");
         CHECK(f && fscanf(f, "%ld %ld", &size, &pages[i > 0]) == 2, "cannot read /proc/self/statm");
         fclose(f);
-        char *x = device_array<char>(32 << 20);
+        void *x = nullptr;
+        CHECK(cudaMalloc(&x, 32 << 20) == cudaSuccess, "no device memory");
         cudaMemset(x, i, 32 << 20);
         cudaDeviceSynchronize();
         cudaFree(x);
@@ -434,8 +416,9 @@ static void test_freed_memory(void) {
 }
 
 static void test_failed_kernel(void) {
-    int *x = device_array<int>(1), host = 7;
+    int *x = nullptr, host = 7;
     cudaEvent_t event;
+    cudaMalloc(&x, sizeof(int));
     cudaEventCreate(&event);
     cuda_on_cpu::plant_fault("add_kernel");
     LAUNCH(add_kernel, 1, 32, 0, x, 5);
@@ -540,7 +523,6 @@ static void test_nccl_failed_collective(void) {
     cudaMemcpy(&host, x + 1, 4, cudaMemcpyDeviceToHost);
     EXPECT(isnan(host), "%s: what was aborted gave %g", order_name, (double)host);
     expect_nccl(ncclCommDestroy(comm), ncclInvalidArgument, "comm argument");
-    cudaFree(x);
 }
 #endif
 
@@ -632,6 +614,8 @@ int main(int argc, char **argv) {
             cuda_on_cpu::set_order(o.order, o.seed);
             order_name = o.name;
             test.run();
+            for (void *array : arrays) cudaFree(array);
+            arrays.clear();
 #ifdef CUDA_ON_CPU_TSAN
             break; // what races does so in any order
 #endif
