@@ -264,9 +264,7 @@ static __global__ void recurse(int *out, int n) {
     out[threadIdx.x] = sum_by_recursion(zero, n) - zero[n % 256];
 }
 template <bool bug> static void a_stack_that_is_full(void) {
-    int *out = device_array<int>(32), n = bug ? 1000 : 20;
-    LAUNCH(recurse, 1, 32, 0, out, n);
-    expect_device(out, 32, [](int) { return 210; });
+    expect_device(launched(32, recurse, 1, 32, bug ? 1000 : 20), 32, [](int) { return 210; });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -584,9 +582,7 @@ template <int what, bool bug> static __global__ void product(int *out) {
     for (int i = 0; i < 4; i++) out[(g + i / 2 * 8) * 8 + 2 * r + i % 2] = (int)c[i];
 }
 template <int what, bool bug> static void wrong_product(void) {
-    int *out = device_array<int>(128);
-    LAUNCH((product<what, bug>), 1, 32, 0, out);
-    expect_device(out, 128, [](int i) {
+    expect_device(launched(128, product<what, bug>, 1, 32), 128, [](int i) {
         int sum = 0;
         for (int k = 0; k < 16; k++) sum += (i / 8 - k) * (2 * k + i % 8);
         return sum;
@@ -604,11 +600,11 @@ static const int this_build = THREAD;
 #else
 static const int this_build = PLAIN;
 #endif
-typedef struct {
+struct Bug {
     const char *sentence, *caught_by; // what stderr must contain; nullptr: a wrong result
     void (*planted)(void), (*corrected)(void);
-    int builds;
-} Bug;
+    int builds = SCHEDULER;
+};
 #define BUG(f) f<true>, f<false>
 #define BUG_OF(f, what) f<what, true>, f<what, false>
 
@@ -622,8 +618,7 @@ static const Bug bugs[] = {
     {"a missing __threadfence before the last block reads", nullptr, BUG(missing_threadfence), THREAD},
     {"one past the end of global memory", "heap-buffer-overflow", BUG(one_past_the_end_of_global_memory), ADDRESS},
     {"one past the end of a page of global memory",
-     "heap-buffer-overflow|out of bounds: byte 4096 of an allocation of 4096", BUG(one_past_the_end_of_a_page),
-     SCHEDULER},
+     "heap-buffer-overflow|out of bounds: byte 4096 of an allocation of 4096", BUG(one_past_the_end_of_a_page)},
     {"one past the end of a shared array", "out of bounds|heap-buffer-overflow", BUG(one_past_the_end_of_shared_memory),
      ADDRESS},
     {"one past the end of dynamic shared memory", "heap-buffer-overflow", BUG(too_little_dynamic_shared_memory),
@@ -636,65 +631,59 @@ static const Bug bugs[] = {
     {"an asynchronous copy without a wait", nullptr, BUG_OF(wrong_ring, NO_WAIT), EVERY},
     {"a wait for too few groups of copies", nullptr, BUG_OF(wrong_ring, SHORT_WAIT), EVERY},
     {"copies of other threads without a barrier", nullptr, BUG_OF(wrong_ring, NO_BARRIER), EVERY},
-    {"a copy to a stage that others still read", nullptr, BUG_OF(wrong_ring, EARLY_FETCH), SCHEDULER},
+    {"a copy to a stage that others still read", nullptr, BUG_OF(wrong_ring, EARLY_FETCH)},
     {"copies that are not committed to a group", nullptr, BUG_OF(wrong_ring, NO_COMMIT), EVERY},
-    {"a misaligned asynchronous copy", "not multiples of 16", BUG(misaligned_copy), SCHEDULER},
+    {"a misaligned asynchronous copy", "not multiples of 16", BUG(misaligned_copy)},
     {"a product whose registers of a row and a column are exchanged", nullptr, BUG_OF(wrong_product, SWAPPED_REGISTERS),
      EVERY},
     {"ldmatrix without the transposition that a product requires", nullptr, BUG_OF(wrong_product, WRONG_TRANSPOSE),
      EVERY},
     {"ldmatrix with the rows of another lane", nullptr, BUG_OF(wrong_product, WRONG_ROW), EVERY},
-    {"ldmatrix from a misaligned row", "not a multiple of 16", BUG_OF(wrong_product, MISALIGNED_ROW), SCHEDULER},
+    {"ldmatrix from a misaligned row", "not a multiple of 16", BUG_OF(wrong_product, MISALIGNED_ROW)},
     {"a product that half of the warp reaches", nullptr, BUG_OF(wrong_product, HALF_A_WARP), EVERY},
     {"ldmatrix of what other lanes wrote without __syncwarp", nullptr, BUG_OF(wrong_product, NO_SYNCWARP), THREAD},
     {"an output that is partly written", nullptr, BUG(output_that_is_not_all_written), EVERY},
     {"uninitialized shared memory", nullptr, BUG(shared_memory_that_is_not_initialized), EVERY},
-    {"a kernel that reads freed memory", "heap-use-after-free|use of freed memory", BUG(freed_memory_in_a_kernel),
-     SCHEDULER},
-    {"freed memory as an argument", "is freed memory", BUG(freed_memory_as_an_argument), SCHEDULER},
-    {"an integer division by zero", "division by zero", BUG(integer_division_by_zero), SCHEDULER},
-    {"a stack overflow", "stack-overflow|stack is full", BUG(a_stack_that_is_full), SCHEDULER},
-    {"one barrier reached on two lines", "divergent barrier", BUG(barrier_on_two_lines), SCHEDULER},
-    {"a barrier after an early return", "divergent barrier", BUG(barrier_after_an_early_return), SCHEDULER},
-    {"a barrier and a shuffle that wait for each other", "deadlock", BUG(deadlock_of_barrier_and_shuffle), SCHEDULER},
-    {"a lane mask with lanes that do not arrive", "a lane mask is not met", BUG(mask_with_lanes_that_do_not_come),
-     SCHEDULER},
-    {"a lane mask without the calling lane", "wrong lane mask", BUG(mask_without_the_calling_lane), SCHEDULER},
-    {"different operations in one warp", "meet at different operations", BUG(different_operations_in_one_warp),
-     SCHEDULER},
+    {"a kernel that reads freed memory", "heap-use-after-free|use of freed memory", BUG(freed_memory_in_a_kernel)},
+    {"freed memory as an argument", "is freed memory", BUG(freed_memory_as_an_argument)},
+    {"an integer division by zero", "division by zero", BUG(integer_division_by_zero)},
+    {"a stack overflow", "stack-overflow|stack is full", BUG(a_stack_that_is_full)},
+    {"one barrier reached on two lines", "divergent barrier", BUG(barrier_on_two_lines)},
+    {"a barrier after an early return", "divergent barrier", BUG(barrier_after_an_early_return)},
+    {"a barrier and a shuffle that wait for each other", "deadlock", BUG(deadlock_of_barrier_and_shuffle)},
+    {"a lane mask with lanes that do not arrive", "a lane mask is not met", BUG(mask_with_lanes_that_do_not_come)},
+    {"a lane mask without the calling lane", "wrong lane mask", BUG(mask_without_the_calling_lane)},
+    {"different operations in one warp", "meet at different operations", BUG(different_operations_in_one_warp)},
     {"a shuffle that reads lanes that have exited", nullptr, BUG(shuffle_with_lanes_that_left), EVERY},
     {"an endless loop", "does not end", BUG(loop_without_an_end), PLAIN},
-    {"a block of more than 1024 threads", "a block of 1056 threads", BUG_OF(illegal_launch, 0), SCHEDULER},
-    {"a grid of 0 blocks", "its grid is (0,1,1)", BUG_OF(illegal_launch, 1), SCHEDULER},
-    {"a grid that does not fit 32 bits", "its grid is (4294967297,1,1)", BUG_OF(illegal_launch, 2), SCHEDULER},
-    {"dynamic shared memory over the limit", "49153 bytes of shared memory", BUG_OF(illegal_launch, 3), SCHEDULER},
+    {"a block of more than 1024 threads", "a block of 1056 threads", BUG_OF(illegal_launch, 0)},
+    {"a grid of 0 blocks", "its grid is (0,1,1)", BUG_OF(illegal_launch, 1)},
+    {"a grid that does not fit 32 bits", "its grid is (4294967297,1,1)", BUG_OF(illegal_launch, 2)},
+    {"dynamic shared memory over the limit", "49153 bytes of shared memory", BUG_OF(illegal_launch, 3)},
     {"static and dynamic shared memory over the limit", "take 61440 bytes",
-     BUG(static_and_dynamic_shared_memory_over_the_limit), SCHEDULER},
-    {"a copy in the wrong direction", "should be device memory and is host memory", BUG_OF(wrong_copy, 0), SCHEDULER},
-    {"a copy that runs past its allocation", "end 4 bytes behind its allocation of 32", BUG_OF(wrong_copy, 1),
-     SCHEDULER},
-    {"a cudaMemset of host memory", "cudaMemset: the destination", BUG_OF(wrong_copy, 2), SCHEDULER},
-    {"a host pointer as an argument", "argument 1", BUG(host_pointer_as_an_argument), SCHEDULER},
+     BUG(static_and_dynamic_shared_memory_over_the_limit)},
+    {"a copy in the wrong direction", "should be device memory and is host memory", BUG_OF(wrong_copy, 0)},
+    {"a copy that runs past its allocation", "end 4 bytes behind its allocation of 32", BUG_OF(wrong_copy, 1)},
+    {"a cudaMemset of host memory", "cudaMemset: the destination", BUG_OF(wrong_copy, 2)},
+    {"a host pointer as an argument", "argument 1", BUG(host_pointer_as_an_argument)},
     {"a device pointer that the host dereferences", "the host dereferences device memory",
      BUG(device_pointer_on_the_host), PLAIN},
-    {"memory freed twice", "cudaFree", BUG(freed_twice), SCHEDULER},
-    {"a result read without waiting for it", nullptr, BUG(result_read_without_waiting), SCHEDULER},
-    {"two streams without an event between them", nullptr, BUG_OF(streams_without_an_event, false), SCHEDULER},
-    {"a second stream that runs too early", nullptr, BUG_OF(streams_without_an_event, true), SCHEDULER},
+    {"memory freed twice", "cudaFree", BUG(freed_twice)},
+    {"a result read without waiting for it", nullptr, BUG(result_read_without_waiting)},
+    {"two streams without an event between them", nullptr, BUG_OF(streams_without_an_event, false)},
+    {"a second stream that runs too early", nullptr, BUG_OF(streams_without_an_event, true)},
 #ifdef USE_NCCL
     {"ranks that do not make the same calls of NCCL", "collective 0 is ncclAllGather of",
-     BUG(ranks_that_do_not_make_the_same_calls), SCHEDULER},
+     BUG(ranks_that_do_not_make_the_same_calls)},
     {"a communicator that is split while a collective runs", "ncclCommSplit: collectives of the parent",
-     BUG(a_split_while_a_collective_runs), SCHEDULER},
+     BUG(a_split_while_a_collective_runs)},
 #endif
     {"a thread that does not select its device", "cudaMalloc by a thread whose device is 0",
      BUG(a_thread_that_does_not_choose_its_device), EVERY},
-    {"a plan of cuDNN before it is opened", "before it is opened", BUG_OF(wrong_order_of_cudnn, 0), SCHEDULER},
-    {"a run of a plan of cuDNN after its end", "a plan that does not exist", BUG_OF(wrong_order_of_cudnn, 1),
-     SCHEDULER},
-    {"a plan of cuDNN that outlives the library", "while 1 of its plans exist", BUG_OF(wrong_order_of_cudnn, 2),
-     SCHEDULER},
-    {"a host buffer that changes before its copy has run", nullptr, BUG(host_buffer_changed_too_early), SCHEDULER},
+    {"a plan of cuDNN before it is opened", "before it is opened", BUG_OF(wrong_order_of_cudnn, 0)},
+    {"a run of a plan of cuDNN after its end", "a plan that does not exist", BUG_OF(wrong_order_of_cudnn, 1)},
+    {"a plan of cuDNN that outlives the library", "while 1 of its plans exist", BUG_OF(wrong_order_of_cudnn, 2)},
+    {"a host buffer that changes before its copy has run", nullptr, BUG(host_buffer_changed_too_early)},
 };
 
 static const struct {
