@@ -8,10 +8,7 @@
 # Usage: tests/build_test.sh
 cd "$(dirname "$0")/.." || exit 1
 source tests/shell_tests.sh
-[ $# -eq 0 ] || {
-    echo "build_test.sh: unexpected argument '$1': it takes none" >&2
-    exit 2
-}
+no_arguments "$@"
 tree=$(mktemp -d) || exit 1
 trap 'rm -rf "$tree"' EXIT
 machine=$(uname -m)
@@ -21,14 +18,9 @@ machine=$(uname -m)
 # ---------------------------------------------------------------------------------------------------
 # Imitations
 
-file() { # path, text
-    mkdir -p "$(dirname "$1")"
-    printf '%s\n' "${2-}" >"$1"
-}
-program() { # path, shell commands
-    file "$1" "#!/bin/sh
-$2"
-    chmod +x "$1"
+files() { # paths...
+    local path
+    for path; do file "$path"; done
 }
 nvcc() { program "$1/bin/nvcc" "echo '$2' | tr ' ' '\n'"; } # directory, architectures
 runtime_headers() {                                         # directory, CUDA version
@@ -56,10 +48,7 @@ known='compute_80 compute_89 compute_90 compute_100 compute_120'
 toolkit() { # directory, version, directory of libraries below it
     nvcc "$1" "$known"
     runtime_headers "$1/include" "$2"
-    file "$1/include/cublasLt.h"
-    file "$1/include/nvrtc.h"
-    local name
-    for name in cublasLt cudart nvrtc; do file "$1/${3-lib64}/lib$name.so"; done
+    files "$1/include/"{cublasLt,nvrtc}.h "$1/${3-lib64}/lib"{cublasLt,cudart,nvrtc}.so
 }
 python() { program "$tree/python" "echo $1"; } # directory of packages: an interpreter
 smi() { program "$tree/bin/nvidia-smi" "$1"; }
@@ -156,27 +145,22 @@ test_find_condas_libraries_below_targets() {
         program "$tree/bin/uname" "echo $machine"
         nvcc "$tree/$machine" "$known"
         runtime_headers "$target/include" 12080
-        file "$target/include/cublasLt.h"
-        file "$target/lib/libcublasLt.so"
-        file "$target/lib/libcudart.so"
+        files "$target/include/cublasLt.h" "$target/lib/lib"{cublasLt,cudart}.so
         finds CUDA="$tree/$machine"
         has CUDA_CFLAGS "$target/include"
         has CUDA_LIBS "$target/lib/libcublasLt.so"
     done
 }
 test_find_python_packages_for_cuda_13_as_a_toolkit() {
-    local packages=$tree/site-packages home=$tree/site-packages/nvidia/cu13 name
+    local packages=$tree/site-packages home=$tree/site-packages/nvidia/cu13
     python "$packages"
     nvcc "$home" "$known"
     runtime_headers "$home/include" 13000
-    file "$home/include/cublasLt.h"
-    file "$home/include/nvrtc.h"
-    for name in cublasLt cudart nvrtc; do file "$home/lib/lib$name.so.13"; done
+    files "$home/include/"{cublasLt,nvrtc}.h "$home/lib/lib"{cublasLt,cudart,nvrtc}.so.13
     cudnn "$packages/nvidia/cudnn/include" "$packages/nvidia/cudnn/lib/libcudnn.so.9"
     nccl "$packages/nvidia/nccl/include" "$packages/nvidia/nccl/lib/libnccl.so.2"
     frontend "$packages/include"
-    file "$packages/nvidia_cudnn_cu13-9.19.0.dist-info/METADATA"
-    file "$packages/nvidia_nccl_cu13-2.28.9.dist-info/METADATA"
+    files "$packages/nvidia_"{cudnn_cu13-9.19.0,nccl_cu13-2.28.9}.dist-info/METADATA
     nccl "$tree/usr/include" "$tree/usr/lib/libnccl.so" # the system's NCCL is for another toolkit
     finds
     cp "$tree/mk" "$tree/first"
@@ -207,20 +191,16 @@ test_find_header_and_library_in_one_place() {
     notes 'cuDNN 9 not found' 'NVRTC not found'
 }
 test_find_missing_libraries_in_python_packages_of_the_same_cuda_version() {
-    local packages=$tree/site-packages name
+    local packages=$tree/site-packages
     python "$packages"
     nvcc "$tree/usr/local/cuda" "$known"
     runtime_headers "$tree/usr/local/cuda/include" 12080
-    for name in cublas:cublasLt cuda_runtime:cudart cuda_nvrtc:nvrtc; do
-        file "$packages/nvidia/${name%:*}/lib/lib${name#*:}.so.12"
-    done
-    file "$packages/nvidia/cublas/include/cublasLt.h"
-    file "$packages/nvidia/cuda_nvrtc/include/nvrtc.h"
+    files "$packages/nvidia/"{cublas/lib/libcublasLt,cuda_runtime/lib/libcudart,cuda_nvrtc/lib/libnvrtc}.so.12 \
+        "$packages/nvidia/"{cublas/include/cublasLt,cuda_nvrtc/include/nvrtc}.h
     frontend "$packages/include"
     cudnn "$packages/nvidia/cudnn/include" "$packages/nvidia/cudnn/lib/libcudnn.so.9"
-    file "$packages/nvidia_cudnn_cu12-9.8.0.dist-info/METADATA"
     nccl "$packages/nvidia/nccl/include" "$packages/nvidia/nccl/lib/libnccl.so.2"
-    file "$packages/nvidia_nccl_cu13-2.28.9.dist-info/METADATA"
+    files "$packages/nvidia_"{cudnn_cu12-9.8.0,nccl_cu13-2.28.9}.dist-info/METADATA
     finds
     has CUDA_LIBS "$packages/nvidia/cublas/lib/libcublasLt.so.12"
     has CUDNN_LIBS "$packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"
@@ -364,20 +344,17 @@ without_headers() { # arguments of make...: the compiler has no headers of small
         "case \"\$*\" in *--version*) echo cc;; *-E*) ! grep -q 'cblas\|cJSON\|xxhash\|dnnl';; *) exit 1;; esac"
     dry_make "$@"
 }
-with_headers() { # the compiler finds all headers
-    no_packages
+with_headers() { # arguments of make...: the compiler finds all headers
     program "$tree/bin/cc" 'exit 0'
+    dry_make ONEDNN=no "$@" || fail "$(cat "$tree/err")"
 }
 test_make_prints_all_missing_small_libraries() {
-    if without_headers; then fail 'it did not fail'; fi
-    grep -q 'missing: OpenBLAS cJSON xxHash; scripts/install_deps.sh.*DEPS=' "$tree/err" || fail "$(cat "$tree/err")"
+    refused without_headers
+    contains "$tree/err" 'missing: OpenBLAS cJSON xxHash; scripts/install_deps.sh' DEPS=
 }
 test_make_finds_small_libraries_in_a_directory_of_dependencies() {
-    local header
-    for header in cblas cjson/cJSON xxhash; do file "$tree/deps/include/$header.h"; done
-    file "$tree/deps/lib/libopenblas.so.0"
-    file "$tree/deps/lib/libcjson.so"
-    if without_headers DEPS="$tree/deps"; then fail 'it did not fail'; fi
+    files "$tree/deps/include/"{cblas,cjson/cJSON,xxhash}.h "$tree/deps/lib/"{libopenblas.so.0,libcjson.so}
+    refused without_headers DEPS="$tree/deps"
     contains "$tree/err" 'missing: xxHash;'
     file "$tree/deps/lib/libxxhash.so"
     without_headers DEPS="$tree/deps" || fail "$(cat "$tree/err")"
@@ -385,29 +362,29 @@ test_make_finds_small_libraries_in_a_directory_of_dependencies() {
         "$tree/deps/lib/"{libopenblas.so.0,libcjson.so,libxxhash.so}
     lacks "$tree/out" DONEDNN DUSE_MPI
     ln -s deps "$tree/a link"
-    if without_headers DEPS="$tree/a link"; then fail 'it did not fail'; fi
+    refused without_headers DEPS="$tree/a link"
     contains "$tree/err" "DEPS '$tree/a link' contains a space"
 }
 test_make_links_a_library_by_name_if_only_the_compiler_knows_it() {
+    no_packages
     with_headers
-    dry_make ONEDNN=no || fail "$(cat "$tree/err")"
     contains "$tree/out" '-lopenblas -lcjson -lxxhash'
 }
 test_make_finds_openmpi_by_its_wrapper() {
-    with_headers
+    no_packages
     mpicc "-I$tree/mpi/include" "-L$tree/mpi/lib -lmpi"
-    dry_make ONEDNN=no || fail "$(cat "$tree/err")"
+    with_headers
     contains "$tree/out" "-DUSE_MPI -isystem $tree/mpi/include" "-L$tree/mpi/lib -lmpi"
 }
 test_make_finds_openmpi_in_the_directories_of_the_compiler() {
-    with_headers
+    no_packages
     program "$tree/bin/pkg-config" 'case "$*" in "--libs ompi-c") echo -lmpi ;; *ompi-c) ;; *) exit 1 ;; esac'
-    dry_make ONEDNN=no || fail "$(cat "$tree/err")"
+    with_headers
     contains "$tree/out" -DUSE_MPI -lmpi
 }
 test_make_ignores_common_variables_of_the_environment() {
-    with_headers
-    ARCH=x86_64 DEBUG=yes dry_make ONEDNN=no || fail "$(cat "$tree/err")"
+    no_packages
+    ARCH=x86_64 DEBUG=yes with_headers
     contains "$tree/out" ' -march=native ' ' -g '
 }
 
@@ -447,37 +424,36 @@ compiles() { # expected outputs in alphabetical order; arguments of make...
     made=$(sort "$tree/log" | paste -sd ' ')
     [ "$made" = "$1" ] || fail "make ${*:2}: it makes '$made', not '$1'"
 }
+compiles_once() { # the same: a second make compiles nothing
+    compiles "$@"
+    compiles '' "${@:2}"
+}
 names() { printf '%s\n' "$@" | sort | paste -sd ' '; }
 cpu='predict_diffv2.o revision.o train_diffv2 train_diffv2.o'
 gpu='predict_diffv2.o revision.o train_diffv2.cu.o train_diffv2cu'
 
 test_make_compiles_what_depends_on_a_change() {
     source_tree
-    compiles "$cpu" train_diffv2
-    compiles '' train_diffv2
+    compiles_once "$cpu" train_diffv2
     # OpenMPI is installed after the first build
     mpicc "-I$tree/mpi" -lmpi
-    compiles "$cpu" train_diffv2
+    compiles_once "$cpu" train_diffv2
     contains "$tree/source/build/train_diffv2.o" -DUSE_MPI
-    compiles '' train_diffv2
     local change
     for change in MPI=no MPI=yes ONEDNN=yes OPT=-O1 REAL=double SANITIZE=address STRICT=no LDFLAGS=-s \
         ARCH=-mtune=generic; do
-        compiles "$cpu" "$change" train_diffv2
-        compiles '' "$change" train_diffv2
+        compiles_once "$cpu" "$change" train_diffv2
     done
     compiles "$cpu" train_diffv2
     fake_compiler "$tree/bin" 2
     compiles "$cpu" train_diffv2
     touch "$tree/library.h"
-    compiles 'predict_diffv2.o train_diffv2 train_diffv2.o' train_diffv2
-    compiles '' train_diffv2
+    compiles_once 'predict_diffv2.o train_diffv2 train_diffv2.o' train_diffv2
 }
 test_a_new_commit_compiles_only_the_revision() {
     source_tree
     compiles "$cpu" train_diffv2
-    compiles 'revision.o train_diffv2' train_diffv2 REVISION=two
-    compiles '' train_diffv2 REVISION=two
+    compiles_once 'revision.o train_diffv2' train_diffv2 REVISION=two
     contains "$tree/source/build/revision.c" '"two"'
 }
 test_programs_in_the_root_are_copies_from_the_requested_build() {
@@ -501,10 +477,8 @@ test_make_compiles_cuda_after_a_change_of_toolkit_architecture_precision_or_libr
     home=$tree/usr/local/cuda
     toolkit "$home" 13000
     fake_nvcc "$home" 13.0
-    compiles "$gpu" train_diffv2cu
-    compiles '' train_diffv2cu
-    compiles "$gpu" ARCHS=90 train_diffv2cu
-    compiles '' ARCHS=90 train_diffv2cu
+    compiles_once "$gpu" train_diffv2cu
+    compiles_once "$gpu" ARCHS=90 train_diffv2cu
     compiles "$gpu" ARCHS=90 PRECISION=fp32 train_diffv2cu
     compiles '' ARCHS=90 train_diffv2cu
     lacks "$tree/source/train_diffv2cu" cuda_fp32
@@ -514,11 +488,9 @@ test_make_compiles_cuda_after_a_change_of_toolkit_architecture_precision_or_libr
     compiles "$gpu" train_diffv2cu
     cudnn "$home/include" "$home/lib64/libcudnn.so"
     frontend "$home/include"
-    compiles "attention_cudnn.o $gpu" train_diffv2cu
-    compiles '' train_diffv2cu
+    compiles_once "attention_cudnn.o $gpu" train_diffv2cu
     touch "$tree/library.h"
-    compiles 'attention_cudnn.o predict_diffv2.o train_diffv2.cu.o train_diffv2cu' train_diffv2cu
-    compiles '' train_diffv2cu
+    compiles_once 'attention_cudnn.o predict_diffv2.o train_diffv2.cu.o train_diffv2cu' train_diffv2cu
 }
 # The flags of OpenBLAS 0.3.21 (Debian 12), of 0.3.26 and newer with OpenMP (Ubuntu 24.04, Debian 13), and of an OpenMPI
 # with threads. nvcc does not accept -fopenmp and -pthread.
@@ -556,11 +528,9 @@ test_make_compiles_cuda_on_the_cpu_after_a_change() {
     local all layer program=build/oncpu/test_layer
     layer=$(names $(cd dev/cuda_on_cpu && printf '%s\n' *.cpp | sed 's/cpp$/o/') test_layer test_layer.cu.o)
     all=$(names $layer predict_diffv2.o revision.o)
-    compiles "$all" "$program"
-    compiles '' "$program"
+    compiles_once "$all" "$program"
     compiles "$layer" PRECISION=fp32 "$program"
-    compiles "$layer" UCONTEXT=yes "$program"
-    compiles '' UCONTEXT=yes "$program"
+    compiles_once "$layer" UCONTEXT=yes "$program"
     compiles "$all" SANITIZE=address "$program"
 }
 

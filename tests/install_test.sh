@@ -6,10 +6,7 @@
 # Variables: TRAIN_DIFFV2 (build/train_diffv2), TEXT_TO_SHARDS (build/text_to_shards)
 cd "$(dirname "$0")/.." || exit 1
 source tests/shell_tests.sh
-[ $# -eq 0 ] || {
-    echo "install_test.sh: unexpected argument '$1': it takes none" >&2
-    exit 2
-}
+no_arguments "$@"
 work=$(mktemp -d) || exit 1
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 trainer=$(realpath "${TRAIN_DIFFV2:-build/train_diffv2}")

@@ -7,10 +7,7 @@
 # Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS, FAULTY_DIFFV2 (build/...)
 cd "$(dirname "$0")/.." || exit 1
 source tests/runs.sh
-[ $# -eq 0 ] || {
-    echo "recipe_test.sh: unexpected argument '$1': it takes none" >&2
-    exit 2
-}
+no_arguments "$@"
 make_scratch
 trap 'wait; rm -rf "$scratch"' EXIT
 trap 'exit 1' INT TERM HUP
@@ -31,6 +28,10 @@ ends() { # exit status, command...: stdout is in $scratch/out, stderr in $scratc
 one_line() { # pattern, of the only line of stderr
     [ "$(wc -l <"$scratch/err")" -eq 1 ] && grep -qE -- "$1" "$scratch/err" \
         || fail "stderr: $(head -c 300 "$scratch/err")"
+}
+refuses() { # exit status, pattern of the only line of stderr, command...
+    ends "$1" "${@:3}"
+    one_line "$2"
 }
 command_has() { # words of the command that the recipe printed...
     local word line
@@ -102,13 +103,9 @@ test_a_signal_to_the_recipe_saves_and_the_next_start_is_bitwise_equal() {
 }
 test_a_rank_that_fails_ends_the_recipe_with_its_status() {
     local status rank
-    cat >"$scratch/fake" <<'END'
-#!/usr/bin/env bash
-[ "${OMPI_COMM_WORLD_RANK-0}" -eq "$FAKE_RANK" ] || exec sleep 30
+    program "$scratch/fake" '[ "${OMPI_COMM_WORLD_RANK-0}" -eq "$FAKE_RANK" ] || exec sleep 30
 [ "$FAKE_STATUS" -lt 128 ] || kill "-$((FAKE_STATUS - 128))" $$
-exit "$FAKE_STATUS"
-END
-    chmod +x "$scratch/fake"
+exit "$FAKE_STATUS"'
     for status in 1 2 3 137; do
         for ((rank = 0; rank < ranks; rank++)); do
             ends "$status" env FAKE_RANK=$rank FAKE_STATUS=$status TRAIN_DIFFV2="$scratch/fake" \
@@ -123,13 +120,10 @@ plan_faults() { # faults...
     [ -x "$faulty_program" ] || skip "no $faulty_program: make build/faulty_diffv2"
     printf '%s\n' "$@" >"$scratch/faults"
     rm -rf "$scratch"/starts.* "$scratch/again"
-    cat >"$scratch/faulty" <<END
-#!/usr/bin/env bash
-echo >>"$scratch/starts.\$OMPI_COMM_WORLD_RANK"
-FAULT=\$(sed -n "\$(wc -l <"$scratch/starts.\$OMPI_COMM_WORLD_RANK")p" "$scratch/faults")
-FAULT=\$FAULT exec $faulty_program "\$@"
-END
-    chmod +x "$scratch/faulty"
+    program "$scratch/faulty" "starts=$scratch/starts.\$OMPI_COMM_WORLD_RANK
+echo >>\$starts
+FAULT=\$(sed -n \"\$(wc -l <\$starts)p\" $scratch/faults)
+FAULT=\$FAULT exec $faulty_program \"\$@\""
     faulty=(env TRAIN_DIFFV2="$scratch/faulty" "${recipe[@]}" "${tiny[@]}" --checkpoint-every 8 --timeout 4)
     faulty+=(--out "$scratch/again")
 }
@@ -215,10 +209,10 @@ if [[ " ${left[*]::nodes} " == *' b '* ]]; then
     exit 137
 fi
 END
-    printf '#!/bin/sh\n[ "$2" = job ] || [ "$3" = job ] && echo " JobState=RUNNING " || printf "a\\nb\\nc\\n"\n' \
-        >"$scratch/bin/scontrol"
-    printf '#!/bin/sh\n' >"$scratch/bin/fakecu"
-    chmod +x "$scratch"/bin/*
+    chmod +x "$scratch/bin/srun"
+    program "$scratch/bin/scontrol" \
+        '[ "$2" = job ] || [ "$3" = job ] && echo " JobState=RUNNING " || printf "a\nb\nc\n"'
+    program "$scratch/bin/fakecu" true
     slurm() { # spare nodes, what srun does
         rm -f "$scratch/nodes"
         env PATH="$scratch/bin:$PATH" JOB_NODES="$scratch/nodes" FAILURE="$2" SPARES="$1" SLURM_JOB_ID=1 \
@@ -243,10 +237,9 @@ END
     equal "$(cat "$scratch/nodes")" 'a b c'
 }
 test_each_visible_gpu_has_a_rank() {
-    mkdir -p "$scratch/bin"
-    printf '#!/bin/sh\nfor i in 0 1 2 3; do echo "GPU $i: Some GPU (UUID: GPU-$i)"; done\n' >"$scratch/bin/nvidia-smi"
-    printf '#!/bin/sh\n' | tee "$scratch/bin/mpirun" >"$scratch/fake"
-    chmod +x "$scratch"/bin/* "$scratch/fake"
+    program "$scratch/bin/nvidia-smi" 'for i in 0 1 2 3; do echo "GPU $i: Some GPU (UUID: GPU-$i)"; done'
+    program "$scratch/bin/mpirun" true
+    program "$scratch/fake" true
     starts() { # ranks, CUDA_VISIBLE_DEVICES
         ends 0 env -u RANKS ${2+"CUDA_VISIBLE_DEVICES=$2"} PATH="$scratch/bin:$PATH" TRAIN_DIFFV2="$scratch/fake" \
             "${recipe[@]}" --out "$scratch/none"
@@ -264,9 +257,8 @@ test_the_help_of_a_recipe_has_its_figures() {
     ! grep -q 30b-a3b "$scratch/out" || fail 'it has those of another recipe'
 }
 test_srun_starts_the_gpu_program_without_mpi() {
-    mkdir -p "$scratch/bin"
-    printf '#!/bin/sh\n' | tee "$scratch/bin/srun" "$scratch/bin/fakecu" >"$scratch/bin/fake"
-    chmod +x "$scratch"/bin/*
+    local name
+    for name in srun fakecu fake; do program "$scratch/bin/$name" true; done
     starts() { # type of MPI, program, assignments...
         ends 0 env -u SLURM_MPI_TYPE PATH="$scratch/bin:$PATH" SLURM_JOB_ID=1 TRAIN_DIFFV2="$scratch/bin/$2" "${@:3}" \
             "${recipe[@]}" --out "$scratch/none"
@@ -281,34 +273,21 @@ test_srun_starts_the_gpu_program_without_mpi() {
     one_line '3b is for 8 machines: sbatch --nodes=8 scripts/recipe.sh 3b'
 }
 test_the_recipe_fails_with_the_status_and_message_of_the_program() {
-    ends 2 env RANKS=1 "${recipe[@]}" --no-such-option 1
-    one_line no-such-option
-    ends 1 env RANKS=1 "${recipe[@]}" "${tiny[@]}" --init "$scratch/nothing"
-    one_line nothing
+    refuses 2 no-such-option env RANKS=1 "${recipe[@]}" --no-such-option 1
+    refuses 1 nothing env RANKS=1 "${recipe[@]}" "${tiny[@]}" --init "$scratch/nothing"
 }
 test_usage_errors_are_one_line() {
-    ends 2 scripts/recipe.sh 12 --train-data "$data"
-    one_line "no recipe '12': specify one of 124m, 350m,"
-    ends 2 "${recipe[@]}" --resume
-    one_line --resume
-    ends 2 "${recipe[@]}" --decay-now --decay-steps 4
-    one_line 'a restart would decay again'
-    ends 2 env RANKS=none "${recipe[@]}"
-    one_line "RANKS 'none'"
-    ends 2 env RESTARTS=-1 "${recipe[@]}"
-    one_line "RESTARTS '-1'"
-    ends 2 env SPARES=1 "${recipe[@]}"
-    one_line "SPARES '1'"
-    ends 1 env TRAIN_DIFFV2="$scratch/nothing" "${recipe[@]}"
-    one_line nothing
-    ends 2 "${recipe[@]}" --out
-    one_line --out
-    ends 1 env RANKS=2 LAUNCH=no_such_launcher "${recipe[@]}"
-    one_line no_such_launcher
-    ends 127 env LAUNCH=env TRAIN_DIFFV2=in_a_container "${recipe[@]}" # not on this machine
-    one_line 'env: .*in_a_container'
-    ends 2 env SLURM_SUBMIT_DIR="$scratch" "${recipe[@]}"
-    one_line 'from the root of the repository'
+    refuses 2 "no recipe '12': specify one of 124m, 350m," scripts/recipe.sh 12 --train-data "$data"
+    refuses 2 --resume "${recipe[@]}" --resume
+    refuses 2 'a restart would decay again' "${recipe[@]}" --decay-now --decay-steps 4
+    refuses 2 "RANKS 'none'" env RANKS=none "${recipe[@]}"
+    refuses 2 "RESTARTS '-1'" env RESTARTS=-1 "${recipe[@]}"
+    refuses 2 "SPARES '1'" env SPARES=1 "${recipe[@]}"
+    refuses 1 nothing env TRAIN_DIFFV2="$scratch/nothing" "${recipe[@]}"
+    refuses 2 --out "${recipe[@]}" --out
+    refuses 1 no_such_launcher env RANKS=2 LAUNCH=no_such_launcher "${recipe[@]}"
+    refuses 127 'env: .*in_a_container' env LAUNCH=env TRAIN_DIFFV2=in_a_container "${recipe[@]}" # not on this machine
+    refuses 2 'from the root of the repository' env SLURM_SUBMIT_DIR="$scratch" "${recipe[@]}"
 }
 
 "${recipe[@]}" "${tiny[@]}" --out "$scratch/whole" >"$scratch/out" 2>&1 || {

@@ -21,8 +21,26 @@ lacks() { # file, texts...
     local text
     for text in "${@:2}"; do ! grep -qF -- "$text" "$1" || fail "'$text' in: $(cat "$1")"; done
 }
+refused() { # command...: it must fail
+    if "$@"; then fail "it did not fail: $*"; fi
+}
 equal() { [ "$1" = "$2" ] || fail "'$1', expected '$2'"; } # value, expected value
 
+no_arguments() { # arguments of a script that takes none...
+    [ $# -eq 0 ] || {
+        echo "${0##*/}: unexpected argument '$1': it takes none" >&2
+        exit 2
+    }
+}
+file() { # path, text
+    mkdir -p "$(dirname "$1")"
+    printf '%s\n' "${2-}" >"$1"
+}
+program() { # path, shell commands
+    file "$1" "#!/bin/sh
+$2"
+    chmod +x "$1"
+}
 report() { # ok, FAIL or skip; sentence
     echo "$1 $2"
     case "$1" in FAIL) failed=$((failed + 1)) ;; skip) skipped=$((skipped + 1)) ;; *) passed=$((passed + 1)) ;; esac
