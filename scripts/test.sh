@@ -17,7 +17,8 @@
 #   x86-64           the operations compiled for the oldest x86-64, with vectors of 4 floats
 #   CUDA operations, CUDA trainer
 #                    kernels and trainer, run by dev/cuda_on_cpu, in bf16; one of both in fp32 or under the sanitizers,
-#                    in turn by revision; with --all both in both. Requires CUDA's headers
+#                    in turn by revision; with --all both in both. Requires CUDA's headers, and for runs of the trainer
+#                    (tests/cuda) Python packages
 #   CUDA tools       dev/gpu_check.sh with this emulation; the predictions of --dry-run --device
 #   compiled PTX     the operations on what nvcc compiles for sm_90a or sm_80, in turn by revision, run by dev/ptx, and
 #                    mistakes planted in PTX; with --all for all architectures, and the layouts of wgmma against CuTe.
@@ -233,7 +234,7 @@ oncpu() { # name, build directory, variables of make, "-", programs...: builds a
     [ $all_tests = yes ] || [[ ${variables[*]} != *SANITIZE* ]] || words=("-many tiles")
     for program; do
         case $program in
-        single_diffv2) ;; # test_trainer starts it
+        single_diffv2) ;; # tests/cuda starts it
         test_diffv2) run_script "$directory/$program" ${words[@]+"${words[@]}"} ;;
         *) run_script "$directory/$program" ;;
         esac
@@ -244,19 +245,26 @@ oncpu_sanitized() { # name, sanitizers, build directory, programs...
         oncpu "$1" "$3" SANITIZE="$2" - "${@:4}"
     else
         skip "$1: the compiler of this machine does not support -fsanitize=$2"
+        return 1
     fi
 }
 cuda_operations() { oncpu "CUDA operations" build - test_layer planted_bugs test_diffv2; }
 cuda_operations_fp32() { oncpu "CUDA operations, fp32" build/fp32 PRECISION=fp32 - test_diffv2; }
-cuda_trainer() { oncpu "CUDA trainer" build - test_trainer single_diffv2; }
+cuda_runs() { # build directory
+    build "the CPU trainer" build/train_diffv2 \
+        && DEVICE_TRAINER="$1/oncpu/test_trainer --trainer" run_pytest tests build tests/cuda
+}
+cuda_trainer() { oncpu "CUDA trainer" build - test_trainer single_diffv2 && cuda_runs build; }
 cuda_trainer_fp32() {
-    oncpu "CUDA trainer, fp32" build/fp32 PRECISION=fp32 - test_trainer \
+    oncpu "CUDA trainer, fp32" build/fp32 PRECISION=fp32 - test_trainer && cuda_runs build/fp32 \
         && run_script tests/quantize_test.py 'build/fp32/oncpu/test_trainer --trainer'
 }
 cuda_operations_sanitized() {
     oncpu_sanitized "CUDA operations, sanitizers" $sanitizers build/asan test_layer planted_bugs test_diffv2
 }
-cuda_trainer_sanitized() { oncpu_sanitized "CUDA trainer, sanitizers" $sanitizers build/asan test_trainer; }
+cuda_trainer_sanitized() {
+    oncpu_sanitized "CUDA trainer, sanitizers" $sanitizers build/asan test_trainer && cuda_runs build/asan
+}
 without_assembly() { oncpu "CUDA without assembly" build/ucontext UCONTEXT=yes - test_layer planted_bugs; }
 thread_sanitizer() { # one thread: the barriers of OpenMP are not instrumented
     OMP_NUM_THREADS=1 oncpu_sanitized "CUDA, ThreadSanitizer" thread build/tsan test_layer planted_bugs test_diffv2

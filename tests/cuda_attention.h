@@ -71,7 +71,7 @@ static void run_attention(Pass &pass, const Case *row, AttentionShape s, int cal
 }
 
 static void check_attention_cudnn(const Case *row) {
-    if (sizeof(floatX) != 2) return; // an error; tests/cuda_trainer.h checks the message
+    if (sizeof(floatX) != 2) return; // an error; tests/cuda/test_cuda_attention.py checks the message
     const int *n = row->n, sets = n[6], width = (n[2] + n[3]) * sets * n[4] + n[3] * n[5];
     const int padding = (int)round_up((size_t)width + 3, 64) - width, some = 0;
     const int d[OP_DIMS] = {n[0], n[1], n[2], n[3], n[4], n[5], sets, padding, n[11] ? 2 : 0, 0, 0, n[10]};

@@ -113,7 +113,8 @@ static void test_device_full_names(void) {
     }
 }
 
-// Under a limit of the address space, which AddressSanitizer exceeds. cuda_trainer.h has the same test for a device.
+// Under a limit of the address space, which AddressSanitizer exceeds. tests/cuda/test_cuda_memory.py has that of a
+// device.
 static void test_failed_allocation(void) {
 #ifndef __SANITIZE_ADDRESS__
     TestDirectory d = program_data();

@@ -1,10 +1,8 @@
 """What training, --eval and several ranks report of multiple-choice tasks."""
 
 from choices import Completion, Example, write_choices
-from program import GRAMMAR, SMALL, USAGE, Random, read_json, records, run_trainer, same_numbers
+from program import GRAMMAR, SMALL, USAGE, Random, read_json, records, run_trainer, same_numbers, write_random_choices
 from ranks import SMALL_OF_RANKS, run_ranks
-
-WIDE = 1 << 16  # a vocabulary whose tokens have words of 32 bits
 
 
 def write_grammar_choices(path):
@@ -15,21 +13,6 @@ def write_grammar_choices(path):
         completions = [Completion(list(word if c == label else word[::-1])) for c in range(2)]
         examples.append(Example(list(GRAMMAR[2][e % 8].encode()), completions, label))
     write_choices(path, examples, 256, llmc=True)
-
-
-def write_random_choices(path, count, completions, seed, vocab_size=256, llmc=False):
-    """Ragged completions of up to 17 tokens with their context; every second one begins with an unscored token."""
-    random, examples = Random(seed), []
-    for e in range(count):
-        length, most = 1 + random.below(10), 17
-        context = [random.below(256) for _ in range(most)][:length]
-        label, found = random.below(completions), []
-        for c in range(completions):
-            n = most - length if e == 1 else 2 + random.below(min(most - length - 1, 6))
-            tokens = [random.below(256) for _ in range(n)]
-            found.append(Completion(tokens, 0 if llmc else c % 2, 2 + c, 5 + c))
-        examples.append(Example(context, found, label))
-    write_choices(path, examples, vocab_size, llmc)
 
 
 def write_token_choices(path, count, completions, seed):
@@ -82,7 +65,7 @@ def expect_choices_of_eval(corpus, run, record):
 def test_choices_of_ranks(corpus, tmp_path):
     """choices do not depend on ranks or on the sizes of batches"""
     # Of three ranks one has none of the two examples.
-    write_random_choices(tmp_path / "many.bin", 40, 3, seed=5, vocab_size=WIDE)
+    write_random_choices(tmp_path / "many.bin", 40, 3, seed=5, wide=True)
     write_random_choices(tmp_path / "two.bin", 2, 3, seed=6, llmc=True)
     write_token_choices(tmp_path / "tokens.bin", 40, 4, seed=7)
     options = ["--train-data", corpus / "train.bin", SMALL_OF_RANKS, "--steps 2"]
