@@ -1,14 +1,9 @@
 /*
-test_trainer.cu: the whole CUDA trainer against the CPU trainer, on a GPU or where dev/cuda_on_cpu runs the kernels.
+test_trainer.cu: the CUDA trainer, whose kernels dev/cuda_on_cpu runs, with planned faults, and tests in its process.
 
-  build/oncpu/test_trainer            the tests of the build (precision, sanitizers); the last line is `N passed, N
-                                      failed`, and `, N skipped` if any were skipped
-  build/oncpu/test_trainer WORDS...   those whose sentence contains WORDS, of any build
-  build/oncpu/test_trainer --trainer ARGUMENTS    the trainer itself: what the tests start, and compare with
-                                                  $TRAIN_DIFFV2 (default ./train_diffv2), the CPU's
-
-Run it in the root of the repository. The precision is that of the build: fp32 agrees with the CPU to rounding, bf16
-nearly.
+  build/oncpu/test_trainer            the tests; the last line is `N passed, N failed`
+  build/oncpu/test_trainer WORDS...   those whose sentence contains WORDS
+  build/oncpu/test_trainer --trainer ARGUMENTS    the trainer itself, which tests/cuda compares with the CPU's
 */
 #define BUCKET_ELEMENTS test_bucket_elements
 // Small, so that the gathers of a step take several rounds, the last of them partial, and the rings wrap around.
@@ -65,16 +60,6 @@ static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event) {
 #include "tests/planned_faults.h"
 #include "tests/harness.h"
 #include "tests/cuda_trainer.h"
-#include "tests/cuda_fp8.h"
-#include "tests/cuda_ranks.h"
-
-enum { CUDA_TESTS_ALONE = CUDA_TRAINER_TEST_COUNT + CUDA_FP8_TEST_COUNT }; // on one rank
-enum { CUDA_TESTS = CUDA_TESTS_ALONE + CUDA_RANKS_TEST_COUNT };
-static const CudaTest *cuda_test(int t) {
-    if (t < CUDA_TRAINER_TEST_COUNT) return &cuda_trainer_tests[t];
-    return t < CUDA_TESTS_ALONE ? &cuda_fp8_tests[t - CUDA_TRAINER_TEST_COUNT]
-                                : &cuda_ranks_tests[t - CUDA_TESTS_ALONE];
-}
 
 int main(int argc, char **argv) {
     environment_reexecute(argv); // not the trainer, which knows only its own arguments
@@ -82,18 +67,9 @@ int main(int argc, char **argv) {
     setenv("LOGIT_ROWS", "16", 1);
     setvbuf(stdout, NULL, _IOLBF, 0);
     TestCounts counts = {0, 0, 0};
-    char subject[40];
-    FORMAT(subject, "CUDA trainer, %s", cuda_precision);
-    for (int w = 1; w < argc; w++) {
-        bool fits = false;
-        for (int t = 0; t < CUDA_TESTS; t++)
-            fits = fits || test_word_fits(argv[w], subject, cuda_test(t)->test.sentence);
-        CHECK(fits, "no test's sentence contains '%s'", argv[w]);
-    }
-    for (int t = 0; t < CUDA_TESTS; t++) {
-        const CudaTest *which = cuda_test(t);
-        if (argc > 1 ? test_chosen(argc - 1, argv + 1, subject, which->test.sentence) : cuda_test_belongs(which->build))
-            test_run(&counts, subject, &which->test);
+    for (int t = 0; t < CUDA_TRAINER_TEST_COUNT; t++) {
+        const Test *test = &cuda_trainer_tests[t];
+        if (test_chosen(argc - 1, argv + 1, "CUDA trainer", test->sentence)) test_run(&counts, "CUDA trainer", test);
     }
     return test_end(&counts);
 }
