@@ -310,10 +310,11 @@ static inline int options_text_problems(const Options *o) {
     int problems = 0;
     OptionText one, other;
     for (int r = 0; o->out && r < OPTION_ROW_COUNT; r++) {
-        bool text = option_rows[r].kind == OPTION_TEXT && strcmp(option_rows[r].name, "prompt") != 0;
+        const OptionRow *row = &option_rows[r];
+        bool text = (row->kind == OPTION_TEXT || row->kind == OPTION_LIST) && strcmp(row->name, "prompt") != 0;
         const char *value = text ? option_text(one, o, r) : NULL;
         size_t at = value ? utf8_invalid_at(value, strlen(value)) : 0;
-        if (at) REFUSE(problems, "--%s is not valid UTF-8 at byte %zu: use another name", option_rows[r].name, at);
+        if (at) REFUSE(problems, "--%s is not valid UTF-8 at byte %zu: use another name", row->name, at);
     }
     for (int i = 0; i < 3; i++)
         for (int j = i + 1; j < 3; j++) {
