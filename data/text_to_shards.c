@@ -19,9 +19,9 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
               requested amount (1% of the text by default). They are spread over the whole text, the same in each run.
               If none fits, the smallest document is taken. At least one document is left for training.
   method      The input is read once and spooled, one byte per token, to an unlinked file in DIR. Only the lengths of
-              the documents are held in memory (16 bytes per document). At the end of the input the split is chosen, and
-              the shards and corpus.json are written under temporary names, flushed to disk and renamed, corpus.json
-              last. A run that fails or is interrupted leaves no partial output.
+              the documents are held in memory (at most 25 bytes per document). At the end of the input the split is
+              chosen, and the shards and corpus.json are written under temporary names, flushed to disk and renamed,
+              corpus.json last. A run that fails or is interrupted leaves no partial output.
   exit status 0 success, 1 failure, 2 usage error; errors are one line on stderr
 */
 #define XXH_INLINE_ALL // with the state of XXH64

@@ -8,7 +8,7 @@ update_norms.h: the norms of the last updates: announces updates that are larger
   rise     z >= 4: announced
   clipped  an update with z > SIGMA is scaled down to the norm mean + SIGMA deviation, with its weight decay. The window
            receives the norm of the update as it is made. With SIGMA > 1 a higher level widens it, and is accepted
-           after some windows.
+           after some windows. Nothing is clipped after a window of zeros, as of rates of 0.
   measured with --clip-update-norm every update, otherwise those of --stats-every, in a window of 128
 
   UpdateNorm update_norm_decide(window, norm, sigma, most)   once per measured update; sigma 0: no clipping
@@ -55,7 +55,7 @@ static inline UpdateNorm update_norm_decide(UpdateNorms *w, double norm, double 
         for (int64_t i = 0; i < w->count; i++) squares += pow(update_norms_value(w, i) - u.mean, 2);
         u.deviation = sqrt(squares / (double)w->count);
         if (isfinite(norm)) u.z = norm == u.mean ? 0 : fmin(DBL_MAX, fmax(-DBL_MAX, (norm - u.mean) / u.deviation));
-        if (sigma > 0 && u.z > sigma) u.scale = (u.mean + sigma * u.deviation) / norm;
+        if (sigma > 0 && u.z > sigma && u.mean > 0) u.scale = (u.mean + sigma * u.deviation) / norm;
     }
     u.scale = fmin(u.scale, most / norm);
     if (isfinite(norm)) update_norms_enter(w, norm * u.scale);

@@ -61,6 +61,9 @@ def test_changed_update_norms(corpus, tmp_path):
     train(corpus, tmp_path / "run", "--steps 4 --clip-update-norm 3,8 --change=2-3:update-norm=1e-5").done()
     norms = read_json(checkpoint(tmp_path / "run", 4) / "trainer_state.json")["update_norms"]
     assert np.allclose(norms[1:3], 1e-5) and min(norms[0], norms[3]) > 1e-4, norms
+    train(corpus, tmp_path / "still", "--steps 5 --clip-update-norm 3,2 --change=1-3:lr=0").done()
+    made = [r["update_norm"] * r["update_scale"] for r in records(tmp_path / "still", "train")]
+    assert made[:3] == [0, 0, 0] and min(made[3:]) > 1e-4, "after a window of zeros updates are as usual"
 
 
 def test_clip_update_norm(corpus, tmp_path):
