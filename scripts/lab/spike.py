@@ -129,10 +129,12 @@ class Replays:
         self.words = [f"--threads={self.options['threads']}"] if "threads" in self.options else []
         for key, value in self.saved.items():
             now = self.options.get(key, value)
-            if now == value or now is None or key in TURNED_OFF:
+            if now == value or now is None or key in (*TURNED_OFF, "rollback"):
                 continue
             flag = isinstance(now, bool)
             self.words.append(f"--{'no-' if now is False else ''}{key}" if flag else f"--{key}={now}")
+        if self.options.get("rollback"):
+            self.words.append("--rollback=1000:1000")  # a replay does not return to its checkpoint
         self.windows = self.options["total-batch"] // self.options["seq-len"]
 
     def replay(self, name, changes="", options=(), launch=None):
