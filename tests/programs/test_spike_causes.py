@@ -9,7 +9,7 @@ import fixtures
 import numpy as np
 import pytest
 from program import FAILED, ROOT, SMALL, USAGE, all_records, beside, checkpoint, expect_same, overwrite, records, resume
-from program import run, run_trainer, tensors, train, trainer, write_shard
+from program import read_json, run, run_trainer, tensors, train, trainer, write_shard
 
 T, B = 32, 16
 MODEL = (
@@ -87,9 +87,11 @@ def plant_fault(corpus, path, step):
 def test_rate(copies, tmp_path):
     """a jump of the learning rate is named with its step, and the large update before the loss rises"""
     plant(copies[0], "--out", tmp_path / "run", "--stop-after 100").done()
-    resume(tmp_path / "run", "--lr 0.3 --stop-after 120").done()
+    resume(tmp_path / "run", "--lr 0.3 --stop-after 120 --rollback 500:1000").done()
     result = expect_cause(tmp_path / "run", "the learning rate: at step 101 it rises from 0.01 to 0.3")
     assert "first large update: step 101, " in result.out and "a third of its rise at step 102\n" in result.out
+    replays = [read_json(path)["starts"][-1] for path in (tmp_path / "run").glob("spike_*/replay_*/run.json")]
+    assert replays and all("--rollback=1000:1000" in start["command_line"] for start in replays)
 
 
 @pytest.mark.slow
@@ -182,6 +184,12 @@ def test_changes(corpus, tmp_path):
         for x in ("exp_avg", "exp_avg_sq")
     )
     assert np.allclose(m**2 * 0.05, v * 0.01, rtol=1e-3), "moments of one gradient"
+    rows = {}
+    for name, change in (("rows", ""), ("reset", change_of("4:moments=0"))):
+        train(corpus, tmp_path / name, options, "--optimizer normuon --stop-after 4", change).done()
+        saved = tensors(checkpoint(tmp_path / name, 4) / "optimizer.safetensors")
+        rows[name] = saved["exp_avg_sq.model.layers.0.mlp.up_proj.weight"].sum()
+    assert 0.2 < rows["reset"] / rows["rows"] < 0.4, "row moments of one step instead of four"
     moved = sum(((w[5][n].astype(float) - w[4][n]) ** 2).sum() for n in w[4])
     assert 0.5e-4 < moved**0.5 < 1.01e-4
     # windows: the first of step 3 are those of step 4
