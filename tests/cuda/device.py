@@ -102,8 +102,9 @@ def compare_records(directory, kind, count, tolerance):
     assert len(cpu) == len(device) == count, (kind, cpu, device)
     for x, y in zip(cpu, device):
         for key in x:
-            # in bf16, near ties of a few of 12 examples have another order
-            slack = 0.35 if not FP32 and key.startswith("accuracy") else 1e-6
+            # in bf16, near ties of a few of 12 examples have another order, and XSA leaves a first token only rounding
+            near = 0.35 if key.startswith("accuracy") else 1e-4 if key == "context_rms_min" else 1e-6
+            slack = 1e-6 if FP32 else near
             if type(x[key]) in (int, float):
                 assert abs(x[key] - y[key]) <= tolerance * abs(x[key]) + slack, (kind, key, x, y)
             else:
