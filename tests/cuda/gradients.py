@@ -56,9 +56,9 @@ def least_cosine(variant):
 
 def difference(directory, *options, env=""):
     """That of the gradients of the device and the CPU's."""
-    on_cpu(directory, *options, "--dump-grads cpu").done()
-    on_device(directory, *options, "--dump-grads device", env=env).done()
-    return Difference(directory / "cpu", directory / "device")
+    on_cpu(directory, *options, "--dump-grads cpu.safetensors").done()
+    on_device(directory, *options, "--dump-grads device.safetensors", env=env).done()
+    return Difference(directory / "cpu.safetensors", directory / "device.safetensors")
 
 
 def compare(directory, variant, *options, env=""):
