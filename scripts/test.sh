@@ -472,7 +472,7 @@ scripts/install_deps.sh --with-mpi || {
     finish
 }
 if [ $quick = no ]; then
-    # with `tests`, its base: before the stages, of which several use them; each of them reports what is missing
+    # It installs `tests` too. Now, since several stages use both; a stage reports what is missing.
     python3 scripts/python_environment.py export-tests >/dev/null 2>&1
 fi
 if [ $all_tests = yes ]; then

@@ -203,7 +203,7 @@ def test_flash_attention_is_called_with_what_it_accepts_and_refused_for_sinks():
 
 
 def labelled_batch(**sides):
-    """Three rows and what they predict: not the first token, which padding would predict."""
+    """Three rows of tokens with labels. A first token has none, since padding would predict it."""
     _, ids, mask = batch_of([T, 6, 11], **sides)
     targets = (mask * F.pad(mask, (1, 0))[:, :-1]).bool()
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~targets, -100)}
