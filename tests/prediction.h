@@ -17,6 +17,7 @@ typedef struct {
     int window, full_every;
     bool yoco;
     int shared, dense; // of presets with experts
+    int sparse;        // --sparse-blocks
 } PredictedLayers;
 static bool predicted_layers_run(PredictedRun *run, const char *device, const char *preset, const char *attention,
                                  int NKV, int B, int ranks, PredictedLayers layers) {
@@ -25,6 +26,7 @@ static bool predicted_layers_run(PredictedRun *run, const char *device, const ch
     int i = 0;
     memset(&c, 0, sizeof(c));
     c.window = layers.window, c.full_every = layers.full_every, c.yoco = layers.yoco;
+    c.sparse_blocks = layers.sparse, c.sparse_size = 64;
     while (strcmp(presets[i].name, preset) != 0) i++;
     const ModelConfig *p = &presets[i].model;
     c.attention = variant_find(attention);
@@ -43,7 +45,7 @@ static bool predicted_layers_run(PredictedRun *run, const char *device, const ch
 }
 static bool predicted_run(PredictedRun *run, const char *device, const char *preset, const char *attention, int NKV,
                           int B, int ranks) {
-    const PredictedLayers full = {0, 0, false, 0, 0};
+    const PredictedLayers full = {0, 0, false, 0, 0, 0};
     return predicted_layers_run(run, device, preset, attention, NKV, B, ranks, full);
 }
 static void predicted_run_free(PredictedRun *run) {
@@ -187,8 +189,9 @@ static void expect_predicted_flops(const char *preset, const char *variant, Pred
     double flops = predicted_sum(&p, NULL, true) - predicted_sum(&p, "attention_backward", true) +
                    2 * predicted_sum(&p, "attention_forward", true);
     double want = training_flops(m, m->B, m->T) + 6.0 * m->B * m->T * padded_weights(m); // which are computed, too
-    EXPECT(fabs(flops / want - 1) < 1e-12, "%s %s, window %d, every %d, yoco %d: %.6g FLOPs, %.6g in the trainer",
-           preset, variant, layers.window, layers.full_every, layers.yoco, flops, want);
+    EXPECT(fabs(flops / want - 1) < 1e-12,
+           "%s %s, window %d, every %d, yoco %d, blocks %d: %.9g FLOPs, %.9g in the trainer", preset, variant,
+           layers.window, layers.full_every, layers.yoco, layers.sparse, flops, want);
     double values = 0, N = (double)m->B * m->T; // each expert row is computed in the forward and in the backward
     for (int l = 0; l < m->config.L; l++) values += N * mlp_dims(&m->config, l).width;
     EXPECT(predicted_sum(&p, "swiglu_forward", false) == values * 3 * 2, "%s: bytes of swiglu", variant);
@@ -198,11 +201,14 @@ static void expect_predicted_flops(const char *preset, const char *variant, Pred
     predicted_run_free(&run);
 }
 static void test_prediction_flops_and_bytes(void) {
-    static const PredictedLayers layers[] = {
-        {0, 0, false, 0, 0}, {100, 0, false, 0, 0}, {100, 3, false, 2, 1}, {100, 0, true, 1, 3}};
+    static const PredictedLayers layers[] = {{0, 0, false, 0, 0, 0},
+                                             {100, 0, false, 0, 0, 0},
+                                             {100, 3, false, 2, 1, 0},
+                                             {100, 0, true, 1, 3, 0},
+                                             {0, 0, false, 0, 0, 4}};
     for (int i = 0; i < PRESET_COUNT; i++)
         for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-            for (int k = 0; k < 4; k++) expect_predicted_flops(presets[i].name, attention_variants[v].name, layers[k]);
+            for (int k = 0; k < 5; k++) expect_predicted_flops(presets[i].name, attention_variants[v].name, layers[k]);
 }
 
 // Pairs of a query and a key, counted one by one.
@@ -248,11 +254,12 @@ static void test_visible_pairs_of_blocks(void) {
 // The time of attention grows with the window, to that of full attention. YOCO saves products of the upper half.
 static void test_prediction_of_windows(void) {
     static const int windows[] = {128, 512, 1024, 2048};
-    const PredictedLayers full = {0, 0, false, 0, 0}, half = {256, 2, false, 0, 0}, yoco = {256, 0, true, 0, 0};
+    const PredictedLayers full = {0, 0, false, 0, 0, 0}, half = {256, 2, false, 0, 0, 0},
+                          yoco = {256, 0, true, 0, 0, 0};
     PredictedRun run;
     double before = 0, times[3];
     for (int w = 0; w < 4; w++) {
-        const PredictedLayers layers = {windows[w], 0, false, 0, 0};
+        const PredictedLayers layers = {windows[w], 0, false, 0, 0, 0};
         predicted_layers_run(&run, "H200", "1.4b", "diff_v2", 8, 16, 1, layers);
         double ms = predict_step(&run.model, &run.options, ASSUMPTION_COUNT).class_ms[CLASS_ATTENTION_FORWARD];
         EXPECT(ms > 1.05 * before, "window %d: %g ms, half of it %g", windows[w], ms, before);
@@ -421,11 +428,11 @@ static void test_cache_bytes(void) {
     static const struct {
         PredictedLayers layers;
         size_t positions; // of all layers, per sequence
-    } cases[] = {{{0, 0, false, 0, 0}, (size_t)L * T},
-                 {{W, 0, false, 0, 0}, (size_t)L * W},
-                 {{W, 6, false, 0, 0}, (size_t)20 * W + 4 * T},
-                 {{W, 0, true, 0, 0}, (size_t)L / 2 * W + T},
-                 {{2 * T, 0, false, 0, 0}, (size_t)L * T}};
+    } cases[] = {{{0, 0, false, 0, 0, 0}, (size_t)L * T},
+                 {{W, 0, false, 0, 0, 0}, (size_t)L * W},
+                 {{W, 6, false, 0, 0, 0}, (size_t)20 * W + 4 * T},
+                 {{W, 0, true, 0, 0, 0}, (size_t)L / 2 * W + T},
+                 {{2 * T, 0, false, 0, 0, 0}, (size_t)L * T}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         PredictedRun run;
         ModelPlan plan;

@@ -209,7 +209,14 @@ static inline Routing plan_routing(const ModelPlan *plan, int N) {
     return r;
 }
 
-// FLOPs of a forward over B sequences of T: 2 per weight of a matrix and row that passes it, and causal attention.
+// FLOPs of the selection of blocks over B sequences of T. It has no backward.
+static inline double selection_flops(const ModelPlan *plan, int B, int T) {
+    double sum = 0;
+    for (int l = 0; l < plan->config.L; l++) sum += sparse_select_flops(key_set(plan, l, 0, B, T, 0).shape);
+    return plan->config.attention->key_sets * sum;
+}
+// FLOPs of a forward over B sequences of T: 2 per weight of a matrix and row that passes it, causal attention, and the
+// selection of blocks.
 static inline double forward_flops(const ModelPlan *plan, int B, int T) {
     double weights = 0;
     for (int i = 0; i < plan->tensors.count; i++) {
@@ -217,11 +224,11 @@ static inline double forward_flops(const ModelPlan *plan, int B, int T) {
         if (is_product_weight(plan, t) && (!t->row->per_expert || t->expert < plan->config.K))
             weights += (double)t->count;
     }
-    double attention = 0, selection = 0;
-    for (int l = 0; l < plan->config.L; l++) {
-        AttentionShape s = key_set(plan, l, 0, B, T, 0).shape;
-        attention += attention_forward_flops(s), selection += sparse_select_flops(s);
-    }
-    return 2 * weights * B * T + plan->config.attention->key_sets * (attention + selection);
+    double attention = 0;
+    for (int l = 0; l < plan->config.L; l++) attention += attention_forward_flops(key_set(plan, l, 0, B, T, 0).shape);
+    return 2 * weights * B * T + plan->config.attention->key_sets * attention + selection_flops(plan, B, T);
 }
-static inline double training_flops(const ModelPlan *plan, int B, int T) { return 3 * forward_flops(plan, B, T); }
+// FLOPs of a forward and backward: the backward of an operation has twice the FLOPs of its forward.
+static inline double training_flops(const ModelPlan *plan, int B, int T) {
+    return 3 * forward_flops(plan, B, T) - 2 * selection_flops(plan, B, T);
+}
