@@ -172,6 +172,52 @@ static void test_answers(void) {
     choices_close(&t);
 }
 
+// As places_forward, but the logit of token 1 is the row's place in the batch: the score of completions of token 1 grows
+// with it, as rounding may.
+static void rows_forward(void *data, const int *tokens, int B, int T, LayerVisit visit, void *visit_data) {
+    Model *model = (Model *)data;
+    int C = model->plan.config.C;
+    (void)tokens, (void)visit, (void)visit_data;
+    memset(model->acts.norm_final, 0, (size_t)B * T * C * sizeof(floatX));
+    for (int n = 0; n < B * T; n++) model->acts.norm_final[(size_t)n * C + 1] = (floatX)(n / T);
+}
+
+// Each example has three completions of two tokens 1, or of the second token alone: the last one has the largest score
+// unless equal ones share a score.
+static void test_equal_completions(void) {
+    static const int ones[2] = {1, 1}, unscored[3][3] = {{0, 0, 0}, {1, 0, 1}, {0, 0, 1}}, answers[3] = {0, 0, 2};
+    enum { V = 8 };
+    ModelCase mc = {"the identity", V, V, 4, 2, 1, 8, 12, 3, 16, false, 0, 0, false, false};
+    ModelConfig config = case_config(&mc, &attention_variants[0]);
+    const char *path = test_file("choices.bin");
+    floatX identity[V * V] = {0};
+    for (int v = 0; v < V; v++) identity[v * V + v] = 1;
+    for (int label = 0; label < 3; label++) {
+        int order[9], right = 0;
+        ChoiceFile *f = choice_file(3);
+        for (int e = 0; e < 3; e++) {
+            choice_begin(f, label, 3, ones, 1);
+            for (int c = 0; c < 3; c++) choice_completion(f, ones, 2, unscored[e][c], 1, 1);
+            choice_end(f);
+            right += answers[e] == label;
+        }
+        choice_write(f, path);
+        ChoiceTask t = open_choices(path, V, mc.T);
+        Model model;
+        case_open(&model, &config, mc.B, mc.T, FOR_EVALUATION);
+        EvaluationModel m = evaluation_model(&model);
+        m.head.weight = identity, m.head.copy = NULL;
+        m.forward = rows_forward;
+        int rows = choices_deal(&t, 0, 1, order);
+        EXPECT(rows == 5, "%d rows are computed for 5 different completions", rows);
+        ChoiceScore s = choices_measure(&m, &t, NULL);
+        EXPECT(s.accuracy == right / 3.0, "label %d: accuracy %g, not %g", label, s.accuracy, right / 3.0);
+        EXPECT(s.accuracy_norm == right / 3.0, "label %d: by characters %g", label, s.accuracy_norm);
+        case_close(&model);
+        choices_close(&t);
+    }
+}
+
 // The experts of a token do not depend on the rows beside it, nor on those that pad a batch.
 static void test_expert_scores_by_generation(void) {
     const char *path = test_file("choices.bin");
@@ -452,6 +498,7 @@ static const Test choices_tests[] = {
     {"scores of completions by a model with experts equal those of generation", test_expert_scores_by_generation},
     {"completions of one token share a row, and have the scores of generation", test_shared_rows},
     {"the answer to a shared row is its largest logit, the first of equal ones, and never a NaN", test_answers},
+    {"equal completions of an example have one score", test_equal_completions},
     {"a token is the most likely one only before equal ones", test_greedy},
     {"accuracies, bits per byte and their errors equal a calculation by hand", test_sums_by_hand},
     {"examples of one completion count when every token is the most likely one", test_sums_of_single_completions},

@@ -82,14 +82,15 @@ void fuzz_one(const uint8_t *data, size_t size) {
         FUZZ_EXPECT(e->count > 0 && e->label < e->count && e->context + e->context_length <= words, "example %d", i);
         for (int r = e->first; r < e->first + e->count; r++) {
             const ChoiceRow *row = &t.rows[r];
+            FUZZ_EXPECT(row->equal >= e->first && row->equal <= r, "row %d equals row %d", r, row->equal);
             FUZZ_EXPECT(row->example == i && row->tokens + row->length <= words && row->unscored < row->length &&
                             e->context_length + row->unscored > 0 && choice_length(&t, r) <= T,
                         "row %d of example %d", r, i);
             for (int k = 0; k < row->length; k++) FUZZ_EXPECT(t.words[row->tokens + k] < V, "a token of row %d", r);
             tokens += (size_t)row->length;
+            computed += e->shared ? r == e->first : row->equal == r;
         }
         for (int k = 0; k < e->context_length; k++) FUZZ_EXPECT(t.words[e->context + k] < V, "a token of %d", i);
-        computed += e->shared ? 1 : e->count;
     }
     FUZZ_EXPECT(tokens <= words, "%zu tokens in %zu words", tokens, words);
     for (int rank = 0; rank < 3; rank++) dealt += choices_deal(&t, rank, 3, order);

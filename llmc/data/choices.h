@@ -13,6 +13,8 @@ choices.h: files of multiple-choice tasks, for --eval-choices: a context, severa
   dealing   Examples are sorted by the length of their longest row and dealt to the ranks in turn: each rank has rows of
             every length, and all rows of an example. A row is the context and one completion; the rows of a rank are
             sorted by length, so that a batch of consecutive rows needs little padding.
+  equal     Completions of an example with equal tokens have one row, the first of them: rounding, which depends on the
+            place of a row in its batch, must not decide between them.
   shared    An example of several completions, all of one token, has one row, its first: all of them are read from the
             logits after the context.
 
@@ -60,6 +62,7 @@ typedef struct {
 typedef struct {
     size_t tokens; // the first word in ChoiceTask.words
     int length, unscored, example;
+    int equal;                  // the first row of the example with the same tokens: its score is that of this row, too
     uint32_t characters, bytes; // of the scored text: characters divide the normalized score; 0: not stated
 } ChoiceRow;
 
@@ -174,6 +177,18 @@ static inline const ChoiceRow *choices_read_completion(ChoiceTask *t, ChoiceRead
     return row;
 }
 
+// The first row of the example of a row that has the same tokens.
+static inline int choices_first_equal(const ChoiceTask *t, int row) {
+    const ChoiceRow *b = &t->rows[row];
+    for (int i = t->examples[b->example].first; i < row; i++) {
+        const ChoiceRow *a = &t->rows[i];
+        if (a->length == b->length && a->unscored == b->unscored &&
+            memcmp(t->words + a->tokens, t->words + b->tokens, (size_t)a->length * sizeof(uint32_t)) == 0)
+            return i;
+    }
+    return row;
+}
+
 // Reads the next example, of `width` bytes per word and at most `longest` bytes.
 static inline void choices_read_example(ChoiceTask *t, ChoiceReader *r, size_t words, int width, int64_t longest, int V,
                                         int T) {
@@ -204,6 +219,7 @@ static inline void choices_read_example(ChoiceTask *t, ChoiceReader *r, size_t w
     e->first = t->row_count;
     for (uint32_t c = 0; c < count; c++) length = max_int(length, choices_read_completion(t, r, V)->length);
     e->count = t->row_count - e->first;
+    for (int row = e->first; row < t->row_count; row++) t->rows[row].equal = choices_first_equal(t, row);
     e->shared = length == 1 && e->count > 1;
     t->shared += e->shared;
     t->single = t->single || e->count == 1;
@@ -287,9 +303,10 @@ static inline int choices_deal(const ChoiceTask *t, int rank, int ranks, int *or
     qsort(examples, t->count, sizeof(ChoiceOrder), choices_compare);
     for (int i = rank; i < t->count; i += ranks) {
         const ChoiceExample *e = &t->examples[examples[i].item];
-        for (int row = e->first; row < e->first + (e->shared ? 1 : e->count); row++, count++) {
+        for (int row = e->first; row < e->first + (e->shared ? 1 : e->count); row++) {
+            if (t->rows[row].equal != row) continue;
             rows[count].item = row;
-            rows[count].length = choice_length(t, row);
+            rows[count++].length = choice_length(t, row);
         }
     }
     qsort(rows, count, sizeof(ChoiceOrder), choices_compare);

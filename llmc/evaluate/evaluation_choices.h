@@ -273,8 +273,7 @@ static inline int choices_add(ChoiceSums *sums, const ChoiceTask *t, const Choic
     double largest = -INFINITY, largest_norm = -INFINITY;
     for (int c = 0; c < e->count; c++) {
         const ChoiceRow *row = &t->rows[e->first + c];
-        double score = scores[e->first + c].sum,
-               norm = score / (row->characters ? row->characters : (double)row->length);
+        double score = scores[row->equal].sum, norm = score / (row->characters ? row->characters : (double)row->length);
         if (score > largest) largest = score, best = c;
         if (norm > largest_norm) largest_norm = norm, best_norm = c;
         if (c != e->label) continue;
