@@ -1234,6 +1234,8 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
         start_open_log(&run->log, run_base(run), resume, step, description);
         cJSON_Delete(description);
     }
+    bool mixes = run->data.train.corpus_count > 1 || run->data.val.corpus_count > 1;
+    if (mixes && resume->state && !state_has_mixture_epochs(resume->state)) log_mixture_epochs(&run->log, step);
     dataloader_print(&run->data.train, windows);
     options_print(run_base(run));
     if (options_match(o)) print_match(&run->model.plan, o);

@@ -7,7 +7,7 @@ Those of the program's options and errors are in tests/programs/test_corpora.py.
 #include "harness.h"
 #include "model.h"
 
-enum { CORPORA_T = 5 };
+enum { CORPORA_T = 5, CORPORA_B = 20000 };
 
 // Makes a corpus directory with `shards` training shards of 101 tokens each, starting at `first`, and one for
 // validation.
@@ -33,8 +33,8 @@ static void corpora_windows(int *starts, const char *text, uint64_t seed, int co
     dataloader_close(&l);
 }
 
-// At the end of each block the numbers of windows deviate from the weights by less than one, and the windows of a
-// corpus are the next in its own order.
+// At the end of each block the numbers of windows deviate from the weights by less than one, and each window of a
+// corpus is the next in its own order.
 static void test_mixture_weights_and_order(void) {
     TestDirectory d = test_make_directory();
     enum { BLOCKS = 3, COUNT = BLOCKS * MIXTURE_BLOCK, SOURCES = 3 };
@@ -46,28 +46,21 @@ static void test_mixture_weights_and_order(void) {
     const char *text =
         test_text("web=%s/web:7 code=%s/co\\de:2.9  books=%s/books/train_*.bin:.1", d.path, d.path, d.path);
     int *starts = (int *)checked_calloc(COUNT, sizeof(int)), *alone = (int *)checked_calloc(COUNT, sizeof(int));
-    for (int shuffle = 0; shuffle < 2; shuffle++) {
-        corpora_windows(starts, text, 3, COUNT, shuffle);
-        for (int s = 0; s < SOURCES; s++) {
-            corpora_windows(alone, test_text("%s/%s", d.path, names[s]), random_key(names[s], 3), COUNT, shuffle);
-            if (s == 2 && !shuffle) continue; // the pattern names the training shards
-            int seen = 0, runs = 0;
-            int64_t sum = 0; // of the squares of first tokens, which no other windows are likely to have
-            for (int i = 0; i < COUNT; i++) {
-                bool own = starts[i] / 10000 == s;
-                if (own) {
-                    sum += (int64_t)starts[i] * starts[i] - (int64_t)alone[seen] * alone[seen];
-                    seen++;
-                }
-                runs += own && i > 0 && starts[i - 1] / 10000 == s;
-                if (i % MIXTURE_BLOCK == MIXTURE_BLOCK - 1)
-                    EXPECT(fabs(seen - want[s] * (i + 1)) < 1 && sum == 0,
-                           "%d windows of %s after %d; %lld from its next ones", seen, names[s], i + 1, (long long)sum);
-            }
-            double expected = COUNT * want[s] * want[s], deviation = sqrt(expected);
-            EXPECT(fabs(runs - expected) < 6 * deviation + 3, "%s follows itself %d times, not %.0f: it is not mixed",
-                   names[s], runs, expected);
+    corpora_windows(starts, text, 3, COUNT, true);
+    for (int s = 0; s < SOURCES; s++) {
+        corpora_windows(alone, test_text("%s/%s", d.path, names[s]), random_key(names[s], 3), COUNT, true);
+        int seen = 0, runs = 0, wrong = 0;
+        for (int i = 0; i < COUNT; i++) {
+            bool own = starts[i] / 10000 == s;
+            if (own) wrong += starts[i] != alone[seen++];
+            runs += own && i > 0 && starts[i - 1] / 10000 == s;
+            if (i % MIXTURE_BLOCK == MIXTURE_BLOCK - 1)
+                EXPECT(fabs(seen - want[s] * (i + 1)) < 1, "%d windows of %s after %d", seen, names[s], i + 1);
         }
+        EXPECT(wrong == 0, "%d of the %d windows of %s are not its next ones", wrong, seen, names[s]);
+        double expected = COUNT * want[s] * want[s], deviation = sqrt(expected);
+        EXPECT(fabs(runs - expected) < 6 * deviation + 3, "%s follows itself %d times, not %.0f: it is not mixed",
+               names[s], runs, expected);
     }
     corpora_windows(alone, text, 4, COUNT, true);
     int same = 0;
@@ -77,6 +70,67 @@ static void test_mixture_weights_and_order(void) {
     free(alone);
 }
 
+// Two corpora a and b of equal weight, with so many windows each. b begins with token CORPORA_B.
+static const char *corpora_pair(int a, int b) {
+    TestDirectory d = test_make_directory();
+    data_write_shard(test_text("%s/a.bin", d.path), 2, 0, 65536, (size_t)a * CORPORA_T + 1);
+    data_write_shard(test_text("%s/b.bin", d.path), 2, CORPORA_B, 65536, (size_t)b * CORPORA_T + 1);
+    return test_text("a=%s/a.bin:1 b=%s/b.bin:1", d.path, d.path);
+}
+
+// 1000 windows, of which 514 are those of a corpus of 500. Other windows are looked up meanwhile.
+static void test_mixture_epochs(void) {
+    enum { A = 500, COUNT = 1000 };
+    int inputs[CORPORA_T], targets[CORPORA_T], visits[A] = {0}, times[4] = {0};
+    DataLoader l;
+    dataloader_open(&l, corpora_pair(A, 5000), 1, CORPORA_T, 65536, 0, 1, 1, true);
+    dataloader_start(&l, 0);
+    for (uint64_t i = 0; i < COUNT; i++) {
+        if (i % 10 == 0) dataloader_locate(&l, i * MIXTURE_BLOCK);
+        CorpusWindow at = dataloader_locate(&l, i);
+        dataloader_next(&l, inputs, targets, NULL);
+        int want = CORPORA_B * (at.corpus != l.corpora) + (int)at.window * CORPORA_T;
+        EXPECT(inputs[0] == want, "index %d begins with token %d, not %d", (int)i, inputs[0], want);
+        if (inputs[0] < CORPORA_B) visits[inputs[0] / CORPORA_T]++;
+    }
+    dataloader_close(&l);
+    for (int w = 0; w < A; w++) times[min_int(visits[w], 3)]++;
+    EXPECT(times[0] == 0 && times[1] == 486 && times[2] == 14,
+           "%d windows are read once, %d twice, %d more often, %d never; 486 once and 14 twice are right", times[1],
+           times[2], times[3], times[0]);
+}
+
+// A validation reads the windows of a corpus in order, each once, and then begins again.
+static void test_mixture_validation(void) {
+    static const int sizes[][2] = {{10, 10}, {10, 300}, {3000, 9}};
+    for (size_t k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++) {
+        int count = sizes[k][0] + sizes[k][1], wrong = 0, seen[2] = {0, 0};
+        int *starts = (int *)checked_calloc(2 * (size_t)count, sizeof(int));
+        corpora_windows(starts, corpora_pair(sizes[k][0], sizes[k][1]), 1, 2 * count, false);
+        for (int i = 0; i < 2 * count; i++) {
+            int b = starts[i] >= CORPORA_B, window = (starts[i] - CORPORA_B * b) / CORPORA_T;
+            wrong += window != seen[b]++ % sizes[k][b];
+        }
+        EXPECT(wrong == 0 && seen[0] == 2 * sizes[k][0], "%d of %d windows are not the next ones, and %d are of a",
+               wrong, 2 * count, seen[0]);
+        EXPECT(memcmp(starts, starts + count, (size_t)count * sizeof(int)) == 0, "the second reading differs");
+        free(starts);
+    }
+}
+
+// Earlier programs validated on other windows of a mixture, under the fingerprint of training data.
+static void test_mixture_fingerprint(void) {
+    const char *mixture = corpora_pair(10, 10);
+    uint64_t found[2];
+    for (int shuffle = 0; shuffle < 2; shuffle++) {
+        DataLoader l;
+        dataloader_open(&l, mixture, 1, CORPORA_T, 65536, 0, 1, 1, shuffle);
+        found[shuffle] = dataloader_fingerprint(&l);
+        dataloader_close(&l);
+    }
+    EXPECT(found[0] != found[1], "validation and training data have the fingerprint %" PRIx64, found[0]);
+}
+
 // A loader of `count` corpora with about `windows` windows each, for dataloader_locate only.
 static DataLoader corpora_bare(const double *weights, int count, uint64_t windows, bool shuffle) {
     DataLoader l;
@@ -84,14 +138,21 @@ static DataLoader corpora_bare(const double *weights, int count, uint64_t window
     memset(&l, 0, sizeof(l));
     l.corpus_count = count, l.seed = 11, l.shuffle = shuffle;
     l.corpora = (Corpus *)checked_calloc(count, sizeof(Corpus));
+    l.blocks = (MixtureBlock *)checked_calloc(2, sizeof(MixtureBlock));
     for (int i = 0; i < count; i++) sum += weights[i];
     for (int i = 0; i < count; i++) {
         l.corpora[i].weight = weights[i] / sum;
         l.corpora[i].window_count = windows + 3 * (uint64_t)i;
+        l.window_count += l.corpora[i].window_count;
         l.corpora[i].seed = 100 + (uint64_t)i;
     }
     dataloader_set_weights(&l);
     return l;
+}
+
+static void corpora_bare_free(DataLoader *l) {
+    free(l->corpora);
+    free(l->blocks);
 }
 
 // Simulates which corpus each index of a block belongs to, and which window of the corpus is next.
@@ -104,41 +165,43 @@ static void test_mixture_simulation(void) {
         for (int i = 0; i < count; i++) weights[i] = round == 1 ? 1 + i % 2 : 0.02 + fabs(test_random_real(&r));
         if (round == 0) weights[0] = 1, weights[1] = 4094.9; // just above the least share
         DataLoader l = corpora_bare(weights, count, WINDOWS, round != 3);
-        uint64_t owed[SOURCES], served[SOURCES];
+        uint64_t owed[SOURCES], served[SOURCES], index = 0;
         int visits[SOURCES][WINDOWS + 3 * SOURCES];
         memset(owed, 0, sizeof(owed)), memset(served, 0, sizeof(served)), memset(visits, 0, sizeof(visits));
         for (uint64_t block = 0; block < BLOCKS; block++) {
             int lies[MIXTURE_BLOCK], filled = 0;
-            uint64_t number[MIXTURE_BLOCK];
             for (int i = 0; i < count; i++) { // all up to corpus i get so many together
                 owed[i] += l.corpora[i].weight_end * MIXTURE_BLOCK;
                 int weight_end = 0;
                 for (; owed[i] >= MIXTURE_ONE; owed[i] -= MIXTURE_ONE) weight_end++;
-                for (; filled < weight_end; filled++) lies[filled] = i, number[filled] = served[i]++;
+                for (; filled < weight_end; filled++) lies[filled] = i;
             }
             EXPECT(filled == MIXTURE_BLOCK, "block %d has %d windows", (int)block, filled);
             for (uint64_t i = 0; i < MIXTURE_BLOCK; i++) {
-                uint64_t at = permutation_at(i, MIXTURE_BLOCK, l.shuffle ? 11 : 0, block);
-                const Corpus *s = &l.corpora[lies[at]];
-                uint64_t n = number[at], W = s->window_count,
-                         want = l.shuffle ? permutation_at(n % W, W, s->seed, n / W) : n % W;
-                CorpusWindow p = dataloader_locate(&l, block * MIXTURE_BLOCK + i);
+                int c = lies[permutation_at(i, MIXTURE_BLOCK, l.shuffle ? 11 : 0, block)];
+                const Corpus *s = &l.corpora[c];
+                if (!l.shuffle && served[c] == s->window_count) continue; // validation reads each window once
+                uint64_t n = served[c]++, W = s->window_count,
+                         want = l.shuffle ? permutation_at(n % W, W, s->seed, n / W) : n;
+                CorpusWindow p = dataloader_locate(&l, index++);
                 EXPECT(p.corpus == s && p.window == want, "round %d block %d place %d: corpus %d window %d, not %d %d",
-                       round, (int)block, (int)i, (int)(p.corpus - l.corpora), (int)p.window, lies[at], (int)want);
+                       round, (int)block, (int)i, (int)(p.corpus - l.corpora), (int)p.window, c, (int)want);
                 visits[p.corpus - l.corpora][p.window]++;
             }
-            for (int i = 0; i < count; i++)
+            for (int i = 0; l.shuffle && i < count; i++)
                 EXPECT(fabs((double)served[i] - l.corpora[i].weight * MIXTURE_BLOCK * (double)(block + 1)) < 1,
                        "round %d block %d: %d windows of %d for %g", round, (int)block, (int)served[i], i,
                        l.corpora[i].weight);
         }
+        EXPECT(l.shuffle || index == l.window_count, "validation reads %d of %d windows", (int)index,
+               (int)l.window_count);
         for (int i = 0; i < count; i++)
             for (uint64_t w = 0; w < l.corpora[i].window_count; w++) {
                 int epochs = (int)(served[i] / l.corpora[i].window_count);
                 EXPECT(visits[i][w] == epochs || visits[i][w] == epochs + 1,
                        "corpus %d: window %d is read %d times in %d epochs", i, (int)w, visits[i][w], epochs);
             }
-        free(l.corpora);
+        corpora_bare_free(&l);
     }
     const double far[3] = {0.7, 0.2999, 0.0001 + 1.0 / MIXTURE_BLOCK};
     DataLoader l = corpora_bare(far, 3, WINDOWS, true);
@@ -150,7 +213,7 @@ static void test_mixture_simulation(void) {
             EXPECT(fabs((double)counts[i] - l.corpora[i].weight * MIXTURE_BLOCK) < 2,
                    "block %llu: %d windows of corpus %d", (unsigned long long)block, (int)counts[i], i);
     }
-    free(l.corpora);
+    corpora_bare_free(&l);
 }
 
 // Three corpora are read up to some index, then two of them and a new one with windows of another length.
@@ -183,13 +246,36 @@ static void test_positions(void) {
             EXPECT(next.corpora[i].seed == (i < 2 ? 101 + (uint64_t)i : 7), "corpus %d has the order of seed %d", i,
                    (int)next.corpora[i].seed);
         }
-        free(l.corpora);
+        corpora_bare_free(&l);
         DataLoader one = corpora_bare(weights, 1, WINDOWS, true);
         uint64_t later = dataloader_locate(&one, ends[e] + 3).window;
         one.corpora[0].begin = ends[e];
         EXPECT(dataloader_locate(&one, 3).window == later, "a corpus does not continue in its order");
-        free(one.corpora);
-        free(next.corpora);
+        corpora_bare_free(&one);
+        corpora_bare_free(&next);
+    }
+}
+
+// Data are opened again, with other weights, inside a block: each corpus continues in its order.
+static void test_positions_inside_block(void) {
+    enum { WINDOWS = 500, PHASES = 4, COUNT = 700 };
+    static const double weights[PHASES][2] = {{1, 1}, {9, 1}, {1, 2}, {1, 1}};
+    static DataPositions p;
+    uint64_t served[2] = {0, 0};
+    p.count = 0;
+    for (int phase = 0; phase < PHASES; phase++) {
+        DataLoader l = corpora_bare(weights[phase], 2, WINDOWS, true);
+        l.T = 16, l.corpora[1].fingerprint = 1;
+        positions_enter(&p, &l);
+        for (uint64_t i = 0; i < COUNT; i++) {
+            CorpusWindow at = dataloader_locate(&l, i);
+            uint64_t W = at.corpus->window_count, n = served[at.corpus - l.corpora]++,
+                     want = permutation_at(n % W, W, at.corpus->seed, n / W);
+            EXPECT(at.window == want, "phase %d index %d: window %d of corpus %d, not %d", phase, (int)i,
+                   (int)at.window, (int)(at.corpus - l.corpora), (int)want);
+        }
+        positions_leave(&p, &l, COUNT);
+        corpora_bare_free(&l);
     }
 }
 
@@ -351,9 +437,13 @@ static void test_packed_documents(void) {
 static const Test corpora_tests[] = {
     {"a mixture keeps its weights in every block, and each corpus its order", test_mixture_weights_and_order},
     {"a mixture equals a step-by-step simulation, and every epoch of a corpus is complete", test_mixture_simulation},
+    {"a small corpus of a mixture is read in epochs", test_mixture_epochs},
+    {"a validation of a mixture reads each window once", test_mixture_validation},
+    {"a mixture for validation has a fingerprint of its own", test_mixture_fingerprint},
     {"a mixture resumes at any window, batch size and rank count, with the separator of each corpus",
      test_mixture_resume_and_separators},
     {"each corpus continues at its position when data are opened with other windows", test_positions},
+    {"each corpus continues in its order when data are opened inside a block", test_positions_inside_block},
     {"a corpus directory and a pattern of its shards give the same data", test_corpus_directory_and_pattern},
     {"document starts equal those of a backward search", test_document_starts},
 };

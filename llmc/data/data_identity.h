@@ -61,9 +61,10 @@ static inline uint64_t corpus_fingerprint(const DataLoader *l, const Corpus *cor
 }
 
 // The fingerprint of all data: that of a single corpus, or a hash of the fingerprints, names and weights of several.
-// Stores the fingerprint of each corpus.
+// Validation data of several have another one than training data, because earlier programs, for which both were the
+// same, validated on other windows. Stores the fingerprint of each corpus.
 static inline uint64_t dataloader_fingerprint(DataLoader *l) {
-    uint64_t hash = 0;
+    uint64_t hash = l->shuffle ? 0 : 1;
     for (int i = 0; i < l->corpus_count; i++) {
         Corpus *s = &l->corpora[i];
         s->fingerprint = corpus_fingerprint(l, s);

@@ -13,12 +13,18 @@ dataloader.h: batches of token windows from token shards, read ahead of the step
             therefore [base, base + windows per update), whatever the micro-batch size and the number of ranks. The
             index of the next window is the only state that a resume needs. A batch may cross the end of an epoch.
             A later phase of a run begins at g = 0, and each corpus at its own position (positions.h).
-  mixture   With several corpora of weights w that sum to 1, the first k blocks of M = MIXTURE_BLOCK indices have
+  mixture   With several corpora of weights w that sum to 1, the first k blocks of M = MIXTURE_BLOCK places have
                 floor(k M (w_0 + ... + w_i)) - floor(k M (w_0 + ... + w_i-1))
-            windows of corpus i. The deviation from its weight is less than one window at the end of a block, and less
-            than two within a block. A permutation keyed by (seed, block) places them in the block. They are the next
-            windows in the order of a single corpus, with a seed derived from the name. Weights are multiples of 2^-32,
-            so all of this is exact.
+            places of corpus i. The deviation from its weight is less than one place at the end of a block, and the
+            number of its places in a block differs by less than two from its share. A permutation keyed by (seed,
+            block) orders the places of a block. In this order, each takes the next window of its corpus, in the order
+            of a single corpus with a seed derived from the name. Weights are multiples of 2^-32, so all of this is
+            exact.
+                shuffled (training):       index g has place g
+                in order (validation):     A corpus whose windows are all read gives no more: its places are left out.
+                                           The first W indices have each of the W windows of all corpora once, and
+                                           index g the window of g % W.
+            A loader keeps the places of one block for the thread, and those of one for its caller.
   reading   One thread fills DATALOADER_SLOTS batches ahead. The number of open files is bounded. An error in the thread
             is reported by the dataloader_next call that would have returned the batch, in the caller's thread.
   traffic   2 or 4 (T+1) bytes of file per window, 8T bytes copied to the caller
@@ -46,6 +52,19 @@ typedef struct {
     int vocab_size; // from corpus.json; 0: unknown
     Separator separator;
 } Corpus;
+
+typedef struct {
+    const Corpus *corpus;
+    uint64_t window; // in the corpus
+} CorpusWindow;
+
+// The places of a block of a mixture, at the global indices from `first`. `window` of a place: the number of windows
+// that the corpus has given before.
+typedef struct {
+    uint64_t first;
+    size_t count; // 0: no block yet
+    CorpusWindow places[MIXTURE_BLOCK];
+} MixtureBlock;
 
 // Windows at the global indices first .. last are read elsewhere, for experiments (--change): `by` later, or from the
 // last to the first.
@@ -76,6 +95,7 @@ typedef struct {
         int fd; // -1: free
         size_t shard;
     } open_files[DATALOADER_OPEN_FILES]; // used by the thread only: shard s is in place s % OPEN_FILES
+    MixtureBlock *blocks;                // of the caller, and of the thread
     int *slots;                          // (SLOTS, B, 2T+1): T+1 tokens, T document starts
     void *raw;                           // (T+1) tokens in the format of the file
     uint64_t first, produced, consumed;  // batches since dataloader_start; `first`: its global index
@@ -86,55 +106,69 @@ typedef struct {
     char error[SHARD_ERROR_BYTES];
 } DataLoader;
 
-typedef struct {
-    const Corpus *corpus;
-    uint64_t window; // in the corpus
-} CorpusWindow;
-
-// The number of windows that the blocks before `block` take from the corpora up to the one with this weight_end:
+// The number of places that the blocks before `block` have for the corpora up to the one with this weight_end:
 // weight_end / 2^32 * block * MIXTURE_BLOCK, rounded down. Computed in two parts to avoid overflow.
-static inline uint64_t mixture_windows(uint64_t weight_end, uint64_t block) {
+static inline uint64_t mixture_places(uint64_t weight_end, uint64_t block) {
     uint64_t unit = MIXTURE_ONE / MIXTURE_BLOCK;
     return block / unit * weight_end + block % unit * weight_end / unit;
 }
 
-// read[i] = windows of corpus i among the indices below `count`.
-static inline void dataloader_windows_read(const DataLoader *l, uint64_t count, uint64_t *read) {
-    uint64_t block = count / MIXTURE_BLOCK, before = 0;
+// given[i] = windows of corpus i at the places of the blocks before `block`. Returns their sum.
+static inline uint64_t mixture_given(const DataLoader *l, uint64_t block, uint64_t *given) {
+    uint64_t before = 0, sum = 0;
     for (int i = 0; i < l->corpus_count; i++) {
-        uint64_t done = mixture_windows(l->corpora[i].weight_end, block);
-        read[i] = done - before;
-        before = done;
+        uint64_t places = mixture_places(l->corpora[i].weight_end, block);
+        given[i] = places - before;
+        if (!l->shuffle) given[i] = min_size(given[i], l->corpora[i].window_count);
+        before = places;
+        sum += given[i];
     }
-    for (uint64_t k = 0; k < count % MIXTURE_BLOCK; k++) {
+    return sum;
+}
+
+// Makes *m the block that has `index`, which is below window_count unless the loader shuffles.
+static inline void mixture_find(const DataLoader *l, MixtureBlock *m, uint64_t index) {
+    uint64_t given[CORPUS_LIMIT], block = index / MIXTURE_BLOCK, after = block + 1;
+    if (index - m->first < m->count) return;
+    for (; mixture_given(l, after, given) <= index; after *= 2) block = after; // places were left out
+    while (after - block > 1) {
+        uint64_t middle = block + (after - block) / 2;
+        if (mixture_given(l, middle, given) <= index) block = middle;
+        else after = middle;
+    }
+    m->first = mixture_given(l, block, given), m->count = 0;
+    for (uint64_t k = 0; k < MIXTURE_BLOCK; k++) {
         uint64_t place = permutation_at(k, MIXTURE_BLOCK, l->shuffle ? l->seed : 0, block);
-        int i = 0;
-        while (place >=
-               mixture_windows(l->corpora[i].weight_end, block + 1) - mixture_windows(l->corpora[i].weight_end, block))
-            i++;
-        read[i]++;
+        const Corpus *c = l->corpora;
+        while (place >= mixture_places(c->weight_end, block + 1) - mixture_places(c->weight_end, block)) c++;
+        uint64_t *next = &given[c - l->corpora];
+        if (l->shuffle || *next < c->window_count) m->places[m->count++] = (CorpusWindow){c, (*next)++};
     }
 }
 
-// The window at global index `index` of the run.
-static inline CorpusWindow dataloader_locate(const DataLoader *l, uint64_t index) {
-    CorpusWindow p = {l->corpora, 0};
+// read[i] = windows of corpus i among the indices below `count` of a loader that shuffles.
+static inline void dataloader_windows_read(const DataLoader *l, uint64_t count, uint64_t *read) {
+    mixture_given(l, count / MIXTURE_BLOCK, read);
+    mixture_find(l, &l->blocks[0], count);
+    for (uint64_t k = 0; k < count % MIXTURE_BLOCK; k++) read[l->blocks[0].places[k].corpus - l->corpora]++;
+}
+
+// The window at global index `index` of the run. m: the block of the calling thread.
+static inline CorpusWindow dataloader_find(const DataLoader *l, MixtureBlock *m, uint64_t index) {
+    CorpusWindow p = {l->corpora, index};
     if (l->corpus_count > 1) {
-        // places in this block, and windows in earlier blocks, of the corpora before this one
-        uint64_t block = index / MIXTURE_BLOCK, low = 0, before = 0;
-        uint64_t place = permutation_at(index % MIXTURE_BLOCK, MIXTURE_BLOCK, l->shuffle ? l->seed : 0, block);
-        for (;; p.corpus++) { // ends at the last corpus: its `high` is MIXTURE_BLOCK
-            uint64_t done = mixture_windows(p.corpus->weight_end, block),
-                     high = mixture_windows(p.corpus->weight_end, block + 1) - done;
-            index = done - before + (place - low);
-            if (place < high) break;
-            low = high, before = done;
-        }
+        if (!l->shuffle) index %= l->window_count;
+        mixture_find(l, m, index);
+        p = m->places[index - m->first];
     }
-    uint64_t W = p.corpus->window_count;
-    index += p.corpus->begin;
-    p.window = l->shuffle ? permutation_at(index % W, W, p.corpus->seed, index / W) : index % W;
+    uint64_t W = p.corpus->window_count, at = p.corpus->begin + p.window;
+    p.window = l->shuffle ? permutation_at(at % W, W, p.corpus->seed, at / W) : at % W;
     return p;
+}
+
+// The same, for the caller of the loader.
+static inline CorpusWindow dataloader_locate(const DataLoader *l, uint64_t index) {
+    return dataloader_find(l, &l->blocks[0], index);
 }
 
 // Rounds the weights to units of 2^-32. A weight must be at least one window per block: with less, a corpus could have
@@ -208,6 +242,7 @@ static inline void dataloader_open(DataLoader *l, const char *text, int B, int T
     for (int i = 0; i < l->corpus_count; i++) dataloader_open_corpus(l, &l->corpora[i], &l->specs.items[i]);
     dataloader_set_weights(l);
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++) l->open_files[i].fd = -1;
+    l->blocks = (MixtureBlock *)checked_calloc(2, sizeof(MixtureBlock));
     l->slots = (int *)checked_calloc(DATALOADER_SLOTS * B, (2 * T + 1) * sizeof(int));
     l->raw = checked_calloc(T + 1, sizeof(uint32_t));
     CHECK(pthread_mutex_init(&l->lock, NULL) == 0 && pthread_cond_init(&l->changed, NULL) == 0,
@@ -249,7 +284,7 @@ static inline uint64_t dataloader_counted(const DataLoader *l, uint64_t first, u
 // tokens[0..T] = the window at global index `index`; a token that does not count as a target is ~token. With
 // l->documents, tokens[T+1..2T] = the document starts of its inputs. Called by the thread only.
 static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *tokens) {
-    CorpusWindow at = dataloader_locate(l, dataloader_moved(l, index));
+    CorpusWindow at = dataloader_find(l, &l->blocks[1], dataloader_moved(l, index));
     size_t low = dataloader_shard(l, at);
     const Shard *s = &l->shards[low];
     size_t place = low % DATALOADER_OPEN_FILES;
@@ -355,6 +390,7 @@ static inline void dataloader_close(DataLoader *l) {
     free(l->shards);
     free(l->corpora);
     free(l->specs.items);
+    free(l->blocks);
     free(l->slots);
     free(l->raw);
     pthread_mutex_destroy(&l->lock);

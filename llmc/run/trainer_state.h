@@ -8,6 +8,7 @@ trainer_state.h: where a run is: its counters and detectors, and trainer_state.j
   void    trainer_state_validated(state, loss)       records whether the loss of a validation is finite
   bool    trainer_state_finite(state)                of the last step and validation
   uint64_t state_number(json, key, limit, path)      one number of the file
+  bool    state_has_mixture_epochs(json)             false for checkpoints of earlier programs
 
   errors   CHECK, with the path of the checkpoint
 */
@@ -52,6 +53,7 @@ static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options 
     json_add_u64(json, "tokens", (uint64_t)s->tokens);
     if (s->val_not_finite_since) json_add_u64(json, "val_not_finite_since", (uint64_t)s->val_not_finite_since);
     json_add_u64(json, "next_window", s->next_window);
+    CHECK(cJSON_AddTrueToObject(json, "mixture_epochs"), "out of memory for a JSON text");
     json_add_u64(json, "seed", o->seed);
     json_add_u64(json, "data_fingerprint", data_fingerprint);
     CHECK(cJSON_AddItemToObject(json, "data", data_identity) &&
@@ -76,6 +78,9 @@ static inline uint64_t state_number(const cJSON *json, const char *key, uint64_t
           path, key, value, limit);
     return value;
 }
+
+// Whether the program of the checkpoint read each corpus of a mixture in epochs.
+static inline bool state_has_mixture_epochs(const cJSON *json) { return cJSON_HasObjectItem(json, "mixture_epochs"); }
 
 // The tokens of the steps up to a checkpoint. Checkpoints of versions that did not count them have one --total-batch.
 static inline int64_t state_tokens(const cJSON *json, int64_t step, const char *path) {

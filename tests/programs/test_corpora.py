@@ -2,9 +2,12 @@
 
 import re
 import shutil
+from collections import Counter
 
 import pytest
-from program import DONE, FAILED, SHAPE, checkpoint, program, read_json, records, run, run_trainer, write_corpus
+import xxhash
+from program import DONE, FAILED, SHAPE, checkpoint, program, read_json, records, run, run_trainer
+from program import write_corpus, write_shard
 
 MODEL = f"{SHAPE} --batch-size 4 --warmup 1 --threads 1"
 
@@ -81,6 +84,68 @@ def test_corpus_vocabulary_and_separator(corpora, tmp_path):
     assert [y[key] for key in ("name", "tokens", "windows", "weight", "epochs")] == ["y", 202, 12, 0.75, 1]
     shutil.copytree(corpora / "mix", tmp_path / "mix")
     run_trainer("--resume --out", tmp_path / "mix", cwd=corpora).done()
+
+
+# ---- the order of a mixture
+
+
+def write_pair(directory, a, b):
+    """Two corpora of so many windows, and a mixture of equal weights."""
+    for name, windows, step in (("a", a, 1), ("b", b, 3)):
+        write_shard(directory / f"{name}.bin", [step * i * i % 251 for i in range(16 * windows + 1)])
+    return "'a=a.bin:1 b=b.bin:1'"
+
+
+def test_small_corpus_of_a_mixture(tmp_path):
+    """a small corpus of a mixture is read in epochs, also in a part of a block"""
+    mixture = write_pair(tmp_path, 500, 5000)
+    changes = " ".join(f"{step}:order=reverse" for step in range(1, 11))  # the log has the windows of each step
+    options = f"{MODEL} --vocab 256 --train-data {mixture} --steps 10 --total-batch 1600 --out run --change '{changes}'"
+    assert "1.00 epochs in this run (a.bin)" in run_trainer(options, cwd=tmp_path).done().out
+    windows = [w for r in records(tmp_path / "run", "event", what="change") for w in r["windows"]]
+    assert len(windows) == 1000
+    times = Counter(Counter(w["first_token"] for w in windows if w["file"] == "a.bin").values())
+    assert times == {1: 486, 2: 14}, "an epoch of 500 windows, and 14 of the next one"
+
+
+def test_validation_of_a_mixture(tmp_path):
+    """a validation of a whole mixture is the mean over its windows, each read once"""
+    mixture, losses = write_pair(tmp_path, 10, 10), {}
+    unequal = mixture.replace("a.bin:1", "a.bin:9")
+    for data in ("a.bin", "b.bin", mixture, unequal):
+        options = f"--eval {MODEL} --vocab 256 --val-steps 100 --eval-out eval.json --val-data {data}"
+        run_trainer(options, cwd=tmp_path).done()
+        losses[data] = read_json(tmp_path / "eval.json")["loss"]
+    mean = (losses["a.bin"] + losses["b.bin"]) / 2
+    assert losses[mixture] == pytest.approx(mean, abs=1e-6) and losses[unequal] == pytest.approx(mean, abs=1e-6)
+    assert abs(losses["a.bin"] - mean) > 1e-5, "the test requires corpora of different losses"
+
+
+def make_earlier(run, step):
+    """A checkpoint becomes that of a program that did not read the corpora of a mixture in epochs."""
+    path = checkpoint(run, step) / "trainer_state.json"
+    text = re.sub(r'\n *"mixture_epochs": true,', "", path.read_text())
+    body = text[: text.rindex('"checksum"')]
+    path.write_text(f'{body}"checksum": "{xxhash.xxh3_64(body.encode()).hexdigest()}"\n}}\n')
+
+
+def test_mixture_of_an_earlier_program(corpora, tmp_path):
+    """a mixture of an earlier program continues in the order of this one, with a line and an event"""
+    said = "after step 2, each corpus of a mixture is read in epochs"
+    options = f"{MODEL} --train-data a --val-data 'x=a:1 y=b:1' --steps 2 --out"
+    run_trainer(options, tmp_path / "validated", cwd=corpora).done()
+    for name in ("mix", "run", "validated"):
+        path = tmp_path / name
+        if not path.exists():
+            shutil.copytree(corpora / name, path)
+        assert said not in run_trainer("--resume --steps 3 --stop-after 2 --out", path, cwd=corpora).done().out
+        make_earlier(path, 2)
+        mixes = name != "run"  # it has a single corpus
+        result = run_trainer("--resume --steps 4 --stop-after 3 --out", path, cwd=corpora).done()
+        assert result.err == "" and result.out.count(said) == mixes, result.out
+        assert [r["step"] for r in records(path, "event", what="mixture_epochs")] == [2] * mixes
+        result = run_trainer("--resume --stop-after 4 --out", path, cwd=corpora).done()
+        assert "in epochs" not in result.out and len(records(path, "event", what="mixture_epochs")) == mixes
 
 
 def test_masks_of_documents(corpora, tmp_path):
