@@ -425,6 +425,11 @@ def main(words):
             raise RunError(f"the loss of the steps {r.step} to {r.last} is not above that of the steps before")
         records = r.replay("unchanged")
         differs = difference(r, records)
+        if differs and any(record.get("what") == "mixture_epochs" for record in records):
+            raise RunError(
+                f"the replay differs from the log at step {differs}, because the program of the run repeated some "
+                "windows of a mixture and left out others: name the program with --trainer"
+            )
         said = f"differs from the log at step {differs}" if differs else "repeats the log bit for bit"
         print(f"{'unchanged':<46} rise {r.done['unchanged']['rise']:8.4f}  {said}")
         started = run_directory.read_run(r.out / "replay_000")["starts"][-1]

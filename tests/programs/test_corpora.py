@@ -2,11 +2,12 @@
 
 import re
 import shutil
+import sys
 from collections import Counter
 
 import pytest
 import xxhash
-from program import DONE, FAILED, SHAPE, checkpoint, program, read_json, records, run, run_trainer
+from program import DONE, FAILED, ROOT, SHAPE, checkpoint, program, read_json, records, run, run_trainer, trainer
 from program import write_corpus, write_shard
 
 MODEL = f"{SHAPE} --batch-size 4 --warmup 1 --threads 1"
@@ -146,6 +147,18 @@ def test_mixture_of_an_earlier_program(corpora, tmp_path):
         assert [r["step"] for r in records(path, "event", what="mixture_epochs")] == [2] * mixes
         result = run_trainer("--resume --stop-after 4 --out", path, cwd=corpora).done()
         assert "in epochs" not in result.out and len(records(path, "event", what="mixture_epochs")) == mixes
+
+
+def test_spike_of_an_earlier_program(tmp_path):
+    """lab spike names the other order of the windows as the reason why a replay differs"""
+    path, mixture = tmp_path / "mixed", write_pair(tmp_path, 50, 500)
+    options = f"{MODEL} --vocab 256 --train-data {mixture} --steps 12 --checkpoint-every 8 --keep 0 --out"
+    run_trainer(options, path, cwd=tmp_path).done()
+    make_earlier(path, 8)
+    log = path / "log.jsonl"
+    log.write_text(re.sub(r'("step": (?:9|10), "loss": )[\d.]+', r"\g<1>9", log.read_text()))
+    spike = (sys.executable, ROOT / "scripts/lab", "spike", path, "--step 10 --trainer", trainer()[0])
+    run(*spike, cwd=tmp_path).one_line(FAILED, "step 9, because the program of the run")
 
 
 def test_masks_of_documents(corpora, tmp_path):
