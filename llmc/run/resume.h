@@ -244,6 +244,7 @@ static inline void start_open_log(Log *log, const Options *o, const Resume *resu
         log_create(log, o->out, description);
     }
     cJSON *event = starts_event(step, changed);
+    json_add_u64(event, "threads", (uint64_t)o->threads);
     log_record(log, event);
     cJSON_Delete(event);
     cJSON_Delete(changed);

@@ -87,6 +87,7 @@ static inline void describe_machine(cJSON *json, const RunFacts *f) {
     cJSON_AddNumberToObject(peak, "gflops", f->peak.gflops);
     cJSON_AddStringToObject(peak, "from", f->peak.from);
     cJSON_AddNumberToObject(json, "ranks", comm_ranks());
+    cJSON_AddNumberToObject(json, "threads", threads);
     describe_libraries(json, &f->phases->items[0].options, on_device ? driver : NULL);
 }
 

@@ -55,12 +55,16 @@ RUN = {
     "devices?": ["text"],
     "command_line?": ["text"],
     "ranks?": "non-negative integer",
+    "threads?": "positive integer",
+    "environment?": {"*": "text"},
     "starts?": [
         {
             "step": "non-negative integer",
             "revision?": "text",
             "host?": "text",
             "ranks?": "non-negative integer",
+            "threads?": "positive integer",
+            "environment?": {"*": "text"},
             "changed": CHANGED,
         }
     ],

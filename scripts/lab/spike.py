@@ -1,8 +1,9 @@
 """spike.py: finds the cause of a loss spike by experiment.
 
-Starts from the checkpoint before the spike. The first replay changes nothing and must repeat the log bit for bit. Every
-other replay changes one thing (--change of the trainer, or an option). A change that removes the spike names the cause;
-where it has parts (windows of a batch, tensors of a layer, heads of a tensor) each part is tried alone.
+Starts from the checkpoint before the spike, with the options, threads, ranks and environment of the start that ran the
+steps. The first replay changes nothing and must repeat the log bit for bit. Every other replay changes one thing
+(--change of the trainer, or an option). A change that removes the spike names the cause; where it has parts (windows of
+a batch, tensors of a layer, heads of a tensor) each part is tried alone.
 
   rise      the largest loss of step S and the AFTER steps that follow, minus the median of the 16 steps before S
   removes   the rise is at most a third of that of the unchanged replay; reduces: at most two thirds
@@ -31,6 +32,8 @@ DESCRIPTION = """Replays a run from the checkpoint before a loss spike, bit for 
 time, and prints and draws which changes remove the spike."""
 OFF = ("--checkpoint-every 0 --checkpoint-minutes 0 --val-every 0 --sample-every 0 --keep 0 --stats-every 1").split()
 TURNED_OFF = [word[2:] for word in OFF if word.startswith("--")]
+REPEATED = ("--nvls", "--no-memory-check")  # options of a single start: run.json has them in its command line only
+OF_START = ("ranks", "threads", "environment")  # that change numbers, besides the options
 
 
 def parse_arguments(words):
@@ -39,7 +42,9 @@ def parse_arguments(words):
     parser.add_argument("--step", type=int, metavar="S", help="step of the spike (default: that of the largest one)")
     parser.add_argument("--after", type=int, default=8, metavar="N", help="steps to replay after S (default: 8)")
     parser.add_argument("--trainer", default="./train_diffv2", metavar="PROGRAM", help="default: ./train_diffv2")
-    parser.add_argument("--launch", default="", metavar="COMMAND", help="starts the trainer's ranks: 'mpirun -n 4'")
+    parser.add_argument(
+        "--launch", default="", metavar="COMMAND", help="starts the ranks (default: 'mpirun -n N' if the run had N > 1)"
+    )
     parser.add_argument("--out", metavar="DIR", help="for replays, spike.json and spike.svg (default: RUN/spike_S)")
     a = parser.parse_args(words)
     if a.after < 0 or (a.step is not None and a.step < 1):
@@ -83,6 +88,18 @@ def changes_after(words, step):
     return " ".join(f"{max(int(a), step + 1)}-{b or a}{rest}" for a, b, rest in ranges if int(b or a) > step)
 
 
+def start_of(entry):
+    """A start of run.json with its threads, which earlier programs wrote among its devices only."""
+    found = re.search(r"CPU: (\d+) thread", "\n".join(entry.get("devices", [])))
+    return {**({"threads": int(found[1])} if found else {}), **entry}
+
+
+def mpirun(ranks):
+    """A launch on this machine. Ranks are not bound to cores, which would limit their threads."""
+    root = " --allow-run-as-root" if os.geteuid() == 0 else ""
+    return f"mpirun{root} --oversubscribe --bind-to none -n {ranks}"
+
+
 class Replays:
     """Replays of a run from a checkpoint up to step `last`."""
 
@@ -115,18 +132,31 @@ class Replays:
         self.in_force()
 
     def in_force(self):
-        """The options of the start that made the spike, where they differ from the checkpoint's."""
-        entries = [entry for entry in option_history.history(self.info) if entry[0] < self.step]
-        begun, self.options = entries[-1]
+        """What the start that made the spike chose. The replays end where a start that chose otherwise begins."""
+        starts, entries = self.info.get("starts", []), []
+        for begun, options in option_history.history(self.info):
+            start = start_of(([s for s in starts if s["step"] == begun] or [self.info])[-1])
+            numbers = {key: value for key, value in options.items() if key not in TURNED_OFF}
+            chosen = numbers, changes_after(start["command_line"], self.begin), *map(start.get, OF_START)
+            entries.append((begun, options, start, chosen))
+        begun, self.options, self.start, chosen = [entry for entry in entries if entry[0] < self.step][-1]
+        later = [entry[0] for entry in entries if self.step <= entry[0] < self.last and entry[3] != chosen]
         if begun > self.begin:
             print(
                 f"note: the run was resumed after step {begun}, and its checkpoint of that step is gone: what changed "
                 f"there applies to the replay from step {self.begin}"
             )
-        starts = [s for s in self.info.get("starts", []) if s["step"] <= begun]
-        self.start = starts[-1] if starts else self.info
+        if later:
+            self.last = later[0]
+            print(f"note: the run was resumed differently after step {self.last}: replays end there")
+        ranks = self.start.get("ranks", 1)
+        self.launch = self.a.launch or (mpirun(ranks) if ranks > 1 else "")
+        if not self.a.launch and ranks > 1 and not shutil.which("mpirun"):
+            raise RunError(f"the run had {ranks} ranks, and there is no mpirun: specify --launch COMMAND")
+        self.environment = {**os.environ, **self.start.get("environment", {})}
         self.changes = changes_after(self.start["command_line"], self.begin)
-        self.words = [f"--threads={self.options['threads']}"] if "threads" in self.options else []
+        self.words = [word for word in self.start["command_line"] if word in REPEATED]
+        self.words += [f"--threads={self.start['threads']}"] if "threads" in self.start else []
         for key, value in self.saved.items():
             now = self.options.get(key, value)
             if now == value or now is None or key in (*TURNED_OFF, "rollback"):
@@ -148,10 +178,10 @@ class Replays:
         given = {word.split("=")[0] for word in options}
         words = [w for w in self.words if w.split("=")[0] not in given]
         changed = f"{self.changes} {changes}".strip()
-        command = [*shlex.split(self.a.launch if launch is None else launch), self.a.trainer, "--out", str(directory)]
+        command = [*shlex.split(self.launch if launch is None else launch), self.a.trainer, "--out", str(directory)]
         command += ["--resume", "--stop-after", str(self.last), *OFF, *words, *options]
         command += ["--change", changed] if changed else []
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=self.environment)
         log = directory / "log.jsonl"
         records = run_directory.read_log(log) if log.exists() else []
         losses = losses_of(records)
@@ -271,12 +301,11 @@ def rate_jump(r):
 def other_ranks(r):
     """A launch with two ranks, and its options; None if the batch or this machine does not allow it."""
     B = r.options["batch-size"]
-    if r.a.launch or not shutil.which("mpirun"):
+    if r.launch or not shutil.which("mpirun"):
         return None
     if r.windows % (2 * B) and B % 2:
         return None
-    root = " --allow-run-as-root" if os.geteuid() == 0 else ""
-    return f"mpirun{root} --oversubscribe -n 2", () if r.windows % (2 * B) == 0 else (f"--batch-size={B // 2}",)
+    return mpirun(2), () if r.windows % (2 * B) == 0 else (f"--batch-size={B // 2}",)
 
 
 def experiments(r, records):
@@ -432,8 +461,8 @@ def main(words):
             )
         said = f"differs from the log at step {differs}" if differs else "repeats the log bit for bit"
         print(f"{'unchanged':<46} rise {r.done['unchanged']['rise']:8.4f}  {said}")
-        started = run_directory.read_run(r.out / "replay_000")["starts"][-1]
-        for key in ("revision", "ranks"):
+        started = start_of(run_directory.read_run(r.out / "replay_000")["starts"][-1])
+        for key in ("revision", *OF_START):
             if started.get(key) != r.start.get(key):
                 print(f"note: the run has {key} {r.start.get(key)}, its replays {started.get(key)}")
         large, words = first_large(r, records)

@@ -141,8 +141,8 @@ def train(corpus, out, *options):
     return run_trainer("--train-data", corpus / "train.bin", SMALL, "--out", out, *options)
 
 
-def resume(run, *options):
-    return run_trainer("--resume --out", run, *options)
+def resume(run, *options, **more):
+    return run_trainer("--resume --out", run, *options, **more)
 
 
 def train_in_parts(corpus, directory, steps, *options):

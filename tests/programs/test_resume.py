@@ -139,7 +139,7 @@ def options_after(options, starts):
 
 
 def expect_steps_follow_starts(run, steps):
-    """The starts of run.json, and those of the log, each give the learning rate and the tokens of every step.
+    """The starts of run.json, and those of the log, each give the rate, the tokens and the threads of every step.
 
     The schedule is constant after two steps.
     """
@@ -154,6 +154,7 @@ def expect_steps_follow_starts(run, steps):
         last = max(i for i, start in enumerate(starts) if start["step"] < step)
         logged = {"lr": record["lr"], "total-batch": record["tokens"] - tokens}
         tokens = record["tokens"]
+        assert [event for event in events if event["what"] == "start"][-1]["threads"] == starts[last]["threads"]
         for found in (options_after(options, starts[: last + 1]), options_after(options, events)):
             assert found["total-batch"] == logged["total-batch"], step
             assert found["lr"] == logged["lr"] or step <= 2, step
@@ -165,22 +166,23 @@ def test_recorded_options(corpus, tmp_path):
     run = tmp_path / "run"
     train(corpus, run, "--steps 4 --lr 0.001 --total-batch 64").done()
     expect_steps_follow_starts(run, 4)
-    for steps, options, removed in [
+    for threads, steps, options, removed in [
         # a start that leaves no checkpoint: the next one has the options of the checkpoint again
-        (6, "--lr 0.002 --total-batch 128", (6,)),
-        (8, "", ()),
+        (1, 6, "--lr 0.002 --total-batch 128", (6,)),
+        (2, 8, "", ()),
         # an older checkpoint, from before a change that the next start makes as well
-        (10, "--lr 0.003 --total-batch 128", (10, 8)),
-        (9, "--lr 0.003 --total-batch 128", ()),
+        (1, 10, "--lr 0.003 --total-batch 128", (10, 8)),
+        (2, 9, "--lr 0.003 --total-batch 128", ()),
     ]:
-        resume(run, "--threads 2", f"--steps {steps}", options).done()
+        resume(run, f"--threads {threads} --steps {steps}", options).done()
         expect_steps_follow_starts(run, steps)
         for step in removed:
             shutil.rmtree(checkpoint(run, step))
     described = read_json(run / "run.json")
     starts = described["starts"]
     assert [start["step"] for start in starts] == [0, 4, 4, 8, 4]
-    for key in ("command_line", "revision", "host", "ranks"):
+    assert described["options"]["threads"] == starts[0]["threads"] and starts[1]["threads"] == 1
+    for key in ("command_line", "revision", "host", "ranks", "threads"):
         assert described[key] == starts[0][key]
     assert described["options"]["lr"] == 0.001
     assert starts[4]["command_line"][-1] == "128"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from program import FAILED, ROOT, SMALL, USAGE, all_records, beside, checkpoint, expect_same, overwrite, records, resume
 from program import read_json, run, run_trainer, tensors, train, trainer, write_shard
+from ranks import mpirun, skip_without_mpi
 
 T, B = 32, 16
 MODEL = (
@@ -92,6 +93,54 @@ def test_rate(copies, tmp_path):
     assert "first large update: step 101, " in result.out and "a third of its rise at step 102\n" in result.out
     replays = [read_json(path)["starts"][-1] for path in (tmp_path / "run").glob("spike_*/replay_*/run.json")]
     assert replays and all("--rollback=1000:1000" in start["command_line"] for start in replays)
+
+
+def replay_of_fault(path, at, *options):
+    """(what lab spike prints, the start of its replay) after a loss of the log is made too large, as by a fault."""
+    log = all_records(path)
+    next(r for r in log if r["kind"] == "train" and r["step"] == at)["loss"] = 99
+    (path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in log))
+    out = find_cause(path, "--step", at, *options).out
+    assert f"differs from the log from step {at} on" in out, out  # and the steps before are those of the log
+    return out, read_json(path / f"spike_{at:08d}/replay_000/run.json")["starts"][-1]
+
+
+def test_start_of_replay(corpus, tmp_path):
+    """replays have threads, environment and options of the start that ran the steps, and end with its steps"""
+    path, isa = tmp_path / "run", {"DNNL_MAX_CPU_ISA": "SSE41"}
+    train(corpus, path, "--steps 40 --keep 0 --stop-after 20").done()
+    resume(path, "--threads 1 --stop-after 30 --no-memory-check", env=isa).done()
+    for stop in (33, 40):  # the first only goes on
+        resume(path, f"--threads 1 --stop-after {stop}", *(["--lr 2e-3"] if stop == 40 else []), env=isa).done()
+    described = read_json(path / "run.json")
+    starts = described["starts"]
+    for start in starts:
+        del start["threads"]  # as earlier programs wrote them
+    (path / "run.json").write_text(json.dumps(described))
+    out, replay = replay_of_fault(path, 28)
+    assert "up to step 33 " in out and "note: the run was resumed differently after step 33" in out
+    for key in ("devices", "environment", "libraries"):
+        assert replay[key] == starts[1][key], key
+    assert replay["environment"]["DNNL_MAX_CPU_ISA"] == "SSE41"
+    assert "--no-memory-check" in replay["command_line"] and replay["threads"] == 1
+
+
+def test_ranks_of_replay(corpus, tmp_path):
+    """replays have as many ranks as the start that ran the steps; without mpirun --launch is required"""
+    skip_without_mpi()
+    path, data = tmp_path / "run", ["--train-data", corpus / "train.bin", SMALL]
+    mpirun("-n 2", *trainer(), *data, "--checkpoint-every 8 --steps 24 --out", path).done()
+    alone = run(
+        sys.executable,
+        ROOT / "scripts/lab",
+        "spike --step 20",
+        path,
+        "--trainer",
+        trainer()[0],
+        env={"PATH": "/nowhere"},
+    )
+    alone.one_line(FAILED, "the run had 2 ranks, and there is no mpirun: specify --launch COMMAND")
+    assert replay_of_fault(path, 20)[1]["ranks"] == 2
 
 
 @pytest.mark.slow
