@@ -75,7 +75,7 @@ static inline void start_configure_operations(Options *o) {
     AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN && !o->device, o->deterministic,
                                   o->doc_mask, o->sdpa_linear};
     attention_configure(attention);
-    if (o->gemm != GEMM_FP32 && !linear_native())
+    if (o->gemm != GEMM_FP32 && !o->device && !linear_native())
         fprintf(options_notes(o),
                 "--gemm %s: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
                 "its speed\n",
