@@ -13,9 +13,10 @@ the order of the file names. The same input gives the same bytes, with any numbe
 interruptions: the same command continues after the last complete shard.
 
 A text file is one document, or several with --delimiter. Validation gets complete documents, so there must be at least
-two; a few long documents may give it far more than --val-tokens. Files of a directory with other suffixes are skipped
-and listed. Empty documents are skipped. Input that is not UTF-8, not JSON, has no text, or exceeds --max-document is an
-error, or is skipped and counted with --skip-bad.
+two; a few long documents may give it far more than --val-tokens. Files of a directory with other suffixes, and links
+to directories in it, are skipped and listed. A file that occurs twice, also under another name, is an error: its text
+could be in training and in validation. Empty documents are skipped. Input that is not UTF-8, not JSON, has no text, or
+exceeds --max-document is an error, or is skipped and counted with --skip-bad.
 """
 
 import fcntl

@@ -118,7 +118,9 @@ def find_inputs(options, notes=True):
     name = first if options.inputs == [first] and first in HUB and not os.path.exists(first) else None
     if name and not options.source_dir and not notes:  # to be listed by the library of the Hub
         return name, []
-    inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs, notes, options.out)
+    inputs = (
+        hub_inputs(HUB[name], options.source_dir, notes) if name else local_inputs(options.inputs, notes, options.out)
+    )
     kinds = {kind_of(i.name): i.name for i in inputs}
     only = options.chat and "--chat" or options.val_field and "--val-field"
     if only and (others := kinds.keys() - {"jsonl"}):

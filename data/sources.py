@@ -81,23 +81,39 @@ def local_input(path):
     return Input(str(path), path.stat().st_size, path, version=str(path.stat().st_mtime_ns))
 
 
-def some_of(names, most=8):
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def some_of(paths, most=8):
+    names = [repr(str(p))[1:-1] for p in paths[:most]]
+    return ", ".join(names) + (f" and {len(paths) - most} more" if len(paths) > most else "")
 
 
-def files_below(root, out=None):
-    """The files below a directory in order, without those of `out` and of links to directories. Raises OSError for a
-    directory that cannot be read."""
-    found, rest = [], [root]
+def files_below(root, notes, out=None):
+    """The files below a directory in order, without those of `out` and of links to directories. notes: names these
+    links. Raises OSError for a directory that cannot be read."""
+    found, links, rest = [], [], [root]
     while rest:
         for path in rest.pop().iterdir():
             if path.is_file():
                 found.append(path)
             elif path.is_symlink() and not path.exists():
                 raise BadInput(f"{path} is a link to {os.readlink(path)}, which does not exist: remove the link")
-            elif path.is_dir() and not path.is_symlink() and path.resolve() != out:
+            elif path.is_symlink() and path.is_dir():
+                links.append(path)
+            elif path.is_dir() and path.resolve() != out:
                 rest.append(path)
+    if links and notes:
+        print(f"skipped links to directories: {some_of(sorted(links))}", file=sys.stderr, flush=True)
     return sorted(found)
+
+
+def distinct(inputs):
+    """The inputs. Raises BadInput if two of them are one file."""
+    found = {}
+    for one in inputs:
+        about = one.path.stat()
+        if first := found.get((about.st_dev, about.st_ino)):
+            raise BadInput(f"{first} and {one.name} are one file, whose text would be there twice: specify it once")
+        found[about.st_dev, about.st_ino] = one.name
+    return inputs
 
 
 def local_inputs(paths, notes=True, out=None):
@@ -110,11 +126,11 @@ def local_inputs(paths, notes=True, out=None):
             if path.resolve() == out:
                 raise BadInput(f"{path} is also --out: use another directory for the corpus")
             known, others = [], []
-            for p in files_below(path, out):
+            for p in files_below(path, notes, out):
                 (
                     known if p.name.lower().endswith(tuple(s + k for s in SUFFIXES for k in ("", *PACKED))) else others
                 ).append(p)
-            names = some_of([repr(str(p))[1:-1] for p in others])
+            names = some_of(others)
             endings = f"{', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})"
             if not known:
                 raise BadInput(f"{path} has no files that end in {endings}" + (f"; it has {names}" if others else ""))
@@ -126,18 +142,18 @@ def local_inputs(paths, notes=True, out=None):
             found.append(local_input(path))
         else:
             raise BadInput(f"{path} " + ("is not a file or directory" if path.exists() else "does not exist"))
-    return found
+    return distinct(found)
 
 
-def hub_inputs(corpus, mirror):
+def hub_inputs(corpus, mirror, notes=True):
     """The files of a corpus in order, from the Hub or from `mirror`, a copy of the repository."""
     if mirror:
         root = Path(mirror)
-        names = sorted(str(p.relative_to(root)) for p in files_below(root))
+        names = sorted(str(p.relative_to(root)) for p in files_below(root, notes))
         found = [Input(n, (root / n).stat().st_size, root / n) for n in names if fnmatch.fnmatch(n, corpus.files)]
         if not found:
             raise BadInput(f"{root} has no files {corpus.files}: it is not a copy of {corpus.repository}")
-        return found
+        return distinct(found)
     try:
         commit = hub().HfApi().dataset_info(corpus.repository, revision=corpus.revision).sha
         tree = (

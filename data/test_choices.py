@@ -233,6 +233,7 @@ def test_invalid_records_are_a_one_line_error(tmp_path):
         expect_error(prepare(task, tmp_path / file, tmp_path / "out.bin", **options), tmp_path, words)
     expect_error(prepare("lambada", word, tmp_path / "out.bin", "--no-prefix-separator"), tmp_path, "no context")
     expect_error(prepare("lambada", word, tmp_path / "no/no/out.bin"), tmp_path, "No such file")
+    expect_error(prepare("lambada", word, tmp_path / "out.bin", "--local", word, word), tmp_path, "are one file")
     joined = tokenizers.Tokenizer(
         tokenizers.models.BPE(
             {"a": 0, "\u0120": 1, "b": 2, "\u0120b": 3, "a\u0120b": 4}, [("\u0120", "b"), ("a", "\u0120b")]

@@ -487,6 +487,14 @@ def test_skipped_files_are_listed():
     done = prepare("in --out p", BYTES).done()
     assert len(done.err) < 1000 and "and 25 more" in done.err, done
     Path("in/links").mkdir()
+    write("far/c.txt", "text of c")
+    for name in ("one", "two"):
+        Path("in/links", name).symlink_to("../../far")
+    done = prepare("in --out l", BYTES).done()
+    assert done.err.count("\n") == 2 and "links to directories: in/links/one, in/links/two\n" in done.err, done
+    assert byte_documents("l") == ["text of a", "text of b"]
+    prepare("in in/links/one --out n", BYTES).done()
+    assert byte_documents("n") == ["text of a", "text of b", "text of c"], "a named link is not followed"
     Path("in/links/dead.txt").symlink_to("nowhere")
     refused("dead.txt is a link to nowhere", "r", "in", BYTES)
     shutil.rmtree("in/links")
@@ -501,6 +509,28 @@ def test_skipped_files_are_listed():
     for name in ("a.txt", "b.TXT"):
         Path("in", name).unlink()
     assert "0.log" in refused("has no files that end in", "q", "in", BYTES).err
+
+
+def test_a_file_that_is_in_the_input_twice_is_refused():
+    for name in ("in/a.jsonl", "in/b.jsonl"):
+        write_jsonl(name, make_documents(30))
+    os.link("in/a.jsonl", "hard.jsonl")
+    Path("soft.jsonl").symlink_to("in/b.jsonl")
+    write_json("chats.jsonl", {"messages": [say("user", "a"), say("assistant", "b")]})
+    write("chatml.jinja", CHATML)
+    for arguments, first, second in (
+        ("in/a.jsonl in/a.jsonl", "in/a.jsonl", "in/a.jsonl"),
+        ("in/b.jsonl in", "in/b.jsonl", "in/b.jsonl"),
+        ("in ./in/../in", "in/a.jsonl", "in/../in/a.jsonl"),
+        ("in hard.jsonl", "in/a.jsonl", "hard.jsonl"),
+        ("soft.jsonl in", "soft.jsonl", "in/b.jsonl"),
+        ("--chat chats.jsonl chats.jsonl --chat-template chatml.jinja", "chats.jsonl", "chats.jsonl"),
+    ):
+        refused(f"{first} and {second} are one file", "o", arguments, SMALL)
+        assert not Path("o").exists(), arguments
+    write_jsonl("hub/en/c4-train.00000.json.gz", make_documents(30))
+    Path("hub/en/c4-train.00001.json.gz").symlink_to("c4-train.00000.json.gz")
+    refused("00000.json.gz and en/c4-train.00001.json.gz are one file", "o", "c4 --source-dir hub", SMALL)
 
 
 def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_once():

@@ -7,8 +7,9 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
   documents   A file is a document. With --delimiter, each part of a file between delimiters is one. The delimiter is
               not stored. Empty documents are skipped.
   input       files, directories (recursive, in byte order of names; without names that begin with a dot and without
-              links to directories), or - for stdin, in the order of the arguments. The text is not decoded, and
-              newlines are not converted.
+              links to directories, which are listed), or - for stdin, in the order of the arguments. A file that occurs
+              twice, also under another name, is an error before any is read: its text could be in training and in
+              validation. The text is not decoded, and newlines are not converted.
   shards      DIR/train_000000.bin ... and DIR/val_000000.bin ..., in the format of llm.c: 256 little-endian int32
               (magic 20240520, version 1, token count, then 0), then uint16 tokens. The number of shards is the minimum
               that --shard-tokens allows, and all have the same size, so that none is a short remainder. Documents
@@ -18,10 +19,11 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
   validation  Documents are taken in the order of a hash of their position, as long as they fit into what is left of the
               requested amount (1% of the text by default). They are spread over the whole text, the same in each run.
               If none fits, the smallest document is taken. At least one document is left for training.
-  method      The input is read once and spooled, one byte per token, to an unlinked file in DIR. Only the lengths of
-              the documents are held in memory (at most 25 bytes per document). At the end of the input the split is
-              chosen, and the shards and corpus.json are written under temporary names, flushed to disk and renamed,
-              corpus.json last. A run that fails or is interrupted leaves no partial output.
+  method      The input is read once and spooled, one byte per token, to an unlinked file in DIR. Only the names of
+              the files and the lengths of the documents are held in memory (at most 25 bytes per document). At the end
+              of the input the split is chosen, and the shards and corpus.json are written under temporary names,
+              flushed to disk and renamed, corpus.json last. A run that fails or is interrupted leaves no partial
+              output.
   exit status 0 success, 1 failure, 2 usage error; errors are one line on stderr
 */
 #define XXH_INLINE_ALL // with the state of XXH64
@@ -29,6 +31,7 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
 #include "../llmc/base/files.h"
 #include "../llmc/base/json.h"
 #include <getopt.h>
+#include <search.h>
 #include <sys/file.h>
 
 enum { HEADER_INTS = 256, MAGIC_U16 = 20240520, VERSION_U16 = 1, MAGIC_U32 = 20240801 };
@@ -55,7 +58,15 @@ typedef struct {
 } ShardFile;
 
 typedef struct {
+    dev_t device;
+    ino_t inode;
+    char path[];
+} InputFile;
+
+typedef struct {
     Options options;
+    bool examines;     // the files of the input are found, and not yet read
+    void *found;       // InputFile of each, a tree of tsearch
     int directory;     // descriptor of the output directory, locked
     FILE *spool;       // SEPARATOR and text of each document, unlinked
     uint64_t *lengths; // of each document, with its separator
@@ -193,6 +204,23 @@ static void read_text(Converter *c, int fd, const char *path, bool named) {
     c->empty_files += bytes == 0;
 }
 
+static int compare_files(const void *a, const void *b) {
+    const InputFile *x = (const InputFile *)a, *y = (const InputFile *)b;
+    if (x->device != y->device) return x->device < y->device ? -1 : 1;
+    return x->inode < y->inode ? -1 : x->inode > y->inode;
+}
+
+static void examine_file(Converter *c, const char *path, const struct stat *about) {
+    size_t size = strlen(path) + 1;
+    InputFile *file = (InputFile *)grow(NULL, sizeof(InputFile) + size);
+    file->device = about->st_dev, file->inode = about->st_ino;
+    memcpy(file->path, path, size);
+    InputFile **found = (InputFile **)tsearch(file, &c->found, compare_files);
+    CHECK(found != NULL, "out of memory for the name of %s", path);
+    CHECK(*found == file, "%s and %s are one file, whose text would be there twice: specify it once", (*found)->path,
+          path);
+}
+
 static void read_input(Converter *c, const char *path, bool named);
 
 static int not_hidden(const struct dirent *entry) { return entry->d_name[0] != '.'; }
@@ -212,6 +240,7 @@ static void read_directory(Converter *c, const char *path) {
         if (lstat(inner, &link) != 0 || stat(inner, &target) != 0)
             check_failed("cannot examine %s: %s", inner, strerror(errno));
         if (S_ISREG(target.st_mode) || S_ISDIR(link.st_mode)) read_input(c, inner, false);
+        else if (S_ISDIR(target.st_mode) && c->examines) warn("skipped %s, a link to a directory", inner);
         free(entries[i]);
     }
     free(inner);
@@ -219,20 +248,24 @@ static void read_directory(Converter *c, const char *path) {
 }
 
 static void read_input(Converter *c, const char *path, bool named) {
-    if (named && strcmp(path, "-") == 0) {
-        read_text(c, STDIN_FILENO, "stdin", true);
-        return;
-    }
+    stop_when_interrupted();
     struct stat file;
-    CHECK(stat(path, &file) == 0, "cannot find %s: %s", path, strerror(errno));
-    if (S_ISDIR(file.st_mode)) {
+    bool is_stdin = named && strcmp(path, "-") == 0;
+    int failed = is_stdin ? fstat(STDIN_FILENO, &file) : stat(path, &file);
+    CHECK(!failed, "cannot find %s: %s", path, strerror(errno));
+    if (is_stdin) path = "stdin";
+    else if (S_ISDIR(file.st_mode)) {
         read_directory(c, path);
         return;
     }
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (c->examines) {
+        examine_file(c, path, &file);
+        return;
+    }
+    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     CHECK(fd >= 0, "cannot open %s: %s", path, strerror(errno));
     read_text(c, fd, path, named);
-    close(fd);
+    if (!is_stdin) close(fd);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -632,6 +665,9 @@ int main(int argc, char **argv) {
     sigaction(SIGHUP, &action, NULL);
     delimiter_prepare(c);
     open_output(c);
+    c->examines = true;
+    for (int i = optind; i < argc; i++) read_input(c, argv[i], true);
+    c->examines = false;
     for (int i = optind; i < argc; i++) read_input(c, argv[i], true);
     CHECK(c->documents > 0, "no text in the input: nothing was written");
     unsigned char *is_val = (unsigned char *)grow(NULL, c->documents);
@@ -653,6 +689,7 @@ int main(int argc, char **argv) {
                (unsigned long long)c->shards[split], plural(c->shards[split]), c->options.out, split_names[split]);
     free(is_val);
     for (int split = 0; split < SPLITS; split++) free(c->written[split]);
+    tdestroy(c->found, free);
     free(c->lengths);
     free(c->prefix);
     free((void *)c->options.delimiter);

@@ -1,5 +1,6 @@
 """The converter: the tokens and the split of its shards, corpus.json, and refused options and input."""
 
+import os
 import shlex
 import signal
 import subprocess
@@ -45,7 +46,8 @@ def test_converter_bytes(converter, tmp_path):
     for name, text in [*texts.items(), ("in/empty", b"")]:
         (tmp_path / name).write_bytes(text)
     result = run(*converter, "--out out --val-fraction 0 --shard-tokens 100 z in", cwd=tmp_path).done()
-    assert result.err == "" and "6 files (1 empty), 5 documents" in result.out
+    result.one_line(DONE, "skipped in/a/loop, a link to a directory")
+    assert "6 files (1 empty), 5 documents" in result.out
     wanted = b"".join(documents(text) for name, text in texts.items() if name != "in/.hidden")
     shards = shards_of(tmp_path / "out", "train")
     assert b"".join(shards) == wanted
@@ -195,6 +197,31 @@ def expect_error(directory, result, status, words):
 def test_converter_errors(converter, inputs, status, arguments, words):
     """the converter rejects invalid options and input, and leaves no files"""
     expect_error(inputs, run(*converter, arguments, cwd=inputs), status, words)
+
+
+SAME = {  # arguments: the two names of one file
+    "t t": ("t", "t"),
+    "both/y t both": ("both/y", "both/y"),
+    "both .": ("both/x", "./both/x"),
+    "t hard": ("t", "hard"),
+    "d/soft t": ("d/soft", "t"),
+    "t both/y -": ("t", "stdin"),
+}
+
+
+@pytest.mark.parametrize("arguments", SAME)
+def test_converter_same_file(converter, inputs, arguments):
+    """the converter rejects a file that is in the input twice, before it reads any"""
+    (inputs / "both").mkdir()
+    for name in "xy":
+        (inputs / "both" / name).write_text(f"text {name}")
+    (inputs / "hard").hardlink_to(inputs / "t")
+    (inputs / "d/soft").symlink_to("../t")
+    os.truncate(inputs / "both/y", 1 << 40)  # a hole: reading it would take minutes
+    (inputs / "links/link").unlink()
+    with (inputs / "t").open("rb") as stdin:
+        result = run(*converter, "--out out", arguments, cwd=inputs, stdin=stdin)
+    expect_error(inputs, result, FAILED, "{} and {} are one file".format(*SAME[arguments]))
 
 
 @pytest.mark.parametrize(("size", "limit", "options", "words"), FULL, ids=["spool", "shard", "last flush"])
