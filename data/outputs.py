@@ -7,12 +7,13 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def replace(path, temporary=None, mode="wb"):
+def replace(path, temporary=None):
     """A binary file that becomes `path` when the block ends, and is removed when it fails. After a kill the next write
-    replaces it."""
+    replaces it. A link in its place is not followed."""
     temporary = temporary or Path(f"{path}.tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        with open(temporary, mode) as f:
+        with open(temporary, "xb") as f:
             yield f
             f.flush()
             os.fsync(f.fileno())
@@ -34,5 +35,5 @@ def open_output(path):
         with open(path, "wb") as f:
             yield f
         return
-    with replace(path, path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp"), "xb") as f:
+    with replace(path, path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")) as f:
         yield f

@@ -125,6 +125,7 @@ def find_tokenizer(options, out, inputs):
         return Bytes()
     if not path.exists():
         temporary = out / "tokenizer.json.tmp"
+        temporary.unlink(missing_ok=True)  # of a killed process, or a link, which is not followed
         if options.train_bpe:
             train_bpe(options, inputs, out, temporary)
         else:
@@ -406,7 +407,7 @@ def prepare(options):
     if options.val_tokens is None:
         options.val_tokens = max(1, min(1_000_000, int(expected_tokens(inputs, options, name) / 100)))
     out.mkdir(parents=True, exist_ok=True)
-    lock = open(out / ".lock", "w")  # locked until the program exits
+    lock = open(out / ".lock", "a")  # locked until the program exits
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

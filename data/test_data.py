@@ -709,3 +709,15 @@ def test_output_files_may_be_links_and_devices_and_change_no_other_file():
         raise ValueError
     assert Path("in/file").read_text() == "new", "what failed was written"
     assert Path("link.tmp").read_text() == "the user's" and os.listdir("in") == ["file"], os.listdir("in")
+
+
+def test_links_in_the_place_of_temporary_files_do_not_change_their_targets():
+    write("text", "one document\n\n" * 300)
+    planted = ("tokenizer.json.tmp", "corpus.json.tmp", "progress.json.tmp", ".lock")
+    os.mkdir("o")
+    for name in planted:
+        write(f"mine{name}", "mine")
+        os.symlink(f"../mine{name}", f"o/{name}")
+    prepare(r"--out o text --train-bpe 300 --val-tokens 100 --delimiter '\n\n'").done()
+    changed = [name for name in planted if Path(f"mine{name}").read_text() != "mine"]
+    assert not changed, changed

@@ -85,6 +85,12 @@ typedef struct {
 static Converter converter; // the only global: a failure removes its temporary files
 static volatile sig_atomic_t interrupted;
 
+// A new file in the output directory, in the place of what a killed process left or of a link. -1 and errno on failure.
+static int create_temporary(const Converter *c, const char *name, int flags, mode_t mode) {
+    if (unlinkat(c->directory, name, 0) != 0 && errno != ENOENT) return -1;
+    return openat(c->directory, name, flags | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+}
+
 static void shard_name(char *name, size_t size, int split, uint64_t index, const char *suffix) {
     snprintf(name, size, "%s_%06llu.bin%s", split_names[split], (unsigned long long)index, suffix);
 }
@@ -360,7 +366,7 @@ static void writer_next_shard(ShardWriter *w) {
     FORMAT(w->name, "shard %llu of %s in %s", (unsigned long long)index, split_names[w->split], c->options.out);
     c->shards[w->split]++;
     c->written[w->split] = (ShardFile *)grow(c->written[w->split], (index + 1) * sizeof(ShardFile));
-    w->fd = openat(c->directory, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    w->fd = create_temporary(c, name, O_WRONLY, 0666);
     CHECK(w->fd >= 0, "cannot write %s: %s", w->name, strerror(errno));
     int32_t header[HEADER_INTS] = {MAGIC_U16, VERSION_U16, (int32_t)(w->end - w->begin)};
     memcpy(w->bytes, header, sizeof(header));
@@ -642,7 +648,7 @@ static void open_output(Converter *c) {
     if (!c->options.force && old_corpus(c, false, example))
         check_failed("%s already has a corpus (%s): use another --out, or replace it with --force", out, example);
     const char *spool = "text_to_shards.spool.tmp"; // not O_TMPFILE, which some network file systems lack
-    int fd = openat(c->directory, spool, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int fd = create_temporary(c, spool, O_RDWR, 0600);
     c->spool = fd < 0 ? NULL : fdopen(fd, "w+b");
     if (c->spool == NULL || unlinkat(c->directory, spool, 0) != 0)
         check_failed("cannot write to directory %s: %s", out, strerror(errno));

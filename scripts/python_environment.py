@@ -61,7 +61,7 @@ def run(command, what):
 def locked(place):
     """One process at a time installs into a directory."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{place}.lock", "w") as file:
+    with open(f"{place}.lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

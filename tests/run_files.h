@@ -184,7 +184,7 @@ static void test_run_locked_out(void) {
     TestDirectory d = test_make_directory();
     const char *dir = test_text("%s/run", d.path), *temporary = test_text("%s/run/run.json.tmp", d.path);
     directory_create(dir);
-    int fd = log_lock_file(dir, temporary, O_CREAT); // another start, before it writes
+    int fd = log_lock_new(dir, temporary); // another start, before it writes
     file_write(fd, "x", 1, temporary);
     ckpt_refused("create", dir, "", "another process is running this run");
     struct stat st;
@@ -208,6 +208,39 @@ static void test_run_locked_out(void) {
     ckpt_accepted("resume", dir, "", "");
 }
 
+// A link to a file, or another name of it. hard: the latter.
+static void test_run_link(const char *target, const char *path, bool hard) {
+    CHECK((hard ? link(target, path) : symlink(target, path)) == 0, "cannot link %s: %s", path, strerror(errno));
+}
+
+static void test_run_planted_links(void) {
+    TestDirectory d = test_make_directory();
+    const char *target = test_text("%s/target", d.path), *dir = test_text("%s/run", d.path),
+               *run = test_text("%s/run/run.json.tmp", d.path), *copy = test_text("%s/run/log.jsonl.tmp", d.path),
+               *log = test_text("%s/run/log.jsonl", d.path);
+    char text[100];
+    test_write_text(target, "mine");
+    directory_create(dir);
+    test_run_link(target, run, false);
+    ckpt_refused("create", dir, "", "run.json.tmp: it is a link; remove it");
+    CHECK(unlink(run) == 0, "cannot remove %s", run);
+    for (int hard = 0; hard < 2; hard++) {
+        if (hard) test_run_link(target, run, true);
+        ckpt_accepted("create", dir, "", "");
+        test_run_link(target, run, hard);
+        test_run_link(target, copy, hard);
+        ckpt_accepted("resume", dir, "", "");
+        EXPECT(ckpt_count_entries(dir) == 2, "something was left behind");
+        CHECK(unlink(log) == 0 && unlink(test_text("%s/run.json", dir)) == 0, "cannot remove the run");
+    }
+    ckpt_accepted("create", dir, "", "");
+    CHECK(unlink(log) == 0, "cannot remove %s", log);
+    test_run_link(target, log, false);
+    ckpt_refused("resume", dir, "", "log.jsonl is a link");
+    test_read_file(target, text, sizeof(text));
+    EXPECT(strcmp(text, "mine") == 0, "the target of a link has changed: %s", text);
+}
+
 static const Test run_files_tests[] = {
     {"a log record is one line of valid JSON", test_log_records},
     {"a resume removes an incomplete line and the records after its checkpoint from the log", test_log_resume},
@@ -215,4 +248,6 @@ static const Test run_files_tests[] = {
      test_run_directories},
     {"of two simultaneous first starts one locks the run, and the other changes nothing", test_run_simultaneous_starts},
     {"a start without the lock changes nothing, and a replaced run.json stays locked", test_run_locked_out},
+    {"links in the place of files of a run do not change their targets, and temporary files are removed",
+     test_run_planted_links},
 };

@@ -76,7 +76,8 @@ class Store:
         for name, text in {**texts, "issue.txt": table(self.all, CHARACTERS)}.items():
             path = self.folder / name
             new = path.with_suffix(".new")
-            with open(new, "w") as f:
+            new.unlink(missing_ok=True)  # a link is not followed
+            with open(new, "x") as f:
                 f.write(text + "\n")
                 f.flush()
                 os.fsync(f.fileno())

@@ -178,7 +178,7 @@ class Check:
         self.pretend, self.bundle = options.pretend, options.bundle
         self.work = ROOT / "build/gpu_check"
         self.work.mkdir(parents=True, exist_ok=True)
-        self.lock = open(self.work / "lock", "w")
+        self.lock = open(self.work / "lock", "a")
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

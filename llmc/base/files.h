@@ -6,9 +6,9 @@ files.h: reading, atomic writing and removal of files and directories.
   bool  file_pread(fd, to, bytes, offset)    all bytes, or false and errno (ENODATA: the file is shorter)
   void  file_write(fd, from, bytes, path)    all bytes, at the current position
   void  file_pwrite(fd, from, bytes, offset, path)
-  int   file_create(path)                    opens an empty file for writing
+  int   file_create(path)                    opens a new file for writing, in the place of an old one or of a link
   void  file_close_synced(fd, path)          fsync (regular files only) and close
-  void  file_write_new(path, data, size)     creates or empties a file, writes it and flushes it to the disk
+  void  file_write_new(path, data, size)     creates a file, writes it and flushes it to the disk
   int   output_open(o, path)                 a file that a user names: it is complete or unchanged. output_publish(o)
                                              after the descriptor is closed
   void  file_write_atomic(path, text, size)  writes all of it
@@ -21,6 +21,8 @@ files.h: reading, atomic writing and removal of files and directories.
 
   output files   written under a random temporary name, flushed, renamed. Symbolic links are followed. A device, a pipe,
                  and the file that stdout or stderr already is, are written directly, in order.
+  own files      Temporary files of a run or a corpus have fixed names, so that the next start replaces what a killed
+                 one left. Links are not followed.
 
 Functions that return void exit through CHECK with the path and the system's error message.
 */
@@ -113,8 +115,10 @@ static inline void file_pwrite(int fd, const void *from, size_t bytes, uint64_t 
     }
 }
 
+// O_EXCL: does not write through a link, or into a file that has another name too.
 static inline int file_create(const char *path) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool free_name = unlink(path) == 0 || errno == ENOENT;
+    int fd = free_name ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
     CHECK(fd >= 0, "cannot create %s: %s", path, strerror(errno));
     return fd;
 }

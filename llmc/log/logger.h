@@ -28,6 +28,8 @@ logger.h: the directory of a run: run.json and log.jsonl.
   lock     One process at a time uses a run: it locks run.json, on file systems with locks. A new run.json is locked
            under its temporary name, before it is written, and keeps the lock when it is renamed: of two simultaneous
            first starts one gets the lock, and the other changes nothing.
+  links    run.json.tmp and log.jsonl.tmp are created anew, and log.jsonl is not written through a link. log_lock
+           removes what a killed start has left.
   errors   CHECK, with the path
 */
 #pragma once
@@ -79,28 +81,53 @@ static inline cJSON *log_read_run_json(const char *dir) {
     return run;
 }
 
-// Opens and locks a file; -1 and errno when it cannot be opened. Ends the program when another process holds the lock.
-static inline int log_lock_file(const char *dir, const char *path, int flags) {
+// Locks an open file. Ends the program when another process holds the lock. false: another process renamed or replaced
+// the file before it was locked.
+static inline bool log_lock_file(int fd, const char *dir, const char *path) {
+    struct flock lock;
+    memset(&lock, 0, sizeof(lock));
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    int taken = fcntl(fd, F_OFD_SETLK, &lock); // other failures: the file system has no locks
+    CHECK(taken == 0 || (errno != EAGAIN && errno != EACCES), "%s: another process is running this run", dir);
+    return file_is_named(fd, path);
+}
+
+// Creates and locks run.json.tmp. Removes one that a killed start left, without writing to it.
+static inline int log_lock_new(const char *dir, const char *path) {
     for (;;) {
-        struct flock lock;
-        int fd = open(path, O_RDWR | O_CLOEXEC | flags, 0666);
-        if (fd < 0) return -1;
-        memset(&lock, 0, sizeof(lock));
-        lock.l_type = F_WRLCK;
-        lock.l_whence = SEEK_SET;
-        int taken = fcntl(fd, F_OFD_SETLK, &lock); // other failures: the file system has no locks
-        CHECK(taken == 0 || (errno != EAGAIN && errno != EACCES), "%s: another process is running this run", dir);
-        if (file_is_named(fd, path)) return fd;
-        close(fd); // another process renamed or replaced the file before it was locked
+        int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        bool made = fd >= 0;
+        if (!made && errno == EEXIST) fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (fd < 0 && errno == ENOENT && directory_exists(dir)) continue; // another start has renamed it
+        CHECK(fd >= 0, "cannot create %s: %s", path, errno == ELOOP ? "it is a link; remove it" : strerror(errno));
+        bool locked = log_lock_file(fd, dir, path);
+        if (made && locked) return fd;
+        if (locked) CHECK(unlink(path) == 0 || errno == ENOENT, "cannot remove %s: %s", path, strerror(errno));
+        close(fd);
     }
 }
 
+// Also removes what a start that was killed before it renamed a file has left.
 static inline RunLock log_lock(const char *dir) {
+    static const char *const temporary[] = {"run.json.tmp", "log.jsonl.tmp"};
     char path[PATH_SIZE];
+    struct stat st;
+    RunLock lock = {true, -1};
     log_check_run(dir);
     log_path(dir, "run.json", path);
-    RunLock lock = {true, log_lock_file(dir, path, 0)};
-    CHECK(lock.fd >= 0, "cannot open %s: %s", path, strerror(errno));
+    do {
+        if (lock.fd >= 0) close(lock.fd);
+        lock.fd = open(path, O_RDWR | O_CLOEXEC);
+        CHECK(lock.fd >= 0, "cannot open %s: %s", path, strerror(errno));
+    } while (!log_lock_file(lock.fd, dir, path));
+    for (int i = 0; i < 2; i++) {
+        log_path(dir, temporary[i], path);
+        CHECK(unlink(path) == 0 || errno == ENOENT, "cannot remove %s: %s", path, strerror(errno));
+    }
+    log_path(dir, "log.jsonl", path);
+    CHECK(lstat(path, &st) != 0 || !S_ISLNK(st.st_mode), "%s is a link: move the file that it names to its place",
+          path);
     return lock;
 }
 
@@ -127,14 +154,12 @@ static inline void log_write_run(Log *log, const char *dir, const cJSON *run) {
     char temporary[PATH_SIZE];
     assert(log->lock.held);
     log_path(dir, "run.json.tmp", temporary);
-    int fd = log_lock_file(dir, temporary, O_CREAT);
-    CHECK(fd >= 0, "cannot create %s: %s", temporary, strerror(errno));
-    log_publish_run(log, dir, fd, run);
+    log_publish_run(log, dir, log_lock_new(dir, temporary), run);
 }
 
 static inline void log_open(Log *log, const char *dir, int flags) {
     log_path(dir, "log.jsonl", log->path);
-    log->fd = open(log->path, O_RDWR | O_APPEND | O_CLOEXEC | flags, 0666);
+    log->fd = open(log->path, O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | flags, 0666);
     CHECK(log->fd >= 0, "cannot open %s: %s", log->path, strerror(errno));
     log->open = true;
 }
@@ -145,8 +170,7 @@ static inline void log_create(Log *log, const char *dir, const cJSON *run) {
     directory_create(dir);
     log_path(dir, "run.json.tmp", temporary);
     bool is_run = log_run_exists(dir);
-    int fd = is_run ? -1 : log_lock_file(dir, temporary, O_CREAT);
-    CHECK(is_run || fd >= 0, "cannot create %s: %s", temporary, strerror(errno));
+    int fd = is_run ? -1 : log_lock_new(dir, temporary);
     is_run = log_run_exists(dir); // another process may have started it since
     for (int i = 0; i < 2; i++) {
         log_path(dir, names[i], remains[i]);
@@ -160,6 +184,19 @@ static inline void log_create(Log *log, const char *dir, const cJSON *run) {
     log_open(log, dir, O_CREAT | O_EXCL);
 }
 
+// A copy of log.jsonl, which log_publish_copy puts in its place. PATH.tmp: the next start removes it after a kill.
+static inline int log_create_copy(const char *path, char temporary[PATH_SIZE]) {
+    int n = snprintf(temporary, PATH_SIZE, "%s.tmp", path);
+    CHECK(n < PATH_SIZE, "a name is too long: %.80s...", path);
+    int fd = file_create(temporary);
+    unfinished_begin(temporary);
+    return fd;
+}
+static inline void log_publish_copy(const char *temporary, const char *path) {
+    file_rename_synced(temporary, path);
+    unfinished_end();
+}
+
 static inline void log_close(Log *log) {
     if (log->open) file_close_synced(log->fd, log->path);
     if (log->lock.held) close(log->lock.fd);
@@ -168,7 +205,7 @@ static inline void log_close(Log *log) {
 
 // The directory is that of the run as long as its run.json is no other file.
 static inline void log_restore(Log *log) {
-    char dir[PATH_SIZE], path[PATH_SIZE];
+    char dir[PATH_SIZE], path[PATH_SIZE], temporary[PATH_SIZE];
     size_t size = 0;
     directory_of(log->path, dir, sizeof(dir));
     log_path(dir, "run.json", path);
@@ -192,7 +229,10 @@ static inline void log_restore(Log *log) {
     char *text = file_read_open(log->fd, SIZE_MAX, &size);
     CHECK(text, "cannot read the deleted %s: %s", log->path, strerror(errno));
     close(log->fd);
-    file_write_atomic(log->path, text, size);
+    int copy = log_create_copy(log->path, temporary);
+    file_write(copy, text, size, log->path);
+    file_close_synced(copy, log->path);
+    log_publish_copy(temporary, log->path);
     free(text);
     log_open(log, dir, 0);
 }
@@ -220,12 +260,11 @@ static inline bool log_line_stays(char *line, size_t length, int64_t step, bool 
 }
 
 static inline void log_drop_after(const char *path, int64_t step) {
-    OutputFile output;
-    char *line = NULL;
+    char *line = NULL, temporary[PATH_SIZE];
     FILE *from = fopen(path, "rb");
     if (!from && errno == ENOENT) return; // the run was stopped before its first record
     CHECK(from, "cannot read %s: %s", path, strerror(errno));
-    FILE *to = fdopen(output_open(&output, path), "wb");
+    FILE *to = fdopen(log_create_copy(path, temporary), "wb");
     CHECK(to, "cannot write %s: %s", path, strerror(errno));
     size_t room = 0, broken_count = 0;
     bool was_broken = false;
@@ -239,7 +278,7 @@ static inline void log_drop_after(const char *path, int64_t step) {
     free(line);
     CHECK(fflush(to) == 0 && !ferror(to) && fsync(fileno(to)) == 0 && fclose(to) == 0, "cannot write %s: %s", path,
           strerror(errno));
-    output_publish(&output);
+    log_publish_copy(temporary, path);
 }
 
 static inline void log_resume(Log *log, const char *dir, int64_t step) {

@@ -332,7 +332,7 @@ def main(words):
     out = Path(a.out or RUNS / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = open(out / "lab.lock", "w")
+        lock = open(out / "lab.lock", "a")
     except FileExistsError:
         fail(f"--out {out}: is a file, must be a directory")
     except OSError as error:

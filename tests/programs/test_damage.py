@@ -137,6 +137,21 @@ def test_one_validation(short):
     assert len(records(out, "event")) > 2
 
 
+def test_killed_resume(short, whole):
+    """what a resume leaves that is killed while it copies the log is removed by the next one, also of a finished run"""
+    out = short / "run"
+    shutil.copytree(whole, out)
+    append(out / "log.jsonl", b'{"kind": "val", "step": 1}\n' * 400000)  # a copy that takes a second
+    (out / "run.json.tmp").write_text("{")
+    with Started(*trainer(), "--out", out, "--resume --steps 13 --threads 1", cwd=short) as process:
+        process.wait_until(lambda: any(out.glob("log.jsonl.*")))
+        process.kill()
+        process.end()
+    assert any(out.glob("log.jsonl.*"))
+    assert "nothing to do" in resume(out).done().out
+    assert {path.name for path in out.iterdir()} == {"run.json", "log.jsonl", "checkpoints"}
+
+
 # ---- other programs
 
 

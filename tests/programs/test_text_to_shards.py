@@ -56,6 +56,21 @@ def test_converter_bytes(converter, tmp_path):
     assert names == {"corpus.json", *(f"train_{i:06d}.bin" for i in range(len(shards)))}
 
 
+def test_planted_links(converter, tmp_path):
+    """links in the place of temporary files do not change their targets"""
+    (tmp_path / "out").mkdir()
+    names = ("corpus.json", "train_000000.bin", "val_000000.bin", "text_to_shards.spool")
+    for name in names:
+        (tmp_path / f"mine.{name}").write_text("mine")
+        (tmp_path / f"out/{name}.tmp").symlink_to(f"../mine.{name}")
+    for name in ("text", "more"):
+        (tmp_path / name).write_bytes(bytes(range(1, 256)) * 9)
+    run(*converter, "--out out text more", cwd=tmp_path).done()
+    assert {path.read_bytes() for path in tmp_path.glob("mine.*")} == {b"mine"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(names[:3])
+    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+
+
 def delimited():
     """Delimiters and texts."""
     yield b"\n\n", b"one\n\ntwo\n\n\n\nthree\n"
