@@ -6,6 +6,7 @@ files.h: reading, atomic writing and removal of files and directories.
   bool  file_pread(fd, to, bytes, offset)    all bytes, or false and errno (ENODATA: the file is shorter)
   void  file_write(fd, from, bytes, path)    all bytes, at the current position
   void  file_pwrite(fd, from, bytes, offset, path)
+  bool  file_exists(path)                    also a link to nothing; failures other than absence end the program
   int   file_create(path)                    opens a new file for writing, in the place of an old one or of a link
   void  file_close_synced(fd, path)          fsync (regular files only) and close
   void  file_write_new(path, data, size)     creates a file, writes it and flushes it to the disk
@@ -160,6 +161,14 @@ static inline void file_write_new(const char *path, const void *data, size_t siz
     int fd = file_create(path);
     file_write(fd, data, size, path);
     file_close_synced(fd, path);
+}
+
+static inline bool file_exists(const char *path) {
+    struct stat st;
+    bool exists = lstat(path, &st) == 0;
+    CHECK(exists || errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG, "cannot look at %s: %s", path,
+          strerror(errno));
+    return exists;
 }
 
 static inline bool directory_exists(const char *path) {

@@ -7,6 +7,7 @@ checkpoint.h: checkpoints of a run, written atomically and verified before they 
   int64_t checkpoint_find_before(run_dir, step, path_out)          the newest valid one before `step`; -1: none
   cJSON  *checkpoint_load_state(dir)                               trainer_state.json, verified; cJSON_Delete()
   void    checkpoint_load_weights(dir, buffers, with_optimizer)    names and shapes must be those of buffers->tensors
+  void    checkpoint_create_directory(run_dir)                     checkpoints/, at each start
   void    checkpoint_clean(run_dir)                                removes the files of interrupted saves
   void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep` complete
                                                                    ones, and invalid ones that are newer than these
@@ -37,7 +38,7 @@ may be missing.
            checkpoint. It is an error only if the rename fails and the directory would replace or be resumed as another
            checkpoint.
   errors   CHECK, with the path. Only checkpoint_find_newest skips invalid checkpoints. It exits if all are invalid,
-           since a restart from step 0 would silently lose the run.
+           since a restart from step 0 would silently lose the run; resume.h exits if they are gone.
 */
 #pragma once
 #include "../base/common.h"
@@ -125,7 +126,8 @@ static inline int64_t *checkpoint_steps(const char *run_dir, size_t *count) {
         if (strlen(name) != 13 || strncmp(name, "step_", 5) != 0 || strspn(name + 5, "0123456789") != 8) continue;
         char child[PATH_SIZE];
         FORMAT(child, "%s/%s", path, name);
-        if (!directory_exists(child)) continue;
+        struct stat st;
+        if (stat(child, &st) == 0 && !S_ISDIR(st.st_mode)) continue; // what cannot be examined is no absent checkpoint
         if (*count == room) {
             room = 2 * room + 16;
             steps = (int64_t *)realloc(steps, room * sizeof(int64_t));
@@ -170,7 +172,7 @@ static inline int64_t checkpoint_find_newest(const char *run_dir, char path_out[
     size_t count = 0;
     int64_t found = checkpoint_find(run_dir, INT64_MAX, path_out, &count);
     CHECK(count == 0 || found >= 0,
-          "%s/checkpoints has no valid checkpoint: restore one, or move the directory to start from step 0", run_dir);
+          "%s/checkpoints has no valid checkpoint: restore one, or start a new run with another --out", run_dir);
     return found;
 }
 
@@ -274,14 +276,18 @@ typedef struct {
     cJSON *checksums;
 } CheckpointSave;
 
+static inline void checkpoint_create_directory(const char *run_dir) {
+    char path[PATH_SIZE];
+    FORMAT(path, "%s/checkpoints", run_dir);
+    if (directory_exists(path)) return;
+    directory_create(path);
+    directory_sync(run_dir);
+}
+
 // Creates an empty directory for the files; it is renamed at the end.
 static inline void checkpoint_save_make_directory(const CheckpointSave *s) {
-    char parent[PATH_SIZE], old[PATH_SIZE];
-    FORMAT(parent, "%s/checkpoints", s->run_dir);
-    if (!directory_exists(parent)) {
-        directory_create(parent);
-        directory_sync(s->run_dir);
-    }
+    char old[PATH_SIZE];
+    checkpoint_create_directory(s->run_dir);
     checkpoint_path(s->run_dir, s->step, ".old.tmp", old); // its new name if it cannot be removed
     CHECK(directory_remove(s->temporary) || rename(s->temporary, old) == 0,
           "cannot remove the unfinished checkpoint %s: %s; remove it, then --resume", s->temporary, strerror(errno));

@@ -147,8 +147,7 @@ static inline cJSON *corpus_read(const char *path) {
     char name[PATH_MAX + 32];
     size_t size = 0;
     FORMAT(name, "%s/corpus.json", path);
-    if (stat(name, &file) != 0) {
-        CHECK(errno == ENOENT, "cannot examine %s: %s", name, strerror(errno));
+    if (!file_exists(name)) {
         corpus_check_finished(path);
         return NULL;
     }

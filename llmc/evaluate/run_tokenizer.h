@@ -56,9 +56,8 @@ static inline void run_tokenizer_adopt(RunTokenizer *s, const char *path) {
 // Uses the tokenizer of a directory, if it has one.
 static inline void run_tokenizer_look(RunTokenizer *s, const char *directory) {
     char path[PATH_SIZE];
-    struct stat file;
     int n = snprintf(path, sizeof(path), "%s/tokenizer.bin", directory);
-    if (n < (int)sizeof(path) && stat(path, &file) == 0) run_tokenizer_adopt(s, directory);
+    if (n < (int)sizeof(path) && file_exists(path)) run_tokenizer_adopt(s, directory);
 }
 
 static inline void run_tokenizer_look_in_corpora(RunTokenizer *s, const char *text) {

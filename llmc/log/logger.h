@@ -8,6 +8,8 @@ logger.h: the directory of a run: run.json and log.jsonl.
   void   log_create(log, dir, run)     a new run: creates the directory, locks it, writes run.json; refuses an existing
          run
   void   log_resume(log, dir, step)    an existing run: locks it, drops a torn last line and the records after `step`
+  int64_t log_last_step(dir, &saved)   the last step that the log has, and the last one that it states a checkpoint of;
+                                       0: none
   void   log_write_run(log, dir, run)  replaces run.json of a locked run
   void   log_sync(log)                 flushes the log to the disk; required before a checkpoint is saved. Writes
                                        run.json and log.jsonl again if they were deleted
@@ -61,7 +63,7 @@ static inline void log_path(const char *dir, const char *name, char out[PATH_SIZ
 static inline bool log_run_exists(const char *dir) {
     char path[PATH_SIZE];
     log_path(dir, "run.json", path);
-    return access(path, F_OK) == 0;
+    return file_exists(path);
 }
 
 static inline void log_check_run(const char *dir) {
@@ -174,12 +176,13 @@ static inline void log_create(Log *log, const char *dir, const cJSON *run) {
     is_run = log_run_exists(dir); // another process may have started it since
     for (int i = 0; i < 2; i++) {
         log_path(dir, names[i], remains[i]);
-        if (access(remains[i], F_OK) != 0) remains[i][0] = 0;
+        if (!file_exists(remains[i])) remains[i][0] = 0;
     }
     if (fd >= 0 && (is_run || remains[0][0] || remains[1][0])) unlink(temporary);
     CHECK(!is_run, "%s already contains a run; use --resume to continue it, or another --out", dir);
     for (int i = 0; i < 2; i++)
-        CHECK(!remains[i][0], "%s exists without a run.json; remove it, or use another --out", remains[i]);
+        CHECK(!remains[i][0], "%s exists without a run.json: restore run.json, then --resume, or use another --out",
+              remains[i]);
     log_publish_run(log, dir, fd, run);
     log_open(log, dir, O_CREAT | O_EXCL);
 }
@@ -259,10 +262,34 @@ static inline bool log_line_stays(char *line, size_t length, int64_t step, bool 
     return stays;
 }
 
+static inline int64_t log_last_step(const char *dir, int64_t *saved) {
+    char path[PATH_SIZE], *line = NULL;
+    double step = 0, of_step = 0, last = 0;
+    size_t room = 0;
+    *saved = 0;
+    log_path(dir, "log.jsonl", path);
+    FILE *f = fopen(path, "rb");
+    if (!f && !file_exists(path)) return 0; // the run was stopped before its first record
+    CHECK(f, "cannot read %s: %s", path, strerror(errno));
+    for (ssize_t length; (length = getline(&line, &room, f)) > 0;) {
+        cJSON *record = json_parse(line, (size_t)length);
+        if (json_get_number(record, "step", &step) && step > last) last = step;
+        if (json_get_number(record, "of_step", &of_step)) *saved = (int64_t)of_step;
+        cJSON_Delete(record);
+    }
+    CHECK(!ferror(f), "cannot read %s: %s", path, strerror(errno));
+    fclose(f);
+    free(line);
+    return (int64_t)last;
+}
+
 static inline void log_drop_after(const char *path, int64_t step) {
     char *line = NULL, temporary[PATH_SIZE];
     FILE *from = fopen(path, "rb");
-    if (!from && errno == ENOENT) return; // the run was stopped before its first record
+    if (!from && errno == ENOENT) {
+        if (step) warn("%s is missing: the records up to step %" PRId64 " are lost, and a new log begins", path, step);
+        return; // without a step, the run was stopped before its first record
+    }
     CHECK(from, "cannot read %s: %s", path, strerror(errno));
     FILE *to = fdopen(log_create_copy(path, temporary), "wb");
     CHECK(to, "cannot write %s: %s", path, strerror(errno));

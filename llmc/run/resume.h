@@ -17,7 +17,8 @@ start opens.
 #include "../log/starts.h"
 #include "trainer_state.h"
 
-// What --resume finds in --out. Without a checkpoint the run starts again from step 0, under the options of run.json.
+// What --resume finds in --out. A run that was stopped before its first checkpoint starts again from step 0, under the
+// options of run.json.
 typedef struct {
     char path[PATH_SIZE]; // where the weights are: the checkpoint, or else --init of the first start; or empty
     cJSON *state;         // trainer_state.json; NULL when there is no checkpoint
@@ -35,6 +36,22 @@ static inline void resume_free(Resume *r) {
 // The checkpoint directory that weights are loaded from, or NULL.
 static inline const char *resume_weights(const Resume *r, const Options *o) { return r->path[0] ? r->path : o->init; }
 
+// Refuses a run whose checkpoints are gone: starting again would drop its steps from the log. Every start creates
+// checkpoints/, so that one without this directory was not merely stopped before its first checkpoint.
+static inline void resume_check_lost(const char *out) {
+    char path[PATH_SIZE];
+    int64_t saved = 0, last = log_last_step(out, &saved);
+    FORMAT(path, "%s/checkpoints", out);
+    CHECK(!saved,
+          "%s has no checkpoint, but log.jsonl states one of step %" PRId64 ": restore the directory, which may have "
+          "been moved or not be mounted, or start a new run with another --out",
+          path, saved);
+    CHECK(!last || directory_exists(path),
+          "%s is missing, but log.jsonl has %" PRId64 " steps: restore the directory, which may have been moved or not "
+          "be mounted; if the run has never saved a checkpoint, create it empty to start again from step 0",
+          path, last);
+}
+
 // Training locks the run before it reads any of it, so that no other process can add steps in between.
 static inline Resume resume_find(Options *o) {
     Resume r;
@@ -47,6 +64,7 @@ static inline Resume resume_find(Options *o) {
         options_adopt_json(o, cJSON_GetObjectItemCaseSensitive(r.state, "options"), "the checkpoint");
     } else {
         const cJSON *options = cJSON_GetObjectItemCaseSensitive(r.run_json, "options");
+        resume_check_lost(o->out);
         CHECK(options_mode(o) == MODE_TRAIN || options_mode(o) == MODE_DRY_RUN,
               "%s was stopped before its first checkpoint: there are no weights; --resume alone trains it", o->out);
         const char *init = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init"));
@@ -243,6 +261,7 @@ static inline void start_open_log(Log *log, const Options *o, const Resume *resu
         starts_begin(description);
         log_create(log, o->out, description);
     }
+    checkpoint_create_directory(o->out); // before the first record
     cJSON *event = starts_event(step, changed);
     json_add_u64(event, "threads", (uint64_t)o->threads);
     log_record(log, event);

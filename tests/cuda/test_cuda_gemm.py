@@ -1,11 +1,10 @@
 """The types and algorithms of matrix products: --gemm fp8 by device, and --tune-gemm."""
 
 import re
-import shutil
 
 import pytest
 from device import FP32, ODD, PRECISION, TRAIN_ODD, on_cpu, on_device
-from program import FAILED, checkpoint, differing, expect_same, read_json
+from program import FAILED, checkpoint, differing, expect_same, lose_checkpoints, read_json
 
 TIMED = " matrix products timed in "
 STARTED = f"{TRAIN_ODD} --sdpa own --steps 3 --stop-after 1 --out run"
@@ -26,7 +25,7 @@ def restart(directory, *changes):
         text = path.read_text()
         path.write_text(re.sub(pattern, replacement, text))
         assert path.read_text() != text, pattern
-    shutil.rmtree(directory / "run/checkpoints")
+    lose_checkpoints(directory / "run")
     return quiet(directory, "--resume --out run --stop-after 1")
 
 

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
@@ -211,6 +212,14 @@ def without_times(found):
 
 def checkpoint(run, step):
     return run / f"checkpoints/step_{step:08d}"
+
+
+def lose_checkpoints(run):
+    """Leaves a run as if it was killed before its first checkpoint."""
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    lines = (run / "log.jsonl").read_text().splitlines(True)
+    (run / "log.jsonl").write_text("".join(line for line in lines if '"what": "checkpoint"' not in line))
 
 
 def saved(run):

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 from choices import Completion, Example, write_choices
-from program import DONE, FAILED, SIGNALLED, Started, checkpoint, linked_with, overwrite, records, run, run_trainer
-from program import saved, trainer
+from program import DONE, FAILED, SIGNALLED, Started, checkpoint, linked_with, lose_checkpoints, overwrite, records, run
+from program import run_trainer, saved, trainer
 from small_runs import ENDLESS, MODEL, TWELVE, command, expect_whole, resume, start
 
 
@@ -116,12 +116,91 @@ def test_init(short, whole, damage):
             result.done()
 
 
+def move_checkpoints(out):
+    (out / "checkpoints").rename(out.with_name("moved"))
+
+
+LOSSES = {  # what happens to the checkpoints of a run, and the line of a resume
+    "moved": (move_checkpoints, "run/checkpoints has no checkpoint, but log.jsonl states one of step 12: restore the"),
+    "not mounted": (
+        lambda out: (move_checkpoints(out), (out / "checkpoints").mkdir()),
+        "run/checkpoints has no checkpoint, but log.jsonl states one of step 12: restore the",
+    ),
+    "a link to nothing": (
+        lambda out: (move_checkpoints(out), (out / "checkpoints").symlink_to("../nothing")),
+        "run/checkpoints has no checkpoint, but log.jsonl states one of step 12: restore the",
+    ),
+    "a file": (
+        lambda out: (move_checkpoints(out), (out / "checkpoints").write_text("")),
+        "cannot read the directory run/checkpoints: Not a directory",
+    ),
+    "moved after a kill before the record of a checkpoint": (
+        lambda out: (lose_checkpoints(out), move_checkpoints(out)),
+        "run/checkpoints is missing, but log.jsonl has 12 steps: restore the",
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_lost_checkpoints(short, whole, loss):
+    """a resume whose checkpoints are gone is refused in every mode, and changes nothing"""
+    act, words = LOSSES[loss]
+    out = short / "run"
+    shutil.copytree(whole, out)
+    act(out)
+    before = [(out / name).read_bytes() for name in ("run.json", "log.jsonl")]
+    for mode in ("--steps 13", "--generate 2", "--eval --val-data train.bin", "--dump-grads x", "--dry-run"):
+        run_trainer("--out run --resume --threads 1", mode, cwd=short).one_line(FAILED, words)
+    assert before == [(out / name).read_bytes() for name in ("run.json", "log.jsonl")]
+
+
+def test_killed_before_checkpoint(short):
+    """a run that was killed before its first checkpoint starts again, and of an older version with checkpoints/"""
+    out = short / "run"
+    for older in (False, True):
+        with Started(*command(out, ENDLESS), cwd=short) as process:
+            process.wait_for_step(out, 3)
+            process.kill()
+            process.end()
+        if older:
+            (out / "checkpoints").rmdir()
+            resume(out).one_line(FAILED, "create it empty to start again from step 0")
+            (out / "checkpoints").mkdir()
+        assert "from step 0" in resume(out, "--stop-after 5").done().out
+        assert [record["step"] for record in records(out, "train")] == [1, 2, 3, 4, 5]
+        shutil.rmtree(out)
+
+
+def test_absent_files(short, every_4):
+    """a checkpoint that is a link to nothing is reported as any other that cannot be read, and a log that is missing"""
+    out = short / "run"
+    shutil.copytree(every_4, out)
+    checkpoint(out, 12).rename(short / "moved")
+    checkpoint(out, 12).symlink_to("../../nothing")
+    words = "skipping checkpoint run/checkpoints/step_00000012: cannot read its trainer_state.json: No such file"
+    resume(out, "--stop-after 9").one_line(DONE, words)
+    checkpoint(out, 12).unlink()
+    (out / "log.jsonl").unlink()
+    resume(out).one_line(DONE, "run/log.jsonl is missing: the records up to step 9 are lost, and a new log begins")
+    assert [record["step"] for record in records(out, "train")] == [10, 11, 12]
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "tokenizer.bin"])
+def test_description_that_is_gone(short, name):
+    """a file of a corpus that is a link to nothing is refused, not taken for absent"""
+    (short / "corpus").mkdir()
+    shutil.copy(short / "train.bin", short / "corpus/train_000000.bin")
+    (short / "corpus" / name).symlink_to("nothing")
+    options = "--train-data corpus --steps 2 --sample-every 1"
+    run_trainer(MODEL, options, cwd=short).one_line(FAILED, f"corpus/{name}")
+
+
 def test_init_of_run(short, whole):
     """a run without a checkpoint verifies the weights from which it starts again"""
     shutil.copytree(checkpoint(whole, 12), short / "start")
     options = "--init start --out run --train-data train.bin --batch-size 2 --steps 1"
     run_trainer(options, cwd=short).done()
-    shutil.rmtree(short / "run/checkpoints")
+    lose_checkpoints(short / "run")
     append(short / "start/config.json", b"\n")
     run_trainer("--out run --resume", cwd=short).one_line(FAILED, "its config.json has")
 
@@ -131,7 +210,7 @@ def test_one_validation(short):
     out, choice = short / "run", Example([1], [Completion([2], 0, 1, 1), Completion([3], 0, 1, 1)], 0)
     write_choices(short / "task", [choice, choice], 256)
     start(out, TWELVE, "--val-data train.bin --eval-choices task=task --stop-after 1").done()
-    shutil.rmtree(out / "checkpoints")  # as if it was killed before the first one
+    lose_checkpoints(out)
     resume(out, "--stop-after 2").done()
     assert (len(records(out, "val")), len(records(out, "choices"))) == (1, 1)
     assert len(records(out, "event")) > 2

@@ -6,7 +6,8 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
-from program import USAGE, checkpoint, expect_printed_losses, expect_same, expect_speed, read_json, records, tensors
+from program import USAGE, checkpoint, expect_printed_losses, expect_same, expect_speed, lose_checkpoints, read_json
+from program import records, tensors
 from ranks import EXPERTS, MOST_ZERO, TOLERANCE, expect_losses, expect_same_weights, resume_ranks, run_ranks
 from ranks import train_ranks
 
@@ -248,7 +249,7 @@ def test_total_batch(short):
     resume_ranks(parts, 4, "--steps 6 --batch-size 1").done()
     resume_ranks(parts, 2, "--steps 9").done()
     expect_losses(whole, parts)
-    shutil.rmtree(parts / "checkpoints")  # and without a checkpoint that of run.json
+    lose_checkpoints(parts)  # and without a checkpoint that of run.json
     resume_ranks(parts, 2, "--steps 9 --batch-size 2").done()
     expect_losses(whole, parts)
 

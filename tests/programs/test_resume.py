@@ -5,8 +5,8 @@ import json
 import shutil
 
 import pytest
-from program import FAILED, SMALL, USAGE, WEIGHTS, all_records, checkpoint, differing, expect_same, read_json, records
-from program import resume, run_trainer, train
+from program import FAILED, SMALL, USAGE, WEIGHTS, all_records, checkpoint, differing, expect_same, lose_checkpoints
+from program import read_json, records, resume, run_trainer, train
 
 
 def test_seed(corpus, tmp_path):
@@ -71,7 +71,7 @@ def test_match_params_resume(corpus, tmp_path):
     train(corpus, parts, "--match-params --steps 3 --resume").done()  # the command line of the start
     expect_same(checkpoint(whole, 3), checkpoint(parts, 3))
     shutil.copytree(parts, again, symlinks=True)
-    shutil.rmtree(again / "checkpoints")
+    lose_checkpoints(again)
     assert "from step 0" in resume(again, "--threads 2").done().out  # from run.json alone
     assert read_json(checkpoint(again, 2) / "config.json")["intermediate_size"] == 34
     resume(parts, "--no-match-params").one_line(USAGE, "--match-params: yes in the checkpoint, no now")
@@ -86,13 +86,14 @@ def test_match_params_resume(corpus, tmp_path):
 
 
 def test_resume_without_checkpoint(corpus, tmp_path):
-    """a run without a checkpoint is started again, with a message"""
+    """a run that was stopped before its first checkpoint is started again, with a message"""
     run, saved = tmp_path / "run", tmp_path / "saved"
     train(corpus, tmp_path / "first", "--steps 2 --seed 3").done()
     # weights of another run, which starting again must not forget
     options = ["--batch-size 4 --threads 2 --steps 4 --init", checkpoint(tmp_path / "first", 2)]
     run_trainer("--train-data", corpus / "train.bin", "--out", run, *options).done()
-    (run / "checkpoints").rename(saved)
+    shutil.copytree(run / "checkpoints", saved)
+    lose_checkpoints(run)
     assert "from step 0" in resume(run, "--threads 2").done().out
     expect_same(run / "checkpoints", saved)
     found = records(run, "train")

@@ -1,11 +1,9 @@
 """--init of a baseline with another --attention, or with twice the heads."""
 
-import shutil
-
 import fixtures
 import numpy as np
 import pytest
-from program import ROOT, USAGE, WEIGHTS, checkpoint, differing, read_json, run_trainer, tensors
+from program import ROOT, USAGE, WEIGHTS, checkpoint, differing, lose_checkpoints, read_json, run_trainer, tensors
 
 TRAINS = "--init base --train-data base/tokens.bin --batch-size 2 --threads 1 --steps 2 --warmup 0 --seed 3"
 
@@ -39,7 +37,7 @@ def test_upcycled_runs(place, model):
     train("--out part --resume")
     for _ in range(2):
         assert not differing(part, steps[1], ["config.json", *WEIGHTS])
-        shutil.rmtree(place / "part/checkpoints")
+        lose_checkpoints(place / "part")
         train("--out part --resume")  # from the base once more
     again = train(TRAINS.replace("--init base", "--init whole/checkpoints/step_00000002"), "--out again")
     assert "becomes" not in again

@@ -1,9 +1,7 @@
 """What a dry run prints of windows, and the agreement of selected blocks."""
 
-import shutil
-
 import pytest
-from program import checkpoint, read_json, records, run_trainer, train
+from program import checkpoint, lose_checkpoints, read_json, records, run_trainer, train
 
 
 @pytest.mark.parametrize(
@@ -50,6 +48,6 @@ def test_init_with_selected_blocks(corpus, tmp_path):
         found = read_json(checkpoint(out, 2) / "config.json")
         assert (found.get("sparse_blocks") or 0) == blocks, found
     assert abs(losses[1] - losses[0]) < 1e-6 and abs(losses[2] - losses[0]) > 1e-5, losses
-    shutil.rmtree(tmp_path / "run1/checkpoints")
+    lose_checkpoints(tmp_path / "run1")
     run_trainer("--out", tmp_path / "run1", "--resume").done()
     assert records(tmp_path / "run1", "val")[0]["loss"] == losses[2]
