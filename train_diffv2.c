@@ -690,8 +690,11 @@ static void model_gradients(void *data, const int *inputs, const int *targets, c
     model_micro_step((Model *)data, inputs, targets, starts, B, T, total_rows);
 }
 static EvaluationModel evaluation_model(Model *model) {
-    EvaluationModel m = {&model->plan, &model->acts,         &model->state, linear_of(&model->state, LINEAR_HEAD, 0),
-                         model,        model_forward_tokens, model_losses,  model_gradients};
+    EvaluationModel m = {&model->plan,  &model->acts,
+                         &model->state, linear_of(&model->state, LINEAR_HEAD, 0),
+                         model,         model_forward_tokens,
+                         model_losses,  model_gradients,
+                         NULL,          NULL};
     return m;
 }
 
@@ -754,7 +757,7 @@ static void model_decode(void *generator, const int *tokens, const int *first, i
 static Generator model_generator(Model *sampling_model, double temperature, int top_k, int stop) {
     const ModelPlan *plan = &sampling_model->plan;
     Generator g = {sampling_model, model_prefill, model_decode, plan->B, plan->T,
-                   plan->config.V, temperature,   top_k,        stop};
+                   plan->config.V, temperature,   top_k,        stop,    NULL};
     return g;
 }
 
@@ -762,6 +765,12 @@ static Generator model_generator(Model *sampling_model, double temperature, int 
 // A run
 
 enum { SAMPLE_TOKENS = 200 };
+
+// When ranks agree on a signal during a measurement.
+typedef struct {
+    int period, left; // batches from one agreement to the next; until then
+    double since;     // the last one, of this rank's clock
+} Agreements;
 
 typedef struct {
     Options options; // of the phase that the run is in
@@ -774,7 +783,8 @@ typedef struct {
     Log log; // rank 0 with --out; else closed
     Checkpointer checkpointer;
     double start_loss;              // as of divergence_start
-    int stop;                       // the signal that one of the ranks got, as of the last step; 0: none
+    int stop;                       // the signal that one of the ranks got, as of the last agreement; 0: none
+    Agreements agreements;          // during the measurement
     double *agreed;                 // [ranks + 1][AGREED_NUMBERS + buckets]: what the ranks gather once per step
     int micro_steps;                // per update
     int *inputs, *targets, *starts; // (B, T) on the host; starts: NULL without --doc-mask
@@ -791,6 +801,9 @@ static const ModelPlan *run_sampling_plan(const Run *run) {
 static const Options *run_base(const Run *run) { return &run->phases.items[0].options; } // of phase 0
 static bool is_rank0(void) { return comm_rank() == 0; }                                  // writes the log and prints
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
+static int64_t run_end(const Options *o) {
+    return o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
+}
 
 // Step 1 shows the statistics of the initial weights.
 static bool stats_due(const Options *o, int64_t step) {
@@ -1002,18 +1015,52 @@ static void run_log_stats(Run *run, const StepResult *r) {
     if (r->measured) log_tensor_stats(&run->log, run->state.step, plan, run->tensor_stats);
 }
 
+// own = the largest of all ranks.
+static void run_agree_most(Run *run, double own[2]) {
+    comm_gather(run->agreed, own, 2 * sizeof(double));
+    for (int i = 0; i < 2 * comm_ranks(); i++) own[i % 2] = fmax(own[i % 2], run->agreed[i]);
+}
+
+// Whether a signal ends the measurement (EvaluationModel). Ranks agree about once a second: the slowest tells how many
+// batches that is.
+static bool run_abandons(void *data) {
+    Run *run = (Run *)data;
+    Agreements *a = &run->agreements;
+    if (comm_ranks() == 1) run->stop = stop_signal_read();
+    if (comm_ranks() == 1 || run->stop || a->left-- > 0) return run->stop != 0;
+    double own[2] = {(double)stop_signal_read(), now_seconds() - a->since};
+    run_agree_most(run, own);
+    run->stop = (int)own[0];
+    a->period = max_int(1, min_int(2 * a->period, (int)(a->period / fmax(own[1], 1e-6))));
+    a->left = a->period - 1;
+    a->since = now_seconds();
+    return run->stop != 0;
+}
+
+static EvaluationModel run_measured_model(Run *run) {
+    EvaluationModel m = evaluation_model(&run->model);
+    m.abandons = run_abandons, m.run = run;
+    run->agreements = (Agreements){0, 0, now_seconds()};
+    return m;
+}
+
 // The validation loss, and the multiple-choice tasks.
 static void run_log_validation(Run *run) {
-    EvaluationModel m = evaluation_model(&run->model);
     if (run->data.val.shard_count) {
+        EvaluationModel m = run_measured_model(run);
         uint64_t windows = validation_windows(&run->data, &run->options);
         double loss = validate(&m, &run->data.val, windows, NULL);
+        run->state.measurement_due = run->stop != 0;
+        if (run->stop) return;
         trainer_state_validated(&run->state, loss);
         log_validation(&run->log, run->state.step, loss, windows, run->data.val_fingerprint);
     }
     watch_phase(PHASE_VALIDATION);
     for (int i = 0; i < run->data.choices.count; i++) {
+        EvaluationModel m = run_measured_model(run);
         ChoiceScore score = choices_measure(&m, &run->data.choices.tasks[i], NULL);
+        run->state.measurement_due = run->stop != 0;
+        if (run->stop) return;
         log_choices(&run->log, run->state.step, &score);
     }
 }
@@ -1031,9 +1078,41 @@ static void run_print_sample(Run *run) {
     printf("--- sample after step %" PRId64 "\n", run->state.step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->state.step);
     Generator g = run_generator(run, &run->sampling_model);
-    bool whole = print_generated(&g, &run->data.tokenizer, SAMPLE_TOKENS, key, &run->log, run->state.step);
-    printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
+    g.abandons = stop_signal_arrived;
+    StopReason why = print_generated(&g, &run->data.tokenizer, SAMPLE_TOKENS, key, &run->log, run->state.step);
+    printf("%s\n", why == NOT_STOPPED          ? "--- abandoned after a signal"
+                   : why == STOPPED_NOT_FINITE ? "--- cut: the model's logits are not finite"
+                                               : "---");
+    run->state.measurement_due = why == NOT_STOPPED;
     progress_flush();
+}
+
+static bool validation_due(const Options *o, int64_t step) {
+    return step == 0 || step == o->steps || every(step, o->val_every);
+}
+static bool sample_due(const Options *o, int64_t step) { return step > 0 && every(step, o->sample_every); }
+
+// What is measured after a step, and before the first one. A signal abandons it: a resume makes it.
+static void run_measure(Run *run) {
+    TrainerState *s = &run->state;
+    s->measurement_due = false;
+    if (validation_due(&run->options, s->step)) run_log_validation(run);
+    if (!sample_due(&run->options, s->step)) return;
+    if (run->stop) {
+        s->measurement_due = true;
+        return;
+    }
+    run_print_sample(run);
+    double own[2] = {(double)stop_signal_read(), (double)s->measurement_due};
+    run_agree_most(run, own); // the other ranks wait for rank 0
+    run->stop = (int)own[0], s->measurement_due = own[1] != 0;
+}
+
+// Whether this start makes a measurement that was abandoned.
+static bool run_measures_again(const Run *run) {
+    const Options *o = &run->options;
+    int64_t step = run->state.step;
+    return run->state.measurement_due && (validation_due(o, step) || sample_due(o, step));
 }
 
 // Whether a signal asks the run to stop. Called once per step: the checkpoint, the end of the loop and the exit status
@@ -1064,7 +1143,7 @@ static void run_train_begin(Run *run) {
     warn_of_slow_fp8(&run->model.plan, o, ops_rated());
     if (o->stats_every && !o->out)
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
-    if (run->state.step == 0) run_log_validation(run);
+    if (run->state.step == 0 || run->state.measurement_due) run_measure(run);
     run->checkpointer.saved_at = now_seconds();
     dataloader_start(&run->data.train, run->state.next_window);
     run->start_loss = NAN;
@@ -1080,7 +1159,9 @@ static int run_train(Run *run) {
     double busy = 0; // seconds in steps; validation and samples come on top and are few
     int64_t done = 0, first = s->step;
     run_train_begin(run);
-    for (bool stop = false; !stop;) {
+    bool stop = run->stop || s->step >= run_end(o);
+    if (stop && !run->stop) checkpointer_save(c, false); // of the last step, with its measurements
+    while (!stop) {
         if (phases_begin(&run->phases, s->step)) run_enter_phase(run);
         StepResult r = run_step(run);
         busy += r.seconds;
@@ -1094,17 +1175,15 @@ static int run_train(Run *run) {
         if (every(s->step, o->check_ranks_every)) ranks_check(&run->model.state, s->step);
         divergence_stop(c);
         if (checkpointer_roll_back(c)) continue;
-        bool last = s->step == o->steps;
-        if (last || every(s->step, o->val_every)) run_log_validation(run);
-        if (every(s->step, o->sample_every)) run_print_sample(run);
-        stop = run_stop(run) || last || s->step == o->stop_after;
+        run_measure(run);
+        stop = run_stop(run) || s->step >= run_end(o);
         bool finite = s->guard.not_finite_in_row == 0; // --keep must not delete a good checkpoint for a bad one
         bool due = every(s->step, o->checkpoint_every) || c->due;
         if (stop || (finite && due)) checkpointer_save(c, !stop);
     }
-    if (s->step < o->steps) return divergence_end(c, run->start_loss, V, run_stopped(run));
+    if (s->step < o->steps || s->measurement_due) return divergence_end(c, run->start_loss, V, run_stopped(run));
     print_done(done, busy, run->data.train.wait_seconds, c->stall_seconds, comm_ranks() > 1 ? comm.wait_seconds : NAN);
-    print_predicted_step(&run->model.plan, o, ops_rated(), 1e3 * busy / (double)done);
+    if (done) print_predicted_step(&run->model.plan, o, ops_rated(), 1e3 * busy / (double)done);
     print_spikes(&s->guard);
     return divergence_end(c, run->start_loss, V, EXIT_DONE);
 }
@@ -1215,8 +1294,8 @@ static void run_close(Run *run) {
 
 static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
-    int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps, step = run->state.step;
-    if (step >= end) {
+    int64_t end = run_end(o), step = run->state.step;
+    if (step >= end && !run_measures_again(run)) {
         if (resume->lock.held) checkpoint_clean(o->out);
         printf("%s is at step %" PRId64 " and the run ends after step %" PRId64
                ": nothing to do; a larger --%s continues it\n",
@@ -1231,7 +1310,7 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     if (o->out && is_rank0()) {                                        // the last that may refuse to start
         RunFacts facts = {argc, argv, &run->phases, &run->model.plan, &run->data, windows, run->peak};
         cJSON *description = run_description(&facts);
-        start_open_log(&run->log, run_base(run), resume, step, description);
+        start_open_log(&run->log, run_base(run), resume, step, run_measures_again(run), description);
         cJSON_Delete(description);
     }
     bool mixes = run->data.train.corpus_count > 1 || run->data.val.corpus_count > 1;
@@ -1267,8 +1346,8 @@ static void mode_generate(Run *run) {
               broken, data->prompts.count);
         return;
     }
-    bool whole = print_generated(&g, &data->tokenizer, (int)o->generate, random_key("generate", o->seed), NULL, 0);
-    CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
+    StopReason why = print_generated(&g, &data->tokenizer, (int)o->generate, random_key("generate", o->seed), NULL, 0);
+    CHECK(why != STOPPED_NOT_FINITE, "the model's logits are not finite: its weights are broken or training diverged");
 }
 
 static void mode_evaluate(Run *run) {

@@ -17,7 +17,7 @@
 #   SPARES=1 sbatch --no-kill --nodes=9 scripts/recipe.sh 3b ...
 # On the first start, arguments override the recipe's settings. A resumed run has the options of its last start, which
 # arguments override.
-# Exit status: the trainer's: 0 done, 1 failed, 2 usage, 3 stopped by a signal after saving a checkpoint.
+# Exit status: the trainer's: 0 done, 1 failed, 2 usage, 3 stopped by a signal, and no step is lost.
 #
 # Variables
 #   TRAIN_DIFFV2   the program (./train_diffv2cu; ./train_diffv2 for CPUs); with LAUNCH it may be in a container

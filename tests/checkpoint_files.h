@@ -144,7 +144,7 @@ static bool checkpoint_test_child(int argc, char **argv) {
         cJSON *run = cJSON_CreateObject();
         cJSON_AddStringToObject(run, "by", more);
         if (*action == 'c') log_create(log, path, run);
-        else log_resume(log, path, strtoll(more, NULL, 10));
+        else log_resume(log, path, strtoll(more, NULL, 10), false);
         cJSON_Delete(run);
         if (*more) {
             log_begin(log, "train", strtoll(more, NULL, 10) + 1);

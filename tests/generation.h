@@ -134,7 +134,7 @@ static void stub_report(void *to, int i) {
 }
 
 static void stub_generate(StubSequences *s, Stub *m, int B, int broken, int stop, int longest) {
-    Generator g = {m, stub_prefill, stub_decode, B, STUB_T, STUB_V, 1.0, 0, stop};
+    Generator g = {m, stub_prefill, stub_decode, B, STUB_T, STUB_V, 1.0, 0, stop, NULL};
     memset(m, 0, sizeof(*m));
     memset(s, 0, sizeof(*s));
     m->broken = broken;

@@ -130,7 +130,7 @@ static void test_run_directories(void) {
     CHECK(unlink(log_file) == 0, "cannot remove %s", log_file);
     ckpt_accepted("resume", dir, "", ""); // stopped between run.json and its log
     Log *log = (Log *)checked_calloc(1, sizeof(Log));
-    log_resume(log, dir, 0);
+    log_resume(log, dir, 0, false);
     ckpt_refused("resume", dir, "", "another process is running this run");
     log_close(log);
     free(log);

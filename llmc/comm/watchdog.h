@@ -15,6 +15,8 @@ each other besides those of MPI or NCCL.
   void watch_phase(phase), watch_step(n)    what this rank is doing, for error messages
   void watch_wait_begin(), watch_wait_end() around a wait for other ranks, whose collectives own.collectives counts
   void watch_device(collectives, waiting)   the same for a device, for which the host does not wait
+  void watch_end_all(status, line)          ends this process, in any thread, and all other ranks; one of them prints the
+                                            line
   watch_exit_hook                           called before the watchdog ends the process; takes at most about a second
 
   N           file of rank N: host, step, phase, collectives, wait, and a counter that rises with each write. Its
@@ -234,12 +236,13 @@ static inline bool watch_others_have_ended(void) {
     return true;
 }
 
-// States the exit status. After a failure the directory is removed if all others end within a second.
-static inline void watch_finish(int status) {
-    bool good = status == EXIT_DONE || status == EXIT_SIGNALLED, ended = good;
+// States the exit status. in_order: all ranks end by themselves. Else the directory is removed if all others end within
+// a second.
+static inline void watch_finish(int status, bool in_order) {
+    bool ended = in_order;
     watch.own.status = status & 0xFF; // as the system does
     watch_write(watch.file);          // also when the directory is gone
-    if (watch.rank != 0 && (good || !watch.reports)) return;
+    if (watch.rank != 0 && (in_order || !watch.reports)) return;
     for (double until = now_seconds() + 1; !ended && now_seconds() < until; usleep(20000))
         ended = watch_others_have_ended();
     if (!ended || !directory_remove(watch.path) || !watch.made_parent) return;
@@ -253,7 +256,7 @@ __attribute__((noreturn)) static inline void watch_exit(int status) {
     while (__atomic_exchange_n(&ending, true, __ATOMIC_SEQ_CST)) pause();
     signal(SIGTERM, SIG_IGN); // the launcher sends it to the others when one has ended
     if (watch_exit_hook) watch_exit_hook();
-    watch_finish(status);
+    watch_finish(status, false);
     _exit(status);
 }
 
@@ -280,6 +283,16 @@ static inline bool watch_may_report(void) {
     watch_follow();
     watch.reports = !WATCH_GET(ending) && watch_claim("report", "-");
     return watch.reports;
+}
+
+__attribute__((noreturn)) static inline void watch_end_all(int status, const char *line) {
+    char text[12];
+    bool open = WATCH_GET(dir) >= 0;
+    FORMAT(text, "%d", status & 0xFF);
+    if (!open || watch_may_report()) fprintf(stderr, "diffv2: %s\n", line);
+    if (!open) _exit(status);
+    watch_claim("failed", text);
+    watch_exit(status);
 }
 
 // ---- threads
@@ -411,7 +424,7 @@ static inline void watch_on_exit(int status) {
     WATCH_SET(ending, true);
     fflush(NULL);
     if (status == EXIT_DONE || status == EXIT_SIGNALLED) {
-        watch_finish(status);
+        watch_finish(status, true);
         return;
     }
     signal(SIGTERM, SIG_IGN); // as in watch_exit

@@ -213,6 +213,23 @@ static inline void choices_score_batch(const ChoiceBatches *b, const int *order,
     free(of);
 }
 
+// The rows of the batch that begins with order[done], padded to *T positions.
+static inline int choices_next_batch(const ModelPlan *p, const ChoiceTask *t, const int *order, int done, int count,
+                                     int *T) {
+    *T = min_int(p->T, (int)round_up((size_t)choice_length(t, order[done]), CHOICES_STEP)); // the longest
+    return min_int(choices_batch(p, *T), count - done);
+}
+
+// The batches of the rank that has most.
+static inline int choices_most_batches(const ModelPlan *p, const ChoiceTask *t, const int *order, int count) {
+    int *all = (int *)checked_calloc(comm_ranks(), sizeof(int)), own = 0, most = 0, T;
+    for (int done = 0; done < count; own++) done += choices_next_batch(p, t, order, done, count, &T);
+    comm_gather(all, &own, sizeof(int));
+    for (int r = 0; r < comm_ranks(); r++) most = max_int(most, all[r]);
+    free(all);
+    return most;
+}
+
 // scores [row_count]: of the rows of this rank, which are in order [count]; the others are 0.
 static inline void choices_score(const EvaluationModel *m, const ChoiceTask *t, const int *order, int count,
                                  CompletionScore *scores) {
@@ -225,10 +242,12 @@ static inline void choices_score(const EvaluationModel *m, const ChoiceTask *t, 
                        t->single || t->shared ? (floatX *)checked_calloc((size_t)p->logit_rows * p->Vp, sizeof(floatX))
                                               : NULL,
                        scores};
-    for (int done = 0, rows; done < count; done += rows) {
-        int T = min_int(p->T, (int)round_up((size_t)choice_length(t, order[done]), CHOICES_STEP)); // the longest
-        rows = min_int(choices_batch(p, T), count - done);
+    int batches = choices_most_batches(p, t, order, count);
+    for (int batch = 0, done = 0, T; batch < batches && !measurement_ends(m); batch++) {
+        if (done == count) continue; // other ranks have more
+        int rows = choices_next_batch(p, t, order, done, count, &T);
         choices_score_batch(&b, order + done, rows, T);
+        done += rows;
     }
     free(b.inputs);
     free(b.targets);

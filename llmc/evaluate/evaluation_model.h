@@ -20,7 +20,13 @@ typedef struct {
     // The same, and computes the gradients of their sum over total_rows.
     void (*gradients)(void *model, const int *inputs, const int *targets, const int *starts, int B, int T,
                       double total_rows);
+    // Whether to abandon the measurement, whose result is then not used. All ranks call it equally often, before their
+    // batches. NULL: never.
+    bool (*abandons)(void *run);
+    void *run;
 } EvaluationModel;
+
+static inline bool measurement_ends(const EvaluationModel *m) { return m->abandons && m->abandons(m->run); }
 
 // The sum of the losses of N rows.
 static inline double loss_sum(const Activations *a, int N) {
@@ -63,7 +69,8 @@ static inline void loss_table_means(LossTable *table) {
     for (size_t i = 0; i < table->n; i++) table->losses[i] /= table->targets[i];
 }
 
-// Mean loss of the targets that count in the first windows of the validation data, the same ones each time.
+// Mean loss of the targets that count in the first windows of the validation data, the same ones each time. Of no use
+// when the measurement was abandoned.
 // tables: receive the means of their classes; or NULL. All ranks call it.
 static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows,
                               LossTable tables[LOSS_TABLES]) {
@@ -76,7 +83,7 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
     double all[2] = {0, 0}; // the sum of the losses, and the targets that count
     watch_phase(PHASE_VALIDATION);
     dataloader_start(val, 0);
-    for (uint64_t first = 0; first < windows; first += (uint64_t)B * ranks) {
+    for (uint64_t first = 0; first < windows && !measurement_ends(m); first += (uint64_t)B * ranks) {
         uint64_t done = first + mine;
         if (done >= windows) {
             follow_forward(m->state);

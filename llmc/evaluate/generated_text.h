@@ -1,8 +1,10 @@
 /*
 generated_text.h: what --generate prints: text for a terminal, or with --prompts a JSON line for each prompt.
 
-  bool print_generated(g, tokenizer, count, key, log, step)      the prompt of the options and its continuation, which
-                                                                 a log (NULL: none) gets as a record `sample`
+  StopReason print_generated(g, tokenizer, count, key, log, step)
+                                                                 the prompt of the options and its continuation, which
+                                                                 a log (NULL: none) gets as a record `sample`; neither
+                                                                 when the generator abandons it: NOT_STOPPED
   Sequence *prompts_sequences(p, tokenizer, V, T, count, key)    the prompts of a file, as tokens; free_sequences().
                                                                  Exits with one line if a prompt has no tokens in the
                                                                  vocabulary, or is too long for the context
@@ -36,21 +38,22 @@ static inline void log_sample(Log *log, int64_t step, const int *tokens, int cou
     free(text);
 }
 
-// Prints the prompt and the text that continues it; false when the logits were not finite.
-static inline bool print_generated(const Generator *g, const RunTokenizer *tokenizer, int count, uint64_t key, Log *log,
-                                   int64_t step) {
+static inline StopReason print_generated(const Generator *g, const RunTokenizer *tokenizer, int count, uint64_t key,
+                                         Log *log, int64_t step) {
     int length = tokenizer->prompt_length;
     int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
     StopReason stopped;
     memcpy(tokens, tokenizer->prompt, (size_t)length * sizeof(int));
     int generated = generate_tokens(g, tokens, length, count, key, &stopped);
-    print_tokens(stdout, tokens + tokenizer->implied, length - tokenizer->implied + generated, g->V,
-                 tokenizer->tokenizer, tokenizer->separator);
-    printf("\n");
-    fflush(stdout);
-    if (log) log_sample(log, step, tokens + length, generated, g->V, tokenizer->tokenizer, stopped);
+    if (stopped) {
+        print_tokens(stdout, tokens + tokenizer->implied, length - tokenizer->implied + generated, g->V,
+                     tokenizer->tokenizer, tokenizer->separator);
+        printf("\n");
+        fflush(stdout);
+    }
+    if (stopped && log) log_sample(log, step, tokens + length, generated, g->V, tokenizer->tokenizer, stopped);
     free(tokens);
-    return stopped != STOPPED_NOT_FINITE;
+    return stopped;
 }
 
 // The tokens of a prompt, with the separator before a text as for --prompt; *length of them, and room for `count` more.

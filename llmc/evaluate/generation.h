@@ -25,6 +25,8 @@ typedef struct {
     double temperature;
     int top_k;
     int stop; // token that ends a sequence; -1: none
+    bool (*abandons)(
+        void); // whether to leave the sequences unfinished, NOT_STOPPED; asked before each token; NULL: never
 } Generator;
 
 typedef enum { NOT_STOPPED, STOPPED_AT_LENGTH, STOPPED_AT_SEPARATOR, STOPPED_NOT_FINITE } StopReason;
@@ -139,7 +141,7 @@ static inline GenerationTimes generate_sequences(const Generator *g, Sequence *l
     GenerationTimes times = {0, 0, 0, 0};
     GenerationBatch w = batch_open(g, count);
     int reported = 0;
-    for (int used; (used = batch_prefill(g, &w, list, count, &times)) > 0;) {
+    for (int used; (used = batch_prefill(g, &w, list, count, &times)) > 0 && !(g->abandons && g->abandons());) {
         for (; report && reported < count && list[reported].stopped; reported++) report(to, reported);
         batch_decode(g, &w, used, &times);
     }

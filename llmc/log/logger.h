@@ -7,7 +7,9 @@ logger.h: the directory of a run: run.json and log.jsonl.
                                        caller sets log->lock to it
   void   log_create(log, dir, run)     a new run: creates the directory, locks it, writes run.json; refuses an existing
          run
-  void   log_resume(log, dir, step)    an existing run: locks it, drops a torn last line and the records after `step`
+  void   log_resume(log, dir, step, measures)
+                                       an existing run: locks it, drops a torn last line and the records after `step`.
+                                       measures: and what was measured after it, which will be measured again
   int64_t log_last_step(dir, &saved)   the last step that the log has, and the last one that it states a checkpoint of;
                                        0: none
   void   log_write_run(log, dir, run)  replaces run.json of a locked run
@@ -245,9 +247,13 @@ static inline void log_sync(Log *log) {
     if (log->open) CHECK(fsync(log->fd) == 0, "cannot flush %s to the disk: %s", log->path, strerror(errno));
 }
 
+static inline bool log_is_measured(const char *kind) {
+    return strcmp(kind, "val") == 0 || strcmp(kind, "choices") == 0 || strcmp(kind, "sample") == 0;
+}
+
 // Whether the line is a complete record of a step up to `step`. *broken: it is not a record. A run that starts again
-// from step 0 validates again, and scores its tasks; its events stay.
-static inline bool log_line_stays(char *line, size_t length, int64_t step, bool *broken) {
+// from step 0 measures again; its events stay.
+static inline bool log_line_stays(char *line, size_t length, int64_t step, bool measures, bool *broken) {
     double at = 0;
     *broken = length == 0 || line[length - 1] != '\n';
     if (*broken) return false;
@@ -256,8 +262,10 @@ static inline bool log_line_stays(char *line, size_t length, int64_t step, bool 
     line[length - 1] = '\n';
     *broken = !cJSON_IsObject(record);
     const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
-    bool again = step == 0 && kind && strcmp(kind, "event") != 0;
-    bool stays = !*broken && !again && (!json_get_number(record, "step", &at) || at <= (double)step);
+    bool dated = json_get_number(record, "step", &at), last = dated && at == (double)step;
+    bool again =
+        (step == 0 && kind && strcmp(kind, "event") != 0) || (measures && last && kind && log_is_measured(kind));
+    bool stays = !*broken && !again && (!dated || at <= (double)step);
     cJSON_Delete(record);
     return stays;
 }
@@ -283,7 +291,7 @@ static inline int64_t log_last_step(const char *dir, int64_t *saved) {
     return (int64_t)last;
 }
 
-static inline void log_drop_after(const char *path, int64_t step) {
+static inline void log_drop_after(const char *path, int64_t step, bool measures) {
     char *line = NULL, temporary[PATH_SIZE];
     FILE *from = fopen(path, "rb");
     if (!from && errno == ENOENT) {
@@ -297,7 +305,7 @@ static inline void log_drop_after(const char *path, int64_t step) {
     bool was_broken = false;
     for (ssize_t length; (length = getline(&line, &room, from)) > 0;) {
         broken_count += was_broken; // not the last line
-        if (log_line_stays(line, (size_t)length, step, &was_broken)) fwrite(line, 1, (size_t)length, to);
+        if (log_line_stays(line, (size_t)length, step, measures, &was_broken)) fwrite(line, 1, (size_t)length, to);
     }
     CHECK(!ferror(from), "cannot read %s: %s", path, strerror(errno));
     if (broken_count) warn("%s: dropped %zu lines that are not records", path, broken_count);
@@ -308,11 +316,11 @@ static inline void log_drop_after(const char *path, int64_t step) {
     log_publish_copy(temporary, path);
 }
 
-static inline void log_resume(Log *log, const char *dir, int64_t step) {
+static inline void log_resume(Log *log, const char *dir, int64_t step, bool measures) {
     char path[PATH_SIZE];
     if (!log->lock.held) log->lock = log_lock(dir);
     log_path(dir, "log.jsonl", path);
-    log_drop_after(path, step);
+    log_drop_after(path, step, measures);
     log_open(log, dir, O_CREAT);
 }
 

@@ -72,7 +72,7 @@ static inline void options_print_help(FILE *out) {
             fprintf(out, "\n%s\n", option_rows[r].section);
         option_print_help(out, &option_rows[r]);
     }
-    fprintf(out, "\nExit status: 0 done; 1 failed; 2 usage; 3 stopped by a signal after saving a checkpoint.\n");
+    fprintf(out, "\nExit status: 0 done; 1 failed; 2 usage; 3 stopped by a signal, and no step is lost.\n");
 }
 
 // Prints at the start of a run every option that has a value, by section; those given are marked.

@@ -4,7 +4,8 @@ start opens.
 
   ModelConfig start_configure(options, phases, resume, argc, argv)   the options of all phases, and those and the model
                                                                      of the phase that the run is in
-  void        start_open_log(log, options, resume, step, description)   a new log, or the one that --resume continues
+  void        start_open_log(log, options, resume, step, measures, description)   a new log, or the one that --resume
+                                                                     continues; measures: as log_resume
 */
 #pragma once
 #include "../checkpoint/checkpoint.h"
@@ -15,6 +16,7 @@ start opens.
 #include "../options/options.h"
 #include "../options/ranks.h"
 #include "../log/starts.h"
+#include "stop_signals.h"
 #include "trainer_state.h"
 
 // What --resume finds in --out. A run that was stopped before its first checkpoint starts again from step 0, under the
@@ -216,6 +218,8 @@ static inline void resume_undo_phases(const Resume *r, const Options *o, ModelCo
 
 static inline ModelConfig start_configure(Options *o, Phases *phases, Resume *resume, int argc, char **argv) {
     options_parse(o, argc, argv);
+    if (options_mode(o) == MODE_TRAIN) stop_signals_end("signal: ended before the first step; nothing is lost");
+    if (options_mode(o) == MODE_EVAL) stop_signals_end("signal: ended before everything was measured");
     watch_timeout(o->timeout);
     char *own = comm_ranks() > 1 ? ranks_describe(o) : NULL; // before the first collective
     if (own) ranks_compare(own, "start all ranks with the same program and the same options", EXIT_USAGE);
@@ -246,7 +250,8 @@ static inline ModelConfig start_configure(Options *o, Phases *phases, Resume *re
     return options_model(o);
 }
 
-static inline void start_open_log(Log *log, const Options *o, const Resume *resume, int64_t step, cJSON *description) {
+static inline void start_open_log(Log *log, const Options *o, const Resume *resume, int64_t step, bool measures,
+                                  cJSON *description) {
     cJSON *changed = NULL;
     if (o->resume) {
         const cJSON *before = resume->state ? resume->state : resume->run_json;
@@ -255,7 +260,7 @@ static inline void start_open_log(Log *log, const Options *o, const Resume *resu
         cJSON_Delete(now);
         starts_append(resume->run_json, description, step, changed);
         log_write_run(log, o->out, resume->run_json);
-        log_resume(log, o->out, step);
+        log_resume(log, o->out, step, measures);
     } else {
         changed = cJSON_CreateArray();
         starts_begin(description);

@@ -1,19 +1,22 @@
 /*
 stop_signals.h: SIGTERM, SIGINT, SIGUSR1 (which schedulers send before they reclaim a machine) and SIGHUP (the terminal
-is closed) stop a run after the current step. A second signal ends the process at once, with status 1. Signals within
-half a second of the first count as the same request: launchers forward signals that a scheduler also sends to every
-process. SIGHUP keeps its disposition if it was ignored at the start of the program, as with nohup.
+is closed) stop a run after the current step, or the current batch of a measurement. A second signal ends the process at
+once, with status 1. Signals within half a second of the first count as the same request: launchers forward signals that
+a scheduler also sends to every process. SIGHUP keeps its disposition if it was ignored at the start of the program, as with nohup.
 
   void stop_signals_block(void)          at the start of main, before there are other threads
-  void stop_signals_catch(notice)        from here on they stop the run; before, they have their default actions.
+  void stop_signals_end(line)            from here on they end the program at once with EXIT_SIGNALLED and this line,
+                                         on all ranks: there is nothing to save. Before, they have their default actions
+  void stop_signals_catch(notice)        from here on they stop the run.
                                          notice: a line for stderr, printed when the first one arrives; NULL: none
+  bool stop_signal_arrived(void)         whether one has
 
   Threads that compute run no handler: the signals are blocked in them, and a dedicated thread waits for signals.
   oneDNN's fp32 products move the stack pointer into a buffer on the heap, and a handler that interrupts one corrupts
   the heap (observed with version 2.6.3, also with an alternate signal stack).
 */
 #pragma once
-#include "../base/common.h"
+#include "../comm/watchdog.h"
 
 static volatile sig_atomic_t stop_signal; // the signal that asked, or 0; an int that is written once
 
@@ -21,12 +24,13 @@ enum { STOP_SIGNAL_COUNT = 4 };
 static const int stop_signals[STOP_SIGNAL_COUNT] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
 static volatile sig_atomic_t stop_signals_caught; // stop_signals_catch() was called
 static bool stop_signals_sighup_ignored;          // at the start of the program
-static const char *stop_signals_notice;
+static const char *stop_signals_notice, *stop_signals_line;
 
 static inline int stop_signal_read(void) {
     if (fault_point(FAULT_SIGNAL, NULL, 0)) stop_signal = SIGTERM;
     return stop_signal;
 }
+static inline bool stop_signal_arrived(void) { return stop_signal_read() != 0; }
 
 static inline sigset_t stop_signal_set(void) {
     sigset_t set;
@@ -43,7 +47,7 @@ static inline void stop_signal_print(const char *line) {
 }
 
 // Called in the dedicated thread, or as a handler in a thread that a library started before main.
-static inline void stop_signal_arrived(int signal_number) {
+static inline void stop_signal_take(int signal_number) {
     static struct timespec first;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -61,10 +65,12 @@ static inline void *stop_signals_thread(void *unused) {
     sigset_t set = stop_signal_set();
     for (int signal_number = 0; sigwait(&set, &signal_number) == 0;) {
         struct sigaction action;
-        if (stop_signals_caught) stop_signal_arrived(signal_number);
-        else if (sigaction(signal_number, NULL, &action) == 0 && action.sa_handler != SIG_IGN) { // its default action
+        if (stop_signals_caught) stop_signal_take(signal_number);
+        else if (sigaction(signal_number, NULL, &action) == 0 && action.sa_handler != SIG_IGN) {
             __atomic_store_n(&ended_by_signal, true, __ATOMIC_SEQ_CST);
             if (failure_hook) failure_hook(); // removes an unfinished output
+            if (stop_signals_line) watch_end_all(EXIT_SIGNALLED, stop_signals_line);
+            // its default action
             pthread_sigmask(SIG_UNBLOCK, &set, NULL);
             raise(signal_number);
             pthread_sigmask(SIG_BLOCK, &set, NULL);
@@ -83,12 +89,14 @@ static inline void stop_signals_block(void) {
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
+static inline void stop_signals_end(const char *line) { stop_signals_line = line; }
+
 static inline void stop_signals_catch(const char *notice) {
     struct sigaction action;
     sigset_t set = stop_signal_set();
     memset(&action, 0, sizeof(action));
     action.sa_handler =
-        stop_signal_arrived; // also when the parent process had them ignored, as a shell does for background jobs
+        stop_signal_take; // also when the parent process had them ignored, as a shell does for background jobs
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     stop_signals_notice = notice;

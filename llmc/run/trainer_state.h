@@ -27,6 +27,7 @@ typedef struct {
     int64_t tokens;  // of the steps done, each with the --total-batch of its start
     // The first step after the first of the last validations in a row whose loss was not finite; 0: the last one's is.
     int64_t val_not_finite_since;
+    bool measurement_due; // a measurement after the last step was abandoned: a resume makes it
     uint64_t next_window; // position in the training order, since the data were opened
     DataPositions opened; // positions of the corpora then, in a run with phases
     SpikeGuard guard;     // decides which updates are applied
@@ -52,6 +53,7 @@ static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options 
     json_add_u64(json, "updates", (uint64_t)s->updates);
     json_add_u64(json, "tokens", (uint64_t)s->tokens);
     if (s->val_not_finite_since) json_add_u64(json, "val_not_finite_since", (uint64_t)s->val_not_finite_since);
+    CHECK(!s->measurement_due || cJSON_AddTrueToObject(json, "measurement_due"), "out of memory for a JSON text");
     json_add_u64(json, "next_window", s->next_window);
     CHECK(cJSON_AddTrueToObject(json, "mixture_epochs"), "out of memory for a JSON text");
     json_add_u64(json, "seed", o->seed);
@@ -105,6 +107,7 @@ static inline void trainer_state_rewind(TrainerState *s, const cJSON *json, cons
 
 static inline void trainer_state_resume(TrainerState *s, const cJSON *json, const char *path) {
     trainer_state_rewind(s, json, path);
+    s->measurement_due = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "measurement_due"));
     s->next_window = state_number(json, "next_window", UINT64_MAX / 2, path);
     CHECK(positions_from_json(&s->opened, cJSON_GetObjectItemCaseSensitive(json, "data_opened_at")),
           "%s: \"data_opened_at\" in trainer_state.json has an invalid format", path);

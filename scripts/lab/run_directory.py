@@ -212,7 +212,8 @@ def state(directory, steps):
     records = tail(directory / "log.jsonl")
     last = max((r["step"] for r in records if r.get("kind") == "train"), default=0)
     ends = [r for r in records[-3:] if r["kind"] == "event" and r.get("what") in ("start", "stopped")]
-    if ends and ends[-1]["what"] == "stopped" and ends[-1].get("why") == "not_finite":
+    stopped = bool(ends) and ends[-1]["what"] == "stopped"  # after the last step: its measurements are still due
+    if stopped and ends[-1].get("why") == "not_finite":
         return "diverged", last
-    done = last >= steps and (checkpoint(directory, steps) / "trainer_state.json").exists()
+    done = not stopped and last >= steps and (checkpoint(directory, steps) / "trainer_state.json").exists()
     return ("done" if done else "begun"), last

@@ -261,6 +261,12 @@ def test_the_state_of_a_run_follows_from_its_directory(tmp_path):
     run_directory.checkpoint(run, 5).mkdir(parents=True)
     (run_directory.checkpoint(run, 5) / "trainer_state.json").write_text("{}")
     assert run_directory.state(run, 5) == ("done", 5)
+    with open(log, "a") as f:
+        f.write('{"kind": "event", "step": 5, "what": "stopped", "why": "Terminated"}\n')
+    assert run_directory.state(run, 5) == ("begun", 5)  # its last validation was abandoned
+    with open(log, "a") as f:
+        f.write('{"kind": "event", "step": 5, "what": "start", "changed": []}\n{"kind": "val", "step": 5, "loss": 1}\n')
+    assert run_directory.state(run, 5) == ("done", 5)
     log.write_text(
         '{"kind": "train", "step": 3, "tokens": 3, "loss": null}\n'
         '{"kind": "event", "step": 3, "what": "stopped", "why": "not_finite"}\n'

@@ -6,7 +6,7 @@ from time import monotonic
 import pytest
 from device import DEVICE, on_device
 from device_ranks import HASTY, MODEL, run_ranks
-from program import DONE, FAILED, USAGE, run
+from program import DONE, FAILED, SIGNALLED, USAGE, records, run
 from ranks import expect_same_weights
 
 
@@ -44,6 +44,19 @@ def test_lost_rank(odd, fault, zero, words):
         run_ranks(odd, 2, "--out run --resume").done()
         run_ranks(odd, 2, MODEL, options, "--out whole").done()
         expect_same_weights(odd / "whole", odd / "run", 6)
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("zero", [0, 3])
+def test_signal_in_validation(odd, zero):
+    """a signal to one rank abandons the validation of all, and a resume makes it"""
+    options = f"--batch-size 2 --steps 4 --val-data data.bin --val-every 2 --val-steps 4 --zero {zero} --out"
+    run_ranks(odd, 2, MODEL, options, "whole").done()
+    result = run_ranks(odd, 2, MODEL, options, "run", env="FAULT=signal:1:2:3")
+    assert result.status == SIGNALLED and not records(odd / "run", "val", step=2), result
+    run_ranks(odd, 2, "--out run --resume").done()
+    assert records(odd / "run", "val") == records(odd / "whole", "val")
+    expect_same_weights(odd / "whole", odd / "run", 4)
 
 
 @pytest.mark.bf16

@@ -157,6 +157,14 @@ def train_in_parts(corpus, directory, steps, *options):
     return whole, parts
 
 
+def has_open(pid, text):
+    """Whether a process has a file open whose path contains the text."""
+    try:
+        return any(text in os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:  # closed meanwhile
+        return False
+
+
 # ---- memory
 
 

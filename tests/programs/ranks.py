@@ -49,6 +49,13 @@ def write_short_epoch(directory):
     write_grammar(directory / "train.bin", 40 * 16 + 1, 1)
 
 
+def write_many(directory, count):
+    """Shards many/*.bin, which are links to train.bin: data that take long to open, or to read."""
+    (directory / "many").mkdir()
+    for i in range(count):
+        (directory / f"many/{i:06d}.bin").hardlink_to(directory / "train.bin")
+
+
 def train_ranks(run, ranks, *options, **variables):
     """Trains a small model on the train.bin beside the run."""
     # YOCO requires an even number of layers

@@ -7,9 +7,22 @@ import signal
 import time
 
 import pytest
-from program import DONE, FAILED, SIGNALLED, Started, checkpoint, records, run, saved
+from program import (
+    DONE,
+    FAILED,
+    SIGNALLED,
+    Started,
+    all_records,
+    checkpoint,
+    expect_same,
+    has_open,
+    records,
+    run,
+    saved,
+)
+from program import without_times, write_random_choices
 from ranks import OPENMPI, SMALL_OF_RANKS, expect_losses, expect_same_weights, faulty, resume_ranks, skip_without_mpi
-from ranks import train_ranks, write_short_epoch
+from ranks import train_ranks, write_many, write_short_epoch
 
 WATCHED = "--steps 12 --total-batch 192 --batch-size 2 --checkpoint-every 2 --timeout 2"
 
@@ -56,6 +69,11 @@ def test_lost_rank(short, watched, fault):
 # ---- signals
 
 
+def ranks_of(launcher):
+    """The processes that mpirun has started."""
+    return [int(pid) for pid in run("pgrep -P", launcher, "-f faulty_diffv2").out.split()]
+
+
 def newest(run):
     return max(step for step in saved(run) if isinstance(step, int))
 
@@ -72,7 +90,7 @@ def test_signal(short, name, target):
     ranks = ["mpirun -q -n 2", faulty(), "--train-data train.bin", SMALL_OF_RANKS]
     with Started(*ranks, steps, "--out run", cwd=short, env=OPENMPI) as launcher:
         launcher.wait_for_step(out, 5)
-        pids = [int(pid) for pid in run("pgrep -P", launcher.pid, "-f faulty_diffv2").out.split()]
+        pids = ranks_of(launcher.pid)
         for pid in {"all": pids, "launcher": [launcher.pid]}.get(target) or [pids[target]]:
             os.kill(pid, signal.Signals[f"SIG{name}"])
         result = launcher.end()
@@ -98,6 +116,81 @@ def test_signal_at_any_point(short, ranks, fault):
     assert result.status == (SIGNALLED if step < 12 else DONE), result.err
     assert step == 5 or fault == "signal:0:5:3"  # after the last look of step 5
     assert saved(short / "run") == [step]
+
+
+MEASURED = ("val", "choices", "sample")
+MEASURES = {
+    "all": "--val-data train.bin --val-steps 4 --val-every 4 --eval-choices c=choices.bin --sample-every 4",
+    "choices": "--val-every 4 --eval-choices c=choices.bin",
+    "sample": "--sample-every 4",
+}
+
+
+def options_measured(measures):
+    return "--steps 8 --batch-size 2 " + MEASURES[measures]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Gives the uninterrupted run of so many ranks with these measurements. Tests do not write there."""
+    directory = tmp_path_factory.mktemp("measured")
+    write_short_epoch(directory)
+    write_random_choices(directory / "choices.bin", 128, 4, 1)
+
+    def whole(ranks, measures):
+        path = directory / f"{measures}{ranks}"
+        if not path.exists():
+            train_ranks(path, ranks, options_measured(measures)).done()
+        return path
+
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("ranks", "measures", "fault", "before"),
+    [
+        # signals before so many reads of a step: 1 in the step, 4 in the validation, one per batch of choices, of which
+        # there are more than 100, and one per token of the sample
+        (1, "all", "signal:0:0:3", []),
+        (1, "all", "signal:0:4:1", []),
+        (1, "all", "signal:0:4:3", []),
+        (1, "all", "signal:0:4:20", ["val"]),
+        (1, "all", "signal:0:4:300", ["val", "choices"]),
+        (1, "all", "signal:0:8:3", []),
+        (2, "all", "signal:1:0:2", []),
+        (2, "all", "signal:1:4:3", []),
+        (2, "choices", "signal:1:8:3", []),
+        (2, "sample", "signal:0:4:20", []),
+    ],
+)
+def test_signal_in_measurement(measured, ranks, measures, fault, before):
+    """a signal abandons a measurement without a record, and a resume makes it: the records are the uninterrupted run's"""
+    whole, step = measured(ranks, measures), int(fault.split(":")[2])
+    run = whole.parent / f"{whole.name}-{fault}"
+    result = train_ranks(run, ranks, options_measured(measures), FAULT=fault)
+    assert result.status == SIGNALLED and f"stopped after step {step} of 8" in result.out, result
+    assert [r["kind"] for r in all_records(run) if r["step"] == step and r["kind"] in MEASURED] == before
+    assert not step or saved(run) == [step]
+    resume_ranks(run, ranks).done()
+    for kind in ("train", *MEASURED):
+        found, wanted = (without_times(records(path, kind)) for path in (run, whole))
+        assert found == wanted, kind
+    expect_same(checkpoint(whole, 8), checkpoint(run, 8))
+    assert "nothing to do" in resume_ranks(run, ranks).done().out
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_signal_without_run(short, rank):
+    """a signal to one rank ends an evaluation of all ranks at once"""
+    skip_without_mpi()
+    write_many(short, 50)
+    evaluate = "--eval --val-data 'many/*.bin' --val-steps 1000000 --batch-size 1 --timeout 60"
+    with Started("mpirun -q -n 2", faulty(), SMALL_OF_RANKS, evaluate, cwd=short, env=OPENMPI) as launcher:
+        launcher.wait_until(lambda: sum(has_open(pid, "/many/") for pid in ranks_of(launcher.pid)) == 2)
+        os.kill(ranks_of(launcher.pid)[rank], signal.SIGTERM)
+        begin, result = time.monotonic(), launcher.end()
+    assert time.monotonic() - begin < 20 and result.status == SIGNALLED
+    assert result.err.count("diffv2: ") == result.err.count("signal: ended before everything was measured") == 1
 
 
 # ---- values

@@ -7,9 +7,10 @@ import subprocess
 import time
 
 import pytest
-from program import DONE, FAILED, ROOT, SIGNALLED, Started, checkpoint, expect_same, linked_with, program, records, run
-from program import run_trainer, saved, trainer
-from ranks import faulty
+from program import DONE, FAILED, ROOT, SIGNALLED, Started, all_records, checkpoint, expect_same, linked_with, program
+from program import has_open, records, run
+from program import SHAPE, run_trainer, saved, trainer
+from ranks import faulty, write_many
 from small_runs import ENDLESS, TWELVE, command, expect_whole, resume, start
 
 
@@ -68,6 +69,38 @@ def test_second_signal(short):
         result = process.end()
     assert "the run stops after the current step" in acknowledged and result.err.startswith(acknowledged)
     assert result.status == FAILED and "second signal: ending at once" in result.err and result.err.count("\n") == 2
+
+
+# Starts that take long: with so many shards, or so many windows to measure.
+LONG = {
+    "opening data": (20000, "--train-data 'many/*.bin' --steps 2 --out run", "ended before the first step"),
+    "evaluation": (50, "--eval --val-data 'many/*.bin' --val-steps 1000000 --eval-out out.json", "ended before every"),
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_signal_without_run(short, what):
+    """a signal ends the opening of data and an evaluation at once, and nothing is written"""
+    shards, options, words = LONG[what]
+    write_many(short, shards)
+    before = sorted(short.iterdir())
+    with Started(*trainer(), SHAPE, "--batch-size 1 --threads 1", options, cwd=short) as process:
+        process.wait_until(lambda: has_open(process.pid, "/many/")).terminate()
+        assert process.end().one_line(SIGNALLED, words).out == ""
+    assert sorted(short.iterdir()) == before
+
+
+def test_signal_in_first_validation(short):
+    """a signal during the validation before the first step abandons it"""
+    write_many(short, 2000)
+    validation = "--val-data 'many/*.bin' --val-steps 1000000 --batch-size 1"
+    with Started(*command(short / "run", "--steps 2", validation), cwd=short) as process:
+        process.wait_until(lambda: "training from" in process.printed()[0]).terminate()
+        result = process.end().one_line(SIGNALLED, "the run stops")
+    assert "stopped after step 0 of 2" in result.out
+    assert {record["kind"] for record in all_records(short / "run")} == {"event"}
+    resume(short / "run", "--val-steps 1").done()
+    assert [record["step"] for record in records(short / "run", "val")] == [0, 2]
 
 
 @pytest.mark.parametrize("ignored", [False, True])
