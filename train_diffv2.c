@@ -813,8 +813,9 @@ static bool stats_due(const Options *o, int64_t step) {
 // ---------------------------------------------------------------------------------------------------
 // A training step
 
-// What all ranks must know of a step: the loss, the norm of the gradients, whether one of them is to stop, whether a
-// checkpoint is due, and the stage of the one that is being written. All ranks compute the same from the same numbers.
+// What all ranks must know of a step: the loss, the norm of the gradients, whether one of them is to stop or could not
+// read its data, whether a checkpoint is due, and the stage of the one that is being written. All ranks compute the
+// same from the same numbers.
 static void run_agree(Run *run, StepResult *r) {
     Model *model = &run->model;
     int ranks = comm_ranks(), pieces = model->plan.sharding.ranks; // those of every group are equal
@@ -825,14 +826,17 @@ static void run_agree(Run *run, StepResult *r) {
     own[1] = stop_signal_read();
     own[2] = checkpointer_minutes_passed(&run->checkpointer);
     own[3] = background_progress();
+    own[4] = run->data.train.unread;
     own_squares(&model->state, own + AGREED_NUMBERS);
     comm_gather(all, own, (size_t)width * sizeof(double));
     run->checkpointer.stage = INT_MAX;
+    run->data.train.any_unread = false;
     for (int q = 0; q < ranks; q++) {
         const double *theirs = all + q * width;
         run->checkpointer.stage = min_int(run->checkpointer.stage, (int)theirs[3]);
         loss += theirs[0];
         run->stop = max_int(run->stop, (int)theirs[1]);
+        run->data.train.any_unread = run->data.train.any_unread || theirs[4] != 0;
         for (int b = 0; b < count && q < pieces; b++) model->state.squares[b * pieces + q] = theirs[AGREED_NUMBERS + b];
     }
     run->checkpointer.due = all[2] != 0;
@@ -862,7 +866,8 @@ static double run_measure_update(Run *run, StepResult *r) {
     return r->update.scale;
 }
 
-// One step: gradients of micro_steps micro-batches, then the update, unless it is to be skipped.
+// One step: gradients of micro_steps micro-batches, then the update, unless it is to be skipped. If a rank cannot read
+// a batch (any_unread), its gradients are of no use and there is no step: the state stays that of the step before.
 static StepResult run_step(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
@@ -879,17 +884,18 @@ static StepResult run_step(Run *run) {
     for (int micro = 0; micro < run->micro_steps; micro++) {
         bool last = micro + 1 == run->micro_steps, stats = run->stats && last && stats_due(o, s->step + 1);
         watch_phase(PHASE_DATA);
-        dataloader_next(&run->data.train, run->inputs, run->targets, run->starts);
+        dataloader_read(&run->data.train, run->inputs, run->targets, run->starts);
         model->stats = stats ? run->stats : NULL;
         grads_begin(&model->state, micro, last);
         model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
     }
+    run_agree(run, &r);
+    if (run->data.train.any_unread) return r;
     s->next_window = dataloader_position(&run->data.train);
     s->step++;
     s->tokens += o->total_batch;
     LearningRate rate = options_learning_rate(o);
     r.lr = schedule_lr(&rate, s->step);
-    run_agree(run, &r);
     r.decision =
         r.targets > 0 ? spike_guard_decide(&s->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z) : no_update;
     watch_phase(PHASE_UPDATE);
@@ -1037,6 +1043,24 @@ static bool run_abandons(void *data) {
     return run->stop != 0;
 }
 
+// Ends the program, because a rank could not read training or validation data. The state of the last step is saved
+// first.
+static void run_end_unread(Run *run, DataLoader *l) {
+    const Options *o = &run->options;
+    const TrainerState *s = &run->state;
+    char option[2048] = "", advice[UNREAD_SIZE];
+    progress_break();
+    if (run->checkpointer.saved_step != s->step) checkpointer_save(&run->checkpointer, false);
+    checkpointer_finish(&run->checkpointer);
+    comm_barrier();
+    if (l == &run->data.val) snprintf(option, sizeof(option), "--val-data DATA");
+    else if (l->unread && dataloader_moved(l, l->reading) == l->reading && !o->phase && !o->batch_schedule)
+        changes_past_window(&run->changes, s->step + 1, l->reading - s->next_window, option, sizeof(option));
+    unread_advice(advice, o->out, s->step, option);
+    if (l->unread) dataloader_fail(l, advice);
+    comm_barrier(); // ends when that rank ends
+}
+
 static EvaluationModel run_measured_model(Run *run) {
     EvaluationModel m = evaluation_model(&run->model);
     m.abandons = run_abandons, m.run = run;
@@ -1052,6 +1076,10 @@ static void run_log_validation(Run *run) {
         double loss = validate(&m, &run->data.val, windows, NULL);
         run->state.measurement_due = run->stop != 0;
         if (run->stop) return;
+        if (run->data.val.any_unread) {
+            run->state.measurement_due = true;
+            run_end_unread(run, &run->data.val);
+        }
         trainer_state_validated(&run->state, loss);
         log_validation(&run->log, run->state.step, loss, windows, run->data.val_fingerprint);
     }
@@ -1143,6 +1171,7 @@ static void run_train_begin(Run *run) {
     warn_of_slow_fp8(&run->model.plan, o, ops_rated());
     if (o->stats_every && !o->out)
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
+    run->checkpointer.saved_step = run->state.step;
     if (run->state.step == 0 || run->state.measurement_due) run_measure(run);
     run->checkpointer.saved_at = now_seconds();
     dataloader_start(&run->data.train, run->state.next_window);
@@ -1164,6 +1193,7 @@ static int run_train(Run *run) {
     while (!stop) {
         if (phases_begin(&run->phases, s->step)) run_enter_phase(run);
         StepResult r = run_step(run);
+        if (run->data.train.any_unread) run_end_unread(run, &run->data.train);
         busy += r.seconds;
         double left = phases_tokens(&run->phases, s->step, o->steps) / phases_tokens(&run->phases, first, s->step);
         divergence_start(&run->start_loss, s);
@@ -1217,7 +1247,7 @@ static void run_load(Run *run, const Resume *resume) {
     Inputs *data = &run->data;
     TrainerState *s = &run->state;
     Checkpointer c = {
-        run_base(run), s, &run->model.state, &run->log, &data->tokenizer, &data->train, data->fingerprint, 0, 0,
+        run_base(run), s, &run->model.state, &run->log, &data->tokenizer, &data->train, data->fingerprint, 0, 0, 0,
         false,         0};
     CheckpointBuffers buffers = checkpoint_buffers(&run->model.state);
     const char *loaded = resume_weights(resume, o);

@@ -15,8 +15,8 @@ each other besides those of MPI or NCCL.
   void watch_phase(phase), watch_step(n)    what this rank is doing, for error messages
   void watch_wait_begin(), watch_wait_end() around a wait for other ranks, whose collectives own.collectives counts
   void watch_device(collectives, waiting)   the same for a device, for which the host does not wait
-  void watch_end_all(status, line)          ends this process, in any thread, and all other ranks; one of them prints the
-                                            line
+  void watch_end_all(status, line)          ends this process, in any thread, and all other ranks; one of them prints
+                                            the line
   watch_exit_hook                           called before the watchdog ends the process; takes at most about a second
 
   N           file of rank N: host, step, phase, collectives, wait, and a counter that rises with each write. Its

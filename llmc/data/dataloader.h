@@ -26,7 +26,7 @@ dataloader.h: batches of token windows from token shards, read ahead of the step
                                            index g the window of g % W.
             A loader keeps the places of one block for the thread, and those of one for its caller.
   reading   One thread fills DATALOADER_SLOTS batches ahead. The number of open files is bounded. An error in the thread
-            is reported by the dataloader_next call that would have returned the batch, in the caller's thread.
+            is reported by the call that would have returned the batch, in the caller's thread.
   traffic   2 or 4 (T+1) bytes of file per window, 8T bytes copied to the caller
 */
 #pragma once
@@ -88,6 +88,9 @@ typedef struct {
     double wait_seconds;   // time that dataloader_next has waited since dataloader_open
     const WindowMove *moves;
     int move_count;
+    bool unread;      // dataloader_read has failed since dataloader_start: `error` says why, at the window `reading`
+    bool any_unread;  // so it has on one of the ranks, as of their last agreement; set by callers
+    uint64_t reading; // the global index of the last window that the thread began to read
     // ---- private
     CorpusSpecs specs;
     Shard *shards;
@@ -316,7 +319,7 @@ static inline void *dataloader_thread(void *argument) {
         int *slot = l->slots + (l->produced % DATALOADER_SLOTS) * B * row;
         pthread_mutex_unlock(&l->lock);
         bool good = true;
-        for (size_t b = 0; good && b < B; b++) good = dataloader_read_window(l, index + b, slot + b * row);
+        for (size_t b = 0; good && b < B; b++) good = dataloader_read_window(l, l->reading = index + b, slot + b * row);
         pthread_mutex_lock(&l->lock);
         if (good) l->produced++;
         else l->failed = true;
@@ -341,15 +344,15 @@ static inline void dataloader_start(DataLoader *l, uint64_t first_window) {
     dataloader_stop(l);
     l->first = first_window;
     l->produced = l->consumed = 0;
-    l->stop = l->failed = false;
+    l->stop = l->failed = l->unread = l->any_unread = false;
     thread_start(&l->thread, dataloader_thread, l, "that reads the data");
     l->running = true;
 }
 
 // inputs, targets (B,T) = this rank's next micro-batch; a target that does not count is -1. starts (B,T), unless NULL =
-// the position where the document of each input begins. The global index advances by ranks*B windows. Exits with one
-// line if the batch could not be read.
-static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int *starts) {
+// the position where the document of each input begins. The global index advances by ranks*B windows. False, now and
+// from then on, if the batch could not be read.
+static inline bool dataloader_read(DataLoader *l, int *inputs, int *targets, int *starts) {
     assert(l->running && (starts == NULL || l->documents));
     pthread_mutex_lock(&l->lock);
     double begin = l->produced == l->consumed ? now_seconds() : 0;
@@ -357,8 +360,8 @@ static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int
     if (begin > 0) l->wait_seconds += now_seconds() - begin;
     bool ready = l->produced != l->consumed;
     pthread_mutex_unlock(&l->lock);
-    if (!ready) dataloader_stop(l); // the thread has ended
-    CHECK(ready, "%s", l->error);
+    l->unread = !ready;
+    if (!ready) return false;
     size_t T = l->T, B = l->B;
     const int *row = l->slots + (l->consumed % DATALOADER_SLOTS) * B * (2 * T + 1);
     for (size_t b = 0; b < B; b++, row += 2 * T + 1) {
@@ -372,6 +375,18 @@ static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int
     l->consumed++;
     pthread_cond_broadcast(&l->changed);
     pthread_mutex_unlock(&l->lock);
+    return true;
+}
+
+// After dataloader_read has failed: exits with one line, the error and `more`.
+static inline void dataloader_fail(DataLoader *l, const char *more) {
+    dataloader_stop(l); // the thread has ended
+    CHECK(false, "%s%s", l->error, more);
+}
+
+// As dataloader_read, but exits with one line if the batch could not be read.
+static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int *starts) {
+    if (!dataloader_read(l, inputs, targets, starts)) dataloader_fail(l, "");
 }
 
 // The global index of the next window, which a checkpoint stores and dataloader_start takes.

@@ -70,7 +70,8 @@ static inline void loss_table_means(LossTable *table) {
 }
 
 // Mean loss of the targets that count in the first windows of the validation data, the same ones each time. Of no use
-// when the measurement was abandoned.
+// when the measurement was abandoned, or a rank could not read its data (val->any_unread), which ends the program if
+// nothing is to be saved first.
 // tables: receive the means of their classes; or NULL. All ranks call it.
 static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows,
                               LossTable tables[LOSS_TABLES]) {
@@ -80,7 +81,7 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
     int *batch = (int *)checked_calloc(3 * N, sizeof(int)); // inputs, targets, starts of documents
     int *targets = batch + N, *starts = val->documents ? batch + 2 * N : NULL;
     real *losses = (real *)checked_calloc(N, sizeof(real));
-    double all[2] = {0, 0}; // the sum of the losses, and the targets that count
+    double all[3] = {0, 0, 0}; // the sum of the losses, the targets that count, and ranks that could not read
     watch_phase(PHASE_VALIDATION);
     dataloader_start(val, 0);
     for (uint64_t first = 0; first < windows && !measurement_ends(m); first += (uint64_t)B * ranks) {
@@ -90,7 +91,11 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
             break;
         }
         int rows = T * (windows - done < (uint64_t)B ? (int)(windows - done) : B); // the last batch may be partial
-        dataloader_next(val, batch, targets, starts);
+        if (!dataloader_read(val, batch, targets, starts)) {
+            if (!m->abandons) dataloader_fail(val, "");
+            follow_forward(m->state);
+            continue;
+        }
         buffer_zero(m->acts->losses, (size_t)rows * sizeof(real));
         m->losses(m->model, batch, targets, starts, rows / T, T);
         buffer_download(losses, m->acts->losses, (size_t)rows * sizeof(real));
@@ -107,7 +112,9 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
     }
     free(batch);
     free(losses);
-    comm_sum_f64(all, 2);
+    all[2] = val->unread;
+    comm_sum_f64(all, 3);
+    val->any_unread = all[2] > 0;
     for (int i = 0; tables && i < LOSS_TABLES; i++) loss_table_means(&tables[i]);
     return all[0] / all[1];
 }

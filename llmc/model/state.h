@@ -269,7 +269,7 @@ static inline void grads_close(ModelState *s, int l) {
     }
 }
 
-enum { AGREED_NUMBERS = 4 }; // that the ranks exchange in each step, besides the squares
+enum { AGREED_NUMBERS = 5 }; // that the ranks exchange in each step, besides the squares
 // own [buckets]
 static inline void own_squares(const ModelState *s, double *own) {
     const Sharding *sharding = &s->plan->sharding;

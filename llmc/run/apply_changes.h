@@ -5,6 +5,7 @@ functions together.
   void   changes_open(a, options, tensors, loader, step, next_window)   before the loader starts; errors: CHECK
   void   changes_update(a, state, step)   before the update of a step: resets moments, and sets the update's rates
   double changes_norm(a, step)            the largest norm of an update; INFINITY: no limit
+  void   changes_past_window(a, step, window, text, size)   the option of a resume that replaces a window
   void   log_changes(log, step, a, loader)   an event for each change that begins
   void   changes_close(a)
 */
@@ -106,6 +107,18 @@ static inline double changes_norm(const AppliedChanges *a, int64_t step) {
         if (c->kind == CHANGE_NORM && change_active(c, step)) most = fmin(most, c->value);
     }
     return most;
+}
+
+// Writes the option of a resume that reads another window in place of this one of the update of `step`. It keeps the
+// changes of later steps.
+static inline void changes_past_window(const AppliedChanges *a, int64_t step, uint64_t window, char *text,
+                                       size_t size) {
+    size_t length = (size_t)snprintf(text, size, "--change '");
+    for (int i = 0; i < a->changes.count; i++)
+        if (a->changes.all[i].first >= step && length < size)
+            length += (size_t)snprintf(text + length, size - length, "%s ", a->changes.all[i].text);
+    if (length < size)
+        snprintf(text + length, size - length, "%" PRId64 ":replace=%" PRIu64 "-%" PRIu64 "'", step, window, window);
 }
 
 // Where a window is that the change replaces or moves: its shard and first token.

@@ -29,6 +29,7 @@ typedef struct {
     const RunTokenizer *tokenizer;
     const DataLoader *train;
     uint64_t fingerprint; // of its data
+    int64_t saved_step;   // of the last checkpoint; 0 in a run without one
     double saved_at;      // when the last checkpoint was saved, or training began; of this rank's clock
     double stall_seconds; // that training has waited for checkpoints
     bool due;             // --checkpoint-minutes, as of the last step, by the clock of rank 0
@@ -123,6 +124,7 @@ static inline void checkpointer_save(Checkpointer *c, bool continues) {
     checkpointer_check_weights(c, &buffers);
     cJSON *json = trainer_state_to_json(c->state, o, c->fingerprint, dataloader_identity(c->train));
     log_sync(c->log);
+    c->saved_step = step;
     c->saved_at = now_seconds();
     if (in_background) {
         background_start(o->out, step, keep, &buffers, json);

@@ -2,7 +2,8 @@
 stop_signals.h: SIGTERM, SIGINT, SIGUSR1 (which schedulers send before they reclaim a machine) and SIGHUP (the terminal
 is closed) stop a run after the current step, or the current batch of a measurement. A second signal ends the process at
 once, with status 1. Signals within half a second of the first count as the same request: launchers forward signals that
-a scheduler also sends to every process. SIGHUP keeps its disposition if it was ignored at the start of the program, as with nohup.
+a scheduler also sends to every process. SIGHUP keeps its disposition if it was ignored at the start of the program, as
+with nohup.
 
   void stop_signals_block(void)          at the start of main, before there are other threads
   void stop_signals_end(line)            from here on they end the program at once with EXIT_SIGNALLED and this line,

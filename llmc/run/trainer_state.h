@@ -27,7 +27,7 @@ typedef struct {
     int64_t tokens;  // of the steps done, each with the --total-batch of its start
     // The first step after the first of the last validations in a row whose loss was not finite; 0: the last one's is.
     int64_t val_not_finite_since;
-    bool measurement_due; // a measurement after the last step was abandoned: a resume makes it
+    bool measurement_due; // a measurement after the last step was abandoned or failed: a resume makes it
     uint64_t next_window; // position in the training order, since the data were opened
     DataPositions opened; // positions of the corpora then, in a run with phases
     SpikeGuard guard;     // decides which updates are applied

@@ -20,7 +20,7 @@ from program import (
     run,
     saved,
 )
-from program import without_times, write_random_choices
+from program import overwrite, without_times, write_random_choices
 from ranks import OPENMPI, SMALL_OF_RANKS, expect_losses, expect_same_weights, faulty, resume_ranks, skip_without_mpi
 from ranks import train_ranks, write_many, write_short_epoch
 
@@ -164,7 +164,7 @@ def measured(tmp_path_factory):
     ],
 )
 def test_signal_in_measurement(measured, ranks, measures, fault, before):
-    """a signal abandons a measurement without a record, and a resume makes it: the records are the uninterrupted run's"""
+    """a signal abandons a measurement without a record, and a resume makes it: the log is that of a whole run"""
     whole, step = measured(ranks, measures), int(fault.split(":")[2])
     run = whole.parent / f"{whole.name}-{fault}"
     result = train_ranks(run, ranks, options_measured(measures), FAULT=fault)
@@ -191,6 +191,38 @@ def test_signal_without_run(short, rank):
         begin, result = time.monotonic(), launcher.end()
     assert time.monotonic() - begin < 20 and result.status == SIGNALLED
     assert result.err.count("diffv2: ") == result.err.count("signal: ended before everything was measured") == 1
+
+
+# ---- data
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_token_of_one_rank(short, zero):
+    """a token outside the vocabulary in the data of one rank ends all with the checkpoint of the last step"""
+    options = f"--steps 12 --batch-size 1 --total-batch 128 --zero {zero}"  # four micro-steps of two ranks
+    overwrite(short / "train.bin", 1024 + 2 * 100, b"\0\1")
+    result = train_ranks(short / "run", 2, options).one_line(FAILED, "token 100 of train.bin is 256")
+    (last,) = saved(short / "run")
+    assert 0 < last < 5 and f"the state of step {last} is saved" in result.err
+    train_ranks(short / "whole", 2, options, f"--stop-after {last}").done()
+    expect_same(checkpoint(short / "whole", last), checkpoint(short / "run", last))
+
+
+def test_validation_token_of_one_rank(short):
+    """a token outside the vocabulary in the validation data of one rank ends all with a checkpoint"""
+    whole, run, bad = short / "whole", short / "run", 1024 + 2 * 100
+    options = "--steps 8 --batch-size 1 --val-data val.bin --val-every 4 --val-steps 40 --zero 3"
+    data = (short / "train.bin").read_bytes()
+    (short / "val.bin").write_bytes(data)
+    train_ranks(whole, 2, options).done()
+    train_ranks(run, 2, options, "--stop-after 2").done()
+    overwrite(short / "val.bin", bad, b"\0\1")
+    resume_ranks(run, 2).one_line(FAILED, "token 100 of val.bin is 256")
+    assert saved(run) == [2, 4]
+    overwrite(short / "val.bin", bad, data[bad : bad + 2])
+    resume_ranks(run, 2).done()
+    expect_same(checkpoint(whole, 8), checkpoint(run, 8))
+    assert without_times(records(run, "val")) == without_times(records(whole, "val"))
 
 
 # ---- values
