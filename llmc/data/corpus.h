@@ -8,8 +8,8 @@ corpus.h: the arguments of --train-data and --val-data: shards, a corpus directo
   directory   train_*.bin, val_*.bin and corpus.json, which is written last. A directory without corpus.json is
               rejected if it has temporary files of an interrupted program; otherwise all of its shards are used.
   corpus.json Keys read here: "vocab_size" (greater than every token id), "separator" {"token", "place": "before" or
-              "after" a document}, and "shards" [{"file", "tokens", "mask"}], the files that the directory must have;
-              "mask": the shard has a mask of loss.
+              "after" a document}, "tokenizer" (a name; "bytes": tokens are bytes), and "shards" [{"file", "tokens",
+              "mask"}], the files that the directory must have; "mask": the shard has a mask of loss.
 
   CorpusSpecs corpus_parse(text)               exits with one line if the text is invalid
   bool        corpus_read_info(path, &info)    false if `path` is not a directory with a corpus.json
@@ -42,6 +42,7 @@ typedef struct {
 typedef struct {
     int vocab_size; // 0: unknown
     Separator separator;
+    bool bytes, other; // whether "tokenizer" states that tokens are bytes, or names another tokenizer
 } CorpusInfo;
 
 #define CORPUS_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
@@ -170,6 +171,7 @@ static inline bool corpus_read_info(const char *path, CorpusInfo *info) {
     info->vocab_size = 0;
     info->separator.token = -1;
     info->separator.after = false;
+    info->bytes = info->other = false;
     cJSON *json = corpus_read(path);
     if (json == NULL) return false;
     FORMAT(name, "%s/corpus.json", path);
@@ -177,6 +179,9 @@ static inline bool corpus_read_info(const char *path, CorpusInfo *info) {
           "%s has no \"vocab_size\" of 1 or more", name);
     info->vocab_size = (int)vocab;
     info->separator = corpus_separator(json, name, vocab);
+    const char *tokenizer = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "tokenizer"));
+    info->bytes = tokenizer && strcmp(tokenizer, "bytes") == 0;
+    info->other = tokenizer && !info->bytes;
     cJSON_Delete(json);
     return true;
 }

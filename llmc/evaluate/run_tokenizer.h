@@ -3,7 +3,9 @@ run_tokenizer.h: the tokenizer of a run, its files, which checkpoints contain, a
 
   void run_tokenizer_open(s, o, loaded, data, phases)   finds the tokenizer: --tokenizer; else that of the loaded
                             checkpoint and of the corpora of --train-data and --val-data, also of the phases that are
-                            still to come, which must be equal
+                            still to come, which must be equal. Where a corpus.json states that tokens are bytes, it is
+                            that of bytes, with or without a table. Tokens of which nothing is known may be read with
+                            any tokenizer
   void run_tokenizer_close(s)
 
 Without a tokenizer, tokens are bytes if the vocabulary has 256 tokens; otherwise they are printed as numbers.
@@ -23,9 +25,10 @@ Without a tokenizer, tokens are bytes if the vocabulary has 256 tokens; otherwis
 enum { TOKENIZER_JSON_LIMIT = 256 << 20 };
 
 typedef struct {
-    Tokenizer *tokenizer; // NULL: none
-    char path[PATH_SIZE]; // of the directory or file
-    char *json;           // tokenizer.json beside it; NULL: none
+    Tokenizer *tokenizer;  // NULL: none
+    char path[PATH_SIZE];  // of the directory or file
+    char other[PATH_SIZE]; // of a corpus with a tokenizer that is not that of bytes, and without a table; or empty
+    char *json;            // tokenizer.json beside it; NULL: none
     size_t json_size;
     int separator; // token that separates documents; -1: unknown
     int *prompt;   // tokens to continue: the implied one, if any, and those of the prompt
@@ -33,14 +36,18 @@ typedef struct {
     int implied; // tokens put before the prompt: 0 or 1
 } RunTokenizer;
 
-static inline void run_tokenizer_adopt(RunTokenizer *s, const char *path) {
-    Tokenizer *t = tokenizer_open(path);
+static inline void run_tokenizer_check_equal(bool equal, const char *path, const char *other) {
+    CHECK(equal,
+          "%s and %s have different tokenizers: their tokens have different meanings (--tokenizer FILE selects one "
+          "anyway)",
+          path, other);
+}
+
+// t: the tokenizer of a directory or file
+static inline void run_tokenizer_adopt(RunTokenizer *s, Tokenizer *t, const char *path) {
     if (s->tokenizer) {
-        bool same = s->tokenizer->size == t->size && memcmp(s->tokenizer->memory, t->memory, t->size) == 0;
-        CHECK(same,
-              "%s and %s have different tokenizers: their tokens have different meanings (--tokenizer FILE "
-              "selects one anyway)",
-              s->path, path);
+        bool equal = s->tokenizer->size == t->size && memcmp(s->tokenizer->memory, t->memory, t->size) == 0;
+        run_tokenizer_check_equal(equal, s->path, path);
         tokenizer_close(t);
         return;
     }
@@ -53,11 +60,17 @@ static inline void run_tokenizer_adopt(RunTokenizer *s, const char *path) {
     CHECK(s->json || errno == ENOENT, "cannot read %s, which checkpoints contain: %s", json, strerror(errno));
 }
 
-// Uses the tokenizer of a directory, if it has one.
+// Uses the tokenizer of a directory, if it is known.
 static inline void run_tokenizer_look(RunTokenizer *s, const char *directory) {
     char path[PATH_SIZE];
+    CorpusInfo about;
     int n = snprintf(path, sizeof(path), "%s/tokenizer.bin", directory);
-    if (n < (int)sizeof(path) && file_exists(path)) run_tokenizer_adopt(s, directory);
+    if (n >= (int)sizeof(path)) return;
+    if (file_exists(path)) run_tokenizer_adopt(s, tokenizer_open(directory), directory);
+    else if (corpus_read_info(directory, &about)) {
+        if (about.bytes) run_tokenizer_adopt(s, tokenizer_of_bytes(), directory);
+        if (about.other) FORMAT(s->other, "%s", directory);
+    }
 }
 
 static inline void run_tokenizer_look_in_corpora(RunTokenizer *s, const char *text) {
@@ -133,7 +146,7 @@ static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const c
     memset(s, 0, sizeof(*s));
     int V = o->model.V;
     const char *train_data = data || options_given(o, "train-data") ? o->train_data : NULL;
-    if (o->tokenizer) run_tokenizer_adopt(s, o->tokenizer);
+    if (o->tokenizer) run_tokenizer_adopt(s, tokenizer_open(o->tokenizer), o->tokenizer);
     else {
         if (loaded) run_tokenizer_look(s, loaded);
         if (train_data) run_tokenizer_look_in_corpora(s, train_data);
@@ -144,6 +157,8 @@ static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const c
             if (later->val_data) run_tokenizer_look_in_corpora(s, later->val_data);
         }
     }
+    bool bytes = s->tokenizer && s->tokenizer->kind == TOKENIZER_BYTES;
+    run_tokenizer_check_equal(!bytes || !s->other[0], s->path, s->other);
     CHECK(!s->tokenizer || s->tokenizer->vocab_size <= V,
           "the tokenizer of %s has %d tokens and the model a vocabulary of %d", s->path, s->tokenizer->vocab_size, V);
     s->separator = run_tokenizer_find_separator(s, o, train_data);

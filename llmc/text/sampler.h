@@ -6,8 +6,6 @@ sampler.h: sampling of a token from logits, and printing of tokens as text.
 #include "../base/json.h"
 #include "tokenizer.h"
 
-enum { BYTE_VOCABULARY = 256, DOCUMENT_SEPARATOR = 0 }; // of byte-level shards: a NUL precedes each document
-
 typedef struct {
     float logit;
     int token;

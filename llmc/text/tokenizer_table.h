@@ -2,6 +2,7 @@
 tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.bin, written by data/token_table.py.
 
   Tokenizer *tokenizer_open(path)        a file, or a directory that has tokenizer.bin; exits with one line on error
+  Tokenizer *tokenizer_of_bytes()        the table of tokens that are bytes, as data/token_table.py writes it
   void       tokenizer_close(t)
   const unsigned char *tokenizer_token_bytes(t, id, &length)   the text of a token
   int        tokenizer_class(t, codepoint)                     CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE or 0, combined
@@ -26,6 +27,7 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
 #include "../base/files.h"
 #include "../base/json.h"
 
+enum { BYTE_VOCABULARY = 256, DOCUMENT_SEPARATOR = 0 }; // of byte-level shards: a NUL precedes each document
 enum {
     TOKENIZER_HEADER_BYTES = 8 + 12 * 4,
     TOKENIZER_FILE_LIMIT = 64 << 20, // a vocabulary of 262,144 with its merges: 10 MB
@@ -278,12 +280,38 @@ static inline void tokenizer_close(Tokenizer *t) {
     free(t);
 }
 
+static inline Tokenizer *tokenizer_new(void) {
+    Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(Tokenizer));
+    t->hash_seed = (uint64_t)(now_seconds() * 1e9) ^ (uint64_t)(uintptr_t)t ^ (uint64_t)getpid() << 40;
+    return t;
+}
+
+static inline Tokenizer *tokenizer_of_bytes(void) {
+    enum { V = BYTE_VOCABULARY, BYTES = TOKENIZER_HEADER_BYTES + 5 * V };
+    uint32_t words[12 + V] = {TOKENIZER_BYTES, V};
+    Tokenizer *t = tokenizer_new();
+    t->size = BYTES + 8;
+    t->memory = (char *)checked_calloc(t->size, 1);
+    words[4] = DOCUMENT_SEPARATOR, words[9] = V;
+    for (int i = 0; i < V; i++) {
+        words[12 + i] = 1; // the length of the token
+        t->memory[BYTES - V + i] = (char)i;
+    }
+    memcpy(t->memory, "DV2TOK\0\1", 8);
+    memcpy(t->memory + 8, words, sizeof(words));
+    uint64_t hash = XXH64(t->memory, BYTES, 0);
+    memcpy(t->memory + BYTES, &hash, 8);
+    bool valid = tokenizer_read(t);
+    assert(valid);
+    (void)valid;
+    return t;
+}
+
 static inline Tokenizer *tokenizer_open(const char *path) {
     char file[PATH_SIZE];
     if (directory_exists(path)) FORMAT(file, "%s/tokenizer.bin", path);
     else FORMAT(file, "%s", path);
-    Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(Tokenizer));
-    t->hash_seed = (uint64_t)(now_seconds() * 1e9) ^ (uint64_t)(uintptr_t)t ^ (uint64_t)getpid() << 40;
+    Tokenizer *t = tokenizer_new();
     t->memory = file_read(file, TOKENIZER_FILE_LIMIT, &t->size);
     CHECK(t->memory != NULL, "cannot read the token table %s: %s", file, strerror(errno));
     CHECK(tokenizer_read(t), "%s is not a token table, or is damaged: create it again with data/token_table.py", file);

@@ -36,7 +36,12 @@ def toy(tmp_path_factory):
     separator = {"token": END, "place": "before"}
     write_corpus(directory / "a", 2, 1, {"vocab_size": END + 1, "separator": separator})
     write_corpus(directory / "b", 1, 1, {"vocab_size": END + 1})
+    write_corpus(directory / "bytes", 1, 1, {"vocab_size": 256, "tokenizer": "bytes"})
+    write_corpus(directory / "table", 1, 1, {"vocab_size": 256, "tokenizer": "bytes"})
+    write_corpus(directory / "named", 1, 1, {"vocab_size": END + 1, "tokenizer": "gpt2"})
+    write_corpus(directory / "plain", 1, 1)
     (directory / "a/tokenizer.json").write_text("{}\n")
+    token_table.write_table("bytes", directory / "table/tokenizer.bin", 0)
     with pytest.MonkeyPatch.context() as patch:  # the classes of all characters require the tokenizers library
         patch.setattr(token_table, "class_ranges", lambda parts: CLASSES)
         (directory / "a/tokenizer.bin").write_bytes(toy_table(1))
@@ -45,6 +50,7 @@ def toy(tmp_path_factory):
     options = "--train-data a --steps 2 --sample-every 1 --prompt 'ab é<|end|>' --checkpoint-every 1 --out run"
     result = run_trainer(MODEL, options, cwd=directory).done()
     assert "ab é\n\n" in result.out  # the separator is printed as the end of a paragraph
+    run_trainer(MODEL, f"--vocab {END + 1} --train-data bytes --steps 1 --out of_bytes", cwd=directory).done()
     return directory
 
 
@@ -68,6 +74,17 @@ REFUSED = [  # options, words of the error
     ("--init run/checkpoints/step_00000002 --generate 5 --tokenizer none", "none"),
     ("--init run/checkpoints/step_00000002 --generate 5 --tokenizer run/run.json", "not a token table"),
     ("--train-data 'x=a:1 y=b:1'", "different tokenizers"),
+    ("--train-data a --val-data bytes", "a and bytes have different tokenizers"),
+    (f"--vocab {END + 1} --train-data bytes --val-data a", "bytes and a have different tokenizers"),
+    (f"--vocab {END + 1} --train-data named --val-data table", "table and named have different tokenizers"),
+    ("--train-data 'x=a:1 y=bytes:1'", "different tokenizers"),
+    ("--train-data 'x=a:1 y=table:1'", "different tokenizers"),
+    ("--train-data 'x=bytes:1 y=named:1'", "different tokenizers"),
+    ("--init run/checkpoints/step_00000002 --train-data bytes", "different tokenizers"),
+    ("--init run/checkpoints/step_00000002 --eval --val-data bytes", "different tokenizers"),
+    ("--init of_bytes/checkpoints/step_00000001 --train-data a", "different tokenizers"),
+    ("--out run --resume --val-data bytes --steps 4", "different tokenizers"),
+    ("--out of_bytes --resume --val-data a --steps 4", "different tokenizers"),
     ("--train-data a --steps 4 --phase 2:train-data=b", "different tokenizers"),
     ("--vocab 300 --generate 5 --tokenizer a", "317 tokens"),
     ("--vocab 300 --generate 5 --prompt a", "no tokenizer"),
@@ -79,6 +96,15 @@ REFUSED = [  # options, words of the error
 def test_refused_tokenizers(toy, options, words):
     """tokenizers that differ, that do not fit or that encode no text are errors"""
     run_trainer("--threads 1 --seq-len 16", options, cwd=toy).one_line(FAILED, words)
+
+
+@pytest.mark.parametrize("other", ["table", "plain"])
+def test_corpora_of_bytes(toy, other):
+    """corpora of bytes have one tokenizer, with and without a table, and one of unknown tokens may be read with them"""
+    options = f"--train-data bytes --val-data {other} --steps 1 --sample-every 1 --prompt ab"
+    assert "\nab" in run_trainer(MODEL, options, "--vocab 300", cwd=toy).done().out
+    run_trainer(MODEL, f"--train-data 'x=bytes:1 y={other}:1' --vocab 256 --steps 1", cwd=toy).done()
+    run_trainer("--init of_bytes/checkpoints/step_00000001 --train-data", other, "--steps 1", cwd=toy).done()
 
 
 def test_table_that_encodes_no_text(toy):
