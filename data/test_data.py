@@ -26,7 +26,7 @@ import zstandard
 from huggingface_hub import errors as hub_errors
 from outputs import open_output
 from sources import HUB, BadInput
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -292,12 +292,69 @@ def test_the_tokenizer_is_checked_before_the_documents_are_read():
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save("t.json")
     refused("its model is WordLevel; only BPE is supported", "o", command, "t.json")
+    tokenizer = Tokenizer(models.BPE({"the": 0, "</s>": 1}, []))
+    for decoder in (None, decoders.BPEDecoder(), decoders.Metaspace(), decoders.Sequence([decoders.Fuse()])):
+        if decoder:
+            tokenizer.decoder = decoder
+        tokenizer.save("t.json")
+        name = json.loads(decoder.__getstate__())["type"].replace("Sequence", "Fuse") if decoder else "none"
+        refused(f"its decoder is {name}; supported are ", "o", command, "t.json")
     assert not list(Path("o").glob("*.bin")), "the documents were tokenized before"
     refused("is inside --out", "o", command, "o/tokenizer.json --force")
     assert Path("o/tokenizer.json").exists(), "--force removed the tokenizer"
     for damaged in ("[]", '{"shards": [], "options": 1}', "[" * 99999):
         write("o/progress.json", damaged)
         refused("progress.json is damaged: --force", "o", command, "t.json")
+
+
+def spaces_tokenizer(documents, strip):
+    """A tokenizer as that of Llama 2 or, without strip, of Gemma: spaces are "\u2581", and unknown characters bytes."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    parts = [normalizers.Prepend("\u2581")] * strip + [normalizers.Replace(" ", "\u2581")]
+    tokenizer.normalizer = normalizers.Sequence(parts)
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * strip)
+    special = ["<unk>", "<s>", "</s>"]
+    fallback = [f"<0x{b:02X}>" for b in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special + fallback, show_progress=False)
+    tokenizer.train_from_iterator(documents, trainer)
+    config = json.loads(tokenizer.to_str())
+    config["added_tokens"] = [token for token in config["added_tokens"] if token["content"] in special]
+    return Tokenizer.from_str(json.dumps(config))
+
+
+@pytest.mark.parametrize("strip", [True, False])
+def test_texts_of_tokens_with_spaces_and_bytes_are_those_of_the_library(strip):
+    documents = make_documents(200)
+    write_jsonl("in.jsonl", documents)
+    tokenizer = spaces_tokenizer(documents, strip)
+    tokenizer.save("t.json")
+    done = prepare("in.jsonl --out o --tokenizer t.json --val-tokens 500").done()
+    reason = done.out
+    tokens, corpus = read_corpus("o")
+    end, size = corpus["separator"]["token"], corpus["vocab_size"]
+    texts = ["Hello world x", "  two spaces", "Zürich 数\u00a0学😀", "the </s", "\u2581", *documents[:9]]
+    ids = [tokenizer.encode(text).ids for text in texts]
+    expected = [tokenizer.decode(one, False) for one in ids]
+    assert expected[0] == texts[0] and expected[5:] == documents[:9]
+    assert ids[-1] == tokens[np.flatnonzero(tokens == end)[8] + 1 :][: len(ids[-1])].tolist(), "other training tokens"
+    small = f"--layers 1 --hidden 16 --heads 2 --head-dim 8 --ffn 16 --seq-len 2048 --vocab {size} --tokenizer o"
+    numbers = ",".join(str(i) for one in ids for i in (*one, end))
+    done = execute(TRAINER, small, f"--generate 1 --prompt-tokens {numbers}").done()
+    assert done.out.startswith("\n\n".join(expected)), (done.out, expected)
+    first = ids[0][0]
+    write_json("prompts", *[{"tokens": [first]}] * 200)  # what follows a prompt keeps its space
+    lines = execute(TRAINER, small, "--generate 2 --temperature 9 --prompts prompts").done().out.splitlines()
+    spaces = 0
+    for line in map(json.loads, lines):
+        whole, prompt = (tokenizer.decode(one, False) for one in ([first, *line["tokens"]], [first]))
+        # of invalid UTF-8 the library also replaces the valid bytes beside it
+        assert prompt + line["text"] == whole or "\ufffd" in whole, line
+        spaces += line["text"].startswith(" ")
+    assert spaces > 5, lines
+    assert "cannot encode prompts with this tokenizer: its tokens are not byte-level" in reason, reason
+    done = execute(TRAINER, small, "--generate 1 --prompt a")
+    assert done.status == 1 and "its tokens are not byte-level" in done.err, done
 
 
 def test_corpora_of_the_hub_are_read_by_their_layout():

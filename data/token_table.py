@@ -7,15 +7,17 @@
   OUT         the output file
   --separator the token that separates documents (default: none)
 
-Every table can be decoded. The C program encodes text only if its result equals the library's: for byte-level BPE with
-the patterns below. Other tables contain the reason why not. The classes of code points (letter, number, space) come
-from the library, so that both use the same Unicode version.
+Every table is decoded as by the library: tokens are byte-level, or pieces of text with U+2581 for a space and <0x0A>
+for a byte, as those of Llama 2 and Gemma. Other decoders are refused. The C program encodes text only if its result
+equals the library's: for byte-level BPE with the patterns below. Other tables contain the reason why not. The classes
+of code points (letter, number, space) come from the library, so that both use the same Unicode version.
 """
 
 import argparse
 import functools
 import itertools
 import json
+import re
 import struct
 import sys
 
@@ -34,7 +36,13 @@ O200K = (
 PATTERNS = {GPT2: 1, CL100K: 2, CL100K.replace(r"\p{N}{1,3}", r"\p{N}"): 3, O200K: 4}
 CLASSES = ((1, r"\p{L}"), (2, r"\p{N}"), (4, r"\s"))
 PARTS = ((8, HEAD), (16, TAIL))  # of words; the tables of O200K have them
-PREFIX_SPACE, IGNORE_MERGES = 1, 2
+PREFIX_SPACE, IGNORE_MERGES, STRIP_SPACE = 1, 2, 4
+PIECES = [
+    {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 NONE = 2**32 - 1
 VOCABULARY_LIMIT = 2**24  # a file with larger ids is damaged
 
@@ -77,10 +85,21 @@ def class_ranges(parts=False):
     return ranges
 
 
+def parts_of(config, key):
+    """The parts of a pre-tokenizer or decoder, and their names."""
+    parts = [config] if config and config["type"] != "Sequence" else (config or {}).get(key, [])
+    return parts, " + ".join(p["type"] for p in parts) or "none"
+
+
+def piece_bytes(text):
+    """The bytes of a token that is a piece of text."""
+    byte = re.fullmatch("<0x([0-9A-Fa-f]{2})>", text)
+    return bytes([int(byte[1], 16)]) if byte else text.replace("\u2581", " ").encode()
+
+
 def pre_tokenizer(config):
     """(pattern, flags, reason) of a pre_tokenizer. The reason is None if it is supported."""
-    parts = [config] if config and config["type"] != "Sequence" else (config or {}).get("pretokenizers", [])
-    names = " + ".join(p["type"] for p in parts) or "none"
+    parts, names = parts_of(config, "pretokenizers")
     last = parts[-1] if parts else {"type": ""}
     if last["type"] != "ByteLevel":
         return 0, 0, f"its pre-tokenizer is {names}, without ByteLevel at the end"
@@ -109,7 +128,8 @@ def added_tokens(config):
 
 
 def read_tokenizer(path):
-    """The table of a tokenizer.json. Exits with one line if it is no such file, or has another model than BPE."""
+    """The table of a tokenizer.json. Exits with one line if it is no such file, or has another model than BPE or an
+    unknown decoder."""
     try:
         with open(path, encoding="utf-8") as f:
             return table_of(path, json.load(f))
@@ -125,6 +145,12 @@ def table_of(path, config):
     model = config.get("model") or {}
     if model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
         sys.exit(f"token_table.py: {path}: its model is {model.get('type')}; only BPE is supported")
+    decoder, names = parts_of(config.get("decoder"), "decoders")
+    before, _ = parts_of(config.get("pre_tokenizer"), "pretokenizers")
+    pieces = decoder in (PIECES, [*PIECES, STRIP])
+    if not pieces and [p["type"] for p in decoder or before[-1:]] != ["ByteLevel"]:
+        supported = "ByteLevel, and Replace + ByteFallback + Fuse with or without Strip, as of Llama 2 and Gemma"
+        sys.exit(f"token_table.py: {path}: its decoder is {names}; supported are {supported}")
     alphabet = byte_alphabet()
     vocab, added = dict(model["vocab"]), config.get("added_tokens") or []
     contents = {a["content"]: a["id"] for a in added}
@@ -136,12 +162,14 @@ def table_of(path, config):
     for text, token in vocab.items():
         if text in contents:
             continue
-        if all(c in alphabet for c in text):
+        if pieces:
+            tokens[token] = piece_bytes(text)
+        elif all(c in alphabet for c in text):
             tokens[token] = bytes(alphabet[c] for c in text)
         else:
             tokens[token], odd = text.encode(), odd + 1
     for text, token in contents.items():
-        tokens[token] = text.encode()
+        tokens[token] = piece_bytes(text) if pieces else text.encode()
     merges = []
     for merge in model.get("merges") or []:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
@@ -153,8 +181,11 @@ def table_of(path, config):
     ids, added_reason = added_tokens(config)
     if model.get("ignore_merges"):
         flags |= IGNORE_MERGES
+    if STRIP in decoder:
+        flags |= STRIP_SPACE
     missing = 256 - len({t for t in tokens if len(t) == 1})
     checks = (
+        (pieces, "its tokens are not byte-level"),
         (reason, reason),
         (config.get("normalizer"), f"its normalizer is {(config.get('normalizer') or {}).get('type')}"),
         (added_reason, added_reason),

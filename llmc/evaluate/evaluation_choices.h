@@ -49,7 +49,8 @@ static inline void choices_find_text(ChoiceTask *t, int V, const Tokenizer *toke
     for (int i = 0; i < t->row_count && t->version < CHOICES_STATED; i++) {
         ChoiceRow *row = &t->rows[i];
         size_t bytes = 0, characters = 0;
-        unsigned char *text = tokens_text((const int *)(t->words + row->tokens), row->length, V, tokenizer, &bytes);
+        const int *tokens = (const int *)(t->words + row->tokens);
+        unsigned char *text = tokens_text(tokens, row->length, false, V, tokenizer, &bytes);
         if (!text) return;
         for (size_t k = text[0] == ' '; k < bytes; k++) characters += (text[k] & 0xC0) != 0x80; // not a continuation
         row->bytes = (uint32_t)bytes;

@@ -25,10 +25,10 @@ generated_text.h: what --generate prints: text for a terminal, or with --prompts
 
 static const char *const stop_reasons[] = {NULL, "length", "separator", "not_finite"}; // by StopReason
 
-static inline void log_sample(Log *log, int64_t step, const int *tokens, int count, int V, const Tokenizer *tokenizer,
-                              StopReason stopped) {
+static inline void log_sample(Log *log, int64_t step, const int *tokens, int count, bool begins, int V,
+                              const Tokenizer *tokenizer, StopReason stopped) {
     size_t size = 0;
-    unsigned char *text = tokens_text(tokens, count, V, tokenizer, &size);
+    unsigned char *text = tokens_text(tokens, count, begins, V, tokenizer, &size);
     log_begin(log, "sample", step);
     if (text) log_bytes(log, "text", (const char *)text, size);
     else log_value(log, "text", "null");
@@ -50,8 +50,9 @@ static inline StopReason print_generated(const Generator *g, const RunTokenizer 
                      tokenizer->tokenizer, tokenizer->separator);
         printf("\n");
         fflush(stdout);
+        bool begins = length == tokenizer->implied; // there is no prompt
+        if (log) log_sample(log, step, tokens + length, generated, begins, g->V, tokenizer->tokenizer, stopped);
     }
-    if (stopped && log) log_sample(log, step, tokens + length, generated, g->V, tokenizer->tokenizer, stopped);
     free(tokens);
     return stopped;
 }
@@ -132,7 +133,7 @@ static inline void print_result(void *to, int i) {
     const int *tokens = s->tokens + s->length;
     int count = s->end - s->length;
     size_t size = 0;
-    unsigned char *text = tokens_text(tokens, count, r->g->V, r->tokenizer, &size);
+    unsigned char *text = tokens_text(tokens, count, false, r->g->V, r->tokenizer, &size);
     printf("{\"prompt\": ");
     if (prompt->text) json_print_bytes(stdout, prompt->text, prompt->size);
     else print_json_tokens(prompt->tokens, prompt->count);

@@ -128,10 +128,17 @@ static inline void print_text(FILE *out, const unsigned char *text, size_t size)
 }
 
 // The bytes of tokens, followed by four 0 bytes; free(). NULL if the tokens of the vocabulary have no text: there is no
-// tokenizer, and tokens are not bytes.
-static inline unsigned char *tokens_text(const int *tokens, int count, int V, const Tokenizer *tokenizer,
+// tokenizer, and tokens are not bytes. begins: a document begins with the tokens.
+static inline unsigned char *tokens_text(const int *tokens, int count, bool begins, int V, const Tokenizer *tokenizer,
                                          size_t *size) {
-    if (tokenizer) return (unsigned char *)tokenizer_decode(tokenizer, tokens, (size_t)count, size);
+    if (tokenizer) {
+        char *text = tokenizer_decode(tokenizer, tokens, (size_t)count, size);
+        if (begins && (tokenizer->flags & TOKENIZER_STRIP_SPACE) && text[0] == ' ') {
+            *size -= 1;
+            memmove(text, text + 1, *size + 4);
+        }
+        return (unsigned char *)text;
+    }
     if (V != BYTE_VOCABULARY) return NULL;
     unsigned char *bytes = (unsigned char *)checked_calloc((size_t)count + 4, 1);
     for (int i = 0; i < count; i++) bytes[i] = (unsigned char)tokens[i];
@@ -144,14 +151,14 @@ static inline void print_numbers(FILE *out, const int *tokens, int count, const 
 }
 
 // Prints tokens as text for a terminal, or as numbers if they have no text. In text, a separator (-1: none) is printed
-// as an empty line.
+// as an empty line. The tokens begin with a document.
 static inline void print_tokens(FILE *out, const int *tokens, int count, int V, const Tokenizer *tokenizer,
                                 int separator) {
     for (int begin = 0, end; begin < count; begin = end + 1) {
         size_t size = 0;
         for (end = begin; end < count && tokens[end] != separator; end++) {
         }
-        unsigned char *bytes = tokens_text(tokens + begin, end - begin, V, tokenizer, &size);
+        unsigned char *bytes = tokens_text(tokens + begin, end - begin, true, V, tokenizer, &size);
         if (!bytes) {
             print_numbers(out, tokens, count, " ");
             return;

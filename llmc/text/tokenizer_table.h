@@ -16,6 +16,8 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
              uint32 range[ranges][3]: first and last code point, class; ascending; other code points have class 0;
              the reason why text cannot be encoded exactly (empty: it can), padded to a multiple of 4;
            and the XXH64 of everything before.
+  flags    TOKENIZER_PREFIX_SPACE: text is encoded with a space before it; TOKENIZER_IGNORE_MERGES: a piece that is a
+           token is not merged; TOKENIZER_STRIP_SPACE: one space at the beginning of a document is not part of its text
   classes  Those of the library that tokenized the corpus, whatever its Unicode version. A code point has at most one of
            letter, number and space. CLASS_HEAD and CLASS_TAIL state in which part of a word letters and marks may occur
            (capitals in the head). Only PATTERN_O200K uses them, and only its tables have them.
@@ -42,7 +44,7 @@ enum {
 typedef enum { TOKENIZER_BYTES, TOKENIZER_BPE, TOKENIZER_KIND_COUNT } TokenizerKind;
 // How text is split before merging (pretokenize.h)
 typedef enum { PATTERN_NONE, PATTERN_GPT2, PATTERN_CL100K, PATTERN_QWEN2, PATTERN_O200K, PATTERN_COUNT } Pattern;
-enum { TOKENIZER_PREFIX_SPACE = 1, TOKENIZER_IGNORE_MERGES = 2, TOKENIZER_FLAGS = 3 };
+enum { TOKENIZER_PREFIX_SPACE = 1, TOKENIZER_IGNORE_MERGES = 2, TOKENIZER_STRIP_SPACE = 4, TOKENIZER_FLAGS = 7 };
 
 typedef struct {
     uint64_t pair; // left << 32 | right
