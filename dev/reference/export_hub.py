@@ -11,8 +11,9 @@ OUT contains:
   model.safetensors a copy, not a link: a program that saves into OUT must not change the checkpoint
   generation_config.json   the separator of documents begins a text, ends it and pads it; with a chat template, the
                     token that ends a message of the assistant ends it too
-  tokenizer.json, tokenizer_config.json   the tokenizer of the checkpoint, unchanged, with the separator as bos_token.
-                    train_diffv2 --prompt puts it before a text. Where tokens are bytes, one that maps each byte to its
+  tokenizer.json, tokenizer_config.json   the tokenizer of the checkpoint, with the separator as bos_token, which
+                    train_diffv2 --prompt puts before a text. A post-processor that adds tokens, truncation and padding
+                    are omitted: training has not seen them. Where tokens are bytes, one that maps each byte to its
                     value
   tokenizer.bin     for train_diffv2 --init OUT, which reads OUT too
   chat_template.jinja   of the training data, if these are conversations of data/prepare.py --chat; bos_token and
@@ -158,6 +159,10 @@ def exported_tokenizer(checkpoint, config, table, separator, chat):
     path = checkpoint / "tokenizer.json"
     if path.exists():
         text = path.read_text(encoding="utf-8")  # other programs know a tokenizer by what it does
+        own = json.loads(text)
+        omitted = [k for k in ("truncation", "padding", "post_processor") if own.get(k)]
+        if omitted and own[omitted[0]].get("type") != "ByteLevel":  # which adds nothing
+            text = json.dumps(own | dict.fromkeys(omitted), indent=2, ensure_ascii=False)
     elif table[0] == 0 if table else config["vocab_size"] == BYTE_VOCABULARY:
         text = json.dumps(byte_tokenizer(separator), indent=2, ensure_ascii=False)
     else:

@@ -203,13 +203,22 @@ def test_a_tokenizer_json_is_exported_with_its_separator_and_texts_are_those_of_
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    options = dict(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False)
+    special = ["<|endoftext|>", "<|begin|>"]
+    options = dict(vocab_size=400, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
     bpe.train_from_iterator([TEXT], tokenizers.trainers.BpeTrainer(**options))
-    for number, own in enumerate((None, tokenizers.processors.ByteLevel(trim_offsets=True))):
+    nothing = tokenizers.processors.ByteLevel(trim_offsets=True)
+    begin = tokenizers.processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 1)])
+    both = tokenizers.processors.Sequence([nothing, begin])  # as of Llama 3
+    for number, own in enumerate((None, nothing, begin, both)):
         place = directory(f"bpe/{number}")
         if own is not None:
             bpe.post_processor = own
+        if own is both:
+            bpe.enable_truncation(9)
+            bpe.enable_padding()
         bpe.save(str(place / "tokenizer.json"))
+        bpe.no_truncation()
+        bpe.no_padding()
         table = token_table.table_bytes(token_table.read_tokenizer(place / "tokenizer.json"), 0)
         (place / "tokenizer.bin").write_bytes(table)
         ids = bpe.encode(TEXT, add_special_tokens=False).ids
@@ -221,11 +230,43 @@ def test_a_tokenizer_json_is_exported_with_its_separator_and_texts_are_those_of_
             before = AutoTokenizer.from_pretrained(out, trust_remote_code=True, add_bos_token=True)
             assert before("a b")["input_ids"] == [0, *bpe.encode("a b", add_special_tokens=False).ids]
         assert tokenizer(TEXT)["input_ids"] == ids and tokenizer("<|endoftext|>a")["input_ids"][0] == 0
-        assert (out / "tokenizer.json").read_bytes() == (place / "tokenizer.json").read_bytes()
+        assert bpe.from_file(str(out / "tokenizer.json")).encode(TEXT).ids == ids, "training has not seen <|begin|>"
+        same = (out / "tokenizer.json").read_bytes() == (place / "tokenizer.json").read_bytes()
+        assert same == (own in (None, nothing)), "a tokenizer.json is changed without need"
         assert json.loads((out / "tokenizer_config.json").read_text())["add_bos_token"]  # for llama.cpp's converter
         assert tokenizer.decode(ids) == TEXT
         expect_special_tokens(out, tokenizer, 0)
         expect_texts_of_the_program(checkpoint, out)
+
+
+def test_a_tokenizer_with_pieces_and_bytes_is_exported_with_the_tokens_and_texts_of_training():
+    llama = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    normal, decode = tokenizers.normalizers, tokenizers.decoders  # as of Llama 2
+    llama.normalizer = normal.Sequence([normal.Prepend("\u2581"), normal.Replace(" ", "\u2581")])
+    parts = [decode.Replace("\u2581", " "), decode.ByteFallback(), decode.Fuse(), decode.Strip(" ", 1, 0)]
+    llama.decoder = decode.Sequence(parts)
+    special = ["<unk>", "<s>", "</s>"]
+    options = dict(vocab_size=500, special_tokens=special + [f"<0x{b:02X}>" for b in range(256)], show_progress=False)
+    llama.train_from_iterator(["the end of a run"] * 9, tokenizers.trainers.BpeTrainer(**options))
+    config = json.loads(llama.to_str())
+    config["added_tokens"] = [token for token in config["added_tokens"] if token["content"] in special]
+    llama = tokenizers.Tokenizer.from_str(json.dumps(config))
+    llama.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    place, size = directory("llama/tokenizer"), llama.get_vocab_size()
+    llama.save(str(place / "tokenizer.json"))
+    table = token_table.table_bytes(token_table.read_tokenizer(place / "tokenizer.json"), 2)
+    (place / "tokenizer.bin").write_bytes(table)
+    ids = llama.encode(TEXT, add_special_tokens=False).ids
+    for attention in ("baseline", "diff_v2"):
+        options = ("--attention", attention, "--tokenizer", place)
+        checkpoint = run_on_text(f"llama_{attention}", ids, *options, vocab_size=size)
+        out = exported(checkpoint, f"llama_{attention}")
+        tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+        assert tokenizer(TEXT)["input_ids"] == ids, "training has not seen <s>"
+        assert tokenizer.decode(ids) == TEXT
+        for source in (checkpoint, out):
+            text = succeed("--init", source, "--generate 1 --prompt-tokens", ",".join(map(str, ids[:60])))
+            assert text.startswith(tokenizer.decode(ids[:60])), f"{source.name}: {text!r}"
 
 
 def test_the_card_states_what_the_run_states():
