@@ -185,6 +185,28 @@ static void test_start_temporary_file(void) {
     group_finish(&c);
 }
 
+// Rank 0 waits for a part that no rank writes.
+static void test_start_abandoned(void) {
+    RankGroup c;
+    Launch l = {0, 2, 0, 1, false};
+    char payload[2 * sizeof(group_payload)] = "", text[1000];
+    group_begin(&c, 2, 0.1);
+    CommStart start = {c.start_timeout, test_text("%s/new", c.dir.path), false};
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0, "cannot fork: %s", strerror(errno));
+    if (pid == 0) {
+        comm.ranks = 2;
+        setenv("SLURM_JOB_ID", "17", 1);
+        if (!freopen(test_text("%s/zero", c.dir.path), "w", stderr)) _exit(99);
+        launch_connect(&l, &start, payload, sizeof(group_payload), 2);
+        _exit(98);
+    }
+    EXPECT(group_wait(&c, pid, "zero", text, sizeof(text)) == 1 && strstr(text, "rank 1 has not written"), "%s", text);
+    EXPECT(!directory_exists(start.directory), "the directory of a start that failed remains");
+    group_finish(&c);
+}
+
 // ---- failures
 
 static void rank_is_killed(int unused) {
@@ -383,6 +405,7 @@ static const Test watchdog_tests[] = {
     {"a file of an earlier start is not read", test_start_identity},
     {"a process with an invalid rank number is rejected", test_start_invalid_rank},
     {"a rendezvous file that is not complete is not read", test_start_temporary_file},
+    {"a start that fails before all ranks have connected leaves no directory", test_start_abandoned},
     {"a killed, stopped or hanging rank is named, whichever it is", test_lost_rank},
     {"a line of several ranks is printed once, and all end with the same status", test_failure_once},
     {"a file system that does not answer does not stop the end of the run", test_files_stall},

@@ -197,9 +197,9 @@ static inline void directory_create(const char *path) {
 static inline bool directory_remove(const char *path) {
     struct stat st;
     if (lstat(path, &st) != 0) return errno == ENOENT;
-    if (!S_ISDIR(st.st_mode)) return unlink(path) == 0;
+    if (!S_ISDIR(st.st_mode)) return unlink(path) == 0 || errno == ENOENT;
     DIR *d = opendir(path);
-    if (!d) return false;
+    if (!d) return errno == ENOENT; // another process removes it too
     bool done = true;
     for (struct dirent *e; done && (e = readdir(d)) != NULL;) {
         char child[PATH_SIZE];
@@ -208,7 +208,7 @@ static inline bool directory_remove(const char *path) {
         done = directory_remove(child);
     }
     closedir(d);
-    return done && !fault_point(FAULT_REMOVE, (void *)path, 0) && rmdir(path) == 0;
+    return done && !fault_point(FAULT_REMOVE, (void *)path, 0) && (rmdir(path) == 0 || errno == ENOENT);
 }
 
 // ---- files that are incomplete

@@ -99,6 +99,16 @@ static inline int launch_root(int part, int ranks, int parts) {
     return part * (ranks / parts) + min_int(part, ranks % parts);
 }
 
+// Rank 0 removes the directory at `path` if the start fails before watch_open, which replaces the hook.
+static inline void launch_abandon(int status) {
+    (void)status;
+    watch_remove();
+}
+static inline void launch_made(const char *path) {
+    FORMAT(watch.path, "%s", path);
+    exit_hook = launch_abandon;
+}
+
 #ifdef USE_MPI
 #define MPI_OK(call) CHECK((call) == MPI_SUCCESS, "rank %d: MPI failed: %s", comm.rank, #call)
 
@@ -154,12 +164,15 @@ static inline void launch_connect_by_mpi(const CommStart *start, char *path, cha
         CHECK((usable && launch_make_directory(start->directory, path)) || launch_make_directory(temporary, path),
               "cannot create a directory for the states of the ranks in %s: %s; --rendezvous selects another",
               start->directory ? start->directory : temporary, strerror(errno));
+        launch_made(path);
     }
     MPI_OK(MPI_Bcast(path, PATH_SIZE, MPI_BYTE, 0, MPI_COMM_WORLD));
     for (int p = 0; p < parts && bytes; p++)
         MPI_OK(MPI_Bcast(data + p * bytes, (int)bytes, MPI_BYTE, launch_root(p, comm.ranks, parts), MPI_COMM_WORLD));
     int failed = access(path, R_OK | W_OK | X_OK) == 0 ? comm.ranks : comm.rank, first = 0;
     MPI_OK(MPI_Allreduce(&failed, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD));
+    if (first < comm.ranks && comm.rank == 0) watch_remove(); // before the launcher kills the others
+    if (first < comm.ranks) MPI_OK(MPI_Barrier(MPI_COMM_WORLD));
     CHECK(first != comm.rank, "rank %d on %s cannot open %s: --rendezvous selects a directory that all machines share",
           comm.rank, watch.own.host, path);
     if (first < comm.ranks) program_exit(EXIT_FAILED); // that rank prints the line
@@ -258,6 +271,7 @@ static inline void launch_exchange(const char *path, const CommStart *start, cha
         launch_make_parent(start->directory);
         CHECK(mkdir(path, 0700) == 0, "cannot create %s: %s%s", path, strerror(errno),
               errno == EEXIST ? "; another start has the same job, step and restart" : "");
+        launch_made(path);
     }
     for (int p = 1; p < parts; p++) {
         int root = launch_root(p, comm.ranks, parts);
@@ -283,7 +297,9 @@ static inline void launch_connect_by_files(const CommStart *start, char *path, c
           comm.ranks);
     CHECK(snprintf(path, PATH_SIZE, "%s/ranks%s", start->directory, identity) < PATH_SIZE - 100,
           "the path of --out or --rendezvous is too long");
-    watch_begin(comm.rank, launch_limit(start, comm.ranks), "the directory of --rendezvous or --out does not answer");
+    // later than launch_open, which says what is missing
+    watch_begin(comm.rank, launch_limit(start, comm.ranks) + WATCH_SPARE,
+                "the directory of --rendezvous or --out does not answer");
     if (getenv("SLURMD_NODENAME")) { // the node's name in Slurm, which may differ: --exclude takes it
         FORMAT(watch.own.host, "%.*s", WATCH_HOST - 1, getenv("SLURMD_NODENAME"));
         watch_clean_host(watch.own.host);

@@ -32,7 +32,8 @@ each other besides those of MPI or NCCL.
   failure     A rank that fails creates `line.HASH` for each of its lines, and prints those that it was the first to
               create: a wrong option gives one line for a thousand ranks. The other ranks end with its status.
   warnings    Rank 0 prints its own. Those of other ranks are printed only if the rank fails afterwards.
-  end         Rank 0 removes the directory. It remains if processes were killed, as a record of their last states.
+  end         Rank 0 removes the directory; after a failure the others end after it. The directory remains if processes
+              were killed, as a record of their last states.
   source      PyTorch's flight recorder: compare the numbers of collectives, name the ranks that have fewer; a monitor
               of the watchdog's own thread. NCCL: query asynchronous errors and abort the communicator
               (comm_nccl_watch.cuh). llm.c: NCCL's id in a file (comm_launch.h).
@@ -225,30 +226,56 @@ static inline bool watch_claim_line(const char *line) {
 
 // ---- the end of this process
 
-static inline bool watch_others_have_ended(void) {
+static inline void watch_remove(void) {
+    char parent[PATH_SIZE];
+    if (!directory_remove(watch.path) || !watch.made_parent) return;
+    directory_of(watch.path, parent, sizeof(parent));
+    rmdir(parent); // if nothing else is there
+}
+static inline bool watch_is_removed(void) {
+    struct stat st;
+    return fstat(watch.file, &st) == 0 && st.st_nlink == 0;
+}
+
+// Whether the other ranks that have started have ended. *absent: those that have not.
+static inline bool watch_others_have_ended(int *absent) {
+    *absent = 0;
     for (int r = 0; r < watch.ranks; r++) {
         WatchState s;
         int fd = r == watch.rank ? -1 : watch_open_state(r, O_RDONLY);
         bool ended = fd < 0 || !watch_read(fd, &s) || s.status >= 0 || flock(fd, LOCK_SH | LOCK_NB) == 0;
         if (fd >= 0) close(fd);
+        else *absent += r != watch.rank;
         if (!ended) return false;
     }
     return true;
 }
 
+// The launcher kills the other processes when one has failed: rank 0 removes the directory first. Its lock shows that
+// its process has ended, also after it has removed its file.
+static inline void watch_await_rank_0(void) {
+    int fd = -1;
+    for (double until = now_seconds() + 1 + watch_beat(); now_seconds() < until; usleep(20000)) {
+        if (fd < 0) fd = watch_open_state(0, O_RDONLY);
+        if (fd < 0 && watch_is_removed()) return;
+        if (fd >= 0 && (flock(fd, LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK)) return;
+    }
+}
+
 // States the exit status. in_order: all ranks end by themselves. Else the directory is removed if all others end within
-// a second.
+// a second; ranks that start late have this time to find it.
 static inline void watch_finish(int status, bool in_order) {
     bool ended = in_order;
+    int absent = !in_order;
     watch.own.status = status & 0xFF; // as the system does
     watch_write(watch.file);          // also when the directory is gone
+    if (watch.rank != 0 && !in_order && !watch.reports) watch_await_rank_0();
     if (watch.rank != 0 && (in_order || !watch.reports)) return;
-    for (double until = now_seconds() + 1; !ended && now_seconds() < until; usleep(20000))
-        ended = watch_others_have_ended();
-    if (!ended || !directory_remove(watch.path) || !watch.made_parent) return;
-    char parent[PATH_SIZE];
-    directory_of(watch.path, parent, sizeof(parent));
-    rmdir(parent); // if nothing else is there
+    for (double until = now_seconds() + 1; (!ended || absent) && now_seconds() < until; usleep(20000)) {
+        ended = watch_others_have_ended(&absent);
+        if (watch_is_removed()) break;
+    }
+    if (ended) watch_remove();
 }
 
 __attribute__((noreturn)) static inline void watch_exit(int status) {

@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 from choices import Completion, Example, write_choices
-from program import FAILED, USAGE, beside, linked_with, run, run_trainer, trainer
+from program import DONE, FAILED, USAGE, beside, linked_with, run, run_trainer, trainer
 from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, resume_ranks, run_ranks, train_ranks
 
 
@@ -65,6 +65,31 @@ def test_different_ranks(short):
     result = run(*trainer(), *common, cwd=short, env={**OPENMPI, **slurm})
     assert [line for line in result.err.splitlines() if line.startswith("diffv2: ")] == result.err.splitlines()[-1:]
     assert result.status == FAILED and "started as one of 4 processes" in result.err
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6])
+def test_refused_start_leaves_nothing(short, ranks):
+    """a start that is refused removes the directory of the ranks, and that of the run if it has made it"""
+    for _ in range(3):
+        train_ranks(short / "new", ranks, "--steps 0x").one_line(USAGE, "--steps '0x' is not accepted")
+        assert {path.name for path in short.iterdir()} == {"train.bin"}
+    (short / "old").mkdir()
+    (short / "old/log.jsonl").write_text("")
+    result = train_ranks(short / "old", ranks, "--steps 2 --batch-size 1")
+    result.one_line(FAILED, "log.jsonl exists without a run.json")
+    assert [path.name for path in (short / "old").iterdir()] == ["log.jsonl"]
+
+
+def test_hidden_directory(short):
+    """a start of which a rank cannot open the directory of the ranks leaves none"""
+    if run("unshare -rm true").status != DONE:
+        pytest.skip("there are no mount namespaces here")
+    (short / "shared").mkdir()
+    train = ["--train-data train.bin", SMALL_OF_RANKS, "--batch-size 2 --steps 3 --rendezvous shared"]
+    hide = 'unshare -m sh -c \'mount -t tmpfs tmpfs shared && exec "$0" "$@"\''
+    result = mpirun("-n 1", faulty(), *train, ": -n 1", hide, faulty(), *train, cwd=short)
+    result.one_line(FAILED, "rank 1 on ")
+    assert not any((short / "shared").iterdir())
 
 
 @pytest.fixture
