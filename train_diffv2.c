@@ -1260,6 +1260,8 @@ static void run_load(Run *run, const Resume *resume) {
     if (o->clip_update_norm) clip_update_norm_parse(o->clip_update_norm, &run->clip_sigma, &s->norms.size);
     if (loaded) checkpoint_load_weights(loaded, &buffers, resumes);
     else model_init(&run->model.plan, buffers.params, buffers.master, o->seed);
+    if (!loaded && run->mode == MODE_GENERATE)
+        warn("--generate: the weights are random; --out DIR --resume or --init DIR loads those of a model");
     params_changed(&run->model.state);
     EvaluationModel m = evaluation_model(&run->model);
     if (o->tune_gemm && mode_rows[run->mode].purpose == FOR_TRAINING) {

@@ -24,17 +24,18 @@ typedef struct {
     const char *option; // that selects the mode; NULL: the default
     Purpose purpose;    // of the model's memory
     DataNeed train_data, val_data;
-    bool many_ranks; // runs under mpirun or srun
-    bool prompts;    // reads a prompt, and the corpora only for their tokenizer
+    bool many_ranks;    // runs under mpirun or srun
+    bool prompts;       // reads a prompt, and the corpora only for their tokenizer
+    bool reads_weights; // of a model, and changes none
 } ModeRow;
 
 static const ModeRow mode_rows[MODE_COUNT] = {
-    {NULL, FOR_TRAINING, DATA_REQUIRED, DATA_OPTIONAL, true, false},
-    {"dump-grads", FOR_TRAINING, DATA_REQUIRED, DATA_NOT_READ, false, false},
-    {"dump-activations", FOR_EVALUATION, DATA_REQUIRED, DATA_NOT_READ, false, false},
-    {"generate", FOR_GENERATION, DATA_NOT_READ, DATA_NOT_READ, false, true},
-    {"eval", FOR_EVALUATION, DATA_NOT_READ, DATA_REQUIRED, true, false},
-    {"dry-run", FOR_TRAINING, DATA_NOT_READ, DATA_NOT_READ, false, false},
+    {NULL, FOR_TRAINING, DATA_REQUIRED, DATA_OPTIONAL, true, false, false},
+    {"dump-grads", FOR_TRAINING, DATA_REQUIRED, DATA_NOT_READ, false, false, true},
+    {"dump-activations", FOR_EVALUATION, DATA_REQUIRED, DATA_NOT_READ, false, false, true},
+    {"generate", FOR_GENERATION, DATA_NOT_READ, DATA_NOT_READ, false, true, true},
+    {"eval", FOR_EVALUATION, DATA_NOT_READ, DATA_REQUIRED, true, false, true},
+    {"dry-run", FOR_TRAINING, DATA_NOT_READ, DATA_NOT_READ, false, false, false},
 };
 
 // Whether the options select the mode. Training: when no option selects another mode, or would with an accepted value.

@@ -232,6 +232,11 @@ static inline int options_requirements(const Options *o) {
     return problems;
 }
 
+// Whether the weights are those of a run or a checkpoint, or are to be, by options with invalid values.
+static inline bool options_load(const Options *o) {
+    return o->resume || o->init || o->refused[option_row("resume")] || o->refused[option_row("init")];
+}
+
 // Checks the options that others, or a mode, require. `adopted`: the checkpoint's options have been read, if there is
 // one.
 static inline int options_missing(const Options *o, bool adopted) {
@@ -245,6 +250,8 @@ static inline int options_missing(const Options *o, bool adopted) {
             REFUSE(problems, "%s%s requires --train-data DATA", dashes, name);
         if (row->val_data == DATA_REQUIRED && !o->val_data && !o->refused[option_row("val-data")])
             REFUSE(problems, "%s%s requires --val-data DATA", dashes, name);
+        if (row->reads_weights && o->out && !options_load(o))
+            REFUSE(problems, "--%s with --out requires --resume, for the weights of that run, or --init DIR", name);
     }
     Separator separator;
     if (o->separator && !separator_parse(o->separator, &separator))
@@ -438,6 +445,7 @@ static inline void options_limit_threads(Options *o, int cores) {
 // Options that are given and change nothing.
 static inline void options_warn_unused(const Options *o) {
     bool on_cpu = ops_use_host_memory && !o->device, saves = o->out || !mode_selected(o, MODE_TRAIN);
+    bool samples = o->generate || o->sample_every;
     const struct {
         const char *option;
         bool unused;
@@ -461,6 +469,10 @@ static inline void options_warn_unused(const Options *o) {
         {"deterministic", !o->deterministic && on_cpu, "on a CPU, which is always deterministic"},
         {"sdpa-linear", o->sdpa_linear && on_cpu, "on a CPU"},
         {"nvls", o->nvls && (on_cpu || options_ranks(o) == 1), "on a CPU or with one rank"},
+        {"prompt", !samples, "without --generate or --sample-every"},
+        {"prompt-tokens", !samples, "without --generate or --sample-every"},
+        {"temperature", !samples, "without --generate or --sample-every"},
+        {"top-k", !samples, "without --generate or --sample-every"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         if (rows[i].unused && options_given(o, rows[i].option))
