@@ -40,4 +40,5 @@ absent=(triton cuda-bindings cuda-pathfinder cuda-toolkit
     nvidia-{cublas,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse}
     nvidia-{cuda-cccl,cuda-cupti,cuda-nvrtc,cusparselt-cu13,nccl-cu13,nvjitlink,nvshmem-cu13,nvtx})
 python=3.11 pin dev/reference "${absent[@]/#/--no-emit-package=}"
+python=3.11 pin dev/reference/previous --no-deps
 python=3.11 pin dev/reference/oldest --no-deps

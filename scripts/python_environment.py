@@ -32,10 +32,11 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
     "format": ("dev/format/requirements.txt", ()),
     "cute": ("dev/ptx/requirements.txt", ()),
     "hub": ("dev/reference/requirements.txt", ()),
+    "hub-previous": ("dev/reference/previous/requirements.txt", ()),
     "hub-oldest": ("dev/reference/oldest/requirements.txt", ()),
 }
 # an environment also has the packages of its bases, unless it has other versions
-BASES = {"tests": ("data", "lab"), "export-tests": ("tests",), "hub-oldest": ("hub",)}
+BASES = {"tests": ("data", "lab"), "export-tests": ("tests",), "hub-previous": ("hub",), "hub-oldest": ("hub",)}
 COMPLETED_BY = {"hub": "dev/reference/absent_cuda.py"}  # run in the environment after its installation
 
 

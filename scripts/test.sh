@@ -31,8 +31,8 @@
 #                    dry runs are as in tests/golden
 #   soak             runs that are interrupted and resumed (tests/soak.sh)
 #   Hub              the class for Transformers, exported directories, and a part of these with the oldest supported
-#                    version and of the import, with PyTorch on the CPU; with --all everything with both versions, and
-#                    the tests of a model that the library has
+#                    version and the previous one and of the import, with PyTorch on the CPU; with --all everything
+#                    with the oldest version too, and the tests of a model that the library has
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #
@@ -401,8 +401,9 @@ hub() {
     local part environment python name words
     # environment, test_NAME.py, and which of its tests run without --all
     local parts=("hub reference gradients or fixtures or loops" "hub modeling" "hub export"
-        "hub hub as_the_hub_has_them" "hub-oldest modeling packed or generation")
-    [ $all_tests = no ] || parts=("hub reference" hub{,-oldest}\ {modeling,export,hub})
+        "hub hub as_the_hub_has_them" hub{,-previous,-oldest}\ versions "hub-oldest modeling packed or generation")
+    [ $all_tests = no ] || parts=("hub reference" hub{,-oldest}\ {modeling,export,hub}
+        hub{,-previous,-oldest}\ versions)
     build "the trainer" build/train_diffv2 || return
     for part in "${parts[@]}"; do
         read -r environment name words <<<"$part"

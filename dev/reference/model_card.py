@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 LICENSE = "to be stated by the publisher"
+TRANSFORMERS = ("4.57.6", "5.23.0", "5.24.0")  # tested versions: {oldest,previous,.}/requirements.in
 MOMENTS = 1.96  # standard errors on both sides of an estimate: an interval of 95%
 
 
@@ -77,6 +78,7 @@ def rows(checkpoint, config, separator):
     if run:
         yield from result_rows(run, place / "log.jsonl", state["step"])
         yield "program", f"diffv2.c {run.get('version', '')}, revision {run['revision']}"
+    yield "tested with", f"Transformers {', '.join(TRANSFORMERS)}"
     yield "license", LICENSE
 
 

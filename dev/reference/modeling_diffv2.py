@@ -10,7 +10,8 @@ on no other file. Equations and legend are those of model.py; S is the number of
   attention  one call per layer for all query heads, signal and noise, with the masks of the library and the
              implementation that attn_implementation names. sdpa gets a sink as one more key (sink_column); flash
              attention has no sinks, and is refused. Where values are wider than keys, zeros widen queries and keys.
-  cache      rotated keys and values of the layers before YOCO's; YOCO's shared ones once, as those of layer L/2
+  cache      rotated keys and values of the layers before YOCO's; YOCO's shared ones once, as those of layer L/2. Its
+             argument is `cache` from transformers 5.24 on, and was `past_key_values`: both names are accepted
   numerics   parameters and activations have the dtype of the loaded model; angles are float64; softmax of eager
              attention, norms of XSA and loss at least float32
 """
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForQuestionAnswering
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
-from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel, __version__
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GenericForQuestionAnswering, GenericForSequenceClassification
 from transformers.modeling_layers import GenericForTokenClassification, GradientCheckpointingLayer
@@ -86,6 +87,11 @@ VARIANTS = {
 }
 
 MASK_ARGUMENTS = inspect.signature(create_causal_mask).parameters  # not the same in all versions
+CACHE_NAMES = ("cache", "past_key_values")  # from transformers 5.24 on, and before
+KNOWN_NAMES = MASK_ARGUMENTS.keys() & MoeModelOutputWithPast.__annotations__.keys()
+CACHE = next((name for name in CACHE_NAMES if name in KNOWN_NAMES), None)
+if CACHE is None:
+    raise ImportError(f"transformers {__version__} calls the cache neither {' nor '.join(CACHE_NAMES)}: install 5.24")
 HEAD_NORM_EPS = 1e-5  # of norm "head"
 OWN_VALUE_LEAST = 1e-24  # squared length of a value below which XSA removes nothing
 
@@ -97,7 +103,7 @@ class DiffV2Config(PretrainedConfig):
     """config.json of a checkpoint. That of a Llama, Ministral or Qwen3 has no key `attention`; a Qwen3 has QK-norm."""
 
     model_type = "diffv2"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = list(CACHE_NAMES)
     base_model_pp_plan = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
@@ -222,6 +228,17 @@ def rotate(x, cos, sin):
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
 
 
+def given_cache(cache, past_key_values, others):
+    """The cache of a forward pass, under its new or its old name. Under another name it would have no effect, and
+    generate() would give other tokens."""
+    unknown = [name for name, value in others.items() if isinstance(value, Cache)]
+    if unknown:
+        raise ValueError(f"{unknown[0]} is a cache, but this class has no such argument: give it as {CACHE}")
+    if cache is not None and past_key_values is not None:
+        raise ValueError(f"{' and '.join(CACHE_NAMES)} are names of one argument: give only {CACHE}")
+    return past_key_values if cache is None else cache
+
+
 def attention_masks(config, x, attention_mask, cache, cache_position, position_ids):
     """By layer type, what the attention implementation takes: None, or for eager and sdpa a mask (B,1,T,S)."""
     arguments = {
@@ -230,7 +247,7 @@ def attention_masks(config, x, attention_mask, cache, cache_position, position_i
         "input_embeds": x,  # of older versions, as is cache_position
         "attention_mask": attention_mask,
         "cache_position": cache_position,
-        "past_key_values": cache,
+        CACHE: cache,
         "position_ids": position_ids,
     }
     arguments = {n: a for n, a in arguments.items() if n in MASK_ARGUMENTS}
@@ -372,6 +389,11 @@ class Attention(nn.Module):
         """query (B,NQ,T,DQ), key (B,NK,S,DQ), value (B,NK,S,DV) -> (B,T,NQ,DV), weights (B,NQ,T,S) or None"""
         v, s, implementation = self.variant, self.shape, self.config._attn_implementation
         kwargs.update(scaling=s.DQ**-0.5, dropout=0.0, sliding_window=self.window)
+        paged = kwargs.pop("paged", None)
+        if paged is not None and CACHE == "cache":
+            key, value = paged.update(key, value, self.layer_idx, kwargs)
+        elif paged is not None:  # attention implementations of older versions update it
+            kwargs["cache"] = paged
         if kwargs.get("attention_instances") is not None:
             return self.attend_served(query, key, value, **kwargs)
         sink = {"none": None, "zero": query.new_zeros(query.shape[1]), "own": getattr(self, "sinks", None)}[v.sink]
@@ -424,13 +446,15 @@ class Attention(nn.Module):
         past_key_values=None,
         cache_position=None,
         output_effective_attentions=False,
+        cache=None,
         **kwargs,
     ):
         """x (B,T,C) after its norm; shared: the keys and values of YOCO -> (B,T,C); weights (B,NQ,T,S) in the order of
         the query heads, or None if attention is not eager"""
         v, s = self.variant, self.shape
         query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, s.DQ))), cos, sin)
-        key, value, own = shared or keys_and_values(self, x, cos, sin, past_key_values, cache_position)
+        cache = given_cache(cache, past_key_values, kwargs)
+        key, value, own = shared or keys_and_values(self, x, cos, sin, cache, cache_position)
         mask = masks[self.layer_type]
         if self.window and mask is not None:  # with a window of 1, the cache returns keys that are not in the mask
             key, value = key[:, :, -mask.shape[-1] :], value[:, :, -mask.shape[-1] :]
@@ -579,7 +603,7 @@ class DiffV2PreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block", "KeysValues"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = list(CACHE_NAMES)
     _supports_flash_attn = _supports_sdpa = _supports_flex_attn = _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {  # what output_... = True adds to the results
@@ -630,6 +654,7 @@ class DiffV2Model(DiffV2PreTrainedModel):
         inputs_embeds=None,
         use_cache=None,
         cache_position=None,
+        cache=None,
         **kwargs,
     ):
         """input_ids (B,T) or inputs_embeds (B,T,C) -> last_hidden_state (B,T,C), after the norm. attention_mask (B,S):
@@ -638,28 +663,33 @@ class DiffV2Model(DiffV2PreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         config = self.config
         use_cache = config.use_cache if use_cache is None else use_cache
-        use_cache = use_cache and not (self.gradient_checkpointing and self.training)
+        cache = given_cache(cache, past_key_values, kwargs)
+        if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            if cache is not None and cache.get_seq_length():
+                raise ValueError("gradient checkpointing cannot continue a cache: disable it, or give all tokens")
+            use_cache, cache = False, None
+        if type(cache).__name__ == "PagedAttentionCache":  # of continuous batching: attend() passes it on
+            kwargs["paged"], cache = cache, None
 
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # (B,T,C)
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=config)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=config)
         if cache_position is None:
-            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            past = 0 if cache is None else cache.get_seq_length()
             cache_position = torch.arange(x.shape[1], device=x.device) + past
         position_ids = cache_position[None] if position_ids is None else position_ids
         masks = attention_mask  # a dictionary when generate() has made them
         if not isinstance(masks, dict):
-            masks = attention_masks(config, x, attention_mask, past_key_values, cache_position, position_ids)
+            masks = attention_masks(config, x, attention_mask, cache, cache_position, position_ids)
         cos, sin = rope_table(config, position_ids, like=x)
 
-        cached = {"past_key_values": past_key_values, "cache_position": cache_position}
+        cached = {"cache": cache, "cache_position": cache_position}
         shared = ()
         for block in self.layers:
             if block.self_attn.cross and not shared:
-                shared = self.yoco(x, cos, sin, past_key_values, cache_position)
+                shared = self.yoco(x, cos, sin, cache, cache_position)
             x = block(x, *shared, cos=cos, sin=sin, masks=masks, position_ids=position_ids, **cached, **kwargs)
-        cache = past_key_values if use_cache else None
-        return MoeModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
+        return MoeModelOutputWithPast(last_hidden_state=self.norm(x), **{CACHE: cache if use_cache else None})
 
 
 class DiffV2ForCausalLM(DiffV2PreTrainedModel, GenerationMixin):
@@ -696,6 +726,7 @@ class DiffV2ForCausalLM(DiffV2PreTrainedModel, GenerationMixin):
         cache_position=None,
         output_router_logits=None,
         logits_to_keep=0,
+        cache=None,
         **kwargs,
     ):
         """As DiffV2Model -> logits (B,T,V), or of the last logits_to_keep positions. With labels (B,T), the inputs or
@@ -711,6 +742,7 @@ class DiffV2ForCausalLM(DiffV2PreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             cache_position=cache_position,
+            cache=cache,
             output_router_logits=routers,
             return_dict=True,
             **kwargs,
@@ -728,10 +760,10 @@ class DiffV2ForCausalLM(DiffV2PreTrainedModel, GenerationMixin):
             loss=loss,
             aux_loss=aux_loss,
             logits=logits,
-            past_key_values=output.past_key_values,
             hidden_states=output.hidden_states,
             attentions=output.attentions,
             router_logits=output.router_logits or None,
+            **{CACHE: output.get(CACHE)},
         )
         if "effective_attentions" in output:
             result["effective_attentions"] = output.effective_attentions

@@ -28,7 +28,7 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
 #include "../base/json.h"
 #include "model_config.h"
 
-// Classes of Transformers 5.23.0 that are read, and written for a model that they hold exactly, with their defaults.
+// Classes of Transformers 5.24.0 that are read, and written for a model that they hold exactly, with their defaults.
 typedef struct {
     const char *type, *class_name; // model_type, architectures
     bool windows, window_switch;   // has sliding_window (4096); reads it only if use_sliding_window (false) is true
