@@ -31,8 +31,9 @@
 #                    dry runs are as in tests/golden
 #   soak             runs that are interrupted and resumed (tests/soak.sh)
 #   Hub              the class for Transformers, exported directories, and a part of these with the oldest supported
-#                    version and the previous one and of the import, with PyTorch on the CPU; with --all everything
-#                    with the oldest version too, and the tests of a model that the library has
+#                    version, the previous one and the newest of the index (where a failure counts as skipped), and of
+#                    the import, with PyTorch on the CPU; with --all everything with the oldest version too, and the
+#                    tests of a model that the library has
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #
@@ -409,7 +410,9 @@ hub() {
         read -r environment name words <<<"$part"
         CUDA_VISIBLE_DEVICES='' run_pytest "$environment" build "dev/reference/test_$name.py" -k "$words"
     done
-    if [ $all_tests = yes ] && python=$(python3 scripts/python_environment.py hub 2>/dev/null); then
+    python=$(python3 scripts/python_environment.py hub 2>/dev/null) || return
+    TRAIN_DIFFV2=build/train_diffv2 CUDA_VISIBLE_DEVICES='' run newest.py "$python" dev/reference/newest.py
+    if [ $all_tests = yes ]; then
         CUDA_VISIBLE_DEVICES='' run dev/reference/library_tests.py "$python" dev/reference/library_tests.py
     fi
 }
