@@ -397,10 +397,8 @@ class Attention(nn.Module):
         if kwargs.get("attention_instances") is not None:
             return self.attend_served(query, key, value, **kwargs)
         sink = {"none": None, "zero": query.new_zeros(query.shape[1]), "own": getattr(self, "sinks", None)}[v.sink]
-        if sink is not None and "flash" in implementation:
-            raise ValueError(
-                f"{implementation} has no sinks: open {self.config.attention} with sdpa or eager attention"
-            )
+        if sink is not None and ("flash" in implementation or (v.sink == "zero" and implementation == "paged|eager")):
+            raise ValueError(f"{implementation} has no sinks: open {self.config.attention} with sdpa attention")
         if implementation == "eager":
             function = eager_attention
         else:

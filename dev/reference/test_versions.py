@@ -22,7 +22,7 @@ from transformers import DynamicCache
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from model_card import TRANSFORMERS
-from modeling_diffv2 import CACHE, CACHE_NAMES, rope_table
+from modeling_diffv2 import CACHE, CACHE_NAMES, DiffV2Config, DiffV2ForCausalLM, rope_table
 
 PROMPT = [5, 1, 9, 30, 2, 2, 17, 8, 11]  # longer than the windows
 RUNS = ("diff_v2_b", "diff_v1_w", "diff_v2_y", "diff_v2_x")  # plain; wide values and windows; YOCO; experts
@@ -127,6 +127,10 @@ def test_continuous_batching_gives_the_tokens_of_generate(exports):
         found = [result.generated_tokens for result in found.values()]
         assert sorted(found) == sorted(wanted), f"{implementation}: {found} instead of {wanted}"
     model.set_attn_implementation("sdpa")
+    sink = DiffV2ForCausalLM(DiffV2Config(attention="off_by_one"))
+    sink.config._attn_implementation = "paged|eager"  # which ignores the sink
+    with pytest.raises(ValueError, match="has no sinks"):
+        sink(torch.tensor([PROMPT]))
 
 
 def test_the_card_names_the_versions_that_the_tests_pin(exports):
