@@ -37,8 +37,9 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/run/run_description.h"
 #include "llmc/run/run_records.h"
 #include "llmc/options/schedule.h"
-#include "llmc/run/stop_signals.h"
+#include "llmc/run/stop_agreement.h"
 #include "llmc/run/tensor_stats.h"
+#include "llmc/run/unread_data.h"
 #endif
 
 // ---------------------------------------------------------------------------------------------------
@@ -766,12 +767,6 @@ static Generator model_generator(Model *sampling_model, double temperature, int 
 
 enum { SAMPLE_TOKENS = 200 };
 
-// When ranks agree on a signal during a measurement.
-typedef struct {
-    int period, left; // batches from one agreement to the next; until then
-    double since;     // the last one, of this rank's clock
-} Agreements;
-
 typedef struct {
     Options options; // of the phase that the run is in
     Phases phases;
@@ -784,7 +779,7 @@ typedef struct {
     Checkpointer checkpointer;
     double start_loss;              // as of divergence_start
     int stop;                       // the signal that one of the ranks got, as of the last agreement; 0: none
-    Agreements agreements;          // during the measurement
+    StopAgreement agreement;        // during the measurement
     double *agreed;                 // [ranks + 1][AGREED_NUMBERS + buckets]: what the ranks gather once per step
     int micro_steps;                // per update
     int *inputs, *targets, *starts; // (B, T) on the host; starts: NULL without --doc-mask
@@ -1021,50 +1016,10 @@ static void run_log_stats(Run *run, const StepResult *r) {
     if (r->measured) log_tensor_stats(&run->log, run->state.step, plan, run->tensor_stats);
 }
 
-// own = the largest of all ranks.
-static void run_agree_most(Run *run, double own[2]) {
-    comm_gather(run->agreed, own, 2 * sizeof(double));
-    for (int i = 0; i < 2 * comm_ranks(); i++) own[i % 2] = fmax(own[i % 2], run->agreed[i]);
-}
-
-// Whether a signal ends the measurement (EvaluationModel). Ranks agree about once a second: the slowest tells how many
-// batches that is.
-static bool run_abandons(void *data) {
-    Run *run = (Run *)data;
-    Agreements *a = &run->agreements;
-    if (comm_ranks() == 1) run->stop = stop_signal_read();
-    if (comm_ranks() == 1 || run->stop || a->left-- > 0) return run->stop != 0;
-    double own[2] = {(double)stop_signal_read(), now_seconds() - a->since};
-    run_agree_most(run, own);
-    run->stop = (int)own[0];
-    a->period = max_int(1, min_int(2 * a->period, (int)(a->period / fmax(own[1], 1e-6))));
-    a->left = a->period - 1;
-    a->since = now_seconds();
-    return run->stop != 0;
-}
-
-// Ends the program, because a rank could not read training or validation data. The state of the last step is saved
-// first.
-static void run_end_unread(Run *run, DataLoader *l) {
-    const Options *o = &run->options;
-    const TrainerState *s = &run->state;
-    char option[2048] = "", advice[UNREAD_SIZE];
-    progress_break();
-    if (run->checkpointer.saved_step != s->step) checkpointer_save(&run->checkpointer, false);
-    checkpointer_finish(&run->checkpointer);
-    comm_barrier();
-    if (l == &run->data.val) snprintf(option, sizeof(option), "--val-data DATA");
-    else if (l->unread && dataloader_moved(l, l->reading) == l->reading && !o->phase && !o->batch_schedule)
-        changes_past_window(&run->changes, s->step + 1, l->reading - s->next_window, option, sizeof(option));
-    unread_advice(advice, o->out, s->step, option);
-    if (l->unread) dataloader_fail(l, advice);
-    comm_barrier(); // ends when that rank ends
-}
-
 static EvaluationModel run_measured_model(Run *run) {
     EvaluationModel m = evaluation_model(&run->model);
-    m.abandons = run_abandons, m.run = run;
-    run->agreements = (Agreements){0, 0, now_seconds()};
+    m.abandons = stop_agreement, m.agreement = &run->agreement;
+    stop_agreement_begin(&run->agreement, run->stop, run->agreed);
     return m;
 }
 
@@ -1074,11 +1029,12 @@ static void run_log_validation(Run *run) {
         EvaluationModel m = run_measured_model(run);
         uint64_t windows = validation_windows(&run->data, &run->options);
         double loss = validate(&m, &run->data.val, windows, NULL);
+        run->stop = run->agreement.signal;
         run->state.measurement_due = run->stop != 0;
         if (run->stop) return;
         if (run->data.val.any_unread) {
             run->state.measurement_due = true;
-            run_end_unread(run, &run->data.val);
+            end_unread(&run->checkpointer, &run->data.val, &run->changes);
         }
         trainer_state_validated(&run->state, loss);
         log_validation(&run->log, run->state.step, loss, windows, run->data.val_fingerprint);
@@ -1087,6 +1043,7 @@ static void run_log_validation(Run *run) {
     for (int i = 0; i < run->data.choices.count; i++) {
         EvaluationModel m = run_measured_model(run);
         ChoiceScore score = choices_measure(&m, &run->data.choices.tasks[i], NULL);
+        run->stop = run->agreement.signal;
         run->state.measurement_due = run->stop != 0;
         if (run->stop) return;
         log_choices(&run->log, run->state.step, &score);
@@ -1132,7 +1089,7 @@ static void run_measure(Run *run) {
     }
     run_print_sample(run);
     double own[2] = {(double)stop_signal_read(), (double)s->measurement_due};
-    run_agree_most(run, own); // the other ranks wait for rank 0
+    stop_agree_largest(run->agreed, own); // the other ranks wait for rank 0
     run->stop = (int)own[0], s->measurement_due = own[1] != 0;
 }
 
@@ -1193,7 +1150,7 @@ static int run_train(Run *run) {
     while (!stop) {
         if (phases_begin(&run->phases, s->step)) run_enter_phase(run);
         StepResult r = run_step(run);
-        if (run->data.train.any_unread) run_end_unread(run, &run->data.train);
+        if (run->data.train.any_unread) end_unread(c, &run->data.train, &run->changes);
         busy += r.seconds;
         double left = phases_tokens(&run->phases, s->step, o->steps) / phases_tokens(&run->phases, first, s->step);
         divergence_start(&run->start_loss, s);

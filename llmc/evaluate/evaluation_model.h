@@ -22,11 +22,11 @@ typedef struct {
                       double total_rows);
     // Whether to abandon the measurement, whose result is then not used. All ranks call it equally often, before their
     // batches. NULL: never.
-    bool (*abandons)(void *run);
-    void *run;
+    bool (*abandons)(void *agreement);
+    void *agreement;
 } EvaluationModel;
 
-static inline bool measurement_ends(const EvaluationModel *m) { return m->abandons && m->abandons(m->run); }
+static inline bool measurement_ends(const EvaluationModel *m) { return m->abandons && m->abandons(m->agreement); }
 
 // The sum of the losses of N rows.
 static inline double loss_sum(const Activations *a, int N) {

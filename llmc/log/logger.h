@@ -281,8 +281,8 @@ static inline int64_t log_last_step(const char *dir, int64_t *saved) {
     CHECK(f, "cannot read %s: %s", path, strerror(errno));
     for (ssize_t length; (length = getline(&line, &room, f)) > 0;) {
         cJSON *record = json_parse(line, (size_t)length);
-        if (json_get_number(record, "step", &step) && step > last) last = step;
-        if (json_get_number(record, "of_step", &of_step)) *saved = (int64_t)of_step;
+        if (json_get_number(record, "step", &step)) last = fmax(last, fmin(step, 1e15)); // any number may be there
+        if (json_get_number(record, "of_step", &of_step)) *saved = (int64_t)fmax(0, fmin(of_step, 1e15));
         cJSON_Delete(record);
     }
     CHECK(!ferror(f), "cannot read %s: %s", path, strerror(errno));

@@ -231,16 +231,6 @@ static inline void print_done(int64_t steps, double seconds, double data_seconds
     printf("\n");
 }
 
-enum { UNREAD_SIZE = PATH_SIZE + 4096 };
-
-// The end of the line of a run that cannot read its data. option: with which it reads other data; or empty.
-static inline void unread_advice(char advice[UNREAD_SIZE], const char *out, int64_t step, const char *option) {
-    char saved[64] = "";
-    if (out && step) FORMAT(saved, "; the state of step %" PRId64 " is saved", step);
-    snprintf(advice, UNREAD_SIZE, "%s; restore the shard%s%s%s%s%s", saved, *option ? ", or read other data: " : "",
-             *option && out ? "--out " : "", *option && out ? out : "", *option && out ? " --resume " : "", option);
-}
-
 static inline void warn_not_finite(int64_t step, const char *last_good_checkpoint) {
     warn("the run ends at step %" PRId64
          " with a loss or gradient that is not finite: it has diverged; try a lower --lr, a longer --warmup or "

@@ -1,0 +1,42 @@
+/*
+stop_agreement.h: the ranks agree on a signal during a measurement, so that all abandon it before the same batch. They
+do so about once a second: the slowest rank tells how many batches that is.
+
+  void stop_agreement_begin(a, signal, gathered)   before a measurement. signal: on which the ranks have agreed already,
+                                                   or 0. gathered: room for two numbers of each rank
+  bool stop_agreement(a)                           before each batch (EvaluationModel.abandons): whether a rank has a
+                                                   signal, which a->signal is then
+  void stop_agree_largest(gathered, own)           own [2] = the largest of all ranks
+*/
+#pragma once
+#include "../comm/comm.h"
+#include "stop_signals.h"
+
+typedef struct {
+    int signal;       // 0: none
+    int period, left; // batches from one agreement to the next; until then
+    double since;     // the last one, of this rank's clock
+    double *gathered;
+} StopAgreement;
+
+static inline void stop_agree_largest(double *gathered, double own[2]) {
+    comm_gather(gathered, own, 2 * sizeof(double));
+    for (int i = 0; i < 2 * comm_ranks(); i++) own[i % 2] = fmax(own[i % 2], gathered[i]);
+}
+
+static inline void stop_agreement_begin(StopAgreement *a, int signal, double *gathered) {
+    *a = (StopAgreement){signal, 0, 0, now_seconds(), gathered};
+}
+
+static inline bool stop_agreement(void *agreement) {
+    StopAgreement *a = (StopAgreement *)agreement;
+    if (comm_ranks() == 1) a->signal = stop_signal_read();
+    if (comm_ranks() == 1 || a->signal || a->left-- > 0) return a->signal != 0;
+    double own[2] = {(double)stop_signal_read(), now_seconds() - a->since};
+    stop_agree_largest(a->gathered, own);
+    a->signal = (int)own[0];
+    a->period = max_int(1, min_int(2 * a->period, (int)(a->period / fmax(own[1], 1e-6))));
+    a->left = a->period - 1;
+    a->since = now_seconds();
+    return a->signal != 0;
+}
