@@ -15,6 +15,10 @@
 #   sanitizers       the tests, and half of the files of tests/programs, in turn by revision, under AddressSanitizer and
 #                    UndefinedBehaviorSanitizer; with --all all files
 #   x86-64           the operations compiled for the oldest x86-64, with vectors of 4 floats
+#   AVX2             operations, models, a quarter of the files of tests/programs, in turn by revision, and tests/golden
+#                    as on a CPU without AVX-512 (-march=x86-64-v3, DNNL_MAX_CPU_ISA=AVX2) and with three cores, so that
+#                    three threads are the default, which other stages do not have. Sums depend on the number of
+#                    threads there, so replays of spikes are always tested. With --all all tests but those of ranks
 #   CUDA operations, CUDA trainer
 #                    kernels and trainer, run by dev/cuda_on_cpu, in bf16; one of both in fp32 or under the sanitizers,
 #                    in turn by revision; with --all both in both. Requires CUDA's headers, and for runs of the trainer
@@ -108,6 +112,17 @@ run_pytest() { # Python environment, build directory, files or directories, opti
         run "$1 in $environment with $directory" "$python" -m pytest "$@"
 }
 
+turn() { # a number that depends on the revision: what is not tested at this one is at another
+    echo $((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
+}
+# Sets `files` to every N-th file of tests/programs, without tests of ranks, which require more programs, and slow ones.
+programs_in_turn() { # N
+    local i
+    files=(tests/programs/test_*.py)
+    for i in "${!files[@]}"; do (((i + $(turn)) % $1 == 0)) || unset "files[i]"; done
+    files+=(-k "not ranks and not 200_steps_of_tiny and not interrupted_output")
+}
+
 # The leak checker is off: the programs do not free memory before they exit with an error, and it cannot stop the
 # threads of OpenMP.
 sanitizers=address,undefined
@@ -195,24 +210,39 @@ sanitized() {
         skip "sanitizers: the compiler of this machine does not support them"
         return
     fi
-    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) words=() options=(tests/programs) i
+    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) words=() files=(tests/programs)
     if [ $all_tests = yes ]; then
         programs+=(build/asan/{faulty_diffv2,single_diffv2}) # of the tests of ranks
     else
         # twelve processes, of which rank 0 must be at most 0.3 s (WATCH_GRACE) later than the others
         words=("-a line of several ranks is printed once")
-        options=(tests/programs/test_*.py) # every other file
-        for i in "${!options[@]}"; do (((i + $(turn)) % 2)) || unset "options[i]"; done
-        options+=(-k "not ranks and not 200_steps_of_tiny and not interrupted_output") # without the two programs
+        programs_in_turn 2
     fi
     if build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]}"; then
         run_tests build/asan ${words[@]+"${words[@]}"}
-        run_pytest tests build/asan ${options[@]+"${options[@]}"}
+        run_pytest tests build/asan "${files[@]}"
     fi
 }
 narrow() {
     build "x86-64" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_operations \
         && run_script build/narrow/test_operations
+}
+# With the optimization of users. Threads do not spin, since there may be more of them than cores.
+avx2() {
+    local three=$scratch/three_cores.so words=(operations model sparse) every=4 files
+    if ! grep -qw avx2 /proc/cpuinfo; then
+        skip "AVX2: the CPU does not have it"
+        return
+    fi
+    export DNNL_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=3 OMP_WAIT_POLICY=passive
+    [ $all_tests = no ] || words=() every=1
+    programs_in_turn $every
+    if build "AVX2" BUILD=build/avx2 ARCH=-march=x86-64-v3 build/avx2/{train_diffv2,text_to_shards,test_diffv2} \
+        && echo 'int omp_get_num_procs(void) { return 3; }' | cc -shared -fPIC -o "$three" -x c -; then
+        run_tests build/avx2 ${words[@]+"${words[@]}"}
+        LD_PRELOAD=$three run_pytest tests build/avx2 "${files[@]}" tests/programs/test_spike_causes.py \
+            tests/golden_test.py
+    fi
 }
 
 cuda=${CUDA:-/usr/local/cuda}
@@ -289,9 +319,6 @@ check_registers() { # build directories
     fi
 }
 
-turn() { # a number that depends on the revision: what is not tested at this one is at another
-    echo $((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
-}
 # Runs the operations of an architecture.
 compiled_ptx_of() {
     local program=build/ptx/sm_$1/test_diffv2 shared=99 # KiB of a block
@@ -437,7 +464,10 @@ if [ $quick = no ]; then
     stage fp8 "FP8"
     stage double "double"
     stage sanitized "sanitizers"
-    [ "$(uname -m)" != x86_64 ] || stage narrow "x86-64"
+    if [ "$(uname -m)" = x86_64 ]; then
+        stage narrow "x86-64"
+        stage avx2 "AVX2"
+    fi
     stage cuda_operations "CUDA operations"
     stage cuda_trainer "CUDA trainer"
     others=("cuda_operations_fp32 CUDA operations, fp32" "cuda_trainer_fp32 CUDA trainer, fp32"
