@@ -152,7 +152,7 @@ def train_in_parts(corpus, directory, steps, *options):
     options = [f"--steps {steps} --checkpoint-every {steps // 2}", *options]
     train(corpus, whole, *options).done()
     train(corpus, parts, *options, f"--stop-after {steps // 2}").done()
-    resume(parts).done()
+    resume(parts, "--threads 2").done()
     expect_same(checkpoint(whole, steps), checkpoint(parts, steps))
     return whole, parts
 

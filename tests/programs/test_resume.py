@@ -104,7 +104,7 @@ def test_dump_grads_of_checkpoint(corpus, tmp_path):
     """--dump-grads --resume uses the weights of the newest checkpoint"""
     run = tmp_path / "run"
     train(corpus, run, "--steps 2 --qk-norm --attention diff_v2_layer_lambda").done()
-    resume(run, "--dump-grads", tmp_path / "resumed").done()
+    resume(run, "--threads 2 --dump-grads", tmp_path / "resumed").done()
     init = ["--train-data", corpus / "train.bin", SMALL, "--init", checkpoint(run, 2)]
     run_trainer(*init, "--dump-grads", tmp_path / "init").done()
     assert (tmp_path / "resumed").read_bytes() == (tmp_path / "init").read_bytes()

@@ -33,10 +33,10 @@ def test_decay_now(corpus, tmp_path, stable):
     assert "wsd: warmup to step 2, constant to step 6, 1-sqrt decay to step 10\n" in planned
     start(corpus, trunk, SQRT, stable, "--stop-after 6").done()
     shutil.copytree(trunk, branch, symlinks=True)
-    result = resume(branch, "--decay-now --decay-steps 4 --stop-after 8").done()
+    result = resume(branch, "--decay-now --decay-steps 4 --stop-after 8 --threads 2").done()
     assert "decays from step 6 to the last step, 10" in result.out
     resume(branch, "--decay-now").one_line(USAGE, "the checkpoint of step 8 is in the decay")
-    resume(branch).done()
+    resume(branch, "--threads 2").done()
     expect_same(checkpoint(whole, 10), checkpoint(branch, 10))
     resume(trunk, "--stop-after 7").done()
     assert records(trunk, "train")[-1]["lr"] == 1e-3
@@ -56,7 +56,7 @@ def expect_resumes(corpus, tmp_path, stops, steps, *options):
     for stop in stops:
         run = tmp_path / f"stopped-{stop}"
         start(corpus, run, f"--steps {steps} --stop-after {stop}", *options).done()
-        resume(run).done()
+        resume(run, "--threads 2").done()
         expect_same(checkpoint(whole, steps), checkpoint(run, steps))
         assert without_times(records(run, "train")) == without_times(records(whole, "train"))
         assert phase_events(run) == phase_events(whole)

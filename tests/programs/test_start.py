@@ -31,6 +31,7 @@ def test_library_variables(corpus, tmp_path):
         "NVIDIA_TF32_OVERRIDE": "0",
         "ONEDNN_DEFAULT_FPMATH_MODE": "strict",
         "CUBLAS_EMULATION_STRATEGY": "eager",
+        "DNNL_MAX_CPU_ISA": "AVX2",
     }
     data = ["--train-data", corpus / "train.bin", "--out", tmp_path / "run"]
     run_trainer(*data, SMALL, "--steps 2", env=variables).done()

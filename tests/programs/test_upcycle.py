@@ -34,11 +34,11 @@ def test_upcycled_runs(place, model):
     assert (second < first).all() and (first < 1 - 1e-9).all() and (first > 0.999).all(), (first, second)
     train(TRAINS, model, "--out part --stop-after 1")
     part = checkpoint(place / "part", 2)
-    train("--out part --resume")
+    train("--out part --resume --threads 1")
     for _ in range(2):
         assert not differing(part, steps[1], ["config.json", *WEIGHTS])
         lose_checkpoints(place / "part")
-        train("--out part --resume")  # from the base once more
+        train("--out part --resume --threads 1")  # from the base once more
     again = train(TRAINS.replace("--init base", "--init whole/checkpoints/step_00000002"), "--out again")
     assert "becomes" not in again
     assert read_json(checkpoint(place / "again", 2) / "config.json")["upcycled_from"] == "base"

@@ -49,5 +49,5 @@ def test_init_with_selected_blocks(corpus, tmp_path):
         assert (found.get("sparse_blocks") or 0) == blocks, found
     assert abs(losses[1] - losses[0]) < 1e-6 and abs(losses[2] - losses[0]) > 1e-5, losses
     lose_checkpoints(tmp_path / "run1")
-    run_trainer("--out", tmp_path / "run1", "--resume").done()
+    run_trainer("--out", tmp_path / "run1", "--resume --threads 2").done()
     assert records(tmp_path / "run1", "val")[0]["loss"] == losses[2]
