@@ -172,8 +172,8 @@ static void test_answers(void) {
     choices_close(&t);
 }
 
-// As places_forward, but the logit of token 1 is the row's place in the batch: the score of completions of token 1 grows
-// with it, as rounding may.
+// As places_forward, but the logit of token 1 is the place of the row in the batch: the score of completions of token 1
+// grows with it, as rounding may.
 static void rows_forward(void *data, const int *tokens, int B, int T, LayerVisit visit, void *visit_data) {
     Model *model = (Model *)data;
     int C = model->plan.config.C;
