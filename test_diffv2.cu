@@ -230,7 +230,7 @@ int main(int argc, char **argv) {
     choose_cases(table, argc - 1, argv + 1);
     printf("storage %s, --seed %" PRIu64 "\n", sizeof(floatX) == 2 ? "bf16" : "fp32", chosen.seed);
     TestCounts counts = {0, 0, 0};
-    const IsolatedCases isolated = {(int)chosen.cases.size(), device_start, run_case, describe_case};
+    const IsolatedCases isolated = {(int)chosen.cases.size(), CASE_SECONDS, device_start, run_case, describe_case};
     if (one_process) {
         device_start();
         for (int i = 0; i < isolated.count; i++) run_case(i, &counts);

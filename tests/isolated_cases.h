@@ -1,5 +1,6 @@
 /*
-isolated_cases.h: a case that ends its process is one failure (isolation.h runs the tests on devices).
+isolated_cases.h: a case that ends its process, or takes too long, is one failure (isolation.h runs the tests on
+devices).
 */
 #pragma once
 #include "isolation.h"
@@ -9,12 +10,14 @@ static void planned_describe(int i, char *line, size_t size) { snprintf(line, si
 static void planned_run(int i, TestCounts *counts) {
     CHECK(i != 1, "a shape that a library refuses");
     if (i == 3) raise(SIGKILL);
+    while (i == 5) pause(); // as for a kernel that does not end
     counts->passed++;
 }
 
-// Runs five cases, the second of which exits and the fourth of which is killed, with their output in r->out and r->err.
+// Runs seven cases, of which the second exits, the fourth is killed and the sixth does not end, with their output in
+// r->out and r->err.
 static TestCounts run_planned(ProgramResult *r) {
-    const IsolatedCases cases = {5, planned_open, planned_run, planned_describe};
+    const IsolatedCases cases = {7, 1, planned_open, planned_run, planned_describe};
     TestDirectory d = test_make_directory();
     const char *names[] = {"out", "err"};
     int saved[2];
@@ -41,13 +44,14 @@ static TestCounts run_planned(ProgramResult *r) {
 static void test_isolated_cases(void) {
     ProgramResult r;
     TestCounts counts = run_planned(&r);
-    EXPECT(counts.passed == 3 && counts.failed == 2, "%d passed, %d failed", counts.passed, counts.failed);
-    EXPECT(strcmp(r.out, "FAIL case 1: its process ended, exit status 1\nFAIL case 3: its process ended, signal 9\n") ==
-               0,
+    EXPECT(counts.passed == 4 && counts.failed == 3, "%d passed, %d failed", counts.passed, counts.failed);
+    EXPECT(strcmp(r.out, "FAIL case 1: its process ended, exit status 1\n"
+                         "FAIL case 3: its process ended, signal 9\n"
+                         "FAIL case 5: it took more than 1 s\n") == 0,
            "stdout: %s", r.out);
     EXPECT(strcmp(r.err, "diffv2: a shape that a library refuses\n") == 0, "stderr: %s", r.err);
 }
 
 static const Test isolated_tests[] = {
-    {"a case that ends its process is one failure, and later cases run", test_isolated_cases},
+    {"a case that ends its process or takes too long is one failure, and later cases run", test_isolated_cases},
 };
