@@ -306,7 +306,7 @@ cuda_tools() {
     elif build "CUDA tools" build/{train_diffv2,text_to_shards} build/oncpu/{bench_cuda,test_diffv2,test_trainer} \
         && build "CUDA tools, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/{test_diffv2,test_trainer}; then
         run_script tests/gpu_check_test.sh
-        run_pytest tests build tests/{gpu_check,prediction}_test.py
+        run_pytest tests build tests/{device_programs,gpu_check,prediction}_test.py
     fi
 }
 

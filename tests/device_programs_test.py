@@ -1,0 +1,61 @@
+"""The programs that measure a GPU, compiled for the CPU: what a check requires of them besides right numbers.
+
+Requires build/oncpu/test_diffv2.
+"""
+
+import pathlib
+import re
+import signal
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TEST = "build/oncpu/test_diffv2"
+CASES = ("swiglu", "-expert_swiglu")
+
+
+def run(*command, **options):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, **options)
+
+
+def case_lines(text):
+    """The lines of cases without their times."""
+    return [re.sub(r" \(\d+\.\d\d s\)", "", line) for line in text.splitlines() if line[:5] in ("ok   ", "FAIL ", "skip ")]
+
+
+def test_operations_continue_where_they_were_stopped():
+    """each case prints one complete line, and --after continues a program that was stopped"""
+    whole = run(TEST, *CASES)
+    lines = case_lines(whole.stdout)
+    assert whole.returncode == 0 and len(lines) > 8 and whole.stdout.endswith(f"{len(lines)} passed, 0 failed\n")
+    with subprocess.Popen([TEST, *CASES], cwd=ROOT, stdout=subprocess.PIPE, text=True) as stopped:
+        begin = [stopped.stdout.readline() for _ in range(4)]
+        stopped.send_signal(signal.SIGTERM)
+        text = "".join(begin) + stopped.stdout.read()
+    done = case_lines(text)
+    assert stopped.returncode == -signal.SIGTERM and text.endswith("\n") and 3 <= len(done) < len(lines)
+    rest = run(TEST, "--after", str(len(done)), *CASES)
+    assert rest.returncode == 0 and done + case_lines(rest.stdout) == lines
+    assert rest.stdout.endswith(f"{len(lines) - len(done)} passed, 0 failed\n")
+
+
+def test_after_keeps_inputs(tmp_path):
+    """the inputs of cases do not depend on --after"""
+    wrong = tmp_path / "wrong.so"  # an exponential with which every case fails, and prints numbers
+    source = "double exp(double); float expf(float x) { return 1.01f * (float)exp(x); }"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", wrong, "-x", "c", "-", "-lm"], input=source, text=True, check=True)
+    whole, rest = (
+        run("env", f"LD_PRELOAD={wrong}", TEST, "--seed", "5", *option, *CASES).stdout.splitlines()
+        for option in ((), ("--after", "3"))
+    )
+    failures = [re.sub(r"\(\d+\.\d\d s\)", "", line) for line in rest[1:-1]]
+    assert len(failures) > 20 and failures == [re.sub(r"\(\d+\.\d\d s\)", "", x) for x in whole[-len(rest) + 1 : -1]]
+
+
+@pytest.mark.parametrize("count", ["x", "-1", "3x", "", "10000", "99999999999999999999"])
+def test_after_refuses(count):
+    """--after refuses what is no number of chosen cases"""
+    r = run(TEST, "--after", count, *CASES)
+    assert r.returncode == 1 and r.stdout == ""
+    assert re.fullmatch(rf"diffv2: --after '{count}': expected a number of cases to leave out, .*\n", r.stderr)
