@@ -178,7 +178,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *of, const void *) { // the
     cudaDeviceProp p;
     memset(of, 0, sizeof(*of));
     if (cudaGetDeviceProperties(&p, chosen_device) != cudaSuccess) return cudaErrorInvalidDevice;
-    const char *code = getenv("CUDA_ON_CPU_CODE");
+    const char *code = getenv("CUDA_ON_CPU_CODE"), *registers = getenv("CUDA_ON_CPU_REGISTERS");
+    of->numRegs = registers ? atoi(registers) : 168; // as kernels of 384 threads may have
     of->ptxVersion = of->binaryVersion = code ? atoi(code) : 10 * p.major + p.minor;
     return cudaSuccess;
 }

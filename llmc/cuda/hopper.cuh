@@ -19,7 +19,8 @@ products of a warpgroup, 128 threads whose first is a multiple of 128.
              Before the first wgmma, and when registers of one were accessed: wgmma_fence(). wgmma_commit() ends a
              group; wgmma_wait<LEFT>() waits until at most LEFT groups are under way. wgmma_pin(registers) keeps the
              compiler from moving accesses across it: after a wait, and before a fence
-  registers  registers_less<24>, registers_more<240>: of each thread of a warpgroup; see launch bounds
+  registers  registers_less<24>, registers_more<240>: of each thread of a warpgroup; see launch bounds. A kernel of three
+             warpgroups with fewer than HOPPER_REGISTERS at its launch would wait for ever: hopper_starts(kernel, ...)
   device     hopper_device(), hopper_heads(D, DV): whether this program has code for sm_90a, and the device runs it
   source     PTX ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level Matrix Instructions",
              "setmaxnreg"; CUDA driver API, "Tensor Map Object Management"
@@ -51,6 +52,18 @@ static inline bool hopper_device(void) {
 }
 
 static inline bool hopper_heads(int D, int DV) { return hopper_device() && wgmma_widths(D, DV); }
+
+enum { HOPPER_REGISTERS = (24 + 240 + 240) / 3 }; // of each thread at the launch
+// Whether the compiler has given a kernel enough registers; otherwise a warning, which names it with its parameters.
+template <class Kernel> static inline bool hopper_starts(Kernel kernel, const char *name, int a, int b, int c) {
+    cudaFuncAttributes is;
+    CUDA_CHECK(cudaFuncGetAttributes(&is, kernel));
+    if (is.numRegs >= HOPPER_REGISTERS) return true;
+    warn("%s<%d, %d, %d> has %d registers per thread and requires %d: a slower kernel replaces it; build with the "
+         "compiler of CUDA 13.0",
+         name, a, b, c, is.numRegs, HOPPER_REGISTERS);
+    return false;
+}
 
 // Describes (count, rows, columns) numbers at `tensor`, rows ld apart and matrices rows * ld, in boxes of box_rows rows
 // and 64 columns.

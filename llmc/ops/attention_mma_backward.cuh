@@ -448,8 +448,8 @@ static inline bool attention_mma_backward(AttentionBackwardMma a, const Backward
     attention_mma_backward_memory(&a, s, MAPS, (char *)(void *)ops_workspace_take(bytes));
     auto rows = attention_backward_rows_kernel<MAPS>;
     LAUNCH_ROWS_EITHER(rows, rows, true, (size_t)s.B * a.tiles * (BACKWARD_ROWS / MAPS) * (s.NQ / MAPS), s.DV, a, in);
-    if (hopper_heads(s.D, s.DV)) attention_wgmma_backward_launch<MAPS>(a);
-    else if (s.D <= 64 && s.DV <= 64) attention_mma_backward_launch<64, 64, MAPS>(a);
+    if (hopper_heads(s.D, s.DV) && attention_wgmma_backward_launch<MAPS>(a)) return rotates;
+    if (s.D <= 64 && s.DV <= 64) attention_mma_backward_launch<64, 64, MAPS>(a);
     else if (MAPS == 1 && s.D <= 64) attention_mma_backward_launch<64, 128, 1>(a);
     else attention_mma_backward_launch<128, 128, MAPS>(a);
     return rotates;

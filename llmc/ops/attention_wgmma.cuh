@@ -225,12 +225,15 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
 #endif
 }
 
-template <int MAPS, int D, int DV> static inline void attention_wgmma_launch_widths(const AttentionMma &a) {
+// Returns false if the kernel cannot start.
+template <int MAPS, int D, int DV> static inline bool attention_wgmma_launch_widths(const AttentionMma &a) {
     const AttentionShape s = a.shape;
     const int rows = 2 * WGMMA_ROWS / MAPS, keys = s.first + s.T;
     const size_t bytes = BOX_ALIGNMENT + WGMMA_TILES<D, DV> + sizeof(WgmmaBlock);
     auto kernel = attention_wgmma_forward_kernel<MAPS, D, DV>;
+    static const bool starts = hopper_starts(kernel, "attention_wgmma_forward_kernel", MAPS, D, DV);
     static bool allowed; // more than 48 KiB in all
+    if (!starts) return false;
     if (!allowed) LAUNCH_ALLOW_SHARED(kernel, bytes);
     allowed = true;
     unsigned blocks = blocks_of((size_t)s.B * (s.NQ / MAPS) * ((s.T + rows - 1) / rows), 1);
@@ -238,19 +241,20 @@ template <int MAPS, int D, int DV> static inline void attention_wgmma_launch_wid
            tensor_map(a.q, (s.NQ - 1) * s.q_head + D, s.T, s.B, s.ldq, WGMMA_ROWS),
            tensor_map(a.k, (s.NKV - 1) * s.k_head + D, keys, s.B, s.ldkv, WGMMA_KEYS),
            tensor_map(a.v, (s.NKV - 1) * s.v_head + DV, keys, s.B, s.ldkv, WGMMA_KEYS));
+    return true;
 }
 
-template <int MAPS> static inline void attention_wgmma_launch(const AttentionMma &a) {
-    if (a.shape.DV == 64) attention_wgmma_launch_widths<MAPS, 64, 64>(a);
-    else if (a.shape.D == 64) attention_wgmma_launch_widths<MAPS, 64, 128>(a);
-    else attention_wgmma_launch_widths<MAPS, 128, 128>(a);
+template <int MAPS> static inline bool attention_wgmma_launch(const AttentionMma &a) {
+    if (a.shape.DV == 64) return attention_wgmma_launch_widths<MAPS, 64, 64>(a);
+    if (a.shape.D == 64) return attention_wgmma_launch_widths<MAPS, 64, 128>(a);
+    return attention_wgmma_launch_widths<MAPS, 128, 128>(a);
 }
 
 // ---------------------------------------------------------------------------------------------------
 // Choice of the kernel
 
 template <int MAPS> static inline void attention_tensor_cores(const AttentionMma &a) {
-    (hopper_heads(a.shape.D, a.shape.DV) ? attention_wgmma_launch<MAPS> : attention_mma_launch<MAPS>)(a);
+    if (!hopper_heads(a.shape.D, a.shape.DV) || !attention_wgmma_launch<MAPS>(a)) attention_mma_launch<MAPS>(a);
 }
 
 static inline AttentionMma attention_mma_arguments(floatX *out, real *lse, const floatX *q, const floatX *k,

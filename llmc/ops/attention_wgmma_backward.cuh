@@ -324,9 +324,13 @@ static __global__ void __launch_bounds__(WGMMA_MULTIPLIERS + WARPGROUP, 1)
 #endif
 }
 
-template <int D, int DV, int MAPS> static inline void attention_wgmma_backward_widths(const AttentionBackwardMma &a) {
+// Returns false if the kernel cannot start.
+template <int D, int DV, int MAPS> static inline bool attention_wgmma_backward_widths(const AttentionBackwardMma &a) {
     typedef WgmmaBackwardPlaces<D, DV, MAPS> Places;
     const AttentionShape &s = a.shape;
+    static const bool starts =
+        hopper_starts(attention_wgmma_backward_kernel<D, DV, MAPS>, "attention_wgmma_backward_kernel", D, DV, MAPS);
+    if (!starts) return false;
     AttentionBackwardWgmma of;
     of.a = a;
     of.q = tensor_map(a.q, (s.NQ - 1) * s.q_head + D, s.T, s.B, s.ldq, Places::QUERIES);
@@ -337,10 +341,11 @@ template <int D, int DV, int MAPS> static inline void attention_wgmma_backward_w
     LAUNCH((attention_wgmma_backward_kernel<D, DV, MAPS>),
            blocks_of((size_t)s.B * s.NKV * (((size_t)s.T + Places::KEYS - 1) / Places::KEYS), 1),
            WGMMA_MULTIPLIERS + WARPGROUP, Places::BYTES, of);
+    return true;
 }
 
-template <int MAPS> static inline void attention_wgmma_backward_launch(const AttentionBackwardMma &a) {
-    if (a.shape.DV == 64) attention_wgmma_backward_widths<64, 64, MAPS>(a);
-    else if (a.shape.D == 64) attention_wgmma_backward_widths<64, 128, MAPS>(a);
-    else attention_wgmma_backward_widths<128, 128, MAPS>(a);
+template <int MAPS> static inline bool attention_wgmma_backward_launch(const AttentionBackwardMma &a) {
+    if (a.shape.DV == 64) return attention_wgmma_backward_widths<64, 64, MAPS>(a);
+    if (a.shape.D == 64) return attention_wgmma_backward_widths<64, 128, MAPS>(a);
+    return attention_wgmma_backward_widths<128, 128, MAPS>(a);
 }

@@ -127,6 +127,21 @@ def test_warnings(even):
 
 
 @pytest.mark.bf16
+def test_registers(even):
+    """kernels of Hopper that would wait for registers for ever are replaced, with a warning for each"""
+    env = "CUDA_ON_CPU_CAPABILITY=90a CUDA_ON_CPU_REGISTERS=160"
+    model = EVEN.replace("--head-dim 16", "--head-dim 64").replace("--layers 2", "--layers 1")
+    for attention, pairs in (("baseline", 1), ("diff_v2", 2)):
+        options = f"{DATA} {model} --attention {attention} --sdpa own"
+        compare(even, attention, options, env=env)
+        result = on_device(even, options, "--steps 2", env=env)
+        text = "diffv2: attention_wgmma_{}_kernel<{}> has 160 registers per thread and requires 168: a slower kernel "
+        lines = [text.format("forward", f"{pairs}, 64, 64"), text.format("backward", f"64, 64, {pairs}")]
+        assert result.status == DONE and len(result.err.splitlines()) == 2, result
+        assert all(a.startswith(b) for a, b in zip(result.err.splitlines(), lines)), result.err
+
+
+@pytest.mark.bf16
 def test_cudnn_errors(even):
     """a run that requires cuDNN fails if cuDNN does not support its shapes"""
     heads = "--sdpa cudnn: forward of 8 heads of width 16 and 16"
