@@ -1,8 +1,9 @@
 """The programs that measure a GPU, compiled for the CPU: what a check requires of them besides right numbers.
 
-Requires build/oncpu/test_diffv2.
+Requires build/oncpu/test_diffv2 and build/oncpu/bench_cuda.
 """
 
+import json
 import pathlib
 import re
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TEST = "build/oncpu/test_diffv2"
+TEST, BENCH = "build/oncpu/test_diffv2", "build/oncpu/bench_cuda"
 CASES = ("swiglu", "-expert_swiglu")
 
 
@@ -21,7 +22,9 @@ def run(*command, **options):
 
 def case_lines(text):
     """The lines of cases without their times."""
-    return [re.sub(r" \(\d+\.\d\d s\)", "", line) for line in text.splitlines() if line[:5] in ("ok   ", "FAIL ", "skip ")]
+    return [
+        re.sub(r" \(\d+\.\d\d s\)", "", line) for line in text.splitlines() if line[:5] in ("ok   ", "FAIL ", "skip ")
+    ]
 
 
 def test_operations_continue_where_they_were_stopped():
@@ -59,3 +62,22 @@ def test_after_refuses(count):
     r = run(TEST, "--after", count, *CASES)
     assert r.returncode == 1 and r.stdout == ""
     assert re.fullmatch(rf"diffv2: --after '{count}': expected a number of cases to leave out, .*\n", r.stderr)
+
+
+def bench(*options):
+    """What bench_cuda says of a model: tokens of a step, parameters and bytes, by case."""
+    r = run(BENCH, "--tiny", *options, "model", "tiny", "16", "diff_v2,2,1")
+    rows = [json.loads(line) for line in r.stdout.splitlines()]
+    models = {x["case"]: (x["of"], *map(int, re.findall(r"(\d+) (?:parameters|bytes)", x["note"]))) for x in rows}
+    return r, {name: row for name, row in models.items() if len(row) == 3}
+
+
+def test_forward_and_backward_without_an_optimizer():
+    """--no-update measures forward and backward without the memory of the optimizer, --batch with B sequences"""
+    _, trained = bench("--batch", "3")
+    r, rows = bench("--batch", "3", "--no-update")
+    assert r.returncode == 0 and list(rows) == ["forward and backward", "forward"], r
+    of, parameters, count = rows["forward and backward"]
+    assert of == trained["training"][0] == "tiny diff_v2, B 3 T 16" and rows["forward"] == trained["forward"]
+    states = trained["training"][2] - count  # of fp32: two moments and master weights
+    assert 12 * parameters <= states <= 12.1 * parameters

@@ -13,8 +13,10 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   bench_cuda [OPTION...] decode-turns PRESET ATTENTION KV_HEADS B T    a token of each sequence for each context on
                                                                        stdin; prints the milliseconds
   KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS[,fast] with HEADS 1 or 2 (the preset's, or twice as many);
-  fast: --no-deterministic. All cases of a call run with the same B: the largest power of two with which every case fits
-  and B*T <= 32768.
+  fast: --no-deterministic. All cases of a call run with the same B: that of --batch, or the largest power of two with
+  which every case fits and B*T <= 32768.
+  --batch B           sequences of a step (model)
+  --no-update         forward and backward without the optimizer, its states and master weights (model)
   --gemm fp8          matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
   --sdpa own, cudnn   attention by the built-in kernel, or by cuDNN
   --tune-gemm         algorithms of matrix products, chosen in the first step (profile, turns)
@@ -49,6 +51,7 @@ static void profile_operation(const char *name);
 #include "bench_model.h"
 
 static bool bench_tiny;
+static int bench_batch;   // of --batch; 0: not given
 static int bench_repeats; // of each operation; 0: as many as take 0.15 s
 static FILE *bench_json;
 
@@ -184,7 +187,7 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
     kernel_peaks();
     kernels_close();
     ops_free();
-    int B = largest_batch(cases, count, T, use);
+    int B = bench_batch ? bench_batch : largest_batch(cases, count, T, use);
     for (int i = 0; i < count; i++) {
         AttentionOptions of = use;
         of.deterministic = use.deterministic && !cases[i].fast;
@@ -201,8 +204,11 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
             char name[200];
             FORMAT(name, "%s %s, B %d T %d", preset, cases[i].text, B, T);
             Ratio share = {rated > 0 ? tflops / rated : 0, 0, 0};
-            record(training ? "training" : "forward", name, tokens / seconds, "tokens/s",
-                   rated > 0 ? tokens / seconds * rated / tflops : 0, rated > 0 ? "the device's bf16 peak" : "", share,
+            record(!training         ? "forward"
+                   : bench_no_update ? "forward and backward"
+                                     : "training",
+                   name, tokens / seconds, "tokens/s", rated > 0 ? tokens / seconds * rated / tflops : 0,
+                   rated > 0 ? "the device's bf16 peak" : "", share,
                    "%.3f ms, %.2f TFLOP/s, %.1f%% of a product; %d steps, %zu parameters, %zu bytes, attention by %s",
                    1e3 * seconds, tflops, 100 * tflops / kernels.gemm_tflops, steps,
                    b.model.plan.tensors.parameter_count, bench_bytes(&b.model), attention_backend());
@@ -293,7 +299,8 @@ static void run_facts(void) {
 
 int main(int argc, char **argv) {
     const char *usage =
-        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--sdpa own|cudnn] [--tune-gemm] [--window W] "
+        "usage: bench_cuda [--tiny] [--repeats N] [--batch B] [--no-update] [--gemm fp8] [--sdpa own|cudnn] "
+        "[--tune-gemm] [--window W] "
         "[--full-every K] [--sparse-blocks K] [--yoco] [--qk-norm] "
         "[--shared-experts S] [--dense-layers N] [--doc-mask] [--json FILE] facts | "
         "kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | profile PRESET ATTENTION KV_HEADS B T | "
@@ -308,6 +315,8 @@ int main(int argc, char **argv) {
         else if (bench_layer_option(argc, argv, &i)) continue;
         else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc)
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
+        else if (strcmp(argv[i], "--batch") == 0 && i + 1 < argc) bench_batch = number(argv[++i], 1);
+        else if (strcmp(argv[i], "--no-update") == 0) bench_no_update = true;
         else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
             use.builtin = true, i++;
         else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "cudnn") == 0)

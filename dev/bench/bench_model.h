@@ -48,6 +48,8 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
     return true;
 }
 
+static bool bench_no_update; // steps of forward and backward alone, without the memory of the update
+
 // Plan a model without allocating memory.
 static void plan_config(Model *model, const ModelConfig *c, int B, int T, Purpose purpose) {
     memset(model, 0, sizeof(*model));
@@ -60,6 +62,13 @@ static void plan_model(Model *model, const char *preset, const char *attention, 
     CHECK(find_model(&c, preset, attention, NKV, T), "no preset '%s' or no variant '%s'", preset, attention);
     CHECK(model_config_problems(&c, &problem, 1) == 0, "%s", problem);
     plan_config(model, &c, B, T, purpose);
+#ifdef DEVICE_OPS
+    if (!bench_no_update || purpose != FOR_TRAINING) return;
+    ModelPlan *plan = &model->plan;
+    plan->moments_bytes = plan->master_bytes = plan->second_count = 0;
+    attention_stop(); // attention may take half of the memory that is left
+    plan->workspace_bytes = max_size(plan->workspace_bytes, plan_attention(plan));
+#endif
 }
 
 // Of the gradients of one rank, before clipping.
@@ -134,7 +143,7 @@ static void bench_close(BenchModel *b) {
     free(b->starts);
 }
 
-// One update as in the trainer, or a forward with its loss. Returns seconds; part: those of the forward with the
+// One update as in the trainer, forward and backward alone, or a forward with its loss. Returns seconds; part: those of the forward with the
 // classifier, of the backward and of the update, on the CPU, where operations are done when they return.
 static double bench_step(BenchModel *b, double part[3]) {
     Model *model = &b->model;
@@ -155,7 +164,7 @@ static double bench_step(BenchModel *b, double part[3]) {
     if (training) model_backward(model, b->B, b->T);
     double backward = now_seconds();
     CHECK(isfinite(loss_sum(&model->acts, N)), "the loss of a model with random weights is not finite");
-    if (training) {
+    if (training && !bench_no_update) {
         double norm = bench_grad_norm(model);
         CHECK(isfinite(norm), "the gradient of a model with random weights is not finite");
         model_update(model, &o, 1e-5, 10, norm);
