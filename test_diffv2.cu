@@ -5,7 +5,7 @@ test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with
       all cases, or those whose line contains WORDS; it ends with `N passed, N failed`. With --sizes operations at the
       shapes of a model instead (tests/cuda_sizes.h).
 
-Each case prints one line that begins with `ok   `, `FAIL ` or `skip `, with its dimensions and the reason for them. On a
+Each case prints one line that begins with `ok `, `FAIL ` or `skip `, with its dimensions and the reason for them. On a
 GPU the inputs differ in every run; --seed repeats them. --after N leaves out the first N of these cases: it continues a
 run that was stopped after N lines, with equal inputs for an equal --seed. A case that ends its process, for example by
 a failing CHECK, or takes too long, is one failure (isolation.h). --one-process runs all cases in one process, for
@@ -97,6 +97,8 @@ static const Case cuda_cases[] = {
     {&cudnn_check, {2, 17, 4, 1, 72, 72, 1, 0, 0, 0, 0, 1}, 0, "short documents"},
     {&cudnn_check, {1, 4096, 2, 2, 8, 8, 1, 1, 1, 2, 9}, 0, "4K positions, one group at a time, a window"},
 #ifdef CUDA_ON_CPU
+    {&attention_answers_check, {16, 3}, 0, "plans of a forward and of two backwards"},
+    {&attention_answers_check, {272, 0}, 0, "heads that are too wide"},
     {&attention_choice_check, {64, 1, 0, 0, 0, 1, 1, 1}, 0, "a pair, the built-in kernel is faster"},
     {&attention_choice_check, {180, 1, 0, 0, 0, 1, 1, 1}, 0, "the nearest length that was measured"},
     {&attention_choice_check, {182, 1, 0, 0, 0, 1, 0, 0}, 0, "cuDNN is faster"},

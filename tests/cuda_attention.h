@@ -23,11 +23,17 @@ static const bool STAND_IN = true;
 #else
 static const bool STAND_IN = false;
 #endif
+// The emulation's answers depend on variables, which cases with a limit or documents set.
+static void drop_plans(const Case *c) {
+    if (STAND_IN && (c->n[8] || c->n[11])) attention_close();
+    else attention_stop();
+}
 static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     int parts = c->n[7], room = split ? c->n[8] : 0, calls = room ? c->n[9] : 1;
     bool documents = c->n[11] != 0;
     AttentionOptions use = {false, parts > 0 && !documents, true, documents, false};
     size_t limit = attention_limit;
+    drop_plans(c);
     attention_configure(use);
     attention_fewest_parts = max_int(1, parts);
     if (room) { // the limit for this number of groups
@@ -35,7 +41,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
         const AttentionPlan *whole = attention_plan(s, true, false);
         size_t each = whole->plan_bytes / (size_t)max_int(1, whole->sequences);
         attention_limit = each / (size_t)s.NKV * (size_t)room;
-        attention_stop();
+        drop_plans(c);
         setenv("CUDA_ON_CPU_CUDNN_FORWARD", test_text("%zu", each), 1);
     }
     attention_prepare(s, true, true);
@@ -102,7 +108,7 @@ static void check_attention_cudnn(const Case *row) {
         EXPECT(!n[8] || bits[0] == bits[1], "several calls give other bits than one");
         backward.expect();
     }
-    attention_stop();
+    drop_plans(row);
     if (n[11] && STAND_IN) unsetenv("CUDA_ON_CPU_NAME");
 }
 static const Check cudnn_check = {"attention cuDNN", check_attention_cudnn,
@@ -303,6 +309,34 @@ static void check_attention_split(const Case *c) {
 }
 static const Check attention_split_check = {"attention split", check_attention_split,
                                             "B T NQ NKV D limit sequences groups warns"};
+
+// cuDNN is asked once for each description, also for one that it refuses. n: heads' width, descriptions (0: any number)
+static void check_attention_answers(const Case *c) {
+    AttentionShape s;
+    if (sizeof(floatX) != 2) return; // not asked
+    memset(&s, 0, sizeof(s));
+    s.B = 2, s.T = 64, s.NQ = 4, s.NKV = 2, s.D = s.DV = c->n[0], s.scale = 1;
+    s.q_head = s.k_head = s.v_head = s.o_head = s.D;
+    s.ldq = s.ldkv = (s.NQ + 2 * s.NKV) * s.D, s.ldo = s.NQ * s.D;
+    const AttentionOptions loose = {false, false, false, false, false}, exact = {false, false, true, false, false};
+    uint64_t asked[4];
+    attention_close();
+    for (int time = 0; time < 4; time++) { // at first; again; other backwards; at the next start
+        const uint64_t before = cuda_on_cpu::cudnn_plans_asked();
+        attention_configure(time == 2 ? loose : exact);
+        attention_prepare(s, true, true);
+        asked[time] = cuda_on_cpu::cudnn_plans_asked() - before;
+        EXPECT((attention_plan(s, true, true)->parts > 0) == (c->n[1] > 0), "%s", attention_plan(s, true, true)->why);
+        if (time == 2) attention_close();
+        else attention_stop();
+    }
+    EXPECT(asked[0] > 0 && (!c->n[1] || (int)asked[0] == c->n[1]), "asked %d times", (int)asked[0]);
+    EXPECT(asked[1] == 0 && (!c->n[1] || (int)asked[2] == c->n[1] - 1) && asked[3] == asked[0],
+           "asked %d times again, %d times for other backwards, %d times at the next start", (int)asked[1],
+           (int)asked[2], (int)asked[3]);
+    attention_close();
+}
+static const Check attention_answers_check = {"attention answers", check_attention_answers, "D descriptions"};
 
 // The kernel of both directions on a device that has been measured, and what a run prints about the choice. n: T,
 // signal heads of a group, window, whether there are documents, --sdpa (1: own, 2: cudnn), whether the device has been

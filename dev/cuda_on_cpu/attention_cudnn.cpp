@@ -196,6 +196,8 @@ static bool refuse(char *why, size_t size, const char *reason) {
 
 static bool is_open;
 static std::set<CudnnPlan *> plans;
+static uint64_t asked;
+uint64_t cuda_on_cpu::cudnn_plans_asked() { return asked; }
 
 static bool fails(const char *call, char *why, size_t size) {
     const char *fault = getenv("CUDA_ON_CPU_CUDNN_FAULT"), *text = fault ? strstr(fault, ": ") : NULL;
@@ -248,6 +250,7 @@ extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, s
 
 extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size) {
     *workspace_bytes = 0;
+    asked++;
     if (!is_open) cuda_on_cpu::fail("cuDNN is asked for a plan before it is opened");
     if (fails("plan", why, size) || (a->window && fails("window", why, size)) ||
         !cudnn_attention_valid(a, 80, why, size))

@@ -57,6 +57,7 @@ void set_order(Order order, uint64_t seed = 1); // also CUDA_ON_CPU_ORDER=forwar
 enum class Copies { late, early, mixed };
 void set_copies(Copies copies); // also CUDA_ON_CPU_COPIES=late|early|mixed
 uint64_t copies_started();      // by kernels, until now
+uint64_t cudnn_plans_asked();   // descriptions for which a plan was requested, until now
 
 // Queues `work` on a stream like a kernel. Emulated libraries (a GEMM) run here: they can read and write device memory,
 // and use threads.

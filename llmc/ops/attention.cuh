@@ -36,10 +36,15 @@ static inline void attention_reserve(size_t bytes) {
     attention_limit = max_size(LEAST, total > bytes ? (total - bytes) / 2 : 0);
 }
 
+// Forgets the shapes that were prepared, but not what cuDNN has answered.
 static inline void attention_stop(void) {
-    for (int i = 0; i < attention_state.count; i++) attention_free_plans(&attention_state.plans[i]);
     attention_state.count = 0;
     attention_documents_free(&attention_state.documents);
+}
+
+static inline void attention_close(void) {
+    attention_stop();
+    attention_forget_answers();
     cudnn_attention_close();
 }
 

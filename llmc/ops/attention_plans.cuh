@@ -1,8 +1,9 @@
 /*
 attention_plans.cuh: the backend of attention for each shape: cuDNN where it supports the shape, otherwise the built-in
 kernels (attention_mma.cuh, attention_kernels.cuh). attention_prepare makes one plan per shape and direction before the
-workspace is allocated. A shape without a plan (generation, the short sequences of --eval) uses the built-in kernels. If
-the user did not request them, attention_warning prints the reason and the remedy.
+workspace is allocated; those of cuDNN are kept by description (attention_answers.cuh). A shape without a plan
+(generation, the short sequences of --eval) uses the built-in kernels. If the user did not request them,
+attention_warning prints the reason and the remedy.
 
   strides    cuDNN reads and writes q, k, v and their gradients with the strides of the fused GEMM; nothing is copied
   parts      If cuDNN does not support values of width DV (diff_v1: 2D), it is called once for each half of the value
@@ -24,14 +25,13 @@ the user did not request them, attention_warning prints the reason and the remed
   order      bitwise reproducible, unless AttentionOptions say otherwise
 */
 #pragma once
-#include "../cuda/attention_cudnn.h"
 #include "../cuda/device.cuh"
 #include "attention_choice.h"
 #include "attention_probe.cuh"
 #include "ops.h"
 #include "traffic.h"
 
-enum { ATTENTION_PLANS = 128, ATTENTION_PARTS = 2, ATTENTION_WHY = 400 };
+enum { ATTENTION_PLANS = 128, ATTENTION_PARTS = 2 };
 
 // The computation of one shape in one direction.
 typedef struct {
@@ -79,8 +79,8 @@ static inline CudnnAttention attention_description(const AttentionPlan *p, int p
     AttentionShape s = p->shape;
     CudnnAttention a;
     memset(&a, 0, sizeof(a));
-    a.backward = p->backward, a.deterministic = attention_state.options.deterministic;
-    a.linear = a.backward && a.deterministic && attention_state.options.linear;
+    a.backward = p->backward, a.deterministic = a.backward && attention_state.options.deterministic;
+    a.linear = a.deterministic && attention_state.options.linear;
     a.B = p->sequences, a.T = s.T, a.NQ = attention_queries(p), a.NKV = p->groups;
     a.D = s.D, a.DV = s.DV / p->parts;
     a.window = s.window, a.documents = p->documents, a.scale = s.scale;
@@ -111,13 +111,6 @@ static inline size_t attention_bytes(const AttentionPlan *p) {
     return p->plan_bytes + p->scratch_bytes + p->table_bytes;
 }
 
-static inline void attention_free_plans(AttentionPlan *p) {
-    for (int part = 0; part < ATTENTION_PARTS; part++) {
-        cudnn_attention_free(p->cudnn[part]);
-        p->cudnn[part] = NULL;
-    }
-}
-
 // The estimate for a run without a device: what cuDNN 9.19 supports on Hopper (tests/cudnn_plans.cpp). The backward
 // needs rowsum(dO O); dS of all heads, or dQ in fp32; with grouped heads also dK and dV of each query head.
 static inline bool attention_estimate(const CudnnAttention *a, size_t *bytes, char *why, size_t size) {
@@ -135,17 +128,15 @@ static inline bool attention_estimate(const CudnnAttention *a, size_t *bytes, ch
 
 static inline bool attention_make_plans(AttentionPlan *p, int parts, int sequences, int groups) {
     size_t bytes = 0;
-    attention_free_plans(p);
     p->parts = parts, p->sequences = sequences, p->groups = groups, p->plan_bytes = 0;
     for (int part = 0; part < (p->backward ? parts : 1); part++) { // the parts of a forward share one plan
         CudnnAttention a = attention_description(p, part);
         bool supported = attention_state.no_device && attention_estimate(&a, &bytes, p->why, sizeof(p->why));
         if (!attention_state.no_device) {
-            p->cudnn[part] = cudnn_attention_plan(&a, &bytes, p->why, sizeof(p->why));
+            p->cudnn[part] = attention_ask(&a, &bytes, p->why, sizeof(p->why));
             supported = p->cudnn[part] != NULL;
         }
         if (!supported) {
-            attention_free_plans(p);
             p->parts = 0;
             return false;
         }
@@ -242,7 +233,6 @@ static inline bool attention_supported_without(AttentionPlan p, bool *required) 
     if (!p.backward || !*required) return false;
     *required = false;
     bool supported = attention_try_cudnn(&p);
-    attention_free_plans(&p);
     *required = true;
     return supported;
 }
@@ -252,7 +242,6 @@ static inline const char *attention_remedy(const AttentionPlan *p) {
     AttentionPlan whole = *p; // without documents
     whole.documents = false;
     bool by_documents = p->documents && attention_try_cudnn(&whole);
-    attention_free_plans(&whole);
     if (by_documents) return "cuDNN computes it without --doc-mask, and on an H200 or B200 with it";
     if (attention_supported_without(*p, &options->linear)) return "cuDNN computes it without --sdpa-linear";
     if (attention_supported_without(*p, &options->deterministic))
@@ -268,7 +257,6 @@ static inline bool attention_passes(AttentionPlan *p) {
     AttentionShape s = p->shape;
     CudnnAttention a = attention_description(p, 0);
     if (!p->backward || attention_state.no_device || cudnn_probe(&a, s.NQ / s.NKV, p->why, sizeof(p->why))) return true;
-    attention_free_plans(p);
     p->parts = 0;
     p->remedy = p->documents ? "a newer cuDNN may compute it; cuDNN may compute it without --doc-mask"
                              : "cuDNN computes it if --seq-len is a multiple of 128; a newer cuDNN may compute it as "

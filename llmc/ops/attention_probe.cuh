@@ -12,6 +12,7 @@ attention_probe.cuh: runs a backward of cuDNN before it is used, where versions 
   method        one group of heads, k = -97 and lse = -97.4: P and all gradients are 0
 */
 #pragma once
+#include "attention_answers.cuh"
 #include "attention_documents.cuh"
 
 // Whether `rows` rows of the gradients dq, dk and dv are finite.
@@ -89,8 +90,6 @@ static inline bool cudnn_probe(const CudnnAttention *of, int group, char *why, s
     a.k.row = a.dk.row = a.D;
     a.v.row = a.dv.row = a.DV;
     a.out.row = group * a.DV;
-    CudnnPlan *plan = cudnn_attention_plan(&a, &bytes, why, size);
-    bool finite = plan && cudnn_probe_run(&a, plan, bytes, why, size);
-    cudnn_attention_free(plan);
-    return finite;
+    CudnnPlan *plan = attention_ask(&a, &bytes, why, size);
+    return plan && cudnn_probe_run(&a, plan, bytes, why, size);
 }

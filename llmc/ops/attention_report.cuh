@@ -93,11 +93,9 @@ static inline bool attention_is_deterministic(const AttentionPlan *p) {
 // The workspace of a backward without the requirement of determinism.
 static inline size_t attention_loose_bytes(const AttentionPlan *p) {
     AttentionPlan loose = *p;
-    memset(loose.cudnn, 0, sizeof(loose.cudnn));
     attention_state.options.deterministic = false;
     size_t bytes = attention_try_cudnn(&loose) ? attention_bytes(&loose) : attention_bytes(p);
     attention_state.options.deterministic = true;
-    attention_free_plans(&loose);
     return bytes;
 }
 

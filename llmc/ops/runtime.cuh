@@ -23,7 +23,7 @@ static inline void ops_release(void) {
 
 static inline void ops_free(void) {
     ops_release();
-    attention_stop();
+    attention_close();
 }
 
 static inline void ops_init(size_t workspace_bytes) {
