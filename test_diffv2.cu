@@ -5,7 +5,7 @@ test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with
       all cases, or those whose line contains WORDS; it ends with `N passed, N failed`. With --sizes operations at the
       shapes of a model instead (tests/cuda_sizes.h).
 
-Each case prints one line that begins with `ok `, `FAIL ` or `skip `, with its dimensions and the reason for them. On a
+Each case prints one line that begins with `ok   `, `FAIL ` or `skip `, with its dimensions and their reason. On a
 GPU the inputs differ in every run; --seed repeats them. --after N leaves out the first N of these cases: it continues a
 run that was stopped after N lines, with equal inputs for an equal --seed. A case that ends its process, for example by
 a failing CHECK, or takes too long, is one failure (isolation.h). --one-process runs all cases in one process, for

@@ -143,8 +143,9 @@ static void bench_close(BenchModel *b) {
     free(b->starts);
 }
 
-// One update as in the trainer, forward and backward alone, or a forward with its loss. Returns seconds; part: those of the forward with the
-// classifier, of the backward and of the update, on the CPU, where operations are done when they return.
+// One update as in the trainer, forward and backward alone, or a forward with its loss. Returns seconds; part: those of
+// the forward with the classifier, of the backward and of the update, on the CPU, where operations are done when they
+// return.
 static double bench_step(BenchModel *b, double part[3]) {
     Model *model = &b->model;
     bool training = model->plan.purpose == FOR_TRAINING;

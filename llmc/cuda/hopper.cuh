@@ -19,8 +19,8 @@ products of a warpgroup, 128 threads whose first is a multiple of 128.
              Before the first wgmma, and when registers of one were accessed: wgmma_fence(). wgmma_commit() ends a
              group; wgmma_wait<LEFT>() waits until at most LEFT groups are under way. wgmma_pin(registers) keeps the
              compiler from moving accesses across it: after a wait, and before a fence
-  registers  registers_less<24>, registers_more<240>: of each thread of a warpgroup; see launch bounds. A kernel of three
-             warpgroups with fewer than HOPPER_REGISTERS at its launch would wait for ever: hopper_starts(kernel, ...)
+  registers  registers_less<24>, registers_more<240>: of each thread of a warpgroup; see launch bounds. A kernel of
+             three warpgroups with fewer than HOPPER_REGISTERS at its launch would wait for ever: hopper_starts(...)
   device     hopper_device(), hopper_heads(D, DV): whether this program has code for sm_90a, and the device runs it
   source     PTX ISA, "mbarrier", "cp.async.bulk.tensor", "Asynchronous Warpgroup Level Matrix Instructions",
              "setmaxnreg"; CUDA driver API, "Tensor Map Object Management"
