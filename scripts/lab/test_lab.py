@@ -559,7 +559,7 @@ def test_a_lab_that_is_killed_at_any_time_continues_bitwise(place, tmp_path_fact
 
 
 def test_a_lab_with_a_time_limit_stops_in_time_and_continues_by_seed(place):
-    plan = (ROOT / "scripts/plans/gpu-half-hour.plan").read_text()
+    plan = (ROOT / "scripts/plans/gpu-minutes.plan").read_text()
     words = ["--size", "smoke", "--seeds", "1,2", "--data", "corpus"]
     windows, ends, said, minutes = 0, [], "", 0.12
     while windows < 30:
