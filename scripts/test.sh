@@ -23,7 +23,7 @@
 #                    kernels and trainer, run by dev/cuda_on_cpu, in bf16; one of both in fp32 or under the sanitizers,
 #                    in turn by revision; with --all both in both. Requires CUDA's headers, and for runs of the trainer
 #                    (tests/cuda) Python packages
-#   CUDA tools       dev/gpu_check.sh with this emulation; the predictions of --dry-run --device
+#   CUDA tools       dev/gpu_check.sh and dev/gpu_check/gap.py with this emulation; the predictions of --dry-run --device
 #   compiled PTX     the operations on what nvcc compiles for sm_90a or sm_80, in turn by revision, run by dev/ptx, and
 #                    mistakes planted in PTX; with --all for all architectures, and the layouts of wgmma against CuTe.
 #                    Requires nvcc
@@ -306,7 +306,7 @@ cuda_tools() {
     elif build "CUDA tools" build/{train_diffv2,text_to_shards} build/oncpu/{bench_cuda,test_diffv2,test_trainer} \
         && build "CUDA tools, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/{test_diffv2,test_trainer}; then
         run_script tests/gpu_check_test.sh
-        run_pytest tests build tests/{device_programs,gpu_check,prediction}_test.py
+        run_pytest tests build tests/{device_programs,gpu_check,gpu_gap,prediction}_test.py
     fi
 }
 
