@@ -1,4 +1,4 @@
-"""The output of the Python tests: of tests, data, scripts/lab, dev/ptx and dev/reference.
+"""The output of the Python tests: of tests, data, scripts/lab, dev/bench, dev/ptx and dev/reference.
 
 A test's sentence is the first line of its docstring, or its name; its subject is the name of its file. One line is
 printed per test, and one per case of a parametrised test:
@@ -7,7 +7,7 @@ printed per test, and one per case of a parametrised test:
 
 The last line is "N passed, N failed", and ", N skipped" if tests were skipped. -k also selects by a part of the
 sentence, with underscores for spaces. `python3 scripts/python_environment.py tests` prints an interpreter that has
-pytest; tests/export_test.py requires that of `export-tests`, and dev/reference that of `hub`.
+pytest; tests/export_test.py requires that of `export-tests`, and dev/bench and dev/reference that of `hub`.
 """
 
 import signal

@@ -36,8 +36,8 @@
 #   soak             runs that are interrupted and resumed (tests/soak.sh)
 #   Hub              the class for Transformers, exported directories, and a part of these with the oldest supported
 #                    version, the previous one and the newest of the index (where a failure counts as skipped), and of
-#                    the import, with PyTorch on the CPU; with --all everything with the oldest version too, and the
-#                    tests of a model that the library has
+#                    the import, with PyTorch on the CPU; the model of dev/bench in PyTorch; with --all everything with
+#                    the oldest version too, and the tests of a model that the library has
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #
@@ -437,6 +437,7 @@ hub() {
         read -r environment name words <<<"$part"
         CUDA_VISIBLE_DEVICES='' run_pytest "$environment" build "dev/reference/test_$name.py" -k "$words"
     done
+    CUDA_VISIBLE_DEVICES='' run_pytest hub build dev/bench
     python=$(python3 scripts/python_environment.py hub 2>/dev/null) || return
     TRAIN_DIFFV2=build/train_diffv2 CUDA_VISIBLE_DEVICES='' run newest.py "$python" dev/reference/newest.py
     if [ $all_tests = yes ]; then
