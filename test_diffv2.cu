@@ -1,16 +1,17 @@
 /*
 test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with CUDA_ON_CPU) on the CPU.
 
-  test_diffv2cu [--seed N] [--after N] [--one-process] [--sizes PRESET KV_HEADS B T] [WORDS]
+  test_diffv2cu [--seed N] [--shard I/N] [--after N] [--one-process] [--sizes PRESET KV_HEADS B T] [WORDS]
       all cases, or those whose line contains WORDS; it ends with `N passed, N failed`. With --sizes operations at the
       shapes of a model instead (tests/cuda_sizes.h).
 
-Each case prints one line that begins with `ok   `, `FAIL ` or `skip `, with its dimensions and their reason. On a
-GPU the inputs differ in every run; --seed repeats them. --after N leaves out the first N of these cases: it continues a
-run that was stopped after N lines, with equal inputs for an equal --seed. A case that ends its process, for example by
-a failing CHECK, or takes too long, is one failure (isolation.h). --one-process runs all cases in one process, for
-debuggers and compute-sanitizer; such a case then ends the run. tests/cuda_engine.h lists what a case checks besides the
-numbers.
+Each case prints one line that begins with `ok `, `FAIL ` or `skip `, with its dimensions and the reason for them. On a
+GPU the inputs differ in every run; --seed repeats them. --shard I/N keeps every Nth case from number I (0 to N - 1) on:
+N programs at once run all cases, with the inputs that they have in one program. --after N leaves out the first N of
+these cases: it continues a run that was stopped after N lines, with equal inputs for an equal --seed. A case that ends
+its process, for example by a failing CHECK, or takes too long, is one failure (isolation.h). --one-process runs all
+cases in one process, for debuggers and compute-sanitizer; such a case then ends the run. tests/cuda_engine.h lists what
+a case checks besides the numbers.
 */
 // Small, so that a case of few elements takes several rounds, the last of them partial.
 #define RMSNORM_BLOCKS 64
@@ -212,6 +213,19 @@ static void choose_cases(const std::vector<Case> &table, int count, char **words
     for (size_t w = 0; w < fits.size(); w++) CHECK(fits[w], "no case's line contains '%s'", words[w]);
 }
 
+// Keeps the cases of a shard. They keep their inputs.
+static void keep_shard(const char *shard) {
+    unsigned at = 0, count = 0;
+    int read = 0;
+    CHECK(sscanf(shard, "%u/%u%n", &at, &count, &read) == 2 && !shard[read] && at < count,
+          "--shard '%s': expected I/N with I less than N", shard);
+    CHECK(at < chosen.cases.size(), "--shard '%s': only %zu cases are chosen", shard, chosen.cases.size());
+    size_t kept = 0;
+    for (size_t i = at; i < chosen.cases.size(); i += count, kept++)
+        chosen.cases[kept] = chosen.cases[i], chosen.places[kept] = chosen.places[i];
+    chosen.cases.resize(kept), chosen.places.resize(kept);
+}
+
 // Leaves out the first cases. The others keep their inputs.
 static void leave_out(const char *count) {
     char *end;
@@ -232,10 +246,11 @@ int main(int argc, char **argv) {
     chosen.seed = (uint64_t)time(NULL);
 #endif
     bool one_process = false;
-    const char *after = "0";
+    const char *shard = "0/1", *after = "0";
     for (; argc > 1 && strncmp(argv[1], "--", 2) == 0; argc--, argv++) {
         if (strcmp(argv[1], "--one-process") == 0) one_process = true;
         else if (strcmp(argv[1], "--seed") == 0 && argc > 2) chosen.seed = strtoull(argv[2], NULL, 10), argc--, argv++;
+        else if (strcmp(argv[1], "--shard") == 0 && argc > 2) shard = argv[2], argc--, argv++;
         else if (strcmp(argv[1], "--after") == 0 && argc > 2) after = argv[2], argc--, argv++;
         else break;
     }
@@ -245,6 +260,7 @@ int main(int argc, char **argv) {
         argc -= 5, argv += 5;
     }
     choose_cases(table, argc - 1, argv + 1);
+    keep_shard(shard);
     leave_out(after);
     printf("storage %s, --seed %" PRIu64 "\n", sizeof(floatX) == 2 ? "bf16" : "fp32", chosen.seed);
     TestCounts counts = {0, 0, 0};

@@ -64,6 +64,25 @@ def test_after_refuses(count):
     assert re.fullmatch(rf"diffv2: --after '{count}': expected a number of cases to leave out, .*\n", r.stderr)
 
 
+def test_shards_have_all_cases():
+    """the cases of all shards are those of one program, and a shard continues after its last case"""
+    whole = case_lines(run(TEST, *CASES).stdout)
+    shards = [case_lines(run(TEST, "--shard", f"{i}/3", *CASES).stdout) for i in range(3)]
+    assert all(shards) and sorted(sum(shards, [])) == sorted(whole)
+    rest = run(TEST, "--after", "1", "--shard", "2/3", *CASES)
+    assert rest.returncode == 0 and case_lines(rest.stdout) == shards[2][1:]
+
+
+@pytest.mark.parametrize("shard", ["3/3", "1", "x/2", "1/2x", "-1/2", "0/0", "900/1000"])
+def test_shard_refuses(shard):
+    """--shard refuses what is no shard of the chosen cases"""
+    r = run(TEST, "--shard", shard, *CASES)
+    assert r.returncode == 1 and r.stdout == ""
+    assert re.fullmatch(
+        rf"diffv2: --shard '{shard}': (expected I/N with I less than N|only \d+ cases are chosen)\n", r.stderr
+    )
+
+
 def bench(*options):
     """What bench_cuda says of a model: tokens of a step, parameters and bytes, by case."""
     r = run(BENCH, "--tiny", *options, "model", "tiny", "16", "diff_v2,2,1")
