@@ -37,6 +37,8 @@ import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+if sys.version_info < (3, 10, 12):
+    sys.exit(f"gap.py: this is Python {sys.version.split()[0]}: 3.10.12 or newer is required")
 sys.path.insert(0, str(ROOT / "scripts"))
 from lab import currencies, run_directory, stats, study as studies
 
