@@ -1,16 +1,21 @@
-"""Parts of dev/gpu_check alone: the comparison of gradients, with constructed ones, and the length of issue.txt.
-tests/gpu_check_test.sh runs the whole check."""
+"""Parts of dev/gpu_check alone: the comparison of gradients, with constructed ones; batch sizes; names of results.
+tests/gpu_check_test.sh runs the whole check. Requires build/train_diffv2."""
 
 import struct
+import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "dev/gpu_check"), str(ROOT / "dev/reference")]
 import fixtures
 import gradient_comparison
+import peer
 import results
+import runner
+import speed
 
 NAN = float("nan")
 
@@ -51,10 +56,35 @@ def test_gradients_of_experts_may_differ_by_a_few_tokens_in_bf16_if_routers_sele
         assert (not wrong) == (experts is few and case == ["experts, moe-tiny", "bf16"]), (experts, case, note)
 
 
-def test_issue_txt_fits_into_an_issue_with_the_counts_at_its_end():
-    rows = [{"verdict": "FAIL", "case": f"case {i}", "note": "x" * 300} for i in range(2000)]
-    rows += [{"verdict": "missed", "case": f"target {i}", "measured": 1, "note": "y" * 300} for i in range(300)]
-    part = {"status": "failed", "why": "", "seconds": 1, "done": [], "rows": rows}
-    text = results.table({"commit": "c", "device": "d", "driver": "r", "parts": {"ops": part}}, results.CHARACTERS)
-    assert 0.9 * results.CHARACTERS < len(text) < results.CHARACTERS < 65536 and text.startswith("commit c")
-    assert "more lines: results.json has all" in text and text.endswith("\n0 passed, 2000 failed")
+def largest_batch(gib, device, *arguments, **options):
+    """The batch size of a check on a device with so much free memory."""
+    check = runner.Check.__new__(runner.Check)
+    check.store = SimpleNamespace(all={"device": device})
+    check.programs = SimpleNamespace(unusable={}, commands={"TRAIN_DIFFV2": [str(ROOT / "build/train_diffv2")]})
+    done = lambda command: subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    check.run = lambda command, limit: (lambda d: (d.returncode, d.stdout + d.stderr))(done(command))
+    check.free_bytes = gib * 2**30
+    return check.largest_batch(*arguments, **options)
+
+
+def test_batch_sizes_are_those_that_fit_into_the_device():
+    h100, h200 = (78.5, "NVIDIA H100 80GB HBM3"), (139, "NVIDIA H200")
+    case, table = ("1.4b", "diff_v2", 8, 2048), ("3b", "diff_v2", 12, 4096)
+    assert [largest_batch(*h, case, (8, 4, 2, 1), peer.BESIDE) for h in (h100, h200)] == [2, 8]
+    assert largest_batch(*h100, case, (16, 8, 4), 2) is None and largest_batch(*h200, case, (8, 4), 2) == 8
+    whole = [largest_batch(*h, table, (4, 2, 1)) for h in (h100, h200)]
+    part = [largest_batch(*h, table, (4, 2, 1), without=speed.NO_UPDATE) for h in (h100, h200)]
+    assert whole[0] in (None, 1) and part == [4, 4]
+
+
+def test_the_name_of_results_is_that_of_the_device(tmp_path):
+    for device, name in (
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("Unknown", "device"),
+    ):
+        store = results.Store(tmp_path / name, "abc", "digest", ["rates"])
+        store.describe(device, "580", [])
+        store.save()
+        assert store.publish(tmp_path).name.startswith(f"gpu-{name}-20")

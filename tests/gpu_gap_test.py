@@ -139,7 +139,12 @@ def test_a_state_with_other_files_than_those_of_runs_is_refused(tmp_path, period
                 bad.size = len(cases[name])
             archive.addfile(bad, io.BytesIO(cases.get(name, b"")))
         refused(period(f"{i}", state=state), f"it must not contain '{name}': remove the archive")
-        assert sorted(p.name for p in (tmp_path / f"{i}").iterdir()) == ["corpus", "corpus.tar.xz", "out", "state.tar.gz"]
+        assert sorted(p.name for p in (tmp_path / f"{i}").iterdir()) == [
+            "corpus",
+            "corpus.tar.xz",
+            "out",
+            "state.tar.gz",
+        ]
     (tmp_path / "cut.tar.gz").write_bytes(state.read_bytes()[:60])
     refused(period("cut", state=tmp_path / "cut.tar.gz"), "remove the archive, or copy it again")
     with tarfile.open(tmp_path / "large.tar.gz", "w:gz") as archive:

@@ -17,7 +17,9 @@ sys.path.insert(0, str(SCRIPT.parent))
 import bench_torch
 
 
-@pytest.mark.parametrize("preset, attention, steps", [("tiny", "baseline", 2), ("tiny", "diff_v2", 2), ("124m", "diff_v2", 0)])
+@pytest.mark.parametrize(
+    "preset, attention, steps", [("tiny", "baseline", 2), ("tiny", "diff_v2", 2), ("124m", "diff_v2", 0)]
+)
 def test_lines(preset, attention, steps):
     """the first line has the number of parameters that the trainer reports; then one step runs for each line"""
     trainer = [os.environ.get("TRAIN_DIFFV2", "build/train_diffv2"), "--preset", preset, "--attention", attention]

@@ -1,28 +1,25 @@
 #!/usr/bin/env python3
-"""check.py: builds, tests and benchmarks the CUDA trainer on this machine's GPU. dev/gpu_check.sh starts it.
+"""check.py: tests and measures the CUDA trainer on this machine's GPU. dev/gpu_check.sh starts it.
 
-Parts:
-    probe      describes this machine: device, driver, compilers, libraries, Python packages
-    build      compiles trainer, tests and benchmark for bf16 and fp32, and the CPU trainer; or uses a bundle's
-    profile    the operations' shares of a step beside the prediction, the loss of 12 steps, counters by ncu
-    ops        compares every CUDA operation with its C twin, on the device
-    gradients  compares the model's gradients with the CPU trainer's: every variant, fp32, bf16, some in fp8
-    steps      a step of 1.4b with --gemm fp8, --tune-gemm and --no-deterministic, each beside the default, alternating
-    attention  a layer's attention by cuDNN and by the built-in kernels, alternating: the table of --sdpa auto
-    experts    gradients and losses of models with experts, --recompute, a resumed run; the time of their operations
-    train      3 steps in fp32; 100 steps of 124m, the same again, stopped and resumed: all three bitwise equal
-    sizes      compares operations at the shapes of 1.4b: libraries with our kernels, others with C twins on samples
-    memcheck   runs small cases under compute-sanitizer: memory
-    models     tokens/s of baseline, diff_v1, diff_v2 and a baseline with the query heads of diff_v2, at four sizes
-    peer       the same models in PyTorch (dev/bench/bench_torch.py), alternating step by step
-    fp8        the loss of 200 steps of 1.4b with --gemm fp8 beside bf16
-    kernels    time of each operation, and its share of the rate of a copy or of a matmul
-    decode     a token after 1K to 64K positions at batch sizes 1 and 8, of each variant; attention with a window
-    sanitizer  runs all operations under compute-sanitizer: memory and races
-SCHEDULE is their order, the most valuable first. A part at its time limit is unfinished, which is no failure: it
-continues after the others. After an interruption the same command continues: finished parts are not repeated,
-unfinished ones continue after their last case. --out holds results.txt, results.json, log.txt and issue.txt, which are
-written after every case.
+Parts, in the order in which they run:
+    machine      finds or builds the programs; describes the device, driver, compilers, libraries, Python packages
+    rates        the rates of a copy and of matrix products, with which later times are compared
+    correctness  every CUDA operation beside its C twin, bf16 and fp32; gradients of every variant and of experts beside
+                 the CPU trainer's, fp32, bf16, some in fp8: all at once, on all cores
+    profile      the operations' shares of a step beside the prediction: 1.4b with cuDNN, with --sdpa own, in fp8, the
+                 baseline, 124m
+    peer         steps of 1.4b and 124m beside PyTorch's (dev/bench/bench_torch.py), alternating, deterministic and not
+    models       forward and backward of the 3b models of DIFF V1's Table 7; training of 1.4b and 124m
+    decode       a token after 1K to 64K positions at batch sizes 1 and 8, of each variant; attention with a window
+    attention    a layer's attention by cuDNN and by the built-in kernels, alternating: the table of --sdpa auto
+    train        60 steps of 124m, the same again, stopped and resumed: all bitwise equal; the fp32 build
+    sanitizer    small cases under compute-sanitizer: races, memory at the ends of tensors
+    kernels      the time of each operation, and its share of the rate of a copy or of a product
+The first pass gives each part the seconds of PARTS: all parts in ten minutes. A part at its limit is unfinished, which
+is no failure: the second pass continues it. After an interruption the same command continues: finished parts are not
+repeated, unfinished ones continue after their last case, test programs after their last test. --out holds results.txt,
+results.json and log.txt, which are written after every case. A check of a device also writes the first two as
+results/gpu-DEVICE-DATE.txt and .json.
 
 Environment variables name programs, with arguments: TRAIN_DIFFV2CU, TRAIN_DIFFV2CU_FP32, TEST_DIFFV2CU,
 TEST_DIFFV2CU_FP32, BENCH_CUDA, TRAIN_DIFFV2; TORCH_PYTHON: a Python that has torch (default: python3);
@@ -40,55 +37,38 @@ import traceback
 from pathlib import Path
 
 import attention
-import build
 import decode
-import experts
-import fp8
 import gradients
+import machine
 import operations
 import peer
-import probe
 import speed
 import train
-from programs import ROOT
-from results import Store, StoreError, failed
+from programs import ROOT, sources_digest
+from results import Store, Refused, failed
 from runner import Check, Part, Skip, Unfinished
 
-PARTS = {  # name: (its cases, programs that it requires)
-    "probe": (probe.probe, []),
-    "build": (build.build, []),
-    "profile": (speed.profile, ["BENCH_CUDA", "TRAIN_DIFFV2CU"]),
-    "ops": (operations.ops, ["TEST_DIFFV2CU"]),
-    "gradients": (gradients.gradients, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
-    "steps": (fp8.steps, ["BENCH_CUDA", "TRAIN_DIFFV2CU"]),
-    "attention": (attention.attention, ["BENCH_CUDA"]),
-    "experts": (experts.experts, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2", "BENCH_CUDA"]),
-    "train": (train.train, ["TRAIN_DIFFV2CU"]),
-    "sizes": (operations.sizes, ["TEST_DIFFV2CU"]),
-    "memcheck": (operations.memcheck, ["TEST_DIFFV2CU"]),
-    "models": (speed.models, ["BENCH_CUDA"]),
-    "peer": (peer.peer, ["BENCH_CUDA"]),
-    "fp8": (fp8.fp8, ["TRAIN_DIFFV2CU"]),
-    "kernels": (speed.kernels, ["BENCH_CUDA"]),
-    "decode": (decode.decode, ["BENCH_CUDA"]),
-    "sanitizer": (operations.sanitizer, ["TEST_DIFFV2CU"]),
+
+def correctness(check):
+    yield from operations.operations(check)
+    yield from gradients.gradients(check)
+
+
+AT_ONCE = 16  # at most: GPU memory of 16 programs, and no more of their contexts on one device
+PARTS = {  # name: (its cases, how many at once, seconds in the first pass)
+    "machine": (machine.machine, 1, 40),
+    "rates": (speed.rates, 1, 20),
+    "correctness": (correctness, AT_ONCE, 150),
+    "profile": (speed.profile, 1, 90),
+    "peer": (peer.peer, 1, 150),
+    "models": (speed.models, 1, 90),
+    "decode": (decode.decode, 1, 60),
+    "attention": (attention.attention, 1, 50),
+    "train": (train.train, 1, 35),
+    "sanitizer": (operations.sanitizer, 4, 60),
+    "kernels": (speed.kernels, 1, 40),
 }
-ALL, NO_LIMIT = ".*", None
-# (part, a pattern of its cases, their time limit in seconds). After two minutes the speed is known, after eight each
-# subject has one result; the rest has no other limit than those of its cases.
-SCHEDULE = [
-    ("probe", ALL, 60),
-    ("build", ALL, NO_LIMIT),
-    ("profile", "first|loss", 60),
-    ("ops", "first", 60),
-    ("gradients", "diff_v2", 30),
-    ("steps", ALL, 60),
-    ("attention", "1.4b .* T 2048", 40),
-    ("experts", "products 1", 30),
-    ("train", "first|second", 60),
-    ("sanitizer", "racecheck (expert|router).*", 60),
-    *[(name, ALL, NO_LIMIT) for name in PARTS],
-]
+NO_LIMIT = None
 LEAST = 2  # seconds: with less time left, no part starts
 
 
@@ -97,26 +77,31 @@ def fail(message, status=1):
     sys.exit(status)
 
 
-def run_part(check, name, chosen, cap):
-    store = check.store
+def run_part(check, name, cap):
+    store, (cases, at_once, _) = check.store, PARTS[name]
     part, started, why = Part(check, name), time.monotonic(), ""
-    store.say(f"{name}: {'continues' if part.state['done'] else 'starts'}{f', {cap} s' if cap else ''}")
+    store.say(f"{name}: {'continues' if part.state['rows'] else 'starts'}{f', {cap} s' if cap else ''}")
     check.begin(cap)
+    early = name == "correctness" and "peer" in check.options.parts
+    compiler = peer.compile_early(check) if early else None
     try:
-        part.run(PARTS[name][0](check, part), chosen)
+        part.run(cases(check), min(at_once, check.workers))
         status = "failed" if failed(part.state["rows"]) else "passed"
     except Unfinished as reason:
         status, why = "unfinished", str(reason)
     except Skip as reason:
         status, why = "skipped", str(reason)
-    except Exception as error:  # an unexpected error must not prevent the other parts
+    except (ImportError, OSError, RuntimeError) as error:  # of its list of cases: it must not prevent the other parts
         store.log.write(traceback.format_exc())
-        part.check(f"{name} completes", False, f"{type(error).__name__}: {error} (log.txt has the traceback)")
+        part.state["rows"].append({"verdict": "FAIL", "case": f"{name} starts", "note": str(error)})
         status = "failed"
-    if status != "unfinished" and part.rows:
-        part.end("rest")
+    finally:
+        if compiler:
+            compiler.end()
     part.state.update(status=status, why=why, seconds=part.state["seconds"] + time.monotonic() - started)
     store.save()
+    if store.all["device"]:
+        store.publish(check.published)
     store.say(f"{name}: {status}{': ' + why if why else ''} ({time.monotonic() - started:.0f} s)")
     check.begin(NO_LIMIT)
 
@@ -128,15 +113,12 @@ class Parser(argparse.ArgumentParser):
 
 def parse_arguments():
     parser = Parser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    inside = ROOT.parent if (ROOT.parent / "CONTENTS").exists() else None  # these are the sources of a bundle
-    out = inside / "results" if inside else ROOT / "runs/gpu_check"
+    out = ROOT / "runs/gpu_check"
     parser.add_argument("--out", type=Path, default=out, help="directory of the results (default: %(default)s)")
     parser.add_argument(
         "--bundle",
         type=Path,
-        default=inside,
-        help="output of dev/gpu_check/bundle.sh, for machines without the small dependencies or without a compiler "
-        "(default: the bundle that contains this program)",
+        help="the programs and the corpus that dev/gpu_check/short.sh unpacks on a rented machine",
     )
     parser.add_argument("--parts", help="run only these parts, separated by commas")
     parser.add_argument("--again", action="store_true", help="repeat finished parts")
@@ -156,7 +138,7 @@ def parse_arguments():
     if o.bundle:
         o.bundle = o.bundle.resolve()
         if not (o.bundle / "CONTENTS").exists():
-            parser.error(f"--bundle {o.bundle}: not a bundle: dev/gpu_check/bundle.sh creates one")
+            parser.error(f"--bundle {o.bundle}: not a bundle (it has no CONTENTS)")
     o.out = o.out.resolve()
     return o
 
@@ -170,43 +152,44 @@ def commit_of(bundle):
     return revision.read_text().strip() if revision and revision.exists() else "unknown"
 
 
+def run_parts(check):
+    """Two passes over the parts; in the second there are no limits. A skipped part runs again, because its corpus or
+    package may now exist. The programs are chosen at each start: the results may come from another machine."""
+    store, options = check.store, check.options
+    todo = [n for n in PARTS if n == "machine" or n in options.parts]
+    for name in todo:
+        if name == "machine" or options.again:
+            store.forget(name)
+        store.part(name)["why"] = ""
+    finished = lambda name: store.part(name)["status"] in ("passed", "failed")
+    # without a bundle the programs are built first, however long it takes
+    seconds = lambda name: NO_LIMIT if name == "machine" and not check.programs.compiled else PARTS[name][2]
+    for name, cap in [*((n, seconds(n)) for n in todo), *((n, NO_LIMIT) for n in todo)]:
+        if finished(name) or (cap is NO_LIMIT and store.part(name)["status"] == "skipped"):
+            continue
+        if check.left() < LEAST:
+            why = "out of time" if store.part(name)["rows"] else "not started: out of time"
+            store.part(name)["why"] = store.part(name)["why"] or why
+        else:
+            run_part(check, name, cap)
+    store.save()
+    return [store.part(n) for n in todo]
+
+
 def main():
     options = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # programs are ended first
     try:
-        store = Store(options.out, commit_of(options.bundle), list(PARTS))
+        store = Store(options.out, commit_of(options.bundle), sources_digest(), list(PARTS))
         check = Check(options, store)
-    except (StoreError, OSError) as error:
+        parts = run_parts(check)
+    except (Refused, OSError) as error:
         fail(str(error))
-    if options.again:
-        for name in options.parts:
-            store.forget(name)
-    # a skipped part runs again, because its corpus or package may now exist
-    finished = lambda name: store.part(name)["status"] in ("passed", "failed")
-    todo = [n for n in options.parts if not finished(n)]
-    # the results may come from another machine, whose programs are not here
-    if "build" not in todo and any(check.programs.missing(PARTS[n][1]) for n in todo):
-        store.forget("build")
-        todo.insert(0, "build")
-    for name in todo:
-        store.part(name)["why"] = ""
-    for name, chosen, cap in SCHEDULE:
-        if name not in todo or finished(name):
-            continue
-        missing = check.programs.missing(PARTS[name][1])
-        if check.left() < LEAST:
-            store.part(name)["why"] = "out of time" if store.part(name)["done"] else "not started: out of time"
-        elif missing:
-            store.part(name)["why"] = f"not built: {', '.join(missing)}"
-        else:
-            run_part(check, name, chosen, cap)
-    store.save()
     print(open(options.out / "results.txt").read(), end="")
-    print(f"{options.out}/issue.txt: to be pasted into an issue of the template 'GPU results'")
-    asked = {*options.parts, *todo}
-    states = [store.part(n)["status"] for n in asked]
-    wrong = any(failed(store.part(n)["rows"]) for n in asked)
-    sys.exit(1 if wrong or "failed" in states else 3 if "unfinished" in states else 0)
+    print(f"{options.out}/results.txt: to be attached to an issue of the template 'GPU results'")
+    states = [part["status"] for part in parts]
+    wrong = any(failed(part["rows"]) for part in parts)
+    sys.exit(1 if wrong else 3 if "unfinished" in states else 0)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The programs of a check: from environment variables, from a bundle, or built on this machine.
 
-    BUNDLE/bin/       the programs that dev/gpu_check/bundle.sh compiled, with their paths below build/
+    BUNDLE/bin/       the programs that short.sh compiled, with their paths below build/
     BUNDLE/sources    the digest of their sources
 
-A bundle's programs are used if the sources are the same and each of them computes. Otherwise all programs are built.
+Each program is chosen on its own. One of the bundle is used if its sources are the same and it starts here. The others
+are built: at once if there is no bundle, otherwise when nothing else remains to be done. What a program computes is not
+judged here: a wrong result is a result.
 """
 
 import glob
@@ -11,6 +13,7 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +28,11 @@ PLACES = {  # variable: (for a device, with dev/cuda_on_cpu)
     "BENCH_CUDA": ("build/cuda_bf16/bench_cuda", "build/oncpu/bench_cuda --tiny"),
     "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
 }
-PROBES = {  # how a program's name begins: (arguments, a pattern of its output)
-    "TRAIN": ("--preset tiny --batch-size 1 --seq-len 16 --steps 2 --warmup 1 --train-data", r"^step 2/2 .*loss +\d"),
-    "TEST": ("rope", r"^[1-9]\d* passed, 0 failed"),
-    "BENCH": ("profile tiny diff_v2 2 1 16", r'"case": "step".*"measured": [\d.]+'),
-}
 SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "dev/bench/*", "dev/cuda_on_cpu/*")
+# What else a check, a build and a plan of the lab read
+TRAVELLING = ("dev/gpu_check*", "dev/gpu_check/*", "dev/reference/variants.py", "scripts/**/*", "results/gpu-*.json")
+CANNOT_START = r"error while loading shared libraries|symbol lookup error|version `\S+' not found|xec format error"
+START_SECONDS, BUILD_SECONDS = 10, 900
 
 
 def sources_digest(root=ROOT):
@@ -53,56 +55,96 @@ def library_path(bundle):
     return ":".join(dict.fromkeys([str(bundle / "lib"), *folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]))
 
 
-def what_is_wrong(name, words, corpus, environment):
-    """Runs a program on a small case. Returns why it cannot be used, or ''."""
-    kind = name.split("_")[0]
-    words = [*words, *PROBES[kind][0].split(), *([str(corpus)] if kind == "TRAIN" else [])]
-    where = {"cwd": str(ROOT), "env": environment, "stdin": subprocess.DEVNULL, "timeout": 60}
+def why_it_cannot_start(words, environment):
+    """'' if the program starts: what it then says and its exit status do not matter."""
+    # LD_BIND_NOW resolves all symbols at the start, so that none is missing later
+    where = {"cwd": ROOT, "env": {**os.environ, **environment, "LD_BIND_NOW": "1"}, "stdin": subprocess.DEVNULL}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "timeout": START_SECONDS}
     try:
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **where)
+        done = subprocess.run([*words, "--help"], **where, **streams)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
+        return f"cannot start: {getattr(error, 'strerror', None) or f'no answer in {START_SECONDS} s'}"
     text = done.stdout.decode(errors="replace").strip()
-    computes = done.returncode == 0 and re.search(PROBES[kind][1], text, re.MULTILINE)
-    return "" if computes else f"{words[0]}: {(text or 'no output').splitlines()[-1][:300]}"
+    if done.returncode in range(127) and not re.search(CANNOT_START, text):
+        return ""
+    return f"cannot start: {(text or f'status {done.returncode}').splitlines()[-1][:300]}"
+
+
+def error_lines(text):
+    """The error messages of compilers and linkers, without the commands that make prints."""
+    said = [line for line in text.splitlines() if line.strip() and " -o " not in line]
+    errors = [line for line in said if re.search(r"[Ee]rror|\*\*\*|undefined reference|cannot find", line)]
+    return " / ".join((errors or said[-1:])[:4])[:600]
 
 
 class Programs:
     def __init__(self, bundle, pretend):
+        self.bundle, self.pretend = bundle, pretend
         self.commands = {n: shlex.split(os.environ.get(n) or places[pretend]) for n, places in PLACES.items()}
         self.given = {n for n in PLACES if os.environ.get(n)}
-        self.folder, self.environment, self.why = bundle and bundle / "bin", {}, ""
-        if self.folder and self.folder.is_dir():
-            self.use_bundle(bundle)
+        self.compiled = bundle is not None and (bundle / "bin").is_dir()
+        self.environment = {"LD_LIBRARY_PATH": library_path(bundle)} if self.compiled else {}
+        self.unusable = {}  # program: why
 
-    def use_bundle(self, bundle):
-        """Uses the bundle's programs, or sets `why` to the reason against it."""
-        of = bundle / "sources"
-        if not of.exists() or of.read_text().strip() != sources_digest():
-            self.why = "compiled from other sources"
-            return
-        environment, taken = {"LD_LIBRARY_PATH": library_path(bundle)}, {}
-        for name in PLACES.keys() - self.given:
-            first, *rest = self.commands[name]
-            taken[name] = [str(self.folder / Path(first).relative_to("build")), *rest]
-        # LD_BIND_NOW resolves all symbols at the start, so that none is missing later
-        variables = {**os.environ, **environment, "LD_BIND_NOW": "1"}
+    def choose(self, check, findings, build):
+        """Chooses each program; with `build` those that cannot be used are built."""
+        other = self.compiled and (self.bundle / "sources").read_text().strip() != sources_digest()
+        for name in self.compiled and not other and PLACES.keys() - self.given or ():
+            first, *rest = shlex.split(PLACES[name][self.pretend])
+            self.commands[name] = [str(self.bundle / "bin" / Path(first).relative_to("build")), *rest]
+        if other:
+            findings.fact("programs of the bundle are not used", "compiled from other sources")
+        self.start(PLACES)
+        # make decides which programs of a clone are old; the emulation's are those of the tests, with other options
+        current = self.pretend or (self.compiled and not other)
+        wanted = sorted((self.unusable.keys() if current else PLACES.keys()) - self.given)
+        if build and wanted:
+            for name in wanted:
+                if name in self.unusable and self.compiled:
+                    findings.fact(f"{name} of the bundle is not used", self.unusable[name])
+                self.commands[name] = shlex.split(PLACES[name][self.pretend])
+            self.build(check, findings, wanted)
+            self.start(wanted)
+        for name, why in {} if build else self.unusable.items():
+            findings.fact(f"{name} is built at the end", why)
+        for name in PLACES if build else PLACES.keys() - self.unusable.keys():
+            findings.check(f"{name} starts", name not in self.unusable, self.unusable.get(name, ""))
+
+    def start(self, names):
+        starts = lambda name: why_it_cannot_start(self.commands[name], self.variables_of(self.commands[name]))
         with ThreadPoolExecutor() as pool:
-            reasons = pool.map(lambda p: what_is_wrong(*p, bundle / "corpus", variables), taken.items())
-            self.why = next(filter(None, reasons), "")
-        if self.why:
-            return
-        self.commands.update(taken)
-        self.given |= taken.keys()
-        self.environment = environment
+            for name, why in zip(names, pool.map(starts, names)):
+                self.unusable.pop(name, None)
+                if why:
+                    self.unusable[name] = why
+
+    def build(self, check, findings, names):
+        common = [] if self.pretend else ["MPI=no", *([f"DEPS={self.bundle}"] if self.bundle else [])]
+        if not self.pretend and not shutil.which("nvidia-smi") and "ARCHS" not in os.environ:
+            common.append("ARCHS=90")  # the usual device; all architectures would take four times as long
+        commands = []
+        for precision in ("bf16", "fp32"):
+            goals = [PLACES[n][self.pretend].split()[0] for n in names if n.endswith("_FP32") == (precision == "fp32")]
+            folder = ["BUILD=build/fp32"] if self.pretend and precision == "fp32" else []
+            jobs = f"-j{1 if self.pretend else max(2, (os.cpu_count() or 2) // 2)}"
+            if goals:
+                commands.append(["make", "-k", jobs, *common, f"PRECISION={precision}", *folder, *goals])
+        for command, (status, text) in zip(commands, check.run_all(commands, BUILD_SECONDS)):
+            # an unknown compiler may warn more, which must not prevent the check
+            if status and re.search(r"\[-Werror|being treated as errors|error #\d+-D|treated as error", text):
+                findings.fact("warnings", error_lines(text))
+                status, text = check.run([*command, "STRICT=no"], BUILD_SECONDS)
+            what = " ".join(command[3:])
+            findings.check(f"make {what}", status == 0, "" if status == 0 else error_lines(text))
 
     def variables_of(self, words):
         """Additional environment variables of a command: the libraries of a bundle's program."""
-        return self.environment if self.environment and any(w.startswith(f"{self.folder}/") for w in words) else {}
-
-    def missing(self, names):
-        return [n for n in names if not os.access(ROOT / self.commands[n][0], os.X_OK)]
+        of_bundle = self.compiled and any(w.startswith(f"{self.bundle}/bin/") for w in words)
+        return self.environment if of_bundle else {}
 
 
 if __name__ == "__main__":
-    print(sources_digest(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT))
+    if sys.argv[1:] == ["--patterns"]:
+        print(*(f":(glob){pattern}" for pattern in SOURCES + TRAVELLING), sep="\n")
+    else:
+        print(sources_digest())

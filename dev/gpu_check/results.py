@@ -1,11 +1,13 @@
 """The results of a check in one directory: results.json (the state, replaced atomically after every case), results.txt
-(the same as tables), issue.txt (results.txt, shortened to CHARACTERS) and log.txt (the output of all programs).
+(the same as tables) and log.txt (the output of all programs).
 
-    {"format": 2, "commit": C, "device": D, "driver": R, "parts": {NAME: {"status": S, "seconds": X, "why": TEXT,
-     "done": [CASE, ...], "rows": [ROW, ...]}}}
+    {"format": 3, "commit": C, "sources": DIGEST, "device": D, "driver": R, "parts": {NAME: {"status": S, "seconds": X,
+     "why": TEXT, "done": [CASE, ...], "at": {CASE: N, ...}, "rows": [ROW, ...]}}}
 
-The status S is passed, failed, skipped or unfinished. An unfinished part continues after the cases in `done`. Every
-finding is a row, in one format for all parts and for the lines of bench_cuda. A key that has no value may be missing:
+`sources` is the digest of the files that programs are compiled from (programs.py): results continue at any commit that
+has the same. The status S is passed, failed, skipped or unfinished. An unfinished part continues after the cases in
+`done`; a test program in `at`, after the first N tests. Every finding is a row, in one format for all parts and for the
+lines of bench_cuda. A key that has no value may be missing:
 
     verdict             ok or FAIL of a check; reached or missed of a target: a missed target is not a defect
     case, of            what was checked or measured, and the model or the shape
@@ -18,11 +20,11 @@ finding is a row, in one format for all parts and for the lines of bench_cuda. A
 
 import json
 import os
+import re
+import threading
 import time
 
-FORMAT = 2
-CHARACTERS = 60000  # of issue.txt: GitHub allows 65,536 in an issue, and its template has other fields
-NARROW = 24  # columns of its tables: a longer text moves the rest of its line
+FORMAT = 3
 ENDED = ("passed", "failed", "skipped")
 COLUMNS = {  # key: (title, format)
     "verdict": ("", "s"),
@@ -39,53 +41,80 @@ COLUMNS = {  # key: (title, format)
 }
 
 
-class StoreError(Exception):
-    pass
+class Refused(Exception):
+    """The check cannot go on; the reason."""
 
 
 class Store:
-    def __init__(self, folder, commit, order):
-        self.folder, self.order = folder, order
+    """The results of a check. Its methods may be called by several threads."""
+
+    def __init__(self, folder, commit, sources, order):
+        self.folder, self.order, self.lock = folder, order, threading.RLock()
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "results.json"
-        self.all = {"format": FORMAT, "commit": commit, "device": None, "driver": None, "parts": {}}
+        self.all = {"format": FORMAT, "commit": commit, "sources": sources, "device": None, "driver": None, "parts": {}}
         if self.path.exists():
             try:
                 self.all = json.loads(self.path.read_text())
                 if self.all["format"] != FORMAT or not isinstance(self.all["parts"], dict):
                     raise KeyError
-                other = self.all["commit"]
+                other, earlier = self.all["commit"], self.all["sources"]
             except (ValueError, KeyError, TypeError):
-                raise StoreError(f"{self.path} has an invalid format: choose another --out")
-            if other != commit:
-                raise StoreError(
-                    f"{self.path} has results of commit {other}, and this is {commit}: choose another --out"
-                )
+                raise Refused(f"{self.path} has an invalid format: choose another --out")
+            if earlier != sources:
+                differ = f"has results of the programs of {other}, and those of {commit} differ"
+                raise Refused(f"{self.path} {differ}: choose another --out")
         self.log = open(folder / "log.txt", "a", buffering=1, errors="replace")
 
     def part(self, name):
-        new = {"status": "unfinished", "seconds": 0, "why": "", "done": [], "rows": []}
+        new = {"status": "unfinished", "seconds": 0, "why": "", "done": [], "at": {}, "rows": []}
         return self.all["parts"].setdefault(name, new)
 
     def forget(self, name):
         self.all["parts"].pop(name, None)
 
+    def describe(self, device, driver, earlier):
+        """Names the device of all results. The first time, results of the same programs on such a device are taken over
+        from `earlier`, published files."""
+        if self.all["device"] not in (None, device):
+            raise Refused(f"{self.path} has results of {self.all['device']}, not of {device}: choose another --out")
+        for path in [] if self.all["device"] else sorted(earlier):
+            other = json.loads(path.read_text())
+            if (other["format"], other["sources"], other["device"]) == (FORMAT, self.all["sources"], device):
+                for name, part in other["parts"].items():
+                    self.part(name).update(part if name != "machine" else {})
+        self.all.update(device=device, driver=driver)
+
     def save(self):
-        self.all["parts"] = {n: self.all["parts"][n] for n in self.order if n in self.all["parts"]}
-        texts = {"results.json": json.dumps(self.all, indent=1), "results.txt": table(self.all)}
-        for name, text in {**texts, "issue.txt": table(self.all, CHARACTERS)}.items():
-            path = self.folder / name
-            new = path.with_suffix(".new")
-            new.unlink(missing_ok=True)  # a link is not followed
-            with open(new, "x") as f:
-                f.write(text + "\n")
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(new, path)
+        with self.lock:
+            self.all["parts"] = {n: self.all["parts"][n] for n in self.order if n in self.all["parts"]}
+            write(self.path, json.dumps(self.all, indent=1) + "\n")
+            write(self.folder / "results.txt", table(self.all) + "\n")
+
+    def publish(self, folder):
+        """Copies results.json and results.txt to folder/gpu-DEVICE-DATE.*; returns the path without the suffix."""
+        words = re.findall(r"[a-z]*\d[\w]*", (self.all["device"] or "device").lower())
+        path = folder / f"gpu-{words[0] if words else 'device'}-{time.strftime('%Y-%m-%d')}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix in (".json", ".txt"):
+            write(path.with_suffix(suffix), (self.folder / f"results{suffix}").read_text())
+        return path
 
     def say(self, text):
-        print(text, flush=True)
-        self.log.write(f"[{time.strftime('%H:%M:%S')}] {text}\n")
+        with self.lock:
+            print(text, flush=True)
+            self.log.write(f"[{time.strftime('%H:%M:%S')}] {text}\n")
+
+
+def write(path, text):
+    """Replaces a file atomically."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)  # a link is not followed
+    with open(new, "x") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(new, path)
 
 
 def failed(rows):
@@ -97,45 +126,31 @@ def sentence(row):
     return f"  {row.get('verdict') or '':4} {row['case']}{': ' + row['note'] if row.get('note') else ''}"
 
 
-def measurements(rows, most):
+def measurements(rows):
     """The rows with numbers as one table, without the columns that are empty."""
     columns = []
     for key, (title, form) in COLUMNS.items():
         values = [row.get(key) for row in rows]
         cells = [title, *("" if value is None else format(value, form) for value in values)]
-        width = min(max(map(len, cells)), most and NARROW or 1000)
+        width = max(map(len, cells))
         if any(cells[1:]):
             columns.append([c.ljust(width) if form == "s" else c.rjust(width) for c in cells])
     return ["    " + "  ".join(cells).rstrip() for cells in zip(*columns)]
 
 
-def table(everything, most=None):
-    """The results as text: of each part its status, checks and measurements, those that fit into `most` characters."""
+def table(everything):
+    """The results as text: each part's status, checks and measurements; targets; counts."""
     parts = everything["parts"]
     lines = [f"commit {everything['commit']}"]
     lines += [f"{what} {everything[what] or 'not detected yet'}" for what in ("device", "driver")]
     for name, part in parts.items():
         lines += ["", f"{name}: {part['status']}{': ' + part['why'] if part['why'] else ''} ({part['seconds']:.0f} s)"]
         lines += [sentence(row) for row in part["rows"] if row.get("measured") is None]
-        lines += measurements([row for row in part["rows"] if row.get("measured") is not None], most)
+        lines += measurements([row for row in part["rows"] if row.get("measured") is not None])
     rows = [row for part in parts.values() for row in part["rows"]]
     targets = [row for row in rows if row.get("verdict") in ("reached", "missed")]
-    end = ["", "targets:", *measurements(targets, most)] if targets else []
-    end += ["", "failed:", *map(sentence, failed(rows))] if failed(rows) and most else []
-    end = [*shorten(end, most and most // 2), ""]
+    lines += ["", "targets:", *measurements(targets), ""] if targets else [""]
     for what in ("skipped", "unfinished"):
         names = [n for n, p in parts.items() if p["status"] == what]
-        end += [f"{what}: {', '.join(names)}"] if names else []
-    end.append(f"{sum(row.get('verdict') == 'ok' for row in rows)} passed, {len(failed(rows))} failed")
-    return "\n".join([*shorten(lines, most and most - len("\n".join(end)) - 2), *end])
-
-
-def shorten(lines, most):
-    """The first lines that have `most` characters, and how many others there are."""
-    kept, room = [], most - 80 if most else 1e9
-    for line in lines:
-        room -= len(line) + 1
-        if room < 0:
-            return [*kept, f"... {len(lines) - len(kept)} more lines: results.json has all findings"]
-        kept.append(line)
-    return kept
+        lines += [f"{what}: {', '.join(names)}"] if names else []
+    return "\n".join([*lines, f"{sum(row.get('verdict') == 'ok' for row in rows)} passed, {len(failed(rows))} failed"])

@@ -12,13 +12,16 @@ import statistics
 import subprocess
 import threading
 import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from programs import ROOT, Programs
-from results import failed, sentence
+from results import Refused, failed, sentence
 
 SPARE, GRACE = 6, 2  # seconds reserved for writing results; between SIGTERM and SIGKILL
-NO_CORPUS = "no corpus: specify --bundle, or run scripts/corpus.sh"
+NO_MEMORY = r"out of (\w+ )?memory|too little (\w+ )?memory|does not fit in the"  # messages of devices that are small
+NO_CORPUS = "no corpus: scripts/corpus.sh makes one"
 
 
 libc = ctypes.CDLL(None)
@@ -39,6 +42,10 @@ class OutOfTime(Unfinished):
     """The time of the part, or of the check, is up: no other case of the part starts."""
 
 
+class Missing(Unfinished):
+    """A program that the case requires cannot be used on this machine. It is run again where it can be used."""
+
+
 class Skip(Exception):
     """The part cannot run on this machine; the reason."""
 
@@ -50,13 +57,11 @@ def last_line(text, otherwise="no output"):
 
 def find_tool(name):
     """The path of a CUDA tool, which is often not on PATH; None if there is none."""
-    places = [shutil.which(name)] + [
-        str(p)
-        for pattern in ("cuda*/bin", "cuda*/compute-sanitizer")
-        for p in Path("/usr/local").glob(f"{pattern}/{name}")
+    places = [
+        *Path("/usr/local").glob(f"cuda*/bin/{name}"),
+        *Path("/usr/local").glob(f"cuda*/compute-sanitizer/{name}"),
     ]
-    places += [str(p) for p in Path("/opt/nvidia").glob(f"nsight-*/*/{name}")]
-    return next((p for p in places if p and os.access(p, os.X_OK)), None)
+    return next((str(p) for p in [shutil.which(name), *places] if p and os.access(p, os.X_OK)), None)
 
 
 class Program:
@@ -79,6 +84,7 @@ class Program:
             start_new_session=True,
             preexec_fn=kill_with_parent,
         )
+        check.running.add(self)
         streams = ((self.process.stdout, self.lines), (self.process.stderr, self.errors))
         self.readers = [threading.Thread(target=self.read, args=s, daemon=True) for s in streams if s[0]]
         for reader in self.readers:
@@ -95,14 +101,17 @@ class Program:
             self.arrived.notify_all()
 
     def end(self):
-        """Ends the process group. SIGTERM comes first, so that make and compilers remove partial outputs."""
+        """Ends the process group. SIGTERM comes first, so that compilers remove partial outputs. A process that a
+        driver keeps after SIGKILL is left alone."""
+        self.check.running.discard(self)
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, number)
                 self.process.wait(GRACE)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 pass
-        self.process.wait()
+        if self.process.poll() is None:
+            self.check.store.log.write(f"# process {self.process.pid} does not end\n")
 
 
 class StepServer(Program):
@@ -174,8 +183,8 @@ class Check:
     """The context of all parts: programs, remaining time, results."""
 
     def __init__(self, options, store):
-        self.options, self.store = options, store
-        self.pretend, self.bundle = options.pretend, options.bundle
+        self.options, self.store, self.pretend, self.bundle = options, store, options.pretend, options.bundle
+        self.running = set()
         self.work = ROOT / "build/gpu_check"
         self.work.mkdir(parents=True, exist_ok=True)
         self.lock = open(self.work / "lock", "a")
@@ -184,24 +193,38 @@ class Check:
         except BlockingIOError:
             raise BlockingIOError(f"another gpu_check.sh uses {self.work}: wait for its end")
         self.ends = time.monotonic() + 60 * options.minutes - SPARE if options.minutes else None
-        self.part_ends = None
+        self.part_ends, self.closing, self.free_bytes = None, False, None
         self.most = float(os.environ.get("LIMIT_SECONDS") or 1e9)
         self.programs = Programs(options.bundle, options.pretend)
-        self.commands = self.programs.commands
+        self.workers = 2 if self.pretend else os.cpu_count() or 2  # programs that run at once, where several may
+        self.published = options.out / "published" if self.pretend else ROOT / "results"
+        self.threads = {}  # variables that divide the cores among them
 
     def begin(self, cap):
-        """Starts the time of a part: `cap` seconds, or no limit but that of the check. The emulation is slow."""
+        """Starts the time of a part: `cap` seconds, or no limit but the check's. The emulation is slow."""
         self.part_ends = time.monotonic() + min(cap * (10 if self.pretend else 1), self.most) if cap else None
 
     def left(self):
         ends = [e for e in (self.ends, self.part_ends) if e]
-        return min(ends) - time.monotonic() if ends else 1e9
+        return 0 if self.closing else min(ends) - time.monotonic() if ends else 1e9
 
     def out_of_time(self):
         return OutOfTime("out of time" if self.ends and self.ends - time.monotonic() <= 1 else "at its time limit")
 
+    def end_programs(self):
+        """Ends all programs; no other one starts."""
+        self.closing = True
+        for program in [*self.running]:
+            program.end()
+
+    def program(self, name):
+        """The words of a program's command. Raises Missing if it cannot be used."""
+        if name in self.programs.unusable:
+            raise Missing(f"{name}: {self.programs.unusable[name]}")
+        return self.programs.commands[name]
+
     def environment(self, words, more=None):
-        return {**os.environ, **self.programs.variables_of(words), **(more or {})}
+        return {**os.environ, **self.threads, **self.programs.variables_of(words), **(more or {})}
 
     def corpus(self):
         """The corpus directory: the bundle's or corpus/; None if there is none."""
@@ -212,8 +235,29 @@ class Check:
 
     def why_no_fp8(self):
         """Why this device has no --gemm fp8; '' if it has."""
-        status, text = self.run([*self.commands["TRAIN_DIFFV2CU"], *"--dry-run --preset tiny --gemm fp8".split()], 60)
+        status, text = self.run([*self.program("TRAIN_DIFFV2CU"), *"--dry-run --preset tiny --gemm fp8".split()], 60)
         return "" if status == 0 else last_line(text)
+
+    def largest_batch(self, case, sizes, programs=1, options=(), without=()):
+        """The largest B of `sizes` for which the totals of --dry-run of so many programs fit in the device's memory
+        together; None if none does. case: (preset, attention, key/value heads, T). without: parts of the memory that a
+        program does not allocate."""
+        for B in sizes:
+            words = ["--dry-run", "--device", self.device(), *options_of(case, B), *options]
+            status, text = self.run([*self.program("TRAIN_DIFFV2"), *words], 60)
+            parts = re.search(r"^memory of the GPU\n((?:  .*\n)+)", text, re.MULTILINE)
+            if status != 0 or not parts:
+                raise RuntimeError(f"--dry-run of {case}: {last_line(text)}")
+            mib = {name: float(x) for name, x in re.findall(r"^  (.*?) +([\d.]+) MiB$", parts[1], re.MULTILINE)}
+            needed = mib["total"] - sum(mib.get(name, 0) for name in without)
+            if self.free_bytes is None or programs * needed * 2**20 <= self.free_bytes:
+                return B
+        return None
+
+    def device(self):
+        """The name of the device for --dry-run --device; H200 for a device that it does not list."""
+        found = re.search(r"\b(A100|H100|H200|B200|L40S|RTX \d+)\b", self.store.all["device"] or "")
+        return found[1] if found else "H200"
 
     def run(self, command, limit=600, env=None):
         """(exit status, output). Raises Unfinished at its limit, and OutOfTime at that of the part or the check."""
@@ -242,6 +286,7 @@ class Check:
     def finish(self, program, ends, limit):
         try:
             status = program.process.wait(max(ends - time.monotonic(), 0))
+            self.running.discard(program)
         except subprocess.TimeoutExpired:
             status = None
             program.end()
@@ -258,13 +303,19 @@ class Check:
         return status, output
 
 
-class Part:
-    """The findings of a part. They are stored when a case ends; a case that was killed is repeated."""
+def options_of(case, B):
+    """The trainer's options of (preset, attention, key/value heads, T)."""
+    preset, attention, NKV, T = case
+    words = f"--preset {preset} --attention {attention} --kv-heads {NKV} --batch-size {B} --seq-len {T} "
+    return [*words.split(), "--total-batch", B * T]
 
-    def __init__(self, check, name):
-        self.check_, self.name = check, name
-        self.state = check.store.part(name)
-        self.rows = []
+
+class Findings:
+    """The rows of a case."""
+
+    def __init__(self, check, at):
+        self.check_, self.rows = check, []
+        self.at = at  # how many tests of a test program have run; its case continues after them
 
     def row(self, case, verdict="", note="", **values):
         self.rows.append({"verdict": verdict, "case": case, **values, "note": note})
@@ -275,6 +326,13 @@ class Part:
     def check(self, what, ok, note=""):
         self.row(what, "ok" if ok else "FAIL", note)
         self.check_.store.say(sentence(self.rows[-1]))
+
+    def failed_step(self, what, why):
+        """A failed check; what does not fit into the device's memory is a fact."""
+        if re.search(NO_MEMORY, why):
+            self.fact(f"{what}: too little memory", why)
+        else:
+            self.check(what, False, why)
 
     def target(self, case, measured, least, note="", **values):
         """A missed target is not a failed check: it is not a defect."""
@@ -292,44 +350,60 @@ class Part:
         return self.rows[-1]["ratio"]
 
     def bench(self, limit, *words):
-        """(the rows of the benchmark, whether it succeeded). A failure is a failed check."""
-        status, text = self.check_.run([*self.check_.commands["BENCH_CUDA"], *words], limit)
+        """(the rows of the benchmark, whether it succeeded). A failure is a failed check; too little memory is none."""
+        status, text = self.check_.run([*self.check_.program("BENCH_CUDA"), *words], limit)
         rows = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
         self.rows += rows
         if status != 0:
-            self.check(f"bench_cuda {' '.join(map(str, words))}", False, last_line(text))
+            self.failed_step(f"bench_cuda {' '.join(map(str, words))}", last_line(text))
         return rows, status == 0
 
-    def restart(self):
-        """Discards the findings of the part, which starts again from its first case."""
-        self.state["done"], self.state["rows"] = [], []
 
-    def end(self, case):
-        self.state["rows"] += self.rows
-        self.state["done"].append(case)
-        self.rows = []
-        self.check_.store.save()
+class Part:
+    """The findings of a part. They are stored when a case ends; a case that was killed is repeated."""
 
-    def run(self, cases, chosen):
-        """Runs the (name, function, arguments...) that are not done: function(check, part, arguments...). `chosen` is a
-        pattern of their names. A case that has failed before its time limit is not repeated."""
-        stopped = []
-        for name, function, *arguments in cases:
-            if name in self.state["done"]:
-                continue
-            if not re.fullmatch(chosen, name):
-                stopped.append("")
-                continue
+    def __init__(self, check, name):
+        self.check, self.name, self.stopped = check, name, ""
+        self.state = check.store.part(name)
+
+    def run(self, cases, workers):
+        """Runs the (name, function, arguments...) that are not done, so many at once: function(check, findings,
+        arguments...). Raises Unfinished if some do not end."""
+        todo = [case for case in cases if case[0] not in self.state["done"]]
+        self.check.threads = {"OMP_NUM_THREADS": "1"} if workers > 1 else {}
+        with ThreadPoolExecutor(workers) as pool:
             try:
-                function(self.check_, self, *arguments)
-            except Unfinished as reason:
-                if failed(self.rows):
-                    self.end(name)
-                self.rows = []
-                if isinstance(reason, OutOfTime):
-                    raise
-                stopped.append(str(reason))
-            else:
-                self.end(name)
-        if stopped:
-            raise Unfinished("; ".join(filter(None, stopped)) or "other cases follow")
+                reasons = [*pool.map(self.run_case, todo)]
+            except BaseException:  # SIGTERM
+                self.check.end_programs()
+                raise
+        if any(reasons):
+            raise Unfinished("; ".join(dict.fromkeys(filter(None, reasons))))
+
+    def run_case(self, case):
+        """Why the case did not end; '' if it did. One that has failed before its time limit is not repeated."""
+        name, function, *arguments = case
+        findings, why = Findings(self.check, self.state["at"].get(name, 0)), self.stopped
+        if why:
+            return why
+        try:
+            function(self.check, findings, *arguments)
+        except Unfinished as reason:
+            why = str(reason)
+            self.stopped = why if isinstance(reason, OutOfTime) else self.stopped
+        except Refused:
+            raise
+        except Exception as error:  # an unexpected error must not prevent the other cases
+            self.check.store.log.write(traceback.format_exc())
+            findings.check(f"{name} completes", False, f"{type(error).__name__}: {error} (log.txt has the traceback)")
+        if self.check.closing:
+            return "interrupted"
+        with self.check.store.lock:
+            if findings.at > self.state["at"].get(name, 0):
+                self.state["at"][name] = findings.at
+                self.state["rows"] += findings.rows
+            elif failed(findings.rows) or not why:
+                self.state["rows"] += findings.rows
+                self.state["done"].append(name)
+            self.check.store.save()
+        return why

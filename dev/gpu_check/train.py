@@ -1,75 +1,44 @@
-"""The part `train`: short runs start, reduce the loss, and repeat and resume bitwise."""
+"""The part `train`: runs start, reduce the loss, and repeat and resume with the same bits."""
 
-from results import failed
 from runner import NO_CORPUS, Skip
 from runs import Runs
 
-# Three steps each of configurations that initialize differently: (case, program, options, name)
-STARTS = [
-    ("fp32", "TRAIN_DIFFV2CU_FP32", [], "the fp32 build"),
-    ("measured peak", "TRAIN_DIFFV2CU", ["--measure-peak"], "--measure-peak"),
-    ("tuned gemm", "TRAIN_DIFFV2CU", ["--tune-gemm"], "--tune-gemm"),
-]
-NAMES = ("first", "second", "resumed")
 
-
-def train(check, part):
-    corpus = check.corpus()
-    if not corpus:
+def train(check):
+    if not check.corpus():
         raise Skip(NO_CORPUS)
-    steps, stop = (8, 3) if check.pretend else (100, 40)
+    steps, stop = (8, 3) if check.pretend else (60, 25)
     model = "tiny --batch-size 1 --seq-len 16" if check.pretend else "124m --batch-size 16 --vocab 50257"
-    words = f"--preset {model} --attention diff_v2 --lr {'3e-3' if check.pretend else '6e-4'}".split()
-    words += ["--train-data", corpus]
-    runs = Runs(check, "train", [*words, "--steps", steps, "--warmup", steps // 10], steps)
-    if "first" in part.state["done"] and not (runs.path("first") / "log.jsonl").exists():
-        if failed(part.state["rows"]):
-            return
-        part.restart()  # the run is on another machine
-    for case, program, options, what in STARTS:
-        yield case, start, case.replace(" ", "-"), program, [*words, "--steps", 3, "--warmup", 1, *options], what
-    yield "first", train_first, runs, model.split()[0]
-    yield "second", train_again, runs, "second", "a repeated run is bitwise equal", None
-    what = f"a run that is stopped after step {stop} and resumed is bitwise equal"
-    yield "resumed", train_again, runs, "resumed", what, stop
-    if "resumed" in part.state["done"]:
-        runs.remove(*NAMES)
+    words = f"--preset {model} --attention diff_v2 --lr {'3e-3' if check.pretend else '6e-4'} --train-data".split()
+    words += [check.corpus(), "--warmup", steps // 10, "--steps"]
+    yield "bits", repeat_and_resume, Runs(check, "train", [*words, steps], steps), model.split()[0], stop
+    yield "fp32", train_in_fp32, Runs(check, "train-fp32", [*words, 10], 10)
 
 
-def start(check, part, name, program, words, what):
-    runs = Runs(check, "train", words, 3)
-    why = f"not built: {program}" if check.programs.missing([program]) else runs.train(name, program=program)
-    part.check(f"{what} trains for 3 steps", not why and runs.losses(name), why)
-    runs.remove(name)
-
-
-def train_first(check, part, runs, preset):
-    runs.remove(*NAMES)
+def repeat_and_resume(check, findings, runs, preset, stop):
     why = runs.train("first")
-    part.check(f"{preset} trains for {runs.steps} steps", not why, why)
+    findings.check(f"{preset} trains for {runs.steps} steps", not why, why)
     if why:
         return
-    numbers = runs.numbers("first")
-    first, last = numbers[1][0], numbers[runs.steps][0]
-    falls = first is not None and last is not None and last < (first if check.pretend else 0.6 * first)
-    part.check("the loss decreases", falls, f"{first} at step 1, {last} at step {runs.steps}")
-    for r in runs.records("first"):
-        if r.get("what") == "device_memory":
-            used, planned = r["used_bytes"], r["planned_bytes"]
-            part.row(
-                "device memory planned by --dry-run, within 2%",
-                "reached" if abs(planned / used - 1) <= 0.02 else "missed",
-                f"{r['estimated_bytes'] / 2**20:.0f} MiB estimated",
-                measured=used / 2**20,
-                unit="MiB",
-                expected=planned / 2**20,
-                against="--dry-run",
-                ratio=planned / used,
-            )
+    losses = [loss for _, loss, _ in runs.numbers("first")]
+    falls = len(losses) == runs.steps and None not in losses and losses[-1] < losses[0] * (1 if check.pretend else 0.7)
+    findings.check("the loss decreases", falls, f"{losses[0]} at step 1, {losses[-1]} at step {len(losses)}")
+    for r in runs.records("first", "event"):
+        if r["what"] == "device_memory":
+            ratio = r["planned_bytes"] / r["used_bytes"]
+            numbers = {"measured": r["used_bytes"] / 2**20, "expected": r["planned_bytes"] / 2**20, "unit": "MiB"}
+            verdict, note = "reached" if abs(ratio - 1) <= 0.02 else "missed", "within 2%"
+            findings.row("device memory in use", verdict, note, **numbers, against="--dry-run", ratio=ratio)
+    for name, what, at in (
+        ("second", "a repeated run is bitwise equal", None),
+        ("resumed", f"a run that is stopped after step {stop} and resumed is bitwise equal", stop),
+    ):
+        why = runs.train(name, stop_after=at) or runs.difference("first", name)
+        findings.check(what, not why, why)
+    runs.remove("first", "second", "resumed")
 
 
-def train_again(check, part, runs, name, what, stop):
-    if not (runs.path("first") / "log.jsonl").exists():
-        return  # it failed
-    why = runs.train(name, stop_after=stop) or runs.difference("first", name)
-    part.check(what, not why, why)
+def train_in_fp32(check, findings, runs):
+    why = runs.train("first", program="TRAIN_DIFFV2CU_FP32")
+    findings.check(f"the fp32 build trains for {runs.steps} steps", not why, why)
+    runs.remove("first")

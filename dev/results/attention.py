@@ -3,7 +3,7 @@
 Writes the measured times of attention into the table of llmc/ops/attention_choice.h, by which --sdpa auto chooses.
 
 Usage: dev/results/attention.py [--check | --print] [FILE...]
-  FILE      results.json of dev/gpu_check.sh with the part `attention` (default: gpu-*.json of this folder). Of several
+  FILE      results.json of dev/gpu_check.sh with the part `attention` (default: results/gpu-*.json). Of several
             with one device and shape the last is taken
   --check   write nothing; exit status 1 if the table differs
   --print   print the rows instead
@@ -14,8 +14,8 @@ import re
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-TABLE = HERE.parent.parent / "llmc/ops/attention_choice.h"
+ROOT = Path(__file__).resolve().parent.parent.parent
+TABLE = ROOT / "llmc/ops/attention_choice.h"
 DIRECTIONS = ("attention forward", "attention backward")
 
 
@@ -34,7 +34,7 @@ def rows(files):
 
 
 def main(words):
-    files = [w for w in words if not w.startswith("--")] or sorted(HERE.glob("gpu-*.json"))
+    files = [w for w in words if not w.startswith("--")] or sorted(ROOT.glob("results/gpu-*.json"))
     if set(words) - set(map(str, files)) - {"--check", "--print"}:
         print(__doc__.strip(), file=sys.stderr)
         return 2
