@@ -26,6 +26,7 @@
 #   MPI            no: a program for one process (default: yes where OpenMPI is found)
 #   PRECISION      of the GPU build: bf16 or fp32
 #   ARCHS          GPU architectures, e.g. "80 90" (default: those of the installed GPUs, else all)
+#   PTX            no: code for ARCHS alone (default: also PTX, from which a driver compiles code for later GPUs)
 #   CUDA, CUDNN, CUDNN_FRONTEND, NVRTC, NCCL   where each is installed (default: see scripts/find_cuda.sh); "no" builds
 #                  without it (not CUDA)
 #   PREFIX         where make install copies to (/usr/local); an absolute directory
@@ -170,7 +171,8 @@ nvcc_flags = $(subst -isystem@,-isystem ,$(filter -I% -isystem@% -D% -U%,$(call 
   $(addprefix -Xcompiler ,$(filter-out -I% -isystem@% -D% -U%,$(call joined,$(1))))
 # 90 is compiled as 90a, with the instructions of hopper.cuh, which run on all GPUs of 9.0. Its PTX is for later GPUs.
 CUDA_CODE = $(foreach arch,$(CUDA_ARCHS:90=90a),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
-  $(foreach arch,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$(arch)$(comma)code=compute_$(arch)) # PTX: later GPUs
+  $(if $(filter no,$(PTX)),,$(foreach arch,$(lastword $(CUDA_ARCHS)),-gencode \
+  arch=compute_$(arch)$(comma)code=compute_$(arch))) # for later GPUs
 CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(call nvcc_flags,$(CPPFLAGS) $(CUDA_CFLAGS)) \
   $(if $(filter-out default,$(origin CXX)),-ccbin $(lastword $(filter-out -%,$(CXX)))) \
   -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) $(NCCL_CFLAGS) \

@@ -23,7 +23,7 @@
 #                    kernels and trainer, run by dev/cuda_on_cpu, in bf16; one of both in fp32 or under the sanitizers,
 #                    in turn by revision; with --all both in both. Requires CUDA's headers, and for runs of the trainer
 #                    (tests/cuda) Python packages
-#   CUDA tools       dev/gpu_check.sh and dev/gpu_check/gap.py with this emulation; the predictions of --dry-run --device
+#   CUDA tools       dev/gpu_check.sh and short.sh with this emulation; the predictions of --dry-run --device
 #   compiled PTX     the operations on what nvcc compiles for sm_90a or sm_80, in turn by revision, run by dev/ptx, and
 #                    mistakes planted in PTX; with --all for all architectures, and the layouts of wgmma against CuTe.
 #                    Requires nvcc

@@ -651,48 +651,68 @@ exit 1"
 }
 
 # ---------------------------------------------------------------------------------------------------
-# dev/gpu_check/bundle.sh, with imitations of what downloads, unpacks and compiles
+# dev/gpu_check/short.sh prepare, with imitations of what downloads, unpacks and compiles
 
-test_a_bundle_has_its_programs_also_in_a_relative_directory() {
-    local usr=$tree/unpacked/usr package
-    mkdir -p "$tree/repository/dev/gpu_check" "$tree/repository/scripts/cuda_python"
-    cp dev/gpu_check/bundle.sh "$tree/repository/dev/gpu_check"
-    cp scripts/cuda_python/requirements.txt "$tree/repository/scripts/cuda_python"
+prepares() { # arguments: short.sh in a repository of one's own
+    (cd / && PATH="$tree/bin:$PATH" "$tree/repository/dev/gpu_check/short.sh" "$@") >"$tree/out" 2>&1
+}
+test_short_sh_packs_programs_libraries_and_sources() {
+    local usr=$tree/unpacked/usr at=$tree/repository package
+    mkdir -p "$at/dev" "$at/scripts/cuda_python" "$at/llmc" "$usr/share/dictd"
+    cp -r dev/gpu_check "$at/dev"
+    cp scripts/cuda_python/requirements.txt "$at/scripts/cuda_python"
+    file "$at/llmc/a.h"
+    file "$at/llmc/untracked.h"
     file "$tree/library.so"
     for package in xxhash.h cblas.h cblas_mangling.h cjson/cJSON.h; do file "$usr/include/$package"; done
     for package in blis-openmp/libblas.so.3 libcjson.so.1 libxxhash.so.0; do
         file "$usr/lib/x86_64-linux-gnu/$package"
     done
     for package in libblis4-openmp libcjson1 libxxhash0 dict-gcide; do file "$usr/share/doc/$package/copyright"; done
-    mkdir "$usr/share/dictd"
     gzip -c "$tree/library.so" >"$usr/share/dictd/gcide.dict.dz"
-    # pip and unzip write below what follows -d; make writes its last argument
     program "$tree/bin/apt-get" 'case "$*" in *download*) touch x.deb ;; esac'
-    program "$tree/bin/dpkg-deb" "[ \$1 != -x ] || { mkdir -p \"\$3\" && cp -r '$tree/unpacked/.' \"\$3\"; }"
-    program "$tree/bin/python3" 'while [ $# -gt 0 ]; do
-    [ "$1" != -d ] || { mkdir -p "$2" && touch "$2/nvidia_cudnn_frontend-1.2-py3.whl"; }
-    shift
-done'
-    program "$tree/bin/unzip" 'while [ "$1" != -d ]; do shift; done
-mkdir -p "$2/include" "$2/licenses" && touch "$2/licenses/LICENSE"'
-    program "$tree/bin/objdump" 'echo GLIBC_2.29'
-    program "$tree/bin/git" 'case "$*" in *ls-files*) printf "dev/gpu_check/bundle.sh\0" ;; *) echo abc ;; esac'
+    program "$tree/bin/dpkg-deb" "case \$1 in
+-x) mkdir -p \"\$3\" && cp -r '$tree/unpacked/.' \"\$3\" ;;
+*) echo x 1.2 ;;
+esac"
+    # pip writes below what follows -d, zipfile below its last argument
+    program "$tree/bin/python3" "case \"\$*\" in
+*pip*) while [ \"\$1\" != -d ]; do shift; done
+    mkdir -p \"\$2\" && touch \"\$2/nvidia_cudnn_frontend-1.2-py3.whl\" ;;
+*zipfile*) mkdir -p \"\$5/include\" \"\$5/licenses\" && touch \"\$5/licenses/LICENSE\" ;;
+*) exec '$(command -v python3)' \"\$@\" ;;
+esac"
+    program "$tree/bin/git" 'case "$*" in
+*ls-files*:*llmc*) printf "llmc/a.h\0dev/gpu_check/programs.py\0" ;;
+*) echo abc ;;
+esac'
     program "$tree/bin/strip" 'cp "$4" "$3"'
     program "$tree/bin/cc" "echo '$tree/library.so'"
     program "$tree/bin/make" "echo \"\$*\" >>'$tree/made'
-for goal; do :; done
-cd \"\$2\" && mkdir -p \"\$(dirname \"\$goal\")\" && touch \"\$goal\""
-    program "$tree/repository/text_to_shards" 'mkdir -p "$2"'
-    (cd "$tree" && PATH="$tree/bin:$PATH" repository/dev/gpu_check/bundle.sh here/bundle/ 90) >"$tree/out" 2>&1 \
-        || fail "$(cat "$tree/out")"
-    contains "$tree/out" 'programs for sm_90' 'that a library or program requires: 2.29'
-    contains "$tree/made" "-C $tree/here/" ' ONEDNN=no ' ' ARCHS=90 '
-    for package in bin/cuda_{bf16,fp32}/train_diffv2cu bin/train_diffv2 lib/library.so \
-        source/dev/gpu_check/bundle.sh; do
-        [ -e "$tree/here/bundle/$package" ] || fail "$package is missing"
+for goal; do case \$goal in */build/short/*) mkdir -p \"\$(dirname \"\$goal\")\" && touch \"\$goal\" ;; esac; done"
+    program "$at/text_to_shards" 'mkdir -p "$2"'
+    prepares prepare 80,90 || fail "$(cat "$tree/out")"
+    contains "$tree/out" 'x 1.2' 'nvidia-cudnn-frontend 1.2' 'programs for sm_80, sm_90: cuda_bf16/train_diffv2cu' \
+        "$at/build/short/check: 0.0 MB, revision abc"
+    contains "$tree/made" ' MPI=no ONEDNN=no PTX=no ARCHS=80 90 PRECISION=bf16 ' ' PRECISION=fp32 '
+    equal "$(ls "$at/build/short/check")" $'check.tar.gz\nshort.sh'
+    tar -tzf "$at/build/short/check/check.tar.gz" >"$tree/packed"
+    for package in bin/cuda_{bf16,fp32}/t{rain,est}_diffv2cu bin/cuda_bf16/bench_cuda bin/train_diffv2 lib/library.so \
+        include/cjson/cJSON.h licenses/dict-gcide project/llmc/a.h project/dev/gpu_check/programs.py CONTENTS sources \
+        archs revision corpus/; do
+        grep -qx "diffv2_short/$package" "$tree/packed" || fail "$package is missing"
     done
-    equal "$(tar -tzf "$tree/here/bundle.tar.gz" | head -n 1)" bundle/
-    equal "$(ls "$tree/here")" $'bundle\nbundle.tar.gz'
+    ! grep -q untracked "$tree/packed" || fail 'a file that git does not list is packed'
+    equal "$(find "$at/build/short" -name 'work.*')" ''
+    : >"$tree/made"
+    prepares prepare 80 || fail "$(cat "$tree/out")"
+    contains "$tree/made" ' ARCHS=80 PRECISION=bf16 '
+    head -c 41000000 /dev/urandom >"$at/build/short/deps/large"
+    ! prepares prepare || fail 'an archive of more than 40 MB is made'
+    contains "$tree/out" "short.sh: $at/build/short/check has 41.0 MB, more than 40"
+    equal "$(find "$at/build/short" -name 'work.*')" ''
+    ! prepares prepare sm_90 || fail 'sm_90 is accepted'
+    contains "$tree/out" "ARCHS 'sm_90': must be numbers, such as 90 or 80,90"
 }
 
 # ---------------------------------------------------------------------------------------------------

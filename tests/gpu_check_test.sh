@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpu_check_test.sh: tests dev/gpu_check.sh without a GPU: with dev/cuda_on_cpu (--pretend), with programs
+# gpu_check_test.sh: tests dev/gpu_check.sh and short.sh without a GPU: with dev/cuda_on_cpu (--pretend), with programs
 # that are wrong, hang or are missing, after a kill, and at time limits. The last line is "N passed, N failed"; exit
 # status 0 if nothing failed.
 # Requires the programs of --pretend, which scripts/test.sh builds.
@@ -442,5 +442,65 @@ ok "without a device the check ends at once, with the reason" $?
 check l --parts speed
 found 2 "the parts are machine, rates" && one_line && check l --bundle "$work" && found 2 'not a bundle' && one_line
 ok "unknown parts and directories that are not bundles are one-line usage errors" $?
+
+# short.sh on a rented machine: one program is wrong, one hangs, one is missing
+short=$work/short packed=$work/packed/diffv2_short
+mkdir -p "$short" "$packed/bin/oncpu" "$packed/bin/fp32/oncpu" "$packed/lib" "$packed/project"
+cp dev/gpu_check/short.sh "$short"
+mapfile -t patterns < <(python3 dev/gpu_check/programs.py --patterns) # the files that travel, and no other
+git ls-files -z -- "${patterns[@]}" | tar --null -T - -cf - | tar -C "$packed/project" -xf -
+cp -r "$work/bundle/corpus" "$work/bundle/CONTENTS" "$work/bundle/revision" "$packed"
+for p in oncpu/test_trainer oncpu/bench_cuda train_diffv2; do ln -s "$here/build/$p" "$packed/bin/$p"; done
+ln -s "$fakes/wrong" "$packed/bin/oncpu/test_diffv2"
+ln -s "$fakes/hangs" "$packed/bin/fp32/oncpu/test_diffv2"
+fake hangs <<'END' # once, and not even SIGTERM ends it
+[ "$1" = --help ] && exit
+echo "ok   rope N=1"
+case "$*" in
+*"--shard 0/2"*) trap '' TERM && while :; do sleep 1; done ;;
+*) echo "1 passed, 0 failed" ;;
+esac
+END
+python3 "$packed/project/dev/gpu_check/programs.py" >"$packed/sources"
+echo 90 >"$packed/archs"
+tar -C "$work/packed" -czf "$short/check.tar.gz" diffv2_short
+fake nvidia-smi <<END
+cat "$work/gpu"
+END
+echo "NVIDIA H100 80GB HBM3, 9.0" >"$work/gpu"
+on_machine() { # arguments of short.sh
+    start=$SECONDS
+    (cd / && env PATH="$fakes:$PATH" SHORT_HOME="$work/home" OUT="$work/out" FIRST_SECONDS=100 LIMIT_SECONDS=30 \
+        SHORT_OPTIONS="--pretend --parts rates,correctness,train" "$short/short.sh" "$@") >"$work/output" 2>&1
+    status=$? folder=$work/home/check/state
+}
+on_machine first
+[ $((SECONDS - start)) -lt 115 ] && found 1 'rates: passed' 'FAIL operations, bf16 0/2: rope N=3' \
+    && results 'ok   operations, fp32 1/2' && results 'operations, fp32 0/2: 1 tests before the time limit' \
+    && results 'ok   gradients of diff_v2, bf16' && results 'diff_v2: no gradients of the fp32 build: cannot start' \
+    && ! pgrep -f "$fakes/hangs" >/dev/null
+ok "short.sh first keeps its limit with a program that hangs, and has the results of all others" $?
+[ "$(find "$work/out" -name 'gpu-*' -o -name failed.txt -o -name summary.txt -o -name log.txt.gz | wc -l)" = 5 ] \
+    && [ "$(find "$work/out" -type f | wc -l)" = 5 ] && grep -q 'rope N=3' "$work/out/failed.txt"
+ok "at most eight files come back, with the failures in one of them" $?
+on_machine second 60
+[ $((SECONDS - start)) -lt 75 ] && found 1 && results 'ok   a run that is stopped .* is bitwise equal' \
+    && state 'len({*p["correctness"]["done"]}) == len(p["correctness"]["done"]) and "bits" in p["train"]["done"]' \
+    && results 'unfinished: .*correctness'
+ok "short.sh second continues, keeps its limit, and finishes what can be finished" $?
+echo "NVIDIA A100-SXM4-80GB, 8.0" >"$work/gpu"
+on_machine second 30
+found 1 'this GPU is an NVIDIA A100-SXM4-80GB, 8.0, and the programs are for sm_90: short.sh prepare 80' && one_line
+ok "a GPU for which the programs have no code is refused before its time is spent" $?
+echo "NVIDIA H100 80GB HBM3, 9.0" >"$work/gpu"
+mv "$short/check.tar.gz" "$short/gap.tar.gz"
+on_machine gap 1
+found 1 "gap.py: \($work/home/gap/period has no corpus.tar.xz\|this is Python 3.8.*: 3.10.12 or newer\)" && one_line
+ok "short.sh gap starts a period of the lab with the trainer of its archive, and refuses one without a corpus" $?
+on_machine first
+found 1 'check.tar.gz is missing: copy the directory' && one_line \
+    && on_machine second 0 && found 2 'no positive number' && one_line \
+    && on_machine third && found 2 'usage: short.sh prepare' && one_line
+ok "a missing archive and unexpected arguments of short.sh are one-line errors" $?
 
 finish
