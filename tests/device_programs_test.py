@@ -58,7 +58,7 @@ def test_after_keeps_inputs(tmp_path):
 
 @pytest.mark.parametrize("count", ["x", "-1", "3x", "", "10000", "99999999999999999999"])
 def test_after_refuses(count):
-    """--after refuses what is no number of chosen cases"""
+    """--after refuses an invalid number, or one that leaves no case"""
     r = run(TEST, "--after", count, *CASES)
     assert r.returncode == 1 and r.stdout == ""
     assert re.fullmatch(rf"diffv2: --after '{count}': expected a number of cases to leave out, .*\n", r.stderr)
@@ -75,7 +75,7 @@ def test_shards_have_all_cases():
 
 @pytest.mark.parametrize("shard", ["3/3", "1", "x/2", "1/2x", "-1/2", "0/0", "900/1000"])
 def test_shard_refuses(shard):
-    """--shard refuses what is no shard of the chosen cases"""
+    """--shard refuses an invalid or an empty shard"""
     r = run(TEST, "--shard", shard, *CASES)
     assert r.returncode == 1 and r.stdout == ""
     assert re.fullmatch(

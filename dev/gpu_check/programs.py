@@ -56,7 +56,7 @@ def library_path(bundle):
 
 
 def why_it_cannot_start(words, environment):
-    """'' if the program starts: what it then says and its exit status do not matter."""
+    """The reason; '' if the program starts. Its output and exit status do not matter otherwise."""
     # LD_BIND_NOW resolves all symbols at the start, so that none is missing later
     where = {"cwd": ROOT, "env": {**os.environ, **environment, "LD_BIND_NOW": "1"}, "stdin": subprocess.DEVNULL}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "timeout": START_SECONDS}

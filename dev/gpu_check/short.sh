@@ -80,7 +80,7 @@ dependencies() {
     mv "$new" "$short/deps"
 }
 
-# For any x86-64 CPU with AVX2, in build/short/build; what is up to date is not compiled again.
+# Compiles programs for any x86-64 CPU with AVX2 into build/short/build, which is kept for the next call.
 build() { # precision, programs...
     local precision=$1
     shift

@@ -29,7 +29,7 @@ def rates(check):
 
 
 def measure_rates(check, findings):
-    """The rates of a copy and of products. No operation has this name: only what they are compared with is measured."""
+    """The rates of a copy and of products. The word matches no operation, so bench_cuda measures only these rates."""
     shape = ("tiny", 2, 1, 16) if check.pretend else KERNELS[0]
     rows, ended = findings.bench(60, "kernels", *shape, "no operation")
     found = {r["case"] for r in rows}
