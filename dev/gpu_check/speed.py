@@ -123,6 +123,9 @@ def measure_profile(check, findings, case, sizes, options):
 
 def beside_prediction(check, findings, of, options, measured):
     """Records the milliseconds of a step by class of work: predicted by --dry-run --device, and measured."""
+    if not check.device():
+        findings.fact(f"{of}: no prediction", f"{check.store.all['device']} is not listed")
+        return
     options = [word for word in options if word != "--tune-gemm"]  # no prediction differs by it
     try:
         expected = prediction.predict(check.program("TRAIN_DIFFV2"), check.device(), options)
