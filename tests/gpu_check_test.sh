@@ -497,8 +497,10 @@ mv "$short/check.tar.gz" "$short/gap.tar.gz"
 on_machine gap 1
 found 1 "gap.py: \($work/home/gap/period has no corpus.tar.xz\|this is Python 3.8.*: 3.10.12 or newer\)" && one_line
 ok "short.sh gap starts a period of the lab with the trainer of its archive, and refuses one without a corpus" $?
+rm -r "$work/home/check" "$work/out"
 on_machine first
 found 1 'check.tar.gz is missing: copy the directory' && one_line \
+    && [ ! -e "$work/home/check" ] && [ ! -e "$work/out" ] \
     && on_machine second 0 && found 2 'no positive number' && one_line \
     && on_machine third && found 2 'usage: short.sh prepare' && one_line
 ok "a missing archive and unexpected arguments of short.sh are one-line errors" $?

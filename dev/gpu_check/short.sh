@@ -142,9 +142,9 @@ finish() { # name, directory to pack
 
 unpack() { # name: into $SHORT_HOME, unless it is there
     home=${SHORT_HOME:-$HOME/diffv2_short}/$1 out=${OUT:-$here/results}
-    mkdir -p "$out" "$home"
     [ -e "$here/$1.tar.gz" ] || fail "$here/$1.tar.gz is missing: copy the directory that short.sh prepare has made"
     command -v python3 >/dev/null || fail "python3 is missing: its standard library is sufficient"
+    mkdir -p "$out" "$home"
     if ! cmp -s "$here/$1.tar.gz" "$home/$1.tar.gz"; then
         rm -rf "$home/diffv2_short" "$home/state"
         tar -C "$home" --no-same-owner -xzf "$here/$1.tar.gz" || fail "$here/$1.tar.gz cannot be unpacked into $home"
