@@ -27,6 +27,7 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
 #include "../base/files.h"
 #include "../base/json.h"
 #include "model_config.h"
+#include "removed.h"
 
 // Classes of Transformers 5.24.0 that are read, and written for a model that they hold exactly, with their defaults.
 typedef struct {
@@ -242,6 +243,9 @@ static inline const AttentionVariant *config_attention(const ConfigReader *r) {
         return variant_find("baseline");
     }
     const AttentionVariant *v = cJSON_IsString(attention) ? variant_find(attention->valuestring) : NULL;
+    const Removed *row = cJSON_IsString(attention) ? removed_value("attention", attention->valuestring) : NULL;
+    CHECK(v || !row, "%s: attention is %s, which was removed: %s; the last revision with it is %s", r->path, row->value,
+          row->instead, row->revision);
     for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++) config_list_add(known, sizeof(known), attention_variants[i].name);
     CHECK(v, "%s: attention is %s; supported are %s", r->path, config_value_text(attention).text, known);
     return v;

@@ -13,6 +13,7 @@ Call order: options_parse; with --resume options_adopt_json (options_json.h); wi
 options_adopt_model; options_finish; options_model (options_model.h).
 */
 #pragma once
+#include "../model/removed.h"
 #include "options_json.h"
 #include "options_model.h"
 #include "options_table.h"
@@ -174,25 +175,6 @@ static const OptionSynonym option_synonyms[] = {
 };
 enum { OPTION_SYNONYM_COUNT = sizeof(option_synonyms) / sizeof(option_synonyms[0]) };
 
-// Options of earlier versions, or values of options that are switches now, and what replaces them.
-static const struct {
-    const char *name, *instead;
-} removed_options[] = {
-    {"eval-needles", "data/synthetic_tasks.py needles writes these tasks as a file for --eval-choices"},
-    {"eval-shots", "data/synthetic_tasks.py shots writes these tasks as a file for --eval-choices"},
-    {"tune-gemm", "the choices are part of --out, and a resumed run uses them"},
-    {"probe", "'python3 scripts/lab probe' computes its numbers from a file of --eval --dump-qkv FILE"},
-};
-enum { REMOVED_OPTION_COUNT = sizeof(removed_options) / sizeof(removed_options[0]) };
-
-// What replaces an option that was removed; NULL: it was not.
-static inline const char *option_instead(const char *name, size_t length) {
-    for (int i = 0; i < REMOVED_OPTION_COUNT; i++)
-        if (strlen(removed_options[i].name) == length && strncmp(removed_options[i].name, name, length) == 0)
-            return removed_options[i].instead;
-    return NULL;
-}
-
 // The row of the option that an unknown name most likely means; -1: none.
 static inline int option_nearest(const char *name, size_t length) {
     char folded[NAME_LIMIT + 1], other[NAME_LIMIT + 1];
@@ -205,14 +187,28 @@ static inline int option_nearest(const char *name, size_t length) {
     return nearest ? option_row(nearest) : -1;
 }
 
-// Reports an unknown option. Returns the number of arguments it takes, including what looks like its value.
-static inline int option_unknown(int count, char **arguments) {
+typedef struct {
+    int count, unknown;          // of problems, and of unknown options among them
+    bool removed[REMOVED_COUNT]; // reported
+} ParseProblems;
+
+// Reports an option that does not exist. Returns the number of arguments it takes, including what looks like its value.
+static inline int option_unknown(ParseProblems *problems, int count, char **arguments) {
     OptionText shown, suggestion;
     const char *name = arguments[0] + strspn(arguments[0], "-");
     bool no = strncmp(name, "no-", 3) == 0, joined = strchr(name, '=') != NULL;
     if (no) name += 3;
     size_t length = strcspn(name, "=");
-    const char *instead = option_instead(name, length);
+    int taken = !joined && count > 1 && arguments[1][0] != '-' ? 2 : 1;
+    const Removed *row = removed_option(name, length);
+    problems->count++;
+    problems->unknown++;
+    if (row) {
+        if (!problems->removed[row - removed])
+            warn("--%s was removed: %s; the last revision with it is %s", row->name, row->instead, row->revision);
+        problems->removed[row - removed] = true;
+        return taken;
+    }
     int nearest = option_nearest(name, length);
     if (no && nearest >= 0 && option_rows[nearest].kind != OPTION_BOOL) no = false;
     suggestion[0] = 0;
@@ -220,14 +216,9 @@ static inline int option_unknown(int count, char **arguments) {
         snprintf(suggestion, sizeof(suggestion), "did you mean --%s%s? ", no ? "no-" : "", option_rows[nearest].name);
     option_shown(shown, arguments[0]);
     if (joined) shown[min_size(strcspn(shown, "="), 100)] = 0;
-    if (instead) warn("%s was removed: %s", shown, instead);
-    else warn("unknown option %s: %s--help lists all", shown, suggestion);
-    return !joined && count > 1 && arguments[1][0] != '-' ? 2 : 1;
+    warn("unknown option %s: %s--help lists all", shown, suggestion);
+    return taken;
 }
-
-typedef struct {
-    int count, unknown; // of problems, and of unknown options among them
-} ParseProblems;
 
 // Parses the option at arguments[0]. Returns the number of arguments it takes.
 static inline int option_parse(Options *o, ParseProblems *problems, int count, char **arguments) {
@@ -248,28 +239,25 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
         if (r >= 0 && option_rows[r].kind != OPTION_BOOL) r = -1;
         on = false;
     }
-    if (r < 0) {
-        problems->count++;
-        problems->unknown++;
-        return option_unknown(count, arguments);
-    }
+    if (r < 0) return option_unknown(problems, count, arguments);
     const OptionRow *row = &option_rows[r];
     bool flag = row->kind == OPTION_BOOL || row->kind == OPTION_ACTION;
-    const char *instead = option_instead(name, length); // of its value
-    int taken = (!flag || instead) && !value && count > 1 && strncmp(arguments[1], "--", 2) != 0 ? 2 : 1;
+    const Removed *gone = NULL;
+    int taken = !flag && !value && count > 1 && strncmp(arguments[1], "--", 2) != 0 ? 2 : 1;
     if (taken == 2) value = arguments[1];
     if (o->given[r] && row->kind != OPTION_LIST) {
         REFUSE(problems->count, "--%s is specified more than once", row->name);
         return taken;
     }
     o->given[r] = true;
-    if (flag && value && instead)
-        REFUSE(problems->count, "--%s takes no value, not '%s': %s", row->name, option_shown(shown, value), instead);
-    else if (flag && value)
+    if (flag && value)
         REFUSE(problems->count, "--%s takes no value, not '%s'%s%s", row->name, option_shown(shown, value),
                row->kind == OPTION_BOOL ? "; its opposite is --no-" : "", row->kind == OPTION_BOOL ? row->name : "");
     else if (!flag && !value)
         REFUSE(problems->count, "--%s requires a value: %s", row->name, option_accepts(accepts, row));
+    else if (value && (gone = removed_value(row->name, value)) != NULL)
+        REFUSE(problems->count, "--%s %s was removed: %s; the last revision with it is %s", gone->name, gone->value,
+               gone->instead, gone->revision);
     else if (!option_set(o, r, flag ? (on ? "yes" : "no") : value)) {
         const char *nearest = row->choice ? name_nearest(value, strlen(value), row->choice) : NULL;
         errno = 0;
@@ -323,7 +311,7 @@ static inline bool options_answer(int argc, char **argv, bool prints) {
 
 // Sets all options that do not depend on a checkpoint. Ends the program with status 2 after reporting all errors.
 static inline void options_parse(Options *o, int argc, char **argv) {
-    ParseProblems problems = {0, 0};
+    ParseProblems problems = {0, 0, {false}};
     options_defaults(o);
     for (int i = 1; i < argc;) i += option_parse(o, &problems, argc - i, argv + i);
     problems.count += options_exclusions(o);

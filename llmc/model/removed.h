@@ -1,0 +1,45 @@
+/*
+removed.h: options and values of options that earlier versions had, and what replaces them.
+
+  what      REMOVED_SAVED: an option whose value a checkpoint states; REMOVED_LOCAL: an option of one start;
+            REMOVED_VALUE: a value of an option that remains; a variant is a value of --attention
+  value     the default that the option had, or the value that was removed; NULL: no default
+  instead   what to do, for messages
+  revision  the last one that has it
+*/
+#pragma once
+#include "../base/common.h"
+
+typedef enum { REMOVED_SAVED, REMOVED_LOCAL, REMOVED_VALUE } RemovedWhat;
+typedef struct {
+    RemovedWhat what;
+    const char *name, *value, *instead, *revision;
+} Removed;
+
+static const Removed removed[] = {
+    {REMOVED_LOCAL, "eval-needles", NULL, "data/synthetic_tasks.py needles writes these tasks as a file for --eval-choices",
+     "b2bd9c98"},
+    {REMOVED_LOCAL, "eval-shots", NULL, "data/synthetic_tasks.py shots writes these tasks as a file for --eval-choices",
+     "b2bd9c98"},
+    {REMOVED_LOCAL, "probe", NULL, "'python3 scripts/lab probe' computes its numbers from a file of --eval --dump-qkv FILE",
+     "773d3ea6"},
+};
+enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
+
+// The row of an option that was removed; NULL: it was not.
+static inline const Removed *removed_option(const char *name, size_t length) {
+    for (int i = 0; i < REMOVED_COUNT; i++)
+        if (removed[i].what != REMOVED_VALUE && strlen(removed[i].name) == length &&
+            strncmp(removed[i].name, name, length) == 0)
+            return &removed[i];
+    return NULL;
+}
+
+// The row of a value that was removed; NULL: it was not.
+static inline const Removed *removed_value(const char *name, const char *value) {
+    for (int i = 0; i < REMOVED_COUNT; i++)
+        if (removed[i].what == REMOVED_VALUE && strcmp(removed[i].name, name) == 0 &&
+            strcmp(removed[i].value, value) == 0)
+            return &removed[i];
+    return NULL;
+}
