@@ -12,7 +12,8 @@ Usage: dev/same_numbers.py [--build DIRECTORY] [--write FILE | --compare FILE] [
 
 Gradients: of all fixtures (dev/reference/fixtures), which are all variants with windows, YOCO, experts and QK norm.
 Runs: 20 steps, a resume at step 10, two ranks with --zero 3. Their checkpoints and log.jsonl without times are hashed,
-and --eval, --quantize and --generate of their last checkpoint.
+and --eval and --generate of their last checkpoint. Each key of the records "stats" has a hash of its own; --compare
+ignores keys that one side does not have.
 """
 
 import argparse
@@ -48,6 +49,7 @@ MODELS = {
     "fp8": "--layers 4 --gemm fp8 --attention diff_v2_gated_elem --skip-grad-z 3",
 }
 TIMES = ("ms", "comm_ms", "stall_ms", "tokens_per_s", "flops_util")
+STATS = "stats "
 OF_MACHINE = ("checkpoint", "device_memory")  # events whose place or numbers depend on time or machine
 
 
@@ -56,15 +58,29 @@ def shard(count, seed):
     return fixtures.token_shard_bytes(struct.pack(f"<{count}H", *tokens))
 
 
-def log_text(path):
+def log_records(path):
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    records = [r for r in records if r.get("what") not in OF_MACHINE]
+    return [r for r in records if r.get("what") not in OF_MACHINE]
+
+
+def log_text(path):
+    records = [r for r in log_records(path) if r["kind"] != "stats"]
     return "\n".join(json.dumps({k: v for k, v in r.items() if k not in TIMES}) for r in records)
 
 
 def state_text(path):
     state = json.loads(path.read_text())
     return json.dumps({k: v for k, v in state.items() if k not in ("options", "checksums", "checksum")})
+
+
+def stats_texts(path):
+    """{key: its values in the records "stats"}"""
+    found = {}
+    for record in (r for r in log_records(path) if r["kind"] == "stats"):
+        where = [record.get(key) for key in ("step", "layer", "tensor")]
+        for key in record:
+            found.setdefault(key, []).append(json.dumps([*where, record[key]]))
+    return {key: "\n".join(values) for key, values in found.items()}
 
 
 def digest(path):
@@ -80,8 +96,13 @@ class Cases:
         return all(word in name for word in self.words)
 
     def add(self, name, path):
-        self.lines[name] = digest(path)
-        print(self.lines[name], name, flush=True)
+        found = {name: digest(path)}
+        if path.name == "log.jsonl":
+            texts = stats_texts(path)
+            found |= {f"{name} {STATS}{key}": hashlib.sha256(texts[key].encode()).hexdigest() for key in texts}
+        for name in found:
+            print(found[name], name, flush=True)
+        self.lines |= found
 
 
 def execute(directory, *command):
@@ -127,7 +148,7 @@ def runs(cases, name, trainer, directory):
             if way == "20 steps":
                 load = f"--init {out}/checkpoints/step_00000020"
                 evaluate = "--eval --val-data val.bin --val-steps 2 --batch-size 2 --eval-out out"
-                execute(directory, trainer, load, evaluate, "--quantize w4a4,w8a8:tensor+logits4")
+                execute(directory, trainer, load, evaluate)
                 cases.add(f"{case}: --eval", directory / "out")
                 (directory / "out").write_bytes(
                     execute(directory, trainer, load, "--generate 12 --prompt-tokens 1,2,3")
@@ -138,7 +159,9 @@ def runs(cases, name, trainer, directory):
 def differences(found, path, wanted):
     before = dict(reversed(line.split(" ", 1)) for line in path.read_text().splitlines())
     names = [name for name in {**before, **found} if wanted(name.split(":")[0]) and before.get(name) != found.get(name)]
-    return [f"differs: {name}" if name in before and name in found else f"on one side: {name}" for name in names]
+    both = [name for name in names if name in before and name in found]
+    one = [name for name in names if name not in both and f" {STATS}" not in name]
+    return [f"differs: {name}" for name in both] + [f"on one side: {name}" for name in one]
 
 
 def main():
