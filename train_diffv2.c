@@ -137,9 +137,7 @@ static void heads_forward(Model *model, int l, Rows r) {
     for (int set = 0; set < model->plan.config.attention->key_sets; set++) {
         KeySet s = model_key_set(model, l, set, r.B, r.T, 0);
         floatX *out = a->heads + s.out, *q = a->fused + s.q, *k = a->kv + s.k, *v = a->kv + s.v;
-        int bits = model->state.quant.logit_bits;
-        if (bits) attention_quantized_forward(out, a->lse + s.lse, q, k, v, s.shape, bits);
-        else attention_forward(out, a->lse + s.lse, q, k, v, s.shape);
+        attention_forward(out, a->lse + s.lse, q, k, v, s.shape);
     }
 }
 
@@ -1347,7 +1345,6 @@ static void mode_evaluate(Run *run) {
                     validation_windows(data, o),
                     data->val_fingerprint,
                     o->seed,
-                    o->quantize,
                     o->eval_out,
                     o->dump_attention,
                     o->dump_qkv,

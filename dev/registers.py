@@ -54,7 +54,6 @@ LIMITS = (
     ("exclusive_backward_kernel<4, 4", 128, 3, 0),  # fp32
     ("(exclusive|head_norm|diff_combine)_(forward|backward)_kernel", 128, 4, 0),
     ("attention_stats_kernel", 128, 4, 16),  # an array of A1 and A2
-    ("attention_quantized_kernel", 128, 7, 0),
     ("", 256, 4, 0),
 )
 

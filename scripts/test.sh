@@ -181,7 +181,6 @@ float() {
     fi
     run_tests build
     run_pytest tests build tests/programs
-    run_script tests/quantize_test.py build/train_diffv2
 }
 sources() {
     run_pytest tests build tests/{rooms,variants}_test.py
@@ -287,8 +286,7 @@ cuda_runs() { # build directory
 }
 cuda_trainer() { oncpu "CUDA trainer" build - test_trainer single_diffv2 && cuda_runs build; }
 cuda_trainer_fp32() {
-    oncpu "CUDA trainer, fp32" build/fp32 PRECISION=fp32 - test_trainer && cuda_runs build/fp32 \
-        && run_script tests/quantize_test.py 'build/fp32/oncpu/test_trainer --trainer'
+    oncpu "CUDA trainer, fp32" build/fp32 PRECISION=fp32 - test_trainer && cuda_runs build/fp32
 }
 cuda_operations_sanitized() {
     oncpu_sanitized "CUDA operations, sanitizers" $sanitizers build/asan test_layer planted_bugs test_diffv2

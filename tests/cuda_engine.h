@@ -492,7 +492,6 @@ class Pass {
             if (c.d[1] > 1) x[1]->set((size_t)c.x[1].view->ld, c.d[8] == S_LINEAR ? 1 : 100);
         }
         if (c.kind == OP_LINEAR_FP8 && c.d[4] == 2) x[0]->set(0, NAN);
-        if (c.kind == OP_QUANTIZE) x[0]->set(0, NAN);                             // which is not the largest
         if (c.kind == OP_SINK) x[1]->set(0, 90), x[1]->set(x[1]->count - 1, -90); // where exp alone would overflow
         for (int e = 1; c.kind == OP_ROUTER && c.d[4] == 2 && e < c.d[2]; e += c.d[2] - 2)
             for (int i = 0; i < c.d[1]; i++) x[1]->set(product(e, c.d[1]) + (size_t)i, NAN);

@@ -191,83 +191,10 @@ static void test_means_of_attention_maps(void) {
     EXPECT(one.first_mass == 0.25 && one.entropy == 0, "with a sink: %g, %g", one.first_mass, one.entropy);
 }
 
-// ---- quantization
-
-static void test_quantization_list(void) {
-    const char *next = "w8a16,logits4,w3a2:tensor+logits16,logits6+w16a7,w2";
-    static const Quantization want[] = {{"w8a16", 8, 0, 0, false, 0},
-                                        {"logits4", 0, 0, 4, false, 0},
-                                        {"w3a2:tensor+logits16", 3, 2, 0, true, 0},
-                                        {"logits6+w16a7", 0, 7, 6, false, 0}};
-    bool valid;
-    for (int i = 0; i < 4; i++) {
-        Quantization q = quantization_next(&next, &valid);
-        EXPECT(valid && strcmp(q.name, want[i].name) == 0 && q.weight_bits == want[i].weight_bits &&
-                   q.activation_bits == want[i].activation_bits && q.logit_bits == want[i].logit_bits &&
-                   q.whole == want[i].whole,
-               "%s: %s, %d %d %d %d", want[i].name, q.name, q.weight_bits, q.activation_bits, q.logit_bits, q.whole);
-    }
-    quantization_next(&next, &valid);
-    EXPECT(!valid && next == NULL, "w2 is accepted, or is not the last");
-}
-
-static double quantized_loss(Model *model, const char *spec, const int *tokens, const ModelCase *mc) {
-    const size_t bytes = model->plan.params_bytes;
-    void *weights = checked_calloc(bytes, 1);
-    memcpy(weights, model->state.params, bytes);
-    EXPECT(quantization_parse(&model->state.quant, spec), "%s is not accepted", spec);
-    quantize_weights(&model->state.quant, &model->plan, model->state.params);
-    for (int i = 0; i < model->plan.tensors.count && model->state.quant.weight_bits;
-         i++) { // all matrices of blocks, no others
-        const Tensor *t = &model->plan.tensors.tensors[i];
-        bool same =
-            memcmp((floatX *)weights + t->offset, model->state.params + t->offset, t->count * sizeof(floatX)) == 0;
-        bool rounded = t->ndim == 2 && t->layer >= 0 && t->layer < mc->L;
-        EXPECT(same != rounded, "%s: %s is %srounded", spec, t->name, same ? "not " : "");
-    }
-    double loss = case_loss(model, tokens, mc->B, mc->T, false);
-    memcpy(model->state.params, weights, bytes);
-    free(weights);
-    return loss;
-}
-
-// 16 bits change no bit. A step of 8 bits is max/127, which moves a number of size max/2 by 0.4% at most, and the loss
-// of a few thousand such numbers, as a random walk, by less than a few times that. A step of 2 bits is 127 times as
-// large. A single loss may happen to move little, because the signs are random; the sum over models moves far more.
-static void test_quantized_losses(void) {
-    static const char *const fine[] = {"w8a8", "w8a8:tensor", "logits8", "w8a16", "w16a8"};
-    static const int cases[] = {1, 6, 8, 9};
-    double moved[2] = {0, 0}; // sums over models, of 8 bits and of 2 bits
-    for (int i = 0; i < 4 * ATTENTION_VARIANT_COUNT; i++) {
-        const ModelCase *mc = &model_cases[cases[i / ATTENTION_VARIANT_COUNT]];
-        int v = i % ATTENTION_VARIANT_COUNT;
-        Model model;
-        int *tokens = case_start(&model, mc, &attention_variants[v], FOR_EVALUATION);
-        if (!tokens) continue;
-        const char *name = attention_variants[v].name;
-        double plain = case_loss(&model, tokens, mc->B, mc->T, false);
-        EXPECT(quantized_loss(&model, "w16a16:tensor+logits16", tokens, mc) == plain, "%s: 16 bits change bits", name);
-        for (size_t f = 0; f < sizeof(fine) / sizeof(fine[0]); f++) {
-            double loss = quantized_loss(&model, fine[f], tokens, mc);
-            EXPECT(loss != plain && fabs(loss - plain) < 0.02 * plain, "%s, %s, %s: %.9g, not rounded %.9g", name,
-                   mc->why, fine[f], loss, plain);
-            if (f == 0) moved[0] += fabs(loss - plain) / plain;
-        }
-        double coarse = quantized_loss(&model, "w2a2+logits2", tokens, mc);
-        EXPECT(coarse != plain, "%s, %s: 2 bits do not change the loss %.9g", name, mc->why, plain);
-        moved[1] += fabs(coarse - plain) / plain;
-        case_end(&model, tokens);
-    }
-    EXPECT(moved[1] > 10 * moved[0], "the changes of losses add up to %g with 8 bits, %g with 2 bits", moved[0],
-           moved[1]);
-}
-
 static const Test evaluation_tests[] = {
     {"a recall sequence queries every key once", test_recall_sequence},
     {"recall uses the most frequent tokens, and the cells that fit into the context", test_recall_tokens},
     {"a recall score equals a count by hand", test_recall_score},
     {"attention maps times values equal the outputs of the heads", test_attention_maps},
-    {"--quantize accepts a list of weights and activations, logits, and both", test_quantization_list},
-    {"16 bits change no bit of a loss, 8 bits change it a little, for all variants", test_quantized_losses},
     {"mass at the first position and entropy of known attention maps are correct", test_means_of_attention_maps},
 };

@@ -427,37 +427,6 @@ static void test_router_statistics(void) {
     test_router_statistics_of(2); // one of four, after a layer without experts
 }
 
-// Every row of every expert, and of the other matrices of a block, has levels of 4 bits; the router is not rounded.
-static void test_quantized_experts(void) {
-    Model m;
-    int *tokens = expert_start(&m, 2, "diff_v2", FOR_EVALUATION, RECOMPUTE_NOTHING), rows = 0;
-    Quantization q;
-    EXPECT(quantization_parse(&q, "w4a4"), "w4a4 is not accepted");
-    floatX *before = (floatX *)checked_calloc(m.plan.tensors.buffer_count, sizeof(floatX));
-    memcpy(before, m.state.params, m.plan.tensors.buffer_count * sizeof(floatX));
-    quantize_weights(&q, &m.plan, m.state.params);
-    for (int i = 0; i < m.plan.tensors.count; i++) {
-        const Tensor *t = &m.plan.tensors.tensors[i];
-        const floatX *w = m.state.params + t->offset;
-        bool rounded = t->ndim == 2 && t->layer >= 0 && t->layer < m.plan.config.L && t->row->kind != T_ROUTER;
-        EXPECT((memcmp(w, before + t->offset, t->count * sizeof(floatX)) != 0) == rounded, "%s is %srounded", t->name,
-               rounded ? "not " : "");
-        for (size_t r = 0; r < t->shape[0] && rounded; r++, rows++) {
-            double largest = 0;
-            for (size_t c = 0; c < t->shape[1]; c++) largest = fmax(largest, fabs((double)w[r * t->shape[1] + c]));
-            for (size_t c = 0; c < t->shape[1]; c++) {
-                double level = 7 * (double)w[r * t->shape[1] + c] / largest;
-                EXPECT(fabs(level - round(level)) < 1e-5, "%s, row %zu has the level %g", t->name, r, level);
-            }
-        }
-    }
-    EXPECT(rows > 200, "%d rows", rows);
-    m.state.quant = q;
-    EXPECT(isfinite(case_loss(&m, tokens, 2, 21, false)), "the loss with rounded numbers is not finite");
-    free(before);
-    case_end(&m, tokens);
-}
-
 static void test_experts_match_parameters(void) {
     for (int active = 0; active < 2; active++)
         for (int i = 0; i < 3; i++) {
@@ -486,7 +455,6 @@ static const Test expert_tests[] = {
     {"gradients and losses of experts add up over micro-steps", test_experts_accumulate},
     {"generation with experts computes the logits of a whole forward", test_experts_generate},
     {"statistics of a router are those of its definition", test_router_statistics},
-    {"--quantize rounds the weights and inputs of experts", test_quantized_experts},
     {"--match-params and --match-active change the width of the experts", test_experts_match_parameters},
 };
 static const Test expert_fp64_tests[] = {

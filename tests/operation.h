@@ -7,7 +7,7 @@ operation.h: the types of the catalogue of operations (operation_catalogue.h): a
 #include "../llmc/ops/routing.h"
 #include "harness.h"
 
-enum { OP_DIMS = 12, OP_VIEWS = 3, OP_TENSORS = 5, OP_KEYS = 1024 };
+enum { OP_DIMS = 12, OP_VIEWS = 3, OP_TENSORS = 5 };
 #define OP_EPS 1e-5      // of rmsnorm
 #define OP_THETA 10000.0 // of rope
 #define OP_TINY 1e-20    // times 2^-24: a sigmoid less than 2^-125, which the device may take for 0
@@ -68,8 +68,6 @@ typedef enum {
     OP_CACHE_STORE,
     OP_CACHE_LOAD,
     OP_DECODE,
-    OP_QUANTIZE,
-    OP_ATTENTION_QUANTIZED,
     OP_GATE,
     OP_EXCLUSIVE,
     OP_HEAD_NORM,

@@ -68,19 +68,16 @@ static void sinks_setup(OpCase *c) {
     c->length = 4 * max_int(c->a.B * c->a.T, c->a.D);
 }
 // The definition for one query row, which attends to the keys [low, end): the sum of exp(scale q.k). The softmax has
-// `sum` more in its denominator. bits: of the logits
+// `sum` more in its denominator.
 static double attention_define_row(double *out, const double *q, const double *k, const double *v, int ld, int low,
-                                   int end, const OpAttention *s, double sum, int bits) {
-    double scores[OP_KEYS], scale = 1 / sqrt((double)s->D);
-    assert(low < end && end <= OP_KEYS);
+                                   int end, const OpAttention *s, double sum) {
+    double scale = 1 / sqrt((double)s->D);
+    assert(low < end);
     for (int i = 0; i < s->DV; i++) out[i] = 0;
     for (int j = low; j < end; j++) {
-        scores[j] = 0;
-        for (int i = 0; i < s->D; i++) scores[j] += scale * (q[i] * k[j * ld + i]);
-    }
-    quantize_define(scores + low, end - low, quantize_largest(scores + low, end - low), bits);
-    for (int j = low; j < end; j++) {
-        double p = exp(scores[j]); // scores are small: no maximum is needed
+        double score = 0;
+        for (int i = 0; i < s->D; i++) score += scale * (q[i] * k[j * ld + i]);
+        double p = exp(score); // scores are small: no maximum is needed
         sum += p;
         for (int i = 0; i < s->DV; i++) out[i] += p * v[j * ld + i];
     }
@@ -88,7 +85,7 @@ static double attention_define_row(double *out, const double *q, const double *k
     return sum;
 }
 // The definition, for one key set; `sinks` has one more logit per head, NULL: there is none.
-static void attention_define(OpCase *c, int set, const double *sinks, int bits) {
+static void attention_define(OpCase *c, int set, const double *sinks) {
     OpAttention s = c->a;
     OpKeySet at = op_key_set(&s, set);
     double *all_lse = c->y[1].views ? c->y[1].ref + at.lse : NULL;
@@ -102,19 +99,18 @@ static void attention_define(OpCase *c, int set, const double *sinks, int bits) 
             double *out = c->y->ref + at.out + (b * s.T + t) * s.ldo + h * s.maps * s.DV;
             int low = c->documents ? c->index[b * s.T + t] : 0, end = s.first + t + 1;
             if (s.window) low = max_int(low, end - s.window);
-            double sum =
-                attention_define_row(out, q + t * s.ld, k, v, s.ld, low, end, &s, sinks ? exp(sinks[h]) : 0, bits);
+            double sum = attention_define_row(out, q + t * s.ld, k, v, s.ld, low, end, &s, sinks ? exp(sinks[h]) : 0);
             if (all_lse) all_lse[bh * s.T + t] = log(sum);
         }
     }
 }
-static void attention_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL, 0); }
+static void attention_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL); }
 static void attention_sets_reference(OpCase *c) {
-    for (int set = 0; set < 2; set++) attention_define(c, set, NULL, 0);
+    for (int set = 0; set < 2; set++) attention_define(c, set, NULL);
 }
 static void sinks_reference(OpCase *c) {
     static const double zeros[16] = {0};
-    attention_define(c, 0, c->d[6] ? c->x[1].ref : zeros, 0);
+    attention_define(c, 0, c->d[6] ? c->x[1].ref : zeros);
 }
 static AttentionShape op_attention_shape(const OpCase *c) {
     AttentionShape s;
@@ -202,7 +198,7 @@ static void diff_attention_reference(OpCase *c) {
     OpCase all = *c; // attention of all heads
     all.a.ldo = s->NQ * s->DV;
     all.y->ref = heads;
-    attention_define(&all, 0, NULL, 0);
+    attention_define(&all, 0, NULL);
     for (size_t i = 0; i < product(s->B * s->T, OH * s->DV); i++) {
         size_t n = i / (size_t)(OH * s->DV), h = i / (size_t)s->DV % (size_t)OH, k = i % (size_t)s->DV;
         const double *unit = heads + (n * (size_t)s->NQ + h / (size_t)signals * (size_t)maps) * (size_t)s->DV + k;
@@ -366,7 +362,7 @@ static void decode_reference(OpCase *c) {
         double sum = attention_define_row(
             c->y->ref + op_at(c->y->view, (size_t)(i * s->DV)), c->x->ref + op_at(c->x->view, (size_t)(i * s->D)),
             cache + k->offset + (kv * sets + set) * k->stride, cache + v->offset + kv * v->stride, k->ld, 0,
-            min_int(c->index[b] + 1, capacity), s, 0, 0);
+            min_int(c->index[b] + 1, capacity), s, 0);
         if (c->y[1].views) c->y[1].ref[set * c->y[1].view->ld + b * s->NQ + h] = log(sum);
     }
 }
@@ -394,25 +390,4 @@ static OpCost decode_cost(const OpCase *c, bool backward) {
     size_t bytes = attention_decode_bytes(s, min_int(c->d[8] + 1, c->d[7]));
     return op_cost((size_t)decode_sets(c) * bytes, 0,
                    attention_decode_workspace_bytes(s, c->d[7], omp_get_max_threads()));
-}
-
-// --- attention_quantized_forward: as attention; D is a power of 4, so that scale q.k is exact ---
-
-static void attention_quantized_setup(OpCase *c) {
-    const int *d = c->d;
-    c->no_backward = true;
-    c->documents = d[8] != 0;
-    c->a.window = d[10];
-    c->integers = 2; // logits up to 4 sqrt(D), three roundings each
-    attention_layout(c, d[6], d[6] - 1, d[7], d[7]);
-    double logit_error = 12 * sqrt((double)d[4]);
-    op_error(&c->y[0], 4, 4 * (attention_error(&c->a) + logit_error));
-    op_error(&c->y[1], 4, attention_error(&c->a) + logit_error);
-    if (c->documents) op_index(c, d[0] * d[1], 0);
-}
-static void attention_quantized_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL, c->d[9]); }
-static void attention_quantized_call(const OpCase *c) {
-    OpKeySet set = op_key_set(&c->a, c->a.maps - 1);
-    attention_quantized_forward(OP_Y(0) + set.out, OP_STAT(1) + set.lse, OP_X(0) + set.q, OP_X(0) + set.k,
-                                OP_X(0) + set.v, op_attention_shape(c), c->d[9]);
 }

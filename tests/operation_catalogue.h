@@ -47,8 +47,6 @@ static const OpKind op_kinds[OP_KIND_COUNT] = {
     {"cache_store", "B T capacity width ld first,NULL=-1", FORWARD(cache_store), cache_store_cost},
     {"cache_load", "first count capacity width", FORWARD(cache_load), cache_load_cost},
     {"attention_decode", "B NQ NKV D DV maps padding capacity first no_lse all", FORWARD(decode), decode_cost},
-    {"quantize_inplace", "N columns ld bits whole", FORWARD(quantize), quantize_cost},
-    {"attention_quantized", "B T NQ NKV D DV maps padding documents bits window", FORWARD(attention_quantized), NULL},
     {"gate", "N heads D ldg width", BOTH_WAYS(gate), gate_cost},
     {"exclusive", "N heads NKV D ldv", BOTH_WAYS(exclusive), exclusive_cost},
     {"head_norm", "N heads D ld ldk,NULL=0 1/scale", BOTH_WAYS(head_norm), head_norm_cost},

@@ -347,46 +347,6 @@ static OpCost accumulate_cost(const OpCase *c, bool backward) {
     return op_cost(accumulate_bytes(c->d[0], c->d[1] != 0), 0, 0);
 }
 
-// --- quantize_inplace: x and y (N,columns) with row stride ld ---
-
-// Rounds to b-bit integers times a step, ties to even. bits 0: not.
-static void quantize_define(double *x, int count, double max, int bits) {
-    double levels = (1 << max_int(bits - 1, 0)) - 1;
-    for (int i = 0; i < count && bits && max > 0; i++) x[i] = rint(x[i] * levels / max) * max / levels;
-}
-static double quantize_largest(const double *x, int count) {
-    double max = 0;
-    for (int i = 0; i < count; i++) max = fmax(max, fabs(x[i]));
-    return max;
-}
-static void quantize_setup(OpCase *c) {
-    op_rows(&c->x[0], "x", c->d[0], c->d[1], c->d[2]);
-    op_rows(&c->y[0], "y", c->d[0], c->d[1], c->d[2]);
-    op_error(&c->y[0], 2, 0);
-    c->in_place = 1, c->no_backward = true;
-    c->integers = 100;
-}
-static void quantize_reference(OpCase *c) {
-    int N = c->d[0], columns = c->d[1], ld = c->d[2];
-    double all = 0;
-    for (int n = 0; n < N; n++) {
-        memcpy(c->y->ref + n * ld, c->x->ref + n * ld, (size_t)columns * sizeof(double));
-        all = fmax(all, quantize_largest(c->y->ref + n * ld, columns));
-    }
-    for (int n = 0; n < N; n++) {
-        double *row = c->y->ref + n * ld;
-        quantize_define(row, columns, c->d[4] ? all : quantize_largest(row, columns), c->d[3]);
-    }
-}
-static void quantize_call(const OpCase *c) {
-    const int *d = c->d;
-    quantize_inplace(OP_Y(0), d[0], d[1], d[2], d[3], d[4] != 0);
-}
-static OpCost quantize_cost(const OpCase *c, bool backward) {
-    (void)backward;
-    return op_cost(scale_bytes(product(c->d[0], c->d[1])), 0, 0);
-}
-
 // --- gate: x (N,heads,D), g (N,heads*width) with row stride ldg, y (N,heads,D) ---
 
 static void gate_setup(OpCase *c) {

@@ -35,8 +35,6 @@ static void test_cache(void) {
     op_check_all(OP_CACHE_LOAD);
 }
 static void test_decode(void) { op_check_all(OP_DECODE); }
-static void test_quantize(void) { op_check_all(OP_QUANTIZE); }
-static void test_attention_quantized(void) { op_check_all(OP_ATTENTION_QUANTIZED); }
 static void test_gate(void) { op_check_all(OP_GATE); }
 static void test_exclusive(void) { op_check_all(OP_EXCLUSIVE); }
 static void test_head_norm(void) { op_check_all(OP_HEAD_NORM); }
@@ -533,8 +531,6 @@ static const Test operations_tests[] = {
     {"accumulate adds to the sum and copies it", test_accumulate},
     {"a cache has the row of position p at p % capacity, and gives rows back in order", test_cache},
     {"attention of one position over a cache agrees with the definition and ignores empty rows", test_decode},
-    {"quantize_inplace rounds to the integers of its bits, by row or as a whole", test_quantize},
-    {"attention with rounded logits agrees with the definition", test_attention_quantized},
     {"the gates and their backward agree with the definition", test_gate},
     {"exclusive attention and its backward agree with the definition", test_exclusive},
     {"exclusive attention leaves heads whose value is 0 as they are", test_exclusive_of_zeros},

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
-Draws stability.png, three-arms.png and three-arms-ablations.png from runs/, scaling.png from sweeps/, low-bit.png from
-low-bit.csv, and yoco.png from yoco.csv. Requires matplotlib.
+Draws stability.png, three-arms.png and three-arms-ablations.png from runs/, scaling.png from sweeps/, and yoco.png
+from yoco.csv. Requires matplotlib.
 
 Usage: dev/results/draw.py
 """
@@ -19,8 +19,8 @@ from pages import studies, times_of
 
 HERE = Path(__file__).resolve().parent
 COLORS = {"baseline": "#4477aa", "diff_v2": "#ee6677", "diff_v1": "#228833"}
-LOW_BIT_COLORS = {**COLORS, "baseline-1.5h": "#66ccee", "baseline-2h": "#aa3377", "gated_elem": "#ccbb44"}
-ARMS = {**LOW_BIT_COLORS, "cross_group": "#228833", "no_lambda": "#ccbb44", "no_sigmoid": "#4477aa"}
+ARM_COLORS = {**COLORS, "baseline-1.5h": "#66ccee", "baseline-2h": "#aa3377", "gated_elem": "#ccbb44"}
+ARMS = {**ARM_COLORS, "cross_group": "#228833", "no_lambda": "#ccbb44", "no_sigmoid": "#4477aa"}
 LADDER = {**COLORS, "diff_v1_no_norm": "#66ccee", "diff_v2_norm": "#aa3377"}
 GROWTH = "gradient norm: last quarter / second quarter"
 plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
@@ -126,30 +126,6 @@ def draw_scaling(path):
     figure.savefig(path)
 
 
-def draw_low_bit(path):
-    rows = read("low-bit.csv")
-    first = [row for row in rows if row["table"] == "training" and row["what"].startswith("validated")]
-    then = [row for row in rows if row["table"] == "rounding" and row["precision"] == "fp32"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), width_ratios=(1, 2))
-    arms = list(LOW_BIT_COLORS)
-    for axes, part, key in ((left, first, "precision"), (right, then, "what")):
-        names = list(dict.fromkeys(row[key] for row in part))
-        for row in part:
-            x = names.index(row[key]) + (arms.index(row["arm"]) - (len(arms) - 1) / 2) * 0.13
-            color, half = LOW_BIT_COLORS[row["arm"]], float(row["half"])
-            axes.errorbar(x, float(row["mean"]), yerr=half, fmt="o", color=color, capsize=2, markersize=3)
-        axes.set_xticks(range(len(names)), names, rotation=0 if key == "precision" else 30)
-        axes.axhline(0, color="black", linewidth=0.8)
-    right.set_yscale("symlog", linthresh=1e-3)
-    left.set_ylabel("added loss, nats per byte: mean, 95% interval")
-    left.set_title("training: minus fp32, same seed", fontsize=9)
-    right.set_title("evaluation of the fp32 runs with rounded numbers", fontsize=9)
-    labels = named("low-bit")
-    shown = [plt.Line2D([], [], marker="o", linestyle="", color=LOW_BIT_COLORS[arm], label=labels[arm]) for arm in arms]
-    figure.legend(handles=shown, loc="outside lower center", ncols=3)
-    figure.savefig(path)
-
-
 def draw_yoco(path):
     rows = read("yoco.csv")
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
@@ -184,5 +160,4 @@ if __name__ == "__main__":
     draw_arms("three-arms")
     draw_arms("three-arms-ablations")
     draw_scaling(HERE / "scaling.png")
-    draw_low_bit(HERE / "low-bit.png")
     draw_yoco(HERE / "yoco.png")

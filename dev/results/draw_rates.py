@@ -5,7 +5,7 @@ Draws optimizers.png and transfer.png from sweeps/. Requires matplotlib.
 Usage: dev/results/draw_rates.py
 """
 
-from draw import HERE, LOW_BIT_COLORS as COLORS, plt
+from draw import HERE, ARM_COLORS as COLORS, plt
 from pages import named, stats, studies
 from rate_sweeps import ARCHITECTURES, EFFECT, losses_over_rates, optimizer_gaps, swept
 

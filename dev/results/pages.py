@@ -36,7 +36,6 @@ SOURCES = {  # page: the archives, of which * matches several, and the files tha
     "README.md": "",
     "context-rot.md": "context-rot-cpu",
     "family.md": "family-cpu family-rerun-cpu equal-flops-cpu late-gradients-cpu mechanisms.csv",
-    "low-bit.md": "low-bit-cpu-fp32 low-bit.csv",
     "moe.md": "moe-cpu",
     "optimizers.md": "optimizers-cpu",
     "spikes.md": "",
@@ -504,7 +503,7 @@ def times_of(name, arms, keys):
     for key, arm in itertools.product(keys, arms):
         for run in (run for run in study.runs if run.arm == arm):
             for step, layers in run.layers.items():
-                value = metrics.combined(layers.values(), [key], OVER_TIME[key][1])
+                value = metrics.combined(layers.values(), key, OVER_TIME[key][1])
                 if value is not None:
                     found.setdefault((key, arm), {}).setdefault(run.tokens_at(step), []).append(value)
     return {at: {t: stats.t_interval(values) for t, values in by.items()} for at, by in found.items()}

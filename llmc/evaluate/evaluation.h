@@ -1,6 +1,6 @@
 /*
 evaluation.h: --eval: the validation loss, by position, by shard and by token frequency, the loss with rounded numbers
-(quantization.h), multiple-choice tasks (evaluation_choices.h), associative recall (recall.h),
+multiple-choice tasks (evaluation_choices.h), associative recall (recall.h),
 attention statistics (evaluation_attention.h), printed and, with --eval-out FILE, written as JSON; and --dump-qkv
 (qkv_dump.h). Recall is measured without --doc-mask.
 */
@@ -11,7 +11,6 @@ attention statistics (evaluation_attention.h), printed and, with --eval-out FILE
 #include "evaluation_attention.h"
 #include "evaluation_choices.h"
 #include "qkv_dump.h"
-#include "../model/quantization.h"
 
 // ---- loss by position
 
@@ -147,46 +146,6 @@ static inline void evaluate_recall(const EvaluationModel *m, const int64_t *coun
     }
 }
 
-// ---- quantization
-
-// --quantize SPECS: the validation loss for each of them, into list. Returns their number; the model is as before.
-static inline int validate_quantized(const EvaluationModel *m, DataLoader *val, uint64_t windows, const char *specs,
-                                     Quantization *list) {
-    ModelState *s = m->state;
-    int count = 0;
-    bool valid;
-    if (!specs) return 0;
-    void *weights = checked_calloc(m->plan->params_bytes, 1);
-    buffer_download(weights, s->params, m->plan->params_bytes);
-    for (const char *next = specs; next; count++) {
-        s->quant = list[count] = quantization_next(&next, &valid);
-        quantize_weights(&s->quant, m->plan, s->params);
-        params_changed(s);
-        list[count].loss = validate(m, val, windows, NULL);
-        buffer_upload(s->params, weights, m->plan->params_bytes);
-    }
-    free(weights);
-    memset(&s->quant, 0, sizeof(s->quant));
-    params_changed(s);
-    return count;
-}
-
-static inline void report_quantized(const Quantization *list, int count, double loss, cJSON *json) {
-    if (count == 0) return;
-    cJSON *all = cJSON_AddArrayToObject(json, "quantized");
-    printf("validation loss with rounded numbers\n  %-*s %12s %12s\n", QUANTIZATION_NAME, "", "loss", "difference");
-    for (int i = 0; i < count; i++) {
-        cJSON *one = cJSON_CreateObject();
-        double difference = list[i].loss - loss;
-        printf("  %-*s %12.6f %+12.6f\n", QUANTIZATION_NAME, list[i].name, signless_nan(list[i].loss),
-               signless_nan(difference));
-        cJSON_AddStringToObject(one, "spec", list[i].name);
-        cJSON_AddNumberToObject(one, "val_loss", list[i].loss);
-        cJSON_AddNumberToObject(one, "difference", difference);
-        cJSON_AddItemToArray(all, one);
-    }
-}
-
 // ---- all measurements
 
 typedef struct {
@@ -194,7 +153,7 @@ typedef struct {
     DataLoader *val;
     uint64_t windows; // of the losses: the first ones
     uint64_t data_fingerprint, seed;
-    const char *quantize, *eval_out, *dump_attention, *dump_qkv; // specifications and files, or NULL
+    const char *eval_out, *dump_attention, *dump_qkv; // files, or NULL
     const ChoiceTasks *choices;
 } Evaluation;
 
@@ -213,8 +172,6 @@ static inline void evaluate_model(const Evaluation *e, cJSON *json) {
 
 static inline void evaluate(const Evaluation *e) {
     int T = e->model.plan->T;
-    Quantization quantized[QUANTIZATION_LIMIT];
-    int quantized_count = validate_quantized(&e->model, e->val, e->windows, e->quantize, quantized);
     LossTable tables[LOSS_TABLES];
     loss_tables_create(tables, &e->model, e->val);
     double loss = validate(&e->model, e->val, e->windows, tables), *by_position = tables[LOSS_BY_POSITION].losses;
@@ -228,7 +185,6 @@ static inline void evaluate(const Evaluation *e) {
     json_add_u64(json, "windows", e->windows);
     json_add_u64(json, "data_fingerprint", e->data_fingerprint);
     json_add_u64(json, "seed", e->seed);
-    report_quantized(quantized, quantized_count, loss, json);
     evaluate_choices(&e->model, e->choices, json);
     if (comm_ranks() == 1) evaluate_model(e, json);
     else printf("recall and attention are measured by one process, not by %d ranks\n", comm_ranks());

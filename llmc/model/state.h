@@ -29,7 +29,7 @@ A group of tensors moves together: group 0 is before the layers, 1 + l is layer 
 */
 #pragma once
 #include "activations.h"
-#include "quantization.h"
+#include "linear_layers.h"
 
 // Elements begin .. end-1 of a buffer of all tensors, whose rate is multiplied (--change).
 typedef struct {
@@ -54,8 +54,7 @@ typedef struct {
     int micro_step;   // of the update: the backward of the first writes the gradients, the others add to them
     bool reduce;      // this micro-step's backward sums the gradients over the ranks of a group
     bool whole;       // and over all groups: the last micro-step
-    Quantization quant; // --quantize: what the forward rounds
-    Rates rates;        // of the next update
+    Rates rates;      // of the next update
     // of this file; checkpoints also read own_params
     WeightCopies copies;
     grad_t **group_grads; // [groups]: where the gradients of each group are
@@ -97,20 +96,15 @@ static inline absmax_t *output_max(const ModelState *s, LinearKind kind, int l) 
     return linear_max(s->plan, s->maxima, kind, l, 1);
 }
 
-// y = a linear layer of block l on N rows. --quantize rounds x in place: nothing else reads it then.
-static inline void layer_linear_forward(const ModelState *s, floatX *y, floatX *x, LinearKind kind, int l, int N) {
-    Linear w = linear_of(s, kind, l);
-    if (s->quant.activation_bits) quantize_inplace(x, N, w.IC, w.IC, s->quant.activation_bits, s->quant.whole);
-    linear_forward(y, x, w, N);
+// y = a linear layer of block l on N rows
+static inline void layer_linear_forward(const ModelState *s, floatX *y, const floatX *x, LinearKind kind, int l,
+                                        int N) {
+    linear_forward(y, x, linear_of(s, kind, l), N);
 }
 // The same of its experts, which compute the rows of x as `starts` says.
-static inline void layer_experts_forward(const ModelState *s, floatX *y, floatX *x, LinearKind kind, int l,
+static inline void layer_experts_forward(const ModelState *s, floatX *y, const floatX *x, LinearKind kind, int l,
                                          const int *starts, int N) {
-    ExpertLinear w = experts_of(s, kind, l);
-    int R = N * s->plan->config.K;
-    if (s->quant.activation_bits)
-        quantize_inplace(x, R, w.first.IC, w.first.IC, s->quant.activation_bits, s->quant.whole);
-    expert_linear_forward(y, x, w, starts, N, R);
+    expert_linear_forward(y, x, experts_of(s, kind, l), starts, N, N * s->plan->config.K);
 }
 
 // ---- memory

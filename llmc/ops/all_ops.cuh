@@ -20,7 +20,6 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "gate.cuh"
 #include "scale.cuh"
 #include "accumulate.cuh"
-#include "quantize.cuh"
 #include "swiglu.cuh"
 #include "router.cuh"
 #include "experts.cuh"

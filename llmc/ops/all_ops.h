@@ -30,7 +30,6 @@ With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_o
 #include "gate.h"
 #include "scale.h"
 #include "accumulate.h"
-#include "quantize.h"
 #include "swiglu.h"
 #include "router.h"
 #include "experts.h"

@@ -300,13 +300,6 @@ static inline size_t head_norm_workspace_bytes(int D);
 // x[:] *= factor; its own backward
 static inline void scale_inplace(floatX *x, real factor, size_t count);
 
-// x = round(L x / max) max / L, L = 2^(bits-1) - 1: b-bit integers times a step, for evaluation. x (N,columns) with row
-// stride ld; max: the largest magnitude of the row, or of the whole matrix
-static inline void quantize_inplace(floatX *x, int N, int columns, int ld, int bits, bool whole);
-// attention_forward with the scaled logits of each query row and head rounded likewise, before the softmax
-static inline void attention_quantized_forward(floatX *out, real *lse, const floatX *q, const floatX *k,
-                                               const floatX *v, AttentionShape s, int bits);
-
 // y[n,h,:] = x[n,h,:] sigmoid(g)                             x, y (N,heads,D), g (N,heads*width) with row stride ldg;
 // width 1: one gate per head, or D: one per element
 static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,

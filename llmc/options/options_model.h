@@ -11,7 +11,6 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "../cuda/device_peak.h"
 #include "modes.h"
 #include "phases.h"
-#include "../model/quantization.h"
 
 // Number of ranks of the run: those running, or those of --dry-run --ranks.
 static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
@@ -195,7 +194,6 @@ static const Requirement requirements[] = {
     {"eval-out", {"eval", NULL}, "--eval"},
     {"dump-attention", {"eval", NULL}, "--eval"},
     {"dump-qkv", {"eval", NULL}, "--eval"},
-    {"quantize", {"eval", NULL}, "--eval"},
     {"prompts", {"generate", NULL}, "--generate N"},
     {"stop-at-separator", {"generate", NULL}, "--generate N"},
     {"sparse-score", {"sparse-blocks", NULL}, "--sparse-blocks K"},
@@ -259,24 +257,6 @@ static inline int options_missing(const Options *o, bool adopted) {
     return problems;
 }
 
-static inline int options_quantize_problems(const char *list) {
-    int problems = 0, count = 0;
-    bool valid;
-    while (list) {
-        OptionText shown;
-        Quantization q = quantization_next(&list, &valid);
-        count++;
-        if (!valid)
-            REFUSE(problems,
-                   "--quantize '%s' is not accepted: it must be wNaM, wNaM:tensor, logitsN, or two of these joined by "
-                   "'+', with 2 to 8 bits, or 16 for numbers that are not rounded",
-                   option_shown(shown, q.name));
-    }
-    if (count > QUANTIZATION_LIMIT)
-        REFUSE(problems, "--quantize has %d specifications, and at most %d are accepted", count, QUANTIZATION_LIMIT);
-    return problems;
-}
-
 static inline int options_choices_problems(const char *text) {
     const char *why = NULL;
     OptionText shown;
@@ -305,8 +285,6 @@ static inline int options_unknown_device(const char *name) {
 // What computes with all keys, or does not know the lists of blocks.
 static inline int options_sparse_problems(const Options *o) {
     int problems = 0;
-    if (o->quantize && strstr(o->quantize, "logits"))
-        REFUSE(problems, "--quantize logitsN does not support --sparse-blocks: logits are rounded over all keys");
     if (o->dump_qkv) REFUSE(problems, "--dump-qkv does not support --sparse-blocks: its readers attend to all keys");
     return problems;
 }
@@ -383,7 +361,6 @@ static inline int options_exclusions(const Options *o) {
     if (comm_ranks() > 1 && (o->eval_out || o->dump_attention || o->dump_qkv))
         REFUSE(problems, "--eval-out, --dump-attention and --dump-qkv require a single process, not %d ranks",
                comm_ranks());
-    if (o->quantize) problems += options_quantize_problems(o->quantize);
     if (o->eval_choices) problems += options_choices_problems(o->eval_choices);
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))

@@ -68,7 +68,7 @@ typedef struct {
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
-    const char *eval_out, *dump_attention, *dump_qkv, *quantize;
+    const char *eval_out, *dump_attention, *dump_qkv;
     const char *device, *dry_run_out; // for --dry-run
 
     bool given[OPTION_LIMIT], has[OPTION_LIMIT], refused[OPTION_LIMIT]; // by row of the table
@@ -432,9 +432,6 @@ static const OptionRow option_rows[] = {
     {"modes", "dump-qkv", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_qkv), "FILE", NULL, NULL, NULL,
         "with --eval: write queries, keys, values and lambda of validation windows as safetensors, from which "
         "'python3 scripts/lab probe' computes what attention has learned, and its rounding errors"},
-    {"modes", "quantize", OPTION_TEXT, OPTION_LOCAL, FIELD(quantize), "SPEC,...", NULL, NULL, NULL,
-        "with --eval: also the validation loss with rounded numbers: wNaM, weights and activations of N and M bits; "
-        "wNaM:tensor, with one step per tensor; logitsN, attention logits; joined by +"},
     {"modes", "dry-run", OPTION_BOOL, OPTION_LOCAL, FIELD(dry_run), NULL, "no", NULL, NULL,
         "print parameters, memory and FLOPs"},
     {"modes", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,

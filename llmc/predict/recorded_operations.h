@@ -502,11 +502,6 @@ static inline void attention_decode(floatX *out, real *lse, const floatX *q, con
                                     const int *first, int capacity, AttentionShape s) {
     assert(false);
 }
-static inline void quantize_inplace(floatX *x, int N, int columns, int ld, int bits, bool whole) { assert(false); }
-static inline void attention_quantized_forward(floatX *out, real *lse, const floatX *q, const floatX *k,
-                                               const floatX *v, AttentionShape s, int bits) {
-    assert(false);
-}
 static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor) { return (Range){0, 0, 0}; }
 static inline Range rms_stats(const floatX *x, int N, int heads, int D, int ld) { return (Range){0, 0, 0}; }
 static inline UpdateStats update_stats(const floatX *params, const real *master, const grad_t *grads, const real *m,

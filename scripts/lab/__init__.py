@@ -28,7 +28,6 @@ preconditions.py      what must hold of arms before a claim about attention has 
 archive.py            the command `archive`: runs in one file that is kept
 claims, claims.py     published claims, the rules of their verdicts, and the verdicts
 scoreboard.py         the command `scoreboard`: the verdicts as Markdown
-low_bit.py            what low precision costs each arm
 long_context.py       what windows and YOCO cost each variant
 attention_maps.py     reads attention maps
 stats.py              intervals, tests, smoothing

@@ -33,7 +33,7 @@ from . import cli, evaluations, measurements, metrics, ngrams, run_directory, sc
 VERSION = 1
 STEPS, STATISTICS = 31, 6  # so few steps that none of them is judged to be a spike (stats.SPIKE_LEAST)
 SHARED = ("numbers", "options", "info")
-JOINED = ("sweep-seeds", "looks", "precisions", "quantize", "registration")  # of all labs
+JOINED = ("sweep-seeds", "looks", "registration")  # of all labs
 MACHINE = ("command_line", "start_phases", "peak")  # of run.json and each of its starts; not kept
 NUMBERS = {"arm": "text", "rate": "number", "seed": "64-bit integer", "state": "text", "*": "number or null"}
 LOG = {f"{kind}?": [{"step": "non-negative integer", **shape}] for kind, shape in schema.RECORDS.items()}
@@ -217,7 +217,7 @@ def main(words):
             print(f"lab archive: {line}; left out", file=sys.stderr)
         if study.problems:
             fail(f"the runs are not comparable: {study.problems[0]}: specify an archive for each comparison", 2)
-        ended = [run for run in study.runs + study.others if run.state in ("done", "diverged")]
+        ended = [run for run in study.runs if run.state in ("done", "diverged")]
         if not ended:
             fail("no run has ended")
         if lost := a.numbers and [key for key in ("sweep-seeds", "looks") if study.of_labs(key)]:

@@ -41,10 +41,7 @@ def at_own_rates(study):
     rate = next((run.lr for run in runs if run.arm == study.reference), None)
     if not rate:
         return study
-    kept = {(run.arm, run.lr, run.seed) for run in runs}
-    others = [run for run in study.others if (run.arm, run.lr, run.seed) in kept]
-    moved = lambda runs: [replace(run, lr=rate) for run in runs]
-    return replace(study, runs=moved(runs), others=moved(others))
+    return replace(study, runs=[replace(run, lr=rate) for run in runs])
 
 
 def prices_alone(runs):

@@ -84,7 +84,7 @@ def probe_tables(study, lr):
         found["steps"][arm] = []
         for step in sorted(set.intersection(*(set(run.probes) for run in runs))):
             at = [run.probes[step]["layers"] for run in runs]
-            means = {name: interval([combined(layers, [path]) for layers in at]) for name, path in PROBES.items()}
+            means = {name: interval([combined(layers, path) for layers in at]) for name, path in PROBES.items()}
             found["steps"][arm].append({"step": step, **{name: e for name, e in means.items() if e}})
         found["beyond"][arm] = {key: beyond(last, key) for key in ("adjacent", "closest")}
     return found if found["layers"] else None

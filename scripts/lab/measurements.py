@@ -1,6 +1,6 @@
 """measurements.py: the numbers of runs that claims are about, from labs or archives.
 
-study          PLAN-SIZE of a lab, with the precision if the plan has several
+study          PLAN-SIZE of a lab
 arm, rate, seed, state, steps, tokens, parameters, active_parameters, flops_per_token     of the run
 windows        validation windows of its loss (study.by_eval)
 loss, ...      METRICS; empty: not measured
@@ -12,7 +12,7 @@ from functools import cached_property
 
 from . import metrics, stats
 
-METRICS = metrics.METRICS["claims"]
+METRICS = metrics.METRICS
 
 KEY = ("study", "arm", "rate", "seed")
 OF_RUN = ("steps", "tokens", "parameters", "active_parameters", "flops_per_token", "tokens_per_s")
@@ -100,14 +100,11 @@ def row_of(name, run, by_eval):
 
 
 def of_study(study, name):
-    """The Measurements of the runs that have ended; those at other precisions are studies of their own."""
-    found, by_eval = {}, study.by_eval()
-    for run in study.runs + study.others:
-        own = f"{name}-{run.options['gemm']}" if study.others else name
-        if run.state in ("done", "diverged"):
-            found.setdefault(own, []).append(row_of(own, run, by_eval))
+    """The Measurements of the runs that have ended."""
+    by_eval = study.by_eval()
+    rows = [row_of(name, run, by_eval) for run in study.runs if run.state in ("done", "diverged")]
     plan = {key: study.of_labs(key) for key in ("sweep-seeds", "looks")}
-    return [split(own, rows, study.ngrams, plan) for own, rows in found.items()]
+    return [split(name, rows, study.ngrams, plan)] if rows else []
 
 
 def split(name, rows, ngrams, plan):

@@ -3,7 +3,7 @@ claims and the CSV file walk it.
 
 SOURCES    where a run has the records of its layers
 LAYERS     the numbers of a layer in results.json, and the figures that show them; PROBES: those of probe.json
-METRICS    the numbers of a run, from all of its layers or steps, by the table that compares them
+METRICS    the numbers of a run, from all of its layers or steps
 """
 
 import math
@@ -16,7 +16,6 @@ SOURCES = {  # the records of the layers of a run, in order
     "first": lambda run: run.layers.get(1, {}).values(),  # statistics of the log at step 1
     "last": lambda run: run.layers.get(max(run.layers, default=0), {}).values(),
     "attention": lambda run: ((run.eval or {}).get("attention") or {}).get("layers", []),  # of the evaluation
-    "rounding": lambda run: ((run.eval or {}).get("attention_rounding") or {}).get("layers", []),
     "probe": lambda run: run.probes[run.steps]["layers"] if run.steps in run.probes else [],
 }
 
@@ -118,17 +117,15 @@ def number(layer, path):
 # ---- readers of a run
 
 
-def combined(layers, paths, combine=stats.mean, every=False):
-    """The combination over layers of the number at the first of the paths that each has. `every`: None if a layer has
-    none of them, which is else left out."""
-    found = [next((x for path in paths if (x := number(layer, path)) is not None), None) for layer in layers]
-    values = [x for x in found if x is not None]
-    return combine(values) if values and (len(values) == len(found) or not every) else None
+def combined(layers, path, combine=stats.mean):
+    """The combination of the number at a path over the layers that have it; None if none has."""
+    values = [x for layer in layers if (x := number(layer, path)) is not None]
+    return combine(values) if values else None
 
 
-def reader(source, *paths, combine=stats.mean, every=False):
+def reader(source, path, combine=stats.mean):
     """A function of a run: combined() of its layers."""
-    return lambda run: combined(SOURCES[source](run), paths, combine, every)
+    return lambda run: combined(SOURCES[source](run), path, combine)
 
 
 def beyond_permuted(name):
@@ -194,40 +191,24 @@ class Metric(NamedTuple):
     ratio: bool = False  # positive magnitudes, compared by their logarithms
 
 
-rounding = lambda *paths, combine=stats.mean: Metric(reader("rounding", *paths, combine=combine, every=True))
-METRICS = {
-    "claims": {  # and the columns of the CSV file
-        "loss": Metric(None, "nats"),
-        "context_use": Metric(context_use, "nats"),
-        "grad_spikes": Metric(lambda run: spikes(run, "grad")[2], "% of the steps"),
-        "loss_spikes": Metric(lambda run: spikes(run, "loss")[2], "% of the steps"),
-        "late_grad_norm": Metric(late_gradient, "", True),
-        "grad_growth": Metric(growth, "", True),
-        "grad_deviation": Metric(relative_deviation, "", True),
-        "logit_max": Metric(reader("attention", "logit_max", combine=max), "", True),
-        "logit_median": Metric(reader("attention", "logit_median"), "", True),
-        "hidden_max": Metric(reader("attention", "hidden_max", combine=max), "", True),
-        "first_mass": Metric(reader("attention", "first_mass_effective"), "of the attention"),
-        "sink_rate": Metric(reader("attention", "sink_rate_effective"), "% of the heads"),
-        "attention_entropy": Metric(reader("attention", "entropy_effective"), "nats"),
-        "initial_context_rms": Metric(reader("first", "context_rms_mean"), "", True),
-        "context_rms_min": Metric(reader("last", "context_rms_min", combine=min), "", True),
-        "context_rms_max": Metric(reader("last", "context_rms_max", combine=max), "", True),
-        "lambda": Metric(reader("last", "lambda_mean")),
-        "wo_adjacent": Metric(beyond_permuted("adjacent")),
-        "wo_closest": Metric(beyond_permuted("closest")),
-    },
-    "training": {  # at low precision
-        "validated at its own precision": Metric(lambda run: run.last_validation, "nats"),
-        "both evaluated in fp32": Metric(lambda run: (run.eval or {}).get("loss"), "nats"),
-    },
-    "measured": {  # what rounding depends on
-        "largest attention logit": Metric(reader("attention", "logit_max", combine=max, every=True)),
-        "largest activation": Metric(reader("attention", "hidden_max", combine=max, every=True)),
-        "bf16 error of a head, mean": rounding("heads_mean"),
-        "bf16 error of a head, largest": rounding("heads_max", combine=max),
-        "bf16 error of an output, mean": rounding("combined_mean", "heads_mean"),
-        "bf16 error of an output, largest": rounding("combined_max", "heads_max", combine=max),
-        "bf16 error with bf16 q, k, v, mean": rounding("combined_of_inputs_mean", "heads_of_inputs_mean"),
-    },
+METRICS = {  # and the columns of the CSV file
+    "loss": Metric(None, "nats"),
+    "context_use": Metric(context_use, "nats"),
+    "grad_spikes": Metric(lambda run: spikes(run, "grad")[2], "% of the steps"),
+    "loss_spikes": Metric(lambda run: spikes(run, "loss")[2], "% of the steps"),
+    "late_grad_norm": Metric(late_gradient, "", True),
+    "grad_growth": Metric(growth, "", True),
+    "grad_deviation": Metric(relative_deviation, "", True),
+    "logit_max": Metric(reader("attention", "logit_max", combine=max), "", True),
+    "logit_median": Metric(reader("attention", "logit_median"), "", True),
+    "hidden_max": Metric(reader("attention", "hidden_max", combine=max), "", True),
+    "first_mass": Metric(reader("attention", "first_mass_effective"), "of the attention"),
+    "sink_rate": Metric(reader("attention", "sink_rate_effective"), "% of the heads"),
+    "attention_entropy": Metric(reader("attention", "entropy_effective"), "nats"),
+    "initial_context_rms": Metric(reader("first", "context_rms_mean"), "", True),
+    "context_rms_min": Metric(reader("last", "context_rms_min", combine=min), "", True),
+    "context_rms_max": Metric(reader("last", "context_rms_max", combine=max), "", True),
+    "lambda": Metric(reader("last", "lambda_mean")),
+    "wo_adjacent": Metric(beyond_permuted("adjacent")),
+    "wo_closest": Metric(beyond_permuted("closest")),
 }

@@ -63,9 +63,8 @@ def header(study, names, arms, figures):
 
 
 def notes_html(study, watch):
-    everything = study.runs + study.others
-    notes, total = list(study.notes), len(everything) + len(study.missing)
-    unfinished = sum(run.state not in ("done", "diverged") for run in everything) + len(study.missing)
+    notes, total = list(study.notes), len(study.runs) + len(study.missing)
+    unfinished = sum(run.state not in ("done", "diverged") for run in study.runs) + len(study.missing)
     if unfinished and total > 1:
         notes.append(f"{unfinished} of {total} runs are not finished; the results are of the finished ones.")
     written = f"<p class=note>Written {time.strftime('%Y-%m-%d %H:%M')}{', while runs continue' if watch else ''}.</p>"

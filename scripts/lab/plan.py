@@ -24,8 +24,7 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
 
 Keys of an arm override those of the size, which override those before the sections. Steps are tokens / total-batch,
 rounded up; an arm with its own `tokens` is compared with arms of other lengths. `validations`, `statistics` and
-`checkpoints` are their numbers per run. `precisions` repeats each run with these values of --gemm, `quantize` lists the
-values of --quantize for the evaluations, and `eval-steps` limits their batches (default: all validation data).
+`checkpoints` are their numbers per run. `eval-steps` limits the batches of an evaluation (default: all of the data).
 A run with `init-from` has the --seed of its base plus CONTINUED, so that it reads other batches; the lab and its report
 name it by the seed of its base. Such an arm's `tokens` do not include those of its base, which has one rate.
 `phase = 75%:NAME=X,...` is the trainer's --phase after this share of the tokens. It may change total-batch.
@@ -67,18 +66,16 @@ KEYS = {
     "checkpoints": "count",
     "ranks": "count",
     "threads": "count",
-    "precisions": "words",
     "widths": "whole numbers",
     "depths": "whole numbers",
     "coordinates": "whole numbers",
-    "quantize": "words",
     "eval-steps": "count",
     "eval-needles": str,
     "eval-shots": "whole numbers",
 }
 SHAPES = {"w": ("widths", ("hidden", "heads", "kv-heads", "ffn", "expert-ffn")), "d": ("depths", ("layers",))}
 # not allowed in a size or an arm
-PLAN_ONLY = tuple("title question reference seeds sweep-seeds looks precisions widths depths coordinates".split())
+PLAN_ONLY = tuple("title question reference seeds sweep-seeds looks widths depths coordinates".split())
 ARM_ONLY = ("match", "init-from", "label")
 CONTINUED = 1000  # added to the seed of a run that starts from another
 # options of the trainer that a plan must not set: what sets them instead
@@ -102,7 +99,7 @@ TAKEN = {
 }
 EVERY = {"validations": "val-every", "statistics": "stats-every", "checkpoints": "checkpoint-every"}
 EVALUATED = ("eval-needles", "eval-shots")  # synthetic tasks of the evaluation
-OWN = ("lr", "ranks", "threads", "quantize")  # also names of trainer options, which a plan does not set
+OWN = ("lr", "ranks", "threads")  # also names of trainer options, which a plan does not set
 SWEPT = 5  # rates of a sweep, at least
 NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -136,11 +133,9 @@ class PlannedRun:
     ranks: int = 1
     threads: int = 0
     launcher: str = ""
-    quantize: tuple = ()  # values of --quantize
     eval_steps: int = 10**6  # batches of the evaluation: all data
     probes: str = "none"  # last, all or none
     tasks: dict = field(default_factory=dict)  # synthetic tasks of the evaluation, key -> text
-    rounding: bool = False  # whether the evaluation has the rounding errors of attention
     base: "PlannedRun | None" = None  # whose last checkpoint it starts from
 
 
@@ -173,10 +168,6 @@ def parse_value(key, text):
         if not re.fullmatch(r"[0-9]+(\s+[0-9]+)*", text) or len(set(text.split())) < len(text.split()):
             raise ValueError("different integers, separated by spaces")
         return [int(word) for word in text.split()]
-    if kind == "words":
-        if not re.fullmatch(r"[a-z0-9:+]+(\s+[a-z0-9:+]+)*", text) or len(set(text.split())) < len(text.split()):
-            raise ValueError("different words, separated by spaces")
-        return text.split()
     if kind == "numbers":
         try:
             values = [float(word) for word in text.split()]
@@ -345,7 +336,7 @@ def link(plan, run, bases):
         line = plan.lines[f"arm {run.arm}", "init-from"]
         raise PlanError(
             f"{plan.name}:{line}: init-from = {bases[0].arm}: that arm has {len(bases)} runs of a seed, and must have "
-            "one: specify one rate and one precision"
+            "one: specify one rate"
         )
     run.base, run.options["seed"] = bases[0], str(run.seed + CONTINUED)
 
@@ -385,16 +376,12 @@ def expand_arm(plan, arm, keys, trainer_options):
     options["keep"] = "0" if keys.get("probes") == "all" else "1"
     known = ("match", "ranks", "threads", "launcher", "eval-steps", "probes")
     of_arm = {key.replace("-", "_"): keys[key] for key in known if key in keys}
-    of_arm["quantize"] = tuple(keys.get("quantize", ()))
     text = lambda value: value if isinstance(value, str) else ",".join(map(str, value))
     of_arm["tasks"] = {key: text(keys[key]) for key in EVALUATED if key in keys}
-    precisions = keys.get("precisions", [None])
     runs = []
-    for seed, lr, precision in itertools.product(keys.get("seeds", [1]), keys["lr"], precisions):
-        name = f"{arm}.{precision}.lr{lr:g}.seed{seed}" if precision else f"{arm}.lr{lr:g}.seed{seed}"
-        own = {**options, **({"gemm": precision} if precision else {}), "lr": f"{lr:g}", "seed": str(seed)}
-        rounding = bool(precision or keys.get("quantize"))
-        runs.append(PlannedRun(name, arm, lr, seed, steps, tokens, own, **of_arm, rounding=rounding))
+    for seed, lr in itertools.product(keys.get("seeds", [1]), keys["lr"]):
+        own = {**options, "lr": f"{lr:g}", "seed": str(seed)}
+        runs.append(PlannedRun(f"{arm}.lr{lr:g}.seed{seed}", arm, lr, seed, steps, tokens, own, **of_arm))
     return runs
 
 

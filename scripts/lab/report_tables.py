@@ -242,32 +242,6 @@ def sources(r):
     return Table("sources", ["arm", "validation shard", "loss", "gap"], rows, "All validation windows of each source.")
 
 
-def low_bit(r):
-    """What low precision costs each arm."""
-    part, first, confidence = r["low_bit"], r["low_bit"]["precisions"][0], f"{100 * r['confidence']:.0f}%"
-    captions = {
-        "training": f"Cost: loss of a run minus that of the run in {first} with the same seed, nats per token. Gap: "
-        f"the arm's cost minus that of the reference at the same seed. Square brackets: {confidence} t intervals over "
-        f"seeds. p: adjusted for the gaps of the table. {SHOWN}",
-        "rounding": "Evaluation with rounded numbers. Cost: loss with --quantize minus loss without, of the same "
-        "checkpoint. p: adjusted for the gaps at one training precision.",
-        "measured": "Over the layers. Logits and activations: on the first 64 tokens of windows. bf16 error: of rows "
-        "of attention in bf16, relative to their norm; an output is a head, or a pair after the subtraction. Gap: the "
-        "arm's value minus that of the reference.",
-    }
-    heads = {"training": ("losses", "cost"), "rounding": ("rounded to", "cost"), "measured": ("magnitude", "value")}
-    tables = []
-    for name, (what, value) in heads.items():
-        rows = []
-        for row in part[name]:
-            cost, gap = interval(row["cost"], name != "measured", 5), gap_cells(r, row, digits=5)
-            rows.append([row["precision"], row["what"], arm_cell(row), cost, *gap, row["cost"]["n"]])
-        head = ["trained in", what, "arm", value, "gap", "p (Holm)", "seeds"]
-        tables.append(Table(f"precision-{name}", head, rows, captions[name]))
-    tables[0].lines = [f"Missing: {line}" for line in part["missing"]]
-    return tables
-
-
 def windows(r):
     """What windows, YOCO and selected blocks cost each variant, and what they save."""
     part, confidence = r["long_context"], f"{100 * r['confidence']:.0f}%"
@@ -442,9 +416,8 @@ def fairness(study, r):
 
 
 def runs(study, r, links):
-    every = study.runs + study.others
-    rows, (speeds, machine) = [], speed_cells([run.speed for run in every])
-    for run, row, speed in zip(every, r["runs"], speeds):
+    rows, (speeds, machine) = [], speed_cells([run.speed for run in study.runs])
+    for run, row, speed in zip(study.runs, r["runs"], speeds):
         name = Cell(run.name, arm=None if study.single else run.arm, links=links(run))
         rows.append([name, row["seed"], row["state"], f"{row['steps']}/{run.steps}", number(row["final_loss"])])
         rows[-1] += [speed, shown(run.info.get("revision"))]
@@ -470,7 +443,6 @@ def sections(study, r, links=lambda run: ()):
         ("currencies", "Per token, FLOP and second", part("currencies", per_cost)),
         ("preconditions", "Preconditions", [] if one else part("preconditions", required)),
         ("claims", "Claims", [] if one else part("claims", verdicts)),
-        ("precision", "Low precision", low_bit(r) if r["low_bit"] else []),
         ("windows", "Windows, YOCO and selected blocks", windows(r) if r["long_context"] else []),
         ("upcycling", "From another arm", upcycled(r) if r["upcycling"] else []),
         ("tasks", "Tasks", part("tasks", task_scores)),

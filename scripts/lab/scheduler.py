@@ -26,8 +26,7 @@ ESCALATE_S = 5  # then between a signal and the next stronger one
 SPARE_S = 20  # of --minutes, at most a tenth: reserved for checkpoints; no run starts in the last SPARE_S before them
 START_S = 5  # for a launcher to start its ranks; it loses earlier signals
 PR_SET_PDEATHSIG = 1
-UNSCORED = "eval-unscored.json"  # an evaluation before scores of synthetic tasks and rounding errors are added
-DUMP = "eval.qkv"  # of --dump-qkv, for the rounding errors
+UNSCORED = "eval-unscored.json"  # an evaluation before scores of synthetic tasks are added
 
 
 def dump_name(step):
@@ -142,18 +141,12 @@ class Queue:
         checkpoint = run_directory.checkpoint(job.directory, job.run.steps)
         names = ("val-data", "batch-size", "doc-mask", "separator", "gemm")
         kept = {k: v for k, v in job.run.options.items() if k in names}
-        if job.run.quantize:
-            kept["gemm"] = "fp32"  # so that nothing else is rounded
         words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
         tasks = self.tasks[job.run.name]
-        written = job.directory / (UNSCORED if tasks or job.run.rounding else "eval.json")
+        written = job.directory / (UNSCORED if tasks else "eval.json")
         words += ["--val-steps", str(job.run.eval_steps), "--eval-out", str(written), "--seed", "1"]
         if tasks:
             words += ["--eval-choices", synthetic.choices(tasks)]
-        if job.run.quantize:
-            words += ["--quantize", ",".join(job.run.quantize)]
-        if job.run.rounding:
-            words += ["--dump-qkv", str(job.directory / DUMP)]
         if self.first_of_arm(job):
             words += ["--dump-attention", str(job.directory / "attention.safetensors")]
         return words + self.thread_words(job.run)
@@ -289,16 +282,11 @@ class Queue:
                 job.state, job.why = "failed", self.last_message(job, status)
 
     def score(self, job):
-        """Adds the scores of synthetic tasks, and the rounding errors, to an evaluation."""
-        tasks, unscored, dump = self.tasks[job.run.name], job.directory / UNSCORED, job.directory / DUMP
+        """Adds the scores of synthetic tasks to an evaluation."""
+        tasks, unscored = self.tasks[job.run.name], job.directory / UNSCORED
         try:
             if tasks:
                 synthetic.add_scores(tasks, unscored)
-            if job.run.rounding:
-                checkpoint = run_directory.checkpoint(job.directory, job.run.steps)
-                words = ["probe", dump, "--checkpoint", checkpoint, "--rounding", unscored]
-                synthetic.run_program(sys.executable, Path(__file__).parent, *words)
-                dump.unlink()
             if unscored.exists():
                 unscored.replace(job.directory / "eval.json")
         except synthetic.SyntheticError as error:

@@ -76,8 +76,6 @@ LAB = {
     "title": "text",
     "question?": "text",
     "reference": "text",
-    "precisions?": ["text"],
-    "quantize?": ["text"],
     "sweep-seeds?": ["non-negative integer"],
     "looks?": ["positive integer"],
     "registration?": [{"sha256": "text", "time": "text", "commit": "text", "changed": ["text"], "options": {}}],
@@ -120,9 +118,7 @@ EVALUATION = {
             "spread_independent": "share",
         }
     ],
-    "quantized?": [{"spec": "text", "val_loss": "number or null"}],
     "attention?": {"layers": [{"*": "number or null"}]},
-    "attention_rounding?": {"layers": [{"*": "number or null"}]},
 }
 PERMUTED = ({"mean": "number or null", "low": "number or null", "high": "number or null"},)
 PROBE = {

@@ -246,9 +246,6 @@ class Study:
     notes: list  # for the reader of the report
     left_out: list  # unreadable files, one line each
     live: bool  # whether a lab or a run is active
-    precisions: list = field(default_factory=list)  # of the plan
-    quantize: list = field(default_factory=list)  # of the plan
-    others: list = field(default_factory=list)  # the runs at other precisions than the first, which low_bit.py compares
     problems: list = field(default_factory=list)  # what prevents a comparison, one line each
     own: dict = field(default_factory=dict)  # name of an arm -> compared options that the plan sets for it
     labs: list = field(default_factory=list)  # their lab.json
@@ -273,7 +270,7 @@ class Study:
     @property
     def single(self):
         """Whether this is one run, not a comparison."""
-        return len(self.runs) == 1 and not self.others and not self.missing
+        return len(self.runs) == 1 and not self.missing
 
     def rates(self):
         return sorted({run.lr for run in self.runs})
@@ -354,12 +351,10 @@ def load_runs(path, study, name=None):
         study.live = study.live or run_directory.locked(path, "lab.lock")
         begun = {directory.name for directory, _, _ in present}
         study.missing += [r["name"] for r in lab["runs"] if r["name"] not in begun]
-        study.precisions = study.precisions or lab.get("precisions", [])
-        study.quantize += lab.get("quantize", [])
         may = {"tokens": "steps", "init-from": "init", **dict(zip(option_history.UPDATE, option_history.UPDATE))}
         study.own |= {arm: {may[key] for key in keys if key in may} for arm, keys in lab["arms"].items()}
     for directory, arm, label in present:
-        if os.path.realpath(directory) in {os.path.realpath(run.directory) for run in study.runs + study.others}:
+        if os.path.realpath(directory) in {os.path.realpath(run.directory) for run in study.runs}:
             continue
         try:
             run = load_run(directory, arm, label, study.left_out, kept.get(directory))
@@ -370,13 +365,11 @@ def load_runs(path, study, name=None):
         if kept:
             planned = {"seed": kept[directory]["numbers"]["seed"], "base": kept[directory].get("base")}
         run.seed, run.base = planned.get("seed", run.seed), planned.get("base")
-        other = lab and run.options["gemm"] in lab.get("precisions", [])[1:]
-        (study.others if other else study.runs).append(run)
-        if not other:
-            study.arms.setdefault(run.arm, run.label)
-    for run in [run for run in study.runs + study.others if isinstance(run.base, str)]:
+        study.runs.append(run)
+        study.arms.setdefault(run.arm, run.label)
+    for run in [run for run in study.runs if isinstance(run.base, str)]:
         beside = run.directory.with_name(run.base)
-        run.base = next((r for r in study.runs + study.others if r.directory == beside), None)
+        run.base = next((r for r in study.runs if r.directory == beside), None)
         if run.base is None:
             study.left_out.append(f"{run.directory}: starts from {beside}, which is not among the runs")
     return lab
@@ -412,7 +405,7 @@ def load(paths, reference=None):
     study.title = study.title or (study.runs[0].name if study.single else "Comparison")
     study.question = " ".join(dict.fromkeys(lab["question"] for lab in labs if lab.get("question")))
     study.notes += [line for lab in labs for line in registered(lab)]
-    study.live = study.live or any(run.state == "running" for run in study.runs + study.others)
+    study.live = study.live or any(run.state == "running" for run in study.runs)
     arrange(study)
     return study
 
@@ -434,26 +427,24 @@ def arrange(study):
     """Sorts the reference first, and the runs in the order of the arms."""
     study.arms = {arm: study.arms[arm] for arm in sorted(study.arms, key=lambda arm: arm != study.reference)}
     rank = {arm: i for i, arm in enumerate(study.arms)}
-    for runs in (study.runs, study.others):
-        runs.sort(key=lambda r: (rank[r.arm], r.lr, r.seed))
+    study.runs.sort(key=lambda r: (rank[r.arm], r.lr, r.seed))
 
 
 def separate(study):
     """Splits an arm with several runs of the same rate and seed: each directory becomes an arm with its name, since a
     row must have different seeds."""
-    seen, everything = {}, study.runs + study.others
-    place_of = lambda run: (run.lr, run.seed, run in study.others and run.options["gemm"])
-    for run in everything:
-        first = seen.setdefault((run.arm, *place_of(run)), run)
+    seen = {}
+    for run in study.runs:
+        first = seen.setdefault((run.arm, run.lr, run.seed), run)
         if first is run:
             continue
         apart = first.directory.parent != run.directory.parent
         place = run.directory.parent if apart else run.directory
         arm, label = f"{run.arm} ({place})", f"{run.label} ({place})"
         together = lambda r: r.arm == run.arm and (r.directory.parent == place if apart else r is run)
-        for other in list(filter(together, everything)):
+        for other in list(filter(together, study.runs)):
             other.arm, other.label = arm, label
-            seen.setdefault((arm, *place_of(other)), other)
+            seen.setdefault((arm, other.lr, other.seed), other)
         study.arms[arm] = label
     study.arms = {arm: label for arm, label in study.arms.items() if any(run.arm == arm for run in study.runs)}
     arrange(study)
@@ -477,10 +468,9 @@ def check(study, scaled=False):
     """Sets problems, which prevent a comparison, and adds notes. scaled: runs may differ in size and tokens."""
     first, problems = study.runs[0], []
     measured = next((run for run in study.runs if run.eval), None) if study.all_evaluated() else None
-    for run in study.runs[1:] + study.others:
+    for run in study.runs[1:]:
         names = (first.name, run.name) if first.name != run.name else (str(first.directory), str(run.directory))
-        ignored = {"gemm"} if run in study.others else set()
-        ignored = ignored.union(option_history.LENGTH * scaled, *(study.own.get(a, ()) for a in (first.arm, run.arm)))
+        ignored = set(option_history.LENGTH * scaled).union(*(study.own.get(a, ()) for a in (first.arm, run.arm)))
         problems += option_history.differences(first.info, run.info, names, ignored)
         problems += option_history.validation_differences(first.read, run.read, names)
         problems += evaluation_differences(measured, run) if measured and run.eval else []

@@ -3,7 +3,7 @@
 import math
 from statistics import median
 
-from . import evaluations, layers, long_context, low_bit, measurements, metrics, option_history, preconditions, stats
+from . import evaluations, layers, long_context, measurements, metrics, option_history, preconditions, stats
 from . import currencies, upcycling
 from .compare import correct, estimate
 from .study import speed
@@ -203,7 +203,7 @@ def results(study):
         "upcycling": upcycling.tables(study, lr),
         "revisions": sorted(set().union(*(run.values_of("revision") for run in study.runs))),
         "devices": sorted({", ".join(run.info.get("devices", [])) for run in study.runs}),
-        "runs": [run_row(study, run) for run in study.runs + study.others],
+        "runs": [run_row(study, run) for run in study.runs],
         "missing": study.missing,
         "notes": study.notes,
         "summary": summary(study),
@@ -222,7 +222,6 @@ def results(study):
         "currencies": currencies.rows(study),
         "ngrams": study.ngrams,
         "preconditions": [row for m in measurements.of_study(study, "")[:1] for row in preconditions.rows(m)],
-        "low_bit": low_bit.tables(own, lr),
         "long_context": long_context.tables(own, lr),
         "no_verdict": no_verdict(study),
     }

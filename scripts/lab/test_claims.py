@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from . import archive, claims, currencies, evaluations, figures, layers, low_bit, measurements, metrics, ngrams
+from . import archive, claims, currencies, evaluations, figures, layers, measurements, metrics, ngrams
 from . import option_history, plan as plans, preconditions, report as report_command, report_tables, run as lab_run
 from . import run_directory, scheduler, stats
 from . import study as studies, tables
@@ -459,13 +459,6 @@ def test_seeds_are_paired_by_number_where_an_arm_lacks_one(tmp_path):
 
     lab, file = made_lab(tmp_path, arms, change=change), tmp_path / "claims"
     study = studies.load([lab])
-    low = low_bit.rows(study, lambda arm: {s: base[s] for s in arms[arm]})
-    near(next(row for row in low if row["arm"] == "a")["gap"]["mean"], 0)
-    study.others = [replace(run, history=[(0, run.options | {"gemm": "bf16"})]) for run in study.runs[1:]]
-    low = low_bit.training(study, 0.001, ["fp32", "bf16"])
-    assert [row["cost"]["n"] for row in low if row["arm"] == "baseline"] == [3, 3]
-    assert all(row["cost"]["mean"] == 0 for row in low), low
-    study.others = []
     expected = -0.05 + stats.mean([NOISE[0], NOISE[2], NOISE[3]])
     r = tables.results(study)
     row = next(row for row in r["summary"] if row["arm"] == "a")
@@ -570,7 +563,7 @@ def test_an_archive_gives_the_scoreboard_and_the_tables_of_the_runs(tmp_path):
     assert "command_line" not in text, "it has paths of the machine"
     assert archived(kept, "--out", kept).returncode == 0 and kept.read_text() == text, "an archive of an archive"
     more = made_lab(tmp_path / "more", {"baseline": {9: 2.0}, "a": {9: 1.9}})
-    joined = {"sweep-seeds": [7], "looks": [4, 8], "precisions": ["fp32"], "quantize": ["w8a8"]}
+    joined = {"sweep-seeds": [7], "looks": [4, 8]}
     joined["registration"] = [{"sha256": "0", "time": "t", "commit": "", "changed": [], "options": {}}]
     rewrite(more / "lab.json", lambda found: found.update(joined))
     assert archived(kept, more, "--out", tmp_path / "both.jsonl").returncode == 0
@@ -678,9 +671,7 @@ def test_an_arm_of_a_plan_may_have_its_own_optimizer(tmp_path):
     assert not problems(lab)
     study = studies.load([lab])  # each arm has a rate of its own
     near(tables.results(study)["by_position"]["a"][-1]["gap"]["mean"], -0.05)
-    study.others = [replace(run, history=[(0, run.options | {"gemm": "bf16"})]) for run in study.runs]
-    own = currencies.at_own_rates(study)
-    assert [run.lr for run in own.others] == [run.lr for run in own.runs] == [0.001] * 8
+    assert [run.lr for run in currencies.at_own_rates(study).runs] == [0.001] * 8
     edit_options(lab / "a.lr0.001.seed2", optimizer="normuon")
     assert problems(lab) == ["--optimizer: muon in a.lr0.001.seed1, normuon in a.lr0.001.seed2, both of arm a"]
     edit_options(lab / "a.lr0.001.seed2", optimizer="muon", **{"qk-norm": True})

@@ -1,6 +1,5 @@
 """test_lab.py: tests of plans, of the scheduler and of whole runs."""
 
-import argparse
 import json
 import math
 import os
@@ -15,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-from lab import evaluations, long_context, measurements, option_history, plan as plans, run_directory, scheduler, spike
+from lab import evaluations, long_context, measurements, option_history, plan as plans, run_directory, spike
 from lab import stats, tables, upcycling
 from lab import study as studies
 from lab.testing import HERE, ROOT, TRAINER, expect_error, raises, rewrite, run_lab, text_shard, wait_until
-from lab.trainer import Cost, Trainer
+from lab.trainer import Trainer
 
 NAMES = "attention preset train-data val-data total-batch lr out seed steps ffn ranks threads warmup"
 OPTIONS = {**dict.fromkeys(NAMES.split(), "value"), "tie-embeddings": "flag"}
@@ -84,33 +83,11 @@ def test_a_plan_lists_its_runs_by_seed():
     assert len(plans.expand(plan, OPTIONS, None, ["one"], {"seeds": [7], "tokens": 500})) == 2
 
 
-def test_a_plan_repeats_its_runs_at_each_precision():
-    text = GOOD.replace("title = T", "precisions = fp32 fp8\nquantize = w8a8 w4a4:tensor+logits6\neval-steps = 40")
-    trainer = {**OPTIONS, "gemm": "value", "quantize": "value", "eval-out": "value"}
-    runs = plans.expand(plans.parse(text, "x.plan", trainer), trainer, overrides={"lr": [1e-3], "seeds": [1]})
-    assert [(r.name, r.arm, r.options["gemm"]) for r in runs] == [
-        ("one.fp32.lr0.001.seed1", "one", "fp32"),
-        ("one.fp8.lr0.001.seed1", "one", "fp8"),
-        ("two.fp32.lr0.001.seed1", "two", "fp32"),
-        ("two.fp8.lr0.001.seed1", "two", "fp8"),
-    ]
-    assert not any("quantize" in r.options for r in runs), "the training does not take --quantize"
-    for run in runs:  # the rounding of --quantize is measured without that of the training
-        run.options["val-data"] = "c"
-    job = scheduler.Job(runs[1], Path("o") / runs[1].name, 1.0)
-    words = argparse.Namespace(gpus=0, threads=0, no_eval=False, minutes=0)
-    known, costs = argparse.Namespace(path="t", options=trainer), {r.name: Cost(1, 1, 1.0, 1) for r in runs}
-    queue = scheduler.Queue(Path("o"), runs, costs, known, 1, words, 0)
-    said = queue.evaluation_command(job)
-    after = lambda option: said[said.index(option) + 1]
-    found = after("--quantize"), after("--gemm"), after("--val-steps")
-    assert found == ("w8a8,w4a4:tensor+logits6", "fp32", "40"), said
+def test_keys_of_a_plan_have_their_values_and_places():
     refused("probes = yes\n[arm a]\n", "x.plan:1: 'probes = yes': must be last, all or none")
     refused("match = b\n[arm a]\n", "x.plan:1: 'match' is only allowed in an [arm ...]")
     refused("probe = x\n[arm a]\n", "x.plan:1: 'probe' cannot be set in a plan: probes sets it")
-    refused("precisions = fp32 fp32\n[arm a]\n", "x.plan:1: 'precisions = fp32 fp32': must be different words")
-    refused("quantize = w8a8,w4a4\n[arm a]\n", "x.plan:1: 'quantize = w8a8,w4a4': must be different words")
-    refused("[arm a]\nprecisions = fp32\n", "x.plan:2: 'precisions' must precede the first section")
+    refused("[arm a]\nlooks = 2 4\n", "x.plan:2: 'looks' must precede the first section")
 
 
 def test_errors_of_a_plan_have_the_line_number():

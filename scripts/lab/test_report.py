@@ -1,6 +1,5 @@
 """test_report.py: tests of the report on constructed runs with known numbers."""
 
-import itertools
 import json
 import math
 import random
@@ -56,9 +55,7 @@ def train_record(step, loss, lr):
     return record | {"skipped": False}
 
 
-def evaluation_of(arm, final):
-    errors = [{"heads_mean": x, "heads_max": 5 * x} for x in (0.001, 0.003)]
-    errors = [e | {"combined_mean": 2 * e["heads_mean"] if "diff" in arm else None} for e in errors]
+def evaluation_of(final):
     found = {"loss": final, "loss_by_position": [final + (T - 1) / 2 / 10 - t / 10 for t in range(T)]}
     found |= {
         "loss_by_shard": [{"file": f"val_{i:06d}_{s}.bin", "loss": final + i} for i, s in enumerate(("all", "git"))]
@@ -66,10 +63,9 @@ def evaluation_of(arm, final):
     shares = [{"share": 2.0**-k, "tokens": k + 1, "targets": 64 >> k} for k in range(3)]
     found |= {"loss_by_frequency": [group | {"loss": final + i / 10} for i, group in enumerate(shares)]}
     found |= {"windows": 9, "seed": 1, "recall": [RECALL | {"noise": n} for n in (0, 8)]}
-    found |= {"quantized": [{"spec": "w4a4", "val_loss": final + 0.5, "difference": 0.5}]}
     layers = [{"layer": 0, **ATTENTION}, {"layer": 1, **ATTENTION, "logit_max": 50.0}]
     found |= {"attention": {"windows": 9, "tokens": MAP, "layers": layers}}
-    return found | {"attention_rounding": {"layers": errors}}
+    return found
 
 
 def made_run(directory, arm, lr, seed, final, steps=STEPS, ended=True, diverged=False, **options):
@@ -95,7 +91,7 @@ def made_run(directory, arm, lr, seed, final, steps=STEPS, ended=True, diverged=
     if steps == STEPS and ended and not diverged:
         run_directory.checkpoint(directory, STEPS).mkdir(parents=True)
         (run_directory.checkpoint(directory, STEPS) / "trainer_state.json").write_text("{}")
-        (directory / "eval.json").write_text(json.dumps(evaluation_of(arm, final)))
+        (directory / "eval.json").write_text(json.dumps(evaluation_of(final)))
         if seed == 1:
             write_maps(directory / "attention.safetensors", "diff" in arm)
 
@@ -204,21 +200,6 @@ def test_the_report_has_the_known_numbers(tmp_path):
 NOISE = {1: 0.01, 2: -0.01, 3: 0.0}  # of a cost
 
 
-def made_low_bit_lab(place):
-    """Two arms, two precisions, three seeds. bf16 costs the Transformer 0.1 nats and DIFF V2 0.04; w8a8 the
-    Transformer 0.1 and DIFF V2 0.08, and w4a4 DIFF V2 0.01 more, which the noise hides."""
-    lab, runs = place / "lab", {}
-    for arm, precision, seed in itertools.product(ARMS, ("fp32", "bf16"), NOISE):
-        run, less, noise = f"{arm}.{precision}.lr0.001.seed{seed}", arm == "diff_v2", NOISE[seed]
-        final = 2 + seed / 10 + (precision == "bf16") * (0.04 + noise / 5 if less else 0.1 + noise)
-        made_run(lab / run, arm, 0.001, seed, final, gemm=precision)
-        costs = {"w8a8": 0.1 - less * 0.02 + noise, "w4a4": 0.6 + less * (0.01 + noise)}
-        quantized = [{"spec": spec, "val_loss": final + cost} for spec, cost in costs.items()]
-        rewrite(lab / run / "eval.json", lambda j: j.update(quantized=quantized))
-        runs[run] = arm
-    return write_lab(lab, runs, title="Low", precisions=["fp32", "bf16"], quantize=["w8a8", "w4a4"])
-
-
 def test_test_lines_without_points_are_not_in_the_legend(tmp_path):
     arms, legends, close = ["plain", "experts"], [], png.plt.close
     empty, full = (figures.trace(arm, arm, [0, 1], y) for arm, y in zip(arms, ([None, math.nan], [1.0, 2.0])))
@@ -297,83 +278,6 @@ def test_a_direction_requires_a_corrected_p_and_seeds_and_tokens(tmp_path):
     lines, kinds, _ = told(parameters=400_000)
     assert lines == ["No verdict: the runs have 0.5 tokens per parameter, and a verdict requires 1."], lines
     assert kinds == ["", "open", "open", "open"], kinds
-
-
-def test_the_cost_of_low_precision_is_paired_by_seed(tmp_path):
-    lab = made_low_bit_lab(tmp_path)
-    r = reported(lab / "report", lab, "--no-png")
-    low = r["low_bit"]
-    assert low["missing"] == [] and [row["arm"] for row in r["summary"]] == ["baseline", "diff_v2"], low["missing"]
-    assert len(r["runs"]) == 12 and r["summary"][0]["loss"]["mean"] == 2.2  # of fp32
-    training = {(row["what"], row["arm"]): row for row in low["training"]}
-    assert len(training) == len(low["training"]) == 4
-    for how in ("validated at its own precision", "both evaluated in fp32"):
-        base, diff = training[how, "baseline"], training[how, "diff_v2"]
-        near(base["cost"]["mean"], 0.1)
-        near(base["cost"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
-        near(diff["gap"]["mean"], -0.06)
-        near(diff["gap"]["half"], 4.302652730 * 0.008 / math.sqrt(3))
-        assert base["gap"] is None and base["seeds"] == {"1": 0.11, "2": 0.09, "3": 0.1}, base
-    rounding = {(row["precision"], row["what"], row["arm"]): row for row in low["rounding"]}
-    assert len(rounding) == len(low["rounding"]) == 8
-    for precision in ("fp32", "bf16"):
-        near(rounding[precision, "w8a8", "diff_v2"]["cost"]["mean"], 0.08)
-        near(rounding[precision, "w8a8", "diff_v2"]["gap"]["mean"], -0.02)
-        near(rounding[precision, "w8a8", "diff_v2"]["gap"]["half"], 0)
-        near(rounding[precision, "w4a4", "diff_v2"]["gap"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
-    means = {(x["what"], x["arm"]): x["cost"]["mean"] for x in low["measured"] if x["precision"] == "bf16"}
-    for what, base, diff in (
-        ("largest attention logit", 50.0, 50.0),
-        ("largest activation", 40.0, 40.0),
-        ("bf16 error of a head, mean", 0.002, 0.002),
-        ("bf16 error of a head, largest", 0.015, 0.015),
-        ("bf16 error of an output, mean", 0.002, 0.004),
-    ):
-        near(means[what, "baseline"], base)
-        near(means[what, "diff_v2"], diff)
-    said = (lab / "report/results.md").read_text()
-    has(
-        said,
-        "| bf16 | validated at its own precision | DIFF V2 | +0.04000 [+0.03503, +0.04497] | "
-        "-0.06000 [-0.07987, -0.04013] not shown | 0.012 | 3 |",
-    )
-    has(said, "| fp32 | w4a4 | DIFF V2 | +0.61000 [+0.58516, +0.63484] | +0.01000 [-0.01484, +0.03484] not shown |")
-    assert "<h2 id=precision>" in (lab / "report/report.html").read_text()
-
-
-def test_what_a_low_precision_comparison_lacks_is_named(tmp_path):
-    lab, name = made_low_bit_lab(tmp_path), "{}.{}.lr0.001.seed{}".format
-    lacking, damaged = lab / name("baseline", "fp32", 1), lab / name("diff_v2", "bf16", 2) / "eval.json"
-    (lacking / "eval.json").unlink()
-    rewrite(damaged, lambda j: j["quantized"][1].update(val_loss="much"))
-    rewrite(lab / name("diff_v2", "fp32", 3) / "eval.json", lambda j: j["quantized"].pop(0))
-    (run_directory.checkpoint(lab / name("baseline", "bf16", 3), STEPS) / "trainer_state.json").unlink()
-    done = report(lab, "--no-png")
-    expect_error(done, 1, f"{damaged}: quantized[1].val_loss is not a number or null; left out", lines=1)
-    r = results_of(lab / "report")
-    assert r["low_bit"]["missing"] == [
-        f"{name('baseline', 'fp32', 1)}: no evaluation",
-        f"{name('diff_v2', 'bf16', 2)}: no evaluation",
-        "baseline in bf16, seed 3: no finished run",
-        f"{name('diff_v2', 'fp32', 3)}: no loss at w8a8",
-    ], r["low_bit"]["missing"]
-    n = {
-        (x["precision"], x["what"], x["arm"]): (x["cost"]["n"], (x["gap"] or {}).get("n"))
-        for x in r["low_bit"]["rounding"]
-    }
-    assert n["fp32", "w8a8", "diff_v2"] == (2, 1) and n["fp32", "w4a4", "diff_v2"] == (3, 2), n
-    assert "baseline in bf16, seed 3: no finished run" in (lab / "report/report.html").read_text()
-    rewrite(lab / "lab.json", lambda j: j["quantize"].append("logits4"))  # planned, and nowhere measured
-    report(lab, "--no-png")
-    lines = results_of(lab / "report")["low_bit"]["missing"]
-    assert f"{name('baseline', 'fp32', 2)}: no loss at logits4" in lines and len(lines) == 12, lines
-
-
-def test_labs_with_the_same_runs_at_several_precisions_are_kept_apart(tmp_path):
-    one, other = (made_low_bit_lab(tmp_path / name) for name in "ab")
-    r = reported(tmp_path / "out", one, other, "--no-png", "--force")
-    assert len(r["low_bit"]["training"]) == 8 and r["low_bit"]["missing"] == [], r["low_bit"]
-    assert all(row["cost"]["n"] == 3 for row in r["low_bit"]["training"])
 
 
 WINDOWS = {"window": 8, "full-every": 2}
@@ -756,7 +660,7 @@ def test_values_of_any_type_do_not_crash_the_report(tmp_path):
     lines.insert(0, json.dumps({**task, "accuracy_se": 0.1, "norm": "tokens", "fingerprint": "9"}))
     (run / "log.jsonl").write_text("\n".join(lines[:5] + lines[-5:]) + "\n")
     arms = {"signed": {"label": "L", "match": "b"}}
-    more = {"question": "Q", "reference": "signed", "precisions": ["fp32"], "arms": arms}
+    more = {"question": "Q", "reference": "signed", "arms": arms}
     write_lab(lab, {"run": "signed"}, plan="family.plan", title="T", **more)
     (run / "probe.json").write_text(test_claims.probe_of(0.2, 0.25))
     files = (run / "run.json", run / "eval.json", run / "probe.json", lab / "lab.json")

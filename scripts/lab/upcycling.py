@@ -27,7 +27,7 @@ def changes(study, lr):
     for arm, label in study.arms.items():
         runs = [run for run in study.runs_of(arm, lr) if run.base and run.state == "done"]
         for name in STATISTICS:
-            of = metrics.METRICS["claims"][name].of
+            of = metrics.METRICS[name].of
             before, after = by_seed(runs, lambda run: of(run.base)), by_seed(runs, of)
             if before and after:
                 change = stats.as_json(stats.paired_gap(after, before))

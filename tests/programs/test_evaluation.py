@@ -86,25 +86,6 @@ def test_eval_of_windows(corpus, tmp_path, options, full):
             assert abs(row.sum(dtype=float) - 1) < 1e-5 and (row > 0).sum() == visible, (layer, t)
 
 
-@pytest.mark.parametrize("gemm", ["fp32", "bf16"])
-def test_quantize_output(corpus, tmp_path, gemm):
-    """--quantize writes a loss per specification and leaves the model as it was"""
-    # An evaluation that rounds the weights in place before the other measurements, and one that does not.
-    specs = ["w4a4:tensor", "w16a16", "logits3+w2a16"]
-    train(corpus, tmp_path / "run", "--steps 2 --attention diff_v2").done()
-    common = ["--init", checkpoint(tmp_path / "run", 2), MEASURE, "--val-data", corpus / "val.bin", "--gemm", gemm]
-    rounded = run_trainer(*common, "--eval-out", tmp_path / "rounded", "--quantize", ",".join(specs)).done()
-    plain = run_trainer(*common, "--eval-out", tmp_path / "plain").done()
-    assert "w16a16" in rounded.out and "w16a16" not in plain.out
-    found = read_json(tmp_path / "rounded")
-    losses, loss = found.pop("quantized"), found["loss"]
-    assert [one["spec"] for one in losses] == specs
-    for one in losses:
-        assert (one["val_loss"] == loss) == (one["spec"] == "w16a16"), one
-        assert one["difference"] == one["val_loss"] - loss, one
-    assert found == read_json(tmp_path / "plain"), "after rounding, other measurements differ"
-
-
 def test_evaluation_batch_sizes(corpus, tmp_path):
     """an evaluation does not depend on the sizes of its batches and pieces"""
     # 20 windows and 128 recall sequences: a batch of all, of one, and two that leave a smaller last one, of which the
