@@ -9,9 +9,6 @@
 # make format              formats all sources (dev/format/format.sh)
 # make rooms               checks the includes of llmc/ and draws them as docs/rooms.svg
 # make clean               removes what make has built; keeps build/python and the virtual environments
-# make install             copies the programs, scripts, man page and completions to PREFIX; builds train_diffv2 and
-#                          text_to_shards if necessary, and copies train_diffv2cu if it is built
-# make uninstall           removes them
 # make help                prints this text
 #
 # Variables:
@@ -29,8 +26,6 @@
 #   PTX            no: code for ARCHS alone (default: also PTX, from which a driver compiles code for later GPUs)
 #   CUDA, CUDNN, CUDNN_FRONTEND, NVRTC, NCCL   where each is installed (default: see scripts/find_cuda.sh); "no" builds
 #                  without it (not CUDA)
-#   PREFIX         where make install copies to (/usr/local); an absolute directory
-#   DESTDIR        of a package: precedes PREFIX when files are copied
 #   DEPS           a directory with include/ and lib/ that is searched first
 
 CC ?= gcc
@@ -62,7 +57,7 @@ define find_library # name for pkg-config, library, header, name in messages
     MISSING += $(4)
   endif
 endef
-ifeq ($(filter clean format help rooms test uninstall,$(MAKECMDGOALS)),)
+ifeq ($(filter clean format help rooms test,$(MAKECMDGOALS)),)
   $(if $(word 2,$(DEPS)),$(error DEPS '$(DEPS)' contains a space: specify a link without spaces))
   $(eval $(call find_library,openblas,openblas,cblas.h,OpenBLAS))
   $(eval $(call find_library,libcjson,cjson,cjson/cJSON.h,cJSON))
@@ -106,7 +101,7 @@ LDLIBS = $(PACKAGE_LIBS) -lpthread -lm
 # also contains the predefined macros of the compilers, which depend on their version and on -march=native.
 same = $(and $(findstring x$(1)x,x$(2)x),$(findstring x$(2)x,x$(1)x))
 stamp = $(if $(call same,$(file <$(1)),$(2)),,$(shell mkdir -p $(dir $(1)))$(file >$(1),$(2)))
-ifeq ($(filter clean format help rooms test uninstall,$(MAKECMDGOALS)),)
+ifeq ($(filter clean format help rooms test,$(MAKECMDGOALS)),)
   COMPILERS := $(CC) $(CXX) $(shell for compiler in '$(CC)' '$(CXX)'; do \
     echo | $$compiler $(ARCH) -dM -E -x c - 2>/dev/null | cksum; done)
   SEARCHED := $(CPATH) $(C_INCLUDE_PATH) $(CPLUS_INCLUDE_PATH) $(LIBRARY_PATH)
@@ -114,7 +109,7 @@ ifeq ($(filter clean format help rooms test uninstall,$(MAKECMDGOALS)),)
   $(call stamp,$(BUILD)/revision.c,const char program_revision[] = "$(REVISION)";)
 endif
 
-.PHONY: all install uninstall test bench format rooms help clean all-archs
+.PHONY: all test bench format rooms help clean all-archs
 .PHONY: train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 all: train_diffv2 text_to_shards
 
@@ -227,12 +222,6 @@ format:
 rooms:
 	dev/rooms.py
 	dev/rooms_figure.py
-# By environment variables, which need no quoting.
-export PREFIX DESTDIR
-install: train_diffv2 text_to_shards
-	@scripts/install.sh install
-uninstall:
-	@scripts/install.sh uninstall
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 clean:

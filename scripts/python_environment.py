@@ -5,7 +5,6 @@
 
 A script calls ensure(NAME) before it imports such packages. ensure() returns if the current interpreter can import
 them. Otherwise it creates build/venv-NAME, installs the packages there, and restarts the script with that interpreter.
-After `make install`, whose files may belong to root, it is ~/.cache/diffv2/venv-NAME (XDG_CACHE_HOME).
 """
 
 import contextlib
@@ -17,9 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent  # of the repository, or PREFIX/share/diffv2
-INSTALLED = not (ROOT / "Makefile").exists()
-PROGRAMS = ROOT.parent.parent / "bin" if INSTALLED else ROOT  # where train_diffv2 is
+ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; none: always use the virtual environment)
     "data": (
         "data/requirements.txt",
@@ -42,9 +39,7 @@ COMPLETED_BY = {"hub": "dev/reference/absent_cuda.py"}  # run in the environment
 
 def place_of(name):
     """The directory of a virtual environment."""
-    if not INSTALLED:
-        return ROOT / f"build/venv-{name}"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / f"diffv2/venv-{name}"
+    return ROOT / f"build/venv-{name}"
 
 
 def fail(message):

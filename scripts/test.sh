@@ -31,7 +31,7 @@
 #                    the CUDA programs compile and link without warnings, for one architecture; with --all for all of
 #                    them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
-#   runs             the commands of README.md, the recipes of scripts/, installation, exports of runs; help, errors and
+#   runs             the commands of README.md, the recipes of scripts/, exports of runs; help, errors and
 #                    dry runs are as in tests/golden
 #   soak             runs that are interrupted and resumed (tests/soak.sh)
 #   Hub              the class for Transformers, exported directories, and a part of these with the oldest supported
@@ -407,7 +407,6 @@ data() {
 }
 runs() {
     build "the trainer" train_diffv2 text_to_shards build/faulty_diffv2 || return
-    run_script tests/install_test.sh
     run_pytest tests build tests/{readme,golden}_test.py
     run_script tests/recipe_test.sh
     run_pytest export-tests build tests/export_test.py

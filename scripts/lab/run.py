@@ -35,7 +35,6 @@ OF_LAB = "out resume init threads".split()  # options of a start besides those o
 # options that a resume may change
 MAY_CHANGE = "eval-choices val-every stats-every checkpoint-every checkpoint-minutes keep batch-size".split()
 ROOT = python_environment.ROOT
-RUNS = Path.cwd() if python_environment.INSTALLED else ROOT
 
 
 def fail(message, status=1):
@@ -56,8 +55,8 @@ def parse_arguments(words):
     parser.add_argument("--lr", help="learning rates, separated by commas; overrides the plan")
     parser.add_argument(
         "--trainer",
-        default=str(python_environment.PROGRAMS / "train_diffv2"),
-        help="trainer program (default: train_diffv2 of this repository, or beside the installed diffv2-lab)",
+        default=str(ROOT / "train_diffv2"),
+        help="trainer program (default: train_diffv2 of this repository)",
     )
     parser.add_argument("--jobs", type=int, help="concurrent runs (default: limited by cores or GPUs, and memory)")
     parser.add_argument(
@@ -328,7 +327,7 @@ def main(words):
     check_launchers(runs)
     if len(found := gpus_of_environment(a.gpus)) < a.gpus:
         fail(f"--gpus {a.gpus}: CUDA_VISIBLE_DEVICES has only {len(found)}: specify --gpus {len(found)} or fewer", 2)
-    out = Path(a.out or RUNS / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")
+    out = Path(a.out or ROOT / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = open(out / "lab.lock", "a")
