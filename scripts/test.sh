@@ -43,11 +43,10 @@
 #
 # Usage: scripts/test.sh [--quick | --all [--list] [STAGE...]] [--jobs N]
 #   --quick   only dependencies and float
-#   --all     also the slow tests: a million strings through the tokenizers, Slurm, the image of Containerfile, aarch64
-#             in an emulator, more interruptions, many ranks and 200 steps under the sanitizers, kernels under
-#             ThreadSanitizer, all GPU architectures, cuDNN's plans, 20 s of fuzzing each. Takes hours, but not at
-#             once: a stage that ends is recorded in build/stages, and the same command continues with those that did
-#             not pass at this revision, those that never ended first
+#   --all     also the slow tests: a million strings through the tokenizers, Slurm, more interruptions, many ranks and
+#             200 steps under the sanitizers, kernels under ThreadSanitizer, all GPU architectures, cuDNN's plans, 20 s
+#             of fuzzing each. Takes hours, but not at once: a stage that ends is recorded in build/stages, and the
+#             same command continues with those that did not pass at this revision, those that never ended first
 #   --list    only prints the record of each stage
 #   STAGE     only this stage, whether it passed or not (a name of --list)
 #   --jobs N  stages at once (default: the number of cores, at most 4)
@@ -416,12 +415,14 @@ soak() {
     [ $all_tests = no ] || rounds=20
     build "the trainer" build/{train_diffv2,text_to_shards} && run_script tests/soak.sh --rounds $rounds
 }
-with_tools() { # subject, script that installs its tools
-    if "$2" --check 2>"$scratch/tools"; then run_script "$2"; else skip "$1: $(tail -n 1 "$scratch/tools")"; fi
+slurm() {
+    build "the trainer" train_diffv2 text_to_shards || return
+    if tests/slurm_test.sh --check 2>"$scratch/tools"; then
+        run_script tests/slurm_test.sh
+    else
+        skip "Slurm: $(tail -n 1 "$scratch/tools")"
+    fi
 }
-slurm() { build "the trainer" train_diffv2 text_to_shards && with_tools Slurm tests/slurm_test.sh; }
-container() { with_tools container tests/container_test.sh; }
-aarch64() { with_tools aarch64 tests/aarch64_test.sh; }
 hub() {
     local part environment python name words
     # environment, test_NAME.py, and which of its tests run without --all
@@ -488,8 +489,6 @@ if [ $all_tests = yes ]; then
     stage without_assembly "CUDA without assembly"
     stage thread_sanitizer "CUDA, ThreadSanitizer"
     stage slurm "Slurm"
-    stage container "container"
-    [ "$(uname -m)" != x86_64 ] || stage aarch64 "aarch64"
     records=build/stages
 fi
 [ ${#only[@]} -eq 0 ] || select_stages "${only[@]}" || usage "there is no stage '$missing' (see --list)"
