@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes a PNG file of a page of scripts/lab or scripts/watch.py, as Chromium shows it.
+"""Writes a PNG file of a page of scripts/lab, as Chromium shows it.
 
 Usage: dev/screenshot.py PAGE OUT.png [WIDTH HEIGHT]
-  PAGE           report.html, or the address that watch.py prints
+  PAGE           report.html
   WIDTH HEIGHT   of the window in pixels (default: 1280 900)
 Requires Chromium (scripts/install_deps.sh --with-browser).
 """

@@ -33,7 +33,6 @@ ROWS = [
     ("./train_diffv2 --out runs/mytext --resume --steps", STOP, signal.SIGTERM, "runs/mytext/log.jsonl", 10),
     ("./train_diffv2 --out runs/mytext --resume --generate", RUN),
     ("awk -f scripts/plot_loss.awk", RUN),
-    ("scripts/watch.py", INSTEAD, "scripts/watch.py --help", "serves until Ctrl-C; scripts/lab/test_page.py runs it"),
     ("data/prepare.py", RUN),
     ("./train_diffv2 --train-data mycorpus", STOP, signal.SIGTERM, "runs/mycorpus/log.jsonl", 5),
     ("make train_diffv2cu", INSTEAD, "make -n train_diffv2cu", "scripts/test.sh compiles it for one architecture"),

@@ -1,5 +1,5 @@
-// Handles theme, learning rate, smoothing, paper, and the updates of a live page. sessionStorage keeps the state when a
-// page reloads itself. D is the data of the report. page.py puts the other scripts before this file.
+// Handles theme, learning rate, smoothing and paper. sessionStorage keeps the state when a page reloads itself. D is
+// the data of the report. page.py puts the other scripts before this file.
 'use strict';
 const root = document.documentElement, key = 'diffv2-lab:' + D.id;
 const SHARES = [0, .005, .01, .02, .05, .1, .2, .4]; // of a line, that the running mean covers
@@ -121,29 +121,3 @@ addTools(document);
 drawAll();
 window.scrollTo(0, state.scroll);
 if (D.watch) setTimeout(() => { save(); location.reload(); }, 1000 * D.watch);
-
-// ---- a live page: new tables and lines replace the old ones; with other figures the page reloads itself
-const shape = d => JSON.stringify([Object.keys(d.arms), d.figures.map(f => [f.id, f.views.map(v => v.label)])]);
-async function update() {
-  const begun = Date.now();
-  try {
-    const answer = await fetch('data?at=' + D.version), news = answer.status === 200 ? await answer.json() : null;
-    document.body.classList.remove('lost');
-    const parts = news && Object.keys(news.html).length;
-    if (news && (shape(news) !== shape(D) || all('[data-live]').length !== parts)) {
-      save();
-      location.reload();
-      return;
-    }
-    if (news) {
-      Object.assign(D, news);
-      for (const e of all('[data-live]')) if (e.was !== news.html[e.dataset.live]) {
-        e.innerHTML = e.was = news.html[e.dataset.live];
-        addTools(e);
-      }
-      drawAll();
-    }
-  } catch { document.body.classList.add('lost'); }
-  setTimeout(update, Math.max(2000, 5 * (Date.now() - begun)));
-}
-if (D.live) setTimeout(update, 2000);

@@ -126,9 +126,9 @@ def content(study, r, figures, maps=(), links=lambda run: (), watch=0):
     return data, found
 
 
-def build(study, data, sections, live=False):
-    """The page of content(). live: it asks its server for new data."""
-    packed = json.dumps({**data, "live": live}, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+def build(study, data, sections):
+    """The page of content()."""
+    packed = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     names = [name for name, *_ in sections]
     scripts = "".join((HERE / name).read_text() for name in SCRIPTS)
     parts = [
@@ -138,11 +138,8 @@ def build(study, data, sections, live=False):
         f"<style>{(HERE / 'page.css').read_text()}</style></head><body>",
         header(study, names, data["arms"], data["figures"]),
         f"<main><h1>{escape(study.title)}</h1><p>{escape(study.question)}</p>",
-        f"<div data-live=notes>{data['notes']}</div>",
-        *(
-            f"<h2 id={name}>{heading}</h2><div data-live={name}>{tables}</div>{drawn}"
-            for name, heading, tables, drawn in sections
-        ),
+        data["notes"],
+        *(f"<h2 id={name}>{heading}</h2><div>{tables}</div>{drawn}" for name, heading, tables, drawn in sections),
         f"</main><script>const D = {packed};\n{scripts}</script></body></html>\n",
     ]
     return "".join(parts)

@@ -161,5 +161,5 @@ function sort(table, column, up = all('th', table)[column].ariaSort !== 'ascendi
     || (empty(a) ? 0 : (up ? 1 : -1) * (numeric ? value(a) - value(b) : a.localeCompare(b)));
   all('th', table).forEach(h => { h.ariaSort = h === th ? (up ? 'ascending' : 'descending') : null; });
   body.append(...all('tr', body).sort((a, b) => order(texts.get(a), texts.get(b))));
-  state.sorted[table.id] = [column, up]; // a live page replaces its tables
+  state.sorted[table.id] = [column, up]; // a page that reloads itself keeps the order
 }

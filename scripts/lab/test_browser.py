@@ -6,7 +6,6 @@ import sys
 
 from . import browser, run_directory
 from . import test_report as made
-from .test_page import lines_up_to, watching
 from .testing import HERE, has, wait_until
 
 
@@ -138,6 +137,16 @@ def shows_maps(b):
     wait_for(b, "document.querySelectorAll('#maps canvas').length === 1")
 
 
+def zooms(b):
+    """Dragging in a figure zooms; two clicks show all again."""
+    extent = "of('plot-loss').drawn.x.range"
+    (low, high), (x, y) = b.run(extent), b.middle("#plot-loss svg")
+    b.mouse((x - 60, y), to=(x + 60, y))
+    wait_for(b, f"({extent})[0] > {low} && ({extent})[1] < {high}")
+    b.run("of('plot-loss').ondblclick()")
+    assert b.run(extent) == [low, high], b.run(extent)
+
+
 def changes_its_theme(b, path):
     """The theme is the system's, then the button's, which survives a reload."""
     assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -167,6 +176,7 @@ def test_the_page_works_offline_in_a_browser(tmp_path):
         saves_figures_and_tables(b)
         prints(b)
         sorts_and_smooths(b)
+        zooms(b)
         chooses_views_arms_and_rates(b)
         shows_maps(b)
         changes_its_theme(b, lab / "report/report.html")
@@ -202,38 +212,15 @@ def test_a_watched_report_follows_a_run_to_its_end(tmp_path):
     made.made_run(whole, "baseline", 0.001, 1, 2.0)
     with browser.Browser() as b:
         b.open(page)
+        names = "all('#table-status tbody tr').map(row => row.cells[0].innerText)"
+        before = b.run(names)
+        b.click("#table-status th button")
+        in_order = b.run(names)
+        assert in_order != before
         (run / "log.jsonl").write_text((whole / "log.jsonl").read_text())
         wait_for(b, "document.body.innerText.includes('200/200')", 60)  # the page has reloaded
+        assert b.run(names) == in_order
     os.rename(whole / "checkpoints", run / "checkpoints")
     trainer.close()
     assert process.wait(timeout=60) == 0, process.stderr.read()
     has(page.read_text(), '"watch":0', "<td>done</td>")
-
-
-def test_an_open_live_page_follows_its_run(tmp_path):
-    run, whole = tmp_path / "run", tmp_path / "whole/log.jsonl"
-    made.made_run(whole.parent, "diff_v2", 0.001, 1, 2.0)
-    made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
-    with browser.Browser(width=400, height=800) as b:
-        with watching(run) as (_, address):
-            b.open(address)
-            wait_for(b, "document.querySelectorAll('.plot svg').length >= D.figures.length")
-            b.run("window.same = true")
-            x, y = b.middle("#plot-rate svg")
-            b.mouse((x - 60, y), to=(x + 60, y))  # zooms
-            extent = "of('plot-rate').drawn.x.range.map(Math.round)"
-            wait_for(b, f"({extent})[0] > 10")
-            zoomed = b.run(extent)
-            b.click("#table-status th button")
-            (run / "log.jsonl").write_text(lines_up_to(whole, 140))
-            last = "of('plot-loss').drawn.traces.find(t => t.name === 'training').x.slice(-1)[0]"
-            wait_for(b, f"{last} === 140")
-            assert b.run("window.same") and "140/200" in b.run("of('table-status').innerText")
-            assert b.run("document.querySelector('#table-status tbody tr').innerText").startswith("FLOPs/token")
-            assert b.run(extent) == zoomed
-            (run / "log.jsonl").write_text(lines_up_to(whole, 150))  # a new line: the spike
-            wait_for(b, "of('plot-norms').drawn.traces.slice(-1)[0].x[0] === 150")
-            assert not (errors := b.errors()) and not b.run("document.body.classList.contains('lost')"), errors
-            requests = b.requests()
-            assert address in requests and all(r.startswith((address, "data:", "blob:")) for r in requests), requests
-        wait_for(b, "document.body.classList.contains('lost')")  # the server has ended

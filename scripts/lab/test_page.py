@@ -1,21 +1,14 @@
-"""test_page.py: tests of the page and of watch.py."""
+"""test_page.py: tests of the page."""
 
 import contextlib
-import http.client
 import io
 import itertools
 import json
 import math
 import re
-import socket
 import subprocess
 import sys
-import tempfile
-import threading
-from pathlib import Path
 from types import SimpleNamespace
-
-import watch
 
 from . import figures, one_run, page, report, study as studies, test_report as made
 from .table import engineering
@@ -40,110 +33,56 @@ def called(main, program, *words):
     return subprocess.CompletedProcess(words, status or 0, out.getvalue(), err.getvalue())
 
 
-@contextlib.contextmanager
-def watching(run):
-    """watch.py's server of a run in a thread: yields a function of a path, which returns (status, text, headers), and
-    the address of the page."""
-    server = watch.start(watch.Watched(run), None)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-
-    def get(path, **headers):
-        connection = http.client.HTTPConnection(*server.server_address[:2], timeout=60)
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode(), dict(answer.getheaders())
-
-    try:
-        yield get, f"http://127.0.0.1:{server.server_address[1]}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def reported(*words):
+    return called(lambda: report.main(list(map(str, words))), "lab")
 
 
-def last_point(news, figure, name):
-    t = next(t for f in news["figures"] if f["id"] == figure for t in f["views"][0]["traces"] if t["name"] == name)
+def last_point(data, figure, name):
+    t = next(t for f in data["figures"] if f["id"] == figure for t in f["views"][0]["traces"] if t["name"] == name)
     return t["x"][-1], t["y"][-1]
 
 
-def test_the_live_page_follows_a_log_that_grows_and_shrinks(tmp_path):
-    run, whole = tmp_path / "run", tmp_path / "whole/log.jsonl"
+def test_the_page_of_one_run_has_its_sections_and_follows_a_log_that_grows_and_shrinks(tmp_path):
+    run, whole, out = tmp_path / "run", tmp_path / "whole/log.jsonl", tmp_path / "out"
+
+    def page_now():
+        """The page without its scripts, and the data of its figures."""
+        done = reported(run, "--out", out, "--no-png")
+        assert done.returncode == 0, done
+        text = (out / "report.html").read_text()
+        assert len(text) < 1e6
+        body, _, script = text.partition("<script>const D = ")
+        return body, json.loads(script.partition(";\n")[0].replace("<\\/", "</"))
+
     made.made_run(whole.parent, "diff_v2", 0.001, 1, 2.0)
-    with watching(run) as (get, _):
-        status, page, _ = get("/")
-        assert status == 200 and "the run has not started" in page and "http-equiv=refresh content=2" in page, page
-        made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
-        page = get("/")[1]
-        has(page, "<td>100/200 (50.0%)</td>", '"live":true')
-        assert "<td>0.001; 0.001 at the last step</td>" in page
-        assert len(page) < 1e6 and not re.search(
-            "<th>(arm|gap|seeds)</th>|reference|one seed", page.split("<script>")[0]
-        )
-        has(page, "href='log.jsonl'", "5k [5k, 5k] on CPU: 1 threads on 2 cores of h.")
-        headings = re.findall("<h2 id=([a-z]+)>", page)
-        assert headings == "result loss stability speed layers settings runs".split(), headings
-        at = int(re.search('"version":([0-9]+)', page)[1])
-        assert get(f"/data?at={at}")[:2] == (204, "")
-        log = run / "log.jsonl"
-        lines = lines_up_to(whole, 160)
-        log.write_text(lines[:-5])  # its last line is being written
-        news = json.loads(get(f"/data?at={at}")[1])
-        assert news["version"] > at and "159/200" in news["html"]["result"], news["html"]["result"]
-        assert last_point(news, "loss", "training")[0] == 159 and last_point(news, "norms", "spike") == (150, 9.0)
-        log.write_text(lines)
-        again = json.loads(get(f"/data?at={news['version']}")[1])
-        assert last_point(again, "loss", "training")[0] == 160 and last_point(again, "loss", "validation")[0] == 150
-        log.write_text(lines_up_to(whole, 60))  # resumed from step 60
-        news = json.loads(get(f"/data?at={again['version']}")[1])
-        assert "60/200" in news["html"]["result"] and last_point(news, "loss", "validation")[0] == 50
-        assert last_point(news, "loss", "training")[0] == 60
-        train = json.loads(lines_up_to(whole, 61).splitlines()[-1])
-        more = [{**train, "loss": 1.25}, {"kind": "sample", "step": 61, "text": "<script>a & b"}]
-        made.write_log(run, [*more, {"kind": "event", "step": 61, "what": "stopped", "why": "signal"}], "a")
-        news = json.loads(get("/data?at=x")[1])
-        assert last_point(news, "loss", "training") == (61, 1.25), last_point(news, "loss", "training")
-        assert "<h3>step 61</h3><pre>&lt;script&gt;a &amp; b</pre>" in news["html"]["samples"]
-        assert "<td>stopped</td><td>why signal</td>" in news["html"]["events"], news["html"]["events"]
-        (run / "run.json").write_text("{")
-        news = json.loads(get("/data?at=x")[1])
-        assert news["html"] == {} and "run.json: not JSON" in get("/")[1]
-
-
-def test_the_live_page_is_for_this_machine_and_has_two_files(tmp_path):
-    run = tmp_path / "run"
-    made.made_run(run, "baseline", 0.001, 1, 2.0)
-    with watching(run) as (get, address):
-        assert get("/", Host="example.org")[0] == get("/data", Host="127.0.0.1:1")[0] == 403
-        assert get("/", Host=address.split("/")[2].replace("127.0.0.1", "localhost"))[0] == 200
-        status, text, headers = get("/log.jsonl")
-        assert (status, text) == (200, (run / "log.jsonl").read_text()) and headers["X-Content-Type-Options"]
-        assert "default-src 'none'" in headers["Content-Security-Policy"], headers
-        assert [get(path)[0] for path in ("/run.json", "/eval.json", "/../run/run.json", "/x")] == [200, 404, 404, 404]
-        (run / "log.jsonl").unlink()
-        assert get("/log.jsonl")[0] == 404
-
-
-def test_watch_writes_a_page_and_rejects_bad_options():
-    with tempfile.TemporaryDirectory() as place, socket.create_server(("127.0.0.1", 0)) as used:
-        run, out, port = Path(place) / "run", Path(place) / "page.html", used.getsockname()[1]
-        expect_error(called(watch.main, "watch.py", run, "--out", out), 1, f"{run}: the run has not started", lines=1)
-        (Path(place) / "odd/log.jsonl").mkdir(parents=True)
-        expect_error(called(watch.main, "watch.py", f"{place}/odd", "--out", out), 1, "Is a directory", lines=1)
-        made.made_run(run, "diff_v2", 0.001, 1, 2.0)
-        done = called(watch.main, "watch.py", run, "--out", out)
-        assert (done.returncode, done.stdout) == (0, f"{out}\n"), done
-        page = out.read_text()
-        assert '"live":false' in page and "200/200 (100.0%)" in page and "href='log.jsonl'" not in page
-        assert "<h2 id=settings>" in page and "<h2 id=published>" not in page
-        for words, status, said in (
-            (("--port", "0"), 2, "--port 0: must be 1 to 65535"),
-            (("--port", "65536"), 2, "--port 65536: must be"),
-            (("--port", "8000", "--out", "x"), 2, "--port and --out exclude each other"),
-            (("--port", port), 1, f"--port {port}: Address already in use"),
-            (("--out", Path(place) / "none/page.html"), 1, ".tmp: No such file or directory"),
-        ):
-            expect_error(called(watch.main, "watch.py", run, *words), status, said, lines=1)
+    made.made_run(run, "diff_v2", 0.001, 1, 2.0, steps=100)
+    page, _ = page_now()
+    has(page, "<td>100/200 (50.0%)</td>", "<td>0.001; 0.001 at the last step</td>", "log.jsonl'>log</a>")
+    has(page, "5k [5k, 5k] on CPU: 1 threads on 2 cores of h.")
+    assert not re.search("<th>(arm|gap|seeds)</th>|reference|one seed", page)
+    headings = re.findall("<h2 id=([a-z]+)>", page)
+    assert headings == "result loss stability speed layers settings runs".split(), headings
+    log = run / "log.jsonl"
+    lines = lines_up_to(whole, 160)
+    log.write_text(lines[:-5])  # its last line is being written
+    page, data = page_now()
+    has(page, "159/200")
+    assert last_point(data, "loss", "training")[0] == 159 and last_point(data, "norms", "spike") == (150, 9.0)
+    log.write_text(lines)
+    _, data = page_now()
+    assert last_point(data, "loss", "training")[0] == 160 and last_point(data, "loss", "validation")[0] == 150
+    log.write_text(lines_up_to(whole, 60))  # resumed from step 60
+    page, data = page_now()
+    has(page, "60/200")
+    assert last_point(data, "loss", "training")[0] == 60 and last_point(data, "loss", "validation")[0] == 50
+    train = json.loads(lines_up_to(whole, 61).splitlines()[-1])
+    more = [{**train, "loss": 1.25}, {"kind": "sample", "step": 61, "text": "<script>a & b"}]
+    made.write_log(run, [*more, {"kind": "event", "step": 61, "what": "stopped", "why": "signal"}], "a")
+    page, data = page_now()
+    assert last_point(data, "loss", "training") == (61, 1.25), last_point(data, "loss", "training")
+    has(page, "<h3>step 61</h3><pre>&lt;script&gt;a &amp; b</pre>", "<td>stopped</td><td>why signal</td>")
+    (run / "run.json").write_text("{")
+    expect_error(reported(run, "--out", out, "--no-png"), 1, "run.json: not JSON", lines=1)
 
 
 def test_numbers_have_the_largest_unit_below_them():
@@ -172,7 +111,6 @@ def test_named_runs_are_compared_with_a_table_of_their_options(tmp_path):
     for seed in (2, 3):
         more = {"total-batch": 2000, "weight-decay": 0.2}
         made.made_run(many / f"seed{seed}", "baseline", 0.001, seed, 1.9 + seed / 10, **more)
-    reported = lambda *words: called(lambda: report.main(list(map(str, words))), "lab")
     done = reported(f"plain={one}", f"more decay={many}", "--out", out, "--no-png")
     assert done.returncode == 0 and not done.stderr, done
     r, said = made.results_of(out), (out / "results.md").read_text()
