@@ -7,6 +7,7 @@
 # make test                runs scripts/test.sh
 # make bench ARGS=...      speed of the CPU trainer and its share of the machine's limits (dev/bench/bench.c)
 # make format              formats all sources (dev/format/format.sh)
+# make docs                writes --help into docs/options.md
 # make rooms               checks the includes of llmc/ and draws them as docs/rooms.svg
 # make clean               removes what make has built; keeps build/python and the virtual environments
 # make help                prints this text
@@ -109,7 +110,7 @@ ifeq ($(filter clean format help rooms test,$(MAKECMDGOALS)),)
   $(call stamp,$(BUILD)/revision.c,const char program_revision[] = "$(REVISION)";)
 endif
 
-.PHONY: all test bench format rooms help clean all-archs
+.PHONY: all test bench format docs rooms help clean all-archs
 .PHONY: train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 all: train_diffv2 text_to_shards
 
@@ -219,6 +220,8 @@ bench: $(BUILD)/bench $(BUILD)/train_diffv2
 	$(BUILD)/bench $(ARGS)
 format:
 	dev/format/format.sh
+docs: $(BUILD)/train_diffv2
+	sed -i '/^```/,$$d' docs/options.md && { echo '```'; $< --help; echo '```'; } >>docs/options.md
 rooms:
 	dev/rooms.py
 	dev/rooms_figure.py

@@ -3,7 +3,7 @@
 #
 # Usage: scripts/recipe.sh NAME --train-data DATA [--val-data DATA] [OPTION...]   on one machine, with mpirun
 #        sbatch [--nodes=MACHINES] scripts/recipe.sh NAME ...                     in Slurm, with srun
-#        scripts/recipe.sh NAME --help                                            GPUs, memory, FLOPs and hours
+#        scripts/recipe.sh NAME --help                                            GPUs, memory, FLOPs and sources
 # Start it from the root of the repository. It starts the run runs/NAME, or --out DIR, or resumes it if the directory
 # has a run.json:
 #   in a Slurm job   on all tasks of the job. After a signal (--signal of sbatch before the time limit,

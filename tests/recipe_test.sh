@@ -48,8 +48,30 @@ same_as_whole() { # run directory
     difference=$(same_end "$scratch/whole" "$1") || fail "${1##*/}: $difference"
 }
 
-test_the_figures_of_the_recipes_are_up_to_date() {
-    ends 0 scripts/update_docs.py --check docs/cluster.md scripts/recipes
+test_the_figures_of_each_recipe_are_those_of_a_dry_run() {
+    local name machines gpus total steps zero figures place row
+    while read -r name machines gpus _ total steps _ _ _ zero _; do
+        ends 0 env RANKS=1 scripts/recipe.sh "$name" --dry-run --ranks $((machines * gpus)) --device H100 \
+            --val-every 0 --threads 1 --out "$scratch/none"
+        figures=$(awk -v zero="$zero" -v tokens=$((total * steps)) '
+            function number(text) { return text * 1000 ^ (index(" kMGTPE", substr(text, length(text))) - 1) }
+            /^  total .* MiB$/ { memory = $2 / 1024 }
+            $1 == zero && $3 == "MiB" { sent = $4 / 1024 }
+            /^  total +[0-9]+$/ { model = $2 " parameters" }
+            /^  active in a token/ { model = model ", " $5 " active in a token" }
+            /^  per token/ { per_token = number($3) }
+            /^  of the run/ { flops = number($4) }
+            END {
+                printf "%.3gG\n%s\n%.3g GiB; sends %.3g GiB per step\n", tokens / 1e9, model, memory, sent
+                printf "%.3g (%.3g per token)\n", flops, per_token
+            }' "$scratch/out")
+        [ "$machines" -eq 1 ] && place='one machine' || place="$machines machines with $gpus each"
+        ends 0 scripts/recipe.sh "$name" --help
+        equal "$(sed -nE 's/^    (tokens|memory per GPU|FLOPs|model +--preset [^,]*,) +//p' "$scratch/out")" "$figures"
+        contains "$scratch/out" "    GPUs            $((machines * gpus)), on $place"
+        row="| \`$name\` | $((machines * gpus)) | ${figures%%$'\n'*} | $(sed -n '$s/ .*//p' <<<"$figures") |"
+        contains docs/cluster.md "$row"
+    done < <(grep '^[^ #]' scripts/recipes)
 }
 test_a_first_start_has_the_settings_and_arguments_override_them() {
     ends 0 "${recipe[@]}" "${tiny[@]}" --stop-after 10 --out="$scratch/run"

@@ -247,7 +247,7 @@ static inline void add_times(cJSON *json, const Prediction *p, double hours) {
         cJSON_AddNumberToObject(classes, prediction_classes[i].name, p->class_ms[i]);
 }
 
-// Writes the prediction as JSON, which scripts/update_docs.py and dev/gpu_check read.
+// Writes the prediction as JSON, which dev/gpu_check reads.
 static inline void write_prediction(const char *path, const ModelPlan *plan, const ModelPlan *sampling,
                                     const Options *o, const RunCost *cost) {
     PredictedRange r = predict_range(plan, o);
