@@ -134,7 +134,7 @@ find_missing_cuda() {
         local suffix=
         [ "$major" -ge 13 ] || suffix=-cu$major
         ! grep -q "cuDNN frontend" "$found" || wanted+=(nvidia-cudnn-frontend)
-        ! grep -q "cuDNN 9 not found\|not for CUDA.*nvidia-cudnn\|older than cuDNN 9" "$found" \
+        ! grep -q "cuDNN 9 not found\|older than cuDNN 9" "$found" \
             || wanted+=("nvidia-cudnn-cu$major")
         ! grep -q "NVRTC not found" "$found" || wanted+=("nvidia-cuda-nvrtc$suffix")
         grep -q "^NCCL_LIBS" "$found" || wanted+=("nvidia-nccl-cu$major")
