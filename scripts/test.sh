@@ -405,7 +405,7 @@ data() {
     build "the tokenizer as a filter" build/encode_text build/train_diffv2 && run_pytest tests build data
 }
 runs() {
-    build "the trainer" train_diffv2 text_to_shards build/faulty_diffv2 || return
+    build "the trainer" train_diffv2 text_to_shards || return
     run_pytest tests build tests/{readme,golden}_test.py
     run_script tests/recipe_test.sh
     run_pytest export-tests build tests/export_test.py

@@ -40,7 +40,7 @@ ROWS = [
     ("dev/gpu_check.sh", INSTEAD, "dev/gpu_check.sh --help", "tests/gpu_check_test.sh runs it on an emulation"),
     ("./train_diffv2 --dry-run", RUN),
     ("mpirun", STOP, signal.SIGUSR1, "runs/two/log.jsonl", 5),
-    ("scripts/recipe.sh", INSTEAD, "scripts/recipe.sh 124m --help", "tests/recipe_test.sh runs the recipes"),
+    ("scripts/recipe.sh", INSTEAD, "scripts/recipe.sh 124m --help", "tests/recipe_test.sh runs a recipe"),
     ("sbatch scripts/recipe.sh", INSTEAD, "scripts/recipe.sh 124m --help", "tests/slurm_test.sh runs them in Slurm"),
     ("./train_diffv2 --preset moe-tiny", STOP, signal.SIGTERM, "runs/moe/log.jsonl", 5),
     ("python3 scripts/lab run", STOP, signal.SIGTERM, "runs/smoke-cpu/*/log.jsonl", 60),
