@@ -55,7 +55,6 @@ typedef struct {
     double stats_seconds; // spent on them
     RouterLosses router;  // --router-aux, --router-z, and their values in the last update
     real z_loss, qk_clip; // --z-loss, --qk-clip
-    double uncounted;     // rows of the update whose targets do not count (masks of loss)
 } Model;
 
 static void model_alloc_activations(Model *model) {
@@ -608,7 +607,7 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
     attention_documents(model->acts.documents, model->acts.starts, starts, N, model->plan.T);
 }
 
-// One micro-step of an update over total_rows rows: adds its part of the gradient of the mean loss of those that count.
+// One micro-step of an update over total_rows rows: adds its part of the gradient of their mean loss.
 static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *starts, int B, int T,
                              double total_rows) {
     ModelState *s = &model->state;
@@ -619,7 +618,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
     watch_phase(PHASE_BACKWARD);
     if (model->plan.config.tied) grads_open(s, -1); // the head's gradient is the embedding's
     grads_open(s, model->plan.config.L);
-    model_classify(model, B * T, (real)(1 / fmax(total_rows - model->uncounted, 1)));
+    model_classify(model, B * T, (real)(1 / total_rows));
     model_backward(model, B, T);
 }
 
@@ -833,7 +832,7 @@ static void run_agree(Run *run, StepResult *r) {
         for (int b = 0; b < count && q < pieces; b++) model->state.squares[b * pieces + q] = theirs[AGREED_NUMBERS + b];
     }
     run->checkpointer.due = all[2] != 0;
-    r->loss = loss / r->targets; // NaN if no target counts
+    r->loss = loss / (double)run->options.total_batch;
     router_measure(&model->router, &model->plan, &model->acts, run->options.total_batch);
     r->routed = model->plan.config.E > 0;
     r->router_aux = model->router.aux;
@@ -870,9 +869,6 @@ static StepResult run_step(Run *run) {
     StepResult r;
     watch_step(s->step + 1);
     model->stats_seconds = 0;
-    r.masked = run->data.train.masked;
-    r.targets = (double)dataloader_counted(&run->data.train, s->next_window, (uint64_t)(o->total_batch / T));
-    model->uncounted = (double)o->total_batch - r.targets;
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
         bool last = micro + 1 == run->micro_steps, stats = run->stats && last && stats_due(o, s->step + 1);
@@ -889,14 +885,13 @@ static StepResult run_step(Run *run) {
     s->tokens += o->total_batch;
     LearningRate rate = options_learning_rate(o);
     r.lr = schedule_lr(&rate, s->step);
-    r.decision =
-        r.targets > 0 ? spike_guard_decide(&s->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z) : no_update;
+    r.decision = spike_guard_decide(&s->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
     watch_phase(PHASE_UPDATE);
     changes_update(&run->changes, &model->state, s->step);
     double scaled = r.lr * run_measure_update(run, &r);
     if (r.decision.apply) model_update(model, o, scaled, ++s->updates, r.grad_norm);
     bool spike = r.decision.loss_z >= SPIKE_Z || r.decision.grad_z >= SPIKE_Z;
-    rollback_record_step(&s->rollback, s->step, spike || (!r.decision.apply && r.targets > 0));
+    rollback_record_step(&s->rollback, s->step, spike || !r.decision.apply);
     watch_phase(PHASE_LOG);
     r.seconds = now_seconds() - start - model->stats_seconds;
     r.comm_seconds = comm.wait_seconds - waited;

@@ -3,7 +3,6 @@
 
   data/prepare.py CORPUS --out DIR [options]       a corpus of the Hugging Face Hub: fineweb, fineweb-edu, dclm,
                                                    tinystories, c4
-  data/prepare.py --chat PATH... --out DIR [options]   conversations: .jsonl of {"messages": [{"role", "content"}...]}
   data/prepare.py PATH... --out DIR [options]      files, or directories of files: .txt .md .jsonl .parquet, also with
                                                    .gz or .zst
 
@@ -41,22 +40,14 @@ python_environment.ensure("data")
 import numpy as np
 import tokenizers
 import token_table
-from outputs import replace, write_json
+from outputs import write_json
 from shards import append_shard, file_digest, token_type, write_corpus
 from sources import HUB, BadInput, Documents, fetch, first_line, hub
 
 STATE = "progress.json"
-ADDED = ("tokenizer_xxh64", "chat_tokens")  # options that progress.json of earlier versions lacks
+ADDED = ("tokenizer_xxh64",)  # options that progress.json of earlier versions lacks
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
 BATCH_BYTES = 4 << 20
-
-
-def counted(ids, starts, spans):
-    """ids, and ~id of those that do not count as targets: no span has their first character."""
-    counts = np.zeros(len(ids), bool)
-    for begin, end in spans:
-        counts |= (starts >= begin) & (starts < end)
-    return np.where(counts, ids, ~ids)
 
 
 class Bytes:
@@ -70,11 +61,7 @@ class Bytes:
             data = text.encode()
             if 0 in data:
                 raise BadInput("a document has a byte 0, which separates documents: use another --tokenizer")
-            ids = np.frombuffer(data, np.uint8)
-            if hasattr(text, "spans"):
-                starts = np.repeat(np.arange(len(text)), [len(c.encode()) for c in text])
-                ids = counted(ids.astype(np.int64), starts, text.spans)
-            out.append(ids)
+            out.append(np.frombuffer(data, np.uint8))
         return out
 
 
@@ -89,8 +76,6 @@ class Library:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True
-        added = self.tokenizer.get_added_tokens_decoder().values()
-        self.special = [token.content for token in added if token.special]
         self.name = name
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values()) + 1
@@ -105,15 +90,7 @@ class Library:
             )
         self.separator, self.separator_text = vocab.get(texts[0]), texts[0]
 
-    def id_of(self, token):
-        return self.tokenizer.token_to_id(token)
-
     def encode(self, texts):
-        if texts and hasattr(texts[0], "spans"):  # the special tokens of the template
-            self.tokenizer.encode_special_tokens = False
-            found = self.tokenizer.encode_batch(list(map(str, texts)), add_special_tokens=False)
-            starts = [np.array([begin for begin, _ in e.offsets], np.int64) for e in found]
-            return [counted(np.array(e.ids, np.int64), s, t.spans) for e, s, t in zip(found, starts, texts)]
         return [np.asarray(e.ids, np.uint32) for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
@@ -227,7 +204,7 @@ class Corpus:
     def __init__(self, out, options, tokenizer, state):
         self.out, self.options, self.tokenizer, self.state = out, options, tokenizer, state
         self.dtype = token_type(tokenizer.vocab_size)
-        self.parts, self.count, self.counts = [], 0, [] if options.chat else None
+        self.parts, self.count = [], 0
         self.fresh = {"documents": 0, "text_bytes": 0, "empty": 0}
         self.done_tokens = sum(s["tokens"] for s in state["shards"])
         self.held = None  # the name of the validation shard that is being collected
@@ -240,10 +217,6 @@ class Corpus:
         self.held = getattr(text, "name", None)
         separator = np.array([self.tokenizer.separator], self.dtype)
         before = self.options.separator_place == "before"
-        if self.options.chat:
-            parts = [np.zeros(1, bool), ids >= 0]
-            self.counts += parts if before else parts[::-1]
-            ids = np.where(ids >= 0, ids, ~ids)
         self.parts += [separator, ids.astype(self.dtype)] if before else [ids.astype(self.dtype), separator]
         self.count += len(ids) + 1
         self.fresh["documents"] += 1
@@ -268,10 +241,10 @@ class Corpus:
         """Writes the collected tokens as a shard. The documents from `place` on follow it."""
         named = self.options.val_field and (f"val_%06d_{self.held}.bin" if self.held else "train_%06d.bin")
         name = named and named % len(self.state["shards"])
-        append_shard(self.out, self.state["shards"], self.parts, self.counts, name)
+        append_shard(self.out, self.state["shards"], self.parts, name)
         self.settle(place)
         self.done_tokens += self.count
-        self.parts, self.count, self.counts = [], 0, [] if self.options.chat else None
+        self.parts, self.count = [], 0
 
 
 class Progress:
@@ -360,8 +333,8 @@ def load_state(out, wanted, force):
     """The state of an earlier start of the same command, or a new state."""
     empty = {"options": wanted, "shards": [], "place": [0, 0], "documents": 0, "text_bytes": 0, "empty": 0, "bad": {}}
     if force:
-        names = f"train_*.bin val_*.bin *.bin.mask {STATE} corpus.json tokenizer.json tokenizer.bin chat_template.jinja"
-        for pattern in names.split():
+        # earlier versions wrote masks
+        for pattern in f"train_*.bin val_*.bin *.bin.mask {STATE} corpus.json tokenizer.json tokenizer.bin".split():
             for path in out.glob(pattern):
                 path.unlink(missing_ok=True)
     path = out / STATE
@@ -386,10 +359,8 @@ def load_state(out, wanted, force):
             raise ValueError
         for i, shard in enumerate(state["shards"]):
             file, _ = out / shard["file"], shard["tokens"] + 0
-            mask = file.with_name(f"{file.name}.mask")
-            for part, digest in ((file, shard["xxh64"]), (mask, shard.get("mask"))):
-                if digest and (not part.exists() or file_digest(part) != digest):
-                    raise BadInput(f"{part} has changed (shard {i} of {len(state['shards'])}): --force starts again")
+            if not file.exists() or file_digest(file) != shard["xxh64"]:
+                raise BadInput(f"{file} has changed (shard {i} of {len(state['shards'])}): --force starts again")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         raise BadInput(f"{path} is damaged: --force starts again") from None
     return state
@@ -400,10 +371,6 @@ def prepare(options):
     out = Path(options.out)
     if name:
         options.text_field = HUB[name].field if options.text_field == "text" else options.text_field
-    if options.chat:
-        from chat import find_chat
-
-        options.conversations = find_chat(options.tokenizer, options.chat_template)
     if options.val_tokens is None:
         options.val_tokens = max(1, min(1_000_000, int(expected_tokens(inputs, options, name) / 100)))
     out.mkdir(parents=True, exist_ok=True)
@@ -422,9 +389,6 @@ def prepare(options):
     }
     source = options.gpt2_ranks if options.tokenizer == "gpt2" else options.tokenizer
     wanted["tokenizer_xxh64"] = file_digest(source) if source and os.path.isfile(source) else None
-    if options.chat:
-        chat = options.conversations
-        wanted |= {"chat": True, "chat_template": chat.text, "chat_tokens": chat.tokens}
     state = load_state(out, wanted, options.force)
     if (out / "corpus.json").exists():
         tokens = sum(s["tokens"] for s in state["shards"])
@@ -435,10 +399,6 @@ def prepare(options):
         tokens = sum(s["tokens"] for s in state["shards"])
         print(f"continuing after {len(state['shards'])} shards with {tokens} tokens", flush=True)
     tokenizer = find_tokenizer(options, out, inputs)
-    if options.chat:
-        options.conversations.special = getattr(tokenizer, "special", [])
-        with replace(out / "chat_template.jinja") as f:
-            f.write(options.conversations.text.encode())
     check_disk(out, inputs, options, name, state, token_type(tokenizer.vocab_size).itemsize)
     corpus = Corpus(out, options, tokenizer, state)
     if not corpus.enough():
@@ -465,10 +425,7 @@ def finish(out, source, tokenizer, options, state):
         str(out / "tokenizer.bin"),
         tokenizer.separator,
     )
-    place, chat = options.separator_place, {}
-    if options.chat:
-        end = options.conversations.turn_end()
-        chat = {"chat": {**options.conversations.tokens, "turn_end": end and tokenizer.id_of(end)}}
+    place = options.separator_place
     train, val = write_corpus(
         out,
         state["shards"],
@@ -476,7 +433,6 @@ def finish(out, source, tokenizer, options, state):
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.name,
         separator={"token": tokenizer.separator, "text": tokenizer.separator_text, "place": place},
-        **chat,
         documents=state["documents"],
         text_bytes=state["text_bytes"],
         versions={"tokenizers": tokenizers.__version__, "numpy": np.__version__},

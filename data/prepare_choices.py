@@ -145,7 +145,6 @@ class Records(Documents):
             "max_document": float("inf"),
             "delimiter": None,
             "skip_bad": False,
-            "conversations": None,
             "bytes": False,
             "val_field": None,
         }

@@ -38,12 +38,6 @@ def parse_arguments(description):
         "--text-field", default="text", metavar="NAME", help="text field of JSON lines and Parquet (text)"
     )
     parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="read conversations; only what the assistant says counts as targets (masks of loss)",
-    )
-    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the tokenizer's")
-    parser.add_argument(
         "--delimiter",
         metavar="TEXT",
         help="separates the documents of a text file; escapes such as \\f and \\n are allowed",
@@ -93,15 +87,9 @@ def parse_arguments(description):
         parser.error(f"--train-bpe {options.train_bpe}: must be 257 (bytes and a separator) to {1 << 24}")
     if options.shard_tokens > 2**32 - 1 - options.max_document:
         parser.error(f"--shard-tokens {options.shard_tokens}: a shard header holds up to 2^32 tokens")
-    if options.chat and options.train_bpe:
-        parser.error("--chat and --train-bpe are mutually exclusive: a chat template is that of a tokenizer")
-    if options.chat_template and not options.chat:
-        parser.error("--chat-template requires --chat")
-    if options.chat and options.val_field:
-        parser.error("--chat and --val-field are mutually exclusive")
     if options.gpt2_ranks and (options.tokenizer != "gpt2" or options.train_bpe):
         parser.error("--gpt2-ranks requires --tokenizer gpt2")
-    options.conversations, options.bytes = None, options.tokenizer == "bytes" and not options.train_bpe
+    options.bytes = options.tokenizer == "bytes" and not options.train_bpe
     if options.delimiter is not None:
         try:
             options.delimiter = options.delimiter.encode("utf-8").decode("unicode_escape").encode("latin-1")
@@ -122,9 +110,8 @@ def find_inputs(options, notes=True):
         hub_inputs(HUB[name], options.source_dir, notes) if name else local_inputs(options.inputs, notes, options.out)
     )
     kinds = {kind_of(i.name): i.name for i in inputs}
-    only = options.chat and "--chat" or options.val_field and "--val-field"
-    if only and (others := kinds.keys() - {"jsonl"}):
-        raise BadInput(f"{kinds[min(others)]}: {only} requires files of JSON lines")
+    if options.val_field and (others := kinds.keys() - {"jsonl"}):
+        raise BadInput(f"{kinds[min(others)]}: --val-field requires files of JSON lines")
     if options.delimiter and "text" not in kinds:
         raise BadInput(f"{inputs[0].name}: --delimiter requires text files")
     if options.source_dir and not name:
@@ -141,7 +128,7 @@ def checked_arguments(description):
     """The options. Exits if they, or local paths, are wrong."""
     options = parse_arguments(description)
     try:
-        for flag in ("tokenizer", "chat_template", "gpt2_ranks"):
+        for flag in ("tokenizer", "gpt2_ranks"):
             path = getattr(options, flag)
             local = flag != "tokenizer" or path.endswith(".json")  # else it may be a repository of the Hub
             if path and local and not os.path.isfile(path):

@@ -11,7 +11,6 @@ import xxhash
 from outputs import replace, write_json
 
 HEADER = 256
-MASK_MAGIC = 20261126
 FORMATS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 
 
@@ -38,23 +37,10 @@ def write_shard(path, tokens):
     return digest.hexdigest()
 
 
-def write_mask(shard, counts):
-    """Writes the mask of loss of a shard atomically; returns its xxh64. counts: whether each token is a target."""
-    bits = np.packbits(counts, bitorder="little").tobytes()
-    header = np.zeros(HEADER, "<i4")
-    header[:3] = MASK_MAGIC, 1, np.uint32(len(counts)).view(np.int32)
-    header[4:6] = np.frombuffer(xxhash.xxh64_intdigest(bits).to_bytes(8, "little"), "<i4")
-    path = shard.with_name(f"{shard.name}.mask")
-    with replace(path) as f:
-        f.write(header.tobytes() + bits)
-    return file_digest(path)
-
-
-def append_shard(out, shards, parts, counts=None, name=None):
+def append_shard(out, shards, parts, name=None):
     """Writes the next shard of a corpus, the first of which is for validation. shards: its list in corpus.json."""
     name, tokens = name or f"{'train' if shards else 'val'}_{len(shards):06d}.bin", np.concatenate(parts)
-    mask = {} if counts is None else {"mask": write_mask(out / name, np.concatenate(counts))}
-    shards.append({"file": name, "tokens": len(tokens), "xxh64": write_shard(out / name, tokens), **mask})
+    shards.append({"file": name, "tokens": len(tokens), "xxh64": write_shard(out / name, tokens)})
 
 
 def write_corpus(out, shards, **about):

@@ -244,8 +244,7 @@ class Documents:
 
     def __init__(self, path, name, options):
         self.path, self.name, self.field, self.limit = path, name, options.text_field, options.max_document
-        self.delimiter, self.chat = options.delimiter, options.conversations
-        self.skip_bad, self.val_field = options.skip_bad, options.val_field
+        self.delimiter, self.skip_bad, self.val_field = options.delimiter, options.skip_bad, options.val_field
         self.bytes = options.bytes
         self.bad = 0
         self.size = max(1, os.path.getsize(path))
@@ -341,11 +340,6 @@ class Documents:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return self.problem(f"{self.name}: line {number} is not JSON")
-        if self.chat:
-            try:
-                return self.chat.conversation(value.get("messages") if isinstance(value, dict) else None)
-            except ValueError as error:
-                return self.problem(f"{self.name}: line {number} {error}")
         held = value.get(self.val_field) if isinstance(value, dict) and self.val_field else None
         if held is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", str(held)):
             return self.problem(f"{self.name}: line {number} has no name of a shard in '{self.val_field}': {held!r}")

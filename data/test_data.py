@@ -13,19 +13,16 @@ import struct
 import subprocess
 import sys
 import time
-import unittest.mock
 from pathlib import Path
 
-import chat
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 import shards
 import zstandard
-from huggingface_hub import errors as hub_errors
 from outputs import open_output
-from sources import HUB, BadInput
+from sources import HUB
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
 HERE = Path(__file__).resolve().parent
@@ -147,140 +144,6 @@ def test_all_formats_give_the_same_documents():
     assert corpus["documents"] == 400 and corpus["text_bytes"] == sum(len(t.encode()) for t in documents)
     assert all(shards.file_digest(Path("out") / s["file"]) == s["xxh64"] for s in corpus["shards"])
     assert 3000 <= corpus["val_tokens"] < 4000 and len(corpus["shards"]) > 3
-
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def say(role, text):
-    return {"role": role, "content": text}
-
-
-def chat_lines(count):
-    rng = random.Random(4)
-    for i in range(count):
-        words = lambda: " ".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 20)))
-        turns = [say(role, words()) for _ in range(rng.randrange(1, 4)) for role in ("user", "assistant")]
-        yield [say("system", f"Be #{i}.")] * (i % 2) + turns
-
-
-def counted_tokens(directory, split=""):
-    """The tokens of a corpus that count."""
-    _, corpus = read_corpus(directory)
-    found = []
-    for shard in (s for s in corpus["shards"] if s["file"].startswith(split)):
-        mask = Path(directory) / f"{shard['file']}.mask"
-        assert shards.file_digest(mask) == shard["mask"], "the digest of a mask differs"
-        bits = np.unpackbits(np.fromfile(mask, np.uint8)[1024:], bitorder="little")[: shard["tokens"]].astype(bool)
-        found.append(shards.open_shard(Path(directory) / shard["file"])[bits])
-    return np.concatenate(found)
-
-
-def test_chats_become_tokens_of_which_those_of_the_assistant_count():
-    chats = list(chat_lines(60))
-    write_json("in.jsonl", *({"messages": m} for m in chats))
-    write("chatml.jinja", CHATML)
-    prepare("--chat in.jsonl --out bytes --chat-template chatml.jinja", SMALL).done()
-    render = lambda m: "".join(f"<|im_start|>{x['role']}\n{x['content']}<|im_end|>\n" for x in m)
-    assert byte_documents("bytes") == [render(m) for m in chats], "the texts differ"
-    said = [f"{x['content']}<|im_end|>\n" for m in chats for x in m if x["role"] == "assistant"]
-    assert bytes(counted_tokens("bytes").astype(np.uint8)).decode() == "".join(said), "other tokens count"
-    run("inspect", "bytes --verify").done()
-    out = train("--train-data bytes --steps 2 --out run").done().out
-    assert f"{len(counted_tokens('bytes', 'train'))} of them count" in out
-    run("../dev/reference/export_hub.py", "run/checkpoints/step_00000002 hub").done()
-    assert Path("hub/chat_template.jinja").read_text() == CHATML
-    Path("bytes/train_000001.bin.mask").unlink()
-    done = train("--train-data bytes --steps 2 --out run2")
-    assert done.status == 1 and "train_000001.bin.mask is missing" in done.err and not Path("run2").exists(), done
-    # a tokenizer.json whose special tokens the template writes, with the template beside it
-    write_jsonl("text.jsonl", make_documents(200))
-    prepare("text.jsonl --out bpe --train-bpe 300 --val-tokens 500").done()
-    tokenizer = Tokenizer.from_file("bpe/tokenizer.json")
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    settings = {"chat_template": "{{ bos_token }}" + CHATML, "bos_token": {"content": "<bos>"}}
-    settings["eos_token"] = "<|im_end|>"
-    write_json("model/tokenizer_config.json", settings)
-    tokenizer.save("model/tokenizer.json")
-    command = "--chat in.jsonl --out out --tokenizer model/tokenizer.json --val-tokens 500"
-    prepare(command).done()
-    stored = {"bos_token": "<bos>", "eos_token": "<|im_end|>", "turn_end": tokenizer.token_to_id("<|im_end|>")}
-    corpus = read_json("out/corpus.json")
-    assert corpus["chat"] == stored
-    assert tokenizer.decode(counted_tokens("out").tolist(), False) == "".join(said), "other tokens count"
-    assert Path("out/chat_template.jinja").read_text() == settings["chat_template"], "the template is not kept"
-    done = run("chat_prompts.py", "out in.jsonl").done()
-    assert not done.err
-    tokens, separator = json.loads(done.out.splitlines()[1])["tokens"], corpus["separator"]["token"]
-    train("--train-data out --steps 1 --out run3").done()
-    with open("run3/log.jsonl", "a") as f:
-        f.write('{"kind": "val", "st\n')  # a broken line
-    assert not run("../dev/reference/export_hub.py", "run3/checkpoints/step_00000001 hub3").done().err
-    about = read_json("hub3/tokenizer_config.json")
-    texts = about["bos_token"], about["eos_token"], about["pad_token"]
-    assert texts == ("<bos>", "<|im_end|>", "<|endoftext|>") and "add_bos_token" not in about, about
-    assert read_json("hub3/generation_config.json")["eos_token_id"] == [separator, stored["turn_end"]]
-    assert tokens[0] == separator, "the prompt does not follow a separator"
-    assert tokenizer.decode(tokens[1:], False) == f"<bos>{render(chats[1])}<|im_start|>assistant\n", "another prompt"
-    write_json("model/tokenizer_config.json", {**settings, "bos_token": "<s>"})
-    prepare(command).one_line(1, "started with chat_tokens")
-    # a corpus of an earlier version, which did not store the tokens of the template
-    write_json("model/tokenizer_config.json", settings)
-    state = read_json("out/progress.json")
-    del corpus["chat"], state["options"]["chat_tokens"], state["options"]["tokenizer_xxh64"]
-    write_json("out/progress.json", state)
-    write_json("out/corpus.json", corpus)
-    assert "is finished" in prepare(command).done().out
-    assert "did not store bos_token and eos_token" in run("chat_prompts.py", "out in.jsonl").done().err
-
-
-def test_bad_chats_are_refused_with_one_line():
-    write("chatml.jinja", CHATML)
-    user, turns = say("user", "a"), [say("user", "a"), say("assistant", "b")]
-    for value, words in (
-        ({"messages": [{"content": "a"}]}, "line 2 has no role in message 1"),
-        ({"messages": [user, say("robot", "b")]}, "line 2 has the unknown role 'robot'"),
-        ({"messages": [user, say("assistant", None)]}, "line 2 has no text as content of message 2"),
-        ({"messages": [user]}, "line 2 has no message of the assistant"),
-        ({"text": "a"}, "line 2 has no list of messages"),
-    ):
-        write_json("in.jsonl", {"messages": turns}, value)
-        prepare("--chat in.jsonl --out out --chat-template chatml.jinja", SMALL).one_line(1, words)
-        assert not list(Path("out").glob("*.bin*")), "a shard was written"
-        shutil.rmtree("out")
-    for template, messages, words in (
-        (CHATML, [{**user, "name": "<|x|>"}, turns[1]], "the special token <|x|> in message 1"),
-        (CHATML, [say("user", "\ud800"), turns[1]], "an unpaired surrogate in message 1"),
-        ("{{ 1 // 0 }}", turns, "refused by the chat template: integer division"),
-    ):
-        value = chat.Chat(template, {})
-        value.special = ["<|x|>"]
-        try:
-            assert not value.conversation(messages), ("accepted:", words)
-        except ValueError as error:
-            assert words in str(error), error
-    value = chat.Chat("{% for m in messages %}{{ m | tojson }}{% break %}{% endfor %}", {})
-    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
-    found, wanted = (chat.Chat(template, {}).conversation(turns) for template in (marked, CHATML))
-    assert (found, found.spans) == (wanted, wanted.spans), "a mark of targets changes the text"
-    message = say("user", "'<é")
-    assert value.render([message, {}], False) == json.dumps(message, ensure_ascii=False), "tojson is another"
-    for error, words in ((hub_errors.LocalEntryNotFoundError("offline"), "offline"), (OSError("refused"), "refused")):
-        with unittest.mock.patch.object(chat, "hub") as hub:
-            hub.return_value.hf_hub_download.side_effect = error
-            try:
-                assert not chat.find_chat("owner/name", Path("chatml.jinja")), "without the tokenizer's settings"
-            except BadInput as error:
-                assert f"tokenizer_config.json of --tokenizer owner/name on the Hub: {words}" in str(error), error
-    done = prepare("--chat in.jsonl --out none", SMALL)
-    assert done.status == 1 and "has no chat template: give --chat-template FILE" in done.err, done
-    write("last.jinja", "{% for m in messages %}{{ m.content if loop.last else 'x' }}{% endfor %}")
-    write_json("in.jsonl", {"messages": [say(role, "abc") for role in ("user", "assistant") * 2]})
-    done = prepare("--chat in.jsonl --out out --chat-template last.jinja", SMALL)
-    assert done.status == 1 and "is written differently by the chat template" in done.err, done
 
 
 def test_the_tokenizer_is_checked_before_the_documents_are_read():
@@ -573,15 +436,12 @@ def test_a_file_that_is_in_the_input_twice_is_refused():
         write_jsonl(name, make_documents(30))
     os.link("in/a.jsonl", "hard.jsonl")
     Path("soft.jsonl").symlink_to("in/b.jsonl")
-    write_json("chats.jsonl", {"messages": [say("user", "a"), say("assistant", "b")]})
-    write("chatml.jinja", CHATML)
     for arguments, first, second in (
         ("in/a.jsonl in/a.jsonl", "in/a.jsonl", "in/a.jsonl"),
         ("in/b.jsonl in", "in/b.jsonl", "in/b.jsonl"),
         ("in ./in/../in", "in/a.jsonl", "in/../in/a.jsonl"),
         ("in hard.jsonl", "in/a.jsonl", "hard.jsonl"),
         ("soft.jsonl in", "soft.jsonl", "in/b.jsonl"),
-        ("--chat chats.jsonl chats.jsonl --chat-template chatml.jinja", "chats.jsonl", "chats.jsonl"),
     ):
         refused(f"{first} and {second} are one file", "o", arguments, SMALL)
         assert not Path("o").exists(), arguments
@@ -604,7 +464,6 @@ def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_
         ("fineweb --tokenizer none.json", "--tokenizer none.json is not a file"),
         ("fineweb --out in/a.rst", "--out in/a.rst is not a directory"),
         ("fineweb --val-tokens 0", "--val-tokens 0"),
-        ("fineweb --chat --val-field v", "--chat and --val-field are mutually exclusive"),
         ("fineweb --gpt2-ranks r --tokenizer bytes", "--gpt2-ranks requires --tokenizer gpt2"),
         ("other/a.txt --val-field v", "a.txt: --val-field requires files of JSON lines"),
         ("other/a.parquet --val-field v", "a.parquet: --val-field requires files of JSON lines"),

@@ -40,8 +40,7 @@ enum { TRAIN, VAL, SPLITS };
 static const char *const split_names[SPLITS] = {"train", "val"};
 #define DESCRIPTION "corpus.json"
 // Other files of a corpus, of this program or of data/prepare.py. --force removes them with the shards.
-static const char *const corpus_files[] = {DESCRIPTION, "progress.json", "tokenizer.json", "tokenizer.bin",
-                                           "chat_template.jinja"};
+static const char *const corpus_files[] = {DESCRIPTION, "progress.json", "tokenizer.json", "tokenizer.bin"};
 enum { CORPUS_FILES = sizeof(corpus_files) / sizeof(corpus_files[0]) };
 
 typedef struct {
@@ -480,7 +479,7 @@ static bool old_corpus(Converter *c, bool remove, char example[64]) {
             name += prefix + 1;
             size_t digits = strspn(name, "0123456789");
             if (digits == 0 || (name[digits] != '.' && name[digits] != '_')) continue; // val_000001_NAME.bin
-            if (!ends_with(name, ".bin") && !ends_with(name, ".bin.mask")) continue;
+            if (!ends_with(name, ".bin") && !ends_with(name, ".bin.mask")) continue;   // masks: of earlier versions
             found = true;
             snprintf(example, 64, "%.63s", entry->d_name);
             if (remove && unlinkat(c->directory, entry->d_name, 0) != 0)

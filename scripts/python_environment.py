@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; none: always use the virtual environment)
     "data": (
         "data/requirements.txt",
-        ("huggingface_hub", "jinja2", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard"),
+        ("huggingface_hub", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard"),
     ),
     "lab": ("scripts/lab/requirements.txt", ("matplotlib", "numpy", "scipy", "xxhash")),
     "tests": ("tests/requirements.txt", ()),

@@ -254,7 +254,6 @@ static inline void op_fill_index(const OpCase *c, int *index, TestRandom *random
     if (c->kind == OP_EMBEDDING) // one token that occurs often
         for (int n = 0; n < c->index_count; n += 3) index[n] = c->index_limit / 2;
     if (c->index_limit) index[c->index_count - 1] = c->index_limit - 1;
-    for (int n = 1; c->kind == OP_CROSS_ENTROPY && c->d[5] && n < c->index_count; n += 3) index[n] = -1;
     for (int n = 0, start = 0, T = c->a.T; n < c->index_count && c->documents; n++) {
         if (n % T == 0) start = 0;
         bool begins = n % T == T / 2 || n % T > T - 3; // the last ones have one row

@@ -51,7 +51,7 @@ static const OpKind op_kinds[OP_KIND_COUNT] = {
     {"exclusive", "N heads NKV D ldv", BOTH_WAYS(exclusive), exclusive_cost},
     {"head_norm", "N heads D ld ldk,NULL=0 1/scale", BOTH_WAYS(head_norm), head_norm_cost},
     {"swiglu", "N F scale", BOTH_WAYS(swiglu), swiglu_cost},
-    {"cross_entropy", "N V Vp special z masked", BOTH_WAYS(cross_entropy), cross_entropy_cost},
+    {"cross_entropy", "N V Vp special z", BOTH_WAYS(cross_entropy), cross_entropy_cost},
     {"residual_rmsnorm", "N C", FORWARD(residual_rmsnorm), residual_rmsnorm_cost},
     {"sink", "B T NH D learned", BOTH_WAYS(sink), sink_cost},
     {"adamw_update", "rows width master step numbers", FORWARD(adamw), adamw_cost},

@@ -9,15 +9,12 @@ OUT contains:
                     not divide its hidden size, which transformers 5 refuses: it is then a diffv2 with attention
                     "baseline"
   model.safetensors a copy, not a link: a program that saves into OUT must not change the checkpoint
-  generation_config.json   the separator of documents begins a text, ends it and pads it; with a chat template, the
-                    token that ends a message of the assistant ends it too
+  generation_config.json   the separator of documents begins a text, ends it and pads it
   tokenizer.json, tokenizer_config.json   the tokenizer of the checkpoint, with the separator as bos_token, which
                     train_diffv2 --prompt puts before a text. A post-processor that adds tokens, truncation and padding
                     are omitted: training has not seen them. Where tokens are bytes, one that maps each byte to its
                     value
   tokenizer.bin     for train_diffv2 --init OUT, which reads OUT too
-  chat_template.jinja   of the training data, if these are conversations of data/prepare.py --chat; bos_token and
-                    eos_token are then those that it was given
   README.md         a model card (model_card.py)
 
 The separator is --separator; else that of the run (--separator of train_diffv2, the corpora in run.json,
@@ -112,17 +109,6 @@ def read_header(file):
     return header, metadata, 8 + length
 
 
-def chat_template(checkpoint):
-    """The file of the first corpus of data/prepare.py --chat that the run was trained on; None: there is none"""
-    run = checkpoint.resolve().parent.parent / "run.json"
-    corpora = read_json(run)["data"].get("train", []) if run.exists() else []
-    files = [Path(c["path"]) / "chat_template.jinja" for c in corpora if c.get("targets")]
-    missing = [f for f in files if not f.exists()]
-    if missing:
-        print(f"export_hub.py: there is no {missing[0]}: export where the run was started", file=sys.stderr)
-    return next((f for f in files if f.exists()), None)
-
-
 def special_token(id_, text):
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": id_, "content": text, **flags, "special": True}
@@ -153,7 +139,7 @@ def byte_tokenizer(separator):
     }
 
 
-def exported_tokenizer(checkpoint, config, table, separator, chat):
+def exported_tokenizer(checkpoint, config, table, separator):
     """The text of tokenizer.json and tokenizer_config.json; None: the checkpoint has no tokenizer.json, and tokens are
     not bytes"""
     path = checkpoint / "tokenizer.json"
@@ -178,9 +164,6 @@ def exported_tokenizer(checkpoint, config, table, separator, chat):
     if separator in added:  # the text of another token would also match in texts that do not mean it
         settings |= dict.fromkeys(("bos_token", "eos_token", "pad_token"), added[separator])
         settings["add_bos_token"] = True  # for programs that read it; Transformers does not beside a tokenizer.json
-    if chat:  # what the chat template writes must be as in training
-        settings = {k: v for k, v in settings.items() if k not in ("bos_token", "eos_token", "add_bos_token")}
-        settings |= {k: chat[k] for k in ("bos_token", "eos_token") if chat[k]}
     return text, settings
 
 
@@ -276,9 +259,7 @@ def export(options, checkpoint, out):
     separator = find_separator(checkpoint, config, table) if options.separator is None else options.separator
     if separator is not None and not 0 <= separator < config["vocab_size"]:
         raise BadInput(f"the separator is {separator}; the model has a vocabulary of {config['vocab_size']}")
-    template = chat_template(checkpoint)
-    chat = read_json(template.parent / "corpus.json").get("chat") if template else None
-    tokenizer = exported_tokenizer(checkpoint, config, table, separator, chat)
+    tokenizer = exported_tokenizer(checkpoint, config, table, separator)
     config = exported_config(config, options.diffllama)
     with (checkpoint / "model.safetensors").open("rb") as file:
         read_header(file)
@@ -289,14 +270,10 @@ def export(options, checkpoint, out):
     try:
         write_json(out / "config.json", config | special | of_class)
         if special:
-            turn_end = chat and chat["turn_end"]
-            ends = {} if turn_end in (None, separator) else {"eos_token_id": [separator, turn_end]}
-            write_json(out / "generation_config.json", special | ends | pad)
+            write_json(out / "generation_config.json", special | pad)
         if tokenizer:
             (out / "tokenizer.json").write_text(tokenizer[0], encoding="utf-8")
             write_json(out / "tokenizer_config.json", tokenizer[1])
-        if template:
-            shutil.copyfile(template, out / "chat_template.jinja")
         if table:
             shutil.copyfile(checkpoint / "tokenizer.bin", out / "tokenizer.bin")
         if "auto_map" in config:

@@ -8,8 +8,8 @@ corpus.h: the arguments of --train-data and --val-data: shards, a corpus directo
   directory   train_*.bin, val_*.bin and corpus.json, which is written last. A directory without corpus.json is
               rejected if it has temporary files of an interrupted program; otherwise all of its shards are used.
   corpus.json Keys read here: "vocab_size" (greater than every token id), "separator" {"token", "place": "before" or
-              "after" a document}, "tokenizer" (a name; "bytes": tokens are bytes), and "shards" [{"file", "tokens",
-              "mask"}], the files that the directory must have; "mask": the shard has a mask of loss.
+              "after" a document}, "tokenizer" (a name; "bytes": tokens are bytes), and "shards" [{"file", "tokens"}],
+              the files that the directory must have.
 
   CorpusSpecs corpus_parse(text)               exits with one line if the text is invalid
   bool        corpus_read_info(path, &info)    false if `path` is not a directory with a corpus.json
@@ -212,9 +212,10 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
         CHECK(found->token_count == tokens,
               "%s has %zu tokens, and %s/corpus.json states %" PRIu64 ": copy or create the corpus again", name,
               found->token_count, path, tokens);
-        CHECK((found->mask != NULL) == (cJSON_GetObjectItemCaseSensitive(item, "mask") != NULL),
-              "%s.mask %s, and %s/corpus.json %s: copy or create the corpus again", name,
-              found->mask ? "is there" : "is missing", path, found->mask ? "does not list it" : "lists it");
+        CHECK(cJSON_GetObjectItemCaseSensitive(item, "mask") == NULL,
+              "%s/corpus.json lists a mask of loss of %s, and this version trains on every token: fine-tune a "
+              "directory of dev/reference/export_hub.py with another program, or create the corpus again",
+              path, file);
         listed++;
     }
     CHECK(list == NULL || listed == count,

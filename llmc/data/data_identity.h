@@ -29,9 +29,9 @@ static inline void dataloader_read_first_tokens(const DataLoader *l, int *out, s
     free(raw);
 }
 
-// XXH3 of the number of shards of a corpus and, for each shard in order, its token width, token count, the hash of its
-// mask, and 16 evenly spaced blocks of 4 KiB (all of a shard up to 64 KiB). Different data get different fingerprints;
-// the path does not matter, and the cost does not grow with the size of a shard.
+// XXH3 of the number of shards of a corpus and, for each shard in order, its token width, token count and 16 evenly
+// spaced blocks of 4 KiB (all of a shard up to 64 KiB). Different data get different fingerprints; the path does not
+// matter, and the cost does not grow with the size of a shard.
 static inline uint64_t corpus_fingerprint(const DataLoader *l, const Corpus *corpus) {
     char error[SHARD_ERROR_BYTES];
     unsigned char block[4096];
@@ -44,7 +44,6 @@ static inline uint64_t corpus_fingerprint(const DataLoader *l, const Corpus *cor
         const Shard *s = &l->shards[corpus->first_shard + i];
         uint64_t shape[2] = {(uint64_t)s->token_bytes, s->token_count};
         XXH3_64bits_update(state, shape, sizeof(shape));
-        if (s->mask) XXH3_64bits_update(state, &s->mask_hash, sizeof(s->mask_hash));
         int fd = shard_open(s, error);
         CHECK(fd >= 0, "%s", error);
         size_t bytes = s->token_count * s->token_bytes, block_bytes = min_size(sizeof(block), bytes);
@@ -155,7 +154,6 @@ static inline cJSON *dataloader_describe(const DataLoader *l, double windows) {
         cJSON_AddNumberToObject(item, "weight", s->weight);
         cJSON_AddNumberToObject(item, "shards", (double)s->shard_count);
         cJSON_AddNumberToObject(item, "tokens", (double)s->token_count);
-        if (s->masked) cJSON_AddNumberToObject(item, "targets", (double)s->counted);
         cJSON_AddNumberToObject(item, "windows", (double)s->window_count);
         json_add_u64(item, "fingerprint", s->fingerprint);
         if (windows > 0) cJSON_AddNumberToObject(item, "epochs", corpus_epochs(s, windows));
@@ -174,8 +172,7 @@ static inline void dataloader_print(const DataLoader *l, double windows) {
         const Corpus *s = &l->corpora[i];
         if (l->corpus_count > 1) printf("%-12s %6.2f%% of the windows, ", s->name, 100 * s->weight);
         else printf("training data: ");
-        printf("%zu tokens in %zu shard%s, ", s->token_count, s->shard_count, s->shard_count == 1 ? "" : "s");
-        if (s->masked) printf("%zu of them count as targets, ", s->counted);
-        printf("%.2f epochs in this run (%s)\n", corpus_epochs(s, windows), s->path);
+        printf("%zu tokens in %zu shard%s, %.2f epochs in this run (%s)\n", s->token_count, s->shard_count,
+               s->shard_count == 1 ? "" : "s", corpus_epochs(s, windows), s->path);
     }
 }

@@ -46,8 +46,6 @@ typedef struct {
     uint64_t window_count;      // W: one epoch
     uint64_t begin;             // windows of its order that earlier phases of the run have read (positions.h)
     size_t first_shard, shard_count, token_count;
-    size_t counted; // tokens that count as targets
-    bool masked;    // not all do
     bool described; // has a corpus.json
     int vocab_size; // from corpus.json; 0: unknown
     Separator separator;
@@ -80,7 +78,6 @@ typedef struct {
     uint64_t seed;
     bool shuffle;
     bool documents; // dataloader_next returns where documents begin; set before dataloader_start
-    bool masked;    // some tokens do not count as targets: dataloader_next returns -1 for them
     int corpus_count;
     Corpus *corpora;
     size_t shard_count, token_count;
@@ -215,10 +212,7 @@ static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const C
         Shard *s = &l->shards[l->shard_count++];
         *s = found.shards[i];
         shard_examine(s, l->T + 1);
-        shard_read_mask(s);
-        if (!s->mask) corpus->counted += s->token_count; // the run may have 10^12 tokens
-        for (size_t t = 0; s->mask && t < s->token_count; t++) corpus->counted += shard_counts(s, t);
-        corpus->masked = corpus->masked || s->mask != NULL;
+        shard_refuse_mask(s);
         s->first_window = corpus->window_count;
         corpus->window_count += (s->token_count - 1) / l->T;
         corpus->token_count += s->token_count;
@@ -227,8 +221,6 @@ static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const C
     if (described)
         corpus_check_shards(item->path, l->shuffle ? "train" : "val", l->shards + corpus->first_shard,
                             corpus->shard_count);
-    CHECK(corpus->counted > 0, "%s has masks of loss in which no token counts: create the corpus again", item->path);
-    l->masked = l->masked || corpus->masked;
     l->window_count += corpus->window_count;
     l->token_count += corpus->token_count;
 }
@@ -272,20 +264,8 @@ static inline size_t dataloader_shard(const DataLoader *l, CorpusWindow at) {
     return low;
 }
 
-// The number of targets that count in the windows at the global indices first .. first+windows-1, of all ranks.
-static inline uint64_t dataloader_counted(const DataLoader *l, uint64_t first, uint64_t windows) {
-    uint64_t count = l->masked ? 0 : windows * (uint64_t)l->T;
-    for (uint64_t w = first; l->masked && w < first + windows; w++) {
-        CorpusWindow at = dataloader_locate(l, dataloader_moved(l, w));
-        const Shard *s = &l->shards[dataloader_shard(l, at)];
-        size_t token = (at.window - s->first_window) * l->T + 1;
-        for (int t = 0; t < l->T; t++) count += shard_counts(s, token + t);
-    }
-    return count;
-}
-
-// tokens[0..T] = the window at global index `index`; a token that does not count as a target is ~token. With
-// l->documents, tokens[T+1..2T] = the document starts of its inputs. Called by the thread only.
+// tokens[0..T] = the window at global index `index`. With l->documents, tokens[T+1..2T] = the document starts of its
+// inputs. Called by the thread only.
 static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *tokens) {
     CorpusWindow at = dataloader_find(l, &l->blocks[1], dataloader_moved(l, index));
     size_t low = dataloader_shard(l, at);
@@ -303,8 +283,6 @@ static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *to
     size_t first = (at.window - s->first_window) * l->T;
     if (!shard_read_tokens(s, l->open_files[place].fd, first, l->T + 1, l->V, l->raw, tokens, l->error)) return false;
     if (l->documents) document_starts(tokens + l->T + 1, tokens, l->T, at.corpus->separator);
-    for (int t = 1; s->mask && t <= l->T; t++)
-        if (!shard_counts(s, first + t)) tokens[t] = ~tokens[t];
     return true;
 }
 
@@ -349,9 +327,9 @@ static inline void dataloader_start(DataLoader *l, uint64_t first_window) {
     l->running = true;
 }
 
-// inputs, targets (B,T) = this rank's next micro-batch; a target that does not count is -1. starts (B,T), unless NULL =
-// the position where the document of each input begins. The global index advances by ranks*B windows. False, now and
-// from then on, if the batch could not be read.
+// inputs, targets (B,T) = this rank's next micro-batch. starts (B,T), unless NULL = the position where the document of
+// each input begins. The global index advances by ranks*B windows. False, now and from then on, if the batch could not
+// be read.
 static inline bool dataloader_read(DataLoader *l, int *inputs, int *targets, int *starts) {
     assert(l->running && (starts == NULL || l->documents));
     pthread_mutex_lock(&l->lock);
@@ -365,10 +343,8 @@ static inline bool dataloader_read(DataLoader *l, int *inputs, int *targets, int
     size_t T = l->T, B = l->B;
     const int *row = l->slots + (l->consumed % DATALOADER_SLOTS) * B * (2 * T + 1);
     for (size_t b = 0; b < B; b++, row += 2 * T + 1) {
-        for (size_t t = 0; t < T; t++) {
-            inputs[b * T + t] = row[t] < 0 ? ~row[t] : row[t];
-            targets[b * T + t] = row[t + 1] < 0 ? -1 : row[t + 1];
-        }
+        memcpy(inputs + b * T, row, T * sizeof(int));
+        memcpy(targets + b * T, row + 1, T * sizeof(int));
         if (starts) memcpy(starts + b * T, row + T + 1, T * sizeof(int));
     }
     pthread_mutex_lock(&l->lock);
@@ -398,10 +374,7 @@ static inline void dataloader_close(DataLoader *l) {
     dataloader_stop(l);
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++)
         if (l->open_files[i].fd >= 0) close(l->open_files[i].fd);
-    for (size_t i = 0; i < l->shard_count; i++) {
-        free(l->shards[i].path);
-        free(l->shards[i].mask);
-    }
+    for (size_t i = 0; i < l->shard_count; i++) free(l->shards[i].path);
     free(l->shards);
     free(l->corpora);
     free(l->specs.items);

@@ -4,9 +4,6 @@ shards.h: token shards, the files of training and validation data.
   format    llm.c's, little-endian: a header of 256 int32 (magic, version, token count, unused) and the tokens. Magic
             20240520, version 1: uint16. Magic 20240801, version 7: uint32. The count is read as unsigned and must match
             the size of the file.
-  mask      PATH.mask beside a shard, if not all of its tokens count as targets: a header of 256 int32 (magic 20261126,
-            version 1, token count, unused, XXH64 of what follows in two) and a bit for each token, the lowest bit of a
-            byte first. It is kept in memory.
   reading   By pread, not mmap: a shard that is truncated during a run causes an error message instead of SIGBUS.
   source    the format: llm.c, dev/data/data_common.py
 */
@@ -19,8 +16,6 @@ enum {
     SHARD_VERSION_U16 = 1,
     SHARD_MAGIC_U32 = 20240801,
     SHARD_VERSION_U32 = 7,
-    MASK_MAGIC = 20261126,
-    MASK_VERSION = 1,
     SHARD_ERROR_BYTES = PATH_MAX + 512, // a path and a message
 };
 
@@ -32,13 +27,7 @@ typedef struct {
     uint64_t first_window; // index in the corpus of this shard's first window
     dev_t device;          // with inode, identifies the file
     ino_t inode;
-    unsigned char *mask; // a bit for each token: whether it counts as a target; NULL: all do
-    uint64_t mask_hash;
 } Shard;
-
-static inline bool shard_counts(const Shard *s, size_t token) {
-    return !s->mask || (s->mask[token / 8] >> (token % 8) & 1);
-}
 
 PRINTF_LIKE(2, 3)
 static inline bool shard_fail(char *error, const char *fmt, ...) {
@@ -130,31 +119,14 @@ static inline void shard_examine(Shard *s, size_t window_tokens) {
           s->token_count, window_tokens);
 }
 
-// Reads the mask of an examined shard, if it has one; exits if it is invalid.
-static inline void shard_read_mask(Shard *s) {
+// Exits if a shard has a mask of loss, which data/prepare.py of earlier versions wrote for conversations.
+static inline void shard_refuse_mask(const Shard *s) {
     char path[PATH_MAX + 8];
     FORMAT(path, "%s.mask", s->path);
-    size_t size = 0, bytes = (s->token_count + 7) / 8, want = SHARD_HEADER_BYTES + bytes;
-    char *file = file_read(path, want + 1, &size);
-    CHECK(file || errno == ENOENT, "cannot read the mask of loss %s: %s", path, strerror(errno));
-    if (!file) return;
-    const char *again = "create the shard and its mask again";
-    int32_t header[6];
-    CHECK(size >= SHARD_HEADER_BYTES, "%s is not a mask of loss: it has %zu bytes and a header has %d; %s", path, size,
-          SHARD_HEADER_BYTES, again);
-    memcpy(header, file, sizeof(header));
-    CHECK(header[0] == MASK_MAGIC && header[1] == MASK_VERSION,
-          "%s is not a mask of loss: it begins with %d, version %d, instead of %d, version %d; %s", path,
-          (int)header[0], (int)header[1], MASK_MAGIC, MASK_VERSION, again);
-    CHECK((uint32_t)header[2] == s->token_count && size == want,
-          "%s is a mask of %u tokens in %zu bytes, and its shard has %zu tokens, which take %zu: %s", path,
-          (unsigned)header[2], size, s->token_count, want, again);
-    s->mask = (unsigned char *)checked_calloc(bytes, 1);
-    memcpy(s->mask, file + SHARD_HEADER_BYTES, bytes);
-    free(file);
-    s->mask_hash = XXH64(s->mask, bytes, 0);
-    CHECK(memcmp(&s->mask_hash, header + 4, sizeof(s->mask_hash)) == 0, "%s is damaged: its checksum is another; %s",
-          path, again);
+    CHECK(!file_exists(path),
+          "%s is a mask of loss, and this version trains on every token: fine-tune a directory of "
+          "dev/reference/export_hub.py with another program, or remove the mask",
+          path);
 }
 
 static inline int shard_compare_paths(const void *a, const void *b) {

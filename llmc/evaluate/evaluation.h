@@ -19,10 +19,8 @@ static inline void print_by_position(const double *mean, int T) {
     for (int begin = 0; begin < T; begin = begin ? 2 * begin : 1) {
         int end = min_int(T, begin ? 2 * begin : 1);
         double sum = 0;
-        int counted = 0; // positions with a target that counts
-        for (int t = begin; t < end; t++)
-            if (mean[t] == mean[t]) sum += mean[t], counted++;
-        printf("  %5d .. %-5d %9.4f\n", begin, end - 1, signless_nan(sum / counted));
+        for (int t = begin; t < end; t++) sum += mean[t];
+        printf("  %5d .. %-5d %9.4f\n", begin, end - 1, signless_nan(sum / (end - begin)));
     }
 }
 

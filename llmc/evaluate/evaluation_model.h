@@ -63,15 +63,15 @@ static inline void loss_table_add(LossTable *table, size_t at, double loss) {
     table->targets[at] += 1;
 }
 
-// Sums over the ranks, and the mean of each class, NaN where no target counts.
+// Sums over the ranks, and the mean of each class, NaN where there is no target.
 static inline void loss_table_means(LossTable *table) {
     comm_sum_f64(table->losses, (int)(2 * table->n));
     for (size_t i = 0; i < table->n; i++) table->losses[i] /= table->targets[i];
 }
 
-// Mean loss of the targets that count in the first windows of the validation data, the same ones each time. Of no use
-// when the measurement was abandoned, or a rank could not read its data (val->any_unread), which ends the program if
-// nothing is to be saved first.
+// Mean loss over the first windows of the validation data, the same ones each time. Of no use when the measurement was
+// abandoned, or a rank could not read its data (val->any_unread), which ends the program if nothing is to be saved
+// first.
 // tables: receive the means of their classes; or NULL. All ranks call it.
 static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows,
                               LossTable tables[LOSS_TABLES]) {
@@ -81,7 +81,7 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
     int *batch = (int *)checked_calloc(3 * N, sizeof(int)); // inputs, targets, starts of documents
     int *targets = batch + N, *starts = val->documents ? batch + 2 * N : NULL;
     real *losses = (real *)checked_calloc(N, sizeof(real));
-    double all[3] = {0, 0, 0}; // the sum of the losses, the targets that count, and ranks that could not read
+    double all[2] = {0, 0}; // the sum of the losses, and ranks that could not read
     watch_phase(PHASE_VALIDATION);
     dataloader_start(val, 0);
     for (uint64_t first = 0; first < windows && !measurement_ends(m); first += (uint64_t)B * ranks) {
@@ -100,9 +100,8 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
         m->losses(m->model, batch, targets, starts, rows / T, T);
         buffer_download(losses, m->acts->losses, (size_t)rows * sizeof(real));
         for (int n = 0; n < rows; n++) {
-            if (targets[n] < 0) continue; // does not count
             double loss = (double)losses[n];
-            all[0] += loss, all[1]++;
+            all[0] += loss;
             if (!tables) continue;
             CorpusWindow window = dataloader_locate(val, done + (uint64_t)(n / T));
             loss_table_add(&tables[LOSS_BY_POSITION], (size_t)(n % T), loss);
@@ -112,11 +111,11 @@ static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_
     }
     free(batch);
     free(losses);
-    all[2] = val->unread;
-    comm_sum_f64(all, 3);
-    val->any_unread = all[2] > 0;
+    all[1] = val->unread;
+    comm_sum_f64(all, 2);
+    val->any_unread = all[1] > 0;
     for (int i = 0; tables && i < LOSS_TABLES; i++) loss_table_means(&tables[i]);
-    return all[0] / all[1];
+    return all[0] / ((double)windows * T);
 }
 
 // The first T tokens of the first windows, as (windows, T). counts [V]: how often each token occurs in whole windows.

@@ -11,7 +11,6 @@ static inline void dump_gradients(const EvaluationModel *m, DataLoader *train, c
     size_t N = (size_t)B * T;
     const Corpus *first = &train->corpora[0];
     int *tokens = (int *)checked_calloc(N + 1, sizeof(int)), *starts = NULL;
-    CHECK(!train->masked, "--dump-grads: the training data has masks of loss: use shards without them");
     dataloader_read_first_tokens(train, tokens, N + 1);
     if (train->documents) {
         CHECK(train->corpus_count == 1 || first->token_count > N,

@@ -56,16 +56,15 @@ static __global__ void cross_entropy_kernel(real *losses, real *log_z, floatX *l
         load<1>(v, x + i);
         running_add<1>(&local, v);
     }
-    floatX at_target = x[threadIdx.x == 0 && target >= 0 ? target : 0]; // read before the gradient overwrites it
+    floatX at_target = x[threadIdx.x == 0 ? target : 0]; // read before the gradient overwrites it
     float max = block_max(local.max, memory), sum = block_sum(local.sum * __expf(local.max - max), memory);
     float log_sum = logf(sum), z = max + log_sum;
     if (threadIdx.x == 0) {
         log_z[blockIdx.x] = z;
-        if (target >= 0)
-            losses[blockIdx.x] += log_sum + (max - to_float(at_target)); // near 0 for a confident correct prediction
+        losses[blockIdx.x] += log_sum + (max - to_float(at_target)); // near 0 for a confident correct prediction
     }
     if (dloss == 0) return;
-    float scale = target < 0 ? 0 : dloss * (1 + 2 * z_loss * z) / sum;
+    float scale = dloss * (1 + 2 * z_loss * z) / sum;
     for (int i = (int)threadIdx.x * W; i < whole; i += step * W) {
         load<W>(v, x + i);
         cross_entropy_gradient<W>(v, i, target, max, scale, dloss);

@@ -4,7 +4,7 @@ cross_entropy.h: the loss of each row and, in the same buffer, its gradient with
   forward   z[n] = log(sum_v exp(x[n,v])),  loss[n] += z[n] - x[n,target]
   backward  of dloss (loss + w z^2):  dx[n,v] = dloss ((1 + 2 w z[n]) softmax(x[n,:])[v] - [v == target]),  written over
             x. The second term, the z-loss, keeps the logits near a normalized distribution; the losses exclude it.
-  shapes    x (N,V) with row stride Vp >= V; targets (N) in [0,V), or -1: the loss is 0 and so is dx; losses, z (N)
+  shapes    x (N,V) with row stride Vp >= V; targets (N) in [0,V); losses, z (N)
   numerics  the row's maximum is subtracted before exp; a NaN or +inf in a row makes its loss NaN
   traffic   V in, V out: a row stays in the cache for its three passes, and there is no second N x V buffer
   source    z-loss: Chowdhery et al. 2022, "PaLM", section 5
@@ -21,8 +21,7 @@ static inline void cross_entropy(real *losses, real *log_z, floatX *logits, cons
         real max = x[0], sum = 0;
 #pragma omp simd reduction(max : max)
         for (int v = 0; v < V; v++) max = x[v] > max ? x[v] : max;
-        bool counts = targets[n] >= 0;
-        real below = counts ? max - x[targets[n]] : 0;
+        real below = max - x[targets[n]];
         if (dloss == 0) {
 #pragma omp simd reduction(+ : sum)
             for (int v = 0; v < V; v++) sum += real_exp(x[v] - max);
@@ -32,11 +31,11 @@ static inline void cross_entropy(real *losses, real *log_z, floatX *logits, cons
         }
         real log_sum = (real)log((double)sum);
         log_z[n] = max + log_sum;
-        if (counts) losses[n] += log_sum + below; // near 0 for a confident correct prediction
+        losses[n] += log_sum + below; // near 0 for a confident correct prediction
         if (dloss == 0) continue;
-        real scale = !counts ? 0 : dloss * (1 + 2 * z_loss * log_z[n]) / sum;
+        real scale = dloss * (1 + 2 * z_loss * log_z[n]) / sum;
         for (int v = 0; v < V; v++) x[v] *= scale; // backward of log sum exp(x): softmax
-        if (counts) x[targets[n]] -= dloss;        // backward of - x[target]
+        x[targets[n]] -= dloss;                    // backward of - x[target]
         for (int v = V; v < Vp; v++) x[v] = 0;
     }
 }

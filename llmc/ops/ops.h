@@ -364,7 +364,6 @@ static inline size_t expert_linear_workspace_bytes(int N, int R, int E, int IC, 
 
 // log_z[n] = log sum_v exp(logits[n,v]);  losses[n] += log_z[n] - logits[n,targets[n]]
 //                                                            logits (N,V) with row stride Vp; losses, log_z (N)
-// target -1: does not count, adds no loss and has the gradient 0
 // if dloss != 0, the logits are then overwritten by the gradient of dloss * (loss + z_loss log_z^2), the padding by 0
 static inline void cross_entropy(real *losses, real *log_z, floatX *logits, const int *targets, int N, int V, int Vp,
                                  real dloss, real z_loss);

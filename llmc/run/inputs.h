@@ -37,9 +37,6 @@ static inline void inputs_open_data(Inputs *in, const Options *o, Mode mode, Mod
     if (row->train_data) run_data_open(&in->train, o, "train-data", o->train_data, V, true);
     if (row->val_data && o->val_data) run_data_open(&in->val, o, "val-data", o->val_data, V, false);
     if (in->val.shard_count && plan) plan_last_batch(plan, (int)(validation_windows(in, o) % (uint64_t)plan->B));
-    CHECK(!in->val.shard_count || dataloader_counted(&in->val, 0, validation_windows(in, o)) > 0,
-          "--val-data %s: none of the targets of its first %" PRIu64 " windows count: use a larger --val-steps",
-          o->val_data, validation_windows(in, o));
     if (mode == MODE_TRAIN || mode == MODE_EVAL)
         in->choices = choices_open_all(o->eval_choices, V, o->model.T, in->tokenizer.tokenizer);
 }

@@ -15,8 +15,6 @@ takes plain data; a closed Log writes nothing. docs/formats.md describes the rec
 typedef struct {
     double loss, grad_norm, lr, seconds;
     double comm_seconds; // of these, waiting for other ranks
-    double targets;      // that count
-    bool masked;         // not all do
     bool routed;         // the model has experts
     bool measured;       // the update
     double router_aux, router_z;
@@ -62,7 +60,6 @@ static inline void log_step(Log *log, int64_t step, int64_t steps, int64_t token
     log_number(log, "loss_z", r->decision.loss_z);
     log_number(log, "grad_z", r->decision.grad_z);
     log_bool(log, "skipped", !r->decision.apply);
-    if (r->masked) log_integer(log, "targets", (int64_t)r->targets);
     if (r->measured) {
         log_number(log, "update_norm", r->update.norm);
         log_number(log, "update_z", r->update.z);
@@ -113,7 +110,7 @@ static inline void log_step_events(Log *log, int64_t step, const StepResult *r, 
     log_spike(log, step, "loss", r->loss, d->loss_z);
     log_spike(log, step, "grad_norm", r->grad_norm, d->grad_z);
     if (r->measured) log_update_rise(log, step, &r->update);
-    if (d->apply || r->targets == 0) return;
+    if (d->apply) return;
     log_event(log, step, d->finite ? "skipped" : "not_finite");
     log_number(log, "loss", r->loss);
     log_number(log, "grad_norm", r->grad_norm);

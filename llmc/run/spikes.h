@@ -96,9 +96,6 @@ typedef struct {
     bool apply;            // the update
 } UpdateDecision;
 
-// Of a step without a target that counts: there is no update, and nothing is wrong.
-static const UpdateDecision no_update = {NAN, NAN, true, false};
-
 static inline UpdateDecision spike_guard_decide(SpikeGuard *g, double loss, double grad_norm, double skip_loss_z,
                                                 double skip_grad_z) {
     UpdateDecision v;

@@ -54,7 +54,7 @@ def table(found, ngrams, labels):
         cells[-1] += [f"{row['rate']:g}" if row["rate"] else "–", SHOWN.get(of_best) or f"{of_best:.2f}"]
         cells[-1] += [number(row["loss"]), "–" if row["minus_5_gram"] is None else f"{row['minus_5_gram']:+.4f}"]
         cells[-1] += [interval(row["context"], True), "not met" if row["unmet"] else "met"]
-    said = "The losses of n-gram models are not known: the data were not there, or have masks of loss."
+    said = "The losses of n-gram models are not known: the data were not there."
     if ngrams:
         of = ", ".join(f"{n} {loss:.4f}" for n, loss in enumerate(ngrams["losses"], 1))
         said = f"Losses of n-gram models of {ngrams['tokens']:,} tokens on the same windows: {of}."

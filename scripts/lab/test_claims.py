@@ -390,8 +390,8 @@ def test_n_grams_are_interpolated_by_their_definition(tmp_path):
     run.read = [(0, (1, "fingerprint"))]
     ngrams.count(counted)
     assert counted.ngrams["windows"] == 1, "counted again for other windows"
-    # of another corpus, or with masks of loss
-    for source, known in (({}, True), ({"tokens": 11}, False), ({"targets": 9}, False)):
+    # of another corpus
+    for source, known in (({}, True), ({"tokens": 11}, False)):
         run.info["data"], counted.ngrams = {"val": [{"tokens": 10} | source]}, None
         ngrams.count(counted)
         assert bool(counted.ngrams) == known
