@@ -9,7 +9,6 @@ import random
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -567,46 +566,6 @@ def test_shards_are_printed_and_verified():
     run("inspect", "o").one_line(1, "corpus.json is damaged")
     write("short.bin", Path("o/val_000000.bin").read_bytes()[:-2])
     run("inspect", "short.bin").one_line(1, "of its header")
-
-
-def test_megatron_corpora_are_converted():
-    rng = np.random.default_rng(1)
-    convert = lambda prefix, out, *options: run("megatron_to_shards.py", f"{prefix} --out {out}", *options)
-    files = lambda out: list(Path(out).iterdir())
-    for kind, dtype in ((8, "<u2"), (4, "<i4")):
-        sequences = [rng.integers(0, 1000, rng.integers(0, 60)).astype(dtype) for _ in range(300)]
-        starts = [0, *sorted(rng.choice(np.arange(1, 300), 120, replace=False).tolist()), 300]
-        lengths = np.array([len(s) for s in sequences], "<i4")
-        places = np.concatenate([[0], np.cumsum(lengths.astype("<i8"))[:-1]]) * np.dtype(dtype).itemsize
-        data, prefix = b"".join(s.tobytes() for s in sequences), f"m{kind}"
-        index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, kind, 300, len(starts)) + lengths.tobytes()
-        index += places.astype("<i8").tobytes() + np.array(starts, "<i8").tobytes()
-        write(f"{prefix}.bin", data)
-        write(f"{prefix}.idx", index)
-        documents = [np.concatenate(sequences[a:b]) for a, b in zip(starts[:-1], starts[1:])]
-        expected = np.concatenate([np.append(x, 999) for x in documents if len(x)])
-        options = "--vocab 1000 --separator 999 --add-separator --val-tokens 500 --shard-tokens 2000"
-        convert(prefix, f"o{kind}", options).done()
-        tokens, corpus = read_corpus(f"o{kind}")
-        assert np.array_equal(tokens, expected) and corpus["separator"] == {"token": 999, "place": "after"}
-        done = convert(prefix, "small", "--vocab 900")
-        assert done.status == 1 and "outside --vocab 900" in done.err and not files("small"), done
-        write("no.json", '{"model": {"type": "Unigram"}}')
-        done = convert(prefix, "no", "--vocab 1000 --tokenizer no.json")
-        assert done.status == 1 and "only BPE" in done.err and not files("no"), done
-        write("no/progress.json", "{}")  # of an unfinished corpus
-        done = convert(prefix, "no", "--vocab 1000")
-        assert done.status == 1 and "a part of one" in done.err and len(files("no")) == 1, done
-        shutil.rmtree("no")
-        assert not Path(f"o{kind}/progress.json").exists(), "progress.json remains"
-        convert(prefix, f"d{kind}", "--vocab 1000").done()
-        assert 80 <= read_json(f"d{kind}/corpus.json")["val_tokens"] < 500, ("one percent of", len(data))
-        write(f"{prefix}.bin", data[:-100])
-        done = convert(prefix, "short", "--vocab 1000")
-        assert done.status == 1 and "truncated" in done.err, done
-        for size in (0, 20, 33, 400, len(index) - 1):
-            write(f"{prefix}.idx", index[:size])
-            convert(prefix, "short", "--vocab 1000").one_line(1, "")
 
 
 def test_output_files_may_be_links_and_devices_and_change_no_other_file():
