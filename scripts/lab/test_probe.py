@@ -279,11 +279,15 @@ def test_the_probe_refuses_what_it_cannot_read_in_one_line(tmp_path):
     expect_error(probed(path, "--checkpoint", checkpoint), 2, "--out or --rounding is required", 1)
     (tmp_path / "cut").write_bytes(path.read_bytes()[:5000])
     (tmp_path / "text").write_text("nothing")
+    for name, header in (("list", b"[1]"), ("empty", b'{"w":{}}')):
+        (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header)
     out = ("--out", tmp_path / "x.json")
     for name, said in (
         ("none", "No such file"),
         ("cut", ": damaged, or no tensor"),
+        ("empty", ": damaged, or no tensor"),
         ("text", ": damaged, or not a safetensors file"),
+        ("list", ": damaged, or not a safetensors file"),
     ):
         expect_error(probed(tmp_path / name, "--checkpoint", checkpoint, *out), 1, said, 1)
     expect_error(probed(checkpoint / "model.safetensors", "--checkpoint", checkpoint, *out), 1, "no tensor counts", 1)

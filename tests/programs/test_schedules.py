@@ -2,13 +2,10 @@
 
 import re
 import shutil
-import sys
 
-import ml_dtypes
-import numpy as np
 import pytest
-from program import FAILED, ROOT, SHAPE, USAGE, all_records, checkpoint, expect_same, read_json, records, resume, run
-from program import run_trainer, tensors, without_times
+from program import SHAPE, USAGE, all_records, checkpoint, expect_same, read_json, records, resume
+from program import run_trainer, without_times
 from ranks import expect_same_weights, resume_ranks, train_ranks
 
 BATCH = "--batch-size 4 --warmup 2 --threads 2"
@@ -125,56 +122,3 @@ def test_phase_without_change(corpus, tmp_path):
     start(corpus, plain, "--steps 6").done()
     start(corpus, again, "--steps 6 --phase 2:seq-len=16 --phase 4:rope-theta=10000").done()
     assert without_times(records(plain, "train")) == without_times(records(again, "train"))
-
-
-# ---- averaged weights
-
-
-def average(*arguments):
-    return run(sys.executable, ROOT / "scripts/average.py", *arguments)
-
-
-def test_average(corpus, tmp_path):
-    """the mean of checkpoints is exact, and is evaluated as any checkpoint"""
-    trained, mean = tmp_path / "trained", tmp_path / "mean"
-    start(corpus, trained, "--steps 4 --checkpoint-every 1 --keep 0 --lr 0.1").done()
-    steps = [checkpoint(trained, step) for step in (2, 3, 4)]
-    average(mean, *steps).done()
-    found, models = tensors(mean / "model.safetensors"), [tensors(step / "model.safetensors") for step in steps]
-    for name, weights in found.items():
-        want = np.mean([model[name].astype(np.float64) for model in models], axis=0).astype(np.float32)
-        assert (weights == want).all(), name
-    losses = [
-        run_trainer("--eval --init", path, "--val-data", corpus / "val.bin").done().out for path in (mean, steps[2])
-    ]
-    losses = [re.search(r"validation loss ([0-9.]+)", loss)[1] for loss in losses]
-    assert losses[0] != losses[1]
-    result = average(mean, *steps)
-    assert result.status == USAGE and "exists: give another OUT" in result.err
-    result = average(tmp_path / "one", steps[0], steps[0])
-    assert result.status == USAGE and "two or more different checkpoints are required" in result.err
-    start(corpus, tmp_path / "wide", "--steps 2 --qk-norm").done()
-    other = average(tmp_path / "mixed", steps[0], checkpoint(tmp_path / "wide", 2))
-    other.one_line(FAILED, "has another model than")
-    average(tmp_path / "none", steps[0], tmp_path).one_line(FAILED, "No such file or directory")
-    (tmp_path / "other").mkdir()
-    for header in (b"[1]", b'{"w":{}}'):
-        for place in (tmp_path, tmp_path / "other"):
-            (place / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-            (place / "config.json").write_text("{}")
-        average(tmp_path / "damaged", tmp_path, tmp_path / "other").one_line(FAILED, "model.safetensors: damaged, or ")
-    assert not list(tmp_path.glob("*.tmp")) and not (tmp_path / "mixed").exists()
-
-
-def test_average_rounds_bf16(tmp_path):
-    """the mean of bf16 weights is rounded once, to the nearest and to even"""
-    values = np.random.default_rng(1).standard_normal((2, 3001)).astype(ml_dtypes.bfloat16)
-    for name, row in zip("ab", values):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-        header = b'{"w":{"dtype":"BF16","shape":[3001],"data_offsets":[0,6002]}}'
-        data = len(header).to_bytes(8, "little") + header + row.tobytes()
-        (tmp_path / name / "model.safetensors").write_bytes(data)
-    average(tmp_path / "mean", tmp_path / "a", tmp_path / "b").done()
-    found = np.frombuffer((tmp_path / "mean/model.safetensors").read_bytes()[-6002:], ml_dtypes.bfloat16)
-    assert (found == values.astype(np.float64).mean(axis=0).astype(np.float32).astype(ml_dtypes.bfloat16)).all()
