@@ -360,39 +360,15 @@ def test_a_small_corpus_has_one_percent_of_validation_documents():
     refused("only one document: add others", "o4", "one.jsonl", BYTES)
 
 
-def make_package(package, texts):
-    """debs/ with a package of these documents of git."""
-    control = f"Package: {package}\nVersion: 1:2-3\nArchitecture: all\nMaintainer: none\nDescription: none\n"
-    write(f"debs/{package}/DEBIAN/control", control)
-    for i, text in enumerate(texts):
-        write(f"debs/{package}/usr/share/doc/git/{i}.txt", text)
-    execute(f"dpkg-deb -b debs/{package} debs/{package}_1%3a2-3_all.deb").done()
-
-
-def test_a_corpus_of_packages_has_no_repetitions_and_validation_shards_by_source():
-    once = [" ".join(f"{word}{i}" for word in WORDS) * 8 for i in range(40)]
-    license = "This is the text of a license, which is the same in all documents, and longer than a short heading.\n\n"
-    make_package("git-doc", [license + text for text in once] + [once[0], "short"])
-    words = f"--sources git --debs debs --workers 1 {BYTES}"
-    done = run("offline_corpus.py", "--out one", words).done()
-    assert "git-doc 1:2-3" in done.out
-    files = [s["file"] for s in read_json("one/corpus.json")["shards"]]
+def test_documents_with_a_field_are_for_validation_in_shards_of_its_values():
+    documents = make_documents(40)
+    parts = {"all": documents[:5], "git": documents[5:12], None: documents[12:]}
+    records = [{"text": text, **({"val": name} if name else {})} for name, own in parts.items() for text in own]
+    write_json("in.jsonl", *records)
+    prepare("in.jsonl --out out --val-field val", BYTES).done()
+    files = [s["file"] for s in read_json("out/corpus.json")["shards"]]
     assert files == ["val_000000_all.bin", "val_000001_git.bin", "train_000002.bin"], files
-    documents = byte_documents("one")
-    assert sorted(t.removeprefix(license) for t in documents) == sorted(once), "documents are lost or repeated"
-    assert sum(t.startswith(license) for t in documents) == 1, "a license is repeated"
-    about = read_json("one/sources.json")
-    assert about["sources"]["git"]["packages"] == {"git-doc": ["1:2-3", "GPL-2"]}, about
-    assert f"fingerprint {about['fingerprint'][:16]}" in done.out
-    run("offline_corpus.py", "--out two/", words).done()
-    same = [Path(name, "corpus.json").read_text().replace(name, "") for name in ("one", "two")]
-    assert same[0] == same[1], "the same packages give another corpus"
-    done = run("offline_corpus.py", "--out two --sources prose")
-    assert done.status == 1 and "two.jsonl has the sources git: remove it, or " in done.err, done
-    done = run("offline_corpus.py", "--out four", words, env={**os.environ, "PATH": "/none"})
-    assert done.status == 1 and done.err == "offline_corpus.py: dpkg-deb is missing: install dpkg\n", done
-    done = run("offline_corpus.py", "--out three --sources got")
-    assert done.status == 2 and "'got' is not one of prose, " in done.err, done
+    assert byte_documents("out") == documents, "documents are lost or repeated"
 
 
 def test_skipped_files_are_listed():

@@ -21,28 +21,23 @@ GAP = ROOT / "dev/gpu_check/gap.py"
 CPU = Path(os.environ.get("TRAIN_DIFFV2", "build/train_diffv2")).absolute()
 SMOKE = "--size smoke --tokens 3K --seeds 1".split()
 RUNS = [f"{arm}.lr0.004.seed1" for arm in ("baseline", "diff_v2", "baseline-2h")]
-CONTROL = "Package: git-doc\nVersion: 1:2-3\nArchitecture: all\nMaintainer: none\nDescription: none\n"
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """corpus.tar.xz of a small package."""
+    """corpus.tar.xz of small texts."""
     place = tmp_path_factory.mktemp("prepared")
-    (place / "git-doc/DEBIAN").mkdir(parents=True)
-    (place / "git-doc/DEBIAN/control").write_text(CONTROL)
-    (place / "git-doc/usr/share/doc/git").mkdir(parents=True)
+    (place / "text").mkdir()
     for i in range(60):
         text = "".join(f"Line {n} of document {i} has {n * i % 97} words. " for n in range(40))
-        (place / f"git-doc/usr/share/doc/git/{i}.txt").write_text(text)
-    (place / "debs").mkdir()
-    subprocess.run(["dpkg-deb", "-b", place / "git-doc", place / "debs/git-doc_1%3a2-3_all.deb"], check=True)
-    words = f"--debs {place}/debs --sources git --train-bpe 300 --workers 1".split()
+        (place / f"text/{i}.txt").write_text(text)
+    words = f"{place}/text --val-tokens 3000 --train-bpe 300 --workers 1".split()
     for name in ("one", "two"):
         done = subprocess.run([sys.executable, GAP, "prepare", place / name, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert sorted(p.name for p in (place / name).iterdir()) == ["corpus.tar.xz", "sources.json"]
+        assert [p.name for p in (place / name).iterdir()] == ["corpus.tar.xz"]
     packed = [(place / name / "corpus.tar.xz").read_bytes() for name in ("one", "two")]
-    assert packed[0] == packed[1], "the same package gives other bytes"
+    assert packed[0] == packed[1], "the same text gives other bytes"
     return place / "one/corpus.tar.xz"
 
 

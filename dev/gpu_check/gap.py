@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Measures the loss gap of scripts/plans/gpu-minutes.plan on a GPU that is rented for minutes, over several periods.
 
-  dev/gpu_check/gap.py prepare DIRECTORY [OPTION of data/offline_corpus.py...]
+  dev/gpu_check/gap.py prepare DIRECTORY PATH... [OPTION of data/prepare.py...]
   dev/gpu_check/gap.py run DIRECTORY MINUTES [OPTION of `scripts/lab run`...]
 
-prepare  on a machine with Debian 12 and a network: writes DIRECTORY/corpus.tar.xz (21 MB), tokens of documentation, and
-         DIRECTORY/sources.json, the versions and licenses of its packages. The same packages give the same bytes. Paths
-         in options must be absolute.
+prepare  writes DIRECTORY/corpus.tar.xz (21 MB), the tokens of files of text. The same files give the same bytes. The
+         plan requires --train-bpe 8192 --val-tokens 4e5 --max-tokens 28e6, which is text of 100 MB.
 run      on the rented machine: continues the plan for MINUTES. Requires Python 3.10.12 or newer, without packages, and
          the variables TRAIN_DIFFV2CU, the command of the trainer, and OUT, a directory for two files:
            state.tar.gz  the small files of finished runs, written after each run
@@ -58,9 +57,9 @@ def fail(message, status=1):
 def prepare(directory, options):
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as work:
-        command = [sys.executable, ROOT / "data/offline_corpus.py", "--out", "corpus", *options]
-        if subprocess.run(command, cwd=work).returncode:
-            fail("data/offline_corpus.py failed: see above")
+        command = [sys.executable, ROOT / "data/prepare.py", *options, "--out", Path(work, "corpus")]
+        if subprocess.run(command).returncode:
+            fail("data/prepare.py failed: see above")
         packed = Path(work, "corpus.tar.xz")
         with tarfile.open(packed, "w:xz") as archive:
             for path in sorted(p for p in Path(work, "corpus").iterdir() if CORPUS.fullmatch(p.name)):
@@ -70,8 +69,7 @@ def prepare(directory, options):
                     archive.addfile(member, file)
         size = packed.stat().st_size / 1e6
         if size > CORPUS_MB:
-            fail(f"the corpus has {size:.1f} MB, more than {CORPUS_MB}: select fewer --sources")
-        shutil.copy(Path(work, "corpus/sources.json"), directory)
+            fail(f"the corpus has {size:.1f} MB, more than {CORPUS_MB}: use a smaller --max-tokens")
         os.replace(packed, directory / "corpus.tar.xz")
     print(f"{directory}/corpus.tar.xz: {size:.1f} MB")
 
@@ -181,13 +179,13 @@ def run(directory, minutes, options):
 
 def main(words):
     try:
-        if words[:1] == ["prepare"] and len(words) > 1:
+        if words[:1] == ["prepare"] and len(words) > 2:
             return prepare(Path(words[1]), words[2:])
         if words[:1] == ["run"] and len(words) > 2 and re.fullmatch(r"0*[1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+", words[2]):
             return run(Path(words[1]).absolute(), float(words[2]), words[3:])
     except (OSError, run_directory.RunError) as error:
         fail(str(error))
-    fail("usage: gap.py prepare DIRECTORY [OPTION...], or gap.py run DIRECTORY MINUTES [OPTION...]", 2)
+    fail("usage: gap.py prepare DIRECTORY PATH... [OPTION...], or gap.py run DIRECTORY MINUTES [OPTION...]", 2)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 # In a clone, on Debian or Ubuntu for x86-64, with CUDA, cuDNN, NCCL, a compiler and a network:
 #   short.sh prepare [ARCHS]       makes build/short/check: this script and check.tar.gz, less than 40 MB. ARCHS: GPU
 #                                  architectures (default: 90, for H100 and H200; A100: 80; RTX 40: 89; B200: 100)
-#   short.sh prepare-gap [ARCHS]   makes build/short/gap: this script, gap.tar.gz with the trainer, and corpus.tar.xz
+#   short.sh prepare-gap [ARCHS]   makes build/short/gap: this script, gap.tar.gz with the trainer, and corpus.tar.xz,
+#                                  which gap.py prepare has written to build/short/corpus
 # On the rented machine, in a copy of that directory:
 #   short.sh first                 300 seconds: is every result right? Then the time of steps, as far as time suffices
 #   short.sh second SECONDS        continues: PyTorch, published models, decoding, attention, resumed runs, races
@@ -91,6 +92,8 @@ build() { # precision, programs...
 
 prepare() { # check or gap
     root=$(cd "$here/../.." && pwd) short=$root/build/short
+    [ "$1" = check ] || [ -e "$short/corpus/corpus.tar.xz" ] \
+        || fail "$short/corpus/corpus.tar.xz is missing: dev/gpu_check/gap.py prepare $short/corpus PATH... makes it"
     [ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m): programs are compiled for x86-64"
     for tool in apt-get dpkg-deb git make python3 strip; do
         command -v "$tool" >/dev/null || fail "$tool is missing: short.sh prepare requires Debian or Ubuntu, with $tool"
@@ -118,9 +121,6 @@ prepare() { # check or gap
     git -C "$root" describe --always --dirty >"$new/revision"
     echo "$archs" >"$new/archs"
     echo "programs for sm_${archs// /, sm_}: ${bf16[*]} ${fp32[*]}" >>"$new/CONTENTS"
-    if [ "$1" = gap ] && [ ! -e "$short/corpus/corpus.tar.xz" ]; then
-        python3 "$root/dev/gpu_check/gap.py" prepare "$short/corpus" || exit 1
-    fi
     finish "$1" "$new"
 }
 
