@@ -126,6 +126,7 @@ def test_what_diffllama_does_not_hold_is_refused():
         ("diff_v1_a", {"yoco": True}, "the model has YOCO"),
         ("diff_v1_q", {"rms_norm_eps": 1e-5}, "the model has QK-norm"),
         ("diff_v1_c", {}, "rms_norm_eps is 0.02"),
+        ("diff_v1_a", {"num_local_experts": 4}, "the model has experts (num_local_experts is 4)"),
     ]
     for number, (name, changes, word) in enumerate(cases):
         path = directory(f"refused/{number}")
@@ -137,6 +138,26 @@ def test_what_diffllama_does_not_hold_is_refused():
         assert status == 1 and word in error and error.count("\n") == 1 and not out.exists(), (
             f"{word}: {status}, {error}"
         )
+
+
+def test_a_damaged_checkpoint_and_a_model_that_the_class_does_not_compute_are_not_exported():
+    data = (FIXTURES / "diff_v2_a" / "model.safetensors").read_bytes()
+    config = json.loads((FIXTURES / "diff_v2_a" / "config.json").read_text())
+    shape = f'"shape":[{config["vocab_size"]},'
+    cases = (
+        (data[:-1], {}, f"has {len(data) - 1} bytes, expected {len(data)}: it is truncated or damaged"),
+        (data.replace(shape.encode(), f'"shape":[{config["vocab_size"] - 1},'.encode()), {}, "is damaged: "),
+        (data[:8] + b"[" * (len(data) - 8), {}, "is not a checkpoint: "),
+        (data, {"sparse_blocks": 4}, "no block-sparse attention (sparse_blocks is 4)"),
+    )
+    for number, (weights, changes, word) in enumerate(cases):
+        assert weights != data or changes, word
+        path = directory(f"damaged/{number}")
+        (path / "model.safetensors").write_bytes(weights)
+        (path / "config.json").write_text(json.dumps(config | changes))
+        status, error, out = export(path, f"damaged/{number}")
+        found = f"{word}: {status}, {error}"
+        assert status == 1 and word in error and error.count("\n") == 1 and not out.exists(), found
 
 
 def run_on_text(name, ids, *options, vocab_size=256, separator=None):
