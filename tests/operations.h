@@ -148,7 +148,7 @@ static double linear_difference(const real *a, const real *b, int rows, int colu
 // False if this machine cannot store rounded numbers so.
 static bool linear_test_configure(GemmType type, LinearStorage storage) {
     EXPECT(!linear_configure(type), "type %d is refused", type);
-    bool supported = storage == STORE_FP32 || (storage == STORE_TILES && amx_begin());
+    bool supported = storage == STORE_FP32;
 #ifdef ONEDNN
     // oneDNN converts bf16 to fp32 on CPUs with AVX-512 without bf16 products: tests its path there too
     supported = supported || (storage == STORE_BF16 && (bf16_begin() || bf16_probe()));
@@ -161,7 +161,7 @@ static bool linear_test_configure(GemmType type, LinearStorage storage) {
 static void test_peak_numbers(void) {
     real *m = (real *)buffer_alloc(3 * PEAK_COUNT * sizeof(real), "a test"); // as matmul_peak_gflops does
     for (int type = GEMM_FP32; type <= (sizeof(real) == sizeof(float) ? GEMM_FP8 : GEMM_FP32); type++)
-        for (int storage = STORE_FP32; storage <= (type == GEMM_FP32 ? STORE_FP32 : STORE_TILES); storage++) {
+        for (int storage = STORE_FP32; storage <= (type == GEMM_FP32 ? STORE_FP32 : STORE_BF16); storage++) {
             if (!linear_test_configure((GemmType)type, (LinearStorage)storage)) continue;
             double squares = 0, wanted = PEAK_SIZE / 9.0;
             peak_fill(m);
@@ -194,7 +194,7 @@ static void test_linear_rounds(void) {
         linear_start_dw(reference);
         matmul_forward(reference.y, reference.x, reference.w, ROWS, IC, OC, LD);
         matmul_backward(reference.dx, reference.dw, reference.dy, reference.x, reference.w, ROWS, IC, OC, LD, true);
-        for (int storage = STORE_FP32; storage <= STORE_TILES; storage++) {
+        for (int storage = STORE_FP32; storage <= STORE_BF16; storage++) {
             if (!linear_test_configure((GemmType)type, (LinearStorage)storage)) continue;
             absmax_t max[2] = {0, 0};
             absmax_update(&max[0], own.x, ROWS, IC, IC);
@@ -213,10 +213,7 @@ static void test_linear_rounds(void) {
             // sums of up to 70 products below 50 in fp32
             EXPECT(worst[0] < 2e-3 && worst[1] < 1e-4 && worst[2] < 1e-4,
                    "type %d, %s: y, dx, dweight differ by %.2g, %.2g, %.2g", type,
-                   storage == STORE_FP32   ? "wide"
-                   : storage == STORE_BF16 ? "oneDNN"
-                                           : "tiles",
-                   worst[0], worst[1], worst[2]);
+                   storage == STORE_FP32 ? "wide" : "oneDNN", worst[0], worst[1], worst[2]);
             linear_forward(own.y, own.x, w, LINEAR_ROWS - 1);
             matmul_forward(reference.y, own.x, own.w, LINEAR_ROWS - 1, IC, OC, LD);
             bool same = linear_difference(own.y, reference.y, LINEAR_ROWS - 1, OC, LD) == 0;
@@ -514,7 +511,7 @@ static const Test operations_tests[] = {
     {"matmul and its backward agree with the definition", test_matmul},
     {"conversion to bf16 rounds to nearest and preserves NaN and infinity", test_bf16_rounding},
     {"the peak is measured with random numbers, in every type and storage", test_peak_numbers},
-    {"a linear layer in bf16 or FP8 multiplies rounded matrices, in fp32, by oneDNN and by AMX", test_linear_rounds},
+    {"a linear layer in bf16 or FP8 multiplies rounded matrices, in fp32 and by oneDNN", test_linear_rounds},
     {"rope and its backward agree with the definition", test_rope},
     {"attention and its backward agree with the definition", test_attention},
     {"attention to earlier keys agrees with the definition", test_attention_continues},

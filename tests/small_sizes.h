@@ -1,7 +1,7 @@
 /*
 small_sizes.h: sizes of pieces of work, so small that the small models and files of tests have several pieces, the last
 of them partial. Include it before all other headers. Results do not depend on the sizes, except for the order of sums
-(LOGIT_ROWS, AMX_SLAB).
+(LOGIT_ROWS).
 */
 #pragma once
 #define INIT_CHUNK ((size_t)101)
@@ -17,7 +17,4 @@ of them partial. Include it before all other headers. Results do not depend on t
 #define COMM_QUEUE 13
 #define COMM_BLOCK 13
 #define BF16_PRODUCTS 2
-#define AMX_SLAB 32
-#define AMX_BLOCK_M 32
-#define AMX_BLOCK_N 64
 #define WATCH_SPARE 2

@@ -19,7 +19,7 @@ linear.h: a linear layer without bias whose operands are rounded as --gemm says.
 #include "matmul_bf16.h"
 
 enum { LINEAR_ROWS = 16, LINEAR_HEADER = 64 };
-typedef enum { STORE_FP32, STORE_BF16, STORE_TILES } LinearStorage;
+typedef enum { STORE_FP32, STORE_BF16 } LinearStorage;
 static GemmType linear_type;
 static LinearStorage linear_storage; // of rounded numbers
 
@@ -27,9 +27,7 @@ static inline const char *linear_configure(GemmType type) {
     if (type != GEMM_FP32 && sizeof(real) != sizeof(float))
         return "a build with REAL=double checks mathematics and rounds nothing; use --gemm fp32";
     linear_type = type;
-    linear_storage = STORE_FP32;
-    if (type != GEMM_FP32 && amx_begin()) linear_storage = STORE_TILES;
-    else if (type != GEMM_FP32 && matmul_by_onednn && bf16_begin()) linear_storage = STORE_BF16;
+    linear_storage = type != GEMM_FP32 && matmul_by_onednn && bf16_begin() ? STORE_BF16 : STORE_FP32;
     return NULL;
 }
 
@@ -39,61 +37,35 @@ static inline bool linear_in_fp8(void) { return linear_type == GEMM_FP8; }
 static inline bool linear_experts_in_fp8(void) { return linear_in_fp8(); } // for the numerics, not the speed
 static inline void linear_accumulate_fast(bool fast) { (void)fast; }       // refused on a CPU
 
-// Products sum over the columns of a matrix, or over its rows. Tiles serve one of these; rows of numbers serve both.
-typedef enum { OVER_COLUMNS = 1, OVER_ROWS = 2, OVER_BOTH = 3 } LinearUse;
-
 // A rounded matrix: its scale, then its numbers.
 typedef struct {
     char *memory;
     int rows, columns;
-    LinearUse use;
-    bool left; // operand of its products
 } Rounded;
-static inline Rounded rounded_at(void *memory, int rows, int columns, LinearUse use, bool left) {
-    Rounded r = {(char *)memory, rows, columns, use, left};
+static inline Rounded rounded_at(void *memory, int rows, int columns) {
+    Rounded r = {(char *)memory, rows, columns};
     return r;
 }
-static inline Rounded rounded_weight(Linear w) { return rounded_at(w.copy, w.OC, w.IC, OVER_BOTH, false); }
+static inline Rounded rounded_weight(Linear w) { return rounded_at(w.copy, w.OC, w.IC); }
 static inline int rounded_stride(Rounded r) { return (int)round_up(r.columns, 32); } // whole cache lines
-static inline size_t rounded_bytes(int rows, int columns, LinearUse use) {
+static inline size_t rounded_bytes(int rows, int columns) {
     size_t count = (size_t)rows * round_up((size_t)columns, 32);
-    if (linear_storage == STORE_TILES)
-        return LINEAR_HEADER + (use == OVER_BOTH ? 2 : 1) * amx_packed_bytes(rows, columns);
     return LINEAR_HEADER + count * (linear_storage == STORE_BF16 ? sizeof(bf16_t) : sizeof(float));
 }
 static inline float *rounded_scale(Rounded r) { return (float *)(void *)r.memory; }
 static inline void *rounded_numbers(Rounded r) { return r.memory + LINEAR_HEADER; }
-// The tiles for sums over columns or over rows; NULL: there are none.
-static inline bf16_t *rounded_tiles(Rounded r, LinearUse use) {
-    size_t at = r.use == OVER_BOTH && use == OVER_ROWS ? amx_packed_bytes(r.rows, r.columns) : 0;
-    return r.use & use ? (bf16_t *)(void *)(r.memory + LINEAR_HEADER + at) : NULL;
-}
 
 static inline size_t linear_copy_bytes(int IC, int OC, bool plain) {
-    return linear_type == GEMM_FP32 || (plain && linear_type == GEMM_FP8) ? 0 : rounded_bytes(OC, IC, OVER_BOTH);
+    return linear_type == GEMM_FP32 || (plain && linear_type == GEMM_FP8) ? 0 : rounded_bytes(OC, IC);
 }
 static inline size_t linear_workspace_bytes(int N, int IC, int OC) {
-    return linear_type == GEMM_FP32 ? 0 : rounded_bytes(N, IC, OVER_ROWS) + rounded_bytes(N, OC, OVER_BOTH);
+    return linear_type == GEMM_FP32 ? 0 : rounded_bytes(N, IC) + rounded_bytes(N, OC);
 }
 
 static inline void linear_round_narrow(bf16_t *to, int stride, const float *from, int ld, int rows, int columns,
                                        float multiplier, Fp8Format f) {
     if (linear_type == GEMM_FP8) fp8_round_matrix(to, stride, from, ld, rows, columns, multiplier, f);
     else bf16_round_matrix(to, stride, from, ld, rows, columns);
-}
-
-// Rounds and packs parts that fit in the L1 cache.
-static inline void linear_round_tiles(Rounded r, const float *from, int ld, float multiplier, Fp8Format f) {
-    enum { HEIGHT = AMX_DEPTH, WIDTH = 256 };
-    bf16_t *along = rounded_tiles(r, OVER_COLUMNS), *down = rounded_tiles(r, OVER_ROWS);
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int n = 0; n < r.rows; n += HEIGHT)
-        for (int c = 0; c < r.columns; c += WIDTH) {
-            bf16_t part[HEIGHT * WIDTH];
-            int height = min_int(HEIGHT, r.rows - n), width = min_int(WIDTH, r.columns - c);
-            linear_round_narrow(part, WIDTH, from + (size_t)n * ld + c, ld, height, width, multiplier, f);
-            amx_pack(along, down, part, WIDTH, n, c, width, r.rows, r.columns, r.left);
-        }
 }
 
 // in: with row stride ld; max: its largest magnitude, for FP8
@@ -103,8 +75,7 @@ static inline void linear_round(Rounded r, const floatX *in, int ld, absmax_t ma
     float *wide = (float *)rounded_numbers(r);
     int stride = rounded_stride(r);
     *rounded_scale(r) = linear_type == GEMM_FP8 ? fp8_scale(max, f) : 1;
-    if (linear_storage == STORE_TILES) linear_round_tiles(r, from, ld, multiplier, f);
-    else if (linear_storage == STORE_BF16)
+    if (linear_storage == STORE_BF16)
         linear_round_narrow((bf16_t *)rounded_numbers(r), stride, from, ld, r.rows, r.columns, multiplier, f);
     else if (linear_type == GEMM_FP8) fp8_round_matrix_wide(wide, stride, from, ld, r.rows, r.columns, multiplier, f);
     else bf16_round_matrix_wide(wide, stride, from, ld, r.rows, r.columns);
@@ -118,19 +89,17 @@ static inline void linear_copy_weight(Linear w) {
 
 // C = op(A) op(B), or C += op(A) op(B), times the scales of A and B
 static inline void linear_product(MatmulShape s, Rounded A, Rounded B, real *C) {
-    float scale = *rounded_scale(A) * *rounded_scale(B), *to = (float *)(void *)C;
+    float scale = *rounded_scale(A) * *rounded_scale(B);
     s.lda = rounded_stride(A), s.ldb = rounded_stride(B);
     s.scaled = linear_type == GEMM_FP8;
-    if (linear_storage == STORE_TILES)
-        gemm_amx(s, rounded_tiles(A, s.ta ? OVER_ROWS : OVER_COLUMNS),
-                 rounded_tiles(B, s.tb ? OVER_COLUMNS : OVER_ROWS), to, scale);
 #ifdef ONEDNN
-    else if (linear_storage == STORE_BF16)
-        gemm_bf16(s, (const bf16_t *)rounded_numbers(A), (const bf16_t *)rounded_numbers(B), to, scale);
+    if (linear_storage == STORE_BF16) {
+        gemm_bf16(s, (const bf16_t *)rounded_numbers(A), (const bf16_t *)rounded_numbers(B), (float *)(void *)C, scale);
+        return;
+    }
 #endif
-    else
-        gemm(s.ta ? CblasTrans : CblasNoTrans, s.tb ? CblasTrans : CblasNoTrans, s.M, s.N, s.K, (real)scale,
-             (const real *)rounded_numbers(A), s.lda, (const real *)rounded_numbers(B), s.ldb, s.add ? 1 : 0, C, s.ldc);
+    gemm(s.ta ? CblasTrans : CblasNoTrans, s.tb ? CblasTrans : CblasNoTrans, s.M, s.N, s.K, (real)scale,
+         (const real *)rounded_numbers(A), s.lda, (const real *)rounded_numbers(B), s.ldb, s.add ? 1 : 0, C, s.ldc);
 }
 
 static inline bool linear_rounds(Linear w, int N) { return w.copy && (linear_type == GEMM_FP8 || N >= LINEAR_ROWS); }
@@ -141,7 +110,7 @@ static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N) {
         return;
     }
     real *memory = ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC));
-    Rounded x_rounded = rounded_at(memory, N, w.IC, OVER_COLUMNS, true);
+    Rounded x_rounded = rounded_at(memory, N, w.IC);
     linear_round(x_rounded, x, w.IC, w.x_max ? *w.x_max : 0, FP8_ACTIVATION);
     MatmulShape forward = {false, true, false, false, N, w.OC, w.IC, 0, 0, w.ld};
     linear_product(forward, x_rounded, rounded_weight(w), y);
@@ -154,8 +123,8 @@ static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy
         return;
     }
     real *memory = ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC));
-    Rounded x_rounded = rounded_at(memory, N, w.IC, OVER_ROWS, false);
-    Rounded dy_rounded = rounded_at(x_rounded.memory + rounded_bytes(N, w.IC, OVER_ROWS), N, w.OC, OVER_BOTH, true);
+    Rounded x_rounded = rounded_at(memory, N, w.IC);
+    Rounded dy_rounded = rounded_at(x_rounded.memory + rounded_bytes(N, w.IC), N, w.OC);
     linear_round(x_rounded, x, w.IC, w.x_max ? *w.x_max : 0, FP8_ACTIVATION);
     linear_round(dy_rounded, dy, w.ld, w.dy_max ? *w.dy_max : 0, FP8_GRADIENT);
     MatmulShape to_input = {false, false, false, false, N, w.IC, w.OC, 0, 0, w.IC};
@@ -169,10 +138,7 @@ static inline const char *matmul_library(void) {
     static char text[256];
     char rounded[64] = "";
     if (linear_type != GEMM_FP32)
-        FORMAT(rounded, ", %s products of numbers rounded to %s",
-               linear_storage == STORE_TILES  ? "AMX bf16"
-               : linear_storage == STORE_BF16 ? "bf16"
-                                              : "fp32",
+        FORMAT(rounded, ", %s products of numbers rounded to %s", linear_storage == STORE_BF16 ? "bf16" : "fp32",
                linear_type == GEMM_BF16 ? "bf16" : "fp8");
 #ifdef ONEDNN
     const dnnl_version_t *version = dnnl_version();
@@ -187,7 +153,7 @@ static inline const char *matmul_library(void) {
 
 enum { PEAK_SIZE = 1024, PEAK_COUNT = PEAK_SIZE * PEAK_SIZE + LINEAR_HEADER }; // PEAK_COUNT: elements of any type
 static inline Rounded peak_operand(real *m, int i) {
-    return rounded_at(m + (size_t)i * PEAK_COUNT, PEAK_SIZE, PEAK_SIZE, OVER_COLUMNS, i == 0);
+    return rounded_at(m + (size_t)i * PEAK_COUNT, PEAK_SIZE, PEAK_SIZE);
 }
 
 // m [3][PEAK_COUNT]: two operands of pseudorandom numbers between -1 and 1, rounded as --gemm says; the product. Zeros

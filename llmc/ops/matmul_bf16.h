@@ -10,16 +10,23 @@ matmul_bf16.h: matrices rounded to bf16 or to FP8, and products of bf16 matrices
   shapes    op(A) M x K, op(B) K x N, bf16, row-major; C M x N, fp32
   numerics  each element of A and B rounded once, to nearest, ties to even, NaN to NaN; products exact; sums fp32
   memory    the caller provides it for the rounded matrices (linear.h); oneDNN allocates some for packing
-  speed     A CPU with AVX512_BF16 or AMX multiplies bf16 at least twice as fast as fp32. On other CPUs the rounded
-            numbers are stored as fp32 and multiplied in fp32, which gives the same products at the speed of fp32
-            (oneDNN's emulation is five times slower). oneDNN compiles a kernel for the shape of each product; the
-            kernels are kept.
+  speed     A CPU with AVX512_BF16 multiplies bf16 at least twice as fast as fp32; oneDNN uses AMX where the CPU has it.
+            On other CPUs the rounded numbers are stored as fp32 and multiplied in fp32, which gives the same products
+            at the speed of fp32 (oneDNN's emulation is five times slower). oneDNN compiles a kernel for the shape of
+            each product; the kernels are kept.
   source    the interface of oneDNN's matmul primitive, versions 2 and 3
 */
 #pragma once
 #include "fp8.h"
-#include "matmul_amx.h"
 #include "ops.h"
+
+typedef uint16_t bf16_t;
+
+// C (M,N) = op(A) op(B), op(A) M x K; row-major with row strides lda, ldb, ldc
+typedef struct {
+    bool ta, tb, add, scaled;
+    int M, N, K, lda, ldb, ldc;
+} MatmulShape;
 
 static inline uint32_t bf16_bits(float x) { // in the upper 16 bits; the lower 16 bits are undefined
     uint32_t bits;
