@@ -3,10 +3,11 @@
 # compiler, make, pkg-config, OpenBLAS (its OpenMP build), oneDNN, cJSON, xxHash. Prints the commands that it runs; does
 # nothing if nothing is missing. Exit status: 0 all dependencies are installed, 1 not, 2 usage.
 #
-# Usage: scripts/install_deps.sh [--check | --with-mpi | --with-browser | --with-cuda-python]
+# Usage: scripts/install_deps.sh [[--check] [--with-mpi | --with-browser | --with-fuzzer] | --with-cuda-python]
 #   --check             only prints what is missing
 #   --with-mpi          also OpenMPI, for runs of several processes
 #   --with-browser      also Chromium and its chromedriver, for the tests of the pages of scripts/lab
+#   --with-fuzzer       also clang with libFuzzer and omp.h, for dev/fuzz
 #   --with-cuda-python  also the missing dependencies of the CUDA build: NVIDIA's Python packages, into build/python.
 #                       The cuDNN frontend has a few MB; cuDNN, NCCL, NVRTC or a whole toolkit have gigabytes. Fails
 #                       if the driver is older than their CUDA version
@@ -17,14 +18,15 @@ fail() {
     exit "${2:-1}"
 }
 
-check_only=no with_browser=no with_mpi=no with_cuda=no
-case "$#:${1-}" in
-0:) ;;
-1:--check) check_only=yes ;;
-1:--with-browser) with_browser=yes ;;
-1:--with-mpi) with_mpi=yes ;;
-1:--with-cuda-python) with_cuda=yes ;;
-1:--help | 1:-h)
+check_only=no with_browser=no with_fuzzer=no with_mpi=no with_cuda=no
+[ "${1-}" != --check ] || { check_only=yes && shift; }
+case "$#:${1-}:$check_only" in
+0::*) ;;
+1:--with-browser:*) with_browser=yes ;;
+1:--with-fuzzer:*) with_fuzzer=yes ;;
+1:--with-mpi:*) with_mpi=yes ;;
+1:--with-cuda-python:no) with_cuda=yes ;;
+1:--help:* | 1:-h:*)
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
     exit 0
     ;;
@@ -61,6 +63,12 @@ find_missing() {
         has_program chromium || has_program chromium-browser || has_program google-chrome || missing+=(chromium)
         has_program chromedriver || missing+=(chromedriver)
     fi
+    if [ "$with_fuzzer" = yes ]; then
+        has_program clang || missing+=(clang)
+        echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' \
+            | clang -fsanitize=fuzzer,address,undefined -o /dev/null -x c - 2>/dev/null || missing+=(compiler-rt)
+        echo '#include <omp.h>' | clang -E -x c - >/dev/null 2>&1 || missing+=(openmp)
+    fi
     # Debian's gcc does not depend on the headers of the C library
     if has_program apt-get && [ ! -e /usr/include/stdio.h ]; then missing+=(libc-dev); fi
 }
@@ -79,6 +87,8 @@ package_of() { # manager word
     apt-get:openmpi) echo libopenmpi-dev ;;
     apt-get:mpirun) echo openmpi-bin ;;
     apt-get:chromedriver) echo chromium-driver ;;
+    apt-get:compiler-rt) echo libclang-rt-dev ;;
+    apt-get:openmp) echo libomp-dev ;;
     apt-get:libc-dev) echo libc6-dev ;;
     dnf:g++) echo gcc-c++ ;;
     dnf:pkg-config) echo pkgconf-pkg-config ;;
@@ -87,6 +97,7 @@ package_of() { # manager word
     dnf:openblas) echo openblas-devel ;;
     dnf:onednn) echo onednn-devel ;;
     dnf:cjson) echo cjson-devel ;;
+    dnf:openmp) echo libomp-devel ;;
     dnf:xxhash) echo xxhash-devel ;;
     pacman:g++) echo gcc ;;
     pacman:pkg-config) echo pkgconf ;;

@@ -39,7 +39,7 @@
 #                    the import, with PyTorch on the CPU; the model of dev/bench in PyTorch; with --all everything with
 #                    the oldest version too, and the tests of a model that the library has
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
-#   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
+#   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer. Requires clang
 #
 # Usage: scripts/test.sh [--quick | --all [--list] [STAGE...]] [--jobs N]
 #   --quick   only dependencies and float
@@ -452,9 +452,9 @@ lab() {
         && run_pytest tests build scripts/lab ${options[@]+"${options[@]}"}
 }
 fuzzing() {
-    local fuzz=(--seconds 3 --mutations 5000)
-    [ $all_tests = no ] || fuzz=(--seconds 20)
-    run_script dev/fuzz/run.sh "${fuzz[@]}"
+    local seconds=5
+    [ $all_tests = no ] || seconds=20
+    run_script dev/fuzz/run.sh -max_total_time=$seconds
 }
 
 stage float "float"
@@ -503,7 +503,9 @@ scripts/install_deps.sh --with-mpi || {
     finish
 }
 if [ $quick = no ]; then
-    # It installs `tests` too. Now, since several stages use both; a stage reports what is missing.
+    # Now, since apt-get cannot run twice at once, and several stages use these environments (`tests` is installed
+    # too). A stage reports what is missing.
+    scripts/install_deps.sh --with-fuzzer >/dev/null 2>&1
     python3 scripts/python_environment.py export-tests >/dev/null 2>&1
 fi
 if [ $all_tests = yes ]; then

@@ -31,7 +31,6 @@ void fuzz_seeds(void) {
         fuzz_seed(c.attention->name, text, size);
         free(text);
         cJSON_Delete(object);
-        fuzz_word(c.attention->name);
     }
     const char *newer = "{\"model_type\":\"llama\",\"vocab_size\":9,\"hidden_size\":16,\"num_hidden_layers\":1,"
                         "\"num_attention_heads\":2,\"intermediate_size\":8,\"max_position_embeddings\":4,\"dtype\":"
@@ -51,20 +50,7 @@ void fuzz_seeds(void) {
                "\"use_sliding_window\":true,\"max_window_layers\":0}",
                foreign_classes[i].type, foreign_classes[i].windows ? "2" : "null");
         fuzz_seed(foreign_classes[i].type, text, strlen(text));
-        fuzz_word(foreign_classes[i].type);
     }
-    for (int i = 0; i < ABSENT_FEATURE_COUNT; i++) {
-        char key[64];
-        FORMAT(key, "\"%s\":", absent_features[i].key);
-        fuzz_word(key);
-    }
-    for (int t = 0; t < DTYPE_COUNT; t++) fuzz_word(dtype_table[t].torch_name);
-    fuzz_words(
-        "\"rope_parameters\":\n\"rope_type\":\n\"head_dim\":\n\"num_key_value_heads\":\n"
-        "\"attention\":\n\"model_type\":\n\"sliding_window\":\n\"layer_types\":\n\"sliding_attention\"\n"
-        "\"full_attention\"\n\"yoco\":\n\"use_qk_norm\":\n\"use_sliding_window\":\n"
-        "\"max_window_layers\":\n\"num_local_experts\":\n\"num_experts_per_tok\":\n\"num_shared_experts\":\n"
-        "\"num_dense_layers\":\n\"dense_intermediate_size\":\n\"router_bias\":\ntrue\n16777216\n2147483647\n65536\n-0");
 }
 
 static void check_sizes(const ModelConfig *c) {

@@ -21,8 +21,6 @@ void fuzz_seeds(void) {
     };
     const char *const names[] = {"whole", "no_separator", "shards", "mixture", "tabs"};
     for (int i = 0; i < 5; i++) fuzz_seed(names[i], texts[i], strlen(texts[i]));
-    fuzz_words("\"separator\":\n\"token\":\n\"place\":\n\"after\"\n\"shards\":\n\"file\":\n\"tokens\":\n=\n"
-               ":\n\\\n ");
 }
 
 void fuzz_large(void) {

@@ -38,8 +38,6 @@ void fuzz_seeds(void) {
     };
     const char *const names[] = {"two_files", "twice", "none"};
     for (int i = 0; i < 3; i++) fuzz_seed(names[i], texts[i], strlen(texts[i]));
-    fuzz_words("\"weight_map\":\na.safetensors\nb.safetensors\nc.safetensors\n\"..\"\n\".\"\n"
-               "model.safetensors.index.json\n\\u002f");
 }
 
 void fuzz_large(void) {

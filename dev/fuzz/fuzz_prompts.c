@@ -17,10 +17,6 @@ void fuzz_seeds(void) {
     };
     const char *const names[] = {"text", "json", "spaces"};
     for (int i = 0; i < 3; i++) fuzz_seed(names[i], texts[i], strlen(texts[i]));
-    fuzz_words("\"prompt\":\n\"tokens\":\n\\u0000\n\\ud83d\n2147483648\n{\"prompt\":\"\"}");
-    fuzz_word("\n");
-    fuzz_word("\r\n");
-    fuzz_word("\xEF\xBB\xBF");
 }
 
 void fuzz_large(void) {

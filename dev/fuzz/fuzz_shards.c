@@ -42,7 +42,6 @@ void fuzz_seeds(void) {
     fuzz_seed("no_window", shard, make_shard(shard, 4, T, 1));
     fuzz_seed("no_token", shard, make_shard(shard, 2, 0, 1));
     fuzz_seed("outside_vocabulary", shard, make_shard(shard, 4, 9, 100));
-    fuzz_word("\x01");
 }
 
 // Token `i` of the input, read independently of the loader.

@@ -53,26 +53,18 @@ static cJSON *build_state(uint64_t big) {
 
 void fuzz_seeds(void) {
     char path[PATH_SIZE];
-    FORMAT(path, "%s/seed", fuzz_directory());
     for (int big = 0; big < 2; big++) {
         cJSON *state = build_state(big ? UINT64_MAX - 5 : 56);
         if (!big) cJSON_DeleteItemFromObject(state, "checksums");
+        FORMAT(path, "%s/%s", fuzz_seed_path, big ? "big_numbers" : "without_checksums");
         checkpoint_state_write(path, state);
-        fuzz_seed_from(big ? "big_numbers" : "without_checksums", path);
         cJSON_Delete(state);
     }
     cJSON *empty = cJSON_CreateObject();
     cJSON_AddNullToObject(empty, "step");
+    FORMAT(path, "%s/empty", fuzz_seed_path);
     checkpoint_state_write(path, empty);
-    fuzz_seed_from("empty", path);
     cJSON_Delete(empty);
-    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
-        char key[64];
-        FORMAT(key, "\"%s\":", option_rows[r].name);
-        fuzz_word(key);
-    }
-    fuzz_words("\"checksums\":\n\"xxh3_64\":\n\"bytes\":\n\"options\":\n\"detectors\":\n\"window\":\n1e15\n"
-               "9007199254740993\n\"18446744073709551616\"\n5e-324");
 }
 
 static char *saved_text(const Options *o, size_t *size) {

@@ -49,8 +49,6 @@ void fuzz_seeds(void) {
     for (uint32_t p = 0; p < PATTERN_COUNT; p++) fuzz_seed(names[p], table, make_table(table, p, p % 4, ""));
     memset(table, 0, sizeof(table));
     fuzz_seed("reason", table, make_table(table, 0, 0, "of a reason"));
-    fuzz_word("DV2TOK");
-    fuzz_word("\xff\xff\xff\xff");
 }
 
 // 256 bytes, then `vocabulary` equal tokens of `length` bytes each; the last one `added` times.
