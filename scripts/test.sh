@@ -34,10 +34,10 @@
 #   runs             the commands of README.md, the recipes of scripts/, exports of runs; help, errors and
 #                    dry runs are as in tests/golden
 #   soak             runs that are interrupted and resumed (tests/soak.sh)
-#   Hub              the class for Transformers, exported directories, and a part of these with the oldest supported
-#                    version, the previous one and the newest of the index (where a failure counts as skipped), and of
-#                    the import, with PyTorch on the CPU; the model of dev/bench in PyTorch; with --all everything with
-#                    the oldest version too, and the tests of a model that the library has
+#   Hub              the class for Transformers, exported directories, and a part of these with the previous version
+#                    and the newest of the index (where a failure counts as skipped), and of the import, with PyTorch
+#                    on the CPU; the oldest supported version imports the class; the model of dev/bench in PyTorch;
+#                    with --all everything, and the tests of a model that the library has
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer. Requires clang
 #
@@ -427,9 +427,9 @@ hub() {
     local part environment python name words
     # environment, test_NAME.py, and which of its tests run without --all
     local parts=("hub reference gradients or fixtures or loops" "hub modeling" "hub export"
-        "hub hub as_the_hub_has_them" hub{,-previous,-oldest}\ versions "hub-oldest modeling packed or generation")
-    [ $all_tests = no ] || parts=("hub reference" hub{,-oldest}\ {modeling,export,hub}
-        hub{,-previous,-oldest}\ versions)
+        "hub hub as_the_hub_has_them" hub{,-previous}\ versions "hub-oldest versions imported")
+    [ $all_tests = no ] || parts=("hub "{reference,modeling,export,hub} hub{,-previous}\ versions
+        "hub-oldest versions imported")
     build "the trainer" build/train_diffv2 || return
     for part in "${parts[@]}"; do
         read -r environment name words <<<"$part"

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from test_hub import FIXTURE_FILES, FIXTURES, HERE, NEW, WORK, arrays_of, config_of, directory
+from test_hub import FIXTURE_FILES, FIXTURES, HERE, WORK, arrays_of, config_of, directory
 from test_hub import expect_close, gradients_of_model, open_model, succeed, windows  # sets the environment
 
 import numpy as np
@@ -247,9 +247,8 @@ def test_a_tokenizer_json_is_exported_with_its_separator_and_texts_are_those_of_
         checkpoint = run_on_text(f"bpe{number}", ids, *options, vocab_size=400)
         out = exported(checkpoint, f"bpe{number}")
         tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
-        if NEW:  # transformers 5, and lm-evaluation-harness with it
-            before = AutoTokenizer.from_pretrained(out, trust_remote_code=True, add_bos_token=True)
-            assert before("a b")["input_ids"] == [0, *bpe.encode("a b", add_special_tokens=False).ids]
+        before = AutoTokenizer.from_pretrained(out, trust_remote_code=True, add_bos_token=True)
+        assert before("a b")["input_ids"] == [0, *bpe.encode("a b", add_special_tokens=False).ids]
         assert tokenizer(TEXT)["input_ids"] == ids and tokenizer("<|endoftext|>a")["input_ids"][0] == 0
         assert bpe.from_file(str(out / "tokenizer.json")).encode(TEXT).ids == ids, "training has not seen <|begin|>"
         same = (out / "tokenizer.json").read_bytes() == (place / "tokenizer.json").read_bytes()

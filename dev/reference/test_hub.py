@@ -4,7 +4,7 @@ parameter must agree for the same directory and the same tokens.
 
   tolerance  relative to the largest element of a tensor. float64 1e-10: order of summation. float32 2e-4: sums of a few
              hundred products, and gradients that are differences of larger numbers.
-  requires   PyTorch 2.4, transformers 4.57 and numpy, or later, and train_diffv2 in the root of the repository
+  requires   PyTorch 2.4, transformers 5.23 and numpy, or later, and train_diffv2 in the root of the repository
 """
 
 import json
@@ -19,7 +19,6 @@ WORK = tempfile.TemporaryDirectory(prefix="diffv2_hub_")
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MinistralConfig, MinistralForCausalLM
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -40,7 +39,6 @@ for fixture in FIXTURE_FILES.iterdir():
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
 WORST = {torch.float64: 0.0, torch.float32: 0.0}  # largest difference of a passed comparison
 remark = lambda: f"largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in float32"
-NEW = int(transformers.__version__.split(".")[0]) >= 5
 B, T, V = 3, 16, 37  # V: the smallest of the fixtures
 BATCH = f"--batch-size {B} --seq-len {T}"
 
@@ -85,7 +83,7 @@ def gradients_of_program(path):
 
 
 def open_model(path, dtype=torch.float32, model_class=AutoModelForCausalLM):
-    moe = config_of(path)["model_type"] == "mixtral" and NEW
+    moe = config_of(path)["model_type"] == "mixtral"
     more = {"experts_implementation": "eager"} if moe else {}  # the default requires widths of 16 bytes
     model, info = model_class.from_pretrained(
         path, trust_remote_code=True, dtype=dtype, output_loading_info=True, **more
@@ -95,7 +93,7 @@ def open_model(path, dtype=torch.float32, model_class=AutoModelForCausalLM):
 
 
 def same_class(model, wanted):
-    """By name: in transformers 4 an exported directory that was opened replaces the class by the copy of its code."""
+    """By name: an exported directory has a copy of the code of the class."""
     return type(model).__name__ == wanted.__name__
 
 
@@ -269,7 +267,7 @@ def test_the_most_probable_tokens_show_a_window_that_is_too_long_or_too_short_an
 OPEN_ELSEWHERE = """
 import sys, torch, transformers
 for path in sys.argv[1:]:
-    moe = '"mixtral"' in open(path + "/config.json").read() and int(transformers.__version__.split(".")[0]) >= 5
+    moe = '"mixtral"' in open(path + "/config.json").read()
     more = {"experts_implementation": "eager"} if moe else {}  # the default requires widths of 16 bytes
     model = transformers.AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, dtype=torch.float32, **more)
     batch = torch.arange(60).view(3, 20) % 37
@@ -482,9 +480,7 @@ MIXTRALS = [  # dtype, what the configuration has, size of the shards, the class
 def mixtral_directory(path, dtype="float32", shards="1GB", **changes):
     """A model of the class, which transformers saves. Returns config.json."""
     theta = changes.pop("rope_theta", None)
-    rope = {} if theta is None else {"rope_theta": theta}
-    if NEW and rope:
-        rope = {"rope_parameters": {"rope_type": "default", **rope}}
+    rope = {} if theta is None else {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
     model = MixtralForCausalLM(MixtralConfig(**{**MINISTRAL, "num_local_experts": 4, **changes, **rope}))
     written = save(model, path, dtype, shards)
     found = written.get("rope_parameters", written)["rope_theta"]

@@ -4,7 +4,7 @@ training and the library's tools. test_hub.py compares the class with the progra
 
   tolerance  float64 1e-10 of the largest element: order of summation, as in test_hub.py. Logits are compared with those
              of model.py for each row alone, gradients with those of eager attention, which test_hub.py compares.
-  requires   PyTorch 2.6, transformers 4.57, accelerate, peft and numpy, or later; not train_diffv2
+  requires   PyTorch 2.6, transformers 5.23, accelerate, peft and numpy, or later; not train_diffv2
 """
 
 import os
@@ -30,7 +30,6 @@ import model as reference
 from modeling_diffv2 import VARIANTS, DiffV2Config, DiffV2ForCausalLM, DiffV2ForSequenceClassification
 from modeling_diffv2 import eager_attention, rope_table, rotate, without_own_value
 
-NEW = int(transformers.__version__.split(".")[0]) >= 5
 V, T, L, PAD = 37, 20, 4, 36
 TOLERANCE = 1e-10
 WIDTHS = dict(
@@ -241,7 +240,7 @@ def test_gradients_are_the_same_in_every_way_of_training():
         model.gradient_checkpointing_disable()
         model.set_attn_implementation("sdpa")
         expect_equal(gradients(model, **batch), wanted, f"{what}, sdpa")
-        for implementation in ("batched_mm", "grouped_mm") if NEW and (variant, layers) in EXPERTS else ():
+        for implementation in ("batched_mm", "grouped_mm") if (variant, layers) in EXPERTS else ():
             model.float().set_experts_implementation(implementation)  # grouped_mm has no float64
             expert = model.model.layers[3].block_sparse_moe.experts[0]
             handle = expert.register_forward_hook(lambda *_: calls.clear())
@@ -252,8 +251,6 @@ def test_gradients_are_the_same_in_every_way_of_training():
 
 @torch.no_grad()
 def test_experts_compile_into_one_graph():
-    if not NEW:
-        pytest.skip("transformers 4 has no grouped products")
     model, ids = make("sink", "shared")[0].float(), tokens(1, T)
     with mock.patch.dict(os.environ, TORCHDYNAMO_DISABLE="0"), torch._dynamo.config.patch(disable=False):
         compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -424,9 +421,8 @@ def test_generation_with_a_cache_gives_the_tokens_without_it():
             found = generate(model, ids, attention_mask=mask, **options)[:, T:]
             expect_tokens(found, torch.stack(alone), f"{variant} {layers} {options}")
         prompt, greedy = rows[0][None], generate(model, rows[0][None], use_cache=False)
-        if NEW or layers == "full":  # older versions cannot crop a cache of windows, and say so
-            for options in (dict(assistant_model=helper), dict(prompt_lookup_num_tokens=3, eos_token_id=V)):
-                expect_tokens(generate(model, prompt, **options), greedy, f"{variant} {layers}, assisted")
+        for options in (dict(assistant_model=helper), dict(prompt_lookup_num_tokens=3, eos_token_id=V)):
+            expect_tokens(generate(model, prompt, **options), greedy, f"{variant} {layers}, assisted")
         expect_tokens(generate(model, prompt, cache_implementation="static"), greedy, f"{variant} {layers}, static")
 
 
@@ -555,7 +551,7 @@ def test_the_trainer_of_the_library_learns_from_padded_batches():
     trainer.args.per_device_eval_batch_size = 1
     found, row = trainer.evaluate(rows[:1])["eval_loss"], rows[0]["input_ids"]
     wanted = F.cross_entropy(model(row[None]).logits[0, :-1], row[1:], reduction="sum").item()
-    wanted /= T - 1 if NEW else T  # older versions of the Trainer count the first token too
+    wanted /= T - 1
     assert abs(found - wanted) < 1e-5, f"{found} instead of {wanted}"
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
@@ -568,8 +564,7 @@ def test_lora_adapters_train_generate_and_merge():
 
     for variant, layers in [("diff_v2", "yoco"), ("diff_v1", "shared")]:
         base, logits_of = make(variant, layers, "sdpa")
-        if NEW:
-            base.set_experts_implementation("batched_mm")  # which does not read adapters: experts become a loop
+        base.set_experts_implementation("batched_mm")  # which does not read adapters: experts become a loop
         config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear")
         model, row = get_peft_model(base, config), tokens(T)
         expect_equal(model(input_ids=row[None]).logits[0], logits_of(row), "before training")
