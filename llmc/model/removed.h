@@ -18,10 +18,8 @@ typedef struct {
 
 #define LAST_WITH_ALL "478aa6ac"
 static const Removed removed[] = {
-    {REMOVED_LOCAL, "eval-needles", NULL,
-     "data/synthetic_tasks.py needles writes these tasks as a file for --eval-choices", "b2bd9c98"},
-    {REMOVED_LOCAL, "eval-shots", NULL, "data/synthetic_tasks.py shots writes these tasks as a file for --eval-choices",
-     "b2bd9c98"},
+    {REMOVED_LOCAL, "eval-needles", NULL, "data/needles.py writes this task as a file for --eval-choices", "b2bd9c98"},
+    {REMOVED_LOCAL, "eval-shots", NULL, "--eval-choices scores the files of other tasks", "b2bd9c98"},
     {REMOVED_LOCAL, "quantize", NULL, "round the numbers of the exported model in PyTorch", LAST_WITH_ALL},
     {REMOVED_LOCAL, "probe", NULL,
      "'python3 scripts/lab probe' computes its numbers from a file of --eval --dump-qkv FILE", "773d3ea6"},

@@ -9,7 +9,7 @@ coordinates.py        the coordinate check, of plans with `coordinates`
 suggest.py            the command `suggest`: the best rate of a sweep, and options for a larger model
 fit.py                the command `fit`: the loss over size and tokens, gaps at other sizes
 scheduler.py          starts, watches and stops runs
-synthetic.py          the files of synthetic tasks, and their scores
+synthetic.py          the files of needles, and their scores
 run_directory.py      reads run.json, log.jsonl and checkpoints
 schema.py             required types of the JSON files
 option_history.py     options of a run that was resumed with others
@@ -20,7 +20,7 @@ report_tables.py      as they are shown, on the page and in Markdown
 compare.py            values by seed: estimates, gaps to the reference
 metrics.py            the table of the numbers of runs: where each is read, and what shows it
 layers.py             tables of layers: statistics, evaluations, probes of checkpoints
-evaluations.py        loss by position, recall, multiple-choice and synthetic tasks
+evaluations.py        loss by position, recall, multiple-choice tasks, needles
 measurements.py       the metrics of each run that claims are about
 currencies.py         gaps at equal tokens, FLOPs and seconds
 ngrams.py             losses of n-gram models on the data of runs

@@ -1,5 +1,5 @@
 """evaluation_figures.py: figures of evaluations: loss by position and by token frequency, associative recall,
-multiple-choice and synthetic tasks."""
+multiple-choice tasks, needles."""
 
 from . import evaluations, stats
 from .figures import figure, line, trace, view
@@ -103,7 +103,7 @@ def needle_figure(study):
     views, found = [], {lr: rows for lr in study.rates() if (rows := evaluations.synthetic(study, lr))}
     for lr, rows in found.items():
         for row in rows:
-            cells = sorted(row.get("cells", []), key=lambda c: (c["depth"], c["length"]))
+            cells = sorted(row["cells"], key=lambda c: (c["depth"], c["length"]))
             shares = [c["accuracy"]["mean"] for c in cells]
             half = lambda c: "" if (h := c["accuracy"]["half"]) is None else f" ± {100 * h:.0f}"
             star = lambda c: "*" * (c["against_chance"] == "at chance")
@@ -121,26 +121,6 @@ def needle_figure(study):
     return figure("needles", "context", "Retrieval of needles", note, views)
 
 
-def shots_figure(study):
-    """The accuracy, and its spread over orders, by the number of examples."""
-    every = {lr: [row for row in evaluations.synthetic(study, lr) or [] if "examples" in row] for lr in study.rates()}
-    points = lambda key, lr: {
-        arm: [(row["examples"], row[key]) for row in every[lr] if row["arm"] == arm] for arm in study.arms
-    }
-    chance = next((row["chance"] for rows in every.values() for row in rows), None)
-    note = (
-        "Examples of four classes, each a few tokens with one that determines the class, and then a query. Spread: the "
-        f"standard deviation of the accuracy over orders of the same examples. {OVER_SEEDS}."
-    )
-    accuracy = curves(study, lambda lr: points("accuracy", lr), chance)
-    spread = curves(study, lambda lr: points("spread", lr))
-    views = [
-        view("accuracy", "examples", "accuracy", accuracy, xlog=2),
-        view("spread over orders", "examples", "standard deviation of the accuracy", spread, xlog=2),
-    ]
-    return figure("shots", "context", "Classification after many examples", note, views)
-
-
 def all_figures(study):
     of_losses = [position_figure(study), frequency_figure(study)]
-    return [*of_losses, needle_figure(study), shots_figure(study), recall_figure(study), task_figure(study)]
+    return [*of_losses, needle_figure(study), recall_figure(study), task_figure(study)]

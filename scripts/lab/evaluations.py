@@ -1,11 +1,11 @@
 """evaluations.py: what evaluations measure, by arm: the loss by position, by token frequency and by source,
-associative recall, multiple-choice tasks (--eval-choices, from the records "choices" of the logs), and synthetic tasks
-(synthetic.py): retrieval of needles and classification after many examples.
+associative recall, multiple-choice tasks (--eval-choices, from the records "choices" of the logs), and retrieval of
+needles (synthetic.py).
 
 A score is the mean over the seeds, and a gap the paired difference to the reference's by seed, with t intervals over
 seeds. Seeds answer the same questions, whose selection causes an error that further seeds do not reduce: a score is
 compared with chance by the wider of its intervals over seeds and over questions, which is normal for multiple-choice
-tasks and Wilson's for synthetic ones.
+tasks and Wilson's for needles.
 """
 
 import re
@@ -147,15 +147,14 @@ def by_step(study, lr, name, key):
     return {arm: points for arm, points in found.items() if points}
 
 
-# ---- synthetic tasks
+# ---- needles
 
 
-def synthetic_tasks(run):
+def needles_of(run):
     """{name: scores} of the evaluation of a run."""
     name = lambda t: f"{t['asked']} of {t['needles']} needles, up to {max(c['length'] for c in t['cells'])} positions"
-    evaluation = run.eval or {}
-    found = {name(task): task for task in [evaluation.get("needles")] if task and task["cells"]}
-    return found | {f"{task['examples']} examples": task for task in evaluation.get("shots", [])}
+    task = (run.eval or {}).get("needles")
+    return {name(task): task} if task and task["cells"] else {}
 
 
 def score_of(found):
@@ -176,23 +175,17 @@ def cells(found):
 
 def synthetic_row(study, arm, lr, name):
     """The scores of an arm in a task; None without a run that has them."""
-    found = {run.seed: task for run in study.runs_of(arm, lr) if (task := synthetic_tasks(run).get(name))}
+    found = {run.seed: task for run in study.runs_of(arm, lr) if (task := needles_of(run).get(name))}
     if not found:
         return None
-    of = lambda key: lambda arm: by_seed(
-        study.runs_of(arm, lr), lambda run: synthetic_tasks(run).get(name, {}).get(key)
-    )
+    of = lambda key: lambda arm: by_seed(study.runs_of(arm, lr), lambda run: needles_of(run).get(name, {}).get(key))
     first, accuracies = next(iter(found.values())), of("accuracy")
     row = {"task": name, "arm": arm, "label": study.arms[arm]}
-    row |= {"questions": first.get("questions", first.get("queries")), **score_of(found)}
+    row |= {"questions": first["questions"], **score_of(found)}
     row |= {"exact": estimate(of("exact")(arm)), **compared(study, arm, accuracies, "accuracy")}
-    row |= {"seeds": shown_seeds(accuracies(arm))}
-    if "cells" in first:
-        return row | {"cells": cells(found)}
-    spreads = {key: estimate(of(key)(arm)) for key in ("spread", "spread_independent")}
-    return row | spreads | {"examples": first["examples"]}
+    return row | {"seeds": shown_seeds(accuracies(arm)), "cells": cells(found)}
 
 
 def synthetic(study, lr):
-    names = list(dict.fromkeys(name for run in study.runs for name in synthetic_tasks(run)))
+    names = list(dict.fromkeys(name for run in study.runs for name in needles_of(run)))
     return rows_of(study, names, lambda arm, name: synthetic_row(study, arm, lr, name), ("gap",))

@@ -28,8 +28,8 @@ rounded up; an arm with its own `tokens` is compared with arms of other lengths.
 A run with `init-from` has the --seed of its base plus CONTINUED, so that it reads other batches; the lab and its report
 name it by the seed of its base. Such an arm's `tokens` do not include those of its base, which has one rate.
 `phase = 75%:NAME=X,...` is the trainer's --phase after this share of the tokens. It may change total-batch.
-`eval-needles = 4:2` and `eval-shots = 8 32` are tasks of the evaluations. `probes = last` probes each last checkpoint,
-`all` keeps and probes all of them.
+`eval-needles = 4:2` is a task of the evaluations. `probes = last` probes each last checkpoint, `all` keeps and probes
+all of them.
 `sweep-seeds = 1 2` runs all rates with these seeds first, then each arm with `seeds` at the best rate of its sweep.
 `looks = 4 8 16` are the numbers of seeds at which claims may be judged, each at its share of the level (stats.py).
 
@@ -71,7 +71,6 @@ KEYS = {
     "coordinates": "whole numbers",
     "eval-steps": "count",
     "eval-needles": str,
-    "eval-shots": "whole numbers",
 }
 SHAPES = {"w": ("widths", ("hidden", "heads", "kv-heads", "ffn", "expert-ffn")), "d": ("depths", ("layers",))}
 # not allowed in a size or an arm
@@ -98,7 +97,6 @@ TAKEN = {
     "dump-qkv": "probes",
 }
 EVERY = {"validations": "val-every", "statistics": "stats-every", "checkpoints": "checkpoint-every"}
-EVALUATED = ("eval-needles", "eval-shots")  # synthetic tasks of the evaluation
 OWN = ("lr", "ranks", "threads")  # also names of trainer options, which a plan does not set
 SWEPT = 5  # rates of a sweep, at least
 NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
@@ -135,7 +133,7 @@ class PlannedRun:
     launcher: str = ""
     eval_steps: int = 10**6  # batches of the evaluation: all data
     probes: str = "none"  # last, all or none
-    tasks: dict = field(default_factory=dict)  # synthetic tasks of the evaluation, key -> text
+    needles: str = ""  # N:R, a task of the evaluation
     base: "PlannedRun | None" = None  # whose last checkpoint it starts from
 
 
@@ -376,8 +374,7 @@ def expand_arm(plan, arm, keys, trainer_options):
     options["keep"] = "0" if keys.get("probes") == "all" else "1"
     known = ("match", "ranks", "threads", "launcher", "eval-steps", "probes")
     of_arm = {key.replace("-", "_"): keys[key] for key in known if key in keys}
-    text = lambda value: value if isinstance(value, str) else ",".join(map(str, value))
-    of_arm["tasks"] = {key: text(keys[key]) for key in EVALUATED if key in keys}
+    of_arm["needles"] = keys.get("eval-needles", "")
     runs = []
     for seed, lr in itertools.product(keys.get("seeds", [1]), keys["lr"]):
         own = {**options, "lr": f"{lr:g}", "seed": str(seed)}

@@ -346,23 +346,19 @@ def task_scores(r):
 
 
 def synthetic(r):
-    """The scores of synthetic tasks by arm."""
+    """The scores of needles by arm."""
     rows = []
     for row in r["synthetic"]:
         rows.append(score_cells(r, row, "questions", f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]", "gap"))
-        rows[-1] += [interval(percent(row.get(key)), digits=1) for key in ("exact", "spread", "spread_independent")]
-        rows[-1] += [len(row["seeds"])]
+        rows[-1] += [interval(percent(row["exact"]), digits=1), len(row["seeds"])]
     return Table(
         "synthetic",
-        score_heads("questions", "over questions")
-        + ["most likely of all, %", "spread over orders", "of independent answers", "seeds"],
+        score_heads("questions", "over questions") + ["most likely of all, %", "seeds"],
         rows,
-        "Pairs of tokens in text, of which some are asked for; and classification after examples of four classes. The "
-        "answer is the most likely candidate. Mean over seeds; square brackets: "
-        f"{100 * r['confidence']:.0f}% t intervals over seeds. Over questions: Wilson's interval, which more seeds do "
-        "not reduce. At chance: the wider of both intervals contains chance. Spread over orders: standard deviation of "
-        "the accuracy over orders of the same examples, and what it would be if every order changed answers "
-        "independently. p: adjusted by Holm's method for the gaps.",
+        "Pairs of tokens in text, of which some are asked for. The answer is the most likely candidate. Mean over "
+        f"seeds; square brackets: {100 * r['confidence']:.0f}% t intervals over seeds. Over questions: Wilson's "
+        "interval, which more seeds do not reduce. At chance: the wider of both intervals contains chance. p: adjusted "
+        "by Holm's method for the gaps.",
     )
 
 

@@ -6,7 +6,7 @@ stop the others; the next start repeats it.
 
     OUT/lab.json       the plan and its runs
     OUT/NAME/          a run (ARM.lrX.seedN, or ARM.PRECISION.lrX.seedN), as the trainer writes it
-    OUT/tasks/         the questions of eval-needles and eval-shots
+    OUT/tasks/         the questions of eval-needles
     OUT/NAME/eval.json loss by position, recall and sinks of its last checkpoint; attention.safetensors: maps
     OUT/NAME/probe.json mechanisms of its last checkpoint, and probe-STEP.json of others, as `probes` says; CPU only
     OUT/NAME.out       the output of the trainer
@@ -224,7 +224,7 @@ def check_begun(run, directory):
                 )
 
 
-def write_tasks(plan, out, run, context):
+def write_needles(plan, out, run, context):
     try:
         synthetic.write(out, run, context)
     except synthetic.SyntheticError as error:
@@ -294,7 +294,7 @@ def perform(out, plan, size, runs, costs, trainer, jobs, a, started):
         if (out / run.name / "run.json").exists():
             check_begun(run, out / run.name)
         if not a.no_eval:
-            write_tasks(plan, out, run, costs[run.name].context)
+            write_needles(plan, out, run, costs[run.name].context)
     write_lab(out, plan, size, runs, costs, overrides(a))
     return Queue(out, runs, costs, trainer, jobs, a, started).work()
 

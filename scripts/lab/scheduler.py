@@ -26,7 +26,7 @@ ESCALATE_S = 5  # then between a signal and the next stronger one
 SPARE_S = 20  # of --minutes, at most a tenth: reserved for checkpoints; no run starts in the last SPARE_S before them
 START_S = 5  # for a launcher to start its ranks; it loses earlier signals
 PR_SET_PDEATHSIG = 1
-UNSCORED = "eval-unscored.json"  # an evaluation before scores of synthetic tasks are added
+UNSCORED = "eval-unscored.json"  # an evaluation before the scores of needles are added
 
 
 def dump_name(step):
@@ -110,7 +110,7 @@ class Queue:
     def __init__(self, out, runs, costs, trainer, jobs, arguments, started):
         self.out, self.trainer, self.places, self.arguments = out, trainer, jobs, arguments
         self.jobs = [Job(run, out / run.name, costs[run.name].flops) for run in runs]
-        self.tasks = {run.name: synthetic.files(out, run, costs[run.name].context) for run in runs}
+        self.needles = {run.name: synthetic.file_of(out, run, costs[run.name].context) for run in runs}
         self.free_gpus = gpus_of_environment(arguments.gpus)
         self.evaluates = "eval-out" in trainer.options and not arguments.no_eval
         self.probes = self.evaluates and "dump-qkv" in trainer.options and not arguments.gpus  # a probe uses the CPU
@@ -142,11 +142,11 @@ class Queue:
         names = ("val-data", "batch-size", "doc-mask", "separator", "gemm")
         kept = {k: v for k, v in job.run.options.items() if k in names}
         words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
-        tasks = self.tasks[job.run.name]
-        written = job.directory / (UNSCORED if tasks else "eval.json")
+        needles = self.needles[job.run.name]
+        written = job.directory / (UNSCORED if needles else "eval.json")
         words += ["--val-steps", str(job.run.eval_steps), "--eval-out", str(written), "--seed", "1"]
-        if tasks:
-            words += ["--eval-choices", synthetic.choices(tasks)]
+        if needles:
+            words += ["--eval-choices", synthetic.choices(job.run, needles)]
         if self.first_of_arm(job):
             words += ["--dump-attention", str(job.directory / "attention.safetensors")]
         return words + self.thread_words(job.run)
@@ -282,11 +282,11 @@ class Queue:
                 job.state, job.why = "failed", self.last_message(job, status)
 
     def score(self, job):
-        """Adds the scores of synthetic tasks to an evaluation."""
-        tasks, unscored = self.tasks[job.run.name], job.directory / UNSCORED
+        """Adds the scores of needles to an evaluation."""
+        needles, unscored = self.needles[job.run.name], job.directory / UNSCORED
         try:
-            if tasks:
-                synthetic.add_scores(tasks, unscored)
+            if needles:
+                synthetic.add_scores(needles, unscored)
             if unscored.exists():
                 unscored.replace(job.directory / "eval.json")
         except synthetic.SyntheticError as error:

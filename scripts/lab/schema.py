@@ -109,15 +109,6 @@ EVALUATION = {
         **SYNTHETIC,
         "cells": [{"length": "positive integer", "depth": "share", **SYNTHETIC}],
     },
-    "shots?": [
-        {
-            "examples": "positive integer",
-            "queries": "positive integer",
-            **SYNTHETIC,
-            "spread": "share",
-            "spread_independent": "share",
-        }
-    ],
     "attention?": {"layers": [{"*": "number or null"}]},
 }
 PERMUTED = ({"mean": "number or null", "low": "number or null", "high": "number or null"},)

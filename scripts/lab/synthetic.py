@@ -1,16 +1,23 @@
-"""synthetic.py: the synthetic tasks of a plan, as files for --eval-choices. data/synthetic_tasks.py writes them, and
-computes their scores.
+"""synthetic.py: the needles of a plan, as files for --eval-choices, and their scores. data/needles.py writes the files.
 
     OUT/tasks/NAME.bin   the questions of a task, the same for all runs with the same data and context; NAME.bin.json:
                          what they ask
+
+exact     the share of answers that are the most likely of all tokens
+interval  Wilson's, 95 %, over questions, which are independent where a model guesses
 """
 
+import collections
 import hashlib
+import json
+import math
 import subprocess
 
 import python_environment
 
-PROGRAM = python_environment.ROOT / "data/synthetic_tasks.py"
+from . import run_directory
+
+PROGRAM = python_environment.ROOT / "data/needles.py"
 
 
 class SyntheticError(Exception):
@@ -22,42 +29,76 @@ def run_program(*words):
     done = subprocess.run([*map(str, words)], capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["no message"]
-        raise SyntheticError(said[-1].removeprefix("synthetic_tasks.py: "))
+        raise SyntheticError(said[-1].removeprefix("needles.py: "))
 
 
-def run_tasks(*words):
-    run_program(python_environment.interpreter("data"), PROGRAM, *words)
+def name_of(run):
+    return f"needles-{run.needles.replace(':', '-')}"
 
 
-def files(out, run, context):
-    """{(task, value): file} of a run. context: of its model"""
+def file_of(out, run, context):
+    """The file of a run; None without a task. context: of its model"""
+    if not run.needles or "val-data" not in run.options:
+        return None
     data = "\0".join(run.options.get(key, "") for key in ("val-data", "separator"))
-    place = f"T{context}-{hashlib.sha256(data.encode()).hexdigest()[:8]}.bin"
-    tasks = [("needles", run.tasks[key]) for key in ("eval-needles",) if key in run.tasks]
-    tasks += [("shots", value) for value in run.tasks.get("eval-shots", "").split(",") if value]
-    found = tasks if "val-data" in run.options else []
-    return {(task, value): out / "tasks" / f"{task}-{value.replace(':', '-')}-{place}" for task, value in found}
+    return out / "tasks" / f"{name_of(run)}-T{context}-{hashlib.sha256(data.encode()).hexdigest()[:8]}.bin"
 
 
 def write(out, run, context):
-    """Writes the files of a run that do not exist. Raises SyntheticError."""
-    for (task, value), path in files(out, run, context).items():
-        if path.with_name(f"{path.name}.json").exists():
-            continue
-        path.parent.mkdir(exist_ok=True)
-        words = [task, value, "--val-data", run.options["val-data"], "--seq-len", context, "--out", path]
-        if "separator" in run.options:
-            words += ["--separator", run.options["separator"].partition(":")[0]]
-        run_tasks(*words)
+    """Writes the file of a run if it does not exist. Raises SyntheticError."""
+    path = file_of(out, run, context)
+    if path is None or path.with_name(f"{path.name}.json").exists():
+        return
+    path.parent.mkdir(exist_ok=True)
+    words = [run.needles, "--val-data", run.options["val-data"], "--seq-len", context, "--out", path]
+    if "separator" in run.options:
+        words += ["--separator", run.options["separator"].partition(":")[0]]
+    run_program(python_environment.interpreter("data"), PROGRAM, *words)
 
 
-def choices(found):
-    """The value of --eval-choices for files()."""
-    names = [f"{task}-{value.replace(':', '-')}" for task, value in found]
-    escaped = [str(path).replace("\\", "\\\\").replace(" ", "\\ ") for path in found.values()]
-    return " ".join(f"{name}={path}" for name, path in zip(names, escaped))
+def choices(run, path):
+    """The value of --eval-choices for the file of a run."""
+    escaped = str(path).replace("\\", "\\\\").replace(" ", "\\ ")
+    return f"{name_of(run)}={escaped}"
 
 
-def add_scores(found, evaluation):
-    """Adds the scores of the files to an evaluation. Raises SyntheticError."""
-    run_tasks("scores", evaluation, *found.values())
+def score(questions):
+    """The scores of [(right, exact, chance)]."""
+    n, z = len(questions), 1.959963984540054  # 95 %
+    accuracy, exact, chance = (sum(column) / n for column in zip(*questions))
+    middle, scale = accuracy + z * z / (2 * n), 1 + z * z / n
+    width = z * math.sqrt(accuracy * (1 - accuracy) / n + z * z / (4 * n * n))
+    low, high = max(0, (middle - width) / scale), min(1, (middle + width) / scale)
+    return {"accuracy": accuracy, "low": low, "high": high, "exact": exact, "chance": chance}
+
+
+def scores(task, found):
+    """The "needles" of an evaluation. task: what the file asks; found: the answers to it, of --eval-out"""
+    rows = zip(found["answers"], found["most_likely"], task["labels"], task["candidates"], strict=True)
+    questions = [(best == label, exact, 1 / candidates) for best, exact, label, candidates in rows]
+    of_place = collections.defaultdict(list)
+    for place, question in zip(task["places"], questions, strict=True):
+        of_place[tuple(place)].append(question)
+    deepest = max(depth for _, depth in of_place)
+    cells = [
+        {"length": length, "depth": depth / deepest, "questions": len(asked), **score(asked)}
+        for (length, depth), asked in sorted(of_place.items())
+    ]
+    facts = {key: task[key] for key in ("needles", "asked", "symbols", "words")}
+    return facts | {"questions": len(questions), **score(questions), "cells": cells}
+
+
+def add_scores(path, evaluation):
+    """Adds the scores of a file to an evaluation. Raises SyntheticError."""
+    description = path.with_name(f"{path.name}.json")
+    try:
+        task, whole = (json.loads(file.read_text(encoding="utf-8")) for file in (description, evaluation))
+        found = [t for t in whole.get("choices") or [] if t["fingerprint"] == task["fingerprint"] and "answers" in t]
+        if not found:
+            raise SyntheticError(f"{evaluation} has no answers to {path}")
+        whole["needles"] = scores(task, found[0])
+    except OSError as error:
+        raise SyntheticError(f"{error.filename}: {error.strerror}") from None
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise SyntheticError(f"{description}: damaged, or not of {evaluation}") from None
+    run_directory.write_atomic(evaluation, json.dumps(whole) + "\n")

@@ -25,7 +25,7 @@ from .measurements import METRICS
 from .run_directory import RunError
 from .table import as_html
 from .test_report import NGRAMS, STEPS, edit, made_run, near, read_log, write_log
-from .test_tasks import add_scores, measured as synthetic_scores
+from .test_tasks import add_scores, measured as needle_scores
 from .testing import HERE, ROOT, expect_error, has, raises, rewrite, run_lab, write_shard
 from .trainer import Cost
 
@@ -453,7 +453,7 @@ def test_seeds_are_paired_by_number_where_an_arm_lacks_one(tmp_path):
         found["recall"] = [cell | {"exact": base[seed] / 10} for cell in found["recall"]]
         for layer in found["attention"]["layers"]:
             layer["hidden_max"] = math.exp(base[seed])
-        synthetic_scores(found, base[seed] / 10, 0.25, (0.25, 0.25))
+        needle_scores(found, base[seed] / 10, 0.25)
         add_scores(run, "task", {STEPS: base[seed] / 10})
         (run / "eval.json").write_text(json.dumps(found))
 
@@ -469,7 +469,7 @@ def test_seeds_are_paired_by_number_where_an_arm_lacks_one(tmp_path):
     assert [round(row["gap"]["mean"], 9) for row in r["by_position"]["a"]] == [round(expected, 9)] * 5
     same = [row["exact_gap"] for row in r["recall"]["a"]]
     same += [row.get("gap") or row["accuracy_gap"] for row in r["tasks"] + r["synthetic"] if row["arm"] == "a"]
-    assert [(gap["mean"], gap["n"]) for gap in same] == [(0, 3)] * 6, same
+    assert [(gap["mean"], gap["n"]) for gap in same] == [(0, 3)] * 4, same
     costs = {row["arm"]: row for row in r["long_context"]["costs"] if row["what"] == "loss"}
     near(costs["baseline-w"]["cost"]["mean"], -0.02 + (0.5 + 3 + 2) / 3, 1e-9)
     near(costs["a-w"]["cost"]["mean"], -0.06 - expected + (0.5 + 1 + 2) / 3, 1e-9)

@@ -1,21 +1,20 @@
-"""Tests of synthetic_tasks.py: prompts against an independent reading of them, guesses, scores by hand, and the answers
-of the trainer."""
+"""Tests of needles.py: prompts against an independent reading of them, guesses, and the answers of the trainer."""
 
 import itertools
 import json
-import math
 import os
 import random
 import struct
 import subprocess
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
-import synthetic_tasks as tasks
+import pytest
+import needles as tasks
 import xxhash
 from choices import read_choices
+from lab import synthetic
 from shards import write_shard
 from test_choices import run_here
 
@@ -24,7 +23,6 @@ TRAINER = Path(os.environ.get("TRAIN_DIFFV2", HERE.parent / "train_diffv2")).abs
 FIRST_SYMBOL, FIRST_TEXT, TEXT = 10, 200, 300
 NEEDLES = [255, 256, 29, 258, 259, 261, 262, 30, 25, 21, 15, 31, 264, 265, 32, 267, 268, 33, 270, 271, 273, 274, 35]
 NEEDLES += [276, 277, 38, 28, 279, 280, 37, 282, 283, 285, 286, 39, 36, 34, 21, 15, 30]
-SHOTS = [29, 29, 16, 14, 15, 23, 18, 10, 16, 28, 19, 14, 22, 17, 27, 11, 22, 21, 26, 24, 29, 13, 23]
 
 
 def made_words(count):
@@ -52,7 +50,8 @@ def expect_needles(found, needles, asked, length, words):
     of_pair = {i for c in candidates for i in (tokens.index(c) - 1, tokens.index(c))}
     drawn, rest = {tokens[i] for i in of_pair}, [t for i, t in enumerate(tokens) if i not in of_pair]
     assert len(rest) == text and not drawn & set(rest), "the text has tokens of pairs"
-    starts = [i for i in range(TEXT) if rest == list(itertools.islice(words.text_from(i, drawn), text))]
+    without = lambda i: [t for t in 2 * (words.text[i:] + words.text[:i]) if t not in drawn]  # around the end
+    starts = [i for i in range(TEXT) if words.text[i] == rest[0] and rest == without(i)[:text]]
     assert starts, "the rest is not the text"
     keys = []
     for q, (example, depth) in enumerate(found):
@@ -82,11 +81,9 @@ def test_needles_are_at_their_depths_and_their_keys_and_values_nowhere_else(tmp_
 
 
 def test_prompts_are_those_that_the_trainer_drew(tmp_path):
-    # Those that the trainer drew, of the same key and symbols, before these tasks became files.
+    # Those that the trainer drew, of the same key and symbols, before the task became a file.
     found = tasks.needle_questions(4, 2, 40, 1, made_words(30), 12345)
     assert found[-1][0].context == NEEDLES and [e.label for e, _ in found] == [0, 0], found
-    made = list(itertools.islice(tasks.shot_set(5, 2, made_words(20), 12345), 7))
-    assert made[6].context == SHOTS and values_of(made[6]) == [10, 11, 14, 24] and made[6].label == 0, made[6]
 
 
 def first_of(example):
@@ -99,20 +96,17 @@ GUESSES = {  # a model: an example -> the logits of its candidates
     "last": lambda e: [first_of(e)[v] for v in values_of(e)],
     "low ids": lambda e: [-v for v in values_of(e)],
     "high ids": values_of,
-    "by key": lambda e: [tasks.bits(e.context[-1], v) >> 40 for v in values_of(e)],
+    "by key": lambda e: [tasks.mix(e.context[-1] ^ tasks.mix(v)) >> 40 for v in values_of(e)],
     "knows": lambda e: [float(i == e.label) for i in range(len(e.completions))],
 }
 
 
 def test_a_guess_is_right_by_chance_and_an_answer_always(tmp_path):
     words = made_words(40)
-    parts = {1 / 2: (2, 1), (1 / 4 + 1 / 3) / 2: (4, 2), sum(1 / n for n in range(2, 7)) / 5: (6, 5), 1 / 4: None}
+    parts = {1 / 2: (2, 1), (1 / 4 + 1 / 3) / 2: (4, 2), sum(1 / n for n in range(2, 7)) / 5: (6, 5)}
     for chance, part in parts.items():
-        if part:
-            prompts = [tasks.needle_questions(*part, 50, i % 5, words, tasks.mix(i)) for i in range(3000)]
-            examples = [example for prompt in prompts for example, _ in prompt]
-        else:
-            examples = [example for number in range(150) for example in tasks.shot_set(9, number, words, 5)]
+        prompts = [tasks.needle_questions(*part, 50, i % 5, words, tasks.mix(i)) for i in range(3000)]
+        examples = [example for prompt in prompts for example, _ in prompt]
         got = sum(1 / len(e.completions) for e in examples) / len(examples)
         assert abs(got - chance) < 1e-9, ("chance is", got)
         shares = {}
@@ -124,74 +118,13 @@ def test_a_guess_is_right_by_chance_and_an_answer_always(tmp_path):
         assert shares["nothing"] == shares["low ids"], "of equal logits not the first"
 
 
-def rule_of(tokens, count):
-    """{trigger: label} of `count` examples, each of which has one trigger."""
-    rows = [tokens[4 * e : 4 * e + 4] for e in range(count)]
-    labels, of = {row[3] for row in rows}, {}
-    for row in rows:
-        for token in row[:3]:
-            of.setdefault(token, set()).add(row[3])
-    assert not labels & set(of), "a label is in an example"
-    rule = {token: min(seen) for token, seen in of.items() if len(seen) == 1}
-    assert all(sum(t in rule for t in row[:3]) == 1 for row in rows), "an example has not one trigger"
-    assert len(labels) == 4, (len(labels), "labels")
-    return rule
-
-
-def test_examples_of_a_set_follow_a_rule_that_its_query_requires_in_several_orders(tmp_path):
-    count, words, sets = 64, made_words(12), []  # of four fillers, each is seen with several labels
-    for number in range(3):
-        found = list(tasks.shot_set(count, number, words, 5))
-        assert len(found) == 20, len(found)
-        for place, e in enumerate(found):
-            assert len(e.context) == 4 * count + 3, len(e.context)
-            rule, query = rule_of(e.context, count), e.context[4 * count :]
-            assert [rule[t] for t in query if t in rule] == [values_of(e)[e.label]], "triggers of the query"
-            times = Counter(e.context[3 : 4 * count : 4])
-            assert sorted(times) == values_of(e) and set(times.values()) == {count // 4}, times
-            sort = lambda e: sorted(e.context[i : i + 4] for i in range(0, 4 * count, 4))
-            assert sort(e) == sort(found[0]), "other examples"
-            assert query == found[place % 4].context[4 * count :], "another query"
-            assert sort(e) != [e.context[i : i + 4] for i in range(0, 4 * count, 4)], "examples are sorted"
-        assert len({values_of(e)[e.label] for e in found[:4]}) == 4, "a class is not asked for"
-        sets.append(sort(found[0]))
-    assert sets[0] != sets[1] != sets[2], "sets are the same"
-
-
-def test_orders_of_examples_differ(tmp_path):
-    for number in (0, 1):
-        found = [tuple(e.context) for e in tasks.shot_set(16, number, made_words(40), 5)]
-        assert len(set(found[::4])) == 5, "orders are the same"
-
-
-def test_intervals_of_shares_equal_those_of_wilson(tmp_path):
-    cases = (10, 20, 0.299298, 0.700702), (0, 10, 0, 0.277533), (10, 10, 0.722467, 1), (30, 100, 0.218949, 0.395849)
-    said = ("above chance", "at chance", "above chance", "at chance", "below chance")
-    for (right, asked, low, high), verdict in zip((*cases, (10, 100, 0.055229, 0.174366)), said):
-        s = tasks.score([(i < right, False, 0.25) for i in range(asked)])
-        assert abs(s["low"] - low) < 1e-6 and abs(s["high"] - high) < 1e-6, (right, asked, s)
-        assert tasks.verdict(s) == verdict and s["chance"] == 0.25 and s["exact"] == 0, s
-
-
-def test_the_spread_over_orders_equals_a_calculation_by_hand(tmp_path):
-    # Of two sets: in the first all queries are right in orders 0 and 1 only; in the second one query, in order 3.
-    first, second = [1] * 8 + [0] * 12, [0] * 14 + [1] + [0] * 5
-    variance, one = (2 * 0.6**2 + 3 * 0.4**2) / 4, (0.8**2 + 4 * 0.2**2) / 4 / 16
-    for rights, sets, wanted in (
-        (first, 1, (variance, variance / 4)),
-        (first + second, 2, (variance + one, variance / 4 + one)),
-    ):
-        got = tasks.spreads(rights)
-        assert all(abs(g - math.sqrt(w / sets)) < 1e-12 for g, w in zip(got, wanted)), (got, wanted)
-
-
 def test_words_are_tokens_of_letters_after_a_space_or_capitals_and_digits(tmp_path):
     for text, word in ((b" abc", 1), (b" ab", 0), (b"abcd", 0), (b" ab1", 0), (" naïve".encode(), 1), (b" abc ", 0)):
         assert tasks.is_word(text) == bool(word), text
     assert [v for v in range(256) if tasks.is_byte_word(v)] == [*b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"], "bytes"
 
 
-def write_table(path, texts, separator=tasks.NONE):
+def write_table(path, texts, separator=2**32 - 1):
     head = struct.pack("<8s12I", b"DV2TOK\0\1", 1, len(texts), 0, 0, separator, *[0] * 4, len(b"".join(texts)), 0, 0)
     data = head + struct.pack(f"<{len(texts)}I", *map(len, texts)) + b"".join(texts)
     path.write_bytes(data + struct.pack("<Q", xxhash.xxh64(data).intdigest()))
@@ -224,32 +157,28 @@ def test_the_text_has_no_separators_and_symbols_are_its_most_frequent_words(tmp_
 
 
 def run_tasks(*words):
-    """synthetic_tasks.py, in this process, since the tests start it often."""
-    return run_here(tasks, "synthetic_tasks.py", *words)
+    """needles.py, in this process, since the tests start it often."""
+    return run_here(tasks, "needles.py", *words)
 
 
-def test_mistakes_in_tasks_are_named_in_one_line(tmp_path):
+def test_mistakes_are_named_in_one_line(tmp_path):
     byte_shard(tmp_path / "val.bin", 12)
-    needles, shots = "needles '{}' is not accepted: ", "shots '{}' is not accepted: "
-    cases = [(f"needles {x}", needles.format(x) + "it must be N:R, such as 4:2") for x in ("4", "4:2,", ":2", "4:+2")]
-    cases += [("needles 4294967300:2", needles.format("4294967300:2") + "it must be N:R")]
-    cases += [(f"needles {x}", needles.format(x) + "N must be 2 to 64") for x in ("1:1", "65:1")]
-    cases += [(f"needles {x}", needles.format(x) + "R must be 1 to N - 1: the last") for x in ("4:4", "4:0")]
-    cases += [("needles 4:2 --seq-len 59", "needles 4:2 requires --seq-len 60 or more, and it is 59")]
-    cases += [(f"shots {x}", shots.format(x) + "it must be a number of examples") for x in ("4,", "8:9", "9999999999")]
-    cases += [("shots 3", shots.format("3") + "K must be at least 4, one example per class")]
-    cases += [("shots 64 --seq-len 258", "shots 64 requires --seq-len 259 or more, and it is 258")]
-    cases += [("shots 999999999", "shots 999999999 requires --seq-len 3999999999 or more")]
-    cases += [("needles 26:2 --seq-len 260", "53 different tokens are required in the first 64 validation windows")]
-    cases += [(f"shots 4 --val-data {tmp_path}/none.bin", f"--val-data {tmp_path}/none.bin: no such shards")]
-    cases += [(f"shots 4 --val-data a={tmp_path}:1", "a mixture of corpora; specify one of them")]
-    cases += [("shots 4 --seq-len 2000", "no shard has 2001 tokens, a window of --seq-len 2000")]
-    cases += [(f"shots 4 --tokenizer {tmp_path}/val.bin", "val.bin: not a tokenizer.bin, or damaged")]
-    cases += [(f"shots 4 --out {tmp_path}/none/x", "none/x")]
+    needles = "needles '{}' is not accepted: "
+    cases = [(x, needles.format(x) + "it must be N:R, such as 4:2") for x in ("4", "4:2,", ":2", "4:+2")]
+    cases += [("4294967300:2", needles.format("4294967300:2") + "it must be N:R")]
+    cases += [(x, needles.format(x) + "N must be 2 to 64") for x in ("1:1", "65:1")]
+    cases += [(x, needles.format(x) + "R must be 1 to N - 1: the last") for x in ("4:4", "4:0")]
+    cases += [("4:2 --seq-len 59", "needles 4:2 requires --seq-len 60 or more, and it is 59")]
+    cases += [("26:2 --seq-len 260", "53 different tokens are required in the first 64 validation windows")]
+    cases += [(f"4:2 --val-data {tmp_path}/none.bin", f"--val-data {tmp_path}/none.bin: no such shards")]
+    cases += [(f"4:2 --val-data a={tmp_path}:1", "a mixture of corpora; specify one of them")]
+    cases += [("4:2 --seq-len 2000", "no shard has 2001 tokens, a window of --seq-len 2000")]
+    cases += [(f"4:2 --tokenizer {tmp_path}/val.bin", "val.bin: not a tokenizer.bin, or damaged")]
+    cases += [(f"4:2 --out {tmp_path}/none/x", "none/x")]
     for words, said in cases:
-        given = dict(itertools.zip_longest(*[iter(words.split()[2:])] * 2))
+        given = dict(itertools.zip_longest(*[iter(words.split()[1:])] * 2))
         options = {"--val-data": tmp_path / "val.bin", "--seq-len": 100, "--out": tmp_path / "x.bin"} | given
-        r = run_tasks(*words.split()[:2], *(word for option in options.items() for word in option))
+        r = run_tasks(words.split()[0], *(word for option in options.items() for word in option))
         assert r.returncode == 1 and said in r.stderr and len(r.stderr.splitlines()) == 1, (
             words,
             r.returncode,
@@ -264,44 +193,36 @@ def train(*words):
     return r.stdout
 
 
-def test_the_trainer_answers_synthetic_tasks_whatever_the_batches(tmp_path):
+def test_the_trainer_answers_questions_whatever_the_batches(tmp_path):
     letters = random.Random(1).choices(b"abcdefghijklmnopqrstuvwxyz ", k=6000)
     write_shard(tmp_path / "val.bin", np.array(letters, "<u2"))
     size = "--layers 1 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 --ffn 16 --seq-len 52 --total-batch 52"
     data, out = ("--train-data", tmp_path / "val.bin", "--val-data", tmp_path / "val.bin"), tmp_path / "run"
     train(*data, *size.split(), "--batch-size", 1, "--steps", 2, "--out", out)
-    files = {"needles": ("needles", "3:2"), "shots-9": ("shots", "9"), "shots-4": ("shots", "4")}
-    for name, task in files.items():
-        r = run_tasks(*task, "--val-data", tmp_path / "val.bin", "--seq-len", 52, "--out", tmp_path / name)
-        assert r.returncode == 0 and "tokens" in r.stdout, (r.stdout, r.stderr)  # lower-case letters are no words
-    given, found = " ".join(f"{name}={tmp_path / name}" for name in files), []
+    file, found = tmp_path / "needles.bin", []
+    r = run_tasks("3:2", "--val-data", tmp_path / "val.bin", "--seq-len", 52, "--out", file)
+    assert r.returncode == 0 and "tokens" in r.stdout, (r.stdout, r.stderr)  # lower-case letters are no words
     for batch in (3, 7):
         init = ("--init", out / "checkpoints/step_00000002", "--val-data", tmp_path / "val.bin", "--val-steps", 2)
-        train("--eval", *init, "--batch-size", batch, "--eval-choices", given, "--eval-out", tmp_path / "eval.json")
-        r = run_tasks("scores", tmp_path / "eval.json", *(tmp_path / name for name in files))
-        assert r.returncode == 0 and "retrieval of 2 of 3 needles" in r.stdout and "K = 9: " in r.stdout, r.stderr
+        words = ("--eval-choices", f"needles={file}", "--eval-out", tmp_path / "eval.json")
+        train("--eval", *init, "--batch-size", batch, *words)
+        synthetic.add_scores(file, tmp_path / "eval.json")
         found.append(json.loads((tmp_path / "eval.json").read_text()))
-    assert all(found[0][key] == found[1][key] for key in ("needles", "shots")), "other batches give other scores"
+    assert found[0]["needles"] == found[1]["needles"], "other batches give other scores"
     task = found[0]["needles"]
     assert task["questions"] == sum(c["questions"] for c in task["cells"]) == 2000 and len(task["cells"]) == 20, task
+    assert {c["depth"] for c in task["cells"]} == {0, 0.25, 0.5, 0.75, 1} and "loss" in found[0], task
     assert abs(task["chance"] - (1 / 3 + 1 / 2) / 2) < 1e-12 and task["words"] is False, task["chance"]
-    assert [row["examples"] for row in found[0]["shots"]] == [4, 9] and "loss" in found[0], found[0].keys()
     # accuracies are those of the trainer, and answers those of the labels in the file
-    for choice in found[0]["choices"]:
-        labels = [e.label for e in read_choices(tmp_path / choice["name"])[1]]
-        right = sum(a == b for a, b in zip(choice["answers"], labels, strict=True)) / len(labels)
-        scores = {"needles": task} | {f"shots-{row['examples']}": row for row in found[0]["shots"]}
-        assert abs(right - choice["accuracy"]) < 1e-12 and abs(scores[choice["name"]]["accuracy"] - right) < 1e-12, (
-            choice["name"]
-        )
-    wrong = SimpleNamespace(other=json.dumps({"choices": []}), list="[]", broken="{")
-    for text, said in (
-        (wrong.other, "no answers to this file"),
-        (wrong.list, "not what --eval-out"),
-        (wrong.broken, "not what"),
+    (choice,), labels = found[0]["choices"], [e.label for e in read_choices(file)[1]]
+    right = sum(a == b for a, b in zip(choice["answers"], labels, strict=True)) / len(labels)
+    assert abs(right - choice["accuracy"]) < 1e-12 and abs(task["accuracy"] - right) < 1e-12
+    for text, path, said in (
+        (json.dumps({"choices": []}), file, "has no answers to"),
+        ("[]", file, "damaged, or not of"),
+        ("{", file, "damaged, or not of"),
+        ("{}", tmp_path / "val.bin", "val.bin.json: No such file"),
     ):
         (tmp_path / "other.json").write_text(text)
-        r = run_tasks("scores", tmp_path / "other.json", tmp_path / "needles")
-        assert r.returncode == 1 and said in r.stderr and len(r.stderr.splitlines()) == 1, r.stderr
-    r = run_tasks("scores", tmp_path / "eval.json", tmp_path / "val.bin")
-    assert r.returncode == 1 and "val.bin.json: No such file" in r.stderr and len(r.stderr.splitlines()) == 1, r.stderr
+        with pytest.raises(synthetic.SyntheticError, match=said):
+            synthetic.add_scores(path, tmp_path / "other.json")
