@@ -107,7 +107,7 @@ static int number(const char *text, int least) {
 }
 
 #include "bench_cuda_kernels.h"
-#include "bench_cuda_decode.h"
+#include "bench_decode.h"
 #include "bench_cuda_attention.h"
 
 // ---------------------------------------------------------------------------------------------------

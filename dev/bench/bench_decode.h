@@ -1,25 +1,49 @@
 /*
-bench_decode.h: speed of generation: one more token of each sequence, prompts, and windows (bench.c). Included after
-bench_operations.h.
+bench_decode.h: generation with a key/value cache. In bench.c: one more token of each sequence, prompts, and attention
+with windows, blocks and pairs; included after bench_operations.h. In bench_cuda.cu: the operations of a token at
+several contexts, and whole steps of a model; included after bench_cuda_kernels.h.
+
+The arms have the same key/value heads, and so, except with YOCO, caches of the same size; DIFF V1 reads the values
+twice. Their measurements alternate, and ratios to the first arm are of one round.
 */
 #pragma once
 
-// The shape is that of bench.preset, with NH heads times `heads` and the same key/value heads: all arms but that with
-// YOCO have caches of the same size.
 typedef struct {
     const char *name, *attention;
-    double heads;
+    double heads; // times the preset's NH
     bool yoco;
     int sparse; // blocks of 64 positions
 } DecodeArm;
 static const DecodeArm decode_arms[] = {
     {"Transformer NH", "baseline", 1, false, 0},   {"Transformer 1.5 NH", "baseline", 1.5, false, 0},
     {"Transformer 2 NH", "baseline", 2, false, 0}, {"DIFF V1", "diff_v1", 1, false, 0},
-    {"DIFF V2 sparse", "diff_v2", 1, false, 8},    {"DIFF V2", "diff_v2", 1, false, 0},
+    {"DIFF V2", "diff_v2", 1, false, 0},           {"DIFF V2 sparse", "diff_v2", 1, false, 8},
     {"DIFF V2 YOCO", "diff_v2", 1, true, 0},
 };
-enum { DECODE_ARMS = sizeof(decode_arms) / sizeof(decode_arms[0]), DECODE_SHORTEST = 1024, SPARSE_SIZE = 64 };
+enum { ARM_DIFF_V2 = 4, ARM_YOCO = 6, SPARSE_SIZE = 64 };
+#ifdef DEVICE_OPS
+enum { DECODE_ARMS = ARM_DIFF_V2 + 1, DECODE_ROUNDS = 5, DECODE_STEPS = 8 };
+#else
+enum { DECODE_ARMS = ARM_YOCO + 1, DECODE_SHORTEST = 1024 };
+static int decode_window(void) { return bench_layers.window ? bench_layers.window : 512; }
+#endif
 
+// A model for generation, without memory. On a device its layers have the traits of the options.
+static void decode_plan(Model *model, const char *preset, const DecodeArm *arm, int NKV, int B, int T) {
+    ModelConfig c;
+    Problem problem;
+    CHECK(find_model(&c, preset, arm->attention, NKV, T), "no preset '%s'", preset);
+    c.NH = (int)(arm->heads * c.NH);
+#ifndef DEVICE_OPS
+    c.yoco = arm->yoco;
+    c.sparse_blocks = arm->sparse, c.sparse_size = SPARSE_SIZE;
+    c.window = arm->yoco ? decode_window() : 0, c.full_every = 0;
+#endif
+    CHECK(model_config_problems(&c, &problem, 1) == 0, "%s", problem);
+    plan_config(model, &c, B, T, FOR_GENERATION);
+}
+
+#ifndef DEVICE_OPS
 // With one thread the time of the CPU, which other processes on the machine change less.
 static double decode_now(void) {
     struct timespec t;
@@ -33,20 +57,9 @@ static double decode_bandwidth(void) {
     return sizeof(float) * (double)PROBE_COUNT / (decode_now() - start);
 }
 
-static int decode_window(void) { return bench_layers.window ? bench_layers.window : 512; }
-static void decode_plan(Model *model, const DecodeArm *arm, int B, int T) {
-    ModelConfig c;
-    CHECK(find_model(&c, bench.preset, arm->attention, 0, T), "no preset '%s'", bench.preset);
-    c.NH = (int)(arm->heads * c.NH);
-    c.yoco = arm->yoco;
-    c.sparse_blocks = arm->sparse, c.sparse_size = SPARSE_SIZE;
-    c.window = arm->yoco ? decode_window() : 0, c.full_every = 0;
-    plan_config(model, &c, B, T, FOR_GENERATION);
-}
-
 // A model for generation whose caches are full.
 static void decode_open(BenchModel *b, const DecodeArm *arm, int B, int T) {
-    decode_plan(&b->model, arm, B, T);
+    decode_plan(&b->model, bench.preset, arm, 0, B, T);
     bench_alloc(b);
     for (int l = 0; l < b->model.plan.config.L; l++) {
         size_t count = (size_t)B * (size_t)cache_capacity(&b->model.plan, l) * (size_t)b->model.plan.dims.kv_rows;
@@ -114,7 +127,7 @@ static double decode_memory(int B, int T) {
     double bytes = 0;
     for (int i = 0; i < DECODE_ARMS; i++) {
         Model model;
-        decode_plan(&model, &decode_arms[i], B, T);
+        decode_plan(&model, bench.preset, &decode_arms[i], 0, B, T);
         bytes += (double)(model.plan.params_bytes + model.plan.activations_bytes + model.plan.workspace_bytes);
         plan_free(&model.plan);
     }
@@ -194,9 +207,9 @@ static void table_decode(void) {
 static void table_prefill(void) {
     printf("\nprefill %s, window of YOCO %d: seconds of a prompt, tokens/s\n"
            "  context  %22s %22s %22s\n",
-           bench.preset, decode_window(), decode_arms[0].name, decode_arms[DECODE_ARMS - 2].name,
-           decode_arms[DECODE_ARMS - 1].name);
-    static const int arms[] = {0, DECODE_ARMS - 2, DECODE_ARMS - 1};
+           bench.preset, decode_window(), decode_arms[0].name, decode_arms[ARM_DIFF_V2].name,
+           decode_arms[ARM_YOCO].name);
+    static const int arms[] = {0, ARM_DIFF_V2, ARM_YOCO};
     double last[3] = {0, 0, 0}; // seconds at half the length
     for (int T = DECODE_SHORTEST; T <= bench.longest; T *= 2) {
         printf("  %7d", T);
@@ -340,3 +353,103 @@ static void table_pairs(void) {
         plan_free(&model.plan);
     }
 }
+
+#else
+
+// attention_decode of a layer, all key sets, after `context` positions of each sequence; or cache_store of a position.
+static OpSize decode_size(const char *preset, int arm, int NKV, int B, int context, bool store) {
+    Model m;
+    decode_plan(&m, preset, &decode_arms[arm], NKV, B, context);
+    const AttentionDims *d = &m.plan.dims;
+    const int sets = m.plan.config.attention->key_sets, capacity = cache_capacity(&m.plan, 0),
+              padding = d->fused_ld - d->NQ * d->QD;
+    OpSize stored = {
+        OP_CACHE_STORE, decode_arms[arm].name, {B, 1, capacity, d->kv_rows, d->fused_ld, context - 1}, {0, 0}};
+    OpSize read = {OP_DECODE,
+                   decode_arms[arm].name,
+                   {B, d->NQ / sets, d->NV, d->QD, d->DV, sets, padding, capacity, context - 1, 0, 1},
+                   {0, 0}};
+    model_free(&m, false);
+    return store ? stored : read;
+}
+
+// One context: every arm in each of the rounds.
+static void decode_context(const char *preset, int NKV, int B, int context, bool store) {
+    int rounds = bench_tiny ? 2 : DECODE_ROUNDS;
+    double ms[DECODE_ARMS][DECODE_ROUNDS];
+    KernelCase cases[DECODE_ARMS];
+    for (int round = 0; round < rounds; round++)
+        for (int arm = 0; arm < DECODE_ARMS; arm++) {
+            KernelOperation of(decode_size(preset, arm, NKV, B, context, store), false);
+            ms[arm][round] = of.ms();
+            cases[arm] = of.k;
+        }
+    for (int arm = 0; arm < DECODE_ARMS; arm++) {
+        double own[DECODE_ROUNDS], first_arm[DECODE_ROUNDS]; // medians sort
+        char of[100];
+        memcpy(own, ms[arm], sizeof(own));
+        memcpy(first_arm, ms[0], sizeof(own));
+        FORMAT(of, "%s, B %d, context %d", decode_arms[arm].name, B, context);
+        kernel_record_rounds(cases[arm].name, of, own, first_arm, rounds, decode_arms[0].name, "");
+        kernel_record(cases[arm], median(own, rounds));
+    }
+}
+
+static void run_decode(const char *preset, int NKV, int B, int count, char **contexts) {
+    device_start();
+    kernels_open(1, kernels_pool());
+    ops_init(1);
+    kernel_peaks();
+    for (int i = 0; i < count; i++)
+        for (int store = 0; store < 2; store++) decode_context(preset, NKV, B, number(contexts[i], 1), store != 0);
+    kernels_close();
+}
+
+// Random keys and values of all positions: uniform, as those of kernels_open.
+static void decode_fill(Model *m) {
+    for (int l = 0; l < m->plan.config.L; l++)
+        kernel_fill((char *)m->acts.layers[l].kv,
+                    (size_t)m->plan.B * cache_capacity(&m->plan, l) * m->plan.dims.kv_rows * sizeof(floatX), FLOATX);
+}
+
+// What a step reads of a position to which every layer attends.
+static size_t decode_position_bytes(const ModelPlan *plan) {
+    size_t bytes = 0;
+    for (int l = 0; l < plan->config.L; l++) {
+        AttentionShape s = key_set(plan, l, 0, 1, 1, 0).shape;
+        bytes += (size_t)(plan->config.attention->key_sets * s.NKV * (s.D + s.DV)) * sizeof(floatX);
+    }
+    return bytes;
+}
+
+// For each line on stdin with a context, prints the milliseconds of a step that decodes one token of each sequence
+// after that many positions: the median of several.
+static void run_decode_turns(const char *preset, const char *attention, int NKV, int B, int T) {
+    BenchModel b;
+    kernels_open(1, (size_t)32 << 20);
+    bench_open(&b, preset, attention, NKV, B, T, FOR_GENERATION);
+    decode_fill(&b.model);
+    float *logits = (float *)checked_calloc((size_t)B * (size_t)b.model.plan.config.V, sizeof(float));
+    int *first = (int *)checked_calloc((size_t)B, sizeof(int));
+    printf("%zu bytes of weights, %zu bytes of keys and values of a position\n", b.model.plan.params_bytes,
+           decode_position_bytes(&b.model.plan));
+    fflush(stdout);
+    for (int context; scanf("%d", &context) == 1;) {
+        double ms[DECODE_STEPS];
+        CHECK(context > 0 && context <= T, "a context of %d; the cache has room for %d positions", context, T);
+        for (int i = 0; i < B; i++) first[i] = context - 1;
+        for (int step = 0; step < DECODE_STEPS; step++) {
+            double start = now_seconds();
+            model_decode(&b.model, b.tokens, first, B, logits);
+            ms[step] = 1e3 * (now_seconds() - start);
+        }
+        CHECK(isfinite((double)logits[0]), "the logits of a model with random weights are not finite");
+        printf("%.5f\n", median(ms, DECODE_STEPS));
+        fflush(stdout);
+    }
+    free(first);
+    free(logits);
+    bench_close(&b);
+    kernels_close();
+}
+#endif
