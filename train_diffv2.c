@@ -27,7 +27,6 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/predict/dry_run.h"
 #include "llmc/options/environment.h"
 #include "llmc/evaluate/evaluation.h"
-#include "llmc/run/gemm_tuning.h"
 #include "llmc/evaluate/generated_text.h"
 #include "llmc/evaluate/gradient_dump.h"
 #include "llmc/run/inputs.h"
@@ -1213,11 +1212,6 @@ static void run_load(Run *run, const Resume *resume) {
     if (!loaded && run->mode == MODE_GENERATE)
         warn("--generate: the weights are random; --out DIR --resume or --init DIR loads those of a model");
     params_changed(&run->model.state);
-    EvaluationModel m = evaluation_model(&run->model);
-    if (o->tune_gemm && mode_rows[run->mode].purpose == FOR_TRAINING) {
-        start_phase("tuning");
-        gemm_tune(&m, resume, o->doc_mask);
-    }
     if (!resumes) return;
     trainer_state_resume(s, resume->state, resume->path);
     positions_enter(&s->opened, &data->train);

@@ -19,7 +19,6 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   --no-update         forward and backward without the optimizer, its states and master weights (model)
   --gemm fp8          matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
   --sdpa own, cudnn   attention by the built-in kernel, or by cuDNN
-  --tune-gemm         algorithms of matrix products, chosen in the first step (profile, turns)
   --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
   --window W, --full-every K, --sparse-blocks K, --yoco, --qk-norm, --shared-experts S, --dense-layers N, --doc-mask
                       layers as the trainer's options; documents of a third of T
@@ -300,15 +299,14 @@ static void run_facts(void) {
 int main(int argc, char **argv) {
     const char *usage =
         "usage: bench_cuda [--tiny] [--repeats N] [--batch B] [--no-update] [--gemm fp8] [--sdpa own|cudnn] "
-        "[--tune-gemm] [--window W] "
-        "[--full-every K] [--sparse-blocks K] [--yoco] [--qk-norm] "
+        "[--window W] [--full-every K] [--sparse-blocks K] [--yoco] [--qk-norm] "
         "[--shared-experts S] [--dense-layers N] [--doc-mask] [--json FILE] facts | "
         "kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | profile PRESET ATTENTION KV_HEADS B T | "
         "turns PRESET ATTENTION KV_HEADS B T | attention-turns PRESET ATTENTION KV_HEADS B T | decode PRESET KV_HEADS "
         "B CONTEXT... | "
         "decode-turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
-    bool fp8 = false, tune = false;
+    bool fp8 = false;
     AttentionOptions use = {false, false, true, false, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
@@ -321,7 +319,6 @@ int main(int argc, char **argv) {
             use.builtin = true, i++;
         else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "cudnn") == 0)
             use.cudnn = true, i++;
-        else if (strcmp(argv[i], "--tune-gemm") == 0) tune = true;
         else if (strcmp(argv[i], "--gemm") == 0 && i + 1 < argc && strcmp(argv[i + 1], "fp8") == 0) fp8 = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
@@ -333,7 +330,6 @@ int main(int argc, char **argv) {
     attention_configure(use);
     const char *refused = linear_configure(fp8 ? GEMM_FP8 : GEMM_BF16);
     CHECK(!refused, "--gemm fp8: %s", refused);
-    if (tune) matmul_tune(NULL, true);
     const char *command = i < argc ? argv[i] : "";
     char **a = argv + i + 1;
     int count = argc - i - 1;

@@ -1,11 +1,10 @@
 /*
 gemm.h: the library of llmc/cuda/gemm.cuh where kernels run on the CPU. It converts numbers to fp32, multiplies them by
 CBLAS, and rounds once. A product runs in stream order, as a kernel does. Errors, as in cuBLASLt: a product before the
-library has started, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an operand. It
-has several algorithms, which differ in the order of their sums, but not with fast accumulation (gemm_fast_sum).
-Products in FP8: see gemm_fp8_refusal.
+library has started, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an operand.
+Fast accumulation: see gemm_fast_sum. Products in FP8: see gemm_fp8_refusal.
 
-  CUDA_ON_CPU_GEMM=split     the first algorithm divides the sum over K, where that is allowed
+  CUDA_ON_CPU_GEMM=split     the algorithm divides the sum over K, where that is allowed
   CUDA_ON_CPU_GEMM=aligned   does not support addresses and row strides that are no multiple of 16 bytes: what cuBLASLt
                              supports is not documented, and a trainer must not depend on it
   CUDA_ON_CPU_GEMM=no-fp8    does not support FP8
@@ -44,7 +43,7 @@ static inline void gemm_set_scales(GemmHandles *h, const GemmOperands *x) {
 }
 static inline void gemm_forget(GemmHandles *h) { memset(h, 0xFF, sizeof(*h)); }
 
-// An algorithm is {GEMM_ALGORITHM, in how many parts it sums over K, whether from the last part}: the bits differ.
+// An algorithm is {GEMM_ALGORITHM, in how many parts it sums over K}.
 static const uint64_t GEMM_ALGORITHM = 0x6D6D6567;
 static inline int gemm_parts_of_k(const GemmAlgorithm *algorithm) { return (int)algorithm->data[1]; }
 
@@ -69,12 +68,12 @@ static inline const char *gemm_fp8_refusal(const GemmProblem *p) {
 static inline bool gemm_accepts(const GemmHandles *h, const GemmProblem *p, const GemmAlgorithm *algorithm) {
     (void)h;
     return !gemm_fp8_refusal(p) && algorithm->data[0] == GEMM_ALGORITHM && algorithm->data[1] >= 1 &&
-           algorithm->data[1] <= 4 && algorithm->data[2] <= 1;
+           algorithm->data[1] <= 4;
 }
 
 static inline int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *h, const GemmProblem *p, bool may_split,
                             const char **why) {
-    int count = min_int(limit, may_split ? 4 : 2), pack = 16 / (int)sizeof(floatX);
+    int pack = 16 / (int)sizeof(floatX);
     const GemmShape *s = &p->shape;
     bool aligned = s->lda % pack == 0 && s->ldb % pack == 0 && s->ldc % (s->fp32_out ? 4 : pack) == 0;
     for (int i = 0; i < 3; i++) aligned = aligned && p->alignment[i] >= 16;
@@ -86,12 +85,9 @@ static inline int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *
         return 0;
     }
     memset(found, 0, (size_t)limit * sizeof(*found));
-    for (int i = 0; i < count; i++) {
-        found[i].data[0] = GEMM_ALGORITHM;
-        found[i].data[1] = !may_split ? 1 : gemm_mode_is("split") ? (uint64_t)(count - i) : (uint64_t)i + 1;
-        found[i].data[2] = i == 1;
-    }
-    return count;
+    found[0].data[0] = GEMM_ALGORITHM;
+    found[0].data[1] = may_split && gemm_mode_is("split") ? 4 : 1;
+    return 1;
 }
 
 static inline float gemm_widen_code(uint8_t code, OperandType type) {
@@ -143,7 +139,7 @@ static inline float gemm_fast_sum(const float *a, const float *b, int K) {
 }
 
 // As the library does, a sum in parts leaves out what is no multiple of its tile.
-static inline void gemm_run(GemmShape s, int parts, bool backwards, void *C, const GemmOperands &x) {
+static inline void gemm_run(GemmShape s, int parts, void *C, const GemmOperands &x) {
     float scale = x.A_scale ? *x.A_scale * *x.B_scale : 1;
     int a_rows = s.transpose_a ? s.K : s.M, a_columns = s.transpose_a ? s.M : s.K;
     int b_rows = s.transpose_b ? s.N : s.K, b_columns = s.transpose_b ? s.K : s.N;
@@ -151,9 +147,8 @@ static inline void gemm_run(GemmShape s, int parts, bool backwards, void *C, con
                        b = gemm_widen(x.B, x.types[1], b_rows, b_columns, s.ldb);
     std::vector<float> c((size_t)s.M * (size_t)s.N);
     int K = parts > 1 ? s.K / 128 * 128 : s.K;
-    for (int i = 0, pieces = max_int(parts, backwards ? 2 : 1); i < pieces; i++) {
-        int part = backwards ? pieces - 1 - i : i;
-        int begin = (int)((int64_t)K * part / pieces), end = (int)((int64_t)K * (part + 1) / pieces);
+    for (int part = 0; part < parts; part++) {
+        int begin = (int)((int64_t)K * part / parts), end = (int)((int64_t)K * (part + 1) / parts);
         if (end > begin && !x.fast_sums)
             gemm_part(s, c.data(), a.data(), a_columns, b.data(), b_columns, begin, end - begin);
     }
@@ -186,10 +181,9 @@ static inline void gemm_multiply(const GemmHandles *h, const GemmProblem *p, con
     CHECK(!gemm_overlap(C, bytes, x.A, gemm_extent(a_rows, a_columns, s.lda) * in) &&
               !gemm_overlap(C, bytes, x.B, gemm_extent(b_rows, b_columns, s.ldb) * in),
           "gemm: the output overlaps an operand");
-    bool backwards = algorithm->data[2] != 0;
     cuda_on_cpu::on_stream(main_stream, "gemm", [=] {
         memset(workspace, 0xFF, 4096); // nobody else keeps anything there
         memset((char *)workspace + GEMM_WORKSPACE_BYTES - 4096, 0xFF, 4096);
-        gemm_run(s, parts, backwards, C, x);
+        gemm_run(s, parts, C, x);
     });
 }

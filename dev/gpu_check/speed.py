@@ -10,7 +10,6 @@ PROFILES = [  # and options of bench_cuda
     (("1.4b", "diff_v2", 8, 2048), (8, 4, 2, 1), ["--gemm", "fp8"]),
     (("1.4b", "baseline", 8, 2048), (8, 4, 2, 1), []),
     (("124m", "diff_v2", 6, 1024), (16, 4), []),
-    (("1.4b", "diff_v2", 8, 2048), (8, 4, 2, 1), ["--tune-gemm"]),
     (("1.4b", "diff_v1", 8, 2048), (8, 4, 2, 1), []),
     (("3b", "diff_v2", 12, 4096), (4, 2, 1), []),
 ]
@@ -126,7 +125,6 @@ def beside_prediction(check, findings, of, options, measured):
     if not check.device():
         findings.fact(f"{of}: no prediction", f"{check.store.all['device']} is not listed")
         return
-    options = [word for word in options if word != "--tune-gemm"]  # no prediction differs by it
     try:
         expected = prediction.predict(check.program("TRAIN_DIFFV2"), check.device(), options)
     except (RuntimeError, OSError) as error:

@@ -6,22 +6,25 @@ gemm.cuh: matrix products.
 
   types      A and B floatX, or FP8; C floatX, or fp32 with shape.fp32_out
   numerics   products of floatX, sums in fp32 (never TF32), one rounding at the store
-  plans      An algorithm is chosen once per (shape, alignment of the addresses) and kept. It is the one that
-             --tune-gemm has chosen (gemm_choices.cuh), otherwise the library's first choice, so that identical runs
-             are identical.
+  plans      An algorithm is chosen once per (shape, alignment of the addresses) and kept. It is the first of the
+             library's choices that is safe, so that identical runs are identical.
              A product that the library refuses is computed by gemm_plain, with a warning; in FP8 it is an error.
-  measuring  To choose, the library's first algorithms are timed on the operands of the product. The product is
-             repeated, so its output is invalid.
   split K    A library may divide the sum over K among several blocks. In cuBLASLt 12.8 to 13.1 on H100, GB200 and GB300
              such algorithms omit the last K % tile products (reproducer: facebookexperimental/triton, pull request
              2767). K is therefore split only if it is a multiple of the deepest tile.
   workspace  GEMM_WORKSPACE_BYTES of device memory, the size that Hopper's kernels need, allocated before the first step
 */
 #pragma once
-#include "gemm_choices.cuh"
+#include "device.cuh"
 #include "gemm_plain.cuh"
+#include "gemm_shape.cuh"
+#ifdef CUDA_ON_CPU
+#include <cuda_on_cpu/gemm.h>
+#else
+#include "gemm_cublaslt.cuh"
+#endif
 
-enum { GEMM_PLANS = 256, GEMM_TRIES = 3 };
+enum { GEMM_PLANS = 256 };
 
 typedef struct {
     GemmProblem problem;
@@ -42,15 +45,9 @@ static inline void gemm_start(void) {
     gemm_state.workspace = buffer_alloc(GEMM_WORKSPACE_BYTES, "cuBLASLt's workspace");
 }
 
-static inline void gemm_forget_plans(void) {
-    for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++) gemm_forget(&gemm_state.plans[i].handles);
-    gemm_state.count = 0;
-}
-
 static inline void gemm_stop(void) {
     if (!gemm_started()) return;
-    gemm_forget_plans();
-    gemm_choices_free();
+    for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++) gemm_forget(&gemm_state.plans[i].handles);
     buffer_free(gemm_state.workspace);
     gemm_library_stop();
     memset(&gemm_state, 0, sizeof(gemm_state));
@@ -71,69 +68,22 @@ static inline bool gemm_same_problem(const GemmProblem *a, const GemmProblem *b)
            memcmp(a->alignment, b->alignment, sizeof(a->alignment)) == 0 && a->fast_sums == b->fast_sums;
 }
 
-// The library's safe algorithms for a problem, the fastest by its estimate first; returns their number.
-static inline int gemm_candidates(GemmAlgorithm found[GEMM_CANDIDATES], const GemmPlan *plan, const char **why) {
+static inline void gemm_choose(GemmPlan *plan) {
     const GemmProblem *p = &plan->problem;
-    int count = gemm_find(found, GEMM_CANDIDATES, &plan->handles, p, gemm_may_split(p, 2), why);
-    int sound = 0;
-    for (int i = 0; i < count; i++)
-        if (gemm_may_split(p, gemm_parts_of_k(&found[i]))) found[sound++] = found[i];
-    return sound;
-}
-
-// The minimum milliseconds of a few runs, after one that loads the kernel.
-static inline double gemm_time(const GemmPlan *plan, const GemmAlgorithm *algorithm, void *C,
-                               const GemmOperands *operands) {
-    cudaEvent_t begin, end;
-    double best = INFINITY;
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-    for (int i = 0; i <= GEMM_TRIES; i++) {
-        float ms = 0;
-        CUDA_CHECK(cudaEventRecord(begin, main_stream));
-        gemm_multiply(&plan->handles, &plan->problem, algorithm, C, operands, gemm_state.workspace);
-        CUDA_CHECK(cudaEventRecord(end, main_stream));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-        if (i > 0) best = fmin(best, (double)ms);
-    }
-    CUDA_CHECK(cudaEventDestroy(begin));
-    CUDA_CHECK(cudaEventDestroy(end));
-    return best;
-}
-
-// The fastest candidate; one other than the first must be faster by more than 1%.
-static inline int gemm_fastest(const GemmPlan *plan, const GemmAlgorithm *found, int count, void *C,
-                               const GemmOperands *operands) {
-    int fastest = 0;
-    double least = gemm_time(plan, &found[0], C, operands);
-    for (int i = 1; i < count; i++) {
-        double ms = gemm_time(plan, &found[i], C, operands);
-        if (ms < 0.99 * least) fastest = i, least = ms;
-    }
-    return fastest;
-}
-
-static inline void gemm_choose(GemmPlan *plan, void *C, const GemmOperands *operands) {
-    const GemmShape *s = &plan->problem.shape;
+    const GemmShape *s = &p->shape;
     GemmAlgorithm found[GEMM_CANDIDATES];
     const char *why = "no algorithm is safe";
-    int count = gemm_candidates(found, plan, &why), choice = gemm_chosen(&plan->problem, count);
-    plan->refused = count == 0;
-    CHECK(!plan->refused || !gemm_in_fp8(&plan->problem),
+    int count = gemm_find(found, GEMM_CANDIDATES, &plan->handles, p, gemm_may_split(p, 2), &why), safe = 0;
+    while (safe < count && !gemm_may_split(p, gemm_parts_of_k(&found[safe]))) safe++;
+    plan->refused = safe == count;
+    CHECK(!plan->refused || !gemm_in_fp8(p),
           "cuBLASLt does not support the FP8 product %d x %d x %d with row strides %d, %d, %d (%s); use --gemm bf16",
           s->M, s->N, s->K, s->lda, s->ldb, s->ldc, why);
-    if (plan->refused) {
+    if (plan->refused)
         warn("cuBLASLt does not support the product %d x %d x %d with row strides %d, %d, %d (%s); a slower kernel "
              "computes it",
              s->M, s->N, s->K, s->lda, s->ldb, s->ldc, why);
-        return;
-    }
-    if (choice < 0 && gemm_choices.measuring) {
-        choice = gemm_fastest(plan, found, count, C, operands);
-        gemm_choose_place(&plan->problem, choice);
-    }
-    plan->algorithm = found[max_int(choice, 0)];
+    else plan->algorithm = found[safe];
 }
 
 static inline GemmPlan *gemm_plan(GemmShape shape, void *C, const GemmOperands *x) {
@@ -149,7 +99,7 @@ static inline GemmPlan *gemm_plan(GemmShape shape, void *C, const GemmOperands *
     plan->problem = problem;
     gemm_describe(&plan->handles, &problem);
     gemm_set_scales(&plan->handles, x);
-    gemm_choose(plan, C, x);
+    gemm_choose(plan);
     return plan;
 }
 

@@ -35,15 +35,6 @@ static const bool matmul_in_bf16 = sizeof(floatX) == 2;
 
 static inline bool matmul_wants_wide_kernels(void) { return false; }
 
-static const bool matmul_has_algorithms = true;
-static inline int matmul_tune(const cJSON *choices, bool measure) {
-    gemm_forget_plans(); // made without the choices
-    bool valid = gemm_choices_begin(choices);
-    gemm_choices.measuring = measure;
-    return valid ? cJSON_GetArraySize(gemm_chosen_products()) : -1;
-}
-static inline const cJSON *matmul_choices(void) { return gemm_choices.json; }
-
 // Pseudorandom numbers between -1 and 1, repeated in each stretch.
 static inline void matmul_fill(floatX *to, size_t count) {
     enum { STRETCH = 1 << 18 };

@@ -104,9 +104,3 @@ static inline bool matmul_wants_wide_kernels(void) {
 
 static const bool matmul_has_choice = true; // of the type of the operands: --gemm
 static const bool matmul_in_bf16 = false;   // the build stores bf16
-static const bool matmul_has_algorithms = false;
-static inline int matmul_tune(const cJSON *choices, bool measure) {
-    (void)choices, (void)measure;
-    return -1;
-}
-static inline const cJSON *matmul_choices(void) { return NULL; }

@@ -92,14 +92,6 @@ static inline void linear_accumulate_fast(bool fast);
 // `max` do the same for their output, or do not if it is NULL.       x (N,columns) with row stride ld; bits: fp8.h
 static inline void absmax_update(absmax_t *max, const floatX *x, int N, int columns, int ld);
 
-// The choice of the library's algorithm for each product (gemm_choices.cuh), if the build has a choice of algorithms
-// (matmul_has_algorithms). matmul_tune begins with the choices of a file, which may be NULL; with `measure` it times
-// the library's algorithms for each product without a choice, by repetitions, so outputs are invalid. It returns the
-// number of choices in the file, -1 if they are not for this device and library. matmul_choices returns the choices;
-// NULL: none.
-static inline int matmul_tune(const cJSON *choices, bool measure);
-static inline const cJSON *matmul_choices(void);
-
 // rotates `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first[b] + t,
 // or t if first is NULL
 // x (N, heads, D) with row stride ldx and head stride `head`; table (positions, 2, D/2) of cosines, sines, filled by

@@ -51,8 +51,6 @@ static inline bool option_from_json(Options *o, int r, const cJSON *item) {
     bool number = kind == OPTION_INT || kind == OPTION_DIM || kind == OPTION_U64 || kind == OPTION_REAL;
     OptionText text;
     if (cJSON_IsBool(item)) return kind == OPTION_BOOL && option_set(o, r, cJSON_IsTrue(item) ? "yes" : "no");
-    if (cJSON_IsString(item) && strcmp(option_rows[r].name, "tune-gemm") == 0) // a file, in earlier versions
-        return option_set(o, r, "yes");
     if (cJSON_IsString(item) && item->valuestring) return kind != OPTION_BOOL && option_set(o, r, item->valuestring);
     if (!cJSON_IsNumber(item) || !number || !isfinite(item->valuedouble)) return false;
     if (kind == OPTION_REAL) snprintf(text, sizeof(text), "%.17g", item->valuedouble);

@@ -50,7 +50,7 @@ typedef struct {
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
-    bool tune_gemm, fp8_fast_accum, deterministic, sdpa_linear, memory_check, measure_peak, checkpoint_background;
+    bool fp8_fast_accum, deterministic, sdpa_linear, memory_check, measure_peak, checkpoint_background;
 
     int64_t zero, zero_group;
     int reduce_dtype; // a ReduceType
@@ -371,9 +371,6 @@ static const OptionRow option_rows[] = {
         "report speed relative to a matrix product measured at the start, even if the GPU's peak is known"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "precision of matrix products: bf16 rounds their operands, fp8 those of the blocks; sums and weights are fp32"},
-    {"run", "tune-gemm", OPTION_BOOL, OPTION_SAVED, FIELD(tune_gemm), NULL, NULL, NULL, NULL,
-        "on a GPU: measure at the start which algorithm is the fastest for each matrix product; a resumed run uses the "
-        "same"},
     {"run", "fp8-fast-accum", OPTION_BOOL, OPTION_SAVED, FIELD(fp8_fast_accum), NULL, "no", NULL, NULL,
         "with --gemm fp8 on a GPU: the forward leaves its sums in the tensor cores of Ada and Hopper: faster, about 14 "
         "bits"},

@@ -86,8 +86,6 @@ static inline void start_configure_operations(Options *o) {
               gemm_choice(built_for), gemm_choice(o->gemm));
         if (o->gemm != GEMM_FP8) o->gemm = built_for;
     }
-    CHECK(matmul_has_algorithms || !o->tune_gemm,
-          "--tune-gemm requires a GPU: the libraries of the CPU offer no choice of algorithms");
     const char *why = linear_configure((GemmType)o->gemm);
     CHECK(!why, "--gemm %s: %s", gemm_choice(o->gemm), why);
     linear_accumulate_fast(o->fp8_fast_accum);

@@ -57,7 +57,6 @@ static inline void describe_libraries(cJSON *json, const Options *o, const char 
     bool as_others = o->gemm != GEMM_FP8 || linear_experts_in_fp8();
     if (o->model.E)
         cJSON_AddStringToObject(libraries, "experts", gemm_choice(as_others ? (int)o->gemm : (int)GEMM_BF16));
-    if (matmul_choices()) json_add(libraries, "gemm_choices", cJSON_Duplicate(matmul_choices(), true));
     if (attention_backend()) cJSON_AddStringToObject(libraries, "attention", attention_backend());
     if (driver) cJSON_AddStringToObject(libraries, "cuda", driver);
     if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());

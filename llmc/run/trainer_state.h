@@ -63,8 +63,6 @@ static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options 
               (!s->opened.count || cJSON_AddItemToObject(json, "data_opened_at", positions_to_json(&s->opened))) &&
               (!s->norms.count || cJSON_AddItemToObject(json, "update_norms", update_norms_to_json(&s->norms))) &&
               (!s->rollback.count || cJSON_AddItemToObject(json, "rollback", rollback_to_json(&s->rollback))) &&
-              (!matmul_choices() ||
-               cJSON_AddItemToObject(json, "gemm_choices", cJSON_Duplicate(matmul_choices(), true))) &&
               cJSON_AddItemToObject(json, "options", options_state_to_json(o)),
           "out of memory for a checkpoint");
     return json;

@@ -1,83 +1,10 @@
-"""The types and algorithms of matrix products: --gemm fp8 by device, and --tune-gemm."""
+"""--gemm fp8 by device."""
 
 import re
 
 import pytest
-from device import FP32, ODD, PRECISION, TRAIN_ODD, on_cpu, on_device
-from program import FAILED, checkpoint, differing, expect_same, lose_checkpoints, read_json
-
-TIMED = " matrix products timed in "
-STARTED = f"{TRAIN_ODD} --sdpa own --steps 3 --stop-after 1 --out run"
-MOMENTS = ["optimizer.safetensors"]
-
-
-def quiet(directory, *options, env=""):
-    """What a start prints that has no warnings."""
-    result = on_device(directory, *options, env=env).done()
-    assert result.err == ""
-    return result.out
-
-
-def restart(directory, *changes):
-    """Starts a run again before its first checkpoint, after changes of its run.json: patterns and replacements."""
-    path = directory / "run/run.json"
-    for pattern, replacement in changes:
-        text = path.read_text()
-        path.write_text(re.sub(pattern, replacement, text))
-        assert path.read_text() != text, pattern
-    lose_checkpoints(directory / "run")
-    return quiet(directory, "--resume --out run --stop-after 1")
-
-
-def test_gemm_choices(odd):
-    """a resume uses the algorithms that --tune-gemm has chosen, and measures only products without one"""
-    run = odd / "run"
-    assert TIMED in quiet(odd, STARTED, "--tune-gemm --checkpoint-every 1 --keep 0")
-    assert TIMED not in quiet(odd, "--resume --out run")
-    first, last = (read_json(checkpoint(run, step) / "trainer_state.json")["gemm_choices"] for step in (1, 3))
-    assert first == last and "align" in str(first)
-    assert (run / "run.json").read_text().count('"gemm_choices"') == 3
-    # products of other shapes, then another device
-    assert TIMED in on_device(odd, "--resume --out run --steps 4 --batch-size 1 --total-batch 39").done().out
-    out = on_device(odd, "--resume --out run --steps 5", env="CUDA_ON_CPU_NAME='NVIDIA A100'").done().out
-    assert TIMED in out and " s on NVIDIA A100, " in out
-    on_cpu(odd, TRAIN_ODD, "--tune-gemm").one_line(FAILED, "--tune-gemm requires a GPU")
-    # They decide the bits: 0 is the library's first choice, and 1 begins sums with the last part. Others are invalid.
-    on_device(odd, STARTED.replace("run", "without")).done()
-    for algorithm, different in (("0", []), ("1", MOMENTS), ("9", None), ("null", None)):
-        out = restart(odd, (r'(align [0-9 ]+": )\w+', rf"\g<1>{algorithm}"))
-        if different is not None:
-            assert (
-                TIMED not in out and differing(checkpoint(run, 1), checkpoint(odd / "without", 1), MOMENTS) == different
-            )
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        [('("made_for": ")', r"\1Other ")],
-        [("CBLAS in", "CBLAS 2 in")],
-        [("gemm_choices", "gemm_choice")],
-        [(r'("made_for": .*; )[a-z0-9]+"', r'\1fp64"')],
-        [('"products": ', '"product": ')],
-        [(" align ", " aligned ")],
-        [("gemm_choices", "gemm_choice"), ('"tune-gemm": true', '"tune-gemm": "table.json"')],
-    ],
-    ids=["device", "library", "choices", "type", "products", "alignment", "a version with tables"],
-)
-def test_gemm_choices_missing(odd, changes):
-    """products without a choice for this device and library are measured again"""
-    on_device(odd, STARTED, "--tune-gemm").done()
-    assert TIMED in restart(odd, *changes)
-
-
-def test_fp8_choices(odd):
-    """the choices of --tune-gemm have the products in FP8"""
-    quiet(odd, STARTED, "--gemm fp8 --tune-gemm")
-    described = (odd / "run/run.json").read_text()
-    assert re.search('"e4m3 . x', described) and re.search('"e5m2 . x', described)
-    assert TIMED not in on_device(odd, "--resume --stop-after 2 --out run").done().out
-    assert TIMED in on_device(odd, "--resume --out run --gemm", PRECISION).done().out  # other types are other products
+from device import FP32, ODD, TRAIN_ODD, on_device
+from program import FAILED, checkpoint, differing, expect_same
 
 
 def test_fp8_experts_by_device(odd):

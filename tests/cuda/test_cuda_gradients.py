@@ -1,7 +1,6 @@
 """Gradients of the CUDA trainer: against the CPU trainer's, and the same bits however they are computed."""
 
 import math
-import re
 
 import pytest
 from device import DATA, EXPERTS, FP32, ODD, ODD_SHAPE, PRECISION, SHAPES, TRAIN_ODD, on_cpu, on_device
@@ -143,11 +142,7 @@ def test_fp8_fast_accumulation(odd):
     on_device(odd, options, fast, "--recompute 2 --dump-grads again").done()
     expect_same_bytes(odd, "fast", "again")
     assert 0 < Difference(odd / "first", odd / "fast").gradients <= fp8_difference(3)
-    on_device(odd, options, fast, "--tune-gemm --steps 3 --stop-after 1 --out run").done()
-    lines = (odd / "run/run.json").read_text().splitlines()
-    assert any(', fast accumulation in the forward"' in line for line in lines)
-    for line in lines:  # the products of the forward alone have two factors in E4M3
-        assert "fast" in line or '"e4m3' not in line, line
-        assert not re.search('"[es].*fast accumulation"', line) or re.search("e4m3.*e4m3", line), line
+    on_device(odd, options, fast, "--steps 3 --stop-after 1 --out run").done()
+    assert ', fast accumulation in the forward"' in (odd / "run/run.json").read_text()
     result = on_device(odd, f"--resume --gemm {PRECISION} --out run")
     result.one_line(USAGE, "--fp8-fast-accum requires --gemm fp8")

@@ -119,14 +119,12 @@ REFUSED = [  # ranks, environment, the line
 @pytest.mark.bf16
 def test_refused(odd):
     """ranks that cannot start print one line"""
-    options, gpu = f"{MODEL} --batch-size 2 --steps 1", lambda rank: f"CUDA_ON_CPU_NAME='GPU {rank}'"
+    options = f"{MODEL} --batch-size 2 --steps 1"
     for ranks, env, words in REFUSED:
         run_ranks(odd, ranks, options, env=env).one_line(FAILED, words)
     run_ranks(odd, 2, options, "--batch-sizes 3").one_line(USAGE, "unknown option --batch-sizes")
     result = run_ranks(odd, 2, options, lambda rank: f"--seed {rank + 1}")
     result.one_line(USAGE, "--seed is '2' here and '1' on rank 0")
-    words = "--tune-gemm requires the same device and library on all ranks; rank 0 has GPU 0, "
-    run_ranks(odd, 2, options, "--tune-gemm", env=gpu).one_line(FAILED, words)
     one_of_two = lambda rank: f"SLURM_GPUS_PER_TASK=1 {TWO} CUDA_ON_CPU_VISIBLE={rank}"
     assert run_ranks(odd, 2, options, env=one_of_two).done().err == ""
     alone = [DEVICE[0].parent / "single_diffv2", options]  # a program without NCCL
@@ -184,19 +182,6 @@ def test_rendezvous(odd):
     assert result.status == FAILED and result.err.count("\n") == 2, result
     assert "1 of 2 ranks (the first is rank 1) have not started within 2 s" in result.err
     assert "rank 0 has not written " in result.err
-
-
-@pytest.mark.bf16
-@pytest.mark.parametrize("zero", ["--zero 0", "--zero 3"])
-def test_gemm_choices(odd, zero):
-    """all ranks use the algorithms that --tune-gemm has chosen on rank 0"""
-    timed, options = " matrix products timed in ", f"--sdpa own --batch-size 2 --steps 3 --check-ranks-every 1 {zero}"
-    result = run_ranks(odd, 2, MODEL, options, "--tune-gemm --stop-after 1 --out run").done()
-    assert result.out.count(timed) == 1 and result.err == "", result
-    result = run_ranks(odd, 2, "--resume --out run --stop-after 2").done()
-    assert timed not in result.out and result.err == "", result
-    # matrices of one rank may have other alignments
-    assert run_ranks(odd, 1, "--resume --out run").done().err == ""
 
 
 @pytest.mark.bf16
