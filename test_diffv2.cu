@@ -1,9 +1,8 @@
 /*
 test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with CUDA_ON_CPU) on the CPU.
 
-  test_diffv2cu [--seed N] [--shard I/N] [--after N] [--one-process] [--sizes PRESET KV_HEADS B T] [WORDS]
-      all cases, or those whose line contains WORDS; it ends with `N passed, N failed`. With --sizes operations at the
-      shapes of a model instead (tests/cuda_sizes.h).
+  test_diffv2cu [--seed N] [--shard I/N] [--after N] [--one-process] [WORDS]
+      all cases, or those whose line contains WORDS; it ends with `N passed, N failed`.
 
 Each case prints one line that begins with `ok `, `FAIL ` or `skip `, with its dimensions and the reason for them. On a
 GPU the inputs differ in every run; --seed repeats them. --shard I/N keeps every Nth case from number I (0 to N - 1) on:
@@ -25,7 +24,6 @@ a case checks besides the numbers.
 #include "tests/cuda_attention.h"
 #include "tests/cuda_collectives.h"
 #include "tests/cuda_linear.h"
-#include "tests/cuda_sizes.h"
 #include "tests/isolation.h"
 #include "llmc/options/environment.h"
 
@@ -256,10 +254,6 @@ int main(int argc, char **argv) {
         else break;
     }
     std::vector<Case> table = all_cases();
-    if (argc > 5 && strcmp(argv[1], "--sizes") == 0) {
-        table = sizes_cases(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
-        argc -= 5, argv += 5;
-    }
     choose_cases(table, argc - 1, argv + 1);
     keep_shard(shard);
     leave_out(after);

@@ -5,7 +5,6 @@ shapes of each in a step of a model. What uses them:
 
   operation_engine.h     C against the definition and against finite differences of it, with several numbers of threads
   cuda_engine.h          CUDA against C in double, with several orders of threads and the exact workspace
-  cuda_sizes.h           CUDA against C on samples, at the shapes of a model
   dev/bench              the time of both, beside the bytes and FLOPs
 
 To add an operation, add a name to OpKindName, an entry here, its cases with a reason each, and its shapes in a model.

@@ -1,5 +1,5 @@
 /*
-operation_sizes.h: the shapes of the operations in a step of a model, for dev/bench and for the checks at real sizes.
+operation_sizes.h: the shapes of the operations in a step of a model, for dev/bench and operation_traffic.h.
 */
 #pragma once
 #include "operation.h"
