@@ -69,10 +69,10 @@ static inline void loss_table_means(LossTable *table) {
     for (size_t i = 0; i < table->n; i++) table->losses[i] /= table->targets[i];
 }
 
-// Mean loss over the first windows of the validation data, the same ones each time. Of no use when the measurement was
-// abandoned, or a rank could not read its data (val->any_unread), which ends the program if nothing is to be saved
-// first.
-// tables: receive the means of their classes; or NULL. All ranks call it.
+// Mean loss over the first windows of the validation data, the same ones each time. It is not valid if the measurement
+// was abandoned. Data that cannot be read end the program; with m->abandons they set val->any_unread on all ranks, the
+// loss is not valid, and the caller saves the run first. tables: receive the means of their classes; or NULL. All ranks
+// call it.
 static inline double validate(const EvaluationModel *m, DataLoader *val, uint64_t windows,
                               LossTable tables[LOSS_TABLES]) {
     int B = m->plan->B, T = m->plan->T;
