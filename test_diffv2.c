@@ -4,6 +4,7 @@ test_diffv2.c: the tests of the CPU build, in one program.
   build/test_diffv2            all tests; the last line is `N passed, N failed`, and `, N skipped` if any were skipped
   build/test_diffv2 WORDS...   those whose sentence or subject contains one of the WORDS
   build/test_diffv2 -WORDS...  all except those of these subjects, or whose sentence contains one of the WORDS
+  build/test_diffv2 --tier N [WORDS...]   of these, the tests of tier 1 or 2 of scripts/test.sh
   build/test_diffv2 --trainer ARGUMENTS   the trainer itself, with pieces of work as small as in the tests
 
 This file includes the trainer, so that tests can call its functions. Tests that need another process start
@@ -116,12 +117,13 @@ int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     if (checkpoint_test_child(argc, argv)) return EXIT_DONE;
     setvbuf(stdout, NULL, _IOLBF, 0);
+    test_read_tier(&argc, &argv);
     check_words(argc - 1, argv + 1);
     TestCounts counts = {0, 0, 0};
     for (size_t i = 0; i < sizeof(test_tables) / sizeof(test_tables[0]); i++)
         for (int t = 0; t < test_tables[i].count && is_of_this_build((int)i); t++) {
             const Test *test = &test_tables[i].tests[t];
-            if (test_chosen(argc - 1, argv + 1, test_tables[i].subject, test->sentence))
+            if (test_of_tier(test) && test_chosen(argc - 1, argv + 1, test_tables[i].subject, test->sentence))
                 test_run(&counts, test_tables[i].subject, test);
         }
     return test_end(&counts);

@@ -3,6 +3,9 @@ test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with
 
   test_diffv2cu [--seed N] [--shard I/N] [--after N] [--one-process] [WORDS]
       all cases, or those whose line contains WORDS; it ends with `N passed, N failed`.
+  test_diffv2 --tier N [...]
+      with N = 1, in dev/cuda_on_cpu, each case in one order of threads and copies, in turn by its number; with N = 2 in
+      all of them, as without. On a GPU it has no effect.
 
 Each case prints one line that begins with `ok `, `FAIL ` or `skip `, with its dimensions and the reason for them. On a
 GPU the inputs differ in every run; --seed repeats them. --shard I/N keeps every Nth case from number I (0 to N - 1) on:
@@ -191,6 +194,7 @@ static void run_case(int i, TestCounts *counts) {
     case_line(line, sizeof(line), c);
     double begin = test_begin();
     test_random.state = chosen.seed + chosen.places[(size_t)i];
+    one_way = test_tier == 1 ? (int)(chosen.places[(size_t)i] % WAYS) : -1;
     c->check->run(c);
     test_finish(counts, line, begin);
 }
@@ -244,6 +248,7 @@ int main(int argc, char **argv) {
 #else
     chosen.seed = (uint64_t)time(NULL);
 #endif
+    test_read_tier(&argc, &argv);
     bool one_process = false;
     const char *shard = "0/1", *after = "0";
     for (; argc > 1 && strncmp(argv[1], "--", 2) == 0; argc--, argv++) {

@@ -3,6 +3,7 @@ test_trainer.cu: the CUDA trainer, whose kernels dev/cuda_on_cpu runs, with plan
 
   build/oncpu/test_trainer            the tests; the last line is `N passed, N failed`
   build/oncpu/test_trainer WORDS...   those whose sentence contains WORDS
+  build/oncpu/test_trainer --tier N [WORDS...]    of these, the tests of tier 1 or 2 of scripts/test.sh
   build/oncpu/test_trainer --trainer ARGUMENTS    the trainer itself, which tests/cuda compares with the CPU's
 */
 #define BUCKET_ELEMENTS test_bucket_elements
@@ -66,10 +67,12 @@ int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     setenv("LOGIT_ROWS", "16", 1);
     setvbuf(stdout, NULL, _IOLBF, 0);
+    test_read_tier(&argc, &argv);
     TestCounts counts = {0, 0, 0};
     for (int t = 0; t < CUDA_TRAINER_TEST_COUNT; t++) {
         const Test *test = &cuda_trainer_tests[t];
-        if (test_chosen(argc - 1, argv + 1, "CUDA trainer", test->sentence)) test_run(&counts, "CUDA trainer", test);
+        if (test_of_tier(test) && test_chosen(argc - 1, argv + 1, "CUDA trainer", test->sentence))
+            test_run(&counts, "CUDA trainer", test);
     }
     return test_end(&counts);
 }

@@ -6,9 +6,9 @@ cuda_engine.h: compares a CUDA operation with its C twin.
                  the same numbers. Outputs are poisoned (all bits set: NaN). Guard bytes precede and follow each tensor.
                  `shift` offsets every floatX tensor by that many elements, so that packs of 16 bytes are unaligned.
   run            calls the operation several times on the same data: in dev/cuda_on_cpu with threads in forward, reverse
-                 and shuffled order (forward only with AddressSanitizer, which is slow), on a device twice. Every byte
-                 must be equal. The workspace has exactly the size that the operation requests, and is poisoned, as is
-                 the scratch memory.
+                 and shuffled order (forward only with AddressSanitizer, which is slow; or one_way), on a device twice.
+                 Every byte must be equal. The workspace has exactly the size that the operation requests, and is
+                 poisoned, as is the scratch memory.
   expect         compares with the twin: |got - want| <= rounding to storage + fp32 error (Error). NaN where and only
                  where the twin has NaN, which includes elements that the operation must not write.
   Pass           a forward or backward of a case of operation_table.h, by these means
@@ -52,6 +52,8 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #include "operation_catalogue.h"
 
 static TestRandom test_random;
+enum { WAYS = 5 };
+[[maybe_unused]] static int one_way = -1; // the only order and kind of copies in which Operands::run runs; -1: all
 static inline size_t product(int a, int b, int c) { return product(a, b) * (size_t)c; }
 
 // Unit roundoffs: of fp32, and of the storage type (8 bits of significand in bf16).
@@ -196,15 +198,17 @@ class Operands {
             Order order;
             Copies copies;
             const char *name;
-        } ways[] = {{Order::forward, Copies::late, "forward"},
-                    {Order::reverse, Copies::late, "reverse"},
-                    {Order::shuffled, Copies::late, "shuffled"},
-                    {Order::reverse, Copies::early, "reverse, copies land early"},
-                    {Order::shuffled, Copies::mixed, "shuffled, copies land early or late"}};
+        } ways[WAYS] = {{Order::forward, Copies::late, "forward"},
+                        {Order::reverse, Copies::late, "reverse"},
+                        {Order::shuffled, Copies::late, "shuffled"},
+                        {Order::reverse, Copies::early, "reverse, copies land early"},
+                        {Order::shuffled, Copies::mixed, "shuffled, copies land early or late"}};
         uint64_t copies = cuda_on_cpu::copies_started();
-        for (auto &way : ways) {
+        for (int w = one_way < 0 ? 0 : one_way; w < (one_way < 0 ? WAYS : one_way + 1); w++) {
+            const auto &way = ways[w];
             if (runs && SANITIZED) break;
-            if (way.copies != Copies::late && cuda_on_cpu::copies_started() == copies) break; // it has no cp.async
+            if (runs && way.copies != Copies::late && cuda_on_cpu::copies_started() == copies)
+                break; // it has no cp.async
             cuda_on_cpu::set_order(way.order, test_random_bits(&test_random));
             cuda_on_cpu::set_copies(way.copies);
             once(way.name);
