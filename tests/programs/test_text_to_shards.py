@@ -56,6 +56,14 @@ def test_converter_bytes(converter, tmp_path):
     assert names == {"corpus.json", *(f"train_{i:06d}.bin" for i in range(len(shards)))}
 
 
+def test_documents_of_a_shard(converter, tmp_path):
+    """a document that begins where a shard begins has its 0 too"""
+    text = b"%".join(bytes([letter]) * 99 for letter in b"abcd")
+    (tmp_path / "text").write_bytes(text)
+    run(*converter, "--out out --val-fraction 0 --shard-tokens 100 --delimiter % text", cwd=tmp_path).done()
+    assert shards_of(tmp_path / "out", "train") == [b"\0" + part for part in text.split(b"%")]
+
+
 def test_planted_links(converter, tmp_path):
     """links in the place of temporary files do not change their targets"""
     (tmp_path / "out").mkdir()
