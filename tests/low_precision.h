@@ -148,6 +148,31 @@ static void test_each_layer_rounds(void) {
     low_precision_begin(GEMM_FP32, false);
 }
 
+// The gradient of the shared keys and values adds to dx, the output gradient of the down projection below.
+static void test_maxima_of_shared_keys(void) {
+    low_precision_begin(GEMM_FP8, false);
+    for (int c = 0; c < MODEL_CASE_COUNT; c++) {
+        const ModelCase *mc = &model_cases[c];
+        Model m;
+        int *tokens = mc->yoco ? case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING) : NULL;
+        if (!tokens) continue;
+        int N = mc->B * mc->T, l = mc->L - 1, below = yoco_layer(&m.plan.config) - 1;
+        absmax_t max = 0;
+        model_read_batch(&m, tokens, tokens + 1, NULL, N);
+        model_forward(&m, mc->B, mc->T, NULL, NULL);
+        model_classify(&m, N, (real)(1.0 / N));
+        rmsnorm_backward(m.acts.dx, grad(&m.state, T_NORM_FINAL, 0), m.acts.dnorm, m.acts.layers[l].x_out,
+                         param(&m.state, T_NORM_FINAL, 0), m.acts.rstd_final, N, mc->C, false,
+                         output_max(&m.state, LINEAR_DOWN, l));
+        for (; l > below; l--) block_backward(&m, l, block_input(&m, l), mc->B, mc->T);
+        absmax_update(&max, m.acts.dx, N, mc->C, mc->C);
+        EXPECT(max == *output_max(&m.state, LINEAR_DOWN, below), "%s: the maximum is %g, that of the gradient %g",
+               mc->why, (double)absmax_value(*output_max(&m.state, LINEAR_DOWN, below)), (double)absmax_value(max));
+        case_end(&m, tokens);
+    }
+    low_precision_begin(GEMM_FP32, false);
+}
+
 // A product with (0, 1) is the second number of an operand (1, v) as it is rounded. E4M3 holds 9/448 of the largest
 // number, but not 2^-20 of it; E5M2 rounds 9 to 8 and holds 2^-20.
 static void test_formats_of_operands(void) {
@@ -411,6 +436,7 @@ static void test_copies_after_changes(void) {
 static const Test low_precision_tests[] = {
     {"weights and activations are rounded to E4M3, gradients to E5M2", test_formats_of_operands},
     {"each linear layer rounds its operands with their own maxima, in all variants", test_each_layer_rounds},
+    {"the largest gradient below YOCO's keys and values includes theirs", test_maxima_of_shared_keys},
     {"gradients of all variants in bf16 and fp8 have the directions of those in fp32", test_gradients_of_types},
     {"gradients accumulate over micro-batches, each with its own scales", test_micro_batches_of_types},
     {"tensors of zeros have products of zero in fp8", test_zero_tensors},

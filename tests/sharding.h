@@ -162,7 +162,21 @@ static void test_checkpoint_minutes(void) {
     }
 }
 
+static void test_time_of_checkpoint(void) {
+    TestDirectory d = program_data();
+    InnerRun *inner = inner_open(&d, "--out %s --checkpoint-minutes 0.5 --no-checkpoint-background", d.path);
+    Checkpointer *c = &inner->run.checkpointer;
+    c->saved_at = now_seconds() - 60;
+    run_step(&inner->run);
+    EXPECT(c->due, "none is due after a minute");
+    checkpointer_save(c, true);
+    run_step(&inner->run);
+    EXPECT(!c->due, "another one is due at once");
+    inner_close(inner);
+}
+
 static const Test sharding_tests[] = {
+    {"after a checkpoint none is due for --checkpoint-minutes", test_time_of_checkpoint},
     {"a checkpoint is due --checkpoint-minutes after the last one", test_checkpoint_minutes},
     {"every element has one owner, for any number of ranks, level and bucket size", test_shard_owners},
     {"with --zero 2 no gradient of a group remains in the padding of another", test_padding_of_gradients},
