@@ -126,12 +126,12 @@ $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c 
 	$(CC) -std=c11 $(WARN) -fPIE -c -o $@ $<
 
 # encode_text is the tokenizer as a filter, for data/test_tokenizer.py, and round_fp8 the rounding of FP8, for
-# tests/fp8_test.py. test_operations has a part of the tests of test_diffv2.
-# train_diffv2_cpp is the trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has
-# planned faults and single_diffv2 has no MPI, for the tests of several ranks; without optimization they compile in half
-# the time. predict_diffv2.o predicts steps for all of them.
+# tests/fp8_test.py. train_diffv2_cpp is the trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has
+# planned faults and single_diffv2 has no MPI, for the tests of several ranks; without optimization they compile in
+# half the time. predict_diffv2.o predicts steps for all of them.
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
-PROGRAMS = train_diffv2 test_diffv2 test_operations bench encode_text round_fp8 faulty_diffv2 single_diffv2
+TEST_PROGRAMS = test_diffv2 test_operations test_rooms
+PROGRAMS = train_diffv2 $(TEST_PROGRAMS) bench encode_text round_fp8 faulty_diffv2 single_diffv2
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
 	$(CC) $(LINK)
 $(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/predict_diffv2.o $(BUILD)/revision.o

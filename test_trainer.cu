@@ -1,9 +1,7 @@
 /*
 test_trainer.cu: the CUDA trainer, whose kernels dev/cuda_on_cpu runs, with planned faults, and tests in its process.
 
-  build/oncpu/test_trainer            the tests; the last line is `N passed, N failed`
-  build/oncpu/test_trainer WORDS...   those whose sentence contains WORDS
-  build/oncpu/test_trainer --tier N [WORDS...]    of these, the tests of tier 1 or 2 of scripts/test.sh
+  build/oncpu/test_trainer [ARGUMENTS]            the tests, as tests/test_main.h says
   build/oncpu/test_trainer --trainer ARGUMENTS    the trainer itself, which tests/cuda compares with the CPU's
 */
 #define BUCKET_ELEMENTS test_bucket_elements
@@ -59,20 +57,14 @@ static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event) {
 }
 
 #include "tests/planned_faults.h"
-#include "tests/harness.h"
+#include "tests/test_main.h"
 #include "tests/cuda_trainer.h"
+
+static const TestTable test_tables[] = {{"CUDA trainer", TESTS(cuda_trainer_tests), EVERY_BUILD}};
 
 int main(int argc, char **argv) {
     environment_reexecute(argv); // not the trainer, which knows only its own arguments
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     setenv("LOGIT_ROWS", "16", 1);
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    test_read_tier(&argc, &argv);
-    TestCounts counts = {0, 0, 0};
-    for (int t = 0; t < CUDA_TRAINER_TEST_COUNT; t++) {
-        const Test *test = &cuda_trainer_tests[t];
-        if (test_of_tier(test) && test_chosen(argc - 1, argv + 1, "CUDA trainer", test->sentence))
-            test_run(&counts, "CUDA trainer", test);
-    }
-    return test_end(&counts);
+    return test_main(TESTS(test_tables), argc, argv);
 }

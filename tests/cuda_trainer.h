@@ -107,4 +107,3 @@ static const Test cuda_trainer_tests[] = {
     {"the lists that srun sets are parsed", test_slurm_lists},
 #endif
 };
-enum { CUDA_TRAINER_TEST_COUNT = sizeof(cuda_trainer_tests) / sizeof(cuda_trainer_tests[0]) };

@@ -3,7 +3,7 @@ data.h: tests of the data loader (llmc/data/dataloader.h). Errors that end the p
 tests/programs/test_data.py, and the converter by test_text_to_shards.py.
 */
 #pragma once
-#include "../llmc/data/dataloader.h"
+#include "../llmc/data/data_identity.h"
 #include "harness.h"
 #include <sys/resource.h>
 

@@ -117,8 +117,10 @@ static void test_device_full_names(void) {
 // device.
 static void test_failed_allocation(void) {
 #ifndef __SANITIZE_ADDRESS__
-    TestDirectory d = program_data();
+    static const int tokens[1000];
+    TestDirectory d = test_make_directory();
     ProgramResult r;
+    test_write_shard(test_text("%s/train.bin", d.path), 2, tokens, 1000);
     run_command(&r,
                 "cd '%s' && ulimit -v 4000000 && '%s' --train-data train.bin --layers 2 --hidden 64 --heads 4 "
                 "--kv-heads 2 --head-dim 16 --ffn 128 --seq-len 64 "

@@ -1,7 +1,7 @@
 /*
 harness.h: the test harness. A test is a sentence and a function. Each file of tests ends with a table of them, and
-test_diffv2.c runs the tables. EXPECT prints a failure with its parameters, counts it and continues, so that one run
-shows all failures.
+test_main.h runs the tables of a program. EXPECT prints a failure with its parameters, counts it and continues, so that
+one run shows all failures.
 */
 #pragma once
 #include "../llmc/base/common.h"

@@ -2,6 +2,7 @@
 progress.h: the width of the line of a step. tests/programs/test_progress.py tests what the program prints.
 */
 #pragma once
+#include "../llmc/log/progress.h"
 #include "harness.h"
 
 static void test_progress_width(void) {

@@ -3,6 +3,7 @@ tokenizer.h: tests of the C tokenizer with a small generated table. data/test_to
 whose tables it reads, and tests/programs/test_tokenizer.py tests its use in a run.
 */
 #pragma once
+#include "../llmc/text/tokenizer.h"
 #include "harness.h"
 
 enum { TOY_SIZE = 40000, TOY_MERGES = 60, TOY_VOCABULARY = 256 + TOY_MERGES + 1, TOY_END = TOY_VOCABULARY - 1 };
