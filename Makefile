@@ -14,7 +14,7 @@
 #
 # Variables:
 #   CC, CXX        compilers (gcc, g++); CXX is also nvcc's host compiler
-#   OPT, ARCH      optimization (-O3), architecture (-march=native)
+#   OPT, ARCH      optimization (-O3; of test programs -O1), architecture (-march=native)
 #   DEBUG          debug information (-g)
 #   BUILD          directory of objects and programs (build)
 #   REAL           element type of the CPU build: float, or double for tests
@@ -96,6 +96,9 @@ endif
 ifdef REAL
   CPPFLAGS += -DREAL=$(REAL)
 endif
+# Programs of tests, whose speed nobody measures, compile in a third of the time.
+TEST_PROGRAMS = test_diffv2 test_operations test_rooms
+TEST_FLAGS = $(if $(and $(filter file,$(origin OPT)),$(filter file,$(origin CFLAGS))),-O1 -g1)
 LDLIBS = $(PACKAGE_LIBS) -lpthread -lm
 
 # A stamp is a file with the flags of compilers and linker. Objects depend on it; it is written only when it changes. It
@@ -106,7 +109,7 @@ ifeq ($(filter clean format help rooms test,$(MAKECMDGOALS)),)
   COMPILERS := $(CC) $(CXX) $(shell for compiler in '$(CC)' '$(CXX)'; do \
     echo | $$compiler $(ARCH) -dM -E -x c - 2>/dev/null | cksum; done)
   SEARCHED := $(CPATH) $(C_INCLUDE_PATH) $(CPLUS_INCLUDE_PATH) $(LIBRARY_PATH)
-  $(call stamp,$(BUILD)/flags,$(COMPILERS) $(SEARCHED) $(CPPFLAGS) $(CFLAGS) $(COMMON) $(LDFLAGS) $(LDLIBS))
+  $(call stamp,$(BUILD)/flags,$(COMPILERS) $(SEARCHED) $(CPPFLAGS) $(CFLAGS) $(TEST_FLAGS) $(COMMON) $(LDFLAGS) $(LDLIBS))
   $(call stamp,$(BUILD)/revision.c,const char program_revision[] = "$(REVISION)";)
 endif
 
@@ -127,10 +130,9 @@ $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c 
 
 # encode_text is the tokenizer as a filter, for data/test_tokenizer.py, and round_fp8 the rounding of FP8, for
 # tests/fp8_test.py. train_diffv2_cpp is the trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has
-# planned faults and single_diffv2 has no MPI, for the tests of several ranks; without optimization they compile in
-# half the time. predict_diffv2.o predicts steps for all of them.
+# planned faults and single_diffv2 has no MPI, for the tests of several ranks; with little optimization they compile in
+# a third of the time. predict_diffv2.o predicts steps for all of them.
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
-TEST_PROGRAMS = test_diffv2 test_operations test_rooms
 PROGRAMS = train_diffv2 $(TEST_PROGRAMS) bench encode_text round_fp8 faulty_diffv2 single_diffv2
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
 	$(CC) $(LINK)
@@ -142,9 +144,10 @@ $(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o
 vpath %.c data tests dev/bench
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(OWN_FLAGS) $(COMMON) -c -o $@ $<
-$(BUILD)/faulty_diffv2.o: OWN_FLAGS = -O1
+$(TEST_PROGRAMS:%=$(BUILD)/%.o): OWN_FLAGS = $(TEST_FLAGS)
+$(BUILD)/faulty_diffv2.o: OWN_FLAGS = -O1 -g1
 $(BUILD)/single_diffv2.o: train_diffv2.c $(BUILD)/flags
-	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 $(COMMON) -c -o $@ $<
+	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 -g1 $(COMMON) -c -o $@ $<
 $(BUILD)/train_diffv2_cpp.o: train_diffv2.c $(BUILD)/flags
 	$(CXX) -std=c++17 -x c++ $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 
