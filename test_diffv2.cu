@@ -15,15 +15,19 @@ its process, for example by a failing CHECK, or takes too long, is one failure (
 cases in one process, for debuggers and compute-sanitizer; such a case then ends the run. tests/cuda_engine.h lists what
 a case checks besides the numbers.
 */
-// Small, so that a case of few elements takes several rounds, the last of them partial.
-#define RMSNORM_BLOCKS 64
-#define HEAD_NORM_BLOCKS 16
-#define SQUARES_PARTS 64
-#define SQUARES_LEAST 2048
-#define LINEAR_PIECE_BYTES 20000
-#define SPARSE_PARTIALS_LIMIT (1 << 20)
-#define EXPERT_GROUP_WARPS 8
-#define STATS_LEAST 32
+// Small, so that a case of few elements takes several rounds, the last of them partial. test_trainer.cu includes this
+// file and defines CASE_SIZE: its trainer has the usual sizes.
+#ifndef CASE_SIZE
+#define CASE_SIZE(small, usual) (small)
+#endif
+#define RMSNORM_BLOCKS CASE_SIZE(64, 512)
+#define HEAD_NORM_BLOCKS CASE_SIZE(16, 1024)
+#define SQUARES_PARTS CASE_SIZE(64, 512)
+#define SQUARES_LEAST CASE_SIZE(2048, 8192)
+#define LINEAR_PIECE_BYTES CASE_SIZE(20000, 16 << 20)
+#define SPARSE_PARTIALS_LIMIT CASE_SIZE(1 << 20, 1 << 28)
+#define EXPERT_GROUP_WARPS CASE_SIZE(8, 256)
+#define STATS_LEAST CASE_SIZE(32, 8192)
 #include "tests/cuda_attention.h"
 #include "tests/cuda_collectives.h"
 #include "tests/cuda_linear.h"

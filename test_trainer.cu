@@ -1,9 +1,13 @@
 /*
-test_trainer.cu: the CUDA trainer, whose kernels dev/cuda_on_cpu runs, with planned faults, and tests in its process.
+test_trainer.cu: the CUDA trainer, whose kernels dev/cuda_on_cpu runs, with planned faults, and tests in its process;
+and the cases of test_diffv2.cu, since both programs would compile the same kernels, for most of their time.
 
   build/oncpu/test_trainer [ARGUMENTS]            the tests, as tests/test_main.h says
   build/oncpu/test_trainer --trainer ARGUMENTS    the trainer itself, which tests/cuda compares with the CPU's
+  build/oncpu/test_trainer --operations [ARGUMENTS]    the cases; the script build/oncpu/test_diffv2 is the same
 */
+static bool operations_are_tested;
+#define CASE_SIZE(small, usual) (operations_are_tested ? (small) : (usual))
 #define BUCKET_ELEMENTS test_bucket_elements
 // Small, so that the gathers of a step take several rounds, the last of them partial, and the rings wrap around.
 #define NCCL_HOST_BYTES 112
@@ -43,6 +47,9 @@ template <class... Arguments> static CudnnPlan *witnessed_plan(Arguments... argu
 #define cudaStreamSynchronize counted_wait
 #define cudaStreamWaitEvent(stream, event, flags) forgetful_wait(stream, event)
 #define cudnn_attention_plan witnessed_plan
+#define main operations_main
+#include "test_diffv2.cu"
+#undef main
 #define main train_diffv2_main
 #include "train_diffv2.cu"
 #undef main
@@ -64,6 +71,8 @@ static const TestTable test_tables[] = {{"CUDA trainer", TESTS(cuda_trainer_test
 
 int main(int argc, char **argv) {
     environment_reexecute(argv); // not the trainer, which knows only its own arguments
+    operations_are_tested = argc > 1 && strcmp(argv[1], "--operations") == 0;
+    if (operations_are_tested) return operations_main(argc - 1, argv + 1);
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     setenv("LOGIT_ROWS", "16", 1);
     return test_main(TESTS(test_tables), argc, argv);

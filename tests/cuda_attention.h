@@ -5,7 +5,7 @@ cuda_attention.h: attention by cuDNN, and the statistics, against their C twins.
 #include "cuda_operations.h"
 
 // First keys of random documents: not decreasing, at most the row itself. Each sequence has two documents or more.
-static void fill_first_keys(Tensor &first_key, int B, int T) {
+static void fill_first_keys(Operand &first_key, int B, int T) {
     for (int b = 0; b < B; b++)
         for (int t = 0, start = 0; t < T; t++) {
             if (t == T / 2 || test_random_int(&test_random, min_int(40, T / 4 + 2)) == 0) start = t;
@@ -126,9 +126,9 @@ static void check_attention_nan(const Case *row) {
     s.scale = (real)(1 / sqrt((double)D));
     s.groups.signals = s.groups.noise = n[5];
     Operands o(0);
-    Tensor &x = o.in("q, k and v", product(T, ld), 2), &l = o.in("l", product(T, OH), 6);
-    Tensor &out = o.out("out", product(T, s.ldo)), &lse = o.out_fp32("lse", product(NQ, T));
-    Tensor &kept = o.out("kept", product(T, NQ * D));
+    Operand &x = o.in("q, k and v", product(T, ld), 2), &l = o.in("l", product(T, OH), 6);
+    Operand &out = o.out("out", product(T, s.ldo)), &lse = o.out_fp32("lse", product(NQ, T));
+    Operand &kept = o.out("kept", product(T, NQ * D));
     x.set(product(T - 2, ld), NAN);                // q of the first head
     x.set(product(key, ld) + product(NQ, D), NAN); // k of the first head
     const AttentionOptions own = {true, false, false, false, false}, none = {false, false, false, false, false};
@@ -163,12 +163,13 @@ static void check_attention_rotated(const Case *row) {
     s.groups.signals = s.groups.noise = n[4];
     Operands o(0);
     const size_t N = product(B, T), count = N * (size_t)ld;
-    Tensor &x = o.in("q, k and v", count, 2), &l = o.in("l", N * (size_t)OH, 6),
-           &dout = o.in("dout", N * (size_t)s.ldo);
-    Tensor &out = o.out("out", dout.count), &lse = o.out_fp32("lse", N * (size_t)NQ),
-           &table = o.in_fp32("table", product(T, D));
-    Tensor &kept = o.out("kept", N * (size_t)(NQ * D)), &dkept = o.out("dkept", kept.count), &dl = o.out("dl", l.count);
-    Tensor *dx[2] = {&o.updated("dx", count), &o.updated("dx in two steps", count)};
+    Operand &x = o.in("q, k and v", count, 2), &l = o.in("l", N * (size_t)OH, 6),
+            &dout = o.in("dout", N * (size_t)s.ldo);
+    Operand &out = o.out("out", dout.count), &lse = o.out_fp32("lse", N * (size_t)NQ),
+            &table = o.in_fp32("table", product(T, D));
+    Operand &kept = o.out("kept", N * (size_t)(NQ * D)), &dkept = o.out("dkept", kept.count),
+            &dl = o.out("dl", l.count);
+    Operand *dx[2] = {&o.updated("dx", count), &o.updated("dx in two steps", count)};
     dx[1]->initial = dx[0]->initial; // the heads of the other set
     std::vector<real> angles(table.count);
     rope_table(angles.data(), T, D, OP_THETA);
@@ -234,12 +235,12 @@ static void check_attention_sparse(const Case *row) {
     s.sparse.kinds = s.sparse.score == SPARSE_APART ? 2 : 1, s.sparse.count = T / n[7];
     const size_t N = product(B, T), lists = product(B * NKV, s.sparse.kinds * sparse_width(s.sparse));
     Operands o(row->shift);
-    Tensor &x = o.in("q, k and v", N * (size_t)ld, 2), &dout = o.in("dout", N * (size_t)s.ldo);
-    Tensor &out = o.out("out", dout.count), &lse = o.out_fp32("lse", N * (size_t)NQ), &dx = o.updated("dx", x.count);
-    Tensor &means = o.out_fp32("means", product(B * s.sparse.count, NKV * D)),
-           &list = o.out_ints("lists", lists * (size_t)T), &last_list = o.out_ints("the last row's lists", lists);
-    Tensor &first_key = o.ints("first_key", N, 1), &first = o.ints("first", (size_t)B, 1);
-    Tensor &last = o.out("the last row", (size_t)s.ldo), &last_lse = o.out_fp32("its lse", (size_t)NQ);
+    Operand &x = o.in("q, k and v", N * (size_t)ld, 2), &dout = o.in("dout", N * (size_t)s.ldo);
+    Operand &out = o.out("out", dout.count), &lse = o.out_fp32("lse", N * (size_t)NQ), &dx = o.updated("dx", x.count);
+    Operand &means = o.out_fp32("means", product(B * s.sparse.count, NKV * D)),
+            &list = o.out_ints("lists", lists * (size_t)T), &last_list = o.out_ints("the last row's lists", lists);
+    Operand &first_key = o.ints("first_key", N, 1), &first = o.ints("first", (size_t)B, 1);
+    Operand &last = o.out("the last row", (size_t)s.ldo), &last_lse = o.out_fp32("its lse", (size_t)NQ);
     if (B > 1) fill_first_keys(first_key, B, T);
     first.set(0, T - 1);
     AttentionShape one = s;
@@ -402,7 +403,7 @@ static void check_ranges(const Case *c) {
     int N = c->n[0], NH = c->n[1], ldl = c->n[2], D = c->n[3];
     for (int special = 0; special < 2; special++) {
         Operands o(c->shift);
-        Tensor &l = o.in("l", product(N, ldl), 6), &x = o.in("x", product(N, D), 3);
+        Operand &l = o.in("l", product(N, ldl), 6), &x = o.in("x", product(N, D), 3);
         if (special) l.set(product(N - 1, ldl) + (size_t)(NH - 1), NAN), x.set(0, NAN);
         o.run(0, [&] {
             for (int f = S_LINEAR; f <= S_TANH; f++)
@@ -422,7 +423,7 @@ static void check_magnitudes(const Case *c) {
     // random; all equal; with NaN and infinity; with the largest number near the end
     for (int special = 0; special < 4; special++) {
         Operands o(c->shift);
-        Tensor &x = o.in("x", count, 100);
+        Operand &x = o.in("x", count, 100);
         for (size_t k = 0; k < count && special == 1; k++) x.set(k, -3);
         if (special == 2) x.set(0, NAN), x.set(count - 1, -INFINITY);
         if (special == 3) x.set(count - min_size(count, 9), -200);
@@ -440,8 +441,8 @@ static void check_update_stats(const Case *c) {
     size_t count = (size_t)c->n[0];
     for (int master = 0; master < 2; master++) {
         Operands o(c->shift);
-        Tensor &w = o.in("params", count), &kept = o.in_fp32("master", count), &g = o.in_fp32("grads", count),
-               &m = o.in_fp32("m", count), &v = o.in_fp32("v", count);
+        Operand &w = o.in("params", count), &kept = o.in_fp32("master", count), &g = o.in_fp32("grads", count),
+                &m = o.in_fp32("m", count), &v = o.in_fp32("v", count);
         for (size_t k = 0; k < count; k++) v.set(k, fabs(v.twin[k]) + 0.01);
         twin::UpdateStats want = twin::update_stats(w.t(), master ? kept.t() : nullptr, g.t(), m.t(), v.t(), count, 0.5,
                                                     1e-3, 0.9, 0.95, 1e-8, 7);
@@ -463,8 +464,8 @@ static void check_clip_heads(const Case *c) {
     size_t count = (size_t)c->n[0], begin = (size_t)c->n[1], head = (size_t)c->n[2];
     for (int kind = 0; kind < 4; kind++) {
         Operands o(c->shift);
-        Tensor &w = o.updated("params", count), &kept = o.updated_fp32("master", count),
-               &largest = o.in_fp32("largest", (size_t)c->n[3]);
+        Operand &w = o.updated("params", count), &kept = o.updated_fp32("master", count),
+                &largest = o.in_fp32("largest", (size_t)c->n[3]);
         const bool master = kind % 2, root = kind / 2;
         for (size_t k = 0; k < count; k++) kept.set(k, w.twin[k]); // params are its rounded values
         for (size_t h = 0; h < largest.count; h++) largest.set(h, h + 1 < largest.count ? 7.5 + (double)h : 7);
@@ -493,12 +494,12 @@ static void check_attention_stats(const Case *c) {
     s.scale = (float)(1 / sqrt((double)D));
     s.window = c->n[7];
     Operands o(c->shift);
-    Tensor &fused = o.in("q and k", product(B * T, ld), 2), &l = o.in("l", product(B * T, ldl), 3);
-    Tensor &lse = o.in_fp32("lse", (size_t)sets * lse_set_stride(s)),
-           &first_key = o.ints("first_key", product(B, T), 1);
+    Operand &fused = o.in("q and k", product(B * T, ld), 2), &l = o.in("l", product(B * T, ldl), 3);
+    Operand &lse = o.in_fp32("lse", (size_t)sets * lse_set_stride(s)),
+            &first_key = o.ints("first_key", product(B, T), 1);
     if (documents) fill_first_keys(first_key, B, T);
     for (size_t k = 0; k < lse.count; k++) lse.set(k, 3 + lse.twin[k]); // as with sinks
-    Tensor &largest = o.updated_fp32("largest logits", product(s.NQ, sets));
+    Operand &largest = o.updated_fp32("largest logits", product(s.NQ, sets));
     for (size_t h = 0; h < largest.count; h++) largest.set(h, h % 3 == 2 ? 100 : 0); // of an earlier micro-step
     s.first_key = documents ? first_key.i() : nullptr;
     twin::AttentionShape t = twin_shape(s, documents ? first_key.twin_ints.data() : nullptr);

@@ -2,7 +2,7 @@
 cuda_engine.h: compares a CUDA operation with its C twin.
 
   twin::NAME     the C operation, compiled in this file with real = double: the reference
-  Operands       the tensors of one call. Inputs are random and rounded to the storage type, so that both twins read
+  Operands       the tensors of one call. InputKind are random and rounded to the storage type, so that both twins read
                  the same numbers. Outputs are poisoned (all bits set: NaN). Guard bytes precede and follow each tensor.
                  `shift` offsets every floatX tensor by that many elements, so that packs of 16 bytes are unaligned.
   run            calls the operation several times on the same data: in dev/cuda_on_cpu with threads in forward, reverse
@@ -94,7 +94,7 @@ static inline void expect_values(const char *name, TensorType type, const std::v
 
 static const unsigned char GUARD = 0xA5, POISON = 0xFF;
 
-struct Tensor {
+struct Operand {
     std::string name;
     TensorType type;
     Role role;
@@ -138,46 +138,46 @@ class Operands {
   public:
     explicit Operands(int shift_elements) : shift(shift_elements) {}
     ~Operands() {
-        for (Tensor &t : tensors) CUDA_CHECK(cudaFree(t.allocation));
+        for (Operand &t : tensors) CUDA_CHECK(cudaFree(t.allocation));
     }
     Operands(const Operands &) = delete;
 
     // With integers > 0 values are whole numbers of at most that size; else uniform in (-spread, spread).
-    Tensor &in(const std::string &name, size_t count, double spread = 1) {
+    Operand &in(const std::string &name, size_t count, double spread = 1) {
         return filled(name, STORED, INPUT, count, spread);
     }
-    Tensor &in_fp32(const std::string &name, size_t count, double spread = 1) {
+    Operand &in_fp32(const std::string &name, size_t count, double spread = 1) {
         return filled(name, FP32, INPUT, count, spread);
     }
-    Tensor &updated(const std::string &name, size_t count, double spread = 1) {
+    Operand &updated(const std::string &name, size_t count, double spread = 1) {
         return filled(name, STORED, UPDATED, count, spread);
     }
-    Tensor &updated_fp32(const std::string &name, size_t count, double spread = 1) {
+    Operand &updated_fp32(const std::string &name, size_t count, double spread = 1) {
         return filled(name, FP32, UPDATED, count, spread);
     }
-    Tensor &out(const std::string &name, size_t count) { return add(name, STORED, OUTPUT, count); }
-    Tensor &out_fp32(const std::string &name, size_t count) { return add(name, FP32, OUTPUT, count); }
-    Tensor &out_fp64(const std::string &name, size_t count) { return add(name, FP64, OUTPUT, count); }
-    Tensor &out_ints(const std::string &name, size_t count) { return add(name, INT32, OUTPUT, count); }
-    Tensor &ints(const std::string &name, size_t count, int limit) { // in [0, limit)
-        Tensor &t = add(name, INT32, INPUT, count);
+    Operand &out(const std::string &name, size_t count) { return add(name, STORED, OUTPUT, count); }
+    Operand &out_fp32(const std::string &name, size_t count) { return add(name, FP32, OUTPUT, count); }
+    Operand &out_fp64(const std::string &name, size_t count) { return add(name, FP64, OUTPUT, count); }
+    Operand &out_ints(const std::string &name, size_t count) { return add(name, INT32, OUTPUT, count); }
+    Operand &ints(const std::string &name, size_t count, int limit) { // in [0, limit)
+        Operand &t = add(name, INT32, INPUT, count);
         for (size_t k = 0; k < count; k++) t.set(k, test_random_int(&test_random, limit));
         return t;
     }
-    Tensor &max(const std::string &name, uint32_t start) {
-        Tensor &t = add(name, INT32, UPDATED, 1);
+    Operand &max(const std::string &name, uint32_t start) {
+        Operand &t = add(name, INT32, UPDATED, 1);
         t.set(0, start);
         return t;
     }
     // The tensor of a case. Its views are random with `values` or where they are added to; all other elements are NaN.
-    Tensor &of_case(const OpTensor &x, TensorType type, Role role, bool values) {
-        Tensor &t = add(x.view->name, type, role, x.count);
+    Operand &of_case(const OpTensor &x, TensorType type, Role role, bool values) {
+        Operand &t = add(x.view->name, type, role, x.count);
         for (const OpView *v = x.view; v < x.view + x.views; v++)
             for (size_t i = 0; i < op_size(v) && (values || v->adds); i++) t.set(op_at(v, i), random(x.spread));
         return t;
     }
-    Tensor &input_of_case(const OpCase &c, int i) {
-        Tensor &t = of_case(c.x[i], c.x[i].type, INPUT, integers > 0);
+    Operand &input_of_case(const OpCase &c, int i) {
+        Operand &t = of_case(c.x[i], c.x[i].type, INPUT, integers > 0);
         for (const OpView *v = c.x[i].view; v < c.x[i].view + c.x[i].views && !integers; v++)
             for (size_t k = 0; k < op_size(v); k++) t.set(op_at(v, k), op_input(&c, i, k, &test_random));
         return t;
@@ -221,13 +221,13 @@ class Operands {
         ops_release(); // keeps what cuDNN has answered
     }
 
-    void expect(const Tensor &t, Error error) {
+    void expect(const Operand &t, Error error) {
         std::vector<double> got(t.count);
         for (size_t k = 0; k < t.count; k++) got[k] = t.value(t.result, k);
         expect_values(t.name.c_str(), t.type, got, t.twin, error);
     }
 
-    void expect_ints(const Tensor &t) {
+    void expect_ints(const Operand &t) {
         size_t wrong = 0, first = 0;
         for (size_t k = 0; k < t.count; k++)
             if ((int)t.value(t.result, k) != t.twin_ints[k] && wrong++ == 0) first = k;
@@ -236,12 +236,12 @@ class Operands {
     }
 
   private:
-    std::deque<Tensor> tensors; // a deque keeps references valid
+    std::deque<Operand> tensors; // a deque keeps references valid
     int shift;
 
-    Tensor &add(const std::string &name, TensorType type, Role role, size_t count) {
+    Operand &add(const std::string &name, TensorType type, Role role, size_t count) {
         tensors.emplace_back();
-        Tensor &t = tensors.back();
+        Operand &t = tensors.back();
         t.name = name, t.type = type, t.role = role, t.count = count;
         t.bytes = count * t.element_bytes();
         t.begin = GUARD_BYTES + (type == STORED ? (size_t)shift * sizeof(floatX) : 0);
@@ -253,8 +253,8 @@ class Operands {
         t.twin_ints.assign(type == INT32 ? count : 0, 0);
         return t;
     }
-    Tensor &filled(const std::string &name, TensorType type, Role role, size_t count, double spread) {
-        Tensor &t = add(name, type, role, count);
+    Operand &filled(const std::string &name, TensorType type, Role role, size_t count, double spread) {
+        Operand &t = add(name, type, role, count);
         for (size_t k = 0; k < count; k++) t.set(k, random(spread));
         return t;
     }
@@ -263,14 +263,14 @@ class Operands {
                         : spread * test_random_real(&test_random);
     }
     void start() {
-        for (Tensor &t : tensors)
+        for (Operand &t : tensors)
             CUDA_CHECK(
                 cudaMemcpyAsync(t.allocation, t.initial.data(), t.initial.size(), cudaMemcpyHostToDevice, main_stream));
         CUDA_CHECK(cudaMemsetAsync(device.workspace, POISON, device.workspace_bytes, main_stream));
         CUDA_CHECK(cudaMemsetAsync(device.scratch, POISON, SCRATCH_BYTES, main_stream));
     }
     void finish(const char *order, bool first) {
-        for (Tensor &t : tensors) {
+        for (Operand &t : tensors) {
             std::vector<unsigned char> bytes(t.initial.size());
             buffer_download(bytes.data(), t.allocation, bytes.size());
             size_t end = t.begin + t.bytes, size = bytes.size();
@@ -321,7 +321,7 @@ static double twin_rounded(double x, absmax_t max, Fp8Format f, bool scaled) {
     return scaled ? (double)rounded * (double)twin::fp8_scale(max, format) : (double)rounded;
 }
 // What the numbers of a view become, by one scale or one for each row.
-static std::vector<double> twin_operand(const Tensor &t, const OpView &v, Fp8Format f, bool each_row) {
+static std::vector<double> twin_operand(const Operand &t, const OpView &v, Fp8Format f, bool each_row) {
     std::vector<double> to = t.twin;
     for (int row = 0, rows = each_row ? 1 : v.rows; row < v.rows; row += rows) {
         const size_t begin = product(row, v.ld);
@@ -335,17 +335,17 @@ static std::vector<double> twin_operand(const Tensor &t, const OpView &v, Fp8For
 }
 
 // Values of the inputs of a case. With all but the first the operation computes the largest magnitude of its output.
-enum Inputs { ORDINARY_AND_SPECIAL, ORDINARY, ORDINARY_FROM_LARGE_MAX, INFINITE, INFINITE_AND_NAN, INPUTS_COUNT };
+enum InputKind { ORDINARY_AND_SPECIAL, ORDINARY, ORDINARY_FROM_LARGE_MAX, INFINITE, INFINITE_AND_NAN, INPUTS_COUNT };
 
 // One forward or backward of a case. The backward has the inputs of the forward, and the outputs of the twin's forward.
 class Pass {
   public:
     OpCase c;
     Operands o;
-    Tensor *x[OP_TENSORS], *dx[OP_TENSORS], *y[OP_TENSORS], *dy = nullptr, *index = nullptr, *max = nullptr;
+    Operand *x[OP_TENSORS], *dx[OP_TENSORS], *y[OP_TENSORS], *dy = nullptr, *index = nullptr, *max = nullptr;
 
     Pass(const OpCase &described, int shift, int integers, const Pass *before = nullptr,
-         Inputs kind = ORDINARY_AND_SPECIAL)
+         InputKind kind = ORDINARY_AND_SPECIAL)
         : c(described), o(shift), inputs(kind), forward(before) {
         o.integers = integers;
         make_index();
@@ -408,7 +408,7 @@ class Pass {
         if (max) forward ? expect_max(*dx[0], c.dx[0]) : expect_max(*y[0], c.y[0]);
     }
     void bind(bool on_device) { // sets the pointers that op_call reads
-        auto data = [on_device](Tensor *t) {
+        auto data = [on_device](Operand *t) {
             return !t ? nullptr : on_device ? t->at() : t->type == INT32 ? (void *)t->twin_ints.data() : t->t();
         };
         for (int i = 0; i < OP_TENSORS; i++)
@@ -425,9 +425,9 @@ class Pass {
     }
 
   private:
-    Inputs inputs;
+    InputKind inputs;
     const Pass *forward;
-    Tensor *weights = nullptr, *operand_max[2];
+    Operand *weights = nullptr, *operand_max[2];
     std::vector<double> operands[3]; // x, the weights and dy as the twin multiplies them
 
     void make_operands() {
@@ -443,7 +443,7 @@ class Pass {
     }
 
     // The bits of the largest magnitude that was stored.
-    void expect_max(const Tensor &t, const OpTensor &of) {
+    void expect_max(const Operand &t, const OpTensor &of) {
         uint32_t want = (uint32_t)max->value(max->initial, 0), got = (uint32_t)max->value(max->result, 0);
         for (const OpView *v = of.view; v < of.view + of.views; v++)
             for (size_t i = 0; i < op_size(v); i++) want = op_max(want, t.value(t.result, op_at(v, i)));
@@ -455,11 +455,11 @@ class Pass {
                "%s is not infinite", t.name.c_str());
         EXPECT(forward || inputs != INFINITE_AND_NAN || want > OP_INFINITE_MAX, "%s has no NaN", t.name.c_str());
     }
-    static void copy(Tensor *to, const std::vector<double> &from) {
+    static void copy(Operand *to, const std::vector<double> &from) {
         for (size_t k = 0; k < from.size(); k++)
             if (!isnan(from[k])) to->set(k, from[k]);
     }
-    void expect(Tensor *t, const OpTensor &of) {
+    void expect(Operand *t, const OpTensor &of) {
         if (of.type == INT32) return o.expect_ints(*t);
         Error e = of.error;
         if (o.integers && !c.integers) e.relative = e.absolute = 0;
@@ -475,7 +475,7 @@ class Pass {
         for (size_t n = 0; n < values.size(); n++) index->set(n, values[n]);
         c.index = index->twin_ints.data();
     }
-    void make_rope_table(Tensor *table) { // both twins read the same numbers
+    void make_rope_table(Operand *table) { // both twins read the same numbers
         std::vector<float> angles(table->count);
         op_rope_table(angles.data(), &c);
         twin::op_rope_table(table->t(), &c);
@@ -487,7 +487,7 @@ class Pass {
     }
     void set_special() {
         // a factor of the output: values that are not finite reach it
-        Tensor *factor = c.kind == OP_RMSNORM ? x[1] : c.kind == OP_RESIDUAL_RMSNORM ? x[2] : x[0];
+        Operand *factor = c.kind == OP_RMSNORM ? x[1] : c.kind == OP_RESIDUAL_RMSNORM ? x[2] : x[0];
         if (inputs == INFINITE_AND_NAN) factor->set(0, INFINITY);
         if (inputs >= INFINITE) factor->set(factor->count - 1, inputs == INFINITE ? INFINITY : NAN);
         if (inputs != ORDINARY_AND_SPECIAL) return;
@@ -505,7 +505,7 @@ class Pass {
         for (int i = 0; i < c.d[3] && c.kind == OP_EXCLUSIVE; i++) x[1]->set((size_t)i, 0); // a value that is 0
         // sigmoids that are 1, less than 2^-125, which the device may take for 0, and NaN
         const double saturated[] = {100, -87.5, -88.5, -100, -INFINITY, NAN};
-        Tensor *gates = c.kind == OP_SWIGLU ? x[0] : c.kind == OP_GATE && c.d[4] > 1 ? x[1] : nullptr;
+        Operand *gates = c.kind == OP_SWIGLU ? x[0] : c.kind == OP_GATE && c.d[4] > 1 ? x[1] : nullptr;
         for (size_t k = 0; gates && k < min_size(6, gates->count); k++) gates->set(k, saturated[k]);
         if (c.kind != OP_CROSS_ENTROPY || !c.d[3]) return;
         int N = c.d[0], V = c.d[1], Vp = c.d[2]; // one row each: a certain prediction, -inf, NaN, +inf
@@ -516,7 +516,7 @@ class Pass {
     }
 };
 
-static void check_passes(const OpCase &c, int shift, bool exact, Inputs inputs) {
+static void check_passes(const OpCase &c, int shift, bool exact, InputKind inputs) {
     Pass forward(c, shift, exact ? 3 : c.integers, nullptr, inputs);
     forward.run();
     forward.expect();
@@ -561,7 +561,7 @@ static void check_operation(const Case *row) {
     for (int exact = 0; exact <= (c.exact ? 1 : 0) && !refused; exact++)
         check_passes(c, row->shift, exact, ORDINARY_AND_SPECIAL);
     for (int inputs = ORDINARY; c.max_of_y && inputs < INPUTS_COUNT; inputs++)
-        check_passes(c, row->shift, false, (Inputs)inputs);
+        check_passes(c, row->shift, false, (InputKind)inputs);
     if (c.fp8) linear_configure(sizeof(floatX) == 2 ? GEMM_BF16 : GEMM_FP32);
 }
 static const Check *operation_check(int kind) {

@@ -16,7 +16,7 @@ static double fp8_decode(unsigned char code, Fp8Format f) {
     return nan ? NAN : code & 0x80 ? -size : size;
 }
 
-static absmax_t twin_absmax(const Tensor &x, int rows, int columns, int ld) {
+static absmax_t twin_absmax(const Operand &x, int rows, int columns, int ld) {
     twin::absmax_t max = 0;
     twin::absmax_update(&max, x.twin.data(), rows, columns, ld);
     return max;
@@ -25,7 +25,7 @@ static absmax_t twin_absmax(const Tensor &x, int rows, int columns, int ld) {
 static bool same_bits(double a, double b) { return isnan(a) ? isnan(b) : a == b && signbit(a) == signbit(b); }
 
 // Every code of the matrix (rows, columns) or, with `across`, of its transpose, and zeros in the padding.
-static void expect_codes(const char *what, const Tensor &codes, const Tensor &x, int rows, int columns, int ld,
+static void expect_codes(const char *what, const Operand &codes, const Operand &x, int rows, int columns, int ld,
                          absmax_t max, Fp8Format f, bool across) {
     size_t padded_rows = fp8_padded(rows), padded_columns = fp8_padded(columns), wrong = 0;
     for (size_t r = 0; r < padded_rows; r++)
@@ -42,7 +42,7 @@ static void expect_codes(const char *what, const Tensor &codes, const Tensor &x,
 // Special tensors: random numbers of all magnitudes, and the following values.
 enum { FP8_PLAIN, FP8_ZERO, FP8_INF, FP8_NAN, FP8_TINY, FP8_BEYOND, FP8_SPECIALS };
 
-static void fill_for_fp8(Tensor &x, int rows, int columns, int ld, int special) {
+static void fill_for_fp8(Operand &x, int rows, int columns, int ld, int special) {
     for (int r = 0; r < rows; r++) // with the columns beyond, which are not read
         for (int c = 0; c < ld; c++) {
             double v = test_random_real(&test_random) * exp2(12 * test_random_real(&test_random));
@@ -63,8 +63,8 @@ static void check_fp8_quantize(const Case *c) {
         Fp8Format f = way % 2 ? FP8_E5M2 : FP8_E4M3;
         Operands o(c->shift);
         size_t words = fp8_padded(rows) * fp8_padded(columns) / sizeof(float);
-        Tensor &x = o.in("x", product(rows, ld)), &max = o.updated_fp32("max", 1), &scale = o.out_fp32("scale", 1),
-               &codes = o.out_fp32("codes", words), &across = o.out_fp32("transposed codes", words);
+        Operand &x = o.in("x", product(rows, ld)), &max = o.updated_fp32("max", 1), &scale = o.out_fp32("scale", 1),
+                &codes = o.out_fp32("codes", words), &across = o.out_fp32("transposed codes", words);
         fill_for_fp8(x, rows, columns, ld, special);
         max.set(0, 0);
         absmax_t given = twin_absmax(x, rows, columns, ld);
@@ -171,10 +171,10 @@ static void check_fast_sums(const Case *c) {
         return;
     }
     Operands o(c->shift);
-    Tensor &x = o.in("x", product(N, IC)), &weight = o.in("weight", product(OC, IC)), &dy = o.in("dy", product(N, OC)),
-           &y = o.out("y", product(N, OC)), &dx = o.out("dx", product(N, IC)),
-           &dweight = o.out_fp32("dweight", product(OC, IC)), &max = o.updated_fp32("max", 2),
-           &copy = o.out_fp32("copy", linear_copy_bytes(IC, OC, false) / sizeof(float));
+    Operand &x = o.in("x", product(N, IC)), &weight = o.in("weight", product(OC, IC)), &dy = o.in("dy", product(N, OC)),
+            &y = o.out("y", product(N, OC)), &dx = o.out("dx", product(N, IC)),
+            &dweight = o.out_fp32("dweight", product(OC, IC)), &max = o.updated_fp32("max", 2),
+            &copy = o.out_fp32("copy", linear_copy_bytes(IC, OC, false) / sizeof(float));
     absmax_t *maxima = (absmax_t *)max.at();
     Linear w = {weight.x(), copy.at(), IC, OC, OC, maxima, maxima + 1};
     max.set(0, 0), max.set(1, 0);

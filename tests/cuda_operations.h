@@ -12,8 +12,8 @@ of its case, n[0], n[1], ..., in the order of the names in its Check.
 static void check_embedding_order(const Case *c) {
     int N = c->n[0], V = c->n[1], C = c->n[2];
     Operands o(c->shift);
-    Tensor &dx = o.in("dx", product(N, C)), &tokens = o.ints("tokens", (size_t)N, V);
-    Tensor &dweight = o.updated_fp32("dweight", product(V, C));
+    Operand &dx = o.in("dx", product(N, C)), &tokens = o.ints("tokens", (size_t)N, V);
+    Operand &dweight = o.updated_fp32("dweight", product(V, C));
     std::vector<float> want(product(V, C));
     for (size_t k = 0; k < want.size(); k++) want[k] = (float)dweight.twin[k];
     o.run(embedding_workspace_bytes(N), [&] { embedding_backward(dweight.f(), dx.x(), tokens.i(), N, C); });
@@ -29,10 +29,10 @@ static const Check embedding_order_check = {"embedding_backward in order", check
 static void check_residual_rmsnorm(const Case *c) {
     int N = c->n[0], C = c->n[1];
     Operands o(c->shift);
-    Tensor &sum = o.out("sum", product(N, C)), &y = o.out("y", product(N, C)), &rstd = o.out_fp32("rstd", (size_t)N);
-    Tensor &y2 = o.out("y by rmsnorm", product(N, C)), &rstd2 = o.out_fp32("rstd by rmsnorm", (size_t)N);
-    Tensor &max = o.max("max", 0), &max2 = o.max("max by rmsnorm", 0);
-    Tensor &a = o.in("a", product(N, C), 3), &b = o.in("b", product(N, C)), &weight = o.in("weight", (size_t)C, 2);
+    Operand &sum = o.out("sum", product(N, C)), &y = o.out("y", product(N, C)), &rstd = o.out_fp32("rstd", (size_t)N);
+    Operand &y2 = o.out("y by rmsnorm", product(N, C)), &rstd2 = o.out_fp32("rstd by rmsnorm", (size_t)N);
+    Operand &max = o.max("max", 0), &max2 = o.max("max by rmsnorm", 0);
+    Operand &a = o.in("a", product(N, C), 3), &b = o.in("b", product(N, C)), &weight = o.in("weight", (size_t)C, 2);
     o.run(0, [&] {
         residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), N, C, 1e-5f, (absmax_t *)max.at());
         rmsnorm_forward(y2.x(), rstd2.f(), sum.x(), weight.x(), N, C, 1e-5f, (absmax_t *)max2.at());
@@ -45,8 +45,8 @@ static void check_residual_rmsnorm(const Case *c) {
 static const Check residual_rmsnorm_check = {"residual_rmsnorm_forward", check_residual_rmsnorm, "N C"};
 
 // C = A B, or C +=, in double.
-static void gemm_reference(GemmShape s, Tensor &C, const Tensor &A, const Tensor &B) {
-    auto at = [](const Tensor &t, bool transposed, int row, int column, int ld) {
+static void gemm_reference(GemmShape s, Operand &C, const Operand &A, const Operand &B) {
+    auto at = [](const Operand &t, bool transposed, int row, int column, int ld) {
         return t.twin[transposed ? product(column, ld) + (size_t)row : product(row, ld) + (size_t)column];
     };
     for (int m = 0; m < s.M; m++)
@@ -67,9 +67,9 @@ static void check_gemm_plain(const Case *c) {
         s.ldc = s.N + c->n[3];
         Operands o(c->shift);
         o.integers = 3; // sums are exact
-        Tensor &A = o.in("A", product(s.transpose_a ? s.K : s.M, s.lda)),
-               &B = o.in("B", product(s.transpose_b ? s.N : s.K, s.ldb)),
-               &C = s.fp32_out ? o.updated_fp32("C", product(s.M, s.ldc)) : o.updated("C", product(s.M, s.ldc));
+        Operand &A = o.in("A", product(s.transpose_a ? s.K : s.M, s.lda)),
+                &B = o.in("B", product(s.transpose_b ? s.N : s.K, s.ldb)),
+                &C = s.fp32_out ? o.updated_fp32("C", product(s.M, s.ldc)) : o.updated("C", product(s.M, s.ldc));
         if (!s.add) C.poison();
         o.run(0, [&] { gemm_plain(s, C.at(), A.x(), B.x()); });
         gemm_reference(s, C, A, B);
@@ -84,8 +84,8 @@ static void check_gemm_split(const Case *c) {
     GemmShape s = {false, true, true, true, 9, 16, c->n[0], c->n[0], c->n[0], 16};
     Operands o(c->shift);
     o.integers = 3; // sums are exact
-    Tensor &A = o.in("A", product(s.M, s.K)), &B = o.in("B", product(s.N, s.K)),
-           &C = o.updated_fp32("C", product(s.M, s.N));
+    Operand &A = o.in("A", product(s.M, s.K)), &B = o.in("B", product(s.N, s.K)),
+            &C = o.updated_fp32("C", product(s.M, s.N));
     setenv("CUDA_ON_CPU_GEMM", "split", 1);
     o.run(0, [&] {
         gemm(s, C.at(), A.x(), B.x());
@@ -135,7 +135,7 @@ static void check_sum_of_squares(const Case *c) {
     size_t count = (size_t)c->n[0], first = (size_t)c->n[1];
     for (int special = 0; special < 3; special++) {
         Operands o(c->shift);
-        Tensor &sum = o.out_fp64("sum", 1), &x = o.in_fp32("x", count + 1);
+        Operand &sum = o.out_fp64("sum", 1), &x = o.in_fp32("x", count + 1);
         x.set(count, 1e30);                       // after the end
         if (special == 1) x.set(count / 2, 3e38); // its square is infinite in fp32
         if (special == 2) x.set(count - 1, NAN);

@@ -32,6 +32,10 @@ endif
 
 $(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER) $(BUILD)/predict_diffv2.o $(BUILD)/revision.o
 	$(CXX) $(ONCPU_CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
+# its kernels are compiled once, in test_trainer; dev/ptx links the object of test_diffv2.cu
+$(ONCPU)/test_diffv2: $(ONCPU)/test_trainer
+	printf '#!/bin/sh\nexec "$${0%%/*}/test_trainer" --operations "$$@"\n' >$@
+	chmod +x $@
 # for the tests of several ranks: a trainer without NCCL and MPI
 $(ONCPU)/single_diffv2.cu.o: train_diffv2.cu $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) -UUSE_NCCL -UUSE_MPI -O0 -x c++ -c -o $@ $<
