@@ -16,6 +16,7 @@
 #   CC, CXX        compilers (gcc, g++); CXX is also nvcc's host compiler
 #   OPT, ARCH      optimization (-O3; of test programs -O1), architecture (-march=native)
 #   DEBUG          debug information (-g)
+#   CCACHE         no: compiles without ccache (default: with it where it is installed)
 #   BUILD          directory of objects and programs (build)
 #   REAL           element type of the CPU build: float, or double for tests
 #   SANITIZE       sanitizers, e.g. address,undefined
@@ -124,6 +125,10 @@ train_diffv2: $(BUILD)/train_diffv2
 text_to_shards: $(BUILD)/text_to_shards
 	@$(copy)
 
+# ccache, which also compares the stamp: it has what -march=native means on this CPU.
+CCACHE_PROGRAM := $(if $(filter no,$(CCACHE))$(findstring ccache,$(CC) $(CXX)),,$(shell command -v ccache))
+CACHED = $(if $(CCACHE_PROGRAM),CCACHE_EXTRAFILES=$(filter %/flags,$^) $(CCACHE_PROGRAM))
+
 # In its own object, so that a commit recompiles nothing else.
 $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c %/flags
 	$(CC) -std=c11 $(WARN) -fPIE -c -o $@ $<
@@ -143,13 +148,13 @@ $(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o
 
 vpath %.c data tests dev/bench
 $(BUILD)/%.o: %.c $(BUILD)/flags
-	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(OWN_FLAGS) $(COMMON) -c -o $@ $<
+	$(CACHED) $(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(OWN_FLAGS) $(COMMON) -c -o $@ $<
 $(TEST_PROGRAMS:%=$(BUILD)/%.o): OWN_FLAGS = $(TEST_FLAGS)
 $(BUILD)/faulty_diffv2.o: OWN_FLAGS = -O1 -g1
 $(BUILD)/single_diffv2.o: train_diffv2.c $(BUILD)/flags
-	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 -g1 $(COMMON) -c -o $@ $<
+	$(CACHED) $(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 -g1 $(COMMON) -c -o $@ $<
 $(BUILD)/train_diffv2_cpp.o: train_diffv2.c $(BUILD)/flags
-	$(CXX) -std=c++17 -x c++ $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
+	$(CACHED) $(CXX) -std=c++17 -x c++ $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 
 # The GPU build. A script finds its compiler and libraries, only for goals that require them.
 ifneq ($(filter train_diffv2cu test_diffv2cu all-archs $(CUDA_BUILD)/%,$(MAKECMDGOALS)),)
@@ -203,9 +208,9 @@ $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/flags
 	@$(NVCC) $(CUDA_FLAGS) -Xptxas -v -c -o $@ $< 2>$@.ptxas; status=$$?; \
 	    grep -v '^ptxas info\|bytes stack frame' $@.ptxas >&2; exit $$status
 $(CUDA_BUILD)/predict_diffv2.o: predict_diffv2.c $(CUDA_BUILD)/flags
-	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
+	$(CACHED) $(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 $(CUDA_BUILD)/attention_cudnn.o: llmc/cuda/attention_cudnn.cpp $(CUDA_BUILD)/flags
-	$(CXX) -std=c++17 -O1 -g1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MD -MP -c -o $@ $<
+	$(CACHED) $(CXX) -std=c++17 -O1 -g1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MD -MP -c -o $@ $<
 # The plans of cuDNN for other devices (tests/cudnn_plans.cpp), with a replacement for the driver.
 $(CUDA_BUILD)/cudnn_plans: tests/cudnn_plans.cpp $(CUDA_BUILD)/no_gpu/libcuda.so.1 $(CUDA_BUILD)/flags
 	$(CXX) -std=c++17 -O1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MD -MP -o $@ $< $(CUDA_LINK)

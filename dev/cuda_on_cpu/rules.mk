@@ -38,15 +38,15 @@ $(ONCPU)/test_diffv2: $(ONCPU)/test_trainer
 	chmod +x $@
 # for the tests of several ranks: a trainer without NCCL and MPI
 $(ONCPU)/single_diffv2.cu.o: train_diffv2.cu $(ONCPU)/flags
-	$(CXX) $(ONCPU_FLAGS) -UUSE_NCCL -UUSE_MPI -O0 -x c++ -c -o $@ $<
+	$(CACHED) $(CXX) $(ONCPU_FLAGS) -UUSE_NCCL -UUSE_MPI -O0 -x c++ -c -o $@ $<
 $(ONCPU)/%.cu.o: %.cu $(ONCPU)/flags
-	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
+	$(CACHED) $(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 $(ONCPU)/%.cu.o: dev/cuda_on_cpu/%.cu $(ONCPU)/flags
-	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
+	$(CACHED) $(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 $(ONCPU)/bench_cuda.cu.o: dev/bench/bench_cuda.cu $(ONCPU)/flags
-	$(CXX) $(ONCPU_FLAGS) -O1 -x c++ -c -o $@ $<
+	$(CACHED) $(CXX) $(ONCPU_FLAGS) -O1 -x c++ -c -o $@ $<
 $(ONCPU)/%.o: dev/cuda_on_cpu/%.cpp $(ONCPU)/flags
-	$(CXX) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) -c -o $@ $<
+	$(CACHED) $(CXX) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) -c -o $@ $<
 .PHONY: oncpu
 oncpu: $(ONCPU)/test_layer $(ONCPU)/planted_bugs
 	$(ONCPU)/test_layer && $(ONCPU)/planted_bugs

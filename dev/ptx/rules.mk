@@ -16,12 +16,12 @@ ifneq ($(filter $(PTX)/%,$(MAKECMDGOALS)),)
 endif
 
 $(ONCPU)/%.cu.o: dev/ptx/%.cu $(ONCPU)/flags
-	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
+	$(CACHED) $(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 PTX_LAYER = $(PTX)/runtime.o $(PTX)/hopper.o $(if $(COUNT),$(PTX)/counts.o)
 $(PTX_LAYER): $(PTX)/%.o: dev/ptx/%.cpp $(PTX)/flags
-	$(CXX) $(PTX_CFLAGS) -g1 $(WARN) -MMD -MP -c -o $@ $<
+	$(CACHED) $(CXX) $(PTX_CFLAGS) -g1 $(WARN) -MMD -MP -c -o $@ $<
 $(PTX)/%.o: $(PTX)/%.cpp $(PTX)/flags
-	$(CXX) $(PTX_CFLAGS) -MMD -MP -c -o $@ $<
+	$(CACHED) $(CXX) $(PTX_CFLAGS) -MMD -MP -c -o $@ $<
 
 # The PTX of a program for all its kernels; their translation, in parts that g++ compiles in seconds each; the object of
 # the emulated program, with kernels that the parts can name.
