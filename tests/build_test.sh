@@ -138,7 +138,8 @@ source_tree() { # a directory with the files of this repository, without its bui
     file "$tree/library.h"
 }
 makes() { # arguments of make...
-    clean_environment make -C "$tree/source" CC="$tree/bin/cc" CXX="$tree/bin/cc" REVISION=one "$@" >"$tree/out" 2>&1
+    clean_environment make -C "$tree/source" CC="$tree/bin/cc" CXX="$tree/bin/cc" CCACHE=no REVISION=one "$@" \
+        >"$tree/out" 2>&1
 }
 test_each_small_library_is_found_absent_or_where_deps_says() {
     local linked=$tree/source/build/train_diffv2
