@@ -110,7 +110,8 @@ ifeq ($(filter clean format help rooms test,$(MAKECMDGOALS)),)
   COMPILERS := $(CC) $(CXX) $(shell for compiler in '$(CC)' '$(CXX)'; do \
     echo | $$compiler $(ARCH) -dM -E -x c - 2>/dev/null | cksum; done)
   SEARCHED := $(CPATH) $(C_INCLUDE_PATH) $(CPLUS_INCLUDE_PATH) $(LIBRARY_PATH)
-  $(call stamp,$(BUILD)/flags,$(COMPILERS) $(SEARCHED) $(CPPFLAGS) $(CFLAGS) $(TEST_FLAGS) $(COMMON) $(LDFLAGS) $(LDLIBS))
+  STAMP = $(COMPILERS) $(SEARCHED) $(CPPFLAGS) $(CFLAGS) $(TEST_FLAGS) $(COMMON) $(LDFLAGS) $(LDLIBS)
+  $(call stamp,$(BUILD)/flags,$(STAMP))
   $(call stamp,$(BUILD)/revision.c,const char program_revision[] = "$(REVISION)";)
 endif
 
