@@ -59,6 +59,15 @@ def pytest_report_teststatus(report):
     return report.outcome, "", ""  # no letter of pytest's own; pytest.ini silences the rest
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """A mark with cases_from=N is not one of the first N cases of a parametrised test."""
+    for item in items:
+        if hasattr(item, "callspec"):
+            case = max(item.callspec.indices.values())
+            item.own_markers = [mark for mark in item.own_markers if case >= mark.kwargs.get("cases_from", 0)]
+
+
 def pytest_itemcollected(item):
     words = item.function.__doc__ or item.originalname.removeprefix("test_").replace("_", " ")
     sentence = words.splitlines()[0].rstrip(".")

@@ -240,6 +240,7 @@ def test_corpora_of_the_hub_are_read_by_their_layout():
     assert done.status == 1 and "allenai/c4" in done.err, done
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_does_not_change_the_corpus():
     write_jsonl("in.jsonl", make_documents(3000))
     for workers in (1, 2, 5):
@@ -254,6 +255,7 @@ def test_the_number_of_workers_does_not_change_the_corpus():
     assert plain(1) == plain(2) == plain(5) and len(plain(1)) > 4
 
 
+@pytest.mark.full
 def test_a_killed_run_resumes_to_the_same_corpus():
     write_jsonl("a.jsonl", make_documents(6000))
     write_parquet("b.parquet", make_documents(3000, 2))
@@ -293,6 +295,7 @@ def test_a_killed_run_resumes_to_the_same_corpus():
     assert digests("c") == digests("whole/c"), "after --force"
 
 
+@pytest.mark.full
 def test_invalid_input_is_a_one_line_error():
     good = make_documents(200)
     write_jsonl("good.jsonl", good)
@@ -339,6 +342,7 @@ def test_invalid_input_is_a_one_line_error():
     failed(prepare("good.jsonl --out good.jsonl", SMALL), "o7", "good.jsonl")
 
 
+@pytest.mark.full
 def test_a_small_corpus_has_one_percent_of_validation_documents():
     documents = make_documents(2000)
     write_jsonl("in.jsonl", documents)
@@ -460,6 +464,7 @@ def limited(resource_, size):
     return {"preexec_fn": lambda: resource.setrlimit(resource_, (size, size))}
 
 
+@pytest.mark.full
 def test_a_line_of_a_gigabyte_requires_little_memory():
     with open("long.jsonl", "wb") as f:
         f.write(b'{"text": "')
@@ -469,6 +474,7 @@ def test_a_line_of_a_gigabyte_requires_little_memory():
     assert time.monotonic() - begin < 60, ("that took", time.monotonic() - begin, "s")
 
 
+@pytest.mark.slow
 def test_disk_space_is_checked_before_reading():
     with open("huge.txt", "wb") as f:
         f.truncate(shutil.disk_usage(".").free * 3)  # a hole
@@ -494,6 +500,7 @@ def test_a_run_resumes_from_its_complete_shards_after_a_full_disk():
     assert "3000 documents" in text and "6000 empty or bad documents skipped (0 bad)" in text
 
 
+@pytest.mark.slow
 def test_special_tokens_in_documents_are_text():
     documents = ["one <|endoftext|> two", *make_documents(300)]
     write_jsonl("in.jsonl", documents)
@@ -509,6 +516,7 @@ def test_special_tokens_in_documents_are_text():
         assert [t for t in texts if t] == documents, "the documents do not come back"
 
 
+@pytest.mark.full
 def test_the_trainer_reads_a_corpus_and_generates_its_text():
     write_jsonl("in.jsonl", make_documents(2000))
     for name, choice in (("bpe", "--train-bpe 500"), ("bytes", BYTES)):
@@ -562,6 +570,7 @@ def test_output_files_may_be_links_and_devices_and_change_no_other_file():
     assert Path("link.tmp").read_text() == "the user's" and os.listdir("in") == ["file"], os.listdir("in")
 
 
+@pytest.mark.full
 def test_links_in_the_place_of_temporary_files_do_not_change_their_targets():
     write("text", "one document\n\n" * 300)
     planted = ("tokenizer.json.tmp", "corpus.json.tmp", "progress.json.tmp", ".lock")

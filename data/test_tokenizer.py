@@ -231,6 +231,8 @@ CASES = {
 
 @pytest.mark.parametrize("count, every", [(1500, 64), pytest.param(125_000, 4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+@pytest.mark.full(cases_from=1)
+@pytest.mark.slow(cases_from=4)
 def test_tokens_and_pieces_equal_those_of_the_library(make, count, every, tmp_path):
     case, wrong = make(tmp_path), []
     texts = chain(strings(count), code_points(every))

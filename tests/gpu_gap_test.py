@@ -73,6 +73,7 @@ def refused(process, text):
     assert process.returncode == 1 and text in said and said.count("\n") == 1, (process.returncode, said)
 
 
+@pytest.mark.slow
 def test_a_period_continues_the_finished_runs_of_the_one_before(tmp_path, period):
     first, state = period("first", "10"), tmp_path / "first/out/state.tar.gz"
     deadline = time.time() + 120

@@ -89,6 +89,7 @@ def run(*words):
     return done.stdout
 
 
+@pytest.mark.slow(cases_from=8)
 @pytest.mark.parametrize("step", STEPS, ids=[" ".join(step) for step in STEPS])
 def test_a_prediction_has_the_operations_and_calls_of_a_step(step, monkeypatch):
     preset, variant, more, device, capability = (*step, "H200", "90")[:5]

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "dev"))
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "dev"))
 import rooms
 
 GOOD = {
@@ -82,15 +83,27 @@ def found_in(files, root):
     return rooms.offenders(root)
 
 
+@pytest.mark.full
 def test_a_valid_tree_has_no_violations(tmp_path):
     assert not found_in(GOOD, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("files, text", [row[1:] for row in PLANTED], ids=[row[0] for row in PLANTED])
 def test_a_violation_is_found(files, text, tmp_path):
     found = found_in({**GOOD, **files}, tmp_path)
     assert text in "; ".join(found) and len(found) == 1 + text.count("; "), found
 
 
-def test_this_checkout_has_no_violations():
-    assert not rooms.offenders(pathlib.Path(__file__).resolve().parent.parent)
+def test_this_checkout_has_no_violations_that_its_text_shows():
+    assert not [*rooms.wrong_includes(ROOT), *rooms.hidden_exits(ROOT), *rooms.untested_operations(ROOT)]
+
+
+@pytest.mark.slow
+def test_headers_of_this_checkout_compile_alone():
+    assert not rooms.not_alone(ROOT)
+
+
+@pytest.mark.slow  # it compiles nine programs
+def test_every_function_of_this_checkout_is_called():
+    assert not rooms.dead(ROOT)

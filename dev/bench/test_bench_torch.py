@@ -18,8 +18,9 @@ import bench_torch
 
 
 @pytest.mark.parametrize(
-    "preset, attention, steps", [("tiny", "baseline", 2), ("tiny", "diff_v2", 2), ("124m", "diff_v2", 0)]
+    "preset, attention, steps", [("tiny", "diff_v2", 2), ("tiny", "baseline", 2), ("124m", "diff_v2", 0)]
 )
+@pytest.mark.slow(cases_from=1)
 def test_lines(preset, attention, steps):
     """the first line has the number of parameters that the trainer reports; then one step runs for each line"""
     trainer = [os.environ.get("TRAIN_DIFFV2", "build/train_diffv2"), "--preset", preset, "--attention", attention]

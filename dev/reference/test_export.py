@@ -17,6 +17,7 @@ from test_hub import FIXTURE_FILES, FIXTURES, HERE, WORK, arrays_of, config_of, 
 from test_hub import expect_close, gradients_of_model, open_model, succeed, windows  # sets the environment
 
 import numpy as np
+import pytest
 import tokenizers
 import torch
 import transformers
@@ -219,6 +220,7 @@ def test_bytes_are_exact_in_the_exported_tokenizer_and_texts_are_those_of_the_pr
             expect_texts_of_the_program(checkpoint, out)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_json_is_exported_with_its_separator_and_texts_are_those_of_the_program():
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())  # as data/prepare.py --train-bpe
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -319,6 +321,7 @@ def test_the_card_states_what_the_run_states():
     assert "| context | 64 tokens |" in (exported(alone, "alone") / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_description_and_of_the_card_run_as_they_are_and_ask_nothing():
     checkpoint = Path(WORK.name) / "text/card/checkpoints/step_00000060"
     out = exported(checkpoint, "OUT")

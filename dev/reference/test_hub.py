@@ -175,6 +175,7 @@ def save(model, path, dtype="float32", shards="1GB"):
     return config_of(path)
 
 
+@pytest.mark.slow
 def test_every_fixture_opens_with_its_loss_and_gradients():
     for path in sorted(FIXTURES.iterdir()):
         arrays = arrays_of((FIXTURE_FILES / f"{path.name}.safetensors").read_bytes())
@@ -195,6 +196,7 @@ def test_every_fixture_opens_with_its_loss_and_gradients():
         expect_close(gradients_of_model(exact, batch), expected, torch.float64, path.name)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and_gradients():
     for fixture in sorted(FIXTURES.iterdir()):  # no gradient is negligible
         path = train(fixture.name, "--init", fixture)
@@ -210,6 +212,7 @@ def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and
         assert normed == (fixture.name[-1] in "qvkx"), f"{fixture.name}: QK-norm {normed}"
 
 
+@pytest.mark.slow
 def test_half_precision_computes_nearly_the_same_loss():
     for path in sorted(FIXTURES.glob("*_b")):
         batch = torch.arange(2 * 40).view(2, 40) * 7 % 40
@@ -221,6 +224,7 @@ def test_half_precision_computes_nearly_the_same_loss():
         assert abs(loss[1] - loss[0]) < 0.1 and abs(loss[2] - loss[0]) < 0.02, f"{path.name}: {loss}"
 
 
+@pytest.mark.slow
 def test_generation_continues_with_the_most_probable_token_and_no_token_ends_it():
     for path in sorted(FIXTURES.glob("*_[awfyqvkmxe]")):
         model, text = open_model(path), torch.tensor([[5, 1, 9], [0, 0, 3]])
@@ -231,6 +235,7 @@ def test_generation_continues_with_the_most_probable_token_and_no_token_ends_it(
         model.generate(text, max_new_tokens=3, num_beams=3, do_sample=True, use_cache=True)
 
 
+@pytest.mark.slow
 def test_generation_gives_the_tokens_of_the_program():
     for path in sorted(FIXTURES.glob("*_[awfyqvkmxe]")):
         prompt = [5, 1, 9, 30, 2, 2, 17, 8]  # longer than the windows
@@ -250,6 +255,7 @@ def test_generation_gives_the_tokens_of_the_program():
         assert found == logits.sequences[0].tolist(), f"{path.name}: {found}, not {logits.sequences[0].tolist()}"
 
 
+@pytest.mark.slow
 def test_the_most_probable_tokens_show_a_window_that_is_too_long_or_too_short_and_the_end_of_the_shared_keys():
     for path in sorted(FIXTURES.glob("*_[wfyvk]")):
         model, text = open_model(path, model_class=DiffV2ForCausalLM), torch.tensor([[5, 1, 9, 30, 2, 2, 17, 8]])
@@ -275,6 +281,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_exported_directories_open_where_the_code_was_never_imported_and_in_the_program():
     sizes = f"--layers 2 --hidden 24 --heads 7 --kv-heads 1 --head-dim 8 --ffn 20 --vocab {V}"
     odd = train("odd", "--attention baseline", sizes)  # 24 is not a multiple of 7: transformers 5 refuses such a Llama
@@ -304,6 +311,7 @@ def test_exported_directories_open_where_the_code_was_never_imported_and_in_the_
     assert again.returncode == 1 and again.stderr.count("\n") == 1, "an existing directory was written into"
 
 
+@pytest.mark.slow
 def test_what_transformers_saves_of_our_models_loads_in_the_program():
     for fixture in sorted(FIXTURES.iterdir()):
         path, model = directory(f"saved/{fixture.name}"), open_model(fixture)
@@ -331,6 +339,7 @@ def llama_directory(path, dtype="float32", tied=False, NH=4, NKV=2, D=8, theta=5
     return save(LlamaForCausalLM(config), path, dtype, shards)
 
 
+@pytest.mark.slow
 def test_llama_directories_of_transformers_load_as_baseline_with_its_loss_and_gradients():
     for number, (*case, place) in enumerate(LLAMAS):
         path = directory(f"llama/{number}")
@@ -346,6 +355,7 @@ def test_llama_directories_of_transformers_load_as_baseline_with_its_loss_and_gr
 
 
 # What the class does: a window of 1, with which its cache is wrong. tests/config_json.h has what is refused.
+@pytest.mark.slow
 def test_windows_of_ministral_are_those_of_the_program():
     model = MinistralForCausalLM(MinistralConfig(**MINISTRAL, sliding_window=3))
     assert model.config.layer_types == ["sliding_attention"] * 4, "without layer_types, all layers have the window"
@@ -449,6 +459,7 @@ def test_qwen3_directories_as_the_hub_has_them_load_with_their_loss_and_gradient
             expect_refusal(path, "lm_head.weight differs from the embedding")
 
 
+@pytest.mark.slow
 def test_qwen3_directories_of_transformers_load_as_baseline_with_qk_norm_and_are_written_as_such():
     for number, (dtype, changes, missing, wanted) in enumerate(QWEN3S):
         path = directory(f"qwen3/{number}")
@@ -488,6 +499,7 @@ def mixtral_directory(path, dtype="float32", shards="1GB", **changes):
     return written
 
 
+@pytest.mark.slow
 def test_mixtral_directories_of_transformers_load_with_their_loss_and_gradients_and_are_written_as_such():
     for number, (dtype, changes, shards, wanted) in enumerate(MIXTRALS):
         path = directory(f"mixtral/{number}")
@@ -530,6 +542,7 @@ OWN_EXPERTS = [
 ]
 
 
+@pytest.mark.slow
 def test_models_with_experts_that_the_program_trains_open_with_its_loss_and_gradients():
     sizes = f"--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 20 --vocab {V}"
     for number, options in enumerate(OWN_EXPERTS):
@@ -539,6 +552,7 @@ def test_models_with_experts_that_the_program_trains_open_with_its_loss_and_grad
         expect_close(gradients_of_model(model), gradients_of_program(path), torch.float32, f"experts {options}")
 
 
+@pytest.mark.slow
 def test_a_key_that_the_class_has_no_place_for_is_refused_and_not_ignored():
     config = config_of(FIXTURES / "diff_v2_k")
     qwen3 = config_of(FIXTURES / "baseline_v")

@@ -411,6 +411,7 @@ def expect_tokens(found, wanted, what):
     assert torch.equal(found, wanted), f"{what}: {found} instead of {wanted}"
 
 
+@pytest.mark.slow
 def test_generation_with_a_cache_gives_the_tokens_without_it():
     helper = make("baseline", "full")[0]
     for variant, layers in SOME + EXPERTS + [("baseline", "own"), ("diff_v1", "mixed"), ("diff_v2", "full")]:
@@ -525,6 +526,7 @@ torch.save(last(torch.arange(20)[None]).logits.detach()[0, :, :V], again + "/log
 """
 
 
+@pytest.mark.slow
 def test_what_is_saved_after_an_export_opens_elsewhere_with_its_code_and_a_larger_vocabulary():
     first, exported, again = (Path(WORK.name) / n for n in ("first", "exported", "again"))
     model, logits_of = make("diff_v2_xsa", "mixed")

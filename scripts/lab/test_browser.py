@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from . import browser, run_directory
 from . import test_report as made
 from .testing import HERE, has, wait_until
@@ -161,6 +163,7 @@ def changes_its_theme(b, path):
     wait_for(b, f"{TITLES}.some(t => t.startsWith('FLOPs'))")
 
 
+@pytest.mark.full
 def test_the_page_works_offline_in_a_browser(tmp_path):
     lab = made.made_lab(tmp_path)
     done = made.report(lab, "--no-png")
@@ -197,6 +200,7 @@ def test_the_page_works_offline_in_a_browser(tmp_path):
         )
 
 
+@pytest.mark.full
 def test_a_watched_report_follows_a_run_to_its_end(tmp_path):
     run = tmp_path / "run"
     made.made_run(run, "baseline", 0.001, 1, 2.0, steps=100)

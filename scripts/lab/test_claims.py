@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from . import archive, claims, currencies, evaluations, figures, layers, measurements, metrics, ngrams
 from . import option_history, plan as plans, preconditions, report as report_command, report_tables, run as lab_run
 from . import run_directory, scheduler, stats
@@ -546,6 +548,7 @@ def test_the_final_loss_is_of_the_most_windows(tmp_path):
     assert studies.load([lab]).loss_of() == "last validation, 20 windows"
 
 
+@pytest.mark.slow
 def test_an_archive_gives_the_scoreboard_and_the_tables_of_the_runs(tmp_path):
     lab, file, kept = made_lab(tmp_path, known_arms()), tmp_path / "claims", tmp_path / "kept.jsonl"
     file.write_text(CLAIMS)
@@ -959,6 +962,7 @@ def test_late_gradients_are_geometric_means_of_the_last_quarter(tmp_path):
     assert layers.late_gradients(studies.load([made_lab(tmp_path / "x", arms)])) == [], "too few statistics"
 
 
+@pytest.mark.full
 def test_the_committed_scoreboard_follows_from_the_committed_runs():
     results = ROOT / "dev/results"
     done = scoreboard(*sorted((results / "runs").glob("*.jsonl")))

@@ -534,6 +534,7 @@ def test_a_lab_that_is_killed_at_any_time_continues_bitwise(place, tmp_path_fact
         assert mine.read_bytes() == wanted.read_bytes(), (name, moments)
 
 
+@pytest.mark.slow
 def test_a_lab_with_a_time_limit_stops_in_time_and_continues_by_seed(place):
     plan = (ROOT / "scripts/plans/gpu-minutes.plan").read_text()
     words = ["--size", "smoke", "--seeds", "1,2", "--data", "corpus"]
@@ -621,6 +622,7 @@ def test_a_run_that_diverges_is_a_result(place):
     assert again.returncode == 0 and train_steps(place / "out" / "baseline.lr1e+30.seed1") == steps
 
 
+@pytest.mark.slow
 def test_gpus_are_allocated_and_released(place, monkeypatch):
     launcher = program(
         place,
@@ -662,6 +664,7 @@ def trainers_of(directory):
     return found
 
 
+@pytest.mark.full
 def test_a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed(place, tmp_path_factory):
     whole = tmp_path_factory.mktemp("whole")
     if not shutil.which("mpirun"):
@@ -723,6 +726,7 @@ def test_a_dry_run_predicts_the_hours_of_all_ranks(place):
     assert all(abs(two / one - 2) < 0.02 and slow > one for one, two, slow in zip(*hours)), hours
 
 
+@pytest.mark.full
 def test_errors_are_one_line(place):
     file, out = place / "file", place / "out"
     file.write_text("text")
@@ -775,6 +779,7 @@ def test_two_labs_cannot_share_a_directory(place):
     assert first.wait(timeout=130) == 3
 
 
+@pytest.mark.full
 def test_the_plans_of_the_repository_are_valid_at_every_size():
     trainer = Trainer(TRAINER)
     for path in sorted((ROOT / "scripts/plans").glob("*.plan")):

@@ -8,6 +8,7 @@ import subprocess
 from functools import partial
 
 import numpy as np
+import pytest
 
 from . import probe
 from .testing import TRAINER, expect_error, run_lab, write_shard
@@ -249,6 +250,7 @@ def expect_variant(place, variant, *options):
             assert (s == 1).all()
 
 
+@pytest.mark.full
 def test_all_variants_are_probed_with_windows_yoco_and_qk_norm(tmp_path):
     for i, variant in enumerate(VARIANTS):
         options = ([], ["--window", "5", "--full-every", "2"], ["--window", "5", "--yoco", "--qk-norm"])[i % 3]
@@ -274,6 +276,7 @@ def test_the_probe_writes_json_and_adds_rounding_errors_to_an_evaluation(tmp_pat
     assert again.returncode == 0 and (tmp_path / "y.json").read_bytes() == (tmp_path / "x.json").read_bytes()
 
 
+@pytest.mark.full
 def test_the_probe_refuses_what_it_cannot_read_in_one_line(tmp_path):
     path, checkpoint = trained(tmp_path)
     expect_error(probed(path, "--checkpoint", checkpoint), 2, "--out or --rounding is required", 1)

@@ -6,6 +6,8 @@ import random
 import struct
 from functools import partial
 
+import pytest
+
 from . import figures, long_context, page, png, report as report_command, report_tables, run_directory, tables
 from . import study as studies
 from .testing import expect_error, has, rewrite, run_lab
@@ -151,6 +153,7 @@ def near(got, wanted, tolerance=1e-6):
     assert abs(got - wanted) <= tolerance, f"{got!r}, wanted {wanted!r}"
 
 
+@pytest.mark.full
 def test_the_report_has_the_known_numbers(tmp_path):
     lab = made_lab(tmp_path)
     r = reported(lab / "report", lab)
@@ -399,6 +402,7 @@ def test_runs_that_are_not_comparable_are_an_error(tmp_path):
     assert "Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.full
 def test_a_run_that_has_just_started_has_a_report(tmp_path):
     run = tmp_path / "run"
     made_run(run, "baseline", 0.001, 1, 2.0, steps=0)
@@ -495,6 +499,7 @@ def test_the_report_of_a_resumed_run_has_its_option_history(tmp_path):
     assert "run continued to step 200, beyond the 100 of its run.json" in (out / "report.html").read_text()
 
 
+@pytest.mark.full
 def test_losses_of_other_validation_windows_are_not_compared(tmp_path):
     one, other, out = tmp_path / "one", tmp_path / "other", tmp_path / "out"
     made_run(one, "baseline", 0.001, 1, 2.0)
@@ -525,6 +530,7 @@ def test_losses_of_other_validation_windows_are_not_compared(tmp_path):
     expect_error(report(one, other, "--out", out, "--no-png"), 2, "windows of the evaluation: 9 in one, 8 in other")
 
 
+@pytest.mark.slow
 def test_runs_with_the_same_arm_rate_and_seed_have_separate_rows(tmp_path):
     a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
     made_run(a, "baseline", 0.001, 1, 2.0)
@@ -557,6 +563,7 @@ def without_rights():
         ctypes.CDLL(None).prctl(24, right, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
+@pytest.mark.slow
 def test_damaged_files_are_skipped_with_one_line(tmp_path):
     lab, out = made_lab(tmp_path), tmp_path / "out"
     run = lab / "diff_v2.lr0.001.seed1"
@@ -645,6 +652,7 @@ def whole_report(path):
     return text, results, report_tables.markdown(study, results)
 
 
+@pytest.mark.slow
 def test_values_of_any_type_do_not_crash_the_report(tmp_path):
     from . import test_claims
 
@@ -684,6 +692,7 @@ def test_values_of_any_type_do_not_crash_the_report(tmp_path):
         path.write_text(before + text + after)
 
 
+@pytest.mark.full
 def test_heads_without_maps_are_an_error(tmp_path):
     lab, out = made_lab(tmp_path), tmp_path / "out"
     for words, said in (

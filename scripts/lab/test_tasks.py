@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from . import evaluation_figures, evaluations, study as studies, synthetic, test_report as made
 from .testing import expect_error, has, rewrite
 
@@ -164,6 +166,7 @@ def test_a_wide_interval_over_seeds_or_questions_is_at_chance():
     assert verdict([0.26, 0.26, 0.26], 1000) == "at chance"  # seeds agree, questions do not show it
 
 
+@pytest.mark.full
 def test_the_map_of_needles_has_a_cell_for_each_length_and_depth(tmp_path):
     lab = measured_lab(tmp_path)
     study = studies.load([lab])
@@ -178,6 +181,7 @@ def test_the_map_of_needles_has_a_cell_for_each_length_and_depth(tmp_path):
     assert done.returncode == 0 and "needles-DIFF-V2.png" in written, (done.stderr, written)
 
 
+@pytest.mark.full
 def test_damaged_needles_are_left_out_with_one_line(tmp_path):
     run = measured_lab(tmp_path) / "baseline.lr0.001.seed1"
     whole = json.loads((run / "eval.json").read_text())

@@ -60,6 +60,7 @@ def test_a_plan_makes_an_arm_of_each_width_and_depth():
             plans.expand(plans.parse("\n".join(rest), "x.plan", trainer.options), trainer.options)
 
 
+@pytest.mark.full
 def test_activations_keep_their_size_with_completep_and_grow_without(tmp_path):
     # The slopes of the parametrization's table, at widths 32 and 128 and depths 2 and 8 after 4 steps.
     text_shard(tmp_path / "text.bin", 4000)
@@ -102,6 +103,7 @@ def test_a_sweep_has_the_seeds_that_have_ended_at_all_rates():
     assert (found["optimizer"], found["muon-split"], "z-loss" in found) == ("muon", "pair", False), found
 
 
+@pytest.mark.full
 def test_suggest_prints_options_that_the_trainer_accepts(tmp_path):
     text_shard(tmp_path / "text.bin", 4000)
     text_shard(tmp_path / "val.bin", 2000)

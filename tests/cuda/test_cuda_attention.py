@@ -39,6 +39,7 @@ def expect_attention(directory, model, env, options, line):
         compare(directory, "diff_v1", DATA, model, options, env=env)
 
 
+@pytest.mark.full
 def test_attention_line(even):
     """a run prints its implementation of attention, and all implementations agree"""
     for env, options, line in LINES:
@@ -112,6 +113,7 @@ WARNINGS = [
 ]
 
 
+@pytest.mark.full
 def test_warnings(even):
     """a run warns once if attention falls back to the built-in kernel, and the suggested option works"""
     model = f"{DATA} --layers 1 --hidden 32 --heads 2 --kv-heads 2 --ffn 32 --vocab 256 --batch-size 2 --steps 1"
@@ -127,6 +129,7 @@ def test_warnings(even):
 
 
 @pytest.mark.bf16
+@pytest.mark.full
 def test_registers(even):
     """kernels of Hopper that would wait for registers for ever are replaced, with a warning for each"""
     env = "CUDA_ON_CPU_CAPABILITY=90a CUDA_ON_CPU_REGISTERS=160"
@@ -154,6 +157,7 @@ def test_cudnn_errors(even):
 
 
 @pytest.mark.bf16
+@pytest.mark.full
 def test_validation_remainder(even):
     """cuDNN also computes the last, partial batch of a validation"""
     # Seven windows, one by one or as four and three: the same kernel gives the same losses. The built-in kernel and

@@ -7,6 +7,7 @@ from device import FP32, ODD, TRAIN_ODD, on_device
 from program import FAILED, checkpoint, differing, expect_same
 
 
+@pytest.mark.full
 def test_fp8_experts_by_device(odd):
     """experts compute in bf16 where FP8 is not faster"""
     # In the bf16 build, experts are in FP8 where mma.sync is faster in it. The start prints and run.json records the

@@ -31,6 +31,8 @@ WINDOWS = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.full(cases_from=4)
+@pytest.mark.slow(cases_from=10)
 def test_gradients_of_windows(odd, variant):
     """gradients of windows and YOCO equal those of the CPU trainer"""
     count = 4 if variant in ("diff_v2", "diff_v1", "sink") else 2
@@ -48,6 +50,7 @@ def test_gradients_of_selections(tmp_path, name):
 
 
 @pytest.mark.parametrize("experts", EXPERTS)
+@pytest.mark.full(cases_from=1)
 def test_experts(odd, experts):
     """gradients and losses of models with experts equal the CPU's, and gradients do not depend on --recompute"""
     # gradients only in fp32, as above
@@ -62,6 +65,8 @@ def test_experts(odd, experts):
 
 @pytest.mark.bf16
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.full(cases_from=2)
+@pytest.mark.slow(cases_from=8)
 def test_recompute(odd, variant):
     """activation recomputation does not change a bit of the gradients of any variant"""
     expect_same_levels(odd, DATA, with_variant(variant, ODD))
@@ -105,6 +110,7 @@ def fp8_difference(layers):
     return math.sqrt(4 * layers * (2 * 2**-8 / 3 + 2 * 2**-6 / 3))
 
 
+@pytest.mark.slow
 def test_fp8_variants(tmp_path):
     """gradients of every variant in FP8 are near those of the CPU trainer"""
     # With fp32 storage activations differ by 1e-7 of their size: one of 10^5 codes differs, none in most of these
@@ -124,6 +130,7 @@ def test_fp8_variants(tmp_path):
 
 
 @pytest.mark.parametrize("experts", EXPERTS)
+@pytest.mark.full
 def test_fp8_experts(odd, experts):
     """experts in FP8 have the gradients of the CPU trainer, at every level of --recompute"""
     expect_same_levels(odd, with_experts(experts), "--gemm fp8", env="CUDA_ON_CPU_CAPABILITY=89")

@@ -140,6 +140,7 @@ def test_device_peak(odd, name, option, measured):
         ("NVIDIA B2000", "--gemm fp8", ""),
     ],
 )
+@pytest.mark.full(cases_from=1)
 def test_predicted_times(even, name, options, parts):
     """a run on a listed device says what was predicted of its steps"""
     # at the end the times and the price of --deterministic, at the start that FP8 is slower

@@ -29,6 +29,7 @@ def test_two_devices(odd):
         ("hang:1:3:backward", 0, "has not reached the collective"),
     ],
 )
+@pytest.mark.full(cases_from=1)
 def test_lost_rank(odd, fault, zero, words):
     """a lost process or device is reported by rank, and the run resumes"""
     options, begin = "--batch-size 2 --steps 6 --checkpoint-every 2 --timeout 2", monotonic()
@@ -48,6 +49,7 @@ def test_lost_rank(odd, fault, zero, words):
 
 @pytest.mark.bf16
 @pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.full
 def test_signal_in_validation(odd, zero):
     """a signal to one rank abandons the validation of all, and a resume makes it"""
     options = f"--batch-size 2 --steps 4 --val-data data.bin --val-every 2 --val-steps 4 --zero {zero} --out"
@@ -60,6 +62,7 @@ def test_signal_in_validation(odd, zero):
 
 
 @pytest.mark.bf16
+@pytest.mark.full
 def test_aborted_collective(odd):
     """the result of an aborted collective is not used"""
     # After an abort, the device continues without the result of the collective, which must not be printed.
@@ -71,6 +74,7 @@ def test_aborted_collective(odd):
 
 @pytest.mark.bf16
 @pytest.mark.parametrize(("call", "options"), [("ncclReduceScatter", ""), ("an exchange", "--reduce-dtype bf16")])
+@pytest.mark.full
 def test_unconnected(odd, call, options):
     """a wait in a call of NCCL, before ranks are connected, is limited"""
     # The host waits in the first call between two ranks, which connects them, for a rank that does not make it.
@@ -82,6 +86,7 @@ def test_unconnected(odd, call, options):
 
 
 @pytest.mark.bf16
+@pytest.mark.full
 def test_device_errors(odd):
     """an error of a device or of NCCL during a run prints one line"""
     port, on_rank_1 = "NET/IB : a port is down", lambda rank: f"CUDA_ON_CPU_FAULT={'adamw:4' if rank else ''}"
@@ -117,6 +122,7 @@ REFUSED = [  # ranks, environment, the line
 
 
 @pytest.mark.bf16
+@pytest.mark.full
 def test_refused(odd):
     """ranks that cannot start print one line"""
     options = f"{MODEL} --batch-size 2 --steps 1"
@@ -167,6 +173,7 @@ def test_help(tmp_path, option, text):
 
 
 @pytest.mark.bf16
+@pytest.mark.full
 def test_rendezvous(odd):
     """starts by srun in one directory do not read each other's files"""
     # two starts at the same time, then one without its second rank

@@ -24,6 +24,7 @@ def test_losses(odd, zero):
 
 
 @pytest.mark.bf16
+@pytest.mark.full
 def test_zero_bits(odd):
     """--zero 0, 1, 2 and 3 give the same bits, in any order of streams"""
     # Only the waits of the step order the gathers of parameters. In one of the runs, --check-ranks-every waits for all.
@@ -36,6 +37,7 @@ def test_zero_bits(odd):
 
 
 @pytest.mark.bf16
+@pytest.mark.slow
 def test_groups(odd):
     """two groups of two ranks give the losses of one rank, and the same bits at every --zero"""
     # in fp32 and with gradients sent in bf16
@@ -52,6 +54,7 @@ def test_groups(odd):
 
 
 @pytest.mark.bf16
+@pytest.mark.full
 def test_bucket_sizes(odd):
     """results do not depend on the size of buckets"""
     # Sums of NCCL depend on the size of the buffer; its emulation sums in the order of ranks. No clipping: the norm is
@@ -63,6 +66,7 @@ def test_bucket_sizes(odd):
 
 
 @pytest.mark.bf16
+@pytest.mark.slow
 def test_sample(odd):
     """a sample uses all parameters of the last update, with --zero 0, 1 and 2"""
     # With --zero 1 and 2 the gather of parameters has not ended when the sample begins.
@@ -73,6 +77,7 @@ def test_sample(odd):
     assert len(samples) == 1, samples
 
 
+@pytest.mark.full
 def test_resume(odd):
     """a run resumes with another number of devices"""
     options = "--total-batch 42 --steps 6"
@@ -84,6 +89,7 @@ def test_resume(odd):
 
 
 @pytest.mark.parametrize(("ranks", "zero"), [(1, 0), *((2, level) for level in LEVELS)])
+@pytest.mark.full(cases_from=2)
 def test_background_checkpoint(odd, ranks, zero):
     """a checkpoint written in the background has the weights of its step"""
     # Without a wait for the copy, streams that run late would give the writer old values.
@@ -96,6 +102,7 @@ def test_background_checkpoint(odd, ranks, zero):
 
 
 @pytest.mark.bf16
+@pytest.mark.full
 def test_missing_waits(odd):
     """a missing wait between streams is detected"""
     # Without it results differ: the tests above would detect it.
@@ -117,6 +124,7 @@ def test_missing_waits(odd):
 
 
 @pytest.mark.bf16
+@pytest.mark.full
 def test_mpirun(odd):
     """mpirun and srun start the same run"""
     options = "--batch-size 2 --total-batch 56 --steps 2 --zero 1"

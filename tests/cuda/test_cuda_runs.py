@@ -17,6 +17,7 @@ THREE = "--steps 3 --warmup 1 --stats-every 3"
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS)[:: 2 if FP32 else 1])
+@pytest.mark.slow(cases_from=4)
 def test_losses_of_variants(odd, variant):
     """three steps of the variants have the losses, statistics and choices of the CPU trainer"""
     # With documents for every second variant, completep for some of the others and Muon for every third. In fp32 with
@@ -85,6 +86,7 @@ MUON = "diff_v2_cross_group --optimizer normuon --muon-split pair"
 
 @pytest.mark.bf16
 @pytest.mark.parametrize("variant", ["diff_v2", "diff_v1", "gated_head --gemm fp8", MUON])
+@pytest.mark.full(cases_from=1)
 def test_resume(odd, variant):
     """a resumed run equals an uninterrupted one, bit for bit"""
     options = [TRAIN_ODD, "--attention", variant, "--total-batch 78 --steps 4 --checkpoint-every 2"]
@@ -128,6 +130,7 @@ def test_master_weights(odd):
     assert masters_moved > 500 and moved < 100, (masters_moved, moved)
 
 
+@pytest.mark.full
 def test_checkpoint_on_cpu(odd):
     """the CPU trainer reads checkpoints of the device"""
     on_device(odd, TRAIN_ODD, "--steps 3 --out run").done()
@@ -139,6 +142,7 @@ def test_checkpoint_on_cpu(odd):
     expect_same_text(odd, "run", 30)
 
 
+@pytest.mark.full
 def test_generation(odd):
     """runs print samples, and the first piece of a prompt needs nothing before it in the cache of a window"""
     result = on_device(odd, TRAIN_ODD, "--steps 1 --sample-every 1 --window 5 --out run").done()

@@ -1,5 +1,6 @@
 """What training, --eval and several ranks report of multiple-choice tasks."""
 
+import pytest
 from choices import Completion, Example, write_choices
 from program import GRAMMAR, SMALL, USAGE, Random, read_json, records, run_trainer, same_numbers, write_random_choices
 from ranks import SMALL_OF_RANKS, run_ranks
@@ -26,6 +27,7 @@ def write_token_choices(path, count, completions, seed):
     write_choices(path, examples, 256)
 
 
+@pytest.mark.full
 def test_choices_of_training(corpus, tmp_path):
     """training logs its choices, a resumed run the same, and --eval the same"""
     # In bf16 the LM head has a rounded copy, which nothing but the tasks refreshes after an update.
@@ -62,6 +64,7 @@ def expect_choices_of_eval(corpus, run, record):
     assert [task["examples"] for task in read_json(run / "run.json")["data"]["choices"]] == [24, 12]
 
 
+@pytest.mark.full
 def test_choices_of_ranks(corpus, tmp_path):
     """choices do not depend on ranks or on the sizes of batches"""
     # Of three ranks one has none of the two examples.

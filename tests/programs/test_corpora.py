@@ -130,6 +130,7 @@ def make_earlier(run, step):
     path.write_text(f'{body}"checksum": "{xxhash.xxh3_64(body.encode()).hexdigest()}"\n}}\n')
 
 
+@pytest.mark.full
 def test_mixture_of_an_earlier_program(corpora, tmp_path):
     """a mixture of an earlier program continues in the order of this one, with a line and an event"""
     said = "after step 2, each corpus of a mixture is read in epochs"

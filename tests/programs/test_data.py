@@ -103,6 +103,7 @@ def test_shard_lost_in_run(short):
     assert [record["step"] for record in records(short / "run", "train")] == list(range(1, last + 3))
 
 
+@pytest.mark.full
 def test_token_in_validation(short):
     """validation data that cannot be read end a run with a checkpoint, and the validation is made when they can"""
     run, whole, options = short / "run", short / "whole", f"{TWELVE} --val-data val.bin --val-every 4 --val-steps 100"

@@ -33,6 +33,7 @@ def trained(corpus, tmp_path_factory):
     return run
 
 
+@pytest.mark.full
 def test_random_weights(trained):
     """weights that are random by mistake are refused or reported, and so are options of samples that change nothing"""
     for mode in ("--generate 2", "--eval --val-data x", "--dump-grads x --train-data x", "--dump-activations x"):
@@ -51,6 +52,7 @@ def test_random_weights(trained):
     assert run_trainer("--out", trained, "--resume --sample-every 9 --top-k 3").done().err == ""
 
 
+@pytest.mark.full
 def test_results_of_prompts(trained, tmp_path):
     """--prompts prints JSON lines in the order of the file, for every --batch-size"""
     prompts = ["The ", "every king", "a", "some poet sees ", "a", 'x"\\\t\u00e9']
@@ -156,6 +158,7 @@ def test_not_finite_prompts(tmp_path, broken):
         assert len(line["tokens"]) == (0 if stops else 4) and line["text"] is None, line
 
 
+@pytest.mark.full
 def test_seed_of_samples(corpus, tmp_path):
     """generation prints text that depends only on the seed"""
     run, options = tmp_path / "run", "--steps 2 --sample-every 1 --prompt 'The '"

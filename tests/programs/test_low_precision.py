@@ -60,6 +60,7 @@ def test_generation_of_types(exact):
     assert len("\n".join(texts[0])) > 20 and texts[0] == texts[1]
 
 
+@pytest.mark.full
 def test_memory_of_copies(corpus):
     """copies of weights take the memory that --dry-run prints"""
     data = ["--train-data", corpus / "train.bin"]

@@ -69,6 +69,7 @@ def test_validation_data(corpus, tmp_path):
         assert (read_json(tmp_path / "eval")["data_fingerprint"] == fingerprint) == (name == "val")
 
 
+@pytest.mark.full
 def test_micro_batch_sizes(corpus, tmp_path):
     """losses do not depend on the micro-batch"""
 
@@ -88,6 +89,8 @@ def test_micro_batch_sizes(corpus, tmp_path):
 
 
 @pytest.mark.parametrize(("attention", "below"), [("diff_v2", 0.40), ("baseline", 0.40)], ids=["diff_v2", "baseline"])
+@pytest.mark.full
+@pytest.mark.slow(cases_from=1)
 def test_tiny_learns_grammar(corpus, tmp_path, attention, below):
     """200 steps of tiny learn a grammar to near its entropy and not below"""
     # Measured 0.371 and 0.370 with fp32, 0.37 in fp64. Less than the entropy would be a leak.

@@ -31,6 +31,7 @@ def test_terminal(corpus):
     assert steps and [line for line in steps if len(line) >= 80 or "tok/s" not in line] == []
 
 
+@pytest.mark.full
 def test_file(corpus):
     """a file, and a terminal without control sequences, get whole lines"""
     data = ["--train-data", corpus / "train.bin"]

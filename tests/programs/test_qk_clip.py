@@ -32,6 +32,7 @@ def test_limit(corpus, tmp_path, heads):
 
 
 @pytest.mark.parametrize("model", [EXPERTS, "--attention diff_v1 --window 5 --yoco"])
+@pytest.mark.full
 def test_ranks(short, model):
     """ranks and --zero do not change a bit of the maxima and of the scaled weights"""
     options = f"--steps 3 --lr 0 --total-batch 192 --batch-size 2 --qk-clip 0.002 {model}"
@@ -48,6 +49,7 @@ def test_ranks(short, model):
             assert (w == theirs[name]).all(), (key, name)
 
 
+@pytest.mark.full
 def test_optimizers(corpus, tmp_path):
     """the optimizer does not matter, and a resumed run has the same bits"""
     weights = []

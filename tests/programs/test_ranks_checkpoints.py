@@ -5,6 +5,7 @@ from program import DONE, FAILED, SIGNALLED, all_records, checkpoint, expect_sam
 from ranks import SMALL_OF_RANKS, expect_same_weights, faulty, mpirun, resume_ranks, run_ranks, train_ranks
 
 
+@pytest.mark.slow
 def test_save_together(short):
     """all ranks save at the step that the clock of rank 0 determines"""
     # A few milliseconds, so that ranks that used their own clocks would disagree.
@@ -35,6 +36,7 @@ def written_beside_steps(run):
     [*((ranks, zero, {"SLOW": "150"}) for ranks, zero in [(1, 0), (2, 0), (3, 1), (3, 2)]), (2, 1, {"NO_COPY": "1"})],
     ids=["1 rank", "2 ranks", "3 ranks --zero 1", "3 ranks --zero 2", "no memory for the copy"],
 )
+@pytest.mark.full(cases_from=1)
 def test_background(short, ranks, zero, variables):
     """a background checkpoint has exactly the state of its step"""
     # Writing takes several steps, during which the whole state changes.
@@ -49,6 +51,7 @@ def test_background(short, ranks, zero, variables):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.full(cases_from=1)
 def test_background_faults(short, ranks):
     """a kill or signal during a background checkpoint loses no data"""
     whole = short / "whole"
@@ -63,6 +66,7 @@ def test_background_faults(short, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.full
 def test_not_removable(short, ranks):
     """a run continues if old checkpoints cannot be removed"""
     options = "--steps 8 --batch-size 2 --total-batch 64 --checkpoint-every 2 --keep 1"
@@ -90,6 +94,7 @@ def test_full_disk(short):
     expect_same_weights(short / "whole", short / "run", 12)
 
 
+@pytest.mark.full
 def test_verify_init(short):
     """ranks verify the weights of --init"""
     train_ranks(short / "run", 1, "--steps 2 --batch-size 2").done()

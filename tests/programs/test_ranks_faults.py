@@ -53,6 +53,8 @@ def watched(tmp_path_factory):
         "stop:0:6:gradients",
     ],
 )
+@pytest.mark.full(cases_from=1)
+@pytest.mark.slow(cases_from=4)
 def test_lost_rank(short, watched, fault):
     """a killed or stopped rank is reported, and a restart resumes bitwise"""
     run, begin = short / "run", time.monotonic()
@@ -82,6 +84,7 @@ def newest(run):
     ("name", "target"),
     [("TERM", 1), ("USR1", 0), ("INT", "all"), ("HUP", 1), ("USR1", "launcher"), ("TERM", "launcher")],
 )
+@pytest.mark.full(cases_from=1)
 def test_signal(short, name, target):
     """a signal to one rank, to all or to the launcher leaves a checkpoint"""
     # mpirun forwards SIGUSR1; on SIGTERM it ends its processes, and the newest checkpoint remains
@@ -163,6 +166,7 @@ def measured(tmp_path_factory):
         (2, "sample", "signal:0:4:20", []),
     ],
 )
+@pytest.mark.full(cases_from=1)
 def test_signal_in_measurement(measured, ranks, measures, fault, before):
     """a signal abandons a measurement without a record, and a resume makes it: the log is that of a whole run"""
     whole, step = measured(ranks, measures), int(fault.split(":")[2])
@@ -197,6 +201,7 @@ def test_signal_without_run(short, rank):
 
 
 @pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.full(cases_from=1)
 def test_token_of_one_rank(short, zero):
     """a token outside the vocabulary in the data of one rank ends all with the checkpoint of the last step"""
     options = f"--steps 12 --batch-size 1 --total-batch 128 --zero {zero}"  # four micro-steps of two ranks
@@ -208,6 +213,7 @@ def test_token_of_one_rank(short, zero):
     expect_same(checkpoint(short / "whole", last), checkpoint(short / "run", last))
 
 
+@pytest.mark.full
 def test_validation_token_of_one_rank(short):
     """a token outside the vocabulary in the validation data of one rank ends all with a checkpoint"""
     whole, run, bad = short / "whole", short / "run", 1024 + 2 * 100
@@ -228,6 +234,7 @@ def test_validation_token_of_one_rank(short):
 # ---- values
 
 
+@pytest.mark.full
 def test_nan(short):
     """all ranks skip an update if a gradient of one rank is NaN"""
     for name, options in [*((f"zero{zero}", f"--zero {zero}") for zero in range(4)), ("fp8", "--gemm fp8")]:
@@ -238,6 +245,7 @@ def test_nan(short):
         expect_same_weights(short / "zero0", short / f"zero{zero}", 8)
 
 
+@pytest.mark.full
 def test_bit_flip(short):
     """a bit flip on one rank is detected"""
     options = "--steps 12 --batch-size 2 --checkpoint-every 2 --check-ranks-every 100"
@@ -250,6 +258,7 @@ def test_bit_flip(short):
     expect_same_weights(short / "whole", short / "run", 12)
 
 
+@pytest.mark.full
 def test_bit_flip_in_a_group(short):
     """a bit flip in a piece that only one rank of each group has is detected"""
     for zero in (1, 2, 3):
@@ -311,6 +320,7 @@ def test_rollback_of_pieces(short):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.full(cases_from=1)
 def test_rollback_reverts_updates(short, ranks):
     """a rollback reverts all bad updates and their checkpoints, also across a resume"""
     # Steps 135 and 137 are spikes, whose updates are applied. The checkpoint of step 135 includes the first one, so

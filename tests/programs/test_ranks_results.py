@@ -15,17 +15,19 @@ from ranks import train_ranks
 @pytest.mark.parametrize(
     "model",
     [
+        "--attention diff_v2_xsa --window 5 --yoco --qk-norm --recompute 2 --sparse-blocks 1 --sparse-block-size 4",
+        f"--attention diff_v2 {EXPERTS} --router-aux 0 --doc-mask --separator 10",
         "--attention diff_v2",
         "--attention diff_v1",
         "--attention diff_v2_head_lambda --qk-norm --no-tie-embeddings",
         "--attention sink --doc-mask --separator 10 --recompute 2",
-        "--attention diff_v2_xsa --window 5 --yoco --qk-norm --recompute 2 --sparse-blocks 1 --sparse-block-size 4",
         "--attention diff_v1 --window 5 --full-every 2 --doc-mask --separator 10 --parametrization completep "
         "--base-width 6 --base-depth 1 --base-head-dim 4",
-        f"--attention diff_v2 {EXPERTS} --router-aux 0 --doc-mask --separator 10",
         f"--attention baseline {EXPERTS} --router-aux 1 --dense-layers 1",
     ],
 )
+@pytest.mark.full(cases_from=2)
+@pytest.mark.slow(cases_from=5)
 def test_one_rank(short, model):
     """ranks, micro-batches and --zero give the losses of one rank"""
     options = f"--steps 12 --total-batch 192 {model}"
@@ -38,6 +40,7 @@ def test_one_rank(short, model):
         expect_losses(short / "one", short / f"run{ranks}{zero}")
 
 
+@pytest.mark.full
 def test_tensor_records(short):
     """statistics of tensors and updates, and clipping by them, are those of one rank"""
     keys = ("weight_norm", "update_norm", "ratio", "m_max", "v_max")
@@ -56,6 +59,7 @@ def test_tensor_records(short):
             assert abs(x - y) <= 1e-2 * abs(x), (name, x, y)
 
 
+@pytest.mark.full
 def test_router_bias(short):
     """a router's bias and losses are those of the tokens of all ranks"""
     # The bias follows the loads of all ranks, also if no loss of the routers needs them.
@@ -78,13 +82,15 @@ def test_router_bias(short):
 @pytest.mark.parametrize(
     ("total_batch", "model"),
     [
+        (96, "--gemm bf16 --window 5 --yoco --qk-norm --attention diff_grouped_2"),
         (192, "--gemm fp32 --attention diff_v1"),
         (192, "--gemm fp8 --recompute 1 --attention diff_v2_gated_head --no-tie-embeddings"),
         (96, f"--dense-layers 1 --shared-experts 1 --router-bias --recompute 2 --attention sink {EXPERTS}"),
-        (96, "--gemm bf16 --window 5 --yoco --qk-norm --attention diff_grouped_2"),
     ],
-    ids=["diff_v1 in fp32", "diff_v2_gated_head in fp8", "sink with experts", "diff_grouped_2 with YOCO in bf16"],
+    ids=["diff_grouped_2 with YOCO in bf16", "diff_v1 in fp32", "diff_v2_gated_head in fp8", "sink with experts"],
 )
+@pytest.mark.full(cases_from=2)
+@pytest.mark.slow(cases_from=3)
 def test_zero_levels(short, total_batch, model):
     """--zero 0, 1, 2 and 3 give the same bits"""
     zero = [short / f"zero{level}" for level in range(MOST_ZERO + 1)]
@@ -103,6 +109,7 @@ def test_zero_levels(short, total_batch, model):
     assert losses[0] and losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_muon(short):
     """Muon gives the losses of one rank, and the same bits at all levels of --zero and after a resume at another"""
     options = "--steps 4 --batch-size 2 --optimizer normuon --muon-split pair --attention diff_v2_cross_group"
@@ -122,6 +129,7 @@ def test_muon(short):
     ).done()
 
 
+@pytest.mark.full
 def test_muon_steps_in_fp32(short):
     """steps of Muon are sent in fp32 with --reduce-dtype bf16"""
     options = "--steps 2 --checkpoint-every 1 --optimizer muon --weight-decay 0 --batch-size 2 --total-batch 64"
@@ -136,6 +144,7 @@ EIGHT = [pytest.param(8, group, marks=pytest.mark.slow) for group in (2, 4)]
 
 
 @pytest.mark.parametrize(("ranks", "group"), [(4, 2), *EIGHT])
+@pytest.mark.full
 def test_groups(short, ranks, group):
     """--zero-group gives the losses of one rank, the same bits at all levels of --zero, and whole checkpoints"""
     options = f"--steps 6 --total-batch {ranks * 2 * 32} --check-ranks-every 1"
@@ -156,6 +165,8 @@ def test_groups(short, ranks, group):
 
 
 @pytest.mark.parametrize("group", ["", "--zero-group 2"])
+@pytest.mark.full
+@pytest.mark.slow(cases_from=1)
 def test_reduce_in_bf16(short, group):
     """--reduce-dtype bf16 rounds what ranks send, and gives the same bits at all levels of --zero"""
     options = f"--steps 6 --batch-size 2 --total-batch 128 --check-ranks-every 1 {group}"
@@ -169,6 +180,7 @@ def test_reduce_in_bf16(short, group):
     assert 2**-20 * one < abs(one - other) < 2**-9 * one  # each of many gradients is rounded to 8 bits
 
 
+@pytest.mark.full
 def test_micro_batches_in_fp8(short):
     """in fp8, ranks with micro-batches of one size give the losses of one rank"""
     # Scales in fp8 are those of a micro-batch. With micro-batches of one size the sums differ from those of one rank
@@ -183,6 +195,8 @@ def test_micro_batches_in_fp8(short):
 
 
 @pytest.mark.parametrize("zero", [f"--zero {level}" for level in range(MOST_ZERO + 1)])
+@pytest.mark.full
+@pytest.mark.slow(cases_from=1)
 def test_bucket_sizes(short, zero):
     """results are bitwise equal for all bucket sizes"""
     # Without clipping, which divides by the norm: that is a sum over buckets in double precision.
@@ -192,6 +206,7 @@ def test_bucket_sizes(short, zero):
         expect_same_weights(short / "500", short / str(elements), 4)
 
 
+@pytest.mark.full
 def test_validation(short):
     """validation is the same for any number of ranks"""
     # All 40 windows, one by one; then in batches of three, of which the last has one.
@@ -212,6 +227,7 @@ def test_validation(short):
 # ---- resumes
 
 
+@pytest.mark.slow
 def test_resume_with_other_ranks(short):
     """a checkpoint can be resumed with any number of ranks"""
     options = "--steps 12 --total-batch 192 --batch-size 1 --val-data train.bin --val-every 4"
@@ -226,6 +242,7 @@ def test_resume_with_other_ranks(short):
         assert starts == [(ranks, step) for (ranks, _), step in zip(plan, (0, 3, 7))]
 
 
+@pytest.mark.slow
 def test_resume_with_the_same_ranks(short):
     """with as many ranks a resume is bitwise equal, and --zero 3 continues exactly what --zero 2 began"""
     options = "--steps 12 --total-batch 192 --batch-size 2"
@@ -238,6 +255,7 @@ def test_resume_with_the_same_ranks(short):
     expect_same_weights(short / "whole3", short / "two", 12)
 
 
+@pytest.mark.full
 def test_total_batch(short):
     """a resume keeps the total batch for any number of ranks"""
     # Without --total-batch it is that of the checkpoint, which the first start derived from its single rank.
@@ -273,6 +291,7 @@ def train_with_samples(run, *options, **variables):
     [("--total-batch 96", (0, 1, 2)), ("--total-batch 192 --check-ranks-every 3", (2,))],
     ids=["updates", "micro-steps"],
 )
+@pytest.mark.full(cases_from=1)
 def test_late_messages(short, options, levels):
     """late or early messages of other ranks do not change results"""
     # A sample and a checkpoint wait for everything, so they are at different steps, and before step 2 only the forward
@@ -304,6 +323,7 @@ def test_late_layers(short, gemm):
     expect_losses(short / "early", short / "late", 0)
 
 
+@pytest.mark.full
 def test_late_ends(short):
     """late or early gradients of the embedding and the LM head do not change results"""
     # The two take turns in one place. In a model of one layer no other wait comes between them. Where the embedding

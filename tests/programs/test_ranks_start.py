@@ -28,6 +28,7 @@ def test_help(name, option, text):
         assert result.err == "" and (result.out.startswith(text) if rank == 0 else result.out == "")
 
 
+@pytest.mark.full
 def test_different_ranks(short):
     """ranks with different builds, options or data are rejected, with the difference"""
     common = ["--train-data train.bin", SMALL_OF_RANKS, "--batch-size 2 --steps 3"]
@@ -148,6 +149,7 @@ def test_zero_3_refuses(short):
     train_ranks(short / "run", 2, zero, "4").one_line(USAGE, "--zero")
 
 
+@pytest.mark.full
 def test_start_phases(short):
     """run.json has the seconds of each phase of every start"""
     began = monotonic()
@@ -194,6 +196,8 @@ def test_memory(short):
 
 
 @pytest.mark.parametrize("zero", range(MOST_ZERO + 1), ids=lambda zero: f"--zero {zero}")
+@pytest.mark.full
+@pytest.mark.slow(cases_from=1)
 def test_dry_run(short, zero):
     """a dry run with ranks prints the memory and traffic of a rank"""
     # enough parameters that buffers dominate the memory, and enough layers that two of them are a small part

@@ -10,6 +10,7 @@ from program import WEIGHTS, checkpoint, differing, lose_checkpoints, peak_of, r
 LEVELS = (0, 1, 2)
 
 
+@pytest.mark.full
 def test_recompute_memory(corpus):
     """--recompute reduces the memory of the process by the difference that --dry-run prints"""
     # Compares differences between levels, which the memory of libraries does not affect.
@@ -39,6 +40,7 @@ def log_without_speed(run):
     [("diff_v2", ""), ("diff_v1", ""), ("diff_v2_gated_head", "--qk-norm --gemm fp8")],
     ids=["diff_v2", "diff_v1", "diff_v2_gated_head in fp8"],
 )
+@pytest.mark.full(cases_from=1)
 def test_recompute_runs(corpus, tmp_path, attention, options):
     """runs are equal at every level, and a resume may change the level"""
     data = ["--train-data", corpus / "train.bin"]

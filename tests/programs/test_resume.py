@@ -110,6 +110,7 @@ def test_dump_grads_of_checkpoint(corpus, tmp_path):
     assert (tmp_path / "resumed").read_bytes() == (tmp_path / "init").read_bytes()
 
 
+@pytest.mark.full
 def test_epochs_after_resume(corpus, tmp_path):
     """the epochs of a resumed run include all its steps"""
     # 4 steps of 4 windows, then 3 of 320, of the 1249 of val.bin

@@ -60,6 +60,7 @@ def expect_resumes(corpus, tmp_path, stops, steps, *options):
     return whole
 
 
+@pytest.mark.full
 def test_batch_schedule(corpus, tmp_path):
     """--batch-schedule changes the tokens of an update, not the order of the data, and resumes bit for bit"""
     batches = "--batch-schedule 64@0,256@3,128@5 --schedule wsd --decay-steps 2"
@@ -72,6 +73,7 @@ def test_batch_schedule(corpus, tmp_path):
     assert re.search(r"tokens of the run +133M", planned) and re.search(r"2001 to 4000 .* 65536 ", planned)
 
 
+@pytest.mark.full
 def test_phases(corpus, tmp_path):
     """a run of phases resumes bit for bit, inside and at the border of a phase"""
     mixture = f"'a={corpus / 'train.bin'}:3 b={corpus / 'val.bin'}:1'"
@@ -107,6 +109,7 @@ def test_phases(corpus, tmp_path):
     assert memory("--seq-len 32 --phase 3:seq-len=128 --phase 9:seq-len=64") == memory("--seq-len 128")
 
 
+@pytest.mark.full
 def test_phases_of_ranks(short):
     """phases of several ranks resume bit for bit, with parameters sharded as well"""
     options = "--steps 6 --zero 3 --batch-size 2 --total-batch 128 --phase 2:seq-len=32 --phase 4:total-batch=256"

@@ -40,6 +40,7 @@ def test_signal(short, name):
     expect_same(*last, without=["trainer_state.json"])
 
 
+@pytest.mark.full
 def test_signal_during_product(short):
     """a signal during a matrix product stops the run with a checkpoint, even if it is repeated"""
     # Products of a width at which oneDNN computes with its stack pointer in a buffer on the heap, where a signal
@@ -183,6 +184,7 @@ def test_closed_descriptors(short, whole, closed):
 # ---- kills
 
 
+@pytest.mark.full
 def test_kill_while_saving(short):
     """kill -9 never leaves a partial checkpoint under its final name"""
     # Killed at moments spread over a run that saves after every step, and resumed each time; once it is done, another

@@ -85,6 +85,7 @@ def plant_fault(corpus, path, step):
     run(beside("faulty_diffv2"), *data, "--out", path, env=fault).done()
 
 
+@pytest.mark.full
 def test_rate(copies, tmp_path):
     """a jump of the learning rate is named with its step, and the large update before the loss rises"""
     plant(copies[0], "--out", tmp_path / "run", "--stop-after 100").done()
@@ -105,6 +106,7 @@ def replay_of_fault(path, at, *options):
     return out, read_json(path / f"spike_{at:08d}/replay_000/run.json")["starts"][-1]
 
 
+@pytest.mark.full
 def test_start_of_replay(corpus, tmp_path):
     """replays have threads, environment and options of the start that ran the steps, and end with its steps"""
     path, isa = tmp_path / "run", {"DNNL_MAX_CPU_ISA": "SSE41"}
