@@ -4,8 +4,8 @@ test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with
   test_diffv2cu [--seed N] [--shard I/N] [--after N] [--one-process] [WORDS]
       all cases, or those whose line contains WORDS; it ends with `N passed, N failed`.
   test_diffv2 --tier N [...]
-      with N = 1, in dev/cuda_on_cpu, each case in one order of threads and copies, in turn by its number; with N = 2 in
-      all of them, as without. On a GPU it has no effect.
+      in dev/cuda_on_cpu, with N = 1 each case in one order of threads and copies, in turn by its number; with N = 2
+      also in another one, which must give the same bits; without in all of them. On a GPU it has no effect.
 
 Each case prints one line that begins with `ok `, `FAIL ` or `skip `, with its dimensions and the reason for them. On a
 GPU the inputs differ in every run; --seed repeats them. --shard I/N keeps every Nth case from number I (0 to N - 1) on:
@@ -198,7 +198,8 @@ static void run_case(int i, TestCounts *counts) {
     case_line(line, sizeof(line), c);
     double begin = test_begin();
     test_random.state = chosen.seed + chosen.places[(size_t)i];
-    one_way = test_tier == 1 ? (int)(chosen.places[(size_t)i] % WAYS) : -1;
+    first_way = test_tier ? (int)(chosen.places[(size_t)i] % WAYS) : 0;
+    way_count = test_tier ? test_tier : WAYS;
     c->check->run(c);
     test_finish(counts, line, begin);
 }

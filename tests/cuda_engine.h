@@ -6,7 +6,7 @@ cuda_engine.h: compares a CUDA operation with its C twin.
                  the same numbers. Outputs are poisoned (all bits set: NaN). Guard bytes precede and follow each tensor.
                  `shift` offsets every floatX tensor by that many elements, so that packs of 16 bytes are unaligned.
   run            calls the operation several times on the same data: in dev/cuda_on_cpu with threads in forward, reverse
-                 and shuffled order (forward only with AddressSanitizer, which is slow; or one_way), on a device twice.
+                 and shuffled order (forward only with AddressSanitizer, which is slow), on a device twice.
                  Every byte must be equal. The workspace has exactly the size that the operation requests, and is
                  poisoned, as is the scratch memory.
   expect         compares with the twin: |got - want| <= rounding to storage + fp32 error (Error). NaN where and only
@@ -53,7 +53,8 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 
 static TestRandom test_random;
 enum { WAYS = 5 };
-[[maybe_unused]] static int one_way = -1; // the only order and kind of copies in which Operands::run runs; -1: all
+// Orders and kinds of copies in which Operands::run runs: so many, from first_way on; the first follows the last.
+[[maybe_unused]] static int first_way = 0, way_count = WAYS;
 static inline size_t product(int a, int b, int c) { return product(a, b) * (size_t)c; }
 
 // Unit roundoffs: of fp32, and of the storage type (8 bits of significand in bf16).
@@ -204,11 +205,11 @@ class Operands {
                         {Order::reverse, Copies::early, "reverse, copies land early"},
                         {Order::shuffled, Copies::mixed, "shuffled, copies land early or late"}};
         uint64_t copies = cuda_on_cpu::copies_started();
-        for (int w = one_way < 0 ? 0 : one_way; w < (one_way < 0 ? WAYS : one_way + 1); w++) {
-            const auto &way = ways[w];
+        for (int w = 0; w < WAYS && (int)runs < way_count; w++) {
+            const auto &way = ways[(first_way + w) % WAYS];
             if (runs && SANITIZED) break;
             if (runs && way.copies != Copies::late && cuda_on_cpu::copies_started() == copies)
-                break; // it has no cp.async
+                continue; // it has no cp.async
             cuda_on_cpu::set_order(way.order, test_random_bits(&test_random));
             cuda_on_cpu::set_copies(way.copies);
             once(way.name);
