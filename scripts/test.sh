@@ -1,70 +1,72 @@
 #!/usr/bin/env bash
-# test.sh: builds everything and runs all tests. The last line is "N passed, N failed", and ", N skipped" if tests were
-# skipped. Exit status: 0 nothing failed, 1 something failed, 2 usage, 130 stopped by a signal.
+# test.sh: builds and tests, in tiers. The last line is "N passed, N failed", and ", N skipped" if tests were skipped.
+# Exit status: 0 nothing failed, 1 something failed, 2 usage, 130 stopped by a signal.
 #
-# Stages run side by side (tests/stages.sh), since most of them use one core. Their output is printed in this order. A
-# stage prints one line per test: "ok", "FAIL" or "skip".
+# A test belongs to the lowest tier in which it finds planted bugs that cheaper tests do not find (dev/bugs.md).
+# The last field of a row of tests in C and the marks `full` and `slow` in Python state a tier other than the first.
+#
+# Stages run side by side (tests/stages.sh), since most of them use one core. A stage prints one line per test: "ok",
+# "FAIL" or "skip". A line that begins with "--" says that another stage begins, or what failed first there.
 #   dependencies     installs what the tests require (scripts/install_deps.sh), before all other stages
-#   float            the tests, with the build that users run, and those of programs (tests/programs), which require
-#                    Python packages; the trainer compiled as C++17 computes the same gradients
-#   sources          includes point downwards and headers compile alone (dev/rooms.py); the variants in Python equal
-#                    variants.h; all sources are formatted, with at most 120 columns (dev/format/format.sh). Prints the
-#                    lines of code by room (dev/lines.py)
-#   FP8              rounding to FP8 against ml_dtypes. Requires Python packages
-#   double           the tests compiled with REAL=double, and finite differences of the whole model
-#   sanitizers       the tests, and half of the files of tests/programs, in turn by revision, under AddressSanitizer and
-#                    UndefinedBehaviorSanitizer; with --all all files
-#   x86-64           the operations compiled for the oldest x86-64, with vectors of 4 floats
-#   AVX2             operations, models, a quarter of the files of tests/programs, in turn by revision, and tests/golden
-#                    as on a CPU without AVX-512 (-march=x86-64-v3, DNNL_MAX_CPU_ISA=AVX2) and with three cores, so that
-#                    three threads are the default, which other stages do not have. Sums depend on the number of
-#                    threads there, so replays of spikes are always tested. With --all all tests but those of ranks
-#   CUDA operations, CUDA trainer
-#                    kernels and trainer, run by dev/cuda_on_cpu, in bf16; one of both in fp32 or under the sanitizers,
-#                    in turn by revision; with --all both in both. Requires CUDA's headers, and for runs of the trainer
-#                    (tests/cuda) Python packages
+#   float            the C programs: operations, models, files, and runs (tests/programs)
+#   ranks            runs of several ranks
+#   CUDA             the kernels against the C operations, and the CUDA trainer against the C trainer (tests/cuda), run
+#                    by dev/cuda_on_cpu in bf16; in the second tier half of the kernels' cases, in turn by revision.
+#                    Requires CUDA's headers
+#   sources          includes point downwards (dev/rooms.py); the variants in Python equal variants.h; all sources are
+#                    formatted (dev/format/format.sh). Prints the lines of code by room (dev/lines.py)
+#   runs             the commands of README.md, help, errors and dry runs (tests/golden), recipes, exports of runs
+#   data             the scripts of data/, and the C tokenizer against the tokenizers library
+#   lab              plans, runs and reports of scripts/lab; its page in Chromium
+# Since the second tier:
+#   double           the C operations and models with REAL=double, and finite differences of the whole model
+#   vectors          the C operations for the oldest x86-64, with vectors of 4 floats
+#   FP8              rounding to FP8 against ml_dtypes
+#   sanitizers       the C programs under AddressSanitizer and UndefinedBehaviorSanitizer
 #   CUDA tools       dev/gpu_check.sh and short.sh with this emulation; the predictions of --dry-run --device
-#   compiled PTX     the operations on what nvcc compiles for sm_90a or sm_80, in turn by revision, run by dev/ptx, and
-#                    mistakes planted in PTX; with --all for all architectures, and the layouts of wgmma against CuTe.
-#                    Requires nvcc
-#   nvcc             instead of compiled PTX, in turn by revision: the configuration of the build (tests/build_test.sh);
-#                    the CUDA programs compile and link without warnings, for one architecture; with --all for all of
-#                    them, and cuDNN's plans for other GPUs
-#   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
-#   runs             the commands of README.md, the recipes of scripts/, exports of runs; help, errors and
-#                    dry runs are as in tests/golden
+#   nvcc             the configuration of the build (tests/build_test.sh); the CUDA trainer compiles without warnings
+#                    for one architecture and precision, in turn by revision. Requires nvcc
 #   soak             runs that are interrupted and resumed (tests/soak.sh)
-#   Hub              the class for Transformers, exported directories, and a part of these with the previous version
-#                    and the newest of the index (where a failure counts as skipped), and of the import, with PyTorch
-#                    on the CPU; the oldest supported version imports the class; the model of dev/bench in PyTorch;
-#                    with --all everything, and the tests of a model that the library has
-#   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
-#   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer. Requires clang
+#   Hub              the class for Transformers, exported directories, the newest version of the library, and the model
+#                    of dev/bench, with PyTorch on the CPU
+#   fuzzing          the readers of files (dev/fuzz), half of them, in turn by revision, with libFuzzer. Requires clang
+# With --all:
+#   AVX2             the C programs as on a CPU without AVX-512, with three cores, so that three threads are the default
+#   compiled PTX     the kernels as nvcc compiles them for each architecture, run by dev/ptx; the layouts of wgmma
+#                    against CuTe. Requires nvcc
+#   CUDA, fp32; CUDA, sanitizers; CUDA, ThreadSanitizer; CUDA without assembly     the emulation, built so
+#   Slurm            jobs of a small cluster on this machine
 #
-# Usage: scripts/test.sh [--quick | --all [--list] [STAGE...]] [--jobs N]
-#   --quick   only dependencies and float
-#   --all     also the slow tests: a million strings through the tokenizers, Slurm, more interruptions, many ranks and
-#             200 steps under the sanitizers, kernels under ThreadSanitizer, all GPU architectures, cuDNN's plans, 20 s
-#             of fuzzing each. Takes hours, but not at once: a stage that ends is recorded in build/stages, and the
-#             same command continues with those that did not pass at this revision, those that never ended first
-#   --list    only prints the record of each stage
-#   STAGE     only this stage, whether it passed or not (a name of --list)
-#   --jobs N  stages at once (default: the number of cores, at most 4)
+# Usage: scripts/test.sh [--full | --all] [--changed] [--list] [--jobs N] [STAGE...]
+#   (no option)  the first tier: five minutes on two cores of 3 GHz
+#   --full       the second tier, which CI runs after the first: ten minutes
+#   --all        all tests of all stages, also a million strings through the tokenizers, many ranks, 200 steps, all GPU
+#                architectures, cuDNN's plans. Takes hours, but not at once: the same command continues with the stages
+#                that did not pass at this revision
+#   --changed    only the stages that test files that differ from HEAD
+#   --list       only prints the stages, with the result and the seconds of the last run (build/stages)
+#   STAGE        only this stage (a name of --list)
+#   --jobs N     stages at once (default: the number of cores, at most 4)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 source tests/stages.sh
 
 usage() {
-    echo "test.sh: $1: usage: scripts/test.sh [--quick | --all [--list] [STAGE...]] [--jobs N]" >&2
+    echo "test.sh: $1: usage: scripts/test.sh [--full | --all] [--changed] [--list] [--jobs N] [STAGE...]" >&2
     exit 2
 }
-quick=no all_tests=no list=no jobs=$(nproc) only=()
+tier='' changed=no list=no jobs=$(nproc) only=()
 [ "$jobs" -le 4 ] || jobs=4
+set_tier() { # number
+    [ -z "$tier" ] || usage "--full and --all exclude each other"
+    tier=$1
+}
 while [ $# -gt 0 ]; do
     case $1 in
-    --all) all_tests=yes ;;
+    --full) set_tier 2 ;;
+    --all) set_tier 3 ;;
+    --changed) changed=yes ;;
     --list) list=yes ;;
-    --quick) quick=yes ;;
     --jobs)
         [[ ${2-} =~ ^[1-9][0-9]?$ ]] || usage "--jobs '${2-}' must be a number from 1 to 99"
         jobs=$2
@@ -79,9 +81,15 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ $quick$all_tests != yesyes ] || usage "--quick and --all exclude each other"
-[ $all_tests = yes ] || [ $list = no ] || usage "--list requires --all"
-[ $all_tests = yes ] || [ ${#only[@]} -eq 0 ] || usage "unexpected argument '${only[0]}'"
+tier=${tier:-1}
+# what selects the tests of a tier in test programs and in pytest
+tests_of_tier=(--tier "$tier")
+marks_of_tier=("" "not full and not slow" "full and not slow" "")
+[ "$tier" -lt 3 ] || tests_of_tier=()
+if [ $changed = yes ]; then
+    changed_files=$(git diff --name-only HEAD && git ls-files --others --exclude-standard) \
+        || usage "--changed requires a git repository"
+fi
 
 # Stages share the cores: where threads of two programs take turns on one core, each barrier waits for the scheduler,
 # and tests take up to ten times as long. Tests of threads set their number themselves.
@@ -93,11 +101,12 @@ scratch=$all
 trap 'rm -rf "$all"' EXIT
 
 run_script() { run "$1" "$@"; } # path, arguments...
-run_tests() {                   # build directory, words that select tests
-    local directory=$1
-    shift
-    TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" \
-        run_script "$directory/test_diffv2" "$@"
+run_tests() {                   # build directory, program, words that select tests...
+    local directory=$1 program=$2 programs=$1
+    shift 2
+    [ -e "$directory/train_diffv2" ] || programs=build
+    TRAIN_DIFFV2="$programs/train_diffv2" TEXT_TO_SHARDS="$programs/text_to_shards" \
+        run_script "$directory/$program" ${tests_of_tier[@]+"${tests_of_tier[@]}"} "$@"
 }
 run_pytest() { # Python environment, build directory, files or directories, options of pytest
     local python environment=$1 directory=$2
@@ -106,20 +115,12 @@ run_pytest() { # Python environment, build directory, files or directories, opti
         skip "$1 in $environment: $(tail -n 1 "$scratch/python")"
         return
     fi
-    [ $all_tests = yes ] || set -- "$@" -m "not slow"
     TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" PYTHONDONTWRITEBYTECODE=1 \
-        run "$1 in $environment with $directory" "$python" -m pytest "$@"
+        run "$1 in $environment with $directory" "$python" -m pytest "$@" -m "${marks_of_tier[tier]}"
 }
 
 turn() { # a number that depends on the revision: what is not tested at this one is at another
     echo $((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
-}
-# Sets `files` to every N-th file of tests/programs, without tests of ranks, which require more programs, and slow ones.
-programs_in_turn() { # N
-    local i
-    files=(tests/programs/test_*.py)
-    for i in "${!files[@]}"; do (((i + $(turn)) % $1 == 0)) || unset "files[i]"; done
-    files+=(-k "not ranks and not 200_steps_of_tiny and not interrupted_output")
 }
 
 # The leak checker is off: the programs do not free memory before they exit with an error, and it cannot stop the
@@ -170,19 +171,32 @@ help_without_ranks() {
         && "${help[@]}" OMPI_COMM_WORLD_RANK=0 build/nvcc/train_diffv2cu --help | grep '^Usage: ' >/dev/null
 }
 
+# Stages that do not measure speed: -O1 compiles in a third of the time; --all uses the optimization of users.
+speed=(OPT=-O1 DEBUG=-g1)
+[ "$tier" -lt 3 ] || speed=(OPT=-O3)
+test_programs=(test_operations test_rooms test_diffv2)
 float() {
-    build "float" train_diffv2 text_to_shards build/{train_diffv2,train_diffv2_cpp,text_to_shards,test_diffv2} \
-        build/{faulty_diffv2,single_diffv2} || return
-    if compare_languages; then
-        pass "C++: the trainer compiled as C++17 computes bitwise equal gradients"
-    else
-        fail "C++: the gradients of the trainer compiled as C++17 differ from the C build's"
+    build "float" train_diffv2 text_to_shards build/{train_diffv2,text_to_shards,faulty_diffv2} \
+        "${test_programs[@]/#/build/}" || return
+    if [ "$tier" -eq 3 ] && build "C++" build/train_diffv2_cpp; then
+        if compare_languages; then
+            pass "C++: the trainer compiled as C++17 computes bitwise equal gradients"
+        else
+            fail "C++: the gradients of the trainer compiled as C++17 differ from the C build's"
+        fi
     fi
-    run_tests build
-    run_pytest tests build tests/programs
+    local program programs=("${test_programs[@]}")
+    [ "$tier" -ne 2 ] || programs=(test_rooms) # the others have no tests of the second tier
+    for program in "${programs[@]}"; do run_tests build "$program"; done
+    run_pytest tests build tests/programs -k "not test_ranks_"
+}
+ranks() {
+    build "ranks" build/{train_diffv2,text_to_shards,faulty_diffv2,single_diffv2} \
+        && run_pytest tests build tests/programs/test_ranks_*.py
 }
 sources() {
     run_pytest tests build tests/{rooms,variants}_test.py
+    [ "$tier" -ne 2 ] || return 0
     if dev/format/format.sh --check >"$scratch/format" 2>&1; then
         pass "all sources are formatted"
     else
@@ -192,62 +206,61 @@ sources() {
     dev/lines.py
 }
 fp8() {
+    marks_of_tier[2]="not slow"
     build "the rounding of FP8 as a filter" build/round_fp8 && run_pytest tests build tests/fp8_test.py
 }
-# Stages that do not measure speed: -O1 compiles in a third of the time; --all uses the optimization of users.
-speed=(OPT=-O1 DEBUG=-g1)
-[ $all_tests = no ] || speed=(OPT=-O3)
 double() {
+    tests_of_tier=()
     local words=()
-    [ $all_tests = yes ] || words=("-reads the positions of its window") # half a minute; the same code in `float`
-    build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/test_diffv2 \
-        && run_tests build/fp64 ${words[@]+"${words[@]}"}
+    [ "$tier" -eq 3 ] || words=("-reads the positions of its window") # half a minute; the same code in `float`
+    build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/test_{operations,diffv2} \
+        && run_tests build/fp64 test_operations && run_tests build/fp64 test_diffv2 ${words[@]+"${words[@]}"}
+}
+vectors() {
+    tests_of_tier=()
+    build "operations for x86-64" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_operations \
+        && run_tests build/narrow test_operations
 }
 sanitized() {
     if ! has_sanitizers; then
         skip "sanitizers: the compiler of this machine does not support them"
         return
     fi
-    local programs=(build/asan/{train_diffv2,text_to_shards,test_diffv2}) words=() files=(tests/programs)
-    if [ $all_tests = yes ]; then
-        programs+=(build/asan/{faulty_diffv2,single_diffv2}) # of the tests of ranks
-    else
-        # twelve processes, of which rank 0 must be at most 0.3 s (WATCH_GRACE) later than the others
-        words=("-a line of several ranks is printed once")
-        programs_in_turn 2
-    fi
-    if build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]}"; then
-        run_tests build/asan ${words[@]+"${words[@]}"}
-        run_pytest tests build/asan "${files[@]}"
+    local programs=("${test_programs[@]}")
+    tests_of_tier=()
+    [ "$tier" -lt 3 ] || programs+=(train_diffv2 text_to_shards faulty_diffv2 single_diffv2)
+    build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" "${programs[@]/#/build/asan/}" || return
+    run_tests build/asan test_operations
+    if [ "$tier" -eq 3 ]; then
+        run_tests build/asan test_rooms
+        run_tests build/asan test_diffv2
+        run_pytest tests build/asan tests/programs
+    else # the watchdog's twelve processes would be too late; of the models, what has shapes of its own
+        run_tests build/asan test_rooms -watchdog
+        run_tests build/asan test_diffv2 model windows sparse experts documents generation
     fi
 }
-narrow() {
-    build "x86-64" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_operations \
-        && run_script build/narrow/test_operations
-}
-# With the optimization of users. Threads do not spin, since there may be more of them than cores.
+# Threads do not spin, since there may be more of them than cores.
 avx2() {
-    local three=$scratch/three_cores.so words=(operations model sparse) every=4 files
+    local three=$scratch/three_cores.so program
     if ! grep -qw avx2 /proc/cpuinfo; then
         skip "AVX2: the CPU does not have it"
         return
     fi
     export DNNL_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=3 OMP_WAIT_POLICY=passive
-    [ $all_tests = no ] || words=() every=1
-    programs_in_turn $every
-    if build "AVX2" BUILD=build/avx2 ARCH=-march=x86-64-v3 build/avx2/{train_diffv2,text_to_shards,test_diffv2} \
-        && echo 'int omp_get_num_procs(void) { return 3; }' | cc -shared -fPIC -o "$three" -x c -; then
-        run_tests build/avx2 ${words[@]+"${words[@]}"}
-        LD_PRELOAD=$three run_pytest tests build/avx2 "${files[@]}" tests/programs/test_spike_causes.py \
-            tests/golden_test.py
-    fi
+    build "AVX2" BUILD=build/avx2 ARCH=-march=x86-64-v3 build/avx2/{train_diffv2,text_to_shards,faulty_diffv2} \
+        "${test_programs[@]/#/build/avx2/}" || return
+    echo 'int omp_get_num_procs(void) { return 3; }' | cc -shared -fPIC -o "$three" -x c -
+    for program in "${test_programs[@]}"; do run_tests build/avx2 "$program"; done
+    # the other tests of ranks require more programs
+    LD_PRELOAD=$three run_pytest tests build/avx2 tests/programs tests/golden_test.py -k "not test_ranks_"
 }
 
 cuda=${CUDA:-/usr/local/cuda}
 has_cuda_headers() { [ -e "$cuda/include/cuda_runtime.h" ]; }
 has_nvcc() { [ -x "${NVCC:-$cuda/bin/nvcc}" ]; }
-oncpu() { # name, build directory, variables of make, "-", programs...: builds and runs them
-    local name=$1 directory=$2/oncpu variables=("BUILD=$2") program words=()
+oncpu() { # name, build directory, variables of make, "-", programs...: builds them
+    local name=$1 directory=$2/oncpu variables=("BUILD=$2")
     shift 2
     while [ "$1" != - ]; do
         variables+=("$1")
@@ -258,17 +271,23 @@ oncpu() { # name, build directory, variables of make, "-", programs...: builds a
         skip "$name: no CUDA headers in $cuda/include (CUDA=DIRECTORY specifies another directory)"
         return 1
     fi
-    build "$name" "${variables[@]}" "${@/#/$directory/}" || return 1
-    # under sanitizers the cases of many tiles take long; other stages have them
-    [ $all_tests = yes ] || [[ ${variables[*]} != *SANITIZE* ]] || words=("-many tiles")
-    for program; do
-        case $program in
-        single_diffv2) ;; # tests/cuda starts it
-        test_diffv2) run_script "$directory/$program" ${words[@]+"${words[@]}"} ;;
-        *) run_script "$directory/$program" ;;
-        esac
-    done
+    build "$name" "${variables[@]}" "${@/#/$directory/}"
 }
+# The tests of an emulated program, and what the second tier and --all test of the emulation itself.
+run_oncpu() { # build directory
+    local trainer=$1/oncpu/test_trainer program half=()
+    [ "$tier" -ne 2 ] || half=(--shard "$(($(turn) % 2))/2")
+    if [ "$tier" -gt 1 ]; then
+        for program in test_layer planted_bugs; do run_script "$1/oncpu/$program"; done
+    fi
+    run "$trainer --operations" "$trainer" --operations ${tests_of_tier[@]+"${tests_of_tier[@]}"} \
+        ${half[@]+"${half[@]}"}
+    [ "$tier" -eq 2 ] || run_tests "$1/oncpu" test_trainer
+    build "the CPU trainer" build/train_diffv2 \
+        && DEVICE_TRAINER="$trainer --trainer" run_pytest tests build tests/cuda
+}
+emulation=(test_trainer)
+[ "$tier" -eq 1 ] || emulation+=(test_layer planted_bugs)
 oncpu_sanitized() { # name, sanitizers, build directory, programs...
     if has_sanitizers "$2"; then
         oncpu "$1" "$3" SANITIZE="$2" - "${@:4}"
@@ -277,25 +296,22 @@ oncpu_sanitized() { # name, sanitizers, build directory, programs...
         return 1
     fi
 }
-cuda_operations() { oncpu "CUDA operations" build - test_layer planted_bugs test_diffv2; }
-cuda_operations_fp32() { oncpu "CUDA operations, fp32" build/fp32 PRECISION=fp32 - test_diffv2; }
-cuda_runs() { # build directory
-    build "the CPU trainer" build/train_diffv2 \
-        && DEVICE_TRAINER="$1/oncpu/test_trainer --trainer" run_pytest tests build tests/cuda
+cuda() {
+    oncpu "CUDA" build - "${emulation[@]}" single_diffv2 && run_oncpu build
 }
-cuda_trainer() { oncpu "CUDA trainer" build - test_trainer single_diffv2 && cuda_runs build; }
-cuda_trainer_fp32() {
-    oncpu "CUDA trainer, fp32" build/fp32 PRECISION=fp32 - test_trainer && cuda_runs build/fp32
+cuda_fp32() { oncpu "CUDA, fp32" build/fp32 PRECISION=fp32 - "${emulation[@]}" && run_oncpu build/fp32; }
+cuda_sanitized() {
+    oncpu_sanitized "CUDA, sanitizers" $sanitizers build/asan "${emulation[@]}" && run_oncpu build/asan
 }
-cuda_operations_sanitized() {
-    oncpu_sanitized "CUDA operations, sanitizers" $sanitizers build/asan test_layer planted_bugs test_diffv2
+cuda_without_assembly() {
+    oncpu "CUDA without assembly" build/ucontext UCONTEXT=yes - test_layer planted_bugs || return
+    run_script build/ucontext/oncpu/test_layer && run_script build/ucontext/oncpu/planted_bugs
 }
-cuda_trainer_sanitized() {
-    oncpu_sanitized "CUDA trainer, sanitizers" $sanitizers build/asan test_trainer && cuda_runs build/asan
-}
-without_assembly() { oncpu "CUDA without assembly" build/ucontext UCONTEXT=yes - test_layer planted_bugs; }
-thread_sanitizer() { # one thread: the barriers of OpenMP are not instrumented
-    OMP_NUM_THREADS=1 oncpu_sanitized "CUDA, ThreadSanitizer" thread build/tsan test_layer planted_bugs test_diffv2
+cuda_threads() { # one thread: the barriers of OpenMP are not instrumented
+    export OMP_NUM_THREADS=1
+    oncpu_sanitized "CUDA, ThreadSanitizer" thread build/tsan "${emulation[@]}" || return
+    run_script build/tsan/oncpu/test_layer && run_script build/tsan/oncpu/planted_bugs
+    run "operations" build/tsan/oncpu/test_trainer --operations
 }
 cuda_tools() {
     if ! has_cuda_headers; then
@@ -303,6 +319,7 @@ cuda_tools() {
     elif build "CUDA tools" build/{train_diffv2,text_to_shards} build/oncpu/{bench_cuda,test_diffv2,test_trainer} \
         && build "CUDA tools, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/{test_diffv2,test_trainer}; then
         run_script tests/gpu_check_test.sh
+        marks_of_tier[2]="not slow"
         run_pytest tests build tests/{device_programs,gpu_check,gpu_gap,prediction}_test.py
     fi
 }
@@ -341,17 +358,12 @@ compiled_ptx() {
         skip "compiled PTX: no ${NVCC:-$cuda/bin/nvcc} (CUDA=DIRECTORY specifies another directory)"
         return
     fi
-    if [ $all_tests = yes ]; then
-        for arch in 80 89 90 90a 100 120; do
-            compiled_ptx_of $arch
-        done
-    else # one architecture per revision
-        local archs=(90a 80)
-        compiled_ptx_of "${archs[$(turn) % 2]}"
-    fi
+    for arch in 80 89 90 90a 100 120; do
+        compiled_ptx_of $arch
+    done
     build "small kernels in PTX" build/ptx/sm_90/planted build/oncpu/planted build/ptx/sm_90a/planted90a \
         && run_pytest tests build dev/ptx
-    [ $all_tests = no ] || wgmma_layouts
+    wgmma_layouts
 }
 
 nvcc_one() { # one architecture and precision per revision
@@ -361,7 +373,7 @@ nvcc_one() { # one architecture and precision per revision
     [ "$precision" = bf16 ] || emulated=build/fp32
     build "the emulated trainer, $precision" BUILD=$emulated PRECISION="$precision" $emulated/oncpu/test_trainer \
         && build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc \
-            build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu || return
+            build/nvcc/train_diffv2cu || return
     if compare_dry_runs $emulated/oncpu/test_trainer; then
         pass "nvcc: the program starts without a GPU, and its dry run equals the emulated program's"
     else
@@ -392,7 +404,7 @@ compile_cuda() {
     # cuDNN's frontend is a header-only Python package
     scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 \
         || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"
-    if [ $all_tests = yes ]; then
+    if [ "$tier" -eq 3 ]; then
         build "CUDA for all architectures, bf16 and fp32" all-archs && check_registers build/cuda_{bf16,fp32}
         build "CUDA benchmark" ARCHS=90 build/cuda_bf16/bench_cuda
         cudnn_plans
@@ -406,13 +418,15 @@ data() {
 }
 runs() {
     build "the trainer" train_diffv2 text_to_shards || return
-    run_pytest tests build tests/{readme,golden}_test.py
+    [ "$tier" -eq 2 ] || run_pytest tests build tests/{readme,golden}_test.py
+    [ "$tier" -gt 1 ] || return 0
+    marks_of_tier[2]="not slow"
     run_script tests/recipe_test.sh
     run_pytest export-tests build tests/export_test.py
 }
 soak() {
-    local rounds=5
-    [ $all_tests = no ] || rounds=20
+    local rounds=3
+    [ "$tier" -lt 3 ] || rounds=20
     build "the trainer" build/{train_diffv2,text_to_shards} && run_script tests/soak.sh --rounds $rounds
 }
 slurm() {
@@ -424,27 +438,24 @@ slurm() {
     fi
 }
 hub() {
-    local part environment python name words
-    # environment, test_NAME.py, and which of its tests run without --all
-    local parts=("hub reference gradients or fixtures or loops" "hub modeling" "hub export"
-        "hub hub as_the_hub_has_them" hub{,-previous}\ versions "hub-oldest versions imported")
-    [ $all_tests = no ] || parts=("hub "{reference,modeling,export,hub} hub{,-previous}\ versions
-        "hub-oldest versions imported")
+    local python ignored=(--ignore dev/reference/test_versions.py)
+    [ "$tier" -lt 3 ] || ignored=()
+    marks_of_tier[2]="not slow"
     build "the trainer" build/train_diffv2 || return
-    for part in "${parts[@]}"; do
-        read -r environment name words <<<"$part"
-        CUDA_VISIBLE_DEVICES='' run_pytest "$environment" build "dev/reference/test_$name.py" -k "$words"
-    done
-    CUDA_VISIBLE_DEVICES='' run_pytest hub build dev/bench
-    python=$(python3 scripts/python_environment.py hub 2>/dev/null) || return
-    TRAIN_DIFFV2=build/train_diffv2 CUDA_VISIBLE_DEVICES='' run newest.py "$python" dev/reference/newest.py
-    if [ $all_tests = yes ]; then
-        CUDA_VISIBLE_DEVICES='' run dev/reference/library_tests.py "$python" dev/reference/library_tests.py
+    export CUDA_VISIBLE_DEVICES=''
+    run_pytest hub build dev/reference ${ignored[@]+"${ignored[@]}"}
+    run_pytest hub build dev/bench # conftest.py of dev/reference disables the compiler that these tests use
+    if [ "$tier" -eq 3 ]; then
+        run_pytest hub-previous build dev/reference/test_versions.py
+        run_pytest hub-oldest build dev/reference/test_versions.py -k imported
     fi
+    python=$(python3 scripts/python_environment.py hub 2>/dev/null) || return
+    TRAIN_DIFFV2=build/train_diffv2 run newest.py "$python" dev/reference/newest.py
+    [ "$tier" -lt 3 ] || run dev/reference/library_tests.py "$python" dev/reference/library_tests.py
 }
 lab() {
     local options=()
-    if ! scripts/install_deps.sh --with-browser >"$scratch/browser" 2>&1; then
+    if [ "$tier" -gt 1 ] && ! scripts/install_deps.sh --with-browser >"$scratch/browser" 2>&1; then
         skip "lab: pages in a browser: $(tail -n 1 "$scratch/browser")"
         options=(--ignore scripts/lab/test_browser.py)
     fi
@@ -452,49 +463,45 @@ lab() {
         && run_pytest tests build scripts/lab ${options[@]+"${options[@]}"}
 }
 fuzzing() {
-    local seconds=5
-    [ $all_tests = no ] || seconds=20
-    run_script dev/fuzz/run.sh -max_total_time=$seconds
+    local halves=("choices config corpus index prompts" "safetensors shards state tokenizer") targets=() seconds=20
+    [ "$tier" -eq 3 ] || read -ra targets <<<"${halves[$(turn) % 2]}"
+    [ "$tier" -eq 3 ] || seconds=1
+    run_script dev/fuzz/run.sh ${targets[@]+"${targets[@]}"} -max_total_time=$seconds
 }
 
-stage float "float"
-if [ $quick = no ]; then
-    stage sources "sources"
-    stage fp8 "FP8"
-    stage double "double"
-    stage sanitized "sanitizers"
-    if [ "$(uname -m)" = x86_64 ]; then
-        stage narrow "x86-64"
-        stage avx2 "AVX2"
-    fi
-    stage cuda_operations "CUDA operations"
-    stage cuda_trainer "CUDA trainer"
-    others=("cuda_operations_fp32 CUDA operations, fp32" "cuda_trainer_fp32 CUDA trainer, fp32"
-        "cuda_operations_sanitized CUDA operations, sanitizers" "cuda_trainer_sanitized CUDA trainer, sanitizers")
-    compiled=("compiled_ptx compiled PTX" "compile_cuda nvcc")
-    if [ $all_tests = no ]; then # one of each per revision
-        others=("${others[$(turn) / 2 % 4]}")
-        compiled=("${compiled[$(turn) / 8 % 2]}")
-    fi
-    for each in "${others[@]}" "${compiled[@]}"; do stage "${each%% *}" "${each#* }"; done
-    stage cuda_tools "CUDA tools"
-    stage data "data"
-    stage runs "runs"
-    stage soak "soak"
-    stage hub "Hub"
-    stage lab "lab"
-    stage fuzzing "fuzzing"
-fi
-if [ $all_tests = yes ]; then
-    stage without_assembly "CUDA without assembly"
-    stage thread_sanitizer "CUDA, ThreadSanitizer"
-    stage slurm "Slurm"
-    records=build/stages
-fi
-[ ${#only[@]} -eq 0 ] || select_stages "${only[@]}" || usage "there is no stage '$missing' (see --list)"
+# tiers, function, name, and the paths of --changed: beginnings of names of files
+trainer=(Makefile llmc/ train_diffv2.c text_to_shards.c predict_diffv2.c tests/)
+stage 23 cuda_tools "CUDA tools" "${trainer[@]}" train_diffv2.cu test_ dev/
+stage 123 cuda "CUDA" "${trainer[@]}" train_diffv2.cu test_ dev/cuda_on_cpu/
+stage 123 float "float" "${trainer[@]}" test_
+stage 123 ranks "ranks" "${trainer[@]}"
+stage 123 sources "sources" .
+stage 123 runs "runs" "${trainer[@]}" scripts/ README.md docs/ Makefile dev/
+stage 123 data "data" "${trainer[@]}" data/ scripts/
+stage 123 lab "lab" "${trainer[@]}" scripts/ dev/results/
+stage 23 double "double" "${trainer[@]}" test_diffv2.c
+[ "$(uname -m)" != x86_64 ] || stage 23 vectors "vectors" Makefile llmc/ops/ tests/
+stage 23 fp8 "FP8" llmc/ops/ tests/
+stage 23 sanitized "sanitizers" "${trainer[@]}" test_diffv2.c
+stage 23 compile_cuda "nvcc" "${trainer[@]}" train_diffv2.cu test_diffv2.cu scripts/
+stage 23 soak "soak" "${trainer[@]}"
+stage 23 hub "Hub" "${trainer[@]}" dev/reference/ dev/bench/
+stage 23 fuzzing "fuzzing" llmc/ dev/fuzz/
+[ "$(uname -m)" != x86_64 ] || stage 3 avx2 "AVX2" "${trainer[@]}"
+stage 3 compiled_ptx "compiled PTX" llmc/ test_diffv2.cu tests/ dev/
+stage 3 cuda_fp32 "CUDA, fp32" "${trainer[@]}" train_diffv2.cu test_ dev/cuda_on_cpu/
+stage 3 cuda_sanitized "CUDA, sanitizers" "${trainer[@]}" train_diffv2.cu dev/cuda_on_cpu/
+stage 3 cuda_threads "CUDA, ThreadSanitizer" llmc/ test_ tests/ dev/cuda_on_cpu/
+stage 3 cuda_without_assembly "CUDA without assembly" dev/cuda_on_cpu/
+stage 3 slurm "Slurm" "${trainer[@]}" scripts/
+[ ${#only[@]} -eq 0 ] || select_stages "${only[@]}" || usage "there is no stage '$missing' in this tier (see --list)"
 if [ $list = yes ]; then
     list_stages
     exit
+fi
+if [ ${#stage_names[@]} -eq 0 ]; then
+    echo "no stage tests a file that differs from HEAD"
+    finish
 fi
 
 echo "== dependencies"
@@ -502,17 +509,15 @@ scripts/install_deps.sh --with-mpi || {
     fail "dependencies: see the line above"
     finish
 }
-if [ $quick = no ]; then
-    # Now, since apt-get cannot run twice at once, and several stages use these environments (`tests` is installed
-    # too). A stage reports what is missing.
+# Now, since apt-get cannot run twice at once, and several stages use these environments. A stage reports what is
+# missing.
+python3 scripts/python_environment.py tests >/dev/null 2>&1
+if [ "$tier" -gt 1 ]; then
     scripts/install_deps.sh --with-fuzzer >/dev/null 2>&1
     python3 scripts/python_environment.py export-tests >/dev/null 2>&1
 fi
-if [ $all_tests = yes ]; then
-    mkdir -p $records
-    [ ${#only[@]} -gt 0 ] || continue_stages
-fi
+[ "$tier" -lt 3 ] || [ ${#only[@]} -gt 0 ] || continue_stages
 run_stages "$jobs"
 
-echo "     all stages: $SECONDS s"
+echo "     all stages: $SECONDS s, $cpu s of CPU"
 finish

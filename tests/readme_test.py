@@ -35,7 +35,7 @@ ROWS = [
     ("awk -f scripts/plot_loss.awk", RUN),
     ("data/prepare.py", RUN),
     ("./train_diffv2 --train-data mycorpus", STOP, signal.SIGTERM, "runs/mycorpus/log.jsonl", 5),
-    ("make train_diffv2cu", INSTEAD, "make -n train_diffv2cu", "scripts/test.sh compiles it for one architecture"),
+    ("make train_diffv2cu", INSTEAD, "make -n train_diffv2cu", "scripts/test.sh --full compiles it"),
     ("./train_diffv2cu", INSTEAD, "./train_diffv2 --dry-run --device H100 ...", "needs a GPU; the same options"),
     ("dev/gpu_check.sh", INSTEAD, "dev/gpu_check.sh --help", "tests/gpu_check_test.sh runs it on an emulation"),
     ("./train_diffv2 --dry-run", RUN),

@@ -1,14 +1,15 @@
 # stages.sh: runs the stages of scripts/test.sh side by side, and counts their tests. scripts/test.sh sources it.
 #
 # A stage is a function and a name. It runs in a process of its own, in the order of the list, as many at once as
-# run_stages is told. Its output is a file, which is printed whole and in the order of the list; that of the first
-# unfinished stage is printed as it grows. Of a stage, $scratch is its own directory, and $all that of all of them.
+# run_stages is told. Its output is a file. The output of the first unfinished stage is printed as it grows; between its
+# lines are those that say which other stage has begun, and its first failure. $scratch is a directory of the stage,
+# $all the directory of all stages.
 #
-# If $records names a directory, a stage that ends leaves there, under the name of its function, the line "revision date
-# seconds passed failed skipped". continue_stages leaves out those that are recorded at this revision, so that stages
-# that do not fit into one sitting are run in several.
+# A stage that ends leaves in $records, under its tier and function, the line "revision date seconds CPU-seconds passed
+# failed skipped". The next run prints the seconds as the expected time. continue_stages leaves out the stages that are
+# recorded at this revision, so that stages that do not fit into one sitting are run in several.
 # shellcheck shell=bash
-passed=0 failed=0 skipped=0 records=''
+passed=0 failed=0 skipped=0 cpu=0 records=build/stages
 stage_names=() stage_functions=() workers=()
 
 pass() {
@@ -25,6 +26,7 @@ skip() {
 }
 finish() {
     local line="$passed passed, $failed failed" i
+    print_slowest
     for i in "${!stage_names[@]}"; do # once more at the end, where they are found
         [ "$failed" -eq 0 ] || sed -n "s/^FAIL /failed in ${stage_names[i]}: /p" "$all/$i/output" 2>/dev/null
     done
@@ -34,15 +36,17 @@ finish() {
     exit
 }
 
-# Builds targets. A failed build is a failed test. Two stages never build in one directory (BUILD) at once.
+# Builds targets, and prints each file that it compiles or links. A failed build is a failed test. Two stages never
+# build in one directory (BUILD) at once.
 build() { # name, arguments of make...
     local name=$1 start=$SECONDS directory=build
     shift
     [[ " $* " =~ \ BUILD=([^ ]+) ]] && directory=${BASH_REMATCH[1]}
-    if flock "$all/${directory//\//_}.lock" make -s -j2 "$@" >"$scratch/build" 2>&1; then
+    if flock "$all/${directory//\//_}.lock" make --no-print-directory -j2 "$@" 2>&1 | tee "$scratch/build" \
+        | sed -un 's/^[^ ]*\(cc\|++\|nvcc\).* -o \([^ ]*\).*/     \2/p'; then
         pass "build: $name ($((SECONDS - start)) s)"
     else
-        cat "$scratch/build"
+        tail -n 40 "$scratch/build"
         fail "build: $name"
         return 1
     fi
@@ -72,20 +76,36 @@ run() { # name, command...
     fi
 }
 
-stage() { # function, name
-    stage_functions+=("$1")
-    stage_names+=("$2")
+# Adds a stage if it belongs to the chosen tier, and with --changed if one of its paths has changed since HEAD.
+stage() { # tiers, function, name, paths...
+    [[ $1 == *$tier* ]] && has_changed "${@:4}" || return 0
+    stage_functions+=("$2")
+    stage_names+=("$3")
+}
+has_changed() { # paths
+    [ -n "${changed_files-all}" ] || return
+    [ -z "${changed_files+set}" ] || [ "$1" = . ] || grep -q "${@/#/-e^}" <<<"$changed_files"
+}
+seconds_before() { # function: prints the seconds that it took the last time, if it has a record
+    local record
+    read -ra record 2>/dev/null <"$records/$tier.$1" && echo "${record[2]}"
+}
+count_cpu() { # sets `cpu` to the seconds of CPU time of this shell and its children
+    times >"$scratch/times"
+    cpu=$(tr 'ms ' '  \n' <"$scratch/times" | awk 'NF { sum += 60 * $1 + $2 } END { printf "%.0f\n", sum }')
 }
 run_stage() { # index
     scratch=$all/$1 passed=0 failed=0 skipped=0
-    local start=$SECONDS at
-    [ -z "$records" ] || at=$(revision)
+    local start=$SECONDS at seconds
+    at=$(revision)
     echo "== ${stage_names[$1]}"
     "${stage_functions[$1]}"
-    echo "     ${stage_names[$1]}: $((SECONDS - start)) s"
-    echo "$passed $failed $skipped" >"$scratch/counts"
-    [ -z "$records" ] || echo "$at $(date +%FT%R) $((SECONDS - start)) $passed $failed $skipped" \
-        >"$records/${stage_functions[$1]}"
+    seconds=$((SECONDS - start))
+    count_cpu
+    echo "     ${stage_names[$1]}: $seconds s, $cpu s of CPU"
+    echo "$passed $failed $skipped $cpu" >"$scratch/counts"
+    mkdir -p "$records"
+    echo "$at $(date +%FT%R) $seconds $cpu $passed $failed $skipped" >"$records/$tier.${stage_functions[$1]}"
 }
 # That of the files as they are: with "+" if some are not committed. Without git each call is another one.
 revision() {
@@ -110,19 +130,19 @@ select_stages() { # functions...
 # one, or with files that were not committed), "failed" or "never".
 stage_state() { # function, revision
     record=() state=never
-    read -ra record 2>/dev/null <"$records/$1" || return
+    read -ra record 2>/dev/null <"$records/$tier.$1" || return
     state=stale
     [ "${record[0]}" != "$2" ] || [[ $2 == *+ ]] || state=fresh
-    [ "${record[4]}" -eq 0 ] || state=failed
+    [ "${record[5]}" -eq 0 ] || state=failed
 }
 list_stages() {
     local i at
     at=$(revision)
-    printf '%-26s %-6s %-10s %-16s %7s  %s\n' stage state revision date seconds result
+    printf '%-26s %-6s %-10s %-16s %7s %7s  %s\n' stage state revision date seconds CPU result
     for i in "${stage_functions[@]}"; do
         stage_state "$i" "$at"
-        [ ${#record[@]} -gt 0 ] && record[3]="${record[3]} passed, ${record[4]} failed, ${record[5]} skipped"
-        printf '%-26s %-6s %-10s %-16s %7s  %s\n' "$i" "$state" "${record[@]:0:4}"
+        [ ${#record[@]} -gt 0 ] && record[4]="${record[4]} passed, ${record[5]} failed, ${record[6]} skipped"
+        printf '%-26s %-6s %-10s %-16s %7s %7s  %s\n' "$i" "$state" "${record[@]:0:5}"
     done
 }
 # Leaves out the stages that are fresh, and counts their tests. The others run in this order: never, failed, stale.
@@ -136,7 +156,7 @@ continue_stages() {
                 :
             elif [ $state = fresh ]; then
                 echo "== ${stage_names[i]}: of ${record[1]}, in ${record[2]} s"
-                passed=$((passed + record[3])) skipped=$((skipped + record[5]))
+                passed=$((passed + record[4])) skipped=$((skipped + record[6]))
             else
                 functions+=("${stage_functions[i]}") names+=("${stage_names[i]}")
             fi
@@ -154,14 +174,36 @@ worker() {
         : >"$all/$i/ended"
     done
 }
-print_new_output() { # file, number of bytes that are printed already: sets `printed`
-    local size
-    size=$(stat -c %s "$1" 2>/dev/null) || return
-    [ "$size" -le "$2" ] || tail -c "+$(($2 + 1))" "$1" | head -c $((size - $2))
-    printed=$size
+print_new_output() { # file, number of lines that are printed already: sets `printed`
+    local lines
+    lines=$(wc -l <"$1" 2>/dev/null) || return
+    [ "$lines" -le "$2" ] || sed -n "$(($2 + 1)),${lines}p;${lines}q" "$1"
+    printed=$lines
+}
+# Prints which stages have begun, and the first failure of each, once.
+announce() { # index of the stage whose output is being printed
+    local i line expected
+    for i in "${!stage_names[@]}"; do
+        [ -e "$all/$i/output" ] || continue
+        if [ -z "${begun[i]-}" ]; then
+            expected=$(seconds_before "${stage_functions[i]}")
+            echo "-- ${stage_names[i]} begins${expected:+; it took $expected s the last time}"
+            begun[i]=yes
+        fi
+        if [ "$i" -ne "$1" ] && [ -z "${has_failed[i]-}" ] && line=$(grep -m 1 '^FAIL ' "$all/$i/output"); then
+            echo "-- ${stage_names[i]}: $line"
+            has_failed[i]=yes
+        fi
+    done
+}
+print_slowest() { # of all tests and builds
+    local slowest
+    slowest=$(cat "$all"/*/output 2>/dev/null | sed -n 's/^ok   \(.*\) (\([0-9.]*\) s)$/\2 s  \1/p' | sort -rn \
+        | head -n 5)
+    [ -z "$slowest" ] || printf 'the slowest:\n%s\n' "$slowest"
 }
 run_stages() { # number of stages at once, all at least one
-    local i counts printed
+    local i counts printed begun=() has_failed=()
     echo 0 >"$all/next"
     trap 'stop_stages; exit 130' INT TERM HUP PIPE
     set -m # without job control, processes in the background ignore SIGINT, which tests send
@@ -174,10 +216,12 @@ run_stages() { # number of stages at once, all at least one
         printed=0
         while [ ! -e "$all/$i/ended" ] && kill -0 "${workers[@]}" 2>/dev/null; do
             sleep 0.5
+            announce "$i"
             print_new_output "$all/$i/output" "$printed"
         done
         if read -ra counts 2>/dev/null <"$all/$i/counts"; then
             passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
+            cpu=$((cpu + counts[3]))
         else
             fail "the stage ended before its last test" >>"$all/$i/output"
         fi
