@@ -401,14 +401,14 @@ static void test_start_options(void) {
 }
 
 static const Test watchdog_tests[] = {
-    {"a start without all ranks fails after --start-timeout", test_start_timeout},
+    {"a start without all ranks fails after --start-timeout", test_start_timeout, 2},
     {"a file of an earlier start is not read", test_start_identity},
     {"a process with an invalid rank number is rejected", test_start_invalid_rank},
     {"a rendezvous file that is not complete is not read", test_start_temporary_file},
     {"a start that fails before all ranks have connected leaves no directory", test_start_abandoned},
-    {"a killed, stopped or hanging rank is named, whichever it is", test_lost_rank},
+    {"a killed, stopped or hanging rank is named, whichever it is", test_lost_rank, 2},
     {"a line of several ranks is printed once, and all end with the same status", test_failure_once},
-    {"a file system that does not answer does not stop the end of the run", test_files_stall},
+    {"a file system that does not answer does not stop the end of the run", test_files_stall, 2},
     {"every field of a state is checked", test_state_fields},
     {"incomplete states are not used, and states cannot control the terminal", test_state_file},
     {"--start-timeout and the directory are parsed before other options", test_start_options},
