@@ -98,3 +98,12 @@ def test_a_device_that_is_not_listed_has_no_prediction():
     whole = runner.Check.__new__(runner.Check)
     whole.pretend, whole.store = False, check.store
     assert whole.device() is None
+
+
+def test_a_check_that_passes_midnight_publishes_under_one_name(tmp_path, monkeypatch):
+    days = iter(("2026-11-28", "2026-11-29", "2026-11-30"))
+    monkeypatch.setattr(results.time, "strftime", lambda form: next(days))
+    store = results.Store(tmp_path / "check", "commit", "sources", [])
+    store.save()
+    assert store.publish(tmp_path / "published") == store.publish(tmp_path / "published")
+    assert len(list((tmp_path / "published").iterdir())) == 2

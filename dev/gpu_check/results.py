@@ -50,6 +50,7 @@ class Store:
 
     def __init__(self, folder, commit, sources, order):
         self.folder, self.order, self.lock = folder, order, threading.RLock()
+        self.day = time.strftime("%Y-%m-%d")  # of the start: a check that passes midnight publishes under one name
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "results.json"
         self.all = {"format": FORMAT, "commit": commit, "sources": sources, "device": None, "driver": None, "parts": {}}
@@ -94,7 +95,7 @@ class Store:
     def publish(self, folder):
         """Copies results.json and results.txt to folder/gpu-DEVICE-DATE.*; returns the path without the suffix."""
         words = re.findall(r"[a-z]*\d[\w]*", (self.all["device"] or "device").lower())
-        path = folder / f"gpu-{words[0] if words else 'device'}-{time.strftime('%Y-%m-%d')}"
+        path = folder / f"gpu-{words[0] if words else 'device'}-{self.day}"
         folder.mkdir(parents=True, exist_ok=True)
         for suffix in (".json", ".txt"):
             write(path.with_suffix(suffix), (self.folder / f"results{suffix}").read_text())
