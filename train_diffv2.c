@@ -38,6 +38,7 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/options/schedule.h"
 #include "llmc/run/stop_agreement.h"
 #include "llmc/run/tensor_stats.h"
+#include "llmc/run/trial.h"
 #include "llmc/run/unread_data.h"
 #endif
 
@@ -1266,10 +1267,91 @@ static void run_close(Run *run) {
 }
 
 // ---------------------------------------------------------------------------------------------------
+// --minutes: a trial before the first step
+
+// Seconds of a validation, from a forward of the last batch. Tasks of --eval-choices count as windows with as many
+// tokens.
+static double run_time_validation(Run *run) {
+    int B = run->model.plan.B, T = run->model.plan.T;
+    double windows = (double)validation_windows(&run->data, &run->options) + choices_windows(&run->data.choices, T);
+    double start = now_seconds();
+    model_losses(&run->model, run->inputs, run->targets, run->starts, B, T);
+    ops_wait();
+    return (now_seconds() - start) * windows / (B * comm_ranks());
+}
+
+// Seconds of a sample, from some of its tokens.
+static double run_time_sample(Run *run) {
+    enum { TOKENS = 8 };
+    int token = 0, T = run->model.plan.T;
+    if (!run_sampling_plan(run)) return 0;
+    params_await(&run->model.state);
+    float *logits = (float *)checked_calloc(run->model.plan.config.V, sizeof(float));
+    double start = now_seconds();
+    model_prefill(&run->sampling_model, 0, &token, 1, logits);
+    for (int i = 1; i < TOKENS; i++) {
+        int first = min_int(i, T - 1);
+        model_decode(&run->sampling_model, &token, &first, 1, logits);
+    }
+    free(logits);
+    return (now_seconds() - start) * SAMPLE_TOKENS / TOKENS;
+}
+
+// Updates until rank 0 has measured enough. Nothing is logged or saved.
+static void run_trial_updates(Run *run, Trial *trial) {
+    dataloader_start(&run->data.train, 0);
+    for (double ends[2] = {0, 0}; ends[0] == 0;) {
+        StepResult r = run_step(run);
+        if (run->data.train.unread) dataloader_fail(&run->data.train, "; restore the shard");
+        if (run->data.train.any_unread) comm_barrier(); // ends when that rank ends
+        ends[0] = is_rank0() && trial_add(trial, r.seconds);
+        stop_agree_largest(run->agreed, ends);
+    }
+    dataloader_stop(&run->data.train);
+}
+
+// Everything that updates have changed is as before the first one.
+static void run_begin_again(Run *run, const Resume *resume) {
+    ModelState *s = &run->model.state;
+    params_await(s);
+    buffer_zero(s->m, run->model.plan.moments_bytes); // v is behind it
+    memset(&run->state, 0, sizeof(run->state));
+    run->data.train.wait_seconds = comm.wait_seconds = 0;
+    run_load(run, resume);
+}
+
+// Sets --steps. The run is then that of these --steps, bit for bit.
+static void run_choose_steps(Run *run, const Resume *resume) {
+    const ModelPlan *plan = &run->model.plan;
+    Options *o = &run->phases.items[0].options; // there are no others
+    static Trial trial;
+    TrialCosts costs = {0, 0, 0, 0};
+    start_phase("trial");
+    run_trial_updates(run, &trial);
+    costs.validation = run_time_validation(run);
+    if (is_rank0()) {
+        costs.update = trial_update(&trial);
+        costs.sample = run_time_sample(run);
+        if (o->out) costs.checkpoint = (double)(plan->params_bytes + plan->moments_bytes) / CHECKPOINT_RATE;
+    }
+    double steps[2] = {is_rank0() ? (double)trial_steps(o, &costs) : 0, 0};
+    stop_agree_largest(run->agreed, steps);
+    options_set_steps(o, (int64_t)steps[0], comm_ranks());
+    run->options = *o;
+    printf("--minutes %g: an update took %.3g ms, the median of %d: --steps %" PRId64 "\n", o->minutes,
+           1e3 * costs.update, trial_measured(&trial), o->steps);
+    run_begin_again(run, resume);
+}
+
+// ---------------------------------------------------------------------------------------------------
 // Modes and main
 
 static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
+    if (o->minutes > 0) {
+        if (o->out && is_rank0()) log_refuse_run(o->out);
+        run_choose_steps(run, resume);
+    }
     int64_t end = run_end(o), step = run->state.step;
     if (step >= end && !run_measures_again(run)) {
         if (resume->lock.held) checkpoint_clean(o->out);

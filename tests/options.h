@@ -5,6 +5,7 @@ tests/programs/test_options.py.
 #pragma once
 #include "../llmc/base/json.h"
 #include "../llmc/options/options.h"
+#include "../llmc/run/trial.h"
 #include "harness.h"
 
 // ---- schedules
@@ -353,6 +354,35 @@ static void test_adopt_then_finish(void) {
     options_free(&o);
 }
 
+// A trial without noise has its end and its result by hand: the first five updates, and moments in which others use the
+// machine, do not count.
+static void test_trial(void) {
+    static const struct {
+        double update, slow; // seconds: of most updates, and of every third one
+        int measured;
+    } cases[] = {{1e-3, 1e-3, 0}, {0.01, 0.02, 0}, {0.4, 0.4, 0}, {30, 30, 1}};
+    for (int i = 0; i < 4; i++) {
+        static Trial t;
+        memset(&t, 0, sizeof(t));
+        int n = 0;
+        for (bool ends = false; !ends; n++)
+            ends = trial_add(&t, n < TRIAL_WARM_UP ? 100 : n % 3 == 0 ? cases[i].slow : cases[i].update);
+        double most = fmax(2 * TRIAL_SECONDS, cases[i].update), sum = t.measured;
+        EXPECT(n == t.count && (cases[i].measured == 0 || trial_measured(&t) == cases[i].measured), "%d updates", n);
+        EXPECT(sum >= TRIAL_SECONDS - 1e-9 && sum < most + cases[i].slow, "%g s measured", sum);
+        EXPECT(trial_update(&t) == cases[i].update, "an update takes %g s", trial_update(&t));
+    }
+    Options o;
+    parse_text(
+        &o,
+        "--train-data=t --minutes=1.5 --val-every=10 --sample-every=50 --checkpoint-every=20 --checkpoint-minutes=0.5");
+    TrialCosts costs = {0.08, 0.1, 0.25, 0.1}; // 90 s = 2 * 0.1 + 4 * 0.1 + N * (0.08 + 0.01 + 0.005 + 0.005)
+    EXPECT(trial_steps(&o, &costs) == 894, "%d steps", (int)trial_steps(&o, &costs));
+    costs.update = 1e6;
+    EXPECT(trial_steps(&o, &costs) == TRIAL_LEAST_STEPS, "%d steps", (int)trial_steps(&o, &costs));
+    options_free(&o);
+}
+
 // clang-format off
 static const Test options_tests[] = {
     {"a warmup rises linearly and reaches exactly the learning rate at its last step", test_warmup},
@@ -365,6 +395,7 @@ static const Test options_tests[] = {
     {"--match-params gives every variant of every preset the baseline's parameters to within 0.1%", test_match_params},
     {"the defaults of options follow from the preset, the steps, the batch and the ranks", test_derived_defaults},
     {"options survive JSON exactly, in table order", test_json_round_trip},
+    {"a trial measures long enough, and its number of steps leaves time for all else", test_trial},
     {"a resumed run keeps its total batch and warmup for any batch size and rank count", test_adopt_then_finish},
 };
 // clang-format on

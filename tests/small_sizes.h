@@ -1,7 +1,7 @@
 /*
 small_sizes.h: sizes of pieces of work, so small that the small models and files of tests have several pieces, the last
 of them partial. Include it before all other headers. Results do not depend on the sizes, except for the order of sums
-(LOGIT_ROWS).
+(LOGIT_ROWS). Also a short trial of --minutes.
 */
 #pragma once
 #define INIT_CHUNK ((size_t)101)
@@ -18,3 +18,4 @@ of them partial. Include it before all other headers. Results do not depend on t
 #define COMM_BLOCK 13
 #define BF16_PRODUCTS 2
 #define WATCH_SPARE 2
+#define TRIAL_SECONDS 0.05

@@ -102,6 +102,14 @@ static inline cJSON *choices_describe(const ChoiceTasks *all) {
 
 // ---- scores of completions
 
+// Windows of T tokens with as many tokens as the rows of all tasks.
+static inline double choices_windows(const ChoiceTasks *all, int T) {
+    double tokens = 0;
+    for (int i = 0; i < all->count; i++)
+        for (int row = 0; row < all->tasks[i].row_count; row++) tokens += choice_length(&all->tasks[i], row);
+    return tokens / T;
+}
+
 typedef struct {
     double sum;  // of log p of its tokens
     bool greedy; // every token is the most likely one; only of single completions, and of labels in shared rows

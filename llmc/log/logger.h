@@ -5,6 +5,7 @@ logger.h: the directory of a run: run.json and log.jsonl.
   cJSON *log_read_run_json(dir)        cJSON_Delete()
   RunLock log_lock(dir)                locks an existing run; ends the program when another process holds the lock. The
                                        caller sets log->lock to it
+  void   log_refuse_run(dir)           ends the program if the directory contains a run
   void   log_create(log, dir, run)     a new run: creates the directory, locks it, writes run.json; refuses an existing
          run
   void   log_resume(log, dir, step, measures)
@@ -168,6 +169,10 @@ static inline void log_open(Log *log, const char *dir, int flags) {
     log->open = true;
 }
 
+static inline void log_refuse_run(const char *dir) {
+    CHECK(!log_run_exists(dir), "%s already contains a run; use --resume to continue it, or another --out", dir);
+}
+
 static inline void log_create(Log *log, const char *dir, const cJSON *run) {
     static const char *const names[] = {"log.jsonl", "checkpoints"};
     char temporary[PATH_SIZE], remains[2][PATH_SIZE];
@@ -181,7 +186,7 @@ static inline void log_create(Log *log, const char *dir, const cJSON *run) {
         if (!file_exists(remains[i])) remains[i][0] = 0;
     }
     if (fd >= 0 && (is_run || remains[0][0] || remains[1][0])) unlink(temporary);
-    CHECK(!is_run, "%s already contains a run; use --resume to continue it, or another --out", dir);
+    if (is_run) log_refuse_run(dir);
     for (int i = 0; i < 2; i++)
         CHECK(!remains[i][0], "%s exists without a run.json: restore run.json, then --resume, or use another --out",
               remains[i]);

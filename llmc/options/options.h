@@ -13,6 +13,7 @@ Call order: options_parse; with --resume options_adopt_json (options_json.h); wi
 options_adopt_model; options_finish; options_model (options_model.h).
 */
 #pragma once
+#include "../checkpoint/checkpoint.h"
 #include "../model/removed.h"
 #include "options_json.h"
 #include "options_model.h"
@@ -314,6 +315,7 @@ static inline void options_parse(Options *o, int argc, char **argv) {
     ParseProblems problems = {0, 0, {false}};
     options_defaults(o);
     for (int i = 1; i < argc;) i += option_parse(o, &problems, argc - i, argv + i);
+    if (o->minutes > 0 && !options_given(o, "steps")) o->steps = CHECKPOINT_STEP_LIMIT; // until the trial
     problems.count += options_exclusions(o);
     // an unknown option may be a misspelt required one
     if (!problems.unknown) problems.count += options_missing(o, false);

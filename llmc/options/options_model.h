@@ -207,6 +207,11 @@ typedef struct {
 static const Exclusion exclusions[] = {
     {"match-params", "match-active", false, "both determine one width"},
     {"init", "resume", false, "a resumed run already has weights"},
+    {"minutes", "steps", true, "both set the number of updates"},
+    {"minutes", "stop-after", false, "the last step is not known before the trial"},
+    {"minutes", "resume", false, "a resumed run continues to its --steps"},
+    {"minutes", "phase", false, "the updates of a phase take another time"},
+    {"minutes", "batch-schedule", false, "updates with other tokens take another time"},
     {"batch-schedule", "total-batch", true, "both set the tokens of an update"},
     {"phase", "rollback", false, "the data and the model of an earlier phase are not opened again"},
     {"batch-schedule", "rollback", false, "the batches of an earlier phase are not restored"},
@@ -324,6 +329,7 @@ static inline int options_exclusions(const Options *o) {
     if (o->prompt_tokens && !prompt_numbers_valid(o->prompt_tokens))
         REFUSE(problems, "--prompt-tokens '%s' is not accepted: it must be token IDs separated by commas",
                option_shown(shown, o->prompt_tokens));
+    if (o->minutes > 0 && !mode_selected(o, MODE_TRAIN)) REFUSE(problems, "--minutes is an option of training alone");
     if (o->ranks && !o->dry_run)
         REFUSE(problems,
                "--ranks requires --dry-run; to start %" PRId64 " ranks, use mpirun -n %" PRId64 " or srun -n %" PRId64,
@@ -481,6 +487,15 @@ static inline void options_finish(Options *o, int ranks) {
     if (problems) program_exit(EXIT_USAGE);
     options_limit_threads(o, host_cores(""));
     options_warn_unused(o);
+}
+
+// --minutes: sets --steps of finished options, and what follows from it. Exits with status 2 if other options
+// contradict.
+static inline void options_set_steps(Options *o, int64_t steps, int ranks) {
+    o->steps = steps;
+    o->has[option_row("warmup")] = options_given(o, "warmup");
+    options_derive(o, ranks);
+    if (options_number_problems(o, ranks)) program_exit(EXIT_USAGE);
 }
 
 // The model configuration of finished options. Reports every problem of an invalid one, then exits with status 2.

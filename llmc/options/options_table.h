@@ -32,6 +32,7 @@ typedef struct {
     const char *batch_schedule, *phase; // phases.h; NULL: none
 
     int64_t steps;
+    double minutes; // 0: not given
     double lr, min_lr_ratio;
     int64_t warmup;
     int schedule, decay_shape; // a Schedule, a DecayShape
@@ -274,6 +275,8 @@ static const OptionRow option_rows[] = {
 
     {"training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 99999999]", NULL,
         "number of updates"},
+    {"training", "minutes", OPTION_REAL, OPTION_LOCAL, FIELD(minutes), "M", NULL, "(0, 1e6]", NULL,
+        "instead of --steps: as many updates as take about M minutes, by a trial of 5 to 10 seconds before the first"},
     {"training", "lr", OPTION_REAL, OPTION_SAVED, FIELD(lr), "X", "1e-3", "[0, inf)", NULL, "peak learning rate"},
     {"training", "min-lr-ratio", OPTION_REAL, OPTION_SAVED, FIELD(min_lr_ratio), "X", "0.1", "[0, 1]", NULL,
         "learning rate of the last step as a fraction of --lr"},

@@ -4,9 +4,9 @@ import re
 import shutil
 
 import pytest
-from program import SHAPE, USAGE, all_records, checkpoint, expect_same, read_json, records, resume
-from program import run_trainer, without_times
-from ranks import expect_same_weights, resume_ranks, train_ranks
+from program import FAILED, SHAPE, SIGNALLED, USAGE, Started, all_records, checkpoint, expect_same, has_open, read_json
+from program import records, resume, run_trainer, trainer, without_times
+from ranks import EXPERTS, SMALL_OF_RANKS, expect_same_weights, resume_ranks, run_ranks, train_ranks
 
 BATCH = "--batch-size 4 --warmup 2 --threads 2"
 SQRT = "--decay-shape 1-sqrt --schedule"
@@ -125,3 +125,55 @@ def test_phase_without_change(corpus, tmp_path):
     start(corpus, plain, "--steps 6").done()
     start(corpus, again, "--steps 6 --phase 2:seq-len=16 --phase 4:rope-theta=10000").done()
     assert without_times(records(plain, "train")) == without_times(records(again, "train"))
+
+
+# ---- the trial of --minutes
+
+TRIAL = "--minutes 0.001 --batch-size 2 --val-data train.bin --val-every 8"  # 60 ms
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, f"{EXPERTS} --router-bias --optimizer muon --qk-clip 0.1 --sample-every 10 --stats-every 6 --init start"),
+        (2, "--zero 3 --gemm bf16 --checkpoint-every 10"),
+    ],
+)
+def test_minutes(short, ranks, options):
+    """the run of --minutes is bit for bit the run of the --steps that it prints and saves"""
+    model = "--train-data train.bin " + SMALL_OF_RANKS
+    run_ranks(1, model, EXPERTS, "--router-bias --steps 2 --out first", cwd=short).done()
+    (short / "first/checkpoints/step_00000002").rename(short / "start")
+    first = run_ranks(ranks, model, TRIAL, options, "--out trial", cwd=short).done().out
+    steps = int(re.search(r"^--minutes 0.001: an update took .* ms, the median of \d+: --steps (\d+)$", first, re.M)[1])
+    assert steps >= 20
+    saved, described = checkpoint(short / "trial", steps), read_json(short / "trial/run.json")["options"]
+    assert read_json(saved / "trainer_state.json")["options"]["steps"] == steps == described["steps"]
+    assert described["minutes"] == 0.001
+    same = re.sub("--minutes [0-9.]+", f"--steps {steps}", TRIAL)
+    run_ranks(ranks, model, same, options, "--out whole", cwd=short).done()
+    expect_same(saved, checkpoint(short / "whole", steps))
+    for kind in "train", "val", "sample", "layer":
+        assert without_times(records(short / "trial", kind)) == without_times(records(short / "whole", kind))
+    run_ranks(ranks, model, TRIAL, "--out trial", cwd=short).one_line(FAILED, "already contains a run")
+    resume_ranks(short / "trial", ranks, f"--steps {steps + 1}").done()
+
+
+def test_minutes_is_of_one_start(short):
+    """--minutes excludes what sets the last step or changes the time of an update, other modes, and what its result
+    contradicts"""
+    start = "--train-data train.bin --minutes"
+    for other in ("--steps 4", "--stop-after 4", "--out run --resume", "--phase 3:lr=1", "--batch-schedule 2048@0"):
+        run_trainer(start, 1, other, cwd=short).one_line(USAGE, "--minutes and --" + other.split("--")[-1].split()[0])
+    run_trainer(start, "1 --dry-run", cwd=short).one_line(USAGE, "--minutes is an option of training alone")
+    run_trainer(start, 0, cwd=short).one_line(USAGE, "--minutes '0' is not accepted")
+    result = run_ranks(1, start, "0.0001", SMALL_OF_RANKS.replace("--warmup 2", "--warmup 90000"), cwd=short)
+    result.one_line(USAGE, "--warmup 90000 is more than --steps 20")
+
+
+def test_signal_in_a_trial(short):
+    """a signal in the trial ends it with status 3 and one line, and nothing is written"""
+    with Started(*trainer(), "--train-data train.bin --minutes 5 --out run", SMALL_OF_RANKS, cwd=short) as process:
+        process.wait_until(lambda: has_open(process.pid, "/train.bin")).terminate()
+        process.end().one_line(SIGNALLED, "ended before the first step; nothing is lost")
+    assert not (short / "run").exists()

@@ -1,0 +1,65 @@
+/*
+trial.h: --minutes M: the number of updates that take M minutes on this machine, from a trial of 5 to 10 seconds.
+
+  updates   The first TRIAL_WARM_UP are not measured. The time of an update is the median, on the clock of rank 0.
+  others    What the options ask for between updates: a validation before the first update, after the last one and every
+            --val-every; samples; checkpoints, of which only the bytes are known: they are assumed to be written at
+            CHECKPOINT_RATE.
+  result    An estimate, at least TRIAL_LEAST_STEPS: the machine may be slower later.
+
+  bool    trial_add(t, seconds)     records the next update; returns whether the trial ends with it
+  double  trial_update(t)           seconds of an update
+  int64_t trial_steps(o, costs)     --steps
+*/
+#pragma once
+#include "../checkpoint/checkpoint.h"
+#include "../options/options_table.h"
+
+// The shortest trial in seconds; the longest is twice as long. Tests make it short (tests/small_sizes.h).
+#ifndef TRIAL_SECONDS
+#define TRIAL_SECONDS 5.0
+#endif
+enum { TRIAL_WARM_UP = 5, TRIAL_UPDATES = 1000, TRIAL_LEAST_STEPS = 20 };
+static const double CHECKPOINT_RATE = 1e9; // bytes per second
+
+typedef struct {
+    int count; // of the updates so far
+    double measured, seconds[TRIAL_UPDATES];
+} Trial;
+
+typedef struct {
+    double update, validation, sample, checkpoint; // seconds of one; 0: the run has none
+} TrialCosts;
+
+static inline int trial_measured(const Trial *t) { return max_int(0, t->count - TRIAL_WARM_UP); }
+
+static inline bool trial_add(Trial *t, double seconds) {
+    if (t->count++ < TRIAL_WARM_UP) return false;
+    t->seconds[trial_measured(t) - 1] = seconds;
+    t->measured += seconds;
+    bool enough = t->measured >= TRIAL_SECONDS && trial_measured(t) >= TRIAL_LEAST_STEPS;
+    return enough || t->measured >= 2 * TRIAL_SECONDS || trial_measured(t) == TRIAL_UPDATES;
+}
+
+static inline int compare_seconds(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static inline double trial_update(Trial *t) {
+    int n = trial_measured(t);
+    assert(n > 0);
+    qsort(t->seconds, n, sizeof(double), compare_seconds);
+    return (t->seconds[(n - 1) / 2] + t->seconds[n / 2]) / 2;
+}
+
+// M minutes = two validations, a checkpoint, those of --checkpoint-minutes, and N times the share of all others.
+static inline int64_t trial_steps(const Options *o, const TrialCosts *c) {
+    double left = 60 * o->minutes - 2 * c->validation - c->checkpoint, each = c->update;
+    if (o->val_every) each += c->validation / (double)o->val_every;
+    if (o->sample_every) each += c->sample / (double)o->sample_every;
+    if (o->checkpoint_every) each += c->checkpoint / (double)o->checkpoint_every;
+    if (o->checkpoint_minutes > 0) left -= floor(o->minutes / o->checkpoint_minutes) * c->checkpoint;
+    double steps = floor(left / fmax(each, 1e-9));
+    return (int64_t)fmin(fmax(steps, TRIAL_LEAST_STEPS), (double)CHECKPOINT_STEP_LIMIT);
+}
