@@ -250,12 +250,34 @@ static void test_derived_defaults(void) {
     parse_text(&o, "--train-data x");
     options_finish(&o, 3);
     EXPECT(o.warmup == 10, "warmup of 100 steps: %d", (int)o.warmup);
-    EXPECT(o.total_batch == 8 * 256 * 3, "total batch on 3 ranks: %d", (int)o.total_batch);
     EXPECT(o.threads == host_cores(""), "threads: %d", (int)o.threads);
-    EXPECT(o.lr == 1e-3 && o.seed == 1 && o.temperature == 0.8 && o.schedule == SCHEDULE_COSINE, "defaults");
+    EXPECT(o.lr == 4e-3 && o.seed == 1 && o.temperature == 0.8 && o.schedule == SCHEDULE_COSINE, "defaults");
     EXPECT(o.out == NULL && o.generate == 0 && !o.resume && !o.eval, "defaults that are off");
     EXPECT(options_given(&o, "train-data") && !options_given(&o, "lr"), "what is given");
     options_free(&o);
+
+    static const struct {
+        const char *options;
+        int ranks, batch, total;
+    } batches[] = {
+        {"", 1, 4, 1024},
+        {"", 3, 1, 768},
+        {"", 16, 1, 4096},
+        {"--seq-len 512", 1, 2, 1024},
+        {"--batch-size 3", 2, 3, 1536},
+        {"--total-batch 1536", 1, 6, 1536},
+        {"--total-batch 4096", 2, 8, 4096},
+        {"--preset 124m", 8, 8, 524288},
+        {"--preset small", 1, 8, 2048},
+        {"--batch-schedule 768@0", 1, 3, 768},
+    };
+    for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++) {
+        parse_text(&o, "--train-data x %s", batches[i].options);
+        options_finish(&o, batches[i].ranks);
+        EXPECT(o.batch_size == batches[i].batch && o.total_batch == batches[i].total, "%s: %d sequences, %d tokens",
+               batches[i].options, (int)o.batch_size, (int)o.total_batch);
+        options_free(&o);
+    }
 
     static const int steps[][2] = {{9, 0}, {700, 70}, {1000, 100}, {123456, 100}};
     for (int i = 0; i < 4; i++) {

@@ -34,7 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HEADER = Path(__file__).resolve().parents[2] / "llmc/model/presets.h"
 PRESETS = {}  # layers, hidden, heads, key/value heads, head dim, MLP, vocabulary
-for name, numbers in re.findall(r'SHAPES\("([\w.]+)",([ \d,]+)\)', HEADER.read_text()):
+for name, numbers in re.findall(r'SHAPES\("([\w.]+)", +\S+ +\d+,([ \d,]+)\)', HEADER.read_text()):
     L, C, NH, NKV, _, D, width, _, V = map(int, numbers.split(","))
     PRESETS[name] = (L, C, NH, NKV, D, width, V)
 

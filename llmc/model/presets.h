@@ -1,6 +1,6 @@
 /*
-presets.h: named model shapes. Options override the numbers of a preset. A preset does not select the attention
-variant, whose parameters follow from the shape (model_config.h).
+presets.h: named model shapes, each with a learning rate and a batch. Options override the numbers of a preset. A preset
+does not select the attention variant, whose parameters follow from the shape (model_config.h).
 
   tiny, small   byte vocabulary, heads and MLP in the proportions of the larger presets; tiny is for a CPU
   124m, 350m    depth, width, head dimension, context and vocabulary of the GPT-2 models of these names, with grouped
@@ -26,6 +26,8 @@ NH/2. It does not in the paper's shapes; there, compare at NKV = NH/2 by adding 
 
 typedef struct {
     const char *name;
+    double lr;         // default of --lr
+    int64_t tokens;    // of an update, when neither --batch-size nor --total-batch is given
     ModelConfig model; // without an attention variant
 } Preset;
 
@@ -34,32 +36,31 @@ typedef struct {
     {NULL, V, C, L, NH, NKV, D, F, T, E, K, FE, 0, 0, 10000, 1e-5, tied, 0, 0, false, false, 0, 0, 0, false, 0, 0, 0, \
      0, ""}
 // a shape, and the same shape with more heads and `more_kv` key/value heads
-#define SHAPES(name, L, C, NH, NKV, more_kv, D, F, T, V)                          \
-    {name,         MODEL(L, C, NH,         NKV,     D, F, T, V, true, 0, 0, 0)},  \
-    {name "-1.5h", MODEL(L, C, NH * 3 / 2, more_kv, D, F, T, V, true, 0, 0, 0)},  \
-    {name "-2h",   MODEL(L, C, NH * 2,     more_kv, D, F, T, V, true, 0, 0, 0)}
+#define SHAPES(name, lr, tokens, L, C, NH, NKV, more_kv, D, F, T, V)                          \
+    {name,         lr, tokens, MODEL(L, C, NH,         NKV,     D, F, T, V, true, 0, 0, 0)},  \
+    {name "-1.5h", lr, tokens, MODEL(L, C, NH * 3 / 2, more_kv, D, F, T, V, true, 0, 0, 0)},  \
+    {name "-2h",   lr, tokens, MODEL(L, C, NH * 2,     more_kv, D, F, T, V, true, 0, 0, 0)}
 // the same with E experts of width FE, of which a token passes K
-#define EXPERTS(name, L, C, NH, NKV, D, F, T, V, tied, E, K, FE)                  \
-    {name,         MODEL(L, C, NH,         NKV, D, F, T, V, tied, E, K, FE)},     \
-    {name "-1.5h", MODEL(L, C, NH * 3 / 2, NKV, D, F, T, V, tied, E, K, FE)},     \
-    {name "-2h",   MODEL(L, C, NH * 2,     NKV, D, F, T, V, tied, E, K, FE)}
+#define EXPERTS(name, lr, tokens, L, C, NH, NKV, D, F, T, V, tied, E, K, FE)                  \
+    {name,         lr, tokens, MODEL(L, C, NH,         NKV, D, F, T, V, tied, E, K, FE)},     \
+    {name "-1.5h", lr, tokens, MODEL(L, C, NH * 3 / 2, NKV, D, F, T, V, tied, E, K, FE)},     \
+    {name "-2h",   lr, tokens, MODEL(L, C, NH * 2,     NKV, D, F, T, V, tied, E, K, FE)}
 static const Preset presets[] = {
-    //     name     L   C     NH  NKV  more  D    F      T     V       // parameters of a baseline:
-                                                                       //           NAME      NAME-1.5h        NAME-2h
-    SHAPES("tiny",  4,  128,  4,  2,   2,    32,  352,   256,  256),   //        771,200        836,736        902,272
-    SHAPES("small", 8,  256,  4,  2,   2,    64,  704,   256,  256),   //      5,968,128      6,492,416      7,016,704
-    SHAPES("124m",  12, 768,  12, 6,   6,    64,  2048,  1024, 50257), //    116,473,344    123,551,232    130,629,120
-    SHAPES("350m",  24, 1024, 16, 8,   8,    64,  2752,  1024, 50257), //    329,910,272    355,076,096    380,241,920
-    SHAPES("830m",  24, 1536, 16, 16,  8,    96,  4096,  2048, 100288),//    833,594,880    833,594,880    890,217,984
-    SHAPES("1.4b",  24, 2048, 16, 16,  8,    128, 5504,  2048, 100288),//  1,419,741,184  1,419,741,184  1,520,404,480
-    SHAPES("2.8b",  32, 2560, 20, 20,  10,   128, 6848,  2048, 100288),//  2,778,728,960  2,778,728,960  2,988,444,160
-    SHAPES("3b",    28, 3072, 24, 24,  12,   128, 8192,  2048, 100288),//  3,479,153,664  3,479,153,664  3,743,394,816
-    SHAPES("6.8b",  32, 4096, 32, 32,  16,   128, 10944, 2048, 100288),//  6,861,885,440  6,861,885,440  7,398,756,352
-    SHAPES("13.1b", 40, 5120, 40, 40,  20,   128, 13696, 2048, 100288),// 13,123,015,680 13,123,015,680 14,171,591,680
-    //       name         L   C     NH  NKV  D    F     T     V       tied   E    K  FE   // parameters, active ones
-    EXPERTS("moe-tiny",   4,  128,  4,  2,   32,  352,  256,  256,    true,  8,   2, 176),
-    EXPERTS("moe-small",  8,  256,  4,  2,   64,  704,  256,  256,    true,  16,  4, 176),
-    EXPERTS("30b-a3b",    48, 2048, 32, 4,   128, 6144, 4096, 151936, false, 128, 8, 768),
+    //     name     lr      tokens   L   C     NH  NKV  more  D    F      T     V          // parameters of a baseline
+    SHAPES("tiny",  4e-3,   1024,    4,  128,  4,  2,   2,    32,  352,   256,  256),        //        771,200
+    SHAPES("small", 1e-3,   2048,    8,  256,  4,  2,   2,    64,  704,   256,  256),        //      5,968,128
+    SHAPES("124m",  6e-4,   524288,  12, 768,  12, 6,   6,    64,  2048,  1024, 50257),      //    116,473,344
+    SHAPES("350m",  3e-4,   524288,  24, 1024, 16, 8,   8,    64,  2752,  1024, 50257),      //    329,910,272
+    SHAPES("830m",  1.5e-3, 262144,  24, 1536, 16, 16,  8,    96,  4096,  2048, 100288),     //    833,594,880
+    SHAPES("1.4b",  1.5e-3, 262144,  24, 2048, 16, 16,  8,    128, 5504,  2048, 100288),     //  1,419,741,184
+    SHAPES("2.8b",  1.5e-3, 262144,  32, 2560, 20, 20,  10,   128, 6848,  2048, 100288),     //  2,778,728,960
+    SHAPES("3b",    3.2e-4, 4194304, 28, 3072, 24, 24,  12,   128, 8192,  2048, 100288),     //  3,479,153,664
+    SHAPES("6.8b",  7.5e-4, 262144,  32, 4096, 32, 32,  16,   128, 10944, 2048, 100288),     //  6,861,885,440
+    SHAPES("13.1b", 7.5e-4, 262144,  40, 5120, 40, 40,  20,   128, 13696, 2048, 100288),     // 13,123,015,680
+    //      name         lr      tokens   L   C     NH  NKV  D    F     T     V       tied   E    K  FE
+    EXPERTS("moe-tiny",   2e-3,   1024,    4,  128,  4,  2,   32,  352,  256,  256,    true,  8,   2, 176),
+    EXPERTS("moe-small",  1e-3,   2048,    8,  256,  4,  2,   64,  704,  256,  256,    true,  16,  4, 176),
+    EXPERTS("30b-a3b",    6e-4,   4194304, 48, 2048, 32, 4,   128, 6144, 4096, 151936, false, 128, 8, 768),
 };
 #undef MODEL
 #undef SHAPES

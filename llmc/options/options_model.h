@@ -21,22 +21,35 @@ static inline int64_t options_micro_step(const Options *o, int ranks) {
     return (N < INT_MAX ? N : INT_MAX) * ranks;
 }
 
+// The sequences of a micro-step and the tokens of an update that are not given: an update has the tokens of the preset,
+// or one sequence on each rank; with --batch-size one micro-step.
+static inline void options_derive_batch(Options *o, int ranks) {
+    int batch = option_row("batch-size"), total = option_row("total-batch");
+    int64_t row = (int64_t)o->model.T * ranks, tokens = presets[o->preset].tokens; // row: a sequence on each rank
+    if (o->batch_schedule) o->total_batch = batch_schedule_first(o->batch_schedule);
+    else if (!o->has[total] && !o->has[batch]) o->total_batch = tokens > row ? tokens / row * row : row;
+    else if (!o->has[total]) o->total_batch = options_micro_step(o, ranks);
+    if (!o->has[batch])
+        for (o->batch_size = 8; o->batch_size > 1 && o->total_batch % (o->batch_size * row);) o->batch_size--;
+    o->has[batch] = o->has[total] = true;
+}
+
 // Sets every option without a value to the value that follows from the others.
 static inline void options_derive(Options *o, int ranks) {
     const ModelConfig *preset = &presets[o->preset].model;
     int active = option_row("experts-active"), width = option_row("expert-ffn");
-    int total = option_row("total-batch"), warmup = option_row("warmup");
+    int rate = option_row("lr"), warmup = option_row("warmup");
     int threads = option_row("threads"), aux = option_row("router-aux");
     for (int r = 0; r < OPTION_ROW_COUNT; r++)
         if (option_of_preset(&option_rows[r]) && !o->has[r] && r != active && r != width) option_copy(o, r, preset);
     if (!o->has[active]) o->model.K = o->model.E ? preset->K : 0;
     if (!o->has[width]) o->model.FE = o->model.E ? preset->FE : 0;
-    if (o->batch_schedule) o->total_batch = batch_schedule_first(o->batch_schedule);
-    else if (!o->has[total]) o->total_batch = options_micro_step(o, ranks);
+    options_derive_batch(o, ranks);
+    if (!o->has[rate]) o->lr = presets[o->preset].lr;
     if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
     if (!o->has[threads]) o->threads = max_int(1, host_cores("") / comm_ranks_here());
     if (!o->has[aux]) o->router_aux = o->model.router_bias ? 0 : 0.01;
-    o->has[active] = o->has[width] = o->has[total] = o->has[warmup] = o->has[threads] = o->has[aux] = true;
+    o->has[active] = o->has[width] = o->has[rate] = o->has[warmup] = o->has[threads] = o->has[aux] = true;
 }
 
 static inline LearningRate options_learning_rate(const Options *o) {

@@ -68,7 +68,7 @@ def test_errors_of_ranks(tmp_path):
     result = run_ranks(3, "--resume --total-batch=2048 --out", tmp_path, cwd=ROOT)
     assert result.status == USAGE and result.err.count("\n") == 2
     assert "training requires --train-data" in result.err
-    assert "times 3 ranks; use --total-batch 6144" in result.err
+    assert "times 3 ranks; use --total-batch 2304" in result.err
 
 
 CONTEXT = 64
@@ -116,4 +116,4 @@ def test_loaded_model(corpus, models, tmp_path, model, options):
     context = 32 if "--seq-len" in options else CONTEXT
     wanted = {**read_json(models[model] / "config.json"), "max_position_embeddings": context}
     assert read_json(checkpoint(tmp_path / "run", 1) / "config.json") == wanted
-    assert read_json(tmp_path / "run/run.json")["options"]["total-batch"] == 8 * context
+    assert read_json(tmp_path / "run/run.json")["options"]["total-batch"] == 1024 // context * context

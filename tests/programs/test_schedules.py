@@ -8,7 +8,7 @@ from program import FAILED, SHAPE, SIGNALLED, USAGE, Started, all_records, check
 from program import records, resume, run_trainer, trainer, without_times
 from ranks import EXPERTS, SMALL_OF_RANKS, expect_same_weights, resume_ranks, run_ranks, train_ranks
 
-BATCH = "--batch-size 4 --warmup 2 --threads 2"
+BATCH = "--batch-size 4 --warmup 2 --lr 1e-3 --threads 2"
 SQRT = "--decay-shape 1-sqrt --schedule"
 
 
