@@ -4,6 +4,9 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
   tokens      A token is a byte of the text: the vocabulary is 256, and there is no tokenizer. Token 0 separates
               documents: it precedes each document and occurs nowhere else. NUL bytes in the text are dropped; their
               number and the first file that has one are printed on stderr.
+  binary      The first 256 KiB of a file decide. In a directory, a file with a NUL byte, or of which more than half is
+              not UTF-8, is skipped and listed. Such a file on the command line, or stdin, is an error, unless it is
+              UTF-8 apart from its NUL bytes, which are dropped.
   documents   A file is a document. With --delimiter, each part of a file between delimiters is one. The delimiter is
               not stored. Empty documents are skipped.
   input       files, directories (recursive, in byte order of names; without names that begin with a dot and without
@@ -35,7 +38,7 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
 #include <sys/file.h>
 
 enum { HEADER_INTS = 256, MAGIC_U16 = 20240520, VERSION_U16 = 1, MAGIC_U32 = 20240801 };
-enum { SEPARATOR = 0, VOCABULARY = 256, CHUNK = 1 << 18, SHARDS_MAX = 100000 };
+enum { SEPARATOR = 0, VOCABULARY = 256, CHUNK = 1 << 18, SHARDS_MAX = 100000, LISTED = 8 };
 enum { TRAIN, VAL, SPLITS };
 static const char *const split_names[SPLITS] = {"train", "val"};
 #define DESCRIPTION "corpus.json"
@@ -72,9 +75,10 @@ typedef struct {
     size_t documents, capacity;
     uint64_t tokens; // of all documents
     uint64_t length; // of the current document; 0: not started
-    uint64_t files, empty_files, dropped;
-    size_t *prefix; // of --delimiter: prefix[k] is the length of the longest border of its first k bytes
-    size_t matched; // bytes of the delimiter matched so far
+    uint64_t files, empty_files, binary_files, dropped;
+    char *binary_names; // of the first LISTED of them, with commas
+    size_t *prefix;     // of --delimiter: prefix[k] is the length of the longest border of its first k bytes
+    size_t matched;     // bytes of the delimiter matched so far
     char first_dropped[PATH_MAX];
     uint64_t shards[SPLITS];    // number written under temporary names so far
     ShardFile *written[SPLITS]; // [shards]: the complete ones
@@ -182,21 +186,53 @@ static void delimiter_prepare(Converter *c) {
     }
 }
 
-static void read_text(Converter *c, int fd, const char *path, bool named) {
-    static unsigned char chunk[CHUNK];
-    uint64_t bytes = 0;
-    for (;;) {
-        ssize_t n = read(fd, chunk, sizeof(chunk));
+// Fills the chunk, except at the end of the input, so that its content does not depend on the pace of a pipe.
+static size_t read_chunk(int fd, unsigned char chunk[CHUNK], const char *path) {
+    size_t filled = 0;
+    while (filled < CHUNK) {
+        ssize_t n = read(fd, chunk + filled, CHUNK - filled);
         stop_when_interrupted();
         if (n < 0 && errno == EINTR) continue;
         CHECK(n >= 0, "cannot read %s: %s", path, strerror(errno));
         if (n == 0) break;
-        int32_t magic = 0;
-        if (bytes == 0 && n >= (ssize_t)sizeof(magic)) memcpy(&magic, chunk, sizeof(magic));
-        if (magic == MAGIC_U16 || magic == MAGIC_U32)
-            check_failed("%s is a token shard, not text: remove it from the input", path);
-        bytes += (uint64_t)n;
-        for (ssize_t i = 0; i < n; i++) {
+        filled += (size_t)n;
+    }
+    return filled;
+}
+
+// Whether a file that begins with this chunk is skipped. Exits if it is named and binary, or if it is a token shard.
+static bool skip_binary(Converter *c, const unsigned char chunk[CHUNK], size_t size, const char *path, bool named) {
+    size_t zeros = 0, invalid = 0;
+    if (size == CHUNK) size -= 3; // the last character may be incomplete
+    for (size_t at = 0; at < size;) {
+        int length = utf8_length(chunk + at);
+        zeros += chunk[at] == 0;
+        invalid += length == 0;
+        at += (size_t)max_int(1, length);
+    }
+    int32_t magic = 0;
+    if (size >= sizeof(magic)) memcpy(&magic, chunk, sizeof(magic));
+    if (magic == MAGIC_U16 || magic == MAGIC_U32)
+        check_failed("%s is a token shard, not text: remove it from the input", path);
+    if (2 * invalid <= size && (zeros == 0 || (named && invalid == 0))) return false;
+    CHECK(!named,
+          "%s is not text: %zu of its first %zu bytes are NUL and %zu are not UTF-8; convert it to UTF-8, or remove it "
+          "from the input",
+          path, zeros, size, invalid);
+    if (c->binary_files++ >= LISTED) return true;
+    size_t used = c->binary_names ? strlen(c->binary_names) : 0, more = strlen(path) + 3;
+    c->binary_names = (char *)grow(c->binary_names, used + more);
+    snprintf(c->binary_names + used, more, "%s%s", used ? ", " : "", path);
+    return true;
+}
+
+static void read_text(Converter *c, int fd, const char *path, bool named) {
+    static unsigned char chunk[CHUNK + 3]; // utf8_length reads 3 bytes more
+    uint64_t bytes = 0;
+    for (size_t n; (n = read_chunk(fd, chunk, path)) > 0; bytes += n) {
+        memset(chunk + n, 0, 3);
+        if (bytes == 0 && skip_binary(c, chunk, n, path, named)) return;
+        for (size_t i = 0; i < n; i++) {
             if (chunk[i] != SEPARATOR) text_byte(c, chunk[i]);
             else if (c->dropped++ == 0) snprintf(c->first_dropped, sizeof(c->first_dropped), "%s", path);
         }
@@ -541,7 +577,7 @@ static void print_help(void) {
     printf("usage: text_to_shards --out DIR [OPTIONS] PATH...\n"
            "Converts text to shards of byte-level tokens (vocabulary 256, token 0 before each document) and\n"
            "their corpus.json.\n"
-           "PATH is a file, a directory or - for stdin.\n\n");
+           "PATH is a file, a directory or - for stdin. Binary files of a directory are skipped and listed.\n\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         char usage[64];
         snprintf(usage, sizeof(usage), "--%s %s", option_table[i].name,
@@ -674,6 +710,9 @@ int main(int argc, char **argv) {
     for (int i = optind; i < argc; i++) read_input(c, argv[i], true);
     c->examines = false;
     for (int i = optind; i < argc; i++) read_input(c, argv[i], true);
+    if (c->binary_files)
+        warn("skipped %llu binary file%s: %s%s", (unsigned long long)c->binary_files, plural(c->binary_files),
+             c->binary_names, c->binary_files > LISTED ? ", ..." : "");
     CHECK(c->documents > 0, "no text in the input: nothing was written");
     unsigned char *is_val = (unsigned char *)grow(NULL, c->documents);
     memset(is_val, 0, c->documents);
@@ -697,6 +736,7 @@ int main(int argc, char **argv) {
     tdestroy(c->found, free);
     free(c->lengths);
     free(c->prefix);
+    free(c->binary_names);
     free((void *)c->options.delimiter);
     fclose(c->spool);
     close(c->directory);

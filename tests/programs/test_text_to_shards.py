@@ -38,7 +38,7 @@ def documents(text, delimiter=None):
 def test_converter_bytes(converter, tmp_path):
     """the converter keeps every byte and puts a 0 before each document"""
     # z precedes a, as on the command line; in a directory names are in byte order, and .hidden is not read
-    texts = {"z": bytes(range(1, 256))}
+    texts = {"z": bytes(range(1, 256)) + b"."}
     for name in ("in/B", "in/a/x", "in/a.txt", "in/b", "in/.hidden"):
         texts[name] = f"text of {name}\r\nno newline at its end".encode()
     (tmp_path / "in/a").mkdir(parents=True)
@@ -72,11 +72,59 @@ def test_planted_links(converter, tmp_path):
         (tmp_path / f"mine.{name}").write_text("mine")
         (tmp_path / f"out/{name}.tmp").symlink_to(f"../mine.{name}")
     for name in ("text", "more"):
-        (tmp_path / name).write_bytes(bytes(range(1, 256)) * 9)
+        (tmp_path / name).write_bytes(bytes(range(1, 128)) * 9)
     run(*converter, "--out out text more", cwd=tmp_path).done()
     assert {path.read_bytes() for path in tmp_path.glob("mine.*")} == {b"mine"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(names[:3])
     assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+
+
+BINARY = {  # name: content, the numbers of NUL bytes and of bytes that are not UTF-8
+    "image.png": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 3, 1),
+    "windows.txt": ("\ufeffwide".encode("utf-16-le"), 4, 2),
+    "koi8.txt": ("другой код".encode("koi8-r"), 0, 9),
+}
+TEXT = {
+    "dictionnaire": "déjà vu, à bientôt".encode("latin-1"),
+    "late": b"\xc3\xa9" * (1 << 17) + b"\0.",  # the first NUL byte is behind the first 256 KiB
+}
+
+
+def test_converter_binary_files(converter, tmp_path):
+    """the converter skips and lists binary files of directories, and keeps text in other encodings"""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/stray").write_bytes(b"a\0b")
+    for name, text in [*TEXT.items(), *((name, binary[0]) for name, binary in BINARY.items())]:
+        (tmp_path / "in" / name).write_bytes(text)
+    result = run(*converter, "--out out --val-fraction 0 in", cwd=tmp_path).done()
+    assert "skipped 4 binary files: in/image.png, in/koi8.txt, in/stray, in/windows.txt\n" in result.err
+    assert "dropped 1 NUL bytes, the first in in/late\n" in result.err and result.err.count("\n") == 2
+    assert tokens_of(tmp_path / "out", "train") == b"".join(b"\0" + t.replace(b"\0", b"") for t in TEXT.values())
+    for i in range(6):
+        (tmp_path / f"in/{i}").write_bytes(b"\0")
+    result = run(*converter, "--out more in", cwd=tmp_path).done()
+    names = "in/0, in/1, in/2, in/3, in/4, in/5, in/image.png, in/koi8.txt"
+    assert f"skipped 10 binary files: {names}, ...\n" in result.err
+
+
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("by", ["file", "stdin"])
+def test_converter_named_binary_file(converter, inputs, name, by):
+    """the converter rejects a named binary file"""
+    text, zeros, invalid = BINARY[name]
+    (inputs / name).write_bytes(text)
+    given = {"stdin": text} if by == "stdin" else {}
+    result = run(*converter, "--out out t", "-" if given else name, cwd=inputs, **given)
+    words = f"is not text: {zeros} of its first {len(text)} bytes are NUL and {invalid} are not UTF-8; convert it"
+    expect_error(inputs, result, FAILED, f"{'stdin' if given else name} {words}")
+
+
+def test_converter_named_text_with_nul_bytes(converter, tmp_path):
+    """the converter drops NUL bytes of a named text in UTF-8, also if the first 256 KiB end inside of a character"""
+    text = b"." + b"\xe2\x82\xac" * (1 << 17) + b"\0"
+    result = run(*converter, "--out out --val-fraction 0 -", stdin=b"\0" + text, cwd=tmp_path)
+    result.one_line(DONE, "dropped 2 NUL bytes, the first in stdin")
+    assert tokens_of(tmp_path / "out", "train") == b"\0" + text[:-1]
 
 
 def delimited():
