@@ -21,7 +21,10 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
               counts, and the tokens and xxh64 of each shard
   validation  Documents are taken in the order of a hash of their position, as long as they fit into what is left of the
               requested amount (1% of the text by default). They are spread over the whole text, the same in each run.
-              If none fits, the smallest document is taken. At least one document is left for training.
+              If none fits, the smallest document is taken. At least one document is left for training. Of a single
+              document, the last part is taken: the requested number of bytes, from the beginning of a character. It
+              becomes a document of its own. More than 10% of the tokens are a warning, unless --val-fraction allows
+              them.
   method      The input is read once and spooled, one byte per token, to an unlinked file in DIR. Only the names of
               the files and the lengths of the documents are held in memory (at most 25 bytes per document). At the end
               of the input the split is chosen, and the shards and corpus.json are written under temporary names,
@@ -52,7 +55,7 @@ typedef struct {
     uint64_t shard_tokens;
     double val_fraction;
     uint64_t val_tokens;
-    bool has_val_tokens, asked_for_val, force;
+    bool has_val_tokens, has_val_fraction, force;
 } Options;
 
 typedef struct {
@@ -70,11 +73,11 @@ typedef struct {
     bool examines;     // the files of the input are found, and not yet read
     void *found;       // InputFile of each, a tree of tsearch
     int directory;     // descriptor of the output directory, locked
-    FILE *spool;       // SEPARATOR and text of each document, unlinked
+    FILE *spool;       // text of each document, unlinked
     uint64_t *lengths; // of each document, with its separator
     size_t documents, capacity;
     uint64_t tokens; // of all documents
-    uint64_t length; // of the current document; 0: not started
+    uint64_t length; // of the text of the current document; 0: not started
     uint64_t files, empty_files, binary_files, dropped;
     char *binary_names; // of the first LISTED of them, with commas
     size_t *prefix;     // of --delimiter: prefix[k] is the length of the longest border of its first k bytes
@@ -125,15 +128,10 @@ static void *grow(void *p, size_t bytes) {
 // ---------------------------------------------------------------------------------------------------------------------
 // documents into the spool
 
-static void spool_byte(Converter *c, int byte) {
+static void document_byte(Converter *c, int byte) {
     if (putc_unlocked(byte, c->spool) == EOF)
         check_failed("cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
     c->length++;
-}
-
-static void document_byte(Converter *c, int byte) {
-    if (c->length == 0) spool_byte(c, SEPARATOR);
-    spool_byte(c, byte);
 }
 
 static void document_end(Converter *c) {
@@ -142,8 +140,8 @@ static void document_end(Converter *c) {
         c->capacity = c->capacity ? 2 * c->capacity : 1024;
         c->lengths = (uint64_t *)grow(c->lengths, c->capacity * sizeof(uint64_t));
     }
-    c->lengths[c->documents++] = c->length;
-    c->tokens += c->length;
+    c->lengths[c->documents++] = c->length + 1;
+    c->tokens += c->length + 1;
     c->length = 0;
 }
 
@@ -324,8 +322,38 @@ static int compare_hashes(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-// is_val[document]; returns the number of tokens for validation.
-static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
+// Cuts the only document in two, of which the second has about `target` bytes.
+static void cut_document(Converter *c, uint64_t target) {
+    uint64_t bytes = c->lengths[0] - 1, cut = bytes > target ? bytes - target : 1;
+    for (int i = 0; i < 3 && cut > 0; i++) { // back to the first byte of a character
+        CHECK(fseeko(c->spool, (off_t)cut, SEEK_SET) == 0, "cannot read back a temporary file in %s", c->options.out);
+        if ((getc_unlocked(c->spool) & 0xC0) != 0x80) break;
+        cut--;
+    }
+    CHECK(cut > 0 && cut < bytes,
+          "a text of %llu bytes is too short for training and validation: add text, or use --val-fraction 0",
+          (unsigned long long)bytes);
+    c->lengths[0] = cut + 1;
+    c->lengths[1] = bytes - cut + 1;
+    c->documents++;
+    c->tokens++;
+}
+
+// Returns the number of tokens for validation. Warns if it is far from the number that a user expects.
+static uint64_t checked_validation(const Converter *c, uint64_t taken, uint64_t target) {
+    double most = c->options.val_fraction > 0.1 ? c->options.val_fraction : 0.1;
+    if ((double)taken > most * (double)c->tokens)
+        warn("validation has %llu of %llu tokens, more than %.0f%%: split long documents with --delimiter, or use a "
+             "lower --val-tokens or --val-fraction",
+             (unsigned long long)taken, (unsigned long long)c->tokens, 100 * most);
+    else if (taken > 2 * target || taken < target / 2)
+        warn("validation has %llu tokens instead of about %llu, since documents are long: split them with --delimiter",
+             (unsigned long long)taken, (unsigned long long)target);
+    return taken;
+}
+
+// is_val[document], which has room for another one; returns the number of tokens for validation.
+static uint64_t choose_validation(Converter *c, unsigned char *is_val) {
     const Options *o = &c->options;
     uint64_t target = o->has_val_tokens ? o->val_tokens : (uint64_t)(o->val_fraction * (double)c->tokens);
     if (o->has_val_tokens ? target == 0 : o->val_fraction == 0) return 0;
@@ -333,11 +361,10 @@ static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
     if (o->has_val_tokens && target >= c->tokens)
         check_failed("--val-tokens %llu leaves nothing for training: the text has %llu tokens",
                      (unsigned long long)target, (unsigned long long)c->tokens);
-    if (c->documents < 2) {
-        const char *advice = "the text is one document, so none can be used for validation: split it with --delimiter";
-        CHECK(!o->asked_for_val, "%s", advice);
-        warn("%s", advice);
-        return 0;
+    if (c->documents == 1) {
+        cut_document(c, target);
+        is_val[1] = 1;
+        return checked_validation(c, c->lengths[1], target);
     }
     uint64_t *order = (uint64_t *)grow(NULL, c->documents * sizeof(uint64_t));
     for (size_t i = 0; i < c->documents; i++) order[i] = i;
@@ -357,10 +384,7 @@ static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
         is_val[smallest] = 1;
         taken = c->lengths[smallest];
     }
-    if (taken > 2 * target || taken < target / 2)
-        warn("validation has %llu tokens instead of about %llu, since documents are long: split them with --delimiter",
-             (unsigned long long)taken, (unsigned long long)target);
-    return taken;
+    return checked_validation(c, taken, target);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -435,7 +459,7 @@ static void write_shards(Converter *c, const unsigned char *is_val, uint64_t val
         check_failed("cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
     for (size_t i = 0; i < c->documents; i++)
         for (uint64_t k = 0; k < c->lengths[i]; k++) {
-            int byte = getc_unlocked(c->spool);
+            int byte = k ? getc_unlocked(c->spool) : SEPARATOR;
             CHECK(byte != EOF, "cannot read back a temporary file in %s", c->options.out);
             if ((k & 0xFFFF) == 0) stop_when_interrupted();
             writer_token(&writers[is_val[i]], (uint16_t)byte);
@@ -566,8 +590,8 @@ static const struct {
     {"delimiter", "TEXT",
      "split files into documents at TEXT; C escapes: \\n \\t \\r \\f \\\\ \\xHH (default: no split)"},
     {"shard-tokens", "N", "maximum number of tokens in a shard, with K, M or G for powers of 1000 (default 100M)"},
-    {"val-fraction", "X", "fraction of the tokens for validation, 0 <= X < 1 (default 0.01)"},
-    {"val-tokens", "N", "number of tokens for validation"},
+    {"val-fraction", "X", "fraction of the tokens for validation, 0 <= X < 1; 0: none (default 0.01)"},
+    {"val-tokens", "N", "number of tokens for validation; 0: none"},
     {"force", NULL, "replace the corpus in DIR"},
     {"help", NULL, "print this and exit"},
 };
@@ -638,7 +662,7 @@ static void set_option(Options *o, int option, const char *value) {
         o->val_fraction = strtod(value, &end);
         if (end == value || *end != 0 || !(o->val_fraction >= 0 && o->val_fraction < 1))
             USAGE("--val-fraction %s: the value must be a number in [0, 1)", value);
-        o->asked_for_val = true;
+        o->has_val_fraction = true;
         break;
     case OPTION_FORCE: o->force = true; break;
     case OPTION_HELP: print_help(); exit(fflush(stdout) == 0 ? 0 : EXIT_FAILED);
@@ -663,8 +687,7 @@ static void parse_options(Options *o, int argc, char **argv) {
         if (option == '?') USAGE("unknown option %s; --help lists the options", argv[optind - 1]);
         set_option(o, option, optarg);
     }
-    if (o->has_val_tokens && o->asked_for_val) USAGE("--val-fraction and --val-tokens are mutually exclusive");
-    o->asked_for_val = o->asked_for_val || o->has_val_tokens;
+    if (o->has_val_tokens && o->has_val_fraction) USAGE("--val-fraction and --val-tokens are mutually exclusive");
     if (o->out == NULL) USAGE("--out DIR is missing; --help lists the options");
     if (optind == argc) USAGE("no input: specify files or directories, or - for stdin");
     int stdin_count = 0;
@@ -714,8 +737,8 @@ int main(int argc, char **argv) {
         warn("skipped %llu binary file%s: %s%s", (unsigned long long)c->binary_files, plural(c->binary_files),
              c->binary_names, c->binary_files > LISTED ? ", ..." : "");
     CHECK(c->documents > 0, "no text in the input: nothing was written");
-    unsigned char *is_val = (unsigned char *)grow(NULL, c->documents);
-    memset(is_val, 0, c->documents);
+    unsigned char *is_val = (unsigned char *)grow(NULL, c->documents + 1);
+    memset(is_val, 0, c->documents + 1);
     uint64_t val_tokens = choose_validation(c, is_val), val_documents = 0;
     for (size_t i = 0; i < c->documents; i++) val_documents += is_val[i];
     write_shards(c, is_val, val_tokens);

@@ -115,8 +115,9 @@ static inline void shard_examine(Shard *s, size_t window_tokens) {
           "token shard %s has %lld bytes, but its header states %zu tokens, which take %lld: copy or create it again",
           s->path, (long long)s->file_bytes, s->token_count, (long long)want);
     CHECK(s->token_count >= window_tokens,
-          "token shard %s has %zu tokens and a window has %zu: use a shorter --seq-len, or omit the shard", s->path,
-          s->token_count, window_tokens);
+          "token shard %s has %zu tokens and a window has %zu: use a shorter --seq-len, omit the shard, or create a "
+          "larger one (for validation: --val-tokens)",
+          s->path, s->token_count, window_tokens);
 }
 
 // Exits if a shard has a mask of loss, which data/prepare.py of earlier versions wrote for conversations.
@@ -153,17 +154,21 @@ static inline void shards_add(ShardList *list, const char *path) {
 // The shards `split`_*.bin of a directory.
 static inline ShardList shards_of_directory(const char *path, const char *split) {
     ShardList list = {NULL, 0};
+    char name[PATH_MAX + 300];
     DIR *directory = opendir(path);
     CHECK(directory != NULL, "cannot read the directory %s: %s", path, strerror(errno));
     for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
         size_t length = strlen(entry->d_name), prefix = strlen(split);
-        char name[PATH_MAX + 300];
         if (strncmp(entry->d_name, split, prefix) != 0 || entry->d_name[prefix] != '_') continue;
         if (length < 4 || strcmp(entry->d_name + length - 4, ".bin") != 0) continue;
         FORMAT(name, "%s/%s", path, entry->d_name);
         shards_add(&list, name);
     }
     closedir(directory);
+    FORMAT(name, "%s/corpus.json", path);
+    CHECK(list.count > 0 || !file_exists(name),
+          "%s is a corpus without %s_*.bin: create it again%s, or specify other data", path, split,
+          strcmp(split, "val") == 0 ? " without --val-fraction 0 and --val-tokens 0" : "");
     CHECK(
         list.count > 0,
         "%s has no %s_*.bin: it is not a corpus (shards and corpus.json); specify shards of other names by a pattern, "

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from program import DONE, FAILED, USAGE, Random, program, read_json, run, run_trainer
+from program import DONE, FAILED, SHAPE, USAGE, Random, program, read_json, run, run_trainer
 from shards import file_digest, open_shard
 
 
@@ -185,18 +185,46 @@ def test_converter_validation(converter, tmp_path, options, wanted):
             assert abs(difference) < 6 * (len(val) / 10 * 0.9) ** 0.5, tenth
 
 
-def test_converter_few_documents(converter, tmp_path):
-    """of one document the converter validates nothing, of two the smaller one"""
-    texts = {"a": "a long text", "b": "short"}
-    for name, text in texts.items():
+def test_converter_two_documents(converter, tmp_path):
+    """of two documents that are too long for validation the converter takes the smaller one, with a warning"""
+    for name, text in {"a": "a long text", "b": "short"}.items():
         (tmp_path / name).write_text(text)
-    run(*converter, "--out one a", cwd=tmp_path).one_line(DONE, "--delimiter")
-    assert shards_of(tmp_path / "one", "train") and not shards_of(tmp_path / "one", "val")
-    result = run(*converter, "--out two --val-fraction 0.1 a", cwd=tmp_path).one_line(FAILED, "one document")
-    assert "--delimiter" in result.err
     for order in ("a b", "b a"):
-        run(*converter, "--out three --force", order, cwd=tmp_path).done()
-        assert tokens_of(tmp_path / "three", "val") == b"\0short"
+        result = run(*converter, "--out out --force", order, cwd=tmp_path)
+        result.one_line(DONE, "validation has 6 of 18 tokens, more than 10%: split long documents with --delimiter, or")
+        assert tokens_of(tmp_path / "out", "val") == b"\0short"
+    assert run(*converter, "--out half --val-fraction 0.4 a b", cwd=tmp_path).done().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "last"),  # the part of the text that is for validation
+    [
+        (b"0123456789" * 100, "", b"0123456789"),
+        (b"0123456789" * 100, "--val-fraction 0.0039", b"789"),
+        (b"0123456789", "", b"9"),
+        (b"0123456789", "--val-tokens 10", b"123456789"),
+        ("größe".encode(), "--val-tokens 2", "ße".encode()),
+        ("0\N{GRINNING FACE}".encode(), "", "\N{GRINNING FACE}".encode()),
+        ("vidé".encode("latin-1"), "", "é".encode("latin-1")),
+        (b"0" + b"\x80" * 9 + b"some text", "--val-tokens 10", b"\x80" * 4 + b"some text"),  # at most 3 bytes earlier
+    ],
+    ids="default fraction short most ß emoji latin-1 invalid".split(),
+)
+def test_converter_one_document(converter, tmp_path, text, options, last):
+    """of one document the converter takes the last part, from the beginning of a character"""
+    (tmp_path / "text").write_bytes(text)
+    run(*converter, "--out out", options, "text", cwd=tmp_path).done()
+    assert tokens_of(tmp_path / "out", "val") == b"\0" + last
+    assert tokens_of(tmp_path / "out", "train") == b"\0" + text.removesuffix(last)
+    assert read_json(tmp_path / "out/corpus.json")["documents"] == 2
+
+
+def test_converter_corpus_of_one_text(converter, tmp_path):
+    """the trainer validates on the last part of a single text"""
+    (tmp_path / "text").write_text("".join(f"line {i} of one text\n" for i in range(400)))
+    run(*converter, "--out out text", cwd=tmp_path).done()
+    options = "--train-data out --val-data out --batch-size 4 --warmup 1 --threads 1 --steps 2"
+    assert "step 2: validation loss" in run_trainer(SHAPE, options, cwd=tmp_path).done().out
 
 
 # ---- errors
@@ -228,6 +256,8 @@ INPUTS = [
     ("--out out -", "stdin is empty"),
     ("--out out d", "no text"),
     ("--out out z", "no text"),
+    ("--out out x", "a text of 1 bytes is too short"),
+    ("--out out --val-fraction 0.5 x", "too short"),
     ("--out out links", "links/link"),
     ("--out t t", "cannot open directory t"),
     ("--out no/where t", "no/where"),
@@ -247,7 +277,7 @@ def inputs(converter, tmp_path):
     """A directory with texts, an empty file, NUL bytes, directories without text and with a broken link, a corpus."""
     for name in ("d", "links"):
         (tmp_path / name).mkdir()
-    for name, text in {"t": "some text", "e": "", "d/e": "", "z": "\0" * 10}.items():
+    for name, text in {"t": "some text", "e": "", "x": "x", "d/e": "", "z": "\0" * 10}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "links/link").symlink_to("nowhere")
     run(*converter, "--out done t", cwd=tmp_path).done()
