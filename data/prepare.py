@@ -6,16 +6,17 @@
   data/prepare.py PATH... --out DIR [options]      files, or directories of files: .txt .md .jsonl .parquet, also with
                                                    .gz or .zst
 
-The directory contains val_000000.bin (the first --val-tokens tokens, to the end of a document), train_000001.bin and
-so on, tokenizer.json, tokenizer.bin (the table for the C program) and, written last, corpus.json. Documents are read in
-the order of the file names. The same input gives the same bytes, with any number of workers and after any number of
-interruptions: the same command continues after the last complete shard.
+The directory contains val_000000.bin, train_000001.bin and so on, tokenizer.json, tokenizer.bin (the table for the C
+program) and, written last, corpus.json. Documents are read in the order of the file names. The same input gives the
+same bytes, with any number of workers and after any number of interruptions: the same command continues after the last
+complete shard.
 
-A text file is one document, or several with --delimiter. Validation gets complete documents, so there must be at least
-two; a few long documents may give it far more than --val-tokens. Files of a directory with other suffixes, and links
-to directories in it, are skipped and listed. A file that occurs twice, also under another name, is an error: its text
-could be in training and in validation. Empty documents are skipped. Input that is not UTF-8, not JSON, has no text, or
-exceeds --max-document is an error, or is skipped and counted with --skip-bad.
+A text file is one document, or several with --delimiter. Documents for validation are spread over the corpus; of a
+single document, it is the last part (data/validation.py). A warning says when they are more than 10% of the text. Files
+of a directory with other suffixes, and links to directories in it, are skipped and listed. A file that occurs twice,
+also under another name, is an error: its text could be in training and in validation. Empty documents are skipped.
+Input that is not UTF-8, not JSON, has no text, or exceeds --max-document is an error, or is skipped and counted with
+--skip-bad.
 """
 
 import fcntl
@@ -41,10 +42,12 @@ import numpy as np
 import tokenizers
 import token_table
 from outputs import write_json
-from shards import append_shard, file_digest, token_type, write_corpus
+from shards import file_digest, new_shard, token_type, write_corpus
 from sources import HUB, BadInput, Documents, fetch, first_line, hub
+from validation import BYTES_PER_TOKEN, Choice, Sample, Validation, bytes_per_token
 
 STATE = "progress.json"
+VALIDATION = "validation.part"  # the tokens of val_000000.bin so far
 ADDED = ("tokenizer_xxh64",)  # options that progress.json of earlier versions lacks
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
 BATCH_BYTES = 4 << 20
@@ -208,29 +211,55 @@ class Corpus:
         self.fresh = {"documents": 0, "text_bytes": 0, "empty": 0}
         self.done_tokens = sum(s["tokens"] for s in state["shards"])
         self.held = None  # the name of the validation shard that is being collected
+        self.val_tokens = state["val_tokens"]  # in the file, beginning with those of earlier starts
+        self.val = self.open_validation(out / VALIDATION, self.val_tokens * self.dtype.itemsize)
 
-    def limit(self):
-        of_shard = self.options.val_field or self.state["shards"]
-        return self.options.shard_tokens if of_shard else self.options.val_tokens
+    def open_validation(self, path, size):
+        """The file, with its first `size` bytes."""
+        if size == 0:
+            path.unlink(missing_ok=True)
+        elif path.is_symlink() or not path.exists() or path.stat().st_size < size:
+            raise BadInput(f"{path} has changed: --force starts again")
+        file = open(path, "r+b" if size else "x+b")
+        file.truncate(size)
+        file.seek(size)
+        return file
 
-    def add(self, text, ids):
+    def add(self, text, ids, for_validation):
         self.held = getattr(text, "name", None)
         separator = np.array([self.tokenizer.separator], self.dtype)
         before = self.options.separator_place == "before"
-        self.parts += [separator, ids.astype(self.dtype)] if before else [ids.astype(self.dtype), separator]
-        self.count += len(ids) + 1
+        parts = [separator, ids.astype(self.dtype)] if before else [ids.astype(self.dtype), separator]
+        if for_validation:
+            self.val.write(np.concatenate(parts))
+            self.val_tokens += len(ids) + 1
+        else:
+            self.parts += parts
+            self.count += len(ids) + 1
         self.fresh["documents"] += 1
         self.fresh["text_bytes"] += len(text.encode())
 
     def full(self):
-        return self.count >= self.limit()
+        return self.count >= self.options.shard_tokens
+
+    def reached(self):
+        """Whether --max-tokens is reached."""
+        most = self.options.max_tokens
+        return bool(most) and self.done_tokens + self.count + self.val_tokens >= most
+
+    def validated(self):
+        """Whether there are documents for validation, or --val-field chooses them."""
+        written = any(s["file"].startswith("val") for s in self.state["shards"])
+        return bool(self.options.val_field) or self.val_tokens > 0 or written
 
     def enough(self):
-        most = self.options.max_tokens
-        return bool(most) and self.done_tokens + self.count >= most
+        return self.reached() and self.validated()
 
     def settle(self, place):
-        """Saves that the documents before `place` are in shards, or skipped."""
+        """Saves that the documents before `place` are in shards or in the file for validation, or skipped."""
+        self.val.flush()
+        os.fsync(self.val.fileno())
+        self.state["val_tokens"] = self.val_tokens
         self.state["place"] = list(place)
         for key, value in self.fresh.items():
             self.state[key] += value
@@ -239,12 +268,24 @@ class Corpus:
 
     def write(self, place):
         """Writes the collected tokens as a shard. The documents from `place` on follow it."""
-        named = self.options.val_field and (f"val_%06d_{self.held}.bin" if self.held else "train_%06d.bin")
-        name = named and named % len(self.state["shards"])
-        append_shard(self.out, self.state["shards"], self.parts, name)
+        if self.count:
+            shards = self.state["shards"]
+            name = f"val_%06d_{self.held}.bin" if self.held else "train_%06d.bin"
+            number = len(shards) + (not self.options.val_field)  # val_000000.bin is written last
+            shards.append(new_shard(self.out, name % number, np.concatenate(self.parts)))
         self.settle(place)
         self.done_tokens += self.count
         self.parts, self.count = [], 0
+
+    def write_validation(self):
+        """Writes val_000000.bin, the first shard of the list."""
+        if self.val_tokens:
+            tokens = np.memmap(self.val, self.dtype, "r", 0, (self.val_tokens,))
+            self.state["shards"].insert(0, new_shard(self.out, "val_000000.bin", tokens))
+            self.state["val_tokens"] = 0
+            write_json(self.out / STATE, self.state)
+        self.val.close()
+        (self.out / VALIDATION).unlink()
 
 
 class Progress:
@@ -263,7 +304,7 @@ class Progress:
         print(f"{100 * share:5.1f}%  {tokens / 1e6:.2f}M tokens, {speed:.2f}M/s in this run{left}", end=end, flush=True)
 
 
-def tokenize(corpus, inputs, options, out):
+def tokenize(corpus, inputs, validation, options, out):
     state = corpus.state
     reader = Reader(inputs, options, out, state["place"])
     progress = Progress(sum(reader.sizes[: state["place"][0]]) / sum(reader.sizes))
@@ -281,16 +322,18 @@ def tokenize(corpus, inputs, options, out):
         number = place[0] - 1 if whole_file else place[0]
         if number != file_number:
             file_number, file_documents = number, 0
-        encoded = iter(corpus.tokenizer.encode([text for text in texts if text]))
-        for index, text in enumerate(texts):
-            ids = next(encoded) if text else []
-            if len(ids) == 0:
-                corpus.fresh["empty"] += not text
-                continue
-            if corpus.count and getattr(text, "name", None) != corpus.held:
-                corpus.write((number, file_documents + index))
-            corpus.add(text, ids)
-            new_tokens += len(ids) + 1
+        pieces = validation.pieces(number, file_documents, texts)
+        encoded = iter(corpus.tokenizer.encode([text for own in pieces for text, _ in own]))
+        for index, own in enumerate(pieces):
+            corpus.fresh["empty"] += not own
+            for text, for_validation in own:
+                ids = next(encoded)
+                if len(ids) == 0:
+                    continue
+                if corpus.count and getattr(text, "name", None) != corpus.held:
+                    corpus.write((number, file_documents + index))
+                corpus.add(text, ids, for_validation or (corpus.reached() and not corpus.validated()))
+                new_tokens += len(ids) + 1
             if corpus.full() or corpus.enough():
                 corpus.write((number, file_documents + index + 1))
             if corpus.enough():
@@ -300,20 +343,16 @@ def tokenize(corpus, inputs, options, out):
         if whole_file:
             state["bad"][str(number)] = bad
         progress.show(share, new_tokens)
-    end = (len(inputs), 0)
-    if corpus.count:
-        corpus.write(end)
-    else:
-        corpus.settle(end)
+    corpus.write((len(inputs), 0))
     progress.show(1.0, new_tokens, last=True)
 
 
-def expected_tokens(inputs, options, corpus_name):
-    """An estimate from the sizes of the files."""
-    hub = HUB.get(corpus_name)
-    size = sum(i.size for i in inputs)
+def expected_tokens(inputs, options, name):
+    """An estimate from the sizes of the files, and of a corpus of the Hub from the published numbers."""
+    size, hub = sum(i.size for i in inputs), HUB.get(name)
     packed = 3 if any(i.name.endswith((".gz", ".zst", ".parquet")) for i in inputs) else 1
-    tokens = hub.tokens if hub and not options.source_dir else size * packed / (1 if options.bytes else 3.5)
+    text = hub.tokens * BYTES_PER_TOKEN * (size / hub.download or 1) if hub else size * packed
+    tokens = max(1, int(text / bytes_per_token(options)))
     return min(tokens, options.max_tokens) if options.max_tokens else tokens
 
 
@@ -331,10 +370,12 @@ def check_disk(out, inputs, options, corpus_name, state, width):
 
 def load_state(out, wanted, force):
     """The state of an earlier start of the same command, or a new state."""
-    empty = {"options": wanted, "shards": [], "place": [0, 0], "documents": 0, "text_bytes": 0, "empty": 0, "bad": {}}
+    counts = dict.fromkeys(("val_tokens", "documents", "text_bytes", "empty"), 0)
+    empty = {"options": wanted, "shards": [], "place": [0, 0], **counts, "bad": {}}
     if force:
         # earlier versions wrote masks
-        for pattern in f"train_*.bin val_*.bin *.bin.mask {STATE} corpus.json tokenizer.json tokenizer.bin".split():
+        patterns = f"train_*.bin val_*.bin *.bin.mask {STATE} {VALIDATION} corpus.json tokenizer.json tokenizer.bin"
+        for pattern in patterns.split():
             for path in out.glob(pattern):
                 path.unlink(missing_ok=True)
     path = out / STATE
@@ -347,6 +388,11 @@ def load_state(out, wanted, force):
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
         was = state["options"]
+        if "val_tokens" not in state:  # of an earlier version
+            if state["shards"] and not (out / "corpus.json").exists():
+                begun = f"{out} was started by a version that chose other documents for validation"
+                raise BadInput(f"{begun}: use another --out, or --force to start again")
+            state["val_tokens"], was["val_tokens"] = 0, wanted["val_tokens"]
         different = [k for k in wanted if was.get(k, wanted[k] if k in ADDED else None) != wanted[k]]
         if different and not state["shards"]:  # at most a tokenizer exists
             (out / "tokenizer.json").unlink(missing_ok=True)
@@ -371,8 +417,6 @@ def prepare(options):
     out = Path(options.out)
     if name:
         options.text_field = HUB[name].field if options.text_field == "text" else options.text_field
-    if options.val_tokens is None:
-        options.val_tokens = max(1, min(1_000_000, int(expected_tokens(inputs, options, name) / 100)))
     out.mkdir(parents=True, exist_ok=True)
     lock = open(out / ".lock", "a")  # locked until the program exits
     try:
@@ -402,24 +446,27 @@ def prepare(options):
     check_disk(out, inputs, options, name, state, token_type(tokenizer.vocab_size).itemsize)
     corpus = Corpus(out, options, tokenizer, state)
     if not corpus.enough():
-        tokenize(corpus, inputs, options, out)
+        if options.val_field:
+            validation = Validation()
+        elif name:
+            validation = Sample(options, expected_tokens(inputs, options, name))
+        else:
+            validation = Choice(options, inputs)
+        tokenize(corpus, inputs, validation, options, out)
+    corpus.write_validation()
     finish(out, name or " ".join(options.inputs), tokenizer, options, state)
 
 
 def finish(out, source, tokenizer, options, state):
     if not state["shards"]:
         raise BadInput("no document with text")
-    if options.val_field:
-        if len({s["file"].partition("_")[0] for s in state["shards"]}) < 2:
+    kinds = {s["file"].partition("_")[0] for s in state["shards"]}
+    if len(kinds) < 2:
+        if options.val_field:
             raise BadInput(f"--val-field {options.val_field}: documents with this field, and without it, are required")
-    elif len(state["shards"]) < 2:
-        advice = (
-            "lower it"
-            if state["documents"] > 1
-            else "there is only one document: add others, or split text files with --delimiter"
-        )
-        tokens = f"all {state['shards'][0]['tokens']} tokens are for validation (--val-tokens {options.val_tokens})"
-        raise BadInput(f"{tokens}, none for training: {advice}, with --force")
+        purpose, advice = ("training", "higher") if kinds == {"train"} else ("validation", "lower")
+        documents = f"all {state['documents']} documents are for {purpose}"
+        raise BadInput(f"{documents}: add others, or use a {advice} --val-tokens, with --force")
     _, reason = token_table.write_table(
         "bytes" if tokenizer.name == "bytes" else str(out / "tokenizer.json"),
         str(out / "tokenizer.bin"),

@@ -46,7 +46,7 @@ def parse_arguments(description):
         "--val-tokens",
         type=float,
         metavar="N",
-        help="minimum for validation, from the first documents (1e6, or 1%% of the estimated tokens if less)",
+        help="about this many tokens for validation (1%% of the text, at most 1e6)",
     )
     parser.add_argument(
         "--val-field",
@@ -78,10 +78,11 @@ def parse_arguments(description):
     options = parser.parse_args()
     for name in ("val_tokens", "shard_tokens", "max_tokens", "max_document", "bpe_sample", "workers"):
         value, least = getattr(options, name), 0 if name == "max_tokens" else 1
+        most = 1e9 if name == "val_tokens" else 1e15  # one shard, whose header holds up to 2^32 tokens
         if value is None:  # computed from the input
             continue
-        if not least <= value <= 1e15 or value != int(value):
-            parser.error(f"--{name.replace('_', '-')} {value:g}: must be an integer, at least {least}")
+        if not least <= value <= most or value != int(value):
+            parser.error(f"--{name.replace('_', '-')} {value:g}: must be an integer from {least} to {most:g}")
         setattr(options, name, int(value))
     if options.train_bpe is not None and not 257 <= options.train_bpe <= 1 << 24:
         parser.error(f"--train-bpe {options.train_bpe}: must be 257 (bytes and a separator) to {1 << 24}")
@@ -116,11 +117,6 @@ def find_inputs(options, notes=True):
         raise BadInput(f"{inputs[0].name}: --delimiter requires text files")
     if options.source_dir and not name:
         raise BadInput(f"--source-dir requires a corpus of the Hub: {', '.join(HUB)}")
-    if len(inputs) == 1 and kind_of(inputs[0].name) == "text" and not options.delimiter:
-        raise BadInput(
-            f"{inputs[0].name} is one document, and validation requires another: split it with --delimiter TEXT "
-            "('\\n\\n' splits at blank lines), or add files"
-        )
     return name, inputs
 
 

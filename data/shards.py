@@ -39,10 +39,9 @@ def write_shard(path, tokens):
     return digest.hexdigest()
 
 
-def append_shard(out, shards, parts, name=None):
-    """Writes the next shard of a corpus, the first of which is for validation. shards: its list in corpus.json."""
-    name, tokens = name or f"{'train' if shards else 'val'}_{len(shards):06d}.bin", np.concatenate(parts)
-    shards.append({"file": name, "tokens": len(tokens), "xxh64": write_shard(out / name, tokens)})
+def new_shard(out, name, tokens):
+    """Writes a shard of a corpus. Returns its entry in corpus.json."""
+    return {"file": name, "tokens": len(tokens), "xxh64": write_shard(out / name, tokens)}
 
 
 def write_corpus(out, shards, **about):

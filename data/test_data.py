@@ -23,6 +23,7 @@ import zstandard
 from outputs import open_output
 from sources import HUB
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+from validation import choose
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -30,6 +31,7 @@ sys.path.append(str(ROOT / "tests/programs"))
 import program
 
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "build/train_diffv2")).resolve()
+CONVERTER = Path(os.environ.get("TEXT_TO_SHARDS", ROOT / "build/text_to_shards")).resolve()
 WORDS = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
     "one you were her all naïve 数学 'tis don't"
@@ -123,6 +125,14 @@ def byte_documents(directory):
     return bytes(tokens.astype(np.uint8)).decode().split("\0")[1:]
 
 
+def expect_documents(directory, documents):
+    """Expects these documents, which differ, in their order: first those for validation, then those for training."""
+    found = byte_documents(directory)
+    assert sorted(found) == sorted(documents), "the documents differ"
+    places = [documents.index(document) for document in found]
+    assert sum(a > b for a, b in zip(places, places[1:])) <= 1, ("the order of documents:", places)
+
+
 def digests(directory):
     paths = sorted(Path(directory).iterdir())
     return {p.name: shards.file_digest(p) for p in paths if p.suffix in (".bin", ".json")}
@@ -138,11 +148,11 @@ def test_all_formats_give_the_same_documents():
     write("in/f.txt.gz", gzip.compress("\f".join(documents[390:]).encode()))
     write("in/ignored.bin", b"\0")
     prepare("in --out out", SMALL, r"--delimiter '\f'").done()
-    assert byte_documents("out") == documents, "the documents differ"
+    expect_documents("out", documents)
     corpus = read_json("out/corpus.json")
     assert corpus["documents"] == 400 and corpus["text_bytes"] == sum(len(t.encode()) for t in documents)
     assert all(shards.file_digest(Path("out") / s["file"]) == s["xxh64"] for s in corpus["shards"])
-    assert 3000 <= corpus["val_tokens"] < 4000 and len(corpus["shards"]) > 3
+    assert 2900 < corpus["val_tokens"] <= 3000 and len(corpus["shards"]) > 3
 
 
 def test_the_tokenizer_is_checked_before_the_documents_are_read():
@@ -199,7 +209,8 @@ def test_texts_of_tokens_with_spaces_and_bytes_are_those_of_the_library(strip):
     ids = [tokenizer.encode(text).ids for text in texts]
     expected = [tokenizer.decode(one, False) for one in ids]
     assert expected[0] == texts[0] and expected[5:] == documents[:9]
-    assert ids[-1] == tokens[np.flatnonzero(tokens == end)[8] + 1 :][: len(ids[-1])].tolist(), "other training tokens"
+    begins = (np.flatnonzero(tokens == end) + 1).tolist()
+    assert ids[-1] in [tokens[at : at + len(ids[-1])].tolist() for at in begins], "other training tokens"
     small = f"--layers 1 --hidden 16 --heads 2 --head-dim 8 --ffn 16 --seq-len 2048 --vocab {size} --tokenizer o"
     numbers = ",".join(str(i) for one in ids for i in (*one, end))
     done = execute(TRAINER, small, f"--generate 1 --prompt-tokens {numbers}").done()
@@ -235,7 +246,7 @@ def test_corpora_of_the_hub_are_read_by_their_layout():
             (write_parquet if path.endswith(".parquet") else write_jsonl)(path, documents[50 * i : 50 * i + 50])
         write(f"hub/{name}/README.md", "no document")
         prepare(f"{name} --source-dir hub/{name} --out out_{name} --max-tokens 1e6", SMALL).done()
-        assert byte_documents(f"out_{name}") == documents, (name, "the documents differ")
+        expect_documents(f"out_{name}", documents)
     done = prepare("c4 --source-dir hub/fineweb --out none", SMALL)
     assert done.status == 1 and "allenai/c4" in done.err, done
 
@@ -330,14 +341,18 @@ def test_invalid_input_is_a_one_line_error():
     refused("--text-field", "o2", "field.parquet", SMALL)
     for name in bad_lines:
         done = prepare(f"{name}.jsonl --out s_{name} --max-document 1e6 --skip-bad", SMALL).done()
-        assert byte_documents(f"s_{name}") == good and "(1 bad)" in done.out, (name, done)
-    refused("all", "o3", "good.jsonl", BYTES, "--val-tokens 1e7")
+        expect_documents(f"s_{name}", good)
+        assert "(1 bad)" in done.out, (name, done)
+    refused(
+        "--val-tokens 10000000 leaves nothing for training: the text has", "o3", "good.jsonl", BYTES, "--val-tokens 1e7"
+    )
     refused("does not exist", "o4", "nothing", SMALL)
     refused("is not a token in base64 and its rank", "o8", "good.jsonl --gpt2-ranks good.jsonl")
     write("ranks", b"".join(b"%s %d\n" % (base64.b64encode(bytes([i])), i) for i in range(256)))
     refused("has other ranks than GPT-2", "o9", "good.jsonl --gpt2-ranks ranks")
     refused("not a tokenizer.json", "o5", "good.jsonl --tokenizer good.jsonl")
     refused("--val-tokens 0", "o6", "good.jsonl --val-tokens 0")
+    refused("--val-tokens 2e+09: must be an integer from 1 to 1e+09", "o6", "good.jsonl --val-tokens 2e9")
     refused("use \\xHH for each byte", "o6", r"good.jsonl --delimiter '\x'")
     failed(prepare("good.jsonl --out good.jsonl", SMALL), "o7", "good.jsonl")
 
@@ -348,20 +363,200 @@ def test_a_small_corpus_has_one_percent_of_validation_documents():
     write_jsonl("in.jsonl", documents)
     prepare("in.jsonl --out o", BYTES).done()
     corpus = read_json("o/corpus.json")
-    share = corpus["val_tokens"] / (corpus["val_tokens"] + corpus["train_tokens"])
-    assert 0.005 < share < 0.02 and byte_documents("o") == documents, ("validation has", share)
+    tokens = corpus["val_tokens"] + corpus["train_tokens"]
+    assert 0.009 * tokens < corpus["val_tokens"] <= 0.01 * tokens
+    expect_documents("o", documents)
     assert "finished" in prepare("in.jsonl --out o", BYTES).done().out, "the same command again"
-    # two documents are enough; a single one is an error before anything is written
     for name in "ab":
         write(f"two/{name}.txt", f"{name} document\n")
     prepare("two --out o2 --train-bpe 300").done()
     assert read_json("o2/corpus.json")["documents"] == 2
-    refused("--delimiter", "o3", "two/a.txt")
-    assert not Path("o3").exists(), "a directory was made"
     prepare("two/a.txt --out o3 --delimiter ' '", BYTES).done()
     assert byte_documents("o3") == ["a", "document\n"]
-    write_jsonl("one.jsonl", documents[:1])
-    refused("only one document: add others", "o4", "one.jsonl", BYTES)
+
+
+SAME = {  # files, options of both programs
+    "many": (
+        {"in/a.txt": "\n".join(make_documents(900)), "in/b.txt": "\n".join(make_documents(900, 2))},
+        r"--delimiter '\n'",
+    ),
+    "number": ({"in/a.txt": "\f".join(make_documents(300))}, r"--delimiter '\f' --val-tokens 5555"),
+    "files": ({f"in/{i:03}.md": text for i, text in enumerate(make_documents(250))}, ""),
+    "one": ({"in/one.txt": " ".join(make_documents(200))}, ""),
+    "character": ({"in/one.txt": "数学" * 50}, "--val-tokens 20"),
+    "long": (
+        {"in/a.txt": "long" * 30000, "in/b.txt": "longer" * 30000, "in/c/d.txt": "ten tiny ones " * 10},
+        r"--delimiter ' '",
+    ),
+    "smallest": ({"in/a.txt": "long" * 300, "in/b.txt": "tiny" * 30, "in/c.txt": "longer" * 300}, ""),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_both_programs_choose_the_same_documents_for_validation(name):
+    files, options = SAME[name]
+    for path, text in files.items():
+        write(path, text)
+    mine, other = prepare("in --out p", BYTES, options).done(), execute(CONVERTER, "--out c in", options).done()
+    for one, two in (("val_000000", "val_000000"), ("train_000001", "train_000000")):
+        assert Path(f"p/{one}.bin").read_bytes() == Path(f"c/{two}.bin").read_bytes(), (one, mine, other)
+    described = [{k: read_json(f"{c}/corpus.json")[k] for k in ("documents", "text_bytes", "val_tokens")} for c in "pc"]
+    assert described[0] == described[1]
+    for done in (mine, other):
+        assert ("validation has" in done.err) == (name in ("long", "smallest")), done
+
+
+def test_documents_are_taken_in_the_order_of_a_hash_as_long_as_they_fit():
+    rng = random.Random(1)
+    for _ in range(300):
+        lengths = np.array(
+            [rng.choice([2, 5, 50, 1000]) + rng.randrange(9) for _ in range(rng.randrange(2, 60))], np.uint64
+        )
+        target = rng.randrange(1, int(lengths.sum()))
+        order = choose(np.ones(len(lengths), np.uint64), len(lengths)).tolist()  # of equal documents, all
+        wanted, left = [], target
+        for document in order:
+            if lengths[document] <= left:
+                wanted.append(document)
+                left -= int(lengths[document])
+        smallest = [min(order, key=lambda document: lengths[document])]
+        assert choose(lengths, target).tolist() == (wanted or smallest), (lengths, target)
+
+
+CHOICES = (BYTES, pytest.param("--train-bpe 300", marks=pytest.mark.full))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_one_text_has_validation_that_the_trainer_reads(choice):
+    write("one.txt", " ".join(make_documents(300)))
+    done = prepare("one.txt --out o --val-tokens 300", choice).done()
+    assert read_json("o/corpus.json")["documents"] == 2 and done.err == "", done
+    options = "--steps 2 --train-data o --val-data o --layers 1 --hidden 16 --heads 2 --head-dim 8"
+    assert "step 2: validation loss" in train(options).done().out
+
+
+def test_a_text_that_is_too_short_for_validation_is_refused():
+    write("short.txt", "é")
+    refused("a text of 2 bytes is too short for training and validation", "o", "short.txt", BYTES)
+
+
+def test_validation_of_more_than_a_tenth_of_the_text_is_a_warning():
+    write_jsonl("in.jsonl", make_documents(200))
+    bytes_ = sum(len(text.encode()) + 1 for text in make_documents(200))
+    done = prepare(f"in.jsonl --out o --val-tokens {bytes_ // 9}", BYTES).done()
+    done.one_line(
+        0, f"of {bytes_} bytes, more than 10%: split long documents with --delimiter, or use a lower --val-tok"
+    )
+    assert prepare(f"in.jsonl --out p --val-tokens {bytes_ // 11}", BYTES).done().err == ""
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_max_tokens_has_validation_from_the_documents_before_its_end(choice):
+    write_jsonl("in.jsonl", make_documents(2000))
+    prepare("in.jsonl --out o --max-tokens 100000 --val-tokens 5000", choice).done()
+    corpus = read_json("o/corpus.json")
+    assert 100000 <= corpus["train_tokens"] + corpus["val_tokens"] < 101000, corpus
+    assert 2500 < corpus["val_tokens"] < 10000, corpus
+
+
+def test_the_document_after_max_tokens_is_for_validation_if_no_other_is():
+    documents = make_documents(200)
+    write_jsonl("hub/en/c4-train.00000.json.gz", documents)
+    prepare("c4 --source-dir hub --out o --max-tokens 1000 --val-tokens 1", BYTES).done()
+    found = byte_documents("o")
+    assert documents[: len(found)] == [*found[1:], found[0]]
+
+
+FAKE_HUB = """
+import os, shutil, types
+ROOT = os.environ["FAKE_HUB"]
+class HfApi:
+    def dataset_info(self, repository, revision):
+        return types.SimpleNamespace(sha="commit")
+    def list_repo_tree(self, repository, path_in_repo, **more):
+        for name in sorted(os.listdir(os.path.join(ROOT, path_in_repo)), reverse=True):
+            path = f"{path_in_repo}/{name}"
+            yield types.SimpleNamespace(path=path, size=os.path.getsize(os.path.join(ROOT, path)))
+def hf_hub_download(repository, name, local_dir, **more):
+    path = os.path.join(local_dir, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(os.path.join(ROOT, "log"), "a") as log:
+        print(name, *os.listdir(os.path.dirname(path)), file=log)
+    return shutil.copyfile(os.path.join(ROOT, name), path)
+"""
+
+
+def test_a_corpus_of_the_hub_has_validation_from_all_of_its_files():
+    for i in range(6):
+        write_jsonl(f"hub/en/c4-train.0000{i}.json.gz", make_documents(500, i))
+    write("packages/huggingface_hub/__init__.py", FAKE_HUB)
+    write("packages/huggingface_hub/utils.py", "class logging:\n    set_verbosity_error = lambda: None\n")
+    environment = {**os.environ, "PYTHONPATH": str(Path("packages").resolve()), "FAKE_HUB": str(Path("hub").resolve())}
+    command = f"c4 {BYTES} --val-tokens 60000 --shard-tokens 100000"
+    prepare(command, "--out o", env=environment).done()
+    names = [f"en/c4-train.0000{i}.json.gz" for i in range(6)]
+    assert Path("hub/log").read_text().splitlines() == names, "two downloads are there at once"
+    os.remove("hub/log")
+    prepare(command, "--source-dir hub --out m").done()
+    corpora = [read_json(f"{c}/corpus.json") for c in "om"]
+    assert corpora[0]["shards"] == corpora[1]["shards"], "the corpus of a copy is another one"
+    found = byte_documents("o")
+    held = set(found[: bytes(shards.open_shard("o/val_000000.bin").astype(np.uint8)).count(0)])
+    counts = [sum(text in held for text in make_documents(500, i)) for i in range(6)]
+    assert sum(counts) == len(held) and min(counts) > 0.5 * sum(counts) / 6, counts
+    tokens = corpora[0]["val_tokens"]
+    assert 20000 < tokens < 180000, ("of about 60000 by the published numbers:", tokens)
+    expect_documents("o", [text for i in range(6) for text in make_documents(500, i)])
+
+
+CRASH = """
+import os, runpy, sys
+count, real = int(sys.argv[1]), os.fsync
+def fsync(file):
+    global count
+    count -= 1
+    if count == 0:
+        os._exit(9)
+    real(file)
+os.fsync = fsync
+sys.argv = sys.argv[2:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], None, "__main__")
+"""
+
+
+@pytest.mark.full
+def test_a_run_that_ends_at_any_flush_resumes_to_the_same_corpus():
+    write("crash.py", CRASH)
+    write_jsonl("a.jsonl", make_documents(250))
+    write("b.txt", "\f".join(make_documents(250, 2)))
+    command = rf"a.jsonl b.txt {BYTES} --delimiter '\f' --val-tokens 9000 --shard-tokens 30000 --out"
+    prepare(command, "whole/c").done()
+    assert len(read_json("whole/c/corpus.json")["shards"]) > 4
+    for count in range(1, 100):
+        shutil.rmtree("c", ignore_errors=True)
+        if execute(sys.executable, "crash.py", count, HERE / "prepare.py", command, "c").status != 9:
+            break
+        if Path("c/validation.part").exists():
+            with open("c/validation.part", "ab") as file:
+                file.write(b"not flushed")
+        prepare(command, "c").done()
+        assert digests("c") == digests("whole/c"), ("after flush", count)
+        assert not Path("c/validation.part").exists()
+    assert count > 15
+
+
+def test_a_corpus_of_an_earlier_version_is_kept_and_its_beginning_is_refused():
+    write_jsonl("in.jsonl", make_documents(300))
+    command = f"in.jsonl --out o {BYTES} --shard-tokens 20000"
+    prepare(command).done()
+    state = read_json("o/progress.json")
+    del state["val_tokens"]
+    state["options"]["val_tokens"] = 1234
+    write("o/progress.json", json.dumps(state))
+    assert "is finished" in prepare(command).done().out
+    os.remove("o/corpus.json")
+    refused("was started by a version that chose other documents for validation", "o", command)
 
 
 def test_documents_with_a_field_are_for_validation_in_shards_of_its_values():
@@ -379,8 +574,8 @@ def test_skipped_files_are_listed():
     for name in ("a.txt", "b.TXT", "notes.rst", "data.csv", "odd\n.x"):
         write(f"in/{name}", f"text of {name[:1]}")
     done = prepare("in --out o", BYTES).done()
-    assert byte_documents("o") == ["text of a", "text of b"]
-    assert len(done.err.splitlines()) == 1 and all(n in done.err for n in ("notes.rst", "data.csv", "odd\\n.x")), done
+    expect_documents("o", ["text of a", "text of b"])
+    assert len(done.err.splitlines()) == 2 and all(n in done.err for n in ("notes.rst", "data.csv", "odd\\n.x")), done
     for i in range(30):
         write(f"in/{i}.log", "")
     done = prepare("in --out p", BYTES).done()
@@ -390,10 +585,10 @@ def test_skipped_files_are_listed():
     for name in ("one", "two"):
         Path("in/links", name).symlink_to("../../far")
     done = prepare("in --out l", BYTES).done()
-    assert done.err.count("\n") == 2 and "links to directories: in/links/one, in/links/two\n" in done.err, done
-    assert byte_documents("l") == ["text of a", "text of b"]
+    assert done.err.count("\n") == 3 and "links to directories: in/links/one, in/links/two\n" in done.err, done
+    expect_documents("l", ["text of a", "text of b"])
     prepare("in in/links/one --out n", BYTES).done()
-    assert byte_documents("n") == ["text of a", "text of b", "text of c"], "a named link is not followed"
+    expect_documents("n", ["text of a", "text of b", "text of c"])  # a named link is followed
     Path("in/links/dead.txt").symlink_to("nowhere")
     refused("dead.txt is a link to nowhere", "r", "in", BYTES)
     shutil.rmtree("in/links")
@@ -456,7 +651,7 @@ def test_mistakes_are_found_before_packages_are_installed_and_notes_are_printed_
         write(f"in/{name}.txt", f"{name} document\n")
     base = getattr(sys, "_base_executable", sys.executable)  # which has no packages, and starts that which has them
     done = execute(base, HERE / "prepare.py", "in --out o", BYTES).done()
-    assert done.err.count("skipped") == 1 and done.err.count("\n") == 1, done
+    assert done.err.count("skipped") == 1 and done.err.count("\n") == 2, done
 
 
 def limited(resource_, size):
@@ -494,9 +689,9 @@ def test_a_run_resumes_from_its_complete_shards_after_a_full_disk():
     write_jsonl("in.jsonl", [text for document in make_documents(3000) for text in ("", document, "")])
     command = f"in.jsonl {BYTES} --val-tokens 3000 --shard-tokens 100000"
     refused("continues", "o", command, **limited(resource.RLIMIT_FSIZE, 30_000))  # smaller than the second shard
-    assert [p.name for p in Path("o").glob("*.bin")] == ["val_000000.bin"], list(Path("o").iterdir())
+    assert not list(Path("o").glob("*.bin")), list(Path("o").iterdir())
     text = prepare(command, "--out o").done().out
-    assert byte_documents("o") == make_documents(3000)
+    expect_documents("o", make_documents(3000))
     assert "3000 documents" in text and "6000 empty or bad documents skipped (0 bad)" in text
 
 
@@ -513,7 +708,7 @@ def test_special_tokens_in_documents_are_text():
         tokenizer = Tokenizer.from_file(f"{place}/tokenizer.json")
         pieces = np.split(tokens, np.flatnonzero(tokens == separator))
         texts = [tokenizer.decode([t for t in p.tolist() if t != separator], skip_special_tokens=False) for p in pieces]
-        assert [t for t in texts if t] == documents, "the documents do not come back"
+        assert sorted(t for t in texts if t) == sorted(documents), "the documents do not come back"
 
 
 @pytest.mark.full
@@ -573,7 +768,7 @@ def test_output_files_may_be_links_and_devices_and_change_no_other_file():
 @pytest.mark.full
 def test_links_in_the_place_of_temporary_files_do_not_change_their_targets():
     write("text", "one document\n\n" * 300)
-    planted = ("tokenizer.json.tmp", "corpus.json.tmp", "progress.json.tmp", ".lock")
+    planted = ("tokenizer.json.tmp", "corpus.json.tmp", "progress.json.tmp", "validation.part", ".lock")
     os.mkdir("o")
     for name in planted:
         write(f"mine{name}", "mine")

@@ -24,7 +24,7 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
               If none fits, the smallest document is taken. At least one document is left for training. Of a single
               document, the last part is taken: the requested number of bytes, from the beginning of a character. It
               becomes a document of its own. More than 10% of the tokens are a warning, unless --val-fraction allows
-              them.
+              them. data/validation.py has the same rule.
   method      The input is read once and spooled, one byte per token, to an unlinked file in DIR. Only the names of
               the files and the lengths of the documents are held in memory (at most 25 bytes per document). At the end
               of the input the split is chosen, and the shards and corpus.json are written under temporary names,
