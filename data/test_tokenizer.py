@@ -245,6 +245,10 @@ def test_tokens_and_pieces_equal_those_of_the_library(make, count, every, tmp_pa
     assert not wrong, f"{len(wrong)} strings differ"
 
 
+def test_classes_of_code_points_are_those_of_the_library():
+    assert (ROOT / "data/unicode_classes.h").read_text() == token_table.class_header()
+
+
 # a table that the C program must not encode with contains the reason, and can be decoded
 METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
 FLAGS = {"single_word": False, "lstrip": True, "rstrip": False, "normalized": False, "special": True}

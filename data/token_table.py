@@ -3,7 +3,8 @@
 
   token_table.py TOKENIZER OUT [--separator ID]
 
-  TOKENIZER   a tokenizer.json of the `tokenizers` library, or: bytes
+  TOKENIZER   a tokenizer.json of the `tokenizers` library, or: bytes; or classes, which writes the classes of all code
+              points as data/unicode_classes.h, for text_to_shards
   OUT         the output file
   --separator the token that separates documents (default: none)
 
@@ -20,6 +21,7 @@ import json
 import re
 import struct
 import sys
+import textwrap
 
 from outputs import open_output
 
@@ -83,6 +85,23 @@ def class_ranges(parts=False):
             ranges.append((first, last, value))
         first = last + 1
     return ranges
+
+
+def class_header():
+    """The text of data/unicode_classes.h."""
+    from tokenizers import __version__
+
+    ranges = " ".join(f"0x{first:X},0x{last:X},{value}," for first, last, value in class_ranges())
+    return f"""// clang-format off
+// unicode_classes.h: first and last code point, class (1 letter, 2 number, 4 space), ascending; others have none. From
+// tokenizers {__version__}: data/token_table.py classes data/unicode_classes.h writes this file.
+#pragma once
+#include <stdint.h>
+
+static const uint32_t unicode_classes[] = {{
+{textwrap.fill(ranges, 120)}
+}};
+"""
 
 
 def parts_of(config, key):
@@ -262,6 +281,14 @@ def read_table(path):
     return [data[begin:end] for begin, end in itertools.pairwise(ends)], None if separator == NONE else separator
 
 
+def write_file(out, data):
+    try:
+        with open_output(out) as f:
+            f.write(data)
+    except OSError as error:
+        sys.exit(f"token_table.py: cannot write {out}: {error.strerror}")
+
+
 def write_table(tokenizer, out, separator=None):
     """Writes `out`; returns (vocabulary size, reason why the C program cannot encode text, or "")."""
     if tokenizer == "bytes":
@@ -279,12 +306,7 @@ def write_table(tokenizer, out, separator=None):
     size = len(table["tokens"])
     if separator is not None and not 0 <= separator < size:
         sys.exit(f"token_table.py: --separator {separator} is outside the vocabulary of {size}")
-    data = table_bytes(table, separator)
-    try:
-        with open_output(out) as f:
-            f.write(data)
-    except OSError as error:
-        sys.exit(f"token_table.py: cannot write {out}: {error.strerror}")
+    write_file(out, table_bytes(table, separator))
     return size, table["reason"]
 
 
@@ -294,6 +316,9 @@ def main():
     parser.add_argument("out", metavar="OUT")
     parser.add_argument("--separator", type=int, metavar="ID")
     options = parser.parse_args()
+    if options.tokenizer == "classes":
+        write_file(options.out, class_header().encode())
+        return
     size, reason = write_table(options.tokenizer, options.out, options.separator)
     print(f"{options.out}: {size} tokens" + (f"; the C program cannot encode text with it: {reason}" if reason else ""))
 
