@@ -1,5 +1,5 @@
 /*
-text_to_shards: converts text to shards of byte-level tokens, the training data of train_diffv2.
+text_to_shards: converts text to shards of tokens, the training data of train_diffv2.
 
   tokens      A token is a byte of the text: the vocabulary is 256, and there is no tokenizer. Token 0 separates
               documents: it precedes each document and occurs nowhere else. NUL bytes in the text are dropped; their
@@ -7,6 +7,10 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
   binary      The first 256 KiB of a file decide. In a directory, a file with a NUL byte, or of which more than half is
               not UTF-8, is skipped and listed. Such a file on the command line, or stdin, is an error, unless it is
               UTF-8 apart from its NUL bytes, which are dropped.
+  --bpe N     A byte-level BPE of at most N tokens is trained on the documents for training (bpe.h), and its tokens
+              replace the bytes. Token 0 is <|endoftext|>; where a document spells it out, it is encoded as other text.
+              Every byte is encoded, also NUL and what is not UTF-8. A piece of text of more than CHUNK bytes without a
+              place to split is encoded in parts.
   documents   A file is a document. With --delimiter, each part of a file between delimiters is one. The delimiter is
               not stored. Empty documents are skipped.
   input       files, directories (recursive, in byte order of names; without names that begin with a dot and without
@@ -18,24 +22,28 @@ text_to_shards: converts text to shards of byte-level tokens, the training data 
               that --shard-tokens allows, and all have the same size, so that none is a short remainder. Documents
               continue across shards.
   description DIR/corpus.json, in the format of data/prepare.py, which llmc/data/corpus.h reads: vocabulary, separator,
-              counts, and the tokens and xxh64 of each shard
+              counts, and the tokens and xxh64 of each shard. With --bpe also DIR/tokenizer.json, as the `tokenizers`
+              library stores it, and DIR/tokenizer.bin, which the trainer reads
   validation  Documents are taken in the order of a hash of their position, as long as they fit into what is left of the
               requested amount (1% of the text by default). They are spread over the whole text, the same in each run.
               If none fits, the smallest document is taken. At least one document is left for training. Of a single
               document, the last part is taken: the requested number of bytes, from the beginning of a character. It
-              becomes a document of its own. More than 10% of the tokens are a warning, unless --val-fraction allows
-              them. data/validation.py has the same rule.
+              becomes a document of its own. More than 10% of the text are a warning, unless --val-fraction allows
+              them. With --bpe too, the amount is one of bytes. data/validation.py has the same rule.
   method      The input is read once and spooled, one byte per token, to an unlinked file in DIR. Only the names of
               the files and the lengths of the documents are held in memory (at most 25 bytes per document). At the end
-              of the input the split is chosen, and the shards and corpus.json are written under temporary names,
-              flushed to disk and renamed, corpus.json last. A run that fails or is interrupted leaves no partial
-              output.
+              of the input the split is chosen. With --bpe, the spool is read to count pieces of text and again to
+              encode them, to a second one of two bytes per token. The shards and the other files are written under
+              temporary names, flushed to disk and renamed, corpus.json last. A run that fails or is interrupted leaves
+              no partial output.
   exit status 0 success, 1 failure, 2 usage error; errors are one line on stderr
 */
 #define XXH_INLINE_ALL // with the state of XXH64
 #include "../llmc/base/common.h"
 #include "../llmc/base/files.h"
 #include "../llmc/base/json.h"
+#include "../llmc/text/tokenizer.h"
+#include "bpe_files.h"
 #include <getopt.h>
 #include <search.h>
 #include <sys/file.h>
@@ -52,7 +60,7 @@ enum { CORPUS_FILES = sizeof(corpus_files) / sizeof(corpus_files[0]) };
 typedef struct {
     const char *out, *delimiter; // delimiter: without escapes; NULL: none
     size_t delimiter_length;
-    uint64_t shard_tokens;
+    uint64_t shard_tokens, bpe; // bpe: size of the vocabulary to train; 0: bytes
     double val_fraction;
     uint64_t val_tokens;
     bool has_val_tokens, has_val_fraction, force;
@@ -73,11 +81,13 @@ typedef struct {
     bool examines;     // the files of the input are found, and not yet read
     void *found;       // InputFile of each, a tree of tsearch
     int directory;     // descriptor of the output directory, locked
-    FILE *spool;       // text of each document, unlinked
+    FILE *spool;       // text of each document, later its tokens, unlinked
+    bool wide;         // whether a token in it has two bytes
     uint64_t *lengths; // of each document, with its separator
     size_t documents, capacity;
-    uint64_t tokens; // of all documents
-    uint64_t length; // of the text of the current document; 0: not started
+    uint64_t tokens, text_bytes; // of all documents
+    uint64_t val_text_bytes;     // of those for validation
+    uint64_t length;             // of the current document, without its separator; 0: not started
     uint64_t files, empty_files, binary_files, dropped;
     char *binary_names; // of the first LISTED of them, with commas
     size_t *prefix;     // of --delimiter: prefix[k] is the length of the longest border of its first k bytes
@@ -85,7 +95,9 @@ typedef struct {
     char first_dropped[PATH_MAX];
     uint64_t shards[SPLITS];    // number written under temporary names so far
     ShardFile *written[SPLITS]; // [shards]: the complete ones
-    bool described;             // corpus.json exists under its temporary name
+    const char *others[3];      // files that exist under their temporary names, in the order of their publication
+    int other_count;
+    Bpe bpe;
 } Converter;
 
 static Converter converter; // the only global: a failure removes its temporary files
@@ -111,7 +123,11 @@ static void remove_temporary_files(void) {
             shard_name(name, sizeof(name), split, i, ".tmp");
             unlinkat(converter.directory, name, 0);
         }
-    if (converter.described) unlinkat(converter.directory, DESCRIPTION ".tmp", 0);
+    for (int i = 0; i < converter.other_count; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "%s.tmp", converter.others[i]);
+        unlinkat(converter.directory, name, 0);
+    }
 }
 
 static void on_signal(int number) { interrupted = number; }
@@ -128,8 +144,8 @@ static void *grow(void *p, size_t bytes) {
 // ---------------------------------------------------------------------------------------------------------------------
 // documents into the spool
 
-static void document_byte(Converter *c, int byte) {
-    if (putc_unlocked(byte, c->spool) == EOF)
+static void document_token(Converter *c, int token) {
+    if (putc_unlocked(token & 255, c->spool) == EOF || (c->wide && putc_unlocked(token >> 8, c->spool) == EOF))
         check_failed("cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
     c->length++;
 }
@@ -150,15 +166,15 @@ static void document_end(Converter *c) {
 static void text_byte(Converter *c, int byte) {
     const char *delimiter = c->options.delimiter;
     if (delimiter == NULL) {
-        document_byte(c, byte);
+        document_token(c, byte);
         return;
     }
     while (c->matched > 0 && (unsigned char)delimiter[c->matched] != byte) {
         size_t kept = c->prefix[c->matched];
-        for (size_t i = 0; i < c->matched - kept; i++) document_byte(c, (unsigned char)delimiter[i]);
+        for (size_t i = 0; i < c->matched - kept; i++) document_token(c, (unsigned char)delimiter[i]);
         c->matched = kept;
     }
-    if ((unsigned char)delimiter[c->matched] != byte) document_byte(c, byte);
+    if ((unsigned char)delimiter[c->matched] != byte) document_token(c, byte);
     else if (++c->matched == c->options.delimiter_length) {
         document_end(c);
         c->matched = 0;
@@ -166,7 +182,7 @@ static void text_byte(Converter *c, int byte) {
 }
 
 static void text_end(Converter *c) {
-    for (size_t i = 0; i < c->matched; i++) document_byte(c, (unsigned char)c->options.delimiter[i]);
+    for (size_t i = 0; i < c->matched; i++) document_token(c, (unsigned char)c->options.delimiter[i]);
     c->matched = 0;
     document_end(c);
 }
@@ -231,7 +247,7 @@ static void read_text(Converter *c, int fd, const char *path, bool named) {
         memset(chunk + n, 0, 3);
         if (bytes == 0 && skip_binary(c, chunk, n, path, named)) return;
         for (size_t i = 0; i < n; i++) {
-            if (chunk[i] != SEPARATOR) text_byte(c, chunk[i]);
+            if (chunk[i] != SEPARATOR || c->options.bpe) text_byte(c, chunk[i]);
             else if (c->dropped++ == 0) snprintf(c->first_dropped, sizeof(c->first_dropped), "%s", path);
         }
     }
@@ -342,13 +358,14 @@ static void cut_document(Converter *c, uint64_t target) {
 // Returns the number of tokens for validation. Warns if it is far from the number that a user expects.
 static uint64_t checked_validation(const Converter *c, uint64_t taken, uint64_t target) {
     double most = c->options.val_fraction > 0.1 ? c->options.val_fraction : 0.1;
+    const char *unit = c->options.bpe ? "bytes" : "tokens";
     if ((double)taken > most * (double)c->tokens)
-        warn("validation has %llu of %llu tokens, more than %.0f%%: split long documents with --delimiter, or use a "
-             "lower --val-tokens or --val-fraction",
-             (unsigned long long)taken, (unsigned long long)c->tokens, 100 * most);
+        warn("validation has %llu of %llu %s, more than %.0f%%: split long documents with --delimiter, or use a lower "
+             "--val-tokens or --val-fraction",
+             (unsigned long long)taken, (unsigned long long)c->tokens, unit, 100 * most);
     else if (taken > 2 * target || taken < target / 2)
-        warn("validation has %llu tokens instead of about %llu, since documents are long: split them with --delimiter",
-             (unsigned long long)taken, (unsigned long long)target);
+        warn("validation has %llu %s instead of about %llu, since documents are long: split them with --delimiter",
+             (unsigned long long)taken, unit, (unsigned long long)target);
     return taken;
 }
 
@@ -385,6 +402,104 @@ static uint64_t choose_validation(Converter *c, unsigned char *is_val) {
         taken = c->lengths[smallest];
     }
     return checked_validation(c, taken, target);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the spool, and its tokens with --bpe
+
+static FILE *open_spool(const Converter *c) {
+    const char *name = "text_to_shards.spool.tmp"; // not O_TMPFILE, which some network file systems lack
+    int fd = create_temporary(c, name, O_RDWR, 0600);
+    FILE *spool = fd < 0 ? NULL : fdopen(fd, "w+b");
+    if (spool == NULL || unlinkat(c->directory, name, 0) != 0)
+        check_failed("cannot write to directory %s: %s", c->options.out, strerror(errno));
+    return spool;
+}
+
+static void rewind_spool(const Converter *c) {
+    if (fflush(c->spool) != 0 || fseeko(c->spool, 0, SEEK_SET) != 0)
+        check_failed("cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
+}
+
+// Visits the pieces of a document of `left` bytes, which is next in the text. A piece of more than CHUNK bytes is cut.
+static void document_pieces(const Converter *c, FILE *text, uint64_t left, const Tokenizer *t, PieceVisit *visit,
+                            void *context) {
+    static unsigned char chunk[CHUNK + 4]; // the text of a chunk, then zeros
+    for (size_t size = 0, used; left > 0; size -= used) {
+        size_t wanted = min_size(CHUNK - size, left);
+        stop_when_interrupted();
+        CHECK(fread(chunk + size, 1, wanted, text) == wanted, "cannot read back a temporary file in %s",
+              c->options.out);
+        size += wanted, left -= wanted;
+        memset(chunk + size, 0, 4);
+        used = bpe_pieces(t, chunk, size, left == 0, visit, context);
+        if (used == 0) used = bpe_pieces(t, chunk, size, true, visit, context);
+        memmove(chunk, chunk + used, size - used);
+    }
+}
+
+static void count_piece(void *context, const unsigned char *bytes, size_t size) {
+    bpe_count(&((Converter *)context)->bpe, bytes, size);
+}
+
+typedef struct {
+    Converter *converter;
+    const Tokenizer *t;
+    Piece piece;
+    TokenList tokens;
+} Encoder;
+
+static void encode_piece(void *context, const unsigned char *bytes, size_t size) {
+    Encoder *e = (Encoder *)context;
+    e->tokens.count = 0;
+    tokenizer_encode_piece(e->t, &e->piece, bytes, size, &e->tokens);
+    for (size_t i = 0; i < e->tokens.count; i++) document_token(e->converter, e->tokens.ids[i]);
+}
+
+// Writes a file under its temporary name. publish_corpus renames them in the order of these calls.
+static void write_file(Converter *c, const char *name, const void *data, size_t size) {
+    char path[PATH_SIZE];
+    FORMAT(path, "%s/%s.tmp", c->options.out, name);
+    c->others[c->other_count++] = name;
+    file_write_new(path, data, size);
+}
+
+// Trains the BPE on the training documents, writes the files of the tokenizer under their temporary names, and replaces
+// the bytes of the spool by tokens. Returns the number of tokens for validation.
+static uint64_t bytes_to_tokens(Converter *c, const unsigned char *is_val) {
+    bpe_start(&c->bpe);
+    Tokenizer *t = bpe_tokenizer(&c->bpe); // without merges: its pieces are those of the trained one
+    rewind_spool(c);
+    for (size_t i = 0; i < c->documents; i++) {
+        if (!is_val[i]) document_pieces(c, c->spool, c->lengths[i] - 1, t, count_piece, c);
+        else if (fseeko(c->spool, (off_t)c->lengths[i] - 1, SEEK_CUR) != 0)
+            check_failed("cannot read back a temporary file in %s: %s", c->options.out, strerror(errno));
+    }
+    tokenizer_close(t);
+    bpe_train(&c->bpe, c->options.bpe, stop_when_interrupted);
+    t = bpe_tokenizer(&c->bpe);
+    size_t size = 0;
+    char *json = bpe_json(&c->bpe, &size);
+    write_file(c, "tokenizer.json", json, size);
+    write_file(c, "tokenizer.bin", t->memory, t->size);
+    free(json);
+    FILE *text = c->spool;
+    size_t documents = c->documents;
+    uint64_t val_tokens = 0;
+    Encoder e = {c, t, {0}, {0}};
+    rewind_spool(c);
+    c->spool = open_spool(c);
+    c->wide = true, c->documents = 0, c->tokens = 0;
+    for (size_t i = 0; i < documents; i++) {
+        document_pieces(c, text, c->lengths[i] - 1, t, encode_piece, &e);
+        document_end(c); // its length in tokens takes the place of its length in bytes
+        if (is_val[i]) val_tokens += c->lengths[i];
+    }
+    fclose(text);
+    free(e.tokens.ids);
+    piece_free(&e.piece);
+    tokenizer_close(t);
+    return val_tokens;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -455,14 +570,14 @@ static void writer_token(ShardWriter *w, uint16_t token) {
 
 static void write_shards(Converter *c, const unsigned char *is_val, uint64_t val_tokens) {
     ShardWriter writers[SPLITS] = {writer_open(c, TRAIN, c->tokens - val_tokens), writer_open(c, VAL, val_tokens)};
-    if (fflush(c->spool) != 0 || fseeko(c->spool, 0, SEEK_SET) != 0)
-        check_failed("cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
+    rewind_spool(c);
     for (size_t i = 0; i < c->documents; i++)
         for (uint64_t k = 0; k < c->lengths[i]; k++) {
-            int byte = k ? getc_unlocked(c->spool) : SEPARATOR;
-            CHECK(byte != EOF, "cannot read back a temporary file in %s", c->options.out);
+            int low = k == 0 ? SEPARATOR : getc_unlocked(c->spool);
+            int high = k > 0 && c->wide ? getc_unlocked(c->spool) : 0;
+            CHECK(low != EOF && high != EOF, "cannot read back a temporary file in %s", c->options.out);
             if ((k & 0xFFFF) == 0) stop_when_interrupted();
-            writer_token(&writers[is_val[i]], (uint16_t)byte);
+            writer_token(&writers[is_val[i]], (uint16_t)(low | high << 8));
         }
     for (int split = 0; split < SPLITS; split++) {
         assert(writers[split].written == writers[split].total && writers[split].fd < 0);
@@ -472,22 +587,26 @@ static void write_shards(Converter *c, const unsigned char *is_val, uint64_t val
 
 // Writes corpus.json under its temporary name.
 static void write_description(Converter *c, uint64_t val_tokens, char *const *inputs, int input_count) {
-    char *out = realpath(c->options.out, NULL), *source = NULL, path[PATH_SIZE]; // realpath resolves names such as "."
+    char *out = realpath(c->options.out, NULL), *source = NULL, tokenizer[32] = "bytes"; // realpath resolves "."
+    uint64_t bpe = c->options.bpe;
     size_t size = 0;
+    if (bpe) FORMAT(tokenizer, "bpe-%llu", (unsigned long long)bpe);
     FILE *f = open_memstream(&source, &size);
     for (int i = 0; f && i < input_count; i++) fprintf(f, "%s%s", i ? " " : "", inputs[i]);
     CHECK(f && fclose(f) == 0, "out of memory for corpus.json");
     cJSON *o = cJSON_CreateObject(), *separator = cJSON_CreateObject(), *shards = cJSON_CreateArray();
     bool ok = cJSON_AddNumberToObject(separator, "token", SEPARATOR) &&
-              cJSON_AddStringToObject(separator, "text", "\\0") &&
+              cJSON_AddStringToObject(separator, "text", bpe ? BPE_SEPARATOR : "\\0") &&
               cJSON_AddStringToObject(separator, "place", "before") && cJSON_AddNumberToObject(o, "format", 1) &&
               cJSON_AddStringToObject(o, "name", out ? strrchr(out, '/') + 1 : c->options.out) &&
-              cJSON_AddStringToObject(o, "source", source) && cJSON_AddNumberToObject(o, "vocab_size", VOCABULARY) &&
-              cJSON_AddStringToObject(o, "tokenizer", "bytes") && cJSON_AddItemToObject(o, "separator", separator);
+              cJSON_AddStringToObject(o, "source", source) &&
+              cJSON_AddNumberToObject(o, "vocab_size", bpe ? (double)c->bpe.tokens.count : VOCABULARY) &&
+              cJSON_AddStringToObject(o, "tokenizer", tokenizer) && cJSON_AddItemToObject(o, "separator", separator);
     json_add_u64(o, "documents", c->documents);
-    json_add_u64(o, "text_bytes", c->tokens - c->documents);
+    json_add_u64(o, "text_bytes", c->text_bytes);
     json_add_u64(o, "train_tokens", c->tokens - val_tokens);
     json_add_u64(o, "val_tokens", val_tokens);
+    json_add_u64(o, "val_text_bytes", c->val_text_bytes);
     ok = ok && cJSON_AddItemToObject(o, "shards", shards);
     for (int split = 0; split < SPLITS; split++)
         for (uint64_t i = 0; i < c->shards[split]; i++) {
@@ -501,9 +620,7 @@ static void write_description(Converter *c, uint64_t val_tokens, char *const *in
         }
     CHECK(ok, "out of memory for corpus.json");
     char *text = json_text(o, &size);
-    FORMAT(path, "%s/" DESCRIPTION ".tmp", c->options.out);
-    c->described = true;
-    file_write_new(path, text, size);
+    write_file(c, DESCRIPTION, text, size);
     cJSON_Delete(o);
     free(text);
     free(source);
@@ -566,7 +683,11 @@ static void publish_corpus(Converter *c) {
             shard_name(to, sizeof(to), split, i, "");
             rename_temporary(c, from, to);
         }
-    rename_temporary(c, DESCRIPTION ".tmp", DESCRIPTION);
+    for (int i = 0; i < c->other_count; i++) {
+        char from[64];
+        snprintf(from, sizeof(from), "%s.tmp", c->others[i]);
+        rename_temporary(c, from, c->others[i]);
+    }
     CHECK(fsync(c->directory) == 0, "cannot flush %s to disk: %s", c->options.out, strerror(errno));
 }
 
@@ -576,6 +697,7 @@ static void publish_corpus(Converter *c) {
 enum {
     OPTION_OUT = 256,
     OPTION_DELIMITER,
+    OPTION_BPE,
     OPTION_SHARD_TOKENS,
     OPTION_VAL_FRACTION,
     OPTION_VAL_TOKENS,
@@ -589,9 +711,10 @@ static const struct {
     {"out", "DIR", "directory of the shards, created if it does not exist (required)"},
     {"delimiter", "TEXT",
      "split files into documents at TEXT; C escapes: \\n \\t \\r \\f \\\\ \\xHH (default: no split)"},
+    {"bpe", "N", "train a tokenizer of N tokens on the text, from 512 to 32768 (default: tokens are bytes)"},
     {"shard-tokens", "N", "maximum number of tokens in a shard, with K, M or G for powers of 1000 (default 100M)"},
-    {"val-fraction", "X", "fraction of the tokens for validation, 0 <= X < 1; 0: none (default 0.01)"},
-    {"val-tokens", "N", "number of tokens for validation; 0: none"},
+    {"val-fraction", "X", "fraction of the text for validation, 0 <= X < 1; 0: none (default 0.01)"},
+    {"val-tokens", "N", "number of tokens for validation, with --bpe of bytes; 0: none"},
     {"force", NULL, "replace the corpus in DIR"},
     {"help", NULL, "print this and exit"},
 };
@@ -599,8 +722,8 @@ enum { OPTION_COUNT = sizeof(option_table) / sizeof(option_table[0]) };
 
 static void print_help(void) {
     printf("usage: text_to_shards --out DIR [OPTIONS] PATH...\n"
-           "Converts text to shards of byte-level tokens (vocabulary 256, token 0 before each document) and\n"
-           "their corpus.json.\n"
+           "Converts text to token shards and their corpus.json. A token is a byte (vocabulary 256), or with\n"
+           "--bpe a piece of text. Token 0 precedes each document.\n"
            "PATH is a file, a directory or - for stdin. Binary files of a directory are skipped and listed.\n\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         char usage[64];
@@ -652,6 +775,7 @@ static void set_option(Options *o, int option, const char *value) {
     switch (option) {
     case OPTION_OUT: o->out = value; break;
     case OPTION_DELIMITER: parse_delimiter(o, value); break;
+    case OPTION_BPE: o->bpe = parse_count("bpe", value, 512, 32768); break;
     // the header's count is an int32
     case OPTION_SHARD_TOKENS: o->shard_tokens = parse_count("shard-tokens", value, 1, INT32_MAX); break;
     case OPTION_VAL_TOKENS:
@@ -705,11 +829,7 @@ static void open_output(Converter *c) {
     char example[64];
     if (!c->options.force && old_corpus(c, false, example))
         check_failed("%s already has a corpus (%s): use another --out, or replace it with --force", out, example);
-    const char *spool = "text_to_shards.spool.tmp"; // not O_TMPFILE, which some network file systems lack
-    int fd = create_temporary(c, spool, O_RDWR, 0600);
-    c->spool = fd < 0 ? NULL : fdopen(fd, "w+b");
-    if (c->spool == NULL || unlinkat(c->directory, spool, 0) != 0)
-        check_failed("cannot write to directory %s: %s", out, strerror(errno));
+    c->spool = open_spool(c);
 }
 
 static const char *plural(uint64_t count) { return count == 1 ? "" : "s"; }
@@ -740,6 +860,9 @@ int main(int argc, char **argv) {
     unsigned char *is_val = (unsigned char *)grow(NULL, c->documents + 1);
     memset(is_val, 0, c->documents + 1);
     uint64_t val_tokens = choose_validation(c, is_val), val_documents = 0;
+    c->text_bytes = c->tokens - c->documents;
+    for (size_t i = 0; i < c->documents; i++) c->val_text_bytes += is_val[i] ? c->lengths[i] - 1 : 0;
+    if (c->options.bpe) val_tokens = bytes_to_tokens(c, is_val);
     for (size_t i = 0; i < c->documents; i++) val_documents += is_val[i];
     write_shards(c, is_val, val_tokens);
     write_description(c, val_tokens, argv + optind, argc - optind);
@@ -750,12 +873,17 @@ int main(int argc, char **argv) {
     printf("%llu file%s (%llu empty), %llu document%s, %llu tokens, %.1f s\n", (unsigned long long)c->files,
            plural(c->files), (unsigned long long)c->empty_files, (unsigned long long)c->documents, plural(c->documents),
            (unsigned long long)c->tokens, now_seconds() - begin);
+    if (c->options.bpe)
+        printf("bpe   vocabulary %zu%s, %.2f bytes per token\n", c->bpe.tokens.count,
+               c->bpe.tokens.count < c->options.bpe ? " (the training text has no more pairs)" : "",
+               (double)c->text_bytes / (double)(c->tokens - c->documents));
     for (int split = 0; split < SPLITS; split++)
         printf("%-5s %llu document%s, %llu tokens in %llu shard%s %s/%s_*.bin\n", split_names[split],
                (unsigned long long)documents[split], plural(documents[split]), (unsigned long long)tokens[split],
                (unsigned long long)c->shards[split], plural(c->shards[split]), c->options.out, split_names[split]);
     free(is_val);
     for (int split = 0; split < SPLITS; split++) free(c->written[split]);
+    bpe_free(&c->bpe);
     tdestroy(c->found, free);
     free(c->lengths);
     free(c->prefix);

@@ -414,7 +414,7 @@ compile_cuda() {
 }
 
 data() {
-    build "the tokenizer as a filter" build/{encode_text,train_diffv2,text_to_shards} && run_pytest tests build data
+    build "the tokenizer as a filter" build/{encode_text,text_to_shards,train_diffv2} && run_pytest tests build data
 }
 runs() {
     build "the trainer" train_diffv2 text_to_shards || return

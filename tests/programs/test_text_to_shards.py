@@ -1,13 +1,17 @@
 """The converter: the tokens and the split of its shards, corpus.json, and refused options and input."""
 
+import filecmp
 import os
+import random
 import shlex
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
-from program import DONE, FAILED, SHAPE, USAGE, Random, program, read_json, run, run_trainer
+import token_table
+from program import DONE, FAILED, SHAPE, USAGE, Random, Started, program, read_json, run, run_trainer
 from shards import file_digest, open_shard
 
 
@@ -136,10 +140,10 @@ def delimited():
     yield b"abab", b"abaabababb"
     yield b"%", b"%a%%b%"
     yield b"<|end|>", b"a<|end|>b<|end<|end|>c<|en"
-    random = Random(1)
-    letters = lambda count: bytes(b"ab"[random.below(2)] for _ in range(count))
+    rng = Random(1)
+    letters = lambda count: bytes(b"ab"[rng.below(2)] for _ in range(count))
     for _ in range(40):  # two letters: many false starts
-        yield letters(1 + random.below(5)), letters(200)
+        yield letters(1 + rng.below(5)), letters(200)
     yield b"\n\n", (4095 * b"x" + b"\n\n" + 4094 * b"x").join(37 * [b""])  # across every place where a read may end
 
 
@@ -249,12 +253,16 @@ MISTAKES = [  # arguments, words of the error
     (r"--out out --delimiter 'a\q' t", r"\q"),
     (r"--out out --delimiter '\x00' t", r"\x00"),
     ("--out out - -", "once"),
+    ("--out out --bpe 100 t", "--bpe 100"),
+    ("--out out --bpe 99999 t", "--bpe 99999"),
+    ("--out out --bpe x t", "--bpe x"),
 ]
 INPUTS = [
     ("--out out t nowhere", "nowhere"),
     ("--out out t e", "e is empty"),
     ("--out out -", "stdin is empty"),
     ("--out out d", "no text"),
+    ("--out out --bpe 512 d", "no text"),
     ("--out out z", "no text"),
     ("--out out x", "a text of 1 bytes is too short"),
     ("--out out --val-fraction 0.5 x", "too short"),
@@ -269,6 +277,7 @@ FULL = [  # bytes of text, of the largest file, options, words of the error
     (90000, 4096, "", "out"),  # while spooling
     (9000, 10240, "--val-fraction 0", "cannot write shard 0"),
     (1400, 2048, "--val-fraction 0", "cannot write shard 0"),  # at the last flush
+    (1400, 4096, "--bpe 512 --val-fraction 0", "cannot write out/tokenizer.json"),
 ]
 
 
@@ -325,7 +334,7 @@ def test_converter_same_file(converter, inputs, arguments):
     expect_error(inputs, result, FAILED, "{} and {} are one file".format(*SAME[arguments]))
 
 
-@pytest.mark.parametrize(("size", "limit", "options", "words"), FULL, ids=["spool", "shard", "last flush"])
+@pytest.mark.parametrize(("size", "limit", "options", "words"), FULL, ids=["spool", "shard", "last flush", "tokenizer"])
 def test_converter_disk(converter, inputs, size, limit, options, words):
     """the converter leaves no files when the disk is full"""
     (inputs / "t").write_text("a" * size)
@@ -346,6 +355,19 @@ def test_converter_signal(converter, inputs):
         err = process.stderr.read()
     assert process.returncode == FAILED and err.count(b"\n") == 1 and b"signal 15" in err
     assert not list((inputs / "out").iterdir())
+
+
+def test_converter_signal_in_training(converter, inputs):
+    """the converter leaves no files when a signal ends it while it trains a tokenizer, and ends soon"""
+    (inputs / "t").write_bytes(random.Random(1).randbytes(2_000_000).translate(b"ACGT" * 64))
+    before = os.times().children_user
+    with Started(*converter, "--out out --bpe 32768 --val-fraction 0 t", cwd=inputs) as process:
+        stat = Path(f"/proc/{process.pid}/stat")
+        process.wait_until(lambda: int(stat.read_text().split()[13]) >= 10)  # 0.1 s of CPU: it has read the text
+        process.send_signal(signal.SIGINT)
+        result = process.end()
+    assert os.times().children_user - before < 1  # less than the training takes
+    expect_error(inputs, result, FAILED, "signal 2")
 
 
 # ---- the corpus
@@ -401,3 +423,50 @@ def test_converter_force(converter, tmp_path):
         assert sorted(path.name for path in out.iterdir()) == remaining
     # and the trainer takes what comes out
     run_trainer("--dump-grads", tmp_path / "grads", "--train-data", out, "--seq-len 2 --batch-size 1").done()
+
+
+def test_converter_tokenizer(converter, tmp_path):
+    """the converter trains a tokenizer, and describes its corpus like one of bytes"""
+    lines = [f"line {i} of the text: naïve 数学 {i * i}\n" for i in range(2000)]
+    (tmp_path / "text").write_text("%".join(lines) + "%\0\0")
+    convert = lambda out, *options: run(*converter, "--delimiter % text --out", out, *options, cwd=tmp_path).done()
+    convert("bytes", "--val-fraction 0.1")
+    for out in ("out", "again"):
+        result = convert(out, "--bpe 600 --shard-tokens 5000 --val-fraction 0.1")
+        assert "bpe   vocabulary 600, " in result.out
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    for name in set(names) - {"corpus.json"}:
+        assert filecmp.cmp(tmp_path / "out" / name, tmp_path / "again" / name, shallow=False), name
+    described, of_bytes = (read_json(tmp_path / out / "corpus.json") for out in ("out", "bytes"))
+    assert read_json(tmp_path / "again/corpus.json") == {**described, "name": "again"}
+    assert described["separator"] == {"token": 0, "text": "<|endoftext|>", "place": "before"}
+    assert (described["tokenizer"], described["vocab_size"]) == ("bpe-600", 600)
+    assert (described["documents"], described["text_bytes"]) == (2001, len("".join(lines).encode()) + 2)
+    shards = {shard["file"]: (shard["tokens"], shard["xxh64"]) for shard in described["shards"]}
+    paths = {path.name: path for path in (tmp_path / "out").glob("*_0*.bin")}
+    assert shards == {name: (len(open_shard(path)), file_digest(path)) for name, path in paths.items()}
+    assert names == sorted(["corpus.json", "tokenizer.bin", "tokenizer.json", *shards])
+    texts, _ = token_table.read_table(tmp_path / "out/tokenizer.bin")
+    for split in ("train", "val"):
+        found = [open_shard(paths[name]).tolist() for name in sorted(shards) if name.startswith(split)]
+        sizes = [len(tokens) for tokens in found]
+        assert sum(sizes) == described[f"{split}_tokens"] and max(sizes) - min(sizes) <= 1 and max(sizes) <= 5000
+        whole = b"".join(b"\xff" if token == 0 else texts[token] for tokens in found for token in tokens)
+        kept = whole.replace(b"\xff\0\0", b"")  # the document of NUL bytes, which are kept
+        assert (kept == tokens_of(tmp_path / "bytes", split).replace(b"\0", b"\xff")) is True, split
+        if split == "train":  # the tokenizer has seen these documents alone
+            (tmp_path / "train").write_bytes(whole[1:].replace(b"\xff", b"%"))
+            run(*converter, "--out alone --delimiter % --bpe 600 --val-fraction 0 train", cwd=tmp_path).done()
+            assert filecmp.cmp(tmp_path / "alone/tokenizer.json", tmp_path / "out/tokenizer.json", shallow=False)
+    assert len(shards) > 4 and described["val_tokens"] > 0
+
+
+def test_converter_small_vocabulary(converter, tmp_path):
+    """the converter says when the text has too few pairs, and --force replaces its tokenizer"""
+    for text, tokens in {"ab ab ab": 259, "xy": 257}.items():  # the separator, 256 bytes, ab, " ab"
+        result = run(*converter, "--out out --force --val-tokens 2 --bpe 512 -", stdin=text.encode(), cwd=tmp_path)
+        assert f"bpe   vocabulary {tokens} (the training text has no more pairs), " in result.out
+        assert read_json(tmp_path / "out/corpus.json")["vocab_size"] == tokens
+        run_trainer("--dump-grads grads --train-data out --seq-len 1 --batch-size 1", cwd=tmp_path).done()
+    run(*converter, "--out out --force --val-fraction 0 -", stdin=b"abcd", cwd=tmp_path)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"corpus.json", "train_000000.bin"}
