@@ -4,8 +4,8 @@ bpe.h: trains a byte-level BPE, with the result of the `tokenizers` library.
   void   bpe_start(b)                       the tokens before merges: <|endoftext|>, then the bytes
   size_t bpe_pieces(t, text, size, last, visit, context)   visits the pieces within which bytes are merged
   void   bpe_count(b, bytes, size)          counts a piece
-  void   bpe_train(b, vocab_size, between)  merges until there are vocab_size tokens, or no pair is left; calls `between`
-                                            between merges
+  void   bpe_train(b, vocab_size, between)  merges until there are vocab_size tokens, or no pair is left; `between` is
+                                            called between merges
   void   bpe_free(b)
 
   tokens   0 is the separator, then come the bytes in the order of their characters in byte-level vocabularies, then the

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # corpus.sh: writes the default corpus as token shards, corpus/train_*.bin and corpus/val_*.bin. Uses the first of these
 # sources that is available:
-#   gcide    the Collaborative International Dictionary of English, package dict-gcide (32 MB of text)
-#   bible    the King James Bible, packages bible-kjv and bible-kjv-text (4 MB)
+#   bible    the King James Bible, packages bible-kjv and bible-kjv-text (4 MB of text)
+#   gcide    the Collaborative International Dictionary of English, package dict-gcide (32 MB)
 #   system   this machine's manual pages and licences (at least 1 MB)
 #   project  the sources of this program (less than 1 MB: training soon repeats them)
+# Tokens are those of a BPE of 2048, or with --bytes the bytes of the text, as in the studies of dev/results.
 # Packages are downloaded with apt-get and unpacked, not installed, which requires no root. Existing shards are kept.
 # Exit status: 0 the shards exist, 1 failed, 2 usage.
 #
-# Usage: scripts/corpus.sh [--force] [SOURCE]
+# Usage: scripts/corpus.sh [--force] [--bytes] [SOURCE]
 #   --force   replaces existing shards
+#   --bytes   without a tokenizer
 #   SOURCE    uses only this source
 set -euo pipefail
 export LC_ALL=C # text is bytes
@@ -20,23 +22,28 @@ fail() {
     exit "${2:-1}"
 }
 
-force=no
-sources=(gcide bible system project)
+force=no asked= tokens=(--bpe 2048)
+sources=(bible gcide system project)
 for argument in "$@"; do
     case "$argument" in
     --force) force=yes ;;
-    gcide | bible | system | project) sources=("$argument") ;;
+    --bytes) tokens=() asked+=" $argument" ;;
+    gcide | bible | system | project) sources=("$argument") asked+=" $argument" ;;
     --help | -h)
         sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/corpus.sh
         exit 0
         ;;
-    *) fail "unexpected argument '$argument': usage: scripts/corpus.sh [--force] [gcide|bible|system|project]" 2 ;;
+    *)
+        usage="usage: scripts/corpus.sh [--force] [--bytes] [bible|gcide|system|project]"
+        fail "unexpected argument '$argument': $usage" 2
+        ;;
     esac
 done
 
 if [ "$force" = no ] && compgen -G 'corpus/train_*.bin' >/dev/null; then
     compgen -G 'corpus/val_*.bin' >/dev/null \
         || fail "corpus has training shards but no validation shards: scripts/corpus.sh --force creates both"
+    [ -z "$asked" ] || fail "corpus/ exists: scripts/corpus.sh --force$asked replaces it"
     echo "corpus: $(cat corpus/SOURCE 2>/dev/null || echo 'existing shards'), in corpus/"
     exit 0
 fi
@@ -84,11 +91,17 @@ make_gcide() {
 
 make_bible() {
     unpack_packages bible-kjv bible-kjv-text || return 1
-    # one verse per line; a chapter is a document
+    # a verse per line, without its number; a chapter is a document
     "$work/root/usr/bin/bible" -f -p "$work/root/usr/lib" gen1:1-rev22:21 </dev/null >"$work/raw" 2>/dev/null \
         || return 1
-    awk '{ chapter = $1; sub(/:.*/, "", chapter); if (chapter != last) printf "\f"; last = chapter; print }' \
-        "$work/raw" >"$work/text" || return 1
+    awk '{
+            chapter = $1
+            sub(/:.*/, "", chapter)
+            if (chapter != last) printf "\f"
+            last = chapter
+            sub(/^[^ ]+ /, "")
+            print
+        }' "$work/raw" >"$work/text" || return 1
     what="the King James Bible (package bible-kjv-text)"
 }
 
@@ -142,7 +155,7 @@ done
 bytes=$(wc -c <"$work/text")
 fraction=0.01
 [ "$bytes" -ge 10000000 ] || fraction=0.05 # of a small corpus, enough for a validation loss
-./text_to_shards --out corpus --delimiter '\f' --val-fraction "$fraction" --force - <"$work/text"
+./text_to_shards --out corpus "${tokens[@]}" --delimiter '\f' --val-fraction "$fraction" --force - <"$work/text"
 what="$what, $((bytes / 100000 / 10)).$((bytes / 100000 % 10)) MB of text"
 echo "$what" >corpus/SOURCE
 echo "corpus: $what, in corpus/"

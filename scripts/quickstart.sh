@@ -38,10 +38,9 @@ if ! [[ $minutes =~ ^[0-9]{1,5}(\.[0-9]{1,3})?$ ]] \
     fail "--minutes '$minutes': must be a number from 0.2 to 10000" 2
 fi
 
-# Best on two cores: small batches, hence many updates, and a high learning rate.
-B=2 T=256
-settings=(--preset tiny --attention diff_v2 --seq-len "$T" --batch-size "$B" --lr 4e-3 --min-lr-ratio 0.05
-    --train-data 'corpus/train_*.bin' --val-data 'corpus/val_*.bin' --val-steps 80)
+# The best of those measured on two cores (dev/BENCH.md). bf16 only where the processor multiplies it.
+settings=(--preset tiny --attention diff_v2 --optimizer muon --lr 6e-3 --schedule linear --min-lr-ratio 0
+    --train-data corpus --val-data corpus --val-steps 60)
 
 show() { # command: prints it with shell quoting
     local word line=
@@ -61,55 +60,56 @@ echo "built ./train_diffv2 and ./text_to_shards"
 echo "[3/5] corpus"
 scripts/corpus.sh
 
-echo "[4/5] training"
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-./train_diffv2 "${settings[@]}" --steps 30 --out "$scratch/run" >"$scratch/out" \
-    || fail "the trial of 30 steps failed"
-# without the first 5 steps, which are slower
-rate=$(awk '/"kind": *"train"/ && ++n > 5 { sub(/.*"ms": */, ""); sub(/,.*/, ""); ms += $0; steps++ }
-    END { if (!steps) exit 1; printf "%.0f", steps * '$((B * T))' / (ms / 1000) }' "$scratch/run/log.jsonl") \
-    || fail "the log of the trial has no step times"
-# 6 validations of 80 batches cost as much as 160 steps: a third of a step per batch. 3% is for samples. The number of
-# steps is a multiple of 20, so that quarters and fifths of it are integers.
-steps=$(awk "BEGIN { n = int(($minutes * 60 * 0.97 * $rate / $((B * T)) - 160) / 20 + 0.5)
-    print 20 * (n < 1 ? 1 : n) }")
+echo "[4/5] training for about $minutes minutes"
+if ! ./train_diffv2 --dry-run --gemm bf16 2>&1 | grep -q 'does not multiply bf16'; then settings+=(--gemm bf16); fi
 number=1
 while [ -e "runs/quickstart-$number" ]; do number=$((number + 1)); done
 run=runs/quickstart-$number
-settings+=(--steps "$steps" --val-every "$((steps / 5))")
-echo "a trial of 30 steps ran at $rate tokens/s: $steps steps for about $minutes minutes"
-command=(./train_diffv2 "${settings[@]}" --sample-every "$((steps / 4))" --out "$run")
+command=(./train_diffv2 "${settings[@]}" --minutes "$minutes" --val-every 500 --out "$run")
 echo "+ $(show "${command[@]}")"
 "${command[@]}"
 
 echo
 echo "[5/5] result"
 awk -f scripts/plot_loss.awk "$run/log.jsonl"
-baseline=("${settings[@]/diff_v2/baseline}")
+steps=$(awk '/"kind": *"train"/ { sub(/.*"step": */, ""); sub(/,.*/, ""); step = $0 }
+    END { print step }' "$run/log.jsonl")
 checkpoint=$(printf '%s/checkpoints/step_%08d' "$run" "$steps")
 echo
-echo "sample of the trained model:"
+echo "sample before the first step:"
 echo
-./train_diffv2 --init "$checkpoint" --generate 500
-awk '/"kind": *"val"/ { sub(/.*"loss": */, ""); sub(/[,}].*/, ""); loss = $0 }
-    END { printf "\nvalidation loss %.4f nats per byte, %.3f bits per byte\n", loss, loss / log(2) }' "$run/log.jsonl"
+./train_diffv2 "${settings[@]}" --generate 60 2>/dev/null
+echo
+echo "sample after step $steps:"
+echo
+./train_diffv2 --init "$checkpoint" --generate 150
+# nats per token to bits per byte, by the bytes of a token of the validation text
+awk -v log_file="$run/log.jsonl" '
+    /"val_tokens":|"val_text_bytes":/ { name = $1; sub(/.*: */, ""); value[name] = $0 + 0 }
+    END {
+        while ((getline < log_file) > 0)
+            if (/"kind": *"val"/) { sub(/.*"loss": */, ""); sub(/[,}].*/, ""); loss = $0 }
+        printf "\nvalidation loss %.4f nats per token", loss
+        bytes = value["\"val_text_bytes\":"]
+        if (bytes) printf ", %.3f bits per byte", loss / log(2) * value["\"val_tokens\":"] / bytes
+        print ""
+    }' corpus/corpus.json
+baseline=("${settings[@]/diff_v2/baseline}")
 cat <<END
 options and machine  $run/run.json
 log of every step    $run/log.jsonl
 checkpoint           $checkpoint
 
 Next steps:
-  sample with another seed and a prompt
-    ./train_diffv2 --init $checkpoint --generate 300 --seed 2 --prompt 'A kind of '
+  continue a text
+    ./train_diffv2 --init $checkpoint --generate 100 --seed 2 --prompt 'And it came to pass'
   continue to twice the number of steps
     ./train_diffv2 --out $run --resume --steps $((2 * steps))
   train the baseline Transformer on the same data
-    $(show ./train_diffv2 "${baseline[@]}" --out "runs/baseline-$number")
+    $(show ./train_diffv2 "${baseline[@]}" --steps "$steps" --out "runs/baseline-$number")
   train on your own text
-    ./text_to_shards --out mytext --delimiter '\n\n' FILE...
-    ./train_diffv2 --train-data 'mytext/train_*.bin' --val-data 'mytext/val_*.bin' --steps 1000 --val-every 200 \\
-        --out runs/mytext
+    ./text_to_shards --out mytext --bpe 2048 FILE...
+    ./train_diffv2 --train-data mytext --val-data mytext --minutes 10 --out runs/mytext
   print the memory and compute that a model of 124M requires
     ./train_diffv2 --preset 124m --dry-run
 END

@@ -1,17 +1,25 @@
 """Compares the speed of the CPU trainer with PyTorch and llm.c, in turns in one run: same shapes, same threads.
 
 Usage: dev/bench/bench_peers.py [--rounds N] [--threads N] [--gemm TYPE] [--torch PYTHON] [--llmc DIRECTORY] [CASE...]
+       dev/bench/bench_peers.py --nanogpt DIRECTORY [--corpus DIR] [--minutes M] [--seeds N] [--own OPTIONS]
+                                [--torch PYTHON] [SETTINGS...]
   --gemm      fp32 (default) or bf16: our --gemm bf16 against PyTorch under autocast to bf16
   --torch     a Python with torch 2.5 or later (python3); none: without PyTorch
   --llmc      a checkout of karpathy/llm.c (default: without llm.c)
   CASE        PRESET,ATTENTION,KV_HEADS,B,T; KV_HEADS 0: the preset's (default: CASES below). llm.c runs the cases of a
               124m baseline with 12 key/value heads: its GPT-2 has the same products (an MLP of two matrices of 768 x
               3072 instead of three of 768 x 2048), and also biases, learned positions and LayerNorm.
+  --nanogpt   a checkout of karpathy/nanoGPT: compares bits per byte after the same minutes of training (nanogpt.py).
+              Requires ./train_diffv2, numpy and xxhash in this Python, and numpy and PyTorch in that of --torch
+  --corpus    of text_to_shards or scripts/corpus.sh (corpus)
+  --minutes, --seeds   of training, and runs of each (3, 3)
+  --own       options of ./train_diffv2 (those of scripts/quickstart.sh, with --gemm bf16)
+  SETTINGS    other options of nanoGPT's train.py, one argument each; those of its README for a CPU are always tried
 
-Requires build/bench (make build/bench). Each program runs one step in its turn while the others wait. The ratio is the
-median over the rounds of (its time / our time), with the smallest and the largest. PyTorch runs eagerly and compiled.
-llm.c cannot run single steps: it is stopped with SIGSTOP between its turns, and an interrupted step is not counted. It
-is compiled from a copy with other B and T, with its own flags, and starts from random weights and tokens.
+Speed requires build/bench (make build/bench). Each program runs one step in its turn while the others wait. The ratio
+is the median over the rounds of (its time / our time), with the smallest and the largest. PyTorch runs eagerly and
+compiled. llm.c cannot run single steps: it is stopped with SIGSTOP between its turns, and an interrupted step is not
+counted. It is compiled from a copy with other B and T, with its own flags, and starts from random weights and tokens.
 """
 
 import argparse
@@ -168,8 +176,20 @@ def main():
     parser.add_argument("--gemm", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--torch", default="python3")
     parser.add_argument("--llmc")
-    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--nanogpt")
+    parser.add_argument("--corpus", default="corpus")
+    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--own")
+    parser.add_argument("cases", nargs="*", metavar="CASE or SETTINGS")
     options = parser.parse_args()
+    if options.nanogpt:
+        import nanogpt
+
+        settings = [("README", nanogpt.README)] + [(f"{i}", s) for i, s in enumerate(options.cases, 1)]
+        rest = (options.minutes, options.seeds, settings, options.own)
+        nanogpt.compare(options.nanogpt, options.torch, options.corpus, *rest)
+        return
     if not os.path.exists("build/bench"):
         sys.exit("bench_peers.py: build/bench is missing: run make build/bench in the root of the repository")
     for case in options.cases or CASES:
