@@ -376,8 +376,8 @@ static uint64_t choose_validation(Converter *c, unsigned char *is_val) {
     if (o->has_val_tokens ? target == 0 : o->val_fraction == 0) return 0;
     if (target == 0) target = 1; // a very short text
     if (o->has_val_tokens && target >= c->tokens)
-        check_failed("--val-tokens %llu leaves nothing for training: the text has %llu tokens",
-                     (unsigned long long)target, (unsigned long long)c->tokens);
+        check_failed("--val-tokens %llu leaves nothing for training: the text has %llu %s", (unsigned long long)target,
+                     (unsigned long long)c->tokens, c->options.bpe ? "bytes" : "tokens");
     if (c->documents == 1) {
         cut_document(c, target);
         is_val[1] = 1;

@@ -109,7 +109,8 @@ class NanoGPT:
         iterations = round(60 * self.minutes / update)
         times = self.train(out, iterations, f"--eval_interval={iterations}", "--always_save_checkpoint=True")
         command = [self.python, "-c", MEASURE, os.path.join(out, "ckpt.pt")]
-        loss = float(subprocess.run(command, cwd=self.checkout, check=True, capture_output=True, text=True).stdout)
+        printed = subprocess.run(command, cwd=self.checkout, check=True, capture_output=True, text=True).stdout
+        loss = float(printed.split()[-1])  # after what model.py prints
         shutil.rmtree(out)
         # the first and the last iteration contain the evaluations
         return loss / math.log(2), len(times), sum(times[1:-1])
@@ -125,6 +126,7 @@ def compare(checkout, python, corpus, minutes, seeds, settings, own):
     """checkout: of nanoGPT. settings: [(name, options of its train.py)]. own: options of ./train_diffv2; None: those
     of the quick start."""
     own = own or quickstart_options()
+    python = os.path.abspath(shutil.which(python) or fail(f"--torch {python} is not a program"))
     with open(os.path.join(corpus, "corpus.json"), encoding="utf-8") as f:
         about = json.load(f)
     if "val_text_bytes" not in about:
