@@ -1332,7 +1332,9 @@ static void run_choose_steps(Run *run, const Resume *resume) {
     if (is_rank0()) {
         costs.update = trial_update(&trial);
         costs.sample = run_time_sample(run);
-        if (o->out) costs.checkpoint = (double)(plan->params_bytes + plan->moments_bytes) / CHECKPOINT_RATE;
+        if (o->out)
+            costs.checkpoint =
+                (double)(plan->params_bytes + plan->master_bytes + plan->moments_bytes) / CHECKPOINT_RATE;
     }
     double steps[2] = {is_rank0() ? (double)trial_steps(o, &costs) : 0, 0};
     stop_agree_largest(run->agreed, steps);

@@ -78,7 +78,7 @@ checkpoint=$(printf '%s/checkpoints/step_%08d' "$run" "$steps")
 echo
 echo "sample before the first step:"
 echo
-./train_diffv2 "${settings[@]}" --generate 60 2>/dev/null
+./train_diffv2 "${settings[@]}" --generate 60 2> >(grep -v 'the weights are random' >&2)
 echo
 echo "sample after step $steps:"
 echo
