@@ -1419,8 +1419,6 @@ static void mode_evaluate(Run *run) {
                     data->val_fingerprint,
                     o->seed,
                     o->eval_out,
-                    o->dump_attention,
-                    o->dump_qkv,
                     &data->choices};
     evaluate(&e);
 }

@@ -1,6 +1,6 @@
 /*
-attention_maps.h: attention maps, for --eval and --dump-attention. Computed on the host from the activations of a
-forward; training computes no maps.
+attention_maps.h: attention maps, for --eval. Computed on the host from the activations of a forward; training computes
+no maps.
 
   map         A[t,j] = exp(S[t,j] - lse[t]), S[t,j] = scale q_t.k_j, for the keys that row t attends to; else 0
   effective   of output head h: A1 - s A2, s per row; A where there is one map

@@ -1,8 +1,7 @@
 /*
-evaluation.h: --eval: the validation loss, by position, by shard and by token frequency, the loss with rounded numbers
-multiple-choice tasks (evaluation_choices.h), associative recall (recall.h),
-attention statistics (evaluation_attention.h), printed and, with --eval-out FILE, written as JSON; and --dump-qkv
-(qkv_dump.h). Recall is measured without --doc-mask.
+evaluation.h: --eval: the validation loss, by position, by shard and by token frequency, multiple-choice tasks
+(evaluation_choices.h), associative recall (recall.h) and attention statistics (evaluation_attention.h), printed and,
+with --eval-out FILE, written as JSON. Recall is measured without --doc-mask.
 */
 #pragma once
 #include "../base/random.h"
@@ -10,7 +9,6 @@ attention statistics (evaluation_attention.h), printed and, with --eval-out FILE
 #include "../data/recall.h"
 #include "evaluation_attention.h"
 #include "evaluation_choices.h"
-#include "qkv_dump.h"
 
 // ---- loss by position
 
@@ -151,7 +149,7 @@ typedef struct {
     DataLoader *val;
     uint64_t windows; // of the losses: the first ones
     uint64_t data_fingerprint, seed;
-    const char *eval_out, *dump_attention, *dump_qkv; // files, or NULL
+    const char *eval_out; // a file, or NULL
     const ChoiceTasks *choices;
 } Evaluation;
 
@@ -162,10 +160,9 @@ static inline void evaluate_model(const Evaluation *e, cJSON *json) {
     int64_t *counts = (int64_t *)checked_calloc(p->config.V, sizeof(int64_t));
     int *first = evaluation_windows(&e->model, e->val, windows, T, counts);
     evaluate_recall(&e->model, counts, e->seed, json);
-    evaluate_attention(&e->model, first, windows, T, e->dump_attention, json);
+    evaluate_attention(&e->model, first, windows, T, json);
     free(first);
     free(counts);
-    if (e->dump_qkv) dump_qkv(&e->model, e->val, (int)min_size(QKV_WINDOWS, (size_t)e->windows), e->dump_qkv);
 }
 
 static inline void evaluate(const Evaluation *e) {

@@ -2,14 +2,10 @@
 evaluation_attention.h: attention statistics of the first MAP_TOKENS tokens of validation windows (attention_maps.h),
 for --eval.
 
-  --dump-attention FILE   safetensors, F32, of the first window: tokens [P], and for each layer and output head
-                          layer.L.head.H.a1 [P,P], and with a second map .a2 [P,P] and .lambda [P]
-
 Measured without --doc-mask. Maps are computed on the host, by one function for all backends; speed does not matter
 here.
 */
 #pragma once
-#include "../checkpoint/safetensors_writer.h"
 #include "attention_maps.h"
 #include "evaluation_model.h"
 
@@ -84,42 +80,10 @@ static inline void layer_on_host_free(LayerOnHost *h) {
     free(h->lists);
 }
 
-// --dump-attention: the file that is being written.
-typedef struct {
-    SafeTensorsWriter *writer; // NULL: no file
-    int maps, next;            // per output head; the tensor that is written next
-} AttentionDump;
-
-static inline AttentionDump attention_dump_open(const ModelPlan *plan, int fd, const char *path, int T) {
-    int maps = plan->dims.groups.noise ? 2 : 1, per_head = maps == 2 ? 3 : 1, heads = plan->dims.OH, count = 0;
-    static const char *const parts[] = {"a1", "a2", "lambda"};
-    SafeTensorSpec *specs =
-        (SafeTensorSpec *)checked_calloc(1 + (size_t)(plan->config.L * heads * per_head), sizeof(SafeTensorSpec));
-    FORMAT(specs[count].name, "tokens");
-    for (int l = 0; l < plan->config.L; l++)
-        for (int h = 0; h < heads; h++)
-            for (int p = 0; p < per_head; p++) FORMAT(specs[++count].name, "layer.%d.head.%d.%s", l, h, parts[p]);
-    for (int i = 0; i <= count; i++) {
-        bool map = i > 0 && (i - 1) % per_head < 2;
-        specs[i].dtype = DTYPE_F32;
-        specs[i].ndim = map ? 2 : 1;
-        specs[i].shape[0] = specs[i].shape[1] = (size_t)T;
-    }
-    AttentionDump dump = {safetensors_begin(fd, path, specs, count + 1), maps, 0};
-    free(specs);
-    return dump;
-}
-
-static inline void attention_dump_write(AttentionDump *dump, const float *values, size_t count) {
-    if (dump->writer) safetensors_write(dump->writer, dump->next++, 0, values, DTYPE_F32, count);
-}
-
-// Adds the maps of one layer of B sequences; writes those of the first sequence to the dump.
-static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump, const LayerOnHost *host,
-                                       float *maps[2], float *logits) {
+// Adds the maps of one layer of B sequences.
+static inline void layer_attention_add(LayerAttention *sums, const LayerOnHost *host, float *maps[2], float *logits) {
     const HostAttention *m = &host->attention;
     int T = m->shape.T, count = m->groups.noise ? 2 : 1;
-    size_t square = (size_t)T * T;
     for (int b = 0; b < m->shape.B; b++)
         for (int h = 0; h < maps_output_heads(m); h++) {
             MapMeans means[3] = {{0, 0}, {0, 0}, {0, 0}};
@@ -133,7 +97,6 @@ static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump
                         if (sparse_reads(sparse_row(m->shape, b, head / m->key_sets, head % m->key_sets, t),
                                          m->shape.sparse, j))
                             sums->logits[sums->logit_count++] = fabsf(logits[t * T + j]);
-                if (b == 0) attention_dump_write(dump, maps[i], square);
             }
             means[2] = count == 2 ? map_means(maps[0], maps[1], m, b, h) : means[0];
             for (int i = 0; i < 3; i++) {
@@ -142,8 +105,6 @@ static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump
                 sums->entropy[i] += means[i].entropy;
             }
             sums->heads++;
-            for (int t = 0; t < T && b == 0 && count == 2; t++) logits[t] = (float)map_lambda(m, b, t, h);
-            if (b == 0 && count == 2) attention_dump_write(dump, logits, (size_t)T);
         }
 }
 
@@ -176,7 +137,6 @@ typedef struct {
     const EvaluationModel *model;
     int windows, T;
     LayerAttention *layers; // [L]
-    AttentionDump dump;     // of the first batch
     float *scratch;         // [3 T T]: two maps, logits
     floatX *hidden;         // (N, C)
 } AttentionSums;
@@ -189,7 +149,7 @@ static inline void attention_visit(void *data, int l) {
     size_t square = (size_t)sums->T * sums->T, stream = (size_t)(sums->windows * sums->T) * m->plan->config.C;
     float *maps[2] = {sums->scratch, sums->scratch + square};
     LayerOnHost host = layer_to_host(m->plan, a, l, key_set(m->plan, l, 0, sums->windows, sums->T, 0));
-    layer_attention_add(&sums->layers[l], &sums->dump, &host, maps, sums->scratch + 2 * square);
+    layer_attention_add(&sums->layers[l], &host, maps, sums->scratch + 2 * square);
     layer_on_host_free(&host);
     buffer_download(sums->hidden, a->x_out, stream * sizeof(floatX));
     LayerAttention *layer = &sums->layers[l];
@@ -220,27 +180,14 @@ static inline void attention_sums_free(AttentionSums *sums) {
     free(sums->hidden);
 }
 
-// first_tokens (windows, T): the beginnings of validation windows. dump_path: of --dump-attention, or NULL.
+// first_tokens (windows, T): the beginnings of validation windows.
 static inline void evaluate_attention(const EvaluationModel *m, const int *first_tokens, int windows, int T,
-                                      const char *dump_path, cJSON *json) {
+                                      cJSON *json) {
     AttentionSums sums;
-    OutputFile output;
     attention_sums_alloc(&sums, m, windows, T);
-    if (dump_path) {
-        sums.dump = attention_dump_open(m->plan, output_open(&output, dump_path), dump_path, T);
-        float tokens[MAP_TOKENS];
-        for (int t = 0; t < T; t++) tokens[t] = (float)first_tokens[t];
-        attention_dump_write(&sums.dump, tokens, (size_t)T);
-    }
-    SafeTensorsWriter *writer = sums.dump.writer;
     for (int done = 0; done < windows; done += m->plan->B) {
         sums.windows = min_int(m->plan->B, windows - done);
-        if (done) sums.dump.writer = NULL;
         m->forward(m->model, first_tokens + (size_t)done * T, sums.windows, T, attention_visit, &sums);
-    }
-    if (dump_path) {
-        safetensors_finish(writer);
-        output_publish(&output);
     }
     cJSON *attention = cJSON_AddObjectToObject(json, "attention");
     cJSON_AddNumberToObject(attention, "windows", windows);

@@ -17,13 +17,15 @@ typedef struct {
 } Removed;
 
 #define LAST_WITH_ALL "478aa6ac"
+#define ATTENTION_STATISTICS "--eval-out has statistics of the attention of each layer"
 static const Removed removed[] = {
     {REMOVED_LOCAL, "eval-needles", NULL, "data/needles.py writes this task as a file for --eval-choices", "b2bd9c98"},
     {REMOVED_LOCAL, "eval-shots", NULL, "--eval-choices scores the files of other tasks", "b2bd9c98"},
     {REMOVED_SAVED, "tune-gemm", "no", "the library chooses the algorithms", LAST_WITH_ALL},
     {REMOVED_LOCAL, "quantize", NULL, "round the numbers of the exported model in PyTorch", LAST_WITH_ALL},
-    {REMOVED_LOCAL, "probe", NULL,
-     "'python3 scripts/lab probe' computes its numbers from a file of --eval --dump-qkv FILE", "773d3ea6"},
+    {REMOVED_LOCAL, "probe", NULL, ATTENTION_STATISTICS, "773d3ea6"},
+    {REMOVED_LOCAL, "dump-attention", NULL, ATTENTION_STATISTICS, "bf378841"},
+    {REMOVED_LOCAL, "dump-qkv", NULL, ATTENTION_STATISTICS, "bf378841"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

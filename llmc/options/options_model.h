@@ -205,8 +205,6 @@ static const Requirement requirements[] = {
     {"device", {"dry-run", NULL}, "--dry-run"},
     {"dry-run-out", {"device", NULL}, "--device"},
     {"eval-out", {"eval", NULL}, "--eval"},
-    {"dump-attention", {"eval", NULL}, "--eval"},
-    {"dump-qkv", {"eval", NULL}, "--eval"},
     {"prompts", {"generate", NULL}, "--generate N"},
     {"stop-at-separator", {"generate", NULL}, "--generate N"},
     {"sparse-score", {"sparse-blocks", NULL}, "--sparse-blocks K"},
@@ -299,32 +297,17 @@ static inline int options_unknown_device(const char *name) {
     return 1;
 }
 
-// What computes with all keys, or does not know the lists of blocks.
-static inline int options_sparse_problems(const Options *o) {
-    int problems = 0;
-    if (o->dump_qkv) REFUSE(problems, "--dump-qkv does not support --sparse-blocks: its readers attend to all keys");
-    return problems;
-}
-
-// Texts that run.json and checkpoints cannot state, and files that two options write.
+// Texts that run.json and checkpoints cannot state.
 static inline int options_text_problems(const Options *o) {
-    static const char *const outputs[] = {"eval-out", "dump-attention", "dump-qkv"};
     int problems = 0;
-    OptionText one, other;
+    OptionText room;
     for (int r = 0; o->out && r < OPTION_ROW_COUNT; r++) {
         const OptionRow *row = &option_rows[r];
         bool text = (row->kind == OPTION_TEXT || row->kind == OPTION_LIST) && strcmp(row->name, "prompt") != 0;
-        const char *value = text ? option_text(one, o, r) : NULL;
+        const char *value = text ? option_text(room, o, r) : NULL;
         size_t at = value ? utf8_invalid_at(value, strlen(value)) : 0;
         if (at) REFUSE(problems, "--%s is not valid UTF-8 at byte %zu: use another name", row->name, at);
     }
-    for (int i = 0; i < 3; i++)
-        for (int j = i + 1; j < 3; j++) {
-            const char *a = option_text(one, o, option_row(outputs[i])),
-                       *b = option_text(other, o, option_row(outputs[j]));
-            if (a && b && strcmp(a, b) == 0)
-                REFUSE(problems, "--%s and --%s write to one file, %s", outputs[i], outputs[j], a);
-        }
     return problems;
 }
 
@@ -360,7 +343,6 @@ static inline int options_exclusions(const Options *o) {
                "--zero-group %" PRId64 " does not divide the number of ranks, %d: it must be a divisor, 2 or more, or "
                "0 for one group",
                o->zero_group, options_ranks(o));
-    if (o->model.sparse_blocks) problems += options_sparse_problems(o);
     if (o->nvls && o->deterministic && (o->device || !ops_use_host_memory))
         REFUSE(problems, "--nvls requires --no-deterministic: the sums of NVLink switches differ between runs");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
@@ -376,9 +358,8 @@ static inline int options_exclusions(const Options *o) {
                gemm_choice(o->gemm));
     else if (o->fp8_fast_accum && ops_use_host_memory && !o->device)
         REFUSE(problems, "--fp8-fast-accum requires a GPU: sums are fp32 on a CPU; use --no-fp8-fast-accum");
-    if (comm_ranks() > 1 && (o->eval_out || o->dump_attention || o->dump_qkv))
-        REFUSE(problems, "--eval-out, --dump-attention and --dump-qkv require a single process, not %d ranks",
-               comm_ranks());
+    if (comm_ranks() > 1 && o->eval_out)
+        REFUSE(problems, "--eval-out requires a single process, not %d ranks", comm_ranks());
     if (o->eval_choices) problems += options_choices_problems(o->eval_choices);
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))

@@ -69,7 +69,7 @@ typedef struct {
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
-    const char *eval_out, *dump_attention, *dump_qkv;
+    const char *eval_out;
     const char *device, *dry_run_out; // for --dry-run
 
     bool given[OPTION_LIMIT], has[OPTION_LIMIT], refused[OPTION_LIMIT]; // by row of the table
@@ -429,11 +429,6 @@ static const OptionRow option_rows[] = {
         "print the validation loss, the loss by position, associative recall and attention statistics"},
     {"modes", "eval-out", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_out), "FILE", NULL, NULL, NULL,
         "with --eval: write the results as JSON"},
-    {"modes", "dump-attention", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_attention), "FILE", NULL, NULL, NULL,
-        "with --eval: write every head's attention maps of the first 64 tokens as safetensors"},
-    {"modes", "dump-qkv", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_qkv), "FILE", NULL, NULL, NULL,
-        "with --eval: write queries, keys, values and lambda of validation windows as safetensors, from which "
-        "'python3 scripts/lab probe' computes what attention has learned, and its rounding errors"},
     {"modes", "dry-run", OPTION_BOOL, OPTION_LOCAL, FIELD(dry_run), NULL, "no", NULL, NULL,
         "print parameters, memory and FLOPs"},
     {"modes", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,

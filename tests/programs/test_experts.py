@@ -55,7 +55,7 @@ def test_expert_runs(corpus, tmp_path):
     # of the whole update: 1 if all experts are equal, and the square of ln 4 if all logits are 0
     assert abs(a["router_aux"] - 1) < 0.2 and abs(a["router_z"] / math.log(4) ** 2 - 1) < 0.2
     val, init = ["--eval --val-data", corpus / "val.bin"], ["--init", checkpoint(whole, 6)]
-    run_trainer(*init, *val, "--dump-qkv", tmp_path / "qkv").done()
+    run_trainer(*init, *val).done()
     # a dense model has no experts, and a model with experts is not a dense one
     result = run_trainer(*init, "--experts 0", *val)
     result.one_line(USAGE, "--experts 0 contradicts the loaded model, which has 4")
