@@ -1229,6 +1229,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (o->prompts) run->data.prompts = prompts_read(o->prompts);
     start_phase("plans");
     run_plan(run, config);
+    int64_t step = resume_step(resume);
+    if ((trains || run->mode == MODE_DRY_RUN) && step < run_end(o)) changes_check(o, &run->model.plan, step);
     if (run->mode == MODE_DRY_RUN) return;
     if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors, resume_upcycle(resume));
     memory_admit(&run->model.plan, run_sampling_plan(run), options_most_zero(o), o->memory_check);
@@ -1339,6 +1341,7 @@ static void run_choose_steps(Run *run, const Resume *resume) {
     double steps[2] = {is_rank0() ? (double)trial_steps(o, &costs) : 0, 0};
     stop_agree_largest(run->agreed, steps);
     options_set_steps(o, (int64_t)steps[0], comm_ranks());
+    changes_check(o, plan, 0);
     run->options = *o;
     printf("--minutes %g: an update took %.3g ms, the median of %d: --steps %" PRId64 "\n", o->minutes,
            1e3 * costs.update, trial_measured(&trial), o->steps);

@@ -65,7 +65,7 @@ typedef struct {
 } MixtureBlock;
 
 // Windows at the global indices first .. last are read elsewhere, for experiments (--change): `by` later, or from the
-// last to the first.
+// last to the first. Of moves of one window, `by` counts.
 typedef struct {
     uint64_t first, last, by;
     bool reverse;
@@ -245,11 +245,14 @@ static inline void dataloader_open(DataLoader *l, const char *text, int B, int T
 }
 
 static inline uint64_t dataloader_moved(const DataLoader *l, uint64_t index) {
+    uint64_t moved = index;
     for (int i = 0; i < l->move_count; i++) {
         const WindowMove *m = &l->moves[i];
-        if (index >= m->first && index <= m->last) return m->reverse ? m->first + m->last - index : index + m->by;
+        if (index < m->first || index > m->last) continue;
+        if (!m->reverse) return index + m->by;
+        moved = m->first + m->last - index;
     }
-    return index;
+    return moved;
 }
 
 // The shard of a window.

@@ -10,7 +10,10 @@ changes.h: what --change replaces in single steps of a run, to find the cause of
   replace=A-B           windows A .. B of the update, from 0, are read from the following update instead
   order=reverse         the windows of the update are read in reverse order
 
-  bool changes_parse(changes, text, wrong)   false, with the change that is wrong, when the format is invalid
+  rates of overlapping changes multiply, the smallest norm counts, and a window that is replaced is not reordered
+
+  int         changes_count(text)
+  const char *changes_parse(changes, text, wrong)   of at most CHANGES_LIMIT; NULL, or what the change `wrong` must be
 */
 #pragma once
 #include "../base/common.h"
@@ -69,34 +72,44 @@ static inline bool change_parse_value(Change *c, const char *text) {
     return good && (c->kind != CHANGE_MOMENTS || c->value == 0) && (c->kind != CHANGE_NORM || c->value > 0);
 }
 
-// One change, without the spaces around it.
-static inline bool change_parse(Change *c, const char *text) {
+// One change, without the spaces around it. Returns NULL, or what it must be.
+static inline const char *change_parse(Change *c, const char *text) {
+    static const char format[] = "it must be FIRST[-LAST]:KEY=VALUE, such as 120:lr=0.5; --help lists the keys";
     memset(c, 0, sizeof(*c));
     FORMAT(c->text, "%s", text);
     c->first = c->last = change_number(&text);
     if (*text == '-') text++, c->last = change_number(&text);
-    if (c->first < 1 || c->last < c->first || *text++ != ':') return false;
+    if (c->first < 0 || c->last < 0 || *text++ != ':') return format;
+    if (c->first == 0) return "its steps must be 1 or more";
+    if (c->last < c->first) return "its first step must not be after its last one";
     size_t n = strcspn(text, "@=");
     int kind = 0;
     while (kind < CHANGE_KINDS && (strlen(change_names[kind]) != n || memcmp(change_names[kind], text, n) != 0)) kind++;
-    if (kind == CHANGE_KINDS) return false;
+    if (kind == CHANGE_KINDS) return format;
     c->kind = (ChangeKind)kind;
     text += n;
-    if (*text == '@' && (kind > CHANGE_MOMENTS || !change_parse_tensor(c, &text))) return false;
-    return *text == '=' && change_parse_value(c, text + 1);
+    if (*text == '@' && (kind > CHANGE_MOMENTS || !change_parse_tensor(c, &text))) return format;
+    return *text == '=' && change_parse_value(c, text + 1) ? NULL : format;
 }
 
-static inline bool changes_parse(Changes *changes, const char *text, char wrong[200]) {
+static inline int changes_count(const char *text) {
+    int count = 0;
+    for (text += strspn(text, " "); *text; text += strspn(text, " ")) text += strcspn(text, " "), count++;
+    return count;
+}
+
+static inline const char *changes_parse(Changes *changes, const char *text, char wrong[200]) {
     changes->count = 0;
     for (text += strspn(text, " "); *text; text += strspn(text, " ")) {
         size_t n = strcspn(text, " ");
         snprintf(wrong, 200, "%.*s", (int)n, text);
-        if (n >= 200 || changes->count == CHANGES_LIMIT) return false;
-        if (!change_parse(&changes->all[changes->count++], wrong)) return false;
+        assert(changes->count < CHANGES_LIMIT);
+        const char *why =
+            n < 200 ? change_parse(&changes->all[changes->count++], wrong) : "it must have at most 199 characters";
+        if (why) return why;
         text += n;
     }
-    snprintf(wrong, 200, " ");
-    return changes->count > 0;
+    return NULL;
 }
 
 static inline bool change_active(const Change *c, int64_t step) { return c->first <= step && step <= c->last; }

@@ -281,6 +281,20 @@ static inline int options_choices_problems(const char *text) {
     return problems;
 }
 
+static inline int options_change_problems(const char *text) {
+    Changes changes;
+    OptionText shown;
+    char wrong[200];
+    int problems = 0, count = changes_count(text);
+    const char *why = count <= CHANGES_LIMIT ? changes_parse(&changes, text, wrong) : NULL;
+    if (why) REFUSE(problems, "--change '%s' is not accepted: %s", option_shown(shown, wrong), why);
+    if (count > CHANGES_LIMIT)
+        REFUSE(problems, "--change has %d changes, and the limit is %d: use ranges of steps and beginnings of names",
+               count, CHANGES_LIMIT);
+    if (count == 0) REFUSE(problems, "--change has no changes: give FIRST[-LAST]:KEY=VALUE, or omit the option");
+    return problems;
+}
+
 // The highest --zero: with 3 ranks gather each layer together, so all compute as many forwards.
 static inline int options_most_zero(const Options *o) { return o->sample_every || o->eval_choices ? 2 : ZERO_MOST; }
 
@@ -377,14 +391,7 @@ static inline int options_exclusions(const Options *o) {
     if (o->clip_update_norm && o->optimizer != OPTIMIZER_ADAMW)
         REFUSE(problems, "--clip-update-norm requires --optimizer adamw: updates of %s have a constant norm",
                optimizer_choice(o->optimizer));
-    Changes changes;
-    char wrong[200];
-    if (o->change && !changes_parse(&changes, o->change, wrong))
-        REFUSE(
-            problems,
-            "--change '%.80s' is not accepted: it must be FIRST[-LAST]:KEY=VALUE, such as 120:lr=0.5; --help lists the "
-            "keys",
-            wrong);
+    if (o->change) problems += options_change_problems(o->change);
     OptionText list;
     list[0] = 0;
     for (int m = MODE_TRAIN + 1; m < MODE_COUNT; m++) {

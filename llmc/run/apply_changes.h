@@ -2,7 +2,8 @@
 apply_changes.h: what --change does to the steps of a run. llmc/options/changes.h has the keys. All ranks call these
 functions together.
 
-  void   changes_open(a, options, tensors, loader, step, next_window)   before the loader starts; errors: CHECK
+  void   changes_check(options, plan, step)   exits with status 2 if a start after this step cannot make them
+  void   changes_open(a, options, tensors, loader, step, next_window)   before the loader starts
   void   changes_update(a, state, step)   before the update of a step: resets moments, and sets the update's rates
   double changes_norm(a, step)            the largest norm of an update; INFINITY: no limit
   void   changes_past_window(a, step, window, text, size)   the option of a resume that replaces a window
@@ -13,6 +14,7 @@ functions together.
 #include "../data/dataloader.h"
 #include "../model/state.h"
 #include "../options/changes.h"
+#include "../options/phases.h"
 #include "run_records.h"
 
 typedef struct {
@@ -32,17 +34,58 @@ static inline bool change_range(const Change *c, const Tensor *t, RateRange *ran
     return true;
 }
 
-static inline void change_check_tensor(const Change *c, const TensorList *list) {
+// The change's tensor with the fewest rows; NULL: the model has none of these names.
+static inline const Tensor *change_tensor(const Change *c, const TensorList *list) {
     RateRange range;
-    int found = 0;
+    const Tensor *least = NULL;
     for (int i = 0; i < list->count; i++) {
         const Tensor *t = &list->tensors[i];
-        if (!change_range(c, t, &range)) continue;
-        found++;
-        CHECK(c->end <= (int64_t)t->shape[0], "--change %s: %s has %zu rows", c->text, t->name, t->shape[0]);
+        if (change_range(c, t, &range) && (!least || t->shape[0] < least->shape[0])) least = t;
     }
-    CHECK(found, "--change %s: no tensor has a name that begins with %s; the checkpoints of the run have the names",
-          c->text, c->tensor);
+    return least;
+}
+
+static inline bool change_moves(const Change *c) { return c->kind == CHANGE_REPLACE || c->kind == CHANGE_ORDER; }
+
+// Reports at most one problem. Returns their number.
+static inline int change_problems(const Change *c, const Options *o, const ModelPlan *plan, int64_t step) {
+    int problems = 0;
+    const int64_t windows = o->total_batch / plan->T;
+    const Tensor *t = change_tensor(c, &plan->tensors);
+    if (c->first <= step || c->last > o->steps)
+        REFUSE(problems, "--change %s: this start has the steps %" PRId64 " to %" PRId64 ": use one of these", c->text,
+               step + 1, o->steps);
+    else if (c->kind == CHANGE_NORM && o->optimizer != OPTIMIZER_ADAMW)
+        REFUSE(problems, "--change %s: updates of %s have a constant norm: use lr=FACTOR", c->text,
+               optimizer_choice(o->optimizer));
+    else if (change_moves(c) && (o->phase || o->batch_schedule))
+        REFUSE(problems, "--change %s: windows cannot be moved in a run with phases: omit this change", c->text);
+    else if (change_moves(c) && c->first != c->last)
+        REFUSE(problems, "--change %s: %s requires a single step: give a change for each step", c->text,
+               change_names[c->kind]);
+    else if (c->high >= windows)
+        REFUSE(problems, "--change %s: an update has %" PRId64 " windows: use 0 to %" PRId64, c->text, windows,
+               windows - 1);
+    else if (!t)
+        REFUSE(problems,
+               "--change %s: no tensor has a name that begins with %s: use a name of a checkpoint's model.safetensors",
+               c->text, c->tensor);
+    else if (c->end > (int64_t)t->shape[0])
+        REFUSE(problems, "--change %s: %s has %zu rows: use [A:B] with B up to %zu", c->text, t->name, t->shape[0],
+               t->shape[0]);
+    else if (o->stop_after && c->first > o->stop_after)
+        warn("--change %s has no effect: this start ends after --stop-after %" PRId64, c->text, o->stop_after);
+    return problems;
+}
+
+static inline void changes_check(const Options *o, const ModelPlan *plan, int64_t step) {
+    char wrong[200];
+    Changes changes;
+    int problems = 0;
+    if (!o->change) return;
+    changes_parse(&changes, o->change, wrong);
+    for (int i = 0; i < changes.count; i++) problems += change_problems(&changes.all[i], o, plan, step);
+    if (problems) program_exit(EXIT_USAGE);
 }
 
 static inline void changes_open(AppliedChanges *a, const Options *o, const TensorList *list, DataLoader *loader,
@@ -55,16 +98,7 @@ static inline void changes_open(AppliedChanges *a, const Options *o, const Tenso
     a->rates.ranges = (RateRange *)checked_calloc((size_t)list->count * CHANGES_LIMIT, sizeof(RateRange));
     for (int i = 0; i < a->changes.count; i++) {
         const Change *c = &a->changes.all[i];
-        bool moves = c->kind == CHANGE_REPLACE || c->kind == CHANGE_ORDER;
-        CHECK(c->first > step && c->last <= o->steps, "--change %s: this start has the steps %" PRId64 " to %" PRId64,
-              c->text, step + 1, o->steps);
-        change_check_tensor(c, list);
-        CHECK(c->kind != CHANGE_NORM || o->optimizer == OPTIMIZER_ADAMW,
-              "--change %s: updates of %s have a constant norm", c->text, optimizer_choice(o->optimizer));
-        if (!moves) continue;
-        CHECK(!o->phase && !o->batch_schedule, "--change %s: windows cannot be moved in a run with phases", c->text);
-        CHECK(c->first == c->last, "--change %s: %s requires a single step", c->text, change_names[c->kind]);
-        CHECK(c->high < (int64_t)windows, "--change %s: an update has %" PRIu64 " windows, from 0", c->text, windows);
+        if (!change_moves(c)) continue;
         uint64_t first = next_window + (uint64_t)(c->first - step - 1) * windows;
         bool reverse = c->kind == CHANGE_ORDER;
         uint64_t high = reverse ? windows - 1 : (uint64_t)c->high;
@@ -135,7 +169,7 @@ static inline void log_changes(Log *log, int64_t step, const AppliedChanges *a, 
     int move = 0;
     for (int i = 0; i < a->changes.count; i++) {
         const Change *c = &a->changes.all[i];
-        const WindowMove *m = c->kind == CHANGE_REPLACE || c->kind == CHANGE_ORDER ? &a->moves[move++] : NULL;
+        const WindowMove *m = change_moves(c) ? &a->moves[move++] : NULL;
         if (c->first != step) continue;
         cJSON *record = cJSON_CreateObject();
         cJSON_AddStringToObject(record, "kind", "event");

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from program import FAILED, all_records, checkpoint, read_json, records, resume, tensors, train, train_in_parts
+from program import DONE, USAGE, all_records, checkpoint, read_json, records, resume, tensors, train, train_in_parts
 
 CLIPPED = "--clip-update-norm 1.5,8 --beta2 0.5"
 
@@ -103,14 +103,46 @@ def test_z_loss(corpus, tmp_path):
     assert z[0.1] < 0.5 * z[0], z
 
 
+@pytest.mark.full(cases_from=5)
 @pytest.mark.parametrize(
     ("options", "change", "message"),
     [
         ("--optimizer normuon", "2:update-norm=1", "updates of normuon have a constant norm"),
         ("--batch-schedule 64@0,128@1", "2:order=reverse", "windows cannot be moved in a run with phases"),
+        ("", "3-4:lr=0", "this start has the steps 1 to 3: use one of these"),
+        ("", "2:moments@model.foo=0", "no tensor has a name that begins with model.foo: use"),
+        ("", "2:lr@model.layers[0:5]=0", "lambda_proj.weight has 2 rows: use [A:B] with B up to 2"),
+        ("--minutes 0.01", "1000000:lr=0", ": use one of these"),
     ],
 )
 def test_changes_that_do_not_fit(corpus, tmp_path, options, change, message):
-    """changes of a step that an optimizer or phases exclude are refused in one line"""
-    result = train(corpus, tmp_path / "run", "--steps 3", options, f"--change {change}")
-    result.one_line(FAILED, message)
+    """changes of a step that the run cannot make are refused in one line, and nothing is written"""
+    steps = "" if "--minutes" in options else "--steps 3"
+    result = train(corpus, tmp_path / "run", steps, options, f"--change {change}")
+    result.one_line(USAGE, message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_changes_of_a_resumed_run(corpus, tmp_path):
+    """a resume refuses changes of steps that are done, and warns of changes after its end"""
+    run = tmp_path / "run"
+    train(corpus, run, "--steps 4 --stop-after 2").done()
+    before = (run / "run.json").read_bytes(), (run / "log.jsonl").read_bytes()
+    resume(run, "--change '3:lr=0.5 2:lr=0'").one_line(USAGE, "--change 2:lr=0: this start has the steps 3 to 4")
+    assert before == ((run / "run.json").read_bytes(), (run / "log.jsonl").read_bytes())
+    resume(run, "--stop-after 3 --change 4:lr=0").one_line(DONE, "4:lr=0 has no effect: this start ends after")
+    resume(run, "--change 4:lr=0").done()
+    assert "nothing to do" in resume(run, "--change 4:lr=0").done().out
+
+
+def test_overlapping_changes(corpus, tmp_path):
+    """rates of overlapping changes multiply, and a window that is replaced is not reordered, in any order"""
+
+    def weights(change):
+        run = tmp_path / change
+        train(corpus, run, "--steps 3 --total-batch 128", f"'--change={change}'").done()
+        return hash((checkpoint(run, 3) / "model.safetensors").read_bytes())
+
+    assert weights("2:lr=0.5 1-2:lr=0.5") == weights("2:lr=0.25 1:lr=0.5")
+    both = weights("2:replace=0-0 2:order=reverse")
+    assert both == weights("2:order=reverse 2:replace=0-0") and both != weights("2:order=reverse")
