@@ -144,13 +144,18 @@ static inline double changes_norm(const AppliedChanges *a, int64_t step) {
 }
 
 // Writes the option of a resume that reads another window in place of this one of the update of `step`. It keeps the
-// changes of later steps.
+// changes of this and later steps.
 static inline void changes_past_window(const AppliedChanges *a, int64_t step, uint64_t window, char *text,
                                        size_t size) {
     size_t length = (size_t)snprintf(text, size, "--change '");
-    for (int i = 0; i < a->changes.count; i++)
-        if (a->changes.all[i].first >= step && length < size)
-            length += (size_t)snprintf(text + length, size - length, "%s ", a->changes.all[i].text);
+    for (int i = 0; i < a->changes.count && length < size; i++) {
+        const Change *c = &a->changes.all[i];
+        char steps[48] = "";
+        if (c->last < step) continue;
+        if (c->first < step) FORMAT(steps, "%" PRId64 "-%" PRId64, step, c->last);
+        length +=
+            (size_t)snprintf(text + length, size - length, "%s%s ", steps, *steps ? strchr(c->text, ':') : c->text);
+    }
     if (length < size)
         snprintf(text + length, size - length, "%" PRId64 ":replace=%" PRIu64 "-%" PRIu64 "'", step, window, window);
 }

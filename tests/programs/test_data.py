@@ -68,7 +68,7 @@ def advice(result):
 
 def test_token_in_run(short):
     """a token outside the vocabulary ends a run with the checkpoint of the last step, and the advice continues it"""
-    run, whole, options = short / "run", short / "whole", f"{TWELVE} --change 12:lr=0.5"
+    run, whole, options = short / "run", short / "whole", f"{TWELVE} --change 1-12:lr=0.5"
     overwrite(short / "train.bin", TOKEN_100, BAD)
     result = start(run, options).one_line(FAILED, "token 100 of train.bin is 256, outside the vocabulary of 256")
     steps = [len(records(run, "train"))]
@@ -77,16 +77,18 @@ def test_token_in_run(short):
     start(whole, options, f"--stop-after {steps[0]}").done()
     expect_same(checkpoint(whole, steps[0]), checkpoint(run, steps[0]))
     # without the advice the same again, and nothing is lost; with it, on to the next epoch, which has the window again
-    assert resume(run, "--change 12:lr=0.5").one_line(FAILED, "is 256, outside").err == result.err
+    assert resume(run, f"--change {steps[0] + 1}-12:lr=0.5").one_line(FAILED, "is 256, outside").err == result.err
     assert saved(run) == steps
     while result.status == FAILED:
-        assert f"--resume --change '12:lr=0.5 {steps[-1] + 1}:replace=" in advice(result)
+        next_step = steps[-1] + 1
+        assert f"--resume --change '{next_step}-12:lr=0.5 {next_step}:replace=" in advice(result)
         result = run_trainer(advice(result), "--threads 1", cwd=short)
         steps.append(len(records(run, "train")))
         assert steps[-1] > steps[-2] and steps[-1] in saved(run)
     assert result.done().err == "" and steps[2:] == [12], steps  # the end of the third epoch is not reached
     changes = [record["change"].split("=")[0] for record in records(run, "event", what="change")]
-    assert changes == [f"{steps[0] + 1}:replace", f"{steps[1] + 1}:replace", "12:lr"]
+    later = [f"{step + 1}{rest}" for step in steps[:2] for rest in ("-12:lr", ":replace")]
+    assert changes == ["1-12:lr", *later]
 
 
 def test_shard_lost_in_run(short):
