@@ -1,14 +1,13 @@
 """spike.py: finds the cause of a loss spike by experiment.
 
-Starts from the checkpoint before the spike, with the options, threads, ranks and environment of the start that ran the
-steps. The first replay changes nothing and must repeat the log bit for bit. Every other replay changes one thing
-(--change of the trainer, or an option). A change that removes the spike names the cause; where it has parts (windows of
-a batch, tensors of a layer, heads of a tensor) each part is tried alone.
+Replays a run from the checkpoint before a loss spike, bit for bit, then with one thing changed at a time, and prints
+and draws which changes remove the spike.
+
+Replays have the options, threads, ranks and environment of the start that ran the steps. A change that removes the
+spike names the cause; where it has parts (windows of a batch, tensors of a layer, heads of a tensor) each is tried.
 
   rise      the largest loss of step S and the AFTER steps that follow, minus the median of the 16 steps before S
-  removes   the rise is at most a third of that of the unchanged replay; reduces: at most two thirds
-  large     an update whose norm is more than twice the median of the measured ones before it: of the log
-            (--stats-every) and of the unchanged replay
+  removes   the rise is at most a third of the rise of the unchanged replay; reduces: at most two thirds
 """
 
 import json
@@ -17,67 +16,50 @@ import os
 import re
 import shlex
 import shutil
-import statistics
 import struct
 import subprocess
 from pathlib import Path
+from statistics import median
+
+import python_environment
 
 from . import option_history, run_directory
 from .cli import Parser, fail
 from .run_directory import RunError
-from .tensors import Tensors
 
+np = python_environment.Later("numpy")
 BEFORE, SHOWN, INFINITE = 16, 60, 1e3
-DESCRIPTION = """Replays a run from the checkpoint before a loss spike, bit for bit, then with one thing changed at a
-time, and prints and draws which changes remove the spike."""
-OFF = ("--checkpoint-every 0 --checkpoint-minutes 0 --val-every 0 --sample-every 0 --keep 0 --stats-every 1").split()
-TURNED_OFF = [word[2:] for word in OFF if word.startswith("--")]
+OFF = "--checkpoint-every 0 --checkpoint-minutes 0 --val-every 0 --sample-every 0 --keep 0 --stats-every 1".split()
+REPLACED = [word[2:] for word in OFF[::2]] + ["rollback"]  # options of a run that its replays do not take over
 REPEATED = ("--nvls", "--no-memory-check")  # options of a single start: run.json has them in its command line only
 OF_START = ("ranks", "threads", "environment")  # that change numbers, besides the options
+MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -n"  # cores bound to a rank would limit its threads
+COLORS = {"removes": "green", "reduces": "orange", "keeps": "silver"}  # of each verdict
+LEGEND = "black: the log; green: replays that remove the spike; orange: reduce; grey: keep"
 
 
-def parse_arguments(words):
-    parser = Parser(prog="lab spike", description=DESCRIPTION)
-    parser.add_argument("run", metavar="RUN", help="run directory with a checkpoint before the spike")
-    parser.add_argument("--step", type=int, metavar="S", help="step of the spike (default: that of the largest one)")
-    parser.add_argument("--after", type=int, default=8, metavar="N", help="steps to replay after S (default: 8)")
-    parser.add_argument("--trainer", default="./train_diffv2", metavar="PROGRAM", help="default: ./train_diffv2")
-    parser.add_argument(
-        "--launch", default="", metavar="COMMAND", help="starts the ranks (default: 'mpirun -n N' if the run had N > 1)"
-    )
-    parser.add_argument("--out", metavar="DIR", help="for replays, spike.json and spike.svg (default: RUN/spike_S)")
-    a = parser.parse_args(words)
-    if a.after < 0 or (a.step is not None and a.step < 1):
-        parser.error("--step must be at least 1, and --after at least 0")
-    return a
+def numbers_of(records, key="loss"):
+    """{step: number} of the train records; infinite where it is null."""
+    return {r["step"]: math.inf if r.get(key) is None else r[key] for r in records if r["kind"] == "train"}
 
 
-def losses_of(records, key="loss"):
-    """{step: value} of the train records; infinite where it is null."""
-    steps = (r for r in records if r["kind"] == "train")
-    return {r["step"]: math.inf if r.get(key) is None else r[key] for r in steps}
-
-
-def level(losses, step):
-    before = [losses[s] for s in range(step - BEFORE, step) if math.isfinite(losses.get(s, math.inf))]
-    return statistics.median(before) if before else None
+def losses_before(losses, step, count=BEFORE):
+    """The finite losses of the `count` steps before a step."""
+    return [losses[s] for s in range(step - count, step) if math.isfinite(losses.get(s, math.inf))]
 
 
 def largest_spike(losses):
     """The step whose loss is farthest above the steps before it, in median absolute deviations of those."""
-    best, found = 0, None
+    distances = {}
     for step, loss in losses.items():
-        before = [losses[s] for s in range(step - 4 * BEFORE, step) if math.isfinite(losses.get(s, math.inf))]
-        if len(before) < 8:
-            continue
-        middle = statistics.median(before)
-        deviation = statistics.median(abs(x - middle) for x in before) + 1e-3
-        distance = min((loss - middle) / deviation, INFINITE)
-        if distance > best:
-            best, found = distance, step
-    if found is None or best < 6:
+        before = losses_before(losses, step, 4 * BEFORE)
+        if len(before) >= 8:
+            middle = median(before)
+            distances[step] = min((loss - middle) / (median(abs(x - middle) for x in before) + 1e-3), INFINITE)
+    step = max(distances, key=distances.get, default=None)
+    if step is None or distances[step] < 6:
         raise RunError("no step has a loss far above those before it; --step S names one")
-    return found
+    return step
 
 
 def changes_after(words, step):
@@ -89,404 +71,297 @@ def changes_after(words, step):
 
 
 def start_of(entry):
-    """A start of run.json with its threads, which earlier programs wrote among its devices only."""
+    """A start of run.json with its threads and command line: earlier programs wrote threads among its devices only."""
     found = re.search(r"CPU: (\d+) thread", "\n".join(entry.get("devices", [])))
-    return {**({"threads": int(found[1])} if found else {}), **entry}
+    return {"command_line": [], **({"threads": int(found[1])} if found else {}), **entry}
 
 
-def mpirun(ranks):
-    """A launch on this machine. Ranks are not bound to cores, which would limit their threads."""
-    root = " --allow-run-as-root" if os.geteuid() == 0 else ""
-    return f"mpirun{root} --oversubscribe --bind-to none -n {ranks}"
-
-
-class Replays:
-    """Replays of a run from a checkpoint up to step `last`."""
+class Search:
+    """Replays of a run from the checkpoint of step `begin` up to step `last`, and what follows from them."""
 
     def __init__(self, a):
         self.a, self.run = a, Path(a.run)
         self.info = run_directory.read_run(self.run)
-        records = run_directory.read_log(self.run / "log.jsonl")
-        self.losses, self.norms = losses_of(records), losses_of(records, "grad_norm")
-        self.rates, self.updates = losses_of(records, "lr"), losses_of(records, "update_norm")
+        self.log = run_directory.read_log(self.run / "log.jsonl")
+        self.losses, self.rates = numbers_of(self.log), numbers_of(self.log, "lr")
         if not self.losses:
             raise RunError(f"{self.run}/log.jsonl has no steps")
         self.step = a.step or largest_spike(self.losses)
         if self.step not in self.losses:
             raise RunError(f"{self.run}: the log has no step {self.step}; it ends at step {max(self.losses)}")
-        self.level = level(self.losses, self.step)
-        if self.level is None:
+        before = losses_before(self.losses, self.step)
+        if not before:
             raise RunError(f"step {self.step} has no steps before it to compare with")
+        self.level = median(before)
         steps = [int(p.name[5:]) for p in (self.run / "checkpoints").glob("step_????????")]
         self.begin = max((s for s in steps if s < self.step), default=None)
         if self.begin is None:
             have = f"the oldest is of step {min(steps)}" if steps else "it has none"
-            raise RunError(
-                f"{self.run} has no checkpoint before step {self.step}: {have}; --checkpoint-every N --keep 0 keeps all"
-            )
+            what = f"{self.run} has no checkpoint before step {self.step}"
+            raise RunError(f"{what}: {have}; --checkpoint-every N --keep 0 keeps all")
         self.last = min(self.step + a.after, max(self.losses))
         self.checkpoint = run_directory.checkpoint(self.run, self.begin)
-        self.saved = run_directory.read_json(self.checkpoint / "trainer_state.json", {"options": {}})["options"]
         self.out = Path(a.out or self.run / f"spike_{self.step:08d}")
-        self.done, self.tried = {}, 0
-        self.in_force()
+        self.done, self.records = {}, {}  # of each replay: its entry in spike.json, and its log
+        steps = range(self.begin + 1, self.step + 1)
+        rises = [(self.rates[s] / self.rates[s - 1], s) for s in steps if self.rates.get(s - 1) and s in self.rates]
+        self.factor, self.jump = max(rises, default=(1, None))  # the largest rise of the learning rate, and its step
+        self.follow_start()
 
-    def in_force(self):
-        """What the start that made the spike chose. The replays end where a start that chose otherwise begins."""
-        starts, entries = self.info.get("starts", []), []
+    def follow_start(self):
+        """Takes over what the start that ran the step chose. Replays end where a start that chose otherwise begins."""
+        starts, chosen = {s["step"]: s for s in self.info.get("starts", [])}, None
         for begun, options in option_history.history(self.info):
-            start = start_of(([s for s in starts if s["step"] == begun] or [self.info])[-1])
-            numbers = {key: value for key, value in options.items() if key not in TURNED_OFF}
-            chosen = numbers, changes_after(start["command_line"], self.begin), *map(start.get, OF_START)
-            entries.append((begun, options, start, chosen))
-        begun, self.options, self.start, chosen = [entry for entry in entries if entry[0] < self.step][-1]
-        later = [entry[0] for entry in entries if self.step <= entry[0] < self.last and entry[3] != chosen]
-        if begun > self.begin:
-            print(
-                f"note: the run was resumed after step {begun}, and its checkpoint of that step is gone: what changed "
-                f"there applies to the replay from step {self.begin}"
-            )
-        if later:
-            self.last = later[0]
-            print(f"note: the run was resumed differently after step {self.last}: replays end there")
-        ranks = self.start.get("ranks", 1)
-        self.launch = self.a.launch or (mpirun(ranks) if ranks > 1 else "")
-        if not self.a.launch and ranks > 1 and not shutil.which("mpirun"):
+            start = start_of(starts.get(begun, self.info))
+            numbers = {key: value for key, value in options.items() if key not in REPLACED}
+            choice = numbers, changes_after(start["command_line"], self.begin), *map(start.get, OF_START)
+            if begun < self.step:
+                self.options, self.start, chosen = options, start, choice
+            elif begun < self.last and choice != chosen:
+                self.last = begun
+                print(f"note: the run was resumed differently after step {self.last}: replays end there")
+        ranks, words = self.start.get("ranks", 1), self.start["command_line"]
+        if ranks > 1 and not self.a.launch and not shutil.which("mpirun"):
             raise RunError(f"the run had {ranks} ranks, and there is no mpirun: specify --launch COMMAND")
-        self.environment = {**os.environ, **self.start.get("environment", {})}
-        self.changes = changes_after(self.start["command_line"], self.begin)
-        self.words = [word for word in self.start["command_line"] if word in REPEATED]
+        self.launch = self.a.launch or (f"{MPIRUN} {ranks}" if ranks > 1 else "")
+        self.changes = changes_after(words, self.begin)
+        self.words = [word for word in words if word in REPEATED]
         self.words += [f"--threads={self.start['threads']}"] if "threads" in self.start else []
-        for key, value in self.saved.items():
+        self.words += ["--rollback=1000:1000"] if self.options.get("rollback") else []  # too many for a replay
+        saved = run_directory.read_json(self.checkpoint / "trainer_state.json", {"options": {}})["options"]
+        for key, value in saved.items():
             now = self.options.get(key, value)
-            if now == value or now is None or key in (*TURNED_OFF, "rollback"):
-                continue
-            flag = isinstance(now, bool)
-            self.words.append(f"--{'no-' if now is False else ''}{key}" if flag else f"--{key}={now}")
-        if self.options.get("rollback"):
-            self.words.append("--rollback=1000:1000")  # a replay does not return to its checkpoint
+            if now not in (value, None) and key not in REPLACED:
+                flag = f"--{key}" if now else f"--no-{key}"
+                self.words.append(flag if isinstance(now, bool) else f"--{key}={now}")
         self.windows = self.options["total-batch"] // self.options["seq-len"]
 
-    def replay(self, name, changes="", options=(), launch=None):
-        """The records of a replay. The rise of its loss is added to self.done."""
-        directory = self.out / f"replay_{self.tried:03d}"
-        self.tried += 1
-        to = run_directory.checkpoint(directory, self.begin)
-        to.parent.mkdir(parents=True)
-        shutil.copytree(self.checkpoint, to)
+    def replay(self, name, changes="", options=(), launch="", depth=0):
+        """The entry of a replay in spike.json. If the trainer refuses a change, prints the reason and returns None."""
+        directory = self.out / f"replay_{len(self.done):03d}"
+        shutil.copytree(self.checkpoint, run_directory.checkpoint(directory, self.begin))
         shutil.copy(self.run / "run.json", directory)
-        given = {word.split("=")[0] for word in options}
-        words = [w for w in self.words if w.split("=")[0] not in given]
+        command = [*shlex.split(launch or self.launch), self.a.trainer, "--out", str(directory)]
+        command += ["--resume", "--stop-after", str(self.last), *OFF]
+        command += {word.split("=")[0]: word for word in [*self.words, *options]}.values()
         changed = f"{self.changes} {changes}".strip()
-        command = [*shlex.split(self.launch if launch is None else launch), self.a.trainer, "--out", str(directory)]
-        command += ["--resume", "--stop-after", str(self.last), *OFF, *words, *options]
         command += ["--change", changed] if changed else []
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=self.environment)
-        log = directory / "log.jsonl"
-        records = run_directory.read_log(log) if log.exists() else []
-        losses = losses_of(records)
+        environment = {**os.environ, **self.start.get("environment", {})}
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
+        records = run_directory.read_log(directory / "log.jsonl")
+        losses = numbers_of(records)
         if not losses or (done.returncode and math.isfinite(max(losses.values()))):
             shutil.rmtree(directory)
             said = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
-            raise RunError(f"the replay '{name}' failed: {said}")
-        for path in (directory / "checkpoints").glob("step_*"):
-            shutil.rmtree(path)
+            if not self.done:
+                raise RunError(f"the replay '{name}' failed: {said}")
+            print(f"{'  ' * depth}the replay '{name}' failed: {said}")
+            return None
+        shutil.rmtree(directory / "checkpoints")
         rise = min(max(losses.get(s, math.inf) for s in range(self.step, self.last + 1)) - self.level, INFINITE)
-        self.done[name] = {"name": name, "changes": changes, "options": list(options), "rise": rise, "losses": losses}
-        return records
+        entry = {"name": name, "changes": changes, "options": list(options), "rise": rise, "losses": losses}
+        whole = min(self.done.setdefault("unchanged", entry)["rise"], 20)
+        entry["verdict"] = "removes" if rise <= whole / 3 else "reduces" if rise <= whole * 2 / 3 else "keeps"
+        self.done[name], self.records[name] = entry, records
+        if name != "unchanged":
+            print(f"{'  ' * depth + name:<46} rise {rise:8.4f}  {entry['verdict']} the spike")
+        return entry
 
-    def verdict(self, name):
-        rise, whole = self.done[name]["rise"], min(self.done["unchanged"]["rise"], 20)
-        return "removes" if rise <= whole / 3 else "reduces" if rise <= whole * 2 / 3 else "keeps"
+    def narrow(self, part, parts_of, change, verdicts, depth=1):
+        """The smallest part with one of the verdicts; change(part): the name and the --change of its replay."""
+        entries = {smaller: self.replay(*change(smaller), depth=depth) for smaller in parts_of(part)}
+        rises = {smaller: entry["rise"] for smaller, entry in entries.items() if entry and entry["verdict"] in verdicts}
+        return self.narrow(min(rises, key=rises.get), parts_of, change, verdicts, depth + 1) if rises else part
 
-    def try_change(self, name, changes="", options=(), launch=None, depth=0):
-        """The records of the replay; none if the trainer refuses the change."""
-        try:
-            records = self.replay(name, changes, options, launch)
-        except RunError as error:
-            print(f"{'  ' * depth}{error}")
-            return []
-        print(f"{'  ' * depth + name:<46} rise {self.done[name]['rise']:8.4f}  {self.verdict(name)} the spike")
-        return records
+    def first_large(self):
+        """The first steps, or None, of an update more than twice as large as the median of the measured ones before it,
+        and of a third of the rise of the loss; and a line on them."""
+        norms = numbers_of([*self.log, *self.records["unchanged"]], "update_norm")
+        norms = {s: x for s, x in sorted(norms.items()) if 0 < x < math.inf}
+        losses, third = self.done["unchanged"]["losses"], self.level + self.done["unchanged"]["rise"] / 3
+        steps = range(self.begin + 1, self.last + 1)
+        loss = next((s for s in steps if losses.get(s, math.inf) >= third), None)
+        for step in steps:
+            before = [norms[s] for s in norms if s < step][-4 * BEFORE :]
+            if len(before) >= 4 and norms.get(step, 0) > 2 * median(before):
+                times = f"{norms[step] / median(before):.3g} times the median of those before it"
+                line = f"first large update: step {step}, {times}; the loss has a third of its rise at step {loss}"
+                return step, loss, line
+        return None, loss, "no update is more than twice as large as the median of the measured ones before it"
 
-    def removes(self, name):
-        return name in self.done and self.verdict(name) == "removes"
+    def experiments(self):
+        """The changes of a batch or of all tensors: (name, --change, options, launch)."""
+        every, step, batch = f"{self.begin + 1}-{self.last}", self.step, self.options["batch-size"]
+        yield f"windows of step {step} reordered", f"{step}:order=reverse"
+        for s in range(step, max(step - 2, self.begin), -1):
+            yield f"windows of step {s} replaced", f"{s}:replace=0-{self.windows - 1}"
+        precisions = ("fp32", "bf16", "fp8")  # a GPU program has fp8 and one of the others
+        for wider in precisions[: precisions.index(self.options.get("gemm", "fp32"))]:
+            yield f"products in {wider}", "", [f"--gemm={wider}"]
+        if self.factor > 1.5:
+            yield "the rate before its jump", f"{self.jump}-{self.last}:lr={1 / self.factor:.9g}"
+        yield "half the rate", f"{every}:lr=0.5"
+        norms = numbers_of(self.records["unchanged"], "update_norm").items()
+        if norms := [x for s, x in norms if s < step and 0 < x < math.inf]:
+            yield "updates clipped", f"{every}:update-norm={min(norms):.9g}"
+        yield "moments reset", f"{self.begin + 1}:moments=0"
+        whole = self.windows % (2 * batch) == 0
+        if not self.launch and shutil.which("mpirun") and (whole or batch % 2 == 0):
+            yield "two ranks", "", [] if whole else [f"--batch-size={batch // 2}"], f"{MPIRUN} 2"
+
+    def cause(self):
+        """The cause in one sentence, from the experiments."""
+        removed = {name for name, entry in self.done.items() if entry["verdict"] == "removes"}
+        if "the rate before its jump" in removed:
+            before, after = self.rates[self.jump - 1], self.rates[self.jump]
+            return f"the learning rate: at step {self.jump} it rises from {before:.4g} to {after:.4g}"
+        steps = [step for step in (self.step, self.step - 1) if f"windows of step {step} replaced" in removed]
+        data = f"the data of step {steps[0]}: {self.data_of(steps[0])}" if steps else ""
+        if wider := [name for name in ("bf16", "fp32") if f"products in {name}" in removed]:
+            none = f"in {' and '.join(wider)} there is no spike" + (f"; it occurs with {data}" if data else "")
+            return f"the precision of the products, --gemm {self.options['gemm']}: {none}"
+        if data:
+            return data
+        if "moments reset" in removed:
+            part = self.part_of_model("moments reset:", f"{self.begin + 1}:moments")
+            return f"Adam's moments in the checkpoint of step {self.begin}" + (f", those of {part}" if part else "")
+        if part := self.part_of_model("frozen:", f"{self.begin + 1}-{self.last}:lr"):
+            clipped = "; clipping all updates removes the spike too" if "updates clipped" in removed else ""
+            return f"the updates of {part}{self.growth_of_logits(part)}{clipped}"
+        for name in ("updates clipped", "half the rate"):
+            if name in removed:
+                return f"the size of the updates: the spike is gone with {name}"
+        none = "none of these changes removes the spike; an earlier checkpoint may be needed"
+        return "rounding" if "two ranks" in removed else none
+
+    def data_of(self, step):
+        """The windows of a batch that explain the spike. The batch is halved while one half alone does."""
+        halves = lambda x: [(x[0], sum(x) // 2), (sum(x) // 2 + 1, x[1])] if x[0] < x[1] else []
+        change = lambda x: (f"windows {x[0]} to {x[1]} of step {step} replaced", f"{step}:replace={x[0]}-{x[1]}")
+        low, high = self.narrow((0, self.windows - 1), halves, change, ["removes"])
+        reordered = f"windows of step {step} reordered"  # its log names the shards
+        if reordered not in self.done:
+            self.replay(reordered, f"{step}:order=reverse")
+        events = [x for x in self.records[reordered] if x.get("what") == "change" and x["step"] == step]
+        windows = [window for event in events for window in event.get("windows", [])]
+        return "; ".join(f"window {i}, {described(windows[i], self.options)}" for i in range(low, high + 1))
+
+    def part_of_model(self, what, key):
+        """The layer, tensor or head whose change reduces the spike; None if there is none."""
+        with open(self.checkpoint / "model.safetensors", "rb") as f:
+            header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        shapes = {name: x["shape"] for name, x in header.items() if name != "__metadata__"}
+        size = self.options["head-dim"]
+
+        def parts_of(part):
+            if part is None:  # layers, and the tensors outside of them
+                return list(dict.fromkeys(re.sub(r"^(model\.layers\.\d+\.).*", r"\1", name) for name in shapes))
+            if part.endswith("."):
+                return [name for name in shapes if name.startswith(part)]
+            rows = shapes[part][0] if re.search(r"[qkv]_proj\.weight$", part) else 0
+            return [f"{part}[{i}:{i + size}]" for i in range(0, rows, size)] if rows > size else []
+
+        change = lambda part: (f"{what} {part}", f"{key}@{part}=0")
+        return self.narrow(None, parts_of, change, ["removes", "reduces"])
+
+    def growth_of_logits(self, part):
+        """What the largest logit of the part's layer does, if the part makes queries or keys."""
+        layer = re.match(r"model\.layers\.(\d+)\..*[qk]_proj", part)  # YOCO's keys are of many layers
+        stats = [x for x in self.records["unchanged"] if x["kind"] == "stats"]
+        found = [x["logit_max"] for x in stats if layer and x["layer"] == int(layer[1]) and x["logit_max"] is not None]
+        grow = "grow" if "[" in part else "are those of the layer: they grow"
+        size = f"from {found[0]:.4g} to {max(found):.4g}" if found else ""
+        return f", whose logits {grow}: the largest |logit| goes {size}" if found else ""
+
+    def find(self):
+        """Finds the cause, prints it, and writes the files."""
+        if (self.out / "spike.json").exists():
+            raise RunError(f"{self.out} has the result of another search; remove it, or use another --out")
+        for path in self.out.glob("replay_*"):  # of a search that was interrupted
+            shutil.rmtree(path)
+        step, last = self.step, self.last
+        log = {s: x for s, x in self.losses.items() if self.begin < s <= last}
+        rise = max(x for s, x in log.items() if s >= step) - self.level
+        above = f"up to step {last} at most {rise:.4f} above the {BEFORE} steps before"
+        print(f"step {step}: loss {log[step]:.4f}, {above}; replays start at the checkpoint of step {self.begin}")
+        if rise <= 0:
+            raise RunError(f"the loss of the steps {step} to {last} is not above that of the steps before")
+        left, records = self.replay("unchanged")["rise"], self.records["unchanged"]
+        pairs = [[numbers_of(x, key) for x in (records, self.log)] for key in ("loss", "grad_norm")]
+        differs = next((s for now, before in pairs for s in log if now.get(s) != before.get(s)), None)
+        said = f"differs from the log at step {differs}" if differs else "repeats the log bit for bit"
+        if differs and any(record.get("what") == "mixture_epochs" for record in records):
+            why = "the program of the run repeated some windows of a mixture and left out others"
+            raise RunError(f"the replay {said}, because {why}: name the program with --trainer")
+        print(f"{'unchanged':<46} rise {left:8.4f}  {said}")
+        started = start_of(run_directory.read_run(self.out / "replay_000")["starts"][-1])
+        for key in ("revision", *OF_START):
+            if started.get(key) != self.start.get(key):
+                print(f"note: the run has {key} {self.start.get(key)}, its replays {started.get(key)}")
+        large, risen, line = self.first_large()
+        print(line)
+        if differs and differs <= step and left <= rise / 3:
+            where = f"a replay has no spike, and differs from the log from step {differs} on"
+            cause = f"outside of the program: {where} (a fault of memory, of a device, or other software)"
+        else:
+            for change in self.experiments():
+                self.replay(*change)
+            tested = f"windows of step {step} replaced" in self.done
+            cause = self.cause() + ("" if tested else "; the data could not be tested")
+        print(f"cause: {cause}")
+        finite = lambda losses: {s: x if math.isfinite(x) else None for s, x in losses.items()}
+        found = {"run": str(self.run), "step": step, "checkpoint": self.begin, "level": self.level, "cause": cause}
+        found |= {"first_large_update": large, "first_large_loss": risen, "log": finite(log)}
+        found["replays"] = [{**x, "losses": finite(x["losses"])} for x in self.done.values()]
+        self.draw(self.out / "spike.svg")
+        run_directory.write_atomic(self.out / "spike.json", json.dumps(found, indent=1) + "\n")
+        print(f"{self.out}: spike.json and spike.svg")
+
+    def draw(self, path):
+        """The loss curves: of the log, and of each replay in the color of its verdict."""
+        import matplotlib.figure
+
+        log = {s: x for s, x in self.losses.items() if self.begin - BEFORE <= s <= self.last}
+        curves = [(x["losses"], COLORS[x["verdict"]]) for x in self.done.values()] + [(log, "black")]
+        high = max(x for losses, _ in curves for x in losses.values() if x < math.inf)
+        axes = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained").subplots()
+        for losses, color in curves:
+            axes.plot(losses.keys(), [min(x, high) for x in losses.values()], color=color)
+        axes.axvline(self.step, color="black", linewidth=0.6, linestyle=":")
+        axes.locator_params(axis="x", integer=True)
+        axes.set(xlabel="step", ylabel="training loss, nats", title=LEGEND)
+        matplotlib.rcParams["svg.hashsalt"] = "spike"  # with the date, what differs between two files of the same data
+        axes.figure.savefig(path, metadata={"Date": None})
 
 
-def difference(r, records):
-    """The first step whose loss or gradient norm differs from the log; None if there is none."""
-    for now, before in ((losses_of(records), r.losses), (losses_of(records, "grad_norm"), r.norms)):
-        for step in range(r.begin + 1, r.last + 1):
-            if now.get(step) != before.get(step):
-                return step
-    return None
-
-
-def describe(window, length, separator):
-    """A window: its shard, position, and its tokens as text where they are bytes."""
-    path, first = Path(window["file"]), window["first_token"]
-    with open(path, "rb") as f:
-        wide = struct.unpack("<2i", f.read(8))[1] != 1
-        f.seek(1024 + first * (4 if wide else 2))
-        tokens = [t for (t,) in struct.iter_unpack("<I" if wide else "<H", f.read(length * (4 if wide else 2)))]
-    documents = 1 + tokens[1:].count(int(separator.split(":")[0])) if separator else None
-    shown = bytes(tokens[:SHOWN]).decode("latin-1") if max(tokens) < 257 and 256 not in tokens[:SHOWN] else tokens[:12]
+def described(window, options):
+    """The shard of a window, its position, and its tokens, as text where they are bytes."""
+    path, first, length = Path(window["file"]), window["first_token"], options["seq-len"]
+    dtype = np.dtype("<u2" if np.fromfile(path, "<i4", 2)[1] == 1 else "<u4")
+    tokens = np.fromfile(path, dtype, length, offset=1024 + first * dtype.itemsize).tolist()
+    documents = 1 + tokens[1:].count(int(options["separator"].split(":")[0])) if options.get("separator") else 0
     count = f", {documents} document{'s' if documents > 1 else ''}" if documents else ""
+    shown = bytes(tokens[:SHOWN]).decode("latin-1") if max(tokens) < 257 and 256 not in tokens[:SHOWN] else tokens[:12]
     return f"{path}, tokens {first} to {first + length - 1}{count}: {shown!r}"
 
 
-def of_batch(r, step, records):
-    """The windows of a batch, as the event of its change has them."""
-    found = [w for x in records if x.get("what") == "change" and x["step"] == step for w in x.get("windows", [])]
-    return [describe(w, r.options["seq-len"], r.options.get("separator")) for w in found]
-
-
-def find_windows(r, step, low, high, depth=1):
-    """The windows of the batch, halved while one half alone explains the spike."""
-    while low < high:
-        middle, parts = (low + high) // 2, []
-        for a, b in ((low, middle), (middle + 1, high)):
-            name = f"windows {a} to {b} of step {step} replaced"
-            r.try_change(name, f"{step}:replace={a}-{b}", depth=depth)
-            if r.removes(name):
-                parts.append((r.done[name]["rise"], a, b))
-        if not parts:
-            break
-        _, a, b = min(parts)
-        low, high, depth = a, b, depth + 1
-    return low, high
-
-
-def find_part(r, parts, change, what):
-    """The part whose change removes most of the spike; None if none removes or reduces it."""
-    for part in parts:
-        r.try_change(f"{what} {part}", change(part), depth=1)
-    tried = [(r.done[f"{what} {part}"]["rise"], part) for part in parts if f"{what} {part}" in r.done]
-    _, part = min(tried, default=(None, None))
-    return part if part and r.verdict(f"{what} {part}") != "keeps" else None
-
-
-def tensor_shapes(checkpoint):
-    return {name: x["shape"] for name, x in Tensors(checkpoint / "model.safetensors").header.items()}
-
-
-def groups_of(names):
-    """The beginnings of names that make a layer, and the names of the other tensors."""
-    return list(dict.fromkeys(".".join(n.split(".")[:3]) + "." if n.startswith("model.layers.") else n for n in names))
-
-
-def find_tensor(r, change, what):
-    """(layer or tensor, tensor, head): the smallest part whose change removes the spike; None where there is none."""
-    shapes = tensor_shapes(r.checkpoint)
-    group = find_part(r, groups_of(shapes), change, what)
-    tensor = head = None
-    if group:
-        inner = [n for n in shapes if n.startswith(group)]
-        tensor = inner[0] if len(inner) == 1 else find_part(r, inner, change, what)
-    if tensor and tensor.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-        D = json.loads((r.checkpoint / "config.json").read_text()).get("head_dim")
-        rows = shapes[tensor][0]
-        if D and rows % D == 0 and rows > D:
-            head = find_part(r, [f"{tensor}[{i}:{i + D}]" for i in range(0, rows, D)], change, what)
-    return head or tensor or group
-
-
-def rate_jump(r):
-    """(step, factor) of the largest rise of the learning rate between the checkpoint and the spike."""
-    factors = [(r.rates[s] / r.rates[s - 1], s) for s in range(max(2, r.begin), r.step + 1) if r.rates.get(s - 1)]
-    factor, step = max(factors, default=(1, None))
-    return (step, factor) if factor > 1.5 else (None, 1)
-
-
-def other_ranks(r):
-    """A launch with two ranks, and its options; None if the batch or this machine does not allow it."""
-    B = r.options["batch-size"]
-    if r.launch or not shutil.which("mpirun"):
-        return None
-    if r.windows % (2 * B) and B % 2:
-        return None
-    return mpirun(2), () if r.windows % (2 * B) == 0 else (f"--batch-size={B // 2}",)
-
-
-def experiments(r, records):
-    """Tries each change alone. Returns the windows of the batch of the spike."""
-    every, S = f"{r.begin + 1}-{r.last}", r.step
-    norms = [x["update_norm"] for x in records if x["kind"] == "train" and x["step"] < S and x.get("update_norm")]
-    jump, factor = rate_jump(r)
-    windows = of_batch(r, S, r.try_change(f"windows of step {S} reordered", f"{S}:order=reverse"))
-    for step in (S, S - 1):
-        if step > r.begin:
-            r.try_change(f"windows of step {step} replaced", f"{step}:replace=0-{r.windows - 1}")
-    precisions = ("fp32", "bf16", "fp8")  # a GPU program has fp8 and one of the others
-    for wider in precisions[: precisions.index(r.options.get("gemm", "fp32"))]:
-        r.try_change(f"products in {wider}", options=[f"--gemm={wider}"])
-    if jump and jump > r.begin:
-        r.try_change("the rate before its jump", f"{jump}-{r.last}:lr={1 / factor:.9g}")
-    r.try_change("half the rate", f"{every}:lr=0.5")
-    if norms:
-        r.try_change("updates clipped", f"{every}:update-norm={min(norms):.9g}")
-    r.try_change("moments reset", f"{r.begin + 1}:moments=0")
-    ranks = other_ranks(r)
-    if ranks:
-        r.try_change("two ranks", options=ranks[1], launch=ranks[0])
-    return windows
-
-
-def first_large(r, records):
-    """The first steps, or None, of the unchanged replay: (large update, third of the rise of the loss); and a line."""
-    norms = {**r.updates, **losses_of(records, "update_norm")}
-    norms, losses = {s: x for s, x in sorted(norms.items()) if math.isfinite(x)}, r.done["unchanged"]["losses"]
-    limit = r.level + r.done["unchanged"]["rise"] / 3
-    loss = next((s for s in range(r.begin + 1, r.last + 1) if losses.get(s, math.inf) >= limit), None)
-    for step in (s for s in norms if s > r.begin):
-        before = [norms[s] for s in norms if s < step][-4 * BEFORE :]
-        if len(before) >= 4 and norms[step] > 2 * statistics.median(before):
-            times = norms[step] / statistics.median(before)
-            found = f"first large update: step {step}, {times:.3g} times the median of those before it"
-            return (step, loss), f"{found}; the loss has a third of its rise at step {loss}"
-    return (None, loss), "no update is more than twice as large as the median of the measured ones before it"
-
-
-def growth_of_logits(r, part, records):
-    """What the largest logit of the part's layer does, if the part makes queries or keys."""
-    layer = re.match(r"model\.layers\.(\d+)\..*[qk]_proj", part)  # YOCO's keys are of many layers
-    mine = [x for x in records if x["kind"] == "stats" and layer and x["layer"] == int(layer[1])]
-    found = [x["logit_max"] for x in mine if x["logit_max"] is not None]
-    if not found:
-        return ""
-    grows = "grow" if "[" in part else "are those of the layer: they grow"
-    return f", whose logits {grows}: the largest |logit| goes from {found[0]:.4g} to {max(found):.4g}"
-
-
-def cause_in_data(r, windows):
-    """The windows whose replacement removes the spike; None if there are none."""
-    for step in (r.step, r.step - 1):
-        if r.removes(f"windows of step {step} replaced"):
-            low, high = find_windows(r, step, 0, r.windows - 1)
-            if step != r.step:
-                more = r.replay(f"windows of step {step} reordered", f"{step}:order=reverse")
-                windows = of_batch(r, step, more)
-            return f"the data of step {step}: " + "; ".join(f"window {i}, {windows[i]}" for i in range(low, high + 1))
-    return None
-
-
-def cause(r, records, windows):
-    """The cause in one sentence."""
-    jump, factor = rate_jump(r)
-    if r.removes("the rate before its jump"):
-        before, after = r.rates[jump - 1], r.rates[jump]
-        return f"the learning rate: at step {jump} it rises from {before:.4g} to {after:.4g}"
-    data = cause_in_data(r, windows)
-    wider = [precision for precision in ("bf16", "fp32") if r.removes(f"products in {precision}")]
-    if wider:
-        with_data = f"; it occurs with {data}" if data else ""
-        none = f"in {' and '.join(wider)} there is no spike"
-        return f"the precision of the products, --gemm {r.options['gemm']}: {none}{with_data}"
-    if data:
-        return data
-    every = f"{r.begin + 1}-{r.last}"
-    if r.removes("moments reset"):
-        part = find_tensor(r, lambda t: f"{r.begin + 1}:moments@{t}=0", "moments reset:")
-        return f"Adam's moments in the checkpoint of step {r.begin}" + (f", those of {part}" if part else "")
-    part = find_tensor(r, lambda t: f"{every}:lr@{t}=0", "frozen:")
-    if part:
-        clipped = "; clipping all updates removes the spike too" * r.removes("updates clipped")
-        return f"the updates of {part}" + growth_of_logits(r, part, records) + clipped
-    for name in ("updates clipped", "half the rate", "two ranks"):
-        if r.removes(name):
-            return f"the size of the updates: the spike is gone with {name}" if name != "two ranks" else "rounding"
-    return "none of these changes removes the spike; an earlier checkpoint may be needed"
-
-
-def draw(r, path):
-    """Loss curves as SVG: the log, and each replay in the colour of its verdict."""
-    width, height, left, top = 800, 420, 60, 20
-    first = max(1, r.begin - BEFORE)
-    values = [r.losses[s] for s in range(first, r.last + 1) if s in r.losses]
-    values += [y for x in r.done.values() for y in x["losses"].values()]
-    shown = list(filter(math.isfinite, values))
-    low, high = min(shown), max(shown)
-
-    def points(losses):
-        return " ".join(
-            f"{left + (s - first) / max(1, r.last - first) * (width - left - 20):.1f},"
-            f"{top + (high - min(y, high)) / max(high - low, 1e-9) * (height - 2 * top - 20):.1f}"
-            for s, y in sorted(losses.items())
-            if first <= s <= r.last
-        )
-
-    colours = {"removes": "#2a8a3e", "reduces": "#c08a1a", "keeps": "#bbbbbb"}
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
-        'font-size="12"><rect width="100%" height="100%" fill="white"/>'
-    ]
-    for name, x in r.done.items():
-        colour = colours[r.verdict(name)]
-        lines.append(
-            f'<polyline points="{points(x["losses"])}" fill="none" stroke="{colour}" stroke-width="1.5">'
-            f"<title>{name}</title></polyline>"
-        )
-    lines.append(f'<polyline points="{points(r.losses)}" fill="none" stroke="black" stroke-width="2"/>')
-    lines += [
-        f'<text x="4" y="{top + 4}">{high:.3f}</text><text x="4" y="{height - 2 * top}">{low:.3f}</text>',
-        f'<text x="{left}" y="{height - 8}">loss of steps {first} to {r.last}; black: the log; green: replays that '
-        "remove the spike; yellow: reduce; grey: keep</text></svg>",
-    ]
-    path.write_text("\n".join(lines) + "\n")
-
-
 def main(words):
-    a = parse_arguments(words)
+    parser = Parser(prog="lab spike", description=__doc__.split("\n\n")[1])
+    parser.add_argument("run", metavar="RUN", help="run directory with a checkpoint before the spike")
+    parser.add_argument("--step", type=int, metavar="S", help="step of the spike (default: that of the largest one)")
+    parser.add_argument("--after", type=int, default=8, metavar="N", help="steps to replay after S (default: 8)")
+    parser.add_argument("--trainer", default="./train_diffv2", metavar="PROGRAM", help="default: ./train_diffv2")
+    launch = "starts the ranks (default: 'mpirun -n N' if the run had N > 1)"
+    parser.add_argument("--launch", default="", metavar="COMMAND", help=launch)
+    parser.add_argument("--out", metavar="DIR", help="for replays, spike.json and spike.svg (default: RUN/spike_S)")
+    a = parser.parse_args(words)
+    if a.after < 0 or (a.step is not None and a.step < 1):
+        parser.error("--step must be at least 1, and --after at least 0")
+    python_environment.ensure("lab")
     try:
-        if not os.path.isfile(a.trainer) or not os.access(a.trainer, os.X_OK):
+        if not shutil.which(a.trainer):
             raise RunError(f"{a.trainer}: no such program; build it with 'make', or specify --trainer")
-        r = Replays(a)
-        if (r.out / "spike.json").exists():
-            raise RunError(f"{r.out} has the result of another search; remove it, or use another --out")
-        for path in r.out.glob("replay_*"):  # of a search that was interrupted
-            shutil.rmtree(path)
-        rise = max(r.losses[s] for s in range(r.step, r.last + 1) if s in r.losses) - r.level
-        print(
-            f"step {r.step}: loss {r.losses[r.step]:.4f}, up to step {r.last} at most {rise:.4f} above the {BEFORE} "
-            f"steps before; replays start at the checkpoint of step {r.begin}"
-        )
-        if rise <= 0:
-            raise RunError(f"the loss of the steps {r.step} to {r.last} is not above that of the steps before")
-        records = r.replay("unchanged")
-        differs = difference(r, records)
-        if differs and any(record.get("what") == "mixture_epochs" for record in records):
-            raise RunError(
-                f"the replay differs from the log at step {differs}, because the program of the run repeated some "
-                "windows of a mixture and left out others: name the program with --trainer"
-            )
-        said = f"differs from the log at step {differs}" if differs else "repeats the log bit for bit"
-        print(f"{'unchanged':<46} rise {r.done['unchanged']['rise']:8.4f}  {said}")
-        started = start_of(run_directory.read_run(r.out / "replay_000")["starts"][-1])
-        for key in ("revision", *OF_START):
-            if started.get(key) != r.start.get(key):
-                print(f"note: the run has {key} {r.start.get(key)}, its replays {started.get(key)}")
-        large, words = first_large(r, records)
-        print(words)
-        if differs and differs <= r.step and r.done["unchanged"]["rise"] <= rise / 3:
-            found = (
-                f"outside of the program: a replay has no spike, and differs from the log from step {differs} on "
-                "(a fault of memory, of a device, or other software)"
-            )
-        else:
-            found = cause(r, records, experiments(r, records))
-            if f"windows of step {r.step} replaced" not in r.done:
-                found += "; the data could not be tested"
-        print(f"cause: {found}")
-        result = {"run": str(r.run), "step": r.step, "checkpoint": r.begin, "level": r.level, "cause": found}
-        result["first_large_update"], result["first_large_loss"] = large
-        log = {s: x for s, x in r.losses.items() if r.begin < s <= r.last}
-        result["log"] = {s: x if math.isfinite(x) else None for s, x in log.items()}
-        verdicts = [{**x, "verdict": r.verdict(x["name"])} for x in r.done.values()]
-        for x in verdicts:
-            x["losses"] = {s: y if math.isfinite(y) else None for s, y in x["losses"].items()}
-        run_directory.write_atomic(r.out / "spike.json", json.dumps({**result, "replays": verdicts}, indent=1) + "\n")
-        draw(r, r.out / "spike.svg")
-        print(f"{r.out}: spike.json and spike.svg")
+        Search(a).find()
     except RunError as error:
         fail("lab spike", str(error))
     except OSError as error:

@@ -47,16 +47,15 @@ def change_of(text):
     return shlex.quote(f"--change={text}")
 
 
-def find_cause(path, *options, program=None):
-    found = program or trainer()[0]
-    return run(sys.executable, ROOT / "scripts/lab", "spike", path, "--trainer", found, *options).done()
+def spike(path, *options, program=None, **more):
+    command = (sys.executable, ROOT / "scripts/lab", "spike", path, "--trainer", program or trainer()[0])
+    return run(*command, *options, **more)
 
 
 def expect_cause(path, words, *options, **more):
-    result = find_cause(path, *options, **more)
+    result = spike(path, *options, **more).done()
     (line,) = [line for line in result.out.splitlines() if line.startswith("cause: ")]
-    assert words in line, result.out
-    assert "repeats the log bit for bit" in result.out
+    assert words in line and "repeats the log bit for bit" in result.out, result.out
     (found,) = path.glob("spike_*")
     assert json.loads((found / "spike.json").read_text())["cause"] in line
     assert "</svg>" in (found / "spike.svg").read_text()
@@ -69,20 +68,11 @@ GRAMMAR = f"{SMALL} --lr 2e-2 --checkpoint-every 20 --keep 0 --stats-every 5"
 def plant_fault(corpus, path, step):
     """A run in which a cache line of first moments changes, of the embedding of the last token, the most frequent."""
     fault = {"FAULT": f"moment:0:{step}:exponent"}
-    kinds, index, counts = np.unique(
-        np.fromfile(corpus / "train.bin", "<u2", offset=1024), return_inverse=True, return_counts=True
-    )
+    tokens = np.fromfile(corpus / "train.bin", "<u2", offset=1024)
+    kinds, index, counts = np.unique(tokens, return_inverse=True, return_counts=True)
     write_shard(path.parent / "train.bin", np.argsort(np.argsort(counts))[index])
-    data = [
-        "--train-data",
-        path.parent / "train.bin",
-        GRAMMAR.replace("size 4", "size 16"),
-        "--vocab",
-        len(kinds),
-        "--steps",
-        step + 6,
-    ]
-    run(beside("faulty_diffv2"), *data, "--out", path, env=fault).done()
+    options = f"{GRAMMAR.replace('size 4', 'size 16')} --vocab {len(kinds)} --steps {step + 6} --out"
+    run(beside("faulty_diffv2"), "--train-data", path.parent / "train.bin", options, path, env=fault).done()
 
 
 @pytest.mark.full
@@ -101,7 +91,7 @@ def replay_of_fault(path, at, *options):
     log = all_records(path)
     next(r for r in log if r["kind"] == "train" and r["step"] == at)["loss"] = 99
     (path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in log))
-    out = find_cause(path, "--step", at, *options).out
+    out = spike(path, "--step", at, *options).done().out
     assert f"differs from the log from step {at} on" in out, out  # and the steps before are those of the log
     return out, read_json(path / f"spike_{at:08d}/replay_000/run.json")["starts"][-1]
 
@@ -132,15 +122,7 @@ def test_ranks_of_replay(corpus, tmp_path):
     skip_without_mpi()
     path, data = tmp_path / "run", ["--train-data", corpus / "train.bin", SMALL]
     mpirun("-n 2", *trainer(), *data, "--checkpoint-every 8 --steps 24 --out", path).done()
-    alone = run(
-        sys.executable,
-        ROOT / "scripts/lab",
-        "spike --step 20",
-        path,
-        "--trainer",
-        trainer()[0],
-        env={"PATH": "/nowhere"},
-    )
+    alone = spike(path, "--step 20", env={"PATH": "/nowhere"})
     alone.one_line(FAILED, "the run had 2 ranks, and there is no mpirun: specify --launch COMMAND")
     assert replay_of_fault(path, 20)[1]["ranks"] == 2
 
@@ -202,9 +184,8 @@ def test_precision(copies, tmp_path):
     still = MODEL.replace("--lr 1e-2", "--lr 1e-8")
     data = ["--init", init, "--train-data", tmp_path / "train.bin", still, "--gemm fp8 --out", tmp_path / "run"]
     run_trainer(*data, "--stop-after 36").done()
-    result = expect_cause(
-        tmp_path / "run", "the precision of the products, --gemm fp8: in bf16 and fp32 there is no spike"
-    )
+    words = "the precision of the products, --gemm fp8: in bf16 and fp32 there is no spike"
+    result = expect_cause(tmp_path / "run", words)
     assert f"it occurs with the data of step 30: window 2, {tmp_path}/train.bin, tokens {first} to" in result.out
 
 
@@ -212,9 +193,8 @@ def test_precision(copies, tmp_path):
 def test_outside(corpus, tmp_path):
     """a spike that a replay does not have came from outside"""
     plant_fault(corpus, tmp_path / "run", 110)
-    result = find_cause(tmp_path / "run", program=beside("faulty_diffv2"))
     words = "cause: outside of the program: a replay has no spike, and differs from the log from step 112 on"
-    assert words in result.out
+    assert words in spike(tmp_path / "run", program=beside("faulty_diffv2")).done().out
 
 
 def test_changes(corpus, tmp_path):
@@ -266,15 +246,18 @@ def test_spike_mistakes(copies, tmp_path):
     path = tmp_path / "run"
     shutil.copy(copies[0] / "train.bin", tmp_path)
     plant(tmp_path, "--out", path, "--stop-after 30", change_of("26:lr=50")).done()
-    search = lambda run_path, *options: run(sys.executable, ROOT / "scripts/lab", "spike", run_path, *options)
-    mine = ["--trainer", trainer()[0]]
-    search(path, "--trainer nothing").one_line(FAILED, "nothing: no such program")
-    search(tmp_path / "none", *mine).one_line(FAILED, "none/run.json: No such file or directory")
-    search(path, *mine, "--step 10").one_line(FAILED, "no checkpoint before step 10: the oldest is of step 20")
-    search(path, *mine, "--step 99").one_line(FAILED, "the log has no step 99; it ends at step 30")
-    search(path, *mine, "--step 0").one_line(USAGE, "--step must be at least 1")
-    search(path, *mine, "--step 27 --launch nowhere").one_line(FAILED, "nowhere: No such file or directory")
+    spike(path, program="nothing").one_line(FAILED, "nothing: no such program")
+    spike(tmp_path / "none").one_line(FAILED, "none/run.json: No such file or directory")
+    for options, words in {
+        "--step 10": "no checkpoint before step 10: the oldest is of step 20",
+        "--step 99": "the log has no step 99; it ends at step 30",
+        "--step 27 --launch nowhere": "nowhere: No such file or directory",
+    }.items():
+        spike(path, options).one_line(FAILED, words)
+    spike(path, "--step 0").one_line(USAGE, "--step must be at least 1")
     (tmp_path / "train.bin").unlink()
-    search(path, *mine, "--step 27").one_line(FAILED, "the replay 'unchanged' failed: diffv2: no file matches")
+    spike(path, "--step 27").one_line(FAILED, "the replay 'unchanged' failed: diffv2: no file matches")
     (checkpoint(path, 20) / "trainer_state.json").write_text("{")
-    search(path, *mine, "--step 27").one_line(FAILED, "trainer_state.json: not JSON")
+    spike(path, "--step 27").one_line(FAILED, "trainer_state.json: not JSON")
+    (path / "log.jsonl").write_text("")
+    spike(path, "--step 27").one_line(FAILED, "log.jsonl has no steps")
