@@ -115,7 +115,7 @@ state 'any(x["measured"] > 0 < x["expected"]
     && results '^targets:' && results 'attention_backward' && results "measured .*expected .*ratio" \
     && tail -n 1 "$folder/results.txt" | grep -q '^[0-9]* passed, 0 failed$'
 ok "the results compare predicted and measured times of a step, and have rates and the times of operations" $?
-python3 dev/results/attention.py --print "$folder/results.json" >"$work/output"
+python3 dev/gpu_check/attention_choice.py --print "$folder/results.json" >"$work/output"
 [ ! -s "$work/output" ] && state '[(x["case"], x["of"]) for x in rows("attention", unit="ms", against="cuDNN")] ==
     [(f"attention {d}", f"tiny {v}, B 2 T 40{m}") for m in ("", ", not deterministic")
         for v in ("diff_v2", "baseline") for d in ("forward", "backward")]'
@@ -141,10 +141,10 @@ CUDA_ON_CPU_NAME="NVIDIA B200" check taken "${bundle[@]}" --parts rates
 found 1 'results.json has results of CUDA on the CPU.*, not of NVIDIA B200: choose another --out'
 ok "results of another device cause a one-line error" $?
 CUDA_ON_CPU_NAME="NVIDIA B200" check s --parts attention
-python3 dev/results/attention.py --print "$folder/results.json" >"$work/output"
+python3 dev/gpu_check/attention_choice.py --print "$folder/results.json" >"$work/output"
 n='{[0-9.e+]*, [0-9.e+]*}'
 found 0 "^    {\"B200\", 0, 32, 32, 40, true, $n, $n},\$" "^    {\"B200\", 1, 32, 32, 40, false, $n, $n},\$" \
-    && [ "$(wc -l <"$work/output")" = 4 ] && dev/results/attention.py --check \
+    && [ "$(wc -l <"$work/output")" = 4 ] && dev/gpu_check/attention_choice.py --check \
     && [ -e "$folder"/published/gpu-b200-*.txt ]
 ok "the rows of the table of --sdpa auto follow from the results, and so does the committed table" $?
 CUDA_ON_CPU_CUDNN_FAULT='plan: no engine' check t --parts attention

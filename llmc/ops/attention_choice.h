@@ -1,8 +1,8 @@
 /*
 attention_choice.h: the measured times of attention by cuDNN and by the built-in kernels, by which --sdpa auto chooses.
 
-  rows        dev/results/attention.py writes them from the results of dev/gpu_check.sh (part `attention`): full causal
-              attention of a layer, both kernels in turns in one run
+  rows        dev/gpu_check/attention_choice.py writes them from the results of dev/gpu_check.sh (part `attention`):
+              full causal attention of a layer, both kernels in turns in one run
   signals     0: attention. Otherwise signal heads and a noise head, computed together (diff_attention); cuDNN's times
               include diff_combine. Since the two kernels keep different tensors, one of them computes both directions,
               and the sum of the times decides

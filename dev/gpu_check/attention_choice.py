@@ -2,7 +2,7 @@
 """
 Writes the measured times of attention into the table of llmc/ops/attention_choice.h, by which --sdpa auto chooses.
 
-Usage: dev/results/attention.py [--check | --print] [FILE...]
+Usage: dev/gpu_check/attention_choice.py [--check | --print] [FILE...]
   FILE      results.json of dev/gpu_check.sh with the part `attention` (default: results/gpu-*.json). Of several
             with one device and shape the last is taken
   --check   write nothing; exit status 1 if the table differs
@@ -47,7 +47,7 @@ def main(words):
     elif "--check" not in words:
         TABLE.write_text(new)
     elif new != text:
-        print(f"{TABLE.name} does not follow from the results: run dev/results/attention.py", file=sys.stderr)
+        print(f"{TABLE.name} does not follow from the results: run dev/gpu_check/attention_choice.py", file=sys.stderr)
         return 1
     return 0
 
