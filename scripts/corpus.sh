@@ -5,7 +5,7 @@
 #   gcide    the Collaborative International Dictionary of English, package dict-gcide (32 MB)
 #   system   this machine's manual pages and licences (at least 1 MB)
 #   project  the sources of this program (less than 1 MB: training soon repeats them)
-# Tokens are those of a BPE of 2048, or with --bytes the bytes of the text, as in the studies of dev/results.
+# Tokens are those of a BPE of 2048, or with --bytes the bytes of the text, as in the runs of results/.
 # Packages are downloaded with apt-get and unpacked, not installed, which requires no root. Existing shards are kept.
 # Exit status: 0 the shards exist, 1 failed, 2 usage.
 #

@@ -257,7 +257,7 @@ class Table:
 
     def rewrite(self, without=None):
         """Writes the file with the present columns, and the rows that it has from this export."""
-        temporary, rows = run_directory.temporary_name(self.path), []
+        temporary, rows = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.tmp"), []
         if self.file:
             self.file.close()
             with open(self.path, newline="", encoding="utf-8") as file:

@@ -22,7 +22,7 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
         "data/requirements.txt",
         ("huggingface_hub", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard"),
     ),
-    "lab": ("scripts/lab/requirements.txt", ("matplotlib", "numpy", "scipy", "xxhash")),
+    "lab": ("scripts/lab/requirements.txt", ("jinja2", "matplotlib", "numpy", "scipy")),
     "tests": ("tests/requirements.txt", ()),
     "export": ("scripts/export_python/requirements.txt", ("tensorboard", "wandb")),
     "export-tests": ("scripts/export_python/requirements.txt", ()),

@@ -19,7 +19,33 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 GAP = ROOT / "dev/gpu_check/gap.py"
 CPU = Path(os.environ.get("TRAIN_DIFFV2", "build/train_diffv2")).absolute()
-SMOKE = "--size smoke --tokens 3K --seeds 1".split()
+PLAN = """title = Small
+seeds = 1
+tokens = 3K
+total-batch = 512
+lr = 4e-3
+preset = tiny
+layers = 2
+train-data = corpus
+val-data = corpus
+batch-size = 4
+seq-len = 128
+warmup = 5
+val-steps = 4
+validations = 2
+statistics = 2
+checkpoints = 2
+[arm baseline]
+label = Transformer, NH heads
+[arm diff_v2]
+label = DIFF V2
+attention = diff_v2
+match = baseline
+[arm baseline-2h]
+label = Transformer, 2 NH heads
+preset = {preset}-2h
+match = baseline
+"""
 RUNS = [f"{arm}.lr0.004.seed1" for arm in ("baseline", "diff_v2", "baseline-2h")]
 
 
@@ -49,6 +75,9 @@ def period(tmp_path, corpus):
     trainer.write_text(f'#!/bin/sh\ncase " $* " in *" --eval "*) exec {CPU} "$@" ;; esac\nexec {device} "$@"\n')
     trainer.chmod(0o755)
 
+    plan = tmp_path / "small.plan"
+    plan.write_text(PLAN)
+
     def start(name, minutes="1", state=None, packed=corpus):
         place = tmp_path / name
         place.mkdir()
@@ -57,7 +86,7 @@ def period(tmp_path, corpus):
         if state:
             shutil.copy(state, place / "state.tar.gz")
         variables = {**os.environ, "TRAIN_DIFFV2CU": f"sh {trainer}", "OUT": str(place / "out")}
-        words = [os.path.realpath(sys.executable), "-S", GAP, "run", place, minutes, *SMOKE]  # without packages
+        words = [os.path.realpath(sys.executable), "-S", GAP, "run", place, minutes, plan]  # without packages
         return subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return start
@@ -108,9 +137,9 @@ def test_a_period_continues_the_finished_runs_of_the_one_before(tmp_path, period
         path = tmp_path / "home" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes)
-    lab = [sys.executable, ROOT / "scripts/lab", "report", "home", "--no-png"]
+    lab = [sys.executable, ROOT / "scripts/lab", "report", "home"]
     done = subprocess.run(lab, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "DIFF V2" in (tmp_path / "home/report/results.md").read_text(), done.stderr
+    assert done.returncode == 0 and "DIFF V2" in (tmp_path / "home/report/report.md").read_text(), done.stderr
 
 
 def test_a_period_ends_at_its_limit_with_the_runs_that_are_finished(tmp_path, period):

@@ -35,7 +35,7 @@ failed=0
 "$tools"/ruff format --quiet --diff "${python[@]}" || failed=1
 "$tools"/ruff check --quiet "${python[@]}" || failed=1
 "$tools"/shfmt -d "${shell[@]}" || failed=1
-mapfile -t others < <(git ls-files Makefile '*.mk' '*.md' '*.awk' '*.css' '*.js' '*.toml')
+mapfile -t others < <(git ls-files Makefile '*.mk' '*.md' '*.awk' '*.j2' '*.toml')
 awk 'length($0) > 120 && !(FILENAME ~ /\.md$/ && /^\|/) {
         printf "%s:%d: %d columns, 120 at most\n", FILENAME, FNR, length($0)
         found = 1

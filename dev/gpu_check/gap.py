@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Measures the loss gap of scripts/plans/gpu-minutes.plan on a GPU that is rented for minutes, over several periods.
+"""Measures the loss gap of scripts/lab/plans/loss-gap.plan, size half-hour, on a GPU that is rented for minutes, over
+several periods.
 
   dev/gpu_check/gap.py prepare DIRECTORY PATH... [OPTION of data/prepare.py...]
-  dev/gpu_check/gap.py run DIRECTORY MINUTES [OPTION of `scripts/lab run`...]
+  dev/gpu_check/gap.py run DIRECTORY MINUTES [PLAN] [OPTION of `scripts/lab run`...]
 
 prepare  writes DIRECTORY/corpus.tar.xz (21 MB), the tokens of files of text. The same files give the same bytes. The
          plan requires --train-bpe 8192 --val-tokens 4e5 --max-tokens 28e6, which is text of 100 MB.
-run      on the rented machine: continues the plan for MINUTES. Requires Python 3.10.12 or newer, without packages, and
-         the variables TRAIN_DIFFV2CU, the command of the trainer, and OUT, a directory for two files:
+run      on the rented machine: continues PLAN (default: loss-gap --size half-hour) for MINUTES. Requires Python
+         3.10.12 or newer, without packages, and the variables TRAIN_DIFFV2CU, the command of the trainer, and OUT, a
+         directory for two files:
            state.tar.gz  the small files of finished runs, written after each run
            gap.txt       losses by arm and rate, and the gaps, written at the end
 
@@ -39,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 if sys.version_info < (3, 10, 12):
     sys.exit(f"gap.py: this is Python {sys.version.split()[0]}: 3.10.12 or newer is required")
 sys.path.insert(0, str(ROOT / "scripts"))
-from lab import currencies, run_directory, stats, study as studies
+from lab import run_directory, stats, study as studies
 
 CORPUS_MB = 30  # of the archive, at most
 UNPACKED_MB = 256  # of an archive, at most
@@ -116,23 +118,26 @@ def pack(runs, names, out):
 
 def table(runs, names):
     """The losses of finished runs, and the gaps of the arms to the reference, each at its own best rate."""
-    study = studies.load([runs])
+    study = studies.load([runs])[0][0]
     total = len(study.runs) + len(study.missing)
     study.runs = [run for run in study.runs if run.name in names]
     by_eval = study.by_eval()
     lines = [f"{study.title}: {len(names)} of {total} runs are finished. Losses: {study.loss_of()}.", ""]
     lines += [f"{'arm':<28} {'rate':>8} {'runs':>5} {'diverged':>9} {'loss':>8}"]
-    for _, label, lr, found in study.cells():
-        loss = stats.mean_or_none(run.final_loss(by_eval) for run in found)
-        lines += [f"{label:<28} {lr:>8g} {len(found):>5} {sum(run.state == 'diverged' for run in found):>9} "]
-        lines[-1] += f"{'-':>8}" if loss is None else f"{loss:>8.4f}"
-    own = {arm: currencies.own_runs(study, arm) for arm in study.arms}
+    for arm, label in study.arms.items():
+        for rate in study.rates():
+            if found := study.runs_of(arm, rate):
+                loss = stats.mean_or_none(run.final_loss(by_eval) for run in found)
+                diverged = sum(run.state == "diverged" for run in found)
+                lines += [f"{label:<28} {rate:>8g} {len(found):>5} {diverged:>9} "]
+                lines[-1] += f"{'-':>8}" if loss is None else f"{loss:>8.4f}"
+    own = {arm: study.own_runs(arm) for arm in study.arms}
     losses = {arm: {seed: run.final_loss(by_eval) for seed, run in found.items()} for arm, found in own.items()}
-    lines += ["", f"Gaps to {study.arms[study.reference]}, paired by seed, each arm at its own best rate:"]
+    lines += ["", f"Arm minus {study.arms[study.reference]}, paired by seed, each arm at its own best rate:"]
     for arm, label in study.arms.items():
         gaps = stats.paired(losses[arm], losses[study.reference])
         if gaps and arm != study.reference:
-            rates = " and ".join(f"{next(iter(own[a].values())).lr:g}" for a in (arm, study.reference))
+            rates = " and ".join(f"{study.own_rate(a):g}" for a in (arm, study.reference))
             each = ", ".join(f"{gap:+.4f} (seed {seed})" for seed, gap in gaps.items())
             lines += [f"{label:<28} mean {stats.mean(gaps.values()):+.4f} at rates {rates}: {each}"]
     return "\n".join([*lines, ""])
@@ -155,8 +160,9 @@ def run(directory, minutes, options):
     trainer.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     trainer.chmod(0o755)
     # in the directory, so that runs of all machines have one path of the data
-    command = [sys.executable, ROOT / "scripts/lab", "run", "gpu-minutes", "--trainer", trainer, "--gpus", "1"]
-    command += ["--data", "corpus", "--out", "runs", *options, "--minutes"]
+    plan = [] if options and not options[0].startswith("-") else ["loss-gap", "--size", "half-hour"]
+    command = [sys.executable, ROOT / "scripts/lab", "run", *plan, *options, "--trainer", trainer, "--gpus", "1"]
+    command += ["--data", "corpus", "--out", "runs", "--minutes"]
     left = max(0.01, minutes - (time.monotonic() - began) / 60)  # 0: without a limit
     packed, lab = set(), subprocess.Popen([*command, str(left)], cwd=directory)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -185,7 +191,7 @@ def main(words):
             return run(Path(words[1]).absolute(), float(words[2]), words[3:])
     except (OSError, run_directory.RunError) as error:
         fail(str(error))
-    fail("usage: gap.py prepare DIRECTORY PATH... [OPTION...], or gap.py run DIRECTORY MINUTES [OPTION...]", 2)
+    fail("usage: gap.py prepare DIRECTORY PATH... [OPTION...], or gap.py run DIRECTORY MINUTES [PLAN] [OPTION...]", 2)
 
 
 if __name__ == "__main__":

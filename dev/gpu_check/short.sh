@@ -10,7 +10,7 @@
 # On the rented machine, in a copy of that directory:
 #   short.sh first                 300 seconds: is every result right? Then the time of steps, as far as time suffices
 #   short.sh second SECONDS        continues: PyTorch, published models, decoding, attention, resumed runs, races
-#   short.sh gap MINUTES           a period of the plan gpu-minutes. The next one continues after it, if state.tar.gz of
+#   short.sh gap MINUTES           a period of the plan loss-gap. The next one continues after it, if state.tar.gz of
 #                                  its results is put into the directory
 #
 # The rented machine requires a driver, Python 3.8 (gap: 3.10.12) and the libraries of CUDA, cuDNN and NCCL, of a

@@ -7,12 +7,9 @@ import sys
 COMMANDS = {
     "run": "runs a plan of comparisons, or continues one",
     "report": "writes the report of runs",
-    "archive": "writes the runs of a comparison into one file that is kept",
+    "save": "writes runs into one file that is kept",
     "suggest": "prints the best learning rate of a sweep, and options for a larger model",
-    "fit": "fits the loss over size and tokens, and extrapolates the gaps of arms",
-    "probe": "measures what the attention of a checkpoint has learned",
     "spike": "finds the cause of a loss spike by experiment",
-    "scoreboard": "prints the verdicts of published claims from the runs of their plans",
 }
 
 

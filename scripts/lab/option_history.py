@@ -31,7 +31,6 @@ COMPARED = (
     "decay-steps weight-decay beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
 ).split() + list(UPDATE)
 SHARES = ("warmup", "decay-steps", "phase")  # those of COMPARED that begin with a number of steps
-LENGTH = ("steps", "warmup", "decay-steps")  # those of COMPARED that follow from the number of tokens
 REPORTED = ("lr", *COMPARED, "batch-size", "val-data", "val-steps")  # the report lists their changes
 
 
@@ -104,8 +103,8 @@ def differences(a, b, names=("one run", "the other"), ignored=()):
 
 
 def validation(info, options, record=None):
-    """(windows, fingerprint or None, path, size of the data) of a validation with these options; None without one.
-    The log record has the first two; for older trainers they are derived."""
+    """{windows, fingerprint or None, path, size} of the data of a validation with these options; None without one. The
+    log record has the first two; for older trainers they are derived."""
     record, sources = record or {}, info.get("data", {}).get("val", [])
     if options.get("val-data") is None:
         return None
@@ -117,7 +116,8 @@ def validation(info, options, record=None):
     if fingerprint is None and len(sources) == 1 and options["val-data"] == info["options"].get("val-data"):
         fingerprint = sources[0].get("fingerprint")
     size = "; ".join(f"{shown(source.get('tokens'))} in {shown(source.get('shards'))}" for source in sources) or None
-    return windows, None if fingerprint is None else str(fingerprint), options["val-data"], size
+    fingerprint = None if fingerprint is None else str(fingerprint)
+    return {"windows": windows, "fingerprint": fingerprint, "path": options["val-data"], "size": size}
 
 
 def validations(info, log):
@@ -133,16 +133,16 @@ def validation_differences(one, other, names):
     """The differences in data or windows between two validations(), one line each."""
     reads = [read for _, read in one + other]
     if None in reads:
-        facts = [("--val-data", lambda read: read and read[2])]
-    elif None in [read[1] for read in reads]:
+        facts = [("--val-data", lambda read: read and read["path"])]
+    elif None in [read["fingerprint"] for read in reads]:
         facts = [
-            ("--val-data", lambda read: read[2]),
-            ("tokens and shards of the validation data", lambda read: read[3]),
+            ("--val-data", lambda read: read["path"]),
+            ("tokens and shards of the validation data", lambda read: read["size"]),
         ]
     else:
-        facts = [("fingerprint of the validation data", lambda read: read[1])]
+        facts = [("fingerprint of the validation data", lambda read: read["fingerprint"])]
     if None not in reads:
-        facts.append(("windows of validation (--val-steps times --batch-size)", lambda read: read[0]))
+        facts.append(("windows of validation (--val-steps times --batch-size)", lambda read: read["windows"]))
     found = []
     for what, get in facts:
         x, y = (changes([(step, get(read)) for step, read in pairs]) for pairs in (one, other))

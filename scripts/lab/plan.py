@@ -8,7 +8,6 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
     lr = 2e-3 4e-3               and per learning rate
     tokens = 2M                  K, M, B, T: 10^3, 10^6, 10^9, 10^12
     schedule = cosine            any option of the trainer, without dashes, that does not belong to a single start
-    data = corpora/documents     --train-data and --val-data, with --doc-mask unless doc-mask = no
 
     [size cpu]                   keys of a size; --size selects one (default: the first)
     preset = tiny
@@ -18,24 +17,11 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
     attention = baseline
     preset = {preset}-1.5h       {preset}: the preset of the size, and so with its other keys
     match = baseline             the width of the MLP, or of the experts, that gives as many active parameters
-    [arm continued]
-    attention = diff_v2
-    init-from = baseline         starts from the last checkpoint of that arm's run with the same seed, as --init does
 
 Keys of an arm override those of the size, which override those before the sections. Steps are tokens / total-batch,
 rounded up; an arm with its own `tokens` is compared with arms of other lengths. `validations`, `statistics` and
-`checkpoints` are their numbers per run. `eval-steps` limits the batches of an evaluation (default: all of the data).
-A run with `init-from` has the --seed of its base plus CONTINUED, so that it reads other batches; the lab and its report
-name it by the seed of its base. Such an arm's `tokens` do not include those of its base, which has one rate.
-`phase = 75%:NAME=X,...` is the trainer's --phase after this share of the tokens. It may change total-batch.
-`eval-needles = 4:2` is a task of the evaluations. `probes = last` probes each last checkpoint, `all` keeps and probes
-all of them.
+`checkpoints` are their numbers per run.
 `sweep-seeds = 1 2` runs all rates with these seeds first, then each arm with `seeds` at the best rate of its sweep.
-`looks = 4 8 16` are the numbers of seeds at which claims may be judged, each at its share of the level (stats.py).
-
-`widths = 1 2 4` makes arms NAME.w1, NAME.w2 and NAME.w4 of each arm, with so many times `hidden`, `heads`, `kv-heads`,
-`ffn` and `expert-ffn`, as far as the size or the arm has them, and `depths` arms NAME.d1 of `layers`. `coordinates`
-lists steps: no training runs, but a coordinate check at these steps (coordinates.py).
 """
 
 import itertools
@@ -49,16 +35,11 @@ KEYS = {
     "question": str,
     "reference": str,
     "label": str,
-    "probes": "checkpoints",
     "match": str,
-    "init-from": str,
     "launcher": str,
-    "data": str,
     "seeds": "whole numbers",
     "sweep-seeds": "whole numbers",
-    "looks": "whole numbers",
     "lr": "numbers",
-    "phase": "phase",
     "tokens": "count",
     "total-batch": "count",
     "validations": "count",
@@ -66,17 +47,10 @@ KEYS = {
     "checkpoints": "count",
     "ranks": "count",
     "threads": "count",
-    "widths": "whole numbers",
-    "depths": "whole numbers",
-    "coordinates": "whole numbers",
-    "eval-steps": "count",
-    "eval-needles": str,
 }
-SHAPES = {"w": ("widths", ("hidden", "heads", "kv-heads", "ffn", "expert-ffn")), "d": ("depths", ("layers",))}
-# not allowed in a size or an arm
-PLAN_ONLY = tuple("title question reference seeds sweep-seeds looks widths depths coordinates".split())
-ARM_ONLY = ("match", "init-from", "label")
-CONTINUED = 1000  # added to the seed of a run that starts from another
+PLAN_ONLY = ("title", "question", "reference")  # not allowed in a size or an arm
+NOT_OF_ARM = ("seeds", "sweep-seeds")  # equal in all arms, whose runs are paired by seed
+ARM_ONLY = ("match", "label")
 # options of the trainer that a plan must not set: what sets them instead
 TAKEN = {
     "out": "--out of the lab",
@@ -85,7 +59,8 @@ TAKEN = {
     "resume": "the lab",
     "decay-now": "nothing, all runs complete",
     "batch-schedule": "total-batch",
-    "init": "init-from",
+    "init": "nothing, all runs start from random weights",
+    "phase": "nothing, the data of a run is the same to its end",
     "stop-after": "nothing, all runs complete",
     "val-every": "validations",
     "stats-every": "statistics",
@@ -93,8 +68,6 @@ TAKEN = {
     "match-params": "match",
     "match-active": "match",
     "keep": "the lab",
-    "probe": "probes",
-    "dump-qkv": "probes",
 }
 EVERY = {"validations": "val-every", "statistics": "stats-every", "checkpoints": "checkpoint-every"}
 OWN = ("lr", "ranks", "threads")  # also names of trainer options, which a plan does not set
@@ -131,10 +104,6 @@ class PlannedRun:
     ranks: int = 1
     threads: int = 0
     launcher: str = ""
-    eval_steps: int = 10**6  # batches of the evaluation: all data
-    probes: str = "none"  # last, all or none
-    needles: str = ""  # N:R, a task of the evaluation
-    base: "PlannedRun | None" = None  # whose last checkpoint it starts from
 
 
 def parse_count(text):
@@ -156,12 +125,6 @@ def parse_value(key, text):
         if value is None:
             raise ValueError("a positive integer, such as 2000, 2K or 1.5M")
         return value
-    if kind == "checkpoints":
-        if text not in ("last", "all", "none"):
-            raise ValueError("last, all or none")
-        return text
-    if kind == "phase" and not re.fullmatch(r"[1-9][0-9]?%:\S+", text):
-        raise ValueError("SHARE%:NAME=X,..., such as 75%:seq-len=4096,batch-size=1")
     if kind == "whole numbers":
         if not re.fullmatch(r"[0-9]+(\s+[0-9]+)*", text) or len(set(text.split())) < len(text.split()):
             raise ValueError("different integers, separated by spaces")
@@ -188,6 +151,8 @@ def check_key(key, section, trainer_options):
         )
     if section and key in PLAN_ONLY:
         return f"'{key}' must precede the first section"
+    if section.startswith("arm ") and key in NOT_OF_ARM:
+        return f"'{key}' is not allowed in an [arm ...]: all arms have the same"
     if not section.startswith("arm ") and key in ARM_ONLY:
         return f"'{key}' is only allowed in an [arm ...]"
     return None
@@ -243,39 +208,21 @@ def parse(text, name, trainer_options):
         except ValueError as wanted:
             raise PlanError(f"{name}:{number}: '{key} = {value}': must be {wanted}") from None
         plan.lines[section, key] = number
-    scale_arms(plan)
     check_plan(plan)
     return plan
-
-
-def scale_arms(plan):
-    """Replaces each arm by those of `widths` and `depths`."""
-    shapes = [(axis, factor) for axis, (key, _) in SHAPES.items() for factor in plan.common.get(key, [])]
-    scaled = {}
-    for arm, keys in plan.arms.items() if shapes else ():
-        for axis, factor in shapes:
-            name = f"{arm}.{axis}{factor}"
-            label = f"{keys.get('label', arm)}, {SHAPES[axis][0][:-1]} x{factor}"
-            scaled[name] = {**keys, "label": label, "scale": (axis, factor)}
-            for section, key in [line for line in plan.lines if line[0] == f"arm {arm}"]:
-                plan.lines[f"arm {name}", key] = plan.lines[section, key]
-    plan.arms = scaled or plan.arms
 
 
 def check_plan(plan):
     if not plan.arms:
         raise PlanError(f"{plan.name}: no [arm ...]: nothing to run")
-    if "coordinates" in plan.common and not {"widths", "depths"} & set(plan.common):
-        raise PlanError(f"{plan.name}:{plan.lines['', 'coordinates']}: coordinates requires 'widths' or 'depths'")
     reference = plan.common.setdefault("reference", next(iter(plan.arms)))
     if reference not in plan.arms:
         raise PlanError(f"{plan.name}:{plan.lines['', 'reference']}: reference = {reference}: no [arm {reference}]")
     for arm, keys in plan.arms.items():
-        for key, itself in (("match", "is itself matched"), ("init-from", "itself starts from another")):
-            other = keys.get(key)
-            if other and (other not in plan.arms or key in plan.arms[other]):
-                why = itself if other in plan.arms else "does not exist"
-                raise PlanError(f"{plan.name}:{plan.lines[f'arm {arm}', key]}: {key} = {other}: that arm {why}")
+        other = keys.get("match")
+        if other and (other not in plan.arms or "match" in plan.arms[other]):
+            why = "is itself matched" if other in plan.arms else "does not exist"
+            raise PlanError(f"{plan.name}:{plan.lines[f'arm {arm}', 'match']}: match = {other}: that arm {why}")
 
 
 def flag_value(plan, key, value, trainer_options):
@@ -288,80 +235,46 @@ def flag_value(plan, key, value, trainer_options):
 
 
 def expand(plan, trainer_options, size=None, arms=None, overrides=None, rates=None):
-    """The runs of a plan at a size, ordered by seed, so that the first finished runs can be compared. arms: only these,
-    and those that they start from. rates: {arm: its rate} with `sweep-seeds`; without them its runs are the sweep."""
+    """The runs of a plan at a size, ordered by seed, so that the first finished runs can be compared. arms: only these.
+    rates: {arm: its rate} with `sweep-seeds`; without them its runs are the sweep."""
     if size and size not in plan.sizes:
         raise PlanError(f"{plan.name}: no [size {size}]; the sizes are {', '.join(plan.sizes) or 'none'}")
     size_keys = plan.sizes[size] if size else next(iter(plan.sizes.values()), {})
     for arm in arms or []:
         if arm not in plan.arms:
             raise PlanError(f"{plan.name}: no [arm {arm}]; the arms are {', '.join(plan.arms)}")
-    runs, bases = [], {plan.arms[arm].get("init-from") for arm in arms or []}
+    runs = []
     for arm, arm_keys in plan.arms.items():
-        if arms and arm not in arms and arm not in bases:
+        if arms and arm not in arms:
             continue
         keys = {}
         for level in (plan.common, size_keys, arm_keys, overrides or {}):
-            if "data" in level:
-                keys |= {"train-data": level["data"], "val-data": level["data"], "doc-mask": "yes"}
             keys |= level
         base = {"preset": "tiny", **plan.common, **size_keys}
         of_size = lambda found: str(base.get(found[1], found[0]))
         keys = {k: re.sub(r"\{([a-z-]+)\}", of_size, v) if isinstance(v, str) else v for k, v in keys.items()}
-        if "sweep-seeds" in plan.common:
+        if "sweep-seeds" in keys:
             check_sweep(plan, arm, keys)
             keys |= {"seeds": keys["sweep-seeds"]} if rates is None else {"lr": [rates[arm]]}
         runs += expand_arm(plan, arm, keys, trainer_options)
-    for run in runs:
-        if base := plan.arms[run.arm].get("init-from"):
-            link(plan, run, [r for r in runs if r.arm == base and r.seed == run.seed])
     return sorted(runs, key=lambda run: run.seed)  # stable: arms and rates keep their order
 
 
 def check_sweep(plan, arm, keys):
-    at = f"{plan.name}:{plan.lines['', 'sweep-seeds']}: sweep-seeds"
+    at = f"{plan.name}: sweep-seeds"
     if len(keys.get("lr", ())) < SWEPT:
         raise PlanError(f"{at}: [arm {arm}] has {len(keys.get('lr', ()))} rates, at least {SWEPT} are required")
     if both := set(keys["sweep-seeds"]) & set(keys.get("seeds", [1])):
         raise PlanError(f"{at}: seed {min(both)} is also in seeds: a rate must not be chosen by the seeds that test it")
-    if "init-from" in keys:
-        raise PlanError(f"{at}: [arm {arm}] has init-from, whose base has no rate of its own")
-
-
-def link(plan, run, bases):
-    """Sets the run from which a run starts, and its seed of the trainer."""
-    if len(bases) > 1:
-        line = plan.lines[f"arm {run.arm}", "init-from"]
-        raise PlanError(
-            f"{plan.name}:{line}: init-from = {bases[0].arm}: that arm has {len(bases)} runs of a seed, and must have "
-            "one: specify one rate"
-        )
-    run.base, run.options["seed"] = bases[0], str(run.seed + CONTINUED)
-
-
-def scale_shape(plan, arm, keys):
-    """The keys of an arm with the sizes of its width or depth."""
-    axis, factor = keys["scale"]
-    names = [name for name in SHAPES[axis][1] if name in keys]
-    if not names or not all(str(keys[name]).isdecimal() for name in names):
-        line = plan.lines[f"arm {arm}", None]
-        raise PlanError(f"{plan.name}:{line}: {SHAPES[axis][0]} requires whole numbers of {', '.join(SHAPES[axis][1])}")
-    return {**keys, **{name: str(int(keys[name]) * factor) for name in names}}
 
 
 def expand_arm(plan, arm, keys, trainer_options):
-    if "scale" in keys:
-        keys = scale_shape(plan, arm, keys)
     for wanted in ("tokens", "total-batch", "train-data", "lr"):
         if wanted not in keys:
             line = plan.lines[f"arm {arm}", None]
             raise PlanError(f"{plan.name}:{line}: [arm {arm}] has no '{wanted}', and neither has the plan or the size")
-    batch, (share, _, changes) = keys["total-batch"], keys.get("phase", "100%:").partition("%:")
-    begin = max(1, -(-keys["tokens"] // batch) * int(share) // 100)
-    found = re.search(r"(?:^|,)total-batch=([1-9][0-9]{0,9})(?:,|$)", changes)
-    later = int(found[1]) if found else batch  # tokens of an update in the phase
-    steps = begin + max(0, -(-(keys["tokens"] - begin * batch) // later))
-    tokens = begin * batch + (steps - begin) * later
+    batch = keys["total-batch"]
+    steps = -(-keys["tokens"] // batch)
     options = {
         k: flag_value(plan, k, v, trainer_options) for k, v in keys.items() if k in trainer_options and k not in OWN
     }
@@ -369,16 +282,12 @@ def expand_arm(plan, arm, keys, trainer_options):
     for key, option in EVERY.items():
         if key in keys and (key != "validations" or "val-data" in keys):
             options[option] = str(max(1, steps // keys[key]))
-    if "phase" in keys:
-        options["phase"] = f"{begin}:{changes}"
-    options["keep"] = "0" if keys.get("probes") == "all" else "1"
-    known = ("match", "ranks", "threads", "launcher", "eval-steps", "probes")
-    of_arm = {key.replace("-", "_"): keys[key] for key in known if key in keys}
-    of_arm["needles"] = keys.get("eval-needles", "")
+    options["keep"] = "1"
+    of_arm = {key: keys[key] for key in ("match", "ranks", "threads", "launcher") if key in keys}
     runs = []
     for seed, lr in itertools.product(keys.get("seeds", [1]), keys["lr"]):
         own = {**options, "lr": f"{lr:g}", "seed": str(seed)}
-        runs.append(PlannedRun(f"{arm}.lr{lr:g}.seed{seed}", arm, lr, seed, steps, tokens, own, **of_arm))
+        runs.append(PlannedRun(f"{arm}.lr{lr:g}.seed{seed}", arm, lr, seed, steps, steps * batch, own, **of_arm))
     return runs
 
 

@@ -5,13 +5,11 @@ state of a run is its directory alone, so a kill loses only the steps after the 
 stop the others; the next start repeats it.
 
     OUT/lab.json       the plan and its runs
-    OUT/NAME/          a run (ARM.lrX.seedN, or ARM.PRECISION.lrX.seedN), as the trainer writes it
-    OUT/tasks/         the questions of eval-needles
-    OUT/NAME/eval.json loss by position, recall and sinks of its last checkpoint; attention.safetensors: maps
-    OUT/NAME/probe.json mechanisms of its last checkpoint, and probe-STEP.json of others, as `probes` says; CPU only
+    OUT/NAME/          a run (ARM.lrX.seedN), as the trainer writes it
+    OUT/NAME/eval.json the evaluation of its last checkpoint on all validation data: the loss, by position too
     OUT/NAME.out       the output of the trainer
 
-Exit status: 0 all runs are done (or diverged, which is a result); 1 a run, an evaluation or a probe failed; 2 usage;
+Exit status: 0 all runs are done (or diverged, which is a result); 1 a run or an evaluation failed; 2 usage;
 3 stopped by a signal.
 """
 
@@ -27,11 +25,11 @@ from pathlib import Path
 
 import python_environment
 
-from . import cli, coordinates, option_history, plan as plans, run_directory, study as studies, suggest, synthetic
+from . import cli, option_history, plan as plans, run_directory, study as studies
 from .scheduler import Queue, gpus_of_environment, launcher_of
 from .trainer import Trainer, TrainerError
 
-OF_LAB = "out resume init threads".split()  # options of a start besides those of the plan
+OF_LAB = "out resume threads".split()  # options of a start besides those of the plan
 # options that a resume may change
 MAY_CHANGE = "eval-choices val-every stats-every checkpoint-every checkpoint-minutes keep batch-size".split()
 ROOT = python_environment.ROOT
@@ -43,9 +41,9 @@ def fail(message, status=1):
 
 def parse_arguments(words):
     parser = cli.Parser(
-        prog="lab run", description="Runs a plan of comparisons (scripts/plans/*.plan), or continues one."
+        prog="lab run", description="Runs a plan of comparisons (scripts/lab/plans/*.plan), or continues one."
     )
-    parser.add_argument("plan", help="a file, or the name of a plan in scripts/plans")
+    parser.add_argument("plan", help="a file, or the name of a plan in scripts/lab/plans")
     parser.add_argument("--out", help="output directory (default: runs/PLAN-SIZE)")
     parser.add_argument("--size", help="[size] of the plan (default: the first)")
     parser.add_argument("--arms", help="run only these arms, separated by commas")
@@ -73,8 +71,7 @@ def parse_arguments(words):
         help="save and stop within this time; the same command continues (default: no limit)",
     )
     parser.add_argument("--nice", type=int, default=0, help="added to the niceness of the runs")
-    parser.add_argument("--no-eval", action="store_true", help="neither evaluate nor probe checkpoints")
-    parser.add_argument("--report", action="store_true", help="write the report when the runs are done")
+    parser.add_argument("--no-eval", action="store_true", help="evaluate no checkpoints")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their cost, then exit")
     parser.add_argument(
         "--device", default="H100", help="with --dry-run: the GPU of the predicted hours, such as B200 (default: H100)"
@@ -90,8 +87,6 @@ def parse_arguments(words):
         parser.error(f"--tokens {a.tokens}: must be a positive integer, such as 2M")
     if a.seeds and len(set(map(int, a.seeds.split(",")))) < len(a.seeds.split(",")):
         parser.error(f"--seeds {a.seeds}: a seed is specified more than once")
-    if a.dry_run and a.report:
-        parser.error("--report requires runs; --dry-run starts none")
     if not -20 <= a.nice <= 19 or (a.nice < 0 and os.geteuid() != 0):
         parser.error(f"--nice {a.nice}: must be 0 to 19, or as root -20 to 19")
     if not 0 <= a.minutes < float("inf"):
@@ -110,9 +105,9 @@ def overrides(a):
 def load_plan(a, trainer):
     path = Path(a.plan)
     if not path.exists() and "/" not in a.plan:
-        path = ROOT / "scripts/plans" / f"{a.plan.removesuffix('.plan')}.plan"
+        path = ROOT / "scripts/lab/plans" / f"{a.plan.removesuffix('.plan')}.plan"
     if not path.exists():
-        known = ", ".join(sorted(p.stem for p in (ROOT / "scripts/plans").glob("*.plan")))
+        known = ", ".join(sorted(p.stem for p in (ROOT / "scripts/lab/plans").glob("*.plan")))
         fail(f"{a.plan}: no such plan; the plans are {known}", 2)
     try:
         plan = plans.parse(path.read_text(), path.name, trainer.options)
@@ -124,18 +119,15 @@ def load_plan(a, trainer):
 
 def best_rates(out, arms):
     """{arm: the rate with the lowest mean loss of its sweep}"""
-    study = studies.load([out])
-    studies.check(study)
+    study = studies.load([out])[0][0]
     if study.problems:
         fail(f"the runs of the sweep are not comparable: {study.problems[0]}")
-    found = {}
     for arm in arms:
-        points = suggest.sweep(study, arm)
-        found[arm] = min(points, key=lambda point: point[1], default=(None,))[0]
-        if not points or suggest.minimum(points)[1] is None:
-            rate = f"{found[arm]:g}, is at its edge" if points else "does not exist"
-            fail(f"the sweep of arm {arm}: the best rate, {rate}: add rates with --lr to the {len(points)} that it has")
-    return found
+        points, rate = study.sweep(arm), study.own_rate(arm)
+        if not points or rate in (points[0][0], points[-1][0]):
+            said = f"{rate:g}, is at its edge" if points else "does not exist"
+            fail(f"the sweep of arm {arm}: the best rate, {said}: add rates with --lr to the {len(points)} that it has")
+    return {arm: study.own_rate(arm) for arm in arms}
 
 
 def cost_runs(plan, runs, trainer, a):
@@ -202,14 +194,11 @@ def check_launchers(runs):
 
 
 def check_begun(run, directory):
-    """Fails if the run started, or resumed, with other options than the plan's, or from another run."""
+    """Fails if the run started, or resumed, with other options than the plan's."""
     info = run_directory.read_run(directory)
     given = {w[2:].partition("=")[0].removeprefix("no-") for w in info.get("command_line", ()) if w.startswith("--")}
     planned = dict.fromkeys(sorted(given.difference(OF_LAB))) | run.options  # None: the plan has lost it
     for step, options in option_history.history(info):
-        base, wanted = Path(options.get("init") or "none").parent.parent.name or "none", run.base and run.base.name
-        if base != (wanted or "none"):
-            fail(f"{directory} started from {base}, and the plan has {wanted}: specify another --out, or remove it", 2)
         for name, value in planned.items():
             have = options.get(name)
             same = have == value or (
@@ -224,13 +213,6 @@ def check_begun(run, directory):
                 )
 
 
-def write_needles(plan, out, run, context):
-    try:
-        synthetic.write(out, run, context)
-    except synthetic.SyntheticError as error:
-        fail(f"{plan.name}:{plan.lines[f'arm {run.arm}', None]}: [arm {run.arm}]: {error}", 2)
-
-
 def is_number(value):
     try:
         return not isinstance(value, bool) and float(value) == float(value)
@@ -239,7 +221,7 @@ def is_number(value):
 
 
 def facts_of_arm(arm, keys):
-    kept = ("match", "init-from", "tokens", *option_history.UPDATE)
+    kept = ("match", "tokens", *option_history.UPDATE)
     return {"label": keys.get("label", arm), **{key: keys[key] for key in kept if key in keys}}
 
 
@@ -255,9 +237,13 @@ def registration(plan, given, old):
     clean = answers and not any(done.returncode for done in answers)
     before, after = old.get("text", plan.text).splitlines(), plan.text.splitlines()
     lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
-    new |= {"time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "first": not old}
+    new |= {"plan": plan.name, "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "first": not old}
     new |= {"commit": answers[1].stdout.strip() if clean else "", "changed": [x for x in lines if x[0] in "+-"]}
     return [*entries, new]
+
+
+def sweep_seeds(plan, size):
+    return plan.sizes.get(size, {}).get("sweep-seeds", plan.common.get("sweep-seeds", []))
 
 
 def write_lab(out, plan, size, runs, costs, given):
@@ -270,15 +256,13 @@ def write_lab(out, plan, size, runs, costs, given):
     for run in runs:
         listed[run.name] = {key: getattr(run, key) for key in ("name", "arm", "lr", "seed", "steps", "tokens")}
         listed[run.name]["parameters"] = costs[run.name].parameters
-        if run.base:
-            listed[run.name]["base"] = run.base.name
     lab = {
         "plan": plan.name,
         "size": size,
         "title": plan.common.get("title", plan.name),
         "question": plan.common.get("question", ""),
         "reference": plan.common["reference"],
-        **{key: plan.common.get(key, []) for key in ("sweep-seeds", "looks")},
+        "sweep-seeds": sweep_seeds(plan, size),
         "registration": registration(plan, given, old),
         "arms": arms,
         "runs": list(listed.values()),
@@ -293,8 +277,6 @@ def perform(out, plan, size, runs, costs, trainer, jobs, a, started):
     for run in runs:
         if (out / run.name / "run.json").exists():
             check_begun(run, out / run.name)
-        if not a.no_eval:
-            write_needles(plan, out, run, costs[run.name].context)
     write_lab(out, plan, size, runs, costs, overrides(a))
     return Queue(out, runs, costs, trainer, jobs, a, started).work()
 
@@ -317,7 +299,7 @@ def main(words):
     if a.dry_run:
         try:
             print_runs(runs, costs, jobs, trainer, a.device)
-            if "sweep-seeds" in plan.common:
+            if sweep_seeds(plan, size):
                 runs = expand({run.arm: run.lr for run in runs})
                 print("then each arm at the best of these rates, shown for the last of them:")
                 print_runs(runs, cost_runs(plan, runs, trainer, a), jobs, trainer, a.device)
@@ -340,10 +322,8 @@ def main(words):
     except OSError:
         fail(f"{out}: another lab is running in it")
     try:
-        if plan.common.get("coordinates"):
-            return coordinates.check(plan, runs, trainer, out)
         status = perform(out, plan, size, runs, costs, trainer, jobs, a, started)
-        if "sweep-seeds" in plan.common and status == 0:
+        if sweep_seeds(plan, size) and status == 0:
             runs = expand(best_rates(out, dict.fromkeys(run.arm for run in runs)))
             costs = cost_runs(plan, runs, trainer, a)
             status = perform(out, plan, size, runs, costs, trainer, jobs, a, started)
@@ -351,8 +331,5 @@ def main(words):
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename or out}: {error.strerror}")
-    report = [sys.executable, str(ROOT / "scripts/lab"), "report", str(out)]
-    print(f"report: python3 {' '.join(report[1:])}", flush=True)
-    if a.report and status != 3:
-        os.execv(sys.executable, report)
+    print(f"report: python3 {ROOT / 'scripts/lab'} report {out}", flush=True)
     return status

@@ -65,11 +65,6 @@ def read_lab(directory):
     return read_json(path, LAB) if path.exists() else None
 
 
-def temporary_name(path):
-    """A name beside a path that no other file has."""
-    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-
-
 def write_atomic(path, text):
     """The file changes as a whole or, if this fails, not at all. Links are followed; a device or a pipe is written
     directly."""
@@ -77,7 +72,7 @@ def write_atomic(path, text):
     if path.exists() and not path.is_file():
         path.write_text(text)
         return
-    temporary = temporary_name(path)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "x") as f:
             f.write(text)
@@ -159,31 +154,6 @@ def tail(path, size=1 << 16):
 
 def checkpoint(directory, step):
     return Path(directory) / "checkpoints" / f"step_{step:08d}"
-
-
-def probe_name(step, steps):
-    """The file of the probes of a checkpoint."""
-    return "probe.json" if step == steps else f"probe-{step:08d}.json"
-
-
-def remove_dumps(directory):
-    """Removes the files of --dump-qkv, which are large, after the probes are made."""
-    for path in Path(directory).glob("probe-*.qkv"):
-        path.unlink(missing_ok=True)
-
-
-def probed_step(name, steps):
-    """The step of a file of probes."""
-    digits = name.removeprefix("probe").removesuffix(".json").lstrip("-")
-    return int(digits) if digits.isdecimal() else steps
-
-
-def probed_steps(directory, steps, probes):
-    """The steps of the checkpoints to probe: last, all or none."""
-    if probes != "all":
-        return [steps] if probes == "last" else []
-    found = (Path(directory) / "checkpoints").glob("step_*/trainer_state.json")
-    return sorted((int(path.parent.name.removeprefix("step_")) for path in found), reverse=True)
 
 
 LOCK_LAYOUT = "hhqqi4x"  # struct flock: type, whence, start, length, process

@@ -1,8 +1,7 @@
 """scheduler.py: starts the runs of a plan, watches them, and prints their progress.
 
-A run is a training and then, if the trainer supports it, an evaluation of its last checkpoint, and probes of the
-checkpoints that `probes` names. When this process dies, the kernel signals the trainings, which save a checkpoint, so
-that none continues unobserved.
+A run is a training and then, unless --no-eval, an evaluation of its last checkpoint. When this process dies, the
+kernel signals the trainings, which save a checkpoint, so that none continues unobserved.
 
 A process gets SIGTERM; the launcher of several ranks gets SIGUSR1, which mpirun forwards. At SIGTERM mpirun kills the
 ranks before they have saved.
@@ -16,9 +15,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
-from . import plan as plans, run_directory, synthetic
+from . import plan as plans, run_directory
 
 POLL_S = 0.5
 SAVE_S = 120  # for the checkpoint of a run that was told to stop
@@ -26,23 +24,17 @@ ESCALATE_S = 5  # then between a signal and the next stronger one
 SPARE_S = 20  # of --minutes, at most a tenth: reserved for checkpoints; no run starts in the last SPARE_S before them
 START_S = 5  # for a launcher to start its ranks; it loses earlier signals
 PR_SET_PDEATHSIG = 1
-UNSCORED = "eval-unscored.json"  # an evaluation before the scores of needles are added
-
-
-def dump_name(step):
-    """The file of --dump-qkv of a checkpoint, from which its probe is made."""
-    return f"probe-{step:08d}.qkv"
+ALL = 10**6  # batches of an evaluation: all data
 
 
 class Job:
-    """A run of the plan. state: waiting, training, trained, evaluating, probing, done, diverged or failed."""
+    """A run of the plan. state: waiting, training, trained, evaluating, done, diverged or failed."""
 
     def __init__(self, run, directory, flops_per_token):
         self.run, self.directory, self.flops_per_token = run, directory, flops_per_token
         self.state, self.step, self.process, self.why = "waiting", 0, None, ""
         self.loss, self.rate, self.gpus, self.started = None, 0.0, [], 0.0
-        self.ended = set()  # files of evaluations and probes: each is made once in this lab, even if it fails
-        self.making = None  # such a file
+        self.evaluated = False  # in this lab: an evaluation is not repeated, even if it fails
         self.signals, self.asked = [], False  # signals to send, each stronger than the last; whether one was sent
 
     def send(self):
@@ -110,10 +102,8 @@ class Queue:
     def __init__(self, out, runs, costs, trainer, jobs, arguments, started):
         self.out, self.trainer, self.places, self.arguments = out, trainer, jobs, arguments
         self.jobs = [Job(run, out / run.name, costs[run.name].flops) for run in runs]
-        self.needles = {run.name: synthetic.file_of(out, run, costs[run.name].context) for run in runs}
         self.free_gpus = gpus_of_environment(arguments.gpus)
         self.evaluates = "eval-out" in trainer.options and not arguments.no_eval
-        self.probes = self.evaluates and "dump-qkv" in trainer.options and not arguments.gpus  # a probe uses the CPU
         self.stopping, self.stopped_at = None, 0.0
         self.spare = min(SPARE_S, 6 * arguments.minutes)
         self.ends = started + 60 * arguments.minutes - self.spare if arguments.minutes else None
@@ -129,8 +119,6 @@ class Queue:
         words = [str(self.trainer.path), *plans.arguments(run.options), "--out", str(job.directory)]
         if (job.directory / "run.json").exists():
             words.append("--resume")
-        elif run.base:
-            words += ["--init", str(run_directory.checkpoint(self.out / run.base.name, run.base.steps))]
         return launcher_of(run) + words + self.thread_words(run)
 
     def thread_words(self, run):
@@ -142,49 +130,14 @@ class Queue:
         names = ("val-data", "batch-size", "doc-mask", "separator", "gemm")
         kept = {k: v for k, v in job.run.options.items() if k in names}
         words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
-        needles = self.needles[job.run.name]
-        written = job.directory / (UNSCORED if needles else "eval.json")
-        words += ["--val-steps", str(job.run.eval_steps), "--eval-out", str(written), "--seed", "1"]
-        if needles:
-            words += ["--eval-choices", synthetic.choices(job.run, needles)]
-        if self.first_of_arm(job):
-            words += ["--dump-attention", str(job.directory / "attention.safetensors")]
+        words += ["--val-steps", str(ALL), "--eval-out", str(job.directory / "eval.json"), "--seed", "1"]
         return words + self.thread_words(job.run)
-
-    def first_of_arm(self, job):
-        same = [other.run.seed for other in self.jobs if other.run.arm == job.run.arm]
-        return job.run.seed == min(same)
-
-    def probe_command(self, job, step):
-        kept = {k: v for k, v in job.run.options.items() if k in ("val-data", "doc-mask", "separator")}
-        words = [str(self.trainer.path), "--eval", "--dump-qkv", str(job.directory / dump_name(step))]
-        words += ["--seed", "1", *plans.arguments(kept)]
-        words += ["--init", str(run_directory.checkpoint(job.directory, step))]
-        return words + self.thread_words(job.run)
-
-    def analysis_command(self, job, step):
-        words = [sys.executable, str(Path(__file__).parent), "probe", str(job.directory / dump_name(step))]
-        words += ["--checkpoint", str(run_directory.checkpoint(job.directory, step))]
-        return words + ["--out", str(job.directory / run_directory.probe_name(step, job.run.steps))]
-
-    def probe_parts(self, job, step):
-        """What makes the probe of a checkpoint: the trainer's dump, then its analysis."""
-        probe = run_directory.probe_name(step, job.run.steps)
-        parts = [("probing", dump_name(step), lambda job: self.probe_command(job, step))]
-        if (job.directory / dump_name(step)).exists():
-            parts = [("probing", probe, lambda job: self.analysis_command(job, step))]
-        return [] if (job.directory / probe).exists() else parts
 
     def remaining(self, job):
-        """(state, file, command) of the next evaluation or probe that a trained run requires; None if there is none."""
-        steps = run_directory.probed_steps(job.directory, job.run.steps, job.run.probes) if self.probes else []
-        wanted = [("evaluating", "eval.json", self.evaluation_command)] * self.evaluates
-        for step in steps:
-            wanted += self.probe_parts(job, step)
-        for state, file, command in wanted if "val-data" in job.run.options else ():
-            if file not in job.ended and (state == "probing" or not (job.directory / file).exists()):
-                return state, file, command
-        return None
+        """Whether a trained run requires its evaluation."""
+        if not self.evaluates or job.evaluated or "val-data" not in job.run.options:
+            return False
+        return not (job.directory / "eval.json").exists()
 
     # ---- starting and collecting
 
@@ -216,13 +169,6 @@ class Queue:
     def gpus_wanted(self, job, state):
         return 0 if not self.arguments.gpus else job.run.ranks if state == "training" else 1
 
-    def ready(self, job):
-        """Whether the run from which a new run starts has ended. If it has no last checkpoint, the new run fails."""
-        base = next((other for other in self.jobs if other.run is job.run.base), None)
-        if base and base.state in ("failed", "diverged"):
-            job.state, job.why = "failed", f"it starts from the last checkpoint of {base.run.name}, which {base.state}"
-        return base is None or base.state in ("trained", "evaluating", "probing", "done")
-
     def start_jobs(self):
         """Starts as many jobs as there are places."""
         room = self.places - sum(job.process is not None for job in self.jobs)
@@ -237,13 +183,10 @@ class Queue:
                 if run_directory.locked(job.directory):
                     continue  # a trainer of an earlier lab is still saving its checkpoint
                 found = job.update()
-                if found == "new" and not self.ready(job):
-                    continue
                 if found in ("done", "diverged"):
                     job.state = "trained" if found == "done" and self.remaining(job) else found
             if job.state == "trained":
-                state, job.making, command = self.remaining(job)
-                self.start(job, state, command(job))
+                self.start(job, "evaluating", self.evaluation_command(job))
                 room -= 1
             elif job.state == "waiting":
                 self.start(job, "training", self.training_command(job))
@@ -264,14 +207,10 @@ class Queue:
             job.process = None
             self.free_gpus = sorted(self.free_gpus + job.gpus)
             found = job.update()
-            if job.state in ("evaluating", "probing"):
-                job.ended.add(job.making)
+            if job.state == "evaluating":
+                job.evaluated = True
                 if status and not self.stopping:
                     job.why = f"{job.state}: {self.last_message(job, status)}"
-                if not status and job.state == "evaluating":
-                    self.score(job)
-                if job.state == "probing" and job.making.endswith(".json"):
-                    run_directory.remove_dumps(job.directory)
             if found == "done":
                 job.state = "trained" if self.remaining(job) else "done"
             elif found == "diverged":
@@ -280,17 +219,6 @@ class Queue:
                 job.state = "waiting"
             else:
                 job.state, job.why = "failed", self.last_message(job, status)
-
-    def score(self, job):
-        """Adds the scores of needles to an evaluation."""
-        needles, unscored = self.needles[job.run.name], job.directory / UNSCORED
-        try:
-            if needles:
-                synthetic.add_scores(needles, unscored)
-            if unscored.exists():
-                unscored.replace(job.directory / "eval.json")
-        except synthetic.SyntheticError as error:
-            job.why = f"evaluating: {error}"
 
     def last_message(self, job, status):
         lines = (self.out / f"{job.run.name}.out").read_text(errors="replace").replace("\r", "\n").strip().splitlines()
@@ -385,7 +313,7 @@ class Queue:
         left = self.time_left()
         head = ", ".join(f"{count} {state}" for state, count in counts.items())
         lines = [f"{time.strftime('%H:%M:%S')} {head}" + (f"; about {duration(left)} left" if left is not None else "")]
-        order = dict(training=0, evaluating=1, probing=1, failed=2, diverged=3, trained=4, done=5, waiting=6)
+        order = dict(training=0, evaluating=1, failed=2, diverged=3, trained=4, done=5, waiting=6)
         shown = sorted((job for job in self.jobs if room or job.process), key=lambda job: order[job.state])
         wide = max(len(job.run.name) for job in self.jobs)
         for job in shown[:room] if room else shown:

@@ -77,50 +77,17 @@ LAB = {
     "question?": "text",
     "reference": "text",
     "sweep-seeds?": ["non-negative integer"],
-    "looks?": ["positive integer"],
-    "registration?": [{"sha256": "text", "time": "text", "commit": "text", "changed": ["text"], "options": {}}],
-    "arms": {"*": {"label?": "text", "match?": "text", "init-from?": "text", "tokens?": "positive integer"}},
-    "runs": [{"name": "text", "arm": "text", "seed?": "non-negative integer", "base?": "text"}],
+    "registration?": [
+        {"sha256": "text", "plan?": "text", "time": "text", "commit": "text", "changed": ["text"], "options": {}}
+    ],
+    "arms": {"*": {"label?": "text", "match?": "text", "tokens?": "positive integer"}},
+    "runs": [{"name": "text", "arm": "text", "seed?": "non-negative integer"}],
 }
-NGRAMS = {"tokens": "positive integer", "windows": "positive integer", "losses": ["number"]}
-SYNTHETIC = {key: "share" for key in ("accuracy", "low", "high", "exact", "chance")}
 EVALUATION = {
     "loss?": "number or null",
     "loss_by_position?": ["number or null"],
-    "loss_by_shard?": [{"file": "text", "loss": "number or null"}],
-    "loss_by_frequency?": [
-        {"share": "share", "tokens": "positive integer", "targets": "positive integer", "loss": "number or null"}
-    ],
     "windows?": "64-bit integer",
     "data_fingerprint?": "64-bit integer",
-    "recall?": [
-        {
-            "pairs": "positive integer",
-            "noise": "non-negative integer",
-            "exact": "number or null",
-            "among_values": "number or null",
-            "loss": "number or null",
-        }
-    ],
-    "needles?": {
-        "needles": "positive integer",
-        "asked": "positive integer",
-        "questions": "positive integer",
-        **SYNTHETIC,
-        "cells": [{"length": "positive integer", "depth": "share", **SYNTHETIC}],
-    },
-    "attention?": {"layers": [{"*": "number or null"}]},
-}
-PERMUTED = ({"mean": "number or null", "low": "number or null", "high": "number or null"},)
-PROBE = {
-    "layers": [
-        {
-            "layer": "non-negative integer",
-            "subtraction?": ({"*": "number or null", "adjacent_permuted?": PERMUTED, "closest_permuted?": PERMUTED},),
-            "maps?": ({"*": "number or null"},),
-            "lambda?": ({"*": ({"mean": "number or null", "sd?": "number or null", "count?": "number or null"},)},),
-        }
-    ]
 }
 RECORDS = {
     "train": {"tokens": "number", "*": "value"},

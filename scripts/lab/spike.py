@@ -35,7 +35,7 @@ REPEATED = ("--nvls", "--no-memory-check")  # options of a single start: run.jso
 OF_START = ("ranks", "threads", "environment")  # that change numbers, besides the options
 MPIRUN = "mpirun --allow-run-as-root --oversubscribe --bind-to none -n"  # cores bound to a rank would limit its threads
 COLORS = {"removes": "green", "reduces": "orange", "keeps": "silver"}  # of each verdict
-LEGEND = "black: the log; green: replays that remove the spike; orange: reduce; grey: keep"
+LEGEND = "black: the log; green: removes the spike; orange: reduces it; grey: keeps it"
 
 
 def numbers_of(records, key="loss"):
@@ -319,19 +319,16 @@ class Search:
 
     def draw(self, path):
         """The loss curves: of the log, and of each replay in the color of its verdict."""
-        import matplotlib.figure
+        from .figures import Figure, label
 
         log = {s: x for s, x in self.losses.items() if self.begin - BEFORE <= s <= self.last}
         curves = [(x["losses"], COLORS[x["verdict"]]) for x in self.done.values()] + [(log, "black")]
         high = max(x for losses, _ in curves for x in losses.values() if x < math.inf)
-        axes = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained").subplots()
+        figure = Figure("spike", "", "")
         for losses, color in curves:
-            axes.plot(losses.keys(), [min(x, high) for x in losses.values()], color=color)
-        axes.axvline(self.step, color="black", linewidth=0.6, linestyle=":")
-        axes.locator_params(axis="x", integer=True)
-        axes.set(xlabel="step", ylabel="training loss, nats", title=LEGEND)
-        matplotlib.rcParams["svg.hashsalt"] = "spike"  # with the date, what differs between two files of the same data
-        axes.figure.savefig(path, metadata={"Date": None})
+            figure.panels[0].plot(losses.keys(), [min(x, high) for x in losses.values()], color=color)
+        label(figure.panels[0], "step", "training loss, nats", title=LEGEND)
+        run_directory.write_atomic(path, figure.text())
 
 
 def described(window, options):

@@ -7,9 +7,9 @@ options    --parametrization completep with the shape of the sweep as the base, 
 """
 
 import math
-from dataclasses import replace
+import sys
 
-from . import cli, option_history, stats, study as studies
+from . import cli, option_history, study as studies
 from .run_directory import RunError
 from .trainer import Trainer, TrainerError
 
@@ -40,31 +40,13 @@ def minimum(points):
     return math.exp(at), y0 + left * (at - x0) + curve * (at - x0) * (at - x1)
 
 
-def sweep(study, arm):
-    """[(rate, mean loss)] over the seeds that have ended at all rates, of a plan with `sweep-seeds` over these alone,
-    without the rates at which one diverged."""
-    if swept := set(study.of_labs("sweep-seeds")):
-        study = replace(study, runs=[run for run in study.runs if run.seed in swept])
-    by_eval = study.by_eval()
-    ended = {
-        lr: {run.seed: run.final_loss(by_eval) for run in study.runs_of(arm, lr) if run.state in ("done", "diverged")}
-        for lr in study.rates()
-    }
-    ended = {lr: losses for lr, losses in ended.items() if losses}
-    seeds = set.intersection(*map(set, ended.values())) if ended else ()
-    found = {lr: [losses[seed] for seed in seeds] for lr, losses in ended.items()}
-    return [(lr, stats.mean(losses)) for lr, losses in found.items() if losses and None not in losses]
-
-
 def print_optima(study):
-    """Prints a line per arm; of arms NAME.wN also the factor to NAME.w1."""
-    optima = {arm: minimum(points) for arm in study.arms if (points := sweep(study, arm))}
-    print(f"{'arm':<28} {'best rate':>10} {'loss':>8}  of the first")
+    """Prints a line per arm. Returns {arm: (rate, loss)}."""
+    optima = {arm: minimum(points) for arm in study.arms if (points := study.sweep(arm))}
+    print(f"{'arm':<28} {'best rate':>10} {'loss':>8}")
     for arm, (rate, loss) in optima.items():
-        first = optima.get(f"{arm.rpartition('.')[0]}.w1", (None, None))
-        factor = f"{rate / first[0]:.2f}" if loss is not None and first[1] is not None else "-"
         edge = "" if loss is not None else "  at the edge of the sweep: add rates"
-        print(f"{arm:<28} {rate:>10.3g} {'-' if loss is None else f'{loss:.4f}':>8}  {factor}{edge}")
+        print(f"{arm:<28} {rate:>10.3g} {'-' if loss is None else f'{loss:.4f}':>8}{edge}")
     return optima
 
 
@@ -84,10 +66,14 @@ def main(words):
     a = parse_arguments(words)
     fail = lambda message, status=1: cli.fail("lab suggest", message, status)
     try:
-        study = studies.load(a.runs)
+        found, left_out = studies.load(a.runs)
     except RunError as error:
         fail(str(error))
-    studies.check(study)
+    for line in left_out:
+        print(f"lab suggest: {line}; left out", file=sys.stderr)
+    study = found[0]
+    if len(found) > 1:
+        fail(f"the runs are of {', '.join(study.name for study in found)}: specify runs of one sweep")
     if study.problems:
         more = f" (and {len(study.problems) - 1} more differences)" if study.problems[1:] else ""
         fail(f"the runs are not comparable: {study.problems[0]}{more}: specify runs of one sweep")
@@ -104,7 +90,7 @@ def main(words):
             f"{arm}: "
             + ("the best rate is at the edge of the sweep: add rates" if arm in optima else "no finished runs")
         )
-    run = study.runs_of(arm, sweep(study, arm)[0][0])[0]
+    run = study.runs_of(arm, study.sweep(arm)[0][0])[0]
     options = options_of(run, optima[arm][0], a.preset)
     try:
         Trainer(a.trainer).dry_run(options)

@@ -1,231 +1,266 @@
-"""tables.py: the tables of a report: losses and gaps, spikes, learning rates, seed noise; and of other modules."""
+"""tables.py: the results as a reader sees them: the summary in three sentences, and tables of texts. The page and the
+Markdown file show the same tables."""
 
 import math
-from statistics import median
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from . import evaluations, layers, long_context, measurements, metrics, option_history, preconditions, stats
-from . import currencies, upcycling
-from .compare import correct, estimate
-from .study import speed
-
-
-def main_rate(study):
-    """The rate that figures show first: the reference's best, among the rates with the most finished runs."""
-    by_eval = study.by_eval()
-
-    def quality(lr):
-        losses = [x for run in study.runs_of(study.reference, lr) if (x := run.final_loss(by_eval)) is not None]
-        done = sum(run.state == "done" for run in study.runs if run.lr == lr)
-        return (-done, stats.mean(losses) if losses else float("inf"), lr)
-
-    return min(study.rates(), key=quality)
+from . import stats
+from .results import LEAST_SEEDS, LEAST_TOKENS
+from .runs import LAYERS
 
 
-def rate_of(runs):
-    """The learning rate in words, with changes by a resume."""
-    changed = next((run for run in runs if len(option_history.values(run.history, "lr")) > 1), None)
-    return changed.over_time("lr") if changed else f"{runs[0].lr:g}"
+MOST_NAMES = 4  # of arms without a difference, in a sentence
 
 
-def final_losses(study, arm, lr):
-    """{seed: final loss or None}"""
-    by_eval = study.by_eval()
-    return {run.seed: run.final_loss(by_eval) for run in study.runs_of(arm, lr)}
+class Cell(NamedTuple):
+    text: str
+    kind: str = ""  # lower or higher: a difference that is shown
 
 
-def gap(study, arm, lr):
-    """The gap of an arm to the reference as JSON."""
-    if arm == study.reference:
-        return None
-    return stats.as_json(stats.paired_gap(*(final_losses(study, a, lr) for a in (arm, study.reference))))
+@dataclass
+class Table:
+    title: str
+    head: list
+    rows: list  # of lists of texts or Cells, which become Cells
+    caption: str = ""
+
+    def __post_init__(self):
+        self.rows = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in self.rows]
 
 
-def summary(study):
-    """One row per arm and rate, with the gap to the reference at the same rate."""
-    rows = []
-    for arm, label, lr, runs in study.cells():
-        losses, speeds = final_losses(study, arm, lr), [s for run in runs if (s := run.tokens_per_s)]
-        states = [run.state for run in runs]
-        row = {"arm": arm, "label": label, "lr": lr, "rate": rate_of(runs)}
-        row |= {key: getattr(runs[0], key) for key in ("parameters", "active_parameters", "flops_per_token")}
-        row |= {"tokens_per_s": median(speeds) if speeds else None, "speed": speed(runs), "tokens": runs[0].tokens}
-        row |= {"states": {state: states.count(state) for state in sorted(set(states))}}
-        row |= {"losses": {str(seed): loss for seed, loss in losses.items()}}
-        row |= {"loss": estimate({seed: loss for seed, loss in losses.items() if loss is not None})}
-        row["gap"] = gap(study, arm, lr)
-        rows.append(row)
-    correct(row["gap"] for row in rows)
-    return rows
+# ---- texts of numbers
 
 
-def headline(study, rows, pairs):
-    """Of the rows of summary() one per arm, of its own best rate, with the gap to the reference at its own. pairs: of
-    currencies.rows()"""
-    by_eval, found = study.by_eval(), []
-    own = {arm: currencies.own_runs(study, arm) for arm in study.arms}
-    losses = {arm: {seed: run.final_loss(by_eval) for seed, run in runs.items()} for arm, runs in own.items()}
-    rate = lambda arm: next((run.lr for run in own[arm].values()), None)
-    for arm in study.arms:
-        mine = [row for row in rows if row["arm"] == arm]
-        row = dict(next((row for row in mine if row["lr"] == (rate(arm) or rate(study.reference))), mine[0]))
-        if own[arm] and own[study.reference]:
-            row["losses"] = {str(seed): x for seed, x in losses[arm].items()}
-            row["loss"] = estimate({seed: x for seed, x in losses[arm].items() if x is not None})
-            gap = None if arm == study.reference else stats.paired_gap(losses[arm], losses[study.reference])
-            row["gap"] = stats.as_json(gap)
-        elif row["lr"] != rate(study.reference):
-            row["gap"] = None
-        pair = next((pair for pair in pairs if (pair["arm"], pair["other"]) == (arm, study.reference)), None)
-        for key, gap in (("gap", row["gap"]), ("gap_flops", pair and pair["FLOPs"]["gap"])):
-            row[key] = gap and dict(gap)
-        found.append(row)
-    for key in ("gap", "gap_flops"):
-        correct(row[key] for row in found)
-    return found
+def number(x, digits=4):
+    return f"{x:.{digits}f}" if stats.finite(x) else "–"
 
 
-def spike_rows(study):
-    rows = []
-    for arm, label, lr, runs in study.cells(having=lambda run: run.train):
-        row = {"arm": arm, "label": label, "lr": lr, "rate": rate_of(runs), "runs": len(runs)}
-        row["diverged"] = sum(run.state == "diverged" for run in runs)
-        for what in ("loss", "grad"):
-            counts = [metrics.spikes(run, what) for run in runs]
-            found, judged = sum(len(c[0]) for c in counts), sum(c[1] for c in counts)
-            row[what] = {"spikes": found, "judged": judged, "score": 100 * found / judged if judged else None}
-        rows.append(row)
-    return rows
+def engineering(x):
+    """A count with three digits and the largest unit below it."""
+    if not stats.finite(x) or x <= 0:
+        return "–"
+    power = min(5, max(0, int(math.log10(float(f"{x:.3g}")) // 3)))
+    return f"{x / 1000**power:.3g}{['', 'k', 'M', 'G', 'T', 'P'][power]}"
 
 
-def ladder_rows(study):
-    """For arms with several rates: the best and the largest stable rate, and the sensitivity of the loss."""
-    by_eval, rows, arms = study.by_eval(), [], {}
-    for arm, _, lr, runs in study.cells("done", "diverged"):
-        arms.setdefault(arm, {})[lr] = [(run.seed, run.final_loss(by_eval)) for run in runs]
-    for arm, ended in arms.items():
-        if len(ended) < 2:
-            continue
-        ladder = {lr: [loss for _, loss in found] for lr, found in ended.items()}
-        starts = [run.val[0] for run in study.runs if run.arm == arm and stats.finite(run.val.get(0))]
-        stable, open_end = stats.largest_stable(ladder)
-        means = {lr: stats.mean(x) for lr, x in ladder.items() if all(map(stats.finite, x))}
-        by_seed = []
-        for seed in sorted({run.seed for run in study.runs if run.arm == arm}):
-            one = {lr: [loss for s, loss in found if s == seed] for lr, found in ended.items()}
-            by_seed += [stats.largest_stable(one)[0]] if all(one.values()) else []
-        row = {"arm": arm, "label": study.arms[arm], "ladder": {f"{lr:g}": x for lr, x in ladder.items()}}
-        row |= {"best": min(means, key=means.get) if means else None, "stable": stable, "bounded_by_ladder": open_end}
-        row |= {"stable_by_seed": by_seed}
-        row |= {"sensitivity": stats.sensitivity(ladder, stats.mean(starts)) if starts else None}
-        rows.append(row)
-    return rows
+def interval(e, sign="", digits=4):
+    """'mean [low, high]' of an estimate."""
+    if not e:
+        return "–"
+    form = f"{sign}.{digits}f"
+    if e["half"] is None:
+        return f"{e['mean']:{form}}, one seed"
+    return f"{e['mean']:{form}} [{e['mean'] - e['half']:{form}}, {e['mean'] + e['half']:{form}}]"
 
 
-LEAST_TOKENS = 1  # per parameter
+def difference(e):
+    if not e:
+        return "–"
+    kind = ("lower" if e["mean"] < 0 else "higher") if e.get("shown") else ""
+    return Cell(interval(e, "+") + " *" * bool(kind), kind)
 
 
-def no_verdict(study):
-    """Why no gap of the study has a direction, or None."""
-    lengths = [run.tokens / run.parameters for run in study.runs if run.parameters]
-    if not lengths or max(lengths) >= LEAST_TOKENS:
-        return None
-    return f"No verdict: the runs have {max(lengths):.2g} tokens per parameter, and a verdict requires {LEAST_TOKENS}."
+def parameters(row):
+    if not row["parameters"]:
+        return "–"
+    active = row["active_parameters"]
+    return f"{row['parameters']:,}" + (f", {active:,} active" if active != row["parameters"] else "")
 
 
-def withdraw(value):
-    """Takes the direction of all gaps in results."""
-    if isinstance(value, dict) and "shown" in value:
-        value["shown"] = False
-    for x in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        withdraw(x)
+def score(of):
+    return "–" if of["score"] is None else f"{of['score']:.3f}% ({of['spikes']} of {of['judged']})"
 
 
-EFFECT = 0.015  # nats: the smallest difference of interest
-POWER = 0.8
+# ---- the summary
 
 
-def noise_rows(losses, reference):
-    """Of {arm: {seed: loss}}: deviations over seeds of losses and of paired gaps, and the seeds that a gap requires: of
-    0.02 until its interval is narrower on each side, and of EFFECT to be shown with probability POWER, with the arm's
-    own deviation and with the pooled one."""
-    rows, pool = [], stats.pooled_deviation(losses, reference)
-    needed = lambda sd, gap, **more: None if sd is None else stats.seeds_needed(sd, gap, **more)
-    for arm, by_seed in losses.items():
-        values = [x for x in by_seed.values() if stats.finite(x)]
-        gap = stats.paired_gap(by_seed, losses[reference]) if arm != reference else None
-        own = gap.sd if gap else None
-        both = math.sqrt(2) * pool.sd if pool and gap else None
-        row = {"arm": arm, "sd": stats.deviation(values), "gap_sd": own, "pooled_gap_sd": both}
-        row |= {"pooled_df": pool and pool.df, "pooled_arms": pool and len(pool.cells)}
-        row |= {"in_pool": bool(pool) and arm in pool.cells, "seeds_for_0.02": needed(own, 0.02)}
-        row["seeds_for_effect"] = needed(own, EFFECT, power=POWER)
-        row["seeds_pooled"] = needed(both, EFFECT, power=POWER, arms=len(pool.cells) if pool else 2)
-        rows += [row] * (len(values) > 1)
-    return rows
+def told(studies, row, study):
+    """The name of an arm, with the size if the report has several."""
+    return row["label"] + (f" ({study['name']})" if len(studies) > 1 else "")
 
 
-def noise(study):
-    """noise_rows() at each rate."""
-    found = [(lr, {arm: final_losses(study, arm, lr) for arm in study.arms}) for lr in study.rates()]
+def listed(studies, key, want):
+    """'LABEL (estimate)' of the arms whose difference is lower, higher or not shown."""
+    kind = lambda e: ("lower" if e["mean"] < 0 else "higher") if e["shown"] else "not shown"
+    rows = [(row, s) for s in studies for row in s["arms"] if row[key] and kind(row[key]) == want]
+    numbers = lambda e: f" ({interval(e, '+')}, p {e['p_holm']:.2g})" if want != "not shown" else ""
+    return [told(studies, row, s) + numbers(row[key]) for row, s in rows]
+
+
+def conclusion(studies, key, where):
+    """The sentence on the differences of a kind."""
+    differences = [row[key] for s in studies for row in s["arms"] if row[key]]
+    if not differences:
+        tokens = " and as many tokens" if key == "difference" else ""
+        return f"{where}, no difference can be computed: it requires finished runs of two arms with one seed{tokens}."
+    references = {s["labels"][s["reference"]] for s in studies}
+    reference = references.pop() if len(references) == 1 else "the reference"
+    parts = []
+    for want, words in (
+        ("lower", f"a lower loss than {reference} is shown for"),
+        ("higher", f"a higher loss than {reference} is shown for"),
+        ("not shown", f"no difference from {reference} is shown for"),
+    ):
+        names = listed(studies, key, want)
+        if want == "not shown" and len(names) > MOST_NAMES:
+            names = [f"{'the other' if parts else 'any of'} {len(names)} comparisons"]
+        parts += [f"{words} {', '.join(names)}"] if names else []
+    text = "; ".join(parts)
+    if all(e["n"] < LEAST_SEEDS for e in differences):
+        text += f" (every difference has fewer than {LEAST_SEEDS} seeds)"
+    elif (least := max((s["tokens_per_parameter"] or LEAST_TOKENS) for s in studies)) < LEAST_TOKENS:
+        text += f" (the runs have {least:.2g} tokens per parameter, and a direction requires {LEAST_TOKENS})"
+    return f"{where}, {text}."
+
+
+def counted(n, what):
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def what_ran(studies):
+    """The sentence on the size of the comparison and on what is missing."""
+    runs = [run for s in studies for run in s["runs"]]
+    states = {state: sum(run["state"] == state for run in runs) for state in ("done", "diverged")}
+    open_runs = len(runs) - sum(states.values()) + sum(len(s["missing"]) for s in studies)
+    sizes = sorted(row["parameters"] for s in studies for row in s["arms"] if row["parameters"])
+    lengths = sorted({run["tokens"] for run in runs})
+    span = lambda values: " to ".join(dict.fromkeys(engineering(x) for x in (values[0], values[-1])))
+    text = f"{counted(states['done'], 'finished run')}, {states['diverged']} diverged, {open_runs} not finished"
+    of = f": {counted(len({row['arm'] for s in studies for row in s['arms']}), 'arm')}"
+    of += f" of {span(sizes)} parameters" if sizes else ""
+    return f"{text}{of}, {span(lengths)} tokens a run." if lengths else f"{text}{of}."
+
+
+def summary(studies):
+    """Three sentences."""
     return [
-        {**row, "label": study.arms[row["arm"]], "lr": lr}
-        for lr, losses in found
-        for row in noise_rows(losses, study.reference)
+        what_ran(studies),
+        conclusion(studies, "difference", "At equal tokens"),
+        conclusion(studies, "difference_flops", "At equal FLOPs"),
     ]
 
 
-def run_row(study, run):
-    row = {key: getattr(run, key) for key in ("name", "arm", "lr", "seed")}
-    row |= {"gemm": run.options["gemm"], "state": run.state, "steps": run.last, "changes": run.changes}
-    row |= {"final_loss": run.final_loss(study.by_eval()), "last_validation": run.last_validation}
-    return row | {"tokens_per_s": run.tokens_per_s}
+# ---- tables
 
 
-MODEL = "preset layers hidden heads kv-heads head-dim ffn seq-len vocab".split()
-TRAINING = "total-batch steps warmup schedule min-lr-ratio weight-decay beta1 beta2 grad-clip gemm".split()
+def of_arms(studies):
+    """One row per arm, at its own rate, and per size if there are several."""
+    several, rows = len(studies) > 1, []
+    for s in studies:
+        for row in s["arms"]:
+            seeds = row["loss"]["n"] if row["loss"] else 0
+            reference = row["arm"] == s["reference"]
+            cells = [s["name"]] * several + [row["label"], f"{row['rate']:g}", interval(row["loss"]), str(seeds)]
+            cells += ["reference" if reference else difference(row["difference"])]
+            cells += [number((row["difference"] or {}).get("p_holm"))]
+            flops = "–" if reference or not row["difference_flops"] else difference(row["difference_flops"])
+            if row["flops_by_design"] and isinstance(flops, Cell):
+                flops = flops._replace(text=flops.text + " †")
+            cells += [flops, number((row["difference_flops"] or {}).get("p_holm"))]
+            cells += [parameters(row), engineering(row["flops_per_token"])]
+            rows.append([*cells, engineering((row["speed"] or {}).get("median"))])
+    machines = " and ".join(sorted({run["machine"] for s in studies for run in s["runs"]}))
+    head = ["rate", "loss", "seeds", "difference", "p", "at equal FLOPs", "p"]
+    swept = any(s["sweep_seeds"] for s in studies)
+    own = f"Each arm has its own best rate{', of a sweep with other seeds' if swept else ''}. "
+    several_rates = any(len(s["rates"]) > len(s["arms"]) for s in studies)
+    caption = (
+        f"{own if several_rates else ''}Loss: nats per token, mean over seeds, of the "
+        f"{' or '.join(sorted({s['loss_of'] for s in studies}))}. Difference: arm minus reference at the same seed. "
+        "Square brackets: 95% t intervals over seeds. At equal FLOPs: unless a cross says that the runs are equal by "
+        "design, the more expensive run is read before the end of its schedule, which favours the cheaper arm. p: "
+        "two-sided, adjusted by Holm's method for all differences of the report. A star marks a difference that is "
+        f"shown: p is below 0.05, with {LEAST_SEEDS} seeds or more and {LEAST_TOKENS} token per parameter. Tokens/s: "
+        f"median of the steps, on {machines}; other load on the machine lowers it."
+    )
+    return Table("Arms", ["size"] * several + ["arm", *head, "parameters", "FLOPs/token", "tokens/s"], rows, caption)
 
 
-def results(study):
-    """All tables as JSON. Those of a study that is too short have no gap with a direction."""
-    own, first = currencies.at_own_rates(study), study.runs[0]
-    lr = main_rate(own)
-    sources = (first.info.get("data") or {}).items()
-    found = {
-        **{key: getattr(study, key) for key in ("title", "plan", "question", "reference", "arms")},
-        "main_lr": lr,
-        "confidence": stats.CONFIDENCE,
-        "loss_of": study.loss_of(),
-        "model": {key: first.options.get(key) for key in MODEL},
-        "training": {key: first.options.get(key) for key in TRAINING},
-        "data": {which: [{k: v for k, v in s.items() if k != "path"} for s in found] for which, found in sources},
-        "data_fingerprint": first.info.get("data_fingerprint"),
-        "tokens": first.tokens - first.before,
-        "upcycling": upcycling.tables(study, lr),
-        "revisions": sorted(set().union(*(run.values_of("revision") for run in study.runs))),
-        "devices": sorted({", ".join(run.info.get("devices", [])) for run in study.runs}),
-        "runs": [run_row(study, run) for run in study.runs],
-        "missing": study.missing,
-        "notes": study.notes,
-        "summary": summary(study),
-        "spikes": spike_rows(study),
-        "ladder": ladder_rows(study),
-        "layers": layers.layer_table(own, lr),
-        "by_position": evaluations.by_position(own, lr),
-        "by_frequency": evaluations.by_frequency(own, lr),
-        "by_source": evaluations.by_source(own, lr),
-        "recall": evaluations.recall(own, lr),
-        "noise": noise(own),
-        "late_gradients": layers.late_gradients(own),
-        "probes": layers.probe_tables(own, lr),
-        "tasks": evaluations.choices(own, lr),
-        "synthetic": evaluations.synthetic(own, lr),
-        "currencies": currencies.rows(study),
-        "ngrams": study.ngrams,
-        "preconditions": [row for m in measurements.of_study(study, "")[:1] for row in preconditions.rows(m)],
-        "long_context": long_context.tables(own, lr),
-        "no_verdict": no_verdict(study),
-    }
-    found["best"] = headline(study, found["summary"], found["currencies"])
-    if found["no_verdict"]:
-        withdraw(found)
-    return found
+SPIKE = (
+    f"A spike is a step at least {stats.SPIKE_Z:g} standard deviations above the mean of the last {stats.SPIKE_WINDOW} "
+    f"steps, from {stats.SPIKE_LEAST} steps on. The spike score is their percentage of the judged steps of all seeds "
+    "(OLMo 2, arXiv 2501.00656)."
+)
+
+
+def of_rates(s):
+    rows = []
+    for row in s["rates"]:
+        states = " and ".join(f"{n} {state}" for state, n in row["runs"].items())
+        reference = row["arm"] == s["reference"]
+        cells = [row["label"], f"{row['rate']:g}", interval(row["loss"]), states]
+        cells += ["reference" if reference else difference(row["difference"])]
+        cells += [number((row["difference"] or {}).get("p_holm"))]
+        rows.append([*cells, score(row["spikes"]["grad_norm"]), score(row["spikes"]["loss"])])
+    caption = "All runs of each rate, with those of the sweep. Difference: to the reference at the same rate and seed. "
+    head = ["arm", "rate", "loss", "runs", "difference", "p", "spikes of the gradient norm", "of the loss"]
+    return Table("Rates and spikes", head, rows, caption + SPIKE)
+
+
+def of_stability(s):
+    rows = []
+    for row in s["stability"]:
+        rate = lambda x: "none" if x is None else f"{x:g}"
+        largest = rate(row["stable"]) + " or more" * row["bounded_by_ladder"]
+        each = ", ".join(map(rate, row["stable_by_seed"])) or "–"
+        rows.append([row["label"], rate(row["best"]), largest, each, number(row["sensitivity"])])
+    caption = (
+        "The largest stable rate: up to it, from the best rate on, no run diverged or ended more than "
+        f"{stats.STABLE_TOLERANCE:g} nats above the best mean of the arm. Sensitivity: mean over the rates of the loss "
+        "(at most the initial loss), minus the best (Wortsman et al. 2023)."
+    )
+    head = ["arm", "best rate", "largest stable rate", "by seed", "sensitivity"]
+    return Table("Stability over rates", head, rows, caption)
+
+
+def of_positions(s):
+    arms = {arm: {(p["begin"], p["end"]): p for p in places} for arm, places in s["positions"].items() if places}
+    rows = []
+    for place in dict.fromkeys(place for places in arms.values() for place in places):
+        name = f"{place[0]}" if place[1] == place[0] + 1 else f"{place[0]} to {place[1] - 1}"
+        cells = []
+        for arm, places in arms.items():
+            key = "loss" if arm == s["reference"] else "difference"
+            e = places.get(place, {}).get(key)
+            cells.append(interval(e, "" if key == "loss" else "+"))
+        rows.append([name, *cells])
+    head = [s["labels"][arm] + (", loss" if arm == s["reference"] else ", difference") for arm in arms]
+    caption = "Evaluation of the last checkpoints, by position in the window. 95% t intervals over seeds."
+    return Table("Loss by position", ["position", *head], rows, caption)
+
+
+def of_layers(s, key):
+    arms = s["layers"].get(key, {})
+    depth = max((len(of["layers"]) for of in arms.values()), default=0)
+    rows = []
+    for arm, of in arms.items():
+        cells = [f"{e['mean']:.3g}" + (f" ± {e['half']:.2g}" if e["half"] is not None else "") if e else "–"
+                 for e in of["layers"]]  # fmt: skip
+        rows.append([s["labels"][arm], *cells, *["–"] * (depth - len(cells))])
+    caption = f"{LAYERS[key].note} At the last measured step: mean over seeds ± half of the 95% t interval."
+    return Table(LAYERS[key].title, ["arm", *(f"layer {i}" for i in range(depth))], rows, caption)
+
+
+def of_settings(s):
+    rows = [[f"--{name}", *(row[arm] for arm in s["labels"])] for name, row in s["settings"]["differ"].items()]
+    common = " ".join(f"--{name} {value}" for name, value in s["settings"]["common"].items())
+    return Table("Options that differ", ["option", *s["labels"].values()], rows, f"The same in all arms: {common}.")
+
+
+def of_runs(s):
+    """The runs that are not finished or were resumed under other options, and those that have not started."""
+    rows = []
+    for run in s["runs"]:
+        if run["state"] != "done" or run["changes"] or len(s["runs"]) == 1:
+            step = f"{run['step']}/{run['steps']}"
+            rows.append([run["name"], run["state"], step, number(run["loss"]), "; ".join(run["changes"]) or "–"])
+    rows += [[name, "not started", "–", "–", "–"] for name in s["missing"]]
+    return Table("Runs with a remark", ["run", "state", "step", "loss", "changes"], rows)
+
+
+def of_study(s):
+    """The tables of one study."""
+    found = [of_rates(s), of_stability(s), of_positions(s)]
+    found += [of_layers(s, key) for key in s["layers"]] + [of_settings(s), of_runs(s)]
+    return [table for table in found if table.rows]

@@ -1,105 +1,80 @@
-"""test_report.py: tests of the report on constructed runs with known numbers."""
+"""test_report.py: tests of reports and saved files, on constructed runs with known numbers."""
 
+import html
 import json
 import math
 import random
-import struct
+import re
+import shutil
+import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
-
-from . import figures, long_context, page, png, report as report_command, report_tables, run_directory, tables
-from . import study as studies
-from .testing import expect_error, has, rewrite, run_lab
+from lab import option_history, plan as plans, report as command, results, run as lab_run, run_directory, save, stats
+from lab import study as studies, suggest, tables
+from lab.testing import ROOT, expect_error, has, raises, rewrite, run_lab
+from lab.trainer import Cost
 
 report = partial(run_lab, "report")
-NGRAMS = '{"tokens": 9, "windows": 9, "losses": [9.0, 9.0, 9.0, 9.0, 9.0]}'  # worse than all runs
-STEPS, BATCH, T, MAP = 200, 1000, 16, 8
-LAMBDA = 0.25
-
-
-def write_maps(path, pairs):
-    """Uniform maps; the second map of a pair attends only to the first position."""
-    uniform = [1 / (t + 1) if j <= t else 0.0 for t in range(MAP) for j in range(MAP)]
-    first = [1.0 if j == 0 else 0.0 for t in range(MAP) for j in range(MAP)]
-    tensors = {"tokens": ([MAP], [float(ord(c)) for c in "a map of"])}
-    for name in (f"layer.{layer}.head.{head}" for layer in range(2) for head in range(2)):
-        tensors[f"{name}.a1"] = [MAP, MAP], uniform
-        if pairs:
-            tensors |= {f"{name}.a2": ([MAP, MAP], first), f"{name}.lambda": ([MAP], [LAMBDA] * MAP)}
-    header, data = {"__metadata__": {"format": "pt"}}, b""
-    for name, (shape, values) in tensors.items():
-        packed = struct.pack(f"<{len(values)}f", *values)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(packed)]}
-        data += packed
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
+STEPS, BATCH, T = 200, 1000, 16
 OPTIONS = {"train-data": "c", "val-data": "c", "total-batch": BATCH, "steps": STEPS, "min-lr-ratio": 0.1, "warmup": 10}
 OPTIONS |= {"schedule": "cosine", "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad-clip": 1}
 OPTIONS |= {"val-steps": 5, "gemm": "fp32", "init": None, "layers": 2, "hidden": 8, "heads": 2, "kv-heads": 1}
 OPTIONS |= {"head-dim": 4, "ffn": 8, "seq-len": T, "vocab": 256, "preset": "tiny"}
-LAYER = {"lambda_min": 0.1, "lambda_max": 0.9, "context_rms_min": 0.1, "context_rms_mean": 0.4, "context_rms_max": 0.9}
-LAYER |= {"first_mass_map0": 0.2, "first_mass_map1": None, "logit_max": 8.0, "residual_max": 20.0}
-LAYER |= {"residual_median": 1.0, "grad_norm": 0.3}
-ATTENTION = {"first_mass_map0": 0.2, "first_mass_map1": None, "first_mass_effective": 0.2, "sink_rate_map0": 10.0}
-ATTENTION |= {"sink_rate_map1": None, "sink_rate_effective": 10.0, "logit_max": 30.0, "logit_median": 1.5}
-ATTENTION |= {"hidden_max": 40.0, "hidden_median": 0.5}
-RECALL = {"pairs": 4, "answers": 512, "exact": 0.1, "among_values": 0.3, "loss": 4.0}
+LAYER = {"context_rms_mean": 0.4, "logit_max": 8.0, "residual_max": 20.0, "grad_norm": 0.3}
 
 
-def train_record(step, loss, lr):
-    spike, judged = step == 150, step > 128
-    record = {"kind": "train", "step": step, "loss": loss, "grad_norm": 9.0 if spike else 1.0, "lr": lr}
-    record |= {"tokens": step * BATCH, "tokens_per_s": 5000.0, "ms": 200.0, "flops_util": 0.4}
-    record |= {"loss_z": 0.1 if judged else None, "grad_z": (12.0 if spike else 0.2) if judged else None}
-    return record | {"skipped": False}
+def near(got, wanted, tolerance=1e-6):
+    assert abs(got - wanted) <= tolerance, f"{got!r}, wanted {wanted!r}"
 
 
-def evaluation_of(final):
-    found = {"loss": final, "loss_by_position": [final + (T - 1) / 2 / 10 - t / 10 for t in range(T)]}
-    found |= {
-        "loss_by_shard": [{"file": f"val_{i:06d}_{s}.bin", "loss": final + i} for i, s in enumerate(("all", "git"))]
-    }
-    shares = [{"share": 2.0**-k, "tokens": k + 1, "targets": 64 >> k} for k in range(3)]
-    found |= {"loss_by_frequency": [group | {"loss": final + i / 10} for i, group in enumerate(shares)]}
-    found |= {"windows": 9, "seed": 1, "recall": [RECALL | {"noise": n} for n in (0, 8)]}
-    layers = [{"layer": 0, **ATTENTION}, {"layer": 1, **ATTENTION, "logit_max": 50.0}]
-    found |= {"attention": {"windows": 9, "tokens": MAP, "layers": layers}}
-    return found
+def write_log(run, records, mode="w"):
+    with open(run / "log.jsonl", mode) as log:
+        log.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def made_run(directory, arm, lr, seed, final, steps=STEPS, ended=True, diverged=False, **options):
+def read_log(run):
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def edit(directory, change):
+    rewrite(directory / "run.json", change)
+
+
+def edit_options(directory, **options):
+    edit(directory, lambda info: info["options"].update(options))
+
+
+def made_run(directory, arm, lr, seed, final, steps=STEPS, diverged=False, flops=6e3, **options):
     """Writes a run: `steps` of STEPS steps, a loss that decays to `final`, a gradient norm spike at step 150."""
     directory.mkdir(parents=True)
     random.seed(f"{arm} {lr} {seed}")
     info = {"options": {"attention": arm, "lr": lr, "seed": seed, **OPTIONS, **options}, "data_fingerprint": "77"}
-    info |= {"model": {"parameters": 1000, "flops_per_token": 6e3}, "data": {}, "revision": "abc", "host": "h"}
+    info |= {"model": {"parameters": 1000, "flops_per_token": flops}, "data": {}, "revision": "abc", "host": "h"}
     (directory / "run.json").write_text(json.dumps(info | {"devices": ["CPU: 1 threads on 2 cores"]}))
     lines = [{"kind": "val", "step": 0, "loss": 5.5}]
     for step in range(1, steps + 1):
-        loss = final + 3 * math.exp(-step / 30) + random.gauss(0, 0.02)
-        lines.append(train_record(step, None if diverged and step > steps - 10 else loss, lr))
+        excess = 3 * math.exp(-step / 30)
+        loss = None if diverged and step > steps - 10 else final + excess + random.gauss(0, 0.02)
+        record = {"kind": "train", "step": step, "loss": loss, "grad_norm": 9.0 if step == 150 else 1.0, "lr": lr}
+        lines.append(record | {"tokens": step * BATCH, "tokens_per_s": 5000.0, "ms": 200.0})
         if step % 50 == 0:
-            lines.append({"kind": "val", "step": step, "loss": final + 3 * math.exp(-step / 30) * (step < STEPS)})
-            more = {"lambda_mean": 0.5 if "diff" in arm else None}
+            lines.append({"kind": "val", "step": step, "loss": final + excess * (step < STEPS)})
             for layer in range(2):
-                more["first_mass_effective"] = 0.1 + layer
+                more = {"lambda_mean": 0.5 if "diff" in arm else None, "first_mass_effective": layer + step / 1000}
                 lines.append({"kind": "stats", "step": step, "layer": layer, **LAYER, **more})
     if diverged:
         lines.append({"kind": "event", "step": steps, "what": "stopped", "why": "not_finite"})
     write_log(directory, lines)
-    if steps == STEPS and ended and not diverged:
+    if steps == STEPS and not diverged:
         run_directory.checkpoint(directory, STEPS).mkdir(parents=True)
         (run_directory.checkpoint(directory, STEPS) / "trainer_state.json").write_text("{}")
-        (directory / "eval.json").write_text(json.dumps(evaluation_of(final)))
-        if seed == 1:
-            write_maps(directory / "attention.safetensors", "diff" in arm)
+        positions = [final + (T - 1) / 2 / 10 - t / 10 for t in range(T)]
+        found = {"loss": final, "loss_by_position": positions, "windows": 9, "seed": 1}
+        (directory / "eval.json").write_text(json.dumps(found))
 
 
-# mean -0.04, deviation sqrt(3)/100: 95% half width 4.3027 0.017321 / sqrt 3 = 0.043027
-GAPS = {1: -0.02, 2: -0.05, 3: -0.05}
 ARMS = {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}}
 
 
@@ -107,10 +82,13 @@ def write_lab(lab, runs, **more):
     """lab.json of {name: arm}."""
     lab.mkdir(exist_ok=True)
     named = [{"name": name, "arm": arm} for name, arm in runs.items()]
-    found = {"plan": "p", "size": "s", "title": "L", "reference": "baseline", "arms": ARMS, "runs": named}
+    found = {"plan": "p.plan", "size": "s", "title": "L", "reference": "baseline", "arms": ARMS, "runs": named}
     (lab / "lab.json").write_text(json.dumps(found | more))
-    (lab / "ngrams.json").write_text(NGRAMS)
     return lab
+
+
+# mean -0.04, deviation sqrt(3)/100: 95% half width 4.3027 0.017321 / sqrt 3 = 0.043027
+GAPS = {1: -0.02, 2: -0.05, 3: -0.05}
 
 
 def made_lab(place, name="lab"):
@@ -122,20 +100,19 @@ def made_lab(place, name="lab"):
             broken, run = arm == "baseline" and lr == 0.004, f"{arm}.lr{lr:g}.seed{seed}"
             made_run(lab / run, arm, lr, seed, final, steps=120 if broken else STEPS, diverged=broken)
             runs[run] = arm
-    return write_lab(lab, runs, size="cpu", title="Made up <&>", question="Why?", text="")
+    return write_lab(lab, runs, size="cpu", title="Made up <&>", question="Why?")
 
 
-def edit(directory, change):
-    rewrite(directory / "run.json", change)
-
-
-def read_log(run):
-    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-
-
-def write_log(run, records, mode="w"):
-    with open(run / "log.jsonl", mode) as log:
-        log.writelines(json.dumps(record) + "\n" for record in records)
+def lab_of(place, losses, change=lambda run, arm, seed: None, **more):
+    """A lab of {arm: {seed: final loss}} at one rate."""
+    runs = {}
+    for arm, row in losses.items():
+        for seed, loss in row.items():
+            name = f"{arm}.lr0.001.seed{seed}"
+            made_run(place / "lab" / name, arm, 0.001, seed, loss)
+            change(place / "lab" / name, arm, seed)
+            runs[name] = arm
+    return write_lab(place / "lab", runs, arms={arm: {"label": arm.upper()} for arm in losses}, **more)
 
 
 def results_of(out):
@@ -149,236 +126,298 @@ def reported(out, *words):
     return results_of(out)
 
 
-def near(got, wanted, tolerance=1e-6):
-    assert abs(got - wanted) <= tolerance, f"{got!r}, wanted {wanted!r}"
+def computed(*paths):
+    """The results of the first study."""
+    return command.compute(paths)[0]["studies"][0]
 
 
-@pytest.mark.full
+def row_of(rows, arm, rate=None):
+    return next(row for row in rows if row["arm"] == arm and rate in (None, row["rate"]))
+
+
+# ---- numbers
+
+
 def test_the_report_has_the_known_numbers(tmp_path):
     lab = made_lab(tmp_path)
-    r = reported(lab / "report", lab)
-    row = next(x for x in r["summary"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)
-    near(row["gap"]["mean"], -0.04)
-    near(row["gap"]["half"], 0.0430265, 1e-5)
+    page = reported(lab / "report", lab)
+    r = page["studies"][0]
+    row = row_of(r["arms"], "diff_v2")
+    near(row["difference"]["mean"], -0.04)
+    near(row["difference"]["half"], 0.0430265, 1e-5)
     near(row["losses"]["2"], 2.15)
-    assert row["gap"]["n"] == 3 and r["main_lr"] == 0.001, row
-    alone = next(x for x in r["summary"] if x["arm"] == "diff_v2" and x["lr"] == 0.004)
-    broken = next(x for x in r["summary"] if x["arm"] == "baseline" and x["lr"] == 0.004)
-    assert alone["gap"] is None and broken["states"] == {"diverged": 1}
-    spikes = next(x for x in r["spikes"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)["grad"]
+    assert (row["difference"]["n"], row["rate"], row["flops_by_design"]) == (3, 0.001, True), row
+    assert row["difference_flops"]["mean"] == row["difference"]["mean"], row
+    alone, broken = row_of(r["rates"], "diff_v2", 0.004), row_of(r["rates"], "baseline", 0.004)
+    assert alone["difference"] is None and broken["runs"] == {"diverged": 1}
+    spikes = row_of(r["rates"], "diff_v2", 0.001)["spikes"]["grad_norm"]
     assert (spikes["spikes"], spikes["judged"]) == (3, 3 * 168)
     near(spikes["score"], 100 / 168)
-    ladder = {x["arm"]: x for x in r["ladder"]}
-    assert ladder["baseline"]["stable"] == 0.001 and not ladder["baseline"]["bounded_by_ladder"], ladder
-    assert ladder["diff_v2"]["stable"] == 0.004 and ladder["diff_v2"]["bounded_by_ladder"], ladder
-    positions = r["by_position"]["diff_v2"]
+    stable = {x["arm"]: (x["stable"], x["bounded_by_ladder"]) for x in r["stability"]}
+    assert stable == {"baseline": (0.001, False), "diff_v2": (0.004, True)}, stable
+    positions = r["positions"]["diff_v2"]
     assert [(p["begin"], p["end"]) for p in positions] == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16)]
     near(positions[-1]["loss"]["mean"], 2.16 + 0.75 - 1.15)
-    near(positions[-1]["gap"]["mean"], -0.04)
-    rare = r["by_frequency"]["diff_v2"][2]
-    assert (rare["share"], rare["tokens"], rare["targets"]) == (0.25, 3, 16), rare
-    near(rare["loss"]["mean"], 2.16 + 0.2)
-    near(rare["gap"]["mean"], -0.04)
-    near(r["recall"]["baseline"][0]["among_values"]["mean"], 0.3)
-    git = r["by_source"]["diff_v2"][1]
-    assert git["source"] == "git" and len(r["by_source"]["diff_v2"]) == 2
-    near(git["loss"]["mean"] - 1, r["by_source"]["diff_v2"][0]["loss"]["mean"])
-    near(git["gap"]["mean"], -0.04)
-    said = (lab / "report/results.md").read_text()
-    has(said, "| -0.0400 [-0.0830, +0.0030] not shown |", "| 2.100, 2.200, 2.300 | diverged |")
-    text = (lab / "report/report.html").read_text()
-    has(text, "<ul><li>No verdict: every gap is of fewer than 5 seeds.</li></ul>", "Made up &lt;&amp;&gt;")
-    has(text, "of the steps of all runs on CPU: 1 threads on 2 cores of h; other load", "<td>5k [5k, 5k]</td>")
-    has(text, "../diff_v2.lr0.001.seed1/log.jsonl'>log</a>")
-    assert "<&>" not in text.split("<script>")[0]
-    pngs = {p.name for p in (lab / "report").glob("*.png")}
-    names = "loss-tokens loss-FLOPs loss-time final-gap gap-training ladder-rates norms-gradient-norm map-baseline "
-    names += "map-diff_v2 position-gap"
-    assert {f"{name}.png" for name in names.split()} <= pngs, pngs
-    assert all((lab / "report" / p).read_bytes().startswith(b"\x89PNG") for p in pngs)
-    pdf = (lab / "report/position-gap.pdf").read_bytes()
-    assert pdf.startswith(b"%PDF") and '"file":"position-gap"' in text
+    near(positions[-1]["difference"]["mean"], -0.04)
+    curve = r["curves"]["diff_v2"]
+    assert [point["tokens"] for point in curve] == [50000, 100000, 150000, 200000]
+    near(curve[0]["loss"]["mean"], 2.16 + 3 * math.exp(-50 / 30))
+    near(curve[0]["difference"]["mean"], -0.04)
+    sinks = r["layers"]["first_mass_effective"]["baseline"]
+    assert [e["mean"] for e in sinks["layers"]] == [0.2, 1.2] and sinks["steps"][0] == [50000, 0.55], sinks
+    assert list(r["layers"]["lambda_mean"]) == ["diff_v2"]
+    said, text = (lab / "report/report.md").read_text(), (lab / "report/report.html").read_text()
+    has(said, "7 finished runs, 1 diverged, 0 not finished: 2 arms of 1k parameters, 200k tokens a run.")
+    has(said, "# Made up &lt;&amp;&gt; (cpu)", "| -0.0400 [-0.0830, +0.0030] |", "| 2.1300, one seed |", "| 6k | 5k |")
+    has(said, "no difference from Transformer is shown for DIFF V2 (every difference has fewer than 5 seeds).")
+    has(text, "Made up &lt;&amp;&gt;", "on CPU: 1 threads on 2 cores of h; other load")
+    figures = re.findall(r"!\[.*?\]\((.*?)\)", said)
+    assert figures[:3] == ["p-loss.svg", "p-training.svg", "p-rates.svg"] and len(figures) == 10, figures
+    assert all((lab / "report" / name).read_text().startswith("<?xml") for name in figures)
+    assert text.count("data:image/svg+xml;base64,") == 10 and "<script" not in text and "<svg" not in text
+    again = reported(tmp_path / "again", lab)  # the same bytes
+    assert again == page
+    for name in ("report.html", "report.md", *figures):
+        assert (tmp_path / "again" / name).read_bytes() == (lab / "report" / name).read_bytes(), name
 
 
-NOISE = {1: 0.01, 2: -0.01, 3: 0.0}  # of a cost
+def kind(e):
+    """The direction that an interval and its p allow."""
+    if e["p_holm"] is None or e["p_holm"] >= 0.05 or e["n"] < results.LEAST_SEEDS:
+        return "no difference"
+    return "a lower loss" if e["mean"] + e["half"] < 0 else "a higher loss" if e["mean"] - e["half"] > 0 else "wrong"
 
 
-def test_test_lines_without_points_are_not_in_the_legend(tmp_path):
-    arms, legends, close = ["plain", "experts"], [], png.plt.close
-    empty, full = (figures.trace(arm, arm, [0, 1], y) for arm, y in zip(arms, ([None, math.nan], [1.0, 2.0])))
-    other = figures.trace("experts", "experts, more", [0, 1], [2.0, 3.0])
-    title, view = {"title": "entropy"}, {"label": "entropy", "x": "layer", "y": "nats", "traces": [empty, full, other]}
-
-    def look(fig):
-        legends.append([t.get_text() for t in fig.axes[0].get_legend().get_texts()])
-        close(fig)
-
-    png.plt.close = look
-    try:
-        assert png.figure_files(tmp_path / "a", title, view, arms, "all")
-        assert not png.figure_files(tmp_path / "b", title, {**view, "traces": [empty]}, arms, "all")
-    finally:
-        png.plt.close = close
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pdf", "a.png"]
-    assert legends == [["experts", "experts, more"]], legends
-
-
-def test_the_report_has_verdicts_probes_and_late_gradients(tmp_path):
-    from . import test_claims as made
-
-    def change(run, arm, seed):
-        (run / "probe.json").write_text(made.probe_of(0.2, 0.25))
-        record = {"kind": "stats", "layer": 0, "grad_norm": 2.0 + (arm != "baseline")}
-        write_log(run, [{**record, "step": s} for s in range(160, 200)], "a")
-
-    arms = {"baseline": 2.0, "diff_v2": 1.95, "sink": 2.001}
-    losses = {
-        a: {s: x + s / 10 + (made.NOISE * 2)[s] / 2 * (a != "baseline") for s in range(1, 6)} for a, x in arms.items()
-    }
-    lab = made.made_lab(tmp_path, losses, plan="family.plan", change=change)
-    r = reported(lab / "report", lab, "--no-png")
-    verdicts = {row["id"]: row["verdict"] for row in r["claims"]}
-    assert verdicts["gap-parameters"] == "supported" and verdicts["extra-logit"] == "opposite shown", verdicts
-    assert not {"gap", "1.5h", "decoding"} & set(verdicts), verdicts
-    assert r["plan"] == "family"
-    power = next(x for x in r["noise"] if x["arm"] == "diff_v2")
-    assert power["pooled_df"] == 8 and power["seeds_pooled"] <= power["seeds_for_effect"], power
-    near(r["probes"]["layers"]["sink"]["cancelled"][0]["mean"], 0.25)
-    late = next(x for x in r["late_gradients"] if x["arm"] == "sink")
-    said, page = (lab / "report/results.md").read_text(), (lab / "report/report.html").read_text()
-    has(said, f"{late['all']:.3g} | 1.", "| below, 0.015 |", "| SINK | cancelled | 0.250 [")
-    assert "<td>DIFF V2 reaches a lower loss than a Transformer with as many parameters" in page
-    has(page, "Gradient norms of the layers in the last quarter", "Probes of the last checkpoints")
+def test_no_interval_contradicts_the_summary():
+    # random results: each arm is in the clause of the sentence that its interval allows
+    random.seed(7)
+    for trial in range(40):
+        n = random.choice((2, 4, 5, 8))
+        study = SimpleNamespace(runs=[SimpleNamespace(tokens=5000, parameters=random.choice((1000, 9000)))])
+        rows, tokens = [], results.tokens_per_parameter(study)
+        for name in "ABCDEF":
+            effect = random.choice((0, 0, -1, 1)) * 0.05
+            draw = lambda: stats.t_interval([effect + random.gauss(0, 0.02) for _ in range(n)])
+            row = {"arm": name, "label": name, "difference": draw(), "difference_flops": draw(), "parameters": 1000}
+            rows.append(row)
+        for key in ("difference", "difference_flops"):
+            results.correct([(study, row[key]) for row in rows])
+        s = {"arms": rows, "labels": {"R": "R"}, "reference": "R", "tokens_per_parameter": tokens}
+        s |= {"runs": [], "missing": [], "name": "s"}
+        sentences = tables.summary([s])
+        assert len(sentences) == 3
+        for key, sentence in zip(("difference", "difference_flops"), sentences[1:]):
+            clause = r"(a lower loss|a higher loss|no difference)( than| from) R is shown for (.*?)[;.](?= |$)"
+            clauses = re.findall(clause, sentence)
+            told = {name: what for what, _, names in clauses for name in re.findall(r"\b([A-F])\b", names)}
+            for row in rows:
+                wanted = "no difference" if tokens < results.LEAST_TOKENS else kind(row[key])
+                assert told.get(row["arm"], "no difference") == wanted, (trial, row, sentence)
+                assert row[key]["shown"] == (wanted != "no difference"), (trial, row)
 
 
 def test_a_direction_requires_a_corrected_p_and_seeds_and_tokens(tmp_path):
-    # The interval of SINK excludes 0, and its p is above 0.05 after correction.
-    from . import test_claims as made
+    # The interval of c excludes 0, and its p is above 0.05 after correction.
+    noise = [0.0006, -0.0011, 0.0009, -0.0004, 0.0012]
+    losses = {"baseline": 2.0, "a": 1.95, "b": 2.0, "c": 2.00055}
+    row = lambda arm, x: {s: x + (arm != "baseline") * n / 2 for s, n in enumerate(noise, 1)}
+    lab = lab_of(tmp_path, {arm: row(arm, x) for arm, x in losses.items()})
 
-    losses = {"baseline": 2.0, "diff_v2": 1.95, "sink": 2.001, "xsa": 2.0}
-    noise = (made.NOISE * 2)[1:6]
-    lab = made.made_lab(
-        tmp_path, {a: {s: x + (a != "baseline") * n / 2 for s, n in enumerate(noise, 1)} for a, x in losses.items()}
-    )
+    def told():
+        found, page = command.compute([lab])
+        table = page["sections"][0]["contents"][0]
+        gaps = {row["arm"]: row["difference"] for row in found["studies"][0]["arms"]}
+        return found["summary"][1], [row[4].kind for row in table.rows], gaps
 
-    def told(seeds=5, parameters=1000):
-        study = studies.load([lab])
-        study.runs = [run for run in study.runs if run.seed <= seeds]
-        for run in study.runs:
-            run.info["model"]["parameters"] = parameters
-        r = tables.results(study)
-        t = report_tables.summary(r)
-        return t.lines, [row[1].kind for row in t.rows], {row["arm"]: row["gap"] for row in r["summary"]}
-
-    lines, kinds, gaps = told()
-    assert gaps["sink"]["half"] < gaps["sink"]["mean"] and gaps["sink"]["p_holm"] > 0.05, gaps
-    assert lines[0] == "DIFF_V2: the loss is lower than that of BASELINE, by 0.0501 nats per token.", lines
-    assert lines[1:] == [f"{arm}: no difference from BASELINE is shown." for arm in ("SINK", "XSA")], lines
-    assert kinds == ["", "good", "open", "open"], kinds
-    lines, kinds, gaps = told(seeds=4)
-    assert gaps["diff_v2"]["p_holm"] < 0.001 and lines == ["No verdict: every gap is of fewer than 5 seeds."], lines
-    assert kinds == ["", "open", "open", "open"], kinds
-    lines, kinds, _ = told(parameters=400_000)
-    assert lines == ["No verdict: the runs have 0.5 tokens per parameter, and a verdict requires 1."], lines
-    assert kinds == ["", "open", "open", "open"], kinds
-
-
-WINDOWS = {"window": 8, "full-every": 2}
-LONG_ARMS = {  # arm: variant, windows, parameters, loss above the variant's own, share of NOISE in it
-    "baseline": ("baseline", {}, 1000, 0, 0),
-    "baseline-w": ("baseline", WINDOWS, 1000, 0.03, 1),
-    "baseline-yoco": ("baseline", {"window": 8, "yoco": True}, 1000, 0.08, 0),
-    "diff_v2": ("diff_v2", {}, 1300, -0.5, 0),  # has other parameters: not what the arms below are compared with
-    "diff_v2-p": ("diff_v2", {}, 1000, 0, 0),
-    "diff_v2-w": ("diff_v2", WINDOWS, 1000, 0.01, 0),
-    "diff_v2-yoco": ("diff_v2", {"window": 8, "yoco": True}, 1000, 0.05, 0.2),
-}
-LATE = 0.4  # a model with YOCO loses this much more in the last half of the context
+    said, kinds, gaps = told()
+    assert gaps["c"]["half"] < gaps["c"]["mean"] and gaps["c"]["p"] < 0.05 < gaps["c"]["p_holm"], gaps
+    assert said.startswith("At equal tokens, a lower loss than BASELINE is shown for A (-0.04"), said
+    assert said.endswith("; no difference from BASELINE is shown for B, C.") and kinds == ["", "lower", "", ""], said
+    for run in lab.glob("*.seed*"):
+        edit(run, lambda info: info["model"].update(parameters=400_000))
+    said, kinds, _ = told()
+    assert said.endswith("(the runs have 0.5 tokens per parameter, and a direction requires 1)."), said
+    assert kinds == [""] * 4, kinds
+    for run in lab.glob("*.seed*"):
+        edit(run, lambda info: info["model"].update(parameters=1000))
+    for run in lab.glob("*.seed5"):
+        shutil.rmtree(run)
+    said, kinds, gaps = told()
+    assert gaps["a"]["p_holm"] < 0.001 and "(every difference has fewer than 5 seeds)" in said, said
+    assert kinds == [""] * 4, kinds
 
 
-def made_long_lab(place):
-    lab, runs = place / "lab", {}
-    for arm, (attention, options, parameters, above, share) in LONG_ARMS.items():
-        for seed, noise in NOISE.items():
-            run = f"{arm}.lr0.001.seed{seed}"
-            made_run(lab / run, arm, 0.001, seed, 2 + seed / 10 + above + share * noise, attention=attention, **options)
-            edit(lab / run, lambda j: j["model"].update(parameters=parameters))
-            late = [LATE * (t >= T // 2) * bool(options.get("yoco")) for t in range(T)]
-            added = lambda j: [x + more for x, more in zip(j["loss_by_position"], late)]
-            rewrite(lab / run / "eval.json", lambda j: j.update(loss_by_position=added(j)))
-            runs[run] = arm
-    return write_lab(lab, runs, title="Long", arms={arm: {"label": arm} for arm in LONG_ARMS})
+def test_seeds_are_paired_by_number_where_an_arm_lacks_one(tmp_path):
+    # Losses differ by seed far more than by arm: paired by position, differences would be of whole nats.
+    base, noise = {1: 2.0, 2: 7.0, 3: 3.0, 4: 5.0}, {1: 0.002, 2: 0.1, 3: -0.001, 4: 0.003}
+    mine = {s: x - 0.05 + noise[s] for s, x in base.items() if s != 2}
+    r = computed(lab_of(tmp_path, {"baseline": base, "a": mine}))
+    expected = -0.05 + stats.mean([noise[s] for s in (1, 3, 4)])
+    row = row_of(r["arms"], "a")
+    for e in (row["difference"], row["difference_flops"], r["curves"]["a"][-1]["difference"]):
+        near(e["mean"], expected, 1e-9)
+        assert e["n"] == 3, e
+    assert [round(place["difference"]["mean"], 9) for place in r["positions"]["a"]] == [round(expected, 9)] * 5
 
 
-def test_the_cost_of_windows_and_yoco_is_that_within_a_variant(tmp_path):
-    lab = made_long_lab(tmp_path)
-    part = reported(lab / "report", lab, "--no-png")["long_context"]
-    rows = {(x["what"], x["change"], x["base"], x["arm"]): x for x in part["costs"]}
-    assert len(rows) == len(part["costs"]) == 18, list(rows)
-    whole, late, use = "loss", "loss at positions 8 to 15", "that minus the loss at 4 to 7"
-    for key, cost, noise, gap, gap_noise in (
-        ((whole, "windows", "neither", "baseline-w"), 0.03, 1, None, 0),
-        ((whole, "YOCO", "neither", "baseline-yoco"), 0.08, 0, None, 0),
-        ((whole, "YOCO", "windows", "baseline-yoco"), 0.05, 1, None, 0),
-        ((whole, "windows", "neither", "diff_v2-w"), 0.01, 0, -0.02, 1),
-        ((whole, "YOCO", "neither", "diff_v2-yoco"), 0.05, 0.2, -0.03, 0.2),
-        ((whole, "YOCO", "windows", "diff_v2-yoco"), 0.04, 0.2, -0.01, 1.2),
-        ((late, "YOCO", "neither", "diff_v2-yoco"), 0.05 + LATE, 0.2, -0.03, 0.2),
-        ((use, "YOCO", "windows", "baseline-yoco"), LATE, 0, None, 0),
-        ((use, "windows", "neither", "diff_v2-w"), 0, 0, 0, 0),
+def test_differences_at_equal_flops_are_read_from_validations(tmp_path):
+    losses = {"baseline": {1: 2.0, 2: 2.1}, "a": {1: 1.95, 2: 2.05}, "b": {1: 1.9, 2: 2.0}}
+    cost = {"baseline": 6e3, "a": 7.5e3, "b": 6.03e3}
+    change = lambda run, arm, seed: edit(run, lambda info: info["model"].update(flops_per_token=cost[arm]))
+    r = computed(lab_of(tmp_path, losses, change))
+    # at 1.25 times the FLOPs a has 160 of 200 steps, between the validations of 150 and 200
+    later = 3 * math.exp(-150 / 30) * (1 - math.log(160 / 150) / math.log(200 / 150))
+    a, b = (row_of(r["arms"], arm) for arm in "ab")
+    near(a["difference_flops"]["mean"], later - 0.05)
+    near(b["difference_flops"]["mean"], -0.1)
+    assert (a["flops_by_design"], b["flops_by_design"]) == (False, True)
+
+
+def test_an_arm_with_its_own_tokens_is_compared_at_equal_flops(tmp_path):
+    def change(run, arm, seed):
+        """Arm a: twice the steps, each with half the FLOPs."""
+        if arm == "a":
+            edit_options(run, steps=2 * STEPS)
+            edit(run, lambda info: info["model"].update(flops_per_token=3e3))
+            run_directory.checkpoint(run, STEPS).rename(run_directory.checkpoint(run, 2 * STEPS))
+            write_log(run, [r | {"step": 2 * STEPS} for r in read_log(run) if r["step"] == STEPS], "a")
+
+    problems = lambda: studies.load([lab])[0][0].problems
+    lab = lab_of(tmp_path, {"baseline": {1: 2.0, 2: 2.1}, "a": {1: 1.9, 2: 2.0}}, change)
+    assert [line[:12] for line in problems()] == ["--steps: 200"] * 2
+    rewrite(lab / "lab.json", lambda found: found["arms"]["a"].update(tokens=2 * STEPS * BATCH))
+    assert not problems()
+    row = row_of(computed(lab)["arms"], "a")
+    assert row["flops_by_design"] and row["tokens"] == 2 * STEPS * BATCH and row["difference"] is None, row
+    near(row["difference_flops"]["mean"], -0.1)
+    edit_options(lab / "a.lr0.001.seed2", steps=2 * STEPS + 1)
+    assert problems() == ["--steps: 400 in a.lr0.001.seed1, 401 in a.lr0.001.seed2, both of arm a"]
+    edit_options(lab / "a.lr0.001.seed2", steps=2 * STEPS)
+    for run in lab.glob("*.seed*"):  # shares of the steps, within a step
+        steps = (10, 40, "50:lr=1") if run.name.startswith("baseline") else (20, 80, "101:lr=1")
+        edit_options(run, **dict(zip(option_history.SHARES, steps)))
+    assert not problems()
+    edit_options(lab / "a.lr0.001.seed2", phase="104:lr=1")
+    assert problems() == ["--phase: 50:lr=1 in baseline.lr0.001.seed1, 104:lr=1 in a.lr0.001.seed2"]
+
+
+def test_an_arm_of_a_plan_may_have_its_own_optimizer(tmp_path):
+    problems = lambda: studies.load([lab])[0][0].problems
+    lab = lab_of(tmp_path, {"baseline": {1: 2.0, 2: 2.1}, "a": {1: 1.95, 2: 2.05}})
+    for run in lab.glob("a.*"):
+        edit_options(run, optimizer="muon", lr=0.002)
+    assert problems()[0] == "--optimizer: adamw in baseline.lr0.001.seed1, muon in a.lr0.001.seed1"
+    rewrite(lab / "lab.json", lambda found: found["arms"]["a"].update(optimizer="muon"))
+    assert not problems()
+    near(computed(lab)["positions"]["a"][-1]["difference"]["mean"], -0.05)  # each arm has a rate of its own
+    edit_options(lab / "a.lr0.001.seed2", optimizer="normuon")
+    assert problems() == ["--optimizer: muon in a.lr0.001.seed1, normuon in a.lr0.001.seed2, both of arm a"]
+    edit_options(lab / "a.lr0.001.seed2", optimizer="muon", **{"qk-norm": True})
+    assert not problems()  # trainers of the other runs did not record it
+    edit_options(lab / "a.lr0.001.seed1", **{"qk-norm": False})
+    assert problems() == ["--qk-norm: False in a.lr0.001.seed1, True in a.lr0.001.seed2, both of arm a"]
+
+
+SWEPT = """[size cpu]
+sweep-seeds = 9
+seeds = 1 2 3 4
+lr = 1e-3 2e-3 4e-3 8e-3 1.6e-2
+tokens = 10K
+total-batch = 100
+train-data = c
+[arm baseline]
+[arm a]
+"""
+
+
+def test_each_arm_has_the_rate_of_its_sweep(tmp_path):
+    plan = plans.parse(SWEPT, "p.plan", {"train-data": "value", "total-batch": "value"})
+    names = [run.name for run in plans.expand(plan, {})]
+    assert len(names) == 10 and names[0] == "baseline.lr0.001.seed9", names
+    names = [run.name for run in plans.expand(plan, {}, rates={"baseline": 0.002, "a": 0.004})]
+    assert names[:3] == ["baseline.lr0.002.seed1", "a.lr0.004.seed1", "baseline.lr0.002.seed2"] and len(names) == 8
+    for old, new, said in (
+        (" 1.6e-2", "", "p.plan: sweep-seeds: [arm baseline] has 4 rates, at least 5 are required"),
+        ("= 9", "= 9 3", "p.plan: sweep-seeds: seed 3 is also in seeds: a rate must not be chosen by the seeds"),
     ):
-        row, half = rows[key], 4.302652730 * 0.01 / math.sqrt(3)
-        near(row["cost"]["mean"], cost)
-        near(row["cost"]["half"], noise * half)
-        assert (row["gap"] is None) == (gap is None), row
-        if gap is not None:
-            near(row["gap"]["mean"], gap)
-            near(row["gap"]["half"], gap_noise * half)
-    assert rows[whole, "windows", "neither", "diff_v2-w"]["minus"] == "diff_v2-p"
-    second = rows[whole, "YOCO", "windows", "baseline-yoco"]["cost"]  # has the second largest p of the 6 losses
-    near(second["p_holm"], 2 * second["p"])
-    arms = {row["arm"]: row for row in part["arms"]}
-    numbers = [arms[arm]["cache_numbers"] for arm in ("baseline", "diff_v2-w", "diff_v2-yoco")]
-    assert numbers == [2 * 16 * 8, (8 + 16) * 8, (8 + 16) * 8], numbers
-    near(arms["baseline"]["values"][use]["mean"], -0.6)
-    said = (lab / "report/results.md").read_text()
-    assert "| loss | windows against neither | baseline-w | +0.0300 [+0.0052, +0.0548] not shown |" in said, said
-    has(said, "-0.0200 [-0.0448, +0.0048] not shown", "| 1 x 8, 1 x 16 |")
-    assert "<h2 id=windows>" in (lab / "report/report.html").read_text()
+        with raises(plans.PlanError, said):
+            plans.expand(plans.parse(SWEPT.replace(old, new), "p.plan", {"train-data": "value"}), {})
+    lab, noise = tmp_path / "lab", {1: 0.01, 2: -0.005, 3: 0.0, 4: 0.002}
+    rates, best = plan.sizes["cpu"]["lr"], {"baseline": 0.002, "a": 0.004}
+    runs = [(arm, lr, 9, 2 + abs(math.log(lr / best[arm]))) for arm in best for lr in rates]
+    runs += [(arm, best[arm], s, 2 + s / 10 - (0.05 + noise[s]) * (arm == "a")) for arm in best for s in range(1, 5)]
+    for arm, lr, seed, loss in runs:
+        made_run(lab / f"{arm}.lr{lr:g}.seed{seed}", arm, lr, seed, loss)
+    plan.path = tmp_path / "p.plan"
+    costs = {f"{arm}.lr{lr:g}.seed{seed}": Cost(1, 1, 1, 1) for arm, lr, seed, _ in runs}
+    planned = [*plans.expand(plan, {}), *plans.expand(plan, {}, rates=best)]
+    lab_run.write_lab(lab, plan, "cpu", planned, costs, {"lr": rates})
+    assert lab_run.best_rates(lab, best) == best
+    # the rate follows from the evaluations of the sweep, while a later run is not evaluated yet
+    (lab / "a.lr0.004.seed1/eval.json").rename(tmp_path / "eval.json")
+    assert lab_run.best_rates(lab, best) == best
+    (tmp_path / "eval.json").rename(lab / "a.lr0.004.seed1/eval.json")
+    r = computed(lab)
+    row = row_of(r["arms"], "a")
+    assert (row["rate"], row_of(r["arms"], "baseline")["rate"], row["difference"]["n"]) == (0.004, 0.002, 4), row
+    near(row["difference"]["mean"], -0.05 - stats.mean(list(noise.values())))
+    assert set(row["losses"]) == set("1234") and r["sweep_seeds"] == [9], row
+    edge = lab / "a.lr0.016.seed9/eval.json"
+    rewrite(edge, lambda found: found.update(loss=1.0))
+    with pytest.raises(SystemExit):
+        lab_run.best_rates(lab, best)
 
 
-SPARSE_ARMS = {  # arm: variant, blocks, score, loss above that of the Transformer
-    "baseline": ("baseline", 0, "group", 0),
-    "baseline-k4": ("baseline", 4, "group", 0.02),
-    "baseline-k2": ("baseline", 2, "group", 0.05),
-    "diff_v2": ("diff_v2", 0, "group", -0.1),
-    "diff_v2-k2": ("diff_v2", 2, "group", -0.07),
-    "diff_v2-k2-apart": ("diff_v2", 2, "apart", -0.09),
-}
+def test_a_sweep_has_the_seeds_that_have_ended_at_all_rates():
+    def run(rate, seed, state, loss):
+        made = SimpleNamespace(arm="a", rate=rate, seed=seed, state=state, last_validation=loss, eval=None)
+        made.final_loss, made.windows = lambda _: loss, lambda _: None
+        return made
+
+    runs = [run(1, 1, "done", 3.0), run(2, 1, "done", 2.0), run(4, 1, "diverged", None), run(1, 2, "done", 9.0)]
+    study = studies.Study("s", runs=[*runs, run(2, 2, "begun", None)])
+    assert study.sweep("a") == [(1, 3.0), (2, 2.0)], study.sweep("a")
+    points = [(rate, 2 + (math.log(rate) - math.log(3e-3)) ** 2) for rate in (1e-3, 2e-3, 8e-3, 16e-3)]
+    rate, loss = suggest.minimum(points)
+    assert abs(rate / 3e-3 - 1) < 1e-9 and abs(loss - 2) < 1e-9, (rate, loss)
+    assert suggest.minimum(points[2:]) == (8e-3, None) and suggest.minimum(points[:1]) == (1e-3, None)
+    muon = {"optimizer": "muon", "muon-split": "pair", "parametrization": "completep", "base-width": 8, "beta1": 0.8}
+    shape = {"attention": "diff_v2", "hidden": 64, "layers": 2, "head-dim": 16}
+    found = suggest.options_of(SimpleNamespace(options={**shape, **muon}), 0.01, "small")
+    assert (found["base-width"], found["base-depth"], found["beta1"]) == ("8", "2", "0.8"), found
+    assert (found["optimizer"], found["muon-split"], "z-loss" in found) == ("muon", "pair", False), found
 
 
-def test_the_price_of_selected_blocks_is_that_of_as_many_within_a_variant(tmp_path):
-    lab, runs = tmp_path / "lab", {}
-    for arm, (attention, blocks, score, above) in SPARSE_ARMS.items():
-        for seed in (1, 2):
-            options = {"attention": attention, "sparse-blocks": blocks, "sparse-block-size": 2, "sparse-score": score}
-            made_run(lab / f"{arm}.{seed}", arm, 0.001, seed, 2 + seed / 10 + above, **options)
-            runs[f"{arm}.{seed}"] = arm
-    write_lab(lab, runs, arms={arm: {"label": arm} for arm in SPARSE_ARMS})
-    part = long_context.tables(studies.load([lab]), 0.001)
-    mean = lambda estimate: estimate and round(estimate["mean"], 9)
-    found = {(x["change"], x["base"], x["arm"]): x for x in part["costs"] if x["what"] == "loss"}
-    assert {key: (x["minus"], mean(x["cost"]), mean(x["gap"])) for key, x in found.items()} == {
-        ("blocks", "neither", "baseline-k4"): ("baseline", 0.02, None),
-        ("blocks", "neither", "baseline-k2"): ("baseline", 0.05, None),
-        ("blocks", "neither", "diff_v2-k2"): ("diff_v2", 0.03, -0.02),
-        ("blocks apart", "neither", "diff_v2-k2-apart"): ("diff_v2", 0.01, None),
-        ("blocks apart", "blocks", "diff_v2-k2-apart"): ("diff_v2-k2", -0.02, None),
-    }
-    whats = {x["what"] for x in part["costs"]}
-    assert whats == {"loss", "loss at positions 8 to 15"}  # no window whose end is compared
+def test_the_final_loss_is_of_the_most_windows(tmp_path):
+    def change(run, arm, seed):
+        rewrite(run / "eval.json", lambda found: found.update(loss=9.0, windows=windows))
+        edit_options(run, **{"val-steps": 5, "batch-size": 4})
+
+    for windows, loss, where in ((10, 2.0, "last validation, 20 windows"), (20, 9.0, "evaluation, 20 windows")):
+        lab = lab_of(tmp_path / str(windows), {"baseline": {1: 2.0, 2: 2.0}}, change)
+        r = computed(lab)
+        assert r["loss_of"] == where and list(r["arms"][0]["losses"].values()) == [loss] * 2, r["arms"]
+    (lab / "baseline.lr0.001.seed1/eval.json").unlink()
+    assert computed(lab)["loss_of"] == "last validation, 20 windows"
 
 
+def test_several_sizes_of_a_plan_are_one_section(tmp_path):
+    labs = []
+    for i, size in enumerate(("small", "large")):
+        losses = {"baseline": {s: 2.0 - i + s / 100 for s in range(5)}, "a": {s: 1.9 - i + s / 100 for s in range(5)}}
+        change = lambda run, arm, seed: edit_options(run, hidden=8 << i)
+        labs.append(lab_of(tmp_path / size, losses, change, size=size, title="Sizes"))
+    found, page = command.compute(labs)
+    assert [s["name"] for s in found["studies"]] == ["p-small", "p-large"] and len(page["sections"]) == 1
+    table, picture = page["sections"][0]["contents"]
+    assert [row[0].text for row in table.rows] == ["p-small"] * 2 + ["p-large"] * 2 and picture.name == "p-sizes"
+    has(found["summary"][1], "is shown for A (p-small) (-0.1", "A (p-large) (-0.1")
+
+
+# ---- runs that are not comparable, damaged or resumed
+
+
+@pytest.mark.full
 def test_runs_that_are_not_comparable_are_an_error(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     made_run(one, "baseline", 0.001, 1, 2.0)
@@ -386,173 +425,104 @@ def test_runs_that_are_not_comparable_are_an_error(tmp_path):
     out = tmp_path / "out"
     expect_error(report(one, other, "--out", out), 2, "--total-batch: 1000 in one, 2000 in other", lines=1)
     assert not out.exists()
-    reported(out, one, other, "--force", "--no-png")
-    has((out / "report.html").read_text(), "Differs between runs: --total-batch: 1000 in one, 2000 in other")
     made_run(tmp_path / "again", "baseline", 0.001, 1, 2.0)
     expect_error(report(one, tmp_path / "again", "--out", out), 2, "are both arm baseline with rate 0.001 and seed 1")
     for words, status, said in (
-        ((tmp_path / "nothing",), 1, "no such directory"),
+        ((tmp_path / "nothing",), 1, "no such file or directory"),
+        ((tmp_path,), 2, "not comparable"),
         ((one, "--reference", "x"), 1, "no such arm"),
-        ((one, "--watch", "0"), 2, "must be 1 to 1,000,000 seconds"),
+        ((f"a={one}", other), 2, "NAME=DIR: give every directory a name, or none"),
+        ((f"a={one}", f"a={other}"), 2, "a=DIR: the name is used more than once"),
+        ((f"a={tmp_path}/none",), 1, f"{tmp_path}/none: no such file or directory"),
+        ((), 2, "[NAME=]RUNS"),
     ):
-        expect_error(report(*words, "--out", out), status, said)
+        expect_error(report(*words, "--out", out), status, said, lines=1)
     (one / "run.json").write_text("{")
-    done = report(one, "--out", out)
-    expect_error(done, 1, "run.json")
-    assert "Traceback" not in done.stderr, done.stderr
+    expect_error(report(one, "--out", out), 1, "run.json: not JSON", lines=1)
+    lab = write_lab(tmp_path / "lab", {"x": "baseline"}, arms={})
+    expect_error(report(lab), 1, "no run of the plan has started", lines=1)
 
 
-@pytest.mark.full
+def test_named_runs_are_compared_with_a_table_of_their_options(tmp_path):
+    one, many, out = tmp_path / "one", tmp_path / "many", tmp_path / "out"
+    made_run(one, "baseline", 0.001, 1, 2.0)
+    for seed in (2, 3):
+        more = {"total-batch": 2000, "weight-decay": 0.2}
+        made_run(many / f"seed{seed}", "baseline", 0.001, seed, 1.9 + seed / 10, **more)
+    r = reported(out, f"plain={one}", f"more decay={many}")["studies"][0]
+    said = (out / "report.md").read_text()
+    assert r["labels"] == {"plain": "plain", "more decay": "more decay"}, r["labels"]
+    assert [row["losses"] for row in r["arms"]] == [{"1": 2.0}, {"2": 2.1, "3": 2.2}], r["arms"]
+    rows = [line for line in said.splitlines() if line.startswith("| --")]
+    assert rows == ["| --total-batch | 1000 | 2000 |", "| --weight-decay | 0.1 | 0.2 |"], rows
+    has(said, "Differs between runs: --total-batch: 1000 in one, 2000 in seed2")
+    one.rename(tmp_path / "x=y")  # a directory that exists is no name
+    assert reported(out, tmp_path / "x=y")["studies"][0]["labels"] == {"baseline": "baseline"}
+
+
 def test_a_run_that_has_just_started_has_a_report(tmp_path):
     run = tmp_path / "run"
     made_run(run, "baseline", 0.001, 1, 2.0, steps=0)
     (run / "log.jsonl").unlink()
-    done = report(run)
-    assert done.returncode == 0, done.stderr
-    assert "0/200" in (run / "report/report.html").read_text()
-    lab = tmp_path / "lab"
-    write_lab(lab, {"x": "baseline"}, arms={})
-    expect_error(report(lab), 1, "no run of the plan has started", lines=1)
+    _, page = command.compute([run])
+    has(command.render("page.md.j2", page), "0 finished runs, 0 diverged, 1 not finished", "| run | begun | 0/200 |")
 
 
-def test_the_report_has_active_parameters_and_loads_of_experts(tmp_path):
-    dense, experts, out = tmp_path / "dense", tmp_path / "experts", tmp_path / "out"
-    made_run(dense, "baseline", 0.001, 1, 2.0)
-    made_run(experts, "diff_v2", 0.001, 1, 2.0)
-    edit(experts, lambda j: j["model"].update(active_parameters=600))
-    edit(experts, lambda j: j["options"].update({"experts": 3, "expert-ffn": 5, "dense-layers": 1}))
-    records = read_log(experts)
-    for record in records:
-        if record["kind"] == "stats" and record["layer"] == 1:
-            record |= {"expert_load": [0.5, 1.75, 0.75], "router_entropy": 0.6, "router_logit_max": 3.0}
-    write_log(experts, records)
-    done = report(dense, experts, "--out", out, "--no-png")
-    assert done.returncode == 0 and "not records" not in done.stderr, done.stderr
-    r, page = results_of(out), (out / "report.html").read_text()
-    layers = r["layers"]["diff_v2"]["stats"]
-    assert layers["expert_load_max"] == [None, 1.75] and layers["router_entropy"] == [None, 0.6], layers
-    assert [row["active_parameters"] for row in r["summary"]] == [1000, 600]
-    assert "1,000, 600 active" in page and page.count("Load of the busiest expert") and "Entropy of the router" in page
-    assert page.count("<td>3 x 5, 8 in 1 dense</td>") == 1 and page.count("<td>8</td><td>1,000</td>") == 1
-    assert layers["expert_load_min"] == [None, 0.5] and "least used expert" in page
-    done = report(dense, "--out", out, "--no-png")
-    assert done.returncode == 0 and "busiest expert" not in (out / "report.html").read_text()
-
-
-def test_losses_of_routers_are_drawn_for_runs_with_experts_alone(tmp_path):
-    runs = [tmp_path / name for name in ("dense", "one", "two")]
-    for run, arm, number in zip(runs, ("baseline", "diff_v2", "diff_v2"), (1, 1, 2)):
-        made_run(run, arm, 0.001, number, 2.0)
-    for run, balance in zip(runs[1:], (1.0, 1.5)):
-        records = read_log(run)
-        for record in records:
-            if record["kind"] == "train":
-                record |= {"router_aux": balance, "router_z": record["step"] / 100}
-        write_log(run, records)
-
-    def drawn(*paths):
-        study = studies.load(paths)
-        studies.check(study)
-        return {f["id"]: f["views"] for f in report_command.compute(study)[1]}.get("router_losses")
-
-    assert drawn(runs[0]) is None
-    balance, z = drawn(*runs)
-    assert [t["arm"] for t in balance["traces"]] == ["diff_v2"] and balance["traces"][0]["y"] == [1.25] * STEPS
-    assert z["traces"][0]["x"][-1] == STEPS * BATCH and z["traces"][0]["y"][-1] == STEPS / 100
-    balance, z = drawn(runs[2])
-    assert balance["label"] == "balance" and balance["traces"][0]["y"] == [1.5] * STEPS
-    assert z["traces"][0]["x"][-1] == STEPS and z["traces"][0]["y"][49] == 0.5
-
-
-def test_the_report_of_a_resumed_run_has_its_option_history(tmp_path):
-    run, whole, out = tmp_path / "run", tmp_path / "whole", tmp_path / "out"
+def test_a_resumed_run_is_reported_with_its_changes(tmp_path):
+    run, whole = tmp_path / "run", tmp_path / "whole"
     made_run(run, "baseline", 0.001, 1, 2.0)
     made_run(whole, "diff_v2", 0.001, 1, 2.0)
     (run / "eval.json").unlink()
-    changed = [
-        {"name": "steps", "old": 100, "new": STEPS},
-        {"name": "lr", "old": 0.001, "new": 0.5},
-        {"name": "total-batch", "old": BATCH, "new": 3 * BATCH},
-    ]
+    changed = [{"name": "steps", "old": 100, "new": STEPS}, {"name": "lr", "old": 0.001, "new": 0.5}]
+    changed.append({"name": "total-batch", "old": BATCH, "new": 3 * BATCH})
     start = {"command_line": [], "revision": "def", "host": "h", "ranks": 1}
     starts = [{**start, "step": 0, "changed": []}, {**start, "step": 100, "changed": changed}]
     edit(run, lambda j: (j["options"].update(steps=100), j.update(starts=starts)))
-    r = reported(out, run, "--no-png")
-    assert r["runs"][0]["state"] == "done" and r["runs"][0]["final_loss"] == 2.0, r["runs"]  # of step 200, not 100
-    assert (r["tokens"], r["training"]["steps"]) == (100 * BATCH + 100 * 3 * BATCH, STEPS), r
-    assert r["revisions"] == ["abc", "def"]
-    assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 100"
-    page = (out / "report.html").read_text()
-    has(
-        page,
-        "run was resumed under other options: --lr 0.001 then 0.5 after step 100; "
-        "--total-batch 1000 then 3000 after step 100; --steps 100 then 200 after step 100",
-        "<td>0.001 then 0.5 after step 100; ",
-        "0.4M tokens in 200 (100 then 200 after step 100) steps of 3000 (1000 then 3000 after step 100)",
-    )
-    done = report(run, whole, "--out", out, "--no-png")
-    expect_error(done, 2, "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)")
+    r = computed(run)
+    assert r["runs"][0]["state"] == "done" and r["runs"][0]["loss"] == 2.0, r["runs"]  # of step 200, not 100
+    assert (r["tokens"], r["runs"][0]["steps"]) == (100 * BATCH + 100 * 3 * BATCH, STEPS), r
+    notes = " ".join(r["notes"])
+    has(notes, "run was resumed under other options: --lr 0.001 then 0.5 after step 100; ")
+    has(notes, "--total-batch 1000 then 3000 after step 100", "2 revisions of the trainer: abc, def")
+    said = studies.load([run, whole])[0][0].problems[0]
+    assert said == "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole", said
     # resumed by an older trainer, which wrote no starts: the log shows the final step
     edit(run, lambda j: j.pop("starts"))
-    r = reported(out, run, "--no-png")
-    assert r["runs"][0]["final_loss"] == 2.0 and r["tokens"] == STEPS * BATCH, r["runs"]
-    assert "run continued to step 200, beyond the 100 of its run.json" in (out / "report.html").read_text()
+    r = computed(run)
+    assert r["runs"][0]["loss"] == 2.0 and r["tokens"] == STEPS * BATCH, r["runs"]
+    assert any("run continued to step 200, beyond the 100 of its run.json" in note for note in r["notes"]), r["notes"]
+    # steps that a rollback repeated count once, with the later values
+    lines = read_log(whole)
+    write_log(whole, lines[:150] + [r | {"loss": 9.0} for r in lines if r["kind"] == "train" and r["step"] > 90])
+    found = studies.load([whole])[0][0].runs[0].curve
+    assert found["step"] == list(range(2, STEPS + 1, 2)), found["step"]
+    assert found["loss"][-1] == 9.0 and found["loss"][30] < 9, found["loss"]
 
 
-@pytest.mark.full
 def test_losses_of_other_validation_windows_are_not_compared(tmp_path):
-    one, other, out = tmp_path / "one", tmp_path / "other", tmp_path / "out"
+    one, other = tmp_path / "one", tmp_path / "other"
     made_run(one, "baseline", 0.001, 1, 2.0)
     made_run(other, "diff_v2", 0.001, 1, 1.9)
     source = {"name": "", "path": "c", "tokens": 999, "shards": 1, "windows": 40}
     sources = lambda fingerprint: [source | {"fingerprint": fingerprint}]
-    windows = "windows of validation (--val-steps times --batch-size)"
+    problems = lambda: " ".join(studies.load([one, other])[0][0].problems)
+    windows, data = "windows of validation (--val-steps times --batch-size)", "fingerprint of the validation data"
     for mine, its, said in (
         ({"batch-size": 2}, {"batch-size": 4}, f"{windows}: 10 in one, 20 in other"),
         ({"batch-size": 2}, {"batch-size": 2, "val-steps": 6}, "10 in one, 12 in other"),
-        ({"batch-size": 2, "val-steps": 10}, {"batch-size": 4}, None),
-        ({"val-data": "c"}, {"val-data": "d"}, None),
-        (
-            {"val-data": "c"},
-            {"val-data": "d", "fingerprint": "8"},
-            "fingerprint of the validation data: 7 in one, 8 in other",
-        ),
+        ({"batch-size": 2, "val-steps": 10}, {"batch-size": 4}, ""),
+        ({"val-data": "c"}, {"val-data": "d"}, ""),
+        ({"val-data": "c"}, {"val-data": "d", "fingerprint": "8"}, f"{data}: 7 in one, 8 in other"),
     ):
         for run, options in ((one, mine), (other, its)):
             kept = {"batch-size": 2, "val-steps": 5, "val-data": "c"} | options
-            data = {"val": sources(kept.pop("fingerprint", "7"))}
-            edit(run, lambda j: (j["options"].update(kept), j.update(data=data)))
-        done = report(one, other, "--out", out, "--no-png")
-        assert done.returncode == (2 if said else 0) and (said or "") in done.stderr, (mine, its, done.stderr)
+            found = {"val": sources(kept.pop("fingerprint", "7"))}
+            edit(run, lambda j: (j["options"].update(kept), j.update(data=found)))
+        assert (said in problems()) and bool(said) == bool(problems()), (mine, its, problems())
     # the final losses are of the evaluations, which must have the same data too
     edit(other, lambda j: j.update(data={"val": sources("7")}))
     rewrite(other / "eval.json", lambda j: j.update(windows=8))
-    expect_error(report(one, other, "--out", out, "--no-png"), 2, "windows of the evaluation: 9 in one, 8 in other")
-
-
-@pytest.mark.slow
-def test_runs_with_the_same_arm_rate_and_seed_have_separate_rows(tmp_path):
-    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
-    made_run(a, "baseline", 0.001, 1, 2.0)
-    made_run(b, "baseline", 0.001, 1, 1.5)
-    done = report(a, b, "--out", out, "--no-png")
-    assert done.returncode == 2 and str(a) in done.stderr and str(b) in done.stderr and done.stderr.count("\n") == 1, (
-        done.stderr
-    )
-    rows = reported(out, a, b, "--force")["summary"]
-    assert [(row["arm"], row["losses"]) for row in rows] == [
-        ("baseline", {"1": 2.0}),
-        (f"baseline ({b})", {"1": 1.5}),
-    ], rows
-    assert f"{b} and {a} are both arm baseline" in (out / "report.html").read_text()
-    # the seeds of each lab stay together
-    labs = [made_lab(tmp_path, name) for name in ("x", "y")]
-    arms = reported(out, *labs, "--force", "--no-png")["arms"]
-    assert list(arms) == ["baseline", "diff_v2", f"baseline ({labs[1]})", f"diff_v2 ({labs[1]})"], arms
-    assert arms[f"diff_v2 ({labs[1]})"] == f"DIFF V2 ({labs[1]})"
-    rows = {(row["arm"], row["lr"]): row for row in results_of(out)["summary"]}
-    assert rows["baseline", 0.001]["loss"]["n"] == rows[f"baseline ({labs[1]})", 0.001]["loss"]["n"] == 3
-    assert len(results_of(out)["runs"]) == 16
+    assert problems() == "windows of the evaluation: 9 in one, 8 in other", problems()
 
 
 def without_rights():
@@ -568,55 +538,35 @@ def test_damaged_files_are_skipped_with_one_line(tmp_path):
     lab, out = made_lab(tmp_path), tmp_path / "out"
     run = lab / "diff_v2.lr0.001.seed1"
     whole = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    log = whole[run / "log.jsonl"].split(b"\n")
+    log, info = whole[run / "log.jsonl"].split(b"\n"), whole[run / "run.json"]
+    garbage = [b"garbage", b'{"kind": "train", "step": "x"}']
     damages = [
         ("run.json", b"", 7, "run.json: not JSON"),
         ("run.json", b"{}", 7, "run.json: it has no options"),
         ("run.json", b"[" * 100000, 7, "run.json: not JSON"),
         ("run.json", b"\xff\xfe\xfd", 7, "run.json: not JSON"),
-        (
-            "run.json",
-            whole[run / "run.json"].replace(b'"steps": 200', b'"steps": "many"'),
-            7,
-            "run.json: options.steps is not a positive integer",
-        ),
-        (
-            "log.jsonl",
-            b"\n".join(log[:50] + [b"garbage", b'{"kind": "train", "step": "x"}'] + log[50:]),
-            8,
-            "log.jsonl: line 51 and 1 more are not records",
-        ),
+        ("run.json", info.replace(b'"steps": 200', b'"steps": "many"'), 7, "options.steps is not a positive integer"),
+        ("log.jsonl", b"\n".join(log[:50] + garbage + log[50:]), 8, "log.jsonl: line 51 and 1 more are not records"),
         ("eval.json", b"{", 8, "eval.json: not JSON"),
-        ("eval.json", b'{"recall": 3}', 8, "eval.json: recall is not a list"),
-        ("attention.safetensors", b"", 8, "attention.safetensors: damaged"),
-        ("attention.safetensors", whole[run / "attention.safetensors"][:900], 8, "attention.safetensors: damaged"),
+        ("eval.json", b'{"loss_by_position": 3}', 8, "eval.json: loss_by_position is not a list"),
     ]
     for name, data, left, said in damages:
         (run / name).write_bytes(data)
-        done = report(lab, "--out", out, "--no-png")
+        done = report(lab, "--out", out)
         expect_error(done, 1, said, lines=1)
         assert str(run / name) in done.stderr, done.stderr
-        r = results_of(out)
-        assert len(r["runs"]) == left and said in " ".join(r["notes"]), (name, r["notes"])
-        assert said in (out / "report.html").read_text()
+        found = results_of(out)
+        assert len(found["studies"][0]["runs"]) == left and said in " ".join(found["left_out"]), (name, found)
+        assert html.escape(said) in (out / "report.html").read_text()
         (run / name).write_bytes(whole[run / name])
     (run / "log.jsonl").write_bytes(b"\n".join(log[:-1]) + b'\n{"kind": "tra')  # being written
-    done = report(lab, "--out", out, "--no-png")
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    # an unreadable directory, a lab with a damaged lab.json, and no run at all
-    other = tmp_path / "other"
-    made_run(other, "gated_head", 0.001, 1, 2.0)
+    assert report(lab, "--out", out).returncode == 0
     run.chmod(0)
-    for paths, left in (((lab,), 7), ((lab, other), 8)):
-        done = report(*paths, "--out", out, "--no-png", preexec_fn=without_rights)
-        expect_error(done, 1, f"{run}/run.json: Permission denied", lines=1)
-        assert len(results_of(out)["runs"]) == left
+    done = report(lab, "--out", out, preexec_fn=without_rights)
+    expect_error(done, 1, f"{run}/run.json: Permission denied", lines=1)
     run.chmod(0o755)
     (lab / "lab.json").write_text("[1]")
-    done = report(lab, other, "--out", out, "--no-png")
-    expect_error(done, 1, "lab.json: it is not an object; left out")
-    assert len(results_of(out)["runs"]) == 1, done.stderr
-    expect_error(report(lab, "--out", out, "--no-png"), 1, "lab.json: it is not an object\n", lines=1)
+    expect_error(report(lab, "--out", out), 1, "lab.json: it is not an object\n", lines=1)
 
 
 def places(value, path=()):
@@ -641,21 +591,16 @@ def spoiled(text, path, wrong):
     return json.dumps(value)
 
 
-def whole_report(path):
-    """Computes a report without writing files: (page, results, Markdown)."""
-    study = studies.load([path])
-    studies.check(study)
-    studies.separate(study)
-    results, shown = report_command.compute(study)
-    json.dumps(results, allow_nan=False)
-    text = page.build(study, *page.content(study, results, shown))
-    return text, results, report_tables.markdown(study, results)
+def text_results(path):
+    """A report without figures."""
+    found, _ = studies.load([path])
+    numbers = results.of(found)
+    json.dumps(numbers, allow_nan=False)
+    return tables.summary(numbers["studies"]), [tables.of_study(s) for s in numbers["studies"]]
 
 
 @pytest.mark.slow
 def test_values_of_any_type_do_not_crash_the_report(tmp_path):
-    from . import test_claims
-
     lab = tmp_path / "lab"
     run = lab / "run"
     made_run(run, "diff_v2", 0.001, 1, 2.0)
@@ -664,27 +609,25 @@ def test_values_of_any_type_do_not_crash_the_report(tmp_path):
     data = {"val": [{"path": "c", "tokens": 9, "windows": 9, "fingerprint": "7"}]}
     edit(run, lambda j: j.update(starts=starts, data=data))
     lines = (run / "log.jsonl").read_text().splitlines()
-    task = {"kind": "choices", "step": STEPS, "name": "piqa", "examples": 9, "accuracy": 0.4, "chance": 0.5}
-    lines.insert(0, json.dumps({**task, "accuracy_se": 0.1, "norm": "tokens", "fingerprint": "9"}))
     (run / "log.jsonl").write_text("\n".join(lines[:5] + lines[-5:]) + "\n")
-    arms = {"signed": {"label": "L", "match": "b"}}
-    more = {"question": "Q", "reference": "signed", "arms": arms}
-    write_lab(lab, {"run": "signed"}, plan="family.plan", title="T", **more)
-    (run / "probe.json").write_text(test_claims.probe_of(0.2, 0.25))
-    files = (run / "run.json", run / "eval.json", run / "probe.json", lab / "lab.json")
-    cases = [(path, path.read_text(), "", "") for path in files]
+    write_lab(lab, {"run": "signed"}, question="Q", reference="signed", arms={"signed": {"label": "L", "match": "b"}})
+    cases = [(path, path.read_text(), "", "") for path in (run / "run.json", run / "eval.json", lab / "lab.json")]
     log, whole = run / "log.jsonl", (run / "log.jsonl").read_text().splitlines(True)
     cases += [
-        (log, line, "".join(whole[:i]), "".join(whole[i + 1 :])) for i, line in enumerate(whole) if i in (0, 1, 3, 7, 9)
+        (log, line, "".join(whole[:i]), "".join(whole[i + 1 :])) for i, line in enumerate(whole) if i in (0, 1, 7)
     ]
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text(save.text_of(studies.load([lab])[0]))
+    header, line = kept.read_text().splitlines(True)
+    cases += [(kept, header, "", line), (kept, line, header, "")]
     for path, text, before, after in cases:
         for at in places(json.loads(text)):
-            if "loss_by_position" in at and at[-1] not in (0, "loss_by_position"):
+            if at[-1] not in (0, "loss_by_position") and {"loss_by_position", "curve"} & set(at):
                 continue
             for wrong in WRONG:
-                path.write_text(before + spoiled(text, at, wrong) + ("\n" if path == log else "") + after)
+                path.write_text(before + spoiled(text, at, wrong) + ("\n" if path in (log, kept) else "") + after)
                 try:
-                    whole_report(lab)
+                    text_results(path if path == kept else lab)
                 except run_directory.RunError:
                     continue
                 except Exception as error:
@@ -692,27 +635,96 @@ def test_values_of_any_type_do_not_crash_the_report(tmp_path):
         path.write_text(before + text + after)
 
 
+# ---- saved files
+
+
+def test_a_saved_file_gives_the_report_of_its_runs(tmp_path):
+    lab, kept = made_lab(tmp_path), tmp_path / "kept.jsonl"
+    made_run(lab / "diff_v2.lr0.004.seed2", "diff_v2", 0.004, 2, 2.0, steps=50)  # not finished: left out
+    rewrite(lab / "lab.json", lambda found: found["runs"].append({"name": "diff_v2.lr0.004.seed2", "arm": "diff_v2"}))
+    done = run_lab("save", lab, kept)
+    assert done.returncode == 0 and done.stdout.startswith(f"{kept}: 8 runs, "), done
+    assert str(tmp_path) not in kept.read_text(), "a path of the machine"
+    shutil.rmtree(lab / "diff_v2.lr0.004.seed2")
+    rewrite(lab / "lab.json", lambda found: found["runs"].pop())
+    one, other = (command.render("page.md.j2", command.compute([path])[1]) for path in (lab, kept))
+    same = one == other
+    assert same, "a saved file gives another page"
+    again = tmp_path / "again.jsonl"
+    assert run_lab("save", kept, lab, again).returncode == 0 and again.read_bytes() == kept.read_bytes()
+    lines = kept.read_text().splitlines(True)
+    for text, said in (
+        ("", "has no runs"),
+        (lines[1], ":1: no line of a study precedes it"),
+        (lines[0] + "{", ":2: "),
+        (lines[0].replace('"version":1', '"version":2'), ":1: version 2 of the format, must be 1"),
+        (
+            lines[0] + lines[1].replace('"curve":{"step":[', '"curve":{"step":[1,'),
+            ":2: its columns have several lengths",
+        ),
+    ):
+        again.write_text(text)
+        expect_error(report(again), 1, said, lines=1)
+    expect_error(run_lab("save", lab / "diff_v2.lr0.001.seed1", again), 2, "are not of a plan", lines=1)
+    expect_error(run_lab("save", lab), 2, "FILE.jsonl", lines=1)
+
+
+def test_the_pages_follow_from_the_saved_runs(tmp_path):
+    pages = sorted((ROOT / "results").glob("*.jsonl"))
+    assert [path.stem for path in pages] == ["ablations", "loss-gap", "stability"], pages
+    for path in pages:
+        found, page = command.compute([path])
+        said = command.render("page.md.j2", page)
+        same = said == (path.with_suffix("") / "report.md").read_text()
+        assert same, f"report.md of {path} is another: python3 scripts/lab report {path} writes it"
+        figures = set(re.findall(r"\((\S+\.svg)\)", said))
+        assert figures == {p.name for p in path.with_suffix("").glob("*.svg")}, path
+        same = path.read_text() == save.text_of(studies.load([path])[0])
+        assert same, f"{path} is another: python3 scripts/lab save {path} {path} writes it"
+        assert len(found["summary"]) == 3
+
+
+# ---- the page
+
+
 @pytest.mark.full
-def test_heads_without_maps_are_an_error(tmp_path):
+def test_the_page_fits_a_browser_and_its_table_has_the_results(tmp_path):
+    from selenium import webdriver
+
     lab, out = made_lab(tmp_path), tmp_path / "out"
-    for words, said in (
-        ("9:9", "--heads 9:9: no run has maps of this head; the last head is 1:1"),
-        ("0:1,9:9,1:7", "--heads 9:9,1:7: no run has maps of these heads"),
-        ("foo", "--heads foo: must be LAYER:HEAD"),
-        ("", "--heads '': the value is empty"),
-        ("0:1,", "must be LAYER:HEAD"),
-    ):
-        done = report(lab, "--out", out, "--no-png", "--heads", words)
-        expect_error(done, 2, said, lines=1)
-        assert not out.exists(), done.stderr
-    reported(out, lab, "--no-png", "--heads", "0:1,1:0")
-    text = (out / "report.html").read_text()
-    assert '"title":"layer 1, head 0"' in text and '"title":"layer 1, head 1"' not in text
-    done = report(lab / "baseline.lr0.001.seed2", "--out", out, "--no-png", "--heads", "0:1")
-    expect_error(done, 2, "there are no maps")
-    for words, said in (
-        (("--reference", ""), "the value is empty"),
-        (("--reference", "a", "--reference", "b"), "specified more than once"),
-        (("--watch", "inf"), "must be 1 to 1,000,000 seconds"),
-    ):
-        expect_error(report(lab, "--out", out, "--no-png", *words), 2, said, lines=1)
+    named = lab.rename(tmp_path / "<!--<script>alert(1)")
+    rewrite(named / "lab.json", lambda found: found.update(question="<!--<script>", arms={"diff_v2": {"label": "<b>"}}))
+    r = reported(out, named)["studies"][0]
+    options = webdriver.ChromeOptions()
+    options.binary_location = next(p for name in ("chromium", "google-chrome") if (p := shutil.which(name)))
+    for word in ("headless=new", "no-sandbox", "disable-gpu"):
+        options.add_argument(f"--{word}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        for width in (1280, 400):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            driver.get(f"file://{out}/report.html")
+            time.sleep(0.2)
+            page = "document.documentElement"
+            assert driver.execute_script(f"return {page}.scrollWidth <= {page}.clientWidth"), f"wider than {width}"
+        rows = driver.execute_script(
+            "return [...document.querySelector('table').rows].map(r => [...r.cells].map(c => c.innerText))"
+        )
+        loaded = driver.execute_script(
+            "return [...document.images].map(i => i.naturalWidth > 0 && i.naturalHeight > 0)"
+        )
+        scripts = driver.execute_script("return [document.scripts.length, document.body.innerText]")
+        assert len(loaded) == 10 and all(loaded) and not driver.get_log("browser"), loaded
+    finally:
+        driver.quit()
+    assert scripts[0] == 0 and "<!--<script>" in scripts[1]
+    form = lambda e, sign: "{:{s}.4f} [{:{s}.4f}, {:{s}.4f}]".format(
+        e["mean"], e["mean"] - e["half"], e["mean"] + e["half"], s=sign
+    )
+    for shown, row in zip(rows[1:], r["arms"], strict=True):
+        wanted = [row["label"], f"{row['rate']:g}", form(row["loss"], ""), str(row["loss"]["n"])]
+        wanted += [form(row["difference"], "+") if row["difference"] else "reference"]
+        assert shown[:5] == wanted and shown[8:] == ["1,000", "6k", "5k"], (shown, wanted)
+    assert [row["label"] for row in r["arms"]] == ["baseline", "<b>"]

@@ -21,7 +21,6 @@ class Cost(NamedTuple):
     active: int  # parameters that a token passes: fewer with experts
     flops: float  # per token
     memory: int  # bytes
-    context: int = 0  # of the last phase
 
 
 class Trainer:
@@ -50,14 +49,12 @@ class Trainer:
             if done.returncode or len(totals) != 2 or not flops:
                 said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()
                 raise TrainerError("; ".join(line.removeprefix("diffv2: ") for line in said[:3]))
-            context = re.findall(r"^model: .* context ([0-9]+)$|^  [0-9]+ to [0-9]+ +([0-9]+)", done.stdout, re.M)
             active = re.search(r"^  active in a token +([0-9]+)$", done.stdout, re.M)
             self.costs[key] = Cost(
                 int(totals[0]),
                 int(active[1] if active else totals[0]),
                 float(flops[1]) * UNIT[flops[2]],
                 int(float(totals[1]) * 2**20),
-                int("".join(context[-1])) if context else 0,
             )
         return self.costs[key]
 
