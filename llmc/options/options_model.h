@@ -528,7 +528,7 @@ static inline const char *option_phrase(OptionText out, const OptionRow *row, co
 }
 
 // Reports each architecture option that contradicts a loaded model, and returns their number. A given preset stands for
-// the options that are not given. The sequence length may differ: no weight depends on it.
+// the options that are not given, except --vocab, which data choose, and --seq-len, on which no weight depends.
 static inline int options_contradictions(const Options *o, const ModelConfig *loaded) {
     int count = 0;
     bool match = options_match(o), preset = options_given(o, "preset");
@@ -537,7 +537,8 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
         const OptionRow *row = &option_rows[r];
         if (!option_of_model(row) || row->field == offsetof(ModelConfig, T) || option_unused(row, loaded)) continue;
         if (match && strcmp(row->name, options_match_name(loaded)) == 0) continue; // checked below
-        if (!o->given[r] && !(preset && option_of_preset(row))) continue;
+        bool of_preset = preset && option_of_preset(row) && row->field != offsetof(ModelConfig, V);
+        if (!o->given[r] && !of_preset) continue;
         if (!o->given[r]) FORMAT(shape, "--preset %s, with ", presets[o->preset].name);
         const char *want = option_value(wanted, row, o->given[r] ? &o->model : &presets[o->preset].model);
         const char *have = option_value(loaded_value, row, loaded);

@@ -30,6 +30,7 @@ def sources(tmp_path_factory):
 SOURCES = [  # options; words of the options that are printed at the start, or of the error
     ("--train-data a", " vocab=203 "),
     ("--train-data a --preset 124m", " vocab=203 "),
+    ("--train-data a --preset 124m --init run/checkpoints/step_00000001", " vocab=203 "),
     ("--train-data a --vocab 1000", " vocab*=1000 "),
     ("--train-data 'x=a:1 y=b:1'", " vocab=204 "),
     ("--train-data a --val-data b", " vocab=204 "),
