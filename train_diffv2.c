@@ -20,7 +20,6 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/model/state.h"
 #ifndef RECORDED_OPS
 #include "llmc/base/random.h"
-#include "llmc/evaluate/activation_dump.h"
 #include "llmc/run/apply_changes.h"
 #include "llmc/run/checkpointer.h"
 #include "llmc/run/divergence.h"
@@ -1392,11 +1391,6 @@ static void mode_dump_gradients(Run *run) {
     dump_gradients(&m, &run->data.train, run->options.dump_grads);
 }
 
-static void mode_dump_activations(Run *run) {
-    EvaluationModel m = evaluation_model(&run->model);
-    dump_activations(&m, &run->data.train, run->options.dump_activations);
-}
-
 static void mode_generate(Run *run) {
     const Options *o = &run->options;
     Inputs *data = &run->data;
@@ -1431,7 +1425,6 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     switch (run->mode) {
     case MODE_TRAIN: return mode_train(run, resume, argc, argv);
     case MODE_DUMP_GRADS: mode_dump_gradients(run); break;
-    case MODE_DUMP_ACTIVATIONS: mode_dump_activations(run); break;
     case MODE_GENERATE: mode_generate(run); break;
     case MODE_EVAL: mode_evaluate(run); break;
     default: print_dry_run(&run->model.plan, run_sampling_plan(run), &run->options, &run->phases);

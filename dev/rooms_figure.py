@@ -20,7 +20,7 @@ TRAINER = "train_diffv2.c"
 PLACES = {
     TRAINER: (1.6, "model, forward, backward, update, main", "train_diffv2.cu: with CUDA operations"),
     "run": (1.6, "inputs, checkpointing, resume, rollback,", "spikes, divergence, records, signals"),
-    "evaluate": (0.8, "validation, choices, recall, attention,", "generation, dumps"),
+    "evaluate": (0.8, "validation, choices, recall, attention,", "generation, gradients"),
     "predict": (2.4, "memory, speed and time of a run", "on a device; --dry-run"),
     "log": (2.4, "run.json, log.jsonl,", "progress"),
     "options": (0.8, "table, relations, parser, help;", "modes, environment"),

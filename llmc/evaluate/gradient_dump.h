@@ -4,6 +4,7 @@ order.
 */
 #pragma once
 #include "../checkpoint/checkpoint.h"
+#include "../data/data_identity.h"
 #include "evaluation_model.h"
 
 static inline void dump_gradients(const EvaluationModel *m, DataLoader *train, const char *path) {

@@ -26,6 +26,8 @@ static const Removed removed[] = {
     {REMOVED_LOCAL, "probe", NULL, ATTENTION_STATISTICS, "773d3ea6"},
     {REMOVED_LOCAL, "dump-attention", NULL, ATTENTION_STATISTICS, "bf378841"},
     {REMOVED_LOCAL, "dump-qkv", NULL, ATTENTION_STATISTICS, "bf378841"},
+    {REMOVED_LOCAL, "dump-activations", NULL,
+     "--stats-every logs the largest magnitude of the residual stream after each layer", "bf378841"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

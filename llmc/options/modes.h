@@ -8,15 +8,7 @@ run_mode (train_diffv2.c).
 #include "../model/plan.h"
 #include "options_table.h"
 
-typedef enum {
-    MODE_TRAIN,
-    MODE_DUMP_GRADS,
-    MODE_DUMP_ACTIVATIONS,
-    MODE_GENERATE,
-    MODE_EVAL,
-    MODE_DRY_RUN,
-    MODE_COUNT
-} Mode;
+typedef enum { MODE_TRAIN, MODE_DUMP_GRADS, MODE_GENERATE, MODE_EVAL, MODE_DRY_RUN, MODE_COUNT } Mode;
 
 typedef enum { DATA_NOT_READ, DATA_OPTIONAL, DATA_REQUIRED } DataNeed;
 
@@ -32,7 +24,6 @@ typedef struct {
 static const ModeRow mode_rows[MODE_COUNT] = {
     {NULL, FOR_TRAINING, DATA_REQUIRED, DATA_OPTIONAL, true, false, false},
     {"dump-grads", FOR_TRAINING, DATA_REQUIRED, DATA_NOT_READ, false, false, true},
-    {"dump-activations", FOR_EVALUATION, DATA_REQUIRED, DATA_NOT_READ, false, false, true},
     {"generate", FOR_GENERATION, DATA_NOT_READ, DATA_NOT_READ, false, true, true},
     {"eval", FOR_EVALUATION, DATA_NOT_READ, DATA_REQUIRED, true, false, true},
     {"dry-run", FOR_TRAINING, DATA_NOT_READ, DATA_NOT_READ, false, false, false},

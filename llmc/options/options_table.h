@@ -62,7 +62,7 @@ typedef struct {
     double link_gbs;
     const char *rollback; // NULL: off
 
-    const char *dump_grads, *dump_activations, *eval_choices;
+    const char *dump_grads, *eval_choices;
     int64_t generate; // tokens; 0: not given
     const char *prompt, *prompt_tokens, *prompts;
     bool stop_at_separator;
@@ -409,8 +409,6 @@ static const OptionRow option_rows[] = {
 
     {"modes", "dump-grads", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_grads), "FILE", NULL, NULL, NULL,
         "run one forward and backward, and write the loss and all gradients as safetensors"},
-    {"modes", "dump-activations", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_activations), "FILE", NULL, NULL, NULL,
-        "run one forward, and write the activations of all layers as safetensors"},
     {"modes", "generate", OPTION_INT, OPTION_LOCAL, FIELD(generate), "N", NULL, "[1, 1e9]", NULL, "generate N tokens"},
     {"modes", "prompt", OPTION_TEXT, OPTION_SAVED, FIELD(prompt), "TEXT", NULL, NULL, NULL,
         "text to continue; the separator is prepended if it is known"},

@@ -160,31 +160,6 @@ def test_dump_grads(tmp_path, name, options):
         assert norm > 0 and np.linalg.norm(values - wanted) <= 2e-4 * norm, name
 
 
-def test_dump_activations(tmp_path):
-    """--dump-activations writes what the model's lines compute from each other"""
-    sizes = fixtures.unpack(FIXTURE, tmp_path)
-    batch = f"--batch-size {sizes['batch_size']} --seq-len {sizes['seq_len']} --threads 2"
-    data = ["--init", tmp_path, "--train-data", tmp_path / "tokens.bin"]
-    run_trainer(*data, batch, "--dump-activations", tmp_path / "acts").done()
-    a, w = tensors(tmp_path / "acts"), tensors(tmp_path / "model.safetensors")
-    near = lambda x, y: np.linalg.norm(x - y) <= 1e-4 * np.linalg.norm(y) > 0
-    config = read_json(tmp_path / "config.json")
-    norm = lambda x: x / np.sqrt((x**2).mean(1, keepdims=True) + config["rms_norm_eps"])
-    x = a["embedded"]
-    for layer in range(config["num_hidden_layers"]):
-        at, of = (lambda name: a[f"layer.{layer}.{name}"]), (lambda name: w[f"model.layers.{layer}.{name}.weight"])
-        x_norm = norm(x) * of("input_layernorm")
-        for name, projection in (("v", "v_proj"), ("lambda", "lambda_proj")):
-            assert near(at(name), x_norm @ of(f"self_attn.{projection}").T), (layer, name)
-        assert near(at("x_mid"), x + at("attention") @ of("self_attn.o_proj").T), layer
-        gate, up = np.split(at("gate_up"), 2, axis=1)
-        assert near(at("hidden"), gate / (1 + np.exp(-gate)) * up), layer
-        x = at("x")
-        assert near(x, at("x_mid") + at("hidden") @ of("mlp.down_proj").T), layer
-    assert near(a["norm_final"], norm(x) * w["model.norm.weight"])
-    assert near(a["logits"], a["norm_final"] @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T)
-
-
 @pytest.fixture(scope="module")
 def saved(corpus, tmp_path_factory):
     """The checkpoint of a run of two steps. Tests do not write there."""

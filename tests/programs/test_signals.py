@@ -107,7 +107,7 @@ def test_signal_in_first_validation(short):
 @pytest.mark.parametrize("ignored", [False, True])
 def test_interrupted_output(short, ignored):
     """an interrupted dump leaves no temporary file, and an ignored signal does not interrupt it"""
-    dump = "--threads 1 --seq-len 16 --batch-size 2 --train-data train.bin --dump-activations big.st"
+    dump = "--threads 1 --seq-len 16 --batch-size 2 --train-data train.bin --dump-grads big.st"
     start = "env --ignore-signal=INT" if ignored else ""
     with Started(start, faulty(), dump, cwd=short, env={"SLOW": "1000" if ignored else "20000"}) as process:
         process.wait_until(lambda: list(short.glob("big.st.*.tmp"))).send_signal(signal.SIGINT)
