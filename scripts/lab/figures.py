@@ -6,8 +6,8 @@ import math
 from . import stats
 from .runs import LAYERS
 
-# colours that readers with any colour vision tell apart (Okabe and Ito), and marks
-COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
+# colors that readers with any color vision tell apart (Okabe and Ito), and marks
+COLORS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
 MARKS = "osD^v<>P"
 
 
@@ -30,7 +30,7 @@ class Figure:
 
     def style(self, arms, arm, **more):
         i = list(arms).index(arm)
-        return {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)], "markersize": 4, **more}
+        return {"color": COLORS[i % len(COLORS)], "marker": MARKS[i % len(MARKS)], "markersize": 4, **more}
 
     def line(self, panel, x, estimates, label, bars=False, **style):
         """A line of estimates with their intervals, as a band or as bars."""
@@ -74,7 +74,8 @@ def label(panel, x, y, **more):
 def losses(s):
     """Validation losses over tokens, and the differences to the reference."""
     compared = any(point["difference"] for points in s["curves"].values() for point in points)
-    note = "Without the first quarter of the tokens." + " Right: arm minus reference at the same seed." * compared
+    note = "The loss begins after the first quarter of the tokens."
+    note += " Right: arm minus reference at the same seed." * compared
     figure = Figure("loss", "Validation loss", note, panels=2 if compared else 1)
     left, right = figure.panels[0], figure.panels[-1]
     for arm, points in s["curves"].items():
@@ -110,7 +111,7 @@ def training(s, runs):
 
 
 def rates(s):
-    note = "Line: means over seeds; crosses: runs; arrows at the top: runs without a finite loss."
+    note = "Line: means over seeds; crosses: runs; triangles at the top: runs without a finite loss."
     figure = Figure("rates", "Rates and spikes", note)
     panel = figure.panels[0]
     for arm in s["labels"] if s["stability"] else ():

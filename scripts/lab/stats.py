@@ -45,7 +45,7 @@ def t_quantile(p, df):
     return float(special.stdtrit(df, p))
 
 
-def t_interval(xs, confidence=CONFIDENCE):
+def t_interval(xs):
     """The estimate of the mean of independent values: {mean, half, n, sd, p, df}. half: half the width of the interval;
     p: two-sided, of mean 0; df: degrees of freedom. One value has a mean alone. None without values."""
     if not xs:
@@ -55,7 +55,7 @@ def t_interval(xs, confidence=CONFIDENCE):
         return dict(mean=m, half=None, n=n, sd=None, p=None, df=None)
     error = sd / math.sqrt(n)
     p = 2 * t_cdf(-abs(m) / error, n - 1) if error else float(m == 0)
-    return dict(mean=m, half=t_quantile((1 + confidence) / 2, n - 1) * error, n=n, sd=sd, p=p, df=n - 1)
+    return dict(mean=m, half=t_quantile((1 + CONFIDENCE) / 2, n - 1) * error, n=n, sd=sd, p=p, df=n - 1)
 
 
 def paired(arm, reference):
@@ -64,8 +64,8 @@ def paired(arm, reference):
     return {s: arm[s] - reference[s] for s in seeds}
 
 
-def paired_gap(arm, reference, confidence=CONFIDENCE):
-    return t_interval(list(paired(arm, reference).values()), confidence)
+def paired_gap(arm, reference):
+    return t_interval(list(paired(arm, reference).values()))
 
 
 def holm(ps):

@@ -76,10 +76,10 @@ class Study:
     def sweep(self, arm):
         """[(rate, mean loss)] over the seeds that have ended at all rates, of a plan with `sweep-seeds` over these
         alone, without the rates at which one diverged."""
-        ended = {}
+        ended, by_eval = {}, self.by_eval()
         for run in (run for run in self.runs if run.arm == arm and run.state in ("done", "diverged")):
             if not self.swept or run.seed in self.swept:
-                ended.setdefault(run.rate, {})[run.seed] = run.final_loss(self.by_eval())
+                ended.setdefault(run.rate, {})[run.seed] = run.final_loss(by_eval)
         seeds = set.intersection(*map(set, ended.values())) if ended else ()
         found = {rate: [ended[rate][seed] for seed in seeds] for rate in sorted(ended)}
         return [(rate, stats.mean(losses)) for rate, losses in found.items() if losses and None not in losses]

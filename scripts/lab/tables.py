@@ -9,7 +9,6 @@ from . import stats
 from .results import LEAST_SEEDS, LEAST_TOKENS
 from .runs import LAYERS
 
-
 MOST_NAMES = 4  # of arms without a difference, in a sentence
 
 
@@ -32,8 +31,8 @@ class Table:
 # ---- texts of numbers
 
 
-def number(x, digits=4):
-    return f"{x:.{digits}f}" if stats.finite(x) else "–"
+def number(x):
+    return f"{x:.4f}" if stats.finite(x) else "–"
 
 
 def engineering(x):
@@ -44,11 +43,11 @@ def engineering(x):
     return f"{x / 1000**power:.3g}{['', 'k', 'M', 'G', 'T', 'P'][power]}"
 
 
-def interval(e, sign="", digits=4):
+def interval(e, sign=""):
     """'mean [low, high]' of an estimate."""
     if not e:
         return "–"
-    form = f"{sign}.{digits}f"
+    form = f"{sign}.4f"
     if e["half"] is None:
         return f"{e['mean']:{form}}, one seed"
     return f"{e['mean']:{form}} [{e['mean'] - e['half']:{form}}, {e['mean'] + e['half']:{form}}]"
@@ -109,8 +108,8 @@ def conclusion(studies, key, where):
     text = "; ".join(parts)
     if all(e["n"] < LEAST_SEEDS for e in differences):
         text += f" (every difference has fewer than {LEAST_SEEDS} seeds)"
-    elif (least := max((s["tokens_per_parameter"] or LEAST_TOKENS) for s in studies)) < LEAST_TOKENS:
-        text += f" (the runs have {least:.2g} tokens per parameter, and a direction requires {LEAST_TOKENS})"
+    elif (longest := max((s["tokens_per_parameter"] or LEAST_TOKENS) for s in studies)) < LEAST_TOKENS:
+        text += f" (the runs have {longest:.2g} tokens per parameter, and a direction requires {LEAST_TOKENS})"
     return f"{where}, {text}."
 
 
@@ -163,7 +162,7 @@ def of_arms(studies):
     machines = " and ".join(sorted({run["machine"] for s in studies for run in s["runs"]}))
     head = ["rate", "loss", "seeds", "difference", "p", "at equal FLOPs", "p"]
     swept = any(s["sweep_seeds"] for s in studies)
-    own = f"Each arm has its own best rate{', of a sweep with other seeds' if swept else ''}. "
+    own = f"Each arm has its own best rate, chosen by {'a sweep with other seeds' if swept else 'the same seeds'}. "
     several_rates = any(len(s["rates"]) > len(s["arms"]) for s in studies)
     caption = (
         f"{own if several_rates else ''}Loss: nats per token, mean over seeds, of the "
