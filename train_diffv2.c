@@ -781,7 +781,6 @@ typedef struct {
     int *inputs, *targets, *starts; // (B, T) on the host; starts: NULL without --doc-mask
     LayerStats *stats;              // [L], of the last micro-step of a step that logs them; NULL when none does
     UpdateStats *tensor_stats;      // [groups][TENSOR_ROW_COUNT], of the update of such a step; likewise, on all ranks
-    double clip_sigma;              // --clip-update-norm; 0: off
     AppliedChanges changes;         // --change
     Peak peak;
 } Run;
@@ -840,21 +839,22 @@ static void run_agree(Run *run, StepResult *r) {
     r->grad_norm = squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
 }
 
-// Measures an update that is logged or may be clipped. Returns the factor of its rate.
+// Measures an update that is logged or has a largest norm (--change). Returns the factor of its rate.
 static double run_measure_update(Run *run, StepResult *r) {
     const Options *o = &run->options;
     TrainerState *s = &run->state;
     bool stats = run->tensor_stats && stats_due(o, s->step);
     double most = changes_norm(&run->changes, s->step);
-    r->measured = r->decision.apply && (stats || o->clip_update_norm || most < INFINITY);
+    r->measured = r->decision.apply && (stats || most < INFINITY);
     if (!r->measured) return 1;
     ops_wait();
     double start = now_seconds();
     AdamwStep a = {o, clip_factor(r->grad_norm, o->grad_clip), r->lr, s->updates + 1};
     if (stats) tensor_stats_measure(run->tensor_stats, &run->model.state, a);
-    r->update = update_norm_decide(&s->norms, update_norm_measure(&run->model.state, a), run->clip_sigma, most);
+    r->update_norm = update_norm_measure(&run->model.state, a);
+    r->update_scale = fmin(1, most / r->update_norm);
     if (stats) run->model.stats_seconds += now_seconds() - start;
-    return r->update.scale;
+    return r->update_scale;
 }
 
 // One step: gradients of micro_steps micro-batches, then the update, unless it is to be skipped. If a rank cannot read
@@ -1205,8 +1205,6 @@ static void run_load(Run *run, const Resume *resume) {
     if (trains && o->out) checkpoint_check_size(&buffers);
     run->checkpointer = c;
     if (o->rollback) rollback_parse(o->rollback, &s->rollback.count, &s->rollback.steps);
-    s->norms.size = UPDATE_NORMS_DEFAULT;
-    if (o->clip_update_norm) clip_update_norm_parse(o->clip_update_norm, &run->clip_sigma, &s->norms.size);
     if (loaded) checkpoint_load_weights(loaded, &buffers, resumes);
     else model_init(&run->model.plan, buffers.params, buffers.master, o->seed);
     if (!loaded && run->mode == MODE_GENERATE)

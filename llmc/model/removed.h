@@ -17,6 +17,7 @@ typedef struct {
 } Removed;
 
 #define LAST_WITH_ALL "478aa6ac"
+#define LAST_WITH_62 "46bfc17d"
 #define ATTENTION_STATISTICS "--eval-out has statistics of the attention of each layer"
 static const Removed removed[] = {
     {REMOVED_LOCAL, "eval-needles", NULL, "data/needles.py writes this task as a file for --eval-choices", "b2bd9c98"},
@@ -28,6 +29,8 @@ static const Removed removed[] = {
     {REMOVED_LOCAL, "dump-qkv", NULL, ATTENTION_STATISTICS, "bf378841"},
     {REMOVED_LOCAL, "dump-activations", NULL,
      "--stats-every logs the largest magnitude of the residual stream after each layer", "bf378841"},
+    {REMOVED_SAVED, "clip-update-norm", NULL,
+     "--skip-grad-z skips updates of large gradients, and --grad-clip limits these", LAST_WITH_62},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

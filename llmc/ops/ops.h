@@ -367,7 +367,7 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
                                 double grad_scale, double lr, double beta1, double beta2, double eps,
                                 double weight_decay, int64_t step);
 
-// What adamw_update with the same arguments would do: a few numbers on the host, for the log and --clip-update-norm.
+// What adamw_update with the same arguments would do: a few numbers on the host, for the log and --change.
 // The order of the sums does not depend on the number of threads. Equations in update_stats.h.
 typedef struct {
     double weights, update;               // sums of squares: of w, and of its change without weight decay

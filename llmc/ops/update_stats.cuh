@@ -3,7 +3,7 @@ update_stats.cuh: statistics of an update before it is made. Equations in update
 
   mapping   up to STATS_PARTS blocks, each for a part of the elements; the host combines their results
   numerics  elements in fp32 as in adamw_update, sums in double
-  reads     wait for the device: not part of a step, except with --clip-update-norm
+  reads     wait for the device: not part of a step, except with --change
   traffic   per element, bf16 with master weights or fp32: 16 bytes in
 */
 #pragma once

@@ -1,5 +1,5 @@
 /*
-update_stats.h: statistics of an update before it is made, for the log and --clip-update-norm. Equations of AdamW in
+update_stats.h: statistics of an update before it is made, for the log and --change. Equations of AdamW in
 adamw.h.
 
   weights    sum of w^2, of the master weights where there are some

@@ -380,17 +380,6 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems,
                "--rollback '%.40s' is not accepted: it must be K:M, K spikes within M steps, 1 <= K <= M <= %d",
                o->rollback, ROLLBACK_LIMIT);
-    double sigma;
-    int64_t window;
-    if (o->clip_update_norm && !clip_update_norm_parse(o->clip_update_norm, &sigma, &window))
-        REFUSE(
-            problems,
-            "--clip-update-norm '%.40s' is not accepted: it must be SIGMA,WINDOW, such as 3,128: SIGMA >= 1 deviations "
-            "above the mean of WINDOW updates, 2 <= WINDOW <= %d",
-            o->clip_update_norm, UPDATE_NORMS_LIMIT);
-    if (o->clip_update_norm && o->optimizer != OPTIMIZER_ADAMW)
-        REFUSE(problems, "--clip-update-norm requires --optimizer adamw: updates of %s have a constant norm",
-               optimizer_choice(o->optimizer));
     if (o->change) problems += options_change_problems(o->change);
     OptionText list;
     list[0] = 0;

@@ -42,7 +42,7 @@ typedef struct {
     uint64_t seed;
 
     double skip_loss_z, skip_grad_z, qk_clip;
-    const char *clip_update_norm, *change; // NULL: off
+    const char *change; // NULL: off
 
     const char *out;
     bool resume, decay_now;
@@ -138,15 +138,6 @@ static inline bool rollback_parse(const char *text, int64_t *count, int64_t *ste
     bool digits = strspn(text, "0123456789:") == strlen(text) && isdigit((unsigned char)text[0]) && strlen(text) < 20;
     return digits && sscanf(text, "%" SCNd64 ":%" SCNd64 "%c", count, steps, &end) == 2 && *count >= 1 &&
            *count <= *steps && *steps <= ROLLBACK_LIMIT;
-}
-
-// --clip-update-norm SIGMA,WINDOW
-enum { UPDATE_NORMS_LIMIT = 1000 }; // of WINDOW
-static inline bool clip_update_norm_parse(const char *text, double *sigma, int64_t *window) {
-    char end;
-    bool digits = strspn(text, "0123456789.,") == strlen(text) && isdigit((unsigned char)text[0]) && strlen(text) < 20;
-    return digits && sscanf(text, "%lf,%" SCNd64 "%c", sigma, window, &end) == 2 && *sigma >= 1 && *window >= 2 &&
-           *window <= UPDATE_NORMS_LIMIT;
 }
 
 static inline const char *gemm_choice(int i) {
@@ -323,8 +314,6 @@ static const OptionRow option_rows[] = {
         "skip updates whose loss is Z deviations above the median of the last 128 steps; 0: off"},
     {"stability", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
         "the same for the gradient norm before clipping; 0: off"},
-    {"stability", "clip-update-norm", OPTION_TEXT, OPTION_SAVED, FIELD(clip_update_norm), "SIGMA,WINDOW", NULL, NULL,
-        NULL, "scale down updates whose norm is more than SIGMA deviations above the mean of the last WINDOW updates"},
     {"stability", "qk-clip", OPTION_REAL, OPTION_SAVED, FIELD(qk_clip), "T", "0", "[0, inf)", NULL,
         "after an update, scale the queries of a head (and keys, if they are its own) whose largest attention logit "
         "was above T down to it; 0: off"},

@@ -9,18 +9,17 @@ takes plain data; a closed Log writes nothing. docs/formats.md describes the rec
 #include "../options/options_table.h"
 #include "../log/progress.h"
 #include "spikes.h"
-#include "update_norms.h"
 
 // A training step.
 typedef struct {
     double loss, grad_norm, lr, seconds;
     double comm_seconds; // of these, waiting for other ranks
     bool routed;         // the model has experts
-    bool measured;       // the update
     double router_aux, router_z;
     QkClip qk_clip;
     UpdateDecision decision;
-    UpdateNorm update;
+    bool measured; // the update
+    double update_norm, update_scale;
 } StepResult;
 
 // The speed of matrix products that the speed of a step is compared with.
@@ -61,9 +60,8 @@ static inline void log_step(Log *log, int64_t step, int64_t steps, int64_t token
     log_number(log, "grad_z", r->decision.grad_z);
     log_bool(log, "skipped", !r->decision.apply);
     if (r->measured) {
-        log_number(log, "update_norm", r->update.norm);
-        log_number(log, "update_z", r->update.z);
-        log_number(log, "update_scale", r->update.scale);
+        log_number(log, "update_norm", r->update_norm);
+        log_number(log, "update_scale", r->update_scale);
     }
     if (r->routed) {
         log_number(log, "router_aux", r->router_aux);
@@ -91,25 +89,11 @@ static inline void log_spike(Log *log, int64_t step, const char *metric, double 
     log_end(log);
 }
 
-static inline void log_update_rise(Log *log, int64_t step, const UpdateNorm *u) {
-    if (!(u->z >= UPDATE_RISE_Z)) return;
-    log_event(log, step, "update_rise");
-    log_number(log, "value", u->norm);
-    log_number(log, "mean", u->mean);
-    log_number(log, "deviation", u->deviation);
-    log_number(log, "scale", u->scale);
-    log_end(log);
-    progress_break();
-    warn("step %" PRId64 ": the norm of the update is %.4g, %.3g deviations above the mean of the last ones, %.4g%s",
-         step, u->norm, u->z, u->mean, u->scale < 1 ? "; it was scaled down" : "");
-}
-
-// The unusual in a step: spikes, large updates, an update that was not applied. not_finite_in_row: steps up to this one
+// The unusual in a step: spikes, an update that was not applied. not_finite_in_row: steps up to this one
 static inline void log_step_events(Log *log, int64_t step, const StepResult *r, int64_t not_finite_in_row) {
     const UpdateDecision *d = &r->decision;
     log_spike(log, step, "loss", r->loss, d->loss_z);
     log_spike(log, step, "grad_norm", r->grad_norm, d->grad_z);
-    if (r->measured) log_update_rise(log, step, &r->update);
     if (d->apply) return;
     log_event(log, step, d->finite ? "skipped" : "not_finite");
     log_number(log, "loss", r->loss);

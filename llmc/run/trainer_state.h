@@ -19,7 +19,6 @@ trainer_state.h: where a run is: its counters and detectors, and trainer_state.j
 #include "../options/options_json.h"
 #include "rollback.h"
 #include "spikes.h"
-#include "update_norms.h"
 
 typedef struct {
     int64_t step;    // steps done; they count from 1
@@ -31,7 +30,6 @@ typedef struct {
     uint64_t next_window; // position in the training order, since the data were opened
     DataPositions opened; // positions of the corpora then, in a run with phases
     SpikeGuard guard;     // decides which updates are applied
-    UpdateNorms norms;    // decides which are scaled down
     Rollback rollback;    // decides when the run goes back
 } TrainerState;
 
@@ -61,7 +59,6 @@ static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options 
     CHECK(cJSON_AddItemToObject(json, "data", data_identity) &&
               cJSON_AddItemToObject(json, "detectors", spike_guard_to_json(&s->guard)) &&
               (!s->opened.count || cJSON_AddItemToObject(json, "data_opened_at", positions_to_json(&s->opened))) &&
-              (!s->norms.count || cJSON_AddItemToObject(json, "update_norms", update_norms_to_json(&s->norms))) &&
               (!s->rollback.count || cJSON_AddItemToObject(json, "rollback", rollback_to_json(&s->rollback))) &&
               cJSON_AddItemToObject(json, "options", options_state_to_json(o)),
           "out of memory for a checkpoint");
@@ -99,8 +96,6 @@ static inline void trainer_state_rewind(TrainerState *s, const cJSON *json, cons
         bad ? (int64_t)state_number(json, "val_not_finite_since", (uint64_t)s->step + 1, path) : 0;
     CHECK(spike_guard_from_json(&s->guard, cJSON_GetObjectItemCaseSensitive(json, "detectors")),
           "%s: \"detectors\" in trainer_state.json has an invalid format", path);
-    CHECK(update_norms_from_json(&s->norms, cJSON_GetObjectItemCaseSensitive(json, "update_norms")),
-          "%s: \"update_norms\" in trainer_state.json has an invalid format", path);
 }
 
 static inline void trainer_state_resume(TrainerState *s, const cJSON *json, const char *path) {
