@@ -50,7 +50,6 @@ Prediction predict_step(const ModelPlan *plan, const Options *options, int chang
     recorded.times = 1;
     comm.ranks = plan_ranks(plan), comm.group_ranks = plan->sharding.ranks;
     model.plan = *plan; // with its lists
-    model.qk_clip = (real)options->qk_clip;
     model_alloc(&model, NULL);
     recorded.head = param(&model.state, head_kind(plan), 0);
     model_update(&model, options, 0, 1, 1);
@@ -63,9 +62,6 @@ Prediction predict_step(const ModelPlan *plan, const Options *options, int chang
     double hidden = fmax(0, p.reduce_ms + p.gather_ms - p.exposed_ms);
     double numbers = (double)plan_ranks(plan) * (AGREED_NUMBERS + plan->sharding.count) * sizeof(double);
     if (comm.ranks > 1) p.agree_ms = AGREE_HOST_MS + ring_of(&p, ring_of_all(plan), numbers).ms;
-    numbers = (double)plan_ranks(plan) * (double)qk_clip_count(plan) * FP32_BYTES;
-    if (comm.ranks > 1 && options->qk_clip > 0)
-        p.agree_ms += AGREE_HOST_MS + ring_of(&p, ring_of_all(plan), numbers).ms;
     p.exposed_ms += p.assumed[ASSUME_OVERLAP] * hidden + p.agree_ms;
     p.class_ms[CLASS_COMMUNICATION] = p.bound_ms[BOUND_COMMUNICATION] = p.exposed_ms;
     for (int i = 0; i < PREDICTION_CLASSES; i++) p.step_ms += p.class_ms[i];

@@ -25,7 +25,6 @@ the default build tests files and processes.
 #include "tests/generation.h"
 #include "tests/host.h"
 #include "tests/stats.h"
-#include "tests/qk_clip.h"
 #include "tests/documents.h"
 #include "tests/spikes.h"
 #include "tests/recompute.h"
@@ -55,7 +54,6 @@ static const TestTable test_tables[] = {
     {"host", TESTS(host_tests), EVERY_BUILD},
     {"host", TESTS(host_program_tests), FP32_BUILD},
     {"statistics", TESTS(stats_tests), EVERY_BUILD},
-    {"QK-clip", TESTS(qk_clip_tests), EVERY_BUILD},
     {"statistics", TESTS(stats_program_tests), FP32_BUILD},
     {"spikes", TESTS(spikes_tests), FP32_BUILD},
     {"sharding", TESTS(sharding_tests), EVERY_BUILD},

@@ -15,7 +15,6 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/evaluate/layer_stats.h"
 #include "llmc/options/options_table.h"
 #include "llmc/model/key_blocks.h"
-#include "llmc/model/qk_clip.h"
 #include "llmc/model/router_losses.h"
 #include "llmc/model/state.h"
 #ifndef RECORDED_OPS
@@ -53,7 +52,7 @@ typedef struct {
     LayerStats *stats;    // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds; // spent on them
     RouterLosses router;  // --router-aux, --router-z, and their values in the last update
-    real z_loss, qk_clip; // --z-loss, --qk-clip
+    real z_loss;          // --z-loss
 } Model;
 
 static void model_alloc_activations(Model *model) {
@@ -581,8 +580,6 @@ static void model_backward(Model *model, int B, int T) {
         layer_params(s, l);
         block_recompute(model, l, x, B, T);
         if (model->stats) model_gather_stats(model, l, B, T);
-        if (model->qk_clip > 0)
-            qk_clip_measure(&model->plan, a, l, model_key_set(model, l, 0, B, T, 0), model->qk_clip, !s->micro_step);
         grads_open(s, l);
         block_backward(model, l, x, B, T);
         layer_done(s, l, -1);
@@ -662,7 +659,6 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
         bool layer = t->layer >= 0 && t->layer < model->plan.config.L;
         if (model->plan.tensors.muon && layer && run_ends_group(&model->plan.tensors, i))
             model_update_matrices(model, o, lr, t->layer);
-        qk_clip_apply(s, &model->acts, i, model->qk_clip);
         params_updated(s, i);
     }
 }
@@ -835,7 +831,6 @@ static void run_agree(Run *run, StepResult *r) {
     r->routed = model->plan.config.E > 0;
     r->router_aux = model->router.aux;
     r->router_z = model->router.z;
-    r->qk_clip = qk_clip_agree(&model->plan, &model->acts, model->qk_clip);
     r->grad_norm = squares_norm(&model->state, 0, model->plan.sharding.groups - 1);
 }
 
@@ -933,7 +928,6 @@ static void run_set_batch(Run *run) {
     run->starts = o->doc_mask ? (int *)checked_calloc(N, sizeof(int)) : NULL;
     run->micro_steps = (int)(o->total_batch / ((int64_t)N * comm_ranks()));
     run->model.z_loss = (real)o->z_loss;
-    run->model.qk_clip = (real)o->qk_clip;
     router->aux_weight = o->router_aux;
     router->z_weight = o->router_z;
     router->bias_rate = o->model.router_bias ? o->router_bias_rate : 0;

@@ -93,8 +93,6 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(floatX, norm_final, N * C)                                                                                  \
     A(real, rstd_final, N)                                                                                        \
     A(floatX, logits, (size_t)plan->logit_rows * plan->Vp)    /* then their gradient */                           \
-    /* [L][NQ]: --qk-clip: as largest_logits, of the micro-steps of an update */                                  \
-    A(real, largest_logits, backward && plan->optimizer.qk_clip ? (size_t)c->L * d->NQ : 0)                       \
     /* sums of squares of this rank's pieces of the gradients, one for each bucket */                             \
     A(double, grad_squares, backward ? (size_t)plan->sharding.count : 0)                                          \
     /* gradients of the activations with these names; dx: of the residual stream */                               \

@@ -31,6 +31,7 @@ static const Removed removed[] = {
      "--stats-every logs the largest magnitude of the residual stream after each layer", "bf378841"},
     {REMOVED_SAVED, "clip-update-norm", NULL,
      "--skip-grad-z skips updates of large gradients, and --grad-clip limits these", LAST_WITH_62},
+    {REMOVED_SAVED, "qk-clip", "0", "--qk-norm bounds the logits of attention", LAST_WITH_62},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

@@ -62,7 +62,6 @@ typedef enum { SPLIT_MATRIX, SPLIT_HEAD, SPLIT_PAIR } MuonSplit;
 typedef struct {
     Optimizer kind;
     MuonSplit split;
-    bool qk_clip; // the largest logits of heads are kept
 } OptimizerChoice;
 
 // A process among those of its run: each `group` ranks in a row share their state as --zero `zero` says. narrow: they
@@ -72,7 +71,7 @@ typedef struct {
     bool narrow;
     OptimizerChoice optimizer;
 } RunRanks;
-static const RunRanks one_rank = {0, 1, 1, 0, false, {OPTIMIZER_ADAMW, SPLIT_MATRIX, false}};
+static const RunRanks one_rank = {0, 1, 1, 0, false, {OPTIMIZER_ADAMW, SPLIT_MATRIX}};
 
 static inline Sharding sharding_build(const TensorList *list, RunRanks r, size_t bucket_limit) {
     Sharding s;

@@ -435,17 +435,6 @@ static inline Magnitudes magnitude_stats(const floatX *x, size_t count);
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
                                              AttentionShape s, int key_sets, int ldl, HeadGroups groups, Factor factor);
 
-// --qk-clip. Of the query heads of `key_sets` sets, with the operands of attention_stats: largest[h] = the maximum of
-// itself and, over the rows of head h, of the largest logit scale q.k; of a row with lse <= limit, of lse, which is
-// never less. So largest[h] exceeds limit only if a logit does, and is the largest one then.
-// largest (s.NQ*key_sets), not negative
-static inline void largest_logits(real *largest, const floatX *q, const floatX *k, const real *lse, AttentionShape s,
-                                  int key_sets, real limit);
-// Elements begin .. begin+count-1 of a matrix whose head h has head_size elements: w *= f where largest[h] > limit,
-// f = limit / largest[h], or with `root` its root. params, master or NULL: of these elements
-static inline void clip_heads(floatX *params, real *master, size_t begin, size_t count, size_t head_size,
-                              const real *largest, real limit, bool root);
-
 // Called before the first operation; allocates the workspace that the operations share, the maximum of
 // *_workspace_bytes.
 static inline void ops_init(size_t workspace_bytes);

@@ -11,8 +11,6 @@ stats.h: statistics of a layer's activations, for the log.
               first_effective  mean of |E[0]| / sum_j |E[j]|, E = A1 - s A2; of A[0] with one map.
                                (If the heads of a pair read different values, E is not a map of either.)
               largest_logit    max |S[j]| over rows, heads and both maps
-  largest     of --qk-clip: the exact maximum of S[j], without |.|, over all rows, but only of rows with lse > limit.
-              max S[j] <= lse <= max S[j] + log(t+1), so the others cannot exceed the limit; they count as their lse
   sample      S = min(64, B (T-1)) rows, r = 0 .. S-1:  t = 1 + floor((2r+1) (T-1) / 2S),  b = r % B
               No row occurs twice, t is evenly spaced, and every call uses the same rows. t = 0 is excluded: it can
               attend only to position 0. With T = 1 there is no row, and every result is NaN.
@@ -24,8 +22,7 @@ stats.h: statistics of a layer's activations, for the log.
   numerics    products q.k in `real`, all else in double, the magnitudes rounded to fp32. Work is divided into a fixed
               number of parts, so results do not depend on the number of threads. NaN gives NaN, except in the median,
               where NaN are the largest values.
-  traffic     lambda N NH in, rms rows D in, magnitude 3 count in, attention per sampled row the keys before it, largest
-              NQ per row in where no row has lse > limit
+  traffic     lambda N NH in, rms rows D in, magnitude 3 count in, attention per sampled row the keys before it
   source      probability of position 0: Gu et al. 2024, "When attention sink emerges"; largest and median activation:
               Sun et al. 2024, "Massive activations in large language models"; RMS of the attention output: DIFF V2
 */
@@ -225,30 +222,4 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
     stats.first_effective = count ? stats.first_effective / count : NAN;
     if (!used) stats.largest_logit = NAN;
     return stats;
-}
-
-static inline real largest_logit_of(StatsMap m, int low, int high, AttentionShape s) {
-    real largest = -INFINITY;
-    for (int j = low; j < high; j++) {
-        const floatX *k = m.k + (size_t)j * s.ldkv;
-        real dot = 0;
-        if (!sparse_reads(m.list, s.sparse, j)) continue;
-#pragma omp simd reduction(+ : dot)
-        for (int i = 0; i < s.D; i++) dot += m.q[i] * k[i];
-        if (s.scale * dot > largest) largest = s.scale * dot;
-    }
-    return largest;
-}
-
-static inline void largest_logits(real *largest, const floatX *q, const floatX *k, const real *lse, AttentionShape s,
-                                  int key_sets, real limit) {
-#pragma omp parallel for schedule(dynamic)
-    for (int head = 0; head < s.NQ * key_sets; head++)
-        for (int n = 0; n < s.B * s.T; n++) {
-            int b = n / s.T, t = n % s.T;
-            StatsMap m = stats_map(q, k, lse, s, key_sets, b, t, head);
-            real bound = (real)m.lse;
-            if (bound > limit) bound = largest_logit_of(m, attention_first_key(s, b, t), t + 1, s);
-            if (bound > largest[head]) largest[head] = bound;
-        }
 }

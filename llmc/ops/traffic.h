@@ -307,9 +307,5 @@ static inline size_t muon_gpu_workspace_bytes(MuonSlices s) {
     size_t x = rows * (size_t)muon_ld(s.columns), a = (size_t)s.count * k * (size_t)muon_ld((int)k);
     return 2 * (round_up(x, 64) + round_up(a, 64)) * FLOATX_BYTES + (rows + (size_t)s.count) * FP32_BYTES;
 }
-// --qk-clip in a step without logits above the limit: lse
-static inline size_t largest_logits_bytes(AttentionShape s, size_t key_sets) {
-    return (size_t)s.B * s.T * s.NQ * key_sets * FP32_BYTES;
-}
 static inline size_t sum_of_squares_bytes(size_t count) { return count * FP32_BYTES; }
 #endif

@@ -226,7 +226,6 @@ static const Exclusion exclusions[] = {
     {"batch-schedule", "total-batch", true, "both set the tokens of an update"},
     {"phase", "rollback", false, "the data and the model of an earlier phase are not opened again"},
     {"batch-schedule", "rollback", false, "the batches of an earlier phase are not restored"},
-    {"qk-clip", "qk-norm", false, "the heads of a layer share the norm's weights, which bound its logits"},
     {"decay-now", "steps", true, "the run ends with the decay, after --decay-steps"},
     {"prompt", "prompt-tokens", false, "both specify the prompt"},
     {"prompts", "prompt", true, "both specify the prompt"},

@@ -41,7 +41,7 @@ typedef struct {
     double muon_momentum, weight_decay, beta1, beta2, eps, grad_clip, z_loss, router_aux, router_z, router_bias_rate;
     uint64_t seed;
 
-    double skip_loss_z, skip_grad_z, qk_clip;
+    double skip_loss_z, skip_grad_z;
     const char *change; // NULL: off
 
     const char *out;
@@ -168,7 +168,7 @@ static inline RunRanks options_run_ranks(const Options *o, int rank, int ranks) 
                       group,
                       (int)o->zero,
                       o->reduce_dtype == REDUCE_BF16,
-                      {(Optimizer)o->optimizer, (MuonSplit)o->muon_split, o->qk_clip > 0}};
+                      {(Optimizer)o->optimizer, (MuonSplit)o->muon_split}};
 }
 
 // clang-format off
@@ -314,9 +314,6 @@ static const OptionRow option_rows[] = {
         "skip updates whose loss is Z deviations above the median of the last 128 steps; 0: off"},
     {"stability", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
         "the same for the gradient norm before clipping; 0: off"},
-    {"stability", "qk-clip", OPTION_REAL, OPTION_SAVED, FIELD(qk_clip), "T", "0", "[0, inf)", NULL,
-        "after an update, scale the queries of a head (and keys, if they are its own) whose largest attention logit "
-        "was above T down to it; 0: off"},
     {"stability", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
         "after K spikes or skipped updates within M steps, return to the last good checkpoint and continue with the "
         "data that follows"},

@@ -476,14 +476,6 @@ static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x
     record(CLASS_MUON, __func__, MUON_STEPS * (3 * s.count + 1) + 4, muon_flops(s), (double)muon_orthogonalize_bytes(s),
            MUON_STEPS * s.count * step + memory_ms(p, others));
 }
-static inline void largest_logits(real *largest, const floatX *q, const floatX *k, const real *lse, AttentionShape s,
-                                  int key_sets, real limit) {
-    record_rows(CLASS_UPDATE, __func__, 1, largest_logits_bytes(s, key_sets));
-}
-static inline void clip_heads(floatX *params, real *master, size_t begin, size_t count, size_t head_size,
-                              const real *largest, real limit, bool root) {
-    record_rows(CLASS_UPDATE, __func__, 1, 0);
-}
 static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
     record_rows(CLASS_UPDATE, __func__, 2, sum_of_squares_bytes(count));
 }

@@ -5,7 +5,6 @@ takes plain data; a closed Log writes nothing. docs/formats.md describes the rec
 #pragma once
 #include "../ops/all_ops.h"
 #include "../log/logger.h"
-#include "../model/qk_clip.h"
 #include "../options/options_table.h"
 #include "../log/progress.h"
 #include "spikes.h"
@@ -16,7 +15,6 @@ typedef struct {
     double comm_seconds; // of these, waiting for other ranks
     bool routed;         // the model has experts
     double router_aux, router_z;
-    QkClip qk_clip;
     UpdateDecision decision;
     bool measured; // the update
     double update_norm, update_scale;
@@ -66,10 +64,6 @@ static inline void log_step(Log *log, int64_t step, int64_t steps, int64_t token
     if (r->routed) {
         log_number(log, "router_aux", r->router_aux);
         log_number(log, "router_z", r->router_z);
-    }
-    if (r->qk_clip.on) {
-        log_integer(log, "qk_clipped", r->qk_clip.heads);
-        log_number(log, "qk_logit_max", r->qk_clip.largest);
     }
     log_end(log);
     progress_step(step, steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, work.peak.name, seconds_left);

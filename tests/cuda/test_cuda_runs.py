@@ -20,8 +20,7 @@ THREE = "--steps 3 --warmup 1 --stats-every 3"
 @pytest.mark.slow(cases_from=4)
 def test_losses_of_variants(odd, variant):
     """three steps of the variants have the losses, statistics and choices of the CPU trainer"""
-    # With documents for every second variant, completep for some of the others and Muon for every third. In fp32 with
-    # --qk-clip: in bf16 single heads are on the other side of the limit.
+    # With documents for every second variant, completep for some of the others and Muon for every third.
     number, traits, options = list(VARIANTS).index(variant), VARIANTS[variant], []
     if number % 2:
         options += ["--doc-mask --separator 0"]
@@ -29,8 +28,6 @@ def test_losses_of_variants(odd, variant):
         options += ["--parametrization completep --base-width 16 --base-depth 1 --base-head-dim 8"]
     if number % 3 == 1:
         options += ["--optimizer normuon --muon-split pair"]
-    elif FP32:
-        options += ["--qk-clip 0.004"]
     # Where a norm of each head follows, the gradient of a projected lambda is about 0 at the start, as the maps of a
     # pair are similar: AdamW makes steps of its rounding, and a small rate keeps them small.
     options += ["--lr 3e-4" if traits.lambda_ == "input" and traits.norm == "head" else "--lr 3e-3"]

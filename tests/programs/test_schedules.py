@@ -135,7 +135,7 @@ TRIAL = "--minutes 0.001 --batch-size 2 --val-data train.bin --val-every 8"  # 6
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [
-        (1, f"{EXPERTS} --router-bias --optimizer muon --qk-clip 0.1 --sample-every 10 --stats-every 6 --init start"),
+        (1, f"{EXPERTS} --router-bias --optimizer muon --sample-every 10 --stats-every 6 --init start"),
         (2, "--zero 3 --gemm bf16 --checkpoint-every 10"),
     ],
 )
