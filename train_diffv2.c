@@ -35,7 +35,6 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/run/run_records.h"
 #include "llmc/options/schedule.h"
 #include "llmc/run/stop_agreement.h"
-#include "llmc/run/tensor_stats.h"
 #include "llmc/run/trial.h"
 #include "llmc/run/unread_data.h"
 #endif
@@ -776,7 +775,7 @@ typedef struct {
     int micro_steps;                // per update
     int *inputs, *targets, *starts; // (B, T) on the host; starts: NULL without --doc-mask
     LayerStats *stats;              // [L], of the last micro-step of a step that logs them; NULL when none does
-    UpdateStats *tensor_stats;      // [groups][TENSOR_ROW_COUNT], of the update of such a step; likewise, on all ranks
+    double *update_squares;         // [groups], of the last update that was measured
     AppliedChanges changes;         // --change
     Peak peak;
 } Run;
@@ -838,15 +837,18 @@ static void run_agree(Run *run, StepResult *r) {
 static double run_measure_update(Run *run, StepResult *r) {
     const Options *o = &run->options;
     TrainerState *s = &run->state;
-    bool stats = run->tensor_stats && stats_due(o, s->step);
+    int groups = run->model.plan.sharding.groups;
+    bool stats = o->out && stats_due(o, s->step);
     double most = changes_norm(&run->changes, s->step);
     r->measured = r->decision.apply && (stats || most < INFINITY);
     if (!r->measured) return 1;
     ops_wait();
     double start = now_seconds();
-    AdamwStep a = {o, clip_factor(r->grad_norm, o->grad_clip), r->lr, s->updates + 1};
-    if (stats) tensor_stats_measure(run->tensor_stats, &run->model.state, a);
-    r->update_norm = update_norm_measure(&run->model.state, a);
+    update_squares_by_group(run->update_squares, &run->model.state, o, clip_factor(r->grad_norm, o->grad_clip), r->lr,
+                            s->updates + 1);
+    double squares = 0;
+    for (int g = 0; g < groups; g++) squares += run->update_squares[g];
+    r->update_norm = sqrt(squares);
     r->update_scale = fmin(1, most / r->update_norm);
     if (stats) run->model.stats_seconds += now_seconds() - start;
     return r->update_scale;
@@ -995,11 +997,9 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
 
 // --stats-every: of the last micro-batch of the step and of its gradients, and of the update, if there was one.
 static void run_log_stats(Run *run, const StepResult *r) {
-    const ModelPlan *plan = &run->model.plan;
-    for (int l = 0; l < plan->config.L; l++)
-        log_layer_stats(&run->log, run->state.step, l, &run->stats[l], squares_norm(&run->model.state, 1 + l, 1 + l));
-    log_logit_stats(&run->log, run->state.step, &run->model.acts, plan->B * plan->T);
-    if (r->measured) log_tensor_stats(&run->log, run->state.step, plan, run->tensor_stats);
+    for (int l = 0; l < run->model.plan.config.L; l++)
+        log_layer_stats(&run->log, run->state.step, l, &run->stats[l], squares_norm(&run->model.state, 1 + l, 1 + l),
+                        r->measured ? sqrt(run->update_squares[1 + l]) : NAN);
 }
 
 static EvaluationModel run_measured_model(Run *run) {
@@ -1178,9 +1178,7 @@ static void run_alloc(Run *run) {
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * agreed, sizeof(double));
     bool stats = run->mode == MODE_TRAIN && o->stats_every && o->out;
     if (stats && is_rank0()) run->stats = (LayerStats *)checked_calloc(plan->config.L, sizeof(LayerStats));
-    if (stats)
-        run->tensor_stats =
-            (UpdateStats *)checked_calloc((size_t)plan->sharding.groups * TENSOR_ROW_COUNT, sizeof(UpdateStats));
+    run->update_squares = (double *)checked_calloc(plan->sharding.groups, sizeof(double));
     run_set_batch(run);
 }
 
@@ -1252,7 +1250,7 @@ static void run_close(Run *run) {
     free(run->starts);
     free(run->agreed);
     free(run->stats);
-    free(run->tensor_stats);
+    free(run->update_squares);
     changes_close(&run->changes);
     Options base = *run_base(run);
     phases_free(&run->phases);

@@ -176,19 +176,20 @@ static void test_means_of_attention_maps(void) {
            one.first_mass);
     EXPECT(fabs(even.entropy - logs) < 1e-6 && one.entropy == 0, "entropy %g and %g", even.entropy, one.entropy);
     MapMeans same = map_means(uniform, uniform, &m, 0, 0); // half of the map: the same after normalizing
-    EXPECT(fabs(same.first_mass - harmonic) < 1e-7 && fabs(same.entropy - logs) < 1e-6, "half of a map: %g, %g",
-           same.first_mass, same.entropy);
+    EXPECT(fabs(same.first_share - harmonic) < 1e-7 && fabs(same.entropy - logs) < 1e-6, "half of a map: %g, %g",
+           same.first_share, same.entropy);
     for (int t = 0; t < T; t++) lambda[t] = 1; // the same map taken away: no row has a direction
-    EXPECT(isnan(map_means(uniform, uniform, &m, 0, 0).first_mass), "nothing is left");
+    EXPECT(isnan(map_means(uniform, uniform, &m, 0, 0).first_share), "nothing is left");
     // uniform minus the first position's: |1/n - 1| at 0, 1/n elsewhere; the row t = 0 cancels
     double wanted = (1 / 2.0 + 2 / 4.0 + 3 / 6.0) / 3; // (n-1)/n of (n-1)/n + (n-1)/n
     double entropy = (log(2.0) + (log(2.0) + log(4.0)) / 2 + (log(2.0) + log(6.0)) / 2) / 3;
     MapMeans got = map_means(uniform, first, &m, 0, 0);
-    EXPECT(fabs(got.first_mass - wanted) < 1e-6 && fabs(got.entropy - entropy) < 1e-6,
-           "uniform minus first: %g, wanted %g; entropy %g, wanted %g", got.first_mass, wanted, got.entropy, entropy);
+    EXPECT(fabs(got.first_share - wanted) < 1e-6 && fabs(got.entropy - entropy) < 1e-6,
+           "uniform minus first: %g, wanted %g; entropy %g, wanted %g", got.first_share, wanted, got.entropy, entropy);
     for (int i = 0; i < T * T; i++) first[i] /= 4; // as with a sink that takes the rest
     one = map_means(first, NULL, &m, 0, 0);
-    EXPECT(one.first_mass == 0.25 && one.entropy == 0, "with a sink: %g, %g", one.first_mass, one.entropy);
+    EXPECT(one.first_mass == 0.25 && one.first_share == 1 && one.entropy == 0, "with a sink: %g, %g, %g",
+           one.first_mass, one.first_share, one.entropy);
 }
 
 static const Test evaluation_tests[] = {

@@ -387,46 +387,6 @@ static void test_experts_generate(void) {
     }
 }
 
-// By the definitions, from the weights of the router.
-static void test_router_statistics_of(int i) {
-    Model m;
-    int *tokens = expert_start(&m, i, "diff_v2", FOR_TRAINING, RECOMPUTE_NOTHING), l = 1;
-    const ModelCase *mc = &expert_cases[i].model;
-    const ModelConfig *c = &m.plan.config;
-    case_loss(&m, tokens, mc->B, mc->T, false);
-    const LayerActivations *a = &m.acts.layers[l];
-    LayerStats s = layer_stats(&m.plan, a, l, model_key_set(&m, l, 0, mc->B, mc->T, 0));
-    double load[8] = {0}, entropy = 0, largest = 0, N = mc->B * mc->T;
-    for (int n = 0; n < (int)N; n++) {
-        double logits[8], sum = 0;
-        for (int e = 0; e < c->E; e++) {
-            logits[e] = 0;
-            for (int k = 0; k < c->C; k++)
-                logits[e] += (double)a->norm2[n * c->C + k] * (double)param(&m.state, T_ROUTER, l)[e * c->C + k];
-            sum += exp(logits[e]);
-            largest = fmax(largest, fabs(logits[e]));
-        }
-        for (int e = 0; e < c->E; e++) entropy -= exp(logits[e]) / sum * log(exp(logits[e]) / sum) / N;
-        for (int e = 0; e < c->E; e++) { // chosen if fewer than K have a larger logit
-            int larger = 0;
-            for (int other = 0; other < c->E; other++) larger += logits[other] > logits[e];
-            if (larger < c->K) load[e] += c->E / N / c->K;
-        }
-    }
-    EXPECT(s.experts == c->E, "%d experts", s.experts);
-    for (int e = 0; e < c->E; e++)
-        EXPECT(fabs(s.router.load[e] - load[e]) < 1e-9, "expert %d: load %g, not %g", e, s.router.load[e], load[e]);
-    EXPECT(fabs(s.router.entropy - entropy) < 1e-5 && fabs(s.router.largest_logit - largest) < 1e-5 * largest,
-           "entropy %g, not %g; largest logit %g, not %g", s.router.entropy, entropy, s.router.largest_logit, largest);
-    s = layer_stats(&m.plan, &m.acts.layers[0], 0, model_key_set(&m, 0, 0, mc->B, mc->T, 0));
-    EXPECT(s.experts == (c->dense_layers ? 0 : c->E), "layer 0 has %d experts", s.experts);
-    case_end(&m, tokens);
-}
-static void test_router_statistics(void) {
-    test_router_statistics_of(0); // two of five experts
-    test_router_statistics_of(2); // one of four, after a layer without experts
-}
-
 static void test_experts_match_parameters(void) {
     for (int active = 0; active < 2; active++)
         for (int i = 0; i < 3; i++) {
@@ -454,7 +414,6 @@ static const Test expert_tests[] = {
     {"in fp8 the maxima of experts are those of their rows", test_expert_maxima},
     {"gradients and losses of experts add up over micro-steps", test_experts_accumulate},
     {"generation with experts computes the logits of a whole forward", test_experts_generate},
-    {"statistics of a router are those of its definition", test_router_statistics},
     {"--match-params and --match-active change the width of the experts", test_experts_match_parameters},
 };
 static const Test expert_fp64_tests[] = {

@@ -4,8 +4,8 @@ no maps.
 
   map         A[t,j] = exp(S[t,j] - lse[t]), S[t,j] = scale q_t.k_j, for the keys that row t attends to; else 0
   effective   of output head h: A1 - s A2, s per row; A where there is one map
-  first mass  alpha = mean over the rows t of A[t,0]; of an effective map of |E[t,0]| / sum_j |E[t,j]|, so that maps
-              that sum to less than 1 compare
+  first mass  alpha = mean over the rows t of A[t,0]; of an effective map the first share, the mean of
+              |E[t,0]| / sum_j |E[t,j]|, so that maps that sum to less than 1, as with a sink, compare
   entropy     of the shares |E[t,j]| / sum_j |E[t,j]|, mean over the rows t, in nats
   sink rate   percentage of (window, layer, head) with alpha > 0.3 on 64 tokens
   shapes      fused rows (B*T, ld), lse (key_sets, lse_set_stride) as in the trainer; map (T,T)
@@ -71,14 +71,14 @@ static inline double map_lambda(const HostAttention *m, int b, int t, int h) {
 
 // Means over the rows of a map.
 typedef struct {
-    double first_mass, entropy;
+    double first_mass, first_share, entropy;
 } MapMeans;
 
 // a2 NULL: of the map a1, whose rows sum to 1, or to less with a sink; else of the effective map of output head h in
 // sequence b. Rows in which both maps cancel are not counted.
 static inline MapMeans map_means(const float *a1, const float *a2, const HostAttention *m, int b, int h) {
     int T = m->shape.T, rows = 0;
-    MapMeans means = {0, 0};
+    MapMeans means = {0, 0, 0};
     for (int t = 0; t < T; t++) {
         const float *one = a1 + (size_t)t * T, *two = a2 ? a2 + (size_t)t * T : NULL;
         double s = a2 ? map_lambda(m, b, t, h) : 0, sum = 0, first = 0, logs = 0;
@@ -88,11 +88,13 @@ static inline MapMeans map_means(const float *a1, const float *a2, const HostAtt
             if (e > 0) sum += e, logs += e * log(e);
         }
         if (sum == 0) continue;
-        means.first_mass += first / (a2 ? sum : 1);
+        means.first_mass += first;
+        means.first_share += first / sum;
         means.entropy += log(sum) - logs / sum;
         rows++;
     }
     means.first_mass /= rows;
+    means.first_share /= rows;
     means.entropy /= rows;
     return means; // NAN: all rows cancel
 }

@@ -86,7 +86,8 @@ static inline void layer_attention_add(LayerAttention *sums, const LayerOnHost *
     int T = m->shape.T, count = m->groups.noise ? 2 : 1;
     for (int b = 0; b < m->shape.B; b++)
         for (int h = 0; h < maps_output_heads(m); h++) {
-            MapMeans means[3] = {{0, 0}, {0, 0}, {0, 0}};
+            MapMeans means[3];
+            memset(means, 0, sizeof(means));
             for (int i = 0; i < count; i++) {
                 int head = maps_query_head(m, h, i);
                 bool again = i == 1 && h > 0 && head == maps_query_head(m, h - 1, i); // a shared noise head
@@ -99,6 +100,7 @@ static inline void layer_attention_add(LayerAttention *sums, const LayerOnHost *
                             sums->logits[sums->logit_count++] = fabsf(logits[t * T + j]);
             }
             means[2] = count == 2 ? map_means(maps[0], maps[1], m, b, h) : means[0];
+            means[2].first_mass = means[2].first_share;
             for (int i = 0; i < 3; i++) {
                 sums->first_mass[i] += means[i].first_mass;
                 sums->sinks[i] += means[i].first_mass > SINK_ALPHA;

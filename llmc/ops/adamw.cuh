@@ -14,14 +14,11 @@ typedef struct {
     float scale, b1, b2, rest1, rest2, rsqrt_correction2, rate, keep, epsilon;
 } AdamwScalars;
 
-// w: the (master) weights of W elements; m and v after the update
+// m and v of W elements after the update
 template <int W>
-static __device__ inline void adamw_moments(float (&w)[W], float (&mi)[W], float (&vi)[W], size_t i,
-                                            const floatX *params, const real *master, const grad_t *grads,
+static __device__ inline void adamw_moments(float (&mi)[W], float (&vi)[W], size_t i, const grad_t *grads,
                                             const real *m, const real *v, AdamwScalars s) {
     float g[W];
-    if (master) load_fp32<W>(w, master + i);
-    else load<W>(w, params + i);
     load_fp32<W>(g, grads + i);
     load_fp32<W>(mi, m + i);
     load_fp32<W>(vi, v + i);
@@ -39,7 +36,9 @@ static __global__ void adamw_kernel(size_t begin, size_t end, floatX *params, re
     size_t i = element_index<W>(begin);
     if (i >= end) return;
     float w[W], mi[W], vi[W];
-    adamw_moments<W>(w, mi, vi, i, params, master, grads, m, v, s);
+    if (master) load_fp32<W>(w, master + i);
+    else load<W>(w, params + i);
+    adamw_moments<W>(mi, vi, i, grads, m, v, s);
     UNROLL
     for (int k = 0; k < W; k++)
         w[k] = w[k] * s.keep - s.rate * mi[k] / (sqrtf(vi[k]) * s.rsqrt_correction2 + s.epsilon);

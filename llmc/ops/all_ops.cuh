@@ -29,5 +29,4 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "sum_of_squares.cuh"
 #include "stats.cuh"
 #include "attention_stats.cuh"
-#include "update_stats.cuh"
 #include "runtime.cuh"

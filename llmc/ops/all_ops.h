@@ -38,6 +38,5 @@ With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_o
 #include "muon.h"
 #include "sum_of_squares.h"
 #include "stats.h"
-#include "update_stats.h"
 #endif
 #endif

@@ -24,11 +24,9 @@ static __host__ __device__ inline void attention_stats_row(int r, int rows, int 
 
 // The result of one sampled row and output head.
 typedef struct {
-    double first[2];   // A1, A2 at the row's first key
-    double effective;  // |E| at that key
-    double sum;        // of |E| over the keys
-    double largest;    // |logit|
-    int used, padding; // used 0: the row attends only to itself
+    double first;   // |E| at the row's first key
+    double sum;     // of |E| over the keys
+    double largest; // |logit|; -1: the row attends only to itself
 } AttentionHeadStats;
 
 typedef struct {
@@ -71,14 +69,14 @@ static __device__ __host__ inline double larger_or_nan(double a, double b) { ret
 static __global__ void attention_stats_kernel(AttentionHeadStats *results, AttentionStatsInput in, int first_row) {
     SHARED(double, memory, WARP);
     SHARED(double, largest, ATTENTION_STATS_THREADS);
-    SHARED(double, at_first, 3);
+    SHARED(double, first, 1);
     const AttentionShape s = in.shape;
     AttentionHeadStats *result = results + blockIdx.y * (size_t)in.NH + blockIdx.x;
     int h = (int)blockIdx.x, b, t, thread = (int)threadIdx.x, maps = in.groups.noise ? 2 : 1;
     attention_stats_row(first_row + (int)blockIdx.y, in.rows, s.B, s.T, &b, &t);
     int start = s.first_key ? s.first_key[b * s.T + t] : 0, low = attention_low(s, b, t);
     double lambda = maps > 1 ? stats_factor(in.l[((size_t)b * s.T + t) * in.ldl + h], in.factor) : 0;
-    double sum = 0, local = 0;
+    double sum = 0, local = -1;
     for (int j = low + thread; j <= t; j += ATTENTION_STATS_THREADS) {
         double a[2] = {0, 0}; // A1[j], A2[j]
         for (int m = 0; m < maps; m++) {
@@ -91,63 +89,41 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
             a[m] = exp(logit - map.lse);
         }
         double e = fabs(a[0] - lambda * a[1]);
-        if (j == start) at_first[0] = a[0], at_first[1] = a[1], at_first[2] = e;
+        if (j == start) first[0] = e;
         sum += e;
     }
     largest[thread] = local;
     sum = block_sum(sum, memory); // its barriers precede the reads below
     if (thread > 0) return;
     for (int i = 1; i < ATTENTION_STATS_THREADS; i++) local = larger_or_nan(local, largest[i]);
-    bool seen = start >= low; // a window may hide it
-    result->first[0] = seen ? at_first[0] : 0;
-    result->first[1] = seen ? at_first[1] : 0;
-    result->effective = seen ? at_first[2] : 0;
-    result->sum = maps == 1 ? 1 : sum; // including the probability of a sink
-    result->largest = local;
-    result->used = low < t; // otherwise the first row of a document, which attends only to itself
-    result->padding = 0;
-}
-
-// Sums over the rows read so far.
-typedef struct {
-    AttentionStats sums;
-    int count, used;
-} AttentionStatsTotal;
-
-static inline void attention_stats_add(AttentionStatsTotal *total, const AttentionHeadStats *row, int NH) {
-    if (!row[0].used) return;
-    total->used++;
-    for (int h = 0; h < NH; h++) {
-        for (int m = 0; m < 2; m++) total->sums.first[m] += row[h].first[m];
-        total->sums.largest_logit = larger_or_nan(total->sums.largest_logit, row[h].largest);
-        if (row[h].sum == 0) continue;
-        total->sums.first_effective += row[h].effective / row[h].sum;
-        total->count++;
-    }
+    *result = AttentionHeadStats{start >= low ? first[0] : 0, sum, local}; // a window may hide the first key
+    if (low == t) *result = AttentionHeadStats{0, 0, -1};                  // the first row of a document
 }
 
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
                                              AttentionShape s, int key_sets, int ldl, HeadGroups groups,
                                              Factor factor) {
-    int maps = groups.noise ? 2 : 1, NH = output_heads(groups, s.NQ * key_sets), rows = attention_stats_rows(s.B, s.T);
+    int NH = output_heads(groups, s.NQ * key_sets), rows = attention_stats_rows(s.B, s.T);
     AttentionStatsInput in = {q, k, l, lse, s, lse_set_stride(s), key_sets, ldl, rows, NH, groups, factor};
     size_t row_bytes = NH * sizeof(AttentionHeadStats);
     int at_once = (int)min_size(ATTENTION_STATS_ROWS, attention_stats_limit / row_bytes); // rows per launch
     AttentionHeadStats *results = (AttentionHeadStats *)ops_scratch(at_once * row_bytes);
     AttentionHeadStats *host = (AttentionHeadStats *)checked_calloc(at_once, row_bytes);
-    AttentionStatsTotal total;
-    memset(&total, 0, sizeof(total));
+    AttentionStats stats = {0, -1};
+    int count = 0; // of heads with a sum
     for (int row = 0; row < rows; row += at_once) {
         int now = min_int(at_once, rows - row);
         LAUNCH(attention_stats_kernel, dim3((unsigned)NH, (unsigned)now), ATTENTION_STATS_THREADS, 0, results, in, row);
         buffer_download(host, results, now * row_bytes);
-        for (int i = 0; i < now; i++) attention_stats_add(&total, host + (size_t)i * NH, NH);
+        for (const AttentionHeadStats *h = host; h < host + (size_t)now * NH; h++) {
+            stats.largest_logit = larger_or_nan(stats.largest_logit, h->largest);
+            if (h->sum == 0) continue;
+            stats.first_effective += h->first / h->sum;
+            count++;
+        }
     }
     free(host);
-    AttentionStats stats = total.sums;
-    for (int m = 0; m < 2; m++)
-        stats.first[m] = m < maps && total.used ? stats.first[m] / ((double)total.used * NH) : NAN;
-    stats.first_effective = total.count ? stats.first_effective / total.count : NAN;
-    if (!total.used) stats.largest_logit = NAN;
+    stats.first_effective = count ? stats.first_effective / count : NAN;
+    if (stats.largest_logit < 0) stats.largest_logit = NAN;
     return stats;
 }

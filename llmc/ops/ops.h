@@ -367,21 +367,6 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
                                 double grad_scale, double lr, double beta1, double beta2, double eps,
                                 double weight_decay, int64_t step);
 
-// What adamw_update with the same arguments would do: a few numbers on the host, for the log and --change.
-// The order of the sums does not depend on the number of threads. Equations in update_stats.h.
-typedef struct {
-    double weights, update;               // sums of squares: of w, and of its change without weight decay
-    double largest_m, least_v, largest_v; // of |m| and v after it
-} UpdateStats;
-static inline void update_stats_add(UpdateStats *s, const UpdateStats *part) {
-    s->weights += part->weights, s->update += part->update;
-    s->largest_m = fmax(s->largest_m, part->largest_m);
-    s->least_v = fmin(s->least_v, part->least_v), s->largest_v = fmax(s->largest_v, part->largest_v);
-}
-static const UpdateStats no_update_stats = {0, 0, 0, INFINITY, 0};
-static inline UpdateStats update_stats(const floatX *params, const real *master, const grad_t *grads, const real *m,
-                                       const real *v, size_t count, double grad_scale, double lr, double beta1,
-                                       double beta2, double eps, int64_t step);
 // Muon, an optimizer of matrices: a step along the orthogonalized momentum (muon.h). g = grad_scale * grads:
 //   m = momentum m + (1-momentum) g,  direction = momentum m + (1-momentum) g                     all (count)
 static inline void muon_direction(floatX *direction, real *m, const grad_t *grads, size_t count, double grad_scale,
@@ -408,27 +393,22 @@ static inline void muon_update(floatX *params, real *master, const grad_t *step,
 // buffer_alloc, so that the program does not wait for each of several sums
 static inline void sum_of_squares(double *sum, const grad_t *x, size_t count);
 
-// Statistics of a layer's activations, for the log: a few numbers on the host, independent of the number of threads. A
-// NaN among the values gives NaN. Equations in stats.h.
+// Statistics for the log: a few numbers on the host, independent of the number of threads. A NaN among the values gives
+// NaN. Equations in stats.h.
 typedef struct {
-    double min, mean, max;
-} Range;
-typedef struct {
-    double largest, median; // of |x|
-} Magnitudes;
-typedef struct {
-    // probability of position 0 (of the row's document) in the first and the second map of each head; NaN: no map
-    double first[2];
-    double first_effective; // the same of |A1 - s A2|, normalized; with one map first[0]
+    double first_effective; // share of position 0 (of the row's document) in |A1 - s A2|; with one map in A1
     double largest_logit;   // |scale q.k|
 } AttentionStats;
 
-// the factors of the second maps, as in diff_combine_forward         l (N,NH) with row stride ldl
-static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor);
-// root mean squares of heads, which are adjacent in a row             x (N,heads*D) with row stride ld, N > 0
-static inline Range rms_stats(const floatX *x, int N, int heads, int D, int ld);
-// count > 0
-static inline Magnitudes magnitude_stats(const floatX *x, size_t count);
+// mean factor of the second maps, as in diff_combine_forward         l (N,NH) with row stride ldl
+static inline double lambda_mean(const floatX *l, int N, int NH, int ldl, Factor factor);
+// mean of the root mean squares of heads, which are adjacent in a row  x (N,heads*D) with row stride ld, N > 0
+static inline double rms_mean(const floatX *x, int N, int heads, int D, int ld);
+// the largest |x|                                                    x (N,C)
+static inline double magnitude_max(const floatX *x, int N, int C);
+// The sum of squares of the change of w that adamw_update with the same arguments makes, without weight decay.
+static inline double update_squares(const grad_t *grads, const real *m, const real *v, size_t count, double grad_scale,
+                                    double lr, double beta1, double beta2, double eps, int64_t step);
 // On sampled query rows that attend to more than themselves; NaN if there are none. s describes key set 0 of
 // `key_sets`, whose heads alternate within q and k; lse (key_sets, lse_set_stride). l, ldl, groups and factor as in
 // diff_combine_forward; without noise heads one map, no l

@@ -1,16 +1,16 @@
 /*
-stats.cuh: statistics of a layer's activations, for the log. Equations in stats.h; attention in attention_stats.cuh.
+stats.cuh: statistics of a layer's activations and of an update, for the log. Equations in stats.h; attention in
+attention_stats.cuh.
 
-  mapping     ranges: up to STATS_PARTS blocks, by the number of elements, each for a part of the rows, (sum, min, max)
-              in double; the host combines them.
-              magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the counts.
-  numerics    as on the CPU: all but the products q.k in double; integer counts, so the median is exact
-  atomics     of integers within a block: the counts do not depend on the order
-  reads       wait for the device, a few KiB per call. Statistics are not computed in every step.
-  traffic     lambda N NH in, rms rows D in, magnitude 3 count in
+  mapping     up to STATS_PARTS blocks, by the number of elements, each for a part of them: sums in double, which the
+              host adds up. The largest magnitude: absmax_update.
+  numerics    elements of an update in fp32 as in adamw_update, all else in double
+  reads       wait for the device: not part of a step, except with --change
+  traffic     lambda N NH in, rms rows D in, magnitude N C in, update 12 bytes in per element
 */
 #pragma once
-#include "../cuda/kernel_utils.cuh"
+#include "adamw.cuh"
+#include "fp8.cuh"
 #include "ops.h"
 
 #ifndef STATS_LEAST
@@ -26,74 +26,43 @@ static __device__ inline double stats_factor(floatX l, Factor factor) { // facto
     return factor == S_SIGMOID ? 1 / (1 + exp(-x)) : factor == S_TANH ? tanh(x) : x;
 }
 
-// The sums and extremes of a block's threads. parts[blockIdx.x] of (sum, min, max)
-static __device__ inline void stats_write_range(Range *parts, Range local) {
+// parts[blockIdx.x] = the sum over the block's threads
+static __device__ inline void stats_write(double *parts, double local) {
     SHARED(double, memory, WARP);
-    SHARED(double, extremes, 2 * STATS_THREADS / WARP);
-    int thread = (int)threadIdx.x, warp = thread / WARP;
-    for (int distance = WARP / 2; distance > 0; distance /= 2) {
-        local.min = fmin(local.min, __shfl_xor_sync(ALL_LANES, local.min, distance));
-        local.max = fmax(local.max, __shfl_xor_sync(ALL_LANES, local.max, distance));
-    }
-    if (thread % WARP == 0) extremes[2 * warp] = local.min, extremes[2 * warp + 1] = local.max;
-    local.mean = block_sum(local.mean, memory); // its barriers precede the reads of the extremes
-    if (thread > 0) return;
-    for (int i = 1; i < STATS_THREADS / WARP; i++) {
-        local.min = fmin(local.min, extremes[2 * i]);
-        local.max = fmax(local.max, extremes[2 * i + 1]);
-    }
-    parts[blockIdx.x] = local;
+    local = block_sum(local, memory);
+    if (threadIdx.x == 0) parts[blockIdx.x] = local;
 }
 
-static __device__ inline Range stats_no_range(void) {
-    Range r;
-    r.min = INFINITY;
-    r.mean = 0; // the sum, until stats_range
-    r.max = -INFINITY;
-    return r;
-}
-static __device__ inline void stats_range_add(Range *r, double x) {
-    r->mean += x;
-    r->min = fmin(r->min, x);
-    r->max = fmax(r->max, x);
+// Of the parts of so many blocks.
+static inline double stats_sum(const double *device_parts, unsigned blocks) {
+    double parts[STATS_PARTS], sum = 0;
+    buffer_download(parts, device_parts, blocks * sizeof(double));
+    for (unsigned p = 0; p < blocks; p++) sum += parts[p];
+    return sum;
 }
 
-// Of the parts of so many blocks; count: divides the sum
-static inline Range stats_range(const Range *device_parts, unsigned blocks, size_t count) {
-    Range parts[STATS_PARTS], r = {INFINITY, 0, -INFINITY};
-    buffer_download(parts, device_parts, blocks * sizeof(Range));
-    for (unsigned p = 0; p < blocks; p++) {
-        r.mean += parts[p].mean;
-        r.min = fmin(r.min, parts[p].min);
-        r.max = fmax(r.max, parts[p].max);
-    }
-    r.mean /= (double)count;
-    if (isnan(r.mean)) r.min = r.max = r.mean; // fmin and fmax ignore NaN
-    return r;
-}
-
-static __global__ void lambda_stats_kernel(Range *parts, const floatX *l, size_t count, int NH, int ldl,
-                                           Factor factor) {
-    Range local = stats_no_range();
+static __global__ void lambda_mean_kernel(double *parts, const floatX *l, size_t count, int NH, int ldl,
+                                          Factor factor) {
+    double local = 0;
     size_t begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
     for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS)
-        stats_range_add(&local, stats_factor(l[i / NH * ldl + i % NH], factor));
-    stats_write_range(parts, local);
+        local += stats_factor(l[i / NH * ldl + i % NH], factor);
+    stats_write(parts, local);
 }
 
-static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor) {
-    Range *parts = (Range *)ops_scratch(STATS_PARTS * sizeof(Range));
+static inline double lambda_mean(const floatX *l, int N, int NH, int ldl, Factor factor) {
+    double *parts = (double *)ops_scratch(STATS_PARTS * sizeof(double));
     size_t count = (size_t)N * NH;
     unsigned blocks = stats_blocks(count);
-    LAUNCH(lambda_stats_kernel, blocks, STATS_THREADS, 0, parts, l, count, NH, ldl, factor);
-    return stats_range(parts, blocks, count);
+    LAUNCH(lambda_mean_kernel, blocks, STATS_THREADS, 0, parts, l, count, NH, ldl, factor);
+    return stats_sum(parts, blocks) / (double)count;
 }
 
 // `lanes` threads per row.
 template <int W>
-static __global__ void rms_stats_kernel(int lanes, Range *parts, const floatX *x, size_t rows, int heads, int D,
-                                        int ld) {
-    Range local = stats_no_range();
+static __global__ void rms_mean_kernel(int lanes, double *parts, const floatX *x, size_t rows, int heads, int D,
+                                       int ld) {
+    double local = 0;
     size_t begin = rows * blockIdx.x / gridDim.x, end = rows * (blockIdx.x + 1) / gridDim.x;
     int lane = row_lane(lanes), shift = __ffs(lanes) - 1;
     for (size_t base = begin; base < end; base += STATS_THREADS >> shift) { // all lanes, since they exchange sums
@@ -106,105 +75,65 @@ static __global__ void rms_stats_kernel(int lanes, Range *parts, const floatX *x
             for (int k = 0; k < W; k++) sum += (double)v[k] * (double)v[k];
         }
         sum = lanes_sum(sum, lanes);
-        if (lane == 0 && row < end) stats_range_add(&local, sqrt(sum / D));
+        if (lane == 0 && row < end) local += sqrt(sum / D);
     }
-    stats_write_range(parts, local);
+    stats_write(parts, local);
 }
 
-static inline Range rms_stats(const floatX *x, int N, int heads, int D, int ld) {
-    Range *parts = (Range *)ops_scratch(STATS_PARTS * sizeof(Range));
+static inline double rms_mean(const floatX *x, int N, int heads, int D, int ld) {
+    double *parts = (double *)ops_scratch(STATS_PARTS * sizeof(double));
     size_t rows = (size_t)N * heads;
     bool wide = packed(D, x) && packed(ld);
     int lanes = row_lanes(wide ? D / PACK : D, wide);
     unsigned blocks = stats_blocks(rows * (size_t)D);
-    if (wide) LAUNCH((rms_stats_kernel<PACK>), blocks, STATS_THREADS, 0, lanes, parts, x, rows, heads, D, ld);
-    else LAUNCH((rms_stats_kernel<1>), blocks, STATS_THREADS, 0, lanes, parts, x, rows, heads, D, ld);
-    return stats_range(parts, blocks, rows);
+    if (wide) LAUNCH((rms_mean_kernel<PACK>), blocks, STATS_THREADS, 0, lanes, parts, x, rows, heads, D, ld);
+    else LAUNCH((rms_mean_kernel<1>), blocks, STATS_THREADS, 0, lanes, parts, x, rows, heads, D, ld);
+    return stats_sum(parts, blocks) / (double)rows;
 }
 
-// ---------------------------------------------------------------------------------------------------
-// Magnitudes: the bits of fp32 numbers without the sign have the order of the numbers, which gives the median digit by
-// digit.
+static inline double magnitude_max(const floatX *x, int N, int C) {
+    absmax_t *max = (absmax_t *)ops_scratch(sizeof(absmax_t));
+    float largest;
+    buffer_zero(max, sizeof(*max));
+    absmax_update(max, x, N, C, C);
+    buffer_download(&largest, max, sizeof(largest));
+    return (double)largest;
+}
 
-// PARTS: as many blocks as the scratch memory has counts for
-enum { MAGNITUDE_DIGIT = 11, MAGNITUDE_VALUES = 1 << MAGNITUDE_DIGIT, MAGNITUDE_PARTS = 120 };
-
-typedef struct {
-    unsigned long long counts[MAGNITUDE_VALUES]; // per digit, of numbers with the median's higher digits
-    unsigned long long largest;                  // bits
-} MagnitudeCounts;
-
-// parts (gridDim.x, MAGNITUDE_VALUES + 1): counts, then the largest bits
 template <int W>
-static __global__ void magnitude_kernel(unsigned *parts, const floatX *x, size_t count, int shift, uint64_t median) {
-    SHARED(unsigned, counts, MAGNITUDE_VALUES);
-    SHARED(unsigned, largest, STATS_THREADS / WARP);
+static __device__ inline double update_elements(size_t i, const grad_t *grads, const real *m, const real *v,
+                                                AdamwScalars s) {
+    float mi[W], vi[W];
+    double sum = 0;
+    adamw_moments<W>(mi, vi, i, grads, m, v, s);
+    UNROLL
+    for (int k = 0; k < W; k++) {
+        double change = (double)(s.rate * mi[k] / (sqrtf(vi[k]) * s.rsqrt_correction2 + s.epsilon));
+        sum += change * change;
+    }
+    return sum;
+}
+
+template <int W>
+static __global__ void update_squares_kernel(double *parts, const grad_t *grads, const real *m, const real *v,
+                                             size_t count, AdamwScalars s) {
+    double local = 0;
     size_t packs = count / W, begin = packs * blockIdx.x / gridDim.x, end = packs * (blockIdx.x + 1) / gridDim.x;
-    unsigned local = 0;
-    for (int i = (int)threadIdx.x; i < MAGNITUDE_VALUES; i += STATS_THREADS) counts[i] = 0;
-    __syncthreads();
-    for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS) {
-        float v[W];
-        load<W>(v, x + i * W);
-        UNROLL
-        for (int k = 0; k < W; k++) {
-            unsigned bits = __float_as_uint(v[k]) & 0x7FFFFFFFu;
-            local = max(local, bits);
-            if ((uint64_t)bits >> (shift + MAGNITUDE_DIGIT) == median >> (shift + MAGNITUDE_DIGIT))
-                atomicAdd(&counts[bits >> shift & (MAGNITUDE_VALUES - 1)], 1u);
-        }
-    }
-    for (int distance = WARP / 2; distance > 0; distance /= 2)
-        local = max(local, __shfl_xor_sync(ALL_LANES, local, distance));
-    if (threadIdx.x % WARP == 0) largest[threadIdx.x / WARP] = local;
-    __syncthreads();
-    unsigned *to = parts + blockIdx.x * (size_t)(MAGNITUDE_VALUES + 1);
-    for (int i = (int)threadIdx.x; i < MAGNITUDE_VALUES; i += STATS_THREADS) to[i] = counts[i];
-    if (threadIdx.x > 0) return;
-    for (int i = 1; i < STATS_THREADS / WARP; i++) local = max(local, largest[i]);
-    to[MAGNITUDE_VALUES] = local;
+    for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS)
+        local += update_elements<W>(i * W, grads, m, v, s);
+    if (blockIdx.x == 0 && packs * W + threadIdx.x < count)
+        local += update_elements<1>(packs * W + threadIdx.x, grads, m, v, s);
+    stats_write(parts, local);
 }
 
-static __global__ void magnitude_sum_kernel(MagnitudeCounts *total, const unsigned *parts) {
-    int value = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (value > MAGNITUDE_VALUES) return;
-    unsigned long long sum = 0, largest = 0;
-    for (int part = 0; part < MAGNITUDE_PARTS; part++) {
-        unsigned n = parts[(size_t)part * (MAGNITUDE_VALUES + 1) + value];
-        sum += n;
-        largest = max(largest, (unsigned long long)n);
-    }
-    if (value < MAGNITUDE_VALUES) total->counts[value] = sum;
-    else total->largest = largest;
-}
-
-static inline double magnitude_of_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof(x));
-    return (double)x;
-}
-
-static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
-    static MagnitudeCounts host; // 16 KiB
-    assert(count > 0);
-    MagnitudeCounts *total =
-        (MagnitudeCounts *)ops_scratch(sizeof(host) + MAGNITUDE_PARTS * (MAGNITUDE_VALUES + 1) * sizeof(unsigned));
-    unsigned *parts = (unsigned *)(total + 1);
-    uint64_t median = 0; // the digits found so far; the lower digits are 0
-    size_t rank = (count - 1) / 2;
-    for (int shift = 2 * MAGNITUDE_DIGIT; shift >= 0; shift -= MAGNITUDE_DIGIT) {
-        if (packed(count, x))
-            LAUNCH((magnitude_kernel<PACK>), MAGNITUDE_PARTS, STATS_THREADS, 0, parts, x, count, shift, median);
-        else LAUNCH((magnitude_kernel<1>), MAGNITUDE_PARTS, STATS_THREADS, 0, parts, x, count, shift, median);
-        LAUNCH(magnitude_sum_kernel, blocks_of(MAGNITUDE_VALUES + 1, STATS_THREADS), STATS_THREADS, 0, total,
-               (const unsigned *)parts);
-        buffer_download(&host, total, sizeof(host));
-        uint64_t digit = 0;
-        while (rank >= host.counts[digit]) rank -= host.counts[digit++];
-        median |= digit << shift;
-    }
-    Magnitudes m;
-    m.largest = magnitude_of_bits((uint32_t)host.largest);
-    m.median = magnitude_of_bits((uint32_t)median);
-    return m;
+static inline double update_squares(const grad_t *grads, const real *m, const real *v, size_t count, double grad_scale,
+                                    double lr, double beta1, double beta2, double eps, int64_t step) {
+    OPERATION();
+    AdamwScalars s = adamw_scalars(grad_scale, lr, beta1, beta2, eps, 0, step);
+    double *parts = (double *)ops_scratch(STATS_PARTS * sizeof(double));
+    unsigned blocks = stats_blocks(count);
+    if (packed(0, grads, m, v))
+        LAUNCH((update_squares_kernel<PACK>), blocks, STATS_THREADS, 0, parts, grads, m, v, count, s);
+    else LAUNCH((update_squares_kernel<1>), blocks, STATS_THREADS, 0, parts, grads, m, v, count, s);
+    return stats_sum(parts, blocks);
 }

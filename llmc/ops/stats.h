@@ -1,125 +1,104 @@
 /*
-stats.h: statistics of a layer's activations, for the log.
+stats.h: statistics of a layer's activations and of an update, for the log.
 
-  lambda      s[n,h] = sigmoid(l[n,h]), or l[n,h] itself: min, mean, max over all rows and heads
-  rms         sqrt(mean_i(x[n,h,i]^2)) of each row and head: min, mean, max. Of the attention output and its heads this
-              is the "context RMS" of the DIFF V2 report
-  magnitude   of |x|: the maximum and the median (of an even count the lower of the middle two)
+  lambda      mean of s[n,h] = sigmoid(l[n,h]), or l[n,h] itself, over rows and heads
+  rms         sqrt(mean_i(x[n,h,i]^2)) of each row and head: the mean. Of the attention output this is the "context RMS"
+              of the DIFF V2 report
+  magnitude   max |x|
+  update      sum of u^2, u = lr m^ / (sqrt(v^) + eps): the change of w without the weight decay (equations in adamw.h)
   attention   on sampled query rows (b,t), from q, k and lse, the softmax statistics that the forward kept:
-              S[j] = scale q.k[j],  A[j] = exp(S[j] - lse),  j = 0 .. t
-              first            mean of A[0] over rows and heads, for each map: the first and the second of a pair
-              first_effective  mean of |E[0]| / sum_j |E[j]|, E = A1 - s A2; of A[0] with one map.
+              S[j] = scale q.k[j],  A[j] = exp(S[j] - lse),  E = A1 - s A2, or A with one map,  j = 0 .. t
+              first_effective  mean of |E[0]| / sum_j |E[j]| over rows and heads.
                                (If the heads of a pair read different values, E is not a map of either.)
               largest_logit    max |S[j]| over rows, heads and both maps
   sample      S = min(64, B (T-1)) rows, r = 0 .. S-1:  t = 1 + floor((2r+1) (T-1) / 2S),  b = r % B
               No row occurs twice, t is evenly spaced, and every call uses the same rows. t = 0 is excluded: it can
               attend only to position 0. With T = 1 there is no row, and every result is NaN.
-  sinks       lse includes the sink, so A does not sum to 1: the dropped column counts in the denominator. A row with
-              A1 = s A2 everywhere has no direction and is excluded from first_effective.
-  shapes      l (N,NH) with row stride ldl; x (N,heads,D) with row stride ld, or (count); q, k as for attention_forward
+  sinks       lse includes the sink, so A does not sum to 1: the quotient makes maps with and without sinks comparable.
+              A row with A1 = s A2 everywhere has no direction and is excluded from first_effective.
+  shapes      l (N,NH) with row stride ldl; x (N,heads,D) with row stride ld, or (N,C); q, k as for attention_forward
               with key set 0 first, the sets' heads alternating; lse (key_sets, lse_set_stride), of a set
               (B, NQ/key_sets, T)
-  numerics    products q.k in `real`, all else in double, the magnitudes rounded to fp32. Work is divided into a fixed
-              number of parts, so results do not depend on the number of threads. NaN gives NaN, except in the median,
-              where NaN are the largest values.
-  traffic     lambda N NH in, rms rows D in, magnitude 3 count in, attention per sampled row the keys before it
-  source      probability of position 0: Gu et al. 2024, "When attention sink emerges"; largest and median activation:
-              Sun et al. 2024, "Massive activations in large language models"; RMS of the attention output: DIFF V2
+  numerics    products q.k and elements of an update in `real`, all else in double, the largest magnitude rounded to
+              fp32. Work is divided into a fixed number of parts, so results do not depend on the number of threads. NaN
+              gives NaN.
+  traffic     lambda N NH in, rms rows D in, magnitude N C in, update 3 in per element, attention per sampled row the
+              keys before it
+  source      probability of position 0: Gu et al. 2024, "When attention sink emerges"; largest activation: Sun et al.
+              2024, "Massive activations in large language models"; RMS of the attention output: DIFF V2
 */
 #pragma once
 #include "attention.h"
+#include "fp8.h"
 #include "ops.h"
 #include "runtime.h"
 #include "vecmath.h"
 
 enum { STATS_PARTS = 64, ATTENTION_STATS_ROWS = 64 };
 
-static inline void range_start(Range *r) {
-    r->min = INFINITY;
-    r->mean = 0; // the sum, until range_finish
-    r->max = -INFINITY;
+// Where part p of `count` elements begins.
+static inline size_t part_begin(size_t count, int p) { return count * p / STATS_PARTS; }
+static inline double parts_sum(const double *parts) {
+    double sum = 0;
+    for (int p = 0; p < STATS_PARTS; p++) sum += parts[p];
+    return sum;
 }
 
-static inline void range_add(Range *r, double sum, double min, double max) {
-    r->mean += sum;
-    if (min < r->min) r->min = min;
-    if (max > r->max) r->max = max;
-}
-
-static inline Range range_finish(const Range *parts, size_t count) {
-    Range r;
-    range_start(&r);
-    for (int p = 0; p < STATS_PARTS; p++) range_add(&r, parts[p].mean, parts[p].min, parts[p].max);
-    r.mean /= (double)count;
-    if (isnan(r.mean)) r.min = r.max = r.mean; // comparisons ignore NaN
-    return r;
-}
-
-static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, Factor factor) {
-    Range parts[STATS_PARTS];
+static inline double lambda_mean(const floatX *l, int N, int NH, int ldl, Factor factor) {
+    double parts[STATS_PARTS];
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < STATS_PARTS; p++) {
-        range_start(&parts[p]);
-        for (size_t n = (size_t)N * p / STATS_PARTS; n < (size_t)N * (p + 1) / STATS_PARTS; n++)
-            for (int h = 0; h < NH; h++) {
-                double s = factor_of((double)l[n * ldl + h], factor);
-                range_add(&parts[p], s, s, s);
-            }
+        parts[p] = 0;
+        for (size_t n = part_begin(N, p); n < part_begin(N, p + 1); n++)
+            for (int h = 0; h < NH; h++) parts[p] += factor_of((double)l[n * ldl + h], factor);
     }
-    return range_finish(parts, (size_t)N * NH);
+    return parts_sum(parts) / ((double)N * NH);
 }
 
-static inline Range rms_stats(const floatX *x, int N, int heads, int D, int ld) {
+static inline double rms_mean(const floatX *x, int N, int heads, int D, int ld) {
     size_t rows = (size_t)N * heads;
-    Range parts[STATS_PARTS];
+    double parts[STATS_PARTS];
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < STATS_PARTS; p++) {
-        range_start(&parts[p]);
-        for (size_t n = rows * p / STATS_PARTS; n < rows * (p + 1) / STATS_PARTS; n++) {
+        parts[p] = 0;
+        for (size_t n = part_begin(rows, p); n < part_begin(rows, p + 1); n++) {
             const floatX *row = x + n / heads * ld + n % heads * D;
             double sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (int i = 0; i < D; i++) sum += (double)row[i] * (double)row[i];
-            double rms = sqrt(sum / D);
-            range_add(&parts[p], rms, rms, rms);
+            parts[p] += sqrt(sum / D);
         }
     }
-    return range_finish(parts, rows);
+    return parts_sum(parts) / (double)rows;
 }
 
-static inline double magnitude_of_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof(x));
-    return (double)x;
+static inline double magnitude_max(const floatX *x, int N, int C) {
+    absmax_t bits = 0;
+    float largest;
+    absmax_update(&bits, x, N, C, C);
+    memcpy(&largest, &bits, sizeof(largest));
+    return (double)largest;
 }
 
-// The bits of floats without the sign have the order of the floats. The median is found digit by digit, the highest
-// first, by counting the values with each digit, without a copy of x and without sorting.
-static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
-    enum { DIGIT = 11, VALUES = 1 << DIGIT };
-    assert(count > 0);
-    uint32_t largest = 0;
-    uint64_t median = 0; // the digits found so far; the lower digits are 0
-    size_t rank = (count - 1) / 2;
-    for (int shift = 2 * DIGIT; shift >= 0; shift -= DIGIT) {
-        size_t counts[VALUES] = {0};
-#pragma omp parallel for schedule(static) reduction(+ : counts[:VALUES]) reduction(max : largest)
-        for (size_t i = 0; i < count; i++) {
-            float value = (float)x[i];
-            uint32_t bits;
-            memcpy(&bits, &value, sizeof(bits));
-            bits &= 0x7FFFFFFFu;
-            largest = bits > largest ? bits : largest;
-            if ((uint64_t)bits >> (shift + DIGIT) == median >> (shift + DIGIT)) counts[bits >> shift & (VALUES - 1)]++;
+static inline double update_squares(const grad_t *grads, const real *m, const real *v, size_t count, double grad_scale,
+                                    double lr, double beta1, double beta2, double eps, int64_t step) {
+    double parts[STATS_PARTS];
+    real rate = (real)lr / (real)(1 - pow(beta1, (double)step)), scale = (real)grad_scale;
+    real rsqrt_correction2 = (real)(1 / sqrt(1 - pow(beta2, (double)step)));
+    real b1 = (real)beta1, b2 = (real)beta2, rest1 = (real)(1 - beta1), rest2 = (real)(1 - beta2);
+#pragma omp parallel for schedule(static)
+    for (int p = 0; p < STATS_PARTS; p++) {
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (size_t i = part_begin(count, p); i < part_begin(count, p + 1); i++) {
+            real g = scale * grads[i], mi = b1 * m[i] + rest1 * g, vi = b2 * v[i] + rest2 * g * g;
+            real root = sizeof(real) == 4 ? (real)sqrtf((float)vi) : (real)sqrt((double)vi);
+            double u = (double)(rate * mi / (root * rsqrt_correction2 + (real)eps));
+            sum += u * u;
         }
-        uint64_t digit = 0;
-        while (rank >= counts[digit]) rank -= counts[digit++];
-        median |= digit << shift;
+        parts[p] = sum;
     }
-    Magnitudes m;
-    m.largest = magnitude_of_bits(largest);
-    m.median = magnitude_of_bits((uint32_t)median);
-    return m;
+    return parts_sum(parts);
 }
 
 static inline int attention_stats_rows(int B, int T) {
@@ -154,9 +133,8 @@ static inline StatsMap stats_map(const floatX *q, const floatX *k, const real *l
 
 // Sums over the output heads of one sampled row.
 typedef struct {
-    double first[2], effective, largest_logit;
-    int effective_count;
-    bool used;
+    double effective, largest_logit; // largest_logit -1: the row attends only to itself
+    int count;                       // of heads in `effective`
 } AttentionRowStats;
 
 // Adds one output head whose second map has the factor `lambda`, over the visible keys [low, high). start: of the
@@ -175,32 +153,29 @@ static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *ma
             double logit = (double)s.scale * (double)dot;
             r->largest_logit = larger_or_nan(r->largest_logit, fabs(logit));
             a[m] = exp(logit - maps[m].lse);
-            if (j == start) r->first[m] += a[m];
         }
         double e = fabs(a[0] - lambda * a[1]);
         if (j == start) first = e;
         sum += e;
     }
-    if (map_count == 1) sum = 1; // including the probability of a sink
     if (sum == 0) return;
     r->effective += first / sum;
-    r->effective_count++;
+    r->count++;
 }
 
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
                                              AttentionShape s, int key_sets, int ldl, HeadGroups groups,
                                              Factor factor) {
     int maps = groups.noise ? 2 : 1, NH = output_heads(groups, s.NQ * key_sets);
-    int rows = attention_stats_rows(s.B, s.T), count = 0, used = 0;
+    int rows = attention_stats_rows(s.B, s.T), count = 0;
     AttentionRowStats parts[ATTENTION_STATS_ROWS];
-    memset(parts, 0, sizeof(parts));
 #pragma omp parallel for schedule(dynamic)
     for (int r = 0; r < rows; r++) {
         int b, t;
         attention_stats_row(r, rows, s.B, s.T, &b, &t);
+        parts[r] = (AttentionRowStats){0, -1, 0};
         int start = s.first_key ? s.first_key[b * s.T + t] : 0, low = attention_first_key(s, b, t);
         if (low == t) continue; // the first row of a document attends only to itself
-        parts[r].used = true;
         for (int h = 0; h < NH; h++) {
             double lambda = maps > 1 ? factor_of((double)l[((size_t)b * s.T + t) * ldl + h], factor) : 0;
             StatsMap map[2];
@@ -209,17 +184,13 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
             attention_stats_head(&parts[r], map, maps, lambda, start, low, t + 1, s);
         }
     }
-    AttentionStats stats;
-    memset(&stats, 0, sizeof(stats));
+    AttentionStats stats = {0, -1};
     for (int r = 0; r < rows; r++) {
-        for (int m = 0; m < 2; m++) stats.first[m] += parts[r].first[m];
         stats.first_effective += parts[r].effective;
-        count += parts[r].effective_count;
-        used += parts[r].used;
+        count += parts[r].count;
         stats.largest_logit = larger_or_nan(stats.largest_logit, parts[r].largest_logit);
     }
-    for (int m = 0; m < 2; m++) stats.first[m] = m < maps && used ? stats.first[m] / ((double)used * NH) : NAN;
     stats.first_effective = count ? stats.first_effective / count : NAN;
-    if (!used) stats.largest_logit = NAN;
+    if (stats.largest_logit < 0) stats.largest_logit = NAN;
     return stats;
 }
