@@ -650,7 +650,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
             if (t->row->kind == T_ROUTER_BIAS)
                 router_balance(p.weights, p.master, router_loads(&model->router, &model->plan, &model->acts, t->layer),
                                model->router.bias_rate, model->plan.config.E, (int)p.begin, (int)p.count);
-            else if (t->muon) muon_direction(p.direction, p.m, p.grads, p.count, scale, o->muon_momentum);
+            else if (t->muon) muon_direction(p.direction, p.m, p.grads, p.count, scale, muon_momentum);
             else
                 adamw_update(p.weights, p.master, p.grads, p.m, p.v, p.count, scale, lr * p.rate * k.rate, o->beta1,
                              o->beta2, o->eps * k.eps, t->row->decay ? o->weight_decay / k.rate : 0, update);

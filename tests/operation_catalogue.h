@@ -55,7 +55,7 @@ static const OpKind op_kinds[OP_KIND_COUNT] = {
     {"sink", "B T NH D learned", BOTH_WAYS(sink), sink_cost},
     {"adamw_update", "rows width master step numbers", FORWARD(adamw), adamw_cost},
     {"muon_direction", "count", FORWARD(muon_direction), muon_direction_cost},
-    {"muon_orthogonalize", "slices rows columns layout normuon", FORWARD(muon_orthogonalize), muon_orthogonalize_cost},
+    {"muon_orthogonalize", "rows columns normuon", FORWARD(muon_orthogonalize), muon_orthogonalize_cost},
     {"muon_update", "count master", FORWARD(muon_update), muon_update_cost},
     {"sum_of_squares", "count", FORWARD(sum_of_squares), sum_of_squares_cost},
     {"router", "N C E K losses bias add", BOTH_WAYS(router), router_cost},

@@ -6,13 +6,9 @@ direction, and the numbers of torch.optim.Muon in fp32 (dev/reference/make_muon_
 #include "operation_engine.h"
 #include "../llmc/checkpoint/safetensors.h"
 
-static void muon_run(real *out, real *second, const real *x, MuonSlices s) {
-    if (ops_workspace.bytes < muon_workspace_bytes(s)) ops_init(muon_workspace_bytes(s));
-    muon_orthogonalize(out, second, x, s, 0.95);
-}
-static MuonSlices muon_whole(int rows, int columns) {
-    MuonSlices s = {1, rows, columns, columns, rows, product(rows, columns), 0};
-    return s;
+static void muon_run(real *out, real *second, const real *x, int rows, int columns) {
+    if (ops_workspace.bytes < muon_workspace_bytes(rows, columns)) ops_init(muon_workspace_bytes(rows, columns));
+    muon_orthogonalize(out, second, x, rows, columns, 0.95);
 }
 
 // The singular values of x (rows,columns), rows <= columns, which become rows of a matrix with orthogonal rows: the
@@ -56,7 +52,7 @@ static void test_muon_singular_values(void) {
         }
     for (int i = 0; i < M * N; i++) basis[i] = (double)x[i];
     singular_values(before, basis, M, N);
-    muon_run(out, NULL, x, muon_whole(M, N));
+    muon_run(out, NULL, x, M, N);
     for (int i = 0; i < M * N; i++) basis[i] = (double)out[i] / (0.2 * sqrt(N));
     singular_values(values, basis, M, N);
     for (int k = 0; k < M; k++)
@@ -79,7 +75,7 @@ static void test_muon_degenerate(void) {
                     for (int c = 0; c < n; c++)
                         x[r * n + c] = (real)(kind == 3 && r % 2 ? 0 : size * cos(r + 1) * sin(2 * c + 1));
                 for (int r = 0; r < m; r++) second[r] = 0;
-                muon_run(out, normuon ? second : NULL, x, muon_whole(m, n));
+                muon_run(out, normuon ? second : NULL, x, m, n);
                 int bad = op_not_finite(out, product(m, n)) + op_not_finite(second, (size_t)m);
                 for (int k = 0; k < m * n; k++) sum += (double)out[k] * (double)out[k];
                 double limit = 1.25 * 0.2 * sqrt(normuon ? (double)m * n : max_int(m, n));
@@ -108,7 +104,7 @@ static void test_muon_reference(void) {
         for (int update = 0; update < 3; update++) {
             safetensors_read(file, test_text("grad%d.%s", update, t->name + 7), 0, t->count, grads, DTYPE_OF(real));
             muon_direction(direction, momentum, grads, t->count, 1, 0.95);
-            muon_run(step, NULL, direction, muon_whole(m, n));
+            muon_run(step, NULL, direction, m, n);
             muon_update(w, NULL, step, t->count, 0.02, 0.1);
         }
         safetensors_read(file, test_text("after.%s", t->name + 7), 0, t->count, want, DTYPE_OF(real));

@@ -76,24 +76,15 @@ static OpCost muon_direction_cost(const OpCase *c, bool backward) {
     return op_cost(muon_direction_bytes((size_t)c->d[0]), 0, 0);
 }
 
-// --- muon_orthogonalize: step, v in place; the direction. Slices are blocks of rows (layout 0), blocks of columns (1),
-// or two blocks of rows with those of all others between them (2) ---
+// --- muon_orthogonalize: step, v in place; the direction ---
 
-static MuonSlices muon_case(const OpCase *c) {
-    const int count = c->d[0], rows = c->d[1], columns = c->d[2], layout = c->d[3];
-    MuonSlices s = {count, rows, columns, columns, rows, product(rows, columns), 0};
-    if (layout == 1) s.ld = count * columns, s.stride = (size_t)columns;
-    if (layout == 2) s.part_rows = rows / 2, s.stride /= 2, s.part_stride = (size_t)count * s.stride;
-    return s;
-}
 static void muon_orthogonalize_setup(OpCase *c) {
-    const int count = c->d[0], rows = c->d[1], columns = c->d[2], ld = c->d[3] == 1 ? count * columns : columns;
-    const int all = count * rows * columns / ld;
-    op_rows(&c->x[0], "step", all, ld, ld);
-    if (c->d[4]) op_rows(&c->x[1], "second", count, rows, rows);
-    op_rows(&c->x[2], "direction", all, ld, ld);
-    op_rows(&c->y[0], "step", all, ld, ld);
-    if (c->d[4]) op_rows(&c->y[1], "second", count, rows, rows);
+    const int rows = c->d[0], columns = c->d[1];
+    op_rows(&c->x[0], "step", rows, columns, columns);
+    if (c->d[2]) op_rows(&c->x[1], "second", 1, rows, rows);
+    op_rows(&c->x[2], "direction", rows, columns, columns);
+    op_rows(&c->y[0], "step", rows, columns, columns);
+    if (c->d[2]) op_rows(&c->y[1], "second", 1, rows, rows);
     c->x[0].type = c->x[1].type = c->y[0].type = c->y[1].type = FP32;
     c->x[1].low = 0.5 / columns, c->x[1].high = 2.0 / columns;
     c->in_place = 2;
@@ -106,57 +97,53 @@ static void muon_orthogonalize_setup(OpCase *c) {
     c->y[1].rounded_terms = 1.0 / columns;
 }
 static void muon_orthogonalize_reference(OpCase *c) {
-    const MuonSlices s = muon_case(c);
-    const int m = s.rows, n = s.columns;
+    const int m = c->d[0], n = c->d[1];
     const size_t size = product(m, n);
     double *X = (double *)checked_calloc(2 * size + 2 * product(m, m), sizeof(double)), *next = X + size,
            *A = next + size, *P = A + product(m, m);
-    for (int i = 0; i < s.count; i++) {
-        double norm = 0, factor = 0.2 * sqrt(max_int(m, n));
-        for (size_t e = 0; e < size; e++) {
-            X[e] = c->x[2].ref[muon_at(s, i, (int)(e / (size_t)n)) + e % (size_t)n];
-            norm += X[e] * X[e];
-        }
-        for (size_t e = 0; e < size; e++) X[e] /= fmax(sqrt(norm), 1e-7);
-        for (int step = 0; step < 5; step++) { // always by A = X X^T: the tall form is the same polynomial
-            for (int a = 0; a < m; a++)
-                for (int b = 0; b < m; b++) {
-                    A[a * m + b] = 0;
-                    for (int k = 0; k < n; k++) A[a * m + b] += X[a * n + k] * X[b * n + k];
-                }
-            for (int a = 0; a < m; a++)
-                for (int b = 0; b < m; b++) {
-                    P[a * m + b] = -4.7750 * A[a * m + b] + (a == b ? 3.4445 : 0);
-                    for (int k = 0; k < m; k++) P[a * m + b] += 2.0315 * A[a * m + k] * A[k * m + b];
-                }
-            for (int a = 0; a < m; a++)
-                for (int b = 0; b < n; b++) {
-                    next[a * n + b] = 0;
-                    for (int k = 0; k < m; k++) next[a * n + b] += P[a * m + k] * X[k * n + b];
-                }
-            memcpy(X, next, size * sizeof(double));
-        }
-        for (int a = 0; a < m && c->d[4]; a++) { // NorMuon
-            double mean = 0, *v = &c->y[1].ref[i * m + a];
-            for (int k = 0; k < n; k++) mean += X[a * n + k] * X[a * n + k] / n;
-            *v = 0.95 * c->x[1].ref[i * m + a] + 0.05 * mean;
-            for (int k = 0; k < n; k++) X[a * n + k] /= sqrt(*v) + 1e-10;
-        }
-        norm = 0;
-        for (size_t e = 0; e < size; e++) norm += X[e] * X[e];
-        if (c->d[4]) factor = 0.2 * sqrt((double)size) / fmax(sqrt(norm), 1e-7);
-        for (size_t e = 0; e < size; e++)
-            c->y[0].ref[muon_at(s, i, (int)(e / (size_t)n)) + e % (size_t)n] = factor * X[e];
+    double norm = 0, factor = 0.2 * sqrt(max_int(m, n));
+    for (size_t e = 0; e < size; e++) {
+        X[e] = c->x[2].ref[e];
+        norm += X[e] * X[e];
     }
+    for (size_t e = 0; e < size; e++) X[e] /= fmax(sqrt(norm), 1e-7);
+    for (int step = 0; step < 5; step++) { // always by A = X X^T: the tall form is the same polynomial
+        for (int a = 0; a < m; a++)
+            for (int b = 0; b < m; b++) {
+                A[a * m + b] = 0;
+                for (int k = 0; k < n; k++) A[a * m + b] += X[a * n + k] * X[b * n + k];
+            }
+        for (int a = 0; a < m; a++)
+            for (int b = 0; b < m; b++) {
+                P[a * m + b] = -4.7750 * A[a * m + b] + (a == b ? 3.4445 : 0);
+                for (int k = 0; k < m; k++) P[a * m + b] += 2.0315 * A[a * m + k] * A[k * m + b];
+            }
+        for (int a = 0; a < m; a++)
+            for (int b = 0; b < n; b++) {
+                next[a * n + b] = 0;
+                for (int k = 0; k < m; k++) next[a * n + b] += P[a * m + k] * X[k * n + b];
+            }
+        memcpy(X, next, size * sizeof(double));
+    }
+    for (int a = 0; a < m && c->d[2]; a++) { // NorMuon
+        double mean = 0, *v = &c->y[1].ref[a];
+        for (int k = 0; k < n; k++) mean += X[a * n + k] * X[a * n + k] / n;
+        *v = 0.95 * c->x[1].ref[a] + 0.05 * mean;
+        for (int k = 0; k < n; k++) X[a * n + k] /= sqrt(*v) + 1e-10;
+    }
+    norm = 0;
+    for (size_t e = 0; e < size; e++) norm += X[e] * X[e];
+    if (c->d[2]) factor = 0.2 * sqrt((double)size) / fmax(sqrt(norm), 1e-7);
+    for (size_t e = 0; e < size; e++) c->y[0].ref[e] = factor * X[e];
     free(X);
 }
 static void muon_orthogonalize_call(const OpCase *c) {
-    muon_orthogonalize((grad_t *)c->y[0].data, c->d[4] ? OP_STAT(1) : NULL, OP_X(2), muon_case(c), 0.95);
+    muon_orthogonalize((grad_t *)c->y[0].data, c->d[2] ? OP_STAT(1) : NULL, OP_X(2), c->d[0], c->d[1], 0.95);
 }
 static OpCost muon_orthogonalize_cost(const OpCase *c, bool backward) {
     (void)backward;
-    return op_cost(muon_orthogonalize_bytes(muon_case(c)), muon_flops(muon_case(c)),
-                   muon_workspace_bytes(muon_case(c)));
+    return op_cost(muon_orthogonalize_bytes(c->d[0], c->d[1]), muon_flops(c->d[0], c->d[1]),
+                   muon_workspace_bytes(c->d[0], c->d[1]));
 }
 
 // --- muon_update: params, master or none in place; the step (count) ---

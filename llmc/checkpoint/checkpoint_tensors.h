@@ -95,7 +95,7 @@ static inline int checkpoint_optimizer_parts(const CheckpointBuffers *b, Checkpo
     return n;
 }
 
-// Whether a part is that of second moments of a matrix of Muon: one for each row of its slices, or none at all.
+// Whether a part is that of second moments of a matrix of Muon: one for each row, or none at all.
 static inline bool checkpoint_has_rows(const CheckpointPart *p, const Tensor *t) { return p->second && t->muon; }
 static inline bool checkpoint_has(const CheckpointPart *p, const Tensor *t) {
     return !checkpoint_has_rows(p, t) || t->rows > 0;
@@ -360,7 +360,7 @@ static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
 
 static const char *const checkpoint_other_model = "the weights do not match config.json";
 static const char *const checkpoint_other_optimizer =
-    "another --optimizer, --muon-split or precision saved it: use --init to load only the weights";
+    "another --optimizer or precision saved it: use --init to load only the weights";
 
 static inline void checkpoint_check_weights(const char *dir, const TensorList *list, const Upcycle *upcycle) {
     CheckpointPart part = checkpoint_part("", NULL, DTYPE_F32, false);

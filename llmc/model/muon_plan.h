@@ -1,37 +1,13 @@
 /*
-muon_plan.h: which tensors Muon updates (--optimizer muon, normuon), in which slices, and the rank that orthogonalizes
-each of them.
+muon_plan.h: which tensors Muon updates (--optimizer muon, normuon), and the rank that orthogonalizes each of them.
 
   momentum   of all tensors, where AdamW has its first moments: sharded alike
-  second     moments of AdamW's tensors, without gaps for those of Muon, then for NorMuon one number for each row of
-             each slice, on every rank; those of a matrix are valid on its owner
+  second     moments of AdamW's tensors, without gaps for those of Muon, then for NorMuon one number for each row, on
+             every rank; those of a matrix are valid on its owner
   owner      The matrices of a layer are assigned by their FLOPs, the largest first, to the rank with the fewest
 */
 #pragma once
 #include "plan.h"
-
-// What is orthogonalized of a matrix of Muon.
-static inline MuonSlices muon_slices(const ModelPlan *plan, const Tensor *t) {
-    const AttentionDims *d = &plan->dims;
-    const TensorOptimizer of = t->row->optimizer;
-    const int rows = (int)t->shape[0], columns = (int)t->shape[1], noise = d->groups.noise;
-    const bool pair = plan->optimizer.split == SPLIT_PAIR;
-    MuonSlices s = {1, rows, columns, columns, rows, 0, 0};
-    if (!t->sliced) return s;
-    if (of == MUON_O) { // the columns that read an output head
-        s.count = d->OH, s.columns = d->DV, s.stride = (size_t)d->DV;
-        return s;
-    }
-    int heads = of == MUON_Q ? d->NQ : of == MUON_K ? d->NK : d->NV, together = 1;
-    if (pair && of == MUON_Q && noise) together = (d->groups.signals + noise) / noise;
-    if (pair && of == MUON_K) together = plan->config.attention->key_sets;
-    s.count = heads / together, s.rows = s.part_rows = rows / s.count, s.stride = (size_t)s.rows * (size_t)columns;
-    if (pair && of == MUON_Q && noise > 1) { // all signal heads come before all noise heads
-        s.part_rows = d->QD, s.stride = (size_t)d->QD * (size_t)columns;
-        s.part_stride = (size_t)d->groups.signals * s.stride;
-    }
-    return s;
-}
 
 typedef struct {
     double flops;
@@ -49,9 +25,10 @@ static inline void muon_assign(ModelPlan *plan, int first, int end) {
     double *load = (double *)checked_calloc(ranks, sizeof(double));
     MuonWork *work = (MuonWork *)checked_calloc(end - first, sizeof(MuonWork));
     int count = 0;
-    for (int i = first; i < end; i++)
-        if (plan->tensors.tensors[i].muon)
-            work[count++] = (MuonWork){muon_flops(muon_slices(plan, &plan->tensors.tensors[i])), i};
+    for (int i = first; i < end; i++) {
+        const Tensor *t = &plan->tensors.tensors[i];
+        if (t->muon) work[count++] = (MuonWork){muon_flops((int)t->shape[0], (int)t->shape[1]), i};
+    }
     qsort(work, count, sizeof(MuonWork), compare_muon_work);
     for (int i = 0; i < count; i++) {
         int rank = 0;
@@ -76,7 +53,6 @@ static inline void muon_plan(ModelPlan *plan, bool trains) {
     for (Tensor *t = list->tensors; t < list->tensors + list->count; t++) {
         size_t own = 0;
         t->muon = t->row->optimizer != ADAMW;
-        t->sliced = t->muon && t->row->optimizer != MUON && plan->optimizer.split != SPLIT_MATRIX;
         memcpy(t->second, less, sizeof(less));
         if (!t->muon) continue;
         for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);) own += r.count;
@@ -86,8 +62,7 @@ static inline void muon_plan(ModelPlan *plan, bool trains) {
     size_t all[2] = {list->buffer_count - less[0], sharding->own - less[1]};
     for (Tensor *t = list->tensors; t < list->tensors + list->count; t++) {
         if (!t->muon || !rows) continue;
-        MuonSlices s = muon_slices(plan, t);
-        t->rows = (size_t)s.count * (size_t)s.rows;
+        t->rows = t->shape[0];
         for (int i = 0; i < 2; i++) t->second[i] = all[i], all[i] += t->rows;
     }
     for (int i = 0, end; i < list->count; i = end) {
@@ -101,8 +76,7 @@ static inline void muon_plan(ModelPlan *plan, bool trains) {
 
 static inline size_t muon_plan_workspace_bytes(const ModelPlan *plan) {
     size_t most = 0;
-    for (int i = 0; i < plan->tensors.count; i++)
-        if (plan->tensors.tensors[i].muon)
-            most = max_size(most, muon_workspace_bytes(muon_slices(plan, &plan->tensors.tensors[i])));
+    for (const Tensor *t = plan->tensors.tensors; t < plan->tensors.tensors + plan->tensors.count; t++)
+        if (t->muon) most = max_size(most, muon_workspace_bytes((int)t->shape[0], (int)t->shape[1]));
     return most;
 }

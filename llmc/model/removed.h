@@ -17,7 +17,6 @@ typedef struct {
 } Removed;
 
 #define LAST_WITH_ALL "478aa6ac"
-#define LAST_WITH_62 "46bfc17d"
 #define ATTENTION_STATISTICS "--eval-out has statistics of the attention of each layer"
 static const Removed removed[] = {
     {REMOVED_LOCAL, "eval-needles", NULL, "data/needles.py writes this task as a file for --eval-choices", "b2bd9c98"},
@@ -30,8 +29,10 @@ static const Removed removed[] = {
     {REMOVED_LOCAL, "dump-activations", NULL,
      "--stats-every logs the largest magnitude of the residual stream after each layer", "bf378841"},
     {REMOVED_SAVED, "clip-update-norm", NULL,
-     "--skip-grad-z skips updates of large gradients, and --grad-clip limits these", LAST_WITH_62},
-    {REMOVED_SAVED, "qk-clip", "0", "--qk-norm bounds the logits of attention", LAST_WITH_62},
+     "--skip-grad-z skips updates of large gradients, and --grad-clip limits these", "46bfc17d"},
+    {REMOVED_SAVED, "qk-clip", "0", "--qk-norm bounds the logits of attention", "46bfc17d"},
+    {REMOVED_SAVED, "muon-split", "matrix", "Muon orthogonalizes whole matrices", "46bfc17d"},
+    {REMOVED_SAVED, "muon-momentum", "0.95", "the momentum of Muon is 0.95", "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

@@ -58,10 +58,8 @@ typedef struct {
 } Sharding;
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_NORMUON } Optimizer;
-typedef enum { SPLIT_MATRIX, SPLIT_HEAD, SPLIT_PAIR } MuonSplit;
 typedef struct {
     Optimizer kind;
-    MuonSplit split;
 } OptimizerChoice;
 
 // A process among those of its run: each `group` ranks in a row share their state as --zero `zero` says. narrow: they
@@ -71,7 +69,7 @@ typedef struct {
     bool narrow;
     OptimizerChoice optimizer;
 } RunRanks;
-static const RunRanks one_rank = {0, 1, 1, 0, false, {OPTIMIZER_ADAMW, SPLIT_MATRIX}};
+static const RunRanks one_rank = {0, 1, 1, 0, false, {OPTIMIZER_ADAMW}};
 
 static inline Sharding sharding_build(const TensorList *list, RunRanks r, size_t bucket_limit) {
     Sharding s;

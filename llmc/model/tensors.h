@@ -18,8 +18,8 @@ typedef enum {
 // 0; 1; normal(0, 0.02); normal(0, 0.02) / sqrt(2L); normal(0, 0.1); lambda_init of the layer, or 0 before a sigmoid
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_WIDE, INIT_LAMBDA } Init;
 
-// The optimizer of a tensor with --optimizer muon: AdamW, or Muon; of q, k, v and o by heads if --muon-split says so.
-typedef enum { ADAMW, MUON, MUON_Q, MUON_K, MUON_V, MUON_O } TensorOptimizer;
+// The optimizer of a tensor with --optimizer muon.
+typedef enum { ADAMW, MUON } TensorOptimizer;
 
 typedef struct {
     TensorKind kind;
@@ -38,19 +38,19 @@ static const TensorRow tensor_rows[] = {
     // kind, per_layer, name, shape, init, decay, joined, per_expert, optimizer
     {T_EMBED, false, "model.embed_tokens.weight", {DIM_V, DIM_C}, INIT_NORMAL, true, false, false, ADAMW},
     {T_YOCO_NORM, true, "model.yoco.norm.weight", {DIM_YOCO_NORM, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
-    {T_YOCO_K, true, "model.yoco.k_proj.weight", {DIM_YOCO_K, DIM_C}, INIT_NORMAL, true, false, false, MUON_K},
-    {T_YOCO_V, true, "model.yoco.v_proj.weight", {DIM_YOCO_V, DIM_C}, INIT_NORMAL, true, true, false, MUON_V},
+    {T_YOCO_K, true, "model.yoco.k_proj.weight", {DIM_YOCO_K, DIM_C}, INIT_NORMAL, true, false, false, MUON},
+    {T_YOCO_V, true, "model.yoco.v_proj.weight", {DIM_YOCO_V, DIM_C}, INIT_NORMAL, true, true, false, MUON},
     {T_YOCO_K_NORM, true, "model.yoco.k_norm.weight", {DIM_YOCO_K_NORM, DIM_NONE}, INIT_ONE, false, false, false,
         ADAMW},
     {T_NORM1, true, "input_layernorm.weight", {DIM_C, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
-    {T_Q, true, "self_attn.q_proj.weight", {DIM_Q, DIM_C}, INIT_NORMAL, true, false, false, MUON_Q},
-    {T_K, true, "self_attn.k_proj.weight", {DIM_K, DIM_C}, INIT_NORMAL, true, true, false, MUON_K},
-    {T_V, true, "self_attn.v_proj.weight", {DIM_VALUE, DIM_C}, INIT_NORMAL, true, true, false, MUON_V},
+    {T_Q, true, "self_attn.q_proj.weight", {DIM_Q, DIM_C}, INIT_NORMAL, true, false, false, MUON},
+    {T_K, true, "self_attn.k_proj.weight", {DIM_K, DIM_C}, INIT_NORMAL, true, true, false, MUON},
+    {T_V, true, "self_attn.v_proj.weight", {DIM_VALUE, DIM_C}, INIT_NORMAL, true, true, false, MUON},
     {T_LAMBDA, true, "self_attn.lambda_proj.weight", {DIM_LAMBDA, DIM_C}, INIT_NORMAL, true, true, false, ADAMW},
     {T_GATE, true, "self_attn.gate_proj.weight", {DIM_GATE, DIM_C}, INIT_NORMAL, true, true, false, ADAMW},
     {T_Q_NORM, true, "self_attn.q_norm.weight", {DIM_Q_NORM, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
     {T_K_NORM, true, "self_attn.k_norm.weight", {DIM_K_NORM, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
-    {T_O, true, "self_attn.o_proj.weight", {DIM_C, DIM_O}, INIT_RESIDUAL, true, false, false, MUON_O},
+    {T_O, true, "self_attn.o_proj.weight", {DIM_C, DIM_O}, INIT_RESIDUAL, true, false, false, MUON},
     {T_SUBLN, true, "self_attn.subln.weight", {DIM_SUBLN, DIM_NONE}, INIT_ONE, false, false, false, ADAMW},
     {T_LAMBDA_Q1, true, "self_attn.lambda_q1", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false, ADAMW},
     {T_LAMBDA_K1, true, "self_attn.lambda_k1", {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false, false, ADAMW},
@@ -86,9 +86,8 @@ typedef struct {
     size_t offset; // of its first element in the buffers of parameters, gradients and moments
     // muon_plan (muon.h):
     bool muon;   // updated by Muon: it has no second moments of elements
-    bool sliced; // Muon: orthogonalized by heads or pairs
     int owner;   // the rank that orthogonalizes it
-    size_t rows; // NorMuon: its second moments, one per row of each slice; else 0
+    size_t rows; // NorMuon: its second moments, one per row; else 0
     size_t
         second[2]; // in a buffer of second moments of all tensors, and of this rank's pieces: of Muon's tensors where
                    // these rows are, of AdamW's how much earlier than in a buffer of first moments elements are
@@ -192,11 +191,10 @@ static inline void tensor_add(TensorList *list, TensorPlace *place, int r, const
     list->count++;
 }
 
-// The factors of a tensor's rate and epsilon. Muon's step has the rank of what it orthogonalizes, AdamW's a constant
-// one.
+// The factors of a tensor's rate and epsilon. Muon's step has the rank of the matrix, AdamW's a constant one.
 static inline Scaling tensor_scaling(const ModelConfig *c, const Tensor *t) {
     Scaling s = scaling_of(c, t->row->kind);
-    const Powers rank = {t->sliced ? 0 : 0.5, 0, t->sliced ? 0.5 : 0};
+    const Powers rank = {0.5, 0, 0};
     if (t->muon && c->parametrization != PARAMETRIZATION_STANDARD) s.rate *= scaling_factor(c, rank);
     return s;
 }

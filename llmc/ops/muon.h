@@ -11,10 +11,10 @@ muon.h: Muon, a step along the orthogonalized momentum of a matrix, and NorMuon,
   NorMuon        v = beta2 v + (1-beta2) mean(X^2) of each row;  Y = X / (sqrt(v) + 1e-10);
                  step = 0.2 sqrt(rows columns) Y / max(|Y|, 1e-7)
   update         w = (1 - lr weight_decay) w - lr step
-  shapes         x, out: a matrix with slices (MuonSlices); v (slices, rows)
+  shapes         x, out (rows, columns); v (rows)
   numerics       all in `real`; one thread sums a row, in double, so the number of threads changes the bits of products
                  alone (matmul.h)
-  flops          5 (4 k k n + 2 k k k) per slice, k its smaller and n its larger side
+  flops          5 (4 k k n + 2 k k k), k the smaller and n the larger side
   source         Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; for the factor Liu et
                  al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982); Li et al. 2025, "NorMuon: Making Muon
                  more efficient and scalable" (arXiv 2510.05491)
@@ -36,33 +36,32 @@ static inline void muon_direction(floatX *direction, real *m, const grad_t *grad
     fault_point(FAULT_MOMENT, m, count);
 }
 
-// One slice at a time: X, the next X, A, P, and the sums of squares of the rows.
-static inline size_t muon_workspace_bytes(MuonSlices s) {
-    size_t k = (size_t)min_int(s.rows, s.columns);
-    return (2 * (size_t)s.rows * (size_t)s.columns + 2 * k * k) * sizeof(real) + (size_t)s.rows * sizeof(double);
+// X, the next X, A, P, and the sums of squares of the rows.
+static inline size_t muon_workspace_bytes(int rows, int columns) {
+    size_t k = (size_t)min_int(rows, columns);
+    return (2 * (size_t)rows * (size_t)columns + 2 * k * k) * sizeof(real) + (size_t)rows * sizeof(double);
 }
 
-// Of the rows of x, as s and `slice` describe them.
-static inline void muon_row_squares(double *squares, const real *x, MuonSlices s, int slice) {
+static inline void muon_row_squares(double *squares, const real *x, int rows, int columns) {
 #pragma omp parallel for schedule(static)
-    for (int r = 0; r < s.rows; r++) {
-        const real *row = x + muon_at(s, slice, r);
+    for (int r = 0; r < rows; r++) {
+        const real *row = x + (size_t)r * columns;
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int c = 0; c < s.columns; c++) sum += (double)row[c] * (double)row[c];
+        for (int c = 0; c < columns; c++) sum += (double)row[c] * (double)row[c];
         squares[r] = sum;
     }
 }
 
-// to[r] = scale * from[r], the rows of two matrices; row_scales: besides, a factor for each row, or NULL
-static inline void muon_copy_rows(real *to, MuonSlices t, int to_slice, const real *from, MuonSlices f, int from_slice,
-                                  double scale, const double *row_scales) {
+// to[r] = scale * from[r]; row_scales: besides, a factor for each row, or NULL
+static inline void muon_copy_rows(real *to, const real *from, int rows, int columns, double scale,
+                                  const double *row_scales) {
 #pragma omp parallel for schedule(static)
-    for (int r = 0; r < t.rows; r++) {
-        real *y = to + muon_at(t, to_slice, r), factor = (real)(row_scales ? scale * row_scales[r] : scale);
-        const real *x = from + muon_at(f, from_slice, r);
+    for (int r = 0; r < rows; r++) {
+        real *y = to + (size_t)r * columns, factor = (real)(row_scales ? scale * row_scales[r] : scale);
+        const real *x = from + (size_t)r * columns;
 #pragma omp simd
-        for (int c = 0; c < t.columns; c++) y[c] = factor * x[c];
+        for (int c = 0; c < columns; c++) y[c] = factor * x[c];
     }
 }
 
@@ -97,29 +96,26 @@ static inline double muon_normalize(double *squares, real *second, int rows, int
     return 0.2 * sqrt((double)rows * columns) / fmax(sqrt(total), 1e-7);
 }
 
-static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, MuonSlices s, double beta2) {
-    const size_t size = (size_t)s.rows * (size_t)s.columns;
-    const int k = min_int(s.rows, s.columns);
-    const MuonSlices whole = {1, s.rows, s.columns, s.columns, s.rows, size, 0};
-    real *X = ops_workspace_take(muon_workspace_bytes(s)), *next = X + size, *A = next + size, *P = A + (size_t)k * k;
-    double *squares = (double *)(void *)(P + (size_t)k * k);
-    for (int i = 0; i < s.count; i++) {
-        double total = 0;
-        muon_row_squares(squares, x, s, i);
-        for (int r = 0; r < s.rows; r++) total += squares[r];
-        muon_copy_rows(X, whole, 0, x, s, i, 1 / fmax(sqrt(total), 1e-7), NULL);
-        for (int step = 0; step < MUON_STEPS; step++) {
-            muon_step(next, X, A, P, s.rows, s.columns);
-            real *before = X;
-            X = next, next = before;
-        }
-        double factor = 0.2 * sqrt((double)max_int(s.rows, s.columns));
-        if (second) {
-            muon_row_squares(squares, X, whole, 0);
-            factor = muon_normalize(squares, second + (size_t)i * s.rows, s.rows, s.columns, beta2);
-        }
-        muon_copy_rows(out, s, i, X, whole, 0, factor, second ? squares : NULL);
+static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, int rows, int columns, double beta2) {
+    const size_t size = (size_t)rows * (size_t)columns;
+    const int k = min_int(rows, columns);
+    real *X = ops_workspace_take(muon_workspace_bytes(rows, columns)), *next = X + size, *A = next + size,
+         *P = A + (size_t)k * k;
+    double *squares = (double *)(void *)(P + (size_t)k * k), total = 0;
+    muon_row_squares(squares, x, rows, columns);
+    for (int r = 0; r < rows; r++) total += squares[r];
+    muon_copy_rows(X, x, rows, columns, 1 / fmax(sqrt(total), 1e-7), NULL);
+    for (int step = 0; step < MUON_STEPS; step++) {
+        muon_step(next, X, A, P, rows, columns);
+        real *before = X;
+        X = next, next = before;
     }
+    double factor = 0.2 * sqrt((double)max_int(rows, columns));
+    if (second) {
+        muon_row_squares(squares, X, rows, columns);
+        factor = muon_normalize(squares, second, rows, columns, beta2);
+    }
+    muon_copy_rows(out, X, rows, columns, factor, second ? squares : NULL);
 }
 
 static inline void muon_update(floatX *params, real *master, const grad_t *step, size_t count, double lr,

@@ -371,20 +371,11 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
 //   m = momentum m + (1-momentum) g,  direction = momentum m + (1-momentum) g                     all (count)
 static inline void muon_direction(floatX *direction, real *m, const grad_t *grads, size_t count, double grad_scale,
                                   double momentum);
-// `count` matrices of equal shape within one: slice i begins at element i*stride of it. The rows of a slice come in
-// parts of part_rows rows with row stride ld; part p begins p*part_stride elements after the first.
-typedef struct {
-    int count, rows, columns, ld, part_rows;
-    size_t stride, part_stride;
-} MuonSlices;
-static inline size_t muon_at(MuonSlices s, int slice, int row) {
-    return (size_t)slice * s.stride + (size_t)(row / s.part_rows) * s.part_stride + (size_t)(row % s.part_rows) * s.ld;
-}
-// out = 0.2 sqrt(max(rows,columns)) orthogonal(x), of each slice; with second the orthogonal matrix is divided by the
-// root of second = beta2 second + (1-beta2) (mean square of its rows), and has the same size as a whole.
-// x, out: matrices with these slices; second (s.count,s.rows); NULL: Muon
-static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, MuonSlices s, double beta2);
-static inline size_t muon_workspace_bytes(MuonSlices s);
+// out = 0.2 sqrt(max(rows,columns)) orthogonal(x); with second the orthogonal matrix is divided by the root of
+// second = beta2 second + (1-beta2) (mean square of its rows), and has the same size as a whole.
+// x, out (rows,columns); second (rows); NULL: Muon
+static inline void muon_orthogonalize(grad_t *out, real *second, const floatX *x, int rows, int columns, double beta2);
+static inline size_t muon_workspace_bytes(int rows, int columns);
 // w = (1 - lr weight_decay) w - lr step                                                            all (count)
 static inline void muon_update(floatX *params, real *master, const grad_t *step, size_t count, double lr,
                                double weight_decay);

@@ -286,26 +286,26 @@ static inline size_t muon_direction_bytes(size_t count) { return count * (3 * FP
 static inline size_t muon_update_bytes(size_t count, bool master) {
     return count * (FP32_BYTES + (master ? 2 * FP32_BYTES + FLOATX_BYTES : 2 * FLOATX_BYTES));
 }
-// Newton-Schulz of s.count matrices (k,n), k <= n: MUON_STEPS times X = P X with P = a I + b A + c A A, A = X X^T. The
+// Newton-Schulz of a matrix (k,n), k <= n: MUON_STEPS times X = P X with P = a I + b A + c A A, A = X X^T. The
 // bytes are those of X and A in each operation.
 enum { MUON_STEPS = 5 };
-static const double muon_coefficients[3] = {3.4445, -4.7750, 2.0315};
-static inline double muon_flops(MuonSlices s) {
-    double k = min_int(s.rows, s.columns), n = max_int(s.rows, s.columns);
-    return MUON_STEPS * s.count * (4 * k * k * n + 2 * k * k * k);
+static const double muon_momentum = 0.95, muon_coefficients[3] = {3.4445, -4.7750, 2.0315};
+static inline double muon_flops(int rows, int columns) {
+    double k = min_int(rows, columns), n = max_int(rows, columns);
+    return MUON_STEPS * (4 * k * k * n + 2 * k * k * k);
 }
-static inline size_t muon_orthogonalize_bytes(MuonSlices s) {
-    size_t k = (size_t)min_int(s.rows, s.columns), n = (size_t)max_int(s.rows, s.columns);
+static inline size_t muon_orthogonalize_bytes(int rows, int columns) {
+    size_t k = (size_t)min_int(rows, columns), n = (size_t)max_int(rows, columns);
     size_t x = k * n, a = k * k, steps = MUON_STEPS * (3 * x + 6 * a), ends = 4 * x;
-    return (size_t)s.count * ((steps + ends) * FLOATX_BYTES + x * FP32_BYTES);
+    return (steps + ends) * FLOATX_BYTES + x * FP32_BYTES;
 }
 // Row strides of X and of A in the workspace: packs of 16 bytes, whatever the shape.
 static inline int muon_ld(int columns) { return (int)round_up((size_t)columns, 8); }
-// X twice, A twice, then per row its sum of squares and per slice a factor.
-static inline size_t muon_gpu_workspace_bytes(MuonSlices s) {
-    size_t k = (size_t)min_int(s.rows, s.columns), rows = (size_t)s.count * (size_t)s.rows;
-    size_t x = rows * (size_t)muon_ld(s.columns), a = (size_t)s.count * k * (size_t)muon_ld((int)k);
-    return 2 * (round_up(x, 64) + round_up(a, 64)) * FLOATX_BYTES + (rows + (size_t)s.count) * FP32_BYTES;
+// X twice, A twice, then per row its sum of squares, and a factor.
+static inline size_t muon_gpu_workspace_bytes(int rows, int columns) {
+    size_t k = (size_t)min_int(rows, columns);
+    size_t x = (size_t)rows * (size_t)muon_ld(columns), a = k * (size_t)muon_ld((int)k);
+    return 2 * (round_up(x, 64) + round_up(a, 64)) * FLOATX_BYTES + ((size_t)rows + 1) * FP32_BYTES;
 }
 static inline size_t sum_of_squares_bytes(size_t count) { return count * FP32_BYTES; }
 #endif

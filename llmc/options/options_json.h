@@ -63,7 +63,9 @@ static inline bool option_from_json(Options *o, int r, const cJSON *item) {
 static inline bool option_refuse_removed(const char *name, const cJSON *item, const char *where) {
     OptionText value, shown;
     const char *text = cJSON_IsBool(item) ? (cJSON_IsTrue(item) ? "yes" : "no") : cJSON_GetStringValue(item);
-    if (cJSON_IsNumber(item)) snprintf(value, sizeof(value), "%.17g", item->valuedouble), text = value;
+    for (int digits = 15; digits <= 17 && cJSON_IsNumber(item) && !(text && strtod(text, NULL) == item->valuedouble);
+         digits += 2)
+        snprintf(value, sizeof(value), "%.*g", digits, item->valuedouble), text = value;
     const Removed *row = removed_option(name, strlen(name));
     bool of_default = row && (row->what == REMOVED_LOCAL || (row->value && text && strcmp(text, row->value) == 0));
     if (!row && text) row = removed_value(name, text);

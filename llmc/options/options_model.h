@@ -428,8 +428,6 @@ static inline void options_warn_unused(const Options *o) {
         {"router-aux", !o->model.E, "without --experts"},
         {"router-z", !o->model.E, "without --experts"},
         {"router-bias-rate", !o->model.router_bias, "without --router-bias"},
-        {"muon-split", !o->optimizer, "with --optimizer adamw"},
-        {"muon-momentum", !o->optimizer, "with --optimizer adamw"},
         {"val-every", o->val_every && !o->val_data && !o->eval_choices, "without --val-data or --eval-choices"},
         {"rollback", !o->out || (!o->checkpoint_every && o->checkpoint_minutes <= 0),
          "without --out and --checkpoint-every: there is no checkpoint to return to"},

@@ -37,8 +37,8 @@ typedef struct {
     int64_t warmup;
     int schedule, decay_shape; // a Schedule, a DecayShape
     int64_t decay_steps;       // 0: not given
-    int optimizer, muon_split; // an Optimizer, a MuonSplit
-    double muon_momentum, weight_decay, beta1, beta2, eps, grad_clip, z_loss, router_aux, router_z, router_bias_rate;
+    int optimizer;             // an Optimizer
+    double weight_decay, beta1, beta2, eps, grad_clip, z_loss, router_aux, router_z, router_bias_rate;
     uint64_t seed;
 
     double skip_loss_z, skip_grad_z;
@@ -155,9 +155,6 @@ static inline const char *reduce_choice(int i) { return i == REDUCE_FP32 ? "fp32
 static inline const char *optimizer_choice(int i) {
     return i == OPTIMIZER_ADAMW ? "adamw" : i == OPTIMIZER_MUON ? "muon" : i == OPTIMIZER_NORMUON ? "normuon" : NULL;
 }
-static inline const char *split_choice(int i) {
-    return i == SPLIT_MATRIX ? "matrix" : i == SPLIT_HEAD ? "head" : i == SPLIT_PAIR ? "pair" : NULL;
-}
 
 // A rank of a run of so many, as the options divide its state. Modes without updates may have other ranks than the run
 // had.
@@ -168,7 +165,7 @@ static inline RunRanks options_run_ranks(const Options *o, int rank, int ranks) 
                       group,
                       (int)o->zero,
                       o->reduce_dtype == REDUCE_BF16,
-                      {(Optimizer)o->optimizer, (MuonSplit)o->muon_split}};
+                      {(Optimizer)o->optimizer}};
 }
 
 // clang-format off
@@ -283,11 +280,6 @@ static const OptionRow option_rows[] = {
         "with --schedule wsd: shape of the decay"},
     {"training", "optimizer", OPTION_CHOICE, OPTION_FIXED, FIELD(optimizer), "NAME", "adamw", NULL, optimizer_choice,
         "optimizer of the matrices of blocks; AdamW updates all other parameters"},
-    {"training", "muon-split", OPTION_CHOICE, OPTION_FIXED, FIELD(muon_split), "NAME", "matrix", NULL, split_choice,
-        "what Muon orthogonalizes of q, k, v and o: the matrix, each head, or the heads of a differential pair "
-        "together"},
-    {"training", "muon-momentum", OPTION_REAL, OPTION_SAVED, FIELD(muon_momentum), "X", "0.95", "[0, 1)", NULL,
-        "momentum of Muon"},
     {"training", "weight-decay", OPTION_REAL, OPTION_SAVED, FIELD(weight_decay), "X", "0.1", "[0, inf)", NULL,
         "decoupled weight decay of matrices"},
     {"training", "beta1", OPTION_REAL, OPTION_SAVED, FIELD(beta1), "X", "0.9", "[0, 1)", NULL, "beta1 of AdamW"},

@@ -27,7 +27,7 @@ def test_losses_of_variants(odd, variant):
     elif number % 4 == 2:
         options += ["--parametrization completep --base-width 16 --base-depth 1 --base-head-dim 8"]
     if number % 3 == 1:
-        options += ["--optimizer normuon --muon-split pair"]
+        options += ["--optimizer normuon"]
     # Where a norm of each head follows, the gradient of a projected lambda is about 0 at the start, as the maps of a
     # pair are similar: AdamW makes steps of its rounding, and a small rate keeps them small.
     options += ["--lr 3e-4" if traits.lambda_ == "input" and traits.norm == "head" else "--lr 3e-3"]
@@ -78,7 +78,7 @@ def test_phases(odd):
     compare_records(odd, "val", 7, 2e-4 if FP32 else 0.03)
 
 
-MUON = "diff_v2_cross_group --optimizer normuon --muon-split pair"
+MUON = "diff_v2_cross_group --optimizer normuon"
 
 
 @pytest.mark.bf16

@@ -112,7 +112,7 @@ def test_zero_levels(short, total_batch, model):
 @pytest.mark.slow
 def test_muon(short):
     """Muon gives the losses of one rank, and the same bits at all levels of --zero and after a resume at another"""
-    options = "--steps 4 --batch-size 2 --optimizer normuon --muon-split pair --attention diff_v2_cross_group"
+    options = "--steps 4 --batch-size 2 --optimizer normuon --attention diff_v2_cross_group"
     options += f" --no-tie-embeddings --dense-layers 1 --router-aux 0 --total-batch 96 {EXPERTS}"
     train_ranks(short / "one", 1, options).done()
     zero = [short / f"zero{level}" for level in range(MOST_ZERO + 1)]

@@ -24,7 +24,7 @@ def test_seed(corpus, tmp_path):
         "",
         "--window 9 --full-every 2 --qk-norm --attention diff_v2_head_lambda",
         "--window 9 --yoco --qk-norm --attention diff_v2",
-        "--attention diff_v2_head_lambda --optimizer normuon --muon-split pair",
+        "--attention diff_v2_head_lambda --optimizer normuon",
         "--optimizer muon --checkpoint-every 1",
     ],
     ids=["baseline", "windows", "yoco", "normuon", "muon in the background"],
