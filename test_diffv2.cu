@@ -51,7 +51,6 @@ static const Case cuda_cases[] = {
     {&gemm_split_check, {200, 1}, 0, "a remainder of K would be left out"},
     {&gemm_split_check, {40, 1}, 0, "the same, all of it"},
     {&fp8_refusals_check, {0}, 0, "what cuBLASLt does not support"},
-    {&fast_sums_check, {32, 64, 48}, 0, "in the forward alone"},
 #endif
     {&fp8_quantize_check, {64, 96, 0}, 0, "multiples of 16, packs, part of a tile"},
     {&fp8_quantize_check, {16, 32, 8}, 1, "unaligned packs, columns that are not read"},

@@ -92,7 +92,7 @@ static const Check fp8_quantize_check = {"fp8_quantize", check_fp8_quantize, "ro
 // What cuBLASLt refuses in FP8, each with a product that it supports but for one fact.
 static void check_fp8_refusals(const Case *) {
     const OperandType STORED_ = OPERAND_STORED, E4M3 = OPERAND_E4M3, E5M2 = OPERAND_E5M2;
-    const GemmProblem supported = {{false, true, false, false, 32, 48, 64, 64, 64, 48}, {E5M2, E4M3}, {16, 16, 16}, 0};
+    const GemmProblem supported = {{false, true, false, false, 32, 48, 64, 64, 64, 48}, {E5M2, E4M3}, {16, 16, 16}};
     const float scale = 1;
     struct {
         const char *capability, *reason; // NULL: supported
@@ -144,7 +144,7 @@ static void check_fp8_refusals(const Case *) {
         p.shape = {c.transpose_a, c.transpose_b, false, false, c.M, c.N, c.K, c.lda, c.ldb, c.ldc};
         memcpy(p.types, c.types, sizeof(p.types));
         memcpy(p.alignment, c.alignment, sizeof(p.alignment));
-        const GemmOperands operands = {NULL, NULL, c.scales[0], c.scales[1], {c.types[0], c.types[1]}, false};
+        const GemmOperands operands = {NULL, NULL, c.scales[0], c.scales[1], {c.types[0], c.types[1]}};
         setenv("CUDA_ON_CPU_CAPABILITY", c.capability, 1);
         gemm_describe(&handles, &p);
         gemm_set_scales(&handles, &operands);
@@ -159,42 +159,4 @@ static void check_fp8_refusals(const Case *) {
     gemm_library_stop();
 }
 static const Check fp8_refusals_check = {"refused FP8 products", check_fp8_refusals, ""};
-
-// linear_accumulate_fast: sums of the forward alone, whose operands are both E4M3. n: N, IC, OC
-static void check_fast_sums(const Case *c) {
-    const int N = c->n[0], IC = c->n[1], OC = c->n[2];
-    const GemmType stored = sizeof(floatX) == 2 ? GEMM_BF16 : GEMM_FP32;
-    const char *refused = linear_configure(GEMM_FP8);
-    if (refused) {
-        test_skip("%s", refused);
-        linear_configure(stored);
-        return;
-    }
-    Operands o(c->shift);
-    Operand &x = o.in("x", product(N, IC)), &weight = o.in("weight", product(OC, IC)), &dy = o.in("dy", product(N, OC)),
-            &y = o.out("y", product(N, OC)), &dx = o.out("dx", product(N, IC)),
-            &dweight = o.out_fp32("dweight", product(OC, IC)), &max = o.updated_fp32("max", 2),
-            &copy = o.out_fp32("copy", linear_copy_bytes(IC, OC, false) / sizeof(float));
-    absmax_t *maxima = (absmax_t *)max.at();
-    Linear w = {weight.x(), copy.at(), IC, OC, OC, maxima, maxima + 1};
-    max.set(0, 0), max.set(1, 0);
-    linear_accumulate_fast(true);
-    o.run(linear_workspace_bytes(N, IC, OC), [&] {
-        absmax_update(maxima, x.x(), N, IC, IC);
-        absmax_update(maxima + 1, dy.x(), N, OC, OC);
-        linear_copy_weight(w);
-        linear_forward(y.x(), x.x(), w, N);
-        linear_backward(dx.x(), dweight.f(), dy.x(), x.x(), w, N, false);
-        EXPECT(gemm_state.count == 3, "%d plans", gemm_state.count);
-        for (int i = 0; i < gemm_state.count; i++) {
-            const GemmProblem *p = &gemm_state.plans[i].problem;
-            bool forward = p->types[0] == OPERAND_E4M3 && p->types[1] == OPERAND_E4M3;
-            EXPECT(forward == (i == 0) && p->fast_sums == forward, "product %d: types %d and %d, fast sums %d", i,
-                   p->types[0], p->types[1], p->fast_sums);
-        }
-    });
-    linear_accumulate_fast(false);
-    linear_configure(stored);
-}
-static const Check fast_sums_check = {"fast sums in FP8", check_fast_sums, "N IC OC"};
 #endif

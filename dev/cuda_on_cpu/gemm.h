@@ -2,7 +2,7 @@
 gemm.h: the library of llmc/cuda/gemm.cuh where kernels run on the CPU. It converts numbers to fp32, multiplies them by
 CBLAS, and rounds once. A product runs in stream order, as a kernel does. Errors, as in cuBLASLt: a product before the
 library has started, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an operand.
-Fast accumulation: see gemm_fast_sum. Products in FP8: see gemm_fp8_refusal.
+Products in FP8: see gemm_fp8_refusal.
 
   CUDA_ON_CPU_GEMM=split     the algorithm divides the sum over K, where that is allowed
   CUDA_ON_CPU_GEMM=aligned   does not support addresses and row strides that are no multiple of 16 bytes: what cuBLASLt
@@ -122,22 +122,6 @@ static inline void gemm_part(GemmShape s, float *c, const float *a, int lda, con
                 b + (size_t)k0 * (s.transpose_b ? 1 : (size_t)ldb), ldb, 1, c, s.N);
 }
 
-// a . b as Hopper's tensor cores add FP8 products (DeepSeek-V3, arXiv:2412.19437, 3.5.2): of 32 products and the sum so
-// far, aligned to the largest exponent, 14 bits are kept, the others cut off.
-static inline float gemm_fast_sum(const float *a, const float *b, int K) {
-    double sum = 0;
-    for (int k0 = 0; k0 < K; k0 += 32) {
-        int end = min_int(K, k0 + 32);
-        double largest = fabs(sum), units;
-        for (int k = k0; k < end; k++) largest = fmax(largest, fabs((double)a[k] * (double)b[k]));
-        double unit = largest > 0 ? ldexp(1, ilogb(largest) - 13) : 1;
-        units = trunc(sum / unit);
-        for (int k = k0; k < end; k++) units += trunc((double)a[k] * (double)b[k] / unit);
-        sum = units * unit;
-    }
-    return (float)sum;
-}
-
 // As the library does, a sum in parts leaves out what is no multiple of its tile.
 static inline void gemm_run(GemmShape s, int parts, void *C, const GemmOperands &x) {
     float scale = x.A_scale ? *x.A_scale * *x.B_scale : 1;
@@ -149,15 +133,11 @@ static inline void gemm_run(GemmShape s, int parts, void *C, const GemmOperands 
     int K = parts > 1 ? s.K / 128 * 128 : s.K;
     for (int part = 0; part < parts; part++) {
         int begin = (int)((int64_t)K * part / parts), end = (int)((int64_t)K * (part + 1) / parts);
-        if (end > begin && !x.fast_sums)
-            gemm_part(s, c.data(), a.data(), a_columns, b.data(), b_columns, begin, end - begin);
+        if (end > begin) gemm_part(s, c.data(), a.data(), a_columns, b.data(), b_columns, begin, end - begin);
     }
     for (int m = 0; m < s.M; m++)
         for (int n = 0; n < s.N; n++) {
             size_t to = (size_t)m * (size_t)s.ldc + (size_t)n;
-            if (x.fast_sums) // A is not transposed, B is
-                c[(size_t)m * (size_t)s.N + (size_t)n] =
-                    gemm_fast_sum(&a[(size_t)m * (size_t)s.K], &b[(size_t)n * (size_t)s.K], s.K);
             float sum = c[(size_t)m * (size_t)s.N + (size_t)n] * scale;
             if (s.fp32_out) ((float *)C)[to] = sum + (s.add ? ((float *)C)[to] : 0);
             else ((floatX *)C)[to] = (floatX)(sum + (s.add ? (float)((floatX *)C)[to] : 0));

@@ -65,7 +65,7 @@ static inline bool gemm_same_problem(const GemmProblem *a, const GemmProblem *b)
     return s->transpose_a == t->transpose_a && s->transpose_b == t->transpose_b && s->add == t->add &&
            s->fp32_out == t->fp32_out && s->M == t->M && s->N == t->N && s->K == t->K && s->lda == t->lda &&
            s->ldb == t->ldb && s->ldc == t->ldc && memcmp(a->types, b->types, sizeof(a->types)) == 0 &&
-           memcmp(a->alignment, b->alignment, sizeof(a->alignment)) == 0 && a->fast_sums == b->fast_sums;
+           memcmp(a->alignment, b->alignment, sizeof(a->alignment)) == 0;
 }
 
 static inline void gemm_choose(GemmPlan *plan) {
@@ -87,10 +87,8 @@ static inline void gemm_choose(GemmPlan *plan) {
 }
 
 static inline GemmPlan *gemm_plan(GemmShape shape, void *C, const GemmOperands *x) {
-    GemmProblem problem = {shape,
-                           {x->types[0], x->types[1]},
-                           {gemm_alignment(x->A), gemm_alignment(x->B), gemm_alignment(C)},
-                           x->fast_sums};
+    GemmProblem problem = {
+        shape, {x->types[0], x->types[1]}, {gemm_alignment(x->A), gemm_alignment(x->B), gemm_alignment(C)}};
     for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++)
         if (gemm_same_problem(&gemm_state.plans[i].problem, &problem)) return &gemm_state.plans[i];
     GemmPlan *plan = &gemm_state.plans[gemm_state.count % GEMM_PLANS];
@@ -115,7 +113,7 @@ static inline void gemm_of(GemmShape shape, void *C, const GemmOperands *x) {
 }
 
 static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B) {
-    const GemmOperands operands = {A, B, NULL, NULL, {OPERAND_STORED, OPERAND_STORED}, false};
+    const GemmOperands operands = {A, B, NULL, NULL, {OPERAND_STORED, OPERAND_STORED}};
     gemm_of(shape, C, &operands);
 }
 

@@ -4,9 +4,8 @@ gemm_cublaslt.cuh: matrix products by cuBLASLt, with the interface of gemm_shape
   layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt gets B as its first operand and A as its second;
              our rows are its columns
   numerics   compute type fp32 for bf16 and fp32: TF32 is not allowed. Split sums are added in fp32, in the workspace,
-             never in the output's type. Sums of FP8 are moved to fp32 registers every few products, except with
-             problem.fast_sums: CUBLASLT_MATMUL_DESC_FAST_ACCUM leaves them in the tensor cores of Ada and Hopper,
-             which keep about 14 bits. It has no effect on others.
+             never in the output's type. Sums of FP8 are moved to fp32 registers every few products: the default of
+             CUBLASLT_MATMUL_DESC_FAST_ACCUM
 */
 #pragma once
 #include "device.cuh"
@@ -37,15 +36,11 @@ static inline void gemm_describe(GemmHandles *h, const GemmProblem *p) {
     const GemmShape s = p->shape;
     const cudaDataType_t stored = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F;
     const cudaDataType_t types[OPERAND_TYPES] = {stored, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
-    const int8_t fast_sums = p->fast_sums;
     cublasOperation_t op_b = s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
                       op_a = s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&h->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(h->operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof(op_b)));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(h->operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof(op_a)));
-    if (gemm_in_fp8(p))
-        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(h->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast_sums,
-                                                    sizeof(fast_sums)));
     uint64_t M = (uint64_t)s.M, N = (uint64_t)s.N, K = (uint64_t)s.K;
     CUBLAS_CHECK(
         cublasLtMatrixLayoutCreate(&h->b, types[p->types[1]], s.transpose_b ? K : N, s.transpose_b ? N : K, s.ldb));

@@ -35,7 +35,6 @@ typedef struct {
     GemmShape shape;
     OperandType types[2];  // of A and B
     unsigned alignment[3]; // bytes, of A, B and C: powers of two
-    int fast_sums;         // FP8: partial sums keep the tensor cores' fewer bits
 } GemmProblem;
 static inline bool gemm_in_fp8(const GemmProblem *p) { return p->types[0] != OPERAND_STORED; }
 
@@ -43,7 +42,6 @@ typedef struct {
     const void *A, *B;
     const float *A_scale, *B_scale; // FP8: what the stored numbers are multiplied by, in device memory; else NULL
     OperandType types[2];
-    bool fast_sums;
 } GemmOperands;
 
 typedef struct {

@@ -33,6 +33,7 @@ static const Removed removed[] = {
     {REMOVED_SAVED, "qk-clip", "0", "--qk-norm bounds the logits of attention", "46bfc17d"},
     {REMOVED_SAVED, "muon-split", "matrix", "Muon orthogonalizes whole matrices", "46bfc17d"},
     {REMOVED_SAVED, "muon-momentum", "0.95", "the momentum of Muon is 0.95", "46bfc17d"},
+    {REMOVED_SAVED, "fp8-fast-accum", "no", "sums of --gemm fp8 are fp32", "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

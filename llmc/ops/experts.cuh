@@ -200,7 +200,7 @@ static inline void expert_linear_copy_weights(ExpertLinear w) {
 }
 
 static inline GemmOperands expert_operands(const floatX *A, const floatX *B) {
-    GemmOperands operands = {A, B, NULL, NULL, {OPERAND_STORED, OPERAND_STORED}, false};
+    GemmOperands operands = {A, B, NULL, NULL, {OPERAND_STORED, OPERAND_STORED}};
     return operands;
 }
 

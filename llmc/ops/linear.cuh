@@ -11,8 +11,7 @@ linear.cuh: a linear layer without bias whose operands are rounded as --gemm say
   padding    N, IC and OC are padded to multiples of 16 with zeros. Where an output has other sizes, or its rows are not
              aligned to 16 bytes, the product is written to the workspace, some rows at a time, and copied. Columns of
              y between OC and ld belong to the padding: zeros are written there.
-  numerics   sums in fp32; those of y in fewer bits with linear_accumulate_fast. y and dx are rounded once to floatX;
-             dweight accumulates in fp32
+  numerics   sums in fp32; y and dx are rounded once to floatX; dweight accumulates in fp32
 */
 #pragma once
 #include "fp8.cuh"
@@ -21,9 +20,7 @@ linear.cuh: a linear layer without bias whose operands are rounded as --gemm say
 
 static inline bool linear_native(void) { return true; }
 static GemmType linear_type;
-static bool linear_fast_sums, linear_fp8_experts;
-
-static inline void linear_accumulate_fast(bool fast) { linear_fast_sums = fast; }
+static bool linear_fp8_experts;
 
 static inline const char *linear_configure(GemmType type) {
     static char text[400];
@@ -102,7 +99,7 @@ static inline void linear_product(T *C, int M, int N, int K, int ldc, bool add, 
 
 static inline GemmOperands linear_operands(const uint8_t *A, const uint8_t *B, Fp8Codes a, Fp8Codes b,
                                            OperandType type) {
-    GemmOperands operands = {A, B, a.scale, b.scale, {type, OPERAND_E4M3}, false};
+    GemmOperands operands = {A, B, a.scale, b.scale, {type, OPERAND_E4M3}};
     return operands;
 }
 
@@ -116,9 +113,7 @@ static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N) {
     Fp8Codes x8 = fp8_codes_at(&memory, N, w.IC, false), w8 = fp8_codes_at(&copy, w.OC, w.IC, true);
     int width = (int)fp8_padded(w.OC) <= w.ld ? (int)fp8_padded(w.OC) : w.OC; // q, k, v, lambda: no copy
     fp8_quantize(x8, x, N, w.IC, w.IC, w.x_max, FP8_ACTIVATION);
-    GemmOperands operands = linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3);
-    operands.fast_sums = linear_fast_sums;
-    linear_product(y, N, width, w.IC, w.ld, false, operands, memory);
+    linear_product(y, N, width, w.IC, w.ld, false, linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3), memory);
 }
 
 static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, Linear w, int N,
@@ -143,8 +138,7 @@ static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy
 // Name, version and types of the library, for run.json.
 static inline const char *matmul_library(void) {
     static char text[160];
-    FORMAT(text, "%s, %s%s%s", gemm_library(), sizeof(floatX) == 2 ? "bf16 with fp32 sums" : "fp32",
-           linear_in_fp8() ? ", in the blocks fp8: E4M3, gradients E5M2" : "",
-           linear_fast_sums ? ", fast accumulation in the forward" : "");
+    FORMAT(text, "%s, %s%s", gemm_library(), sizeof(floatX) == 2 ? "bf16 with fp32 sums" : "fp32",
+           linear_in_fp8() ? ", in the blocks fp8: E4M3, gradients E5M2" : "");
     return text;
 }

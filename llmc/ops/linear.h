@@ -35,7 +35,6 @@ static inline const char *linear_configure(GemmType type) {
 static inline bool linear_native(void) { return linear_storage != STORE_FP32; }
 static inline bool linear_in_fp8(void) { return linear_type == GEMM_FP8; }
 static inline bool linear_experts_in_fp8(void) { return linear_in_fp8(); } // for the numerics, not the speed
-static inline void linear_accumulate_fast(bool fast) { (void)fast; }       // refused on a CPU
 
 // A rounded matrix: its scale, then its numbers.
 typedef struct {

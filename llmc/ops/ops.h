@@ -85,8 +85,6 @@ static inline size_t linear_workspace_bytes(int N, int IC, int OC); // for the f
 static inline const char *linear_configure(GemmType type);
 static inline bool linear_in_fp8(void);
 static inline bool linear_experts_in_fp8(void); // on GPUs where their product in FP8 is not faster, FP8 leaves them out
-// Whether the forward in FP8 leaves its sums in the tensor cores, with fewer bits than fp32; not products of experts.
-static inline void linear_accumulate_fast(bool fast);
 
 // The largest magnitude of a tensor, for its scale in FP8: *max = max(*max, |x|). Operations whose last argument is
 // `max` do the same for their output, or do not if it is NULL.       x (N,columns) with row stride ld; bits: fp8.h

@@ -366,11 +366,6 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems,
                "--gemm fp8 requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); --device is %s",
                gpu->name);
-    if (o->fp8_fast_accum && o->gemm != GEMM_FP8)
-        REFUSE(problems, "--fp8-fast-accum requires --gemm fp8, not %s: use it, or --no-fp8-fast-accum",
-               gemm_choice(o->gemm));
-    else if (o->fp8_fast_accum && ops_use_host_memory && !o->device)
-        REFUSE(problems, "--fp8-fast-accum requires a GPU: sums are fp32 on a CPU; use --no-fp8-fast-accum");
     if (comm_ranks() > 1 && o->eval_out)
         REFUSE(problems, "--eval-out requires a single process, not %d ranks", comm_ranks());
     if (o->eval_choices) problems += options_choices_problems(o->eval_choices);

@@ -51,7 +51,7 @@ typedef struct {
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
-    bool fp8_fast_accum, deterministic, sdpa_linear, memory_check, measure_peak, checkpoint_background;
+    bool deterministic, sdpa_linear, memory_check, measure_peak, checkpoint_background;
 
     int64_t zero, zero_group;
     int reduce_dtype; // a ReduceType
@@ -354,9 +354,6 @@ static const OptionRow option_rows[] = {
         "report speed relative to a matrix product measured at the start, even if the GPU's peak is known"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "precision of matrix products: bf16 rounds their operands, fp8 those of the blocks; sums and weights are fp32"},
-    {"run", "fp8-fast-accum", OPTION_BOOL, OPTION_SAVED, FIELD(fp8_fast_accum), NULL, "no", NULL, NULL,
-        "with --gemm fp8 on a GPU: the forward leaves its sums in the tensor cores of Ada and Hopper: faster, about 14 "
-        "bits"},
     {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
         "attention kernel on a GPU; auto: the faster one, as measured; if not measured, cuDNN where it is supported"},
     {"run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,

@@ -88,7 +88,6 @@ static inline void start_configure_operations(Options *o) {
     }
     const char *why = linear_configure((GemmType)o->gemm);
     CHECK(!why, "--gemm %s: %s", gemm_choice(o->gemm), why);
-    linear_accumulate_fast(o->fp8_fast_accum);
     // a prediction for another GPU requires no library here
     AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN && !o->device, o->deterministic,
                                   o->doc_mask, o->sdpa_linear};

@@ -3,11 +3,11 @@
 import math
 
 import pytest
-from device import DATA, EXPERTS, FP32, ODD, ODD_SHAPE, PRECISION, SHAPES, TRAIN_ODD, on_cpu, on_device
+from device import DATA, EXPERTS, FP32, ODD, ODD_SHAPE, SHAPES, TRAIN_ODD, on_cpu, on_device
 from device import compare_records, run_both, value_of, with_experts, with_variant, write_data
 from gradients import Difference, compare, compare_fixture, difference, expect_same_bytes, expect_same_levels
 from gradients import least_cosine
-from program import FAILED, USAGE
+from program import FAILED
 from variants import VARIANTS
 
 
@@ -139,17 +139,3 @@ def test_fp8_experts(odd, experts):
     # a few codes of fp32 numbers, whose sums have another order, differ by one; 0.0032 was seen
     most = 8e-3 if FP32 else fp8_difference(3)
     assert off.gradients <= most and off.loss <= most / 8, (off.gradients, off.loss)
-
-
-def test_fp8_fast_accumulation(odd):
-    """fast accumulation in FP8 is that of the forward, and a resume in another type refuses it"""
-    options, fast = f"{TRAIN_ODD} --sdpa own --gemm fp8", "--fp8-fast-accum"
-    on_device(odd, options, "--dump-grads first").done()
-    on_device(odd, options, fast, "--dump-grads fast").done()
-    on_device(odd, options, fast, "--recompute 2 --dump-grads again").done()
-    expect_same_bytes(odd, "fast", "again")
-    assert 0 < Difference(odd / "first", odd / "fast").gradients <= fp8_difference(3)
-    on_device(odd, options, fast, "--steps 3 --stop-after 1 --out run").done()
-    assert ', fast accumulation in the forward"' in (odd / "run/run.json").read_text()
-    result = on_device(odd, f"--resume --gemm {PRECISION} --out run")
-    result.one_line(USAGE, "--fp8-fast-accum requires --gemm fp8")
