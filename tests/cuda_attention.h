@@ -31,7 +31,7 @@ static void drop_plans(const Case *c) {
 static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     int parts = c->n[7], room = split ? c->n[8] : 0, calls = room ? c->n[9] : 1;
     bool documents = c->n[11] != 0;
-    AttentionOptions use = {false, parts > 0 && !documents, true, documents, false};
+    AttentionOptions use = {false, parts > 0 && !documents, true, documents};
     size_t limit = attention_limit;
     drop_plans(c);
     attention_configure(use);
@@ -131,7 +131,7 @@ static void check_attention_nan(const Case *row) {
     Operand &kept = o.out("kept", product(T, NQ * D));
     x.set(product(T - 2, ld), NAN);                // q of the first head
     x.set(product(key, ld) + product(NQ, D), NAN); // k of the first head
-    const AttentionOptions own = {true, false, false, false, false}, none = {false, false, false, false, false};
+    const AttentionOptions own = {true, false, false, false}, none = {false, false, false, false};
     attention_configure(own);
     o.run(attention_workspace_bytes(s, 1), [&] {
         const floatX *k = x.x() + NQ * D, *v = k + n[2] * D;
@@ -174,7 +174,7 @@ static void check_attention_rotated(const Case *row) {
     std::vector<real> angles(table.count);
     rope_table(angles.data(), T, D, OP_THETA);
     for (size_t i = 0; i < table.count; i++) table.set(i, (double)angles[i]);
-    const AttentionOptions own = {true, false, false, false, false}, none = {false, false, false, false, false};
+    const AttentionOptions own = {true, false, false, false}, none = {false, false, false, false};
     attention_configure(own);
     o.run(attention_workspace_bytes(s, 1), [&] {
         const floatX *q = x.x(), *k = q + k_at, *v = q + v_at;
@@ -292,7 +292,7 @@ static void check_attention_split(const Case *c) {
     s.B = n[0], s.T = n[1], s.NQ = n[2], s.NKV = n[3], s.D = s.DV = n[4], s.scale = 1;
     s.q_head = s.k_head = s.v_head = s.o_head = s.D;
     s.ldq = s.ldkv = (s.NQ + 2 * s.NKV) * s.D, s.ldo = s.NQ * s.D;
-    const AttentionOptions use = {false, false, true, false, false};
+    const AttentionOptions use = {false, false, true, false};
     size_t before = attention_limit;
     attention_configure(use);
     attention_limit = (size_t)n[5] << 20;
@@ -319,7 +319,7 @@ static void check_attention_answers(const Case *c) {
     s.B = 2, s.T = 64, s.NQ = 4, s.NKV = 2, s.D = s.DV = c->n[0], s.scale = 1;
     s.q_head = s.k_head = s.v_head = s.o_head = s.D;
     s.ldq = s.ldkv = (s.NQ + 2 * s.NKV) * s.D, s.ldo = s.NQ * s.D;
-    const AttentionOptions loose = {false, false, false, false, false}, exact = {false, false, true, false, false};
+    const AttentionOptions loose = {false, false, false, false}, exact = {false, false, true, false};
     uint64_t asked[4];
     attention_close();
     for (int time = 0; time < 4; time++) { // at first; again; other backwards; at the next start
@@ -356,7 +356,7 @@ static void check_attention_choice(const Case *c) {
     s.q_head = s.k_head = s.v_head = s.o_head = s.D;
     s.ldq = s.ldkv = (s.NQ + 2 * s.NKV) * s.D, s.ldo = units * max_int(1, signals) * s.D;
     s.groups.signals = signals, s.groups.noise = signals > 0;
-    const AttentionOptions use = {n[4] == 1, n[4] == 2, true, n[3] != 0, false};
+    const AttentionOptions use = {n[4] == 1, n[4] == 2, true, n[3] != 0};
     setenv("CUDA_ON_CPU_NAME", n[5] ? "NVIDIA B200" : "NVIDIA H200", 1);
     attention_times = rows;
     attention_configure(use);

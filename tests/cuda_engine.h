@@ -552,7 +552,7 @@ static void check_operation(const Case *row) {
         c.dx[0].error.absolute += ROUND_STORE / ROUND_FP32;
     // the weights of the values as sums of two bf16 numbers
     if (c.kind == OP_DECODE) c.y[0].error.absolute += c.x[1].spread * ROUND_STORE * ROUND_STORE / ROUND_FP32;
-    const AttentionOptions both[2] = {{false, false, false, false, false}, {true, false, false, false, false}};
+    const AttentionOptions both[2] = {{false, false, false, false}, {true, false, false, false}};
     for (int own = 0; own <= (c.kind == OP_DIFF_ATTENTION && !row->shift ? 1 : 0); own++) {
         attention_configure(both[own]); // heads that are subtracted afterwards, or by the built-in kernels at once
         if (own) check_passes(c, row->shift, false, ORDINARY_AND_SPECIAL);

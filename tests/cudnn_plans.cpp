@@ -27,9 +27,9 @@ static const Device devices[] = {{80, 108, 166912, "A100"},
                                  {100, 148, 232448, "B200"},
                                  {120, 170, 101376, "RTX 5090"}};
 
-enum { FORWARD = 1, BACKWARD = 2, DETERMINISTIC = 4, ALL = 7, LINEAR = 16 };
+enum { FORWARD = 1, BACKWARD = 2, DETERMINISTIC = 4, ALL = 7 };
 enum { LATER = FORWARD | 8 }; // all from cuDNN 9.23 on
-static const int directions[] = {FORWARD, BACKWARD, DETERMINISTIC, LINEAR};
+static const int directions[] = {FORWARD, BACKWARD, DETERMINISTIC};
 struct Row {
     const char *why;
     int B, T, NQ, NKV, D, DV, sets, window, documents, add_dv; // add_dv: dV in memory of its own
@@ -78,7 +78,7 @@ static CudnnAttention attention_of(const Row &r, int direction) {
     CudnnAttention a;
     memset(&a, 0, sizeof(a));
     int ld = (r.sets * (r.NQ + r.NKV) * r.D + r.NKV * r.DV + 63) / 64 * 64;
-    a.backward = direction != FORWARD, a.deterministic = direction >= DETERMINISTIC, a.linear = direction == LINEAR;
+    a.backward = direction != FORWARD, a.deterministic = direction == DETERMINISTIC;
     a.B = r.B, a.T = r.T, a.NQ = r.NQ, a.NKV = r.NKV, a.D = r.D, a.DV = r.DV;
     a.window = r.window, a.documents = r.documents;
     a.scale = 0.125f;
@@ -115,7 +115,7 @@ static bool plan_for(const Device &device, const CudnnAttention &a, int64_t *byt
     graph.set_sm_version(device.capability);
     graph.set_device_properties(properties(device));
     describe(graph, a);
-    return linear_exists(a, device.capability, why, size) && good(graph.validate(), "not a graph", why, size) &&
+    return good(graph.validate(), "not a graph", why, size) &&
            good(graph.build_operation_graph(), "no operation graph", why, size) &&
            good(graph.create_execution_plans({fe::HeurMode_t::A}), "no plan", why, size) &&
            good(graph.check_support(), "not supported", why, size) &&
@@ -129,8 +129,8 @@ enum { SMALL = 4096, DOCUMENTS = 16384, DOCUMENT = 256 };
 static int64_t estimate(const CudnnAttention &a) {
     int64_t T = a.T, queries = (int64_t)a.B * a.NQ * T, bytes = 4 * queries;
     if (!a.backward) return 0;
-    bytes += a.deterministic && !a.linear ? 2 * (int64_t)a.B * a.NQ * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128)
-                                          : 4 * queries * a.D;
+    bytes +=
+        a.deterministic ? 2 * (int64_t)a.B * a.NQ * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) : 4 * queries * a.D;
     return bytes + (a.NQ > a.NKV ? 2 * queries * (a.D + a.DV) : 0);
 }
 
@@ -145,21 +145,17 @@ int main(int argc, char **argv) {
                 snprintf(line, sizeof(line), "%s, %s: B=%d T=%d NQ=%d NKV=%d D=%d DV=%d W=%d  (%s)", device.name,
                          direction == FORWARD    ? "forward"
                          : direction == BACKWARD ? "backward"
-                         : direction == LINEAR   ? "linear deterministic backward"
                                                  : "deterministic backward",
                          row.B, row.T, row.NQ, row.NKV, row.D, row.DV, row.window, row.why);
                 if (argc > 1 && !strstr(line, argv[1])) continue;
                 int major = device.capability / 10;
                 int wanted = major == 8 ? row.on_80 : major == 9 ? row.on_90 : major == 10 ? row.on_100 : row.on_120;
                 if (wanted == LATER && cudnnGetVersion() >= 92300) wanted = ALL;
-                bool linear = major == 10 || (major == 9 && cudnnGetVersion() >= 92500);
-                if (wanted & DETERMINISTIC && linear) wanted |= LINEAR;
                 CudnnAttention a = attention_of(row, direction);
                 int64_t bytes = 0;
                 bool taken = plan_for(device, a, &bytes, why, sizeof(why)),
                      right = taken == ((wanted & direction) != 0);
-                int64_t small = (a.documents ? DOCUMENTS + DOCUMENT * a.B : SMALL) +
-                                (a.linear ? (int64_t)a.B * a.NQ * a.T / 8 : 0); // and the order of sums
+                int64_t small = a.documents ? DOCUMENTS + DOCUMENT * a.B : SMALL;
                 if (taken && major == 9) right = right && bytes >= estimate(a) && bytes <= estimate(a) + small;
                 printf("%s %s: ", right ? "ok  " : "FAIL", line);
                 if (taken) printf("%.3f MiB%s\n", (double)bytes / 1048576, right ? "" : ", which was not expected");

@@ -154,7 +154,7 @@ static ModelCase read_case(const char *preset, const char *text) {
 
 // Plans attention with the built-in kernel: a plan of cuDNN takes seconds. The spare bytes are for its workspace.
 static int largest_batch(const ModelCase *cases, int count, int T, AttentionOptions use) {
-    const AttentionOptions own = {true, false, true, false, false};
+    const AttentionOptions own = {true, false, true, false};
     size_t free_bytes = 0, total = 0, spare = (bench_tiny ? (size_t)1 << 20 : (size_t)4 << 30);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
     attention_configure(own);
@@ -307,7 +307,7 @@ int main(int argc, char **argv) {
         "decode-turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
     bool fp8 = false;
-    AttentionOptions use = {false, false, true, false, false};
+    AttentionOptions use = {false, false, true, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
         else if (bench_layer_option(argc, argv, &i)) continue;

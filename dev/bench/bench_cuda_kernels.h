@@ -468,8 +468,8 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     ops_init(m.plan.workspace_bytes);
     kernels_of_fp8(&m, B * T);
     char twice[64];
-    const AttentionOptions usual = {false, false, true, false, false}, faster = {false, false, false, false, false},
-                           own = {true, false, true, false, false};
+    const AttentionOptions usual = {false, false, true, false}, faster = {false, false, false, false},
+                           own = {true, false, true, false};
     FORMAT(twice, "%s-2h", preset);
     kernels_of_attention("baseline", preset, "baseline", NKV, B, T, usual);
     kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, usual);

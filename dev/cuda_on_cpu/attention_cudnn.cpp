@@ -245,7 +245,7 @@ extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, s
         return refuse(why, size, "documents are only supported on Hopper and above");
     if (a->backward && a->deterministic && cudnn_attention_capability() == 100 && version() < 91800)
         return refuse(why, size, "no deterministic backward on a B200 below 9.18.0");
-    return cudnn_linear_exists(a, cudnn_attention_capability(), version(), why, size);
+    return true;
 }
 
 extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size) {
@@ -261,7 +261,7 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
     if (!a->backward && each) *workspace_bytes += (size_t)a->B * strtoull(each, NULL, 10);
     if (a->backward) {
         *workspace_bytes += rows * sizeof(float); // rowsum(dO O)
-        if (a->deterministic && !a->linear)
+        if (a->deterministic)
             *workspace_bytes += heads * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) * sizeof(bf16); // dS
         else *workspace_bytes += rows * (size_t)a->D * sizeof(float);                                  // dQ
         if (a->NQ > a->NKV)

@@ -10,10 +10,8 @@ A description becomes a graph of one node, and the graph a plan, once per shape;
   backward  exp(scale q.k - stats) (dO V^T - rowsum(dO O)) is computed from the given O and stats, so the out and lse of
             a softmax with a sink (sink.h) give the correct gradients without a sink in the graph
   determinism  The fast backward adds dQ by atomics. The deterministic one stores dS of all heads (except on 10.x):
-            B NQ T^2 bf16 of workspace, T rounded up to tiles; the caller limits the sequences and heads per call. On
-            9.x with cuDNN 9.25 and frontend 1.32 a third one adds dQ in order: linear memory, slower, other rounding.
-            The frontend selects between the last two by an environment variable, which is set here for each plan from
-            CudnnAttention.linear.
+            B NQ T^2 bf16 of workspace, T rounded up to tiles; the caller limits the sequences and heads per call. An
+            environment variable, which is set here, keeps the frontend from a third one of cuDNN 9.25.
   limits    bf16, compute capability 8.0 or higher. Widths are multiples of 8: backward to 128, on 9.x to 256 (10.x: 192
             with values of 128, or 256, by cuDNN 9.11 and 9.23); values of a different width if a plan for it exists.
             All strides and addresses are multiples of 16 bytes. T is arbitrary; T = 1 has no backward. The
@@ -170,7 +168,7 @@ struct Description {
 };
 
 static void describe(Graph &graph, const CudnnAttention &a) {
-    setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", a.linear ? "0" : "-1", 1); // bytes of dS; -1: unlimited
+    setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "-1", 1); // bytes of dS; -1: unlimited
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -213,11 +211,6 @@ extern "C" int cudnn_attention_capability(void) {
     return known ? 10 * major + minor : 0;
 }
 
-// Requires frontend 1.32.
-static bool linear_exists(const CudnnAttention &a, int capability, char *why, size_t size) {
-    return cudnn_linear_exists(&a, capability, CUDNN_FRONTEND_VERSION < 13200 ? 0 : cudnnGetVersion(), why, size);
-}
-
 extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int capability, char *why, size_t size) {
     auto check = [&] {
         Graph graph;
@@ -252,7 +245,6 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
     std::unique_ptr<CudnnPlan> plan;
     *workspace_bytes = 0;
     auto make = [&] {
-        if (!linear_exists(*a, cudnn_attention_capability(), why, size)) return false;
         plan = std::make_unique<CudnnPlan>();
         return build(plan.get(), *a, workspace_bytes, why, size);
     };

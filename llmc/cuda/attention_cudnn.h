@@ -27,7 +27,6 @@ typedef struct {
 typedef struct { // only ints and a float: without padding, so that bytes can be compared
     int backward;
     int deterministic; // for the backward: bitwise reproducible; the forward always is
-    int linear;        // for a deterministic backward: memory linear in T, slower
     int B, T, NQ, NKV, D, DV;
     int window;    // keys that a row attends to, up to its own; 0: all of them
     int documents; // with CudnnTensors.lengths and .offsets
@@ -59,17 +58,6 @@ typedef struct {
 } CudnnTensors;
 
 typedef struct CudnnPlan CudnnPlan;
-
-// Whether a backward with `linear` exists: on 9.x it requires cuDNN 9.25, on 10.x every deterministic backward is
-// linear.
-static inline bool cudnn_linear_exists(const CudnnAttention *a, int capability, size_t version, char *why,
-                                       size_t size) {
-    if (!a->linear || capability / 10 == 10 || (capability / 10 == 9 && version >= 92500)) return true;
-    snprintf(why, size,
-             "--sdpa-linear: cuDNN %zu.%zu has no such backward for compute capability %d.%d (9.25 has one for 9.0)",
-             version / 10000, version / 100 % 100, capability / 10, capability % 10);
-    return false;
-}
 
 // version: 91900 is 9.19.0. cuDNN's frontend also refuses the backward of 9.10.0 and 9.10.1.
 static inline bool cudnn_version_usable(size_t version, char *why, size_t size) {

@@ -34,6 +34,8 @@ static const Removed removed[] = {
     {REMOVED_SAVED, "muon-split", "matrix", "Muon orthogonalizes whole matrices", "46bfc17d"},
     {REMOVED_SAVED, "muon-momentum", "0.95", "the momentum of Muon is 0.95", "46bfc17d"},
     {REMOVED_SAVED, "fp8-fast-accum", "no", "sums of --gemm fp8 are fp32", "46bfc17d"},
+    {REMOVED_SAVED, "sdpa-linear", "no", "--no-deterministic needs less memory and is faster, and the last bits vary",
+     "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

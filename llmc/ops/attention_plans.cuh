@@ -80,7 +80,6 @@ static inline CudnnAttention attention_description(const AttentionPlan *p, int p
     CudnnAttention a;
     memset(&a, 0, sizeof(a));
     a.backward = p->backward, a.deterministic = a.backward && attention_state.options.deterministic;
-    a.linear = a.deterministic && attention_state.options.linear;
     a.B = p->sequences, a.T = s.T, a.NQ = attention_queries(p), a.NKV = p->groups;
     a.D = s.D, a.DV = s.DV / p->parts;
     a.window = s.window, a.documents = p->documents, a.scale = s.scale;
@@ -119,7 +118,7 @@ static inline bool attention_estimate(const CudnnAttention *a, size_t *bytes, ch
     *bytes = a->documents ? 16384 + 64 * (size_t)a->B : 0; // about
     if (a->D > 256 || a->DV > 256) return false;
     if (!a->backward) return true;
-    if (a->deterministic && !a->linear) *bytes += heads * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
+    if (a->deterministic) *bytes += heads * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
     else *bytes += rows * a->D * sizeof(float);
     if (a->NQ > a->NKV) *bytes += rows * (a->D + a->DV) * sizeof(floatX);
     *bytes += rows * sizeof(float);
@@ -228,23 +227,22 @@ static inline bool attention_try_cudnn(AttentionPlan *p) {
     return supported;
 }
 
-// Whether cuDNN, which has refused a plan, accepts it without the requirement of an option.
-static inline bool attention_supported_without(AttentionPlan p, bool *required) {
-    if (!p.backward || !*required) return false;
-    *required = false;
+// Whether cuDNN, which has refused a plan, accepts it with --no-deterministic.
+static inline bool attention_supported_loose(AttentionPlan p) {
+    bool *deterministic = &attention_state.options.deterministic;
+    if (!p.backward || !*deterministic) return false;
+    *deterministic = false;
     bool supported = attention_try_cudnn(&p);
-    *required = true;
+    *deterministic = true;
     return supported;
 }
 
 static inline const char *attention_remedy(const AttentionPlan *p) {
-    AttentionOptions *options = &attention_state.options;
     AttentionPlan whole = *p; // without documents
     whole.documents = false;
     bool by_documents = p->documents && attention_try_cudnn(&whole);
     if (by_documents) return "cuDNN computes it without --doc-mask, and on an H200 or B200 with it";
-    if (attention_supported_without(*p, &options->linear)) return "cuDNN computes it without --sdpa-linear";
-    if (attention_supported_without(*p, &options->deterministic))
+    if (attention_supported_loose(*p))
         return "cuDNN computes it with --no-deterministic; a newer cuDNN may support it as it is (9.18 on a B200)";
     return "a newer cuDNN may support it, or heads of another width (--head-dim)";
 }

@@ -127,8 +127,7 @@ static inline bool attention_warn_calls(char *text, AttentionPlan *p) {
         attention_append(text, "for %d of %d groups of heads of one sequence, more than the limit of %.3g GiB",
                          p->groups, p->shape.NKV, (double)attention_limit / GIB);
     attention_append(text,
-                     "; with --no-deterministic it needs %.3g GiB and is faster, but results vary in the last bits "
-                     "(--sdpa-linear keeps them on an H200 with cuDNN 9.25)",
+                     "; with --no-deterministic it needs %.3g GiB and is faster, but results vary in the last bits",
                      (double)loose / GIB);
     return true;
 }
@@ -162,8 +161,8 @@ static inline const char *attention_warning(void) {
     text[0] = 0;
     if (attention_state.ignored) {
         attention_append(text,
-                         "%s is ignored, since it would change cuDNN's algorithm without a record; use --sdpa-linear "
-                         "or --no-deterministic",
+                         "%s is ignored, since it would change cuDNN's algorithm without a record; use "
+                         "--no-deterministic",
                          attention_state.ignored);
         attention_state.ignored = NULL;
         return text;

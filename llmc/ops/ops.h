@@ -211,7 +211,6 @@ typedef struct {
     bool builtin, cudnn; // required; neither: cuDNN for the shapes that it supports
     bool deterministic;  // bitwise reproducible
     bool documents;      // first_key will be set
-    bool linear;         // a deterministic backward whose memory is linear in T
 } AttentionOptions;
 static inline void attention_configure(AttentionOptions options);
 // `bytes` is the device memory that the rest of the run needs. It limits the workspace of the library.

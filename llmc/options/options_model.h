@@ -431,7 +431,6 @@ static inline void options_warn_unused(const Options *o) {
         {"keep", !saves, "without --out"},
         {"measure-peak", o->measure_peak && on_cpu, "on a CPU, whose peak is always measured"},
         {"deterministic", !o->deterministic && on_cpu, "on a CPU, which is always deterministic"},
-        {"sdpa-linear", o->sdpa_linear && on_cpu, "on a CPU"},
         {"nvls", o->nvls && (on_cpu || options_ranks(o) == 1), "on a CPU or with one rank"},
         {"prompt", !samples, "without --generate or --sample-every"},
         {"prompt-tokens", !samples, "without --generate or --sample-every"},

@@ -51,7 +51,7 @@ typedef struct {
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
-    bool deterministic, sdpa_linear, memory_check, measure_peak, checkpoint_background;
+    bool deterministic, memory_check, measure_peak, checkpoint_background;
 
     int64_t zero, zero_group;
     int reduce_dtype; // a ReduceType
@@ -359,8 +359,6 @@ static const OptionRow option_rows[] = {
     {"run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,
         "bitwise reproducible runs; cuDNN's attention backward is then slower and needs more memory: about 4 to 10% of "
         "a step of 1.4b on an H200 or H100, predicted"},
-    {"run", "sdpa-linear", OPTION_BOOL, OPTION_SAVED, FIELD(sdpa_linear), NULL, "no", NULL, NULL,
-        "use cuDNN's deterministic backward with memory linear in --seq-len, which is slower (Hopper, cuDNN 9.25)"},
 
     {"ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 3]", NULL,
         "state sharded across ranks: 0 none, 1 optimizer states and master weights, 2 gradients too, 3 parameters too"},

@@ -90,7 +90,7 @@ static inline void start_configure_operations(Options *o) {
     CHECK(!why, "--gemm %s: %s", gemm_choice(o->gemm), why);
     // a prediction for another GPU requires no library here
     AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN && !o->device, o->deterministic,
-                                  o->doc_mask, o->sdpa_linear};
+                                  o->doc_mask};
     attention_configure(attention);
     if (o->gemm != GEMM_FP32 && !o->device && !linear_native())
         fprintf(options_notes(o),

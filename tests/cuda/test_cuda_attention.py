@@ -89,10 +89,6 @@ WARNINGS = [
     (f"{B200}91700", "--no-deterministic"),
     (f"{B200}91700", "--eval --init run/checkpoints/step_00000001 --val-data data.bin --val-steps 1"),
     (f"{B200}91800", ""),
-    (f"{B200}91800", "--sdpa-linear"),
-    ("", "--sdpa-linear", "--sdpa-linear: cuDNN 9.19 has no such backward for compute capability 8.0"),
-    (f"{H200} CUDA_ON_CPU_CUDNN_VERSION=92400", "--sdpa-linear", "without --sdpa-linear"),
-    (f"{H200} CUDA_ON_CPU_CUDNN_VERSION=92500", "--sdpa-linear"),
     ("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0", "", "ATTN_DP_WORKSPACE_LIMIT is ignored"),
     ("CUDNN_RESCALE_THRESHOLD=1", "", "CUDNN_RESCALE_THRESHOLD is ignored"),
     (
@@ -178,7 +174,7 @@ def test_workspace(tmp_path):
     # dS of 8 query heads, (1088, 1152) or (2112, 2176) in bf16, takes 20 or 74 MiB per sequence. The limit is half of
     # the device memory that the run leaves, at least 64 MiB, and 1 GiB without a device.
     model = "--dry-run --layers 1 --hidden 64 --heads 4 --kv-heads 4 --head-dim 16 --ffn 96 --vocab 256"
-    small, linear = "CUDA_ON_CPU_MEMORY=64", f"{H200} CUDA_ON_CPU_CUDNN_VERSION=92500"
+    small = "CUDA_ON_CPU_MEMORY=64"
     for env, options, end in [
         ("", "--seq-len 1030 --batch-size 16", IN_ORDER),
         ("CUDA_ON_CPU_DEVICES=0", "--seq-len 1030 --batch-size 16", IN_ORDER),
@@ -186,7 +182,6 @@ def test_workspace(tmp_path):
         (small, "--seq-len 2100 --batch-size 1", f"{IN_ORDER}, 2 of 4 groups of heads per call"),
         (small, "--seq-len 2100 --batch-size 2", f"{IN_ORDER}, 1 sequence per call, 2 of 4 groups of heads per call"),
         (small, "--seq-len 2100 --batch-size 2 --no-deterministic", "nondeterministic backward"),
-        (f"{small} {linear}", "--seq-len 2100 --batch-size 2 --sdpa-linear", IN_ORDER),
     ]:
         out = on_device(tmp_path, model, options, env=env).done().out
         assert re.match(rf"attention: .*{end}\n", out), (env, options, out)
