@@ -372,7 +372,7 @@ static void test_start_options(void) {
         const char *arguments[5];
         double seconds;
         const char *directory;
-    } cases[] = {{{"t", "--nvls", "--out", NULL, NULL}, 60, NULL},
+    } cases[] = {{{"t", "--no-deterministic", "--out", NULL, NULL}, 60, NULL},
                  {{"t", NULL, NULL, NULL, NULL}, 60, NULL},
                  {{"t", "--start-timeout", "2.5", NULL, NULL}, 2.5, NULL},
                  {{"t", "--start-timeout=7", NULL, NULL, NULL}, 7, NULL},
@@ -391,7 +391,7 @@ static void test_start_options(void) {
         for (; argc < 5 && cases[i].arguments[argc]; argc++) argv[argc] = (char *)cases[i].arguments[argc];
         CommStart start = options_comm_start(argc, argv);
         const char *directory = cases[i].directory;
-        EXPECT(start.nvls == (i == 0), "case %zu: --nvls is %d", i, start.nvls);
+        EXPECT(start.nvls == (i == 0), "case %zu: nvls is %d", i, start.nvls);
         EXPECT(start.timeout == cases[i].seconds, "case %zu: %g s", i, start.timeout);
         EXPECT(directory ? start.directory && strcmp(start.directory, directory) == 0 : !start.directory,
                "case %zu: directory %s", i, start.directory ? start.directory : "(none)");

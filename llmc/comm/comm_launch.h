@@ -36,7 +36,7 @@ typedef struct {
 } Launch;
 
 // What comm_open gets: seconds until all ranks are connected, besides those that the number of ranks adds; --rendezvous
-// or --out, or NULL; --nvls.
+// or --out, or NULL; nvls: NCCL may add in NVLink switches.
 typedef struct {
     double timeout;
     const char *directory;

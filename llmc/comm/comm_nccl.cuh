@@ -11,8 +11,8 @@ used only at the start) or by srun without MPI.
   numerics  NCCL sums fp32 gradients in an order that depends on its version, the topology and the number of ranks.
             Runs are repeatable bit for bit on the same machines. With groups the sum of each is reduced over the
             groups by an all-reduce. In bf16 the ranks of a group exchange pieces, which are summed here in the order of
-            ranks. The sums of switches (NVLS) are not repeatable, so NVLS is disabled without --nvls. All ranks have
-            the same bits after an all-gather.
+            ranks. The sums of switches (NVLS) are not repeatable, so NVLS is off, except with
+            --no-deterministic and NCCL_NVLS_ENABLE. All ranks have the same bits after an all-gather.
   time      wait_seconds: events around each wait of main_stream, plus the waits of the host
   start     ncclCommInitRank has one root, which every rank connects to. From 256 ranks on there is one for each 128
             (ncclCommInitRankScalable of NCCL 2.23 and later), on different machines
@@ -101,7 +101,7 @@ static inline void comm_open(const CommStart *start) {
     cudaError_t status;
     int count = nccl_choose_device(&l, &status);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
-    setenv("NCCL_NVLS_ENABLE", start->nvls ? "2" : "0", true); // see numerics; 2: where the GPUs support it
+    setenv("NCCL_NVLS_ENABLE", "0", !start->nvls); // see numerics
     nccl_plan_roots();
     ncclResult_t id_status = ncclSuccess;
     for (int p = 0; p < nccl.roots && count > 0; p++)

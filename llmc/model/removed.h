@@ -36,6 +36,8 @@ static const Removed removed[] = {
     {REMOVED_SAVED, "fp8-fast-accum", "no", "sums of --gemm fp8 are fp32", "46bfc17d"},
     {REMOVED_SAVED, "sdpa-linear", "no", "--no-deterministic needs less memory and is faster, and the last bits vary",
      "46bfc17d"},
+    {REMOVED_LOCAL, "nvls", NULL, "with --no-deterministic, NCCL_NVLS_ENABLE=2 lets NVLink switches add up gradients",
+     "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

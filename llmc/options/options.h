@@ -274,8 +274,8 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
     return taken;
 }
 
-// How the ranks connect: --start-timeout, or its default, --rendezvous or --out, and --nvls. Ranks connect before
-// options are parsed, so that only one rank reports errors in them.
+// How the ranks connect: --start-timeout or its default, --rendezvous or --out, and whether --no-deterministic is
+// given. Ranks connect before options are parsed, so that only one rank reports errors in them.
 static inline CommStart options_comm_start(int argc, char **argv) {
     static const char *const names[] = {"--start-timeout", "--out", "--rendezvous"}; // the last one counts
     Options o;
@@ -291,7 +291,7 @@ static inline CommStart options_comm_start(int argc, char **argv) {
             if (n > 0) start.directory = value;
             else option_set(&o, option_row(names[n] + 2), value); // options_parse reports what this does not accept
         }
-    for (int i = 1; i < argc; i++) start.nvls = start.nvls || strcmp(argv[i], "--nvls") == 0;
+    for (int i = 1; i < argc; i++) start.nvls = start.nvls || strcmp(argv[i], "--no-deterministic") == 0;
     start.timeout = o.start_timeout;
     options_free(&o);
     return start;

@@ -356,8 +356,6 @@ static inline int options_exclusions(const Options *o) {
                "--zero-group %" PRId64 " does not divide the number of ranks, %d: it must be a divisor, 2 or more, or "
                "0 for one group",
                o->zero_group, options_ranks(o));
-    if (o->nvls && o->deterministic && (o->device || !ops_use_host_memory))
-        REFUSE(problems, "--nvls requires --no-deterministic: the sums of NVLink switches differ between runs");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
         REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
@@ -431,7 +429,6 @@ static inline void options_warn_unused(const Options *o) {
         {"keep", !saves, "without --out"},
         {"measure-peak", o->measure_peak && on_cpu, "on a CPU, whose peak is always measured"},
         {"deterministic", !o->deterministic && on_cpu, "on a CPU, which is always deterministic"},
-        {"nvls", o->nvls && (on_cpu || options_ranks(o) == 1), "on a CPU or with one rank"},
         {"prompt", !samples, "without --generate or --sample-every"},
         {"prompt-tokens", !samples, "without --generate or --sample-every"},
         {"temperature", !samples, "without --generate or --sample-every"},

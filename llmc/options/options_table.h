@@ -57,7 +57,6 @@ typedef struct {
     int reduce_dtype; // a ReduceType
     double timeout, start_timeout;
     const char *rendezvous;
-    bool nvls;
     int64_t check_ranks_every, ranks; // ranks: for --dry-run; 0: not given
     double link_gbs;
     const char *rollback; // NULL: off
@@ -373,9 +372,6 @@ static const OptionRow option_rows[] = {
         "(0, 1e9)", NULL, "abort when not all ranks have connected within this time, plus 1 s for each 10 ranks"},
     {"ranks (mpirun, srun)", "rendezvous", OPTION_TEXT, OPTION_LOCAL, FIELD(rendezvous), "DIR", NULL, NULL, NULL,
         "directory that all machines share, in which the ranks find each other and keep their states (default: --out)"},
-    {"ranks (mpirun, srun)", "nvls", OPTION_BOOL, OPTION_LOCAL, FIELD(nvls), NULL, "no", NULL, NULL,
-        "on GPUs: let NVLink switches add up gradients (NVLS), where there are any; runs are then not repeatable, so "
-        "this requires --no-deterministic"},
     {"ranks (mpirun, srun)", "check-ranks-every", OPTION_INT, OPTION_SAVED, FIELD(check_ranks_every), "N", "0",
         "[0, 1e15]", NULL,
         "every N steps and before each checkpoint, compare the state of all ranks bit for bit; 0: never"},
