@@ -1170,8 +1170,8 @@ static void run_alloc(Run *run) {
     const ModelPlan *plan = &model->plan;
     size_t agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
     int ranks = comm_ranks();
-    comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level, plan->sharding.ranks,
-               plan->sharding.narrow); // first: its test takes memory for a while
+    comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level,
+               plan->sharding.ranks); // first: its test takes memory for a while
     model_alloc(model, NULL);
     ops_init(plan->workspace_bytes);
     if (run_sampling_plan(run)) model_alloc(&run->sampling_model, model);

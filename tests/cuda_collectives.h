@@ -23,8 +23,8 @@ static void collectives_of_one_rank(size_t count) {
     sum = (grad_t *)buffer_alloc(count * sizeof(grad_t), "a test");
     for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 65536);
     buffer_upload(bucket, host, count * sizeof(grad_t));
-    uint64_t first = comm_reduce_scatter(bucket, count, sum, true, true, false),
-             second = comm_reduce_scatter(bucket, count, sum, true, true, false);
+    uint64_t first = comm_reduce_scatter(bucket, count, sum, true, true),
+             second = comm_reduce_scatter(bucket, count, sum, true, true);
     EXPECT(second == first + 1, "tickets %d and %d", (int)first, (int)second);
     comm_wait(comm_all_gather(sum, sum + comm_rank() * count, count * sizeof(grad_t)));
     buffer_download(host, sum, count * sizeof(grad_t));

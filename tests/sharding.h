@@ -21,8 +21,8 @@ static void test_shard_owners(void) {
                 unsigned char *owners = (unsigned char *)checked_calloc(list.buffer_count, 1);
                 size_t limit = limits[(k + level) % 4];
                 for (int rank = 0; rank < ranks; rank++) {
-                    Sharding s = sharding_build(
-                        &list, (RunRanks){rank, ranks, ranks, level, false, {OPTIMIZER_ADAMW}}, limit);
+                    Sharding s =
+                        sharding_build(&list, (RunRanks){rank, ranks, ranks, level, OPTIMIZER_ADAMW}, limit);
                     unsigned char *used = (unsigned char *)checked_calloc(s.own, 1);
                     EXPECT(s.own * ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks, s.own,
                            list.buffer_count);
@@ -54,8 +54,7 @@ static void test_shard_owners(void) {
 // tensors of a group, which the norm includes, is 0, whatever the group before it left in the same place.
 static void expect_clean_padding(const ModelConfig *c, const char *why) {
     Model m;
-    model_plan(&m, c, 1, c->T, FOR_TRAINING, RECOMPUTE_NOTHING,
-               (RunRanks){0, 3, 3, 2, false, {OPTIMIZER_ADAMW}});
+    model_plan(&m, c, 1, c->T, FOR_TRAINING, RECOMPUTE_NOTHING, (RunRanks){0, 3, 3, 2, OPTIMIZER_ADAMW});
     model_alloc(&m, NULL);
     const TensorList *list = &m.plan.tensors;
     for (int i = c->tied ? -1 : 0; i < 2 * (c->L + 2 - c->tied); i++) { // tied: group 0 comes first, else last
@@ -102,7 +101,7 @@ static void test_bucket_sizes(void) {
         Model model;
         c.V = 1 << 22;
         model_plan(&model, &c, 1, 8, FOR_TRAINING, RECOMPUTE_NOTHING,
-                   (RunRanks){0, ranks[i], ranks[i], 1, false, {OPTIMIZER_ADAMW}});
+                   (RunRanks){0, ranks[i], ranks[i], 1, OPTIMIZER_ADAMW});
         EXPECT(model.plan.sharding.largest == bucket_elements(ranks[i]),
                "%d ranks: the largest bucket has %zu elements", ranks[i], model.plan.sharding.largest);
         model_free(&model, false);

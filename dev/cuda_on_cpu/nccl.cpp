@@ -227,26 +227,6 @@ ncclResult_t join(const char *call, ncclComm_t *comm, int ranks, int rank, int c
 
 } // namespace
 
-// The sends and receives of a group, which must be an exchange of equal pieces of one buffer among all ranks.
-struct Exchange {
-    bool open;
-    std::vector<const void *> from;
-    std::vector<void *> to;
-    size_t count;
-    ncclComm_t comm;
-    cudaStream_t stream;
-} in_group;
-
-void check_exchange(const char *call, size_t count, ncclDataType_t type, int peer, size_t next, ncclComm_t comm,
-                    cudaStream_t stream) {
-    if (type != ncclBfloat16) fail("%s: only ncclBfloat16 is stood in for", call);
-    if (!in_group.open) fail("%s: only an exchange in a group is stood in for", call);
-    if (in_group.from.empty() && in_group.to.empty()) in_group.count = count, in_group.comm = comm;
-    in_group.stream = stream;
-    if (count != in_group.count || comm != in_group.comm || peer != (int)next)
-        fail("%s: only an exchange of equal pieces, in the order of ranks, is stood in for", call);
-}
-
 extern "C" {
 
 ncclResult_t ncclGetVersion(int *version) {
@@ -348,39 +328,6 @@ ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDat
     return collective("ncclReduceScatter", comm, stream, bytes, (int)op, from, to, piece, [=](uint64_t number) {
         sum_floats((float *)to, comm, number, (size_t)comm->rank * count, count);
     });
-}
-ncclResult_t ncclGroupStart(void) {
-    in_group = {true, {}, {}, 0, nullptr, nullptr};
-    return ncclSuccess;
-}
-ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                      cudaStream_t stream) {
-    check_exchange("ncclSend", count, type, peer, in_group.from.size(), comm, stream);
-    in_group.from.push_back(from);
-    return ncclSuccess;
-}
-ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
-    check_exchange("ncclRecv", count, type, peer, in_group.to.size(), comm, stream);
-    in_group.to.push_back(to);
-    return ncclSuccess;
-}
-ncclResult_t ncclGroupEnd(void) {
-    const Exchange e = in_group;
-    in_group.open = false;
-    ncclResult_t status = check_communicator("ncclGroupEnd", e.comm);
-    if (status != ncclSuccess) return status;
-    size_t ranks = (size_t)e.comm->ranks, piece = e.count * 2;
-    if (e.from.size() != ranks || e.to.size() != ranks) fail("ncclGroupEnd: an exchange lacks a rank");
-    for (size_t r = 0; r < ranks; r++)
-        if (e.from[r] != (const char *)e.from[0] + r * piece || e.to[r] != (char *)e.to[0] + r * piece)
-            fail("ncclGroupEnd: the pieces of an exchange are not one buffer");
-    void *to = e.to[0];
-    ncclComm_t comm = e.comm;
-    return collective(
-        "an exchange", comm, e.stream, ranks * piece, 0, e.from[0], to, ranks * piece, [=](uint64_t number) {
-            for (int r = 0; r < comm->ranks; r++)
-                memcpy((char *)to + (size_t)r * piece, comm->data(number, r) + (size_t)comm->rank * piece, piece);
-        });
 }
 ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {

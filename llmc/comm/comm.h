@@ -4,10 +4,9 @@ comm.h: communication between the ranks of a run.
 
   void comm_open(start)                     called first in main: determines rank and number of ranks, connects the
                                             ranks in the directory and the time of `start`, and starts the watchdog
-  void comm_alloc(bucket_bytes, level, group, narrow)
+  void comm_alloc(bucket_bytes, level, group)
                                             memory for buckets of up to bucket_bytes with --zero `level`, before step 1.
-                                            Each `group` ranks in a row share their state (--zero-group). narrow: the
-                                            ranks of a group send gradients in bf16 (--reduce-dtype)
+                                            Each `group` ranks in a row share their state (--zero-group)
   int  comm_rank(), comm_ranks()            0 and 1 without a launcher
   int  comm_ranks_here()                    ranks on this machine, which share its cores
   int  comm_groups(), comm_group()          the number of groups, and this rank's
@@ -21,11 +20,10 @@ comm.h: communication between the ranks of a run.
 
   Operation memory. All ranks start the same operations in the same order; they run asynchronously, in that order. Here
   `ranks` are those of a group, and `rank` is the place in it.
-    ticket = comm_reduce_scatter(bucket, piece, out, add, whole, exact)
+    ticket = comm_reduce_scatter(bucket, piece, out, add, whole)
                                             bucket [ranks][piece]; out [piece] = (add: +=) the sum over the group of
                                             piece `rank` of their buckets, in fp32; out may be that piece. whole: then
-                                            out = the sum over all groups, with the same bits in each. exact: also
-                                            with --reduce-dtype bf16 in fp32
+                                            out = the sum over all groups, with the same bits in each
     ticket = comm_all_gather(bucket, own, piece_bytes)
                                             bucket [ranks][piece_bytes]: each rank provides own [piece_bytes], which may
                                             be its piece of the bucket
@@ -34,8 +32,8 @@ comm.h: communication between the ranks of a run.
 
   backends  comm_mpi.h for operations on the CPU; comm_nccl.cuh for operations on GPUs; comm_single.h for a program
             built without the library, which rejects more than one rank
-  traffic   (ranks-1)/ranks of a bucket, sent and received per rank, for either collective; half of that for a
-            reduction in bf16; whole: besides, twice (groups-1)/groups of a piece
+  traffic   (ranks-1)/ranks of a bucket, sent and received per rank, for either collective; whole:
+            besides, twice (groups-1)/groups of a piece
   faults    The watchdog detects ranks that have ended or hang. It is told when this rank waits.
 */
 // clang-format on

@@ -11,7 +11,6 @@ comm_mpi.h: the backend of comm.h for operations on the CPU, over MPI.
 // clang-format on
 #pragma once
 #ifdef USE_MPI
-#include "../base/dtype.h"
 #include "comm_launch.h"
 
 #ifndef COMM_QUEUE
@@ -28,13 +27,12 @@ typedef struct {
     const void *mine; // the own part of a gather
     size_t count;     // elements of a piece for a reduction, otherwise bytes
     grad_t *out;
-    bool add, whole, narrow;
+    bool add, whole;
 } CommOp;
 
 static struct {
     MPI_Comm group, across; // the ranks of this group; those with this place in their groups
-    bool narrow;
-    grad_t *staging; // [ranks][piece]: received pieces; narrow: those to send, then those received, in bf16
+    grad_t *staging;        // [ranks][piece]: received pieces
     size_t staging_bytes;
     CommOp queue[COMM_QUEUE];
     uint64_t begun, done; // operations; the ticket of an operation is the value of `begun` after it
@@ -44,10 +42,9 @@ static struct {
     pthread_cond_t changed;
 } comm_mpi = {MPI_COMM_NULL,
               MPI_COMM_NULL,
-              false,
               NULL,
               0,
-              {{COMM_GATHER, NULL, NULL, 0, NULL, false, false, false}},
+              {{COMM_GATHER, NULL, NULL, 0, NULL, false, false}},
               0,
               0,
               false,
@@ -66,15 +63,14 @@ static inline void comm_wait_request(MPI_Request *request) {
     }
 }
 
-// out = (add: +=) the sum of the pieces of this type, in the order of ranks
-static inline void comm_sum_pieces(grad_t *out, const void *pieces, DType type, int ranks, size_t piece, bool add) {
-    grad_t sum[COMM_BLOCK], next[COMM_BLOCK];
-    size_t size = dtype_size(type);
+// out = (add: +=) the sum of the pieces, in the order of ranks
+static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks, size_t piece, bool add) {
+    grad_t sum[COMM_BLOCK];
     for (size_t begin = 0; begin < piece; begin += COMM_BLOCK) {
         size_t n = min_size(COMM_BLOCK, piece - begin);
-        convert_elements(sum, DTYPE_OF(grad_t), (const char *)pieces + begin * size, type, n);
+        memcpy(sum, pieces + begin, n * sizeof(grad_t));
         for (int r = 1; r < ranks; r++) {
-            convert_elements(next, DTYPE_OF(grad_t), (const char *)pieces + (r * piece + begin) * size, type, n);
+            const grad_t *next = pieces + r * piece + begin;
 #pragma omp simd
             for (size_t i = 0; i < n; i++) sum[i] += next[i];
         }
@@ -94,7 +90,7 @@ static inline void comm_sum_groups(grad_t *x, size_t count, MPI_Datatype type) {
         MPI_Request request;
         MPI_OK(MPI_Iallgather(x + begin, n, type, comm_mpi.staging, n, type, comm_mpi.across, &request));
         comm_wait_request(&request);
-        comm_sum_pieces(x + begin, comm_mpi.staging, DTYPE_OF(grad_t), comm_groups(), (size_t)n, false);
+        comm_sum_pieces(x + begin, comm_mpi.staging, comm_groups(), (size_t)n, false);
     }
 }
 
@@ -102,17 +98,9 @@ static inline void comm_sum_groups(grad_t *x, size_t count, MPI_Datatype type) {
 static inline void comm_sum_group(const CommOp *op, MPI_Datatype type) {
     MPI_Request request;
     int count = (int)op->count;
-    size_t all = comm.group_ranks * op->count;
-    const void *send = op->buffer;
-    char *pieces = (char *)comm_mpi.staging;
-    DType sent = op->narrow ? DTYPE_BF16 : DTYPE_OF(grad_t);
-    if (op->narrow) {
-        type = MPI_UINT16_T, send = pieces, pieces += all * dtype_size(sent);
-        convert_elements(comm_mpi.staging, sent, op->buffer, DTYPE_OF(grad_t), all);
-    }
-    MPI_OK(MPI_Ialltoall(send, count, type, pieces, count, type, comm_mpi.group, &request));
+    MPI_OK(MPI_Ialltoall(op->buffer, count, type, comm_mpi.staging, count, type, comm_mpi.group, &request));
     comm_wait_request(&request);
-    comm_sum_pieces(op->out, pieces, sent, comm.group_ranks, op->count, op->add);
+    comm_sum_pieces(op->out, comm_mpi.staging, comm.group_ranks, op->count, op->add);
 }
 
 static inline void comm_execute(const CommOp *op) {
@@ -188,33 +176,31 @@ static inline void comm_wait(uint64_t ticket) {
     pthread_mutex_unlock(&comm_mpi.lock);
 }
 
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole,
-                                           bool exact) {
-    CommOp op = {COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add, whole, comm_mpi.narrow && !exact};
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
+    CommOp op = {COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add, whole};
     assert(comm.ranks > 1 && comm_mpi.staging_bytes >= comm.group_ranks * piece * sizeof(grad_t));
     return comm_enqueue(op);
 }
 static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {
-    CommOp op = {COMM_ALL_GATHER, bucket, own, piece_bytes, NULL, false, false, false};
+    CommOp op = {COMM_ALL_GATHER, bucket, own, piece_bytes, NULL, false, false};
     return comm_enqueue(op);
 }
 
 static inline void comm_gather(void *all, const void *mine, size_t bytes) {
-    CommOp op = {COMM_GATHER, all, mine, bytes, NULL, false, false, false};
+    CommOp op = {COMM_GATHER, all, mine, bytes, NULL, false, false};
     if (comm.ranks == 1) memcpy(all, mine, bytes);
     else comm_wait(comm_enqueue(op));
 }
 static inline void comm_broadcast(void *data, size_t bytes) {
-    CommOp op = {COMM_BROADCAST, data, NULL, bytes, NULL, false, false, false};
+    CommOp op = {COMM_BROADCAST, data, NULL, bytes, NULL, false, false};
     if (comm.ranks > 1) comm_wait(comm_enqueue(op));
 }
 
 // The thread for communication has nothing to do then: the only other caller of MPI waits for it.
-static inline void comm_alloc(size_t bucket_bytes, int level, int group, bool narrow) {
+static inline void comm_alloc(size_t bucket_bytes, int level, int group) {
     (void)level;
     if (comm.ranks == 1) return;
     comm.group_ranks = group;
-    comm_mpi.narrow = narrow;
     comm_mpi.group = MPI_COMM_WORLD;
     watch_wait_begin();
     if (comm_groups() > 1) {

@@ -10,8 +10,7 @@ used only at the start) or by srun without MPI.
             are for small data, where the host waits anyway.
   numerics  NCCL sums fp32 gradients in an order that depends on its version, the topology and the number of ranks.
             Runs are repeatable bit for bit on the same machines. With groups the sum of each is reduced over the
-            groups by an all-reduce. In bf16 the ranks of a group exchange pieces, which are summed here in the order of
-            ranks. The sums of switches (NVLS) are not repeatable, so NVLS is off, except with
+            groups by an all-reduce. The sums of switches (NVLS) are not repeatable, so NVLS is off, except with
             --no-deterministic and NCCL_NVLS_ENABLE. All ranks have the same bits after an all-gather.
   time      wait_seconds: events around each wait of main_stream, plus the waits of the host
   start     ncclCommInitRank has one root, which every rank connects to. From 256 ranks on there is one for each 128
@@ -233,46 +232,13 @@ template <int W> static __global__ void add_piece_kernel(size_t begin, size_t en
     store_fp32<W>(out + i, sum);
 }
 
-static __global__ void narrow_kernel(uint16_t *to, const grad_t *from, size_t count) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) to[i] = __bfloat16_as_ushort(__float2bfloat16_rn((float)from[i]));
-}
-// out = (add: +=) the sum of pieces, in the order of ranks                  pieces [ranks][piece] in bf16
-static __global__ void sum_pieces_kernel(grad_t *out, const uint16_t *pieces, int ranks, size_t piece, bool add) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= piece) return;
-    float sum = 0;
-    for (int r = 0; r < ranks; r++) sum += __uint_as_float((unsigned)pieces[r * piece + i] << 16);
-    out[i] = add ? out[i] + sum : sum;
-}
-
-static inline void nccl_exchange_narrow(grad_t *bucket, size_t piece, grad_t *out, bool add) {
-    enum { THREADS = 256 };
-    size_t count = comm.group_ranks * piece;
-    uint16_t *send = (uint16_t *)(void *)nccl.received, *received = send + count;
-    assert(nccl.received_bytes >= 2 * count * sizeof(*send));
-    LAUNCH_ON(nccl.stream, narrow_kernel, blocks_of(count, THREADS), THREADS, 0, send, bucket, count);
-    NCCL_CHECK(ncclGroupStart());
-    for (int r = 0; r < comm.group_ranks; r++) {
-        NCCL_CHECK(ncclSend(send + r * piece, piece, ncclBfloat16, r, nccl.group, nccl.stream));
-        NCCL_CHECK(ncclRecv(received + r * piece, piece, ncclBfloat16, r, nccl.group, nccl.stream));
-    }
-    NCCL_CHECK(ncclGroupEnd());
-    LAUNCH_ON(nccl.stream, sum_pieces_kernel, blocks_of(piece, THREADS), THREADS, 0, out, received, comm.group_ranks,
-              piece, add);
-}
-
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole,
-                                           bool exact) {
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
     static_assert(sizeof(grad_t) == sizeof(float), "gradients are summed as ncclFloat");
-    bool narrow = nccl.narrow && !exact;
     assert(nccl.group && (!add || nccl.received_bytes >= piece * sizeof(grad_t)));
     uint64_t ticket = nccl_begin(main_stream);
-    if (narrow) nccl_exchange_narrow(bucket, piece, out, add);
-    else
-        NCCL_CHECK(
-            ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.group, nccl.stream));
-    if (add && !narrow)
+    NCCL_CHECK(
+        ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.group, nccl.stream));
+    if (add)
         LAUNCH_ELEMENTS_ON(nccl.stream, add_piece_kernel, packed(0, out, nccl.received), piece, out, nccl.received);
     if (whole && nccl.across) NCCL_CHECK(ncclAllReduce(out, out, piece, ncclFloat, ncclSum, nccl.across, nccl.stream));
     return nccl_end(ticket);
@@ -326,7 +292,7 @@ static inline void comm_broadcast(void *data, size_t bytes) {
 
 // NCCL connects ranks at their first collective, which may take seconds and memory. This does it now, with a bucket of
 // the final size, and checks the result: misconfigured machines (an IOMMU between two GPUs, for example) deliver wrong
-// data. The numbers and their sums are exact in bf16 and fp32.
+// data. The numbers and their sums are exact in fp32.
 static inline void nccl_self_test(size_t bucket_bytes) {
     size_t piece = bucket_bytes / sizeof(grad_t) / comm.group_ranks, count = piece * comm.group_ranks, wrong = 0;
     size_t before = nccl_free_bytes();
@@ -336,7 +302,7 @@ static inline void nccl_self_test(size_t bucket_bytes) {
     for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 251) + (grad_t)(comm.rank % 5);
     buffer_upload(bucket, host, count * sizeof(grad_t));
     grad_t *own = bucket + comm_place() * piece;
-    comm_reduce_scatter(bucket, piece, own, false, true, false);
+    comm_reduce_scatter(bucket, piece, own, false, true);
     comm_wait(comm_all_gather(bucket, own, piece * sizeof(grad_t)));
     buffer_download(host, bucket, count * sizeof(grad_t));
     for (size_t i = 0; i < count; i++) wrong += host[i] != (grad_t)comm.ranks * (grad_t)(i % 251) + shares;
@@ -363,14 +329,13 @@ static inline void nccl_split(int group) {
     nccl.own_bytes += before - min_size(before, nccl_free_bytes());
 }
 
-static inline void comm_alloc(size_t bucket_bytes, int level, int group, bool narrow) {
+static inline void comm_alloc(size_t bucket_bytes, int level, int group) {
     if (comm.ranks == 1) return;
     const char *phase = start_phase("communicator");
     nccl_init();
     nccl_split(group);
-    nccl.received_bytes = comm_received_bytes(bucket_bytes, group, level, narrow);
+    nccl.received_bytes = comm_received_bytes(bucket_bytes, group, level);
     if (nccl.received_bytes) nccl.received = (grad_t *)buffer_alloc(nccl.received_bytes, "gradients of other ranks");
-    nccl.narrow = narrow;
     nccl_self_test(bucket_bytes);
     nccl.measured = true;
     start_phase(phase);

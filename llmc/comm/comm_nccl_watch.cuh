@@ -36,8 +36,7 @@ static struct {
     cudaEvent_t wait_begin[NCCL_WAITS], wait_end[NCCL_WAITS];
     uint64_t waits, waits_read; // waits of main_stream, and those whose duration was added up
     char *host, *memory;        // pinned and device memory: [1+ranks][NCCL_HOST_BYTES]
-    bool narrow;
-    grad_t *received; // [piece]: --zero 2 and 3; narrow: bf16 to send, then received, each [ranks][piece]
+    grad_t *received;           // [piece]: --zero 2 and 3
     size_t received_bytes;
     size_t own_bytes;            // device memory that NCCL uses
     bool measured;               // own_bytes is that of all connections

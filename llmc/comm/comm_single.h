@@ -21,14 +21,13 @@ static inline void comm_open(const CommStart *start) {
           comm_missing);
 }
 static inline void comm_close(void) {}
-static inline void comm_alloc(size_t bucket_bytes, int level, int group, bool narrow) {
-    (void)bucket_bytes, (void)level, (void)group, (void)narrow;
+static inline void comm_alloc(size_t bucket_bytes, int level, int group) {
+    (void)bucket_bytes, (void)level, (void)group;
 }
 static inline void comm_gather(void *all, const void *mine, size_t bytes) { memcpy(all, mine, bytes); }
 static inline void comm_broadcast(void *data, size_t bytes) { (void)data, (void)bytes; }
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole,
-                                           bool exact) {
-    (void)bucket, (void)piece, (void)out, (void)add, (void)whole, (void)exact;
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
+    (void)bucket, (void)piece, (void)out, (void)add, (void)whole;
     return 0;
 }
 static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes) {

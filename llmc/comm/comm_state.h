@@ -21,12 +21,12 @@ static inline int comm_place(void) { return comm.rank % comm.group_ranks; }
 
 // Memory of a rank for the pieces that it receives from the ranks of a group, also for a --dry-run of more ranks than
 // there are. The MPI backend sums received pieces itself; NCCL does, except for the last addition of --zero 2 and 3.
-static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int level, bool narrow) {
+static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int level) {
     if (ranks == 1) return 0;
 #if defined DEVICE_OPS || defined RECORDED_OPS
-    return narrow ? bucket_bytes : level >= 2 ? bucket_bytes / ranks : 0; // narrow: a bucket to send and one received
+    return level >= 2 ? bucket_bytes / ranks : 0;
 #else
-    (void)level, (void)narrow;
+    (void)level;
     return bucket_bytes;
 #endif
 }

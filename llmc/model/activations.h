@@ -387,8 +387,8 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     plan_copies(plan);
     plan_count_bytes(plan);
     if (purpose == FOR_TRAINING)
-        plan->received_bytes = comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks.group,
-                                                   plan->sharding.level, ranks.narrow);
+        plan->received_bytes =
+            comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks.group, plan->sharding.level);
     int widest = max_int(config->C, plan->dims.norm_width), N = plan->rows;
     size_t needs[] = {plan_attention(plan),
                       rmsnorm_workspace_bytes(widest),

@@ -45,10 +45,10 @@ static inline void muon_assign(ModelPlan *plan, int first, int end) {
 static inline void muon_plan(ModelPlan *plan, bool trains) {
     TensorList *list = &plan->tensors;
     Sharding *sharding = &plan->sharding;
-    const bool rows = plan->optimizer.kind == OPTIMIZER_NORMUON;
+    const bool rows = plan->optimizer == OPTIMIZER_NORMUON;
     size_t less[2] = {0, 0};
     plan->second_count = sharding->level ? sharding->own : list->buffer_count;
-    list->muon = trains && plan->optimizer.kind != OPTIMIZER_ADAMW;
+    list->muon = trains && plan->optimizer != OPTIMIZER_ADAMW;
     if (!list->muon) return;
     for (Tensor *t = list->tensors; t < list->tensors + list->count; t++) {
         size_t own = 0;

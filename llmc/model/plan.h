@@ -37,7 +37,7 @@ typedef struct {
     AttentionDims cross_dims; // of one without: layer_cross
     TensorList tensors;
     Sharding sharding;
-    OptimizerChoice optimizer;
+    Optimizer optimizer;
     int B, T;       // largest micro-batch; for generation: sequences, and positions of each
     int rows;       // largest N of a forward: B*T, or for generation fewer: the prompt is processed in pieces
     int Vp;         // row stride of the logits: V rounded up to 64
@@ -69,7 +69,7 @@ static inline int plan_ranks(const ModelPlan *plan) { return plan->sharding.rank
 // What plan_build gets for the same rank at another level of --zero.
 static inline RunRanks plan_run_ranks(const ModelPlan *plan, int zero) {
     const Sharding *s = &plan->sharding;
-    return (RunRanks){s->rank, plan_ranks(plan), s->ranks, zero, s->narrow, plan->optimizer};
+    return (RunRanks){s->rank, plan_ranks(plan), s->ranks, zero, plan->optimizer};
 }
 
 static inline TensorKind head_kind(const ModelPlan *plan) { return plan->config.tied ? T_EMBED : T_LM_HEAD; }

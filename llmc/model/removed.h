@@ -38,6 +38,7 @@ static const Removed removed[] = {
      "46bfc17d"},
     {REMOVED_LOCAL, "nvls", NULL, "with --no-deterministic, NCCL_NVLS_ENABLE=2 lets NVLink switches add up gradients",
      "46bfc17d"},
+    {REMOVED_SAVED, "reduce-dtype", "fp32", "ranks send gradients in fp32", "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

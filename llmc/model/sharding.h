@@ -47,7 +47,6 @@ typedef struct {
 
 typedef struct {
     int rank, ranks, level;
-    bool narrow;  // gradients are sent in bf16
     int replicas; // groups of ranks that each have the whole state; the run has ranks * replicas
     int count, groups;
     Bucket *buckets; // [count], in the order of the buffers
@@ -58,23 +57,19 @@ typedef struct {
 } Sharding;
 
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON, OPTIMIZER_NORMUON } Optimizer;
-typedef struct {
-    Optimizer kind;
-} OptimizerChoice;
 
-// A process among those of its run: each `group` ranks in a row share their state as --zero `zero` says. narrow: they
-// send gradients in bf16. The optimizer decides what the state is.
+// A process among those of its run: each `group` ranks in a row share their state as --zero `zero` says. The optimizer
+// decides what the state is.
 typedef struct {
     int rank, ranks, group, zero;
-    bool narrow;
-    OptimizerChoice optimizer;
+    Optimizer optimizer;
 } RunRanks;
-static const RunRanks one_rank = {0, 1, 1, 0, false, {OPTIMIZER_ADAMW}};
+static const RunRanks one_rank = {0, 1, 1, 0, OPTIMIZER_ADAMW};
 
 static inline Sharding sharding_build(const TensorList *list, RunRanks r, size_t bucket_limit) {
     Sharding s;
     memset(&s, 0, sizeof(s));
-    s.rank = r.rank % r.group, s.replicas = r.ranks / r.group, s.narrow = r.narrow;
+    s.rank = r.rank % r.group, s.replicas = r.ranks / r.group;
     s.ranks = list->ranks, s.level = list->ranks > 1 ? r.zero : 0;
     s.groups = list->L + 2;
     s.own = s.second = list->buffer_count / list->ranks;

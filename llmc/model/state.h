@@ -257,7 +257,7 @@ static inline void grads_close(ModelState *s, int l) {
         const Bucket *b = &sharding->buckets[i];
         grad_t *bucket = s->group_grads[group] + (b->begin - s->plan->tensors.group_offset[group]);
         bool add = s->own_grads && s->micro_step > 0;
-        s->reduced[group] = comm_reduce_scatter(bucket, b->piece, own_bucket(s, b), add, s->whole, false);
+        s->reduced[group] = comm_reduce_scatter(bucket, b->piece, own_bucket(s, b), add, s->whole);
         if (sharding->level == 0)
             s->reduced[group] = comm_all_gather(bucket, own_bucket(s, b), b->piece * sizeof(grad_t));
     }
@@ -350,7 +350,7 @@ static inline void layer_orthogonalize(ModelState *s, int l, double beta2) {
     for (int i = sharding->first[group]; i < sharding->first[group + 1] && sharding->ranks > 1; i++) {
         const Bucket *b = &sharding->buckets[i];
         grad_t *bucket = steps + (b->begin - begin);
-        ticket = comm_reduce_scatter(bucket, b->piece, own_bucket(s, b), false, false, true);
+        ticket = comm_reduce_scatter(bucket, b->piece, own_bucket(s, b), false, false);
         if (level == 0) ticket = comm_all_gather(bucket, own_bucket(s, b), b->piece * sizeof(grad_t));
     }
     comm_wait(ticket);

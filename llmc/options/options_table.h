@@ -54,7 +54,6 @@ typedef struct {
     bool deterministic, memory_check, measure_peak, checkpoint_background;
 
     int64_t zero, zero_group;
-    int reduce_dtype; // a ReduceType
     double timeout, start_timeout;
     const char *rendezvous;
     int64_t check_ranks_every, ranks; // ranks: for --dry-run; 0: not given
@@ -148,9 +147,6 @@ static inline const char *sdpa_choice(int i) {
     return i == SDPA_AUTO ? "auto" : i == SDPA_CUDNN ? "cudnn" : i == SDPA_OWN ? "own" : NULL;
 }
 
-typedef enum { REDUCE_FP32, REDUCE_BF16 } ReduceType;
-static inline const char *reduce_choice(int i) { return i == REDUCE_FP32 ? "fp32" : i == REDUCE_BF16 ? "bf16" : NULL; }
-
 static inline const char *optimizer_choice(int i) {
     return i == OPTIMIZER_ADAMW ? "adamw" : i == OPTIMIZER_MUON ? "muon" : i == OPTIMIZER_NORMUON ? "normuon" : NULL;
 }
@@ -159,12 +155,7 @@ static inline const char *optimizer_choice(int i) {
 // had.
 static inline RunRanks options_run_ranks(const Options *o, int rank, int ranks) {
     int group = o->zero_group && ranks % o->zero_group == 0 ? (int)o->zero_group : ranks;
-    return (RunRanks){rank,
-                      ranks,
-                      group,
-                      (int)o->zero,
-                      o->reduce_dtype == REDUCE_BF16,
-                      {(Optimizer)o->optimizer}};
+    return (RunRanks){rank, ranks, group, (int)o->zero, (Optimizer)o->optimizer};
 }
 
 // clang-format off
@@ -364,8 +355,6 @@ static const OptionRow option_rows[] = {
     {"ranks (mpirun, srun)", "zero-group", OPTION_INT, OPTION_SAVED, FIELD(zero_group), "N", "0", "[0, 1e6]", NULL,
         "share state among each N ranks in a row, those of a machine for example, and sum gradients over the groups; "
         "0: among all ranks"},
-    {"ranks (mpirun, srun)", "reduce-dtype", OPTION_CHOICE, OPTION_SAVED, FIELD(reduce_dtype), "TYPE", "fp32", NULL,
-        reduce_choice, "type of the gradients that ranks send each other; sums, also those of groups, are fp32"},
     {"ranks (mpirun, srun)", "timeout", OPTION_REAL, OPTION_SAVED, FIELD(timeout), "SECONDS", "600", "(0, 1e9)", NULL,
         "abort when a rank is unresponsive for this long"},
     {"ranks (mpirun, srun)", "start-timeout", OPTION_REAL, OPTION_LOCAL, FIELD(start_timeout), "SECONDS", "60",

@@ -29,7 +29,7 @@ static inline double communication_bytes(const ModelPlan *plan, int zero, int mi
         params += layers * sizeof(grad_t);
     }
     double across = 2 * (1 - 1.0 / plan->sharding.replicas) * grads / plan->sharding.ranks;
-    double reduced = (zero > 1 ? micro_steps : 1) * (plan->sharding.narrow ? 0.5 : 1), gathered = zero == 0;
+    double reduced = zero > 1 ? micro_steps : 1, gathered = zero == 0;
     return share * ((reduced + gathered) * grads + params) + across;
 }
 

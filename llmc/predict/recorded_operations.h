@@ -21,7 +21,7 @@ static inline void buffer_upload(void *to, const void *host, size_t bytes);
 static inline void buffer_download(void *host, const void *from, size_t bytes);
 static inline void rope_table(real *table, int positions, int D, double theta);
 static inline void comm_gather(void *all, const void *mine, size_t bytes);
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole, bool exact);
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole);
 static inline uint64_t comm_all_gather(void *bucket, const void *own, size_t piece_bytes);
 static inline void comm_wait(uint64_t ticket);
 
@@ -89,13 +89,11 @@ static inline uint64_t record_ring(Ring ring, double bytes, double *total) {
     p->link_hops_ms += recorded.times * ring.link_ms, p->network_hops_ms += recorded.times * ring.network_ms;
     return (uint64_t)(1e9 * recorded.ring);
 }
-static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole,
-                                           bool exact) {
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add, bool whole) {
     Prediction *p = recorded.p;
     RingSpan group = ring_in_group(p->plan), across = ring_across_groups(p->plan);
-    double bytes = (double)(piece * sizeof(grad_t)), sent = p->plan->sharding.narrow && !exact ? bytes / 2 : bytes,
-           *total = &p->reduce_ms;
-    uint64_t ticket = record_ring(ring_of(p, group, group.ranks * sent), (group.ranks - 1) * sent, total);
+    double bytes = (double)(piece * sizeof(grad_t)), *total = &p->reduce_ms;
+    uint64_t ticket = record_ring(ring_of(p, group, group.ranks * bytes), (group.ranks - 1) * bytes, total);
     if (!whole || across.ranks == 1) return ticket;
     return record_ring(all_reduce_of(p, across, bytes), 2 * bytes * (across.ranks - 1) / across.ranks, total);
 }

@@ -3,8 +3,6 @@
 import re
 import shutil
 
-import ml_dtypes
-import numpy as np
 import pytest
 from program import USAGE, checkpoint, expect_printed_losses, expect_same, expect_speed, lose_checkpoints, read_json
 from program import records, tensors
@@ -129,17 +127,6 @@ def test_muon(short):
     ).done()
 
 
-@pytest.mark.full
-def test_muon_steps_in_fp32(short):
-    """steps of Muon are sent in fp32 with --reduce-dtype bf16"""
-    options = "--steps 2 --checkpoint-every 1 --optimizer muon --weight-decay 0 --batch-size 2 --total-batch 64"
-    for lr in (2, 4):  # half of it in step 1
-        train_ranks(short / f"lr{lr}", 2, options, f"--reduce-dtype bf16 --lr {lr}").done()
-    one, two = (tensors(checkpoint(short / f"lr{lr}", 1) / "model.safetensors") for lr in (2, 4))
-    step = one["model.layers.0.mlp.up_proj.weight"] - two["model.layers.0.mlp.up_proj.weight"]
-    assert np.median(np.abs(step / step.astype(ml_dtypes.bfloat16).astype(np.float32) - 1)) > 2**-12
-
-
 EIGHT = [pytest.param(8, group, marks=pytest.mark.slow) for group in (2, 4)]
 
 
@@ -162,22 +149,6 @@ def test_groups(short, ranks, group):
     resume_ranks(short / "zero3more", 1, "--generate 3 --prompt-tokens 1").done()  # one rank has no groups
     resume_ranks(short / "zero3more", 4, f"--steps 8 --zero-group 0 --batch-size {ranks}").done()
     expect_losses(short / "onemore", short / "zero3more")
-
-
-@pytest.mark.parametrize("group", ["", "--zero-group 2"])
-@pytest.mark.full
-@pytest.mark.slow(cases_from=1)
-def test_reduce_in_bf16(short, group):
-    """--reduce-dtype bf16 rounds what ranks send, and gives the same bits at all levels of --zero"""
-    options = f"--steps 6 --batch-size 2 --total-batch 128 --check-ranks-every 1 {group}"
-    train_ranks(short / "fp32", 4, options).done()
-    for level in range(MOST_ZERO + 1):
-        train_ranks(short / f"zero{level}", 4, options, f"--zero {level} --reduce-dtype bf16").done()
-    for level in range(1, MOST_ZERO + 1):
-        expect_same_weights(short / "zero0", short / f"zero{level}", 6)
-    expect_losses(short / "fp32", short / "zero0", 2**-8)
-    one, other = (records(short / name, "train")[0]["grad_norm"] for name in ("fp32", "zero0"))
-    assert 2**-20 * one < abs(one - other) < 2**-9 * one  # each of many gradients is rounded to 8 bits
 
 
 @pytest.mark.full
