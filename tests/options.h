@@ -34,7 +34,7 @@ enum { SCHEDULE_CASE_COUNT = sizeof(schedule_cases) / sizeof(schedule_cases[0]) 
         for (int kind = 0; kind < SCHEDULE_COUNT; kind++)
 
 static double case_lr(int kind, const ScheduleCase *c, int64_t step) {
-    LearningRate r = {(Schedule)kind, DECAY_LINEAR, c->steps, c->warmup, 0, c->lr, c->min_lr_ratio};
+    LearningRate r = {(Schedule)kind, c->steps, c->warmup, 0, c->lr, c->min_lr_ratio};
     return schedule_lr(&r, step);
 }
 
@@ -74,14 +74,18 @@ static void test_monotone(void) {
 }
 
 // With n steps of decay, the shares of (lr - floor) that steps 1..n keep add up to (n-1)/2, for the cosine as for
-// the line: sum of cos(pi k / n) over k = 1..n is -1.
+// the line: sum of cos(pi k / n) over k = 1..n is -1. For 1-sqrt they add up to n less the roots of k / n.
 static void test_closed_forms(void) {
     FOR_EACH_SCHEDULE(kind, c) {
         int64_t tail = (c->steps + 4) / 5, after = c->steps - c->warmup;
-        int64_t n = kind == SCHEDULE_CONSTANT ? 0 : kind == SCHEDULE_WSD && tail < after ? tail : after;
+        int64_t n = kind == SCHEDULE_CONSTANT ? 0 : schedule_is_wsd(kind) && tail < after ? tail : after;
         double floor_lr = c->lr * c->min_lr_ratio, sum = 0;
-        double want = c->lr * (double)(after - n);
-        if (n) want += floor_lr * (double)n + (c->lr - floor_lr) * (double)(n - 1) / 2;
+        double want = c->lr * (double)(after - n), shares = n ? (double)(n - 1) / 2 : 0;
+        if (kind == SCHEDULE_WSD_SQRT) {
+            shares = (double)n;
+            for (int64_t k = 1; k <= n; k++) shares -= sqrt((double)k / (double)n);
+        }
+        want += floor_lr * (double)n + (c->lr - floor_lr) * shares;
         for (int64_t step = c->warmup + 1; step <= c->steps; step++) sum += case_lr(kind, c, step);
         double rounding = 1.2e-16 * (double)c->steps * (double)c->steps * c->lr; // steps additions, each of the sum
         EXPECT(fabs(sum - want) <= rounding, "%s, %d steps, warmup %d: sum %.17g, not %.17g", schedule_names[kind],
@@ -90,24 +94,19 @@ static void test_closed_forms(void) {
     // a quarter of the way from step 20 to step 100 the shapes are apart
     static const struct {
         Schedule kind;
-        DecayShape shape;
         int64_t decay_steps, step;
         double above; // share of lr - floor
     } points[] = {
-        {SCHEDULE_LINEAR, DECAY_SQRT, 0, 40, 0.75}, // the shape is of wsd
-        {SCHEDULE_COSINE, DECAY_LINEAR, 0, 40, 0.5 + 0.25 * M_SQRT2},
-        {SCHEDULE_WSD, DECAY_COSINE, 0, 80, 1}, // its last 20%
-        {SCHEDULE_WSD, DECAY_LINEAR, 0, 90, 0.5},
-        {SCHEDULE_WSD, DECAY_LINEAR, 80, 40, 0.75},
-        {SCHEDULE_WSD, DECAY_COSINE, 80, 40, 0.5 + 0.25 * M_SQRT2},
-        {SCHEDULE_WSD, DECAY_SQRT, 80, 40, 0.5},
-        {SCHEDULE_WSD, DECAY_SQRT, 4, 96, 1}, // exactly --decay-steps
-        {SCHEDULE_WSD, DECAY_SQRT, 4, 97, 0.5},
-        {SCHEDULE_WSD, DECAY_SQRT, 4, 100, 0},
-        {SCHEDULE_WSD, DECAY_LINEAR, 90, 40, 0.75}, // not before the end of the warmup
+        {SCHEDULE_LINEAR, 0, 40, 0.75},      {SCHEDULE_COSINE, 0, 40, 0.5 + 0.25 * M_SQRT2},
+        {SCHEDULE_WSD_SQRT, 0, 80, 1}, // its last 20%
+        {SCHEDULE_WSD, 0, 90, 0.5},          {SCHEDULE_WSD, 80, 40, 0.75},
+        {SCHEDULE_WSD_LINEAR, 80, 40, 0.75}, {SCHEDULE_WSD_SQRT, 80, 40, 0.5},
+        {SCHEDULE_WSD_SQRT, 4, 96, 1}, // exactly --decay-steps
+        {SCHEDULE_WSD_SQRT, 4, 97, 0.5},     {SCHEDULE_WSD_SQRT, 4, 100, 0},
+        {SCHEDULE_WSD, 90, 40, 0.75}, // not before the end of the warmup
     };
     for (size_t i = 0; i < sizeof(points) / sizeof(points[0]); i++) {
-        LearningRate r = {points[i].kind, points[i].shape, 100, 20, points[i].decay_steps, 1.0, 0.2};
+        LearningRate r = {points[i].kind, 100, 20, points[i].decay_steps, 1.0, 0.2};
         double lr = schedule_lr(&r, points[i].step), want = 0.2 + 0.8 * points[i].above;
         EXPECT(fabs(lr - want) < 1e-15, "point %d: %s at step %d: %.17g, not %.17g", (int)i,
                schedule_names[points[i].kind], (int)points[i].step, lr, want);

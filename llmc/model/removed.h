@@ -39,6 +39,8 @@ static const Removed removed[] = {
     {REMOVED_LOCAL, "nvls", NULL, "with --no-deterministic, NCCL_NVLS_ENABLE=2 lets NVLink switches add up gradients",
      "46bfc17d"},
     {REMOVED_SAVED, "reduce-dtype", "fp32", "ranks send gradients in fp32", "46bfc17d"},
+    {REMOVED_SAVED, "decay-shape", "linear", "--schedule wsd-sqrt has the shape 1-sqrt, wsd the linear one",
+     "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

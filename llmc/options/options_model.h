@@ -45,6 +45,7 @@ static inline void options_derive(Options *o, int ranks) {
     if (!o->has[active]) o->model.K = o->model.E ? preset->K : 0;
     if (!o->has[width]) o->model.FE = o->model.E ? preset->FE : 0;
     options_derive_batch(o, ranks);
+    if (o->schedule == SCHEDULE_WSD_LINEAR) o->schedule = SCHEDULE_WSD; // saved under one name
     if (!o->has[rate]) o->lr = presets[o->preset].lr;
     if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
     if (!o->has[threads]) o->threads = max_int(1, host_cores("") / comm_ranks_here());
@@ -53,8 +54,7 @@ static inline void options_derive(Options *o, int ranks) {
 }
 
 static inline LearningRate options_learning_rate(const Options *o) {
-    return (LearningRate){(Schedule)o->schedule, (DecayShape)o->decay_shape, o->steps, o->warmup, o->decay_steps, o->lr,
-                          o->min_lr_ratio};
+    return (LearningRate){(Schedule)o->schedule, o->steps, o->warmup, o->decay_steps, o->lr, o->min_lr_ratio};
 }
 
 // Whether the width of the MLP or of the experts follows from the number of parameters.
@@ -166,7 +166,7 @@ static inline int options_number_problems(const Options *o, int ranks) {
     int problems = options_usable(o, shape) ? options_model_problems(o, "") : 0;
     if (options_usable(o, length) && o->warmup > o->steps)
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
-    else if (options_usable(o, length) && o->schedule == SCHEDULE_WSD && o->decay_steps > o->steps - o->warmup)
+    else if (options_usable(o, length) && schedule_is_wsd(o->schedule) && o->decay_steps > o->steps - o->warmup)
         REFUSE(problems,
                "--decay-steps %" PRId64 " is more than the %" PRId64 " steps after the warmup: --steps %" PRId64
                " less --warmup %" PRId64,
@@ -416,8 +416,7 @@ static inline void options_warn_unused(const Options *o) {
         const char *where;
     } rows[] = {
         {"sparse-block-size", !o->model.sparse_blocks, "without --sparse-blocks"},
-        {"decay-steps", o->schedule != SCHEDULE_WSD, "without --schedule wsd"},
-        {"decay-shape", o->schedule != SCHEDULE_WSD, "without --schedule wsd"},
+        {"decay-steps", !schedule_is_wsd(o->schedule), "without --schedule wsd"},
         {"router-aux", !o->model.E, "without --experts"},
         {"router-z", !o->model.E, "without --experts"},
         {"router-bias-rate", !o->model.router_bias, "without --router-bias"},

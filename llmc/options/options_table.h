@@ -35,9 +35,9 @@ typedef struct {
     double minutes; // 0: not given
     double lr, min_lr_ratio;
     int64_t warmup;
-    int schedule, decay_shape; // a Schedule, a DecayShape
-    int64_t decay_steps;       // 0: not given
-    int optimizer;             // an Optimizer
+    int schedule;        // a Schedule
+    int64_t decay_steps; // 0: not given
+    int optimizer;       // an Optimizer
     double weight_decay, beta1, beta2, eps, grad_clip, z_loss, router_aux, router_z, router_bias_rate;
     uint64_t seed;
 
@@ -113,7 +113,6 @@ static inline const char *parametrization_choice(int i) {
 }
 static inline const char *sparse_choice(int i) { return i < SPARSE_SCORE_COUNT ? sparse_score_names[i] : NULL; }
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
-static inline const char *decay_choice(int i) { return i < DECAY_SHAPE_COUNT ? decay_shape_names[i] : NULL; }
 
 // The options that a phase may change (--phase). rebuilds: the model's activations are laid out again, and the data are
 // opened again.
@@ -263,11 +262,9 @@ static const OptionRow option_rows[] = {
     {"training", "warmup", OPTION_INT, OPTION_SAVED, FIELD(warmup), "N", "(min(100, steps/10))", "[0, 1e15]", NULL,
         "steps of linear warmup to --lr"},
     {"training", "schedule", OPTION_CHOICE, OPTION_SAVED, FIELD(schedule), "NAME", "cosine", NULL, schedule_choice,
-        "decay after the warmup; wsd decays over the last --decay-steps only"},
+        "decay after the warmup; wsd decays over the last --decay-steps only, linearly or by 1-sqrt"},
     {"training", "decay-steps", OPTION_INT, OPTION_SAVED, FIELD(decay_steps), "N", "(20% of --steps)", "[1, 1e15]",
         NULL, "with --schedule wsd: steps of the decay, the last ones"},
-    {"training", "decay-shape", OPTION_CHOICE, OPTION_SAVED, FIELD(decay_shape), "NAME", "linear", NULL, decay_choice,
-        "with --schedule wsd: shape of the decay"},
     {"training", "optimizer", OPTION_CHOICE, OPTION_FIXED, FIELD(optimizer), "NAME", "adamw", NULL, optimizer_choice,
         "optimizer of the matrices of blocks; AdamW updates all other parameters"},
     {"training", "weight-decay", OPTION_REAL, OPTION_SAVED, FIELD(weight_decay), "X", "0.1", "[0, inf)", NULL,

@@ -122,11 +122,9 @@ static inline void print_phases(const Phases *phases) {
 static inline void print_schedule(const Options *o) {
     LearningRate rate = options_learning_rate(o);
     int64_t decay = schedule_decay_start(&rate);
-    bool wsd = o->schedule == SCHEDULE_WSD;
     printf("learning rate %g, %s: warmup to step %" PRId64, o->lr, schedule_names[o->schedule], o->warmup);
     if (decay > o->warmup) printf(", constant to step %" PRId64, decay);
-    if (decay < o->steps)
-        printf(", %s%sdecay to step %" PRId64, wsd ? decay_shape_names[o->decay_shape] : "", wsd ? " " : "", o->steps);
+    if (decay < o->steps) printf(", decay to step %" PRId64, o->steps);
     printf("\n");
 }
 

@@ -138,7 +138,8 @@ static inline void start_decay(Options *o, const Resume *r) {
                "--decay-now: --decay-steps %" PRId64 " after step %" PRId64 " end after the limit, step %" PRId64,
                o->decay_steps, step, CHECKPOINT_STEP_LIMIT);
     if (problems) program_exit(EXIT_USAGE);
-    o->steps = step + o->decay_steps, o->schedule = SCHEDULE_WSD;
+    o->steps = step + o->decay_steps;
+    if (!schedule_is_wsd(o->schedule)) o->schedule = SCHEDULE_WSD;
     fprintf(options_notes(o), "--decay-now: the rate decays from step %" PRId64 " to the last step, %" PRId64 "\n",
             step, o->steps);
 }

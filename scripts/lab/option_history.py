@@ -16,7 +16,8 @@ UPDATE = {
     "z-loss": 0,
     "clip-update-norm": None,
     "qk-clip": 0,
-    "decay-shape": "linear",
+    "schedule": "cosine",
+    "decay-shape": "linear",  # of older trainers
     "rollback": None,
 }
 # options that are the same in all runs of an arm: of its size, and others of the model and of its routers
@@ -27,7 +28,7 @@ MODEL = (
 ).split()
 # options that must be equal for the losses of two runs to be comparable; validation data is compared separately
 COMPARED = (
-    "train-data doc-mask separator seq-len vocab total-batch batch-schedule phase steps min-lr-ratio warmup schedule "
+    "train-data doc-mask separator seq-len vocab total-batch batch-schedule phase steps min-lr-ratio warmup "
     "decay-steps weight-decay beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
 ).split() + list(UPDATE)
 SHARES = ("warmup", "decay-steps", "phase")  # those of COMPARED that begin with a number of steps

@@ -9,7 +9,6 @@ from program import records, resume, run_trainer, trainer, without_times
 from ranks import EXPERTS, SMALL_OF_RANKS, expect_same_weights, resume_ranks, run_ranks, train_ranks
 
 BATCH = "--batch-size 4 --warmup 2 --lr 1e-3 --threads 2"
-SQRT = "--decay-shape 1-sqrt --schedule"
 
 
 def start(corpus, out, *options):
@@ -19,18 +18,21 @@ def start(corpus, out, *options):
 # ---- the decay of wsd
 
 
-@pytest.mark.parametrize("stable", ["wsd --steps 1000", "constant --steps 7"])
-def test_decay_now(corpus, tmp_path, stable):
+@pytest.mark.parametrize(
+    ("stable", "now"), [("wsd-sqrt --steps 1000", ""), ("constant --steps 7", "--schedule wsd-sqrt")]
+)
+def test_decay_now(corpus, tmp_path, stable, now):
     """a decay that branches off a stable checkpoint equals the run that decays there, also when it is interrupted"""
     whole, trunk, branch = (tmp_path / name for name in ("whole", "trunk", "branch"))
-    start(corpus, whole, SQRT, "wsd --steps 10 --decay-steps 4").done()
+    options = "--schedule wsd-sqrt --steps 10 --decay-steps 4"
+    start(corpus, whole, options).done()
     rates = [record["lr"] for record in records(whole, "train")]
     assert rates[4:] == pytest.approx([1e-3, 1e-3, 5.5e-4, 3.636e-4, 2.206e-4, 1e-4], 1e-3)
-    planned = run_trainer("--dry-run", BATCH, SQRT, "wsd --steps 10 --decay-steps 4").done().out
-    assert "wsd: warmup to step 2, constant to step 6, 1-sqrt decay to step 10\n" in planned
-    start(corpus, trunk, SQRT, stable, "--stop-after 6").done()
+    planned = run_trainer("--dry-run", BATCH, options).done().out
+    assert "wsd-sqrt: warmup to step 2, constant to step 6, decay to step 10\n" in planned
+    start(corpus, trunk, "--schedule", stable, "--stop-after 6").done()
     shutil.copytree(trunk, branch, symlinks=True)
-    result = resume(branch, "--decay-now --decay-steps 4 --stop-after 8 --threads 2").done()
+    result = resume(branch, f"--decay-now --decay-steps 4 {now} --stop-after 8 --threads 2").done()
     assert "decays from step 6 to the last step, 10" in result.out
     resume(branch, "--decay-now").one_line(USAGE, "the checkpoint of step 8 is in the decay")
     resume(branch, "--threads 2").done()
