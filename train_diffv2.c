@@ -1369,7 +1369,7 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     if (mixes && resume->state && !state_has_mixture_epochs(resume->state)) log_mixture_epochs(&run->log, step);
     dataloader_print(&run->data.train, windows);
     options_print(run_base(run));
-    if (options_match(o)) print_match(&run->model.plan, o);
+    if (o->match_params) print_match(&run->model.plan, o);
     comm_barrier();
     int status = run_train(run);
     progress_flush();

@@ -41,6 +41,7 @@ static const Removed removed[] = {
     {REMOVED_SAVED, "reduce-dtype", "fp32", "ranks send gradients in fp32", "46bfc17d"},
     {REMOVED_SAVED, "decay-shape", "linear", "--schedule wsd-sqrt has the shape 1-sqrt, wsd the linear one",
      "46bfc17d"},
+    {REMOVED_SAVED, "match-active", "no", "--match-params counts all parameters", "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

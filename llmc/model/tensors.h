@@ -300,14 +300,14 @@ static inline ModelConfig model_as_baseline(const ModelConfig *c) {
 // The width that --match-params changes: of each expert, or of the MLP of a model without experts.
 static inline int *model_match_width(ModelConfig *c) { return c->E ? &c->FE : &c->F; }
 
-// The width with which the model has as many parameters, or active parameters, as the baseline with the width of c, to
-// within half of the cost of one more. Of two equally close widths, the larger. Below 1: there is none.
-static inline int model_match_ffn(const ModelConfig *c, bool active) {
+// The width with which the model has as many parameters as the baseline with the width of c, to within half of the cost
+// of one more. Of two equally close widths, the larger. Below 1: there is none.
+static inline int model_match_ffn(const ModelConfig *c) {
     ModelConfig plain = model_as_baseline(c), wider = *c;
     int width = *model_match_width(&plain);
     *model_match_width(&wider) = width + 1;
     // modulo 2^64: the difference may be negative
-    size_t own = model_parameter_count(c, active), more = model_parameter_count(&plain, active) - own;
-    double cost = (double)(model_parameter_count(&wider, active) - own);
+    size_t own = model_parameter_count(c, false), more = model_parameter_count(&plain, false) - own;
+    double cost = (double)(model_parameter_count(&wider, false) - own);
     return width + (int)floor((double)(int64_t)more / cost + 0.5);
 }

@@ -57,16 +57,14 @@ static inline LearningRate options_learning_rate(const Options *o) {
     return (LearningRate){(Schedule)o->schedule, o->steps, o->warmup, o->decay_steps, o->lr, o->min_lr_ratio};
 }
 
-// Whether the width of the MLP or of the experts follows from the number of parameters.
-static inline bool options_match(const Options *o) { return o->match_params || o->match_active; }
-// The option of that width.
+// The option of the width that --match-params sets.
 static inline const char *options_match_name(const ModelConfig *c) { return c->E ? "expert-ffn" : "ffn"; }
 static inline const char *options_match_kind(const ModelConfig *c) { return c->E ? "expert" : "MLP"; }
 
 // The model's configuration; not checked.
 static inline ModelConfig options_config(const Options *o) {
     ModelConfig c = o->model;
-    if (options_match(o)) *model_match_width(&c) = model_match_ffn(&c, o->match_active); // the option does not change
+    if (o->match_params) *model_match_width(&c) = model_match_ffn(&c); // the option does not change
     return c;
 }
 
@@ -84,24 +82,20 @@ static inline int options_model_problems(const Options *o, const char *when) {
     static const char *const widths[] = {"hidden", "ffn", "expert-ffn", NULL};
     ModelConfig c = options_config(o);
     Problem problems[8];
-    bool narrow = options_match(o) && *model_match_width(&c) < 1;
+    bool narrow = o->match_params && *model_match_width(&c) < 1;
     if (narrow) *model_match_width(&c) = 1;
     int count = model_config_problems(&c, problems, 8);
     OptionText sparse = "";
     if (c.sparse_blocks)
         FORMAT(sparse, " --seq-len %d --sparse-blocks %d --sparse-block-size %d", c.T, c.sparse_blocks, c.sparse_size);
     if (narrow && options_usable(o, widths))
-        warn("%s--match-%s: %s has more parameters than the baseline with --%s %d at any width; use a larger --%s",
-             when, o->match_active ? "active" : "params", c.attention->name, options_match_name(&c),
-             c.E ? o->model.FE : o->model.F, options_match_name(&c));
+        warn("%s--match-params: %s has more parameters than the baseline with --%s %d at any width; use a larger --%s",
+             when, c.attention->name, options_match_name(&c), c.E ? o->model.FE : o->model.F, options_match_name(&c));
     for (int i = 0; i < count; i++)
         warn("%s%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s%s)",
              when, problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every,
              c.yoco ? " --yoco" : "", sparse);
-    bool dense = o->match_active && c.E == 0;
-    if (dense)
-        warn("%s--match-active requires --experts E; without experts all parameters are active: --match-params", when);
-    return count + (narrow && options_usable(o, widths)) + dense;
+    return count + (narrow && options_usable(o, widths));
 }
 
 // The largest --batch-size below the current one that divides --total-batch; 0: none.
@@ -216,7 +210,6 @@ typedef struct {
     const char *why;
 } Exclusion;
 static const Exclusion exclusions[] = {
-    {"match-params", "match-active", false, "both determine one width"},
     {"init", "resume", false, "a resumed run already has weights"},
     {"minutes", "steps", true, "both set the number of updates"},
     {"minutes", "stop-after", false, "the last step is not known before the trial"},
@@ -507,7 +500,7 @@ static inline const char *option_phrase(OptionText out, const OptionRow *row, co
 // the options that are not given, except --vocab, which data choose, and --seq-len, on which no weight depends.
 static inline int options_contradictions(const Options *o, const ModelConfig *loaded) {
     int count = 0;
-    bool match = options_match(o), preset = options_given(o, "preset");
+    bool match = o->match_params, preset = options_given(o, "preset");
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         OptionText wanted, loaded_value, asked, other, shape = "";
         const OptionRow *row = &option_rows[r];
@@ -525,11 +518,10 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     ModelConfig matched = *loaded;
     if (match && options_width_known(o, loaded)) {
         *model_match_width(&matched) = options_width(o, loaded);
-        int width = model_match_ffn(&matched, o->match_active), have = loaded->E ? loaded->FE : loaded->F;
+        int width = model_match_ffn(&matched), have = loaded->E ? loaded->FE : loaded->F;
         if (width != have)
-            REFUSE(count, "--match-%s with --%s %d requires an %s width of %d; the loaded model has %d",
-                   o->match_active ? "active" : "params", options_match_name(loaded), options_width(o, loaded),
-                   options_match_kind(loaded), width, have);
+            REFUSE(count, "--match-params with --%s %d requires an %s width of %d; the loaded model has %d",
+                   options_match_name(loaded), options_width(o, loaded), options_match_kind(loaded), width, have);
     }
     return count;
 }
@@ -541,13 +533,13 @@ static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     if (options_contradictions(o, loaded)) program_exit(EXIT_USAGE);
     int width = option_row(options_match_name(loaded));
     ModelConfig adopted = *loaded;
-    if (options_match(o) && options_width_known(o, loaded)) {
+    if (o->match_params && options_width_known(o, loaded)) {
         *model_match_width(&adopted) = options_width(o, loaded);
-    } else if (options_match(o)) {
-        warn("--match-%s: using the loaded model's %s width %d, because no --%s or --preset specifies what to match",
-             o->match_active ? "active" : "params", options_match_kind(loaded), loaded->E ? loaded->FE : loaded->F,
-             option_rows[width].name);
-        o->match_params = o->match_active = false;
+    } else if (o->match_params) {
+        warn(
+            "--match-params: using the loaded model's %s width %d, because no --%s or --preset specifies what to match",
+            options_match_kind(loaded), loaded->E ? loaded->FE : loaded->F, option_rows[width].name);
+        o->match_params = false;
     }
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         const OptionRow *row = &option_rows[r];

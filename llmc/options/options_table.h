@@ -21,10 +21,10 @@ To add an option, add a field to Options and a row to option_rows.
 enum { OPTION_LIMIT = 128 };
 
 typedef struct {
-    ModelConfig model; // first: the offset of a field is the same in both. With --match-params and --match-active its
-                       // width is that of the baseline, and options_model's that of the model
+    ModelConfig model; // first: the offset of a field is the same in both. With --match-params its width is
+                       // that of the baseline, and options_model's that of the model
     int preset;        // an index into presets
-    bool match_params, match_active;
+    bool match_params;
 
     const char *train_data, *val_data, *separator, *tokenizer;
     bool doc_mask;
@@ -195,8 +195,6 @@ static const OptionRow option_rows[] = {
     {"model", "match-params", OPTION_BOOL, OPTION_FIXED, FIELD(match_params), NULL, "no", NULL, NULL,
         "set the MLP width so that the model has as many parameters as the baseline with --ffn; with --experts the "
         "width of an expert, and --expert-ffn"},
-    {"model", "match-active", OPTION_BOOL, OPTION_FIXED, FIELD(match_active), NULL, "no", NULL, NULL,
-        "the same for the parameters that a token passes"},
     {"model", "seq-len", OPTION_DIM, OPTION_FIXED, FIELD(model.T), "T",
         "(from the preset; with --init from the model)", "[1, 16777216]", NULL, "sequence length"},
     {"model", "vocab", OPTION_DIM, OPTION_FIXED, FIELD(model.V), "V", "(from the corpus directory, or the preset)",

@@ -8,11 +8,10 @@ dry_run.h: the report of --dry-run: parameters, memory, communication, FLOPs, an
 static inline void print_match(const ModelPlan *plan, const Options *o) {
     ModelConfig c = plan->config, baseline = model_as_baseline(&c);
     *model_match_width(&baseline) = c.E ? o->model.FE : o->model.F;
-    bool active = o->match_active;
-    size_t own = model_parameter_count(&c, active), others = model_parameter_count(&baseline, active);
-    printf("--match-%s: %s %d (baseline: %d), %zu %sparameters (baseline: %zu, %+.4f%%)\n",
-           active ? "active" : "params", c.E ? "experts" : "MLP", *model_match_width(&c), *model_match_width(&baseline),
-           own, active ? "active " : "", others, 100 * ((double)own / (double)others - 1));
+    size_t own = model_parameter_count(&c, false), others = model_parameter_count(&baseline, false);
+    printf("--match-params: %s %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", c.E ? "experts" : "MLP",
+           *model_match_width(&c), *model_match_width(&baseline), own, others,
+           100 * ((double)own / (double)others - 1));
 }
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered, and
@@ -173,7 +172,7 @@ static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *samplin
     if (c->sparse_blocks) print_sparse(c);
     if (c->qk_norm) printf("queries and keys are normalized\n");
     print_parameters(plan);
-    if (options_match(o)) print_match(plan, o);
+    if (o->match_params) print_match(plan, o);
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
     else printf("memory of %s\n", plan->device ? "the GPU" : "this process");
     print_memory(plan, sampling);

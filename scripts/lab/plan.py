@@ -66,7 +66,6 @@ TAKEN = {
     "stats-every": "statistics",
     "checkpoint-every": "checkpoints",
     "match-params": "match",
-    "match-active": "match",
     "keep": "the lab",
 }
 EVERY = {"validations": "val-every", "statistics": "stats-every", "checkpoints": "checkpoint-every"}
