@@ -596,7 +596,7 @@ static void test_scaling_at_the_base(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         ModelConfig standard = case_config(&model_cases[1], &attention_variants[v]), c = standard;
         c.parametrization = PARAMETRIZATION_COMPLETEP;
-        c.base_width = c.C, c.base_depth = c.L, c.base_head = c.D;
+        c.base_width = c.C, c.base_depth = c.L;
         TensorList lists[2] = {tensor_list_build(&standard, 1), tensor_list_build(&c, 1)};
         EXPECT(lists[0].run_count == lists[1].run_count, "%s has %d updates, not %d", attention_variants[v].name,
                lists[1].run_count, lists[0].run_count);
@@ -609,23 +609,20 @@ static void test_scaling_at_the_base(void) {
     }
 }
 
-// The first matrices of a model of twice the width, four times the depth and four times the head width as its base.
+// The first matrices of a model of twice the width and four times the depth as its base.
 static void test_scaling_of_kinds(void) {
     static const struct {
         TensorKind kind;
-        bool qk_norm;
         Scaling want;
     } cases[] = {
-        {T_EMBED, false, {1, 1, 0.5}},        {T_NORM_FINAL, false, {0.5, 0.5, 1}},
-        {T_K, false, {0, 0.5, 0.125}},        {T_Q, false, {0, 0.25, 0.25}},
-        {T_Q, true, {0, 0.5, 0.125}},         {T_Q_NORM, true, {0.5, 0.5, 0.25}},
-        {T_MLP_DOWN, false, {0, 0.125, 0.5}}, {T_LAMBDA, false, {0, 0.5, 0.125}},
-        {T_ROUTER, false, {0.5, 0.5, 0.125}}, {T_SINKS, false, {1, 1, 0.125}},
+        {T_EMBED, {1, 1, 0.5}},      {T_NORM_FINAL, {0.5, 0.5, 1}}, {T_K, {0, 0.5, 0.125}},
+        {T_Q, {0, 0.5, 0.125}},      {T_Q_NORM, {1, 1, 0.125}},     {T_MLP_DOWN, {0, 0.125, 0.5}},
+        {T_LAMBDA, {0, 0.5, 0.125}}, {T_ROUTER, {0.5, 0.5, 0.125}}, {T_SINKS, {1, 1, 0.125}},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ModelConfig c = case_config(&model_cases[1], variant_find("diff_v2"));
-        c.parametrization = PARAMETRIZATION_COMPLETEP, c.qk_norm = cases[i].qk_norm;
-        c.base_width = 64, c.base_depth = 2, c.base_head = 8, c.C = 128, c.L = 8, c.D = 32;
+        c.parametrization = PARAMETRIZATION_COMPLETEP;
+        c.base_width = 64, c.base_depth = 2, c.C = 128, c.L = 8;
         Scaling got = scaling_of(&c, cases[i].kind), want = cases[i].want;
         if (want.init == 0) want.init = got.init; // a root
         EXPECT(got.init == want.init && got.rate == want.rate && got.eps == want.eps,

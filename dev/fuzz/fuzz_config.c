@@ -96,6 +96,6 @@ void fuzz_one(const uint8_t *data, size_t size) {
                     c.full_every == d.full_every && c.yoco == d.yoco && c.qk_norm == d.qk_norm && c.E == d.E &&
                     c.K == d.K && c.FE == d.FE && c.shared == d.shared && c.dense_layers == d.dense_layers &&
                     c.router_bias == d.router_bias && c.parametrization == d.parametrization &&
-                    c.base_width == d.base_width && c.base_depth == d.base_depth && c.base_head == d.base_head,
+                    c.base_width == d.base_width && c.base_depth == d.base_depth,
                 "what was written is not what was read");
 }

@@ -87,8 +87,7 @@ static inline bool config_json_add_experts(cJSON *o, const ModelConfig *c) {
 static inline bool config_json_add_parametrization(cJSON *o, const ModelConfig *c) {
     return cJSON_AddStringToObject(o, "parametrization", parametrization_names[c->parametrization]) &&
            cJSON_AddNumberToObject(o, "base_hidden_size", c->base_width) &&
-           cJSON_AddNumberToObject(o, "base_num_hidden_layers", c->base_depth) &&
-           cJSON_AddNumberToObject(o, "base_head_dim", c->base_head);
+           cJSON_AddNumberToObject(o, "base_num_hidden_layers", c->base_depth);
 }
 
 static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
@@ -421,7 +420,11 @@ static inline void config_read_parametrization(const ConfigReader *r, ModelConfi
           config_value_text(name).text);
     c->base_width = config_count(r, "base_hidden_size");
     c->base_depth = config_count(r, "base_num_hidden_layers");
-    c->base_head = config_count(r, "base_head_dim");
+    int base_head = config_count(r, "base_head_dim"); // of earlier versions
+    CHECK(base_head == 0 || base_head == c->D,
+          "%s: base_head_dim is %d, and head_dim %d: the model must have the head width of its base; the last revision "
+          "that supports another is %s",
+          r->path, base_head, c->D, removed_option("base-head-dim", strlen("base-head-dim"))->revision);
 }
 
 static inline ModelConfig config_json_read(const char *directory) {

@@ -26,11 +26,11 @@ typedef struct {
     bool yoco;         // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
     bool qk_norm;      // RMSNorm of each query and key head, before the rotation
     int sparse_blocks; // blocks of keys that a query selects (llmc/ops/sparse.h); 0: it attends to all
-    int sparse_size, sparse_score;         // positions of a block; a SparseScore
-    bool router_bias;                      // routers add a bias per expert to the probabilities that they select by
-    int parametrization;                   // a Parametrization
-    int base_width, base_depth, base_head; // C, L and D that the learning rate was tuned at; 0: those of the model
-    char upcycled_from[256]; // the end of the directory whose weights the run began with (upcycle.h); empty: none
+    int sparse_size, sparse_score; // positions of a block; a SparseScore
+    bool router_bias;              // routers add a bias per expert to the probabilities that they select by
+    int parametrization;           // a Parametrization
+    int base_width, base_depth;    // C and L that the learning rate was tuned at; 0: those of the model
+    char upcycled_from[256];       // the end of the directory whose weights the run began with (upcycle.h); empty: none
 } ModelConfig;
 
 // The end of a name that is too long.
@@ -189,11 +189,11 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
         PROBLEM(c->sparse_score == SPARSE_SIGNAL && a->noise == NOISE_LAST,
                 "sparse score signal: in %s some key/value groups have noise heads alone; use group or apart", a->name);
     }
-    bool based = c->base_width || c->base_depth || c->base_head;
+    bool based = c->base_width || c->base_depth;
     PROBLEM(c->parametrization == PARAMETRIZATION_COMPLETEP && !based,
-            "completep requires a base width, base depth or base head dim: the shape that the learning rate suits");
+            "completep requires a base width or a base depth: the shape that the learning rate suits");
     PROBLEM(c->parametrization == PARAMETRIZATION_STANDARD && based,
-            "a base width, base depth or base head dim requires the parametrization completep, not standard");
+            "a base width or base depth requires the parametrization completep, not standard");
     // the size of one row is an int; larger sizes are size_t
     PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->FE > 1 << 24 || c->V > 1 << 28 ||
                 c->L > 1 << 16 || c->T > 1 << 24 || c->window > 1 << 24,

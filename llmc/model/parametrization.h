@@ -2,14 +2,14 @@
 parametrization.h: how the initial values and the update of each kind of tensor depend on the model's shape.
 
   standard    they do not
-  completep   muP in width and CompleteP in depth, so that one learning rate suits all shapes: each factor is
-              width^a depth^b head^c, the ratios of C, L and D to those of the base shape
+  completep   muP in width and CompleteP in depth, so that one learning rate suits all shapes with one head width:
+              each factor is width^a depth^b, the ratios of C and L to those of the base shape
 
-  rules       matrices of fan-in C: deviation width^-1/2, rate 1/width. Each branch is multiplied by 1/depth, the logits
-              by 1/width, and attention has the scale 1/D, times sqrt(D) of the base, instead of 1/sqrt(D)
+  rules       matrices of fan-in C: deviation width^-1/2, rate 1/width. Each branch is multiplied by 1/depth, and the
+              logits by 1/width
   multipliers are no operations: AdamW on w with the initial values, the rate and 1/epsilon of w times k computes k
-              times what it computes on w. So the last matrix of a branch has that of the branch, the final norm that of
-              the logits, and q_proj, with --qk-norm its norm, that of attention. Exports hold them
+              times what it computes on w. So the last matrix of a branch has that of the branch, and the final norm
+              that of the logits. Exports hold them
   decay       divided by the factor of the rate: a step shrinks all weights by lr * weight_decay
   epsilon     as the gradient: 1/width, in branches 1/(width depth), divided by the multiplier
   sources     Yang et al. 2022, arXiv 2203.03466; Dey et al. 2025, arXiv 2505.01618; docs/mathematics.md for the rows of
@@ -20,7 +20,7 @@ parametrization.h: how the initial values and the update of each kind of tensor 
 #include "tensor_kinds.h"
 
 typedef struct {
-    double width, depth, head; // exponents of the ratios
+    double width, depth; // exponents of the ratios
 } Powers;
 
 typedef struct {
@@ -31,24 +31,19 @@ typedef struct {
 // clang-format off
 #define KIND(kind) ((uint64_t)1 << (kind))
 static const ScalingRow scaling_rows[] = {
-    // kinds, then exponents of width, depth and head width: initial values, learning rate, epsilon
-    {KIND(T_EMBED) | KIND(T_LM_HEAD), {0, 0, 0}, {0, 0, 0}, {-1, 0, 0}},
-    {KIND(T_NORM_FINAL), {-1, 0, 0}, {-1, 0, 0}, {0, 0, 0}},
-    {KIND(T_K) | KIND(T_V) | KIND(T_GATE) | KIND(T_MLP_GATE) | KIND(T_MLP_UP) | KIND(T_EXPERT_GATE) |
-        KIND(T_EXPERT_UP) | KIND(T_YOCO_K) | KIND(T_YOCO_V), {-0.5, 0, 0}, {-1, 0, 0}, {-1, -1, 0}},
-    {KIND(T_Q), {-0.5, 0, -0.5}, {-1, 0, -0.5}, {-1, -1, 0.5}},
-    {KIND(T_Q_NORM), {0, 0, -0.5}, {0, 0, -0.5}, {-1, -1, 0.5}},
+    // kinds, then exponents of width and depth: initial values, learning rate, epsilon
+    {KIND(T_EMBED) | KIND(T_LM_HEAD), {0, 0}, {0, 0}, {-1, 0}},
+    {KIND(T_NORM_FINAL), {-1, 0}, {-1, 0}, {0, 0}},
+    // lambda: a row is one number per head, of which there are C/D
+    {KIND(T_Q) | KIND(T_K) | KIND(T_V) | KIND(T_LAMBDA) | KIND(T_GATE) | KIND(T_MLP_GATE) | KIND(T_MLP_UP) |
+        KIND(T_EXPERT_GATE) | KIND(T_EXPERT_UP) | KIND(T_YOCO_K) | KIND(T_YOCO_V), {-0.5, 0}, {-1, 0}, {-1, -1}},
     // standard initial values have L^-1/2 of the branch's 1/depth
-    {KIND(T_O) | KIND(T_MLP_DOWN) | KIND(T_EXPERT_DOWN), {-0.5, -0.5, 0}, {-1, -1, 0}, {-1, 0, 0}},
-    // a row is one number per head, of which there are C/D
-    {KIND(T_LAMBDA), {-0.5, 0, -0.5}, {-1, 0, 0}, {-1, -1, 0}},
+    {KIND(T_O) | KIND(T_MLP_DOWN) | KIND(T_EXPERT_DOWN), {-0.5, -0.5}, {-1, -1}, {-1, 0}},
     // as many rows at each width
-    {KIND(T_ROUTER), {-1, 0, 0}, {-1, 0, 0}, {-1, -1, 0}},
-    // products of two vectors of D numbers
-    {KIND(T_LAMBDA_Q1) | KIND(T_LAMBDA_K1) | KIND(T_LAMBDA_Q2) | KIND(T_LAMBDA_K2),
-        {0, 0, -0.5}, {0, 0, -0.5}, {-1, -1, -0.5}},
-    {KIND(T_NORM1) | KIND(T_NORM2) | KIND(T_SUBLN) | KIND(T_K_NORM) | KIND(T_SINKS) | KIND(T_OWN_LAMBDA) |
-        KIND(T_ROUTER_BIAS) | KIND(T_YOCO_NORM) | KIND(T_YOCO_K_NORM), {0, 0, 0}, {0, 0, 0}, {-1, -1, 0}},
+    {KIND(T_ROUTER), {-1, 0}, {-1, 0}, {-1, -1}},
+    {KIND(T_LAMBDA_Q1) | KIND(T_LAMBDA_K1) | KIND(T_LAMBDA_Q2) | KIND(T_LAMBDA_K2) | KIND(T_NORM1) | KIND(T_NORM2) |
+        KIND(T_SUBLN) | KIND(T_Q_NORM) | KIND(T_K_NORM) | KIND(T_SINKS) | KIND(T_OWN_LAMBDA) | KIND(T_ROUTER_BIAS) |
+        KIND(T_YOCO_NORM) | KIND(T_YOCO_K_NORM), {0, 0}, {0, 0}, {-1, -1}},
 };
 #undef KIND
 // clang-format on
@@ -61,17 +56,14 @@ typedef struct {
 
 static inline double scaling_factor(const ModelConfig *c, Powers p) {
     double width = c->base_width ? (double)c->C / c->base_width : 1,
-           depth = c->base_depth ? (double)c->L / c->base_depth : 1,
-           head = c->base_head ? (double)c->D / c->base_head : 1;
-    return pow(width, p.width) * pow(depth, p.depth) * pow(head, p.head);
+           depth = c->base_depth ? (double)c->L / c->base_depth : 1;
+    return pow(width, p.width) * pow(depth, p.depth);
 }
 
 static inline Scaling scaling_of(const ModelConfig *c, TensorKind kind) {
     Scaling s = {1, 1, 1};
     int row = 0;
     if (c->parametrization == PARAMETRIZATION_STANDARD) return s;
-    if (kind == T_Q && c->qk_norm) kind = T_K;
-    if (kind == T_GATE && c->attention->gate == GATE_HEAD) kind = T_LAMBDA;
     while (row < SCALING_ROW_COUNT && !(scaling_rows[row].kinds >> kind & 1)) row++;
     assert(row < SCALING_ROW_COUNT);
     s.init = scaling_factor(c, scaling_rows[row].init);

@@ -42,6 +42,8 @@ static const Removed removed[] = {
     {REMOVED_SAVED, "decay-shape", "linear", "--schedule wsd-sqrt has the shape 1-sqrt, wsd the linear one",
      "46bfc17d"},
     {REMOVED_SAVED, "match-active", "no", "--match-params counts all parameters", "46bfc17d"},
+    {REMOVED_SAVED, "base-head-dim", "0", "completep keeps the head width: the base has the --head-dim of the model",
+     "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

@@ -194,7 +194,7 @@ static inline void tensor_add(TensorList *list, TensorPlace *place, int r, const
 // The factors of a tensor's rate and epsilon. Muon's step has the rank of the matrix, AdamW's a constant one.
 static inline Scaling tensor_scaling(const ModelConfig *c, const Tensor *t) {
     Scaling s = scaling_of(c, t->row->kind);
-    const Powers rank = {0.5, 0, 0};
+    const Powers rank = {0.5, 0};
     if (t->muon && c->parametrization != PARAMETRIZATION_STANDARD) s.rate *= scaling_factor(c, rank);
     return s;
 }

@@ -60,7 +60,7 @@ static inline bool option_from_json(Options *o, int r, const cJSON *item) {
 }
 
 // Returns whether a saved value is refused because it was removed: the run depends on it. where: as below.
-static inline bool option_refuse_removed(const char *name, const cJSON *item, const char *where) {
+static inline bool option_refuse_removed(const cJSON *saved, const char *name, const cJSON *item, const char *where) {
     OptionText value, shown;
     const char *text = cJSON_IsBool(item) ? (cJSON_IsTrue(item) ? "yes" : "no") : cJSON_GetStringValue(item);
     for (int digits = 15; digits <= 17 && cJSON_IsNumber(item) && !(text && strtod(text, NULL) == item->valuedouble);
@@ -68,6 +68,9 @@ static inline bool option_refuse_removed(const char *name, const cJSON *item, co
         snprintf(value, sizeof(value), "%.*g", digits, item->valuedouble), text = value;
     const Removed *row = removed_option(name, strlen(name));
     bool of_default = row && (row->what == REMOVED_LOCAL || (row->value && text && strcmp(text, row->value) == 0));
+    if (strcmp(name, "base-head-dim") == 0 &&
+        cJSON_Compare(item, cJSON_GetObjectItemCaseSensitive(saved, "head-dim"), true))
+        of_default = true; // that of the model, as 0
     if (!row && text) row = removed_value(name, text);
     if (!row || !text || of_default) return false;
     warn("the options in %s contain --%s %s, which was removed: %s; the last revision that can resume the run is %s",
@@ -91,7 +94,7 @@ static inline int options_adopt_json(Options *o, const cJSON *saved, const char 
         OptionText shown_name, shown_old, shown_new, text_old, text_new;
         option_shown(shown_name, name);
         int r = option_find(name, strlen(name));
-        if (option_refuse_removed(name, item, where)) {
+        if (option_refuse_removed(saved, name, item, where)) {
             lost++;
             continue;
         }

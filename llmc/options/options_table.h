@@ -225,8 +225,6 @@ static const OptionRow option_rows[] = {
         "with completep: the --hidden of the base shape; 0: that of the model"},
     {"model", "base-depth", OPTION_DIM, OPTION_FIXED, FIELD(model.base_depth), "L", "0", "[0, 65536]", NULL,
         "with completep: the --layers of the base shape; 0: that of the model"},
-    {"model", "base-head-dim", OPTION_DIM, OPTION_FIXED, FIELD(model.base_head), "D", "0", "[0, 256]", NULL,
-        "with completep: the --head-dim of the base shape; 0: that of the model"},
 
     {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
         "training data: token shards (a quoted pattern), a corpus directory, or a mixture 'NAME=DATA:WEIGHT "

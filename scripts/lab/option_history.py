@@ -12,7 +12,7 @@ UPDATE = {
     "parametrization": "standard",
     "base-width": 0,
     "base-depth": 0,
-    "base-head-dim": 0,
+    "base-head-dim": 0,  # of older trainers
     "z-loss": 0,
     "clip-update-norm": None,
     "qk-clip": 0,

@@ -53,11 +53,15 @@ def print_optima(study):
 def options_of(run, rate, preset):
     """The trainer's options for a preset, {name: text}."""
     o, scaled = run.options, run.options.get("parametrization") == "completep"
-    base = {"base-width": "hidden", "base-depth": "layers", "base-head-dim": "head-dim"}
+    base = {"base-width": "hidden", "base-depth": "layers"}
     shape = {name: str((scaled and o.get(name)) or o[of_model]) for name, of_model in base.items()}
     norm = {"qk-norm": True} if o.get("qk-norm") in (True, "yes") else {}
     changed = {key for key, default in option_history.UPDATE.items() if o.get(key, default) != default}
-    update = {name: str(o[name]) for name in (*UPDATE, *sorted(changed - {"parametrization", *base})) if name in o}
+    update = {
+        name: str(o[name])
+        for name in (*UPDATE, *sorted(changed - {"parametrization", "base-head-dim", *base}))
+        if name in o
+    }
     return {"preset": preset, "attention": o["attention"], **norm, "parametrization": "completep", **shape,
             "lr": f"{rate:.3g}", **update}  # fmt: skip
 
@@ -93,10 +97,14 @@ def main(words):
     run = study.runs_of(arm, study.sweep(arm)[0][0])[0]
     options = options_of(run, optima[arm][0], a.preset)
     try:
-        Trainer(a.trainer).dry_run(options)
+        head_dim = Trainer(a.trainer).dry_run(options).head_dim
     except TrainerError as error:
         fail(str(error))
     print("\n" + " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in options.items()))
+    if head_dim != (swept := int(run.options.get("base-head-dim") or run.options["head-dim"])):
+        print(
+            f"the rate is not transferred from heads of width {swept} to {head_dim}: sweep with --head-dim {head_dim}"
+        )
     batch, tokens = int(run.options["total-batch"]), run.tokens
     print(f"of {tokens} tokens in batches of {batch}: the best rate also depends on these")
     return 0

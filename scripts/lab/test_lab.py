@@ -753,8 +753,9 @@ def test_suggest_prints_options_that_the_trainer_accepts(place):
         done = run_lab(*command, "--preset", "small")
         assert done.returncode == 0, done.stdout + done.stderr
         line = next(line for line in done.stdout.splitlines() if line.startswith("--preset"))
-        base = "--parametrization completep --base-width 32 --base-depth 2 --base-head-dim 16 --lr 0.0"
+        base = "--parametrization completep --base-width 32 --base-depth 2 --lr 0.0"
         assert f"--preset small --attention {arm} {base}" in line, line
+        assert "is not transferred from heads of width 16 to 64: sweep with --head-dim 64\n" in done.stdout, done.stdout
     expect_error(run_lab(*command, "--preset", "tyni"), 1, "--preset 'tyni' is not accepted", 1)
     expect_error(run_lab("suggest", place / "out", "--preset", "small"), 2, "--preset requires --arm ARM", 1)
     expect_error(run_lab("suggest", place / "out", "--arm", "x"), 2, "--arm x: no such arm", 1)

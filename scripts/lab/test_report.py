@@ -349,7 +349,7 @@ def test_each_arm_has_the_rate_of_its_sweep(tmp_path):
     for arm, lr, seed, loss in runs:
         made_run(lab / f"{arm}.lr{lr:g}.seed{seed}", arm, lr, seed, loss)
     plan.path = tmp_path / "p.plan"
-    costs = {f"{arm}.lr{lr:g}.seed{seed}": Cost(1, 1, 1, 1) for arm, lr, seed, _ in runs}
+    costs = {f"{arm}.lr{lr:g}.seed{seed}": Cost(1, 1, 1, 1, 1) for arm, lr, seed, _ in runs}
     planned = [*plans.expand(plan, {}), *plans.expand(plan, {}, rates=best)]
     lab_run.write_lab(lab, plan, "cpu", planned, costs, {"lr": rates})
     assert lab_run.best_rates(lab, best) == best

@@ -25,7 +25,7 @@ def test_losses_of_variants(odd, variant):
     if number % 2:
         options += ["--doc-mask --separator 0"]
     elif number % 4 == 2:
-        options += ["--parametrization completep --base-width 16 --base-depth 1 --base-head-dim 8"]
+        options += ["--parametrization completep --base-width 16 --base-depth 1"]
     if number % 3 == 1:
         options += ["--optimizer normuon"]
     # Where a norm of each head follows, the gradient of a projected lambda is about 0 at the start, as the maps of a

@@ -20,7 +20,7 @@ from ranks import train_ranks
         "--attention diff_v2_head_lambda --qk-norm --no-tie-embeddings",
         "--attention sink --doc-mask --separator 10 --recompute 2",
         "--attention diff_v1 --window 5 --full-every 2 --doc-mask --separator 10 --parametrization completep "
-        "--base-width 6 --base-depth 1 --base-head-dim 4",
+        "--base-width 6 --base-depth 1",
         f"--attention baseline {EXPERTS} --router-aux 1 --dense-layers 1",
     ],
 )

@@ -49,7 +49,7 @@ def test_resume_equals_uninterrupted(corpus, tmp_path, model):
 
 def test_parametrization(corpus, tmp_path):
     """completep at the base shape is standard bit for bit; elsewhere it is another run, which resumes only as such"""
-    base = "--parametrization completep --base-width {} --base-depth 2 --base-head-dim 8"
+    base = "--parametrization completep --base-width {} --base-depth 2"
     options = "--steps 3 --attention diff_v2 --qk-norm"
     for name, more in (("standard", ""), ("base", base.format(24)), ("wider", base.format(6))):
         train(corpus, tmp_path / name, options, more).done()
