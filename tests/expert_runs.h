@@ -20,7 +20,7 @@ static RolledBack run_rolled_back(const TestDirectory *d, const char *gemm, bool
     InnerRun *inner = inner_open(
         d,
         "--experts 4 --experts-active 2 --expert-ffn 16 --router-bias --router-bias-rate 0.01 --router-aux 0.1 "
-        "--total-batch 128 --gemm %s --rollback 1:1 --lr 1e-2 --checkpoint-every 9 --no-checkpoint-background "
+        "--total-batch 128 --gemm %s --rollback 1:1 --lr 1e-2 --checkpoint-every 9 "
         "--out %s/%s%d",
         gemm, d->path, gemm, back);
     Run *run = &inner->run;

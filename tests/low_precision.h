@@ -407,9 +407,8 @@ static void test_copies_after_changes(void) {
     TestDirectory d = program_data();
     for (int i = 0; i < 4; i++) {
         int type = i % 2 ? GEMM_FP8 : GEMM_BF16;
-        InnerRun *inner =
-            inner_open(&d, "%s --gemm %s --out %s/%d --rollback 1:1 --checkpoint-every 9 --no-checkpoint-background",
-                       i < 2 ? "" : "--window 20 --yoco", gemm_choice(type), d.path, i);
+        InnerRun *inner = inner_open(&d, "%s --gemm %s --out %s/%d --rollback 1:1 --checkpoint-every 9",
+                                     i < 2 ? "" : "--window 20 --yoco", gemm_choice(type), d.path, i);
         Run *run = &inner->run;
         Model *model = &run->model;
         int B = model->plan.B, T = model->plan.T, *tokens = case_tokens(B * T + 1, 256, 3);

@@ -162,12 +162,12 @@ static void test_checkpoint_minutes(void) {
 
 static void test_time_of_checkpoint(void) {
     TestDirectory d = program_data();
-    InnerRun *inner = inner_open(&d, "--out %s --checkpoint-minutes 0.5 --no-checkpoint-background", d.path);
+    InnerRun *inner = inner_open(&d, "--out %s --checkpoint-minutes 0.5", d.path);
     Checkpointer *c = &inner->run.checkpointer;
     c->saved_at = now_seconds() - 60;
     run_step(&inner->run);
     EXPECT(c->due, "none is due after a minute");
-    checkpointer_save(c, true);
+    checkpointer_save(c, false);
     run_step(&inner->run);
     EXPECT(!c->due, "another one is due at once");
     inner_close(inner);

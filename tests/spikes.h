@@ -418,8 +418,7 @@ static void test_validation_not_finite(void) {
     ProgramResult r;
     TrainerState resumed;
     char good[PATH_SIZE];
-    InnerRun *inner = inner_open(&d, "--val-data %s/val.bin --val-steps 1 --keep 1 --no-checkpoint-background --out %s",
-                                 d.path, d.path);
+    InnerRun *inner = inner_open(&d, "--val-data %s/val.bin --val-steps 1 --keep 1 --out %s", d.path, d.path);
     Run *run = &inner->run;
     size_t at = (size_t)(grad(&run->model.state, T_NORM_FINAL, 0) - run->model.state.grads);
     for (int step = 1; step <= 4; step++) {

@@ -68,7 +68,7 @@ static inline bool background_open(const CheckpointBuffers *b) {
     download_free(background.copy);
     background.copy = NULL;
     warn("training waits while a checkpoint is written: a copy of the state takes %.1f MiB%s, and %s has %.1f MiB "
-         "available; --no-checkpoint-background disables the copy",
+         "available",
          (double)bytes / 1048576, comm_ranks_here() > 1 ? " per rank" : "", host.limit,
          (double)host.available / 1048576);
     return false;

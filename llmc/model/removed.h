@@ -44,6 +44,8 @@ static const Removed removed[] = {
     {REMOVED_SAVED, "match-active", "no", "--match-params counts all parameters", "46bfc17d"},
     {REMOVED_SAVED, "base-head-dim", "0", "completep keeps the head width: the base has the --head-dim of the model",
      "46bfc17d"},
+    {REMOVED_LOCAL, "checkpoint-background", NULL,
+     "checkpoints are written while training continues, where memory has room for a copy of the state", "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

@@ -51,7 +51,7 @@ typedef struct {
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
-    bool deterministic, memory_check, measure_peak, checkpoint_background;
+    bool deterministic, memory_check, measure_peak;
 
     int64_t zero, zero_group;
     double timeout, start_timeout;
@@ -312,8 +312,6 @@ static const OptionRow option_rows[] = {
         "save a checkpoint every N steps, in addition to the last step; 0: off"},
     {"run", "checkpoint-minutes", OPTION_REAL, OPTION_SAVED, FIELD(checkpoint_minutes), "X", "30", "[0, inf)", NULL,
         "also save a checkpoint when the last one is X minutes old; 0: off"},
-    {"run", "checkpoint-background", OPTION_BOOL, OPTION_LOCAL, FIELD(checkpoint_background), NULL, "yes", NULL, NULL,
-        "write checkpoints while training continues, from a copy of the state in host memory if it fits"},
     {"run", "keep", OPTION_INT, OPTION_SAVED, FIELD(keep), "N", "3", "[0, 1e15]", NULL,
         "number of checkpoints to keep, the newest complete ones; 0: all"},
     {"run", "val-every", OPTION_INT, OPTION_SAVED, FIELD(val_every), "N", "0", "[0, 1e15]", NULL,

@@ -1,6 +1,6 @@
 /*
-checkpointer.h: when and how a run writes checkpoints, in the background or not, and how it goes back to one
-(--rollback). All ranks call these functions together.
+checkpointer.h: when and how a run writes checkpoints, and how it goes back to one (--rollback). All ranks call these
+functions together.
 
   checkpointer_finish(c)                    waits for a checkpoint that is being written
   checkpointer_advance(c)                   once per step: its next stage, when all ranks have ended the last one
@@ -119,7 +119,7 @@ static inline void checkpointer_save(Checkpointer *c, bool continues) {
         buffers.tokenizer[1].data = tokenizer->json;
         buffers.tokenizer[1].size = tokenizer->json_size;
     }
-    bool in_background = continues && o->checkpoint_background && background_open(&buffers);
+    bool in_background = continues && background_open(&buffers);
     if (in_background) buffers = background_copy(&buffers);
     checkpointer_check_weights(c, &buffers);
     cJSON *json = trainer_state_to_json(c->state, o, c->fingerprint, dataloader_identity(c->train));

@@ -92,7 +92,7 @@ def test_background_checkpoint(odd, ranks, zero):
     # Without a wait for the copy, streams that run late would give the writer old values.
     options = f"--batch-size 2 --total-batch 28 --steps 6 --checkpoint-every 2 --keep 0 --zero {zero}"
     order = HASTY if ranks == 2 and zero % 2 == 0 else LATE
-    run_ranks(odd, ranks, MODEL, options, "--out before --no-checkpoint-background", env=order).done()
+    run_ranks(odd, ranks, MODEL, options, "--out before", env=f"NO_COPY=0 {order}").done()
     run_ranks(odd, ranks, MODEL, options, "--out beside", env=order).done()
     expect_same(odd / "before/checkpoints", odd / "beside/checkpoints")
     assert (odd / "beside/log.jsonl").read_text().count('"background": true') == 2

@@ -41,7 +41,7 @@ def test_background(short, ranks, zero, variables):
     """a background checkpoint has exactly the state of its step"""
     # Writing takes several steps, during which the whole state changes.
     waits, goes_on = short / "waits", short / "goes_on"
-    train_ranks(waits, ranks, BACKGROUND, f"--zero {zero} --no-checkpoint-background").done()
+    train_ranks(waits, ranks, BACKGROUND, f"--zero {zero}", NO_COPY="0").done()
     assert written_beside_steps(waits) == 3 * [False]
     result = train_ranks(goes_on, ranks, BACKGROUND, f"--zero {zero}", **variables).done()
     slow = "SLOW" in variables

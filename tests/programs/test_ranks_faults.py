@@ -331,7 +331,7 @@ def test_rollback_reverts_updates(short, ranks):
     # Killed between the removal of the abandoned checkpoints and the next one: they must not be resumed. In the
     # background the checkpoint of step 135 could still be saved in step 137, before the removal.
     spikes = "spike:0:135,spike:0:137"
-    result = resume_ranks(killed, ranks, "--no-checkpoint-background", FAULT=f"{spikes},kill:0:137:save")
+    result = resume_ranks(killed, ranks, NO_COPY="0", FAULT=f"{spikes},kill:0:137:save")
     assert result.status != DONE and newest(killed) == 134
     # the first bad step is known after a resume
     resume_ranks(stopped, ranks, "--stop-after 136", FAULT="spike:0:135").done()

@@ -118,7 +118,7 @@ def test_muon(short):
         stop = "--stop-after 2" if level in (0, MOST_ZERO) else ""
         train_ranks(run, 3, options, f"--zero {level} --check-ranks-every 1 {stop}").done()
     resume_ranks(zero[0], 3, f"--zero {MOST_ZERO}").done()
-    resume_ranks(zero[MOST_ZERO], 3, "--zero 0 --no-checkpoint-background").done()
+    resume_ranks(zero[MOST_ZERO], 3, "--zero 0").done()
     for run in zero:
         expect_losses(short / "one", run)
         expect_same(checkpoint(zero[1], 4), checkpoint(run, 4), without=["trainer_state.json"])
