@@ -1228,7 +1228,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
                 mode_rows[run->mode].prompts || run_sampling_plan(run), loaded);
     if (trains) inputs_check_phases(&run->data, &run->phases, run->model.plan.config.V);
     start_phase("peak");
-    if (trains) run->peak = peak_find(o->measure_peak); // while memory is free
+    if (trains) run->peak = peak_find(); // while memory is free
     start_phase("memory");
     run_alloc(run);
     start_phase("data");

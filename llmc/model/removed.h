@@ -46,6 +46,7 @@ static const Removed removed[] = {
      "46bfc17d"},
     {REMOVED_LOCAL, "checkpoint-background", NULL,
      "checkpoints are written while training continues, where memory has room for a copy of the state", "46bfc17d"},
+    {REMOVED_LOCAL, "measure-peak", NULL, "the peak of a GPU that is not listed is measured", "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

@@ -419,7 +419,6 @@ static inline void options_warn_unused(const Options *o) {
         {"checkpoint-every", o->checkpoint_every && !saves, "without --out"},
         {"checkpoint-minutes", o->checkpoint_minutes > 0 && !saves, "without --out"},
         {"keep", !saves, "without --out"},
-        {"measure-peak", o->measure_peak && on_cpu, "on a CPU, whose peak is always measured"},
         {"deterministic", !o->deterministic && on_cpu, "on a CPU, which is always deterministic"},
         {"prompt", !samples, "without --generate or --sample-every"},
         {"prompt-tokens", !samples, "without --generate or --sample-every"},

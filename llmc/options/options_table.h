@@ -51,7 +51,7 @@ typedef struct {
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
-    bool deterministic, memory_check, measure_peak;
+    bool deterministic, memory_check;
 
     int64_t zero, zero_group;
     double timeout, start_timeout;
@@ -331,8 +331,6 @@ static const OptionRow option_rows[] = {
         "CPU threads, at most the number of cores available to the process"},
     {"run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
         "refuse to start if this machine or the GPU has too little memory available for the run"},
-    {"run", "measure-peak", OPTION_BOOL, OPTION_LOCAL, FIELD(measure_peak), NULL, "no", NULL, NULL,
-        "report speed relative to a matrix product measured at the start, even if the GPU's peak is known"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "precision of matrix products: bf16 rounds their operands, fp8 those of the blocks; sums and weights are fp32"},
     {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,

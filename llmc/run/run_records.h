@@ -28,8 +28,8 @@ typedef struct {
 } Peak;
 
 // The manufacturer's, or that of a matrix product measured now.
-static inline Peak peak_find(bool measure) {
-    const DevicePeak *rated = measure ? NULL : ops_rated();
+static inline Peak peak_find(void) {
+    const DevicePeak *rated = ops_rated();
     if (!rated) return (Peak){matmul_peak_gflops(), "a large matrix product, measured", "rate"};
     return (Peak){1e3 * rated->tflops, peak_source_names[rated->source], "peak"};
 }
