@@ -1036,19 +1036,13 @@ static void run_log_validation(Run *run) {
     }
 }
 
-static Generator run_generator(const Run *run, Model *model) {
-    const Options *o = &run->options;
-    int stop = o->stop_at_separator ? run->data.tokenizer.separator : -1;
-    return model_generator(model, o->temperature, (int)o->top_k, stop);
-}
-
 static void run_print_sample(Run *run) {
     params_await(&run->model.state);
     if (!is_rank0()) return;
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->state.step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->state.step);
-    Generator g = run_generator(run, &run->sampling_model);
+    Generator g = model_generator(&run->sampling_model, run->options.temperature, (int)run->options.top_k, -1);
     g.abandons = stop_signal_arrived;
     StopReason why = print_generated(&g, &run->data.tokenizer, SAMPLE_TOKENS, key, &run->log, run->state.step);
     printf("%s\n", why == NOT_STOPPED          ? "--- abandoned after a signal"
@@ -1384,7 +1378,7 @@ static void mode_dump_gradients(Run *run) {
 static void mode_generate(Run *run) {
     const Options *o = &run->options;
     Inputs *data = &run->data;
-    Generator g = run_generator(run, &run->model);
+    Generator g = model_generator(&run->model, o->temperature, (int)o->top_k, data->tokenizer.separator);
     if (o->prompts) {
         print_cache(&run->model.plan);
         int broken = print_results(&g, data->sequences, &data->prompts, &data->tokenizer);

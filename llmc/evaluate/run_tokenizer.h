@@ -162,8 +162,6 @@ static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const c
     CHECK(!s->tokenizer || s->tokenizer->vocab_size <= V,
           "the tokenizer of %s has %d tokens and the model a vocabulary of %d", s->path, s->tokenizer->vocab_size, V);
     s->separator = run_tokenizer_find_separator(s, o, train_data);
-    CHECK(!o->stop_at_separator || s->separator >= 0,
-          "--stop-at-separator: the token that separates documents is unknown: give --separator ID");
     if (o->prompts) return; // instead of the prompt of the options
     if (o->prompt) prompt_from_text(s, o->prompt, V);
     else if (o->prompt_tokens) prompt_from_numbers(s, o->prompt_tokens, V);

@@ -47,6 +47,7 @@ static const Removed removed[] = {
     {REMOVED_LOCAL, "checkpoint-background", NULL,
      "checkpoints are written while training continues, where memory has room for a copy of the state", "46bfc17d"},
     {REMOVED_LOCAL, "measure-peak", NULL, "the peak of a GPU that is not listed is measured", "46bfc17d"},
+    {REMOVED_LOCAL, "stop-at-separator", NULL, "--generate stops at the token that separates documents", "46bfc17d"},
 };
 enum { REMOVED_COUNT = sizeof(removed) / sizeof(removed[0]) };
 

@@ -63,7 +63,6 @@ typedef struct {
     const char *dump_grads, *eval_choices;
     int64_t generate; // tokens; 0: not given
     const char *prompt, *prompt_tokens, *prompts;
-    bool stop_at_separator;
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
@@ -356,7 +355,8 @@ static const OptionRow option_rows[] = {
 
     {"modes", "dump-grads", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_grads), "FILE", NULL, NULL, NULL,
         "run one forward and backward, and write the loss and all gradients as safetensors"},
-    {"modes", "generate", OPTION_INT, OPTION_LOCAL, FIELD(generate), "N", NULL, "[1, 1e9]", NULL, "generate N tokens"},
+    {"modes", "generate", OPTION_INT, OPTION_LOCAL, FIELD(generate), "N", NULL, "[1, 1e9]", NULL,
+        "generate N tokens, or fewer: up to the token that separates documents, if it is known"},
     {"modes", "prompt", OPTION_TEXT, OPTION_SAVED, FIELD(prompt), "TEXT", NULL, NULL, NULL,
         "text to continue; the separator is prepended if it is known"},
     {"modes", "prompt-tokens", OPTION_TEXT, OPTION_SAVED, FIELD(prompt_tokens), "ID,ID,...", NULL, NULL, NULL,
@@ -364,8 +364,6 @@ static const OptionRow option_rows[] = {
     {"modes", "prompts", OPTION_TEXT, OPTION_LOCAL, FIELD(prompts), "FILE", NULL, NULL, NULL,
         "with --generate: continue each prompt of FILE (- for stdin), a text on each line or JSON lines, --batch-size "
         "at a time; print JSON lines"},
-    {"modes", "stop-at-separator", OPTION_BOOL, OPTION_LOCAL, FIELD(stop_at_separator), NULL, "no", NULL, NULL,
-        "with --generate: stop at the token that separates documents"},
     {"modes", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,
         "sampling temperature; 0: always the most likely token"},
     {"modes", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,

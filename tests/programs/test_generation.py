@@ -98,13 +98,14 @@ def test_prompt_of_checkpoint(trained, tmp_path):
 
 
 def test_stop_at_separator(trained, tmp_path):
-    """--stop-at-separator stops before the separator"""
-    path = tmp_path / "prompts"
+    """generated text stops before the separator"""
+    # the same contexts as exact tokens, with a separator that is not drawn
+    path, exact, s = tmp_path / "prompts", tmp_path / "exact", ord("s")
     path.write_text('{"tokens": [97, 32]}\n{"prompt": "th"}\n{"prompt": "on"}')
-    sampling = f"--temperature 1 --separator {ord('s')}"
-    common = ["--init", checkpoint(trained, 30), sampling]
-    whole = run_trainer(*common, "--generate 24 --prompts", path).done()
-    stopped = run_trainer(*common, "--generate 24 --stop-at-separator --prompts", path).done()
+    exact.write_text("".join(json.dumps({"tokens": ids}) + "\n" for ids in ([97, 32], [s, 116, 104], [s, 111, 110])))
+    common = ["--init", checkpoint(trained, 30), "--temperature 1 --separator"]
+    whole = run_trainer(*common, "255 --generate 24 --prompts", exact).done()
+    stopped = run_trainer(*common, f"{s} --generate 24 --prompts", path).done()
     early = 0
     for i, (x, y) in enumerate(zip(lines_of(whole, 3), lines_of(stopped, 3))):
         text, separator, _ = x["text"].partition("s")
@@ -113,10 +114,9 @@ def test_stop_at_separator(trained, tmp_path):
         assert y["stopped"] == ("separator" if separator else "length"), (x, y)
         early += bool(separator)
     assert early > 0, "no text has the separator"
-    whole = run_trainer(*common, "--generate 200 --prompt th").done()  # enough for an 's'
-    stopped = run_trainer(*common, "--generate 200 --prompt th --stop-at-separator").done()
-    # an empty line stands for the separator
-    assert whole.out.startswith(stopped.out + "\n"), (whole, stopped)
+    whole = run_trainer(*common, f"255 --generate 200 --prompt-tokens {s},116,104").done()  # enough for an 's'
+    stopped = run_trainer(*common, f"{s} --generate 200 --prompt th").done()
+    assert whole.out[1:].partition("s")[0] + "\n" == stopped.out, (whole, stopped)
 
 
 def test_results_are_utf8(tmp_path):
@@ -211,6 +211,12 @@ def toy(tmp_path_factory):
 def test_begin_of_generation(toy, tmp_path, options, prompt, shown, warning, sampled):
     """generation begins with the specified prompt, or the separator"""
 
+    given = re.search(r"--separator (\d+)", options)
+    separator = given[1] if given else "35" if "corpus" in options else ""
+
+    def until(stop, tokens):
+        return tokens[: tokens.index(stop)] if stop in tokens else tokens
+
     def expect_warning(result):
         assert warning in result.err and result.err.count("\n") == bool(warning), result
 
@@ -221,13 +227,12 @@ def test_begin_of_generation(toy, tmp_path, options, prompt, shown, warning, sam
     assert whole[: len(prompt)] == numbers.split(",") and len(whole) == len(prompt) + length
     count = 13 - len(prompt)  # --prompts ends at the end of the context, and puts no separator before tokens
     (tmp_path / "prompts").write_text(json.dumps({"tokens": prompt}))
-    separator = "--separator 36 --prompts"
-    result = run_trainer(greedy, f"--generate {count}", separator, tmp_path / "prompts", cwd=toy).done()
-    assert whole[len(prompt) : 13] == [str(token) for token in json.loads(result.out)["tokens"]]
+    result = run_trainer(greedy, f"--generate {count} --separator 36 --prompts", tmp_path / "prompts", cwd=toy).done()
+    assert until("36", whole[len(prompt) : 13]) == [str(token) for token in json.loads(result.out)["tokens"]]
 
     begin = 0 if shown else len(prompt)
     result = run_trainer(greedy, "--generate 30", options, cwd=toy).done()
-    assert result.out.split() == whole[begin : len(prompt) + 30]
+    assert result.out.split() == whole[begin : len(prompt)] + until(separator, whole[len(prompt) : len(prompt) + 30])
     expect_warning(result)
     if sampled:  # by a run whose weights stay as they are
         data = "" if "--train-data" in options else "--train-data tokens.bin"
@@ -254,7 +259,7 @@ def test_prompt_separator(trained, separator):
     common = ["--init", checkpoint(trained, 30), "--temperature 1 --generate 60"]
     generate = lambda options: run_trainer(*common, options).done().out.replace("\n", "")
     text = generate(f"--prompt Th --separator {separator}")
-    assert text.startswith("Th") and generate(f"--prompt-tokens {separator},84,104") == text
+    assert text.startswith("Th") and generate(f"--prompt-tokens {separator},84,104 --separator {separator}") == text
     exact = generate(f"--prompt-tokens 84,104 --separator {separator}")
     assert exact.startswith("Th") and exact != text, "exact tokens continue as if the separator were before them"
     if separator == 0:
