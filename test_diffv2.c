@@ -18,7 +18,6 @@ the default build tests files and processes.
 #include "tests/planned_faults.h"
 #include "tests/test_main.h"
 #include "tests/model.h"
-#include "tests/upcycle.h"
 #include "tests/windows.h"
 #include "tests/sparse.h"
 #include "tests/program.h"
@@ -38,7 +37,6 @@ the default build tests files and processes.
 
 static const TestTable test_tables[] = {
     {"model", TESTS(model_tests), EVERY_BUILD},
-    {"upcycling", TESTS(upcycle_tests), EVERY_BUILD},
     {"windows", TESTS(windows_tests), EVERY_BUILD},
     {"sparse", TESTS(sparse_tests), EVERY_BUILD},
     {"sparse in fp64", TESTS(sparse_fp64_tests), FP64_BUILD},

@@ -1186,7 +1186,6 @@ static void run_load(Run *run, const Resume *resume) {
         false,         0};
     CheckpointBuffers buffers = checkpoint_buffers(&run->model.state);
     const char *loaded = resume_weights(resume, o);
-    buffers.upcycle = resume_upcycle(resume);
     bool trains = run->mode == MODE_TRAIN, resumes = trains && resume->state;
     if (trains && o->out) checkpoint_check_size(&buffers);
     run->checkpointer = c;
@@ -1215,7 +1214,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     int64_t step = resume_step(resume);
     if ((trains || run->mode == MODE_DRY_RUN) && step < run_end(o)) changes_check(o, &run->model.plan, step);
     if (run->mode == MODE_DRY_RUN) return;
-    if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors, resume_upcycle(resume));
+    if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors);
     memory_admit(&run->model.plan, run_sampling_plan(run), options_most_zero(o), o->memory_check);
     start_phase("data");
     inputs_open(&run->data, o, run->mode, &run->phases, &run->model.plan,

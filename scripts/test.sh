@@ -15,7 +15,8 @@
 #                    Requires CUDA's headers
 #   sources          includes point downwards (dev/rooms.py); the variants in Python equal variants.h; all sources are
 #                    formatted (dev/format/format.sh). Prints the lines of code by room (dev/lines.py)
-#   runs             the commands of README.md, help, errors and dry runs (tests/golden), recipes, exports of runs
+#   runs             the commands of README.md, help, errors and dry runs (tests/golden), conversions, recipes, exports
+#                    of runs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library
 #   lab              plans, runs and reports of scripts/lab; its page in Chromium
 # Since the second tier:
@@ -418,7 +419,7 @@ data() {
 }
 runs() {
     build "the trainer" train_diffv2 text_to_shards || return
-    [ "$tier" -eq 2 ] || run_pytest tests build tests/{readme,golden}_test.py
+    [ "$tier" -eq 2 ] || run_pytest tests build tests/{readme,golden,convert}_test.py
     [ "$tier" -gt 1 ] || return 0
     marks_of_tier[2]="not slow"
     run_script tests/recipe_test.sh

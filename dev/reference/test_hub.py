@@ -29,7 +29,7 @@ from fixtures import token_shard_bytes, unpack
 from make_fixtures import FIXTURES as FIXTURE_FILES
 from make_fixtures import SIZES, arrays_of, gradients
 from modeling_diffv2 import DiffV2ForCausalLM
-from program import read_json, run_trainer
+from program import read_json, run, run_trainer
 
 os.environ.setdefault("TRAIN_DIFFV2", str(HERE.parent.parent / "train_diffv2"))
 FIXTURES = Path(WORK.name) / "fixtures"  # a directory for each file
@@ -522,14 +522,15 @@ def test_mixtral_directories_of_transformers_load_with_their_loss_and_gradients_
         expect_same_logits(written, model, what)
 
 
-def test_upcycled_directories_as_the_hub_has_them_keep_the_logits_of_their_model():
-    pairs, twice = "--attention diff_v2", "--attention baseline --heads 8"
+def test_converted_directories_as_the_hub_has_them_keep_the_logits_of_their_model():
+    pairs, twice = "--attention diff_v2", "--heads 8"
     cases = ((llama_directory, pairs), (llama_directory, twice), (qwen3_directory, pairs), (mixtral_directory, pairs))
     for number, (write, model) in enumerate(cases):
-        path = directory(f"upcycled/{number}")
+        path = directory(f"converted/{number}/base")
+        out = path.with_name("out")
         write(path)
-        again = train(f"upcycled/{number}", "--init", path, "--lr 1e-9", model)
-        assert config_of(again)["upcycled_from"] == str(path)[-255:]
+        run(sys.executable, HERE.parent.parent / "scripts/export/convert.py", path, model, out).done()
+        again = train(f"converted/{number}", "--init", out, "--lr 1e-9")
         expect_same_logits(open_model(again), open_model(path), f"{write.__name__} with {model}")
 
 

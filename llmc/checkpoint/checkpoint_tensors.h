@@ -1,8 +1,7 @@
 /*
 checkpoint_tensors.h: transfers of tensors between operation memory and the safetensors files of a checkpoint.
 
-  void checkpoint_check_weights(dir, tensors, upcycle)
-                                                checks names and shapes of a directory's weights, before memory is
+  void checkpoint_check_weights(dir, tensors)   checks names and shapes of a directory's weights, before memory is
                                                 allocated for the model that its config.json describes
   void checkpoint_load_weights(dir, buffers, with_optimizer)
   void checkpoint_weights_open(path, buffers, create), checkpoint_optimizer_open(path, buffers, create)
@@ -22,10 +21,11 @@ CHECKPOINT_STAGING bytes of host memory, unless the buffers are a copy in host m
 #include "../base/common.h"
 #include "../base/dtype.h"
 #include "../base/files.h"
-#include "../model/upcycle.h"
+#include "../model/tensors.h"
 #include "../ops/ops.h"
 #include "safetensors.h"
 #include "safetensors_writer.h"
+#include "../model/sharding.h"
 
 #ifndef CHECKPOINT_STAGING
 #define CHECKPOINT_STAGING (16 << 20) // a multiple of 8
@@ -40,7 +40,6 @@ typedef struct {
     floatX *params;
     real *master;             // NULL if params are not narrower than F32
     real *m, *v;              // may be NULL if the optimizer is not loaded
-    const Upcycle *upcycle;   // how the weights follow from those that are loaded; NULL: they are those
     const Sharding *sharding; // NULL: one rank; from level 1 on, master, m and v are compact, with 3 params too
     bool copied;              // all four are compact copies in host memory (checkpoint_background.h)
     struct {
@@ -238,57 +237,30 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
     free(sorted);
 }
 
-// The same for the parts of a model, or of the base of an upcycled one.
-static inline void checkpoint_compare_parts(const SafeTensors *s, const TensorList *list, const Upcycle *upcycle,
-                                            const CheckpointPart *parts, int part_count, const char *reason) {
-    TensorList base = upcycle ? tensor_list_build(&upcycle->base, 1) : *list;
-    int count = 0;
-    SafeTensorSpec *specs = checkpoint_specs(&base, parts, part_count, DTYPE_F32, &count);
-    checkpoint_compare(s, specs, count, reason);
-    free(specs);
-    if (upcycle) tensor_list_free(&base);
-}
-
-// Elements of a tensor of the model, to the host.
-static inline void checkpoint_read(const SafeTensors *s, const Upcycle *upcycle, const Tensor *t, const char *name,
-                                   size_t first, size_t count, void *host, DType dtype) {
-    if (!upcycle || !upcycle_changes(t)) {
-        safetensors_read(s, name, first, count, host, dtype);
-        return;
-    }
-    for (size_t done = 0, n; done < count; done += n) {
-        double values[CHECKPOINT_PIECE];
-        UpcycleRun run = upcycle_run(upcycle, t, first + done);
-        n = min_size(min_size(run.count, count - done), CHECKPOINT_PIECE);
-        if (!upcycle_adds(t)) safetensors_read(s, name, run.from, n, values, DTYPE_F64);
-        upcycle_values(upcycle, t, run, values, n);
-        convert_elements((char *)host + done * dtype_size(dtype), dtype, values, DTYPE_F64, n);
-    }
-}
-
 // Each rank reads its pieces. Buffers that are not compact are then gathered from all ranks, except second moments with
 // Muon, which have another layout: each rank reads all of them.
 static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList *list, const Sharding *sharding,
-                                         const Upcycle *upcycle, const CheckpointPart *parts, int part_count,
-                                         const char *reason) {
-    checkpoint_compare_parts(s, list, upcycle, parts, part_count, reason);
-    for (int i = 0; i < list->count * part_count; i++) {
+                                         const CheckpointPart *parts, int part_count, const char *reason) {
+    int count = 0;
+    SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, DTYPE_F32, &count);
+    checkpoint_compare(s, specs, count, reason);
+    for (int i = 0, spec = -1; i < list->count * part_count; i++) {
         const Tensor *t = &list->tensors[i / part_count];
         const CheckpointPart *p = &parts[i % part_count];
         const Sharding *pieces = p->second && !p->compact ? NULL : sharding;
         size_t size = dtype_size(p->dtype), chunk = CHECKPOINT_STAGING / size;
-        SafeTensorSpec named;
         if (!checkpoint_has(p, t)) continue;
-        FORMAT(named.name, "%s%s", p->prefix, t->name);
+        spec++;
         for (OwnRange r = sharding_ranges(pieces, t); checkpoint_next(p, pieces, t, &r);) {
             char *to = (char *)p->buffer + (p->compact ? r.compact_at : r.at) * size;
             for (size_t done = 0, n; done < r.count; done += n) {
                 n = min_size(chunk, r.count - done);
-                checkpoint_read(s, upcycle, t, named.name, r.begin + done, n, checkpoint_staging(), p->dtype);
+                safetensors_read(s, specs[spec].name, r.begin + done, n, checkpoint_staging(), p->dtype);
                 buffer_upload(to + done * size, checkpoint_staging(), n * size);
             }
         }
     }
+    free(specs);
     for (int i = 0; sharding && i < part_count; i++)
         if (!parts[i].compact && !parts[i].second)
             sharding_gather_all(sharding, parts[i].buffer, dtype_size(parts[i].dtype));
@@ -362,10 +334,13 @@ static const char *const checkpoint_other_model = "the weights do not match conf
 static const char *const checkpoint_other_optimizer =
     "another --optimizer or precision saved it: use --init to load only the weights";
 
-static inline void checkpoint_check_weights(const char *dir, const TensorList *list, const Upcycle *upcycle) {
+static inline void checkpoint_check_weights(const char *dir, const TensorList *list) {
     CheckpointPart part = checkpoint_part("", NULL, DTYPE_F32, false);
     SafeTensors *s = safetensors_open(dir);
-    checkpoint_compare_parts(s, list, upcycle, &part, 1, checkpoint_other_model);
+    int count = 0;
+    SafeTensorSpec *specs = checkpoint_specs(list, &part, 1, DTYPE_F32, &count);
+    checkpoint_compare(s, specs, count, checkpoint_other_model);
+    free(specs);
     safetensors_close(s);
 }
 
@@ -375,10 +350,10 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
                               "to load only the weights";
     SafeTensors *s = safetensors_open(dir);
     parts[0] = checkpoint_weights_part(b);
-    checkpoint_load_parts(s, b->tensors, b->sharding, b->upcycle, parts, 1, checkpoint_other_model);
+    checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     if (b->master && !with_optimizer) { // from the file, not the rounded weights
         parts[0] = checkpoint_part("", b->master, DTYPE_OF(real), checkpoint_is_compact(b));
-        checkpoint_load_parts(s, b->tensors, b->sharding, b->upcycle, parts, 1, checkpoint_other_model);
+        checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     }
     safetensors_close(s);
     if (!with_optimizer) return;
@@ -386,7 +361,7 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
     FORMAT(path, "%s/optimizer.safetensors", dir);
     s = safetensors_open(path);
     int count = checkpoint_optimizer_parts(b, parts);
-    checkpoint_load_parts(s, b->tensors, b->sharding, NULL, parts, count,
+    checkpoint_load_parts(s, b->tensors, b->sharding, parts, count,
                           b->tensors->muon ? checkpoint_other_optimizer : other_build);
     safetensors_close(s);
 }

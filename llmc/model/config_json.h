@@ -116,7 +116,6 @@ static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
              cJSON_AddNumberToObject(o, "full_every", c->full_every);
     if (c->qk_norm) ok = ok && cJSON_AddTrueToObject(o, "use_qk_norm");
     if (c->parametrization) ok = ok && config_json_add_parametrization(o, c);
-    if (*c->upcycled_from) ok = ok && cJSON_AddStringToObject(o, "upcycled_from", c->upcycled_from);
     if (foreign) // defaults that a reader might assume otherwise; Llama's tokens 1 and 2 have no special meaning here
         ok = ok && cJSON_AddStringToObject(o, "hidden_act", "silu") && cJSON_AddFalseToObject(o, "attention_bias") &&
              cJSON_AddFalseToObject(o, "mlp_bias") && cJSON_AddNullToObject(o, "bos_token_id") &&
@@ -469,10 +468,6 @@ static inline ModelConfig config_json_read(const char *directory) {
     config_read_sparse(r, &c);
     c.qk_norm = config_qk_norm(r);
     config_read_parametrization(r, &c);
-    const cJSON *from = config_item(r, "upcycled_from");
-    CHECK(!from || cJSON_IsString(from), "%s: upcycled_from is %s; it must be a text", path,
-          config_value_text(from).text);
-    if (from) config_set_upcycled(&c, from->valuestring);
     const char *const dtype_keys[] = {"torch_dtype", "dtype"}; // informative only: each tensor states its type
     for (int k = 0; k < 2; k++) {
         const cJSON *item = config_item(r, dtype_keys[k]);

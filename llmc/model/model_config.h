@@ -30,14 +30,7 @@ typedef struct {
     bool router_bias;              // routers add a bias per expert to the probabilities that they select by
     int parametrization;           // a Parametrization
     int base_width, base_depth;    // C and L that the learning rate was tuned at; 0: those of the model
-    char upcycled_from[256];       // the end of the directory whose weights the run began with (upcycle.h); empty: none
 } ModelConfig;
-
-// The end of a name that is too long.
-static inline void config_set_upcycled(ModelConfig *c, const char *from) {
-    size_t length = strlen(from), most = sizeof(c->upcycled_from) - 1;
-    FORMAT(c->upcycled_from, "%s", from + (length > most ? length - most : 0));
-}
 
 // Whether layer l belongs to the upper half of YOCO, whose layers have no k_proj and v_proj.
 static inline bool layer_cross(const ModelConfig *c, int l) { return c->yoco && l >= c->L / 2; }

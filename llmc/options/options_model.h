@@ -545,5 +545,4 @@ static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
         if (option_of_model(row) && !kept && !option_unused(row, loaded)) option_copy(o, r, &adopted);
     }
     o->model.rms_norm_eps = loaded->rms_norm_eps;
-    memcpy(o->model.upcycled_from, loaded->upcycled_from, sizeof(loaded->upcycled_from));
 }

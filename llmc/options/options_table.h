@@ -303,8 +303,8 @@ static const OptionRow option_rows[] = {
     {"run", "decay-now", OPTION_BOOL, OPTION_LOCAL, FIELD(decay_now), NULL, "no", NULL, NULL,
         "with --resume of a run with --schedule wsd or constant: decay over the next --decay-steps, and end the run"},
     {"run", "init", OPTION_TEXT, OPTION_LOCAL, FIELD(init), "DIR", NULL, NULL, NULL,
-        "start from the architecture and weights of a checkpoint directory; a baseline also as another --attention, or "
-        "with twice the --heads, that starts with the same function"},
+        "start from the architecture and weights of a checkpoint directory; scripts/export/convert.py makes another "
+        "attention of a baseline"},
     {"run", "stop-after", OPTION_INT, OPTION_LOCAL, FIELD(stop_after), "N", NULL, "[1, 1e15]", NULL,
         "stop after step N and save a checkpoint; the schedule still follows --steps"},
     {"run", "checkpoint-every", OPTION_INT, OPTION_SAVED, FIELD(checkpoint_every), "N", "0", "[0, 1e15]", NULL,

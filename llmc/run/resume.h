@@ -26,7 +26,6 @@ typedef struct {
     cJSON *state;         // trainer_state.json; NULL when there is no checkpoint
     cJSON *run_json;      // NULL without --resume
     RunLock lock;         // of rank 0, when the run will be trained
-    Upcycle upcycle;      // of --init
 } Resume;
 
 static inline void resume_free(Resume *r) {
@@ -156,26 +155,23 @@ static inline void init_refuse_run(const char *dir) {
     CHECK(count == 0, "--init %s is the directory of a run: use its newest checkpoint, --init %s", dir, path);
 }
 
-// --init of a baseline with another --attention, or with twice the --heads: `config`, the model of the directory,
-// becomes the one that starts with its function.
-static inline void init_upcycle(Resume *r, const Options *o, ModelConfig *config, const char *dir) {
+// Refuses --init of a baseline with another --attention, or with twice the --heads, and names what converts it.
+static inline void init_refuse_conversion(const Options *o, const ModelConfig *config, const char *dir) {
     bool variant = o->resume || options_given(o, "attention"), heads = o->resume || options_given(o, "heads");
     const AttentionVariant *baseline = variant_find("baseline"), *to = variant ? o->model.attention : baseline;
-    bool doubles = to == baseline && heads && o->model.NH == 2 * config->NH;
-    if (config->attention != baseline || (to == baseline && !doubles)) return;
-    const UpcycleRow *row = upcycle_row(to);
     int problems = 0;
-    if (row->o_factor == 0)
-        REFUSE(problems, "--attention %s has no exact start from the baseline of --init %s: %s", to->name, dir,
-               row->text);
+    if (config->attention != baseline) return;
+    if (to != baseline)
+        REFUSE(problems,
+               "--attention %s: the model of --init %s is a baseline: convert it with scripts/export/convert.py %s "
+               "--attention %s OUT, and use --init OUT",
+               to->name, dir, dir, to->name);
+    else if (heads && o->model.NH == 2 * config->NH)
+        REFUSE(problems,
+               "--heads %d: the model of --init %s has %d: convert it with scripts/export/convert.py %s --heads %d "
+               "OUT, and use --init OUT",
+               o->model.NH, dir, config->NH, dir, o->model.NH);
     if (problems) program_exit(EXIT_USAGE);
-    r->upcycle.row = row, r->upcycle.base = *config, r->upcycle.seed = o->seed;
-    config->attention = to;
-    if (doubles) config->NH *= 2;
-    config_set_upcycled(config, dir);
-    r->upcycle.config = *config;
-    fprintf(options_notes(o), "--init %s: a baseline with %d heads becomes %s with %d: %s\n", dir, r->upcycle.base.NH,
-            to->name, config->NH, row->text);
 }
 
 // --init with --sparse-blocks, --sparse-block-size or --sparse-score: `config`, the model of the directory, selects so.
@@ -185,7 +181,6 @@ static inline void init_sparse(const Options *o, ModelConfig *config) {
     if (o->resume || options_given(o, "sparse-block-size")) config->sparse_size = o->model.sparse_size;
     if (o->resume || options_given(o, "sparse-score")) config->sparse_score = o->model.sparse_score;
 }
-static inline const Upcycle *resume_upcycle(const Resume *r) { return r->upcycle.row ? &r->upcycle : NULL; }
 
 // The model of a checkpoint has the values of its phase; the options to adopt are those of phase 0. A resume may change
 // phases that are still to come.
@@ -231,7 +226,7 @@ static inline ModelConfig start_configure(Options *o, Phases *phases, Resume *re
         if (resume->state) {
             resume_undo_phases(resume, o, &config);
         } else {
-            init_upcycle(resume, o, &config, loaded);
+            init_refuse_conversion(o, &config, loaded);
             init_sparse(o, &config);
         }
         options_adopt_model(o, &config);

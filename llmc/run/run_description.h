@@ -38,7 +38,6 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     if (c->FE) json_add_u64(model, "active_parameters", model_parameter_count(c, true));
     cJSON_AddNumberToObject(model, "ffn", c->F);
     if (c->FE) cJSON_AddNumberToObject(model, "expert_ffn", c->FE);
-    if (*c->upcycled_from) cJSON_AddStringToObject(model, "upcycled_from", c->upcycled_from);
     RunCost cost = run_cost(f->phases);
     cJSON_AddNumberToObject(model, "flops_per_token", cost.flops / cost.tokens);
     json_add_u64(json, "data_fingerprint", f->inputs->fingerprint);
