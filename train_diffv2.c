@@ -1028,7 +1028,7 @@ static void run_log_validation(Run *run) {
     watch_phase(PHASE_VALIDATION);
     for (int i = 0; i < run->data.choices.count; i++) {
         EvaluationModel m = run_measured_model(run);
-        ChoiceScore score = choices_measure(&m, &run->data.choices.tasks[i], NULL);
+        ChoiceScore score = choices_measure(&m, &run->data.choices.tasks[i]);
         run->stop = run->agreement.signal;
         run->state.measurement_due = run->stop != 0;
         if (run->stop) return;

@@ -1,16 +1,10 @@
-"""Multiple-choice files (llmc/data/choices.h): llm.c's format, and the same with counts.
+"""Multiple-choice files (llmc/data/choices.h): llm.c's format, and the same with words of 32 bits.
 
 A header of 256 int32 (20240522, version, number of examples, longest example in bytes), then per example, in words of
-16 bits (versions 1 and 3) or 32 bits (2 and 4):
+16 bits (version 1, the format of llm.c) or 32 bits (2):
 
     the largest word, bytes of the example with these words, index, label, number of completions,
-    length and tokens of the context, then each completion: its length, in versions 3 and 4 also
-        the number of its first tokens that belong to the context, which are not scored,
-        the characters by which the normalized accuracy divides its score,
-        the bytes of its scored text,
-    and its tokens
-
-Version 1 is the format of llm.c.
+    length and tokens of the context, then the length and tokens of each completion
 """
 
 from dataclasses import dataclass
@@ -21,44 +15,33 @@ from outputs import open_output
 from sources import BadInput
 
 MAGIC, HEADER = 20240522, 256
-LLMC, COUNTED = 1, 3  # versions with words of 16 bits; those with 32 bits are one more
-
-
-@dataclass
-class Completion:
-    tokens: list
-    unscored: int = 0
-    characters: int | None = None  # None: the version has no counts
-    bytes: int | None = None
 
 
 @dataclass
 class Example:
     context: list
-    completions: list
+    completions: list  # of lists of tokens
     label: int
 
     @property
     def longest(self):
         """Tokens of the context and the longest completion."""
-        return len(self.context) + max(len(c.tokens) for c in self.completions)
+        return len(self.context) + max(map(len, self.completions))
 
 
-def words_of(example, index, counted):
+def words_of(example, index):
     """The words of an example after the first two."""
     words = [index, example.label, len(example.completions), len(example.context), *example.context]
-    for c in example.completions:
-        words += [len(c.tokens), *((c.unscored, c.characters, c.bytes) if counted else ()), *c.tokens]
+    for tokens in example.completions:
+        words += [len(tokens), *tokens]
     return words
 
 
-def write_choices(path, examples, vocab_size, llmc=False):
+def write_choices(path, examples, vocab_size):
     """Writes the file atomically; returns its version."""
-    if llmc and any(c.unscored for e in examples for c in e.completions):
-        raise BadInput("llm.c's format has one context per example, and the examples of this task have several")
-    rows = [words_of(e, i, not llmc) for i, e in enumerate(examples)]
+    rows = [words_of(e, i) for i, e in enumerate(examples)]
     wide = vocab_size > 65535 or any(max(*row, 2 * len(row) + 4) > 65535 for row in rows)
-    dtype, version = np.dtype("<u4" if wide else "<u2"), (LLMC if llmc else COUNTED) + wide
+    dtype, version = np.dtype("<u4" if wide else "<u2"), 1 + wide
     parts = [np.array([np.iinfo(dtype).max, (len(row) + 2) * dtype.itemsize, *row], dtype) for row in rows]
     header = np.zeros(HEADER, "<i4")
     header[:4] = MAGIC, version, len(parts), max(part.nbytes for part in parts)
@@ -74,9 +57,9 @@ def read_choices(path):
     data = Path(path).read_bytes()
     header = np.frombuffer(data, "<i4", HEADER) if len(data) >= 4 * HEADER else np.zeros(4, "<i4")
     version = int(header[1])
-    if header[0] != MAGIC or not 1 <= version <= 4:
+    if header[0] != MAGIC or version not in (1, 2):
         raise BadInput(f"{path} is not a multiple-choice file: it begins with {header[0]}, version {version}")
-    dtype = np.dtype("<u2" if version % 2 else "<u4")
+    dtype = np.dtype("<u2" if version == 1 else "<u4")
     words, at, examples = np.frombuffer(data, dtype, offset=4 * HEADER).tolist(), 0, []
 
     def take(count):
@@ -87,10 +70,7 @@ def read_choices(path):
     for index in range(header[2]):
         begin = at
         _, size, _, label, count, length = take(6)
-        context, completions = take(length), []
-        for _ in range(count):
-            length, *counts = take(4 if version >= COUNTED else 1)
-            completions.append(Completion(take(length), *counts))
+        context, completions = take(length), [take(*take(1)) for _ in range(count)]
         if (at - begin) * dtype.itemsize != size or at > len(words):
             raise BadInput(f"{path}: example {index} is damaged")
         examples.append(Example(context, completions, label))

@@ -11,8 +11,7 @@ prompt    H tokens of text, the haystack, with N pairs "key value" in it, and th
           prompts of a depth have an asked pair there; the other pairs have random depths, and pairs of one depth are in
           random order. PROMPTS for each depth and each of LENGTHS lengths, up to T.
 questions Each is an example of the file, with the candidates as completions by ascending ID: the N values, except those
-          that earlier questions of the prompt have shown. A completion has one character and one byte, so that
-          bits_per_byte are bits per answer. FILE.json beside it says what each example asks.
+          that earlier questions of the prompt have shown.
 chance    A model that does not look up the key is right in 1 of the candidates, whatever it prefers: over all depths of
           a length, the pairs are exchangeable. At a single depth it may differ: the last value is right at depth 1.
 text      the first WINDOWS windows of T tokens of the validation data, without separators of documents
@@ -39,8 +38,7 @@ import python_environment
 python_environment.ensure("data")
 
 import xxhash
-from choices import Completion, Example, write_choices
-from outputs import open_output
+from choices import Example, write_choices
 from shards import ShardError, validation_windows
 from sources import BadInput, first_line
 from token_table import read_table
@@ -143,8 +141,7 @@ def needle_questions(needles, asked, length, depth, words, key):
     found, candidates = [], sorted(values)
     for i in draw.shuffled(range(asked), asked):
         tokens.append(keys[i])
-        completions = [Completion([c], 0, 1, 1) for c in candidates]
-        found.append((Example(tokens[:], completions, candidates.index(values[i])), depths[i]))
+        found.append((Example(tokens[:], [[c] for c in candidates], candidates.index(values[i])), depths[i]))
         tokens.append(values[i])
         candidates = [c for c in candidates if c != values[i]]
     return found
@@ -171,24 +168,13 @@ def needles_task(value, length):
 def write_task(options):
     needles, asked = needles_task(options.value, options.seq_len)
     words = Words(2 * needles, options.val_data, options.seq_len, options.tokenizer, options.separator)
-    examples, places = [], []
+    examples = []
     for size in (options.seq_len * part // LENGTHS for part in range(1, LENGTHS + 1)):
         key = derived(xxhash.xxh3_64_intdigest(b"needles", options.seed), size)
         for index in range(DEPTHS * PROMPTS):
             found = needle_questions(needles, asked, size, index % DEPTHS, words, derived(key, index))
             examples += [question for question, _ in found]
-            places += [[size, depth] for _, depth in found]
     write_choices(options.out, examples, 1 + max(max(e.context) for e in examples))
-    description = {"task": "needles", "needles": needles, "asked": asked, "places": places}
-    description |= {
-        "symbols": len(words.symbols),
-        "words": words.are_words,
-        "fingerprint": str(xxhash.xxh64(Path(options.out).read_bytes()).intdigest()),
-        "labels": [e.label for e in examples],
-        "candidates": [len(e.completions) for e in examples],
-    }
-    with open_output(f"{options.out}.json") as f:
-        f.write((json.dumps(description) + "\n").encode())
     kind = "words" if words.are_words else "tokens"
     print(f"{options.out}: {len(examples)} questions of needles, of {len(words.symbols)} {kind}")
 

@@ -3,21 +3,19 @@
 
   data/prepare_choices.py TASK --tokenizer T --out FILE [options]
 
-  TASK         hellaswag, arc_easy, arc_challenge, piqa, winogrande, openbookqa, or lambada (its last word)
+  TASK         hellaswag, arc_easy, arc_challenge, piqa or openbookqa
   --tokenizer  a corpus directory (its tokenizer and separator), bytes, gpt2, a tokenizer.json, or a repository of the
                Hub
   --local      local copies of the files, .parquet or .jsonl, also with .gz or .zst (default: the Hub)
 
-Contexts, completions and labels are those of the tasks of the same names of lm-evaluation-harness 0.4 (lambada:
-lambada_openai), without examples in the context. So are the tokens: of the context with the completion, from the end of
-the context's tokens on. The separator of documents precedes the context, since documents begin so in training. The
-file has the counts for the normalized accuracy and the bits per byte; --llmc writes llm.c's own format, without them.
-data/choices.py describes both. The file appears completely or not at all.
+Contexts, completions and labels are those of the tasks of the same names of lm-evaluation-harness 0.4, without examples
+in the context. So are the tokens: of the context with the completion, from the end of the context's tokens on. The
+separator of documents precedes the context, since documents begin so in training. The file has the format of llm.c
+(data/choices.py). It appears completely or not at all.
 """
 
 import argparse
 import json
-import os
 import re
 import sys
 import tempfile
@@ -31,7 +29,7 @@ import python_environment
 python_environment.ensure("data")
 
 import prepare
-from choices import Completion, Example, write_choices
+from choices import Example, write_choices
 from sources import BadInput, Documents, fetch, first_line, hub_inputs, kind_of, local_inputs
 
 BATCH = 1000  # records that are encoded together
@@ -83,43 +81,29 @@ def hellaswag(record):
     told = f"{text(record, 'ctx_a')} {text(record, 'ctx_b').capitalize()}"
     endings = texts(record, "endings")
     context = without_brackets(f"{text(record, 'activity_label')}: {told}")
-    return [context], [without_brackets(e) for e in endings], position(record, "label", counted(endings))
+    return context, [without_brackets(e) for e in endings], position(record, "label", counted(endings))
 
 
 def arc(record):
     label = position(record, "answerKey", texts(record, "choices", "label"))
-    return [f"Question: {text(record, 'question')}\nAnswer:"], texts(record, "choices", "text"), label
+    return f"Question: {text(record, 'question')}\nAnswer:", texts(record, "choices", "text"), label
 
 
 def piqa(record):
     solutions = [text(record, key) for key in ("sol1", "sol2")]
-    return [f"Question: {text(record, 'goal')}\nAnswer:"], solutions, position(record, "label", counted(solutions))
-
-
-def winogrande(record):
-    """The text after the blank is scored, after the sentence with either option."""
-    before, blank, after = text(record, "sentence").partition("_")
-    if not blank:
-        raise BadInput("has no '_' in 'sentence'")
-    contexts = [before + text(record, key) for key in ("option1", "option2")]
-    return contexts, [after.strip()], position(record, "answer", counted(contexts, 1))
+    return f"Question: {text(record, 'goal')}\nAnswer:", solutions, position(record, "label", counted(solutions))
 
 
 def openbookqa(record):
     label = position(record, "answerKey", texts(record, "choices", "label"))
-    return [text(record, "question_stem")], texts(record, "choices", "text"), label
-
-
-def lambada(record):
-    context, _, word = text(record, "text").rpartition(" ")
-    return [context], [word], 0
+    return text(record, "question_stem"), texts(record, "choices", "text"), label
 
 
 @dataclass(frozen=True)
 class Task:
     repository: str
     files: str  # pattern of paths in the repository's conversion to Parquet by the Hub: CONFIGURATION/SPLIT/FILE
-    read: object  # record -> (contexts, completions, label); one context or completion stands for all
+    read: object  # record -> (context, completions, label)
     revision: str = "refs/convert/parquet"
 
 
@@ -128,9 +112,7 @@ TASKS = {
     "arc_easy": Task("allenai/ai2_arc", "ARC-Easy/test/*.parquet", arc),
     "arc_challenge": Task("allenai/ai2_arc", "ARC-Challenge/test/*.parquet", arc),
     "piqa": Task("baber/piqa", "*/validation/*.parquet", piqa),
-    "winogrande": Task("allenai/winogrande", "winogrande_xl/validation/*.parquet", winogrande),
     "openbookqa": Task("allenai/openbookqa", "main/test/*.parquet", openbookqa),
-    "lambada": Task("EleutherAI/lambada_openai", "default/test/*.parquet", lambada),
 }
 
 
@@ -176,37 +158,29 @@ class Records(Documents):
 
 
 def requests(task, record):
-    """([(context, completion, characters)], label): the completion begins with its delimiter, a space."""
-    contexts, completions, label = task.read(record)
-    count = max(len(contexts), len(completions))
-    found = []
-    for i in range(count):
-        context, completion = contexts[i % len(contexts)], completions[i % len(completions)]
-        if not completion:
-            raise BadInput(f"has an empty completion {i + 1}")
-        kept = context.rstrip()  # tokens of words begin with the space before them
-        found.append((kept, f"{context[len(kept) :]} {completion}", len(completion)))
-    if label >= count:
-        raise BadInput(f"has answer {label + 1} of {count} completions")
-    return found, label
+    """(context, completions, label): a completion begins with its delimiter, a space."""
+    context, completions, label = task.read(record)
+    if "" in completions:
+        raise BadInput(f"has an empty completion {completions.index('') + 1}")
+    if label >= len(completions):
+        raise BadInput(f"has answer {label + 1} of {len(completions)} completions")
+    if len(completions) == 1:
+        raise BadInput("has one completion, and 2 or more are required")
+    kept = context.rstrip()  # tokens of words begin with the space before them
+    return kept, [f"{context[len(kept) :]} {completion}" for completion in completions], label
 
 
 def examples_of(named, tokenizer, prefix):
-    """The examples of [(place of the record, requests, label)]."""
-    parts = list(dict.fromkeys(x for _, rows, _ in named for c, t, _ in rows for x in (c, c + t)))
+    """The examples of [(place of the record, context, completions, label)]."""
+    parts = list(dict.fromkeys(x for _, c, texts, _ in named for x in (c, *(c + text for text in texts))))
     ids = {part: tokens.tolist() for part, tokens in zip(parts, tokenizer.encode(parts))}
-    for place, rows, label in named:
-        contexts = [prefix + ids[context] for context, _, _ in rows]
-        shared = len(os.path.commonprefix(contexts))
-        completions = []
-        for own, (context, completion, characters) in zip(contexts, rows):
-            scored = ids[context + completion][len(own) - len(prefix) :]
-            if not own or not scored:
-                what = "no context: use a separator" if not own else f"no tokens of its own in {completion[:40]!r}"
-                raise BadInput(f"{place} has {what}")
-            counts = (len(own) - shared, characters, len(completion.encode()))
-            completions.append(Completion(own[shared:] + scored, *counts))
-        yield Example(contexts[0][:shared], completions, label)
+    for place, context, texts, label in named:
+        completions = [ids[context + text][len(ids[context]) :] for text in texts]
+        if not prefix + ids[context]:
+            raise BadInput(f"{place} has no context: use a separator")
+        if [] in completions:
+            raise BadInput(f"{place} has no tokens of its own in {texts[completions.index([])][:40]!r}")
+        yield Example(prefix + ids[context], completions, label)
 
 
 def read_examples(task, inputs, directory, tokenizer, prefix, most):
@@ -270,7 +244,6 @@ def parse_arguments():
         help="begin each context with the separator of documents (default: if the tokenizer has one)",
     )
     parser.add_argument("--separator", metavar="TEXT", help="the separator (default: the tokenizer's own)")
-    parser.add_argument("--llmc", action="store_true", help="write llm.c's format, without counts; not for winogrande")
     parser.add_argument("--gpt2-ranks", metavar="FILE", help="local gpt2.tiktoken")
     options = parser.parse_args()
     if options.examples is not None and options.examples < 1:
@@ -290,7 +263,7 @@ def run(options):
         examples = read_examples(task, inputs, directory, tokenizer, prefix, options.examples)
     if not examples:
         raise BadInput(f"{inputs[0].name} has no records")
-    version = write_choices(options.out, examples, tokenizer.vocab_size, options.llmc)
+    version = write_choices(options.out, examples, tokenizer.vocab_size)
     counts = {len(e.completions) for e in examples}
     each = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
     longest = max(e.longest for e in examples)

@@ -19,7 +19,7 @@ from choices import read_choices
 HERE = Path(__file__).resolve().parent
 LETTERS = {"text": ["a bee", "naïve 数学", "red"], "label": ["A", "B", "C"]}
 WIKI = "[header] Fold it [title] Take  paper "
-# task: (records, [(contexts, completions, label)]), the completions with the space before them
+# task: (records, [(context, completions, label)]), the completions with the space before them
 RECORDS = {
     "hellaswag": (
         [
@@ -34,30 +34,22 @@ RECORDS = {
             {"activity_label": "C", "ctx_a": "d [step]", "ctx_b": "", "endings": ["x", "yy"], "label": "0"},
         ],
         [
-            (["Paper: Fold it. Take paper The man"], [" folds. Ends", "  sits.", " runs off"], 1),
-            (["A: b."], [" x", " y", " z", " w"], 3),
-            (["C: d"], ["  x", "  yy"], 0),
+            ("Paper: Fold it. Take paper The man", [" folds. Ends", "  sits.", " runs off"], 1),
+            ("A: b.", [" x", " y", " z", " w"], 3),
+            ("C: d", ["  x", "  yy"], 0),
         ],
     ),
     "arc_easy": (
         [{"question": "Which flies?", "choices": LETTERS, "answerKey": "C"}],
-        [(["Question: Which flies?\nAnswer:"], [" a bee", " naïve 数学", " red"], 2)],
+        [("Question: Which flies?\nAnswer:", [" a bee", " naïve 数学", " red"], 2)],
     ),
     "piqa": (
         [{"goal": "Open a jar.", "sol1": "Twist it. ", "sol2": " Sit on it.", "label": 0}],
-        [(["Question: Open a jar.\nAnswer:"], [" Twist it. ", "  Sit on it."], 0)],
-    ),
-    "winogrande": (
-        [{"sentence": "Ann thanked Eve, as _ had helped. ", "option1": "Eve", "option2": "Ann herself", "answer": "1"}],
-        [(["Ann thanked Eve, as Eve", "Ann thanked Eve, as Ann herself"], [" had helped.", " had helped."], 0)],
+        [("Question: Open a jar.\nAnswer:", [" Twist it. ", "  Sit on it."], 0)],
     ),
     "openbookqa": (
         [{"question_stem": "Ice is cold because  ", "choices": LETTERS, "answerKey": " A"}],
-        [(["Ice is cold because"], ["   a bee", "   naïve 数学", "   red"], 0)],
-    ),
-    "lambada": (
-        [{"text": "she opened the door and saw her brother"}],
-        [(["she opened the door and saw her"], [" brother"], 0)],
+        [("Ice is cold because", ["   a bee", "   naïve 数学", "   red"], 0)],
     ),
 }
 RECORDS["arc_challenge"] = RECORDS["arc_easy"]
@@ -92,10 +84,6 @@ def write_jsonl(path, records):
     return path
 
 
-def full_contexts(example):
-    return [example.context + c.tokens[: c.unscored] for c in example.completions]
-
-
 def test_records_become_contexts_completions_and_labels(tmp_path):
     for task, (records, wanted) in RECORDS.items():
         files = [write_jsonl(tmp_path / f"{task}.jsonl.gz", records)]
@@ -104,29 +92,18 @@ def test_records_become_contexts_completions_and_labels(tmp_path):
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), files[1])
         for file in files:
             version, examples = prepared(task, file, tmp_path / "out.bin")
-            assert version == 3 and len(examples) == len(wanted)
-            for e, (contexts, completions, label) in zip(examples, wanted):
-                contexts = [b"\0" + c.encode() for c in contexts * (len(completions) // len(contexts))]
-                assert list(map(bytes, full_contexts(e))) == contexts
-                scored = [bytes(c.tokens[c.unscored :]).decode() for c in e.completions]
+            assert version == 1 and len(examples) == len(wanted)
+            for e, (context, completions, label) in zip(examples, wanted):
+                scored = [bytes(tokens).decode() for tokens in e.completions]
+                assert bytes(e.context) == b"\0" + context.encode()
                 assert scored == completions and e.label == label, (task, scored, e.label)
-                assert [c.bytes for c in e.completions] == [len(c.encode()) for c in completions], task
-            if task != "winogrande":
-                assert not any(c.unscored for e in examples for c in e.completions), task
-    shared = prepared("winogrande", tmp_path / "winogrande.parquet", tmp_path / "out.bin")[1][0]
-    assert bytes(shared.context) == b"\0Ann thanked Eve, as ", bytes(shared.context)
 
 
-def test_the_counts_are_characters_of_the_choice_and_bytes_of_the_scored_text(tmp_path):
-    wanted = {"hellaswag": [[11, 6, 8], [1] * 4, [1, 2]], "openbookqa": [[5, 8, 3]], "piqa": [[10, 11]]}
-    for task, characters in wanted.items():
-        _, examples = prepared(task, write_jsonl(tmp_path / "in.jsonl", RECORDS[task][0]), tmp_path / "out.bin")
-        found = [[c.characters for c in e.completions] for e in examples]
-        assert found == characters, (task, found)
-    assert [c.bytes for c in examples[0].completions] == [11, 12], "the bytes of piqa"
+def test_only_the_first_examples_are_written(tmp_path):
+    write_jsonl(tmp_path / "in.jsonl", RECORDS["piqa"][0] * 2)
     r = prepare("piqa", tmp_path / "in.jsonl", tmp_path / "out.bin", "--examples", 1)
     assert r.stdout.endswith(
-        "1 examples of piqa with 2 completions, version 3; the longest has 42 tokens and requires --seq-len 41\n"
+        "1 examples of piqa with 2 completions, version 1; the longest has 42 tokens and requires --seq-len 41\n"
     ), r.stdout
 
 
@@ -139,7 +116,7 @@ def trained_tokenizer(path):
         vocab_size=270, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False
     )
     rows = [row for _, wanted in RECORDS.values() for row in wanted]
-    tokenizer.train_from_iterator([c + x for contexts, texts, _ in rows for c in contexts for x in texts], trainer)
+    tokenizer.train_from_iterator([context + x for context, texts, _ in rows for x in texts], trainer)
     tokenizer.save(str(path))
     return tokenizer
 
@@ -151,33 +128,29 @@ def test_tokens_are_those_of_the_context_with_the_completion(tmp_path):
         file = write_jsonl(tmp_path / "in.jsonl", records)
         for options, prefix in (([], [separator]), (["--no-prefix-separator"], [])):
             _, examples = prepared(task, file, tmp_path / "out.bin", *options, tokenizer=tmp_path / "tokenizer.json")
-            for e, (contexts, completions, _) in zip(examples, wanted):
-                for i, (c, completion) in enumerate(zip(e.completions, completions)):
-                    context = contexts[i % len(contexts)]
-                    ids = tokenizer.encode(context).ids
-                    whole = ids + tokenizer.encode(context + completion).ids[len(ids) :]
-                    assert e.context + c.tokens == prefix + whole, (task, completion)
-                    assert len(e.context) + c.unscored == len(prefix + ids), (task, completion)
-                    joined += whole[len(ids) :] != tokenizer.encode(completion).ids
+            for e, (context, completions, _) in zip(examples, wanted):
+                ids = tokenizer.encode(context).ids
+                assert e.context == prefix + ids, task
+                for tokens, completion in zip(e.completions, completions):
+                    assert tokens == tokenizer.encode(context + completion).ids[len(ids) :], (task, completion)
+                    joined += tokens != tokenizer.encode(completion).ids
     assert joined > 5, ("only", joined, "completions have other tokens alone")
 
 
 def test_llmc_s_format_has_its_words(tmp_path):
     file = write_jsonl(tmp_path / "in.jsonl", RECORDS["arc_easy"][0] * 2)
-    version, _ = prepared("arc_easy", file, tmp_path / "out.bin", "--llmc")
+    version, _ = prepared("arc_easy", file, tmp_path / "out.bin")
     _, wanted = RECORDS["arc_easy"]
-    contexts, completions, label = wanted[0]
+    context, completions, label = wanted[0]
     rows = []
     for index in range(2):
         words = [65535, 0, index, label, len(completions)]
-        for tokens in [b"\0" + contexts[0].encode(), *(c.encode() for c in completions)]:
+        for tokens in [b"\0" + context.encode(), *(c.encode() for c in completions)]:
             words += [len(tokens), *tokens]
         words[1] = 2 * len(words)
         rows.append(struct.pack(f"<{len(words)}H", *words))
     header = struct.pack("<256i", 20240522, 1, 2, len(rows[0]), *[0] * 252)
     assert version == 1 and (tmp_path / "out.bin").read_bytes() == header + b"".join(rows), "other bytes"
-    r = prepare("winogrande", write_jsonl(tmp_path / "w.jsonl", RECORDS["winogrande"][0]), tmp_path / "w.bin", "--llmc")
-    assert r.returncode == 1 and "one context per example" in r.stderr and not (tmp_path / "w.bin").exists(), r.stderr
 
 
 def test_large_vocabularies_and_examples_have_words_of_32_bits(tmp_path):
@@ -185,10 +158,9 @@ def test_large_vocabularies_and_examples_have_words_of_32_bits(tmp_path):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/corpus.json").write_text(json.dumps(corpus))
     file = write_jsonl(tmp_path / "in.jsonl", RECORDS["piqa"][0])
-    for options, version in (([], 4), (["--llmc"], 2)):
-        found, examples = prepared("piqa", file, tmp_path / "out.bin", *options, tokenizer=tmp_path / "corpus")
-        assert found == version and examples[0].context[0] == 65535, (found, examples[0].context[:3])
-    for letters, version in ((32000, 3), (33000, 4)):  # of 2 bytes
+    found, examples = prepared("piqa", file, tmp_path / "out.bin", tokenizer=tmp_path / "corpus")
+    assert found == 2 and examples[0].context[0] == 65535, (found, examples[0].context[:3])
+    for letters, version in ((32000, 1), (33000, 2)):  # of 2 bytes
         long = write_jsonl(tmp_path / "long.jsonl", [{**RECORDS["piqa"][0][0], "goal": "x" * letters}])
         assert prepared("piqa", long, tmp_path / "out.bin")[0] == version, letters
 
@@ -208,9 +180,9 @@ def test_invalid_records_are_a_one_line_error(tmp_path):
         ("hellaswag", changed("hellaswag", endings=[]), "record 2 has no list of texts in 'endings'"),
         ("arc_easy", changed("arc_easy", answerKey="E"), "record 2 has 'answerKey' 'E'"),
         ("arc_easy", changed("arc_easy", choices={**LETTERS, "text": ["x"]}), "record 2 has answer 3 of 1"),
+        ("arc_easy", changed("arc_easy", choices={"text": ["x"], "label": ["C"]}), "record 2 has one completion"),
         ("arc_easy", changed("arc_easy", choices=[]), "record 2 has no list of texts in 'choices.label'"),
-        ("winogrande", changed("winogrande", sentence="no blank"), "record 2 has no '_' in 'sentence'"),
-        ("lambada", changed("lambada", text="a\0 b"), "byte 0"),
+        ("piqa", changed("piqa", goal="a\0 b"), "byte 0"),
     ]
     for task, line, words in cases:
         line = line if isinstance(line, bytes) else line.encode()
@@ -219,21 +191,21 @@ def test_invalid_records_are_a_one_line_error(tmp_path):
     (tmp_path / "in.parquet").write_bytes(b"PAR1")
     (tmp_path / "empty.jsonl").write_bytes(b"")
     (tmp_path / "in.txt").write_text("text")
-    (tmp_path / "in.jsonl").write_text(good["lambada"])
-    word = write_jsonl(tmp_path / "word.jsonl", [{"text": "word"}])
+    (tmp_path / "in.jsonl").write_text(good["piqa"])
+    word = write_jsonl(tmp_path / "word.jsonl", [{"question_stem": " ", "choices": LETTERS, "answerKey": "A"}])
     (tmp_path / "no").mkdir()
     for task, file, options, words in (
         ("piqa", "in.parquet", {}, "damaged"),
         ("piqa", "empty.jsonl", {}, "has no records"),
         ("piqa", "in.txt", {}, "must end in .parquet"),
         ("piqa", "missing.jsonl", {}, "does not exist"),
-        ("lambada", "in.jsonl", {"tokenizer": tmp_path / "no"}, "no corpus.json"),
-        ("lambada", "in.jsonl", {"tokenizer": tmp_path / "in.txt"}, "not a tokenizer.json"),
+        ("piqa", "in.jsonl", {"tokenizer": tmp_path / "no"}, "no corpus.json"),
+        ("piqa", "in.jsonl", {"tokenizer": tmp_path / "in.txt"}, "not a tokenizer.json"),
     ):
         expect_error(prepare(task, tmp_path / file, tmp_path / "out.bin", **options), tmp_path, words)
-    expect_error(prepare("lambada", word, tmp_path / "out.bin", "--no-prefix-separator"), tmp_path, "no context")
-    expect_error(prepare("lambada", word, tmp_path / "no/no/out.bin"), tmp_path, "No such file")
-    expect_error(prepare("lambada", word, tmp_path / "out.bin", "--local", word, word), tmp_path, "are one file")
+    expect_error(prepare("openbookqa", word, tmp_path / "out.bin", "--no-prefix-separator"), tmp_path, "no context")
+    expect_error(prepare("openbookqa", word, tmp_path / "no/no/out.bin"), tmp_path, "No such file")
+    expect_error(prepare("openbookqa", word, tmp_path / "out.bin", "--local", word, word), tmp_path, "are one file")
     joined = tokenizers.Tokenizer(
         tokenizers.models.BPE(
             {"a": 0, "\u0120": 1, "b": 2, "\u0120b": 3, "a\u0120b": 4}, [("\u0120", "b"), ("a", "\u0120b")]
@@ -241,9 +213,10 @@ def test_invalid_records_are_a_one_line_error(tmp_path):
     )
     joined.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     joined.save(str(tmp_path / "joined.json"))
-    pair = write_jsonl(tmp_path / "pair.jsonl", [{"text": "a b"}])
+    choices = {"text": ["b", "a"], "label": ["A", "B"]}
+    pair = write_jsonl(tmp_path / "pair.jsonl", [{"question_stem": "a", "choices": choices, "answerKey": "A"}])
     expect_error(
-        prepare("lambada", pair, tmp_path / "out.bin", tokenizer=tmp_path / "joined.json"),
+        prepare("openbookqa", pair, tmp_path / "out.bin", tokenizer=tmp_path / "joined.json"),
         tmp_path,
         "no tokens of its own in ' b'",
     )

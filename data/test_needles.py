@@ -32,8 +32,8 @@ def made_words(count):
 
 
 def values_of(example):
-    assert all(len(c.tokens) == 1 and not c.unscored for c in example.completions), "completions are not tokens"
-    return [c.tokens[0] for c in example.completions]
+    assert all(len(tokens) == 1 for tokens in example.completions), "completions are not tokens"
+    return [tokens[0] for tokens in example.completions]
 
 
 def expect_needles(found, needles, asked, length, words):
@@ -191,7 +191,7 @@ def train(*words):
     return r.stdout
 
 
-def test_the_trainer_answers_questions_whatever_the_batches(tmp_path):
+def test_the_trainer_scores_questions_whatever_the_batches(tmp_path):
     letters = random.Random(1).choices(b"abcdefghijklmnopqrstuvwxyz ", k=6000)
     write_shard(tmp_path / "val.bin", np.array(letters, "<u2"))
     size = "--layers 1 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 --ffn 16 --seq-len 52 --total-batch 52"
@@ -200,16 +200,12 @@ def test_the_trainer_answers_questions_whatever_the_batches(tmp_path):
     file, found = tmp_path / "needles.bin", []
     r = run_tasks("3:2", "--val-data", tmp_path / "val.bin", "--seq-len", 52, "--out", file)
     assert r.returncode == 0 and "tokens" in r.stdout, (r.stdout, r.stderr)  # lower-case letters are no words
-    for batch in (3, 7):
+    for batch in (12, 28):
         init = ("--init", out / "checkpoints/step_00000002", "--val-data", tmp_path / "val.bin", "--val-steps", 2)
         words = ("--eval-choices", f"needles={file}", "--eval-out", tmp_path / "eval.json")
         train("--eval", *init, "--batch-size", batch, *words)
         found.append(json.loads((tmp_path / "eval.json").read_text()))
-    (choice,), task = found[0]["choices"], json.loads(Path(f"{file}.json").read_text())
-    assert [choice] == found[1]["choices"] and "loss" in found[0], "other batches give other answers"
-    assert len(choice["answers"]) == len(task["places"]) == 2000 and len(set(map(tuple, task["places"]))) == 20, task
-    assert abs(choice["chance"] - (1 / 3 + 1 / 2) / 2) < 1e-12 and task["words"] is False, choice["chance"]
-    # accuracies are those of the trainer, and answers those of the labels in the file
-    labels = [e.label for e in read_choices(file)[1]]
-    right = sum(a == b for a, b in zip(choice["answers"], labels, strict=True)) / len(labels)
-    assert abs(right - choice["accuracy"]) < 1e-12 and labels == task["labels"]
+    (choice,) = found[0]["choices"]
+    assert [choice] == found[1]["choices"] and "loss" in found[0], "other batches give other scores"
+    assert abs(choice["chance"] - (1 / 3 + 1 / 2) / 2) < 1e-12, choice["chance"]
+    assert choice["examples"] == len(read_choices(file)[1]) == 2000

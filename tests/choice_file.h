@@ -31,15 +31,8 @@ static inline void choice_begin(ChoiceFile *f, int label, int completions, const
     for (int i = 0; i < length; i++) choice_word(f, context[i]);
 }
 
-// The last three: of versions 3 and 4.
-static inline void choice_completion(ChoiceFile *f, const int *tokens, int length, int unscored, int characters,
-                                     int bytes) {
+static inline void choice_completion(ChoiceFile *f, const int *tokens, int length) {
     choice_word(f, length);
-    if (f->version > 2) {
-        choice_word(f, unscored);
-        choice_word(f, characters);
-        choice_word(f, bytes);
-    }
     for (int i = 0; i < length; i++) choice_word(f, tokens[i]);
 }
 
@@ -64,26 +57,7 @@ static inline void choice_write(ChoiceFile *f, const char *path) {
     free(f);
 }
 
-// Random tokens below V: examples of `completions` different tokens after contexts of up to T tokens.
-static inline void choice_write_tokens(const char *path, int version, int examples, int completions, int V, int T,
-                                       uint64_t seed) {
-    ChoiceFile *f = choice_file(version);
-    TestRandom r = {seed};
-    for (int e = 0; e < examples; e++) {
-        int tokens[256], length = e ? 1 + test_random_int(&r, T) : T, first = test_random_int(&r, V);
-        for (int i = 0; i < length; i++) tokens[i] = test_random_int(&r, V);
-        choice_begin(f, test_random_int(&r, completions), completions, tokens, length);
-        for (int c = 0; c < completions; c++) {
-            int token = (first + 3 * c) % V;
-            choice_completion(f, &token, 1, 0, 1, 1);
-        }
-        choice_end(f);
-    }
-    choice_write(f, path);
-}
-
-// Random tokens below V: examples of `completions` ragged completions, the longest of T + 1 tokens; in versions 3 and 4
-// every second completion begins with a token that is not scored.
+// Random tokens below V: examples of `completions` ragged completions, the longest of T + 1 tokens.
 static inline void choice_write_random(const char *path, int version, int examples, int completions, int V, int T,
                                        uint64_t seed) {
     ChoiceFile *f = choice_file(version);
@@ -95,7 +69,7 @@ static inline void choice_write_random(const char *path, int version, int exampl
         for (int c = 0; c < completions; c++) {
             int most = T + 1 - context, length = e == 1 ? most : 2 + test_random_int(&r, min_int(most - 1, 6));
             for (int i = 0; i < length; i++) tokens[i] = test_random_int(&r, V);
-            choice_completion(f, tokens, length, c % 2, 2 + c, 5 + c);
+            choice_completion(f, tokens, length);
         }
         choice_end(f);
     }

@@ -81,16 +81,14 @@ def run(path):
 
 
 def make_data():
-    """Shards with tokens below 31, and files of choices: 3 examples of 2 completions, one of which has 2 tokens in
-    choices.bin, and none in tokens.bin."""
+    """Shards with tokens below 31, and choices.bin: 3 examples of 2 completions, one of which has 2 tokens."""
     for name, count, step in (("train.bin", 3000, 7), ("val.bin", 500, 11)):
         tokens = [i * step % 31 ^ i // 31 % 8 for i in range(count)]
         Path(name).write_bytes(fixtures.token_shard_bytes(struct.pack(f"<{count}H", *tokens)))
-    for name, completions in (("choices.bin", (2, 1, 2, 2, 3, 4)), ("tokens.bin", (1, 2, 1, 3))):
-        examples = [[i, i % 2, 2, 2, 5, 6, *completions] for i in range(3)]
-        words = [w for e in examples for w in (65535, 2 * len(e) + 4, *e)]
-        header = struct.pack("<4i", 20240522, 1, 3, 2 * len(examples[0]) + 4).ljust(1024, b"\0")
-        Path(name).write_bytes(header + struct.pack(f"<{len(words)}H", *words))
+    examples = [[i, i % 2, 2, 2, 5, 6, 2, 1, 2, 2, 3, 4] for i in range(3)]
+    words = [w for e in examples for w in (65535, 2 * len(e) + 4, *e)]
+    header = struct.pack("<4i", 20240522, 1, 3, 2 * len(examples[0]) + 4).ljust(1024, b"\0")
+    Path("choices.bin").write_bytes(header + struct.pack(f"<{len(words)}H", *words))
 
 
 def objects_in(value, path):

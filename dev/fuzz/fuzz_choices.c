@@ -19,15 +19,14 @@ void fuzz_prepare(void) {}
 static void seed(const char *name, int version, int examples, int completions) {
     static uint8_t file[SHARD_HEADER_BYTES + 4 * SEED_WORDS * 3];
     uint32_t words[SEED_WORDS * 3], count = 0;
-    size_t width = version % 2 ? 2 : 4, longest = 0;
+    size_t width = version == 1 ? 2 : 4, longest = 0;
     for (int e = 0; e < examples; e++) {
         uint32_t begin = count;
         const uint32_t head[] = {width == 2 ? 65535 : UINT32_MAX, 0, (uint32_t)e, 0, (uint32_t)completions, 2, 7, 8};
         for (size_t i = 0; i < sizeof(head) / sizeof(head[0]); i++) words[count++] = head[i];
         for (int c = 0; c < completions; c++) {
-            const uint32_t completion[] = {2, (uint32_t)c % 2, 3, 4, 9, (uint32_t)(100 + c)};
-            for (int i = 0; i < 6; i++)
-                if (version >= CHOICES_STATED || i == 0 || i > 3) words[count++] = completion[i];
+            const uint32_t completion[] = {2, 9, (uint32_t)(100 + c)};
+            for (int i = 0; i < 3; i++) words[count++] = completion[i];
         }
         words[begin + 1] = (uint32_t)((count - begin) * width);
         longest = max_size(longest, words[begin + 1]);
@@ -41,8 +40,6 @@ static void seed(const char *name, int version, int examples, int completions) {
 void fuzz_seeds(void) {
     seed("four", 1, 2, 4);
     seed("wide", 2, 2, 2);
-    seed("stated", 3, 2, 2);
-    seed("stated_wide", 4, 1, 3);
     seed("single", 1, 3, 1);
     seed("none", 1, 0, 0);
 }
@@ -70,25 +67,24 @@ void fuzz_large(void) {
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {
-    (void)data;
     ChoiceSpec spec = {"fuzz", ""};
     ChoiceTask t;
     FORMAT(spec.path, "%s/%s", fuzz_directory(), fuzz_file);
     choices_open(&t, &spec, V, T);
-    size_t words = (size - SHARD_HEADER_BYTES) / (t.version % 2 ? 2 : 4), tokens = 0;
+    size_t words = (size - SHARD_HEADER_BYTES) / (data[4] == 1 ? 2 : 4), tokens = 0; // data[4]: the version
     int *order = (int *)checked_calloc(t.row_count, sizeof(int)), dealt = 0, computed = 0;
     for (int i = 0; i < t.count; i++) {
         const ChoiceExample *e = &t.examples[i];
-        FUZZ_EXPECT(e->count > 0 && e->label < e->count && e->context + e->context_length <= words, "example %d", i);
+        FUZZ_EXPECT(e->count > 1 && e->label < e->count && e->context + e->context_length <= words, "example %d", i);
         for (int r = e->first; r < e->first + e->count; r++) {
             const ChoiceRow *row = &t.rows[r];
             FUZZ_EXPECT(row->equal >= e->first && row->equal <= r, "row %d equals row %d", r, row->equal);
-            FUZZ_EXPECT(row->example == i && row->tokens + row->length <= words && row->unscored < row->length &&
-                            e->context_length + row->unscored > 0 && choice_length(&t, r) <= T,
+            FUZZ_EXPECT(row->example == i && row->tokens + row->length <= words && row->length > 0 &&
+                            e->context_length > 0 && choice_length(&t, r) <= T,
                         "row %d of example %d", r, i);
             for (int k = 0; k < row->length; k++) FUZZ_EXPECT(t.words[row->tokens + k] < V, "a token of row %d", r);
             tokens += (size_t)row->length;
-            computed += e->shared ? r == e->first : row->equal == r;
+            computed += row->equal == r;
         }
         for (int k = 0; k < e->context_length; k++) FUZZ_EXPECT(t.words[e->context + k] < V, "a token of %d", i);
     }
@@ -110,7 +106,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     uint8_t *body = data + SHARD_HEADER_BYTES;
     size_t bytes = LLVMFuzzerMutate(body, min_size(size - SHARD_HEADER_BYTES, BODY_LIMIT), BODY_LIMIT);
     memcpy(header, data, sizeof(header));
-    size_t width = header[1] % 2 ? 2 : 4;
+    size_t width = header[1] == 1 ? 2 : 4;
     bytes -= bytes % width;
     if (seed_value % 8 < 4 || bytes < 3 * width) return SHARD_HEADER_BYTES + bytes;
     const uint32_t head[3] = {UINT32_MAX, (uint32_t)bytes, 0}; // one example

@@ -5,18 +5,13 @@ choices.h: files of multiple-choice tasks, for --eval-choices: a context, severa
             examples, bytes of the longest example, unused) and the examples, as words. An example: the largest value
             of a word; the bytes of the example with these words; its index; the label; the number of completions; the
             length and the tokens of the context; for each completion its length and tokens.
-  versions  1: words are uint16. 2: uint32, for vocabularies above 65,535. 3 and 4: as 1 and 2, with three words between
-            the length and the tokens of a completion: how many of them continue the context and are not scored; the
-            characters by which a normalized score is divided; the bytes of the scored text. Versions 2 to 4 are this
-            program's.
+  versions  1: words are uint16. 2: uint32, for vocabularies above 65,535, which is this program's.
   checks    Everything is checked when the file is opened, and the file is not read again.
   dealing   Examples are sorted by the length of their longest row and dealt to the ranks in turn: each rank has rows of
             every length, and all rows of an example. A row is the context and one completion; the rows of a rank are
             sorted by length, so that a batch of consecutive rows needs little padding.
   equal     Completions of an example with equal tokens have one row, the first of them: rounding, which depends on the
             place of a row in its batch, must not decide between them.
-  shared    An example of several completions, all of one token, has one row, its first: all of them are read from the
-            logits after the context.
 
   ChoiceSpecs choices_parse(text, &why)       the list of --eval-choices, NAME=FILE separated by white space; a
                                               backslash makes the next character part of FILE. why: what is wrong with
@@ -32,10 +27,9 @@ choices.h: files of multiple-choice tasks, for --eval-choices: a context, severa
 
 enum {
     CHOICES_MAGIC = 20240522,
-    CHOICES_VERSIONS = 4, // the odd ones have words of 2 bytes, the even ones of 4
-    CHOICES_STATED = 3,   // from this version on completions have three more words
-    CHOICES_HEAD = 5,     // words before the context
-    CHOICES_LIMIT = 64    // files
+    CHOICES_HEAD = 5,      // words before the context
+    CHOICES_SHORTEST = 11, // words of an example of two completions, with one token before the scored ones
+    CHOICES_LIMIT = 64     // files
 };
 #define CHOICES_BLANK " \t\n"
 #ifndef CHOICES_FILE_LIMIT
@@ -55,15 +49,14 @@ typedef struct {
     size_t context; // its first word in ChoiceTask.words
     int context_length, label;
     int first, count; // its rows
-    bool shared;      // its completions are single tokens, and share its first row
 } ChoiceExample;
 
-// The tokens of a completion; the first `unscored` of them continue the context.
+// The tokens of a completion.
 typedef struct {
     size_t tokens; // the first word in ChoiceTask.words
-    int length, unscored, example;
+    int length, example;
     int equal;                  // the first row of the example with the same tokens: its score is that of this row, too
-    uint32_t characters, bytes; // of the scored text: characters divide the normalized score; 0: not stated
+    uint32_t characters, bytes; // of the text (evaluation_choices.h); 0: not known
 } ChoiceRow;
 
 typedef struct {
@@ -73,9 +66,6 @@ typedef struct {
     ChoiceExample *examples;
     ChoiceRow *rows;
     int count, row_count;
-    int version;
-    bool single; // some example has one completion
-    int shared;  // examples whose completions share a row
 } ChoiceTask;
 
 // Positions of a row that the model computes: the last token is only predicted.
@@ -117,9 +107,6 @@ static inline ChoiceSpecs choices_parse(const char *text, const char **why) {
 
 // ---- reading
 
-// Words of an example of one completion, with one token before the scored one.
-static inline size_t choices_shortest(int version) { return version >= CHOICES_STATED ? 12 : 9; }
-
 // What is being read: the words up to `end`, of one example or of the file.
 typedef struct {
     const ChoiceTask *task;
@@ -156,24 +143,12 @@ static inline ChoiceRow *choices_add_row(ChoiceTask *t) {
 
 // Reads the next completion; returns its row.
 static inline const ChoiceRow *choices_read_completion(ChoiceTask *t, ChoiceReader *r, int V) {
-    const char *path = t->spec.path;
     ChoiceRow *row = choices_add_row(t);
-    uint32_t length = choices_word(r), unscored = 0;
-    if (t->version >= CHOICES_STATED) {
-        unscored = choices_word(r), row->characters = choices_word(r), row->bytes = choices_word(r);
-        CHECK(row->characters > 0 && row->bytes > 0,
-              "%s: example %d has a completion of %u characters and %u bytes, which must be 1 or more: write the file "
-              "again",
-              path, r->example, row->characters, row->bytes);
-    }
-    CHECK(unscored < length, "%s: example %d has a completion of %u tokens, %u of them unscored: one must be scored",
-          path, r->example, length, unscored);
+    uint32_t length = choices_word(r);
+    CHECK(length > 0, "%s: example %d has a completion of 0 tokens: write the file again", t->spec.path, r->example);
     row->tokens = r->at;
     choices_skip(r, length, V, "a completion");
-    row->length = (int)length, row->unscored = (int)unscored, row->example = r->example;
-    CHECK(t->examples[r->example].context_length > 0 || unscored > 0,
-          "%s: example %d has no context: a token, such as the separator, must precede the first scored one", path,
-          r->example);
+    row->length = (int)length, row->example = r->example;
     return row;
 }
 
@@ -182,7 +157,7 @@ static inline int choices_first_equal(const ChoiceTask *t, int row) {
     const ChoiceRow *b = &t->rows[row];
     for (int i = t->examples[b->example].first; i < row; i++) {
         const ChoiceRow *a = &t->rows[i];
-        if (a->length == b->length && a->unscored == b->unscored &&
+        if (a->length == b->length &&
             memcmp(t->words + a->tokens, t->words + b->tokens, (size_t)a->length * sizeof(uint32_t)) == 0)
             return i;
     }
@@ -196,18 +171,19 @@ static inline void choices_read_example(ChoiceTask *t, ChoiceReader *r, size_t w
     int i = r->example, length = 0;
     ChoiceExample *e = &t->examples[i];
     size_t begin = r->at;
-    uint32_t mark = width == 2 ? UINT16_MAX : UINT32_MAX, shortest = (uint32_t)choices_shortest(t->version);
-    CHECK(words - begin >= shortest, "%s ends before example %d: copy or write it again", path, i);
+    uint32_t mark = width == 2 ? UINT16_MAX : UINT32_MAX;
+    CHECK(words - begin >= CHOICES_SHORTEST, "%s ends before example %d: copy or write it again", path, i);
     const uint32_t *head = t->words + begin;
     CHECK(head[0] == mark, "%s: example %d begins with %u instead of %u: write the file again", path, i, head[0], mark);
-    CHECK(head[1] % (uint32_t)width == 0 && head[1] / (uint32_t)width >= shortest &&
+    CHECK(head[1] % (uint32_t)width == 0 && head[1] / (uint32_t)width >= CHOICES_SHORTEST &&
               head[1] / (uint32_t)width <= words - begin && head[1] <= longest,
           "%s: example %d states %u bytes: it must be whole words, at least %u bytes, within the file, and at most the "
           "%lld of the longest example: write the file again",
-          path, i, head[1], shortest * (uint32_t)width, (long long)longest);
+          path, i, head[1], CHOICES_SHORTEST * (uint32_t)width, (long long)longest);
     CHECK(head[2] == (uint32_t)i, "%s: example %d has index %u: write the file again", path, i, head[2]);
     CHECK(head[3] < head[4], "%s: example %d has label %u of %u completions: write the file again", path, i, head[3],
           head[4]);
+    CHECK(head[4] > 1, "%s: example %d has one completion, and 2 or more are required: omit the example", path, i);
     uint32_t count = head[4];
     r->at = begin + CHOICES_HEAD;
     r->end = begin + head[1] / (uint32_t)width;
@@ -215,14 +191,13 @@ static inline void choices_read_example(ChoiceTask *t, ChoiceReader *r, size_t w
     uint32_t context = choices_word(r);
     e->context = r->at;
     choices_skip(r, context, V, "a context");
+    CHECK(context > 0, "%s: example %d has no context: a token, such as the separator, must precede the completions",
+          path, i);
     e->context_length = (int)context;
     e->first = t->row_count;
     for (uint32_t c = 0; c < count; c++) length = max_int(length, choices_read_completion(t, r, V)->length);
     e->count = t->row_count - e->first;
     for (int row = e->first; row < t->row_count; row++) t->rows[row].equal = choices_first_equal(t, row);
-    e->shared = length == 1 && e->count > 1;
-    t->shared += e->shared;
-    t->single = t->single || e->count == 1;
     CHECK(r->at == r->end, "%s: example %d has %zu words after its completions: write the file again", path, i,
           r->end - r->at);
     CHECK((int64_t)e->context_length + length <= (int64_t)T + 1,
@@ -237,10 +212,10 @@ static inline int choices_check_header(const ChoiceSpec *spec, const int32_t *he
     CHECK(bytes >= SHARD_HEADER_BYTES && header[0] == CHOICES_MAGIC,
           "--eval-choices %s: %s is not a file of choices, which begins with %d and a header of %d bytes; %s",
           spec->name, path, CHOICES_MAGIC, SHARD_HEADER_BYTES, advice);
-    CHECK(header[1] >= 1 && header[1] <= CHOICES_VERSIONS, "%s has version %d and must have 1 to %d; %s", path,
-          (int)header[1], CHOICES_VERSIONS, advice);
-    size_t body = bytes - SHARD_HEADER_BYTES, width = header[1] % 2 ? 2 : 4;
-    CHECK(header[2] > 0 && (size_t)header[2] <= body / (choices_shortest(header[1]) * width) && body % width == 0,
+    CHECK(header[1] == 1 || header[1] == 2, "%s has version %d and must have 1 or 2: write it again; %s", path,
+          (int)header[1], advice);
+    size_t body = bytes - SHARD_HEADER_BYTES, width = header[1] == 1 ? 2 : 4;
+    CHECK(header[2] > 0 && (size_t)header[2] <= body / (CHOICES_SHORTEST * width) && body % width == 0,
           "%s has %zu bytes, and its header states %d examples: copy or write it again", path, bytes, (int)header[2]);
     return (int)width;
 }
@@ -261,7 +236,6 @@ static inline void choices_open(ChoiceTask *t, const ChoiceSpec *spec, int V, in
     for (size_t i = 0; i < words && width == 2; i++) t->words[i] = ((const uint16_t *)(const void *)body)[i];
     if (width == 4) memcpy(t->words, body, words * sizeof(uint32_t));
     free(file);
-    t->version = header[1];
     t->count = header[2];
     t->examples = (ChoiceExample *)checked_calloc(t->count, sizeof(ChoiceExample));
     ChoiceReader r = {t, 0, 0, 0};
@@ -303,7 +277,7 @@ static inline int choices_deal(const ChoiceTask *t, int rank, int ranks, int *or
     qsort(examples, t->count, sizeof(ChoiceOrder), choices_compare);
     for (int i = rank; i < t->count; i += ranks) {
         const ChoiceExample *e = &t->examples[examples[i].item];
-        for (int row = e->first; row < e->first + (e->shared ? 1 : e->count); row++) {
+        for (int row = e->first; row < e->first + e->count; row++) {
             if (t->rows[row].equal != row) continue;
             rows[count].item = row;
             rows[count++].length = choice_length(t, row);

@@ -2,17 +2,11 @@
 evaluation_choices.h: --eval-choices: multiple-choice tasks (data/choices.h), scored by the model.
 
   score      of a completion: the sum of log p of its tokens, given the context and its earlier tokens
-  accuracy   the largest score is that of the label; of equal scores the first counts. An example with one completion
-             (the last word of a text): every token of it is the most likely one, of equal logits the lowest ID.
-  accuracy_norm     the same with score / characters of the completion: those that the file states, else those of the
-             text of its tokens without one leading space; without such a text, score / tokens. Not of tasks that have
-             examples with one completion.
-  shared row Completions of one token after one context are scored by one row: score = log p of the first completion +
-             the difference of the logits, which keeps the order of the logits and their ties. Where all examples are
-             such ones, --eval-out has for each of them the `answers`, the completion with the largest score (null:
-             none is a number), and whether the label is the `most_likely` of all tokens.
-  bits_per_byte     -sum of scores / ln 2 / bytes of the text of the correct completions, stated or of their tokens
-  chance     mean of 1 / completions; 0 for one completion
+  accuracy   the largest score is that of the label; of equal scores the first counts
+  accuracy_norm     the same with score / characters of the text of its tokens without one leading space; without such a
+             text, score / tokens
+  bits_per_byte     -sum of scores / ln 2 / bytes of the text of the correct completions
+  chance     mean of 1 / completions
   errors     standard errors over examples: sqrt(p (1 - p) / (n - 1)), and for the ratio bits_per_byte = sum x / sum y
              sqrt(n / (n - 1) sum (x - ratio y)^2) / sum y
   batches    Rows of one batch have the length of the longest, rounded up to CHOICES_STEP: padding on the right does not
@@ -25,12 +19,12 @@ evaluation_choices.h: --eval-choices: multiple-choice tasks (data/choices.h), sc
 */
 #pragma once
 #include "../data/choices.h"
-#include "../text/sampler.h"
 #include "evaluation_model.h"
 #include "../log/logger.h"
 #include "../options/options_table.h"
 #include "../log/progress.h"
 #include "../options/ranks.h"
+#include "../text/tokenizer.h"
 
 // Row lengths are multiples of CHOICES_STEP, and rows of the LM head of CHOICES_HEAD_STEP, so that matrix products have
 // few different sizes: a library prepares each of them.
@@ -43,10 +37,9 @@ typedef struct {
     int count;
 } ChoiceTasks;
 
-// Fills in the lengths of text that a file does not state: bytes, and characters without one leading space. They stay 0
-// where tokens have no text.
+// The lengths of the text of completions: bytes, and characters without one leading space; 0 where tokens have no text.
 static inline void choices_find_text(ChoiceTask *t, int V, const Tokenizer *tokenizer) {
-    for (int i = 0; i < t->row_count && t->version < CHOICES_STATED; i++) {
+    for (int i = 0; i < t->row_count; i++) {
         ChoiceRow *row = &t->rows[i];
         size_t bytes = 0, characters = 0;
         const int *tokens = (const int *)(t->words + row->tokens);
@@ -110,11 +103,6 @@ static inline double choices_windows(const ChoiceTasks *all, int T) {
     return tokens / T;
 }
 
-typedef struct {
-    double sum;  // of log p of its tokens
-    bool greedy; // every token is the most likely one; only of single completions, and of labels in shared rows
-} CompletionScore;
-
 // Rows of T positions that fit into the memory of the plan: those of its batch or, of shorter rows, more.
 static inline int choices_batch(const ModelPlan *p, int T) {
     int rows = p->rows / T, threads = omp_get_max_threads();
@@ -130,17 +118,8 @@ typedef struct {
     const ChoiceTask *task;
     int *inputs, *targets; // [rows of the plan]
     real *losses;          // [rows of the plan]
-    floatX *logits;        // (logit_rows, Vp): of tasks with single completions or shared rows; else NULL
-    CompletionScore *scores;
+    double *scores;        // of rows of the task
 } ChoiceBatches;
-
-// Whether the target has the largest logit, and the lowest ID of those that have it.
-static inline bool choices_greedy(const floatX *logits, int target, int V) {
-    const real best = (real)logits[target];
-    int above = isnan(best);
-    for (int v = 0; v < V; v++) above += (real)logits[v] > best || (v < target && (real)logits[v] == best);
-    return above == 0;
-}
 
 // The logits of rows n .. n + rows - 1 of acts->branch, at most logit_rows, into acts->logits.
 static inline void choices_head(const EvaluationModel *m, int n, int rows) {
@@ -149,41 +128,14 @@ static inline void choices_head(const EvaluationModel *m, int n, int rows) {
     linear_forward(m->acts->logits, m->acts->branch + (size_t)n * p->config.C, m->head, padded);
 }
 
-// Adds the differences of the logits of an example's completions to the first one's.
-static inline void choices_share(const ChoiceTask *t, const ChoiceExample *e, const floatX *logits, int V,
-                                 CompletionScore *scores) {
-    uint32_t first = t->words[t->rows[e->first].tokens];
-    for (int c = 0; c < e->count; c++) {
-        uint32_t token = t->words[t->rows[e->first + c].tokens];
-        scores[c].sum += (double)logits[token] - (double)logits[first];
-        scores[c].greedy = c == e->label && choices_greedy(logits, (int)token, V);
-    }
-}
-
-// Reads what losses do not tell from the logits of `count` predictions; of [count]: their rows.
-static inline void choices_read_logits(const ChoiceBatches *b, const int *of, const int *targets, int count) {
-    const ModelPlan *p = b->model->plan;
-    const ChoiceTask *t = b->task;
-    buffer_download(b->logits, b->model->acts->logits, (size_t)count * p->Vp * sizeof(floatX));
-    for (int i = 0; i < count; i++) {
-        const ChoiceExample *e = &t->examples[t->rows[of[i]].example];
-        const floatX *logits = b->logits + (size_t)i * p->Vp;
-        CompletionScore *score = &b->scores[of[i]];
-        if (e->shared) choices_share(t, e, logits, p->config.V, score);
-        else score->greedy = score->greedy && choices_greedy(logits, targets[i], p->config.V);
-    }
-}
-
-// Adds the losses of `count` predictions, whose rows of the final norm are in acts->branch, to acts->losses. of
-// [count]: the row of each.
-static inline void choices_classify(const ChoiceBatches *b, const int *of, int count) {
+// Adds the losses of `count` predictions, whose rows of the final norm are in acts->branch, to acts->losses.
+static inline void choices_classify(const ChoiceBatches *b, int count) {
     const ModelPlan *p = b->model->plan;
     const Activations *a = b->model->acts;
     buffer_zero(a->losses, (size_t)count * sizeof(real));
     for (int n = 0; n < count; n += p->logit_rows) {
         int rows = min_int(p->logit_rows, count - n);
         choices_head(b->model, n, rows);
-        if (b->logits) choices_read_logits(b, of + n, b->targets + n, rows);
         cross_entropy(a->losses + n, a->log_z + n, a->logits, a->targets + n, rows, p->config.V, p->Vp, 0, 0);
     }
 }
@@ -193,7 +145,7 @@ static inline void choices_score_batch(const ChoiceBatches *b, const int *order,
     const EvaluationModel *m = b->model;
     const ChoiceTask *t = b->task;
     const Activations *a = m->acts;
-    int C = m->plan->config.C, predictions = 0, *of = (int *)checked_calloc((size_t)count * T, sizeof(int));
+    int C = m->plan->config.C, predictions = 0;
     memset(b->inputs, 0, (size_t)count * T * sizeof(int));
     for (int i = 0; i < count; i++) {
         const ChoiceRow *row = &t->rows[order[i]];
@@ -205,21 +157,16 @@ static inline void choices_score_batch(const ChoiceBatches *b, const int *order,
     m->forward(m->model, b->inputs, count, T, NULL, NULL);
     for (int i = 0; i < count; i++) { // branch: nothing reads it after the last block
         const ChoiceRow *row = &t->rows[order[i]];
-        int scored = row->length - row->unscored;
-        size_t first = (size_t)(i * T + t->examples[row->example].context_length + row->unscored - 1);
-        cache_load(a->branch + (size_t)predictions * C, a->norm_final + first * C, 0, scored, scored, C);
-        memcpy(b->targets + predictions, t->words + row->tokens + row->unscored, (size_t)scored * sizeof(int));
-        for (int end = predictions + scored; predictions < end; predictions++) of[predictions] = order[i];
-        b->scores[order[i]].greedy = true;
+        size_t first = (size_t)(i * T + t->examples[row->example].context_length - 1);
+        cache_load(a->branch + (size_t)predictions * C, a->norm_final + first * C, 0, row->length, row->length, C);
+        memcpy(b->targets + predictions, t->words + row->tokens, (size_t)row->length * sizeof(int));
+        predictions += row->length;
     }
     buffer_upload(a->targets, b->targets, (size_t)predictions * sizeof(int));
-    choices_classify(b, of, predictions);
+    choices_classify(b, predictions);
     buffer_download(b->losses, a->losses, (size_t)predictions * sizeof(real));
-    for (int n = 0; n < predictions; n++) {
-        const ChoiceExample *e = &t->examples[t->rows[of[n]].example];
-        for (int c = 0; c < (e->shared ? e->count : 1); c++) b->scores[of[n] + c].sum -= (double)b->losses[n];
-    }
-    free(of);
+    for (int i = 0, n = 0; i < count; i++)
+        for (int end = n + t->rows[order[i]].length; n < end; n++) b->scores[order[i]] -= (double)b->losses[n];
 }
 
 // The rows of the batch that begins with order[done], padded to *T positions.
@@ -241,15 +188,13 @@ static inline int choices_most_batches(const ModelPlan *p, const ChoiceTask *t, 
 
 // scores [row_count]: of the rows of this rank, which are in order [count]; the others are 0.
 static inline void choices_score(const EvaluationModel *m, const ChoiceTask *t, const int *order, int count,
-                                 CompletionScore *scores) {
+                                 double *scores) {
     const ModelPlan *p = m->plan;
     ChoiceBatches b = {m,
                        t,
                        (int *)checked_calloc(p->rows, sizeof(int)),
                        (int *)checked_calloc(p->rows, sizeof(int)),
                        (real *)checked_calloc(p->rows, sizeof(real)),
-                       t->single || t->shared ? (floatX *)checked_calloc((size_t)p->logit_rows * p->Vp, sizeof(floatX))
-                                              : NULL,
                        scores};
     int batches = choices_most_batches(p, t, order, count);
     for (int batch = 0, done = 0, T; batch < batches && !measurement_ends(m); batch++) {
@@ -261,7 +206,6 @@ static inline void choices_score(const EvaluationModel *m, const ChoiceTask *t, 
     free(b.inputs);
     free(b.targets);
     free(b.losses);
-    free(b.logits);
 }
 
 // ---- scores of tasks
@@ -294,24 +238,22 @@ static inline double choice_number(const ChoiceScore *s, int i) {
     return *(const double *)(const void *)((const char *)s + choice_numbers[i].field);
 }
 
-// scores: of the task's rows. Returns the completion with the largest score; -1: none is a number.
-static inline int choices_add(ChoiceSums *sums, const ChoiceTask *t, const ChoiceExample *e,
-                              const CompletionScore *scores) {
+// scores: of the task's rows.
+static inline void choices_add(ChoiceSums *sums, const ChoiceTask *t, const ChoiceExample *e, const double *scores) {
     int best = -1, best_norm = -1;
     double largest = -INFINITY, largest_norm = -INFINITY;
     for (int c = 0; c < e->count; c++) {
         const ChoiceRow *row = &t->rows[e->first + c];
-        double score = scores[row->equal].sum, norm = score / (row->characters ? row->characters : (double)row->length);
+        double score = scores[row->equal], norm = score / (row->characters ? row->characters : (double)row->length);
         if (score > largest) largest = score, best = c;
         if (norm > largest_norm) largest_norm = norm, best_norm = c;
         if (c != e->label) continue;
         double x = -score / log(2), y = row->bytes;
         sums->x += x, sums->y += y, sums->xx += x * x, sums->xy += x * y, sums->yy += y * y;
     }
-    sums->correct += e->count == 1 ? scores[e->first].greedy : best == e->label;
+    sums->correct += best == e->label;
     sums->correct_norm += best_norm == e->label;
-    sums->chance += e->count == 1 ? 0 : 1.0 / e->count;
-    return best;
+    sums->chance += 1.0 / e->count;
 }
 
 static inline double choices_se(double p, double n) { return n > 1 ? sqrt(p * (1 - p) / (n - 1)) : NAN; }
@@ -323,7 +265,7 @@ static inline ChoiceScore choices_finish(const ChoiceTask *t, const ChoiceSums *
     score.task = t;
     score.text = t->rows[0].characters > 0;
     score.accuracy = s->correct / n;
-    score.accuracy_norm = t->single ? NAN : s->correct_norm / n;
+    score.accuracy_norm = s->correct_norm / n;
     score.accuracy_se = choices_se(score.accuracy, n);
     score.accuracy_norm_se = choices_se(score.accuracy_norm, n);
     score.bits_per_byte = ratio;
@@ -332,33 +274,19 @@ static inline ChoiceScore choices_finish(const ChoiceTask *t, const ChoiceSums *
     return score;
 }
 
-// Adds the answers to the examples of shared rows to the JSON, which only a single rank writes.
-static inline void choices_add_answers(cJSON *json, const ChoiceTask *t, const CompletionScore *scores,
-                                       const int *best) {
-    cJSON *answers = cJSON_AddArrayToObject(json, "answers"), *likely = cJSON_AddArrayToObject(json, "most_likely");
-    for (int i = 0; i < t->count; i++) {
-        const ChoiceExample *e = &t->examples[i];
-        cJSON_AddItemToArray(answers, best[i] < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(best[i]));
-        cJSON_AddItemToArray(likely, cJSON_CreateBool(scores[e->first + e->label].greedy));
-    }
-}
-
-// All ranks call it; each scores its examples. json: gets the answers, if the examples have shared rows; or NULL.
-static inline ChoiceScore choices_measure(const EvaluationModel *m, const ChoiceTask *t, cJSON *json) {
+// All ranks call it; each scores its examples.
+static inline ChoiceScore choices_measure(const EvaluationModel *m, const ChoiceTask *t) {
     int *order = (int *)checked_calloc(t->row_count, sizeof(int));
     int count = choices_deal(t, comm_rank(), comm_ranks(), order);
-    CompletionScore *scores = (CompletionScore *)checked_calloc(t->row_count, sizeof(CompletionScore));
+    double *scores = (double *)checked_calloc(t->row_count, sizeof(double));
     bool *own = (bool *)checked_calloc(t->count, sizeof(bool));
-    int *best = (int *)checked_calloc(t->count, sizeof(int));
     ChoiceSums sums;
     memset(&sums, 0, sizeof(sums));
     choices_score(m, t, order, count, scores);
     for (int i = 0; i < count; i++) own[t->rows[order[i]].example] = true;
     for (int i = 0; i < t->count; i++)
-        if (own[i]) best[i] = choices_add(&sums, t, &t->examples[i], scores);
+        if (own[i]) choices_add(&sums, t, &t->examples[i], scores);
     comm_sum_f64(&sums.correct, sizeof(sums) / sizeof(double));
-    if (json && t->shared == t->count) choices_add_answers(json, t, scores, best);
-    free(best);
     free(order);
     free(scores);
     free(own);
@@ -370,11 +298,9 @@ static inline ChoiceScore choices_measure(const EvaluationModel *m, const Choice
 static inline const char *choices_norm(const ChoiceScore *s) { return s->text ? "characters" : "tokens"; }
 
 static inline void print_choices(const ChoiceScore *s) {
-    printf("%s: accuracy %.2f%% +- %.2f%% (chance %.2f%%)", s->task->spec.name, 100 * s->accuracy,
-           100 * signless_nan(s->accuracy_se), 100 * s->chance);
-    if (!isnan(s->accuracy_norm))
-        printf(", by %s %.2f%% +- %.2f%%", choices_norm(s), 100 * s->accuracy_norm,
-               100 * signless_nan(s->accuracy_norm_se));
+    printf("%s: accuracy %.2f%% +- %.2f%% (chance %.2f%%), by %s %.2f%% +- %.2f%%", s->task->spec.name,
+           100 * s->accuracy, 100 * signless_nan(s->accuracy_se), 100 * s->chance, choices_norm(s),
+           100 * s->accuracy_norm, 100 * signless_nan(s->accuracy_norm_se));
     if (s->text)
         printf(", %.4f +- %.4f bits per byte", signless_nan(s->bits_per_byte), signless_nan(s->bits_per_byte_se));
     printf(", %d examples\n", s->task->count);
@@ -406,7 +332,7 @@ static inline void evaluate_choices(const EvaluationModel *m, const ChoiceTasks 
         char fingerprint[24];
         cJSON *task = cJSON_CreateObject();
         cJSON_AddStringToObject(task, "name", all->tasks[t].spec.name);
-        ChoiceScore s = choices_measure(m, &all->tasks[t], task);
+        ChoiceScore s = choices_measure(m, &all->tasks[t]);
         FORMAT(fingerprint, "%" PRIu64, s.task->fingerprint);
         cJSON_AddNumberToObject(task, "examples", s.task->count);
         for (int i = 0; i < CHOICE_NUMBERS; i++)

@@ -32,8 +32,8 @@ def test_losses_of_variants(odd, variant):
     # pair are similar: AdamW makes steps of its rounding, and a small rate keeps them small.
     options += ["--lr 3e-4" if traits.lambda_ == "input" and traits.norm == "head" else "--lr 3e-3"]
     write_random_choices(odd / "three", 12, 3, seed=5, tokens=43, positions=13)
-    write_random_choices(odd / "one", 12, 1, seed=6, wide=True, tokens=43, positions=13)
-    evaluation = "--val-data data.bin --val-steps 1 --eval-choices 'three=three one=one'"
+    write_random_choices(odd / "wide", 12, 2, seed=6, wide=True, tokens=43, positions=13)
+    evaluation = "--val-data data.bin --val-steps 1 --eval-choices 'three=three wide=wide'"
     run_both(odd, DATA, with_variant(variant, ODD), THREE, evaluation, *options)
     compare_records(odd, "train", 3, 1e-4 if FP32 else 0.03)
     compare_records(odd, "val", 2, 1e-5 if FP32 else 0.01)

@@ -25,7 +25,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / name) for name in ("dev/reference", "data", "scripts")]
 import fixtures
-from choices import Completion, Example, write_choices
+from choices import Example, write_choices
 
 FIXTURE = ROOT / "dev/reference/fixtures/diff_v2_a.safetensors"
 DONE, FAILED, USAGE, SIGNALLED = 0, 1, 2, 3  # exit statuses
@@ -355,11 +355,9 @@ def write_grammar(path, count, seed):
     write_shard(path, list(text[:count]))
 
 
-def write_random_choices(path, count, completions, seed, wide=False, llmc=False, tokens=256, positions=16):
-    """Ragged completions: with their contexts, the longest have positions + 1 tokens below `tokens`.
-
-    Every second one begins with an unscored token. wide: in words of 32 bits.
-    """
+def write_random_choices(path, count, completions, seed, wide=False, tokens=256, positions=16):
+    """Ragged completions: with their contexts, the longest have positions + 1 tokens below `tokens`. wide: in words of
+    32 bits."""
     random, examples = Random(seed), []
     for e in range(count):
         length, most = 1 + random.below(positions - 6), positions + 1
@@ -367,7 +365,6 @@ def write_random_choices(path, count, completions, seed, wide=False, llmc=False,
         label, found = random.below(completions), []
         for c in range(completions):
             n = most - length if e == 1 else 2 + random.below(min(most - length - 1, 6))
-            text = [random.below(tokens) for _ in range(n)]
-            found.append(Completion(text, 0 if llmc else c % 2, 2 + c, 5 + c))
+            found.append([random.below(tokens) for _ in range(n)])
         examples.append(Example(context, found, label))
-    write_choices(path, examples, 1 << 16 if wide else 256, llmc)
+    write_choices(path, examples, 1 << 16 if wide else 256)

@@ -5,7 +5,7 @@ import shlex
 import shutil
 
 import pytest
-from choices import Completion, Example, write_choices
+from choices import Example, write_choices
 from program import DONE, FAILED, SIGNALLED, Started, checkpoint, linked_with, lose_checkpoints, overwrite, records, run
 from program import run_trainer, saved, trainer
 from small_runs import ENDLESS, MODEL, TWELVE, command, expect_whole, resume, start
@@ -207,7 +207,7 @@ def test_init_of_run(short, whole):
 
 def test_one_validation(short):
     """a run that starts again from step 0 has one validation of step 0"""
-    out, choice = short / "run", Example([1], [Completion([2], 0, 1, 1), Completion([3], 0, 1, 1)], 0)
+    out, choice = short / "run", Example([1], [[2], [3]], 0)
     write_choices(short / "task", [choice, choice], 256)
     start(out, TWELVE, "--val-data train.bin --eval-choices task=task --stop-after 1").done()
     lose_checkpoints(out)

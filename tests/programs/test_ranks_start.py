@@ -9,7 +9,7 @@ import threading
 from time import monotonic
 
 import pytest
-from choices import Completion, Example, write_choices
+from choices import Example, write_choices
 from program import DONE, FAILED, USAGE, beside, linked_with, run, run_trainer, trainer
 from ranks import MOST_ZERO, OPENMPI, SMALL_OF_RANKS, faulty, mpirun, resume_ranks, run_ranks, train_ranks
 
@@ -138,7 +138,7 @@ def test_zero_3_refuses(short):
     zero = "--steps 2 --zero"
     result = train_ranks(short / "run", 2, zero, "3 --sample-every 1")
     result.one_line(USAGE, "--zero 3 does not support --sample-every")
-    write_choices(short / "choices", [Example([1], [Completion([2], 0, 1, 1), Completion([3], 0, 1, 1)], 0)], 256)
+    write_choices(short / "choices", [Example([1], [[2], [3]], 0)], 256)
     tasks = "--eval-choices c=choices --val-every 2"
     result = train_ranks(short / "run", 2, zero, "3", tasks)
     result.one_line(USAGE, "--zero 3 does not support --eval-choices")
