@@ -140,12 +140,10 @@ static void heads_forward(Model *model, int l, Rows r) {
 // Lambda, the factor of the noise head, of each row and head, in variants that do not project it from the input.
 static void lambda_forward(Model *model, int l, int N) {
     const ModelState *s = &model->state;
-    int OH = model->plan.dims.OH;
     floatX *rows = model->acts.layers[l].lambda;
-    size_t count = (size_t)N * OH;
+    size_t count = (size_t)N * model->plan.dims.OH;
     switch (model->plan.config.attention->lambda) {
-    case LAMBDA_LAYER: lambda_learned_forward(rows, param(s, T_OWN_LAMBDA, l), 1, N, OH); break;
-    case LAMBDA_HEAD: lambda_learned_forward(rows, param(s, T_OWN_LAMBDA, l), OH, N, OH); break;
+    case LAMBDA_LAYER: lambda_learned_forward(rows, param(s, T_OWN_LAMBDA, l), count); break;
     case LAMBDA_EXP:
         lambda_exp_forward(rows, param(s, T_LAMBDA_Q1, l), param(s, T_LAMBDA_K1, l), param(s, T_LAMBDA_Q2, l),
                            param(s, T_LAMBDA_K2, l), model->plan.config.D, (real)lambda_init(l), count);
@@ -184,7 +182,7 @@ static void subnorm_forward(Model *model, int l, int N) {
     const AttentionVariant *variant = model->plan.config.attention;
     double eps = variant->norm == NORM_HEAD ? HEAD_NORM_EPS : model->plan.config.rms_norm_eps;
     if (d->norm_count)
-        rmsnorm_forward(a->normed, a->rstd_sub, a->exclusive, param(&model->state, T_SUBLN, l), N * d->norm_count,
+        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(&model->state, T_SUBLN, l), N * d->norm_count,
                         d->norm_width, (real)eps, NULL);
     if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
 }
@@ -193,7 +191,6 @@ static void subnorm_forward(Model *model, int l, int N) {
 // which operations there are; without one, its output is the memory of its input.
 static void block_forward_attention(Model *model, int l, const floatX *x, Rows r) {
     const ModelConfig *c = &model->plan.config;
-    const AttentionVariant *variant = c->attention;
     const AttentionDims *d = plan_dims(&model->plan, l);
     const ModelState *s = &model->state;
     const LayerActivations *a = &model->acts.layers[l];
@@ -206,11 +203,6 @@ static void block_forward_attention(Model *model, int l, const floatX *x, Rows r
     rope_forward(a->fused, model->acts.rope, r.B, r.T, d->rope_heads, d->QD, ld, d->QD, model->acts.first);
     if (a->lambda) lambda_forward(model, l, N);
     combined_forward(model, l, r, a->combined == a->attn_out ? max : NULL);
-    if (variant->xsa) {
-        ValueRows v = own_values(&model->plan, &model->acts, l);
-        exclusive_forward(a->exclusive, a->combined, v.rows, N, d->OH, d->NV, d->DV, v.ld,
-                          a->exclusive == a->attn_out ? max : NULL);
-    }
     subnorm_forward(model, l, N);
     if (d->gate_width)
         gate_forward(a->attn_out, a->normed, a->fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width, max);
@@ -381,17 +373,16 @@ static void qk_norm_backward(Model *model, int l, HeadRows h, int N) {
 
 static void lambda_backward(Model *model, int l, int N) {
     const ModelState *s = &model->state;
-    int OH = model->plan.dims.OH;
     const floatX *drows = model->acts.dlambda;
+    size_t count = (size_t)N * model->plan.dims.OH;
     switch (model->plan.config.attention->lambda) {
-    // lambda = the number of the layer, or of the head
-    case LAMBDA_LAYER: lambda_learned_backward(grad(s, T_OWN_LAMBDA, l), drows, 1, N, OH); break;
-    case LAMBDA_HEAD: lambda_learned_backward(grad(s, T_OWN_LAMBDA, l), drows, OH, N, OH); break;
+    // lambda = the number of the layer
+    case LAMBDA_LAYER: lambda_learned_backward(grad(s, T_OWN_LAMBDA, l), drows, count); break;
     // lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init
     case LAMBDA_EXP:
         lambda_exp_backward(grad(s, T_LAMBDA_Q1, l), grad(s, T_LAMBDA_K1, l), grad(s, T_LAMBDA_Q2, l),
                             grad(s, T_LAMBDA_K2, l), drows, param(s, T_LAMBDA_Q1, l), param(s, T_LAMBDA_K1, l),
-                            param(s, T_LAMBDA_Q2, l), param(s, T_LAMBDA_K2, l), model->plan.config.D, (size_t)N * OH);
+                            param(s, T_LAMBDA_Q2, l), param(s, T_LAMBDA_K2, l), model->plan.config.D, count);
         break;
     default: break; // constant
     }
@@ -409,7 +400,7 @@ static void combined_backward(Model *model, int l, floatX *dkv, int B, int T) {
         KeySet k = model_key_set(model, l, 0, B, T, 0);
         diff_attention_backward(g->dfused + k.q, dkv + k.k, dkv + k.v, dlambda.rows, g->dheads, g->dcombined,
                                 a->combined, a->heads, a->lse, a->fused + k.q, a->kv + k.k, a->kv + k.v, lambda.rows,
-                                lambda.ld, k.shape, variant->factor, attention_adds_dv(&model->plan, false));
+                                lambda.ld, k.shape, variant->factor);
         return;
     }
     // combined = signal head - s(lambda) * noise head
@@ -423,7 +414,7 @@ static void combined_backward(Model *model, int l, floatX *dkv, int B, int T) {
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet k = model_key_set(model, l, set, B, T, 0);
         attention_backward(g->dfused + k.q, dkv + k.k, dkv + k.v, g->dheads + k.out, a->heads + k.out, a->lse + k.lse,
-                           a->fused + k.q, a->kv + k.k, a->kv + k.v, k.shape, attention_adds_dv(&model->plan, set > 0));
+                           a->fused + k.q, a->kv + k.k, a->kv + k.v, k.shape, set > 0);
     }
 }
 
@@ -441,17 +432,11 @@ static void heads_backward(Model *model, int l, int B, int T) {
     if (d->gate_width)
         gate_backward(g->dnormed, g->dfused + d->gate_at, g->dattn_out, a->normed, a->fused + d->gate_at, N, d->OH,
                       d->DV, ld, d->gate_width);
-    // normed = rmsnorm(exclusive), times 1 - lambda_init in DIFF V1
+    // normed = rmsnorm(combined), times 1 - lambda_init in DIFF V1
     if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
     if (d->norm_count)
-        rmsnorm_backward(g->dexclusive, grad(s, T_SUBLN, l), g->dnormed, a->exclusive, param(s, T_SUBLN, l),
-                         a->rstd_sub, N * d->norm_count, d->norm_width, false, NULL);
-    // exclusive = combined without its component along the own value; attention_backward adds to dV
-    if (variant->xsa) {
-        ValueRows v = own_values(&model->plan, g, l);
-        exclusive_backward(g->dcombined, dkv + model_key_set(model, l, 0, B, T, 0).v, g->dexclusive, a->combined,
-                           v.rows, N, d->OH, d->NV, d->DV, v.ld, v.ld);
-    }
+        rmsnorm_backward(g->dcombined, grad(s, T_SUBLN, l), g->dnormed, a->combined, param(s, T_SUBLN, l), a->rstd_sub,
+                         N * d->norm_count, d->norm_width, false, NULL);
     // combined = signal heads - s(lambda) * noise heads, of attention(q, k, v)
     combined_backward(model, l, dkv, B, T);
     if (a->lambda) lambda_backward(model, l, N);

@@ -50,9 +50,8 @@ LIMITS = (
     # heads of up to 512 elements in packs of one element, for rows that are not aligned
     ("head_norm_backward_kernel<1, 16", 256, 1, 0),
     ("head_norm_backward_kernel", 256, 2, 0),
-    ("(exclusive|head_norm)_(forward|backward)_kernel<1, 16", 128, 2, 0),
-    ("exclusive_backward_kernel<4, 4", 128, 3, 0),  # fp32
-    ("(exclusive|head_norm|diff_combine)_(forward|backward)_kernel", 128, 4, 0),
+    ("head_norm_forward_kernel<1, 16", 128, 2, 0),
+    ("(head_norm|diff_combine)_(forward|backward)_kernel", 128, 4, 0),
     ("attention_stats_kernel", 128, 4, 16),  # an array of A1 and A2
     ("", 256, 4, 0),
 )

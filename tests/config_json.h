@@ -122,7 +122,7 @@ static void test_config_round_trip(void) {
                 ",\n  \"sparse_blocks\": 2,\n  \"sparse_block_size\": 4,\n"
                 "  \"sparse_score\": \"apart\",\n  \"full_every\": 2")},
         {"diff_grouped_2", 0, 0, false, true, DIFFV2("diff_grouped_2", "bfloat16", ",\n" QK_NORM)},
-        {"xsa", 4, 0, false, true, DIFFV2("xsa", "bfloat16", ",\n" WINDOWS("4", "sliding", "sliding") ",\n" QK_NORM)},
+        {"sink", 4, 0, false, true, DIFFV2("sink", "bfloat16", ",\n" WINDOWS("4", "sliding", "sliding") ",\n" QK_NORM)},
         {"baseline", 0, 0, false, false,
          PLAIN("Llama", "llama",
                "  \"parametrization\": \"completep\",\n  \"base_hidden_size\": 32,\n"

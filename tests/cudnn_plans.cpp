@@ -65,9 +65,6 @@ static const Row rows[] = {
     {"124M, grouped_4, window of 256",  8,  1024,  15, 3,  64,  64,  1, 256,  0, 0, ALL,     ALL,     ALL,     ALL},
     {"124M, grouped_2, documents",      32, 1024,  18, 6,  64,  64,  1, 0,    1, 0, FORWARD, ALL,     ALL,     FORWARD},
     {"tests: grouped_4, width 16",      2,  65,    10, 2,  16,  16,  1, 0,    0, 0, ALL,     ALL,     ALL,     ALL},
-    {"124M, diff_v2_xsa",               8,  1024,  24, 6,  64,  64,  1, 0,    0, 1, ALL,     ALL,     ALL,     ALL},
-    {"1.4B, xsa: baseline heads",       4,  2048,  16, 8,  128, 128, 1, 0,    0, 1, ALL,     ALL,     ALL,     ALL},
-    {"124M, xsa, documents, window",    32, 1024,  24, 6,  64,  64,  1, 256,  1, 1, FORWARD, ALL,     ALL,     FORWARD},
     {"124M, diff_v1, second key set",   8,  1024,  6,  3,  64,  128, 2, 0,    0, 1, ALL,     ALL,     ALL,     ALL},
     {"one position",                    3,  1,     2,  1,  16,  16,  1, 0,    0, 0, FORWARD, FORWARD, FORWARD, FORWARD},
 };

@@ -106,7 +106,7 @@ static void expect_runs(const ModelPlan *plan) {
 
 // Three updates give each tensor the bits that it has when it is updated alone, and leave all padding 0.
 static void test_updates_of_runs(void) {
-    static const char *const variants[] = {"diff_v2", "sink", "diff_v1", "gated_elem", "diff_v2_head_lambda"};
+    static const char *const variants[] = {"diff_v2", "sink", "diff_v1", "gated_elem", "diff_v2_layer_lambda"};
     Options o;
     options_defaults(&o);
     o.weight_decay = 0.5, o.grad_clip = 0.1;
@@ -230,7 +230,7 @@ static void test_expert_configs(void) {
         {"baseline", 0, 0, 0, 0, true, false, false, "diffv2"},
         {"baseline", 0, 0, 0, 0, false, true, false, "diffv2"},
         {"baseline", 0, 0, 4, 0, false, false, true, "diffv2"},
-        {"xsa", 1, 2, 4, 0, true, true, true, "diffv2"},
+        {"gated_elem", 1, 2, 4, 0, true, true, true, "diffv2"},
     };
     TestDirectory d = test_make_directory();
     const char *path = test_text("%s/config.json", d.path);

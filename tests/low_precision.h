@@ -209,15 +209,15 @@ static void test_formats_of_operands(void) {
 // errors of these steps are independent, their squares add up. It is assumed that what is between the products at most
 // doubles an error: swiglu multiplies two numbers that have errors, and softmax and norms subtract means; with windows
 // at most triples it, because a sum over few keys averages less; QK-norm, which subtracts a mean from each head's
-// gradient, adds as much. Maps that are subtracted with a factor of up to 1 cancel, and so does a head with its
-// component along its value: errors of both are in a difference that may be no larger than one of them. The norm of
+// gradient, adds as much. Maps that are subtracted with a factor of up to 1 cancel: errors of both are in a difference
+// that may be no larger than one of them. The norm of
 // diff_v2_norm gives small differences the weight of large ones; so does that of DIFF V1, which stays within the bound
 // without it. With a relative error e, orthogonal to the gradient, the cosine is 1/sqrt(1 + e^2).
 static double least_cosine(GemmType type, const ModelCase *mc, const AttentionVariant *variant) {
     double products = 4 * mc->L + (type == GEMM_BF16), u = rounding_share(type, false),
            u_dy = rounding_share(type, true), growth = 2 + (mc->window > 0) + mc->qk_norm,
-           differences = 1 + variant->xsa + (variant->lambda == LAMBDA_ONE || variant->factor == S_TANH) +
-                         (variant->lambda == LAMBDA_INPUT && variant->norm == NORM_HEAD);
+           differences =
+               1 + (variant->lambda == LAMBDA_ONE) + (variant->lambda == LAMBDA_INPUT && variant->norm == NORM_HEAD);
     double squares = (3 * products + 1) * u * u + (products + 1) * u_dy * u_dy;
     return 1 / sqrt(1 + differences * growth * growth * squares);
 }

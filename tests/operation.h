@@ -69,7 +69,6 @@ typedef enum {
     OP_CACHE_LOAD,
     OP_DECODE,
     OP_GATE,
-    OP_EXCLUSIVE,
     OP_HEAD_NORM,
     OP_SWIGLU,
     OP_CROSS_ENTROPY,

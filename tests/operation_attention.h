@@ -175,7 +175,7 @@ static void diff_attention_setup(OpCase *c) {
     c->a = a;
     op_view(&c->x[0], "q", 0, rows, a.NQ, a.D, a.ld, a.D);
     op_view(&c->x[0], "k", product(a.NQ, a.D), rows, a.NKV, a.D, a.ld, a.D);
-    op_view(&c->x[0], "v", product(a.NQ + a.NKV, a.D), rows, a.NKV, a.DV, a.ld, a.DV)->adds = d[9] == 1;
+    op_view(&c->x[0], "v", product(a.NQ + a.NKV, a.D), rows, a.NKV, a.DV, a.ld, a.DV);
     op_rows(&c->x[1], "l", rows, units * signals, units * signals + d[7]);
     c->x[0].spread = 2, c->x[1].spread = d[8] == S_SIGMOID ? 6 : 1.5;
     op_view(&c->y[0], "out", 0, rows, units * signals, a.DV, a.ldo, a.DV);
@@ -187,8 +187,7 @@ static void diff_attention_setup(OpCase *c) {
     op_error(&c->dx[1], 16, 4 * (attention_error(&a) + error_of_sum(a.DV)));
     c->dx[0].rounded_terms = c->dx[1].rounded_terms = 3 * signals;
     c->dx[0].error_grows = c->dx[1].error_grows = true;
-    c->documents = d[9] == 2;
-    c->add_tensor = 1, c->add_view = 2;
+    c->documents = d[9];
     if (c->documents) op_index(c, rows, 0);
 }
 static void diff_attention_reference(OpCase *c) {
@@ -236,7 +235,7 @@ static void diff_attention_call_backward(const OpCase *c) {
     diff_attention_run(c, out, lse, kept);
     diff_attention_backward(OP_DX(0), OP_DX(0) + x[1].offset, OP_DX(0) + x[2].offset, OP_DX(1), dkept, OP_DY, OP_Y(0),
                             kept, OP_STAT(1), OP_X(0), OP_X(0) + x[1].offset, OP_X(0) + x[2].offset, OP_X(1),
-                            c->x[1].view->ld, s, (Factor)c->d[8], x[2].adds);
+                            c->x[1].view->ld, s, (Factor)c->d[8]);
     ops_wait();
     buffer_free(kept), buffer_free(dkept), buffer_free(out), buffer_free(lse);
 }

@@ -222,7 +222,7 @@ static void diff_combine_reference(OpCase *c) {
         int n = i / D / NH, h = i / D % NH, block = h / signals * (signals + noise);
         const double *a = c->x[0].ref + n * NQ * D + i % D;
         double l = c->x[1].ref[n * c->d[3] + h];
-        double s = c->d[6] == S_SIGMOID ? 1 / (1 + exp(-l)) : c->d[6] == S_TANH ? tanh(l) : l;
+        double s = c->d[6] == S_SIGMOID ? 1 / (1 + exp(-l)) : l;
         int h1 = block + h % signals, h2 = block + signals + h % signals * noise / signals;
         c->y->ref[i] = a[h1 * D] - a[h2 * D] * s;
     }
@@ -270,13 +270,12 @@ static void lambda_exp_reference(OpCase *c) {
     for (int i = 0; i < c->d[1]; i++) c->y->ref[i] = exp(dot[0]) - exp(dot[1]) + lambda_init(c->d[2]);
 }
 static void lambda_learned_setup(OpCase *c) {
-    int numbers = c->d[0], N = c->d[1], NH = c->d[2];
-    op_error(op_parameter(c, 0, "lambda", 1, numbers, 1), 2, 2);
-    op_rows(&c->y[0], "l", N, NH, NH);
-    c->length = N * NH / numbers;
+    op_error(op_parameter(c, 0, "lambda", 1, 1, 1), 2, 2);
+    op_rows(&c->y[0], "l", 1, c->d[0], c->d[0]);
+    c->length = c->d[0];
 }
 static void lambda_learned_reference(OpCase *c) {
-    for (int i = 0; i < c->d[1] * c->d[2]; i++) c->y->ref[i] = c->x->ref[c->d[0] > 1 ? i % c->d[2] : 0];
+    for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x->ref[0];
 }
 static void fill_setup(OpCase *c) {
     op_rows(&c->y[0], "l", 1, c->d[0], c->d[0]);
@@ -295,12 +294,8 @@ static void lambda_exp_call_backward(const OpCase *c) {
     lambda_exp_backward(OP_DW(0), OP_DW(0) + D, OP_DW(1), OP_DW(1) + D, OP_DY, OP_X(0), OP_X(0) + D, OP_X(1),
                         OP_X(1) + D, D, (size_t)c->d[1]);
 }
-static void lambda_learned_call(const OpCase *c) {
-    lambda_learned_forward(OP_Y(0), OP_X(0), c->d[0], c->d[1], c->d[2]);
-}
-static void lambda_learned_call_backward(const OpCase *c) {
-    lambda_learned_backward(OP_DW(0), OP_DY, c->d[0], c->d[1], c->d[2]);
-}
+static void lambda_learned_call(const OpCase *c) { lambda_learned_forward(OP_Y(0), OP_X(0), (size_t)c->d[0]); }
+static void lambda_learned_call_backward(const OpCase *c) { lambda_learned_backward(OP_DW(0), OP_DY, (size_t)c->d[0]); }
 static void fill_call(const OpCase *c) { fill_forward(OP_Y(0), (real)(c->d[1] / 8.0), (size_t)c->d[0]); }
 static OpCost layer_lambda_cost(const OpCase *c, bool backward) {
     (void)backward;
@@ -378,42 +373,6 @@ static void gate_call_backward(const OpCase *c) {
 static OpCost gate_cost(const OpCase *c, bool backward) {
     const int *d = c->d;
     return op_cost((backward ? gate_backward_bytes : gate_forward_bytes)(d[0], d[1], d[2], d[4]), 0, 0);
-}
-
-// --- exclusive: x (N,heads,D), v (N,NKV,D) with row stride ldv, y (N,heads,D) ---
-
-static void exclusive_setup(OpCase *c) {
-    int N = c->d[0], heads = c->d[1], NKV = c->d[2], D = c->d[3];
-    op_rows(&c->x[0], "x", N, heads * D, heads * D);
-    op_rows(&c->x[1], "v", N, NKV * D, c->d[4]);
-    op_rows(&c->y[0], "y", N, heads * D, heads * D);
-    // of c = x.v / v.v and of b = dy.v / v.v, which are at most 3 where v.v, D/3 in the mean, is at least D/12
-    const double error = 4 * error_of_sum(D) * 12 / D;
-    op_error(&c->y[0], 4, 4 + error);
-    op_error(&c->dx[0], 4, 4 + error);
-    op_error(&c->dx[1], 4, heads / NKV * (8 + 8 * error)); // dy, x and v are at most 1
-    c->length = D * (heads / NKV), c->max_of_y = true;
-}
-static void exclusive_reference(OpCase *c) {
-    int heads = c->d[1], D = c->d[3], shared = heads / c->d[2];
-    for (int i = 0; i < c->d[0] * heads; i++) {
-        const double *x = c->x[0].ref + i * D, *v = c->x[1].ref + i / heads * c->d[4] + i % heads / shared * D;
-        double xv = 0, vv = 0;
-        for (int k = 0; k < D; k++) xv += x[k] * v[k], vv += v[k] * v[k];
-        for (int k = 0; k < D; k++) c->y->ref[i * D + k] = x[k] - xv / vv * v[k];
-    }
-}
-static void exclusive_call(const OpCase *c) {
-    const int *d = c->d;
-    exclusive_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], c->max);
-}
-static void exclusive_call_backward(const OpCase *c) {
-    const int *d = c->d;
-    exclusive_backward(OP_DX(0), OP_DX(1), OP_DY, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], d[4]);
-}
-static OpCost exclusive_cost(const OpCase *c, bool backward) {
-    const int *d = c->d;
-    return op_cost((backward ? exclusive_backward_bytes : exclusive_forward_bytes)(d[0], d[1], d[2], d[3]), 0, 0);
 }
 
 // --- head_norm: x and y[0] (N,heads,D) with row stride ld, weight (D), y[1] x before, with row stride ldk, or none ---

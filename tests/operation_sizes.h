@@ -43,7 +43,6 @@ static int op_sizes(OpSize *list, const OpModel *m) {
         {OP_ROPE, "", {m->B, m->T, m->rotated, m->QD, m->ld, 0}, {L, L}},
         {OP_DIFF_COMBINE, "", {N, NH, D, m->ld, 1, 1, S_SIGMOID}, {L, L}},
         {OP_DIFF_COMBINE, "shared", {N, NH, D, m->ld, block, 1, S_SIGMOID}, {0, 0}},
-        {OP_EXCLUSIVE, "", {N, NH, m->NKV, D, m->ld}, {0, 0}},
         {OP_HEAD_NORM, "query heads", {N, m->NQ, m->QD, m->ld, m->NQ * m->QD, 1}, {0, 0}},
         {OP_SINK, "", {m->B, m->T, NH, D, 1}, {0, 0}},
         {OP_GATE, "per head", {N, NH, D, ldg, 1}, {0, 0}},

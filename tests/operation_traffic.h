@@ -119,7 +119,7 @@ static void test_traffic(void) {
         {OP_ATTENTION, "", {8, 2048, 32, 8, 128, 128, 1, 0}, {0, 0}},
         {OP_SINKS, "", {8, 2048, 32, 8, 128, 128, 1, 0}, {0, 0}},
         {OP_LAMBDA_EXP, "", {128, 1 << 20, 3}, {0, 0}},
-        {OP_LAMBDA_LEARNED, "", {16, 1 << 16, 16}, {0, 0}},
+        {OP_LAMBDA_LEARNED, "", {1 << 20}, {0, 0}},
         {OP_FILL, "", {1 << 20, 4}, {0, 0}},
         {OP_ACCUMULATE, "", {1 << 20, 0}, {0, 0}},
         {OP_ACCUMULATE, "adds", {1 << 20, 1}, {0, 0}},

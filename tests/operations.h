@@ -36,7 +36,6 @@ static void test_cache(void) {
 }
 static void test_decode(void) { op_check_all(OP_DECODE); }
 static void test_gate(void) { op_check_all(OP_GATE); }
-static void test_exclusive(void) { op_check_all(OP_EXCLUSIVE); }
 static void test_head_norm(void) { op_check_all(OP_HEAD_NORM); }
 static void test_swiglu(void) { op_check_all(OP_SWIGLU); }
 static void test_cross_entropy(void) { op_check_all(OP_CROSS_ENTROPY); }
@@ -51,23 +50,6 @@ static void test_experts(void) {
     op_check_all(OP_EXPERT_GATHER);
     op_check_all(OP_EXPERT_SWIGLU);
     op_check_all(OP_EXPERT_LINEAR);
-}
-
-// Values of 0, and below 1e-12, are left in: no division by 0, and their gradient is 0 rather than added to.
-static void test_exclusive_of_zeros(void) {
-    enum { NKV = 2, SHARED = 2, D = 5, HEADS = NKV * SHARED, LD = NKV * D + 1 };
-    TestRandom random = {19};
-    real *x = op_alloc_random(&random, HEADS * D, 1), *dy = op_alloc_random(&random, HEADS * D, 1), *v = op_alloc(LD),
-         *y = op_alloc(HEADS * D), *dx = op_alloc(HEADS * D), *dv = op_alloc_random(&random, LD, 1);
-    real beyond = dv[LD - 1];
-    for (int i = 0; i < D; i++) v[i] = 0, v[D + i] = (real)1e-13;
-    exclusive_forward(y, x, v, 1, HEADS, NKV, D, LD, NULL);
-    exclusive_backward(dx, dv, dy, x, v, 1, HEADS, NKV, D, LD, LD);
-    EXPECT(op_same(y, x, HEADS * D), "the outputs differ from the inputs");
-    EXPECT(op_same(dx, dy, HEADS * D), "the gradients of inputs and outputs differ");
-    for (int i = 0; i < NKV * D; i++) EXPECT(dv[i] == 0, "the gradient of value element %d is %g", i, (double)dv[i]);
-    EXPECT(dv[LD - 1] == beyond, "the gradient behind the values was written");
-    op_free("exclusive");
 }
 
 static void test_rmsnorm_of_zeros(void) {
@@ -529,8 +511,6 @@ static const Test operations_tests[] = {
     {"a cache has the row of position p at p % capacity, and gives rows back in order", test_cache},
     {"attention of one position over a cache agrees with the definition and ignores empty rows", test_decode},
     {"the gates and their backward agree with the definition", test_gate},
-    {"exclusive attention and its backward agree with the definition", test_exclusive},
-    {"exclusive attention leaves heads whose value is 0 as they are", test_exclusive_of_zeros},
     {"the norm of heads and its backward agree with the definition", test_head_norm},
     {"swiglu and its backward agree with the definition", test_swiglu},
     {"residual_rmsnorm equals the sum and rmsnorm, bit for bit", test_residual_rmsnorm},

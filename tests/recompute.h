@@ -100,7 +100,6 @@ static void test_recompute_allocations(void) {
         if (yoco) fused += upper * tensor_bytes(N, round_up(d->fused_rows - d->kv_rows, 64));
         size_t rest = tensor_bytes(N, heads_kept(&m.plan, 0) * d->DV) + tensor_bytes(N, d->NQ) + tensor_bytes(N, 24);
         if (d->groups.noise) rest += tensor_bytes(N, NHD);
-        if (a->xsa) rest += tensor_bytes(N, NHD);
         if (mc.qk_norm) // kept before the norm: in the upper half of YOCO queries only
             fused += (again - upper) * tensor_bytes(N, d->q_rows + d->k_rows) + upper * tensor_bytes(N, d->q_rows);
         if (d->groups.noise && !d->lambda_rows) rest += tensor_bytes(N, d->OH);

@@ -90,12 +90,11 @@ static inline DirectInputs direct_inputs(const Model *m, int layer, const floatX
     return in;
 }
 
-static inline double direct_lambda(const Model *m, int layer, int head, double l) {
+static inline double direct_lambda(const Model *m, int layer, double l) {
     double dots[2] = {0, 0};
     const AttentionVariant *a = m->plan.config.attention;
     switch (a->lambda) {
     case LAMBDA_LAYER: l = (double)param(&m->state, T_OWN_LAMBDA, layer)[0]; break;
-    case LAMBDA_HEAD: l = (double)param(&m->state, T_OWN_LAMBDA, layer)[head]; break;
     case LAMBDA_EXP:
         for (int i = 0; i < m->plan.config.D; i++) {
             dots[0] +=
@@ -107,7 +106,7 @@ static inline double direct_lambda(const Model *m, int layer, int head, double l
     case LAMBDA_ONE: return 1;
     default: break;
     }
-    return a->factor == S_SIGMOID ? 1 / (1 + exp(-l)) : a->factor == S_TANH ? tanh(l) : l;
+    return a->factor == S_SIGMOID ? 1 / (1 + exp(-l)) : l;
 }
 
 // The query head of map 0 or 1 of output head h: of g + 1 heads in a row, g make outputs, and the last is subtracted.
@@ -157,16 +156,10 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
     return largest;
 }
 
-// Applies XSA, norm and gate to the combined heads (OH,DV), as in variants.h; v (NV,DV): the position's own values.
-static inline void direct_epilogue(double *context, const Model *m, int layer, const double *v, const double *gate) {
+// Applies norm and gate to the combined heads (OH,DV), as in variants.h.
+static inline void direct_epilogue(double *context, const Model *m, int layer, const double *gate) {
     const AttentionDims *d = &m->plan.dims;
     const AttentionVariant *a = m->plan.config.attention;
-    for (int h = 0; a->xsa && h < d->OH; h++) {
-        const double *own = v + h / (d->OH / d->NV) * d->DV;
-        double *x = context + h * d->DV, along = 0, square = 0;
-        for (int i = 0; i < d->DV; i++) along += x[i] * own[i], square += own[i] * own[i];
-        for (int i = 0; i < d->DV; i++) x[i] -= along / square * own[i];
-    }
     int width = a->norm == NORM_HEAD ? d->DV : d->OH * d->DV;
     for (int at = 0; a->norm != NORM_NONE && at < d->OH * d->DV; at += width) {
         double rms = direct_rms(context + at, width, 1e-5), factor = a->norm == NORM_HEAD ? 1 - lambda_init(layer) : 1;
@@ -199,7 +192,7 @@ static inline LayerStats direct_stats(double *condition, const Model *m, int lay
     for (int n = 0; n < B * T; n++) {
         int t = n % T, start = direct_start(m, n / T, t, T), low = direct_low(m, layer, n / T, t, T);
         for (int h = 0; h < d->OH; h++) {
-            double s = a->signals ? direct_lambda(m, layer, h, in.l[d->lambda_rows ? n * d->OH + h : 0]) : 0, sum = 0,
+            double s = a->signals ? direct_lambda(m, layer, in.l[d->lambda_rows ? n * d->OH + h : 0]) : 0, sum = 0,
                    all = 0;
             if (a->signals) direct_add(&lambda, s);
             for (int i = 0; i < d->DV; i++) context[h * d->DV + i] = 0;
@@ -218,7 +211,7 @@ static inline LayerStats direct_stats(double *condition, const Model *m, int lay
             direct_add(&grows, all / sum);
             direct_add(&effective, fabs(p[start] - s * p[T + start]) / sum);
         }
-        direct_epilogue(context, m, layer, in.v + n * d->v_rows, in.gate + n * d->gate_rows);
+        direct_epilogue(context, m, layer, in.gate + n * d->gate_rows);
         for (int h = 0; h < d->OH; h++) direct_add(&rms, direct_rms(context + h * d->DV, d->DV, 0));
     }
     *condition = grows.mean;

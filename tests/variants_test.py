@@ -9,15 +9,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "dev/reference")
 import variants
 
 HEADER, CONFIG, MODELING = (p.read_text() for p in (variants.HEADER, variants.CONFIG, variants.MODELING))
-ROW = '    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "none", "own"),\n'
+ROW = '    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "none", "own"),\n'
 PLANTED = [
     ("a trait that differs", "1, 2, 1, 2", "1, 2, 1, 1", "diff_scalar: split is 1, in variants.h 2"),
-    (
-        "a truth value that differs",
-        '"sigmoid", True',
-        '"sigmoid", False',
-        "diff_v2_xsa: xsa is False, in variants.h True",
-    ),
     ("a missing variant", ROW, "", "sink is missing"),
     ("an unknown variant", ROW, ROW + ROW.replace('"sink"', '"other"'), "other is not in variants.h"),
     (

@@ -35,7 +35,7 @@ static void run_attention_turns(const char *preset, const char *attention, int N
         if (group)
             diff_attention_backward(dx + k.q, dx + k.k, dx + k.v, dx + at, heads == d->NQ ? (floatX *)t[DKEPT] : NULL,
                                     (floatX *)t[DOUT], (floatX *)t[OUT], (floatX *)t[KEPT], (real *)t[LSE], x + k.q,
-                                    x + k.k, x + k.v, x + at, ld, s, factor, false);
+                                    x + k.k, x + k.v, x + at, ld, s, factor);
         else
             attention_backward(dx + k.q, dx + k.k, dx + k.v, (floatX *)t[DOUT], (floatX *)t[OUT], (real *)t[LSE],
                                x + k.q, x + k.k, x + k.v, s, false);

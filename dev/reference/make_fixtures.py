@@ -72,12 +72,6 @@ SHAPES = {
     ("sink", "y"): (2, 72, 4, 8, 6, 37, 2, 1, 8),
     ("gated_head", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
     ("gated_elem", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_v2_signed", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
-    ("diff_v2_signed", "b"): (2, 65, 2, 8, 8, 40, 2, 1, 16),
-    ("diff_v2_signed", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_v2_head_lambda", "a"): (2, 13, 2, 12, 6, 37, 6, 2, 8),
-    ("diff_v2_head_lambda", "b"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
-    ("diff_v2_head_lambda", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
     ("diff_v2_layer_lambda", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
     ("diff_v2_layer_lambda", "b"): (2, 65, 2, 8, 8, 40, 3, 1, 16),
     ("diff_v2_layer_lambda", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
@@ -87,30 +81,22 @@ SHAPES = {
     ("diff_v2_gated_elem", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
     ("diff_v2_gated_elem", "b"): (2, 65, 2, 8, 8, 40, 2, 2, 16),
     ("diff_v2_gated_elem", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
-    ("diff_v2_xsa", "a"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
-    ("diff_v2_xsa", "b"): (2, 72, 2, 16, 8, 40, 2, 1, 16),
-    ("diff_v2_xsa", "y"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
     ("diff_grouped_2", "a"): (2, 13, 2, 12, 6, 37, 8, 2, 8),  # two noise heads in a K/V group
     ("diff_grouped_2", "b"): (2, 65, 2, 8, 8, 40, 4, 2, 16),
     ("diff_grouped_2", "y"): (2, 13, 4, 8, 6, 37, 4, 1, 8),
     ("diff_grouped_4", "a"): (2, 13, 2, 12, 6, 37, 8, 1, 8),
     ("diff_grouped_4", "b"): (2, 72, 2, 8, 8, 40, 8, 2, 8),
     ("diff_grouped_4", "y"): (2, 13, 4, 8, 6, 37, 4, 1, 8),
-    ("xsa", "a"): (3, 7, 2, 8, 6, 37, 4, 2, 8),
-    ("xsa", "b"): (2, 65, 2, 8, 8, 40, 3, 1, 16),
-    ("xsa", "y"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
     ("baseline", "q"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
     ("diff_v2", "q"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
     ("diff_v1", "q"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
     ("diff_scalar", "q"): (3, 7, 2, 12, 6, 37, 4, 2, 8),
-    ("xsa", "q"): (2, 13, 2, 12, 6, 37, 6, 2, 8),
     ("baseline", "v"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
     ("baseline", "k"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
     ("diff_v2", "k"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
     ("diff_v1", "k"): (2, 13, 2, 12, 6, 37, 4, 2, 8),
     ("baseline", "m"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v2", "m"): (3, 7, 2, 8, 5, 37, 2, 1, 8),
-    ("xsa", "m"): (2, 13, 2, 8, 6, 37, 2, 1, 8),
     ("diff_v1", "x"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
     ("diff_v2", "x"): (2, 13, 3, 8, 6, 37, 2, 1, 8),
     ("diff_v2", "e"): (2, 13, 2, 8, 6, 37, 4, 2, 8),
@@ -130,6 +116,9 @@ SHAPES = {
     ("diff_v1_no_norm", "b"): (2, 65, 2, 8, 8, 40, 2, 2, 16),
     ("diff_v1_no_norm", "y"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
 }
+# Weights and tokens are drawn from the number of a fixture. Numbers of fixtures that were removed are not used again.
+UNUSED = (*range(42, 48), *range(57, 60), *range(66, 69), 73, 80)
+SEEDS = [n for n in range(1, len(SHAPES) + len(UNUSED) + 1) if n not in UNUSED]
 FIELDS = "tied theta eps window full_every yoco qk_norm experts z_loss sparse"
 Size = namedtuple("Size", FIELDS, defaults=(0, 0, False, False, None, 0, None))
 Experts = namedtuple("Experts", "count active shared dense_layers dense_width bias", defaults=(0, 0, 0, False))
@@ -289,7 +278,7 @@ def main(arguments):
         return 2
     faults, total_bytes = [], 0
     FIXTURES.mkdir(exist_ok=True)
-    for seed, ((variant, size), shape) in enumerate(SHAPES.items(), 1):
+    for seed, ((variant, size), shape) in zip(SEEDS, SHAPES.items()):
         path = FIXTURES / f"{variant}_{size}.safetensors"
         data = make_fixture(seed, variant, size, shape)
         total_bytes += len(data)

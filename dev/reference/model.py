@@ -13,8 +13,7 @@ The model as plain tensor code, the reference for all other implementations.
   QK-norm  q = rope(rmsnorm(Wq x)), k = rope(rmsnorm(Wk x)): over the width of each head, with one weight for the query
            heads of a layer and one for its key heads
   heads    a signal map each, o = a; with noise heads o_i = a_i - s_i n_(i/g), g signals for each noise head, s = 1, l,
-           sigmoid(l) or tanh(l); XSA o - (o.v / v.v) v, v the value of the position itself in the head's K/V group
-           (arXiv 2603.09078); then a norm, and a gate sigmoid(Wg x)
+           or sigmoid(l); then a norm, and a gate sigmoid(Wg x)
   experts  of E experts the K with the largest of l = Wrouter y; Wdown is that of x += sum of p_e / (sum of the K p)
            mlp_e(y), p = softmax(l), and of the shared experts, which are one MLP. The routers' losses join the
            gradients but not the loss: E sum_e f_e mean(p_e), f_e the share of e in all choices, without a
@@ -124,9 +123,8 @@ LAMBDAS = {
     "one": lambda w, x, layer: 1.0,
     "exp": lambda w, x, layer: exp_lambda(w, layer),
     "layer": lambda w, x, layer: w["self_attn.lambda"],
-    "head": lambda w, x, layer: w["self_attn.lambda"][:, None],
 }
-FACTORS = {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "linear": lambda l: l}
+FACTORS = {"sigmoid": torch.sigmoid, "linear": lambda l: l}
 HEAD_NORM_EPS = 1e-5  # of a norm over each head; that over all heads has rms_norm_eps
 
 
@@ -184,14 +182,6 @@ def map_heads(v, H):
     return [head + head // v.signals, block * (v.signals + 1) + v.signals]
 
 
-def without_own_value(o, value):
-    """XSA: o (B,T,H,DV) without its component along value (B,T,NV,DV). Values of length 0 have no direction."""
-    v = value.repeat_interleave(o.shape[2] // value.shape[2], 2)
-    square = (v * v).sum(-1, keepdim=True)
-    share = (o * v).sum(-1, keepdim=True) / square.clamp(min=1e-24)
-    return o - torch.where(square >= 1e-24, share, torch.zeros_like(share)) * v
-
-
 def attention(config, w, x, layer, shared=None):
     """x (B,T,C) after its norm -> (B,T,C); w: this layer's weights by short name; shared: the keys and values of YOCO,
     or None for the layer's own."""
@@ -214,8 +204,6 @@ def attention(config, w, x, layer, shared=None):
     if v.signals:
         noise = outputs[1].repeat_interleave(v.signals, 2)
         o = o - FACTORS[v.factor](LAMBDAS[v.lambda_](w, x, layer)) * noise
-    if v.xsa:
-        o = without_own_value(o, value)
     if v.norm == "head":
         o = rmsnorm(o, w["self_attn.subln.weight"], HEAD_NORM_EPS) * (1 - lambda_init(layer))
     if v.norm == "all":
@@ -340,7 +328,6 @@ def tensor_table(config):
         (v.norm == "all", "self_attn.subln.weight", norm(ND)),
         *((v.lambda_ == "exp", "self_attn.lambda_" + i, vector) for i in LAMBDA_VECTORS),
         (v.lambda_ == "layer", "self_attn.lambda", ((1,), 0.5, 0.2)),
-        (v.lambda_ == "head", "self_attn.lambda", ((NH,), 0, 1)),
         (v.sink == "own", "self_attn.sinks", ((NH,), 0, 1)),
         (True, "post_attention_layernorm.weight", norm(C)),
         *(

@@ -13,7 +13,7 @@ on no other file. Equations and legend are those of model.py; S is the number of
   cache      rotated keys and values of the layers before YOCO's; YOCO's shared ones once, as those of layer L/2. Its
              argument is `cache` from transformers 5.24 on, and was `past_key_values`: both names are accepted
   numerics   parameters and activations have the dtype of the loaded model; angles are float64; softmax of eager
-             attention, norms of XSA and loss at least float32
+             attention and loss at least float32
 """
 
 import inspect
@@ -52,7 +52,6 @@ class Variant(NamedTuple):
     noise: str  # a noise head comes after its signal heads ("next"), or after all of them ("last")
     lambda_: str  # origin of the number l of an output head, see Attention.factor
     factor: str  # of the noise head, as a function of l
-    xsa: bool  # the component of an output head along the value of its own position is removed
     norm: str  # rmsnorm before o_proj: over each head's DV with an epsilon of its own, or over all NH*D
     gate: str  # sigmoid gate on the heads before o_proj: per head, or per element
     sink: str  # extra logit in each softmax, whose column is dropped: 0, or its own per head, learned
@@ -61,29 +60,25 @@ class Variant(NamedTuple):
 # dev/reference/variants.py compares these tables with llmc/model/config_json.h and variants.h.
 LAYER_TYPES = ("sliding_attention", "full_attention")  # with a window, without
 VARIANTS = {
-    # signals key_sets merge split noise lambda_ factor xsa norm gate sink
-    "baseline": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "none", "none"),
-    "diff_v2": Variant(1, 1, 1, 1, "next", "input", "sigmoid", False, "none", "none", "none"),
-    "diff_v2_cross_group": Variant(1, 1, 1, 1, "last", "input", "sigmoid", False, "none", "none", "none"),
-    "diff_v2_no_lambda": Variant(1, 1, 1, 1, "next", "one", "linear", False, "none", "none", "none"),
-    "diff_v2_no_sigmoid": Variant(1, 1, 1, 1, "next", "input", "linear", False, "none", "none", "none"),
-    "diff_v2_signed": Variant(1, 1, 1, 1, "next", "input", "tanh", False, "none", "none", "none"),
-    "diff_v2_head_lambda": Variant(1, 1, 1, 1, "next", "head", "sigmoid", False, "none", "none", "none"),
-    "diff_v2_layer_lambda": Variant(1, 1, 1, 1, "next", "layer", "sigmoid", False, "none", "none", "none"),
-    "diff_v2_gated_head": Variant(1, 1, 1, 1, "next", "input", "sigmoid", False, "none", "head", "none"),
-    "diff_v2_gated_elem": Variant(1, 1, 1, 1, "next", "input", "sigmoid", False, "none", "elem", "none"),
-    "diff_v2_xsa": Variant(1, 1, 1, 1, "next", "input", "sigmoid", True, "none", "none", "none"),
-    "diff_v2_norm": Variant(1, 1, 1, 1, "next", "input", "sigmoid", False, "head", "none", "none"),
-    "diff_grouped_2": Variant(2, 1, 1, 1, "next", "input", "sigmoid", False, "none", "none", "none"),
-    "diff_grouped_4": Variant(4, 1, 1, 1, "next", "input", "sigmoid", False, "none", "none", "none"),
-    "diff_v1": Variant(1, 2, 2, 1, "next", "exp", "linear", False, "head", "none", "none"),
-    "diff_v1_no_norm": Variant(1, 2, 2, 1, "next", "exp", "linear", False, "none", "none", "none"),
-    "diff_scalar": Variant(1, 2, 1, 2, "next", "layer", "linear", False, "all", "none", "none"),
-    "off_by_one": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "none", "zero"),
-    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "none", "own"),
-    "gated_head": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "head", "none"),
-    "gated_elem": Variant(0, 1, 1, 1, "none", "none", "linear", False, "none", "elem", "none"),
-    "xsa": Variant(0, 1, 1, 1, "none", "none", "linear", True, "none", "none", "none"),
+    # signals key_sets merge split noise lambda_ factor norm gate sink
+    "baseline": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "none", "none"),
+    "diff_v2": Variant(1, 1, 1, 1, "next", "input", "sigmoid", "none", "none", "none"),
+    "diff_v2_cross_group": Variant(1, 1, 1, 1, "last", "input", "sigmoid", "none", "none", "none"),
+    "diff_v2_no_lambda": Variant(1, 1, 1, 1, "next", "one", "linear", "none", "none", "none"),
+    "diff_v2_no_sigmoid": Variant(1, 1, 1, 1, "next", "input", "linear", "none", "none", "none"),
+    "diff_v2_layer_lambda": Variant(1, 1, 1, 1, "next", "layer", "sigmoid", "none", "none", "none"),
+    "diff_v2_gated_head": Variant(1, 1, 1, 1, "next", "input", "sigmoid", "none", "head", "none"),
+    "diff_v2_gated_elem": Variant(1, 1, 1, 1, "next", "input", "sigmoid", "none", "elem", "none"),
+    "diff_v2_norm": Variant(1, 1, 1, 1, "next", "input", "sigmoid", "head", "none", "none"),
+    "diff_grouped_2": Variant(2, 1, 1, 1, "next", "input", "sigmoid", "none", "none", "none"),
+    "diff_grouped_4": Variant(4, 1, 1, 1, "next", "input", "sigmoid", "none", "none", "none"),
+    "diff_v1": Variant(1, 2, 2, 1, "next", "exp", "linear", "head", "none", "none"),
+    "diff_v1_no_norm": Variant(1, 2, 2, 1, "next", "exp", "linear", "none", "none", "none"),
+    "diff_scalar": Variant(1, 2, 1, 2, "next", "layer", "linear", "all", "none", "none"),
+    "off_by_one": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "none", "zero"),
+    "sink": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "none", "own"),
+    "gated_head": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "head", "none"),
+    "gated_elem": Variant(0, 1, 1, 1, "none", "none", "linear", "none", "elem", "none"),
 }
 
 MASK_ARGUMENTS = inspect.signature(create_causal_mask).parameters  # not the same in all versions
@@ -93,7 +88,6 @@ CACHE = next((name for name in CACHE_NAMES if name in KNOWN_NAMES), None)
 if CACHE is None:
     raise ImportError(f"transformers {__version__} calls the cache neither {' nor '.join(CACHE_NAMES)}: install 5.24")
 HEAD_NORM_EPS = 1e-5  # of norm "head"
-OWN_VALUE_LEAST = 1e-24  # squared length of a value below which XSA removes nothing
 
 # H heads after the subtraction, NQ NK NV heads of width DQ, DQ and DV; always H*DV = NH*D
 Shape = namedtuple("Shape", "H NQ NK NV DQ DV")
@@ -282,16 +276,6 @@ def sink_column(key, value, mask, sink, T):
     return F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)), mask
 
 
-def without_own_value(o, value):
-    """XSA (arXiv 2603.09078). o (B,T,H,DV) without its component along value (B,T,NV,DV)."""
-    o = o.unflatten(2, (value.shape[2], -1))  # (B,T,NV,H/NV,DV)
-    v = value[:, :, :, None]
-    square = wide(v).square().sum(-1, keepdim=True)
-    along = (wide(o) * wide(v)).sum(-1, keepdim=True) / square.clamp(min=OWN_VALUE_LEAST)
-    along = along * (square >= OWN_VALUE_LEAST)
-    return (wide(o) - along * wide(v)).to(o.dtype).flatten(2, 3)
-
-
 class KeysValues(nn.Module):
     """Of the layers from L/2, with YOCO (arXiv 2405.05254)."""
 
@@ -315,16 +299,15 @@ def head_norm(config):
 
 
 def keys_and_values(owner, x, cos, sin, cache, cache_position):
-    """x (B,T,C) after its norm -> keys (B,NK,S,DQ) and values (B,NV,S,DV), of the cache too, and the values of x
-    (B,T,NV,DV). In the cache, a value head of DV is DV/DQ heads of DQ: caches expect the shape of the keys."""
+    """x (B,T,C) after its norm -> keys (B,NK,S,DQ) and values (B,NV,S,DV), of the cache too. In the cache, a value head
+    of DV is DV/DQ heads of DQ: caches expect the shape of the keys."""
     s = owner.shape
-    own = owner.v_proj(x)
-    key = rotate(owner.k_norm(owner.k_proj(x).unflatten(-1, (-1, s.DQ))), cos, sin).to(own.dtype)
-    key, value = key.transpose(1, 2), own.unflatten(-1, (-1, s.DQ)).transpose(1, 2)
+    value = owner.v_proj(x)
+    key = rotate(owner.k_norm(owner.k_proj(x).unflatten(-1, (-1, s.DQ))), cos, sin).to(value.dtype)
+    key, value = key.transpose(1, 2), value.unflatten(-1, (-1, s.DQ)).transpose(1, 2)
     if cache is not None:
         key, value = cache.update(key, value, owner.layer_idx, {"cache_position": cache_position})
-    value = value.unflatten(1, (-1, s.DV // s.DQ)).transpose(2, 3).flatten(3)
-    return key, value, own.unflatten(-1, (-1, s.DV))
+    return key, value.unflatten(1, (-1, s.DV // s.DQ)).transpose(2, 3).flatten(3)
 
 
 class EffectiveMaps(nn.Identity):
@@ -354,8 +337,8 @@ class Attention(nn.Module):
         if v.lambda_ == "exp":
             for name in ("q1", "k1", "q2", "k2"):
                 self.register_parameter("lambda_" + name, nn.Parameter(torch.empty(D)))
-        if v.lambda_ in ("layer", "head"):  # the name is a keyword of Python
-            self.register_parameter("lambda", nn.Parameter(torch.empty(NH if v.lambda_ == "head" else 1)))
+        if v.lambda_ == "layer":  # the name is a keyword of Python
+            self.register_parameter("lambda", nn.Parameter(torch.empty(1)))
         if v.gate != "none":
             self.gate_proj = nn.Linear(C, NH if v.gate == "head" else NH * D, bias=False)
         if v.norm != "none":
@@ -374,7 +357,7 @@ class Attention(nn.Module):
                 nn.init.normal_(parameter, std=0.1)
 
     def factor(self, x):
-        """The factor of each output head's noise map: (B,T,H,1) when projected from x, else (H,1), (1,1) or ()."""
+        """The factor of each output head's noise map: (B,T,H,1) when projected from x, else (1) or ()."""
         kind = self.variant.lambda_
         if kind == "input":
             l = self.lambda_proj(x)[..., None]
@@ -382,8 +365,8 @@ class Attention(nn.Module):
             first, second = self.lambda_q1 @ self.lambda_k1, self.lambda_q2 @ self.lambda_k2
             l = first.exp() - second.exp() + self.lambda_init
         else:
-            l = x.new_ones(()) if kind == "one" else getattr(self, "lambda")[:, None]
-        return {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "linear": lambda l: l}[self.variant.factor](l)
+            l = x.new_ones(()) if kind == "one" else getattr(self, "lambda")
+        return l if self.variant.factor == "linear" else torch.sigmoid(l)
 
     def attend(self, query, key, value, mask, **kwargs):
         """query (B,NQ,T,DQ), key (B,NK,S,DQ), value (B,NK,S,DV) -> (B,T,NQ,DV), weights (B,NQ,T,S) or None"""
@@ -452,7 +435,7 @@ class Attention(nn.Module):
         v, s = self.variant, self.shape
         query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, s.DQ))), cos, sin)
         cache = given_cache(cache, past_key_values, kwargs)
-        key, value, own = shared or keys_and_values(self, x, cos, sin, cache, cache_position)
+        key, value = shared or keys_and_values(self, x, cos, sin, cache, cache_position)
         mask = masks[self.layer_type]
         if self.window and mask is not None:  # with a window of 1, the cache returns keys that are not in the mask
             key, value = key[:, :, -mask.shape[-1] :], value[:, :, -mask.shape[-1] :]
@@ -473,8 +456,6 @@ class Attention(nn.Module):
             if v.noise == "last":
                 raise ValueError(f"{self.config.attention} has no effective maps: noise heads read other values")
             self.effective(self.subtract(x, weights.transpose(1, 2)).transpose(1, 2))
-        if v.xsa:
-            o = without_own_value(o, own)
         if v.norm == "head":
             o = self.subln(o) * (1 - self.lambda_init)
         if v.norm == "all":

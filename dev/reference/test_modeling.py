@@ -28,7 +28,7 @@ from transformers import AutoModelForTokenClassification, DynamicCache
 import export_hub
 import model as reference
 from modeling_diffv2 import VARIANTS, DiffV2Config, DiffV2ForCausalLM, DiffV2ForSequenceClassification
-from modeling_diffv2 import eager_attention, rope_table, rotate, without_own_value
+from modeling_diffv2 import eager_attention, rope_table, rotate
 
 V, T, L, PAD = 37, 20, 4, 36
 TOLERANCE = 1e-10
@@ -52,7 +52,9 @@ KINDS = [(variant, "yoco") for variant in VARIANTS] + [
     (v, k) for v in ("diff_v1", "sink") for k in LAYERS if k != "yoco"
 ]
 EXPERTS = [("sink", "experts"), ("diff_v1", "shared")]
-SOME = [(v, "yoco") for v in ("diff_v2_cross_group", "diff_grouped_2", "diff_v2_xsa", "diff_v1", "diff_scalar", "sink")]
+SOME = [
+    (v, "yoco") for v in ("diff_v2_cross_group", "diff_grouped_2", "diff_v2_norm", "diff_v1", "diff_scalar", "sink")
+]
 
 
 def make(variant, layers, implementation="eager"):
@@ -339,8 +341,6 @@ def test_maps_are_those_that_the_outputs_depend_on_and_effective_maps_give_the_o
         assert map_.shape == (1, s.H, T, T) and len(output.effective_attentions) == L, f"{what}: {map_.shape}"
         values = seen["values"].unflatten(-1, (s.NV, s.DV)).transpose(1, 2).repeat_interleave(s.H // s.NV, 1)
         heads = (map_ @ values).transpose(1, 2)
-        if VARIANTS[variant].xsa:
-            heads = without_own_value(heads, seen["values"].unflatten(-1, (s.NV, s.DV)))
         expect_equal(heads.flatten(2), seen["heads"].flatten(2), f"{what}, heads of the effective maps")
 
 
@@ -529,7 +529,7 @@ torch.save(last(torch.arange(20)[None]).logits.detach()[0, :, :V], again + "/log
 @pytest.mark.slow
 def test_what_is_saved_after_an_export_opens_elsewhere_with_its_code_and_a_larger_vocabulary():
     first, exported, again = (Path(WORK.name) / n for n in ("first", "exported", "again"))
-    model, logits_of = make("diff_v2_xsa", "mixed")
+    model, logits_of = make("diff_v2_norm", "mixed")
     model.save_pretrained(first)
     assert export_hub.main([str(first), str(exported)]) == 0
     done = subprocess.run(

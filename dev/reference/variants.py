@@ -29,7 +29,7 @@ MODELING = HERE / "modeling_diffv2.py"
 def value_of(text):
     if re.fullmatch(r"[A-Z]+_[A-Z]+", text):
         return text.split("_")[1].lower()
-    return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
+    return ast.literal_eval(text)
 
 
 def variants_of_header(text):

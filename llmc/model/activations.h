@@ -35,9 +35,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(floatX, lambda, own_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK) /* where lambda is not projected from the input */ \
     /* after the subtraction: (N, OH, DV); without one, heads */                                                      \
     A(floatX, combined, d->groups.noise ? N * width : 0, RECOMPUTE_BLOCK)                                             \
-    /* without the component along the own value; in variants that keep it, combined */                               \
-    A(floatX, exclusive, c->attention->xsa ? N * width : 0, RECOMPUTE_BLOCK)                                          \
-    /* exclusive, normalized; in variants without a norm, exclusive */                                                \
+    /* combined, normalized; in variants without a norm, combined */                                                  \
     A(floatX, normed, d->norm_width ? N * width : 0, RECOMPUTE_NORMS_AND_MLP)                                         \
     A(real, rstd_sub, d->norm_width ? N * d->norm_count : 0, RECOMPUTE_NORMS_AND_MLP)                                 \
     /* input of o_proj, after the gate: (N, NH*D); in variants without a gate, normed */                              \
@@ -104,7 +102,6 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     A(floatX, dheads, backward && heads_kept(plan, 0) == d->NQ ? N * d->NQ * d->DV : 0)                           \
     A(floatX, dlambda, backward && own_lambda ? N * d->OH : 0)                                                    \
     A(floatX, dcombined, backward && d->groups.noise ? N * width : 0)                                             \
-    A(floatX, dexclusive, backward && c->attention->xsa ? N * width : 0)                                          \
     A(floatX, dnormed, backward && d->norm_width ? N * width : 0)                                                 \
     A(floatX, dattn_out, backward && d->gate_width ? N * width : 0)                                               \
     A(floatX, dgate_up, backward ? N * 2 * F : 0)                                                                 \
@@ -195,8 +192,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     ACTIVATIONS(CARVE)
 #undef CARVE
     if (!a->dcombined) a->dcombined = a->dheads;
-    if (!a->dexclusive) a->dexclusive = a->dcombined;
-    if (!a->dnormed) a->dnormed = a->dexclusive;
+    if (!a->dnormed) a->dnormed = a->dcombined;
     if (!a->dattn_out) a->dattn_out = a->dnormed;
     for (int l = 0; l < c->L; l++) {
         LayerActivations *layer = &a->layers[l];
@@ -209,8 +205,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
         layer->kv = generates ? layer_carve_cache(a, plan, l, arena) : layer_cross(c, l) ? a->kv : layer->fused;
         layer->means = generates ? layer_carve_means(a, plan, l, arena) : a->block_means;
         if (!layer->combined) layer->combined = layer->heads;
-        if (!layer->exclusive) layer->exclusive = layer->combined;
-        if (!layer->normed) layer->normed = layer->exclusive;
+        if (!layer->normed) layer->normed = layer->combined;
         if (!layer->attn_out) layer->attn_out = layer->normed;
     }
 }
@@ -270,18 +265,6 @@ static inline HeadRows yoco_key_heads(const ModelPlan *plan, const Activations *
     return h;
 }
 
-// The values of the rows that a forward computes: in the layer's fused rows, or in the rows of YOCO.
-typedef struct {
-    floatX *rows;
-    int ld;
-} ValueRows;
-static inline ValueRows own_values(const ModelPlan *plan, const Activations *a, int l) {
-    const AttentionDims *d = plan_dims(plan, l);
-    bool cross = layer_cross(&plan->config, l);
-    ValueRows v = {cross ? a->kv + d->NK * d->QD : a->layers[l].fused + d->v_at, cross ? d->kv_ld : d->fused_ld};
-    return v;
-}
-
 // Elements of the gradients, and of the parameters: of whole groups, then of this rank's pieces when groups are not all
 // there.
 static inline size_t grads_groups_count(const ModelPlan *plan) {
@@ -335,7 +318,7 @@ static inline size_t plan_attention(const ModelPlan *plan) {
             continue;
         }
         AttentionShape shape = key_set(plan, l, 0, plan->B, plan->T, 0).shape;
-        attention_prepare(shape, plan->purpose == FOR_TRAINING, attention_adds_dv(plan, true));
+        attention_prepare(shape, plan->purpose == FOR_TRAINING, plan->config.attention->key_sets > 1);
         bytes = max_size(bytes, attention_workspace_bytes(shape, threads));
     }
     return bytes;

@@ -181,11 +181,6 @@ static inline int heads_kept(const ModelPlan *plan, int l) {
                                 : plan_dims(plan, l)->NQ;
 }
 
-// Whether attention_backward adds to dV: the first key set writes it unless exclusive_backward has, the second adds.
-static inline bool attention_adds_dv(const ModelPlan *plan, bool last) {
-    return plan->config.attention->xsa || (last && plan->config.attention->key_sets > 1);
-}
-
 // Elements of the lse of all key sets.
 static inline size_t lse_count(const ModelPlan *plan, int B, int T) {
     return (size_t)plan->config.attention->key_sets * lse_set_stride(key_set(plan, 0, 0, B, T, 0).shape);

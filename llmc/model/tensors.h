@@ -152,7 +152,7 @@ static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUN
     dims[DIM_O] = c->NH * c->D;
     dims[DIM_SUBLN] = a.norm_width;
     dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? c->D : 0;
-    dims[DIM_OWN_LAMBDA] = c->attention->lambda == LAMBDA_LAYER ? 1 : c->attention->lambda == LAMBDA_HEAD ? c->NH : 0;
+    dims[DIM_OWN_LAMBDA] = c->attention->lambda == LAMBDA_LAYER;
     dims[DIM_SINKS] = c->attention->sink == SINK_OWN ? a.NQ : 0;
     dims[DIM_HEAD] = c->tied ? 0 : c->V;
 }

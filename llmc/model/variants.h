@@ -9,7 +9,6 @@ compares names.
   noise     where a noise head is: after its signal heads, or after all signal heads (i, i+NH)
   lambda    origin of the number l of an output head, from which the factor s of its noise head follows
   factor    s as a function of l
-  xsa       whether the component of an output head along its position's own value is removed
   norm      normalization of the output heads before o_proj
   gate      sigmoid gate on the output, computed from the input
   sink      extra logit in the softmax denominator
@@ -21,9 +20,9 @@ compares names.
 #include "../ops/head_groups.h"
 
 typedef enum { NOISE_NONE, NOISE_NEXT, NOISE_LAST } Noise;
-// The constant 1; projected from the input; a parameter, one number per layer or head; or one number per layer,
+// The constant 1; projected from the input; a parameter, one number per layer; or one number per layer,
 // exp(q1.k1) - exp(q2.k2) + lambda_init.
-typedef enum { LAMBDA_NONE, LAMBDA_ONE, LAMBDA_INPUT, LAMBDA_LAYER, LAMBDA_HEAD, LAMBDA_EXP } Lambda;
+typedef enum { LAMBDA_NONE, LAMBDA_ONE, LAMBDA_INPUT, LAMBDA_LAYER, LAMBDA_EXP } Lambda;
 // RMSNorm over all NH*D elements; or over each head, with HEAD_NORM_EPS, and then times 1 - lambda_init.
 typedef enum { NORM_NONE, NORM_ALL, NORM_HEAD } Norm;
 typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEM } Gate;
@@ -35,7 +34,6 @@ typedef struct {
     Noise noise;
     Lambda lambda;
     Factor factor;
-    bool xsa;
     Norm norm;
     Gate gate;
     Sink sink;
@@ -43,29 +41,25 @@ typedef struct {
 
 // clang-format off
 static const AttentionVariant attention_variants[] = {
-    // name                  signals, key_sets, merge, split; then noise, lambda, factor, xsa, norm, gate, sink
-    {"baseline",             0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2",              1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_cross_group",  1, 1, 1, 1, NOISE_LAST, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_no_lambda",    1, 1, 1, 1, NOISE_NEXT, LAMBDA_ONE,   S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_no_sigmoid",   1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_signed",       1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_TANH,    false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_head_lambda",  1, 1, 1, 1, NOISE_NEXT, LAMBDA_HEAD,  S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_layer_lambda", 1, 1, 1, 1, NOISE_NEXT, LAMBDA_LAYER, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_gated_head",   1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_HEAD, SINK_NONE},
-    {"diff_v2_gated_elem",   1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_ELEM, SINK_NONE},
-    {"diff_v2_xsa",          1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, true,  NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_norm",         1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_HEAD, GATE_NONE, SINK_NONE},
-    {"diff_grouped_2",       2, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_grouped_4",       4, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v1",              1, 2, 2, 1, NOISE_NEXT, LAMBDA_EXP,   S_LINEAR,  false, NORM_HEAD, GATE_NONE, SINK_NONE},
-    {"diff_v1_no_norm",      1, 2, 2, 1, NOISE_NEXT, LAMBDA_EXP,   S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_scalar",          1, 2, 1, 2, NOISE_NEXT, LAMBDA_LAYER, S_LINEAR,  false, NORM_ALL,  GATE_NONE, SINK_NONE},
-    {"off_by_one",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_ZERO},
-    {"sink",                 0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_NONE, SINK_OWN},
-    {"gated_head",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_HEAD, SINK_NONE},
-    {"gated_elem",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  false, NORM_NONE, GATE_ELEM, SINK_NONE},
-    {"xsa",                  0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  true,  NORM_NONE, GATE_NONE, SINK_NONE},
+    // name                  signals, key_sets, merge, split; then noise, lambda, factor, norm, gate, sink
+    {"baseline",             0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2",              1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_cross_group",  1, 1, 1, 1, NOISE_LAST, LAMBDA_INPUT, S_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_no_lambda",    1, 1, 1, 1, NOISE_NEXT, LAMBDA_ONE,   S_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_no_sigmoid",   1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_layer_lambda", 1, 1, 1, 1, NOISE_NEXT, LAMBDA_LAYER, S_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_gated_head",   1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, NORM_NONE, GATE_HEAD, SINK_NONE},
+    {"diff_v2_gated_elem",   1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, NORM_NONE, GATE_ELEM, SINK_NONE},
+    {"diff_v2_norm",         1, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, NORM_HEAD, GATE_NONE, SINK_NONE},
+    {"diff_grouped_2",       2, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_grouped_4",       4, 1, 1, 1, NOISE_NEXT, LAMBDA_INPUT, S_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v1",              1, 2, 2, 1, NOISE_NEXT, LAMBDA_EXP,   S_LINEAR,  NORM_HEAD, GATE_NONE, SINK_NONE},
+    {"diff_v1_no_norm",      1, 2, 2, 1, NOISE_NEXT, LAMBDA_EXP,   S_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_scalar",          1, 2, 1, 2, NOISE_NEXT, LAMBDA_LAYER, S_LINEAR,  NORM_ALL,  GATE_NONE, SINK_NONE},
+    {"off_by_one",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  NORM_NONE, GATE_NONE, SINK_ZERO},
+    {"sink",                 0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  NORM_NONE, GATE_NONE, SINK_OWN},
+    {"gated_head",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  NORM_NONE, GATE_HEAD, SINK_NONE},
+    {"gated_elem",           0, 1, 1, 1, NOISE_NONE, LAMBDA_NONE,  S_LINEAR,  NORM_NONE, GATE_ELEM, SINK_NONE},
 };
 // clang-format on
 enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };

@@ -16,7 +16,6 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "diff_combine.cuh"
 #include "diff_attention.cuh"
 #include "layer_lambda.cuh"
-#include "exclusive.cuh"
 #include "gate.cuh"
 #include "scale.cuh"
 #include "accumulate.cuh"

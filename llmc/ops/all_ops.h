@@ -26,7 +26,6 @@ With RECORDED_OPS the program has its own, which record (llmc/predict/recorded_o
 #include "diff_combine.h"
 #include "diff_attention.h"
 #include "layer_lambda.h"
-#include "exclusive.h"
 #include "gate.h"
 #include "scale.h"
 #include "accumulate.h"

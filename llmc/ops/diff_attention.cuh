@@ -37,13 +37,13 @@ static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, 
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
-                                           AttentionShape s, Factor factor, bool add_dv) {
+                                           AttentionShape s, Factor factor) {
     if (attention_by_groups(s)) {
         bool rotated;
         {
             OPERATION();
             assert(packed(0, dq, dk, dv, dout, out, kept, q, k, v));
-            const AttentionBackwardMma a = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, nullptr, s, 0, add_dv};
+            const AttentionBackwardMma a = {dq, dk, dv, dout, q, k, v, nullptr, nullptr, nullptr, s, 0, false};
             const BackwardInputs in = {dout, out, kept, l, dl, lse, s.NQ / 2 * s.DV, s.DV, ldl, factor};
             rotated = attention_mma_backward<2>(a, in, s);
         }
@@ -52,5 +52,5 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
     }
     diff_combine_backward(dkept, dl, dout, kept, l, s.B * s.T, output_heads(s.groups, s.NQ), s.DV, ldl, s.groups,
                           factor);
-    attention_backward(dq, dk, dv, dkept, kept, lse, q, k, v, attention_of_heads(s), add_dv);
+    attention_backward(dq, dk, dv, dkept, kept, lse, q, k, v, attention_of_heads(s), false);
 }

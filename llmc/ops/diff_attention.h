@@ -62,12 +62,12 @@ static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, 
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
-                                           AttentionShape s, Factor factor, bool add_dv) {
+                                           AttentionShape s, Factor factor) {
     AttentionHead first;
     (void)dkept;
     memset(&first, 0, sizeof(first));
     first.dq = dq, first.q = q, first.out = out, first.dout = dout, first.lse = lse;
     first.noise = kept, first.l = l, first.dl = dl, first.factor = factor;
     first.ldn = s.NQ / attention_maps(s) * s.DV, first.ldl = ldl;
-    attention_backward_heads(first, dk, dv, k, v, s, add_dv);
+    attention_backward_heads(first, dk, dv, k, v, s, false);
 }

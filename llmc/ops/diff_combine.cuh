@@ -14,12 +14,11 @@ diff_combine.cuh: subtracts from each signal head its noise head, times a factor
 #include "ops.h"
 
 static __device__ inline float diff_factor(floatX l, Factor factor) {
-    if (factor == S_TANH) return tanhf(to_float(l));
     return factor == S_SIGMOID ? sigmoid_of(to_float(l)) : to_float(l);
 }
 // ds/dl
 static __device__ inline float diff_factor_slope(float s, Factor factor) {
-    return factor == S_SIGMOID ? s * (1 - s) : factor == S_TANH ? 1 - s * s : 1;
+    return factor == S_SIGMOID ? s * (1 - s) : 1;
 }
 
 // Where a group of lanes finds noise head `row % (NH/SHARE)` of row n, and the SHARE consecutive signal heads that read

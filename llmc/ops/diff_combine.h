@@ -1,10 +1,10 @@
 /*
 diff_combine.h: subtracts from each signal head its noise head, times a factor.
 
-  forward   o[n,h,:] = a[n,h1,:] - s a[n,h2,:],   s = sigmoid(l), tanh(l) or l,   l = l[n,h]
+  forward   o[n,h,:] = a[n,h1,:] - s a[n,h2,:],   s = sigmoid(l) or l,   l = l[n,h]
   backward  da[n,h1,:] = do[n,h,:]                 o is linear in a
             da[n,h2,:] = sum over the h that share the noise head: -s do[n,h,:]
-            ds         = -<do[n,h,:], a[n,h2,:]>,  ds/dl = s (1 - s), 1 - s^2 or 1
+            ds         = -<do[n,h,:], a[n,h2,:]>,  ds/dl = s (1 - s) or 1
             dl[n,h]    = ds ds/dl
   shapes    a (N,NQ,D), l (N,NH) with row stride ldl, o (N,NH,D); n = b*T + t
   heads     h1 and h2 by signal_head and noise_head (variants.h)
@@ -19,13 +19,9 @@ diff_combine.h: subtracts from each signal head its noise head, times a factor.
 #include "ops.h"
 #include "vecmath.h"
 
-static inline real diff_factor(real l, Factor factor) {
-    return factor == S_SIGMOID ? real_sigmoid(l) : factor == S_TANH ? (real)tanh((double)l) : l;
-}
+static inline real diff_factor(real l, Factor factor) { return factor == S_SIGMOID ? real_sigmoid(l) : l; }
 // ds/dl
-static inline real diff_factor_slope(real s, Factor factor) {
-    return factor == S_SIGMOID ? s * (1 - s) : factor == S_TANH ? 1 - s * s : 1;
-}
+static inline real diff_factor_slope(real s, Factor factor) { return factor == S_SIGMOID ? s * (1 - s) : 1; }
 
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
                                         HeadGroups groups, Factor factor, absmax_t *max) {

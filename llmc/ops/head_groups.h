@@ -6,7 +6,7 @@ head_groups.h: how query heads form output heads by subtraction.
 #pragma once
 #include "../base/common.h"
 
-typedef enum { S_LINEAR, S_SIGMOID, S_TANH } Factor; // s as a function of l
+typedef enum { S_LINEAR, S_SIGMOID } Factor; // s as a function of l
 
 // The order of query heads: blocks of `signals` signal heads, then `noise` noise heads. Every signal head makes one
 // output head; signals/noise consecutive ones share a noise head. Without noise heads both numbers are 0.
@@ -26,6 +26,4 @@ static inline int output_heads(HeadGroups g, int query_heads) {
 }
 
 // s of l, for statistics; operations compute it in their own precision
-static inline double factor_of(double l, Factor factor) {
-    return factor == S_SIGMOID ? 1 / (1 + exp(-l)) : factor == S_TANH ? tanh(l) : l;
-}
+static inline double factor_of(double l, Factor factor) { return factor == S_SIGMOID ? 1 / (1 + exp(-l)) : l; }

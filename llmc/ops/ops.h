@@ -199,7 +199,7 @@ static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, 
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
-                                           AttentionShape s, Factor factor, bool add_dv); // as attention_backward
+                                           AttentionShape s, Factor factor);
 
 // Announces the documents of a batch of N rows, before attention with first_key, a copy of starts. starts is a host
 // array: where the document of each row begins in its sequence of T rows. list (N+1) is overwritten, and read until the
@@ -260,23 +260,15 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
 
 // l[:] = value                                               a lambda that is the same for all rows: layer_lambda.h
 static inline void fill_forward(floatX *l, real value, size_t count);
-// l[n,h] = lambda[h], or lambda[0]; l (N,NH), lambda and dlambda (numbers), numbers 1 or NH
-static inline void lambda_learned_forward(floatX *l, const floatX *lambda, int numbers, int N, int NH);
-static inline void lambda_learned_backward(grad_t *dlambda, const floatX *dl, int numbers, int N, int NH); // +=
+// l[:] = lambda[0]
+static inline void lambda_learned_forward(floatX *l, const floatX *lambda, size_t count);
+static inline void lambda_learned_backward(grad_t *dlambda, const floatX *dl, size_t count); // +=
 // l[:] = exp(q1.k1) - exp(q2.k2) + init; q1, k1, q2, k2 (D) each
 static inline void lambda_exp_forward(floatX *l, const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2,
                                       int D, real init, size_t count);
 static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2, const floatX *dl,
                                        const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D,
                                        size_t count); // +=
-
-// Nothing is removed where v.v is smaller: the square of 1e-12, below which PyTorch's normalize does not divide by |v|.
-#define EXCLUSIVE_LEAST 1e-24
-// y[n,h,:] = x[n,h,:] - (x.v / v.v) v, v = v[n,h/(heads/NKV),:]   x, y (N,heads,D), v (N,NKV,D) with row stride ldv
-static inline void exclusive_forward(floatX *y, const floatX *x, const floatX *v, int N, int heads, int NKV, int D,
-                                     int ldv, absmax_t *max);
-static inline void exclusive_backward(floatX *dx, floatX *dv, const floatX *dy, const floatX *x, const floatX *v, int N,
-                                      int heads, int NKV, int D, int ldv, int lddv); // =; dv with row stride lddv
 
 // RMSNorm of each of `heads` adjacent heads of width D, in place: x (N, heads*D) with row stride ld, weight (D).
 // kept (N, heads*D) with row stride ldk, or NULL: x before the norm, which the backward reads

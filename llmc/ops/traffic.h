@@ -187,12 +187,6 @@ static inline size_t diff_combine_backward_bytes(size_t N, size_t NQ, size_t NH,
     return N * 2 * (NQ * D + NH) * FLOATX_BYTES;
 }
 static inline size_t layer_lambda_bytes(size_t count) { return count * FLOATX_BYTES; }
-static inline size_t exclusive_forward_bytes(size_t N, size_t heads, size_t NKV, size_t D) {
-    return N * (2 * heads + NKV) * D * FLOATX_BYTES;
-}
-static inline size_t exclusive_backward_bytes(size_t N, size_t heads, size_t NKV, size_t D) {
-    return N * (3 * heads + 2 * NKV) * D * FLOATX_BYTES;
-}
 // kept: whether the input is kept for a backward
 static inline size_t head_norm_forward_bytes(size_t N, size_t heads, size_t D, bool kept) {
     return N * heads * D * (2 + kept) * FLOATX_BYTES;

@@ -270,7 +270,7 @@ static inline void diff_attention_forward(floatX *out, floatX *kept, real *lse, 
 static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, floatX *dl, floatX *dkept,
                                            const floatX *dout, const floatX *out, const floatX *kept, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v, const floatX *l, int ldl,
-                                           AttentionShape s, Factor factor, bool add_dv) {
+                                           AttentionShape s, Factor factor) {
     AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, true);
     if (record_pairs(s)) {
         record_attention_backward(__func__, s, by);
@@ -283,11 +283,11 @@ static inline void diff_attention_backward(floatX *dq, floatX *dk, floatX *dv, f
 static inline void fill_forward(floatX *l, real value, size_t count) {
     record_rows(CLASS_COMBINE, __func__, 1, layer_lambda_bytes(count));
 }
-static inline void lambda_learned_forward(floatX *l, const floatX *lambda, int numbers, int N, int NH) {
-    record_rows(CLASS_COMBINE, __func__, 1, layer_lambda_bytes((size_t)N * NH));
+static inline void lambda_learned_forward(floatX *l, const floatX *lambda, size_t count) {
+    record_rows(CLASS_COMBINE, __func__, 1, layer_lambda_bytes(count));
 }
-static inline void lambda_learned_backward(grad_t *dlambda, const floatX *dl, int numbers, int N, int NH) {
-    record_rows(CLASS_COMBINE, __func__, 2, layer_lambda_bytes((size_t)N * NH));
+static inline void lambda_learned_backward(grad_t *dlambda, const floatX *dl, size_t count) {
+    record_rows(CLASS_COMBINE, __func__, 2, layer_lambda_bytes(count));
 }
 static inline void lambda_exp_forward(floatX *l, const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2,
                                       int D, real init, size_t count) {
@@ -297,14 +297,6 @@ static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, gr
                                        const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D,
                                        size_t count) {
     record_rows(CLASS_COMBINE, __func__, 2, layer_lambda_bytes(count));
-}
-static inline void exclusive_forward(floatX *y, const floatX *x, const floatX *v, int N, int heads, int NKV, int D,
-                                     int ldv, absmax_t *max) {
-    record_rows(CLASS_COMBINE, __func__, 1, exclusive_forward_bytes(N, heads, NKV, D));
-}
-static inline void exclusive_backward(floatX *dx, floatX *dv, const floatX *dy, const floatX *x, const floatX *v, int N,
-                                      int heads, int NKV, int D, int ldv, int lddv) {
-    record_rows(CLASS_COMBINE, __func__, 1, exclusive_backward_bytes(N, heads, NKV, D));
 }
 static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
                                 int width, absmax_t *max) {

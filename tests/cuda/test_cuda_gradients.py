@@ -76,7 +76,7 @@ def test_recompute(odd, variant):
 
 @pytest.mark.bf16
 @pytest.mark.parametrize(
-    "model", "diff_v2 diff_v1 sink gated_elem diff_grouped_2 diff_v2_head_lambda diff_v2_xsa diff_v2:fp8".split()
+    "model", "diff_v2 diff_v1 sink gated_elem diff_grouped_2 diff_v2_layer_lambda diff_v2:fp8".split()
 )
 def test_thread_orders(odd, model):
     """gradients do not depend on the order of threads"""

@@ -13,11 +13,11 @@ from ranks import train_ranks
 @pytest.mark.parametrize(
     "model",
     [
-        "--attention diff_v2_xsa --window 5 --yoco --qk-norm --recompute 2 --sparse-blocks 1 --sparse-block-size 4",
+        "--attention diff_v2_gated_head --window 5 --yoco --qk-norm --recompute 2 --sparse-blocks 1 --sparse-block-size 4",
         f"--attention diff_v2 {EXPERTS} --router-aux 0 --doc-mask --separator 10",
         "--attention diff_v2",
         "--attention diff_v1",
-        "--attention diff_v2_head_lambda --qk-norm --no-tie-embeddings",
+        "--attention diff_v2_layer_lambda --qk-norm --no-tie-embeddings",
         "--attention sink --doc-mask --separator 10 --recompute 2",
         "--attention diff_v1 --window 5 --full-every 2 --doc-mask --separator 10 --parametrization completep "
         "--base-width 6 --base-depth 1",

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+import xxhash
 from program import FAILED, SMALL, USAGE, WEIGHTS, all_records, checkpoint, differing, expect_same, lose_checkpoints
 from program import read_json, records, resume, run_trainer, train
 
@@ -22,9 +23,9 @@ def test_seed(corpus, tmp_path):
     "model",
     [
         "",
-        "--window 9 --full-every 2 --qk-norm --attention diff_v2_head_lambda",
+        "--window 9 --full-every 2 --qk-norm --attention diff_v2_layer_lambda",
         "--window 9 --yoco --qk-norm --attention diff_v2",
-        "--attention diff_v2_head_lambda --optimizer normuon",
+        "--attention diff_v2_layer_lambda --optimizer normuon",
         "--optimizer muon --checkpoint-every 1",
     ],
     ids=["baseline", "windows", "yoco", "normuon", "muon in the background"],
@@ -203,3 +204,21 @@ def test_run_of_older_version(corpus, tmp_path):
     assert after == before, "the other keys of run.json have changed"
     assert first["step"] == 0 and first["command_line"] == before["command_line"] and first["changed"] == []
     assert second["step"] == 2 and len(second["changed"]) == 1
+
+
+def test_run_of_a_removed_variant(corpus, tmp_path):
+    """a run of a variant that was removed is refused with one line, and stays as it is"""
+    run = tmp_path / "run"
+    train(corpus, run, "--steps 2 --attention diff_v2").done()
+    config, state = (checkpoint(run, 2) / name for name in ("config.json", "trainer_state.json"))
+    checksum = lambda text: xxhash.xxh3_64(text.encode()).hexdigest()
+    old = config.read_text()
+    new = old.replace('"diff_v2"', '"xsa"')
+    config.write_text(new)
+    body = state.read_text().replace('"diff_v2"', '"xsa"').replace(checksum(old), checksum(new))
+    body = body[: body.rindex('"checksum"')].replace(f'"bytes": {len(old)},', f'"bytes": {len(new)},')
+    state.write_text(f'{body}"checksum": "{checksum(body)}"\n}}\n')
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    line = resume(run).one_line(FAILED, "--attention xsa, which was removed: baseline keeps").err
+    assert line.endswith("the last revision that can resume the run is 46bfc17d\n"), line
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
