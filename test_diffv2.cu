@@ -25,7 +25,6 @@ a case checks besides the numbers.
 #define SQUARES_PARTS CASE_SIZE(64, 512)
 #define SQUARES_LEAST CASE_SIZE(2048, 8192)
 #define LINEAR_PIECE_BYTES CASE_SIZE(20000, 16 << 20)
-#define SPARSE_PARTIALS_LIMIT CASE_SIZE(1 << 20, 1 << 28)
 #define EXPERT_GROUP_WARPS CASE_SIZE(8, 256)
 #define STATS_LEAST CASE_SIZE(32, 8192)
 #include "tests/cuda_attention.h"
@@ -133,15 +132,20 @@ static const Case cuda_cases[] = {
     {&attention_rotated_check, {70, 2, 1, 128, 0, 1, 1}, 0, "wider heads"},
     {&attention_rotated_check, {130, 4, 1, 128, 1, 1, 0}, 0, "pairs of wider heads, keys that are not rotated"},
     {&attention_rotated_check, {40, 4, 2, 96, 1, 1, 1}, 0, "by two kernels"},
-    {&attention_sparse_check, {2, 70, 4, 2, 16, 16, 2, 4, 0, 0}, 0, "documents, blocks less than a turn"},
+    {&attention_sparse_check,
+     {2, 70, 4, 2, 16, 16, 2, 4, 0, 0},
+     0,
+     "documents, blocks of fewer keys than groups of lanes"},
     {&attention_sparse_check, {1, 200, 8, 2, 64, 64, 3, 16, 0, 0, 1, 1}, 0, "pairs, a list for both heads"},
     {&attention_sparse_check,
      {2, 150, 12, 1, 64, 128, 1, 32, 40, 2, 2, 1},
      0,
      "noise heads apart, a window, wide values"},
-    {&attention_sparse_check, {1, 101, 40, 1, 128, 128, 2, 16, 0, 2, 1, 1}, 0, "more heads than a tile, wide keys"},
+    {&attention_sparse_check, {1, 101, 8, 1, 128, 128, 2, 16, 0, 2, 1, 1}, 0, "wide keys"},
     {&attention_sparse_check, {1, 90, 4, 1, 72, 40, 2, 10, 0, 1, 1, 1}, 0, "signal heads select; no power of two"},
     {&attention_sparse_check, {1, 40, 2, 1, 12, 12, 1, 5, 0, 0}, 0, "no packs"},
+    {&attention_sparse_check, {1, 33, 2, 1, 256, 512, 1, 8, 0, 0}, 0, "the widest heads: several packs a lane"},
+    {&attention_sparse_check, {1, 19, 2, 1, 256, 512, 1, 8, 0, 0}, 1, "the widest heads without packs"},
     {&attention_sparse_check, {1, 300, 2, 1, 8, 8, 3, 2, 0, 0}, 0, "more blocks than threads"},
     {&sum_of_squares_check, {150011, 0}, 0, "all blocks, two rounds and a remainder each"},
     {&sum_of_squares_check, {100001, 1}, 0, "unaligned packs, 49 blocks"},

@@ -33,10 +33,9 @@ LIMITS = (
     ("attention_(forward|dq|dkv)_kernel<[48]", 256, 1, 24),
     ("attention_(forward|dq|dkv)_kernel", 256, 2, 0),
     ("sparse_select_kernel", 128, 6, 0),
-    ("sparse_dkv_kernel", 128, 7, 8),
-    ("sparse_(forward|dq)_kernel", 128, 8, 48),  # places of rows, outside of products
-    ("sparse_dkv_mma_kernel<2, 2>", 128, 2, 48),  # addresses, outside of products
-    ("sparse_(forward|forward_block|dq|dkv)_mma_kernel", 128, 2, 0),
+    ("sparse_dkv_kernel<[48], 1>", 128, 6, 8),
+    ("sparse_(forward|dq)_kernel<[48], 1>", 128, 8, 48),  # places of rows, outside of products
+    ("sparse_(forward|dq|dkv)_kernel", 128, 2, 0),  # heads of up to 512 elements, or in packs of one
     ("attention_decode_mma_kernel<[24], 2>", 128, 2, 0),
     ("attention_decode_mma_kernel", 128, 3, 0),
     ("attention_decode_kernel<., 4>", 128, 3, 16),

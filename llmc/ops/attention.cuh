@@ -70,7 +70,7 @@ static inline void attention_documents(int *list, const int *first_key, const in
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     (void)threads; // of the host
-    if (s.sparse.blocks) return sparse_device_bytes(s, sparse_mma_fits(s));
+    if (s.sparse.blocks) return sparse_device_bytes(s);
     const size_t built_in = attention_builtin_workspace_bytes(s);
     size_t bytes = 0;
     bool planned = false;

@@ -1,197 +1,329 @@
 /*
 attention_sparse.cuh: the CUDA twin of attention_sparse.h. Equations in attention.h.
 
-  mapping   here, in fp32 and for wide heads: forward, dQ: a block per query row and head, over the keys of its list.
-            dK, dV: a block per key, over the rows whose lists have its block and all query heads of its group. Each sum
-            is one thread's, in a fixed order: no atomics. attention_sparse_mma.cuh: the same on tensor cores
-  traffic   (K + 2) S (D + DV) elements per row and head, from L2
+  mapping   lanes of a warp share a row of keys, values or queries (launch_heads), and a warp reads several whole rows at
+            a time. Forward and dQ: a warp per query row and head, whose groups of lanes divide the keys of its list; of
+            a cache, which has few rows, a block. Neighbouring warps are heads of one group, which find its keys in L1.
+            dK, dV: a block per key, whose groups of lanes divide the rows whose lists have its block, for each query
+            head of its group. The groups' sums are added in order: no atomics
+  loads     each lane reads a pack of 16 bytes, and neighbouring lanes neighbouring packs: a load of a warp is
+            512 / (2 D) rows of 2 D bytes of bf16. One element a lane where rows cannot be read in packs. The lists,
+            by block, are read 32 entries at a time
+  traffic   (K + 2) S (D + DV) elements per row and head, from L1 and L2
   numerics  products and sums in fp32, outputs rounded once
+  source    the gathering is that of MoBA (sparse.h)
 */
 #pragma once
-#include "attention_sparse_mma.cuh"
+#include "attention_kernels.cuh"
+#include "sparse.cuh"
 
-enum { SPARSE_COLUMNS = 4 }; // of a head, per thread of SPARSE_THREADS
+typedef struct {
+    const floatX *q, *k, *v, *dout;
+    const real *lse, *delta;
+    const int *first;            // of a cache: the position of each sequence; nullptr: rows s.first + t
+    int capacity;                // of a cache
+    int *counts, *starts, *rows; // of the backward: sparse_rows_kernel
+    AttentionShape s;
+} SparseCall;
 
-// The keys of a row and head: those of its list from `low` to `position`.
+// ---------------------------------------------------------------------------------------------------
+// Lists
+
+// Lists of a group in this key set, and the list of head h.
+static __host__ __device__ inline int sparse_kinds_of(const AttentionShape &s) {
+    return s.sparse.kinds > 1 && s.sparse.heads.noise ? 2 : 1;
+}
+static __device__ inline int sparse_kind(const AttentionShape &s, int h) {
+    const HeadGroups g = s.sparse.heads;
+    return sparse_kinds_of(s) > 1 && h % (g.signals + g.noise) >= g.signals;
+}
+
+// What row n and the heads of a list read: the keys of the list from `low` to `position`.
+typedef struct {
+    const int *list;
+    int b, t, position, low;
+    size_t k, v; // offsets of the sequence and key/value head
+} SparsePlace;
+static __device__ inline SparsePlace sparse_place(const SparseCall &a, size_t n, int kv, int kind) {
+    const AttentionShape &s = a.s;
+    SparsePlace p;
+    p.b = (int)(n / (unsigned)s.T), p.t = (int)(n % (unsigned)s.T);
+    p.position = a.first ? a.first[p.b] : s.first + p.t;
+    p.low = a.first ? max(0, p.position - a.capacity + 1) : attention_low(s, p.b, p.t);
+    const size_t sequence = (size_t)p.b * (a.first ? a.capacity : s.first + s.T) * s.ldkv;
+    p.k = sequence + (size_t)kv * s.k_head, p.v = sequence + (size_t)kv * s.v_head;
+    const size_t list = (size_t)(p.b * s.NKV + kv) * s.sparse.kinds + kind;
+    p.list = s.sparse.lists + (list * s.T + p.t) * sparse_width(s.sparse);
+    return p;
+}
+// The keys [*from, *end) of block i of the list; their rows are taken modulo the capacity of a cache.
+static __device__ inline void sparse_span(int *from, int *end, const SparseCall &a, const SparsePlace &p, int i) {
+    int begin = p.list[i] * a.s.sparse.size - a.s.sparse.base;
+    *from = max(p.low, begin), *end = min(p.position + 1, begin + a.s.sparse.size);
+}
+static __device__ inline size_t sparse_key(const SparseCall &a, int p) {
+    return (size_t)(a.first ? p % a.capacity : p) * a.s.ldkv;
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Rows by block, for dK and dV
+
+static __host__ __device__ inline int sparse_blocks_of(const AttentionShape &s) {
+    return (s.T + s.sparse.size - 1) / s.sparse.size;
+}
+static __host__ __device__ inline size_t sparse_all_blocks(const AttentionShape &s) {
+    return (size_t)s.B * s.NKV * sparse_kinds_of(s) * sparse_blocks_of(s);
+}
+
+// The rows whose lists have a block, in ascending order.
+typedef struct {
+    const int *rows;
+    int count;
+} SparseRows;
+static __device__ inline SparseRows sparse_rows_of(const SparseCall &a, int b, int kv, int kind, int block) {
+    const AttentionShape &s = a.s;
+    const size_t list = (size_t)(b * s.NKV + kv) * sparse_kinds_of(s) + kind, i = list * sparse_blocks_of(s) + block;
+    return {a.rows + list * s.T * sparse_width(s.sparse) + a.starts[i], a.counts[i]};
+}
+
+// A warp per list and block: counts, or with `fill` starts and rows. counts, starts (lists, blocks);
+// rows (lists, T (blocks + 2))
+static __global__ void __launch_bounds__(SPARSE_THREADS) sparse_rows_kernel(SparseCall a, bool fill) {
+    enum { LOADS = 8 }; // in flight
+    const AttentionShape &s = a.s;
+    const size_t item = blockIdx.x * (size_t)(SPARSE_THREADS / WARP) + threadIdx.x / WARP;
+    if (item >= sparse_all_blocks(s)) return;
+    const int lane = (int)threadIdx.x % WARP, blocks = sparse_blocks_of(s), width = sparse_width(s.sparse);
+    const int block = (int)(item % (unsigned)blocks), kinds = sparse_kinds_of(s), entries = s.T * width;
+    const size_t list = item / (unsigned)blocks, stored = list / (unsigned)kinds * s.sparse.kinds + list % kinds;
+    const int *of = s.sparse.lists + stored * entries;
+    int at = 0;
+    if (fill) { // the sum of the earlier blocks' counts
+        for (int j = lane; j < block; j += WARP) at += a.counts[item - block + j];
+        at = lanes_sum(at, WARP);
+        if (lane == 0) a.starts[item] = at;
+    }
+    for (int e0 = block * s.sparse.size * width + lane; e0 - lane < entries; e0 += LOADS * WARP) { // not earlier rows
+        bool has[LOADS];
+        UNROLL
+        for (int i = 0; i < LOADS; i++) has[i] = e0 + i * WARP < entries && of[e0 + i * WARP] == block;
+        UNROLL
+        for (int i = 0; i < LOADS; i++) {
+            const unsigned all = __ballot_sync(ALL_LANES, has[i]);
+            if (fill && has[i])
+                a.rows[list * entries + at + __popc(all & ((1u << lane) - 1))] = (e0 + i * WARP) / width;
+            at += __popc(all);
+        }
+    }
+    if (!fill && lane == 0) a.counts[item] = at;
+}
+
+static inline void sparse_gather(const SparseCall &a) {
+    for (int fill = 0; fill < 2; fill++)
+        LAUNCH(sparse_rows_kernel, blocks_of(sparse_all_blocks(a.s), SPARSE_THREADS / WARP), SPARSE_THREADS, 0, a,
+               fill != 0);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Attention
+
+// The group of lanes of a thread: one of `count` of an item, whose threads begin at `first`.
+typedef struct {
+    int index, count, first, lanes;
+    size_t item;
+} SparseGroup;
+static __device__ inline SparseGroup sparse_group(int lanes, int warps) { // warps: of an item
+    const int threads = warps * WARP, thread = (int)threadIdx.x;
+    return {thread % threads / lanes, threads / lanes, thread / threads * threads, lanes,
+            blockIdx.x * (size_t)(SPARSE_THREADS / threads) + (size_t)(thread / threads)};
+}
+// Adds the sums of the groups of an item, in order; each group has the result. memory: SPARSE_THREADS times the count
+template <int W, int PACKS>
+static __device__ inline void sparse_sum(float (&x)[PACKS][W], float *memory, const SparseGroup &g) {
+    const int thread = (int)threadIdx.x, lane = g.first + row_lane(g.lanes);
+    __syncthreads(); // earlier uses of the memory are complete
+    UNROLL
+    for (int i = 0; i < PACKS * W; i++) memory[i * SPARSE_THREADS + thread] = x[i / W][i % W];
+    __syncthreads();
+    UNROLL
+    for (int i = 0; i < PACKS * W; i++) {
+        float sum = 0;
+        for (int j = 0; j < g.count; j++) sum += memory[i * SPARSE_THREADS + lane + j * g.lanes];
+        x[i / W][i % W] = sum;
+    }
+}
+template <int W, int PACKS> static __device__ inline void sparse_scale(float (&x)[PACKS][W], float factor) {
+    UNROLL
+    for (int i = 0; i < PACKS * W; i++) x[i / W][i % W] *= factor;
+}
+// y += x z
+template <int W, int PACKS>
+static __device__ inline void sparse_add(float (&y)[PACKS][W], float x, const float (&z)[PACKS][W]) {
+    UNROLL
+    for (int i = 0; i < PACKS * W; i++) y[i / W][i % W] += x * z[i / W][i % W];
+}
+
+// A row and head, and where its numbers begin. The last warps may have none: they compute those of the last one.
 typedef struct {
     SparsePlace at;
-    size_t q, o, lse; // offsets
+    bool is;
+    size_t q, o, lse;
 } SparseRow;
 static __device__ inline SparseRow sparse_row_of(const SparseCall &a, size_t item) {
     const AttentionShape &s = a.s;
-    const int h = (int)(item % (unsigned)s.NQ), group = s.NQ / s.NKV;
-    const size_t n = item / (unsigned)s.NQ;
+    const size_t count = (size_t)s.B * s.T * s.NQ, i = item < count ? item : count - 1, n = i / (unsigned)s.NQ;
+    const int h = (int)(i % (unsigned)s.NQ);
     SparseRow r;
-    r.at = sparse_place(a, n, h / group, sparse_kind(s, h));
+    r.at = sparse_place(a, n, h / (s.NQ / s.NKV), sparse_kind(s, h)), r.is = item < count;
     r.q = n * s.ldq + (size_t)h * s.q_head, r.o = n * s.ldo + (size_t)h * s.o_head;
     r.lse = ((size_t)r.at.b * s.NQ + h) * s.T + r.at.t;
     return r;
 }
-static __device__ inline void sparse_read(float *to, const floatX *from, int width) {
-    for (int c = (int)threadIdx.x; c < width; c += SPARSE_THREADS) to[c] = to_float(from[c]);
-}
-static __device__ inline float sparse_dot(const float *a, const floatX *b, int width) {
-    float dot = 0;
-    for (int c = 0; c < width; c++) dot += a[c] * to_float(b[c]);
-    return dot;
-}
 
-static __global__ void __launch_bounds__(SPARSE_THREADS) sparse_forward_kernel(floatX *out, real *lse, SparseCall a) {
-    SHARED(float, q, SPARSE_QUERY);
-    SHARED(float, p, SPARSE_THREADS);
-    SHARED(float, memory, WARP);
+template <int W, int PACKS>
+static __global__ void __launch_bounds__(SPARSE_THREADS, W *PACKS > 8 ? 2 : 8)
+    sparse_forward_kernel(int lanes, floatX *out, real *lse, SparseCall a, int warps) {
+    SHARED(float, memory, SPARSE_THREADS *W *PACKS);
     const AttentionShape &s = a.s;
-    const SparseRow r = sparse_row_of(a, blockIdx.x);
-    const int thread = (int)threadIdx.x;
-    float o[SPARSE_COLUMNS] = {0}, top = -8e37f, sum = 0; // below any score, finite
-    sparse_read(q, a.q + r.q, s.D);
-    __syncthreads();
+    const SparseGroup g = sparse_group(lanes, warps);
+    const SparseRow r = sparse_row_of(a, g.item);
+    float q[PACKS][W], k[PACKS][W], v[PACKS][W], o[PACKS][W] = {{0}}, sum[1][1] = {{0}};
+    float top = -8e37f, most; // below any score, finite
+    load_head(q, a.q + r.q, lanes, s.D);
     for (int i = 0, from, end; i < sparse_width(s.sparse) && r.at.list[i] >= 0; i++) {
         sparse_span(&from, &end, a, r.at, i);
-        for (int k0 = from; k0 < end; k0 += SPARSE_THREADS) {
-            bool is = k0 + thread < end;
-            float score = is ? s.scale * sparse_dot(q, a.k + r.at.k + sparse_key(a, k0 + thread), s.D) : -INFINITY;
-            float before = top, e;
-            top = fmaxf(top, block_max(score, memory));
-            p[thread] = e = expf(score - top);
-            sum = sum * expf(before - top) + block_sum(e, memory); // its barriers follow the writes of p
-            for (int c = 0; c < SPARSE_COLUMNS; c++) {
-                int column = c * SPARSE_THREADS + thread;
-                if (column >= s.DV) break;
-                o[c] *= expf(before - top);
-                for (int j = 0; j < min((int)SPARSE_THREADS, end - k0); j++)
-                    o[c] += p[j] * to_float(a.v[r.at.v + sparse_key(a, k0 + j) + column]);
-            }
-            __syncthreads();
+        for (int k0 = from; k0 < end; k0 += g.count) { // S = scale Q K^T, O = P V
+            const bool is = k0 + g.index < end;
+            const size_t key = sparse_key(a, is ? k0 + g.index : k0);
+            load_head(k, a.k + r.at.k + key, lanes, is ? s.D : 0);
+            load_head(v, a.v + r.at.v + key, lanes, is ? s.DV : 0);
+            const float score = s.scale * lanes_sum(head_dot(q, k), lanes), before = top;
+            if (is) top = fmaxf(top, score);
+            const float p = is ? expf(score - top) : 0, factor = expf(before - top);
+            sum[0][0] = sum[0][0] * factor + p;
+            sparse_scale(o, factor);
+            sparse_add(o, p, v);
         }
     }
-    for (int c = 0; c < SPARSE_COLUMNS; c++)
-        if (c * SPARSE_THREADS + thread < s.DV) round_to(&out[r.o + c * SPARSE_THREADS + thread], o[c] / sum);
-    if (lse && thread == 0) lse[r.lse] = top + logf(sum);
+    memory[threadIdx.x] = most = top;
+    __syncthreads();
+    for (int j = 0; j < g.count; j++) most = fmaxf(most, memory[g.first + j * lanes]);
+    const float factor = expf(top - most);
+    sum[0][0] *= factor;
+    sparse_scale(o, factor);
+    sparse_sum(sum, memory, g);
+    sparse_sum(o, memory, g);
+    sparse_scale(o, 1 / sum[0][0]);
+    if (!r.is || g.index > 0) return;
+    store_head(out + r.o, o, lanes, s.DV);
+    if (lse && row_lane(lanes) == 0) lse[r.lse] = most + logf(sum[0][0]);
 }
 
-static __global__ void __launch_bounds__(SPARSE_THREADS) sparse_dq_kernel(floatX *dq, SparseCall a) {
-    SHARED(float, q, SPARSE_QUERY);
-    SHARED(float, g, SPARSE_QUERY);
-    SHARED(float, ds, SPARSE_THREADS);
+template <int W, int PACKS>
+static __global__ void __launch_bounds__(SPARSE_THREADS, W *PACKS > 8 ? 2 : 8)
+    sparse_dq_kernel(int lanes, floatX *dq, SparseCall a) {
+    SHARED(float, memory, SPARSE_THREADS *W *PACKS);
     const AttentionShape &s = a.s;
-    const SparseRow r = sparse_row_of(a, blockIdx.x);
-    const int thread = (int)threadIdx.x;
+    const SparseGroup g = sparse_group(lanes, 1);
+    const SparseRow r = sparse_row_of(a, g.item);
     const float l = a.lse[r.lse], delta = a.delta[r.lse];
-    float sum[SPARSE_COLUMNS] = {0};
-    sparse_read(q, a.q + r.q, s.D);
-    sparse_read(g, a.dout + r.o, s.DV);
-    __syncthreads();
+    float q[PACKS][W], dout[PACKS][W], k[PACKS][W], v[PACKS][W], sum[PACKS][W] = {{0}};
+    load_head(q, a.q + r.q, lanes, s.D);
+    load_head(dout, a.dout + r.o, lanes, s.DV);
     for (int i = 0, from, end; i < sparse_width(s.sparse) && r.at.list[i] >= 0; i++) {
         sparse_span(&from, &end, a, r.at, i);
-        for (int k0 = from; k0 < end; k0 += SPARSE_THREADS) {
-            if (k0 + thread < end) { // S = scale Q K^T, recomputed; dP = dO V^T
-                size_t at = sparse_key(a, k0 + thread);
-                float p = expf(s.scale * sparse_dot(q, a.k + r.at.k + at, s.D) - l);
-                ds[thread] = p * (sparse_dot(g, a.v + r.at.v + at, s.DV) - delta);
-            }
-            __syncthreads();
-            for (int c = 0; c < SPARSE_COLUMNS; c++) {
-                int column = c * SPARSE_THREADS + thread;
-                if (column >= s.D) break;
-                for (int j = 0; j < min((int)SPARSE_THREADS, end - k0); j++) // dQ = scale dS K
-                    sum[c] += ds[j] * to_float(a.k[r.at.k + sparse_key(a, k0 + j) + column]);
-            }
-            __syncthreads();
+        for (int k0 = from; k0 < end; k0 += g.count) { // S = scale Q K^T, recomputed; dP = dO V^T; dQ = scale dS K
+            const bool is = k0 + g.index < end;
+            const size_t key = sparse_key(a, is ? k0 + g.index : k0);
+            load_head(k, a.k + r.at.k + key, lanes, is ? s.D : 0);
+            load_head(v, a.v + r.at.v + key, lanes, is ? s.DV : 0);
+            const float score = s.scale * lanes_sum(head_dot(q, k), lanes), dp = lanes_sum(head_dot(dout, v), lanes);
+            sparse_add(sum, is ? expf(score - l) * (dp - delta) : 0, k);
         }
     }
-    for (int c = 0; c < SPARSE_COLUMNS; c++)
-        if (c * SPARSE_THREADS + thread < s.D) round_to(&dq[r.q + c * SPARSE_THREADS + thread], s.scale * sum[c]);
+    sparse_sum(sum, memory, g);
+    sparse_scale(sum, s.scale);
+    if (r.is && g.index == 0) store_head(dq + r.q, sum, lanes, s.D);
 }
 
-static __global__ void __launch_bounds__(SPARSE_THREADS, 7)
-    sparse_dkv_kernel(floatX *dk, floatX *dv, SparseCall a, bool add_dv) {
-    SHARED(float, k, SPARSE_QUERY);
-    SHARED(float, v, SPARSE_QUERY);
-    SHARED(float, p, SPARSE_THREADS);
-    SHARED(float, ds, SPARSE_THREADS);
+template <int W, int PACKS>
+static __global__ void __launch_bounds__(SPARSE_THREADS, W *PACKS > 8 ? 2 : 6)
+    sparse_dkv_kernel(int lanes, floatX *dk, floatX *dv, SparseCall a, bool add_dv) {
+    SHARED(float, memory, SPARSE_THREADS *W *PACKS);
     const AttentionShape &s = a.s;
-    const int thread = (int)threadIdx.x, kv = (int)blockIdx.x % s.NKV, n = (int)blockIdx.x / s.NKV, b = n / s.T;
-    const int key = n % s.T, group = s.NQ / s.NKV, block = key / s.sparse.size, width = sparse_width(s.sparse);
+    const SparseGroup g = sparse_group(lanes, SPARSE_THREADS / WARP);
+    const int kv = (int)blockIdx.x % s.NKV, n = (int)blockIdx.x / s.NKV, b = n / s.T, key = n % s.T;
+    const int group = s.NQ / s.NKV, block = key / s.sparse.size;
     const size_t k_at = (size_t)n * s.ldkv + (size_t)kv * s.k_head, v_at = (size_t)n * s.ldkv + (size_t)kv * s.v_head;
-    float sum_k[SPARSE_COLUMNS] = {0}, sum_v[SPARSE_COLUMNS] = {0};
-    sparse_read(k, a.k + k_at, s.D);
-    sparse_read(v, a.v + v_at, s.DV);
-    __syncthreads();
+    float k[PACKS][W], v[PACKS][W], q[PACKS][W], dout[PACKS][W], sum_k[PACKS][W] = {{0}}, sum_v[PACKS][W] = {{0}};
+    load_head(k, a.k + k_at, lanes, s.D);
+    load_head(v, a.v + v_at, lanes, s.DV);
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         const SparseRows of = sparse_rows_of(a, b, kv, sparse_kind(s, h), block);
-        const size_t row0 = (size_t)b * s.T;
-        const floatX *q = a.q + row0 * s.ldq + (size_t)h * s.q_head, *g = a.dout + row0 * s.ldo + (size_t)h * s.o_head;
-        for (int r0 = 0; r0 < of.count; r0 += SPARSE_THREADS) {
-            int count = min((int)SPARSE_THREADS, of.count - r0);
-            if (thread < count) {
-                int t = of.entries[r0 + thread] / width;
-                size_t at = ((size_t)b * s.NQ + h) * s.T + t;
-                bool sees = t >= key && attention_low(s, b, t) <= key;
-                float x = sees ? expf(s.scale * sparse_dot(k, q + (size_t)t * s.ldq, s.D) - a.lse[at]) : 0;
-                p[thread] = x; // P^T, dS^T
-                ds[thread] = sees ? x * (sparse_dot(v, g + (size_t)t * s.ldo, s.DV) - a.delta[at]) : 0;
-            }
-            __syncthreads();
-            for (int c = 0; c < SPARSE_COLUMNS; c++)
-                for (int i = 0, column = c * SPARSE_THREADS + thread; i < count; i++) {
-                    size_t t = (size_t)(of.entries[r0 + i] / width);
-                    if (column < s.D) sum_k[c] += ds[i] * to_float(q[t * s.ldq + column]);
-                    if (column < s.DV) sum_v[c] += p[i] * to_float(g[t * s.ldo + column]);
-                }
-            __syncthreads();
+        for (int r0 = 0; r0 < of.count; r0 += g.count) {
+            const int t = r0 + g.index < of.count ? of.rows[r0 + g.index] : -1;
+            const bool sees = t >= key && attention_low(s, b, t) <= key;
+            const size_t row = (size_t)b * s.T + (size_t)(sees ? t : key);
+            const size_t at = ((size_t)b * s.NQ + h) * s.T + (size_t)(sees ? t : key);
+            load_head(q, a.q + row * s.ldq + (size_t)h * s.q_head, lanes, sees ? s.D : 0);
+            load_head(dout, a.dout + row * s.ldo + (size_t)h * s.o_head, lanes, sees ? s.DV : 0);
+            const float score = s.scale * lanes_sum(head_dot(k, q), lanes), dp = lanes_sum(head_dot(v, dout), lanes);
+            const float p = sees ? expf(score - a.lse[at]) : 0;
+            sparse_add(sum_v, p, dout);                              // dV = P^T dO
+            sparse_add(sum_k, sees ? p * (dp - a.delta[at]) : 0, q); // dK = scale dS^T Q
         }
     }
-    for (int c = 0; c < SPARSE_COLUMNS; c++) {
-        int column = c * SPARSE_THREADS + thread;
-        if (column < s.D) round_to(&dk[k_at + column], s.scale * sum_k[c]); // dK = scale dS^T Q
-        if (column < s.DV)                                                  // dV = P^T dO
-            round_to(&dv[v_at + column], sum_v[c] + (add_dv ? to_float(dv[v_at + column]) : 0));
-    }
+    sparse_sum(sum_k, memory, g);
+    sparse_sum(sum_v, memory, g);
+    sparse_scale(sum_k, s.scale);
+    if (g.index > 0) return;
+    load_head(v, dv + v_at, lanes, add_dv ? s.DV : 0);
+    sparse_add(sum_v, 1, v);
+    store_head(dk + k_at, sum_k, lanes, s.D);
+    store_head(dv + v_at, sum_v, lanes, s.DV);
 }
 
-// The arrays of a call that gathers rows, in the workspace; returns the address of the partial results.
-static inline float *sparse_arrays(SparseCall *a, bool tensor_cores, real **delta) {
-    const AttentionShape s = a->s;
-    float *memory = ops_workspace_take(sparse_device_bytes(s, tensor_cores));
-    *delta = memory + (tensor_cores ? sparse_heads_at_once(s) * sparse_partial_bytes(s) / sizeof(float) : 0);
-    a->counts = (int *)(void *)(*delta + (size_t)s.B * s.NQ * s.T);
-    a->starts = a->counts + sparse_all_blocks(s);
-    a->rows = a->starts + sparse_all_blocks(s);
-    sparse_gather(*a);
-    return memory;
+// Calls launch as launch_heads, for rows of keys and values at these addresses.
+template <typename Launch, typename... Pointers>
+static inline void sparse_launch(const AttentionShape &s, Launch launch, Pointers... pointers) {
+    const bool strides = packed(s.D) && packed(s.DV) && packed(s.ldq) && packed(s.ldkv) && packed(s.ldo) &&
+                         packed(s.q_head) && packed(s.k_head) && packed(s.v_head) && packed(s.o_head);
+    launch_heads(strides && packed(0, pointers...), max_int(s.D, s.DV), launch);
 }
 
 // first: the positions in a cache, or nullptr
 static inline void sparse_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                   const int *first, int capacity, AttentionShape s) {
     attention_check(s);
-    SparseCall a = {q, k, v, nullptr, nullptr, nullptr, first, capacity, nullptr, nullptr, nullptr, s};
-    real *delta;
-    if (!sparse_mma_fits(s) || !packed(0, out, q, k, v))
-        LAUNCH(sparse_forward_kernel, blocks_of((size_t)s.B * s.T * s.NQ, 1), SPARSE_THREADS, 0, out, lse, a);
-    else if (first || s.first || s.sparse.base) sparse_forward_rows(out, lse, a);
-    else {
-        float *parts = sparse_arrays(&a, true, &delta);
-        sparse_by_blocks(out, lse, a, parts, false);
-    }
+    const SparseCall a = {q, k, v, nullptr, nullptr, nullptr, first, capacity, nullptr, nullptr, nullptr, s};
+    const int warps = first ? SPARSE_THREADS / WARP : 1;
+    const size_t rows = (size_t)s.B * s.T * s.NQ;
+    sparse_launch(
+        s,
+        [&](auto width, auto packs, int lanes) {
+            LAUNCH((sparse_forward_kernel<decltype(width)::value, decltype(packs)::value>),
+                   blocks_of(rows * warps, SPARSE_THREADS / WARP), SPARSE_THREADS, 0, lanes, out, lse, a, warps);
+        },
+        out, q, k, v);
 }
 static inline void sparse_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                    const real *lse, const floatX *q, const floatX *k, const floatX *v, AttentionShape s,
                                    bool add_dv) {
     attention_check(s);
-    const bool tensor_cores = sparse_mma_fits(s) && packed(0, dq, dk, dv, dout, q, k, v);
     const bool wide = packed(s.DV, dout, out) && packed(s.ldo) && packed(s.o_head);
-    SparseCall a = {q, k, v, dout, lse, nullptr, nullptr, 0, nullptr, nullptr, nullptr, s};
-    real *delta;
-    float *parts = sparse_arrays(&a, tensor_cores, &delta);
-    a.delta = delta;
-    LAUNCH_ROWS(attention_delta_kernel, wide, (size_t)s.B * s.T * s.NQ, s.DV, delta, dout, out, s);
-    if (tensor_cores) {
-        sparse_by_blocks(dq, nullptr, a, parts, true);
-        sparse_dkv_mma(dk, dv, a, add_dv);
-    } else {
-        LAUNCH(sparse_dq_kernel, blocks_of((size_t)s.B * s.T * s.NQ, 1), SPARSE_THREADS, 0, dq, a);
-        LAUNCH(sparse_dkv_kernel, blocks_of((size_t)s.B * s.T * s.NKV, 1), SPARSE_THREADS, 0, dk, dv, a, add_dv);
-    }
+    const size_t rows = (size_t)s.B * s.T * s.NQ;
+    real *delta = ops_workspace_take(sparse_device_bytes(s));
+    int *counts = (int *)(void *)(delta + rows), *starts = counts + sparse_all_blocks(s);
+    const SparseCall a = {q, k, v, dout, lse, delta, nullptr, 0, counts, starts, starts + sparse_all_blocks(s), s};
+    sparse_gather(a);
+    LAUNCH_ROWS(attention_delta_kernel, wide, rows, s.DV, delta, dout, out, s);
+    sparse_launch(
+        s,
+        [&](auto width, auto packs, int lanes) {
+            LAUNCH((sparse_dq_kernel<decltype(width)::value, decltype(packs)::value>),
+                   blocks_of(rows, SPARSE_THREADS / WARP), SPARSE_THREADS, 0, lanes, dq, a);
+            LAUNCH((sparse_dkv_kernel<decltype(width)::value, decltype(packs)::value>),
+                   blocks_of((size_t)s.B * s.T * s.NKV, 1), SPARSE_THREADS, 0, lanes, dk, dv, a, add_dv);
+        },
+        dq, dk, dv, dout, q, k, v);
 }

@@ -3,6 +3,8 @@ sparse.cuh: the CUDA twin of sparse.h.
 
   mapping   means: a thread per element. Lists: a block per 8 rows, a thread per earlier block, whose mean it reads once
             for all of them; one thread of each row keeps the best ones, so that their order is that of C
+  loads     a warp reads 32 neighbouring elements of a row of keys, queries or means. Means pass through shared memory,
+            32 columns of 128 blocks at a time, where each thread reads its own row, in the order of the columns
   numerics  fp32; means are not rounded
 */
 #pragma once
@@ -10,6 +12,7 @@ sparse.cuh: the CUDA twin of sparse.h.
 #include "ops.h"
 
 enum { SPARSE_THREADS = 128, SPARSE_ROWS = 8, SPARSE_QUERY = 512 }; // the widest query of all key sets
+enum { SPARSE_LD = WARP + 1 };                                      // row stride of means, without conflicts of banks
 
 static __global__ void sparse_means_kernel(real *means, const floatX *k, const int *first, int capacity, int width,
                                            AttentionShape s) {
@@ -51,6 +54,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, 6)
     sparse_select_kernel(int *lists, const floatX *q, const real *means, const int *first, int sets, AttentionShape s) {
     SHARED(float, sums, SPARSE_ROWS *SPARSE_QUERY);
     SHARED(float, scores, SPARSE_ROWS *SPARSE_THREADS);
+    SHARED(float, panel, SPARSE_THREADS *SPARSE_LD);
     SHARED(int, bests, SPARSE_ROWS *SPARSE_BLOCKS_LIMIT); // of each row, the best one first
     SHARED(float, values, SPARSE_ROWS *SPARSE_BLOCKS_LIMIT);
     const SparseShape p = s.sparse;
@@ -75,13 +79,20 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, 6)
     int count = 0, *best = bests + min(chooses, rows - 1) * SPARSE_BLOCKS_LIMIT;
     float *value = values + (best - bests);
     for (int j0 = from; j0 < end; j0 += SPARSE_THREADS) {
-        const real *mean = means + (((size_t)b * p.count + j0 + thread) * s.NKV + kv) * width;
         float dot[SPARSE_ROWS] = {0};
-        __syncthreads(); // the sums are written, earlier scores are read
-        for (int i = 0; j0 + thread < end && i < width; i++) {
-            const float m = mean[i];
-            UNROLL
-            for (int r = 0; r < SPARSE_ROWS; r++) dot[r] += sums[r * SPARSE_QUERY + i] * m;
+        for (int c0 = 0; c0 < width; c0 += WARP) {
+            const int column = c0 + thread % WARP;
+            __syncthreads(); // the sums are written, earlier scores and means are read
+            for (int j = thread / WARP; j < min((int)SPARSE_THREADS, end - j0); j += SPARSE_THREADS / WARP)
+                if (column < width)
+                    panel[j * SPARSE_LD + column - c0] =
+                        means[(((size_t)b * p.count + j0 + j) * s.NKV + kv) * width + column];
+            __syncthreads();
+            for (int i = 0; j0 + thread < end && i < min(WARP, width - c0); i++) {
+                const float m = panel[thread * SPARSE_LD + i];
+                UNROLL
+                for (int r = 0; r < SPARSE_ROWS; r++) dot[r] += sums[r * SPARSE_QUERY + c0 + i] * m;
+            }
         }
         UNROLL
         for (int r = 0; r < SPARSE_ROWS; r++) scores[r * SPARSE_THREADS + thread] = dot[r];

@@ -16,23 +16,11 @@ enum { FP32_BYTES = 4 }; // gradients, optimizer states, master weights, statist
 // Limit of attention's workspace, in bytes, when the device's memory is unknown.
 enum { GPU_ATTENTION_LIMIT = 1 << 30 };
 
-// The workspace of block-sparse attention on a GPU: rowsum(dO O); counts and starts of the blocks, the rows of each; on
-// tensor cores the partial results of the blocks that a row reads, of as many key/value heads at a time as the limit
-// allows (attention_sparse_mma.cuh).
-#ifndef SPARSE_PARTIALS_LIMIT // tests make it small (test_diffv2.cu)
-#define SPARSE_PARTIALS_LIMIT (1 << 28)
-#endif
-static inline size_t sparse_partial_bytes(AttentionShape s) { // of a key/value head of a sequence
-    return (size_t)s.T * (s.NQ / s.NKV) * sparse_width(s.sparse) * (max_int(s.D, s.DV) + 2) * FP32_BYTES;
-}
-static inline size_t sparse_heads_at_once(AttentionShape s) {
-    return min_size((size_t)s.B * s.NKV, max_size(1, SPARSE_PARTIALS_LIMIT / sparse_partial_bytes(s)));
-}
-static inline size_t sparse_device_bytes(AttentionShape s, bool tensor_cores) {
+// The workspace of block-sparse attention on a GPU: rowsum(dO O); counts and starts of the blocks, the rows of each.
+static inline size_t sparse_device_bytes(AttentionShape s) {
     size_t lists = (size_t)s.B * s.NKV * (s.sparse.heads.noise ? s.sparse.kinds : 1);
     size_t rows = (size_t)s.T * sparse_width(s.sparse) + 2 * (size_t)((s.T + s.sparse.size - 1) / s.sparse.size);
-    return (size_t)s.B * s.NQ * s.T * FP32_BYTES + lists * rows * sizeof(int) +
-           (tensor_cores ? sparse_heads_at_once(s) * sparse_partial_bytes(s) : 0);
+    return (size_t)s.B * s.NQ * s.T * FP32_BYTES + lists * rows * sizeof(int);
 }
 
 // Rows of logits that a GPU computes at a time. Each chunk of rows reads and writes the whole fp32 gradient of the

@@ -71,7 +71,7 @@ static inline bool predicted_own(const DevicePeak *gpu, const Options *o, Attent
 }
 static inline AttentionKernel predicted_attention(const DevicePeak *gpu, const Options *o, AttentionShape s,
                                                   bool backward) {
-    if (s.sparse.blocks) return predicted_fits(s) ? BY_TENSOR_CORES : BY_FP32_UNITS;
+    if (s.sparse.blocks) return BY_FP32_UNITS;
     bool cudnn = !predicted_own(gpu, o, s, backward) && predicted_cudnn(gpu, s, o->doc_mask, backward);
     return cudnn ? BY_CUDNN : predicted_fits(s) ? BY_TENSOR_CORES : BY_FP32_UNITS;
 }
@@ -86,7 +86,7 @@ static inline bool predicted_wgmma(const DevicePeak *gpu, AttentionShape s) {
 }
 // Whether the kernel of attention's backward also computes that of RoPE (attention_mma_backward.cuh).
 static inline bool predicted_rotates(const DevicePeak *gpu, AttentionShape s, AttentionKernel by) {
-    return by == BY_TENSOR_CORES && !s.sparse.blocks && (s.D == 64 || s.D == 128) && !predicted_wgmma(gpu, s);
+    return by == BY_TENSOR_CORES && (s.D == 64 || s.D == 128) && !predicted_wgmma(gpu, s);
 }
 static inline double attention_ms(const Prediction *p, AttentionShape s, AttentionKernel by, double flops, double bytes,
                                   bool backward) {
@@ -106,12 +106,6 @@ static inline double attention_ms(const Prediction *p, AttentionShape s, Attenti
     share *= span / (span + length) * (1 - idle * (1 - narrow));
     if (by == BY_CUDNN && backward && p->options->deterministic) share *= p->assumed[ASSUME_DETERMINISTIC];
     if (by == BY_FP32_UNITS) share = p->assumed[ASSUME_FP32_ATTENTION];
-    if (s.sparse.blocks &&
-        by == BY_TENSOR_CORES) { // queries and partial results of each block (attention_sparse_mma.cuh)
-        double blocks = flops / (backward ? 5 : 2) / (s.D + s.DV) / s.sparse.size, row = FLOATX_BYTES * (s.D + s.DV);
-        bytes += blocks * (backward ? row * (1 + s.sparse.size / 16.0) + 2.0 * FP32_BYTES * s.D
-                                    : FLOATX_BYTES * s.D + 2.0 * FP32_BYTES * (s.DV + 2));
-    }
     return fmax(1e-9 * flops / (share * p->plan->device->tflops), memory_ms(p, bytes));
 }
 

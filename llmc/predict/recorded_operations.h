@@ -176,7 +176,7 @@ static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     enum { DOCUMENT_BYTES = 136, DOCUMENT_TOKENS = 512 }; // tables and cuDNN's own; as attention_slots
     bool documents = recorded.options->doc_mask;
     AttentionKernel by = predicted_attention(recorded.device, recorded.options, s, true);
-    if (s.sparse.blocks) return sparse_device_bytes(s, by == BY_TENSOR_CORES);
+    if (s.sparse.blocks) return sparse_device_bytes(s);
     if (by != BY_CUDNN) return (size_t)s.B * s.NQ * s.T * (by == BY_TENSOR_CORES ? s.D + 4 : 1) * sizeof(real);
     size_t T = s.T, rows = s.B * T, group = s.NQ / s.NKV, head = T * sizeof(real); // rowsum(dO O)
     head +=
