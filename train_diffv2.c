@@ -79,7 +79,7 @@ static KeySet model_key_set(const Model *model, int l, int set, int B, int T, in
     KeySet k = key_set(&model->plan, l, set, B, T, first);
     k.shape.rope = model->acts.rope;
     k.shape.first_key = model->documents ? model->acts.starts : NULL;
-    k.shape.sparse.lists = sparse_lists(&model->acts.layers[l], k.shape, set);
+    k.shape.sparse.lists = model->acts.layers[l].lists;
     return k;
 }
 

@@ -118,9 +118,7 @@ static void test_config_round_trip(void) {
         {"baseline", 4, 0, true, true,
          DIFFV2("baseline", "bfloat16", ",\n" WINDOWS("4", "sliding", "full") ",\n  \"yoco\": true,\n" QK_NORM)},
         {"diff_v2", 0, 2, false, false,
-         DIFFV2("diff_v2", "bfloat16",
-                ",\n  \"sparse_blocks\": 2,\n  \"sparse_block_size\": 4,\n"
-                "  \"sparse_score\": \"apart\",\n  \"full_every\": 2")},
+         DIFFV2("diff_v2", "bfloat16", ",\n  \"sparse_blocks\": 2,\n  \"sparse_block_size\": 4,\n  \"full_every\": 2")},
         {"diff_grouped_2", 0, 0, false, true, DIFFV2("diff_grouped_2", "bfloat16", ",\n" QK_NORM)},
         {"sink", 4, 0, false, true, DIFFV2("sink", "bfloat16", ",\n" WINDOWS("4", "sliding", "sliding") ",\n" QK_NORM)},
         {"baseline", 0, 0, false, false,
@@ -141,7 +139,7 @@ static void test_config_round_trip(void) {
         c.qk_norm = cases[i].qk_norm;
         if (strstr(cases[i].text, "completep")) c.parametrization = PARAMETRIZATION_COMPLETEP, c.base_width = 32;
         bool sparse = strstr(cases[i].text, "sparse") != NULL;
-        if (sparse) c.sparse_blocks = 2, c.sparse_size = 4, c.sparse_score = SPARSE_APART;
+        if (sparse) c.sparse_blocks = 2, c.sparse_size = 4;
         config_json_write(path, &c, plain ? DTYPE_F32 : DTYPE_BF16);
         size_t size = 0;
         char *text = ckpt_read_file(path, &size);
@@ -152,10 +150,9 @@ static void test_config_round_trip(void) {
                    back.NKV == c.NKV && back.D == c.D && back.F == c.F && back.T == c.T &&
                    back.rope_theta == c.rope_theta && back.rms_norm_eps == c.rms_norm_eps && back.tied == c.tied &&
                    back.window == c.window && back.full_every == c.full_every && back.yoco == c.yoco &&
-                   back.sparse_blocks == c.sparse_blocks && back.sparse_score == c.sparse_score &&
-                   back.sparse_size == (sparse ? 4 : 64) && back.qk_norm == c.qk_norm &&
-                   back.parametrization == c.parametrization && back.base_width == c.base_width &&
-                   back.base_depth == c.base_depth,
+                   back.sparse_blocks == c.sparse_blocks && back.sparse_size == (sparse ? 4 : 64) &&
+                   back.qk_norm == c.qk_norm && back.parametrization == c.parametrization &&
+                   back.base_width == c.base_width && back.base_depth == c.base_depth,
                "the configuration of %s came back otherwise", c.attention->name);
     }
 }
@@ -303,8 +300,8 @@ static void test_config_refusals(void) {
          "layer_types: layer 1"},
         {"model_type", "\"attention\": \"sink\", \"yoco\": 1, \"sliding_window\": 8", "yoco is 1"},
         {"model_type",
-         "\"attention\": \"sink\", \"sparse_blocks\": 1, \"sparse_block_size\": 8, \"sparse_score\": \"all\"",
-         "sparse_score is \"all\""},
+         "\"attention\": \"sink\", \"sparse_blocks\": 1, \"sparse_block_size\": 8, \"sparse_score\": \"apart\"",
+         "sparse_score is \"apart\"; this program supports only \"group\""},
         {"", "\"sparse_blocks\": 1", "a model with it has the key attention"},
         {"", "\"layer_types\": [\"full_attention\", null]", "layer_types has null; supported are"},
         {"", "\"use_qk_norm\": true",

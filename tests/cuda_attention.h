@@ -222,7 +222,7 @@ static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first
 }
 
 // Block-sparse attention in training, and with documents unless there is one sequence: then its last row is decoded
-// from a cache too. n: B T NQ NKV D DV blocks size window score, signal and noise heads of a group
+// from a cache too. n: B T NQ NKV D DV blocks size window
 static void check_attention_sparse(const Case *row) {
     const int *n = row->n, B = n[0], T = n[1], NQ = n[2], NKV = n[3], D = n[4], DV = n[5];
     const int k_at = NQ * D, v_at = k_at + NKV * D, ld = (int)round_up((size_t)(v_at + NKV * DV), 8);
@@ -230,10 +230,8 @@ static void check_attention_sparse(const Case *row) {
     memset(&s, 0, sizeof(s));
     s.B = B, s.T = T, s.NQ = NQ, s.NKV = NKV, s.D = D, s.DV = DV, s.ldq = s.ldkv = ld, s.ldo = NQ * DV;
     s.q_head = s.k_head = D, s.v_head = s.o_head = DV, s.scale = (real)(1 / sqrt((double)D)), s.window = n[8];
-    s.sparse.blocks = n[6], s.sparse.size = n[7], s.sparse.score = (SparseScore)n[9];
-    s.sparse.heads.signals = n[10], s.sparse.heads.noise = n[11];
-    s.sparse.kinds = s.sparse.score == SPARSE_APART ? 2 : 1, s.sparse.count = T / n[7];
-    const size_t N = product(B, T), lists = product(B * NKV, s.sparse.kinds * sparse_width(s.sparse));
+    s.sparse.blocks = n[6], s.sparse.size = n[7], s.sparse.count = T / n[7];
+    const size_t N = product(B, T), lists = product(B * NKV, sparse_width(s.sparse));
     Operands o(row->shift);
     Operand &x = o.in("q, k and v", N * (size_t)ld, 2), &dout = o.in("dout", N * (size_t)s.ldo);
     Operand &out = o.out("out", dout.count), &lse = o.out_fp32("lse", N * (size_t)NQ), &dx = o.updated("dx", x.count);
@@ -279,7 +277,7 @@ static void check_attention_sparse(const Case *row) {
     o.expect(dx, {0, 8 * error});
 }
 static const Check attention_sparse_check = {"attention sparse", check_attention_sparse,
-                                             "B T NQ NKV D DV blocks size window score signals noise"};
+                                             "B T NQ NKV D DV blocks size window"};
 
 #ifdef CUDA_ON_CPU
 // The calls of a deterministic backward whose workspace is limited, down to one group of heads of one sequence; what

@@ -32,7 +32,7 @@ static const ModelCase model_cases[] = {
 };
 enum { MODEL_CASE_COUNT = sizeof(model_cases) / sizeof(model_cases[0]), PLAIN_CASE_COUNT = 5 }; // without windows
 
-static struct { int blocks, size, score; } case_sparse; // of the configurations of cases
+static struct { int blocks, size; } case_sparse; // of the configurations of cases
 
 static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant *attention) {
     ModelConfig c;
@@ -44,7 +44,7 @@ static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant
     c.tied = m->tied;
     c.window = m->window, c.full_every = m->full_every, c.yoco = m->yoco;
     c.qk_norm = m->qk_norm;
-    c.sparse_blocks = case_sparse.blocks, c.sparse_size = case_sparse.size, c.sparse_score = case_sparse.score;
+    c.sparse_blocks = case_sparse.blocks, c.sparse_size = case_sparse.size;
     while (attention->signals > 1 && c.NH / c.NKV % attention->signals) c.NH += c.NKV;
     return c;
 }

@@ -266,9 +266,9 @@ static void op_allocate(OpCase *c, TestRandom *random) {
 // The size of an update, to 1e-5: the elements are computed in `real`.
 static void update_squares_expect(const OpCase *c) {
     const AdamwNumbers *a = &adamw_numbers[c->d[4]];
-    double want = 0, got = update_squares((const grad_t *)c->x[4].data, (const real *)c->x[2].data,
-                                          (const real *)c->x[3].data, c->x[0].count, a->grad_scale, a->lr, a->beta1,
-                                          a->beta2, a->eps, c->d[3]);
+    double want = 0,
+           got = update_squares((const grad_t *)c->x[4].data, (const real *)c->x[2].data, (const real *)c->x[3].data,
+                                c->x[0].count, a->grad_scale, a->lr, a->beta1, a->beta2, a->eps, c->d[3]);
     for (size_t i = 0; i < c->x[0].count; i++) {
         double w = c->x[c->d[2] ? 1 : 0].ref[i], u = (1 - a->lr * a->weight_decay) * w - c->y[0].ref[i];
         want += u * u;

@@ -233,7 +233,7 @@ static void test_visible_pairs_of_blocks(void) {
     static const int lengths[] = {3, 16, 37}, windows[] = {0, 1, 5, 6, 13, 40}, most[] = {1, 2, 64};
     AttentionShape s;
     memset(&s, 0, sizeof(s));
-    s.B = 2, s.NKV = s.D = s.sparse.kinds = 1, s.sparse.size = 4;
+    s.B = 2, s.NKV = s.D = 1, s.sparse.size = 4;
     for (int i = 0; i < 3 * 6 * 3; i++) {
         double pairs = 0, scored = 0;
         s.T = lengths[i % 3], s.window = windows[i / 3 % 6], s.sparse.blocks = most[i / 18];

@@ -21,8 +21,7 @@ static void test_shard_owners(void) {
                 unsigned char *owners = (unsigned char *)checked_calloc(list.buffer_count, 1);
                 size_t limit = limits[(k + level) % 4];
                 for (int rank = 0; rank < ranks; rank++) {
-                    Sharding s =
-                        sharding_build(&list, (RunRanks){rank, ranks, ranks, level, OPTIMIZER_ADAMW}, limit);
+                    Sharding s = sharding_build(&list, (RunRanks){rank, ranks, ranks, level, OPTIMIZER_ADAMW}, limit);
                     unsigned char *used = (unsigned char *)checked_calloc(s.own, 1);
                     EXPECT(s.own * ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks, s.own,
                            list.buffer_count);

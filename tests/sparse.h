@@ -19,18 +19,18 @@ static const SparseCase sparse_cases[] = {
 };
 enum { SPARSE_CASES = sizeof(sparse_cases) / sizeof(sparse_cases[0]) };
 
-// Calls visit for each case, variant and score that are supported; of most variants one case for each score.
+// Calls visit for each case and variant that are supported; of most variants one case.
 static void sparse_visit(void (*visit)(const ModelCase *mc, const AttentionVariant *variant)) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        for (int i = 0; i < SPARSE_CASES * SPARSE_SCORE_COUNT; i++) {
-            const SparseCase *c = &sparse_cases[i % SPARSE_CASES];
+        for (int i = 0; i < SPARSE_CASES; i++) {
+            const SparseCase *c = &sparse_cases[i];
             Problem problem;
-            if (v > 1 && i % SPARSE_CASES != (v + i / SPARSE_CASES) % SPARSE_CASES) continue;
-            case_sparse.blocks = c->blocks, case_sparse.size = c->size, case_sparse.score = i / SPARSE_CASES;
+            if (v > 1 && i != v % SPARSE_CASES) continue;
+            case_sparse.blocks = c->blocks, case_sparse.size = c->size;
             ModelConfig config = case_config(&c->model, &attention_variants[v]);
             if (model_config_problems(&config, &problem, 1) == 0) visit(&c->model, &attention_variants[v]);
         }
-    case_sparse.blocks = case_sparse.size = case_sparse.score = 0;
+    case_sparse.blocks = case_sparse.size = 0;
 }
 
 static void test_sparse_gradients_equal_reference(void) {
@@ -38,12 +38,8 @@ static void test_sparse_gradients_equal_reference(void) {
         {"baseline", "s"}, {"diff_v2", "s"}, {"diff_v2", "p"}, {"diff_v1", "p"}, {"diff_grouped_2", "o"}};
     for (int i = 0; i < 5; i++) {
         ModelConfig c = check_fixture(fixtures[i][0], fixtures[i][1]);
-        EXPECT(c.sparse_blocks == 1 + (i < 2) && c.sparse_size == 4 &&
-                   c.sparse_score == (i < 2   ? SPARSE_GROUP
-                                      : i < 4 ? SPARSE_APART
-                                              : SPARSE_SIGNAL),
-               "%s_%s: %d blocks of %d, score %d", fixtures[i][0], fixtures[i][1], c.sparse_blocks, c.sparse_size,
-               c.sparse_score);
+        EXPECT(c.sparse_blocks == 1 + (i < 2) && c.sparse_size == 4, "%s_%s: %d blocks of %d", fixtures[i][0],
+               fixtures[i][1], c.sparse_blocks, c.sparse_size);
     }
 }
 
@@ -127,7 +123,7 @@ static void test_ties(void) {
     AttentionShape s;
     memset(&s, 0, sizeof(s));
     s.B = s.NQ = s.NKV = 1, s.T = T, s.D = D, s.ldq = s.ldkv = D, s.q_head = s.k_head = D;
-    s.sparse.blocks = WIDTH - 2, s.sparse.size = 4, s.sparse.kinds = 1, s.sparse.count = T / 4;
+    s.sparse.blocks = WIDTH - 2, s.sparse.size = 4, s.sparse.count = T / 4;
     floatX *q = (floatX *)checked_calloc(T * D, sizeof(floatX));
     real *means = (real *)checked_calloc(T / 4 * D, sizeof(real));
     int *lists = (int *)checked_calloc(T * WIDTH, sizeof(int)), starts[T] = {0};

@@ -133,9 +133,9 @@ SIZES = {
     "v": Size(True, 500.0, 0.02, window=4, full_every=2, qk_norm=True),
     "k": Size(False, 500.0, 0.02, window=5, yoco=True, qk_norm=True),
     "z": Size(True, 500.0, 1e-5, z_loss=0.25),
-    "s": Size(False, 500.0, 0.02, sparse=(2, 4, "group")),
-    "p": Size(False, 500.0, 0.02, window=17, sparse=(1, 4, "apart")),
-    "o": Size(False, 500.0, 0.02, window=12, yoco=True, qk_norm=True, sparse=(1, 4, "signal")),
+    "s": Size(False, 500.0, 0.02, sparse=(2, 4)),
+    "p": Size(False, 500.0, 0.02, window=17, sparse=(1, 4)),
+    "o": Size(False, 500.0, 0.02, window=12, yoco=True, qk_norm=True, sparse=(1, 4)),
     "e": Size(False, 10000.0, 1e-5, experts=Experts(5, 2, bias=True)),
     "m": Size(False, 10000.0, 1e-5, experts=Experts(4, 2)),
     "x": Size(True, 500.0, 0.02, qk_norm=True, experts=Experts(5, 3, shared=1, dense_layers=1, dense_width=7)),
@@ -181,9 +181,7 @@ def make_config(attention, size, T, L, C, F, V, NH, NKV, D):
     if size.window:
         rest = {**rest, "sliding_window": size.window, "layer_types": layer_types(size, L)}
     if size.sparse:
-        rest |= dict(
-            zip(("sparse_blocks", "sparse_block_size", "sparse_score"), size.sparse), full_every=size.full_every
-        )
+        rest |= dict(zip(("sparse_blocks", "sparse_block_size"), size.sparse), full_every=size.full_every)
     if size.window and kind is QWEN3:
         rest = {**rest, "use_sliding_window": True}
     if size.yoco:

@@ -6,8 +6,7 @@ The model as plain tensor code, the reference for all other implementations.
   norm     rmsnorm(x) = w x / sqrt(mean(x^2) + eps)
   window   position t of a layer with a window W attends to t-W+1 .. t
   sparse   position t reads its own block of positions, the first, and the K blocks between them with the largest
-           <q, mean key>, summed over the heads that vote: the query heads of its K/V group (score group), the signal
-           heads among them (signal), or those of its own kind (apart). The window still holds
+           <q, mean key>, summed over the query heads of its K/V group. The window still holds
   YOCO     the layers from L/2 read one set of keys and values: K = rope(Wk z), V = Wv z, z = rmsnorm(x), x the output
            of layer L/2-1 (arXiv 2405.05254)
   QK-norm  q = rope(rmsnorm(Wq x)), k = rope(rmsnorm(Wk x)): over the width of each head, with one weight for the query
@@ -68,17 +67,6 @@ def layer_window(config, layer):
     return config.get("sliding_window") if types[layer] == "sliding_attention" else None
 
 
-def voters(config, head):
-    """The query heads whose scores decide for `head`."""
-    v, s = variant_of(config), shape_of(config)
-    group, score = s.NQ // s.NV, config["sparse_score"]
-    noise = set(map_heads(v, s.H)[1].tolist()) if v.signals else set()
-    heads = range(head // group * group, (head // group + 1) * group)
-    if score == "group":
-        return list(heads)
-    return [h for h in heads if (h in noise) == (score == "apart" and head in noise)]
-
-
 def hidden_blocks(config, layer, query, key):
     """(B,NQ,T,T): the keys that block-sparse attention hides from each query head; None: none."""
     v, s, (B, T, _, _) = variant_of(config), shape_of(config), query.shape
@@ -88,12 +76,13 @@ def hidden_blocks(config, layer, query, key):
     noise = set(map_heads(v, s.H)[1].tolist()) if v.signals else set()
     window = layer_window(config, layer) or T
     means = key.detach().view(B, T // size, size, s.NK, s.DQ).mean(2)
-    of = [h // (s.NQ // s.NV) * v.key_sets + (h in noise) % v.key_sets for h in range(s.NQ)]  # its key head
+    group = s.NQ // s.NV
+    of = [h // group * v.key_sets + (h in noise) % v.key_sets for h in range(s.NQ)]  # its key head
     scores = torch.einsum("bthd,bnhd->bhtn", query.detach(), means[:, :, of])
     hidden = torch.ones(B, s.NQ, T, T, dtype=torch.bool)
     for b, h, t in np.ndindex(B, s.NQ, T):
         own, low = t // size, max(0, t - window + 1) // size
-        votes = scores[b, voters(config, h), t].sum(0).tolist()
+        votes = scores[b, h // group * group : (h // group + 1) * group, t].sum(0).tolist()
         best = sorted(range(max(1, low), own), key=lambda j: (-votes[j], j))[:K]
         for j in {0, own, *best}:
             hidden[b, h, t, j * size : (j + 1) * size] = False

@@ -53,7 +53,7 @@ static inline void attention_map(float *map, float *logits, const HostAttention 
     for (size_t t = 0; t < T; t++)
         for (size_t j = 0; j < T; j++) {
             bool visible = j <= t && j >= (size_t)map_first_key(s, (int)t) &&
-                           sparse_reads(sparse_row(s, b, h, set, (int)t), s.sparse, (int)j);
+                           sparse_reads(sparse_row(s, b, h, (int)t), s.sparse, (int)j);
             double dot = 0;
             for (int i = 0; i < s.D && visible; i++)
                 dot += (double)q[t * (size_t)s.ldq + (size_t)i] * (double)k[j * (size_t)s.ldkv + (size_t)i];

@@ -51,7 +51,7 @@ static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActiva
     h.fused = (floatX *)checked_calloc(fused, sizeof(floatX));
     h.own_lambda = (floatX *)checked_calloc(own, sizeof(floatX));
     h.lse = (real *)checked_calloc(lse, sizeof(real));
-    size_t lists = N * s.shape.NKV * s.shape.sparse.kinds * sparse_width(s.shape.sparse);
+    size_t lists = N * s.shape.NKV * sparse_width(s.shape.sparse);
     h.lists = (int *)checked_calloc(max_size(1, lists), sizeof(int));
     if (a->lists) buffer_download(h.lists, a->lists, lists * sizeof(int));
     buffer_download(h.fused, a->fused, fused * sizeof(floatX));
@@ -95,8 +95,7 @@ static inline void layer_attention_add(LayerAttention *sums, const LayerOnHost *
                 means[i] = map_means(maps[i], NULL, m, b, h);
                 for (int t = 0; t < T && !again; t++)
                     for (int j = map_first_key(m->shape, t); j <= t; j++)
-                        if (sparse_reads(sparse_row(m->shape, b, head / m->key_sets, head % m->key_sets, t),
-                                         m->shape.sparse, j))
+                        if (sparse_reads(sparse_row(m->shape, b, head / m->key_sets, t), m->shape.sparse, j))
                             sums->logits[sums->logit_count++] = fabsf(logits[t * T + j]);
             }
             means[2] = count == 2 ? map_means(maps[0], maps[1], m, b, h) : means[0];

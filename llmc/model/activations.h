@@ -31,7 +31,7 @@ enum { RECOMPUTE_NEVER = RECOMPUTE_BLOCK + 1 };
     /* (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T) */                                                    \
     A(real, lse, lse_count(plan, generates ? 1 : plan->B, generates ? plan->rows : plan->T), RECOMPUTE_BLOCK)         \
     /* of block-sparse attention, as SparseShape.lists */                                                             \
-    A(int, lists, N * d->NV * sparse_shape(plan, l, 0).kinds * (layer_sparse(c, l) + 2), RECOMPUTE_BLOCK)             \
+    A(int, lists, (layer_sparse(c, l) ? N * d->NV * (layer_sparse(c, l) + 2) : 0), RECOMPUTE_BLOCK)                   \
     A(floatX, lambda, own_lambda ? N * d->OH : 0, RECOMPUTE_BLOCK) /* where lambda is not projected from the input */ \
     /* after the subtraction: (N, OH, DV); without one, heads */                                                      \
     A(floatX, combined, d->groups.noise ? N * width : 0, RECOMPUTE_BLOCK)                                             \
@@ -232,13 +232,6 @@ typedef struct {
     int sequence; // of a piece: its place in the caches
 } Rows;
 
-// The lists of a key set, of T rows of each sequence. With two lists and two sets, a set has its own.
-static inline const int *sparse_lists(const LayerActivations *a, AttentionShape s, int set) {
-    return a->lists && s.sparse.kinds > 1 && !s.sparse.heads.noise
-               ? a->lists + (size_t)set * s.T * sparse_width(s.sparse)
-               : a->lists;
-}
-
 // The query heads or the key heads of rows, which --qk-norm normalizes.
 typedef struct {
     floatX *rows, *kept; // kept: (N, ldk): before the norm; NULL: not kept
@@ -365,8 +358,7 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     plan->logit_rows = (int)min_size(plan->rows, LOGIT_ROWS((size_t)plan->Vp * sizeof(floatX)));
     if (purpose == FOR_GENERATION) plan->logit_rows = B; // those of the next tokens
     plan->fp8 = linear_in_fp8() && purpose != FOR_GENERATION;
-    plan->diff_attention =
-        purpose == FOR_TRAINING && variant_shares_keys(config->attention) && sparse_kinds(config) == 1;
+    plan->diff_attention = purpose == FOR_TRAINING && variant_shares_keys(config->attention);
     plan_copies(plan);
     plan_count_bytes(plan);
     if (purpose == FOR_TRAINING)

@@ -9,7 +9,7 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
            is written as the first of foreign_classes that has its features, without "attention", so that other programs
            can load it; with YOCO, a window of 1, shared experts or dense layers it has none. Windows are
            "sliding_window" and "layer_types"; "yoco" and "use_qk_norm" are true or missing. Block-sparse models
-           have "sparse_blocks", "sparse_block_size", "sparse_score" and "full_every". With experts
+           have "sparse_blocks", "sparse_block_size" and "full_every". With experts
            "intermediate_size" is the width of one; num_dense_layers layers have dense_intermediate_size.
   reading  The variant is "attention" if present; otherwise model_type must be one of foreign_classes. A key for a
            feature that this model does not have must have the value that disables it (absent_features), otherwise the
@@ -112,7 +112,6 @@ static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
     if (c->sparse_blocks)
         ok = ok && cJSON_AddNumberToObject(o, "sparse_blocks", c->sparse_blocks) &&
              cJSON_AddNumberToObject(o, "sparse_block_size", c->sparse_size) &&
-             cJSON_AddStringToObject(o, "sparse_score", sparse_score_names[c->sparse_score]) &&
              cJSON_AddNumberToObject(o, "full_every", c->full_every);
     if (c->qk_norm) ok = ok && cJSON_AddTrueToObject(o, "use_qk_norm");
     if (c->parametrization) ok = ok && config_json_add_parametrization(o, c);
@@ -137,9 +136,9 @@ static inline void config_json_write(const char *path, const ModelConfig *c, DTy
 static const struct {
     const char *key, *absent;
 } absent_features[] = {
-    {"quantization_config", "null"}, {"attention_bias", "false"}, {"mlp_bias", "false"},
-    {"hidden_act", "\"silu\""},      {"attention_dropout", "0"},  {"partial_rotary_factor", "1"},
-    {"router_jitter_noise", "0"},
+    {"quantization_config", "null"}, {"attention_bias", "false"},   {"mlp_bias", "false"},
+    {"hidden_act", "\"silu\""},      {"attention_dropout", "0"},    {"partial_rotary_factor", "1"},
+    {"router_jitter_noise", "0"},    {"sparse_score", "\"group\""},
 };
 enum { ABSENT_FEATURE_COUNT = sizeof(absent_features) / sizeof(absent_features[0]) };
 
@@ -387,7 +386,6 @@ static inline void config_read_experts(const ConfigReader *r, ModelConfig *c) {
 }
 
 static inline void config_read_sparse(const ConfigReader *r, ModelConfig *c) {
-    const cJSON *score = config_item(r, "sparse_score");
     c->sparse_size = 64; // the option's default
     c->sparse_blocks = config_count(r, "sparse_blocks");
     if (!c->sparse_blocks) return;
@@ -400,12 +398,6 @@ static inline void config_read_sparse(const ConfigReader *r, ModelConfig *c) {
     CHECK(!c->window || every == c->full_every, "%s: full_every is %d, but by layer_types it is %d", r->path, every,
           c->full_every);
     c->full_every = every;
-    while (c->sparse_score < SPARSE_SCORE_COUNT &&
-           !(cJSON_IsString(score) && strcmp(score->valuestring, sparse_score_names[c->sparse_score]) == 0))
-        c->sparse_score++;
-    CHECK(c->sparse_score < SPARSE_SCORE_COUNT,
-          "%s: sparse_score is %s; supported are \"group\", \"signal\" and \"apart\"", r->path,
-          config_value_text(score).text);
 }
 
 static inline void config_read_parametrization(const ConfigReader *r, ModelConfig *c) {

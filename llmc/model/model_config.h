@@ -11,7 +11,6 @@ model_config.h: the architecture of a model, its derived dimensions, and what is
 // How initial values and the update depend on the shape; parametrization.h has the rules.
 typedef enum { PARAMETRIZATION_STANDARD, PARAMETRIZATION_COMPLETEP, PARAMETRIZATION_COUNT } Parametrization;
 static const char *const parametrization_names[] = {"standard", "completep"};
-static const char *const sparse_score_names[] = {"group", "signal", "apart"};
 
 typedef struct {
     const AttentionVariant *attention;
@@ -20,16 +19,16 @@ typedef struct {
     int E, K, FE;             // experts of a layer, those that a token passes, width of one; E = 0: no experts
     int shared, dense_layers; // experts that every token passes; first layers without experts
     double rope_theta, rms_norm_eps;
-    bool tied;         // the LM head is the embedding
-    int window;        // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
-    int full_every;    // every full_every-th layer has no window; 0: all have it
-    bool yoco;         // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
-    bool qk_norm;      // RMSNorm of each query and key head, before the rotation
-    int sparse_blocks; // blocks of keys that a query selects (llmc/ops/sparse.h); 0: it attends to all
-    int sparse_size, sparse_score; // positions of a block; a SparseScore
-    bool router_bias;              // routers add a bias per expert to the probabilities that they select by
-    int parametrization;           // a Parametrization
-    int base_width, base_depth;    // C and L that the learning rate was tuned at; 0: those of the model
+    bool tied;           // the LM head is the embedding
+    int window;          // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
+    int full_every;      // every full_every-th layer has no window; 0: all have it
+    bool yoco;           // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
+    bool qk_norm;        // RMSNorm of each query and key head, before the rotation
+    int sparse_blocks;   // blocks of keys that a query selects (llmc/ops/sparse.h); 0: it attends to all
+    int sparse_size;     // positions of a block
+    bool router_bias;    // routers add a bias per expert to the probabilities that they select by
+    int parametrization; // a Parametrization
+    int base_width, base_depth; // C and L that the learning rate was tuned at; 0: those of the model
 } ModelConfig;
 
 // Whether layer l belongs to the upper half of YOCO, whose layers have no k_proj and v_proj.
@@ -45,8 +44,6 @@ static inline int layer_window(const ModelConfig *c, int l) {
 static inline int layer_sparse(const ModelConfig *c, int l) {
     return c->full_every && (l + 1) % c->full_every == 0 ? 0 : c->sparse_blocks;
 }
-// Lists of blocks of a key/value group.
-static inline int sparse_kinds(const ModelConfig *c) { return c->sparse_score == SPARSE_APART ? 2 : 1; }
 
 // The MLP of layer l.
 static inline MlpDims mlp_dims(const ModelConfig *c, int l) {
@@ -169,18 +166,12 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
             "--yoco and --full-every are mutually exclusive: each layer of the lower half has a window");
     PROBLEM(c->yoco && c->L % 2, "YOCO requires an even number of layers, not %d", c->L);
     if (c->sparse_blocks) {
-        const AttentionVariant *a = c->attention;
         int size = c->sparse_size, blocks = size > 0 ? c->T / size : 0;
         PROBLEM(size < 1 || c->T % size, "a sparse block size of %d does not divide the sequence length, %d", size,
                 c->T);
         PROBLEM(size > 0 && c->T % size == 0 && c->sparse_blocks > blocks,
                 "%d sparse blocks are more than the %d blocks of %d positions", c->sparse_blocks, blocks, c->T);
         PROBLEM(c->window && c->window < size, "a window of %d is shorter than a sparse block, %d", c->window, size);
-        PROBLEM(c->sparse_score != SPARSE_GROUP && !a->signals,
-                "sparse score %s requires noise heads, which %s does not have; use group",
-                sparse_score_names[c->sparse_score], a->name);
-        PROBLEM(c->sparse_score == SPARSE_SIGNAL && a->noise == NOISE_LAST,
-                "sparse score signal: in %s some key/value groups have noise heads alone; use group or apart", a->name);
     }
     bool based = c->base_width || c->base_depth;
     PROBLEM(c->parametrization == PARAMETRIZATION_COMPLETEP && !based,

@@ -113,7 +113,7 @@ static inline int cache_capacity(const ModelPlan *plan, int l) {
     return window ? min_int(window, plan->T) : plan->T;
 }
 
-// The blocks of keys that layer l selects, without the lists. In a key set of noise heads alone none is told apart.
+// The blocks of keys that layer l selects, without the lists.
 // T: of the sequences, for generation the longest
 static inline SparseShape sparse_shape(const ModelPlan *plan, int l, int T) {
     const ModelConfig *c = &plan->config;
@@ -122,9 +122,6 @@ static inline SparseShape sparse_shape(const ModelPlan *plan, int l, int T) {
     p.blocks = layer_sparse(c, l);
     if (!p.blocks) return p;
     p.size = c->sparse_size;
-    p.score = (SparseScore)c->sparse_score;
-    p.kinds = sparse_kinds(c);
-    if (c->attention->key_sets == 1) p.heads = plan->dims.groups;
     p.count = (plan->purpose == FOR_GENERATION ? plan->T : T) / p.size;
     return p;
 }

@@ -33,7 +33,7 @@ typedef struct {
 
 // clang-format off
 #define MODEL(L, C, NH, NKV, D, F, T, V, tied, E, K, FE)                                                              \
-    {NULL, V, C, L, NH, NKV, D, F, T, E, K, FE, 0, 0, 10000, 1e-5, tied, 0, 0, false, false, 0, 0, 0, false, 0, 0, 0}
+    {NULL, V, C, L, NH, NKV, D, F, T, E, K, FE, 0, 0, 10000, 1e-5, tied, 0, 0, false, false, 0, 0, false, 0, 0, 0}
 // a shape, and the same shape with more heads and `more_kv` key/value heads
 #define SHAPES(name, lr, tokens, L, C, NH, NKV, more_kv, D, F, T, V)                          \
     {name,         lr, tokens, MODEL(L, C, NH,         NKV,     D, F, T, V, true, 0, 0, 0)},  \

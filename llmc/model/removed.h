@@ -48,6 +48,7 @@ static const Removed removed[] = {
      "checkpoints are written while training continues, where memory has room for a copy of the state", "46bfc17d"},
     {REMOVED_LOCAL, "measure-peak", NULL, "the peak of a GPU that is not listed is measured", "46bfc17d"},
     {REMOVED_LOCAL, "stop-at-separator", NULL, "--generate stops at the token that separates documents", "46bfc17d"},
+    {REMOVED_SAVED, "sparse-score", "group", "all heads of a key/value group select together", "46bfc17d"},
     {REMOVED_VALUE, "attention", "xsa", "baseline keeps the component along the own value", "46bfc17d"},
     {REMOVED_VALUE, "attention", "diff_v2_xsa", "diff_v2 keeps the component along the own value", "46bfc17d"},
     {REMOVED_VALUE, "attention", "diff_v2_signed", "diff_v2_no_sigmoid has factors of either sign", "46bfc17d"},

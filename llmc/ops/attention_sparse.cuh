@@ -1,8 +1,8 @@
 /*
 attention_sparse.cuh: the CUDA twin of attention_sparse.h. Equations in attention.h.
 
-  mapping   lanes of a warp share a row of keys, values or queries (launch_heads), and a warp reads several whole rows at
-            a time. Forward and dQ: a warp per query row and head, whose groups of lanes divide the keys of its list; of
+  mapping   lanes of a warp share a row of keys, values or queries (launch_heads); a warp reads several whole rows at a
+            time. Forward and dQ: a warp per query row and head, whose groups of lanes divide the keys of its list; of
             a cache, which has few rows, a block. Neighbouring warps are heads of one group, which find its keys in L1.
             dK, dV: a block per key, whose groups of lanes divide the rows whose lists have its block, for each query
             head of its group. The groups' sums are added in order: no atomics
@@ -29,22 +29,13 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------------
 // Lists
 
-// Lists of a group in this key set, and the list of head h.
-static __host__ __device__ inline int sparse_kinds_of(const AttentionShape &s) {
-    return s.sparse.kinds > 1 && s.sparse.heads.noise ? 2 : 1;
-}
-static __device__ inline int sparse_kind(const AttentionShape &s, int h) {
-    const HeadGroups g = s.sparse.heads;
-    return sparse_kinds_of(s) > 1 && h % (g.signals + g.noise) >= g.signals;
-}
-
-// What row n and the heads of a list read: the keys of the list from `low` to `position`.
+// What row n and the heads of a group read: the keys of the list from `low` to `position`.
 typedef struct {
     const int *list;
     int b, t, position, low;
     size_t k, v; // offsets of the sequence and key/value head
 } SparsePlace;
-static __device__ inline SparsePlace sparse_place(const SparseCall &a, size_t n, int kv, int kind) {
+static __device__ inline SparsePlace sparse_place(const SparseCall &a, size_t n, int kv) {
     const AttentionShape &s = a.s;
     SparsePlace p;
     p.b = (int)(n / (unsigned)s.T), p.t = (int)(n % (unsigned)s.T);
@@ -52,8 +43,7 @@ static __device__ inline SparsePlace sparse_place(const SparseCall &a, size_t n,
     p.low = a.first ? max(0, p.position - a.capacity + 1) : attention_low(s, p.b, p.t);
     const size_t sequence = (size_t)p.b * (a.first ? a.capacity : s.first + s.T) * s.ldkv;
     p.k = sequence + (size_t)kv * s.k_head, p.v = sequence + (size_t)kv * s.v_head;
-    const size_t list = (size_t)(p.b * s.NKV + kv) * s.sparse.kinds + kind;
-    p.list = s.sparse.lists + (list * s.T + p.t) * sparse_width(s.sparse);
+    p.list = s.sparse.lists + ((size_t)(p.b * s.NKV + kv) * s.T + p.t) * sparse_width(s.sparse);
     return p;
 }
 // The keys [*from, *end) of block i of the list; their rows are taken modulo the capacity of a cache.
@@ -72,7 +62,7 @@ static __host__ __device__ inline int sparse_blocks_of(const AttentionShape &s) 
     return (s.T + s.sparse.size - 1) / s.sparse.size;
 }
 static __host__ __device__ inline size_t sparse_all_blocks(const AttentionShape &s) {
-    return (size_t)s.B * s.NKV * sparse_kinds_of(s) * sparse_blocks_of(s);
+    return (size_t)s.B * s.NKV * sparse_blocks_of(s);
 }
 
 // The rows whose lists have a block, in ascending order.
@@ -80,9 +70,9 @@ typedef struct {
     const int *rows;
     int count;
 } SparseRows;
-static __device__ inline SparseRows sparse_rows_of(const SparseCall &a, int b, int kv, int kind, int block) {
+static __device__ inline SparseRows sparse_rows_of(const SparseCall &a, int b, int kv, int block) {
     const AttentionShape &s = a.s;
-    const size_t list = (size_t)(b * s.NKV + kv) * sparse_kinds_of(s) + kind, i = list * sparse_blocks_of(s) + block;
+    const size_t list = (size_t)(b * s.NKV + kv), i = list * sparse_blocks_of(s) + block;
     return {a.rows + list * s.T * sparse_width(s.sparse) + a.starts[i], a.counts[i]};
 }
 
@@ -94,9 +84,9 @@ static __global__ void __launch_bounds__(SPARSE_THREADS) sparse_rows_kernel(Spar
     const size_t item = blockIdx.x * (size_t)(SPARSE_THREADS / WARP) + threadIdx.x / WARP;
     if (item >= sparse_all_blocks(s)) return;
     const int lane = (int)threadIdx.x % WARP, blocks = sparse_blocks_of(s), width = sparse_width(s.sparse);
-    const int block = (int)(item % (unsigned)blocks), kinds = sparse_kinds_of(s), entries = s.T * width;
-    const size_t list = item / (unsigned)blocks, stored = list / (unsigned)kinds * s.sparse.kinds + list % kinds;
-    const int *of = s.sparse.lists + stored * entries;
+    const int block = (int)(item % (unsigned)blocks), entries = s.T * width;
+    const size_t list = item / (unsigned)blocks;
+    const int *of = s.sparse.lists + list * entries;
     int at = 0;
     if (fill) { // the sum of the earlier blocks' counts
         for (int j = lane; j < block; j += WARP) at += a.counts[item - block + j];
@@ -174,7 +164,7 @@ static __device__ inline SparseRow sparse_row_of(const SparseCall &a, size_t ite
     const size_t count = (size_t)s.B * s.T * s.NQ, i = item < count ? item : count - 1, n = i / (unsigned)s.NQ;
     const int h = (int)(i % (unsigned)s.NQ);
     SparseRow r;
-    r.at = sparse_place(a, n, h / (s.NQ / s.NKV), sparse_kind(s, h)), r.is = item < count;
+    r.at = sparse_place(a, n, h / (s.NQ / s.NKV)), r.is = item < count;
     r.q = n * s.ldq + (size_t)h * s.q_head, r.o = n * s.ldo + (size_t)h * s.o_head;
     r.lse = ((size_t)r.at.b * s.NQ + h) * s.T + r.at.t;
     return r;
@@ -258,8 +248,8 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, W *PACKS > 8 ? 2 : 6)
     float k[PACKS][W], v[PACKS][W], q[PACKS][W], dout[PACKS][W], sum_k[PACKS][W] = {{0}}, sum_v[PACKS][W] = {{0}};
     load_head(k, a.k + k_at, lanes, s.D);
     load_head(v, a.v + v_at, lanes, s.DV);
+    const SparseRows of = sparse_rows_of(a, b, kv, block);
     for (int h = kv * group; h < (kv + 1) * group; h++) {
-        const SparseRows of = sparse_rows_of(a, b, kv, sparse_kind(s, h), block);
         for (int r0 = 0; r0 < of.count; r0 += g.count) {
             const int t = r0 + g.index < of.count ? of.rows[r0 + g.index] : -1;
             const bool sees = t >= key && attention_low(s, b, t) <= key;

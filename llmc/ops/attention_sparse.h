@@ -22,7 +22,7 @@ typedef struct {
     real *kt, *vt, *k, *v, *dk, *dv;        // (ATTENTION_KEYS, D | DV): keys of a block, as in AttentionWorkspace
     real *q, *dout, *p, *ds, *noise, *part; // rows of a chunk, as in AttentionBlock; part (ROWS, D | DV)
     real *max, *sum;                        // (T)
-    int *starts[2], *rows[2];               // of each list: (count + 3), (T (blocks + 2)): rows by block
+    int *starts, *rows;                     // of a list: (count + 3), (T (blocks + 2)): rows by block
     size_t total;                           // bytes
 } SparseThread;
 
@@ -57,10 +57,8 @@ static inline SparseThread sparse_thread(AttentionShape s, bool backward, char *
     w.total = 0;
     for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++)
         *arrays[i].at = (real *)sparse_piece(&w, memory, arrays[i].count * sizeof(real));
-    for (int kind = 0; kind < 2; kind++) {
-        w.starts[kind] = (int *)sparse_piece(&w, memory, (s.sparse.count + 3) * sizeof(int));
-        w.rows[kind] = (int *)sparse_piece(&w, memory, (size_t)s.T * sparse_width(s.sparse) * sizeof(int));
-    }
+    w.starts = (int *)sparse_piece(&w, memory, (s.sparse.count + 3) * sizeof(int));
+    w.rows = (int *)sparse_piece(&w, memory, (size_t)s.T * sparse_width(s.sparse) * sizeof(int));
     return w;
 }
 static inline size_t sparse_workspace_bytes(AttentionShape s, int threads) {
@@ -138,10 +136,10 @@ static inline void sparse_forward_chunk(floatX *out, const floatX *q, const int 
 static inline void sparse_forward_head(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v, int b,
                                        int h, const SparseThread *w, AttentionShape s, int ldo) {
     size_t kv = h / (s.NQ / s.NKV), sequence = (size_t)b * (s.first + s.T) * s.ldkv;
-    const int *starts = w->starts[0], *all = w->rows[0];
+    const int *starts = w->starts, *all = w->rows;
     q += (size_t)b * s.T * s.ldq + h * s.q_head;
     k += sequence + kv * s.k_head, v += sequence + kv * s.v_head;
-    sparse_gather(w->starts[0], w->rows[0], s.sparse.lists + sparse_list(s, b, h), s);
+    sparse_gather(w->starts, w->rows, sparse_row(s, b, h, 0), s);
     for (int t = 0; t < s.T; t++) {
         w->max[t] = (real)-8e37, w->sum[t] = 0; // as in attention_forward_block
         for (int c = 0; c < s.DV; c++) out[(size_t)t * ldo + c] = 0;
@@ -187,7 +185,7 @@ static inline void sparse_decode(floatX *out, real *lse, const floatX *q, const 
 #pragma omp parallel for schedule(static)
     for (int bh = 0; bh < s.B * s.NQ; bh++) {
         int b = bh / s.NQ, h = bh % s.NQ, kv = h / (s.NQ / s.NKV), n = 0;
-        const int *list = s.sparse.lists + sparse_list(s, b, h);
+        const int *list = sparse_row(s, b, h, 0);
         const floatX *qh = q + (size_t)b * s.ldq + h * s.q_head;
         const floatX *kh = k + (size_t)b * capacity * s.ldkv + kv * s.k_head;
         const floatX *vh = v + (size_t)b * capacity * s.ldkv + kv * s.v_head;

@@ -109,11 +109,8 @@ static inline void sparse_backward_group(const AttentionHead *first, floatX *dk,
                                          bool add_dv) {
     int maps = attention_maps(s), units = s.NQ / s.NKV / maps;
     size_t sequence = (size_t)b * s.T * s.ldkv, k_at = sequence + kv * s.k_head, v_at = sequence + kv * s.v_head;
-    size_t list = (size_t)s.T * sparse_width(s.sparse);
-    size_t lists = (size_t)(b * s.NKV + kv) * s.sparse.kinds * list;
-    bool two = s.sparse.kinds > 1 && s.sparse.heads.noise;
-    for (int kind = 0; kind <= two; kind++)
-        sparse_gather(w->starts[kind], w->rows[kind], s.sparse.lists + lists + kind * list, s);
+    const int *starts = w->starts;
+    sparse_gather(w->starts, w->rows, sparse_row(s, b, kv * units * maps, 0), s);
     for (int t = 0; t < s.T; t++)
         for (int m = 0; m < units * maps; m++)
             memset(first->dq + ((size_t)b * s.T + t) * s.ldq + (kv * units * maps + m) * s.q_head, 0,
@@ -128,11 +125,9 @@ static inline void sparse_backward_group(const AttentionHead *first, floatX *dk,
             attention_copy_rows(w->k, k + k_at + at, part.keys, part.keys, s.D, w->D, s.ldkv, 1);
             for (int u = kv * units; u < (kv + 1) * units; u++) {
                 AttentionHead h = sparse_unit(first, b, u, s);
-                int kind = (int)((sparse_list(s, b, u * maps) - lists) / list);
-                const int *starts = w->starts[kind];
                 for (int r = starts[j]; r < starts[j + 1]; r += ATTENTION_ROWS, begins = false)
-                    sparse_backward_chunk(&h, w->rows[kind] + r, min_int(ATTENTION_ROWS, starts[j + 1] - r), part,
-                                          begins, w, s);
+                    sparse_backward_chunk(&h, w->rows + r, min_int(ATTENTION_ROWS, starts[j + 1] - r), part, begins, w,
+                                          s);
             }
             attention_sum_group(dk + k_at + at, w->dk, 1, part.keys, s.D, s.ldkv, 0, w->D, false);
             attention_sum_group(dv + v_at + at, w->dv, 1, part.keys, s.DV, s.ldkv, 0, w->DV, add_dv);

@@ -59,7 +59,7 @@ static __device__ inline StatsMap stats_map(const AttentionStatsInput *in, int b
     StatsMap m;
     m.q = in->q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
     m.k = in->k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
-    m.list = sparse_row(s, b, h, set, t);
+    m.list = sparse_row(s, b, h, t);
     m.lse = (double)in->lse[set * in->lse_set + ((size_t)b * s.NQ + h) * s.T + t];
     return m;
 }

@@ -100,17 +100,13 @@ static inline void rope_backward(floatX *dx, const real *table, int B, int T, in
                                  const int *first);
 
 // Block-sparse attention (sparse.h): a row attends to the blocks of keys of its list alone.
-typedef enum { SPARSE_GROUP, SPARSE_SIGNAL, SPARSE_APART, SPARSE_SCORE_COUNT } SparseScore;
 enum { SPARSE_BLOCKS_LIMIT = 64 };
 typedef struct {
     int blocks, size; // blocks of a list besides the first and the row's own; positions of a block; blocks 0: attention
                       // to all keys
-    SparseScore score;
-    int kinds;        // lists of a key/value group: 2 if noise heads have their own
-    HeadGroups heads; // which query heads are noise heads; in a key set of its own, none
     int count;        // complete blocks of a sequence in the array of means
     int base;         // position of the first row of keys; > 0 only in generation
-    const int *lists; // (B, NKV, kinds, T, blocks + 2): ascending block numbers, then -1
+    const int *lists; // (B, NKV, T, blocks + 2): ascending block numbers, then -1
 } SparseShape;
 #ifdef DEVICE_OPS
 #define SPARSE_INLINE static __host__ __device__ inline
@@ -139,17 +135,10 @@ typedef struct {
     SparseShape sparse;
 } AttentionShape;
 
-// The list of query head h of a key set in the arrays of lists.
-SPARSE_INLINE size_t sparse_list(AttentionShape s, int b, int h) {
-    HeadGroups g = s.sparse.heads;
-    int noise = s.sparse.kinds > 1 && g.noise ? h % (g.signals + g.noise) >= g.signals : 0;
-    return ((size_t)(b * s.NKV + h / (s.NQ / s.NKV)) * s.sparse.kinds + noise) * s.T * sparse_width(s.sparse);
-}
-// The list of row t of query head h of a key set, s being that of set 0; NULL: the row attends to all keys.
-SPARSE_INLINE const int *sparse_row(AttentionShape s, int b, int h, int set, int t) {
-    bool own = s.sparse.kinds > 1 && !s.sparse.heads.noise; // each set has its lists
-    size_t row = (size_t)(own ? set : 0) * s.T + t;
-    return s.sparse.blocks ? s.sparse.lists + sparse_list(s, b, h) + row * sparse_width(s.sparse) : NULL;
+// The list of row t of query head h of a key set; NULL: the row attends to all keys.
+SPARSE_INLINE const int *sparse_row(AttentionShape s, int b, int h, int t) {
+    size_t row = (size_t)(b * s.NKV + h / (s.NQ / s.NKV)) * s.T + t;
+    return s.sparse.blocks ? s.sparse.lists + row * sparse_width(s.sparse) : NULL;
 }
 SPARSE_INLINE bool sparse_reads(const int *list, SparseShape p, int key) {
     bool found = !list;

@@ -58,18 +58,14 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, 6)
     SHARED(int, bests, SPARSE_ROWS *SPARSE_BLOCKS_LIMIT); // of each row, the best one first
     SHARED(float, values, SPARSE_ROWS *SPARSE_BLOCKS_LIMIT);
     const SparseShape p = s.sparse;
-    const int thread = (int)threadIdx.x, kind = (int)blockIdx.x % p.kinds, kv = (int)blockIdx.x / p.kinds % s.NKV;
-    const int tiles = (s.T + SPARSE_ROWS - 1) / SPARSE_ROWS, tile = (int)blockIdx.x / p.kinds / s.NKV, b = tile / tiles;
+    const int thread = (int)threadIdx.x, kv = (int)blockIdx.x % s.NKV, tile = (int)blockIdx.x / s.NKV;
+    const int tiles = (s.T + SPARSE_ROWS - 1) / SPARSE_ROWS, b = tile / tiles;
     const int t0 = tile % tiles * SPARSE_ROWS, rows = min((int)SPARSE_ROWS, s.T - t0), group = s.NQ / s.NKV;
     const int width = sets * s.D;
     for (int i = thread; i < rows * width; i += SPARSE_THREADS) {
         float x = 0;
         size_t row = ((size_t)b * s.T + t0 + i / width) * s.ldq;
-        for (int h = kv * group, set = i % width / s.D; h < (kv + 1) * group; h++) {
-            bool noise = sets > 1 ? set : p.heads.noise && h % (p.heads.signals + p.heads.noise) >= p.heads.signals;
-            if (p.score != SPARSE_GROUP && noise != (p.score == SPARSE_APART && kind)) continue;
-            x += to_float(q[row + (size_t)h * s.q_head + i % width]);
-        }
+        for (int h = kv * group; h < (kv + 1) * group; h++) x += to_float(q[row + (size_t)h * s.q_head + i % width]);
         sums[i / width * SPARSE_QUERY + i % width] = x;
     }
     // One thread of each row keeps its best blocks. The first row has the first candidate, the last row the last one.
@@ -109,7 +105,7 @@ static __global__ void __launch_bounds__(SPARSE_THREADS, 6)
         }
     }
     if (chooses >= rows) return;
-    const size_t row = ((size_t)(b * s.NKV + kv) * p.kinds + kind) * s.T + t0 + chooses;
+    const size_t row = (size_t)(b * s.NKV + kv) * s.T + t0 + chooses;
     int *list = lists + row * sparse_width(p), filled = 0;
     if (own.document >= own.low && own.document < own.own) list[filled++] = own.document;
     for (int i = 0; i < count; i++) { // in ascending order
@@ -126,6 +122,5 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
     OPERATION();
     size_t tiles = (size_t)s.B * ((s.T + SPARSE_ROWS - 1) / SPARSE_ROWS);
     assert(sets * s.D <= SPARSE_QUERY && s.sparse.blocks <= SPARSE_BLOCKS_LIMIT);
-    LAUNCH(sparse_select_kernel, blocks_of(tiles * s.NKV * s.sparse.kinds, 1), SPARSE_THREADS, 0, lists, q, means,
-           first, sets, s);
+    LAUNCH(sparse_select_kernel, blocks_of(tiles * s.NKV, 1), SPARSE_THREADS, 0, lists, q, means, first, sets, s);
 }

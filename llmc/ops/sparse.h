@@ -3,8 +3,7 @@ sparse.h: which blocks of keys a query attends to in block-sparse attention (att
 
   blocks   positions j*size .. j*size + size-1 are block j
   means    m[j] = mean of the keys of block j, once they are all known
-  scores   of a row t and a block j: sum of <q_h, m[j]> over the heads of its key/value group. --sparse-score group: all
-           query heads. signal: the signal heads, for all. apart: signal heads and noise heads have lists of their own
+  scores   of a row t and a block j: sum of <q_h, m[j]> over the query heads of a key/value group
   list     the row's own block, the first block of its document, and of the blocks between them the `blocks` ones with
            the largest scores, ties to the lower number. Blocks outside of the row's window are left out. A block with
            a score is complete before the row's own begins, so no later token has an influence: generation selects the
@@ -73,8 +72,8 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
     const SparseShape p = s.sparse;
     int group = s.NQ / s.NKV, mean_ld = s.NKV * sets * s.D;
 #pragma omp parallel for schedule(static)
-    for (int item = 0; item < s.B * s.T * s.NKV * p.kinds; item++) {
-        int kind = item % p.kinds, kv = item / p.kinds % s.NKV, n = item / p.kinds / s.NKV, b = n / s.T, t = n % s.T;
+    for (int item = 0; item < s.B * s.T * s.NKV; item++) {
+        int kv = item % s.NKV, n = item / s.NKV, b = n / s.T, t = n % s.T;
         int position = (first ? first[b] : 0) + t, own = position / p.size, count = 0;
         int low = sparse_first_key(s, b, t, position) / p.size, start = sparse_document(s, b, t) / p.size;
         int best[SPARSE_BLOCKS_LIMIT];
@@ -82,8 +81,6 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
         for (int i = 0; i < sets * s.D; i++) sum[i] = 0;
         for (int h = kv * group; h < (kv + 1) * group; h++)
             for (int set = 0; set < sets; set++) {
-                bool noise = sets > 1 ? set : p.heads.noise && h % (p.heads.signals + p.heads.noise) >= p.heads.signals;
-                if (p.score != SPARSE_GROUP && noise != (p.score == SPARSE_APART && kind)) continue;
                 const floatX *x = q + (size_t)n * s.ldq + h * s.q_head + set * s.D;
                 for (int i = 0; i < s.D; i++) sum[set * s.D + i] += x[i];
             }
@@ -91,7 +88,7 @@ static inline void sparse_select(int *lists, const floatX *q, const real *means,
             const real *mean = means + ((size_t)b * p.count + j) * mean_ld + kv * sets * s.D;
             count = sparse_insert(best, scores, count, p.blocks, j, tile_dot(sum, mean, sets * s.D));
         }
-        int *list = lists + (((size_t)(b * s.NKV + kv) * p.kinds + kind) * s.T + t) * sparse_width(p);
+        int *list = lists + ((size_t)(b * s.NKV + kv) * s.T + t) * sparse_width(p);
         sparse_write_list(list, best, count, low, start, own, sparse_width(p));
     }
 }

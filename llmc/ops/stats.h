@@ -126,7 +126,7 @@ static inline StatsMap stats_map(const floatX *q, const floatX *k, const real *l
     StatsMap m;
     m.q = q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
     m.k = k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
-    m.list = sparse_row(s, b, h, set, t);
+    m.list = sparse_row(s, b, h, t);
     m.lse = (double)lse[set * lse_set_stride(s) + ((size_t)b * s.NQ + h) * s.T + t];
     return m;
 }

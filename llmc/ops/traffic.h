@@ -18,9 +18,8 @@ enum { GPU_ATTENTION_LIMIT = 1 << 30 };
 
 // The workspace of block-sparse attention on a GPU: rowsum(dO O); counts and starts of the blocks, the rows of each.
 static inline size_t sparse_device_bytes(AttentionShape s) {
-    size_t lists = (size_t)s.B * s.NKV * (s.sparse.heads.noise ? s.sparse.kinds : 1);
     size_t rows = (size_t)s.T * sparse_width(s.sparse) + 2 * (size_t)((s.T + s.sparse.size - 1) / s.sparse.size);
-    return (size_t)s.B * s.NQ * s.T * FP32_BYTES + lists * rows * sizeof(int);
+    return (size_t)s.B * s.NQ * s.T * FP32_BYTES + (size_t)s.B * s.NKV * rows * sizeof(int);
 }
 
 // Rows of logits that a GPU computes at a time. Each chunk of rows reads and writes the whole fp32 gradient of the
@@ -101,7 +100,7 @@ static inline double sparse_visible_keys(AttentionShape s, double *scored) {
 static inline double sparse_select_flops(AttentionShape s) {
     double scored = 0;
     if (s.sparse.blocks) sparse_visible_keys(s, &scored);
-    return (double)s.B * s.NKV * s.sparse.kinds * 2 * s.D * scored;
+    return (double)s.B * s.NKV * 2 * s.D * scored;
 }
 // Pairs of a query and a key that it attends to, per head.
 static inline double attention_visible(AttentionShape s) {

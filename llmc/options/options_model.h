@@ -200,7 +200,6 @@ static const Requirement requirements[] = {
     {"dry-run-out", {"device", NULL}, "--device"},
     {"eval-out", {"eval", NULL}, "--eval"},
     {"prompts", {"generate", NULL}, "--generate N"},
-    {"sparse-score", {"sparse-blocks", NULL}, "--sparse-blocks K"},
 };
 
 typedef struct {

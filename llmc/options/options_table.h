@@ -110,7 +110,6 @@ static inline const char *preset_choice(int i) { return i < PRESET_COUNT ? prese
 static inline const char *parametrization_choice(int i) {
     return i < PARAMETRIZATION_COUNT ? parametrization_names[i] : NULL;
 }
-static inline const char *sparse_choice(int i) { return i < SPARSE_SCORE_COUNT ? sparse_score_names[i] : NULL; }
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
 
 // The options that a phase may change (--phase). rebuilds: the model's activations are laid out again, and the data are
@@ -210,10 +209,6 @@ static const OptionRow option_rows[] = {
         "0: to all"},
     {"model", "sparse-block-size", OPTION_DIM, OPTION_FIXED, FIELD(model.sparse_size), "S", "64", "[1, 65536]", NULL,
         "with --sparse-blocks: positions of a block, a divisor of --seq-len"},
-    {"model", "sparse-score", OPTION_CHOICE, OPTION_FIXED, FIELD(model.sparse_score), "HEADS", "group", NULL,
-        sparse_choice,
-        "with --sparse-blocks: the heads of a key/value group whose scores select for all of them: all heads, or the "
-        "signal heads; apart: noise heads select for themselves"},
     {"model", "qk-norm", OPTION_BOOL, OPTION_FIXED, FIELD(model.qk_norm), NULL, "no", NULL, NULL,
         "normalize each query and key head before the rotary position embedding"},
     {"model", "parametrization", OPTION_CHOICE, OPTION_FIXED, FIELD(model.parametrization), "NAME", "standard", NULL,

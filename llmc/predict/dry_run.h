@@ -153,9 +153,8 @@ static inline void print_windows(const ModelConfig *c) {
 static inline void print_sparse(const ModelConfig *c) {
     int sparse = 0;
     for (int l = 0; l < c->L; l++) sparse += layer_sparse(c, l) > 0;
-    printf("block-sparse attention: %d layers select %d blocks of %d positions besides the first and their own; score: "
-           "%s\n",
-           sparse, c->sparse_blocks, c->sparse_size, sparse_score_names[c->sparse_score]);
+    printf("block-sparse attention: %d layers select %d blocks of %d positions besides the first and their own\n",
+           sparse, c->sparse_blocks, c->sparse_size);
 }
 
 static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *sampling, const Options *o,

@@ -232,8 +232,7 @@ static inline void sparse_means(real *means, const floatX *k, const int *first, 
 static inline void sparse_select(int *lists, const floatX *q, const real *means, const int *first, int sets,
                                  AttentionShape s) {
     size_t rows = (size_t)s.B * s.T;
-    double bytes = (double)(rows * (s.NQ * sets * s.D * sizeof(floatX) +
-                                    s.NKV * s.sparse.kinds * sparse_width(s.sparse) * sizeof(int)));
+    double bytes = (double)(rows * (s.NQ * sets * s.D * sizeof(floatX) + s.NKV * sparse_width(s.sparse) * sizeof(int)));
     record(CLASS_ATTENTION_FORWARD, __func__, 1, sets * sparse_select_flops(s), bytes, memory_ms(recorded.p, bytes));
 }
 static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D) {

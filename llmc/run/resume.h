@@ -174,12 +174,11 @@ static inline void init_refuse_conversion(const Options *o, const ModelConfig *c
     if (problems) program_exit(EXIT_USAGE);
 }
 
-// --init with --sparse-blocks, --sparse-block-size or --sparse-score: `config`, the model of the directory, selects so.
-// No weight depends on them.
+// --init with --sparse-blocks or --sparse-block-size: `config`, the model of the directory, selects so. No weight
+// depends on them.
 static inline void init_sparse(const Options *o, ModelConfig *config) {
     if (o->resume || options_given(o, "sparse-blocks")) config->sparse_blocks = o->model.sparse_blocks;
     if (o->resume || options_given(o, "sparse-block-size")) config->sparse_size = o->model.sparse_size;
-    if (o->resume || options_given(o, "sparse-score")) config->sparse_score = o->model.sparse_score;
 }
 
 // The model of a checkpoint has the values of its phase; the options to adopt are those of phase 0. A resume may change

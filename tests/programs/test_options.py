@@ -26,7 +26,7 @@ from ranks import run_ranks
         "--match-params --ffn 45 --attention diff_v2",  # 44 narrower
         "--window 16777216",
         "--window 1 --full-every 4",
-        "--sparse-blocks 4 --full-every 2 --sparse-score apart",
+        "--sparse-blocks 4 --full-every 2",
         "--window 1 --yoco --layers 2 --attention diff_v1",
         "--window 0 --full-every 0 --no-yoco",
         "--attention diff_grouped_4 --heads 8 --kv-heads 2 --qk-norm --window 8 --yoco",
