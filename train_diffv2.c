@@ -822,18 +822,14 @@ static void run_agree(Run *run, StepResult *r) {
 static double run_measure_update(Run *run, StepResult *r) {
     const Options *o = &run->options;
     TrainerState *s = &run->state;
-    int groups = run->model.plan.sharding.groups;
     bool stats = o->out && stats_due(o, s->step);
     double most = changes_norm(&run->changes, s->step);
     r->measured = r->decision.apply && (stats || most < INFINITY);
     if (!r->measured) return 1;
     ops_wait();
     double start = now_seconds();
-    update_squares_by_group(run->update_squares, &run->model.state, o, clip_factor(r->grad_norm, o->grad_clip), r->lr,
-                            s->updates + 1);
-    double squares = 0;
-    for (int g = 0; g < groups; g++) squares += run->update_squares[g];
-    r->update_norm = sqrt(squares);
+    r->update_norm = update_norm_by_group(run->update_squares, &run->model.state, o,
+                                          clip_factor(r->grad_norm, o->grad_clip), r->lr, s->updates + 1);
     r->update_scale = fmin(1, most / r->update_norm);
     if (stats) run->model.stats_seconds += now_seconds() - start;
     return r->update_scale;

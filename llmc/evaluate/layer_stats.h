@@ -2,7 +2,7 @@
 layer_stats.h: statistics of a layer: the records "stats" of log.jsonl (--stats-every).
 
   LayerStats layer_stats(plan, activations, l, s)       of the micro-batch that the activations hold
-  void       update_squares_by_group(squares, state, o, scale, lr, update)
+  double     update_norm_by_group(squares, state, o, scale, lr, update)
   void       log_layer_stats(log, step, layer, stats, grad_norm, update_norm)
 
   update   of what AdamW updates: with Muon without its matrices, whose update follows from the orthogonalization
@@ -39,12 +39,13 @@ static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivatio
 
 // squares [groups], of all ranks: sums of squares of the changes that model_update makes in the tensors before the
 // layers, of each layer, and after them, without weight decay, at the rates of the step (--change). Called by all ranks
-// before the update. scale: of the gradients; update: its number.
-static inline void update_squares_by_group(double *squares, const ModelState *s, const Options *o, double scale,
-                                           double lr, int64_t update) {
+// before the update. scale: of the gradients; update: its number. Returns the norm of the whole update.
+static inline double update_norm_by_group(double *squares, const ModelState *s, const Options *o, double scale,
+                                          double lr, int64_t update) {
     const TensorList *list = &s->plan->tensors;
     const Sharding *sharding = &s->plan->sharding;
     size_t bytes = (size_t)sharding->groups * sizeof(double);
+    double sum = 0;
     memset(squares, 0, bytes);
     for (int i = 0; i < list->run_count; i++) {
         const Tensor *t = &list->runs[i];
@@ -54,13 +55,16 @@ static inline void update_squares_by_group(double *squares, const ModelState *s,
             squares[t->layer + 1] += update_squares(p.grads, p.m, p.v, p.count, scale, lr * p.rate * k.rate, o->beta1,
                                                     o->beta2, o->eps * k.eps, update);
     }
-    if (!sharding->level) return; // every rank updates everything
-    double *all = (double *)checked_calloc((size_t)comm_ranks(), bytes);
-    comm_gather(all, squares, bytes);
-    memset(squares, 0, bytes);
-    for (int q = 0; q < sharding->ranks; q++)
-        for (int g = 0; g < sharding->groups; g++) squares[g] += all[q * sharding->groups + g];
-    free(all);
+    if (sharding->level) { // otherwise every rank updates everything
+        double *all = (double *)checked_calloc((size_t)comm_ranks(), bytes);
+        comm_gather(all, squares, bytes);
+        memset(squares, 0, bytes);
+        for (int q = 0; q < sharding->ranks; q++)
+            for (int g = 0; g < sharding->groups; g++) squares[g] += all[q * sharding->groups + g];
+        free(all);
+    }
+    for (int g = 0; g < sharding->groups; g++) sum += squares[g];
+    return sqrt(sum);
 }
 
 // grad_norm: of the layer's gradients before clipping. update_norm: NaN without an update
