@@ -32,22 +32,37 @@ COMPARED = (
     "decay-steps weight-decay beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
 ).split() + list(UPDATE)
 SHARES = ("warmup", "decay-steps", "phase")  # those of COMPARED that begin with a number of steps
-REPORTED = ("lr", *COMPARED, "batch-size", "val-data", "val-steps")  # the report lists their changes
+REPORTED = ("lr", *COMPARED, "rope-theta", "batch-size", "val-data", "val-steps")  # the report lists their changes
 
 
 def history(info, phases=()):
     """[(step, options)]: the options that apply after each step. A resume changes the options of its checkpoint, and
-    discards later steps with their changes. Phases, those of run.json or none, change them in all starts."""
+    discards later steps with their changes. Phases, those of run.json of earlier trainers or none, change them in all
+    starts up to the first of this trainer."""
     found = [(0, info["options"])]
     for start in info.get("starts", []):
         step, before = start["step"], [entry for entry in found if entry[0] < start["step"]]
         base = before[-1][1] if before else info["options"]
         found = before + [(step, {**base, **changed_by(start)})]
-    for phase in phases:
+    mine = [start["step"] for start in info.get("starts", []) if "model" in start]
+    for phase in (phase for phase in phases if not mine or phase["step"] < mine[0]):
         before = [entry for entry in found if entry[0] <= phase["step"]]
         after = [(phase["step"], before[-1][1]), *found[len(before) :]]
         found = before + [(step, {**options, **changed_by(phase)}) for step, options in after]
     return found
+
+
+def by_start(info, get):
+    """[(step, value)] of what run.json and its later starts have, as changes()."""
+    found = [(0, get(info))]
+    for start in info.get("starts", []):
+        if get(start) is not None:
+            found = [pair for pair in found if pair[0] < start["step"]] + [(start["step"], get(start))]
+    return changes(found)
+
+
+def fingerprints(info):
+    return by_start(info, lambda start: start.get("data_fingerprint"))
 
 
 def changed_by(start):
@@ -84,19 +99,21 @@ def same_share(key, options):
 def differences(a, b, names=("one run", "the other"), ignored=()):
     """The differences that prevent a comparison, one line each. Initial learning rates may differ, changes not."""
     found, one, other = [], history(a), history(b)
-    x, y = (info.get("data_fingerprint") for info in (a, b))
+    x, y = map(fingerprints, (a, b))
+    known = None not in [fingerprint for _, fingerprint in x + y]
     told = lambda key: [f"{over_time(values(of, key))} in {name}" for of, name in zip((one, other), names)]
     both = lambda key: f"--{key}: {', '.join(told(key))}"
     for key in COMPARED:
-        same_data = key == "train-data" and x == y is not None  # the path does not matter
+        same_data = key == "train-data" and known and x == y  # the path does not matter
         of_steps = "steps" in ignored and key in SHARES and len(values(one, key)) == len(values(other, key)) == 1
         same = same_data or (of_steps and same_share(key, (one[-1][1], other[-1][1])))
         if values(one, key) != values(other, key) and not same and key not in ignored:
             found.append(both(key))
     if values(one, "lr")[1:] != values(other, "lr")[1:]:
         found.append(both("lr"))
-    if x is not None and y is not None and x != y:
-        found.append(f"the training data: fingerprint {x} in {names[0]}, {y} in {names[1]}")
+    if known and x != y:
+        told = [f"{over_time(pairs)} in {name}" for pairs, name in zip((x, y), names)]
+        found.append(f"the training data: fingerprint {', '.join(told)}")
     return found
 
 

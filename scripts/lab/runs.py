@@ -16,7 +16,7 @@ from .run_directory import RunError
 POINTS = 100  # of a curve; each is the mean of as many consecutive steps
 STATISTICS = 6  # steps of which the statistics of layers are kept, evenly spaced
 INFO = "options model data data_fingerprint revision host devices starts phases".split()  # of run.json
-START = "step changed revision host".split()  # of its starts
+START = "step changed revision host model data_fingerprint".split()  # of its starts
 
 
 class Statistic(NamedTuple):
@@ -120,7 +120,11 @@ class Run:
 
     @property
     def flops_per_token(self):
-        return self.info.get("model", {}).get("flops_per_token")
+        """Mean of the tokens of all starts, whose lengths may differ; None if it is unknown."""
+        costs = option_history.by_start(self.info, lambda start: start.get("model", {}).get("flops_per_token"))
+        tokens = [self.tokens_at(step) for step, _ in costs[1:]] + [self.tokens]
+        parts = [(end - begin) * (cost or 0) for (_, cost), begin, end in zip(costs, [0, *tokens], tokens)]
+        return sum(parts) / self.tokens if len(costs) > 1 and self.tokens else costs[0][1]
 
     @property
     def machine(self):

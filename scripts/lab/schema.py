@@ -41,13 +41,14 @@ SOURCE = {
     "fingerprint?": "64-bit integer",
 }
 CHANGED = [{"name": "text", "new": "value"}]
+MODEL = {
+    "parameters?": "positive integer",
+    "active_parameters?": "positive integer",
+    "flops_per_token?": "positive number",
+}
 RUN = {
     "options": OPTIONS,
-    "model?": {
-        "parameters?": "positive integer",
-        "active_parameters?": "positive integer",
-        "flops_per_token?": "positive number",
-    },
+    "model?": MODEL,
     "data?": {"train?": [SOURCE], "val?": [SOURCE]},
     "data_fingerprint?": "64-bit integer",
     "revision?": "text",
@@ -66,6 +67,8 @@ RUN = {
             "threads?": "positive integer",
             "environment?": {"*": "text"},
             "changed": CHANGED,
+            "model?": MODEL,
+            "data_fingerprint?": "64-bit integer",
         }
     ],
     "phases?": [{"step": "positive integer", "changed": CHANGED}],

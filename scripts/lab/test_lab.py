@@ -303,6 +303,28 @@ def test_the_option_history_follows_from_the_starts():
     assert [run.tokens_at(step) for step in (6, 7, 10)] == [24, 40, 88]
 
 
+def test_a_start_with_other_data_is_a_difference_and_another_length_costs_its_own():
+    options = {"steps": 10, "train-data": "a", "total-batch": 4}
+    moved = resumed(options, (6, {"train-data": "b"}), (8, {"train-data": "c"}))
+    other = resumed(options, (6, {"train-data": "b"}), (8, {"train-data": "c"}))
+    for run, prints in ((moved, "112"), (other, "122")):
+        run["data_fingerprint"], starts = prints[0], run["starts"]
+        for start, fingerprint, flops in zip(starts, prints, (10, 20, 30)):
+            start.update(data_fingerprint=fingerprint, model={"flops_per_token": flops})
+    assert option_history.differences(moved, moved) == []
+    assert option_history.differences(moved, other, ("A", "B"))[-1] == (
+        "the training data: fingerprint 1 then 2 after step 8 in A, 1 then 2 after step 6 in B"
+    )
+    renamed = resumed(options, (6, {"train-data": "x"}), (8, {"train-data": "y"}))
+    for start, of in zip((renamed, *renamed["starts"]), (moved, *moved["starts"])):
+        start["data_fingerprint"] = of["data_fingerprint"]
+    assert option_history.differences(moved, renamed) == []
+    moved["model"] = {"flops_per_token": 10}
+    assert runs.Run("run", "baseline", 1, 0.1, moved).flops_per_token == 0.6 * 10 + 0.2 * 20 + 0.2 * 30
+    moved["starts"].append({"step": 6, "changed": [], "model": {"flops_per_token": 50}})
+    assert runs.Run("run", "baseline", 1, 0.1, moved).flops_per_token == 0.6 * 10 + 0.4 * 50
+
+
 def test_a_changed_option_is_a_difference_with_its_step():
     plain = resumed({"steps": 9, "lr": 0.1, "beta2": 0.9})
     both = [resumed({"steps": 9, "lr": lr, "beta2": 0.9}, (4, {"beta2": 0.99})) for lr in (0.1, 0.2)]
