@@ -30,7 +30,6 @@ operations, and predict_diffv2.c, up to the update, with operations that record 
 #include "llmc/run/inputs.h"
 #include "llmc/model/initial_values.h"
 #include "llmc/run/resume.h"
-#include "llmc/run/phase_records.h"
 #include "llmc/run/run_description.h"
 #include "llmc/run/run_records.h"
 #include "llmc/options/schedule.h"
@@ -54,16 +53,12 @@ typedef struct {
     real z_loss;          // --z-loss
 } Model;
 
-static void model_alloc_activations(Model *model) {
-    model->activations_memory = activations_alloc(&model->acts, &model->plan);
-    model->state.maxima = model->acts.maxima;
-    model->state.own_sums = model->acts.grad_squares;
-}
-
 // Allocates the buffers of the plan. shared: a model whose parameters this one reads, or NULL.
 static void model_alloc(Model *model, const Model *shared) {
     state_alloc(&model->state, &model->plan, shared ? &shared->state : NULL);
-    model_alloc_activations(model);
+    model->activations_memory = activations_alloc(&model->acts, &model->plan);
+    model->state.maxima = model->acts.maxima;
+    model->state.own_sums = model->acts.grad_squares;
 }
 
 static void model_free(Model *model, bool owns_params) {
@@ -744,8 +739,7 @@ static Generator model_generator(Model *sampling_model, double temperature, int 
 enum { SAMPLE_TOKENS = 200 };
 
 typedef struct {
-    Options options; // of the phase that the run is in
-    Phases phases;
+    Options options;
     Mode mode;
     TrainerState state;
     Model model;
@@ -768,12 +762,8 @@ typedef struct {
 static const ModelPlan *run_sampling_plan(const Run *run) {
     return run->sampling_model.plan.config.L ? &run->sampling_model.plan : NULL;
 }
-static const Options *run_base(const Run *run) { return &run->phases.items[0].options; } // of phase 0
-static bool is_rank0(void) { return comm_rank() == 0; }                                  // writes the log and prints
+static bool is_rank0(void) { return comm_rank() == 0; } // writes the log and prints
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
-static int64_t run_end(const Options *o) {
-    return o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
-}
 
 // Step 1 shows the statistics of the initial weights.
 static bool stats_due(const Options *o, int64_t step) {
@@ -873,94 +863,6 @@ static StepResult run_step(Run *run) {
     r.seconds = now_seconds() - start - model->stats_seconds;
     r.comm_seconds = comm.wait_seconds - waited;
     return r;
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Phases
-
-// The plans of the model and of the one for samples; nothing is allocated.
-static void run_plan(Run *run, const ModelConfig *config) {
-    const Options *o = &run->options;
-    int B = (int)o->batch_size;
-    if (run->mode == MODE_GENERATE) B = o->prompts ? min_int(B, run->data.prompts.count) : 1;
-    Purpose purpose = mode_rows[run->mode].purpose;
-    bool trains = run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN;
-    plan_options(&run->model.plan, o, config, B, purpose);
-    if (trains && o->sample_every) plan_options(&run->sampling_model.plan, o, config, 1, FOR_GENERATION);
-    if (trains) plan_reserve(&run->model.plan, &run->phases);
-    if (trains && o->sample_every) {
-        plan_reserve(&run->sampling_model.plan, &run->phases);
-        size_t *bytes = &run->model.plan.workspace_bytes; // both models share it
-        *bytes = max_size(*bytes, run->sampling_model.plan.workspace_bytes);
-    }
-    if (o->device) return;
-    if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
-    warn_of_attention();
-}
-
-// What follows from the options of a phase: the batch, and the weights of losses.
-static void run_set_batch(Run *run) {
-    const Options *o = &run->options;
-    RouterLosses *router = &run->model.router;
-    size_t N = (size_t)run->model.plan.B * run->model.plan.T;
-    free(run->inputs);
-    free(run->targets);
-    free(run->starts);
-    run->inputs = (int *)checked_calloc(N, sizeof(int));
-    run->targets = (int *)checked_calloc(N, sizeof(int));
-    run->starts = o->doc_mask ? (int *)checked_calloc(N, sizeof(int)) : NULL;
-    run->micro_steps = (int)(o->total_batch / ((int64_t)N * comm_ranks()));
-    run->model.z_loss = (real)o->z_loss;
-    router->aux_weight = o->router_aux;
-    router->z_weight = o->router_z;
-    router->bias_rate = o->model.router_bias ? o->router_bias_rate : 0;
-}
-
-// The model with the length of windows and the RoPE base of the options: its parameters and optimizer state stay.
-static void run_reshape(Run *run) {
-    Model before = run->model, *model = &run->model;
-    ModelConfig config = options_model(&run->options);
-    if (run_sampling_plan(run)) model_free(&run->sampling_model, false);
-    buffer_free(before.activations_memory);
-    free(before.acts.layers);
-    run_plan(run, &config);
-    model_alloc_activations(model);
-    plan_free(&before.plan);
-}
-
-// Windows of the open data that the run has read, and those that the steps before the data are opened again will read.
-static double run_windows(const Run *run) {
-    double tokens = phases_tokens(&run->phases, run->state.step, phases_data_end(&run->phases));
-    return (double)run->state.next_window + tokens / (double)run->options.model.T;
-}
-
-// The phase that begins with the next step: its options, and where these require it, its data and activations.
-static void run_enter_phase(Run *run) {
-    const TrainingPhase *phase = &run->phases.items[run->phases.current];
-    TrainerState *s = &run->state;
-    Inputs *data = &run->data;
-    run->options = phase->options;
-    watch_phase(PHASE_DATA);
-    log_phase(&run->log, &run->phases, s->step);
-    if (phase->rebuilds) {
-        bool generates = run_sampling_plan(run) != NULL;
-        checkpointer_finish(&run->checkpointer);
-        params_await(&run->model.state);
-        positions_leave(&s->opened, &data->train, s->next_window);
-        inputs_close_data(data);
-        run_reshape(run);
-        inputs_open_data(data, &run->options, run->mode, &run->model.plan, run->model.plan.config.V);
-        inputs_compare(data, true);
-        positions_enter(&s->opened, &data->train);
-        ops_init(run->model.plan.workspace_bytes);
-        if (generates) model_alloc(&run->sampling_model, &run->model);
-        run->checkpointer.fingerprint = data->fingerprint;
-        dataloader_start(&data->train, s->next_window = 0);
-        dataloader_print(&data->train, run_windows(run));
-    }
-    run_set_batch(run);
-    print_training(s->step, phases_end(&run->phases, run->phases.current), &run->options, comm_ranks(),
-                   run->micro_steps, run->peak);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -1084,8 +986,7 @@ static int run_stopped(Run *run) {
 
 static void run_train_begin(Run *run) {
     const Options *o = &run->options;
-    int64_t last = phases_end(&run->phases, run->phases.current);
-    print_training(run->state.step, last, o, comm_ranks(), run->micro_steps, run->peak);
+    print_training(run->state.step, o, comm_ranks(), run->micro_steps, run->peak);
     warn_of_slow_fp8(&run->model.plan, o, ops_rated());
     if (o->stats_every && !o->out)
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
@@ -1104,19 +1005,17 @@ static int run_train(Run *run) {
     Checkpointer *c = &run->checkpointer;
     int V = run->model.plan.config.V;
     double busy = 0; // seconds in steps; validation and samples come on top and are few
-    int64_t done = 0, first = s->step;
+    int64_t done = 0;
     run_train_begin(run);
-    bool stop = run->stop || s->step >= run_end(o);
+    bool stop = run->stop || s->step >= options_last_step(o);
     if (stop && !run->stop) checkpointer_save(c, false); // of the last step, with its measurements
     while (!stop) {
-        if (phases_begin(&run->phases, s->step)) run_enter_phase(run);
         StepResult r = run_step(run);
         if (run->data.train.any_unread) end_unread(c, &run->data.train, &run->changes);
         busy += r.seconds;
-        double left = phases_tokens(&run->phases, s->step, o->steps) / phases_tokens(&run->phases, first, s->step);
-        divergence_start(&run->start_loss, s);
-        run_log_step(run, &r, busy * left);
         done++;
+        divergence_start(&run->start_loss, s);
+        run_log_step(run, &r, busy / (double)done * (double)(o->steps - s->step));
         checkpointer_advance(c);
         if (done == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
         if (run->stats && stats_due(o, s->step)) run_log_stats(run, &r);
@@ -1124,7 +1023,7 @@ static int run_train(Run *run) {
         divergence_stop(c);
         if (checkpointer_roll_back(c)) continue;
         run_measure(run);
-        stop = run_stop(run) || s->step >= run_end(o);
+        stop = run_stop(run) || s->step >= options_last_step(o);
         bool finite = s->guard.not_finite_in_row == 0; // --keep must not delete a good checkpoint for a bad one
         bool due = every(s->step, o->checkpoint_every) || c->due;
         if (stop || (finite && due)) checkpointer_save(c, !stop);
@@ -1138,6 +1037,39 @@ static int run_train(Run *run) {
 
 // ---------------------------------------------------------------------------------------------------
 // Opening and closing a run
+
+// The plans of the model and of the one for samples; nothing is allocated.
+static void run_plan(Run *run, const ModelConfig *config) {
+    const Options *o = &run->options;
+    int B = (int)o->batch_size;
+    if (run->mode == MODE_GENERATE) B = o->prompts ? min_int(B, run->data.prompts.count) : 1;
+    Purpose purpose = mode_rows[run->mode].purpose;
+    bool trains = run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN;
+    plan_options(&run->model.plan, o, config, B, purpose);
+    if (trains && o->sample_every) {
+        plan_options(&run->sampling_model.plan, o, config, 1, FOR_GENERATION);
+        size_t *bytes = &run->model.plan.workspace_bytes; // both models share it
+        *bytes = max_size(*bytes, run->sampling_model.plan.workspace_bytes);
+    }
+    if (o->device) return;
+    if (attention_backend() && is_rank0()) fprintf(options_notes(o), "attention: %s\n", attention_backend());
+    warn_of_attention();
+}
+
+// What follows from the options: the batch, and the weights of losses.
+static void run_set_batch(Run *run) {
+    const Options *o = &run->options;
+    RouterLosses *router = &run->model.router;
+    size_t N = (size_t)run->model.plan.B * run->model.plan.T;
+    run->inputs = (int *)checked_calloc(N, sizeof(int));
+    run->targets = (int *)checked_calloc(N, sizeof(int));
+    run->starts = o->doc_mask ? (int *)checked_calloc(N, sizeof(int)) : NULL;
+    run->micro_steps = (int)(o->total_batch / ((int64_t)N * comm_ranks()));
+    run->model.z_loss = (real)o->z_loss;
+    router->aux_weight = o->router_aux;
+    router->z_weight = o->router_z;
+    router->bias_rate = o->model.router_bias ? o->router_bias_rate : 0;
+}
 
 static void run_alloc(Run *run) {
     const Options *o = &run->options;
@@ -1163,8 +1095,7 @@ static void run_load(Run *run, const Resume *resume) {
     Inputs *data = &run->data;
     TrainerState *s = &run->state;
     Checkpointer c = {
-        run_base(run), s, &run->model.state, &run->log, &data->tokenizer, &data->train, data->fingerprint, 0, 0, 0,
-        false,         0};
+        o, s, &run->model.state, &run->log, &data->tokenizer, &data->train, data->fingerprint, 0, 0, 0, false, 0};
     CheckpointBuffers buffers = checkpoint_buffers(&run->model.state);
     const char *loaded = resume_weights(resume, o);
     bool trains = run->mode == MODE_TRAIN, resumes = trains && resume->state;
@@ -1178,8 +1109,7 @@ static void run_load(Run *run, const Resume *resume) {
     params_changed(&run->model.state);
     if (!resumes) return;
     trainer_state_resume(s, resume->state, resume->path);
-    positions_enter(&s->opened, &data->train);
-    run_data_check_resumed(&data->train, data->fingerprint, resume->state, resume->path, o);
+    run_data_resume(&data->train, data->fingerprint, s, resume->state, resume->saved, resume->path, o);
 }
 
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
@@ -1193,14 +1123,13 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     start_phase("plans");
     run_plan(run, config);
     int64_t step = resume_step(resume);
-    if ((trains || run->mode == MODE_DRY_RUN) && step < run_end(o)) changes_check(o, &run->model.plan, step);
+    if ((trains || run->mode == MODE_DRY_RUN) && step < options_last_step(o)) changes_check(o, &run->model.plan, step);
     if (run->mode == MODE_DRY_RUN) return;
     if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors);
     memory_admit(&run->model.plan, run_sampling_plan(run), options_most_zero(o), o->memory_check);
     start_phase("data");
-    inputs_open(&run->data, o, run->mode, &run->phases, &run->model.plan,
-                mode_rows[run->mode].prompts || run_sampling_plan(run), loaded);
-    if (trains) inputs_check_phases(&run->data, &run->phases, run->model.plan.config.V);
+    inputs_open(&run->data, o, run->mode, &run->model.plan, mode_rows[run->mode].prompts || run_sampling_plan(run),
+                loaded);
     start_phase("peak");
     if (trains) run->peak = peak_find(); // while memory is free
     start_phase("memory");
@@ -1226,9 +1155,7 @@ static void run_close(Run *run) {
     free(run->stats);
     free(run->update_squares);
     changes_close(&run->changes);
-    Options base = *run_base(run);
-    phases_free(&run->phases);
-    options_free(&base);
+    options_free(&run->options);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -1288,7 +1215,7 @@ static void run_begin_again(Run *run, const Resume *resume) {
 // Sets --steps. The run is then that of these --steps, bit for bit.
 static void run_choose_steps(Run *run, const Resume *resume) {
     const ModelPlan *plan = &run->model.plan;
-    Options *o = &run->phases.items[0].options; // there are no others
+    Options *o = &run->options;
     static Trial trial;
     TrialCosts costs = {0, 0, 0, 0};
     start_phase("trial");
@@ -1305,7 +1232,6 @@ static void run_choose_steps(Run *run, const Resume *resume) {
     stop_agree_largest(run->agreed, steps);
     options_set_steps(o, (int64_t)steps[0], comm_ranks());
     changes_check(o, plan, 0);
-    run->options = *o;
     printf("--minutes %g: an update took %.3g ms, the median of %d: --steps %" PRId64 "\n", o->minutes,
            1e3 * costs.update, trial_measured(&trial), o->steps);
     run_begin_again(run, resume);
@@ -1314,13 +1240,19 @@ static void run_choose_steps(Run *run, const Resume *resume) {
 // ---------------------------------------------------------------------------------------------------
 // Modes and main
 
+// Windows of the open data that the run has read and will read.
+static double run_windows(const Run *run) {
+    double tokens = (double)(run->options.steps - run->state.step) * (double)run->options.total_batch;
+    return (double)run->state.next_window + tokens / (double)run->options.model.T;
+}
+
 static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
     if (o->minutes > 0) {
         if (o->out && is_rank0()) log_refuse_run(o->out);
         run_choose_steps(run, resume);
     }
-    int64_t end = run_end(o), step = run->state.step;
+    int64_t end = options_last_step(o), step = run->state.step;
     if (step >= end && !run_measures_again(run)) {
         if (resume->lock.held) checkpoint_clean(o->out);
         printf("%s is at step %" PRId64 " and the run ends after step %" PRId64
@@ -1334,15 +1266,15 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     changes_open(&run->changes, o, &run->model.plan.tensors, &run->data.train, step, run->state.next_window);
     stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // run_stop prints it for several ranks
     if (o->out && is_rank0()) {                                        // the last that may refuse to start
-        RunFacts facts = {argc, argv, &run->phases, &run->model.plan, &run->data, windows, run->peak};
+        RunFacts facts = {argc, argv, o, &run->model.plan, &run->data, windows, run->peak};
         cJSON *description = run_description(&facts);
-        start_open_log(&run->log, run_base(run), resume, step, run_measures_again(run), description);
+        start_open_log(&run->log, o, resume, step, run_measures_again(run), description);
         cJSON_Delete(description);
     }
     bool mixes = run->data.train.corpus_count > 1 || run->data.val.corpus_count > 1;
     if (mixes && resume->state && !state_has_mixture_epochs(resume->state)) log_mixture_epochs(&run->log, step);
     dataloader_print(&run->data.train, windows);
-    options_print(run_base(run));
+    options_print(o);
     if (o->match_params) print_match(&run->model.plan, o);
     comm_barrier();
     int status = run_train(run);
@@ -1391,7 +1323,7 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     case MODE_DUMP_GRADS: mode_dump_gradients(run); break;
     case MODE_GENERATE: mode_generate(run); break;
     case MODE_EVAL: mode_evaluate(run); break;
-    default: print_dry_run(&run->model.plan, run_sampling_plan(run), &run->options, &run->phases);
+    default: print_dry_run(&run->model.plan, run_sampling_plan(run), &run->options);
     }
     return EXIT_DONE;
 }
@@ -1415,7 +1347,7 @@ int main(int argc, char **argv) {
     comm_open(&start);
     start_phase("options");
     if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
-    ModelConfig config = start_configure(&run.options, &run.phases, &resume, argc, argv);
+    ModelConfig config = start_configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
     int status = run_mode(&run, &resume, argc, argv);

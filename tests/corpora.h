@@ -232,7 +232,7 @@ static void test_positions(void) {
         for (int i = 0; i < 3; i++)
             l.corpora[i].fingerprint = (uint64_t)i, next.corpora[i].fingerprint = (uint64_t)i + 1;
         for (int i = 0; i < 3; i++) l.corpora[i].seed = 100 + (uint64_t)i, next.corpora[i].seed = 7; // of other names
-        l.corpora[1].begin = 5; // of an earlier phase
+        l.corpora[1].begin = 5;                                                                      // of earlier data
         positions_leave(&p, &l, ends[e]);
         cJSON *json = positions_to_json(&p);
         EXPECT(positions_from_json(&copy, json), "positions do not survive JSON");
@@ -246,6 +246,10 @@ static void test_positions(void) {
             EXPECT(next.corpora[i].seed == (i < 2 ? 101 + (uint64_t)i : 7), "corpus %d has the order of seed %d", i,
                    (int)next.corpora[i].seed);
         }
+        positions_leave(&copy, &next, 0);
+        for (int i = 0; i < p.count; i++)
+            EXPECT(copy.items[i].tokens == p.items[i].tokens, "the position %d of a corpus that was not read became %d",
+                   (int)p.items[i].tokens, (int)copy.items[i].tokens);
         corpora_bare_free(&l);
         DataLoader one = corpora_bare(weights, 1, WINDOWS, true);
         uint64_t later = dataloader_locate(&one, ends[e] + 3).window;

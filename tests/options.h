@@ -268,7 +268,7 @@ static void test_derived_defaults(void) {
         {"--total-batch 4096", 2, 8, 4096},
         {"--preset 124m", 8, 8, 524288},
         {"--preset small", 1, 8, 2048},
-        {"--batch-schedule 768@0", 1, 3, 768},
+        {"--total-batch 3K", 1, 6, 3072},
     };
     for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++) {
         parse_text(&o, "--train-data x %s", batches[i].options);

@@ -328,7 +328,7 @@ static InnerRun *inner_open(const TestDirectory *d, const char *fmt, ...) {
     InnerRun *inner = (InnerRun *)checked_calloc(1, sizeof(InnerRun));
     inner->threads = omp_get_max_threads();
     Resume resume;
-    ModelConfig config = start_configure(&inner->run.options, &inner->run.phases, &resume, count, words);
+    ModelConfig config = start_configure(&inner->run.options, &resume, count, words);
     run_open(&inner->run, &config, &resume);
     dataloader_start(&inner->run.data.train, 0);
     return inner;

@@ -59,6 +59,23 @@ static inline uint64_t corpus_fingerprint(const DataLoader *l, const Corpus *cor
     return fingerprint;
 }
 
+// A hash of what changes when a shard is edited, also between the blocks of its fingerprint, or copied: the sizes and
+// times of the files, and corpus.json.
+static inline uint64_t corpus_files(const DataLoader *l, const Corpus *corpus) {
+    char path[PATH_MAX + 32];
+    size_t size = 0;
+    FORMAT(path, "%s/corpus.json", corpus->path);
+    char *text = corpus->described ? file_read(path, 64 << 20, &size) : NULL;
+    uint64_t hash = text ? XXH3_64bits(text, size) : 0;
+    free(text);
+    for (size_t i = 0; i < corpus->shard_count; i++) {
+        const Shard *s = &l->shards[corpus->first_shard + i];
+        const int64_t file[2] = {s->file_bytes, s->modified};
+        hash = XXH3_64bits_withSeed(file, sizeof(file), hash);
+    }
+    return hash;
+}
+
 // The fingerprint of all data: that of a single corpus, or a hash of the fingerprints, names and weights of several.
 // Validation data of several have another one than training data, because earlier programs, for which both were the
 // same, validated on other windows. Stores the fingerprint of each corpus.
@@ -97,17 +114,11 @@ static inline cJSON *dataloader_identity(const DataLoader *l) {
 // Writes to `text` how a corpus differs from an item of dataloader_identity; leaves it unchanged if it does not.
 static inline void corpus_describe_difference(const DataLoader *l, const Corpus *s, const cJSON *item, char *text,
                                               size_t size) {
-    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "name")),
-               *shown = corpus_shown_name(l, s);
+    const char *shown = corpus_shown_name(l, s);
     uint64_t shards = 0, tokens = 0, fingerprint = 0;
-    double weight = 0;
-    if (!name || !json_get_u64(item, "shards", &shards) || !json_get_u64(item, "tokens", &tokens) ||
-        !json_get_u64(item, "fingerprint", &fingerprint) || !json_get_number(item, "weight", &weight)) {
+    if (!json_get_u64(item, "shards", &shards) || !json_get_u64(item, "tokens", &tokens) ||
+        !json_get_u64(item, "fingerprint", &fingerprint)) {
         snprintf(text, size, ", and \"data\" in its checkpoint is invalid");
-    } else if (strcmp(name, shown) != 0) {
-        snprintf(text, size, ": '%s' has replaced a corpus of another name", shown);
-    } else if (weight != s->weight) {
-        snprintf(text, size, ": the weight of '%s' was %.9g and is now %.9g", shown, weight, s->weight);
     } else if (shards != s->shard_count || tokens != s->token_count) {
         snprintf(text, size, ": %s had %" PRIu64 " tokens in %" PRIu64 " shards and now has %zu in %zu",
                  *shown ? shown : "it", tokens, shards, s->token_count, s->shard_count);
@@ -116,15 +127,11 @@ static inline void corpus_describe_difference(const DataLoader *l, const Corpus 
     }
 }
 
-// Writes the first difference between the data and that of a checkpoint to `text`, as the end of a sentence. `text` is
-// empty if the checkpoint has only a fingerprint.
+// Writes the first difference between the data and those of a checkpoint with the same names and weights to `text`, as
+// the end of a sentence. `text` is empty if the checkpoint has only a fingerprint.
 static inline void dataloader_describe_difference(const DataLoader *l, const cJSON *identity, char *text, size_t size) {
-    int count = cJSON_GetArraySize(identity);
     text[0] = 0;
-    if (count > 0 && count != l->corpus_count)
-        snprintf(text, size, ": it had %d cor%s and there %s %d now", count, count == 1 ? "pus" : "pora",
-                 l->corpus_count == 1 ? "is" : "are", l->corpus_count);
-    for (int i = 0; !text[0] && count > 0 && i < l->corpus_count; i++)
+    for (int i = 0; !text[0] && i < l->corpus_count && i < cJSON_GetArraySize(identity); i++)
         corpus_describe_difference(l, &l->corpora[i], cJSON_GetArrayItem(identity, i), text, size);
 }
 
@@ -156,6 +163,7 @@ static inline cJSON *dataloader_describe(const DataLoader *l, double windows) {
         cJSON_AddNumberToObject(item, "tokens", (double)s->token_count);
         cJSON_AddNumberToObject(item, "windows", (double)s->window_count);
         json_add_u64(item, "fingerprint", s->fingerprint);
+        json_add_u64(item, "files", corpus_files(l, s));
         if (windows > 0) cJSON_AddNumberToObject(item, "epochs", corpus_epochs(s, windows));
         if (s->vocab_size) cJSON_AddNumberToObject(item, "vocab_size", s->vocab_size);
         if (s->separator.token >= 0) separator = cJSON_AddObjectToObject(item, "separator");
@@ -172,7 +180,9 @@ static inline void dataloader_print(const DataLoader *l, double windows) {
         const Corpus *s = &l->corpora[i];
         if (l->corpus_count > 1) printf("%-12s %6.2f%% of the windows, ", s->name, 100 * s->weight);
         else printf("training data: ");
-        printf("%zu tokens in %zu shard%s, %.2f epochs in this run (%s)\n", s->token_count, s->shard_count,
-               s->shard_count == 1 ? "" : "s", corpus_epochs(s, windows), s->path);
+        printf("%zu tokens in %zu shard%s, %.2f epochs in this run", s->token_count, s->shard_count,
+               s->shard_count == 1 ? "" : "s", corpus_epochs(s, windows));
+        if (s->begin) printf(" after %.2f with other options", (double)s->begin / (double)s->window_count);
+        printf(" (%s)\n", s->path);
     }
 }

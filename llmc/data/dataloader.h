@@ -12,7 +12,7 @@ dataloader.h: batches of token windows from token shards, read ahead of the step
             Micro-batch m of rank r takes g = base + m*(ranks*B) + r*B + b, b in [0,B). The windows of an update are
             therefore [base, base + windows per update), whatever the micro-batch size and the number of ranks. The
             index of the next window is the only state that a resume needs. A batch may cross the end of an epoch.
-            A later phase of a run begins at g = 0, and each corpus at its own position (positions.h).
+            A resume with other data begins at g = 0, and each corpus at its own position (positions.h).
   mixture   With several corpora of weights w that sum to 1, the first k blocks of M = MIXTURE_BLOCK places have
                 floor(k M (w_0 + ... + w_i)) - floor(k M (w_0 + ... + w_i-1))
             places of corpus i. The deviation from its weight is less than one place at the end of a block, and the
@@ -44,7 +44,7 @@ typedef struct {
     uint64_t weight_end;        // sum of the weights up to this corpus, in units of 2^-32
     uint64_t seed, fingerprint; // fingerprint: set by dataloader_fingerprint
     uint64_t window_count;      // W: one epoch
-    uint64_t begin;             // windows of its order that earlier phases of the run have read (positions.h)
+    uint64_t begin;             // windows of its order that the run has read before it opened these data (positions.h)
     size_t first_shard, shard_count, token_count;
     bool described; // has a corpus.json
     int vocab_size; // from corpus.json; 0: unknown

@@ -23,6 +23,7 @@ typedef struct {
     char *path;
     int token_bytes;       // 2 or 4
     int64_t file_bytes;    // at the start; a change during the run is an error
+    int64_t modified;      // at the start: nanoseconds since 1970
     size_t token_count;    // n
     uint64_t first_window; // index in the corpus of this shard's first window
     dev_t device;          // with inode, identifies the file
@@ -95,6 +96,7 @@ static inline void shard_examine(Shard *s, size_t window_tokens) {
     CHECK(fstat(fd, &file) == 0, "cannot examine %s: %s", s->path, strerror(errno));
     CHECK(S_ISREG(file.st_mode), "%s is not a token shard, since it is not a regular file; %s", s->path, advice);
     s->file_bytes = (int64_t)file.st_size;
+    s->modified = (int64_t)file.st_mtim.tv_sec * 1000000000 + file.st_mtim.tv_nsec;
     s->device = file.st_dev, s->inode = file.st_ino;
     CHECK(s->file_bytes >= SHARD_HEADER_BYTES, "%s is not a token shard: it has %lld bytes and a header has %d; %s",
           s->path, (long long)s->file_bytes, SHARD_HEADER_BYTES, advice);

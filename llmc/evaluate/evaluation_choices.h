@@ -24,7 +24,7 @@ evaluation_choices.h: --eval-choices: multiple-choice tasks (data/choices.h), sc
 #include "../options/options_table.h"
 #include "../log/progress.h"
 #include "../options/ranks.h"
-#include "../text/tokenizer.h"
+#include "../text/sampler.h"
 
 // Row lengths are multiples of CHOICES_STEP, and rows of the LM head of CHOICES_HEAD_STEP, so that matrix products have
 // few different sizes: a library prepares each of them.

@@ -1,11 +1,10 @@
 /*
 run_tokenizer.h: the tokenizer of a run, its files, which checkpoints contain, and the tokens of the prompt.
 
-  void run_tokenizer_open(s, o, loaded, data, phases)   finds the tokenizer: --tokenizer; else that of the loaded
-                            checkpoint and of the corpora of --train-data and --val-data, also of the phases that are
-                            still to come, which must be equal. Where a corpus.json states that tokens are bytes, it is
-                            that of bytes, with or without a table. Tokens of which nothing is known may be read with
-                            any tokenizer
+  void run_tokenizer_open(s, o, loaded, data)   finds the tokenizer: --tokenizer; else that of the loaded checkpoint and
+                            of the corpora of --train-data and --val-data, which must be equal. Where a corpus.json
+                            states that tokens are bytes, it is that of bytes, with or without a table. Tokens of which
+                            nothing is known may be read with any tokenizer
   void run_tokenizer_close(s)
 
 Without a tokenizer, tokens are bytes if the vocabulary has 256 tokens; otherwise they are printed as numbers.
@@ -140,9 +139,8 @@ static inline int run_tokenizer_find_separator(const RunTokenizer *s, const Opti
 }
 
 // loaded: a checkpoint directory or NULL. data: the mode reads the data of the options. Otherwise --train-data is read
-// only if it is given for this start: the data of the checkpoint may no longer exist. phases: of training, or NULL.
-static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const char *loaded, bool data,
-                                      const Phases *phases) {
+// only if it is given for this start: the data of the checkpoint may no longer exist.
+static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const char *loaded, bool data) {
     memset(s, 0, sizeof(*s));
     int V = o->model.V;
     const char *train_data = data || options_given(o, "train-data") ? o->train_data : NULL;
@@ -151,11 +149,6 @@ static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const c
         if (loaded) run_tokenizer_look(s, loaded);
         if (train_data) run_tokenizer_look_in_corpora(s, train_data);
         if (data && o->val_data) run_tokenizer_look_in_corpora(s, o->val_data);
-        for (int k = phases ? phases->current + 1 : 0; phases && k < phases->count; k++) {
-            const Options *later = &phases->items[k].options;
-            run_tokenizer_look_in_corpora(s, later->train_data);
-            if (later->val_data) run_tokenizer_look_in_corpora(s, later->val_data);
-        }
     }
     bool bytes = s->tokenizer && s->tokenizer->kind == TOKENIZER_BYTES;
     run_tokenizer_check_equal(!bytes || !s->other[0], s->path, s->other);

@@ -35,9 +35,10 @@ static inline void json_add(cJSON *object, const char *key, cJSON *item) {
 }
 
 static inline cJSON *starts_entry(const cJSON *description, int64_t step, const cJSON *changed) {
-    static const char *const keys[] = {"command_line", "version",   "revision",    "host",        "step",
-                                       "ranks",        "threads",   "changed",     "system",      "devices",
-                                       "peak",         "libraries", "environment", "start_phases"};
+    static const char *const keys[] = {"command_line", "version",         "revision",    "host",         "step",
+                                       "ranks",        "threads",         "changed",     "system",       "devices",
+                                       "peak",         "libraries",       "environment", "start_phases", "model",
+                                       "data",         "data_fingerprint"};
     cJSON *entry = cJSON_CreateObject();
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
         const cJSON *item = json_member(description, keys[i]);

@@ -246,7 +246,7 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
     const Removed *gone = NULL;
     int taken = !flag && !value && count > 1 && strncmp(arguments[1], "--", 2) != 0 ? 2 : 1;
     if (taken == 2) value = arguments[1];
-    if (o->given[r] && row->kind != OPTION_LIST) {
+    if (o->given[r]) {
         REFUSE(problems->count, "--%s is specified more than once", row->name);
         return taken;
     }

@@ -16,7 +16,6 @@ static inline cJSON *option_to_json(const Options *o, int r) {
     case OPTION_ACTION:
     case OPTION_BOOL: return cJSON_CreateBool(strcmp(value, "yes") == 0);
     case OPTION_TEXT:
-    case OPTION_LIST:
     case OPTION_VARIANT:
     case OPTION_CHOICE: return cJSON_CreateString(value);
     default: break;
@@ -48,7 +47,8 @@ static inline cJSON *options_state_to_json(const Options *o) { return options_js
 // Reads one saved value. Returns false if its type or value is invalid for the option.
 static inline bool option_from_json(Options *o, int r, const cJSON *item) {
     OptionKind kind = option_rows[r].kind;
-    bool number = kind == OPTION_INT || kind == OPTION_DIM || kind == OPTION_U64 || kind == OPTION_REAL;
+    bool number =
+        kind == OPTION_INT || kind == OPTION_TOKENS || kind == OPTION_DIM || kind == OPTION_U64 || kind == OPTION_REAL;
     OptionText text;
     if (cJSON_IsBool(item)) return kind == OPTION_BOOL && option_set(o, r, cJSON_IsTrue(item) ? "yes" : "no");
     if (cJSON_IsString(item) && item->valuestring) return kind != OPTION_BOOL && option_set(o, r, item->valuestring);

@@ -10,7 +10,6 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "../ops/all_ops.h"
 #include "../cuda/device_peak.h"
 #include "modes.h"
-#include "phases.h"
 
 // Number of ranks of the run: those running, or those of --dry-run --ranks.
 static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
@@ -26,8 +25,7 @@ static inline int64_t options_micro_step(const Options *o, int ranks) {
 static inline void options_derive_batch(Options *o, int ranks) {
     int batch = option_row("batch-size"), total = option_row("total-batch");
     int64_t row = (int64_t)o->model.T * ranks, tokens = presets[o->preset].tokens; // row: a sequence on each rank
-    if (o->batch_schedule) o->total_batch = batch_schedule_first(o->batch_schedule);
-    else if (!o->has[total] && !o->has[batch]) o->total_batch = tokens > row ? tokens / row * row : row;
+    if (!o->has[total] && !o->has[batch]) o->total_batch = tokens > row ? tokens / row * row : row;
     else if (!o->has[total]) o->total_batch = options_micro_step(o, ranks);
     if (!o->has[batch])
         for (o->batch_size = 8; o->batch_size > 1 && o->total_batch % (o->batch_size * row);) o->batch_size--;
@@ -51,6 +49,11 @@ static inline void options_derive(Options *o, int ranks) {
     if (!o->has[threads]) o->threads = max_int(1, host_cores("") / comm_ranks_here());
     if (!o->has[aux]) o->router_aux = o->model.router_bias ? 0 : 0.01;
     o->has[active] = o->has[width] = o->has[rate] = o->has[warmup] = o->has[threads] = o->has[aux] = true;
+}
+
+// The last step of this start.
+static inline int64_t options_last_step(const Options *o) {
+    return o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
 }
 
 static inline LearningRate options_learning_rate(const Options *o) {
@@ -77,8 +80,7 @@ static inline bool options_usable(const Options *o, const char *const *names) {
 
 // Checks what the ranges of single options do not: the relations between heads, and whether --match-params has a
 // solution.
-// when: empty, or the phase that they are of.
-static inline int options_model_problems(const Options *o, const char *when) {
+static inline int options_model_problems(const Options *o) {
     static const char *const widths[] = {"hidden", "ffn", "expert-ffn", NULL};
     ModelConfig c = options_config(o);
     Problem problems[8];
@@ -89,12 +91,12 @@ static inline int options_model_problems(const Options *o, const char *when) {
     if (c.sparse_blocks)
         FORMAT(sparse, " --seq-len %d --sparse-blocks %d --sparse-block-size %d", c.T, c.sparse_blocks, c.sparse_size);
     if (narrow && options_usable(o, widths))
-        warn("%s--match-params: %s has more parameters than the baseline with --%s %d at any width; use a larger --%s",
-             when, c.attention->name, options_match_name(&c), c.E ? o->model.FE : o->model.F, options_match_name(&c));
+        warn("--match-params: %s has more parameters than the baseline with --%s %d at any width; use a larger --%s",
+             c.attention->name, options_match_name(&c), c.E ? o->model.FE : o->model.F, options_match_name(&c));
     for (int i = 0; i < count; i++)
-        warn("%s%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s%s)",
-             when, problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every,
-             c.yoco ? " --yoco" : "", sparse);
+        warn("%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s%s)",
+             problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every, c.yoco ? " --yoco" : "",
+             sparse);
     return count + (narrow && options_usable(o, widths));
 }
 
@@ -105,46 +107,31 @@ static inline int64_t options_smaller_batch(const Options *o, int ranks) {
     return B;
 }
 
-// Checks the tokens of a micro-step and an update. when: empty, or the phase that they are of.
-static inline int options_batch_problems(const Options *o, int ranks, const char *when) {
+// Checks the tokens of a micro-step and an update.
+static inline int options_batch_problems(const Options *o, int ranks) {
     int heads = o->model.attention->norm == NORM_HEAD ? o->model.NH : 1;
     int problems = 0, each = max_int(heads, o->model.K); // rows of a token in a norm of heads, or in its experts
     int64_t N = o->batch_size * o->model.T, micro_step = options_micro_step(o, ranks);
     if (N > INT_MAX)
-        REFUSE(problems, "%s--batch-size %" PRId64 " times --seq-len %d is more than %d tokens; use a smaller one",
-               when, o->batch_size, o->model.T, INT_MAX);
+        REFUSE(problems, "--batch-size %" PRId64 " times --seq-len %d is more than %d tokens; use a smaller one",
+               o->batch_size, o->model.T, INT_MAX);
     else if (N * each > INT_MAX)
-        REFUSE(problems, "%s--batch-size %" PRId64 " times --seq-len %d times %s %d is more than %d; use a smaller one",
-               when, o->batch_size, o->model.T, each > heads ? "--experts-active" : "--heads", each, INT_MAX);
+        REFUSE(problems, "--batch-size %" PRId64 " times --seq-len %d times %s %d is more than %d; use a smaller one",
+               o->batch_size, o->model.T, each > heads ? "--experts-active" : "--heads", each, INT_MAX);
     else if (!(mode_selected(o, MODE_TRAIN) || o->dry_run)) return problems; // no updates
     else if (o->total_batch / micro_step > INT_MAX)
         REFUSE(problems,
-               "%s--total-batch %" PRId64 " is more than %d micro-steps of %" PRId64 " tokens; use a smaller one", when,
+               "--total-batch %" PRId64 " is more than %d micro-steps of %" PRId64 " tokens; use a smaller one",
                o->total_batch, INT_MAX, micro_step);
     else if (o->total_batch % micro_step) {
         int64_t smaller = options_smaller_batch(o, ranks), larger = (o->total_batch / micro_step + 1) * micro_step;
         OptionText batch_size = ""; // suggested first: it does not change the updates
         if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 " or ", smaller);
         REFUSE(problems,
-               "%s--total-batch %" PRId64 " is not a multiple of --batch-size %" PRId64
+               "--total-batch %" PRId64 " is not a multiple of --batch-size %" PRId64
                " times --seq-len %d times %d rank%s; use %s--total-batch %" PRId64,
-               when, o->total_batch, o->batch_size, o->model.T, ranks, ranks == 1 ? "" : "s", batch_size, larger);
+               o->total_batch, o->batch_size, o->model.T, ranks, ranks == 1 ? "" : "s", batch_size, larger);
     }
-    return problems;
-}
-
-// Checks the phases: their texts, their models, and the tokens of each update.
-static inline int options_phase_problems(const Options *o, int ranks) {
-    Phases phases;
-    int problems = phases_build(&phases, o);
-    if (problems == 0) problems = options_batch_problems(o, ranks, "");
-    for (int k = 1; k < phases.count && problems == 0; k++) {
-        OptionText when;
-        FORMAT(when, "after step %" PRId64 ": ", phases.items[k].step);
-        problems += options_model_problems(&phases.items[k].options, when);
-        problems += options_batch_problems(&phases.items[k].options, ranks, when);
-    }
-    phases_free(&phases);
     return problems;
 }
 
@@ -155,9 +142,8 @@ static inline int options_number_problems(const Options *o, int ranks) {
         "full-every",  "yoco",    "experts",       "experts-active",    "expert-ffn", "shared-experts", "dense-layers",
         "router-bias", "seq-len", "sparse-blocks", "sparse-block-size", NULL};
     static const char *const length[] = {"steps", "warmup", "schedule", "decay-steps", NULL};
-    static const char *const batch[] = {"preset",         "batch-size", "seq-len", "total-batch",
-                                        "batch-schedule", "phase",      "steps",   NULL};
-    int problems = options_usable(o, shape) ? options_model_problems(o, "") : 0;
+    static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};
+    int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
     if (options_usable(o, length) && o->warmup > o->steps)
         REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
     else if (options_usable(o, length) && schedule_is_wsd(o->schedule) && o->decay_steps > o->steps - o->warmup)
@@ -165,7 +151,7 @@ static inline int options_number_problems(const Options *o, int ranks) {
                "--decay-steps %" PRId64 " is more than the %" PRId64 " steps after the warmup: --steps %" PRId64
                " less --warmup %" PRId64,
                o->decay_steps, o->steps - o->warmup, o->steps, o->warmup);
-    if (options_usable(o, batch)) problems += options_phase_problems(o, ranks);
+    if (options_usable(o, batch)) problems += options_batch_problems(o, ranks);
     return problems;
 }
 
@@ -195,7 +181,6 @@ typedef struct {
 } Requirement;
 static const Requirement requirements[] = {
     {"resume", {"out", NULL}, "--out DIR, the run directory"},
-    {"decay-now", {"resume", NULL}, "--resume"},
     {"device", {"dry-run", NULL}, "--dry-run"},
     {"dry-run-out", {"device", NULL}, "--device"},
     {"eval-out", {"eval", NULL}, "--eval"},
@@ -212,12 +197,6 @@ static const Exclusion exclusions[] = {
     {"minutes", "steps", true, "both set the number of updates"},
     {"minutes", "stop-after", false, "the last step is not known before the trial"},
     {"minutes", "resume", false, "a resumed run continues to its --steps"},
-    {"minutes", "phase", false, "the updates of a phase take another time"},
-    {"minutes", "batch-schedule", false, "updates with other tokens take another time"},
-    {"batch-schedule", "total-batch", true, "both set the tokens of an update"},
-    {"phase", "rollback", false, "the data and the model of an earlier phase are not opened again"},
-    {"batch-schedule", "rollback", false, "the batches of an earlier phase are not restored"},
-    {"decay-now", "steps", true, "the run ends with the decay, after --decay-steps"},
     {"prompt", "prompt-tokens", false, "both specify the prompt"},
     {"prompts", "prompt", true, "both specify the prompt"},
     {"prompts", "prompt-tokens", true, "both specify the prompt"},
@@ -307,7 +286,7 @@ static inline int options_text_problems(const Options *o) {
     OptionText room;
     for (int r = 0; o->out && r < OPTION_ROW_COUNT; r++) {
         const OptionRow *row = &option_rows[r];
-        bool text = (row->kind == OPTION_TEXT || row->kind == OPTION_LIST) && strcmp(row->name, "prompt") != 0;
+        bool text = row->kind == OPTION_TEXT && strcmp(row->name, "prompt") != 0;
         const char *value = text ? option_text(room, o, r) : NULL;
         size_t at = value ? utf8_invalid_at(value, strlen(value)) : 0;
         if (at) REFUSE(problems, "--%s is not valid UTF-8 at byte %zu: use another name", row->name, at);
@@ -434,13 +413,6 @@ static inline void options_warn_unused(const Options *o) {
         warn("--rollback %s: --keep %" PRId64 " and --checkpoint-every %" PRId64
              " do not keep a checkpoint from before the last %" PRId64 " steps; use a larger --keep",
              o->rollback, o->keep, o->checkpoint_every, window);
-    Phases phases;
-    phases_build(&phases, o);
-    if (phases.dropped)
-        warn("--phase or --batch-schedule: step %" PRId64 " is not before the last step, --steps %" PRId64
-             ": it has no effect",
-             phases.dropped, o->steps);
-    phases_free(&phases);
     if (o->stop_after > o->steps)
         warn("--stop-after %" PRId64 " has no effect: the run ends after --steps %" PRId64, o->stop_after, o->steps);
 }
@@ -467,7 +439,7 @@ static inline void options_set_steps(Options *o, int64_t steps, int ranks) {
 
 // The model configuration of finished options. Reports every problem of an invalid one, then exits with status 2.
 static inline ModelConfig options_model(const Options *o) {
-    if (options_model_problems(o, "")) program_exit(EXIT_USAGE);
+    if (options_model_problems(o)) program_exit(EXIT_USAGE);
     return options_config(o);
 }
 
@@ -486,6 +458,11 @@ static inline bool option_unused(const OptionRow *row, const ModelConfig *c) {
     return row->field == offsetof(ModelConfig, F) && c->E && !c->dense_layers;
 }
 
+// Whether a loaded model may have another value: --seq-len, and of a run --rope-theta.
+static inline bool option_of_start(const Options *o, const OptionRow *row) {
+    return row->field == offsetof(ModelConfig, T) || (o->resume && row->on_resume == OPTION_SAVED);
+}
+
 // The option as on a command line, of a value of option_value.
 static inline const char *option_phrase(OptionText out, const OptionRow *row, const char *value) {
     bool flag = row->kind == OPTION_BOOL, no = flag && strcmp(value, "no") == 0;
@@ -501,7 +478,7 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         OptionText wanted, loaded_value, asked, other, shape = "";
         const OptionRow *row = &option_rows[r];
-        if (!option_of_model(row) || row->field == offsetof(ModelConfig, T) || option_unused(row, loaded)) continue;
+        if (!option_of_model(row) || option_of_start(o, row) || option_unused(row, loaded)) continue;
         if (match && strcmp(row->name, options_match_name(loaded)) == 0) continue; // checked below
         bool of_preset = preset && option_of_preset(row) && row->field != offsetof(ModelConfig, V);
         if (!o->given[r] && !of_preset) continue;
@@ -524,8 +501,9 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
 }
 
 // For --init and --resume: sets the architecture options to the loaded model's values, --seq-len only if it was neither
-// given nor adopted. With --match-params, --ffn keeps the value that the loaded width was computed from; if that is
-// unknown, the loaded width is used without matching. Exits with status 2 on contradictions.
+// given nor adopted, and of a run --rope-theta as well: no weight depends on them. With --match-params, --ffn keeps the
+// value that the loaded width was computed from; if that is unknown, the loaded width is used without matching. Exits
+// with status 2 on contradictions.
 static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     if (options_contradictions(o, loaded)) program_exit(EXIT_USAGE);
     int width = option_row(options_match_name(loaded));
@@ -540,8 +518,8 @@ static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     }
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         const OptionRow *row = &option_rows[r];
-        bool kept = row->field == offsetof(ModelConfig, T) && o->has[r];
-        if (option_of_model(row) && !kept && !option_unused(row, loaded)) option_copy(o, r, &adopted);
+        if (option_of_model(row) && !(option_of_start(o, row) && o->has[r]) && !option_unused(row, loaded))
+            option_copy(o, r, &adopted);
     }
     o->model.rms_norm_eps = loaded->rms_norm_eps;
 }

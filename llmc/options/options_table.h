@@ -20,6 +20,9 @@ To add an option, add a field to Options and a row to option_rows.
 
 enum { OPTION_LIMIT = 128 };
 
+// Reports a usage error on one line. The program reports all errors, then exits with status 2.
+#define REFUSE(count, ...) (warn(__VA_ARGS__), (count)++)
+
 typedef struct {
     ModelConfig model; // first: the offset of a field is the same in both. With --match-params its width is
                        // that of the baseline, and options_model's that of the model
@@ -29,7 +32,6 @@ typedef struct {
     const char *train_data, *val_data, *separator, *tokenizer;
     bool doc_mask;
     int64_t batch_size, total_batch;
-    const char *batch_schedule, *phase; // phases.h; NULL: none
 
     int64_t steps;
     double minutes; // 0: not given
@@ -45,7 +47,7 @@ typedef struct {
     const char *change; // NULL: off
 
     const char *out;
-    bool resume, decay_now;
+    bool resume;
     const char *init;
     int64_t stop_after; // 0: not given
     double checkpoint_minutes;
@@ -76,11 +78,11 @@ typedef enum {
     OPTION_ACTION, // a flag that prints something and exits
     OPTION_BOOL,   // bool; takes no value, and also accepts --no-NAME
     OPTION_INT,    // int64_t
+    OPTION_TOKENS, // the same; a number may end in K or M, 1024 and 1024^2
     OPTION_DIM,    // int
     OPTION_U64,    // uint64_t
     OPTION_REAL,   // double, finite
     OPTION_TEXT,   // const char *, not empty, owned; NULL without a value
-    OPTION_LIST,   // the same; may be given several times, joined by ';'
     OPTION_CHOICE, // int, an index into a list of names
     OPTION_VARIANT // const AttentionVariant *
 } OptionKind;
@@ -111,20 +113,6 @@ static inline const char *parametrization_choice(int i) {
     return i < PARAMETRIZATION_COUNT ? parametrization_names[i] : NULL;
 }
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
-
-// The options that a phase may change (--phase). rebuilds: the model's activations are laid out again, and the data are
-// opened again.
-typedef struct {
-    const char *option;
-    bool rebuilds;
-} PhaseRow;
-static const PhaseRow phase_rows[] = {
-    {"train-data", true},   {"seq-len", true},   {"batch-size", true},        {"rope-theta", true},
-    {"total-batch", false}, {"lr", false},       {"weight-decay", false},     {"grad-clip", false},
-    {"router-aux", false},  {"router-z", false}, {"router-bias-rate", false},
-};
-enum { PHASE_ROW_COUNT = sizeof(phase_rows) / sizeof(phase_rows[0]) };
-static inline const char *phase_choice(int i) { return i < PHASE_ROW_COUNT ? phase_rows[i].option : NULL; }
 
 // --rollback K:M
 enum { ROLLBACK_LIMIT = 1000 }; // of M
@@ -186,14 +174,14 @@ static const OptionRow option_rows[] = {
         "with --experts: the first N layers have an MLP of width --ffn instead"},
     {"model", "router-bias", OPTION_BOOL, OPTION_FIXED, FIELD(model.router_bias), NULL, "no", NULL, NULL,
         "with --experts: balance the experts by a bias that routers add to the probabilities that they select by"},
-    {"model", "rope-theta", OPTION_REAL, OPTION_FIXED, FIELD(model.rope_theta), "X", "10000", "(0, inf)", NULL,
+    {"model", "rope-theta", OPTION_REAL, OPTION_SAVED, FIELD(model.rope_theta), "X", "10000", "(0, inf)", NULL,
         "base of the rotary position embedding"},
     {"model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(model.tied), NULL, "(from the preset)", NULL, NULL,
         "share the weights of the embedding and the LM head"},
     {"model", "match-params", OPTION_BOOL, OPTION_FIXED, FIELD(match_params), NULL, "no", NULL, NULL,
         "set the MLP width so that the model has as many parameters as the baseline with --ffn; with --experts the "
         "width of an expert, and --expert-ffn"},
-    {"model", "seq-len", OPTION_DIM, OPTION_FIXED, FIELD(model.T), "T",
+    {"model", "seq-len", OPTION_DIM, OPTION_SAVED, FIELD(model.T), "T",
         "(from the preset; with --init from the model)", "[1, 16777216]", NULL, "sequence length"},
     {"model", "vocab", OPTION_DIM, OPTION_FIXED, FIELD(model.V), "V", "(from the corpus directory, or the preset)",
         "[1, 268435456]", NULL, "vocabulary size"},
@@ -235,11 +223,9 @@ static const OptionRow option_rows[] = {
 
     {"batch", "batch-size", OPTION_INT, OPTION_SAVED, FIELD(batch_size), "B",
         "(8, or fewer that divide those of --total-batch)", "[1, 16777216]", NULL, "sequences per rank and micro-step"},
-    {"batch", "total-batch", OPTION_INT, OPTION_SAVED, FIELD(total_batch), "TOKENS",
+    {"batch", "total-batch", OPTION_TOKENS, OPTION_SAVED, FIELD(total_batch), "TOKENS",
         "(from the preset; with --batch-size B*T*ranks)", "[1, 1e15]", NULL,
-        "tokens per update, a multiple of B*T*ranks"},
-    {"batch", "batch-schedule", OPTION_TEXT, OPTION_SAVED, FIELD(batch_schedule), "B@N,...", NULL, NULL, NULL,
-        "B tokens per update after step N, in place of --total-batch, such as 64K@0,256K@2000 (K = 1024, M = 1024 K)"},
+        "tokens per update, a multiple of B*T*ranks; 64K is 65536"},
 
     {"training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 99999999]", NULL,
         "number of updates"},
@@ -274,8 +260,6 @@ static const OptionRow option_rows[] = {
         "with --experts: weight of the squared log-sum-exp of the routers' logits; 0: none"},
     {"training", "router-bias-rate", OPTION_REAL, OPTION_SAVED, FIELD(router_bias_rate), "X", "0.001", "[0, 1]", NULL,
         "with --router-bias: change of a bias in an update"},
-    {"training", "phase", OPTION_LIST, OPTION_SAVED, FIELD(phase), "STEP:NAME=X,...", NULL, NULL, phase_choice,
-        "change options after a step; may be given several times. Options"},
     {"training", "seed", OPTION_U64, OPTION_FIXED, FIELD(seed), "N", "1", NULL, NULL,
         "seed of the initial weights, the data order and samples"},
 
@@ -294,9 +278,7 @@ static const OptionRow option_rows[] = {
     {"run", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(out), "DIR", NULL, NULL, NULL,
         "run directory; without it nothing is written"},
     {"run", "resume", OPTION_BOOL, OPTION_LOCAL, FIELD(resume), NULL, "no", NULL, NULL,
-        "continue the run in --out from its last checkpoint"},
-    {"run", "decay-now", OPTION_BOOL, OPTION_LOCAL, FIELD(decay_now), NULL, "no", NULL, NULL,
-        "with --resume of a run with --schedule wsd or constant: decay over the next --decay-steps, and end the run"},
+        "continue the run in --out from its last checkpoint; options that are given replace those of the checkpoint"},
     {"run", "init", OPTION_TEXT, OPTION_LOCAL, FIELD(init), "DIR", NULL, NULL, NULL,
         "start from the architecture and weights of a checkpoint directory; scripts/export/convert.py makes another "
         "attention of a baseline"},
@@ -424,9 +406,11 @@ static inline const char *option_accepts(OptionText out, const OptionRow *row) {
     switch (row->kind) {
     case OPTION_DIM:
     case OPTION_INT: snprintf(out, sizeof(OptionText), "a whole number in %s", row->range); break;
+    case OPTION_TOKENS:
+        snprintf(out, sizeof(OptionText), "a whole number in %s, or one with K or M", row->range);
+        break;
     case OPTION_U64: snprintf(out, sizeof(OptionText), "a whole number in [0, %" PRIu64 "]", UINT64_MAX); break;
     case OPTION_REAL: snprintf(out, sizeof(OptionText), "a number in %s", row->range); break;
-    case OPTION_LIST:
     case OPTION_VARIANT:
     case OPTION_CHOICE:
         for (int i = 0; row->choice(i) && n < sizeof(OptionText); i = option_listed(row, i + 1))
@@ -465,6 +449,15 @@ static inline bool option_whole_number(const char *text, int64_t *value) {
     return true;
 }
 
+// The same, or digits with K or M.
+static inline bool option_tokens(const char *text, int64_t *value) {
+    size_t digits = strspn(text, "0123456789");
+    bool unit = digits > 0 && digits < 10 && (text[digits] == 'K' || text[digits] == 'M') && !text[digits + 1];
+    if (!unit) return option_whole_number(text, value);
+    *value = strtoll(text, NULL, 10) << (text[digits] == 'K' ? 10 : 20);
+    return true;
+}
+
 // Sets a value from text. Returns false and leaves it unchanged if the text is invalid. Numbers are decimal.
 static inline bool option_set(Options *o, int r, const char *text) {
     const OptionRow *row = &option_rows[r];
@@ -478,11 +471,13 @@ static inline bool option_set(Options *o, int r, const char *text) {
         *(bool *)field = text[0] == 'y';
         break;
     case OPTION_DIM:
-    case OPTION_INT: {
+    case OPTION_INT:
+    case OPTION_TOKENS: {
         int64_t x;
-        if (!option_whole_number(text, &x) || !option_in_range(row->range, (double)x)) return false;
-        if (row->kind == OPTION_INT) *(int64_t *)field = x;
-        else *(int *)field = (int)x;
+        bool number = row->kind == OPTION_TOKENS ? option_tokens(text, &x) : option_whole_number(text, &x);
+        if (!number || !option_in_range(row->range, (double)x)) return false;
+        if (row->kind == OPTION_DIM) *(int *)field = (int)x;
+        else *(int64_t *)field = x;
         break;
     }
     case OPTION_U64: {
@@ -498,13 +493,10 @@ static inline bool option_set(Options *o, int r, const char *text) {
         *(double *)field = x;
         break;
     }
-    case OPTION_LIST:
     case OPTION_TEXT: {
         if (!*text) return false;
-        const char *before = row->kind == OPTION_LIST ? *(char **)field : NULL;
-        size_t size = (before ? strlen(before) + 1 : 0) + strlen(text) + 1;
-        char *copy = (char *)checked_calloc(size, 1);
-        snprintf(copy, size, "%s%s%s", before ? before : "", before ? ";" : "", text);
+        char *copy = strdup(text);
+        CHECK(copy, "out of memory for --%s", row->name);
         free(*(char **)field);
         *(char **)field = copy;
         break;
@@ -529,9 +521,9 @@ static inline const char *option_value(OptionText out, const OptionRow *row, con
     const char *field = (const char *)options + row->field;
     switch (row->kind) {
     case OPTION_DIM: snprintf(out, sizeof(OptionText), "%d", *(const int *)field); break;
-    case OPTION_INT: snprintf(out, sizeof(OptionText), "%" PRId64, *(const int64_t *)field); break;
+    case OPTION_INT:
+    case OPTION_TOKENS: snprintf(out, sizeof(OptionText), "%" PRId64, *(const int64_t *)field); break;
     case OPTION_U64: snprintf(out, sizeof(OptionText), "%" PRIu64, *(const uint64_t *)field); break;
-    case OPTION_LIST:
     case OPTION_TEXT: return *(const char *const *)field;
     case OPTION_CHOICE: return row->choice(*(const int *)field);
     case OPTION_VARIANT: return (*(const AttentionVariant *const *)field)->name;
@@ -557,9 +549,9 @@ static inline bool option_on(const Options *o, const char *name) {
     switch (row->kind) {
     case OPTION_CHOICE:
     case OPTION_DIM: return *(const int *)field != 0;
-    case OPTION_INT: return *(const int64_t *)field != 0;
+    case OPTION_INT:
+    case OPTION_TOKENS: return *(const int64_t *)field != 0;
     case OPTION_REAL: return *(const double *)field != 0;
-    case OPTION_LIST:
     case OPTION_TEXT: return *(const char *const *)field != NULL;
     default: return *(const bool *)field;
     }
@@ -597,7 +589,6 @@ static inline void options_defaults(Options *o) {
 
 static inline void options_free(Options *o) {
     for (int r = 0; r < OPTION_ROW_COUNT; r++)
-        if (option_rows[r].kind == OPTION_TEXT || option_rows[r].kind == OPTION_LIST)
-            free(*(char **)((char *)o + option_rows[r].field));
+        if (option_rows[r].kind == OPTION_TEXT) free(*(char **)((char *)o + option_rows[r].field));
     memset(o, 0, sizeof(*o));
 }

@@ -1,9 +1,20 @@
 /*
 dry_run.h: the report of --dry-run: parameters, memory, communication, FLOPs, and with --device the predicted step.
+
+  plan_options(plan, o, config, B, purpose)   the plan of a start or of a --dry-run
+  print_dry_run(plan, sampling, o)            sampling: the plan of the model that draws samples, or NULL
 */
 #pragma once
 #include "prediction_report.h"
 #include "../options/options_model.h"
+
+// predicted_plan, or without --device plan_build, of the options' length and ranks.
+static inline void plan_options(ModelPlan *plan, const Options *o, const ModelConfig *config, int B, Purpose purpose) {
+    int T = o->model.T, ranks = options_ranks(o);
+    Recompute recompute = purpose == FOR_GENERATION ? RECOMPUTE_NOTHING : (Recompute)o->recompute;
+    if (o->device) predicted_plan(plan, config, B, T, purpose, recompute, ranks, (int)o->zero, o);
+    else plan_build(plan, config, B, T, purpose, recompute, options_run_ranks(o, comm_rank(), ranks));
+}
 
 static inline void print_match(const ModelPlan *plan, const Options *o) {
     ModelConfig c = plan->config, baseline = model_as_baseline(&c);
@@ -33,8 +44,7 @@ static inline double communication_bytes(const ModelPlan *plan, int zero, int mi
 }
 
 // By --zero level: the memory of a rank, the bytes it sends, and the time to send them if no computation hides it.
-static inline void print_communication(const ModelPlan *plan, const ModelPlan *sampling, const Options *o,
-                                       const Phases *phases) {
+static inline void print_communication(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->model.T * plan_ranks(plan)));
     printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
            o->link_gbs > 0 ? "  time to send" : "", plan->device ? "          expected step    fits the GPU" : "");
@@ -43,7 +53,6 @@ static inline void print_communication(const ModelPlan *plan, const ModelPlan *s
         int B = plan->B, T = plan->T, ranks = plan_ranks(plan);
         if (plan->device) predicted_plan(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, ranks, zero, o);
         else plan_build(&other, &plan->config, B, T, FOR_TRAINING, plan->recompute, plan_run_ranks(plan, zero));
-        plan_reserve(&other, phases);
         double bytes = communication_bytes(&other, zero, micro_steps), fast = 0, slow = 0;
         if (plan->device) { // in the types of the bf16 program
             PredictedRange r = predict_range(&other, o);
@@ -83,38 +92,21 @@ static inline void print_parameters(const ModelPlan *plan) {
     if (plan->config.E) printf("  %-44s %14zu\n", "active in a token", model_parameter_count(&plan->config, true));
 }
 
-static inline void print_flops(const ModelPlan *plan, const Options *o, const RunCost *cost) {
+static inline void print_flops(const ModelPlan *plan, const Options *o) {
     double per_token = training_flops(plan, plan->B, plan->T) / ((double)plan->B * plan->T);
+    double tokens = (double)o->steps * (double)o->total_batch;
     const struct {
         const char *of;
         double count;
     } rows[] = {{"per token", per_token},
                 {"per step", per_token * (double)o->total_batch},
-                {"tokens of the run", cost->tokens},
-                {"of the run", cost->flops}};
+                {"tokens of the run", tokens},
+                {"of the run", per_token * tokens}};
     printf("FLOPs (forward and backward)\n");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         char text[32];
         format_count(text, sizeof(text), rows[i].count);
         printf("  %-44s %14s\n", rows[i].of, text);
-    }
-}
-
-static inline void print_phases(const Phases *phases) {
-    bool timed = phases->items[0].options.device != NULL;
-    if (phases->count == 1) return;
-    printf("%-24s %8s %12s %12s %12s %10s%s\n", "phase: steps", "seq-len", "batch-size", "total-batch", "tokens", "lr",
-           timed ? "      hours" : "");
-    for (int k = 0; k < phases->count; k++) {
-        const Options *o = &phases->items[k].options;
-        RunCost c = phase_cost(phases, k);
-        char tokens[32], steps[64];
-        format_count(tokens, sizeof(tokens), c.tokens);
-        FORMAT(steps, "%" PRId64 " to %" PRId64, phases->items[k].step + 1, phases_end(phases, k));
-        printf("  %-22s %8d %12" PRId64 " %12" PRId64 " %12s %10g", steps, o->model.T, o->batch_size, o->total_batch,
-               tokens, o->lr);
-        if (timed) printf("   %.3g to %.3g", c.fast_hours, c.slow_hours);
-        printf("\n");
     }
 }
 
@@ -157,9 +149,7 @@ static inline void print_sparse(const ModelConfig *c) {
            sparse, c->sparse_blocks, c->sparse_size);
 }
 
-static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *sampling, const Options *o,
-                                 const Phases *phases) {
-    RunCost cost = run_cost(phases);
+static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
     const ModelConfig *c = &plan->config;
     char mlp[32] = ""; // with experts, print_mlps has the widths
     if (c->E == 0) FORMAT(mlp, "MLP %d, ", c->F);
@@ -175,10 +165,9 @@ static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *samplin
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
     else printf("memory of %s\n", plan->device ? "the GPU" : "this process");
     print_memory(plan, sampling);
-    if (plan_ranks(plan) > 1) print_communication(plan, sampling, o, phases);
-    print_flops(plan, o, &cost);
+    if (plan_ranks(plan) > 1) print_communication(plan, sampling, o);
+    print_flops(plan, o);
     print_schedule(o);
-    print_phases(phases);
-    if (plan->device) print_prediction(plan, o, &cost);
-    if (o->dry_run_out) write_prediction(o->dry_run_out, plan, sampling, o, &cost);
+    if (plan->device) print_prediction(plan, o);
+    if (o->dry_run_out) write_prediction(o->dry_run_out, plan, sampling, o);
 }

@@ -3,7 +3,7 @@ prediction_report.h: prints a prediction (--dry-run --device), and writes it as 
 */
 #pragma once
 #include "memory_report.h"
-#include "phase_cost.h"
+#include "prediction.h"
 #include "prediction_communication.h"
 #include "prediction_rates.h"
 #include "../base/files.h"
@@ -164,7 +164,9 @@ static inline void print_predicted_step(const ModelPlan *plan, const Options *o,
     printf("\n");
 }
 
-static inline void print_prediction(const ModelPlan *plan, const Options *o, const RunCost *cost) {
+static inline double run_hours(const Prediction *p) { return (double)p->options->steps * p->step_ms / 3.6e6; }
+
+static inline void print_prediction(const ModelPlan *plan, const Options *o) {
     PredictedRange r = predict_range(plan, o);
     const Prediction *p = &r.mean;
     PredictionSummary s = prediction_summary(p), fast = prediction_summary(&r.fast), slow = prediction_summary(&r.slow);
@@ -192,7 +194,7 @@ static inline void print_prediction(const ModelPlan *plan, const Options *o, con
     format_count(low, sizeof(low), slow.tokens_per_s / plan_ranks(plan));
     format_count(high, sizeof(high), fast.tokens_per_s / plan_ranks(plan));
     if (plan_ranks(plan) > 1) printf(", %s to %s per GPU", low, high);
-    printf("\n  %-24s %10.3g to %8.3g hours of the run\n", "", cost->fast_hours, cost->slow_hours);
+    printf("\n  %-24s %10.3g to %8.3g hours of the run\n", "", run_hours(&r.fast), run_hours(&r.slow));
     printf("  %-24s %10.0f%% of it bound by %s\n", "", 100 * s.bound_share, bound_names[s.bound]);
     print_prediction_ends(d);
     print_prediction_alternatives(p);
@@ -233,12 +235,12 @@ static inline void add_assumptions(cJSON *json, const Prediction *p) {
 }
 
 // The times and rates of a step, and the hours of the run.
-static inline void add_times(cJSON *json, const Prediction *p, double hours) {
+static inline void add_times(cJSON *json, const Prediction *p) {
     PredictionSummary s = prediction_summary(p);
     cJSON_AddNumberToObject(json, "step_ms", p->step_ms);
     cJSON_AddNumberToObject(json, "share_of_peak", s.peak_share);
     cJSON_AddNumberToObject(json, "tokens_per_s", s.tokens_per_s);
-    cJSON_AddNumberToObject(json, "hours", hours);
+    cJSON_AddNumberToObject(json, "hours", run_hours(p));
     cJSON_AddStringToObject(json, "bound_by", bound_names[s.bound]);
     cJSON_AddNumberToObject(json, "communication_ms", p->reduce_ms + p->gather_ms);
     cJSON_AddNumberToObject(json, "latency_ms", p->link_hops_ms + p->network_hops_ms);
@@ -249,7 +251,7 @@ static inline void add_times(cJSON *json, const Prediction *p, double hours) {
 
 // Writes the prediction as JSON, which dev/gpu_check reads.
 static inline void write_prediction(const char *path, const ModelPlan *plan, const ModelPlan *sampling,
-                                    const Options *o, const RunCost *cost) {
+                                    const Options *o) {
     PredictedRange r = predict_range(plan, o);
     double needs = (double)process_bytes(plan, sampling);
     cJSON *json = cJSON_CreateObject();
@@ -263,9 +265,9 @@ static inline void write_prediction(const char *path, const ModelPlan *plan, con
     cJSON_AddNumberToObject(json, "buckets", plan->sharding.count);
     cJSON_AddNumberToObject(json, "memory_bytes", needs);
     cJSON_AddBoolToObject(json, "fits", needs <= device_memory_bytes(plan->device));
-    add_times(json, &r.mean, cost->hours);
-    add_times(cJSON_AddObjectToObject(json, "fast"), &r.fast, cost->fast_hours);
-    add_times(cJSON_AddObjectToObject(json, "slow"), &r.slow, cost->slow_hours);
+    add_times(json, &r.mean);
+    add_times(cJSON_AddObjectToObject(json, "fast"), &r.fast);
+    add_times(cJSON_AddObjectToObject(json, "slow"), &r.slow);
     add_operations(json, &r.mean);
     add_assumptions(json, &r.mean);
     size_t size;

@@ -14,7 +14,6 @@ functions together.
 #include "../data/dataloader.h"
 #include "../model/state.h"
 #include "../options/changes.h"
-#include "../options/phases.h"
 #include "run_records.h"
 
 typedef struct {
@@ -58,8 +57,6 @@ static inline int change_problems(const Change *c, const Options *o, const Model
     else if (c->kind == CHANGE_NORM && o->optimizer != OPTIMIZER_ADAMW)
         REFUSE(problems, "--change %s: updates of %s have a constant norm: use lr=FACTOR", c->text,
                optimizer_choice(o->optimizer));
-    else if (change_moves(c) && (o->phase || o->batch_schedule))
-        REFUSE(problems, "--change %s: windows cannot be moved in a run with phases: omit this change", c->text);
     else if (change_moves(c) && c->first != c->last)
         REFUSE(problems, "--change %s: %s requires a single step: give a change for each step", c->text,
                change_names[c->kind]);

@@ -2,8 +2,7 @@
 resume.h: how a start begins: what --resume finds in --out, the options and the model that follow, and the log that the
 start opens.
 
-  ModelConfig start_configure(options, phases, resume, argc, argv)   the options of all phases, and those and the model
-                                                                     of the phase that the run is in
+  ModelConfig start_configure(options, resume, argc, argv)   the options and the model
   void        start_open_log(log, options, resume, step, measures, description)   a new log, or the one that --resume
                                                                      continues; measures: as log_resume
 */
@@ -16,6 +15,7 @@ start opens.
 #include "../options/options.h"
 #include "../options/ranks.h"
 #include "../log/starts.h"
+#include "earlier_phases.h"
 #include "stop_signals.h"
 #include "trainer_state.h"
 
@@ -25,17 +25,74 @@ typedef struct {
     char path[PATH_SIZE]; // where the weights are: the checkpoint, or else --init of the first start; or empty
     cJSON *state;         // trainer_state.json; NULL when there is no checkpoint
     cJSON *run_json;      // NULL without --resume
+    cJSON *saved;         // options that --resume adopts
+    double rates[2];      // learning rates of the checkpoint's step and the next one, if options change them
     RunLock lock;         // of rank 0, when the run will be trained
 } Resume;
 
 static inline void resume_free(Resume *r) {
     cJSON_Delete(r->state);
     cJSON_Delete(r->run_json);
+    cJSON_Delete(r->saved);
     memset(r, 0, sizeof(*r));
 }
 
 // The checkpoint directory that weights are loaded from, or NULL.
 static inline const char *resume_weights(const Resume *r, const Options *o) { return r->path[0] ? r->path : o->init; }
+
+// The step of the checkpoint; 0 without one.
+static inline int64_t resume_step(const Resume *r) {
+    return r->state ? (int64_t)state_number(r->state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, r->path) : 0;
+}
+
+// Whether a start of the run was given the option.
+static inline bool resume_gave(const Resume *r, const char *name) {
+    size_t length = strlen(name);
+    const cJSON *starts = json_member(r->run_json, "starts"), *word;
+    for (int i = -1; i < cJSON_GetArraySize(starts); i++) { // the description itself is of the first start
+        const cJSON *start = i < 0 ? r->run_json : cJSON_GetArrayItem(starts, i);
+        cJSON_ArrayForEach(word, json_member(start, "command_line")) {
+            const char *text = cJSON_IsString(word) ? word->valuestring : "";
+            if (strncmp(text, "--", 2) == 0 && strncmp(text + 2, name, length) == 0 &&
+                (text[2 + length] == 0 || text[2 + length] == '='))
+                return true;
+        }
+    }
+    return false;
+}
+
+// A default that no start was given is derived again when what it follows from has changed. The tokens of an update
+// stay if the sequences divide them.
+static inline void resume_derive_again(Options *o, const Resume *r) {
+    int warmup = option_row("warmup"), batch = option_row("batch-size"), total = option_row("total-batch");
+    int64_t row = (int64_t)o->model.T * options_ranks(o), micro_step = options_micro_step(o, options_ranks(o));
+    double steps = 0, T = 0, tokens = 0;
+    json_get_number(r->saved, "steps", &steps);
+    json_get_number(r->saved, "seq-len", &T);
+    json_get_number(r->saved, "total-batch", &tokens);
+    bool phases = resume_gave(r, "phase") || resume_gave(r, "batch-schedule");
+    bool batch_given = o->given[batch] || phases || resume_gave(r, "batch-size");
+    bool total_given = o->given[total] || phases || resume_gave(r, "total-batch");
+    if (!o->given[warmup] && !resume_gave(r, "warmup") && (double)o->steps != steps) o->has[warmup] = false;
+    if (!o->has[batch] || !o->has[total] || row < 1) return; // not saved: derived in any case
+    if (!total_given && o->model.T != T && o->total_batch % (batch_given ? micro_step : row) != 0)
+        o->has[total] = false;
+    if (!batch_given && (o->model.T != T || (double)o->total_batch != tokens || o->total_batch % micro_step))
+        o->has[batch] = false;
+}
+
+// The learning rates of the checkpoint's step and of the next one, if options make it jump there.
+static inline void resume_compare_rates(const Options *o, Resume *r) {
+    static const char *const names[] = {"steps", "lr", "min-lr-ratio", "warmup", "schedule", "decay-steps"};
+    Options before = *o;
+    before.decay_steps = 0; // null: not given
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        option_from_json(&before, option_row(names[i]), json_member(r->saved, names[i]));
+    LearningRate old = options_learning_rate(&before), now = options_learning_rate(o);
+    int64_t step = resume_step(r);
+    if (step < 1 || step >= options_last_step(o) || schedule_lr(&old, step + 1) == schedule_lr(&now, step + 1)) return;
+    r->rates[0] = schedule_lr(&old, step), r->rates[1] = schedule_lr(&now, step + 1);
+}
 
 // Refuses a run whose checkpoints are gone: starting again would drop its steps from the log. Every start creates
 // checkpoints/, so that one without this directory was not merely stopped before its first checkpoint.
@@ -62,15 +119,18 @@ static inline Resume resume_find(Options *o) {
     r.run_json = log_read_run_json(o->out);
     if (checkpoint_find_newest(o->out, r.path) >= 0) {
         r.state = checkpoint_load_state(r.path);
-        options_adopt_json(o, cJSON_GetObjectItemCaseSensitive(r.state, "options"), "the checkpoint");
+        r.saved = cJSON_Duplicate(json_member(r.state, "options"), true);
+        phases_adopt(r.saved, r.run_json, resume_step(&r));
+        options_adopt_json(o, r.saved, "the checkpoint");
     } else {
-        const cJSON *options = cJSON_GetObjectItemCaseSensitive(r.run_json, "options");
+        r.saved = cJSON_Duplicate(json_member(r.run_json, "options"), true);
+        phases_adopt(r.saved, r.run_json, 0);
         resume_check_lost(o->out);
         CHECK(options_mode(o) == MODE_TRAIN || options_mode(o) == MODE_DRY_RUN,
               "%s was stopped before its first checkpoint: there are no weights; --resume alone trains it", o->out);
-        const char *init = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init"));
+        const char *init = cJSON_GetStringValue(json_member(r.saved, "init"));
         FORMAT(r.path, "%s", init ? init : "");
-        options_adopt_json(o, options, "run.json");
+        options_adopt_json(o, r.saved, "run.json");
         fprintf(options_notes(o), "%s was stopped before its first checkpoint: starting again from step 0\n", o->out);
     }
     return r;
@@ -98,49 +158,6 @@ static inline void start_configure_operations(Options *o) {
                 gemm_choice(o->gemm));
     if (o->gemm == GEMM_FP8 && o->model.E && !o->device && !linear_experts_in_fp8())
         fprintf(options_notes(o), "--gemm fp8: experts compute in bf16, which is faster on this GPU\n");
-}
-
-// The step of the checkpoint; 0 without one.
-static inline int64_t resume_step(const Resume *r) {
-    return r->state ? (int64_t)state_number(r->state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, r->path) : 0;
-}
-
-// --decay-now: the checkpoint becomes the last step before the decay of wsd, which ends the run. A later --resume
-// follows from the options that this sets.
-static inline void start_decay(Options *o, const Resume *r) {
-    if (!o->decay_now) return;
-    const cJSON *saved = cJSON_GetObjectItemCaseSensitive(r->state, "options");
-    double steps = 0, decay_steps = 0; // of the checkpoint; a default is null
-    int problems = 0, schedule = option_row("schedule");
-    CHECK(saved, "--decay-now: %s has no checkpoint to decay from", o->out);
-    json_get_number(saved, "steps", &steps);
-    json_get_number(saved, "decay-steps", &decay_steps);
-    Options before = *o;
-    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(saved, "schedule"));
-    before.steps = (int64_t)steps, before.decay_steps = (int64_t)decay_steps;
-    if (name) option_set(&before, schedule, name);
-    LearningRate rate = options_learning_rate(&before);
-    int64_t step = resume_step(r);
-    bool decays = before.schedule == SCHEDULE_COSINE || before.schedule == SCHEDULE_LINEAR;
-    if (decays || o->schedule == SCHEDULE_COSINE || o->schedule == SCHEDULE_LINEAR)
-        REFUSE(problems, "--decay-now requires --schedule wsd or constant, not %s, which decays from the warmup on",
-               schedule_names[decays ? before.schedule : o->schedule]);
-    else if (step < o->warmup || step > schedule_decay_start(&rate))
-        REFUSE(problems,
-               "--decay-now: the checkpoint of step %" PRId64 " is in the %s: use a checkpoint of the "
-               "constant rate, from step %" PRId64 " to %" PRId64 "%s",
-               step, step < o->warmup ? "warmup" : "decay", o->warmup, schedule_decay_start(&rate),
-               step < o->warmup ? "" : ", or continue without --decay-now");
-    if (!o->decay_steps) REFUSE(problems, "--decay-now requires --decay-steps N");
-    if (step + o->decay_steps > CHECKPOINT_STEP_LIMIT) // a resume would refuse such --steps
-        REFUSE(problems,
-               "--decay-now: --decay-steps %" PRId64 " after step %" PRId64 " end after the limit, step %" PRId64,
-               o->decay_steps, step, CHECKPOINT_STEP_LIMIT);
-    if (problems) program_exit(EXIT_USAGE);
-    o->steps = step + o->decay_steps;
-    if (!schedule_is_wsd(o->schedule)) o->schedule = SCHEDULE_WSD;
-    fprintf(options_notes(o), "--decay-now: the rate decays from step %" PRId64 " to the last step, %" PRId64 "\n",
-            step, o->steps);
 }
 
 // Refuses a run directory as --init, with the name of its newest checkpoint.
@@ -181,34 +198,7 @@ static inline void init_sparse(const Options *o, ModelConfig *config) {
     if (o->resume || options_given(o, "sparse-block-size")) config->sparse_size = o->model.sparse_size;
 }
 
-// The model of a checkpoint has the values of its phase; the options to adopt are those of phase 0. A resume may change
-// phases that are still to come.
-static inline void resume_undo_phases(const Resume *r, const Options *o, ModelConfig *loaded) {
-    Phases phases;
-    Options endless = *o; // phases of the steps so far count, whatever --steps is now
-    endless.steps = INT64_MAX;
-    int problems = phases_build(&phases, &endless);
-    const TrainingPhase *now = &phases.items[phases_at(&phases, resume_step(r))];
-    for (size_t i = 0; i < PHASE_ROW_COUNT && !problems; i++) {
-        OptionText have, want;
-        int k = option_row(phase_rows[i].option);
-        const OptionRow *row = &option_rows[k];
-        if (!option_of_model(row) || !o->has[k]) continue;
-        option_value(have, row, loaded);
-        option_value(want, row, &now->options);
-        if (strcmp(have, want) != 0)
-            REFUSE(problems,
-                   "--%s is %s in the checkpoint of step %" PRId64 ", and %s by the options and phases now; a "
-                   "resumed run can only change --phase after that step",
-                   row->name, have, resume_step(r), want);
-        memcpy((char *)loaded + row->field, (const char *)o + row->field,
-               row->kind == OPTION_DIM ? sizeof(int) : sizeof(double));
-    }
-    phases_free(&phases);
-    if (problems) program_exit(EXIT_USAGE);
-}
-
-static inline ModelConfig start_configure(Options *o, Phases *phases, Resume *resume, int argc, char **argv) {
+static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, char **argv) {
     options_parse(o, argc, argv);
     if (options_mode(o) == MODE_TRAIN) stop_signals_end("signal: ended before the first step; nothing is lost");
     if (options_mode(o) == MODE_EVAL) stop_signals_end("signal: ended before everything was measured");
@@ -222,34 +212,77 @@ static inline ModelConfig start_configure(Options *o, Phases *phases, Resume *re
     if (loaded) { // resume_find has verified a checkpoint of the run
         if (!resume->state && options_mode(o) != MODE_DRY_RUN) checkpoint_check_init(loaded);
         ModelConfig config = config_json_read(loaded);
-        if (resume->state) {
-            resume_undo_phases(resume, o, &config);
-        } else {
+        if (!resume->state) {
             init_refuse_conversion(o, &config, loaded);
             init_sparse(o, &config);
         }
         options_adopt_model(o, &config);
     }
-    start_decay(o, resume);
     options_adopt_data(o);
+    if (o->resume) resume_derive_again(o, resume);
     options_finish(o, options_ranks(o));
+    if (o->resume && options_mode(o) == MODE_TRAIN) {
+        resume_compare_rates(o, resume);
+        phases_require(resume->run_json, o, resume_step(resume));
+    }
     watch_timeout(o->timeout); // may be the checkpoint's
     omp_set_num_threads((int)o->threads);
     start_configure_operations(o);
-    phases_build(phases, o);
-    phases->current = phases_at(phases, resume_step(resume));
-    *o = phases->items[phases->current].options;
     return options_model(o);
+}
+
+// Warns of data that the last start had under the same path and with the same fingerprint, and whose files have changed
+// since. Returns their paths, for the log.
+static inline cJSON *start_modified_data(const cJSON *run, const cJSON *description) {
+    static const char *const kinds[] = {"train", "val"};
+    cJSON *paths = cJSON_CreateArray();
+    const cJSON *starts = json_member(run, "starts"), *now;
+    const cJSON *last = cJSON_GetArrayItem(starts, cJSON_GetArraySize(starts) - 1);
+    for (int k = 0; k < 2; k++) {
+        const cJSON *before = json_member(json_member(last, "data"), kinds[k]);
+        cJSON_ArrayForEach(now, json_member(json_member(description, "data"), kinds[k])) {
+            const cJSON *old = before ? before->child : NULL, *path = json_member(now, "path");
+            while (old && !starts_same(path, json_member(old, "path"))) old = old->next;
+            const cJSON *files = json_member(old, "files");
+            bool same = starts_same(json_member(now, "fingerprint"), json_member(old, "fingerprint"));
+            if (!files || !same || starts_same(files, json_member(now, "files"))) continue;
+            warn("--%s-data %s: shards or corpus.json were modified or copied since the last start; 16 blocks of each "
+                 "shard are compared, and are the same: restore the files if other tokens were edited",
+                 kinds[k], path->valuestring);
+            cJSON_AddItemToArray(paths, cJSON_CreateString(path->valuestring));
+        }
+    }
+    return paths;
+}
+
+// What a resume changes besides the options that it is given: those that are derived again, those that the last start
+// had but saved in no checkpoint, and the learning rate.
+static inline void start_print_changes(const cJSON *changed, const Options *o, const Resume *r, int64_t step) {
+    const cJSON *item;
+    const double *rates = r->rates;
+    cJSON_ArrayForEach(item, changed) {
+        char old[200], now[200] = "none";
+        const char *name = json_member(item, "name")->valuestring;
+        const cJSON *before = json_member(item, "old"), *value = json_member(item, "new");
+        if (options_given(o, name) || cJSON_IsNull(before)) continue; // null: also of programs without the option
+        json_brief(before, old, sizeof(old));
+        if (!cJSON_IsNull(value)) json_brief(value, now, sizeof(now));
+        printf("option --%s: %s before, %s now\n", name, old, now);
+    }
+    if (rates[0] != rates[1])
+        printf("the learning rate %s from %.3g to %.3g at step %" PRId64 "\n", rates[1] < rates[0] ? "falls" : "rises",
+               rates[0], rates[1], step + 1);
 }
 
 static inline void start_open_log(Log *log, const Options *o, const Resume *resume, int64_t step, bool measures,
                                   cJSON *description) {
-    cJSON *changed = NULL;
+    cJSON *changed = NULL, *modified = NULL;
     if (o->resume) {
-        const cJSON *before = resume->state ? resume->state : resume->run_json;
+        modified = start_modified_data(resume->run_json, description);
         cJSON *now = options_state_to_json(o);
-        changed = starts_changed(resume->run_json, cJSON_GetObjectItemCaseSensitive(before, "options"), now);
+        changed = starts_changed(resume->run_json, resume->saved, now);
         cJSON_Delete(now);
+        start_print_changes(changed, o, resume, step);
         starts_append(resume->run_json, description, step, changed);
         log_write_run(log, o->out, resume->run_json);
         log_resume(log, o->out, step, measures);
@@ -261,6 +294,9 @@ static inline void start_open_log(Log *log, const Options *o, const Resume *resu
     checkpoint_create_directory(o->out); // before the first record
     cJSON *event = starts_event(step, changed);
     json_add_u64(event, "threads", (uint64_t)o->threads);
+    if (cJSON_GetArraySize(modified)) json_add(event, "modified", modified);
+    else cJSON_Delete(modified);
+    if (resume->rates[0] != resume->rates[1]) json_add(event, "rates", cJSON_CreateDoubleArray(resume->rates, 2));
     log_record(log, event);
     cJSON_Delete(event);
     cJSON_Delete(changed);

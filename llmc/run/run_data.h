@@ -40,16 +40,32 @@ static inline void run_data_compare(uint64_t fingerprint, uint64_t val_windows, 
     ranks_compare(text, "all ranks must read the same files under --train-data and --val-data", EXIT_FAILED);
 }
 
-// --resume requires the data of the checkpoint at `path`.
-static inline void run_data_check_resumed(const DataLoader *train, uint64_t fingerprint, const cJSON *state,
-                                          const char *path, const Options *o) {
+// After trainer_state_resume. Data are those of the checkpoint at `path`, or others where --train-data has another text
+// or --seq-len another value: then each corpus continues at its position. saved: the options of the checkpoint.
+static inline void run_data_resume(DataLoader *train, uint64_t fingerprint, TrainerState *s, const cJSON *state,
+                                   const cJSON *saved, const char *path, const Options *o) {
     char difference[PATH_SIZE];
-    uint64_t trained_on = state_number(state, "data_fingerprint", UINT64_MAX, path);
-    dataloader_describe_difference(train, cJSON_GetObjectItemCaseSensitive(state, "data"), difference,
-                                   sizeof(difference));
-    CHECK(
-        fingerprint == trained_on,
-        "--train-data %s: not the data that %s was trained on%s; give the same shards and weights, or start a new run "
-        "with --init",
-        o->train_data, o->out, difference);
+    double T = 0;
+    DataLoader before;
+    const cJSON *data = cJSON_GetObjectItemCaseSensitive(state, "data");
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(saved, "train-data"));
+    bool same = fingerprint == state_number(state, "data_fingerprint", UINT64_MAX, path);
+    dataloader_describe_difference(train, data, difference, sizeof(difference));
+    CHECK(same || (text && strcmp(text, o->train_data) != 0),
+          "--train-data %s: not the data that %s was trained on%s; restore the same shards and weights, or give other "
+          "data under another path",
+          o->train_data, o->out, difference);
+    json_get_number(saved, "seq-len", &T);
+    if (!same || T != o->model.T) {
+        CHECK(
+            positions_open(&before, data, o->seed, (int)T),
+            "%s: trainer_state.json has no valid \"data\", from which a resume with another --train-data or --seq-len "
+            "continues",
+            path);
+        positions_enter(&s->opened, &before);
+        positions_leave(&s->opened, &before, s->next_window);
+        positions_close(&before);
+        s->next_window = 0;
+    }
+    positions_enter(&s->opened, train);
 }

@@ -9,28 +9,25 @@ it.
 #include "../comm/comm.h"
 #include "../data/data_identity.h"
 #include "../options/environment.h"
-#include "../predict/phase_cost.h"
 #include "inputs.h"
-#include "phase_records.h"
 #include "run_records.h"
 #include <sys/utsname.h>
 
 typedef struct {
     int argc;
     char **argv;
-    const Phases *phases;
+    const Options *options;
     const ModelPlan *plan;
     const Inputs *inputs;
-    double windows; // of the training order that the whole run reads
+    double windows; // of the training order that the run reads of these data
     Peak peak;      // flops_util of the log is a share of it
 } RunFacts;
 
 static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON *command = cJSON_AddArrayToObject(json, "command_line");
     for (int i = 0; i < f->argc; i++) cJSON_AddItemToArray(command, cJSON_CreateString(f->argv[i]));
-    const Options *o = &f->phases->items[0].options;
+    const Options *o = f->options;
     cJSON_AddItemToObject(json, "options", options_to_json(o));
-    if (f->phases->count > 1) cJSON_AddItemToObject(json, "phases", phases_to_json(f->phases));
     const ModelPlan *plan = f->plan;
     const ModelConfig *c = &plan->config;
     cJSON *model = cJSON_AddObjectToObject(json, "model"); // with the data of a step, what a comparison of runs needs
@@ -38,8 +35,8 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     if (c->FE) json_add_u64(model, "active_parameters", model_parameter_count(c, true));
     cJSON_AddNumberToObject(model, "ffn", c->F);
     if (c->FE) cJSON_AddNumberToObject(model, "expert_ffn", c->FE);
-    RunCost cost = run_cost(f->phases);
-    cJSON_AddNumberToObject(model, "flops_per_token", cost.flops / cost.tokens);
+    double flops = training_flops(plan, plan->B, plan->T) / ((double)plan->B * plan->T);
+    cJSON_AddNumberToObject(model, "flops_per_token", flops);
     json_add_u64(json, "data_fingerprint", f->inputs->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
     cJSON_AddItemToObject(data, "train", dataloader_describe(&f->inputs->train, f->windows));
@@ -71,7 +68,7 @@ static inline void describe_libraries(cJSON *json, const Options *o, const char 
 static inline void describe_machine(cJSON *json, const RunFacts *f) {
     struct utsname host;
     char text[256], driver[sizeof(text)];
-    int cores = host_cores(""), threads = (int)f->phases->items[0].options.threads;
+    int cores = host_cores(""), threads = (int)f->options->threads;
     CHECK(uname(&host) == 0, "cannot get the name of this host: %s", strerror(errno));
     cJSON_AddStringToObject(json, "host", host.nodename);
     FORMAT(text, "%s %s %s", host.sysname, host.release, host.machine);
@@ -86,7 +83,7 @@ static inline void describe_machine(cJSON *json, const RunFacts *f) {
     cJSON_AddStringToObject(peak, "from", f->peak.from);
     cJSON_AddNumberToObject(json, "ranks", comm_ranks());
     cJSON_AddNumberToObject(json, "threads", threads);
-    describe_libraries(json, &f->phases->items[0].options, on_device ? driver : NULL);
+    describe_libraries(json, f->options, on_device ? driver : NULL);
 }
 
 static inline void describe_start(cJSON *json) {

@@ -186,9 +186,8 @@ static inline void print_stopped(int64_t step, int64_t steps, const char *why, c
                why);
 }
 
-// Of the steps up to `last`, of the run or of a phase.
-static inline void print_training(int64_t step, int64_t last, const Options *o, int ranks, int micro_steps, Peak peak) {
-    printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", step, last, o->total_batch);
+static inline void print_training(int64_t step, const Options *o, int ranks, int micro_steps, Peak peak) {
+    printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", step, o->steps, o->total_batch);
     if (ranks > 1) printf("%d ranks, ", ranks);
     printf("%d micro-step%s of %d x %d); %s %.0f GFLOP/s (%s)\n", micro_steps, micro_steps == 1 ? "" : "s",
            (int)o->batch_size, o->model.T, peak.name, peak.gflops, peak.from);

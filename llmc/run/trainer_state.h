@@ -28,7 +28,7 @@ typedef struct {
     int64_t val_not_finite_since;
     bool measurement_due; // a measurement after the last step was abandoned or failed: a resume makes it
     uint64_t next_window; // position in the training order, since the data were opened
-    DataPositions opened; // positions of the corpora then, in a run with phases
+    DataPositions opened; // positions of the corpora then, after a resume with other data
     SpikeGuard guard;     // decides which updates are applied
     Rollback rollback;    // decides when the run goes back
 } TrainerState;

@@ -28,7 +28,7 @@ static inline void end_unread(Checkpointer *c, DataLoader *l, const AppliedChang
     checkpointer_finish(c);
     comm_barrier();
     if (l != c->train) snprintf(option, sizeof(option), "--val-data DATA");
-    else if (l->unread && dataloader_moved(l, l->reading) == l->reading && !o->phase && !o->batch_schedule)
+    else if (l->unread && dataloader_moved(l, l->reading) == l->reading)
         changes_past_window(changes, s->step + 1, l->reading - s->next_window, option, sizeof(option));
     unread_advice(advice, o->out, s->step, option);
     if (l->unread) dataloader_fail(l, advice);

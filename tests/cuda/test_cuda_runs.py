@@ -60,18 +60,17 @@ def expect_same_text(directory, run, count):
     assert cpu == device or not FP32
 
 
-def test_phases(odd):
-    """losses in phases of five lengths equal those of the CPU trainer"""
+def test_lengths(odd):
+    """losses of resumes with five lengths equal those of the CPU trainer"""
     # with windows in half of the layers, and a smaller last batch of each validation
     model = (
         f"{DATA} --val-data data.bin --layers 2 --hidden 20 --heads 2 --kv-heads 1 --head-dim 8 --ffn 27 --vocab 43 "
         "--window 3 --full-every 2 --seq-len 12 --batch-size 2 --total-batch 24 --steps 6 --lr 3e-3 --warmup 1"
     )
-    phases = (
-        "1:seq-len=6,batch-size=4 --phase 2:seq-len=8,batch-size=3 --phase 3:seq-len=4,batch-size=6 "
-        "--phase 4:seq-len=3,batch-size=8,rope-theta=500 --phase 5:total-batch=48"
-    )
-    run_both(odd, model, "--val-every 1 --phase", phases)
+    run_both(odd, model, "--val-every 1 --stop-after 1")
+    for step, options in enumerate(("6 --batch-size 4", "8 --batch-size 3", "4 --batch-size 6", "3 --batch-size 8"), 2):
+        run_both(odd, f"--resume --seq-len {options} --stop-after {step}", "--rope-theta 500" if step == 5 else "")
+    run_both(odd, "--resume --total-batch 48")
     compare_records(odd, "train", 6, 2e-4 if FP32 else 0.03)
     compare_records(odd, "val", 7, 2e-4 if FP32 else 0.03)
 

@@ -4,6 +4,8 @@ Their program is tests/faulty_diffv2.c, the trainer with planned faults: keyword
 variables of tests/planned_faults.h.
 """
 
+import os
+
 import pytest
 from program import WEIGHTS, beside, checkpoint, differing, linked_with, records, run, write_grammar
 
@@ -45,8 +47,10 @@ def run_ranks(ranks, *arguments, cwd, **variables):
 
 
 def write_short_epoch(directory):
-    """train.bin of 40 windows of 16 tokens: an epoch ends within a run of 12 steps of 4 windows or more."""
+    """train.bin of 40 windows of 16 tokens: an epoch ends within a run of 12 steps of 4 windows or more. All have the
+    same time, as copies that keep it."""
     write_grammar(directory / "train.bin", 40 * 16 + 1, 1)
+    os.utime(directory / "train.bin", (0, 0))
 
 
 def write_many(directory, count):

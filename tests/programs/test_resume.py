@@ -7,7 +7,7 @@ import shutil
 import pytest
 import xxhash
 from program import FAILED, SMALL, USAGE, WEIGHTS, all_records, checkpoint, differing, expect_same, lose_checkpoints
-from program import read_json, records, resume, run_trainer, train
+from program import read_json, records, resume, run_trainer, seal, train
 
 
 def test_seed(corpus, tmp_path):
@@ -215,9 +215,8 @@ def test_run_of_a_removed_variant(corpus, tmp_path):
     old = config.read_text()
     new = old.replace('"diff_v2"', '"xsa"')
     config.write_text(new)
-    body = state.read_text().replace('"diff_v2"', '"xsa"').replace(checksum(old), checksum(new))
-    body = body[: body.rindex('"checksum"')].replace(f'"bytes": {len(old)},', f'"bytes": {len(new)},')
-    state.write_text(f'{body}"checksum": "{checksum(body)}"\n}}\n')
+    text = state.read_text().replace('"diff_v2"', '"xsa"').replace(checksum(old), checksum(new))
+    seal(state, text.replace(f'"bytes": {len(old)},', f'"bytes": {len(new)},'))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     line = resume(run).one_line(FAILED, "--attention xsa, which was removed: baseline keeps").err
     assert line.endswith("the last revision that can resume the run is 46bfc17d\n"), line

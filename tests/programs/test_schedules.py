@@ -1,12 +1,14 @@
-"""What changes during a run: the decay of the learning rate, the batch, and phases; and the mean of its weights."""
+"""What a resume changes: the decay of the learning rate, the data, the lengths and the batch; and --minutes."""
 
+import json
+import os
 import re
 import shutil
 
 import pytest
-from program import FAILED, SHAPE, SIGNALLED, USAGE, Started, all_records, checkpoint, expect_same, has_open, read_json
-from program import records, resume, run_trainer, trainer, without_times
-from ranks import EXPERTS, SMALL_OF_RANKS, expect_same_weights, resume_ranks, run_ranks, train_ranks
+from program import FAILED, SHAPE, SIGNALLED, USAGE, Started, all_records, checkpoint, expect_same, has_open, overwrite
+from program import read_json, records, resume, run_trainer, seal, trainer, without_times
+from ranks import EXPERTS, MODEL, SMALL_OF_RANKS, expect_same_weights, resume_ranks, run_ranks
 
 BATCH = "--batch-size 4 --warmup 2 --lr 1e-3 --threads 2"
 
@@ -15,13 +17,15 @@ def start(corpus, out, *options):
     return run_trainer("--train-data", corpus / "train.bin", SHAPE, BATCH, "--out", out, *options)
 
 
-# ---- the decay of wsd
+def start_events(run):
+    return [record for record in all_records(run) if record.get("what") == "start"]
 
 
-@pytest.mark.parametrize(
-    ("stable", "now"), [("wsd-sqrt --steps 1000", ""), ("constant --steps 7", "--schedule wsd-sqrt")]
-)
-def test_decay_now(corpus, tmp_path, stable, now):
+# ---- the learning rate
+
+
+@pytest.mark.parametrize(("stable", "now"), [("wsd-sqrt --steps 1000", ""), ("constant --steps 7", "wsd-sqrt")])
+def test_decay_branches_off(corpus, tmp_path, stable, now):
     """a decay that branches off a stable checkpoint equals the run that decays there, also when it is interrupted"""
     whole, trunk, branch = (tmp_path / name for name in ("whole", "trunk", "branch"))
     options = "--schedule wsd-sqrt --steps 10 --decay-steps 4"
@@ -32,101 +36,246 @@ def test_decay_now(corpus, tmp_path, stable, now):
     assert "wsd-sqrt: warmup to step 2, constant to step 6, decay to step 10\n" in planned
     start(corpus, trunk, "--schedule", stable, "--stop-after 6").done()
     shutil.copytree(trunk, branch, symlinks=True)
-    result = resume(branch, f"--decay-now --decay-steps 4 {now} --stop-after 8 --threads 2").done()
-    assert "decays from step 6 to the last step, 10" in result.out
-    resume(branch, "--decay-now").one_line(USAGE, "the checkpoint of step 8 is in the decay")
-    resume(branch, "--threads 2").done()
+    decay = "--decay-steps 4 --steps 10 --stop-after 8 --threads 2"
+    result = resume(branch, decay, *(["--schedule", now] if now else [])).done()
+    assert "\nthe learning rate falls from 0.001 to 0.00055 at step 7\n" in result.out
+    assert start_events(branch)[-1]["rates"] == pytest.approx([1e-3, 5.5e-4])
+    assert "the learning rate" not in resume(branch, "--threads 2").done().out
     expect_same(checkpoint(whole, 10), checkpoint(branch, 10))
     resume(trunk, "--stop-after 7").done()
     assert records(trunk, "train")[-1]["lr"] == 1e-3
+    extended = resume(branch, "--steps 20").done()
+    assert "\nthe learning rate rises from 0.0001 to 0.001 at step 11\n" in extended.out
+
+
+def test_defaults_are_derived_again(corpus, tmp_path):
+    """defaults that no start was given follow from the new options; what was given stays"""
+    options = SHAPE.replace("--warmup 2", "")
+    options += " --total-batch 1K --steps 600 --stop-after 2 --out"
+    run_trainer("--train-data", corpus / "train.bin", options, tmp_path / "run").done()
+    shutil.copytree(tmp_path / "run", tmp_path / "given", symlinks=True)
+    result = resume(tmp_path / "run", "--steps 20 --stop-after 3").done()
+    assert "option --warmup: 60 before, 2 now\n" in result.out
+    result = resume(tmp_path / "run", "--seq-len 256 --stop-after 4").done()
+    assert "option --batch-size: 8 before, 4 now\n" in result.out
+    assert [record["tokens"] for record in records(tmp_path / "run", "train")] == [1024, 2048, 3072, 4096]
+    changed = start_events(tmp_path / "run")[-1]["changed"]
+    assert [(item["name"], item["new"]) for item in changed] == [("seq-len", 256), ("batch-size", 4)]
+    resume(tmp_path / "given", "--warmup 30 --batch-size 4 --stop-after 3").done()
+    resume(tmp_path / "given", "--steps 20").one_line(USAGE, "--warmup 30 is more than --steps 20")
+    resume(tmp_path / "given", "--seq-len 512").one_line(
+        USAGE, "is not a multiple of --batch-size 4 times --seq-len 512"
+    )
 
 
 # ---- phases
 
 
-def phase_events(run):
-    return [record for record in all_records(run) if record.get("what") == "phase"]
+def phases_of(corpus):
+    """The options of three starts, with the last step of each."""
+    mixture = f"a={corpus / 'train.bin'}:3 b={corpus / 'val.bin'}:1"
+    first = ("--val-every 2 --val-steps 2 --sample-every 6 --steps 9 --val-data", corpus / "val.bin")
+    second = ("--seq-len 32 --rope-theta 50000 --batch-size 2 --lr 0.0005",)
+    third = ("--total-batch 128 --schedule wsd --decay-steps 2 --doc-mask --separator 32 --train-data", f"'{mixture}'")
+    return [(3, first), (5, second), (9, third)]
 
 
-def expect_resumes(corpus, tmp_path, stops, steps, *options):
-    """Runs stopped at each of these steps equal an uninterrupted run, which is returned."""
-    whole = tmp_path / "whole"
-    start(corpus, whole, f"--steps {steps}", *options).done()
-    for stop in stops:
-        run = tmp_path / f"stopped-{stop}"
-        start(corpus, run, f"--steps {steps} --stop-after {stop}", *options).done()
-        resume(run, "--threads 2").done()
-        expect_same(checkpoint(whole, steps), checkpoint(run, steps))
-        assert without_times(records(run, "train")) == without_times(records(whole, "train"))
-        assert phase_events(run) == phase_events(whole)
-    return whole
-
-
-@pytest.mark.full
-def test_batch_schedule(corpus, tmp_path):
-    """--batch-schedule changes the tokens of an update, not the order of the data, and resumes bit for bit"""
-    batches = "--batch-schedule 64@0,256@3,128@5 --schedule wsd --decay-steps 2"
-    whole = expect_resumes(corpus, tmp_path, (3, 4), 7, batches)
-    steps = records(whole, "train")
-    assert [step["tokens"] for step in steps] == [64, 128, 192, 448, 704, 832, 960]
-    assert [step["lr"] for step in steps[3:]] == pytest.approx([1e-3, 1e-3, 5.5e-4, 1e-4])
-    assert read_json(checkpoint(whole, 7) / "trainer_state.json")["next_window"] == 960 // 16
-    planned = run_trainer("--dry-run", SHAPE, BATCH, "--steps 4000 --batch-schedule 1K@0,64K@2000").done().out
-    assert re.search(r"tokens of the run +133M", planned) and re.search(r"2001 to 4000 .* 65536 ", planned)
+def run_phases(corpus, out, stops=()):
+    """Runs them, with additional stops."""
+    for last, options in phases_of(corpus):
+        for stop in sorted({stop for stop in (*stops, last) if stop <= last}):
+            if not (out / "run.json").exists():
+                start(corpus, out, *options, f"--stop-after {stop}").done()
+            elif not checkpoint(out, stop).exists():
+                resume(out, *options, f"--stop-after {stop} --threads 2").done()
 
 
 @pytest.mark.full
 def test_phases(corpus, tmp_path):
-    """a run of phases resumes bit for bit, inside and at the border of a phase"""
-    mixture = f"'a={corpus / 'train.bin'}:3 b={corpus / 'val.bin'}:1'"
-    phases = (
-        f"--phase 3:seq-len=32,rope-theta=50000,batch-size=2,lr=0.0005 --phase 5:train-data={mixture},total-batch=128",
-        "--phase 7:lr=0.0001 --val-data",
-        corpus / "val.bin",
-        "--val-every 2 --val-steps 2 --sample-every 6",
-    )
-    whole = expect_resumes(corpus, tmp_path, (3, 4, 5, 8), 9, *phases)
+    """phases are resumes with other options, and resume bit for bit inside of a phase, with its options and without"""
+    whole = tmp_path / "whole"
+    run_phases(corpus, whole)
     steps = records(whole, "train")
     assert [step["tokens"] for step in steps] == [64, 128, 192, 256, 320, 448, 576, 704, 832]
-    described, config = read_json(whole / "run.json"), read_json(checkpoint(whole, 9) / "config.json")
-    assert [phase["step"] for phase in described["phases"]] == [3, 5, 7]
-    assert described["phases"][2]["changed"] == [{"name": "lr", "old": 0.0005, "new": 0.0001}]
+    config = read_json(checkpoint(whole, 9) / "config.json")
     assert (config["max_position_embeddings"], config["rope_theta"]) == (32, 50000)
-
-    def flops(length):
-        run, shape = tmp_path / f"of{length}", SHAPE.replace("seq-len 16", f"seq-len {length}")
-        run_trainer("--train-data", corpus / "train.bin", shape, BATCH, "--steps 2 --out", run).done()
-        return read_json(run / "run.json")["model"]["flops_per_token"]
-
-    assert described["model"]["flops_per_token"] == pytest.approx((192 * flops(16) + 640 * flops(32)) / 832, 1e-9)
     state = read_json(checkpoint(whole, 9) / "trainer_state.json")
     assert [corpus["tokens"] for corpus in state["data_opened_at"]] == [320]
-    assert state["options"]["seq-len"] == 16 and state["next_window"] == (832 - 320) // 32
-    resume(whole, "--eval --val-steps 1").done()  # with the length of the last phase
-
-    def memory(*options):
-        planned = run_trainer("--dry-run --layers 2 --batch-size 4 --total-batch 512 --threads 1", *options).done().out
-        return re.findall(r"^  (?:activations|workspace) .*", planned, re.M)
-
-    assert memory("--seq-len 32 --phase 3:seq-len=128 --phase 9:seq-len=64") == memory("--seq-len 128")
+    assert state["options"]["seq-len"] == 32 and state["next_window"] == (832 - 320) // 32
+    starts = read_json(whole / "run.json")["starts"]
+    assert [item["name"] for item in starts[1]["changed"]] == "rope-theta seq-len batch-size lr".split()
+    assert [len(start["data"]["train"]) for start in starts] == [1, 1, 2]
+    costs = [start["model"]["flops_per_token"] for start in starts]
+    assert costs[0] < costs[1] == costs[2]
+    run_phases(corpus, tmp_path / "stopped", (2, 4, 7))
+    resume(tmp_path / "stopped", "--eval --val-steps 1").done()  # with the length of the last phase
+    expect_same(checkpoint(whole, 9), checkpoint(tmp_path / "stopped", 9))
+    assert without_times(records(tmp_path / "stopped", "train")) == without_times(steps)
+    run_phases(corpus, tmp_path / "plain", (4,))  # a start without options has those of the checkpoint
+    shutil.rmtree(checkpoint(tmp_path / "plain", 9))
+    shutil.rmtree(checkpoint(tmp_path / "plain", 5))
+    resume(tmp_path / "plain", "--stop-after 5 --threads 1").done()
+    expect_same(checkpoint(whole, 5), checkpoint(tmp_path / "plain", 5))
 
 
 @pytest.mark.full
-def test_phases_of_ranks(short):
-    """phases of several ranks resume bit for bit, with parameters sharded as well"""
-    options = "--steps 6 --zero 3 --batch-size 2 --total-batch 128 --phase 2:seq-len=32 --phase 4:total-batch=256"
-    train_ranks(short / "whole", 2, options).done()
-    train_ranks(short / "parts", 2, options, "--stop-after 3").done()
-    resume_ranks(short / "parts", 2).done()
-    expect_same_weights(short / "whole", short / "parts", 6)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_killed_phases(short, ranks):
+    """phases of one and of several ranks, killed in each of them, have the bits of phases that are not"""
+    options = "--steps 9 --batch-size 2 --total-batch 384 --checkpoint-every 1 --zero 3"
+    phases = (
+        f"--train-data train.bin {MODEL} --layers 3 {options}",
+        "--threads 1 --seq-len 32",
+        "--threads 1 --total-batch 768 --batch-size 1",
+    )
+    for name, kills in (("whole", ()), ("killed", ("1:2:update", "0:4:backward", f"{ranks - 1}:7:write"))):
+        for k, phase in enumerate(phases):
+            for fault in (f"kill:{kills[k]}", "") if kills and not (ranks == 1 and k == 0) else ("",):
+                resumed = "--resume" if (short / name / "run.json").exists() else ""
+                again = phase if k or not resumed else f"{options} --threads 1"
+                result = run_ranks(
+                    ranks, again, resumed, f"--stop-after {3 * k + 3} --out", name, cwd=short, FAULT=fault
+                )
+                assert (result.status == 0) == (not fault), result
+    expect_same_weights(short / "whole", short / "killed", 7, 8, 9)
+    assert without_times(records(short / "whole", "train")) == without_times(records(short / "killed", "train"))
 
 
-def test_phase_without_change(corpus, tmp_path):
-    """a phase that opens the same data and the same model again changes no bit of the training"""
-    plain, again = tmp_path / "plain", tmp_path / "again"
+def test_start_without_change(corpus, tmp_path):
+    """a resume that opens the same data and the same model again changes no bit of the training"""
+    plain, again, moved = (tmp_path / name for name in ("plain", "again", "moved.bin"))
+    shutil.copy(corpus / "train.bin", moved)
     start(corpus, plain, "--steps 6").done()
-    start(corpus, again, "--steps 6 --phase 2:seq-len=16 --phase 4:rope-theta=10000").done()
+    start(corpus, again, "--steps 6 --stop-after 2").done()
+    resume(again, f"--train-data {moved} --seq-len 16 --rope-theta 10000 --stop-after 4").done()
+    resume(again, f"--train-data 'only={moved}:1'").done()
     assert without_times(records(plain, "train")) == without_times(records(again, "train"))
+
+
+def test_copies_of_a_corpus(corpus, tmp_path):
+    """two copies of a corpus under two names have two orders and two positions"""
+    names = [tmp_path / name for name in ("a", "b")]
+    for name in names:
+        shutil.copy(corpus / "train.bin", name)
+    mixture = lambda weight: f"--train-data 'a={names[0]}:1 b={names[1]}:{weight}'"
+    run_trainer("--train-data", names[0], SHAPE, BATCH, "--steps 12 --stop-after 3 --out", tmp_path / "run").done()
+    for stop, weight in ((6, 1), (9, 3), (12, 1)):
+        resume(tmp_path / "run", mixture(weight), f"--stop-after {stop}").done()
+        opened = read_json(checkpoint(tmp_path / "run", stop) / "trainer_state.json")["data_opened_at"]
+        assert len({item["order"] for item in opened}) == len(opened) == (1 if stop == 6 else 2)
+        assert sum(item["tokens"] for item in opened) == 64 * (stop - 3)
+
+
+def test_modified_data(corpus, tmp_path):
+    """other tokens under the path of a run are refused, and an edit between the tokens that are compared is noticed"""
+    data, run = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    for name in ("train_0.bin", "val_0.bin"):
+        shutil.copy(corpus / "train.bin", data / name)
+    run_trainer("--train-data", data, SHAPE, BATCH, "--steps 4 --stop-after 1 --out", run).done()
+    assert not resume(run, "--stop-after 2").done().err
+    shard, size = data / "train_0.bin", (data / "train_0.bin").stat().st_size
+    gap = 1024 + (size - 1024 - 4096) // 15
+    assert gap > 1024 + 4096 + 64, "the shard has tokens between the blocks of its fingerprint"
+    overwrite(shard, gap - 32, b"\1\0")
+    result = resume(run, "--stop-after 3").done()
+    assert f"--train-data {data}: shards or corpus.json were modified or copied since the last start" in result.err
+    assert start_events(run)[-1]["modified"] == [str(data)]
+    assert not resume(run, "--stop-after 3").done().err
+    overwrite(shard, 1024, b"\1\0\1\0")
+    refused = "not the data that {} was trained on: it had different tokens"
+    resume(run).one_line(FAILED, refused.format(run))
+    resume(run, "--train-data", data).one_line(FAILED, refused.format(run))
+    os.rename(data, tmp_path / "other")
+    resume(run, "--train-data", tmp_path / "other").done()
+
+
+def test_a_start_without_a_checkpoint(corpus, tmp_path):
+    """a resume prints the options that the last start had, if it saved no checkpoint and they are not given again"""
+    start(corpus, tmp_path / "run", "--steps 6 --stop-after 2").done()
+    resume(tmp_path / "run", "--lr 0.5 --grad-clip 3 --stop-after 3").done()
+    shutil.rmtree(checkpoint(tmp_path / "run", 3))
+    result = resume(tmp_path / "run", "--grad-clip 3 --stop-after 3").done()
+    assert re.findall("^option .*", result.out, re.M) == [
+        "option --grad-clip: 1 in the checkpoint, 3 now",
+        "option --lr: 0.5 before, 0.001 now",
+    ]
+
+
+# ---- runs of earlier programs
+
+
+def made_earlier(run, step, phases, **options):
+    """Makes a run's files those of an earlier program with these options of the first phase, and later phases."""
+    named = {"phase": "a text", "batch-schedule": None, "decay-now": False, **options}
+    for path in (run / "run.json", checkpoint(run, step) / "trainer_state.json"):
+        found = read_json(path)
+        found["options"].update(named)
+        if "starts" in found:
+            found["starts"] = [{key: found["starts"][0][key] for key in ("command_line", "step", "changed")}]
+            changed = lambda options: [{"name": name, "old": None, "new": new} for name, new in options.items()]
+            found["phases"] = [{"step": step, "changed": changed(options)} for step, options in phases.items()]
+        seal(path, json.dumps(found, indent=2))
+
+
+def test_earlier_phases(corpus, tmp_path):
+    """a run with phases of an earlier program resumes in its phase, and only by starts that say what follows"""
+    later = tmp_path / "later"
+    braces = f"{later}/{{one,two}}.bin"
+    later.mkdir()
+    for name in ("one.bin", "two.bin"):
+        shutil.copy(corpus / "val.bin", later / name)
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    start(corpus, run, "--steps 8 --stop-after 2").done()
+    resume(run, "--seq-len 32 --batch-size 2 --stop-after 3").done()
+    shutil.copytree(run, whole, symlinks=True)
+    phases = {
+        2: {"seq-len": 32, "batch-size": 2},
+        4: {"train-data": braces, "lr": 0.0005},
+        6: {"total-batch": 128},
+        9: {"lr": 1},
+    }
+    made_earlier(run, 3, phases, **{"seq-len": 16, "batch-size": 4})
+    lines = [
+        f"diffv2: a phase is a resume now; {run} is at step 3 and was started with later phases",
+        f"diffv2:   --out {run} --resume --stop-after 4",
+        f"diffv2:   --out {run} --resume --train-data '{braces}' --lr 0.0005 --stop-after 6",
+        f"diffv2:   --out {run} --resume --total-batch 128 --stop-after 9",
+        "diffv2: this start would go on after step 4 without the options of its phase: give them, or that --stop-after",
+    ]
+    refused = resume(run, "--steps 10")
+    assert refused.status == FAILED and [line in refused.err for line in lines] == [True] * 5, refused.err
+    second = ("--lr 0.0005 --train-data", braces)
+    for options in ([], ["--lr 0.0005"], ["--stop-after 5"], ["--total-batch 128", *second]):
+        assert resume(run, *options).status == FAILED, options
+    for path in (run, whole):
+        resume(path, "--stop-after 4 --threads 1").done()
+    assert "this start would go on after step 4 without the options of its phase: give them\n" in resume(run).err
+    for options in ([*second, "--stop-after 6"], ["--total-batch 128"]):
+        assert resume(run).status == FAILED
+        for path in (run, whole):
+            resume(path, *options).done()
+    expect_same(checkpoint(whole, 8), checkpoint(run, 8))
+    assert without_times(records(run, "train")) == without_times(records(whole, "train"))
+    described = read_json(run / "run.json")
+    assert {item["name"]: item["new"] for item in described["starts"][1]["changed"]} == {"seq-len": 32, "batch-size": 2}
+
+
+def test_earlier_batches(corpus, tmp_path):
+    """a --batch-schedule of an earlier program before the first checkpoint; phases that were changed on a resume"""
+    run = tmp_path / "run"
+    start(corpus, run, "--steps 6 --stop-after 3").done()
+    made_earlier(run, 3, {5: {"total-batch": 128}}, **{"phase": None, "batch-schedule": "64@0,128@5"})
+    shutil.copytree(run, tmp_path / "changed", symlinks=True)
+    shutil.rmtree(checkpoint(run, 3))
+    (run / "log.jsonl").write_text("")
+    assert "is at step 0" in resume(run).err
+    resume(run, "--stop-after 5").done()
+    assert [record["tokens"] for record in records(run, "train")] == [64, 128, 192, 256, 320]
+    described = read_json(tmp_path / "changed/run.json")
+    described["options"]["batch-schedule"] = "64@0,256@5"
+    (tmp_path / "changed/run.json").write_text(json.dumps(described))
+    resume(tmp_path / "changed").one_line(FAILED, "resumed with another --batch-schedule, which was removed")
 
 
 # ---- the trial of --minutes
@@ -165,7 +314,7 @@ def test_minutes_is_of_one_start(short):
     """--minutes excludes what sets the last step or changes the time of an update, other modes, and what its result
     contradicts"""
     start = "--train-data train.bin --minutes"
-    for other in ("--steps 4", "--stop-after 4", "--out run --resume", "--phase 3:lr=1", "--batch-schedule 2048@0"):
+    for other in ("--steps 4", "--stop-after 4", "--out run --resume"):
         run_trainer(start, 1, other, cwd=short).one_line(USAGE, "--minutes and --" + other.split("--")[-1].split()[0])
     run_trainer(start, "1 --dry-run", cwd=short).one_line(USAGE, "--minutes is an option of training alone")
     run_trainer(start, 0, cwd=short).one_line(USAGE, "--minutes '0' is not accepted")

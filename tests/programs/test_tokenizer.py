@@ -85,7 +85,7 @@ REFUSED = [  # options, words of the error
     ("--init of_bytes/checkpoints/step_00000001 --train-data a", "different tokenizers"),
     ("--out run --resume --val-data bytes --steps 4", "different tokenizers"),
     ("--out of_bytes --resume --val-data a --steps 4", "different tokenizers"),
-    ("--train-data a --steps 4 --phase 2:train-data=b", "different tokenizers"),
+    ("--out run --resume --train-data b --steps 4", "different tokenizers"),
     ("--vocab 300 --generate 5 --tokenizer a", "317 tokens"),
     ("--vocab 300 --generate 5 --prompt a", "no tokenizer"),
     ("--vocab 317 --generate 2 --tokenizer toy.bin --prompt a", "it is a toy"),
