@@ -17,6 +17,9 @@
 #   SPARES=1 sbatch --no-kill --nodes=9 scripts/recipe.sh 3b ...
 # On the first start, arguments override the recipe's settings. A resumed run has the options of its last start, which
 # arguments override.
+# --phases FILE runs in phases: FILE has one line of options for each, which override the arguments from that phase on.
+# Each line but the last has --stop-after STEP, after which the next phase resumes the run. Words may be quoted, but
+# nothing is expanded; empty lines and lines that begin with # are skipped.
 # Exit status: the trainer's: 0 done, 1 failed, 2 usage, 3 stopped by a signal, and no step is lost.
 #
 # Variables
@@ -85,8 +88,14 @@ visible_gpus() {
     echo "$gpus"
 }
 
-# Splits the arguments: the run directory, the names of the options, and the options of a resume.
-out=runs/$name given=' ' arguments=() without_init=()
+name_of() { # word: sets `option` to its name, if it is an option
+    option=${1%%=*} option=${option#--} option=${option#no-}
+    [[ $1 == --* ]]
+}
+
+# Splits the arguments: the run directory, the file of the phases, and the options and their names.
+out=runs/$name given=' ' arguments=()
+unset file # of the environment
 while [ $# -gt 0 ]; do
     case $1 in
     --help | -h)
@@ -96,42 +105,62 @@ while [ $# -gt 0 ]; do
         exit 0
         ;;
     --resume | --no-resume | --resume=*) fail "$1 is not allowed: the recipe resumes a run that exists" 2 ;;
-    --decay-now*)
-        fail "--decay-now is not allowed, because a restart would decay again: specify --schedule wsd, --decay-steps N,\
- and --steps with the step of the checkpoint plus N" 2
-        ;;
-    --out)
-        [ $# -ge 2 ] || fail "--out requires a directory" 2
-        out=$2
+    --out | --phases)
+        [ $# -ge 2 ] || fail "$1 requires a path" 2
+        [ "$1" = --out ] && out=$2 || file=$2
         shift
         ;;
     --out=*) out=${1#--out=} ;;
+    --phases=*) file=${1#--phases=} ;;
     *)
-        option=${1%%=*}
-        option=${option#--}
-        [[ $1 != --* ]] || given+="${option#no-} "
+        ! name_of "$1" || given+="$option "
         arguments+=("$1")
-        [[ $1 != --init* ]] || { # only for a first start: a resumed run has its own weights
-            [[ $1 == --init=* || $# -eq 1 ]] || { arguments+=("$2") && shift; }
-            shift
-            continue
-        }
-        without_init+=("$1")
         ;;
     esac
     shift
 done
 
-# The settings that no argument overrides.
-kept=()
-for word in "${settings[@]}"; do
-    if [[ $word == --* ]]; then
-        option=${word#--}
-        [[ $given == *" ${option#no-} "* ]] && keep=no || keep=yes
-        [[ $option != total-batch || $given != *' batch-schedule '* ]] || keep=no # it sets the same
-    fi
-    [ "$keep" = no ] || kept+=("$word")
-done
+# Each phase: its line, the step that it stops after, and the names of the options of this line and those before.
+phases=('') ends=('') replaced=(' ')
+words_of() { mapfile -t words < <(xargs -r printf '%s\n' <<<"$1" 2>/dev/null) && wait "$!"; } # line: sets `words`
+read_phases() {
+    local text line at='' number=0 end='' last names=' ' i
+    text=$(cat -- "$file" 2>/dev/null) || fail "--phases: cannot read '$file' in $PWD" 2
+    [[ $given != *' stop-after '* ]] || fail "--stop-after is not allowed with --phases: specify it in $file" 2
+    phases=() ends=() replaced=()
+    while IFS= read -r line; do
+        number=$((number + 1))
+        [[ ! $line =~ ^[[:space:]]*(#|$) ]] || continue
+        [ -z "$at" ] || [ -n "$end" ] || fail "$at requires --stop-after STEP, because another phase follows" 2
+        at="--phases $file: line $number" last=${end:-0} end=''
+        words_of "$line" || fail "$at has an unbalanced quote: $line" 2
+        for i in "${!words[@]}"; do
+            name_of "${words[i]}" || continue
+            names+="$option "
+            case $option in
+            out | resume | init | phases) fail "$at: ${words[i]} is not allowed in a phase" 2 ;;
+            stop-after)
+                [[ ${words[i]} == *=* ]] && end=${words[i]#*=} || end=${words[i + 1]-}
+                [[ $end =~ ^[1-9][0-9]{0,7}$ ]] || fail "$at: --stop-after '$end': must be a step, 1 or more" 2
+                [ "$end" -gt "$last" ] || fail "$at: --stop-after $end: must be above $last, that of the line before" 2
+                ;;
+            esac
+        done
+        phases+=("$line") ends+=("$end") replaced+=("$names")
+    done <<<"$text"
+    [ -n "$at" ] || fail "--phases $file: has no line of options" 2
+}
+[ -z "${file+set}" ] || read_phases
+
+# Sets `kept` to the words without the options of these names.
+without() { # names, words...
+    local keep=yes word
+    kept=()
+    for word in "${@:2}"; do
+        ! name_of "$word" || { [[ $1 == *" $option "* ]] && keep=no || keep=yes; }
+        [ "$keep" = no ] || kept+=("$word")
+    done
+}
 
 program=${TRAIN_DIFFV2:-./train_diffv2cu}
 [ -x "$program" ] || [ -n "${LAUNCH-}" ] || fail "no program $program: run make ${program##*/}, or set TRAIN_DIFFV2"
@@ -189,7 +218,15 @@ for signal in USR1 TERM INT HUP; do
     trap "stop $signal" "$signal"
 done
 
-# Starts or resumes the run and waits for its end. Sets `status`; copies stderr to $errors.
+find_phase() { # sets `phase`: the first that stops after a later step than that of the newest checkpoint, or the last
+    local step
+    step=$(checkpoint_step)
+    for ((phase = 0; phase < ${#phases[@]} - 1; phase++)); do
+        [ "${ends[phase]}" -le "${step:-0}" ] || break
+    done
+}
+
+# Starts or resumes the run and waits for its end. Sets `status` and `phase`; copies stderr to $errors.
 excluded=()
 run() {
     local command=(${launcher[@]+"${launcher[@]}"}) copy copier ended
@@ -197,12 +234,18 @@ run() {
         command+=(--nodes=$((nodes - spares)) --ntasks=$(((nodes - spares) * ${SLURM_NTASKS_PER_NODE:-1})))
         [ "${#excluded[@]}" -eq 0 ] || command+=(--exclude="$(IFS=, && echo "${excluded[*]}")")
     fi
+    find_phase
+    words_of "${phases[phase]}"
     command+=("$program" --out "$out")
-    if [ -e "$out/run.json" ]; then
-        command+=(--resume ${without_init[@]+"${without_init[@]}"})
+    if [ -e "$out/run.json" ]; then # it has its own weights, so without --init
+        command+=(--resume)
+        without " init ${replaced[phase]}" ${arguments[@]+"${arguments[@]}"}
     else
-        command+=("${kept[@]}" ${arguments[@]+"${arguments[@]}"})
+        without "$given${replaced[phase]}" "${settings[@]}"
+        command+=("${kept[@]}")
+        without "${replaced[phase]}" ${arguments[@]+"${arguments[@]}"}
     fi
+    command+=(${kept[@]+"${kept[@]}"} ${words[@]+"${words[@]}"})
     began=$(date +%s.%N) SECONDS=0
     echo "+ ${command[*]}"
     exec {copy}> >(exec setsid tee "$errors" >&2)
@@ -266,7 +309,7 @@ restart_is_due() {
     [ -z "$asked" ] || return 1
     case $status in 0 | 2 | 3 | 127 | $((128 + 10))) return 1 ;; esac
     # ended by itself, and would again
-    ! tail -n 1 "$out/log.jsonl" 2>/dev/null | grep -qE '"what": *"(stopped|rollback)"' || return 1
+    ! tail -n 1 "$out/log.jsonl" 2>/dev/null | grep -qE '"wh(y|at)": *"(not_finite|rollback)"' || return 1
     [ -z "${SLURM_JOB_ID-}" ] || job_is_running || return 1
     find_failed
     step=$(last_step)
@@ -291,8 +334,20 @@ restart_is_due() {
     step=$(checkpoint_step)
     echo "$what: restart $count of $restarts from step ${step:-0}$next" >&2
 }
+
+# Whether a phase has ended and the next one is to be started. Each start is of a later phase, so that this ends.
+next_phase_is_due() {
+    local ended=$phase
+    [ "$status" -eq 0 ] && [ "$phase" -lt $((${#phases[@]} - 1)) ] \
+        && [[ ! $given =~ \ (dry-run|eval|generate|dump-grads)\  ]] || return
+    find_phase
+    [ "$phase" -gt "$ended" ] || fail "--phases $file: phase $((ended + 1)) ended at step $(last_step), before its\
+ --stop-after ${ends[ended]}, and the next one is not started: specify larger --steps"
+    [ -z "$asked" ] || status=3 # a signal that came after the last step
+    [ -z "$asked" ]
+}
 run
-while restart_is_due; do run; done
+while restart_is_due || next_phase_is_due; do run; done
 
 # Stopped with a checkpoint, or before the trainer caught signals.
 stopped=no

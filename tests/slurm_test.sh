@@ -191,6 +191,18 @@ test_sigusr1_while_the_job_starts_requeues_and_resumes() {
     scancel --batch --signal=USR1 "$job"
     expect_whole early 1
 }
+test_sigusr1_in_a_phase_requeues_and_continues_there() {
+    file "$scratch/lines" "--stop-after 10
+--stop-after 50
+--steps $steps"
+    submit phases -- "${tiny[@]}" --phases "$scratch/lines"
+    reaches phases 25
+    scancel --batch --signal=USR1 "$job"
+    expect_whole phases 1
+    expect_saved phases
+    equal "$(sed -nE 's/^\+ .* --(stop-after|steps) /\1 /p' "$scratch/phases.log" | paste -sd ' ')" \
+        "stop-after 10 stop-after 50 stop-after 50 steps $steps"
+}
 test_requeue_by_the_administrator_saves_and_resumes() { stop_by requeued scontrol requeue; }
 test_a_preempted_job_resumes() { stop_by preempted preempt; }
 preempt() {
