@@ -5,11 +5,12 @@ OPTION, "old": VALUE, "new": VALUE}, ...]}, ...]. A phase begins after its step.
 
   void phases_adopt(saved, run, step)      saved: options of a checkpoint, which become those of the phase of its step
   void phases_require(run, options, step)  prints the starts that continue with the phases after this step. Ends the
-                                           program with status 1 if this start goes on after the first of these steps
-                                           without all options of its phase
+                                           program with status 1 if this start passes the beginning of the next phase
+                                           without all of its options
 */
 #pragma once
 #include "../log/starts.h"
+#include "../model/removed.h"
 #include "../options/options_model.h"
 
 static inline void phases_adopt(cJSON *saved, const cJSON *run, int64_t step) {
@@ -19,10 +20,10 @@ static inline void phases_adopt(cJSON *saved, const cJSON *run, int64_t step) {
     for (int i = 0; i < 2; i++) {
         const cJSON *text = json_member(saved, texts[i]);
         phases = phases || cJSON_IsString(text);
-        CHECK(starts_same(text, json_member(first, texts[i])) || !phases,
-              "the run was resumed with another --%s, which was removed: the last revision that can resume the run is "
-              "599870f4",
-              texts[i]);
+        CHECK(
+            starts_same(text, json_member(first, texts[i])) || !phases,
+            "the run was resumed with another --%s, which was removed: the last revision that can resume the run is %s",
+            texts[i], removed_option(texts[i], strlen(texts[i]))->revision);
         cJSON_DeleteItemFromObjectCaseSensitive(saved, texts[i]);
     }
     cJSON_ArrayForEach(phase, json_member(run, "phases")) {
@@ -67,14 +68,16 @@ static inline void phases_require(const cJSON *run, const Options *o, int64_t st
         if (!json_get_u64(phase, "step", &begins) || begins < now || begins >= (uint64_t)o->steps) continue;
         if (!first) {
             first = begins;
-            warn("a phase is a resume now; %s is at step %" PRIu64
-                 " and was started with later phases, which are these starts:",
+            warn("%s is at step %" PRIu64
+                 " and was started with phases, which are resumes now: these starts continue it",
                  o->out, now);
             if (first > now) warn("  --out %s --resume --stop-after %" PRIu64, o->out, first);
         }
         bool given = phase_print(phase, o);
         if (begins < last && !(given && begins == first)) said = false;
     }
-    CHECK(said, "this start would go on after step %" PRIu64 " without the options of its phase: give them%s", first,
-          first > now ? ", or that --stop-after" : "");
+    char stop[64] = "";
+    if (first > now) FORMAT(stop, ", or --stop-after %" PRIu64, first);
+    CHECK(said, "this start would pass step %" PRIu64 " without the options of the next phase: give them%s", first,
+          stop);
 }

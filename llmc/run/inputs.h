@@ -28,16 +28,6 @@ static inline uint64_t validation_windows(const Inputs *in, const Options *o) {
     return (uint64_t)o->val_steps <= all / B ? (uint64_t)o->val_steps * B : all;
 }
 
-static inline void inputs_open_data(Inputs *in, const Options *o, Mode mode, ModelPlan *plan) {
-    const ModeRow *row = &mode_rows[mode];
-    int V = plan->config.V;
-    if (row->train_data) run_data_open(&in->train, o, "train-data", o->train_data, V, true);
-    if (row->val_data && o->val_data) run_data_open(&in->val, o, "val-data", o->val_data, V, false);
-    if (in->val.shard_count) plan_last_batch(plan, (int)(validation_windows(in, o) % (uint64_t)plan->B));
-    if (mode == MODE_TRAIN || mode == MODE_EVAL)
-        in->choices = choices_open_all(o->eval_choices, V, o->model.T, in->tokenizer.tokenizer);
-}
-
 static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPlan *plan, bool generates,
                                const char *loaded) {
     const ModeRow *row = &mode_rows[mode];
@@ -49,7 +39,11 @@ static inline void inputs_open(Inputs *in, const Options *o, Mode mode, ModelPla
     if (generates && in->tokenizer.implied && in->tokenizer.separator < 0 && comm_rank() == 0)
         warn("generated text begins after token 0, because the token that separates documents is unknown: give "
              "--separator ID, or --prompt-tokens");
-    inputs_open_data(in, o, mode, plan);
+    if (row->train_data) run_data_open(&in->train, o, "train-data", o->train_data, V, true);
+    if (row->val_data && o->val_data) run_data_open(&in->val, o, "val-data", o->val_data, V, false);
+    if (in->val.shard_count) plan_last_batch(plan, (int)(validation_windows(in, o) % (uint64_t)plan->B));
+    if (mode == MODE_TRAIN || mode == MODE_EVAL)
+        in->choices = choices_open_all(o->eval_choices, V, T, in->tokenizer.tokenizer);
 }
 
 // Ranks must read the same data.

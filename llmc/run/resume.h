@@ -61,8 +61,8 @@ static inline bool resume_gave(const Resume *r, const char *name) {
     return false;
 }
 
-// A default that no start was given is derived again when what it follows from has changed. The tokens of an update
-// stay if the sequences divide them.
+// Marks defaults to be derived again: of options that no start was given, if the options that they follow from have
+// changed. The tokens of an update stay if the sequences divide them.
 static inline void resume_derive_again(Options *o, const Resume *r) {
     int warmup = option_row("warmup"), batch = option_row("batch-size"), total = option_row("total-batch");
     int64_t row = (int64_t)o->model.T * options_ranks(o), micro_step = options_micro_step(o, options_ranks(o));

@@ -49,7 +49,7 @@ def test_decay_branches_off(corpus, tmp_path, stable, now):
 
 
 def test_defaults_are_derived_again(corpus, tmp_path):
-    """defaults that no start was given follow from the new options; what was given stays"""
+    """defaults follow from the new options, unless a start was given them"""
     options = SHAPE.replace("--warmup 2", "")
     options += " --total-batch 1K --steps 600 --stop-after 2 --out"
     run_trainer("--train-data", corpus / "train.bin", options, tmp_path / "run").done()
@@ -237,11 +237,11 @@ def test_earlier_phases(corpus, tmp_path):
     }
     made_earlier(run, 3, phases, **{"seq-len": 16, "batch-size": 4})
     lines = [
-        f"diffv2: a phase is a resume now; {run} is at step 3 and was started with later phases",
+        f"diffv2: {run} is at step 3 and was started with phases, which are resumes now: these starts continue it\n",
         f"diffv2:   --out {run} --resume --stop-after 4",
         f"diffv2:   --out {run} --resume --train-data '{braces}' --lr 0.0005 --stop-after 6",
         f"diffv2:   --out {run} --resume --total-batch 128 --stop-after 9",
-        "diffv2: this start would go on after step 4 without the options of its phase: give them, or that --stop-after",
+        "diffv2: this start would pass step 4 without the options of the next phase: give them, or --stop-after 4\n",
     ]
     refused = resume(run, "--steps 10")
     assert refused.status == FAILED and [line in refused.err for line in lines] == [True] * 5, refused.err
@@ -250,7 +250,7 @@ def test_earlier_phases(corpus, tmp_path):
         assert resume(run, *options).status == FAILED, options
     for path in (run, whole):
         resume(path, "--stop-after 4 --threads 1").done()
-    assert "this start would go on after step 4 without the options of its phase: give them\n" in resume(run).err
+    assert "this start would pass step 4 without the options of the next phase: give them\n" in resume(run).err
     for options in ([*second, "--stop-after 6"], ["--total-batch 128"]):
         assert resume(run).status == FAILED
         for path in (run, whole):
